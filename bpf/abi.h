@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * What the kernel plane and user space share: the layout of every map. Rust sees these types through BTF
+ * (libbpf-cargo skeleton); router/src/abi.rs asserts that logic's encodings agree with them.
+ *
+ * Who writes what
+ *   user space writes: port_index, tx_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index, control
+ *   the program writes: counters, charges, policers, nexthop.used, trace (explain only)
+ * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
+ * or the new value. Everything else in an entry is constant from the moment the entry is published (its id stored in a
+ * fib slot or an index) until an RCU grace period after the last reference to it is gone.
+ */
+#pragma once
+
+#define PORT_INDEX_SIZE   4096	/* slots of port_index; a port sits at ifindex & (PORT_INDEX_SIZE - 1) */
+#define MAX_PORTS         64
+#define MAX_ROUTERS       256
+#define MAX_REASONS       64
+#define LOCAL_FILTER_BITS 2048
+#define MAX_TRACE_STEPS   32
+
+/* --- ports ------------------------------------------------------------------------------------------------------- */
+
+enum port_flags {
+	PORT_READY = 1,		/* trusted: packets from it may be accelerated */
+};
+
+struct port {
+	__u32 ifindex;		/* 0: empty slot */
+	__u16 id;		/* 0..MAX_PORTS-1: slot of tx_ports, and its row in charges (MAX_ROUTERS + id) */
+	__u16 flags;		/* enum port_flags */
+};
+
+/* --- VLAN key ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * The tags of a frame as one word, 0 = untagged. Bits 0..11 outer VID, bit 12 outer is 802.1ad (else 802.1Q), bit 13
+ * outer present; bits 16..27 inner VID, bit 28 inner is 802.1ad, bit 29 inner present. Priority and DEI are not part.
+ */
+#define VLAN_VID	0x0fff
+#define VLAN_AD		0x1000
+#define VLAN_PRESENT	0x2000
+#define VLAN_INNER_SHIFT 16
+
+/* --- interfaces: (port, VLAN, destination MAC) -> interface, router ----------------------------------------------- */
+
+enum interface_flags {
+	IF_IPV4        = 1,	/* IPv4 of this interface is accelerated */
+	IF_IPV6        = 2,
+	IF_RPF_LOOSE   = 4,	/* RFC 3704 loose: the source must be reachable by a unicast route */
+	IF_RPF_STRICT  = 8,	/* strict: ... through this interface */
+	IF_REDIRECTS   = 16,	/* Linux may send IPv4 redirects here */
+};
+
+struct interface_slot {		/* 16 bytes */
+	__u8  mac[6];
+	__u16 port;		/* port id */
+	__u32 vlan;		/* VLAN key */
+	__u16 interface;	/* 1..; 0: empty. Written last when filling, first when clearing */
+	__u8  router;
+	__u8  flags;		/* enum interface_flags */
+};
+
+#define INTERFACE_WAYS 4
+
+/* One cache line. A key sits in bucket h or, when h is full, in bucket h ^ 1. */
+struct interface_bucket {
+	struct interface_slot slot[INTERFACE_WAYS];
+};
+
+/* --- routers ----------------------------------------------------------------------------------------------------- */
+
+enum router_flags {
+	ROUTER_MULTIPATH_L4_IPV4 = 1,	/* fib_multipath_hash_policy 1: the 5-tuple; else addresses only */
+	ROUTER_MULTIPATH_L4_IPV6 = 2,
+};
+
+/*
+ * fib4, fib6: root of the router's table: bits 0..31 first block, bits 32..39 root shift. The root spans
+ * 2^(W - shift - 8) blocks (W = 32 or 128); the first block of a lookup is first + (address >> shift), its slot the
+ * next 8 address bits. IPv4 shift 24, 16 or 8 ... see logic::fib.
+ */
+struct router {
+	__u64 fib4;
+	__u64 fib6;
+	__u32 flags;		/* enum router_flags */
+	__u32 pad[11];
+	/* Bloom filter (one hash) of the router's own IPv4 addresses: sources to look at twice (fib_validate_source). */
+	__u64 local4[LOCAL_FILTER_BITS / 64];
+};
+
+/* --- forwarding table: a multibit trie of 8-bit strides, leaf-pushed ----------------------------------------------- */
+
+/* A slot: two bits of kind, thirty of index. Slot 0 (kind FIB_NEXTHOP, index 0) is "no route". */
+enum fib_kind {
+	FIB_NEXTHOP = 0,	/* index into nexthops */
+	FIB_GROUP   = 1,	/* a fib block whose 256 slots are FIB_NEXTHOP, chosen by the top byte of the flow hash */
+	FIB_CHILD   = 2,	/* a fib block for the next 8 address bits */
+	FIB_TAIL    = 3,	/* index into fib_tails: exactly one longer prefix below this slot */
+};
+#define FIB_KIND_SHIFT 30
+#define FIB_INDEX_MASK ((1U << FIB_KIND_SHIFT) - 1)
+#define FIB_SLOTS 256
+
+struct fib_block {
+	__u32 slot[FIB_SLOTS];
+};
+
+/* Path compression: does the address match this prefix? IPv4 prefixes sit in the top 32 bits of hi. */
+struct fib_tail {
+	__u64 hi, lo;		/* prefix, host byte order, bits beyond length zero */
+	__u32 match, miss;	/* slots: FIB_NEXTHOP or FIB_GROUP */
+	__u32 length;		/* prefix length, 1..128 */
+	__u32 pad;
+};
+
+/* --- next hops --------------------------------------------------------------------------------------------------- */
+
+enum nexthop_kind {
+	NEXTHOP_PASS   = 0,	/* to the kernel, with `reason` */
+	NEXTHOP_ONLINK = 1,	/* destination is a neighbour on `interface`: look (interface, destination) up */
+	NEXTHOP_VIA    = 2,	/* send to `link` */
+};
+
+enum nexthop_flags {
+	NEXTHOP_UNICAST = 1,	/* a unicast route: sources may be behind it (reverse path filter) */
+	NEXTHOP_FRAGS   = 2,	/* the egress port transmits multi-buffer frames */
+	NEXTHOP_LOCAL   = 4,	/* an address of the router itself */
+};
+
+struct nexthop {		/* 64 bytes, one cache line */
+	__u64 link;		/* bytes 0..5 destination MAC, in memory order; 0: unresolved. The only word that changes */
+	__u8  source[6];	/* source MAC */
+	__u16 port;		/* egress port id */
+	__u32 vlan;		/* egress tags, VLAN key */
+	__u32 mtu;		/* longest IP packet, bytes */
+	__u16 interface;	/* egress interface id; 0: none */
+	__u8  kind;		/* enum nexthop_kind */
+	__u8  reason;		/* for NEXTHOP_PASS, and for NEXTHOP_VIA with link 0 */
+	__u8  flags;		/* enum nexthop_flags */
+	__u8  family;		/* 4 or 6: what `address` holds */
+	__u16 pad;
+	__u8  address[16];	/* neighbour's address, network byte order, IPv4 in the first 4 bytes, rest 0 */
+	__u32 used;		/* set to 1 by the program when it forwards through it; cleared by user space */
+	__u32 pad2[3];
+};
+
+/* --- neighbours on connected prefixes: (interface, address) -> next hop --------------------------------------------- */
+
+#define NEIGHBOUR_WAYS 8
+
+/* A slot: high 32 bits hash tag, low 32 bits next hop id; 0: empty. A key sits in bucket h or, when full, in h ^ 1. */
+struct neighbour_bucket {
+	__u64 slot[NEIGHBOUR_WAYS];
+};
+
+/* --- control, counters, charges ----------------------------------------------------------------------------------- */
+
+struct control {
+	__u64 deadline_ns;	/* CLOCK_MONOTONIC; past it, every packet goes to the kernel */
+	__u64 pad[7];
+};
+
+/* One row per (CPU, interface): counters[cpu * interface_rows + interface]. Row 0 of each CPU is not an interface. */
+struct interface_counters {
+	__u64 rx_packets;	/* classified to this interface, whatever became of them */
+	__u64 rx_bytes;
+	__u64 tx_packets;	/* redirected out through this interface */
+	__u64 tx_bytes;
+	__u64 samples;		/* of received packets forwarded, how many were timed */
+	__u64 sample_ns;	/* time those took, entry to verdict (transmit excluded) */
+	__u64 forwarded_packets;	/* received here and redirected */
+	__u64 forwarded_bytes;
+};
+
+/* One row per (CPU, router or port): charges[cpu * (MAX_ROUTERS + MAX_PORTS) + row]; unclassified packets to the port. */
+struct charges {
+	__u64 packets[MAX_REASONS];	/* by enum reason */
+};
+
+/* Token buckets of one (CPU, router or port), same rows as charges. */
+struct policer {
+	__u64 exception_last_ns;
+	__u64 exception_tokens_ns;	/* credit, in nanoseconds of rate */
+	__u64 control_last_ns;
+	__u64 control_tokens_ns;
+	__u64 pad[4];
+};
+
+enum reason {
+#define REASON(name, class, text) REASON_##name,
+#include "reasons.h"
+#undef REASON
+	REASON_COUNT,
+	REASON_NONE = 255,	/* forwarded */
+};
+
+/* --- explain ------------------------------------------------------------------------------------------------------ */
+
+/* What the program did, step by step, written only by the copy of it that `millrace explain` loads. */
+enum trace_step {
+	TRACE_PORT = 1,		/* a: port id, b: ready */
+	TRACE_PARSED,		/* a: VLAN key, b: EtherType */
+	TRACE_INTERFACE,	/* a: interface, b: router */
+	TRACE_IPV4,		/* a: source, b: destination (host byte order) */
+	TRACE_IPV6_SOURCE,	/* a: high, b: low */
+	TRACE_IPV6_DESTINATION,	/* a: high, b: low */
+	TRACE_SOURCE_CHECK,	/* a: slot found for the source, b: 1 if accepted */
+	TRACE_FIB_BLOCK,	/* a: block, b: slot value */
+	TRACE_FIB_TAIL,		/* a: tail, b: slot value chosen */
+	TRACE_GROUP,		/* a: flow hash, b: slot value chosen */
+	TRACE_NEXTHOP,		/* a: next hop id, b: kind */
+	TRACE_NEIGHBOUR,	/* a: next hop id, 0 if none; b: interface */
+	TRACE_TRANSMIT,		/* a: port id, b: VLAN key */
+	TRACE_VERDICT,		/* a: enum reason, b: XDP action */
+};
+
+struct trace {
+	__u32 count;
+	__u32 pad;
+	struct {
+		__u32 step;	/* enum trace_step */
+		__u32 pad;
+		__u64 a, b;
+	} entry[MAX_TRACE_STEPS];
+};

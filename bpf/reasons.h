@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Why a packet was not forwarded by the kernel plane: the one list, read by the C compiler (abi.h) and by
+ * logic/build.rs, which makes the Rust enum `Reason` of it. Order is the ABI of the `charges` map; append at the end.
+ *
+ * REASON(NAME, class, "text for people")
+ *   class pass      went up to the kernel, never policed: traffic the box itself asked for, or plain Linux forwarding
+ *   class exception went up to the kernel, policed per router: a packet that wanted to be forwarded but needs the slow path
+ *   class control   went up to the kernel, policed by the reserve: ARP, neighbour discovery, routing protocols
+ *   class drop      dropped
+ */
+REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")
+REASON(NOT_A_PORT,          pass,      "arrived on a device Millrace does not know")
+REASON(PORT_NOT_READY,      pass,      "the port is not trusted for acceleration (see `millrace ports`)")
+REASON(MALFORMED,           pass,      "truncated or inconsistent headers")
+REASON(NOT_IP,              pass,      "neither IPv4 nor IPv6")
+REASON(NOT_OUR_MAC,         pass,      "no interface has this port, VLAN and destination MAC")
+REASON(ROUTER_NOT_ACCELERATED, pass,   "the interface's router is not safe to accelerate (see `millrace routers`)")
+REASON(LOCAL,               pass,      "addressed to the router itself")
+REASON(BROADCAST,           pass,      "broadcast or multicast destination")
+REASON(ARP,                 control,   "ARP")
+REASON(NEIGHBOUR_DISCOVERY, control,   "IPv6 neighbour discovery")
+REASON(ROUTING_PROTOCOL,    control,   "routing protocol: OSPF, BGP, IS-IS, RIP, PIM, VRRP, IGMP or BFD")
+REASON(IPV4_BAD_HEADER,     exception, "IPv4 version, header length, total length or checksum is wrong")
+REASON(IPV4_OPTIONS,        exception, "IPv4 options")
+REASON(IPV6_BAD_HEADER,     exception, "IPv6 version or payload length is wrong")
+REASON(IPV6_EXTENSION,      exception, "IPv6 extension header a router must look at")
+REASON(TTL_EXCEEDED,        exception, "TTL or hop limit is 1 or less")
+REASON(BAD_SOURCE,          exception, "source address that Linux validates: local, loopback, multicast, zero or link-local")
+REASON(REVERSE_PATH,        exception, "source fails, or cannot be decided by, reverse path filtering")
+REASON(NO_ROUTE,            exception, "no route")
+REASON(SPECIAL_ROUTE,       exception, "blackhole, unreachable, prohibit or throw route")
+REASON(COMPLEX_ROUTE,       exception, "route with encapsulation, TOS, source or a next hop form the fast path does not take")
+REASON(EGRESS_NOT_A_PORT,   exception, "the route leaves through a device that is not a Millrace port")
+REASON(UNRESOLVED,          exception, "the next hop's MAC address is not known yet")
+REASON(SAME_BOX,            exception, "the next hop is another interface of this box on the same port")
+REASON(SAME_INTERFACE,      exception, "leaves through the interface it came in: the kernel may owe a redirect")
+REASON(OVER_MTU,            exception, "longer than the egress MTU")
+REASON(TX_NOT_READY,        exception, "the egress port has no transmit slot")
+REASON(NO_HEADROOM,         exception, "the frame has no room for the egress VLAN tag or cannot be trimmed")
+REASON(MULTI_BUFFER,        exception, "multi-buffer frame to a port that cannot send one")
+REASON(MAP_FULL,            exception, "a table entry is missing because a map was full")
+REASON(POLICED,             drop,      "over the router's limit for packets that need the slow path")
+REASON(CONTROL_POLICED,     drop,      "over the reserve for ARP, neighbour discovery and routing protocols")

@@ -1,0 +1,20 @@
+//! Every decision Millrace takes, as pure functions and plain data: no I/O, no unsafe, no clock.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`observe`] | nothing: the words in which `router` reports what Linux looks like |
+//! | [`mirror`] | from what was observed: which routers are safe, what their tables should hold ([`plan::Op`]) |
+//! | [`plan`] | nothing: the words in which a plan is written |
+//! | [`memory`], [`hash`] | nothing: the words of memory both planes share, and how they are found |
+//! | [`tables`] | how a plan becomes words of memory: interface index, next hops, neighbours, roots |
+//! | [`fib`] | the forwarding table itself |
+//!
+//! Time is an argument, memory that programs share is an argument, and everything is deterministic.
+#![forbid(unsafe_code)]
+
+pub mod hash;
+pub mod memory;
+pub mod net;
+pub mod observe;
+pub mod plan;
+pub mod reason;

@@ -1,0 +1,95 @@
+//! The memory that the kernel plane reads, as slices of atomic words.
+//!
+//! `router` implements [`Memory`] over mapped BPF maps, tests and the user plane over the heap. The layout is
+//! `bpf/abi.h`; every store that publishes something is a release store of one aligned word.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+/// Words of one row of each region.
+pub mod words {
+    /// `struct fib_block`, in u32 words.
+    pub const FIB_BLOCK: usize = 256;
+    /// `struct fib_tail`, in u64 words.
+    pub const FIB_TAIL: usize = 4;
+    /// `struct nexthop`.
+    pub const NEXTHOP: usize = 8;
+    /// `struct neighbour_bucket`.
+    pub const NEIGHBOUR_BUCKET: usize = 8;
+    /// `struct interface_bucket`.
+    pub const INTERFACE_BUCKET: usize = 8;
+    /// `struct router`.
+    pub const ROUTER: usize = 40;
+}
+
+/// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).
+pub trait Memory {
+    /// `fib` map.
+    fn fib(&self) -> &[AtomicU32];
+    /// `fib_tails` map.
+    fn fib_tails(&self) -> &[AtomicU64];
+    /// `nexthops` map.
+    fn nexthops(&self) -> &[AtomicU64];
+    /// `neighbour_index` map; a power of two of buckets.
+    fn neighbour_index(&self) -> &[AtomicU64];
+    /// `interface_index` map; a power of two of buckets.
+    fn interface_index(&self) -> &[AtomicU64];
+    /// `routers` map.
+    fn routers(&self) -> &[AtomicU64];
+}
+
+/// How many rows each region has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    pub fib_blocks: usize,
+    pub fib_tails: usize,
+    pub nexthops: usize,
+    pub neighbour_buckets: usize,
+    pub interface_buckets: usize,
+    pub routers: usize,
+}
+
+/// [`Memory`] on the heap.
+pub struct HeapMemory {
+    fib: Box<[AtomicU32]>,
+    fib_tails: Box<[AtomicU64]>,
+    nexthops: Box<[AtomicU64]>,
+    neighbour_index: Box<[AtomicU64]>,
+    interface_index: Box<[AtomicU64]>,
+    routers: Box<[AtomicU64]>,
+}
+
+impl HeapMemory {
+    /// All zero.
+    pub fn new(capacity: Capacity) -> Self {
+        let zeroed = |rows: usize, row: usize| (0..rows * row).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            fib: (0..capacity.fib_blocks * words::FIB_BLOCK).map(|_| AtomicU32::new(0)).collect(),
+            fib_tails: zeroed(capacity.fib_tails, words::FIB_TAIL),
+            nexthops: zeroed(capacity.nexthops, words::NEXTHOP),
+            neighbour_index: zeroed(capacity.neighbour_buckets, words::NEIGHBOUR_BUCKET),
+            interface_index: zeroed(capacity.interface_buckets, words::INTERFACE_BUCKET),
+            routers: zeroed(capacity.routers, words::ROUTER),
+        }
+    }
+}
+
+impl Memory for HeapMemory {
+    fn fib(&self) -> &[AtomicU32] {
+        &self.fib
+    }
+    fn fib_tails(&self) -> &[AtomicU64] {
+        &self.fib_tails
+    }
+    fn nexthops(&self) -> &[AtomicU64] {
+        &self.nexthops
+    }
+    fn neighbour_index(&self) -> &[AtomicU64] {
+        &self.neighbour_index
+    }
+    fn interface_index(&self) -> &[AtomicU64] {
+        &self.interface_index
+    }
+    fn routers(&self) -> &[AtomicU64] {
+        &self.routers
+    }
+}

@@ -1,0 +1,264 @@
+//! The words in which `router` reports what Linux looks like: netlink, sysctls and hazards of every namespace involved.
+//!
+//! Kernel names are kept where a reader would look them up (`RTN_*`, `NUD_*`, `rp_filter`). Interface indexes are only
+//! unique within a namespace, so everything is keyed by ([`NamespaceId`], ifindex).
+
+use crate::{
+    net::{Address, Mac, Prefix, Tag},
+    plan::{PortId, ReversePath},
+};
+use std::net::IpAddr;
+
+/// Our own handle of a network namespace; never reused within a run.
+pub type NamespaceId = u32;
+
+/// One thing seen, in the order the kernel reported it.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A port exists (or has new properties).
+    Port(PortId, Port),
+    /// A port is gone.
+    PortGone(PortId),
+    /// A namespace to mirror; its first [`Event::Dump`] follows.
+    Namespace(NamespaceId, Namespace),
+    /// The namespace is gone, or no longer of interest.
+    NamespaceGone(NamespaceId),
+    /// The whole state of a namespace: replaces everything known of it.
+    Dump(NamespaceId, Box<Dump>),
+    /// A link is new or changed.
+    Link(NamespaceId, Link),
+    /// A link is gone (or moved to another namespace).
+    LinkGone(NamespaceId, u32),
+    /// An IPv4 route changed.
+    Route4(NamespaceId, Change, Route<u32>),
+    /// An IPv6 route changed.
+    Route6(NamespaceId, Change, Route<u128>),
+    /// All routes of a namespace, read again (after events the kernel does not report: link down, lost messages).
+    Routes(NamespaceId, Vec<Route<u32>>, Vec<Route<u128>>),
+    /// A neighbour is new or changed; `mac` is `None` when it is gone or not valid.
+    Neighbour(NamespaceId, Neighbour),
+    /// A nexthop object is new or replaced.
+    Nexthop(NamespaceId, NexthopObject),
+    /// A nexthop object is gone.
+    NexthopGone(NamespaceId, u32),
+    /// What in the namespace the fast path would bypass, and its settings.
+    Settings(NamespaceId, Settings),
+}
+
+/// A network device Millrace is attached to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// Where the device lives.
+    pub namespace: NamespaceId,
+    /// Its index there.
+    pub ifindex: u32,
+    /// It transmits multi-buffer frames redirected to it.
+    pub frags: bool,
+}
+
+/// A namespace that may hold a router.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Namespace {
+    /// `host`, the name under /run/netns, `pid:1234`, or `netns:<inode>`.
+    pub name: String,
+    /// It holds the ports themselves.
+    pub host: bool,
+    /// Named in the configuration; else found by itself.
+    pub configured: bool,
+}
+
+/// Everything about one namespace.
+#[derive(Clone, Debug, Default)]
+pub struct Dump {
+    pub links: Vec<Link>,
+    pub routes4: Vec<Route<u32>>,
+    pub routes6: Vec<Route<u128>>,
+    pub nexthops: Vec<NexthopObject>,
+    pub neighbours: Vec<Neighbour>,
+    pub settings: Settings,
+}
+
+/// A network device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    pub ifindex: u32,
+    pub name: String,
+    pub mac: Mac,
+    pub mtu: u32,
+    /// `IFF_UP`.
+    pub up: bool,
+    /// `IFF_LOWER_UP`.
+    pub carrier: bool,
+    pub kind: LinkKind,
+    /// The device below (`IFLA_LINK`), with its namespace (`IFLA_LINK_NETNSID` resolved); `None` if there is none or its
+    /// namespace is unknown.
+    pub below: Option<(NamespaceId, u32)>,
+    /// `IFLA_MASTER`: enslaved to a bridge, bond or VRF.
+    pub master: Option<u32>,
+    pub ipv4: LinkConf4,
+    pub ipv6: LinkConf6,
+    /// What sits on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program.
+    pub hazards: Vec<String>,
+}
+
+/// `IFLA_INFO_KIND` as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// No kind: a hardware NIC, or a driver that sets none.
+    Physical,
+    Loopback,
+    Vlan(Tag),
+    Macvlan(MacvlanMode),
+    /// `veth`, `tun`, `bridge`, `vrf`, `bond`, ...
+    Other(String),
+}
+
+/// `IFLA_MACVLAN_MODE`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MacvlanMode {
+    Private,
+    Vepa,
+    Bridge,
+    Passthru,
+    Source,
+}
+
+/// Effective IPv4 settings of a device (`conf/all` already folded in as the kernel folds it).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkConf4 {
+    pub forwarding: bool,
+    pub rp_filter: ReversePath,
+    pub send_redirects: bool,
+    /// `accept_local`, `route_localnet`, `src_valid_mark`, ... : names of settings that are on and change source or
+    /// destination validation in ways the fast path does not follow.
+    pub unusual: Vec<String>,
+    pub ignore_routes_with_linkdown: bool,
+    /// It has at least one IPv4 address.
+    pub has_address: bool,
+}
+
+/// Effective IPv6 settings of a device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkConf6 {
+    pub forwarding: bool,
+    pub disabled: bool,
+    pub ignore_routes_with_linkdown: bool,
+    /// Settings such as `seg6_enabled`, `ioam6_enabled`, `rpl_seg_enabled`, `proxy_ndp` that are on and matter.
+    pub unusual: Vec<String>,
+}
+
+/// What a route message does to the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// `RTM_NEWROUTE` without flags that matter: IPv4 puts it before equals.
+    Add,
+    /// `NLM_F_APPEND`: after equals. An IPv6 message holds the complete multipath set.
+    Append,
+    /// `NLM_F_REPLACE`: in place of the first equal.
+    Replace,
+    /// `RTM_DELROUTE`.
+    Delete,
+}
+
+/// One route as the kernel holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route<A: Address> {
+    pub prefix: Prefix<A>,
+    /// `RTA_TABLE`.
+    pub table: u32,
+    /// `RTA_PRIORITY`: the metric; lower wins.
+    pub metric: u32,
+    /// `rtm_tos`, 0 for any.
+    pub tos: u8,
+    /// `rtm_type`.
+    pub kind: RouteKind,
+    pub next: Next,
+    /// `RTAX_MTU` metric.
+    pub mtu: Option<u32>,
+    /// Present and not understood or not accelerated: source prefix, encapsulation; as a word for people.
+    pub complex: Option<&'static str>,
+}
+
+/// `RTN_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RouteKind {
+    Unicast,
+    Local,
+    Broadcast,
+    Anycast,
+    Multicast,
+    Blackhole,
+    Unreachable,
+    Prohibit,
+    Throw,
+    Other(u8),
+}
+
+/// Where a route leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Nowhere (special routes).
+    None,
+    /// `RTA_OIF`, `RTA_GATEWAY` or `RTA_VIA`.
+    One(NextHop),
+    /// `RTA_MULTIPATH`.
+    Many(Box<[NextHop]>),
+    /// `RTA_NH_ID`.
+    Object(u32),
+}
+
+/// One next hop of a route or nexthop object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NextHop {
+    pub ifindex: u32,
+    /// `None`: on-link.
+    pub gateway: Option<IpAddr>,
+    /// 1..=256.
+    pub weight: u16,
+    /// `RTNH_F_DEAD`.
+    pub dead: bool,
+    /// `RTNH_F_LINKDOWN`.
+    pub linkdown: bool,
+    /// It has `RTA_ENCAP`, or something else not understood.
+    pub complex: bool,
+}
+
+/// `RTM_NEWNEXTHOP`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NexthopObject {
+    pub id: u32,
+    pub kind: NexthopObjectKind,
+}
+
+/// What a nexthop object is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NexthopObjectKind {
+    Single(NextHop),
+    /// `NHA_GROUP`: (id, weight 1..=256).
+    Group(Vec<(u32, u16)>),
+    Blackhole,
+    /// FDB, resilient or encapsulating: not accelerated.
+    Unsupported(&'static str),
+}
+
+/// A neighbour entry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    pub ifindex: u32,
+    pub address: IpAddr,
+    /// `Some` in the states of `NUD_VALID`.
+    pub mac: Option<Mac>,
+    /// `NUD_STALE`: someone must use it soon or the kernel forgets it.
+    pub stale: bool,
+}
+
+/// Per-namespace settings and hazards.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// What the fast path would bypass for IPv4, as sentences: netfilter hooks, policy rules, XFRM policies, ...
+    pub hazards4: Vec<String>,
+    /// The same for IPv6.
+    pub hazards6: Vec<String>,
+    /// `fib_multipath_hash_policy`, IPv4 and IPv6.
+    pub multipath_policy: [u8; 2],
+}

@@ -1,0 +1,117 @@
+//! The words of a plan: what the tables of the kernel plane should hold.
+//!
+//! [`crate::mirror`] writes [`Op`]s, [`crate::tables`] turns them into memory. Operations are absolute ("this prefix
+//! leads there"), so applying one twice is harmless, and they are applied in order.
+
+use crate::{
+    net::{Mac, Prefix4, Prefix6, Vlan},
+    reason::Reason,
+};
+use std::{net::IpAddr, sync::Arc};
+
+/// A router's number, its row in the `routers` map; at most 256 exist.
+pub type RouterId = u8;
+/// An interface's number, 1..; never 0.
+pub type InterfaceId = u16;
+/// A port's number, its slot in the transmit map; at most 64 exist.
+pub type PortId = u8;
+
+/// How sources are validated on an interface (RFC 3704, Linux `rp_filter`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReversePath {
+    /// Only the checks Linux always makes.
+    #[default]
+    Off,
+    /// The source must be reachable by some unicast route.
+    Loose,
+    /// The source must be reachable through this very interface.
+    Strict,
+}
+
+/// What classifies a packet to a router, and how packets leave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Owner.
+    pub router: RouterId,
+    /// Port it sits on.
+    pub port: PortId,
+    /// Its tags on that port.
+    pub vlan: Vlan,
+    /// Its MAC address.
+    pub mac: Mac,
+    /// Take IPv4 packets that arrive here (false: they go to the kernel).
+    pub ipv4: bool,
+    /// Take IPv6 packets that arrive here.
+    pub ipv6: bool,
+    /// May packets be sent out here? False while the device or its port is down: its next hops go to the kernel.
+    pub transmit: bool,
+    /// Source validation.
+    pub reverse_path: ReversePath,
+    /// Linux may send IPv4 redirects here.
+    pub redirects: bool,
+}
+
+/// Where a route leads.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// To the kernel, with a reason. `unicast`: a source behind such a route counts as reachable.
+    Pass {
+        /// Named in the counters.
+        reason: Reason,
+        /// The kernel has a unicast route here.
+        unicast: bool,
+    },
+    /// One next hop.
+    Hop(Hop),
+    /// ECMP: next hops with weights 1..=256. Members that pass to the kernel are allowed.
+    Multi(Arc<[(Target, u16)]>),
+}
+
+/// A next hop that leaves through an interface.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Hop {
+    /// Egress interface.
+    pub interface: InterfaceId,
+    /// The neighbour to send to; `None`: the destination itself is a neighbour there (a connected route).
+    pub gateway: Option<IpAddr>,
+    /// Longest IP packet in bytes: the route's locked or set MTU metric, else the device's MTU.
+    pub mtu: u32,
+}
+
+/// One absolute change of the tables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// The port exists; `frags`: it transmits multi-buffer frames. Comes before its interfaces.
+    Port {
+        /// Which.
+        port: PortId,
+        /// Multi-buffer frames may be redirected to it.
+        frags: bool,
+    },
+    /// The router exists, with these settings.
+    Router {
+        /// Which.
+        router: RouterId,
+        /// Multipath hash uses the 5-tuple (`fib_multipath_hash_policy` 1), for IPv4 and IPv6.
+        multipath_l4: [bool; 2],
+    },
+    /// The router, its routes, interfaces and neighbours are gone.
+    RouterGone(RouterId),
+    /// All IPv4 addresses of the router itself (sources that need a second look).
+    LocalAddresses {
+        /// Which router.
+        router: RouterId,
+        /// Its addresses, host byte order.
+        addresses: Arc<[u32]>,
+    },
+    /// The interface exists and looks like this.
+    Interface(InterfaceId, Interface),
+    /// The interface and its neighbours are gone; routes that used it lead to the kernel until they are rewritten.
+    InterfaceGone(InterfaceId),
+    /// An IPv4 prefix leads there; `None`: no longer a route.
+    Route4(RouterId, Prefix4, Option<Target>),
+    /// An IPv6 prefix leads there; `None`: no longer a route.
+    Route6(RouterId, Prefix6, Option<Target>),
+    /// The neighbour's MAC address; `None`: not resolved.
+    Neighbour(InterfaceId, IpAddr, Option<Mac>),
+}
