@@ -76,9 +76,10 @@ enum router_flags {
 };
 
 /*
- * fib4, fib6: root of the router's table: bits 0..31 first block, bits 32..39 root shift. The root spans
- * 2^(W - shift - 8) blocks (W = 32 or 128); the first block of a lookup is first + (address >> shift), its slot the
- * next 8 address bits. IPv4 shift 24, 16 or 8 ... see logic::fib.
+ * fib4, fib6: root of the router's table: bits 0..31 first block, bits 32..39 root shift; 0: no table. A lookup starts
+ * at block first + (address >> shift) with the next 8 address bits as its slot. With W = 32 or 128 address bits the
+ * root spans 2^(W - shift) blocks: shift W is an 8-bit root of one block, W - 8 a 16-bit root of 256 blocks, and for
+ * IPv4 W - 16 a 24-bit root of 65,536 blocks (DIR-24-8: Gupta, Lin, McKeown, INFOCOM 1998).
  */
 struct router {
 	__u64 fib4;
@@ -161,7 +162,10 @@ struct control {
 	__u64 pad[7];
 };
 
-/* One row per (CPU, interface): counters[cpu * interface_rows + interface]. Row 0 of each CPU is not an interface. */
+/*
+ * One row per (CPU, interface): counters[cpu * interface_rows + interface]. Row 0 of a CPU is no interface: it counts
+ * all packets of that CPU.
+ */
 struct interface_counters {
 	__u64 rx_packets;	/* classified to this interface, whatever became of them */
 	__u64 rx_bytes;
@@ -173,17 +177,26 @@ struct interface_counters {
 	__u64 forwarded_bytes;
 };
 
-/* One row per (CPU, router or port): charges[cpu * (MAX_ROUTERS + MAX_PORTS) + row]; unclassified packets to the port. */
+/*
+ * One row per (CPU, payer): charges[cpu * CHARGE_ROWS + payer]. The payer is the router the packet was classified to,
+ * else its port (MAX_ROUTERS + port id), else, for a device that is no port, the last row.
+ */
+#define CHARGE_ROWS (MAX_ROUTERS + MAX_PORTS + 1)
+
 struct charges {
 	__u64 packets[MAX_REASONS];	/* by enum reason */
 };
 
-/* Token buckets of one (CPU, router or port), same rows as charges. */
+/* A token bucket: credit in nanoseconds, a packet costs 1/rate. */
+struct bucket {
+	__u64 last_ns;		/* CLOCK_MONOTONIC, when credit was last added */
+	__u64 credit_ns;
+};
+
+/* What one (CPU, router or port) may pass up, same rows as charges. */
 struct policer {
-	__u64 exception_last_ns;
-	__u64 exception_tokens_ns;	/* credit, in nanoseconds of rate */
-	__u64 control_last_ns;
-	__u64 control_tokens_ns;
+	struct bucket exception;
+	struct bucket control;
 	__u64 pad[4];
 };
 

@@ -4,9 +4,10 @@
  * logic/build.rs, which makes the Rust enum `Reason` of it. Order is the ABI of the `charges` map; append at the end.
  *
  * REASON(NAME, class, "text for people")
- *   class pass      went up to the kernel, never policed: traffic the box itself asked for, or plain Linux forwarding
+ *   class pass      went up to the kernel, never policed: for the box itself (applications, routing protocols), or plain
+ *                   Linux forwarding
  *   class exception went up to the kernel, policed per router: a packet that wanted to be forwarded but needs the slow path
- *   class control   went up to the kernel, policed by the reserve: ARP, neighbour discovery, routing protocols
+ *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
  */
 REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")
@@ -20,7 +21,6 @@ REASON(LOCAL,               pass,      "addressed to the router itself")
 REASON(BROADCAST,           pass,      "broadcast or multicast destination")
 REASON(ARP,                 control,   "ARP")
 REASON(NEIGHBOUR_DISCOVERY, control,   "IPv6 neighbour discovery")
-REASON(ROUTING_PROTOCOL,    control,   "routing protocol: OSPF, BGP, IS-IS, RIP, PIM, VRRP, IGMP or BFD")
 REASON(IPV4_BAD_HEADER,     exception, "IPv4 version, header length, total length or checksum is wrong")
 REASON(IPV4_OPTIONS,        exception, "IPv4 options")
 REASON(IPV6_BAD_HEADER,     exception, "IPv6 version or payload length is wrong")
@@ -41,4 +41,4 @@ REASON(NO_HEADROOM,         exception, "the frame has no room for the egress VLA
 REASON(MULTI_BUFFER,        exception, "multi-buffer frame to a port that cannot send one")
 REASON(MAP_FULL,            exception, "a table entry is missing because a map was full")
 REASON(POLICED,             drop,      "over the router's limit for packets that need the slow path")
-REASON(CONTROL_POLICED,     drop,      "over the reserve for ARP, neighbour discovery and routing protocols")
+REASON(CONTROL_POLICED,     drop,      "over the reserve for ARP and neighbour discovery")

@@ -1,1 +1,4 @@
+//! Everything of Millrace that touches Linux.
 
+pub mod abi;
+pub mod plane;

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* Counting, sampling and policing. Rows belong to a CPU; XDP runs with bottom halves off, so nothing here is atomic. */
+#pragma once
+
+/* Only the copy loaded for `millrace explain` records steps. */
+static __always_inline void trace_step(enum trace_step step, __u64 a, __u64 b)
+{
+	if (!explain)
+		return;
+	struct trace *t = ROW(trace, 0);
+	if (!t || t->count >= MAX_TRACE_STEPS)
+		return;
+	__u32 i = t->count++ & (MAX_TRACE_STEPS - 1);
+	t->entry[i].step = step;
+	t->entry[i].a = a;
+	t->entry[i].b = b;
+}
+
+static __always_inline struct interface_counters *interface_row(const struct packet *p, __u32 interface)
+{
+	return ROW(counters, p->cpu * interface_rows + interface);
+}
+
+/* The time, for one packet in sample_mask + 1; else 0. */
+static __always_inline __u64 sample_start(struct packet *p)
+{
+	if (explain)
+		return 0;
+	p->counters = interface_row(p, 0);
+	if (!p->counters || (p->counters->rx_packets++ & sample_mask))
+		return 0;
+	return bpf_ktime_get_ns();
+}
+
+static __always_inline void count_received(const struct packet *p)
+{
+	struct interface_counters *row;
+
+	if (explain || !(row = interface_row(p, p->in->interface)))
+		return;
+	row->rx_packets++;
+	row->rx_bytes += p->frame_bytes;
+}
+
+static __always_inline void count_forwarded(const struct packet *p, __u64 start_ns)
+{
+	struct interface_counters *in, *out;
+
+	if (explain || !p->in || !p->out)
+		return;
+	in = interface_row(p, p->in->interface);
+	out = interface_row(p, p->out->interface);
+	if (!in || !out)
+		return;
+	in->forwarded_packets++;
+	in->forwarded_bytes += p->frame_bytes;
+	out->tx_packets++;
+	out->tx_bytes += p->frame_bytes - p->ip_offset + ETHERNET_BYTES;
+	if (start_ns) {
+		in->samples++;
+		in->sample_ns += bpf_ktime_get_ns() - start_ns;
+	}
+}
+
+static __always_inline bool spend(struct bucket *bucket, __u64 cost_ns)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u64 credit = bucket->credit_ns + (now - bucket->last_ns);
+
+	bucket->last_ns = now;
+	if (credit > police_burst_ns)
+		credit = police_burst_ns;
+	bool enough = credit >= cost_ns;
+	bucket->credit_ns = enough ? credit - cost_ns : credit;
+	return enough;
+}
+
+enum reason_class { CLASS_pass, CLASS_exception, CLASS_control, CLASS_drop };
+
+static const __u8 class_of[MAX_REASONS] = {
+#define REASON(name, class, text) [REASON_##name] = CLASS_##class,
+#include "reasons.h"
+#undef REASON
+};
+
+static __always_inline enum reason police(enum reason reason, __u32 row)
+{
+	__u8 class = class_of[reason & (MAX_REASONS - 1)];
+	struct policer *policer;
+
+	if (class == CLASS_exception && exception_cost_ns && (policer = ROW(policers, row)) &&
+	    !spend(&policer->exception, exception_cost_ns))
+		return REASON_POLICED;
+	if (class == CLASS_control && control_cost_ns && (policer = ROW(policers, row)) &&
+	    !spend(&policer->control, control_cost_ns))
+		return REASON_CONTROL_POLICED;
+	return reason;
+}
+
+/* The one place that passes up and drops: charges the payer and says what becomes of the packet. */
+static __always_inline int pass_up(const struct packet *p, enum reason reason)
+{
+	__u32 payer = p->in ? p->in->router : p->port ? MAX_ROUTERS + p->port->id : CHARGE_ROWS - 1;
+	__u32 row = p->cpu * CHARGE_ROWS + payer;
+	struct charges *paid;
+
+	if (!explain) {
+		reason = police(reason, row);
+		paid = ROW(charges, row);
+		if (paid)
+			paid->packets[reason & (MAX_REASONS - 1)]++;
+	}
+	int action = reason == REASON_POLICED || reason == REASON_CONTROL_POLICED ? XDP_DROP : XDP_PASS;
+	trace_step(TRACE_VERDICT, reason, action);
+	return action;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* From a table slot to the wire: next hop, the last checks, rewrite, redirect. Shared by IPv4 and IPv6. */
+#pragma once
+
+/*
+ * The next hop a slot leads to, or NULL with *reason set. The slot is not a group. A connected route leads to an
+ * on-link next hop first, then to the destination's own entry among the neighbours.
+ */
+static __always_inline const struct nexthop *
+resolve(struct packet *p, __u32 slot, const struct address *destination, enum reason *reason)
+{
+	const struct nexthop *n = ROW(nexthops, slot & FIB_INDEX_MASK);
+
+	*reason = REASON_NO_ROUTE;
+	if (!n)
+		return NULL;
+	trace_step(TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
+	if (n->kind == NEXTHOP_ONLINK) {
+		if (p->ip_bytes > n->mtu) {
+			*reason = REASON_OVER_MTU;
+			return NULL;
+		}
+		n = find_neighbour(n->interface, destination);
+		*reason = REASON_UNRESOLVED;
+		if (!n)
+			return NULL;
+	}
+	*reason = n->reason;
+	if (n->kind != NEXTHOP_VIA || !*(volatile const __u64 *)&n->link)
+		return NULL;
+	*reason = REASON_NONE;
+	return n;
+}
+
+/* Linux cuts Ethernet padding off (pskb_trim_rcsum in ip_rcv_core and ip6_rcv_core). */
+static __always_inline bool trim(const struct packet *p)
+{
+	int padding = p->frame_bytes - p->ip_offset - p->ip_bytes;
+
+	return padding <= 0 || (!p->multi_buffer && !bpf_xdp_adjust_tail(p->ctx, -padding));
+}
+
+static __always_inline __u8 tags_of(__u32 vlan)
+{
+	return !!(vlan & VLAN_PRESENT) + !!(vlan >> VLAN_INNER_SHIFT & VLAN_PRESENT);
+}
+
+static __always_inline __be16 tag_type(__u32 word)
+{
+	return bpf_htons(word & VLAN_AD ? ETH_P_8021AD : ETH_P_8021Q);
+}
+
+/*
+ * The Ethernet header and tags for `out`, in front of the IP header. Priority and DEI are 0, as a Linux VLAN device
+ * without an egress map sends them. Returns false with the packet as it was.
+ */
+static __always_inline bool write_ethernet(struct packet *p)
+{
+	const struct nexthop *out = p->out;
+	__u32 vlan = out->vlan;
+	__u8 tags = tags_of(vlan);
+	__u64 link = *(volatile const __u64 *)&out->link;
+
+	if (tags != p->tags && bpf_xdp_adjust_head(p->ctx, ((int)p->tags - tags) * TAG_BYTES))
+		return false;
+	p->ip_offset = ETHERNET_BYTES + tags * TAG_BYTES;
+
+	struct ethernet *ethernet = packet_data(p);
+	if ((void *)(ethernet + 1) + 2 * sizeof(struct vlan_tag) > packet_end(p))
+		return false;	/* cannot be: an IP header follows */
+	__builtin_memcpy(ethernet->destination, &link, 6);
+	__builtin_memcpy(ethernet->source, out->source, 6);
+
+	__be16 type = bpf_htons(p->ether_type);
+	struct vlan_tag *tag = (void *)(ethernet + 1);
+	if (!tags) {
+		ethernet->type = type;
+		return true;
+	}
+	ethernet->type = tag_type(vlan);
+	tag[0].tci = bpf_htons(vlan & VLAN_VID);
+	if (tags == 1) {
+		tag[0].type = type;
+		return true;
+	}
+	vlan >>= VLAN_INNER_SHIFT;
+	tag[0].type = tag_type(vlan);
+	tag[1].tci = bpf_htons(vlan & VLAN_VID);
+	tag[1].type = type;
+	return true;
+}
+
+/*
+ * Everything that can still send the packet up, before anything in it is changed; then the new Ethernet header.
+ * bpf_redirect_map only notes the target: it succeeds exactly when the transmit slot is filled.
+ */
+static __always_inline enum reason transmit(struct packet *p)
+{
+	const struct nexthop *out = p->out;
+
+	if (p->ip_bytes > out->mtu)
+		return REASON_OVER_MTU;
+	if (p->multi_buffer && !(out->flags & NEXTHOP_FRAGS))
+		return REASON_MULTI_BUFFER;
+	if (bpf_redirect_map(&tx_ports, out->port, 0) != XDP_REDIRECT)
+		return REASON_TX_NOT_READY;
+	if (!trim(p) || !write_ethernet(p))
+		return REASON_NO_HEADROOM;
+	trace_step(TRACE_TRANSMIT, out->port, out->vlan);
+	/* Keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */
+	if (!explain && !out->used)
+		((struct nexthop *)out)->used = 1;
+	return REASON_NONE;
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* IPv4: ip_rcv_core, ip_route_input and ip_forward of Linux, for the packets that need nothing special (RFC 1812). */
+#pragma once
+
+#define IPV4_PLAIN	0x45	/* version 4, header of five words: no options */
+#define IPV4_BYTES	20
+#define IPV4_FRAGMENT	0x3fff	/* more fragments, or an offset */
+
+struct ipv4 {
+	__u8 version_ihl;
+	__u8 tos;
+	__be16 total_length;
+	__be16 id;
+	__be16 fragment;
+	__u8 ttl;
+	__u8 protocol;
+	__sum16 checksum;
+	__be32 source;
+	__be32 destination;
+};
+
+/* Ones' complement sum of the header; valid when 0xffff (RFC 1071). */
+static __always_inline bool checksum_ok(const struct ipv4 *ip)
+{
+	const __u32 *word = (const void *)ip;
+	__u64 sum = (__u64)word[0] + word[1] + word[2] + word[3] + word[4];
+
+	sum = (sum >> 32) + (sum & 0xffffffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	return sum == 0xffff;
+}
+
+/* Sources Linux refuses on every interface (ip_route_input_slow): 0/8, 127/8, multicast, limited broadcast. */
+static __always_inline bool martian_source(__u32 source)
+{
+	__u32 top = source >> 24;
+
+	return top == 0 || top == 127 || (top & 0xf0) == 0xe0 || source == 0xffffffff;
+}
+
+/* May this source be one of the router's own addresses? One hash, no false negatives. */
+static __always_inline bool maybe_local(const struct router *router, __u32 source)
+{
+	__u32 bit = source * 0x9e3779b1U >> 21;
+
+	return router->local4[bit >> 6 & (LOCAL_FILTER_BITS / 64 - 1)] >> (bit & 63) & 1;
+}
+
+/*
+ * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). A source reached
+ * by several next hops cannot be decided here for strict mode, and goes to the kernel.
+ */
+static __noinline enum reason look_at_source(__u64 root, __u32 source, __u32 flags, __u32 interface)
+{
+	__u32 slot = fib4_lookup(root, source);
+	bool group = slot >> FIB_KIND_SHIFT == FIB_GROUP;
+	const struct nexthop *n = ROW(nexthops, group_member(slot, 0) & FIB_INDEX_MASK);
+	enum reason reason = REASON_NONE;
+
+	if (!n)
+		reason = REASON_REVERSE_PATH;
+	else if (n->flags & NEXTHOP_LOCAL)
+		reason = REASON_BAD_SOURCE;
+	else if ((flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) && !(n->flags & NEXTHOP_UNICAST))
+		reason = REASON_REVERSE_PATH;
+	else if ((flags & IF_RPF_STRICT) && (group || n->interface != interface))
+		reason = REASON_REVERSE_PATH;
+	trace_step(TRACE_SOURCE_CHECK, slot, reason == REASON_NONE);
+	return reason;
+}
+
+/* fib_multipath_hash_policy 0: addresses; 1: the 5-tuple, where there is one. */
+static __always_inline __u32 flow_hash4(const struct ipv4 *ip, const void *end, bool l4)
+{
+	__u64 ports = 0;
+
+	if (l4 && !(ip->fragment & bpf_htons(IPV4_FRAGMENT))) {
+		const __u32 *word = (const void *)(ip + 1);
+		__u8 protocol = ip->protocol;
+
+		if ((protocol == IPPROTO_TCP || protocol == IPPROTO_UDP) && (const void *)(word + 1) <= end)
+			ports = *word;
+	}
+	return mix((__u64)ip->source << 32 | ip->destination, l4 ? ports << 8 | ip->protocol : 0);
+}
+
+static __always_inline enum reason check_ipv4(struct packet *p, const struct ipv4 *ip)
+{
+	if (ip->version_ihl != IPV4_PLAIN)
+		return ip->version_ihl >> 4 == 4 && (ip->version_ihl & 15) > 5 ? REASON_IPV4_OPTIONS
+										: REASON_IPV4_BAD_HEADER;
+	p->ip_bytes = bpf_ntohs(ip->total_length);
+	if (p->ip_bytes < IPV4_BYTES || p->ip_bytes > p->frame_bytes - p->ip_offset || !checksum_ok(ip))
+		return REASON_IPV4_BAD_HEADER;
+	return REASON_NONE;
+}
+
+static __always_inline enum reason forward_ipv4(struct packet *p, const struct router *router)
+{
+	struct ipv4 *ip = packet_data(p) + p->ip_offset;
+	enum reason reason;
+
+	if ((void *)(ip + 1) > packet_end(p))
+		return REASON_IPV4_BAD_HEADER;
+	if ((reason = check_ipv4(p, ip)) != REASON_NONE)
+		return reason;
+
+	__u32 source = bpf_ntohl(ip->source), destination = bpf_ntohl(ip->destination);
+	__u64 root = *(volatile const __u64 *)&router->fib4;
+	trace_step(TRACE_IPV4, source, destination);
+	if (martian_source(source))
+		return REASON_BAD_SOURCE;
+	if ((p->in->flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) || maybe_local(router, source)) {
+		reason = look_at_source(root, source, p->in->flags, p->in->interface);
+		if (reason != REASON_NONE)
+			return reason;
+	}
+
+	__u32 slot = fib4_lookup(root, destination);
+	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
+		slot = group_member(slot, flow_hash4(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV4));
+	struct address address = { .lo = ip->destination };
+	if (!(p->out = resolve(p, slot, &address, &reason)))
+		return reason;
+	if (ip->ttl <= 1)
+		return REASON_TTL_EXCEEDED;
+	if (p->out->interface == p->in->interface && (p->in->flags & IF_REDIRECTS))
+		return REASON_SAME_INTERFACE;
+	if ((reason = transmit(p)) != REASON_NONE)
+		return reason;
+
+	ip = packet_data(p) + p->ip_offset;
+	if ((void *)(ip + 1) > packet_end(p))
+		return REASON_MALFORMED;	/* cannot be: checked above; for the verifier */
+	/* ip_decrease_ttl: adding 0x0100 to the checksum as ones' complement, end-around carry included (RFC 1141). */
+	__u32 sum = ip->checksum + bpf_htons(0x0100);
+	ip->checksum = sum + (sum >= 0xffff);
+	ip->ttl--;
+	return REASON_NONE;
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
+/*
+ * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
+ * untouched, with a counted reason. Read forward() first: it is the whole path.
+ */
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+#include "maps.h"
+#include "packet.h"
+#include "account.h"
+#include "tables.h"
+#include "egress.h"
+#include "ipv4.h"
+#include "ipv6.h"
+
+/* Has no daemon confirmed the mirror in time? Then Linux forwards. */
+static __always_inline bool mirror_expired(void)
+{
+	const struct control *c = ROW(control, 0);
+
+	return !c || bpf_ktime_get_coarse_ns() > *(volatile const __u64 *)&c->deadline_ns;
+}
+
+#define ICMPV6_ROUTER_SOLICITATION 133
+#define ICMPV6_REDIRECT 137
+
+/* A better name for some packets that go up: ARP and neighbour discovery have a reserve of their own. */
+static __always_inline bool neighbour_discovery(const struct packet *p)
+{
+	const struct ipv6 *ip = packet_data(p) + p->ip_offset;
+	const __u8 *type = (const void *)(ip + 1);
+
+	return p->ether_type == ETH_P_IPV6 && (const void *)(type + 1) <= packet_end(p) &&
+	       ip->next_header == IPPROTO_ICMPV6 && *type >= ICMPV6_ROUTER_SOLICITATION && *type <= ICMPV6_REDIRECT;
+}
+
+static __always_inline enum reason unclassified(const struct packet *p, __u64 mac)
+{
+	if (p->ether_type == ETH_P_ARP)
+		return REASON_ARP;
+	if (neighbour_discovery(p))
+		return REASON_NEIGHBOUR_DISCOVERY;
+	return mac & 1 ? REASON_BROADCAST : REASON_NOT_OUR_MAC;
+}
+
+/* By destination MAC, port and VLAN to an interface, and so to a router (M1). */
+static __always_inline enum reason classify(struct packet *p)
+{
+	void *data = packet_data(p);
+	__u64 mac;
+
+	if (data + ETHERNET_BYTES > packet_end(p))
+		return REASON_MALFORMED;
+	mac = *(__u64 *)data & 0xffffffffffffULL;
+	p->in = find_interface(mac, p->port->id, p->vlan);
+	if (!p->in)
+		return unclassified(p, mac);
+	trace_step(TRACE_INTERFACE, p->in->interface, p->in->router);
+	count_received(p);
+	return REASON_NONE;
+}
+
+static __always_inline enum reason route(struct packet *p)
+{
+	const struct router *router = ROW(routers, p->in->router);
+	enum reason reason;
+
+	if (!router)
+		return REASON_ROUTER_NOT_ACCELERATED;
+	switch (p->ether_type) {
+	case ETH_P_IP:
+		return p->in->flags & IF_IPV4 ? forward_ipv4(p, router) : REASON_ROUTER_NOT_ACCELERATED;
+	case ETH_P_IPV6:
+		if (!(p->in->flags & IF_IPV6))
+			return REASON_ROUTER_NOT_ACCELERATED;
+		reason = forward_ipv6(p, router);
+		return reason == REASON_LOCAL && neighbour_discovery(p) ? REASON_NEIGHBOUR_DISCOVERY : reason;
+	case ETH_P_ARP:
+		return REASON_ARP;
+	default:
+		return REASON_NOT_IP;
+	}
+}
+
+static __always_inline enum reason forward(struct packet *p)
+{
+	enum reason reason;
+
+	p->port = find_port(p->ctx->ingress_ifindex);
+	if (!p->port)
+		return REASON_NOT_A_PORT;
+	trace_step(TRACE_PORT, p->port->id, p->port->flags);
+	if (mirror_expired())
+		return REASON_FALLBACK;
+	if (!(p->port->flags & PORT_READY))
+		return REASON_PORT_NOT_READY;
+	if ((reason = parse_ethernet(p)) != REASON_NONE)
+		return reason;
+	trace_step(TRACE_PARSED, p->vlan, p->ether_type);
+	if ((reason = classify(p)) != REASON_NONE)
+		return reason;
+	return route(p);
+}
+
+SEC("xdp.frags")
+int millrace(struct xdp_md *ctx)
+{
+	struct packet packet = { .ctx = ctx, .cpu = bpf_get_smp_processor_id() };
+	__u64 start_ns = sample_start(&packet);
+	enum reason reason = forward(&packet);
+
+	if (reason != REASON_NONE)
+		return pass_up(&packet, reason);
+	count_forwarded(&packet, start_ns);
+	trace_step(TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
+	return XDP_REDIRECT;
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* A packet as the stages see it, and Ethernet with up to two VLAN tags. Parsed once; later stages use its offsets. */
+#pragma once
+
+#define ETH_P_IP	0x0800
+#define ETH_P_ARP	0x0806
+#define ETH_P_8021Q	0x8100
+#define ETH_P_8021AD	0x88A8
+#define ETH_P_IPV6	0x86DD
+
+#define ETHERNET_BYTES	14
+#define TAG_BYTES	4
+
+struct packet {
+	struct xdp_md *ctx;
+	const struct port *port;
+	const struct interface_slot *in;
+	const struct nexthop *out;
+	struct interface_counters *counters;	/* row 0 of this CPU */
+	__u32 cpu;
+	__u32 frame_bytes;	/* whole frame, all buffers */
+	__u32 ip_bytes;		/* the IP packet, without Ethernet padding */
+	__u32 vlan;		/* VLAN key */
+	__u16 ip_offset;
+	__u16 ether_type;	/* of what follows the tags, host byte order */
+	__u8  tags;
+	bool  multi_buffer;
+};
+
+static __always_inline void *packet_data(const struct packet *p)
+{
+	return (void *)(long)p->ctx->data;
+}
+
+static __always_inline void *packet_end(const struct packet *p)
+{
+	return (void *)(long)p->ctx->data_end;
+}
+
+struct ethernet {
+	__u8 destination[6];
+	__u8 source[6];
+	__be16 type;
+} __attribute__((packed));
+
+struct vlan_tag {
+	__be16 tci;
+	__be16 type;		/* of what follows */
+} __attribute__((packed));
+
+static __always_inline bool is_tag(__u16 type)
+{
+	return type == ETH_P_8021Q || type == ETH_P_8021AD;
+}
+
+static __always_inline __u32 vlan_word(__u16 type, __u16 tci)
+{
+	return (tci & VLAN_VID) | (type == ETH_P_8021AD ? VLAN_AD : 0) | VLAN_PRESENT;
+}
+
+/* Fills vlan, tags, ether_type, ip_offset and the lengths. A third tag is left as an unknown EtherType. */
+static __always_inline enum reason parse_ethernet(struct packet *p)
+{
+	void *data = packet_data(p), *end = packet_end(p);
+	struct ethernet *ethernet = data;
+
+	if (data + sizeof(*ethernet) > end)
+		return REASON_MALFORMED;
+	p->frame_bytes = bpf_xdp_get_buff_len(p->ctx);
+	p->multi_buffer = p->frame_bytes != end - data;
+	p->ether_type = bpf_ntohs(ethernet->type);
+	p->ip_offset = ETHERNET_BYTES;
+	if (!is_tag(p->ether_type))
+		return REASON_NONE;
+
+	struct vlan_tag *tag = data + ETHERNET_BYTES;
+	if ((void *)(tag + 2) > end)
+		return REASON_MALFORMED;
+	p->vlan = vlan_word(p->ether_type, bpf_ntohs(tag->tci));
+	p->ether_type = bpf_ntohs(tag->type);
+	p->ip_offset += TAG_BYTES;
+	p->tags = 1;
+	if (!is_tag(p->ether_type))
+		return REASON_NONE;
+
+	p->vlan |= vlan_word(p->ether_type, bpf_ntohs(tag[1].tci)) << VLAN_INNER_SHIFT;
+	p->ether_type = bpf_ntohs(tag[1].type);
+	p->ip_offset += TAG_BYTES;
+	p->tags = 2;
+	return REASON_NONE;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* Lookups in what user space built. Hashes: the same lines as logic/src/hash.rs; trie: logic::fib. */
+#pragma once
+
+#define K1 0x9e3779b97f4a7c15ULL
+#define K2 0xff51afd7ed558ccdULL
+
+static __always_inline const struct port *find_port(__u32 ifindex)
+{
+	const struct port *port = ROW(port_index, ifindex & (PORT_INDEX_SIZE - 1));
+
+	return port && port->ifindex == ifindex ? port : NULL;
+}
+
+/* Is a slot of this bucket the key? Sets *full when the key may have been put in the other bucket. */
+static __always_inline const struct interface_slot *
+search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
+{
+	const struct interface_bucket *b = ROW(interface_index, bucket);
+
+	if (!b)
+		return NULL;
+	*full = true;
+	for (int i = 0; i < INTERFACE_WAYS; i++) {
+		const struct interface_slot *slot = &b->slot[i];
+
+		if (!*(volatile const __u16 *)&slot->interface)
+			*full = false;
+		else if (*(const __u64 *)slot == mac_port && slot->vlan == vlan)
+			return slot;
+	}
+	return NULL;
+}
+
+static __always_inline const struct interface_slot *find_interface(__u64 mac, __u16 port, __u32 vlan)
+{
+	__u64 mac_port = mac | (__u64)port << 48;
+	__u32 bucket = ((mac_port ^ vlan * K1) * K2 >> 32) & interface_mask;
+	bool full = false;
+	const struct interface_slot *slot = search_interfaces(bucket, mac_port, vlan, &full);
+
+	if (!slot && full)
+		slot = search_interfaces((bucket ^ 1) & interface_mask, mac_port, vlan, &full);
+	return slot;
+}
+
+/* Two halves of an address: IPv6 in network byte order as loaded, IPv4 in the low 4 bytes of lo. */
+struct address {
+	__u64 lo, hi;
+};
+
+static __always_inline const struct nexthop *
+search_neighbours(__u32 bucket, __u32 tag, __u16 interface, const struct address *a, bool *full)
+{
+	const struct neighbour_bucket *b = ROW(neighbour_index, bucket);
+
+	if (!b)
+		return NULL;
+	*full = true;
+	for (int i = 0; i < NEIGHBOUR_WAYS; i++) {
+		__u64 slot = *(volatile const __u64 *)&b->slot[i];
+		const struct nexthop *n;
+
+		if (!slot) {
+			*full = false;
+			continue;
+		}
+		if (slot >> 32 != tag || !(n = ROW(nexthops, (__u32)slot)))
+			continue;
+		if (n->interface == interface && *(const __u64 *)n->address == a->lo &&
+		    *(const __u64 *)(n->address + 8) == a->hi) {
+			trace_step(TRACE_NEIGHBOUR, (__u32)slot, interface);
+			return n;
+		}
+	}
+	return NULL;
+}
+
+static __always_inline const struct nexthop *find_neighbour(__u16 interface, const struct address *a)
+{
+	__u64 h = (a->lo + interface * K1) * K2;
+	bool full = false;
+
+	h ^= h >> 32;
+	h = (h ^ a->hi) * K2;
+	__u32 bucket = (h >> 32) & neighbour_mask;
+	const struct nexthop *n = search_neighbours(bucket, (__u32)h, interface, a, &full);
+
+	if (!n && full)
+		n = search_neighbours((bucket ^ 1) & neighbour_mask, (__u32)h, interface, a, &full);
+	if (!n)
+		trace_step(TRACE_NEIGHBOUR, 0, interface);
+	return n;
+}
+
+/* --- the trie: slots in, slots out --------------------------------------------------------------------------------- */
+
+static __always_inline __u32 fib_slot(__u32 block, __u8 octet)
+{
+	const struct fib_block *b = ROW(fib, block);
+	__u32 slot = b ? *(volatile const __u32 *)&b->slot[octet] : 0;
+
+	trace_step(TRACE_FIB_BLOCK, block, slot);
+	return slot;
+}
+
+/* hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. */
+static __always_inline __u32 fib_tail(__u32 index, __u64 hi, __u64 lo)
+{
+	const struct fib_tail *tail = ROW(fib_tails, index);
+
+	if (!tail)
+		return 0;
+	__u32 length = tail->length;
+	__u64 hi_mask = length >= 64 ? ~0ULL : ~(~0ULL >> (length & 63));
+	__u64 lo_mask = length >= 128 ? ~0ULL : length <= 64 ? 0 : ~(~0ULL >> (length & 63));
+	bool match = !(((hi ^ tail->hi) & hi_mask) | ((lo ^ tail->lo) & lo_mask));
+	__u32 slot = match ? tail->match : tail->miss;
+
+	trace_step(TRACE_FIB_TAIL, index, slot);
+	return slot;
+}
+
+static __always_inline __u32 fib4_lookup(__u64 root, __u32 address)
+{
+	__u32 shift = root >> 32 & 0xff;
+	__u32 block = (__u32)root + (__u32)((__u64)address >> (shift & 63));
+	__u32 rest = address << ((32 - shift) & 31);
+
+	for (int i = 0; root && i < 4; i++) {
+		__u32 slot = fib_slot(block, rest >> 24);
+		__u32 kind = slot >> FIB_KIND_SHIFT;
+
+		if (kind == FIB_TAIL)
+			return fib_tail(slot & FIB_INDEX_MASK, (__u64)address << 32, 0);
+		if (kind != FIB_CHILD)
+			return slot;
+		block = slot & FIB_INDEX_MASK;
+		rest <<= 8;
+	}
+	return 0;
+}
+
+static __always_inline __u32 fib6_lookup(__u64 root, __u64 hi, __u64 lo)
+{
+	__u32 shift = root >> 32 & 0xff;
+	__u32 block = (__u32)root;
+	__u64 rest_hi = hi, rest_lo = lo;
+
+	if (shift == 120) {
+		block += hi >> 56;
+		rest_hi = hi << 8 | lo >> 56;
+		rest_lo = lo << 8;
+	}
+	for (int i = 0; root && i < 16; i++) {
+		__u32 slot = fib_slot(block, rest_hi >> 56);
+		__u32 kind = slot >> FIB_KIND_SHIFT;
+
+		if (kind == FIB_TAIL)
+			return fib_tail(slot & FIB_INDEX_MASK, hi, lo);
+		if (kind != FIB_CHILD)
+			return slot;
+		block = slot & FIB_INDEX_MASK;
+		rest_hi = rest_hi << 8 | rest_lo >> 56;
+		rest_lo <<= 8;
+	}
+	return 0;
+}
+
+/* One member of an ECMP group by the top byte of the flow hash; other slots are returned as they are. */
+static __always_inline __u32 group_member(__u32 slot, __u32 flow_hash)
+{
+	if (slot >> FIB_KIND_SHIFT != FIB_GROUP)
+		return slot;
+	slot = fib_slot(slot & FIB_INDEX_MASK, flow_hash >> 24);
+	trace_step(TRACE_GROUP, flow_hash, slot);
+	return slot;
+}
+
+static __always_inline __u32 mix(__u64 a, __u64 b)
+{
+	__u64 h = (a ^ b * K1) * K2;
+
+	h ^= h >> 32;
+	return h * K2 >> 32;
+}

@@ -1,0 +1,126 @@
+//! What the kernel plane counted, summed over CPUs.
+
+use super::memory::Mapping;
+use super::{MAX_PORTS, MAX_ROUTERS, Words64};
+use crate::abi::types;
+use anyhow::Result;
+use logic::{
+    plan::{InterfaceId, PortId, RouterId},
+    reason::Reason,
+};
+use std::{collections::BTreeMap, os::fd::BorrowedFd};
+
+/// Rows of `charges` per CPU: routers, ports, and one for devices that are no port.
+pub const CHARGE_ROWS: usize = MAX_ROUTERS + MAX_PORTS + 1;
+
+const REASON_WORDS: usize = size_of::<types::charges>() / 8;
+const COUNTER_WORDS: usize = size_of::<types::interface_counters>() / 8;
+
+const _: () = assert!(Reason::COUNT <= REASON_WORDS);
+
+/// Counters of one interface, or of all packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InterfaceCount {
+    /// Packets classified to it, whatever became of them.
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+    /// Packets forwarded out through it.
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+    /// Packets that were timed, and how long they took from entry to verdict, transmit excluded.
+    pub samples: u64,
+    pub sample_ns: u64,
+    /// Of those received, how many were forwarded.
+    pub forwarded_packets: u64,
+    pub forwarded_bytes: u64,
+}
+
+impl InterfaceCount {
+    fn fields(&mut self) -> [&mut u64; COUNTER_WORDS] {
+        [
+            &mut self.rx_packets,
+            &mut self.rx_bytes,
+            &mut self.tx_packets,
+            &mut self.tx_bytes,
+            &mut self.samples,
+            &mut self.sample_ns,
+            &mut self.forwarded_packets,
+            &mut self.forwarded_bytes,
+        ]
+    }
+
+    /// Adds another's counts, wrapping.
+    pub fn add(&mut self, mut other: InterfaceCount) {
+        for (mine, theirs) in self.fields().into_iter().zip(other.fields()) {
+            *mine = mine.wrapping_add(*theirs);
+        }
+    }
+}
+
+/// Who pays for a packet that was not forwarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Charge {
+    /// The router it was classified to.
+    Router(RouterId),
+    /// The port it came in by, when no interface matched.
+    Port(PortId),
+    /// A device that is no port.
+    Other,
+}
+
+/// Everything counted so far by one generation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Packets the program saw.
+    pub packets: u64,
+    /// By interface id; interfaces with no packets are left out.
+    pub interfaces: BTreeMap<InterfaceId, InterfaceCount>,
+    /// Packets not forwarded, by payer and reason; zeroes are left out.
+    pub charges: BTreeMap<(Charge, Reason), u64>,
+}
+
+pub(super) fn read(counters: BorrowedFd<'_>, charges: BorrowedFd<'_>, cpus: usize, rows: u32) -> Result<Counters> {
+    let rows = rows as usize;
+    let counters: Words64 = Mapping::new(counters, COUNTER_WORDS * 8, cpus * rows)?.into();
+    let charges: Words64 = Mapping::new(charges, REASON_WORDS * 8, cpus * CHARGE_ROWS)?.into();
+    let mut sum = Counters::default();
+    for cpu in 0..cpus {
+        sum.packets += counters.load(cpu * rows * COUNTER_WORDS);
+        for row in 1..rows {
+            let at = (cpu * rows + row) * COUNTER_WORDS;
+            let mut count = InterfaceCount::default();
+            for (i, field) in count.fields().into_iter().enumerate() {
+                *field = counters.load(at + i);
+            }
+            if count != InterfaceCount::default() {
+                sum.interfaces.entry(row as InterfaceId).or_default().add(count);
+            }
+        }
+        for row in 0..CHARGE_ROWS {
+            for reason in Reason::all() {
+                let packets = charges.load((cpu * CHARGE_ROWS + row) * REASON_WORDS + reason as usize);
+                if packets != 0 {
+                    *sum.charges.entry((charge(row), reason)).or_default() += packets;
+                }
+            }
+        }
+    }
+    Ok(sum)
+}
+
+fn charge(row: usize) -> Charge {
+    match row {
+        r if r < MAX_ROUTERS => Charge::Router(r as RouterId),
+        r if r < MAX_ROUTERS + MAX_PORTS => Charge::Port((r - MAX_ROUTERS) as PortId),
+        _ => Charge::Other,
+    }
+}
+
+pub(super) fn reset(counters: BorrowedFd<'_>, cpus: usize, rows: u32, interface: InterfaceId) -> Result<()> {
+    let counters: Words64 = Mapping::new(counters, COUNTER_WORDS * 8, cpus * rows as usize)?.into();
+    for cpu in 0..cpus {
+        let at = (cpu * rows as usize + usize::from(interface)) * COUNTER_WORDS;
+        (at..at + COUNTER_WORDS).for_each(|i| counters.store(i, 0));
+    }
+    Ok(())
+}

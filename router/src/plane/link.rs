@@ -1,0 +1,197 @@
+//! Attaching the program to a port, as a BPF link that can be pinned and whose program can be replaced atomically.
+//!
+//! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
+
+use anyhow::{Context, Result, anyhow, bail};
+use libbpf_rs::{libbpf_sys as sys, query};
+use std::{
+    ffi::CString,
+    fmt, fs, io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+/// Where the program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// In the driver, before a socket buffer exists.
+    Native,
+    /// In the network core: correct, and several times slower.
+    Generic,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mode::Native => "native",
+            Mode::Generic => "generic",
+        })
+    }
+}
+
+/// The program's attachment to one device. Dropping it detaches, unless it is pinned.
+#[derive(Debug)]
+pub struct PortLink {
+    fd: OwnedFd,
+    ifindex: u32,
+    mode: Mode,
+}
+
+impl PortLink {
+    /// Attaches `program` to a device that runs no XDP program.
+    ///
+    /// # Errors
+    /// Another program is there (named), or the driver refuses the mode.
+    pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: Mode) -> Result<PortLink> {
+        if let Some(other) = running_program(ifindex)? {
+            bail!("device {ifindex} already runs {other}; Millrace does not replace it");
+        }
+        let flags = match mode {
+            Mode::Native => sys::XDP_FLAGS_DRV_MODE,
+            Mode::Generic => sys::XDP_FLAGS_SKB_MODE,
+        };
+        let opts = sys::bpf_link_create_opts {
+            sz: size_of::<sys::bpf_link_create_opts>() as _,
+            flags,
+            ..Default::default()
+        };
+        // SAFETY: a valid program descriptor, and options that outlive the call.
+        let fd = unsafe { sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, sys::BPF_XDP, &opts) };
+        if fd < 0 {
+            return Err(io::Error::from_raw_os_error(-fd))
+                .with_context(|| format!("attaching to device {ifindex} in {mode} mode"));
+        }
+        // SAFETY: a descriptor just returned to us.
+        Ok(PortLink { fd: unsafe { OwnedFd::from_raw_fd(fd) }, ifindex, mode })
+    }
+
+    /// Opens a pinned link. `None` if nothing is pinned there, or its device is gone.
+    pub fn open(path: &Path) -> Result<Option<PortLink>> {
+        let name = c_path(path)?;
+        // SAFETY: a NUL-terminated path.
+        let fd = unsafe { sys::bpf_obj_get(name.as_ptr()) };
+        if fd < 0 {
+            return match io::Error::from_raw_os_error(-fd) {
+                e if e.kind() == io::ErrorKind::NotFound => Ok(None),
+                e => Err(e).with_context(|| format!("opening {}", path.display())),
+            };
+        }
+        // SAFETY: a descriptor just returned to us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let mut info = sys::bpf_link_info::default();
+        let mut length = size_of_val(&info) as u32;
+        // SAFETY: `info` is writable and `length` is its size.
+        let rc = unsafe { sys::bpf_link_get_info_by_fd(fd.as_raw_fd(), &mut info, &mut length) };
+        if rc < 0 {
+            return Err(io::Error::from_raw_os_error(-rc)).with_context(|| format!("asking about {}", path.display()));
+        }
+        if info.type_ != sys::BPF_LINK_TYPE_XDP {
+            bail!("{} is not an XDP link", path.display());
+        }
+        // SAFETY: the type says which member of the union the kernel filled.
+        let ifindex = unsafe { info.__bindgen_anon_1.xdp.ifindex };
+        if ifindex == 0 {
+            return Ok(None);
+        }
+        let mode = mode(ifindex)?.ok_or_else(|| anyhow!("{}: device {ifindex} is elsewhere", path.display()))?;
+        Ok(Some(PortLink { fd, ifindex, mode }))
+    }
+
+    /// Replaces the program between two packets.
+    pub fn replace(&self, program: BorrowedFd<'_>) -> Result<()> {
+        // SAFETY: two valid descriptors; no options.
+        let rc = unsafe { sys::bpf_link_update(self.fd.as_raw_fd(), program.as_raw_fd(), std::ptr::null()) };
+        if rc < 0 {
+            return Err(io::Error::from_raw_os_error(-rc))
+                .with_context(|| format!("replacing the program of device {}", self.ifindex));
+        }
+        Ok(())
+    }
+
+    /// Pins it, so that forwarding outlives this process.
+    pub fn pin(&self, path: &Path) -> Result<()> {
+        let name = c_path(path)?;
+        // SAFETY: a valid descriptor and a NUL-terminated path.
+        let rc = unsafe { sys::bpf_obj_pin(self.fd.as_raw_fd(), name.as_ptr()) };
+        if rc < 0 {
+            return Err(io::Error::from_raw_os_error(-rc)).with_context(|| format!("pinning {}", path.display()));
+        }
+        Ok(())
+    }
+
+    /// Takes the program off the device now, pinned or not.
+    pub fn detach(self) -> Result<()> {
+        // SAFETY: a valid link descriptor.
+        let rc = unsafe { sys::bpf_link_detach(self.fd.as_raw_fd()) };
+        if rc < 0 {
+            return Err(io::Error::from_raw_os_error(-rc))
+                .with_context(|| format!("detaching from device {}", self.ifindex));
+        }
+        Ok(())
+    }
+
+    /// The device.
+    pub fn ifindex(&self) -> u32 {
+        self.ifindex
+    }
+
+    /// Where the program runs.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+}
+
+/// The XDP program on a device, in words: name, id and, if it is pinned by a Millrace instance, whose.
+pub fn running_program(ifindex: u32) -> Result<Option<String>> {
+    let Some((id, _)) = xdp_query(ifindex)? else { return Ok(None) };
+    let name = query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned());
+    let owner = pinned_links()?.into_iter().find(|path| {
+        PortLink::open(path).is_ok_and(|l| l.is_some_and(|l| l.ifindex == ifindex))
+    });
+    Ok(Some(match owner {
+        Some(path) => format!(
+            "the Millrace instance pinned in {} (stop it with `millrace stop`)",
+            path.parent().unwrap_or(&path).display()
+        ),
+        None => format!("XDP program {:?} (id {id}), which is not ours", name.unwrap_or_default()),
+    }))
+}
+
+/// Links pinned by any Millrace instance of this machine.
+fn pinned_links() -> Result<Vec<PathBuf>> {
+    let Ok(directory) = fs::read_dir("/sys/fs/bpf") else { return Ok(Vec::new()) };
+    let instances = directory
+        .flatten()
+        .filter(|d| d.file_name().to_string_lossy().starts_with("millrace"));
+    Ok(instances
+        .filter_map(|d| fs::read_dir(d.path()).ok())
+        .flat_map(|files| files.flatten())
+        .filter(|f| f.file_name().to_string_lossy().starts_with("link-"))
+        .map(|f| f.path())
+        .collect())
+}
+
+fn mode(ifindex: u32) -> Result<Option<Mode>> {
+    Ok(xdp_query(ifindex)?.map(|(_, mode)| mode))
+}
+
+fn xdp_query(ifindex: u32) -> Result<Option<(u32, Mode)>> {
+    let mut opts =
+        sys::bpf_xdp_query_opts { sz: size_of::<sys::bpf_xdp_query_opts>() as _, ..Default::default() };
+    // SAFETY: `opts` is writable and carries its size.
+    let rc = unsafe { sys::bpf_xdp_query(ifindex as i32, 0, &mut opts) };
+    if rc < 0 {
+        return Err(io::Error::from_raw_os_error(-rc))
+            .with_context(|| format!("asking which XDP program device {ifindex} runs"));
+    }
+    Ok(match (opts.drv_prog_id, opts.skb_prog_id, opts.hw_prog_id) {
+        (0, 0, 0) => None,
+        (0, id, 0) => Some((id, Mode::Generic)),
+        (0, _, id) | (id, ..) => Some((id, Mode::Native)),
+    })
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    use std::os::unix::ffi::OsStrExt;
+    CString::new(path.as_os_str().as_bytes()).with_context(|| format!("{}: a NUL in a path", path.display()))
+}

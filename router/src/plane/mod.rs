@@ -1,0 +1,224 @@
+//! The kernel plane from user space: load it, give it memory, attach it, read what it counted.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | [`Plane`]: one loaded generation of the program and its maps |
+//! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
+//! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
+//! | `counters.rs` | counters and charges summed over CPUs |
+//! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
+//! | `grace.rs` | waiting until no running program can see what was unpublished |
+//!
+//! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
+//! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
+
+mod counters;
+mod grace;
+mod link;
+mod memory;
+mod run;
+
+use crate::abi::{self, types};
+use anyhow::{Context, Result, bail};
+pub use counters::{Charge, Counters, InterfaceCount};
+pub use grace::Grace;
+use libbpf_rs::{
+    MapCore, MapFlags, OpenObject,
+    skel::{OpenSkel, SkelBuilder},
+};
+pub use link::{Mode, PortLink};
+use logic::{
+    memory::Capacity,
+    plan::{InterfaceId, PortId},
+};
+pub use memory::MappedMemory;
+use memory::{Mapping, Words64};
+pub use run::{Step, TestRun};
+use std::{
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+/// What is fixed when a generation is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Rows of every table.
+    pub capacity: Capacity,
+    /// Highest interface id + 1.
+    pub interface_rows: u32,
+    /// One packet in this many is timed, per CPU; a power of two.
+    pub sample_interval: u32,
+    /// Packets per second that may take the slow path, per CPU and router; 0: no limit.
+    pub exception_pps: u32,
+    /// ARP and neighbour discovery packets per second, per CPU and router or port; 0: no limit.
+    pub control_pps: u32,
+}
+
+/// Limits of the ABI.
+pub const MAX_PORTS: usize = 64;
+/// Routers the charges have rows for.
+pub const MAX_ROUTERS: usize = 256;
+
+/// One loaded generation: program and maps. Dropping it frees both, unless a link or a pin still holds them.
+pub struct Plane {
+    skel: abi::MillraceSkel<'static>,
+    settings: Settings,
+    memory: Arc<MappedMemory>,
+    control: Words64,
+    port_index: Words64,
+    cpus: usize,
+}
+
+impl Plane {
+    /// Loads the program with maps of these sizes, all zero: it passes every packet up until told otherwise.
+    ///
+    /// # Errors
+    /// The kernel refuses (missing capability, missing feature, no memory); the verifier's words are in the chain.
+    pub fn load(settings: Settings) -> Result<Plane> {
+        let cpus = libbpf_rs::num_possible_cpus().context("counting CPUs")?;
+        // A skeleton borrows its object for as long as it lives and a generation lives as long as the daemon wants: one
+        // pointer-sized allocation per generation is left behind.
+        let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
+        let mut open = abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
+        size(&mut open, &settings, cpus)?;
+        let skel = open.load().context("loading the kernel plane")?;
+        let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
+        Ok(Plane {
+            control: Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into(),
+            port_index: Mapping::new(
+                skel.maps.port_index.as_fd(),
+                size_of::<types::port>(),
+                skel.maps.port_index.max_entries() as usize,
+            )?
+            .into(),
+            skel,
+            settings,
+            memory,
+            cpus,
+        })
+    }
+
+    /// The tables, for `logic::tables`.
+    pub fn memory(&self) -> Arc<MappedMemory> {
+        self.memory.clone()
+    }
+
+    /// What it was loaded with.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Makes a device known as port `id`: packets may be sent to it, and when `ready`, taken from it.
+    ///
+    /// # Errors
+    /// Another port's ifindex has the same low 12 bits; or the kernel refuses the transmit slot.
+    pub fn set_port(&self, id: PortId, ifindex: u32, ready: bool) -> Result<()> {
+        let slots = self.port_index.len();
+        let at = ifindex as usize % slots;
+        let present = self.port_index.load(at) as u32;
+        if present != 0 && present != ifindex {
+            bail!("device {ifindex} cannot be a port beside device {present}: their indexes are equal modulo {slots}");
+        }
+        // struct bpf_devmap_val: ifindex, and 0 for "no egress program".
+        let slot = u64::from(ifindex).to_le_bytes();
+        self.skel
+            .maps
+            .tx_ports
+            .update(&u32::from(id).to_ne_bytes(), &slot, MapFlags::ANY)
+            .with_context(|| format!("giving port {id} (device {ifindex}) a transmit slot"))?;
+        self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | u64::from(ready) << 48);
+        Ok(())
+    }
+
+    /// Forgets a port: nothing is taken from it or sent to it.
+    pub fn clear_port(&self, id: PortId, ifindex: u32) -> Result<()> {
+        let at = ifindex as usize % self.port_index.len();
+        if self.port_index.load(at) as u32 == ifindex {
+            self.port_index.store(at, 0);
+        }
+        match self.skel.maps.tx_ports.delete(&u32::from(id).to_ne_bytes()) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(e).context("clearing a transmit slot"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Confirms the mirror until `deadline` (CLOCK_MONOTONIC); past it every packet goes to the kernel.
+    pub fn confirm_until(&self, deadline: Duration) {
+        self.control.store(0, u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Packets and bytes of every interface that has any, summed over CPUs.
+    pub fn counters(&self) -> Result<Counters> {
+        counters::read(
+            self.skel.maps.counters.as_fd(),
+            self.skel.maps.charges.as_fd(),
+            self.cpus,
+            self.settings.interface_rows,
+        )
+    }
+
+    /// Zeroes the counters of an interface id that gets a new owner.
+    pub fn reset_interface(&self, interface: InterfaceId) -> Result<()> {
+        counters::reset(self.skel.maps.counters.as_fd(), self.cpus, self.settings.interface_rows, interface)
+    }
+
+    /// The program, to attach.
+    pub fn program(&self) -> BorrowedFd<'_> {
+        self.skel.progs.millrace.as_fd()
+    }
+
+    /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters`, `charges`.
+    pub fn pin(&mut self, directory: &Path) -> Result<()> {
+        let maps = &mut self.skel.maps;
+        for (map, name) in
+            [(&mut maps.control, "control"), (&mut maps.counters, "counters"), (&mut maps.charges, "charges")]
+        {
+            let path = directory.join(name);
+            if path.exists() {
+                std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+            }
+            map.pin(&path).with_context(|| format!("pinning {}", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Sizes of the maps and constants of the program.
+fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) -> Result<()> {
+    let capacity = &settings.capacity;
+    for (what, n) in [("interface", capacity.interface_buckets), ("neighbour", capacity.neighbour_buckets)] {
+        if !n.is_power_of_two() {
+            bail!("{what} buckets: {n} is not a power of two");
+        }
+    }
+    let charge_rows = cpus * counters::CHARGE_ROWS;
+    let maps = &mut open.maps;
+    for (map, rows) in [
+        (&mut maps.interface_index, capacity.interface_buckets),
+        (&mut maps.fib, capacity.fib_blocks),
+        (&mut maps.fib_tails, capacity.fib_tails),
+        (&mut maps.nexthops, capacity.nexthops),
+        (&mut maps.neighbour_index, capacity.neighbour_buckets),
+        (&mut maps.counters, cpus * settings.interface_rows as usize),
+        (&mut maps.charges, charge_rows),
+        (&mut maps.policers, charge_rows),
+    ] {
+        let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
+        map.set_max_entries(rows).context("sizing a map")?;
+    }
+    let constants = maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
+    constants.interface_rows = settings.interface_rows;
+    constants.interface_mask = capacity.interface_buckets as u32 - 1;
+    constants.neighbour_mask = capacity.neighbour_buckets as u32 - 1;
+    constants.sample_mask = settings.sample_interval.max(1).next_power_of_two() - 1;
+    constants.exception_cost_ns = cost_ns(settings.exception_pps);
+    constants.control_cost_ns = cost_ns(settings.control_pps);
+    Ok(())
+}
+
+fn cost_ns(pps: u32) -> u64 {
+    if pps == 0 { 0 } else { 1_000_000_000 / u64::from(pps) }
+}

@@ -1,0 +1,147 @@
+//! Running the program on one packet (BPF_PROG_TEST_RUN): what `millrace explain` and the table tests do.
+
+use super::Plane;
+use crate::abi::{self, types};
+use anyhow::{Context, Result, bail};
+use libbpf_rs::{
+    MapCore, MapFlags, OpenObject, ProgramInput, ProgramMut,
+    skel::{OpenSkel, SkelBuilder},
+};
+use logic::reason::Reason;
+use std::{mem::MaybeUninit, os::fd::AsFd};
+
+/// What became of one packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestRun {
+    /// `XDP_PASS` 2, `XDP_DROP` 1, `XDP_REDIRECT` 4.
+    pub action: u32,
+    /// The frame as the program left it.
+    pub frame: Vec<u8>,
+}
+
+/// One step of an explanation: `enum trace_step` of `bpf/abi.h`, with its two values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Port { id: u64, ready: bool },
+    Parsed { vlan: u32, ether_type: u16 },
+    Interface { interface: u16, router: u8 },
+    Ipv4 { source: u32, destination: u32 },
+    Ipv6Source(u128),
+    Ipv6Destination(u128),
+    SourceCheck { slot: u32, accepted: bool },
+    FibBlock { block: u32, slot: u32 },
+    FibTail { tail: u32, slot: u32 },
+    Group { hash: u32, slot: u32 },
+    Nexthop { id: u32, kind: u32 },
+    Neighbour { id: u32, interface: u16 },
+    Transmit { port: u32, vlan: u32 },
+    /// `None`: forwarded.
+    Verdict { reason: Option<Reason>, action: u32 },
+    Unknown(u32),
+}
+
+impl Step {
+    fn new(step: u32, a: u64, b: u64) -> Step {
+        let wide = u128::from(a) << 64 | u128::from(b);
+        let (a32, b32) = (a as u32, b as u32);
+        match step {
+            1 => Step::Port { id: a, ready: b & 1 != 0 },
+            2 => Step::Parsed { vlan: a32, ether_type: b as u16 },
+            3 => Step::Interface { interface: a as u16, router: b as u8 },
+            4 => Step::Ipv4 { source: a32, destination: b32 },
+            5 => Step::Ipv6Source(wide),
+            6 => Step::Ipv6Destination(wide),
+            7 => Step::SourceCheck { slot: a32, accepted: b != 0 },
+            8 => Step::FibBlock { block: a32, slot: b32 },
+            9 => Step::FibTail { tail: a32, slot: b32 },
+            10 => Step::Group { hash: a32, slot: b32 },
+            11 => Step::Nexthop { id: a32, kind: b32 },
+            12 => Step::Neighbour { id: a32, interface: b as u16 },
+            13 => Step::Transmit { port: a32, vlan: b32 },
+            14 => Step::Verdict { reason: Reason::from_abi(a32), action: b32 },
+            other => Step::Unknown(other),
+        }
+    }
+}
+
+/// Room for a frame to grow by two VLAN tags, and then some.
+const GROWTH_BYTES: usize = 64;
+
+fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
+    let end = u32::try_from(frame.len()).context("a frame of more than 4 GiB")?;
+    let mut context = [0_u8; size_of::<types::xdp_md>()];
+    for (value, at) in [(end, 4), (ifindex, 12)] {
+        context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    let mut out = vec![0; frame.len() + GROWTH_BYTES];
+    let result = program
+        .test_run(ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ..Default::default()
+        })
+        .with_context(|| format!("running the program on {} bytes from device {ifindex}", frame.len()))?;
+    let frame = result.data.map(|d| d.to_vec()).unwrap_or_default();
+    Ok(TestRun { action: result.return_value, frame })
+}
+
+const _: () = {
+    assert!(std::mem::offset_of!(types::xdp_md, data_end) == 4);
+    assert!(std::mem::offset_of!(types::xdp_md, ingress_ifindex) == 12);
+};
+
+impl Plane {
+    /// Runs the real program on a frame as if it came in by `ifindex`; counters and budgets change as for any packet.
+    /// Nothing is transmitted. The caller must be in the device's namespace.
+    pub fn run(&mut self, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
+        run(&mut self.skel.progs.millrace, ifindex, frame)
+    }
+
+    /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else.
+    pub fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
+        let mut storage = MaybeUninit::<OpenObject>::uninit();
+        let mut open = abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
+        super::size(&mut open, &self.settings, self.cpus)?;
+        share(&mut open, self)?;
+        open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?.explain = true;
+        let mut skel = open.load().context("loading the explaining copy")?;
+        let result = run(&mut skel.progs.millrace, ifindex, frame)?;
+        let Some(trace) = skel.maps.trace.lookup(&[0; 4], MapFlags::ANY).context("reading the trace")? else {
+            bail!("the trace map is empty");
+        };
+        Ok((result, steps(&trace)))
+    }
+}
+
+/// The copy reads the tables of the plane it explains.
+fn share(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
+    let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
+    for (map, fd) in [
+        (&mut theirs.control, ours.control.as_fd()),
+        (&mut theirs.port_index, ours.port_index.as_fd()),
+        (&mut theirs.interface_index, ours.interface_index.as_fd()),
+        (&mut theirs.routers, ours.routers.as_fd()),
+        (&mut theirs.fib, ours.fib.as_fd()),
+        (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
+        (&mut theirs.nexthops, ours.nexthops.as_fd()),
+        (&mut theirs.neighbour_index, ours.neighbour_index.as_fd()),
+        (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
+    ] {
+        map.reuse_fd(fd).context("sharing a map with the explaining copy")?;
+    }
+    Ok(())
+}
+
+fn steps(trace: &[u8]) -> Vec<Step> {
+    const ENTRY: usize = 24;
+    let u32_at = |at: usize| u32::from_ne_bytes(trace[at..at + 4].try_into().unwrap_or_default());
+    let u64_at = |at: usize| u64::from_ne_bytes(trace[at..at + 8].try_into().unwrap_or_default());
+    let count = (u32_at(0) as usize).min((trace.len() - 8) / ENTRY);
+    (0..count)
+        .map(|i| 8 + i * ENTRY)
+        .map(|at| Step::new(u32_at(at), u64_at(at + 8), u64_at(at + 16)))
+        .collect()
+}
+
+const _: () = assert!(size_of::<types::trace>() == 8 + 32 * 24);
