@@ -204,7 +204,7 @@ impl<A: Address> Table<A> {
         let Some(root) = self.root else { return Ok(()) };
         let mut writer = Writer::new(space, &self.rib, &mut self.poisoned, self.policy.tails);
         writer.place(root.node(), prefix, leaf);
-        writer.missing.map_or(Ok(()), Err)
+        writer.outcome()
     }
 
     /// `prefix` is no route any more. Returns the leaf it had.
@@ -245,9 +245,7 @@ impl<A: Address> Table<A> {
         for region in self.poisoned.clone() {
             let mut writer = Writer::new(space, &self.rib, &mut self.poisoned, self.policy.tails);
             writer.heal(root.node(), region);
-            if let Some(missing) = writer.missing {
-                return Err(missing);
-            }
+            writer.outcome()?;
         }
         Ok(())
     }
@@ -280,10 +278,10 @@ impl<A: Address> Table<A> {
         for (prefix, leaf) in self.rib.iter().skip(usize::from(everything.is_some())) {
             writer.place(root.node(), *prefix, *leaf);
         }
-        let missing = writer.missing;
-        if let (Some(full), Some(_)) = (missing, self.root) {
+        let outcome = writer.outcome();
+        if outcome.is_err() && self.root.is_some() {
             writer.retire_root(root);
-            return Err(full);
+            return outcome;
         }
         space.root.store(root.word::<A>(), Release);
         let old = self.root.replace(root);
@@ -293,7 +291,7 @@ impl<A: Address> Table<A> {
             let mut none = BTreeSet::new();
             Writer::new(space, &self.rib, &mut none, self.policy.tails).retire_root(old);
         }
-        missing.map_or(Ok(()), Err)
+        outcome
     }
 }
 
@@ -339,6 +337,11 @@ impl<'a, A: Address, M: Memory + ?Sized> Writer<'a, A, M> {
     ) -> Self {
         let (memory, full) = (space.memory, space.full);
         Self { memory, pool: space.pool, full, rib, poisoned, tails, missing: None }
+    }
+
+    /// What found no room may have found some on the way, by another shape: only what is poisoned now counts.
+    fn outcome(&self) -> Result<(), Full> {
+        self.missing.filter(|_| !self.poisoned.is_empty()).map_or(Ok(()), Err)
     }
 
     fn load(&self, at: usize) -> Slot {

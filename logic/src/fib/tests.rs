@@ -181,7 +181,7 @@ fn exhaustion_is_safe<A: Address>(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn ipv4_matches_linear_search(
