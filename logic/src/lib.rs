@@ -15,6 +15,7 @@
 pub mod fib;
 pub mod hash;
 pub mod memory;
+pub mod mirror;
 pub mod net;
 pub mod observe;
 pub mod plan;
