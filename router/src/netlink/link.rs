@@ -72,7 +72,10 @@ pub struct RawLink {
 pub enum LinkMessage {
     New(Box<RawLink>),
     /// Gone; `moved`: to another namespace (`IFLA_NEW_NETNSID`).
-    Gone { ifindex: u32, moved: bool },
+    Gone {
+        ifindex: u32,
+        moved: bool,
+    },
 }
 
 /// A dump of all devices, without statistics.
@@ -131,7 +134,9 @@ fn parse_link(payload: &[u8], ifindex: u32) -> Option<RawLink> {
             IFLA_LINK_NETNSID => link.below_nsid = wire::u32_at(value, 0).map(|i| i as i32),
             IFLA_MASTER => link.master = wire::u32_at(value, 0).filter(|i| *i != 0),
             IFLA_QDISC => link.qdisc = wire::text(value),
-            IFLA_XDP => link.xdp = wire::attribute(value, IFLA_XDP_ATTACHED).is_some_and(|v| v.first() > Some(&0)),
+            IFLA_XDP => {
+                link.xdp = wire::attribute(value, IFLA_XDP_ATTACHED).is_some_and(|v| v.first() > Some(&0))
+            }
             IFLA_LINKINFO => parse_kind(value, &mut link),
             IFLA_AF_SPEC => parse_settings(value, &mut link),
             _ => (),

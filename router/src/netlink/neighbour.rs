@@ -35,7 +35,8 @@ pub fn touch(ifindex: u32, address: IpAddr, create: bool) -> wire::Request {
     header[0] = if address.is_ipv4() { INET } else { INET6 };
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     header[10] = NTF_USE;
-    let request = wire::Request::new(rtm::NEWNEIGH, wire::ACK | if create { wire::CREATE } else { 0 }, &header);
+    let request =
+        wire::Request::new(rtm::NEWNEIGH, wire::ACK | if create { wire::CREATE } else { 0 }, &header);
     match address {
         IpAddr::V4(a) => request.with(NDA_DST, &a.octets()),
         IpAddr::V6(a) => request.with(NDA_DST, &a.octets()),
@@ -86,7 +87,9 @@ mod tests {
 
     #[test]
     fn only_valid_states_have_a_mac() {
-        for (state, valid) in [(1, false), (2, true), (4, true), (8, true), (16, true), (32, false), (64, true)] {
+        for (state, valid) in
+            [(1, false), (2, true), (4, true), (8, true), (16, true), (32, false), (64, true)]
+        {
             let neighbour = parsed(rtm::NEWNEIGH, state, 0).unwrap();
             assert_eq!(neighbour.mac.is_some(), valid, "state {state}");
             assert_eq!(neighbour.stale, state == NUD_STALE);

@@ -39,7 +39,8 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
         linkdown: flags & route::LINKDOWN != 0,
         complex: false,
     };
-    let (mut group, mut group_kind, mut blackhole, mut fdb, mut encapsulation) = (None, MULTIPATH, false, false, false);
+    let (mut group, mut group_kind, mut blackhole, mut fdb, mut encapsulation) =
+        (None, MULTIPATH, false, false, false);
     for (kind, value) in wire::attributes(message.payload.get(HEADER..)?) {
         match kind {
             NHA_ID => id = wire::u32_at(value, 0),
@@ -69,7 +70,9 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
 fn parse_group(bytes: &[u8]) -> Option<Vec<(u32, u16)>> {
     bytes
         .chunks_exact(8)
-        .map(|entry| (entry[5] == 0).then(|| Some((wire::u32_at(entry, 0)?, u16::from(entry[4]) + 1))).flatten())
+        .map(|entry| {
+            (entry[5] == 0).then(|| Some((wire::u32_at(entry, 0)?, u16::from(entry[4]) + 1))).flatten()
+        })
         .collect()
 }
 

@@ -15,7 +15,8 @@ const NETNSA_FD: u16 = 3;
 
 /// By which number does the namespace of `socket` know the one behind `other`? `None`: by none.
 pub fn ask(socket: &mut Socket, other: BorrowedFd<'_>) -> io::Result<Option<i32>> {
-    let request = Request::new(rtm::GETNSID, wire::ACK, &[0; 4]).with(NETNSA_FD, &other.as_raw_fd().to_ne_bytes());
+    let request =
+        Request::new(rtm::GETNSID, wire::ACK, &[0; 4]).with(NETNSA_FD, &other.as_raw_fd().to_ne_bytes());
     let answer = socket.ask(request, |m| (m.kind == rtm::NEWNSID).then(|| parse(m.payload)).flatten())?;
     Ok(answer.filter(|id| *id >= 0))
 }

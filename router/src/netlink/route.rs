@@ -86,7 +86,10 @@ fn is_route(message: wire::Message<'_>, family: u8) -> bool {
         && wire::u32_at(message.payload, 8).is_some_and(|flags| flags & RTM_F_CLONED == 0)
 }
 
-fn parse_route<A: Address + Default>(payload: &[u8], address: impl Fn(&[u8]) -> Option<A>) -> Option<Route<A>> {
+fn parse_route<A: Address + Default>(
+    payload: &[u8],
+    address: impl Fn(&[u8]) -> Option<A>,
+) -> Option<Route<A>> {
     let (length, source_length, tos, kind) = (payload[1], payload[2], payload[3], route_kind(payload[7]));
     let flags = wire::u32_at(payload, 8)?;
     let mut destination = A::default();
@@ -239,8 +242,8 @@ mod tests {
     fn several_hops_with_weights_and_encapsulation() {
         let mut hops = vec![16, 0, 1, 2, 5, 0, 0, 0, 8, 0, 5, 0, 192, 0, 2, 1];
         hops.extend([16, 0, 0, 255, 6, 0, 0, 0, 6, 0, 21, 0, 1, 0, 0, 0]);
-        let got =
-            parsed(Request::new(rtm::NEWROUTE, 0, &header(INET, 0, 1, 0)).with(RTA_MULTIPATH, &hops)).unwrap();
+        let got = parsed(Request::new(rtm::NEWROUTE, 0, &header(INET, 0, 1, 0)).with(RTA_MULTIPATH, &hops))
+            .unwrap();
         let Parsed::V4(Route { next: Next::Many(hops), complex: None, .. }) = got else { panic!("{got:?}") };
         assert_eq!((hops[0].weight, hops[0].dead, hops[0].complex), (3, true, false));
         assert_eq!((hops[1].weight, hops[1].ifindex, hops[1].complex), (256, 6, true));

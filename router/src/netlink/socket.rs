@@ -74,7 +74,18 @@ impl Socket {
         }
     }
 
-    /// Throw away everything that waits; is anything lost is of no interest here.
+    /// As [`Socket::events`], with the buffer itself and how much of it is filled; give it back afterwards.
+    pub fn take_buffer(&mut self) -> io::Result<Option<(Vec<u8>, usize)>> {
+        let length = self.events()?.map(<[u8]>::len);
+        Ok(length.map(|length| (std::mem::take(&mut self.buffer), length)))
+    }
+
+    /// The buffer that [`Socket::take_buffer`] lent.
+    pub fn return_buffer(&mut self, buffer: Vec<u8>) {
+        self.buffer = buffer;
+    }
+
+    /// Throw away everything that waits; whether anything was lost is of no interest here.
     pub fn discard(&mut self) {
         // ENOBUFS is reported once per overrun and must not end this; the bound keeps a flood from holding us here.
         for _ in 0..1_000_000 {
@@ -150,7 +161,9 @@ impl Socket {
 fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         // SAFETY: the pointer and length are those of a live, exclusively borrowed buffer.
-        let n = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
+        let n = unsafe {
+            libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC)
+        };
         match usize::try_from(n) {
             Ok(n) if n > buffer.len() => return Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
             Ok(n) => return Ok(n),

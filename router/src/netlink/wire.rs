@@ -51,8 +51,12 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
             return None;
         }
         let payload = bytes.get(HEADER..length)?;
-        let message =
-            Message { kind: u16_at(bytes, 4)?, flags: u16_at(bytes, 6)?, sequence: u32_at(bytes, 8)?, payload };
+        let message = Message {
+            kind: u16_at(bytes, 4)?,
+            flags: u16_at(bytes, 6)?,
+            sequence: u32_at(bytes, 8)?,
+            payload,
+        };
         bytes = bytes.get(align(length)..).unwrap_or_default();
         Some(message)
     })
