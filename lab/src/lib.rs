@@ -7,6 +7,7 @@
 //! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
 //! | [`subject`] | what can be measured: one small file each |
 //! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
+//! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`] | raw results as JSON lines |
 //! | [`demo`], [`bench`], [`shell`] | the commands |
@@ -15,12 +16,13 @@
 //! shared machine mean little (DESIGN.md 8).
 
 pub mod addresses;
-//pub mod bench;
+pub mod bench;
 pub mod bpf;
 pub mod check;
 pub mod command;
+pub mod compare;
 pub mod cpu;
-//pub mod demo;
+pub mod demo;
 pub mod generator;
 pub mod losses;
 pub mod measure;
@@ -28,9 +30,10 @@ pub mod namespace;
 pub mod netlink;
 pub mod packet;
 pub mod prefixes;
-//pub mod record;
-//pub mod shell;
+pub mod record;
+pub mod shell;
 pub mod sink;
 pub mod subject;
 pub mod sys;
 pub mod testbed;
+pub mod workload;

@@ -12,21 +12,25 @@ use std::{
 };
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static TERMINATED: AtomicBool = AtomicBool::new(false);
 
 /// The user, or whoever runs us, asked to stop (SIGINT, SIGTERM or SIGHUP).
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
-extern "C" fn on_signal(_: libc::c_int) {
+extern "C" fn on_signal(signal: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
+    if signal != libc::SIGINT {
+        TERMINATED.store(true, Ordering::Relaxed);
+    }
 }
 
 extern "C" fn on_wake(_: libc::c_int) {}
 
 fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
-    // SAFETY: an all-zero sigaction is valid (no flags, so system calls are interrupted); the handlers only store to an
-    // atomic or do nothing, which is async-signal-safe.
+    // SAFETY: an all-zero sigaction is valid (no flags, so system calls are interrupted); the handlers only store to
+    // atomics or do nothing, which is async-signal-safe.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -51,6 +55,11 @@ pub fn handle_wake() {
 /// Fails once a signal has asked us to stop.
 pub fn check_interrupted() -> Result<(), Interrupted> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
+}
+
+/// Was the signal one to this process alone (SIGTERM, SIGHUP), not Ctrl-C for all of the terminal?
+pub fn terminated() -> bool {
+    TERMINATED.load(Ordering::Relaxed)
 }
 
 /// Sleeps, but not through a signal that asks us to stop.
@@ -110,12 +119,24 @@ pub fn end_with_parent(command: &mut Command) {
     }
 }
 
-/// Lets a thread run on these cores only; 0 is the calling thread.
+/// Makes `command` run on any core, wherever its parent is pinned.
+pub fn start_on_all_cores(command: &mut Command) {
+    // SAFETY: sched_setaffinity is async-signal-safe, and the closure touches nothing else.
+    unsafe {
+        command.pre_exec(|| set_affinity(0, &[]));
+    }
+}
+
+/// Lets a thread run on these cores only, on all if none is named; thread 0 is the calling one.
 pub fn set_affinity(thread_id: i32, cores: &[usize]) -> io::Result<()> {
-    // SAFETY: cpu_set_t is plain bits, all-zero is the empty set; CPU_SET ignores numbers beyond its size.
+    // SAFETY: cpu_set_t is plain bits, all-zero is the empty set; CPU_SET ignores numbers beyond its size; the kernel
+    // ignores cores that do not exist.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
+        if cores.is_empty() {
+            (0..libc::CPU_SETSIZE as usize).for_each(|core| libc::CPU_SET(core, &mut set));
+        }
         check(libc::sched_setaffinity(thread_id, size_of_val(&set), &set))
     }
 }
@@ -140,9 +161,18 @@ pub fn process_exists(pid: i32) -> bool {
 
 /// Asks one process to end (SIGTERM); it may be gone already.
 pub fn terminate(pid: i32) {
-    // SAFETY: kill takes no pointers; pid is positive, so one process is meant.
+    send_signal(pid, libc::SIGTERM);
+}
+
+/// Tells a shell that its terminal is gone (SIGHUP).
+pub fn hang_up(pid: i32) {
+    send_signal(pid, libc::SIGHUP);
+}
+
+fn send_signal(pid: i32, signal: libc::c_int) {
     if pid > 1 {
-        unsafe { libc::kill(pid, libc::SIGTERM) };
+        // SAFETY: kill takes no pointers; pid is positive, so one process is meant.
+        unsafe { libc::kill(pid, signal) };
     }
 }
 

@@ -35,8 +35,20 @@ pub const MAX_ROUTERS: u16 = 256;
 const BENCHMARK4: &str = "198.18.0.0/15";
 const BENCHMARK6: &str = "2001:2::/48";
 
-/// Nice value of generator and router with priority: 29 times the weight of a normal thread.
-const PRIORITY_NICE: i32 = -15;
+/// 29 times the weight of a normal thread.
+const FIRST_NICE: i32 = -15;
+/// A 70th of it.
+const LAST_NICE: i32 = 19;
+
+/// Who goes first on busy cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Generator and router, before all other work of the machine: rates then tell about the router and not about a
+    /// neighbour's compiler.
+    Rates,
+    /// Everybody before the generator (which never sleeps): how fast a daemon reacts is measured.
+    Reaction,
+}
 
 /// Which core does what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +95,7 @@ pub struct Testbed {
     pub spec: Spec,
     /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
     pub name: String,
-    nice: i32,
+    router_nice: i32,
 }
 
 impl Testbed {
@@ -133,7 +145,7 @@ impl Testbed {
             box_namespace,
             spec,
             name,
-            nice: 0,
+            router_nice: 0,
         };
         testbed.thread_napi()?;
         Ok(testbed)
@@ -151,16 +163,19 @@ impl Testbed {
         ensure!(!ids.is_empty(), "the ports have no NAPI threads");
         for &id in &ids {
             sys::set_affinity(id, &[self.spec.cores.router]).context("pinning a NAPI thread")?;
-            sys::set_nice(id, self.nice).context("priority of a NAPI thread")?;
+            sys::set_nice(id, self.router_nice).context("priority of a NAPI thread")?;
         }
         Ok(cpu::Threads(ids))
     }
 
-    /// Lets generator and router go before other work on the machine (or not): rates then tell about the router and not
-    /// about a neighbour's compiler. Off while the reaction of a daemon, which has no core of its own, is measured.
-    pub fn set_priority(&mut self, on: bool) -> Result<()> {
-        self.nice = if on { PRIORITY_NICE } else { 0 };
-        self.generator.set_nice(self.nice)?;
+    /// Who goes first on busy cores from now on.
+    pub fn set_priority(&mut self, priority: Priority) -> Result<()> {
+        let (generator, router) = match priority {
+            Priority::Rates => (FIRST_NICE, FIRST_NICE),
+            Priority::Reaction => (LAST_NICE, 0),
+        };
+        self.router_nice = router;
+        self.generator.set_nice(generator)?;
         self.router_threads().map(drop)
     }
 

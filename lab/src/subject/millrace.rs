@@ -35,6 +35,7 @@ impl Millrace {
         let instance = testbed.name.clone();
         let mut run = testbed.box_namespace.command(&binary);
         sys::end_with_parent(&mut run);
+        sys::start_on_all_cores(&mut run);
         run.args(["run", "--instance", &instance, "--port", PORT_IN, "--port", PORT_OUT]);
         let started = Instant::now();
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
