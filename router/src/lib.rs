@@ -5,4 +5,5 @@ pub mod ethtool;
 pub mod hazards;
 pub mod netlink;
 pub mod netns;
+pub mod observer;
 pub mod plane;
