@@ -49,7 +49,8 @@ fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
 fn a_million_routes() {
     let before = resident_kib();
     let routes = table();
-    let (again, changes) = (routes.clone(), routes.iter().step_by(10).take(100_000).cloned().collect::<Vec<_>>());
+    let (again, changes) =
+        (routes.clone(), routes.iter().step_by(10).take(100_000).cloned().collect::<Vec<_>>());
     let mut bench = Bench::host(vec![], vec![]);
     timed("load", || bench.see(Event::Routes(HOST, routes, vec![])));
     let ops = timed("plan of the load", || bench.mirror.plan());

@@ -197,7 +197,8 @@ fn delete6(routes: &mut Vec<Route<u128>>, at: usize, dice: &mut Dice) -> Route<u
         Next::Many(hops) if dice.roll(2) == 0 => {
             let mut left = hops.to_vec();
             let gone = left.remove(dice.roll(hops.len()));
-            routes[at].next = if left.len() == 1 { Next::One(left.remove(0)) } else { Next::Many(left.into()) };
+            routes[at].next =
+                if left.len() == 1 { Next::One(left.remove(0)) } else { Next::Many(left.into()) };
             Route { next: Next::One(gone), ..route }
         }
         _ => routes.remove(at),
@@ -206,7 +207,8 @@ fn delete6(routes: &mut Vec<Route<u128>>, at: usize, dice: &mut Dice) -> Route<u
 
 fn neighbour_changes(space: &mut Dump, dice: &mut Dice) -> Neighbour {
     let address = format!("10.9.9.{}", dice.roll(3));
-    let new = neighbour(dice.pick(&LINKS), &address, (dice.roll(3) > 0).then(|| mac(200 + dice.roll(3) as u8)));
+    let new =
+        neighbour(dice.pick(&LINKS), &address, (dice.roll(3) > 0).then(|| mac(200 + dice.roll(3) as u8)));
     space.neighbours.retain(|n| (n.ifindex, n.address) != (new.ifindex, new.address));
     if new.mac.is_some() {
         space.neighbours.push(new.clone());
