@@ -113,7 +113,8 @@ pub struct Bench {
 impl Bench {
     /// Ports 0 and 1 are links 1 and 2 of the host, with these routes.
     pub fn host(routes4: Vec<Route<u32>>, routes6: Vec<Route<u128>>) -> Bench {
-        let dump = Dump { links: vec![physical(1), physical(2), physical(9)], routes4, routes6, ..Dump::default() };
+        let dump =
+            Dump { links: vec![physical(1), physical(2), physical(9)], routes4, routes6, ..Dump::default() };
         Bench::with(Limits::default(), dump)
     }
 

@@ -78,12 +78,19 @@ impl Model {
                 self.routers.get_mut(router).unwrap().addresses = addresses.iter().copied().collect();
             }
             Op::Interface(id, interface) => {
-                assert!(self.ports.contains_key(&interface.port) && self.routers.contains_key(&interface.router));
+                assert!(
+                    self.ports.contains_key(&interface.port) && self.routers.contains_key(&interface.router)
+                );
                 let key = |i: &Interface| (i.port, i.vlan, i.mac);
-                let rival = self.interfaces.iter().find(|(other, i)| *other != id && key(i) == key(interface));
+                let rival =
+                    self.interfaces.iter().find(|(other, i)| *other != id && key(i) == key(interface));
                 assert_eq!(rival, None, "two interfaces with one address");
                 if let Some(old) = self.interfaces.insert(*id, interface.clone()) {
-                    assert_eq!((key(&old), old.router), (key(interface), interface.router), "a number is used again");
+                    assert_eq!(
+                        (key(&old), old.router),
+                        (key(interface), interface.router),
+                        "a number is used again"
+                    );
                 }
             }
             Op::InterfaceGone(id) => {
@@ -112,17 +119,24 @@ impl Model {
     fn check_target(&self, router: RouterId, target: Option<&Target>) {
         match target {
             Some(Target::Hop(hop)) => {
-                let interface = self.interfaces.get(&hop.interface).expect("the interface comes before its routes");
+                let interface =
+                    self.interfaces.get(&hop.interface).expect("the interface comes before its routes");
                 assert_eq!(interface.router, router);
             }
-            Some(Target::Multi(members)) => members.iter().for_each(|(t, _)| self.check_target(router, Some(t))),
+            Some(Target::Multi(members)) => {
+                members.iter().for_each(|(t, _)| self.check_target(router, Some(t)))
+            }
             Some(Target::Pass { .. }) | None => {}
         }
     }
 
     fn check(&self) {
         for (id, router) in &self.routers {
-            router.routes4.values().chain(router.routes6.values()).for_each(|t| self.check_target(*id, Some(t)));
+            router
+                .routes4
+                .values()
+                .chain(router.routes6.values())
+                .for_each(|t| self.check_target(*id, Some(t)));
         }
     }
 

@@ -44,7 +44,9 @@ fn tell(mirror: &Mirror, target: &Target) -> String {
     match target {
         Target::Pass { .. } => format!("{target:?}"),
         Target::Hop(hop) => format!("{:?} {:?} {}", link(hop.interface), hop.gateway, hop.mtu),
-        Target::Multi(members) => members.iter().map(|(t, w)| format!("[{} x{w}]", tell(mirror, t))).collect(),
+        Target::Multi(members) => {
+            members.iter().map(|(t, w)| format!("[{} x{w}]", tell(mirror, t))).collect()
+        }
     }
 }
 
@@ -53,13 +55,16 @@ fn apply(model: &mut Model, mirror: &Mirror, ops: &[Op]) {
     let addresses = [0x0a01_0101, 0x0a01_01ff, 0x0a01_8001, 0x0a02_0000, 0xc000_0201, 0x0800_0000];
     let mut after = model.clone();
     after.apply(ops);
-    let gone: BTreeSet<_> = ops.iter().filter_map(|o| if let Op::RouterGone(r) = o { Some(*r) } else { None }).collect();
+    let gone: BTreeSet<_> =
+        ops.iter().filter_map(|o| if let Op::RouterGone(r) = o { Some(*r) } else { None }).collect();
     let routers: Vec<RouterId> = model.routers.keys().copied().filter(|id| !gone.contains(id)).collect();
     let states = |model: &Model| routers.iter().map(|id| model.covered(*id, &addresses)).collect::<Vec<_>>();
     let (start, end) = (states(model), states(&after));
     for op in ops {
         model.apply_one(op);
-        for ((now, start), end) in states(model).iter().flatten().zip(start.iter().flatten()).zip(end.iter().flatten()) {
+        for ((now, start), end) in
+            states(model).iter().flatten().zip(start.iter().flatten()).zip(end.iter().flatten())
+        {
             assert!(*now || !(*start && *end), "no route in between: {op:?}");
         }
     }
