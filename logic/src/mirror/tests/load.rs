@@ -77,3 +77,27 @@ fn churn(bench: &mut Bench, change: Change, routes: Vec<Route<u32>>) {
     }
     assert_eq!(ops, 100_000);
 }
+
+/// 256 routers with 15 interfaces each: what one link event costs.
+#[test]
+#[ignore = "a measurement; wants --release"]
+fn four_thousand_interfaces() {
+    let mut bench = Bench::host(vec![], vec![]);
+    for namespace in 1..256 {
+        let link =
+            |i: u32| Link { mac: Mac([2, 1, 0, namespace as u8, 0, i as u8]), ..macvlan(i, (HOST, 1)) };
+        let links = (1..=15).map(link).collect();
+        bench.see(Event::Namespace(namespace, super::namespace("red")));
+        bench.see(Event::Dump(namespace, Box::new(Dump { links, ..Dump::default() })));
+    }
+    let ops = timed("all interfaces", || bench.mirror.plan());
+    assert_eq!(ops.len(), 255 * (1 + 2 * 15));
+    let mut link = Link { mac: Mac([2, 1, 0, 7, 0, 3]), ..macvlan(3, (HOST, 1)) };
+    timed("100 link changes, each its own plan", || {
+        for _ in 0..100 {
+            link.up = !link.up;
+            bench.see(Event::Link(7, link.clone()));
+            assert_eq!(bench.mirror.plan().len(), 1);
+        }
+    });
+}

@@ -50,10 +50,15 @@ fn a_dump_leads_where_linux_would() {
         ("unknown device", vec![alias(0, via(77, "10.9.9.1"))], Some(NOT_A_PORT)),
         ("lower metric", vec![alias(5, two.clone()), alias(1, one.clone())], via1()),
         ("first of equals", vec![alias(1, one.clone()), alias(1, two.clone())], via1()),
-        ("dead", vec![alias(0, Next::One(dead(1, "10.9.9.1")))], None),
+        ("dead", vec![alias(0, Next::One(dead(2, "10.9.9.1")))], None),
         ("dead, next metric", vec![alias(0, Next::One(dead(2, "10.9.9.2"))), alias(9, one.clone())], via1()),
         ("linkdown, heeded by link 2 only", vec![alias(0, Next::One(linkdown(1, "10.9.9.1")))], via1()),
         ("linkdown, heeded", vec![alias(0, Next::One(linkdown(2, "10.9.9.1")))], None),
+        (
+            "dead, on a device that runs",
+            vec![alias(0, Next::One(dead(1, "10.9.9.1")))],
+            Some(UNICAST_COMPLEX),
+        ),
         ("multipath", vec![alias(0, both)], Some(multi)),
         (
             "one of two is dead",
@@ -62,7 +67,7 @@ fn a_dump_leads_where_linux_would() {
         ),
         (
             "both are dead",
-            vec![alias(0, Next::Many([dead(2, "10.9.9.2"), dead(1, "10.9.9.1")].into()))],
+            vec![alias(0, Next::Many([dead(2, "10.9.9.2"), dead(2, "10.9.9.1")].into()))],
             None,
         ),
         (
@@ -103,7 +108,7 @@ fn a_dump_leads_where_linux_would() {
         ),
     ];
     for (name, routes, expected) in rows {
-        let mut heeding = physical(2);
+        let mut heeding = Link { carrier: false, ..physical(2) };
         heeding.ipv4.ignore_routes_with_linkdown = true;
         let links = vec![physical(1), heeding, physical(9)];
         let bench = Bench::with(Limits::default(), Dump { links, routes4: routes, ..Dump::default() });
@@ -212,7 +217,8 @@ fn nexthop_objects_are_followed() {
         (single(1, hop(1, Some("10.9.9.1"))), UNICAST_COMPLEX),
         (object(5, NexthopObjectKind::Group(vec![(1, 1), (2, 4)])), UNICAST_COMPLEX),
         (single(2, hop(2, Some("10.9.9.2"))), multi),
-        (single(2, dead(2, "10.9.9.2")), out(1, Some("10.9.9.1"))),
+        (single(2, dead(9, "10.9.9.2")), UNICAST_COMPLEX),
+        (Event::Link(HOST, Link { carrier: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
         (object(2, NexthopObjectKind::Blackhole), UNICAST_COMPLEX),
         (object(5, NexthopObjectKind::Group(vec![(2, 1)])), pass(Reason::SpecialRoute)),
         (object(5, NexthopObjectKind::Blackhole), pass(Reason::SpecialRoute)),
