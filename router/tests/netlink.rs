@@ -265,10 +265,13 @@ fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
             Event::Namespace(id, n) if n.name == name => Some(*id),
             _ => None,
         });
+        let started = Instant::now();
         bed.end_processes();
         until(&mut observer, "end of the namespace", |e| {
             matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
         });
+        // A container started again at once wants its MAC address back: no waiting for a slow scan.
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
     });
 }
 
@@ -460,6 +463,60 @@ fn qdiscs_and_filters_are_told_of_their_device() {
     });
 }
 
+/// Load and attach a program that lets everything pass; it stays for as long as the result lives.
+fn attach_tcx(ifindex: i32) -> [std::os::fd::OwnedFd; 2] {
+    use libbpf_rs::libbpf_sys::{self as sys, bpf_insn};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    let instruction = |code, imm| {
+        let mut i = bpf_insn { code, imm, ..Default::default() };
+        i.set_dst_reg(0);
+        i
+    };
+    // r0 = -1 (TCX_NEXT); exit
+    let program = [instruction(0xb7, -1), instruction(0x95, 0)];
+    let (name, license) = (c"pass".as_ptr(), c"GPL".as_ptr());
+    let own = |fd: i32| {
+        assert!(fd >= 0, "{}", std::io::Error::from_raw_os_error(-fd));
+        // SAFETY: a new descriptor, owned by nobody else.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    };
+    // SAFETY: strings and instructions live across the call; no options are passed.
+    let program = own(unsafe {
+        sys::bpf_prog_load(
+            sys::BPF_PROG_TYPE_SCHED_CLS,
+            name,
+            license,
+            program.as_ptr(),
+            2,
+            std::ptr::null_mut(),
+        )
+    });
+    // SAFETY: no options are passed.
+    let link = own(unsafe {
+        sys::bpf_link_create(program.as_raw_fd(), ifindex, sys::BPF_TCX_INGRESS, std::ptr::null())
+    });
+    [program, link]
+}
+
+#[test]
+fn tcx_programs_are_found() {
+    with_bed(|_| {
+        let mut observer = observer();
+        let port =
+            until(&mut observer, "port", |e| if let Event::Port(0, p) = e { Some(p.ifindex) } else { None });
+        settle(&mut observer);
+        let attached = attach_tcx(port as i32);
+        until(&mut observer, "tcx program", |e| {
+            matches!(e, Event::Link(HOST, l) if l.hazards.iter().any(|h| h.contains("1 tcx program")))
+                .then_some(())
+        });
+        drop(attached);
+        until(&mut observer, "its end", |e| {
+            matches!(e, Event::Link(HOST, l) if l.hazards.is_empty()).then_some(())
+        });
+    });
+}
+
 #[test]
 fn lost_events_cost_a_dump_and_nothing_else() {
     with_bed(|_| {
@@ -597,4 +654,48 @@ fn a_million_routes_are_dumped_in_two_seconds() {
         });
         println!("{count} route events made in {made:?}, absorbed in {:?}", read.elapsed());
     });
+}
+
+/// What 256 routers cost while nothing happens.
+#[test]
+#[ignore = "a measurement"]
+fn many_routers_idle_cheaply() {
+    with_bed(|bed| {
+        for i in 0..256 {
+            let name = bed.namespace(&format!("r{i}"));
+            sh(&format!("ip link add link port0 name m0 netns {name} type macvlan mode bridge"));
+        }
+        let started = Instant::now();
+        let mut observer = observer();
+        let events = observer.poll(Duration::ZERO).unwrap();
+        let dumps = events.iter().filter(|e| matches!(e, Event::Dump(..))).count();
+        println!("{dumps} namespaces read in {:?}", started.elapsed());
+        assert_eq!(dumps, 257);
+        settle(&mut observer);
+        let (before, started) = (cpu_time(), Instant::now());
+        while started.elapsed() < Duration::from_secs(10) {
+            observer.poll(Duration::from_secs(1)).unwrap();
+        }
+        let share = (cpu_time() - before).as_secs_f64() / started.elapsed().as_secs_f64();
+        println!("idle: {:.2} % of a core, {} KiB resident", share * 100.0, resident_kib());
+        assert!(share < 0.05, "{share}");
+    });
+}
+
+/// Of this process, all threads, user and system.
+fn cpu_time() -> Duration {
+    // SAFETY: all zeros is a value of this plain C struct, which lives across the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }

@@ -34,7 +34,7 @@ use logic::observe::{Event, Namespace, NamespaceId, Port};
 use poller::{DirectoryWatch, Poller};
 use space::{Peers, Space};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
     net::IpAddr,
@@ -57,6 +57,15 @@ const EVENTS_PER_POLL: usize = 1 << 16;
 /// Descriptors a namespace needs: sockets, its file, settings.
 const DESCRIPTORS: u64 = 24;
 const DIRECTORY_TOKEN: u64 = u64::MAX;
+/// What of a namespace is readable.
+const ROUTE: u64 = 0;
+const NETFILTER: u64 = 1;
+const XFRM: u64 = 2;
+const PROCESS: u64 = 3;
+
+fn token(id: NamespaceId, what: u64) -> u64 {
+    u64::from(id) << 2 | what
+}
 
 /// Why observing failed.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +124,7 @@ pub struct Observer {
     ports: Vec<PortState>,
     next_id: NamespaceId,
     /// Namespaces looked into and found to be of no interest.
-    dull: BTreeMap<Key, ()>,
+    dull: BTreeSet<Key>,
     own: Key,
     out: Vec<Event>,
     discover_at: Option<Instant>,
@@ -153,7 +162,7 @@ impl Observer {
                 .map(|wanted| PortState { wanted: wanted.clone(), port: None })
                 .collect(),
             next_id: HOST,
-            dull: BTreeMap::new(),
+            dull: BTreeSet::new(),
             own,
             out: Vec::new(),
             discover_at: None,
@@ -222,7 +231,7 @@ impl Observer {
         }
         let Some(space) = self.spaces.get_mut(&((token >> 2) as NamespaceId)) else { return };
         match token & 3 {
-            0 => {
+            ROUTE => {
                 if let Err(error) = space.take_events(&self.peers, &mut self.out, now) {
                     tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
                     space.due.dump_later(now);
@@ -231,13 +240,17 @@ impl Observer {
                     self.discover_soon(now);
                 }
             }
-            1 => {
+            NETFILTER => {
                 space.hazards.netfilter.iter_mut().for_each(|side| side.events.discard());
                 space.due.hazards_soon(now);
             }
-            _ => {
+            XFRM => {
                 space.hazards.xfrm.iter_mut().for_each(|side| side.events.discard());
                 space.due.hazards_soon(now);
+            }
+            _ => {
+                space.process = None;
+                self.discover_at = Some(now);
             }
         }
     }
@@ -293,11 +306,10 @@ impl Observer {
         }
         let bytes = self.config.receive_buffer_bytes;
         let mut space = Space::open(id, key, file.clone(), namespace.clone(), bytes)?;
-        let token = u64::from(id) << 2;
-        self.poller.add(&space.events, token)?;
-        for (side, token) in [(&space.hazards.netfilter, token | 1), (&space.hazards.xfrm, token | 2)] {
+        self.poller.add(&space.events, token(id, ROUTE))?;
+        for (side, what) in [(&space.hazards.netfilter, NETFILTER), (&space.hazards.xfrm, XFRM)] {
             if let Some(side) = side {
-                self.poller.add(&side.events, token)?;
+                self.poller.add(&side.events, token(id, what))?;
             }
         }
         self.peers.push((id, file));
@@ -377,7 +389,7 @@ impl Observer {
         space.dump(&self.peers)
     }
 
-    /// The file of an observed namespace.
+    /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.
     pub fn namespace_file(&self, id: NamespaceId) -> Option<Arc<File>> {
         self.spaces.get(&id).map(|s| s.file.clone())
     }
