@@ -67,7 +67,7 @@ pub struct Sampling {
 
 impl Default for Sampling {
     fn default() -> Self {
-        Self { every_packets: SampleEvery(1024) }
+        Self { every_packets: SampleEvery(128) }
     }
 }
 
@@ -225,7 +225,9 @@ impl FromStr for Interval {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
         let bad = || {
-            BadValue(format!("{s:?} is not allowed: a time from 2s to 24h, such as \"30s\", \"1500ms\", \"5m\" or \"1h\""))
+            BadValue(format!(
+                "{s:?} is not allowed: a time from 2s to 24h, such as \"30s\", \"1500ms\", \"5m\" or \"1h\""
+            ))
         };
         let digits = s.bytes().take_while(u8::is_ascii_digit).count();
         let number: u64 = s[..digits].parse().map_err(|_| bad())?;
@@ -293,11 +295,11 @@ fn key_at(text: &str, at: usize) -> Option<String> {
     let line_start = before.rfind('\n').map_or(0, |i| i + 1);
     let line_end = text[line_start..].find('\n').map_or(text.len(), |i| line_start + i);
     let is_key = |line: &&str| line.contains('=') && !line.trim_start().starts_with('#');
-    let line = Some(&text[line_start..line_end])
-        .filter(is_key)
-        .or_else(|| before.lines().rev().find(is_key))?;
+    let line =
+        Some(&text[line_start..line_end]).filter(is_key).or_else(|| before.lines().rev().find(is_key))?;
     let key = line.split('=').next()?.trim();
-    let table = before.lines().rev().find_map(|l| l.trim().strip_prefix('[')?.split(']').next().map(str::trim));
+    let table =
+        before.lines().rev().find_map(|l| l.trim().strip_prefix('[')?.split(']').next().map(str::trim));
     Some(match table {
         Some(table) => format!("{table}.{key}"),
         None => key.into(),
@@ -330,11 +332,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.ports.len(), 2);
-        assert_eq!(config.routers, [
-            RouterRef::Name("red".into()),
-            RouterRef::Pid(42),
-            RouterRef::Path("/run/x".into())
-        ]);
+        assert_eq!(
+            config.routers,
+            [RouterRef::Name("red".into()), RouterRef::Pid(42), RouterRef::Path("/run/x".into())]
+        );
         assert_eq!(config.heartbeat.0, Duration::from_secs(1500));
         assert_eq!(config.policing, Policing { exception_pps: Rate(0), control_pps: Rate(10_000) });
         assert_eq!(config.sampling.every_packets, SampleEvery(64));
@@ -350,7 +351,10 @@ mod tests {
             ("heartbeat = \"999999999999999999999h\"", &["m.toml:1: heartbeat: ", "2s to 24h"]),
             ("heartbeat = 30", &["m.toml:1: heartbeat: ", "expected a string"]),
             ("generic = \"yes\"", &["m.toml:1: generic: ", "expected a boolean"]),
-            ("ports = [\"eth1\",\n \"a/b\"]", &["m.toml:1: ports: ", "\"a/b\" is not a device name", "1 to 15"]),
+            (
+                "ports = [\"eth1\",\n \"a/b\"]",
+                &["m.toml:1: ports: ", "\"a/b\" is not a device name", "1 to 15"],
+            ),
             ("ports = \"eth1\"", &["m.toml:1: ports: ", "expected a sequence"]),
             ("routers = [\"pid:x\"]", &["m.toml:1: routers: ", "\"pid:x\" is not a router", "pid:NUMBER"]),
             ("[policing]\ncontrol_pps = -1", &["m.toml:2: policing.control_pps: ", "-1", "0 (unlimited)"]),

@@ -244,7 +244,9 @@ impl Headers {
         let mut ether_type = word(at)?;
         while matches!(ether_type, 0x8100 | 0x88a8) {
             let (Some(tci), Some(next)) = (word(at + 2), word(at + 4)) else { break };
-            let Some(pushed) = vlan.push(Tag { vid: tci & 0xfff, service: ether_type == 0x88a8 }) else { break };
+            let Some(pushed) = vlan.push(Tag { vid: tci & 0xfff, service: ether_type == 0x88a8 }) else {
+                break;
+            };
             (vlan, ether_type, at) = (pushed, next, at + 4);
         }
         let ip = frame.get(at + 2..).unwrap_or_default();
@@ -292,8 +294,15 @@ mod tests {
             let packet: PacketText = text.parse().unwrap_or_else(|e| panic!("{text}: {e}"));
             let frame = packet.frame(A, B, packet.vlan.unwrap_or_default());
             let headers = Headers::read(&frame).unwrap();
-            assert_eq!((headers.ttl, headers.length, headers.vlan.as_str()), (Some(ttl), length, vlan), "{text}");
-            assert_eq!((headers.source, headers.destination), (Some(packet.source), Some(packet.destination)));
+            assert_eq!(
+                (headers.ttl, headers.length, headers.vlan.as_str()),
+                (Some(ttl), length, vlan),
+                "{text}"
+            );
+            assert_eq!(
+                (headers.source, headers.destination),
+                (Some(packet.source), Some(packet.destination))
+            );
             assert_eq!((headers.destination_mac, headers.source_mac), (A.to_string(), B.to_string()));
             SlicedPacket::from_ethernet(&frame).unwrap_or_else(|e| panic!("{text}: {e}"));
         }
