@@ -9,3 +9,4 @@ pub mod abi;
 pub mod config;
 pub mod daemon;
 pub mod plane;
+pub mod privileges;
