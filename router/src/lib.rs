@@ -6,6 +6,7 @@
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`config`] | what the user wants, checked |
 pub mod abi;
+pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod plane;

@@ -14,7 +14,7 @@ use logic::{
     net::{Mac, Vlan},
     plan::{PortId, Target},
 };
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Sender of packets whose source MAC is not given.
 const SENDER: Mac = Mac([0x02, 0, 0, 0, 0, 0xfe]);

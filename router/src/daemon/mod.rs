@@ -21,6 +21,8 @@ mod explain;
 mod generation;
 pub mod instance;
 pub mod kernel;
+mod ledger;
+pub mod observing;
 pub mod packet;
 mod pending;
 mod reclaim;

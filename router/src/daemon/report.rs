@@ -115,10 +115,11 @@ pub struct InterfaceReport {
     /// `-`, `100` or `100.7`.
     pub vlan: String,
     pub mac: String,
-    pub mtu: u32,
     pub accelerated: Families<bool>,
-    /// Why packets that arrive here are not accelerated, as sentences.
-    pub why_not: Vec<String>,
+    /// Why packets that arrive here are not accelerated, as sentences; its router may have other reasons.
+    pub why_not: Families<Vec<String>>,
+    /// Packets may be sent out here.
+    pub transmit: bool,
     pub rx_packets: u64,
     pub rx_bytes: u64,
     pub tx_packets: u64,
