@@ -14,6 +14,7 @@
 
 pub mod hash;
 pub mod memory;
+pub mod mirror;
 pub mod net;
 pub mod observe;
 pub mod plan;
