@@ -12,6 +12,7 @@
 //! Time is an argument, memory that programs share is an argument, and everything is deterministic.
 #![forbid(unsafe_code)]
 
+pub mod fib;
 pub mod hash;
 pub mod memory;
 pub mod mirror;
