@@ -10,7 +10,8 @@ const MAX_FRAMES: usize = 1000;
 /// The Ethernet frames of a file, at most [`MAX_FRAMES`].
 pub fn read(file: &Path) -> Result<Vec<Vec<u8>>> {
     let name = file.display();
-    let opened = File::open(file).with_context(|| format!("cannot read {name} (nor is it a packet such as \"udp A -> B\")"))?;
+    let opened = File::open(file)
+        .with_context(|| format!("cannot read {name} (nor is it a packet such as \"udp A -> B\")"))?;
     let mut reader = PcapReader::new(opened).with_context(|| format!("{name} is not a pcap file"))?;
     if reader.header().datalink != DataLink::ETHERNET {
         bail!("{name} holds {:?} frames, not Ethernet", reader.header().datalink);
@@ -19,7 +20,10 @@ pub fn read(file: &Path) -> Result<Vec<Vec<u8>>> {
     while let Some(packet) = reader.next_packet() {
         let packet = packet.with_context(|| format!("{name}, frame {}", frames.len() + 1))?;
         if packet.data.len() < packet.orig_len as usize {
-            bail!("{name}, frame {}: captured without its end; capture with `tcpdump -s 0`", frames.len() + 1);
+            bail!(
+                "{name}, frame {}: captured without its end; capture with `tcpdump -s 0`",
+                frames.len() + 1
+            );
         }
         frames.push(packet.data.into_owned());
         if frames.len() == MAX_FRAMES {
@@ -50,6 +54,9 @@ mod tests {
             fs::write(&file, &bytes[..length]).unwrap();
             assert!(read(&file).map_or(true, |frames| frames.is_empty()), "cut at {length}");
         }
-        assert!(format!("{:#}", read(Path::new("/nonexistent")).unwrap_err()).contains("cannot read /nonexistent"));
+        assert!(
+            format!("{:#}", read(Path::new("/nonexistent")).unwrap_err())
+                .contains("cannot read /nonexistent")
+        );
     }
 }

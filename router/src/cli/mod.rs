@@ -20,12 +20,11 @@ use crate::{
         kernel::{Bpf, monotonic},
         observing,
         report::{
-            ExplainReport, ExplainRequest, InterfaceReport, PortReport, RouteReport, RouterReport, Status, StopReport,
-            VerifyReport,
+            ExplainReport, ExplainRequest, InterfaceReport, PortReport, RouteReport, RouterReport, Status,
+            StopReport, VerifyReport,
         },
         start,
     },
-
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -159,9 +158,11 @@ impl Command {
     fn is_json(&self) -> bool {
         match self {
             Command::Run(_) => false,
-            Command::Status(o) | Command::Ports(o) | Command::Routers(o) | Command::Interfaces(o) | Command::Stop(o) => {
-                o.json
-            }
+            Command::Status(o)
+            | Command::Ports(o)
+            | Command::Routers(o)
+            | Command::Interfaces(o)
+            | Command::Stop(o) => o.json,
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
         }
@@ -175,7 +176,9 @@ impl Cli {
             Command::Run(run) => return run.run(instance),
             Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
             Command::Ports(o) => show(o, &get::<Vec<PortReport>>(&instance, "/ports")?, |r| text::ports(r)),
-            Command::Routers(o) => show(o, &get::<Vec<RouterReport>>(&instance, "/routers")?, |r| text::routers(r)),
+            Command::Routers(o) => {
+                show(o, &get::<Vec<RouterReport>>(&instance, "/routers")?, |r| text::routers(r))
+            }
             Command::Interfaces(o) => {
                 show(o, &get::<Vec<InterfaceReport>>(&instance, "/interfaces")?, |r| text::interfaces(r))
             }
@@ -279,7 +282,10 @@ fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
 }
 
 fn call<T: DeserializeOwned>(
-    instance: &Instance, method: &str, path: &str, body: Option<serde_json::Value>,
+    instance: &Instance,
+    method: &str,
+    path: &str,
+    body: Option<serde_json::Value>,
 ) -> Result<T> {
     client::call(&instance.socket(), method, path, body, PATIENCE).map_err(|error| match error {
         CallError::NoDaemon => anyhow::anyhow!("{}", without_daemon(instance)),
@@ -293,14 +299,20 @@ fn without_daemon(instance: &Instance) -> String {
     let ports = bpf.pinned_ports();
     let socket = instance.socket();
     if ports.is_empty() {
-        return format!("no daemon is running (nobody listens on {}), and nothing is attached", socket.display());
+        return format!(
+            "no daemon is running (nobody listens on {}), and nothing is attached",
+            socket.display()
+        );
     }
     let deadline = match bpf.deadline().map(|d| (d, monotonic())) {
         Some((deadline, now)) if deadline > now => {
             format!("the fast path still forwards, for {:.0} s more", (deadline - now).as_secs_f64())
         }
         Some((deadline, now)) => {
-            format!("the heartbeat expired {:.0} s ago and the kernel forwards", (now - deadline).as_secs_f64())
+            format!(
+                "the heartbeat expired {:.0} s ago and the kernel forwards",
+                (now - deadline).as_secs_f64()
+            )
         }
         None => "until when the fast path forwards cannot be read".into(),
     };
@@ -348,7 +360,8 @@ mod tests {
             "stop --instance x",
         ];
         for line in fine {
-            Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' '))).unwrap_or_else(|e| panic!("{line}: {e}"));
+            Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' ')))
+                .unwrap_or_else(|e| panic!("{line}: {e}"));
         }
         let wrong = [
             ("run --port a/b", "is not a device name"),
@@ -361,7 +374,8 @@ mod tests {
             ("explain", "required"),
         ];
         for (line, part) in wrong {
-            let error = Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' '))).unwrap_err().to_string();
+            let error =
+                Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' '))).unwrap_err().to_string();
             assert!(error.contains(part), "{line}: {error}");
         }
     }

@@ -22,7 +22,9 @@ impl Table {
             return String::new();
         }
         let columns = self.rows[0].len();
-        let width = |c: usize| self.rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+        let width = |c: usize| {
+            self.rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)
+        };
         let widths: Vec<_> = (0..columns).map(width).collect();
         let is_number = |s: &String| s == "-" || s.starts_with(|c: char| c.is_ascii_digit());
         let right: Vec<_> =

@@ -4,8 +4,8 @@ use super::table::Table;
 use crate::daemon::{
     packet::Headers,
     report::{
-        ExplainReport, Families, HopReport, InterfaceReport, PortReport, ReasonCount, RouteReport, RouterReport, Status,
-        StopReport, VerifyReport,
+        ExplainReport, Families, HopReport, InterfaceReport, PortReport, ReasonCount, RouteReport,
+        RouterReport, Status, StopReport, VerifyReport,
     },
 };
 
@@ -16,7 +16,8 @@ const TOP_REASONS: usize = 8;
 pub fn status(s: &Status) -> String {
     let instance = s.instance.as_ref().map_or(String::new(), |i| format!(" instance {i},"));
     let state = if s.ready { "forwarding" } else { "NOT READY" };
-    let mut text = format!("millrace {},{instance} process {}, up {}: {state}\n", s.version, s.pid, span(s.uptime_s));
+    let mut text =
+        format!("millrace {},{instance} process {}, up {}: {state}\n", s.version, s.pid, span(s.uptime_s));
     if let Some(problem) = &s.problem {
         text += &format!("problem     {problem}\n");
     }
@@ -25,7 +26,8 @@ pub fn status(s: &Status) -> String {
         "heartbeat   tables confirmed {age}; without a daemon forwarding goes on for {} s\n",
         s.heartbeat.timeout_s
     );
-    let cost = s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
+    let cost =
+        s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
     text += &format!(
         "packets     {} forwarded ({}){cost}, {} to the kernel, {} dropped\n",
         s.packets.forwarded,
@@ -49,7 +51,7 @@ pub fn status(s: &Status) -> String {
 fn tables(s: &Status) -> String {
     let mut table = Table::new(&["TABLE", "USED", "CAPACITY", "FULL"]);
     for t in &s.tables {
-        let percent = if t.capacity == 0 { 0 } else { t.used.saturating_mul(100) / t.capacity };
+        let percent = t.used.saturating_mul(100).checked_div(t.capacity).unwrap_or(0);
         table.row([t.table.clone(), t.used.to_string(), t.capacity.to_string(), format!("{percent}%")]);
     }
     table.text()
@@ -76,7 +78,16 @@ pub fn ports(ports: &[PortReport]) -> String {
 /// `millrace routers`: a row each, then why something is not accelerated.
 pub fn routers(routers: &[RouterReport]) -> String {
     let mut table = Table::new(&[
-        "ROUTER", "IPV4", "IPV6", "INTERFACES", "ROUTES4", "ROUTES6", "FORWARDED", "TO KERNEL", "DROPPED", "NS/PACKET",
+        "ROUTER",
+        "IPV4",
+        "IPV6",
+        "INTERFACES",
+        "ROUTES4",
+        "ROUTES6",
+        "FORWARDED",
+        "TO KERNEL",
+        "DROPPED",
+        "NS/PACKET",
     ]);
     let yes = |accelerated| if accelerated { "fast" } else { "kernel" };
     for r in routers {
@@ -113,7 +124,17 @@ fn why_not(why: &Families<Vec<String>>) -> Vec<String> {
 /// `millrace interfaces`.
 pub fn interfaces(interfaces: &[InterfaceReport]) -> String {
     let mut table = Table::new(&[
-        "ROUTER", "INTERFACE", "PORT", "VLAN", "MAC", "IPV4", "IPV6", "RX PACKETS", "RX BYTES", "TX PACKETS", "TX BYTES",
+        "ROUTER",
+        "INTERFACE",
+        "PORT",
+        "VLAN",
+        "MAC",
+        "IPV4",
+        "IPV6",
+        "RX PACKETS",
+        "RX BYTES",
+        "TX PACKETS",
+        "TX BYTES",
         "WHY NOT",
     ]);
     let yes = |accelerated| if accelerated { "fast" } else { "kernel" };
@@ -173,7 +194,10 @@ pub fn verify(v: &VerifyReport) -> String {
     let mut text = table.text();
     for r in &v.routers {
         for d in &r.differences {
-            text += &format!("  {}: {}: the kernel says {}, the fast table {}\n", r.router, d.prefix, d.kernel, d.fast);
+            text += &format!(
+                "  {}: {}: the kernel says {}, the fast table {}\n",
+                r.router, d.prefix, d.kernel, d.fast
+            );
         }
     }
     text += &match v.differences {

@@ -1,19 +1,23 @@
 //! Queries answered from the loop's state.
 
 use super::{
-    Control, PortState,
+    Control,
     api::{Answer, ApiError, Query, RouteQuery},
-    pending::InterfaceView,
     report::{
-        Difference, Families, Heartbeat, HopReport, InterfaceReport, Packets, PortReport, ReasonCount,
-        RouteReport, RouterReport, Status, StopReport, TableUse, VerifyReport, VerifyRouter,
+        Families, Heartbeat, HopReport, InterfaceReport, Packets, PortReport, ReasonCount, RouteReport,
+        RouterReport, Status, StopReport, TableUse,
     },
     seam::{FastPath, Kernel, Observe},
+    world::PortState,
 };
 use crate::plane::{Charge, Counters, InterfaceCount};
 use logic::{
+    mirror::{InterfaceView, RouterView},
+    net::{Address, Prefix},
+    observe::NamespaceId,
     plan::{InterfaceId, PortId, RouterId, Target},
     reason::{Class, Reason},
+    tables::{self, Occupancy, Region},
 };
 use serde::Serialize;
 use std::{collections::BTreeMap, net::IpAddr};
@@ -77,134 +81,131 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn table_use(&self) -> Vec<TableUse> {
-        let row = |(table, used, capacity): (&str, usize, usize)| TableUse {
-            table: table.into(),
-            used: used as u64,
-            capacity: capacity as u64,
+        let row = |(region, rows): (Region, Occupancy)| TableUse {
+            table: region.to_string(),
+            used: rows.used as u64,
+            capacity: rows.capacity as u64,
         };
         self.generation.tables.occupancy().into_iter().map(row).collect()
     }
 
     fn port_reports(&self, totals: &Counters) -> Vec<PortReport> {
-        self.ports.iter().map(|(id, port)| port_report(*id, port, totals)).collect()
+        self.world.ports.iter().map(|(id, port)| port_report(*id, port, totals)).collect()
     }
 
     pub(super) fn port_name(&self, id: PortId) -> String {
-        self.ports.get(&id).map_or_else(|| format!("port {id}"), |p| p.name.clone())
+        self.world.ports.get(&id).map_or_else(|| format!("port {id}"), |p| p.name.clone())
     }
 
     fn router_reports(&self, totals: &Counters) -> Vec<RouterReport> {
-        let mut counts: BTreeMap<String, (u64, InterfaceCount)> = BTreeMap::new();
-        for interface in self.mirror.interfaces() {
-            let (number, count) = counts.entry(interface.router).or_default();
-            *number += 1;
-            count.add(interface.id.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default());
+        let mut sums: BTreeMap<NamespaceId, InterfaceSum> = BTreeMap::new();
+        for interface in self.world.mirror.interfaces() {
+            let sum = sums.entry(interface.namespace).or_default();
+            sum.interfaces += 1;
+            let Some(id) = interface.interface else { continue };
+            sum.count.add(totals.interfaces.get(&id).copied().unwrap_or_default());
+            sum.neighbours += self.world.ledger.neighbours_on(id) as u64;
         }
-        let report = |router: super::pending::RouterView| {
-            let (interfaces, count) = counts.remove(&router.name).unwrap_or_default();
-            let is_ours = |payer: Charge| router.id.is_some_and(|id| payer == Charge::Router(id));
-            let [why_not4, why_not6] = router.why_not;
-            RouterReport {
-                router: router.id,
-                accelerated: Families { ipv4: router.accelerated[0], ipv6: router.accelerated[1] },
-                why_not: Families { ipv4: why_not4, ipv6: why_not6 },
-                interfaces,
-                routes: Families {
-                    ipv4: router.id.map_or(0, |id| self.mirror.routes4(id).len() as u64),
-                    ipv6: router.id.map_or(0, |id| self.mirror.routes6(id).len() as u64),
-                },
-                neighbours: router.id.map_or(0, |id| self.mirror.neighbours(id) as u64),
-                packets: packets(&count, totals, is_ours),
-                ns_per_packet: ns_per_packet(&count),
-                reasons: reasons(totals, is_ours),
-                name: router.name,
-            }
-        };
-        self.mirror.routers().into_iter().map(report).collect()
+        let routers = self.world.mirror.routers();
+        routers
+            .map(|r| self.router_report(sums.remove(&r.namespace).unwrap_or_default(), r, totals))
+            .collect()
+    }
+
+    fn router_report(&self, sum: InterfaceSum, router: RouterView, totals: &Counters) -> RouterReport {
+        let is_ours = |payer: Charge| router.router.is_some_and(|id| payer == Charge::Router(id));
+        let (routes4, routes6, _) =
+            router.router.map_or((0, 0, false), |id| self.generation.tables.route_counts(id));
+        RouterReport {
+            name: router.name.clone(),
+            router: router.router,
+            accelerated: Families { ipv4: router.ipv4.is_empty(), ipv6: router.ipv6.is_empty() },
+            interfaces: sum.interfaces,
+            routes: Families { ipv4: routes4 as u64, ipv6: routes6 as u64 },
+            neighbours: sum.neighbours,
+            packets: packets(&sum.count, totals, is_ours),
+            ns_per_packet: ns_per_packet(&sum.count),
+            reasons: reasons(totals, is_ours),
+            why_not: Families { ipv4: router.ipv4, ipv6: router.ipv6 },
+        }
     }
 
     fn interface_reports(&self, totals: &Counters) -> Vec<InterfaceReport> {
+        let names: BTreeMap<_, _> = self.world.mirror.routers().map(|r| (r.namespace, r.name)).collect();
         let report = |interface: InterfaceView| {
-            let count = interface.id.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default();
+            let count =
+                interface.interface.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default();
             InterfaceReport {
-                interface: interface.id,
-                port: interface.port.map(|p| self.port_name(p)),
+                router: names.get(&interface.namespace).cloned().unwrap_or_default(),
+                name: interface.name,
+                interface: interface.interface,
+                port: Some(self.port_name(interface.port)),
                 vlan: interface.vlan.to_string(),
                 mac: interface.mac.to_string(),
-                mtu: interface.mtu,
-                accelerated: Families { ipv4: interface.accelerated[0], ipv6: interface.accelerated[1] },
-                why_not: interface.why_not,
+                accelerated: Families { ipv4: interface.ipv4, ipv6: interface.ipv6 },
+                transmit: interface.transmit,
+                why_not: Families { ipv4: interface.reasons4, ipv6: interface.reasons6 },
                 rx_packets: count.rx_packets,
                 rx_bytes: count.rx_bytes,
                 tx_packets: count.tx_packets,
                 tx_bytes: count.tx_bytes,
-                router: interface.router,
-                name: interface.name,
             }
         };
-        self.mirror.interfaces().into_iter().map(report).collect()
+        self.world.mirror.interfaces().map(report).collect()
     }
 
-    /// Number and name of a router; the host's by default.
-    pub(super) fn router(&self, name: Option<&str>) -> Result<(RouterId, String), ApiError> {
-        let wanted = name.unwrap_or("host");
-        let routers = self.mirror.routers();
-        match routers.iter().find(|r| r.name == wanted) {
-            Some(router) => router.id.map(|id| (id, router.name.clone())).ok_or_else(|| {
-                ApiError::unknown(format!(
-                    "router {wanted:?} has no table: {}",
-                    router.why_not.concat().join("; ")
-                ))
-            }),
+    /// A router that has a table, by name; the host's by default.
+    pub(super) fn router(&self, name: Option<&str>) -> Result<(RouterId, RouterView), ApiError> {
+        let mut routers = self.world.mirror.routers();
+        let found = routers.find(|r| name.map_or(r.host, |name| r.name == name));
+        match found {
+            Some(RouterView { router: Some(id), .. }) => Ok((id, found.unwrap_or_else(|| unreachable!()))),
+            Some(router) => Err(ApiError::unknown(format!(
+                "router {} has no table: {}",
+                router.name,
+                router.ipv4.join("; ")
+            ))),
             None => {
-                let names: Vec<_> = routers.iter().map(|r| r.name.as_str()).collect();
+                let names: Vec<_> = self.world.mirror.routers().map(|r| r.name).collect();
+                let wanted = name.unwrap_or("host");
                 Err(ApiError::unknown(format!("no router {wanted:?}; there are: {}", names.join(", "))))
             }
         }
     }
 
     pub(super) fn interface_name(&self, id: InterfaceId) -> String {
-        let named = self.mirror.interfaces().into_iter().find(|i| i.id == Some(id));
+        let named = self.world.mirror.interfaces().find(|i| i.interface == Some(id));
         named.map_or_else(|| format!("interface {id}"), |i| i.name)
     }
 
-    fn route(&self, query: &RouteQuery) -> Result<RouteReport, ApiError> {
-        let (router, name) = self.router(query.router.as_deref())?;
-        let hops = self.generation.tables.lookup(router, query.address);
-        let hops = hops.iter().map(|(target, mac, share)| HopReport {
-            mac: mac.map(|m| m.to_string()),
-            share: Some(*share),
-            ..self.hop(target, query.address)
-        });
-        Ok(RouteReport {
-            router: name,
-            address: query.address.to_string(),
-            prefix: None,
-            hops: hops.collect(),
-        })
-    }
-
-    fn hop(&self, target: &Target, address: IpAddr) -> HopReport {
-        match target {
-            Target::Hop(hop) => HopReport {
-                action: "forward".into(),
-                interface: Some(self.interface_name(hop.interface)),
-                next_hop: Some(hop.gateway.unwrap_or(address).to_string()),
-                mtu: Some(hop.mtu),
-                ..HopReport::default()
-            },
-            Target::Pass { reason, .. } => HopReport {
-                action: "pass".into(),
-                reason: Some(reason.text().into()),
-                ..HopReport::default()
-            },
-            Target::Multi(_) => HopReport { action: "multipath".into(), ..HopReport::default() },
+    /// What the tables of a router say about an address.
+    pub(super) fn lookup(&self, router: RouterId, address: IpAddr) -> Vec<tables::Answer> {
+        match address {
+            IpAddr::V4(address) => self.generation.tables.lookup4(router, address),
+            IpAddr::V6(address) => self.generation.tables.lookup6(router, address),
         }
     }
 
-    fn verify(&mut self) -> Result<VerifyReport, ApiError> {
-        let _ = (Difference::default(), VerifyRouter::default());
-        Err(ApiError::failed("not implemented"))
+    fn route(&self, query: &RouteQuery) -> Result<RouteReport, ApiError> {
+        let (id, router) = self.router(query.router.as_deref())?;
+        let hops = self.lookup(id, query.address).iter().map(|a| self.hop(a)).collect();
+        let prefix = match query.address {
+            IpAddr::V4(address) => longest(self.world.mirror.routes4(router.namespace), address.to_bits()),
+            IpAddr::V6(address) => longest(self.world.mirror.routes6(router.namespace), address.to_bits()),
+        };
+        Ok(RouteReport { router: router.name, address: query.address.to_string(), prefix, hops })
+    }
+
+    fn hop(&self, answer: &tables::Answer) -> HopReport {
+        HopReport {
+            action: if answer.reason.is_none() { "forward" } else { "pass" }.into(),
+            reason: answer.reason.map(|r| r.text().into()),
+            interface: answer.interface.map(|id| self.interface_name(id)),
+            next_hop: answer.neighbour.map(|n| n.to_string()),
+            mac: answer.mac.map(|m| m.to_string()),
+            mtu: Some(answer.mtu).filter(|m| *m != 0),
+            share: Some(answer.share),
+        }
     }
 
     pub(super) fn run_on(
@@ -216,16 +217,33 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 }
 
+/// What a router's interfaces have in common.
+#[derive(Default)]
+struct InterfaceSum {
+    interfaces: u64,
+    neighbours: u64,
+    count: InterfaceCount,
+}
+
+/// The most specific of these prefixes that holds the address. Looks at all: only one is ever asked for.
+fn longest<'a, A: Address>(
+    routes: impl Iterator<Item = (Prefix<A>, &'a Target)>,
+    address: A,
+) -> Option<String> {
+    let holding = routes.map(|(prefix, _)| prefix).filter(|prefix| prefix.contains(address));
+    holding.max_by_key(|prefix| prefix.length()).map(|prefix| prefix.to_string())
+}
+
 fn json(value: &impl Serialize) -> Answer {
     serde_json::to_value(value).map_err(|e| ApiError::failed(e.to_string()))
 }
 
 fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
-    let absent = (port.ifindex.is_none()).then(|| "the device is not there".to_string());
+    let absent = (port.device.is_none()).then(|| "the device is not there".to_string());
     PortReport {
         name: port.name.clone(),
         port: id,
-        ifindex: port.ifindex.unwrap_or(0),
+        ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
         mode: port.mode.map_or("detached".into(), |m| m.to_string()),
         problems: absent
             .into_iter()

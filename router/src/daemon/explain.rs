@@ -5,14 +5,14 @@ use super::{
     answers::reason_count,
     api::ApiError,
     packet::{Headers, PacketText},
-    pending::InterfaceView,
     report::{ExplainReport, ExplainRequest, ReasonCount},
     seam::{Kernel, Observe},
 };
 use crate::plane::Step;
 use logic::{
+    mirror::InterfaceView,
     net::{Mac, Vlan},
-    plan::{PortId, Target},
+    plan::PortId,
 };
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -47,7 +47,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 frame.len()
             )));
         }
-        let ifindex = self.ports.get(&port).and_then(|p| p.ifindex);
+        let ifindex = self.world.ports.get(&port).and_then(|p| Some(p.device.as_ref()?.ifindex));
         let ifindex = ifindex.ok_or_else(|| ApiError::unknown("the port's device is not there"))?;
         let (run, steps) = self.run_on(ifindex, &frame)?;
         let reason =
@@ -73,9 +73,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn port_named(&self, name: &str) -> Result<PortId, ApiError> {
-        let found = self.ports.iter().find(|(_, p)| p.name == name).map(|(id, _)| *id);
+        let found = self.world.ports.iter().find(|(_, p)| p.name == name).map(|(id, _)| *id);
         found.ok_or_else(|| {
-            let names: Vec<_> = self.ports.values().map(|p| p.name.as_str()).collect();
+            let names: Vec<_> = self.world.ports.values().map(|p| p.name.as_str()).collect();
             ApiError::unknown(format!("no port {name:?}; there are: {}", names.join(", ")))
         })
     }
@@ -89,9 +89,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             return Ok((port, packet.frame(mac, source, packet.vlan.unwrap_or_default())));
         }
         let interface = self.ingress(&packet, port, request.router.as_deref())?;
-        let port = interface.port.ok_or_else(|| ApiError::bad("the interface is on no port"))?;
         let mac = packet.destination_mac.unwrap_or(interface.mac);
-        Ok((port, packet.frame(mac, source, packet.vlan.unwrap_or(interface.vlan))))
+        Ok((interface.port, packet.frame(mac, source, packet.vlan.unwrap_or(interface.vlan))))
     }
 
     /// The interface the packet would come in by: of those that fit what is given, the one the router has its route back
@@ -102,21 +101,22 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         port: Option<PortId>,
         router: Option<&str>,
     ) -> Result<InterfaceView, ApiError> {
-        let router = router.or(if port.is_some() { None } else { Some("host") });
+        let namespace = match (router, port) {
+            (None, Some(_)) => None,
+            _ => Some(self.router(router)?.1.namespace),
+        };
         let fits = |i: &InterfaceView| {
-            i.port.is_some()
-                && port.is_none_or(|p| i.port == Some(p))
-                && router.is_none_or(|r| i.router == r)
+            port.is_none_or(|p| i.port == p)
+                && namespace.is_none_or(|n| i.namespace == n)
                 && packet.vlan.is_none_or(|v| i.vlan == v)
                 && packet.destination_mac.is_none_or(|m| i.mac == m)
         };
-        let mut fitting: Vec<_> = self.mirror.interfaces().into_iter().filter(fits).collect();
+        let mut fitting: Vec<_> = self.world.mirror.interfaces().filter(fits).collect();
+        let routers: Vec<_> = self.world.mirror.routers().collect();
         let back = fitting.iter().position(|interface| {
-            let Ok((id, _)) = self.router(Some(&interface.router)) else { return false };
-            self.generation.tables.lookup(id, packet.source).iter().any(|(target, ..)| match target {
-                Target::Hop(hop) => Some(hop.interface) == interface.id,
-                _ => false,
-            })
+            let router = routers.iter().find(|r| r.namespace == interface.namespace).and_then(|r| r.router);
+            let ways = router.map(|id| self.lookup(id, packet.source)).unwrap_or_default();
+            interface.interface.is_some() && ways.iter().any(|way| way.interface == interface.interface)
         });
         if fitting.is_empty() {
             return Err(ApiError::unknown(
@@ -138,8 +138,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             Step::Interface { interface: 0, .. } => "no interface has this port, VLAN and MAC".into(),
             Step::Interface { interface, router } => {
-                let routers = self.mirror.routers();
-                let router = routers.iter().find(|r| r.id == Some(router)).map_or("?", |r| &r.name);
+                let found = self.world.mirror.routers().find(|r| r.router == Some(router));
+                let router = found.map_or_else(|| format!("number {router}"), |r| r.name);
                 format!("for interface {} of router {router}", self.interface_name(interface))
             }
             Step::Ipv4 { source, destination } => {

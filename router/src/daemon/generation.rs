@@ -4,12 +4,12 @@
 //! then put it in charge of the ports, one atomic swap each. Until then whatever ran before goes on.
 
 use super::{
-    Control, PortState, Times,
+    Control, Times,
     instance::Instance,
-    pending::{Epoch, Full, Mirror, Region, Tables},
     reclaim::Reclaimer,
     seam::{Device, FastPath, Kernel, Observe},
-    totals::{Names, State, Totals},
+    totals::{State, Totals},
+    world::World,
 };
 use crate::{
     config::Config,
@@ -18,10 +18,10 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     memory::{Capacity, words},
-    observe::Event,
     plan::{InterfaceId, Op, PortId},
+    tables::{Epoch, Full, Region, Tables},
 };
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 /// How often ports are looked at for reasons not to trust them.
 const LOOK_AT_PORTS: Duration = Duration::from_secs(1);
@@ -54,26 +54,25 @@ pub(super) struct Generation<P: FastPath> {
 
 impl<P: FastPath> Generation<P> {
     /// Applies what fits; returns the first table that was full.
-    pub fn apply(&mut self, plan: &[Op]) -> Option<Full> {
-        self.dirty |= !plan.is_empty();
+    pub fn apply(&mut self, plan: impl Iterator<Item = Op>) -> Option<Full> {
         let mut full = None;
         for op in plan {
-            if let Err(error) = self.tables.apply(op) {
+            self.dirty = true;
+            if let Err(error) = self.tables.apply(&op) {
                 full.get_or_insert(error);
             }
         }
         full
     }
 
-    /// Lets the tables reuse what no running program can see any more.
-    pub fn reclaim(&mut self, now: Duration) {
-        if let Some(epoch) = self.reclaimer.passed() {
-            self.tables.reclaim(epoch);
-        }
+    /// Lets the tables reuse what no running program can see any more; returns a table that is still full.
+    pub fn reclaim(&mut self, now: Duration) -> Option<Full> {
+        let full = self.reclaimer.passed().and_then(|epoch| self.tables.reclaim(epoch).err());
         if self.dirty && self.reclaimer.is_free(now) {
             self.dirty = false;
             self.reclaimer.begin(self.tables.seal(), now);
         }
+        full
     }
 
     pub fn confirm_until(&self, deadline: Duration) {
@@ -104,10 +103,12 @@ fn larger(mut c: Capacity, full: &Full) -> Capacity {
         Region::FibBlocks => &mut c.fib_blocks,
         Region::FibTails => &mut c.fib_tails,
         Region::Nexthops => &mut c.nexthops,
-        Region::Neighbours => &mut c.neighbour_buckets,
-        Region::Interfaces => &mut c.interface_buckets,
+        Region::NeighbourIndex => &mut c.neighbour_buckets,
+        Region::InterfaceIndex => &mut c.interface_buckets,
+        Region::Routers => &mut c.routers,
     };
-    *rows *= 2;
+    // What did not fit is only the first of what is missing.
+    *rows = (*rows * 2).max((*rows + full.rows).next_power_of_two());
     c
 }
 
@@ -116,11 +117,10 @@ fn larger(mut c: Capacity, full: &Full) -> Capacity {
 fn build<K: Kernel>(
     kernel: &mut K,
     config: &Config,
-    mirror: &Mirror,
+    world: &World,
     mut capacity: Capacity,
     number: u64,
 ) -> Result<Generation<K::Plane>> {
-    let everything = mirror.everything();
     let limit = config.limits.memory_mib.0 as usize * (1 << 20);
     loop {
         let settings = Settings {
@@ -140,7 +140,7 @@ fn build<K: Kernel>(
             dirty: false,
             at_limit: false,
         };
-        let Some(full) = generation.apply(&everything) else { return Ok(generation) };
+        let Some(full) = generation.apply(world.everything()) else { return Ok(generation) };
         let next = larger(capacity, &full);
         if bytes(&next) > limit {
             tracing::warn!(
@@ -158,25 +158,19 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was.
     pub fn start(config: Config, instance: Instance, mut kernel: K, mut observer: O) -> Result<Self> {
         let started = kernel.now();
-        let mut ports = BTreeMap::new();
-        for (id, name) in config.ports.iter().enumerate() {
-            ports.insert(id as PortId, PortState { name: name.to_string(), ..PortState::default() });
-        }
-        let mut mirror = Mirror::default();
+        let mut world = World::new(&config);
         for event in observer.poll(Duration::ZERO).context("reading the kernel's state")? {
-            note_port(&mut ports, &event);
-            mirror.observe(event);
+            world.observe(event);
         }
-        // The first generation is filled with everything there is, so the plan towards it is already carried out.
-        mirror.plan();
-        let generation = build(&mut kernel, &config, &mirror, FIRST, 1)?;
+        // A generation is filled with everything there is, so the plan towards it is carried out by building one.
+        world.plan();
+        let generation = build(&mut kernel, &config, &world, FIRST, 1)?;
         let mut control = Control {
             config,
             kernel,
             observer,
-            mirror,
+            world,
             generation,
-            ports,
             totals: Totals::default(),
             trouble: None,
             unremembered: true,
@@ -205,7 +199,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         tracing::info!("{full}: moving to larger tables");
         let number = self.generation.number + 1;
-        let new = match build(&mut self.kernel, &self.config, &self.mirror, capacity, number) {
+        let new = match build(&mut self.kernel, &self.config, &self.world, capacity, number) {
             Ok(new) => new,
             Err(error) => {
                 tracing::error!(
@@ -216,7 +210,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
         };
         let old = std::mem::replace(&mut self.generation, new);
-        self.ports.values_mut().for_each(|p| p.attached = None);
+        self.world.ports.values_mut().for_each(|p| p.attached = None);
         self.attach_what_goes();
         self.kernel.publish(&mut self.generation.plane)?;
         self.totals.absorb(&old.counters()?);
@@ -226,9 +220,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Follows devices that came or went, and what is known of them.
     pub(super) fn settle_ports(&mut self, now: Duration) -> Result<()> {
-        let moved = self.ports.values().any(|p| p.wanted() != p.attached);
+        let moved = self.world.ports.values().any(|p| p.wanted() != p.attached);
         if moved {
-            for (id, port) in &self.ports {
+            for (id, port) in &self.world.ports {
                 if let Some(old) = port.attached.filter(|old| port.wanted() != Some(*old)) {
                     self.generation.plane.clear_port(*id, old)?;
                 }
@@ -243,7 +237,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Attaches to every device that lets us; one that does not is reported, and its traffic is the kernel's.
     fn attach_what_goes(&mut self) {
         while let Err((id, error)) = self.attach() {
-            let Some(port) = self.ports.get_mut(&id).filter(|p| p.refused.is_none()) else { return };
+            let Some(port) = self.world.ports.get_mut(&id).filter(|p| p.refused.is_none()) else { return };
             tracing::error!("port {}: {error:#}", port.name);
             port.refused = Some(format!("not attached: {error:#}"));
         }
@@ -257,16 +251,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             self.generation.confirm_until(now + self.config.heartbeat.0);
             self.times.confirmed = Some(now);
         }
-        let present = self.ports.iter().filter_map(|(id, p)| Some((*id, p.name.clone(), p.wanted()?)));
+        let present = self.world.ports.iter().filter_map(|(id, p)| Some((*id, p.name.clone(), p.wanted()?)));
         let (ids, devices): (Vec<_>, Vec<_>) =
             present.map(|(id, name, ifindex)| (id, Device { name, ifindex })).unzip();
         let modes =
             self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
-        for port in self.ports.values_mut() {
+        for port in self.world.ports.values_mut() {
             (port.attached, port.mode) = (None, None);
         }
         for ((id, device), mode) in ids.iter().zip(devices).zip(modes) {
-            if let Some(port) = self.ports.get_mut(id) {
+            if let Some(port) = self.world.ports.get_mut(id) {
                 (port.attached, port.mode) = (Some(device.ifindex), Some(mode));
             }
         }
@@ -276,7 +270,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Tells the program which devices are ports, and which of those may be trusted.
     fn trust_ports(&mut self, now: Duration) {
         self.times.looked_at_ports = now;
-        for (id, port) in &mut self.ports {
+        for (id, port) in &mut self.world.ports {
             let Some(ifindex) = port.wanted() else { continue };
             let problems = self.observer.port_problems(*id);
             if problems != port.problems {
@@ -294,34 +288,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let state = std::fs::read(self.instance.state_file()).ok();
         let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
         if let (Some(state), Some(counted)) = (state, self.kernel.previous()) {
-            let names = self.names();
+            let names = self.world.names();
             self.totals.inherit(&state, &counted, &names);
         }
-    }
-
-    /// What the numbers of this generation stand for.
-    pub(super) fn names(&self) -> Names {
-        Names {
-            ports: self.ports.iter().map(|(id, p)| (*id, p.name.clone())).collect(),
-            routers: self.mirror.routers().into_iter().filter_map(|r| Some((r.id?, r.name))).collect(),
-            interfaces: self
-                .mirror
-                .interfaces()
-                .into_iter()
-                .filter_map(|i| Some((i.id?, (i.router, i.name))))
-                .collect(),
-        }
-    }
-}
-
-/// Keeps the ports up to date with an event.
-pub(super) fn note_port(ports: &mut BTreeMap<PortId, PortState>, event: &Event) {
-    let (id, ifindex) = match event {
-        Event::Port(id, port) => (id, Some(port.ifindex)),
-        Event::PortGone(id) => (id, None),
-        _ => return,
-    };
-    if let Some(port) = ports.get_mut(id) {
-        (port.ifindex, port.refused) = (ifindex, None);
     }
 }

@@ -221,3 +221,14 @@ impl FastPath for Plane {
         Plane::explain(self, ifindex, frame)
     }
 }
+
+impl Bpf {
+    /// Until when (CLOCK_MONOTONIC) the generation in charge forwards without being confirmed again.
+    pub fn deadline(&self) -> Option<Duration> {
+        use libbpf_rs::{MapCore, MapFlags, MapHandle};
+        let control = MapHandle::from_pinned_path(self.directory.join("control")).ok()?;
+        // `struct control` of bpf/abi.h begins with deadline_ns.
+        let value = control.lookup(&[0; 4], MapFlags::ANY).ok()??;
+        Some(Duration::from_nanos(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?)))
+    }
+}

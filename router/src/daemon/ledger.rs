@@ -48,22 +48,30 @@ impl Ledger {
 
     /// Neighbours known on an interface.
     pub fn neighbours_on(&self, interface: InterfaceId) -> usize {
-        self.neighbours.range((interface, IpAddr::from([0; 4]))..).take_while(|((i, _), _)| *i == interface).count()
+        self.neighbours
+            .range((interface, IpAddr::from([0; 4]))..)
+            .take_while(|((i, _), _)| *i == interface)
+            .count()
+    }
+
+    /// All neighbours known.
+    pub fn neighbours(&self) -> impl Iterator<Item = ((InterfaceId, IpAddr), Mac)> + '_ {
+        self.neighbours.iter().map(|(key, mac)| (*key, *mac))
     }
 
     /// A plan from nothing to the present state, `mirror` being the one whose plans were noted.
     pub fn everything<'a>(&'a self, mirror: &'a Mirror) -> impl Iterator<Item = Op> + 'a {
         let ports = self.ports.iter().map(|(port, frags)| Op::Port { port: *port, frags: *frags });
-        let routers =
-            self.routers.iter().map(|(id, l4)| Op::Router { router: *id, multipath_l4: *l4 });
+        let routers = self.routers.iter().map(|(id, l4)| Op::Router { router: *id, multipath_l4: *l4 });
         let locals =
             self.locals.iter().map(|(id, a)| Op::LocalAddresses { router: *id, addresses: a.clone() });
         let interfaces = self.interfaces.iter().map(|(id, i)| Op::Interface(*id, i.clone()));
         let neighbours = self.neighbours.iter().map(|((id, a), mac)| Op::Neighbour(*id, *a, Some(*mac)));
-        let routes = mirror.routers().filter_map(|r| Some((r.router?, r.namespace))).flat_map(|(id, namespace)| {
-            let v4 = mirror.routes4(namespace).map(move |(p, t)| Op::Route4(id, p, Some(t.clone())));
-            v4.chain(mirror.routes6(namespace).map(move |(p, t)| Op::Route6(id, p, Some(t.clone()))))
-        });
+        let routes =
+            mirror.routers().filter_map(|r| Some((r.router?, r.namespace))).flat_map(|(id, namespace)| {
+                let v4 = mirror.routes4(namespace).map(move |(p, t)| Op::Route4(id, p, Some(t.clone())));
+                v4.chain(mirror.routes6(namespace).map(move |(p, t)| Op::Route6(id, p, Some(t.clone()))))
+            });
         ports.chain(routers).chain(locals).chain(interfaces).chain(neighbours).chain(routes)
     }
 }
@@ -113,11 +121,14 @@ mod tests {
         ]);
         assert_eq!(ledger.neighbours_on(1), 1);
         let everything: Vec<_> = ledger.everything(&Mirror::new(Limits::default())).collect();
-        assert_eq!(everything, [
-            Op::Port { port: 0, frags: true },
-            router(0, true),
-            Op::Interface(1, interface(0)),
-            Op::Neighbour(1, a, Some(mac(9))),
-        ]);
+        assert_eq!(
+            everything,
+            [
+                Op::Port { port: 0, frags: true },
+                router(0, true),
+                Op::Interface(1, interface(0)),
+                Op::Neighbour(1, a, Some(mac(9))),
+            ]
+        );
     }
 }

@@ -9,6 +9,7 @@
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
 //! One thread runs the loop and owns everything that changes. The API thread asks it through a queue, the grace thread
@@ -24,22 +25,24 @@ pub mod kernel;
 mod ledger;
 pub mod observing;
 pub mod packet;
-mod pending;
 mod reclaim;
 pub mod report;
 pub mod seam;
 pub mod start;
 mod totals;
+mod verify;
+mod world;
 
 use crate::config::Config;
 use anyhow::Result;
 use api::{Query, Request};
-use generation::{Generation, note_port};
-use logic::plan::{Op, PortId};
-use pending::Mirror;
+use generation::Generation;
+use logic::plan::Op;
+
 use seam::{Kernel, Observe};
-use std::{collections::BTreeMap, sync::mpsc::Receiver, time::Duration};
+use std::{sync::mpsc::Receiver, time::Duration};
 use totals::Totals;
+use world::World;
 
 /// Longest wait for events: also how long a client may wait for its turn.
 const POLL: Duration = Duration::from_millis(20);
@@ -56,9 +59,8 @@ pub struct Control<K: Kernel, O> {
     config: Config,
     kernel: K,
     observer: O,
-    mirror: Mirror,
+    world: World,
     generation: Generation<K::Plane>,
-    ports: BTreeMap<PortId, PortState>,
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
@@ -66,28 +68,6 @@ pub struct Control<K: Kernel, O> {
     unremembered: bool,
     times: Times,
     instance: instance::Instance,
-}
-
-/// A configured port.
-#[derive(Clone, Debug, Default)]
-struct PortState {
-    name: String,
-    /// `None`: the device is not there.
-    ifindex: Option<u32>,
-    /// The device the program in charge is attached to.
-    attached: Option<u32>,
-    mode: Option<crate::plane::Mode>,
-    /// Why it is not attached.
-    refused: Option<String>,
-    /// Why packets from it are not trusted.
-    problems: Vec<String>,
-}
-
-impl PortState {
-    /// The device to be attached to.
-    fn wanted(&self) -> Option<u32> {
-        self.ifindex.filter(|_| self.refused.is_none())
-    }
 }
 
 /// When periodic work was last done, CLOCK_MONOTONIC.
@@ -117,7 +97,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             self.apply()?;
             let now = self.kernel.now();
             self.settle_ports(now)?;
-            self.generation.reclaim(now);
+            self.reclaim(now)?;
             self.confirm(now);
             self.keep_alive(now);
             self.remember(now);
@@ -145,10 +125,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 if self.trouble.take().is_some() {
                     tracing::info!("the mirror is current again");
                 }
-                for event in events {
-                    note_port(&mut self.ports, &event);
-                    self.mirror.observe(event);
-                }
+                events.into_iter().for_each(|event| self.world.observe(event));
             }
             Err(error) => {
                 let text = format!("cannot read the kernel's state: {error:#}");
@@ -163,14 +140,22 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Brings the fast path up to what was taken in.
     fn apply(&mut self) -> Result<()> {
-        let plan = self.mirror.plan();
+        let plan = self.world.plan();
         self.forget_gone(&plan)?;
-        let full = self.generation.apply(&plan);
+        let full = self.generation.apply(plan.iter().cloned());
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
         if let Some(full) = full {
             self.grow(&full)?;
         }
         Ok(())
+    }
+
+    /// Lets the tables reuse what no running program can see any more.
+    fn reclaim(&mut self, now: Duration) -> Result<()> {
+        match self.generation.reclaim(now) {
+            Some(full) => self.grow(&full),
+            None => Ok(()),
+        }
     }
 
     /// A number whose owner is gone will be given to another, who must not inherit its counters.
@@ -204,18 +189,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             return;
         }
         self.times.kept_alive = now;
-        let interfaces: BTreeMap<_, _> = self
-            .mirror
-            .interfaces()
-            .into_iter()
-            .filter_map(|i| Some((i.id?, (i.namespace, i.ifindex))))
-            .collect();
         for (interface, address) in self.generation.take_used() {
-            let Some((namespace, ifindex)) = interfaces.get(&interface) else { continue };
-            if self.mirror.is_stale(interface, address) {
-                if let Err(error) = self.observer.probe_neighbour(*namespace, *ifindex, address) {
-                    tracing::debug!("cannot probe neighbour {address}: {error:#}");
-                }
+            let neighbour = self.world.mirror.neighbour_needs_refresh(interface, address).filter(|n| n.stale);
+            let Some(neighbour) = neighbour else { continue };
+            if let Err(error) = self.observer.probe_neighbour(neighbour.namespace, neighbour.ifindex, address)
+            {
+                tracing::debug!("cannot probe neighbour {address}: {error:#}");
             }
         }
     }
@@ -234,7 +213,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn write_state(&self) -> Result<()> {
         let path = self.instance.state_file();
         let new = path.with_extension("state.new");
-        std::fs::write(&new, serde_json::to_string(&self.totals.state(self.names()))?)?;
+        std::fs::write(&new, serde_json::to_string(&self.totals.state(self.world.names()))?)?;
         Ok(std::fs::rename(new, path)?)
     }
 }

@@ -1,6 +1,9 @@
 use crate::{config::Config, daemon::seam::Observe};
 use anyhow::{Result, bail};
-use logic::{observe::{Event, NamespaceId}, plan::PortId};
+use logic::{
+    observe::{Dump, Event, NamespaceId},
+    plan::PortId,
+};
 use std::{net::IpAddr, time::Duration};
 
 pub struct Observer;
@@ -19,7 +22,7 @@ impl Observe for Observer {
     fn port_problems(&mut self, _: PortId) -> Vec<String> {
         Vec::new()
     }
-    fn dump(&mut self) -> Result<Vec<Event>> {
+    fn dump(&mut self, _: NamespaceId) -> Result<Dump> {
         bail!("no")
     }
 }

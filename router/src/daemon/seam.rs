@@ -6,7 +6,7 @@ use crate::plane::{Counters, Mode, Settings, Step, TestRun};
 use anyhow::Result;
 use logic::{
     memory::Memory,
-    observe::{Event, NamespaceId},
+    observe::{Dump, Event, NamespaceId},
     plan::PortId,
 };
 use std::{net::IpAddr, time::Duration};
@@ -26,8 +26,8 @@ pub trait Observe {
     /// What keeps packets of a port from being trusted, as sentences.
     fn port_problems(&mut self, port: PortId) -> Vec<String>;
 
-    /// The complete state, read afresh, with the same numbers for the same namespaces.
-    fn dump(&mut self) -> Result<Vec<Event>>;
+    /// Everything about a namespace, read again.
+    fn dump(&mut self, namespace: NamespaceId) -> Result<Dump>;
 }
 
 /// A device to attach to.

@@ -131,12 +131,12 @@ fn notify_systemd() {
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// One line: what is forwarded between what.
     fn summary(&self) -> String {
-        let ports = self.ports.values().map(|p| match p.mode {
+        let ports = self.world.ports.values().map(|p| match p.mode {
             Some(mode) => format!("{} ({mode})", p.name),
             None => format!("{} (detached)", p.name),
         });
-        let routers = self.mirror.routers();
-        let accelerated = routers.iter().filter(|r| r.accelerated.contains(&true)).count();
+        let routers: Vec<_> = self.world.mirror.routers().collect();
+        let accelerated = routers.iter().filter(|r| r.ipv4.is_empty() || r.ipv6.is_empty()).count();
         format!(
             "{} of {} routers accelerated, ports {}",
             accelerated,
