@@ -4,10 +4,19 @@
 //! |---|---|
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
-//! | [`config`] | what the user wants, checked |
+//! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
+//! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
+//! | [`cli`] | the command line |
+//! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
+
 pub mod abi;
 pub mod cli;
 pub mod config;
 pub mod daemon;
+pub mod ethtool;
+pub mod hazards;
+pub mod netlink;
+pub mod netns;
+pub mod observer;
 pub mod plane;
 pub mod privileges;

@@ -31,6 +31,8 @@ mod reconcile;
 mod rib;
 mod shape;
 mod space;
+#[cfg(test)]
+mod tests;
 mod view;
 
 pub use view::{InterfaceView, NeighbourView, RouterView};

@@ -1,0 +1,42 @@
+//! What the root tests share: a namespace of their own, and frames.
+#![allow(dead_code)]
+
+pub mod frame;
+
+use std::{process::Command, thread};
+
+/// Runs `body` on a thread inside a fresh network namespace that vanishes with it. Skips, saying so, without root.
+pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
+    // SAFETY: no arguments; cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("SKIPPED: needs root");
+        return;
+    }
+    let result = thread::spawn(move || {
+        // SAFETY: moves only this thread, which ends here, into a new network namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "unshare: {}", std::io::Error::last_os_error());
+        run("ip link set lo up");
+        body();
+    })
+    .join();
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a command line (split at spaces) in this thread's namespace; panics with its words if it fails.
+pub fn run(line: &str) -> String {
+    let mut words = line.split_whitespace();
+    let output = Command::new(words.next().unwrap()).args(words).output().unwrap_or_else(|e| panic!("{line}: {e}"));
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A device's index in this thread's namespace.
+pub fn ifindex(device: &str) -> u32 {
+    let name = std::ffi::CString::new(device).unwrap();
+    // SAFETY: a NUL-terminated name.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    assert_ne!(index, 0, "{device}: no such device");
+    index
+}

@@ -1,0 +1,578 @@
+//! The kernel plane as a table: packet in; verdict, packet out, counters. The real program, by BPF_PROG_TEST_RUN.
+
+mod common;
+
+use common::{
+    frame::{Frame, fix_checksum, vlan},
+    ifindex, in_new_namespace, run,
+};
+use logic::{
+    memory::Capacity,
+    net::{Mac, Tag},
+    plan::{Hop, Interface, Op, ReversePath, Target},
+    reason::Reason,
+    tables::Tables,
+};
+use router::plane::{Charge, MappedMemory, Plane, Settings, Step};
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
+const V: Mac = Mac([2, 0, 0, 0, 1, 1]);
+const W: Mac = Mac([2, 0, 0, 0, 1, 2]);
+const FRIEND: Mac = Mac([2, 0, 0, 0, 7, 1]);
+const GATEWAY: Mac = Mac([2, 0, 0, 0, 7, 254]);
+const OTHER: Mac = Mac([2, 0, 0, 0, 7, 9]);
+const Q100: Tag = Tag { vid: 100, service: false };
+const Q7: Tag = Tag { vid: 7, service: false };
+const AD200: Tag = Tag { vid: 200, service: true };
+
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+const XDP_REDIRECT: u32 = 4;
+
+/// Two ports, two routers. Router 0 has an interface on each port, VLAN 100 on port 1 and 200.7 on port 0; router 1 has
+/// a macvlan on each port.
+struct World {
+    plane: Plane,
+    tables: Tables<Arc<MappedMemory>>,
+    port: [u32; 2],
+}
+
+fn capacity() -> Capacity {
+    Capacity { fib_blocks: 4096, fib_tails: 4096, nexthops: 1024, neighbour_buckets: 64, interface_buckets: 64, routers: 256 }
+}
+
+fn interface(router: u8, port: u8, mac: Mac, tags: &[Tag]) -> Interface {
+    Interface {
+        router,
+        port,
+        vlan: vlan(tags),
+        mac,
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path: ReversePath::Off,
+        redirects: true,
+    }
+}
+
+fn onlink(interface: u16) -> Target {
+    Target::Hop(Hop { interface, gateway: None, mtu: 1500 })
+}
+
+fn via(interface: u16, gateway: &str) -> Target {
+    Target::Hop(Hop { interface, gateway: Some(gateway.parse().unwrap()), mtu: 1500 })
+}
+
+fn pass(reason: Reason, unicast: bool) -> Target {
+    Target::Pass { reason, unicast }
+}
+
+fn route4(router: u8, prefix: &str, target: Target) -> Op {
+    Op::Route4(router, prefix.parse().unwrap(), Some(target))
+}
+
+fn route6(router: u8, prefix: &str, target: Target) -> Op {
+    Op::Route6(router, prefix.parse().unwrap(), Some(target))
+}
+
+fn neighbour(interface: u16, address: &str, mac: Mac) -> Op {
+    Op::Neighbour(interface, address.parse::<IpAddr>().unwrap(), Some(mac))
+}
+
+fn addresses(list: &[&str]) -> Arc<[u32]> {
+    list.iter().map(|a| a.parse::<std::net::Ipv4Addr>().unwrap().to_bits()).collect()
+}
+
+impl World {
+    fn new() -> World {
+        World::with(Settings {
+            capacity: capacity(),
+            interface_rows: 64,
+            sample_interval: 1,
+            exception_pps: 0,
+            control_pps: 0,
+        })
+    }
+
+    fn with(settings: Settings) -> World {
+        for (port, peer) in [("p0", "q0"), ("p1", "q1")] {
+            run(&format!("ip link add {port} type veth peer name {peer}"));
+        }
+        let port = [ifindex("p0"), ifindex("p1")];
+        let plane = Plane::load(settings).unwrap();
+        plane.confirm_until(Duration::from_secs(1 << 32));
+        for (id, ifindex) in (0..).zip(port) {
+            plane.set_port(id, ifindex, true).unwrap();
+        }
+        let tables = Tables::new(plane.memory());
+        let mut world = World { plane, tables, port };
+        world.apply(base());
+        world
+    }
+
+    fn apply(&mut self, ops: impl IntoIterator<Item = Op>) {
+        for op in ops {
+            self.tables.apply(&op).unwrap_or_else(|full| panic!("{op:?}: {full:?}"));
+        }
+    }
+
+    /// Runs a frame in by port 0 and checks what became of it, and that exactly that was counted.
+    #[track_caller]
+    fn expect(&mut self, name: &str, frame: &Frame, expected: Expect) {
+        self.expect_from(name, 0, &frame.bytes(), expected);
+    }
+
+    #[track_caller]
+    fn expect_from(&mut self, name: &str, port: usize, frame: &[u8], expected: Expect) {
+        let before = self.plane.counters().unwrap();
+        let got = self.plane.run(self.port[port], frame).unwrap();
+        let after = self.plane.counters().unwrap();
+        let charged: Vec<_> = after
+            .charges
+            .iter()
+            .map(|(k, n)| (*k, n - before.charges.get(k).copied().unwrap_or(0)))
+            .filter(|(_, n)| *n != 0)
+            .collect();
+        match expected {
+            Expect::Out { interface, frame: out } => {
+                assert_eq!(charged, [], "{name}: charged");
+                assert_eq!(got.action, XDP_REDIRECT, "{name}: action");
+                assert_eq!(hex(&got.frame), hex(&out), "{name}: frame");
+                let sent = |c: &router::plane::Counters| c.interfaces.get(&interface).copied().unwrap_or_default();
+                let (b, a) = (sent(&before), sent(&after));
+                assert_eq!(a.tx_packets - b.tx_packets, 1, "{name}: tx packets of interface {interface}");
+            }
+            Expect::Up(payer, reason) => {
+                assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
+                assert_eq!(got.action, XDP_PASS, "{name}: action");
+                assert_eq!(hex(&got.frame), hex(frame), "{name}: a packet that goes up must be as it came in");
+            }
+            Expect::Drop(payer, reason) => {
+                assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
+                assert_eq!(got.action, XDP_DROP, "{name}: action");
+            }
+        }
+    }
+}
+
+enum Expect {
+    Out { interface: u16, frame: Vec<u8> },
+    Up(Charge, Reason),
+    Drop(Charge, Reason),
+}
+
+fn up(reason: Reason) -> Expect {
+    Expect::Up(Charge::Router(0), reason)
+}
+
+fn out(interface: u16, frame: Vec<u8>) -> Expect {
+    Expect::Out { interface, frame }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn base() -> Vec<Op> {
+    let mut ops = vec![
+        Op::Port { port: 0, frags: false },
+        Op::Port { port: 1, frags: true },
+        Op::Router { router: 0, multipath_l4: [true, true] },
+        Op::Router { router: 1, multipath_l4: [false, false] },
+        Op::Interface(1, interface(0, 0, A, &[])),
+        Op::Interface(2, interface(0, 1, B, &[])),
+        Op::Interface(3, interface(0, 1, B, &[Q100])),
+        Op::Interface(4, interface(0, 0, A, &[AD200, Q7])),
+        Op::Interface(5, interface(1, 0, V, &[])),
+        Op::Interface(6, interface(1, 1, W, &[])),
+        Op::LocalAddresses { router: 0, addresses: addresses(&["10.0.1.1", "10.0.2.1", "10.0.3.1", "10.0.4.1"]) },
+    ];
+    for (prefix, n) in [("10.0.1", 1), ("10.0.2", 2), ("10.0.3", 3), ("10.0.4", 4)] {
+        ops.push(route4(0, &format!("{prefix}.0/24"), onlink(n)));
+        ops.push(route4(0, &format!("{prefix}.1/32"), pass(Reason::Local, false)));
+        ops.push(route4(0, &format!("{prefix}.255/32"), pass(Reason::Broadcast, false)));
+        ops.push(neighbour(n, &format!("{prefix}.9"), FRIEND));
+        ops.push(neighbour(n, &format!("{prefix}.254"), GATEWAY));
+    }
+    ops.extend([
+        route4(0, "0.0.0.0/0", via(2, "10.0.2.254")),
+        route4(0, "10.8.0.0/16", via(2, "10.0.2.77")),
+        route4(0, "10.9.0.0/16", pass(Reason::SpecialRoute, false)),
+        route4(0, "10.10.0.0/16", pass(Reason::EgressNotAPort, true)),
+        route4(0, "10.11.0.0/16", Target::Hop(Hop { interface: 2, gateway: Some("10.0.2.254".parse().unwrap()), mtu: 100 })),
+        route4(1, "0.0.0.0/0", via(6, "10.1.2.254")),
+        neighbour(6, "10.1.2.254", OTHER),
+        route6(0, "2001:db8:1::/64", onlink(1)),
+        route6(0, "2001:db8:2::/64", onlink(2)),
+        route6(0, "2001:db8:2::1/128", pass(Reason::Local, false)),
+        route6(0, "2001:db8:3::/64", onlink(3)),
+        route6(0, "::/0", via(2, "fe80::254")),
+        neighbour(2, "2001:db8:2::9", FRIEND),
+        neighbour(3, "2001:db8:3::9", FRIEND),
+        neighbour(2, "fe80::254", GATEWAY),
+    ]);
+    ops
+}
+
+#[test]
+fn forwards_ipv4() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let udp = |to: &str| Frame::udp4(A, "10.0.1.5", to);
+
+        let f = udp("10.0.2.9");
+        w.expect("to a neighbour", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("192.0.2.1");
+        w.expect("by the default route", &f, out(2, f.routed(GATEWAY, B, &[])));
+        let f = udp("10.0.2.9").padded(7);
+        w.expect("padding is cut", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("10.0.3.9");
+        w.expect("a tag is pushed", &f, out(3, f.routed(FRIEND, B, &[Q100])));
+        let f = udp("10.0.3.9").padded(3);
+        w.expect("a tag is pushed and padding cut", &f, out(3, f.routed(FRIEND, B, &[Q100])));
+        let f = udp("10.0.2.9").tagged(&[AD200, Q7]);
+        w.expect("two tags are popped", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("10.0.3.9").tagged(&[AD200, Q7]);
+        w.expect("two tags become one", &f, out(3, f.routed(FRIEND, B, &[Q100])));
+        let f = Frame::udp4(B, "10.0.3.5", "10.0.4.9").tagged(&[Q100]);
+        w.expect_from("one tag becomes two", 1, &f.bytes(), out(4, f.routed(FRIEND, A, &[AD200, Q7])));
+        let f = Frame::udp4(B, "10.0.2.5", "10.0.3.9");
+        w.expect_from("out by the port it came in, on a VLAN", 1, &f.bytes(), out(3, f.routed(FRIEND, B, &[Q100])));
+        let f = Frame::udp4(V, "10.1.1.5", "10.0.2.9");
+        w.expect("the other router by its MAC", &f, out(6, f.routed(OTHER, W, &[])));
+        let f = udp("10.0.2.9").ip4(|ip| ip[6..8].copy_from_slice(&[0x20, 0x10]));
+        w.expect("a fragment", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("10.0.2.9").ip4(|ip| ip[9] = 200);
+        w.expect("an unknown protocol", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("240.0.0.1");
+        w.expect("class E is unicast to Linux", &f, out(2, f.routed(GATEWAY, B, &[])));
+    });
+}
+
+#[test]
+fn forwards_ipv6() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let udp = |to: &str| Frame::udp6(A, "2001:db8:1::5", to);
+
+        let f = udp("2001:db8:2::9");
+        w.expect("to a neighbour", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("2001:db8:ffff::1");
+        w.expect("by a link-local gateway", &f, out(2, f.routed(GATEWAY, B, &[])));
+        let f = udp("2001:db8:3::9").padded(5);
+        w.expect("a tag is pushed and padding cut", &f, out(3, f.routed(FRIEND, B, &[Q100])));
+        let f = udp("2001:db8:2::9").with(|ip| ip[6] = 44);
+        w.expect("a fragment header is no concern of a router", &f, out(2, f.routed(FRIEND, B, &[])));
+        let f = udp("2001:db8:2::9").with(|ip| ip[6] = 60);
+        w.expect("nor are destination options", &f, out(2, f.routed(FRIEND, B, &[])));
+
+        for (name, frame, reason) in [
+            ("hop limit 1", udp("2001:db8:2::9").with(|ip| ip[7] = 1), Reason::TtlExceeded),
+            ("hop limit 0", udp("2001:db8:2::9").with(|ip| ip[7] = 0), Reason::TtlExceeded),
+            ("hop-by-hop options", udp("2001:db8:2::9").with(|ip| ip[6] = 0), Reason::Ipv6Extension),
+            ("no payload", udp("2001:db8:2::9").with(|ip| ip[4..6].fill(0)), Reason::Ipv6Extension),
+            ("payload beyond the frame", udp("2001:db8:2::9").with(|ip| ip[5] += 1), Reason::Ipv6BadHeader),
+            ("version 4", udp("2001:db8:2::9").with(|ip| ip[0] = 0x45), Reason::Ipv6BadHeader),
+            ("to the router", udp("2001:db8:2::1"), Reason::Local),
+            ("multicast destination", udp("ff02::5"), Reason::Broadcast),
+            ("link-local destination", udp("fe80::9"), Reason::Local),
+            ("unknown neighbour", udp("2001:db8:2::77"), Reason::Unresolved),
+            ("back where it came from", udp("2001:db8:1::9"), Reason::Unresolved),
+            ("link-local source", Frame::udp6(A, "fe80::5", "2001:db8:2::9"), Reason::BadSource),
+            ("multicast source", Frame::udp6(A, "ff02::1", "2001:db8:2::9"), Reason::BadSource),
+            ("unspecified source", Frame::udp6(A, "::", "2001:db8:2::9"), Reason::BadSource),
+            ("loopback source", Frame::udp6(A, "::1", "2001:db8:2::9"), Reason::BadSource),
+        ] {
+            w.expect(name, &frame, up(reason));
+        }
+        w.apply([neighbour(1, "2001:db8:1::9", FRIEND)]);
+        w.expect("back where it came from, resolved", &udp("2001:db8:1::9"), up(Reason::SameInterface));
+        let solicitation = Frame::udp6(A, "2001:db8:2::9", "2001:db8:2::1").with(|ip| (ip[6], ip[40]) = (58, 135));
+        w.expect("neighbour solicitation to the router", &solicitation, up(Reason::NeighbourDiscovery));
+        let group = Mac([0x33, 0x33, 0xff, 0, 0, 1]);
+        let solicitation = Frame::udp6(group, "2001:db8:2::9", "ff02::1:ff00:1").with(|ip| (ip[6], ip[40]) = (58, 135));
+        let by_port = Expect::Up(Charge::Port(0), Reason::NeighbourDiscovery);
+        w.expect("neighbour solicitation to a group", &solicitation, by_port);
+    });
+}
+
+#[test]
+fn sends_up_what_it_is_not_sure_of() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let udp = |to: &str| Frame::udp4(A, "10.0.1.5", to);
+        let from = |source: &str| Frame::udp4(A, source, "10.0.2.9");
+        for (name, frame, reason) in [
+            ("TTL 1", udp("10.0.2.9").ip4(|ip| ip[8] = 1), Reason::TtlExceeded),
+            ("TTL 0", udp("10.0.2.9").ip4(|ip| ip[8] = 0), Reason::TtlExceeded),
+            ("checksum", udp("10.0.2.9").with(|ip| ip[10] ^= 1), Reason::Ipv4BadHeader),
+            ("version 6 in an IPv4 frame", udp("10.0.2.9").with(|ip| ip[0] = 0x65), Reason::Ipv4BadHeader),
+            ("header length 4", udp("10.0.2.9").with(|ip| ip[0] = 0x44), Reason::Ipv4BadHeader),
+            ("total length 19", udp("10.0.2.9").ip4(|ip| ip[2..4].copy_from_slice(&[0, 19])), Reason::Ipv4BadHeader),
+            ("total length beyond the frame", udp("10.0.2.9").ip4(|ip| ip[3] += 1), Reason::Ipv4BadHeader),
+            ("options", options(udp("10.0.2.9")), Reason::Ipv4Options),
+            ("to the router", udp("10.0.2.1"), Reason::Local),
+            ("to the router, TTL 1", udp("10.0.2.1").ip4(|ip| ip[8] = 1), Reason::Local),
+            ("subnet broadcast", udp("10.0.2.255"), Reason::Broadcast),
+            ("limited broadcast", udp("255.255.255.255"), Reason::Broadcast),
+            ("multicast", udp("224.0.0.5"), Reason::Broadcast),
+            ("destination 0/8", udp("0.1.2.3"), Reason::Broadcast),
+            ("destination 127/8", udp("127.0.0.1"), Reason::Broadcast),
+            ("unknown neighbour", udp("10.0.2.50"), Reason::Unresolved),
+            ("unresolved gateway", udp("10.8.0.1"), Reason::Unresolved),
+            ("blackhole", udp("10.9.0.1"), Reason::SpecialRoute),
+            ("not a port", udp("10.10.0.1"), Reason::EgressNotAPort),
+            ("back where it came from", udp("10.0.1.9"), Reason::SameInterface),
+            ("source 0/8", from("0.0.0.0"), Reason::BadSource),
+            ("source 127/8", from("127.0.0.1"), Reason::BadSource),
+            ("source multicast", from("239.1.1.1"), Reason::BadSource),
+            ("source broadcast", from("255.255.255.255"), Reason::BadSource),
+            ("source is the router", from("10.0.2.1"), Reason::BadSource),
+            ("ARP to the interface", Frame::new(A, 0x0806, vec![0; 28]), Reason::Arp),
+            ("unknown EtherType", Frame::new(A, 0x88cc, vec![0; 46]), Reason::NotIp),
+            ("a third tag", udp("10.0.2.9").tagged(&[AD200, Q7]).with(|p| p.splice(0..0, [0x81, 0, 0, 5]).for_each(drop)), Reason::Ipv4BadHeader),
+        ] {
+            w.expect(name, &frame, up(reason));
+        }
+        let by_port = |reason| Expect::Up(Charge::Port(0), reason);
+        w.expect("someone else's MAC", &Frame::udp4(OTHER, "10.0.1.5", "10.0.2.9"), by_port(Reason::NotOurMac));
+        w.expect("a VLAN nobody has", &udp("10.0.2.9").tagged(&[Q100]), by_port(Reason::NotOurMac));
+        w.expect("VID 0", &udp("10.0.2.9").tagged(&[Tag { vid: 0, service: false }]), by_port(Reason::NotOurMac));
+        w.expect("Ethernet broadcast", &Frame::udp4(Mac([255; 6]), "10.0.1.5", "10.0.2.9"), by_port(Reason::Broadcast));
+        w.expect("ARP broadcast", &Frame::new(Mac([255; 6]), 0x0806, vec![0; 28]), by_port(Reason::Arp));
+    });
+}
+
+/// Four bytes of options (end of list), checksum right.
+fn options(frame: Frame) -> Frame {
+    frame.ip4(|ip| {
+        ip.splice(20..20, [0, 0, 0, 0]).for_each(drop);
+        ip[0] = 0x46;
+        let length = ip.len() as u16;
+        ip[2..4].copy_from_slice(&length.to_be_bytes());
+    })
+}
+
+#[test]
+fn truncated_frames_go_up_whole() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        for frame in [
+            Frame::udp4(A, "10.0.1.5", "10.0.2.9"),
+            Frame::udp6(A, "2001:db8:1::5", "2001:db8:2::9"),
+            Frame::udp4(A, "10.0.1.5", "10.0.2.9").tagged(&[AD200, Q7]),
+        ] {
+            let whole = frame.bytes();
+            for length in 14..whole.len() {
+                let got = w.plane.run(w.port[0], &whole[..length]).unwrap();
+                assert_eq!(got.action, XDP_PASS, "{length} of {} bytes", whole.len());
+                assert_eq!(got.frame, &whole[..length]);
+            }
+        }
+    });
+}
+
+#[test]
+fn checksum_update_agrees_with_recomputation() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        for id in (0..=u16::MAX).step_by(7).chain([0xfffe, 0xffff]) {
+            for ttl in [2, 64, 255] {
+                let f = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| {
+                    ip[4..6].copy_from_slice(&id.to_be_bytes());
+                    ip[8] = ttl;
+                });
+                let got = w.plane.run(w.port[0], &f.bytes()).unwrap();
+                assert_eq!(got.frame, f.routed(FRIEND, B, &[]), "id {id} ttl {ttl}");
+            }
+        }
+    });
+}
+
+#[test]
+fn respects_mtu_and_multi_buffer() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let sized = |to: &str, bytes: usize| {
+            Frame::udp4(A, "10.0.1.5", to).ip4(|ip| {
+                ip.resize(bytes, 0);
+                ip[2..4].copy_from_slice(&(bytes as u16).to_be_bytes());
+            })
+        };
+        let f = sized("10.0.2.9", 1500);
+        w.expect("exactly the MTU", &f, out(2, f.routed(FRIEND, B, &[])));
+        w.expect("one byte more", &sized("10.0.2.9", 1501), up(Reason::OverMtu));
+        let f = sized("10.11.0.1", 100);
+        w.expect("the route's own MTU", &f, out(2, f.routed(GATEWAY, B, &[])));
+        w.expect("above the route's own MTU", &sized("10.11.0.1", 101), up(Reason::OverMtu));
+
+        let jumbo = |interface, to: &str| {
+            route4(0, to, Target::Hop(Hop { interface, gateway: None, mtu: 9000 }))
+        };
+        w.apply([jumbo(2, "10.0.2.0/24"), jumbo(1, "10.0.1.0/24"), neighbour(2, "10.0.2.9", FRIEND)]);
+        let f = sized("10.0.2.9", 9000);
+        let got = w.plane.run(w.port[0], &f.bytes()).unwrap();
+        assert_eq!((got.action, hex(&got.frame)), (XDP_REDIRECT, hex(&f.routed(FRIEND, B, &[]))), "jumbo");
+        let back = Frame { destination: B, ..sized("10.0.1.9", 9000) };
+        w.expect_from("to a port without fragments", 1, &back.bytes(), up(Reason::MultiBuffer));
+        w.expect("multi-buffer with padding", &sized("10.0.2.9", 9000).padded(10), up(Reason::NoHeadroom));
+    });
+}
+
+#[test]
+fn reverse_path_filter() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let mode = |m| Op::Interface(1, Interface { reverse_path: m, ..interface(0, 0, A, &[]) });
+        let from = |source: &str| Frame::udp4(A, source, "10.0.2.9");
+        let ok = |f: &Frame| out(2, f.routed(FRIEND, B, &[]));
+
+        w.apply([mode(ReversePath::Loose)]);
+        for source in ["10.0.1.5", "10.0.2.5", "192.0.2.7", "10.10.0.1"] {
+            w.expect(&format!("loose {source}"), &from(source), ok(&from(source)));
+        }
+        w.expect("loose, blackholed source", &from("10.9.0.1"), up(Reason::ReversePath));
+        w.expect("loose, broadcast source", &from("10.0.2.255"), up(Reason::ReversePath));
+        w.expect("loose, own source", &from("10.0.3.1"), up(Reason::BadSource));
+
+        w.apply([mode(ReversePath::Strict)]);
+        w.expect("strict, right way", &from("10.0.1.5"), ok(&from("10.0.1.5")));
+        for source in ["10.0.2.5", "192.0.2.7", "10.10.0.1"] {
+            w.expect(&format!("strict {source}"), &from(source), up(Reason::ReversePath));
+        }
+        w.apply([mode(ReversePath::Off)]);
+        w.expect("off", &from("10.9.0.1"), ok(&from("10.9.0.1")));
+    });
+}
+
+#[test]
+fn multipath_keeps_weights_and_flows() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let members: Vec<_> = vec![(via(2, "10.0.2.254"), 3), (via(3, "10.0.3.254"), 1)];
+        w.apply([route4(0, "10.20.0.0/16", Target::Multi(members.clone().into())), route6(0, "2001:db8:20::/48", Target::Multi([(via(2, "fe80::254"), 1), (via(3, "2001:db8:3::9"), 1)].into()))]);
+        let count = |w: &mut World, frames: &mut dyn Iterator<Item = Frame>| {
+            let mut tagged = 0;
+            for f in frames {
+                let got = w.plane.run(w.port[0], &f.bytes()).unwrap();
+                assert_eq!(got.action, XDP_REDIRECT);
+                tagged += usize::from(got.frame[12..14] == [0x81, 0]);
+            }
+            tagged
+        };
+        let ports = |to: &'static str| {
+            (0..4000_u16).map(move |p| Frame::udp4(A, "10.0.1.5", to).with(|ip| ip[20..22].copy_from_slice(&p.to_be_bytes())))
+        };
+        let tagged = count(&mut w, &mut ports("10.20.0.1"));
+        assert!((850..1150).contains(&tagged), "weights 3:1 over 4000 flows, layer 4: {tagged} by the lighter");
+        let fragments = count(&mut w, &mut ports("10.20.0.1").map(|f| f.ip4(|ip| ip[6] = 0x20)));
+        assert!(fragments == 0 || fragments == 4000, "fragments have no ports: all one way, not {fragments}");
+
+        w.apply([Op::Router { router: 0, multipath_l4: [false, false] }]);
+        let same = count(&mut w, &mut ports("10.20.0.1"));
+        assert!(same == 0 || same == 4000, "layer 3: one pair of addresses, one way, not {same}");
+        let hosts = &mut (0..4000_u16).map(|h| Frame::udp4(A, "10.0.1.5", &format!("10.20.{}.{}", h >> 8, h & 255)));
+        let tagged = count(&mut w, hosts);
+        assert!((850..1150).contains(&tagged), "weights 3:1 over 4000 addresses, layer 3: {tagged} by the lighter");
+        let hosts = &mut (0..4000_u16).map(|h| Frame::udp6(A, "2001:db8:1::5", &format!("2001:db8:20::{h:x}")));
+        let tagged = count(&mut w, hosts);
+        assert!((1800..2200).contains(&tagged), "IPv6, 1:1 over 4000 addresses: {tagged}");
+    });
+}
+
+#[test]
+fn gates_close() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let f = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
+        w.plane.confirm_until(Duration::from_nanos(1));
+        w.expect("no daemon", &f, Expect::Up(Charge::Port(0), Reason::Fallback));
+        w.plane.confirm_until(Duration::from_secs(1 << 32));
+        w.plane.set_port(0, w.port[0], false).unwrap();
+        w.expect("port not trusted", &f, Expect::Up(Charge::Port(0), Reason::PortNotReady));
+        w.plane.set_port(0, w.port[0], true).unwrap();
+        w.plane.clear_port(1, w.port[1]).unwrap();
+        w.expect("no transmit slot", &f, up(Reason::TxNotReady));
+        w.expect("no transmit slot, padding", &f.clone().padded(4), up(Reason::TxNotReady));
+        w.plane.set_port(1, w.port[1], true).unwrap();
+        w.apply([Op::Interface(1, Interface { ipv4: false, ..interface(0, 0, A, &[]) })]);
+        w.expect("router not accelerated", &f, up(Reason::RouterNotAccelerated));
+        w.apply([Op::Interface(1, interface(0, 0, A, &[])), Op::Interface(2, Interface { transmit: false, ..interface(0, 1, B, &[]) })]);
+        w.expect("egress down", &f, up(Reason::Unresolved));
+        w.apply([Op::Interface(2, interface(0, 1, B, &[]))]);
+        w.expect("all open again", &f, out(2, f.routed(FRIEND, B, &[])));
+        w.apply([neighbour(2, "10.0.2.9", W)]);
+        w.expect("the neighbour is another router here", &f, up(Reason::SameBox));
+        let lo = w.plane.run(ifindex("lo"), &f.bytes()).unwrap();
+        assert_eq!(lo.action, XDP_PASS);
+        assert_eq!(w.plane.counters().unwrap().charges.get(&(Charge::Other, Reason::NotAPort)), Some(&1));
+    });
+}
+
+#[test]
+fn polices_exceptions_not_forwarding() {
+    in_new_namespace(|| {
+        // 10 packets a second, a burst of 100 ms: one packet, then nothing for 100 ms.
+        let mut w = World::with(Settings { capacity: capacity(), interface_rows: 64, sample_interval: 128, exception_pps: 10, control_pps: 10 });
+        let expired = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| ip[8] = 1);
+        let local = Frame::udp4(A, "10.0.1.5", "10.0.2.1");
+        let plain = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
+        let arp = Frame::new(A, 0x0806, vec![0; 28]);
+        w.expect("first", &expired, up(Reason::TtlExceeded));
+        w.expect("second", &expired, Expect::Drop(Charge::Router(0), Reason::Policed));
+        w.expect("ARP has its own budget", &arp, up(Reason::Arp));
+        w.expect("and its own limit", &arp, Expect::Drop(Charge::Router(0), Reason::ControlPoliced));
+        w.expect("local traffic is not policed", &local, up(Reason::Local));
+        w.expect("forwarding is not policed", &plain, out(2, plain.routed(FRIEND, B, &[])));
+        let theirs = Frame::udp4(V, "10.1.1.5", "10.0.2.9").ip4(|ip| ip[8] = 1);
+        w.expect("the other router has its own", &theirs, Expect::Up(Charge::Router(1), Reason::TtlExceeded));
+        std::thread::sleep(Duration::from_millis(120));
+        w.expect("later", &expired, up(Reason::TtlExceeded));
+    });
+}
+
+#[test]
+fn explain_changes_nothing_and_tells_the_steps() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        w.tables.take_used();
+        let f = Frame::udp4(A, "10.0.1.5", "10.0.3.9");
+        let before = w.plane.counters().unwrap();
+        let (result, steps) = w.plane.explain(w.port[0], &f.bytes()).unwrap();
+        assert_eq!(w.plane.counters().unwrap(), before);
+        assert_eq!(w.tables.take_used(), [], "explain must not mark a neighbour as used");
+        assert_eq!(result.frame, f.routed(FRIEND, B, &[Q100]));
+        assert_eq!(steps[0], Step::Port { id: 0, ready: true });
+        assert_eq!(steps[2], Step::Interface { interface: 1, router: 0 });
+        assert!(steps.iter().any(|s| matches!(s, Step::Neighbour { interface: 3, id } if *id != 0)), "{steps:?}");
+        assert_eq!(steps.last(), Some(&Step::Verdict { reason: None, action: XDP_REDIRECT }));
+
+        w.expect("for real", &f, out(3, f.routed(FRIEND, B, &[Q100])));
+        assert_eq!(w.tables.take_used(), [(3, "10.0.3.9".parse().unwrap())]);
+        let (_, steps) = w.plane.explain(w.port[0], &f.clone().ip4(|ip| ip[8] = 1).bytes()).unwrap();
+        assert_eq!(steps.last(), Some(&Step::Verdict { reason: Some(Reason::TtlExceeded), action: XDP_PASS }));
+    });
+}
+
+#[test]
+fn counts_packets_bytes_and_time() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let f = Frame::udp4(A, "10.0.1.5", "10.0.3.9");
+        let expired = f.clone().ip4(|ip| ip[8] = 1);
+        for _ in 0..10 {
+            w.plane.run(w.port[0], &f.bytes()).unwrap();
+            w.plane.run(w.port[0], &expired.bytes()).unwrap();
+        }
+        let c = w.plane.counters().unwrap();
+        assert_eq!(c.packets, 20);
+        let (i, o) = (c.interfaces[&1], c.interfaces[&3]);
+        assert_eq!((i.rx_packets, i.rx_bytes), (20, 1200));
+        assert_eq!((i.forwarded_packets, i.forwarded_bytes), (10, 600));
+        assert_eq!((o.tx_packets, o.tx_bytes, o.rx_packets), (10, 600, 0));
+        assert!(i.samples == 10 && i.sample_ns > 0, "{i:?}");
+        fix_checksum(&mut f.payload.clone());
+    });
+}
