@@ -7,10 +7,12 @@ use logic::{
     observe::{Change, Dump, Event, LinkKind, Next, NexthopObjectKind, Route},
 };
 use router::{
+    ethtool::ProblemKind,
     netns,
     observer::{HOST, Observer, ObserverConfig, PortName},
 };
 use std::{
+    collections::VecDeque,
     fs::File,
     io::Write as _,
     process::{Child, Command, Stdio},
@@ -107,29 +109,53 @@ fn batch(lines: impl Iterator<Item = String>) {
     assert!(child.wait().unwrap().success());
 }
 
-fn observer() -> Observer {
-    Observer::new(ObserverConfig { ports: vec![PortName::Name("port0".into())], ..Default::default() })
-        .unwrap()
+/// An observer, and events it handed out that no test has asked for yet.
+struct Watcher {
+    observer: Observer,
+    pending: VecDeque<Event>,
 }
 
-/// Collect events until one of them makes `wanted` say something.
-fn until<T>(observer: &mut Observer, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+impl std::ops::Deref for Watcher {
+    type Target = Observer;
+    fn deref(&self) -> &Observer {
+        &self.observer
+    }
+}
+
+impl std::ops::DerefMut for Watcher {
+    fn deref_mut(&mut self) -> &mut Observer {
+        &mut self.observer
+    }
+}
+
+fn observer() -> Watcher {
+    let ports = vec![PortName::Name("port0".into())];
+    let observer = Observer::new(ObserverConfig { ports, ..Default::default() }).unwrap();
+    Watcher { observer, pending: VecDeque::new() }
+}
+
+/// Take events until one of them makes `wanted` say something.
+fn until<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
     while Instant::now() < end {
-        for event in observer.poll(Duration::from_millis(100)).unwrap() {
+        while let Some(event) = watcher.pending.pop_front() {
             if let Some(found) = wanted(&event) {
                 return found;
             }
-            seen.push(event);
+            if seen.len() < 100 {
+                seen.push(event);
+            }
         }
+        let events = watcher.observer.poll(Duration::from_millis(100)).unwrap();
+        watcher.pending.extend(events);
     }
     panic!("no {what} within {PATIENCE:?}; seen: {seen:#?}");
 }
 
 /// Take everything until it has been quiet for a while.
-fn settle(observer: &mut Observer) -> Vec<Event> {
-    let mut all = Vec::new();
+fn settle(observer: &mut Watcher) -> Vec<Event> {
+    let mut all: Vec<Event> = observer.pending.drain(..).collect();
     loop {
         let events = observer.poll(Duration::from_millis(150)).unwrap();
         if events.is_empty() {
@@ -139,7 +165,7 @@ fn settle(observer: &mut Observer) -> Vec<Event> {
     }
 }
 
-fn host_dump(observer: &mut Observer) -> Dump {
+fn host_dump(observer: &mut Watcher) -> Dump {
     until(observer, "dump of the host", |e| match e {
         Event::Dump(HOST, dump) => Some((**dump).clone()),
         _ => None,
@@ -379,9 +405,9 @@ fn hazards_come_and_go() {
                 _ => None,
             });
         };
-        let forward = "nftables chain inet f fwd hooks forward; remove it with: nft ";
+        let forward = "nftables chain inet f pass hooks forward; remove it with: nft ";
         expect(
-            "nft 'add table inet f; add chain inet f fwd { type filter hook forward priority 0; }'",
+            "nft 'add table inet f; add chain inet f pass { type filter hook forward priority 0; }'",
             &[forward],
             &[forward],
         );
@@ -427,7 +453,7 @@ fn qdiscs_and_filters_are_told_of_their_device() {
         expect("tc qdisc del dev port0 root", None);
         sh("tc qdisc add dev port0 clsact");
         expect(
-            "tc filter add dev port0 ingress matchall action drop",
+            "tc filter add dev port0 ingress protocol ip u32 match u32 0 0",
             Some("tc filters on its qdisc clsact"),
         );
         expect("tc qdisc del dev port0 clsact", None);
@@ -484,6 +510,58 @@ fn neighbours_are_followed_and_probed() {
         sh("ip neigh del 192.0.2.2 dev port0");
         until(&mut observer, "gone", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_none()).then_some(())
+        });
+    });
+}
+
+#[test]
+fn a_veth_peer_that_breaks_packets_is_named() {
+    with_bed(|bed| {
+        let peer = bed.name("peer");
+        let mut observer = observer();
+        assert_eq!(observer.port_driver(0).unwrap(), "veth");
+        let problems =
+            |watcher: &mut Watcher| watcher.port_problems(0).iter().map(|p| p.kind).collect::<Vec<_>>();
+        use ProblemKind::*;
+        assert_eq!(problems(&mut observer), [PartialChecksums, VlanTagsHidden, CannotTransmit]);
+        let text = observer.port_problems(0)[0].to_string();
+        assert_eq!(
+            text,
+            format!(
+                "veth peer far0 in namespace {peer} sends partial checksums; \
+                 run: ip netns exec {peer} ethtool -K far0 tx off"
+            )
+        );
+        // Every way out that is offered must work.
+        for problem in observer.port_problems(0) {
+            sh(problem.text.split_once("run: ").unwrap().1);
+        }
+        assert_eq!(problems(&mut observer), []);
+    });
+}
+
+#[test]
+fn a_port_that_goes_and_comes_back_is_reported() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        sh("ip link del port0");
+        until(&mut observer, "port gone", |e| matches!(e, Event::PortGone(0)).then_some(()));
+        sh(&format!("ip link add port0 type veth peer name far0 netns {}", bed.name("peer")));
+        until(&mut observer, "port back", |e| matches!(e, Event::Port(0, _)).then_some(()));
+    });
+}
+
+#[test]
+fn a_router_can_be_configured_by_file() {
+    with_bed(|bed| {
+        let pid = bed.unnamed();
+        let ports = vec![PortName::Name("port0".into())];
+        let routers = vec![netns::Source::parse(&format!("/proc/{pid}/ns/net"))];
+        let observer = Observer::new(ObserverConfig { ports, routers, ..Default::default() }).unwrap();
+        let mut watcher = Watcher { observer, pending: VecDeque::new() };
+        until(&mut watcher, "configured namespace", |e| {
+            matches!(e, Event::Namespace(_, n) if n.configured && n.name.starts_with("netns:")).then_some(())
         });
     });
 }

@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`discovery`] | which namespaces to watch |
+//! | [`ports`] | ports, and what is wrong with them |
 //! | [`space`] | one namespace: dumps, messages, lost messages |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
@@ -19,20 +20,17 @@
 mod discovery;
 mod due;
 pub mod poller;
+mod ports;
 mod settings;
 mod space;
 pub mod sysctl;
 
 use crate::{
-    ethtool,
     hazards::bpf,
-    netlink::{link::RawLink, neighbour},
+    netlink::neighbour,
     netns::{self, Key, Source},
 };
-use logic::{
-    observe::{Event, Namespace, NamespaceId, Port},
-    plan::PortId,
-};
+use logic::observe::{Event, Namespace, NamespaceId, Port};
 use poller::{DirectoryWatch, Poller};
 use space::{Peers, Space};
 use std::{
@@ -87,7 +85,7 @@ pub enum PortName {
 /// What to observe.
 #[derive(Clone, Debug)]
 pub struct ObserverConfig {
-    /// Devices in the current namespace; their place here is their [`PortId`].
+    /// Devices in the current namespace; their place here is their [port number](logic::plan::PortId).
     pub ports: Vec<PortName>,
     /// Namespaces that are watched whatever they hold.
     pub routers: Vec<Source>,
@@ -324,33 +322,6 @@ impl Observer {
         self.out.push(Event::NamespaceGone(id));
     }
 
-    /// Report ports that came, changed or went.
-    fn refresh_ports(&mut self) {
-        let Some(host) = self.spaces.get(&HOST) else { return };
-        for (i, state) in self.ports.iter_mut().enumerate() {
-            let id = i as PortId;
-            let link = host.links.values().find(|link| match &state.wanted {
-                PortName::Name(name) => link.name == *name,
-                PortName::Index(index) => link.ifindex == *index,
-            });
-            // A port that was renamed is the same port.
-            let link = state.port.as_ref().and_then(|p| host.links.get(&p.ifindex)).or(link);
-            let known = state.port.as_ref().map(|p| p.ifindex);
-            if link.map(|l| l.ifindex) == known {
-                continue;
-            }
-            if state.port.take().is_some() {
-                self.out.push(Event::PortGone(id));
-            }
-            if let Some(link) = link {
-                let frags = ethtool::transmits_fragments(link.ifindex);
-                let port = Port { namespace: HOST, ifindex: link.ifindex, frags };
-                state.port = Some(port.clone());
-                self.out.push(Event::Port(id, port));
-            }
-        }
-    }
-
     /// Count BPF programs nobody tells us of.
     fn poll_programs(&mut self) {
         let programs = bpf::netfilter_programs();
@@ -417,12 +388,6 @@ impl Observer {
     /// `NotFound` if it is not observed; what the kernel says.
     pub fn set_receive_buffer(&self, id: NamespaceId, bytes: usize) -> io::Result<()> {
         self.spaces.get(&id).ok_or(io::ErrorKind::NotFound)?.events.set_receive_buffer(bytes)
-    }
-
-    /// A port's device.
-    fn port_link(&self, id: PortId) -> Option<&RawLink> {
-        let port = self.ports.get(usize::from(id))?.port.as_ref()?;
-        self.spaces.get(&HOST)?.links.get(&port.ifindex)
     }
 }
 
