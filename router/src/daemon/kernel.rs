@@ -141,7 +141,7 @@ impl Kernel for Bpf {
     }
 
     fn previous(&mut self) -> Option<Counters> {
-        None
+        Counters::pinned(&self.directory)
     }
 
     fn remove(&mut self) -> Result<Vec<String>> {

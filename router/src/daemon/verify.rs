@@ -138,9 +138,13 @@ impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
         let none = Target::Pass { reason: Reason::NoRoute, unicast: false };
         let target = route.map_or(&none, |(_, target)| target);
         let mut wanted = self.wanted(target, address);
-        for answer in answers.iter().filter(|a| matches!(a.reason, Some(Reason::SameBox | Reason::TxNotReady))) {
-            let is_it = |w: &Way| matches!(w, Way::Send { interface, neighbour, .. }
-                if (Some(*interface), Some(*neighbour)) == (answer.interface, answer.neighbour));
+        for answer in
+            answers.iter().filter(|a| matches!(a.reason, Some(Reason::SameBox | Reason::TxNotReady)))
+        {
+            let is_it = |w: &Way| {
+                matches!(w, Way::Send { interface, neighbour, .. }
+                if (Some(*interface), Some(*neighbour)) == (answer.interface, answer.neighbour))
+            };
             // The route is right, and for a good reason its packets are not sent: whatever MAC address it has.
             wanted = wanted.into_iter().map(|w| if is_it(&w) { Way::of(answer) } else { w }).collect();
         }

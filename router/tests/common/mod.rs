@@ -14,7 +14,12 @@ pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
     }
     let result = thread::spawn(move || {
         // SAFETY: moves only this thread, which ends here, into a new network namespace.
-        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "unshare: {}", std::io::Error::last_os_error());
+        assert_eq!(
+            unsafe { libc::unshare(libc::CLONE_NEWNET) },
+            0,
+            "unshare: {}",
+            std::io::Error::last_os_error()
+        );
         run("ip link set lo up");
         body();
     })
@@ -27,7 +32,8 @@ pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
 /// Runs a command line (split at spaces) in this thread's namespace; panics with its words if it fails.
 pub fn run(line: &str) -> String {
     let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap_or_else(|e| panic!("{line}: {e}"));
+    let output =
+        Command::new(words.next().unwrap()).args(words).output().unwrap_or_else(|e| panic!("{line}: {e}"));
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -29,7 +29,8 @@ const PACKETS: usize = 600;
 
 #[test]
 fn same_packets_with_and_without() {
-    let first: u64 = env::var("MILLRACE_SEED").ok().map_or_else(|| 20_261_120, |s| s.parse().expect("MILLRACE_SEED"));
+    let first: u64 =
+        env::var("MILLRACE_SEED").ok().map_or_else(|| 20_261_120, |s| s.parse().expect("MILLRACE_SEED"));
     let rounds = env::var("MILLRACE_ROUNDS").ok().map_or(ROUNDS, |s| s.parse().expect("MILLRACE_ROUNDS"));
     for seed in first..first + rounds {
         common::in_new_namespace(move || round(seed));
@@ -48,7 +49,13 @@ fn round(seed: u64) {
     let taken = millrace.stop();
 
     let wrong = compare(&linux, &fast);
-    assert!(wrong.is_empty(), "seed {seed}: {} differences\n{}\n{}", wrong.len(), wrong.join("\n"), topology.describe());
+    assert!(
+        wrong.is_empty(),
+        "seed {seed}: {} differences\n{}\n{}",
+        wrong.len(),
+        wrong.join("\n"),
+        topology.describe()
+    );
     let total: usize = linux.values().sum();
     assert!(total > PACKETS / 8, "seed {seed}: only {total} frames came out at all: the test tests nothing");
     assert!(taken > PACKETS as u64 / 10, "seed {seed}: the fast path took only {taken} of {PACKETS} packets");
@@ -149,7 +156,11 @@ impl Daemon {
     }
 
     fn cli(&self, words: &[&str]) -> std::process::Output {
-        Command::new(env!("CARGO_BIN_EXE_millrace")).args(words).args(["--instance", &self.instance]).output().unwrap()
+        Command::new(env!("CARGO_BIN_EXE_millrace"))
+            .args(words)
+            .args(["--instance", &self.instance])
+            .output()
+            .unwrap()
     }
 
     /// Verifies the mirror, stops, and returns how many packets the fast path took.

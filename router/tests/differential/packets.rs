@@ -31,13 +31,21 @@ fn number_it(mut frame: Frame, number: usize) -> Frame {
 
 fn ipv4(rng: &mut Rng, topology: &Topology, side: &Side) -> Frame {
     let source = match rng.u8(0..30) {
-        0 => rng.choice(["0.0.0.0", "127.0.0.1", "224.0.0.9", "255.255.255.255", "240.0.0.7"]).unwrap().parse().unwrap(),
+        0 => rng
+            .choice(["0.0.0.0", "127.0.0.1", "224.0.0.9", "255.255.255.255", "240.0.0.7"])
+            .unwrap()
+            .parse()
+            .unwrap(),
         1 => topology.sides[rng.usize(..topology.sides.len())].router4,
         2 => topology.targets4[rng.usize(..topology.targets4.len())],
         _ => side.host4(rng.u8(HOSTS)),
     };
     let destination = match rng.u8(0..30) {
-        0 => rng.choice(["0.0.0.1", "127.0.0.1", "224.0.0.5", "255.255.255.255", "240.0.0.1"]).unwrap().parse().unwrap(),
+        0 => rng
+            .choice(["0.0.0.1", "127.0.0.1", "224.0.0.5", "255.255.255.255", "240.0.0.1"])
+            .unwrap()
+            .parse()
+            .unwrap(),
         1 => Ipv4Addr::from_bits(rng.u32(..)),
         _ => topology.targets4[rng.usize(..topology.targets4.len())],
     };
@@ -78,7 +86,8 @@ fn ipv4(rng: &mut Rng, topology: &Topology, side: &Side) -> Frame {
 }
 
 fn with_options(rng: &mut Rng, frame: Frame) -> Frame {
-    let options: [u8; 4] = rng.choice([[0, 0, 0, 0], [1, 1, 1, 0], [0x94, 4, 0, 0], [0x44, 4, 5, 0], [7, 3, 4, 0]]).unwrap();
+    let options: [u8; 4] =
+        rng.choice([[0, 0, 0, 0], [1, 1, 1, 0], [0x94, 4, 0, 0], [0x44, 4, 5, 0], [7, 3, 4, 0]]).unwrap();
     frame.ip4(|ip| {
         ip.splice(20..20, options).for_each(drop);
         ip[0] = 0x46;

@@ -153,7 +153,14 @@ impl Topology {
     fn add_side(&mut self, port: usize, net: u8, tenant: bool) {
         let router_mac = Mac([2, 0x20, tenant.into(), port as u8, net, 1]);
         let device = if tenant { format!("m{net}") } else { format!("p{port}") };
-        let mut side = Side { port, router_mac, router4: Ipv4Addr::UNSPECIFIED, router6: Ipv6Addr::UNSPECIFIED, net, tenant };
+        let mut side = Side {
+            port,
+            router_mac,
+            router4: Ipv4Addr::UNSPECIFIED,
+            router6: Ipv6Addr::UNSPECIFIED,
+            net,
+            tenant,
+        };
         (side.router4, side.router6) = (side.host4(1), side.host6(1));
         if tenant {
             let pid = self.tenant.pid();
@@ -166,8 +173,14 @@ impl Topology {
         self.own.extend([IpAddr::V4(side.router4), IpAddr::V6(side.router6)]);
         for n in HOSTS {
             let mac = host_mac(&side, n);
-            self.inside(tenant, format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host4(n)));
-            self.inside(tenant, format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host6(n)));
+            self.inside(
+                tenant,
+                format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host4(n)),
+            );
+            self.inside(
+                tenant,
+                format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host6(n)),
+            );
         }
         self.targets4.extend([0, 1, 10, 11, 17, 255].map(|n| side.host4(n)));
         self.targets6.extend([0, 1, 10, 11, 17].map(|n| side.host6(n)));
@@ -293,17 +306,31 @@ impl Topology {
     /// Addresses tried inside this prefix may leave by either member.
     fn mark_multipath(&mut self, prefix: &str) {
         let inside: Vec<IpAddr> = match (prefix, prefix.split_once('/').unwrap_or((prefix, "0"))) {
-            ("default", _) => {
-                self.targets4.iter().copied().map(IpAddr::V4).chain(self.targets6.iter().copied().map(IpAddr::V6)).collect()
-            }
+            ("default", _) => self
+                .targets4
+                .iter()
+                .copied()
+                .map(IpAddr::V4)
+                .chain(self.targets6.iter().copied().map(IpAddr::V6))
+                .collect(),
             (_, (address, length)) => match address.parse().unwrap() {
                 IpAddr::V4(_) => {
                     let p: logic::net::Prefix4 = format!("{address}/{length}").parse().unwrap();
-                    self.targets4.iter().filter(|a| p.contains(a.to_bits())).copied().map(IpAddr::V4).collect()
+                    self.targets4
+                        .iter()
+                        .filter(|a| p.contains(a.to_bits()))
+                        .copied()
+                        .map(IpAddr::V4)
+                        .collect()
                 }
                 IpAddr::V6(_) => {
                     let p: logic::net::Prefix6 = format!("{address}/{length}").parse().unwrap();
-                    self.targets6.iter().filter(|a| p.contains(a.to_bits())).copied().map(IpAddr::V6).collect()
+                    self.targets6
+                        .iter()
+                        .filter(|a| p.contains(a.to_bits()))
+                        .copied()
+                        .map(IpAddr::V6)
+                        .collect()
                 }
             },
         };
@@ -321,7 +348,8 @@ impl Topology {
         match frame.get(12..14)? {
             [0x08, 0x06] => return None,
             [0x08, 0x00] if frame.len() >= ip + 20 => {
-                let address = |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
+                let address =
+                    |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
                 let (source, destination) = (address(ip + 12), address(ip + 16));
                 if frame[ip + 9] == 1 && frame.get(ip + 20) == Some(&5) {
                     return None;

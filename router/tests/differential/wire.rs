@@ -19,7 +19,11 @@ impl Wire {
         let all = (libc::ETH_P_ALL as u16).to_be();
         // SAFETY: plain system calls; the descriptor is ours from here on.
         let socket = unsafe {
-            let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC, all.into());
+            let fd = libc::socket(
+                libc::AF_PACKET,
+                libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+                all.into(),
+            );
             assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
             OwnedFd::from_raw_fd(fd)
         };
@@ -30,11 +34,8 @@ impl Wire {
         address.sll_ifindex = ifindex(device) as i32;
         // SAFETY: `address` and `BUFFER_BYTES` are readable for the sizes given.
         unsafe {
-            let rc = libc::bind(
-                socket.as_raw_fd(),
-                (&raw const address).cast(),
-                size_of_val(&address) as u32,
-            );
+            let rc =
+                libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32);
             assert_eq!(rc, 0, "binding to {device}: {}", io::Error::last_os_error());
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -50,7 +51,13 @@ impl Wire {
     pub fn send(&self, frame: &[u8]) {
         // SAFETY: a readable buffer of that length.
         let sent = unsafe { libc::send(self.socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-        assert_eq!(sent, frame.len() as isize, "sending {} bytes: {}", frame.len(), io::Error::last_os_error());
+        assert_eq!(
+            sent,
+            frame.len() as isize,
+            "sending {} bytes: {}",
+            frame.len(),
+            io::Error::last_os_error()
+        );
     }
 
     /// The next frame that came out, `None` if there is none now.
