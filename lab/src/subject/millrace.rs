@@ -1,6 +1,7 @@
 //! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own.
 
 use std::{
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -36,6 +37,8 @@ impl Millrace {
         let mut run = testbed.box_namespace.command(&binary);
         sys::end_with_parent(&mut run);
         sys::start_on_all_cores(&mut run);
+        // Ctrl-C is for us; the daemon is stopped when everything else is put away.
+        run.process_group(0);
         run.args(["run", "--instance", &instance, "--port", PORT_IN, "--port", PORT_OUT]);
         let started = Instant::now();
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
