@@ -6,6 +6,8 @@
 //! complete before the slot is stored. So a reader sees the answer from before or after a change, never a hole. Rows
 //! that are no longer led to are reused only after a grace period ([`Pool::seal`], [`Pool::reclaim`]).
 
+#[cfg(test)]
+pub(crate) mod grace;
 mod pool;
 mod table;
 #[cfg(test)]
