@@ -1,7 +1,9 @@
 //! The forwarding table measured: `cargo bench -p millrace-logic --bench fib`.
 //!
-//! First a table of build time, memory and update rate for each shape, then lookups by criterion. Real prefixes are
-//! taken from shared/data beside the repository when it is there, made-up ones (`logic::fib::synthetic`) otherwise.
+//! First a table of all shapes: load time, memory, update rate, nanoseconds per lookup, all in CPU time of this thread
+//! (other work on the machine costs less than in wall time). Then lookups of the shapes in use, by criterion; with the
+//! argument `table` only the table. Real prefixes are taken from shared/data beside the repository when it is there,
+//! made-up ones (`logic::fib::synthetic`) otherwise.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::{
@@ -16,10 +18,33 @@ use std::{
     path::Path,
     process::Command,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 const DESTINATIONS: [usize; 4] = [1, 4_096, 100_000, 1_000_000];
+
+/// Time this thread has been on a core, from the scheduler.
+fn cpu_time() -> Duration {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    Duration::from_nanos(text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0))
+}
+
+/// Nanoseconds per lookup for each set of destinations, the best of three.
+fn lookup_ns<A: Copy>(sets: &[Vec<A>], find: impl Fn(A) -> u32) -> String {
+    let mut columns = String::new();
+    for set in sets {
+        let count = set.len().max(4_000_000);
+        let times = (0..3).map(|_| {
+            let start = cpu_time();
+            black_box(
+                set.iter().cycle().take(count).fold(0u32, |sum, a| sum.wrapping_add(find(black_box(*a)))),
+            );
+            (cpu_time() - start).as_nanos() as f64 / count as f64
+        });
+        columns += &format!(" {:.1} |", times.fold(f64::INFINITY, f64::min));
+    }
+    columns
+}
 
 struct Bed<A> {
     memory: HeapMemory,
@@ -93,21 +118,27 @@ fn destinations<A: Address>(prefixes: &[Prefix<A>], count: usize, from_bits: imp
         .collect()
 }
 
-fn build<A: Address>(name: &str, prefixes: &[Prefix<A>], policy: Policy, blocks: usize) -> Bed<A> {
+fn build<A: Address>(
+    name: &str,
+    prefixes: &[Prefix<A>],
+    sets: &[Vec<A>],
+    policy: Policy,
+    blocks: usize,
+) -> Bed<A> {
     let mut bed = Bed::new(policy, blocks);
-    let start = Instant::now();
+    let start = cpu_time();
     for (i, prefix) in prefixes.iter().enumerate() {
         bed.change(*prefix, Some(leaf(i)));
         if i % 8192 == 0 {
             bed.reclaim();
         }
     }
-    let built = start.elapsed();
+    let built = cpu_time() - start;
     bed.reclaim();
     let (blocks, tails) = (bed.pool.blocks_used().used, bed.pool.tails_used().used);
     let bytes = blocks * words::FIB_BLOCK * 4 + tails * words::FIB_TAIL * 8;
     let mut random = synthetic::Random(5);
-    let (changes, start) = (100_000, Instant::now());
+    let (changes, start) = (100_000, cpu_time());
     for i in 0..changes / 2 {
         let prefix = prefixes[random.below(prefixes.len() as u32) as usize];
         bed.change(prefix, None);
@@ -116,13 +147,14 @@ fn build<A: Address>(name: &str, prefixes: &[Prefix<A>], policy: Policy, blocks:
             bed.reclaim();
         }
     }
-    let rate = f64::from(changes as u32) / start.elapsed().as_secs_f64();
+    let rate = f64::from(changes as u32) / (cpu_time() - start).as_secs_f64();
     println!(
-        "| {name} | {:.2} s | {blocks} | {tails} | {:.1} | {:.1} MiB | {:.2} M/s |",
+        "| {name} | {:.2} s | {blocks} | {tails} | {:.1} | {:.1} MiB | {:.2} M/s |{}",
         built.as_secs_f64(),
         bytes as f64 / prefixes.len() as f64,
         bytes as f64 / f64::from(1 << 20),
         rate / 1e6,
+        lookup_ns(sets, |a| bed.lookup(a)),
     );
     bed
 }
@@ -221,58 +253,65 @@ impl ByLength {
     }
 }
 
+fn header(first: &str) {
+    println!(
+        "\n| {first} | load | blocks | tails | bytes/route | memory | updates | ns: 1 | 4,096 | 100,000 | 1,000,000 destinations |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|---|---|");
+}
+
 fn main() {
     let (source, four, six) = load();
-    let mut c = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(200))
-        .measurement_time(Duration::from_millis(800))
-        .configure_from_args();
     println!("{source}: {} IPv4, {} IPv6", four.len(), six.len());
-    println!("| shape | load | blocks | tails | bytes/route | memory | updates |");
-    println!("|---|---|---|---|---|---|---|");
     let sets4: Vec<_> = DESTINATIONS.iter().map(|n| destinations(&four, *n, |a| a as u32)).collect();
     let sets6: Vec<_> = DESTINATIONS.iter().map(|n| destinations(&six, *n, |a| a)).collect();
+    let name = |bits: u8, tails: bool| format!("{bits}-bit root{}", if tails { "" } else { ", no tails" });
 
+    header("IPv4");
     for (bits, tails) in [(8, true), (16, true), (24, true), (24, false)] {
-        let name = format!("{bits}-bit root{}", if tails { "" } else { ", no tails" });
-        let bed = build(&format!("IPv4 {name}"), &four, shape(bits, tails), 200_000);
-        lookups(&mut c, "ipv4", &name, &sets4, |a| bed.lookup(a));
+        build(&name(bits, tails), &four, &sets4, shape(bits, tails), 200_000);
     }
-    let grown = build("IPv4 as grown", &four, Policy::of::<u32>(), 200_000);
-    drop(grown);
-    for (bits, tails) in [(8, true), (16, true), (24, true), (16, false)] {
-        let name = format!("{bits}-bit root{}", if tails { "" } else { ", no tails" });
-        let bed = build(&format!("IPv6 {name}"), &six, shape(bits, tails), 400_000);
-        lookups(&mut c, "ipv6", &name, &sets6, |a| bed.lookup(a));
-        if bits == 24 {
-            let start = Instant::now();
-            let by_length = ByLength::new(&six, &bed);
-            let bytes = by_length.entries() * 33;
-            println!(
-                "| IPv6 hash per length | {:.2} s | | {} entries | {:.1} | {:.1} MiB | static |",
-                start.elapsed().as_secs_f64(),
-                by_length.entries(),
-                bytes as f64 / six.len() as f64,
-                bytes as f64 / f64::from(1 << 20)
-            );
-            assert!(sets6[2].iter().all(|a| by_length.lookup(*a) == bed.lookup(*a)));
-            lookups(&mut c, "ipv6", "hash per length", &sets6, |a| by_length.lookup(a));
-        }
+    let four_bed = build("as grown", &four, &sets4, Policy::of::<u32>(), 200_000);
+    header("IPv6");
+    for (bits, tails) in [(8, true), (24, true), (16, false), (16, true)] {
+        build(&name(bits, tails), &six, &sets6, shape(bits, tails), 400_000);
     }
-    roots(&mut c, &four);
+    let six_bed = build("as grown", &six, &sets6, Policy::of::<u128>(), 400_000);
+    by_length(&six, &sets6, &six_bed);
+    roots(&four);
+    if std::env::args().any(|a| a == "table") {
+        return;
+    }
+    let mut c =
+        Criterion::default().sample_size(10).measurement_time(Duration::from_secs(1)).configure_from_args();
+    lookups(&mut c, "ipv4", "as grown", &sets4, |a| four_bed.lookup(a));
+    lookups(&mut c, "ipv6", "as grown", &sets6, |a| six_bed.lookup(a));
     c.final_summary();
 }
 
+fn by_length(six: &[Prefix6], sets: &[Vec<u128>], bed: &Bed<u128>) {
+    let start = cpu_time();
+    let by_length = ByLength::new(six, bed);
+    let (built, bytes) = (cpu_time() - start, by_length.entries() * 33);
+    assert!(sets[2].iter().all(|a| by_length.lookup(*a) == bed.lookup(*a)));
+    println!(
+        "| hash per length | {:.2} s | | {} entries | {:.1} | {:.1} MiB | static |{}",
+        built.as_secs_f64(),
+        by_length.entries(),
+        bytes as f64 / six.len() as f64,
+        bytes as f64 / f64::from(1 << 20),
+        lookup_ns(sets, |a| by_length.lookup(a)),
+    );
+}
+
 /// Where a bigger root pays: tables of some hundreds and some thousands of routes.
-fn roots(c: &mut Criterion, four: &[Prefix4]) {
+fn roots(four: &[Prefix4]) {
+    header("IPv4, few routes");
     for routes in [64, 256, 1024, 4096, 16_384, 65_536] {
         let some: Vec<_> = four.iter().copied().step_by(four.len() / routes).take(routes).collect();
-        let sets = [destinations(&some, 4096, |a| a as u32)];
+        let sets: Vec<_> = DESTINATIONS[..3].iter().map(|n| destinations(&some, *n, |a| a as u32)).collect();
         for bits in [8, 16, 24] {
-            let name = format!("{bits}-bit root");
-            let bed = build(&format!("IPv4 {routes} routes, {name}"), &some, shape(bits, true), 150_000);
-            lookups(c, &format!("ipv4 {routes} routes"), &name, &sets, |a| bed.lookup(a));
+            build(&format!("{routes} routes, {bits}-bit root"), &some, &sets, shape(bits, true), 150_000);
         }
     }
 }
