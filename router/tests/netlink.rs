@@ -338,6 +338,40 @@ fn routes_multipath_and_nexthop_objects_are_followed() {
 }
 
 #[test]
+fn ipv6_messages_hold_the_whole_multipath_route() {
+    with_bed(|_| {
+        sh("ip addr add 2001:db8::1/64 dev port0 nodad");
+        let mut observer = observer();
+        settle(&mut observer);
+        let mut expect = |command: &str, change: Change, weights: &[u16]| {
+            sh(command);
+            let (got, next) = until(&mut observer, command, |e| match e {
+                Event::Route6(HOST, change, r) if r.prefix.to_string() == "2001:db8:1::/48" => {
+                    Some((*change, r.next.clone()))
+                }
+                _ => None,
+            });
+            let mut hops: Vec<u16> = match next {
+                Next::Many(hops) => hops.iter().map(|h| h.weight).collect(),
+                Next::One(hop) => vec![hop.weight],
+                _ => vec![],
+            };
+            // The kernel begins with whichever it changed.
+            hops.sort_unstable();
+            assert_eq!((got, &hops[..]), (change, weights), "{command}");
+        };
+        let to = "2001:db8:1::/48";
+        let two = "nexthop via 2001:db8::2 weight 3 nexthop via 2001:db8::3";
+        expect(&format!("ip -6 route add {to} {two}"), Change::Add, &[1, 3]);
+        expect(&format!("ip -6 route append {to} via 2001:db8::4"), Change::Append, &[1, 1, 3]);
+        // The exception: taking one member away names only that one, and without its weight.
+        expect(&format!("ip -6 route del {to} via 2001:db8::2"), Change::Delete, &[1]);
+        expect(&format!("ip -6 route replace {to} via 2001:db8::5"), Change::Replace, &[1]);
+        expect(&format!("ip -6 route del {to}"), Change::Delete, &[1]);
+    });
+}
+
+#[test]
 fn a_link_that_goes_down_makes_routes_be_read_again() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0; ip route add 10.0.0.0/8 via 192.0.2.2");

@@ -128,6 +128,7 @@ pub struct Observer {
     own: Key,
     out: Vec<Event>,
     discover_at: Option<Instant>,
+    discover_not_before: Instant,
     tick_at: Instant,
     ticks: u64,
 }
@@ -166,6 +167,7 @@ impl Observer {
             own,
             out: Vec::new(),
             discover_at: None,
+            discover_not_before: Instant::now(),
             tick_at: Instant::now() + TICK,
             ticks: 0,
             config,
@@ -264,6 +266,8 @@ impl Observer {
         }
         if self.discover_at.take_if(|at| *at <= now).is_some() {
             self.discover(true);
+            // A thousand devices made one by one must not keep us busy looking: one part in four at most.
+            self.discover_not_before = Instant::now() + now.elapsed() * 3;
         }
         if self.tick_at <= now {
             self.tick_at = now + TICK;
@@ -285,7 +289,7 @@ impl Observer {
     }
 
     fn discover_soon(&mut self, now: Instant) {
-        self.discover_at.get_or_insert(now + DISCOVERY_DEBOUNCE);
+        self.discover_at.get_or_insert((now + DISCOVERY_DEBOUNCE).max(self.discover_not_before));
     }
 
     fn watch_directory(&mut self) {
