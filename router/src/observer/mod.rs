@@ -384,13 +384,14 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address, create), |_| None::<()>).map(|_| ())
     }
 
-    /// Everything about a namespace, read again from the kernel (`millrace routes --verify`).
+    /// Everything about a namespace, read again from the kernel, for comparison (`millrace routes --verify`). Events
+    /// under way are not affected: apply those that wait before comparing.
     ///
     /// # Errors
     /// `NotFound` if it is not observed; what the kernel says.
     pub fn dump(&mut self, id: NamespaceId) -> io::Result<logic::observe::Dump> {
         let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        space.dump(&self.peers)
+        space.dump_aside(&self.peers)
     }
 
     /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.

@@ -1,176 +1,26 @@
-//! The observer against real kernels: every test makes namespaces of its own and works only in them.
+//! The observer against a real kernel: every test makes namespaces of its own and works only in them.
 //!
-//! Needs root, iproute2, nftables, util-linux (unshare). Without root the tests say so and do nothing.
+//! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl). Without root the tests
+//! say so and do nothing.
 
+mod bed;
+mod hazards;
+mod measure;
+
+use bed::*;
 use logic::{
     net::Prefix4,
-    observe::{Change, Dump, Event, LinkKind, Next, NexthopObjectKind, Route},
+    observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
 };
 use router::{
-    ethtool::ProblemKind,
     netns,
     observer::{HOST, Observer, ObserverConfig, PortName},
 };
 use std::{
     collections::VecDeque,
-    fs::File,
-    io::Write as _,
-    process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
-
-/// Long enough for the slowest of what is polled.
-const PATIENCE: Duration = Duration::from_secs(8);
-
-/// Names of namespaces a test made; they go when it ends.
-struct Bed {
-    prefix: String,
-    made: std::cell::RefCell<Vec<String>>,
-    processes: std::cell::RefCell<Vec<Child>>,
-}
-
-impl Bed {
-    fn name(&self, short: &str) -> String {
-        format!("{}-{short}", self.prefix)
-    }
-
-    /// Make a namespace; its full name.
-    fn namespace(&self, short: &str) -> String {
-        let name = self.name(short);
-        sh(&format!("ip netns add {name}"));
-        self.made.borrow_mut().push(name.clone());
-        name
-    }
-
-    /// A process in a namespace without a name; its number.
-    fn unnamed(&self) -> u32 {
-        let child = Command::new("unshare").args(["-n", "sleep", "600"]).spawn().unwrap();
-        let pid = child.id();
-        self.processes.borrow_mut().push(child);
-        let own = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
-        while std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap() == own {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        pid
-    }
-
-    fn end_processes(&self) {
-        for mut child in self.processes.borrow_mut().drain(..) {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-impl Drop for Bed {
-    fn drop(&mut self) {
-        self.end_processes();
-        for name in self.made.borrow().iter() {
-            let _ = Command::new("ip").args(["netns", "del", name]).stderr(Stdio::null()).status();
-        }
-    }
-}
-
-/// Run `test` in a namespace that has a port `port0` (a veth whose other end is in a namespace `peer`), up.
-fn with_bed(test: impl FnOnce(&Bed) + Send) {
-    // SAFETY: no arguments, cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: needs root (run: make test-root)");
-        return;
-    }
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let prefix = format!("mrnl{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let bed = Bed { prefix, made: Default::default(), processes: Default::default() };
-    let host = bed.namespace("host");
-    let peer = bed.namespace("peer");
-    let file = File::open(format!("/run/netns/{host}")).unwrap();
-    // The bed is moved in, so that a panic in there still cleans up.
-    netns::inside(&file, move || {
-        sh(&format!("ip link add port0 type veth peer name far0 netns {peer}"));
-        sh(&format!("ip link set lo up; ip link set port0 up; ip -n {peer} link set far0 up"));
-        test(&bed);
-    })
-    .expect("the test panicked, see above");
-}
-
-fn sh(command: &str) {
-    let output = Command::new("sh").args(["-ec", command]).output().unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-}
-
-fn batch(lines: impl Iterator<Item = String>) {
-    let mut child = Command::new("ip").args(["-force", "-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
-    let mut input = std::io::BufWriter::new(child.stdin.take().unwrap());
-    for line in lines {
-        writeln!(input, "{line}").unwrap();
-    }
-    drop(input);
-    assert!(child.wait().unwrap().success());
-}
-
-/// An observer, and events it handed out that no test has asked for yet.
-struct Watcher {
-    observer: Observer,
-    pending: VecDeque<Event>,
-}
-
-impl std::ops::Deref for Watcher {
-    type Target = Observer;
-    fn deref(&self) -> &Observer {
-        &self.observer
-    }
-}
-
-impl std::ops::DerefMut for Watcher {
-    fn deref_mut(&mut self) -> &mut Observer {
-        &mut self.observer
-    }
-}
-
-fn observer() -> Watcher {
-    let ports = vec![PortName::Name("port0".into())];
-    let observer = Observer::new(ObserverConfig { ports, ..Default::default() }).unwrap();
-    Watcher { observer, pending: VecDeque::new() }
-}
-
-/// Take events until one of them makes `wanted` say something.
-fn until<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
-    let end = Instant::now() + PATIENCE;
-    let mut seen = Vec::new();
-    while Instant::now() < end {
-        while let Some(event) = watcher.pending.pop_front() {
-            if let Some(found) = wanted(&event) {
-                return found;
-            }
-            if seen.len() < 100 {
-                seen.push(event);
-            }
-        }
-        let events = watcher.observer.poll(Duration::from_millis(100)).unwrap();
-        watcher.pending.extend(events);
-    }
-    panic!("no {what} within {PATIENCE:?}; seen: {seen:#?}");
-}
-
-/// Take everything until it has been quiet for a while.
-fn settle(observer: &mut Watcher) -> Vec<Event> {
-    let mut all: Vec<Event> = observer.pending.drain(..).collect();
-    loop {
-        let events = observer.poll(Duration::from_millis(150)).unwrap();
-        if events.is_empty() {
-            return all;
-        }
-        all.extend(events);
-    }
-}
-
-fn host_dump(observer: &mut Watcher) -> Dump {
-    until(observer, "dump of the host", |e| match e {
-        Event::Dump(HOST, dump) => Some((**dump).clone()),
-        _ => None,
-    })
-}
 
 fn route<'a>(routes: &'a [Route<u32>], prefix: &str) -> &'a Route<u32> {
     let prefix: Prefix4 = prefix.parse().unwrap();
@@ -425,133 +275,6 @@ fn settings_are_followed_with_and_without_messages() {
 }
 
 #[test]
-fn hazards_come_and_go() {
-    with_bed(|bed| {
-        let host = bed.name("host");
-        let mut observer = observer();
-        settle(&mut observer);
-        let mut expect = |command: &str, v4: &[&str], v6: &[&str]| {
-            sh(command);
-            until(&mut observer, command, |e| match e {
-                Event::Settings(HOST, s) => {
-                    let fits = |have: &[String], want: &[&str]| {
-                        have.len() == want.len() && have.iter().zip(want).all(|(h, w)| h.contains(w))
-                    };
-                    (fits(&s.hazards4, v4) && fits(&s.hazards6, v6)).then_some(())
-                }
-                _ => None,
-            });
-        };
-        let forward = "nftables chain inet f pass hooks forward; remove it with: nft ";
-        expect(
-            "nft 'add table inet f; add chain inet f pass { type filter hook forward priority 0; }'",
-            &[forward],
-            &[forward],
-        );
-        expect("nft delete table inet f", &[], &[]);
-        expect(
-            "nft 'add table ip f; add chain ip f x { type filter hook prerouting priority 0; }'",
-            &["prerouting"],
-            &[],
-        );
-        expect("nft delete table ip f", &[], &[]);
-        expect("ip -6 rule add priority 77 from 2001:db8::1 table 5", &[], &["ip -6 rule del priority 77"]);
-        expect("ip -6 rule del priority 77", &[], &[]);
-        expect("ip rule del priority 32767", &["table 253 is missing"], &[]);
-        expect("ip rule add priority 32767 table 253", &[], &[]);
-        expect("ip xfrm policy add src 10.0.0.0/8 dst 10.1.0.0/16 dir fwd", &["1 IPsec policies"], &[]);
-        expect("ip xfrm policy flush", &[], &[]);
-        expect("ip xfrm policy setdefault fwd block", &["default IPsec"], &["default IPsec"]);
-        expect("ip xfrm policy setdefault fwd accept", &[], &[]);
-        // Chains for the box itself are none of our business: nothing is said of them, so the next thing said is this.
-        sh("nft 'add table ip f; add chain ip f i { type filter hook input priority 0; }'");
-        expect("iptables-legacy -t mangle -L -n >/dev/null", &["table mangle"], &[]);
-        drop(host);
-    });
-}
-
-#[test]
-fn qdiscs_and_filters_are_told_of_their_device() {
-    with_bed(|_| {
-        let mut observer = observer();
-        settle(&mut observer);
-        let mut expect = |command: &str, wanted: Option<&str>| {
-            sh(command);
-            until(&mut observer, command, |e| match e {
-                Event::Link(HOST, l) if l.name == "port0" => match (wanted, &l.hazards[..]) {
-                    (None, []) => Some(()),
-                    (Some(wanted), [hazard]) => hazard.contains(wanted).then_some(()),
-                    _ => None,
-                },
-                _ => None,
-            });
-        };
-        expect("tc qdisc add dev port0 root tbf rate 1mbit burst 10k latency 10ms", Some("qdisc tbf"));
-        expect("tc qdisc del dev port0 root", None);
-        sh("tc qdisc add dev port0 clsact");
-        expect(
-            "tc filter add dev port0 ingress protocol ip u32 match u32 0 0",
-            Some("tc filters on its qdisc clsact"),
-        );
-        expect("tc qdisc del dev port0 clsact", None);
-    });
-}
-
-/// Load and attach a program that lets everything pass; it stays for as long as the result lives.
-fn attach_tcx(ifindex: i32) -> [std::os::fd::OwnedFd; 2] {
-    use libbpf_rs::libbpf_sys::{self as sys, bpf_insn};
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-    let instruction = |code, imm| {
-        let mut i = bpf_insn { code, imm, ..Default::default() };
-        i.set_dst_reg(0);
-        i
-    };
-    // r0 = -1 (TCX_NEXT); exit
-    let program = [instruction(0xb7, -1), instruction(0x95, 0)];
-    let (name, license) = (c"pass".as_ptr(), c"GPL".as_ptr());
-    let own = |fd: i32| {
-        assert!(fd >= 0, "{}", std::io::Error::from_raw_os_error(-fd));
-        // SAFETY: a new descriptor, owned by nobody else.
-        unsafe { OwnedFd::from_raw_fd(fd) }
-    };
-    // SAFETY: strings and instructions live across the call; no options are passed.
-    let program = own(unsafe {
-        sys::bpf_prog_load(
-            sys::BPF_PROG_TYPE_SCHED_CLS,
-            name,
-            license,
-            program.as_ptr(),
-            2,
-            std::ptr::null_mut(),
-        )
-    });
-    // SAFETY: no options are passed.
-    let link = own(unsafe {
-        sys::bpf_link_create(program.as_raw_fd(), ifindex, sys::BPF_TCX_INGRESS, std::ptr::null())
-    });
-    [program, link]
-}
-
-#[test]
-fn tcx_programs_are_found() {
-    with_bed(|_| {
-        let mut observer = observer();
-        let port =
-            until(&mut observer, "port", |e| if let Event::Port(0, p) = e { Some(p.ifindex) } else { None });
-        settle(&mut observer);
-        let attached = attach_tcx(port as i32);
-        until(&mut observer, "tcx program", |e| {
-            matches!(e, Event::Link(HOST, l) if l.hazards.iter().any(|h| h.contains("1 tcx program")))
-                .then_some(())
-        });
-        drop(attached);
-        until(&mut observer, "its end", |e| {
-            matches!(e, Event::Link(HOST, l) if l.hazards.is_empty()).then_some(())
-        });
-    });
-}
-
-#[test]
 fn lost_events_cost_a_dump_and_nothing_else() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0");
@@ -606,32 +329,6 @@ fn neighbours_are_followed_and_probed() {
 }
 
 #[test]
-fn a_veth_peer_that_breaks_packets_is_named() {
-    with_bed(|bed| {
-        let peer = bed.name("peer");
-        let mut observer = observer();
-        assert_eq!(observer.port_driver(0).unwrap(), "veth");
-        let problems =
-            |watcher: &mut Watcher| watcher.port_problems(0).iter().map(|p| p.kind).collect::<Vec<_>>();
-        use ProblemKind::*;
-        assert_eq!(problems(&mut observer), [PartialChecksums, VlanTagsHidden, CannotTransmit]);
-        let text = observer.port_problems(0)[0].to_string();
-        assert_eq!(
-            text,
-            format!(
-                "veth peer far0 in namespace {peer} sends partial checksums; \
-                 run: ip netns exec {peer} ethtool -K far0 tx off"
-            )
-        );
-        // Every way out that is offered must work.
-        for problem in observer.port_problems(0) {
-            sh(problem.text.split_once("run: ").unwrap().1);
-        }
-        assert_eq!(problems(&mut observer), []);
-    });
-}
-
-#[test]
 fn a_port_that_goes_and_comes_back_is_reported() {
     with_bed(|bed| {
         let mut observer = observer();
@@ -657,79 +354,20 @@ fn a_router_can_be_configured_by_file() {
     });
 }
 
-/// Slow without optimisation: run by `cargo test --release -- --ignored`.
 #[test]
-#[ignore = "a measurement"]
-fn a_million_routes_are_dumped_in_two_seconds() {
+fn comparing_with_the_kernel_swallows_no_event() {
     with_bed(|_| {
-        sh("ip addr add 192.0.2.1/24 dev port0");
-        batch((0..1_000_000).map(|i| {
-            format!("route add {}.{}.{}.0/26 via 192.0.2.2", 11 + (i >> 16), i >> 8 & 255, i & 255)
-        }));
-        let started = Instant::now();
         let mut observer = observer();
-        let dump = host_dump(&mut observer);
-        let took = started.elapsed();
-        println!("{} routes dumped and parsed in {took:?}", dump.routes4.len());
-        assert!(dump.routes4.len() >= 1_000_000 && took < Duration::from_secs(2), "{took:?}");
         settle(&mut observer);
-        let started = Instant::now();
-        let count = 100_000;
-        batch(
-            (0..count)
-                .map(|i| format!("route add 9.{}.{}.{}/32 via 192.0.2.2", i >> 16, i >> 8 & 255, i & 255)),
+        sh(
+            "ip link set port0 mtu 1400; nft 'add table ip f; add chain ip f x { type filter hook forward priority 0; }'",
         );
-        let made = started.elapsed();
-        let read = Instant::now();
-        let mut seen = 0;
-        until(&mut observer, "all changes", |e| {
-            seen += u32::from(matches!(e, Event::Route4(..)));
-            (seen == count).then_some(())
+        let dump = observer.dump(HOST).unwrap();
+        assert!(dump.links.iter().any(|l| l.name == "port0" && l.mtu == 1400));
+        assert_eq!(dump.settings.hazards4.len(), 1);
+        until(&mut observer, "new MTU", |e| matches!(e, Event::Link(HOST, l) if l.mtu == 1400).then_some(()));
+        until(&mut observer, "hook", |e| {
+            matches!(e, Event::Settings(HOST, s) if s.hazards4.len() == 1).then_some(())
         });
-        println!("{count} route events made in {made:?}, absorbed in {:?}", read.elapsed());
     });
-}
-
-/// What 256 routers cost while nothing happens.
-#[test]
-#[ignore = "a measurement"]
-fn many_routers_idle_cheaply() {
-    with_bed(|bed| {
-        for i in 0..256 {
-            let name = bed.namespace(&format!("r{i}"));
-            sh(&format!("ip link add link port0 name m0 netns {name} type macvlan mode bridge"));
-        }
-        let started = Instant::now();
-        let mut observer = observer();
-        let events = observer.poll(Duration::ZERO).unwrap();
-        let dumps = events.iter().filter(|e| matches!(e, Event::Dump(..))).count();
-        println!("{dumps} namespaces read in {:?}", started.elapsed());
-        assert_eq!(dumps, 257);
-        settle(&mut observer);
-        let (before, started) = (cpu_time(), Instant::now());
-        while started.elapsed() < Duration::from_secs(10) {
-            observer.poll(Duration::from_secs(1)).unwrap();
-        }
-        let share = (cpu_time() - before).as_secs_f64() / started.elapsed().as_secs_f64();
-        println!("idle: {:.2} % of a core, {} KiB resident", share * 100.0, resident_kib());
-        assert!(share < 0.05, "{share}");
-    });
-}
-
-/// Of this process, all threads, user and system.
-fn cpu_time() -> Duration {
-    // SAFETY: all zeros is a value of this plain C struct, which lives across the call.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage
-    };
-    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
-    time(usage.ru_utime) + time(usage.ru_stime)
-}
-
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
