@@ -419,3 +419,14 @@ fn raise_descriptor_limit() {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_can_be_handed_to_the_control_thread() {
+        fn sendable<T: Send>() {}
+        sendable::<Observer>();
+    }
+}
