@@ -44,7 +44,7 @@ impl Side {
 
 /// Neighbours on every side that have an address and a MAC. Many, because the kernel limits "unreachable" answers by its
 /// clock to five in a row for each source (`ip_rt_error_burst`): few packets of a round come from the same one.
-pub const HOSTS: std::ops::Range<u8> = 10..74;
+pub const HOSTS: std::ops::Range<u8> = 10..234;
 
 pub fn host_mac(side: &Side, n: u8) -> Mac {
     Mac([2, 0x10, side.tenant.into(), side.port as u8, side.net, n])
@@ -142,7 +142,7 @@ impl Topology {
         self.host(format!("ip link add {name} type veth peer name {outside}"));
         for device in [&name, &outside] {
             run(&format!("sysctl -qw net.ipv6.conf.{device}.accept_dad=0"));
-            run(&format!("ethtool -K {device} tx off tso off gso off gro off"));
+            run(&format!("ethtool -K {device} tx off tso off gso off gro off txvlan off"));
         }
         run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
         // Redirecting into a veth needs NAPI on its peer.
