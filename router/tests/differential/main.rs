@@ -138,14 +138,15 @@ impl Daemon {
     fn wait_until_ready(&mut self) {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
-            if self.status().is_some_and(|s| s["ready"] == true) {
+            let status = self.status().unwrap_or_default();
+            if status["ready"] == true && status["ports"].as_array().is_some_and(|p| p.iter().all(port_in_use)) {
                 return;
             }
             if self.child.try_wait().unwrap().is_some() || Instant::now() > until {
                 let _ = self.child.kill();
                 let mut words = String::new();
                 let _ = self.child.stderr.take().map(|mut e| e.read_to_string(&mut words));
-                panic!("millrace did not become ready:\n{words}");
+                panic!("millrace did not become ready:\n{words}\n{status:#}");
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -174,6 +175,7 @@ impl Daemon {
         self.child.wait().unwrap();
         let pins = format!("/sys/fs/bpf/millrace-{}", self.instance);
         assert!(!Path::new(&pins).exists(), "{pins} left behind");
+        eprintln!("why not by the fast path: {}", reasons(&status));
         status["packets"]["forwarded"].as_u64().expect("packets.forwarded")
     }
 }
@@ -186,4 +188,14 @@ impl Drop for Daemon {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Attached, trusted, and nothing said against it.
+fn port_in_use(port: &serde_json::Value) -> bool {
+    port["problems"].as_array().is_some_and(Vec::is_empty)
+}
+
+fn reasons(status: &serde_json::Value) -> String {
+    let list = status["reasons"].as_array().cloned().unwrap_or_default();
+    list.iter().map(|r| format!("{} {}", r["reason"], r["packets"])).collect::<Vec<_>>().join(", ")
 }

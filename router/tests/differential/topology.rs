@@ -5,7 +5,7 @@
 
 use crate::common::{ifindex, run};
 use fastrand::Rng;
-use logic::net::Mac;
+use logic::net::{Mac, Prefix4, Prefix6};
 use std::{
     collections::BTreeSet,
     fmt::Write,
@@ -88,8 +88,9 @@ pub struct Topology {
     /// Destinations worth trying: inside and at the edges of every route.
     pub targets4: Vec<Ipv4Addr>,
     pub targets6: Vec<Ipv6Addr>,
-    /// Destinations behind a multipath route: the way out is free.
-    multipath: BTreeSet<IpAddr>,
+    /// Prefixes of multipath routes: the way out is free.
+    multipath4: Vec<Prefix4>,
+    multipath6: Vec<Prefix6>,
     own: BTreeSet<IpAddr>,
     script: Vec<String>,
 }
@@ -103,7 +104,8 @@ impl Topology {
             tenant,
             targets4: Vec::new(),
             targets6: Vec::new(),
-            multipath: BTreeSet::new(),
+            multipath4: Vec::new(),
+            multipath6: Vec::new(),
             own: BTreeSet::new(),
             script: Vec::new(),
         };
@@ -142,7 +144,7 @@ impl Topology {
         self.host(format!("ip link add {name} type veth peer name {outside}"));
         for device in [&name, &outside] {
             run(&format!("sysctl -qw net.ipv6.conf.{device}.accept_dad=0"));
-            run(&format!("ethtool -K {device} tx off tso off gso off gro off txvlan off"));
+            run(&format!("ethtool -K {device} tx off tso off gso off gro off txvlan off tx-vlan-stag-hw-insert off"));
         }
         run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
         // Redirecting into a veth needs NAPI on its peer.
@@ -197,7 +199,7 @@ impl Topology {
             for (key, value) in [
                 ("net.ipv4.ip_forward", 1),
                 ("net.ipv6.conf.all.forwarding", 1),
-                ("net.ipv4.icmp_ratelimit", 0),
+                ("net.ipv4.icmp_ratemask", 0),
                 ("net.ipv6.icmp.ratelimit", 0),
                 ("net.ipv4.icmp_echo_ignore_broadcasts", 1),
                 ("net.ipv4.conf.all.send_redirects", redirects),
@@ -237,7 +239,7 @@ impl Topology {
                 format!("via {gateway} dev {}", device(side))
             };
             let prefix = if v6 { self.prefix6(rng) } else { self.prefix4(rng) };
-            let kind = rng.u8(0..12);
+            let kind = rng.u8(0..24);
             let line = match kind {
                 0 => format!("blackhole {prefix}"),
                 1 => format!("unreachable {prefix}"),
@@ -306,38 +308,25 @@ impl Topology {
         format!("{}/{length}", Ipv6Addr::from_bits(low))
     }
 
-    /// Addresses tried inside this prefix may leave by either member.
+    /// Packets to anywhere inside this prefix may leave by any member.
     fn mark_multipath(&mut self, prefix: &str) {
-        let inside: Vec<IpAddr> = match (prefix, prefix.split_once('/').unwrap_or((prefix, "0"))) {
-            ("default", _) => self
-                .targets4
-                .iter()
-                .copied()
-                .map(IpAddr::V4)
-                .chain(self.targets6.iter().copied().map(IpAddr::V6))
-                .collect(),
-            (_, (address, length)) => match address.parse().unwrap() {
-                IpAddr::V4(_) => {
-                    let p: logic::net::Prefix4 = format!("{address}/{length}").parse().unwrap();
-                    self.targets4
-                        .iter()
-                        .filter(|a| p.contains(a.to_bits()))
-                        .copied()
-                        .map(IpAddr::V4)
-                        .collect()
-                }
-                IpAddr::V6(_) => {
-                    let p: logic::net::Prefix6 = format!("{address}/{length}").parse().unwrap();
-                    self.targets6
-                        .iter()
-                        .filter(|a| p.contains(a.to_bits()))
-                        .copied()
-                        .map(IpAddr::V6)
-                        .collect()
+        match prefix.parse() {
+            Ok(prefix) => self.multipath4.push(prefix),
+            Err(_) => match prefix.parse() {
+                Ok(prefix) => self.multipath6.push(prefix),
+                Err(_) => {
+                    self.multipath4.push("0.0.0.0/0".parse().unwrap());
+                    self.multipath6.push("::/0".parse().unwrap());
                 }
             },
-        };
-        self.multipath.extend(inside);
+        }
+    }
+
+    fn is_multipath(&self, destination: IpAddr) -> bool {
+        match destination {
+            IpAddr::V4(a) => self.multipath4.iter().any(|p| p.contains(a.to_bits())),
+            IpAddr::V6(a) => self.multipath6.iter().any(|p| p.contains(a.to_bits())),
+        }
     }
 
     /// Names and devices of the wires.
@@ -379,7 +368,7 @@ impl Topology {
     }
 
     fn place(&self, port: &str, mut frame: Vec<u8>, destination: IpAddr) -> (String, Vec<u8>) {
-        if !self.multipath.contains(&destination) {
+        if !self.is_multipath(destination) {
             return (port.to_string(), frame);
         }
         let known = self.sides.iter().any(|s| HOSTS.clone().any(|n| host_mac(s, n).0 == frame[..6]));
