@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
 const ROOMY: Capacity = Capacity {
     fib_blocks: 600,
     fib_tails: 300,
-    nexthops: 2000,
+    nexthops: 500,
     neighbour_buckets: 4,
     interface_buckets: 4,
     routers: 3,
@@ -363,7 +363,7 @@ fn all_gone(tables: &mut Tables<HeapMemory>) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
     fn packets_go_where_the_model_says(ops in prop::collection::vec((op(), 0u8..12), 1..80)) {
@@ -443,7 +443,7 @@ fn simple(ops: &[Op]) -> Tables<HeapMemory> {
     tables
 }
 
-fn plain_interface(mac: u8) -> Interface {
+pub(super) fn plain_interface(mac: u8) -> Interface {
     Interface {
         router: 0,
         port: 1,
