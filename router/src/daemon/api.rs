@@ -288,12 +288,17 @@ mod tests {
         let length = body.len();
         let (status, answer) = raw(
             &socket,
-            &format!("POST /explain HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}"),
+            &format!(
+                "POST /explain HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+            ),
         );
         assert_eq!(status, 413, "{answer}");
         assert!(answer["error"].is_string());
         assert_eq!(raw(&socket, "\u{1}\u{2} nonsense\r\n\r\n").0, 400);
-        assert_eq!(raw(&socket, &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(1 << 17))).0, 414);
+        assert_eq!(
+            raw(&socket, &format!("GET /{} HTTP/1.1\r\nConnection: close\r\n\r\n", "x".repeat(1 << 17))).0,
+            414
+        );
         let answer: Value = client::call(&socket, "GET", "/status", None, Duration::from_secs(5)).unwrap();
         assert_eq!(answer, json!("Status"), "it still answers");
     }

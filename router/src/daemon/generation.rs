@@ -26,7 +26,7 @@ use std::{net::IpAddr, time::Duration};
 /// How long it takes to look at all ports for reasons not to trust them.
 const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
 
-/// Sizes to start with: a few MiB, enough for a router without a full table.
+/// Least sizes: a few MiB, enough for a router without a full table.
 const FIRST: Capacity = Capacity {
     fib_blocks: 1 << 14,
     fib_tails: 1 << 16,
@@ -86,6 +86,28 @@ impl<P: FastPath> Generation<P> {
     pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
         self.tables.take_used()
     }
+}
+
+/// Sizes that what is there now will probably fit in; if not, [`build`] finds larger ones.
+///
+/// Measured: 200,000 random prefixes of /16 to /24 take 48,000 blocks and 7,000 tails; a big table's root takes 65,536
+/// more (`logic::fib`).
+fn fitting(world: &World) -> Capacity {
+    const BIG_ROOT_BLOCKS: usize = 1 << 16;
+    const BIG_TABLE_ROUTES: usize = 100_000;
+    let mut c = FIRST;
+    for router in world.mirror.routers() {
+        let ipv4 = world.mirror.routes4(router.namespace).count();
+        let routes = ipv4 + world.mirror.routes6(router.namespace).count();
+        c.fib_blocks += routes / 3 + if ipv4 > BIG_TABLE_ROUTES { BIG_ROOT_BLOCKS } else { 0 };
+        c.fib_tails += routes / 8;
+    }
+    let neighbours = world.ledger.neighbours().count();
+    c.nexthops += neighbours;
+    // Half full at most, so that few find both their buckets full.
+    c.neighbour_buckets =
+        c.neighbour_buckets.max((neighbours * 2 / words::NEIGHBOUR_BUCKET).next_power_of_two());
+    c
 }
 
 /// Bytes all tables of these sizes take.
@@ -166,7 +188,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         world.plan();
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
-        let generation = build(&mut kernel, &config, &world, FIRST, number)?;
+        let generation = build(&mut kernel, &config, &world, fitting(&world), number)?;
         let mut control = Control {
             config,
             kernel,

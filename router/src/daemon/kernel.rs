@@ -50,14 +50,18 @@ impl Bpf {
         ports
     }
 
-    /// Opens what an earlier daemon of this instance pinned.
+    /// Opens what an earlier daemon of this instance pinned. A pin whose device is gone, or in another namespace now, holds
+    /// nothing of use and is removed; with the last reference to it the program leaves the device.
     pub fn adopt(&mut self) -> Result<()> {
         for port in self.pinned_ports() {
             let path = self.pin_of(&port);
-            match PortLink::open(&path)? {
-                Some(link) => drop(self.links.insert(port, link)),
-                // The device is gone: the pin holds a dead link.
-                None => fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?,
+            match PortLink::open(&path) {
+                Ok(Some(link)) => drop(self.links.insert(port, link)),
+                other => {
+                    let why = other.err().map_or("its device is gone".into(), |e| format!("{e:#}"));
+                    tracing::warn!("letting go of port {port}: {why}");
+                    fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+                }
             }
         }
         Ok(())
@@ -153,8 +157,9 @@ impl Kernel for Bpf {
 
     fn remove(&mut self) -> Result<Vec<String>> {
         let mut done = Vec::new();
+        let ports = self.pinned_ports();
         self.adopt()?;
-        for port in self.pinned_ports() {
+        for port in ports {
             self.detach_port(&port);
             done.push(format!("port {port}: program taken off, the kernel forwards"));
         }

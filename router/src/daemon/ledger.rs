@@ -59,7 +59,8 @@ impl Ledger {
         self.neighbours.iter().map(|(key, mac)| (*key, *mac))
     }
 
-    /// A plan from nothing to the present state, `mirror` being the one whose plans were noted.
+    /// A plan from nothing to the present state, `mirror` being the one whose plans were noted. Neighbours come last: only
+    /// beside their connected route do the tables take them, and say when they are full.
     pub fn everything<'a>(&'a self, mirror: &'a Mirror) -> impl Iterator<Item = Op> + 'a {
         let ports = self.ports.iter().map(|(port, frags)| Op::Port { port: *port, frags: *frags });
         let routers = self.routers.iter().map(|(id, l4)| Op::Router { router: *id, multipath_l4: *l4 });
@@ -72,7 +73,7 @@ impl Ledger {
                 let v4 = mirror.routes4(namespace).map(move |(p, t)| Op::Route4(id, p, Some(t.clone())));
                 v4.chain(mirror.routes6(namespace).map(move |(p, t)| Op::Route6(id, p, Some(t.clone()))))
             });
-        ports.chain(routers).chain(locals).chain(interfaces).chain(neighbours).chain(routes)
+        ports.chain(routers).chain(locals).chain(interfaces).chain(routes).chain(neighbours)
     }
 }
 

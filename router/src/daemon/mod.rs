@@ -29,6 +29,8 @@ mod reclaim;
 pub mod report;
 pub mod seam;
 pub mod start;
+#[cfg(test)]
+mod tests;
 mod totals;
 mod verify;
 mod world;
@@ -95,14 +97,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Observes, decides, applies, until told to end.
     pub fn run(mut self, requests: &Receiver<Request>) -> Result<Ended> {
         loop {
-            self.observe(POLL);
-            self.apply()?;
-            let now = self.kernel.now();
-            self.settle_ports(now)?;
-            self.reclaim(now)?;
-            self.confirm(now);
-            self.keep_alive(now);
-            self.remember(now);
+            self.round()?;
             for request in requests.try_iter().take(api::QUEUE) {
                 let ended = match &request.query {
                     Query::Stop => Some(Ended::Stopped),
@@ -118,6 +113,19 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 }
             }
         }
+    }
+
+    /// Once around: what has happened, what follows, and what is due.
+    fn round(&mut self) -> Result<()> {
+        self.observe(POLL);
+        self.apply()?;
+        let now = self.kernel.now();
+        self.settle_ports(now)?;
+        self.reclaim(now)?;
+        self.confirm(now);
+        self.keep_alive(now);
+        self.remember(now);
+        Ok(())
     }
 
     /// Takes in what has happened.

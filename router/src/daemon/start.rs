@@ -85,7 +85,6 @@ fn check_ports(config: &Config) -> Result<()> {
     if config.ports.len() > crate::plane::MAX_PORTS {
         bail!("{} ports are given, {} are possible", config.ports.len(), crate::plane::MAX_PORTS);
     }
-    let present = devices();
     for (i, port) in config.ports.iter().enumerate() {
         if config.ports[..i].contains(port) {
             bail!("port {port} is given twice");
@@ -101,7 +100,6 @@ fn check_ports(config: &Config) -> Result<()> {
 }
 
 /// Devices of this process's network namespace. Not from /sys/class/net: that shows the namespace of whoever mounted it.
-/// Devices of our own namespace. Not from /sys/class/net: that shows the namespace in which sysfs was mounted.
 fn devices() -> Vec<String> {
     let table = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));

@@ -159,7 +159,11 @@ impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
         if self.differences.len() < VerifyRouter::LISTED {
             let words = |ways: &BTreeSet<Way>| ways.iter().map(Way::words).collect::<Vec<_>>().join(" or ");
             let prefix = route.map_or_else(|| "no route".into(), |(prefix, _)| prefix.to_string());
-            let flag = if source_check_agrees { "" } else { " (differs for the reverse path filter)" };
+            let flag = if wanted != fast || source_check_agrees {
+                ""
+            } else {
+                " (differs for the reverse path filter)"
+            };
             self.differences.push(Difference {
                 prefix: format!("{prefix} at {address}"),
                 kernel: words(&wanted),
