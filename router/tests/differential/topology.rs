@@ -230,6 +230,7 @@ impl Topology {
     fn routes(&mut self, rng: &mut Rng, tenant: bool) {
         let sides: Vec<Side> = self.sides.iter().filter(|s| s.tenant == tenant).cloned().collect();
         let device = |s: &Side| if tenant { format!("m{}", s.net) } else { format!("p{}", s.port) };
+        let mut prefixes = BTreeSet::new();
         for _ in 0..rng.usize(10..40) {
             let v6 = rng.bool();
             let hop = |rng: &mut Rng| {
@@ -257,6 +258,15 @@ impl Topology {
                 8 if !v6 => format!("{prefix} {} tos 0x10", hop(rng)),
                 _ => format!("{prefix} {}", hop(rng)),
             };
+            if prefixes.contains(&prefix) {
+                // IPv6 makes one multipath route of two; and of several IPv4 defaults the kernel picks one for what it
+                // sends itself by how its gateways feel (fib_select_default).
+                if prefix == "default" {
+                    continue;
+                }
+                self.mark_multipath(&prefix);
+            }
+            prefixes.insert(prefix);
             let family = if v6 { "-6" } else { "-4" };
             // Equal prefixes and gateways are refused by ip; that is part of being random.
             let pid = self.tenant.pid();
