@@ -59,7 +59,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
     let grown = loaded.anonymous_bytes - empty.anonymous_bytes;
     note("daemon's own memory per route", grown / routes as f64, "bytes")?;
     note(
-        "BPF maps (allocated at start) per route of the full table",
+        "BPF maps per route of the full table",
         loaded.map_bytes / routes as f64,
         "bytes",
     )
