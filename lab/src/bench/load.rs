@@ -58,11 +58,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
     }
     let grown = loaded.anonymous_bytes - empty.anonymous_bytes;
     note("daemon's own memory per route", grown / routes as f64, "bytes")?;
-    note(
-        "BPF maps per route of the full table",
-        loaded.map_bytes / routes as f64,
-        "bytes",
-    )
+    note("BPF maps per route of the full table", loaded.map_bytes / routes as f64, "bytes")
 }
 
 /// Seconds until the kernel has all routes, and until a packet by the very last one leaves right. The benchmark is fooled
