@@ -30,7 +30,7 @@ pub fn check_forwarding(
     testbed.generator.set_targets(chosen.clone(), frame_bytes)?;
     let fast_before = subject.fast_path_packets()?;
     let generator = &mut testbed.generator;
-    let frames = testbed.sink.capture(|| generator.send(frame_bytes, chosen.len() as u32))?;
+    let frames = testbed.sink.capture(chosen.len(), || generator.send(frame_bytes, chosen.len() as u32))?;
     let arrived: HashSet<&[u8]> = frames.iter().map(Vec::as_slice).collect();
     for (sequence, target) in chosen.iter().enumerate() {
         let right = expected(subject, target, frame_bytes, sequence as u64, &next_hop);
