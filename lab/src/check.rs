@@ -3,7 +3,7 @@
 
 use std::{collections::HashSet, net::IpAddr};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::{
     addresses::{Mac, egress_mac, ingress_mac},
@@ -28,8 +28,9 @@ pub fn check_forwarding(
     let step = targets.len().div_ceil(MAX_PACKETS).max(1);
     let chosen: Vec<Target> = targets.iter().copied().step_by(step).collect();
     testbed.generator.set_targets(chosen.clone(), frame_bytes)?;
+    let fast_before = subject.fast_path_packets()?;
     let generator = &mut testbed.generator;
-    let frames = testbed.sink.capture(|| generator.send(frame_bytes, chosen.len() as u32))?;
+    let frames = testbed.sink.capture(chosen.len(), || generator.send(frame_bytes, chosen.len() as u32))?;
     let arrived: HashSet<&[u8]> = frames.iter().map(Vec::as_slice).collect();
     for (sequence, target) in chosen.iter().enumerate() {
         let right = expected(subject, target, frame_bytes, sequence as u64, &next_hop);
@@ -47,6 +48,15 @@ pub fn check_forwarding(
     }
     if frames.len() != chosen.len() {
         bail!("{}: {} packets sent, {} arrived", subject.name(), chosen.len(), frames.len());
+    }
+    if let (Some(before), Some(after)) = (fast_before, subject.fast_path_packets()?) {
+        let fast = after.saturating_sub(before);
+        ensure!(
+            fast >= chosen.len() as u64,
+            "{}: only {fast} of {} packets took the fast path",
+            subject.name(),
+            chosen.len()
+        );
     }
     Ok(())
 }

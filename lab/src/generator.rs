@@ -2,17 +2,17 @@
 //! generator.bpf.c. What to send is in maps; counters are read while it runs.
 
 use std::{
+    fs::File,
     os::fd::AsFd,
     sync::{
-        Arc,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
-        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
     ErrorKind, MapCore, MapFlags, MapHandle, ProgramInput,
     skel::{OpenSkel, SkelBuilder},
@@ -33,6 +33,9 @@ pub const MAX_TARGETS: usize = 1 << 20;
 /// Longest frame without FCS: one page less headroom and the tail the kernel keeps.
 pub const MAX_FRAME: u16 = 3400;
 
+const START_LIMIT: Duration = Duration::from_secs(60);
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
 /// How to send.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
@@ -42,6 +45,7 @@ pub struct Load {
     pub rate_pps: Option<u64>,
 }
 
+#[derive(Clone, Copy)]
 enum Order {
     Run { frame_bytes: u16, packets: Option<u32> },
     End,
@@ -49,14 +53,52 @@ enum Order {
 
 /// A generator, idle or running. Dropped, it stops.
 pub struct Generator {
-    orders: mpsc::Sender<Order>,
-    done: mpsc::Receiver<Result<()>>,
-    stop: Arc<AtomicBool>,
+    shared: Arc<Shared>,
     running: bool,
     thread: Option<JoinHandle<()>>,
     maps: Maps,
     targets: Vec<Target>,
     thread_id: i32,
+}
+
+/// Between the owner and the thread. Not a channel: those of the standard library spin and yield for a moment, and an owner
+/// of higher real-time priority on the same core would then wait for ever.
+#[derive(Default)]
+struct Shared {
+    stop: AtomicBool,
+    slots: Mutex<Slots>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Slots {
+    started: Option<Result<(Maps, i32)>>,
+    order: Option<Order>,
+    done: Option<Result<()>>,
+}
+
+impl Shared {
+    fn put(&self, change: impl FnOnce(&mut Slots)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until there is something to take, or for `limit`.
+    fn take<T>(&self, limit: Duration, mut take: impl FnMut(&mut Slots) -> Option<T>) -> Option<T> {
+        let mut slots = self.lock();
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(taken) = take(&mut slots) {
+                return Some(taken);
+            }
+            let left = end.checked_duration_since(Instant::now())?;
+            slots = self.changed.wait_timeout(slots, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Maps {
@@ -69,43 +111,22 @@ impl Generator {
     /// Starts the idle thread on `core`; it will send out of `device` of `namespace`.
     pub fn start_thread(namespace: &Namespace, device: &str, core: usize) -> Result<Self> {
         sys::handle_wake();
-        let stop = Arc::new(AtomicBool::new(false));
-        let (orders, inbox) = mpsc::channel();
-        let (outbox, done) = mpsc::channel();
-        let (maps_out, maps_in) = mpsc::channel();
-        let (file, device, stop_flag) = (namespace.handle()?, device.to_owned(), stop.clone());
+        let shared = Arc::new(Shared::default());
+        let (file, device, inside) = (namespace.handle()?, device.to_owned(), shared.clone());
         let thread = thread::Builder::new().name("generator".into()).spawn(move || {
-            let work = || -> Result<()> {
-                sys::enter_network_namespace(file.as_fd()).context("generator's namespace")?;
-                sys::set_affinity(0, &[core]).context("pinning the generator")?;
-                let skeleton = load_program(&device)?;
-                let maps = Maps {
-                    load: MapHandle::try_from(&skeleton.maps.load)?,
-                    generated: MapHandle::try_from(&skeleton.maps.generated)?,
-                    targets: MapHandle::try_from(&skeleton.maps.targets)?,
-                };
-                let _ = maps_out.send(Ok((maps, sys::thread_id())));
-                while let Ok(Order::Run { frame_bytes, packets }) = inbox.recv() {
-                    let result = run(&skeleton, frame_bytes, packets, &stop_flag);
-                    let _ = outbox.send(result);
-                }
-                Ok(())
+            let started = prepare(&file, &device, core);
+            let (skeleton, started) = match started {
+                Ok((skeleton, maps)) => (Some(skeleton), Ok((maps, sys::thread_id()))),
+                Err(error) => (None, Err(error)),
             };
-            if let Err(error) = work() {
-                let _ = maps_out.send(Err(error));
+            inside.put(|slots| slots.started = Some(started));
+            if let Some(skeleton) = skeleton {
+                serve(&skeleton, &inside);
             }
         })?;
-        let (maps, thread_id) = maps_in.recv().map_err(|_| anyhow!("the generator's thread died"))??;
-        Ok(Self {
-            orders,
-            done,
-            stop,
-            running: false,
-            thread: Some(thread),
-            maps,
-            targets: Vec::new(),
-            thread_id,
-        })
+        let started = shared.take(START_LIMIT, |slots| slots.started.take());
+        let (maps, thread_id) = started.context("the generator does not start")??;
+        Ok(Self { shared, running: false, thread: Some(thread), maps, targets: Vec::new(), thread_id })
     }
 
     /// What to send to, in this order, again and again.
@@ -163,36 +184,31 @@ impl Generator {
         };
         bpf::write(&self.maps.load, 0, &value)?;
         bpf::write(&self.maps.generated, 0, &skeleton::types::generated::default())?;
-        self.stop.store(false, Ordering::Relaxed);
-        self.orders
-            .send(Order::Run { frame_bytes: load.frame_bytes, packets })
-            .map_err(|_| anyhow!("the generator's thread died"))?;
+        self.shared.stop.store(false, Ordering::Relaxed);
+        let order = Order::Run { frame_bytes: load.frame_bytes, packets };
+        self.shared.put(|slots| slots.order = Some(order));
         self.running = true;
         Ok(())
     }
 
     /// Stops; what was sent is on the wire. Does nothing when idle.
     pub fn stop(&mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
+        self.shared.stop.store(true, Ordering::Relaxed);
         self.wait()
     }
 
     fn wait(&mut self) -> Result<()> {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + STOP_LIMIT;
         while self.running {
             // Woken again and again: a wake-up just before the system call begins is lost.
-            if let (true, Some(thread)) = (self.stop.load(Ordering::Relaxed), &self.thread) {
+            if let (true, Some(thread)) = (self.shared.stop.load(Ordering::Relaxed), &self.thread) {
                 sys::wake(thread);
             }
-            match self.done.recv_timeout(Duration::from_millis(2)) {
-                Ok(result) => {
-                    self.running = false;
-                    return result;
-                }
-                Err(mpsc::RecvTimeoutError::Disconnected) => bail!("the generator's thread died"),
-                Err(mpsc::RecvTimeoutError::Timeout) if Instant::now() < end => {}
-                Err(mpsc::RecvTimeoutError::Timeout) => bail!("the generator does not stop"),
+            if let Some(result) = self.shared.take(Duration::from_millis(2), |slots| slots.done.take()) {
+                self.running = false;
+                return result;
             }
+            ensure!(Instant::now() < end, "the generator does not stop");
         }
         Ok(())
     }
@@ -215,9 +231,37 @@ impl Generator {
 impl Drop for Generator {
     fn drop(&mut self) {
         let _ = self.stop();
-        let _ = self.orders.send(Order::End);
+        self.shared.put(|slots| slots.order = Some(Order::End));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+        }
+        let _ = sys::set_realtime(0, None);
+    }
+}
+
+/// In the generator's thread: its place, its core, its program.
+fn prepare(namespace: &File, device: &str, core: usize) -> Result<(skeleton::GeneratorSkel<'static>, Maps)> {
+    sys::enter_network_namespace(namespace.as_fd()).context("generator's namespace")?;
+    sys::set_affinity(0, &[core]).context("pinning the generator")?;
+    let skeleton = load_program(device)?;
+    let maps = Maps {
+        load: MapHandle::try_from(&skeleton.maps.load)?,
+        generated: MapHandle::try_from(&skeleton.maps.generated)?,
+        targets: MapHandle::try_from(&skeleton.maps.targets)?,
+    };
+    Ok((skeleton, maps))
+}
+
+/// In the generator's thread: orders, until the last.
+fn serve(skeleton: &skeleton::GeneratorSkel<'_>, shared: &Shared) {
+    loop {
+        match shared.take(Duration::from_secs(3600), |slots| slots.order.take()) {
+            Some(Order::Run { frame_bytes, packets }) => {
+                let result = run(skeleton, frame_bytes, packets, &shared.stop);
+                shared.put(|slots| slots.done = Some(result));
+            }
+            Some(Order::End) => return,
+            None => {}
         }
     }
 }

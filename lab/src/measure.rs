@@ -72,10 +72,8 @@ pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Samp
     })();
     testbed.generator.stop()?;
     let (first, last) = moments?;
-    drain(testbed)?;
     let sent = testbed.generator.packets()?;
-    let received = self::received(testbed)? - received;
-    let lost = Losses::now(testbed)?.since(&losses);
+    let (received, lost) = settle(testbed, sent, received, &losses)?;
     let seconds = (last.at - first.at).as_secs_f64();
     let packets = last.received - first.received;
     let busy_ns = (last.busy_ns - first.busy_ns) as f64;
@@ -107,18 +105,18 @@ fn moment(testbed: &Testbed, threads: &Threads) -> Result<Moment> {
     })
 }
 
-/// Waits until nothing arrives any more.
-fn drain(testbed: &Testbed) -> Result<()> {
-    let mut before = received(testbed)?;
-    for _ in 0..100 {
-        sys::sleep(Duration::from_millis(10))?;
-        let now = received(testbed)?;
-        if now == before {
-            break;
+/// Packets received and lost since the counters were `before`, once every packet sent is accounted for; or what can be said
+/// after two seconds. A router's thread that does not get its core may sit on a full ring for a while.
+fn settle(testbed: &Testbed, sent: u64, received_before: u64, before: &Losses) -> Result<(u64, Losses)> {
+    let end = Instant::now() + Duration::from_secs(2);
+    loop {
+        sys::sleep(Duration::from_millis(20))?;
+        let received = received(testbed)? - received_before;
+        let lost = Losses::now(testbed)?.since(before);
+        if received + lost.total() == sent || Instant::now() > end {
+            return Ok((received, lost));
         }
-        before = now;
     }
-    Ok(())
 }
 
 /// Median; of an even number the mean of the middle two; NaN of nothing.

@@ -101,7 +101,7 @@ pub fn prefixes(file: Option<&Path>, count4: usize, count6: usize) -> Result<Pre
     let mut random = Random(2026);
     shuffle(&mut list.v4, &mut random);
     shuffle(&mut list.v6, &mut random);
-    if list.v4.len() < count4 || list.v6.len() < count6 {
+    if file.is_some() && (list.v4.len() < count4 || list.v6.len() < count6) {
         list.source =
             format!("{} ({} IPv4, {} IPv6), rest generated", list.source, list.v4.len(), list.v6.len());
     }

@@ -1,7 +1,10 @@
 //! The packet sink: counts test packets by router, and on demand keeps whole frames or the time each next hop was first
 //! used (sink.bpf.c).
 
-use std::time::Duration;
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
@@ -91,23 +94,30 @@ impl Sink {
         Ok(Watched { packets: row.packets, first_ns: row.first_ns, last_ns: row.last_ns })
     }
 
-    /// The frames (cut at [`CAPTURE_BYTES`]) that arrive while `work` runs and shortly after.
-    pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Vec<Vec<u8>>> {
-        let mut frames = Vec::new();
+    /// The frames (cut at [`CAPTURE_BYTES`]) that arrive while `work` runs and after it, until there are `expected` or a
+    /// second has passed: a router's thread may have to wait for its core.
+    pub fn capture(&self, expected: usize, work: impl FnOnce() -> Result<()>) -> Result<Vec<Vec<u8>>> {
+        let frames = RefCell::new(Vec::new());
         let mut builder = RingBufferBuilder::new();
         builder.add(&self.skeleton.maps.captured, |record| {
-            frames.extend(captured_frame(record));
+            frames.borrow_mut().extend(captured_frame(record));
             0
         })?;
         let ring = builder.build()?;
+        // What an earlier capture was too late for.
         ring.consume()?;
+        frames.borrow_mut().clear();
         self.set(skeleton::types::settings { watch: 0, capture: 1 })?;
         let worked = work();
-        std::thread::sleep(Duration::from_millis(20));
+        let end = Instant::now() + Duration::from_secs(1);
+        while frames.borrow().len() < expected && Instant::now() < end {
+            ring.poll(Duration::from_millis(10))?;
+        }
+        // Duplicates are seen too.
+        ring.poll(Duration::from_millis(5))?;
         self.set(skeleton::types::settings::default())?;
-        ring.consume()?;
         drop(ring);
-        worked.map(|()| frames)
+        worked.map(|()| frames.into_inner())
     }
 
     fn set(&self, settings: skeleton::types::settings) -> Result<()> {

@@ -224,7 +224,7 @@ fn check(spec: &Spec) -> Result<()> {
 }
 
 /// A veth pair: `port` in the box, eth0 in the other namespace. GRO gives both ends NAPI, without which frames redirected
-/// to their peer are dropped; transmit offloads are off at the test host, so checksums are whole (TRAPS.md).
+/// to their peer are dropped; transmit offloads are off at the test host, so checksums are whole and tags in the packet (TRAPS.md).
 fn connect(
     box_namespace: &Namespace,
     port: &str,
@@ -240,7 +240,8 @@ fn connect(
         host.name()
     ))?;
     host.ip_batch("link set eth0 up\n")?;
-    command::run(host.command("ethtool").args(["-K", "eth0", "tx", "off", "tso", "off", "gro", "on"]))?;
+    let offloads = "-K eth0 tx off tso off txvlan off tx-vlan-stag-hw-insert off gro on";
+    command::run(host.command("ethtool").args(offloads.split(' ')))?;
     command::run(box_namespace.command("ethtool").args(["-K", port, "gro", "on"])).map(drop)
 }
 

@@ -58,11 +58,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
     }
     let grown = loaded.anonymous_bytes - empty.anonymous_bytes;
     note("daemon's own memory per route", grown / routes as f64, "bytes")?;
-    note(
-        "BPF maps (allocated at start) per route of the full table",
-        loaded.map_bytes / routes as f64,
-        "bytes",
-    )
+    note("BPF maps per route of the full table", loaded.map_bytes / routes as f64, "bytes")
 }
 
 /// Seconds until the kernel has all routes, and until a packet by the very last one leaves right. The benchmark is fooled
@@ -88,7 +84,7 @@ fn load_while_running(testbed: &mut Testbed, full: &Prefixes) -> Result<(f64, f6
     let kernel_s = started.elapsed().as_secs_f64();
     loop {
         let (generator, frame_bytes) = (&mut testbed.generator, workload.frame_bytes);
-        let frames = testbed.sink.capture(|| generator.send(frame_bytes, 1))?;
+        let frames = testbed.sink.capture(1, || generator.send(frame_bytes, 1))?;
         if frames.first().is_some_and(|frame| frame.starts_with(&nexthop_mac(right))) {
             return Ok((kernel_s, started.elapsed().as_secs_f64()));
         }

@@ -106,8 +106,9 @@ impl Subject for Millrace {
         "millrace"
     }
 
-    fn describe(&self) -> Result<String> {
-        Ok(self.ask(&["status"])?.to_string())
+    fn fast_path_packets(&self) -> Result<Option<u64>> {
+        let forwarded = self.ask(&["status"])?["packets"]["forwarded"].as_u64();
+        forwarded.map(Some).context("millrace status has no packets.forwarded")
     }
 }
 
@@ -124,12 +125,19 @@ impl Drop for Millrace {
     }
 }
 
-/// By `millrace status --json`: it says it is ready, and this many routers are accelerated for IPv4 and IPv6.
+/// By `millrace status --json`: it says it is ready, its ports have no problems, and this many routers are accelerated for
+/// IPv4 and IPv6.
 fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
     if status["ready"] != true {
         return Some(format!("not ready: {}", status["problem"]));
     }
     let empty = Vec::new();
+    let ports = status["ports"].as_array().unwrap_or(&empty);
+    if let Some(port) =
+        ports.iter().find(|port| port["problems"].as_array().is_some_and(|list| !list.is_empty()))
+    {
+        return Some(format!("port {}: {}", port["name"], port["problems"]));
+    }
     let list = status["routers"].as_array().unwrap_or(&empty);
     let accelerated =
         |router: &&Value| router["accelerated"]["ipv4"] == true && router["accelerated"]["ipv6"] == true;
@@ -175,6 +183,9 @@ mod tests {
                 .unwrap()
                 .contains("policy rules")
         );
+        let mut port = status(true, vec![router(true, "")]);
+        port["ports"] = json!([{"name": "eth1", "problems": ["generic mode"]}]);
+        assert!(why_not_ready(&port, 1).unwrap().contains("generic mode"));
         assert!(why_not_ready(&status(false, vec![router(true, "")]), 1).is_some());
     }
 }
