@@ -55,7 +55,7 @@ static __always_inline void count_forwarded(const struct packet *p, __u64 start_
 	in->forwarded_packets++;
 	in->forwarded_bytes += p->frame_bytes;
 	out->tx_packets++;
-	out->tx_bytes += p->frame_bytes - p->ip_offset + ETHERNET_BYTES;
+	out->tx_bytes += p->ip_offset + p->ip_bytes;	/* as it leaves: new tags, no padding */
 	if (start_ns) {
 		in->samples++;
 		in->sample_ns += bpf_ktime_get_ns() - start_ns;

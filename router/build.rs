@@ -11,14 +11,17 @@ fn main() {
         .clang(clang())
         .clang_args(["-Wall", "-Wextra", "-Wshadow", "-Werror", "-Wno-unused-parameter", &system_headers()])
         .build_and_generate(&out)
-        .unwrap_or_else(|e| panic!("the kernel plane does not compile (is clang installed? `make setup`): {e:#}"));
+        .unwrap_or_else(|e| {
+            panic!("the kernel plane does not compile (is clang installed? `make setup`): {e:#}")
+        });
     println!("cargo::rerun-if-changed={}", root.display());
     println!("cargo::rerun-if-env-changed=CLANG");
 }
 
 fn clang() -> String {
     env::var("CLANG").unwrap_or_else(|_| {
-        let found = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
+        let found =
+            |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
         ["clang-16", "clang"].into_iter().find(found).unwrap_or("clang").to_string()
     })
 }

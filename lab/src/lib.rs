@@ -1,1 +1,39 @@
+//! How Millrace is measured: a testbed of network namespaces, a generator and a sink inside the kernel, the router under
+//! test between them, and baselines that do the same work in the same run.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`testbed`], [`addresses`], [`namespace`] | throwaway topologies that clean up after themselves |
+//! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
+//! | [`subject`] | what can be measured: one small file each |
+//! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
+//! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
+//! | [`prefixes`] | routes to load and destinations to send to |
+//! | [`record`] | raw results as JSON lines |
+//! | [`demo`], [`bench`], [`shell`] | the commands |
+//!
+//! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
+//! shared machine mean little (DESIGN.md 8).
 
+pub mod addresses;
+pub mod bench;
+pub mod bpf;
+pub mod check;
+pub mod command;
+pub mod compare;
+pub mod cpu;
+pub mod demo;
+pub mod generator;
+pub mod losses;
+pub mod measure;
+pub mod namespace;
+pub mod netlink;
+pub mod packet;
+pub mod prefixes;
+pub mod record;
+pub mod shell;
+pub mod sink;
+pub mod subject;
+pub mod sys;
+pub mod testbed;
+pub mod workload;

@@ -12,8 +12,10 @@
 //! Time is an argument, memory that programs share is an argument, and everything is deterministic.
 #![forbid(unsafe_code)]
 
+pub mod fib;
 pub mod hash;
 pub mod memory;
+pub mod mirror;
 pub mod net;
 pub mod observe;
 pub mod plan;

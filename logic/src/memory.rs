@@ -3,7 +3,10 @@
 //! `router` implements [`Memory`] over mapped BPF maps, tests and the user plane over the heap. The layout is
 //! `bpf/abi.h`; every store that publishes something is a release store of one aligned word.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64},
+};
 
 /// Words of one row of each region.
 pub mod words {
@@ -91,5 +94,26 @@ impl Memory for HeapMemory {
     }
     fn routers(&self) -> &[AtomicU64] {
         &self.routers
+    }
+}
+
+impl<M: Memory + ?Sized> Memory for Arc<M> {
+    fn fib(&self) -> &[AtomicU32] {
+        M::fib(self)
+    }
+    fn fib_tails(&self) -> &[AtomicU64] {
+        M::fib_tails(self)
+    }
+    fn nexthops(&self) -> &[AtomicU64] {
+        M::nexthops(self)
+    }
+    fn neighbour_index(&self) -> &[AtomicU64] {
+        M::neighbour_index(self)
+    }
+    fn interface_index(&self) -> &[AtomicU64] {
+        M::interface_index(self)
+    }
+    fn routers(&self) -> &[AtomicU64] {
+        M::routers(self)
     }
 }

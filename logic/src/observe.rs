@@ -180,7 +180,7 @@ pub struct Route<A: Address> {
 }
 
 /// `RTN_*`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteKind {
     Unicast,
     Local,
@@ -195,7 +195,7 @@ pub enum RouteKind {
 }
 
 /// Where a route leads.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Next {
     /// Nowhere (special routes).
     None,
@@ -208,7 +208,7 @@ pub enum Next {
 }
 
 /// One next hop of a route or nexthop object.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NextHop {
     pub ifindex: u32,
     /// `None`: on-link.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{
-    frame::{Frame, fix_checksum, vlan},
+    frame::{Frame, vlan},
     ifindex, in_new_namespace, run,
 };
 use logic::{
@@ -40,7 +40,14 @@ struct World {
 }
 
 fn capacity() -> Capacity {
-    Capacity { fib_blocks: 4096, fib_tails: 4096, nexthops: 1024, neighbour_buckets: 64, interface_buckets: 64, routers: 256 }
+    Capacity {
+        fib_blocks: 4096,
+        fib_tails: 4096,
+        nexthops: 1024,
+        neighbour_buckets: 64,
+        interface_buckets: 64,
+        routers: 256,
+    }
 }
 
 fn interface(router: u8, port: u8, mac: Mac, tags: &[Tag]) -> Interface {
@@ -140,14 +147,19 @@ impl World {
                 assert_eq!(charged, [], "{name}: charged");
                 assert_eq!(got.action, XDP_REDIRECT, "{name}: action");
                 assert_eq!(hex(&got.frame), hex(&out), "{name}: frame");
-                let sent = |c: &router::plane::Counters| c.interfaces.get(&interface).copied().unwrap_or_default();
+                let sent =
+                    |c: &router::plane::Counters| c.interfaces.get(&interface).copied().unwrap_or_default();
                 let (b, a) = (sent(&before), sent(&after));
                 assert_eq!(a.tx_packets - b.tx_packets, 1, "{name}: tx packets of interface {interface}");
             }
             Expect::Up(payer, reason) => {
                 assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
                 assert_eq!(got.action, XDP_PASS, "{name}: action");
-                assert_eq!(hex(&got.frame), hex(frame), "{name}: a packet that goes up must be as it came in");
+                assert_eq!(
+                    hex(&got.frame),
+                    hex(frame),
+                    "{name}: a packet that goes up must be as it came in"
+                );
             }
             Expect::Drop(payer, reason) => {
                 assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
@@ -187,7 +199,10 @@ fn base() -> Vec<Op> {
         Op::Interface(4, interface(0, 0, A, &[AD200, Q7])),
         Op::Interface(5, interface(1, 0, V, &[])),
         Op::Interface(6, interface(1, 1, W, &[])),
-        Op::LocalAddresses { router: 0, addresses: addresses(&["10.0.1.1", "10.0.2.1", "10.0.3.1", "10.0.4.1"]) },
+        Op::LocalAddresses {
+            router: 0,
+            addresses: addresses(&["10.0.1.1", "10.0.2.1", "10.0.3.1", "10.0.4.1"]),
+        },
     ];
     for (prefix, n) in [("10.0.1", 1), ("10.0.2", 2), ("10.0.3", 3), ("10.0.4", 4)] {
         ops.push(route4(0, &format!("{prefix}.0/24"), onlink(n)));
@@ -201,7 +216,11 @@ fn base() -> Vec<Op> {
         route4(0, "10.8.0.0/16", via(2, "10.0.2.77")),
         route4(0, "10.9.0.0/16", pass(Reason::SpecialRoute, false)),
         route4(0, "10.10.0.0/16", pass(Reason::EgressNotAPort, true)),
-        route4(0, "10.11.0.0/16", Target::Hop(Hop { interface: 2, gateway: Some("10.0.2.254".parse().unwrap()), mtu: 100 })),
+        route4(
+            0,
+            "10.11.0.0/16",
+            Target::Hop(Hop { interface: 2, gateway: Some("10.0.2.254".parse().unwrap()), mtu: 100 }),
+        ),
         route4(1, "0.0.0.0/0", via(6, "10.1.2.254")),
         neighbour(6, "10.1.2.254", OTHER),
         route6(0, "2001:db8:1::/64", onlink(1)),
@@ -217,6 +236,7 @@ fn base() -> Vec<Op> {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn forwards_ipv4() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -239,7 +259,12 @@ fn forwards_ipv4() {
         let f = Frame::udp4(B, "10.0.3.5", "10.0.4.9").tagged(&[Q100]);
         w.expect_from("one tag becomes two", 1, &f.bytes(), out(4, f.routed(FRIEND, A, &[AD200, Q7])));
         let f = Frame::udp4(B, "10.0.2.5", "10.0.3.9");
-        w.expect_from("out by the port it came in, on a VLAN", 1, &f.bytes(), out(3, f.routed(FRIEND, B, &[Q100])));
+        w.expect_from(
+            "out by the port it came in, on a VLAN",
+            1,
+            &f.bytes(),
+            out(3, f.routed(FRIEND, B, &[Q100])),
+        );
         let f = Frame::udp4(V, "10.1.1.5", "10.0.2.9");
         w.expect("the other router by its MAC", &f, out(6, f.routed(OTHER, W, &[])));
         let f = udp("10.0.2.9").ip4(|ip| ip[6..8].copy_from_slice(&[0x20, 0x10]));
@@ -252,6 +277,7 @@ fn forwards_ipv4() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn forwards_ipv6() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -289,16 +315,19 @@ fn forwards_ipv6() {
         }
         w.apply([neighbour(1, "2001:db8:1::9", FRIEND)]);
         w.expect("back where it came from, resolved", &udp("2001:db8:1::9"), up(Reason::SameInterface));
-        let solicitation = Frame::udp6(A, "2001:db8:2::9", "2001:db8:2::1").with(|ip| (ip[6], ip[40]) = (58, 135));
+        let solicitation =
+            Frame::udp6(A, "2001:db8:2::9", "2001:db8:2::1").with(|ip| (ip[6], ip[40]) = (58, 135));
         w.expect("neighbour solicitation to the router", &solicitation, up(Reason::NeighbourDiscovery));
         let group = Mac([0x33, 0x33, 0xff, 0, 0, 1]);
-        let solicitation = Frame::udp6(group, "2001:db8:2::9", "ff02::1:ff00:1").with(|ip| (ip[6], ip[40]) = (58, 135));
+        let solicitation =
+            Frame::udp6(group, "2001:db8:2::9", "ff02::1:ff00:1").with(|ip| (ip[6], ip[40]) = (58, 135));
         let by_port = Expect::Up(Charge::Port(0), Reason::NeighbourDiscovery);
         w.expect("neighbour solicitation to a group", &solicitation, by_port);
     });
 }
 
 #[test]
+#[ignore = "needs root"]
 fn sends_up_what_it_is_not_sure_of() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -310,7 +339,11 @@ fn sends_up_what_it_is_not_sure_of() {
             ("checksum", udp("10.0.2.9").with(|ip| ip[10] ^= 1), Reason::Ipv4BadHeader),
             ("version 6 in an IPv4 frame", udp("10.0.2.9").with(|ip| ip[0] = 0x65), Reason::Ipv4BadHeader),
             ("header length 4", udp("10.0.2.9").with(|ip| ip[0] = 0x44), Reason::Ipv4BadHeader),
-            ("total length 19", udp("10.0.2.9").ip4(|ip| ip[2..4].copy_from_slice(&[0, 19])), Reason::Ipv4BadHeader),
+            (
+                "total length 19",
+                udp("10.0.2.9").ip4(|ip| ip[2..4].copy_from_slice(&[0, 19])),
+                Reason::Ipv4BadHeader,
+            ),
             ("total length beyond the frame", udp("10.0.2.9").ip4(|ip| ip[3] += 1), Reason::Ipv4BadHeader),
             ("options", options(udp("10.0.2.9")), Reason::Ipv4Options),
             ("to the router", udp("10.0.2.1"), Reason::Local),
@@ -332,15 +365,31 @@ fn sends_up_what_it_is_not_sure_of() {
             ("source is the router", from("10.0.2.1"), Reason::BadSource),
             ("ARP to the interface", Frame::new(A, 0x0806, vec![0; 28]), Reason::Arp),
             ("unknown EtherType", Frame::new(A, 0x88cc, vec![0; 46]), Reason::NotIp),
-            ("a third tag", udp("10.0.2.9").tagged(&[AD200, Q7]).with(|p| p.splice(0..0, [0x81, 0, 0, 5]).for_each(drop)), Reason::Ipv4BadHeader),
+            (
+                "a third tag",
+                udp("10.0.2.9").tagged(&[AD200, Q7]).with(|p| p.splice(0..0, [0x81, 0, 0, 5]).for_each(drop)),
+                Reason::Ipv4BadHeader,
+            ),
         ] {
             w.expect(name, &frame, up(reason));
         }
         let by_port = |reason| Expect::Up(Charge::Port(0), reason);
-        w.expect("someone else's MAC", &Frame::udp4(OTHER, "10.0.1.5", "10.0.2.9"), by_port(Reason::NotOurMac));
+        w.expect(
+            "someone else's MAC",
+            &Frame::udp4(OTHER, "10.0.1.5", "10.0.2.9"),
+            by_port(Reason::NotOurMac),
+        );
         w.expect("a VLAN nobody has", &udp("10.0.2.9").tagged(&[Q100]), by_port(Reason::NotOurMac));
-        w.expect("VID 0", &udp("10.0.2.9").tagged(&[Tag { vid: 0, service: false }]), by_port(Reason::NotOurMac));
-        w.expect("Ethernet broadcast", &Frame::udp4(Mac([255; 6]), "10.0.1.5", "10.0.2.9"), by_port(Reason::Broadcast));
+        w.expect(
+            "VID 0",
+            &udp("10.0.2.9").tagged(&[Tag { vid: 0, service: false }]),
+            by_port(Reason::NotOurMac),
+        );
+        w.expect(
+            "Ethernet broadcast",
+            &Frame::udp4(Mac([255; 6]), "10.0.1.5", "10.0.2.9"),
+            by_port(Reason::Broadcast),
+        );
         w.expect("ARP broadcast", &Frame::new(Mac([255; 6]), 0x0806, vec![0; 28]), by_port(Reason::Arp));
     });
 }
@@ -356,6 +405,7 @@ fn options(frame: Frame) -> Frame {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn truncated_frames_go_up_whole() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -375,6 +425,7 @@ fn truncated_frames_go_up_whole() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn checksum_update_agrees_with_recomputation() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -392,6 +443,7 @@ fn checksum_update_agrees_with_recomputation() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn respects_mtu_and_multi_buffer() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -408,13 +460,11 @@ fn respects_mtu_and_multi_buffer() {
         w.expect("the route's own MTU", &f, out(2, f.routed(GATEWAY, B, &[])));
         w.expect("above the route's own MTU", &sized("10.11.0.1", 101), up(Reason::OverMtu));
 
-        let jumbo = |interface, to: &str| {
-            route4(0, to, Target::Hop(Hop { interface, gateway: None, mtu: 9000 }))
-        };
+        let jumbo =
+            |interface, to: &str| route4(0, to, Target::Hop(Hop { interface, gateway: None, mtu: 9000 }));
         w.apply([jumbo(2, "10.0.2.0/24"), jumbo(1, "10.0.1.0/24"), neighbour(2, "10.0.2.9", FRIEND)]);
         let f = sized("10.0.2.9", 9000);
-        let got = w.plane.run(w.port[0], &f.bytes()).unwrap();
-        assert_eq!((got.action, hex(&got.frame)), (XDP_REDIRECT, hex(&f.routed(FRIEND, B, &[]))), "jumbo");
+        w.expect("jumbo", &f, out(2, f.routed(FRIEND, B, &[])));
         let back = Frame { destination: B, ..sized("10.0.1.9", 9000) };
         w.expect_from("to a port without fragments", 1, &back.bytes(), up(Reason::MultiBuffer));
         w.expect("multi-buffer with padding", &sized("10.0.2.9", 9000).padded(10), up(Reason::NoHeadroom));
@@ -422,6 +472,7 @@ fn respects_mtu_and_multi_buffer() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn reverse_path_filter() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -448,11 +499,19 @@ fn reverse_path_filter() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn multipath_keeps_weights_and_flows() {
     in_new_namespace(|| {
         let mut w = World::new();
         let members: Vec<_> = vec![(via(2, "10.0.2.254"), 3), (via(3, "10.0.3.254"), 1)];
-        w.apply([route4(0, "10.20.0.0/16", Target::Multi(members.clone().into())), route6(0, "2001:db8:20::/48", Target::Multi([(via(2, "fe80::254"), 1), (via(3, "2001:db8:3::9"), 1)].into()))]);
+        w.apply([
+            route4(0, "10.20.0.0/16", Target::Multi(members.clone().into())),
+            route6(
+                0,
+                "2001:db8:20::/48",
+                Target::Multi([(via(2, "fe80::254"), 1), (via(3, "2001:db8:3::9"), 1)].into()),
+            ),
+        ]);
         let count = |w: &mut World, frames: &mut dyn Iterator<Item = Frame>| {
             let mut tagged = 0;
             for f in frames {
@@ -463,26 +522,37 @@ fn multipath_keeps_weights_and_flows() {
             tagged
         };
         let ports = |to: &'static str| {
-            (0..4000_u16).map(move |p| Frame::udp4(A, "10.0.1.5", to).with(|ip| ip[20..22].copy_from_slice(&p.to_be_bytes())))
+            (0..4000_u16).map(move |p| {
+                Frame::udp4(A, "10.0.1.5", to).with(|ip| ip[20..22].copy_from_slice(&p.to_be_bytes()))
+            })
         };
         let tagged = count(&mut w, &mut ports("10.20.0.1"));
-        assert!((850..1150).contains(&tagged), "weights 3:1 over 4000 flows, layer 4: {tagged} by the lighter");
+        assert!(
+            (850..1150).contains(&tagged),
+            "weights 3:1 over 4000 flows, layer 4: {tagged} by the lighter"
+        );
         let fragments = count(&mut w, &mut ports("10.20.0.1").map(|f| f.ip4(|ip| ip[6] = 0x20)));
         assert!(fragments == 0 || fragments == 4000, "fragments have no ports: all one way, not {fragments}");
 
         w.apply([Op::Router { router: 0, multipath_l4: [false, false] }]);
         let same = count(&mut w, &mut ports("10.20.0.1"));
         assert!(same == 0 || same == 4000, "layer 3: one pair of addresses, one way, not {same}");
-        let hosts = &mut (0..4000_u16).map(|h| Frame::udp4(A, "10.0.1.5", &format!("10.20.{}.{}", h >> 8, h & 255)));
+        let hosts =
+            &mut (0..4000_u16).map(|h| Frame::udp4(A, "10.0.1.5", &format!("10.20.{}.{}", h >> 8, h & 255)));
         let tagged = count(&mut w, hosts);
-        assert!((850..1150).contains(&tagged), "weights 3:1 over 4000 addresses, layer 3: {tagged} by the lighter");
-        let hosts = &mut (0..4000_u16).map(|h| Frame::udp6(A, "2001:db8:1::5", &format!("2001:db8:20::{h:x}")));
+        assert!(
+            (850..1150).contains(&tagged),
+            "weights 3:1 over 4000 addresses, layer 3: {tagged} by the lighter"
+        );
+        let hosts =
+            &mut (0..4000_u16).map(|h| Frame::udp6(A, "2001:db8:1::5", &format!("2001:db8:20::{h:x}")));
         let tagged = count(&mut w, hosts);
         assert!((1800..2200).contains(&tagged), "IPv6, 1:1 over 4000 addresses: {tagged}");
     });
 }
 
 #[test]
+#[ignore = "needs root"]
 fn gates_close() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -499,8 +569,11 @@ fn gates_close() {
         w.plane.set_port(1, w.port[1], true).unwrap();
         w.apply([Op::Interface(1, Interface { ipv4: false, ..interface(0, 0, A, &[]) })]);
         w.expect("router not accelerated", &f, up(Reason::RouterNotAccelerated));
-        w.apply([Op::Interface(1, interface(0, 0, A, &[])), Op::Interface(2, Interface { transmit: false, ..interface(0, 1, B, &[]) })]);
-        w.expect("egress down", &f, up(Reason::Unresolved));
+        w.apply([
+            Op::Interface(1, interface(0, 0, A, &[])),
+            Op::Interface(2, Interface { transmit: false, ..interface(0, 1, B, &[]) }),
+        ]);
+        w.expect("egress down", &f, up(Reason::TxNotReady));
         w.apply([Op::Interface(2, interface(0, 1, B, &[]))]);
         w.expect("all open again", &f, out(2, f.routed(FRIEND, B, &[])));
         w.apply([neighbour(2, "10.0.2.9", W)]);
@@ -512,10 +585,17 @@ fn gates_close() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn polices_exceptions_not_forwarding() {
     in_new_namespace(|| {
         // 10 packets a second, a burst of 100 ms: one packet, then nothing for 100 ms.
-        let mut w = World::with(Settings { capacity: capacity(), interface_rows: 64, sample_interval: 128, exception_pps: 10, control_pps: 10 });
+        let mut w = World::with(Settings {
+            capacity: capacity(),
+            interface_rows: 64,
+            sample_interval: 128,
+            exception_pps: 10,
+            control_pps: 10,
+        });
         let expired = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| ip[8] = 1);
         let local = Frame::udp4(A, "10.0.1.5", "10.0.2.1");
         let plain = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
@@ -534,6 +614,7 @@ fn polices_exceptions_not_forwarding() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn explain_changes_nothing_and_tells_the_steps() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -546,17 +627,24 @@ fn explain_changes_nothing_and_tells_the_steps() {
         assert_eq!(result.frame, f.routed(FRIEND, B, &[Q100]));
         assert_eq!(steps[0], Step::Port { id: 0, ready: true });
         assert_eq!(steps[2], Step::Interface { interface: 1, router: 0 });
-        assert!(steps.iter().any(|s| matches!(s, Step::Neighbour { interface: 3, id } if *id != 0)), "{steps:?}");
+        assert!(
+            steps.iter().any(|s| matches!(s, Step::Neighbour { interface: 3, id } if *id != 0)),
+            "{steps:?}"
+        );
         assert_eq!(steps.last(), Some(&Step::Verdict { reason: None, action: XDP_REDIRECT }));
 
         w.expect("for real", &f, out(3, f.routed(FRIEND, B, &[Q100])));
         assert_eq!(w.tables.take_used(), [(3, "10.0.3.9".parse().unwrap())]);
         let (_, steps) = w.plane.explain(w.port[0], &f.clone().ip4(|ip| ip[8] = 1).bytes()).unwrap();
-        assert_eq!(steps.last(), Some(&Step::Verdict { reason: Some(Reason::TtlExceeded), action: XDP_PASS }));
+        assert_eq!(
+            steps.last(),
+            Some(&Step::Verdict { reason: Some(Reason::TtlExceeded), action: XDP_PASS })
+        );
     });
 }
 
 #[test]
+#[ignore = "needs root"]
 fn counts_packets_bytes_and_time() {
     in_new_namespace(|| {
         let mut w = World::new();
@@ -571,8 +659,7 @@ fn counts_packets_bytes_and_time() {
         let (i, o) = (c.interfaces[&1], c.interfaces[&3]);
         assert_eq!((i.rx_packets, i.rx_bytes), (20, 1200));
         assert_eq!((i.forwarded_packets, i.forwarded_bytes), (10, 600));
-        assert_eq!((o.tx_packets, o.tx_bytes, o.rx_packets), (10, 600, 0));
+        assert_eq!((o.tx_packets, o.tx_bytes, o.rx_packets), (10, 640, 0), "as it leaves, with its tag");
         assert!(i.samples == 10 && i.sample_ns > 0, "{i:?}");
-        fix_checksum(&mut f.payload.clone());
     });
 }

@@ -79,7 +79,12 @@ pub struct Counters {
     pub charges: BTreeMap<(Charge, Reason), u64>,
 }
 
-pub(super) fn read(counters: BorrowedFd<'_>, charges: BorrowedFd<'_>, cpus: usize, rows: u32) -> Result<Counters> {
+pub(super) fn read(
+    counters: BorrowedFd<'_>,
+    charges: BorrowedFd<'_>,
+    cpus: usize,
+    rows: u32,
+) -> Result<Counters> {
     let rows = rows as usize;
     let counters: Words64 = Mapping::new(counters, COUNTER_WORDS * 8, cpus * rows)?.into();
     let charges: Words64 = Mapping::new(charges, REASON_WORDS * 8, cpus * CHARGE_ROWS)?.into();

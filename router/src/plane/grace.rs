@@ -17,7 +17,8 @@ pub struct Grace {
 impl Grace {
     /// Creates the two one-slot maps it needs.
     pub fn new() -> Result<Grace> {
-        let mut opts = bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as _, ..Default::default() };
+        let mut opts =
+            bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as _, ..Default::default() };
         let inner = MapHandle::create(MapType::Array, Some("grace_inner"), 4, 4, 1, &opts)
             .context("creating a map to wait on")?;
         opts.inner_map_fd = inner.as_fd().as_raw_fd() as u32;

@@ -83,7 +83,8 @@ impl PortLink {
         // SAFETY: `info` is writable and `length` is its size.
         let rc = unsafe { sys::bpf_link_get_info_by_fd(fd.as_raw_fd(), &mut info, &mut length) };
         if rc < 0 {
-            return Err(io::Error::from_raw_os_error(-rc)).with_context(|| format!("asking about {}", path.display()));
+            return Err(io::Error::from_raw_os_error(-rc))
+                .with_context(|| format!("asking about {}", path.display()));
         }
         if info.type_ != sys::BPF_LINK_TYPE_XDP {
             bail!("{} is not an XDP link", path.display());
@@ -93,7 +94,8 @@ impl PortLink {
         if ifindex == 0 {
             return Ok(None);
         }
-        let mode = mode(ifindex)?.ok_or_else(|| anyhow!("{}: device {ifindex} is elsewhere", path.display()))?;
+        let mode =
+            mode(ifindex)?.ok_or_else(|| anyhow!("{}: device {ifindex} is elsewhere", path.display()))?;
         Ok(Some(PortLink { fd, ifindex, mode }))
     }
 
@@ -114,7 +116,8 @@ impl PortLink {
         // SAFETY: a valid descriptor and a NUL-terminated path.
         let rc = unsafe { sys::bpf_obj_pin(self.fd.as_raw_fd(), name.as_ptr()) };
         if rc < 0 {
-            return Err(io::Error::from_raw_os_error(-rc)).with_context(|| format!("pinning {}", path.display()));
+            return Err(io::Error::from_raw_os_error(-rc))
+                .with_context(|| format!("pinning {}", path.display()));
         }
         Ok(())
     }
@@ -144,10 +147,11 @@ impl PortLink {
 /// The XDP program on a device, in words: name, id and, if it is pinned by a Millrace instance, whose.
 pub fn running_program(ifindex: u32) -> Result<Option<String>> {
     let Some((id, _)) = xdp_query(ifindex)? else { return Ok(None) };
-    let name = query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned());
-    let owner = pinned_links()?.into_iter().find(|path| {
-        PortLink::open(path).is_ok_and(|l| l.is_some_and(|l| l.ifindex == ifindex))
-    });
+    let name =
+        query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned());
+    let owner = pinned_links()?
+        .into_iter()
+        .find(|path| PortLink::open(path).is_ok_and(|l| l.is_some_and(|l| l.ifindex == ifindex)));
     Ok(Some(match owner {
         Some(path) => format!(
             "the Millrace instance pinned in {} (stop it with `millrace stop`)",
@@ -160,9 +164,7 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
 /// Links pinned by any Millrace instance of this machine.
 fn pinned_links() -> Result<Vec<PathBuf>> {
     let Ok(directory) = fs::read_dir("/sys/fs/bpf") else { return Ok(Vec::new()) };
-    let instances = directory
-        .flatten()
-        .filter(|d| d.file_name().to_string_lossy().starts_with("millrace"));
+    let instances = directory.flatten().filter(|d| d.file_name().to_string_lossy().starts_with("millrace"));
     Ok(instances
         .filter_map(|d| fs::read_dir(d.path()).ok())
         .flat_map(|files| files.flatten())

@@ -82,7 +82,8 @@ impl Plane {
         // A skeleton borrows its object for as long as it lives and a generation lives as long as the daemon wants: one
         // pointer-sized allocation per generation is left behind.
         let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
-        let mut open = abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
+        let mut open =
+            abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         size(&mut open, &settings, cpus)?;
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
@@ -120,7 +121,9 @@ impl Plane {
         let at = ifindex as usize % slots;
         let present = self.port_index.load(at) as u32;
         if present != 0 && present != ifindex {
-            bail!("device {ifindex} cannot be a port beside device {present}: their indexes are equal modulo {slots}");
+            bail!(
+                "device {ifindex} cannot be a port beside device {present}: their indexes are equal modulo {slots}"
+            );
         }
         // struct bpf_devmap_val: ifindex, and 0 for "no egress program".
         let slot = u64::from(ifindex).to_le_bytes();
@@ -140,7 +143,9 @@ impl Plane {
             self.port_index.store(at, 0);
         }
         match self.skel.maps.tx_ports.delete(&u32::from(id).to_ne_bytes()) {
-            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => Err(e).context("clearing a transmit slot"),
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(e).context("clearing a transmit slot")
+            }
             _ => Ok(()),
         }
     }

@@ -22,21 +22,57 @@ pub struct TestRun {
 /// One step of an explanation: `enum trace_step` of `bpf/abi.h`, with its two values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    Port { id: u64, ready: bool },
-    Parsed { vlan: u32, ether_type: u16 },
-    Interface { interface: u16, router: u8 },
-    Ipv4 { source: u32, destination: u32 },
+    Port {
+        id: u64,
+        ready: bool,
+    },
+    Parsed {
+        vlan: u32,
+        ether_type: u16,
+    },
+    Interface {
+        interface: u16,
+        router: u8,
+    },
+    Ipv4 {
+        source: u32,
+        destination: u32,
+    },
     Ipv6Source(u128),
     Ipv6Destination(u128),
-    SourceCheck { slot: u32, accepted: bool },
-    FibBlock { block: u32, slot: u32 },
-    FibTail { tail: u32, slot: u32 },
-    Group { hash: u32, slot: u32 },
-    Nexthop { id: u32, kind: u32 },
-    Neighbour { id: u32, interface: u16 },
-    Transmit { port: u32, vlan: u32 },
+    SourceCheck {
+        slot: u32,
+        accepted: bool,
+    },
+    FibBlock {
+        block: u32,
+        slot: u32,
+    },
+    FibTail {
+        tail: u32,
+        slot: u32,
+    },
+    Group {
+        hash: u32,
+        slot: u32,
+    },
+    Nexthop {
+        id: u32,
+        kind: u32,
+    },
+    Neighbour {
+        id: u32,
+        interface: u16,
+    },
+    Transmit {
+        port: u32,
+        vlan: u32,
+    },
     /// `None`: forwarded.
-    Verdict { reason: Option<Reason>, action: u32 },
+    Verdict {
+        reason: Option<Reason>,
+        action: u32,
+    },
     Unknown(u32),
 }
 
@@ -101,7 +137,8 @@ impl Plane {
     /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else.
     pub fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let mut open = abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
+        let mut open =
+            abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
         open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?.explain = true;

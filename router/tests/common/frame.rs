@@ -28,7 +28,10 @@ impl Frame {
     pub fn udp4(destination_mac: Mac, source: &str, destination: &str) -> Frame {
         let (s, d): (Ipv4Addr, Ipv4Addr) = (source.parse().unwrap(), destination.parse().unwrap());
         let mut payload = Vec::new();
-        PacketBuilder::ipv4(s.octets(), d.octets(), 64).udp(1000, 2000).write(&mut payload, &[0x5a; 18]).unwrap();
+        PacketBuilder::ipv4(s.octets(), d.octets(), 64)
+            .udp(1000, 2000)
+            .write(&mut payload, &[0x5a; 18])
+            .unwrap();
         Frame::new(destination_mac, 0x0800, payload)
     }
 
@@ -36,7 +39,10 @@ impl Frame {
     pub fn udp6(destination_mac: Mac, source: &str, destination: &str) -> Frame {
         let (s, d): (Ipv6Addr, Ipv6Addr) = (source.parse().unwrap(), destination.parse().unwrap());
         let mut payload = Vec::new();
-        PacketBuilder::ipv6(s.octets(), d.octets(), 64).udp(1000, 2000).write(&mut payload, &[0x5a; 18]).unwrap();
+        PacketBuilder::ipv6(s.octets(), d.octets(), 64)
+            .udp(1000, 2000)
+            .write(&mut payload, &[0x5a; 18])
+            .unwrap();
         Frame::new(destination_mac, 0x86dd, payload)
     }
 

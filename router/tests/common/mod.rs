@@ -5,16 +5,16 @@ pub mod frame;
 
 use std::{process::Command, thread};
 
-/// Runs `body` on a thread inside a fresh network namespace that vanishes with it. Skips, saying so, without root.
+/// Runs `body` on a thread inside a fresh network namespace that vanishes with it. Needs root.
 pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
-    // SAFETY: no arguments; cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: needs root");
-        return;
-    }
     let result = thread::spawn(move || {
         // SAFETY: moves only this thread, which ends here, into a new network namespace.
-        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "unshare: {}", std::io::Error::last_os_error());
+        assert_eq!(
+            unsafe { libc::unshare(libc::CLONE_NEWNET) },
+            0,
+            "unshare: {}",
+            std::io::Error::last_os_error()
+        );
         run("ip link set lo up");
         body();
     })
@@ -27,7 +27,8 @@ pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
 /// Runs a command line (split at spaces) in this thread's namespace; panics with its words if it fails.
 pub fn run(line: &str) -> String {
     let mut words = line.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output().unwrap_or_else(|e| panic!("{line}: {e}"));
+    let output =
+        Command::new(words.next().unwrap()).args(words).output().unwrap_or_else(|e| panic!("{line}: {e}"));
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
 }

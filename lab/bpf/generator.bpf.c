@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * The generator: run by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, once per packet, it writes the packet and
+ * redirects it out of the generator's port. The kernel recycles pages without restoring them (TRAPS.md), so every byte
+ * of every header is written every time.
+ *
+ * One instance runs on one core: it alone writes `generated`; user space writes `load` and `targets` while it is idle.
+ */
+#include "lab.h"
+
+struct target {			/* 32 bytes; user space computes what is constant (lab::packet) */
+	__u8  dmac[6];
+	__be16 protocol;	/* ETH_P_IP or ETH_P_IPV6 */
+	__u8  destination[16];	/* IPv4 in the first four bytes */
+	__be16 source_port;
+	__be16 ip_check;	/* IPv4 header checksum */
+	__u32 pad;
+};
+
+struct load {
+	__u8  smac[6];
+	__u16 frame_bytes;	/* without FCS */
+	__be32 source4;
+	__u32 target_count;
+	__u8  source6[16];
+	__u64 rate;		/* packets per 2^30 ns; 0: flat out */
+	__u64 limit;		/* stop sending after so many packets; 0: never */
+};
+
+struct generated {
+	__u64 packets;		/* handed to the port; its ring may still have been full */
+	__u64 held;		/* calls that sent nothing because the time had not come */
+	__u64 start_ns;		/* when pacing began, moved on when the generator was held up too long */
+	__u64 paced;		/* packets since start_ns */
+	__u64 failed;		/* redirect refused */
+	__u32 next;		/* next target */
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << 20);
+	__type(key, __u32);
+	__type(value, struct target);
+} targets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct load);
+} load SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct generated);
+} generated SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_devmap_val);
+} out SEC(".maps");
+
+/* After being held up (the core was taken away) at most so many packets are sent at once: less than a veth ring. */
+#define MAX_BACKLOG 128
+
+/* Is packet number `paced` due? Compares packets sent with rate * elapsed in 2^30 ns units: no division. */
+static __always_inline bool due(const struct load *l, struct generated *g)
+{
+	__u64 now_ns = bpf_ktime_get_ns();
+	__u64 target;
+
+	/* Start over every 2^37 ns (137 s): at 16 Mpps rate * elapsed stays below 2^62. */
+	if (!g->start_ns || now_ns - g->start_ns > 1ULL << 37) {
+		g->start_ns = now_ns;
+		g->paced = 0;
+	}
+	target = ((now_ns - g->start_ns) * l->rate) >> 30;
+	if (g->paced >= target)
+		return false;
+	if (target - g->paced > MAX_BACKLOG)
+		g->paced = target - MAX_BACKLOG;
+	g->paced++;
+	return true;
+}
+
+static __always_inline void write_ipv4(void *at, const struct target *t, const struct load *l)
+{
+	struct iphdr *ip = at;
+
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tos = 0;
+	ip->tot_len = bpf_htons(l->frame_bytes - ETH_HLEN);
+	ip->id = 0;
+	ip->frag_off = bpf_htons(0x4000);
+	ip->ttl = 64;
+	ip->protocol = IPPROTO_UDP;
+	ip->check = t->ip_check;
+	ip->saddr = l->source4;
+	__builtin_memcpy(&ip->daddr, t->destination, sizeof(ip->daddr));
+}
+
+static __always_inline void write_ipv6(void *at, const struct target *t, const struct load *l)
+{
+	struct ipv6hdr *ip = at;
+
+	*(__be32 *)at = bpf_htonl(0x60000000);
+	ip->payload_len = bpf_htons(l->frame_bytes - ETH_HLEN - sizeof(*ip));
+	ip->nexthdr = IPPROTO_UDP;
+	ip->hop_limit = 64;
+	__builtin_memcpy(&ip->saddr, l->source6, sizeof(ip->saddr));
+	__builtin_memcpy(&ip->daddr, t->destination, sizeof(ip->daddr));
+}
+
+/* UDP without checksum (for IPv6 that is RFC 6935), then the packet's number where there is room for it. */
+static __always_inline void write_udp(void *at, void *end, const struct target *t, __u16 length, __u64 number)
+{
+	struct udphdr *udp = at;
+	__u64 *sequence = (void *)(udp + 1);
+
+	udp->source = t->source_port;
+	udp->dest = bpf_htons(TEST_UDP_PORT);
+	udp->len = bpf_htons(length);
+	udp->check = 0;
+	if ((void *)(sequence + 1) <= end)
+		*sequence = bpf_cpu_to_be64(number);
+}
+
+SEC("xdp")
+int generate(struct xdp_md *ctx)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = data;
+	struct generated *g;
+	struct target *t;
+	struct load *l;
+	__u32 zero = 0;
+	long verdict;
+
+	l = bpf_map_lookup_elem(&load, &zero);
+	g = bpf_map_lookup_elem(&generated, &zero);
+	if (!l || !g)
+		return XDP_ABORTED;
+	if ((l->limit && g->packets >= l->limit) || (l->rate && !due(l, g))) {
+		g->held++;
+		return XDP_DROP;
+	}
+	t = bpf_map_lookup_elem(&targets, &g->next);
+	if (!t || data + ETH_HLEN + sizeof(struct ipv6hdr) > end)
+		return XDP_ABORTED;
+	__builtin_memcpy(eth->h_dest, t->dmac, ETH_ALEN);
+	__builtin_memcpy(eth->h_source, l->smac, ETH_ALEN);
+	eth->h_proto = t->protocol;
+	if (t->protocol == bpf_htons(ETH_P_IP)) {
+		if (data + ETH_HLEN + sizeof(struct iphdr) + sizeof(struct udphdr) > end)
+			return XDP_ABORTED;
+		write_ipv4(eth + 1, t, l);
+		write_udp(data + ETH_HLEN + sizeof(struct iphdr), end, t,
+			  l->frame_bytes - ETH_HLEN - sizeof(struct iphdr), g->packets);
+	} else {
+		if (data + ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct udphdr) > end)
+			return XDP_ABORTED;
+		write_ipv6(eth + 1, t, l);
+		write_udp(data + ETH_HLEN + sizeof(struct ipv6hdr), end, t,
+			  l->frame_bytes - ETH_HLEN - sizeof(struct ipv6hdr), g->packets);
+	}
+	if (++g->next >= l->target_count)
+		g->next = 0;
+	verdict = bpf_redirect_map(&out, 0, XDP_DROP);
+	if (verdict == XDP_REDIRECT)
+		g->packets++;
+	else
+		g->failed++;
+	return verdict;
+}
+
+char _license[] SEC("license") = "Dual MIT/GPL";

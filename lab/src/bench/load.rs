@@ -1,0 +1,129 @@
+//! The full table: how long until Linux has it, until a daemon started on it is ready, until a daemon that is running has
+//! followed; and the memory it takes.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+
+use super::{Options, print_head, print_row, testbed};
+use crate::{
+    addresses::nexthop_mac,
+    prefixes::Prefixes,
+    record::Recorder,
+    subject::Millrace,
+    sys,
+    testbed::{PORT_OUT, Priority, Testbed},
+    workload::{Family, Workload},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
+    let full = options.full_table()?;
+    let routes = full.v4.len() + full.v6.len();
+    let title = format!("Loading {} IPv4 and {} IPv6 routes", full.v4.len(), full.v6.len());
+    print_head(&title, &["what", "value"]);
+    let mut note = |what: &str, value: f64, unit: &str| {
+        print_row(&[what.into(), format!("{value:.2} {unit}")]);
+        recorder.line(&json!({"record": "load", "what": what, "value": value, "unit": unit, "routes": routes,
+            "prefixes": full.source}))
+    };
+
+    let mut testbed = testbed(0)?;
+    testbed.set_priority(Priority::Reaction)?;
+    let started = Instant::now();
+    testbed.load_routes(&full)?;
+    note("kernel alone, by netlink", started.elapsed().as_secs_f64(), "s")?;
+    let daemon = Millrace::start(&testbed)?;
+    note("millrace started on the full table, until ready", daemon.ready_after.as_secs_f64(), "s")?;
+    let loaded = Memory::of(daemon.pid())?;
+    drop(daemon);
+    drop(testbed);
+
+    let mut testbed = super::testbed(0)?;
+    testbed.set_priority(Priority::Reaction)?;
+    let daemon = Millrace::start(&testbed)?;
+    let empty = Memory::of(daemon.pid())?;
+    let (kernel_s, all_s) = load_while_running(&mut testbed, &full)?;
+    note("millrace running: kernel has the routes", kernel_s, "s")?;
+    note("millrace running: the fast path forwards by the last route", all_s, "s")?;
+    for (what, memory) in [("with few routes", &empty), ("with the full table", &loaded)] {
+        note(&format!("daemon's own memory {what}"), memory.anonymous_bytes / 1e6, "MB")?;
+        note(&format!("BPF maps {what}"), memory.map_bytes / 1e6, "MB")?;
+    }
+    let grown = loaded.anonymous_bytes - empty.anonymous_bytes;
+    note("daemon's own memory per route", grown / routes as f64, "bytes")?;
+    note(
+        "BPF maps (allocated at start) per route of the full table",
+        loaded.map_bytes / routes as f64,
+        "bytes",
+    )
+}
+
+/// Seconds until the kernel has all routes, and until a packet by the very last one leaves right. The benchmark is fooled
+/// by no fallback: without its own route the packet would leave by a default route through another next hop.
+fn load_while_running(testbed: &mut Testbed, full: &Prefixes) -> Result<(f64, f64)> {
+    let nexthops = testbed.spec.nexthops;
+    let last = full.v4.len().checked_sub(1).context("the full table has no IPv4 routes")?;
+    let probe = Prefixes { v4: vec![full.v4[last]], ..Prefixes::default() };
+    let mut workload = Workload::inside(&probe, Family::V4, 1, nexthops);
+    let IpAddr::V4(address) = workload.targets[0].destination else { unreachable!("IPv4 was asked for") };
+    let covering = full.v4.iter().enumerate().filter(|(_, prefix)| prefix.contains(address.to_bits()));
+    let (index, _) =
+        covering.max_by_key(|(_, prefix)| prefix.length()).context("no route covers the probe")?;
+    let right = 1 + (index % usize::from(nexthops)) as u8;
+    let wrong = 1 + right % nexthops;
+    ensure!(right != wrong, "this needs two next hops");
+    let gateway = crate::addresses::nexthop4(wrong);
+    testbed.box_namespace.ip_batch(&format!("route add default via {gateway} dev {PORT_OUT}\n"))?;
+
+    testbed.generator.set_targets(std::mem::take(&mut workload.targets), workload.frame_bytes)?;
+    let started = Instant::now();
+    testbed.load_routes(full)?;
+    let kernel_s = started.elapsed().as_secs_f64();
+    loop {
+        let (generator, frame_bytes) = (&mut testbed.generator, workload.frame_bytes);
+        let frames = testbed.sink.capture(|| generator.send(frame_bytes, 1))?;
+        if frames.first().is_some_and(|frame| frame.starts_with(&nexthop_mac(right))) {
+            return Ok((kernel_s, started.elapsed().as_secs_f64()));
+        }
+        ensure!(
+            started.elapsed() < LIMIT,
+            "the last route is not used {} s after the first",
+            LIMIT.as_secs()
+        );
+        sys::sleep(Duration::from_millis(2))?;
+    }
+}
+
+struct Memory {
+    /// Anonymous resident memory of the process.
+    anonymous_bytes: f64,
+    /// What the kernel charges for the maps it holds open.
+    map_bytes: f64,
+}
+
+impl Memory {
+    fn of(pid: u32) -> Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the daemon's memory")?;
+        let anonymous_kb = field(&status, "RssAnon:").context("no RssAnon in /proc/PID/status")?;
+        // Several descriptors may be of one map.
+        let mut maps = BTreeMap::new();
+        for entry in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
+            let info = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            if let (Some(id), Some(bytes)) = (field(&info, "map_id:"), field(&info, "memlock:")) {
+                maps.insert(id as u64, bytes);
+            }
+        }
+        Ok(Self { anonymous_bytes: anonymous_kb * 1024.0, map_bytes: maps.values().sum() })
+    }
+}
+
+fn field(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok())
+}

@@ -1,0 +1,52 @@
+//! Overload: what comes out when more and more comes in, up to what the generator can do. A router that sheds before it
+//! works stays at its peak.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{Options, print_head, print_row, testbed};
+use crate::{
+    compare::{Plan, compare, figures, pps},
+    measure::median,
+    record::Recorder,
+    workload::{Family, Workload},
+};
+
+const DESTINATIONS: u32 = 4096;
+const MPPS: [f64; 12] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0];
+
+pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
+    let mut testbed = testbed(0)?;
+    let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
+    let subjects = options.subjects(None);
+    let rates: Vec<Option<u64>> = MPPS.iter().map(|mpps| Some((mpps * 1e6) as u64)).chain([None]).collect();
+    let plan = Plan {
+        case: "overload",
+        parameters: json!({}),
+        subjects: &subjects,
+        rates_pps: &rates,
+        repeats: options.repeats,
+        window: options.window(),
+    };
+    let results = compare(&mut testbed, &workload, &plan, recorder)?;
+    let names: Vec<&str> = results.keys().map(String::as_str).collect();
+    let title = "Overload, IPv4: Mpps out (Mpps really offered)";
+    print_head(title, &[&["asked for"][..], &names].concat());
+    for (at, rate) in rates.iter().enumerate() {
+        let cell = |name: &&str| {
+            let out = median(&figures(&results, name, at, pps));
+            let offered = median(&figures(&results, name, at, |sample| sample.offered_pps));
+            format!("{:.3} ({:.3})", out / 1e6, offered / 1e6)
+        };
+        let asked = rate.map_or("flat out".into(), |pps| format!("{:.2}", pps as f64 / 1e6));
+        print_row(&[vec![asked], names.iter().map(cell).collect()].concat());
+    }
+    for name in names {
+        let by_rate: Vec<f64> =
+            (0..rates.len()).map(|at| median(&figures(&results, name, at, pps))).collect();
+        let peak = by_rate.iter().copied().fold(0.0, f64::max);
+        let last = by_rate.last().copied().unwrap_or(0.0);
+        println!("\n{name}: flat out {:.1} % of its peak", 100.0 * last / peak);
+    }
+    Ok(())
+}

@@ -1,0 +1,82 @@
+//! Before anything is measured: a few packets are sent to every kind of target, and the bytes that arrive are compared
+//! with what a correct router makes of them. A fast forwarder that forgets the TTL is not a fast router.
+
+use std::{collections::HashSet, net::IpAddr};
+
+use anyhow::{Result, bail};
+
+use crate::{
+    addresses::{Mac, egress_mac, ingress_mac},
+    packet::Target,
+    sink::CAPTURE_BYTES,
+    subject::{Rewrite, Subject},
+    testbed::Testbed,
+};
+
+/// Most packets of a check: they must fit a veth's ring at once.
+const MAX_PACKETS: usize = 128;
+
+/// Sends one packet to each of up to 128 of `targets`, spread evenly, and compares. `next_hop` says which next hops are
+/// right for a destination. Leaves the generator with the targets it sent to.
+pub fn check_forwarding(
+    testbed: &mut Testbed,
+    subject: &dyn Subject,
+    targets: &[Target],
+    frame_bytes: u16,
+    next_hop: impl Fn(IpAddr) -> Vec<Mac>,
+) -> Result<()> {
+    let step = targets.len().div_ceil(MAX_PACKETS).max(1);
+    let chosen: Vec<Target> = targets.iter().copied().step_by(step).collect();
+    testbed.generator.set_targets(chosen.clone(), frame_bytes)?;
+    let generator = &mut testbed.generator;
+    let frames = testbed.sink.capture(|| generator.send(frame_bytes, chosen.len() as u32))?;
+    let arrived: HashSet<&[u8]> = frames.iter().map(Vec::as_slice).collect();
+    for (sequence, target) in chosen.iter().enumerate() {
+        let right = expected(subject, target, frame_bytes, sequence as u64, &next_hop);
+        if !right.iter().any(|frame| arrived.contains(frame.as_slice())) {
+            bail!(
+                "{}: the packet to {} did not arrive as it should.\n  sent     {}\n  expected {}\n  {} arrived, nearest:\n           {}",
+                subject.name(),
+                target.destination,
+                hex(&target.frame(frame_bytes, sequence as u64)),
+                right.first().map(|frame| hex(frame)).unwrap_or_default(),
+                frames.len(),
+                nearest(&frames, right.first()).map_or("none".into(), |frame| hex(frame)),
+            );
+        }
+    }
+    if frames.len() != chosen.len() {
+        bail!("{}: {} packets sent, {} arrived", subject.name(), chosen.len(), frames.len());
+    }
+    Ok(())
+}
+
+/// The frames that are right, as the capture shows them.
+fn expected(
+    subject: &dyn Subject,
+    target: &Target,
+    frame_bytes: u16,
+    sequence: u64,
+    next_hop: impl Fn(IpAddr) -> Vec<Mac>,
+) -> Vec<Vec<u8>> {
+    let router = (0..=u16::MAX).find(|&r| ingress_mac(r) == target.router_mac).unwrap_or(0);
+    let mut frames = match subject.rewrites() {
+        Rewrite::Full => {
+            let forwarded = |to| target.forwarded(to, egress_mac(router), frame_bytes, sequence);
+            next_hop(target.destination).into_iter().map(forwarded).collect()
+        }
+        Rewrite::Fixed { to, from } => vec![target.forwarded(to, from, frame_bytes, sequence)],
+        Rewrite::None => vec![target.frame(frame_bytes, sequence)],
+    };
+    frames.iter_mut().for_each(|frame| frame.truncate(CAPTURE_BYTES));
+    frames
+}
+
+fn nearest<'a>(frames: &'a [Vec<u8>], to: Option<&Vec<u8>>) -> Option<&'a Vec<u8>> {
+    let to = to?;
+    frames.iter().min_by_key(|frame| frame.iter().zip(to).filter(|(a, b)| a != b).count())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

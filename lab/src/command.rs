@@ -1,0 +1,80 @@
+//! Other programs (ip, ethtool, sysctl), always with a time limit.
+
+use std::{
+    io::{Read, Write},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// How long a configuration command may take.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs a program to its end and returns what it printed. Fails if it cannot be started, exits with an error (then its
+/// messages are in ours) or takes longer than [`LIMIT`].
+pub fn run(command: &mut Command) -> Result<String> {
+    run_with_input(command, "")
+}
+
+/// As [`run`], with `input` on its standard input.
+pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
+    let shown = format!("{command:?}").replace('"', "");
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot start `{shown}`"))?;
+    let mut stdin = child.stdin.take().expect("stdin is piped");
+    let mut stdout = child.stdout.take().expect("stdout is piped");
+    let mut stderr = child.stderr.take().expect("stderr is piped");
+    let (status, out, err) = thread::scope(|scope| {
+        // A program that ends early closes its input: that shows in its exit status.
+        scope.spawn(move || stdin.write_all(input.as_bytes()));
+        let out = scope.spawn(move || read(&mut stdout));
+        let err = scope.spawn(move || read(&mut stderr));
+        let status = wait(&mut child, LIMIT);
+        (status, out.join().unwrap_or_default(), err.join().unwrap_or_default())
+    });
+    match status.with_context(|| format!("`{shown}`"))? {
+        Some(status) if status.success() => Ok(out),
+        Some(status) => bail!("`{shown}` failed ({status}): {}", err.trim()),
+        None => bail!("`{shown}` took longer than {} s and was killed", LIMIT.as_secs()),
+    }
+}
+
+fn read(from: &mut impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = from.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Waits for a child; after `limit` kills it and returns `None`.
+pub fn wait(child: &mut Child, limit: Duration) -> Result<Option<std::process::ExitStatus>> {
+    let end = Instant::now() + limit;
+    let mut pause = Duration::from_micros(200);
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() > end {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    }
+}
+
+/// `ip` with these arguments, separated by spaces.
+pub fn ip(arguments: &str) -> Result<String> {
+    run(Command::new("ip").args(arguments.split_whitespace()))
+}
+
+/// Many `ip` commands at once, one a line, in the namespace called `namespace`.
+pub fn ip_batch(namespace: &str, lines: &str) -> Result<()> {
+    run_with_input(Command::new("ip").args(["-netns", namespace, "-batch", "-"]), lines).map(drop)
+}

@@ -1,0 +1,115 @@
+//! Subjects on the same work in the same run, alternately: A B A B. Ratios are taken pair by pair.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use serde_json::{Value, json};
+
+use crate::{
+    check::check_forwarding,
+    generator::Load,
+    measure::{Sample, Window, measure},
+    record::Recorder,
+    subject,
+    sys::Interrupted,
+    testbed::Testbed,
+    workload::Workload,
+};
+
+/// What to compare.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    /// Name of the case, for the record.
+    pub case: &'a str,
+    /// What distinguishes it, for the record.
+    pub parameters: Value,
+    /// Names of subjects.
+    pub subjects: &'a [&'a str],
+    /// Offered rates to measure at, one after another; `None`: flat out.
+    pub rates_pps: &'a [Option<u64>],
+    /// How often to go through the subjects.
+    pub repeats: usize,
+    /// How long each measurement is.
+    pub window: Window,
+}
+
+/// Samples by subject, then by rate, then in order of repeats. A subject that cannot run is not in it.
+pub type Results = BTreeMap<String, Vec<Vec<Sample>>>;
+
+/// Runs the plan; every forwarder is checked byte by byte before it is measured. A subject that cannot run is reported
+/// and left out, the others go on; one that forwards wrongly is an error.
+pub fn compare(
+    testbed: &mut Testbed,
+    workload: &Workload,
+    plan: &Plan<'_>,
+    recorder: &mut Recorder,
+) -> Result<Results> {
+    let mut results: Results =
+        plan.subjects.iter().map(|name| (name.to_string(), vec![Vec::new(); plan.rates_pps.len()])).collect();
+    for repeat in 0..plan.repeats {
+        for name in plan.subjects {
+            let Some(samples) = results.get_mut(*name) else { continue };
+            let subject = match subject::start(name, testbed) {
+                Ok(subject) => subject,
+                Err(error) if error.is::<Interrupted>() => return Err(error),
+                Err(error) => {
+                    eprintln!("{name} cannot run here: {error:#}");
+                    recorder.line(&json!({"record": "skipped", "case": plan.case, "subject": name,
+                        "why": format!("{error:#}")}))?;
+                    results.remove(*name);
+                    continue;
+                }
+            };
+            let next_hop = |address| workload.next_hop(address);
+            check_forwarding(testbed, &*subject, &workload.targets, workload.frame_bytes, next_hop)?;
+            testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
+            for (&rate_pps, samples) in plan.rates_pps.iter().zip(samples) {
+                let load = Load { frame_bytes: workload.frame_bytes, rate_pps };
+                let sample = measure(testbed, load, plan.window)?;
+                eprintln!("  {}", progress(plan, name, repeat, rate_pps, &sample));
+                recorder.line(
+                    &json!({"record": "sample", "case": plan.case, "parameters": plan.parameters,
+                    "subject": name, "repeat": repeat, "frame_bytes": workload.frame_bytes,
+                    "targets": workload.targets.len(), "rate_pps": rate_pps, "sample": sample}),
+                )?;
+                samples.push(sample);
+            }
+        }
+    }
+    if results.is_empty() {
+        bail!("no subject could run");
+    }
+    Ok(results)
+}
+
+fn progress(plan: &Plan<'_>, name: &str, repeat: usize, rate_pps: Option<u64>, sample: &Sample) -> String {
+    let rate = rate_pps.map_or("flat out".into(), |pps| format!("{:.2} Mpps offered", pps as f64 / 1e6));
+    let hidden = match sample.unexplained {
+        0 => String::new(),
+        packets => format!(", {packets} packets not accounted for"),
+    };
+    format!(
+        "{} {} {name} #{} {rate}: {:.3} Mpps, {:.0} ns/packet, loss {:.2} %{hidden}",
+        plan.case,
+        plan.parameters,
+        repeat + 1,
+        sample.received_pps / 1e6,
+        sample.ns_per_packet.unwrap_or(f64::NAN),
+        sample.loss * 100.0
+    )
+}
+
+/// One figure of all samples of a subject at the rate with this index; empty if it did not run.
+pub fn figures(results: &Results, subject: &str, rate: usize, figure: impl Fn(&Sample) -> f64) -> Vec<f64> {
+    results.get(subject).and_then(|rates| rates.get(rate)).into_iter().flatten().map(figure).collect()
+}
+
+/// Packets per second at the sink.
+pub fn pps(sample: &Sample) -> f64 {
+    sample.received_pps
+}
+
+/// CPU time per packet; NaN if none arrived.
+pub fn ns(sample: &Sample) -> f64 {
+    sample.ns_per_packet.unwrap_or(f64::NAN)
+}

@@ -1,0 +1,112 @@
+//! Where packets got lost: the drop counters of devices and stacks, by name. After a run
+//! `sent = received at the sink + the sum of these`, or the difference is reported as unexplained.
+
+use std::collections::BTreeMap;
+
+use anyhow::Result;
+
+use crate::{command, namespace::Namespace, testbed::Testbed};
+
+/// Named counters; a difference of two tells what happened between them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Losses(pub BTreeMap<String, u64>);
+
+impl Losses {
+    /// All drop counters of the testbed as they stand.
+    pub fn now(testbed: &Testbed) -> Result<Self> {
+        let mut counters = BTreeMap::new();
+        let places = [
+            (&testbed.gen_namespace, "gen"),
+            (&testbed.box_namespace, "box"),
+            (&testbed.sink_namespace, "sink"),
+        ];
+        for (namespace, place) in places {
+            device_counters(namespace, place, &mut counters)?;
+        }
+        stack_counters(&testbed.box_namespace, "box", &mut counters)?;
+        for (index, namespace) in testbed.routers.iter().enumerate() {
+            stack_counters(namespace, &format!("r{}", index + 1), &mut counters)?;
+        }
+        Ok(Self(counters))
+    }
+
+    /// What was lost since `before`; names with nothing lost are left out.
+    pub fn since(&self, before: &Self) -> Self {
+        let lost = |(name, count): (&String, &u64)| {
+            let lost = count.saturating_sub(before.0.get(name).copied().unwrap_or(0));
+            (lost > 0).then(|| (name.clone(), lost))
+        };
+        Self(self.0.iter().filter_map(lost).collect())
+    }
+
+    /// All of them together.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
+/// Drops of devices (/proc/net/dev), and of veth the parts that make them up (ethtool -S), each packet under one name:
+/// - `ring_full`: redirected by XDP out of the device, but the ring of its peer was full. The kernel counts such a packet
+///   three times: there, as `tx_dropped`, and as `rx_dropped` of the peer.
+/// - `xdp_dropped`: dropped by an XDP program at the box. The sink's drops are its work, not losses.
+/// - `tx_dropped`, `rx_dropped`: all others. Of a veth's `rx_dropped` only what its own queues count.
+fn device_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<String, u64>) -> Result<()> {
+    for line in namespace.read("/proc/net/dev")?.lines().skip(2) {
+        let Some((device, counts)) = line.split_once(':') else { continue };
+        let counts: Vec<u64> = counts.split_whitespace().filter_map(|count| count.parse().ok()).collect();
+        let (device, count) = (device.trim(), |at: usize| counts.get(at).copied().unwrap_or(0));
+        let (mut rx_dropped, mut tx_dropped) = (count(3), count(11));
+        if device.starts_with("eth") {
+            let text = command::run(namespace.command("ethtool").args(["-S", device]))?;
+            let ring_full = sum(&text, |name| name.ends_with("xdp_xmit_errors"));
+            into.insert(format!("{place}.{device}.ring_full"), ring_full);
+            tx_dropped = tx_dropped.saturating_sub(ring_full);
+            rx_dropped = sum(&text, |name| {
+                name.starts_with("rx_queue_") && name.ends_with("_drops") && !xdp_drops(name)
+            });
+            if place == "box" {
+                into.insert(format!("{place}.{device}.xdp_dropped"), sum(&text, xdp_drops));
+            }
+        }
+        into.insert(format!("{place}.{device}.rx_dropped"), rx_dropped);
+        // Test packets leave the generator by XDP only; what its stack failed to send is not ours.
+        if place != "gen" {
+            into.insert(format!("{place}.{device}.tx_dropped"), tx_dropped);
+        }
+    }
+    Ok(())
+}
+
+fn xdp_drops(name: &str) -> bool {
+    name.ends_with("_xdp_drops")
+}
+
+/// Sum of the counters in the output of `ethtool -S` whose name is wanted.
+fn sum(text: &str, wanted: impl Fn(&str) -> bool) -> u64 {
+    let counters = text.lines().filter_map(|line| line.trim().rsplit_once(": "));
+    counters.filter(|(name, _)| wanted(name)).filter_map(|(_, count)| count.parse::<u64>().ok()).sum()
+}
+
+/// What the IP stack of a router discards (/proc/net/snmp and snmp6).
+fn stack_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<String, u64>) -> Result<()> {
+    const WANTED: [&str; 6] =
+        ["InHdrErrors", "InAddrErrors", "InDiscards", "OutDiscards", "OutNoRoutes", "InUnknownProtos"];
+    let snmp = namespace.read("/proc/net/snmp")?;
+    let mut ip = snmp.lines().filter_map(|line| line.strip_prefix("Ip: "));
+    if let (Some(names), Some(values)) = (ip.next(), ip.next()) {
+        for (name, value) in names.split_whitespace().zip(values.split_whitespace()) {
+            if WANTED.contains(&name) {
+                into.insert(format!("{place}.ip4.{name}"), value.parse().unwrap_or(0));
+            }
+        }
+    }
+    for line in namespace.read("/proc/net/snmp6")?.lines() {
+        let mut fields = line.split_whitespace();
+        if let (Some(name), Some(value)) = (fields.next(), fields.next())
+            && let Some(name) = name.strip_prefix("Ip6").filter(|name| WANTED.contains(name))
+        {
+            into.insert(format!("{place}.ip6.{name}"), value.parse().unwrap_or(0));
+        }
+    }
+    Ok(())
+}

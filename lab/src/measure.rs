@@ -1,0 +1,165 @@
+//! One measurement: load on, warm up, count between two moments, load off, and see that every packet is accounted for.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::{cpu::Threads, generator::Load, losses::Losses, sys, testbed::Testbed};
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window {
+    /// Load before counting begins.
+    pub warm_up: Duration,
+    /// Counting. At least a second, or the scheduler's tick shows in the CPU time.
+    pub length: Duration,
+}
+
+impl Window {
+    /// Half a second of warm-up, then so many seconds.
+    pub fn seconds(seconds: f64) -> Self {
+        Self { warm_up: Duration::from_millis(500), length: Duration::from_secs_f64(seconds) }
+    }
+}
+
+/// What was seen.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// Length of the window in which the rates were counted.
+    pub seconds: f64,
+    /// Packets per second the generator offered (handed to its port, whose ring may have been full).
+    pub offered_pps: f64,
+    /// Packets per second at the sink.
+    pub received_pps: f64,
+    /// On-CPU nanoseconds of the router's threads per packet received; the sink's part is in it. `None`: no packets.
+    pub ns_per_packet: Option<f64>,
+    /// Share of the window the router's threads were running.
+    pub busy: f64,
+    /// Of the whole run: packets offered.
+    pub sent: u64,
+    /// Of the whole run: packets at the sink.
+    pub received: u64,
+    /// 1 - received / sent, of the whole run.
+    pub loss: f64,
+    /// Of the whole run: packets lost, by where they were lost.
+    pub lost: std::collections::BTreeMap<String, u64>,
+    /// Of the whole run: sent - received - lost: what no counter explains. 0 unless a subject hides losses.
+    pub unexplained: i64,
+}
+
+struct Moment {
+    at: Instant,
+    sent: u64,
+    received: u64,
+    busy_ns: u64,
+}
+
+/// Measures whatever subject runs, with the targets that are set. The testbed is idle before and after.
+pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Sample> {
+    let threads = testbed.router_threads()?;
+    let losses = Losses::now(testbed)?;
+    let received = received(testbed)?;
+    testbed.generator.start(load)?;
+    let moments = (|| {
+        sys::sleep(window.warm_up)?;
+        let first = moment(testbed, &threads)?;
+        sys::sleep(window.length)?;
+        Ok::<_, anyhow::Error>((first, moment(testbed, &threads)?))
+    })();
+    testbed.generator.stop()?;
+    let (first, last) = moments?;
+    drain(testbed)?;
+    let sent = testbed.generator.packets()?;
+    let received = self::received(testbed)? - received;
+    let lost = Losses::now(testbed)?.since(&losses);
+    let seconds = (last.at - first.at).as_secs_f64();
+    let packets = last.received - first.received;
+    let busy_ns = (last.busy_ns - first.busy_ns) as f64;
+    Ok(Sample {
+        seconds,
+        offered_pps: (last.sent - first.sent) as f64 / seconds,
+        received_pps: packets as f64 / seconds,
+        ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
+        busy: busy_ns / 1e9 / seconds,
+        sent,
+        received,
+        loss: if sent == 0 { 0.0 } else { 1.0 - received as f64 / sent as f64 },
+        unexplained: sent as i64 - received as i64 - lost.total() as i64,
+        lost: lost.0,
+    })
+}
+
+fn received(testbed: &Testbed) -> Result<u64> {
+    Ok(testbed.sink.arrived_in_all(testbed.spec.routers)?.packets)
+}
+
+fn moment(testbed: &Testbed, threads: &Threads) -> Result<Moment> {
+    Ok(Moment {
+        at: Instant::now(),
+        sent: testbed.generator.packets()?,
+        received: received(testbed)?,
+        busy_ns: threads.on_cpu_ns()?,
+    })
+}
+
+/// Waits until nothing arrives any more.
+fn drain(testbed: &Testbed) -> Result<()> {
+    let mut before = received(testbed)?;
+    for _ in 0..100 {
+        sys::sleep(Duration::from_millis(10))?;
+        let now = received(testbed)?;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Median; of an even number the mean of the middle two; NaN of nothing.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        n if n % 2 == 1 => sorted[n / 2],
+        n => (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0,
+    }
+}
+
+/// Median and range of repeated values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Median.
+    pub median: f64,
+    /// Smallest.
+    pub min: f64,
+    /// Largest.
+    pub max: f64,
+}
+
+/// See [`Spread`]; NaN of nothing.
+pub fn spread(values: &[f64]) -> Spread {
+    let (min, max) = values.iter().fold((f64::NAN, f64::NAN), |(min, max), &v| (v.min(min), v.max(max)));
+    Spread { median: median(values), min, max }
+}
+
+/// Ratios of values measured alternately (A B A B), pair by pair: what a noisy machine does to both cancels.
+pub fn ratios(of: &[f64], to: &[f64]) -> Spread {
+    spread(&of.iter().zip(to).map(|(a, b)| a / b).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_and_ratios() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+        let ratios = ratios(&[2.0, 6.0, 3.0], &[1.0, 2.0, 3.0]);
+        assert_eq!(ratios, Spread { median: 2.0, min: 1.0, max: 3.0 });
+    }
+}

@@ -1,0 +1,66 @@
+//! Raw results as JSON lines: first what was run where, then one line for each measurement. Nothing is averaged away.
+
+use std::{
+    fs::File,
+    io::Write,
+    path::Path,
+    process::Command,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::{command, cpu};
+
+/// Where results go: a file, or nowhere.
+pub struct Recorder(Option<File>);
+
+impl Recorder {
+    /// Keeps nothing.
+    pub fn none() -> Self {
+        Self(None)
+    }
+
+    /// Writes `directory/name.jsonl` anew, beginning with [`run`].
+    pub fn create(directory: &Path, name: &str) -> Result<Self> {
+        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
+        let path = directory.join(format!("{name}.jsonl"));
+        let mut recorder = Self(Some(File::create(&path).with_context(|| path.display().to_string())?));
+        recorder.line(&run()?)?;
+        Ok(recorder)
+    }
+
+    /// Writes one line at once: what was measured stays when the run is interrupted.
+    pub fn line(&mut self, value: &Value) -> Result<()> {
+        if let Some(file) = &mut self.0 {
+            writeln!(file, "{value}").context("writing results")?;
+        }
+        Ok(())
+    }
+}
+
+/// Machine, kernel, revision, command line and time of this run.
+pub fn run() -> Result<Value> {
+    let read =
+        |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let cpuinfo = read("/proc/cpuinfo");
+    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    Ok(json!({
+        "record": "run",
+        "unix_seconds": SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+        "cpu": model.map(|(_, name)| name),
+        "cores": cpu::online()?,
+        "kernel": format!("{} {}", read("/proc/sys/kernel/osrelease"), read("/proc/sys/kernel/version")),
+        "revision": revision(),
+        "build": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "command": std::env::args().collect::<Vec<_>>(),
+    }))
+}
+
+/// The commit, with `+` if the tree differs from it.
+fn revision() -> String {
+    let mut git = Command::new("git");
+    git.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty=+", "--exclude=*"]);
+    command::run(&mut git).map_or("unknown".into(), |text| text.trim().to_owned())
+}

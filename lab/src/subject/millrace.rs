@@ -1,0 +1,142 @@
+//! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own.
+
+use std::{
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::Subject;
+use crate::{
+    command, sys,
+    testbed::{PORT_IN, PORT_OUT, Testbed},
+};
+
+/// A full table takes seconds to mirror.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// A running daemon. Dropped, it is stopped with `millrace stop`.
+pub struct Millrace {
+    child: Child,
+    binary: PathBuf,
+    instance: String,
+    /// From starting the daemon until it said it was ready.
+    pub ready_after: Duration,
+}
+
+impl Millrace {
+    /// Starts it on both ports, for the host and every virtual router, and waits until it says that it is ready.
+    pub fn start(testbed: &Testbed) -> Result<Self> {
+        let binary = binary()?;
+        let instance = testbed.name.clone();
+        let mut run = testbed.box_namespace.command(&binary);
+        sys::end_with_parent(&mut run);
+        sys::start_on_all_cores(&mut run);
+        run.args(["run", "--instance", &instance, "--port", PORT_IN, "--port", PORT_OUT]);
+        let started = Instant::now();
+        let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
+        let child = child.with_context(|| format!("cannot start {}", binary.display()))?;
+        let mut daemon = Self { child, binary, instance, ready_after: Duration::ZERO };
+        daemon.wait_until_ready(usize::from(testbed.spec.routers) + 1)?;
+        daemon.ready_after = started.elapsed();
+        Ok(daemon)
+    }
+
+    /// Process id of the daemon.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A reading command's JSON, for instance `status`.
+    pub fn ask(&self, arguments: &[&str]) -> Result<Value> {
+        let mut command = self.control(arguments);
+        let text = command::run(command.arg("--json"))?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("millrace {} --json: {text}", arguments.join(" ")))
+    }
+
+    /// What `millrace status` tells people.
+    pub fn status_text(&self) -> Result<String> {
+        command::run(&mut self.control(&["status"]))
+    }
+
+    fn control(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(arguments).args(["--instance", &self.instance]);
+        command
+    }
+
+    fn wait_until_ready(&mut self, routers: usize) -> Result<()> {
+        let end = Instant::now() + READY_LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("millrace ended at once ({status}): {}", self.log());
+            }
+            match self.ask(&["status"]) {
+                Ok(status) if is_ready(&status, routers) => return Ok(()),
+                answer if Instant::now() > end => {
+                    bail!("millrace is not ready after a while: {answer:?}: {}", self.log())
+                }
+                _ => sys::sleep(Duration::from_millis(20))?,
+            }
+        }
+    }
+
+    fn log(&self) -> String {
+        let text = std::fs::read_to_string(log_path(&self.instance)).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
+    }
+}
+
+impl Subject for Millrace {
+    fn name(&self) -> &'static str {
+        "millrace"
+    }
+
+    fn describe(&self) -> Result<String> {
+        Ok(self.ask(&["status"])?.to_string())
+    }
+}
+
+impl Drop for Millrace {
+    fn drop(&mut self) {
+        if let Err(error) = command::run(&mut self.control(&["stop"])) {
+            eprintln!("{error:#}");
+            sys::terminate(self.child.id() as i32);
+        }
+        if !matches!(command::wait(&mut self.child, STOP_LIMIT), Ok(Some(_))) {
+            eprintln!("millrace did not stop in {} s and was killed", STOP_LIMIT.as_secs());
+        }
+        let _ = std::fs::remove_file(log_path(&self.instance));
+    }
+}
+
+/// `ready` as `millrace status --json` says it, and every router that should be accelerated is.
+fn is_ready(status: &Value, routers: usize) -> bool {
+    let accelerated = status["routers"]
+        .as_array()
+        .map(|list| list.iter().filter(|router| router["accelerated"].as_bool().unwrap_or(false)).count());
+    status["ready"].as_bool().unwrap_or(false) && accelerated.is_none_or(|count| count >= routers)
+}
+
+fn binary() -> Result<PathBuf> {
+    let lab = std::env::current_exe().context("own path")?;
+    // Tests live one directory deeper, in deps/.
+    let candidates = lab.ancestors().skip(1).take(2).map(|directory| directory.join("millrace"));
+    let found = candidates.into_iter().find(|path| path.is_file());
+    found.with_context(|| format!("no millrace binary beside {}: run `make build`", lab.display()))
+}
+
+fn log_path(instance: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("millrace-{instance}.log"))
+}
+
+fn log_file(instance: &str) -> Result<Stdio> {
+    let path = log_path(instance);
+    Ok(std::fs::File::create(&path).with_context(|| path.display().to_string())?.into())
+}

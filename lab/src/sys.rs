@@ -1,0 +1,191 @@
+//! The few system calls the standard library lacks. All `unsafe` about processes and threads is here.
+
+use std::{
+    ffi::CString,
+    io,
+    os::fd::{AsRawFd, BorrowedFd},
+    os::unix::{process::CommandExt, thread::JoinHandleExt},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static TERMINATED: AtomicBool = AtomicBool::new(false);
+
+/// The user, or whoever runs us, asked to stop (SIGINT, SIGTERM or SIGHUP).
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+extern "C" fn on_signal(signal: libc::c_int) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+    if signal != libc::SIGINT {
+        TERMINATED.store(true, Ordering::Relaxed);
+    }
+}
+
+extern "C" fn on_wake(_: libc::c_int) {}
+
+fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) {
+    // SAFETY: an all-zero sigaction is valid (no flags, so system calls are interrupted); the handlers only store to
+    // atomics or do nothing, which is async-signal-safe.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = handler as *const () as usize;
+        libc::sigaction(signal, &action, std::ptr::null_mut());
+    }
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP make [`sleep`] and [`check_interrupted`] fail, so that everything on the stack
+/// is dropped, and with it cleaned up. SIGUSR1 only wakes a thread out of a system call ([`wake`]).
+pub fn handle_signals() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        handle(signal, on_signal);
+    }
+    handle_wake();
+}
+
+/// See [`handle_signals`]; needed before [`wake`], harmless when repeated.
+pub fn handle_wake() {
+    handle(libc::SIGUSR1, on_wake);
+}
+
+/// Fails once a signal has asked us to stop.
+pub fn check_interrupted() -> Result<(), Interrupted> {
+    if INTERRUPTED.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
+}
+
+/// Was the signal one to this process alone (SIGTERM, SIGHUP), not Ctrl-C for all of the terminal?
+pub fn terminated() -> bool {
+    TERMINATED.load(Ordering::Relaxed)
+}
+
+/// Sleeps, but not through a signal that asks us to stop.
+pub fn sleep(duration: Duration) -> Result<(), Interrupted> {
+    let end = Instant::now() + duration;
+    loop {
+        check_interrupted()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}
+
+/// Interrupts the system call that a thread is in, if any; needs [`handle_wake`].
+pub fn wake<T>(thread: &JoinHandle<T>) {
+    // SAFETY: the handle exists, so the thread has not been joined and its id is valid; SIGUSR1's handler does nothing.
+    unsafe { libc::pthread_kill(thread.as_pthread_t(), libc::SIGUSR1) };
+}
+
+/// Index of a network device in the calling thread's namespace.
+pub fn interface_index(name: &str) -> io::Result<u32> {
+    let name = CString::new(name)?;
+    // SAFETY: `name` is a terminated string.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Moves the calling thread into a network namespace.
+pub fn enter_network_namespace(namespace: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: setns takes no pointers.
+    check(unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) })
+}
+
+/// Makes `command` start in a network namespace. Unlike `ip netns exec` it keeps the mounts, /sys/fs/bpf among them.
+/// `namespace` must stay open until the command has been spawned.
+pub fn start_in_network_namespace(command: &mut Command, namespace: BorrowedFd<'_>) {
+    let fd = namespace.as_raw_fd();
+    // SAFETY: setns is async-signal-safe, and the closure touches nothing else.
+    unsafe {
+        command.pre_exec(move || check(libc::setns(fd, libc::CLONE_NEWNET)));
+    }
+}
+
+/// Makes `command` end when the thread that spawns it ends, even if that is killed.
+pub fn end_with_parent(command: &mut Command) {
+    // SAFETY: prctl is async-signal-safe, and the closure touches nothing else.
+    unsafe {
+        command.pre_exec(|| check(libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM)));
+    }
+}
+
+/// Makes `command` run on any core, wherever its parent is pinned.
+pub fn start_on_all_cores(command: &mut Command) {
+    // SAFETY: sched_setaffinity is async-signal-safe, and the closure touches nothing else.
+    unsafe {
+        command.pre_exec(|| set_affinity(0, &[]));
+    }
+}
+
+/// Lets a thread run on these cores only, on all if none is named; thread 0 is the calling one.
+pub fn set_affinity(thread_id: i32, cores: &[usize]) -> io::Result<()> {
+    // SAFETY: cpu_set_t is plain bits, all-zero is the empty set; CPU_SET ignores numbers beyond its size; the kernel
+    // ignores cores that do not exist.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
+        if cores.is_empty() {
+            (0..libc::CPU_SETSIZE as usize).for_each(|core| libc::CPU_SET(core, &mut set));
+        }
+        check(libc::sched_setaffinity(thread_id, size_of_val(&set), &set))
+    }
+}
+
+/// Sets the nice value of one thread.
+pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
+    // SAFETY: takes no pointers; thread ids are positive.
+    check(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread_id as libc::id_t, nice) })
+}
+
+/// Id of the calling thread.
+pub fn thread_id() -> i32 {
+    // SAFETY: has no preconditions.
+    unsafe { libc::gettid() }
+}
+
+/// Is there a process with this id?
+pub fn process_exists(pid: i32) -> bool {
+    // SAFETY: signal 0 only asks.
+    unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
+}
+
+/// Asks one process to end (SIGTERM); it may be gone already.
+pub fn terminate(pid: i32) {
+    send_signal(pid, libc::SIGTERM);
+}
+
+/// Tells a shell that its terminal is gone (SIGHUP).
+pub fn hang_up(pid: i32) {
+    send_signal(pid, libc::SIGHUP);
+}
+
+fn send_signal(pid: i32, signal: libc::c_int) {
+    if pid > 1 {
+        // SAFETY: kill takes no pointers; pid is positive, so one process is meant.
+        unsafe { libc::kill(pid, signal) };
+    }
+}
+
+/// Is the effective user root?
+pub fn is_root() -> bool {
+    // SAFETY: has no preconditions.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// CLOCK_MONOTONIC in nanoseconds: the clock of `bpf_ktime_get_ns`.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a valid timespec; CLOCK_MONOTONIC always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

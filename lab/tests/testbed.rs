@@ -1,0 +1,136 @@
+//! The lab measured: does it clean up, does every packet add up, does a wrong forwarder get caught? Root, in namespaces of
+//! their own; run one at a time (`make test-root`), as they share two cores.
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use lab::{
+    check::check_forwarding,
+    command,
+    generator::Load,
+    measure::{Window, measure},
+    namespace,
+    prefixes::prefixes,
+    subject::{self, Rewrite, Subject},
+    testbed::{Spec, Testbed},
+    workload::{Family, Workload},
+};
+
+const SHORT: Window = Window { warm_up: Duration::from_millis(50), length: Duration::from_millis(200) };
+
+fn namespaces(name: &str) -> Vec<String> {
+    let list = command::ip("netns list").unwrap();
+    list.split_whitespace().filter(|word| word.starts_with(name)).map(String::from).collect()
+}
+
+fn check(testbed: &mut Testbed, subject: &dyn Subject, workload: &Workload) -> anyhow::Result<()> {
+    let next_hop = |address| workload.next_hop(address);
+    check_forwarding(testbed, subject, &workload.targets, workload.frame_bytes, next_hop)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_testbed_leaves_nothing_behind() {
+    let testbed = Testbed::new(Spec { routers: 3, ..Spec::default() }).unwrap();
+    let name = testbed.name.clone();
+    assert_eq!(namespaces(&format!("{name}-")).len(), 6);
+    drop(testbed);
+    assert_eq!(namespaces(&format!("{name}-")), [""; 0]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_crashed_run_left_is_removed_and_nothing_else() {
+    // The id of a process that has ended.
+    let mut child = Command::new("true").spawn().unwrap();
+    let dead = child.id();
+    child.wait().unwrap();
+    let (stale, living) = (format!("mlr-{dead}-gen"), format!("mlr-{}-keep", std::process::id()));
+    for name in [&stale, &living] {
+        command::ip(&format!("netns add {name}")).unwrap();
+    }
+    namespace::clean_stale();
+    let left = (namespaces(&stale).len(), namespaces(&living).len());
+    command::ip(&format!("netns del {living}")).unwrap();
+    assert_eq!(left, (0, 1));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn baselines_forward_what_they_should_and_every_packet_is_accounted_for() {
+    let mut testbed = Testbed::new(Spec { routers: 2, ..Spec::default() }).unwrap();
+    for name in ["linux", "redirect", "touch", "linux"] {
+        for family in [Family::V4, Family::V6] {
+            let routers = if name == "linux" { 0..=2 } else { 0..=0 };
+            let workload = Workload::benchmark(family, 300, routers);
+            let subject = subject::start(name, &testbed).unwrap();
+            check(&mut testbed, &*subject, &workload).unwrap();
+            testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
+            for rate_pps in [None, Some(100_000)] {
+                let load = Load { frame_bytes: workload.frame_bytes, rate_pps };
+                let sample = measure(&mut testbed, load, SHORT).unwrap();
+                assert!(sample.received > 1000, "{name} {family:?} {sample:?}");
+                assert_eq!(sample.unexplained, 0, "{name} {family:?} {sample:?}");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_full_table_is_loaded_and_linux_routes_by_the_longest_prefix() {
+    let full = prefixes(None, 100_000, 20_000).unwrap();
+    let mut testbed = Testbed::new(Spec::default()).unwrap();
+    let started = Instant::now();
+    testbed.load_routes(&full).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    for family in [Family::V4, Family::V6] {
+        let workload = Workload::inside(&full, family, 100, testbed.spec.nexthops);
+        let linux = subject::start("linux", &testbed).unwrap();
+        check(&mut testbed, &*linux, &workload).unwrap();
+    }
+}
+
+/// Claims to be a router and is a bare redirect.
+struct Liar(Box<dyn Subject>);
+
+impl Subject for Liar {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn rewrites(&self) -> Rewrite {
+        Rewrite::Full
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_forwarder_that_forgets_the_ttl_is_caught() {
+    let mut testbed = Testbed::new(Spec::default()).unwrap();
+    let liar = Liar(subject::start("redirect", &testbed).unwrap());
+    let workload = Workload::benchmark(Family::V4, 10, 0..=0);
+    let error = check(&mut testbed, &liar, &workload).unwrap_err().to_string();
+    assert!(error.contains("did not arrive as it should"), "{error}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn pacing_keeps_its_rate() {
+    let mut testbed = Testbed::new(Spec::default()).unwrap();
+    let _redirect = subject::start("redirect", &testbed).unwrap();
+    testbed.set_priority(lab::testbed::Priority::Rates).unwrap();
+    let workload = Workload::benchmark(Family::V4, 10, 0..=0);
+    testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
+    let rate_pps = 100_000;
+    let load = Load { frame_bytes: workload.frame_bytes, rate_pps: Some(rate_pps) };
+    let errors = (0..5).map(|_| {
+        let sample = measure(&mut testbed, load, Window::seconds(0.5)).unwrap();
+        (sample.offered_pps / rate_pps as f64 - 1.0).abs()
+    });
+    // Now and then the machine takes the core away for longer than the generator may catch up.
+    let best = errors.fold(f64::INFINITY, f64::min);
+    assert!(best < 0.01, "off by {:.2} %", best * 100.0);
+}

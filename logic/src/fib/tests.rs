@@ -1,0 +1,349 @@
+//! The table against a linear search, through growth, collapse, exhaustion and readers that race with the writer.
+
+use super::*;
+use crate::{
+    memory::{Capacity, HeapMemory},
+    net::{Prefix, Prefix4, Prefix6},
+};
+use proptest::prelude::*;
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
+
+const FULL: Slot = Slot(999);
+/// Small thresholds, so that short tests see roots grow and shrink.
+const SMALL: Policy = Policy { routes_16: 12, routes_24: usize::MAX, tails: true };
+
+struct Bed<A> {
+    memory: HeapMemory,
+    pool: Pool,
+    root: AtomicU64,
+    table: Table<A>,
+    oracle: BTreeMap<Prefix<A>, Slot>,
+}
+
+impl<A: Address> Bed<A> {
+    fn new(blocks: usize, tails: usize, policy: Policy) -> Self {
+        let memory = HeapMemory::new(Capacity {
+            fib_blocks: blocks,
+            fib_tails: tails,
+            nexthops: 0,
+            neighbour_buckets: 0,
+            interface_buckets: 0,
+            routers: 0,
+        });
+        let (pool, root) = (Pool::new(&memory), AtomicU64::new(empty_root::<A>()));
+        Self { memory, pool, root, table: Table::with_policy(policy), oracle: BTreeMap::new() }
+    }
+
+    fn set(&mut self, prefix: Prefix<A>, leaf: Option<Slot>) -> Result<(), Full> {
+        let mut space = Space { memory: &self.memory, pool: &mut self.pool, root: &self.root, full: FULL };
+        match leaf {
+            Some(leaf) => {
+                self.oracle.insert(prefix, leaf);
+                self.table.insert(&mut space, prefix, leaf)
+            }
+            None => {
+                let (had, has) = (self.oracle.remove(&prefix), self.table.remove(&mut space, prefix));
+                assert_eq!(had, has);
+                Ok(())
+            }
+        }
+    }
+
+    fn heal(&mut self) -> Result<(), Full> {
+        let mut space = Space { memory: &self.memory, pool: &mut self.pool, root: &self.root, full: FULL };
+        self.table.heal(&mut space)
+    }
+
+    fn grace_period(&mut self) {
+        let epoch = self.pool.seal();
+        self.pool.reclaim(epoch);
+    }
+
+    fn lookup(&self, address: A) -> Slot {
+        lookup(&self.memory, self.root.load(Relaxed), address)
+    }
+
+    fn linear(&self, address: A) -> Slot {
+        let covering = self.oracle.iter().filter(|(p, _)| p.contains(address));
+        covering.max_by_key(|(p, _)| p.length()).map_or(Slot::NO_ROUTE, |(_, leaf)| *leaf)
+    }
+
+    /// Blocks and tails that are led to.
+    fn live(&self) -> (usize, usize) {
+        let (blocks, tails) = self.pool.retired();
+        (self.pool.blocks_used().used - 1 - blocks, self.pool.tails_used().used - tails)
+    }
+}
+
+/// An address of few different bytes, so that prefixes nest and share blocks.
+fn clustered(bytes: usize) -> impl Strategy<Value = u128> {
+    let byte = prop_oneof![Just(0u8), Just(1), Just(10), Just(127), Just(128), Just(255)];
+    prop::collection::vec(byte, bytes).prop_map(|b| b.iter().fold(0, |a, b| a << 8 | u128::from(*b)))
+}
+
+fn prefix4() -> impl Strategy<Value = Prefix4> {
+    let length = prop_oneof![0u8..=32, Just(24u8), Just(32)];
+    (clustered(4), length).prop_map(|(a, l)| Prefix::new(a as u32, l).unwrap())
+}
+
+fn prefix6() -> impl Strategy<Value = Prefix6> {
+    let length = prop_oneof![0u8..=128, Just(48u8), Just(64), Just(128)];
+    let address = prop_oneof![clustered(16), clustered(2).prop_map(|a| 0x2001_0db8 << 96 | a << 60)];
+    (address, length).prop_map(|(a, l)| Prefix::new(a, l).unwrap())
+}
+
+/// (which of the drawn prefixes, new leaf or removal)
+type Step = (prop::sample::Index, Option<u32>);
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let leaf = prop_oneof![2 => (1u32..9).prop_map(Some), 1 => Just(None)];
+    prop::collection::vec((any::<prop::sample::Index>(), leaf), 1..120)
+}
+
+fn slot(leaf: u32) -> Slot {
+    if leaf % 2 == 0 { Slot::group(leaf) } else { Slot::nexthop(leaf) }
+}
+
+/// First and last address of each prefix, and their neighbours outside.
+fn edges<A: Address>(prefixes: &[Prefix<A>], from_bits: impl Fn(u128) -> A) -> Vec<A> {
+    let mask = u128::MAX >> (128 - u32::from(A::BITS));
+    let mut all = Vec::new();
+    for p in prefixes {
+        let first = p.address().left_aligned() >> (128 - u32::from(A::BITS));
+        let last = first | mask.checked_shr(p.length().into()).unwrap_or(0);
+        let around = [first, last, first.wrapping_sub(1), last.wrapping_add(1)];
+        all.extend(around.map(|a| from_bits(a & mask)));
+    }
+    all
+}
+
+fn matches_oracle<A: Address>(prefixes: &[Prefix<A>], steps: &[Step], from_bits: fn(u128) -> A) {
+    let mut bed = Bed::<A>::new(4096, 256, SMALL);
+    let addresses = edges(prefixes, from_bits);
+    for (which, leaf) in steps {
+        bed.set(*which.get(prefixes), leaf.map(slot)).unwrap();
+        for a in &addresses {
+            assert_eq!(bed.lookup(*a), bed.linear(*a), "{} with {:?}", a.ip(), bed.oracle);
+        }
+    }
+    // The structure is a function of the routes: built afresh with the same root, it takes the same memory.
+    let bits = bed.table.root_bits();
+    let routes_16 = if bits == 16 { 0 } else { usize::MAX };
+    let mut fresh = Bed::<A>::new(4096, 256, Policy { routes_16, ..SMALL });
+    for (p, leaf) in bed.oracle.clone() {
+        fresh.set(p, Some(leaf)).unwrap();
+    }
+    assert_eq!(bed.live(), fresh.live());
+    for p in bed.oracle.clone().into_keys() {
+        bed.set(p, None).unwrap();
+    }
+    bed.grace_period();
+    assert_eq!((bed.pool.blocks_used().used, bed.pool.tails_used().used), (1, 0));
+    assert!(addresses.iter().all(|a| bed.lookup(*a) == Slot::NO_ROUTE));
+}
+
+fn exhaustion_is_safe<A: Address>(
+    prefixes: &[Prefix<A>],
+    steps: &[Step],
+    (blocks, tails): (usize, usize),
+    from_bits: fn(u128) -> A,
+) {
+    let mut bed = Bed::<A>::new(blocks, tails, Policy { routes_16: usize::MAX, ..SMALL });
+    let addresses = edges(prefixes, from_bits);
+    for (which, leaf) in steps {
+        let result = bed.set(*which.get(prefixes), leaf.map(slot));
+        assert!(result.is_ok() || bed.table.is_degraded());
+        let degraded: Vec<_> = bed.table.poisoned().collect();
+        for a in &addresses {
+            let (got, linear) = (bed.lookup(*a), bed.linear(*a));
+            let poisoned = degraded.iter().any(|p| p.contains(*a));
+            let expected = if poisoned { FULL } else { linear };
+            assert!(
+                got == expected || (bed.table.root_bits() == 0 && got == Slot::NO_ROUTE),
+                "{} leads to {got:?}, not {expected:?}",
+                a.ip()
+            );
+        }
+        if which.index(3) == 0 {
+            bed.grace_period();
+            let healed = bed.heal();
+            assert_eq!(healed.is_ok(), !bed.table.is_degraded());
+        }
+    }
+    for p in bed.oracle.clone().into_keys() {
+        bed.set(p, None).unwrap();
+    }
+    bed.grace_period();
+    assert_eq!((bed.pool.blocks_used().used, bed.pool.tails_used().used), (1, 0));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn ipv4_matches_linear_search(
+        prefixes in prop::collection::vec(prefix4(), 1..40), steps in steps()
+    ) {
+        matches_oracle(&prefixes, &steps, |a| a as u32);
+    }
+
+    #[test]
+    fn ipv6_matches_linear_search(
+        prefixes in prop::collection::vec(prefix6(), 1..40), steps in steps()
+    ) {
+        matches_oracle(&prefixes, &steps, |a| a);
+    }
+
+    #[test]
+    fn exhaustion_leads_to_the_kernel(
+        prefixes in prop::collection::vec(prefix4(), 1..30), steps in steps(),
+        rows in (1usize..8, 0usize..6)
+    ) {
+        exhaustion_is_safe(&prefixes, &steps, rows, |a| a as u32);
+    }
+
+    #[test]
+    fn exhaustion_leads_to_the_kernel_for_ipv6(
+        prefixes in prop::collection::vec(prefix6(), 1..30), steps in steps(),
+        rows in (1usize..20, 0usize..6)
+    ) {
+        exhaustion_is_safe(&prefixes, &steps, rows, |a| a);
+    }
+
+    #[test]
+    fn without_tails_the_answers_are_the_same(
+        prefixes in prop::collection::vec(prefix4(), 1..30), steps in steps()
+    ) {
+        let mut bed = Bed::<u32>::new(4096, 0, Policy { tails: false, ..SMALL });
+        for (which, leaf) in &steps {
+            bed.set(*which.get(&prefixes), leaf.map(slot)).unwrap();
+            for a in edges(&prefixes, |a| a as u32) {
+                prop_assert_eq!(bed.lookup(a), bed.linear(a));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_root_of_24_bits_comes_and_goes() {
+    let policy = Policy { routes_16: 4, routes_24: 8, tails: true };
+    let mut bed = Bed::<u32>::new(2 * 65_536 + 600, 64, policy);
+    let prefixes: Vec<Prefix4> = ["0.0.0.0/0", "10.0.0.0/8", "10.1.2.0/24", "10.1.2.3/32", "10.1.2.4/32"]
+        .map(|p| p.parse().unwrap())
+        .into_iter()
+        .chain((0..8).map(|i| Prefix::new(0xc000_0000 + (i << 12), 20).unwrap()))
+        .collect();
+    let mut bits = Vec::new();
+    let addresses = edges(&prefixes, |a| a as u32);
+    let check = |bed: &Bed<u32>| {
+        for a in &addresses {
+            assert_eq!(bed.lookup(*a), bed.linear(*a));
+        }
+    };
+    for (i, p) in prefixes.iter().enumerate() {
+        bed.set(*p, Some(Slot(i as u32 + 1))).unwrap();
+        bits.push(bed.table.root_bits());
+        check(&bed);
+    }
+    assert_eq!(bits, [8, 8, 8, 8, 16, 16, 16, 16, 24, 24, 24, 24, 24]);
+    bits.clear();
+    for p in &prefixes {
+        bed.set(*p, None).unwrap();
+        bed.grace_period();
+        bits.push(bed.table.root_bits());
+        check(&bed);
+    }
+    assert_eq!(bits, [24, 24, 24, 24, 24, 24, 24, 24, 16, 16, 8, 8, 0]);
+}
+
+#[test]
+fn a_root_that_finds_no_room_to_grow_stays() {
+    let mut bed = Bed::<u32>::new(200, 64, SMALL);
+    for i in 0..40 {
+        bed.set(Prefix::new(i << 24, 8).unwrap(), Some(Slot(i + 1))).unwrap();
+    }
+    assert_eq!(bed.table.root_bits(), 8);
+    assert_eq!(bed.lookup(39 << 24 | 7), Slot(40));
+}
+
+#[test]
+fn an_isolated_host_route_costs_one_tail() {
+    let mut bed = Bed::<u128>::new(16, 16, Policy::of::<u128>());
+    bed.set("2001:db8::/32".parse().unwrap(), Some(Slot(1))).unwrap();
+    assert_eq!(bed.live(), (1, 1));
+    bed.set("fd00::7/128".parse().unwrap(), Some(Slot(2))).unwrap();
+    assert_eq!(bed.live(), (1, 2));
+}
+
+#[test]
+fn memory_that_makes_no_sense_is_no_route() {
+    let bed = Bed::<u32>::new(2, 1, SMALL);
+    assert_eq!(lookup(&bed.memory, u64::MAX, 1u32), Slot::NO_ROUTE);
+    bed.memory.fib()[0].store(Slot::child(0).0, Relaxed);
+    assert_eq!(lookup(&bed.memory, empty_root::<u32>(), 0u32), Slot::NO_ROUTE);
+    bed.memory.fib()[0].store(Slot::tail(5).0, Relaxed);
+    assert_eq!(lookup(&bed.memory, empty_root::<u32>(), 0u32), Slot::NO_ROUTE);
+}
+
+/// Readers look up addresses that are always covered by a stable route, whose answer may be that route's leaf or one of
+/// the leaves that come and go inside it, never another.
+#[test]
+fn readers_never_see_a_hole_or_a_foreign_leaf() {
+    let policy = Policy { routes_16: 24, routes_24: usize::MAX, tails: true };
+    let mut bed = Bed::<u32>::new(4096, 512, policy);
+    let covers: Vec<Prefix4> = (0..8).map(|i| Prefix::new(i << 24, 8).unwrap()).collect();
+    for (i, p) in covers.iter().enumerate() {
+        bed.set(*p, Some(Slot(100 * (i as u32 + 1)))).unwrap();
+    }
+    // One counter per reader, odd while it is inside a lookup: a grace period waits until each was even or moved on.
+    let readers: [AtomicUsize; 2] = Default::default();
+    let stop = AtomicBool::new(false);
+    let mut random = synthetic::Random(3);
+    let Bed { memory, pool, root, table, .. } = &mut bed;
+    let (memory, root) = (&*memory, &*root);
+    std::thread::scope(|scope| {
+        for (n, inside) in readers.iter().enumerate() {
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut random = synthetic::Random(n as u64);
+                while !stop.load(Relaxed) {
+                    inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    for _ in 0..16 {
+                        let address = random.below(8) << 24 | random.below(4) << 16 | random.below(300);
+                        let leaf = lookup(memory, root.load(Acquire), address).0;
+                        assert_eq!(leaf / 100, (address >> 24) + 1, "{:?}", address.ip());
+                    }
+                    inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                }
+            });
+        }
+        for round in 0..30_000u32 {
+            let mut space = Space { memory, pool: &mut *pool, root, full: FULL };
+            let net = random.below(8);
+            let address = net << 24 | random.below(4) << 16 | random.below(300);
+            let prefix = Prefix::new(address, 9 + random.below(24) as u8).unwrap();
+            if random.below(2) == 0 && table.len() < 60 {
+                table.insert(&mut space, prefix, Slot(100 * (net + 1) + 1 + round % 99)).unwrap();
+            } else {
+                let victim = table.routes().nth(random.below(table.len() as u32) as usize);
+                if let Some((victim, _)) = victim.filter(|(p, _)| p.length() > 8) {
+                    table.remove(&mut space, victim);
+                }
+            }
+            if round % 8 == 0 {
+                let epoch = pool.seal();
+                for reader in &readers {
+                    let seen = reader.load(std::sync::atomic::Ordering::SeqCst);
+                    while seen % 2 == 1 && reader.load(std::sync::atomic::Ordering::SeqCst) == seen {
+                        std::thread::yield_now();
+                    }
+                }
+                pool.reclaim(epoch);
+            }
+        }
+        stop.store(true, Relaxed);
+    });
+}

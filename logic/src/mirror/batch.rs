@@ -1,0 +1,48 @@
+//! The order of a plan: at no point between two operations is a packet treated other than Linux would treat it, before
+//! or after the changes.
+
+use crate::plan::Op;
+
+#[derive(Default)]
+pub(super) struct Batch {
+    /// Acceleration and transmission turned off: from here on the kernel decides.
+    pub off: Vec<Op>,
+    /// Interfaces, then routers. Their addresses may be taken again below.
+    pub gone: Vec<Op>,
+    pub ports: Vec<Op>,
+    pub routers: Vec<Op>,
+    /// New ones, not accelerated yet.
+    pub interfaces: Vec<Op>,
+    pub neighbours: Vec<Op>,
+    pub addresses: Vec<Op>,
+    /// Routes that exist, before routes that no longer do: make before break.
+    pub routes: Vec<Op>,
+    pub routes_gone: Vec<Op>,
+    /// Acceleration turned on.
+    pub on: Vec<Op>,
+}
+
+impl Batch {
+    pub fn ops(self) -> Vec<Op> {
+        let mut ops = self.off;
+        let rest = [
+            self.gone,
+            self.ports,
+            self.routers,
+            self.interfaces,
+            self.neighbours,
+            self.addresses,
+            self.routes,
+            self.routes_gone,
+            self.on,
+        ];
+        for part in rest {
+            if ops.is_empty() {
+                ops = part;
+            } else {
+                ops.extend(part);
+            }
+        }
+        ops
+    }
+}

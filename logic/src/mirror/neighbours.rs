@@ -1,0 +1,111 @@
+//! The neighbours of one namespace, kept for all its links: one that becomes an interface later brings them along.
+
+use crate::{
+    net::Mac,
+    observe::Neighbour,
+    plan::{InterfaceId, Op},
+};
+use rustc_hash::FxHashMap;
+use std::net::IpAddr;
+
+#[derive(Default)]
+pub(super) struct Neighbours {
+    links: FxHashMap<u32, FxHashMap<IpAddr, Entry>>,
+    dirty: Vec<(u32, IpAddr)>,
+}
+
+#[derive(Default)]
+struct Entry {
+    mac: Option<Mac>,
+    stale: bool,
+    /// What the plan says.
+    shown: Option<Mac>,
+    dirty: bool,
+}
+
+impl Neighbours {
+    /// One message.
+    pub fn observe(&mut self, neighbour: &Neighbour) {
+        let Neighbour { ifindex, address, .. } = *neighbour;
+        let link = self.links.entry(ifindex).or_default();
+        // NUD_NOARP entries of devices without addresses, and of groups, are nobody to send to.
+        let mac = neighbour.mac.filter(|mac| !mac.is_zero() && !mac.is_group());
+        if mac.is_none() && !link.contains_key(&address) {
+            return;
+        }
+        let entry = link.entry(address).or_default();
+        entry.stale = neighbour.stale;
+        entry.mac = mac;
+        if entry.mac != entry.shown || mac.is_none() {
+            mark(&mut self.dirty, entry, ifindex, address);
+        }
+    }
+
+    /// All neighbours, as dumped.
+    pub fn load(&mut self, neighbours: &[Neighbour]) {
+        for entry in self.links.values_mut().flat_map(FxHashMap::values_mut) {
+            entry.mac = None;
+        }
+        neighbours.iter().for_each(|n| self.observe(n));
+        for (ifindex, link) in &mut self.links {
+            for (address, entry) in link.iter_mut().filter(|(_, entry)| entry.mac.is_none()) {
+                mark(&mut self.dirty, entry, *ifindex, *address);
+            }
+        }
+    }
+
+    /// The link is gone, and its neighbours with it.
+    pub fn link_gone(&mut self, ifindex: u32) {
+        for (address, entry) in self.links.get_mut(&ifindex).into_iter().flatten() {
+            entry.mac = None;
+            mark(&mut self.dirty, entry, ifindex, *address);
+        }
+    }
+
+    /// The link has become an interface, or another one: all its neighbours are news. What was planned is void.
+    pub fn renew(&mut self, ifindex: u32) {
+        for (address, entry) in self.links.get_mut(&ifindex).into_iter().flatten() {
+            entry.shown = None;
+            mark(&mut self.dirty, entry, ifindex, *address);
+        }
+    }
+
+    /// The differences to what was planned.
+    pub fn plan(&mut self, interface: impl Fn(u32) -> Option<InterfaceId>) -> Vec<Op> {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable();
+        let mut ops = Vec::new();
+        for (ifindex, address) in dirty {
+            let Some(link) = self.links.get_mut(&ifindex) else { continue };
+            let Some(entry) = link.get_mut(&address) else { continue };
+            entry.dirty = false;
+            match interface(ifindex) {
+                Some(id) if entry.mac != entry.shown => {
+                    entry.shown = entry.mac;
+                    ops.push(Op::Neighbour(id, address, entry.mac));
+                }
+                Some(_) => {}
+                None => entry.shown = None,
+            }
+            if entry.mac.is_none() {
+                link.remove(&address);
+                if link.is_empty() {
+                    self.links.remove(&ifindex);
+                }
+            }
+        }
+        ops
+    }
+
+    /// Is this neighbour stale? `None`: it is not known, so packets for it go to the kernel anyway.
+    pub fn stale(&self, ifindex: u32, address: IpAddr) -> Option<bool> {
+        let entry = self.links.get(&ifindex)?.get(&address)?;
+        entry.mac.map(|_| entry.stale)
+    }
+}
+
+fn mark(dirty: &mut Vec<(u32, IpAddr)>, entry: &mut Entry, ifindex: u32, address: IpAddr) {
+    if !std::mem::replace(&mut entry.dirty, true) {
+        dirty.push((ifindex, address));
+    }
+}

@@ -1,0 +1,185 @@
+//! What a route says apart from its prefix and its place among equals (the kernel's `struct fib_info`), and where that
+//! leads, given the links and nexthop objects of the namespace.
+
+use crate::{
+    net::Address,
+    observe::{Next, NextHop, NexthopObjectKind, Route, RouteKind},
+    plan::{Hop, InterfaceId, Target},
+    reason::Reason,
+};
+use rustc_hash::FxHashMap;
+use std::net::IpAddr;
+
+/// More members than a group of the forwarding table has slots cannot all be represented (`FIB_SLOTS`).
+const MAX_MEMBERS: usize = 256;
+
+/// The part of a route that many routes share.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Path {
+    pub kind: RouteKind,
+    pub next: Next,
+    pub mtu: Option<u32>,
+    pub complex: bool,
+}
+
+impl Path {
+    pub fn of<A: Address>(route: Route<A>) -> Path {
+        Path {
+            kind: route.kind,
+            next: route.next,
+            mtu: route.mtu.filter(|&mtu| mtu > 0),
+            complex: route.complex.is_some(),
+        }
+    }
+
+    /// The same next hops in the same order, whatever their state and the route's metrics: what a deletion names.
+    pub fn same_next(&self, other: &Path) -> bool {
+        self.kind == other.kind
+            && match (&self.next, &other.next) {
+                (Next::One(a), Next::One(b)) => same_hop(a, b),
+                (Next::Many(a), Next::Many(b)) => {
+                    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_hop(a, b))
+                }
+                (a, b) => a == b,
+            }
+    }
+
+    /// Its next hops, when it lists them itself.
+    pub fn hops(&self) -> &[NextHop] {
+        match &self.next {
+            Next::One(hop) => std::slice::from_ref(hop),
+            Next::Many(hops) => hops,
+            Next::None | Next::Object(_) => &[],
+        }
+    }
+}
+
+/// The same neighbour on the same device.
+pub(super) fn same_hop(a: &NextHop, b: &NextHop) -> bool {
+    (a.ifindex, a.gateway) == (b.ifindex, b.gateway)
+}
+
+/// What routes need to know of a link of their own namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Egress {
+    /// Its number, if it is an interface.
+    pub interface: Option<InterfaceId>,
+    /// In bytes.
+    pub mtu: u32,
+    /// `ignore_routes_with_linkdown`, for IPv4 and IPv6.
+    pub ignore_linkdown: [bool; 2],
+    /// `disable_ipv6`: ip6_output() drops there.
+    pub ipv6_disabled: bool,
+}
+
+/// The surroundings in which paths are resolved.
+pub(super) struct Surroundings<'a> {
+    pub links: &'a FxHashMap<u32, Egress>,
+    pub objects: &'a FxHashMap<u32, NexthopObjectKind>,
+    /// `fib_multipath_hash_policy`, for IPv4 and IPv6.
+    pub multipath_policy: [u8; 2],
+}
+
+fn pass(reason: Reason) -> Target {
+    Target::Pass { reason, unicast: false }
+}
+
+/// A unicast route the fast path does not take.
+pub(super) fn pass_unicast(reason: Reason) -> Target {
+    Target::Pass { reason, unicast: true }
+}
+
+impl Surroundings<'_> {
+    /// Where `path` leads; `None` if none of its next hops is usable, so that Linux looks further.
+    ///
+    /// IPv4: fib_table_lookup() (net/ipv4/fib_trie.c) skips dead next hops, and linkdown ones where the device says
+    /// so, before it goes to the next alias; types with an error (`fib_props`) end the lookup without a look at next
+    /// hops. IPv6: find_match() (net/ipv6/route.c) does the same.
+    pub fn resolve(&self, path: &Path, ipv6: bool) -> Option<Target> {
+        Some(match path.kind {
+            RouteKind::Local | RouteKind::Anycast => pass(Reason::Local),
+            RouteKind::Broadcast | RouteKind::Multicast => pass(Reason::Broadcast),
+            RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit | RouteKind::Throw => {
+                pass(Reason::SpecialRoute)
+            }
+            RouteKind::Other(_) => pass(Reason::ComplexRoute),
+            RouteKind::Unicast if path.complex => pass_unicast(Reason::ComplexRoute),
+            RouteKind::Unicast => return self.unicast(path, ipv6),
+        })
+    }
+
+    fn unicast(&self, path: &Path, ipv6: bool) -> Option<Target> {
+        match &path.next {
+            Next::None => Some(pass_unicast(Reason::ComplexRoute)),
+            Next::One(hop) => self.usable(hop, ipv6).then(|| self.hop(hop, path.mtu, ipv6)),
+            Next::Many(hops) => self.multi(hops.iter().map(|hop| (hop, hop.weight)), path.mtu, ipv6),
+            Next::Object(id) => match self.objects.get(id) {
+                Some(NexthopObjectKind::Group(members)) => self.group(members, path.mtu, ipv6),
+                Some(NexthopObjectKind::Single(hop)) => {
+                    self.usable(hop, ipv6).then(|| self.hop(hop, path.mtu, ipv6))
+                }
+                Some(NexthopObjectKind::Blackhole) => Some(pass(Reason::SpecialRoute)),
+                Some(NexthopObjectKind::Unsupported(_)) | None => Some(pass_unicast(Reason::ComplexRoute)),
+            },
+        }
+    }
+
+    /// A group of nexthop objects. Groups cannot be nested (valid_group_nh(), net/ipv4/nexthop.c), and a blackhole
+    /// only stands alone.
+    fn group(&self, members: &[(u32, u16)], mtu: Option<u32>, ipv6: bool) -> Option<Target> {
+        let mut hops = Vec::with_capacity(members.len());
+        for (id, weight) in members {
+            match self.objects.get(id) {
+                Some(NexthopObjectKind::Single(hop)) => hops.push((hop, *weight)),
+                Some(NexthopObjectKind::Blackhole) if members.len() == 1 => {
+                    return Some(pass(Reason::SpecialRoute));
+                }
+                _ => return Some(pass_unicast(Reason::ComplexRoute)),
+            }
+        }
+        self.multi(hops.into_iter(), mtu, ipv6)
+    }
+
+    fn multi<'a>(
+        &self,
+        hops: impl Iterator<Item = (&'a NextHop, u16)>,
+        mtu: Option<u32>,
+        ipv6: bool,
+    ) -> Option<Target> {
+        let members: Vec<_> = hops
+            .filter(|(hop, _)| self.usable(hop, ipv6))
+            .map(|(hop, weight)| (self.hop(hop, mtu, ipv6), weight.clamp(1, 256)))
+            .collect();
+        match &members[..] {
+            [] => None,
+            [(only, _)] => Some(only.clone()),
+            // Policies 2 and 3 hash inner headers or chosen fields: the kernel chooses.
+            _ if self.multipath_policy[usize::from(ipv6)] > 1 || members.len() > MAX_MEMBERS => {
+                Some(pass_unicast(Reason::ComplexRoute))
+            }
+            _ => Some(Target::Multi(members.into())),
+        }
+    }
+
+    /// Would Linux choose this next hop? fib_lookup_good_nhc(), fib6_ignore_linkdown().
+    fn usable(&self, hop: &NextHop, ipv6: bool) -> bool {
+        let ignored = || self.links.get(&hop.ifindex).is_some_and(|l| l.ignore_linkdown[usize::from(ipv6)]);
+        !(hop.dead || hop.linkdown && ignored())
+    }
+
+    fn hop(&self, hop: &NextHop, route_mtu: Option<u32>, ipv6: bool) -> Target {
+        // An IPv4 gateway cannot carry IPv6 traffic; the other way round is RFC 5549.
+        let strange = ipv6 && matches!(hop.gateway, Some(IpAddr::V4(_)));
+        if hop.complex || strange {
+            return pass_unicast(Reason::ComplexRoute);
+        }
+        let Some(link) = self.links.get(&hop.ifindex).filter(|l| !(ipv6 && l.ipv6_disabled)) else {
+            return pass_unicast(Reason::EgressNotAPort);
+        };
+        let Some(interface) = link.interface else { return pass_unicast(Reason::EgressNotAPort) };
+        // ip_dst_mtu_maybe_forward() honours the route's metric even above the device's MTU; what lies between
+        // is for the kernel to refuse.
+        let mtu = route_mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
+        Target::Hop(Hop { interface, gateway: hop.gateway, mtu })
+    }
+}

@@ -1,0 +1,95 @@
+//! The paths of one table, and where each leads at the moment.
+
+use super::{
+    intern::{Id, Interner, position},
+    path::{Path, Surroundings, pass_unicast},
+};
+use crate::{plan::Target, reason::Reason};
+
+#[derive(Default)]
+pub(super) struct Paths {
+    paths: Interner<Path>,
+    targets: Interner<Target>,
+    /// By path.
+    resolved: Vec<Resolved>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Resolved {
+    /// Outer `None`: not worked out yet. Inner `None`: no usable next hop. Holds a reference to the target.
+    target: Option<Option<Id>>,
+    /// Differs from what it was before the last [`Paths::refresh`].
+    changed: bool,
+}
+
+impl Paths {
+    pub fn acquire(&mut self, path: Path) -> Id {
+        let id = self.paths.acquire(path);
+        if self.resolved.len() <= position(id) {
+            self.resolved.resize(position(id) + 1, Resolved::default());
+        }
+        id
+    }
+
+    pub fn release(&mut self, id: Id) {
+        if self.paths.release(id) {
+            let resolved = std::mem::take(&mut self.resolved[position(id)]);
+            self.release_target(resolved.target.flatten());
+        }
+    }
+
+    pub fn get(&self, id: Id) -> &Path {
+        self.paths.get(id)
+    }
+
+    /// Where the path leads; the caller holds no reference to the answer.
+    pub fn resolve(&mut self, id: Id, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
+        let at = position(id);
+        if let Some(target) = self.resolved[at].target {
+            return target;
+        }
+        let target = around.resolve(self.paths.get(id), ipv6).map(|target| self.targets.acquire(target));
+        self.resolved[at].target = Some(target);
+        target
+    }
+
+    /// Works all paths out again; true if any leads elsewhere now (see [`Paths::changed`]).
+    pub fn refresh(&mut self, around: &Surroundings<'_>, ipv6: bool) -> bool {
+        let mut any = false;
+        for id in self.paths.ids() {
+            let Some(old) = self.resolved[position(id)].target.take() else { continue };
+            let new = self.resolve(id, around, ipv6);
+            // The old reference goes last: a target that is the same keeps its name.
+            self.release_target(old);
+            self.resolved[position(id)].changed = new != old;
+            any |= new != old;
+        }
+        any
+    }
+
+    /// Did the last refresh change where this path leads?
+    pub fn changed(&self, id: Id) -> bool {
+        self.resolved[position(id)].changed
+    }
+
+    pub fn target(&self, id: Id) -> &Target {
+        self.targets.get(id)
+    }
+
+    pub fn retain_target(&mut self, id: Option<Id>) {
+        if let Some(id) = id {
+            self.targets.retain(id);
+        }
+    }
+
+    pub fn release_target(&mut self, id: Option<Id>) {
+        if let Some(id) = id {
+            self.targets.release(id);
+        }
+    }
+
+    /// The target of a unicast prefix that only the kernel can decide, with a reference for the caller.
+    pub fn complex(&mut self) -> Id {
+        self.targets.acquire(pass_unicast(Reason::ComplexRoute))
+    }
+}

@@ -1,0 +1,216 @@
+//! From what links could be to numbered routers and interfaces.
+
+use super::{
+    Held, Mirror,
+    batch::Batch,
+    path::Egress,
+    shape::{Address, LinkKey, Shape, shapes},
+    space::Router,
+};
+use crate::{
+    observe::{Link, NamespaceId},
+    plan::{Interface, InterfaceId, Op},
+};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A link that can be an interface, and whether it is.
+#[derive(Clone, Debug)]
+pub(super) struct Standing {
+    pub shape: Shape,
+    pub id: Option<InterfaceId>,
+    /// What keeps it from being one, or from being used.
+    pub trouble: Option<String>,
+}
+
+impl Mirror {
+    /// Everything that follows from ports, links and settings.
+    pub(super) fn reconcile(&mut self, batch: &mut Batch) {
+        self.plan_ports(batch);
+        let shapes = shapes(&self.spaces, &self.ports);
+        self.retire_interfaces(&shapes, batch);
+        self.settle_routers(&shapes, batch);
+        self.standings = self.number(shapes);
+        self.plan_interfaces(batch);
+        self.settle_egresses();
+    }
+
+    fn plan_ports(&mut self, batch: &mut Batch) {
+        for (id, port) in &self.ports {
+            if self.planned_ports.insert(*id, port.frags) != Some(port.frags) {
+                batch.ports.push(Op::Port { port: *id, frags: port.frags });
+            }
+        }
+    }
+
+    /// Interfaces whose link is gone, or whose address is another now.
+    fn retire_interfaces(&mut self, shapes: &[Shape], batch: &mut Batch) {
+        let there: BTreeMap<LinkKey, Address> = shapes.iter().map(|s| (s.link, s.address)).collect();
+        let gone: Vec<LinkKey> = self
+            .held
+            .iter()
+            .filter(|(link, held)| there.get(link) != Some(&held.address()))
+            .map(|(l, _)| *l)
+            .collect();
+        for link in gone {
+            self.retire(link);
+        }
+        batch.gone.extend(self.retired_interfaces.drain(..).map(Op::InterfaceGone));
+    }
+
+    /// Routers come with their first interface and go with their last.
+    fn settle_routers(&mut self, shapes: &[Shape], batch: &mut Batch) {
+        let wanted: BTreeSet<NamespaceId> = shapes.iter().map(|shape| shape.link.0).collect();
+        for (namespace, space) in &mut self.spaces {
+            if wanted.contains(namespace) {
+                continue;
+            }
+            if let Some(router) = space.router.take() {
+                self.retired_routers.push(router.id);
+                space.rib4.withdraw();
+                space.rib6.withdraw();
+            }
+        }
+        for id in self.retired_routers.drain(..) {
+            self.router_ids.release(id.into());
+            batch.gone.push(Op::RouterGone(id));
+        }
+        for namespace in wanted {
+            let Some(space) = self.spaces.get_mut(&namespace) else { continue };
+            if space.router.is_none() {
+                let Some(id) = self.router_ids.take() else { continue };
+                space.router = Some(Router { id: id as u8, multipath_l4: None });
+                space.rib4.renew();
+                space.rib6.renew();
+            }
+            let multipath_l4 = space.settings.multipath_policy.map(|policy| policy == 1);
+            let Some(router) = &mut space.router else { continue };
+            if router.multipath_l4 != Some(multipath_l4) {
+                router.multipath_l4 = Some(multipath_l4);
+                batch.routers.push(Op::Router { router: router.id, multipath_l4 });
+            }
+        }
+    }
+
+    /// Gives numbers to links that have none. Two links that claim the same port, VLAN and MAC (a link moving between
+    /// namespaces, seen in the new one first) are both left to the kernel until one is gone.
+    fn number(&mut self, shapes: Vec<Shape>) -> Vec<Standing> {
+        let mut claims: FxHashMap<Address, Vec<usize>> = FxHashMap::default();
+        for (at, shape) in shapes.iter().enumerate() {
+            claims.entry(shape.address).or_default().push(at);
+        }
+        let mut standings: Vec<Standing> = shapes
+            .into_iter()
+            .map(|shape| Standing { id: self.held.get(&shape.link).map(|h| h.id), shape, trouble: None })
+            .collect();
+        for rivals in claims.values().filter(|rivals| rivals.len() > 1) {
+            for &at in rivals {
+                let other = rivals.iter().find(|&&other| other != at).map_or(at, |&other| other);
+                let name = &standings[other].shape.name;
+                standings[at].trouble = Some(format!("same port, VLAN and MAC as {name}"));
+            }
+        }
+        self.waiting = false;
+        for standing in standings.iter_mut().filter(|s| s.id.is_none() && s.trouble.is_none()) {
+            let has_router =
+                self.spaces.get(&standing.shape.link.0).is_some_and(|space| space.router.is_some());
+            standing.id = has_router.then(|| self.interface_ids.take()).flatten().map(|id| id as InterfaceId);
+            if standing.id.is_none() {
+                self.waiting = true;
+                let what = if has_router { "interfaces" } else { "routers" };
+                standing.trouble = Some(format!("there are too many {what}: no number is free"));
+            }
+        }
+        standings
+    }
+
+    fn plan_interfaces(&mut self, batch: &mut Batch) {
+        let reasons: BTreeMap<NamespaceId, [bool; 2]> =
+            self.spaces.iter().map(|(ns, space)| (*ns, space.reasons().map(|r| r.is_empty()))).collect();
+        for standing in &self.standings {
+            let (Some(id), (namespace, ifindex)) = (standing.id, standing.shape.link) else { continue };
+            let Some(space) = self.spaces.get_mut(&namespace) else { continue };
+            let Some(router) = space.router else { continue };
+            let safe = reasons.get(&namespace).copied().unwrap_or_default();
+            let wanted = interface(standing, router, safe);
+            match self.held.insert((namespace, ifindex), Held { id, interface: wanted.clone() }) {
+                Some(held) => change(id, &held.interface, wanted, batch),
+                None => {
+                    self.by_id.insert(id, (namespace, ifindex));
+                    space.neighbours.renew(ifindex);
+                    let quiet = Interface { ipv4: false, ipv6: false, ..wanted.clone() };
+                    batch.interfaces.push(Op::Interface(id, quiet.clone()));
+                    if wanted != quiet {
+                        batch.on.push(Op::Interface(id, wanted));
+                    }
+                }
+            }
+        }
+    }
+
+    fn settle_egresses(&mut self) {
+        let mtus: FxHashMap<LinkKey, u32> =
+            self.standings.iter().map(|s| (s.shape.link, s.shape.mtu)).collect();
+        for (namespace, space) in &mut self.spaces {
+            let held = &self.held;
+            let egress = |link: &Link| {
+                let key = (*namespace, link.ifindex);
+                let interface = held.get(&key).map(|held| held.id);
+                let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or(0);
+                let ignore_linkdown =
+                    [link.ipv4.ignore_routes_with_linkdown, link.ipv6.ignore_routes_with_linkdown];
+                (link.ifindex, Egress { interface, mtu, ignore_linkdown, ipv6_disabled: link.ipv6.disabled })
+            };
+            let egresses: FxHashMap<u32, Egress> = space.links.values().map(egress).collect();
+            if egresses != space.egresses {
+                space.egresses = egresses;
+                space.refresh = true;
+            }
+        }
+    }
+
+    /// The interface on this link is gone; the next plan says so.
+    pub(super) fn retire(&mut self, link: LinkKey) {
+        if let Some(held) = self.held.remove(&link) {
+            self.by_id.remove(&held.id);
+            self.retired_interfaces.push(held.id);
+            self.interface_ids.release(held.id.into());
+            if let Some(space) = self.spaces.get_mut(&link.0) {
+                space.neighbours.renew(link.1);
+            }
+        }
+    }
+}
+
+fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface {
+    let shape = &standing.shape;
+    let usable = shape.common.is_empty() && standing.trouble.is_none();
+    let (port, vlan, mac) = shape.address;
+    Interface {
+        router: router.id,
+        port,
+        vlan,
+        mac,
+        ipv4: usable && safe[0] && shape.ipv4.is_empty(),
+        ipv6: usable && safe[1] && shape.ipv6.is_empty(),
+        transmit: usable && shape.carrier,
+        reverse_path: shape.reverse_path,
+        redirects: shape.redirects,
+    }
+}
+
+/// What ends takes effect before everything else in the plan, what begins after it.
+fn change(id: InterfaceId, old: &Interface, wanted: Interface, batch: &mut Batch) {
+    let first = Interface {
+        ipv4: old.ipv4 && wanted.ipv4,
+        ipv6: old.ipv6 && wanted.ipv6,
+        transmit: old.transmit && wanted.transmit,
+        ..wanted.clone()
+    };
+    if first != *old {
+        batch.off.push(Op::Interface(id, first.clone()));
+    }
+    if first != wanted {
+        batch.on.push(Op::Interface(id, wanted));
+    }
+}

@@ -1,0 +1,329 @@
+//! The routes of one family of one namespace: what Linux holds, what its tables should hold because of that, and the
+//! difference to what was planned before.
+//!
+//! Without policy rules Linux looks tables local and main up as one: IPv4 merges them into one trie
+//! (fib_trie_table(), fib4_rules_init()); IPv6 asks local first (fib6_rule_lookup()), which is the same as long as local
+//! holds host routes only. Prefixes for which it may differ are reported by [`Rib::hiding`].
+
+use super::{
+    alias::{Alias, Aliases},
+    intern::Id,
+    path::{Path, Surroundings},
+    paths::Paths,
+};
+use crate::{
+    net::{Address, Prefix},
+    observe::{Change, Route, RouteKind},
+    plan::Target,
+};
+use rustc_hash::FxHashMap;
+use std::{cmp::Reverse, collections::BTreeSet};
+
+const TABLE_DEFAULT: u32 = 253;
+const TABLE_MAIN: u32 = 254;
+const TABLE_LOCAL: u32 = 255;
+
+pub(super) struct Rib<A: Address> {
+    entries: FxHashMap<Prefix<A>, Entry>,
+    paths: Paths,
+    /// Prefixes whose entry may lead elsewhere than was planned.
+    dirty: Vec<Prefix<A>>,
+    /// Flips with every [`Rib::load`].
+    round: bool,
+    marked: Marked<A>,
+    /// Routes of table default (IPv4 only), which Linux asks last.
+    default_table: FxHashMap<(Prefix<A>, u8, u32), u32>,
+}
+
+#[derive(Default)]
+struct Entry {
+    aliases: Aliases,
+    /// What the plan says; holds a reference.
+    shown: Option<Id>,
+    round: bool,
+    dirty: bool,
+}
+
+/// Prefixes that mean something beyond their route.
+struct Marked<A: Address> {
+    addresses: BTreeSet<A>,
+    hiding: BTreeSet<Prefix<A>>,
+    addresses_changed: bool,
+    hiding_changed: bool,
+}
+
+/// The differences of one table: first `set`, then `gone`, so that no address is without a route in between.
+pub(super) struct Difference<A: Address> {
+    /// Longest prefixes first: a route is never in force before the exceptions from it.
+    pub set: Vec<(Prefix<A>, Target)>,
+    /// Shortest first, for the same reason.
+    pub gone: Vec<Prefix<A>>,
+}
+
+impl<A: Address> Default for Rib<A> {
+    fn default() -> Self {
+        let marked = Marked {
+            addresses: BTreeSet::new(),
+            hiding: BTreeSet::new(),
+            addresses_changed: false,
+            hiding_changed: false,
+        };
+        Self {
+            entries: FxHashMap::default(),
+            paths: Paths::default(),
+            dirty: Vec::new(),
+            round: false,
+            marked,
+            default_table: FxHashMap::default(),
+        }
+    }
+}
+
+impl<A: Address> Rib<A> {
+    const IPV6: bool = A::BITS == 128;
+
+    /// One message.
+    pub fn change(&mut self, change: Change, route: Route<A>) {
+        if route.table == TABLE_DEFAULT && !Self::IPV6 {
+            return self.change_default(change, &route);
+        }
+        let Some((prefix, alias)) = self.take_in(route) else { return };
+        self.update(prefix, |aliases, paths| match (change, Self::IPV6) {
+            (Change::Delete, v6) => {
+                if v6 {
+                    aliases.delete6(&alias, paths);
+                } else {
+                    aliases.delete4(&alias, paths);
+                }
+                paths.release(alias.path);
+            }
+            (_, false) => aliases.add4(alias, change, paths),
+            (_, true) => aliases.add6(alias, change, paths),
+        });
+    }
+
+    /// A count that errs upwards keeps packets with the kernel until the next dump.
+    fn change_default(&mut self, change: Change, route: &Route<A>) {
+        let key = (route.prefix, route.tos, route.metric);
+        let count = self.default_table.entry(key).or_default();
+        match change {
+            Change::Delete => *count = count.saturating_sub(1),
+            Change::Replace => *count = (*count).max(1),
+            Change::Add | Change::Append => *count += 1,
+        }
+        if *count == 0 {
+            self.default_table.remove(&key);
+        }
+        self.marked.hiding_changed = true;
+    }
+
+    /// All routes of all tables, as dumped.
+    pub fn load(&mut self, routes: Vec<Route<A>>) {
+        self.round = !self.round;
+        self.default_table.clear();
+        self.marked.hiding_changed = true;
+        self.entries.reserve(routes.len().saturating_sub(self.entries.len()));
+        for route in routes {
+            if route.table == TABLE_DEFAULT && !Self::IPV6 {
+                self.change_default(Change::Add, &route);
+            } else {
+                self.load_one(route);
+            }
+        }
+        let gone = self.entries.iter().filter(|(_, e)| e.round != self.round && !e.aliases.is_empty());
+        for prefix in gone.map(|(prefix, _)| *prefix).collect::<Vec<_>>() {
+            self.update(prefix, |aliases, paths| aliases.clear(paths));
+        }
+    }
+
+    fn load_one(&mut self, route: Route<A>) {
+        let Some((prefix, alias)) = self.take_in(route) else { return };
+        let round = self.round;
+        let entry = self.entries.entry(prefix).or_default();
+        let first = std::mem::replace(&mut entry.round, round) != round || entry.aliases.is_empty();
+        if first && matches!(&entry.aliases, Aliases::One(old) if *old == alias) {
+            return self.paths.release(alias.path);
+        }
+        self.update(prefix, |aliases, paths| {
+            if first {
+                aliases.clear(paths);
+            }
+            aliases.append(alias);
+        });
+    }
+
+    fn take_in(&mut self, route: Route<A>) -> Option<(Prefix<A>, Alias)> {
+        let local = match route.table {
+            TABLE_LOCAL => true,
+            TABLE_MAIN => false,
+            _ => return None,
+        };
+        let (prefix, metric, tos) = (route.prefix, route.metric, route.tos);
+        Some((prefix, Alias { metric, tos, local, path: self.paths.acquire(Path::of(route)) }))
+    }
+
+    fn update(&mut self, prefix: Prefix<A>, change: impl FnOnce(&mut Aliases, &mut Paths)) {
+        let round = self.round;
+        let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });
+        entry.round = round;
+        change(&mut entry.aliases, &mut self.paths);
+        self.marked.note(prefix, entry.aliases.as_slice(), &self.paths);
+        if !std::mem::replace(&mut entry.dirty, true) {
+            self.dirty.push(prefix);
+        }
+    }
+
+    /// What to do so that the tables hold what Linux holds. `refresh`: the surroundings have changed.
+    pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool) -> Difference<A> {
+        if refresh && self.paths.refresh(around, Self::IPV6) {
+            self.touch_if(|paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
+        }
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable_by_key(|prefix| (Reverse(prefix.length()), prefix.address()));
+        let mut difference = Difference { set: Vec::new(), gone: Vec::new() };
+        for prefix in dirty {
+            let Some(entry) = self.entries.get_mut(&prefix) else { continue };
+            entry.dirty = false;
+            let new = decide(entry.aliases.as_slice(), &mut self.paths, around, Self::IPV6);
+            let old = std::mem::replace(&mut entry.shown, new);
+            if new != old {
+                match new {
+                    Some(id) => difference.set.push((prefix, self.paths.target(id).clone())),
+                    None => difference.gone.push(prefix),
+                }
+            }
+            self.paths.release_target(old);
+            if entry.aliases.is_empty() {
+                self.entries.remove(&prefix);
+            }
+        }
+        difference.gone.reverse();
+        difference
+    }
+
+    fn touch_if(&mut self, wanted: impl Fn(&Paths, &Aliases) -> bool) {
+        for (prefix, entry) in &mut self.entries {
+            if !entry.dirty && wanted(&self.paths, &entry.aliases) {
+                entry.dirty = true;
+                self.dirty.push(*prefix);
+            }
+        }
+    }
+
+    /// Nobody plans for this table: no router. What was planned is void.
+    pub fn withdraw(&mut self) {
+        self.dirty.clear();
+        let paths = &mut self.paths;
+        self.entries.retain(|_, entry| {
+            paths.release_target(entry.shown.take());
+            entry.dirty = false;
+            !entry.aliases.is_empty()
+        });
+    }
+
+    /// The next plan starts from an empty table.
+    pub fn renew(&mut self) {
+        self.touch_if(|_, _| true);
+        self.marked.addresses_changed = !self.marked.addresses.is_empty();
+    }
+
+    /// Forgets the differences without planning them; only after [`Rib::withdraw`].
+    pub fn settle(&mut self) {
+        for prefix in std::mem::take(&mut self.dirty) {
+            if let Some(entry) = self.entries.get_mut(&prefix) {
+                entry.dirty = false;
+                if entry.aliases.is_empty() {
+                    self.entries.remove(&prefix);
+                }
+            }
+        }
+    }
+
+    /// What the tables should hold after the last plan.
+    pub fn expected(&self) -> impl Iterator<Item = (Prefix<A>, &Target)> {
+        self.entries.iter().filter_map(|(prefix, e)| Some((*prefix, self.paths.target(e.shown?))))
+    }
+
+    /// Host routes of kind local: the router's own addresses.
+    pub fn addresses(&self) -> &BTreeSet<A> {
+        &self.marked.addresses
+    }
+
+    /// Have they changed since the last call?
+    pub fn take_addresses_changed(&mut self) -> bool {
+        std::mem::take(&mut self.marked.addresses_changed)
+    }
+
+    /// Why the merged table may not be what Linux sees; sentences.
+    pub fn hiding(&self) -> Vec<String> {
+        let prefixes = self.marked.hiding.iter();
+        let mut reasons: Vec<_> = prefixes.map(|prefix| format!("local prefix {prefix}: AnyIP")).collect();
+        if !self.default_table.is_empty() {
+            reasons.push("table default (253) holds routes".into());
+        }
+        reasons
+    }
+
+    /// Has the answer of [`Rib::hiding`] changed since the last call?
+    pub fn take_hiding_changed(&mut self) -> bool {
+        std::mem::take(&mut self.marked.hiding_changed)
+    }
+}
+
+/// The first route that can be used, with a reference to its target.
+fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
+    // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`.
+    if aliases.iter().any(|alias| alias.tos != 0) {
+        return Some(paths.complex());
+    }
+    let (at, target) =
+        aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
+    if ipv6 {
+        // Of several routes with equal metric rt6_select() takes the one with the best score.
+        let rivals = aliases[at + 1..].iter();
+        for rival in rivals.take_while(|a| (a.local, a.metric) == (aliases[at].local, aliases[at].metric)) {
+            if paths.resolve(rival.path, around, ipv6).is_some_and(|other| other != target) {
+                return Some(paths.complex());
+            }
+        }
+    }
+    paths.retain_target(Some(target));
+    Some(target)
+}
+
+impl<A: Address> Marked<A> {
+    fn note(&mut self, prefix: Prefix<A>, aliases: &[Alias], paths: &Paths) {
+        let kind = |alias: &Alias| paths.get(alias.path).kind;
+        let own = aliases.iter().any(|a| kind(a) == RouteKind::Local);
+        let host = prefix.length() == A::BITS;
+        if host && own != self.addresses.contains(&prefix.address()) {
+            set_member(&mut self.addresses, prefix.address(), own);
+            self.addresses_changed = true;
+        }
+        let hides =
+            !host && !is_ordinary(prefix) && (own || aliases.iter().any(|a| a.local && !is_group(kind(a))));
+        if hides != self.hiding.contains(&prefix) {
+            set_member(&mut self.hiding, prefix, hides);
+            self.hiding_changed = true;
+        }
+    }
+}
+
+fn set_member<T: Ord>(set: &mut BTreeSet<T>, item: T, member: bool) {
+    if member {
+        set.insert(item);
+    } else {
+        set.remove(&item);
+    }
+}
+
+/// Broadcast and multicast destinations never reach the forwarding table.
+fn is_group(kind: RouteKind) -> bool {
+    matches!(kind, RouteKind::Broadcast | RouteKind::Multicast)
+}
+
+/// Every table local has these: 127.0.0.0/8, and ff00::/8 per device (of kind unicast in older kernels).
+fn is_ordinary<A: Address>(prefix: Prefix<A>) -> bool {
+    let first = prefix.address().left_aligned() >> 120;
+    prefix.length() >= 8 && first == if A::BITS == 32 { 127 } else { 0xff }
+}

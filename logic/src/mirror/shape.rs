@@ -1,0 +1,186 @@
+//! Which links are interfaces, and what keeps the fast path from them.
+//!
+//! An interface is the port itself, a VLAN child of it (up to two tags), or a macvlan child of either, in any namespace.
+//! A link that could be one but is not safe is one all the same, with acceleration off: the tables then know its MAC as
+//! one of this box, and nothing that is for it is put on the wire.
+
+use super::space::Spaces;
+use crate::{
+    net::{Mac, Tag, Vlan},
+    observe::{Link, LinkKind, MacvlanMode, NamespaceId, Port},
+    plan::{PortId, ReversePath},
+};
+use std::collections::BTreeMap;
+
+/// A link by namespace and index.
+pub(super) type LinkKey = (NamespaceId, u32);
+
+/// What a packet is classified by.
+pub(super) type Address = (PortId, Vlan, Mac);
+
+/// A link as the interface it can be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shape {
+    pub link: LinkKey,
+    pub name: String,
+    pub address: Address,
+    /// Of this device and all below, in bytes.
+    pub mtu: u32,
+    /// All devices have a carrier.
+    pub carrier: bool,
+    /// Why packets neither come in nor leave here on the fast path, as sentences.
+    pub common: Vec<String>,
+    /// Why it does not take IPv4, apart from that.
+    pub ipv4: Vec<String>,
+    /// Why it does not take IPv6, apart from that.
+    pub ipv6: Vec<String>,
+    pub reverse_path: ReversePath,
+    pub redirects: bool,
+}
+
+/// Every interface there could be, by link.
+pub(super) fn shapes(spaces: &Spaces, ports: &BTreeMap<PortId, Port>) -> Vec<Shape> {
+    let at: BTreeMap<LinkKey, PortId> = ports.iter().map(|(id, p)| ((p.namespace, p.ifindex), *id)).collect();
+    let takers = takers(spaces);
+    let links = spaces.iter().flat_map(|(ns, space)| space.links.values().map(|link| (*ns, link)));
+    links
+        .filter_map(|(namespace, link)| {
+            let chain = chain(spaces, &at, (namespace, link.ifindex))?;
+            Some(shape(spaces, namespace, &chain, &takers))
+        })
+        .collect()
+}
+
+/// The devices between a link and its port.
+struct Chain<'a> {
+    /// The link first, the port last.
+    devices: Vec<(LinkKey, &'a Link)>,
+    port: PortId,
+    vlan: Vlan,
+    /// The device whose rx_handler sees the packet: the link itself, or what its macvlan sits on.
+    receives: LinkKey,
+    mode: Option<MacvlanMode>,
+}
+
+fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkKey) -> Option<Chain<'a>> {
+    let (mut devices, mut tags, mut mode) = (Vec::new(), Vec::<Tag>::new(), None);
+    let (mut key, mut receives) = (start, start);
+    loop {
+        let link = spaces.get(&key.0)?.links.get(&key.1)?;
+        devices.push((key, link));
+        if let Some(port) = ports.get(&key) {
+            let vlan = tags.iter().rev().try_fold(Vlan::NONE, |vlan, tag| vlan.push(*tag))?;
+            return Some(Chain { devices, port: *port, vlan, receives, mode });
+        }
+        let below = link.below?;
+        match link.kind {
+            LinkKind::Vlan(tag) if tags.len() < 2 => tags.push(tag),
+            LinkKind::Macvlan(m) if devices.len() == 1 => {
+                mode = Some(m);
+                receives = below;
+            }
+            _ => return None,
+        }
+        key = below;
+    }
+}
+
+/// Devices whose rx_handler gives packets to something else than a macvlan with that MAC, and to what.
+fn takers(spaces: &Spaces) -> BTreeMap<LinkKey, String> {
+    let links = spaces.values().flat_map(|space| space.links.values());
+    let takes = |link: &Link| match &link.kind {
+        LinkKind::Macvlan(MacvlanMode::Source) => Some("a macvlan of mode source"),
+        LinkKind::Macvlan(MacvlanMode::Passthru) => Some("a macvlan of mode passthru"),
+        LinkKind::Other(kind) if kind.starts_with("ipvlan") || kind == "ipvtap" => Some("an ipvlan"),
+        LinkKind::Other(kind) if kind == "macsec" => Some("MACsec"),
+        _ => None,
+    };
+    links
+        .filter_map(|l| Some((l.below?, format!("{} ({}) takes packets of its device", takes(l)?, l.name))))
+        .collect()
+}
+
+fn shape(
+    spaces: &Spaces,
+    namespace: NamespaceId,
+    chain: &Chain<'_>,
+    takers: &BTreeMap<LinkKey, String>,
+) -> Shape {
+    let (link_key, link) = chain.devices[0];
+    let mut common: Vec<String> = chain
+        .devices
+        .iter()
+        .flat_map(|(key, device)| device_reasons(spaces, *key, device, *key != link_key))
+        .collect();
+    if let Some(mode @ (MacvlanMode::Passthru | MacvlanMode::Source)) = chain.mode {
+        common.push(format!("{} is a macvlan of mode {mode:?}", link.name).to_lowercase());
+    } else {
+        common.extend(takers.get(&chain.receives).cloned());
+    }
+    if link.mac.is_zero() || link.mac.is_group() {
+        common.push(format!("{} has no MAC address of its own", link.name));
+    }
+    Shape {
+        link: (namespace, link.ifindex),
+        name: link.name.clone(),
+        address: (chain.port, chain.vlan, link.mac),
+        mtu: chain.devices.iter().map(|(_, device)| device.mtu).min().unwrap_or(link.mtu),
+        carrier: chain.devices.iter().all(|(_, device)| device.carrier),
+        common,
+        ipv4: reasons4(link),
+        ipv6: reasons6(link),
+        reverse_path: reverse_path(link),
+        redirects: link.ipv4.send_redirects,
+    }
+}
+
+fn device_reasons(spaces: &Spaces, key: LinkKey, device: &Link, below: bool) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !device.up {
+        reasons.push(format!("{} is down", device.name));
+    }
+    if let Some(master) = device.master {
+        let master = spaces.get(&key.0).and_then(|space| space.links.get(&master));
+        reasons.push(match master {
+            Some(Link { name, kind: LinkKind::Other(kind), .. }) => {
+                format!("{} is enslaved to the {kind} {name}", device.name)
+            }
+            Some(master) => format!("{} is enslaved to {}", device.name, master.name),
+            None => format!("{} is enslaved to another device", device.name),
+        });
+    }
+    let on = if below { format!("below, on {}: ", device.name) } else { String::new() };
+    reasons.extend(device.hazards.iter().map(|hazard| format!("{on}{hazard}")));
+    reasons
+}
+
+fn reasons4(link: &Link) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !link.ipv4.forwarding {
+        reasons.push(format!("IPv4 forwarding is off on {}", link.name));
+    }
+    reasons
+        .extend(link.ipv4.unusual.iter().map(|name| format!("IPv4 setting {name} is on for {}", link.name)));
+    reasons
+}
+
+fn reasons6(link: &Link) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if link.ipv6.disabled {
+        reasons.push(format!("IPv6 is disabled on {}", link.name));
+    } else if !link.ipv6.forwarding {
+        reasons.push(format!("IPv6 forwarding is off on {}", link.name));
+    }
+    reasons
+        .extend(link.ipv6.unusual.iter().map(|name| format!("IPv6 setting {name} is on for {}", link.name)));
+    reasons
+}
+
+/// __fib_validate_source() (net/ipv4/fib_frontend.c): a source that is not behind this very device goes to
+/// `last_resort` when the device has no address (`no_addr`), and there any rp_filter refuses it.
+fn reverse_path(link: &Link) -> ReversePath {
+    match link.ipv4.rp_filter {
+        ReversePath::Loose if !link.ipv4.has_address => ReversePath::Strict,
+        other => other,
+    }
+}

@@ -1,0 +1,112 @@
+//! What is known of one namespace.
+
+use super::{
+    batch::Batch,
+    neighbours::Neighbours,
+    path::{Egress, Surroundings},
+    rib::Rib,
+};
+use crate::{
+    observe::{Dump, Link, Namespace, NamespaceId, NexthopObjectKind, Settings},
+    plan::{Op, RouterId},
+};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+pub(super) type Spaces = BTreeMap<NamespaceId, Space>;
+
+pub(super) struct Space {
+    pub about: Namespace,
+    /// Its first dump has come: before that nothing is known, so nothing is safe.
+    pub dumped: bool,
+    pub links: BTreeMap<u32, Link>,
+    pub settings: Settings,
+    pub objects: FxHashMap<u32, NexthopObjectKind>,
+    pub rib4: Rib<u32>,
+    pub rib6: Rib<u128>,
+    pub neighbours: Neighbours,
+    /// What routes need to know of the links, as of the last plan.
+    pub egresses: FxHashMap<u32, Egress>,
+    /// Links, objects or settings that routes depend on have changed since the last plan.
+    pub refresh: bool,
+    pub router: Option<Router>,
+}
+
+/// The router a namespace is, as planned.
+#[derive(Clone, Copy)]
+pub(super) struct Router {
+    pub id: RouterId,
+    /// `None`: not planned yet.
+    pub multipath_l4: Option<[bool; 2]>,
+}
+
+impl Space {
+    pub fn new(about: Namespace) -> Self {
+        Self {
+            about,
+            dumped: false,
+            links: BTreeMap::new(),
+            settings: Settings::default(),
+            objects: FxHashMap::default(),
+            rib4: Rib::default(),
+            rib6: Rib::default(),
+            neighbours: Neighbours::default(),
+            egresses: FxHashMap::default(),
+            refresh: false,
+            router: None,
+        }
+    }
+
+    pub fn load(&mut self, dump: Dump) {
+        self.dumped = true;
+        self.refresh = true;
+        self.links = dump.links.into_iter().map(|link| (link.ifindex, link)).collect();
+        self.settings = dump.settings;
+        self.objects = dump.nexthops.into_iter().map(|object| (object.id, object.kind)).collect();
+        self.rib4.load(dump.routes4);
+        self.rib6.load(dump.routes6);
+        self.neighbours.load(&dump.neighbours);
+    }
+
+    /// Why the router's IPv4 and IPv6 stay with the kernel; empty when they do not.
+    pub fn reasons(&self) -> [Vec<String>; 2] {
+        let (mut ipv4, mut ipv6) = (self.settings.hazards4.clone(), self.settings.hazards6.clone());
+        ipv4.extend(self.rib4.hiding());
+        ipv6.extend(self.rib6.hiding());
+        [ipv4, ipv6]
+    }
+
+    /// The tables, and what their routes are resolved in.
+    pub fn tables(&mut self) -> (&mut Rib<u32>, &mut Rib<u128>, Surroundings<'_>) {
+        let around = Surroundings {
+            links: &self.egresses,
+            objects: &self.objects,
+            multipath_policy: self.settings.multipath_policy,
+        };
+        (&mut self.rib4, &mut self.rib6, around)
+    }
+}
+
+impl Space {
+    /// The differences of everything that belongs to the router.
+    pub fn plan_tables(&mut self, router: RouterId, refresh: bool, batch: &mut Batch) {
+        if self.rib4.take_addresses_changed() {
+            let addresses = self.rib4.addresses().iter().copied().collect();
+            batch.addresses.push(Op::LocalAddresses { router, addresses });
+        }
+        let (rib4, rib6, around) = self.tables();
+        let (ipv4, ipv6) = (rib4.plan(&around, refresh), rib6.plan(&around, refresh));
+        batch.routes.reserve(ipv4.set.len() + ipv6.set.len());
+        batch.routes.extend(ipv4.set.into_iter().map(|(p, target)| Op::Route4(router, p, Some(target))));
+        batch.routes.extend(ipv6.set.into_iter().map(|(p, target)| Op::Route6(router, p, Some(target))));
+        batch.routes_gone.extend(ipv4.gone.into_iter().map(|p| Op::Route4(router, p, None)));
+        batch.routes_gone.extend(ipv6.gone.into_iter().map(|p| Op::Route6(router, p, None)));
+    }
+
+    /// Not a router: nothing of its tables is planned, and what had been went with the router.
+    pub fn withdraw(&mut self) {
+        self.rib4.settle();
+        self.rib6.settle();
+        self.refresh = true;
+    }
+}

@@ -1,0 +1,86 @@
+//! How long a full table takes: `cargo test --release -p millrace-logic mirror::tests::load -- --ignored --nocapture`.
+
+use super::*;
+use std::time::Instant;
+
+const ROUTES: u32 = 1_000_000;
+
+/// Prefix lengths in about the mix of the Internet's table, next hops of 64 gateways on two ports.
+fn table() -> Vec<Route<u32>> {
+    let mut state = 1u64;
+    let mut routes = Vec::with_capacity(ROUTES as usize);
+    let mut seen = std::collections::BTreeSet::new();
+    while routes.len() < ROUTES as usize {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let length = match state >> 58 {
+            0..36 => 24,
+            36..43 => 22,
+            43..49 => 23,
+            49..55 => 20 + (state >> 50 & 1) as u8,
+            _ => 16 + (state >> 50 & 3) as u8,
+        };
+        let address = 0x0100_0000 + ((state >> 16) as u32 % 0xde00_0000);
+        let prefix = Prefix4::new(address, length).unwrap();
+        if seen.insert(prefix) {
+            let gateway = format!("192.0.2.{}", 1 + (state >> 40) % 64);
+            let next = via(1 + (state >> 47 & 1) as u32, &gateway);
+            routes.push(Route { prefix, ..route4("0.0.0.0/0", next) });
+        }
+    }
+    routes.sort_unstable_by_key(|r| r.prefix);
+    routes
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap_or("VmRSS: 0");
+    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = work();
+    println!("{what}: {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
+    result
+}
+
+#[test]
+#[ignore = "a measurement; wants --release"]
+fn a_million_routes() {
+    let before = resident_kib();
+    let routes = table();
+    let (again, changes) =
+        (routes.clone(), routes.iter().step_by(10).take(100_000).cloned().collect::<Vec<_>>());
+    let mut bench = Bench::host(vec![], vec![]);
+    timed("load", || bench.see(Event::Routes(HOST, routes, vec![])));
+    let ops = timed("plan of the load", || bench.mirror.plan());
+    assert_eq!(ops.len(), ROUTES as usize);
+    drop(ops);
+
+    timed("equal load", || bench.see(Event::Routes(HOST, again, vec![])));
+    assert_eq!(timed("plan of the equal load", || bench.mirror.plan()), []);
+
+    let (gone, back) = (changes.clone(), changes);
+    println!("{} bytes per route", resident_kib().saturating_sub(before) * 1024 / u64::from(ROUTES));
+
+    timed("100,000 deletions, 1,000 a plan", || churn(&mut bench, Change::Delete, gone));
+    timed("100,000 additions, 1,000 a plan", || churn(&mut bench, Change::Add, back));
+
+    let shrunk = Link { mtu: 1400, ..physical(1) };
+    bench.see(Event::Link(HOST, shrunk));
+    let ops = timed("half of the routes to another MTU", || bench.mirror.plan());
+    assert!(ops.len() > 400_000);
+    bench.see(Event::Link(HOST, Link { up: false, mtu: 1400, ..physical(1) }));
+    assert_eq!(timed("link down", || bench.mirror.plan()).len(), 1);
+}
+
+fn churn(bench: &mut Bench, change: Change, routes: Vec<Route<u32>>) {
+    let mut ops = 0;
+    for (i, route) in routes.into_iter().enumerate() {
+        bench.see(Event::Route4(HOST, change, route));
+        if i % 1000 == 999 {
+            ops += bench.mirror.plan().len();
+        }
+    }
+    assert_eq!(ops, 100_000);
+}

@@ -1,0 +1,170 @@
+//! Tests of the mirror as a whole. `model` is what tables would make of a plan, `world` is a small Linux that changes at
+//! random; the decisions one by one are in `routes` and `links`.
+
+mod links;
+mod load;
+mod model;
+mod property;
+mod routes;
+mod world;
+
+use super::{Limits, Mirror};
+use crate::{
+    net::{Mac, Prefix4, Prefix6, Tag},
+    observe::*,
+    plan::{Op, PortId, ReversePath, Target},
+};
+use model::Model;
+use std::net::IpAddr;
+
+pub const HOST: NamespaceId = 0;
+pub const RED: NamespaceId = 1;
+
+pub fn p4(text: &str) -> Prefix4 {
+    text.parse().unwrap()
+}
+
+pub fn p6(text: &str) -> Prefix6 {
+    text.parse().unwrap()
+}
+
+pub fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+pub fn mac(last: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, last])
+}
+
+pub fn link(ifindex: u32, kind: LinkKind, below: Option<(NamespaceId, u32)>) -> Link {
+    Link {
+        ifindex,
+        name: format!("if{ifindex}"),
+        mac: mac(ifindex as u8),
+        mtu: 1500,
+        up: true,
+        carrier: true,
+        kind,
+        below,
+        master: None,
+        ipv4: LinkConf4 { forwarding: true, send_redirects: true, has_address: true, ..LinkConf4::default() },
+        ipv6: LinkConf6 { forwarding: true, ..LinkConf6::default() },
+        hazards: Vec::new(),
+    }
+}
+
+pub fn physical(ifindex: u32) -> Link {
+    link(ifindex, LinkKind::Physical, None)
+}
+
+pub fn vlan(ifindex: u32, vid: u16, below: (NamespaceId, u32)) -> Link {
+    link(ifindex, LinkKind::Vlan(Tag { vid, service: false }), Some(below))
+}
+
+pub fn macvlan(ifindex: u32, below: (NamespaceId, u32)) -> Link {
+    link(ifindex, LinkKind::Macvlan(MacvlanMode::Bridge), Some(below))
+}
+
+pub fn hop(ifindex: u32, gateway: Option<&str>) -> NextHop {
+    let gateway = gateway.map(ip);
+    NextHop { ifindex, gateway, weight: 1, dead: false, linkdown: false, complex: false }
+}
+
+pub fn via(ifindex: u32, gateway: &str) -> Next {
+    Next::One(hop(ifindex, Some(gateway)))
+}
+
+pub fn dev(ifindex: u32) -> Next {
+    Next::One(hop(ifindex, None))
+}
+
+pub fn route4(prefix: &str, next: Next) -> Route<u32> {
+    let (table, kind) = (254, RouteKind::Unicast);
+    Route { prefix: p4(prefix), table, metric: 0, tos: 0, kind, next, mtu: None, complex: None }
+}
+
+pub fn route6(prefix: &str, next: Next) -> Route<u128> {
+    let (table, kind) = (254, RouteKind::Unicast);
+    Route { prefix: p6(prefix), table, metric: 1024, tos: 0, kind, next, mtu: None, complex: None }
+}
+
+pub fn local4(prefix: &str) -> Route<u32> {
+    Route { table: 255, kind: RouteKind::Local, ..route4(prefix, dev(1)) }
+}
+
+pub fn port(namespace: NamespaceId, ifindex: u32) -> Port {
+    Port { namespace, ifindex, frags: true }
+}
+
+pub fn namespace(name: &str) -> Namespace {
+    Namespace { name: name.into(), host: name == "host", configured: false }
+}
+
+pub fn neighbour(ifindex: u32, address: &str, mac: Option<Mac>) -> Neighbour {
+    Neighbour { ifindex, address: ip(address), mac, stale: false }
+}
+
+/// A mirror and what the tables hold because of it.
+pub struct Bench {
+    pub mirror: Mirror,
+    pub model: Model,
+}
+
+impl Bench {
+    /// Ports 0 and 1 are links 1 and 2 of the host, with these routes.
+    pub fn host(routes4: Vec<Route<u32>>, routes6: Vec<Route<u128>>) -> Bench {
+        let dump =
+            Dump { links: vec![physical(1), physical(2), physical(9)], routes4, routes6, ..Dump::default() };
+        Bench::with(Limits::default(), dump)
+    }
+
+    pub fn with(limits: Limits, dump: Dump) -> Bench {
+        let mut bench = Bench { mirror: Mirror::new(limits), model: Model::default() };
+        bench.see(Event::Port(0, port(HOST, 1)));
+        bench.see(Event::Port(1, port(HOST, 2)));
+        bench.see(Event::Namespace(HOST, namespace("host")));
+        bench.see(Event::Dump(HOST, Box::new(dump)));
+        bench.plan();
+        bench
+    }
+
+    /// The namespace `red`, router 1.
+    pub fn add_red(&mut self, dump: Dump) {
+        self.see(Event::Namespace(RED, namespace("red")));
+        self.see(Event::Dump(RED, Box::new(dump)));
+        self.plan();
+    }
+
+    pub fn see(&mut self, event: Event) {
+        self.mirror.observe(event);
+    }
+
+    pub fn plan(&mut self) -> Vec<Op> {
+        let ops = self.mirror.plan();
+        self.model.apply(&ops);
+        assert_eq!(self.mirror.plan(), [], "a plan is complete");
+        ops
+    }
+
+    /// Takes these in and returns the plan.
+    pub fn after(&mut self, events: impl IntoIterator<Item = Event>) -> Vec<Op> {
+        events.into_iter().for_each(|event| self.see(event));
+        self.plan()
+    }
+
+    /// Where the tables of router 0 lead.
+    pub fn target4(&self, prefix: &str) -> Option<&Target> {
+        self.model.routers[&0].routes4.get(&p4(prefix))
+    }
+
+    pub fn target6(&self, prefix: &str) -> Option<&Target> {
+        self.model.routers[&0].routes6.get(&p6(prefix))
+    }
+}
+
+/// Reverse path filter of a link.
+pub fn filtering(mut link: Link, rp_filter: ReversePath, has_address: bool) -> Link {
+    link.ipv4.rp_filter = rp_filter;
+    link.ipv4.has_address = has_address;
+    link
+}

@@ -1,0 +1,161 @@
+//! What tables would make of a plan: maps, and the rules a plan must keep at every step.
+
+use crate::{
+    net::{Address, Prefix, Prefix4, Prefix6},
+    plan::*,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub ports: BTreeMap<PortId, bool>,
+    pub routers: BTreeMap<RouterId, RouterModel>,
+    pub interfaces: BTreeMap<InterfaceId, Interface>,
+    pub neighbours: BTreeMap<(InterfaceId, IpAddr), crate::net::Mac>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct RouterModel {
+    pub multipath_l4: [bool; 2],
+    pub addresses: BTreeSet<u32>,
+    pub routes4: BTreeMap<Prefix4, Target>,
+    pub routes6: BTreeMap<Prefix6, Target>,
+}
+
+/// Where a plan is: turning off, changing, turning on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Off,
+    Change,
+    On,
+}
+
+impl Model {
+    pub fn apply(&mut self, ops: &[Op]) {
+        let mut phase = Phase::Off;
+        for op in ops {
+            let now = self.phase(op);
+            if let Op::Interface(id, i) = op
+                && !self.interfaces.contains_key(id)
+            {
+                assert!(!i.ipv4 && !i.ipv6, "a new interface is on before its router is ready: {op:?}");
+            }
+            let neutral = now.is_none();
+            let now = now.unwrap_or(phase);
+            assert!(now >= phase || neutral, "{op:?} in phase {phase:?}");
+            phase = now;
+            self.step(op);
+        }
+        self.check();
+    }
+
+    /// The phase an operation belongs to; `None`: any.
+    fn phase(&self, op: &Op) -> Option<Phase> {
+        let Op::Interface(id, new) = op else { return Some(Phase::Change) };
+        let Some(old) = self.interfaces.get(id) else { return Some(Phase::Change) };
+        let ends = old.ipv4 && !new.ipv4 || old.ipv6 && !new.ipv6 || old.transmit && !new.transmit;
+        let begins = !old.ipv4 && new.ipv4 || !old.ipv6 && new.ipv6 || !old.transmit && new.transmit;
+        assert!(!(ends && begins), "{op:?} both ends and begins something: {old:?}");
+        (ends || begins).then_some(if ends { Phase::Off } else { Phase::On })
+    }
+
+    fn step(&mut self, op: &Op) {
+        match op {
+            Op::Port { port, frags } => {
+                self.ports.insert(*port, *frags);
+            }
+            Op::Router { router, multipath_l4 } => {
+                self.routers.entry(*router).or_default().multipath_l4 = *multipath_l4;
+            }
+            Op::RouterGone(router) => {
+                self.routers.remove(router).expect("a router that exists goes");
+                assert!(self.interfaces.values().all(|i| i.router != *router), "its interfaces went first");
+            }
+            Op::LocalAddresses { router, addresses } => {
+                self.routers.get_mut(router).unwrap().addresses = addresses.iter().copied().collect();
+            }
+            Op::Interface(id, interface) => {
+                assert!(
+                    self.ports.contains_key(&interface.port) && self.routers.contains_key(&interface.router)
+                );
+                let key = |i: &Interface| (i.port, i.vlan, i.mac);
+                let rival =
+                    self.interfaces.iter().find(|(other, i)| *other != id && key(i) == key(interface));
+                assert_eq!(rival, None, "two interfaces with one address");
+                if let Some(old) = self.interfaces.insert(*id, interface.clone()) {
+                    assert_eq!(
+                        (key(&old), old.router),
+                        (key(interface), interface.router),
+                        "a number is used again"
+                    );
+                }
+            }
+            Op::InterfaceGone(id) => {
+                self.interfaces.remove(id).expect("an interface that exists goes");
+                self.neighbours.retain(|(interface, _), _| interface != id);
+            }
+            Op::Route4(router, prefix, target) => {
+                self.check_target(*router, target.as_ref());
+                set(&mut self.routers.get_mut(router).unwrap().routes4, *prefix, target);
+            }
+            Op::Route6(router, prefix, target) => {
+                self.check_target(*router, target.as_ref());
+                set(&mut self.routers.get_mut(router).unwrap().routes6, *prefix, target);
+            }
+            Op::Neighbour(id, address, mac) => {
+                assert!(self.interfaces.contains_key(id));
+                let old = match mac {
+                    Some(mac) => self.neighbours.insert((*id, *address), *mac),
+                    None => self.neighbours.remove(&(*id, *address)),
+                };
+                assert_ne!(old, *mac, "{op:?} says nothing new");
+            }
+        }
+    }
+
+    fn check_target(&self, router: RouterId, target: Option<&Target>) {
+        match target {
+            Some(Target::Hop(hop)) => {
+                let interface =
+                    self.interfaces.get(&hop.interface).expect("the interface comes before its routes");
+                assert_eq!(interface.router, router);
+            }
+            Some(Target::Multi(members)) => {
+                members.iter().for_each(|(t, _)| self.check_target(router, Some(t)))
+            }
+            Some(Target::Pass { .. }) | None => {}
+        }
+    }
+
+    fn check(&self) {
+        for (id, router) in &self.routers {
+            router
+                .routes4
+                .values()
+                .chain(router.routes6.values())
+                .for_each(|t| self.check_target(*id, Some(t)));
+        }
+    }
+
+    /// Has the router a route for each of these addresses?
+    pub fn covered(&self, router: RouterId, addresses: &[u32]) -> Vec<bool> {
+        let routes = self.routers.get(&router).map(|r| &r.routes4);
+        addresses.iter().map(|a| routes.is_some_and(|r| r.keys().any(|p| p.contains(*a)))).collect()
+    }
+
+    /// Applies one operation without the rules about order.
+    pub fn apply_one(&mut self, op: &Op) {
+        self.step(op);
+    }
+}
+
+fn set<A: Address>(routes: &mut BTreeMap<Prefix<A>, Target>, prefix: Prefix<A>, target: &Option<Target>) {
+    let old = match target {
+        Some(target) => routes.insert(prefix, target.clone()),
+        None => routes.remove(&prefix),
+    };
+    assert_ne!(old, *target, "{prefix} says nothing new");
+}

@@ -1,0 +1,112 @@
+//! What people are shown: the state as of the last plan.
+
+use super::{Mirror, reconcile::Standing};
+use crate::{
+    net::{Mac, Vlan},
+    observe::NamespaceId,
+    plan::{InterfaceId, PortId, RouterId},
+};
+
+/// A namespace and the router it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouterView {
+    pub namespace: NamespaceId,
+    /// As [`Namespace::name`](crate::observe::Namespace::name).
+    pub name: String,
+    /// It holds the ports themselves.
+    pub host: bool,
+    /// Named in the configuration.
+    pub configured: bool,
+    /// `None`: not a router, or no number was free.
+    pub router: Option<RouterId>,
+    /// Why its IPv4 stays with the kernel, as sentences; empty: accelerated.
+    pub ipv4: Vec<String>,
+    /// The same for IPv6.
+    pub ipv6: Vec<String>,
+}
+
+/// A link that is, or could be, an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceView {
+    pub namespace: NamespaceId,
+    pub name: String,
+    pub ifindex: u32,
+    /// `None`: left to the kernel altogether; the reasons say why.
+    pub interface: Option<InterfaceId>,
+    pub port: PortId,
+    pub vlan: Vlan,
+    pub mac: Mac,
+    /// IPv4 that arrives here is accelerated: neither interface nor router has a reason against it.
+    pub ipv4: bool,
+    /// The same for IPv6.
+    pub ipv6: bool,
+    /// Packets may leave here on the fast path.
+    pub transmit: bool,
+    /// Its own reasons against IPv4, as sentences; its router may have others.
+    pub reasons4: Vec<String>,
+    /// The same for IPv6.
+    pub reasons6: Vec<String>,
+}
+
+/// Where a neighbour lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourView {
+    pub namespace: NamespaceId,
+    pub ifindex: u32,
+    /// `NUD_STALE`: the kernel forgets it unless someone uses it.
+    pub stale: bool,
+}
+
+impl Mirror {
+    /// All namespaces known, as of the last plan.
+    pub fn routers(&self) -> impl Iterator<Item = RouterView> {
+        self.spaces.iter().map(|(namespace, space)| {
+            let [mut ipv4, mut ipv6] = space.reasons();
+            let wants = self.standings.iter().any(|s| s.shape.link.0 == *namespace);
+            let missing = match space.router {
+                Some(_) => None,
+                None if !space.dumped => Some("the namespace has not been read yet"),
+                None if wants => Some("there are too many routers: no number is free"),
+                None => Some("it has no interface on a port"),
+            };
+            ipv4.extend(missing.map(String::from));
+            ipv6.extend(missing.map(String::from));
+            RouterView {
+                namespace: *namespace,
+                name: space.about.name.clone(),
+                host: space.about.host,
+                configured: space.about.configured,
+                router: space.router.map(|router| router.id),
+                ipv4,
+                ipv6,
+            }
+        })
+    }
+
+    /// All links that are or could be interfaces, as of the last plan, by namespace and index.
+    pub fn interfaces(&self) -> impl Iterator<Item = InterfaceView> {
+        self.standings.iter().map(|standing| self.interface_view(standing))
+    }
+
+    fn interface_view(&self, standing: &Standing) -> InterfaceView {
+        let shape = &standing.shape;
+        let planned = self.held.get(&shape.link).map(|held| &held.interface);
+        let reasons = |own: &[String]| {
+            shape.common.iter().chain(&standing.trouble).chain(own).cloned().collect::<Vec<_>>()
+        };
+        InterfaceView {
+            namespace: shape.link.0,
+            name: shape.name.clone(),
+            ifindex: shape.link.1,
+            interface: standing.id,
+            port: shape.address.0,
+            vlan: shape.address.1,
+            mac: shape.address.2,
+            ipv4: planned.is_some_and(|i| i.ipv4),
+            ipv6: planned.is_some_and(|i| i.ipv6),
+            transmit: planned.is_some_and(|i| i.transmit),
+            reasons4: reasons(&shape.ipv4),
+            reasons6: reasons(&shape.ipv6),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What a namespace holds that the fast path would bypass, found by asking the kernel, told as sentences that name the
+//! thing and the way out.
+//!
+//! | file | what | told of changes by |
+//! |---|---|---|
+//! | [`netfilter`] | nftables base chains | nfnetlink group |
+//! | [`xfrm`] | IPsec policies | XFRM group |
+//! | [`rules`] | policy routing rules | rtnetlink groups |
+//! | [`traffic`] | qdiscs and filters | rtnetlink group |
+//! | [`bpf`] | tcx and netfilter programs | nobody: polled |
+//! | here | legacy iptables tables | nobody: polled |
+//!
+//! Hooks for input and output do not matter: packets for the box itself take the kernel's way. Connection tracking
+//! registers its hooks only when a rule wants them, so the rule's own hook stands for it.
+
+pub mod bpf;
+pub mod netfilter;
+pub mod rules;
+pub mod traffic;
+pub mod xfrm;
+
+use crate::{netlink::socket::Socket, observer::sysctl::Sysctls};
+use logic::observe::Settings;
+use std::{collections::BTreeMap, io};
+
+/// Sentences for IPv4 and for IPv6.
+pub type ByFamily = [Vec<String>; 2];
+
+/// Receive buffers of the subscriptions: an overrun is itself a sign that something changed.
+const LISTEN_BUFFER_BYTES: usize = 256 << 10;
+
+/// A protocol beside rtnetlink: a socket for questions, one that tells of changes.
+pub struct Side {
+    requests: Socket,
+    /// Readable when something changed.
+    pub events: Socket,
+}
+
+impl Side {
+    fn open(protocol: i32, group: u32) -> Option<Side> {
+        let requests = Socket::requests(protocol).ok()?;
+        let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES).ok()?;
+        Some(Side { requests, events })
+    }
+}
+
+/// The hazards of one namespace.
+pub struct Hazards {
+    /// `None`: the kernel lacks it, or could not be asked.
+    pub netfilter: Option<Side>,
+    pub xfrm: Option<Side>,
+    namespace: Vec<ByFamily>,
+    legacy: [Vec<String>; 2],
+    traffic: BTreeMap<u32, Vec<traffic::Finding>>,
+    /// Programs on tcx, per device.
+    tcx: BTreeMap<u32, u32>,
+    /// BPF netfilter programs anywhere: the kernel does not say in which namespace.
+    programs: ByFamily,
+}
+
+impl Hazards {
+    /// Opens sockets in the calling thread's namespace.
+    pub fn open() -> Hazards {
+        Hazards {
+            netfilter: Side::open(libc::NETLINK_NETFILTER, netfilter::GROUP),
+            xfrm: Side::open(libc::NETLINK_XFRM, xfrm::GROUP),
+            namespace: Vec::new(),
+            legacy: Default::default(),
+            traffic: BTreeMap::new(),
+            tcx: BTreeMap::new(),
+            programs: Default::default(),
+        }
+    }
+
+    /// Everything that can be asked through these sockets.
+    pub fn read_all(&mut self, route: &mut Socket, sysctls: &Sysctls) {
+        self.read_namespace(route, sysctls);
+        self.read_traffic(route);
+    }
+
+    /// Rules, netfilter, XFRM, legacy tables.
+    pub fn read_namespace(&mut self, route: &mut Socket, sysctls: &Sysctls) {
+        let absent = || Ok(Default::default());
+        let netfilter =
+            self.netfilter.as_mut().map_or_else(absent, |side| netfilter::read(&mut side.requests));
+        let xfrm = self.xfrm.as_mut().map_or_else(absent, |side| xfrm::read(&mut side.requests));
+        self.namespace = vec![
+            or_doubt(netfilter, "nftables rulesets"),
+            or_doubt(xfrm, "IPsec policies"),
+            or_doubt(rules::read(route), "policy rules"),
+        ];
+        self.read_polled(sysctls);
+    }
+
+    /// Qdiscs and filters.
+    pub fn read_traffic(&mut self, route: &mut Socket) {
+        match traffic::read(route) {
+            Ok(found) => self.traffic = found,
+            // A device that went while it was asked for: its message makes us ask again.
+            Err(error) => tracing::debug!(%error, "qdiscs could not be read"),
+        }
+    }
+
+    /// What costs nothing to look at.
+    pub fn read_polled(&mut self, sysctls: &Sysctls) {
+        self.legacy = sysctls.legacy_tables();
+    }
+
+    /// Programs on tcx, as counted elsewhere; is that news?
+    pub fn set_tcx(&mut self, counted: BTreeMap<u32, u32>) -> bool {
+        let news = self.tcx != counted;
+        self.tcx = counted;
+        news
+    }
+
+    /// BPF netfilter programs, as listed elsewhere.
+    pub fn set_programs(&mut self, programs: &ByFamily) {
+        if self.programs != *programs {
+            self.programs.clone_from(programs);
+        }
+    }
+
+    /// The device is gone.
+    pub fn forget_link(&mut self, ifindex: u32) {
+        self.traffic.remove(&ifindex);
+        self.tcx.remove(&ifindex);
+    }
+
+    /// Sentences about a device.
+    pub fn of_link(&self, ifindex: u32, device: &str, namespace: &str) -> Vec<String> {
+        let found = self.traffic.get(&ifindex).into_iter().flatten();
+        let mut sentences: Vec<String> = found.map(|f| f.sentence(device, namespace)).collect();
+        if let Some(count) = self.tcx.get(&ifindex) {
+            sentences.push(format!(
+                "{device} has {count} tcx program(s); find them with: {}",
+                command(namespace, &format!("bpftool net show dev {device}"))
+            ));
+        }
+        sentences
+    }
+
+    /// Sentences about the namespace as a whole; the multipath policy is not set.
+    pub fn of_namespace(&self, namespace: &str) -> Settings {
+        let mut all: ByFamily = Default::default();
+        for (i, sentences) in all.iter_mut().enumerate() {
+            let found = self.namespace.iter().chain([&self.programs]).flat_map(|found| &found[i]);
+            sentences.extend(found.map(|sentence| sentence.replace(IN_NAMESPACE, &command(namespace, ""))));
+            sentences.extend(self.legacy[i].iter().map(|table| legacy_sentence(i, table)));
+        }
+        let [hazards4, hazards6] = all;
+        Settings { hazards4, hazards6, ..Settings::default() }
+    }
+}
+
+/// Stands in a sentence where a command begins that has to run in the namespace.
+const IN_NAMESPACE: &str = "\u{1}";
+
+/// A shell command that runs in the namespace of this name.
+pub fn command(namespace: &str, text: &str) -> String {
+    match (namespace, namespace.strip_prefix("pid:")) {
+        ("host", _) => text.into(),
+        (_, Some(pid)) => format!("nsenter -t {pid} -n {text}"),
+        (name, _) if name.starts_with("netns:") => format!("(in {name}) {text}"),
+        (name, _) => format!("ip netns exec {name} {text}"),
+    }
+}
+
+fn legacy_sentence(family: usize, table: &str) -> String {
+    let (tool, module) = [("iptables", "iptable"), ("ip6tables", "ip6table")][family];
+    format!(
+        "legacy {tool} table {table} is loaded, which hooks forwarding even when it is empty; \
+         unload it with: rmmod {module}_{table} (or recreate the namespace, where it is built in)"
+    )
+}
+
+/// What cannot be read is taken for a hazard: better slow than wrong.
+fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
+    result.unwrap_or_else(|error| {
+        let sentence = format!("{what} could not be read: {error}");
+        [vec![sentence.clone()], vec![sentence]]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_run_where_the_thing_is() {
+        assert_eq!(command("host", "nft"), "nft");
+        assert_eq!(command("pid:7", "nft"), "nsenter -t 7 -n nft");
+        assert_eq!(command("red", "nft"), "ip netns exec red nft");
+    }
+}

@@ -1,0 +1,288 @@
+//! `RTM_NEWLINK`: a device, with the per-device settings its `IFLA_AF_SPEC` carries; `RTM_NEWADDR` as far as it matters.
+//!
+//! Kernel source: `rtnl_fill_ifinfo` in `net/core/rtnetlink.c`, `struct ifinfomsg`.
+
+use super::{INET, INET6, rtm, wire};
+use logic::{
+    net::{Mac, Tag},
+    observe::{LinkKind, MacvlanMode},
+};
+
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+const IFLA_LINK: u16 = 5;
+const IFLA_QDISC: u16 = 6;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_AF_SPEC: u16 = 26;
+const IFLA_EXT_MASK: u16 = 29;
+const IFLA_LINK_NETNSID: u16 = 37;
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_ATTACHED: u16 = 2;
+const IFLA_NEW_NETNSID: u16 = 45;
+const IFLA_INFO_KIND: u16 = 1;
+const IFLA_INFO_DATA: u16 = 2;
+const IFLA_VLAN_ID: u16 = 1;
+const IFLA_VLAN_EGRESS_QOS: u16 = 3;
+const IFLA_VLAN_PROTOCOL: u16 = 5;
+const IFLA_MACVLAN_MODE: u16 = 1;
+const IFLA_INET_CONF: u16 = 1;
+const IFLA_INET6_CONF: u16 = 2;
+const RTEXT_FILTER_SKIP_STATS: u32 = 8;
+const ETH_P_8021AD: [u8; 2] = [0x88, 0xa8];
+
+const IFF_UP: u32 = 1;
+const IFF_LOOPBACK: u32 = 8;
+const IFF_LOWER_UP: u32 = 1 << 16;
+
+const HEADER: usize = 16;
+
+/// A device as one message describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RawLink {
+    pub ifindex: u32,
+    pub name: String,
+    pub mac: Mac,
+    pub mtu: u32,
+    /// `IFF_UP`.
+    pub up: bool,
+    /// `IFF_LOWER_UP`.
+    pub carrier: bool,
+    pub kind: LinkKind,
+    /// `IFLA_LINK`; `None` if none or the device itself.
+    pub below: Option<u32>,
+    /// `IFLA_LINK_NETNSID`: where `below` is; `None`: in the same namespace.
+    pub below_nsid: Option<i32>,
+    pub master: Option<u32>,
+    /// `IFLA_QDISC`: kind of the root qdisc.
+    pub qdisc: String,
+    /// An XDP program of any mode is attached.
+    pub xdp: bool,
+    /// A VLAN device that maps priorities to PCP bits on egress.
+    pub egress_priority_map: bool,
+    /// `IFLA_INET_CONF`: `IPV4_DEVCONF_*` values, `None` if the message has none (loopback-less or IPv4 off).
+    pub conf4: Option<Box<[u32]>>,
+    /// `IFLA_INET6_CONF`.
+    pub conf6: Option<Box<[u32]>>,
+}
+
+/// What a message of the link group says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LinkMessage {
+    New(Box<RawLink>),
+    /// Gone; `moved`: to another namespace (`IFLA_NEW_NETNSID`).
+    Gone {
+        ifindex: u32,
+        moved: bool,
+    },
+}
+
+/// A dump of all devices, without statistics.
+pub fn dump() -> wire::Request {
+    wire::Request::new(rtm::GETLINK, wire::DUMP, &[0; HEADER])
+        .with(IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes())
+}
+
+/// A dump of all addresses of a family.
+pub fn dump_addresses(family: u8) -> wire::Request {
+    wire::Request::new(rtm::GETADDR, wire::DUMP, &[family, 0, 0, 0, 0, 0, 0, 0])
+}
+
+/// `RTM_NEWLINK` or `RTM_DELLINK`; `None` for messages of a bridge or IPv6 about its use of a link.
+pub fn parse(message: wire::Message<'_>) -> Option<LinkMessage> {
+    let payload = message.payload;
+    if *payload.first()? != 0 {
+        return None;
+    }
+    let ifindex = wire::u32_at(payload, 4)?;
+    match message.kind {
+        rtm::NEWLINK => Some(LinkMessage::New(Box::new(parse_link(payload, ifindex)?))),
+        rtm::DELLINK => {
+            let moved = wire::attributes_after(payload, HEADER).any(|a| a.0 == IFLA_NEW_NETNSID);
+            Some(LinkMessage::Gone { ifindex, moved })
+        }
+        _ => None,
+    }
+}
+
+fn parse_link(payload: &[u8], ifindex: u32) -> Option<RawLink> {
+    let flags = wire::u32_at(payload, 8)?;
+    let mut link = RawLink {
+        ifindex,
+        name: String::new(),
+        mac: Mac::default(),
+        mtu: 0,
+        up: flags & IFF_UP != 0,
+        carrier: flags & IFF_LOWER_UP != 0,
+        kind: if flags & IFF_LOOPBACK != 0 { LinkKind::Loopback } else { LinkKind::Physical },
+        below: None,
+        below_nsid: None,
+        master: None,
+        qdisc: String::new(),
+        xdp: false,
+        egress_priority_map: false,
+        conf4: None,
+        conf6: None,
+    };
+    for (kind, value) in wire::attributes_after(payload, HEADER) {
+        match kind {
+            IFLA_ADDRESS => link.mac = Mac::from_slice(value).unwrap_or_default(),
+            IFLA_IFNAME => link.name = wire::text(value),
+            IFLA_MTU => link.mtu = wire::u32_at(value, 0)?,
+            IFLA_LINK => link.below = wire::u32_at(value, 0).filter(|i| *i != 0),
+            IFLA_LINK_NETNSID => link.below_nsid = wire::u32_at(value, 0).map(|i| i as i32),
+            IFLA_MASTER => link.master = wire::u32_at(value, 0).filter(|i| *i != 0),
+            IFLA_QDISC => link.qdisc = wire::text(value),
+            IFLA_XDP => {
+                link.xdp = wire::attribute(value, IFLA_XDP_ATTACHED).is_some_and(|v| v.first() > Some(&0))
+            }
+            IFLA_LINKINFO => parse_kind(value, &mut link),
+            IFLA_AF_SPEC => parse_settings(value, &mut link),
+            _ => (),
+        }
+    }
+    if link.below_nsid.is_none() && link.below == Some(ifindex) {
+        link.below = None;
+    }
+    // Wireless extensions send RTM_NEWLINK with nothing of a device in it.
+    (!link.name.is_empty()).then_some(link)
+}
+
+fn parse_kind(info: &[u8], link: &mut RawLink) {
+    let Some(kind) = wire::attribute(info, IFLA_INFO_KIND).map(wire::text) else { return };
+    let data = wire::attribute(info, IFLA_INFO_DATA).unwrap_or_default();
+    let known = match kind.as_str() {
+        "vlan" => parse_vlan(data),
+        "macvlan" => parse_macvlan(data),
+        _ => None,
+    };
+    link.egress_priority_map =
+        kind == "vlan" && wire::attribute(data, IFLA_VLAN_EGRESS_QOS).is_some_and(|map| !map.is_empty());
+    link.kind = known.unwrap_or(LinkKind::Other(kind));
+}
+
+fn parse_vlan(data: &[u8]) -> Option<LinkKind> {
+    let vid = wire::u16_at(wire::attribute(data, IFLA_VLAN_ID)?, 0)?;
+    let service = wire::attribute(data, IFLA_VLAN_PROTOCOL) == Some(&ETH_P_8021AD[..]);
+    (vid < 4095).then_some(LinkKind::Vlan(Tag { vid, service }))
+}
+
+fn parse_macvlan(data: &[u8]) -> Option<LinkKind> {
+    Some(LinkKind::Macvlan(match wire::u32_at(wire::attribute(data, IFLA_MACVLAN_MODE)?, 0)? {
+        1 => MacvlanMode::Private,
+        2 => MacvlanMode::Vepa,
+        4 => MacvlanMode::Bridge,
+        8 => MacvlanMode::Passthru,
+        16 => MacvlanMode::Source,
+        _ => return None,
+    }))
+}
+
+fn parse_settings(specific: &[u8], link: &mut RawLink) {
+    let words = |value: &[u8]| value.chunks_exact(4).filter_map(|w| wire::u32_at(w, 0)).collect();
+    for (family, value) in wire::attributes(specific) {
+        if family == u16::from(INET) {
+            link.conf4 = wire::attribute(value, IFLA_INET_CONF).map(words);
+        } else if family == u16::from(INET6) {
+            link.conf6 = wire::attribute(value, IFLA_INET6_CONF).map(words);
+        }
+    }
+}
+
+/// An IPv4 address of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address4 {
+    pub ifindex: u32,
+    /// (address, prefix length, peer's address): what makes it distinct.
+    pub key: (u32, u8, u32),
+}
+
+/// `RTM_NEWADDR` or `RTM_DELADDR` of IPv4.
+pub fn parse_address4(payload: &[u8]) -> Option<Address4> {
+    const IFA_ADDRESS: u16 = 1;
+    const IFA_LOCAL: u16 = 2;
+    if *payload.first()? != INET {
+        return None;
+    }
+    let ifindex = wire::u32_at(payload, 4)?;
+    let (mut address, mut local) = (0, 0);
+    for (kind, value) in wire::attributes_after(payload, 8) {
+        match kind {
+            IFA_ADDRESS => address = wire::be32_at(value, 0)?,
+            IFA_LOCAL => local = wire::be32_at(value, 0)?,
+            _ => (),
+        }
+    }
+    Some(Address4 { ifindex, key: (local, payload[1], address) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wire::Request;
+
+    fn built(request: Request) -> Vec<u8> {
+        let mut request = request;
+        request.bytes(1).to_vec()
+    }
+
+    fn nested(parts: &[(u16, &[u8])]) -> Vec<u8> {
+        let request = parts.iter().fold(Request::new(0, 0, &[]), |r, (kind, value)| r.with(*kind, value));
+        built(request)[16..].to_vec()
+    }
+
+    #[test]
+    fn a_vlan_with_settings() {
+        let data = nested(&[(1, &[100, 0]), (5, &[0x88, 0xa8]), (3, &[])]);
+        let info = nested(&[(1, b"vlan\0"), (2, &data)]);
+        let conf: Vec<u8> = (0u32..40).flat_map(u32::to_ne_bytes).collect();
+        let specific = nested(&[(2, &nested(&[(1, &conf)])), (10, &nested(&[(2, &conf[..8])]))]);
+        let mut header = [0; 16];
+        header[4] = 7;
+        header[8..12].copy_from_slice(&(IFF_UP | IFF_LOWER_UP).to_ne_bytes());
+        let bytes = built(
+            Request::new(rtm::NEWLINK, 0, &header)
+                .with(IFLA_IFNAME, b"eth0.100\0")
+                .with(IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1])
+                .with(IFLA_MTU, &1500u32.to_ne_bytes())
+                .with(IFLA_LINK, &3u32.to_ne_bytes())
+                .with(IFLA_LINK_NETNSID, &0u32.to_ne_bytes())
+                .with(IFLA_LINKINFO, &info)
+                .with(IFLA_AF_SPEC | 0x8000, &specific),
+        );
+        let Some(LinkMessage::New(link)) = wire::messages(&bytes).next().and_then(parse) else { panic!() };
+        assert_eq!((link.ifindex, link.name.as_str(), link.mtu), (7, "eth0.100", 1500));
+        assert_eq!(link.kind, LinkKind::Vlan(Tag { vid: 100, service: true }));
+        assert_eq!((link.below, link.below_nsid), (Some(3), Some(0)));
+        assert!(link.up && link.carrier && !link.egress_priority_map);
+        assert_eq!(link.conf4.as_deref().map(|c| (c.len(), c[8])), Some((40, 8)));
+        assert_eq!(link.conf6.as_deref(), Some(&[0, 1][..]));
+    }
+
+    #[test]
+    fn a_bridge_port_message_is_not_a_link() {
+        let mut header = [0; 16];
+        header[0] = libc::AF_BRIDGE as u8;
+        let bytes = built(Request::new(rtm::DELLINK, 0, &header));
+        assert_eq!(wire::messages(&bytes).next().and_then(parse), None);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(kind in 16u16..22, bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(wire::Message { kind, flags: 0, sequence: 0, payload: &bytes });
+            let _ = parse_address4(&bytes);
+        }
+
+        #[test]
+        fn never_panics_on_odd_attributes(
+            parts in prop::collection::vec((0u16..60, prop::collection::vec(any::<u8>(), 0..40)), 0..8)
+        ) {
+            let mut payload = vec![0; HEADER];
+            payload.extend(nested(&parts.iter().map(|p| (p.0, &p.1[..])).collect::<Vec<_>>()));
+            let _ = parse(wire::Message { kind: rtm::NEWLINK, flags: 0, sequence: 0, payload: &payload });
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Netlink by hand: framing, sockets, and one file per message that is read.
+//!
+//! | file | what |
+//! |---|---|
+//! | [`wire`] | framing: messages, attributes, requests |
+//! | [`socket`] | sockets: dumps, requests, subscriptions |
+//! | [`link`] | `RTM_NEWLINK`: devices and the settings they carry; `RTM_NEWADDR` |
+//! | [`netconf`] | `RTM_NEWNETCONF`: changes of settings |
+//! | [`route`] | `RTM_NEWROUTE` |
+//! | [`nexthop`] | `RTM_NEWNEXTHOP` |
+//! | [`neighbour`] | `RTM_NEWNEIGH`, and asking the kernel to probe |
+//! | [`nsid`] | `RTM_GETNSID`: which namespace a number means |
+//!
+//! Parsers are written by hand, not taken from netlink-packet-route: it has no nexthop objects and no netconf, it fails
+//! a whole message for one attribute whose length a newer kernel changed, and it allocates per attribute, which a
+//! million routes feel. Here a parser takes what it needs, ignores the rest, and never panics.
+
+pub mod link;
+pub mod neighbour;
+pub mod netconf;
+pub mod nexthop;
+pub mod nsid;
+pub mod route;
+pub mod socket;
+pub mod wire;
+
+/// `RTM_*` (`include/uapi/linux/rtnetlink.h`).
+pub mod rtm {
+    pub const NEWLINK: u16 = 16;
+    pub const DELLINK: u16 = 17;
+    pub const GETLINK: u16 = 18;
+    pub const NEWADDR: u16 = 20;
+    pub const DELADDR: u16 = 21;
+    pub const GETADDR: u16 = 22;
+    pub const NEWROUTE: u16 = 24;
+    pub const DELROUTE: u16 = 25;
+    pub const GETROUTE: u16 = 26;
+    pub const NEWNEIGH: u16 = 28;
+    pub const DELNEIGH: u16 = 29;
+    pub const GETNEIGH: u16 = 30;
+    pub const NEWRULE: u16 = 32;
+    pub const DELRULE: u16 = 33;
+    pub const GETRULE: u16 = 34;
+    pub const NEWQDISC: u16 = 36;
+    pub const GETQDISC: u16 = 38;
+    pub const DELTCLASS: u16 = 41;
+    pub const NEWTFILTER: u16 = 44;
+    pub const GETTFILTER: u16 = 46;
+    pub const DELCHAIN: u16 = 101;
+    pub const NEWNETCONF: u16 = 80;
+    pub const NEWNSID: u16 = 88;
+    pub const DELNSID: u16 = 89;
+    pub const GETNSID: u16 = 90;
+    pub const NEWNEXTHOP: u16 = 104;
+    pub const DELNEXTHOP: u16 = 105;
+    pub const GETNEXTHOP: u16 = 106;
+}
+
+/// `RTNLGRP_*` that the observer listens to.
+pub const GROUPS: &[u32] = &[
+    1,  // LINK
+    3,  // NEIGH
+    4,  // TC
+    5,  // IPV4_IFADDR
+    7,  // IPV4_ROUTE
+    8,  // IPV4_RULE
+    11, // IPV6_ROUTE
+    19, // IPV6_RULE
+    24, // IPV4_NETCONF
+    25, // IPV6_NETCONF
+    28, // NSID
+    32, // NEXTHOP
+];
+
+/// `AF_INET` as a family byte.
+pub const INET: u8 = libc::AF_INET as u8;
+/// `AF_INET6` as a family byte.
+pub const INET6: u8 = libc::AF_INET6 as u8;

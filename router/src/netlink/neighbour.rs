@@ -1,0 +1,108 @@
+//! `RTM_NEWNEIGH`: neighbour entries, and asking the kernel to resolve or revalidate one.
+//!
+//! Kernel source: `neigh_fill_info` and `neigh_add` in `net/core/neighbour.c`, `struct ndmsg`.
+
+use super::{INET, INET6, rtm, wire};
+use logic::{net::Mac, observe::Neighbour};
+use std::net::IpAddr;
+
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NUD_REACHABLE: u16 = 0x02;
+const NUD_STALE: u16 = 0x04;
+const NUD_DELAY: u16 = 0x08;
+const NUD_PROBE: u16 = 0x10;
+const NUD_NOARP: u16 = 0x40;
+const NUD_PERMANENT: u16 = 0x80;
+const NUD_VALID: u16 = NUD_PERMANENT | NUD_NOARP | NUD_REACHABLE | NUD_PROBE | NUD_STALE | NUD_DELAY;
+const NTF_USE: u8 = 1;
+const NTF_PROXY: u8 = 8;
+const HEADER: usize = 12;
+
+/// A dump of a family's entries.
+pub fn dump(family: u8) -> wire::Request {
+    let mut header = [0; HEADER];
+    header[0] = family;
+    wire::Request::new(rtm::GETNEIGH, wire::DUMP, &header)
+}
+
+/// Have the kernel act as if a packet had just been sent to the neighbour (`NTF_USE`): a stale entry is revalidated.
+/// With `create`, an entry that does not exist is made and resolved; without, it is an error (`ENOENT`).
+///
+/// Not for permanent entries: `NTF_USE` makes the kernel forget that they are (`__neigh_update`).
+pub fn touch(ifindex: u32, address: IpAddr, create: bool) -> wire::Request {
+    let mut header = [0; HEADER];
+    header[0] = if address.is_ipv4() { INET } else { INET6 };
+    header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    header[10] = NTF_USE;
+    let request =
+        wire::Request::new(rtm::NEWNEIGH, wire::ACK | if create { wire::CREATE } else { 0 }, &header);
+    match address {
+        IpAddr::V4(a) => request.with(NDA_DST, &a.octets()),
+        IpAddr::V6(a) => request.with(NDA_DST, &a.octets()),
+    }
+}
+
+/// An entry; `None` for those of bridges and for proxy entries. After `RTM_DELNEIGH` it has no MAC address.
+pub fn parse(message: wire::Message<'_>) -> Option<Neighbour> {
+    let payload = message.payload;
+    if !matches!(message.kind, rtm::NEWNEIGH | rtm::DELNEIGH)
+        || !matches!(*payload.first()?, INET | INET6)
+        || *payload.get(10)? & NTF_PROXY != 0
+    {
+        return None;
+    }
+    let ifindex = wire::u32_at(payload, 4)?;
+    let state = wire::u16_at(payload, 8)?;
+    let (mut address, mut mac) = (None, None);
+    for (kind, value) in wire::attributes_after(payload, HEADER) {
+        match kind {
+            NDA_DST => address = wire::address(value),
+            NDA_LLADDR => mac = Mac::from_slice(value),
+            _ => (),
+        }
+    }
+    let valid = message.kind == rtm::NEWNEIGH && state & NUD_VALID != 0;
+    Some(Neighbour {
+        ifindex,
+        address: address?,
+        mac: mac.filter(|_| valid),
+        stale: valid && state & NUD_STALE != 0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wire::{Message, Request};
+
+    fn parsed(kind: u16, state: u16, flags: u8) -> Option<Neighbour> {
+        let [low, high] = state.to_ne_bytes();
+        let mut request = Request::new(kind, 0, &[INET, 0, 0, 0, 6, 0, 0, 0, low, high, flags, 1])
+            .with(NDA_DST, &[192, 0, 2, 9])
+            .with(NDA_LLADDR, &[2, 0, 0, 0, 0, 9]);
+        wire::messages(request.bytes(1)).next().and_then(parse)
+    }
+
+    #[test]
+    fn only_valid_states_have_a_mac() {
+        for (state, valid) in
+            [(1, false), (2, true), (4, true), (8, true), (16, true), (32, false), (64, true)]
+        {
+            let neighbour = parsed(rtm::NEWNEIGH, state, 0).unwrap();
+            assert_eq!(neighbour.mac.is_some(), valid, "state {state}");
+            assert_eq!(neighbour.stale, state == NUD_STALE);
+            assert_eq!(neighbour.ifindex, 6);
+        }
+        assert_eq!(parsed(rtm::DELNEIGH, NUD_REACHABLE, 0).unwrap().mac, None);
+        assert_eq!(parsed(rtm::NEWNEIGH, NUD_PERMANENT, NTF_PROXY), None);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            let _ = parse(Message { kind: rtm::NEWNEIGH, flags: 0, sequence: 0, payload: &bytes });
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! `RTM_NEWNEXTHOP`: nexthop objects, which FRR installs and routes refer to by number.
+//!
+//! Kernel source: `nh_fill_node` in `net/ipv4/nexthop.c`, `include/uapi/linux/nexthop.h`.
+
+use super::{route, rtm, wire};
+use logic::observe::{NextHop, NexthopObject, NexthopObjectKind};
+
+const NHA_ID: u16 = 1;
+const NHA_GROUP: u16 = 2;
+const NHA_GROUP_TYPE: u16 = 3;
+const NHA_BLACKHOLE: u16 = 4;
+const NHA_OIF: u16 = 5;
+const NHA_GATEWAY: u16 = 6;
+const NHA_ENCAP_TYPE: u16 = 7;
+const NHA_ENCAP: u16 = 8;
+const NHA_FDB: u16 = 11;
+
+/// `NEXTHOP_GRP_TYPE_MPATH`.
+const MULTIPATH: u16 = 0;
+const HEADER: usize = 8;
+
+/// A dump of all objects.
+pub fn dump() -> wire::Request {
+    wire::Request::new(rtm::GETNEXTHOP, wire::DUMP, &[0; HEADER])
+}
+
+/// The object an `RTM_NEWNEXTHOP` or `RTM_DELNEXTHOP` is about.
+pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
+    if !matches!(message.kind, rtm::NEWNEXTHOP | rtm::DELNEXTHOP) {
+        return None;
+    }
+    let flags = wire::u32_at(message.payload, 4)? as u8;
+    let mut id = None;
+    let mut hop = NextHop {
+        ifindex: 0,
+        gateway: None,
+        weight: 1,
+        dead: flags & route::DEAD != 0,
+        linkdown: flags & route::LINKDOWN != 0,
+        complex: false,
+    };
+    let (mut group, mut group_kind, mut blackhole, mut fdb, mut encapsulation) =
+        (None, MULTIPATH, false, false, false);
+    for (kind, value) in wire::attributes(message.payload.get(HEADER..)?) {
+        match kind {
+            NHA_ID => id = wire::u32_at(value, 0),
+            NHA_GROUP => group = Some(parse_group(value)),
+            NHA_GROUP_TYPE => group_kind = wire::u16_at(value, 0)?,
+            NHA_BLACKHOLE => blackhole = true,
+            NHA_OIF => hop.ifindex = wire::u32_at(value, 0)?,
+            NHA_GATEWAY => hop.gateway = wire::address(value).filter(|a| !a.is_unspecified()),
+            NHA_ENCAP_TYPE | NHA_ENCAP => encapsulation = true,
+            NHA_FDB => fdb = true,
+            _ => (),
+        }
+    }
+    let kind = match group {
+        _ if fdb => NexthopObjectKind::Unsupported("nexthop object of a bridge's forwarding database"),
+        Some(_) if group_kind != MULTIPATH => NexthopObjectKind::Unsupported("resilient nexthop group"),
+        Some(Some(members)) => NexthopObjectKind::Group(members),
+        Some(None) => NexthopObjectKind::Unsupported("nexthop group with weights over 256"),
+        None if blackhole => NexthopObjectKind::Blackhole,
+        None if encapsulation => NexthopObjectKind::Unsupported("nexthop object with encapsulation"),
+        None => NexthopObjectKind::Single(hop),
+    };
+    Some(NexthopObject { id: id?, kind })
+}
+
+/// `struct nexthop_grp`: id, weight less one, since Linux 6.12 the high byte of the weight. `None`: over 256.
+fn parse_group(bytes: &[u8]) -> Option<Vec<(u32, u16)>> {
+    bytes
+        .chunks_exact(8)
+        .map(|entry| {
+            (entry[5] == 0).then(|| Some((wire::u32_at(entry, 0)?, u16::from(entry[4]) + 1))).flatten()
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use wire::{Message, Request};
+
+    fn parsed(request: Request) -> Option<NexthopObject> {
+        let mut request = request;
+        wire::messages(request.bytes(1)).next().and_then(parse)
+    }
+
+    #[test]
+    fn one_and_group() {
+        let one = Request::new(rtm::NEWNEXTHOP, 0, &[2, 0, 0, 0, 17, 0, 0, 0])
+            .with(NHA_ID, &3u32.to_ne_bytes())
+            .with(NHA_OIF, &4u32.to_ne_bytes())
+            .with(NHA_GATEWAY, &[192, 0, 2, 1]);
+        let hop = NextHop {
+            ifindex: 4,
+            gateway: Some([192, 0, 2, 1].into()),
+            weight: 1,
+            dead: true,
+            linkdown: true,
+            complex: false,
+        };
+        assert_eq!(parsed(one), Some(NexthopObject { id: 3, kind: NexthopObjectKind::Single(hop) }));
+
+        let group = |high: u8| {
+            Request::new(rtm::NEWNEXTHOP, 0, &[0; 8])
+                .with(NHA_ID, &9u32.to_ne_bytes())
+                .with(NHA_GROUP, &[3, 0, 0, 0, 255, high, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0])
+        };
+        let kind = NexthopObjectKind::Group(vec![(3, 256), (4, 1)]);
+        assert_eq!(parsed(group(0)), Some(NexthopObject { id: 9, kind }));
+        assert!(matches!(parsed(group(1)).unwrap().kind, NexthopObjectKind::Unsupported(_)));
+        assert!(matches!(
+            parsed(group(0).with(NHA_GROUP_TYPE, &[1, 0])).unwrap().kind,
+            NexthopObjectKind::Unsupported(_)
+        ));
+    }
+
+    #[test]
+    fn without_a_number_it_is_nothing() {
+        assert_eq!(parsed(Request::new(rtm::NEWNEXTHOP, 0, &[0; 8])), None);
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = parse(Message { kind: rtm::NEWNEXTHOP, flags: 0, sequence: 0, payload: &bytes });
+        }
+    }
+}

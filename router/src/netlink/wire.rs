@@ -1,0 +1,185 @@
+//! The netlink framing: messages in a buffer, attributes in a message, requests to send.
+//!
+//! Everything read here is bounded by the slice it stands in: a length that does not fit ends the iteration. Kernel
+//! source: `include/uapi/linux/netlink.h`; multi-byte values are in host byte order unless said otherwise.
+
+use std::net::IpAddr;
+
+/// `NLM_F_REQUEST`.
+pub const REQUEST: u16 = 1;
+/// `NLM_F_ACK`.
+pub const ACK: u16 = 4;
+/// `NLM_F_DUMP`, in a request.
+pub const DUMP: u16 = 0x300;
+/// `NLM_F_DUMP_INTR`, in an answer: the table changed while it was read.
+pub const DUMP_INTERRUPTED: u16 = 0x10;
+/// `NLM_F_REPLACE`.
+pub const REPLACE: u16 = 0x100;
+/// `NLM_F_CREATE`.
+pub const CREATE: u16 = 0x400;
+/// `NLM_F_APPEND`.
+pub const APPEND: u16 = 0x800;
+/// `NLMSG_ERROR`.
+pub const ERROR: u16 = 2;
+/// `NLMSG_DONE`.
+pub const DONE: u16 = 3;
+/// `NLMSG_OVERRUN`.
+pub const OVERRUN: u16 = 4;
+
+const HEADER: usize = 16;
+/// `NLA_F_NESTED` and `NLA_F_NET_BYTEORDER` are flags in the type of an attribute.
+const ATTRIBUTE_TYPE_MASK: u16 = 0x3fff;
+
+/// One netlink message.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// `nlmsg_type`.
+    pub kind: u16,
+    /// `nlmsg_flags`.
+    pub flags: u16,
+    /// `nlmsg_seq`: that of the request this answers.
+    pub sequence: u32,
+    /// What follows the header.
+    pub payload: &'a [u8],
+}
+
+/// The messages in what one receive call returned.
+pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    std::iter::from_fn(move || {
+        let length = u32_at(bytes, 0)? as usize;
+        if length < HEADER {
+            return None;
+        }
+        let payload = bytes.get(HEADER..length)?;
+        let message = Message {
+            kind: u16_at(bytes, 4)?,
+            flags: u16_at(bytes, 6)?,
+            sequence: u32_at(bytes, 8)?,
+            payload,
+        };
+        bytes = bytes.get(align(length)..).unwrap_or_default();
+        Some(message)
+    })
+}
+
+/// The attributes in `bytes`, as (type, value).
+pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let length = usize::from(u16_at(bytes, 0)?);
+        let kind = u16_at(bytes, 2)? & ATTRIBUTE_TYPE_MASK;
+        let value = bytes.get(4..length)?;
+        bytes = bytes.get(align(length)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+/// The attributes that follow a fixed header of `header` bytes; none if it is cut short.
+pub fn attributes_after(payload: &[u8], header: usize) -> impl Iterator<Item = (u16, &[u8])> {
+    attributes(payload.get(align(header)..).unwrap_or_default())
+}
+
+/// The first attribute of this type.
+pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(bytes).find(|a| a.0 == kind).map(|a| a.1)
+}
+
+/// Lengths are padded to four bytes.
+pub fn align(length: usize) -> usize {
+    length.next_multiple_of(4)
+}
+
+/// The u16 at `offset`.
+pub fn u16_at(bytes: &[u8], offset: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(offset..)?.first_chunk()?))
+}
+
+/// The u32 at `offset`.
+pub fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(offset..)?.first_chunk()?))
+}
+
+/// The big-endian u32 at `offset` (netfilter's attributes).
+pub fn be32_at(bytes: &[u8], offset: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(*bytes.get(offset..)?.first_chunk()?))
+}
+
+/// A string attribute, up to its terminating zero.
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes.split(|b| *b == 0).next().unwrap_or_default()).into_owned()
+}
+
+/// An address attribute: 4 or 16 bytes in network order.
+pub fn address(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
+        16 => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
+        _ => None,
+    }
+}
+
+/// A request under construction.
+#[derive(Clone, Debug)]
+pub struct Request(Vec<u8>);
+
+impl Request {
+    /// A message of this type; `flags` beside `NLM_F_REQUEST`; `header` is the fixed part after the netlink header.
+    pub fn new(kind: u16, flags: u16, header: &[u8]) -> Request {
+        let mut bytes = vec![0; HEADER];
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&(flags | REQUEST).to_ne_bytes());
+        bytes.extend_from_slice(header);
+        bytes.resize(align(bytes.len()), 0);
+        Request(bytes)
+    }
+
+    /// Add an attribute; `value` is at most some hundred bytes.
+    pub fn with(mut self, kind: u16, value: &[u8]) -> Request {
+        let length = u16::try_from(4 + value.len()).unwrap_or(u16::MAX);
+        self.0.extend_from_slice(&length.to_ne_bytes());
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(&value[..usize::from(length) - 4]);
+        self.0.resize(align(self.0.len()), 0);
+        self
+    }
+
+    /// The bytes to send under this sequence number.
+    pub fn bytes(&mut self, sequence: u32) -> &[u8] {
+        let length = self.0.len() as u32;
+        self.0[0..4].copy_from_slice(&length.to_ne_bytes());
+        self.0[8..12].copy_from_slice(&sequence.to_ne_bytes());
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_built_is_read_back() {
+        let mut request = Request::new(24, DUMP, &[7; 3]).with(1, &[1, 2, 3]).with(2 | 0x8000, &[]);
+        let bytes = request.bytes(9).to_vec();
+        let all: Vec<_> = messages(&bytes).collect();
+        assert_eq!(all.len(), 1);
+        assert_eq!((all[0].kind, all[0].flags, all[0].sequence), (24, DUMP | REQUEST, 9));
+        let found: Vec<_> = attributes_after(all[0].payload, 3).collect();
+        assert_eq!(found, [(1, &[1u8, 2, 3][..]), (2, &[][..])]);
+    }
+
+    #[test]
+    fn lengths_that_do_not_fit_end_the_walk() {
+        assert_eq!(attributes(&[3, 0, 1, 0]).count(), 0);
+        assert_eq!(attributes(&[9, 0, 1, 0, 0, 0, 0, 0]).count(), 0);
+        assert_eq!(attributes(&[5, 0, 1, 0, 7]).collect::<Vec<_>>(), [(1, &[7u8][..])]);
+        assert_eq!(messages(&[15, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).count(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_walked_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(messages(&bytes).count() <= bytes.len() / HEADER);
+            prop_assert!(attributes(&bytes).count() <= bytes.len().div_ceil(4));
+        }
+    }
+}

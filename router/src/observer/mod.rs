@@ -1,0 +1,439 @@
+//! The observer: turns what Linux reports, in every namespace involved, into [`Event`]s.
+//!
+//! ```text
+//! discovery ── which namespaces hold a router ──► spaces ── one per namespace: sockets, what is known of it ──► events
+//! ```
+//!
+//! | file | what |
+//! |---|---|
+//! | [`discovery`] | which namespaces to watch |
+//! | [`space`] | one namespace: dumps, messages, lost messages |
+//! | [`settings`], [`sysctl`] | effective per-device settings |
+//! | [`due`] | what is read again, and when |
+//! | [`poller`] | epoll, inotify |
+//!
+//! Two things the kernel does not report are looked at now and then: settings without a message (once a second) and
+//! namespaces that come and go (every two). A watched namespace is kept alive by our sockets in it, so one whose name
+//! and processes are gone is let go of at once.
+
+mod discovery;
+mod due;
+pub mod poller;
+mod settings;
+mod space;
+pub mod sysctl;
+
+use crate::{
+    ethtool,
+    hazards::bpf,
+    netlink::{link::RawLink, neighbour},
+    netns::{self, Key, Source},
+};
+use logic::{
+    observe::{Event, Namespace, NamespaceId, Port},
+    plan::PortId,
+};
+use poller::{DirectoryWatch, Poller};
+use space::{Peers, Space};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    net::IpAddr,
+    os::fd::{AsRawFd, RawFd},
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The namespace of the ports.
+pub const HOST: NamespaceId = 0;
+
+const TICK: Duration = Duration::from_secs(1);
+/// Every how many ticks namespaces are listed, and devices' settings and programs read.
+const SLOW_TICKS: u64 = 2;
+/// How long after a sign of change namespaces are looked through.
+const DISCOVERY_DEBOUNCE: Duration = Duration::from_millis(10);
+/// Events handed out at once, about; more stay in the kernel's buffers.
+const EVENTS_PER_POLL: usize = 1 << 16;
+/// Descriptors a namespace needs: sockets, its file, settings.
+const DESCRIPTORS: u64 = 24;
+const DIRECTORY_TOKEN: u64 = u64::MAX;
+
+/// Why observing failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A port that is not there at the start.
+    #[error("there is no network device {0} in this network namespace (see: ip link)")]
+    NoPort(String),
+    /// A configured router whose namespace cannot be opened.
+    #[error("router {0}: no such network namespace: {1}")]
+    NoNamespace(String, io::Error),
+    /// More ports than port numbers.
+    #[error("{0} ports; at most 64 are possible")]
+    TooManyPorts(usize),
+    /// The system refused.
+    #[error("{0}: {1}")]
+    System(&'static str, #[source] io::Error),
+}
+
+/// How a configuration names a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PortName {
+    Name(String),
+    Index(u32),
+}
+
+/// What to observe.
+#[derive(Clone, Debug)]
+pub struct ObserverConfig {
+    /// Devices in the current namespace; their place here is their [`PortId`].
+    pub ports: Vec<PortName>,
+    /// Namespaces that are watched whatever they hold.
+    pub routers: Vec<Source>,
+    /// How much the kernel may hold back for us per namespace, in bytes; unused, it costs nothing.
+    pub receive_buffer_bytes: usize,
+}
+
+impl Default for ObserverConfig {
+    fn default() -> Self {
+        Self { ports: Vec::new(), routers: Vec::new(), receive_buffer_bytes: 64 << 20 }
+    }
+}
+
+struct PortState {
+    wanted: PortName,
+    /// As last reported.
+    port: Option<Port>,
+}
+
+/// Watches Linux. Everything happens in the calls of its owner; nothing runs in the background.
+pub struct Observer {
+    config: ObserverConfig,
+    poller: Poller,
+    directory: Option<DirectoryWatch>,
+    spaces: BTreeMap<NamespaceId, Space>,
+    peers: Peers,
+    ports: Vec<PortState>,
+    next_id: NamespaceId,
+    /// Namespaces looked into and found to be of no interest.
+    dull: BTreeMap<Key, ()>,
+    own: Key,
+    out: Vec<Event>,
+    discover_at: Option<Instant>,
+    tick_at: Instant,
+    ticks: u64,
+}
+
+impl AsRawFd for Observer {
+    /// Readable when [`Observer::poll`] has something to do (beside its timers: see [`Observer::next_timer`]).
+    fn as_raw_fd(&self) -> RawFd {
+        self.poller.as_raw_fd()
+    }
+}
+
+impl Observer {
+    /// Reads everything there is; the first [`Observer::poll`] hands it out.
+    ///
+    /// # Errors
+    /// A port or a configured namespace that is not there, or a system that refuses (root is needed).
+    pub fn new(config: ObserverConfig) -> Result<Observer, Error> {
+        if config.ports.len() > 64 {
+            return Err(Error::TooManyPorts(config.ports.len()));
+        }
+        raise_descriptor_limit();
+        let path = Path::new("/proc/thread-self/ns/net");
+        let own = Key::at(path).map_err(|e| Error::System("cannot see the current namespace", e))?;
+        let mut observer = Observer {
+            poller: Poller::new().map_err(|e| Error::System("epoll", e))?,
+            directory: None,
+            spaces: BTreeMap::new(),
+            peers: Vec::new(),
+            ports: config
+                .ports
+                .iter()
+                .map(|wanted| PortState { wanted: wanted.clone(), port: None })
+                .collect(),
+            next_id: HOST,
+            dull: BTreeMap::new(),
+            own,
+            out: Vec::new(),
+            discover_at: None,
+            tick_at: Instant::now() + TICK,
+            ticks: 0,
+            config,
+        };
+        let namespace = Namespace { name: "host".into(), host: true, configured: false };
+        observer
+            .watch(own, path, namespace)
+            .map_err(|e| Error::System("cannot observe the current namespace", e))?;
+        observer.refresh_ports();
+        if let Some(missing) = observer.ports.iter().find(|p| p.port.is_none()) {
+            return Err(Error::NoPort(match &missing.wanted {
+                PortName::Name(name) => name.clone(),
+                PortName::Index(index) => format!("with index {index}"),
+            }));
+        }
+        for router in &observer.config.routers {
+            let path = router.path();
+            Key::at(&path).map_err(|e| Error::NoNamespace(path.display().to_string(), e))?;
+        }
+        observer.watch_directory();
+        observer.discover(true);
+        observer.poll_programs();
+        Ok(observer)
+    }
+
+    /// When [`Observer::poll`] wants to be called even if nothing is readable.
+    pub fn next_timer(&self) -> Instant {
+        if !self.out.is_empty() {
+            return Instant::now();
+        }
+        let due = self.spaces.values().filter_map(|s| s.due.earliest());
+        due.chain(self.discover_at).chain([self.tick_at]).min().unwrap_or(self.tick_at)
+    }
+
+    /// Events, in order, as soon as there are some; none when `timeout` has passed.
+    ///
+    /// # Errors
+    /// Only when the system no longer lets us wait at all.
+    pub fn poll(&mut self, timeout: Duration) -> io::Result<Vec<Event>> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let now = Instant::now();
+            let until = deadline.min(self.next_timer());
+            for token in self.poller.wait(until.saturating_duration_since(now))? {
+                self.take_ready(token);
+                if self.out.len() >= EVENTS_PER_POLL {
+                    break;
+                }
+            }
+            self.run_timers();
+            if !self.out.is_empty() || Instant::now() >= deadline {
+                return Ok(std::mem::take(&mut self.out));
+            }
+        }
+    }
+
+    fn take_ready(&mut self, token: u64) {
+        let now = Instant::now();
+        if token == DIRECTORY_TOKEN {
+            self.directory.iter().for_each(DirectoryWatch::clear);
+            self.discover_soon(now);
+            return;
+        }
+        let Some(space) = self.spaces.get_mut(&((token >> 2) as NamespaceId)) else { return };
+        match token & 3 {
+            0 => {
+                if let Err(error) = space.take_events(&self.peers, &mut self.out, now) {
+                    tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
+                    space.due.dump_later(now);
+                }
+                if std::mem::take(&mut space.topology_changed) {
+                    self.discover_soon(now);
+                }
+            }
+            1 => {
+                space.hazards.netfilter.iter_mut().for_each(|side| side.events.discard());
+                space.due.hazards_soon(now);
+            }
+            _ => {
+                space.hazards.xfrm.iter_mut().for_each(|side| side.events.discard());
+                space.due.hazards_soon(now);
+            }
+        }
+    }
+
+    fn run_timers(&mut self) {
+        let now = Instant::now();
+        for space in self.spaces.values_mut() {
+            if space.due.earliest().is_some_and(|at| at <= now) {
+                space.run_due(&self.peers, &mut self.out, now);
+            }
+        }
+        if self.discover_at.take_if(|at| *at <= now).is_some() {
+            self.discover(true);
+        }
+        if self.tick_at <= now {
+            self.tick_at = now + TICK;
+            self.tick();
+        }
+    }
+
+    fn tick(&mut self) {
+        self.ticks += 1;
+        let slow = self.ticks % SLOW_TICKS == 0;
+        if slow {
+            self.watch_directory();
+            self.discover(false);
+            self.poll_programs();
+        }
+        for space in self.spaces.values_mut() {
+            space.tick(slow, &self.peers, &mut self.out);
+        }
+    }
+
+    fn discover_soon(&mut self, now: Instant) {
+        self.discover_at.get_or_insert(now + DISCOVERY_DEBOUNCE);
+    }
+
+    fn watch_directory(&mut self) {
+        if self.directory.is_none()
+            && let Ok(watch) = DirectoryWatch::new(Path::new(netns::NAMED))
+            && self.poller.add(&watch, DIRECTORY_TOKEN).is_ok()
+        {
+            self.directory = Some(watch);
+        }
+    }
+
+    /// Begin to observe a namespace; its [`Event::Namespace`] and [`Event::Dump`] are queued.
+    fn watch(&mut self, key: Key, path: &Path, namespace: Namespace) -> io::Result<NamespaceId> {
+        let id = self.next_id;
+        let file = Arc::new(File::open(path)?);
+        if Key::of(&file)? != key {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let bytes = self.config.receive_buffer_bytes;
+        let mut space = Space::open(id, key, file.clone(), namespace.clone(), bytes)?;
+        let token = u64::from(id) << 2;
+        self.poller.add(&space.events, token)?;
+        for (side, token) in [(&space.hazards.netfilter, token | 1), (&space.hazards.xfrm, token | 2)] {
+            if let Some(side) = side {
+                self.poller.add(&side.events, token)?;
+            }
+        }
+        self.peers.push((id, file));
+        let dump = match space.dump(&self.peers) {
+            Ok(dump) => dump,
+            Err(error) => {
+                self.peers.pop();
+                return Err(error);
+            }
+        };
+        self.next_id += 1;
+        self.spaces.insert(id, space);
+        self.out.push(Event::Namespace(id, namespace));
+        self.out.push(Event::Dump(id, Box::new(dump)));
+        Ok(id)
+    }
+
+    /// No longer observe a namespace. Closing what we hold of it lets it die.
+    fn forget(&mut self, id: NamespaceId) {
+        self.spaces.remove(&id);
+        self.peers.retain(|peer| peer.0 != id);
+        self.out.push(Event::NamespaceGone(id));
+    }
+
+    /// Report ports that came, changed or went.
+    fn refresh_ports(&mut self) {
+        let Some(host) = self.spaces.get(&HOST) else { return };
+        for (i, state) in self.ports.iter_mut().enumerate() {
+            let id = i as PortId;
+            let link = host.links.values().find(|link| match &state.wanted {
+                PortName::Name(name) => link.name == *name,
+                PortName::Index(index) => link.ifindex == *index,
+            });
+            // A port that was renamed is the same port.
+            let link = state.port.as_ref().and_then(|p| host.links.get(&p.ifindex)).or(link);
+            let known = state.port.as_ref().map(|p| p.ifindex);
+            if link.map(|l| l.ifindex) == known {
+                continue;
+            }
+            if state.port.take().is_some() {
+                self.out.push(Event::PortGone(id));
+            }
+            if let Some(link) = link {
+                let frags = ethtool::transmits_fragments(link.ifindex);
+                let port = Port { namespace: HOST, ifindex: link.ifindex, frags };
+                state.port = Some(port.clone());
+                self.out.push(Event::Port(id, port));
+            }
+        }
+    }
+
+    /// Count BPF programs nobody tells us of.
+    fn poll_programs(&mut self) {
+        let programs = bpf::netfilter_programs();
+        let places: Vec<_> = self.spaces.values().map(|s| (s.id, s.file.clone(), s.chain.clone())).collect();
+        let counted =
+            netns::inside_each(places.iter().map(|(_, file, chain)| (&**file, chain)).collect(), |chain| {
+                chain.iter().map(|i| (*i, bpf::tcx_programs(*i))).filter(|c| c.1 > 0).collect()
+            });
+        let counted = counted.unwrap_or_default().into_iter();
+        for ((id, ..), counted) in places.iter().zip(counted) {
+            let (Some(space), Ok(counted)) = (self.spaces.get_mut(id), counted) else { continue };
+            space.hazards.set_programs(&programs);
+            if space.hazards.set_tcx(counted) {
+                space.refresh_all(&self.peers, &mut self.out);
+            }
+        }
+    }
+
+    /// Have the kernel revalidate a neighbour that the fast path uses, as if it had itself just sent to it. Only for
+    /// entries that are [`stale`](logic::observe::Neighbour::stale): a permanent one would lose its permanence.
+    ///
+    /// # Errors
+    /// `ENOENT`: no such entry; `ENODEV`: no such device.
+    pub fn probe_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
+        self.touch_neighbour(id, ifindex, address, false)
+    }
+
+    /// Have the kernel find the MAC address of a neighbour it has no entry for.
+    ///
+    /// # Errors
+    /// `ENODEV`: no such device.
+    pub fn resolve_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
+        self.touch_neighbour(id, ifindex, address, true)
+    }
+
+    fn touch_neighbour(
+        &mut self,
+        id: NamespaceId,
+        ifindex: u32,
+        address: IpAddr,
+        create: bool,
+    ) -> io::Result<()> {
+        let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
+        space.requests.ask(neighbour::touch(ifindex, address, create), |_| None::<()>).map(|_| ())
+    }
+
+    /// Everything about a namespace, read again from the kernel (`millrace routes --verify`).
+    ///
+    /// # Errors
+    /// `NotFound` if it is not observed; what the kernel says.
+    pub fn dump(&mut self, id: NamespaceId) -> io::Result<logic::observe::Dump> {
+        let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
+        space.dump(&self.peers)
+    }
+
+    /// The file of an observed namespace.
+    pub fn namespace_file(&self, id: NamespaceId) -> Option<Arc<File>> {
+        self.spaces.get(&id).map(|s| s.file.clone())
+    }
+
+    /// Set how many bytes of events the kernel may hold back in a namespace, for tests of what happens beyond.
+    ///
+    /// # Errors
+    /// `NotFound` if it is not observed; what the kernel says.
+    pub fn set_receive_buffer(&self, id: NamespaceId, bytes: usize) -> io::Result<()> {
+        self.spaces.get(&id).ok_or(io::ErrorKind::NotFound)?.events.set_receive_buffer(bytes)
+    }
+
+    /// A port's device.
+    fn port_link(&self, id: PortId) -> Option<&RawLink> {
+        let port = self.ports.get(usize::from(id))?.port.as_ref()?;
+        self.spaces.get(&HOST)?.links.get(&port.ifindex)
+    }
+}
+
+/// A watched namespace takes [`DESCRIPTORS`]; the usual soft limit of 1024 ends at forty.
+fn raise_descriptor_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` lives across both calls.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max.min((1024 * DESCRIPTORS).max(limit.rlim_cur));
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
+        }
+    }
+}

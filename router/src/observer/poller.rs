@@ -1,0 +1,97 @@
+//! epoll and inotify, as little of them as the observer needs.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    time::Duration,
+};
+
+/// An epoll instance, level-triggered, for reading.
+#[derive(Debug)]
+pub struct Poller(OwnedFd);
+
+impl AsRawFd for Poller {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Poller {
+    pub fn new() -> io::Result<Poller> {
+        // SAFETY: no pointers; the result is checked before it is owned.
+        owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map(Poller)
+    }
+
+    /// Report `token` while `fd` is readable; closing `fd` ends that.
+    pub fn add(&self, fd: &impl AsRawFd, token: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: token };
+        // SAFETY: `event` lives across the call.
+        check(unsafe {
+            libc::epoll_ctl(self.as_raw_fd(), libc::EPOLL_CTL_ADD, fd.as_raw_fd(), &raw mut event)
+        })
+    }
+
+    /// Tokens that are ready; none when the time is up. Waits a millisecond too long rather than too short.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Vec<u64>> {
+        let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        // SAFETY: the pointer and the length are those of `events`.
+        let n = unsafe {
+            libc::epoll_wait(self.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, timeout_ms)
+        };
+        match usize::try_from(n) {
+            Ok(n) => Ok(events[..n].iter().map(|e| e.u64).collect()),
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => Ok(Vec::new()),
+                e => Err(e),
+            },
+        }
+    }
+}
+
+/// Tells that names in one directory came or went.
+#[derive(Debug)]
+pub struct DirectoryWatch(OwnedFd);
+
+impl AsRawFd for DirectoryWatch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl DirectoryWatch {
+    /// # Errors
+    /// `ENOENT` while there is no such directory.
+    pub fn new(directory: &Path) -> io::Result<DirectoryWatch> {
+        let path = CString::new(directory.as_os_str().as_bytes()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: no pointers.
+        let fd = owned(unsafe { libc::inotify_init1(libc::IN_CLOEXEC | libc::IN_NONBLOCK) })?;
+        let mask =
+            libc::IN_CREATE | libc::IN_DELETE | libc::IN_MOVED_FROM | libc::IN_MOVED_TO | libc::IN_ONLYDIR;
+        // SAFETY: `path` is a terminated string that lives across the call.
+        check(unsafe { libc::inotify_add_watch(fd.as_raw_fd(), path.as_ptr(), mask) })?;
+        Ok(DirectoryWatch(fd))
+    }
+
+    /// Take what was reported; what exactly is not needed.
+    pub fn clear(&self) {
+        let mut bytes = [0u8; 4096];
+        // SAFETY: the pointer and the length are those of `bytes`.
+        while unsafe { libc::read(self.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) } > 0 {}
+    }
+}
+
+fn owned(fd: RawFd) -> io::Result<OwnedFd> {
+    check(fd)?;
+    // SAFETY: a call that makes descriptors just returned it, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn check(rc: i32) -> io::Result<()> {
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

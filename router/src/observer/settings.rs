@@ -1,0 +1,165 @@
+//! What a device's settings amount to once `conf/all` is folded in, as the kernel folds it
+//! (`IN_DEV_ORCONF`, `IN_DEV_MAXCONF` in `include/linux/inetdevice.h`; `ip6_forward` for IPv6).
+
+use super::sysctl::Values;
+use crate::netlink::netconf::Netconf;
+use logic::{
+    observe::{LinkConf4, LinkConf6},
+    plan::ReversePath,
+};
+
+/// `IPV4_DEVCONF_*`, less one: places in `IFLA_INET_CONF`.
+mod v4 {
+    pub const FORWARDING: usize = 0;
+    pub const SEND_REDIRECTS: usize = 5;
+    pub const RP_FILTER: usize = 7;
+    pub const ACCEPT_LOCAL: usize = 22;
+    pub const SRC_VMARK: usize = 23;
+    pub const ROUTE_LOCALNET: usize = 25;
+    pub const IGNORE_ROUTES_WITH_LINKDOWN: usize = 28;
+}
+
+/// `DEVCONF_*`: places in `IFLA_INET6_CONF`.
+mod v6 {
+    pub const FORWARDING: usize = 0;
+    pub const MTU6: usize = 2;
+    pub const PROXY_NDP: usize = 22;
+    pub const DISABLE_IPV6: usize = 26;
+    pub const IGNORE_ROUTES_WITH_LINKDOWN: usize = 39;
+    pub const SEG6_ENABLED: usize = 44;
+    pub const RPL_SEG_ENABLED: usize = 51;
+    pub const IOAM6_ENABLED: usize = 53;
+    pub const FORCE_FORWARDING: usize = 59;
+}
+
+fn value(conf: &[u32], place: usize) -> u32 {
+    conf.get(place).copied().unwrap_or(0)
+}
+
+/// IPv4, from a device's own values; `None`: IPv4 is not set up on it.
+pub fn fold4(conf: Option<&[u32]>, all: &Values, has_address: bool) -> LinkConf4 {
+    let Some(conf) = conf else { return LinkConf4::default() };
+    let own = |place| value(conf, place);
+    let unusual = [
+        ("accept_local", own(v4::ACCEPT_LOCAL) | all.accept_local),
+        ("route_localnet", own(v4::ROUTE_LOCALNET) | all.route_localnet),
+        ("src_valid_mark", own(v4::SRC_VMARK) | all.src_valid_mark),
+    ];
+    LinkConf4 {
+        forwarding: own(v4::FORWARDING) != 0,
+        rp_filter: match own(v4::RP_FILTER).max(all.rp_filter) {
+            0 => ReversePath::Off,
+            2 => ReversePath::Loose,
+            _ => ReversePath::Strict,
+        },
+        send_redirects: own(v4::SEND_REDIRECTS) | all.send_redirects != 0,
+        unusual: names(&unusual),
+        ignore_routes_with_linkdown: own(v4::IGNORE_ROUTES_WITH_LINKDOWN) | all.ignore_routes_with_linkdown
+            != 0,
+        has_address,
+    }
+}
+
+/// IPv6. The kernel forwards when `conf/all/forwarding` is on, whatever the device says, or the device's
+/// `force_forwarding` is; a device's own `forwarding` only makes it behave as a router's or a host's.
+pub fn fold6(conf: Option<&[u32]>, all: &Values, mtu: u32) -> LinkConf6 {
+    let Some(conf) = conf else { return LinkConf6 { disabled: true, ..LinkConf6::default() } };
+    let own = |place| value(conf, place);
+    let mut unusual = names(&[
+        ("seg6_enabled", own(v6::SEG6_ENABLED)),
+        ("rpl_seg_enabled", own(v6::RPL_SEG_ENABLED)),
+        ("ioam6_enabled", own(v6::IOAM6_ENABLED)),
+        ("proxy_ndp", own(v6::PROXY_NDP) | all.proxy_ndp),
+    ]);
+    let mtu6 = own(v6::MTU6);
+    if mtu6 != 0 && mtu6 < mtu {
+        unusual.push(format!("mtu ({mtu6}, less than the device's {mtu})"));
+    }
+    LinkConf6 {
+        forwarding: all.forwarding6 != 0 || own(v6::FORCE_FORWARDING) != 0,
+        disabled: own(v6::DISABLE_IPV6) != 0,
+        ignore_routes_with_linkdown: own(v6::IGNORE_ROUTES_WITH_LINKDOWN) != 0,
+        unusual,
+    }
+}
+
+fn names(settings: &[(&str, u32)]) -> Vec<String> {
+    settings.iter().filter(|s| s.1 != 0).map(|s| s.0.to_owned()).collect()
+}
+
+/// Store what a message says of one device into its values.
+pub fn apply_to_device(conf: &mut [u32], message: &Netconf) {
+    let places = if message.v6 {
+        [
+            (v6::FORWARDING, message.forwarding),
+            (v6::FORCE_FORWARDING, message.force_forwarding),
+            (v6::IGNORE_ROUTES_WITH_LINKDOWN, message.ignore_routes_with_linkdown),
+        ]
+    } else {
+        [
+            (v4::FORWARDING, message.forwarding),
+            (v4::RP_FILTER, message.rp_filter),
+            (v4::IGNORE_ROUTES_WITH_LINKDOWN, message.ignore_routes_with_linkdown),
+        ]
+    };
+    for (place, new) in places {
+        if let (Some(slot), Some(new)) = (conf.get_mut(place), new) {
+            *slot = new;
+        }
+    }
+}
+
+/// Store what a message says of `conf/all`.
+pub fn apply_to_all(all: &mut Values, message: &Netconf) {
+    if message.v6 {
+        all.forwarding6 = message.forwarding.unwrap_or(all.forwarding6);
+    } else {
+        all.rp_filter = message.rp_filter.unwrap_or(all.rp_filter);
+        all.ignore_routes_with_linkdown =
+            message.ignore_routes_with_linkdown.unwrap_or(all.ignore_routes_with_linkdown);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ipv4_folds_by_or_and_maximum() {
+        let mut conf = [0; 33];
+        conf[v4::RP_FILTER] = 1;
+        let all = Values { rp_filter: 2, send_redirects: 1, accept_local: 1, ..Values::default() };
+        let folded = fold4(Some(&conf), &all, true);
+        assert_eq!(folded.rp_filter, ReversePath::Loose);
+        assert!(folded.send_redirects && !folded.forwarding && folded.has_address);
+        assert_eq!(folded.unusual, ["accept_local"]);
+        let strict = fold4(Some(&conf), &Values::default(), false);
+        assert_eq!(strict.rp_filter, ReversePath::Strict);
+        assert!(!strict.send_redirects);
+    }
+
+    #[test]
+    fn ipv6_forwards_by_all_or_force() {
+        let mut conf = [0; 60];
+        conf[v6::FORWARDING] = 1;
+        conf[v6::MTU6] = 1280;
+        let folded = fold6(Some(&conf), &Values::default(), 1500);
+        assert!(!folded.forwarding && !folded.disabled);
+        assert_eq!(folded.unusual, ["mtu (1280, less than the device's 1500)"]);
+        assert!(fold6(Some(&conf), &Values { forwarding6: 1, ..Values::default() }, 1280).forwarding);
+        conf[v6::FORCE_FORWARDING] = 1;
+        assert!(fold6(Some(&conf), &Values::default(), 1280).forwarding);
+        assert!(fold6(None, &Values::default(), 1500).disabled);
+    }
+
+    #[test]
+    fn messages_change_only_what_they_hold() {
+        let mut conf = vec![1; 33];
+        apply_to_device(&mut conf, &Netconf { rp_filter: Some(0), ..Netconf::default() });
+        assert_eq!((conf[v4::FORWARDING], conf[v4::RP_FILTER]), (1, 0));
+        apply_to_device(&mut conf[..3], &Netconf { rp_filter: Some(2), ..Netconf::default() });
+        let mut all = Values::default();
+        apply_to_all(&mut all, &Netconf { v6: true, forwarding: Some(1), ..Netconf::default() });
+        assert_eq!(all, Values { forwarding6: 1, ..Values::default() });
+    }
+}

@@ -1,0 +1,467 @@
+//! One namespace under observation: its sockets, what is known of it, and the events that follow from a message.
+//!
+//! The subscription is opened before the first dump, so nothing falls between the two; events that were under way
+//! while a dump was read are applied after it, which is harmless because they are absolute.
+
+use super::{
+    due::Due,
+    settings,
+    sysctl::{Sysctls, Values},
+};
+use crate::{
+    hazards::Hazards,
+    netlink::{
+        GROUPS, INET, INET6,
+        link::{self, LinkMessage, RawLink},
+        neighbour, netconf, nexthop, nsid, route, rtm,
+        socket::Socket,
+        wire::{self, Message},
+    },
+    netns::{self, Key},
+};
+use logic::observe::{Dump, Event, Link, LinkKind, Namespace, NamespaceId, NexthopObject, Route, Settings};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    fs::File,
+    io,
+    os::fd::AsFd,
+    sync::Arc,
+    time::Instant,
+};
+
+/// Buffers of events taken from one socket before others get their turn.
+const BUFFERS_PER_TURN: usize = 8192;
+
+/// The namespaces under observation, by handle: where devices below may be.
+pub type Peers = Vec<(NamespaceId, Arc<File>)>;
+
+/// All routes of a namespace.
+type Routes = (Vec<Route<u32>>, Vec<Route<u128>>);
+
+/// A namespace under observation.
+pub struct Space {
+    pub id: NamespaceId,
+    pub key: Key,
+    pub file: Arc<File>,
+    pub namespace: Namespace,
+    /// Devices of this namespace that are ports or sit on ports.
+    pub chain: BTreeSet<u32>,
+    /// A device appeared, went, or moved: look again where routers are.
+    pub topology_changed: bool,
+    pub due: Due,
+    pub(super) links: BTreeMap<u32, RawLink>,
+    pub(super) requests: Socket,
+    pub(super) events: Socket,
+    pub(super) hazards: Hazards,
+    sysctls: Sysctls,
+    values: Values,
+    addresses: HashMap<u32, HashSet<(u32, u8, u32)>>,
+    nexthops: BTreeMap<u32, NexthopObject>,
+    /// By which number this namespace knows others.
+    nsids: HashMap<NamespaceId, Option<i32>>,
+    emitted: BTreeMap<u32, Link>,
+    emitted_settings: Settings,
+}
+
+impl Space {
+    /// Opens sockets in the namespace and subscribes; nothing is read yet.
+    pub fn open(
+        id: NamespaceId,
+        key: Key,
+        file: Arc<File>,
+        namespace: Namespace,
+        receive_buffer_bytes: usize,
+    ) -> io::Result<Space> {
+        let (requests, events, sysctls, hazards) = netns::inside(&file, || {
+            Ok::<_, io::Error>((
+                Socket::requests(libc::NETLINK_ROUTE)?,
+                Socket::subscription(libc::NETLINK_ROUTE, GROUPS, receive_buffer_bytes)?,
+                Sysctls::open(),
+                Hazards::open(),
+            ))
+        })??;
+        Ok(Space {
+            id,
+            key,
+            file,
+            namespace,
+            chain: BTreeSet::new(),
+            topology_changed: false,
+            due: Due::default(),
+            links: BTreeMap::new(),
+            requests,
+            events,
+            hazards,
+            values: sysctls.read(),
+            sysctls,
+            addresses: HashMap::new(),
+            nexthops: BTreeMap::new(),
+            nsids: HashMap::new(),
+            emitted: BTreeMap::new(),
+            emitted_settings: Settings::default(),
+        })
+    }
+
+    /// Everything, read now.
+    pub fn dump(&mut self, peers: &Peers) -> io::Result<Dump> {
+        self.due.dump = None;
+        self.values = self.sysctls.read();
+        self.read_links()?;
+        let nexthops = self.read_nexthops()?;
+        self.nexthops = nexthops.iter().map(|n| (n.id, n.clone())).collect();
+        let mut neighbours = self.requests.dump(neighbour::dump(INET), neighbour::parse)?;
+        neighbours.extend(self.requests.dump(neighbour::dump(INET6), neighbour::parse)?);
+        let (routes4, routes6) = self.read_routes()?;
+        self.hazards.read_all(&mut self.requests, &self.sysctls);
+        self.emitted_settings = self.settings();
+        let indexes: Vec<u32> = self.links.keys().copied().collect();
+        self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i, peers)?))).collect();
+        Ok(Dump {
+            links: self.emitted.values().cloned().collect(),
+            routes4,
+            routes6,
+            nexthops,
+            neighbours,
+            settings: self.emitted_settings.clone(),
+        })
+    }
+
+    fn read_links(&mut self) -> io::Result<()> {
+        let links = self.requests.dump(link::dump(), |m| match link::parse(m)? {
+            LinkMessage::New(link) => Some((link.ifindex, *link)),
+            LinkMessage::Gone { .. } => None,
+        })?;
+        self.links = links.into_iter().collect();
+        let addresses =
+            self.requests.dump(link::dump_addresses(INET), |m| link::parse_address4(m.payload))?;
+        self.addresses.clear();
+        for address in addresses {
+            self.addresses.entry(address.ifindex).or_default().insert(address.key);
+        }
+        Ok(())
+    }
+
+    fn read_routes(&mut self) -> io::Result<Routes> {
+        let v4 = self.requests.dump(route::dump(INET), route::parse4)?;
+        Ok((v4, none_without_family(self.requests.dump(route::dump(INET6), route::parse6))?))
+    }
+
+    fn read_nexthops(&mut self) -> io::Result<Vec<NexthopObject>> {
+        self.requests.dump(nexthop::dump(), nexthop::parse)
+    }
+
+    /// Take what the kernel has reported, in order. `Ok(true)`: there may be more.
+    pub fn take_events(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<bool> {
+        for _ in 0..BUFFERS_PER_TURN {
+            // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
+            match self.events.take_buffer() {
+                Ok(None) => return Ok(false),
+                Ok(Some((buffer, length))) => {
+                    for message in wire::messages(&buffer[..length]) {
+                        self.apply(message, peers, out, now);
+                    }
+                    self.events.return_buffer(buffer);
+                }
+                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
+                    tracing::warn!(
+                        namespace = self.namespace.name,
+                        "netlink events were lost; reading everything again"
+                    );
+                    // What still waits is older than the dump to come.
+                    self.events.discard();
+                    self.due.dump = Some(now);
+                    return Ok(false);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(true)
+    }
+
+    fn apply(&mut self, message: Message<'_>, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+        match message.kind {
+            rtm::NEWROUTE | rtm::DELROUTE => out.extend(route::parse(message).map(|parsed| match parsed {
+                route::Parsed::V4(r) => Event::Route4(self.id, route::change(message), r),
+                route::Parsed::V6(r) => Event::Route6(self.id, route::change(message), r),
+            })),
+            rtm::NEWNEIGH | rtm::DELNEIGH => {
+                out.extend(neighbour::parse(message).map(|n| Event::Neighbour(self.id, n)));
+            }
+            rtm::NEWLINK | rtm::DELLINK => match link::parse(message) {
+                Some(LinkMessage::New(link)) => self.new_link(*link, peers, out, now),
+                Some(LinkMessage::Gone { ifindex, .. }) => self.link_gone(ifindex, out, now),
+                None => (),
+            },
+            rtm::NEWADDR | rtm::DELADDR => {
+                if let Some(address) = link::parse_address4(message.payload) {
+                    self.address(address, message.kind == rtm::NEWADDR, peers, out, now);
+                }
+            }
+            rtm::NEWNEXTHOP | rtm::DELNEXTHOP => {
+                if let Some(object) = nexthop::parse(message) {
+                    self.nexthop(object, message.kind == rtm::NEWNEXTHOP, out, now);
+                }
+            }
+            rtm::NEWNETCONF => {
+                if let Some(conf) = netconf::parse(message.payload) {
+                    self.netconf(&conf, peers, out);
+                }
+            }
+            rtm::NEWNSID | rtm::DELNSID => {
+                self.nsids.clear();
+                self.topology_changed = true;
+            }
+            rtm::NEWRULE | rtm::DELRULE => self.due.hazards_soon(now),
+            rtm::NEWQDISC..=rtm::DELTCLASS | rtm::NEWTFILTER..=46 | 100..=rtm::DELCHAIN => {
+                self.due.traffic_soon(now)
+            }
+            _ => (),
+        }
+    }
+
+    fn new_link(&mut self, mut new: RawLink, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+        let index = new.ifindex;
+        let old = self.links.remove(&index);
+        if let Some(old) = &old {
+            new.conf4 = new.conf4.or_else(|| old.conf4.clone());
+            new.conf6 = new.conf6.or_else(|| old.conf6.clone());
+            // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev).
+            if (old.up, old.carrier, old.master) != (new.up, new.carrier, new.master) {
+                self.due.routes_soon(now);
+            }
+        }
+        let place = |l: &RawLink| (l.below, l.below_nsid, l.kind.clone(), l.name.clone());
+        // A port's RTM_NEWLINK also says that something was put on it, in whatever namespace (NETDEV_CHANGEUPPER).
+        self.topology_changed |= self.chain.contains(&index) || old.as_ref().map(place) != Some(place(&new));
+        if old.is_none_or(|old| old.qdisc != new.qdisc) {
+            self.due.traffic_soon(now);
+        }
+        self.links.insert(index, new);
+        self.refresh(index, peers, out);
+    }
+
+    fn link_gone(&mut self, ifindex: u32, out: &mut Vec<Event>, now: Instant) {
+        self.addresses.remove(&ifindex);
+        self.hazards.forget_link(ifindex);
+        self.emitted.remove(&ifindex);
+        self.topology_changed = true;
+        if self.links.remove(&ifindex).is_some() {
+            out.push(Event::LinkGone(self.id, ifindex));
+        }
+        self.due.routes_soon(now);
+    }
+
+    fn address(&mut self, a: link::Address4, new: bool, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+        let addresses = self.addresses.entry(a.ifindex).or_default();
+        if new {
+            addresses.insert(a.key);
+        } else {
+            addresses.remove(&a.key);
+            // Routes that name it as their source go without a word (fib_sync_down_addr).
+            self.due.routes_soon(now);
+        }
+        self.refresh(a.ifindex, peers, out);
+    }
+
+    fn nexthop(&mut self, object: NexthopObject, new: bool, out: &mut Vec<Event>, now: Instant) {
+        if new {
+            self.nexthops.insert(object.id, object.clone());
+            out.push(Event::Nexthop(self.id, object));
+        } else {
+            self.nexthops.remove(&object.id);
+            out.push(Event::NexthopGone(self.id, object.id));
+            // IPv4 routes through it, and its place in groups, go without a word.
+            self.due.routes_soon(now);
+        }
+    }
+
+    fn netconf(&mut self, conf: &netconf::Netconf, peers: &Peers, out: &mut Vec<Event>) {
+        if conf.ifindex == -1 {
+            settings::apply_to_all(&mut self.values, conf);
+            self.refresh_all(peers, out);
+        } else if let Ok(ifindex) = u32::try_from(conf.ifindex)
+            && let Some(link) = self.links.get_mut(&ifindex)
+        {
+            let values = if conf.v6 { &mut link.conf6 } else { &mut link.conf4 };
+            settings::apply_to_device(values.as_deref_mut().unwrap_or_default(), conf);
+            self.refresh(ifindex, peers, out);
+        }
+    }
+
+    /// Emit the device if it is not as last emitted.
+    pub fn refresh(&mut self, ifindex: u32, peers: &Peers, out: &mut Vec<Event>) {
+        if let Some(link) = self.compose(ifindex, peers)
+            && self.emitted.get(&ifindex) != Some(&link)
+        {
+            self.emitted.insert(ifindex, link.clone());
+            out.push(Event::Link(self.id, link));
+        }
+    }
+
+    /// Emit every device that is not as last emitted.
+    pub fn refresh_all(&mut self, peers: &Peers, out: &mut Vec<Event>) {
+        for index in self.links.keys().copied().collect::<Vec<_>>() {
+            self.refresh(index, peers, out);
+        }
+    }
+
+    fn compose(&mut self, ifindex: u32, peers: &Peers) -> Option<Link> {
+        let raw = self.links.get(&ifindex)?.clone();
+        let has_address = self.addresses.get(&ifindex).is_some_and(|a| !a.is_empty());
+        let below = self.below(&raw, peers);
+        let mut hazards = self.hazards.of_link(ifindex, &raw.name, &self.namespace.name);
+        if raw.egress_priority_map {
+            hazards.push(format!(
+                "{} maps priorities to VLAN priority bits; recreate it without egress-qos-map",
+                raw.name
+            ));
+        }
+        Some(Link {
+            ifindex,
+            mac: raw.mac,
+            mtu: raw.mtu,
+            up: raw.up,
+            carrier: raw.carrier,
+            below,
+            master: raw.master,
+            ipv4: settings::fold4(raw.conf4.as_deref(), &self.values, has_address),
+            ipv6: settings::fold6(raw.conf6.as_deref(), &self.values, raw.mtu),
+            hazards,
+            kind: raw.kind,
+            name: raw.name,
+        })
+    }
+
+    /// Where the device below is; resolved only for devices that can carry a router's interface.
+    pub fn below(&mut self, raw: &RawLink, peers: &Peers) -> Option<(NamespaceId, u32)> {
+        let below = raw.below?;
+        let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
+        matches!(raw.kind, LinkKind::Vlan(_) | LinkKind::Macvlan(_)).then_some(())?;
+        Some((self.resolve(number, peers)?, below))
+    }
+
+    /// The namespace this one knows by `number`. The host's is asked for first: nearly always it is that one.
+    pub fn resolve(&mut self, number: i32, peers: &Peers) -> Option<NamespaceId> {
+        if let Some((id, _)) =
+            self.nsids.iter().find(|(id, n)| **n == Some(number) && peers.iter().any(|p| p.0 == **id))
+        {
+            return Some(*id);
+        }
+        for (id, file) in peers {
+            if *id == self.id || self.nsids.contains_key(id) {
+                continue;
+            }
+            let known = nsid::ask(&mut self.requests, file.as_fd()).ok().flatten();
+            self.nsids.insert(*id, known);
+            if known == Some(number) {
+                return Some(*id);
+            }
+        }
+        None
+    }
+
+    fn settings(&self) -> Settings {
+        let mut settings = self.hazards.of_namespace(&self.namespace.name);
+        settings.multipath_policy =
+            [self.values.multipath4, self.values.multipath6].map(|p| p.min(255) as u8);
+        if self.values.forward_use_pmtu != 0 {
+            settings.hazards4.push(
+                "net.ipv4.ip_forward_use_pmtu is on: learned path MTUs bind forwarded packets; set it to 0"
+                    .into(),
+            );
+        }
+        settings
+    }
+
+    fn refresh_settings(&mut self, out: &mut Vec<Event>) {
+        let settings = self.settings();
+        if settings != self.emitted_settings {
+            self.emitted_settings = settings.clone();
+            out.push(Event::Settings(self.id, settings));
+        }
+    }
+
+    /// Everything whose time has come.
+    pub fn run_due(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+        let result = if Due::take(&mut self.due.dump, now) {
+            self.due.routes = None;
+            self.dump(peers).map(|dump| out.push(Event::Dump(self.id, Box::new(dump))))
+        } else if Due::take(&mut self.due.routes, now) {
+            self.read_routes_again(out)
+        } else {
+            Ok(())
+        };
+        if let Err(error) = result {
+            tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
+            self.due.dump_later(now);
+        }
+        if Due::take(&mut self.due.hazards, now) {
+            self.hazards.read_namespace(&mut self.requests, &self.sysctls);
+            self.refresh_settings(out);
+        }
+        if Due::take(&mut self.due.traffic, now) {
+            self.hazards.read_traffic(&mut self.requests);
+            self.refresh_all(peers, out);
+        }
+    }
+
+    /// Routes, and the nexthop objects under them: those of a device that went down are gone without a word.
+    fn read_routes_again(&mut self, out: &mut Vec<Event>) -> io::Result<()> {
+        let started = Instant::now();
+        let now: BTreeMap<u32, NexthopObject> =
+            self.read_nexthops()?.into_iter().map(|n| (n.id, n)).collect();
+        let (routes4, routes6) = self.read_routes()?;
+        let gone = self.nexthops.keys().filter(|id| !now.contains_key(id)).copied();
+        out.extend(gone.map(|id| Event::NexthopGone(self.id, id)));
+        let changed = now.values().filter(|n| self.nexthops.get(&n.id) != Some(n)).cloned();
+        out.extend(changed.map(|n| Event::Nexthop(self.id, n)));
+        out.push(Event::Routes(self.id, routes4, routes6));
+        self.nexthops = now;
+        self.due.routes_took(started);
+        Ok(())
+    }
+
+    /// What changes without a message: settings, legacy iptables. `slow` also reads every device's own settings again.
+    pub fn tick(&mut self, slow: bool, peers: &Peers, out: &mut Vec<Event>) {
+        if slow && self.sysctls.lacks_legacy_files() {
+            if let Ok(sysctls) = netns::inside(&self.file, Sysctls::open) {
+                self.sysctls = sysctls;
+            }
+        }
+        let values = self.sysctls.read();
+        let mut changed = values != self.values;
+        self.values = values;
+        if slow {
+            changed |= self.read_device_settings();
+        }
+        if changed {
+            self.refresh_all(peers, out);
+        }
+        self.hazards.read_polled(&self.sysctls);
+        self.refresh_settings(out);
+    }
+
+    fn read_device_settings(&mut self) -> bool {
+        let mut changed = false;
+        // Only settings are taken: what else differs is on its way as an event, in its place.
+        let fresh = self.requests.dump(link::dump(), link::parse).unwrap_or_default();
+        for message in fresh {
+            if let LinkMessage::New(fresh) = message
+                && let Some(link) = self.links.get_mut(&fresh.ifindex)
+                && (&link.conf4, &link.conf6) != (&fresh.conf4, &fresh.conf6)
+            {
+                (link.conf4, link.conf6) = (fresh.conf4, fresh.conf6);
+                changed = true;
+            }
+        }
+        changed
+    }
+}
+
+/// A kernel without IPv6 has no IPv6 tables.
+fn none_without_family<T>(result: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
+    match result {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => Ok(Vec::new()),
+        other => other,
+    }
+}

@@ -1,0 +1,189 @@
+//! Linux is the judge: the same random topologies, routes and packets through plain Linux and through Millrace. What
+//! comes out of every port must be byte-equal.
+//!
+//! Seeded; the seed of a failing round is printed, `MILLRACE_SEED=n` repeats it, `MILLRACE_ROUNDS` sets how many.
+//!
+//! Left out of the comparison, each for a reason: the IP identification of packets the box itself makes (a kernel
+//! counter), ICMP redirects (rate-limited by the kernel's clock), ARP and neighbour discovery (caches), and through which
+//! member of a multipath route a packet leaves (never whether it is a member).
+
+#[path = "../common/mod.rs"]
+mod common;
+mod packets;
+mod topology;
+mod wire;
+
+use std::{
+    collections::BTreeMap,
+    env,
+    io::Read,
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+use topology::Topology;
+
+const ROUNDS: u64 = 8;
+const PACKETS: usize = 600;
+
+#[test]
+#[ignore = "needs root"]
+fn same_packets_with_and_without() {
+    let first: u64 =
+        env::var("MILLRACE_SEED").ok().map_or_else(|| 20_261_120, |s| s.parse().expect("MILLRACE_SEED"));
+    let rounds = env::var("MILLRACE_ROUNDS").ok().map_or(ROUNDS, |s| s.parse().expect("MILLRACE_ROUNDS"));
+    for seed in first..first + rounds {
+        common::in_new_namespace(move || round(seed));
+    }
+}
+
+fn round(seed: u64) {
+    eprintln!("seed {seed}");
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let topology = Topology::build(&mut rng);
+    let frames = packets::generate(&mut rng, &topology, PACKETS);
+
+    let linux = observe(&topology, &frames);
+    let millrace = Daemon::start(&topology);
+    let fast = observe(&topology, &frames);
+    let taken = millrace.stop();
+
+    let wrong = compare(&linux, &fast);
+    assert!(
+        wrong.is_empty(),
+        "seed {seed}: {} differences\n{}\n{}",
+        wrong.len(),
+        wrong.join("\n"),
+        topology.describe()
+    );
+    let total: usize = linux.values().sum();
+    assert!(total > PACKETS / 8, "seed {seed}: only {total} frames came out at all: the test tests nothing");
+    assert!(taken > PACKETS as u64 / 10, "seed {seed}: the fast path took only {taken} of {PACKETS} packets");
+    eprintln!("seed {seed}: {total} frames out, {taken} by the fast path");
+}
+
+/// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
+fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> BTreeMap<(String, Vec<u8>), usize> {
+    let wires: Vec<_> = topology.outside().map(|(name, device)| (name, wire::Wire::open(&device))).collect();
+    let mut seen = BTreeMap::new();
+    let mut collect = |for_how_long: Duration| {
+        let until = Instant::now() + for_how_long;
+        loop {
+            let mut quiet = true;
+            for (name, wire) in &wires {
+                while let Some(frame) = wire.receive() {
+                    quiet = false;
+                    if let Some(key) = topology.normalise(name, frame) {
+                        *seen.entry(key).or_insert(0) += 1;
+                    }
+                }
+            }
+            if quiet && Instant::now() >= until {
+                return;
+            }
+            if quiet {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+    };
+    for burst in frames.chunks(32) {
+        for (port, frame) in burst {
+            wires[*port].1.send(frame);
+        }
+        collect(Duration::from_millis(2));
+    }
+    collect(Duration::from_millis(200));
+    seen
+}
+
+fn compare(
+    linux: &BTreeMap<(String, Vec<u8>), usize>,
+    fast: &BTreeMap<(String, Vec<u8>), usize>,
+) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for key in linux.keys().chain(fast.keys().filter(|k| !linux.contains_key(*k))) {
+        let (l, f) = (linux.get(key).copied().unwrap_or(0), fast.get(key).copied().unwrap_or(0));
+        if l != f {
+            let hex: String = key.1.iter().map(|b| format!("{b:02x}")).collect();
+            wrong.push(format!("{}: Linux {l} times, Millrace {f} times: {hex}", key.0));
+        }
+    }
+    wrong
+}
+
+/// The real daemon, in this thread's namespace.
+struct Daemon {
+    child: Child,
+    instance: String,
+}
+
+impl Daemon {
+    fn start(topology: &Topology) -> Daemon {
+        let instance = format!("diff-{}-{}", std::process::id(), topology.ports[0].ifindex);
+        let config = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&config, "[policing]\nexception_pps = 0\ncontrol_pps = 0\n").unwrap();
+        let mut run = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        run.args(["run", "--instance", &instance, "--config", config.path().to_str().unwrap()]);
+        for port in &topology.ports {
+            run.args(["--port", &port.name]);
+        }
+        run.args(["--router", &format!("pid:{}", topology.tenant.pid())]);
+        let child = run.stderr(Stdio::piped()).spawn().expect("starting millrace");
+        let mut daemon = Daemon { child, instance };
+        daemon.wait_until_ready();
+        daemon
+    }
+
+    fn wait_until_ready(&mut self) {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            if self.status().is_some_and(|s| s["ready"] == true) {
+                return;
+            }
+            if self.child.try_wait().unwrap().is_some() || Instant::now() > until {
+                let _ = self.child.kill();
+                let mut words = String::new();
+                let _ = self.child.stderr.take().map(|mut e| e.read_to_string(&mut words));
+                panic!("millrace did not become ready:\n{words}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn status(&self) -> Option<serde_json::Value> {
+        let output = self.cli(&["status", "--json"]);
+        output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+    }
+
+    fn cli(&self, words: &[&str]) -> std::process::Output {
+        Command::new(env!("CARGO_BIN_EXE_millrace"))
+            .args(words)
+            .args(["--instance", &self.instance])
+            .output()
+            .unwrap()
+    }
+
+    /// Verifies the mirror, stops, and returns how many packets the fast path took.
+    fn stop(mut self) -> u64 {
+        let status = self.status().expect("status");
+        let verify = self.cli(&["routes", "--verify"]);
+        assert!(verify.status.success(), "routes --verify: {}", String::from_utf8_lossy(&verify.stdout));
+        let stop = self.cli(&["stop"]);
+        assert!(stop.status.success(), "stop: {}", String::from_utf8_lossy(&stop.stderr));
+        self.child.wait().unwrap();
+        let pins = format!("/sys/fs/bpf/millrace-{}", self.instance);
+        assert!(!Path::new(&pins).exists(), "{pins} left behind");
+        status["packets"]["forwarded"].as_u64().expect("packets.forwarded")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if self.child.try_wait().ok().flatten().is_none() {
+            let _ = self.cli(&["stop"]);
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

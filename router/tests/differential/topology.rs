@@ -1,0 +1,390 @@
+//! A random box: three ports, a host router, a tenant router of macvlans in an unnamed namespace, random routes.
+//!
+//! Everything lives in this thread's throwaway namespace except the tenant's, which a sleeping child holds. The outside
+//! ends of the veths stay in the same namespace but have no addresses and no IP: they are wires.
+
+use crate::common::{ifindex, run};
+use fastrand::Rng;
+use logic::net::Mac;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+pub const PORTS: usize = 3;
+
+pub struct Port {
+    pub name: String,
+    pub ifindex: u32,
+}
+
+/// A network a host sits on: through which port it is reached, and by which MAC the router is known there.
+#[derive(Clone, Debug)]
+pub struct Side {
+    pub port: usize,
+    pub router_mac: Mac,
+    pub router4: Ipv4Addr,
+    pub router6: Ipv6Addr,
+    /// Third octet, and fourth group, of its prefixes.
+    pub net: u8,
+    pub tenant: bool,
+}
+
+impl Side {
+    pub fn host4(&self, n: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, if self.tenant { 1 } else { 0 }, self.net, n)
+    }
+    pub fn host6(&self, n: u8) -> Ipv6Addr {
+        Ipv6Addr::new(0x2001, 0xdb8, self.tenant.into(), self.net.into(), 0, 0, 0, n.into())
+    }
+}
+
+/// Neighbours on every side that have an address and a MAC: .10 to .17.
+pub const HOSTS: std::ops::Range<u8> = 10..18;
+
+pub fn host_mac(side: &Side, n: u8) -> Mac {
+    Mac([2, 0x10, side.tenant.into(), side.port as u8, side.net, n])
+}
+
+/// A process that holds the tenant's namespace open.
+pub struct Tenant(Child);
+
+impl Tenant {
+    fn new() -> Tenant {
+        let child = Command::new("unshare").args(["-n", "sleep", "600"]).spawn().expect("unshare");
+        let ours = std::fs::read_link("/proc/thread-self/ns/net").unwrap();
+        let until = Instant::now() + Duration::from_secs(5);
+        while std::fs::read_link(format!("/proc/{}/ns/net", child.id())).is_ok_and(|n| n == ours) {
+            assert!(Instant::now() < until, "unshare did not");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Tenant(child)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    fn run(&self, line: &str) -> String {
+        run(&format!("nsenter -t {} -n {line}", self.pid()))
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub struct Topology {
+    pub ports: Vec<Port>,
+    pub sides: Vec<Side>,
+    pub tenant: Tenant,
+    /// Destinations worth trying: inside and at the edges of every route.
+    pub targets4: Vec<Ipv4Addr>,
+    pub targets6: Vec<Ipv6Addr>,
+    /// Destinations behind a multipath route: the way out is free.
+    multipath: BTreeSet<IpAddr>,
+    own: BTreeSet<IpAddr>,
+    script: Vec<String>,
+}
+
+impl Topology {
+    pub fn build(rng: &mut Rng) -> Topology {
+        let tenant = Tenant::new();
+        let mut t = Topology {
+            ports: Vec::new(),
+            sides: Vec::new(),
+            tenant,
+            targets4: Vec::new(),
+            targets6: Vec::new(),
+            multipath: BTreeSet::new(),
+            own: BTreeSet::new(),
+            script: Vec::new(),
+        };
+        for i in 0..PORTS {
+            t.add_port(i);
+        }
+        for (port, net) in [(0, 0), (1, 1), (2, 2)] {
+            t.add_side(port, net, false);
+        }
+        for (port, net) in [(0, 0), (1, 1)] {
+            t.add_side(port, net, true);
+        }
+        t.settings(rng);
+        for tenant in [false, true] {
+            t.routes(rng, tenant);
+        }
+        t
+    }
+
+    fn host(&mut self, line: String) {
+        run(&line);
+        self.script.push(line);
+    }
+
+    fn inside(&mut self, tenant: bool, line: String) {
+        if tenant {
+            self.tenant.run(&line);
+            self.script.push(format!("tenant: {line}"));
+        } else {
+            self.host(line);
+        }
+    }
+
+    fn add_port(&mut self, i: usize) {
+        let (name, outside) = (format!("p{i}"), format!("o{i}"));
+        self.host(format!("ip link add {name} type veth peer name {outside}"));
+        for device in [&name, &outside] {
+            run(&format!("sysctl -qw net.ipv6.conf.{device}.accept_dad=0"));
+            run(&format!("ethtool -K {device} tx off tso off gso off gro off"));
+        }
+        run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
+        // Redirecting into a veth needs NAPI on its peer.
+        run(&format!("ethtool -K {outside} gro on"));
+        run(&format!("ip link set {outside} mtu 9000 up arp off"));
+        run(&format!("ip link set {name} mtu {} up", if i == 2 { 1400 } else { 1500 }));
+        self.ports.push(Port { ifindex: ifindex(&name), name });
+    }
+
+    fn add_side(&mut self, port: usize, net: u8, tenant: bool) {
+        let router_mac = Mac([2, 0x20, tenant.into(), port as u8, net, 1]);
+        let device = if tenant { format!("m{net}") } else { format!("p{port}") };
+        let mut side = Side {
+            port,
+            router_mac,
+            router4: Ipv4Addr::UNSPECIFIED,
+            router6: Ipv6Addr::UNSPECIFIED,
+            net,
+            tenant,
+        };
+        (side.router4, side.router6) = (side.host4(1), side.host6(1));
+        if tenant {
+            let pid = self.tenant.pid();
+            self.host(format!("ip link add {device} link p{port} netns {pid} type macvlan mode bridge"));
+            self.tenant.run(&format!("sysctl -qw net.ipv6.conf.{device}.accept_dad=0"));
+        }
+        self.inside(tenant, format!("ip link set {device} address {router_mac} up"));
+        self.inside(tenant, format!("ip addr add {}/24 dev {device}", side.router4));
+        self.inside(tenant, format!("ip addr add {}/64 dev {device} nodad", side.router6));
+        self.own.extend([IpAddr::V4(side.router4), IpAddr::V6(side.router6)]);
+        for n in HOSTS {
+            let mac = host_mac(&side, n);
+            self.inside(
+                tenant,
+                format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host4(n)),
+            );
+            self.inside(
+                tenant,
+                format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host6(n)),
+            );
+        }
+        self.targets4.extend([0, 1, 10, 11, 17, 255].map(|n| side.host4(n)));
+        self.targets6.extend([0, 1, 10, 11, 17].map(|n| side.host6(n)));
+        self.sides.push(side);
+    }
+
+    fn settings(&mut self, rng: &mut Rng) {
+        let rp_filter = rng.choice([0, 0, 1, 2]).unwrap();
+        let redirects = rng.u8(0..2);
+        for tenant in [false, true] {
+            for (key, value) in [
+                ("net.ipv4.ip_forward", 1),
+                ("net.ipv6.conf.all.forwarding", 1),
+                ("net.ipv4.icmp_ratelimit", 0),
+                ("net.ipv6.icmp.ratelimit", 0),
+                ("net.ipv4.icmp_echo_ignore_broadcasts", 1),
+                ("net.ipv4.conf.all.send_redirects", redirects),
+                ("net.ipv4.conf.default.send_redirects", redirects),
+                ("net.ipv4.conf.all.rp_filter", rp_filter),
+                ("net.ipv4.fib_multipath_hash_policy", rng.i32(0..2)),
+            ] {
+                self.inside(tenant, format!("sysctl -qw {key}={value}"));
+            }
+        }
+        // These two belong to the machine's first namespace on older kernels; there they stay as they are.
+        for key in ["net.ipv4.icmp_msgs_per_sec=1000000", "net.ipv4.icmp_msgs_burst=100000"] {
+            for pid in [None, Some(self.tenant.pid())] {
+                let enter = pid.map_or(String::new(), |p| format!("nsenter -t {p} -n "));
+                let line = format!("{enter}sysctl -qw {key}");
+                let mut words = line.split(' ');
+                let _ = Command::new(words.next().unwrap()).args(words).output();
+            }
+        }
+        for i in 0..PORTS {
+            self.host(format!("sysctl -qw net.ipv4.conf.p{i}.send_redirects={redirects}"));
+        }
+        if rng.u8(0..4) == 0 {
+            self.host("sysctl -qw net.ipv4.conf.p2.forwarding=0".into());
+        }
+    }
+
+    fn routes(&mut self, rng: &mut Rng, tenant: bool) {
+        let sides: Vec<Side> = self.sides.iter().filter(|s| s.tenant == tenant).cloned().collect();
+        let device = |s: &Side| if tenant { format!("m{}", s.net) } else { format!("p{}", s.port) };
+        for _ in 0..rng.usize(10..40) {
+            let v6 = rng.bool();
+            let hop = |rng: &mut Rng| {
+                let side = &sides[rng.usize(..sides.len())];
+                let n = rng.u8(HOSTS);
+                let gateway = if v6 { side.host6(n).to_string() } else { side.host4(n).to_string() };
+                format!("via {gateway} dev {}", device(side))
+            };
+            let prefix = if v6 { self.prefix6(rng) } else { self.prefix4(rng) };
+            let kind = rng.u8(0..12);
+            let line = match kind {
+                0 => format!("blackhole {prefix}"),
+                1 => format!("unreachable {prefix}"),
+                2 => format!("prohibit {prefix}"),
+                3 => format!("throw {prefix}"),
+                4 | 5 => {
+                    self.mark_multipath(&prefix);
+                    let weights = [rng.u8(1..5), rng.u8(1..5)];
+                    let hops: Vec<_> =
+                        weights.iter().map(|w| format!("nexthop {} weight {w}", hop(rng))).collect();
+                    format!("{prefix} {}", hops.join(" "))
+                }
+                6 => format!("{prefix} {} mtu {}", hop(rng), rng.u16(1280..1500)),
+                7 => format!("{prefix} {} metric {}", hop(rng), rng.u16(1..2000)),
+                8 if !v6 => format!("{prefix} {} tos 0x10", hop(rng)),
+                _ => format!("{prefix} {}", hop(rng)),
+            };
+            let family = if v6 { "-6" } else { "-4" };
+            // Equal prefixes and gateways are refused by ip; that is part of being random.
+            let pid = self.tenant.pid();
+            let enter = if tenant { format!("nsenter -t {pid} -n ") } else { String::new() };
+            let line = format!("{enter}ip {family} route append {line}");
+            let mut words = line.split(' ');
+            let done = Command::new(words.next().unwrap()).args(words).output().unwrap();
+            self.script.push(format!("{line}{}", if done.status.success() { "" } else { "   # refused" }));
+        }
+    }
+
+    /// 172.16.0.0/12 in small: prefixes that nest and touch.
+    fn prefix4(&mut self, rng: &mut Rng) -> String {
+        if rng.u8(0..20) == 0 {
+            self.targets4.push(Ipv4Addr::new(192, 0, 2, rng.u8(..)));
+            return "default".into();
+        }
+        let length = rng.choice([8, 12, 16, 20, 23, 24, 24, 25, 28, 30, 31, 32]).unwrap();
+        let address = u32::from_be_bytes([172, 16 + rng.u8(0..2), rng.u8(0..3), rng.u8(..)]);
+        let mask = u32::MAX << (32 - length);
+        let (low, high) = (address & mask, address | !mask);
+        for a in [low, high, address, low.wrapping_sub(1), high.wrapping_add(1)] {
+            self.targets4.push(Ipv4Addr::from_bits(a));
+        }
+        format!("{}/{length}", Ipv4Addr::from_bits(low))
+    }
+
+    fn prefix6(&mut self, rng: &mut Rng) -> String {
+        if rng.u8(0..20) == 0 {
+            self.targets6.push("2001:db8:ffff::1".parse().unwrap());
+            return "default".into();
+        }
+        let length = rng.choice([16, 28, 32, 40, 44, 47, 48, 56, 64, 64, 65, 96, 127, 128]).unwrap();
+        let address = u128::from(Ipv6Addr::new(
+            0x2400,
+            rng.u16(0..2),
+            rng.u16(0..4) << 12,
+            rng.u16(0..3),
+            0,
+            0,
+            0,
+            rng.u16(0..9),
+        ));
+        let mask = u128::MAX << (128 - length);
+        let (low, high) = (address & mask, address | !mask);
+        for a in [low, high, address, low.wrapping_sub(1), high.wrapping_add(1)] {
+            self.targets6.push(Ipv6Addr::from_bits(a));
+        }
+        format!("{}/{length}", Ipv6Addr::from_bits(low))
+    }
+
+    /// Addresses tried inside this prefix may leave by either member.
+    fn mark_multipath(&mut self, prefix: &str) {
+        let inside: Vec<IpAddr> = match (prefix, prefix.split_once('/').unwrap_or((prefix, "0"))) {
+            ("default", _) => self
+                .targets4
+                .iter()
+                .copied()
+                .map(IpAddr::V4)
+                .chain(self.targets6.iter().copied().map(IpAddr::V6))
+                .collect(),
+            (_, (address, length)) => match address.parse().unwrap() {
+                IpAddr::V4(_) => {
+                    let p: logic::net::Prefix4 = format!("{address}/{length}").parse().unwrap();
+                    self.targets4
+                        .iter()
+                        .filter(|a| p.contains(a.to_bits()))
+                        .copied()
+                        .map(IpAddr::V4)
+                        .collect()
+                }
+                IpAddr::V6(_) => {
+                    let p: logic::net::Prefix6 = format!("{address}/{length}").parse().unwrap();
+                    self.targets6
+                        .iter()
+                        .filter(|a| p.contains(a.to_bits()))
+                        .copied()
+                        .map(IpAddr::V6)
+                        .collect()
+                }
+            },
+        };
+        self.multipath.extend(inside);
+    }
+
+    /// Names and devices of the wires.
+    pub fn outside(&self) -> impl Iterator<Item = (String, String)> + '_ {
+        (0..self.ports.len()).map(|i| (format!("port {i}"), format!("o{i}")))
+    }
+
+    /// A frame as it is compared; `None`: not compared.
+    pub fn normalise(&self, port: &str, mut frame: Vec<u8>) -> Option<(String, Vec<u8>)> {
+        let ip = 14;
+        match frame.get(12..14)? {
+            [0x08, 0x06] => return None,
+            [0x08, 0x00] if frame.len() >= ip + 20 => {
+                let address =
+                    |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
+                let (source, destination) = (address(ip + 12), address(ip + 16));
+                if frame[ip + 9] == 1 && frame.get(ip + 20) == Some(&5) {
+                    return None;
+                }
+                if self.own.contains(&IpAddr::V4(source)) {
+                    frame[ip + 4..ip + 6].fill(0);
+                    frame[ip + 10..ip + 12].fill(0);
+                }
+                Some(self.place(port, frame, destination.into()))
+            }
+            [0x86, 0xdd] if frame.len() >= ip + 40 => {
+                let destination = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 24..ip + 40]).unwrap());
+                let source = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 8..ip + 24]).unwrap());
+                let icmp = frame[ip + 6] == 58;
+                let kind = frame.get(ip + 40).copied().unwrap_or(0);
+                let chatter = icmp && (133..=137).contains(&kind) || icmp && kind == 143;
+                if chatter || frame[ip + 6] == 0 && source.is_unicast_link_local() {
+                    return None;
+                }
+                Some(self.place(port, frame, destination.into()))
+            }
+            _ => Some((port.to_string(), frame)),
+        }
+    }
+
+    fn place(&self, port: &str, mut frame: Vec<u8>, destination: IpAddr) -> (String, Vec<u8>) {
+        if !self.multipath.contains(&destination) {
+            return (port.to_string(), frame);
+        }
+        let known = self.sides.iter().any(|s| HOSTS.clone().any(|n| host_mac(s, n).0 == frame[..6]));
+        frame[..12].fill(0);
+        (format!("a multipath member ({})", if known { "known" } else { "unknown" }), frame)
+    }
+
+    pub fn describe(&self) -> String {
+        self.script.join("\n")
+    }
+}

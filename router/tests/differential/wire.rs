@@ -1,0 +1,90 @@
+//! A raw socket on one end of a veth: sends frames as they are, receives what comes out of the other end.
+
+use crate::common::ifindex;
+use std::{
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+pub struct Wire {
+    socket: OwnedFd,
+}
+
+/// `PACKET_OUTGOING`: what we sent ourselves.
+const OUTGOING: u8 = 4;
+const BUFFER_BYTES: libc::c_int = 16 << 20;
+
+impl Wire {
+    pub fn open(device: &str) -> Wire {
+        let all = (libc::ETH_P_ALL as u16).to_be();
+        // SAFETY: plain system calls; the descriptor is ours from here on.
+        let socket = unsafe {
+            let fd = libc::socket(
+                libc::AF_PACKET,
+                libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC,
+                all.into(),
+            );
+            assert!(fd >= 0, "packet socket: {}", io::Error::last_os_error());
+            OwnedFd::from_raw_fd(fd)
+        };
+        // SAFETY: zero is valid for a plain C structure.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = all;
+        address.sll_ifindex = ifindex(device) as i32;
+        // SAFETY: `address` and `BUFFER_BYTES` are readable for the sizes given.
+        unsafe {
+            let rc =
+                libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32);
+            assert_eq!(rc, 0, "binding to {device}: {}", io::Error::last_os_error());
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVBUFFORCE,
+                (&raw const BUFFER_BYTES).cast(),
+                size_of_val(&BUFFER_BYTES) as u32,
+            );
+        }
+        Wire { socket }
+    }
+
+    pub fn send(&self, frame: &[u8]) {
+        // SAFETY: a readable buffer of that length.
+        let sent = unsafe { libc::send(self.socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
+        assert_eq!(
+            sent,
+            frame.len() as isize,
+            "sending {} bytes: {}",
+            frame.len(),
+            io::Error::last_os_error()
+        );
+    }
+
+    /// The next frame that came out, `None` if there is none now.
+    pub fn receive(&self) -> Option<Vec<u8>> {
+        let mut buffer = vec![0_u8; 16384];
+        loop {
+            // SAFETY: zero is valid for a plain C structure.
+            let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+            let mut length = size_of_val(&from) as u32;
+            // SAFETY: writable buffers of the lengths given.
+            let received = unsafe {
+                libc::recvfrom(
+                    self.socket.as_raw_fd(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                    0,
+                    (&raw mut from).cast(),
+                    &mut length,
+                )
+            };
+            if received < 0 {
+                return None;
+            }
+            if from.sll_pkttype != OUTGOING {
+                buffer.truncate(received as usize);
+                return Some(buffer);
+            }
+        }
+    }
+}

@@ -1,0 +1,76 @@
+#!/bin/sh
+# Installs what is missing of the Debian packages, and mounts the BPF file system. Quick when nothing is missing.
+#   setup.sh build   to compile
+#   setup.sh test    build, and what tests, demo and bench run (default)
+#   setup.sh vm      test, and the virtual machine of `make test-vm`
+set -eu
+
+what=${1:-test}
+build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
+run="iproute2 ethtool iputils-ping nftables tcpdump iperf3 traceroute frr"
+vm="qemu-system-x86 busybox-static cpio zstd"
+vm_kernel="linux-image-cloud-amd64"
+vm_directory=target/vm
+
+case $what in
+build) wanted=$build ;;
+test) wanted="$build $run" ;;
+vm) wanted="$build $run $vm" ;;
+*) echo "usage: $0 [build|test|vm]" >&2; exit 2 ;;
+esac
+
+as_root() {
+	if [ "$(id -u)" = 0 ]; then
+		"$@"
+	elif command -v sudo >/dev/null; then
+		sudo "$@"
+	else
+		echo "This needs root, and there is no sudo. Run as root: $*" >&2
+		exit 1
+	fi
+}
+
+installed() {
+	[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# Services that packages bring along (FRR) are for namespaces of ours: they must not start on the machine itself.
+install_without_services() {
+	policy=/usr/sbin/policy-rc.d
+	if [ ! -e $policy ]; then
+		printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null
+		as_root chmod +x $policy
+		trap 'as_root rm -f /usr/sbin/policy-rc.d' EXIT
+	fi
+	as_root apt-get update -q
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
+}
+
+if ! command -v cargo >/dev/null; then
+	echo "No cargo: install Rust 1.85 or newer (https://rustup.rs)." >&2
+	exit 1
+fi
+
+missing=
+for package in $wanted; do
+	installed "$package" || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+	if ! command -v apt-get >/dev/null; then
+		echo "Not Debian. Install what these packages hold:$missing" >&2
+		exit 1
+	fi
+	# shellcheck disable=SC2086
+	install_without_services $missing
+fi
+
+if [ "$what" != build ] && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
+	as_root mount -t bpf bpf /sys/fs/bpf
+fi
+
+# The kernel of the virtual machine is only unpacked, never installed.
+if [ "$what" = vm ] && ! ls $vm_directory/kernel/boot/vmlinuz-* >/dev/null 2>&1; then
+	mkdir -p $vm_directory/kernel
+	package=$(apt-cache depends $vm_kernel | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
+	(cd $vm_directory && apt-get download -q "$package" && dpkg-deb -x "$package"_*.deb kernel)
+fi
