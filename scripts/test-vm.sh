@@ -15,28 +15,7 @@ readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-120}
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan 8021q vrf bonding dummy nf_tables sch_tbf)
 readonly TOOLS=(ip ping ethtool)
 # Test binaries of crate millrace that are worth running on another kernel.
-readonly SUITES=(plane_kernel)
-
-install_packages() {
-	local missing=() package
-	for package in qemu-system-x86 busybox-static cpio libelf-dev zlib1g-dev iproute2 iputils-ping ethtool; do
-		[[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
-	done
-	((${#missing[@]})) || return 0
-	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$CACHE/apt.log"
-}
-
-# Unpacks the newest 6.1 cloud kernel; it is never installed as this machine's own.
-fetch_kernel() {
-	[[ -e $CACHE/kernel/complete ]] && return
-	local package
-	rm -rf "$CACHE/kernel" && mkdir "$CACHE/kernel"
-	package=$(apt-cache --names-only search '^linux-image-6\.1\.0-[0-9]+-cloud-amd64$' | cut -d' ' -f1 | sort -V | tail -1)
-	[[ $package ]] || { echo "test-vm: apt knows no linux-image-6.1.0-*-cloud-amd64 (Debian 12)" >&2; return 1; }
-	(cd "$CACHE/kernel" && apt-get download -qq "$package" 2>/dev/null && dpkg -x "$package"_*.deb . && rm -f ./*.deb)
-	touch "$CACHE/kernel/complete"
-}
+readonly SUITES=(plane_kernel xdp_table)
 
 cargo_static() {
 	LIBBPF_SYS_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu RUSTFLAGS='-C target-feature=+crt-static' \
@@ -107,7 +86,7 @@ boot() {
 			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=10")
 	done
 	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max -smp 2 -m 1024 -display none -no-reboot -nodefaults \
-		-kernel "$(echo "$CACHE"/kernel/boot/vmlinuz-*)" -initrd "$CACHE/initramfs.gz" \
+		-kernel "$(echo "$CACHE"/kernel/boot/vmlinuz-6.1.*)" -initrd "$CACHE/initramfs.gz" \
 		-append 'console=ttyS0 panic=-1 quiet' -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
 }
 
@@ -127,9 +106,7 @@ judge() {
 
 main() {
 	[[ $EUID == 0 ]] || { echo 'test-vm: needs root' >&2; exit 1; }
-	mkdir -p "$CACHE"
-	install_packages
-	fetch_kernel
+	scripts/setup.sh vm
 	readonly IMAGE=$CACHE/image
 	make_image "$@"
 	export CACHE LIMIT_S

@@ -65,6 +65,7 @@ fn mounted(path: &str) -> bool {
 
 /// The verifier takes the program; the coarse clock closes and opens the gate.
 #[test]
+#[ignore = "needs root"]
 fn program_loads_and_runs() {
     in_new_namespace(|| {
         let device = veth();
@@ -84,6 +85,7 @@ fn program_loads_and_runs() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn explaining_copy_loads_and_tells_the_steps() {
     in_new_namespace(|| {
         let device = veth();
@@ -106,6 +108,7 @@ fn explaining_copy_loads_and_tells_the_steps() {
 
 /// `xdp.frags` programs and bpf_xdp_get_buff_len: Linux 5.18.
 #[test]
+#[ignore = "needs root"]
 fn frame_of_several_buffers_goes_up_whole() {
     in_new_namespace(|| {
         let device = veth();
@@ -120,6 +123,7 @@ fn frame_of_several_buffers_goes_up_whole() {
 
 /// A link is pinned, found again, given another program, and gone when told.
 #[test]
+#[ignore = "needs root"]
 fn link_lives_in_its_pin() {
     in_new_namespace(|| {
         let device = veth();
@@ -144,6 +148,7 @@ fn link_lives_in_its_pin() {
 
 /// The next generation pins its maps over those of the last.
 #[test]
+#[ignore = "needs root"]
 fn maps_are_pinned_over_older_ones() {
     in_new_namespace(|| {
         let pins = Pins::new("maps");
@@ -156,6 +161,7 @@ fn maps_are_pinned_over_older_ones() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn grace_period_ends() {
     in_new_namespace(|| {
         let grace = Grace::new().unwrap();
@@ -165,6 +171,7 @@ fn grace_period_ends() {
 
 /// What XDP in a cloud is: virtio-net, one transmit queue per CPU to spare. Unlike veth this driver has real interrupts.
 #[test]
+#[ignore = "needs root"]
 fn attaches_to_virtio_net_in_native_mode() {
     let Ok(nic) = env::var("MILLRACE_VM_NIC") else {
         eprintln!("SKIPPED: only in the virtual machine of `make test-vm`");
