@@ -30,9 +30,10 @@ struct load {
 struct generated {
 	__u64 packets;		/* handed to the port; its ring may still have been full */
 	__u64 held;		/* calls that sent nothing because the time had not come */
-	__u64 start_ns;		/* when pacing began, moved on when the generator was held up too long */
-	__u64 paced;		/* packets since start_ns */
+	__u64 start_ns;		/* when pacing began */
+	__u64 paced;		/* packets since start_ns, skipped ones included */
 	__u64 failed;		/* redirect refused */
+	__u64 skipped;		/* due but never sent, because the generator was held up for longer than MAX_BACKLOG */
 	__u32 next;		/* next target */
 	__u32 pad;
 };
@@ -82,8 +83,10 @@ static __always_inline bool due(const struct load *l, struct generated *g)
 	target = ((now_ns - g->start_ns) * l->rate) >> 30;
 	if (g->paced >= target)
 		return false;
-	if (target - g->paced > MAX_BACKLOG)
+	if (target - g->paced > MAX_BACKLOG) {
+		g->skipped += target - MAX_BACKLOG - g->paced;
 		g->paced = target - MAX_BACKLOG;
+	}
 	g->paced++;
 	return true;
 }

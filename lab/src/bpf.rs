@@ -47,7 +47,7 @@ pub unsafe trait Value: Copy + Default {
 
 // SAFETY: six bytes and u16, then u32s, sixteen bytes and u64s: naturally aligned without holes (see generator.bpf.c).
 unsafe impl Value for generator::types::load {}
-// SAFETY: u64s, two u32s.
+// SAFETY: u64s, then two u32s.
 unsafe impl Value for generator::types::generated {}
 // SAFETY: 6 + 2 + 16 + 2 + 2 + 4 bytes, aligned to 4.
 unsafe impl Value for generator::types::target {}

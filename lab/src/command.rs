@@ -2,6 +2,7 @@
 
 use std::{
     io::{Read, Write},
+    os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -25,6 +26,8 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        // Ctrl-C is for us: what we clean up with must not be interrupted by it.
+        .process_group(0)
         .spawn()
         .with_context(|| format!("cannot start `{shown}`"))?;
     let mut stdin = child.stdin.take().expect("stdin is piped");

@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 
 use crate::{
     check::check_forwarding,
+    compare::ns,
     generator::Load,
     measure::{Sample, Window, measure},
     subject::{self, Millrace, Subject},
@@ -90,51 +91,54 @@ fn measure_all(testbed: &mut Testbed, subject: &dyn Subject, cases: &[Case]) -> 
 }
 
 fn print_table(cases: &[Case], linux: &[Pair], millrace: Option<&Vec<Pair>>) {
+    println!(
+        "\n64-byte UDP (IPv6: 66), {DESTINATIONS} destinations, one core for the router, the sink included."
+    );
+    println!("Before each case packets were compared byte by byte: MACs, TTL, checksum.");
+    let flat_out = |sample: &Pair| sample[0].received_pps / 1e6;
+    let flat_out_ns = |sample: &Pair| ns(&sample[0]);
+    let equal_ns = |sample: &Pair| ns(&sample[1]);
+    let equal_loss = |sample: &Pair| sample[1].loss * 100.0;
+    let flat_out_loss = |sample: &Pair| sample[0].loss * 100.0;
     let equal_mpps = EQUAL_RATE_PPS as f64 / 1e6;
-    println!(
-        "\n64-byte UDP (IPv6: 66), {DESTINATIONS} destinations, one core for the router (the sink included)."
+    print_block(cases, linux, millrace, "Mpps, flat out", 3, Some("x"), flat_out);
+    print_block(cases, linux, millrace, "CPU ns per packet, flat out", 0, Some("x"), flat_out_ns);
+    print_block(cases, linux, millrace, "lost %, flat out", 1, None, flat_out_loss);
+    print_block(
+        cases,
+        linux,
+        millrace,
+        &format!("CPU ns, {equal_mpps} Mpps offered"),
+        0,
+        Some("x"),
+        equal_ns,
     );
-    println!("Before each case packets were compared byte by byte: MACs, TTL, checksum.\n");
-    println!(
-        "{:26} {:>10} {:>10} {:>7}   {:>10} {:>10}",
-        "", "Linux", "Millrace", "ratio", "Linux", "Millrace"
-    );
-    println!("{:26} {:^29}   {:^21}", "", "Mpps of one core, flat out", "lost, offered flat out");
-    for (i, case) in cases.iter().enumerate() {
-        row(&case.title, linux, millrace, i, 0, |sample| sample.received_pps / 1e6, 3);
-    }
-    println!("\n{:26} {:^29}", "", "CPU ns per packet, flat out");
-    for (i, case) in cases.iter().enumerate() {
-        row(&case.title, linux, millrace, i, 0, crate::compare::ns, 0);
-    }
-    println!("\n{:26} {:^29}   {:^21}", "", format!("CPU ns, {equal_mpps} Mpps offered"), "lost");
-    for (i, case) in cases.iter().enumerate() {
-        row(&case.title, linux, millrace, i, 1, crate::compare::ns, 0);
-    }
+    print_block(cases, linux, millrace, &format!("lost %, {equal_mpps} Mpps offered"), 2, None, equal_loss);
 }
 
-/// A figure of both subjects, their ratio, and what each lost in the same measurement.
-fn row(
-    title: &str,
+/// One figure of all cases side by side, with the ratio Millrace / Linux if it means something.
+fn print_block(
+    cases: &[Case],
     linux: &[Pair],
     millrace: Option<&Vec<Pair>>,
-    case: usize,
-    rate: usize,
-    figure: impl Fn(&Sample) -> f64,
+    title: &str,
     digits: usize,
+    ratio: Option<&str>,
+    figure: impl Fn(&Pair) -> f64,
 ) {
-    let a = &linux[case][rate];
-    let b = millrace.map(|pairs| &pairs[case][rate]);
-    let show =
-        |value: Option<f64>, unit: &str| value.map_or("-".into(), |value| format!("{value:.digits$}{unit}"));
-    let loss =
-        |sample: Option<&Sample>| sample.map_or("-".into(), |sample| format!("{:.2} %", sample.loss * 100.0));
-    println!(
-        "{title:26} {:>10} {:>10} {:>7}   {:>10} {:>10}",
-        show(Some(figure(a)), ""),
-        show(b.map(&figure), ""),
-        b.map_or("-".into(), |b| format!("{:.2}x", figure(b) / figure(a))),
-        loss(Some(a)),
-        loss(b)
-    );
+    println!("\n{title:30} {:>10} {:>10} {:>8}", "Linux", "Millrace", ratio.map_or("", |_| "ratio"));
+    for (i, case) in cases.iter().enumerate() {
+        let by_linux = figure(&linux[i]);
+        let by_millrace = millrace.map(|pairs| figure(&pairs[i]));
+        let show = |value: f64| format!("{value:.digits$}");
+        println!(
+            "  {:28} {:>10} {:>10} {:>8}",
+            case.title,
+            show(by_linux),
+            by_millrace.map_or("-".into(), show),
+            by_millrace
+                .zip(ratio)
+                .map_or(String::new(), |(value, unit)| format!("{:.2}{unit}", value / by_linux)),
+        );
+    }
 }

@@ -124,9 +124,13 @@ impl Generator {
         Ok(())
     }
 
-    /// Nice value of the generator's thread.
-    pub fn set_nice(&self, nice: i32) -> Result<()> {
-        sys::set_nice(self.thread_id, nice).context("priority of the generator")
+    /// Before all normal threads (but after the caller, who is to measure on time), or after them.
+    pub fn go_first(&self, first: bool) -> Result<()> {
+        const NICE: i32 = 19;
+        let level = |level| first.then_some(level);
+        sys::set_realtime(self.thread_id, level(1)).context("priority of the generator")?;
+        sys::set_realtime(0, level(2)).context("priority of the measuring thread")?;
+        sys::set_nice(self.thread_id, if first { 0 } else { NICE }).context("priority of the generator")
     }
 
     /// As set.
@@ -195,7 +199,16 @@ impl Generator {
 
     /// Packets handed to the port since the start of this run. Its ring may have been full: see [`crate::losses`].
     pub fn packets(&self) -> Result<u64> {
-        Ok(bpf::read::<skeleton::types::generated>(&self.maps.generated, 0)?.packets)
+        Ok(self.generated()?.packets)
+    }
+
+    /// Packets since the start of this run that were due but not sent, because somebody else had the core.
+    pub fn skipped(&self) -> Result<u64> {
+        Ok(self.generated()?.skipped)
+    }
+
+    fn generated(&self) -> Result<skeleton::types::generated> {
+        bpf::read(&self.maps.generated, 0)
     }
 }
 

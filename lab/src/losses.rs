@@ -101,11 +101,13 @@ fn stack_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<String
         }
     }
     for line in namespace.read("/proc/net/snmp6")?.lines() {
-        let mut fields = line.split_whitespace();
-        if let (Some(name), Some(value)) = (fields.next(), fields.next())
-            && let Some(name) = name.strip_prefix("Ip6").filter(|name| WANTED.contains(name))
-        {
-            into.insert(format!("{place}.ip6.{name}"), value.parse().unwrap_or(0));
+        let Some((name, value)) =
+            line.strip_prefix("Ip6").and_then(|line| line.split_once(char::is_whitespace))
+        else {
+            continue;
+        };
+        if WANTED.contains(&name) {
+            into.insert(format!("{place}.ip6.{name}"), value.trim().parse().unwrap_or(0));
         }
     }
     Ok(())

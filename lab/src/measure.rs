@@ -38,6 +38,9 @@ pub struct Sample {
     pub busy: f64,
     /// Of the whole run: packets offered.
     pub sent: u64,
+    /// Of the whole run: packets due at the rate asked for but not sent, because the machine gave the generator's core to
+    /// somebody else. Many: a noisy machine.
+    pub skipped: u64,
     /// Of the whole run: packets at the sink.
     pub received: u64,
     /// 1 - received / sent, of the whole run.
@@ -83,6 +86,7 @@ pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Samp
         ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
         busy: busy_ns / 1e9 / seconds,
         sent,
+        skipped: testbed.generator.skipped()?,
         received,
         loss: if sent == 0 { 0.0 } else { 1.0 - received as f64 / sent as f64 },
         unexplained: sent as i64 - received as i64 - lost.total() as i64,

@@ -14,19 +14,19 @@ use crate::{command, sys};
 const PREFIX: &str = "mlr-";
 const DIRECTORY: &str = "/run/netns";
 
-/// A name no other testbed uses: `mlr-PID`, then `mlr-PID.N` for further testbeds of this process.
+/// A name no other testbed uses: `mlr-PID`, then `mlr-PID_N` for further testbeds of this process.
 pub fn unique_run_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     match COUNT.fetch_add(1, Ordering::Relaxed) {
         0 => format!("{PREFIX}{}", std::process::id()),
-        n => format!("{PREFIX}{}.{n}", std::process::id()),
+        n => format!("{PREFIX}{}_{n}", std::process::id()),
     }
 }
 
 /// The process that a name made by [`unique_run_name`] (and anything after a `-`) belongs to.
 fn owner(name: &str) -> Option<i32> {
     let rest = name.strip_prefix(PREFIX)?;
-    rest.split(['.', '-']).next()?.parse().ok().filter(|&pid| pid > 0)
+    rest.split(['.', '-', '_']).next()?.parse().ok().filter(|&pid| pid > 0)
 }
 
 /// A named network namespace; dropped, it is deleted.
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn owner_is_read_from_our_names_only() {
         assert_eq!(owner("mlr-12-gen"), Some(12));
-        assert_eq!(owner("mlr-12.3-r7"), Some(12));
+        assert_eq!(owner("mlr-12_3-r7"), Some(12));
         assert_eq!(owner("mlr-12.sock"), Some(12));
         assert_eq!(owner("mlr--1-gen"), None);
         assert_eq!(owner("mlr-x-gen"), None);

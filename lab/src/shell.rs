@@ -1,5 +1,7 @@
 //! `millrace-lab shell`: a testbed to look around in; it goes when the shell ends.
 
+use std::path::PathBuf;
+
 use anyhow::{Context, Result};
 
 use crate::{
@@ -23,7 +25,7 @@ pub fn shell(routers: u16) -> Result<()> {
         "Other namespaces: ip netns exec {name}-gen ...   Millrace: millrace run --port {PORT_IN} --port {PORT_OUT} --instance {name}"
     );
     println!("The testbed goes when you leave this shell.");
-    let program = std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into());
+    let program = PathBuf::from(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
     let mut command = testbed.box_namespace.command(&program);
     if let Some(directory) = std::env::current_exe().ok().as_deref().and_then(|lab| lab.parent()) {
         let path = std::env::var("PATH").unwrap_or_default();

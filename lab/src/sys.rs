@@ -147,6 +147,16 @@ pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread_id as libc::id_t, nice) })
 }
 
+/// Lets a thread (0: the calling one) run before all normal ones; a higher level goes before a lower one, `None` is
+/// normal again. What it forks is normal. Nice values alone do not do: between sessions the kernel shares cores evenly
+/// (sched_autogroup).
+pub fn set_realtime(thread_id: i32, level: Option<i32>) -> io::Result<()> {
+    let policy = level.map_or(libc::SCHED_OTHER, |_| libc::SCHED_RR | libc::SCHED_RESET_ON_FORK);
+    let parameter = libc::sched_param { sched_priority: level.unwrap_or(0) };
+    // SAFETY: `parameter` is valid for the call.
+    check(unsafe { libc::sched_setscheduler(thread_id, policy, &parameter) })
+}
+
 /// Id of the calling thread.
 pub fn thread_id() -> i32 {
     // SAFETY: has no preconditions.

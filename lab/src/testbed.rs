@@ -35,10 +35,8 @@ pub const MAX_ROUTERS: u16 = 256;
 const BENCHMARK4: &str = "198.18.0.0/15";
 const BENCHMARK6: &str = "2001:2::/48";
 
-/// 29 times the weight of a normal thread.
-const FIRST_NICE: i32 = -15;
-/// A 70th of it.
-const LAST_NICE: i32 = 19;
+/// 87 times the weight of a normal thread (or session of threads).
+const FIRST_NICE: i32 = -20;
 
 /// Who goes first on busy cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,14 +166,11 @@ impl Testbed {
         Ok(cpu::Threads(ids))
     }
 
-    /// Who goes first on busy cores from now on.
+    /// Who goes first on busy cores from now on. The calling thread is the one that measures.
     pub fn set_priority(&mut self, priority: Priority) -> Result<()> {
-        let (generator, router) = match priority {
-            Priority::Rates => (FIRST_NICE, FIRST_NICE),
-            Priority::Reaction => (LAST_NICE, 0),
-        };
-        self.router_nice = router;
-        self.generator.set_nice(generator)?;
+        let rates = priority == Priority::Rates;
+        self.router_nice = if rates { FIRST_NICE } else { 0 };
+        self.generator.go_first(rates)?;
         self.router_threads().map(drop)
     }
 

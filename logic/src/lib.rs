@@ -20,3 +20,4 @@ pub mod net;
 pub mod observe;
 pub mod plan;
 pub mod reason;
+pub mod tables;

@@ -1,7 +1,270 @@
-//! What devices offload, by `SIOCETHTOOL`, and what of that spoils XDP on a port.
+//! What devices offload, by `SIOCETHTOOL`, what XDP they can do, and what of that spoils a port.
+//!
+//! Kernel source: `include/uapi/linux/ethtool.h`; names of features: `net/ethtool/common.c`, as `ethtool -k` and
+//! `/sys/class/net` know them; `Documentation/netlink/specs/netdev.yaml`.
 
-/// Does the device transmit multi-buffer frames that are redirected to it (`NETDEV_XDP_ACT_NDO_XMIT_SG`, Linux 6.3)?
-/// Unknown counts as no.
-pub fn transmits_fragments(_ifindex: u32) -> bool {
-    false
+use crate::{
+    hazards::command,
+    netlink::{
+        link::{self, LinkMessage, RawLink},
+        rtm,
+        socket::Socket,
+        wire::{self, Request},
+    },
+};
+use std::{
+    collections::BTreeSet,
+    fmt, io,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+const SIOCETHTOOL: u64 = 0x8946;
+const ETHTOOL_GDRVINFO: u32 = 0x03;
+const ETHTOOL_GSTRINGS: u32 = 0x1b;
+const ETHTOOL_GSSET_INFO: u32 = 0x37;
+const ETHTOOL_GFEATURES: u32 = 0x3a;
+const ETH_SS_FEATURES: u32 = 4;
+const NAME_BYTES: usize = 32;
+/// The kernel has about 60 features; more than this is nonsense.
+const MOST_FEATURES: u32 = 1024;
+
+const NETDEV_XDP_ACT_NDO_XMIT_SG: u64 = 64;
+
+/// What is wrong with a port, so that packets would be lost or sent broken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub kind: ProblemKind,
+    /// Names the thing and the way out.
+    pub text: String,
+}
+
+/// Kinds of [`Problem`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// Tagged frames arrive without their tag: they would be taken for untagged ones.
+    VlanTagsHidden,
+    /// Received packets are merged to larger ones.
+    LargeReceive,
+    /// Packets arrive whose checksum is not filled in.
+    PartialChecksums,
+    /// Packets redirected into the port would vanish.
+    CannotTransmit,
+    /// The port could not be looked at.
+    Unknown,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Asks about devices of the namespace it was opened in.
+#[derive(Debug)]
+pub struct Ethtool(OwnedFd);
+
+impl Ethtool {
+    /// For the calling thread's namespace.
+    pub fn open() -> io::Result<Ethtool> {
+        std::net::UdpSocket::bind("0.0.0.0:0").map(|socket| Ethtool(socket.into()))
+    }
+
+    /// The driver's name: `veth`, `virtio_net`, `mlx5_core`.
+    pub fn driver(&self, device: &str) -> io::Result<String> {
+        // struct ethtool_drvinfo is 196 bytes; the name comes first.
+        let mut words = vec![0; 49];
+        words[0] = ETHTOOL_GDRVINFO;
+        self.call(device, &mut words)?;
+        Ok(wire::text(&bytes(&words[1..1 + NAME_BYTES / 4])))
+    }
+
+    /// Names of the features that are on: `rx-gro`, `tx-checksum-ip-generic`.
+    pub fn features(&self, device: &str) -> io::Result<BTreeSet<String>> {
+        let mut info = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
+        // A mask of sets as one u64 across two words.
+        let mask = (1u64 << ETH_SS_FEATURES).to_ne_bytes();
+        info[2] = wire::u32_at(&mask, 0).unwrap_or(0);
+        info[3] = wire::u32_at(&mask, 4).unwrap_or(0);
+        self.call(device, &mut info)?;
+        let count = info[4].min(MOST_FEATURES);
+        let mut names = vec![0; 3 + count as usize * NAME_BYTES / 4];
+        names[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, ETH_SS_FEATURES, count]);
+        self.call(device, &mut names)?;
+        let blocks = count.div_ceil(32);
+        let mut states = vec![0; 2 + blocks as usize * 4];
+        states[..2].copy_from_slice(&[ETHTOOL_GFEATURES, blocks]);
+        self.call(device, &mut states)?;
+        Ok(active(&bytes(&names[3..]), &states[2..]))
+    }
+
+    /// `words` is a whole structure of the ethtool interface, as long as its command makes the kernel write.
+    fn call(&self, device: &str, words: &mut [u32]) -> io::Result<()> {
+        // SAFETY: all zeros is a value of this plain C struct.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        if device.len() >= request.ifr_name.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
+        // SAFETY: the request and the words it points to live across the call, and callers size the words for what the
+        // kernel writes, which it bounds by the counts within.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|w| w.to_ne_bytes()).collect()
+}
+
+/// Of `struct ethtool_get_features_block`: available, requested, active, never changed.
+fn active(names: &[u8], blocks: &[u32]) -> BTreeSet<String> {
+    let is_on = |i: usize| blocks.get(i / 32 * 4 + 2).is_some_and(|active| active >> (i % 32) & 1 != 0);
+    names
+        .chunks_exact(NAME_BYTES)
+        .enumerate()
+        .filter(|(i, _)| is_on(*i))
+        .map(|(_, name)| wire::text(name))
+        .collect()
+}
+
+/// Does the device of the calling thread's namespace transmit multi-buffer frames that are redirected to it
+/// (`NETDEV_XDP_ACT_NDO_XMIT_SG`, Linux 6.3)? Unknown counts as no.
+pub fn transmits_fragments(ifindex: u32) -> bool {
+    xdp_features(ifindex).is_ok_and(|features| features.unwrap_or(0) & NETDEV_XDP_ACT_NDO_XMIT_SG != 0)
+}
+
+/// `enum netdev_xdp_act` of a device.
+fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
+    const GENL_ID_CTRL: u16 = 0x10;
+    const CTRL_CMD_GETFAMILY: u8 = 3;
+    const CTRL_ATTR_FAMILY_ID: u16 = 1;
+    const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+    const NETDEV_CMD_DEV_GET: u8 = 1;
+    const NETDEV_A_DEV_IFINDEX: u16 = 1;
+    const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
+    let mut socket = Socket::requests(libc::NETLINK_GENERIC)?;
+    let request = Request::new(GENL_ID_CTRL, wire::ACK, &[CTRL_CMD_GETFAMILY, 1, 0, 0])
+        .with(CTRL_ATTR_FAMILY_NAME, b"netdev\0");
+    let find = |wanted| {
+        move |m: wire::Message<'_>| {
+            wire::attributes_after(m.payload, 4).find(|a| a.0 == wanted).map(|a| a.1.to_vec())
+        }
+    };
+    let family = socket.ask(request, find(CTRL_ATTR_FAMILY_ID))?;
+    let Some(family) = family.and_then(|value| wire::u16_at(&value, 0)) else { return Ok(None) };
+    let request = Request::new(family, wire::ACK, &[NETDEV_CMD_DEV_GET, 1, 0, 0])
+        .with(NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+    let features = socket.ask(request, find(NETDEV_A_DEV_XDP_FEATURES))?;
+    Ok(features.and_then(|value| Some(u64::from_ne_bytes(*value.first_chunk()?))))
+}
+
+/// What of a port's own features spoils it. Packets of a veth never had a tag taken off: there the other end decides.
+pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if !veth && features.contains("rx-vlan-hw-parse") {
+        problems.push(Problem {
+            kind: ProblemKind::VlanTagsHidden,
+            text: format!("{device} takes VLAN tags off in hardware; run: ethtool -K {device} rxvlan off"),
+        });
+    }
+    if features.contains("rx-lro") {
+        problems.push(Problem {
+            kind: ProblemKind::LargeReceive,
+            text: format!("{device} merges received packets (LRO); run: ethtool -K {device} lro off"),
+        });
+    }
+    problems
+}
+
+/// What of a veth port's other end spoils the port.
+pub fn peer_problems(peer: &Peer, namespace: &str) -> Vec<Problem> {
+    let name = &peer.link.name;
+    let has = |feature: &str| peer.features.contains(feature);
+    let place = if namespace == "host" { String::new() } else { format!(" in namespace {namespace}") };
+    let run = |text: String| command(namespace, &text);
+    let mut problems = Vec::new();
+    if ["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"].into_iter().any(has) {
+        problems.push(Problem {
+            kind: ProblemKind::PartialChecksums,
+            text: format!(
+                "veth peer {name}{place} sends partial checksums; run: {}",
+                run(format!("ethtool -K {name} tx off"))
+            ),
+        });
+    }
+    if has("tx-vlan-hw-insert") || has("tx-vlan-stag-hw-insert") {
+        problems.push(Problem {
+            kind: ProblemKind::VlanTagsHidden,
+            text: format!(
+                "veth peer {name}{place} sends VLAN tags beside the packet; run: {}",
+                run(format!("ethtool -K {name} txvlan off tx-vlan-stag-hw-insert off"))
+            ),
+        });
+    }
+    // veth_xdp_xmit drops when the receiving side has no NAPI instance, which XDP or GRO gives it.
+    if !peer.link.xdp && !has("rx-gro") {
+        problems.push(Problem {
+            kind: ProblemKind::CannotTransmit,
+            text: format!(
+                "veth peer {name}{place} would drop what is redirected to it; run: {}",
+                run(format!("ethtool -K {name} gro on"))
+            ),
+        });
+    }
+    problems
+}
+
+/// The other end of a veth.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    pub link: RawLink,
+    /// Features that are on.
+    pub features: BTreeSet<String>,
+}
+
+impl Peer {
+    /// The device with this index in the calling thread's namespace.
+    pub fn look(ifindex: u32) -> io::Result<Peer> {
+        let mut header = [0; 16];
+        header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+        let answer = Socket::requests(libc::NETLINK_ROUTE)?.ask(
+            Request::new(rtm::GETLINK, wire::ACK, &header),
+            |m| match link::parse(m)? {
+                LinkMessage::New(link) => Some(*link),
+                LinkMessage::Gone { .. } => None,
+            },
+        )?;
+        let link = answer.ok_or(io::ErrorKind::NotFound)?;
+        let features = Ethtool::open()?.features(&link.name)?;
+        Ok(Peer { link, features })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_are_bits_with_names() {
+        let mut names = vec![0; 34 * NAME_BYTES];
+        for (i, name) in [(0, "rx-gro"), (1, "rx-lro"), (33, "tx-checksum-ipv6")] {
+            names[i * NAME_BYTES..][..name.len()].copy_from_slice(name.as_bytes());
+        }
+        let on = active(&names, &[!0, !0, 1, 0, !0, !0, 2, 0]);
+        assert_eq!(on.into_iter().collect::<Vec<_>>(), ["rx-gro", "tx-checksum-ipv6"]);
+        assert!(active(&names, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_port_that_hides_tags_or_merges_packets_is_named() {
+        let features = ["rx-vlan-hw-parse".to_owned(), "rx-lro".to_owned()].into();
+        let kinds = |veth| own_problems("eth0", &features, veth).iter().map(|p| p.kind).collect::<Vec<_>>();
+        assert_eq!(kinds(false), [ProblemKind::VlanTagsHidden, ProblemKind::LargeReceive]);
+        assert_eq!(kinds(true), [ProblemKind::LargeReceive]);
+    }
 }

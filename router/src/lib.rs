@@ -1,9 +1,22 @@
-//! Everything of Millrace that touches Linux.
+//! Everything that touches Linux: the kernel plane, netlink, namespaces, the daemon and its command line.
+//!
+//! | module | does |
+//! |---|---|
+//! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
+//! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
+//! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
+//! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
+//! | [`cli`] | the command line |
+//! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
 
 pub mod abi;
+pub mod cli;
+pub mod config;
+pub mod daemon;
 pub mod ethtool;
 pub mod hazards;
 pub mod netlink;
 pub mod netns;
 pub mod observer;
 pub mod plane;
+pub mod privileges;

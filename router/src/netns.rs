@@ -75,6 +75,8 @@ pub struct Found {
     pub name: String,
     /// A file that opens it.
     pub path: PathBuf,
+    /// The process it was found by, if it has no name.
+    pub pid: Option<u32>,
 }
 
 /// Every namespace that has a name or a process, by key.
@@ -91,7 +93,7 @@ pub fn list() -> BTreeMap<Key, Found> {
             && key.device == own.device
         {
             let name = entry.file_name().to_string_lossy().into_owned();
-            found.entry(key).or_insert(Found { name, path });
+            found.entry(key).or_insert(Found { name, path, pid: None });
         }
     }
     let mut pids: Vec<u32> = fs::read_dir("/proc")
@@ -104,7 +106,7 @@ pub fn list() -> BTreeMap<Key, Found> {
     for pid in pids {
         let path = PathBuf::from(format!("/proc/{pid}/ns/net"));
         if let Ok(key) = Key::at(&path) {
-            found.entry(key).or_insert_with(|| Found { name: format!("pid:{pid}"), path });
+            found.entry(key).or_insert_with(|| Found { name: format!("pid:{pid}"), path, pid: Some(pid) });
         }
     }
     found

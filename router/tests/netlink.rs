@@ -7,10 +7,12 @@ use logic::{
     observe::{Change, Dump, Event, LinkKind, Next, NexthopObjectKind, Route},
 };
 use router::{
+    ethtool::ProblemKind,
     netns,
     observer::{HOST, Observer, ObserverConfig, PortName},
 };
 use std::{
+    collections::VecDeque,
     fs::File,
     io::Write as _,
     process::{Child, Command, Stdio},
@@ -107,29 +109,53 @@ fn batch(lines: impl Iterator<Item = String>) {
     assert!(child.wait().unwrap().success());
 }
 
-fn observer() -> Observer {
-    Observer::new(ObserverConfig { ports: vec![PortName::Name("port0".into())], ..Default::default() })
-        .unwrap()
+/// An observer, and events it handed out that no test has asked for yet.
+struct Watcher {
+    observer: Observer,
+    pending: VecDeque<Event>,
 }
 
-/// Collect events until one of them makes `wanted` say something.
-fn until<T>(observer: &mut Observer, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+impl std::ops::Deref for Watcher {
+    type Target = Observer;
+    fn deref(&self) -> &Observer {
+        &self.observer
+    }
+}
+
+impl std::ops::DerefMut for Watcher {
+    fn deref_mut(&mut self) -> &mut Observer {
+        &mut self.observer
+    }
+}
+
+fn observer() -> Watcher {
+    let ports = vec![PortName::Name("port0".into())];
+    let observer = Observer::new(ObserverConfig { ports, ..Default::default() }).unwrap();
+    Watcher { observer, pending: VecDeque::new() }
+}
+
+/// Take events until one of them makes `wanted` say something.
+fn until<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
     let end = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
     while Instant::now() < end {
-        for event in observer.poll(Duration::from_millis(100)).unwrap() {
+        while let Some(event) = watcher.pending.pop_front() {
             if let Some(found) = wanted(&event) {
                 return found;
             }
-            seen.push(event);
+            if seen.len() < 100 {
+                seen.push(event);
+            }
         }
+        let events = watcher.observer.poll(Duration::from_millis(100)).unwrap();
+        watcher.pending.extend(events);
     }
     panic!("no {what} within {PATIENCE:?}; seen: {seen:#?}");
 }
 
 /// Take everything until it has been quiet for a while.
-fn settle(observer: &mut Observer) -> Vec<Event> {
-    let mut all = Vec::new();
+fn settle(observer: &mut Watcher) -> Vec<Event> {
+    let mut all: Vec<Event> = observer.pending.drain(..).collect();
     loop {
         let events = observer.poll(Duration::from_millis(150)).unwrap();
         if events.is_empty() {
@@ -139,7 +165,7 @@ fn settle(observer: &mut Observer) -> Vec<Event> {
     }
 }
 
-fn host_dump(observer: &mut Observer) -> Dump {
+fn host_dump(observer: &mut Watcher) -> Dump {
     until(observer, "dump of the host", |e| match e {
         Event::Dump(HOST, dump) => Some((**dump).clone()),
         _ => None,
@@ -239,10 +265,13 @@ fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
             Event::Namespace(id, n) if n.name == name => Some(*id),
             _ => None,
         });
+        let started = Instant::now();
         bed.end_processes();
         until(&mut observer, "end of the namespace", |e| {
             matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
         });
+        // A container started again at once wants its MAC address back: no waiting for a slow scan.
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
     });
 }
 
@@ -379,9 +408,9 @@ fn hazards_come_and_go() {
                 _ => None,
             });
         };
-        let forward = "nftables chain inet f fwd hooks forward; remove it with: nft ";
+        let forward = "nftables chain inet f pass hooks forward; remove it with: nft ";
         expect(
-            "nft 'add table inet f; add chain inet f fwd { type filter hook forward priority 0; }'",
+            "nft 'add table inet f; add chain inet f pass { type filter hook forward priority 0; }'",
             &[forward],
             &[forward],
         );
@@ -427,10 +456,64 @@ fn qdiscs_and_filters_are_told_of_their_device() {
         expect("tc qdisc del dev port0 root", None);
         sh("tc qdisc add dev port0 clsact");
         expect(
-            "tc filter add dev port0 ingress matchall action drop",
+            "tc filter add dev port0 ingress protocol ip u32 match u32 0 0",
             Some("tc filters on its qdisc clsact"),
         );
         expect("tc qdisc del dev port0 clsact", None);
+    });
+}
+
+/// Load and attach a program that lets everything pass; it stays for as long as the result lives.
+fn attach_tcx(ifindex: i32) -> [std::os::fd::OwnedFd; 2] {
+    use libbpf_rs::libbpf_sys::{self as sys, bpf_insn};
+    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+    let instruction = |code, imm| {
+        let mut i = bpf_insn { code, imm, ..Default::default() };
+        i.set_dst_reg(0);
+        i
+    };
+    // r0 = -1 (TCX_NEXT); exit
+    let program = [instruction(0xb7, -1), instruction(0x95, 0)];
+    let (name, license) = (c"pass".as_ptr(), c"GPL".as_ptr());
+    let own = |fd: i32| {
+        assert!(fd >= 0, "{}", std::io::Error::from_raw_os_error(-fd));
+        // SAFETY: a new descriptor, owned by nobody else.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    };
+    // SAFETY: strings and instructions live across the call; no options are passed.
+    let program = own(unsafe {
+        sys::bpf_prog_load(
+            sys::BPF_PROG_TYPE_SCHED_CLS,
+            name,
+            license,
+            program.as_ptr(),
+            2,
+            std::ptr::null_mut(),
+        )
+    });
+    // SAFETY: no options are passed.
+    let link = own(unsafe {
+        sys::bpf_link_create(program.as_raw_fd(), ifindex, sys::BPF_TCX_INGRESS, std::ptr::null())
+    });
+    [program, link]
+}
+
+#[test]
+fn tcx_programs_are_found() {
+    with_bed(|_| {
+        let mut observer = observer();
+        let port =
+            until(&mut observer, "port", |e| if let Event::Port(0, p) = e { Some(p.ifindex) } else { None });
+        settle(&mut observer);
+        let attached = attach_tcx(port as i32);
+        until(&mut observer, "tcx program", |e| {
+            matches!(e, Event::Link(HOST, l) if l.hazards.iter().any(|h| h.contains("1 tcx program")))
+                .then_some(())
+        });
+        drop(attached);
+        until(&mut observer, "its end", |e| {
+            matches!(e, Event::Link(HOST, l) if l.hazards.is_empty()).then_some(())
+        });
     });
 }
 
@@ -488,6 +571,58 @@ fn neighbours_are_followed_and_probed() {
     });
 }
 
+#[test]
+fn a_veth_peer_that_breaks_packets_is_named() {
+    with_bed(|bed| {
+        let peer = bed.name("peer");
+        let mut observer = observer();
+        assert_eq!(observer.port_driver(0).unwrap(), "veth");
+        let problems =
+            |watcher: &mut Watcher| watcher.port_problems(0).iter().map(|p| p.kind).collect::<Vec<_>>();
+        use ProblemKind::*;
+        assert_eq!(problems(&mut observer), [PartialChecksums, VlanTagsHidden, CannotTransmit]);
+        let text = observer.port_problems(0)[0].to_string();
+        assert_eq!(
+            text,
+            format!(
+                "veth peer far0 in namespace {peer} sends partial checksums; \
+                 run: ip netns exec {peer} ethtool -K far0 tx off"
+            )
+        );
+        // Every way out that is offered must work.
+        for problem in observer.port_problems(0) {
+            sh(problem.text.split_once("run: ").unwrap().1);
+        }
+        assert_eq!(problems(&mut observer), []);
+    });
+}
+
+#[test]
+fn a_port_that_goes_and_comes_back_is_reported() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        sh("ip link del port0");
+        until(&mut observer, "port gone", |e| matches!(e, Event::PortGone(0)).then_some(()));
+        sh(&format!("ip link add port0 type veth peer name far0 netns {}", bed.name("peer")));
+        until(&mut observer, "port back", |e| matches!(e, Event::Port(0, _)).then_some(()));
+    });
+}
+
+#[test]
+fn a_router_can_be_configured_by_file() {
+    with_bed(|bed| {
+        let pid = bed.unnamed();
+        let ports = vec![PortName::Name("port0".into())];
+        let routers = vec![netns::Source::parse(&format!("/proc/{pid}/ns/net"))];
+        let observer = Observer::new(ObserverConfig { ports, routers, ..Default::default() }).unwrap();
+        let mut watcher = Watcher { observer, pending: VecDeque::new() };
+        until(&mut watcher, "configured namespace", |e| {
+            matches!(e, Event::Namespace(_, n) if n.configured && n.name.starts_with("netns:")).then_some(())
+        });
+    });
+}
+
 /// Slow without optimisation: run by `cargo test --release -- --ignored`.
 #[test]
 #[ignore = "a measurement"]
@@ -519,4 +654,48 @@ fn a_million_routes_are_dumped_in_two_seconds() {
         });
         println!("{count} route events made in {made:?}, absorbed in {:?}", read.elapsed());
     });
+}
+
+/// What 256 routers cost while nothing happens.
+#[test]
+#[ignore = "a measurement"]
+fn many_routers_idle_cheaply() {
+    with_bed(|bed| {
+        for i in 0..256 {
+            let name = bed.namespace(&format!("r{i}"));
+            sh(&format!("ip link add link port0 name m0 netns {name} type macvlan mode bridge"));
+        }
+        let started = Instant::now();
+        let mut observer = observer();
+        let events = observer.poll(Duration::ZERO).unwrap();
+        let dumps = events.iter().filter(|e| matches!(e, Event::Dump(..))).count();
+        println!("{dumps} namespaces read in {:?}", started.elapsed());
+        assert_eq!(dumps, 257);
+        settle(&mut observer);
+        let (before, started) = (cpu_time(), Instant::now());
+        while started.elapsed() < Duration::from_secs(10) {
+            observer.poll(Duration::from_secs(1)).unwrap();
+        }
+        let share = (cpu_time() - before).as_secs_f64() / started.elapsed().as_secs_f64();
+        println!("idle: {:.2} % of a core, {} KiB resident", share * 100.0, resident_kib());
+        assert!(share < 0.05, "{share}");
+    });
+}
+
+/// Of this process, all threads, user and system.
+fn cpu_time() -> Duration {
+    // SAFETY: all zeros is a value of this plain C struct, which lives across the call.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let time = |t: libc::timeval| Duration::new(t.tv_sec as u64, t.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }

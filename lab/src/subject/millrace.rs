@@ -1,6 +1,7 @@
 //! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own.
 
 use std::{
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// A full table takes seconds to mirror.
-const READY_LIMIT: Duration = Duration::from_secs(120);
+const READY_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
 /// A running daemon. Dropped, it is stopped with `millrace stop`.
@@ -36,6 +37,8 @@ impl Millrace {
         let mut run = testbed.box_namespace.command(&binary);
         sys::end_with_parent(&mut run);
         sys::start_on_all_cores(&mut run);
+        // Ctrl-C is for us; the daemon is stopped when everything else is put away.
+        run.process_group(0);
         run.args(["run", "--instance", &instance, "--port", PORT_IN, "--port", PORT_OUT]);
         let started = Instant::now();
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
@@ -76,12 +79,17 @@ impl Millrace {
             if let Some(status) = self.child.try_wait()? {
                 bail!("millrace ended at once ({status}): {}", self.log());
             }
-            match self.ask(&["status"]) {
-                Ok(status) if is_ready(&status, routers) => return Ok(()),
-                answer if Instant::now() > end => {
-                    bail!("millrace is not ready after a while: {answer:?}: {}", self.log())
+            let answer = self.ask(&["status"]);
+            let why_not = match &answer {
+                Ok(status) => why_not_ready(status, routers),
+                Err(error) => Some(format!("{error:#}")),
+            };
+            match why_not {
+                None => return Ok(()),
+                Some(why) if Instant::now() > end => {
+                    bail!("millrace does not become ready: {why}\n{}", self.log())
                 }
-                _ => sys::sleep(Duration::from_millis(20))?,
+                Some(_) => sys::sleep(Duration::from_millis(20))?,
             }
         }
     }
@@ -116,12 +124,22 @@ impl Drop for Millrace {
     }
 }
 
-/// `ready` as `millrace status --json` says it, and every router that should be accelerated is.
-fn is_ready(status: &Value, routers: usize) -> bool {
-    let accelerated = status["routers"]
-        .as_array()
-        .map(|list| list.iter().filter(|router| router["accelerated"].as_bool().unwrap_or(false)).count());
-    status["ready"].as_bool().unwrap_or(false) && accelerated.is_none_or(|count| count >= routers)
+/// By `millrace status --json`: it says it is ready, and this many routers are accelerated for IPv4 and IPv6.
+fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
+    if status["ready"] != true {
+        return Some(format!("not ready: {}", status["problem"]));
+    }
+    let empty = Vec::new();
+    let list = status["routers"].as_array().unwrap_or(&empty);
+    let accelerated =
+        |router: &&Value| router["accelerated"]["ipv4"] == true && router["accelerated"]["ipv6"] == true;
+    let (count, first) =
+        (list.iter().filter(accelerated).count(), list.iter().find(|router| !accelerated(router)));
+    (count < routers).then(|| {
+        let why =
+            first.map(|router| format!("; {}: {}", router["name"], router["why_not"])).unwrap_or_default();
+        format!("{count} of {routers} routers are accelerated{why}")
+    })
 }
 
 fn binary() -> Result<PathBuf> {
@@ -139,4 +157,24 @@ fn log_path(instance: &str) -> PathBuf {
 fn log_file(instance: &str) -> Result<Stdio> {
     let path = log_path(instance);
     Ok(std::fs::File::create(&path).with_context(|| path.display().to_string())?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn ready_means_every_router_is_accelerated() {
+        let router = |ipv4, why: &str| json!({"name": "r1", "accelerated": {"ipv4": ipv4, "ipv6": true}, "why_not": {"ipv4": [why], "ipv6": []}});
+        let status = |ready, routers| json!({"ready": ready, "problem": null, "routers": routers});
+        assert_eq!(why_not_ready(&status(true, vec![router(true, "")]), 1), None);
+        assert!(why_not_ready(&status(true, vec![router(true, "")]), 2).unwrap().starts_with("1 of 2"));
+        assert!(
+            why_not_ready(&status(true, vec![router(false, "policy rules")]), 1)
+                .unwrap()
+                .contains("policy rules")
+        );
+        assert!(why_not_ready(&status(false, vec![router(true, "")]), 1).is_some());
+    }
 }

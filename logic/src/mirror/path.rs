@@ -66,6 +66,8 @@ pub(super) struct Egress {
     pub interface: Option<InterfaceId>,
     /// In bytes.
     pub mtu: u32,
+    /// Up, with a carrier.
+    pub running: bool,
     /// `ignore_routes_with_linkdown`, for IPv4 and IPv6.
     pub ignore_linkdown: [bool; 2],
     /// `disable_ipv6`: ip6_output() drops there.
@@ -111,13 +113,14 @@ impl Surroundings<'_> {
     fn unicast(&self, path: &Path, ipv6: bool) -> Option<Target> {
         match &path.next {
             Next::None => Some(pass_unicast(Reason::ComplexRoute)),
-            Next::One(hop) => self.usable(hop, ipv6).then(|| self.hop(hop, path.mtu, ipv6)),
-            Next::Many(hops) => self.multi(hops.iter().map(|hop| (hop, hop.weight)), path.mtu, ipv6),
+            Next::One(hop) => self.multi(&[(hop, 1)], path.mtu, ipv6),
+            Next::Many(hops) => {
+                let members: Vec<_> = hops.iter().map(|hop| (hop, hop.weight)).collect();
+                self.multi(&members, path.mtu, ipv6)
+            }
             Next::Object(id) => match self.objects.get(id) {
                 Some(NexthopObjectKind::Group(members)) => self.group(members, path.mtu, ipv6),
-                Some(NexthopObjectKind::Single(hop)) => {
-                    self.usable(hop, ipv6).then(|| self.hop(hop, path.mtu, ipv6))
-                }
+                Some(NexthopObjectKind::Single(hop)) => self.multi(&[(hop, 1)], path.mtu, ipv6),
                 Some(NexthopObjectKind::Blackhole) => Some(pass(Reason::SpecialRoute)),
                 Some(NexthopObjectKind::Unsupported(_)) | None => Some(pass_unicast(Reason::ComplexRoute)),
             },
@@ -137,18 +140,17 @@ impl Surroundings<'_> {
                 _ => return Some(pass_unicast(Reason::ComplexRoute)),
             }
         }
-        self.multi(hops.into_iter(), mtu, ipv6)
+        self.multi(&hops, mtu, ipv6)
     }
 
-    fn multi<'a>(
-        &self,
-        hops: impl Iterator<Item = (&'a NextHop, u16)>,
-        mtu: Option<u32>,
-        ipv6: bool,
-    ) -> Option<Target> {
+    fn multi(&self, hops: &[(&NextHop, u16)], mtu: Option<u32>, ipv6: bool) -> Option<Target> {
+        if hops.iter().any(|(hop, _)| self.outdated(hop, ipv6)) {
+            return Some(pass_unicast(Reason::ComplexRoute));
+        }
         let members: Vec<_> = hops
-            .filter(|(hop, _)| self.usable(hop, ipv6))
-            .map(|(hop, weight)| (self.hop(hop, mtu, ipv6), weight.clamp(1, 256)))
+            .iter()
+            .filter(|(hop, _)| !self.skipped(hop, ipv6))
+            .map(|(hop, weight)| (self.hop(hop, mtu, ipv6), (*weight).clamp(1, 256)))
             .collect();
         match &members[..] {
             [] => None,
@@ -161,10 +163,16 @@ impl Surroundings<'_> {
         }
     }
 
-    /// Would Linux choose this next hop? fib_lookup_good_nhc(), fib6_ignore_linkdown().
-    fn usable(&self, hop: &NextHop, ipv6: bool) -> bool {
+    /// Would Linux pass this next hop over? fib_lookup_good_nhc(), fib6_ignore_linkdown().
+    fn skipped(&self, hop: &NextHop, ipv6: bool) -> bool {
         let ignored = || self.links.get(&hop.ifindex).is_some_and(|l| l.ignore_linkdown[usize::from(ipv6)]);
-        !(hop.dead || hop.linkdown && ignored())
+        hop.dead || hop.linkdown && ignored()
+    }
+
+    /// Does it say it must be passed over because of a device that runs? fib_sync_up() revives next hops without a
+    /// message; until the routes are read again only the kernel knows.
+    fn outdated(&self, hop: &NextHop, ipv6: bool) -> bool {
+        self.skipped(hop, ipv6) && self.links.get(&hop.ifindex).is_some_and(|link| link.running)
     }
 
     fn hop(&self, hop: &NextHop, route_mtu: Option<u32>, ipv6: bool) -> Target {

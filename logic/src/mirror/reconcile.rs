@@ -159,7 +159,8 @@ impl Mirror {
                 let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or(0);
                 let ignore_linkdown =
                     [link.ipv4.ignore_routes_with_linkdown, link.ipv6.ignore_routes_with_linkdown];
-                (link.ifindex, Egress { interface, mtu, ignore_linkdown, ipv6_disabled: link.ipv6.disabled })
+                let (running, ipv6_disabled) = (link.up && link.carrier, link.ipv6.disabled);
+                (link.ifindex, Egress { interface, mtu, running, ignore_linkdown, ipv6_disabled })
             };
             let egresses: FxHashMap<u32, Egress> = space.links.values().map(egress).collect();
             if egresses != space.egresses {

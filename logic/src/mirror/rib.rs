@@ -327,3 +327,11 @@ fn is_ordinary<A: Address>(prefix: Prefix<A>) -> bool {
     let first = prefix.address().left_aligned() >> 120;
     prefix.length() >= 8 && first == if A::BITS == 32 { 127 } else { 0xff }
 }
+
+#[cfg(test)]
+impl<A: Address> Rib<A> {
+    /// What the table of prefixes takes: hashbrown keeps one control byte per slot, and fills at most 7/8.
+    pub fn bytes(&self) -> usize {
+        self.entries.capacity() / 7 * 8 * (size_of::<(Prefix<A>, Entry)>() + 1)
+    }
+}

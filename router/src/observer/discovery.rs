@@ -5,7 +5,7 @@
 //! (`RTM_NEWNSID`); a device of the chain was told of again, which is also how a port shows that something was put on
 //! it anywhere. Without a sign, new and vanished namespaces are noticed by a slow scan of /proc.
 
-use super::{HOST, Observer, space::Peers};
+use super::{HOST, Observer, PROCESS, poller::ProcessWatch, space::Peers, token};
 use crate::{
     netlink::{
         link::{self, LinkMessage},
@@ -37,7 +37,7 @@ impl Observer {
         let mut found = netns::list();
         let configured = self.configured();
         self.drop_vanished(&mut found, &configured);
-        self.dull.retain(|key, ()| !again && found.contains_key(key));
+        self.dull.retain(|key| !again && found.contains_key(key));
         for (key, place) in &configured {
             let known = self.spaces.values().any(|s| s.key == *key);
             if !known && *key != self.own {
@@ -48,14 +48,14 @@ impl Observer {
             let chain = self.chain();
             let mut more = false;
             for (key, place) in &found {
-                let known = self.spaces.values().any(|s| s.key == *key) || self.dull.contains_key(key);
+                let known = self.spaces.values().any(|s| s.key == *key) || self.dull.contains(key);
                 if known || *key == self.own {
                     continue;
                 }
                 match holds_part_of(&place.path, &chain, &self.peers) {
                     Ok(true) => more |= self.begin(*key, place, false),
                     Ok(false) => {
-                        self.dull.insert(*key, ());
+                        self.dull.insert(*key);
                     }
                     Err(error) => tracing::debug!(namespace = place.name, %error, "cannot look into it"),
                 }
@@ -67,6 +67,25 @@ impl Observer {
             self.dull.clear();
         }
         self.drop_dull();
+        self.watch_processes(&found);
+    }
+
+    /// A namespace without a name lives as long as its processes, and we must not keep it longer: a container that is
+    /// started again at once wants its MAC address back. When the process it is known by ends, we look for another.
+    fn watch_processes(&mut self, found: &BTreeMap<Key, Found>) {
+        for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
+            let pid = found.get(&space.key).and_then(|f| f.pid);
+            if space.process.as_ref().map(|p| p.pid) == pid {
+                continue;
+            }
+            // Dropping the old watch ends it. A process that has just ended is noticed by the slow scan.
+            space.process = pid.and_then(|pid| ProcessWatch::new(pid).ok());
+            if let Some(process) = &space.process
+                && let Err(error) = self.poller.add(process, token(space.id, PROCESS))
+            {
+                tracing::debug!(%error, "cannot wait for a process to end");
+            }
+        }
     }
 
     /// Configured namespaces that exist now.
@@ -79,7 +98,7 @@ impl Observer {
                 Source::Pid(pid) => format!("pid:{pid}"),
                 Source::Path(_) => format!("netns:{}", key.inode()),
             };
-            Some((key, Found { name, path }))
+            Some((key, Found { name, path, pid: None }))
         };
         self.config.routers.iter().filter_map(place).collect()
     }
@@ -131,7 +150,7 @@ impl Observer {
             .map(|s| (s.id, s.key))
             .collect();
         for (id, key) in dull {
-            self.dull.insert(key, ());
+            self.dull.insert(key);
             self.forget(id);
         }
     }

@@ -7,6 +7,7 @@
 //! | file | what |
 //! |---|---|
 //! | [`discovery`] | which namespaces to watch |
+//! | [`ports`] | ports, and what is wrong with them |
 //! | [`space`] | one namespace: dumps, messages, lost messages |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
@@ -19,24 +20,21 @@
 mod discovery;
 mod due;
 pub mod poller;
+mod ports;
 mod settings;
 mod space;
 pub mod sysctl;
 
 use crate::{
-    ethtool,
     hazards::bpf,
-    netlink::{link::RawLink, neighbour},
+    netlink::neighbour,
     netns::{self, Key, Source},
 };
-use logic::{
-    observe::{Event, Namespace, NamespaceId, Port},
-    plan::PortId,
-};
+use logic::observe::{Event, Namespace, NamespaceId, Port};
 use poller::{DirectoryWatch, Poller};
 use space::{Peers, Space};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io,
     net::IpAddr,
@@ -59,6 +57,15 @@ const EVENTS_PER_POLL: usize = 1 << 16;
 /// Descriptors a namespace needs: sockets, its file, settings.
 const DESCRIPTORS: u64 = 24;
 const DIRECTORY_TOKEN: u64 = u64::MAX;
+/// What of a namespace is readable.
+const ROUTE: u64 = 0;
+const NETFILTER: u64 = 1;
+const XFRM: u64 = 2;
+const PROCESS: u64 = 3;
+
+fn token(id: NamespaceId, what: u64) -> u64 {
+    u64::from(id) << 2 | what
+}
 
 /// Why observing failed.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +94,7 @@ pub enum PortName {
 /// What to observe.
 #[derive(Clone, Debug)]
 pub struct ObserverConfig {
-    /// Devices in the current namespace; their place here is their [`PortId`].
+    /// Devices in the current namespace; their place here is their [port number](logic::plan::PortId).
     pub ports: Vec<PortName>,
     /// Namespaces that are watched whatever they hold.
     pub routers: Vec<Source>,
@@ -117,7 +124,7 @@ pub struct Observer {
     ports: Vec<PortState>,
     next_id: NamespaceId,
     /// Namespaces looked into and found to be of no interest.
-    dull: BTreeMap<Key, ()>,
+    dull: BTreeSet<Key>,
     own: Key,
     out: Vec<Event>,
     discover_at: Option<Instant>,
@@ -155,7 +162,7 @@ impl Observer {
                 .map(|wanted| PortState { wanted: wanted.clone(), port: None })
                 .collect(),
             next_id: HOST,
-            dull: BTreeMap::new(),
+            dull: BTreeSet::new(),
             own,
             out: Vec::new(),
             discover_at: None,
@@ -224,7 +231,7 @@ impl Observer {
         }
         let Some(space) = self.spaces.get_mut(&((token >> 2) as NamespaceId)) else { return };
         match token & 3 {
-            0 => {
+            ROUTE => {
                 if let Err(error) = space.take_events(&self.peers, &mut self.out, now) {
                     tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
                     space.due.dump_later(now);
@@ -233,13 +240,17 @@ impl Observer {
                     self.discover_soon(now);
                 }
             }
-            1 => {
+            NETFILTER => {
                 space.hazards.netfilter.iter_mut().for_each(|side| side.events.discard());
                 space.due.hazards_soon(now);
             }
-            _ => {
+            XFRM => {
                 space.hazards.xfrm.iter_mut().for_each(|side| side.events.discard());
                 space.due.hazards_soon(now);
+            }
+            _ => {
+                space.process = None;
+                self.discover_at = Some(now);
             }
         }
     }
@@ -295,11 +306,10 @@ impl Observer {
         }
         let bytes = self.config.receive_buffer_bytes;
         let mut space = Space::open(id, key, file.clone(), namespace.clone(), bytes)?;
-        let token = u64::from(id) << 2;
-        self.poller.add(&space.events, token)?;
-        for (side, token) in [(&space.hazards.netfilter, token | 1), (&space.hazards.xfrm, token | 2)] {
+        self.poller.add(&space.events, token(id, ROUTE))?;
+        for (side, what) in [(&space.hazards.netfilter, NETFILTER), (&space.hazards.xfrm, XFRM)] {
             if let Some(side) = side {
-                self.poller.add(&side.events, token)?;
+                self.poller.add(&side.events, token(id, what))?;
             }
         }
         self.peers.push((id, file));
@@ -322,33 +332,6 @@ impl Observer {
         self.spaces.remove(&id);
         self.peers.retain(|peer| peer.0 != id);
         self.out.push(Event::NamespaceGone(id));
-    }
-
-    /// Report ports that came, changed or went.
-    fn refresh_ports(&mut self) {
-        let Some(host) = self.spaces.get(&HOST) else { return };
-        for (i, state) in self.ports.iter_mut().enumerate() {
-            let id = i as PortId;
-            let link = host.links.values().find(|link| match &state.wanted {
-                PortName::Name(name) => link.name == *name,
-                PortName::Index(index) => link.ifindex == *index,
-            });
-            // A port that was renamed is the same port.
-            let link = state.port.as_ref().and_then(|p| host.links.get(&p.ifindex)).or(link);
-            let known = state.port.as_ref().map(|p| p.ifindex);
-            if link.map(|l| l.ifindex) == known {
-                continue;
-            }
-            if state.port.take().is_some() {
-                self.out.push(Event::PortGone(id));
-            }
-            if let Some(link) = link {
-                let frags = ethtool::transmits_fragments(link.ifindex);
-                let port = Port { namespace: HOST, ifindex: link.ifindex, frags };
-                state.port = Some(port.clone());
-                self.out.push(Event::Port(id, port));
-            }
-        }
     }
 
     /// Count BPF programs nobody tells us of.
@@ -406,7 +389,7 @@ impl Observer {
         space.dump(&self.peers)
     }
 
-    /// The file of an observed namespace.
+    /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.
     pub fn namespace_file(&self, id: NamespaceId) -> Option<Arc<File>> {
         self.spaces.get(&id).map(|s| s.file.clone())
     }
@@ -417,12 +400,6 @@ impl Observer {
     /// `NotFound` if it is not observed; what the kernel says.
     pub fn set_receive_buffer(&self, id: NamespaceId, bytes: usize) -> io::Result<()> {
         self.spaces.get(&id).ok_or(io::ErrorKind::NotFound)?.events.set_receive_buffer(bytes)
-    }
-
-    /// A port's device.
-    fn port_link(&self, id: PortId) -> Option<&RawLink> {
-        let port = self.ports.get(usize::from(id))?.port.as_ref()?;
-        self.spaces.get(&HOST)?.links.get(&port.ifindex)
     }
 }
 

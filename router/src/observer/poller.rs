@@ -1,4 +1,4 @@
-//! epoll and inotify, as little of them as the observer needs.
+//! epoll, inotify and pidfd, as little of them as the observer needs.
 
 use std::{
     ffi::CString,
@@ -83,6 +83,30 @@ impl DirectoryWatch {
         let mut bytes = [0u8; 4096];
         // SAFETY: the pointer and the length are those of `bytes`.
         while unsafe { libc::read(self.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) } > 0 {}
+    }
+}
+
+/// Readable once a process has ended.
+#[derive(Debug)]
+pub struct ProcessWatch {
+    fd: OwnedFd,
+    /// Which process.
+    pub pid: u32,
+}
+
+impl AsRawFd for ProcessWatch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+impl ProcessWatch {
+    /// # Errors
+    /// `ESRCH`: it has ended already.
+    pub fn new(pid: u32) -> io::Result<ProcessWatch> {
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        owned(fd as RawFd).map(|fd| ProcessWatch { fd, pid })
     }
 }
 

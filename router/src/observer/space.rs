@@ -5,6 +5,7 @@
 
 use super::{
     due::Due,
+    poller::ProcessWatch,
     settings,
     sysctl::{Sysctls, Values},
 };
@@ -49,6 +50,8 @@ pub struct Space {
     /// A device appeared, went, or moved: look again where routers are.
     pub topology_changed: bool,
     pub due: Due,
+    /// The process it is known by, if it has no name.
+    pub process: Option<ProcessWatch>,
     pub(super) links: BTreeMap<u32, RawLink>,
     pub(super) requests: Socket,
     pub(super) events: Socket,
@@ -88,6 +91,7 @@ impl Space {
             chain: BTreeSet::new(),
             topology_changed: false,
             due: Due::default(),
+            process: None,
             links: BTreeMap::new(),
             requests,
             events,

@@ -4,11 +4,16 @@ use super::memory::Mapping;
 use super::{MAX_PORTS, MAX_ROUTERS, Words64};
 use crate::abi::types;
 use anyhow::Result;
+use libbpf_rs::{MapCore, MapHandle};
 use logic::{
     plan::{InterfaceId, PortId, RouterId},
     reason::Reason,
 };
-use std::{collections::BTreeMap, os::fd::BorrowedFd};
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd},
+    path::Path,
+};
 
 /// Rows of `charges` per CPU: routers, ports, and one for devices that are no port.
 pub const CHARGE_ROWS: usize = MAX_ROUTERS + MAX_PORTS + 1;
@@ -77,6 +82,23 @@ pub struct Counters {
     pub interfaces: BTreeMap<InterfaceId, InterfaceCount>,
     /// Packets not forwarded, by payer and reason; zeroes are left out.
     pub charges: BTreeMap<(Charge, Reason), u64>,
+}
+
+impl Counters {
+    /// What the generation pinned in `directory` has counted; `None` if nothing is pinned there, or by a version that
+    /// counted in another layout.
+    pub fn pinned(directory: &Path) -> Option<Counters> {
+        let open = |name: &str, words: usize| {
+            let map = MapHandle::from_pinned_path(directory.join(name)).ok()?;
+            (map.value_size() as usize == words * 8).then_some(map)
+        };
+        let (counters, charges) = (open("counters", COUNTER_WORDS)?, open("charges", REASON_WORDS)?);
+        let cpus = libbpf_rs::num_possible_cpus().ok()?;
+        let rows = counters.max_entries() as usize / cpus;
+        let fits = rows * cpus == counters.max_entries() as usize;
+        let fits = fits && charges.max_entries() as usize == cpus * CHARGE_ROWS;
+        fits.then(|| read(counters.as_fd(), charges.as_fd(), cpus, rows as u32).ok()).flatten()
+    }
 }
 
 pub(super) fn read(

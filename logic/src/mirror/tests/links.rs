@@ -1,1 +1,345 @@
+//! Which links are interfaces, what keeps them with the kernel, and how they come and go.
+
 use super::*;
+use crate::{
+    net::Vlan,
+    plan::{Hop, Interface, InterfaceId},
+};
+
+fn red(links: Vec<Link>) -> Dump {
+    Dump { links, ..Dump::default() }
+}
+
+/// A host with ports, VLAN 100 of port 0 as link 3, and `links` in `red`.
+fn bench(links: Vec<Link>) -> Bench {
+    let host = vec![physical(1), physical(2), vlan(3, 100, (HOST, 1)), vlan(4, 7, (HOST, 3)), physical(9)];
+    let mut bench = Bench::with(Limits::default(), red(host));
+    bench.add_red(red(links));
+    bench
+}
+
+fn view(bench: &Bench, namespace: NamespaceId, ifindex: u32) -> Option<InterfaceView> {
+    bench.mirror.interfaces().find(|i| (i.namespace, i.ifindex) == (namespace, ifindex))
+}
+
+use super::super::InterfaceView;
+
+#[test]
+fn interfaces_are_ports_and_their_vlan_and_macvlan_children() {
+    let mode = |mode| Link { kind: LinkKind::Macvlan(mode), ..macvlan(20, (HOST, 1)) };
+    let rows: Vec<(&str, Link, Option<(u8, &str)>)> = vec![
+        ("macvlan of a port", macvlan(20, (HOST, 1)), Some((0, "-"))),
+        ("macvlan of the other port", macvlan(20, (HOST, 2)), Some((1, "-"))),
+        ("macvlan, private", mode(MacvlanMode::Private), Some((0, "-"))),
+        ("macvlan, vepa", mode(MacvlanMode::Vepa), Some((0, "-"))),
+        ("macvlan of a VLAN child", macvlan(20, (HOST, 3)), Some((0, "100"))),
+        ("macvlan of two tags", macvlan(20, (HOST, 4)), Some((0, "100.7"))),
+        ("VLAN of a port", vlan(20, 5, (HOST, 2)), Some((1, "5"))),
+        ("VLAN of a VLAN", vlan(20, 5, (HOST, 3)), Some((0, "100.5"))),
+        ("three tags", vlan(20, 5, (HOST, 4)), None),
+        ("macvlan of another device", macvlan(20, (HOST, 9)), None),
+        ("macvlan of an unknown namespace's device", macvlan(20, (77, 1)), None),
+        ("veth", link(20, LinkKind::Other("veth".into()), Some((HOST, 1))), None),
+        ("no device below", physical(20), None),
+    ];
+    for (name, link, expected) in rows {
+        let view = view(&bench(vec![link]), RED, 20);
+        let found = view.as_ref().map(|v| (v.port, v.vlan.to_string()));
+        assert_eq!(found, expected.map(|(port, vlan)| (port, vlan.to_string())), "{name}");
+        assert!(view.is_none_or(|v| v.ipv4 && v.ipv6 && v.transmit && v.reasons4.is_empty()), "{name}");
+    }
+}
+
+/// A macvlan in `red` above VLAN 100 above port 0; one thing is changed.
+#[test]
+fn what_is_not_safe_stays_with_the_kernel_and_says_why() {
+    type Change = fn(&mut Link);
+    const UP: [bool; 3] = [true; 3];
+    let rows: Vec<(NamespaceId, u32, Change, [bool; 3], &str)> = vec![
+        (RED, 20, |_| {}, UP, ""),
+        (RED, 20, |l| l.ipv4.forwarding = false, [false, true, true], "IPv4 forwarding is off on if20"),
+        (RED, 20, |l| l.ipv6.forwarding = false, [true, false, true], "IPv6 forwarding is off on if20"),
+        (RED, 20, |l| l.ipv6.disabled = true, [true, false, true], "IPv6 is disabled on if20"),
+        (HOST, 1, |l| l.ipv4.forwarding = false, UP, ""),
+        (RED, 20, |l| l.up = false, [false; 3], "if20 is down"),
+        (HOST, 3, |l| l.up = false, [false; 3], "if3 is down"),
+        (HOST, 1, |l| l.up = false, [false; 3], "if1 is down"),
+        (HOST, 1, |l| l.carrier = false, [true, true, false], ""),
+        (RED, 20, |l| l.hazards.push("qdisc tbf".into()), [false; 3], "qdisc tbf"),
+        (HOST, 1, |l| l.hazards.push("tc filter".into()), [false; 3], "below, on if1: tc filter"),
+        (RED, 20, |l| l.master = Some(30), [false; 3], "if20 is enslaved to the vrf if30"),
+        (HOST, 3, |l| l.master = Some(77), [false; 3], "if3 is enslaved to another device"),
+        (
+            RED,
+            20,
+            |l| l.ipv4.unusual.push("accept_local".into()),
+            [false, true, true],
+            "IPv4 setting accept_local is on for if20",
+        ),
+        (
+            RED,
+            20,
+            |l| l.ipv6.unusual.push("seg6_enabled".into()),
+            [true, false, true],
+            "IPv6 setting seg6_enabled is on for if20",
+        ),
+        (
+            RED,
+            20,
+            |l| l.kind = LinkKind::Macvlan(MacvlanMode::Passthru),
+            [false; 3],
+            "if20 is a macvlan of mode passthru",
+        ),
+        (
+            RED,
+            20,
+            |l| l.kind = LinkKind::Macvlan(MacvlanMode::Source),
+            [false; 3],
+            "if20 is a macvlan of mode source",
+        ),
+        (RED, 20, |l| l.mac = Mac::default(), [false; 3], "if20 has no MAC address of its own"),
+    ];
+    for (namespace, ifindex, change, expected, reason) in rows {
+        let links = || vec![macvlan(20, (HOST, 3)), link(30, LinkKind::Other("vrf".into()), None)];
+        let mut bench = bench(links());
+        let host = [physical(1), vlan(3, 100, (HOST, 1))];
+        let mut changed = links().into_iter().chain(host).find(|l| l.ifindex == ifindex).unwrap();
+        let before = changed.clone();
+        change(&mut changed);
+        bench.after([Event::Link(namespace, changed)]);
+        let now = view(&bench, RED, 20).unwrap();
+        assert_eq!([now.ipv4, now.ipv6, now.transmit], expected, "{reason}");
+        let mut reasons = [now.reasons4, now.reasons6].concat();
+        reasons.dedup();
+        assert_eq!(reasons, Vec::from_iter((!reason.is_empty()).then_some(reason)));
+        let planned = &bench.model.interfaces[&now.interface.unwrap()];
+        assert_eq!([planned.ipv4, planned.ipv6, planned.transmit], expected, "{reason}");
+        bench.after([Event::Link(namespace, before)]);
+        let now = view(&bench, RED, 20).unwrap();
+        assert_eq!([now.ipv4, now.ipv6, now.transmit], UP, "{reason}: and back");
+    }
+}
+
+#[test]
+fn routers_have_reasons_of_their_own() {
+    let default_table = Route { table: 253, ..route4("10.0.0.0/8", dev(20)) };
+    let settings = |hazards4: &[&str], hazards6: &[&str]| {
+        let owned = |list: &[&str]| list.iter().map(|s| s.to_string()).collect();
+        Event::Settings(
+            RED,
+            Settings { hazards4: owned(hazards4), hazards6: owned(hazards6), ..Settings::default() },
+        )
+    };
+    let anyip6 = Route { table: 255, kind: RouteKind::Local, ..route6("2001:db8::/64", dev(20)) };
+    let rows: Vec<(Event, [&[&str]; 2])> = vec![
+        (settings(&["nftables"], &[]), [&["nftables"], &[]]),
+        (settings(&[], &["a policy rule"]), [&[], &["a policy rule"]]),
+        (settings(&[], &[]), [&[], &[]]),
+        (Event::Route4(RED, Change::Add, local4("10.7.0.0/16")), [&["local prefix 10.7.0.0/16: AnyIP"], &[]]),
+        (Event::Route4(RED, Change::Delete, local4("10.7.0.0/16")), [&[], &[]]),
+        (
+            Event::Route4(RED, Change::Add, default_table.clone()),
+            [&["table default (253) holds routes"], &[]],
+        ),
+        (Event::Route4(RED, Change::Delete, default_table), [&[], &[]]),
+        (Event::Route6(RED, Change::Add, anyip6.clone()), [&[], &["local prefix 2001:db8::/64: AnyIP"]]),
+        (Event::Route6(RED, Change::Delete, anyip6), [&[], &[]]),
+    ];
+    let mut bench = bench(vec![macvlan(20, (HOST, 1))]);
+    for (at, (event, [reasons4, reasons6])) in rows.into_iter().enumerate() {
+        bench.after([event]);
+        let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
+        assert_eq!(
+            (&router.ipv4[..], &router.ipv6[..]),
+            (&to_strings(reasons4)[..], &to_strings(reasons6)[..]),
+            "row {at}"
+        );
+        let interface = view(&bench, RED, 20).unwrap();
+        assert_eq!((interface.ipv4, interface.ipv6), (reasons4.is_empty(), reasons6.is_empty()), "row {at}");
+        assert_eq!((interface.reasons4, interface.reasons6), (vec![], vec![]), "the interface has none");
+        assert!(view(&bench, HOST, 1).unwrap().ipv4, "the host's router is not concerned");
+    }
+}
+
+fn to_strings(list: &[&str]) -> Vec<String> {
+    list.iter().map(|s| s.to_string()).collect()
+}
+
+#[test]
+fn reverse_path_follows_the_addresses() {
+    use ReversePath::*;
+    let rows = [
+        (Off, true, Off),
+        (Off, false, Off),
+        (Loose, true, Loose),
+        (Loose, false, Strict),
+        (Strict, false, Strict),
+    ];
+    for (setting, has_address, expected) in rows {
+        let bench = bench(vec![filtering(macvlan(20, (HOST, 1)), setting, has_address)]);
+        let id = view(&bench, RED, 20).unwrap().interface.unwrap();
+        assert_eq!(bench.model.interfaces[&id].reverse_path, expected, "{setting:?} {has_address}");
+    }
+}
+
+#[test]
+fn takers_of_packets_keep_their_device_with_the_kernel() {
+    let rows = [
+        (
+            Link { kind: LinkKind::Macvlan(MacvlanMode::Source), ..macvlan(30, (HOST, 1)) },
+            "a macvlan of mode source",
+        ),
+        (link(30, LinkKind::Other("ipvlan".into()), Some((HOST, 1))), "an ipvlan"),
+    ];
+    for (taker, what) in rows {
+        let bench = bench(vec![macvlan(20, (HOST, 1)), vlan(21, 5, (HOST, 1)), taker]);
+        let reason = vec![format!("{what} (if30) takes packets of its device")];
+        assert_eq!(view(&bench, RED, 20).unwrap().reasons4, reason);
+        assert_eq!(view(&bench, HOST, 1).unwrap().reasons4, reason);
+        assert!(view(&bench, RED, 21).unwrap().ipv4, "VLAN tags are looked at first");
+        assert!(view(&bench, HOST, 2).unwrap().ipv4, "another port is not concerned");
+    }
+}
+
+#[test]
+fn a_new_mac_is_a_new_interface() {
+    let mut bench = Bench::host(vec![route4("10.0.0.0/8", dev(1))], vec![]);
+    bench.after([Event::Neighbour(HOST, neighbour(1, "10.0.0.9", Some(mac(99))))]);
+    let ops = bench.after([Event::Link(HOST, Link { mac: mac(50), ..physical(1) })]);
+    let wanted = Interface {
+        router: 0,
+        port: 0,
+        vlan: Vlan::NONE,
+        mac: mac(50),
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path: ReversePath::Off,
+        redirects: true,
+    };
+    let target = Target::Hop(Hop { interface: 3, gateway: None, mtu: 1500 });
+    let quiet = Interface { ipv4: false, ipv6: false, ..wanted.clone() };
+    assert_eq!(
+        ops,
+        [
+            Op::InterfaceGone(1),
+            Op::Interface(3, quiet),
+            Op::Neighbour(3, ip("10.0.0.9"), Some(mac(99))),
+            Op::Route4(0, p4("10.0.0.0/8"), Some(target)),
+            Op::Interface(3, wanted),
+        ]
+    );
+}
+
+#[test]
+fn a_link_down_is_one_operation_and_comes_first() {
+    let mut bench = Bench::host(vec![route4("10.0.0.0/8", dev(1))], vec![]);
+    let route = route4("10.2.0.0/16", dev(2));
+    let ops = bench.after([
+        Event::Route4(HOST, Change::Add, route.clone()),
+        Event::Link(HOST, Link { up: false, ..physical(1) }),
+    ]);
+    assert!(matches!(&ops[0], Op::Interface(1, i) if !i.transmit && !i.ipv4 && !i.ipv6), "{ops:?}");
+    assert_eq!(ops.len(), 2);
+    let ops = bench.after([Event::Link(HOST, physical(1)), Event::Route4(HOST, Change::Delete, route)]);
+    assert!(
+        matches!(&ops[1], Op::Interface(1, i) if i.transmit && i.ipv4 && i.ipv6),
+        "and on comes last: {ops:?}"
+    );
+}
+
+#[test]
+fn namespaces_and_ports_take_everything_with_them() {
+    let mut bench = bench(vec![macvlan(20, (HOST, 1)), macvlan(21, (HOST, 2))]);
+    bench.after([Event::Route4(RED, Change::Add, route4("10.0.0.0/8", dev(21)))]);
+    let ids = [20, 21].map(|ifindex| view(&bench, RED, ifindex).unwrap().interface.unwrap());
+    let ops = bench.after([Event::PortGone(1)]);
+    assert!(ops.contains(&Op::InterfaceGone(ids[1])) && !bench.model.interfaces.contains_key(&ids[1]));
+    let not_a_port = Target::Pass { reason: crate::reason::Reason::EgressNotAPort, unicast: true };
+    assert_eq!(bench.model.routers[&1].routes4[&p4("10.0.0.0/8")], not_a_port);
+    assert_eq!(bench.after([Event::NamespaceGone(RED)]), [Op::InterfaceGone(ids[0]), Op::RouterGone(1)]);
+    assert_eq!(bench.mirror.link_of(ids[0]), None);
+}
+
+#[test]
+fn a_namespace_without_interfaces_is_no_router_but_is_remembered() {
+    let mut bench = bench(vec![physical(1)]);
+    bench.after([
+        Event::Route4(RED, Change::Add, route4("10.0.0.0/8", dev(20))),
+        Event::Route4(RED, Change::Add, local4("10.0.0.1/32")),
+        Event::Neighbour(RED, neighbour(20, "10.0.0.9", Some(mac(99)))),
+    ]);
+    assert_eq!(bench.model.routers.len(), 1);
+    let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
+    assert_eq!((router.router, &router.ipv4[..]), (None, &["it has no interface on a port".to_string()][..]));
+    bench.after([Event::Link(RED, macvlan(20, (HOST, 1)))]);
+    let id = view(&bench, RED, 20).unwrap().interface.unwrap();
+    assert!(
+        matches!(&bench.model.routers[&1].routes4[&p4("10.0.0.0/8")], Target::Hop(h) if h.interface == id)
+    );
+    assert_eq!(bench.model.neighbours[&(id, ip("10.0.0.9"))], mac(99));
+    assert!(bench.model.routers[&1].addresses.contains(&0x0a00_0001));
+}
+
+#[test]
+fn a_link_that_moves_is_with_the_kernel_while_it_is_seen_twice() {
+    let mut bench = bench(vec![]);
+    let moved = macvlan(20, (HOST, 1));
+    bench.after([Event::Link(HOST, moved.clone())]);
+    bench.after([Event::Link(RED, moved)]);
+    let (old, new) = (view(&bench, HOST, 20).unwrap(), view(&bench, RED, 20).unwrap());
+    assert_eq!((old.ipv4, old.transmit, new.interface), (false, false, None));
+    assert_eq!(new.reasons4, ["same port, VLAN and MAC as if20"]);
+    bench.after([Event::LinkGone(HOST, 20)]);
+    assert!(view(&bench, RED, 20).unwrap().ipv4);
+}
+
+#[test]
+fn what_is_over_the_limit_waits_and_says_so() {
+    let links = (0..4).map(|i| macvlan(20 + i, (HOST, 1))).chain([physical(1), physical(2)]).collect();
+    let mut bench = Bench::with(Limits { routers: 1, interfaces: 5 }, red(links));
+    let waiting = view(&bench, HOST, 23).unwrap();
+    assert_eq!(waiting.interface, None);
+    assert_eq!(waiting.reasons4, ["there are too many interfaces: no number is free"]);
+    bench.add_red(red(vec![macvlan(40, (HOST, 2))]));
+    let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
+    assert_eq!(router.ipv4, ["there are too many routers: no number is free"]);
+    assert_eq!(view(&bench, RED, 40).unwrap().reasons4, ["there are too many routers: no number is free"]);
+
+    let freed: InterfaceId = view(&bench, HOST, 20).unwrap().interface.unwrap();
+    bench.see(Event::LinkGone(HOST, 20));
+    let plans: Vec<Vec<Op>> = (0..3).map(|_| bench.mirror.plan()).collect();
+    plans.iter().for_each(|ops| bench.model.apply(ops));
+    assert_eq!((&plans[0][..], &plans[1][..]), (&[Op::InterfaceGone(freed)][..], &[][..]));
+    assert!(matches!(plans[2][0], Op::Interface(id, _) if id == freed), "after a whole cycle: {plans:?}");
+    assert!(view(&bench, HOST, 23).unwrap().ipv4);
+}
+
+#[test]
+fn neighbours_are_planned_for_interfaces_and_known_for_keeping_alive() {
+    let mut bench = Bench::host(vec![], vec![]);
+    let stale = Neighbour { stale: true, ..neighbour(1, "10.0.0.9", Some(mac(99))) };
+    let see = |n: &Neighbour| Event::Neighbour(HOST, n.clone());
+    let planned = Op::Neighbour(1, ip("10.0.0.9"), Some(mac(99)));
+    assert_eq!(bench.after([see(&stale), see(&neighbour(9, "10.0.0.9", Some(mac(99))))]), [planned]);
+    let view = bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")).unwrap();
+    assert_eq!((view.namespace, view.ifindex, view.stale), (HOST, 1, true));
+    assert_eq!(bench.after([see(&Neighbour { stale: false, ..stale.clone() })]), []);
+    assert!(!bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")).unwrap().stale);
+    for nobody in [None, Some(Mac::default()), Some(Mac([1, 0, 0x5e, 0, 0, 1]))] {
+        bench.after([see(&stale)]);
+        let gone = bench.after([see(&Neighbour { mac: nobody, ..stale.clone() })]);
+        assert_eq!(gone, [Op::Neighbour(1, ip("10.0.0.9"), None)]);
+        assert_eq!(bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")), None);
+    }
+}
+
+#[test]
+fn nothing_is_believed_before_the_first_dump() {
+    let mut mirror = Mirror::new(Limits::default());
+    mirror.observe(Event::Port(0, port(HOST, 1)));
+    mirror.observe(Event::Namespace(HOST, namespace("host")));
+    mirror.observe(Event::Link(HOST, physical(1)));
+    assert_eq!(mirror.plan(), [Op::Port { port: 0, frags: true }]);
+    assert_eq!(mirror.routers().next().unwrap().ipv4, ["the namespace has not been read yet"]);
+}

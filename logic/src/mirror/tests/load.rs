@@ -31,12 +31,6 @@ fn table() -> Vec<Route<u32>> {
     routes
 }
 
-fn resident_kib() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).unwrap_or("VmRSS: 0");
-    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
-}
-
 fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
@@ -47,7 +41,6 @@ fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
 #[test]
 #[ignore = "a measurement; wants --release"]
 fn a_million_routes() {
-    let before = resident_kib();
     let routes = table();
     let (again, changes) =
         (routes.clone(), routes.iter().step_by(10).take(100_000).cloned().collect::<Vec<_>>());
@@ -61,7 +54,7 @@ fn a_million_routes() {
     assert_eq!(timed("plan of the equal load", || bench.mirror.plan()), []);
 
     let (gone, back) = (changes.clone(), changes);
-    println!("{} bytes per route", resident_kib().saturating_sub(before) * 1024 / u64::from(ROUTES));
+    println!("{} bytes per route", bench.mirror.spaces[&HOST].rib4.bytes() / ROUTES as usize);
 
     timed("100,000 deletions, 1,000 a plan", || churn(&mut bench, Change::Delete, gone));
     timed("100,000 additions, 1,000 a plan", || churn(&mut bench, Change::Add, back));
@@ -83,4 +76,28 @@ fn churn(bench: &mut Bench, change: Change, routes: Vec<Route<u32>>) {
         }
     }
     assert_eq!(ops, 100_000);
+}
+
+/// 256 routers with 15 interfaces each: what one link event costs.
+#[test]
+#[ignore = "a measurement; wants --release"]
+fn four_thousand_interfaces() {
+    let mut bench = Bench::host(vec![], vec![]);
+    for namespace in 1..256 {
+        let link =
+            |i: u32| Link { mac: Mac([2, 1, 0, namespace as u8, 0, i as u8]), ..macvlan(i, (HOST, 1)) };
+        let links = (1..=15).map(link).collect();
+        bench.see(Event::Namespace(namespace, super::namespace("red")));
+        bench.see(Event::Dump(namespace, Box::new(Dump { links, ..Dump::default() })));
+    }
+    let ops = timed("all interfaces", || bench.mirror.plan());
+    assert_eq!(ops.len(), 255 * (1 + 2 * 15));
+    let mut link = Link { mac: Mac([2, 1, 0, 7, 0, 3]), ..macvlan(3, (HOST, 1)) };
+    timed("100 link changes, each its own plan", || {
+        for _ in 0..100 {
+            link.up = !link.up;
+            bench.see(Event::Link(7, link.clone()));
+            assert_eq!(bench.mirror.plan().len(), 1);
+        }
+    });
 }

@@ -1,6 +1,8 @@
 //! Tests of the mirror as a whole. `model` is what tables would make of a plan, `world` is a small Linux that changes at
 //! random; the decisions one by one are in `routes` and `links`.
 
+#![allow(clippy::type_complexity, reason = "rows of a table")]
+
 mod links;
 mod load;
 mod model;

@@ -1,1 +1,286 @@
+//! Which route of a prefix wins, and where it leads: one row per decision.
+
 use super::*;
+use crate::{plan::Hop, reason::Reason};
+
+const UNICAST_COMPLEX: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: true };
+const NOT_A_PORT: Target = Target::Pass { reason: Reason::EgressNotAPort, unicast: true };
+
+fn pass(reason: Reason) -> Target {
+    Target::Pass { reason, unicast: false }
+}
+
+/// Interfaces 1 and 2 of the host are its links 1 and 2.
+fn out(interface: u16, gateway: Option<&str>) -> Target {
+    Target::Hop(Hop { interface, gateway: gateway.map(ip), mtu: 1500 })
+}
+
+fn alias(metric: u32, next: Next) -> Route<u32> {
+    Route { metric, ..route4("10.0.0.0/8", next) }
+}
+
+fn kind(kind: RouteKind, next: Next) -> Route<u32> {
+    Route { kind, ..alias(0, next) }
+}
+
+fn dead(ifindex: u32, gateway: &str) -> NextHop {
+    NextHop { dead: true, ..hop(ifindex, Some(gateway)) }
+}
+
+fn linkdown(ifindex: u32, gateway: &str) -> NextHop {
+    NextHop { linkdown: true, ..hop(ifindex, Some(gateway)) }
+}
+
+fn weighted(hops: &[(u32, &str, u16)]) -> Next {
+    Next::Many(hops.iter().map(|(i, g, weight)| NextHop { weight: *weight, ..hop(*i, Some(g)) }).collect())
+}
+
+#[test]
+fn a_dump_leads_where_linux_would() {
+    let multi = Target::Multi([(out(1, Some("10.9.9.1")), 3), (out(2, Some("10.9.9.2")), 1)].into());
+    let mixed = Target::Multi([(out(1, Some("10.9.9.1")), 1), (NOT_A_PORT, 1)].into());
+    let both = weighted(&[(1, "10.9.9.1", 3), (2, "10.9.9.2", 1)]);
+    let (one, two) = (via(1, "10.9.9.1"), via(2, "10.9.9.2"));
+    let via1 = || Some(out(1, Some("10.9.9.1")));
+    let rows: Vec<(&str, Vec<Route<u32>>, Option<Target>)> = vec![
+        ("gateway", vec![alias(0, one.clone())], via1()),
+        ("on-link", vec![alias(0, dev(2))], Some(out(2, None))),
+        ("IPv6 gateway", vec![alias(0, via(1, "fe80::1"))], Some(out(1, Some("fe80::1")))),
+        ("another device", vec![alias(0, via(9, "10.9.9.1"))], Some(NOT_A_PORT)),
+        ("unknown device", vec![alias(0, via(77, "10.9.9.1"))], Some(NOT_A_PORT)),
+        ("lower metric", vec![alias(5, two.clone()), alias(1, one.clone())], via1()),
+        ("first of equals", vec![alias(1, one.clone()), alias(1, two.clone())], via1()),
+        ("dead", vec![alias(0, Next::One(dead(2, "10.9.9.1")))], None),
+        ("dead, next metric", vec![alias(0, Next::One(dead(2, "10.9.9.2"))), alias(9, one.clone())], via1()),
+        ("linkdown, heeded by link 2 only", vec![alias(0, Next::One(linkdown(1, "10.9.9.1")))], via1()),
+        ("linkdown, heeded", vec![alias(0, Next::One(linkdown(2, "10.9.9.1")))], None),
+        (
+            "dead, on a device that runs",
+            vec![alias(0, Next::One(dead(1, "10.9.9.1")))],
+            Some(UNICAST_COMPLEX),
+        ),
+        ("multipath", vec![alias(0, both)], Some(multi)),
+        (
+            "one of two is dead",
+            vec![alias(0, Next::Many([dead(2, "10.9.9.2"), hop(1, Some("10.9.9.1"))].into()))],
+            via1(),
+        ),
+        (
+            "both are dead",
+            vec![alias(0, Next::Many([dead(2, "10.9.9.2"), dead(2, "10.9.9.1")].into()))],
+            None,
+        ),
+        (
+            "a member elsewhere",
+            vec![alias(0, weighted(&[(1, "10.9.9.1", 1), (9, "10.9.9.9", 1)]))],
+            Some(mixed),
+        ),
+        (
+            "TOS",
+            vec![Route { tos: 16, ..alias(0, two.clone()) }, alias(0, one.clone())],
+            Some(UNICAST_COMPLEX),
+        ),
+        ("complex", vec![Route { complex: Some("encap"), ..alias(0, one.clone()) }], Some(UNICAST_COMPLEX)),
+        (
+            "complex hop",
+            vec![alias(0, Next::One(NextHop { complex: true, ..hop(1, None) }))],
+            Some(UNICAST_COMPLEX),
+        ),
+        ("no next hop", vec![alias(0, Next::None)], Some(UNICAST_COMPLEX)),
+        ("object that is not there", vec![alias(0, Next::Object(7))], Some(UNICAST_COMPLEX)),
+        ("local", vec![kind(RouteKind::Local, dev(1))], Some(pass(Reason::Local))),
+        ("anycast", vec![kind(RouteKind::Anycast, dev(1))], Some(pass(Reason::Local))),
+        ("broadcast", vec![kind(RouteKind::Broadcast, dev(1))], Some(pass(Reason::Broadcast))),
+        ("multicast", vec![kind(RouteKind::Multicast, dev(1))], Some(pass(Reason::Broadcast))),
+        ("blackhole", vec![kind(RouteKind::Blackhole, Next::None)], Some(pass(Reason::SpecialRoute))),
+        ("unreachable", vec![kind(RouteKind::Unreachable, Next::None)], Some(pass(Reason::SpecialRoute))),
+        ("prohibit", vec![kind(RouteKind::Prohibit, Next::None)], Some(pass(Reason::SpecialRoute))),
+        ("throw", vec![kind(RouteKind::Throw, Next::None)], Some(pass(Reason::SpecialRoute))),
+        ("unknown kind", vec![kind(RouteKind::Other(99), dev(1))], Some(pass(Reason::ComplexRoute))),
+        ("another table", vec![Route { table: 100, ..alias(0, one.clone()) }], None),
+        (
+            "local table before main, whatever the metric",
+            vec![
+                alias(0, one.clone()),
+                Route { table: 255, metric: 9, ..kind(RouteKind::Broadcast, dev(1)) },
+            ],
+            Some(pass(Reason::Broadcast)),
+        ),
+    ];
+    for (name, routes, expected) in rows {
+        let mut heeding = Link { carrier: false, ..physical(2) };
+        heeding.ipv4.ignore_routes_with_linkdown = true;
+        let links = vec![physical(1), heeding, physical(9)];
+        let bench = Bench::with(Limits::default(), Dump { links, routes4: routes, ..Dump::default() });
+        assert_eq!(bench.target4("10.0.0.0/8"), expected.as_ref(), "{name}");
+    }
+}
+
+#[test]
+fn mtu_is_the_lowest_on_the_way() {
+    for (route, link, expected) in
+        [(None, 1400, 1400), (Some(1300), 1400, 1300), (Some(9000), 1400, 1400), (Some(0), 1500, 1500)]
+    {
+        let links = vec![Link { mtu: link, ..physical(1) }];
+        let routes4 = vec![Route { mtu: route, ..alias(0, dev(1)) }];
+        let bench = Bench::with(Limits::default(), Dump { links, routes4, ..Dump::default() });
+        let Some(Target::Hop(hop)) = bench.target4("10.0.0.0/8") else { panic!("no next hop") };
+        assert_eq!(hop.mtu, expected, "{route:?} {link}");
+    }
+}
+
+/// What a message does to the order of equals, seen by what is left when the winner goes.
+#[test]
+fn messages_keep_the_kernels_order() {
+    use Change::*;
+    let gateways = ["10.9.9.1", "10.9.9.2", "10.9.9.3"];
+    let rows: [(&str, Vec<(Change, usize)>, Vec<usize>); 7] = [
+        ("added before equals", vec![(Add, 0), (Add, 1)], vec![1, 0]),
+        ("appended after equals", vec![(Append, 0), (Append, 1), (Append, 2)], vec![0, 1, 2]),
+        ("replaced in the first one's place", vec![(Append, 0), (Append, 1), (Replace, 2)], vec![2, 1]),
+        ("nothing to replace", vec![(Replace, 2)], vec![2]),
+        ("said twice", vec![(Add, 0), (Add, 0)], vec![0]),
+        ("deleted by name", vec![(Append, 0), (Append, 1), (Append, 2), (Delete, 1)], vec![0, 2]),
+        ("deletion of what is not there", vec![(Add, 0), (Delete, 1)], vec![0]),
+    ];
+    for (name, messages, order) in rows {
+        let mut bench = Bench::host(vec![], vec![]);
+        bench.after(messages.into_iter().map(|(c, g)| Event::Route4(HOST, c, alias(7, via(1, gateways[g])))));
+        for at in order {
+            assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some(gateways[at]))), "{name}");
+            bench.after([Event::Route4(HOST, Delete, alias(7, via(1, gateways[at])))]);
+        }
+        assert_eq!(bench.target4("10.0.0.0/8"), None, "{name}");
+    }
+}
+
+#[test]
+fn ipv6_messages_hold_the_whole_set() {
+    let set = |gateways: &[&str]| Next::Many(gateways.iter().map(|g| hop(1, Some(g))).collect());
+    let multi = |gateways: &[&str]| {
+        Target::Multi(gateways.iter().map(|g| (out(1, Some(g)), 1)).collect::<Vec<_>>().into())
+    };
+    let six = |next| route6("2001:db8::/32", next);
+    let mut bench = Bench::host(vec![], vec![]);
+    let mut rows = vec![
+        ("one", Change::Add, six(via(1, "fe80::1")), Some(out(1, Some("fe80::1")))),
+        (
+            "a sibling",
+            Change::Append,
+            six(set(&["fe80::1", "fe80::2"])),
+            Some(multi(&["fe80::1", "fe80::2"])),
+        ),
+        (
+            "another",
+            Change::Append,
+            six(set(&["fe80::1", "fe80::2", "fe80::3"])),
+            Some(multi(&["fe80::1", "fe80::2", "fe80::3"])),
+        ),
+        ("one leaves", Change::Delete, six(via(1, "fe80::2")), Some(multi(&["fe80::1", "fe80::3"]))),
+        ("one is left", Change::Delete, six(via(1, "fe80::1")), Some(out(1, Some("fe80::3")))),
+        ("replaced", Change::Replace, six(via(2, "fe80::9")), Some(out(2, Some("fe80::9")))),
+        ("a rival, not a sibling", Change::Add, six(dev(1)), Some(UNICAST_COMPLEX)),
+        ("the rival goes", Change::Delete, six(dev(1)), Some(out(2, Some("fe80::9")))),
+        ("worse metric", Change::Add, Route { metric: 2000, ..six(dev(1)) }, Some(out(2, Some("fe80::9")))),
+        ("the better one goes", Change::Delete, six(via(2, "fe80::9")), Some(out(1, None))),
+    ];
+    let last = Route { metric: 2000, ..six(dev(1)) };
+    rows.push(("all gone", Change::Delete, last, None));
+    for (name, change, route, expected) in rows {
+        bench.after([Event::Route6(HOST, change, route)]);
+        assert_eq!(bench.target6("2001:db8::/32"), expected.as_ref(), "{name}");
+    }
+    bench.after([Event::Route6(HOST, Change::Add, six(set(&["fe80::1", "fe80::2"])))]);
+    bench.after([Event::Route6(HOST, Change::Delete, six(set(&["fe80::2", "fe80::1"])))]);
+    assert_eq!(bench.target6("2001:db8::/32"), None, "all siblings at once, in any order");
+}
+
+#[test]
+fn ipv6_takes_no_ipv4_gateway_and_no_disabled_device() {
+    let mut bench =
+        Bench::host(vec![], vec![route6("::/0", via(1, "10.9.9.1")), route6("2001:db8::/32", dev(1))]);
+    assert_eq!(bench.target6("::/0"), Some(&UNICAST_COMPLEX));
+    let mut disabled = physical(1);
+    disabled.ipv6.disabled = true;
+    bench.after([Event::Link(HOST, disabled)]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&NOT_A_PORT));
+}
+
+#[test]
+fn nexthop_objects_are_followed() {
+    let single = |id, hop| Event::Nexthop(HOST, NexthopObject { id, kind: NexthopObjectKind::Single(hop) });
+    let object = |id, kind| Event::Nexthop(HOST, NexthopObject { id, kind });
+    let mut bench =
+        Bench::host(vec![alias(0, Next::Object(5)), route4("10.1.0.0/16", Next::Object(1))], vec![]);
+    let multi = Target::Multi([(out(1, Some("10.9.9.1")), 1), (out(2, Some("10.9.9.2")), 4)].into());
+    let rows = [
+        (single(1, hop(1, Some("10.9.9.1"))), UNICAST_COMPLEX),
+        (object(5, NexthopObjectKind::Group(vec![(1, 1), (2, 4)])), UNICAST_COMPLEX),
+        (single(2, hop(2, Some("10.9.9.2"))), multi),
+        (single(2, dead(9, "10.9.9.2")), UNICAST_COMPLEX),
+        (Event::Link(HOST, Link { carrier: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
+        (object(2, NexthopObjectKind::Blackhole), UNICAST_COMPLEX),
+        (object(5, NexthopObjectKind::Group(vec![(2, 1)])), pass(Reason::SpecialRoute)),
+        (object(5, NexthopObjectKind::Blackhole), pass(Reason::SpecialRoute)),
+        (object(5, NexthopObjectKind::Unsupported("resilient")), UNICAST_COMPLEX),
+        (single(5, hop(2, None)), out(2, None)),
+        (Event::NexthopGone(HOST, 5), UNICAST_COMPLEX),
+    ];
+    for (at, (event, expected)) in rows.into_iter().enumerate() {
+        bench.after([event]);
+        assert_eq!(bench.target4("10.0.0.0/8"), Some(&expected), "row {at}");
+    }
+    assert_eq!(bench.target4("10.1.0.0/16"), Some(&out(1, Some("10.9.9.1"))));
+    let same = bench.after([single(1, hop(1, Some("10.9.9.1")))]);
+    assert_eq!(same, [], "an object that says the same again");
+}
+
+#[test]
+fn unknown_multipath_policies_are_the_kernels() {
+    let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
+    let mut bench = Bench::host(vec![alias(0, both)], vec![]);
+    for (policy, l4, taken) in [(1, true, true), (2, false, false), (3, false, false), (0, false, true)] {
+        let settings = Settings { multipath_policy: [policy, 0], ..Settings::default() };
+        bench.after([Event::Settings(HOST, settings)]);
+        assert_eq!(bench.model.routers[&0].multipath_l4, [l4, false]);
+        let target = bench.target4("10.0.0.0/8");
+        assert_eq!(matches!(target, Some(Target::Multi(_))), taken, "policy {policy}: {target:?}");
+    }
+}
+
+#[test]
+fn an_equal_dump_is_no_news_and_a_smaller_one_is() {
+    let routes = || vec![alias(0, via(1, "10.9.9.1")), alias(1, dev(2)), route4("0.0.0.0/0", dev(2))];
+    let six = || vec![route6("::/0", via(1, "fe80::1"))];
+    let mut bench = Bench::host(routes(), six());
+    assert_eq!(bench.after([Event::Routes(HOST, routes(), six())]), []);
+    let ops = bench.after([Event::Routes(HOST, routes()[1..].to_vec(), vec![])]);
+    assert_eq!(
+        ops,
+        [Op::Route4(0, p4("10.0.0.0/8"), Some(out(2, None))), Op::Route6(0, p6("::/0"), None)],
+        "only what differs"
+    );
+}
+
+#[test]
+fn exceptions_come_before_the_rule_and_leave_after_it() {
+    let mut bench = Bench::host(vec![], vec![]);
+    let (rule, exception) = (route4("0.0.0.0/0", dev(1)), route4("10.0.0.0/8", via(9, "10.9.9.1")));
+    let prefixes = |ops: Vec<Op>| -> Vec<Prefix4> {
+        ops.iter().filter_map(|op| if let Op::Route4(_, p, _) = op { Some(*p) } else { None }).collect()
+    };
+    let events = |change| [rule.clone(), exception.clone()].map(|route| Event::Route4(HOST, change, route));
+    assert_eq!(prefixes(bench.after(events(Change::Add))), [p4("10.0.0.0/8"), p4("0.0.0.0/0")]);
+    assert_eq!(prefixes(bench.after(events(Change::Delete))), [p4("0.0.0.0/0"), p4("10.0.0.0/8")]);
+}
+
+#[test]
+fn own_addresses_are_the_local_host_routes() {
+    let broadcast = Route { kind: RouteKind::Broadcast, ..local4("10.0.0.255/32") };
+    let mut bench = Bench::host(vec![local4("10.0.0.1/32"), local4("127.0.0.0/8"), broadcast], vec![]);
+    assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001]);
+    assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is no AnyIP");
+    bench.after([Event::Route4(HOST, Change::Add, local4("10.0.0.2/32"))]);
+    bench.after([Event::Route4(HOST, Change::Delete, local4("10.0.0.1/32"))]);
+    assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0002]);
+}

@@ -71,8 +71,18 @@ impl World {
             12 | 13 => link_changes(id, space, dice),
             14 => object_changes(id, space, dice),
             15 => settings_change(id, space, dice),
-            16 => vec![Event::Dump(id, Box::new(space.clone()))],
-            17 => vec![Event::Routes(id, space.routes4.clone(), space.routes6.clone())],
+            16 => {
+                // Messages were lost.
+                link_changes(id, space, dice);
+                object_changes(id, space, dice);
+                neighbour_changes(space, dice);
+                silent_changes(space, dice);
+                vec![Event::Dump(id, Box::new(space.clone()))]
+            }
+            17 => {
+                silent_changes(space, dice);
+                vec![Event::Routes(id, space.routes4.clone(), space.routes6.clone())]
+            }
             18 => self.ports_change(dice),
             _ => self.namespaces_change(dice),
         }
@@ -114,8 +124,8 @@ fn change4(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u32>)> {
     let route = random4(dice);
     let key = |r: &Route<u32>| (r.prefix, r.table, r.tos, r.metric);
     let first = routes.iter().position(|r| key(r) == key(&route));
-    let same = |r: &Route<u32>| key(r) == key(&route) && (r.kind, &r.next) == (route.kind, &route.next);
-    if routes.iter().any(same) {
+    if routes.iter().any(|r| key(r) == key(&route) && r.kind == route.kind && same_next(&r.next, &route.next))
+    {
         return None; // EEXIST
     }
     let change = dice.pick(&[Change::Add, Change::Append, Change::Replace]);
@@ -125,6 +135,24 @@ fn change4(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u32>)> {
         _ => routes.insert(0, route.clone()),
     }
     Some((change, route))
+}
+
+/// nh_comp() does not look at RTNH_F_DEAD and RTNH_F_LINKDOWN.
+fn same_next(a: &Next, b: &Next) -> bool {
+    match (a, b) {
+        (Next::One(a), Next::One(b)) => (a.ifindex, a.gateway) == (b.ifindex, b.gateway),
+        (a, b) => a == b,
+    }
+}
+
+/// What Linux does without a word when a link goes down.
+fn silent_changes(space: &mut Dump, dice: &mut Dice) {
+    space.routes4.retain(|_| dice.roll(4) > 0);
+    space.routes6.retain(|_| dice.roll(4) > 0);
+    for _ in 0..dice.roll(3) {
+        change4(space, dice);
+        change6(space, dice);
+    }
 }
 
 fn random4(dice: &mut Dice) -> Route<u32> {

@@ -1,0 +1,200 @@
+//! Reading the tables back, step by step as the program does.
+
+use super::{
+    Tables,
+    nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, address_bytes},
+    routes::Family,
+};
+use crate::{
+    fib::{Kind, Slot, lookup},
+    hash,
+    memory::{Memory, words},
+    net::{Mac, Vlan},
+    plan::{InterfaceId, PortId, RouterId},
+    reason::Reason,
+};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::atomic::Ordering::Acquire,
+};
+
+/// What becomes of a packet to some address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// `None`: it is forwarded. Else it goes to the kernel.
+    pub reason: Option<Reason>,
+    /// Egress interface, where there is one.
+    pub interface: Option<InterfaceId>,
+    /// The neighbour it would be sent to; for a connected route the destination itself.
+    pub neighbour: Option<IpAddr>,
+    /// The neighbour's MAC address.
+    pub mac: Option<Mac>,
+    /// Source MAC, port and VLAN it leaves with.
+    pub source: Mac,
+    pub port: PortId,
+    pub vlan: Vlan,
+    /// Longest IP packet in bytes; 0 without an interface.
+    pub mtu: u32,
+    /// A source behind this route counts as reachable.
+    pub unicast: bool,
+    /// An address of the router itself.
+    pub local: bool,
+    /// Multi-buffer frames may leave here.
+    pub frags: bool,
+    /// Id of the next hop, the last one looked at.
+    pub nexthop: u32,
+    /// How many of 256 flow hashes take this answer.
+    pub share: u16,
+}
+
+impl<M: Memory> Tables<M> {
+    /// Where an IPv4 packet to `address` goes: one answer, or one for each member of a group.
+    pub fn lookup4(&self, router: RouterId, address: Ipv4Addr) -> Vec<Answer> {
+        self.lookup(router, address.to_bits())
+    }
+
+    /// The same for IPv6.
+    pub fn lookup6(&self, router: RouterId, address: Ipv6Addr) -> Vec<Answer> {
+        self.lookup(router, address.to_bits())
+    }
+
+    fn lookup<A: Family>(&self, router: RouterId, address: A) -> Vec<Answer> {
+        let leaf = lookup(&self.memory, self.root::<A>(router), address);
+        if leaf.kind() != Kind::Group {
+            return vec![answer(&self.memory, leaf, address.ip())];
+        }
+        let base = leaf.index() as usize * words::FIB_BLOCK;
+        let mut answers: Vec<Answer> = Vec::new();
+        for word in self.memory.fib().iter().skip(base).take(words::FIB_BLOCK) {
+            let slot = Slot(word.load(Acquire));
+            let member = Answer { share: 1, ..answer(&self.memory, slot, address.ip()) };
+            match answers.iter_mut().find(|a| Answer { share: 1, ..(*a).clone() } == member) {
+                Some(same) => same.share += 1,
+                None => answers.push(member),
+            }
+        }
+        answers
+    }
+}
+
+/// One row of `nexthops`, decoded.
+struct Nexthop {
+    link: u64,
+    first: u64,
+    second: u64,
+    state: u64,
+    address: [u8; 16],
+}
+
+fn nexthop(memory: &(impl Memory + ?Sized), id: u32) -> Option<Nexthop> {
+    let at = id as usize * words::NEXTHOP;
+    let row = memory.nexthops().get(at..at + words::NEXTHOP)?;
+    let word = |i: usize| row[i].load(Acquire);
+    let (low, high) = (word(4).to_le_bytes(), word(5).to_le_bytes());
+    let address = std::array::from_fn(|i| if i < 8 { low[i] } else { high[i - 8] });
+    Some(Nexthop { link: word(0), first: word(1), second: word(2), state: word(3), address })
+}
+
+impl Nexthop {
+    fn interface(&self) -> u16 {
+        self.state as u16
+    }
+    fn kind(&self) -> u8 {
+        (self.state >> 16) as u8
+    }
+    fn reason(&self) -> Reason {
+        Reason::from_abi((self.state >> 24) as u32 & 0xff).unwrap_or(Reason::NoRoute)
+    }
+    fn has(&self, flag: u8) -> bool {
+        (self.state >> 32) as u8 & flag != 0
+    }
+    fn neighbour(&self) -> IpAddr {
+        let [a, b, c, d, ..] = self.address;
+        match (self.state >> 40) as u8 {
+            4 => IpAddr::from([a, b, c, d]),
+            _ => IpAddr::from(self.address),
+        }
+    }
+}
+
+fn mac(word: u64) -> Mac {
+    let [a, b, c, d, e, f, ..] = word.to_le_bytes();
+    Mac([a, b, c, d, e, f])
+}
+
+/// The answer of a next hop leaf for a packet to `destination`.
+pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: IpAddr) -> Answer {
+    let mut answer = Answer {
+        reason: Some(Reason::NoRoute),
+        interface: None,
+        neighbour: None,
+        mac: None,
+        source: Mac::default(),
+        port: 0,
+        vlan: Vlan::NONE,
+        mtu: 0,
+        unicast: false,
+        local: false,
+        frags: false,
+        nexthop: leaf.index(),
+        share: 256,
+    };
+    let Some(mut hop) = nexthop(memory, leaf.index()) else { return answer };
+    (answer.unicast, answer.local) = (hop.has(FLAG_UNICAST), hop.has(FLAG_LOCAL));
+    if hop.kind() == KIND_PASS {
+        answer.reason = Some(hop.reason());
+        return answer;
+    }
+    let on_link = hop.kind() == KIND_ONLINK;
+    if on_link {
+        match find_neighbour(memory, hop.interface(), destination) {
+            Some((id, neighbour)) => (answer.nexthop, hop) = (id, neighbour),
+            None => answer.reason = Some(Reason::Unresolved),
+        }
+    }
+    answer.interface = Some(hop.interface());
+    answer.source = mac(hop.first);
+    answer.port = (hop.first >> 48) as u8;
+    answer.vlan = Vlan::from_key(hop.second as u32);
+    answer.mtu = (hop.second >> 32) as u32;
+    answer.frags = hop.has(FLAG_FRAGS);
+    answer.neighbour = Some(destination);
+    if hop.kind() == KIND_VIA {
+        answer.neighbour = Some(hop.neighbour());
+        answer.mac = (hop.link != 0).then(|| mac(hop.link));
+        answer.reason = (hop.link == 0).then(|| hop.reason());
+    }
+    answer
+}
+
+/// The neighbour index: the home bucket, and the next one only if that is full.
+fn find_neighbour(
+    memory: &(impl Memory + ?Sized),
+    interface: InterfaceId,
+    address: IpAddr,
+) -> Option<(u32, Nexthop)> {
+    let index = memory.neighbour_index();
+    let bytes = address_bytes(address);
+    let mask = (index.len() / words::NEIGHBOUR_BUCKET).checked_sub(1)?;
+    let (home, tag) = hash::neighbour_bucket(interface, bytes, mask as u32);
+    for bucket in [home as usize, (home as usize ^ 1) & mask] {
+        let at = bucket * words::NEIGHBOUR_BUCKET;
+        let slots = index.get(at..at + words::NEIGHBOUR_BUCKET)?;
+        let mut full = true;
+        for slot in slots {
+            let word = slot.load(Acquire);
+            full &= word != 0;
+            if word == 0 || (word >> 32) as u32 != tag {
+                continue;
+            }
+            let found = nexthop(memory, word as u32)?;
+            if found.interface() == interface && found.address == bytes {
+                return Some((word as u32, found));
+            }
+        }
+        if !full {
+            return None;
+        }
+    }
+    None
+}

@@ -1,0 +1,174 @@
+//! How a plan becomes words of memory: next hops, neighbours, the interface index, router rows and their tables.
+//!
+//! One writer, any number of readers (the program in `bpf/`, the user plane). A reader goes interface index -> router
+//! row -> forwarding table -> next hop -> neighbour index, and everything it can reach is complete: an entry is written
+//! before the one word that leads to it, and reused only after a grace period ([`Tables::seal`], [`Tables::reclaim`]).
+//!
+//! What may change in an entry that readers can see, each in one aligned store:
+//! - next hop: `link`; the word of `reason` and `flags` (only the reason of a next hop without link, and FRAGS);
+//! - a slot of a forwarding block, of a group, of the neighbour index; both leaves of a tail (one word);
+//! - the second word of an interface slot (zero first when the slot gets another key);
+//! - router row: a root, the flags, each word of the local address filter.
+//!
+//! Anything else about a next hop (the interface's MAC address, port or VLAN) changes by making a new one and rewriting
+//! every slot that led to the old one.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
+//! | `links` | ports, interfaces, neighbours |
+//! | `nexthops`, `groups`, `buckets` | ids and words; shares of a group; where index keys sit |
+//! | `answer` | reading it all back as the program does |
+
+mod answer;
+mod buckets;
+mod groups;
+mod links;
+mod nexthops;
+mod routes;
+#[cfg(test)]
+mod tests;
+
+pub use crate::fib::{Epoch, Full, Occupancy, Region};
+pub use answer::Answer;
+
+use crate::{
+    fib::{Pool, empty_root},
+    memory::{Memory, words},
+    net::{Mac, Vlan},
+    plan::{InterfaceId, Op, PortId, RouterId},
+};
+use buckets::Buckets;
+use groups::Groups;
+use links::Neighbour;
+use nexthops::Nexthops;
+use routes::{Pending, Router};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+    sync::atomic::Ordering::Release,
+};
+
+/// The tables of the kernel plane, in memory it shares.
+pub struct Tables<M> {
+    memory: M,
+    pool: Pool,
+    nexthops: Nexthops,
+    groups: Groups,
+    routers: BTreeMap<RouterId, Router>,
+    /// Port -> it transmits multi-buffer frames.
+    ports: BTreeMap<PortId, bool>,
+    interfaces: BTreeMap<InterfaceId, crate::plan::Interface>,
+    interface_index: Buckets<InterfaceId>,
+    neighbours: BTreeMap<(InterfaceId, IpAddr), Neighbour>,
+    neighbour_index: Buckets<(InterfaceId, IpAddr)>,
+    /// Neighbours that should be in the index, but found no next hop id.
+    starved: BTreeSet<(InterfaceId, IpAddr)>,
+    /// Which neighbours have this MAC address.
+    by_mac: BTreeSet<(Mac, InterfaceId, IpAddr)>,
+    /// How many interfaces have this MAC address on this port and VLAN.
+    boxes: HashMap<(PortId, Vlan, Mac), u32>,
+    /// Routes that lead to the kernel for want of a next hop id or a group block.
+    pending: Pending,
+}
+
+impl<M: Memory> Tables<M> {
+    /// Takes over `memory`, which nobody reads yet, and makes it the tables of no routers. The indexes' numbers of
+    /// buckets must be powers of two.
+    pub fn new(memory: M) -> Self {
+        let zero = |region: &[std::sync::atomic::AtomicU64]| {
+            region.iter().for_each(|word| word.store(0, Release));
+            region.len()
+        };
+        memory.fib().iter().take(words::FIB_BLOCK).for_each(|slot| slot.store(0, Release));
+        let neighbour_buckets = zero(memory.neighbour_index()) / words::NEIGHBOUR_BUCKET;
+        let interface_buckets = zero(memory.interface_index()) / words::INTERFACE_BUCKET;
+        zero(memory.routers());
+        for row in memory.routers().chunks_exact(words::ROUTER) {
+            row[0].store(empty_root::<u32>(), Release);
+            row[1].store(empty_root::<u128>(), Release);
+        }
+        Self {
+            pool: Pool::new(&memory),
+            nexthops: Nexthops::new(&memory),
+            groups: Groups::default(),
+            routers: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            interfaces: BTreeMap::new(),
+            interface_index: Buckets::new(interface_buckets, links::INTERFACE_WAYS),
+            neighbours: BTreeMap::new(),
+            neighbour_index: Buckets::new(neighbour_buckets, words::NEIGHBOUR_BUCKET),
+            starved: BTreeSet::new(),
+            by_mac: BTreeSet::new(),
+            boxes: HashMap::new(),
+            pending: Pending::default(),
+            memory,
+        }
+    }
+
+    /// The shared memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
+    /// Carries out one change. On `Err` a map was full: the change is noted, and what found no room leads to the
+    /// kernel, until [`Tables::reclaim`] has made room for it.
+    pub fn apply(&mut self, op: &Op) -> Result<(), Full> {
+        match op {
+            Op::Port { port, frags } => self.set_port(*port, *frags),
+            Op::Router { router, multipath_l4 } => self.set_router(*router, *multipath_l4),
+            Op::RouterGone(router) => self.router_gone(*router),
+            Op::LocalAddresses { router, addresses } => self.set_local_addresses(*router, addresses),
+            Op::Interface(id, interface) => self.set_interface(*id, interface),
+            Op::InterfaceGone(id) => self.interface_gone(*id),
+            Op::Route4(router, prefix, target) => self.set_route(*router, *prefix, target.as_ref()),
+            Op::Route6(router, prefix, target) => self.set_route(*router, *prefix, target.as_ref()),
+            Op::Neighbour(interface, address, mac) => self.set_neighbour(*interface, *address, *mac),
+        }
+    }
+
+    /// Ends the current epoch. After a grace period from now on (every packet now on its way is through, in all
+    /// planes), [`Tables::reclaim`] may be called with it.
+    pub fn seal(&mut self) -> Epoch {
+        self.nexthops.seal();
+        self.pool.seal()
+    }
+
+    /// No reader is left from before `epoch` was sealed: what was unpublished until then may be reused. Tries again
+    /// what found no room; `Err` if some of it still does not.
+    pub fn reclaim(&mut self, epoch: Epoch) -> Result<(), Full> {
+        self.nexthops.reclaim(epoch);
+        self.pool.reclaim(epoch);
+        self.retry()
+    }
+
+    /// How full each map is, in rows (slots for the indexes).
+    pub fn occupancy(&self) -> [(Region, Occupancy); 6] {
+        let index = |(used, _): (usize, usize), capacity| Occupancy { used, capacity };
+        let memory = &self.memory;
+        [
+            (Region::FibBlocks, self.pool.blocks_used()),
+            (Region::FibTails, self.pool.tails_used()),
+            (Region::Nexthops, self.nexthops.occupancy()),
+            (Region::NeighbourIndex, index(self.neighbour_index.counts(), memory.neighbour_index().len())),
+            (
+                Region::InterfaceIndex,
+                index(self.interface_index.counts(), memory.interface_index().len() / links::SLOT_WORDS),
+            ),
+            (
+                Region::Routers,
+                Occupancy { used: self.routers.len(), capacity: memory.routers().len() / words::ROUTER },
+            ),
+        ]
+    }
+
+    /// How many (neighbours, interfaces) are not accelerated because both their buckets are full.
+    pub fn unplaced(&self) -> (usize, usize) {
+        (self.neighbour_index.counts().1, self.interface_index.counts().1)
+    }
+
+    /// Neighbours the program has sent packets to since the last call, to be kept alive.
+    pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
+        self.nexthops.take_used(&self.memory)
+    }
+}

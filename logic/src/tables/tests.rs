@@ -1,0 +1,528 @@
+//! Operations against a model that answers "where does this packet go" by linear search.
+
+use super::*;
+use crate::{
+    hash,
+    memory::{Capacity, HeapMemory},
+    net::{Prefix, Prefix4, Prefix6, Tag},
+    plan::{Hop, Interface, ReversePath, Target},
+    reason::Reason,
+};
+use proptest::prelude::*;
+use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
+
+const ROOMY: Capacity = Capacity {
+    fib_blocks: 600,
+    fib_tails: 300,
+    nexthops: 2000,
+    neighbour_buckets: 4,
+    interface_buckets: 4,
+    routers: 3,
+};
+
+/// What is compared of an [`Answer`].
+type Seen =
+    (Option<Reason>, Option<(InterfaceId, IpAddr, Option<Mac>, Mac, PortId, Vlan, u32, bool)>, (bool, bool));
+
+fn seen(answers: Vec<Answer>) -> BTreeSet<Seen> {
+    let one = |a: Answer| {
+        let egress = a.interface.map(|i| {
+            let neighbour = a.neighbour.expect("an egress has a neighbour");
+            (i, neighbour, a.mac, a.source, a.port, a.vlan, a.mtu, a.frags)
+        });
+        (a.reason, egress, (a.unicast, a.local))
+    };
+    answers.into_iter().map(one).collect()
+}
+
+#[derive(Default)]
+struct Model {
+    frags: BTreeMap<PortId, bool>,
+    interfaces: BTreeMap<InterfaceId, Interface>,
+    neighbours: BTreeMap<(InterfaceId, IpAddr), Mac>,
+    routes4: BTreeMap<(RouterId, Prefix4), Target>,
+    routes6: BTreeMap<(RouterId, Prefix6), Target>,
+}
+
+impl Model {
+    fn apply(&mut self, op: &Op) {
+        match op {
+            Op::Port { port, frags } => _ = self.frags.insert(*port, *frags),
+            Op::Router { .. } | Op::LocalAddresses { .. } => {}
+            Op::RouterGone(router) => {
+                self.routes4.retain(|(r, _), _| r != router);
+                self.routes6.retain(|(r, _), _| r != router);
+                let gone: Vec<_> =
+                    self.interfaces.iter().filter(|(_, i)| i.router == *router).map(|(id, _)| *id).collect();
+                gone.into_iter().for_each(|id| self.interface_gone(id));
+            }
+            Op::Interface(id, interface) => {
+                if self.interfaces.get(id).is_some_and(|old| old.router != interface.router) {
+                    self.interface_gone(*id);
+                }
+                self.interfaces.insert(*id, interface.clone());
+            }
+            Op::InterfaceGone(id) => self.interface_gone(*id),
+            Op::Route4(router, prefix, target) => {
+                let target = target.as_ref().map(|t| self.reachable(t));
+                set(&mut self.routes4, (*router, *prefix), target.filter(|_| !guarded4(*prefix)));
+            }
+            Op::Route6(router, prefix, target) => {
+                let target = target.as_ref().map(|t| self.reachable(t));
+                set(&mut self.routes6, (*router, *prefix), target.filter(|_| !guarded6(*prefix)));
+            }
+            Op::Neighbour(id, address, mac) => {
+                let mac = mac.filter(|m| !m.is_group() && !m.is_zero() && self.interfaces.contains_key(id));
+                set(&mut self.neighbours, (*id, *address), mac);
+            }
+        }
+    }
+
+    fn interface_gone(&mut self, id: InterfaceId) {
+        self.interfaces.remove(&id);
+        self.neighbours.retain(|(i, _), _| *i != id);
+        let interfaces = std::mem::take(&mut self.interfaces);
+        let keep = Model { interfaces, ..Model::default() };
+        self.routes4.values_mut().for_each(|t| *t = keep.reachable(t));
+        self.routes6.values_mut().for_each(|t| *t = keep.reachable(t));
+        self.interfaces = keep.interfaces;
+    }
+
+    /// The target with hops through missing interfaces replaced, equal members merged, and single ones unwrapped.
+    fn reachable(&self, target: &Target) -> Target {
+        match target {
+            Target::Hop(hop) if !self.interfaces.contains_key(&hop.interface) => {
+                Target::Pass { reason: Reason::EgressNotAPort, unicast: true }
+            }
+            Target::Multi(members) => {
+                let mut merged: Vec<(Target, u16)> = Vec::new();
+                for (target, weight) in members.iter().filter(|(_, w)| *w > 0) {
+                    merged.push((self.reachable(target), *weight));
+                }
+                let first = merged.first().cloned();
+                match first {
+                    None => Target::Pass { reason: Reason::ComplexRoute, unicast: true },
+                    Some((first, _)) if merged.iter().all(|(t, _)| *t == first) => first,
+                    Some(_) => Target::Multi(merged.into()),
+                }
+            }
+            _ => target.clone(),
+        }
+    }
+
+    fn hops(&self) -> Vec<Hop> {
+        let targets = self.routes4.values().chain(self.routes6.values());
+        let flat = targets.flat_map(|t| match t {
+            Target::Multi(members) => members.iter().map(|(t, _)| t.clone()).collect(),
+            one => vec![one.clone()],
+        });
+        flat.filter_map(|t| if let Target::Hop(hop) = t { Some(hop) } else { None }).collect()
+    }
+
+    fn answers(&self, route: Option<&Target>, destination: IpAddr) -> BTreeSet<Seen> {
+        match route {
+            None => [(Some(Reason::NoRoute), None, (false, false))].into(),
+            Some(Target::Multi(members)) => {
+                members.iter().flat_map(|(t, _)| self.answers(Some(t), destination)).collect()
+            }
+            Some(Target::Pass { reason, unicast }) => {
+                [(Some(*reason), None, (*unicast, *reason == Reason::Local))].into()
+            }
+            Some(Target::Hop(hop)) => [self.hop(hop, destination)].into(),
+        }
+    }
+
+    fn hop(&self, hop: &Hop, destination: IpAddr) -> Seen {
+        let interface = &self.interfaces[&hop.interface];
+        let neighbour = hop.gateway.unwrap_or(destination);
+        let known = self.neighbours.get(&(hop.interface, neighbour));
+        let same_box = known.is_some_and(|mac| {
+            let key = (interface.port, interface.vlan, *mac);
+            self.interfaces.values().any(|i| (i.port, i.vlan, i.mac) == key)
+        });
+        let (mac, reason) = match known {
+            None => (None, Some(Reason::Unresolved)),
+            Some(_) if same_box => (None, Some(Reason::SameBox)),
+            Some(_) if !interface.transmit => (None, Some(Reason::TxNotReady)),
+            Some(mac) => (Some(*mac), None),
+        };
+        let mtu = match (hop.gateway, known) {
+            (None, Some(_)) => {
+                let on_link =
+                    self.hops().into_iter().filter(|h| h.gateway.is_none() && h.interface == hop.interface);
+                on_link.map(|h| h.mtu).min().unwrap_or(hop.mtu)
+            }
+            _ => hop.mtu,
+        };
+        let frags = self.frags.get(&interface.port).copied().unwrap_or(false);
+        let egress =
+            (hop.interface, neighbour, mac, interface.mac, interface.port, interface.vlan, mtu, frags);
+        (reason, Some(egress), (true, false))
+    }
+
+    fn answers4(&self, router: RouterId, address: u32) -> BTreeSet<Seen> {
+        let ip = IpAddr::from(address.to_be_bytes());
+        let routed = self.routes4.keys().any(|(r, _)| *r == router);
+        if routed && guarded4(Prefix::new(address, 32).unwrap()) {
+            return [(Some(Reason::Broadcast), None, (false, false))].into();
+        }
+        self.answers(longest(&self.routes4, router, address), ip)
+    }
+
+    fn answers6(&self, router: RouterId, address: u128) -> BTreeSet<Seen> {
+        let ip = IpAddr::from(address.to_be_bytes());
+        let routed = self.routes6.keys().any(|(r, _)| *r == router);
+        if routed && guarded6(Prefix::new(address, 128).unwrap()) {
+            let multicast = address >> 120 == 0xff;
+            let reason = if multicast { Reason::Broadcast } else { Reason::Local };
+            return [(Some(reason), None, (false, !multicast))].into();
+        }
+        self.answers(longest(&self.routes6, router, address), ip)
+    }
+}
+
+fn set<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => _ = map.insert(key, value),
+        None => _ = map.remove(&key),
+    }
+}
+
+fn longest<A: crate::net::Address>(
+    routes: &BTreeMap<(RouterId, Prefix<A>), Target>,
+    router: RouterId,
+    address: A,
+) -> Option<&Target> {
+    let covering = routes.iter().filter(|((r, p), _)| *r == router && p.contains(address));
+    covering.max_by_key(|((_, p), _)| p.length()).map(|(_, t)| t)
+}
+
+fn guarded4(prefix: Prefix4) -> bool {
+    let guards = ["0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "255.255.255.255/32"];
+    guards.iter().any(|g| g.parse::<Prefix4>().unwrap().covers(prefix))
+}
+
+fn guarded6(prefix: Prefix6) -> bool {
+    ["::/128", "::1/128", "::/127", "ff00::/8", "fe80::/10"]
+        .iter()
+        .any(|g| g.parse::<Prefix6>().unwrap().covers(prefix))
+}
+
+fn macs() -> impl Strategy<Value = Mac> {
+    (0u8..6).prop_map(|i| Mac([2, 0, 0, 0, 0, i]))
+}
+
+fn addresses4() -> Vec<u32> {
+    let near = [0x0a00_0001, 0x0a00_0002, 0x0a00_0003, 0x0a00_0101, 0x0a00_0102, 0x0b00_0000];
+    let martian = [0x0001_0203, 0x7f00_0001, 0xe000_0005, 0xffff_ffff, 0xffff_fffe, 0xf000_0001];
+    near.into_iter().chain(martian).collect()
+}
+
+fn addresses6() -> Vec<u128> {
+    ["2001:db8::1", "2001:db8::2", "2001:db8:1::1", "::", "::1", "::2", "fe80::1", "ff02::5", "fd00::1"]
+        .map(|a| a.parse::<std::net::Ipv6Addr>().unwrap().to_bits())
+        .into()
+}
+
+fn interface() -> impl Strategy<Value = Interface> {
+    let reverse_path =
+        prop_oneof![Just(ReversePath::Off), Just(ReversePath::Loose), Just(ReversePath::Strict)];
+    let vlan = prop_oneof![Just(Vlan::NONE), Just(Vlan::NONE.push(Tag { vid: 7, service: false }).unwrap())];
+    (0u8..3, 0u8..2, vlan, macs(), any::<[bool; 4]>(), reverse_path).prop_map(
+        |(router, port, vlan, mac, [ipv4, ipv6, transmit, redirects], reverse_path)| Interface {
+            router,
+            port,
+            vlan,
+            mac,
+            ipv4,
+            ipv6,
+            transmit,
+            reverse_path,
+            redirects,
+        },
+    )
+}
+
+fn neighbour_address() -> impl Strategy<Value = IpAddr> {
+    let four = prop::sample::select(vec![0x0a00_0001u32, 0x0a00_0002, 0x0a00_0101]);
+    let six = prop::sample::select(addresses6()[..2].to_vec());
+    prop_oneof![
+        four.prop_map(|a| IpAddr::from(a.to_be_bytes())),
+        six.prop_map(|a| IpAddr::from(a.to_be_bytes()))
+    ]
+}
+
+fn single_target() -> impl Strategy<Value = Target> {
+    let reason = prop::sample::select(vec![Reason::Local, Reason::SpecialRoute, Reason::Broadcast]);
+    let hop = (1u16..5, prop::option::of(neighbour_address()), prop::sample::select(vec![1400u32, 1500]));
+    prop_oneof![
+        1 => (reason, any::<bool>()).prop_map(|(reason, unicast)| Target::Pass { reason, unicast }),
+        4 => hop.prop_map(|(interface, gateway, mtu)| Target::Hop(Hop { interface, gateway, mtu })),
+    ]
+}
+
+fn target() -> impl Strategy<Value = Target> {
+    let many = prop::collection::vec((single_target(), 0u16..4), 0..4);
+    prop_oneof![3 => single_target(), 1 => many.prop_map(|m| Target::Multi(m.into()))]
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let lengths4 = prop_oneof![Just(0u8), Just(8), Just(24), Just(31), Just(32), 0u8..=32];
+    let prefix4 =
+        (prop::sample::select(addresses4()), lengths4).prop_map(|(a, l)| Prefix::new(a, l).unwrap());
+    let lengths6 = prop_oneof![Just(0u8), Just(48), Just(64), Just(128), 0u8..=128];
+    let prefix6 =
+        (prop::sample::select(addresses6()), lengths6).prop_map(|(a, l)| Prefix::new(a, l).unwrap());
+    let neighbour_mac = prop::option::weighted(0.8, prop_oneof![9 => macs(), 1 => Just(Mac([1; 6]))]);
+    prop_oneof![
+        1 => (0u8..2, any::<bool>()).prop_map(|(port, frags)| Op::Port { port, frags }),
+        1 => (0u8..3, any::<[bool; 2]>())
+            .prop_map(|(router, multipath_l4)| Op::Router { router, multipath_l4 }),
+        1 => (0u8..3).prop_map(Op::RouterGone),
+        6 => (1u16..5, interface()).prop_map(|(id, i)| Op::Interface(id, i)),
+        2 => (1u16..5).prop_map(Op::InterfaceGone),
+        8 => (0u8..3, prefix4, prop::option::weighted(0.8, target()))
+            .prop_map(|(r, p, t)| Op::Route4(r, p, t)),
+        6 => (0u8..3, prefix6, prop::option::weighted(0.8, target()))
+            .prop_map(|(r, p, t)| Op::Route6(r, p, t)),
+        8 => (1u16..5, neighbour_address(), neighbour_mac)
+            .prop_map(|(i, a, m)| Op::Neighbour(i, a, m)),
+    ]
+}
+
+/// The interface a packet is classified to, as the program finds it.
+fn classify(memory: &HeapMemory, port: PortId, vlan: Vlan, mac: Mac) -> Option<u64> {
+    let index = memory.interface_index();
+    let mask = (index.len() / words::INTERFACE_BUCKET - 1) as u32;
+    let home = hash::interface_bucket(mac.0, port.into(), vlan.key(), mask) as usize;
+    for bucket in [home, home ^ 1] {
+        let slots = index[bucket * words::INTERFACE_BUCKET..][..words::INTERFACE_BUCKET].chunks(2);
+        let slots: Vec<(u64, u64)> = slots.map(|s| (s[0].load(Relaxed), s[1].load(Relaxed))).collect();
+        let first = nexthops::mac_word(mac) | u64::from(port) << 48;
+        let here =
+            slots.iter().find(|(a, b)| *a == first && *b as u32 == vlan.key() && *b >> 32 & 0xffff != 0);
+        if here.is_some() {
+            return here.map(|(_, b)| *b);
+        }
+        if slots.iter().any(|(_, b)| b >> 32 & 0xffff == 0) {
+            return None;
+        }
+    }
+    None
+}
+
+fn check_index(tables: &Tables<HeapMemory>, model: &Model) {
+    for i in model.interfaces.values() {
+        let found = classify(tables.memory(), i.port, i.vlan, i.mac).expect("every interface is found");
+        let owner = &model.interfaces[&((found >> 32) as u16)];
+        assert_eq!((owner.port, owner.vlan, owner.mac), (i.port, i.vlan, i.mac));
+        assert_eq!((found >> 48) as u8, owner.router);
+        let flags = (found >> 56) as u8;
+        assert_eq!(
+            (flags & 1 != 0, flags & 2 != 0, flags & 16 != 0),
+            (owner.ipv4, owner.ipv6, owner.redirects)
+        );
+    }
+    let used = tables.memory().interface_index().chunks(2).filter(|s| s[1].load(Relaxed) != 0);
+    assert_eq!(used.count(), model.interfaces.len());
+}
+
+fn check_answers(tables: &Tables<HeapMemory>, model: &Model) {
+    for router in 0..3 {
+        for a in addresses4() {
+            let got = seen(tables.lookup4(router, a.into()));
+            assert_eq!(got, model.answers4(router, a), "router {router} {:?}", std::net::Ipv4Addr::from(a));
+        }
+        for a in addresses6() {
+            let got = seen(tables.lookup6(router, a.into()));
+            assert_eq!(got, model.answers6(router, a), "router {router} {:?}", std::net::Ipv6Addr::from(a));
+        }
+        let routes: Vec<Prefix4> = tables.routes4(router).map(|(p, _)| p).collect();
+        let expected: Vec<_> = model.routes4.keys().filter(|(r, _)| *r == router).map(|(_, p)| *p).collect();
+        assert_eq!(routes, expected);
+    }
+}
+
+/// Words 1, 2, 4 and 5 of every next hop: constant from publication to reclaim.
+fn constant_words(memory: &HeapMemory) -> Vec<[u64; 4]> {
+    let rows = memory.nexthops().chunks(words::NEXTHOP);
+    rows.map(|row| [1, 2, 4, 5].map(|i| row[i].load(Relaxed))).collect()
+}
+
+fn all_gone(tables: &mut Tables<HeapMemory>) {
+    for router in 0..3 {
+        tables.apply(&Op::RouterGone(router)).unwrap();
+    }
+    let epoch = tables.seal();
+    tables.reclaim(epoch).unwrap();
+    let used = tables.occupancy().map(|(_, o)| o.used);
+    assert_eq!(used, [1, 0, 2, 0, 0, 0]);
+    assert!(tables.memory().neighbour_index().iter().all(|w| w.load(Relaxed) == 0));
+    assert!(tables.interfaces.is_empty() && tables.neighbours.is_empty() && tables.by_mac.is_empty());
+    assert!(tables.boxes.is_empty() && tables.groups.by_block.is_empty() && tables.groups.by_key.is_empty());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn packets_go_where_the_model_says(ops in prop::collection::vec((op(), 0u8..12), 1..80)) {
+        let mut tables = Tables::new(HeapMemory::new(ROOMY));
+        let mut model = Model::default();
+        for (op, pause) in ops {
+            let before = constant_words(tables.memory());
+            tables.apply(&op).unwrap();
+            model.apply(&op);
+            for (old, new) in before.iter().zip(constant_words(tables.memory())) {
+                prop_assert!(*old == [0; 4] || *old == new, "{op:?} changed a published next hop");
+            }
+            check_answers(&tables, &model);
+            check_index(&tables, &model);
+            if pause == 0 {
+                let epoch = tables.seal();
+                tables.reclaim(epoch).unwrap();
+                let rows = tables.memory().nexthops().chunks(words::NEXTHOP).enumerate();
+                // Rows that are free again may be written at will.
+                for (id, row) in rows {
+                    if tables.nexthops.key(id as u32).is_none() {
+                        row.iter().for_each(|w| w.store(0, Relaxed));
+                    }
+                }
+            }
+        }
+        all_gone(&mut tables);
+    }
+
+    /// With too little of everything, what is forwarded is still right, and all of it comes back with room.
+    #[test]
+    fn full_maps_lead_to_the_kernel(
+        ops in prop::collection::vec((op(), 0u8..6), 1..80),
+        (fib_blocks, fib_tails, nexthops) in (1usize..12, 0usize..8, 2usize..16)
+    ) {
+        let capacity = Capacity {
+            fib_blocks, fib_tails, nexthops, neighbour_buckets: 2, interface_buckets: 2, ..ROOMY
+        };
+        let mut tables = Tables::new(HeapMemory::new(capacity));
+        let mut model = Model::default();
+        for (op, pause) in ops {
+            let _ = tables.apply(&op);
+            model.apply(&op);
+            if pause == 0 {
+                let epoch = tables.seal();
+                let _ = tables.reclaim(epoch);
+            }
+            for router in 0..3 {
+                for a in addresses4() {
+                    for got in seen(tables.lookup4(router, a.into())) {
+                        let right = model.answers4(router, a);
+                        // The MTU may be a smaller one than need be, where a connected route found no room.
+                        prop_assert!(got.0.is_some() || right.iter().any(|r| r.0.is_none()), "{:?}", got);
+                        if let (None, Some((i, n, mac, ..))) = (got.0, got.1) {
+                            let agrees = |r: &Seen| r.1.is_some_and(|e| (e.0, e.1, e.2) == (i, n, mac));
+                            prop_assert!(right.iter().any(agrees), "{:?} instead of {:?}", got, right);
+                        }
+                    }
+                }
+            }
+        }
+        for router in 0..3 {
+            let _ = tables.apply(&Op::RouterGone(router));
+        }
+        let epoch = tables.seal();
+        let _ = tables.reclaim(epoch);
+        let used = tables.occupancy().map(|(_, o)| o.used);
+        prop_assert_eq!(used, [1, 0, 2, 0, 0, 0]);
+    }
+}
+
+fn simple(ops: &[Op]) -> Tables<HeapMemory> {
+    let mut tables = Tables::new(HeapMemory::new(ROOMY));
+    for op in ops {
+        tables.apply(op).unwrap();
+    }
+    tables
+}
+
+fn plain_interface(mac: u8) -> Interface {
+    Interface {
+        router: 0,
+        port: 1,
+        vlan: Vlan::NONE,
+        mac: Mac([2, 0, 0, 0, 0, mac]),
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path: ReversePath::Loose,
+        redirects: true,
+    }
+}
+
+#[test]
+fn used_neighbours_are_reported_once() {
+    let gateway: IpAddr = "10.0.0.1".parse().unwrap();
+    let hop = Target::Hop(Hop { interface: 1, gateway: Some(gateway), mtu: 1500 });
+    let mut tables = simple(&[
+        Op::Interface(1, plain_interface(1)),
+        Op::Route4(0, "0.0.0.0/0".parse().unwrap(), Some(hop)),
+        Op::Neighbour(1, gateway, Some(Mac([2, 0, 0, 0, 0, 9]))),
+    ]);
+    assert_eq!(tables.take_used(), []);
+    let id = tables.lookup4(0, [8, 8, 8, 8].into())[0].nexthop as usize;
+    tables.memory().nexthops()[id * words::NEXTHOP + 6].store(1, Relaxed);
+    assert_eq!(tables.take_used(), [(1, gateway)]);
+    assert_eq!(tables.take_used(), []);
+}
+
+#[test]
+fn groups_share_hashes_by_weight_and_are_shared_themselves() {
+    let hop = |i| Target::Hop(Hop { interface: i, gateway: Some("10.0.0.1".parse().unwrap()), mtu: 1500 });
+    let group = |a, b| Some(Target::Multi([(hop(1), a), (hop(2), b)].into()));
+    let mut tables = simple(&[
+        Op::Interface(1, plain_interface(1)),
+        Op::Interface(2, plain_interface(2)),
+        Op::Route4(0, "10.1.0.0/16".parse().unwrap(), group(1, 3)),
+        Op::Route4(0, "10.2.0.0/16".parse().unwrap(), group(1, 3)),
+    ]);
+    let shares: Vec<_> = tables.lookup4(0, [10, 1, 2, 3].into()).iter().map(|a| a.share).collect();
+    assert_eq!(shares, [64, 192]);
+    assert_eq!(tables.groups.by_block.len(), 1);
+    let target = tables.routes4(0).next().unwrap().1;
+    assert_eq!(Some(target), group(1, 3));
+    tables.apply(&Op::InterfaceGone(2)).unwrap();
+    let reasons: Vec<_> = tables.lookup4(0, [10, 2, 2, 3].into()).iter().map(|a| a.reason).collect();
+    assert_eq!(reasons, [Some(Reason::Unresolved), Some(Reason::EgressNotAPort)]);
+}
+
+#[test]
+fn router_rows_are_those_of_the_abi() {
+    let tables = simple(&[
+        Op::Router { router: 1, multipath_l4: [false, true] },
+        Op::LocalAddresses { router: 1, addresses: [0x0a00_0001, 0xc0a8_0101].into() },
+        Op::Route4(
+            1,
+            "10.0.0.0/8".parse().unwrap(),
+            Some(Target::Pass { reason: Reason::SpecialRoute, unicast: false }),
+        ),
+    ]);
+    let row = &tables.memory().routers()[words::ROUTER..2 * words::ROUTER];
+    let word = |i: usize| row[i].load(Relaxed);
+    assert_eq!(word(0) >> 32, 32, "a small table has one block");
+    assert_eq!(word(1), 128 << 32, "no IPv6 routes: the empty block");
+    assert_eq!(word(2), 2);
+    assert!(row[3..8].iter().all(|w| w.load(Relaxed) == 0));
+    let bits: u32 = row[8..].iter().map(|w| w.load(Relaxed).count_ones()).sum();
+    assert_eq!(bits, 2);
+    let bit = (0x0a00_0001_u32.wrapping_mul(0x9e37_79b1) >> 21) as usize;
+    assert_ne!(word(8 + bit / 64) & 1 << (bit % 64), 0);
+}
+
+#[test]
+fn interface_slots_are_those_of_the_abi() {
+    let vlan = Vlan::NONE.push(Tag { vid: 100, service: true }).unwrap();
+    let interface = Interface { router: 2, vlan, ipv6: false, ..plain_interface(5) };
+    let tables = simple(&[Op::Interface(0x0102, interface)]);
+    let index = tables.memory().interface_index();
+    let slot = index.chunks(2).find(|s| s[1].load(Relaxed) != 0).unwrap();
+    let bytes: Vec<u8> = slot.iter().flat_map(|w| w.load(Relaxed).to_le_bytes()).collect();
+    assert_eq!(bytes, [2, 0, 0, 0, 0, 5, 1, 0, 100, 0x30, 0, 0, 2, 1, 2, 1 | 4 | 16]);
+}

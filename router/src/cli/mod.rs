@@ -1,0 +1,401 @@
+//! The command line: a client of the daemon's API, and `run`, which is the daemon.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | the commands, their options, what each asks and its exit code |
+//! | `text.rs` | reports as text for people |
+//! | `table.rs` | columns |
+//! | `capture.rs` | packets from a pcap file |
+
+mod capture;
+mod table;
+mod text;
+
+use crate::{
+    config::{Config, Interval, PortName, RouterRef},
+    daemon::{
+        api::RouteQuery,
+        client::{self, CallError},
+        instance::{Instance, InstanceName},
+        kernel::{Bpf, monotonic},
+        observing,
+        report::{
+            ExplainReport, ExplainRequest, InterfaceReport, PortReport, RouteReport, RouterReport, Status,
+            StopReport, VerifyReport,
+        },
+        start,
+    },
+};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use serde::{Serialize, de::DeserializeOwned};
+use std::{
+    io::{self, Write},
+    net::IpAddr,
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+/// How long a reading command waits. Comparing a full table, or removing one, takes seconds.
+const PATIENCE: Duration = Duration::from_secs(65);
+
+/// A Linux software router in the kernel's fast path.
+#[derive(Debug, Parser)]
+#[command(name = "millrace", version, about, max_term_width = 110)]
+struct Cli {
+    /// Which daemon, where more than one runs on a machine.
+    #[arg(long, global = true, value_name = "NAME")]
+    instance: Option<InstanceName>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Take over forwarding between ports; stays in the foreground.
+    Run(Run),
+    /// How forwarding goes: ports, routers, packets, why packets were not forwarded, tables.
+    Status(Output),
+    /// The ports, how they are attached and what is wrong with them.
+    Ports(Output),
+    /// The routers, whether they are accelerated or why not.
+    Routers(Output),
+    /// The interfaces of the routers.
+    Interfaces(Output),
+    /// What the fast table says about an address, or whether it agrees with the kernel's.
+    Routes(Routes),
+    /// Run the real program on a packet and tell, step by step, what it decides.
+    #[command(after_help = EXPLAIN_HELP)]
+    Explain(Explain),
+    /// Take everything out of the kernel: plain Linux forwards.
+    Stop(Output),
+}
+
+const EXPLAIN_HELP: &str = "\
+A packet reads:
+  udp 10.0.0.1:1234 -> 10.1.0.1:80
+  tcp [2001:db8::1]:1234 -> [2001:db8:1::1]:80 ttl=1 vlan=10
+  icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01
+Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac the packet is addressed to
+the interface of the router (the host's, unless --router) that leads back to its source. Frames of a pcap file are taken as they
+are and need --port.";
+
+#[derive(Debug, Args)]
+struct Run {
+    /// A device to forward from and to; give it for each.
+    #[arg(long = "port", value_name = "DEVICE")]
+    ports: Vec<PortName>,
+    /// A TOML file; what is given on the command line wins.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// A namespace to accelerate besides those found by themselves: a name, pid:NUMBER, or a file.
+    #[arg(long = "router", value_name = "NAME|pid:N|PATH")]
+    routers: Vec<RouterRef>,
+    /// How long forwarding goes on without a daemon that confirms the tables [default: 30s].
+    #[arg(long, value_name = "TIME")]
+    heartbeat: Option<Interval>,
+    /// Where a port has no native XDP, attach in generic mode (slower).
+    #[arg(long)]
+    generic: bool,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+struct Output {
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["address", "verify"]))]
+struct Routes {
+    /// The destination to look up.
+    address: Option<IpAddr>,
+    /// Whose table; the host's by default.
+    #[arg(long, value_name = "NAME", conflicts_with = "verify")]
+    router: Option<String>,
+    /// Compare the whole fast table with the kernel's, for every router; exit code 1 if they differ.
+    #[arg(long)]
+    verify: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+struct Explain {
+    /// A packet as text (several words are joined), or a pcap file.
+    #[arg(required = true, num_args = 1.., value_name = "PACKET")]
+    packet: Vec<String>,
+    /// The port it arrives on.
+    #[arg(long, value_name = "DEVICE")]
+    port: Option<PortName>,
+    /// The router it is for.
+    #[arg(long, value_name = "NAME")]
+    router: Option<String>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Runs the command of this process's arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let json = cli.command.is_json();
+    match cli.run() {
+        Ok(code) => code,
+        Err(error) => {
+            let text = format!("{error:#}");
+            if json {
+                let _ = print_json(&serde_json::json!({ "error": text }));
+            }
+            eprintln!("millrace: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Command {
+    fn is_json(&self) -> bool {
+        match self {
+            Command::Run(_) => false,
+            Command::Status(o)
+            | Command::Ports(o)
+            | Command::Routers(o)
+            | Command::Interfaces(o)
+            | Command::Stop(o) => o.json,
+            Command::Routes(routes) => routes.output.json,
+            Command::Explain(explain) => explain.output.json,
+        }
+    }
+}
+
+impl Cli {
+    fn run(self) -> Result<ExitCode> {
+        let instance = Instance::new(self.instance);
+        match self.command {
+            Command::Run(run) => return run.run(instance),
+            Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
+            Command::Ports(o) => show(o, &get::<Vec<PortReport>>(&instance, "/ports")?, |r| text::ports(r)),
+            Command::Routers(o) => {
+                show(o, &get::<Vec<RouterReport>>(&instance, "/routers")?, |r| text::routers(r))
+            }
+            Command::Interfaces(o) => {
+                show(o, &get::<Vec<InterfaceReport>>(&instance, "/interfaces")?, |r| text::interfaces(r))
+            }
+            Command::Routes(routes) => return routes.run(&instance),
+            Command::Explain(explain) => explain.run(&instance),
+            Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
+        }?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Run {
+    fn run(self, instance: Instance) -> Result<ExitCode> {
+        let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+        let config = self.merged()?;
+        start::run(config, instance, observing::open)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// The file, with what the command line says in its place or added.
+    fn merged(self) -> Result<Config> {
+        let mut config = self.config.map_or(Ok(Config::default()), |file| Config::read(&file))?;
+        if !self.ports.is_empty() {
+            config.ports = self.ports;
+        }
+        if !self.routers.is_empty() {
+            config.routers = self.routers;
+        }
+        config.heartbeat = self.heartbeat.unwrap_or(config.heartbeat);
+        config.generic |= self.generic;
+        Ok(config)
+    }
+}
+
+impl Routes {
+    fn run(self, instance: &Instance) -> Result<ExitCode> {
+        let Some(address) = self.address else {
+            let report: VerifyReport = get(instance, "/verify")?;
+            show(self.output, &report, text::verify)?;
+            return Ok(if report.differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        };
+        let query = RouteQuery { address, router: self.router };
+        let path = format!("/route?{}", url_query(&query));
+        show(self.output, &get::<RouteReport>(instance, &path)?, text::route)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn url_query(query: &RouteQuery) -> String {
+    let router = query.router.as_ref().map_or(String::new(), |r| format!("&router={}", percent(r)));
+    format!("address={}{router}", percent(&query.address.to_string()))
+}
+
+/// RFC 3986 2.1: everything but unreserved characters as %XX.
+fn percent(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+impl Explain {
+    fn run(self, instance: &Instance) -> Result<()> {
+        let base = ExplainRequest {
+            port: self.port.map(|p| p.to_string()),
+            router: self.router,
+            ..ExplainRequest::default()
+        };
+        let requests: Vec<_> = match self.packet.as_slice() {
+            [file] if !file.contains("->") => {
+                if base.port.is_none() {
+                    bail!("the frames of {file} need --port, the port they arrive on");
+                }
+                let frames = capture::read(file.as_ref())?;
+                frames.iter().map(|f| ExplainRequest { frame: Some(to_hex(f)), ..base.clone() }).collect()
+            }
+            words => vec![ExplainRequest { packet: Some(words.join(" ")), ..base }],
+        };
+        let mut reports: Vec<ExplainReport> = Vec::new();
+        for request in &requests {
+            reports.push(call(instance, "POST", "/explain", Some(serde_json::to_value(request)?))?);
+        }
+        show(self.output, &reports, |r| text::explanations(r))
+    }
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Asks the daemon to stop; when there is none, removes what it left.
+fn stop(instance: &Instance) -> Result<StopReport> {
+    let socket = instance.socket();
+    match client::call(&socket, "POST", "/stop", Some(serde_json::json!({})), PATIENCE) {
+        Err(CallError::NoDaemon) => Ok(StopReport { done: start::clean_up(instance)? }),
+        other => Ok(other?),
+    }
+}
+
+fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
+    call(instance, "GET", path, None)
+}
+
+fn call<T: DeserializeOwned>(
+    instance: &Instance,
+    method: &str,
+    path: &str,
+    body: Option<serde_json::Value>,
+) -> Result<T> {
+    client::call(&instance.socket(), method, path, body, PATIENCE).map_err(|error| match error {
+        CallError::NoDaemon => anyhow::anyhow!("{}", without_daemon(instance)),
+        other => other.into(),
+    })
+}
+
+/// What there is to say when nobody answers: programs may forward nevertheless.
+fn without_daemon(instance: &Instance) -> String {
+    let bpf = Bpf::new(instance, false);
+    let ports = bpf.pinned_ports();
+    let socket = instance.socket();
+    if ports.is_empty() {
+        return format!(
+            "no daemon is running (nobody listens on {}), and nothing is attached",
+            socket.display()
+        );
+    }
+    let deadline = match bpf.deadline().map(|d| (d, monotonic())) {
+        Some((deadline, now)) if deadline > now => {
+            format!("the fast path still forwards, for {:.0} s more", (deadline - now).as_secs_f64())
+        }
+        Some((deadline, now)) => {
+            format!(
+                "the heartbeat expired {:.0} s ago and the kernel forwards",
+                (now - deadline).as_secs_f64()
+            )
+        }
+        None => "until when the fast path forwards cannot be read".into(),
+    };
+    format!(
+        "no daemon is running, but its programs are attached to {}: {deadline}; `millrace run` takes over, `millrace stop` \
+         removes them",
+        ports.join(", ")
+    )
+}
+
+fn show<T: Serialize + ?Sized>(output: Output, report: &T, text: impl Fn(&T) -> String) -> Result<()> {
+    if output.json { print_json(report) } else { print(&text(report)) }
+}
+
+fn print_json(report: &(impl Serialize + ?Sized)) -> Result<()> {
+    print(&(serde_json::to_string_pretty(report)? + "\n"))
+}
+
+/// A reader that has seen enough (`| head`) is no error.
+fn print(text: &str) -> Result<()> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e).context("writing the answer"),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn commands_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments() {
+        let fine = [
+            "run --port eth1 --port eth2 --router red --router pid:3 --heartbeat 10s --generic --instance x",
+            "status --json",
+            "routes 10.0.0.1 --router red",
+            "routes --verify --json",
+            "explain udp 10.0.0.1:1 -> 10.1.0.1:2 ttl=1 --port eth1",
+            "stop --instance x",
+        ];
+        for line in fine {
+            Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' ')))
+                .unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+        let wrong = [
+            ("run --port a/b", "is not a device name"),
+            ("run --heartbeat 1s", "2s to 24h"),
+            ("run --router pid:x", "is not a router"),
+            ("status --instance a/b", "is not an instance name"),
+            ("routes", "required"),
+            ("routes 10.0.0", "invalid IP address"),
+            ("routes --verify 10.0.0.1", "cannot be used with"),
+            ("explain", "required"),
+        ];
+        for (line, part) in wrong {
+            let error =
+                Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' '))).unwrap_err().to_string();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("m.toml");
+        std::fs::write(&file, "ports = [\"a\"]\nheartbeat = \"10s\"\nrouters = [\"red\"]").unwrap();
+        let line = ["millrace", "run", "--port", "b", "--generic", "--config", file.to_str().unwrap()];
+        let Command::Run(run) = Cli::try_parse_from(line).unwrap().command else { panic!() };
+        let config = run.merged().unwrap();
+        assert_eq!(config.ports, ["b".parse().unwrap()]);
+        assert_eq!(config.routers, [RouterRef::Name("red".into())]);
+        assert_eq!((config.heartbeat.0, config.generic), (Duration::from_secs(10), true));
+    }
+
+    #[test]
+    fn url_queries() {
+        let query = RouteQuery { address: "2001:db8::1".parse().unwrap(), router: Some("a b&/".into()) };
+        assert_eq!(url_query(&query), "address=2001%3Adb8%3A%3A1&router=a%20b%26%2F");
+    }
+}

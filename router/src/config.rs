@@ -1,0 +1,391 @@
+//! What the user wants: the TOML file, checked, and merged with the command line.
+//!
+//! A wrong file is refused with file, line, key and what is allowed; nothing is started with half a configuration.
+
+use serde::{Deserialize, Deserializer, de::Error as _};
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+/// Everything `millrace run` needs to know, from file and command line.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Devices to attach to, by name in the daemon's own namespace.
+    pub ports: Vec<PortName>,
+    /// Namespaces to accelerate besides those that are found by themselves.
+    pub routers: Vec<RouterRef>,
+    /// How long packets are forwarded without a daemon that confirms the mirror.
+    pub heartbeat: Interval,
+    /// Attach in generic mode (slower, any driver) where a port has no native XDP.
+    pub generic: bool,
+    pub policing: Policing,
+    pub sampling: Sampling,
+    pub limits: Limits,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ports: Vec::new(),
+            routers: Vec::new(),
+            heartbeat: Interval(Duration::from_secs(30)),
+            generic: false,
+            policing: Policing::default(),
+            sampling: Sampling::default(),
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// Rates per core and router of what goes to the kernel; 0: unlimited.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Policing {
+    /// Packets that wanted to be forwarded but need the slow path (TTL, options, over-MTU ...).
+    pub exception_pps: Rate,
+    /// The reserve for ARP, neighbour discovery and routing protocols.
+    pub control_pps: Rate,
+}
+
+impl Default for Policing {
+    fn default() -> Self {
+        Self { exception_pps: Rate(100_000), control_pps: Rate(10_000) }
+    }
+}
+
+/// How often the cost of a packet is measured.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sampling {
+    /// One packet in so many is timed (two clock reads, 50 ns); a power of two, or 0 for never.
+    pub every_packets: SampleEvery,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self { every_packets: SampleEvery(128) }
+    }
+}
+
+/// What the tables may grow to.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Memory of all tables together, MiB. Tables start small and grow; at this size they stop, and what does not fit is
+    /// left to the kernel under the reason `map_full`.
+    pub memory_mib: MemoryMib,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { memory_mib: MemoryMib(2048) }
+    }
+}
+
+/// Why a text is not a value; says what is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadValue(pub String);
+
+impl fmt::Display for BadValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadValue {}
+
+/// A number with an allowed range, checked while the file is read so that the error knows its line.
+macro_rules! bounded {
+    ($(#[$doc:meta])* $name:ident, $check:expr, $allowed:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub struct $name(pub u32);
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let value = i64::deserialize(d)?;
+                let check: fn(u32) -> bool = $check;
+                match u32::try_from(value) {
+                    Ok(v) if check(v) => Ok(Self(v)),
+                    _ => Err(D::Error::custom(format!("{value} is not allowed: {}", $allowed))),
+                }
+            }
+        }
+    };
+}
+
+bounded!(
+    /// Packets per second.
+    Rate, |v| v <= 100_000_000, "0 (unlimited) to 100000000 packets per second"
+);
+bounded!(
+    /// A power of two, or 0.
+    SampleEvery, |v| v == 0 || (v.is_power_of_two() && v <= 1 << 20), "0 (never) or a power of two up to 1048576"
+);
+bounded!(
+    /// MiB.
+    MemoryMib, |v| (16..=262_144).contains(&v), "16 to 262144 MiB"
+);
+
+/// The name of a network device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortName(String);
+
+impl PortName {
+    /// As Linux spells it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for PortName {
+    type Err = BadValue;
+    /// What `dev_valid_name()` of the kernel accepts.
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let wrong = s.is_empty()
+            || s.len() > 15
+            || s == "."
+            || s == ".."
+            || s.chars().any(|c| c == '/' || c == ':' || c.is_whitespace() || c.is_control());
+        if wrong {
+            return Err(BadValue(format!(
+                "{s:?} is not a device name: 1 to 15 characters, no slash, colon or space, such as \"eth1\""
+            )));
+        }
+        Ok(Self(s.into()))
+    }
+}
+
+/// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RouterRef {
+    /// A name under /run/netns.
+    Name(String),
+    /// The namespace a process is in.
+    Pid(u32),
+    /// A namespace file, absolute.
+    Path(PathBuf),
+}
+
+impl RouterRef {
+    /// The file that stands for the namespace.
+    pub fn path(&self) -> PathBuf {
+        match self {
+            RouterRef::Name(name) => Path::new("/run/netns").join(name),
+            RouterRef::Pid(pid) => PathBuf::from(format!("/proc/{pid}/ns/net")),
+            RouterRef::Path(path) => path.clone(),
+        }
+    }
+}
+
+impl fmt::Display for RouterRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RouterRef::Name(name) => f.write_str(name),
+            RouterRef::Pid(pid) => write!(f, "pid:{pid}"),
+            RouterRef::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for RouterRef {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let bad = || {
+            BadValue(format!(
+                "{s:?} is not a router: a name under /run/netns, pid:NUMBER, or an absolute path of a namespace file"
+            ))
+        };
+        if let Some(pid) = s.strip_prefix("pid:") {
+            return pid.parse().ok().filter(|&p| p > 0).map(RouterRef::Pid).ok_or_else(bad);
+        }
+        if s.starts_with('/') {
+            return Ok(RouterRef::Path(s.into()));
+        }
+        let wrong = s.is_empty() || s.len() > 255 || s == "." || s == ".." || s.contains(['/', '\0']);
+        if wrong { Err(bad()) } else { Ok(RouterRef::Name(s.into())) }
+    }
+}
+
+/// A time span between one second and one day, written `500ms`, `30s`, `5m` or `1h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval(pub Duration);
+
+impl FromStr for Interval {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let bad = || {
+            BadValue(format!(
+                "{s:?} is not allowed: a time from 2s to 24h, such as \"30s\", \"1500ms\", \"5m\" or \"1h\""
+            ))
+        };
+        let digits = s.bytes().take_while(u8::is_ascii_digit).count();
+        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
+        let unit_ms = match &s[digits..] {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return Err(bad()),
+        };
+        let ms = number.checked_mul(unit_ms).filter(|ms| (2000..=86_400_000).contains(ms)).ok_or_else(bad)?;
+        Ok(Self(Duration::from_millis(ms)))
+    }
+}
+
+macro_rules! deserialize_by_parsing {
+    ($($name:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                String::deserialize(d)?.parse().map_err(D::Error::custom)
+            }
+        }
+    )*};
+}
+deserialize_by_parsing!(PortName, RouterRef, Interval);
+
+/// A configuration that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{}: {source}", file.display())]
+    Read { file: PathBuf, source: io::Error },
+    /// `FILE:LINE: KEY: what is wrong and what is allowed`.
+    #[error("{}:{line}: {}{message}", file.display(), key.as_ref().map(|k| format!("{k}: ")).unwrap_or_default())]
+    Wrong { file: PathBuf, line: usize, key: Option<String>, message: String },
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn read(file: &Path) -> Result<Self, ConfigError> {
+        let text =
+            fs::read_to_string(file).map_err(|source| ConfigError::Read { file: file.into(), source })?;
+        Self::parse(file, &text)
+    }
+
+    /// Checks `text`; `file` is only named in errors.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|e| {
+            let at = e.span().map_or(0, |s| s.start.min(text.len()));
+            let message = e.message().trim().replace('\n', "; ").replace('`', "'");
+            ConfigError::Wrong {
+                file: file.into(),
+                line: text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1,
+                key: key_at(text, at),
+                message,
+            }
+        })
+    }
+}
+
+/// The key that the value or key at byte `at` belongs to, with its table: `policing.control_pps`.
+///
+/// The parser's error knows only a position; for a person the key says more, so it is found by reading back.
+fn key_at(text: &str, at: usize) -> Option<String> {
+    let before = text.get(..at)?;
+    let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+    let line_end = text[line_start..].find('\n').map_or(text.len(), |i| line_start + i);
+    let is_key = |line: &&str| line.contains('=') && !line.trim_start().starts_with('#');
+    let line =
+        Some(&text[line_start..line_end]).filter(is_key).or_else(|| before.lines().rev().find(is_key))?;
+    let key = line.split('=').next()?.trim();
+    let table =
+        before.lines().rev().find_map(|l| l.trim().strip_prefix('[')?.split(']').next().map(str::trim));
+    Some(match table {
+        Some(table) => format!("{table}.{key}"),
+        None => key.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("m.toml"), text).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn full_file() {
+        let config = parse(
+            r#"
+            ports = ["eth1", "eth2"]
+            routers = ["red", "pid:42", "/run/x"]
+            heartbeat = "1500s"
+            generic = true
+            [policing]
+            exception_pps = 0
+            [sampling]
+            every_packets = 64
+            [limits]
+            memory_mib = 64
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.ports.len(), 2);
+        assert_eq!(
+            config.routers,
+            [RouterRef::Name("red".into()), RouterRef::Pid(42), RouterRef::Path("/run/x".into())]
+        );
+        assert_eq!(config.heartbeat.0, Duration::from_secs(1500));
+        assert_eq!(config.policing, Policing { exception_pps: Rate(0), control_pps: Rate(10_000) });
+        assert_eq!(config.sampling.every_packets, SampleEvery(64));
+        assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    /// Text, and what the error must contain, in order: position and key, then what is allowed.
+    #[test]
+    fn errors_name_file_line_key_and_what_is_allowed() {
+        let table: &[(&str, &[&str])] = &[
+            ("port = [\"eth1\"]", &["m.toml:1: port: ", "unknown field 'port'", "ports"]),
+            ("\n\nheartbeat = \"1s\"", &["m.toml:3: heartbeat: ", "\"1s\" is not allowed", "2s to 24h"]),
+            ("heartbeat = \"999999999999999999999h\"", &["m.toml:1: heartbeat: ", "2s to 24h"]),
+            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "expected a string"]),
+            ("generic = \"yes\"", &["m.toml:1: generic: ", "expected a boolean"]),
+            (
+                "ports = [\"eth1\",\n \"a/b\"]",
+                &["m.toml:1: ports: ", "\"a/b\" is not a device name", "1 to 15"],
+            ),
+            ("ports = \"eth1\"", &["m.toml:1: ports: ", "expected a sequence"]),
+            ("routers = [\"pid:x\"]", &["m.toml:1: routers: ", "\"pid:x\" is not a router", "pid:NUMBER"]),
+            ("[policing]\ncontrol_pps = -1", &["m.toml:2: policing.control_pps: ", "-1", "0 (unlimited)"]),
+            ("[policing]\nburst = 1", &["m.toml:2: policing.burst: ", "exception_pps", "control_pps"]),
+            ("[sampling]\nevery_packets = 100", &["m.toml:2: sampling.every_packets: ", "power of two"]),
+            ("[limits]\nmemory_mib = 1", &["m.toml:2: limits.memory_mib: ", "16 to 262144"]),
+            ("[nonsense]", &["m.toml:1: ", "unknown field 'nonsense'", "policing"]),
+            ("generic = true\ngeneric = false", &["m.toml:2: generic: ", "duplicate key"]),
+            ("ports = [", &["m.toml:1: ports: "]),
+            ("\u{0}", &["m.toml:1: "]),
+        ];
+        for (text, wanted) in table {
+            let error = parse(text).unwrap_err();
+            let mut rest = error.as_str();
+            for part in *wanted {
+                let at = rest.find(part).unwrap_or_else(|| panic!("{text:?}: {error:?} lacks {part:?}"));
+                rest = &rest[at + part.len()..];
+            }
+        }
+        let missing = Config::read(Path::new("/nonexistent.toml")).unwrap_err().to_string();
+        assert!(missing.starts_with("/nonexistent.toml: No such file"), "{missing}");
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn never_panics(text in "\\PC{0,60}", noise in proptest::collection::vec(proptest::num::u8::ANY, 0..80)) {
+            let _ = parse(&text);
+            let _ = parse(&format!("[policing]\ncontrol_pps = {text}\n"));
+            let _ = parse(&String::from_utf8_lossy(&noise));
+            let _ = text.parse::<Interval>();
+            let _ = text.parse::<RouterRef>();
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Queries answered from the loop's state.
+
+use super::{
+    Control,
+    api::{Answer, ApiError, Query, RouteQuery},
+    report::{
+        Families, Heartbeat, HopReport, InterfaceReport, Packets, PortReport, ReasonCount, RouteReport,
+        RouterReport, Status, StopReport, TableUse,
+    },
+    seam::{FastPath, Kernel, Observe},
+    world::PortState,
+};
+use crate::plane::{Charge, Counters, InterfaceCount};
+use logic::{
+    mirror::{InterfaceView, RouterView},
+    net::{Address, Prefix},
+    observe::NamespaceId,
+    plan::{InterfaceId, PortId, RouterId, Target},
+    reason::{Class, Reason},
+    tables::{self, Occupancy, Region},
+};
+use serde::Serialize;
+use std::{collections::BTreeMap, net::IpAddr};
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Answers one query.
+    pub(super) fn answer(&mut self, query: &Query) -> Answer {
+        match query {
+            Query::Status => json(&self.status()?),
+            Query::Ports => json(&self.port_reports(&self.totals()?)),
+            Query::Routers => json(&self.router_reports(&self.totals()?)),
+            Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
+            Query::Route(query) => json(&self.route(query)?),
+            Query::Verify => json(&self.verify()?),
+            Query::Explain(request) => json(&self.explain(request)?),
+            Query::Stop => {
+                let done =
+                    self.kernel.remove().map_err(|e| ApiError::failed(format!("cannot stop: {e:#}")))?;
+                json(&StopReport { done })
+            }
+            Query::Leave => json(&()),
+        }
+    }
+
+    fn totals(&self) -> Result<Counters, ApiError> {
+        let current = self.generation.counters().map_err(|e| ApiError::failed(format!("{e:#}")))?;
+        Ok(self.totals.of(&current))
+    }
+
+    fn status(&self) -> Result<Status, ApiError> {
+        let (totals, now) = (self.totals()?, self.kernel.now());
+        let routers = self.router_reports(&totals);
+        let sum = |field: fn(&RouterReport) -> u64| routers.iter().map(field).sum();
+        let all = all_interfaces(&totals);
+        let age = self.times.confirmed.map(|at| now.saturating_sub(at));
+        let problem = self.trouble.clone().or_else(|| {
+            let late = age.is_none_or(|age| age >= self.config.heartbeat.0);
+            late.then(|| "the mirror was not confirmed in time; the kernel forwards".into())
+        });
+        Ok(Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
+            ready: problem.is_none(),
+            problem,
+            uptime_s: now.saturating_sub(self.times.started).as_secs(),
+            heartbeat: Heartbeat {
+                timeout_s: self.config.heartbeat.0.as_secs_f64(),
+                age_s: age.map(|a| a.as_secs_f64()),
+            },
+            generation: self.generation.number,
+            packets: packets(&all, &totals, |_| true),
+            ns_per_packet: ns_per_packet(&all),
+            reasons: reasons(&totals, |_| true),
+            tables: self.table_use(),
+            routes: Families { ipv4: sum(|r| r.routes.ipv4), ipv6: sum(|r| r.routes.ipv6) },
+            neighbours: sum(|r| r.neighbours),
+            ports: self.port_reports(&totals),
+            routers,
+        })
+    }
+
+    fn table_use(&self) -> Vec<TableUse> {
+        let row = |(region, rows): (Region, Occupancy)| TableUse {
+            table: region.to_string(),
+            used: rows.used as u64,
+            capacity: rows.capacity as u64,
+        };
+        self.generation.tables.occupancy().into_iter().map(row).collect()
+    }
+
+    fn port_reports(&self, totals: &Counters) -> Vec<PortReport> {
+        self.world.ports.iter().map(|(id, port)| port_report(*id, port, totals)).collect()
+    }
+
+    pub(super) fn port_name(&self, id: PortId) -> String {
+        self.world.ports.get(&id).map_or_else(|| format!("port {id}"), |p| p.name.clone())
+    }
+
+    fn router_reports(&self, totals: &Counters) -> Vec<RouterReport> {
+        let mut sums: BTreeMap<NamespaceId, InterfaceSum> = BTreeMap::new();
+        for interface in self.world.mirror.interfaces() {
+            let sum = sums.entry(interface.namespace).or_default();
+            sum.interfaces += 1;
+            let Some(id) = interface.interface else { continue };
+            sum.count.add(totals.interfaces.get(&id).copied().unwrap_or_default());
+            sum.neighbours += self.world.ledger.neighbours_on(id) as u64;
+        }
+        let routers = self.world.mirror.routers();
+        routers
+            .map(|r| self.router_report(sums.remove(&r.namespace).unwrap_or_default(), r, totals))
+            .collect()
+    }
+
+    fn router_report(&self, sum: InterfaceSum, router: RouterView, totals: &Counters) -> RouterReport {
+        let is_ours = |payer: Charge| router.router.is_some_and(|id| payer == Charge::Router(id));
+        let (routes4, routes6, _) =
+            router.router.map_or((0, 0, false), |id| self.generation.tables.route_counts(id));
+        RouterReport {
+            name: router.name.clone(),
+            router: router.router,
+            accelerated: Families { ipv4: router.ipv4.is_empty(), ipv6: router.ipv6.is_empty() },
+            interfaces: sum.interfaces,
+            routes: Families { ipv4: routes4 as u64, ipv6: routes6 as u64 },
+            neighbours: sum.neighbours,
+            packets: packets(&sum.count, totals, is_ours),
+            ns_per_packet: ns_per_packet(&sum.count),
+            reasons: reasons(totals, is_ours),
+            why_not: Families { ipv4: router.ipv4, ipv6: router.ipv6 },
+        }
+    }
+
+    fn interface_reports(&self, totals: &Counters) -> Vec<InterfaceReport> {
+        let names: BTreeMap<_, _> = self.world.mirror.routers().map(|r| (r.namespace, r.name)).collect();
+        let report = |interface: InterfaceView| {
+            let count =
+                interface.interface.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default();
+            InterfaceReport {
+                router: names.get(&interface.namespace).cloned().unwrap_or_default(),
+                name: interface.name,
+                interface: interface.interface,
+                port: Some(self.port_name(interface.port)),
+                vlan: interface.vlan.to_string(),
+                mac: interface.mac.to_string(),
+                accelerated: Families { ipv4: interface.ipv4, ipv6: interface.ipv6 },
+                transmit: interface.transmit,
+                why_not: Families { ipv4: interface.reasons4, ipv6: interface.reasons6 },
+                rx_packets: count.rx_packets,
+                rx_bytes: count.rx_bytes,
+                tx_packets: count.tx_packets,
+                tx_bytes: count.tx_bytes,
+            }
+        };
+        self.world.mirror.interfaces().map(report).collect()
+    }
+
+    /// A router that has a table, by name; the host's by default.
+    pub(super) fn router(&self, name: Option<&str>) -> Result<(RouterId, RouterView), ApiError> {
+        let mut routers = self.world.mirror.routers();
+        let found = routers.find(|r| name.map_or(r.host, |name| r.name == name));
+        match found {
+            Some(RouterView { router: Some(id), .. }) => Ok((id, found.unwrap_or_else(|| unreachable!()))),
+            Some(router) => Err(ApiError::unknown(format!(
+                "router {} has no table: {}",
+                router.name,
+                router.ipv4.join("; ")
+            ))),
+            None => {
+                let names: Vec<_> = self.world.mirror.routers().map(|r| r.name).collect();
+                let wanted = name.unwrap_or("host");
+                Err(ApiError::unknown(format!("no router {wanted:?}; there are: {}", names.join(", "))))
+            }
+        }
+    }
+
+    pub(super) fn interface_name(&self, id: InterfaceId) -> String {
+        let named = self.world.mirror.interfaces().find(|i| i.interface == Some(id));
+        named.map_or_else(|| format!("interface {id}"), |i| i.name)
+    }
+
+    /// What the tables of a router say about an address.
+    pub(super) fn lookup(&self, router: RouterId, address: IpAddr) -> Vec<tables::Answer> {
+        match address {
+            IpAddr::V4(address) => self.generation.tables.lookup4(router, address),
+            IpAddr::V6(address) => self.generation.tables.lookup6(router, address),
+        }
+    }
+
+    fn route(&self, query: &RouteQuery) -> Result<RouteReport, ApiError> {
+        let (id, router) = self.router(query.router.as_deref())?;
+        let hops = self.lookup(id, query.address).iter().map(|a| self.hop(a)).collect();
+        let prefix = match query.address {
+            IpAddr::V4(address) => longest(self.world.mirror.routes4(router.namespace), address.to_bits()),
+            IpAddr::V6(address) => longest(self.world.mirror.routes6(router.namespace), address.to_bits()),
+        };
+        Ok(RouteReport { router: router.name, address: query.address.to_string(), prefix, hops })
+    }
+
+    fn hop(&self, answer: &tables::Answer) -> HopReport {
+        HopReport {
+            action: if answer.reason.is_none() { "forward" } else { "pass" }.into(),
+            reason: answer.reason.map(|r| r.text().into()),
+            interface: answer.interface.map(|id| self.interface_name(id)),
+            next_hop: answer.neighbour.map(|n| n.to_string()),
+            mac: answer.mac.map(|m| m.to_string()),
+            mtu: Some(answer.mtu).filter(|m| *m != 0),
+            share: Some(answer.share),
+        }
+    }
+
+    pub(super) fn run_on(
+        &self,
+        ifindex: u32,
+        frame: &[u8],
+    ) -> Result<(crate::plane::TestRun, Vec<crate::plane::Step>), ApiError> {
+        self.generation.plane.explain(ifindex, frame).map_err(|e| ApiError::failed(format!("{e:#}")))
+    }
+}
+
+/// What a router's interfaces have in common.
+#[derive(Default)]
+struct InterfaceSum {
+    interfaces: u64,
+    neighbours: u64,
+    count: InterfaceCount,
+}
+
+/// The most specific of these prefixes that holds the address. Looks at all: only one is ever asked for.
+fn longest<'a, A: Address>(
+    routes: impl Iterator<Item = (Prefix<A>, &'a Target)>,
+    address: A,
+) -> Option<String> {
+    let holding = routes.map(|(prefix, _)| prefix).filter(|prefix| prefix.contains(address));
+    holding.max_by_key(|prefix| prefix.length()).map(|prefix| prefix.to_string())
+}
+
+fn json(value: &impl Serialize) -> Answer {
+    serde_json::to_value(value).map_err(|e| ApiError::failed(e.to_string()))
+}
+
+fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
+    let absent = (port.device.is_none()).then(|| "the device is not there".to_string());
+    PortReport {
+        name: port.name.clone(),
+        port: id,
+        ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
+        mode: port.mode.map_or("detached".into(), |m| m.to_string()),
+        problems: absent
+            .into_iter()
+            .chain(port.refused.clone())
+            .chain(port.problems.iter().cloned())
+            .collect(),
+        unclassified: reasons(totals, |payer| payer == Charge::Port(id)),
+    }
+}
+
+fn all_interfaces(totals: &Counters) -> InterfaceCount {
+    let mut all = InterfaceCount::default();
+    totals.interfaces.values().for_each(|count| all.add(*count));
+    all
+}
+
+fn packets(count: &InterfaceCount, totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> Packets {
+    let mut packets = Packets {
+        forwarded: count.forwarded_packets,
+        forwarded_bytes: count.forwarded_bytes,
+        ..Packets::default()
+    };
+    for ((payer, reason), n) in &totals.charges {
+        if is_payer(*payer) {
+            let field =
+                if reason.class() == Class::Drop { &mut packets.dropped } else { &mut packets.passed };
+            *field += n;
+        }
+    }
+    packets
+}
+
+fn ns_per_packet(count: &InterfaceCount) -> Option<f64> {
+    (count.samples > 0).then(|| count.sample_ns as f64 / count.samples as f64)
+}
+
+/// Most frequent first.
+fn reasons(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> Vec<ReasonCount> {
+    let mut sum: BTreeMap<Reason, u64> = BTreeMap::new();
+    for ((payer, reason), n) in &totals.charges {
+        if is_payer(*payer) {
+            *sum.entry(*reason).or_default() += n;
+        }
+    }
+    let mut rows: Vec<_> = sum.into_iter().map(|(reason, n)| reason_count(reason, n)).collect();
+    rows.sort_by_key(|row| std::cmp::Reverse(row.packets));
+    rows
+}
+
+/// A reason as it is told.
+pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
+    let class = match reason.class() {
+        Class::Pass => "pass",
+        Class::Exception => "exception",
+        Class::Control => "control",
+        Class::Drop => "drop",
+    };
+    ReasonCount { reason: reason.name().into(), class: class.into(), text: reason.text().into(), packets }
+}

@@ -1,0 +1,318 @@
+//! The API: HTTP and JSON over the Unix socket, in a thread of its own.
+//!
+//! It owns nothing: a request becomes a [`Query`] for the control thread, which answers between two rounds of its loop.
+//! Packets and the control loop never wait for a client: the queue is short, full means 503.
+//!
+//! | request | answer ([`super::report`]) |
+//! |---|---|
+//! | `GET /status`, `/ports`, `/routers`, `/interfaces` | `Status`, lists of reports |
+//! | `GET /route?address=A[&router=R]` | `RouteReport` |
+//! | `GET /verify` | `VerifyReport` |
+//! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
+//! | `POST /stop` | `StopReport`, once everything is removed |
+//!
+//! Errors are `{"error": "text"}` with a fitting status.
+
+use super::report::ExplainRequest;
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{
+        DefaultBodyLimit, FromRequestParts, Query as UrlQuery, State,
+        rejection::{BytesRejection, QueryRejection},
+    },
+    http::{StatusCode, request::Parts},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::{
+    io,
+    net::IpAddr,
+    os::unix::net::UnixListener,
+    sync::mpsc::{SyncSender, TrySendError},
+    thread,
+    time::Duration,
+};
+use tokio::{runtime, sync::oneshot, time::timeout};
+
+/// Longest request body: a 9000-byte frame in hexadecimal, and room.
+pub const MAX_BODY_BYTES: usize = 32 * 1024;
+/// Requests that may wait for the control thread.
+pub const QUEUE: usize = 16;
+/// How long a client waits for the control thread. Comparing or removing a full table takes seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a client wants to know or have done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Query {
+    Status,
+    Ports,
+    Routers,
+    Interfaces,
+    Route(RouteQuery),
+    Verify,
+    Explain(ExplainRequest),
+    Stop,
+    /// From a signal, not from a client: end, and leave forwarding as it is.
+    Leave,
+}
+
+/// What a route is asked for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteQuery {
+    pub address: IpAddr,
+    /// A router's name; `None`: the host's.
+    #[serde(default)]
+    pub router: Option<String>,
+}
+
+/// A query, and where its answer goes.
+#[derive(Debug)]
+pub struct Request {
+    pub query: Query,
+    pub reply: oneshot::Sender<Answer>,
+}
+
+/// JSON, or why not.
+pub type Answer = Result<serde_json::Value, ApiError>;
+
+/// An answer that is an error: HTTP status and one line for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: u16,
+    pub text: String,
+}
+
+impl ApiError {
+    /// The request cannot be understood.
+    pub fn bad(text: impl Into<String>) -> Self {
+        Self { status: 400, text: text.into() }
+    }
+    /// It names something that is not there.
+    pub fn unknown(text: impl Into<String>) -> Self {
+        Self { status: 404, text: text.into() }
+    }
+    /// The daemon failed.
+    pub fn failed(text: impl Into<String>) -> Self {
+        Self { status: 500, text: text.into() }
+    }
+    fn busy(text: &str) -> Self {
+        Self { status: 503, text: text.into() }
+    }
+}
+
+/// The body of an error.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ErrorBody {
+    pub error: String,
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        (status, Json(ErrorBody { error: self.text })).into_response()
+    }
+}
+
+/// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
+pub fn serve(listener: UnixListener, requests: SyncSender<Request>) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name("api".into()).spawn(move || {
+        runtime.block_on(async {
+            let served = match tokio::net::UnixListener::from_std(listener) {
+                Ok(listener) => axum::serve(listener, routes(requests)).await,
+                Err(e) => Err(e),
+            };
+            if let Err(e) = served {
+                tracing::error!("the API has ended: {e}; forwarding goes on");
+            }
+        });
+    })?;
+    Ok(())
+}
+
+fn routes(requests: SyncSender<Request>) -> Router {
+    let fixed = |query: Query| get(move |State(to): State<SyncSender<Request>>| ask(to, query.clone()));
+    Router::new()
+        .route("/status", fixed(Query::Status))
+        .route("/ports", fixed(Query::Ports))
+        .route("/routers", fixed(Query::Routers))
+        .route("/interfaces", fixed(Query::Interfaces))
+        .route("/verify", fixed(Query::Verify))
+        .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
+        .route("/explain", post(explain))
+        .route("/stop", post(|State(to): State<SyncSender<Request>>| ask(to, Query::Stop)))
+        .fallback(|| async { ApiError::unknown("no such request") })
+        .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(requests)
+}
+
+async fn explain(
+    State(to): State<SyncSender<Request>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<serde_json::Value>, ApiError> {
+    let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
+    let request =
+        serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not an explain request: {e}")))?;
+    ask(to, Query::Explain(request)).await
+}
+
+/// Hands a query to the control thread and waits for the answer.
+async fn ask(to: SyncSender<Request>, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
+    let (reply, answer) = oneshot::channel();
+    to.try_send(Request { query, reply }).map_err(|e| match e {
+        TrySendError::Full(_) => ApiError::busy("too many requests are waiting; try again"),
+        TrySendError::Disconnected(_) => ApiError::busy("the daemon is ending"),
+    })?;
+    match timeout(PATIENCE, answer).await {
+        Ok(Ok(answer)) => answer.map(Json),
+        Ok(Err(_)) => Err(ApiError::busy("the daemon is ending")),
+        Err(_) => Err(ApiError::busy("no answer in time; the control thread is busy")),
+    }
+}
+
+/// The URL's query, with errors as JSON.
+struct Url<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Url<T> {
+    type Rejection = ApiError;
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        match UrlQuery::from_request_parts(parts, state).await {
+            Ok(UrlQuery(value)) => Ok(Url(value)),
+            Err(e) => Err(ApiError::bad(QueryRejection::body_text(&e))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::client;
+    use serde_json::{Value, json};
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixStream,
+        path::{Path, PathBuf},
+        sync::mpsc::{Receiver, sync_channel},
+    };
+
+    fn start() -> (tempfile::TempDir, PathBuf, Receiver<Request>) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let (to, requests) = sync_channel(QUEUE);
+        serve(UnixListener::bind(&path).unwrap(), to).unwrap();
+        (directory, path, requests)
+    }
+
+    /// A control thread that says what it was asked.
+    fn echo(requests: Receiver<Request>) {
+        thread::spawn(move || {
+            for request in requests {
+                let answer = match &request.query {
+                    Query::Verify => Err(ApiError::failed("no")),
+                    query => Ok(json!(format!("{query:?}"))),
+                };
+                let _ = request.reply.send(answer);
+            }
+        });
+    }
+
+    fn raw(socket: &Path, request: &str) -> (u16, Value) {
+        let mut stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // The server may answer and close before it has read all of an oversized request.
+        let _ = stream.write_all(request.as_bytes());
+        let mut answer = String::new();
+        let _ = stream.read_to_string(&mut answer);
+        let status = answer.split(' ').nth(1).and_then(|s| s.parse().ok()).unwrap_or(0);
+        let body = answer.split("\r\n\r\n").nth(1).unwrap_or_default();
+        (status, serde_json::from_str(body).unwrap_or(Value::Null))
+    }
+
+    #[test]
+    fn requests_become_queries() {
+        let (_directory, socket, requests) = start();
+        echo(requests);
+        let table = [
+            ("GET", "/status", "", 200, "Status"),
+            ("GET", "/ports", "", 200, "Ports"),
+            ("GET", "/routers", "", 200, "Routers"),
+            ("GET", "/interfaces", "", 200, "Interfaces"),
+            (
+                "GET",
+                "/route?address=10.0.0.1",
+                "",
+                200,
+                "Route(RouteQuery { address: 10.0.0.1, router: None })",
+            ),
+            (
+                "GET",
+                "/route?address=::1&router=r",
+                "",
+                200,
+                "Route(RouteQuery { address: ::1, router: Some(\"r\") })",
+            ),
+            ("POST", "/stop", "", 200, "Stop"),
+            ("POST", "/explain", "{\"packet\":\"x\"}", 200, "packet: Some(\"x\")"),
+            ("GET", "/verify", "", 500, "no"),
+            ("GET", "/stop", "", 405, "wrong method"),
+            ("GET", "/nonsense", "", 404, "no such request"),
+            ("GET", "/route", "", 400, "missing field `address`"),
+            ("GET", "/route?address=x", "", 400, "invalid IP address"),
+            ("GET", "/route?address=1.1.1.1&via=2", "", 400, "unknown field `via`"),
+            ("POST", "/explain", "{", 400, "not an explain request: EOF"),
+            ("POST", "/explain", "{\"packets\":1}", 400, "unknown field `packets`"),
+            ("POST", "/explain", "\u{0}", 400, "not an explain request"),
+        ];
+        for (method, path, body, status, part) in table {
+            let length = body.len();
+            let request = format!(
+                "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+            );
+            let (got, answer) = raw(&socket, &request);
+            assert_eq!(got, status, "{method} {path}: {answer}");
+            let text = if status == 200 { &answer } else { &answer["error"] };
+            assert!(text.as_str().is_some_and(|t| t.contains(part)), "{method} {path}: {answer}");
+        }
+    }
+
+    #[test]
+    fn oversized_and_broken_requests_are_refused() {
+        let (_directory, socket, requests) = start();
+        echo(requests);
+        let body = "x".repeat(MAX_BODY_BYTES + 1);
+        let length = body.len();
+        let (status, answer) = raw(
+            &socket,
+            &format!("POST /explain HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}"),
+        );
+        assert_eq!(status, 413, "{answer}");
+        assert!(answer["error"].is_string());
+        assert_eq!(raw(&socket, "\u{1}\u{2} nonsense\r\n\r\n").0, 400);
+        assert_eq!(raw(&socket, &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(1 << 17))).0, 414);
+        let answer: Value = client::call(&socket, "GET", "/status", None, Duration::from_secs(5)).unwrap();
+        assert_eq!(answer, json!("Status"), "it still answers");
+    }
+
+    #[test]
+    fn a_control_thread_that_does_not_answer_costs_nothing_but_a_503() {
+        let (_directory, socket, requests) = start();
+        let mut waiting = Vec::new();
+        for _ in 0..QUEUE {
+            let mut stream = UnixStream::connect(&socket).unwrap();
+            stream.write_all(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+            waiting.push(stream);
+        }
+        // Each of the sixteen has its place in the queue before the seventeenth asks.
+        thread::sleep(Duration::from_millis(300));
+        let (status, answer) = raw(&socket, "GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        assert_eq!((status, &answer["error"]), (503, &json!("too many requests are waiting; try again")));
+        drop(requests);
+        let (status, _) = raw(&socket, "GET /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        assert_eq!(status, 503, "the daemon is ending");
+    }
+}

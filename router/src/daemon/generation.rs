@@ -1,0 +1,295 @@
+//! Programs and maps in charge of the ports: the first, a larger one when a table is full, and the ports themselves.
+//!
+//! Starting, restarting, upgrading and growing are one operation: load a generation, fill it from the mirror, and only
+//! then put it in charge of the ports, one atomic swap each. Until then whatever ran before goes on.
+
+use super::{
+    Control, Times,
+    instance::Instance,
+    reclaim::Reclaimer,
+    seam::{Device, FastPath, Kernel, Observe},
+    totals::{State, Totals},
+    world::World,
+};
+use crate::{
+    config::Config,
+    plane::{Counters, Settings},
+};
+use anyhow::{Context, Result};
+use logic::{
+    memory::{Capacity, words},
+    plan::{InterfaceId, Op, PortId},
+    tables::{Epoch, Full, Region, Tables},
+};
+use std::{net::IpAddr, time::Duration};
+
+/// How often ports are looked at for reasons not to trust them.
+const LOOK_AT_PORTS: Duration = Duration::from_secs(1);
+
+/// Sizes to start with: a few MiB, enough for a router without a full table.
+const FIRST: Capacity = Capacity {
+    fib_blocks: 1 << 14,
+    fib_tails: 1 << 16,
+    nexthops: 1 << 14,
+    neighbour_buckets: 1 << 12,
+    interface_buckets: 1 << 11,
+    routers: 256,
+};
+/// Interfaces a generation has counters for.
+const INTERFACE_ROWS: u32 = 4096 + 1;
+
+/// One generation, its tables, and what is not yet reused of them.
+pub(super) struct Generation<P: FastPath> {
+    pub plane: P,
+    pub tables: Tables<P::Memory>,
+    pub capacity: Capacity,
+    /// Counts up from 1.
+    pub number: u64,
+    reclaimer: Reclaimer<Epoch>,
+    /// Something was unpublished since the last epoch.
+    dirty: bool,
+    /// It cannot grow any more; said once.
+    at_limit: bool,
+}
+
+impl<P: FastPath> Generation<P> {
+    /// Applies what fits; returns the first table that was full.
+    pub fn apply(&mut self, plan: impl Iterator<Item = Op>) -> Option<Full> {
+        let mut full = None;
+        for op in plan {
+            self.dirty = true;
+            if let Err(error) = self.tables.apply(&op) {
+                full.get_or_insert(error);
+            }
+        }
+        full
+    }
+
+    /// Lets the tables reuse what no running program can see any more; returns a table that is still full.
+    pub fn reclaim(&mut self, now: Duration) -> Option<Full> {
+        let full = self.reclaimer.passed().and_then(|epoch| self.tables.reclaim(epoch).err());
+        if self.dirty && self.reclaimer.is_free(now) {
+            self.dirty = false;
+            self.reclaimer.begin(self.tables.seal(), now);
+        }
+        full
+    }
+
+    pub fn confirm_until(&self, deadline: Duration) {
+        self.plane.confirm_until(deadline);
+    }
+
+    pub fn counters(&self) -> Result<Counters> {
+        self.plane.counters()
+    }
+
+    pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
+        self.tables.take_used()
+    }
+}
+
+/// Bytes all tables of these sizes take.
+fn bytes(c: &Capacity) -> usize {
+    c.fib_blocks * words::FIB_BLOCK * 4
+        + 8 * (c.fib_tails * words::FIB_TAIL
+            + c.nexthops * words::NEXTHOP
+            + c.neighbour_buckets * words::NEIGHBOUR_BUCKET
+            + c.interface_buckets * words::INTERFACE_BUCKET
+            + c.routers * words::ROUTER)
+}
+
+fn larger(mut c: Capacity, full: &Full) -> Capacity {
+    let rows = match full.region {
+        Region::FibBlocks => &mut c.fib_blocks,
+        Region::FibTails => &mut c.fib_tails,
+        Region::Nexthops => &mut c.nexthops,
+        Region::NeighbourIndex => &mut c.neighbour_buckets,
+        Region::InterfaceIndex => &mut c.interface_buckets,
+        Region::Routers => &mut c.routers,
+    };
+    // What did not fit is only the first of what is missing.
+    *rows = (*rows * 2).max((*rows + full.rows).next_power_of_two());
+    c
+}
+
+/// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
+/// reached.
+fn build<K: Kernel>(
+    kernel: &mut K,
+    config: &Config,
+    world: &World,
+    mut capacity: Capacity,
+    number: u64,
+) -> Result<Generation<K::Plane>> {
+    let limit = config.limits.memory_mib.0 as usize * (1 << 20);
+    loop {
+        let settings = Settings {
+            capacity,
+            interface_rows: INTERFACE_ROWS,
+            sample_interval: config.sampling.every_packets.0,
+            exception_pps: config.policing.exception_pps.0,
+            control_pps: config.policing.control_pps.0,
+        };
+        let plane = kernel.load(settings)?;
+        let mut generation = Generation {
+            tables: Tables::new(plane.memory()),
+            plane,
+            capacity,
+            number,
+            reclaimer: Reclaimer::start(kernel.grace()?)?,
+            dirty: false,
+            at_limit: false,
+        };
+        let Some(full) = generation.apply(world.everything()) else { return Ok(generation) };
+        let next = larger(capacity, &full);
+        if bytes(&next) > limit {
+            tracing::warn!(
+                "{full} at limits.memory_mib = {}: what does not fit is left to the kernel",
+                config.limits.memory_mib.0
+            );
+            generation.at_limit = true;
+            return Ok(generation);
+        }
+        capacity = next;
+    }
+}
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was.
+    pub fn start(config: Config, instance: Instance, mut kernel: K, mut observer: O) -> Result<Self> {
+        let started = kernel.now();
+        let mut world = World::new(&config);
+        for event in observer.poll(Duration::ZERO).context("reading the kernel's state")? {
+            world.observe(event);
+        }
+        // A generation is filled with everything there is, so the plan towards it is carried out by building one.
+        world.plan();
+        let generation = build(&mut kernel, &config, &world, FIRST, 1)?;
+        let mut control = Control {
+            config,
+            kernel,
+            observer,
+            world,
+            generation,
+            totals: Totals::default(),
+            trouble: None,
+            unremembered: true,
+            times: Times { started, ..Times::default() },
+            instance,
+        };
+        control.attach().map_err(|(_, error)| error)?;
+        control.inherit();
+        control.kernel.publish(&mut control.generation.plane)?;
+        Ok(control)
+    }
+
+    /// A table is full: puts a generation with a larger one in charge. What did not fit is meanwhile left to the kernel.
+    pub(super) fn grow(&mut self, full: &Full) -> Result<()> {
+        if self.generation.at_limit {
+            return Ok(());
+        }
+        let capacity = larger(self.generation.capacity, full);
+        if bytes(&capacity) > self.config.limits.memory_mib.0 as usize * (1 << 20) {
+            tracing::warn!(
+                "{full} and limits.memory_mib is {}: what does not fit is left to the kernel",
+                self.config.limits.memory_mib.0
+            );
+            self.generation.at_limit = true;
+            return Ok(());
+        }
+        tracing::info!("{full}: moving to larger tables");
+        let number = self.generation.number + 1;
+        let new = match build(&mut self.kernel, &self.config, &self.world, capacity, number) {
+            Ok(new) => new,
+            Err(error) => {
+                tracing::error!(
+                    "cannot load larger tables, what does not fit is left to the kernel: {error:#}"
+                );
+                self.generation.at_limit = true;
+                return Ok(());
+            }
+        };
+        let old = std::mem::replace(&mut self.generation, new);
+        self.world.ports.values_mut().for_each(|p| p.attached = None);
+        self.attach_what_goes();
+        self.kernel.publish(&mut self.generation.plane)?;
+        self.totals.absorb(&old.counters()?);
+        self.unremembered = true;
+        Ok(())
+    }
+
+    /// Follows devices that came or went, and what is known of them.
+    pub(super) fn settle_ports(&mut self, now: Duration) -> Result<()> {
+        let moved = self.world.ports.values().any(|p| p.wanted() != p.attached);
+        if moved {
+            for (id, port) in &self.world.ports {
+                if let Some(old) = port.attached.filter(|old| port.wanted() != Some(*old)) {
+                    self.generation.plane.clear_port(*id, old)?;
+                }
+            }
+            self.attach_what_goes();
+        } else if now.saturating_sub(self.times.looked_at_ports) >= LOOK_AT_PORTS {
+            self.trust_ports(now);
+        }
+        Ok(())
+    }
+
+    /// Attaches to every device that lets us; one that does not is reported, and its traffic is the kernel's.
+    fn attach_what_goes(&mut self) {
+        while let Err((id, error)) = self.attach() {
+            let Some(port) = self.world.ports.get_mut(&id).filter(|p| p.refused.is_none()) else { return };
+            tracing::error!("port {}: {error:#}", port.name);
+            port.refused = Some(format!("not attached: {error:#}"));
+        }
+    }
+
+    /// Puts the generation in charge of the devices that are there. Confirmed before, so that it forwards at once.
+    fn attach(&mut self) -> Result<(), (PortId, anyhow::Error)> {
+        let now = self.kernel.now();
+        self.trust_ports(now);
+        if self.trouble.is_none() {
+            self.generation.confirm_until(now + self.config.heartbeat.0);
+            self.times.confirmed = Some(now);
+        }
+        let present = self.world.ports.iter().filter_map(|(id, p)| Some((*id, p.name.clone(), p.wanted()?)));
+        let (ids, devices): (Vec<_>, Vec<_>) =
+            present.map(|(id, name, ifindex)| (id, Device { name, ifindex })).unzip();
+        let modes =
+            self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
+        for port in self.world.ports.values_mut() {
+            (port.attached, port.mode) = (None, None);
+        }
+        for ((id, device), mode) in ids.iter().zip(devices).zip(modes) {
+            if let Some(port) = self.world.ports.get_mut(id) {
+                (port.attached, port.mode) = (Some(device.ifindex), Some(mode));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the program which devices are ports, and which of those may be trusted.
+    fn trust_ports(&mut self, now: Duration) {
+        self.times.looked_at_ports = now;
+        for (id, port) in &mut self.world.ports {
+            let Some(ifindex) = port.wanted() else { continue };
+            let problems = self.observer.port_problems(*id);
+            if problems != port.problems {
+                problems.iter().for_each(|p| tracing::warn!("port {}: {p}", port.name));
+            }
+            port.problems = problems;
+            if let Err(error) = self.generation.plane.set_port(*id, ifindex, port.problems.is_empty()) {
+                port.problems.push(format!("{error:#}"));
+            }
+        }
+    }
+
+    /// Continues the counters of the daemon before this one, if it left any.
+    fn inherit(&mut self) {
+        let state = std::fs::read(self.instance.state_file()).ok();
+        let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
+        if let (Some(state), Some(counted)) = (state, self.kernel.previous()) {
+            let names = self.world.names();
+            self.totals.inherit(&state, &counted, &names);
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The real kernel behind [`super::seam::Kernel`]: generations from [`crate::plane`], links and maps pinned under
+//! /sys/fs/bpf/INSTANCE.
+//!
+//! | pin | is |
+//! |---|---|
+//! | `link-PORT` | the attachment of a port: forwarding survives the daemon by it |
+//! | `control`, `counters`, `charges` | of the generation in charge: its deadline and what it counted |
+
+use super::{
+    instance::Instance,
+    seam::{Device, FastPath, Kernel},
+};
+use crate::plane::{Counters, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
+use anyhow::{Context, Result};
+use logic::{memory::Memory, plan::PortId};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64},
+    },
+    time::Duration,
+};
+
+/// Where pins live.
+pub const BPFFS: &str = "/sys/fs/bpf";
+const LINK: &str = "link-";
+
+/// Programs, links and pins of one instance.
+pub struct Bpf {
+    directory: PathBuf,
+    generic_allowed: bool,
+    links: BTreeMap<String, PortLink>,
+}
+
+impl Bpf {
+    /// Nothing is opened or changed yet. `generic_allowed`: fall back to generic mode where native XDP is refused.
+    pub fn new(instance: &Instance, generic_allowed: bool) -> Self {
+        Self { directory: Path::new(BPFFS).join(instance.label()), generic_allowed, links: BTreeMap::new() }
+    }
+
+    /// Names of the ports whose links are pinned, whether a daemon runs or not.
+    pub fn pinned_ports(&self) -> Vec<String> {
+        let Ok(files) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let names = files.flatten().map(|f| f.file_name().to_string_lossy().into_owned());
+        let mut ports: Vec<_> = names.filter_map(|n| n.strip_prefix(LINK).map(String::from)).collect();
+        ports.sort();
+        ports
+    }
+
+    /// Opens what an earlier daemon of this instance pinned.
+    pub fn adopt(&mut self) -> Result<()> {
+        for port in self.pinned_ports() {
+            let path = self.pin_of(&port);
+            match PortLink::open(&path)? {
+                Some(link) => drop(self.links.insert(port, link)),
+                // The device is gone: the pin holds a dead link.
+                None => fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn pin_of(&self, port: &str) -> PathBuf {
+        self.directory.join(format!("{LINK}{port}"))
+    }
+
+    fn attach_one(&self, plane: &Plane, device: &Device) -> Result<PortLink> {
+        match PortLink::attach(plane.program(), device.ifindex, Mode::Native) {
+            Err(native) if self.generic_allowed => {
+                PortLink::attach(plane.program(), device.ifindex, Mode::Generic).map_err(|generic| {
+                    generic
+                        .context(format!("port {}; native mode was refused before: {native:#}", device.name))
+                })
+            }
+            other => other.with_context(|| format!("port {}", device.name)),
+        }
+    }
+
+    /// A link that can take the new program by being swapped.
+    fn is_linked(&self, device: &Device) -> bool {
+        self.links.get(&device.name).is_some_and(|l| l.ifindex() == device.ifindex)
+    }
+
+    fn detach_port(&mut self, port: &str) {
+        if let Some(link) = self.links.remove(port) {
+            // The device may be gone already, and the link with it.
+            let _ = link.detach();
+        }
+        let _ = fs::remove_file(self.pin_of(port));
+    }
+}
+
+/// The capabilities and mounts that pinning needs.
+pub fn ensure_bpffs() -> Result<()> {
+    const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+    let mounted = rustix::fs::statfs(BPFFS).is_ok_and(|s| s.f_type as u64 == BPF_FS_MAGIC);
+    if mounted {
+        return Ok(());
+    }
+    rustix::mount::mount("bpf", BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
+        .with_context(|| format!("mounting the BPF file system at {BPFFS}"))
+}
+
+impl Kernel for Bpf {
+    type Plane = Plane;
+
+    fn load(&mut self, settings: Settings) -> Result<Plane> {
+        Plane::load(settings)
+    }
+
+    fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<Vec<Mode>, (usize, anyhow::Error)> {
+        let mut new = BTreeMap::new();
+        for (i, device) in devices.iter().enumerate().filter(|(_, d)| !self.is_linked(d)) {
+            // On an error the links attached so far are dropped, and with them, unpinned, the attachment.
+            new.insert(device.name.clone(), self.attach_one(plane, device).map_err(|e| (i, e))?);
+        }
+        for (i, device) in devices.iter().enumerate().filter(|(_, d)| self.is_linked(d)) {
+            self.links[&device.name].replace(plane.program()).map_err(|e| (i, e))?;
+        }
+        let stale: Vec<_> =
+            self.links.keys().filter(|p| !devices.iter().any(|d| d.name == **p)).cloned().collect();
+        stale.iter().for_each(|port| self.detach_port(port));
+        for (port, link) in new {
+            let i = devices.iter().position(|d| d.name == port).unwrap_or(0);
+            let _ = fs::remove_file(self.pin_of(&port));
+            fs::create_dir_all(&self.directory)
+                .context("creating the directory of pins")
+                .and_then(|()| link.pin(&self.pin_of(&port)))
+                .map_err(|e| (i, e))?;
+            self.links.insert(port, link);
+        }
+        Ok(devices.iter().map(|d| self.links[&d.name].mode()).collect())
+    }
+
+    fn publish(&mut self, plane: &mut Plane) -> Result<()> {
+        fs::create_dir_all(&self.directory).context("creating the directory of pins")?;
+        plane.pin(&self.directory)
+    }
+
+    fn previous(&mut self) -> Option<Counters> {
+        Counters::pinned(&self.directory)
+    }
+
+    fn remove(&mut self) -> Result<Vec<String>> {
+        let mut done = Vec::new();
+        self.adopt()?;
+        for port in self.pinned_ports() {
+            self.detach_port(&port);
+            done.push(format!("port {port}: program taken off, the kernel forwards"));
+        }
+        match fs::remove_dir_all(&self.directory) {
+            Ok(()) => done.push(format!("removed {}", self.directory.display())),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(e).with_context(|| format!("removing {}", self.directory.display())),
+        }
+        Ok(done)
+    }
+
+    fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>> {
+        let grace = Grace::new()?;
+        Ok(Box::new(move || grace.wait()))
+    }
+
+    fn now(&self) -> Duration {
+        monotonic()
+    }
+}
+
+/// The mapped tables of a generation, kept mapped by whoever holds one.
+#[derive(Clone)]
+pub struct SharedMemory(Arc<MappedMemory>);
+
+impl Memory for SharedMemory {
+    fn fib(&self) -> &[AtomicU32] {
+        self.0.fib()
+    }
+    fn fib_tails(&self) -> &[AtomicU64] {
+        self.0.fib_tails()
+    }
+    fn nexthops(&self) -> &[AtomicU64] {
+        self.0.nexthops()
+    }
+    fn neighbour_index(&self) -> &[AtomicU64] {
+        self.0.neighbour_index()
+    }
+    fn interface_index(&self) -> &[AtomicU64] {
+        self.0.interface_index()
+    }
+    fn routers(&self) -> &[AtomicU64] {
+        self.0.routers()
+    }
+}
+
+/// CLOCK_MONOTONIC.
+pub fn monotonic() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(t.tv_sec.try_into().unwrap_or(0), t.tv_nsec.try_into().unwrap_or(0))
+}
+
+impl FastPath for Plane {
+    type Memory = SharedMemory;
+    fn memory(&self) -> SharedMemory {
+        SharedMemory(Plane::memory(self))
+    }
+    fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()> {
+        Plane::set_port(self, port, ifindex, ready)
+    }
+    fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()> {
+        Plane::clear_port(self, port, ifindex)
+    }
+    fn confirm_until(&self, deadline: Duration) {
+        Plane::confirm_until(self, deadline);
+    }
+    fn counters(&self) -> Result<Counters> {
+        Plane::counters(self)
+    }
+    fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
+        Plane::explain(self, ifindex, frame)
+    }
+}
+
+impl Bpf {
+    /// Until when (CLOCK_MONOTONIC) the generation in charge forwards without being confirmed again.
+    pub fn deadline(&self) -> Option<Duration> {
+        use libbpf_rs::{MapCore, MapFlags, MapHandle};
+        let control = MapHandle::from_pinned_path(self.directory.join("control")).ok()?;
+        // `struct control` of bpf/abi.h begins with deadline_ns.
+        let value = control.lookup(&[0; 4], MapFlags::ANY).ok()??;
+        Some(Duration::from_nanos(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?)))
+    }
+}

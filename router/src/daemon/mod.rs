@@ -1,0 +1,219 @@
+//! The daemon: the loop that keeps the fast path equal to what Linux says.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
+//! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
+//! | `answers.rs`, `report.rs` | what is told to clients, and its words |
+//! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
+//! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
+//! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
+//! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
+//! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
+//!
+//! One thread runs the loop and owns everything that changes. The API thread asks it through a queue, the grace thread
+//! waits for it; neither makes it wait.
+
+mod answers;
+pub mod api;
+pub mod client;
+mod explain;
+mod generation;
+pub mod instance;
+pub mod kernel;
+mod ledger;
+pub mod observing;
+pub mod packet;
+mod reclaim;
+pub mod report;
+pub mod seam;
+pub mod start;
+mod totals;
+mod verify;
+mod world;
+
+use crate::config::Config;
+use anyhow::Result;
+use api::{Query, Request};
+use generation::Generation;
+use logic::plan::Op;
+
+use seam::{Kernel, Observe};
+use std::{sync::mpsc::Receiver, time::Duration};
+use totals::Totals;
+use world::World;
+
+/// Longest wait for events: also how long a client may wait for its turn.
+const POLL: Duration = Duration::from_millis(20);
+/// How often the mirror is confirmed.
+const CONFIRM: Duration = Duration::from_secs(1);
+/// How often neighbours in use are looked after. The kernel calls an entry stale after 15 to 45 s without use and drops
+/// it from 60 s on (`base_reachable_time_ms`, `gc_stale_time`).
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Least time between two writes of the state file.
+const REMEMBER: Duration = Duration::from_secs(1);
+
+/// The daemon's state.
+pub struct Control<K: Kernel, O> {
+    config: Config,
+    kernel: K,
+    observer: O,
+    world: World,
+    generation: Generation<K::Plane>,
+    totals: Totals,
+    /// Why the mirror may be out of date.
+    trouble: Option<String>,
+    /// Names have changed since they were last written for the next daemon.
+    unremembered: bool,
+    times: Times,
+    instance: instance::Instance,
+}
+
+/// When periodic work was last done, CLOCK_MONOTONIC.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    started: Duration,
+    confirmed: Option<Duration>,
+    kept_alive: Duration,
+    looked_at_ports: Duration,
+    remembered: Duration,
+}
+
+/// How the loop ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// `millrace stop`: nothing is left in the kernel.
+    Stopped,
+    /// A signal: forwarding goes on until the heartbeat expires.
+    Left,
+}
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Observes, decides, applies, until told to end.
+    pub fn run(mut self, requests: &Receiver<Request>) -> Result<Ended> {
+        loop {
+            self.observe(POLL);
+            self.apply()?;
+            let now = self.kernel.now();
+            self.settle_ports(now)?;
+            self.reclaim(now)?;
+            self.confirm(now);
+            self.keep_alive(now);
+            self.remember(now);
+            for request in requests.try_iter().take(api::QUEUE) {
+                let ended = match &request.query {
+                    Query::Stop => Some(Ended::Stopped),
+                    Query::Leave => Some(Ended::Left),
+                    _ => None,
+                };
+                let answer = self.answer(&request.query);
+                let ended = ended.filter(|_| answer.is_ok());
+                // The client may have gone; that is its business.
+                let _ = request.reply.send(answer);
+                if let Some(ended) = ended {
+                    return Ok(ended);
+                }
+            }
+        }
+    }
+
+    /// Takes in what has happened.
+    fn observe(&mut self, patience: Duration) {
+        match self.observer.poll(patience) {
+            Ok(events) => {
+                if self.trouble.take().is_some() {
+                    tracing::info!("the mirror is current again");
+                }
+                events.into_iter().for_each(|event| self.world.observe(event));
+            }
+            Err(error) => {
+                let text = format!("cannot read the kernel's state: {error:#}");
+                if self.trouble.as_ref() != Some(&text) {
+                    tracing::error!("{text}; not confirming the mirror until it can be read again");
+                }
+                self.trouble = Some(text);
+                std::thread::sleep(patience);
+            }
+        }
+    }
+
+    /// Brings the fast path up to what was taken in.
+    fn apply(&mut self) -> Result<()> {
+        let plan = self.world.plan();
+        self.forget_gone(&plan)?;
+        let full = self.generation.apply(plan.iter().cloned());
+        self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
+        if let Some(full) = full {
+            self.grow(&full)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the tables reuse what no running program can see any more.
+    fn reclaim(&mut self, now: Duration) -> Result<()> {
+        match self.generation.reclaim(now) {
+            Some(full) => self.grow(&full),
+            None => Ok(()),
+        }
+    }
+
+    /// A number whose owner is gone will be given to another, who must not inherit its counters.
+    fn forget_gone(&mut self, plan: &[Op]) -> Result<()> {
+        let (mut interfaces, mut routers) = (Vec::new(), Vec::new());
+        for op in plan {
+            match op {
+                Op::InterfaceGone(id) => interfaces.push(*id),
+                Op::RouterGone(id) => routers.push(*id),
+                _ => {}
+            }
+        }
+        if !interfaces.is_empty() || !routers.is_empty() {
+            self.totals.forget(&interfaces, &routers, &self.generation.counters()?);
+        }
+        Ok(())
+    }
+
+    /// Vouches for the mirror, for as long as the heartbeat says.
+    fn confirm(&mut self, now: Duration) {
+        let due = self.times.confirmed.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
+        if due && self.trouble.is_none() {
+            self.generation.confirm_until(now + self.config.heartbeat.0);
+            self.times.confirmed = Some(now);
+        }
+    }
+
+    /// Makes the kernel look after neighbours that only the fast path uses.
+    fn keep_alive(&mut self, now: Duration) {
+        if now.saturating_sub(self.times.kept_alive) < KEEP_ALIVE {
+            return;
+        }
+        self.times.kept_alive = now;
+        for (interface, address) in self.generation.take_used() {
+            let neighbour = self.world.mirror.neighbour_needs_refresh(interface, address).filter(|n| n.stale);
+            let Some(neighbour) = neighbour else { continue };
+            if let Err(error) = self.observer.probe_neighbour(neighbour.namespace, neighbour.ifindex, address)
+            {
+                tracing::debug!("cannot probe neighbour {address}: {error:#}");
+            }
+        }
+    }
+
+    /// Writes down what the numbers mean, for the daemon after this one.
+    fn remember(&mut self, now: Duration) {
+        if !self.unremembered || now.saturating_sub(self.times.remembered) < REMEMBER {
+            return;
+        }
+        (self.unremembered, self.times.remembered) = (false, now);
+        if let Err(error) = self.write_state() {
+            tracing::warn!("cannot write {}: {error:#}", self.instance.state_file().display());
+        }
+    }
+
+    fn write_state(&self) -> Result<()> {
+        let path = self.instance.state_file();
+        let new = path.with_extension("state.new");
+        std::fs::write(&new, serde_json::to_string(&self.totals.state(self.world.names()))?)?;
+        Ok(std::fs::rename(new, path)?)
+    }
+}

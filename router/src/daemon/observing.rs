@@ -1,0 +1,43 @@
+//! The real Linux behind [`super::seam::Observe`]: the netlink observer.
+
+use super::seam::Observe;
+use crate::{
+    config::{Config, RouterRef},
+    netns::Source,
+    observer::{Observer, ObserverConfig, PortName},
+};
+use anyhow::Result;
+use logic::{
+    observe::{Dump, Event, NamespaceId},
+    plan::PortId,
+};
+use std::{net::IpAddr, time::Duration};
+
+/// Begins to observe what the configuration names.
+pub fn open(config: &Config) -> Result<Observer> {
+    let source = |router: &RouterRef| match router {
+        RouterRef::Name(name) => Source::Name(name.clone()),
+        RouterRef::Pid(pid) => Source::Pid(*pid),
+        RouterRef::Path(path) => Source::Path(path.clone()),
+    };
+    Ok(Observer::new(ObserverConfig {
+        ports: config.ports.iter().map(|p| PortName::Name(p.to_string())).collect(),
+        routers: config.routers.iter().map(source).collect(),
+        ..ObserverConfig::default()
+    })?)
+}
+
+impl Observe for Observer {
+    fn poll(&mut self, patience: Duration) -> Result<Vec<Event>> {
+        Ok(Observer::poll(self, patience)?)
+    }
+    fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()> {
+        Ok(Observer::probe_neighbour(self, namespace, ifindex, address)?)
+    }
+    fn port_problems(&mut self, port: PortId) -> Vec<String> {
+        Observer::port_problems(self, port).into_iter().map(|p| p.text).collect()
+    }
+    fn dump(&mut self, namespace: NamespaceId) -> Result<Dump> {
+        Ok(Observer::dump(self, namespace)?)
+    }
+}

@@ -1,0 +1,233 @@
+//! What the daemon tells: the JSON of its API and of `--json`, and what the tables of the command line are made of.
+//!
+//! Field names are part of the interface. Counters count from the first start of the instance, across restarts.
+
+use super::packet::Headers;
+use serde::{Deserialize, Serialize};
+
+/// `millrace status`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Of the daemon.
+    pub version: String,
+    pub pid: u32,
+    /// `None`: the unnamed instance.
+    pub instance: Option<String>,
+    /// Packets are being forwarded and the mirror is current.
+    pub ready: bool,
+    /// Why not ready.
+    pub problem: Option<String>,
+    /// Of the daemon, seconds.
+    pub uptime_s: u64,
+    pub heartbeat: Heartbeat,
+    /// Counts up with every new set of programs and maps (start, growth).
+    pub generation: u64,
+    pub packets: Packets,
+    /// Cost of forwarding, sampled, all routers; entry to verdict, transmit excluded.
+    pub ns_per_packet: Option<f64>,
+    pub ports: Vec<PortReport>,
+    pub routers: Vec<RouterReport>,
+    /// Why packets were not forwarded, most frequent first; only reasons seen.
+    pub reasons: Vec<ReasonCount>,
+    pub tables: Vec<TableUse>,
+    pub routes: Families<u64>,
+    pub neighbours: u64,
+}
+
+/// How long forwarding goes on by itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// Configured, seconds.
+    pub timeout_s: f64,
+    /// Since the mirror was last confirmed, seconds; `None`: not yet.
+    pub age_s: Option<f64>,
+}
+
+/// A value per IP version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Families<T> {
+    pub ipv4: T,
+    pub ipv6: T,
+}
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Packets {
+    /// Redirected by the fast path.
+    pub forwarded: u64,
+    pub forwarded_bytes: u64,
+    /// Passed up to the kernel.
+    pub passed: u64,
+    /// Dropped by a limit.
+    pub dropped: u64,
+}
+
+/// How often packets were not forwarded for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReasonCount {
+    /// `ttl_exceeded`.
+    pub reason: String,
+    /// `pass`, `exception`, `control` or `drop`.
+    pub class: String,
+    pub text: String,
+    pub packets: u64,
+}
+
+/// `millrace ports`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PortReport {
+    pub name: String,
+    /// Number in the tables.
+    pub port: u8,
+    pub ifindex: u32,
+    /// `native`, `generic`, or `detached`.
+    pub mode: String,
+    /// What keeps it from being trusted or fast, as sentences.
+    pub problems: Vec<String>,
+    /// Packets that belong to no interface, by reason.
+    pub unclassified: Vec<ReasonCount>,
+}
+
+/// `millrace routers`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RouterReport {
+    pub name: String,
+    pub router: Option<u8>,
+    pub accelerated: Families<bool>,
+    /// Why not, as sentences.
+    pub why_not: Families<Vec<String>>,
+    pub interfaces: u64,
+    pub routes: Families<u64>,
+    pub neighbours: u64,
+    pub packets: Packets,
+    pub ns_per_packet: Option<f64>,
+    pub reasons: Vec<ReasonCount>,
+}
+
+/// `millrace interfaces`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct InterfaceReport {
+    pub router: String,
+    pub name: String,
+    /// Number in the tables; `None`: not in them.
+    pub interface: Option<u16>,
+    pub port: Option<String>,
+    /// `-`, `100` or `100.7`.
+    pub vlan: String,
+    pub mac: String,
+    pub accelerated: Families<bool>,
+    /// Why packets that arrive here are not accelerated, as sentences; its router may have other reasons.
+    pub why_not: Families<Vec<String>>,
+    /// Packets may be sent out here.
+    pub transmit: bool,
+    pub rx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_packets: u64,
+    pub tx_bytes: u64,
+}
+
+/// How full a table is, rows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TableUse {
+    pub table: String,
+    pub used: u64,
+    pub capacity: u64,
+}
+
+/// `millrace routes ADDR`: what the fast table says.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RouteReport {
+    pub router: String,
+    pub address: String,
+    /// The kernel's route behind it.
+    pub prefix: Option<String>,
+    /// More than one: multipath.
+    pub hops: Vec<HopReport>,
+}
+
+/// One next hop, or why there is none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HopReport {
+    /// `forward` or `pass`.
+    pub action: String,
+    /// Why packets go to the kernel.
+    pub reason: Option<String>,
+    pub interface: Option<String>,
+    /// The neighbour packets are sent to.
+    pub next_hop: Option<String>,
+    pub mac: Option<String>,
+    pub mtu: Option<u32>,
+    /// Of 256, in a multipath route.
+    pub share: Option<u16>,
+}
+
+/// `millrace routes --verify`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VerifyReport {
+    pub routers: Vec<VerifyRouter>,
+    /// Sum over the routers, also of differences that are not listed.
+    pub differences: u64,
+}
+
+/// One router's comparison.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct VerifyRouter {
+    pub router: String,
+    /// Prefixes compared.
+    pub compared: Families<u64>,
+    /// At most [`VerifyRouter::LISTED`].
+    pub differences: Vec<Difference>,
+}
+
+impl VerifyRouter {
+    /// How many differences of a router are listed.
+    pub const LISTED: usize = 100;
+}
+
+/// One prefix on which kernel and fast table disagree.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Difference {
+    pub prefix: String,
+    pub kernel: String,
+    pub fast: String,
+}
+
+/// `millrace explain`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExplainReport {
+    pub port: String,
+    /// What the program did, in order, in words.
+    pub steps: Vec<String>,
+    /// `forward`, `pass` or `drop`.
+    pub verdict: String,
+    /// `None`: forwarded.
+    pub reason: Option<ReasonCount>,
+    /// Egress port, when forwarded.
+    pub egress: Option<String>,
+    pub before: Option<Headers>,
+    pub after: Option<Headers>,
+}
+
+/// What a packet to explain looks like.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExplainRequest {
+    /// See [`super::packet`]; or `frame`.
+    #[serde(default)]
+    pub packet: Option<String>,
+    /// The frame in hexadecimal; needs `port`.
+    #[serde(default)]
+    pub frame: Option<String>,
+    /// Name of the port it arrives on.
+    #[serde(default)]
+    pub port: Option<String>,
+    /// Name of the router it is for.
+    #[serde(default)]
+    pub router: Option<String>,
+}
+
+/// What `stop` did, as sentences.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StopReport {
+    pub done: Vec<String>,
+}

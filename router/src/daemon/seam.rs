@@ -1,0 +1,84 @@
+//! What the control loop needs of the world, as two traits: Linux as observed, and Linux as changed.
+//!
+//! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
+
+use crate::plane::{Counters, Mode, Settings, Step, TestRun};
+use anyhow::Result;
+use logic::{
+    memory::Memory,
+    observe::{Dump, Event, NamespaceId},
+    plan::PortId,
+};
+use std::{net::IpAddr, time::Duration};
+
+/// Where events come from.
+pub trait Observe {
+    /// Waits at most `patience` for something to happen and returns it, in the order of the kernel. The first call
+    /// returns the complete state. Empty: nothing happened, and everything reported so far is current.
+    ///
+    /// # Errors
+    /// The state cannot be read: what was reported before may be out of date until a later call succeeds.
+    fn poll(&mut self, patience: Duration) -> Result<Vec<Event>>;
+
+    /// Makes the kernel find out whether a neighbour is still there.
+    fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()>;
+
+    /// What keeps packets of a port from being trusted, as sentences.
+    fn port_problems(&mut self, port: PortId) -> Vec<String>;
+
+    /// Everything about a namespace, read again.
+    fn dump(&mut self, namespace: NamespaceId) -> Result<Dump>;
+}
+
+/// A device to attach to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Device {
+    pub name: String,
+    pub ifindex: u32,
+}
+
+/// The kernel's side of Millrace: generations of the program, links and pins.
+pub trait Kernel {
+    /// One generation.
+    type Plane: FastPath;
+
+    /// Loads a generation; it is in charge of nothing yet.
+    fn load(&mut self, settings: Settings) -> Result<Self::Plane>;
+
+    /// Afterwards exactly these devices run this generation, each swapped between two packets; or, on an error, what ran
+    /// before still runs and the error says which device failed.
+    fn attach(
+        &mut self,
+        plane: &Self::Plane,
+        devices: &[Device],
+    ) -> Result<Vec<Mode>, (usize, anyhow::Error)>;
+
+    /// Leaves what the next daemon, and `status` without one, need of a generation that is in charge.
+    fn publish(&mut self, plane: &mut Self::Plane) -> Result<()>;
+
+    /// What a generation of a dead daemon has counted; `None` if there is none, or it cannot be read.
+    fn previous(&mut self) -> Option<Counters>;
+
+    /// Takes every program off and removes every pin of this instance; says what it did.
+    fn remove(&mut self) -> Result<Vec<String>>;
+
+    /// A function that returns when no program that ran at the call is running any more.
+    fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>>;
+
+    /// CLOCK_MONOTONIC.
+    fn now(&self) -> Duration;
+}
+
+/// One generation of the program and its maps.
+pub trait FastPath {
+    /// Its tables.
+    type Memory: Memory;
+    fn memory(&self) -> Self::Memory;
+    fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()>;
+    fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
+    /// Packets are forwarded until then (CLOCK_MONOTONIC).
+    fn confirm_until(&self, deadline: Duration);
+    fn counters(&self) -> Result<Counters>;
+    /// What would become of a frame, without a trace of it in counters or budgets.
+    fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)>;
+}

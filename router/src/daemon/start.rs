@@ -1,0 +1,147 @@
+//! `millrace run` and `millrace stop` around the loop: checks, lock, privileges, threads, the `ready` line.
+
+use super::{
+    Control, Ended,
+    api::{self, Query, Request},
+    instance::{Instance, Lock},
+    kernel::{self, Bpf},
+    seam::{Kernel, Observe},
+};
+use crate::{config::Config, privileges};
+use anyhow::{Context, Result, bail};
+use std::{
+    fs,
+    os::unix::net::{SocketAddr, UnixDatagram},
+    sync::mpsc::{SyncSender, sync_channel},
+    thread,
+};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
+
+/// Runs the daemon until it is stopped or gets a signal.
+pub fn run<O: Observe>(
+    config: Config,
+    instance: Instance,
+    observer: impl FnOnce(&Config) -> Result<O>,
+) -> Result<()> {
+    check_ports(&config)?;
+    privileges::check_kernel()?;
+    privileges::check_capabilities()?;
+    let lock = Lock::take(&instance)?;
+    kernel::ensure_bpffs()?;
+    privileges::reduce()?;
+    let mut bpf = Bpf::new(&instance, config.generic);
+    bpf.adopt()?;
+    let observer = observer(&config)?;
+    let heartbeat_s = config.heartbeat.0.as_secs_f64();
+    let (requests_to, requests) = sync_channel(api::QUEUE);
+    leave_on_signal(requests_to.clone())?;
+    let control = Control::start(config, instance.clone(), bpf, observer)?;
+    api::serve(lock.listen()?, requests_to)?;
+    tracing::info!("ready: {}", control.summary());
+    notify_systemd();
+    match control.run(&requests)? {
+        Ended::Stopped => {
+            lock.clean();
+            tracing::info!("stopped: nothing of Millrace is left in the kernel");
+        }
+        Ended::Left => tracing::info!(
+            "ending on a signal: forwarding goes on for the heartbeat of {heartbeat_s} s and is then the kernel's, unless a \
+             daemon is started before; `millrace stop` removes everything"
+        ),
+    }
+    Ok(())
+}
+
+/// Removes what a daemon that is gone left behind; says what it did. Harmless to repeat.
+pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
+    let lock = Lock::take(instance)?;
+    let mut done = Bpf::new(instance, false).remove()?;
+    done.extend(lock.clean().into_iter().map(|path| format!("removed {}", path.display())));
+    Ok(done)
+}
+
+/// Every configured device must exist, once.
+fn check_ports(config: &Config) -> Result<()> {
+    if config.ports.is_empty() {
+        bail!("no port is given; name at least one with --port, or `ports` in the configuration");
+    }
+    if config.ports.len() > crate::plane::MAX_PORTS {
+        bail!("{} ports are given, {} are possible", config.ports.len(), crate::plane::MAX_PORTS);
+    }
+    for (i, port) in config.ports.iter().enumerate() {
+        if config.ports[..i].contains(port) {
+            bail!("port {port} is given twice");
+        }
+        if !fs::exists(format!("/sys/class/net/{port}")).unwrap_or(false) {
+            bail!("there is no device {port:?}; there are: {}", devices().join(", "), port = port.as_str());
+        }
+    }
+    Ok(())
+}
+
+fn devices() -> Vec<String> {
+    let entries = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// SIGINT and SIGTERM become [`Query::Leave`]; a second one ends the process at once, which is as safe as `kill -9`.
+fn leave_on_signal(requests: SyncSender<Request>) -> Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
+    let guard = runtime.enter();
+    let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
+    let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
+    drop(guard);
+    thread::Builder::new().name("signals".into()).spawn(move || {
+        runtime.block_on(async {
+            let mut asked = false;
+            loop {
+                tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+                let (reply, _) = oneshot::channel();
+                if asked || requests.try_send(Request { query: Query::Leave, reply }).is_err() {
+                    std::process::exit(130);
+                }
+                asked = true;
+            }
+        });
+    })?;
+    Ok(())
+}
+
+/// Tells systemd that the service is up (sd_notify(3)); nothing happens without `NOTIFY_SOCKET`.
+fn notify_systemd() {
+    use std::os::linux::net::SocketAddrExt;
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let name = name.to_string_lossy().into_owned();
+    let address = match name.strip_prefix('@') {
+        Some(abstract_name) => SocketAddr::from_abstract_name(abstract_name),
+        None => SocketAddr::from_pathname(&name),
+    };
+    let sent = address.and_then(|to| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &to));
+    if let Err(error) = sent {
+        tracing::warn!("cannot notify {name}: {error}");
+    }
+}
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// One line: what is forwarded between what.
+    fn summary(&self) -> String {
+        let ports = self.world.ports.values().map(|p| match p.mode {
+            Some(mode) => format!("{} ({mode})", p.name),
+            None => format!("{} (detached)", p.name),
+        });
+        let routers: Vec<_> = self.world.mirror.routers().collect();
+        let accelerated = routers.iter().filter(|r| r.ipv4.is_empty() || r.ipv6.is_empty()).count();
+        format!(
+            "{} of {} routers accelerated, ports {}",
+            accelerated,
+            routers.len(),
+            ports.collect::<Vec<_>>().join(", ")
+        )
+    }
+}

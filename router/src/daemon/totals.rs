@@ -1,0 +1,234 @@
+//! Counters that outlive the maps they are counted in: across growth, restarts, and owners of reused numbers.
+//!
+//! The kernel plane counts by number, from zero, in every generation. A base is added to that. It is what earlier
+//! generations counted, and when a number gets a new owner it becomes the negative of what was counted so far (all
+//! arithmetic wraps), so the new owner starts at zero without a write to memory the program writes.
+
+use crate::plane::{Charge, Counters, InterfaceCount};
+use logic::{
+    plan::{InterfaceId, RouterId},
+    reason::Reason,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// What the numbers of a generation stand for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// By port number.
+    pub ports: BTreeMap<u8, String>,
+    /// By router number.
+    pub routers: BTreeMap<RouterId, String>,
+    /// By interface number: router, interface.
+    pub interfaces: BTreeMap<InterfaceId, (String, String)>,
+}
+
+/// What is added to a generation's counters.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Totals {
+    base: Counters,
+}
+
+/// What a daemon leaves behind for the next: names, and its base, by number.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    pub names: Names,
+    /// CLOCK_BOOTTIME is not needed: the file lives on a tmpfs, as the maps do not outlive a boot either.
+    pub packets: u64,
+    interfaces: BTreeMap<InterfaceId, [u64; 8]>,
+    /// Payer (`router`, `port`, `other`), number, reason name.
+    charges: Vec<(String, u8, String, u64)>,
+}
+
+impl Totals {
+    /// What was counted in all.
+    pub fn of(&self, current: &Counters) -> Counters {
+        sum(&self.base, current)
+    }
+
+    /// A generation ends: what it counted becomes part of the base.
+    pub fn absorb(&mut self, ended: &Counters) {
+        self.base = sum(&self.base, ended);
+    }
+
+    /// These numbers have lost their owners; the next ones start at zero.
+    pub fn forget(&mut self, interfaces: &[InterfaceId], routers: &[RouterId], current: &Counters) {
+        for id in interfaces {
+            let negative = negate(current.interfaces.get(id).copied().unwrap_or_default());
+            self.base.interfaces.insert(*id, negative);
+        }
+        let is_gone = |payer: &Charge| matches!(payer, Charge::Router(r) if routers.contains(r));
+        self.base.charges.retain(|(payer, _), _| !is_gone(payer));
+        for (key, packets) in current.charges.iter().filter(|((payer, _), _)| is_gone(payer)) {
+            self.base.charges.insert(*key, packets.wrapping_neg());
+        }
+    }
+
+    /// As the next daemon will read it.
+    pub fn state(&self, names: Names) -> State {
+        let payer = |charge: Charge| match charge {
+            Charge::Router(id) => ("router", id),
+            Charge::Port(id) => ("port", id),
+            Charge::Other => ("other", 0),
+        };
+        State {
+            names,
+            packets: self.base.packets,
+            interfaces: self.base.interfaces.iter().map(|(id, count)| (*id, array(*count))).collect(),
+            charges: self
+                .base
+                .charges
+                .iter()
+                .map(|((charge, reason), n)| {
+                    (payer(*charge).0.into(), payer(*charge).1, reason.name().into(), *n)
+                })
+                .collect(),
+        }
+    }
+
+    /// Continues where a dead daemon's `state` and the counters of its generation ended, for whatever has the same name
+    /// now.
+    pub fn inherit(&mut self, state: &State, counted: &Counters, now: &Names) {
+        let old = sum(&state.base(), counted);
+        let router = |id: RouterId| {
+            let name = state.names.routers.get(&id)?;
+            now.routers.iter().find(|(_, n)| *n == name).map(|(id, _)| *id)
+        };
+        let port = |id: u8| {
+            let name = state.names.ports.get(&id)?;
+            now.ports.iter().find(|(_, n)| *n == name).map(|(id, _)| *id)
+        };
+        let by_name: BTreeMap<_, _> = now.interfaces.iter().map(|(id, name)| (name, *id)).collect();
+        let mut base = Counters { packets: old.packets, ..Counters::default() };
+        for (id, count) in old.interfaces {
+            if let Some(new) = state.names.interfaces.get(&id).and_then(|name| by_name.get(name)) {
+                base.interfaces.insert(*new, count);
+            }
+        }
+        for ((payer, reason), packets) in old.charges {
+            let payer = match payer {
+                Charge::Router(id) => router(id).map(Charge::Router),
+                Charge::Port(id) => port(id).map(Charge::Port),
+                Charge::Other => Some(Charge::Other),
+            };
+            payer.map(|payer| base.charges.insert((payer, reason), packets));
+        }
+        self.base = sum(&self.base, &base);
+    }
+}
+
+impl State {
+    fn base(&self) -> Counters {
+        let reason = |name: &str| Reason::all().find(|r| r.name() == name);
+        let payer = |kind: &str, id: u8| match kind {
+            "router" => Charge::Router(id),
+            "port" => Charge::Port(id),
+            _ => Charge::Other,
+        };
+        Counters {
+            packets: self.packets,
+            interfaces: self.interfaces.iter().map(|(id, words)| (*id, count(*words))).collect(),
+            charges: self
+                .charges
+                .iter()
+                .filter_map(|(kind, id, name, n)| Some(((payer(kind, *id), reason(name)?), *n)))
+                .collect(),
+        }
+    }
+}
+
+fn sum(a: &Counters, b: &Counters) -> Counters {
+    let mut sum = a.clone();
+    sum.packets = a.packets.wrapping_add(b.packets);
+    for (id, count) in &b.interfaces {
+        sum.interfaces.entry(*id).or_default().add(*count);
+    }
+    for (key, packets) in &b.charges {
+        let total = sum.charges.entry(*key).or_default();
+        *total = total.wrapping_add(*packets);
+    }
+    sum.interfaces.retain(|_, count| *count != InterfaceCount::default());
+    sum.charges.retain(|_, packets| *packets != 0);
+    sum
+}
+
+fn array(c: InterfaceCount) -> [u64; 8] {
+    [
+        c.rx_packets,
+        c.rx_bytes,
+        c.tx_packets,
+        c.tx_bytes,
+        c.samples,
+        c.sample_ns,
+        c.forwarded_packets,
+        c.forwarded_bytes,
+    ]
+}
+
+fn count(words: [u64; 8]) -> InterfaceCount {
+    let [rx_packets, rx_bytes, tx_packets, tx_bytes, samples, sample_ns, forwarded_packets, forwarded_bytes] =
+        words;
+    InterfaceCount {
+        rx_packets,
+        rx_bytes,
+        tx_packets,
+        tx_bytes,
+        samples,
+        sample_ns,
+        forwarded_packets,
+        forwarded_bytes,
+    }
+}
+
+fn negate(c: InterfaceCount) -> InterfaceCount {
+    count(array(c).map(u64::wrapping_neg))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(interface: InterfaceId, router: RouterId, n: u64) -> Counters {
+        Counters {
+            packets: n,
+            interfaces: [(interface, InterfaceCount { rx_packets: n, ..Default::default() })].into(),
+            charges: [((Charge::Router(router), Reason::Arp), n), ((Charge::Port(0), Reason::NotOurMac), n)]
+                .into(),
+        }
+    }
+
+    #[test]
+    fn a_new_owner_of_a_number_starts_at_zero() {
+        let mut totals = Totals::default();
+        totals.absorb(&counted(1, 1, 5));
+        totals.forget(&[1], &[1], &counted(1, 1, 7));
+        let total = totals.of(&counted(1, 1, 10));
+        assert_eq!(total.interfaces[&1].rx_packets, 3);
+        assert_eq!(total.charges[&(Charge::Router(1), Reason::Arp)], 3);
+        assert_eq!(total.charges[&(Charge::Port(0), Reason::NotOurMac)], 15, "the port kept its owner");
+    }
+
+    #[test]
+    fn a_restarted_daemon_continues_by_name() {
+        let names = |router, interface, id| Names {
+            ports: [(0, "eth1".into())].into(),
+            routers: [(router, "red".into())].into(),
+            interfaces: [(interface, ("red".into(), id))].into(),
+        };
+        let mut first = Totals::default();
+        first.absorb(&counted(1, 1, 5));
+        let text = serde_json::to_string(&first.state(names(1, 1, "m0".into()))).unwrap();
+        let state: State = serde_json::from_str(&text).unwrap();
+
+        let mut second = Totals::default();
+        second.inherit(&state, &counted(1, 1, 2), &names(4, 9, "m0".into()));
+        let total = second.of(&counted(9, 4, 1));
+        assert_eq!(total.interfaces[&9].rx_packets, 8);
+        assert_eq!(total.charges[&(Charge::Router(4), Reason::Arp)], 8);
+        assert!(!total.interfaces.contains_key(&1));
+
+        let mut other = Totals::default();
+        other.inherit(&state, &counted(1, 1, 2), &names(4, 9, "m1".into()));
+        assert!(other.of(&Counters::default()).interfaces.is_empty(), "another interface does not inherit");
+    }
+}

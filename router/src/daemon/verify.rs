@@ -1,0 +1,358 @@
+//! `millrace routes --verify`: is the fast table what Linux says?
+//!
+//! Linux is read afresh into a new mirror, and the tables are read back as the program reads them. A set of routes cuts
+//! the address space into intervals in which the most specific route is the same; the answer is compared at both ends of
+//! each (and in the gaps between routes, and at each neighbour). The loop stands still meanwhile, one to three seconds for
+//! a full table; packets do not.
+
+use super::{
+    Control,
+    api::ApiError,
+    ledger::Ledger,
+    report::{Difference, Families, VerifyReport, VerifyRouter},
+    seam::{Kernel, Observe},
+};
+use logic::{
+    mirror::{Limits, Mirror, RouterView},
+    net::{Address, Mac, Prefix},
+    observe::Event,
+    plan::{Hop, InterfaceId, Target},
+    reason::Reason,
+    tables::Answer,
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Compares every router. Differences may be changes that have not been taken in yet: then it is done once more.
+    pub(super) fn verify(&mut self) -> Result<VerifyReport, ApiError> {
+        let report = self.verify_once()?;
+        if report.differences == 0 {
+            return Ok(report);
+        }
+        self.observe(std::time::Duration::ZERO);
+        self.apply().map_err(|e| ApiError::failed(format!("{e:#}")))?;
+        self.verify_once()
+    }
+
+    fn verify_once(&mut self) -> Result<VerifyReport, ApiError> {
+        let (fresh, ledger) = self.read_afresh()?;
+        let live: BTreeMap<_, _> =
+            self.world.mirror.interfaces().map(|i| ((i.namespace, i.ifindex), i.interface)).collect();
+        let id = |fresh_id| live.get(&fresh.link_of(fresh_id)?).copied().flatten();
+        let neighbours = ledger.neighbours().filter_map(|((i, a), mac)| Some(((id(i)?, a), mac))).collect();
+        let mut report = VerifyReport::default();
+        for router in self.world.mirror.routers().filter(|r| r.router.is_some()) {
+            let one = self.verify_router(&router, &fresh, &neighbours, &id);
+            report.differences += one.1;
+            report.routers.push(one.0);
+        }
+        Ok(report)
+    }
+
+    /// A mirror that has seen nothing but a fresh dump of everything.
+    fn read_afresh(&mut self) -> Result<(Mirror, Ledger), ApiError> {
+        let (mut mirror, mut ledger) = (Mirror::new(Limits::default()), Ledger::default());
+        for (id, port) in &self.world.ports {
+            port.device.iter().for_each(|device| mirror.observe(Event::Port(*id, device.clone())));
+        }
+        for (id, namespace) in &self.world.namespaces {
+            let dump = self.observer.dump(*id);
+            let dump =
+                dump.map_err(|e| ApiError::failed(format!("reading router {}: {e:#}", namespace.name)))?;
+            mirror.observe(Event::Namespace(*id, namespace.clone()));
+            mirror.observe(Event::Dump(*id, Box::new(dump)));
+        }
+        ledger.note(&mirror.plan());
+        Ok((mirror, ledger))
+    }
+
+    fn verify_router(
+        &self,
+        router: &RouterView,
+        fresh: &Mirror,
+        neighbours: &BTreeMap<(InterfaceId, IpAddr), Mac>,
+        id: &impl Fn(InterfaceId) -> Option<InterfaceId>,
+    ) -> (VerifyRouter, u64) {
+        let Some(number) = router.router else { return Default::default() };
+        let mut judge = Judge { neighbours, id, differences: Vec::new(), found: 0 };
+        let known4 = neighbours
+            .keys()
+            .filter_map(|(_, a)| if let IpAddr::V4(a) = a { Some(a.to_bits()) } else { None });
+        let known6 = neighbours
+            .keys()
+            .filter_map(|(_, a)| if let IpAddr::V6(a) = a { Some(a.to_bits()) } else { None });
+        let compared = Families {
+            ipv4: judge
+                .compare(fresh.routes4(router.namespace), known4, |a: u32| self.lookup(number, a.ip())),
+            ipv6: judge
+                .compare(fresh.routes6(router.namespace), known6, |a: u128| self.lookup(number, a.ip())),
+        };
+        (VerifyRouter { router: router.name.clone(), compared, differences: judge.differences }, judge.found)
+    }
+}
+
+/// Compares answers with routes, and keeps what differs.
+struct Judge<'a, F> {
+    /// What Linux knows of neighbours, by our numbers.
+    neighbours: &'a BTreeMap<(InterfaceId, IpAddr), Mac>,
+    /// Our number of an interface of the fresh mirror.
+    id: &'a F,
+    differences: Vec<Difference>,
+    found: u64,
+}
+
+impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
+    /// Returns how many prefixes were compared.
+    fn compare<'r, A: Whole>(
+        &mut self,
+        routes: impl Iterator<Item = (Prefix<A>, &'r Target)>,
+        neighbours: impl Iterator<Item = A>,
+        look: impl Fn(A) -> Vec<Answer>,
+    ) -> u64 {
+        let mut routes: Vec<_> = routes.collect();
+        routes.sort_by_key(|(prefix, _)| (prefix.address(), prefix.length()));
+        let mut probes: BTreeSet<A> = neighbours.collect();
+        let mut check = |from: A, to: A, route: Option<(Prefix<A>, &Target)>| {
+            let later = probes.split_off(&from);
+            probes = later;
+            let inside: Vec<A> = probes.range(from..=to).copied().collect();
+            for address in [from, to].into_iter().chain(inside) {
+                if !is_martian(address.ip()) {
+                    self.judge(address.ip(), route, &look(address));
+                }
+            }
+        };
+        sweep(&routes, &mut check);
+        routes.len() as u64
+    }
+
+    fn judge<A: Address>(
+        &mut self,
+        address: IpAddr,
+        route: Option<(Prefix<A>, &Target)>,
+        answers: &[Answer],
+    ) {
+        let none = Target::Pass { reason: Reason::NoRoute, unicast: false };
+        let target = route.map_or(&none, |(_, target)| target);
+        let mut wanted = self.wanted(target, address);
+        for answer in
+            answers.iter().filter(|a| matches!(a.reason, Some(Reason::SameBox | Reason::TxNotReady)))
+        {
+            let is_it = |w: &Way| {
+                matches!(w, Way::Send { interface, neighbour, .. }
+                if (Some(*interface), Some(*neighbour)) == (answer.interface, answer.neighbour))
+            };
+            // The route is right, and for a good reason its packets are not sent: whatever MAC address it has.
+            wanted = wanted.into_iter().map(|w| if is_it(&w) { Way::of(answer) } else { w }).collect();
+        }
+        let fast: BTreeSet<Way> = answers.iter().map(Way::of).collect();
+        let unicast = !matches!(target, Target::Pass { unicast: false, .. });
+        // With several ways the flag of each is its own; with one it is the route's.
+        let source_check_agrees = answers.len() != 1 || answers[0].unicast == unicast;
+        if wanted == fast && source_check_agrees {
+            return;
+        }
+        self.found += 1;
+        if self.differences.len() < VerifyRouter::LISTED {
+            let words = |ways: &BTreeSet<Way>| ways.iter().map(Way::words).collect::<Vec<_>>().join(" or ");
+            let prefix = route.map_or_else(|| "no route".into(), |(prefix, _)| prefix.to_string());
+            let flag = if source_check_agrees { "" } else { " (differs for the reverse path filter)" };
+            self.differences.push(Difference {
+                prefix: format!("{prefix} at {address}"),
+                kernel: words(&wanted),
+                fast: words(&fast) + flag,
+            });
+        }
+    }
+
+    fn wanted(&self, target: &Target, address: IpAddr) -> BTreeSet<Way> {
+        match target {
+            Target::Pass { reason, .. } => [Way::Kernel(*reason)].into(),
+            Target::Hop(hop) => [self.wanted_hop(hop, address)].into(),
+            Target::Multi(members) => {
+                let total: u32 = members.iter().map(|(_, weight)| u32::from(*weight)).sum();
+                // A member with less than one share in 256 may have none.
+                let counts = |weight: u16| u32::from(weight) * 256 >= total;
+                members.iter().filter(|m| counts(m.1)).flat_map(|m| self.wanted(&m.0, address)).collect()
+            }
+        }
+    }
+
+    fn wanted_hop(&self, hop: &Hop, address: IpAddr) -> Way {
+        let Some(interface) = (self.id)(hop.interface) else { return Way::Kernel(Reason::EgressNotAPort) };
+        let neighbour = hop.gateway.unwrap_or(address);
+        let mac = self.neighbours.get(&(interface, neighbour)).copied();
+        Way::Send { interface, neighbour, mtu: hop.mtu, mac }
+    }
+}
+
+/// Where packets go, comparable.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Way {
+    Kernel(Reason),
+    /// Without a MAC address: known by its route, but the kernel resolves it.
+    Send {
+        interface: InterfaceId,
+        neighbour: IpAddr,
+        mtu: u32,
+        mac: Option<Mac>,
+    },
+}
+
+impl Way {
+    fn of(answer: &Answer) -> Way {
+        match (answer.reason, answer.interface, answer.neighbour) {
+            (None | Some(Reason::Unresolved), Some(interface), Some(neighbour)) => {
+                Way::Send { interface, neighbour, mtu: answer.mtu, mac: answer.mac }
+            }
+            (reason, ..) => Way::Kernel(reason.unwrap_or(Reason::NoRoute)),
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Way::Kernel(reason) => reason.name().into(),
+            Way::Send { interface, neighbour, mtu, mac } => {
+                let mac = mac.map_or("unresolved".into(), |m| m.to_string());
+                format!("{neighbour} ({mac}) on interface {interface} with MTU {mtu}")
+            }
+        }
+    }
+}
+
+/// Destinations Linux never forwards to whatever its routes say, so that the table need not follow them: it sends all
+/// of them to the kernel.
+fn is_martian(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(a) => a.octets()[0] == 0 || a.is_loopback() || a.is_multicast() || a.is_broadcast(),
+        IpAddr::V6(a) => {
+            a.is_unspecified() || a.is_loopback() || a.is_multicast() || a.is_unicast_link_local()
+        }
+    }
+}
+
+/// The address arithmetic of a sweep.
+trait Whole: Address {
+    const ZERO: Self;
+    const ALL: Self;
+    fn before(self) -> Self;
+    fn after(self) -> Option<Self>;
+    fn end(prefix: Prefix<Self>) -> Self;
+}
+
+macro_rules! whole {
+    ($($int:ty),*) => {$(
+        impl Whole for $int {
+            const ZERO: Self = 0;
+            const ALL: Self = <$int>::MAX;
+            fn before(self) -> Self { self.wrapping_sub(1) }
+            fn after(self) -> Option<Self> { self.checked_add(1) }
+            fn end(prefix: Prefix<Self>) -> Self {
+                prefix.address() | <$int>::MAX.checked_shr(prefix.length().into()).unwrap_or(0)
+            }
+        }
+    )*};
+}
+whole!(u32, u128);
+
+/// Calls `each` with every interval of addresses that have the same most specific route, in order, without a gap.
+/// `routes` are sorted by address, then length.
+fn sweep<A: Whole, T: Copy>(routes: &[(Prefix<A>, T)], each: &mut impl FnMut(A, A, Option<(Prefix<A>, T)>)) {
+    // The routes around the cursor, outermost first; the last one holds up to its end.
+    let mut around: Vec<(Prefix<A>, T)> = Vec::new();
+    let mut cursor = Some(A::ZERO);
+    let mut advance = |around: &mut Vec<(Prefix<A>, T)>, cursor: &mut Option<A>, to: A| {
+        while let (Some(top), Some(from)) = (around.last().copied(), *cursor) {
+            let end = A::end(top.0);
+            if end > to {
+                break;
+            }
+            if from <= end {
+                each(from, end, Some(top));
+                *cursor = end.after();
+            }
+            around.pop();
+        }
+        if let Some(from) = cursor.filter(|from| *from <= to) {
+            each(from, to, around.last().copied());
+            *cursor = to.after();
+        }
+    };
+    for route in routes {
+        if route.0.address() > A::ZERO {
+            advance(&mut around, &mut cursor, route.0.address().before());
+        }
+        around.push(*route);
+    }
+    advance(&mut around, &mut cursor, A::ALL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn intervals(routes: &[&str]) -> Vec<String> {
+        let mut sorted: Vec<(Prefix<u32>, usize)> =
+            routes.iter().enumerate().map(|(i, r)| (r.parse().unwrap(), i)).collect();
+        sorted.sort();
+        let mut out = Vec::new();
+        sweep(&sorted, &mut |from: u32, to: u32, route: Option<(Prefix<u32>, usize)>| {
+            out.push(format!("{}-{} {:?}", from.ip(), to.ip(), route.map(|r| r.1)));
+        });
+        out
+    }
+
+    #[test]
+    fn intervals_of_nested_routes() {
+        assert_eq!(intervals(&[]), ["0.0.0.0-255.255.255.255 None"]);
+        assert_eq!(intervals(&["0.0.0.0/0"]), ["0.0.0.0-255.255.255.255 Some(0)"]);
+        assert_eq!(
+            intervals(&["10.0.0.0/8", "10.0.0.0/16", "10.255.255.255/32"]),
+            [
+                "0.0.0.0-9.255.255.255 None",
+                "10.0.0.0-10.0.255.255 Some(1)",
+                "10.1.0.0-10.255.255.254 Some(0)",
+                "10.255.255.255-10.255.255.255 Some(2)",
+                "11.0.0.0-255.255.255.255 None",
+            ]
+        );
+        assert_eq!(
+            intervals(&["0.0.0.0/1", "255.255.255.255/32"]),
+            [
+                "0.0.0.0-127.255.255.255 Some(0)",
+                "128.0.0.0-255.255.255.254 None",
+                "255.255.255.255-255.255.255.255 Some(1)",
+            ]
+        );
+    }
+
+    proptest! {
+        /// The oracle asks, for every address, all routes.
+        #[test]
+        fn intervals_are_the_longest_match(
+            mut routes in proptest::collection::btree_set((0..64u32, 26..=32u8), 0..12), offset in prop::sample::select(vec![0, u32::MAX - 63]),
+        ) {
+            let routes: BTreeSet<Prefix<u32>> =
+                std::mem::take(&mut routes).into_iter().filter_map(|(a, l)| Prefix::new(offset + a, l)).collect();
+            let sorted: Vec<_> = routes.iter().map(|p| (*p, ())).collect();
+            let mut next = Some(0u32);
+            let mut seen = BTreeMap::new();
+            sweep(&sorted, &mut |from: u32, to: u32, route: Option<(Prefix<u32>, ())>| {
+                assert_eq!(Some(from), next, "without gap or overlap");
+                next = to.checked_add(1);
+                for a in (from..=to).take(64).chain((from..=to).rev().take(64)) {
+                    seen.insert(a, route.map(|r| r.0));
+                }
+            });
+            prop_assert_eq!(next, None);
+            for a in offset..=offset + 63 {
+                let longest = routes.iter().filter(|p| p.contains(a)).max_by_key(|p| p.length()).copied();
+                prop_assert_eq!(seen.get(&a), Some(&longest), "{}", a);
+            }
+        }
+    }
+}

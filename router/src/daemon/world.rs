@@ -1,0 +1,99 @@
+//! Everything observed, and what was decided because of it.
+
+use super::{ledger::Ledger, totals::Names};
+use crate::{config::Config, plane::Mode};
+use logic::{
+    mirror::{Limits, Mirror},
+    observe::{Event, Namespace, NamespaceId, Port},
+    plan::{Op, PortId},
+};
+use std::collections::BTreeMap;
+
+/// The mirror, and what must be known beside it to fill another generation or to read Linux afresh.
+pub struct World {
+    pub mirror: Mirror,
+    pub ledger: Ledger,
+    pub ports: BTreeMap<PortId, PortState>,
+    /// As announced.
+    pub namespaces: BTreeMap<NamespaceId, Namespace>,
+}
+
+/// A configured port.
+#[derive(Clone, Debug, Default)]
+pub struct PortState {
+    pub name: String,
+    /// `None`: the device is not there.
+    pub device: Option<Port>,
+    /// The device the program in charge is attached to.
+    pub attached: Option<u32>,
+    pub mode: Option<Mode>,
+    /// Why it is not attached.
+    pub refused: Option<String>,
+    /// Why packets from it are not trusted.
+    pub problems: Vec<String>,
+}
+
+impl PortState {
+    /// The device to be attached to.
+    pub fn wanted(&self) -> Option<u32> {
+        self.device.as_ref().map(|d| d.ifindex).filter(|_| self.refused.is_none())
+    }
+}
+
+impl World {
+    /// Of these ports, nothing observed yet.
+    pub fn new(config: &Config) -> Self {
+        let port =
+            |name: &crate::config::PortName| PortState { name: name.to_string(), ..PortState::default() };
+        let ports = config.ports.iter().enumerate().map(|(id, name)| (id as PortId, port(name)));
+        Self {
+            mirror: Mirror::new(Limits::default()),
+            ledger: Ledger::default(),
+            ports: ports.collect(),
+            namespaces: BTreeMap::new(),
+        }
+    }
+
+    /// Takes one event in.
+    pub fn observe(&mut self, event: Event) {
+        match &event {
+            Event::Port(id, port) => self.set_device(*id, Some(port.clone())),
+            Event::PortGone(id) => self.set_device(*id, None),
+            Event::Namespace(id, namespace) => drop(self.namespaces.insert(*id, namespace.clone())),
+            Event::NamespaceGone(id) => drop(self.namespaces.remove(id)),
+            _ => {}
+        }
+        self.mirror.observe(event);
+    }
+
+    fn set_device(&mut self, id: PortId, device: Option<Port>) {
+        if let Some(port) = self.ports.get_mut(&id) {
+            (port.device, port.refused) = (device, None);
+        }
+    }
+
+    /// What to change since the last call.
+    pub fn plan(&mut self) -> Vec<Op> {
+        let plan = self.mirror.plan();
+        self.ledger.note(&plan);
+        plan
+    }
+
+    /// A plan from nothing to the present state.
+    pub fn everything(&self) -> impl Iterator<Item = Op> + '_ {
+        self.ledger.everything(&self.mirror)
+    }
+
+    /// What the numbers stand for.
+    pub fn names(&self) -> Names {
+        let routers: BTreeMap<_, _> = self.mirror.routers().map(|r| (r.namespace, r)).collect();
+        let interface = |i: logic::mirror::InterfaceView| {
+            Some((i.interface?, (routers.get(&i.namespace)?.name.clone(), i.name)))
+        };
+        Names {
+            ports: self.ports.iter().map(|(id, p)| (*id, p.name.clone())).collect(),
+            interfaces: self.mirror.interfaces().filter_map(interface).collect(),
+            routers: routers.into_values().filter_map(|r| Some((r.router?, r.name))).collect(),
+        }
+    }
+}

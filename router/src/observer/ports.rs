@@ -1,0 +1,108 @@
+//! Ports: coming and going, and what is wrong with them.
+
+use super::{HOST, Observer, PortName};
+use crate::{
+    ethtool::{self, Ethtool, Peer, Problem, ProblemKind},
+    netlink::{link::RawLink, nsid},
+    netns,
+};
+use logic::{
+    observe::{Event, LinkKind, Port},
+    plan::PortId,
+};
+use std::{fs::File, io, os::fd::AsFd, sync::Arc};
+
+impl Observer {
+    /// Report ports that came, changed or went.
+    pub(super) fn refresh_ports(&mut self) {
+        let Some(host) = self.spaces.get(&HOST) else { return };
+        for (i, state) in self.ports.iter_mut().enumerate() {
+            let id = i as PortId;
+            let wanted = host.links.values().find(|link| match &state.wanted {
+                PortName::Name(name) => link.name == *name,
+                PortName::Index(index) => link.ifindex == *index,
+            });
+            // A port that was renamed is the same port.
+            let link = state.port.as_ref().and_then(|p| host.links.get(&p.ifindex)).or(wanted);
+            // Asked again each time: for a veth it depends on what its peer has attached.
+            let port = link.map(|link| Port {
+                namespace: HOST,
+                ifindex: link.ifindex,
+                frags: netns::inside(&host.file, || ethtool::transmits_fragments(link.ifindex))
+                    .unwrap_or(false),
+            });
+            if port == state.port {
+                continue;
+            }
+            let known = state.port.as_ref().map(|p| p.ifindex);
+            if known.is_some() && known != port.as_ref().map(|p| p.ifindex) {
+                self.out.push(Event::PortGone(id));
+            }
+            self.out.extend(port.clone().map(|port| Event::Port(id, port)));
+            state.port = port;
+        }
+    }
+
+    /// What of a port's device, or its veth peer, would break packets. A few system calls, and for a veth whose peer is
+    /// in a namespace that is not observed a look at every namespace: not for every second.
+    pub fn port_problems(&mut self, id: PortId) -> Vec<Problem> {
+        let Some(link) = self.port_link(id).cloned() else { return Vec::new() };
+        self.look_for_problems(&link).unwrap_or_else(|error| {
+            let text = format!("{} could not be checked for offloads: {error}", link.name);
+            vec![Problem { kind: ProblemKind::Unknown, text }]
+        })
+    }
+
+    fn look_for_problems(&mut self, link: &RawLink) -> io::Result<Vec<Problem>> {
+        let host = self.spaces.get(&HOST).ok_or(io::ErrorKind::NotFound)?.file.clone();
+        let veth = link.kind == LinkKind::Other("veth".into());
+        let features = netns::inside(&host, || Ethtool::open()?.features(&link.name))??;
+        let mut problems = ethtool::own_problems(&link.name, &features, veth);
+        if let (true, Some(index)) = (veth, link.below) {
+            match self.place_of(link.below_nsid, host)? {
+                Some((file, name)) => {
+                    let peer = netns::inside(&file, || Peer::look(index))??;
+                    problems.extend(ethtool::peer_problems(&peer, &name));
+                }
+                None => problems.push(Problem {
+                    kind: ProblemKind::Unknown,
+                    text: format!(
+                        "the veth peer of {} is in a namespace that has neither a name nor a process: \
+                         whether it sends partial checksums is not known",
+                        link.name
+                    ),
+                }),
+            }
+        }
+        Ok(problems)
+    }
+
+    /// The namespace that the host knows by `number`, and its name.
+    fn place_of(&mut self, number: Option<i32>, host: Arc<File>) -> io::Result<Option<(Arc<File>, String)>> {
+        let Some(number) = number else { return Ok(Some((host, "host".into()))) };
+        let space = self.spaces.get_mut(&HOST).ok_or(io::ErrorKind::NotFound)?;
+        for found in netns::list().into_values() {
+            let Ok(file) = File::open(&found.path) else { continue };
+            if nsid::ask(&mut space.requests, file.as_fd()).ok().flatten() == Some(number) {
+                return Ok(Some((Arc::new(file), found.name)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The driver of a port's device.
+    ///
+    /// # Errors
+    /// `NotFound` while the port is gone; what the driver says.
+    pub fn port_driver(&self, id: PortId) -> io::Result<String> {
+        let link = self.port_link(id).ok_or(io::ErrorKind::NotFound)?;
+        let host = self.spaces.get(&HOST).ok_or(io::ErrorKind::NotFound)?;
+        netns::inside(&host.file, || Ethtool::open()?.driver(&link.name))?
+    }
+
+    /// A port's device.
+    fn port_link(&self, id: PortId) -> Option<&RawLink> {
+        let port = self.ports.get(usize::from(id))?.port.as_ref()?;
+        self.spaces.get(&HOST)?.links.get(&port.ifindex)
+    }
+}
