@@ -11,10 +11,10 @@ cd "$(dirname "$0")/.."
 
 readonly CACHE=$PWD/target/vm
 readonly TRIPLE=x86_64-unknown-linux-gnu
-readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-120}
+readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-300}
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan 8021q vrf bonding dummy nf_tables sch_tbf)
 # What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these.
-readonly TOOLS=(bash ip ping ethtool unshare)
+readonly TOOLS=(bash ip tc nft ping ethtool unshare timeout)
 # Test binaries of crate millrace that are worth running on another kernel.
 readonly SUITES=(plane_kernel xdp_table netlink vm)
 

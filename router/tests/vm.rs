@@ -27,11 +27,48 @@ fn in_the_machine() -> bool {
 /// Runs a shell script; panics with its words if it fails.
 #[track_caller]
 fn sh(script: &str) -> String {
-    let output = Command::new("sh").args(["-ec", script]).output().unwrap();
+    let output = Command::new("timeout").args(["30", "sh", "-ec", script]).output().unwrap();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{script}: {}{}", text(&output.stdout), text(&output.stderr));
     text(&output.stdout)
 }
+
+/// Subnets 1 and 2 untagged, 3 with a tag (802.1Q) on the first wire, 4 with two (802.1ad, 802.1Q) on the second; IPv4
+/// and IPv6. The hosts have .2 in each, the box .1.
+const SET_UP: &str = "
+    ip netns add gen; ip link set eth0 netns gen
+    ip netns add sink; ip link set eth3 netns sink
+    echo 1 >/proc/sys/net/ipv4/ip_forward
+    echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+
+    host() { # namespace device subnet
+        ip -n $1 addr add 10.$3.0.2/24 dev $2
+        ip -n $1 addr add 2001:db8:$3::2/64 dev $2 nodad
+        ip -n $1 link set $2 up
+    }
+    box() { # device subnet
+        ip addr add 10.$2.0.1/24 dev $1
+        ip addr add 2001:db8:$2::1/64 dev $1 nodad
+        ip link set $1 up
+    }
+    two_tags() { # device, options of ip
+        ip $2 link add link $1 name $1.200 type vlan proto 802.1ad id 200
+        ip $2 link set $1.200 up
+        ip $2 link add link $1.200 name $1.200.7 type vlan id 7
+    }
+    route() { # namespace, to subnet, by way of subnet
+        ip -n $1 route add 10.$2.0.0/24 via 10.$3.0.1
+        ip -n $1 route add 2001:db8:$2::/64 via 2001:db8:$3::1
+    }
+
+    host gen eth0 1; box eth1 1
+    host sink eth3 2; box eth2 2
+    ip -n gen link add link eth0 name eth0.100 type vlan id 100
+    ip link add link eth1 name eth1.100 type vlan id 100
+    host gen eth0.100 3; box eth1.100 3
+    two_tags eth3 '-n sink'; two_tags eth2
+    host sink eth3.200.7 4; box eth2.200.7 4
+    route gen 2 1; route sink 1 2; route gen 4 3; route sink 3 4";
 
 /// Hosts, addresses and VLANs. What a test adds to the box it takes away itself.
 struct Bed {
@@ -40,35 +77,7 @@ struct Bed {
 
 impl Bed {
     fn new() -> Bed {
-        sh("ip netns add gen; ip link set eth0 netns gen
-            ip netns add sink; ip link set eth3 netns sink
-            echo 1 >/proc/sys/net/ipv4/ip_forward
-            echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
-            host() { # namespace device number
-                ip -n $1 addr add 10.$3.0.2/24 dev $2
-                ip -n $1 addr add 2001:db8:$3::2/64 dev $2 nodad
-                ip -n $1 link set $2 up
-            }
-            box() { # device number
-                ip addr add 10.$2.0.1/24 dev $1
-                ip addr add 2001:db8:$2::1/64 dev $1 nodad
-                ip link set $1 up
-            }
-            host gen eth0 1; box eth1 1; host sink eth3 2; box eth2 2
-            ip -n gen link add link eth0 name eth0.100 type vlan id 100
-            ip link add link eth1 name eth1.100 type vlan id 100
-            host gen eth0.100 3; box eth1.100 3
-            for at in 'sink eth3' 'box eth2'; do
-                set -- $at; in=; [ $1 = box ] || in=\"-n $1\"
-                ip $in link add link $2 name $2.200 type vlan proto 802.1ad id 200
-                ip $in link set $2.200 up
-                ip $in link add link $2.200 name $2.200.7 type vlan id 7
-            done
-            host sink eth3.200.7 4; box eth2.200.7 4
-            for net in 10.2.0.0/24 2001:db8:2::/64; do ip -n gen route add $net via $(gateway=1; echo $net | sed \"s/10.*/10.$gateway.0.1/; s/2001.*/2001:db8:$gateway::1/\"); done
-            for net in 10.1.0.0/24 2001:db8:1::/64; do ip -n sink route add $net via $(echo $net | sed 's/10.*/10.2.0.1/; s/2001.*/2001:db8:2::1/'); done
-            for net in 10.4.0.0/24 2001:db8:4::/64; do ip -n gen route add $net via $(echo $net | sed 's/10.*/10.3.0.1/; s/2001.*/2001:db8:3::1/'); done
-            for net in 10.3.0.0/24 2001:db8:3::/64; do ip -n sink route add $net via $(echo $net | sed 's/10.*/10.4.0.1/; s/2001.*/2001:db8:4::1/'); done");
+        sh(SET_UP);
         Bed { daemon: None }
     }
 
@@ -128,7 +137,7 @@ impl Drop for Bed {
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        if start.elapsed() > Duration::from_secs(15) {
+        if start.elapsed() > Duration::from_secs(60) {
             let log = fs::read_to_string("/tmp/millrace.log").unwrap_or_default();
             panic!("waited in vain for {what}; the daemon's log:\n{log}");
         }
@@ -167,10 +176,13 @@ fn forwarded() -> u64 {
 /// Echo requests from `gen`, every one answered. The first may be spent on neighbours, so it is asked for on its own.
 #[track_caller]
 fn ping(address: &str, count: u32) {
-    sh(&format!(
-        "ip netns exec gen ping -q -c 1 -w 10 {address} >/dev/null
-         ip netns exec gen ping -q -c {count} -i 0.01 -w 20 {address} | grep ' 0% packet loss'"
+    let answer = sh(&format!(
+        "ip netns exec gen ping -q -c 1 -w 20 {address} || true
+         ip netns exec gen ping -q -c {count} -i 0.05 -w 20 {address} || true
+         ip netns exec gen ip neigh; ip neigh"
     ));
+    let received = format!("{count} packets transmitted, {count} received");
+    assert!(answer.matches(&received).count() >= 1, "{answer}");
 }
 
 /// Pings there and back take the fast path: requests in by `near` and out by `far`, replies the other way.
