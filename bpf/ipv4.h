@@ -83,7 +83,7 @@ static __always_inline __u32 flow_hash4(const struct ipv4 *ip, const void *end, 
 		if ((protocol == IPPROTO_TCP || protocol == IPPROTO_UDP) && (const void *)(word + 1) <= end)
 			ports = *word;
 	}
-	return mix((__u64)ip->source << 32 | ip->destination, l4 ? ports << 8 | ip->protocol : 0);
+	return mix(((__u64)ip->source << 32 | ip->destination) ^ (l4 ? ports << 8 | ip->protocol : 0) * K1) >> 32;
 }
 
 static __always_inline enum reason check_ipv4(struct packet *p, const struct ipv4 *ip)

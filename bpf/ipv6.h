@@ -36,7 +36,7 @@ static __always_inline __u32 flow_hash6(const struct ipv6 *ip, const void *end, 
 			rest |= (__u64)*ports << 8;
 	}
 	__u64 folded = (ip->source[0] ^ ip->source[1] * K1) * K2 ^ (ip->destination[0] ^ ip->destination[1] * K2) * K1;
-	return mix(folded, rest);
+	return mix(folded ^ rest * K1) >> 32;
 }
 
 static __always_inline enum reason check_ipv6(struct packet *p, const struct ipv6 *ip)

@@ -5,6 +5,13 @@
 #define K1 0x9e3779b97f4a7c15ULL
 #define K2 0xff51afd7ed558ccdULL
 
+static __always_inline __u64 mix(__u64 word)
+{
+	__u64 h = word * K2;
+
+	return (h ^ h >> 32) * K2;
+}
+
 static __always_inline const struct port *find_port(__u32 ifindex)
 {
 	const struct port *port = ROW(port_index, ifindex & (PORT_INDEX_SIZE - 1));
@@ -35,7 +42,7 @@ search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
 static __always_inline const struct interface_slot *find_interface(__u64 mac, __u16 port, __u32 vlan)
 {
 	__u64 mac_port = mac | (__u64)port << 48;
-	__u32 bucket = ((mac_port ^ vlan * K1) * K2 >> 32) & interface_mask;
+	__u32 bucket = mix(mac_port ^ vlan * K1) >> 32 & interface_mask;
 	bool full = false;
 	const struct interface_slot *slot = search_interfaces(bucket, mac_port, vlan, &full);
 
@@ -78,12 +85,10 @@ search_neighbours(__u32 bucket, __u32 tag, __u16 interface, const struct address
 
 static __always_inline const struct nexthop *find_neighbour(__u16 interface, const struct address *a)
 {
-	__u64 h = (a->lo + interface * K1) * K2;
+	__u64 h = mix(mix(a->lo + interface * K1) ^ a->hi);
+	__u32 bucket = h >> 32 & neighbour_mask;
 	bool full = false;
 
-	h ^= h >> 32;
-	h = (h ^ a->hi) * K2;
-	__u32 bucket = (h >> 32) & neighbour_mask;
 	const struct nexthop *n = search_neighbours(bucket, (__u32)h, interface, a, &full);
 
 	if (!n && full)
@@ -175,12 +180,4 @@ static __always_inline __u32 group_member(__u32 slot, __u32 flow_hash)
 	slot = fib_slot(slot & FIB_INDEX_MASK, flow_hash >> 24);
 	trace_step(TRACE_GROUP, flow_hash, slot);
 	return slot;
-}
-
-static __always_inline __u32 mix(__u64 a, __u64 b)
-{
-	__u64 h = (a ^ b * K1) * K2;
-
-	h ^= h >> 32;
-	return h * K2 >> 32;
 }

@@ -79,7 +79,8 @@ impl<T> Limbo<T> {
 
     /// The next thing that was retired before `epoch`.
     pub(crate) fn next(&mut self, epoch: Epoch) -> Option<T> {
-        self.queue.pop_front_if(|(at, _)| *at < epoch.0).map(|(_, item)| item)
+        self.queue.front().filter(|(at, _)| *at < epoch.0)?;
+        self.queue.pop_front().map(|(_, item)| item)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {

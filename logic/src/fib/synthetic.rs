@@ -92,7 +92,7 @@ impl Random {
 
     /// A number below `limit` (0 if that is 0).
     pub fn below(&mut self, limit: u32) -> u32 {
-        ((self.next_u64() >> 32) * u64::from(limit) >> 32) as u32
+        (((self.next_u64() >> 32) * u64::from(limit)) >> 32) as u32
     }
 
     fn pick<T: Copy>(&mut self, mix: &[(T, u32)]) -> Option<T> {

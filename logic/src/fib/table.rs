@@ -50,7 +50,7 @@ pub struct Policy {
 impl Policy {
     /// For addresses of this width.
     pub fn of<A: Address>() -> Policy {
-        let routes_24 = if A::BITS == 32 { 16_384 } else { usize::MAX };
+        let routes_24 = if A::BITS == 32 { 65_536 } else { usize::MAX };
         Policy { routes_16: 256, routes_24, tails: true }
     }
 

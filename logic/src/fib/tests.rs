@@ -8,7 +8,7 @@ use crate::{
 use proptest::prelude::*;
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 const FULL: Slot = Slot(999);
@@ -298,29 +298,17 @@ fn readers_never_see_a_hole_or_a_foreign_leaf() {
     for (i, p) in covers.iter().enumerate() {
         bed.set(*p, Some(Slot(100 * (i as u32 + 1)))).unwrap();
     }
-    // One counter per reader, odd while it is inside a lookup: a grace period waits until each was even or moved on.
-    let readers: [AtomicUsize; 2] = Default::default();
-    let stop = AtomicBool::new(false);
+    let readers = grace::Readers::default();
     let mut random = synthetic::Random(3);
     let Bed { memory, pool, root, table, .. } = &mut bed;
     let (memory, root) = (&*memory, &*root);
-    std::thread::scope(|scope| {
-        for (n, inside) in readers.iter().enumerate() {
-            let stop = &stop;
-            scope.spawn(move || {
-                let mut random = synthetic::Random(n as u64);
-                while !stop.load(Relaxed) {
-                    inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                    for _ in 0..16 {
-                        let address = random.below(8) << 24 | random.below(4) << 16 | random.below(300);
-                        let leaf = lookup(memory, root.load(Acquire), address).0;
-                        assert_eq!(leaf / 100, (address >> 24) + 1, "{:?}", address.ip());
-                    }
-                    inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
-                }
-            });
-        }
-        for round in 0..30_000u32 {
+    let read = |random: &mut synthetic::Random| {
+        let address = random.below(8) << 24 | random.below(4) << 16 | random.below(300);
+        let leaf = lookup(memory, root.load(Acquire), address).0;
+        assert_eq!(leaf / 100, (address >> 24) + 1, "{:?}", address.ip());
+    };
+    let write = || {
+        for round in 0..10_000u32 {
             let mut space = Space { memory, pool: &mut *pool, root, full: FULL };
             let net = random.below(8);
             let address = net << 24 | random.below(4) << 16 | random.below(300);
@@ -333,17 +321,12 @@ fn readers_never_see_a_hole_or_a_foreign_leaf() {
                     table.remove(&mut space, victim);
                 }
             }
-            if round % 8 == 0 {
+            if round % 32 == 0 {
                 let epoch = pool.seal();
-                for reader in &readers {
-                    let seen = reader.load(std::sync::atomic::Ordering::SeqCst);
-                    while seen % 2 == 1 && reader.load(std::sync::atomic::Ordering::SeqCst) == seen {
-                        std::thread::yield_now();
-                    }
-                }
+                readers.grace_period();
                 pool.reclaim(epoch);
             }
         }
-        stop.store(true, Relaxed);
-    });
+    };
+    readers.race(|n| synthetic::Random(n as u64), read, write);
 }

@@ -17,6 +17,19 @@ pub(super) struct Alias {
     pub tos: u8,
     /// Of table local, else of table main.
     pub local: bool,
+    pub copies: Copies,
+}
+
+/// How many routes of the kernel an alias may stand for. Two IPv4 routes may differ in nothing we know (protocol,
+/// preferred source); a message about one that is known may be about the other, or may have been overtaken by a dump.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Copies {
+    #[default]
+    One,
+    /// Added when it was there already.
+    OneOrTwo,
+    /// And then deleted once: only the kernel knows whether there is such a route.
+    NoneOrOne,
 }
 
 impl Alias {
@@ -92,9 +105,9 @@ impl Aliases {
         self.edit(|list| list.insert(list.partition_point(|a| a.order() <= alias.order()), alias));
     }
 
-    /// fib_table_insert(). A route that is there already is not there twice: the kernel refuses that (`EEXIST`), so the
-    /// message was overtaken by a dump.
-    pub fn add4(&mut self, alias: Alias, change: Change, paths: &mut Paths) {
+    /// fib_table_insert(). A route that is there already is one the kernel does not add again (`EEXIST`): a dump has
+    /// overtaken the message, or this is a route that differs in what we do not see ([`Copies`]).
+    pub fn add4(&mut self, mut alias: Alias, change: Change, paths: &mut Paths) {
         if change == Change::Replace {
             if let Some(at) = self.position(|a| a.equals(&alias)) {
                 self.edit(|list| paths.release(std::mem::replace(&mut list[at], alias).path));
@@ -102,6 +115,7 @@ impl Aliases {
             }
         } else if let Some(at) = self.find(&alias, paths, true) {
             self.remove(at, paths);
+            alias.copies = Copies::OneOrTwo;
         }
         if change == Change::Append {
             self.append(alias);
@@ -112,7 +126,11 @@ impl Aliases {
 
     /// fib_table_delete(). What is not there is not missed: a dump overtook the message.
     pub fn delete4(&mut self, alias: &Alias, paths: &mut Paths) {
-        if let Some(at) = self.find(alias, paths, true).or_else(|| self.find(alias, paths, false)) {
+        let found = self.find(alias, paths, true).or_else(|| self.find(alias, paths, false));
+        let Some(at) = found else { return };
+        if self.as_slice()[at].copies == Copies::OneOrTwo {
+            self.edit(|list| list[at].copies = Copies::NoneOrOne);
+        } else {
             self.remove(at, paths);
         }
     }

@@ -45,7 +45,7 @@ impl Mirror {
 
     /// Interfaces whose link is gone, or whose address is another now.
     fn retire_interfaces(&mut self, shapes: &[Shape], batch: &mut Batch) {
-        let there: BTreeMap<LinkKey, Address> = shapes.iter().map(|s| (s.link, s.address)).collect();
+        let there: FxHashMap<LinkKey, Address> = shapes.iter().map(|s| (s.link, s.address)).collect();
         let gone: Vec<LinkKey> = self
             .held
             .iter()
@@ -95,18 +95,18 @@ impl Mirror {
     /// Gives numbers to links that have none. Two links that claim the same port, VLAN and MAC (a link moving between
     /// namespaces, seen in the new one first) are both left to the kernel until one is gone.
     fn number(&mut self, shapes: Vec<Shape>) -> Vec<Standing> {
-        let mut claims: FxHashMap<Address, Vec<usize>> = FxHashMap::default();
-        for (at, shape) in shapes.iter().enumerate() {
-            claims.entry(shape.address).or_default().push(at);
-        }
+        let mut claims: FxHashMap<Address, usize> = FxHashMap::default();
+        let rivals: Vec<(usize, usize)> = (0..)
+            .zip(&shapes)
+            .filter_map(|(at, shape)| claims.insert(shape.address, at).map(|other| (at, other)))
+            .collect();
         let mut standings: Vec<Standing> = shapes
             .into_iter()
             .map(|shape| Standing { id: self.held.get(&shape.link).map(|h| h.id), shape, trouble: None })
             .collect();
-        for rivals in claims.values().filter(|rivals| rivals.len() > 1) {
-            for &at in rivals {
-                let other = rivals.iter().find(|&&other| other != at).map_or(at, |&other| other);
-                let name = &standings[other].shape.name;
+        for (one, other) in rivals {
+            for (at, rival) in [(one, other), (other, one)] {
+                let name = &standings[rival].shape.name;
                 standings[at].trouble = Some(format!("same port, VLAN and MAC as {name}"));
             }
         }

@@ -6,7 +6,7 @@
 //! holds host routes only. Prefixes for which it may differ are reported by [`Rib::hiding`].
 
 use super::{
-    alias::{Alias, Aliases},
+    alias::{Alias, Aliases, Copies},
     intern::Id,
     path::{Path, Surroundings},
     paths::Paths,
@@ -159,7 +159,10 @@ impl<A: Address> Rib<A> {
             _ => return None,
         };
         let (prefix, metric, tos) = (route.prefix, route.metric, route.tos);
-        Some((prefix, Alias { metric, tos, local, path: self.paths.acquire(Path::of(route)) }))
+        Some((
+            prefix,
+            Alias { metric, tos, local, path: self.paths.acquire(Path::of(route)), copies: Copies::One },
+        ))
     }
 
     fn update(&mut self, prefix: Prefix<A>, change: impl FnOnce(&mut Aliases, &mut Paths)) {
@@ -278,6 +281,9 @@ fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6:
     }
     let (at, target) =
         aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
+    if aliases[at].copies == Copies::NoneOrOne {
+        return Some(paths.complex());
+    }
     if ipv6 {
         // Of several routes with equal metric rt6_select() takes the one with the best score.
         let rivals = aliases[at + 1..].iter();

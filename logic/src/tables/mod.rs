@@ -25,6 +25,8 @@ mod buckets;
 mod groups;
 mod links;
 mod nexthops;
+#[cfg(test)]
+mod race;
 mod routes;
 #[cfg(test)]
 mod tests;

@@ -443,7 +443,7 @@ fn simple(ops: &[Op]) -> Tables<HeapMemory> {
     tables
 }
 
-fn plain_interface(mac: u8) -> Interface {
+pub(super) fn plain_interface(mac: u8) -> Interface {
     Interface {
         router: 0,
         port: 1,

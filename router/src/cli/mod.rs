@@ -30,7 +30,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     net::IpAddr,
     path::PathBuf,
     process::ExitCode,
@@ -73,10 +73,10 @@ enum Command {
 }
 
 const EXPLAIN_HELP: &str = "\
-A packet reads:
-  udp 10.0.0.1:1234 -> 10.1.0.1:80
-  tcp [2001:db8::1]:1234 -> [2001:db8:1::1]:80 ttl=1 vlan=10
-  icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01
+A packet reads, in quotes:
+  'udp 10.0.0.1:1234 -> 10.1.0.1:80'
+  'tcp [2001:db8::1]:1234 -> [2001:db8:1::1]:80 ttl=1 vlan=10'
+  'icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01'
 Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac the packet is addressed to
 the interface of the router (the host's, unless --router) that leads back to its source. Frames of a pcap file are taken as they
 are and need --port.";
@@ -124,9 +124,9 @@ struct Routes {
 
 #[derive(Debug, Args)]
 struct Explain {
-    /// A packet as text (several words are joined), or a pcap file.
-    #[arg(required = true, num_args = 1.., value_name = "PACKET")]
-    packet: Vec<String>,
+    /// A packet as text, in quotes, or a pcap file.
+    #[arg(value_name = "PACKET")]
+    packet: String,
     /// The port it arrives on.
     #[arg(long, value_name = "DEVICE")]
     port: Option<PortName>,
@@ -193,7 +193,12 @@ impl Cli {
 impl Run {
     fn run(self, instance: Instance) -> Result<ExitCode> {
         let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false).init();
+        tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(io::stderr)
+            .with_ansi(io::stderr().is_terminal())
+            .with_target(false)
+            .init();
         let config = self.merged()?;
         start::run(config, instance, observing::open)?;
         Ok(ExitCode::SUCCESS)
@@ -246,15 +251,14 @@ impl Explain {
             router: self.router,
             ..ExplainRequest::default()
         };
-        let requests: Vec<_> = match self.packet.as_slice() {
-            [file] if !file.contains("->") => {
-                if base.port.is_none() {
-                    bail!("the frames of {file} need --port, the port they arrive on");
-                }
-                let frames = capture::read(file.as_ref())?;
-                frames.iter().map(|f| ExplainRequest { frame: Some(to_hex(f)), ..base.clone() }).collect()
+        let requests = if self.packet.contains("->") {
+            vec![ExplainRequest { packet: Some(self.packet), ..base }]
+        } else {
+            if base.port.is_none() {
+                bail!("the frames of {} need --port, the port they arrive on", self.packet);
             }
-            words => vec![ExplainRequest { packet: Some(words.join(" ")), ..base }],
+            let frames = capture::read(self.packet.as_ref())?;
+            frames.iter().map(|f| ExplainRequest { frame: Some(to_hex(f)), ..base.clone() }).collect()
         };
         let mut reports: Vec<ExplainReport> = Vec::new();
         for request in &requests {
@@ -268,13 +272,20 @@ fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Asks the daemon to stop; when there is none, removes what it left.
+/// Asks the daemon to stop and waits for its end; when there is none, removes what it left.
 fn stop(instance: &Instance) -> Result<StopReport> {
-    let socket = instance.socket();
-    match client::call(&socket, "POST", "/stop", Some(serde_json::json!({})), PATIENCE) {
-        Err(CallError::NoDaemon) => Ok(StopReport { done: start::clean_up(instance)? }),
-        other => Ok(other?),
+    let asked: StopReport =
+        match client::call(&instance.socket(), "POST", "/stop", Some(serde_json::json!({})), PATIENCE) {
+            Err(CallError::NoDaemon) => return Ok(StopReport { done: start::clean_up(instance)? }),
+            other => other?,
+        };
+    for _ in 0..100 {
+        if start::clean_up(instance).is_ok() {
+            return Ok(asked);
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
+    bail!("the daemon has removed everything from the kernel, but its process does not end")
 }
 
 fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
@@ -356,11 +367,12 @@ mod tests {
             "status --json",
             "routes 10.0.0.1 --router red",
             "routes --verify --json",
-            "explain udp 10.0.0.1:1 -> 10.1.0.1:2 ttl=1 --port eth1",
+            "explain udp_10.0.0.1:1_->_10.1.0.1:2_ttl=1 --port eth1",
             "stop --instance x",
         ];
         for line in fine {
-            Cli::try_parse_from(["millrace"].into_iter().chain(line.split(' ')))
+            let words = line.split(' ').map(|w| w.replace('_', " "));
+            Cli::try_parse_from(["millrace".into()].into_iter().chain(words))
                 .unwrap_or_else(|e| panic!("{line}: {e}"));
         }
         let wrong = [

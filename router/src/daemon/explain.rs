@@ -134,7 +134,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 format!("arrived on port {}: {trust}", self.port_name(id as PortId))
             }
             Step::Parsed { vlan, ether_type } => {
-                format!("VLAN {}, EtherType {}", Vlan::from_key(vlan), ether_type_name(ether_type))
+                format!("{}, {}", tags(Vlan::from_key(vlan)), ether_type_name(ether_type))
             }
             Step::Interface { interface: 0, .. } => "no interface has this port, VLAN and MAC".into(),
             Step::Interface { interface, router } => {
@@ -172,7 +172,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 format!("neighbour on {}: next hop {id}", self.interface_name(interface))
             }
             Step::Transmit { port, vlan } => {
-                format!("leaves by port {}, VLAN {}", self.port_name(port as PortId), Vlan::from_key(vlan))
+                format!("leaves by port {}, {}", self.port_name(port as PortId), tags(Vlan::from_key(vlan)))
             }
             Step::Verdict { reason: None, .. } => "forwarded".into(),
             Step::Verdict { reason: Some(reason), action } => {
@@ -196,12 +196,16 @@ fn slot_words(slot: u32) -> String {
     }
 }
 
+fn tags(vlan: Vlan) -> String {
+    if vlan == Vlan::NONE { "untagged".into() } else { format!("VLAN {vlan}") }
+}
+
 fn ether_type_name(ether_type: u16) -> String {
     match ether_type {
         0x0800 => "IPv4".into(),
         0x86dd => "IPv6".into(),
         0x0806 => "ARP".into(),
-        other => format!("{other:#06x}"),
+        other => format!("EtherType {other:#06x}"),
     }
 }
 

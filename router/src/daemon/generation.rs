@@ -23,8 +23,8 @@ use logic::{
 };
 use std::{net::IpAddr, time::Duration};
 
-/// How often ports are looked at for reasons not to trust them.
-const LOOK_AT_PORTS: Duration = Duration::from_secs(1);
+/// How long it takes to look at all ports for reasons not to trust them.
+const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
 
 /// Sizes to start with: a few MiB, enough for a router without a full table.
 const FIRST: Capacity = Capacity {
@@ -164,7 +164,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         // A generation is filled with everything there is, so the plan towards it is carried out by building one.
         world.plan();
-        let generation = build(&mut kernel, &config, &world, FIRST, 1)?;
+        let before = State::read(&instance);
+        let number = before.as_ref().map_or(0, |state| state.generation) + 1;
+        let generation = build(&mut kernel, &config, &world, FIRST, number)?;
         let mut control = Control {
             config,
             kernel,
@@ -176,9 +178,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             unremembered: true,
             times: Times { started, ..Times::default() },
             instance,
+            next_port: 0,
         };
         control.attach().map_err(|(_, error)| error)?;
-        control.inherit();
+        control.inherit(before);
         control.kernel.publish(&mut control.generation.plane)?;
         Ok(control)
     }
@@ -228,8 +231,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 }
             }
             self.attach_what_goes();
-        } else if now.saturating_sub(self.times.looked_at_ports) >= LOOK_AT_PORTS {
-            self.trust_ports(now);
+        } else {
+            self.trust_next_port(now);
         }
         Ok(())
     }
@@ -269,24 +272,43 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Tells the program which devices are ports, and which of those may be trusted.
     fn trust_ports(&mut self, now: Duration) {
-        self.times.looked_at_ports = now;
-        for (id, port) in &mut self.world.ports {
-            let Some(ifindex) = port.wanted() else { continue };
-            let problems = self.observer.port_problems(*id);
-            if problems != port.problems {
-                problems.iter().for_each(|p| tracing::warn!("port {}: {p}", port.name));
+        let ids: Vec<_> = self.world.ports.keys().copied().collect();
+        ids.into_iter().for_each(|id| self.trust_port(id));
+        self.times.looked_at_port = now;
+    }
+
+    /// Looks at one port after the other: a look takes milliseconds, and routes should not wait for all of them.
+    fn trust_next_port(&mut self, now: Duration) {
+        let ports = self.world.ports.len().max(1);
+        if now.saturating_sub(self.times.looked_at_port) < LOOK_AT_PORTS / ports as u32 {
+            return;
+        }
+        self.times.looked_at_port = now;
+        self.next_port = (self.next_port + 1) % ports;
+        if let Some(id) = self.world.ports.keys().nth(self.next_port).copied() {
+            self.trust_port(id);
+        }
+    }
+
+    fn trust_port(&mut self, id: PortId) {
+        let Some(port) = self.world.ports.get_mut(&id) else { return };
+        let Some(ifindex) = port.wanted() else { return };
+        let mut problems = self.observer.port_problems(id);
+        let ready = problems.is_empty();
+        if let Err(error) = self.generation.plane.set_port(id, ifindex, ready) {
+            problems.push(format!("{error:#}"));
+        }
+        if problems != port.problems {
+            problems.iter().for_each(|p| tracing::warn!("port {}: {p}", port.name));
+            if problems.is_empty() {
+                tracing::info!("port {}: no more problems", port.name);
             }
             port.problems = problems;
-            if let Err(error) = self.generation.plane.set_port(*id, ifindex, port.problems.is_empty()) {
-                port.problems.push(format!("{error:#}"));
-            }
         }
     }
 
     /// Continues the counters of the daemon before this one, if it left any.
-    fn inherit(&mut self) {
-        let state = std::fs::read(self.instance.state_file()).ok();
-        let state = state.and_then(|text| serde_json::from_slice::<State>(&text).ok());
+    fn inherit(&mut self, state: Option<State>) {
         if let (Some(state), Some(counted)) = (state, self.kernel.previous()) {
             let names = self.world.names();
             self.totals.inherit(&state, &counted, &names);

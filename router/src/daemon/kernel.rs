@@ -93,12 +93,19 @@ impl Bpf {
     }
 }
 
-/// The capabilities and mounts that pinning needs.
+/// Mounts the BPF file system where it is missing, as on a fresh Debian without systemd.
 pub fn ensure_bpffs() -> Result<()> {
     const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
     let mounted = rustix::fs::statfs(BPFFS).is_ok_and(|s| s.f_type as u64 == BPF_FS_MAGIC);
     if mounted {
         return Ok(());
+    }
+    let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    if mounts("self") != mounts("1") {
+        tracing::warn!(
+            "no BPF file system in this mount namespace, which is not the machine's (`ip netns exec` makes one): mounting one \
+             that ends with it, so forwarding will not outlive this process; start with `nsenter --net=FILE` instead"
+        );
     }
     rustix::mount::mount("bpf", BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
         .with_context(|| format!("mounting the BPF file system at {BPFFS}"))

@@ -68,6 +68,8 @@ pub struct Control<K: Kernel, O> {
     unremembered: bool,
     times: Times,
     instance: instance::Instance,
+    /// Place of the port looked at last.
+    next_port: usize,
 }
 
 /// When periodic work was last done, CLOCK_MONOTONIC.
@@ -76,7 +78,7 @@ struct Times {
     started: Duration,
     confirmed: Option<Duration>,
     kept_alive: Duration,
-    looked_at_ports: Duration,
+    looked_at_port: Duration,
     remembered: Duration,
 }
 
@@ -213,7 +215,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn write_state(&self) -> Result<()> {
         let path = self.instance.state_file();
         let new = path.with_extension("state.new");
-        std::fs::write(&new, serde_json::to_string(&self.totals.state(self.world.names()))?)?;
+        std::fs::write(
+            &new,
+            serde_json::to_string(&self.totals.state(self.generation.number, self.world.names()))?,
+        )?;
         Ok(std::fs::rename(new, path)?)
     }
 }

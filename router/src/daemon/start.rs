@@ -31,9 +31,24 @@ pub fn run<O: Observe>(
     privileges::check_kernel()?;
     privileges::check_capabilities()?;
     let lock = Lock::take(&instance)?;
+    let ended = run_alone(config, &instance, &lock, observer);
+    // Whoever leaves forwarding behind leaves the files that belong to it, too.
+    if matches!(ended, Ok(Ended::Stopped)) || Bpf::new(&instance, false).pinned_ports().is_empty() {
+        lock.clean();
+    }
+    ended.map(|_| ())
+}
+
+/// Runs the daemon as the only one of its instance.
+fn run_alone<O: Observe>(
+    config: Config,
+    instance: &Instance,
+    lock: &Lock,
+    observer: impl FnOnce(&Config) -> Result<O>,
+) -> Result<Ended> {
     kernel::ensure_bpffs()?;
     privileges::reduce()?;
-    let mut bpf = Bpf::new(&instance, config.generic);
+    let mut bpf = Bpf::new(instance, config.generic);
     bpf.adopt()?;
     let observer = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
@@ -43,17 +58,15 @@ pub fn run<O: Observe>(
     api::serve(lock.listen()?, requests_to)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
-    match control.run(&requests)? {
-        Ended::Stopped => {
-            lock.clean();
-            tracing::info!("stopped: nothing of Millrace is left in the kernel");
-        }
+    let ended = control.run(&requests)?;
+    match ended {
+        Ended::Stopped => tracing::info!("stopped: nothing of Millrace is left in the kernel"),
         Ended::Left => tracing::info!(
             "ending on a signal: forwarding goes on for the heartbeat of {heartbeat_s} s and is then the kernel's, unless a \
              daemon is started before; `millrace stop` removes everything"
         ),
     }
-    Ok(())
+    Ok(ended)
 }
 
 /// Removes what a daemon that is gone left behind; says what it did. Harmless to repeat.
@@ -72,20 +85,27 @@ fn check_ports(config: &Config) -> Result<()> {
     if config.ports.len() > crate::plane::MAX_PORTS {
         bail!("{} ports are given, {} are possible", config.ports.len(), crate::plane::MAX_PORTS);
     }
+    let present = devices();
     for (i, port) in config.ports.iter().enumerate() {
         if config.ports[..i].contains(port) {
             bail!("port {port} is given twice");
         }
-        if !fs::exists(format!("/sys/class/net/{port}")).unwrap_or(false) {
-            bail!("there is no device {port:?}; there are: {}", devices().join(", "), port = port.as_str());
-        }
     }
-    Ok(())
+    let devices = devices();
+    match config.ports.iter().find(|port| !devices.iter().any(|d| d == port.as_str())) {
+        Some(missing) => {
+            bail!("there is no device {:?}; there are: {}", missing.as_str(), devices.join(", "))
+        }
+        None => Ok(()),
+    }
 }
 
+/// Devices of this process's network namespace. Not from /sys/class/net: that shows the namespace of whoever mounted it.
+/// Devices of our own namespace. Not from /sys/class/net: that shows the namespace in which sysfs was mounted.
 fn devices() -> Vec<String> {
-    let entries = fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    let table = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+    let names = table.lines().skip(2).filter_map(|line| line.split_once(':'));
+    let mut names: Vec<_> = names.map(|(name, _)| name.trim().to_owned()).collect();
     names.sort();
     names
 }

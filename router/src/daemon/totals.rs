@@ -4,6 +4,7 @@
 //! generations counted, and when a number gets a new owner it becomes the negative of what was counted so far (all
 //! arithmetic wraps), so the new owner starts at zero without a write to memory the program writes.
 
+use super::instance::Instance;
 use crate::plane::{Charge, Counters, InterfaceCount};
 use logic::{
     plan::{InterfaceId, RouterId},
@@ -32,9 +33,10 @@ pub struct Totals {
 /// What a daemon leaves behind for the next: names, and its base, by number.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
+    /// Number of the generation in charge.
+    pub generation: u64,
     pub names: Names,
-    /// CLOCK_BOOTTIME is not needed: the file lives on a tmpfs, as the maps do not outlive a boot either.
-    pub packets: u64,
+    packets: u64,
     interfaces: BTreeMap<InterfaceId, [u64; 8]>,
     /// Payer (`router`, `port`, `other`), number, reason name.
     charges: Vec<(String, u8, String, u64)>,
@@ -65,13 +67,14 @@ impl Totals {
     }
 
     /// As the next daemon will read it.
-    pub fn state(&self, names: Names) -> State {
+    pub fn state(&self, generation: u64, names: Names) -> State {
         let payer = |charge: Charge| match charge {
             Charge::Router(id) => ("router", id),
             Charge::Port(id) => ("port", id),
             Charge::Other => ("other", 0),
         };
         State {
+            generation,
             names,
             packets: self.base.packets,
             interfaces: self.base.interfaces.iter().map(|(id, count)| (*id, array(*count))).collect(),
@@ -118,6 +121,11 @@ impl Totals {
 }
 
 impl State {
+    /// What an earlier daemon of the instance left; `None` also if a version wrote it that used other words.
+    pub fn read(instance: &Instance) -> Option<State> {
+        serde_json::from_slice(&std::fs::read(instance.state_file()).ok()?).ok()
+    }
+
     fn base(&self) -> Counters {
         let reason = |name: &str| Reason::all().find(|r| r.name() == name);
         let payer = |kind: &str, id: u8| match kind {
@@ -217,7 +225,7 @@ mod tests {
         };
         let mut first = Totals::default();
         first.absorb(&counted(1, 1, 5));
-        let text = serde_json::to_string(&first.state(names(1, 1, "m0".into()))).unwrap();
+        let text = serde_json::to_string(&first.state(1, names(1, 1, "m0".into()))).unwrap();
         let state: State = serde_json::from_str(&text).unwrap();
 
         let mut second = Totals::default();

@@ -37,16 +37,20 @@ pub struct Side {
 }
 
 impl Side {
-    fn open(protocol: i32, group: u32) -> Option<Side> {
-        let requests = Socket::requests(protocol).ok()?;
-        let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES).ok()?;
-        Some(Side { requests, events })
+    /// `Ok(None)`: the kernel lacks it.
+    fn open(protocol: i32, group: u32) -> io::Result<Option<Side>> {
+        let requests = match Socket::requests(protocol) {
+            Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(None),
+            other => other?,
+        };
+        let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES)?;
+        Ok(Some(Side { requests, events }))
     }
 }
 
 /// The hazards of one namespace.
 pub struct Hazards {
-    /// `None`: the kernel lacks it, or could not be asked.
+    /// `None`: the kernel lacks it.
     pub netfilter: Option<Side>,
     pub xfrm: Option<Side>,
     namespace: Vec<ByFamily>,
@@ -60,45 +64,46 @@ pub struct Hazards {
 
 impl Hazards {
     /// Opens sockets in the calling thread's namespace.
-    pub fn open() -> Hazards {
-        Hazards {
-            netfilter: Side::open(libc::NETLINK_NETFILTER, netfilter::GROUP),
-            xfrm: Side::open(libc::NETLINK_XFRM, xfrm::GROUP),
+    ///
+    /// # Errors
+    /// What the kernel says, except that it lacks something: there can be no hazard of that kind then.
+    pub fn open() -> io::Result<Hazards> {
+        Ok(Hazards {
+            netfilter: Side::open(libc::NETLINK_NETFILTER, netfilter::GROUP)?,
+            xfrm: Side::open(libc::NETLINK_XFRM, xfrm::GROUP)?,
             namespace: Vec::new(),
             legacy: Default::default(),
             traffic: BTreeMap::new(),
             tcx: BTreeMap::new(),
             programs: Default::default(),
-        }
+        })
     }
 
-    /// Everything that can be asked through these sockets.
-    pub fn read_all(&mut self, route: &mut Socket, sysctls: &Sysctls) {
-        self.read_namespace(route, sysctls);
-        self.read_traffic(route);
-    }
-
-    /// Rules, netfilter, XFRM, legacy tables.
-    pub fn read_namespace(&mut self, route: &mut Socket, sysctls: &Sysctls) {
+    /// Rules, netfilter, XFRM, legacy tables. False: something could not be read, was taken for a hazard, and should be
+    /// tried again.
+    pub fn read_namespace(&mut self, route: &mut Socket, sysctls: &Sysctls) -> bool {
         let absent = || Ok(Default::default());
         let netfilter =
             self.netfilter.as_mut().map_or_else(absent, |side| netfilter::read(&mut side.requests));
         let xfrm = self.xfrm.as_mut().map_or_else(absent, |side| xfrm::read(&mut side.requests));
+        let rules = rules::read(route);
+        let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
         self.namespace = vec![
             or_doubt(netfilter, "nftables rulesets"),
             or_doubt(xfrm, "IPsec policies"),
-            or_doubt(rules::read(route), "policy rules"),
+            or_doubt(rules, "policy rules"),
         ];
         self.read_polled(sysctls);
+        complete
     }
 
     /// Qdiscs and filters.
-    pub fn read_traffic(&mut self, route: &mut Socket) {
-        match traffic::read(route) {
-            Ok(found) => self.traffic = found,
-            // A device that went while it was asked for: its message makes us ask again.
-            Err(error) => tracing::debug!(%error, "qdiscs could not be read"),
-        }
+    ///
+    /// # Errors
+    /// What the kernel says; what was known is kept.
+    pub fn read_traffic(&mut self, route: &mut Socket) -> io::Result<()> {
+        self.traffic = traffic::read(route)?;
+        Ok(())
     }
 
     /// What costs nothing to look at.

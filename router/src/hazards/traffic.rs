@@ -84,8 +84,11 @@ fn has_filters(socket: &mut Socket, ifindex: u32, parent: u32) -> io::Result<boo
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     header[12..16].copy_from_slice(&parent.to_ne_bytes());
     let request = Request::new(rtm::GETTFILTER, wire::DUMP, &header);
-    let filters = socket.dump(request, |m| (m.kind == rtm::NEWTFILTER).then_some(()))?;
-    Ok(!filters.is_empty())
+    match socket.dump(request, |m| (m.kind == rtm::NEWTFILTER).then_some(())) {
+        // The device went while it was looked at; its message is on its way.
+        Err(e) if e.raw_os_error() == Some(libc::ENODEV) => Ok(false),
+        other => Ok(!other?.is_empty()),
+    }
 }
 
 fn parse(message: Message<'_>) -> Option<Qdisc> {

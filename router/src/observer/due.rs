@@ -51,6 +51,14 @@ impl Due {
         self.traffic.get_or_insert(now + DEBOUNCE);
     }
 
+    pub fn hazards_later(&mut self, now: Instant) {
+        self.hazards.get_or_insert(now + RETRY);
+    }
+
+    pub fn traffic_later(&mut self, now: Instant) {
+        self.traffic.get_or_insert(now + RETRY);
+    }
+
     pub fn dump_later(&mut self, now: Instant) {
         self.dump.get_or_insert(now + RETRY);
     }

@@ -128,6 +128,7 @@ pub struct Observer {
     own: Key,
     out: Vec<Event>,
     discover_at: Option<Instant>,
+    discover_not_before: Instant,
     tick_at: Instant,
     ticks: u64,
 }
@@ -166,6 +167,7 @@ impl Observer {
             own,
             out: Vec::new(),
             discover_at: None,
+            discover_not_before: Instant::now(),
             tick_at: Instant::now() + TICK,
             ticks: 0,
             config,
@@ -264,6 +266,8 @@ impl Observer {
         }
         if self.discover_at.take_if(|at| *at <= now).is_some() {
             self.discover(true);
+            // A thousand devices made one by one must not keep us busy looking: one part in four at most.
+            self.discover_not_before = Instant::now() + now.elapsed() * 3;
         }
         if self.tick_at <= now {
             self.tick_at = now + TICK;
@@ -285,7 +289,7 @@ impl Observer {
     }
 
     fn discover_soon(&mut self, now: Instant) {
-        self.discover_at.get_or_insert(now + DISCOVERY_DEBOUNCE);
+        self.discover_at.get_or_insert((now + DISCOVERY_DEBOUNCE).max(self.discover_not_before));
     }
 
     fn watch_directory(&mut self) {
@@ -380,13 +384,14 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address, create), |_| None::<()>).map(|_| ())
     }
 
-    /// Everything about a namespace, read again from the kernel (`millrace routes --verify`).
+    /// Everything about a namespace, read again from the kernel, for comparison (`millrace routes --verify`). Events
+    /// under way are not affected: apply those that wait before comparing.
     ///
     /// # Errors
     /// `NotFound` if it is not observed; what the kernel says.
     pub fn dump(&mut self, id: NamespaceId) -> io::Result<logic::observe::Dump> {
         let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        space.dump(&self.peers)
+        space.dump_aside(&self.peers)
     }
 
     /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.
@@ -412,5 +417,16 @@ fn raise_descriptor_limit() {
             limit.rlim_cur = limit.rlim_max.min((1024 * DESCRIPTORS).max(limit.rlim_cur));
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_can_be_handed_to_the_control_thread() {
+        fn sendable<T: Send>() {}
+        sendable::<Observer>();
     }
 }

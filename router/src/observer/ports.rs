@@ -1,6 +1,6 @@
 //! Ports: coming and going, and what is wrong with them.
 
-use super::{HOST, Observer, PortName};
+use super::{HOST, Observer, PortName, PortState};
 use crate::{
     ethtool::{self, Ethtool, Peer, Problem, ProblemKind},
     netlink::{link::RawLink, nsid},
@@ -10,27 +10,19 @@ use logic::{
     observe::{Event, LinkKind, Port},
     plan::PortId,
 };
-use std::{fs::File, io, os::fd::AsFd, sync::Arc};
+use std::{collections::BTreeMap, fs::File, io, os::fd::AsFd, sync::Arc};
 
 impl Observer {
     /// Report ports that came, changed or went.
     pub(super) fn refresh_ports(&mut self) {
         let Some(host) = self.spaces.get(&HOST) else { return };
+        let now: Vec<Option<u32>> = self.ports.iter().map(|state| place(state, &host.links)).collect();
+        // Asked again each time: for a veth it depends on what its peer has attached.
+        let ask = || now.iter().map(|index| index.is_some_and(ethtool::transmits_fragments)).collect();
+        let frags: Vec<bool> = netns::inside(&host.file, ask).unwrap_or_else(|_| vec![false; now.len()]);
         for (i, state) in self.ports.iter_mut().enumerate() {
             let id = i as PortId;
-            let wanted = host.links.values().find(|link| match &state.wanted {
-                PortName::Name(name) => link.name == *name,
-                PortName::Index(index) => link.ifindex == *index,
-            });
-            // A port that was renamed is the same port.
-            let link = state.port.as_ref().and_then(|p| host.links.get(&p.ifindex)).or(wanted);
-            // Asked again each time: for a veth it depends on what its peer has attached.
-            let port = link.map(|link| Port {
-                namespace: HOST,
-                ifindex: link.ifindex,
-                frags: netns::inside(&host.file, || ethtool::transmits_fragments(link.ifindex))
-                    .unwrap_or(false),
-            });
+            let port = now[i].map(|ifindex| Port { namespace: HOST, ifindex, frags: frags[i] });
             if port == state.port {
                 continue;
             }
@@ -105,4 +97,14 @@ impl Observer {
         let port = self.ports.get(usize::from(id))?.port.as_ref()?;
         self.spaces.get(&HOST)?.links.get(&port.ifindex)
     }
+}
+
+/// The index of a port's device now. A port that was renamed is the same port.
+fn place(state: &PortState, links: &BTreeMap<u32, RawLink>) -> Option<u32> {
+    let known = state.port.as_ref().map(|p| p.ifindex).filter(|index| links.contains_key(index));
+    let wanted = || match &state.wanted {
+        PortName::Name(name) => links.values().find(|link| link.name == *name).map(|link| link.ifindex),
+        PortName::Index(index) => links.contains_key(index).then_some(*index),
+    };
+    known.or_else(wanted)
 }

@@ -79,8 +79,8 @@ impl Space {
             Ok::<_, io::Error>((
                 Socket::requests(libc::NETLINK_ROUTE)?,
                 Socket::subscription(libc::NETLINK_ROUTE, GROUPS, receive_buffer_bytes)?,
-                Sysctls::open(),
-                Hazards::open(),
+                Sysctls::open()?,
+                Hazards::open()?,
             ))
         })??;
         Ok(Space {
@@ -116,7 +116,8 @@ impl Space {
         let mut neighbours = self.requests.dump(neighbour::dump(INET), neighbour::parse)?;
         neighbours.extend(self.requests.dump(neighbour::dump(INET6), neighbour::parse)?);
         let (routes4, routes6) = self.read_routes()?;
-        self.hazards.read_all(&mut self.requests, &self.sysctls);
+        self.read_hazards(Instant::now());
+        self.hazards.read_traffic(&mut self.requests)?;
         self.emitted_settings = self.settings();
         let indexes: Vec<u32> = self.links.keys().copied().collect();
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i, peers)?))).collect();
@@ -128,6 +129,18 @@ impl Space {
             neighbours,
             settings: self.emitted_settings.clone(),
         })
+    }
+
+    /// Everything, read now, for comparison: what is known, and so what later events say, stays as it was.
+    pub fn dump_aside(&mut self, peers: &Peers) -> io::Result<Dump> {
+        let due = self.due;
+        let known = (self.values.clone(), self.links.clone(), self.addresses.clone(), self.nexthops.clone());
+        let emitted = (self.emitted.clone(), self.emitted_settings.clone());
+        let dump = self.dump(peers);
+        self.due = due;
+        (self.values, self.links, self.addresses, self.nexthops) = known;
+        (self.emitted, self.emitted_settings) = emitted;
+        dump
     }
 
     fn read_links(&mut self) -> io::Result<()> {
@@ -174,6 +187,7 @@ impl Space {
                     // What still waits is older than the dump to come.
                     self.events.discard();
                     self.due.dump = Some(now);
+                    self.topology_changed = true;
                     return Ok(false);
                 }
                 Err(e) => return Err(e),
@@ -400,12 +414,21 @@ impl Space {
             self.due.dump_later(now);
         }
         if Due::take(&mut self.due.hazards, now) {
-            self.hazards.read_namespace(&mut self.requests, &self.sysctls);
+            self.read_hazards(now);
             self.refresh_settings(out);
         }
         if Due::take(&mut self.due.traffic, now) {
-            self.hazards.read_traffic(&mut self.requests);
+            if let Err(error) = self.hazards.read_traffic(&mut self.requests) {
+                tracing::debug!(namespace = self.namespace.name, %error, "qdiscs: reading again later");
+                self.due.traffic_later(now);
+            }
             self.refresh_all(peers, out);
+        }
+    }
+
+    fn read_hazards(&mut self, now: Instant) {
+        if !self.hazards.read_namespace(&mut self.requests, &self.sysctls) {
+            self.due.hazards_later(now);
         }
     }
 
@@ -428,7 +451,7 @@ impl Space {
     /// What changes without a message: settings, legacy iptables. `slow` also reads every device's own settings again.
     pub fn tick(&mut self, slow: bool, peers: &Peers, out: &mut Vec<Event>) {
         if slow && self.sysctls.lacks_legacy_files() {
-            if let Ok(sysctls) = netns::inside(&self.file, Sysctls::open) {
+            if let Ok(Ok(sysctls)) = netns::inside(&self.file, Sysctls::open) {
                 self.sysctls = sysctls;
             }
         }

@@ -3,7 +3,7 @@
 //! A file under /proc/sys/net belongs to the namespace of the thread that opened it and can then be read from any
 //! thread; a read costs less than a microsecond, an open with a change of namespace forty.
 
-use std::{fs::File, os::unix::fs::FileExt, path::Path};
+use std::{fs::File, io, os::unix::fs::FileExt, path::Path};
 
 /// Values of `conf/all` and of the namespace as a whole. Absent files (IPv6 off, older kernel) read as 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,11 +47,18 @@ const LEGACY: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 
 impl Sysctls {
     /// Opens the files of the calling thread's namespace.
-    pub fn open() -> Sysctls {
-        Sysctls {
-            files: FILES.map(|name| File::open(Path::new("/proc/sys/net").join(name)).ok()),
-            legacy: LEGACY.map(|name| File::open(Path::new("/proc/thread-self/net").join(name)).ok()),
+    ///
+    /// # Errors
+    /// What the kernel says, except that there is no such file.
+    pub fn open() -> io::Result<Sysctls> {
+        let mut sysctls = Sysctls { files: [const { None }; FILES.len()], legacy: [None, None] };
+        for (slot, name) in sysctls.files.iter_mut().zip(FILES) {
+            *slot = open_if_there(&Path::new("/proc/sys/net").join(name))?;
         }
+        for (slot, name) in sysctls.legacy.iter_mut().zip(LEGACY) {
+            *slot = open_if_there(&Path::new("/proc/thread-self/net").join(name))?;
+        }
+        Ok(sysctls)
     }
 
     /// The values now.
@@ -96,6 +103,14 @@ impl Sysctls {
             .iter()
             .zip(&self.legacy)
             .any(|(name, file)| file.is_none() && Path::new("/proc/self/net").join(name).exists())
+    }
+}
+
+fn open_if_there(path: &Path) -> io::Result<Option<File>> {
+    match File::open(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
     }
 }
 

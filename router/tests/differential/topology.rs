@@ -8,6 +8,7 @@ use fastrand::Rng;
 use logic::net::Mac;
 use std::{
     collections::BTreeSet,
+    fmt::Write,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     process::{Child, Command},
     time::{Duration, Instant},
@@ -41,8 +42,9 @@ impl Side {
     }
 }
 
-/// Neighbours on every side that have an address and a MAC: .10 to .17.
-pub const HOSTS: std::ops::Range<u8> = 10..18;
+/// Neighbours on every side that have an address and a MAC. Many, because the kernel limits "unreachable" answers by its
+/// clock to five in a row for each source (`ip_rt_error_burst`): few packets of a round come from the same one.
+pub const HOSTS: std::ops::Range<u8> = 10..74;
 
 pub fn host_mac(side: &Side, n: u8) -> Mac {
     Mac([2, 0x10, side.tenant.into(), side.port as u8, side.net, n])
@@ -171,6 +173,7 @@ impl Topology {
         self.inside(tenant, format!("ip addr add {}/24 dev {device}", side.router4));
         self.inside(tenant, format!("ip addr add {}/64 dev {device} nodad", side.router6));
         self.own.extend([IpAddr::V4(side.router4), IpAddr::V6(side.router6)]);
+        let mut neighbours = String::new();
         for n in HOSTS {
             let mac = host_mac(&side, n);
             self.inside(
@@ -200,7 +203,7 @@ impl Topology {
                 ("net.ipv4.conf.all.send_redirects", redirects),
                 ("net.ipv4.conf.default.send_redirects", redirects),
                 ("net.ipv4.conf.all.rp_filter", rp_filter),
-                ("net.ipv4.fib_multipath_hash_policy", rng.i32(0..2)),
+                ("net.ipv4.fib_multipath_hash_policy", rng.u8(0..2)),
             ] {
                 self.inside(tenant, format!("sysctl -qw {key}={value}"));
             }

@@ -38,10 +38,12 @@ impl Model {
         let mut phase = Phase::Off;
         for op in ops {
             let now = self.phase(op);
-            if let Op::Interface(id, i) = op
-                && !self.interfaces.contains_key(id)
-            {
-                assert!(!i.ipv4 && !i.ipv6, "a new interface is on before its router is ready: {op:?}");
+            if let Op::Interface(id, i) = op {
+                let known = self.interfaces.contains_key(id);
+                assert!(
+                    known || !i.ipv4 && !i.ipv6,
+                    "a new interface is on before its router is ready: {op:?}"
+                );
             }
             let neutral = now.is_none();
             let now = now.unwrap_or(phase);

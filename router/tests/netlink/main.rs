@@ -1,0 +1,373 @@
+//! The observer against a real kernel: every test makes namespaces of its own and works only in them.
+//!
+//! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl). Without root the tests
+//! say so and do nothing.
+
+mod bed;
+mod hazards;
+mod measure;
+
+use bed::*;
+use logic::{
+    net::Prefix4,
+    observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
+};
+use router::{
+    netns,
+    observer::{HOST, Observer, ObserverConfig, PortName},
+};
+use std::{
+    collections::VecDeque,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+fn route<'a>(routes: &'a [Route<u32>], prefix: &str) -> &'a Route<u32> {
+    let prefix: Prefix4 = prefix.parse().unwrap();
+    routes.iter().find(|r| r.prefix == prefix && r.table == 254).unwrap_or_else(|| panic!("no {prefix}"))
+}
+
+#[test]
+fn the_first_poll_hands_out_the_host_and_its_port() {
+    with_bed(|_| {
+        sh("ip addr add 192.0.2.1/24 dev port0; sysctl -qw net.ipv4.conf.port0.forwarding=1");
+        let events = observer().poll(Duration::ZERO).unwrap();
+        assert!(matches!(&events[0], Event::Namespace(HOST, n) if n.host && n.name == "host"), "{events:?}");
+        let Event::Dump(HOST, dump) = &events[1] else { panic!("{events:?}") };
+        let Event::Port(0, port) = &events[2] else { panic!("{events:?}") };
+        let link = dump.links.iter().find(|l| l.ifindex == port.ifindex).unwrap();
+        assert_eq!((link.name.as_str(), link.up, link.carrier), ("port0", true, true));
+        assert_eq!(link.kind, LinkKind::Other("veth".into()));
+        assert!(link.ipv4.forwarding && link.ipv4.has_address && !link.ipv6.forwarding);
+        assert!(link.hazards.is_empty(), "{:?}", link.hazards);
+        assert_eq!(
+            (dump.settings.hazards4.len(), dump.settings.hazards6.len()),
+            (0, 0),
+            "{:?}",
+            dump.settings
+        );
+        assert!(matches!(route(&dump.routes4, "192.0.2.0/24").next, Next::One(_)));
+    });
+}
+
+#[test]
+fn a_port_that_is_not_there_is_an_error() {
+    with_bed(|_| {
+        let config = ObserverConfig { ports: vec![PortName::Name("nope".into())], ..Default::default() };
+        let error = Observer::new(config).err().unwrap().to_string();
+        assert!(error.contains("no network device nope"), "{error}");
+    });
+}
+
+#[test]
+fn a_macvlan_makes_a_router_and_deleting_the_namespace_really_deletes_it() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        let red = bed.namespace("red");
+        let started = Instant::now();
+        sh(&format!("ip link add link port0 name m0 netns {red} type macvlan mode bridge"));
+        let id = until(&mut observer, "namespace", |e| match e {
+            Event::Namespace(id, n) if n.name == red && !n.host => Some(*id),
+            _ => None,
+        });
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        let below = until(&mut observer, "dump with the macvlan", |e| match e {
+            Event::Dump(i, dump) if *i == id => dump.links.iter().find(|l| l.name == "m0").map(|l| l.below),
+            _ => None,
+        });
+        let index: u32 = std::fs::read_to_string("/sys/class/net/port0/ifindex")
+            .unwrap_or_default()
+            .trim()
+            .parse()
+            .unwrap_or(0);
+        assert!(matches!(below, Some((HOST, i)) if i == index || index == 0), "{below:?}");
+        settle(&mut observer);
+        sh(&format!("ip netns del {red}"));
+        until(&mut observer, "end of the namespace", |e| {
+            matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
+        });
+        // Nothing of ours may keep it alive: the MAC address filter of the port knows the macvlan until it is gone.
+        let end = Instant::now() + PATIENCE;
+        while upper_devices("port0") > 0 {
+            assert!(Instant::now() < end, "the macvlan is still there");
+            observer.poll(Duration::from_millis(20)).unwrap();
+        }
+    });
+}
+
+/// How many devices sit on it, in whatever namespace: macvlan allows no second device with the same MAC address.
+fn upper_devices(port: &str) -> usize {
+    let probe =
+        format!("ip link add link {port} name probe0 type macvlan mode passthru && ip link del probe0");
+    usize::from(!Command::new("sh").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success())
+}
+
+#[test]
+fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        let pid = bed.unnamed();
+        sh(&format!("ip link add link port0 name m0 netns {pid} type macvlan mode bridge"));
+        let name = format!("pid:{pid}");
+        let id = until(&mut observer, "namespace", |e| match e {
+            Event::Namespace(id, n) if n.name == name => Some(*id),
+            _ => None,
+        });
+        let started = Instant::now();
+        bed.end_processes();
+        until(&mut observer, "end of the namespace", |e| {
+            matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
+        });
+        // A container started again at once wants its MAC address back: no waiting for a slow scan.
+        assert!(started.elapsed() < Duration::from_millis(500), "{:?}", started.elapsed());
+    });
+}
+
+#[test]
+fn a_namespace_that_no_longer_holds_a_device_of_ours_is_let_go() {
+    with_bed(|bed| {
+        let red = bed.namespace("red");
+        sh(&format!("ip link add link port0 name m0 netns {red} type macvlan mode bridge"));
+        let mut observer = observer();
+        let id = until(&mut observer, "namespace", |e| match e {
+            Event::Namespace(id, n) if n.name == red => Some(*id),
+            _ => None,
+        });
+        sh(&format!("ip -n {red} link del m0"));
+        until(&mut observer, "end of the namespace", |e| {
+            matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
+        });
+    });
+}
+
+#[test]
+fn routes_multipath_and_nexthop_objects_are_followed() {
+    with_bed(|_| {
+        sh("ip addr add 192.0.2.1/24 dev port0");
+        let mut observer = observer();
+        settle(&mut observer);
+        sh("ip route add 10.0.0.0/8 mtu 1400 nexthop via 192.0.2.2 weight 3 nexthop via 192.0.2.3");
+        let (change, added) = until(&mut observer, "multipath route", |e| match e {
+            Event::Route4(HOST, change, r) => Some((*change, r.clone())),
+            _ => None,
+        });
+        let Next::Many(hops) = &added.next else { panic!("{added:?}") };
+        assert_eq!(change, Change::Add);
+        assert_eq!(hops.iter().map(|h| h.weight).collect::<Vec<_>>(), [3, 1]);
+        assert_eq!((added.mtu, added.complex), (Some(1400), None));
+
+        sh(
+            "ip route replace 10.0.0.0/8 via 192.0.2.9; ip route append 10.0.0.0/8 via 192.0.2.8; ip route del 10.0.0.0/8",
+        );
+        let mut changes = Vec::new();
+        until(&mut observer, "three changes", |e| {
+            changes.extend(if let Event::Route4(_, change, _) = e { Some(*change) } else { None });
+            (changes.len() == 3).then_some(())
+        });
+        assert_eq!(changes, [Change::Replace, Change::Append, Change::Delete]);
+
+        sh(
+            "ip nexthop add id 7 via 192.0.2.7 dev port0; ip nexthop add id 8 group 7,5; ip route add 10.8.0.0/16 nhid 8",
+        );
+        until(&mut observer, "group", |e| match e {
+            Event::Nexthop(HOST, o) if o.kind == NexthopObjectKind::Group(vec![(7, 5)]) => Some(()),
+            _ => None,
+        });
+        until(&mut observer, "its route", |e| {
+            matches!(e, Event::Route4(_, _, r) if r.next == Next::Object(8)).then_some(())
+        });
+        sh("ip nexthop del id 7");
+        until(&mut observer, "end of the object", |e| matches!(e, Event::NexthopGone(HOST, 7)).then_some(()));
+        until(&mut observer, "routes read again", |e| {
+            matches!(e, Event::Routes(HOST, v4, _) if v4.iter().all(|r| r.next != Next::Object(8)))
+                .then_some(())
+        });
+    });
+}
+
+#[test]
+fn ipv6_messages_hold_the_whole_multipath_route() {
+    with_bed(|_| {
+        sh("ip addr add 2001:db8::1/64 dev port0 nodad");
+        let mut observer = observer();
+        settle(&mut observer);
+        let mut expect = |command: &str, change: Change, weights: &[u16]| {
+            sh(command);
+            let (got, next) = until(&mut observer, command, |e| match e {
+                Event::Route6(HOST, change, r) if r.prefix.to_string() == "2001:db8:1::/48" => {
+                    Some((*change, r.next.clone()))
+                }
+                _ => None,
+            });
+            let mut hops: Vec<u16> = match next {
+                Next::Many(hops) => hops.iter().map(|h| h.weight).collect(),
+                Next::One(hop) => vec![hop.weight],
+                _ => vec![],
+            };
+            // The kernel begins with whichever it changed.
+            hops.sort_unstable();
+            assert_eq!((got, &hops[..]), (change, weights), "{command}");
+        };
+        let to = "2001:db8:1::/48";
+        let two = "nexthop via 2001:db8::2 weight 3 nexthop via 2001:db8::3";
+        expect(&format!("ip -6 route add {to} {two}"), Change::Add, &[1, 3]);
+        expect(&format!("ip -6 route append {to} via 2001:db8::4"), Change::Append, &[1, 1, 3]);
+        // The exception: taking one member away names only that one, and without its weight.
+        expect(&format!("ip -6 route del {to} via 2001:db8::2"), Change::Delete, &[1]);
+        expect(&format!("ip -6 route replace {to} via 2001:db8::5"), Change::Replace, &[1]);
+        expect(&format!("ip -6 route del {to}"), Change::Delete, &[1]);
+    });
+}
+
+#[test]
+fn a_link_that_goes_down_makes_routes_be_read_again() {
+    with_bed(|_| {
+        sh("ip addr add 192.0.2.1/24 dev port0; ip route add 10.0.0.0/8 via 192.0.2.2");
+        sh("ip nexthop add id 7 via 192.0.2.7 dev port0");
+        let mut observer = observer();
+        settle(&mut observer);
+        sh("ip link set port0 down");
+        until(&mut observer, "link down", |e| matches!(e, Event::Link(HOST, l) if !l.up).then_some(()));
+        let mut object_gone = false;
+        until(&mut observer, "routes", |e| match e {
+            Event::NexthopGone(HOST, 7) => {
+                object_gone = true;
+                None
+            }
+            Event::Routes(HOST, v4, _) => v4.iter().all(|r| r.table != 254).then_some(()),
+            _ => None,
+        });
+        assert!(object_gone, "the kernel drops nexthop objects of a device that is down without a word");
+    });
+}
+
+#[test]
+fn settings_are_followed_with_and_without_messages() {
+    with_bed(|_| {
+        let mut observer = observer();
+        settle(&mut observer);
+        let mut expect = |command: &str, wanted: fn(&logic::observe::Link) -> bool| {
+            sh(&format!("sysctl -qw {command}"));
+            until(&mut observer, command, |e| {
+                matches!(e, Event::Link(HOST, l) if l.name == "port0" && wanted(l)).then_some(())
+            });
+        };
+        expect("net.ipv4.ip_forward=1", |l| l.ipv4.forwarding);
+        expect("net.ipv4.conf.port0.forwarding=0", |l| !l.ipv4.forwarding);
+        expect("net.ipv6.conf.all.forwarding=1", |l| l.ipv6.forwarding);
+        expect("net.ipv6.conf.all.forwarding=0", |l| !l.ipv6.forwarding);
+        expect("net.ipv4.conf.all.rp_filter=1", |l| l.ipv4.rp_filter == logic::plan::ReversePath::Strict);
+        expect("net.ipv4.conf.port0.rp_filter=2", |l| l.ipv4.rp_filter == logic::plan::ReversePath::Loose);
+        expect("net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.port0.send_redirects=0", |l| {
+            !l.ipv4.send_redirects
+        });
+        expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.unusual == ["accept_local"]);
+        if std::path::Path::new("/proc/sys/net/ipv6/conf/port0/force_forwarding").exists() {
+            expect("net.ipv6.conf.port0.force_forwarding=1", |l| l.ipv6.forwarding);
+        }
+        sh("sysctl -qw net.ipv4.fib_multipath_hash_policy=1");
+        until(&mut observer, "hash policy", |e| {
+            matches!(e, Event::Settings(HOST, s) if s.multipath_policy == [1, 0]).then_some(())
+        });
+    });
+}
+
+#[test]
+fn lost_events_cost_a_dump_and_nothing_else() {
+    with_bed(|_| {
+        sh("ip addr add 192.0.2.1/24 dev port0");
+        let mut observer = observer();
+        settle(&mut observer);
+        observer.set_receive_buffer(HOST, 4096).unwrap();
+        batch(
+            (0..50_000)
+                .map(|i| format!("route add 10.{}.{}.{}/32 via 192.0.2.2", i >> 16, i >> 8 & 255, i & 255)),
+        );
+        let dump = host_dump(&mut observer);
+        assert_eq!(dump.routes4.iter().filter(|r| r.prefix.length() == 32 && r.table == 254).count(), 50_000);
+        // And it goes on as before.
+        settle(&mut observer);
+        sh("ip route del 10.0.0.7/32");
+        until(&mut observer, "deletion", |e| {
+            matches!(e, Event::Route4(HOST, Change::Delete, _)).then_some(())
+        });
+    });
+}
+
+#[test]
+fn neighbours_are_followed_and_probed() {
+    with_bed(|bed| {
+        let peer = bed.name("peer");
+        sh(&format!("ip addr add 192.0.2.1/24 dev port0; ip -n {peer} addr add 192.0.2.2/24 dev far0"));
+        let mut observer = observer();
+        let port =
+            until(&mut observer, "port", |e| if let Event::Port(0, p) = e { Some(p.ifindex) } else { None });
+        settle(&mut observer);
+        let address = "192.0.2.2".parse().unwrap();
+        assert!(observer.probe_neighbour(HOST, port, address).is_err(), "there is no entry to probe");
+        observer.resolve_neighbour(HOST, port, address).unwrap();
+        until(&mut observer, "resolved", |e| {
+            matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_some()).then_some(())
+        });
+        sh("ip neigh change 192.0.2.2 dev port0 nud stale");
+        until(&mut observer, "stale", |e| {
+            matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.stale).then_some(())
+        });
+        sh("sysctl -qw net.ipv4.neigh.port0.delay_first_probe_time=0");
+        observer.probe_neighbour(HOST, port, address).unwrap();
+        until(&mut observer, "fresh again", |e| {
+            matches!(e, Event::Neighbour(HOST, n) if n.address == address && !n.stale && n.mac.is_some())
+                .then_some(())
+        });
+        sh("ip neigh del 192.0.2.2 dev port0");
+        until(&mut observer, "gone", |e| {
+            matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_none()).then_some(())
+        });
+    });
+}
+
+#[test]
+fn a_port_that_goes_and_comes_back_is_reported() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        settle(&mut observer);
+        sh("ip link del port0");
+        until(&mut observer, "port gone", |e| matches!(e, Event::PortGone(0)).then_some(()));
+        sh(&format!("ip link add port0 type veth peer name far0 netns {}", bed.name("peer")));
+        until(&mut observer, "port back", |e| matches!(e, Event::Port(0, _)).then_some(()));
+    });
+}
+
+#[test]
+fn a_router_can_be_configured_by_file() {
+    with_bed(|bed| {
+        let pid = bed.unnamed();
+        let ports = vec![PortName::Name("port0".into())];
+        let routers = vec![netns::Source::parse(&format!("/proc/{pid}/ns/net"))];
+        let observer = Observer::new(ObserverConfig { ports, routers, ..Default::default() }).unwrap();
+        let mut watcher = Watcher { observer, pending: VecDeque::new() };
+        until(&mut watcher, "configured namespace", |e| {
+            matches!(e, Event::Namespace(_, n) if n.configured && n.name.starts_with("netns:")).then_some(())
+        });
+    });
+}
+
+#[test]
+fn comparing_with_the_kernel_swallows_no_event() {
+    with_bed(|_| {
+        let mut observer = observer();
+        settle(&mut observer);
+        sh(
+            "ip link set port0 mtu 1400; nft 'add table ip f; add chain ip f x { type filter hook forward priority 0; }'",
+        );
+        let dump = observer.dump(HOST).unwrap();
+        assert!(dump.links.iter().any(|l| l.name == "port0" && l.mtu == 1400));
+        assert_eq!(dump.settings.hazards4.len(), 1);
+        until(&mut observer, "new MTU", |e| matches!(e, Event::Link(HOST, l) if l.mtu == 1400).then_some(()));
+        until(&mut observer, "hook", |e| {
+            matches!(e, Event::Settings(HOST, s) if s.hazards4.len() == 1).then_some(())
+        });
+    });
+}
