@@ -80,7 +80,11 @@ fn program_loads_and_runs() {
 
         let counters = plane.counters().unwrap();
         let charged = |reason| counters.charges.get(&(Charge::Port(0), reason)).copied();
-        assert_eq!((charged(Reason::Fallback), charged(Reason::NotOurMac)), (Some(1), Some(1)), "{counters:?}");
+        assert_eq!(
+            (charged(Reason::Fallback), charged(Reason::NotOurMac)),
+            (Some(1), Some(1)),
+            "{counters:?}"
+        );
     });
 }
 
