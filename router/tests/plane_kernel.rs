@@ -1,0 +1,191 @@
+//! What the kernel plane asks of the kernel it runs on. `make test-vm` runs this on the oldest one supported, Debian
+//! 12's 6.1, where `MILLRACE_VM_NIC` names a virtio-net device of the virtual machine.
+
+mod common;
+
+use common::{frame::Frame, ifindex, in_new_namespace, run};
+use logic::{
+    memory::Capacity,
+    net::{Mac, Tag},
+    reason::Reason,
+};
+use router::plane::{Charge, Grace, Mode, Plane, PortLink, Settings, Step};
+use std::{env, path::PathBuf, time::Duration};
+
+const SOMEONE: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const XDP_PASS: u32 = 2;
+
+fn plane() -> Plane {
+    Plane::load(Settings {
+        capacity: Capacity {
+            fib_blocks: 1024,
+            fib_tails: 64,
+            nexthops: 64,
+            neighbour_buckets: 64,
+            interface_buckets: 64,
+            routers: 256,
+        },
+        interface_rows: 64,
+        sample_interval: 1,
+        exception_pps: 1000,
+        control_pps: 1000,
+    })
+    .unwrap_or_else(|e| panic!("{e:#}"))
+}
+
+fn veth() -> u32 {
+    run("ip link add mk0 type veth peer name mk1");
+    ifindex("mk0")
+}
+
+/// A directory of bpffs that goes away with its pins.
+struct Pins(PathBuf);
+
+impl Pins {
+    fn new(name: &str) -> Pins {
+        let pins = Pins(PathBuf::from(format!("/sys/fs/bpf/{name}-test-{}", std::process::id())));
+        if !mounted("/sys/fs/bpf") {
+            run("mount -t bpf bpf /sys/fs/bpf");
+        }
+        std::fs::create_dir(&pins.0).unwrap();
+        pins
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn mounted(path: &str) -> bool {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    mounts.lines().any(|l| l.split(' ').nth(1) == Some(path))
+}
+
+/// The verifier takes the program; the coarse clock closes and opens the gate.
+#[test]
+#[ignore = "needs root"]
+fn program_loads_and_runs() {
+    in_new_namespace(|| {
+        let device = veth();
+        let mut plane = plane();
+        plane.set_port(0, device, true).unwrap();
+        let frame = Frame::udp4(SOMEONE, "192.0.2.1", "198.51.100.1").bytes();
+
+        assert_eq!(plane.run(device, &frame).unwrap().action, XDP_PASS);
+        plane.confirm_until(Duration::from_secs(1 << 32));
+        let up = plane.run(device, &frame).unwrap();
+        assert_eq!((up.action, up.frame), (XDP_PASS, frame));
+
+        let counters = plane.counters().unwrap();
+        let charged = |reason| counters.charges.get(&(Charge::Port(0), reason)).copied();
+        assert_eq!(
+            (charged(Reason::Fallback), charged(Reason::NotOurMac)),
+            (Some(1), Some(1)),
+            "{counters:?}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn explaining_copy_loads_and_tells_the_steps() {
+    in_new_namespace(|| {
+        let device = veth();
+        let plane = plane();
+        plane.set_port(3, device, true).unwrap();
+        plane.confirm_until(Duration::from_secs(1 << 32));
+        let tags = [Tag { vid: 200, service: true }, Tag { vid: 7, service: false }];
+        let frame = Frame::udp6(SOMEONE, "2001:db8::1", "2001:db8::2").tagged(&tags).bytes();
+
+        let (_, steps) = plane.explain(device, &frame).unwrap();
+        let expected = [
+            Step::Port { id: 3, ready: true },
+            Step::Parsed { vlan: common::frame::vlan(&tags).key(), ether_type: 0x86dd },
+            Step::Verdict { reason: Some(Reason::NotOurMac), action: XDP_PASS },
+        ];
+        assert_eq!(steps, expected);
+        assert_eq!(plane.counters().unwrap().packets, 0);
+    });
+}
+
+/// `xdp.frags` programs and bpf_xdp_get_buff_len: Linux 5.18.
+#[test]
+#[ignore = "needs root"]
+fn frame_of_several_buffers_goes_up_whole() {
+    in_new_namespace(|| {
+        let device = veth();
+        let mut plane = plane();
+        plane.set_port(0, device, true).unwrap();
+        plane.confirm_until(Duration::from_secs(1 << 32));
+        let frame = Frame::udp4(SOMEONE, "192.0.2.1", "198.51.100.1").padded(9000).bytes();
+        let up = plane.run(device, &frame).unwrap();
+        assert_eq!((up.action, up.frame == frame), (XDP_PASS, true));
+    });
+}
+
+/// A link is pinned, found again, given another program, and gone when told.
+#[test]
+#[ignore = "needs root"]
+fn link_lives_in_its_pin() {
+    in_new_namespace(|| {
+        let device = veth();
+        let pins = Pins::new("link");
+        let path = pins.0.join("link-mk0");
+        let first = plane();
+        let link = PortLink::attach(first.program(), device, Mode::Native).unwrap();
+        link.pin(&path).unwrap();
+        drop(link);
+
+        let refused = PortLink::attach(first.program(), device, Mode::Native).unwrap_err();
+        assert!(refused.to_string().contains("already runs"), "{refused:#}");
+        let link = PortLink::open(&path).unwrap().expect("the pinned link");
+        assert_eq!((link.ifindex(), link.mode()), (device, Mode::Native));
+        link.replace(plane().program()).unwrap();
+        link.detach().unwrap();
+        assert!(PortLink::open(&path).unwrap().is_none(), "a detached link has no device");
+        assert!(!run("ip link show mk0").contains("xdp"), "still attached");
+        PortLink::attach(first.program(), device, Mode::Generic).unwrap().detach().unwrap();
+    });
+}
+
+/// The next generation pins its maps over those of the last.
+#[test]
+#[ignore = "needs root"]
+fn maps_are_pinned_over_older_ones() {
+    in_new_namespace(|| {
+        let pins = Pins::new("maps");
+        plane().pin(&pins.0).unwrap();
+        plane().pin(&pins.0).unwrap();
+        let mut names: Vec<_> = pins.0.read_dir().unwrap().map(|f| f.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["charges", "control", "counters"]);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn grace_period_ends() {
+    in_new_namespace(|| {
+        let grace = Grace::new().unwrap();
+        (0..3).for_each(|_| grace.wait().unwrap());
+    });
+}
+
+/// What XDP in a cloud is: virtio-net, one transmit queue per CPU to spare. Unlike veth this driver has real interrupts.
+#[test]
+#[ignore = "needs root"]
+fn attaches_to_virtio_net_in_native_mode() {
+    let Ok(nic) = env::var("MILLRACE_VM_NIC") else {
+        eprintln!("SKIPPED: only in the virtual machine of `make test-vm`");
+        return;
+    };
+    let device = ifindex(&nic);
+    let plane = plane();
+    let link = PortLink::attach(plane.program(), device, Mode::Native).unwrap_or_else(|e| panic!("{e:#}"));
+    assert_eq!(link.mode(), Mode::Native);
+    assert!(run(&format!("ip link show {nic}")).contains(" xdp "));
+    plane.set_port(0, device, true).unwrap();
+    link.detach().unwrap();
+}

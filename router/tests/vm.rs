@@ -1,0 +1,392 @@
+//! Forwarding on Debian 12's kernel, in the virtual machine of `make test-vm`: virtio-net with interrupts and several
+//! queues, VLAN devices, VRF and bonding, none of which the development kernel has.
+//!
+//! Two wires of the machine join its four NICs: eth0 <-> eth1 and eth2 <-> eth3. eth0 is put into namespace `gen` and
+//! eth3 into `sink`; eth1 and eth2 are the ports.
+
+use serde_json::Value;
+use std::{
+    fs,
+    net::UdpSocket,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const MILLRACE: &str = "/millrace/millrace";
+const PORTS: [&str; 2] = ["eth1", "eth2"];
+
+fn in_the_machine() -> bool {
+    let inside = std::env::var_os("MILLRACE_VM_NIC").is_some();
+    if !inside {
+        eprintln!("SKIPPED: only in the virtual machine of `make test-vm`");
+    }
+    inside
+}
+
+/// Runs a shell script; panics with its words if it fails.
+#[track_caller]
+fn sh(script: &str) -> String {
+    let output = Command::new("timeout").args(["30", "sh", "-ec", script]).output().unwrap();
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{script}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Subnets 1 and 2 untagged, 3 with a tag (802.1Q) on the first wire, 4 with two (802.1ad, 802.1Q) on the second; IPv4
+/// and IPv6. The hosts have .2 in each, the box .1.
+const SET_UP: &str = "
+    ip netns add gen; ip link set eth0 netns gen
+    ip netns add sink; ip link set eth3 netns sink
+    echo 1 >/proc/sys/net/ipv4/ip_forward
+    echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+
+    host() { # namespace device subnet
+        ip -n $1 addr add 10.$3.0.2/24 dev $2
+        ip -n $1 addr add 2001:db8:$3::2/64 dev $2 nodad
+        ip -n $1 link set $2 up
+    }
+    box() { # device subnet
+        ip addr add 10.$2.0.1/24 dev $1
+        ip addr add 2001:db8:$2::1/64 dev $1 nodad
+        ip link set $1 up
+    }
+    two_tags() { # device, options of ip
+        ip $2 link add link $1 name $1.200 type vlan proto 802.1ad id 200
+        ip $2 link set $1.200 up
+        ip $2 link add link $1.200 name $1.200.7 type vlan id 7
+    }
+    route() { # namespace, to subnet, by way of subnet
+        ip -n $1 route add 10.$2.0.0/24 via 10.$3.0.1
+        ip -n $1 route add 2001:db8:$2::/64 via 2001:db8:$3::1
+    }
+
+    host gen eth0 1; box eth1 1
+    host sink eth3 2; box eth2 2
+    ip -n gen link add link eth0 name eth0.100 type vlan id 100
+    ip link add link eth1 name eth1.100 type vlan id 100
+    host gen eth0.100 3; box eth1.100 3
+    two_tags eth3 '-n sink'; two_tags eth2
+    host sink eth3.200.7 4; box eth2.200.7 4
+    route gen 2 1; route sink 1 2; route gen 4 3; route sink 3 4";
+
+/// Hosts, addresses and VLANs. What a test adds to the box it takes away itself.
+struct Bed {
+    daemon: Option<Child>,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        sh(SET_UP);
+        Bed { daemon: None }
+    }
+
+    /// Starts the daemon on both ports and waits until it says it is ready.
+    fn run(&mut self) {
+        let log = fs::File::create("/tmp/millrace.log").unwrap();
+        let daemon = Command::new(MILLRACE)
+            .args(PORTS.iter().fold(vec!["run"], |mut words, port| {
+                words.extend(["--port", port]);
+                words
+            }))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        self.daemon = Some(daemon);
+        wait_for("the daemon to be ready", || {
+            let status = Command::new(MILLRACE).args(["status", "--json"]).output().unwrap();
+            serde_json::from_slice::<Value>(&status.stdout).is_ok_and(|s| s["ready"] == true)
+        });
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            sh(&format!("{MILLRACE} stop"));
+            assert!(daemon.wait().unwrap().success(), "the daemon's exit after stop");
+        }
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", fs::read_to_string("/tmp/millrace.log").unwrap_or_default());
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = Command::new(MILLRACE).arg("stop").output();
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let _ = Command::new("sh")
+            .args([
+                "-c",
+                "for d in bond0 blue eth1.100 eth2.200.7 eth2.200; do ip link del $d; done
+                ip netns del gen; ip netns del sink
+                for d in eth1 eth2; do ip addr flush dev $d; ip link set $d down; done",
+            ])
+            .output();
+        // A physical device returns a moment after its namespace is gone. No assertion here: this also runs on a panic.
+        let home =
+            || ["eth0", "eth3"].iter().all(|d| fs::exists(format!("/sys/class/net/{d}")).unwrap_or(false));
+        (0..100).take_while(|_| !home()).for_each(|_| thread::sleep(Duration::from_millis(50)));
+    }
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > Duration::from_secs(60) {
+            let log = fs::read_to_string("/tmp/millrace.log").unwrap_or_default();
+            panic!("waited in vain for {what}; the daemon's log:\n{log}");
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn ask(command: &str) -> Value {
+    serde_json::from_str(&sh(&format!("{MILLRACE} {command} --json"))).unwrap()
+}
+
+fn interface(name: &str) -> Value {
+    let all = ask("interfaces");
+    all.as_array()
+        .unwrap()
+        .iter()
+        .find(|i| i["name"] == name)
+        .cloned()
+        .unwrap_or_else(|| panic!("no {name} in {all}"))
+}
+
+fn host_router() -> Value {
+    let all = ask("routers");
+    all.as_array()
+        .unwrap()
+        .iter()
+        .find(|r| r["router"] == 0)
+        .cloned()
+        .unwrap_or_else(|| panic!("no host in {all}"))
+}
+
+fn forwarded() -> u64 {
+    ask("status")["packets"]["forwarded"].as_u64().unwrap()
+}
+
+/// Echo requests from `gen`, every one answered. The first may be spent on neighbours, so it is asked for on its own.
+#[track_caller]
+fn ping(address: &str, count: u32) {
+    let answer = sh(&format!(
+        "ip netns exec gen ping -q -c 1 -w 20 {address} || true
+         ip netns exec gen ping -q -c {count} -i 0.05 -w 20 {address} || true
+         ip netns exec gen ip neigh; ip neigh"
+    ));
+    let received = format!("{count} packets transmitted, {count} received");
+    assert!(answer.matches(&received).count() >= 1, "{answer}");
+}
+
+/// Pings there and back take the fast path: requests in by `near` and out by `far`, replies the other way.
+#[track_caller]
+fn accelerated(address: &str, near: &str, far: &str) {
+    const COUNT: u32 = 20;
+    ping(address, 1);
+    // A neighbour the kernel has just learned reaches the fast table in milliseconds.
+    thread::sleep(Duration::from_millis(500));
+    let before = (interface(near), interface(far), forwarded());
+    ping(address, COUNT);
+    let after = (interface(near), interface(far), forwarded());
+    let more = |before: &Value, after: &Value| {
+        after["tx_packets"].as_u64().unwrap() - before["tx_packets"].as_u64().unwrap()
+    };
+    let counts = (more(&before.0, &after.0), more(&before.1, &after.1), after.2 - before.2);
+    assert!(
+        counts.0 >= COUNT.into() && counts.1 >= COUNT.into() && counts.2 >= (2 * COUNT).into(),
+        "{address}: sent by {near}, by {far}, forwarded: {counts:?}; {}",
+        ask("status")
+    );
+}
+
+#[test]
+#[ignore = "needs the virtual machine"]
+fn forwards_between_virtio_nics() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    bed.run();
+    for port in ask("ports").as_array().unwrap() {
+        assert_eq!(port["mode"], "native", "{port}");
+    }
+    accelerated("10.2.0.2", "eth1", "eth2");
+    accelerated("2001:db8:2::2", "eth1", "eth2");
+    bed.stop();
+}
+
+/// 802.1Q on one port, 802.1ad with 802.1Q inside on the other: the hosts' VLAN devices take nothing with wrong tags.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn forwards_between_vlan_and_qinq() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    bed.run();
+    accelerated("10.4.0.2", "eth1.100", "eth2.200.7");
+    accelerated("2001:db8:4::2", "eth1.100", "eth2.200.7");
+    assert_eq!(
+        (&interface("eth1.100")["vlan"], &interface("eth2.200.7")["vlan"]),
+        (&"100".into(), &"200.7".into())
+    );
+    bed.stop();
+}
+
+/// Receive queues with interrupts of their own: each one gets some of many flows and redirects all of it.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn every_virtio_queue_delivers() {
+    if !in_the_machine() {
+        return;
+    }
+    const FLOWS: u16 = 64;
+    const PACKETS: u64 = 10;
+    let mut bed = Bed::new();
+    bed.run();
+    accelerated("10.2.0.2", "eth1", "eth2");
+
+    let before = queues("eth1");
+    assert!(before.len() >= 2, "receive queues in use: {before:?}");
+    let sink = in_namespace("sink", || UdpSocket::bind("10.2.0.2:9000").unwrap());
+    let senders: Vec<_> = in_namespace("gen", || {
+        (0..FLOWS).map(|flow| UdpSocket::bind(("10.1.0.2", 20_000 + flow)).unwrap()).collect()
+    });
+    sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut arrived = 0;
+    for _ in 0..PACKETS {
+        senders.iter().for_each(|s| assert_eq!(s.send_to(b"millrace", "10.2.0.2:9000").unwrap(), 8));
+        arrived += (0..FLOWS).take_while(|_| sink.recv(&mut [0; 16]).is_ok()).count() as u64;
+    }
+    assert_eq!(arrived, u64::from(FLOWS) * PACKETS, "arrived; queues: {:?}", queues("eth1"));
+
+    let gained: Vec<_> = before.iter().zip(queues("eth1")).map(|(b, a)| (a.0 - b.0, a.1 - b.1)).collect();
+    assert!(gained.iter().all(|(redirected, interrupts)| *redirected > 0 && *interrupts > 0), "{gained:?}");
+    assert!(
+        gained.iter().map(|g| g.0).sum::<u64>() >= arrived,
+        "redirected by the driver's count: {gained:?}"
+    );
+    bed.stop();
+}
+
+/// Of each receive queue, by the driver's and the kernel's own counts: packets redirected by XDP, and interrupts.
+fn queues(device: &str) -> Vec<(u64, u64)> {
+    let statistics = sh(&format!("ethtool -S {device}"));
+    let virtio = fs::read_link(format!("/sys/class/net/{device}/device")).unwrap();
+    let virtio = virtio.file_name().unwrap().to_string_lossy().into_owned();
+    let interrupts = fs::read_to_string("/proc/interrupts").unwrap();
+    let redirected = |queue: usize| {
+        let key = format!("rx_queue_{queue}_xdp_redirects: ");
+        statistics.lines().find_map(|l| l.trim().strip_prefix(&key)?.parse::<u64>().ok())
+    };
+    let interrupts = |queue: usize| {
+        let line = interrupts.lines().find(|l| l.ends_with(&format!(" {virtio}-input.{queue}")))?;
+        Some(line.split_whitespace().skip(1).map_while(|n| n.parse::<u64>().ok()).sum())
+    };
+    (0..).map_while(|queue| Some((redirected(queue)?, interrupts(queue)?))).collect()
+}
+
+fn in_namespace<T: Send>(name: &str, body: impl FnOnce() -> T + Send) -> T {
+    let file = fs::File::open(format!("/run/netns/{name}")).unwrap();
+    router::netns::inside(&file, body).unwrap()
+}
+
+/// Devices of a VRF are the kernel's: the fast path knows no table of theirs.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn leaves_a_vrf_to_the_kernel() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    bed.run();
+    sh("ip link add blue type vrf table 10; ip link set blue up
+        ip link set eth1.100 master blue; ip link set eth2.200.7 master blue
+        ip addr replace 2001:db8:3::1/64 dev eth1.100 nodad; ip addr replace 2001:db8:4::1/64 dev eth2.200.7 nodad");
+    wait_for("the VRF to be given as the reason", || {
+        let why = interface("eth1.100")["why_not"].to_string();
+        why.contains("enslaved to the vrf blue")
+    });
+    let before = forwarded();
+    ping("10.4.0.2", 5);
+    ping("2001:db8:4::2", 5);
+    assert_eq!(forwarded(), before, "packets of a VRF must be left to the kernel");
+
+    // A VRF brings a policy rule, which changes lookups of the host's own packets too.
+    let host = host_router();
+    assert!(
+        host["accelerated"]["ipv4"] == true || host["why_not"]["ipv4"].to_string().contains("rule"),
+        "{host}"
+    );
+    ping("10.2.0.2", 5);
+
+    sh("ip link del blue; ip rule del pref 1000; ip -6 rule del pref 1000");
+    sh(
+        "ip addr replace 2001:db8:3::1/64 dev eth1.100 nodad; ip addr replace 2001:db8:4::1/64 dev eth2.200.7 nodad",
+    );
+    wait_for("the host to be accelerated again", || host_router()["accelerated"]["ipv4"] == true);
+    accelerated("10.4.0.2", "eth1.100", "eth2.200.7");
+    bed.stop();
+}
+
+/// A port that belongs to a bond is the bond's.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn leaves_a_bond_to_the_kernel() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    sh("ip link add bond0 type bond mode active-backup miimon 100
+        ip addr flush dev eth2; ip link set eth2 down; ip link set eth2 master bond0
+        ip link set bond0 up
+        ip addr add 10.2.0.1/24 dev bond0; ip addr add 2001:db8:2::1/64 dev bond0 nodad");
+    bed.run();
+    let told = ask("status").to_string() + &ask("interfaces").to_string();
+    assert!(told.contains("enslaved to the bond bond0"), "{told}");
+    let before = forwarded();
+    ping("10.2.0.2", 5);
+    ping("2001:db8:2::2", 5);
+    assert_eq!(forwarded(), before, "packets of a bond must be left to the kernel");
+    bed.stop();
+}
+
+#[test]
+#[ignore = "needs the virtual machine"]
+fn stop_leaves_plain_linux() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    let before = traces();
+    bed.run();
+    accelerated("10.2.0.2", "eth1", "eth2");
+    bed.stop();
+    assert_eq!(traces(), before);
+    ping("10.2.0.2", 5);
+}
+
+/// Everything a router could leave behind: programs, maps, pins, sockets, settings.
+fn traces() -> String {
+    sh("ip -d link show eth1; ip -d link show eth2; ls -R /sys/fs/bpf /run; ethtool -k eth1; ethtool -k eth2
+        find /proc/sys/net -type f ! -name '*_stable_secret' ! -name flush ! -name '*slab*' -exec grep -H '' {} + 2>/dev/null || true")
+    .lines()
+    .chain(programs().iter().map(String::as_str))
+    .map(|line| format!("{line}\n"))
+    .collect()
+}
+
+fn programs() -> Vec<String> {
+    use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
+    let programs = ProgInfoIter::default().map(|p| format!("program {}", p.name.to_string_lossy()));
+    let maps = MapInfoIter::default().map(|m| format!("map {}", m.name.to_string_lossy()));
+    programs.chain(maps).collect()
+}

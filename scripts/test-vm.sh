@@ -1,0 +1,122 @@
+#!/bin/bash
+# Boots Debian 12's own kernel (6.1, the oldest supported) in a virtual machine and runs there what the development
+# kernel cannot: `make test-vm`. Needs root, for the taps of its own network namespace. Everything it makes lies in
+# target/vm.
+#
+#   scripts/test-vm.sh [NAME...]   only the checks whose name contains a NAME
+#   MILLRACE_VM_LIMIT_S=1200 scripts/test-vm.sh   with more time than 600 s for the machine, where processors are busy
+#
+# Exit status 0: every check passed. The machine's console is kept in target/vm/console.log.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly CACHE=$PWD/target/vm
+readonly TRIPLE=x86_64-unknown-linux-gnu
+readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-600}
+readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan 8021q vrf bonding dummy nf_tables sch_tbf)
+# What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these.
+readonly TOOLS=(bash ip tc nft ping ethtool unshare timeout)
+# Test binaries of crate millrace that are worth running on another kernel.
+readonly SUITES=(plane_kernel xdp_table netlink vm)
+
+cargo_static() {
+	LIBBPF_SYS_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu RUSTFLAGS='-C target-feature=+crt-static' \
+		CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_TARGET_DIR=$CACHE/build \
+		cargo "$@" --package millrace --target $TRIPLE --features static
+}
+
+# The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
+build() {
+	local suite executable
+	mkdir -p "$IMAGE/millrace"
+	LIBBPF_SYS_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu RUSTFLAGS='-C target-feature=+crt-static' \
+		CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_TARGET_DIR=$CACHE/build \
+		cargo test --no-run --package millrace --target $TRIPLE --features static "${SUITES[@]/#/--test=}" \
+		>"$CACHE/build.log" 2>&1 || { cat "$CACHE/build.log" >&2; return 1; }
+	cp "$CACHE/build/$TRIPLE/debug/millrace" "$IMAGE/millrace/"
+	for suite in "${SUITES[@]}"; do
+		executable=$(sed -n "s|.*Executable tests/$suite[./].* (\\(.*\\))$|\\1|p" "$CACHE/build.log")
+		cp "$executable" "$IMAGE/millrace/$suite"
+	done
+}
+
+dependencies() {
+	tr '\0' '\n' <"$1" | sed -n 's/^depends=//p' | tr ',-' ' _'
+}
+
+# Copies a module after those it needs, and notes the order.
+add_module() {
+	local name=$1 file dependency
+	grep -qsx "$name.ko" "$IMAGE/modules/order" && return
+	file=$(find "$CACHE/kernel/lib/modules" -name "$name.ko" -o -name "${name//_/-}.ko" | head -1)
+	[[ $file ]] || { echo "test-vm: the kernel package has no module $name" >&2; return 1; }
+	for dependency in $(dependencies "$file"); do add_module "$dependency"; done
+	cp "$file" "$IMAGE/modules/$name.ko"
+	echo "$name.ko" >>"$IMAGE/modules/order"
+}
+
+add_tool() {
+	local path library
+	path=$(command -v "$1")
+	cp "$path" "$IMAGE/bin/"
+	for library in $(ldd "$path" | grep -o '/[^ ]*\.so[^ ]*'); do
+		install -D "$library" "$IMAGE$library"
+	done
+}
+
+make_image() {
+	local name
+	rm -rf "$IMAGE" && mkdir -p "$IMAGE"/{bin,dev,etc,modules,proc,root,run,sbin,sys,tmp,var}
+	build
+	cp /bin/busybox "$IMAGE/bin/"
+	for name in "${TOOLS[@]}"; do add_tool "$name"; done
+	ln -s bash "$IMAGE/bin/sh"
+	for name in "${MODULES[@]}"; do add_module "$name"; done
+	cp scripts/vm/* "$IMAGE/millrace/"
+	printf '%s\n' "$@" >"$IMAGE/millrace/only"
+	ln -s millrace/init "$IMAGE/init"
+	(cd "$IMAGE" && find . | cpio --quiet -o -H newc | gzip -1) >"$CACHE/initramfs.gz"
+}
+
+# In a network namespace of our own: four multi-queue taps, bridged in pairs, so that what one NIC sends the other gets:
+# nic0 <-> nic1, nic2 <-> nic3.
+boot() {
+	local devices=() i
+	for i in 0 1 2 3; do
+		ip tuntap add "nic$i" mode tap multi_queue vnet_hdr
+		sysctl -qw "net.ipv6.conf.nic$i.disable_ipv6=1"
+		((i % 2)) || ip link add "wire$i" up type bridge stp_state 0 mcast_snooping 0
+		ip link set "nic$i" mtu 9000 master "wire$((i & ~1))" up
+		devices+=(-netdev "tap,id=n$i,ifname=nic$i,queues=4,script=no,downscript=no"
+			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=10")
+	done
+	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max -smp 2 -m 1024 -display none -no-reboot -nodefaults \
+		-kernel "$(echo "$CACHE"/kernel/boot/vmlinuz-6.1.*)" -initrd "$CACHE/initramfs.gz" \
+		-append 'console=ttyS0 panic=-1 quiet mitigations=off' -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
+}
+
+# Passes the guest's words on, and ends with the count.
+judge() {
+	awk '
+		{ sub(/\r$/, ""); print; fflush() }
+		/^test .* \.\.\. ok/ { passed++ }
+		/^test .* \.\.\. FAILED/ { failed++ }
+		/^vm: done$/ { done = 1 }
+		END {
+			if (!done) print "test-vm: the machine stopped or the time limit passed; see target/vm/console.log"
+			printf "%d passed, %d failed\n", passed, failed
+			exit !(done && passed && !failed)
+		}'
+}
+
+main() {
+	[[ $EUID == 0 ]] || { echo 'test-vm: needs root' >&2; exit 1; }
+	scripts/setup.sh vm
+	readonly IMAGE=$CACHE/image
+	make_image "$@"
+	export CACHE LIMIT_S
+	export -f boot
+	unshare --net bash -c 'set -euo pipefail; boot' | judge
+}
+
+main "$@"
