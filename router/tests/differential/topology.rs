@@ -332,7 +332,7 @@ impl Topology {
         }
     }
 
-    fn is_multipath(&self, destination: IpAddr) -> bool {
+    pub fn is_multipath(&self, destination: IpAddr) -> bool {
         match destination {
             IpAddr::V4(a) => self.multipath4.iter().any(|p| p.contains(a.to_bits())),
             IpAddr::V6(a) => self.multipath6.iter().any(|p| p.contains(a.to_bits())),
