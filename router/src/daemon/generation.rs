@@ -197,6 +197,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             generation,
             totals: Totals::default(),
             trouble: None,
+            quiet: false,
+            verifying: None,
             unremembered: true,
             times: Times { started, ..Times::default() },
             instance,

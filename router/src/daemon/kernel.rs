@@ -12,15 +12,12 @@ use super::{
 };
 use crate::plane::{Counters, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
 use anyhow::{Context, Result};
-use logic::{memory::Memory, plan::PortId};
+use logic::plan::PortId;
 use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -181,31 +178,6 @@ impl Kernel for Bpf {
     }
 }
 
-/// The mapped tables of a generation, kept mapped by whoever holds one.
-#[derive(Clone)]
-pub struct SharedMemory(Arc<MappedMemory>);
-
-impl Memory for SharedMemory {
-    fn fib(&self) -> &[AtomicU32] {
-        self.0.fib()
-    }
-    fn fib_tails(&self) -> &[AtomicU64] {
-        self.0.fib_tails()
-    }
-    fn nexthops(&self) -> &[AtomicU64] {
-        self.0.nexthops()
-    }
-    fn neighbour_index(&self) -> &[AtomicU64] {
-        self.0.neighbour_index()
-    }
-    fn interface_index(&self) -> &[AtomicU64] {
-        self.0.interface_index()
-    }
-    fn routers(&self) -> &[AtomicU64] {
-        self.0.routers()
-    }
-}
-
 /// CLOCK_MONOTONIC.
 pub fn monotonic() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -213,9 +185,9 @@ pub fn monotonic() -> Duration {
 }
 
 impl FastPath for Plane {
-    type Memory = SharedMemory;
-    fn memory(&self) -> SharedMemory {
-        SharedMemory(Plane::memory(self))
+    type Memory = Arc<MappedMemory>;
+    fn memory(&self) -> Arc<MappedMemory> {
+        Plane::memory(self)
     }
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()> {
         Plane::set_port(self, port, ifindex, ready)

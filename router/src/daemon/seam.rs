@@ -26,9 +26,12 @@ pub trait Observe {
     /// What keeps packets of a port from being trusted, as sentences.
     fn port_problems(&mut self, port: PortId) -> Vec<String>;
 
-    /// Everything about a namespace, read again.
-    fn dump(&mut self, namespace: NamespaceId) -> Result<Dump>;
+    /// For another thread: everything about the namespaces observed now, read again without a trace here.
+    fn reread(&mut self) -> Reread;
 }
+
+/// See [`Observe::reread`]. Takes seconds where there are many routes.
+pub type Reread = Box<dyn FnOnce() -> Result<Vec<(NamespaceId, Dump)>> + Send>;
 
 /// A device to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,8 +74,8 @@ pub trait Kernel {
 
 /// One generation of the program and its maps.
 pub trait FastPath {
-    /// Its tables.
-    type Memory: Memory;
+    /// Its tables; whoever holds one keeps them mapped.
+    type Memory: Memory + Send + 'static;
     fn memory(&self) -> Self::Memory;
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()>;
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;

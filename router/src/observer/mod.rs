@@ -9,6 +9,7 @@
 //! | [`discovery`] | which namespaces to watch |
 //! | [`ports`] | ports, and what is wrong with them |
 //! | [`space`] | one namespace: dumps, messages, lost messages |
+//! | [`reader`] | everything read again, beside the observer |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
 //! | [`poller`] | epoll, inotify |
@@ -21,6 +22,7 @@ mod discovery;
 mod due;
 pub mod poller;
 mod ports;
+mod reader;
 mod settings;
 mod space;
 pub mod sysctl;
@@ -32,6 +34,7 @@ use crate::{
 };
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 use poller::{DirectoryWatch, Poller};
+pub use reader::Reader;
 use space::{Peers, Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -384,14 +387,10 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address, create), |_| None::<()>).map(|_| ())
     }
 
-    /// Everything about a namespace, read again from the kernel, for comparison (`millrace routes --verify`). Events
-    /// under way are not affected: apply those that wait before comparing.
-    ///
-    /// # Errors
-    /// `NotFound` if it is not observed; what the kernel says.
-    pub fn dump(&mut self, id: NamespaceId) -> io::Result<logic::observe::Dump> {
-        let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        space.dump_aside(&self.peers)
+    /// For another thread: reads everything again with sockets of its own, for comparison (`millrace routes --verify`).
+    pub fn reader(&self) -> Reader {
+        let place = |s: &Space| (s.id, s.key, s.file.clone(), s.namespace.clone());
+        Reader { places: self.spaces.values().map(place).collect(), peers: self.peers.clone() }
     }
 
     /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.

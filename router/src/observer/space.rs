@@ -131,18 +131,6 @@ impl Space {
         })
     }
 
-    /// Everything, read now, for comparison: what is known, and so what later events say, stays as it was.
-    pub fn dump_aside(&mut self, peers: &Peers) -> io::Result<Dump> {
-        let due = self.due;
-        let known = (self.values.clone(), self.links.clone(), self.addresses.clone(), self.nexthops.clone());
-        let emitted = (self.emitted.clone(), self.emitted_settings.clone());
-        let dump = self.dump(peers);
-        self.due = due;
-        (self.values, self.links, self.addresses, self.nexthops) = known;
-        (self.emitted, self.emitted_settings) = emitted;
-        dump
-    }
-
     fn read_links(&mut self) -> io::Result<()> {
         let links = self.requests.dump(link::dump(), |m| match link::parse(m)? {
             LinkMessage::New(link) => Some((link.ifindex, *link)),
