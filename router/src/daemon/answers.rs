@@ -63,6 +63,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
             ready: problem.is_none(),
             problem,
+            troubles: self.observer.troubles(),
             uptime_s: now.saturating_sub(self.times.started).as_secs(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),

@@ -4,7 +4,7 @@ use super::seam::{Observe, Reread};
 use crate::{
     config::{Config, RouterRef},
     netns::Source,
-    observer::{Observer, ObserverConfig, PortName},
+    observer::{Observer, ObserverConfig, PortName, Trouble, clock},
 };
 use anyhow::Result;
 use logic::{
@@ -36,6 +36,10 @@ impl Observe for Observer {
     }
     fn port_problems(&mut self, port: PortId) -> Vec<String> {
         Observer::port_problems(self, port).into_iter().map(|p| p.text).collect()
+    }
+    fn troubles(&self) -> Vec<String> {
+        let sentence = |t: Trouble| format!("router {}: {} (since {})", t.namespace, t.what, clock(t.since));
+        Observer::troubles(self).into_iter().map(sentence).collect()
     }
     fn reread(&mut self) -> Reread {
         let reader = self.reader();

@@ -17,6 +17,8 @@ pub struct Status {
     pub ready: bool,
     /// Why not ready.
     pub problem: Option<String>,
+    /// What of Linux cannot be read, as sentences; the routers concerned are not accelerated.
+    pub troubles: Vec<String>,
     /// Of the daemon, seconds.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,

@@ -26,6 +26,9 @@ pub trait Observe {
     /// What keeps packets of a port from being trusted, as sentences.
     fn port_problems(&mut self, port: PortId) -> Vec<String>;
 
+    /// What cannot be read, as sentences: the routers concerned are not accelerated.
+    fn troubles(&self) -> Vec<String>;
+
     /// For another thread: everything about the namespaces observed now, read again without a trace here.
     fn reread(&mut self) -> Reread;
 }

@@ -146,6 +146,9 @@ impl Observe for Linux {
     fn port_problems(&mut self, port: PortId) -> Vec<String> {
         self.0.problems.borrow().get(&port).cloned().unwrap_or_default()
     }
+    fn troubles(&self) -> Vec<String> {
+        Vec::new()
+    }
     fn reread(&mut self) -> Reread {
         let (dump, hold) = (self.0.dump.borrow().clone(), self.0.hold.borrow_mut().take());
         Box::new(move || {

@@ -8,6 +8,7 @@ use super::{
     poller::ProcessWatch,
     settings,
     sysctl::{Sysctls, Values},
+    troubles::{Troubles, What},
 };
 use crate::{
     hazards::Hazards,
@@ -56,6 +57,7 @@ pub struct Space {
     pub(super) requests: Socket,
     pub(super) events: Socket,
     pub(super) hazards: Hazards,
+    pub(super) troubles: Troubles,
     sysctls: Sysctls,
     values: Values,
     addresses: HashMap<u32, HashSet<(u32, u8, u32)>>,
@@ -96,6 +98,7 @@ impl Space {
             requests,
             events,
             hazards,
+            troubles: Troubles::default(),
             values: sysctls.read(),
             sysctls,
             addresses: HashMap::new(),
@@ -118,6 +121,7 @@ impl Space {
         let (routes4, routes6) = self.read_routes()?;
         self.read_hazards(Instant::now());
         self.hazards.read_traffic(&mut self.requests)?;
+        self.troubles = Troubles::default();
         self.emitted_settings = self.settings();
         let indexes: Vec<u32> = self.links.keys().copied().collect();
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i, peers)?))).collect();
@@ -174,8 +178,9 @@ impl Space {
                     );
                     // What still waits is older than the dump to come.
                     self.events.discard();
-                    self.due.dump = Some(now);
                     self.topology_changed = true;
+                    self.due.dump = Some(now);
+                    self.distrust(What::State, "events were lost".into(), out);
                     return Ok(false);
                 }
                 Err(e) => return Err(e),
@@ -376,7 +381,14 @@ impl Space {
                     .into(),
             );
         }
+        self.troubles.add_to(&mut settings);
         settings
+    }
+
+    /// Something is not known until it is read again, and until then nothing is accelerated here.
+    pub fn distrust(&mut self, what: What, why: String, out: &mut Vec<Event>) {
+        self.troubles.add(what, why);
+        self.refresh_settings(out);
     }
 
     fn refresh_settings(&mut self, out: &mut Vec<Event>) {
@@ -399,6 +411,7 @@ impl Space {
         };
         if let Err(error) = result {
             tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
+            self.distrust(What::State, error.to_string(), out);
             self.due.dump_later(now);
         }
         if Due::take(&mut self.due.hazards, now) {
@@ -406,10 +419,14 @@ impl Space {
             self.refresh_settings(out);
         }
         if Due::take(&mut self.due.traffic, now) {
-            if let Err(error) = self.hazards.read_traffic(&mut self.requests) {
-                tracing::debug!(namespace = self.namespace.name, %error, "qdiscs: reading again later");
-                self.due.traffic_later(now);
+            match self.hazards.read_traffic(&mut self.requests) {
+                Ok(()) => self.troubles.settle(What::Traffic),
+                Err(error) => {
+                    self.troubles.add(What::Traffic, error.to_string());
+                    self.due.traffic_later(now);
+                }
             }
+            self.refresh_settings(out);
             self.refresh_all(peers, out);
         }
     }
@@ -459,7 +476,14 @@ impl Space {
     fn read_device_settings(&mut self) -> bool {
         let mut changed = false;
         // Only settings are taken: what else differs is on its way as an event, in its place.
-        let fresh = self.requests.dump(link::dump(), link::parse).unwrap_or_default();
+        let fresh = match self.requests.dump(link::dump(), link::parse) {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                self.troubles.add(What::DeviceSettings, error.to_string());
+                return false;
+            }
+        };
+        self.troubles.settle(What::DeviceSettings);
         for message in fresh {
             if let LinkMessage::New(fresh) = message
                 && let Some(link) = self.links.get_mut(&fresh.ifindex)

@@ -31,6 +31,7 @@ fn sample() -> Status {
         instance: None,
         ready: true,
         problem: None,
+        troubles: Vec::new(),
         uptime_s: 3725,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
         generation: 2,
