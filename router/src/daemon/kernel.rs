@@ -8,6 +8,7 @@
 
 use super::{
     instance::Instance,
+    refusal,
     seam::{Device, FastPath, Kernel},
 };
 use crate::plane::{Counters, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
@@ -30,12 +31,19 @@ pub struct Bpf {
     directory: PathBuf,
     generic_allowed: bool,
     links: BTreeMap<String, PortLink>,
+    /// Why native mode was refused.
+    refusals: BTreeMap<String, String>,
 }
 
 impl Bpf {
     /// Nothing is opened or changed yet. `generic_allowed`: fall back to generic mode where native XDP is refused.
     pub fn new(instance: &Instance, generic_allowed: bool) -> Self {
-        Self { directory: Path::new(BPFFS).join(instance.label()), generic_allowed, links: BTreeMap::new() }
+        Self {
+            directory: Path::new(BPFFS).join(instance.label()),
+            generic_allowed,
+            links: BTreeMap::new(),
+            refusals: BTreeMap::new(),
+        }
     }
 
     /// Names of the ports whose links are pinned, whether a daemon runs or not.
@@ -68,16 +76,19 @@ impl Bpf {
         self.directory.join(format!("{LINK}{port}"))
     }
 
-    fn attach_one(&self, plane: &Plane, device: &Device) -> Result<PortLink> {
-        match PortLink::attach(plane.program(), device.ifindex, Mode::Native) {
-            Err(native) if self.generic_allowed => {
-                PortLink::attach(plane.program(), device.ifindex, Mode::Generic).map_err(|generic| {
-                    generic
-                        .context(format!("port {}; native mode was refused before: {native:#}", device.name))
-                })
-            }
-            other => other.with_context(|| format!("port {}", device.name)),
-        }
+    fn attach_one(&mut self, plane: &Plane, device: &Device) -> Result<PortLink> {
+        self.refusals.remove(&device.name);
+        let attach = |mode| PortLink::attach(plane.program(), device.ifindex, mode);
+        let native = match attach(Mode::Native).map_err(|e| refusal::explained(e, device, Mode::Native)) {
+            Err(native) if self.generic_allowed => format!("{native:#}"),
+            other => return other,
+        };
+        let link = attach(Mode::Generic).map_err(|generic| {
+            refusal::explained(generic, device, Mode::Generic).context(format!("after {native}"))
+        })?;
+        tracing::warn!("port {}: falling back to generic mode: {native}", device.name);
+        self.refusals.insert(device.name.clone(), native);
+        Ok(link)
     }
 
     /// A link that can take the new program by being swapped.
@@ -121,7 +132,8 @@ impl Kernel for Bpf {
 
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<Vec<Mode>, (usize, anyhow::Error)> {
         let mut new = BTreeMap::new();
-        for (i, device) in devices.iter().enumerate().filter(|(_, d)| !self.is_linked(d)) {
+        let linked: Vec<bool> = devices.iter().map(|d| self.is_linked(d)).collect();
+        for (i, device) in devices.iter().enumerate().filter(|(i, _)| !linked[*i]) {
             // On an error the links attached so far are dropped, and with them, unpinned, the attachment.
             new.insert(device.name.clone(), self.attach_one(plane, device).map_err(|e| (i, e))?);
         }
@@ -141,6 +153,14 @@ impl Kernel for Bpf {
             self.links.insert(port, link);
         }
         Ok(devices.iter().map(|d| self.links[&d.name].mode()).collect())
+    }
+
+    fn note(&self, port: &str) -> Option<String> {
+        let generic = self.links.get(port).is_some_and(|link| link.mode() == Mode::Generic);
+        generic.then(|| {
+            let why = self.refusals.get(port).map_or(String::new(), |why| format!("; native mode: {why}"));
+            format!("generic mode: correct, but several times slower{why}")
+        })
     }
 
     fn publish(&mut self, plane: &mut Plane) -> Result<()> {

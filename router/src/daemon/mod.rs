@@ -8,6 +8,7 @@
 //! | `verify.rs`, `lens.rs` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
+//! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
@@ -28,6 +29,7 @@ mod lens;
 pub mod observing;
 pub mod packet;
 mod reclaim;
+mod refusal;
 pub mod report;
 pub mod seam;
 pub mod start;
@@ -95,7 +97,10 @@ pub enum Ended {
     /// `millrace stop`: nothing is left in the kernel.
     Stopped,
     /// A signal: forwarding goes on until the heartbeat expires.
-    Left,
+    Left {
+        /// At least one port was trusted.
+        forwarding: bool,
+    },
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
@@ -110,7 +115,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 }
                 let ended = match &request.query {
                     Query::Stop => Some(Ended::Stopped),
-                    Query::Leave => Some(Ended::Left),
+                    Query::Leave => Some(Ended::Left { forwarding: self.forwards() }),
                     _ => None,
                 };
                 let answer = self.answer(&request.query);
@@ -122,6 +127,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 }
             }
         }
+    }
+
+    /// Is there a port whose packets are taken at all? Says of the others why not.
+    fn forwards(&self) -> bool {
+        for port in self.world.ports.values() {
+            port.obstacles()
+                .iter()
+                .for_each(|why| tracing::warn!("port {} is not trusted: {why}", port.name));
+        }
+        self.world.ports.values().any(|port| port.obstacles().is_empty())
     }
 
     /// Once around: what has happened, what follows, and what is due.

@@ -59,6 +59,9 @@ pub trait Kernel {
         devices: &[Device],
     ) -> Result<Vec<Mode>, (usize, anyhow::Error)>;
 
+    /// Why an attached port is in generic mode, as a sentence.
+    fn note(&self, port: &str) -> Option<String>;
+
     /// Leaves what the next daemon, and `status` without one, need of a generation that is in charge.
     fn publish(&mut self, plane: &mut Self::Plane) -> Result<()>;
 

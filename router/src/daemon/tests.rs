@@ -117,6 +117,9 @@ impl Kernel for Linux {
         self.0.attached.borrow_mut().push((names, plane.deadline.get(), filled));
         Ok(vec![Mode::Native; devices.len()])
     }
+    fn note(&self, _: &str) -> Option<String> {
+        None
+    }
     fn publish(&mut self, _: &mut Generation) -> Result<()> {
         Ok(())
     }
@@ -414,6 +417,32 @@ fn a_port_is_trusted_only_without_problems() {
 }
 
 #[test]
+fn a_router_is_accelerated_only_by_a_port_that_is_trusted() {
+    let linux = linux();
+    let problem = |text: &str| vec![text.to_string()];
+    *linux.0.problems.borrow_mut() = [(0, problem("hides tags")), (1, problem("LRO"))].into();
+    let mut case = start_with(config(), linux).unwrap();
+    assert_eq!(
+        case.control.summary(),
+        "0 of 1 routers accelerated, ports eth1 (native, NOT TRUSTED: hides tags), eth2 (native, NOT TRUSTED: LRO)"
+    );
+    let status = case.status();
+    assert!(!status.ready && status.problem.is_some_and(|p| p.starts_with("no port is trusted")));
+    assert!(!status.routers[0].accelerated.ipv4);
+    let why = ["port eth1 is not trusted: hides tags", "port eth2 is not trusted: LRO"];
+    assert_eq!(status.routers[0].why_not.ipv4, why);
+    case.linux.0.problems.borrow_mut().remove(&1);
+    (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
+    let status = case.status();
+    assert!(status.ready && status.routers[0].accelerated.ipv4, "one trusted port is enough: {status:?}");
+    assert!(case.control.summary().starts_with("1 of 1 routers accelerated"));
+    case.linux.0.problems.borrow_mut().insert(1, problem("LRO"));
+    (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
+    let (ended, ..) = run(case, vec![Query::Leave]);
+    assert_eq!(ended, Ended::Left { forwarding: false });
+}
+
+#[test]
 fn neighbours_in_use_are_probed_when_stale() {
     let mut case = start();
     case.round(Ok(vec![]), 6.0);
@@ -531,7 +560,7 @@ fn stop_removes_everything_and_leave_nothing() {
     assert_eq!((ended, answers.len(), linux.0.removed.get()), (Ended::Stopped, 2, true));
     assert_eq!(answers[1], Ok(serde_json::json!({"done": ["gone"]})));
     let (ended, _, linux) = run(start(), vec![Query::Leave]);
-    assert_eq!((ended, linux.0.removed.get()), (Ended::Left, false));
+    assert_eq!((ended, linux.0.removed.get()), (Ended::Left { forwarding: true }, false));
 }
 
 #[test]
