@@ -138,7 +138,7 @@ impl Space {
     fn read_links(&mut self) -> io::Result<()> {
         let links = self.requests.dump(link::dump(), |m| match link::parse(m)? {
             LinkMessage::New(link) => Some((link.ifindex, *link)),
-            LinkMessage::Gone { .. } => None,
+            _ => None,
         })?;
         self.links = links.into_iter().collect();
         let addresses =
@@ -201,6 +201,12 @@ impl Space {
             rtm::NEWLINK | rtm::DELLINK => match link::parse(message) {
                 Some(LinkMessage::New(link)) => self.new_link(*link, peers, out, now),
                 Some(LinkMessage::Gone { ifindex, .. }) => self.link_gone(ifindex, out, now),
+                Some(LinkMessage::Settings6 { ifindex, conf6 }) => {
+                    if let Some(link) = self.links.get_mut(&ifindex) {
+                        link.conf6 = Some(conf6);
+                        self.refresh(ifindex, peers, out);
+                    }
+                }
                 None => (),
             },
             rtm::NEWADDR | rtm::DELADDR => {

@@ -264,6 +264,8 @@ fn settings_are_followed_with_and_without_messages() {
             !l.ipv4.send_redirects
         });
         expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.unusual == ["accept_local"]);
+        expect("net.ipv6.conf.port0.mtu=1280", |l| l.ipv6.mtu == 1280 && l.mtu == 1500);
+        expect("net.ipv6.conf.port0.mtu=1500", |l| l.ipv6.mtu == 0);
         if std::path::Path::new("/proc/sys/net/ipv6/conf/port0/force_forwarding").exists() {
             expect("net.ipv6.conf.port0.force_forwarding=1", |l| l.ipv6.forwarding);
         }
