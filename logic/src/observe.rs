@@ -143,6 +143,8 @@ pub struct LinkConf6 {
     pub forwarding: bool,
     pub disabled: bool,
     pub ignore_routes_with_linkdown: bool,
+    /// `net.ipv6.conf.DEV.mtu`, by which IPv6 is forwarded; 0: the link's own.
+    pub mtu: u32,
     /// Settings such as `seg6_enabled`, `ioam6_enabled`, `rpl_seg_enabled`, `proxy_ndp` that are on and matter.
     pub unusual: Vec<String>,
 }

@@ -236,7 +236,7 @@ impl Peer {
             Request::new(rtm::GETLINK, wire::ACK, &header),
             |m| match link::parse(m)? {
                 LinkMessage::New(link) => Some(*link),
-                LinkMessage::Gone { .. } => None,
+                _ => None,
             },
         )?;
         let link = answer.ok_or(io::ErrorKind::NotFound)?;

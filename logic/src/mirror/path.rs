@@ -64,8 +64,8 @@ pub(super) fn same_hop(a: &NextHop, b: &NextHop) -> bool {
 pub(super) struct Egress {
     /// Its number, if it is an interface.
     pub interface: Option<InterfaceId>,
-    /// In bytes.
-    pub mtu: u32,
+    /// For IPv4 and IPv6, in bytes.
+    pub mtu: [u32; 2],
     /// Up, with a carrier.
     pub running: bool,
     /// `ignore_routes_with_linkdown`, for IPv4 and IPv6.
@@ -187,7 +187,8 @@ impl Surroundings<'_> {
         let Some(interface) = link.interface else { return pass_unicast(Reason::EgressNotAPort) };
         // ip_dst_mtu_maybe_forward() honours the route's metric even above the device's MTU; what lies between
         // is for the kernel to refuse.
-        let mtu = route_mtu.map_or(link.mtu, |mtu| mtu.min(link.mtu));
+        let link_mtu = link.mtu[usize::from(ipv6)];
+        let mtu = route_mtu.map_or(link_mtu, |mtu| mtu.min(link_mtu));
         Target::Hop(Hop { interface, gateway: hop.gateway, mtu })
     }
 }

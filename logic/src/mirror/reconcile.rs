@@ -149,14 +149,14 @@ impl Mirror {
     }
 
     fn settle_egresses(&mut self) {
-        let mtus: FxHashMap<LinkKey, u32> =
+        let mtus: FxHashMap<LinkKey, [u32; 2]> =
             self.standings.iter().map(|s| (s.shape.link, s.shape.mtu)).collect();
         for (namespace, space) in &mut self.spaces {
             let held = &self.held;
             let egress = |link: &Link| {
                 let key = (*namespace, link.ifindex);
                 let interface = held.get(&key).map(|held| held.id);
-                let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or(0);
+                let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or_default();
                 let ignore_linkdown =
                     [link.ipv4.ignore_routes_with_linkdown, link.ipv6.ignore_routes_with_linkdown];
                 let (running, ipv6_disabled) = (link.up && link.carrier, link.ipv6.disabled);

@@ -24,8 +24,8 @@ pub(super) struct Shape {
     pub link: LinkKey,
     pub name: String,
     pub address: Address,
-    /// Of this device and all below, in bytes.
-    pub mtu: u32,
+    /// Longest packet of IPv4 and of IPv6 that can be sent here, in bytes.
+    pub mtu: [u32; 2],
     /// All devices have a carrier.
     pub carrier: bool,
     /// Why packets neither come in nor leave here on the fast path, as sentences.
@@ -57,6 +57,8 @@ struct Chain<'a> {
     devices: Vec<(LinkKey, &'a Link)>,
     port: PortId,
     vlan: Vlan,
+    /// How many tags that is.
+    tags: usize,
     /// The device whose rx_handler sees the packet: the link itself, or what its macvlan sits on.
     receives: LinkKey,
     mode: Option<MacvlanMode>,
@@ -70,7 +72,7 @@ fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkK
         devices.push((key, link));
         if let Some(port) = ports.get(&key) {
             let vlan = tags.iter().rev().try_fold(Vlan::NONE, |vlan, tag| vlan.push(*tag))?;
-            return Some(Chain { devices, port: *port, vlan, receives, mode });
+            return Some(Chain { devices, port: *port, vlan, tags: tags.len(), receives, mode });
         }
         let below = link.below?;
         match link.kind {
@@ -124,7 +126,7 @@ fn shape(
         link: (namespace, link.ifindex),
         name: link.name.clone(),
         address: (chain.port, chain.vlan, link.mac),
-        mtu: chain.devices.iter().map(|(_, device)| device.mtu).min().unwrap_or(link.mtu),
+        mtu: mtus(link, chain),
         carrier: chain.devices.iter().all(|(_, device)| device.carrier),
         common,
         ipv4: reasons4(link),
@@ -132,6 +134,21 @@ fn shape(
         reverse_path: reverse_path(link),
         redirects: link.ipv4.send_redirects,
     }
+}
+
+/// IPv4: the least MTU of this device and all below. IPv6: no more than the device's own `net.ipv6.conf.DEV.mtu`
+/// (ip6_dst_mtu_maybe_forward()).
+///
+/// The port takes frames of its MTU, an Ethernet header and one tag; a longer one redirected to it vanishes without a
+/// word (__xdp_enqueue() by xdp_ok_fwd_dev(), net/core/dev.h). So a second tag has to come out of the MTU.
+fn mtus(link: &Link, chain: &Chain<'_>) -> [u32; 2] {
+    const TAG_BYTES: u32 = 4;
+    let least = chain.devices.iter().map(|(_, device)| device.mtu).min().unwrap_or(link.mtu);
+    let port = chain.devices.last().map_or(link.mtu, |(_, port)| port.mtu);
+    let second_tag = if chain.tags > 1 { TAG_BYTES } else { 0 };
+    let ipv4 = least.min(port.saturating_sub(second_tag));
+    let ipv6 = if link.ipv6.mtu == 0 { ipv4 } else { ipv4.min(link.ipv6.mtu) };
+    [ipv4, ipv6]
 }
 
 fn device_reasons(spaces: &Spaces, key: LinkKey, device: &Link, below: bool) -> Vec<String> {

@@ -21,6 +21,17 @@ pub fn status(s: &Status) -> String {
     if let Some(problem) = &s.problem {
         text += &format!("problem     {problem}\n");
     }
+    for trouble in &s.troubles {
+        text += &format!("problem     cannot be read: {trouble}\n");
+    }
+    for port in &s.ports {
+        for problem in &port.problems {
+            text += &format!("problem     port {} is not trusted: {problem}\n", port.name);
+        }
+        if let Some(note) = &port.note {
+            text += &format!("note        port {}: {note}\n", port.name);
+        }
+    }
     let age = s.heartbeat.age_s.map_or("never".into(), |age| format!("{age:.1} s ago"));
     text += &format!(
         "heartbeat   tables confirmed {age}; without a daemon forwarding goes on for {} s\n",

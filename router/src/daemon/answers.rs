@@ -31,7 +31,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Routers => json(&self.router_reports(&self.totals()?)),
             Query::Interfaces => json(&self.interface_reports(&self.totals()?)),
             Query::Route(query) => json(&self.route(query)?),
-            Query::Verify => json(&self.verify()?),
+            Query::Verify => Err(ApiError::failed("a comparison has no answer at once")),
             Query::Explain(request) => json(&self.explain(request)?),
             Query::Stop => {
                 let done =
@@ -57,12 +57,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let late = age.is_none_or(|age| age >= self.config.heartbeat.0);
             late.then(|| "the mirror was not confirmed in time; the kernel forwards".into())
         });
+        let problem = problem.or_else(|| {
+            let idle = self.world.ports.values().all(|p| !p.obstacles().is_empty());
+            idle.then(|| "no port is trusted; the kernel forwards everything".into())
+        });
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
             ready: problem.is_none(),
             problem,
+            troubles: self.observer.troubles(),
             uptime_s: now.saturating_sub(self.times.started).as_secs(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
@@ -106,10 +111,20 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             sum.count.add(totals.interfaces.get(&id).copied().unwrap_or_default());
             sum.neighbours += self.world.ledger.neighbours_on(id) as u64;
         }
-        let routers = self.world.mirror.routers();
-        routers
+        self.routers_and_obstacles()
             .map(|r| self.router_report(sums.remove(&r.namespace).unwrap_or_default(), r, totals))
             .collect()
+    }
+
+    /// As the mirror sees them, and besides why their ports keep them from being accelerated.
+    pub(super) fn routers_and_obstacles(&self) -> impl Iterator<Item = RouterView> {
+        let used = self.world.ports_of_routers();
+        self.world.mirror.routers().map(move |mut router| {
+            let obstacles = self.world.port_obstacles(used.get(&router.namespace));
+            router.ipv4.extend(obstacles.iter().cloned());
+            router.ipv6.extend(obstacles);
+            router
+        })
     }
 
     fn router_report(&self, sum: InterfaceSum, router: RouterView, totals: &Counters) -> RouterReport {
@@ -239,17 +254,13 @@ fn json(value: &impl Serialize) -> Answer {
 }
 
 fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
-    let absent = (port.device.is_none()).then(|| "the device is not there".to_string());
     PortReport {
         name: port.name.clone(),
         port: id,
         ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
         mode: port.mode.map_or("detached".into(), |m| m.to_string()),
-        problems: absent
-            .into_iter()
-            .chain(port.refused.clone())
-            .chain(port.problems.iter().cloned())
-            .collect(),
+        problems: port.obstacles(),
+        note: port.note.clone(),
         unclassified: reasons(totals, |payer| payer == Charge::Port(id)),
     }
 }

@@ -98,7 +98,8 @@ impl ApiError {
     pub fn failed(text: impl Into<String>) -> Self {
         Self { status: 500, text: text.into() }
     }
-    fn busy(text: &str) -> Self {
+    /// Not now.
+    pub fn busy(text: &str) -> Self {
         Self { status: 503, text: text.into() }
     }
 }

@@ -197,6 +197,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             generation,
             totals: Totals::default(),
             trouble: None,
+            quiet: false,
+            verifying: None,
             unremembered: true,
             times: Times { started, ..Times::default() },
             instance,
@@ -282,11 +284,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let modes =
             self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {
-            (port.attached, port.mode) = (None, None);
+            (port.attached, port.mode, port.note) = (None, None, None);
         }
         for ((id, device), mode) in ids.iter().zip(devices).zip(modes) {
             if let Some(port) = self.world.ports.get_mut(id) {
                 (port.attached, port.mode) = (Some(device.ifindex), Some(mode));
+                port.note = self.kernel.note(&device.name);
             }
         }
         Ok(())

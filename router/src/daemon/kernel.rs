@@ -8,19 +8,17 @@
 
 use super::{
     instance::Instance,
+    refusal,
     seam::{Device, FastPath, Kernel},
 };
 use crate::plane::{Counters, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
 use anyhow::{Context, Result};
-use logic::{memory::Memory, plan::PortId};
+use logic::plan::PortId;
 use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicU64},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -33,12 +31,19 @@ pub struct Bpf {
     directory: PathBuf,
     generic_allowed: bool,
     links: BTreeMap<String, PortLink>,
+    /// Why native mode was refused.
+    refusals: BTreeMap<String, String>,
 }
 
 impl Bpf {
     /// Nothing is opened or changed yet. `generic_allowed`: fall back to generic mode where native XDP is refused.
     pub fn new(instance: &Instance, generic_allowed: bool) -> Self {
-        Self { directory: Path::new(BPFFS).join(instance.label()), generic_allowed, links: BTreeMap::new() }
+        Self {
+            directory: Path::new(BPFFS).join(instance.label()),
+            generic_allowed,
+            links: BTreeMap::new(),
+            refusals: BTreeMap::new(),
+        }
     }
 
     /// Names of the ports whose links are pinned, whether a daemon runs or not.
@@ -71,16 +76,19 @@ impl Bpf {
         self.directory.join(format!("{LINK}{port}"))
     }
 
-    fn attach_one(&self, plane: &Plane, device: &Device) -> Result<PortLink> {
-        match PortLink::attach(plane.program(), device.ifindex, Mode::Native) {
-            Err(native) if self.generic_allowed => {
-                PortLink::attach(plane.program(), device.ifindex, Mode::Generic).map_err(|generic| {
-                    generic
-                        .context(format!("port {}; native mode was refused before: {native:#}", device.name))
-                })
-            }
-            other => other.with_context(|| format!("port {}", device.name)),
-        }
+    fn attach_one(&mut self, plane: &Plane, device: &Device) -> Result<PortLink> {
+        self.refusals.remove(&device.name);
+        let attach = |mode| PortLink::attach(plane.program(), device.ifindex, mode);
+        let native = match attach(Mode::Native).map_err(|e| refusal::explained(e, device, Mode::Native)) {
+            Err(native) if self.generic_allowed => format!("{native:#}"),
+            other => return other,
+        };
+        let link = attach(Mode::Generic).map_err(|generic| {
+            refusal::explained(generic, device, Mode::Generic).context(format!("after {native}"))
+        })?;
+        tracing::warn!("port {}: falling back to generic mode: {native}", device.name);
+        self.refusals.insert(device.name.clone(), native);
+        Ok(link)
     }
 
     /// A link that can take the new program by being swapped.
@@ -124,7 +132,8 @@ impl Kernel for Bpf {
 
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<Vec<Mode>, (usize, anyhow::Error)> {
         let mut new = BTreeMap::new();
-        for (i, device) in devices.iter().enumerate().filter(|(_, d)| !self.is_linked(d)) {
+        let linked: Vec<bool> = devices.iter().map(|d| self.is_linked(d)).collect();
+        for (i, device) in devices.iter().enumerate().filter(|(i, _)| !linked[*i]) {
             // On an error the links attached so far are dropped, and with them, unpinned, the attachment.
             new.insert(device.name.clone(), self.attach_one(plane, device).map_err(|e| (i, e))?);
         }
@@ -144,6 +153,14 @@ impl Kernel for Bpf {
             self.links.insert(port, link);
         }
         Ok(devices.iter().map(|d| self.links[&d.name].mode()).collect())
+    }
+
+    fn note(&self, port: &str) -> Option<String> {
+        let generic = self.links.get(port).is_some_and(|link| link.mode() == Mode::Generic);
+        generic.then(|| {
+            let why = self.refusals.get(port).map_or(String::new(), |why| format!("; native mode: {why}"));
+            format!("generic mode: correct, but several times slower{why}")
+        })
     }
 
     fn publish(&mut self, plane: &mut Plane) -> Result<()> {
@@ -181,31 +198,6 @@ impl Kernel for Bpf {
     }
 }
 
-/// The mapped tables of a generation, kept mapped by whoever holds one.
-#[derive(Clone)]
-pub struct SharedMemory(Arc<MappedMemory>);
-
-impl Memory for SharedMemory {
-    fn fib(&self) -> &[AtomicU32] {
-        self.0.fib()
-    }
-    fn fib_tails(&self) -> &[AtomicU64] {
-        self.0.fib_tails()
-    }
-    fn nexthops(&self) -> &[AtomicU64] {
-        self.0.nexthops()
-    }
-    fn neighbour_index(&self) -> &[AtomicU64] {
-        self.0.neighbour_index()
-    }
-    fn interface_index(&self) -> &[AtomicU64] {
-        self.0.interface_index()
-    }
-    fn routers(&self) -> &[AtomicU64] {
-        self.0.routers()
-    }
-}
-
 /// CLOCK_MONOTONIC.
 pub fn monotonic() -> Duration {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -213,9 +205,9 @@ pub fn monotonic() -> Duration {
 }
 
 impl FastPath for Plane {
-    type Memory = SharedMemory;
-    fn memory(&self) -> SharedMemory {
-        SharedMemory(Plane::memory(self))
+    type Memory = Arc<MappedMemory>;
+    fn memory(&self) -> Arc<MappedMemory> {
+        Plane::memory(self)
     }
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()> {
         Plane::set_port(self, port, ifindex, ready)

@@ -5,8 +5,10 @@
 //! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
 //! | `answers.rs`, `report.rs` | what is told to clients, and its words |
+//! | `verify.rs`, `lens.rs` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
+//! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
@@ -23,9 +25,11 @@ mod generation;
 pub mod instance;
 pub mod kernel;
 mod ledger;
+mod lens;
 pub mod observing;
 pub mod packet;
 mod reclaim;
+mod refusal;
 pub mod report;
 pub mod seam;
 pub mod start;
@@ -40,10 +44,10 @@ use anyhow::Result;
 use api::{Query, Request};
 use generation::Generation;
 use logic::plan::Op;
-
 use seam::{Kernel, Observe};
 use std::{sync::mpsc::Receiver, time::Duration};
 use totals::Totals;
+use verify::Verifying;
 use world::World;
 
 /// Longest wait for events: also how long a client may wait for its turn.
@@ -66,6 +70,9 @@ pub struct Control<K: Kernel, O> {
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
+    /// Nothing had happened when the kernel was asked last: what the mirror says is what Linux says.
+    quiet: bool,
+    verifying: Option<Verifying>,
     /// Names have changed since they were last written for the next daemon.
     unremembered: bool,
     times: Times,
@@ -90,7 +97,10 @@ pub enum Ended {
     /// `millrace stop`: nothing is left in the kernel.
     Stopped,
     /// A signal: forwarding goes on until the heartbeat expires.
-    Left,
+    Left {
+        /// At least one port was trusted.
+        forwarding: bool,
+    },
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
@@ -99,9 +109,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         loop {
             self.round()?;
             for request in requests.try_iter().take(api::QUEUE) {
+                if matches!(request.query, Query::Verify) {
+                    self.begin_verify(request.reply);
+                    continue;
+                }
                 let ended = match &request.query {
                     Query::Stop => Some(Ended::Stopped),
-                    Query::Leave => Some(Ended::Left),
+                    Query::Leave => Some(Ended::Left { forwarding: self.forwards() }),
                     _ => None,
                 };
                 let answer = self.answer(&request.query);
@@ -115,6 +129,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
+    /// Is there a port whose packets are taken at all? Says of the others why not.
+    fn forwards(&self) -> bool {
+        for port in self.world.ports.values() {
+            port.obstacles()
+                .iter()
+                .for_each(|why| tracing::warn!("port {} is not trusted: {why}", port.name));
+        }
+        self.world.ports.values().any(|port| port.obstacles().is_empty())
+    }
+
     /// Once around: what has happened, what follows, and what is due.
     fn round(&mut self) -> Result<()> {
         self.observe(POLL);
@@ -125,6 +149,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.confirm(now);
         self.keep_alive(now);
         self.remember(now);
+        self.follow_verify(now);
         Ok(())
     }
 
@@ -135,6 +160,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 if self.trouble.take().is_some() {
                     tracing::info!("the mirror is current again");
                 }
+                self.quiet = events.is_empty();
                 events.into_iter().for_each(|event| self.world.observe(event));
             }
             Err(error) => {
@@ -142,7 +168,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 if self.trouble.as_ref() != Some(&text) {
                     tracing::error!("{text}; not confirming the mirror until it can be read again");
                 }
-                self.trouble = Some(text);
+                (self.trouble, self.quiet) = (Some(text), false);
                 std::thread::sleep(patience);
             }
         }

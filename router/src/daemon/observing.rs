@@ -1,14 +1,14 @@
 //! The real Linux behind [`super::seam::Observe`]: the netlink observer.
 
-use super::seam::Observe;
+use super::seam::{Observe, Reread};
 use crate::{
     config::{Config, RouterRef},
     netns::Source,
-    observer::{Observer, ObserverConfig, PortName},
+    observer::{Observer, ObserverConfig, PortName, Trouble, clock},
 };
 use anyhow::Result;
 use logic::{
-    observe::{Dump, Event, NamespaceId},
+    observe::{Event, NamespaceId},
     plan::PortId,
 };
 use std::{net::IpAddr, time::Duration};
@@ -37,7 +37,12 @@ impl Observe for Observer {
     fn port_problems(&mut self, port: PortId) -> Vec<String> {
         Observer::port_problems(self, port).into_iter().map(|p| p.text).collect()
     }
-    fn dump(&mut self, namespace: NamespaceId) -> Result<Dump> {
-        Ok(Observer::dump(self, namespace)?)
+    fn troubles(&self) -> Vec<String> {
+        let sentence = |t: Trouble| format!("router {}: {} (since {})", t.namespace, t.what, clock(t.since));
+        Observer::troubles(self).into_iter().map(sentence).collect()
+    }
+    fn reread(&mut self) -> Reread {
+        let reader = self.reader();
+        Box::new(move || Ok(reader.read()?))
     }
 }

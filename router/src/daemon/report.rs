@@ -17,6 +17,8 @@ pub struct Status {
     pub ready: bool,
     /// Why not ready.
     pub problem: Option<String>,
+    /// What of Linux cannot be read, as sentences; the routers concerned are not accelerated.
+    pub troubles: Vec<String>,
     /// Of the daemon, seconds.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,
@@ -82,8 +84,10 @@ pub struct PortReport {
     pub ifindex: u32,
     /// `native`, `generic`, or `detached`.
     pub mode: String,
-    /// What keeps it from being trusted or fast, as sentences.
+    /// What keeps it from being trusted, as sentences: then the kernel forwards what arrives here.
     pub problems: Vec<String>,
+    /// Why it is in generic mode and slow.
+    pub note: Option<String>,
     /// Packets that belong to no interface, by reason.
     pub unclassified: Vec<ReasonCount>,
 }

@@ -26,9 +26,15 @@ pub trait Observe {
     /// What keeps packets of a port from being trusted, as sentences.
     fn port_problems(&mut self, port: PortId) -> Vec<String>;
 
-    /// Everything about a namespace, read again.
-    fn dump(&mut self, namespace: NamespaceId) -> Result<Dump>;
+    /// What cannot be read, as sentences: the routers concerned are not accelerated.
+    fn troubles(&self) -> Vec<String>;
+
+    /// For another thread: everything about the namespaces observed now, read again without a trace here.
+    fn reread(&mut self) -> Reread;
 }
+
+/// See [`Observe::reread`]. Takes seconds where there are many routes.
+pub type Reread = Box<dyn FnOnce() -> Result<Vec<(NamespaceId, Dump)>> + Send>;
 
 /// A device to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +59,9 @@ pub trait Kernel {
         devices: &[Device],
     ) -> Result<Vec<Mode>, (usize, anyhow::Error)>;
 
+    /// Why an attached port is in generic mode, as a sentence.
+    fn note(&self, port: &str) -> Option<String>;
+
     /// Leaves what the next daemon, and `status` without one, need of a generation that is in charge.
     fn publish(&mut self, plane: &mut Self::Plane) -> Result<()>;
 
@@ -71,8 +80,8 @@ pub trait Kernel {
 
 /// One generation of the program and its maps.
 pub trait FastPath {
-    /// Its tables.
-    type Memory: Memory;
+    /// Its tables; whoever holds one keeps them mapped.
+    type Memory: Memory + Send + 'static;
     fn memory(&self) -> Self::Memory;
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()>;
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;

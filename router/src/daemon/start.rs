@@ -6,6 +6,7 @@ use super::{
     instance::{Instance, Lock},
     kernel::{self, Bpf},
     seam::{Kernel, Observe},
+    world::PortState,
 };
 use crate::{config::Config, privileges};
 use anyhow::{Context, Result, bail};
@@ -61,7 +62,12 @@ fn run_alone<O: Observe>(
     let ended = control.run(&requests)?;
     match ended {
         Ended::Stopped => tracing::info!("stopped: nothing of Millrace is left in the kernel"),
-        Ended::Left => tracing::info!(
+        Ended::Left { forwarding: false } => {
+            tracing::warn!(
+                "ending on a signal: no port was trusted, so the kernel forwarded everything, as it will"
+            )
+        }
+        Ended::Left { forwarding: true } => tracing::info!(
             "ending on a signal: forwarding goes on for the heartbeat of {heartbeat_s} s and is then the kernel's, unless a \
              daemon is started before; `millrace stop` removes everything"
         ),
@@ -148,12 +154,16 @@ fn notify_systemd() {
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// One line: what is forwarded between what.
-    fn summary(&self) -> String {
-        let ports = self.world.ports.values().map(|p| match p.mode {
-            Some(mode) => format!("{} ({mode})", p.name),
-            None => format!("{} (detached)", p.name),
-        });
-        let routers: Vec<_> = self.world.mirror.routers().collect();
+    pub(super) fn summary(&self) -> String {
+        let port = |p: &PortState| {
+            let mode = p.mode.map_or("detached".into(), |mode| mode.to_string());
+            match p.obstacles() {
+                none if none.is_empty() => format!("{} ({mode})", p.name),
+                list => format!("{} ({mode}, NOT TRUSTED: {})", p.name, list.join("; ")),
+            }
+        };
+        let ports = self.world.ports.values().map(port);
+        let routers: Vec<_> = self.routers_and_obstacles().collect();
         let accelerated = routers.iter().filter(|r| r.ipv4.is_empty() || r.ipv6.is_empty()).count();
         format!(
             "{} of {} routers accelerated, ports {}",

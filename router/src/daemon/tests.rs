@@ -5,7 +5,7 @@ use super::{
     api::{Query, Request, RouteQuery},
     instance::Instance,
     report::{RouteReport, Status, VerifyReport},
-    seam::{Device, FastPath, Kernel, Observe},
+    seam::{Device, FastPath, Kernel, Observe, Reread},
 };
 use crate::{
     config::{Config, MemoryMib},
@@ -29,36 +29,14 @@ use std::{
     rc::Rc,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-        mpsc::{SyncSender, sync_channel},
+        atomic::Ordering::Relaxed,
+        mpsc::{Receiver, SyncSender, sync_channel},
     },
     time::Duration,
 };
 use tokio::sync::oneshot;
 
-#[derive(Clone)]
-struct Shared(Arc<HeapMemory>);
-
-impl Memory for Shared {
-    fn fib(&self) -> &[AtomicU32] {
-        self.0.fib()
-    }
-    fn fib_tails(&self) -> &[AtomicU64] {
-        self.0.fib_tails()
-    }
-    fn nexthops(&self) -> &[AtomicU64] {
-        self.0.nexthops()
-    }
-    fn neighbour_index(&self) -> &[AtomicU64] {
-        self.0.neighbour_index()
-    }
-    fn interface_index(&self) -> &[AtomicU64] {
-        self.0.interface_index()
-    }
-    fn routers(&self) -> &[AtomicU64] {
-        self.0.routers()
-    }
-}
+type Shared = Arc<HeapMemory>;
 
 /// What the fake Linux holds, seen by the test.
 #[derive(Default)]
@@ -67,6 +45,8 @@ struct World {
     /// Results of the next polls; then nothing happens.
     polls: RefCell<VecDeque<Result<Vec<Event>>>>,
     dump: RefCell<Dump>,
+    /// What the next reading waits for.
+    hold: RefCell<Option<Receiver<()>>>,
     probed: RefCell<Vec<IpAddr>>,
     problems: RefCell<BTreeMap<PortId, Vec<String>>>,
     refused: RefCell<Option<String>>,
@@ -118,7 +98,7 @@ impl FastPath for Generation {
 impl Kernel for Linux {
     type Plane = Generation;
     fn load(&mut self, settings: Settings) -> Result<Generation> {
-        let memory = Shared(Arc::new(HeapMemory::new(settings.capacity)));
+        let memory = Arc::new(HeapMemory::new(settings.capacity));
         *self.0.memory.borrow_mut() = Some(memory.clone());
         let (deadline, ports) = (Cell::default(), RefCell::default());
         Ok(Generation { world: self.0.clone(), memory, deadline, ports })
@@ -136,6 +116,9 @@ impl Kernel for Linux {
         let names = devices.iter().map(|d| d.name.clone()).collect();
         self.0.attached.borrow_mut().push((names, plane.deadline.get(), filled));
         Ok(vec![Mode::Native; devices.len()])
+    }
+    fn note(&self, _: &str) -> Option<String> {
+        None
     }
     fn publish(&mut self, _: &mut Generation) -> Result<()> {
         Ok(())
@@ -166,8 +149,16 @@ impl Observe for Linux {
     fn port_problems(&mut self, port: PortId) -> Vec<String> {
         self.0.problems.borrow().get(&port).cloned().unwrap_or_default()
     }
-    fn dump(&mut self, _: NamespaceId) -> Result<Dump> {
-        Ok(self.0.dump.borrow().clone())
+    fn troubles(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn reread(&mut self) -> Reread {
+        let (dump, hold) = (self.0.dump.borrow().clone(), self.0.hold.borrow_mut().take());
+        Box::new(move || {
+            // Until the test lets go.
+            hold.map(|hold| hold.recv());
+            Ok(vec![(0, dump)])
+        })
     }
 }
 
@@ -276,6 +267,29 @@ impl Case {
 
     fn route(&mut self, address: &str) -> RouteReport {
         self.ask(Query::Route(RouteQuery { address: address.parse().unwrap(), router: None }))
+    }
+
+    fn begin_verify(&mut self) -> oneshot::Receiver<super::api::Answer> {
+        let (reply, answer) = oneshot::channel();
+        self.control.begin_verify(reply);
+        answer
+    }
+
+    /// Rounds of the loop until a comparison is done.
+    fn verified(&mut self, mut answer: oneshot::Receiver<super::api::Answer>) -> VerifyReport {
+        for _ in 0..10_000 {
+            if let Ok(answer) = answer.try_recv() {
+                return serde_json::from_value(answer.unwrap()).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            self.control.round().unwrap();
+        }
+        panic!("no answer");
+    }
+
+    fn verify(&mut self) -> VerifyReport {
+        let answer = self.begin_verify();
+        self.verified(answer)
     }
 
     fn status(&mut self) -> Status {
@@ -403,6 +417,32 @@ fn a_port_is_trusted_only_without_problems() {
 }
 
 #[test]
+fn a_router_is_accelerated_only_by_a_port_that_is_trusted() {
+    let linux = linux();
+    let problem = |text: &str| vec![text.to_string()];
+    *linux.0.problems.borrow_mut() = [(0, problem("hides tags")), (1, problem("LRO"))].into();
+    let mut case = start_with(config(), linux).unwrap();
+    assert_eq!(
+        case.control.summary(),
+        "0 of 1 routers accelerated, ports eth1 (native, NOT TRUSTED: hides tags), eth2 (native, NOT TRUSTED: LRO)"
+    );
+    let status = case.status();
+    assert!(!status.ready && status.problem.is_some_and(|p| p.starts_with("no port is trusted")));
+    assert!(!status.routers[0].accelerated.ipv4);
+    let why = ["port eth1 is not trusted: hides tags", "port eth2 is not trusted: LRO"];
+    assert_eq!(status.routers[0].why_not.ipv4, why);
+    case.linux.0.problems.borrow_mut().remove(&1);
+    (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
+    let status = case.status();
+    assert!(status.ready && status.routers[0].accelerated.ipv4, "one trusted port is enough: {status:?}");
+    assert!(case.control.summary().starts_with("1 of 1 routers accelerated"));
+    case.linux.0.problems.borrow_mut().insert(1, problem("LRO"));
+    (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
+    let (ended, ..) = run(case, vec![Query::Leave]);
+    assert_eq!(ended, Ended::Left { forwarding: false });
+}
+
+#[test]
 fn neighbours_in_use_are_probed_when_stale() {
     let mut case = start();
     case.round(Ok(vec![]), 6.0);
@@ -417,11 +457,11 @@ fn neighbours_in_use_are_probed_when_stale() {
 #[test]
 fn verify_finds_what_differs() {
     let mut case = start();
-    let report: VerifyReport = case.ask(Query::Verify);
+    let report = case.verify();
     assert_eq!((report.differences, report.routers[0].compared.ipv4), (0, 3), "{report:?}");
     // A change the observer missed.
     case.linux.0.dump.borrow_mut().routes4.push(route("10.7.0.0/16", 1, Some("10.0.1.5")));
-    let report: VerifyReport = case.ask(Query::Verify);
+    let report = case.verify();
     assert_eq!(report.differences, 2, "both ends of the route");
     let first = &report.routers[0].differences[0];
     assert_eq!((first.prefix.as_str(), first.fast.as_str()), ("10.7.0.0/16 at 10.7.0.0", "no_route"));
@@ -436,8 +476,41 @@ fn verify_reads_the_memory_itself() {
     memory.nexthops().iter().step_by(words::NEXTHOP).filter(|w| w.load(Relaxed) != 0).for_each(|w| {
         w.fetch_xor(0xff, Relaxed);
     });
-    let report: VerifyReport = case.ask(Query::Verify);
+    let report = case.verify();
     assert!(report.differences > 0);
+}
+
+#[test]
+fn the_loop_goes_on_while_a_comparison_runs_and_there_is_one_at_a_time() {
+    let mut case = start();
+    let (let_go, hold) = sync_channel(0);
+    *case.linux.0.hold.borrow_mut() = Some(hold);
+    let answer = case.begin_verify();
+    let new = route("10.8.0.0/16", 1, Some("10.0.1.5"));
+    case.round(Ok(vec![Event::Route4(0, Change::Add, new)]), 5.0);
+    assert_eq!(case.linux.0.deadline.get().as_secs(), 1035, "confirmed meanwhile");
+    assert_eq!(case.route("10.8.1.1").hops[0].action, "forward", "changed meanwhile");
+    let error = case.begin_verify().try_recv().unwrap().unwrap_err();
+    assert!(error.status == 503 && error.text.contains("already running"), "{error:?}");
+    // Linux has it too, by the time it is read again.
+    case.linux.0.dump.borrow_mut().routes4.push(route("10.8.0.0/16", 1, Some("10.0.1.5")));
+    let_go.send(()).unwrap();
+    assert_eq!(case.verified(answer).differences, 0);
+}
+
+#[test]
+fn changes_under_way_are_no_differences() {
+    let mut case = start();
+    let new = |prefix| route(prefix, 1, Some("10.0.1.5"));
+    case.linux.0.dump.borrow_mut().routes4.extend([new("10.7.0.0/16"), new("10.6.0.0/16")]);
+    let answer = case.begin_verify();
+    std::thread::sleep(Duration::from_millis(100));
+    // One of them comes late, the other never.
+    case.round(Ok(vec![]), 0.01);
+    case.round(Ok(vec![Event::Route4(0, Change::Add, new("10.7.0.0/16"))]), 0.01);
+    let report = case.verified(answer);
+    assert_eq!(report.differences, 2, "{report:?}");
+    assert!(report.routers[0].differences.iter().all(|d| d.prefix.starts_with("10.6.0.0/16")));
 }
 
 #[test]
@@ -487,7 +560,7 @@ fn stop_removes_everything_and_leave_nothing() {
     assert_eq!((ended, answers.len(), linux.0.removed.get()), (Ended::Stopped, 2, true));
     assert_eq!(answers[1], Ok(serde_json::json!({"done": ["gone"]})));
     let (ended, _, linux) = run(start(), vec![Query::Leave]);
-    assert_eq!((ended, linux.0.removed.get()), (Ended::Left, false));
+    assert_eq!((ended, linux.0.removed.get()), (Ended::Left { forwarding: true }, false));
 }
 
 #[test]

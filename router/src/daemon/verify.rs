@@ -1,106 +1,224 @@
 //! `millrace routes --verify`: is the fast table what Linux says?
 //!
-//! Linux is read afresh into a new mirror, and the tables are read back as the program reads them. A set of routes cuts
-//! the address space into intervals in which the most specific route is the same; the answer is compared at both ends of
-//! each (and in the gaps between routes, and at each neighbour). The loop stands still meanwhile, one to three seconds for
-//! a full table; packets do not.
+//! Linux is read afresh, with sockets of its own, into a new mirror, and the tables are read back as the program reads
+//! them. A set of routes cuts the address space into intervals in which the most specific route is the same; the answer is
+//! compared at both ends of each (and in the gaps between routes, and at each neighbour).
+//!
+//! All of that happens in a thread of its own, seconds for a full table, while the loop goes on and changes what is
+//! compared. What differs is therefore compared once more, after the loop has caught up: only what differs both times is
+//! reported.
 
 use super::{
     Control,
-    api::ApiError,
+    api::{Answer as Reply, ApiError},
     ledger::Ledger,
+    lens,
     report::{Difference, Families, VerifyReport, VerifyRouter},
-    seam::{Kernel, Observe},
+    seam::{FastPath, Kernel, Observe, Reread},
 };
 use logic::{
+    memory::Memory,
     mirror::{Limits, Mirror, RouterView},
     net::{Address, Mac, Prefix},
-    observe::Event,
-    plan::{Hop, InterfaceId, Target},
+    observe::{Event, Namespace, NamespaceId, Port},
+    plan::{Hop, InterfaceId, PortId, Target},
     reason::Reason,
     tables::Answer,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::mpsc::{Receiver, TryRecvError, sync_channel},
+    thread,
+    time::Duration,
 };
+use tokio::sync::oneshot;
+
+/// How long the loop may take to catch up; with more changes than it can take in, it never does.
+const CATCH_UP: Duration = Duration::from_secs(2);
+
+/// Where kernel and fast table disagreed.
+type Suspects = BTreeSet<(NamespaceId, IpAddr)>;
+
+/// A comparison under way.
+pub(super) struct Verifying {
+    reply: oneshot::Sender<Reply>,
+    stage: Stage,
+}
+
+enum Stage {
+    First(Receiver<Result<Found, ApiError>>),
+    /// Changes that were under way are being taken in, since then.
+    CatchingUp(Suspects, Duration),
+    Second(Receiver<Result<Found, ApiError>>),
+}
+
+/// What one comparison has found.
+struct Found {
+    report: VerifyReport,
+    differing: Suspects,
+}
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Compares every router. Differences may be changes that have not been taken in yet: then it is done once more.
-    pub(super) fn verify(&mut self) -> Result<VerifyReport, ApiError> {
-        let report = self.verify_once()?;
-        if report.differences == 0 {
-            return Ok(report);
+    /// Begins to compare every router; the answer is sent when there is one.
+    pub(super) fn begin_verify(&mut self, reply: oneshot::Sender<Reply>) {
+        if self.verifying.is_some() {
+            let _ = reply.send(Err(ApiError::busy("a comparison is already running; try again later")));
+            return;
         }
-        self.observe(std::time::Duration::ZERO);
-        self.apply().map_err(|e| ApiError::failed(format!("{e:#}")))?;
-        self.verify_once()
+        match self.compare(None) {
+            Ok(worker) => self.verifying = Some(Verifying { reply, stage: Stage::First(worker) }),
+            Err(error) => drop(reply.send(Err(error))),
+        }
     }
 
-    fn verify_once(&mut self) -> Result<VerifyReport, ApiError> {
-        let (fresh, ledger) = self.read_afresh()?;
-        let live: BTreeMap<_, _> =
-            self.world.mirror.interfaces().map(|i| ((i.namespace, i.ifindex), i.interface)).collect();
-        let id = |fresh_id| live.get(&fresh.link_of(fresh_id)?).copied().flatten();
-        let neighbours = ledger.neighbours().filter_map(|((i, a), mac)| Some(((id(i)?, a), mac))).collect();
-        let mut report = VerifyReport::default();
-        for router in self.world.mirror.routers().filter(|r| r.router.is_some()) {
-            let one = self.verify_router(&router, &fresh, &neighbours, &id);
-            report.differences += one.1;
-            report.routers.push(one.0);
-        }
-        Ok(report)
-    }
-
-    /// A mirror that has seen nothing but a fresh dump of everything.
-    fn read_afresh(&mut self) -> Result<(Mirror, Ledger), ApiError> {
-        let (mut mirror, mut ledger) = (Mirror::new(Limits::default()), Ledger::default());
-        for (id, port) in &self.world.ports {
-            port.device.iter().for_each(|device| mirror.observe(Event::Port(*id, device.clone())));
-        }
-        for (id, namespace) in &self.world.namespaces {
-            let dump = self.observer.dump(*id);
-            let dump =
-                dump.map_err(|e| ApiError::failed(format!("reading router {}: {e:#}", namespace.name)))?;
-            mirror.observe(Event::Namespace(*id, namespace.clone()));
-            mirror.observe(Event::Dump(*id, Box::new(dump)));
-        }
-        ledger.note(&mirror.plan());
-        Ok((mirror, ledger))
-    }
-
-    fn verify_router(
-        &self,
-        router: &RouterView,
-        fresh: &Mirror,
-        neighbours: &BTreeMap<(InterfaceId, IpAddr), Mac>,
-        id: &impl Fn(InterfaceId) -> Option<InterfaceId>,
-    ) -> (VerifyRouter, u64) {
-        let Some(number) = router.router else { return Default::default() };
-        let mut judge = Judge { neighbours, id, differences: Vec::new(), found: 0 };
-        let known4 = neighbours
-            .keys()
-            .filter_map(|(_, a)| if let IpAddr::V4(a) = a { Some(a.to_bits()) } else { None });
-        let known6 = neighbours
-            .keys()
-            .filter_map(|(_, a)| if let IpAddr::V6(a) = a { Some(a.to_bits()) } else { None });
-        let compared = Families {
-            ipv4: judge
-                .compare(fresh.routes4(router.namespace), known4, |a: u32| self.lookup(number, a.ip())),
-            ipv6: judge
-                .compare(fresh.routes6(router.namespace), known6, |a: u128| self.lookup(number, a.ip())),
+    /// Carries a comparison on, if there is one.
+    pub(super) fn follow_verify(&mut self, now: Duration) {
+        let Some(verifying) = self.verifying.take() else { return };
+        let next = match verifying.stage {
+            Stage::First(worker) => match result(&worker) {
+                None => Ok(Stage::First(worker)),
+                Some(Ok(found)) if found.differing.is_empty() => Err(Ok(found)),
+                Some(Ok(found)) => Ok(Stage::CatchingUp(found.differing, now)),
+                Some(Err(error)) => Err(Err(error)),
+            },
+            Stage::CatchingUp(suspects, since) => {
+                if self.quiet || now.saturating_sub(since) >= CATCH_UP {
+                    self.compare(Some(suspects)).map(Stage::Second).map_err(Err)
+                } else {
+                    Ok(Stage::CatchingUp(suspects, since))
+                }
+            }
+            Stage::Second(worker) => match result(&worker) {
+                None => Ok(Stage::Second(worker)),
+                Some(found) => Err(found),
+            },
         };
-        (VerifyRouter { router: router.name.clone(), compared, differences: judge.differences }, judge.found)
+        match next {
+            Ok(stage) => self.verifying = Some(Verifying { reply: verifying.reply, stage }),
+            Err(found) => {
+                let answer = found.and_then(|found| {
+                    serde_json::to_value(found.report).map_err(|e| ApiError::failed(e.to_string()))
+                });
+                let _ = verifying.reply.send(answer);
+            }
+        }
     }
+
+    /// Starts a thread that compares everything, or only what is suspected.
+    fn compare(&mut self, suspects: Option<Suspects>) -> Result<Receiver<Result<Found, ApiError>>, ApiError> {
+        let comparison = Comparison {
+            memory: self.generation.plane.memory(),
+            reread: self.observer.reread(),
+            ports: self.world.ports.iter().filter_map(|(id, p)| Some((*id, p.device.clone()?))).collect(),
+            namespaces: self.world.namespaces.clone(),
+            live: self
+                .world
+                .mirror
+                .interfaces()
+                .filter_map(|i| Some(((i.namespace, i.ifindex), i.interface?)))
+                .collect(),
+            routers: self.world.mirror.routers().filter(|r| r.router.is_some()).collect(),
+            suspects,
+        };
+        let (to, worker) = sync_channel(1);
+        let run = move || drop(to.send(comparison.run()));
+        let spawned = thread::Builder::new().name("verify".into()).spawn(run);
+        spawned.map(|_| worker).map_err(|e| ApiError::failed(format!("cannot start a thread: {e}")))
+    }
+}
+
+fn result(worker: &Receiver<Result<Found, ApiError>>) -> Option<Result<Found, ApiError>> {
+    match worker.try_recv() {
+        Ok(result) => Some(result),
+        Err(TryRecvError::Empty) => None,
+        Err(TryRecvError::Disconnected) => Some(Err(ApiError::failed("the comparison failed"))),
+    }
+}
+
+/// Everything a comparison needs, so that it needs nothing of the loop.
+struct Comparison<M> {
+    memory: M,
+    reread: Reread,
+    ports: BTreeMap<PortId, Port>,
+    namespaces: BTreeMap<NamespaceId, Namespace>,
+    /// Our numbers of interfaces.
+    live: BTreeMap<(NamespaceId, u32), InterfaceId>,
+    routers: Vec<RouterView>,
+    /// `None`: everything is.
+    suspects: Option<Suspects>,
+}
+
+impl<M: Memory> Comparison<M> {
+    fn run(self) -> Result<Found, ApiError> {
+        let (fresh, ledger) = read_afresh(self.reread, &self.ports, &self.namespaces)?;
+        let id = |fresh_id| self.live.get(&fresh.link_of(fresh_id)?).copied();
+        let neighbours = ledger.neighbours().filter_map(|((i, a), mac)| Some(((id(i)?, a), mac))).collect();
+        let tables = lens::over(self.memory);
+        let mut found = Found { report: VerifyReport::default(), differing: Suspects::new() };
+        for router in &self.routers {
+            let Some(number) = router.router else { continue };
+            let mut judge = Judge {
+                namespace: router.namespace,
+                suspects: self.suspects.as_ref(),
+                neighbours: &neighbours,
+                id: &id,
+                differences: Vec::new(),
+                differing: &mut found.differing,
+                found: 0,
+            };
+            let known4 = neighbours.keys().filter_map(|(_, a)| match a {
+                IpAddr::V4(a) => Some(a.to_bits()),
+                IpAddr::V6(_) => None,
+            });
+            let known6 = neighbours.keys().filter_map(|(_, a)| match a {
+                IpAddr::V6(a) => Some(a.to_bits()),
+                IpAddr::V4(_) => None,
+            });
+            let (routes4, routes6) = (fresh.routes4(router.namespace), fresh.routes6(router.namespace));
+            let compared = Families {
+                ipv4: judge.compare(routes4, known4, |a: u32| tables.lookup4(number, a.into())),
+                ipv6: judge.compare(routes6, known6, |a: u128| tables.lookup6(number, a.into())),
+            };
+            found.report.differences += judge.found;
+            let (router, differences) = (router.name.clone(), judge.differences);
+            found.report.routers.push(VerifyRouter { router, compared, differences });
+        }
+        Ok(found)
+    }
+}
+
+/// A mirror that has seen nothing but a fresh dump of everything.
+fn read_afresh(
+    reread: Reread,
+    ports: &BTreeMap<PortId, Port>,
+    namespaces: &BTreeMap<NamespaceId, Namespace>,
+) -> Result<(Mirror, Ledger), ApiError> {
+    let (mut mirror, mut ledger) = (Mirror::new(Limits::default()), Ledger::default());
+    for (id, port) in ports {
+        mirror.observe(Event::Port(*id, port.clone()));
+    }
+    for (id, namespace) in namespaces {
+        mirror.observe(Event::Namespace(*id, namespace.clone()));
+    }
+    for (id, dump) in reread().map_err(|e| ApiError::failed(format!("reading the kernel's state: {e:#}")))? {
+        mirror.observe(Event::Dump(id, Box::new(dump)));
+    }
+    ledger.note(&mirror.plan());
+    Ok((mirror, ledger))
 }
 
 /// Compares answers with routes, and keeps what differs.
 struct Judge<'a, F> {
+    namespace: NamespaceId,
+    /// `None`: everything is.
+    suspects: Option<&'a Suspects>,
     /// What Linux knows of neighbours, by our numbers.
     neighbours: &'a BTreeMap<(InterfaceId, IpAddr), Mac>,
     /// Our number of an interface of the fresh mirror.
     id: &'a F,
     differences: Vec<Difference>,
+    differing: &'a mut Suspects,
     found: u64,
 }
 
@@ -155,7 +273,12 @@ impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
         if wanted == fast && source_check_agrees {
             return;
         }
+        let suspect = (self.namespace, address);
+        if self.suspects.is_some_and(|s| !s.contains(&suspect)) {
+            return;
+        }
         self.found += 1;
+        self.differing.insert(suspect);
         if self.differences.len() < VerifyRouter::LISTED {
             let words = |ways: &BTreeSet<Way>| ways.iter().map(Way::words).collect::<Vec<_>>().join(" or ");
             let prefix = route.map_or_else(|| "no route".into(), |(prefix, _)| prefix.to_string());

@@ -7,7 +7,7 @@ use logic::{
     observe::{Event, Namespace, NamespaceId, Port},
     plan::{Op, PortId},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The mirror, and what must be known beside it to fill another generation or to read Linux afresh.
 pub struct World {
@@ -27,6 +27,8 @@ pub struct PortState {
     /// The device the program in charge is attached to.
     pub attached: Option<u32>,
     pub mode: Option<Mode>,
+    /// Why it is in generic mode.
+    pub note: Option<String>,
     /// Why it is not attached.
     pub refused: Option<String>,
     /// Why packets from it are not trusted.
@@ -34,6 +36,14 @@ pub struct PortState {
 }
 
 impl PortState {
+    /// Why nothing that arrives here is accelerated, as sentences; empty: it is trusted.
+    pub fn obstacles(&self) -> Vec<String> {
+        let absent = self.device.is_none().then(|| "the device is not there".to_string());
+        let told = absent.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
+        let told: Vec<_> = told.collect();
+        if told.is_empty() && self.attached.is_none() { vec!["not attached yet".into()] } else { told }
+    }
+
     /// The device to be attached to.
     pub fn wanted(&self) -> Option<u32> {
         self.device.as_ref().map(|d| d.ifindex).filter(|_| self.refused.is_none())
@@ -70,6 +80,26 @@ impl World {
         if let Some(port) = self.ports.get_mut(&id) {
             (port.device, port.refused) = (device, None);
         }
+    }
+
+    /// Ports by the routers that have an interface on them.
+    pub fn ports_of_routers(&self) -> BTreeMap<NamespaceId, BTreeSet<PortId>> {
+        let mut used: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for interface in self.mirror.interfaces() {
+            used.entry(interface.namespace).or_default().insert(interface.port);
+        }
+        used
+    }
+
+    /// Why nothing is accelerated for a router with interfaces on these ports, as sentences: not one is trusted.
+    pub fn port_obstacles(&self, used: Option<&BTreeSet<PortId>>) -> Vec<String> {
+        let Some(used) = used else { return vec!["it has no device on a port".into()] };
+        let ports: Vec<_> =
+            used.iter().filter_map(|id| self.ports.get(id)).map(|p| (&p.name, p.obstacles())).collect();
+        if ports.iter().any(|(_, obstacles)| obstacles.is_empty()) {
+            return Vec::new();
+        }
+        ports.iter().map(|(name, list)| format!("port {name} is not trusted: {}", list.join("; "))).collect()
     }
 
     /// What to change since the last call.

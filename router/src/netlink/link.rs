@@ -14,6 +14,7 @@ const IFLA_MTU: u16 = 4;
 const IFLA_LINK: u16 = 5;
 const IFLA_QDISC: u16 = 6;
 const IFLA_MASTER: u16 = 10;
+const IFLA_PROTINFO: u16 = 12;
 const IFLA_LINKINFO: u16 = 18;
 const IFLA_AF_SPEC: u16 = 26;
 const IFLA_EXT_MASK: u16 = 29;
@@ -76,6 +77,11 @@ pub enum LinkMessage {
         ifindex: u32,
         moved: bool,
     },
+    /// `IFLA_INET6_CONF` of a device, from IPv6 (`inet6_fill_ifinfo` in `net/ipv6/addrconf.c`).
+    Settings6 {
+        ifindex: u32,
+        conf6: Box<[u32]>,
+    },
 }
 
 /// A dump of all devices, without statistics.
@@ -89,13 +95,19 @@ pub fn dump_addresses(family: u8) -> wire::Request {
     wire::Request::new(rtm::GETADDR, wire::DUMP, &[family, 0, 0, 0, 0, 0, 0, 0])
 }
 
-/// `RTM_NEWLINK` or `RTM_DELLINK`; `None` for messages of a bridge or IPv6 about its use of a link.
+/// `RTM_NEWLINK` or `RTM_DELLINK`; `None` for messages of a bridge about its use of a link, and for IPv6's of its end.
 pub fn parse(message: wire::Message<'_>) -> Option<LinkMessage> {
     let payload = message.payload;
-    if *payload.first()? != 0 {
-        return None;
-    }
     let ifindex = wire::u32_at(payload, 4)?;
+    match *payload.first()? {
+        0 => (),
+        INET6 if message.kind == rtm::NEWLINK => {
+            let of_ipv6 = wire::attributes_after(payload, HEADER).find(|a| a.0 == IFLA_PROTINFO)?.1;
+            let conf6 = words(wire::attribute(of_ipv6, IFLA_INET6_CONF)?);
+            return Some(LinkMessage::Settings6 { ifindex, conf6 });
+        }
+        _ => return None,
+    }
     match message.kind {
         rtm::NEWLINK => Some(LinkMessage::New(Box::new(parse_link(payload, ifindex)?))),
         rtm::DELLINK => {
@@ -179,8 +191,11 @@ fn parse_macvlan(data: &[u8]) -> Option<LinkKind> {
     }))
 }
 
+fn words(value: &[u8]) -> Box<[u32]> {
+    value.chunks_exact(4).filter_map(|w| wire::u32_at(w, 0)).collect()
+}
+
 fn parse_settings(specific: &[u8], link: &mut RawLink) {
-    let words = |value: &[u8]| value.chunks_exact(4).filter_map(|w| wire::u32_at(w, 0)).collect();
     for (family, value) in wire::attributes(specific) {
         if family == u16::from(INET) {
             link.conf4 = wire::attribute(value, IFLA_INET_CONF).map(words);
@@ -231,6 +246,17 @@ mod tests {
     fn nested(parts: &[(u16, &[u8])]) -> Vec<u8> {
         let request = parts.iter().fold(Request::new(0, 0, &[]), |r, (kind, value)| r.with(*kind, value));
         built(request)[16..].to_vec()
+    }
+
+    #[test]
+    fn settings_from_ipv6() {
+        let protocol = nested(&[(IFLA_INET6_CONF, &[1, 0, 0, 0, 64, 0, 0, 0, 0, 5, 0, 0])]);
+        let mut header = [0; 16];
+        (header[0], header[4]) = (INET6, 7);
+        let message = |kind| built(Request::new(kind, 0, &header).with(IFLA_PROTINFO | 0x8000, &protocol));
+        let parsed = wire::messages(&message(rtm::NEWLINK)).next().and_then(parse);
+        assert_eq!(parsed, Some(LinkMessage::Settings6 { ifindex: 7, conf6: [1, 64, 1280].into() }));
+        assert_eq!(wire::messages(&message(rtm::DELLINK)).next().and_then(parse), None);
     }
 
     #[test]

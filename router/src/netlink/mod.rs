@@ -65,6 +65,7 @@ pub const GROUPS: &[u32] = &[
     7,  // IPV4_ROUTE
     8,  // IPV4_RULE
     11, // IPV6_ROUTE
+    12, // IPV6_IFINFO
     19, // IPV6_RULE
     24, // IPV4_NETCONF
     25, // IPV6_NETCONF

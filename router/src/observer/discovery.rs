@@ -5,7 +5,7 @@
 //! (`RTM_NEWNSID`); a device of the chain was told of again, which is also how a port shows that something was put on
 //! it anywhere. Without a sign, new and vanished namespaces are noticed by a slow scan of /proc.
 
-use super::{HOST, Observer, PROCESS, poller::ProcessWatch, space::Peers, token};
+use super::{HOST, Observer, PROCESS, Trouble, poller::ProcessWatch, space::Peers, token};
 use crate::{
     netlink::{
         link::{self, LinkMessage},
@@ -21,6 +21,7 @@ use std::{
     io,
     os::fd::AsFd,
     path::Path,
+    time::SystemTime,
 };
 
 /// Devices that are ports or sit on ports.
@@ -38,6 +39,7 @@ impl Observer {
         let configured = self.configured();
         self.drop_vanished(&mut found, &configured);
         self.dull.retain(|key| !again && found.contains_key(key));
+        self.unobserved.retain(|key, _| found.contains_key(key) || configured.contains_key(key));
         for (key, place) in &configured {
             let known = self.spaces.values().any(|s| s.key == *key);
             if !known && *key != self.own {
@@ -107,11 +109,15 @@ impl Observer {
         let namespace = Namespace { name: place.name.clone(), host: false, configured };
         match self.watch(key, &place.path, namespace) {
             Ok(id) => {
+                self.unobserved.remove(&key);
                 tracing::info!(id, namespace = place.name, "observing");
                 true
             }
             Err(error) => {
                 tracing::warn!(namespace = place.name, %error, "cannot be observed; trying again later");
+                let since = self.unobserved.get(&key).map_or_else(SystemTime::now, |known| known.since);
+                let what = format!("cannot be observed: {error}");
+                self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what, since });
                 false
             }
         }

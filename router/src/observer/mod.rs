@@ -9,8 +9,10 @@
 //! | [`discovery`] | which namespaces to watch |
 //! | [`ports`] | ports, and what is wrong with them |
 //! | [`space`] | one namespace: dumps, messages, lost messages |
+//! | [`reader`] | everything read again, beside the observer |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
+//! | [`troubles`] | what could not be read, and since when |
 //! | [`poller`] | epoll, inotify |
 //!
 //! Two things the kernel does not report are looked at now and then: settings without a message (once a second) and
@@ -21,9 +23,11 @@ mod discovery;
 mod due;
 pub mod poller;
 mod ports;
+mod reader;
 mod settings;
 mod space;
 pub mod sysctl;
+mod troubles;
 
 use crate::{
     hazards::bpf,
@@ -32,6 +36,7 @@ use crate::{
 };
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 use poller::{DirectoryWatch, Poller};
+pub use reader::Reader;
 use space::{Peers, Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,6 +48,8 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
+use troubles::What;
+pub use troubles::{Trouble, clock};
 
 /// The namespace of the ports.
 pub const HOST: NamespaceId = 0;
@@ -125,6 +132,8 @@ pub struct Observer {
     next_id: NamespaceId,
     /// Namespaces looked into and found to be of no interest.
     dull: BTreeSet<Key>,
+    /// Namespaces that should be observed, and cannot be.
+    unobserved: BTreeMap<Key, Trouble>,
     own: Key,
     out: Vec<Event>,
     discover_at: Option<Instant>,
@@ -164,6 +173,7 @@ impl Observer {
                 .collect(),
             next_id: HOST,
             dull: BTreeSet::new(),
+            unobserved: BTreeMap::new(),
             own,
             out: Vec::new(),
             discover_at: None,
@@ -236,6 +246,7 @@ impl Observer {
             ROUTE => {
                 if let Err(error) = space.take_events(&self.peers, &mut self.out, now) {
                     tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
+                    space.distrust(What::State, error.to_string(), &mut self.out);
                     space.due.dump_later(now);
                 }
                 if std::mem::take(&mut space.topology_changed) {
@@ -384,14 +395,16 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address, create), |_| None::<()>).map(|_| ())
     }
 
-    /// Everything about a namespace, read again from the kernel, for comparison (`millrace routes --verify`). Events
-    /// under way are not affected: apply those that wait before comparing.
-    ///
-    /// # Errors
-    /// `NotFound` if it is not observed; what the kernel says.
-    pub fn dump(&mut self, id: NamespaceId) -> io::Result<logic::observe::Dump> {
-        let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        space.dump_aside(&self.peers)
+    /// Namespaces that are not observed as they should be. Nothing is accelerated there until they are.
+    pub fn troubles(&self) -> Vec<Trouble> {
+        let known = self.spaces.values().flat_map(|s| s.troubles.list(&s.namespace.name));
+        known.chain(self.unobserved.values().cloned()).collect()
+    }
+
+    /// For another thread: reads everything again with sockets of its own, for comparison (`millrace routes --verify`).
+    pub fn reader(&self) -> Reader {
+        let place = |s: &Space| (s.id, s.key, s.file.clone(), s.namespace.clone());
+        Reader { places: self.spaces.values().map(place).collect(), peers: self.peers.clone() }
     }
 
     /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.
@@ -423,10 +436,94 @@ fn raise_descriptor_limit() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::socket::Socket;
+    use logic::observe::Settings;
 
     #[test]
     fn it_can_be_handed_to_the_control_thread() {
         fn sendable<T: Send>() {}
         sendable::<Observer>();
+    }
+
+    fn incomplete(settings: &Settings) -> bool {
+        let told = |list: &[String]| list.iter().any(|h| h.starts_with("mirror incomplete: "));
+        assert_eq!(told(&settings.hazards4), told(&settings.hazards6));
+        told(&settings.hazards4)
+    }
+
+    fn until<T>(observer: &mut Observer, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+        let end = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < end {
+            let events = observer.poll(Duration::from_millis(50)).unwrap();
+            if let Some(found) = events.iter().find_map(&mut wanted) {
+                return found;
+            }
+        }
+        panic!("waited in vain");
+    }
+
+    fn settings(event: &Event) -> Option<bool> {
+        match event {
+            Event::Settings(HOST, settings) => Some(incomplete(settings)),
+            Event::Dump(HOST, dump) => Some(incomplete(&dump.settings)),
+            _ => None,
+        }
+    }
+
+    /// An observer without ports, in a namespace of its own.
+    fn alone(test: impl FnOnce(Observer) + Send) {
+        // SAFETY: no arguments, cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("SKIPPED: needs root (run: make test-root)");
+            return;
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: moves only this thread, which ends here.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                let mut observer = Observer::new(ObserverConfig::default()).unwrap();
+                assert!(!until(&mut observer, settings), "the first dump");
+                assert_eq!(observer.troubles(), []);
+                test(observer);
+            });
+        });
+    }
+
+    #[test]
+    fn a_namespace_whose_dump_fails_is_not_trusted_until_one_succeeds() {
+        alone(|mut observer| {
+            let space = observer.spaces.get_mut(&HOST).unwrap();
+            // One that knows nothing of routes.
+            let other = Socket::requests(libc::NETLINK_GENERIC).unwrap();
+            let working = std::mem::replace(&mut space.requests, other);
+            space.due.dump = Some(Instant::now());
+            assert!(until(&mut observer, settings), "told at once");
+            let since = observer.troubles()[0].since;
+            for _ in 0..10 {
+                let again = observer.poll(Duration::from_millis(100)).unwrap();
+                assert_eq!(again.iter().find_map(settings).filter(|incomplete| !incomplete), None);
+            }
+            let trouble = &observer.troubles()[0];
+            assert_eq!((trouble.namespace.as_str(), trouble.since), ("host", since));
+            observer.spaces.get_mut(&HOST).unwrap().requests = working;
+            assert!(!until(&mut observer, |e| settings(e).filter(|incomplete| !incomplete)));
+            assert_eq!(observer.troubles(), []);
+        });
+    }
+
+    #[test]
+    fn between_lost_events_and_the_new_dump_the_mirror_is_not_trusted() {
+        alone(|mut observer| {
+            observer.set_receive_buffer(HOST, 4096).unwrap();
+            let many = "for i in $(seq 2000); do echo route add blackhole 10.0.$((i / 250)).$((i % 250))/32; done | ip -batch -";
+            let done = std::process::Command::new("sh").args(["-c", many]).status().unwrap();
+            assert!(done.success());
+            let mut told = Vec::new();
+            until(&mut observer, |e| {
+                told.extend(settings(e));
+                matches!(e, Event::Dump(..)).then_some(())
+            });
+            assert_eq!(told, [true, false]);
+        });
     }
 }

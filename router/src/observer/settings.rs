@@ -65,20 +65,18 @@ pub fn fold4(conf: Option<&[u32]>, all: &Values, has_address: bool) -> LinkConf4
 pub fn fold6(conf: Option<&[u32]>, all: &Values, mtu: u32) -> LinkConf6 {
     let Some(conf) = conf else { return LinkConf6 { disabled: true, ..LinkConf6::default() } };
     let own = |place| value(conf, place);
-    let mut unusual = names(&[
+    let unusual = names(&[
         ("seg6_enabled", own(v6::SEG6_ENABLED)),
         ("rpl_seg_enabled", own(v6::RPL_SEG_ENABLED)),
         ("ioam6_enabled", own(v6::IOAM6_ENABLED)),
         ("proxy_ndp", own(v6::PROXY_NDP) | all.proxy_ndp),
     ]);
     let mtu6 = own(v6::MTU6);
-    if mtu6 != 0 && mtu6 < mtu {
-        unusual.push(format!("mtu ({mtu6}, less than the device's {mtu})"));
-    }
     LinkConf6 {
         forwarding: all.forwarding6 != 0 || own(v6::FORCE_FORWARDING) != 0,
         disabled: own(v6::DISABLE_IPV6) != 0,
         ignore_routes_with_linkdown: own(v6::IGNORE_ROUTES_WITH_LINKDOWN) != 0,
+        mtu: if mtu6 < mtu { mtu6 } else { 0 },
         unusual,
     }
 }
@@ -145,7 +143,8 @@ mod tests {
         conf[v6::MTU6] = 1280;
         let folded = fold6(Some(&conf), &Values::default(), 1500);
         assert!(!folded.forwarding && !folded.disabled);
-        assert_eq!(folded.unusual, ["mtu (1280, less than the device's 1500)"]);
+        assert_eq!((folded.mtu, folded.unusual.len()), (1280, 0));
+        assert_eq!(fold6(Some(&conf), &Values::default(), 1280).mtu, 0, "as the link");
         assert!(fold6(Some(&conf), &Values { forwarding6: 1, ..Values::default() }, 1280).forwarding);
         conf[v6::FORCE_FORWARDING] = 1;
         assert!(fold6(Some(&conf), &Values::default(), 1280).forwarding);

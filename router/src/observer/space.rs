@@ -8,6 +8,7 @@ use super::{
     poller::ProcessWatch,
     settings,
     sysctl::{Sysctls, Values},
+    troubles::{Troubles, What},
 };
 use crate::{
     hazards::Hazards,
@@ -56,6 +57,7 @@ pub struct Space {
     pub(super) requests: Socket,
     pub(super) events: Socket,
     pub(super) hazards: Hazards,
+    pub(super) troubles: Troubles,
     sysctls: Sysctls,
     values: Values,
     addresses: HashMap<u32, HashSet<(u32, u8, u32)>>,
@@ -96,6 +98,7 @@ impl Space {
             requests,
             events,
             hazards,
+            troubles: Troubles::default(),
             values: sysctls.read(),
             sysctls,
             addresses: HashMap::new(),
@@ -118,6 +121,7 @@ impl Space {
         let (routes4, routes6) = self.read_routes()?;
         self.read_hazards(Instant::now());
         self.hazards.read_traffic(&mut self.requests)?;
+        self.troubles = Troubles::default();
         self.emitted_settings = self.settings();
         let indexes: Vec<u32> = self.links.keys().copied().collect();
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i, peers)?))).collect();
@@ -131,22 +135,10 @@ impl Space {
         })
     }
 
-    /// Everything, read now, for comparison: what is known, and so what later events say, stays as it was.
-    pub fn dump_aside(&mut self, peers: &Peers) -> io::Result<Dump> {
-        let due = self.due;
-        let known = (self.values.clone(), self.links.clone(), self.addresses.clone(), self.nexthops.clone());
-        let emitted = (self.emitted.clone(), self.emitted_settings.clone());
-        let dump = self.dump(peers);
-        self.due = due;
-        (self.values, self.links, self.addresses, self.nexthops) = known;
-        (self.emitted, self.emitted_settings) = emitted;
-        dump
-    }
-
     fn read_links(&mut self) -> io::Result<()> {
         let links = self.requests.dump(link::dump(), |m| match link::parse(m)? {
             LinkMessage::New(link) => Some((link.ifindex, *link)),
-            LinkMessage::Gone { .. } => None,
+            _ => None,
         })?;
         self.links = links.into_iter().collect();
         let addresses =
@@ -186,8 +178,9 @@ impl Space {
                     );
                     // What still waits is older than the dump to come.
                     self.events.discard();
-                    self.due.dump = Some(now);
                     self.topology_changed = true;
+                    self.due.dump = Some(now);
+                    self.distrust(What::State, "events were lost".into(), out);
                     return Ok(false);
                 }
                 Err(e) => return Err(e),
@@ -208,6 +201,12 @@ impl Space {
             rtm::NEWLINK | rtm::DELLINK => match link::parse(message) {
                 Some(LinkMessage::New(link)) => self.new_link(*link, peers, out, now),
                 Some(LinkMessage::Gone { ifindex, .. }) => self.link_gone(ifindex, out, now),
+                Some(LinkMessage::Settings6 { ifindex, conf6 }) => {
+                    if let Some(link) = self.links.get_mut(&ifindex) {
+                        link.conf6 = Some(conf6);
+                        self.refresh(ifindex, peers, out);
+                    }
+                }
                 None => (),
             },
             rtm::NEWADDR | rtm::DELADDR => {
@@ -388,7 +387,14 @@ impl Space {
                     .into(),
             );
         }
+        self.troubles.add_to(&mut settings);
         settings
+    }
+
+    /// Something is not known until it is read again, and until then nothing is accelerated here.
+    pub fn distrust(&mut self, what: What, why: String, out: &mut Vec<Event>) {
+        self.troubles.add(what, why);
+        self.refresh_settings(out);
     }
 
     fn refresh_settings(&mut self, out: &mut Vec<Event>) {
@@ -411,6 +417,7 @@ impl Space {
         };
         if let Err(error) = result {
             tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
+            self.distrust(What::State, error.to_string(), out);
             self.due.dump_later(now);
         }
         if Due::take(&mut self.due.hazards, now) {
@@ -418,10 +425,14 @@ impl Space {
             self.refresh_settings(out);
         }
         if Due::take(&mut self.due.traffic, now) {
-            if let Err(error) = self.hazards.read_traffic(&mut self.requests) {
-                tracing::debug!(namespace = self.namespace.name, %error, "qdiscs: reading again later");
-                self.due.traffic_later(now);
+            match self.hazards.read_traffic(&mut self.requests) {
+                Ok(()) => self.troubles.settle(What::Traffic),
+                Err(error) => {
+                    self.troubles.add(What::Traffic, error.to_string());
+                    self.due.traffic_later(now);
+                }
             }
+            self.refresh_settings(out);
             self.refresh_all(peers, out);
         }
     }
@@ -471,7 +482,14 @@ impl Space {
     fn read_device_settings(&mut self) -> bool {
         let mut changed = false;
         // Only settings are taken: what else differs is on its way as an event, in its place.
-        let fresh = self.requests.dump(link::dump(), link::parse).unwrap_or_default();
+        let fresh = match self.requests.dump(link::dump(), link::parse) {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                self.troubles.add(What::DeviceSettings, error.to_string());
+                return false;
+            }
+        };
+        self.troubles.settle(What::DeviceSettings);
         for message in fresh {
             if let LinkMessage::New(fresh) = message
                 && let Some(link) = self.links.get_mut(&fresh.ifindex)

@@ -264,6 +264,8 @@ fn settings_are_followed_with_and_without_messages() {
             !l.ipv4.send_redirects
         });
         expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.unusual == ["accept_local"]);
+        expect("net.ipv6.conf.port0.mtu=1280", |l| l.ipv6.mtu == 1280 && l.mtu == 1500);
+        expect("net.ipv6.conf.port0.mtu=1500", |l| l.ipv6.mtu == 0);
         if std::path::Path::new("/proc/sys/net/ipv6/conf/port0/force_forwarding").exists() {
             expect("net.ipv6.conf.port0.force_forwarding=1", |l| l.ipv6.forwarding);
         }
@@ -362,7 +364,10 @@ fn comparing_with_the_kernel_swallows_no_event() {
         sh(
             "ip link set port0 mtu 1400; nft 'add table ip f; add chain ip f x { type filter hook forward priority 0; }'",
         );
-        let dump = observer.dump(HOST).unwrap();
+        let reader = observer.reader();
+        let mut dumps = std::thread::spawn(|| reader.read().unwrap()).join().unwrap();
+        let (id, dump) = dumps.remove(0);
+        assert_eq!(id, HOST);
         assert!(dump.links.iter().any(|l| l.name == "port0" && l.mtu == 1400));
         assert_eq!(dump.settings.hazards4.len(), 1);
         until(&mut observer, "new MTU", |e| matches!(e, Event::Link(HOST, l) if l.mtu == 1400).then_some(()));

@@ -129,6 +129,43 @@ fn mtu_is_the_lowest_on_the_way() {
     }
 }
 
+#[test]
+fn ipv6_has_an_mtu_of_its_own() {
+    for (conf, expected) in [(0, 1500), (1280, 1280), (1500, 1500), (9000, 1500)] {
+        let mut link = physical(1);
+        link.ipv6.mtu = conf;
+        let (routes4, routes6) = (vec![alias(0, dev(1))], vec![route6("2001:db8::/32", dev(1))]);
+        let bench =
+            Bench::with(Limits::default(), Dump { links: vec![link], routes4, routes6, ..Dump::default() });
+        let mtu = |target: Option<&Target>| match target {
+            Some(Target::Hop(hop)) => hop.mtu,
+            other => panic!("no next hop: {other:?}"),
+        };
+        assert_eq!(mtu(bench.target4("10.0.0.0/8")), 1500, "IPv4 does not care");
+        assert_eq!(mtu(bench.target6("2001:db8::/32")), expected, "{conf}");
+    }
+}
+
+#[test]
+fn a_second_tag_comes_out_of_the_mtu() {
+    for (port, inner, expected) in
+        [(1500, 1500, 1496), (1500, 1496, 1496), (1504, 1500, 1500), (1500, 1400, 1400)]
+    {
+        let links = vec![
+            Link { mtu: port, ..physical(1) },
+            Link { mtu: port, ..vlan(3, 100, (HOST, 1)) },
+            Link { mtu: inner, ..vlan(4, 7, (HOST, 3)) },
+        ];
+        let routes4 = vec![route4("10.0.0.0/8", dev(4)), route4("11.0.0.0/8", dev(3))];
+        let bench = Bench::with(Limits::default(), Dump { links, routes4, ..Dump::default() });
+        let mtu = |prefix| match bench.target4(prefix) {
+            Some(Target::Hop(hop)) => hop.mtu,
+            other => panic!("no next hop: {other:?}"),
+        };
+        assert_eq!((mtu("10.0.0.0/8"), mtu("11.0.0.0/8")), (expected, port), "two tags and one");
+    }
+}
+
 /// What a message does to the order of equals, seen by what is left when the winner goes.
 #[test]
 fn messages_keep_the_kernels_order() {

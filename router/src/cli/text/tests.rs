@@ -31,6 +31,7 @@ fn sample() -> Status {
         instance: None,
         ready: true,
         problem: None,
+        troubles: Vec::new(),
         uptime_s: 3725,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
         generation: 2,
@@ -43,6 +44,7 @@ fn sample() -> Status {
                 ifindex: 13,
                 mode: "generic".into(),
                 problems: vec!["LRO is on".into()],
+                note: Some("generic mode".into()),
                 ..PortReport::default()
             },
         ],
@@ -61,6 +63,8 @@ fn sample() -> Status {
 fn status_of_a_running_daemon() {
     let expected = "\
 millrace 0.1.0, process 42, up 1 h 2 min: forwarding
+problem     port eth2 is not trusted: LRO is on
+note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s
 packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped
 tables      901899 IPv4 and 3 IPv6 routes, 5 neighbours; generation 2

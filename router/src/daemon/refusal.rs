@@ -1,0 +1,92 @@
+//! Why a driver may have refused XDP: it says EINVAL and no more (`virtnet_xdp_set`, `veth_xdp_set` and others give their
+//! reasons as extended acknowledgements, which a BPF link does not pass on).
+
+use super::seam::Device;
+use crate::{
+    ethtool::{Ethtool, Peer},
+    plane::Mode,
+};
+use anyhow::Error;
+use std::io;
+
+/// Longest IP packet for which every driver's XDP has room in one page, about: headroom and tail take the rest.
+const SAFE_MTU: u32 = 1500;
+
+/// What is known of the device.
+#[derive(Clone, Debug, Default)]
+struct Looks {
+    driver: Option<String>,
+    mtu: Option<u32>,
+    lro: bool,
+}
+
+/// The error of attaching, with the likely reasons and the way out if it was the driver's.
+pub fn explained(error: Error, device: &Device, mode: Mode) -> Error {
+    if error.downcast_ref::<io::Error>().is_none() {
+        return error.context(format!("port {}", device.name));
+    }
+    let mut looks = Looks {
+        driver: Ethtool::open().and_then(|ethtool| ethtool.driver(&device.name)).ok(),
+        ..Looks::default()
+    };
+    if let Ok(device) = Peer::look(device.ifindex) {
+        (looks.mtu, looks.lro) = (Some(device.link.mtu), device.features.contains("rx-lro"));
+    }
+    error.context(words(&device.name, mode, &looks))
+}
+
+fn words(name: &str, mode: Mode, looks: &Looks) -> String {
+    let driver = looks.driver.as_deref().unwrap_or("unknown");
+    let mtu = looks.mtu.map_or("unknown".into(), |mtu| mtu.to_string());
+    let mut likely = Vec::new();
+    if looks.mtu.is_some_and(|mtu| mtu > SAFE_MTU) {
+        likely.push(format!(
+            "the MTU is too large for this driver's XDP (ip link set {name} mtu {SAFE_MTU}; the limit is the driver's, \
+             often about 3500)"
+        ));
+    }
+    if looks.lro {
+        likely.push(format!("LRO is on (ethtool -K {name} lro off)"));
+    }
+    if mode == Mode::Native {
+        likely.push(format!("too few queues for one per CPU (ethtool -l {name})"));
+        likely.push("the driver has no native XDP".into());
+    }
+    let out = match mode {
+        Mode::Native => "; or run with --generic, which is several times slower",
+        Mode::Generic => "",
+    };
+    let likely =
+        if likely.is_empty() { String::new() } else { format!(". Likely reasons: {}", likely.join("; ")) };
+    format!("port {name}: {mode} XDP was refused (driver {driver}, MTU {mtu}){likely}{out}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_the_mtu_and_the_way_out_are_named() {
+        let looks = Looks { driver: Some("virtio_net".into()), mtu: Some(9000), lro: true };
+        let text = words("eth1", Mode::Native, &looks);
+        for part in [
+            "port eth1: native XDP was refused (driver virtio_net, MTU 9000)",
+            "ip link set eth1 mtu 1500",
+            "ethtool -K eth1 lro off",
+            "too few queues",
+            "--generic",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let plain = words("eth1", Mode::Native, &Looks { mtu: Some(1500), ..looks });
+        assert!(!plain.contains("MTU is too large"), "{plain}");
+        assert!(!words("eth1", Mode::Generic, &Looks::default()).contains("--generic"));
+    }
+
+    #[test]
+    fn what_was_not_the_drivers_doing_stays_as_it_is() {
+        let device = Device { name: "eth1".into(), ifindex: 1 };
+        let error = explained(anyhow::anyhow!("another program is there"), &device, Mode::Native);
+        assert_eq!(format!("{error:#}"), "port eth1: another program is there");
+    }
+}

@@ -1,0 +1,107 @@
+//! What of a namespace could not be read, and since when: until it can be, nothing is known for certain there.
+
+use logic::observe::Settings;
+use std::{collections::BTreeMap, time::SystemTime};
+
+/// What could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum What {
+    /// Events were lost, or a dump failed: routes, neighbours, devices may be anything.
+    State,
+    /// Queueing disciplines and filters.
+    Traffic,
+    /// Settings of devices.
+    DeviceSettings,
+}
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            What::State => "routes, neighbours and devices",
+            What::Traffic => "queueing disciplines",
+            What::DeviceSettings => "settings of devices",
+        }
+    }
+}
+
+/// A namespace that is not observed as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// Name of the namespace.
+    pub namespace: String,
+    /// What is not known, and why.
+    pub what: String,
+    /// When that began.
+    pub since: SystemTime,
+}
+
+/// What could not be read in one namespace.
+#[derive(Debug, Default)]
+pub(super) struct Troubles(BTreeMap<What, (String, SystemTime)>);
+
+impl Troubles {
+    /// It could not be read. The first time counts, the last reason.
+    pub fn add(&mut self, what: What, why: String) {
+        self.0.entry(what).or_insert_with(|| (String::new(), SystemTime::now())).0 = why;
+    }
+
+    /// It has been read.
+    pub fn settle(&mut self, what: What) {
+        self.0.remove(&what);
+    }
+
+    /// Nothing of the namespace is accelerated until everything has been read.
+    pub fn add_to(&self, settings: &mut Settings) {
+        for (what, (why, since)) in &self.0 {
+            let text = format!("mirror incomplete: {}: {why} (since {})", what.name(), clock(*since));
+            settings.hazards4.push(text.clone());
+            settings.hazards6.push(text);
+        }
+    }
+
+    pub fn list(&self, namespace: &str) -> impl Iterator<Item = Trouble> {
+        self.0.iter().map(move |(what, (why, since))| Trouble {
+            namespace: namespace.to_owned(),
+            what: format!("{}: {why}", what.name()),
+            since: *since,
+        })
+    }
+}
+
+/// The time of day, UTC.
+pub fn clock(at: SystemTime) -> String {
+    let seconds = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() % 86_400;
+    format!("{:02}:{:02}:{:02} UTC", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_trouble_stays_until_it_is_settled_and_is_told_for_both_families() {
+        let mut troubles = Troubles::default();
+        troubles.add(What::State, "events were lost".into());
+        let since = troubles.list("red").next().unwrap().since;
+        troubles.add(What::State, "denied".into());
+        troubles.add(What::Traffic, "denied".into());
+        assert_eq!(troubles.list("red").next().unwrap().since, since, "the first time counts");
+        let mut settings = Settings::default();
+        troubles.add_to(&mut settings);
+        let clock = clock(since);
+        let state = format!("mirror incomplete: routes, neighbours and devices: denied (since {clock})");
+        assert_eq!((settings.hazards4.len(), &settings.hazards4[0]), (2, &state));
+        assert_eq!(settings.hazards4, settings.hazards6);
+        troubles.settle(What::State);
+        troubles.settle(What::Traffic);
+        let mut settings = Settings::default();
+        troubles.add_to(&mut settings);
+        assert_eq!(settings, Settings::default());
+    }
+
+    #[test]
+    fn time_of_day() {
+        assert_eq!(clock(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 + 3_723)), "01:02:03 UTC");
+    }
+}
