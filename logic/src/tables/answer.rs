@@ -99,6 +99,9 @@ impl Nexthop {
     fn interface(&self) -> u16 {
         self.state as u16
     }
+    fn mtu(&self) -> u32 {
+        (self.second >> 32) as u32
+    }
     fn kind(&self) -> u8 {
         (self.state >> 16) as u8
     }
@@ -145,8 +148,8 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
         answer.reason = Some(hop.reason());
         return answer;
     }
-    let on_link = hop.kind() == KIND_ONLINK;
-    if on_link {
+    answer.mtu = hop.mtu();
+    if hop.kind() == KIND_ONLINK {
         match find_neighbour(memory, hop.interface(), destination) {
             Some((id, neighbour)) => (answer.nexthop, hop) = (id, neighbour),
             None => answer.reason = Some(Reason::Unresolved),
@@ -156,7 +159,7 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
     answer.source = mac(hop.first);
     answer.port = (hop.first >> 48) as u8;
     answer.vlan = Vlan::from_key(hop.second as u32);
-    answer.mtu = (hop.second >> 32) as u32;
+    answer.mtu = answer.mtu.min(hop.mtu());
     answer.frags = hop.has(FLAG_FRAGS);
     answer.neighbour = Some(destination);
     if hop.kind() == KIND_VIA {

@@ -3,7 +3,7 @@
 use super::{
     Tables,
     buckets::Write,
-    nexthops::{Egress, Key, Link, MAP_FULL, address_bytes, encode, mac_word},
+    nexthops::{Egress, Key, Link, MAP_FULL, MTU_OF_ON_LINK, address_bytes, encode, mac_word},
 };
 use crate::{
     fib::{Full, Region},
@@ -281,7 +281,7 @@ impl<M: Memory> Tables<M> {
         }
     }
 
-    /// The connected routes of the interface, or their MTU, may have changed.
+    /// The interface may have got its first connected route, or lost its last.
     pub(super) fn index_neighbours_of(&mut self, id: InterfaceId) -> Result<(), Full> {
         let mut result = Ok(());
         for (interface, address) in self.neighbours_of(id) {
@@ -292,16 +292,15 @@ impl<M: Memory> Tables<M> {
 
     /// Gives the neighbour the place in the index it should have.
     ///
-    /// Neighbours are in the index only while their interface has connected routes, with the smallest MTU of those:
-    /// the index knows no MTU, and too small a one is safe.
+    /// Neighbours are in the index only while their interface has connected routes.
     pub(super) fn index_neighbour(&mut self, interface: InterfaceId, address: IpAddr) -> Result<(), Full> {
         let key = (interface, address);
         let Some(neighbour) = self.neighbours.get(&key).copied() else { return Ok(()) };
-        let Some(mtu) = self.nexthops.on_link_mtu(interface) else {
+        if !self.nexthops.has_on_link(interface) {
             self.unindex_neighbour(interface, address);
             return Ok(());
-        };
-        let wanted = Key::Via { interface, address, mtu };
+        }
+        let wanted = Key::Via { interface, address, mtu: MTU_OF_ON_LINK };
         if neighbour.indexed.is_some() && neighbour.indexed == self.nexthops.find(wanted) {
             return Ok(());
         }

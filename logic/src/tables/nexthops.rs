@@ -28,6 +28,10 @@ pub(super) const NO_ROUTE: u32 = 0;
 /// Next hop 1: what found no room. Its sources are not known to be reachable, so it has no flags.
 pub(super) const MAP_FULL: u32 = 1;
 
+/// The MTU of next hops that the neighbour index leads to. It binds nobody: connected routes of one interface may have
+/// different MTUs, and the program checks that of the on-link next hop before it looks for the neighbour.
+pub(super) const MTU_OF_ON_LINK: u32 = u32::MAX;
+
 /// What makes two next hops the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Key {
@@ -240,13 +244,10 @@ impl Nexthops {
         all.map(|(key, id)| (*key, *id)).collect()
     }
 
-    /// The smallest MTU of connected routes through the interface, if there are any.
-    pub(super) fn on_link_mtu(&self, interface: InterfaceId) -> Option<u32> {
+    /// Are there connected routes through the interface?
+    pub(super) fn has_on_link(&self, interface: InterfaceId) -> bool {
         let key = |mtu| Key::OnLink { interface, mtu };
-        self.by_key.range(key(0)..=key(u32::MAX)).find_map(|(key, _)| match key {
-            Key::OnLink { mtu, .. } => Some(*mtu),
-            _ => None,
-        })
+        self.by_key.range(key(0)..=key(u32::MAX)).next().is_some()
     }
 
     /// Stores a changed link or reason. Between the two stores a packet that goes to the kernel may be counted under

@@ -110,15 +110,6 @@ impl Model {
         }
     }
 
-    fn hops(&self) -> Vec<Hop> {
-        let targets = self.routes4.values().chain(self.routes6.values());
-        let flat = targets.flat_map(|t| match t {
-            Target::Multi(members) => members.iter().map(|(t, _)| t.clone()).collect(),
-            one => vec![one.clone()],
-        });
-        flat.filter_map(|t| if let Target::Hop(hop) = t { Some(hop) } else { None }).collect()
-    }
-
     fn answers(&self, route: Option<&Target>, destination: IpAddr) -> BTreeSet<Seen> {
         match route {
             None => [(Some(Reason::NoRoute), None, (false, false))].into(),
@@ -146,17 +137,9 @@ impl Model {
             Some(_) if !interface.transmit => (None, Some(Reason::TxNotReady)),
             Some(mac) => (Some(*mac), None),
         };
-        let mtu = match (hop.gateway, known) {
-            (None, Some(_)) => {
-                let on_link =
-                    self.hops().into_iter().filter(|h| h.gateway.is_none() && h.interface == hop.interface);
-                on_link.map(|h| h.mtu).min().unwrap_or(hop.mtu)
-            }
-            _ => hop.mtu,
-        };
         let frags = self.frags.get(&interface.port).copied().unwrap_or(false);
         let egress =
-            (hop.interface, neighbour, mac, interface.mac, interface.port, interface.vlan, mtu, frags);
+            (hop.interface, neighbour, mac, interface.mac, interface.port, interface.vlan, hop.mtu, frags);
         (reason, Some(egress), (true, false))
     }
 
@@ -415,10 +398,9 @@ proptest! {
                 for a in addresses4() {
                     for got in seen(tables.lookup4(router, a.into())) {
                         let right = model.answers4(router, a);
-                        // The MTU may be a smaller one than need be, where a connected route found no room.
                         prop_assert!(got.0.is_some() || right.iter().any(|r| r.0.is_none()), "{:?}", got);
-                        if let (None, Some((i, n, mac, ..))) = (got.0, got.1) {
-                            let agrees = |r: &Seen| r.1.is_some_and(|e| (e.0, e.1, e.2) == (i, n, mac));
+                        if let (None, Some((i, n, mac, _, _, _, mtu, _))) = (got.0, got.1) {
+                            let agrees = |r: &Seen| r.1.is_some_and(|e| (e.0, e.1, e.2, e.6) == (i, n, mac, mtu));
                             prop_assert!(right.iter().any(agrees), "{:?} instead of {:?}", got, right);
                         }
                     }
