@@ -1,0 +1,187 @@
+//! The `millrace` binary, started, asked, killed.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lab::{namespace::Namespace, sys};
+use serde_json::Value;
+
+/// How long to wait for what should take a moment: another program may have both cores.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until there is something; panics with the last reason why not.
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(why) if Instant::now() > end => panic!("{what}: not within {PATIENCE:?}: {why}"),
+            Err(_) => thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+/// As [`eventually`], for something that is or is not.
+pub fn eventually_true(what: &str, mut look: impl FnMut() -> bool) {
+    eventually(what, || if look() { Ok(()) } else { Err("still not".into()) });
+}
+
+/// A daemon of an instance. Dropped, it is stopped and leaves nothing.
+pub struct Daemon {
+    child: Child,
+    instance: String,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts `millrace run` with more arguments in a namespace; does not wait.
+    pub fn launch(namespace: &Namespace, instance: &str, arguments: &[&str]) -> Self {
+        let log = std::env::temp_dir().join(format!("{instance}.log"));
+        let file = File::options().create(true).append(true).open(&log).unwrap();
+        let mut run = namespace.command(binary());
+        sys::end_with_parent(&mut run);
+        sys::start_on_all_cores(&mut run);
+        run.args(["run", "--instance", instance]).args(arguments);
+        let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file).spawn().unwrap();
+        Self { child, instance: instance.into(), log }
+    }
+
+    /// Starts it and waits until it is ready.
+    pub fn start(namespace: &Namespace, instance: &str, arguments: &[&str]) -> Self {
+        let mut daemon = Self::launch(namespace, instance, arguments);
+        let pid = u64::from(daemon.child.id());
+        daemon.until("ready", |status| status["ready"] == true && status["pid"] == pid);
+        daemon
+    }
+
+    /// Waits for a status.
+    pub fn until(&mut self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
+        eventually(what, || {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("millrace ended ({status}):\n{}", self.log());
+            }
+            let status = self.try_ask(&["status"]).map_err(|e| format!("{e}\n{}", self.log()))?;
+            if wanted(&status) { Ok(status) } else { Err(format!("{status:#}\n{}", self.log())) }
+        })
+    }
+
+    /// Waits until it accelerates so many routers for IPv4 and IPv6 and trusts every port.
+    pub fn until_accelerated(&mut self, routers: usize) -> Value {
+        self.until(&format!("{routers} routers accelerated"), |status| {
+            let empty = Vec::new();
+            let list = |name: &str| status[name].as_array().unwrap_or(&empty).clone();
+            let fast = |r: &&Value| r["accelerated"]["ipv4"] == true && r["accelerated"]["ipv6"] == true;
+            list("routers").iter().filter(fast).count() == routers
+                && list("ports").iter().all(|p| p["problems"].as_array().is_some_and(Vec::is_empty))
+        })
+    }
+
+    /// A command of the same instance.
+    pub fn millrace(&self, words: &[&str]) -> Output {
+        Command::new(binary()).args(words).args(["--instance", &self.instance]).output().unwrap()
+    }
+
+    /// A reading command's JSON.
+    pub fn ask(&self, words: &[&str]) -> Value {
+        self.try_ask(words).unwrap_or_else(|e| panic!("millrace {}: {e}\n{}", words.join(" "), self.log()))
+    }
+
+    fn try_ask(&self, words: &[&str]) -> Result<Value, String> {
+        let output = self.millrace(&[words, &["--json"]].concat());
+        let text = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            return Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)));
+        }
+        serde_json::from_str(&text).map_err(|e| format!("{e}: {text}"))
+    }
+
+    /// Packets the fast path has forwarded.
+    pub fn forwarded(&self) -> u64 {
+        self.ask(&["status"])["packets"]["forwarded"].as_u64().expect("packets.forwarded")
+    }
+
+    /// What `status` says of one router; null if it is not listed.
+    pub fn router(&self, name: &str) -> Value {
+        router(&self.ask(&["status"]), name)
+    }
+
+    /// `routes --verify` has nothing to say.
+    pub fn assert_verified(&self) {
+        let output = self.millrace(&["routes", "--verify"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+
+    /// `kill -9`, without goodbye.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        // The instance lives on in the kernel: no `stop`.
+        std::mem::forget(self);
+    }
+
+    /// `millrace stop`.
+    pub fn stop(mut self) {
+        let output = self.millrace(&["stop"]);
+        assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stderr), self.log());
+        let ended = lab::command::wait(&mut self.child, PATIENCE).unwrap();
+        assert!(ended.is_some_and(|status| status.success()), "{ended:?}\n{}", self.log());
+    }
+
+    /// It must end by itself, with an error: its last words.
+    pub fn refused(mut self) -> String {
+        let ended = lab::command::wait(&mut self.child, PATIENCE).unwrap();
+        assert!(ended.is_some_and(|status| !status.success()), "not refused: {ended:?}\n{}", self.log());
+        let words = self.log();
+        let _ = std::fs::remove_file(&self.log);
+        // What it was refused for may be another daemon of this instance, which must not be stopped.
+        std::mem::forget(self);
+        words
+    }
+
+    /// Its last messages.
+    pub fn log(&self) -> String {
+        let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // After `stop` there is nothing to stop, and saying so is harmless.
+        let _ = self.millrace(&["stop"]);
+        if !matches!(lab::command::wait(&mut self.child, PATIENCE), Ok(Some(_))) {
+            eprintln!("millrace did not stop and was killed");
+        }
+        let _ = std::fs::remove_file(&self.log);
+    }
+}
+
+/// One router of a status; null if it is not listed.
+pub fn router(status: &Value, name: &str) -> Value {
+    let mut list = status["routers"].as_array().into_iter().flatten();
+    list.find(|router| router["name"] == name).cloned().unwrap_or_default()
+}
+
+/// Takes away what a killed daemon has left, if a test fails before the next one is started.
+pub struct Leftovers(pub String);
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        let _ = Command::new(binary()).args(["stop", "--instance", &self.0]).output();
+        let _ = std::fs::remove_file(std::env::temp_dir().join(format!("{}.log", self.0)));
+    }
+}
+
+pub fn binary() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    // Tests live in deps/, beside which the binaries are.
+    let found = test.ancestors().nth(2).unwrap().join("millrace");
+    assert!(found.is_file(), "no {}: run `make build`", found.display());
+    found
+}

@@ -1,0 +1,116 @@
+//! Packets through the lab's testbed while something happens, every one accounted for.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use lab::{
+    generator::Load,
+    losses::Losses,
+    subject::Subject,
+    testbed::{Priority, Spec, Testbed},
+    workload::{Family, Workload},
+};
+
+use crate::daemon::eventually_true;
+
+/// Enough to notice a gap of a tenth of a millisecond, little enough for a busy machine.
+const RATE_PPS: u64 = 15_000;
+/// Packets of a test at least.
+const ENOUGH: u64 = 3000;
+
+/// A testbed whose generator gives way to everybody, so that a daemon gets its core.
+pub fn testbed(routers: u16) -> Testbed {
+    let mut testbed = Testbed::new(Spec { routers, ..Spec::default() }).unwrap();
+    testbed.set_priority(Priority::Reaction).unwrap();
+    testbed
+}
+
+/// What became of the packets.
+#[derive(Debug)]
+pub struct Account {
+    pub sent: u64,
+    /// At the sink, by router; then those that came through none.
+    pub received: Vec<u64>,
+    pub bytes: u64,
+    pub lost: Losses,
+}
+
+impl Account {
+    /// Every packet arrived, except where one of the testbed's wires was full: a thread that empties one may wait for its
+    /// core on a busy machine, and nothing of the router's is in between.
+    pub fn assert_no_loss(&self, what: &str) {
+        let wires = ["gen.eth0.ring_full", "box.eth2.ring_full"];
+        let full: u64 = wires.iter().filter_map(|wire| self.lost.0.get(*wire)).sum();
+        let received: u64 = self.received.iter().sum();
+        assert!(self.sent >= ENOUGH, "{what}: nothing was tested: {self:?}");
+        assert_eq!(self.sent, received + full, "{what}: {self:?}");
+        assert!(received > self.sent / 2, "{what}: more lost on the wires than received: {self:?}");
+    }
+}
+
+/// What is sent to: IPv4 or IPv6 through some routers, with the frames' length.
+pub fn benchmark(family: Family, routers: impl Iterator<Item = u16> + Clone) -> Workload {
+    Workload::benchmark(family, 500, routers)
+}
+
+fn until_sent(testbed: &Testbed, packets: u64) {
+    eventually_true("the generator sends", || testbed.generator.packets().unwrap() >= packets);
+}
+
+/// Sends while `work` runs, at least [`ENOUGH`] packets, before, during and after it.
+pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOnce(&Testbed)) -> Account {
+    testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
+    let rows = [&(0..=testbed.spec.routers).collect::<Vec<_>>()[..], &[511]].concat();
+    let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
+    testbed.generator.start(Load { frame_bytes: workload.frame_bytes, rate_pps: Some(RATE_PPS) }).unwrap();
+    // By number, not by time: on a busy machine the generator comes last.
+    until_sent(testbed, 1000);
+    work(testbed);
+    until_sent(testbed, testbed.generator.packets().unwrap().max(ENOUGH - 1000) + 1000);
+    testbed.generator.stop().unwrap();
+    let sent = testbed.generator.packets().unwrap();
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        thread::sleep(Duration::from_millis(50));
+        let now = received(testbed, &rows);
+        let difference = |at: usize| {
+            now.iter().zip(&before).map(move |(n, b)| if at == 0 { n.0 - b.0 } else { n.1 - b.1 })
+        };
+        let account = Account {
+            sent,
+            received: difference(0).collect(),
+            bytes: difference(1).sum(),
+            lost: Losses::now(testbed).unwrap().since(&losses),
+        };
+        if account.received.iter().sum::<u64>() + account.lost.total() >= sent || Instant::now() > end {
+            let frames: u64 = account.received.iter().sum();
+            assert_eq!(
+                account.bytes,
+                frames * u64::from(workload.frame_bytes),
+                "frames changed their length"
+            );
+            return account;
+        }
+    }
+}
+
+fn received(testbed: &Testbed, rows: &[u16]) -> Vec<(u64, u64)> {
+    rows.iter().map(|r| testbed.sink.arrived(*r).unwrap()).map(|a| (a.packets, a.bytes)).collect()
+}
+
+/// A plain forwarder in the eyes of `lab::check`: what comes out must be what a router makes of it.
+pub struct Any;
+
+impl Subject for Any {
+    fn name(&self) -> &'static str {
+        "millrace"
+    }
+}
+
+/// What comes out is byte for byte what a router makes of these packets.
+pub fn assert_forwards_right(testbed: &mut Testbed, workload: &Workload) {
+    let next_hop = |address| workload.next_hop(address);
+    lab::check::check_forwarding(testbed, &Any, &workload.targets, workload.frame_bytes, next_hop).unwrap();
+}

@@ -1,0 +1,21 @@
+//! Millrace as people run it, in network namespaces of the test's own: the daemon killed, restarted, silent; routers and
+//! links that come and go under load; real TCP, ICMP, ARP and routing daemons through it.
+//!
+//! Nothing here asserts a speed: only losses, bytes, counters and what the commands say, each within a generous time.
+//! Root; run one at a time (`make test-root`), as they share two cores.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `daemon.rs` | the `millrace` binary, started, asked, killed |
+//! | `load.rs` | packets through the lab's testbed while something happens, every one accounted for |
+//! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
+//! | `lifetime.rs`, `changes.rs` | tests under load |
+//! | `stack.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs` | tests with real hosts |
+
+mod bed;
+mod changes;
+mod daemon;
+mod lifetime;
+mod load;
+mod neighbours;
+mod stack;
