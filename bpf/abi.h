@@ -131,8 +131,7 @@ enum nexthop_flags {
 
 struct nexthop {		/* 64 bytes, one cache line */
 	__u64 link;		/* bytes 0..5 destination MAC, in memory order; 0: unresolved. The only word that changes */
-	__u8  source[6];	/* source MAC */
-	__u16 port;		/* egress port id */
+	__u64 source_port;	/* bytes 0..5 source MAC, in memory order; bytes 6..7 egress port id */
 	__u32 vlan;		/* egress tags, VLAN key */
 	__u32 mtu;		/* longest IP packet, bytes */
 	__u16 interface;	/* egress interface id; 0: none */
@@ -157,9 +156,15 @@ struct neighbour_bucket {
 
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */
 
+/*
+ * The heartbeat. The program compares jiffies: reading them is one load where any clock is a call (measured: 13 ns of 70
+ * for the coarse clock). User space learns what the time is in jiffies from millrace_clock.
+ */
 struct control {
-	__u64 deadline_ns;	/* CLOCK_MONOTONIC; past it, every packet goes to the kernel */
-	__u64 pad[7];
+	__u64 deadline_ns;	/* CLOCK_MONOTONIC; for people and other daemons */
+	__u64 deadline_jiffies;	/* the same moment; past it, every packet goes to the kernel */
+	__u64 jiffies;		/* written by millrace_clock when it is run */
+	__u64 pad[5];
 };
 
 /*
@@ -167,8 +172,8 @@ struct control {
  * all packets of that CPU.
  */
 struct interface_counters {
-	__u64 rx_packets;	/* classified to this interface, whatever became of them */
-	__u64 rx_bytes;
+	__u64 other_packets;	/* classified to this interface and not forwarded (row 0: all packets) */
+	__u64 other_bytes;
 	__u64 tx_packets;	/* redirected out through this interface */
 	__u64 tx_bytes;
 	__u64 samples;		/* of received packets forwarded, how many were timed */

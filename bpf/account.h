@@ -2,10 +2,10 @@
 /* Counting, sampling and policing. Rows belong to a CPU; XDP runs with bottom halves off, so nothing here is atomic. */
 #pragma once
 
-/* Only the copy loaded for `millrace explain` records steps. */
-static __always_inline void trace_step(enum trace_step step, __u64 a, __u64 b)
+/* Only millrace_explain records steps. */
+static __always_inline void trace_step(const struct packet *p, enum trace_step step, __u64 a, __u64 b)
 {
-	if (!explain)
+	if (!p->explain)
 		return;
 	struct trace *t = ROW(trace, 0);
 	if (!t || t->count >= MAX_TRACE_STEPS)
@@ -24,29 +24,19 @@ static __always_inline struct interface_counters *interface_row(const struct pac
 /* The time, for one packet in sample_mask + 1; else 0. */
 static __always_inline __u64 sample_start(struct packet *p)
 {
-	if (explain)
+	if (p->explain)
 		return 0;
 	p->counters = interface_row(p, 0);
-	if (!p->counters || (p->counters->rx_packets++ & sample_mask))
+	if (!p->counters || (p->counters->other_packets++ & sample_mask))
 		return 0;
 	return bpf_ktime_get_ns();
-}
-
-static __always_inline void count_received(const struct packet *p)
-{
-	struct interface_counters *row;
-
-	if (explain || !(row = interface_row(p, p->in->interface)))
-		return;
-	row->rx_packets++;
-	row->rx_bytes += p->frame_bytes;
 }
 
 static __always_inline void count_forwarded(const struct packet *p, __u64 start_ns)
 {
 	struct interface_counters *in, *out;
 
-	if (explain || !p->in || !p->out)
+	if (p->explain || !p->in || !p->out)
 		return;
 	in = interface_row(p, p->in->interface);
 	out = interface_row(p, p->out->interface);
@@ -103,14 +93,19 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 	__u32 payer = p->in ? p->in->router : p->port ? MAX_ROUTERS + p->port->id : CHARGE_ROWS - 1;
 	__u32 row = p->cpu * CHARGE_ROWS + payer;
 	struct charges *paid;
+	struct interface_counters *in;
 
-	if (!explain) {
+	if (!p->explain) {
 		reason = police(reason, row);
 		paid = ROW(charges, row);
 		if (paid)
 			paid->packets[reason & (MAX_REASONS - 1)]++;
+		if (p->in && (in = interface_row(p, p->in->interface))) {
+			in->other_packets++;
+			in->other_bytes += p->frame_bytes;
+		}
 	}
 	int action = reason == REASON_POLICED || reason == REASON_CONTROL_POLICED ? XDP_DROP : XDP_PASS;
-	trace_step(TRACE_VERDICT, reason, action);
+	trace_step(p, TRACE_VERDICT, reason, action);
 	return action;
 }

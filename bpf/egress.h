@@ -14,13 +14,13 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 	*reason = REASON_NO_ROUTE;
 	if (!n)
 		return NULL;
-	trace_step(TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
+	trace_step(p, TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
 	if (n->kind == NEXTHOP_ONLINK) {
 		if (p->ip_bytes > n->mtu) {
 			*reason = REASON_OVER_MTU;
 			return NULL;
 		}
-		n = find_neighbour(n->interface, destination);
+		n = find_neighbour(p, n->interface, destination);
 		*reason = REASON_UNRESOLVED;
 		if (!n)
 			return NULL;
@@ -68,8 +68,8 @@ static __always_inline bool write_ethernet(struct packet *p)
 	struct ethernet *ethernet = packet_data(p);
 	if ((void *)(ethernet + 1) + 2 * sizeof(struct vlan_tag) > packet_end(p))
 		return false;	/* cannot be: an IP header follows */
-	__builtin_memcpy(ethernet->destination, &link, 6);
-	__builtin_memcpy(ethernet->source, out->source, 6);
+	*(__u64 *)ethernet->destination = link | out->source_port << 48;
+	*(__u32 *)(ethernet->source + 2) = out->source_port >> 16;
 
 	__be16 type = bpf_htons(p->ether_type);
 	struct vlan_tag *tag = (void *)(ethernet + 1);
@@ -102,13 +102,13 @@ static __always_inline enum reason transmit(struct packet *p)
 		return REASON_OVER_MTU;
 	if (p->multi_buffer && !(out->flags & NEXTHOP_FRAGS))
 		return REASON_MULTI_BUFFER;
-	if (bpf_redirect_map(&tx_ports, out->port, 0) != XDP_REDIRECT)
+	if (bpf_redirect_map(&tx_ports, out->source_port >> 48, 0) != XDP_REDIRECT)
 		return REASON_TX_NOT_READY;
 	if (!trim(p) || !write_ethernet(p))
 		return REASON_NO_HEADROOM;
-	trace_step(TRACE_TRANSMIT, out->port, out->vlan);
+	trace_step(p, TRACE_TRANSMIT, out->source_port >> 48, out->vlan);
 	/* Keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */
-	if (!explain && !out->used)
+	if (!p->explain && !out->used)
 		((struct nexthop *)out)->used = 1;
 	return REASON_NONE;
 }

@@ -52,11 +52,12 @@ static __always_inline bool maybe_local(const struct router *router, __u32 sourc
  * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). A source reached
  * by several next hops cannot be decided here for strict mode, and goes to the kernel.
  */
-static __noinline enum reason look_at_source(__u64 root, __u32 source, __u32 flags, __u32 interface)
+static __always_inline enum reason look_at_source(const struct packet *p, __u64 root, __u32 source)
 {
-	__u32 slot = fib4_lookup(root, source);
+	__u32 slot = fib4_lookup(p, root, source);
 	bool group = slot >> FIB_KIND_SHIFT == FIB_GROUP;
-	const struct nexthop *n = ROW(nexthops, group_member(slot, 0) & FIB_INDEX_MASK);
+	const struct nexthop *n = ROW(nexthops, group_member(p, slot, 0) & FIB_INDEX_MASK);
+	__u8 flags = p->in->flags;
 	enum reason reason = REASON_NONE;
 
 	if (!n)
@@ -65,9 +66,9 @@ static __noinline enum reason look_at_source(__u64 root, __u32 source, __u32 fla
 		reason = REASON_BAD_SOURCE;
 	else if ((flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) && !(n->flags & NEXTHOP_UNICAST))
 		reason = REASON_REVERSE_PATH;
-	else if ((flags & IF_RPF_STRICT) && (group || n->interface != interface))
+	else if ((flags & IF_RPF_STRICT) && (group || n->interface != p->in->interface))
 		reason = REASON_REVERSE_PATH;
-	trace_step(TRACE_SOURCE_CHECK, slot, reason == REASON_NONE);
+	trace_step(p, TRACE_SOURCE_CHECK, slot, reason == REASON_NONE);
 	return reason;
 }
 
@@ -109,18 +110,18 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 
 	__u32 source = bpf_ntohl(ip->source), destination = bpf_ntohl(ip->destination);
 	__u64 root = *(volatile const __u64 *)&router->fib4;
-	trace_step(TRACE_IPV4, source, destination);
+	trace_step(p, TRACE_IPV4, source, destination);
 	if (martian_source(source))
 		return REASON_BAD_SOURCE;
 	if ((p->in->flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) || maybe_local(router, source)) {
-		reason = look_at_source(root, source, p->in->flags, p->in->interface);
+		reason = look_at_source(p, root, source);
 		if (reason != REASON_NONE)
 			return reason;
 	}
 
-	__u32 slot = fib4_lookup(root, destination);
+	__u32 slot = fib4_lookup(p, root, destination);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
-		slot = group_member(slot, flow_hash4(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV4));
+		slot = group_member(p, slot, flow_hash4(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV4));
 	struct address address = { .lo = ip->destination };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;

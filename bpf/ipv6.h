@@ -14,7 +14,7 @@ struct ipv6 {
 	__u8 hop_limit;
 	__be64 source[2];
 	__be64 destination[2];
-} __attribute__((packed));
+};
 
 /* Sources ip6_rcv_core and ip6_forward refuse: unspecified, loopback, multicast, link-local. */
 static __always_inline bool bad_source6(__u64 hi, __u64 lo)
@@ -64,14 +64,14 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 
 	__u64 source_hi = bpf_be64_to_cpu(ip->source[0]), source_lo = bpf_be64_to_cpu(ip->source[1]);
 	__u64 hi = bpf_be64_to_cpu(ip->destination[0]), lo = bpf_be64_to_cpu(ip->destination[1]);
-	trace_step(TRACE_IPV6_SOURCE, source_hi, source_lo);
-	trace_step(TRACE_IPV6_DESTINATION, hi, lo);
+	trace_step(p, TRACE_IPV6_SOURCE, source_hi, source_lo);
+	trace_step(p, TRACE_IPV6_DESTINATION, hi, lo);
 	if (bad_source6(source_hi, source_lo))
 		return REASON_BAD_SOURCE;
 
-	__u32 slot = fib6_lookup(*(volatile const __u64 *)&router->fib6, hi, lo);
+	__u32 slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
-		slot = group_member(slot, flow_hash6(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV6));
+		slot = group_member(p, slot, flow_hash6(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV6));
 	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;

@@ -13,7 +13,6 @@ const volatile __u32 sample_mask = 127;		/* time one packet in (mask + 1) per CP
 const volatile __u64 exception_cost_ns = 0;	/* 1/rate of packets that need the slow path, per CPU and payer; 0: no limit */
 const volatile __u64 control_cost_ns = 0;	/* the same for ARP and neighbour discovery */
 const volatile __u64 police_burst_ns = 100000000;	/* credit a bucket can hold */
-const volatile bool explain = false;		/* the copy for `millrace explain`: writes `trace`, touches nothing else */
 
 #define ARRAY(name_, type_, entries_, flags_)		\
 	struct {					\

@@ -24,7 +24,7 @@ static __always_inline bool mirror_expired(void)
 {
 	const struct control *c = ROW(control, 0);
 
-	return !c || bpf_ktime_get_coarse_ns() > *(volatile const __u64 *)&c->deadline_ns;
+	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->deadline_jiffies;
 }
 
 #define ICMPV6_ROUTER_SOLICITATION 133
@@ -61,8 +61,7 @@ static __always_inline enum reason classify(struct packet *p)
 	p->in = find_interface(mac, p->port->id, p->vlan);
 	if (!p->in)
 		return unclassified(p, mac);
-	trace_step(TRACE_INTERFACE, p->in->interface, p->in->router);
-	count_received(p);
+	trace_step(p, TRACE_INTERFACE, p->in->interface, p->in->router);
 	return REASON_NONE;
 }
 
@@ -95,31 +94,54 @@ static __always_inline enum reason forward(struct packet *p)
 	p->port = find_port(p->ctx->ingress_ifindex);
 	if (!p->port)
 		return REASON_NOT_A_PORT;
-	trace_step(TRACE_PORT, p->port->id, p->port->flags);
+	trace_step(p, TRACE_PORT, p->port->id, p->port->flags);
 	if (mirror_expired())
 		return REASON_FALLBACK;
 	if (!(p->port->flags & PORT_READY))
 		return REASON_PORT_NOT_READY;
 	if ((reason = parse_ethernet(p)) != REASON_NONE)
 		return reason;
-	trace_step(TRACE_PARSED, p->vlan, p->ether_type);
+	trace_step(p, TRACE_PARSED, p->vlan, p->ether_type);
 	if ((reason = classify(p)) != REASON_NONE)
 		return reason;
 	return route(p);
 }
 
-SEC("xdp.frags")
-int millrace(struct xdp_md *ctx)
+static __always_inline int run(struct xdp_md *ctx, bool explain)
 {
-	struct packet packet = { .ctx = ctx, .cpu = bpf_get_smp_processor_id() };
+	struct packet packet = { .ctx = ctx, .explain = explain, .cpu = bpf_get_smp_processor_id() };
 	__u64 start_ns = sample_start(&packet);
 	enum reason reason = forward(&packet);
 
 	if (reason != REASON_NONE)
 		return pass_up(&packet, reason);
 	count_forwarded(&packet, start_ns);
-	trace_step(TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
+	trace_step(&packet, TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
 	return XDP_REDIRECT;
+}
+
+SEC("xdp.frags")
+int millrace(struct xdp_md *ctx)
+{
+	return run(ctx, false);
+}
+
+/* The same, for `millrace explain`: records its steps in `trace`, and changes no counter, budget or next hop. */
+SEC("xdp.frags")
+int millrace_explain(struct xdp_md *ctx)
+{
+	return run(ctx, true);
+}
+
+/* Run by user space, which cannot read jiffies. */
+SEC("syscall")
+int millrace_clock(void *ctx)
+{
+	struct control *c = ROW(control, 0);
+
+	if (c)
+		c->jiffies = bpf_jiffies64();
+	return 0;
 }
 
 char LICENSE[] SEC("license") = "GPL";

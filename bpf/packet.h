@@ -25,6 +25,7 @@ struct packet {
 	__u16 ether_type;	/* of what follows the tags, host byte order */
 	__u8  tags;
 	bool  multi_buffer;
+	bool  explain;		/* a constant in each program: the compiler removes what it switches off */
 };
 
 static __always_inline void *packet_data(const struct packet *p)
@@ -37,16 +38,20 @@ static __always_inline void *packet_end(const struct packet *p)
 	return (void *)(long)p->ctx->data_end;
 }
 
+/*
+ * Headers are read and written in whole words, though they sit at two-byte boundaries: every machine with an XDP driver
+ * does that in one instruction, and a packed structure would be taken apart into bytes.
+ */
 struct ethernet {
 	__u8 destination[6];
 	__u8 source[6];
 	__be16 type;
-} __attribute__((packed));
+};
 
 struct vlan_tag {
 	__be16 tci;
 	__be16 type;		/* of what follows */
-} __attribute__((packed));
+};
 
 static __always_inline bool is_tag(__u16 type)
 {

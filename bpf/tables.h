@@ -57,7 +57,7 @@ struct address {
 };
 
 static __always_inline const struct nexthop *
-search_neighbours(__u32 bucket, __u32 tag, __u16 interface, const struct address *a, bool *full)
+search_neighbours(const struct packet *p, __u32 bucket, __u32 tag, __u16 interface, const struct address *a, bool *full)
 {
 	const struct neighbour_bucket *b = ROW(neighbour_index, bucket);
 
@@ -76,41 +76,41 @@ search_neighbours(__u32 bucket, __u32 tag, __u16 interface, const struct address
 			continue;
 		if (n->interface == interface && *(const __u64 *)n->address == a->lo &&
 		    *(const __u64 *)(n->address + 8) == a->hi) {
-			trace_step(TRACE_NEIGHBOUR, (__u32)slot, interface);
+			trace_step(p, TRACE_NEIGHBOUR, (__u32)slot, interface);
 			return n;
 		}
 	}
 	return NULL;
 }
 
-static __always_inline const struct nexthop *find_neighbour(__u16 interface, const struct address *a)
+static __always_inline const struct nexthop *find_neighbour(const struct packet *p, __u16 interface, const struct address *a)
 {
 	__u64 h = mix(mix(a->lo + interface * K1) ^ a->hi);
 	__u32 bucket = h >> 32 & neighbour_mask;
 	bool full = false;
 
-	const struct nexthop *n = search_neighbours(bucket, (__u32)h, interface, a, &full);
+	const struct nexthop *n = search_neighbours(p, bucket, (__u32)h, interface, a, &full);
 
 	if (!n && full)
-		n = search_neighbours((bucket ^ 1) & neighbour_mask, (__u32)h, interface, a, &full);
+		n = search_neighbours(p, (bucket ^ 1) & neighbour_mask, (__u32)h, interface, a, &full);
 	if (!n)
-		trace_step(TRACE_NEIGHBOUR, 0, interface);
+		trace_step(p, TRACE_NEIGHBOUR, 0, interface);
 	return n;
 }
 
 /* --- the trie: slots in, slots out --------------------------------------------------------------------------------- */
 
-static __always_inline __u32 fib_slot(__u32 block, __u8 octet)
+static __always_inline __u32 fib_slot(const struct packet *p, __u32 block, __u8 octet)
 {
 	const struct fib_block *b = ROW(fib, block);
 	__u32 slot = b ? *(volatile const __u32 *)&b->slot[octet] : 0;
 
-	trace_step(TRACE_FIB_BLOCK, block, slot);
+	trace_step(p, TRACE_FIB_BLOCK, block, slot);
 	return slot;
 }
 
 /* hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. */
-static __always_inline __u32 fib_tail(__u32 index, __u64 hi, __u64 lo)
+static __always_inline __u32 fib_tail(const struct packet *p, __u32 index, __u64 hi, __u64 lo)
 {
 	const struct fib_tail *tail = ROW(fib_tails, index);
 
@@ -122,22 +122,22 @@ static __always_inline __u32 fib_tail(__u32 index, __u64 hi, __u64 lo)
 	bool match = !(((hi ^ tail->hi) & hi_mask) | ((lo ^ tail->lo) & lo_mask));
 	__u32 slot = match ? tail->match : tail->miss;
 
-	trace_step(TRACE_FIB_TAIL, index, slot);
+	trace_step(p, TRACE_FIB_TAIL, index, slot);
 	return slot;
 }
 
-static __always_inline __u32 fib4_lookup(__u64 root, __u32 address)
+static __always_inline __u32 fib4_lookup(const struct packet *p, __u64 root, __u32 address)
 {
 	__u32 shift = root >> 32 & 0xff;
 	__u32 block = (__u32)root + (__u32)((__u64)address >> (shift & 63));
 	__u32 rest = address << ((32 - shift) & 31);
 
 	for (int i = 0; root && i < 4; i++) {
-		__u32 slot = fib_slot(block, rest >> 24);
+		__u32 slot = fib_slot(p, block, rest >> 24);
 		__u32 kind = slot >> FIB_KIND_SHIFT;
 
 		if (kind == FIB_TAIL)
-			return fib_tail(slot & FIB_INDEX_MASK, (__u64)address << 32, 0);
+			return fib_tail(p, slot & FIB_INDEX_MASK, (__u64)address << 32, 0);
 		if (kind != FIB_CHILD)
 			return slot;
 		block = slot & FIB_INDEX_MASK;
@@ -146,7 +146,7 @@ static __always_inline __u32 fib4_lookup(__u64 root, __u32 address)
 	return 0;
 }
 
-static __always_inline __u32 fib6_lookup(__u64 root, __u64 hi, __u64 lo)
+static __always_inline __u32 fib6_lookup(const struct packet *p, __u64 root, __u64 hi, __u64 lo)
 {
 	__u32 shift = root >> 32 & 0xff;
 	__u32 block = (__u32)root;
@@ -158,11 +158,11 @@ static __always_inline __u32 fib6_lookup(__u64 root, __u64 hi, __u64 lo)
 		rest_lo = lo << 8;
 	}
 	for (int i = 0; root && i < 16; i++) {
-		__u32 slot = fib_slot(block, rest_hi >> 56);
+		__u32 slot = fib_slot(p, block, rest_hi >> 56);
 		__u32 kind = slot >> FIB_KIND_SHIFT;
 
 		if (kind == FIB_TAIL)
-			return fib_tail(slot & FIB_INDEX_MASK, hi, lo);
+			return fib_tail(p, slot & FIB_INDEX_MASK, hi, lo);
 		if (kind != FIB_CHILD)
 			return slot;
 		block = slot & FIB_INDEX_MASK;
@@ -173,11 +173,11 @@ static __always_inline __u32 fib6_lookup(__u64 root, __u64 hi, __u64 lo)
 }
 
 /* One member of an ECMP group by the top byte of the flow hash; other slots are returned as they are. */
-static __always_inline __u32 group_member(__u32 slot, __u32 flow_hash)
+static __always_inline __u32 group_member(const struct packet *p, __u32 slot, __u32 flow_hash)
 {
 	if (slot >> FIB_KIND_SHIFT != FIB_GROUP)
 		return slot;
-	slot = fib_slot(slot & FIB_INDEX_MASK, flow_hash >> 24);
-	trace_step(TRACE_GROUP, flow_hash, slot);
+	slot = fib_slot(p, slot & FIB_INDEX_MASK, flow_hash >> 24);
+	trace_step(p, TRACE_GROUP, flow_hash, slot);
 	return slot;
 }

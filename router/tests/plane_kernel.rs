@@ -74,7 +74,7 @@ fn program_loads_and_runs() {
         let frame = Frame::udp4(SOMEONE, "192.0.2.1", "198.51.100.1").bytes();
 
         assert_eq!(plane.run(device, &frame).unwrap().action, XDP_PASS);
-        plane.confirm_until(Duration::from_secs(1 << 32));
+        plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         let up = plane.run(device, &frame).unwrap();
         assert_eq!((up.action, up.frame), (XDP_PASS, frame));
 
@@ -95,7 +95,7 @@ fn explaining_copy_loads_and_tells_the_steps() {
         let device = veth();
         let plane = plane();
         plane.set_port(3, device, true).unwrap();
-        plane.confirm_until(Duration::from_secs(1 << 32));
+        plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         let tags = [Tag { vid: 200, service: true }, Tag { vid: 7, service: false }];
         let frame = Frame::udp6(SOMEONE, "2001:db8::1", "2001:db8::2").tagged(&tags).bytes();
 
@@ -118,7 +118,7 @@ fn frame_of_several_buffers_goes_up_whole() {
         let device = veth();
         let mut plane = plane();
         plane.set_port(0, device, true).unwrap();
-        plane.confirm_until(Duration::from_secs(1 << 32));
+        plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         let frame = Frame::udp4(SOMEONE, "192.0.2.1", "198.51.100.1").padded(9000).bytes();
         let up = plane.run(device, &frame).unwrap();
         assert_eq!((up.action, up.frame == frame), (XDP_PASS, true));

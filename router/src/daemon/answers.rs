@@ -160,8 +160,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 accelerated: Families { ipv4: interface.ipv4, ipv6: interface.ipv6 },
                 transmit: interface.transmit,
                 why_not: Families { ipv4: interface.reasons4, ipv6: interface.reasons6 },
-                rx_packets: count.rx_packets,
-                rx_bytes: count.rx_bytes,
+                rx_packets: count.rx_packets(),
+                rx_bytes: count.rx_bytes(),
                 tx_packets: count.tx_packets,
                 tx_bytes: count.tx_bytes,
             }

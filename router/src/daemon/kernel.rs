@@ -216,7 +216,9 @@ impl FastPath for Plane {
         Plane::clear_port(self, port, ifindex)
     }
     fn confirm_until(&self, deadline: Duration) {
-        Plane::confirm_until(self, deadline);
+        if let Err(error) = Plane::confirm_until(self, deadline) {
+            tracing::error!("the heartbeat could not be set, and is tried again: {error:#}");
+        }
     }
     fn counters(&self) -> Result<Counters> {
         Plane::counters(self)

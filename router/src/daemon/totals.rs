@@ -162,8 +162,8 @@ fn sum(a: &Counters, b: &Counters) -> Counters {
 
 fn array(c: InterfaceCount) -> [u64; 8] {
     [
-        c.rx_packets,
-        c.rx_bytes,
+        c.other_packets,
+        c.other_bytes,
         c.tx_packets,
         c.tx_bytes,
         c.samples,
@@ -174,11 +174,11 @@ fn array(c: InterfaceCount) -> [u64; 8] {
 }
 
 fn count(words: [u64; 8]) -> InterfaceCount {
-    let [rx_packets, rx_bytes, tx_packets, tx_bytes, samples, sample_ns, forwarded_packets, forwarded_bytes] =
+    let [other_packets, other_bytes, tx_packets, tx_bytes, samples, sample_ns, forwarded_packets, forwarded_bytes] =
         words;
     InterfaceCount {
-        rx_packets,
-        rx_bytes,
+        other_packets,
+        other_bytes,
         tx_packets,
         tx_bytes,
         samples,
@@ -199,7 +199,7 @@ mod tests {
     fn counted(interface: InterfaceId, router: RouterId, n: u64) -> Counters {
         Counters {
             packets: n,
-            interfaces: [(interface, InterfaceCount { rx_packets: n, ..Default::default() })].into(),
+            interfaces: [(interface, InterfaceCount { other_packets: n, ..Default::default() })].into(),
             charges: [((Charge::Router(router), Reason::Arp), n), ((Charge::Port(0), Reason::NotOurMac), n)]
                 .into(),
         }
@@ -211,7 +211,7 @@ mod tests {
         totals.absorb(&counted(1, 1, 5));
         totals.forget(&[1], &[1], &counted(1, 1, 7));
         let total = totals.of(&counted(1, 1, 10));
-        assert_eq!(total.interfaces[&1].rx_packets, 3);
+        assert_eq!(total.interfaces[&1].other_packets, 3);
         assert_eq!(total.charges[&(Charge::Router(1), Reason::Arp)], 3);
         assert_eq!(total.charges[&(Charge::Port(0), Reason::NotOurMac)], 15, "the port kept its owner");
     }
@@ -231,7 +231,7 @@ mod tests {
         let mut second = Totals::default();
         second.inherit(&state, &counted(1, 1, 2), &names(4, 9, "m0".into()));
         let total = second.of(&counted(9, 4, 1));
-        assert_eq!(total.interfaces[&9].rx_packets, 8);
+        assert_eq!(total.interfaces[&9].other_packets, 8);
         assert_eq!(total.charges[&(Charge::Router(4), Reason::Arp)], 8);
         assert!(!total.interfaces.contains_key(&1));
 

@@ -26,9 +26,9 @@ const _: () = assert!(Reason::COUNT <= REASON_WORDS);
 /// Counters of one interface, or of all packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InterfaceCount {
-    /// Packets classified to it, whatever became of them.
-    pub rx_packets: u64,
-    pub rx_bytes: u64,
+    /// Packets classified to it and not forwarded.
+    pub other_packets: u64,
+    pub other_bytes: u64,
     /// Packets forwarded out through it.
     pub tx_packets: u64,
     pub tx_bytes: u64,
@@ -43,8 +43,8 @@ pub struct InterfaceCount {
 impl InterfaceCount {
     fn fields(&mut self) -> [&mut u64; COUNTER_WORDS] {
         [
-            &mut self.rx_packets,
-            &mut self.rx_bytes,
+            &mut self.other_packets,
+            &mut self.other_bytes,
             &mut self.tx_packets,
             &mut self.tx_bytes,
             &mut self.samples,
@@ -52,6 +52,16 @@ impl InterfaceCount {
             &mut self.forwarded_packets,
             &mut self.forwarded_bytes,
         ]
+    }
+
+    /// Packets classified to it, whatever became of them.
+    pub fn rx_packets(&self) -> u64 {
+        self.forwarded_packets.wrapping_add(self.other_packets)
+    }
+
+    /// Their bytes.
+    pub fn rx_bytes(&self) -> u64 {
+        self.forwarded_bytes.wrapping_add(self.other_bytes)
     }
 
     /// Adds another's counts, wrapping.

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 pub use counters::{Charge, Counters, InterfaceCount};
 pub use grace::Grace;
 use libbpf_rs::{
-    MapCore, MapFlags, OpenObject,
+    MapCore, MapFlags, OpenObject, ProgramInput,
     skel::{OpenSkel, SkelBuilder},
 };
 pub use link::{Mode, PortLink};
@@ -69,6 +69,7 @@ pub struct Plane {
     memory: Arc<MappedMemory>,
     control: Words64,
     port_index: Words64,
+    pace: Pace,
     cpus: usize,
 }
 
@@ -85,10 +86,14 @@ impl Plane {
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         size(&mut open, &settings, cpus)?;
+        open.progs.millrace_explain.set_autoload(false);
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
+        let control = Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
+        let (at, jiffies) = read_clock(&skel, &control)?;
         Ok(Plane {
-            control: Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into(),
+            control,
+            pace: Pace { at, jiffies },
             port_index: Mapping::new(
                 skel.maps.port_index.as_fd(),
                 size_of::<types::port>(),
@@ -151,8 +156,22 @@ impl Plane {
     }
 
     /// Confirms the mirror until `deadline` (CLOCK_MONOTONIC); past it every packet goes to the kernel.
-    pub fn confirm_until(&self, deadline: Duration) {
+    ///
+    /// # Errors
+    /// The kernel would not run the program that reads jiffies; the deadline stays where it was.
+    pub fn confirm_until(&self, deadline: Duration) -> Result<()> {
+        let (now, jiffies) = self.clock()?;
+        let hz = self.pace.hz(now, jiffies);
+        let left = deadline.saturating_sub(now).as_secs_f64() * hz;
+        let deadline_jiffies = if deadline > now { jiffies.saturating_add(left as u64) } else { jiffies - 1 };
         self.control.store(0, u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
+        self.control.store(1, deadline_jiffies);
+        Ok(())
+    }
+
+    /// CLOCK_MONOTONIC and jiffies, now.
+    fn clock(&self) -> Result<(Duration, u64)> {
+        read_clock(&self.skel, &self.control)
     }
 
     /// Packets and bytes of every interface that has any, summed over CPUs.
@@ -189,6 +208,30 @@ impl Plane {
         }
         Ok(())
     }
+}
+
+/// When the generation was loaded, on two clocks: what tells how fast jiffies go.
+struct Pace {
+    at: Duration,
+    jiffies: u64,
+}
+
+impl Pace {
+    /// Jiffies per second (CONFIG_HZ), measured since the generation was loaded; while too few have passed, the slowest
+    /// there is, 100: a deadline comes too early rather than too late.
+    fn hz(&self, now: Duration, jiffies: u64) -> f64 {
+        match jiffies - self.jiffies {
+            passed if passed <= 10 => 100.0,
+            passed => (passed - 1) as f64 / now.saturating_sub(self.at).as_secs_f64(),
+        }
+    }
+}
+
+fn read_clock(skel: &abi::MillraceSkel<'_>, control: &Words64) -> Result<(Duration, u64)> {
+    skel.progs.millrace_clock.test_run(ProgramInput::default()).context("reading the kernel's clock")?;
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0));
+    Ok((now, control.load(2)))
 }
 
 /// Sizes of the maps and constants of the program.

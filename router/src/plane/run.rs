@@ -141,9 +141,9 @@ impl Plane {
             abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
-        open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?.explain = true;
+        open.progs.millrace.set_autoload(false);
         let mut skel = open.load().context("loading the explaining copy")?;
-        let result = run(&mut skel.progs.millrace, ifindex, frame)?;
+        let result = run(&mut skel.progs.millrace_explain, ifindex, frame)?;
         let Some(trace) = skel.maps.trace.lookup(&[0; 4], MapFlags::ANY).context("reading the trace")? else {
             bail!("the trace map is empty");
         };
