@@ -110,7 +110,8 @@ struct fib_block {
 /* Path compression: does the address match this prefix? IPv4 prefixes sit in the top 32 bits of hi. */
 struct fib_tail {
 	__u64 hi, lo;		/* prefix, host byte order, bits beyond length zero */
-	__u32 match, miss;	/* slots: FIB_NEXTHOP or FIB_GROUP */
+	/* slots: FIB_NEXTHOP or FIB_GROUP. Change in place, both at once: user space stores word 2 (u64) whole */
+	__u32 match, miss;
 	__u32 length;		/* prefix length, 1..128 */
 	__u32 pad;
 };
@@ -129,12 +130,16 @@ enum nexthop_flags {
 	NEXTHOP_LOCAL   = 4,	/* an address of the router itself */
 };
 
+/*
+ * Two words of a published next hop change in place, each stored whole (u64): `link`, and word 3 from `interface` to
+ * `family`, of which only `reason` and `flags` ever differ. A reader may see a new one beside an old other.
+ */
 struct nexthop {		/* 64 bytes, one cache line */
-	__u64 link;		/* bytes 0..5 destination MAC, in memory order; 0: unresolved. The only word that changes */
+	__u64 link;		/* bytes 0..5 destination MAC, in memory order; 0: unresolved */
 	__u64 source_port;	/* bytes 0..5 source MAC, in memory order; bytes 6..7 egress port id */
 	__u32 vlan;		/* egress tags, VLAN key */
 	__u32 mtu;		/* longest IP packet, bytes */
-	__u16 interface;	/* egress interface id; 0: none */
+	__u16 interface;	/* word 3 begins: egress interface id; 0: none */
 	__u8  kind;		/* enum nexthop_kind */
 	__u8  reason;		/* for NEXTHOP_PASS, and for NEXTHOP_VIA with link 0 */
 	__u8  flags;		/* enum nexthop_flags */

@@ -47,7 +47,7 @@ install_without_services() {
 }
 
 if ! command -v cargo >/dev/null; then
-	echo "No cargo: install Rust 1.85 or newer (https://rustup.rs)." >&2
+	echo "No cargo: install Rust 1.88 or newer (https://rustup.rs)." >&2
 	exit 1
 fi
 

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 pub use counters::{Charge, Counters, InterfaceCount};
 pub use grace::Grace;
 use libbpf_rs::{
-    MapCore, MapFlags, OpenObject, ProgramInput,
+    MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
     skel::{OpenSkel, SkelBuilder},
 };
 pub use link::{Mode, PortLink};
@@ -194,17 +194,21 @@ impl Plane {
         self.skel.progs.millrace.as_fd()
     }
 
-    /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters`, `charges`.
-    pub fn pin(&mut self, directory: &Path) -> Result<()> {
-        let maps = &mut self.skel.maps;
+    /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters`, `charges`. May be repeated;
+    /// whatever is pinned there under these names is replaced.
+    pub fn pin(&self, directory: &Path) -> Result<()> {
+        let maps = &self.skel.maps;
         for (map, name) in
-            [(&mut maps.control, "control"), (&mut maps.counters, "counters"), (&mut maps.charges, "charges")]
+            [(&maps.control, "control"), (&maps.counters, "counters"), (&maps.charges, "charges")]
         {
             let path = directory.join(name);
             if path.exists() {
                 std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
             }
-            map.pin(&path).with_context(|| format!("pinning {}", path.display()))?;
+            // Not by the map itself: libbpf remembers that it is pinned, and then does nothing.
+            MapHandle::try_from(map)
+                .and_then(|mut handle| handle.pin(&path))
+                .with_context(|| format!("pinning {}", path.display()))?;
         }
         Ok(())
     }

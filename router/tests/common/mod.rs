@@ -9,12 +9,8 @@ use std::{process::Command, thread};
 pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
     let result = thread::spawn(move || {
         // SAFETY: moves only this thread, which ends here, into a new network namespace.
-        assert_eq!(
-            unsafe { libc::unshare(libc::CLONE_NEWNET) },
-            0,
-            "unshare: {}",
-            std::io::Error::last_os_error()
-        );
+        let result = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(result, 0, "unshare: {}", std::io::Error::last_os_error());
         run("ip link set lo up");
         body();
     })
