@@ -97,7 +97,7 @@ enum fib_kind {
 	FIB_NEXTHOP = 0,	/* index into nexthops */
 	FIB_GROUP   = 1,	/* a fib block whose 256 slots are FIB_NEXTHOP, chosen by the top byte of the flow hash */
 	FIB_CHILD   = 2,	/* a fib block for the next 8 address bits */
-	FIB_TAIL    = 3,	/* index into fib_tails: exactly one longer prefix below this slot */
+	FIB_TAIL    = 3,	/* index into fib_tails: all longer prefixes below this slot begin alike */
 };
 #define FIB_KIND_SHIFT 30
 #define FIB_INDEX_MASK ((1U << FIB_KIND_SHIFT) - 1)
@@ -107,10 +107,14 @@ struct fib_block {
 	__u32 slot[FIB_SLOTS];
 };
 
-/* Path compression: does the address match this prefix? IPv4 prefixes sit in the top 32 bits of hi. */
+/*
+ * Path compression: does the address match this prefix? IPv4 prefixes sit in the top 32 bits of hi. Where several longer
+ * prefixes begin with the same octets, `match` is a FIB_CHILD block for the 8 address bits after `length`, which is then
+ * a multiple of 8.
+ */
 struct fib_tail {
 	__u64 hi, lo;		/* prefix, host byte order, bits beyond length zero */
-	/* slots: FIB_NEXTHOP or FIB_GROUP. Change in place, both at once: user space stores word 2 (u64) whole */
+	/* slots: FIB_NEXTHOP or FIB_GROUP; match also FIB_CHILD. Change in place: user space stores both as one u64 */
 	__u32 match, miss;
 	__u32 length;		/* prefix length, 1..128 */
 	__u32 pad;

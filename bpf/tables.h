@@ -109,8 +109,8 @@ static __always_inline __u32 fib_slot(const struct packet *p, __u32 block, __u8 
 	return slot;
 }
 
-/* hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. */
-static __always_inline __u32 fib_tail(const struct packet *p, __u32 index, __u64 hi, __u64 lo)
+/* hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. *depth: bits before a child's octet. */
+static __always_inline __u32 fib_tail(const struct packet *p, __u32 index, __u64 hi, __u64 lo, __u32 *depth)
 {
 	const struct fib_tail *tail = ROW(fib_tails, index);
 
@@ -120,8 +120,9 @@ static __always_inline __u32 fib_tail(const struct packet *p, __u32 index, __u64
 	__u64 hi_mask = length >= 64 ? ~0ULL : ~(~0ULL >> (length & 63));
 	__u64 lo_mask = length >= 128 ? ~0ULL : length <= 64 ? 0 : ~(~0ULL >> (length & 63));
 	bool match = !(((hi ^ tail->hi) & hi_mask) | ((lo ^ tail->lo) & lo_mask));
-	__u32 slot = match ? tail->match : tail->miss;
+	__u32 slot = match ? *(volatile const __u32 *)&tail->match : *(volatile const __u32 *)&tail->miss;
 
+	*depth = length;
 	trace_step(p, TRACE_FIB_TAIL, index, slot);
 	return slot;
 }
@@ -134,14 +135,16 @@ static __always_inline __u32 fib4_lookup(const struct packet *p, __u64 root, __u
 
 	for (int i = 0; root && i < 4; i++) {
 		__u32 slot = fib_slot(p, block, rest >> 24);
-		__u32 kind = slot >> FIB_KIND_SHIFT;
+		__u32 depth = 0;
 
-		if (kind == FIB_TAIL)
-			return fib_tail(p, slot & FIB_INDEX_MASK, (__u64)address << 32, 0);
-		if (kind != FIB_CHILD)
+		rest <<= 8;
+		if (slot >> FIB_KIND_SHIFT == FIB_TAIL) {
+			slot = fib_tail(p, slot & FIB_INDEX_MASK, (__u64)address << 32, 0, &depth);
+			rest = address << (depth & 31);
+		}
+		if (slot >> FIB_KIND_SHIFT != FIB_CHILD)
 			return slot;
 		block = slot & FIB_INDEX_MASK;
-		rest <<= 8;
 	}
 	return 0;
 }
@@ -150,24 +153,22 @@ static __always_inline __u32 fib6_lookup(const struct packet *p, __u64 root, __u
 {
 	__u32 shift = root >> 32 & 0xff;
 	__u32 block = (__u32)root;
-	__u64 rest_hi = hi, rest_lo = lo;
+	__u32 depth = 0;	/* bits before the octet that chooses the slot */
 
 	if (shift == 120) {
 		block += hi >> 56;
-		rest_hi = hi << 8 | lo >> 56;
-		rest_lo = lo << 8;
+		depth = 8;
 	}
 	for (int i = 0; root && i < 16; i++) {
-		__u32 slot = fib_slot(p, block, rest_hi >> 56);
-		__u32 kind = slot >> FIB_KIND_SHIFT;
+		__u64 half = depth & 64 ? lo : hi;
+		__u32 slot = fib_slot(p, block, half >> (56 - (depth & 56)));
 
-		if (kind == FIB_TAIL)
-			return fib_tail(p, slot & FIB_INDEX_MASK, hi, lo);
-		if (kind != FIB_CHILD)
+		depth += 8;
+		if (slot >> FIB_KIND_SHIFT == FIB_TAIL)
+			slot = fib_tail(p, slot & FIB_INDEX_MASK, hi, lo, &depth);
+		if (slot >> FIB_KIND_SHIFT != FIB_CHILD)
 			return slot;
 		block = slot & FIB_INDEX_MASK;
-		rest_hi = rest_hi << 8 | rest_lo >> 56;
-		rest_lo <<= 8;
 	}
 	return 0;
 }

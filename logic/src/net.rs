@@ -18,6 +18,8 @@ pub trait Address: Copy + Ord + Eq + std::hash::Hash + fmt::Debug + Send + Sync 
     fn head(self, bits: u8) -> u32;
     /// Left-aligned in 128 bits: IPv4 in the top 32.
     fn left_aligned(self) -> u128;
+    /// The inverse of [`left_aligned`](Address::left_aligned); bits beyond the width are dropped.
+    fn from_left_aligned(bits: u128) -> Self;
     /// As `std` spells it.
     fn ip(self) -> IpAddr;
 }
@@ -35,6 +37,9 @@ impl Address for u32 {
     }
     fn left_aligned(self) -> u128 {
         u128::from(self) << 96
+    }
+    fn from_left_aligned(bits: u128) -> Self {
+        (bits >> 96) as u32
     }
     fn ip(self) -> IpAddr {
         IpAddr::V4(Ipv4Addr::from_bits(self))
@@ -54,6 +59,9 @@ impl Address for u128 {
     }
     fn left_aligned(self) -> u128 {
         self
+    }
+    fn from_left_aligned(bits: u128) -> Self {
+        bits
     }
     fn ip(self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from_bits(self))
@@ -76,6 +84,10 @@ impl<A: Address> Prefix<A> {
     /// `address/length` with host bits cleared; `None` if `length` is over the address width.
     pub fn new(address: A, length: u8) -> Option<Self> {
         (length <= A::BITS).then(|| Self { address: address.masked(length), length })
+    }
+    /// The prefix of length 0.
+    pub fn everything() -> Self {
+        Self { address: A::from_left_aligned(0), length: 0 }
     }
     /// The network address.
     pub fn address(self) -> A {

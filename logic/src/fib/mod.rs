@@ -2,7 +2,7 @@
 //! by all routers. `bpf/abi.h` has the layout, the program in `bpf/` and [`lookup`] walk it in the same steps.
 //!
 //! Who writes what: one writer (a [`Table`] through its [`Space`]) and any number of readers. A published slot, root
-//! word and the leaves of a tail are each one aligned word, stored with release order, and what a slot leads to is
+//! word and the two slots of a tail are each one aligned word, stored with release order, and what a slot leads to is
 //! complete before the slot is stored. So a reader sees the answer from before or after a change, never a hole. Rows
 //! that are no longer led to are reused only after a grace period ([`Pool::seal`], [`Pool::reclaim`]).
 //!
@@ -46,6 +46,7 @@ mod pool;
 mod table;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub(crate) use pool::Extents;
 pub(crate) use pool::Limbo;
@@ -124,26 +125,31 @@ pub fn lookup<A: Address>(memory: &(impl Memory + ?Sized), root: u64, address: A
     let mut offset = A::BITS - shift;
     while offset <= A::BITS - 8 {
         let at = block * words::FIB_BLOCK + usize::from(address.octet(offset));
-        let Some(slot) = memory.fib().get(at).map(|word| Slot(word.load(Acquire))) else {
-            return Slot::NO_ROUTE;
-        };
+        let Some(word) = memory.fib().get(at) else { return Slot::NO_ROUTE };
+        let mut slot = Slot(word.load(Acquire));
+        let mut next = offset + 8;
+        if slot.kind() == Kind::Tail {
+            (slot, next) = lookup_tail(memory, slot.index(), address);
+        }
         match slot.kind() {
             Kind::Nexthop | Kind::Group => return slot,
-            Kind::Tail => return lookup_tail(memory, slot.index(), address),
-            Kind::Child => (block, offset) = (slot.index() as usize, offset + 8),
+            Kind::Child if next > offset => (block, offset) = (slot.index() as usize, next),
+            Kind::Child | Kind::Tail => return Slot::NO_ROUTE,
         }
     }
     Slot::NO_ROUTE
 }
 
-fn lookup_tail<A: Address>(memory: &(impl Memory + ?Sized), tail: u32, address: A) -> Slot {
+/// The slot the tail leads to, and the bit after its prefix.
+fn lookup_tail<A: Address>(memory: &(impl Memory + ?Sized), tail: u32, address: A) -> (Slot, u8) {
     let at = tail as usize * words::FIB_TAIL;
-    let Some([hi, lo, leaves, length]) = memory.fib_tails().get(at..at + words::FIB_TAIL) else {
-        return Slot::NO_ROUTE;
+    let Some([hi, lo, slots, length]) = memory.fib_tails().get(at..at + words::FIB_TAIL) else {
+        return (Slot::NO_ROUTE, 0);
     };
     let prefix = u128::from(hi.load(Acquire)) << 64 | u128::from(lo.load(Acquire));
     let length = length.load(Acquire) as u32;
-    let leaves = leaves.load(Acquire);
+    let slots = slots.load(Acquire);
     let differ = prefix ^ address.left_aligned();
-    Slot(if differ.leading_zeros() >= length { leaves as u32 } else { (leaves >> 32) as u32 })
+    let matches = differ.leading_zeros() >= length;
+    (Slot(if matches { slots as u32 } else { (slots >> 32) as u32 }), length as u8)
 }

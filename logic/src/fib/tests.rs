@@ -92,7 +92,18 @@ fn prefix4() -> impl Strategy<Value = Prefix4> {
 fn prefix6() -> impl Strategy<Value = Prefix6> {
     let length = prop_oneof![0u8..=128, Just(48u8), Just(64), Just(128)];
     let address = prop_oneof![clustered(16), clustered(2).prop_map(|a| 0x2001_0db8 << 96 | a << 60)];
-    (address, length).prop_map(|(a, l)| Prefix::new(a, l).unwrap())
+    let anywhere = (address, length).prop_map(|(a, l)| Prefix::new(a, l).unwrap());
+    prop_oneof![anywhere, on_links()]
+}
+
+/// What a few interfaces have: a /64, addresses in it, and now and then something between.
+fn on_links() -> impl Strategy<Value = Prefix6> {
+    let length =
+        prop_oneof![2 => Just(64u8), 4 => Just(128), 1 => Just(120), 1 => Just(112), 1 => 56u8..=128];
+    let host =
+        prop_oneof![4 => 0u128..4, 1 => Just(0x109), 1 => Just(0xff_fe00_0001), 1 => Just(1u128 << 63)];
+    let net = prop::sample::select(vec![0u128, 1, 0x100, 0x1_0000]);
+    (net, host, length).prop_map(|(n, h, l)| Prefix::new((0x2001_0db8u128 << 96) | (n << 64) | h, l).unwrap())
 }
 
 /// (which of the drawn prefixes, new leaf or removal)
@@ -284,6 +295,34 @@ fn an_isolated_host_route_costs_one_tail() {
     assert_eq!(bed.live(), (1, 2));
 }
 
+/// What every IPv6 interface has costs a block for the addresses, however far they are from the /64.
+#[test]
+fn addresses_on_a_link_cost_one_tail_and_one_block() {
+    let mut bed = Bed::<u128>::new(64, 64, Policy::of::<u128>());
+    let routes = |net: u32| {
+        [("", 64), ("", 128), ("1", 128)]
+            .map(|(h, l)| format!("2001:db8:0:{net:x}::{h}/{l}").parse().unwrap())
+    };
+    for (i, p) in routes(0).into_iter().enumerate() {
+        bed.set(p, Some(Slot(i as u32 + 1))).unwrap();
+    }
+    // The root; the block with the /64, by a tail; the block of addresses, by a tail.
+    assert_eq!(bed.live(), (3, 2));
+    for p in routes(1) {
+        bed.set(p, Some(Slot(4))).unwrap();
+    }
+    assert_eq!(bed.live(), (4, 3));
+    assert_eq!(bed.lookup("2001:db8::9".parse::<std::net::Ipv6Addr>().unwrap().to_bits()), Slot(1));
+    for p in routes(0) {
+        bed.set(p, None).unwrap();
+    }
+    assert_eq!(bed.live(), (3, 2));
+    for p in routes(1).into_iter().take(2) {
+        bed.set(p, None).unwrap();
+    }
+    assert_eq!(bed.live(), (1, 1));
+}
+
 #[test]
 fn memory_that_makes_no_sense_is_no_route() {
     let bed = Bed::<u32>::new(2, 1, SMALL);
@@ -296,34 +335,36 @@ fn memory_that_makes_no_sense_is_no_route() {
 
 /// Readers look up addresses that are always covered by a stable route, whose answer may be that route's leaf or one of
 /// the leaves that come and go inside it, never another.
-#[test]
-fn readers_never_see_a_hole_or_a_foreign_leaf() {
+fn readers_race<A: Address>(
+    covers: &[Prefix<A>],
+    inner: impl Fn(&mut synthetic::Random, usize) -> Prefix<A> + Sync,
+) {
     let policy = Policy { routes_16: 24, routes_24: usize::MAX, tails: true };
-    let mut bed = Bed::<u32>::new(4096, 512, policy);
-    let covers: Vec<Prefix4> = (0..8).map(|i| Prefix::new(i << 24, 8).unwrap()).collect();
+    let mut bed = Bed::<A>::new(4096, 512, policy);
     for (i, p) in covers.iter().enumerate() {
         bed.set(*p, Some(Slot(100 * (i as u32 + 1)))).unwrap();
     }
+    let count = covers.len() as u32;
     let readers = grace::Readers::default();
     let mut random = synthetic::Random(3);
     let Bed { memory, pool, root, table, .. } = &mut bed;
     let (memory, root) = (&*memory, &*root);
     let read = |random: &mut synthetic::Random| {
-        let address = random.below(8) << 24 | random.below(4) << 16 | random.below(300);
+        let net = random.below(count) as usize;
+        let address = inner(random, net).address();
         let leaf = lookup(memory, root.load(Acquire), address).0;
-        assert_eq!(leaf / 100, (address >> 24) + 1, "{:?}", address.ip());
+        assert_eq!(leaf / 100, net as u32 + 1, "{:?}", address.ip());
     };
     let write = || {
         for round in 0..10_000u32 {
             let mut space = Space { memory, pool: &mut *pool, root, full: FULL };
-            let net = random.below(8);
-            let address = net << 24 | random.below(4) << 16 | random.below(300);
-            let prefix = Prefix::new(address, 9 + random.below(24) as u8).unwrap();
+            let net = random.below(count);
+            let prefix = inner(&mut random, net as usize);
             if random.below(2) == 0 && table.len() < 60 {
                 table.insert(&mut space, prefix, Slot(100 * (net + 1) + 1 + round % 99)).unwrap();
             } else {
                 let victim = table.routes().nth(random.below(table.len() as u32) as usize);
-                if let Some((victim, _)) = victim.filter(|(p, _)| p.length() > 8) {
+                if let Some((victim, _)) = victim.filter(|(p, _)| !covers.contains(p)) {
                     table.remove(&mut space, victim);
                 }
             }
@@ -335,4 +376,24 @@ fn readers_never_see_a_hole_or_a_foreign_leaf() {
         }
     };
     readers.race(|n| synthetic::Random(n as u64), read, write);
+}
+
+#[test]
+fn readers_never_see_a_hole_or_a_foreign_leaf() {
+    let covers: Vec<Prefix4> = (0..8).map(|i| Prefix::new(i << 24, 8).unwrap()).collect();
+    readers_race(&covers, |random, net| {
+        let address = (net as u32) << 24 | random.below(4) << 16 | random.below(300);
+        Prefix::new(address, 9 + random.below(24) as u8).unwrap()
+    });
+}
+
+#[test]
+fn readers_never_see_a_hole_or_a_foreign_leaf_on_links() {
+    let covers: Vec<Prefix6> =
+        [0, 1, 0x100, 0x1_0000].map(|n| Prefix::new(0x2001_0db8u128 << 96 | n << 64, 64).unwrap()).into();
+    readers_race(&covers, |random, net| {
+        let host = u128::from(random.below(4)) << (56 * random.below(2)) | u128::from(random.below(300));
+        let length = if random.below(4) == 0 { 65 + random.below(64) as u8 } else { 128 };
+        Prefix::new(covers[net].address() | host, length).unwrap()
+    });
 }
