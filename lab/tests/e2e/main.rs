@@ -18,4 +18,6 @@ mod daemon;
 mod lifetime;
 mod load;
 mod neighbours;
+mod paths;
+mod refusals;
 mod stack;
