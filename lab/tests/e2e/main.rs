@@ -15,6 +15,7 @@
 mod bed;
 mod changes;
 mod daemon;
+mod frr;
 mod lifetime;
 mod load;
 mod neighbours;
