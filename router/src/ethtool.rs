@@ -28,6 +28,7 @@ const NAME_BYTES: usize = 32;
 /// The kernel has about 60 features; more than this is nonsense.
 const MOST_FEATURES: u32 = 1024;
 
+const NETDEV_XDP_ACT_NDO_XMIT: u64 = 4;
 const NETDEV_XDP_ACT_NDO_XMIT_SG: u64 = 64;
 
 /// What is wrong with a port, so that packets would be lost or sent broken.
@@ -138,6 +139,13 @@ pub fn transmits_fragments(ifindex: u32) -> bool {
     xdp_features(ifindex).is_ok_and(|features| features.unwrap_or(0) & NETDEV_XDP_ACT_NDO_XMIT_SG != 0)
 }
 
+/// Does the kernel refuse to redirect to this device of the calling thread's namespace (`NETDEV_XDP_ACT_NDO_XMIT`)?
+/// Unknown counts as no.
+pub fn refuses_redirects(ifindex: u32) -> bool {
+    xdp_features(ifindex)
+        .is_ok_and(|features| features.is_some_and(|features| features & NETDEV_XDP_ACT_NDO_XMIT == 0))
+}
+
 /// `enum netdev_xdp_act` of a device.
 fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
     const GENL_ID_CTRL: u16 = 0x10;
@@ -181,8 +189,8 @@ pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Ve
     problems
 }
 
-/// What of a veth port's other end spoils the port.
-pub fn peer_problems(peer: &Peer, namespace: &str) -> Vec<Problem> {
+/// What of a veth port's other end spoils the port. `refuses`: see [`refuses_redirects`], of the port.
+pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem> {
     let name = &peer.link.name;
     let has = |feature: &str| peer.features.contains(feature);
     let place = if namespace == "host" { String::new() } else { format!(" in namespace {namespace}") };
@@ -213,6 +221,16 @@ pub fn peer_problems(peer: &Peer, namespace: &str) -> Vec<Problem> {
             text: format!(
                 "veth peer {name}{place} would drop what is redirected to it; run: {}",
                 run(format!("ethtool -K {name} gro on"))
+            ),
+        });
+    } else if refuses && peer.link.up {
+        // veth_set_features tells the port of a change of GRO only while the peer is up.
+        let [off, on] = ["off", "on"].map(|how| run(format!("ethtool -K {name} gro {how}")));
+        problems.push(Problem {
+            kind: ProblemKind::CannotTransmit,
+            text: format!(
+                "the kernel redirects nothing to the port, as GRO of its veth peer {name}{place} was turned on while that \
+                 was down; run: {off} && {on}"
             ),
         });
     }

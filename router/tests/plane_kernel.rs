@@ -70,7 +70,7 @@ fn program_loads_and_runs() {
     in_new_namespace(|| {
         let device = veth();
         let mut plane = plane();
-        plane.set_port(0, device, true).unwrap();
+        plane.set_port(0, device, true, true).unwrap();
         let frame = Frame::udp4(SOMEONE, "192.0.2.1", "198.51.100.1").bytes();
 
         assert_eq!(plane.run(device, &frame).unwrap().action, XDP_PASS);
@@ -94,7 +94,7 @@ fn explaining_copy_loads_and_tells_the_steps() {
     in_new_namespace(|| {
         let device = veth();
         let plane = plane();
-        plane.set_port(3, device, true).unwrap();
+        plane.set_port(3, device, true, true).unwrap();
         plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         let tags = [Tag { vid: 200, service: true }, Tag { vid: 7, service: false }];
         let frame = Frame::udp6(SOMEONE, "2001:db8::1", "2001:db8::2").tagged(&tags).bytes();
@@ -117,7 +117,7 @@ fn frame_of_several_buffers_goes_up_whole() {
     in_new_namespace(|| {
         let device = veth();
         let mut plane = plane();
-        plane.set_port(0, device, true).unwrap();
+        plane.set_port(0, device, true, true).unwrap();
         plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         let frame = Frame::udp4(SOMEONE, "192.0.2.1", "198.51.100.1").padded(9000).bytes();
         let up = plane.run(device, &frame).unwrap();
@@ -188,6 +188,6 @@ fn attaches_to_virtio_net_in_native_mode() {
     let link = PortLink::attach(plane.program(), device, Mode::Native).unwrap_or_else(|e| panic!("{e:#}"));
     assert_eq!(link.mode(), Mode::Native);
     assert!(run(&format!("ip link show {nic}")).contains(" xdp "));
-    plane.set_port(0, device, true).unwrap();
+    plane.set_port(0, device, true, true).unwrap();
     link.detach().unwrap();
 }

@@ -111,7 +111,7 @@ impl World {
         let plane = Plane::load(settings).unwrap();
         plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
         for (id, ifindex) in (0..).zip(port) {
-            plane.set_port(id, ifindex, true).unwrap();
+            plane.set_port(id, ifindex, true, true).unwrap();
         }
         let tables = Tables::new(plane.memory());
         let mut world = World { plane, tables, port };
@@ -560,13 +560,13 @@ fn gates_close() {
         w.plane.confirm_until(Duration::from_nanos(1)).unwrap();
         w.expect("no daemon", &f, Expect::Up(Charge::Port(0), Reason::Fallback));
         w.plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
-        w.plane.set_port(0, w.port[0], false).unwrap();
+        w.plane.set_port(0, w.port[0], false, true).unwrap();
         w.expect("port not trusted", &f, Expect::Up(Charge::Port(0), Reason::PortNotReady));
-        w.plane.set_port(0, w.port[0], true).unwrap();
+        w.plane.set_port(0, w.port[0], true, true).unwrap();
         w.plane.clear_port(1, w.port[1]).unwrap();
         w.expect("no transmit slot", &f, up(Reason::TxNotReady));
         w.expect("no transmit slot, padding", &f.clone().padded(4), up(Reason::TxNotReady));
-        w.plane.set_port(1, w.port[1], true).unwrap();
+        w.plane.set_port(1, w.port[1], true, true).unwrap();
         w.apply([Op::Interface(1, Interface { ipv4: false, ..interface(0, 0, A, &[]) })]);
         w.expect("router not accelerated", &f, up(Reason::RouterNotAccelerated));
         w.apply([

@@ -48,6 +48,8 @@ impl Bed {
                     host.name()
                 ))
                 .unwrap();
+            // Up before: a device that is down when GRO is turned on never tells its peer that it takes redirected frames.
+            host.ip_batch("link set eth0 up\n").unwrap();
             command::run(host.command("ethtool").args(HOST_OFFLOADS.split(' '))).unwrap();
             command::run(bed.the_box.command("ethtool").args(["-K", port, "gro", "on"])).unwrap();
         }
@@ -58,7 +60,7 @@ impl Bed {
         addresses(&bed.red, 7, "in", "out");
         addresses(&bed.the_box, 8, "p1", "p2");
         for (host, near, far) in [(&bed.client, 1, 2), (&bed.server, 2, 1)] {
-            let mut lines = String::from("link set eth0 up\n");
+            let mut lines = String::new();
             for net in [7, 8] {
                 lines += &format!(
                     "addr add 10.{net}.{near}.2/24 dev eth0\naddr add fd0{net}:{near}::2/64 dev eth0 nodad\n\

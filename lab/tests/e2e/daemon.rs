@@ -59,6 +59,10 @@ impl Daemon {
         daemon
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Waits for a status.
     pub fn until(&mut self, what: &str, mut wanted: impl FnMut(&Value) -> bool) -> Value {
         eventually(what, || {

@@ -15,7 +15,10 @@
 mod bed;
 mod changes;
 mod daemon;
+mod frr;
 mod lifetime;
 mod load;
 mod neighbours;
+mod paths;
+mod refusals;
 mod stack;

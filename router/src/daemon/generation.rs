@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     config::Config,
+    ethtool::ProblemKind,
     plane::{Counters, Settings},
 };
 use anyhow::{Context, Result};
@@ -318,9 +319,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn trust_port(&mut self, id: PortId) {
         let Some(port) = self.world.ports.get_mut(&id) else { return };
         let Some(ifindex) = port.wanted() else { return };
-        let mut problems = self.observer.port_problems(id);
-        let ready = problems.is_empty();
-        if let Err(error) = self.generation.plane.set_port(id, ifindex, ready) {
+        let found = self.observer.port_problems(id);
+        let ready = found.is_empty();
+        // Without a transmit slot packets go to the kernel, which knows other ways out than a redirect.
+        let transmit = !found.iter().any(|p| p.kind == ProblemKind::CannotTransmit);
+        let mut problems: Vec<String> = found.into_iter().map(|p| p.text).collect();
+        if let Err(error) = self.generation.plane.set_port(id, ifindex, ready, transmit) {
             problems.push(format!("{error:#}"));
         }
         if problems != port.problems {

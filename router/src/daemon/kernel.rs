@@ -209,8 +209,8 @@ impl FastPath for Plane {
     fn memory(&self) -> Arc<MappedMemory> {
         Plane::memory(self)
     }
-    fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()> {
-        Plane::set_port(self, port, ifindex, ready)
+    fn set_port(&self, port: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()> {
+        Plane::set_port(self, port, ifindex, ready, transmit)
     }
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()> {
         Plane::clear_port(self, port, ifindex)

@@ -3,6 +3,7 @@
 use super::seam::{Observe, Reread};
 use crate::{
     config::{Config, RouterRef},
+    ethtool::Problem,
     netns::Source,
     observer::{Observer, ObserverConfig, PortName, Trouble, clock},
 };
@@ -34,8 +35,8 @@ impl Observe for Observer {
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()> {
         Ok(Observer::probe_neighbour(self, namespace, ifindex, address)?)
     }
-    fn port_problems(&mut self, port: PortId) -> Vec<String> {
-        Observer::port_problems(self, port).into_iter().map(|p| p.text).collect()
+    fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
+        Observer::port_problems(self, port)
     }
     fn troubles(&self) -> Vec<String> {
         let sentence = |t: Trouble| format!("router {}: {} (since {})", t.namespace, t.what, clock(t.since));

@@ -2,7 +2,10 @@
 //!
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
-use crate::plane::{Counters, Mode, Settings, Step, TestRun};
+use crate::{
+    ethtool::Problem,
+    plane::{Counters, Mode, Settings, Step, TestRun},
+};
 use anyhow::Result;
 use logic::{
     memory::Memory,
@@ -23,8 +26,8 @@ pub trait Observe {
     /// Makes the kernel find out whether a neighbour is still there.
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()>;
 
-    /// What keeps packets of a port from being trusted, as sentences.
-    fn port_problems(&mut self, port: PortId) -> Vec<String>;
+    /// What keeps packets of a port from being trusted.
+    fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
@@ -83,7 +86,7 @@ pub trait FastPath {
     /// Its tables; whoever holds one keeps them mapped.
     type Memory: Memory + Send + 'static;
     fn memory(&self) -> Self::Memory;
-    fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()>;
+    fn set_port(&self, port: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()>;
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
     /// Packets are forwarded until then (CLOCK_MONOTONIC).
     fn confirm_until(&self, deadline: Duration);

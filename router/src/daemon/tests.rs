@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     config::{Config, MemoryMib},
+    ethtool::{Problem, ProblemKind},
     plane::{Charge, Counters, InterfaceCount, Mode, Settings, Step, TestRun},
 };
 use anyhow::{Result, anyhow, bail};
@@ -74,7 +75,7 @@ impl FastPath for Generation {
     fn memory(&self) -> Shared {
         self.memory.clone()
     }
-    fn set_port(&self, port: PortId, ifindex: u32, ready: bool) -> Result<()> {
+    fn set_port(&self, port: PortId, ifindex: u32, ready: bool, _: bool) -> Result<()> {
         self.ports.borrow_mut().insert(port, (ifindex, ready));
         Ok(())
     }
@@ -146,8 +147,9 @@ impl Observe for Linux {
         self.0.probed.borrow_mut().push(address);
         Ok(())
     }
-    fn port_problems(&mut self, port: PortId) -> Vec<String> {
-        self.0.problems.borrow().get(&port).cloned().unwrap_or_default()
+    fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
+        let texts = self.0.problems.borrow().get(&port).cloned().unwrap_or_default();
+        texts.into_iter().map(|text| Problem { kind: ProblemKind::Unknown, text }).collect()
     }
     fn troubles(&self) -> Vec<String> {
         Vec::new()

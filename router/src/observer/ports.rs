@@ -51,10 +51,11 @@ impl Observer {
         let features = netns::inside(&host, || Ethtool::open()?.features(&link.name))??;
         let mut problems = ethtool::own_problems(&link.name, &features, veth);
         if let (true, Some(index)) = (veth, link.below) {
-            match self.place_of(link.below_nsid, host)? {
+            match self.place_of(link.below_nsid, host.clone())? {
                 Some((file, name)) => {
+                    let refuses = netns::inside(&host, || ethtool::refuses_redirects(link.ifindex))?;
                     let peer = netns::inside(&file, || Peer::look(index))??;
-                    problems.extend(ethtool::peer_problems(&peer, &name));
+                    problems.extend(ethtool::peer_problems(&peer, &name, refuses));
                 }
                 None => problems.push(Problem {
                     kind: ProblemKind::Unknown,

@@ -117,11 +117,11 @@ impl Plane {
         &self.settings
     }
 
-    /// Makes a device known as port `id`: packets may be sent to it, and when `ready`, taken from it.
+    /// Makes a device known as port `id`: packets are taken from it when `ready`, and sent to it when `transmit`.
     ///
     /// # Errors
     /// Another port's ifindex has the same low 12 bits; or the kernel refuses the transmit slot.
-    pub fn set_port(&self, id: PortId, ifindex: u32, ready: bool) -> Result<()> {
+    pub fn set_port(&self, id: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()> {
         let slots = self.port_index.len();
         let at = ifindex as usize % slots;
         let present = self.port_index.load(at) as u32;
@@ -130,13 +130,17 @@ impl Plane {
                 "device {ifindex} cannot be a port beside device {present}: their indexes are equal modulo {slots}"
             );
         }
-        // struct bpf_devmap_val: ifindex, and 0 for "no egress program".
-        let slot = u64::from(ifindex).to_le_bytes();
-        self.skel
-            .maps
-            .tx_ports
-            .update(&u32::from(id).to_ne_bytes(), &slot, MapFlags::ANY)
-            .with_context(|| format!("giving port {id} (device {ifindex}) a transmit slot"))?;
+        if transmit {
+            // struct bpf_devmap_val: ifindex, and 0 for "no egress program".
+            let slot = u64::from(ifindex).to_le_bytes();
+            self.skel
+                .maps
+                .tx_ports
+                .update(&u32::from(id).to_ne_bytes(), &slot, MapFlags::ANY)
+                .with_context(|| format!("giving port {id} (device {ifindex}) a transmit slot"))?;
+        } else {
+            self.clear_slot(id)?;
+        }
         self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | u64::from(ready) << 48);
         Ok(())
     }
@@ -147,6 +151,10 @@ impl Plane {
         if self.port_index.load(at) as u32 == ifindex {
             self.port_index.store(at, 0);
         }
+        self.clear_slot(id)
+    }
+
+    fn clear_slot(&self, id: PortId) -> Result<()> {
         match self.skel.maps.tx_ports.delete(&u32::from(id).to_ne_bytes()) {
             Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
                 Err(e).context("clearing a transmit slot")

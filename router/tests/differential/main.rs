@@ -139,7 +139,9 @@ impl Daemon {
         let until = Instant::now() + Duration::from_secs(20);
         loop {
             let status = self.status().unwrap_or_default();
-            if status["ready"] == true && status["ports"].as_array().is_some_and(|p| p.iter().all(port_in_use)) {
+            if status["ready"] == true
+                && status["ports"].as_array().is_some_and(|p| p.iter().all(port_in_use))
+            {
                 return;
             }
             if self.child.try_wait().unwrap().is_some() || Instant::now() > until {

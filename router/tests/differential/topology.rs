@@ -144,7 +144,9 @@ impl Topology {
         self.host(format!("ip link add {name} type veth peer name {outside}"));
         for device in [&name, &outside] {
             run(&format!("sysctl -qw net.ipv6.conf.{device}.accept_dad=0"));
-            run(&format!("ethtool -K {device} tx off tso off gso off gro off txvlan off tx-vlan-stag-hw-insert off"));
+            run(&format!(
+                "ethtool -K {device} tx off tso off gso off gro off txvlan off tx-vlan-stag-hw-insert off"
+            ));
         }
         run(&format!("sysctl -qw net.ipv6.conf.{outside}.disable_ipv6=1"));
         // Redirecting into a veth needs NAPI on its peer.
