@@ -234,7 +234,7 @@ enum trace_step {
 	TRACE_IPV6_DESTINATION,	/* a: high, b: low */
 	TRACE_SOURCE_CHECK,	/* a: slot found for the source, b: 1 if accepted */
 	TRACE_FIB_BLOCK,	/* a: block, b: slot value */
-	TRACE_FIB_TAIL,		/* a: tail, b: slot value chosen */
+	TRACE_FIB_TAIL,		/* a: length of its prefix, b: slot value chosen */
 	TRACE_GROUP,		/* a: flow hash, b: slot value chosen */
 	TRACE_NEXTHOP,		/* a: next hop id, b: kind */
 	TRACE_NEIGHBOUR,	/* a: next hop id, 0 if none; b: interface */

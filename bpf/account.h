@@ -2,18 +2,25 @@
 /* Counting, sampling and policing. Rows belong to a CPU; XDP runs with bottom halves off, so nothing here is atomic. */
 #pragma once
 
-/* Only millrace_explain records steps. */
-static __always_inline void trace_step(const struct packet *p, enum trace_step step, __u64 a, __u64 b)
+/* A global function: the verifier looks at it once, not at every call. */
+__noinline int record_step(__u32 step, __u64 a, __u64 b)
 {
-	if (!p->explain)
-		return;
 	struct trace *t = ROW(trace, 0);
+
 	if (!t || t->count >= MAX_TRACE_STEPS)
-		return;
+		return 0;
 	__u32 i = t->count++ & (MAX_TRACE_STEPS - 1);
 	t->entry[i].step = step;
 	t->entry[i].a = a;
 	t->entry[i].b = b;
+	return 0;
+}
+
+/* Only millrace_explain records steps. */
+static __always_inline void trace_step(const struct packet *p, enum trace_step step, __u64 a, __u64 b)
+{
+	if (p->explain)
+		record_step(step, a, b);
 }
 
 static __always_inline struct interface_counters *interface_row(const struct packet *p, __u32 interface)

@@ -109,8 +109,11 @@ static __always_inline __u32 fib_slot(const struct packet *p, __u32 block, __u8 
 	return slot;
 }
 
-/* hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. *depth: bits before a child's octet. */
-static __always_inline __u32 fib_tail(const struct packet *p, __u32 index, __u64 hi, __u64 lo, __u32 *depth)
+/*
+ * hi, lo: the address in host byte order, IPv4 in the top 32 bits of hi. Returns the slot, and in the upper half how many
+ * bits a child has behind it. A global function: the verifier looks at it once, not in each round of the loops below.
+ */
+__noinline __u64 fib_tail(__u32 index, __u64 hi, __u64 lo)
 {
 	const struct fib_tail *tail = ROW(fib_tails, index);
 
@@ -122,9 +125,7 @@ static __always_inline __u32 fib_tail(const struct packet *p, __u32 index, __u64
 	bool match = !(((hi ^ tail->hi) & hi_mask) | ((lo ^ tail->lo) & lo_mask));
 	__u32 slot = match ? *(volatile const __u32 *)&tail->match : *(volatile const __u32 *)&tail->miss;
 
-	*depth = length;
-	trace_step(p, TRACE_FIB_TAIL, index, slot);
-	return slot;
+	return (__u64)length << 32 | slot;
 }
 
 static __always_inline __u32 fib4_lookup(const struct packet *p, __u64 root, __u32 address)
@@ -135,12 +136,14 @@ static __always_inline __u32 fib4_lookup(const struct packet *p, __u64 root, __u
 
 	for (int i = 0; root && i < 4; i++) {
 		__u32 slot = fib_slot(p, block, rest >> 24);
-		__u32 depth = 0;
 
 		rest <<= 8;
 		if (slot >> FIB_KIND_SHIFT == FIB_TAIL) {
-			slot = fib_tail(p, slot & FIB_INDEX_MASK, (__u64)address << 32, 0, &depth);
-			rest = address << (depth & 31);
+			__u64 both = fib_tail(slot & FIB_INDEX_MASK, (__u64)address << 32, 0);
+
+			slot = both;
+			trace_step(p, TRACE_FIB_TAIL, both >> 32, slot);
+			rest = address << (both >> 32 & 31);
 		}
 		if (slot >> FIB_KIND_SHIFT != FIB_CHILD)
 			return slot;
@@ -160,12 +163,21 @@ static __always_inline __u32 fib6_lookup(const struct packet *p, __u64 root, __u
 		depth = 8;
 	}
 	for (int i = 0; root && i < 16; i++) {
-		__u64 half = depth & 64 ? lo : hi;
+		/* No branch on depth: the verifier would follow every value it can have through the rest of the loop. */
+		__u64 second = 0 - (__u64)(depth >> 6 & 1);
+
+		barrier_var(second);
+		__u64 half = (lo & second) | (hi & ~second);
 		__u32 slot = fib_slot(p, block, half >> (56 - (depth & 56)));
 
 		depth += 8;
-		if (slot >> FIB_KIND_SHIFT == FIB_TAIL)
-			slot = fib_tail(p, slot & FIB_INDEX_MASK, hi, lo, &depth);
+		if (slot >> FIB_KIND_SHIFT == FIB_TAIL) {
+			__u64 both = fib_tail(slot & FIB_INDEX_MASK, hi, lo);
+
+			slot = both;
+			trace_step(p, TRACE_FIB_TAIL, both >> 32, slot);
+			depth = both >> 32;
+		}
 		if (slot >> FIB_KIND_SHIFT != FIB_CHILD)
 			return slot;
 		block = slot & FIB_INDEX_MASK;

@@ -2,8 +2,8 @@
 //!
 //! First a table of all shapes: load time, memory, update rate, nanoseconds per lookup, all in CPU time of this thread
 //! (other work on the machine costs less than in wall time). Then lookups of the shapes in use, by criterion; with the
-//! argument `table` only the table. Real prefixes are taken from shared/data beside the repository when it is there,
-//! made-up ones (`logic::fib::synthetic`) otherwise.
+//! argument `table` only the table, with `ipv6` only its IPv6 part in the shape in use. Real prefixes are taken from
+//! shared/data beside the repository when it is there, made-up ones (`logic::fib::synthetic`) otherwise.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use logic::{
@@ -253,6 +253,22 @@ impl ByLength {
     }
 }
 
+/// What Linux has for 4,096 interfaces: for each a /64 with `::`, the interface's own `::1`, and two more host routes.
+/// Looked up are neighbours `::9` to `::f8`.
+fn interfaces() {
+    let net = |i: u128| 0x2001_0db8u128 << 96 | i << 64;
+    let hosts = [(0, 64), (0, 128), (1, 128), (0x10, 128), (0x11, 128)];
+    let routes: Vec<Prefix6> =
+        (0..4096).flat_map(|i| hosts.map(|(h, l)| Prefix::new(net(i) | h, l).expect("length"))).collect();
+    let mut random = synthetic::Random(9);
+    let mut address = || net(random.below(4096).into()) | u128::from(9 + random.below(240));
+    let sets: Vec<Vec<u128>> = DESTINATIONS.iter().map(|n| (0..*n).map(|_| address()).collect()).collect();
+    header("IPv6, 4,096 interfaces");
+    for (name, tails) in [("no tails", false), ("as grown", true)] {
+        build(name, &routes, &sets, Policy { tails, ..Policy::of::<u128>() }, 200_000);
+    }
+}
+
 fn header(first: &str) {
     println!(
         "\n| {first} | load | blocks | tails | bytes/route | memory | updates | ns: 1 | 4,096 | 100,000 | 1,000,000 destinations |"
@@ -261,12 +277,18 @@ fn header(first: &str) {
 }
 
 fn main() {
+    let only6 = std::env::args().any(|a| a == "ipv6");
     let (source, four, six) = load();
     println!("{source}: {} IPv4, {} IPv6", four.len(), six.len());
     let sets4: Vec<_> = DESTINATIONS.iter().map(|n| destinations(&four, *n, |a| a as u32)).collect();
     let sets6: Vec<_> = DESTINATIONS.iter().map(|n| destinations(&six, *n, |a| a)).collect();
     let name = |bits: u8, tails: bool| format!("{bits}-bit root{}", if tails { "" } else { ", no tails" });
 
+    if only6 {
+        header("IPv6");
+        build("as grown", &six, &sets6, Policy::of::<u128>(), 400_000);
+        return interfaces();
+    }
     header("IPv4");
     for (bits, tails) in [(8, true), (16, true), (24, true), (24, false)] {
         build(&name(bits, tails), &four, &sets4, shape(bits, tails), 200_000);
@@ -279,6 +301,7 @@ fn main() {
     let six_bed = build("as grown", &six, &sets6, Policy::of::<u128>(), 400_000);
     by_length(&six, &sets6, &six_bed);
     roots(&four);
+    interfaces();
     if std::env::args().any(|a| a == "table") {
         return;
     }

@@ -49,7 +49,7 @@ pub enum Step {
         slot: u32,
     },
     FibTail {
-        tail: u32,
+        length: u32,
         slot: u32,
     },
     Group {
@@ -89,7 +89,7 @@ impl Step {
             6 => Step::Ipv6Destination(wide),
             7 => Step::SourceCheck { slot: a32, accepted: b != 0 },
             8 => Step::FibBlock { block: a32, slot: b32 },
-            9 => Step::FibTail { tail: a32, slot: b32 },
+            9 => Step::FibTail { length: a32, slot: b32 },
             10 => Step::Group { hash: a32, slot: b32 },
             11 => Step::Nexthop { id: a32, kind: b32 },
             12 => Step::Neighbour { id: a32, interface: b as u16 },
