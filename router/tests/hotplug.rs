@@ -178,8 +178,16 @@ fn a_port_without_native_xdp_forwards_in_generic_mode_if_allowed() {
     let mut bed = Bed::new("g");
     bed.wire(0, "numrxqueues 1", "numtxqueues 2");
     bed.wire(1, "", "");
+    sh(&format!("nsenter --net=/run/netns/{}-gen ethtool -L far0 tx 2", bed.name));
     bed.start(&[]);
-    let ended = bed.daemon.as_mut().unwrap().wait().unwrap();
+    let start = Instant::now();
+    let ended = loop {
+        match bed.daemon.as_mut().unwrap().try_wait().unwrap() {
+            Some(ended) => break ended,
+            None => assert!(start.elapsed() < PATIENCE, "native mode was not refused"),
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
     let log = fs::read_to_string(bed.log()).unwrap();
     assert!(!ended.success());
     for part in ["port port0: native XDP was refused (driver veth, MTU 1500)", "too few queues", "--generic"]
