@@ -1,0 +1,204 @@
+//! The daemon on devices that go, come back, are moved away, or refuse native XDP: veth pairs between three namespaces,
+//! `gen` and `sink` with the box between them.
+
+use serde_json::Value;
+use std::{
+    fs,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn shell(script: &str) -> Output {
+    Command::new("timeout").args(["30", "sh", "-ec", script]).output().unwrap()
+}
+
+/// Runs a shell script; panics with its words if it fails.
+#[track_caller]
+fn sh(script: &str) -> String {
+    let output = shell(script);
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{script}: {}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// Namespaces and a daemon; both go with it.
+struct Bed {
+    name: String,
+    daemon: Option<Child>,
+}
+
+impl Bed {
+    fn new(name: &str) -> Bed {
+        let bed = Bed { name: format!("mrhp{name}{}", std::process::id()), daemon: None };
+        for part in ["box", "gen", "sink", "away"] {
+            sh(&format!("ip netns add {0}-{part}; ip -n {0}-{part} link set lo up", bed.name));
+        }
+        sh(&format!("nsenter --net=/run/netns/{}-box sysctl -qw net.ipv4.ip_forward=1", bed.name));
+        bed
+    }
+
+    fn log(&self) -> String {
+        format!("/tmp/{}.log", self.name)
+    }
+
+    /// Port `n` of the box and the host at its other end, with these options of `ip link add` for either.
+    #[track_caller]
+    fn wire(&self, n: u8, port_options: &str, far_options: &str) {
+        let far = format!("{}-{}", self.name, ["gen", "sink"][usize::from(n)]);
+        sh(&format!(
+            "ip -n {0}-box link add port{n} {port_options} type veth peer name far{n} {far_options} netns {far}
+             nsenter --net=/run/netns/{far} ethtool -K far{n} tx off txvlan off tx-vlan-stag-hw-insert off gro on >/dev/null
+             ip -n {far} addr add 10.{n}.0.2/24 dev far{n}; ip -n {far} link set far{n} up
+             ip -n {far} route add default via 10.{n}.0.1",
+            self.name
+        ));
+        self.address(n);
+    }
+
+    #[track_caller]
+    fn address(&self, n: u8) {
+        sh(&format!(
+            "ip -n {0}-box addr add 10.{n}.0.1/24 dev port{n}; ip -n {0}-box link set port{n} up",
+            self.name
+        ));
+    }
+
+    fn start(&mut self, options: &[&str]) {
+        let log = fs::File::create(self.log()).unwrap();
+        let child = Command::new("nsenter")
+            .arg(format!("--net=/run/netns/{}-box", self.name))
+            .args([MILLRACE, "run", "--instance", &self.name, "--port", "port0", "--port", "port1"])
+            .args(options)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn();
+        self.daemon = Some(child.unwrap());
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = shell(&format!("{MILLRACE} status --json --instance {}", self.name));
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    #[track_caller]
+    fn wait_for(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = self.status().filter(&condition) {
+                return status;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!(
+            "waited in vain for {what}: {:?}\n{}",
+            self.status(),
+            fs::read_to_string(self.log()).unwrap_or_default()
+        );
+    }
+
+    /// Echo requests and their answers take the fast path. The first ones may be spent on neighbours.
+    #[track_caller]
+    fn forwards(&self) {
+        let forwarded = |status: &Value| status["packets"]["forwarded"].as_u64().unwrap();
+        let start = Instant::now();
+        let mut seen = Vec::new();
+        while start.elapsed() < PATIENCE {
+            let before = self.wait_for("an answer", |_| true);
+            let pings = shell(&format!(
+                "nsenter --net=/run/netns/{}-gen ping -q -c 10 -i 0.02 -w 3 10.1.0.2",
+                self.name
+            ));
+            let more = forwarded(&self.wait_for("an answer", |_| true)) - forwarded(&before);
+            if pings.status.success() && more >= 20 {
+                return;
+            }
+            seen.push(more);
+        }
+        panic!("no forwarding: {seen:?}: {:?}", self.status());
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = shell(&format!("{MILLRACE} stop --instance {}", self.name));
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let names = ["box", "gen", "sink", "away"].map(|part| format!("ip netns del {}-{part};", self.name));
+        let _ = shell(&format!("{} rm -f {}", names.concat(), self.log()));
+    }
+}
+
+fn port(status: &Value, n: usize) -> (&str, String) {
+    let port = &status["ports"][n];
+    (port["mode"].as_str().unwrap_or_default(), port["problems"].to_string())
+}
+
+fn both_attached(status: &Value) -> bool {
+    status["ready"] == true && (0..2).all(|n| port(status, n) == ("native", "[]".into()))
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_made_anew_or_comes_back_is_used_again() {
+    let mut bed = Bed::new("a");
+    bed.wire(0, "", "");
+    bed.wire(1, "", "");
+    bed.start(&[]);
+    bed.wait_for("both ports", both_attached);
+    bed.forwards();
+
+    sh(&format!("ip -n {}-box link del port0", bed.name));
+    bed.wait_for("the port's end", |s| port(s, 0).1.contains("the device is not there"));
+    bed.wire(0, "", "");
+    bed.wait_for("the new device", both_attached);
+    bed.forwards();
+
+    sh(&format!("ip -n {0}-box link set port1 netns {0}-away", bed.name));
+    let status = bed.wait_for("the port's leave", |s| port(s, 1).1.contains("the device is not there"));
+    assert_eq!(port(&status, 1).0, "detached");
+    let device = sh(&format!("ip -n {}-away link show port1", bed.name));
+    assert!(!device.contains("xdp"), "the program went with it: {device}");
+    sh(&format!("ip -n {0}-away link set port1 netns {0}-box", bed.name));
+    bed.address(1);
+    bed.wait_for("the port's return", both_attached);
+    bed.forwards();
+}
+
+/// veth has native XDP only with at least as many receive queues as its other end has transmit queues.
+#[test]
+#[ignore = "needs root"]
+fn a_port_without_native_xdp_is_refused_or_told_to_be_generic() {
+    let mut bed = Bed::new("g");
+    bed.wire(0, "numrxqueues 1", "numtxqueues 2");
+    bed.wire(1, "", "");
+    sh(&format!("nsenter --net=/run/netns/{}-gen ethtool -L far0 tx 2", bed.name));
+    bed.start(&[]);
+    let start = Instant::now();
+    let ended = loop {
+        match bed.daemon.as_mut().unwrap().try_wait().unwrap() {
+            Some(ended) => break ended,
+            None => assert!(start.elapsed() < PATIENCE, "native mode was not refused"),
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    let log = fs::read_to_string(bed.log()).unwrap();
+    assert!(!ended.success());
+    for part in ["port port0: native XDP was refused (driver veth, MTU 1500)", "too few queues", "--generic"]
+    {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    bed.start(&["--generic"]);
+    let status = bed.wait_for("both ports", |s| s["ready"] == true && port(s, 1).0 == "native");
+    assert_eq!(port(&status, 0), ("generic", "[]".into()));
+    let note = status["ports"][0]["note"].to_string();
+    assert!(note.contains("generic mode") && note.contains("native XDP was refused"), "{note}");
+    // No packet is sent: what is redirected to a veth with too few queues vanishes (it does not offer ndo_xdp_xmit),
+    // which port_problems does not find yet.
+}
