@@ -88,7 +88,7 @@ fn multipath_uses_its_members_and_nothing_else() {
         forwarded() - before == 128
     });
     let received = |device: &str| -> u64 {
-        let text = run(&bed.server, &format!("cat /proc/self/net/dev"));
+        let text = run(&bed.server, "cat /proc/self/net/dev");
         let line = text.lines().find_map(|line| line.trim().strip_prefix(&format!("{device}:"))).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     };
