@@ -49,7 +49,10 @@ mod tests {
         for (name, load) in [
             ("MACs", fullest((0..1024).map(|i| interface_bucket(mac(i), 1, 0, 1023)))),
             ("ports", fullest((0..1024).map(|i| interface_bucket(mac(0), i, 0, 1023)))),
-            ("VLANs", fullest((0..1024_u16).map(|i| interface_bucket(mac(0), 1, 0x2000 | u32::from(i), 1023)))),
+            (
+                "VLANs",
+                fullest((0..1024_u16).map(|i| interface_bucket(mac(0), 1, 0x2000 | u32::from(i), 1023))),
+            ),
             ("IPv4", fullest((0..1024).map(|i| neighbour_bucket(1, v4(i), 1023).0))),
             ("IPv6", fullest((0..1024).map(|i| neighbour_bucket(1, v6(i), 1023).0))),
             ("interfaces", fullest((0..1024).map(|i| neighbour_bucket(i, v6(1), 1023).0))),

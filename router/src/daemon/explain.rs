@@ -152,7 +152,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 format!("source looked up ({}): {result}", slot_words(slot))
             }
             Step::FibBlock { block, slot } => format!("table block {block} says: {}", slot_words(slot)),
-            Step::FibTail { length, slot } => format!("compared with the one longer prefix, /{length}: {}", slot_words(slot)),
+            Step::FibTail { length, slot } => {
+                format!("compared with the one longer prefix, /{length}: {}", slot_words(slot))
+            }
             Step::Group { hash, slot } => {
                 format!("multipath, flow hash {hash:#010x} chooses {}", slot_words(slot))
             }

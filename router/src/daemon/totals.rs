@@ -174,8 +174,16 @@ fn array(c: InterfaceCount) -> [u64; 8] {
 }
 
 fn count(words: [u64; 8]) -> InterfaceCount {
-    let [other_packets, other_bytes, tx_packets, tx_bytes, samples, sample_ns, forwarded_packets, forwarded_bytes] =
-        words;
+    let [
+        other_packets,
+        other_bytes,
+        tx_packets,
+        tx_bytes,
+        samples,
+        sample_ns,
+        forwarded_packets,
+        forwarded_bytes,
+    ] = words;
     InterfaceCount {
         other_packets,
         other_bytes,

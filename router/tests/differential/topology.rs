@@ -180,15 +180,13 @@ impl Topology {
         let mut neighbours = String::new();
         for n in HOSTS {
             let mac = host_mac(&side, n);
-            self.inside(
-                tenant,
-                format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host4(n)),
-            );
-            self.inside(
-                tenant,
-                format!("ip neigh add {} lladdr {mac} dev {device} nud permanent", side.host6(n)),
-            );
+            for address in [side.host4(n).to_string(), side.host6(n).to_string()] {
+                writeln!(neighbours, "neigh add {address} lladdr {mac} dev {device} nud permanent").unwrap();
+            }
         }
+        let batch = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&batch, neighbours).unwrap();
+        self.inside(tenant, format!("ip -batch {}", batch.path().display()));
         self.targets4.extend([0, 1, 10, 11, 17, 255].map(|n| side.host4(n)));
         self.targets6.extend([0, 1, 10, 11, 17].map(|n| side.host6(n)));
         self.sides.push(side);
