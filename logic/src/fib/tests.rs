@@ -115,7 +115,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn slot(leaf: u32) -> Slot {
-    if leaf % 2 == 0 { Slot::group(leaf) } else { Slot::nexthop(leaf) }
+    if leaf.is_multiple_of(2) { Slot::group(leaf) } else { Slot::nexthop(leaf) }
 }
 
 /// First and last address of each prefix, and their neighbours outside.

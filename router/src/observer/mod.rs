@@ -288,7 +288,7 @@ impl Observer {
 
     fn tick(&mut self) {
         self.ticks += 1;
-        let slow = self.ticks % SLOW_TICKS == 0;
+        let slow = self.ticks.is_multiple_of(SLOW_TICKS);
         if slow {
             self.watch_directory();
             self.discover(false);

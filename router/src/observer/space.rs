@@ -461,10 +461,11 @@ impl Space {
 
     /// What changes without a message: settings, legacy iptables. `slow` also reads every device's own settings again.
     pub fn tick(&mut self, slow: bool, peers: &Peers, out: &mut Vec<Event>) {
-        if slow && self.sysctls.lacks_legacy_files() {
-            if let Ok(Ok(sysctls)) = netns::inside(&self.file, Sysctls::open) {
-                self.sysctls = sysctls;
-            }
+        if slow
+            && self.sysctls.lacks_legacy_files()
+            && let Ok(Ok(sysctls)) = netns::inside(&self.file, Sysctls::open)
+        {
+            self.sysctls = sysctls;
         }
         let values = self.sysctls.read();
         let mut changed = values != self.values;

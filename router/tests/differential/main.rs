@@ -14,7 +14,7 @@ mod topology;
 mod wire;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env,
     io::Read,
     path::Path,
@@ -44,12 +44,17 @@ fn round(seed: u64) {
     let topology = Topology::build(&mut rng);
     let frames = packets::generate(&mut rng, &topology, PACKETS);
 
-    let linux = observe(&topology, &frames);
+    // Twice each: Linux does not always agree with itself (it limits its own ICMP errors by the clock). A difference
+    // counts when no run of Linux is like any run of Millrace.
+    let linux = [observe(&topology, &frames), observe(&topology, &frames)];
     let millrace = Daemon::start(&topology);
-    let fast = observe(&topology, &frames);
+    let mut wrong = differences(&linux, &observe(&topology, &frames));
+    if !wrong.is_empty() {
+        thread::sleep(Duration::from_millis(1500));
+        let again = differences(&linux, &observe(&topology, &frames));
+        wrong.retain(|difference| again.contains(difference));
+    }
     let taken = millrace.stop();
-
-    let wrong = compare(&linux, &fast);
     assert!(
         wrong.is_empty(),
         "seed {seed}: {} differences\n{}\n{}",
@@ -57,14 +62,14 @@ fn round(seed: u64) {
         wrong.join("\n"),
         topology.describe()
     );
-    let total: usize = linux.values().sum();
+    let total: usize = linux[0].values().sum();
     assert!(total > PACKETS / 8, "seed {seed}: only {total} frames came out at all: the test tests nothing");
     assert!(taken > PACKETS as u64 / 10, "seed {seed}: the fast path took only {taken} of {PACKETS} packets");
     eprintln!("seed {seed}: {total} frames out, {taken} by the fast path");
 }
 
 /// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
-fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> BTreeMap<(String, Vec<u8>), usize> {
+fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
     let wires: Vec<_> = topology.outside().map(|(name, device)| (name, wire::Wire::open(&device))).collect();
     let mut seen = BTreeMap::new();
     let mut collect = |for_how_long: Duration| {
@@ -97,19 +102,19 @@ fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> BTreeMap<(String
     seen
 }
 
-fn compare(
-    linux: &BTreeMap<(String, Vec<u8>), usize>,
-    fast: &BTreeMap<(String, Vec<u8>), usize>,
-) -> Vec<String> {
-    let mut wrong = Vec::new();
-    for key in linux.keys().chain(fast.keys().filter(|k| !linux.contains_key(*k))) {
-        let (l, f) = (linux.get(key).copied().unwrap_or(0), fast.get(key).copied().unwrap_or(0));
-        if l != f {
-            let hex: String = key.1.iter().map(|b| format!("{b:02x}")).collect();
-            wrong.push(format!("{}: Linux {l} times, Millrace {f} times: {hex}", key.0));
-        }
-    }
-    wrong
+type Seen = BTreeMap<(String, Vec<u8>), usize>;
+
+/// What came out another number of times than in either run of Linux.
+fn differences(linux: &[Seen; 2], fast: &Seen) -> Vec<String> {
+    let keys: BTreeSet<_> = linux.iter().flat_map(|l| l.keys()).chain(fast.keys()).collect();
+    let times = |seen: &Seen, key: &(String, Vec<u8>)| seen.get(key).copied().unwrap_or(0);
+    let different = |key: &&(String, Vec<u8>)| linux.iter().all(|l| times(l, key) != times(fast, key));
+    let words = |key: &(String, Vec<u8>)| {
+        let hex: String = key.1.iter().map(|b| format!("{b:02x}")).collect();
+        let [first, second] = [&linux[0], &linux[1]].map(|l| times(l, key));
+        format!("{}: Linux {first} and {second} times, Millrace {} times: {hex}", key.0, times(fast, key))
+    };
+    keys.into_iter().filter(different).map(words).collect()
 }
 
 /// The real daemon, in this thread's namespace.

@@ -348,7 +348,7 @@ impl Topology {
     pub fn normalise(&self, port: &str, mut frame: Vec<u8>) -> Option<(String, Vec<u8>)> {
         let ip = 14;
         match frame.get(12..14)? {
-            [0x08, 0x06] => return None,
+            [0x08, 0x06] => None,
             [0x08, 0x00] if frame.len() >= ip + 20 => {
                 let address =
                     |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
@@ -367,7 +367,7 @@ impl Topology {
                 let source = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 8..ip + 24]).unwrap());
                 let icmp = frame[ip + 6] == 58;
                 let kind = frame.get(ip + 40).copied().unwrap_or(0);
-                let chatter = icmp && (133..=137).contains(&kind) || icmp && kind == 143;
+                let chatter = icmp && ((133..=137).contains(&kind) || kind == 143);
                 if chatter || frame[ip + 6] == 0 && source.is_unicast_link_local() {
                     return None;
                 }
