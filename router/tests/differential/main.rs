@@ -4,7 +4,7 @@
 //! Seeded; the seed of a failing round is printed, `MILLRACE_SEED=n` repeats it, `MILLRACE_ROUNDS` sets how many.
 //!
 //! Left out of the comparison, each for a reason: the IP identification of packets the box itself makes (a kernel
-//! counter), ICMP redirects (rate-limited by the kernel's clock), ARP and neighbour discovery (caches), and through which
+//! counter), IPv4 redirects and "unreachable" for want of a route (`ip_error` limits them by the kernel's clock), ARP and neighbour discovery (caches), and through which
 //! member of a multipath route a packet leaves (never whether it is a member).
 
 #[path = "../common/mod.rs"]

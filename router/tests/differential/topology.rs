@@ -42,8 +42,8 @@ impl Side {
     }
 }
 
-/// Neighbours on every side that have an address and a MAC. Many, because the kernel limits "unreachable" answers by its
-/// clock to five in a row for each source (`ip_rt_error_burst`): few packets of a round come from the same one.
+/// Neighbours on every side that have an address and a MAC. Many, because the kernel limits some ICMP errors for each
+/// destination of them.
 pub const HOSTS: std::ops::Range<u8> = 10..234;
 
 pub fn host_mac(side: &Side, n: u8) -> Mac {
@@ -353,7 +353,8 @@ impl Topology {
                 let address =
                     |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
                 let (source, destination) = (address(ip + 12), address(ip + 16));
-                if frame[ip + 9] == 1 && frame.get(ip + 20) == Some(&5) {
+                let icmp = (frame[ip + 9] == 1).then(|| frame.get(ip + 20).zip(frame.get(ip + 21))).flatten();
+                if matches!(icmp, Some((5, _) | (3, 0 | 1 | 13))) {
                     return None;
                 }
                 if self.own.contains(&IpAddr::V4(source)) {
