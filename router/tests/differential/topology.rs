@@ -353,7 +353,9 @@ impl Topology {
                 let address =
                     |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
                 let (source, destination) = (address(ip + 12), address(ip + 16));
-                let icmp = (frame[ip + 9] == 1).then(|| frame.get(ip + 20).zip(frame.get(ip + 21))).flatten();
+                let behind = ip + usize::from(frame[ip] & 15) * 4;
+                let icmp =
+                    (frame[ip + 9] == 1).then(|| frame.get(behind).zip(frame.get(behind + 1))).flatten();
                 if matches!(icmp, Some((5, _) | (3, 0 | 1 | 13))) {
                     return None;
                 }
