@@ -150,7 +150,10 @@ fn read(file: &Path) -> Result<Prefixes> {
             .with_context(context)?;
         text
     };
-    let mut list = Prefixes { source: file.display().to_string(), ..Prefixes::default() };
+    let mut list = Prefixes {
+        source: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        ..Prefixes::default()
+    };
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let prefix = line.split_once('/').and_then(|(a, l)| Some((a.parse().ok()?, l.parse::<u8>().ok()?)));
         let parsed = match prefix {
