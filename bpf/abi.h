@@ -5,7 +5,7 @@
  *
  * Who writes what
  *   user space writes: port_index, tx_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index, control
- *   the program writes: counters, charges, policers, nexthop.used, trace (explain only)
+ *   the program writes: counters, charges, policers, nexthop.used; millrace_explain only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
  * or the new value. Everything else in an entry is constant from the moment the entry is published (its id stored in a
  * fib slot or an index) until an RCU grace period after the last reference to it is gone.
@@ -224,7 +224,7 @@ enum reason {
 
 /* --- explain ------------------------------------------------------------------------------------------------------ */
 
-/* What the program did, step by step, written only by the copy of it that `millrace explain` loads. */
+/* What the program did, step by step, written only by millrace_explain. */
 enum trace_step {
 	TRACE_PORT = 1,		/* a: port id, b: ready */
 	TRACE_PARSED,		/* a: VLAN key, b: EtherType */

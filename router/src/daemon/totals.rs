@@ -160,40 +160,16 @@ fn sum(a: &Counters, b: &Counters) -> Counters {
     sum
 }
 
-fn array(c: InterfaceCount) -> [u64; 8] {
-    [
-        c.other_packets,
-        c.other_bytes,
-        c.tx_packets,
-        c.tx_bytes,
-        c.samples,
-        c.sample_ns,
-        c.forwarded_packets,
-        c.forwarded_bytes,
-    ]
+fn array(mut c: InterfaceCount) -> [u64; 8] {
+    c.fields().map(|field| *field)
 }
 
 fn count(words: [u64; 8]) -> InterfaceCount {
-    let [
-        other_packets,
-        other_bytes,
-        tx_packets,
-        tx_bytes,
-        samples,
-        sample_ns,
-        forwarded_packets,
-        forwarded_bytes,
-    ] = words;
-    InterfaceCount {
-        other_packets,
-        other_bytes,
-        tx_packets,
-        tx_bytes,
-        samples,
-        sample_ns,
-        forwarded_packets,
-        forwarded_bytes,
+    let mut count = InterfaceCount::default();
+    for (field, word) in count.fields().into_iter().zip(words) {
+        *field = word;
     }
+    count
 }
 
 fn negate(c: InterfaceCount) -> InterfaceCount {

@@ -41,7 +41,8 @@ pub struct InterfaceCount {
 }
 
 impl InterfaceCount {
-    fn fields(&mut self) -> [&mut u64; COUNTER_WORDS] {
+    /// All of them, in the order of `struct interface_counters`.
+    pub(crate) fn fields(&mut self) -> [&mut u64; COUNTER_WORDS] {
         [
             &mut self.other_packets,
             &mut self.other_bytes,
