@@ -25,7 +25,7 @@ enum port_flags {
 	PORT_READY = 1,		/* trusted: packets from it may be accelerated */
 };
 
-struct port {
+struct port {			/* one word, read and written whole */
 	__u32 ifindex;		/* 0: empty slot */
 	__u16 id;		/* 0..MAX_PORTS-1: slot of tx_ports, and its row in charges (MAX_ROUTERS + id) */
 	__u16 flags;		/* enum port_flags */
@@ -52,11 +52,12 @@ enum interface_flags {
 	IF_REDIRECTS   = 16,	/* Linux may send IPv4 redirects here */
 };
 
-struct interface_slot {		/* 16 bytes */
+/* Two words. The second, from `vlan` on, is 0 in an empty slot, and while the first one changes. */
+struct interface_slot {
 	__u8  mac[6];
 	__u16 port;		/* port id */
 	__u32 vlan;		/* VLAN key */
-	__u16 interface;	/* 1..; 0: empty. Written last when filling, first when clearing */
+	__u16 interface;	/* 1..; 0: empty */
 	__u8  router;
 	__u8  flags;		/* enum interface_flags */
 };

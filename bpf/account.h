@@ -29,12 +29,12 @@ static __always_inline struct interface_counters *interface_row(const struct pac
 }
 
 /* The time, for one packet in sample_mask + 1; else 0. */
-static __always_inline __u64 sample_start(struct packet *p)
+static __always_inline __u64 sample_start(const struct packet *p)
 {
 	if (p->explain)
 		return 0;
-	p->counters = interface_row(p, 0);
-	if (!p->counters || (p->counters->other_packets++ & sample_mask))
+	struct interface_counters *all = interface_row(p, 0);
+	if (!all || (all->other_packets++ & sample_mask))
 		return 0;
 	return bpf_ktime_get_ns();
 }
@@ -43,9 +43,9 @@ static __always_inline void count_forwarded(const struct packet *p, __u64 start_
 {
 	struct interface_counters *in, *out;
 
-	if (p->explain || !p->in || !p->out)
+	if (p->explain || !p->out)
 		return;
-	in = interface_row(p, p->in->interface);
+	in = interface_row(p, p->interface);
 	out = interface_row(p, p->out->interface);
 	if (!in || !out)
 		return;
@@ -97,8 +97,7 @@ static __always_inline enum reason police(enum reason reason, __u32 row)
 /* The one place that passes up and drops: charges the payer and says what becomes of the packet. */
 static __always_inline int pass_up(const struct packet *p, enum reason reason)
 {
-	__u32 payer = p->in ? p->in->router : p->port ? MAX_ROUTERS + p->port->id : CHARGE_ROWS - 1;
-	__u32 row = p->cpu * CHARGE_ROWS + payer;
+	__u32 row = p->cpu * CHARGE_ROWS + p->payer;
 	struct charges *paid;
 	struct interface_counters *in;
 
@@ -107,7 +106,7 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 		paid = ROW(charges, row);
 		if (paid)
 			paid->packets[reason & (MAX_REASONS - 1)]++;
-		if (p->in && (in = interface_row(p, p->in->interface))) {
+		if (p->interface && (in = interface_row(p, p->interface))) {
 			in->other_packets++;
 			in->other_bytes += p->frame_bytes;
 		}

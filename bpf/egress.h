@@ -26,18 +26,11 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 			return NULL;
 	}
 	*reason = n->reason;
-	if (n->kind != NEXTHOP_VIA || !*(volatile const __u64 *)&n->link)
+	p->out_mac = *(volatile const __u64 *)&n->link;
+	if (n->kind != NEXTHOP_VIA || !p->out_mac)
 		return NULL;
 	*reason = REASON_NONE;
 	return n;
-}
-
-/* Linux cuts Ethernet padding off (pskb_trim_rcsum in ip_rcv_core and ip6_rcv_core). */
-static __always_inline bool trim(const struct packet *p)
-{
-	int padding = p->frame_bytes - p->ip_offset - p->ip_bytes;
-
-	return padding <= 0 || (!p->multi_buffer && !bpf_xdp_adjust_tail(p->ctx, -padding));
 }
 
 static __always_inline __u8 tags_of(__u32 vlan)
@@ -51,24 +44,37 @@ static __always_inline __be16 tag_type(__u32 word)
 }
 
 /*
- * The Ethernet header and tags for `out`, in front of the IP header. Priority and DEI are 0, as a Linux VLAN device
- * without an egress map sends them. Returns false with the packet as it was.
+ * Makes the frame as long as it leaves: room for the tags of `out`, and without Ethernet padding, which Linux cuts off
+ * (pskb_trim_rcsum in ip_rcv_core and ip6_rcv_core). False with the frame as it was.
  */
-static __always_inline bool write_ethernet(struct packet *p)
+static __always_inline bool resize(struct packet *p)
+{
+	int padding = p->frame_bytes - p->ip_offset - p->ip_bytes;
+	__u8 tags = tags_of(p->out->vlan);
+
+	if (padding > 0 && p->multi_buffer)
+		return false;
+	if (tags != p->tags && bpf_xdp_adjust_head(p->ctx, ((int)p->tags - tags) * TAG_BYTES))
+		return false;
+	if (padding > 0)
+		bpf_xdp_adjust_tail(p->ctx, -padding);	/* an IP header is left, so it cannot fail */
+	p->ip_offset = ETHERNET_BYTES + tags * TAG_BYTES;
+	return true;
+}
+
+/*
+ * The Ethernet header and tags for `out`, in front of the IP header. Priority and DEI are 0, as a Linux VLAN device
+ * without an egress map sends them.
+ */
+static __always_inline bool write_ethernet(const struct packet *p)
 {
 	const struct nexthop *out = p->out;
 	__u32 vlan = out->vlan;
 	__u8 tags = tags_of(vlan);
-	__u64 link = *(volatile const __u64 *)&out->link;
-
-	if (tags != p->tags && bpf_xdp_adjust_head(p->ctx, ((int)p->tags - tags) * TAG_BYTES))
-		return false;
-	p->ip_offset = ETHERNET_BYTES + tags * TAG_BYTES;
-
 	struct ethernet *ethernet = packet_data(p);
 	if ((void *)(ethernet + 1) + 2 * sizeof(struct vlan_tag) > packet_end(p))
 		return false;	/* cannot be: an IP header follows */
-	*(__u64 *)ethernet->destination = link | out->source_port << 48;
+	*(__u64 *)ethernet->destination = p->out_mac | out->source_port << 48;
 	*(__u32 *)(ethernet->source + 2) = out->source_port >> 16;
 
 	__be16 type = bpf_htons(p->ether_type);
@@ -104,7 +110,7 @@ static __always_inline enum reason transmit(struct packet *p)
 		return REASON_MULTI_BUFFER;
 	if (bpf_redirect_map(&tx_ports, out->source_port >> 48, 0) != XDP_REDIRECT)
 		return REASON_TX_NOT_READY;
-	if (!trim(p) || !write_ethernet(p))
+	if (!resize(p) || !write_ethernet(p))
 		return REASON_NO_HEADROOM;
 	trace_step(p, TRACE_TRANSMIT, out->source_port >> 48, out->vlan);
 	/* Keeps the neighbour alive: user space clears the word and asks the kernel to confirm the entry. */

@@ -49,27 +49,40 @@ static __always_inline bool maybe_local(const struct router *router, __u32 sourc
 }
 
 /*
- * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). A source reached
- * by several next hops cannot be decided here for strict mode, and goes to the kernel.
+ * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). What cannot be
+ * decided here (strict mode and several next hops back, routes that depend on more than the address) the kernel decides.
  */
 static __always_inline enum reason look_at_source(const struct packet *p, __u64 root, __u32 source)
 {
 	__u32 slot = fib4_lookup(p, root, source);
 	bool group = slot >> FIB_KIND_SHIFT == FIB_GROUP;
 	const struct nexthop *n = ROW(nexthops, group_member(p, slot, 0) & FIB_INDEX_MASK);
-	__u8 flags = p->in->flags;
+	__u8 flags = p->flags;
 	enum reason reason = REASON_NONE;
 
-	if (!n)
-		reason = REASON_REVERSE_PATH;
+	if (!n || n->reason == REASON_MAP_FULL)
+		reason = REASON_SOURCE_UNSURE;
 	else if (n->flags & NEXTHOP_LOCAL)
 		reason = REASON_BAD_SOURCE;
-	else if ((flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) && !(n->flags & NEXTHOP_UNICAST))
-		reason = REASON_REVERSE_PATH;
-	else if ((flags & IF_RPF_STRICT) && (group || n->interface != p->in->interface))
+	else if (!(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)))
+		reason = REASON_NONE;
+	else if (n->reason == REASON_COMPLEX_ROUTE || (group && (flags & IF_RPF_STRICT)))
+		reason = REASON_SOURCE_UNSURE;
+	else if (!(n->flags & NEXTHOP_UNICAST) || ((flags & IF_RPF_STRICT) && n->interface != p->interface))
 		reason = REASON_REVERSE_PATH;
 	trace_step(p, TRACE_SOURCE_CHECK, slot, reason == REASON_NONE);
 	return reason;
+}
+
+/* Of packets that would be forwarded; what is for the box itself has gone up before, unpoliced. */
+static __always_inline enum reason
+check_source(const struct packet *p, const struct router *router, __u64 root, __u32 source)
+{
+	if (martian_source(source))
+		return REASON_BAD_SOURCE;
+	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) || maybe_local(router, source))
+		return look_at_source(p, root, source);
+	return REASON_NONE;
 }
 
 /* fib_multipath_hash_policy 0: addresses; 1: the 5-tuple, where there is one. */
@@ -111,23 +124,17 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	__u32 source = bpf_ntohl(ip->source), destination = bpf_ntohl(ip->destination);
 	__u64 root = *(volatile const __u64 *)&router->fib4;
 	trace_step(p, TRACE_IPV4, source, destination);
-	if (martian_source(source))
-		return REASON_BAD_SOURCE;
-	if ((p->in->flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) || maybe_local(router, source)) {
-		reason = look_at_source(p, root, source);
-		if (reason != REASON_NONE)
-			return reason;
-	}
-
 	__u32 slot = fib4_lookup(p, root, destination);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
 		slot = group_member(p, slot, flow_hash4(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV4));
 	struct address address = { .lo = ip->destination };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;
+	if ((reason = check_source(p, router, root, source)) != REASON_NONE)
+		return reason;
 	if (ip->ttl <= 1)
 		return REASON_TTL_EXCEEDED;
-	if (p->out->interface == p->in->interface && (p->in->flags & IF_REDIRECTS))
+	if (p->out->interface == p->interface && (p->flags & IF_REDIRECTS))
 		return REASON_SAME_INTERFACE;
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;

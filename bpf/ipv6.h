@@ -3,7 +3,7 @@
 #pragma once
 
 #define IPV6_BYTES	40
-#define NEXTHDR_HOP	0	/* hop-by-hop options: the one header a router must look at */
+#define NEXTHDR_HOP	0	/* hop-by-hop options: the one header a router must look at; jumbograms have it */
 #define IPPROTO_ICMPV6	58
 
 struct ipv6 {
@@ -46,8 +46,7 @@ static __always_inline enum reason check_ipv6(struct packet *p, const struct ipv
 	p->ip_bytes = IPV6_BYTES + bpf_ntohs(ip->payload_length);
 	if (p->ip_bytes > p->frame_bytes - p->ip_offset)
 		return REASON_IPV6_BAD_HEADER;
-	/* A payload length of 0 is a jumbogram or nothing at all; both need the kernel's look. */
-	if (ip->next_header == NEXTHDR_HOP || !ip->payload_length)
+	if (ip->next_header == NEXTHDR_HOP)
 		return REASON_IPV6_EXTENSION;
 	return REASON_NONE;
 }
@@ -66,8 +65,6 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	__u64 hi = bpf_be64_to_cpu(ip->destination[0]), lo = bpf_be64_to_cpu(ip->destination[1]);
 	trace_step(p, TRACE_IPV6_SOURCE, source_hi, source_lo);
 	trace_step(p, TRACE_IPV6_DESTINATION, hi, lo);
-	if (bad_source6(source_hi, source_lo))
-		return REASON_BAD_SOURCE;
 
 	__u32 slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
@@ -75,9 +72,11 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;
+	if (bad_source6(source_hi, source_lo))
+		return REASON_BAD_SOURCE;
 	if (ip->hop_limit <= 1)
 		return REASON_TTL_EXCEEDED;
-	if (p->out->interface == p->in->interface)
+	if (p->out->interface == p->interface)
 		return REASON_SAME_INTERFACE;	/* ip6_forward may owe a redirect (RFC 4861 8.2); no setting turns that off */
 	if ((reason = transmit(p)) != REASON_NONE)
 		return reason;

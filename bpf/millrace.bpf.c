@@ -58,25 +58,28 @@ static __always_inline enum reason classify(struct packet *p)
 	if (data + ETHERNET_BYTES > packet_end(p))
 		return REASON_MALFORMED;
 	mac = *(__u64 *)data & 0xffffffffffffULL;
-	p->in = find_interface(mac, p->port->id, p->vlan);
-	if (!p->in)
+	__u64 slot = find_interface(mac, p->port, p->vlan);
+	if (!slot)
 		return unclassified(p, mac);
-	trace_step(p, TRACE_INTERFACE, p->in->interface, p->in->router);
+	p->interface = slot >> 32;
+	p->payer = p->router = slot >> 48;
+	p->flags = slot >> 56;
+	trace_step(p, TRACE_INTERFACE, p->interface, p->router);
 	return REASON_NONE;
 }
 
 static __always_inline enum reason route(struct packet *p)
 {
-	const struct router *router = ROW(routers, p->in->router);
+	const struct router *router = ROW(routers, p->router);
 	enum reason reason;
 
 	if (!router)
 		return REASON_ROUTER_NOT_ACCELERATED;
 	switch (p->ether_type) {
 	case ETH_P_IP:
-		return p->in->flags & IF_IPV4 ? forward_ipv4(p, router) : REASON_ROUTER_NOT_ACCELERATED;
+		return p->flags & IF_IPV4 ? forward_ipv4(p, router) : REASON_ROUTER_NOT_ACCELERATED;
 	case ETH_P_IPV6:
-		if (!(p->in->flags & IF_IPV6))
+		if (!(p->flags & IF_IPV6))
 			return REASON_ROUTER_NOT_ACCELERATED;
 		reason = forward_ipv6(p, router);
 		return reason == REASON_LOCAL && neighbour_discovery(p) ? REASON_NEIGHBOUR_DISCOVERY : reason;
@@ -91,13 +94,16 @@ static __always_inline enum reason forward(struct packet *p)
 {
 	enum reason reason;
 
-	p->port = find_port(p->ctx->ingress_ifindex);
-	if (!p->port)
+	__u64 port = find_port(p->ctx->ingress_ifindex);
+	__u16 port_flags = port >> 48;
+	if (!port)
 		return REASON_NOT_A_PORT;
-	trace_step(p, TRACE_PORT, p->port->id, p->port->flags);
+	p->port = port >> 32;
+	p->payer = MAX_ROUTERS + p->port;
+	trace_step(p, TRACE_PORT, p->port, port_flags);
 	if (mirror_expired())
 		return REASON_FALLBACK;
-	if (!(p->port->flags & PORT_READY))
+	if (!(port_flags & PORT_READY))
 		return REASON_PORT_NOT_READY;
 	if ((reason = parse_ethernet(p)) != REASON_NONE)
 		return reason;
@@ -109,7 +115,12 @@ static __always_inline enum reason forward(struct packet *p)
 
 static __always_inline int run(struct xdp_md *ctx, bool explain)
 {
-	struct packet packet = { .ctx = ctx, .explain = explain, .cpu = bpf_get_smp_processor_id() };
+	struct packet packet = {
+		.ctx = ctx,
+		.explain = explain,
+		.cpu = bpf_get_smp_processor_id(),
+		.payer = CHARGE_ROWS - 1,
+	};
 	__u64 start_ns = sample_start(&packet);
 	enum reason reason = forward(&packet);
 

@@ -13,16 +13,19 @@
 
 struct packet {
 	struct xdp_md *ctx;
-	const struct port *port;
-	const struct interface_slot *in;
-	const struct nexthop *out;
-	struct interface_counters *counters;	/* row 0 of this CPU */
+	const struct nexthop *out;	/* where it leaves, once known */
+	__u64 out_mac;		/* destination MAC it leaves with, read once: bytes 0..5 in memory order */
 	__u32 cpu;
+	__u32 payer;		/* its row in charges: the router, else the port */
 	__u32 frame_bytes;	/* whole frame, all buffers */
 	__u32 ip_bytes;		/* the IP packet, without Ethernet padding */
 	__u32 vlan;		/* VLAN key */
 	__u16 ip_offset;
 	__u16 ether_type;	/* of what follows the tags, host byte order */
+	__u16 port;		/* port id it came in by */
+	__u16 interface;	/* interface it is for; 0: none */
+	__u8  router;
+	__u8  flags;		/* enum interface_flags */
 	__u8  tags;
 	bool  multi_buffer;
 	bool  explain;		/* a constant in each program: the compiler removes what it switches off */
@@ -63,6 +66,26 @@ static __always_inline __u32 vlan_word(__u16 type, __u16 tci)
 	return (tci & VLAN_VID) | (type == ETH_P_8021AD ? VLAN_AD : 0) | VLAN_PRESENT;
 }
 
+/* The part of the kernel's struct of this name that is read; fields are found by BTF. */
+struct xdp_buff {
+	__u32 flags;
+} __attribute__((preserve_access_index));
+
+#define XDP_FLAGS_HAS_FRAGS 1
+
+extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
+
+/* One load where the kernel lets us see its own structure (Linux 6.2), else a call of some 4 ns. */
+static __always_inline bool has_frags(struct packet *p)
+{
+	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {
+		struct xdp_buff *buff = bpf_cast_to_kern_ctx(p->ctx);
+
+		return buff->flags & XDP_FLAGS_HAS_FRAGS;
+	}
+	return bpf_xdp_get_buff_len(p->ctx) > (__u64)(packet_end(p) - packet_data(p));
+}
+
 /* Fills vlan, tags, ether_type, ip_offset and the lengths. A third tag is left as an unknown EtherType. */
 static __always_inline enum reason parse_ethernet(struct packet *p)
 {
@@ -71,8 +94,8 @@ static __always_inline enum reason parse_ethernet(struct packet *p)
 
 	if (data + sizeof(*ethernet) > end)
 		return REASON_MALFORMED;
-	p->frame_bytes = bpf_xdp_get_buff_len(p->ctx);
-	p->multi_buffer = p->frame_bytes != end - data;
+	p->multi_buffer = has_frags(p);
+	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : end - data;
 	p->ether_type = bpf_ntohs(ethernet->type);
 	p->ip_offset = ETHERNET_BYTES;
 	if (!is_tag(p->ether_type))

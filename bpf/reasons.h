@@ -4,9 +4,10 @@
  * logic/build.rs, which makes the Rust enum `Reason` of it. Order is the ABI of the `charges` map; append at the end.
  *
  * REASON(NAME, class, "text for people")
- *   class pass      went up to the kernel, never policed: for the box itself (applications, routing protocols), or plain
- *                   Linux forwarding
- *   class exception went up to the kernel, policed per router: a packet that wanted to be forwarded but needs the slow path
+ *   class pass      went up to the kernel, never policed: for the box itself (applications, routing protocols), or
+ *                   forwarded by Linux as it would be without us
+ *   class exception went up to the kernel, policed per router: mostly dropped there, or answered with an ICMP error, which
+ *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
  */
@@ -27,18 +28,19 @@ REASON(IPV6_BAD_HEADER,     exception, "IPv6 version or payload length is wrong"
 REASON(IPV6_EXTENSION,      exception, "IPv6 extension header a router must look at")
 REASON(TTL_EXCEEDED,        exception, "TTL or hop limit is 1 or less")
 REASON(BAD_SOURCE,          exception, "source address that Linux validates: local, loopback, multicast, zero or link-local")
-REASON(REVERSE_PATH,        exception, "source fails, or cannot be decided by, reverse path filtering")
+REASON(REVERSE_PATH,        exception, "source fails reverse path filtering")
 REASON(NO_ROUTE,            exception, "no route")
 REASON(SPECIAL_ROUTE,       exception, "blackhole, unreachable, prohibit or throw route")
-REASON(COMPLEX_ROUTE,       exception, "route with encapsulation, TOS, source or a next hop form the fast path does not take")
-REASON(EGRESS_NOT_A_PORT,   exception, "the route leaves through a device that is not a Millrace port")
+REASON(COMPLEX_ROUTE,       pass,      "route with encapsulation, TOS, source or a next hop form the fast path does not take")
+REASON(EGRESS_NOT_A_PORT,   pass,      "the route leaves through a device that is not a Millrace port")
 REASON(UNRESOLVED,          exception, "the next hop's MAC address is not known yet")
-REASON(SAME_BOX,            exception, "the next hop is another interface of this box on the same port")
-REASON(SAME_INTERFACE,      exception, "leaves through the interface it came in: the kernel may owe a redirect")
+REASON(SAME_BOX,            pass,      "the next hop is another interface of this box on the same port")
+REASON(SAME_INTERFACE,      pass,      "leaves through the interface it came in: the kernel may owe a redirect")
 REASON(OVER_MTU,            exception, "longer than the egress MTU")
-REASON(TX_NOT_READY,        exception, "the egress port has no transmit slot")
+REASON(TX_NOT_READY,        pass,      "the egress port has no transmit slot")
 REASON(NO_HEADROOM,         exception, "the frame has no room for the egress VLAN tag or cannot be trimmed")
-REASON(MULTI_BUFFER,        exception, "multi-buffer frame to a port that cannot send one")
-REASON(MAP_FULL,            exception, "a table entry is missing because a map was full")
+REASON(MULTI_BUFFER,        pass,      "multi-buffer frame to a port that cannot send one")
+REASON(MAP_FULL,            pass,      "a table entry is missing because a map was full")
 REASON(POLICED,             drop,      "over the router's limit for packets that need the slow path")
 REASON(CONTROL_POLICED,     drop,      "over the reserve for ARP and neighbour discovery")
+REASON(SOURCE_UNSURE,       pass,      "only the kernel can tell whether the source passes reverse path filtering")

@@ -12,39 +12,45 @@ static __always_inline __u64 mix(__u64 word)
 	return (h ^ h >> 32) * K2;
 }
 
-static __always_inline const struct port *find_port(__u32 ifindex)
+/* The port with this ifindex as one word, as user space writes it; 0 if there is none. */
+static __always_inline __u64 find_port(__u32 ifindex)
 {
 	const struct port *port = ROW(port_index, ifindex & (PORT_INDEX_SIZE - 1));
+	__u64 word = port ? *(volatile const __u64 *)port : 0;
 
-	return port && port->ifindex == ifindex ? port : NULL;
+	return (__u32)word == ifindex ? word : 0;
 }
 
-/* Is a slot of this bucket the key? Sets *full when the key may have been put in the other bucket. */
-static __always_inline const struct interface_slot *
-search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
+/*
+ * The second word of the slot in this bucket that holds the key, 0 if none does; sets *full when the key may have been put
+ * in the other bucket. Slots are reused at once. The writer keeps the second word 0 while it changes the first, so a
+ * second word read before and after belongs to the first one read between (loads are in order wherever XDP drivers are).
+ */
+static __always_inline __u64 search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
 {
 	const struct interface_bucket *b = ROW(interface_index, bucket);
 
 	if (!b)
-		return NULL;
+		return 0;
 	*full = true;
 	for (int i = 0; i < INTERFACE_WAYS; i++) {
-		const struct interface_slot *slot = &b->slot[i];
+		volatile const __u64 *word = (volatile const __u64 *)&b->slot[i];
+		__u64 second = word[1];
 
-		if (!*(volatile const __u16 *)&slot->interface)
+		if (!second)
 			*full = false;
-		else if (*(const __u64 *)slot == mac_port && slot->vlan == vlan)
-			return slot;
+		else if (word[0] == mac_port && (__u32)second == vlan && word[1] == second)
+			return second;
 	}
-	return NULL;
+	return 0;
 }
 
-static __always_inline const struct interface_slot *find_interface(__u64 mac, __u16 port, __u32 vlan)
+static __always_inline __u64 find_interface(__u64 mac, __u16 port, __u32 vlan)
 {
 	__u64 mac_port = mac | (__u64)port << 48;
 	__u32 bucket = mix(mac_port ^ vlan * K1) >> 32 & interface_mask;
 	bool full = false;
-	const struct interface_slot *slot = search_interfaces(bucket, mac_port, vlan, &full);
+	__u64 slot = search_interfaces(bucket, mac_port, vlan, &full);
 
 	if (!slot && full)
 		slot = search_interfaces((bucket ^ 1) & interface_mask, mac_port, vlan, &full);

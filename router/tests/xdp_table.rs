@@ -298,7 +298,6 @@ fn forwards_ipv6() {
             ("hop limit 1", udp("2001:db8:2::9").with(|ip| ip[7] = 1), Reason::TtlExceeded),
             ("hop limit 0", udp("2001:db8:2::9").with(|ip| ip[7] = 0), Reason::TtlExceeded),
             ("hop-by-hop options", udp("2001:db8:2::9").with(|ip| ip[6] = 0), Reason::Ipv6Extension),
-            ("no payload", udp("2001:db8:2::9").with(|ip| ip[4..6].fill(0)), Reason::Ipv6Extension),
             ("payload beyond the frame", udp("2001:db8:2::9").with(|ip| ip[5] += 1), Reason::Ipv6BadHeader),
             ("version 4", udp("2001:db8:2::9").with(|ip| ip[0] = 0x45), Reason::Ipv6BadHeader),
             ("to the router", udp("2001:db8:2::1"), Reason::Local),
@@ -315,9 +314,20 @@ fn forwards_ipv6() {
         }
         w.apply([neighbour(1, "2001:db8:1::9", FRIEND)]);
         w.expect("back where it came from, resolved", &udp("2001:db8:1::9"), up(Reason::SameInterface));
-        let solicitation =
-            Frame::udp6(A, "2001:db8:2::9", "2001:db8:2::1").with(|ip| (ip[6], ip[40]) = (58, 135));
-        w.expect("neighbour solicitation to the router", &solicitation, up(Reason::NeighbourDiscovery));
+        let f = udp("2001:db8:2::9").with(|ip| {
+            ip[4..6].fill(0);
+            ip[6] = 59;
+            ip.truncate(40);
+        });
+        w.expect("no payload", &f, out(2, f.routed(FRIEND, B, &[])));
+        for (from, to) in [("2001:db8:2::9", "2001:db8:2::1"), ("fe80::9", "2001:db8:2::1"), ("fe80::9", "fe80::1")]
+        {
+            let solicitation = Frame::udp6(A, from, to).with(|ip| (ip[6], ip[40]) = (58, 135));
+            let name = format!("neighbour solicitation from {from} to {to}");
+            w.expect(&name, &solicitation, up(Reason::NeighbourDiscovery));
+        }
+        let f = Frame::udp6(A, "fe80::9", "2001:db8:2::1");
+        w.expect("link-local source to the router itself", &f, up(Reason::Local));
         let group = Mac([0x33, 0x33, 0xff, 0, 0, 1]);
         let solicitation =
             Frame::udp6(group, "2001:db8:2::9", "ff02::1:ff00:1").with(|ip| (ip[6], ip[40]) = (58, 135));
@@ -493,6 +503,11 @@ fn reverse_path_filter() {
         for source in ["10.0.2.5", "192.0.2.7", "10.10.0.1"] {
             w.expect(&format!("strict {source}"), &from(source), up(Reason::ReversePath));
         }
+        let f = Frame::udp4(A, "10.0.2.5", "10.0.2.1");
+        w.expect("strict, to the router itself", &f, up(Reason::Local));
+        let members = [(via(1, "10.0.1.254"), 1), (via(2, "10.0.2.254"), 1)];
+        w.apply([route4(0, "10.21.0.0/16", Target::Multi(members.into()))]);
+        w.expect("strict, two ways back", &from("10.21.0.1"), up(Reason::SourceUnsure));
         w.apply([mode(ReversePath::Off)]);
         w.expect("off", &from("10.9.0.1"), ok(&from("10.9.0.1")));
     });
