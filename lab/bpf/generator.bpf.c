@@ -23,17 +23,24 @@ struct load {
 	__be32 source4;
 	__u32 target_count;
 	__u8  source6[16];
-	__u64 rate;		/* packets per 2^30 ns; 0: flat out */
+	__u64 rate;		/* packets per 2^30 ns; 0: not paced */
 	__u64 limit;		/* stop sending after so many packets; 0: never */
+	__u32 window;		/* most packets between generator and sink; 0: no matter how many */
+	__u32 sink_cpu;		/* where the sink runs */
 };
 
 struct generated {
 	__u64 packets;		/* handed to the port; its ring may still have been full */
-	__u64 held;		/* calls that sent nothing because the time had not come */
+	__u64 held;		/* calls that sent nothing because it was not time, or there was no room */
 	__u64 start_ns;		/* when pacing began */
 	__u64 paced;		/* packets since start_ns, skipped ones included */
 	__u64 failed;		/* redirect refused */
 	__u64 skipped;		/* due but never sent, because the generator was held up for longer than MAX_BACKLOG */
+	__u64 arrived;		/* at the sink, when last looked */
+	__u64 arrived_ns;	/* when that last changed */
+	__u64 behind;		/* packets - arrived when nothing is on its way */
+	__u32 credit;		/* packets that may be sent without looking again */
+	__u32 calls;		/* since then without credit */
 	__u32 next;		/* next target */
 	__u32 pad;
 };
@@ -89,6 +96,42 @@ static __always_inline bool due(const struct load *l, struct generated *g)
 	}
 	g->paced++;
 	return true;
+}
+
+/* Calls without credit between two looks at the sink's counter: the sink's core pays for each look with a cache miss. */
+#define LOOK_EVERY 256
+/* After so long without an arrival what is on its way is lost. */
+#define LOST_NS 1000000
+
+/* Does the window have room? */
+static __always_inline bool room(const struct load *l, struct generated *g)
+{
+	__u32 zero = 0;
+	__u64 *arrived, now_ns, on_way;
+
+	if (g->credit) {
+		g->credit--;
+		return true;
+	}
+	if (g->calls++ % LOOK_EVERY)
+		return false;
+	arrived = bpf_map_lookup_percpu_elem(&arrived_in_all, &zero, l->sink_cpu);
+	if (!arrived)
+		return false;
+	now_ns = bpf_ktime_get_ns();
+	if (!g->arrived_ns)
+		g->behind = -*arrived;
+	if (!g->arrived_ns || g->arrived != *arrived) {
+		g->arrived = *arrived;
+		g->arrived_ns = now_ns;
+	} else if (now_ns - g->arrived_ns > LOST_NS) {
+		g->behind = g->packets - g->arrived;
+		g->arrived_ns = now_ns;
+	}
+	on_way = g->packets - g->arrived - g->behind;
+	if (on_way < l->window)
+		g->credit = l->window - on_way;
+	return false;
 }
 
 static __always_inline void write_ipv4(void *at, const struct target *t, const struct load *l)
@@ -149,7 +192,7 @@ int generate(struct xdp_md *ctx)
 	g = bpf_map_lookup_elem(&generated, &zero);
 	if (!l || !g)
 		return XDP_ABORTED;
-	if ((l->limit && g->packets >= l->limit) || (l->rate && !due(l, g))) {
+	if ((l->limit && g->packets >= l->limit) || (l->rate && !due(l, g)) || (l->window && !room(l, g))) {
 		g->held++;
 		return XDP_DROP;
 	}

@@ -17,6 +17,14 @@
 /* The interface index of a router (0: the host, n: virtual router n) is the last two bytes of its MACs. */
 #define MAX_ROUTERS 512
 
+/* Test packets at the sink since it was attached, one row per CPU. The generator reads it when it must not outrun the sink. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} arrived_in_all SEC(".maps");
+
 struct headers {
 	struct ethhdr *eth;
 	struct iphdr *ip4;	/* one of ip4, ip6 is set */

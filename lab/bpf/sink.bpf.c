@@ -93,6 +93,7 @@ int sink(struct xdp_md *ctx)
 	struct headers h;
 	struct arrived *a;
 	__u32 router, zero = 0;
+	__u64 *all;
 
 	if (!parse_test_packet(ctx, &h))
 		return XDP_PASS;
@@ -104,6 +105,9 @@ int sink(struct xdp_md *ctx)
 		a->packets++;
 		a->bytes += ctx->data_end - ctx->data;
 	}
+	all = bpf_map_lookup_elem(&arrived_in_all, &zero);
+	if (all)
+		(*all)++;
 	s = bpf_map_lookup_elem(&settings, &zero);
 	if (s && s->watch)
 		watch(h.eth);

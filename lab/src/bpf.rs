@@ -45,9 +45,11 @@ pub unsafe trait Value: Copy + Default {
     }
 }
 
-// SAFETY: six bytes and u16, then u32s, sixteen bytes and u64s: naturally aligned without holes (see generator.bpf.c).
+// SAFETY: an integer.
+unsafe impl Value for u64 {}
+// SAFETY: six bytes and u16, then u32s, sixteen bytes, u64s and two u32s: naturally aligned without holes (see generator.bpf.c).
 unsafe impl Value for generator::types::load {}
-// SAFETY: u64s, then two u32s.
+// SAFETY: u64s, then four u32s.
 unsafe impl Value for generator::types::generated {}
 // SAFETY: 6 + 2 + 16 + 2 + 2 + 4 bytes, aligned to 4.
 unsafe impl Value for generator::types::target {}

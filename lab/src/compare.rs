@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     check::check_forwarding,
-    generator::Load,
+    generator::{Load, Pace},
     measure::{Sample, Window, measure},
     record::Recorder,
     subject,
@@ -25,15 +25,15 @@ pub struct Plan<'a> {
     pub parameters: Value,
     /// Names of subjects.
     pub subjects: &'a [&'a str],
-    /// Offered rates to measure at, one after another; `None`: flat out.
-    pub rates_pps: &'a [Option<u64>],
+    /// How fast to send, one after another.
+    pub paces: &'a [Pace],
     /// How often to go through the subjects.
     pub repeats: usize,
     /// How long each measurement is.
     pub window: Window,
 }
 
-/// Samples by subject, then by rate, then in order of repeats. A subject that cannot run is not in it.
+/// Samples by subject, then by pace, then in order of repeats. A subject that cannot run is not in it.
 pub type Results = BTreeMap<String, Vec<Vec<Sample>>>;
 
 /// Runs the plan; every forwarder is checked byte by byte before it is measured. A subject that cannot run is reported
@@ -45,7 +45,7 @@ pub fn compare(
     recorder: &mut Recorder,
 ) -> Result<Results> {
     let mut results: Results =
-        plan.subjects.iter().map(|name| (name.to_string(), vec![Vec::new(); plan.rates_pps.len()])).collect();
+        plan.subjects.iter().map(|name| (name.to_string(), vec![Vec::new(); plan.paces.len()])).collect();
     for repeat in 0..plan.repeats {
         for name in plan.subjects {
             let Some(samples) = results.get_mut(*name) else { continue };
@@ -63,14 +63,14 @@ pub fn compare(
             let next_hop = |address| workload.next_hop(address);
             check_forwarding(testbed, &*subject, &workload.targets, workload.frame_bytes, next_hop)?;
             testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
-            for (&rate_pps, samples) in plan.rates_pps.iter().zip(samples) {
-                let load = Load { frame_bytes: workload.frame_bytes, rate_pps };
+            for (&pace, samples) in plan.paces.iter().zip(samples) {
+                let load = Load { frame_bytes: workload.frame_bytes, pace };
                 let sample = measure(testbed, load, plan.window)?;
-                eprintln!("  {}", progress(plan, name, repeat, rate_pps, &sample));
+                eprintln!("  {}", progress(plan, name, repeat, pace, &sample));
                 recorder.line(
                     &json!({"record": "sample", "case": plan.case, "parameters": plan.parameters,
                     "subject": name, "repeat": repeat, "frame_bytes": workload.frame_bytes,
-                    "targets": workload.targets.len(), "rate_pps": rate_pps, "sample": sample}),
+                    "targets": workload.targets.len(), "pace": pace, "sample": sample}),
                 )?;
                 samples.push(sample);
             }
@@ -82,14 +82,18 @@ pub fn compare(
     Ok(results)
 }
 
-fn progress(plan: &Plan<'_>, name: &str, repeat: usize, rate_pps: Option<u64>, sample: &Sample) -> String {
-    let rate = rate_pps.map_or("flat out".into(), |pps| format!("{:.2} Mpps offered", pps as f64 / 1e6));
+fn progress(plan: &Plan<'_>, name: &str, repeat: usize, pace: Pace, sample: &Sample) -> String {
+    let pace = match pace {
+        Pace::Saturate => "saturated".into(),
+        Pace::FlatOut => "flat out".into(),
+        Pace::Rate(pps) => format!("{:.2} Mpps offered", pps as f64 / 1e6),
+    };
     let hidden = match sample.unexplained {
         0 => String::new(),
         packets => format!(", {packets} packets not accounted for"),
     };
     format!(
-        "{} {} {name} #{} {rate}: {:.3} Mpps, {:.0} ns/packet, loss {:.2} %{hidden}",
+        "{} {} {name} #{} {pace}: {:.3} Mpps, {:.0} ns/packet, loss {:.2} %{hidden}",
         plan.case,
         plan.parameters,
         repeat + 1,
@@ -99,9 +103,9 @@ fn progress(plan: &Plan<'_>, name: &str, repeat: usize, rate_pps: Option<u64>, s
     )
 }
 
-/// One figure of all samples of a subject at the rate with this index; empty if it did not run.
-pub fn figures(results: &Results, subject: &str, rate: usize, figure: impl Fn(&Sample) -> f64) -> Vec<f64> {
-    results.get(subject).and_then(|rates| rates.get(rate)).into_iter().flatten().map(figure).collect()
+/// One figure of all samples of a subject at the pace with this index; empty if it did not run.
+pub fn figures(results: &Results, subject: &str, pace: usize, figure: impl Fn(&Sample) -> f64) -> Vec<f64> {
+    results.get(subject).and_then(|paces| paces.get(pace)).into_iter().flatten().map(figure).collect()
 }
 
 /// Packets per second at the sink.

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use crate::{
     check::check_forwarding,
     compare::ns,
-    generator::Load,
+    generator::{Load, Pace},
     measure::{Sample, Window, measure},
     subject::{self, Millrace, Subject},
     sys,
@@ -26,7 +26,7 @@ struct Case {
     workload: Workload,
 }
 
-/// Flat out, and at [`EQUAL_RATE_PPS`].
+/// Saturated, and at [`EQUAL_RATE_PPS`].
 type Pair = [Sample; 2];
 
 /// Builds a testbed, measures, prints. Fails if Millrace cannot run or either forwards wrongly.
@@ -83,8 +83,8 @@ fn measure_all(testbed: &mut Testbed, subject: &dyn Subject, cases: &[Case]) -> 
             check_forwarding(testbed, subject, &workload.targets, frame_bytes, next_hop)?;
             testbed.generator.set_targets(workload.targets.clone(), frame_bytes)?;
             Ok([
-                measure(testbed, Load { frame_bytes, rate_pps: None }, WINDOW)?,
-                measure(testbed, Load { frame_bytes, rate_pps: Some(EQUAL_RATE_PPS) }, WINDOW)?,
+                measure(testbed, Load { frame_bytes, pace: Pace::Saturate }, WINDOW)?,
+                measure(testbed, Load { frame_bytes, pace: Pace::Rate(EQUAL_RATE_PPS) }, WINDOW)?,
             ])
         })
         .collect()
@@ -95,15 +95,15 @@ fn print_table(cases: &[Case], linux: &[Pair], millrace: Option<&Vec<Pair>>) {
         "\n64-byte UDP (IPv6: 66), {DESTINATIONS} destinations, one core for the router, the sink included."
     );
     println!("Before each case packets were compared byte by byte: MACs, TTL, checksum.");
-    let flat_out = |sample: &Pair| sample[0].received_pps / 1e6;
-    let flat_out_ns = |sample: &Pair| ns(&sample[0]);
+    let saturated = |sample: &Pair| sample[0].received_pps / 1e6;
+    let saturated_ns = |sample: &Pair| ns(&sample[0]);
     let equal_ns = |sample: &Pair| ns(&sample[1]);
     let equal_loss = |sample: &Pair| sample[1].loss * 100.0;
-    let flat_out_loss = |sample: &Pair| sample[0].loss * 100.0;
+    let saturated_loss = |sample: &Pair| sample[0].loss * 100.0;
     let equal_mpps = EQUAL_RATE_PPS as f64 / 1e6;
-    print_block(cases, linux, millrace, "Mpps, flat out", 3, Some("x"), flat_out);
-    print_block(cases, linux, millrace, "CPU ns per packet, flat out", 0, Some("x"), flat_out_ns);
-    print_block(cases, linux, millrace, "lost %, flat out", 1, None, flat_out_loss);
+    print_block(cases, linux, millrace, "Mpps, saturated", 3, Some("x"), saturated);
+    print_block(cases, linux, millrace, "CPU ns per packet, saturated", 0, Some("x"), saturated_ns);
+    print_block(cases, linux, millrace, "lost %, saturated", 1, None, saturated_loss);
     print_block(
         cases,
         linux,

@@ -17,13 +17,16 @@ use libbpf_rs::{
     ErrorKind, MapCore, MapFlags, MapHandle, ProgramInput,
     skel::{OpenSkel, SkelBuilder},
 };
+use serde::Serialize;
 
 use crate::{
     addresses::{GENERATOR_MAC, GENERATOR4, GENERATOR6},
     bpf::{self, Value, generator as skeleton},
     namespace::Namespace,
     packet::Target,
+    sink::Sink,
     sys,
+    testbed::Cores,
 };
 
 /// `BPF_F_TEST_XDP_LIVE_FRAMES`
@@ -36,13 +39,31 @@ pub const MAX_FRAME: u16 = 3400;
 const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
 
-/// How to send.
+/// Packets between generator and sink under [`Pace::Saturate`]: a veth ring holds 256.
+const WINDOW: u32 = 240;
+
+/// How fast to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Pace {
+    /// As fast as the sink receives: always enough on the way to keep a router busy, never more than its rings hold. What
+    /// comes out is the capacity without loss (RFC 2544 26.1). Sending more would cost the router time that a NIC's
+    /// full ring would not: the kernel frees the frames that find the ring full under a lock that the router's core
+    /// needs to free its own.
+    Saturate,
+    /// As fast as the generator can; the ring of the first port overflows.
+    FlatOut,
+    /// Packets per second.
+    Rate(u64),
+}
+
+/// What to send, and how fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// Frame length without FCS.
     pub frame_bytes: u16,
-    /// Packets per second; `None`: flat out.
-    pub rate_pps: Option<u64>,
+    /// How fast.
+    pub pace: Pace,
 }
 
 #[derive(Clone, Copy)]
@@ -59,6 +80,7 @@ pub struct Generator {
     maps: Maps,
     targets: Vec<Target>,
     thread_id: i32,
+    sink_core: usize,
 }
 
 /// Between the owner and the thread. Not a channel: those of the standard library spin and yield for a moment, and an owner
@@ -108,13 +130,14 @@ struct Maps {
 }
 
 impl Generator {
-    /// Starts the idle thread on `core`; it will send out of `device` of `namespace`.
-    pub fn start_thread(namespace: &Namespace, device: &str, core: usize) -> Result<Self> {
+    /// Starts the idle thread on a core; it will send out of `device` of `namespace` to `sink`.
+    pub fn start_thread(namespace: &Namespace, device: &str, sink: &Sink, cores: Cores) -> Result<Self> {
         sys::handle_wake();
+        let arrived = sink.arrived_map()?;
         let shared = Arc::new(Shared::default());
         let (file, device, inside) = (namespace.handle()?, device.to_owned(), shared.clone());
         let thread = thread::Builder::new().name("generator".into()).spawn(move || {
-            let started = prepare(&file, &device, core);
+            let started = prepare(&file, &device, &arrived, cores.generator);
             let (skeleton, started) = match started {
                 Ok((skeleton, maps)) => (Some(skeleton), Ok((maps, sys::thread_id()))),
                 Err(error) => (None, Err(error)),
@@ -126,7 +149,15 @@ impl Generator {
         })?;
         let started = shared.take(START_LIMIT, |slots| slots.started.take());
         let (maps, thread_id) = started.context("the generator does not start")??;
-        Ok(Self { shared, running: false, thread: Some(thread), maps, targets: Vec::new(), thread_id })
+        Ok(Self {
+            shared,
+            running: false,
+            thread: Some(thread),
+            maps,
+            targets: Vec::new(),
+            thread_id,
+            sink_core: cores.router,
+        })
     }
 
     /// What to send to, in this order, again and again.
@@ -166,7 +197,7 @@ impl Generator {
 
     /// Sends exactly so many packets, as fast as it can, and returns when they are on the wire.
     pub fn send(&mut self, frame_bytes: u16, packets: u32) -> Result<()> {
-        self.order(Load { frame_bytes, rate_pps: None }, Some(packets))?;
+        self.order(Load { frame_bytes, pace: Pace::FlatOut }, Some(packets))?;
         self.wait()
     }
 
@@ -179,8 +210,10 @@ impl Generator {
             source4: u32::from_ne_bytes(GENERATOR4.octets()),
             target_count: self.targets.len() as u32,
             source6: GENERATOR6.octets(),
-            rate: load.rate_pps.map_or(0, per_2_30_ns),
+            rate: if let Pace::Rate(pps) = load.pace { per_2_30_ns(pps) } else { 0 },
             limit: packets.map_or(0, u64::from),
+            window: if load.pace == Pace::Saturate { WINDOW } else { 0 },
+            sink_cpu: self.sink_core as u32,
         };
         bpf::write(&self.maps.load, 0, &value)?;
         bpf::write(&self.maps.generated, 0, &skeleton::types::generated::default())?;
@@ -240,10 +273,15 @@ impl Drop for Generator {
 }
 
 /// In the generator's thread: its place, its core, its program.
-fn prepare(namespace: &File, device: &str, core: usize) -> Result<(skeleton::GeneratorSkel<'static>, Maps)> {
+fn prepare(
+    namespace: &File,
+    device: &str,
+    arrived: &MapHandle,
+    core: usize,
+) -> Result<(skeleton::GeneratorSkel<'static>, Maps)> {
     sys::enter_network_namespace(namespace.as_fd()).context("generator's namespace")?;
     sys::set_affinity(0, &[core]).context("pinning the generator")?;
-    let skeleton = load_program(device)?;
+    let skeleton = load_program(device, arrived)?;
     let maps = Maps {
         load: MapHandle::try_from(&skeleton.maps.load)?,
         generated: MapHandle::try_from(&skeleton.maps.generated)?,
@@ -270,11 +308,10 @@ fn per_2_30_ns(pps: u64) -> u64 {
     ((u128::from(pps) << 30) / 1_000_000_000).max(1) as u64
 }
 
-fn load_program(device: &str) -> Result<skeleton::GeneratorSkel<'static>> {
-    let skeleton = skeleton::GeneratorSkelBuilder::default()
-        .open(bpf::storage())?
-        .load()
-        .context("generator program")?;
+fn load_program(device: &str, arrived: &MapHandle) -> Result<skeleton::GeneratorSkel<'static>> {
+    let mut open = skeleton::GeneratorSkelBuilder::default().open(bpf::storage())?;
+    open.maps.arrived_in_all.reuse_fd(arrived.as_fd()).context("the sink's counter")?;
+    let skeleton = open.load().context("generator program")?;
     let index = sys::interface_index(device).with_context(|| format!("no device {device}"))?;
     let mut value = index.to_ne_bytes().to_vec();
     value.extend([0; 4]);

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
-    Link, RingBufferBuilder,
+    Link, MapHandle, RingBufferBuilder,
     skel::{OpenSkel, SkelBuilder},
 };
 
@@ -70,12 +70,14 @@ impl Sink {
         Ok(rows.iter().fold(Arrived::default(), add))
     }
 
-    /// Sum of [`Sink::arrived`] of the host and routers 1..=`routers`, and of unknown sources.
-    pub fn arrived_in_all(&self, routers: u16) -> Result<Arrived> {
-        (0..=routers).chain([MAX_ROUTERS - 1]).try_fold(Arrived::default(), |sum, r| {
-            let row = self.arrived(r)?;
-            Ok(Arrived { packets: sum.packets + row.packets, bytes: sum.bytes + row.bytes })
-        })
+    /// Test packets in all since the sink was attached.
+    pub fn arrived_in_all(&self) -> Result<u64> {
+        Ok(bpf::read_per_cpu::<u64>(&self.skeleton.maps.arrived_in_all, 0)?.into_iter().sum())
+    }
+
+    /// The counter behind [`Sink::arrived_in_all`], one row per CPU, for the generator.
+    pub fn arrived_map(&self) -> Result<MapHandle> {
+        Ok(MapHandle::try_from(&self.skeleton.maps.arrived_in_all)?)
     }
 
     /// Notes from now on when each next hop was used (it costs 25 ns a packet), or stops doing so.

@@ -133,7 +133,7 @@ impl Testbed {
             routers.push(virtual_router(&name, &box_namespace, r, spec.nexthops)?);
         }
         let sink = Sink::attach(&sink_namespace, "eth0")?;
-        let generator = Generator::start_thread(&gen_namespace, "eth0", spec.cores.generator)?;
+        let generator = Generator::start_thread(&gen_namespace, "eth0", &sink, spec.cores)?;
         let testbed = Self {
             generator,
             sink,

@@ -9,7 +9,7 @@ use std::{
 use lab::{
     check::check_forwarding,
     command,
-    generator::Load,
+    generator::{Load, Pace},
     measure::{Window, measure},
     namespace,
     prefixes::prefixes,
@@ -68,8 +68,8 @@ fn baselines_forward_what_they_should_and_every_packet_is_accounted_for() {
             let subject = subject::start(name, &testbed).unwrap();
             check(&mut testbed, &*subject, &workload).unwrap();
             testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
-            for rate_pps in [None, Some(100_000)] {
-                let load = Load { frame_bytes: workload.frame_bytes, rate_pps };
+            for pace in [Pace::Saturate, Pace::FlatOut, Pace::Rate(100_000)] {
+                let load = Load { frame_bytes: workload.frame_bytes, pace };
                 let sample = measure(&mut testbed, load, SHORT).unwrap();
                 assert!(sample.received > 1000, "{name} {family:?} {sample:?}");
                 assert_eq!(sample.unexplained, 0, "{name} {family:?} {sample:?}");
@@ -125,7 +125,7 @@ fn pacing_keeps_its_rate() {
     let workload = Workload::benchmark(Family::V4, 10, 0..=0);
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
     let rate_pps = 100_000;
-    let load = Load { frame_bytes: workload.frame_bytes, rate_pps: Some(rate_pps) };
+    let load = Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(rate_pps) };
     for _ in 0..3 {
         // A machine that takes the core away makes the generator skip packets; it must then say how many.
         let started = Instant::now();

@@ -1,4 +1,5 @@
-//! Capacity of one core: 64-byte packets to 4,096 destinations, full table, flat out; and the cost of a packet when the
+//! Capacity of one core: 64-byte packets to 4,096 destinations, full table, the core saturated
+//! and no packet lost; and the cost of a packet when the
 //! load is one that Linux carries too.
 
 use anyhow::Result;
@@ -7,6 +8,7 @@ use serde_json::json;
 use super::{Options, print_head, print_row, show, testbed};
 use crate::{
     compare::{Plan, compare, figures, ns, pps},
+    generator::Pace,
     measure::{ratios, spread},
     record::Recorder,
     workload::{Family, Workload},
@@ -27,7 +29,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
             parameters: json!({"family": family.name(), "routes4": prefixes.v4.len(), "routes6": prefixes.v6.len(),
                 "prefixes": prefixes.source}),
             subjects: &subjects,
-            rates_pps: &[None, Some(LOW_RATE_PPS)],
+            paces: &[Pace::Saturate, Pace::Rate(LOW_RATE_PPS)],
             repeats: options.repeats,
             window: options.window(),
         };

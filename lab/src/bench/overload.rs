@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{Options, print_head, print_row, testbed};
 use crate::{
     compare::{Plan, compare, figures, pps},
+    generator::Pace,
     measure::median,
     record::Recorder,
     workload::{Family, Workload},
@@ -19,12 +20,13 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
     let mut testbed = testbed(0)?;
     let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
     let subjects = options.subjects(None);
-    let rates: Vec<Option<u64>> = MPPS.iter().map(|mpps| Some((mpps * 1e6) as u64)).chain([None]).collect();
+    let rates = MPPS.iter().map(|mpps| Pace::Rate((mpps * 1e6) as u64));
+    let paces: Vec<Pace> = rates.chain([Pace::FlatOut]).collect();
     let plan = Plan {
         case: "overload",
         parameters: json!({}),
         subjects: &subjects,
-        rates_pps: &rates,
+        paces: &paces,
         repeats: options.repeats,
         window: options.window(),
     };
@@ -32,18 +34,21 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
     let names: Vec<&str> = results.keys().map(String::as_str).collect();
     let title = "Overload, IPv4: Mpps out (Mpps really offered)";
     print_head(title, &[&["asked for"][..], &names].concat());
-    for (at, rate) in rates.iter().enumerate() {
+    for (at, pace) in paces.iter().enumerate() {
         let cell = |name: &&str| {
             let out = median(&figures(&results, name, at, pps));
             let offered = median(&figures(&results, name, at, |sample| sample.offered_pps));
             format!("{:.3} ({:.3})", out / 1e6, offered / 1e6)
         };
-        let asked = rate.map_or("flat out".into(), |pps| format!("{:.2}", pps as f64 / 1e6));
+        let asked = match pace {
+            Pace::Rate(pps) => format!("{:.2}", *pps as f64 / 1e6),
+            _ => "flat out".into(),
+        };
         print_row(&[vec![asked], names.iter().map(cell).collect()].concat());
     }
     for name in names {
         let by_rate: Vec<f64> =
-            (0..rates.len()).map(|at| median(&figures(&results, name, at, pps))).collect();
+            (0..paces.len()).map(|at| median(&figures(&results, name, at, pps))).collect();
         let peak = by_rate.iter().copied().fold(0.0, f64::max);
         let last = by_rate.last().copied().unwrap_or(0.0);
         println!("\n{name}: flat out {:.1} % of its peak", 100.0 * last / peak);

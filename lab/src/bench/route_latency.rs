@@ -10,7 +10,7 @@ use serde_json::json;
 use super::{Options, print_head, print_row, show, testbed};
 use crate::{
     addresses::nexthop4,
-    generator::Load,
+    generator::{Load, Pace},
     measure::spread,
     netlink::{Change, Netlink, Route},
     record::Recorder,
@@ -40,7 +40,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
             }
         };
         testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
-        testbed.generator.start(Load { frame_bytes: workload.frame_bytes, rate_pps: Some(RATE_PPS) })?;
+        testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) })?;
         let times = changes(&testbed, name, recorder);
         testbed.generator.stop()?;
         drop(subject);

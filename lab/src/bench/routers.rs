@@ -7,6 +7,7 @@ use serde_json::json;
 use super::{Options, print_head, print_row, show, testbed};
 use crate::{
     compare::{Plan, compare, figures, ns, pps},
+    generator::Pace,
     measure::{ratios, spread},
     record::Recorder,
     workload::{Family, Workload},
@@ -26,7 +27,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
             case: "routers",
             parameters: json!({"routers": routers}),
             subjects: &subjects,
-            rates_pps: &[None],
+            paces: &[Pace::Saturate],
             repeats: options.repeats,
             window: options.window(),
         };

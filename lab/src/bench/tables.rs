@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{Options, print_head, print_row, show, testbed};
 use crate::{
     compare::{Plan, compare, figures, ns, pps},
+    generator::Pace,
     measure::{ratios, spread},
     prefixes::Prefixes,
     record::Recorder,
@@ -34,7 +35,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
                 case: "tables",
                 parameters: json!({"routes": routes.max(1), "destinations": destinations, "prefixes": full.source}),
                 subjects: &subjects,
-                rates_pps: &[None],
+                paces: &[Pace::Saturate],
                 repeats: options.repeats,
                 window: options.window(),
             };

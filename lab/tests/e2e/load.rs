@@ -6,7 +6,7 @@ use std::{
 };
 
 use lab::{
-    generator::Load,
+    generator::{Load, Pace},
     losses::Losses,
     subject::Subject,
     testbed::{Priority, Spec, Testbed},
@@ -64,7 +64,7 @@ pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOn
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
     let rows = [&(0..=testbed.spec.routers).collect::<Vec<_>>()[..], &[511]].concat();
     let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
-    testbed.generator.start(Load { frame_bytes: workload.frame_bytes, rate_pps: Some(RATE_PPS) }).unwrap();
+    testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) }).unwrap();
     // By number, not by time: on a busy machine the generator comes last.
     until_sent(testbed, 1000);
     work(testbed);
