@@ -16,13 +16,13 @@ struct {
 	__type(value, struct bpf_devmap_val);
 } out SEC(".maps");
 
-SEC("xdp")
+SEC("xdp.frags")
 int redirect(struct xdp_md *ctx)
 {
 	return bpf_redirect_map(&out, 0, XDP_PASS);
 }
 
-SEC("xdp")
+SEC("xdp.frags")
 int touch(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;

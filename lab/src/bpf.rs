@@ -20,6 +20,10 @@ pub mod sink {
 pub mod baselines {
     include!(concat!(env!("OUT_DIR"), "/baselines.skel.rs"));
 }
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
+pub mod cost {
+    include!(concat!(env!("OUT_DIR"), "/cost.skel.rs"));
+}
 
 /// Map values that may be read and written as bytes.
 ///

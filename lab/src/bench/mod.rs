@@ -4,6 +4,7 @@
 mod capacity;
 mod load;
 mod overload;
+mod program;
 mod route_latency;
 mod routers;
 mod tables;
@@ -21,7 +22,8 @@ use crate::{
 };
 
 /// The benches, in the order they run.
-pub const NAMES: [&str; 6] = ["capacity", "tables", "routers", "overload", "route-latency", "load"];
+pub const NAMES: [&str; 7] =
+    ["capacity", "program", "tables", "routers", "overload", "route-latency", "load"];
 
 /// What all benches share.
 #[derive(Clone, Debug)]
@@ -47,6 +49,7 @@ pub fn bench(options: &Options, only: Option<&str>) -> Result<()> {
         let mut recorder = Recorder::create(&options.out, name)?;
         let run = match *name {
             "capacity" => capacity::run,
+            "program" => program::run,
             "tables" => tables::run,
             "routers" => routers::run,
             "overload" => overload::run,

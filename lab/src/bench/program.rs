@@ -1,0 +1,122 @@
+//! What the XDP program alone costs, without a device, a ring or another core: the very program and tables that forward,
+//! run on frames in memory (cost.bpf.c). Against "capacity" it tells how much of a packet is ours.
+
+use std::{
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    time::Instant,
+};
+
+use anyhow::{Context, Result, ensure};
+use libbpf_rs::{
+    MapCore, MapFlags, Program, ProgramInput, Xdp, XdpFlags,
+    skel::{OpenSkel, SkelBuilder},
+};
+use serde_json::json;
+
+use super::{Options, print_head, print_row, show, testbed};
+use crate::{
+    bpf::{self, cost as skeleton},
+    measure::spread,
+    record::Recorder,
+    subject,
+    testbed::{PORT_IN, Testbed},
+    workload::{Family, Workload},
+};
+
+const DESTINATIONS: [usize; 3] = [1, 4096, 100_000];
+const PACKETS: u32 = 4_000_000;
+/// As in cost.bpf.c.
+const HEADER_BYTES: usize = 56;
+/// Places in `struct xdp_md`.
+const DATA_END_AT: usize = 4;
+const INGRESS_IFINDEX_AT: usize = 12;
+const CONTEXT_BYTES: usize = 24;
+const XDP_REDIRECT: u32 = 4;
+
+pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
+    let prefixes = options.full_table()?;
+    let testbed = testbed(0)?;
+    testbed.load_routes(&prefixes)?;
+    let (routes4, routes6) = (prefixes.v4.len(), prefixes.v6.len());
+    let title = format!("The program alone, {routes4} + {routes6} routes");
+    print_head(&title, &["family", "destinations", "subject", "ns/packet"]);
+    for family in [Family::V4, Family::V6] {
+        for destinations in DESTINATIONS {
+            let workload = Workload::inside(&prefixes, family, destinations, testbed.spec.nexthops);
+            for name in options.subjects(Some(&["redirect", "touch", "millrace"])) {
+                let _subject = subject::start(name, &testbed)?;
+                let mut cost = Cost::new(&testbed, &workload)?;
+                let mut samples = Vec::new();
+                for repeat in 0..options.repeats {
+                    let ns = cost.measure(&testbed).with_context(|| name.to_owned())?;
+                    recorder.line(
+                        &json!({"record": "program", "subject": name, "repeat": repeat, "ns": ns,
+                        "family": family.name(), "targets": workload.targets.len(), "routes4": routes4,
+                        "routes6": routes6, "prefixes": prefixes.source}),
+                    )?;
+                    samples.push(ns);
+                }
+                let count = workload.targets.len().to_string();
+                print_row(&[family.name().into(), count, name.into(), show(spread(&samples), 1.0, 1)]);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A loaded copy of cost.bpf.c with the frames of a workload.
+struct Cost {
+    skeleton: skeleton::CostSkel<'static>,
+    subject: OwnedFd,
+    port: u32,
+    /// One of them, whole.
+    frame: Vec<u8>,
+}
+
+impl Cost {
+    /// Of the program that is attached to the first port.
+    fn new(testbed: &Testbed, workload: &Workload) -> Result<Self> {
+        let mut open = skeleton::CostSkelBuilder::default().open(bpf::storage())?;
+        let count = workload.targets.len() as u32;
+        open.maps.rodata_data.as_mut().context("cost.bpf.c without rodata")?.frame_count = count;
+        open.maps.frames.set_max_entries(count)?;
+        let skeleton = open.load().context("cost.bpf.c")?;
+        let keys: Vec<u8> = (0..count).flat_map(u32::to_ne_bytes).collect();
+        let frames: Vec<_> = workload.targets.iter().map(|t| t.frame(workload.frame_bytes, 0)).collect();
+        let headers: Vec<u8> = frames.iter().flat_map(|frame| &frame[..HEADER_BYTES]).copied().collect();
+        skeleton.maps.frames.update_batch(&keys, &headers, count, MapFlags::ANY, MapFlags::ANY)?;
+        let port = testbed.box_namespace.interface_index(PORT_IN)?;
+        let any = skeleton.progs.each.as_fd();
+        let id = testbed.box_namespace.enter(|| Ok(Xdp::new(any).query_id(port as i32, XdpFlags::NONE)?))?;
+        let subject = Program::fd_from_id(id).context("the program on the first port")?;
+        let frame = frames.into_iter().next().context("no targets")?;
+        Ok(Self { skeleton, subject, port, frame })
+    }
+
+    /// Nanoseconds per packet, those of cost.bpf.c itself taken off.
+    fn measure(&mut self, testbed: &Testbed) -> Result<f64> {
+        let nothing = self.skeleton.progs.nothing.as_fd().try_clone_to_owned()?;
+        let (empty_ns, _) = self.run(testbed, nothing.as_fd())?;
+        let (ns, verdict) = self.run(testbed, self.subject.as_fd())?;
+        ensure!(verdict == XDP_REDIRECT, "verdict {verdict}, not a redirect");
+        Ok(ns - empty_ns)
+    }
+
+    fn run(&self, testbed: &Testbed, program: BorrowedFd<'_>) -> Result<(f64, u32)> {
+        let value = program.as_raw_fd().to_ne_bytes();
+        self.skeleton.maps.under_test.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;
+        let mut context = [0; CONTEXT_BYTES];
+        context[DATA_END_AT..][..4].copy_from_slice(&(self.frame.len() as u32).to_ne_bytes());
+        context[INGRESS_IFINDEX_AT..][..4].copy_from_slice(&self.port.to_ne_bytes());
+        testbed.box_namespace.enter(|| {
+            let started = Instant::now();
+            let output = self.skeleton.progs.each.test_run(ProgramInput {
+                context_in: Some(&mut context),
+                data_in: Some(&self.frame),
+                repeat: PACKETS,
+                ..Default::default()
+            })?;
+            Ok((started.elapsed().as_secs_f64() * 1e9 / f64::from(PACKETS), output.return_value))
+        })
+    }
+}
