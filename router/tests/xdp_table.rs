@@ -320,7 +320,8 @@ fn forwards_ipv6() {
             ip.truncate(40);
         });
         w.expect("no payload", &f, out(2, f.routed(FRIEND, B, &[])));
-        for (from, to) in [("2001:db8:2::9", "2001:db8:2::1"), ("fe80::9", "2001:db8:2::1"), ("fe80::9", "fe80::1")]
+        for (from, to) in
+            [("2001:db8:2::9", "2001:db8:2::1"), ("fe80::9", "2001:db8:2::1"), ("fe80::9", "fe80::1")]
         {
             let solicitation = Frame::udp6(A, from, to).with(|ip| (ip[6], ip[40]) = (58, 135));
             let name = format!("neighbour solicitation from {from} to {to}");

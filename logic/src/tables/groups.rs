@@ -1,7 +1,7 @@
 //! ECMP groups: 256 slots shared out by weight.
 
-use super::nexthops::Key;
-use std::collections::HashMap;
+use super::nexthops::{Key, MAP_FULL};
+use std::collections::{BTreeMap, HashMap};
 
 /// Members as next hop keys with weights; what makes two groups the same.
 pub(super) type Members = Vec<(Key, u32)>;
@@ -13,6 +13,13 @@ pub(super) struct Group {
     /// Routes that lead here.
     pub refs: u32,
     pub key: Members,
+}
+
+impl Group {
+    /// Would these changes of next hop ids leave a member without one?
+    pub(super) fn loses(&self, changes: &BTreeMap<u32, u32>) -> bool {
+        self.members.iter().any(|(id, _)| changes.get(id) == Some(&MAP_FULL))
+    }
 }
 
 /// All groups, by block.

@@ -144,6 +144,11 @@ impl<M: Memory> Tables<M> {
         self.retry()
     }
 
+    /// Some of what found no room has not been tried again by the last [`Tables::reclaim`], which does so many at a time.
+    pub fn has_untried(&self) -> bool {
+        self.pending.is_untried()
+    }
+
     /// How full each map is, in rows (slots for the indexes).
     pub fn occupancy(&self) -> [(Region, Occupancy); 6] {
         let index = |(used, _): (usize, usize), capacity| Occupancy { used, capacity };

@@ -14,6 +14,7 @@ use crate::{
 };
 use std::{
     collections::BTreeMap,
+    ops::Bound,
     sync::atomic::{AtomicU64, Ordering::Release},
 };
 
@@ -28,11 +29,32 @@ pub(super) struct Router {
     table6: Table<u128>,
 }
 
-/// Routes whose leaf found no room.
+/// Most routes of a family that one [`Tables::reclaim`] tries again: whoever calls has other things to do.
+const RETRIES: usize = 4096;
+
+/// Routes whose leaf found no room, or lost some of what it leads to.
 #[derive(Default)]
 pub(super) struct Pending {
-    routes4: BTreeMap<(RouterId, Prefix4), Target>,
-    routes6: BTreeMap<(RouterId, Prefix6), Target>,
+    routes4: Waiting<u32>,
+    routes6: Waiting<u128>,
+}
+
+impl Pending {
+    pub(super) fn is_untried(&self) -> bool {
+        self.routes4.tried.is_some() || self.routes6.tried.is_some()
+    }
+}
+
+pub(super) struct Waiting<A> {
+    routes: BTreeMap<(RouterId, Prefix<A>), Target>,
+    /// The last one that was tried again, when others are still to be.
+    tried: Option<(RouterId, Prefix<A>)>,
+}
+
+impl<A> Default for Waiting<A> {
+    fn default() -> Self {
+        Self { routes: BTreeMap::new(), tried: None }
+    }
 }
 
 /// IPv4 or IPv6: what belongs to it.
@@ -41,7 +63,7 @@ pub(super) trait Family: Address {
     const ROOT_WORD: usize;
     fn table(router: &Router) -> &Table<Self>;
     fn table_mut(router: &mut Router) -> &mut Table<Self>;
-    fn pending(pending: &mut Pending) -> &mut BTreeMap<(RouterId, Prefix<Self>), Target>;
+    fn waiting(pending: &mut Pending) -> &mut Waiting<Self>;
     /// Destinations Linux never forwards to, whatever its routes say (`ip_route_input_slow`, `ip6_input`): address,
     /// length, reason.
     const GUARDS: &'static [(Self, u8, Reason)];
@@ -55,7 +77,7 @@ impl Family for u32 {
     fn table_mut(router: &mut Router) -> &mut Table<Self> {
         &mut router.table4
     }
-    fn pending(pending: &mut Pending) -> &mut BTreeMap<(RouterId, Prefix4), Target> {
+    fn waiting(pending: &mut Pending) -> &mut Waiting<u32> {
         &mut pending.routes4
     }
     const GUARDS: &'static [(u32, u8, Reason)] = &[
@@ -74,7 +96,7 @@ impl Family for u128 {
     fn table_mut(router: &mut Router) -> &mut Table<Self> {
         &mut router.table6
     }
-    fn pending(pending: &mut Pending) -> &mut BTreeMap<(RouterId, Prefix6), Target> {
+    fn waiting(pending: &mut Pending) -> &mut Waiting<u128> {
         &mut pending.routes6
     }
     // ::/127 is :: and ::1: one tail, where two /128 would cost a chain of blocks.
@@ -168,7 +190,7 @@ impl<M: Memory> Tables<M> {
         let Some(table) = self.routers.get(&router).map(A::table) else { return };
         let leaves: Vec<Slot> = table.routes().map(|(_, leaf)| leaf).collect();
         self.with_table::<A, _>(router, |table, space| table.clear(space));
-        A::pending(&mut self.pending).retain(|(r, _), _| *r != router);
+        A::waiting(&mut self.pending).routes.retain(|(r, _), _| *r != router);
         for leaf in leaves {
             self.release_leaf(leaf);
         }
@@ -183,7 +205,7 @@ impl<M: Memory> Tables<M> {
         if is_guarded(prefix) {
             return Ok(());
         }
-        A::pending(&mut self.pending).remove(&(router, prefix));
+        A::waiting(&mut self.pending).routes.remove(&(router, prefix));
         let Some(target) = target else {
             self.remove_route(router, prefix);
             return Ok(());
@@ -193,7 +215,7 @@ impl<M: Memory> Tables<M> {
         let guarded = if is_first { self.set_guards::<A>(router) } else { Ok(()) };
         let (leaf, found) = self.acquire_leaf(target);
         if found.is_err() {
-            A::pending(&mut self.pending).insert((router, prefix), target.clone());
+            A::waiting(&mut self.pending).routes.insert((router, prefix), target.clone());
         }
         guarded.and(found).and(self.put_route(router, prefix, leaf))
     }
@@ -349,8 +371,16 @@ impl<M: Memory> Tables<M> {
     /// are looked through before those of other routers.
     pub(super) fn redirect(&mut self, changes: &BTreeMap<u32, u32>, first: RouterId) {
         let blocks: Vec<u32> = self.groups.by_block.keys().copied().collect();
+        let mut starved = BTreeMap::new();
         for block in blocks {
+            let before =
+                self.groups.by_block.get(&block).filter(|group| group.loses(changes)).map(target_of_group);
+            starved.extend(before.map(|target| (block, target)));
             self.redirect_group(block, changes);
+        }
+        if !starved.is_empty() {
+            self.remember::<u32>(&starved);
+            self.remember::<u128>(&starved);
         }
         let others = self.routers.keys().copied().filter(|r| *r != first);
         let routers: Vec<_> = std::iter::once(first).chain(others).collect();
@@ -363,6 +393,18 @@ impl<M: Memory> Tables<M> {
         }
     }
 
+    /// Routes that lead to one of these groups wait to lead to what it was.
+    fn remember<A: Family>(&mut self, starved: &BTreeMap<u32, Target>) {
+        for (id, router) in &self.routers {
+            for (prefix, leaf) in A::table(router).routes().filter(|(_, leaf)| leaf.kind() == Kind::Group) {
+                if let Some(target) = starved.get(&leaf.index()) {
+                    let waiting = A::waiting(&mut self.pending);
+                    waiting.routes.entry((*id, prefix)).or_insert_with(|| target.clone());
+                }
+            }
+        }
+    }
+
     fn redirect_routes<A: Family>(&mut self, router: RouterId, changes: &BTreeMap<u32, u32>) {
         let Some(table) = self.routers.get(&router).map(A::table) else { return };
         let new = |leaf: Slot| (leaf.kind() == Kind::Nexthop).then(|| changes.get(&leaf.index())).flatten();
@@ -372,7 +414,7 @@ impl<M: Memory> Tables<M> {
                 && let Some(old) = self.routers.get(&router).and_then(|r| A::table(r).get(prefix))
             {
                 let target = self.target(old);
-                A::pending(&mut self.pending).insert((router, prefix), target);
+                A::waiting(&mut self.pending).routes.insert((router, prefix), target);
             }
             self.nexthops.add_refs(id, 1);
             // The route has a place already: no new memory is needed.
@@ -411,17 +453,24 @@ impl<M: Memory> Tables<M> {
 
     /// Tries again what found no room.
     pub(super) fn retry(&mut self) -> Result<(), Full> {
-        let mut result = Ok(());
-        for ((router, prefix), target) in std::mem::take(&mut self.pending.routes4) {
-            result = result.and(self.set_route(router, prefix, Some(&target)));
-        }
-        for ((router, prefix), target) in std::mem::take(&mut self.pending.routes6) {
-            result = result.and(self.set_route(router, prefix, Some(&target)));
-        }
+        let mut result = self.retry_routes::<u32>().and(self.retry_routes::<u128>());
         for (interface, address) in std::mem::take(&mut self.starved) {
             result = result.and(self.index_neighbour(interface, address));
         }
         result.and(self.heal::<u32>()).and(self.heal::<u128>())
+    }
+
+    fn retry_routes<A: Family>(&mut self) -> Result<(), Full> {
+        let waiting = A::waiting(&mut self.pending);
+        let from = waiting.tried.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = waiting.routes.range((from, Bound::Unbounded)).take(RETRIES);
+        let next: Vec<_> = next.map(|(key, target)| (*key, target.clone())).collect();
+        waiting.tried = next.last().map(|(key, _)| *key).filter(|_| next.len() == RETRIES);
+        let mut result = Ok(());
+        for ((router, prefix), target) in next {
+            result = result.and(self.set_route(router, prefix, Some(&target)));
+        }
+        result
     }
 
     fn heal<A: Family>(&mut self) -> Result<(), Full> {
@@ -480,10 +529,7 @@ impl<M: Memory> Tables<M> {
 
     fn target(&self, leaf: Slot) -> Target {
         match self.groups.by_block.get(&leaf.index()).filter(|_| leaf.kind() == Kind::Group) {
-            Some(group) => {
-                let weight = |w: u32| u16::try_from(w).unwrap_or(u16::MAX);
-                Target::Multi(group.key.iter().map(|(k, w)| (target_of(*k), weight(*w))).collect())
-            }
+            Some(group) => target_of_group(group),
             None => {
                 let lost = Key::Pass { reason: Reason::NoRoute, unicast: false };
                 target_of(self.nexthops.key(leaf.index()).unwrap_or(lost))
@@ -495,6 +541,11 @@ impl<M: Memory> Tables<M> {
         let word = self.row(router).map(|row| &row[A::ROOT_WORD]);
         word.map_or(empty_root::<A>(), |w| w.load(std::sync::atomic::Ordering::Acquire))
     }
+}
+
+fn target_of_group(group: &Group) -> Target {
+    let weight = |w: u32| u16::try_from(w).unwrap_or(u16::MAX);
+    Target::Multi(group.key.iter().map(|(key, w)| (target_of(*key), weight(*w))).collect())
 }
 
 fn target_of(key: Key) -> Target {

@@ -455,6 +455,62 @@ fn used_neighbours_are_reported_once() {
     assert_eq!(tables.take_used(), []);
 }
 
+/// The interface's MAC changes, and there is room for one new next hop of two.
+#[test]
+fn a_group_that_lost_members_for_want_of_room_gets_them_back() {
+    let hop = |n| Target::Hop(Hop { interface: 1, gateway: Some([10, 0, 0, n].into()), mtu: 1500 });
+    let ops = [
+        Op::Interface(1, plain_interface(1)),
+        Op::Neighbour(1, [10, 0, 0, 1].into(), Some(Mac([2, 0, 0, 0, 0, 8]))),
+        Op::Neighbour(1, [10, 0, 0, 2].into(), Some(Mac([2, 0, 0, 0, 0, 9]))),
+        Op::Route4(0, "10.1.0.0/16".parse().unwrap(), Some(Target::Multi([(hop(1), 1), (hop(2), 1)].into()))),
+    ];
+    let used = simple(&ops).nexthops.occupancy().used;
+    let mut tables = Tables::new(HeapMemory::new(Capacity { nexthops: used + 1, ..ROOMY }));
+    ops.iter().for_each(|op| tables.apply(op).unwrap());
+    let reasons = |tables: &Tables<HeapMemory>| -> Vec<_> {
+        tables.lookup4(0, [10, 1, 2, 3].into()).iter().map(|a| (a.reason, a.source.0[5])).collect()
+    };
+    assert_eq!(reasons(&tables), [(None, 1), (None, 1)]);
+    assert!(tables.apply(&Op::Interface(1, plain_interface(2))).is_err());
+    assert!(reasons(&tables).contains(&(Some(Reason::MapFull), 0)));
+    for _ in 0..2 {
+        let epoch = tables.seal();
+        let _ = tables.reclaim(epoch);
+    }
+    assert_eq!(reasons(&tables), [(None, 2), (None, 2)]);
+}
+
+/// Many more routes wait than are tried at a time: each reclaim tries the next ones, none is forgotten.
+#[test]
+fn routes_that_wait_are_tried_in_turn() {
+    let prefix = |i: u32| Prefix4::new(0x0a00_0000 | i << 8, 24).unwrap();
+    let hop = |i: u32| {
+        let gateway = std::net::Ipv4Addr::from_bits(0x0b00_0000 | i).into();
+        Target::Hop(Hop { interface: 1, gateway: Some(gateway), mtu: 1500 })
+    };
+    let routes = 10_000;
+    let mut tables = Tables::new(HeapMemory::new(Capacity { nexthops: 16, ..ROOMY }));
+    tables.apply(&Op::Interface(1, plain_interface(1))).unwrap();
+    for i in 0..routes {
+        let _ = tables.apply(&Op::Route4(0, prefix(i), Some(hop(i))));
+    }
+    let mut reclaim = |tables: &mut Tables<HeapMemory>| {
+        let epoch = tables.seal();
+        let _ = tables.reclaim(epoch);
+        tables.has_untried()
+    };
+    assert_eq!([(); 4].map(|()| reclaim(&mut tables)), [true, true, false, true]);
+    let last = routes - 3;
+    for i in 0..last {
+        tables.apply(&Op::Route4(0, prefix(i), None)).unwrap();
+    }
+    while reclaim(&mut tables) {}
+    for i in last..routes {
+        assert_eq!(tables.lookup4(0, prefix(i).address().into())[0].interface, Some(1), "route {i}");
+    }
+}
+
 #[test]
 fn groups_share_hashes_by_weight_and_are_shared_themselves() {
     let hop = |i| Target::Hop(Hop { interface: i, gateway: Some("10.0.0.1".parse().unwrap()), mtu: 1500 });
