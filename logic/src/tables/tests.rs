@@ -495,7 +495,7 @@ fn routes_that_wait_are_tried_in_turn() {
     for i in 0..routes {
         let _ = tables.apply(&Op::Route4(0, prefix(i), Some(hop(i))));
     }
-    let mut reclaim = |tables: &mut Tables<HeapMemory>| {
+    let reclaim = |tables: &mut Tables<HeapMemory>| {
         let epoch = tables.seal();
         let _ = tables.reclaim(epoch);
         tables.has_untried()
