@@ -49,7 +49,7 @@ pub struct Settings {
     pub capacity: Capacity,
     /// Highest interface id + 1.
     pub interface_rows: u32,
-    /// One packet in this many is timed, per CPU; a power of two.
+    /// One packet in this many is timed, per CPU; a power of two, or 0 for none.
     pub sample_interval: u32,
     /// Packets per second that may take the slow path, per CPU and router; 0: no limit.
     pub exception_pps: u32,
@@ -273,11 +273,17 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
     constants.interface_rows = settings.interface_rows;
     constants.interface_mask = capacity.interface_buckets as u32 - 1;
     constants.neighbour_mask = capacity.neighbour_buckets as u32 - 1;
-    constants.sample_mask = settings.sample_interval.max(1).next_power_of_two() - 1;
+    // None is one in 2^32: the longest interval the mask can say.
+    constants.sample_mask = settings.sample_interval.wrapping_sub(1);
     constants.exception_cost_ns = cost_ns(settings.exception_pps);
     constants.control_cost_ns = cost_ns(settings.control_pps);
+    // A bucket that cannot hold one packet's cost would never let one pass.
+    constants.police_burst_ns = BURST_NS.max(constants.exception_cost_ns).max(constants.control_cost_ns);
     Ok(())
 }
+
+/// Time without packets after which policing has forgotten those before, ns; longer where one packet costs more.
+const BURST_NS: u64 = 100_000_000;
 
 fn cost_ns(pps: u32) -> u64 {
     if pps == 0 { 0 } else { 1_000_000_000 / u64::from(pps) }

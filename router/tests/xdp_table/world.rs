@@ -1,0 +1,235 @@
+//! The box the rows run on, and what a row expects.
+
+use crate::common::{
+    frame::{Frame, vlan},
+    ifindex, run,
+};
+use logic::{
+    memory::Capacity,
+    net::{Mac, Tag},
+    plan::{Hop, Interface, Op, ReversePath, Target},
+    reason::Reason,
+    tables::Tables,
+};
+use router::plane::{Charge, MappedMemory, Plane, Settings};
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
+pub const V: Mac = Mac([2, 0, 0, 0, 1, 1]);
+pub const W: Mac = Mac([2, 0, 0, 0, 1, 2]);
+pub const FRIEND: Mac = Mac([2, 0, 0, 0, 7, 1]);
+pub const GATEWAY: Mac = Mac([2, 0, 0, 0, 7, 254]);
+pub const OTHER: Mac = Mac([2, 0, 0, 0, 7, 9]);
+pub const Q100: Tag = Tag { vid: 100, service: false };
+pub const Q7: Tag = Tag { vid: 7, service: false };
+pub const AD200: Tag = Tag { vid: 200, service: true };
+
+pub const XDP_DROP: u32 = 1;
+pub const XDP_PASS: u32 = 2;
+pub const XDP_REDIRECT: u32 = 4;
+
+/// Two ports, two routers. Router 0 has an interface on each port, VLAN 100 on port 1 and 200.7 on port 0; router 1 has
+/// a macvlan on each port.
+pub struct World {
+    pub plane: Plane,
+    pub tables: Tables<Arc<MappedMemory>>,
+    pub port: [u32; 2],
+}
+
+/// Small tables, every packet timed, nothing policed.
+pub fn settings() -> Settings {
+    Settings {
+        capacity: Capacity {
+            fib_blocks: 4096,
+            fib_tails: 4096,
+            nexthops: 1024,
+            neighbour_buckets: 64,
+            interface_buckets: 64,
+            routers: 256,
+        },
+        interface_rows: 64,
+        sample_interval: 1,
+        exception_pps: 0,
+        control_pps: 0,
+    }
+}
+
+pub fn interface(router: u8, port: u8, mac: Mac, tags: &[Tag]) -> Interface {
+    Interface {
+        router,
+        port,
+        vlan: vlan(tags),
+        mac,
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path: ReversePath::Off,
+        redirects: true,
+    }
+}
+
+pub fn onlink(interface: u16) -> Target {
+    Target::Hop(Hop { interface, gateway: None, mtu: 1500 })
+}
+
+pub fn via(interface: u16, gateway: &str) -> Target {
+    Target::Hop(Hop { interface, gateway: Some(gateway.parse().unwrap()), mtu: 1500 })
+}
+
+pub fn pass(reason: Reason, unicast: bool) -> Target {
+    Target::Pass { reason, unicast }
+}
+
+pub fn route4(router: u8, prefix: &str, target: Target) -> Op {
+    Op::Route4(router, prefix.parse().unwrap(), Some(target))
+}
+
+pub fn route6(router: u8, prefix: &str, target: Target) -> Op {
+    Op::Route6(router, prefix.parse().unwrap(), Some(target))
+}
+
+pub fn neighbour(interface: u16, address: &str, mac: Mac) -> Op {
+    Op::Neighbour(interface, address.parse::<IpAddr>().unwrap(), Some(mac))
+}
+
+pub fn addresses(list: &[&str]) -> Arc<[u32]> {
+    list.iter().map(|a| a.parse::<std::net::Ipv4Addr>().unwrap().to_bits()).collect()
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(settings())
+    }
+
+    pub fn with(settings: Settings) -> World {
+        for (port, peer) in [("p0", "q0"), ("p1", "q1")] {
+            run(&format!("ip link add {port} type veth peer name {peer}"));
+        }
+        let port = [ifindex("p0"), ifindex("p1")];
+        let plane = Plane::load(settings).unwrap();
+        plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
+        for (id, ifindex) in (0..).zip(port) {
+            plane.set_port(id, ifindex, true, true).unwrap();
+        }
+        let tables = Tables::new(plane.memory());
+        let mut world = World { plane, tables, port };
+        world.apply(base());
+        world
+    }
+
+    pub fn apply(&mut self, ops: impl IntoIterator<Item = Op>) {
+        for op in ops {
+            self.tables.apply(&op).unwrap_or_else(|full| panic!("{op:?}: {full:?}"));
+        }
+    }
+
+    /// Runs a frame in by port 0 and checks what became of it, and that exactly that was counted.
+    #[track_caller]
+    pub fn expect(&mut self, name: &str, frame: &Frame, expected: Expect) {
+        self.expect_from(name, 0, &frame.bytes(), expected);
+    }
+
+    #[track_caller]
+    pub fn expect_from(&mut self, name: &str, port: usize, frame: &[u8], expected: Expect) {
+        let before = self.plane.counters().unwrap();
+        let got = self.plane.run(self.port[port], frame).unwrap();
+        let after = self.plane.counters().unwrap();
+        let charged: Vec<_> = after
+            .charges
+            .iter()
+            .map(|(k, n)| (*k, n - before.charges.get(k).copied().unwrap_or(0)))
+            .filter(|(_, n)| *n != 0)
+            .collect();
+        match expected {
+            Expect::Out { interface, frame: out } => {
+                assert_eq!(charged, [], "{name}: charged");
+                assert_eq!(got.action, XDP_REDIRECT, "{name}: action");
+                assert_eq!(hex(&got.frame), hex(&out), "{name}: frame");
+                let sent =
+                    |c: &router::plane::Counters| c.interfaces.get(&interface).copied().unwrap_or_default();
+                let (b, a) = (sent(&before), sent(&after));
+                assert_eq!(a.tx_packets - b.tx_packets, 1, "{name}: tx packets of interface {interface}");
+            }
+            Expect::Up(payer, reason) => {
+                assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
+                assert_eq!(got.action, XDP_PASS, "{name}: action");
+                assert_eq!(
+                    hex(&got.frame),
+                    hex(frame),
+                    "{name}: a packet that goes up must be as it came in"
+                );
+            }
+            Expect::Drop(payer, reason) => {
+                assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
+                assert_eq!(got.action, XDP_DROP, "{name}: action");
+            }
+        }
+    }
+}
+
+pub enum Expect {
+    Out { interface: u16, frame: Vec<u8> },
+    Up(Charge, Reason),
+    Drop(Charge, Reason),
+}
+
+pub fn up(reason: Reason) -> Expect {
+    Expect::Up(Charge::Router(0), reason)
+}
+
+pub fn out(interface: u16, frame: Vec<u8>) -> Expect {
+    Expect::Out { interface, frame }
+}
+
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+pub fn base() -> Vec<Op> {
+    let mut ops = vec![
+        Op::Port { port: 0, frags: false },
+        Op::Port { port: 1, frags: true },
+        Op::Router { router: 0, multipath_l4: [true, true] },
+        Op::Router { router: 1, multipath_l4: [false, false] },
+        Op::Interface(1, interface(0, 0, A, &[])),
+        Op::Interface(2, interface(0, 1, B, &[])),
+        Op::Interface(3, interface(0, 1, B, &[Q100])),
+        Op::Interface(4, interface(0, 0, A, &[AD200, Q7])),
+        Op::Interface(5, interface(1, 0, V, &[])),
+        Op::Interface(6, interface(1, 1, W, &[])),
+        Op::LocalAddresses {
+            router: 0,
+            addresses: addresses(&["10.0.1.1", "10.0.2.1", "10.0.3.1", "10.0.4.1"]),
+        },
+    ];
+    for (prefix, n) in [("10.0.1", 1), ("10.0.2", 2), ("10.0.3", 3), ("10.0.4", 4)] {
+        ops.push(route4(0, &format!("{prefix}.0/24"), onlink(n)));
+        ops.push(route4(0, &format!("{prefix}.1/32"), pass(Reason::Local, false)));
+        ops.push(route4(0, &format!("{prefix}.255/32"), pass(Reason::Broadcast, false)));
+        ops.push(neighbour(n, &format!("{prefix}.9"), FRIEND));
+        ops.push(neighbour(n, &format!("{prefix}.254"), GATEWAY));
+    }
+    ops.extend([
+        route4(0, "0.0.0.0/0", via(2, "10.0.2.254")),
+        route4(0, "10.8.0.0/16", via(2, "10.0.2.77")),
+        route4(0, "10.9.0.0/16", pass(Reason::SpecialRoute, false)),
+        route4(0, "10.10.0.0/16", pass(Reason::EgressNotAPort, true)),
+        route4(
+            0,
+            "10.11.0.0/16",
+            Target::Hop(Hop { interface: 2, gateway: Some("10.0.2.254".parse().unwrap()), mtu: 100 }),
+        ),
+        route4(1, "0.0.0.0/0", via(6, "10.1.2.254")),
+        neighbour(6, "10.1.2.254", OTHER),
+        route6(0, "2001:db8:1::/64", onlink(1)),
+        route6(0, "2001:db8:2::/64", onlink(2)),
+        route6(0, "2001:db8:2::1/128", pass(Reason::Local, false)),
+        route6(0, "2001:db8:3::/64", onlink(3)),
+        route6(0, "::/0", via(2, "fe80::254")),
+        neighbour(2, "2001:db8:2::9", FRIEND),
+        neighbour(3, "2001:db8:3::9", FRIEND),
+        neighbour(2, "fe80::254", GATEWAY),
+    ]);
+    ops
+}
