@@ -4,12 +4,14 @@
 //! Seeded; the seed of a failing round is printed, `MILLRACE_SEED=n` repeats it, `MILLRACE_ROUNDS` sets how many.
 //!
 //! Left out of the comparison, each for a reason: the IP identification of packets the box itself makes (a kernel
-//! counter), IPv4 redirects and "unreachable" for want of a route (`ip_error` limits them by the kernel's clock), ARP and neighbour discovery (caches), and through which
-//! member of a multipath route a packet leaves (never whether it is a member).
+//! counter), IPv4 redirects and "unreachable" for want of a route (`ip_error` limits them by the kernel's clock), ARP and
+//! neighbour discovery (caches), and through which member of a multipath route a packet leaves (never whether it is a
+//! member of that very route).
 
 #[path = "../common/mod.rs"]
 mod common;
 mod packets;
+mod routes;
 mod topology;
 mod wire;
 
@@ -70,16 +72,16 @@ fn round(seed: u64) {
 
 /// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
 fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
-    let wires: Vec<_> = topology.outside().map(|(name, device)| (name, wire::Wire::open(&device))).collect();
+    let wires: Vec<_> = topology.outside().map(|device| wire::Wire::open(&device)).collect();
     let mut seen = BTreeMap::new();
     let mut collect = |for_how_long: Duration| {
         let until = Instant::now() + for_how_long;
         loop {
             let mut quiet = true;
-            for (name, wire) in &wires {
+            for (port, wire) in wires.iter().enumerate() {
                 while let Some(frame) = wire.receive() {
                     quiet = false;
-                    if let Some(key) = topology.normalise(name, frame) {
+                    if let Some(key) = topology.normalise(port, frame) {
                         *seen.entry(key).or_insert(0) += 1;
                     }
                 }
@@ -94,7 +96,7 @@ fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
     };
     for burst in frames.chunks(32) {
         for (port, frame) in burst {
-            wires[*port].1.send(frame);
+            wires[*port].send(frame);
         }
         collect(Duration::from_millis(2));
     }

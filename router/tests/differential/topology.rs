@@ -3,9 +3,12 @@
 //! Everything lives in this thread's throwaway namespace except the tenant's, which a sleeping child holds. The outside
 //! ends of the veths stay in the same namespace but have no addresses and no IP: they are wires.
 
-use crate::common::{ifindex, run};
+use crate::{
+    common::{ifindex, run},
+    routes::{Member, Route, Table, member},
+};
 use fastrand::Rng;
-use logic::net::{Mac, Prefix4, Prefix6};
+use logic::net::Mac;
 use std::{
     collections::BTreeSet,
     fmt::Write,
@@ -34,6 +37,10 @@ pub struct Side {
 }
 
 impl Side {
+    fn device(&self) -> String {
+        if self.tenant { format!("m{}", self.net) } else { format!("p{}", self.port) }
+    }
+
     pub fn host4(&self, n: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, if self.tenant { 1 } else { 0 }, self.net, n)
     }
@@ -88,9 +95,8 @@ pub struct Topology {
     /// Destinations worth trying: inside and at the edges of every route.
     pub targets4: Vec<Ipv4Addr>,
     pub targets6: Vec<Ipv6Addr>,
-    /// Prefixes of multipath routes: the way out is free.
-    multipath4: Vec<Prefix4>,
-    multipath6: Vec<Prefix6>,
+    /// The host's and the tenant's routes.
+    tables: [Table; 2],
     own: BTreeSet<IpAddr>,
     script: Vec<String>,
 }
@@ -104,8 +110,7 @@ impl Topology {
             tenant,
             targets4: Vec::new(),
             targets6: Vec::new(),
-            multipath4: Vec::new(),
-            multipath6: Vec::new(),
+            tables: Default::default(),
             own: BTreeSet::new(),
             script: Vec::new(),
         };
@@ -158,7 +163,6 @@ impl Topology {
 
     fn add_side(&mut self, port: usize, net: u8, tenant: bool) {
         let router_mac = Mac([2, 0x20, tenant.into(), port as u8, net, 1]);
-        let device = if tenant { format!("m{net}") } else { format!("p{port}") };
         let mut side = Side {
             port,
             router_mac,
@@ -167,6 +171,7 @@ impl Topology {
             net,
             tenant,
         };
+        let device = side.device();
         (side.router4, side.router6) = (side.host4(1), side.host6(1));
         if tenant {
             let pid = self.tenant.pid();
@@ -176,6 +181,9 @@ impl Topology {
         self.inside(tenant, format!("ip link set {device} address {router_mac} up"));
         self.inside(tenant, format!("ip addr add {}/24 dev {device}", side.router4));
         self.inside(tenant, format!("ip addr add {}/64 dev {device} nodad", side.router6));
+        let table = &mut self.tables[usize::from(tenant)];
+        table.add4(format!("{}/24", side.host4(0)).parse().unwrap(), Route::default());
+        table.add6(format!("{}/64", side.host6(0)).parse().unwrap(), Route::default());
         self.own.extend([IpAddr::V4(side.router4), IpAddr::V6(side.router6)]);
         let mut neighbours = String::new();
         for n in HOSTS {
@@ -229,52 +237,37 @@ impl Topology {
 
     fn routes(&mut self, rng: &mut Rng, tenant: bool) {
         let sides: Vec<Side> = self.sides.iter().filter(|s| s.tenant == tenant).cloned().collect();
-        let device = |s: &Side| if tenant { format!("m{}", s.net) } else { format!("p{}", s.port) };
-        let mut prefixes = BTreeSet::new();
+        let mut has_default4 = false;
         for _ in 0..rng.usize(10..40) {
             let v6 = rng.bool();
-            let hop = |rng: &mut Rng| {
-                let side = &sides[rng.usize(..sides.len())];
-                let n = rng.u8(HOSTS);
-                let gateway = if v6 { side.host6(n).to_string() } else { side.host4(n).to_string() };
-                format!("via {gateway} dev {}", device(side))
-            };
             let prefix = if v6 { self.prefix6(rng) } else { self.prefix4(rng) };
-            let kind = rng.u8(0..24);
-            let line = match kind {
-                0 => format!("blackhole {prefix}"),
-                1 => format!("unreachable {prefix}"),
-                2 => format!("prohibit {prefix}"),
-                3 => format!("throw {prefix}"),
-                4 | 5 => {
-                    self.mark_multipath(&prefix);
-                    let weights = [rng.u8(1..5), rng.u8(1..5)];
-                    let hops: Vec<_> =
-                        weights.iter().map(|w| format!("nexthop {} weight {w}", hop(rng))).collect();
-                    format!("{prefix} {}", hops.join(" "))
-                }
-                6 => format!("{prefix} {} mtu {}", hop(rng), rng.u16(1280..1500)),
-                7 => format!("{prefix} {} metric {}", hop(rng), rng.u16(1..2000)),
-                8 if !v6 => format!("{prefix} {} tos 0x10", hop(rng)),
-                _ => format!("{prefix} {}", hop(rng)),
-            };
-            if prefixes.contains(&prefix) {
-                // IPv6 makes one multipath route of two; and of several IPv4 defaults the kernel picks one for what it
-                // sends itself by how its gateways feel (fib_select_default).
-                if prefix == "default" {
-                    continue;
-                }
-                self.mark_multipath(&prefix);
+            let (words, route) = random_route(rng, &sides, &prefix, v6);
+            // Of several IPv4 defaults the kernel picks one for what it sends itself by how its gateways feel
+            // (fib_select_default).
+            if !v6 && prefix == "default" && std::mem::replace(&mut has_default4, true) {
+                continue;
             }
-            prefixes.insert(prefix);
-            let family = if v6 { "-6" } else { "-4" };
-            // Equal prefixes and gateways are refused by ip; that is part of being random.
-            let pid = self.tenant.pid();
-            let enter = if tenant { format!("nsenter -t {pid} -n ") } else { String::new() };
-            let line = format!("{enter}ip {family} route append {line}");
-            let mut words = line.split(' ');
-            let done = Command::new(words.next().unwrap()).args(words).output().unwrap();
-            self.script.push(format!("{line}{}", if done.status.success() { "" } else { "   # refused" }));
+            self.add_route(tenant, v6, &prefix, &words, route);
+        }
+    }
+
+    /// Equal prefixes and gateways are refused by ip; that is part of being random.
+    fn add_route(&mut self, tenant: bool, v6: bool, prefix: &str, words: &str, route: Route) {
+        let family = if v6 { "-6" } else { "-4" };
+        let pid = self.tenant.pid();
+        let enter = if tenant { format!("nsenter -t {pid} -n ") } else { String::new() };
+        let line = format!("{enter}ip {family} route append {words}");
+        let mut words = line.split(' ');
+        let done = Command::new(words.next().unwrap()).args(words).output().unwrap();
+        self.script.push(format!("{line}{}", if done.status.success() { "" } else { "   # refused" }));
+        if done.status.success() {
+            let table = &mut self.tables[usize::from(tenant)];
+            match (v6, prefix) {
+                (true, "default") => table.add6("::/0".parse().unwrap(), route),
+                (true, prefix) => table.add6(prefix.parse().unwrap(), route),
+                (false, "default") => table.add4("0.0.0.0/0".parse().unwrap(), route),
+                (false, prefix) => table.add4(prefix.parse().unwrap(), route),
+            }
         }
     }
 
@@ -318,34 +311,18 @@ impl Topology {
         format!("{}/{length}", Ipv6Addr::from_bits(low))
     }
 
-    /// Packets to anywhere inside this prefix may leave by any member.
-    fn mark_multipath(&mut self, prefix: &str) {
-        match prefix.parse() {
-            Ok(prefix) => self.multipath4.push(prefix),
-            Err(_) => match prefix.parse() {
-                Ok(prefix) => self.multipath6.push(prefix),
-                Err(_) => {
-                    self.multipath4.push("0.0.0.0/0".parse().unwrap());
-                    self.multipath6.push("::/0".parse().unwrap());
-                }
-            },
-        }
+    /// May packets that come in on this side leave by more than one way?
+    pub fn is_multipath(&self, side: &Side, destination: IpAddr, tos: u8) -> bool {
+        self.tables[usize::from(side.tenant)].multipath(destination, tos).is_some()
     }
 
-    pub fn is_multipath(&self, destination: IpAddr) -> bool {
-        match destination {
-            IpAddr::V4(a) => self.multipath4.iter().any(|p| p.contains(a.to_bits())),
-            IpAddr::V6(a) => self.multipath6.iter().any(|p| p.contains(a.to_bits())),
-        }
-    }
-
-    /// Names and devices of the wires.
-    pub fn outside(&self) -> impl Iterator<Item = (String, String)> + '_ {
-        (0..self.ports.len()).map(|i| (format!("port {i}"), format!("o{i}")))
+    /// The devices of the wires, by port.
+    pub fn outside(&self) -> impl Iterator<Item = String> {
+        (0..self.ports.len()).map(|i| format!("o{i}"))
     }
 
     /// A frame as it is compared; `None`: not compared.
-    pub fn normalise(&self, port: &str, mut frame: Vec<u8>) -> Option<(String, Vec<u8>)> {
+    pub fn normalise(&self, port: usize, mut frame: Vec<u8>) -> Option<(String, Vec<u8>)> {
         let ip = 14;
         match frame.get(12..14)? {
             [0x08, 0x06] => None,
@@ -363,7 +340,8 @@ impl Topology {
                     frame[ip + 4..ip + 6].fill(0);
                     frame[ip + 10..ip + 12].fill(0);
                 }
-                Some(self.place(port, frame, destination.into()))
+                let tos = frame[ip + 1];
+                Some(self.place(port, frame, destination.into(), tos))
             }
             [0x86, 0xdd] if frame.len() >= ip + 40 => {
                 let destination = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 24..ip + 40]).unwrap());
@@ -374,22 +352,72 @@ impl Topology {
                 if chatter || frame[ip + 6] == 0 && source.is_unicast_link_local() {
                     return None;
                 }
-                Some(self.place(port, frame, destination.into()))
+                Some(self.place(port, frame, destination.into(), 0))
             }
-            _ => Some((port.to_string(), frame)),
+            _ => Some((format!("port {port}"), frame)),
         }
     }
 
-    fn place(&self, port: &str, mut frame: Vec<u8>, destination: IpAddr) -> (String, Vec<u8>) {
-        if !self.is_multipath(destination) {
-            return (port.to_string(), frame);
+    /// Where the frame came out; if it took a member of a multipath route, that it did.
+    fn place(&self, port: usize, mut frame: Vec<u8>, destination: IpAddr, tos: u8) -> (String, Vec<u8>) {
+        let mac = |at: usize| Mac(frame[at..at + 6].try_into().unwrap());
+        let way = (port, mac(0), mac(6));
+        let tenant = self.sides.iter().find(|s| s.router_mac == way.2).is_some_and(|s| s.tenant);
+        match self.tables[usize::from(tenant)].multipath(destination, tos) {
+            Some((prefix, members)) if members.contains(&way) => {
+                frame[..12].fill(0);
+                (
+                    format!(
+                        "a member of {} route {prefix}",
+                        if tenant { "the tenant's" } else { "the host's" }
+                    ),
+                    frame,
+                )
+            }
+            _ => (format!("port {port}"), frame),
         }
-        let known = self.sides.iter().any(|s| HOSTS.clone().any(|n| host_mac(s, n).0 == frame[..6]));
-        frame[..12].fill(0);
-        (format!("a multipath member ({})", if known { "known" } else { "unknown" }), frame)
     }
 
     pub fn describe(&self) -> String {
         self.script.join("\n")
     }
+}
+
+/// What `ip route append` is told, and what it means.
+fn random_route(rng: &mut Rng, sides: &[Side], prefix: &str, v6: bool) -> (String, Route) {
+    let hop = |rng: &mut Rng| -> (String, Member) {
+        let side = &sides[rng.usize(..sides.len())];
+        let n = rng.u8(HOSTS);
+        let gateway = if v6 { side.host6(n).to_string() } else { side.host4(n).to_string() };
+        (format!("via {gateway} dev {}", side.device()), member(side, host_mac(side, n)))
+    };
+    let mut route = Route { tos: 0, metric: if v6 { 1024 } else { 0 }, members: BTreeSet::new() };
+    let kind = rng.u8(0..24);
+    if let Some(special) = ["blackhole", "unreachable", "prohibit", "throw"].get(usize::from(kind)) {
+        return (format!("{special} {prefix}"), route);
+    }
+    if let 4 | 5 = kind {
+        let mut words = prefix.to_string();
+        for _ in 0..2 {
+            let (via, member) = hop(rng);
+            write!(words, " nexthop {via} weight {}", rng.u8(1..5)).unwrap();
+            route.members.insert(member);
+        }
+        return (words, route);
+    }
+    let (via, member) = hop(rng);
+    route.members.insert(member);
+    let more = match kind {
+        6 => format!(" mtu {}", rng.u16(1280..1500)),
+        7 => {
+            route.metric = rng.u32(1..2000);
+            format!(" metric {}", route.metric)
+        }
+        8 if !v6 => {
+            route.tos = 0x10;
+            " tos 0x10".into()
+        }
+        _ => String::new(),
+    };
+    (format!("{prefix} {via}{more}"), route)
 }
