@@ -2,6 +2,7 @@
 //!
 //! A wrong file is refused with file, line, key and what is allowed; nothing is started with half a configuration.
 
+use crate::netns::Source;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     fmt, fs, io,
@@ -17,7 +18,7 @@ pub struct Config {
     /// Devices to attach to, by name in the daemon's own namespace.
     pub ports: Vec<PortName>,
     /// Namespaces to accelerate besides those that are found by themselves.
-    pub routers: Vec<RouterRef>,
+    pub routers: Vec<Source>,
     /// How long packets are forwarded without a daemon that confirms the mirror.
     pub heartbeat: Interval,
     /// Attach in generic mode (slower, any driver) where a port has no native XDP.
@@ -166,58 +167,7 @@ impl FromStr for PortName {
     }
 }
 
-/// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum RouterRef {
-    /// A name under /run/netns.
-    Name(String),
-    /// The namespace a process is in.
-    Pid(u32),
-    /// A namespace file, absolute.
-    Path(PathBuf),
-}
-
-impl RouterRef {
-    /// The file that stands for the namespace.
-    pub fn path(&self) -> PathBuf {
-        match self {
-            RouterRef::Name(name) => Path::new("/run/netns").join(name),
-            RouterRef::Pid(pid) => PathBuf::from(format!("/proc/{pid}/ns/net")),
-            RouterRef::Path(path) => path.clone(),
-        }
-    }
-}
-
-impl fmt::Display for RouterRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RouterRef::Name(name) => f.write_str(name),
-            RouterRef::Pid(pid) => write!(f, "pid:{pid}"),
-            RouterRef::Path(path) => write!(f, "{}", path.display()),
-        }
-    }
-}
-
-impl FromStr for RouterRef {
-    type Err = BadValue;
-    fn from_str(s: &str) -> Result<Self, BadValue> {
-        let bad = || {
-            BadValue(format!(
-                "{s:?} is not a router: a name under /run/netns, pid:NUMBER, or an absolute path of a namespace file"
-            ))
-        };
-        if let Some(pid) = s.strip_prefix("pid:") {
-            return pid.parse().ok().filter(|&p| p > 0).map(RouterRef::Pid).ok_or_else(bad);
-        }
-        if s.starts_with('/') {
-            return Ok(RouterRef::Path(s.into()));
-        }
-        let wrong = s.is_empty() || s.len() > 255 || s == "." || s == ".." || s.contains(['/', '\0']);
-        if wrong { Err(bad()) } else { Ok(RouterRef::Name(s.into())) }
-    }
-}
-
-/// A time span between one second and one day, written `500ms`, `30s`, `5m` or `1h`.
+/// A time span between two seconds and one day, written `2500ms`, `30s`, `5m` or `1h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interval(pub Duration);
 
@@ -252,7 +202,7 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(PortName, RouterRef, Interval);
+deserialize_by_parsing!(PortName, Source, Interval);
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -334,7 +284,7 @@ mod tests {
         assert_eq!(config.ports.len(), 2);
         assert_eq!(
             config.routers,
-            [RouterRef::Name("red".into()), RouterRef::Pid(42), RouterRef::Path("/run/x".into())]
+            [Source::Name("red".into()), Source::Pid(42), Source::Path("/run/x".into())]
         );
         assert_eq!(config.heartbeat.0, Duration::from_secs(1500));
         assert_eq!(config.policing, Policing { exception_pps: Rate(0), control_pps: Rate(10_000) });
@@ -385,7 +335,7 @@ mod tests {
             let _ = parse(&format!("[policing]\ncontrol_pps = {text}\n"));
             let _ = parse(&String::from_utf8_lossy(&noise));
             let _ = text.parse::<Interval>();
-            let _ = text.parse::<RouterRef>();
+            let _ = text.parse::<Source>();
         }
     }
 }

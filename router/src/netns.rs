@@ -2,12 +2,15 @@
 //!
 //! A thread that enters a namespace is one made for it and gone afterwards, so no other thread ever changes place.
 
+use crate::config::BadValue;
 use std::{
     collections::BTreeMap,
+    fmt,
     fs::{self, File},
     io,
     os::{fd::AsFd, fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 /// Where `ip netns` keeps its names.
@@ -37,27 +40,18 @@ impl Key {
     }
 }
 
-/// How a configuration names a namespace.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
     /// A name under /run/netns.
     Name(String),
-    /// That of a process.
+    /// The namespace a process is in.
     Pid(u32),
-    /// A namespace file.
+    /// A namespace file, absolute.
     Path(PathBuf),
 }
 
 impl Source {
-    /// `name`, `pid:1234` or `1234`, `/a/path`.
-    pub fn parse(text: &str) -> Source {
-        match text.strip_prefix("pid:").unwrap_or(text).parse() {
-            Ok(pid) => Source::Pid(pid),
-            Err(_) if text.contains('/') => Source::Path(text.into()),
-            Err(_) => Source::Name(text.into()),
-        }
-    }
-
     /// Where its namespace file is.
     pub fn path(&self) -> PathBuf {
         match self {
@@ -65,6 +59,50 @@ impl Source {
             Source::Pid(pid) => format!("/proc/{pid}/ns/net").into(),
             Source::Path(path) => path.clone(),
         }
+    }
+
+    /// The namespace it names now.
+    ///
+    /// # Errors
+    /// There is no such file, or it is not a network namespace's.
+    pub fn key(&self) -> io::Result<Key> {
+        let path = self.path();
+        let key = Key::at(&path)?;
+        // Opened only on nsfs, where that has no effect: with a FIFO it waits.
+        let on_nsfs = key.device == Key::at(Path::new("/proc/self/ns/net"))?.device;
+        if !(on_nsfs && is_network(&File::open(&path)?)) {
+            return Err(io::Error::other("the file is not a network namespace, as /proc/PID/ns/net is"));
+        }
+        Ok(key)
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Name(name) => f.write_str(name),
+            Source::Pid(pid) => write!(f, "pid:{pid}"),
+            Source::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Source {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let bad = || {
+            BadValue(format!(
+                "{s:?} is not a router: a name under {NAMED}, pid:NUMBER, or an absolute path of a namespace file"
+            ))
+        };
+        if let Some(pid) = s.strip_prefix("pid:") {
+            return pid.parse().ok().filter(|&p| p > 0).map(Source::Pid).ok_or_else(bad);
+        }
+        if s.starts_with('/') {
+            return Ok(Source::Path(s.into()));
+        }
+        let wrong = s.is_empty() || s.len() > 255 || s == "." || s == ".." || s.contains(['/', '\0']);
+        if wrong { Err(bad()) } else { Ok(Source::Name(s.into())) }
     }
 }
 
@@ -137,6 +175,13 @@ fn on_a_thread<T: Send>(task: impl FnOnce() -> io::Result<T> + Send) -> io::Resu
     })
 }
 
+/// Is this file on nsfs one of a network namespace?
+fn is_network(file: &File) -> bool {
+    // SAFETY: the request takes no argument, and the descriptor is open for as long as `file` is borrowed.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), libc::NS_GET_NSTYPE) };
+    kind == libc::CLONE_NEWNET
+}
+
 fn enter(namespace: &File) -> io::Result<()> {
     // SAFETY: setns takes a descriptor, open for as long as `namespace` is borrowed, and affects this thread only.
     match unsafe { libc::setns(namespace.as_fd().as_raw_fd(), libc::CLONE_NEWNET) } {
@@ -151,11 +196,30 @@ mod tests {
 
     #[test]
     fn sources_are_told_apart() {
-        assert_eq!(Source::parse("red"), Source::Name("red".into()));
-        assert_eq!(Source::parse("pid:12"), Source::Pid(12));
-        assert_eq!(Source::parse("12"), Source::Pid(12));
-        assert_eq!(Source::parse("/proc/1/ns/net"), Source::Path("/proc/1/ns/net".into()));
-        assert_eq!(Source::parse("red").path(), Path::new("/run/netns/red"));
+        let table = [
+            ("red", Source::Name("red".into()), "/run/netns/red"),
+            ("12", Source::Name("12".into()), "/run/netns/12"),
+            ("pid:12", Source::Pid(12), "/proc/12/ns/net"),
+            ("/proc/1/ns/net", Source::Path("/proc/1/ns/net".into()), "/proc/1/ns/net"),
+        ];
+        for (text, source, path) in table {
+            assert_eq!(text.parse::<Source>().unwrap(), source);
+            assert_eq!((source.to_string(), source.path()), (text.into(), path.into()));
+        }
+        for wrong in ["", "a/b", "..", "pid:0", "pid:x"] {
+            assert!(wrong.parse::<Source>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_a_network_namespace_has_a_key() {
+        let key = |path: &str| Source::Path(path.into()).key();
+        assert_eq!(key("/proc/self/ns/net").unwrap(), Key::at(Path::new("/proc/self/ns/net")).unwrap());
+        for other in ["/etc/passwd", "/etc", "/proc/self/ns/mnt"] {
+            let error = key(other).unwrap_err().to_string();
+            assert!(error.contains("not a network namespace"), "{other}: {error}");
+        }
+        assert_eq!(key("/nonexistent").unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod table;
 mod text;
 
 use crate::{
-    config::{Config, Interval, PortName, RouterRef},
+    config::{Config, Interval, PortName},
     daemon::{
         api::RouteQuery,
         client::{self, CallError},
@@ -25,6 +25,7 @@ use crate::{
         },
         start,
     },
+    netns::Source,
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -91,7 +92,7 @@ struct Run {
     config: Option<PathBuf>,
     /// A namespace to accelerate besides those found by themselves: a name, pid:NUMBER, or a file.
     #[arg(long = "router", value_name = "NAME|pid:N|PATH")]
-    routers: Vec<RouterRef>,
+    routers: Vec<Source>,
     /// How long forwarding goes on without a daemon that confirms the tables [default: 30s].
     #[arg(long, value_name = "TIME")]
     heartbeat: Option<Interval>,
@@ -401,7 +402,7 @@ mod tests {
         let Command::Run(run) = Cli::try_parse_from(line).unwrap().command else { panic!() };
         let config = run.merged().unwrap();
         assert_eq!(config.ports, ["b".parse().unwrap()]);
-        assert_eq!(config.routers, [RouterRef::Name("red".into())]);
+        assert_eq!(config.routers, [Source::Name("red".into())]);
         assert_eq!((config.heartbeat.0, config.generic), (Duration::from_secs(10), true));
     }
 

@@ -2,10 +2,9 @@
 
 use super::seam::{Observe, Reread};
 use crate::{
-    config::{Config, RouterRef},
+    config::Config,
     ethtool::Problem,
-    netns::Source,
-    observer::{Observer, ObserverConfig, PortName, Trouble, clock},
+    observer::{Observer, ObserverConfig, Trouble, clock},
 };
 use anyhow::Result;
 use logic::{
@@ -16,14 +15,9 @@ use std::{net::IpAddr, time::Duration};
 
 /// Begins to observe what the configuration names.
 pub fn open(config: &Config) -> Result<Observer> {
-    let source = |router: &RouterRef| match router {
-        RouterRef::Name(name) => Source::Name(name.clone()),
-        RouterRef::Pid(pid) => Source::Pid(*pid),
-        RouterRef::Path(path) => Source::Path(path.clone()),
-    };
     Ok(Observer::new(ObserverConfig {
-        ports: config.ports.iter().map(|p| PortName::Name(p.to_string())).collect(),
-        routers: config.routers.iter().map(source).collect(),
+        ports: config.ports.clone(),
+        routers: config.routers.clone(),
         ..ObserverConfig::default()
     })?)
 }

@@ -93,14 +93,12 @@ impl Observer {
     /// Configured namespaces that exist now.
     fn configured(&self) -> BTreeMap<Key, Found> {
         let place = |source: &Source| {
-            let path = source.path();
-            let key = Key::at(&path).ok()?;
+            let key = source.key().ok()?;
             let name = match source {
-                Source::Name(name) => name.clone(),
-                Source::Pid(pid) => format!("pid:{pid}"),
                 Source::Path(_) => format!("netns:{}", key.inode()),
+                named => named.to_string(),
             };
-            Some((key, Found { name, path, pid: None }))
+            Some((key, Found { name, path: source.path(), pid: None }))
         };
         self.config.routers.iter().filter_map(place).collect()
     }

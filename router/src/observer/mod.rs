@@ -30,6 +30,7 @@ pub mod sysctl;
 mod troubles;
 
 use crate::{
+    config::PortName,
     hazards::bpf,
     netlink::neighbour,
     netns::{self, Key, Source},
@@ -83,19 +84,9 @@ pub enum Error {
     /// A configured router whose namespace cannot be opened.
     #[error("router {0}: no such network namespace: {1}")]
     NoNamespace(String, io::Error),
-    /// More ports than port numbers.
-    #[error("{0} ports; at most 64 are possible")]
-    TooManyPorts(usize),
     /// The system refused.
     #[error("{0}: {1}")]
     System(&'static str, #[source] io::Error),
-}
-
-/// How a configuration names a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PortName {
-    Name(String),
-    Index(u32),
 }
 
 /// What to observe.
@@ -155,9 +146,6 @@ impl Observer {
     /// # Errors
     /// A port or a configured namespace that is not there, or a system that refuses (root is needed).
     pub fn new(config: ObserverConfig) -> Result<Observer, Error> {
-        if config.ports.len() > 64 {
-            return Err(Error::TooManyPorts(config.ports.len()));
-        }
         raise_descriptor_limit();
         let path = Path::new("/proc/thread-self/ns/net");
         let own = Key::at(path).map_err(|e| Error::System("cannot see the current namespace", e))?;
@@ -188,14 +176,10 @@ impl Observer {
             .map_err(|e| Error::System("cannot observe the current namespace", e))?;
         observer.refresh_ports();
         if let Some(missing) = observer.ports.iter().find(|p| p.port.is_none()) {
-            return Err(Error::NoPort(match &missing.wanted {
-                PortName::Name(name) => name.clone(),
-                PortName::Index(index) => format!("with index {index}"),
-            }));
+            return Err(Error::NoPort(missing.wanted.to_string()));
         }
         for router in &observer.config.routers {
-            let path = router.path();
-            Key::at(&path).map_err(|e| Error::NoNamespace(path.display().to_string(), e))?;
+            router.key().map_err(|e| Error::NoNamespace(router.to_string(), e))?;
         }
         observer.watch_directory();
         observer.discover(true);

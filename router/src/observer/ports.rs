@@ -1,6 +1,6 @@
 //! Ports: coming and going, and what is wrong with them.
 
-use super::{HOST, Observer, PortName, PortState};
+use super::{HOST, Observer, PortState};
 use crate::{
     ethtool::{self, Ethtool, Peer, Problem, ProblemKind},
     netlink::{link::RawLink, nsid},
@@ -103,9 +103,6 @@ impl Observer {
 /// The index of a port's device now. A port that was renamed is the same port.
 fn place(state: &PortState, links: &BTreeMap<u32, RawLink>) -> Option<u32> {
     let known = state.port.as_ref().map(|p| p.ifindex).filter(|index| links.contains_key(index));
-    let wanted = || match &state.wanted {
-        PortName::Name(name) => links.values().find(|link| link.name == *name).map(|link| link.ifindex),
-        PortName::Index(index) => links.contains_key(index).then_some(*index),
-    };
+    let wanted = || links.values().find(|link| link.name == state.wanted.as_str()).map(|link| link.ifindex);
     known.or_else(wanted)
 }

@@ -3,7 +3,7 @@
 use logic::observe::{Dump, Event};
 use router::{
     netns,
-    observer::{HOST, Observer, ObserverConfig, PortName},
+    observer::{HOST, Observer, ObserverConfig},
 };
 use std::{
     collections::VecDeque,
@@ -123,7 +123,7 @@ impl std::ops::DerefMut for Watcher {
 }
 
 pub fn observer() -> Watcher {
-    let ports = vec![PortName::Name("port0".into())];
+    let ports = vec!["port0".parse().unwrap()];
     let observer = Observer::new(ObserverConfig { ports, ..Default::default() }).unwrap();
     Watcher { observer, pending: VecDeque::new() }
 }

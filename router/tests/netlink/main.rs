@@ -13,8 +13,7 @@ use logic::{
     observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
 };
 use router::{
-    netns,
-    observer::{HOST, Observer, ObserverConfig, PortName},
+    observer::{HOST, Observer, ObserverConfig},
 };
 use std::{
     collections::VecDeque,
@@ -53,7 +52,7 @@ fn the_first_poll_hands_out_the_host_and_its_port() {
 #[test]
 fn a_port_that_is_not_there_is_an_error() {
     with_bed(|_| {
-        let config = ObserverConfig { ports: vec![PortName::Name("nope".into())], ..Default::default() };
+        let config = ObserverConfig { ports: vec!["nope".parse().unwrap()], ..Default::default() };
         let error = Observer::new(config).err().unwrap().to_string();
         assert!(error.contains("no network device nope"), "{error}");
     });
@@ -346,8 +345,8 @@ fn a_port_that_goes_and_comes_back_is_reported() {
 fn a_router_can_be_configured_by_file() {
     with_bed(|bed| {
         let pid = bed.unnamed();
-        let ports = vec![PortName::Name("port0".into())];
-        let routers = vec![netns::Source::parse(&format!("/proc/{pid}/ns/net"))];
+        let ports = vec!["port0".parse().unwrap()];
+        let routers = vec![format!("/proc/{pid}/ns/net").parse().unwrap()];
         let observer = Observer::new(ObserverConfig { ports, routers, ..Default::default() }).unwrap();
         let mut watcher = Watcher { observer, pending: VecDeque::new() };
         until(&mut watcher, "configured namespace", |e| {
