@@ -329,9 +329,10 @@ fn without_daemon(instance: &Instance) -> String {
         None => "until when the fast path forwards cannot be read".into(),
     };
     format!(
-        "no daemon is running, but its programs are attached to {}: {deadline}; `millrace run` takes over, `millrace stop` \
-         removes them",
-        ports.join(", ")
+        "no daemon is running, but its programs are attached to {}: {deadline}; `{}` takes over, `{}` removes them",
+        ports.join(", "),
+        instance.command("run"),
+        instance.command("stop")
     )
 }
 

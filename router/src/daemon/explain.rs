@@ -119,9 +119,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             interface.interface.is_some() && ways.iter().any(|way| way.interface == interface.interface)
         });
         if fitting.is_empty() {
-            return Err(ApiError::unknown(
-                "no interface has this port, router, VLAN and MAC; see `millrace interfaces`",
-            ));
+            return Err(ApiError::unknown(format!(
+                "no interface has this port, router, VLAN and MAC; see `{}`",
+                self.instance.command("interfaces")
+            )));
         }
         Ok(fitting.swap_remove(back.unwrap_or(0)))
     }
@@ -130,8 +131,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn words(&self, step: &Step) -> String {
         match *step {
             Step::Port { id, ready } => {
-                let trust = if ready { "trusted" } else { "not trusted, see `millrace ports`" };
-                format!("arrived on port {}: {trust}", self.port_name(id as PortId))
+                let port = self.port_name(id as PortId);
+                match ready {
+                    true => format!("arrived on port {port}: trusted"),
+                    false => {
+                        let ports = self.instance.command("ports");
+                        format!("arrived on port {port}: not trusted, see `{ports}`")
+                    }
+                }
             }
             Step::Parsed { vlan, ether_type } => {
                 format!("{}, {}", tags(Vlan::from_key(vlan)), ether_type_name(ether_type))

@@ -66,6 +66,11 @@ impl Instance {
         self.name.as_ref().map_or("millrace".into(), |n| format!("millrace-{}", n.as_str()))
     }
 
+    /// How a command is written that speaks to this instance: `millrace stop --instance NAME`.
+    pub fn command(&self, verb: &str) -> String {
+        command(&self.label(), verb)
+    }
+
     /// The Unix socket of the API.
     pub fn socket(&self) -> PathBuf {
         self.directory.join(format!("{}.sock", self.label()))
@@ -79,6 +84,12 @@ impl Instance {
     pub fn state_file(&self) -> PathBuf {
         self.directory.join(format!("{}.state", self.label()))
     }
+}
+
+/// See [`Instance::command`]; for an instance of which only the label is known.
+pub fn command(label: &str, verb: &str) -> String {
+    let name = label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {name}"));
+    format!("millrace {verb}{name}")
 }
 
 /// The right to be the daemon of an instance, held until dropped (or the process ends, however it ends).
@@ -106,8 +117,9 @@ impl Lock {
                 let _ = file.read_to_string(&mut pid);
                 let pid = pid.trim().parse::<u32>().map_or(String::new(), |p| format!(" (process {p})"));
                 bail!(
-                    "another daemon{pid} already runs as {}; stop it with `millrace stop`, or choose another --instance",
-                    describe(instance)
+                    "another daemon{pid} already runs as {}; stop it with `{}`, or choose another --instance",
+                    describe(instance),
+                    instance.command("stop")
                 );
             }
             // Whoever held it before may have removed the file between our open and our lock.
@@ -160,6 +172,7 @@ mod tests {
     fn names() {
         assert_eq!(Instance::new(None).socket(), Path::new("/run/millrace.sock"));
         assert_eq!(Instance::new(Some("a-b".parse().unwrap())).socket(), Path::new("/run/millrace-a-b.sock"));
+        assert_eq!(Instance::new(None).command("stop"), "millrace stop");
         for wrong in ["", "a/b", "..", "ä", &"x".repeat(33)] {
             assert!(wrong.parse::<InstanceName>().is_err(), "{wrong}");
         }
@@ -171,7 +184,7 @@ mod tests {
         let lock = Lock::take(&instance(directory.path())).unwrap();
         let error = Lock::take(&instance(directory.path())).unwrap_err().to_string();
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
-        assert!(error.contains("instance \"t1\"") && error.contains("millrace stop"), "{error}");
+        assert!(error.contains("instance \"t1\"") && error.contains("`millrace stop --instance t1`"), "{error}");
         Lock::take(&Instance::under(directory.path(), None)).expect("another instance is free");
         drop(lock);
         Lock::take(&instance(directory.path())).expect("free again");

@@ -69,7 +69,8 @@ fn run_alone<O: Observe>(
         }
         Ended::Left { forwarding: true } => tracing::info!(
             "ending on a signal: forwarding goes on for the heartbeat of {heartbeat_s} s and is then the kernel's, unless a \
-             daemon is started before; `millrace stop` removes everything"
+             daemon is started before; `{}` removes everything",
+            instance.command("stop")
         ),
     }
     Ok(ended)

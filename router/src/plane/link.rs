@@ -2,6 +2,7 @@
 //!
 //! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
 
+use crate::daemon::instance;
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::{libbpf_sys as sys, query};
 use std::{
@@ -153,10 +154,12 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
         .into_iter()
         .find(|path| PortLink::open(path).is_ok_and(|l| l.is_some_and(|l| l.ifindex == ifindex)));
     Ok(Some(match owner {
-        Some(path) => format!(
-            "the Millrace instance pinned in {} (stop it with `millrace stop`)",
-            path.parent().unwrap_or(&path).display()
-        ),
+        Some(path) => {
+            let directory = path.parent().unwrap_or(&path);
+            let label = directory.file_name().unwrap_or_default().to_string_lossy();
+            let stop = instance::command(&label, "stop");
+            format!("the Millrace instance pinned in {} (stop it with `{stop}`)", directory.display())
+        }
         None => format!("XDP program {:?} (id {id}), which is not ours", name.unwrap_or_default()),
     }))
 }
