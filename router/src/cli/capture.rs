@@ -1,62 +1,183 @@
-//! Frames from a classic pcap file.
+//! Frames from a capture, pcap or pcapng.
 
 use anyhow::{Context, Result, bail};
-use pcap_file::{DataLink, pcap::PcapReader};
-use std::{fs::File, path::Path};
+use pcap_file::{
+    DataLink, PcapError,
+    pcap::PcapReader,
+    pcapng::{Block, PcapNgReader},
+};
+use std::{
+    fs::File,
+    io::{Read, Seek},
+    path::Path,
+};
 
 /// Frames explained of one file.
-const MAX_FRAMES: usize = 1000;
+pub const MAX_FRAMES: usize = 1000;
 
-/// The Ethernet frames of a file, at most [`MAX_FRAMES`].
-pub fn read(file: &Path) -> Result<Vec<Vec<u8>>> {
+/// First bytes of a pcapng file, in either byte order.
+const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+
+/// A frame, or why it cannot be had.
+pub type Frame = Result<Vec<u8>, String>;
+
+/// What a file holds.
+#[derive(Debug)]
+pub struct Capture {
+    /// At most [`MAX_FRAMES`].
+    pub frames: Vec<Frame>,
+    /// The file holds more.
+    pub more: bool,
+}
+
+/// The Ethernet frames of a file.
+///
+/// # Errors
+/// There is no such file, or it is no capture of Ethernet frames. What is wrong further on is told in its place.
+pub fn read(file: &Path) -> Result<Capture> {
     let name = file.display();
-    let opened = File::open(file)
+    let mut opened = File::open(file)
         .with_context(|| format!("cannot read {name} (nor is it a packet such as \"udp A -> B\")"))?;
-    let mut reader = PcapReader::new(opened).with_context(|| format!("{name} is not a pcap file"))?;
-    if reader.header().datalink != DataLink::ETHERNET {
-        bail!("{name} holds {:?} frames, not Ethernet", reader.header().datalink);
+    let mut magic = [0; 4];
+    let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == PCAPNG;
+    opened.rewind().with_context(|| format!("cannot read {name}"))?;
+    let neither = || format!("{name} is neither a pcap nor a pcapng file");
+    if is_pcapng {
+        let mut reader = PcapNgReader::new(opened).with_context(neither)?;
+        return Ok(gather(|| next_of_pcapng(&mut reader)));
     }
+    let mut reader = PcapReader::new(opened).with_context(neither)?;
+    let link = reader.header().datalink;
+    if link != DataLink::ETHERNET {
+        bail!("{name} holds {link:?} frames, not Ethernet");
+    }
+    Ok(gather(|| Some(reader.next_packet()?.map(|p| whole(&p.data, p.orig_len)))))
+}
+
+fn gather(mut next: impl FnMut() -> Option<Result<Frame, PcapError>>) -> Capture {
     let mut frames = Vec::new();
-    while let Some(packet) = reader.next_packet() {
-        let packet = packet.with_context(|| format!("{name}, frame {}", frames.len() + 1))?;
-        if packet.data.len() < packet.orig_len as usize {
-            bail!(
-                "{name}, frame {}: captured without its end; capture with `tcpdump -s 0`",
-                frames.len() + 1
-            );
-        }
-        frames.push(packet.data.into_owned());
-        if frames.len() == MAX_FRAMES {
-            break;
+    while frames.len() < MAX_FRAMES {
+        match next() {
+            None => return Capture { frames, more: false },
+            Some(Ok(frame)) => frames.push(frame),
+            Some(Err(error)) => {
+                frames.push(Err(format!("the file is broken here: {error}")));
+                return Capture { frames, more: false };
+            }
         }
     }
-    Ok(frames)
+    Capture { frames, more: next().is_some() }
+}
+
+/// Blocks that hold no frame are skipped.
+fn next_of_pcapng(reader: &mut PcapNgReader<File>) -> Option<Result<Frame, PcapError>> {
+    loop {
+        let (interface, data, length) = match reader.next_block()? {
+            Ok(Block::EnhancedPacket(p)) => (p.interface_id, p.data.into_owned(), p.original_len),
+            Ok(Block::SimplePacket(p)) => {
+                // Its data ends with padding to four bytes.
+                let length = p.data.len().min(p.original_len as usize);
+                (0, p.data[..length].to_vec(), p.original_len)
+            }
+            Ok(_) => continue,
+            Err(error) => return Some(Err(error)),
+        };
+        let link = reader.interfaces().get(interface as usize).map(|i| i.linktype);
+        return Some(Ok(match link {
+            Some(DataLink::ETHERNET) => whole(&data, length),
+            Some(other) => Err(format!("a {other:?} frame, not Ethernet")),
+            None => Err(format!("captured on interface {interface}, which the file does not describe")),
+        }));
+    }
+}
+
+fn whole(data: &[u8], length: u32) -> Frame {
+    if data.len() < length as usize {
+        return Err("captured without its end; capture with `tcpdump -s 0`".into());
+    }
+    Ok(data.to_vec())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pcap_file::pcap::{PcapPacket, PcapWriter};
-    use std::{fs, time::Duration};
+    use pcap_file::{
+        pcap::{PcapPacket, PcapWriter},
+        pcapng::{
+            PcapNgWriter,
+            blocks::{
+                enhanced_packet::EnhancedPacketBlock, interface_description::InterfaceDescriptionBlock,
+                simple_packet::SimplePacketBlock,
+            },
+        },
+    };
+    use std::{borrow::Cow, fs, path::PathBuf, time::Duration};
+
+    fn pcap(directory: &Path, count: usize, frame: &[u8], length: u32) -> PathBuf {
+        let file = directory.join("a.pcap");
+        let mut writer = PcapWriter::new(File::create(&file).unwrap()).unwrap();
+        for _ in 0..count {
+            writer.write_packet(&PcapPacket::new(Duration::ZERO, length, frame)).unwrap();
+        }
+        file
+    }
 
     #[test]
     fn frames_come_back_and_broken_files_are_errors() {
         let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("a.pcap");
-        let mut writer = PcapWriter::new(File::create(&file).unwrap()).unwrap();
         let frame = vec![7; 60];
-        writer.write_packet(&PcapPacket::new(Duration::ZERO, 60, &frame)).unwrap();
-        drop(writer);
-        assert_eq!(read(&file).unwrap(), [frame]);
+        let file = pcap(directory.path(), 1, &frame, 60);
+        let capture = read(&file).unwrap();
+        assert_eq!((capture.frames, capture.more), (vec![Ok(frame)], false));
 
         let bytes = fs::read(&file).unwrap();
         for length in 0..bytes.len() {
             fs::write(&file, &bytes[..length]).unwrap();
-            assert!(read(&file).map_or(true, |frames| frames.is_empty()), "cut at {length}");
+            assert!(read(&file).map_or(true, |c| c.frames.iter().all(Result::is_err)), "cut at {length}");
         }
         assert!(
             format!("{:#}", read(Path::new("/nonexistent")).unwrap_err())
                 .contains("cannot read /nonexistent")
         );
+    }
+
+    #[test]
+    fn what_is_left_out_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let capture = read(&pcap(directory.path(), MAX_FRAMES, &[7; 60], 60)).unwrap();
+        assert_eq!((capture.frames.len(), capture.more), (MAX_FRAMES, false));
+        let capture = read(&pcap(directory.path(), MAX_FRAMES + 1, &[7; 60], 60)).unwrap();
+        assert_eq!((capture.frames.len(), capture.more), (MAX_FRAMES, true));
+        let capture = read(&pcap(directory.path(), 2, &[7; 60], 61)).unwrap();
+        assert!(capture.frames.iter().all(|f| f.as_ref().is_err_and(|e| e.contains("tcpdump -s 0"))));
+    }
+
+    #[test]
+    fn pcapng_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.pcapng");
+        let mut writer = PcapNgWriter::new(File::create(&file).unwrap()).unwrap();
+        for linktype in [DataLink::ETHERNET, DataLink::LINUX_SLL] {
+            writer
+                .write_pcapng_block(InterfaceDescriptionBlock { linktype, snaplen: 0, options: vec![] })
+                .unwrap();
+        }
+        let frame = [7; 61];
+        for interface_id in [0, 1] {
+            let block = EnhancedPacketBlock {
+                interface_id,
+                timestamp: Duration::ZERO,
+                original_len: 61,
+                data: Cow::Borrowed(&frame),
+                options: vec![],
+            };
+            writer.write_pcapng_block(block).unwrap();
+        }
+        let block = SimplePacketBlock { original_len: 61, data: Cow::Borrowed(&frame) };
+        writer.write_pcapng_block(block).unwrap();
+        drop(writer);
+        let frames = read(&file).unwrap().frames;
+        assert_eq!((&frames[0], &frames[2]), (&Ok(frame.to_vec()), &Ok(frame.to_vec())));
+        assert!(frames[1].as_ref().is_err_and(|e| e.contains("not Ethernet")), "{frames:?}");
     }
 }

@@ -5,7 +5,7 @@
 //! | `mod.rs` | the commands, their options, what each asks and its exit code |
 //! | `text.rs` | reports as text for people |
 //! | `table.rs` | columns |
-//! | `capture.rs` | packets from a pcap file |
+//! | `capture.rs` | frames from a pcap or pcapng file |
 
 mod capture;
 mod table;
@@ -79,7 +79,7 @@ A packet reads, in quotes:
   'tcp [2001:db8::1]:1234 -> [2001:db8:1::1]:80 ttl=1 vlan=10'
   'icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01'
 Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac the packet is addressed to
-the interface of the router (the host's, unless --router) that leads back to its source. Frames of a pcap file are taken as they
+the interface of the router (the host's, unless --router) that leads back to its source. Frames of a capture are taken as they
 are and need --port.";
 
 #[derive(Debug, Args)]
@@ -125,7 +125,7 @@ struct Routes {
 
 #[derive(Debug, Args)]
 struct Explain {
-    /// A packet as text, in quotes, or a pcap file.
+    /// A packet as text, in quotes, or a pcap or pcapng file.
     #[arg(value_name = "PACKET")]
     packet: String,
     /// The port it arrives on.
@@ -184,7 +184,7 @@ impl Cli {
                 show(o, &get::<Vec<InterfaceReport>>(&instance, "/interfaces")?, |r| text::interfaces(r))
             }
             Command::Routes(routes) => return routes.run(&instance),
-            Command::Explain(explain) => explain.run(&instance),
+            Command::Explain(explain) => return explain.run(&instance),
             Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
         }?;
         Ok(ExitCode::SUCCESS)
@@ -245,28 +245,78 @@ fn percent(text: &str) -> String {
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
+/// What became of one packet; or, of a frame in a file, why nothing could be found out.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Explained {
+    Report(Box<ExplainReport>),
+    Not { error: String },
+}
+
 impl Explain {
-    fn run(self, instance: &Instance) -> Result<()> {
+    fn run(self, instance: &Instance) -> Result<ExitCode> {
         let base = ExplainRequest {
             port: self.port.map(|p| p.to_string()),
             router: self.router,
             ..ExplainRequest::default()
         };
-        let requests = if self.packet.contains("->") {
-            vec![ExplainRequest { packet: Some(self.packet), ..base }]
-        } else {
-            if base.port.is_none() {
-                bail!("the frames of {} need --port, the port they arrive on", self.packet);
-            }
-            let frames = capture::read(self.packet.as_ref())?;
-            frames.iter().map(|f| ExplainRequest { frame: Some(to_hex(f)), ..base.clone() }).collect()
-        };
-        let mut reports: Vec<ExplainReport> = Vec::new();
-        for request in &requests {
-            reports.push(call(instance, "POST", "/explain", Some(serde_json::to_value(request)?))?);
+        if self.packet.contains("->") {
+            let report = ask(instance, &ExplainRequest { packet: Some(self.packet), ..base })
+                .map_err(|e| said(instance, e))?;
+            show(self.output, &[Explained::Report(report)][..], text::explanations)?;
+            return Ok(ExitCode::SUCCESS);
         }
-        show(self.output, &reports, |r| text::explanations(r))
+        if base.port.is_none() {
+            bail!("the frames of {} need --port, the port they arrive on", self.packet);
+        }
+        let capture = capture::read(self.packet.as_ref())?;
+        let explained = explain_frames(instance, &base, capture.frames)?;
+        show(self.output, &explained[..], text::explanations)?;
+        if capture.more {
+            eprintln!(
+                "millrace: these are the first {} frames of {}; others can be cut out with `editcap -r`",
+                capture::MAX_FRAMES,
+                self.packet
+            );
+        }
+        let not = explained.iter().filter(|e| matches!(e, Explained::Not { .. })).count();
+        if not > 0 {
+            eprintln!("millrace: {not} of {} frames could not be explained", explained.len());
+            return Ok(ExitCode::FAILURE);
+        }
+        Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Each frame on its own: one that the daemon refuses says so in its place. An error that is not the frame's ends it, and
+/// what was explained before is kept.
+fn explain_frames(
+    instance: &Instance,
+    base: &ExplainRequest,
+    frames: Vec<capture::Frame>,
+) -> Result<Vec<Explained>> {
+    let mut explained = Vec::new();
+    for frame in frames {
+        let asked = frame.map(|f| ask(instance, &ExplainRequest { frame: Some(to_hex(&f)), ..base.clone() }));
+        match asked {
+            Ok(Ok(report)) => explained.push(Explained::Report(report)),
+            Err(error) => explained.push(Explained::Not { error }),
+            Ok(Err(CallError::Refused { status: 400 | 413, text })) => {
+                explained.push(Explained::Not { error: text });
+            }
+            Ok(Err(error)) if explained.is_empty() => return Err(said(instance, error)),
+            Ok(Err(error)) => {
+                explained.push(Explained::Not { error: format!("{:#}", said(instance, error)) });
+                break;
+            }
+        }
+    }
+    Ok(explained)
+}
+
+fn ask(instance: &Instance, request: &ExplainRequest) -> Result<Box<ExplainReport>, CallError> {
+    let body = serde_json::to_value(request).map_err(|e| CallError::Broken(e.to_string()))?;
+    client::call(&instance.socket(), "POST", "/explain", Some(body), PATIENCE)
 }
 
 fn to_hex(bytes: &[u8]) -> String {
@@ -290,19 +340,15 @@ fn stop(instance: &Instance) -> Result<StopReport> {
 }
 
 fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
-    call(instance, "GET", path, None)
+    client::call(&instance.socket(), "GET", path, None, PATIENCE).map_err(|e| said(instance, e))
 }
 
-fn call<T: DeserializeOwned>(
-    instance: &Instance,
-    method: &str,
-    path: &str,
-    body: Option<serde_json::Value>,
-) -> Result<T> {
-    client::call(&instance.socket(), method, path, body, PATIENCE).map_err(|error| match error {
+/// The error in words that say what to do.
+fn said(instance: &Instance, error: CallError) -> anyhow::Error {
+    match error {
         CallError::NoDaemon => anyhow::anyhow!("{}", without_daemon(instance)),
         other => other.into(),
-    })
+    }
 }
 
 /// What there is to say when nobody answers: programs may forward nevertheless.

@@ -1,6 +1,6 @@
 //! Reports as text for people.
 
-use super::table::Table;
+use super::{Explained, table::Table};
 use crate::daemon::{
     packet::Headers,
     report::{
@@ -219,12 +219,15 @@ pub fn verify(v: &VerifyReport) -> String {
 }
 
 /// `millrace explain`.
-pub fn explanations(reports: &[ExplainReport]) -> String {
-    let text = |(i, r): (usize, &ExplainReport)| {
-        let head = if reports.len() > 1 { format!("packet {}\n", i + 1) } else { String::new() };
-        head + &explanation(r)
+pub fn explanations(explained: &[Explained]) -> String {
+    let text = |(i, e): (usize, &Explained)| {
+        let head = if explained.len() > 1 { format!("packet {}\n", i + 1) } else { String::new() };
+        head + &match e {
+            Explained::Report(report) => explanation(report),
+            Explained::Not { error } => format!("not explained: {error}\n"),
+        }
     };
-    reports.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")
+    explained.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")
 }
 
 fn explanation(r: &ExplainReport) -> String {

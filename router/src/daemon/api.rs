@@ -36,8 +36,9 @@ use std::{
 };
 use tokio::{runtime, sync::oneshot, time::timeout};
 
-/// Longest request body: a 9000-byte frame in hexadecimal, and room.
-pub const MAX_BODY_BYTES: usize = 32 * 1024;
+/// Longest request body: a frame with the longest IP packet in hexadecimal, and room. The program takes shorter ones only,
+/// but the answer shall say so.
+pub const MAX_BODY_BYTES: usize = 160 * 1024;
 /// Requests that may wait for the control thread.
 pub const QUEUE: usize = 16;
 /// How long a client waits for the control thread. Comparing or removing a full table takes seconds.

@@ -184,7 +184,10 @@ mod tests {
         let lock = Lock::take(&instance(directory.path())).unwrap();
         let error = Lock::take(&instance(directory.path())).unwrap_err().to_string();
         assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
-        assert!(error.contains("instance \"t1\"") && error.contains("`millrace stop --instance t1`"), "{error}");
+        assert!(
+            error.contains("instance \"t1\"") && error.contains("`millrace stop --instance t1`"),
+            "{error}"
+        );
         Lock::take(&Instance::under(directory.path(), None)).expect("another instance is free");
         drop(lock);
         Lock::take(&instance(directory.path())).expect("free again");

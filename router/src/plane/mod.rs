@@ -35,6 +35,7 @@ pub use memory::MappedMemory;
 use memory::{Mapping, Words64};
 pub use run::{Step, TestRun};
 use std::{
+    cell::RefCell,
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
@@ -71,6 +72,8 @@ pub struct Plane {
     port_index: Words64,
     pace: Pace,
     cpus: usize,
+    /// The copy that explains packets, once one was asked for.
+    explainer: RefCell<Option<abi::MillraceSkel<'static>>>,
 }
 
 impl Plane {
@@ -104,6 +107,7 @@ impl Plane {
             settings,
             memory,
             cpus,
+            explainer: RefCell::default(),
         })
     }
 

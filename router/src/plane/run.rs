@@ -134,20 +134,34 @@ impl Plane {
         run(&mut self.skel.progs.millrace, ifindex, frame)
     }
 
-    /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else.
+    /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else. The copy is
+    /// loaded when the first packet is explained, and kept.
     pub fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
-        let mut storage = MaybeUninit::<OpenObject>::uninit();
-        let mut open =
-            abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
-        super::size(&mut open, &self.settings, self.cpus)?;
-        share(&mut open, self)?;
-        open.progs.millrace.set_autoload(false);
-        let mut skel = open.load().context("loading the explaining copy")?;
+        let mut copy = self.explainer.borrow_mut();
+        let skel = match copy.take() {
+            Some(loaded) => copy.insert(loaded),
+            None => copy.insert(self.load_explainer()?),
+        };
+        let trace = &skel.maps.trace;
+        trace
+            .update(&[0; 4], &[0; size_of::<types::trace>()], MapFlags::ANY)
+            .context("clearing the trace")?;
         let result = run(&mut skel.progs.millrace_explain, ifindex, frame)?;
         let Some(trace) = skel.maps.trace.lookup(&[0; 4], MapFlags::ANY).context("reading the trace")? else {
             bail!("the trace map is empty");
         };
         Ok((result, steps(&trace)))
+    }
+
+    fn load_explainer(&self) -> Result<abi::MillraceSkel<'static>> {
+        // Left behind as in `load`.
+        let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
+        let mut open =
+            abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
+        super::size(&mut open, &self.settings, self.cpus)?;
+        share(&mut open, self)?;
+        open.progs.millrace.set_autoload(false);
+        open.load().context("loading the explaining copy")
     }
 }
 
@@ -166,6 +180,10 @@ fn share(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
         (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with the explaining copy")?;
+    }
+    // The copy counts nothing.
+    for map in [&mut theirs.counters, &mut theirs.charges, &mut theirs.policers] {
+        map.set_max_entries(1).context("sizing a map")?;
     }
     Ok(())
 }

@@ -12,9 +12,7 @@ use logic::{
     net::Prefix4,
     observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
 };
-use router::{
-    observer::{HOST, Observer, ObserverConfig},
-};
+use router::observer::{HOST, Observer, ObserverConfig};
 use std::{
     collections::VecDeque,
     process::{Command, Stdio},

@@ -11,7 +11,7 @@ use logic::{
     reason::Reason,
 };
 use router::plane::{Charge, Settings, Step};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use world::*;
 
 #[test]
@@ -458,6 +458,24 @@ fn explain_changes_nothing_and_tells_the_steps() {
             steps.last(),
             Some(&Step::Verdict { reason: Some(Reason::TtlExceeded), action: XDP_PASS })
         );
+        assert_eq!(steps[0], Step::Port { id: 0, ready: true }, "nothing of the packet before");
+    });
+}
+
+/// Loading the program takes tens of milliseconds, running it microseconds.
+#[test]
+#[ignore = "needs root"]
+fn many_packets_are_explained_by_one_copy() {
+    in_new_namespace(|| {
+        let w = World::new();
+        let frame = Frame::udp4(A, "10.0.1.5", "10.0.3.9").bytes();
+        let explain = |times: u32| {
+            let started = Instant::now();
+            (0..times).for_each(|_| drop(w.plane.explain(w.port[0], &frame).unwrap()));
+            started.elapsed()
+        };
+        let (first, hundred) = (explain(1), explain(100));
+        assert!(hundred < first * 10, "the first packet took {first:?}, a hundred more {hundred:?}");
     });
 }
 

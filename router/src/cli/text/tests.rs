@@ -187,8 +187,12 @@ verdict: forwarded by port eth2
   header checksum: 0x1234 -> 0x1334
   frame bytes: 60 -> 46
 ";
+    let report = Explained::Report(Box::new(report));
     assert_eq!(explanations(std::slice::from_ref(&report)), expected);
-    assert!(explanations(&[report.clone(), report]).starts_with("packet 1\n  1. arrived"));
+    let not = Explained::Not { error: "captured without its end".into() };
+    let both = explanations(&[report, not]);
+    assert!(both.starts_with("packet 1\n  1. arrived"), "{both}");
+    assert!(both.ends_with("\npacket 2\nnot explained: captured without its end\n"), "{both}");
 }
 
 #[test]
