@@ -14,6 +14,7 @@
 //! Errors are `{"error": "text"}` with a fitting status.
 
 use super::report::ExplainRequest;
+use crate::observer::Waker;
 use axum::{
     Json, Router,
     body::Bytes,
@@ -30,7 +31,7 @@ use std::{
     io,
     net::IpAddr,
     os::unix::net::UnixListener,
-    sync::mpsc::{SyncSender, TrySendError},
+    sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     thread,
     time::Duration,
 };
@@ -76,6 +77,35 @@ pub struct Request {
     pub reply: oneshot::Sender<Answer>,
 }
 
+/// The way to the control thread: its queue, and what ends its wait for events.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    to: SyncSender<Request>,
+    waker: Waker,
+}
+
+impl Requests {
+    /// A queue of [`QUEUE`] requests for the thread that `waker` wakes.
+    pub fn queue(waker: Waker) -> (Requests, Receiver<Request>) {
+        let (to, requests) = sync_channel(QUEUE);
+        (Requests { to, waker }, requests)
+    }
+
+    /// Where the answer will come.
+    ///
+    /// # Errors
+    /// The queue is full, or the control thread has ended.
+    pub fn send(&self, query: Query) -> Result<oneshot::Receiver<Answer>, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.to.try_send(Request { query, reply }).map_err(|e| match e {
+            TrySendError::Full(_) => ApiError::busy("too many requests are waiting; try again"),
+            TrySendError::Disconnected(_) => ApiError::busy("the daemon is ending"),
+        })?;
+        self.waker.wake();
+        Ok(answer)
+    }
+}
+
 /// JSON, or why not.
 pub type Answer = Result<serde_json::Value, ApiError>;
 
@@ -119,7 +149,7 @@ impl IntoResponse for ApiError {
 }
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
-pub fn serve(listener: UnixListener, requests: SyncSender<Request>) -> io::Result<()> {
+pub fn serve(listener: UnixListener, requests: Requests) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("api".into()).spawn(move || {
@@ -136,8 +166,8 @@ pub fn serve(listener: UnixListener, requests: SyncSender<Request>) -> io::Resul
     Ok(())
 }
 
-fn routes(requests: SyncSender<Request>) -> Router {
-    let fixed = |query: Query| get(move |State(to): State<SyncSender<Request>>| ask(to, query.clone()));
+fn routes(requests: Requests) -> Router {
+    let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
         .route("/status", fixed(Query::Status))
         .route("/ports", fixed(Query::Ports))
@@ -146,7 +176,7 @@ fn routes(requests: SyncSender<Request>) -> Router {
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", post(explain))
-        .route("/stop", post(|State(to): State<SyncSender<Request>>| ask(to, Query::Stop)))
+        .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
         .fallback(|| async { ApiError::unknown("no such request") })
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
@@ -154,7 +184,7 @@ fn routes(requests: SyncSender<Request>) -> Router {
 }
 
 async fn explain(
-    State(to): State<SyncSender<Request>>,
+    State(to): State<Requests>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<serde_json::Value>, ApiError> {
     let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
@@ -164,13 +194,8 @@ async fn explain(
 }
 
 /// Hands a query to the control thread and waits for the answer.
-async fn ask(to: SyncSender<Request>, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
-    let (reply, answer) = oneshot::channel();
-    to.try_send(Request { query, reply }).map_err(|e| match e {
-        TrySendError::Full(_) => ApiError::busy("too many requests are waiting; try again"),
-        TrySendError::Disconnected(_) => ApiError::busy("the daemon is ending"),
-    })?;
-    match timeout(PATIENCE, answer).await {
+async fn ask(to: Requests, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
+    match timeout(PATIENCE, to.send(query)?).await {
         Ok(Ok(answer)) => answer.map(Json),
         Ok(Err(_)) => Err(ApiError::busy("the daemon is ending")),
         Err(_) => Err(ApiError::busy("no answer in time; the control thread is busy")),
@@ -199,13 +224,12 @@ mod tests {
         io::{Read, Write},
         os::unix::net::UnixStream,
         path::{Path, PathBuf},
-        sync::mpsc::{Receiver, sync_channel},
     };
 
     fn start() -> (tempfile::TempDir, PathBuf, Receiver<Request>) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
-        let (to, requests) = sync_channel(QUEUE);
+        let (to, requests) = Requests::queue(Waker::new().unwrap());
         serve(UnixListener::bind(&path).unwrap(), to).unwrap();
         (directory, path, requests)
     }

@@ -76,6 +76,11 @@ impl<P: FastPath> Generation<P> {
         full
     }
 
+    /// Is there space to be reused that is not yet?
+    pub fn is_reclaiming(&self) -> bool {
+        self.dirty || self.reclaimer.is_waiting()
+    }
+
     pub fn confirm_until(&self, deadline: Duration) {
         self.plane.confirm_until(deadline);
     }
@@ -303,10 +308,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.times.looked_at_port = now;
     }
 
+    pub(super) fn next_look_at_ports(&self) -> Duration {
+        self.times.looked_at_port + LOOK_AT_PORTS / self.world.ports.len().max(1) as u32
+    }
+
     /// Looks at one port after the other: a look takes milliseconds, and routes should not wait for all of them.
     fn trust_next_port(&mut self, now: Duration) {
         let ports = self.world.ports.len().max(1);
-        if now.saturating_sub(self.times.looked_at_port) < LOOK_AT_PORTS / ports as u32 {
+        if now < self.next_look_at_ports() {
             return;
         }
         self.times.looked_at_port = now;

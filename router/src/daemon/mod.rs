@@ -50,7 +50,7 @@ use totals::Totals;
 use verify::Verifying;
 use world::World;
 
-/// Longest wait for events: also how long a client may wait for its turn.
+/// Wait for events while a thread of ours is about to have done something.
 const POLL: Duration = Duration::from_millis(20);
 /// How often the mirror is confirmed.
 const CONFIRM: Duration = Duration::from_secs(1);
@@ -141,7 +141,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Once around: what has happened, what follows, and what is due.
     fn round(&mut self) -> Result<()> {
-        self.observe(POLL);
+        self.observe(self.patience());
         self.apply()?;
         let now = self.kernel.now();
         self.settle_ports(now)?;
@@ -151,6 +151,20 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.remember(now);
         self.follow_verify(now);
         Ok(())
+    }
+
+    /// How long to wait for events: until something is due. Clients end the wait themselves.
+    fn patience(&self) -> Duration {
+        if self.verifying.is_some() || self.generation.is_reclaiming() {
+            return POLL;
+        }
+        let times = &self.times;
+        let mut due = self.next_look_at_ports().min(times.kept_alive + KEEP_ALIVE);
+        due = due.min(times.confirmed.unwrap_or_default() + CONFIRM);
+        if self.unremembered {
+            due = due.min(times.remembered + REMEMBER);
+        }
+        due.saturating_sub(self.kernel.now())
     }
 
     /// Takes in what has happened.
@@ -169,7 +183,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     tracing::error!("{text}; not confirming the mirror until it can be read again");
                 }
                 (self.trouble, self.quiet) = (Some(text), false);
-                std::thread::sleep(patience);
+                std::thread::sleep(POLL);
             }
         }
     }

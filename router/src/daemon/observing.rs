@@ -4,7 +4,7 @@ use super::seam::{Observe, Reread};
 use crate::{
     config::Config,
     ethtool::Problem,
-    observer::{Observer, ObserverConfig, Trouble, clock},
+    observer::{Observer, ObserverConfig, Trouble, Waker, clock},
 };
 use anyhow::Result;
 use logic::{
@@ -13,13 +13,15 @@ use logic::{
 };
 use std::{net::IpAddr, time::Duration};
 
-/// Begins to observe what the configuration names.
-pub fn open(config: &Config) -> Result<Observer> {
-    Ok(Observer::new(ObserverConfig {
+/// Begins to observe what the configuration names; with what ends a wait for events.
+pub fn open(config: &Config) -> Result<(Observer, Waker)> {
+    let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
         ..ObserverConfig::default()
-    })?)
+    })?;
+    let waker = observer.waker();
+    Ok((observer, waker))
 }
 
 impl Observe for Observer {

@@ -56,6 +56,11 @@ impl<E: Send + 'static> Reclaimer<E> {
         !self.waiting && self.last.is_none_or(|last| now.saturating_sub(last) >= PAUSE)
     }
 
+    /// Is the thread waiting?
+    pub fn is_waiting(&self) -> bool {
+        self.waiting
+    }
+
     /// Begins to wait for `epoch`; only when free.
     pub fn begin(&mut self, epoch: E, now: Duration) {
         self.waiting = self.to.try_send(epoch).is_ok();

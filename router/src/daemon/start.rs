@@ -2,31 +2,29 @@
 
 use super::{
     Control, Ended,
-    api::{self, Query, Request},
+    api::{self, Query, Requests},
     instance::{Instance, Lock},
     kernel::{self, Bpf},
     seam::{Kernel, Observe},
     world::PortState,
 };
-use crate::{config::Config, privileges};
+use crate::{config::Config, observer::Waker, privileges};
 use anyhow::{Context, Result, bail};
 use std::{
     fs,
     os::unix::net::{SocketAddr, UnixDatagram},
-    sync::mpsc::{SyncSender, sync_channel},
     thread,
 };
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
-    sync::oneshot,
 };
 
 /// Runs the daemon until it is stopped or gets a signal.
 pub fn run<O: Observe>(
     config: Config,
     instance: Instance,
-    observer: impl FnOnce(&Config) -> Result<O>,
+    observer: impl FnOnce(&Config) -> Result<(O, Waker)>,
 ) -> Result<()> {
     check_ports(&config)?;
     privileges::check_kernel()?;
@@ -45,15 +43,15 @@ fn run_alone<O: Observe>(
     config: Config,
     instance: &Instance,
     lock: &Lock,
-    observer: impl FnOnce(&Config) -> Result<O>,
+    observer: impl FnOnce(&Config) -> Result<(O, Waker)>,
 ) -> Result<Ended> {
     kernel::ensure_bpffs()?;
     privileges::reduce()?;
     let mut bpf = Bpf::new(instance, config.generic);
     bpf.adopt()?;
-    let observer = observer(&config)?;
+    let (observer, waker) = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
-    let (requests_to, requests) = sync_channel(api::QUEUE);
+    let (requests_to, requests) = Requests::queue(waker);
     leave_on_signal(requests_to.clone())?;
     let control = Control::start(config, instance.clone(), bpf, observer)?;
     api::serve(lock.listen()?, requests_to)?;
@@ -116,7 +114,7 @@ fn devices() -> Vec<String> {
 }
 
 /// SIGINT and SIGTERM become [`Query::Leave`]; a second one ends the process at once, which is as safe as `kill -9`.
-fn leave_on_signal(requests: SyncSender<Request>) -> Result<()> {
+fn leave_on_signal(requests: Requests) -> Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_io().build()?;
     let guard = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
@@ -127,8 +125,7 @@ fn leave_on_signal(requests: SyncSender<Request>) -> Result<()> {
             let mut asked = false;
             loop {
                 tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
-                let (reply, _) = oneshot::channel();
-                if asked || requests.try_send(Request { query: Query::Leave, reply }).is_err() {
+                if asked || requests.send(Query::Leave).is_err() {
                     std::process::exit(130);
                 }
                 asked = true;

@@ -36,6 +36,7 @@ use crate::{
     netns::{self, Key, Source},
 };
 use logic::observe::{Event, Namespace, NamespaceId, Port};
+pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
 pub use reader::Reader;
 use space::{Peers, Space};
@@ -65,6 +66,7 @@ const EVENTS_PER_POLL: usize = 1 << 16;
 /// Descriptors a namespace needs: sockets, its file, settings.
 const DESCRIPTORS: u64 = 24;
 const DIRECTORY_TOKEN: u64 = u64::MAX;
+const WAKER_TOKEN: u64 = u64::MAX - 1;
 /// What of a namespace is readable.
 const ROUTE: u64 = 0;
 const NETFILTER: u64 = 1;
@@ -116,6 +118,8 @@ struct PortState {
 pub struct Observer {
     config: ObserverConfig,
     poller: Poller,
+    waker: Waker,
+    woken: bool,
     directory: Option<DirectoryWatch>,
     spaces: BTreeMap<NamespaceId, Space>,
     peers: Peers,
@@ -151,6 +155,8 @@ impl Observer {
         let own = Key::at(path).map_err(|e| Error::System("cannot see the current namespace", e))?;
         let mut observer = Observer {
             poller: Poller::new().map_err(|e| Error::System("epoll", e))?,
+            waker: Waker::new().map_err(|e| Error::System("eventfd", e))?,
+            woken: false,
             directory: None,
             spaces: BTreeMap::new(),
             peers: Vec::new(),
@@ -181,6 +187,7 @@ impl Observer {
         for router in &observer.config.routers {
             router.key().map_err(|e| Error::NoNamespace(router.to_string(), e))?;
         }
+        observer.poller.add(&observer.waker, WAKER_TOKEN).map_err(|e| Error::System("epoll", e))?;
         observer.watch_directory();
         observer.discover(true);
         observer.poll_programs();
@@ -196,7 +203,12 @@ impl Observer {
         due.chain(self.discover_at).chain([self.tick_at]).min().unwrap_or(self.tick_at)
     }
 
-    /// Events, in order, as soon as there are some; none when `timeout` has passed.
+    /// Ends a [`Observer::poll`] at once, now or when it next begins.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Events, in order, as soon as there are some; none when `timeout` has passed or the waker was used.
     ///
     /// # Errors
     /// Only when the system no longer lets us wait at all.
@@ -212,7 +224,7 @@ impl Observer {
                 }
             }
             self.run_timers();
-            if !self.out.is_empty() || Instant::now() >= deadline {
+            if !self.out.is_empty() || std::mem::take(&mut self.woken) || Instant::now() >= deadline {
                 return Ok(std::mem::take(&mut self.out));
             }
         }
@@ -220,6 +232,11 @@ impl Observer {
 
     fn take_ready(&mut self, token: u64) {
         let now = Instant::now();
+        if token == WAKER_TOKEN {
+            self.waker.clear();
+            self.woken = true;
+            return;
+        }
         if token == DIRECTORY_TOKEN {
             self.directory.iter().for_each(DirectoryWatch::clear);
             self.discover_soon(now);

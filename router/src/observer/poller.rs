@@ -1,4 +1,4 @@
-//! epoll, inotify and pidfd, as little of them as the observer needs.
+//! epoll, eventfd, inotify and pidfd, as little of them as the observer needs.
 
 use std::{
     ffi::CString,
@@ -8,6 +8,7 @@ use std::{
         unix::ffi::OsStrExt,
     },
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -51,6 +52,38 @@ impl Poller {
                 e => Err(e),
             },
         }
+    }
+}
+
+/// Ends a wait from another thread.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl AsRawFd for Waker {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl Waker {
+    pub fn new() -> io::Result<Waker> {
+        // SAFETY: no pointers.
+        let fd = owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+        Ok(Waker(Arc::new(fd)))
+    }
+
+    /// Readable from now on. Cannot fail but when it has been woken 2^64 times, and then it is awake.
+    pub fn wake(&self) {
+        let one = 1_u64;
+        // SAFETY: the pointer and the length are those of `one`.
+        unsafe { libc::write(self.as_raw_fd(), (&raw const one).cast(), size_of_val(&one)) };
+    }
+
+    /// Not readable until it is woken again.
+    pub fn clear(&self) {
+        let mut count = 0_u64;
+        // SAFETY: the pointer and the length are those of `count`.
+        unsafe { libc::read(self.as_raw_fd(), (&raw mut count).cast(), size_of_val(&count)) };
     }
 }
 
