@@ -1,7 +1,8 @@
 //! The kernel plane's skeleton and types, generated from BTF, and proof that `logic` encodes what `bpf/abi.h` says.
 //!
-//! Nothing is typed twice: structures come from the C header through BTF. Where `logic` composes words itself it uses
-//! numbers of its own, and the assertions below fail the build when the two disagree.
+//! Structures come from the C header through BTF. `logic` knows no BPF and composes its words itself: where its fields lie
+//! is asserted below, when this is compiled; its numbers are compared with the header's, which BTF does not hold, by the
+//! test at the end.
 
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, non_camel_case_types, non_snake_case)]
 mod skeleton {
@@ -9,3 +10,146 @@ mod skeleton {
 }
 
 pub use skeleton::*;
+
+use logic::{memory::words, tables::encoding};
+use std::mem::offset_of;
+use types::*;
+
+/// Bytes that so many of `logic`'s words take.
+const fn bytes(words: usize) -> usize {
+    words * size_of::<u64>()
+}
+
+/// `logic::memory::words`.
+const _: () = {
+    assert!(size_of::<fib_block>() == words::FIB_BLOCK * size_of::<u32>());
+    assert!(size_of::<fib_tail>() == bytes(words::FIB_TAIL));
+    assert!(size_of::<nexthop>() == bytes(words::NEXTHOP));
+    assert!(size_of::<neighbour_bucket>() == bytes(words::NEIGHBOUR_BUCKET));
+    assert!(size_of::<interface_bucket>() == bytes(words::INTERFACE_BUCKET));
+    assert!(size_of::<interface_bucket>() == encoding::INTERFACE_WAYS * size_of::<interface_slot>());
+    assert!(size_of::<router>() == bytes(words::ROUTER));
+};
+
+/// `logic::tables::nexthops`.
+const _: () = {
+    assert!(offset_of!(nexthop, link) == bytes(0));
+    assert!(offset_of!(nexthop, source_port) == bytes(1));
+    assert!(offset_of!(nexthop, vlan) == bytes(2));
+    assert!(offset_of!(nexthop, mtu) == bytes(2) + 4);
+    assert!(offset_of!(nexthop, interface) == bytes(3));
+    assert!(offset_of!(nexthop, kind) == bytes(3) + 2);
+    assert!(offset_of!(nexthop, reason) == bytes(3) + 3);
+    assert!(offset_of!(nexthop, flags) == bytes(3) + 4);
+    assert!(offset_of!(nexthop, family) == bytes(3) + 5);
+    assert!(offset_of!(nexthop, address) == bytes(4));
+    assert!(offset_of!(nexthop, used) == bytes(6));
+};
+
+/// `logic::tables::links`.
+const _: () = {
+    assert!(offset_of!(interface_slot, mac) == bytes(0));
+    assert!(offset_of!(interface_slot, port) == bytes(0) + 6);
+    assert!(offset_of!(interface_slot, vlan) == bytes(1));
+    assert!(offset_of!(interface_slot, interface) == bytes(1) + 4);
+    assert!(offset_of!(interface_slot, router) == bytes(1) + 6);
+    assert!(offset_of!(interface_slot, flags) == bytes(1) + 7);
+};
+
+/// `logic::tables::routes` and `logic::fib`.
+const _: () = {
+    assert!(offset_of!(router, fib4) == bytes(0));
+    assert!(offset_of!(router, fib6) == bytes(1));
+    assert!(offset_of!(router, flags) == bytes(2));
+    assert!(offset_of!(router, local4) == bytes(8));
+    assert!(offset_of!(fib_tail, hi) == bytes(0));
+    assert!(offset_of!(fib_tail, lo) == bytes(1));
+    assert!(offset_of!(fib_tail, r#match) == bytes(2));
+    assert!(offset_of!(fib_tail, miss) == bytes(2) + 4);
+    assert!(offset_of!(fib_tail, length) == bytes(3));
+};
+
+/// `crate::plane`.
+const _: () = {
+    assert!(offset_of!(port, ifindex) == 0);
+    assert!(offset_of!(port, id) == 4);
+    assert!(offset_of!(port, flags) == 6);
+    assert!(size_of::<port>() == size_of::<u64>());
+    assert!(offset_of!(control, deadline_ns) == bytes(0));
+    assert!(offset_of!(control, deadline_jiffies) == bytes(1));
+    assert!(offset_of!(control, jiffies) == bytes(2));
+};
+
+/// The numbers of `bpf/abi.h`, for tests: those BTF does not hold.
+#[cfg(test)]
+pub(crate) mod header {
+    use std::collections::BTreeMap;
+
+    pub const TEXT: &str = include_str!("../../bpf/abi.h");
+
+    /// Every `#define NAME NUMBER` and member of an enum that is given or follows a given one.
+    pub fn numbers() -> BTreeMap<&'static str, u32> {
+        let mut numbers = BTreeMap::new();
+        let mut next = None;
+        for line in TEXT.lines() {
+            let mut words = line.split([' ', '\t', ',', '=']).filter(|word| !word.is_empty());
+            let Some(first) = words.next() else { continue };
+            let is_name = |word: &str| word.starts_with(|c: char| c.is_ascii_uppercase());
+            match (first, words.next()) {
+                ("#define", Some(name)) => {
+                    if let Some(number) = words.next().and_then(|n| n.parse().ok()) {
+                        numbers.insert(name, number);
+                    }
+                }
+                (name, second) if line.starts_with('\t') && is_name(name) => {
+                    next = second.and_then(|n| n.parse().ok()).or(next);
+                    if let Some(number) = next {
+                        numbers.insert(name, number);
+                        next = Some(number + 1);
+                    }
+                }
+                _ => next = None,
+            }
+        }
+        numbers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plane::{MAX_PORTS, MAX_ROUTERS};
+
+    #[test]
+    fn numbers_are_those_of_the_header() {
+        let header = header::numbers();
+        let ours = [
+            ("NEXTHOP_PASS", encoding::KIND_PASS.into()),
+            ("NEXTHOP_ONLINK", encoding::KIND_ONLINK.into()),
+            ("NEXTHOP_VIA", encoding::KIND_VIA.into()),
+            ("NEXTHOP_UNICAST", encoding::FLAG_UNICAST.into()),
+            ("NEXTHOP_FRAGS", encoding::FLAG_FRAGS.into()),
+            ("NEXTHOP_LOCAL", encoding::FLAG_LOCAL.into()),
+            ("IF_IPV4", encoding::IF_IPV4.into()),
+            ("IF_IPV6", encoding::IF_IPV6.into()),
+            ("IF_RPF_LOOSE", encoding::IF_RPF_LOOSE.into()),
+            ("IF_RPF_STRICT", encoding::IF_RPF_STRICT.into()),
+            ("IF_REDIRECTS", encoding::IF_REDIRECTS.into()),
+            ("INTERFACE_WAYS", encoding::INTERFACE_WAYS as u32),
+            ("NEIGHBOUR_WAYS", words::NEIGHBOUR_BUCKET as u32),
+            ("FIB_SLOTS", words::FIB_BLOCK as u32),
+            ("FIB_NEXTHOP", logic::fib::Kind::Nexthop as u32),
+            ("FIB_GROUP", logic::fib::Kind::Group as u32),
+            ("FIB_CHILD", logic::fib::Kind::Child as u32),
+            ("FIB_TAIL", logic::fib::Kind::Tail as u32),
+            ("FIB_KIND_SHIFT", (logic::fib::MAX_INDEX + 1).trailing_zeros()),
+            ("MAX_PORTS", MAX_PORTS as u32),
+            ("MAX_ROUTERS", MAX_ROUTERS as u32),
+        ];
+        for (name, number) in ours {
+            assert_eq!(header.get(name), Some(&number), "{name}");
+        }
+        // `plane::counters` says the same.
+        assert!(header::TEXT.contains("#define CHARGE_ROWS (MAX_ROUTERS + MAX_PORTS + 1)\n"));
+    }
+}

@@ -6,17 +6,14 @@ use super::{
     routes::Family,
 };
 use crate::{
-    fib::{Kind, Slot, lookup},
+    fib::{self, Kind, Slot, empty_root},
     hash,
     memory::{Memory, words},
     net::{Mac, Vlan},
     plan::{InterfaceId, PortId, RouterId},
     reason::Reason,
 };
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::atomic::Ordering::Acquire,
-};
+use std::{net::IpAddr, sync::atomic::Ordering::Acquire};
 
 /// What becomes of a packet to some address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,33 +45,39 @@ pub struct Answer {
 }
 
 impl<M: Memory> Tables<M> {
-    /// Where an IPv4 packet to `address` goes: one answer, or one for each member of a group.
-    pub fn lookup4(&self, router: RouterId, address: Ipv4Addr) -> Vec<Answer> {
-        self.lookup(router, address.to_bits())
+    /// See [`lookup`].
+    pub fn lookup(&self, router: RouterId, address: IpAddr) -> Vec<Answer> {
+        lookup(&self.memory, router, address)
     }
+}
 
-    /// The same for IPv6.
-    pub fn lookup6(&self, router: RouterId, address: Ipv6Addr) -> Vec<Answer> {
-        self.lookup(router, address.to_bits())
+/// Where a packet to `address` goes: one answer, or one for each member of a group. The tables may be changed meanwhile;
+/// then an answer is that of before, of after, or, while several words change, wrong.
+pub fn lookup(memory: &(impl Memory + ?Sized), router: RouterId, address: IpAddr) -> Vec<Answer> {
+    match address {
+        IpAddr::V4(address) => lookup_in(memory, router, address.to_bits()),
+        IpAddr::V6(address) => lookup_in(memory, router, address.to_bits()),
     }
+}
 
-    fn lookup<A: Family>(&self, router: RouterId, address: A) -> Vec<Answer> {
-        let leaf = lookup(&self.memory, self.root::<A>(router), address);
-        if leaf.kind() != Kind::Group {
-            return vec![answer(&self.memory, leaf, address.ip())];
-        }
-        let base = leaf.index() as usize * words::FIB_BLOCK;
-        let mut answers: Vec<Answer> = Vec::new();
-        for word in self.memory.fib().iter().skip(base).take(words::FIB_BLOCK) {
-            let slot = Slot(word.load(Acquire));
-            let member = Answer { share: 1, ..answer(&self.memory, slot, address.ip()) };
-            match answers.iter_mut().find(|a| Answer { share: 1, ..(*a).clone() } == member) {
-                Some(same) => same.share += 1,
-                None => answers.push(member),
-            }
-        }
-        answers
+fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address: A) -> Vec<Answer> {
+    let root = memory.routers().get(usize::from(router) * words::ROUTER + A::ROOT_WORD);
+    let root = root.map_or(empty_root::<A>(), |word| word.load(Acquire));
+    let leaf = fib::lookup(memory, root, address);
+    if leaf.kind() != Kind::Group {
+        return vec![answer(memory, leaf, address.ip())];
     }
+    let base = leaf.index() as usize * words::FIB_BLOCK;
+    let mut answers: Vec<Answer> = Vec::new();
+    for word in memory.fib().iter().skip(base).take(words::FIB_BLOCK) {
+        let slot = Slot(word.load(Acquire));
+        let member = Answer { share: 1, ..answer(memory, slot, address.ip()) };
+        match answers.iter_mut().find(|a| Answer { share: 1, ..(*a).clone() } == member) {
+            Some(same) => same.share += 1,
+            None => answers.push(member),
+        }
+    }
+    answers
 }
 
 /// One row of `nexthops`, decoded.

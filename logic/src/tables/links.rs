@@ -16,15 +16,15 @@ use crate::{
 use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering::Release};
 
 /// `INTERFACE_WAYS`, and u64 words of `struct interface_slot`.
-pub(super) const INTERFACE_WAYS: usize = 4;
+pub const INTERFACE_WAYS: usize = 4;
 pub(super) const SLOT_WORDS: usize = words::INTERFACE_BUCKET / INTERFACE_WAYS;
 
 /// `enum interface_flags`.
-const IF_IPV4: u8 = 1;
-const IF_IPV6: u8 = 2;
-const IF_RPF_LOOSE: u8 = 4;
-const IF_RPF_STRICT: u8 = 8;
-const IF_REDIRECTS: u8 = 16;
+pub const IF_IPV4: u8 = 1;
+pub const IF_IPV6: u8 = 2;
+pub const IF_RPF_LOOSE: u8 = 4;
+pub const IF_RPF_STRICT: u8 = 8;
+pub const IF_REDIRECTS: u8 = 16;
 
 /// A neighbour whose MAC address is known.
 #[derive(Clone, Copy, Debug)]

@@ -31,8 +31,16 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
+/// What words of the tables are composed of; `router::abi` compares it with the program's header.
+pub mod encoding {
+    pub use super::{
+        links::{IF_IPV4, IF_IPV6, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT, INTERFACE_WAYS},
+        nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
+    };
+}
+
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
-pub use answer::Answer;
+pub use answer::{Answer, lookup};
 
 use crate::{
     fib::{Pool, empty_root},

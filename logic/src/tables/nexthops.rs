@@ -14,14 +14,14 @@ use std::{
 };
 
 /// `enum nexthop_kind`.
-pub(super) const KIND_PASS: u8 = 0;
-pub(super) const KIND_ONLINK: u8 = 1;
-pub(super) const KIND_VIA: u8 = 2;
+pub const KIND_PASS: u8 = 0;
+pub const KIND_ONLINK: u8 = 1;
+pub const KIND_VIA: u8 = 2;
 
 /// `enum nexthop_flags`.
-pub(super) const FLAG_UNICAST: u8 = 1;
-pub(super) const FLAG_FRAGS: u8 = 2;
-pub(super) const FLAG_LOCAL: u8 = 4;
+pub const FLAG_UNICAST: u8 = 1;
+pub const FLAG_FRAGS: u8 = 2;
+pub const FLAG_LOCAL: u8 = 4;
 
 /// Next hop 0: no route.
 pub(super) const NO_ROUTE: u32 = 0;

@@ -6,7 +6,7 @@ use super::{
     nexthops::{Key, MAP_FULL, encode},
 };
 use crate::{
-    fib::{Full, Kind, Region, Slot, Space, Table, empty_root},
+    fib::{Full, Kind, Region, Slot, Space, Table},
     memory::{Memory, words},
     net::{Address, Prefix, Prefix4, Prefix6},
     plan::{RouterId, Target},
@@ -535,11 +535,6 @@ impl<M: Memory> Tables<M> {
                 target_of(self.nexthops.key(leaf.index()).unwrap_or(lost))
             }
         }
-    }
-
-    pub(super) fn root<A: Family>(&self, router: RouterId) -> u64 {
-        let word = self.row(router).map(|row| &row[A::ROOT_WORD]);
-        word.map_or(empty_root::<A>(), |w| w.load(std::sync::atomic::Ordering::Acquire))
     }
 }
 

@@ -9,7 +9,11 @@ use crate::{
     reason::Reason,
 };
 use proptest::prelude::*;
-use std::{collections::BTreeSet, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::atomic::Ordering::Relaxed,
+};
 
 const ROOMY: Capacity = Capacity {
     fib_blocks: 600,
@@ -313,11 +317,11 @@ fn check_index(tables: &Tables<HeapMemory>, model: &Model) {
 fn check_answers(tables: &Tables<HeapMemory>, model: &Model) {
     for router in 0..3 {
         for a in addresses4() {
-            let got = seen(tables.lookup4(router, a.into()));
+            let got = seen(tables.lookup(router, Ipv4Addr::from(a).into()));
             assert_eq!(got, model.answers4(router, a), "router {router} {:?}", std::net::Ipv4Addr::from(a));
         }
         for a in addresses6() {
-            let got = seen(tables.lookup6(router, a.into()));
+            let got = seen(tables.lookup(router, Ipv6Addr::from(a).into()));
             assert_eq!(got, model.answers6(router, a), "router {router} {:?}", std::net::Ipv6Addr::from(a));
         }
         let routes: Vec<Prefix4> = tables.routes4(router).map(|(p, _)| p).collect();
@@ -396,7 +400,7 @@ proptest! {
             }
             for router in 0..3 {
                 for a in addresses4() {
-                    for got in seen(tables.lookup4(router, a.into())) {
+                    for got in seen(tables.lookup(router, Ipv4Addr::from(a).into())) {
                         let right = model.answers4(router, a);
                         prop_assert!(got.0.is_some() || right.iter().any(|r| r.0.is_none()), "{:?}", got);
                         if let (None, Some((i, n, mac, _, _, _, mtu, _))) = (got.0, got.1) {
@@ -449,7 +453,7 @@ fn used_neighbours_are_reported_once() {
         Op::Neighbour(1, gateway, Some(Mac([2, 0, 0, 0, 0, 9]))),
     ]);
     assert_eq!(tables.take_used(), []);
-    let id = tables.lookup4(0, [8, 8, 8, 8].into())[0].nexthop as usize;
+    let id = tables.lookup(0, [8, 8, 8, 8].into())[0].nexthop as usize;
     tables.memory().nexthops()[id * words::NEXTHOP + 6].store(1, Relaxed);
     assert_eq!(tables.take_used(), [(1, gateway)]);
     assert_eq!(tables.take_used(), []);
@@ -521,13 +525,13 @@ fn groups_share_hashes_by_weight_and_are_shared_themselves() {
         Op::Route4(0, "10.1.0.0/16".parse().unwrap(), group(1, 3)),
         Op::Route4(0, "10.2.0.0/16".parse().unwrap(), group(1, 3)),
     ]);
-    let shares: Vec<_> = tables.lookup4(0, [10, 1, 2, 3].into()).iter().map(|a| a.share).collect();
+    let shares: Vec<_> = tables.lookup(0, [10, 1, 2, 3].into()).iter().map(|a| a.share).collect();
     assert_eq!(shares, [64, 192]);
     assert_eq!(tables.groups.by_block.len(), 1);
     let target = tables.routes4(0).next().unwrap().1;
     assert_eq!(Some(target), group(1, 3));
     tables.apply(&Op::InterfaceGone(2)).unwrap();
-    let reasons: Vec<_> = tables.lookup4(0, [10, 2, 2, 3].into()).iter().map(|a| a.reason).collect();
+    let reasons: Vec<_> = tables.lookup(0, [10, 2, 2, 3].into()).iter().map(|a| a.reason).collect();
     assert_eq!(reasons, [Some(Reason::Unresolved), Some(Reason::EgressNotAPort)]);
 }
 

@@ -174,12 +174,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let mut routers = self.world.mirror.routers();
         let found = routers.find(|r| name.map_or(r.host, |name| r.name == name));
         match found {
-            Some(RouterView { router: Some(id), .. }) => Ok((id, found.unwrap_or_else(|| unreachable!()))),
-            Some(router) => Err(ApiError::unknown(format!(
-                "router {} has no table: {}",
-                router.name,
-                router.ipv4.join("; ")
-            ))),
+            Some(router) => match router.router {
+                Some(id) => Ok((id, router)),
+                None => Err(ApiError::unknown(format!(
+                    "router {} has no table: {}",
+                    router.name,
+                    router.ipv4.join("; ")
+                ))),
+            },
             None => {
                 let names: Vec<_> = self.world.mirror.routers().map(|r| r.name).collect();
                 let wanted = name.unwrap_or("host");
@@ -195,10 +197,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// What the tables of a router say about an address.
     pub(super) fn lookup(&self, router: RouterId, address: IpAddr) -> Vec<tables::Answer> {
-        match address {
-            IpAddr::V4(address) => self.generation.tables.lookup4(router, address),
-            IpAddr::V6(address) => self.generation.tables.lookup6(router, address),
-        }
+        self.generation.tables.lookup(router, address)
     }
 
     fn route(&self, query: &RouteQuery) -> Result<RouteReport, ApiError> {

@@ -5,7 +5,7 @@
 //! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
 //! | `answers.rs`, `report.rs` | what is told to clients, and its words |
-//! | `verify.rs`, `lens.rs` | comparing the tables with Linux, in a thread of its own |
+//! | `verify.rs` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
@@ -25,7 +25,6 @@ mod generation;
 pub mod instance;
 pub mod kernel;
 mod ledger;
-mod lens;
 pub mod observing;
 pub mod packet;
 mod reclaim;

@@ -12,7 +12,6 @@ use super::{
     Control,
     api::{Answer as Reply, ApiError},
     ledger::Ledger,
-    lens,
     report::{Difference, Families, VerifyReport, VerifyRouter},
     seam::{FastPath, Kernel, Observe, Reread},
 };
@@ -23,11 +22,11 @@ use logic::{
     observe::{Event, Namespace, NamespaceId, Port},
     plan::{Hop, InterfaceId, PortId, Target},
     reason::Reason,
-    tables::Answer,
+    tables::{self, Answer},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     thread,
     time::Duration,
@@ -154,7 +153,7 @@ impl<M: Memory> Comparison<M> {
         let (fresh, ledger) = read_afresh(self.reread, &self.ports, &self.namespaces)?;
         let id = |fresh_id| self.live.get(&fresh.link_of(fresh_id)?).copied();
         let neighbours = ledger.neighbours().filter_map(|((i, a), mac)| Some(((id(i)?, a), mac))).collect();
-        let tables = lens::over(self.memory);
+        let lookup = |number, address: IpAddr| tables::lookup(&self.memory, number, address);
         let mut found = Found { report: VerifyReport::default(), differing: Suspects::new() };
         for router in &self.routers {
             let Some(number) = router.router else { continue };
@@ -177,8 +176,8 @@ impl<M: Memory> Comparison<M> {
             });
             let (routes4, routes6) = (fresh.routes4(router.namespace), fresh.routes6(router.namespace));
             let compared = Families {
-                ipv4: judge.compare(routes4, known4, |a: u32| tables.lookup4(number, a.into())),
-                ipv6: judge.compare(routes6, known6, |a: u128| tables.lookup6(number, a.into())),
+                ipv4: judge.compare(routes4, known4, |a: u32| lookup(number, Ipv4Addr::from(a).into())),
+                ipv6: judge.compare(routes6, known6, |a: u128| lookup(number, Ipv6Addr::from(a).into())),
             };
             found.report.differences += judge.found;
             let (router, differences) = (router.name.clone(), judge.differences);

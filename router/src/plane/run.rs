@@ -200,3 +200,23 @@ fn steps(trace: &[u8]) -> Vec<Step> {
 }
 
 const _: () = assert!(size_of::<types::trace>() == 8 + 32 * 24);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::header;
+
+    /// `TRACE_IPV6_SOURCE` of `bpf/abi.h` is `Ipv6Source`, and so on.
+    #[test]
+    fn every_step_of_the_header_is_known_by_its_name() {
+        let numbers = header::numbers();
+        let steps: Vec<_> =
+            numbers.iter().filter_map(|(n, i)| Some((n.strip_prefix("TRACE_")?, i))).collect();
+        assert!(steps.len() >= 14, "{steps:?}");
+        for (name, number) in steps {
+            let ours = format!("{:?}", Step::new(*number, 0, 0)).to_uppercase();
+            let ours = ours.split([' ', '(']).next().unwrap_or_default();
+            assert_eq!(ours, name.replace('_', ""), "step {number}");
+        }
+    }
+}
