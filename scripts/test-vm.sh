@@ -19,12 +19,6 @@ readonly TOOLS=(bash ip tc nft ping ethtool unshare timeout)
 # Test binaries of crate millrace that are worth running on another kernel.
 readonly SUITES=(plane_kernel xdp_table netlink vm)
 
-cargo_static() {
-	LIBBPF_SYS_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu RUSTFLAGS='-C target-feature=+crt-static' \
-		CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_TARGET_DIR=$CACHE/build \
-		cargo "$@" --package millrace --target $TRIPLE --features static
-}
-
 # The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
 build() {
 	local suite executable
@@ -48,7 +42,7 @@ dependencies() {
 add_module() {
 	local name=$1 file dependency
 	grep -qsx "$name.ko" "$IMAGE/modules/order" && return
-	file=$(find "$CACHE/kernel/lib/modules" -name "$name.ko" -o -name "${name//_/-}.ko" | head -1)
+	file=$(find "$CACHE/kernel/lib/modules/${KERNEL##*/vmlinuz-}" -name "$name.ko" -o -name "${name//_/-}.ko" | head -1)
 	[[ $file ]] || { echo "test-vm: the kernel package has no module $name" >&2; return 1; }
 	for dependency in $(dependencies "$file"); do add_module "$dependency"; done
 	cp "$file" "$IMAGE/modules/$name.ko"
@@ -91,7 +85,7 @@ boot() {
 			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=10")
 	done
 	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max -smp 2 -m 1024 -display none -no-reboot -nodefaults \
-		-kernel "$(echo "$CACHE"/kernel/boot/vmlinuz-6.1.*)" -initrd "$CACHE/initramfs.gz" \
+		-kernel "$KERNEL" -initrd "$CACHE/initramfs.gz" \
 		-append 'console=ttyS0 panic=-1 quiet mitigations=off' -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
 }
 
@@ -113,8 +107,11 @@ main() {
 	[[ $EUID == 0 ]] || { echo 'test-vm: needs root' >&2; exit 1; }
 	scripts/setup.sh vm
 	readonly IMAGE=$CACHE/image
+	# Several lie there once Debian has shipped a newer one.
+	KERNEL=$(printf '%s\n' "$CACHE"/kernel/boot/vmlinuz-6.1.* | sort -V | tail -1)
+	readonly KERNEL
 	make_image "$@"
-	export CACHE LIMIT_S
+	export CACHE KERNEL LIMIT_S
 	export -f boot
 	unshare --net bash -c 'set -euo pipefail; boot' | judge
 }
