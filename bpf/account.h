@@ -34,7 +34,7 @@ static __always_inline __u64 sample_start(const struct packet *p)
 	if (p->explain)
 		return 0;
 	struct interface_counters *all = interface_row(p, 0);
-	if (!all || (all->other_packets++ & sample_mask))
+	if (!all || (++all->other_packets & sample_mask))
 		return 0;
 	return bpf_ktime_get_ns();
 }

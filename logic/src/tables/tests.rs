@@ -473,7 +473,7 @@ fn a_group_that_lost_members_for_want_of_room_gets_them_back() {
     let mut tables = Tables::new(HeapMemory::new(Capacity { nexthops: used + 1, ..ROOMY }));
     ops.iter().for_each(|op| tables.apply(op).unwrap());
     let reasons = |tables: &Tables<HeapMemory>| -> Vec<_> {
-        tables.lookup4(0, [10, 1, 2, 3].into()).iter().map(|a| (a.reason, a.source.0[5])).collect()
+        tables.lookup(0, [10, 1, 2, 3].into()).iter().map(|a| (a.reason, a.source.0[5])).collect()
     };
     assert_eq!(reasons(&tables), [(None, 1), (None, 1)]);
     assert!(tables.apply(&Op::Interface(1, plain_interface(2))).is_err());
@@ -511,7 +511,11 @@ fn routes_that_wait_are_tried_in_turn() {
     }
     while reclaim(&mut tables) {}
     for i in last..routes {
-        assert_eq!(tables.lookup4(0, prefix(i).address().into())[0].interface, Some(1), "route {i}");
+        assert_eq!(
+            tables.lookup(0, Ipv4Addr::from(prefix(i).address()).into())[0].interface,
+            Some(1),
+            "route {i}"
+        );
     }
 }
 
