@@ -189,6 +189,17 @@ pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Ve
     problems
 }
 
+/// Of a port in native mode: see [`refuses_redirects`].
+pub fn no_redirects(device: &str) -> Problem {
+    Problem {
+        kind: ProblemKind::CannotTransmit,
+        text: format!(
+            "the kernel redirects nothing to {device}: its driver does not transmit for XDP (ndo-xmit is not among its \
+             xdp-features), often for want of a queue per CPU; see: ethtool -l {device}"
+        ),
+    }
+}
+
 /// What of a veth port's other end spoils the port. `refuses`: see [`refuses_redirects`], of the port.
 pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem> {
     let name = &peer.link.name;

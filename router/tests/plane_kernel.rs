@@ -156,13 +156,13 @@ fn link_lives_in_its_pin() {
 fn maps_are_pinned_over_older_ones() {
     in_new_namespace(|| {
         let pins = Pins::new("maps");
-        plane().pin(&pins.0).unwrap();
+        plane().pin(&pins.0, 7).unwrap();
         let plane = plane();
-        plane.pin(&pins.0).unwrap();
-        plane.pin(&pins.0).unwrap();
+        plane.pin(&pins.0, 7).unwrap();
+        plane.pin(&pins.0, 7).unwrap();
         let mut names: Vec<_> = pins.0.read_dir().unwrap().map(|f| f.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, ["charges", "control", "counters"]);
+        assert_eq!(names, ["charges-7", "control", "counters-7"]);
     });
 }
 

@@ -67,7 +67,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             instance: self.instance.name.as_ref().map(|n| n.as_str().into()),
             ready: problem.is_none(),
             problem,
-            troubles: self.observer.troubles(),
+            troubles: self.troubles(),
             uptime_s: now.saturating_sub(self.times.started).as_secs(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
@@ -280,7 +280,7 @@ fn packets(count: &InterfaceCount, totals: &Counters, is_payer: impl Fn(Charge) 
         if is_payer(*payer) {
             let field =
                 if reason.class() == Class::Drop { &mut packets.dropped } else { &mut packets.passed };
-            *field += n;
+            *field = field.wrapping_add(*n);
         }
     }
     packets
@@ -295,7 +295,8 @@ fn reasons(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> Vec<ReasonCo
     let mut sum: BTreeMap<Reason, u64> = BTreeMap::new();
     for ((payer, reason), n) in &totals.charges {
         if is_payer(*payer) {
-            *sum.entry(*reason).or_default() += n;
+            let total = sum.entry(*reason).or_default();
+            *total = total.wrapping_add(*n);
         }
     }
     let mut rows: Vec<_> = sum.into_iter().map(|(reason, n)| reason_count(reason, n)).collect();

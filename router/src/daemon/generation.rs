@@ -7,14 +7,14 @@ use super::{
     Control, Times,
     instance::Instance,
     reclaim::Reclaimer,
-    seam::{Device, FastPath, Kernel, Observe},
+    seam::{FastPath, Kernel, Observe},
     totals::{State, Totals},
     world::World,
 };
 use crate::{
     config::Config,
     ethtool::ProblemKind,
-    plane::{Counters, Settings},
+    plane::{Counters, Mode, Settings},
 };
 use anyhow::{Context, Result};
 use logic::{
@@ -26,6 +26,9 @@ use std::{net::IpAddr, time::Duration};
 
 /// How long it takes to look at all ports for reasons not to trust them.
 const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
+
+/// How long after a failure to load larger tables to try again.
+const GROW_AGAIN: Duration = Duration::from_secs(30);
 
 /// Least sizes: a few MiB, enough for a router without a full table.
 const FIRST: Capacity = Capacity {
@@ -49,31 +52,46 @@ pub(super) struct Generation<P: FastPath> {
     reclaimer: Reclaimer<Epoch>,
     /// Something was unpublished since the last epoch.
     dirty: bool,
-    /// It cannot grow any more; said once.
-    at_limit: bool,
+    /// A table something found no room in.
+    full: Option<Full>,
+}
+
+/// Why a full table is not replaced by a larger one.
+pub(super) struct Stuck {
+    pub why: String,
+    /// When to try again, CLOCK_MONOTONIC.
+    again: Duration,
 }
 
 impl<P: FastPath> Generation<P> {
-    /// Applies what fits; returns the first table that was full.
-    pub fn apply(&mut self, plan: impl Iterator<Item = Op>) -> Option<Full> {
-        let mut full = None;
+    /// Applies what fits.
+    pub fn apply(&mut self, plan: impl Iterator<Item = Op>) {
         for op in plan {
             self.dirty = true;
-            if let Err(error) = self.tables.apply(&op) {
-                full.get_or_insert(error);
+            if let Err(full) = self.tables.apply(&op) {
+                self.full.get_or_insert(full);
             }
         }
-        full
     }
 
-    /// Lets the tables reuse what no running program can see any more; returns a table that is still full.
-    pub fn reclaim(&mut self, now: Duration) -> Option<Full> {
-        let full = self.reclaimer.passed().and_then(|epoch| self.tables.reclaim(epoch).err());
+    /// Lets the tables reuse what no running program can see any more, for what found no room, too.
+    pub fn reclaim(&mut self, now: Duration) {
+        if let Some(epoch) = self.reclaimer.passed() {
+            self.full = self.tables.reclaim(epoch).err().or_else(|| self.unplaced());
+        }
         if self.dirty && self.reclaimer.is_free(now) {
             self.dirty = false;
             self.reclaimer.begin(self.tables.seal(), now);
         }
-        full
+    }
+
+    fn unplaced(&self) -> Option<Full> {
+        let region = match self.tables.unplaced() {
+            (0, 0) => return None,
+            (0, _) => Region::InterfaceIndex,
+            _ => Region::NeighbourIndex,
+        };
+        Some(Full { region, rows: 1 })
     }
 
     /// Is there space to be reused that is not yet?
@@ -140,6 +158,10 @@ fn larger(mut c: Capacity, full: &Full) -> Capacity {
     c
 }
 
+fn limit(config: &Config) -> usize {
+    config.limits.memory_mib.0 as usize * (1 << 20)
+}
+
 /// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
 /// reached.
 fn build<K: Kernel>(
@@ -149,7 +171,6 @@ fn build<K: Kernel>(
     mut capacity: Capacity,
     number: u64,
 ) -> Result<Generation<K::Plane>> {
-    let limit = config.limits.memory_mib.0 as usize * (1 << 20);
     loop {
         let settings = Settings {
             capacity,
@@ -166,16 +187,12 @@ fn build<K: Kernel>(
             number,
             reclaimer: Reclaimer::start(kernel.grace()?)?,
             dirty: false,
-            at_limit: false,
+            full: None,
         };
-        let Some(full) = generation.apply(world.everything()) else { return Ok(generation) };
-        let next = larger(capacity, &full);
-        if bytes(&next) > limit {
-            tracing::warn!(
-                "{full} at limits.memory_mib = {}: what does not fit is left to the kernel",
-                config.limits.memory_mib.0
-            );
-            generation.at_limit = true;
+        generation.apply(world.everything());
+        let Some(full) = &generation.full else { return Ok(generation) };
+        let next = larger(capacity, full);
+        if bytes(&next) > limit(config) {
             return Ok(generation);
         }
         capacity = next;
@@ -183,7 +200,8 @@ fn build<K: Kernel>(
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
-    /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was.
+    /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was, or, where an
+    /// earlier daemon's program had been replaced already, the new one forwards as that did.
     pub fn start(config: Config, instance: Instance, mut kernel: K, mut observer: O) -> Result<Self> {
         let started = kernel.now();
         let mut world = World::new(&config);
@@ -203,6 +221,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             generation,
             totals: Totals::default(),
             trouble: None,
+            stuck: None,
             quiet: false,
             verifying: None,
             unremembered: true,
@@ -210,44 +229,64 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             instance,
             next_port: 0,
         };
+        let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;
         control.inherit(before);
-        control.kernel.publish(&mut control.generation.plane)?;
+        if let Err(error) = control.publish() {
+            if !adopted {
+                control.kernel.remove()?;
+            }
+            return Err(error);
+        }
         Ok(control)
     }
 
     /// A table is full: puts a generation with a larger one in charge. What did not fit is meanwhile left to the kernel.
-    pub(super) fn grow(&mut self, full: &Full) -> Result<()> {
-        if self.generation.at_limit {
+    pub(super) fn grow(&mut self, now: Duration) -> Result<()> {
+        let Some(full) = &self.generation.full else {
+            if self.stuck.take().is_some() {
+                tracing::info!("everything fits into the tables again");
+            }
+            return Ok(());
+        };
+        if self.stuck.as_ref().is_some_and(|stuck| now < stuck.again) {
             return Ok(());
         }
         let capacity = larger(self.generation.capacity, full);
-        if bytes(&capacity) > self.config.limits.memory_mib.0 as usize * (1 << 20) {
-            tracing::warn!(
-                "{full} and limits.memory_mib is {}: what does not fit is left to the kernel",
-                self.config.limits.memory_mib.0
-            );
-            self.generation.at_limit = true;
-            return Ok(());
-        }
-        tracing::info!("{full}: moving to larger tables");
         let number = self.generation.number + 1;
-        let new = match build(&mut self.kernel, &self.config, &self.world, capacity, number) {
-            Ok(new) => new,
-            Err(error) => {
-                tracing::error!(
-                    "cannot load larger tables, what does not fit is left to the kernel: {error:#}"
-                );
-                self.generation.at_limit = true;
-                return Ok(());
-            }
+        let built = if bytes(&capacity) > limit(&self.config) {
+            Err(format!("limits.memory_mib is {}", self.config.limits.memory_mib.0))
+        } else {
+            tracing::info!("{full}: moving to larger tables");
+            build(&mut self.kernel, &self.config, &self.world, capacity, number)
+                .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
+        match built {
+            Ok(new) => self.replace(new),
+            Err(error) => {
+                let why = format!("{full}, what does not fit is left to the kernel: {error}");
+                if self.stuck.as_ref().is_none_or(|stuck| stuck.why != why) {
+                    tracing::warn!("{why}");
+                }
+                self.stuck = Some(Stuck { why, again: now + GROW_AGAIN });
+                Ok(())
+            }
+        }
+    }
+
+    fn replace(&mut self, new: Generation<K::Plane>) -> Result<()> {
         let old = std::mem::replace(&mut self.generation, new);
         self.world.ports.values_mut().for_each(|p| p.attached = None);
-        self.attach_what_goes();
-        self.kernel.publish(&mut self.generation.plane)?;
+        self.attach_what_goes()?;
         self.totals.absorb(&old.counters()?);
-        self.unremembered = true;
+        self.publish()
+    }
+
+    /// Leaves what the next daemon needs. What is pinned and what is written belong together by the generation's number:
+    /// whenever this process dies, the next finds the counters that the state file is about.
+    fn publish(&mut self) -> Result<()> {
+        self.kernel.publish(&mut self.generation.plane, self.generation.number)?;
+        self.remember_now();
         Ok(())
     }
 
@@ -260,7 +299,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     self.generation.plane.clear_port(*id, old)?;
                 }
             }
-            self.attach_what_goes();
+            self.attach_what_goes()?;
         } else {
             self.trust_next_port(now);
         }
@@ -268,36 +307,42 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Attaches to every device that lets us; one that does not is reported, and its traffic is the kernel's.
-    fn attach_what_goes(&mut self) {
+    fn attach_what_goes(&mut self) -> Result<()> {
         while let Err((id, error)) = self.attach() {
-            let Some(port) = self.world.ports.get_mut(&id).filter(|p| p.refused.is_none()) else { return };
+            let Some(port) = self.world.ports.get_mut(&id) else { break };
+            let Some(ifindex) = port.wanted() else { break };
             tracing::error!("port {}: {error:#}", port.name);
             port.refused = Some(format!("not attached: {error:#}"));
+            self.generation.plane.clear_port(id, ifindex)?;
         }
+        Ok(())
     }
 
     /// Puts the generation in charge of the devices that are there. Confirmed before, so that it forwards at once.
     fn attach(&mut self) -> Result<(), (PortId, anyhow::Error)> {
         let now = self.kernel.now();
+        // Those that are attached already: after the swap their packets must find them as before.
         self.trust_ports(now);
         if self.trouble.is_none() {
             self.generation.confirm_until(now + self.config.heartbeat.0);
             self.times.confirmed = Some(now);
         }
-        let present = self.world.ports.iter().filter_map(|(id, p)| Some((*id, p.name.clone(), p.wanted()?)));
-        let (ids, devices): (Vec<_>, Vec<_>) =
-            present.map(|(id, name, ifindex)| (id, Device { name, ifindex })).unzip();
-        let modes =
-            self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
+        let (ids, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
+        self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {
             (port.attached, port.mode, port.note) = (None, None, None);
         }
-        for ((id, device), mode) in ids.iter().zip(devices).zip(modes) {
+        let mixed = !self.all_generic();
+        for (id, device) in ids.iter().zip(devices) {
             if let Some(port) = self.world.ports.get_mut(id) {
-                (port.attached, port.mode) = (Some(device.ifindex), Some(mode));
+                (port.attached, port.mode) = (Some(device.ifindex), self.kernel.mode(&device));
                 port.note = self.kernel.note(&device.name);
+                if let Some(note) = port.note.as_mut().filter(|_| mixed) {
+                    note.push_str("; packets to it are sent by the kernel, as ports in native mode cannot redirect to it");
+                }
             }
         }
+        self.trust_ports(now);
         Ok(())
     }
 
@@ -310,6 +355,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     pub(super) fn next_look_at_ports(&self) -> Duration {
         self.times.looked_at_port + LOOK_AT_PORTS / self.world.ports.len().max(1) as u32
+    }
+
+    /// Every port is attached in generic mode: then redirects are sent like any packet of the kernel's, by every driver.
+    fn all_generic(&self) -> bool {
+        self.world.devices().all(|(_, device)| self.kernel.mode(&device) == Some(Mode::Generic))
     }
 
     /// Looks at one port after the other: a look takes milliseconds, and routes should not wait for all of them.
@@ -325,17 +375,27 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
+    /// A port gets its transmit slot after it was attached, and only if it can transmit: a redirect that fails is a lost
+    /// packet, while one without a slot goes to the kernel, which knows other ways out.
     fn trust_port(&mut self, id: PortId) {
-        let Some(port) = self.world.ports.get_mut(&id) else { return };
-        let Some(ifindex) = port.wanted() else { return };
-        let found = self.observer.port_problems(id);
+        let all_generic = self.all_generic();
+        let Some((_, device)) = self.world.devices().find(|(i, _)| *i == id) else { return };
+        let Some(mode) = self.kernel.mode(&device) else { return };
+        let mut found = self.observer.port_problems(id);
+        let transmit = match mode {
+            Mode::Native => !found.iter().any(|p| p.kind == ProblemKind::CannotTransmit),
+            Mode::Generic => {
+                // Said of native mode.
+                found.retain(|p| p.kind != ProblemKind::CannotTransmit);
+                all_generic
+            }
+        };
         let ready = found.is_empty();
-        // Without a transmit slot packets go to the kernel, which knows other ways out than a redirect.
-        let transmit = !found.iter().any(|p| p.kind == ProblemKind::CannotTransmit);
         let mut problems: Vec<String> = found.into_iter().map(|p| p.text).collect();
-        if let Err(error) = self.generation.plane.set_port(id, ifindex, ready, transmit) {
+        if let Err(error) = self.generation.plane.set_port(id, device.ifindex, ready, transmit) {
             problems.push(format!("{error:#}"));
         }
+        let Some(port) = self.world.ports.get_mut(&id) else { return };
         if problems != port.problems {
             problems.iter().for_each(|p| tracing::warn!("port {}: {p}", port.name));
             if problems.is_empty() {
@@ -347,7 +407,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Continues the counters of the daemon before this one, if it left any.
     fn inherit(&mut self, state: Option<State>) {
-        if let (Some(state), Some(counted)) = (state, self.kernel.previous()) {
+        let Some(state) = state else { return };
+        if let Some(counted) = self.kernel.previous(state.generation) {
             let names = self.world.names();
             self.totals.inherit(&state, &counted, &names);
         }

@@ -4,7 +4,8 @@
 //! | pin | is |
 //! |---|---|
 //! | `link-PORT` | the attachment of a port: forwarding survives the daemon by it |
-//! | `control`, `counters`, `charges` | of the generation in charge: its deadline and what it counted |
+//! | `control` | of the generation in charge: its deadline |
+//! | `counters-N`, `charges-N` | what generation N has counted |
 
 use super::{
     instance::Instance,
@@ -16,7 +17,9 @@ use anyhow::{Context, Result};
 use logic::plan::PortId;
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs::{self, File},
+    io,
+    os::fd::{AsFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -25,6 +28,10 @@ use std::{
 /// Where pins live.
 pub const BPFFS: &str = "/sys/fs/bpf";
 const LINK: &str = "link-";
+/// Names of pins with a generation's number behind.
+const COUNTED: [&str; 2] = ["counters", "charges"];
+/// Source of the mount at [`BPFFS`] if Millrace made it.
+const MOUNT: &str = "millrace";
 
 /// Programs, links and pins of one instance.
 pub struct Bpf {
@@ -50,7 +57,7 @@ impl Bpf {
     pub fn pinned_ports(&self) -> Vec<String> {
         let Ok(files) = fs::read_dir(&self.directory) else { return Vec::new() };
         let names = files.flatten().map(|f| f.file_name().to_string_lossy().into_owned());
-        let mut ports: Vec<_> = names.filter_map(|n| n.strip_prefix(LINK).map(String::from)).collect();
+        let mut ports: Vec<_> = names.filter_map(|n| n.strip_prefix(LINK).map(unescaped)).collect();
         ports.sort();
         ports
     }
@@ -73,7 +80,14 @@ impl Bpf {
     }
 
     fn pin_of(&self, port: &str) -> PathBuf {
-        self.directory.join(format!("{LINK}{port}"))
+        self.directory.join(format!("{LINK}{}", escaped(port)))
+    }
+
+    fn pin(&self, link: &PortLink, port: &str) -> Result<()> {
+        fs::create_dir_all(&self.directory).context("creating the directory of pins")?;
+        let path = self.pin_of(port);
+        let _ = fs::remove_file(&path);
+        link.pin(&path)
     }
 
     fn attach_one(&mut self, plane: &Plane, device: &Device) -> Result<PortLink> {
@@ -91,9 +105,46 @@ impl Bpf {
         Ok(link)
     }
 
-    /// A link that can take the new program by being swapped.
-    fn is_linked(&self, device: &Device) -> bool {
-        self.links.get(&device.name).is_some_and(|l| l.ifindex() == device.ifindex)
+    /// Links, pinned, for the devices that have none; those made so far are in `new` on an error, too.
+    fn attach_new(
+        &mut self,
+        plane: &Plane,
+        devices: &[Device],
+        new: &mut BTreeMap<String, PortLink>,
+    ) -> Result<(), (usize, anyhow::Error)> {
+        for (i, device) in devices.iter().enumerate() {
+            if self.link(device).is_some() {
+                continue;
+            }
+            let link = self.attach_one(plane, device).map_err(|e| (i, e))?;
+            let pinned = self.pin(&link, &device.name);
+            new.insert(device.name.clone(), link);
+            pinned.map_err(|e| (i, e))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the program to the links there are; on an error they have their old ones again.
+    fn replace(&self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
+        let kept = devices.iter().enumerate().filter_map(|(i, d)| Some((i, self.link(d)?)));
+        let mut replaced = Vec::new();
+        for (i, link) in kept {
+            let old = link.program().map_err(|e| (i, e))?;
+            if let Err(error) = link.replace(plane.program()) {
+                let undo = |(link, old): (&PortLink, OwnedFd)| link.replace(old.as_fd());
+                return Err(match replaced.into_iter().try_for_each(undo) {
+                    Ok(()) => (i, error),
+                    Err(e) => (i, error.context(format!("not undone: {e:#}"))),
+                });
+            }
+            replaced.push((link, old));
+        }
+        Ok(())
+    }
+
+    /// The link that can take a new program for the device.
+    fn link(&self, device: &Device) -> Option<&PortLink> {
+        self.links.get(&device.name).filter(|l| l.ifindex() == device.ifindex)
     }
 
     fn detach_port(&mut self, port: &str) {
@@ -105,12 +156,23 @@ impl Bpf {
     }
 }
 
-/// Mounts the BPF file system where it is missing, as on a fresh Debian without systemd.
-pub fn ensure_bpffs() -> Result<()> {
+/// bpffs refuses names with a dot, and devices like eth1.5 have one.
+fn escaped(port: &str) -> String {
+    port.replace('%', "%25").replace('.', "%2e")
+}
+
+fn unescaped(port: &str) -> String {
+    port.replace("%2e", ".").replace("%25", "%")
+}
+
+/// Mounts the BPF file system where it is missing, as on a fresh Debian without systemd. While what it returns is open,
+/// nobody can unmount it.
+pub fn ensure_bpffs() -> Result<File> {
     const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-    let mounted = rustix::fs::statfs(BPFFS).is_ok_and(|s| s.f_type as u64 == BPF_FS_MAGIC);
-    if mounted {
-        return Ok(());
+    let open = || File::open(BPFFS).with_context(|| format!("opening {BPFFS}"));
+    let directory = open()?;
+    if rustix::fs::fstatfs(&directory).is_ok_and(|s| s.f_type as u64 == BPF_FS_MAGIC) {
+        return Ok(directory);
     }
     let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     if mounts("self") != mounts("1") {
@@ -119,8 +181,20 @@ pub fn ensure_bpffs() -> Result<()> {
              that ends with it, so forwarding will not outlive this process; start with `nsenter --net=FILE` instead"
         );
     }
-    rustix::mount::mount("bpf", BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
-        .with_context(|| format!("mounting the BPF file system at {BPFFS}"))
+    rustix::mount::mount(MOUNT, BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
+        .with_context(|| format!("mounting the BPF file system at {BPFFS}"))?;
+    open()
+}
+
+/// Takes away what [`ensure_bpffs`] mounted, unless something is pinned there or somebody has it open.
+pub fn release_bpffs() {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let last = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some(BPFFS));
+    let ours = last.is_some_and(|line| line.split(' ').next() == Some(MOUNT));
+    if ours && fs::read_dir(BPFFS).is_ok_and(|mut files| files.next().is_none()) {
+        // Busy: whoever uses it now goes on doing so.
+        let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
+    }
 }
 
 impl Kernel for Bpf {
@@ -130,29 +204,28 @@ impl Kernel for Bpf {
         Plane::load(settings)
     }
 
-    fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<Vec<Mode>, (usize, anyhow::Error)> {
+    fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
         let mut new = BTreeMap::new();
-        let linked: Vec<bool> = devices.iter().map(|d| self.is_linked(d)).collect();
-        for (i, device) in devices.iter().enumerate().filter(|(i, _)| !linked[*i]) {
-            // On an error the links attached so far are dropped, and with them, unpinned, the attachment.
-            new.insert(device.name.clone(), self.attach_one(plane, device).map_err(|e| (i, e))?);
-        }
-        for (i, device) in devices.iter().enumerate().filter(|(_, d)| self.is_linked(d)) {
-            self.links[&device.name].replace(plane.program()).map_err(|e| (i, e))?;
+        let attached = self.attach_new(plane, devices, &mut new);
+        if let Err(error) = attached.and_then(|()| self.replace(plane, devices)) {
+            for port in new.keys() {
+                let _ = fs::remove_file(self.pin_of(port));
+                // A device of the same name that was there before keeps its program.
+                self.links.get(port).map(|old| self.pin(old, port));
+            }
+            // Dropped and not pinned, the new links detach. The directory goes if it is empty.
+            let _ = fs::remove_dir(&self.directory);
+            return Err(error);
         }
         let stale: Vec<_> =
             self.links.keys().filter(|p| !devices.iter().any(|d| d.name == **p)).cloned().collect();
         stale.iter().for_each(|port| self.detach_port(port));
-        for (port, link) in new {
-            let i = devices.iter().position(|d| d.name == port).unwrap_or(0);
-            let _ = fs::remove_file(self.pin_of(&port));
-            fs::create_dir_all(&self.directory)
-                .context("creating the directory of pins")
-                .and_then(|()| link.pin(&self.pin_of(&port)))
-                .map_err(|e| (i, e))?;
-            self.links.insert(port, link);
-        }
-        Ok(devices.iter().map(|d| self.links[&d.name].mode()).collect())
+        self.links.append(&mut new);
+        Ok(())
+    }
+
+    fn mode(&self, device: &Device) -> Option<Mode> {
+        self.link(device).map(PortLink::mode)
     }
 
     fn note(&self, port: &str) -> Option<String> {
@@ -163,13 +236,26 @@ impl Kernel for Bpf {
         })
     }
 
-    fn publish(&mut self, plane: &mut Plane) -> Result<()> {
+    fn publish(&mut self, plane: &mut Plane, generation: u64) -> Result<()> {
         fs::create_dir_all(&self.directory).context("creating the directory of pins")?;
-        plane.pin(&self.directory)
+        plane.pin(&self.directory, generation)
     }
 
-    fn previous(&mut self) -> Option<Counters> {
-        Counters::pinned(&self.directory)
+    fn previous(&mut self, generation: u64) -> Option<Counters> {
+        Counters::pinned(&self.directory, generation)
+    }
+
+    fn retire(&mut self, generation: u64) -> Result<()> {
+        let kept = COUNTED.map(|name| format!("{name}-{generation}"));
+        let reading = || format!("reading {}", self.directory.display());
+        for file in fs::read_dir(&self.directory).with_context(reading)?.flatten() {
+            let name = file.file_name().to_string_lossy().into_owned();
+            if COUNTED.iter().any(|counted| name.starts_with(counted)) && !kept.contains(&name) {
+                fs::remove_file(file.path())
+                    .with_context(|| format!("removing {}", file.path().display()))?;
+            }
+        }
+        Ok(())
     }
 
     fn remove(&mut self) -> Result<Vec<String>> {

@@ -41,7 +41,7 @@ mod world;
 use crate::config::Config;
 use anyhow::Result;
 use api::{Query, Request};
-use generation::Generation;
+use generation::{Generation, Stuck};
 use logic::plan::Op;
 use seam::{Kernel, Observe};
 use std::{sync::mpsc::Receiver, time::Duration};
@@ -69,6 +69,8 @@ pub struct Control<K: Kernel, O> {
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
+    /// Why not everything is in the tables.
+    stuck: Option<Stuck>,
     /// Nothing had happened when the kernel was asked last: what the mirror says is what Linux says.
     quiet: bool,
     verifying: Option<Verifying>,
@@ -117,6 +119,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                     Query::Leave => Some(Ended::Left { forwarding: self.forwards() }),
                     _ => None,
                 };
+                if matches!(ended, Some(Ended::Left { .. })) {
+                    self.remember_now();
+                }
                 let answer = self.answer(&request.query);
                 let ended = ended.filter(|_| answer.is_ok());
                 // The client may have gone; that is its business.
@@ -144,7 +149,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.apply()?;
         let now = self.kernel.now();
         self.settle_ports(now)?;
-        self.reclaim(now)?;
+        self.generation.reclaim(now);
+        self.grow(now)?;
         self.confirm(now);
         self.keep_alive(now);
         self.remember(now);
@@ -191,20 +197,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn apply(&mut self) -> Result<()> {
         let plan = self.world.plan();
         self.forget_gone(&plan)?;
-        let full = self.generation.apply(plan.iter().cloned());
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
-        if let Some(full) = full {
-            self.grow(&full)?;
-        }
+        self.generation.apply(plan.into_iter());
         Ok(())
-    }
-
-    /// Lets the tables reuse what no running program can see any more.
-    fn reclaim(&mut self, now: Duration) -> Result<()> {
-        match self.generation.reclaim(now) {
-            Some(full) => self.grow(&full),
-            None => Ok(()),
-        }
     }
 
     /// A number whose owner is gone will be given to another, who must not inherit its counters.
@@ -253,10 +248,22 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if !self.unremembered || now.saturating_sub(self.times.remembered) < REMEMBER {
             return;
         }
-        (self.unremembered, self.times.remembered) = (false, now);
-        if let Err(error) = self.write_state() {
+        self.times.remembered = now;
+        self.remember_now();
+    }
+
+    fn remember_now(&mut self) {
+        self.unremembered = false;
+        let written = self.write_state().and_then(|()| self.kernel.retire(self.generation.number));
+        if let Err(error) = written {
             tracing::warn!("cannot write {}: {error:#}", self.instance.state_file().display());
         }
+    }
+
+    /// What of Linux cannot be read, and what does not fit, as sentences.
+    fn troubles(&self) -> Vec<String> {
+        let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
+        self.observer.troubles().into_iter().chain(stuck).collect()
     }
 
     fn write_state(&self) -> Result<()> {

@@ -56,20 +56,22 @@ pub trait Kernel {
 
     /// Afterwards exactly these devices run this generation, each swapped between two packets; or, on an error, what ran
     /// before still runs and the error says which device failed.
-    fn attach(
-        &mut self,
-        plane: &Self::Plane,
-        devices: &[Device],
-    ) -> Result<Vec<Mode>, (usize, anyhow::Error)>;
+    fn attach(&mut self, plane: &Self::Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)>;
+
+    /// Where a program of this instance runs on a device; `None`: it runs none.
+    fn mode(&self, device: &Device) -> Option<Mode>;
 
     /// Why an attached port is in generic mode, as a sentence.
     fn note(&self, port: &str) -> Option<String>;
 
     /// Leaves what the next daemon, and `status` without one, need of a generation that is in charge.
-    fn publish(&mut self, plane: &mut Self::Plane) -> Result<()>;
+    fn publish(&mut self, plane: &mut Self::Plane, generation: u64) -> Result<()>;
 
-    /// What a generation of a dead daemon has counted; `None` if there is none, or it cannot be read.
-    fn previous(&mut self) -> Option<Counters>;
+    /// What a generation of a dead daemon has counted; `None` if it was not published, or cannot be read.
+    fn previous(&mut self, generation: u64) -> Option<Counters>;
+
+    /// Removes what other generations than this have published.
+    fn retire(&mut self, generation: u64) -> Result<()>;
 
     /// Takes every program off and removes every pin of this instance; says what it did.
     fn remove(&mut self) -> Result<Vec<String>>;

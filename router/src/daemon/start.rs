@@ -31,11 +31,20 @@ pub fn run<O: Observe>(
     privileges::check_capabilities()?;
     let lock = Lock::take(&instance)?;
     let ended = run_alone(config, &instance, &lock, observer);
+    let left = Bpf::new(&instance, false).pinned_ports();
     // Whoever leaves forwarding behind leaves the files that belong to it, too.
-    if matches!(ended, Ok(Ended::Stopped)) || Bpf::new(&instance, false).pinned_ports().is_empty() {
+    if matches!(ended, Ok(Ended::Stopped)) || left.is_empty() {
         lock.clean();
+        kernel::release_bpffs();
     }
-    ended.map(|_| ())
+    match ended {
+        Err(error) if !left.is_empty() => Err(error.context(format!(
+            "the program stays attached to {} and forwards until the heartbeat expires; start again, or `millrace stop` to \
+             remove it",
+            left.join(", ")
+        ))),
+        ended => ended.map(|_| ()),
+    }
 }
 
 /// Runs the daemon as the only one of its instance.
@@ -45,7 +54,7 @@ fn run_alone<O: Observe>(
     lock: &Lock,
     observer: impl FnOnce(&Config) -> Result<(O, Waker)>,
 ) -> Result<Ended> {
-    kernel::ensure_bpffs()?;
+    let _held = kernel::ensure_bpffs()?;
     privileges::reduce()?;
     let mut bpf = Bpf::new(instance, config.generic);
     bpf.adopt()?;
@@ -53,8 +62,9 @@ fn run_alone<O: Observe>(
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
     let (requests_to, requests) = Requests::queue(waker);
     leave_on_signal(requests_to.clone())?;
-    let control = Control::start(config, instance.clone(), bpf, observer)?;
+    // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
     api::serve(lock.listen()?, requests_to)?;
+    let control = Control::start(config, instance.clone(), bpf, observer)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
     let ended = control.run(&requests)?;
@@ -79,6 +89,7 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     let lock = Lock::take(instance)?;
     let mut done = Bpf::new(instance, false).remove()?;
     done.extend(lock.clean().into_iter().map(|path| format!("removed {}", path.display())));
+    kernel::release_bpffs();
     Ok(done)
 }
 

@@ -1,6 +1,6 @@
 //! Everything observed, and what was decided because of it.
 
-use super::{ledger::Ledger, totals::Names};
+use super::{ledger::Ledger, seam::Device, totals::Names};
 use crate::{config::Config, plane::Mode};
 use logic::{
     mirror::{Limits, Mirror},
@@ -80,6 +80,13 @@ impl World {
         if let Some(port) = self.ports.get_mut(&id) {
             (port.device, port.refused) = (device, None);
         }
+    }
+
+    /// Devices to be attached to, by port.
+    pub fn devices(&self) -> impl Iterator<Item = (PortId, Device)> {
+        self.ports
+            .iter()
+            .filter_map(|(id, p)| Some((*id, Device { name: p.name.clone(), ifindex: p.wanted()? })))
     }
 
     /// Ports by the routers that have an interface on them.

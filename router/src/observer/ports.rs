@@ -50,12 +50,13 @@ impl Observer {
         let veth = link.kind == LinkKind::Other("veth".into());
         let features = netns::inside(&host, || Ethtool::open()?.features(&link.name))??;
         let mut problems = ethtool::own_problems(&link.name, &features, veth);
+        let refuses = netns::inside(&host, || ethtool::refuses_redirects(link.ifindex))?;
         if let (true, Some(index)) = (veth, link.below) {
             match self.place_of(link.below_nsid, host.clone())? {
                 Some((file, name)) => {
-                    let refuses = netns::inside(&host, || ethtool::refuses_redirects(link.ifindex))?;
                     let peer = netns::inside(&file, || Peer::look(index))??;
                     problems.extend(ethtool::peer_problems(&peer, &name, refuses));
+                    return Ok(problems);
                 }
                 None => problems.push(Problem {
                     kind: ProblemKind::Unknown,
@@ -67,6 +68,7 @@ impl Observer {
                 }),
             }
         }
+        problems.extend(refuses.then(|| ethtool::no_redirects(&link.name)));
         Ok(problems)
     }
 

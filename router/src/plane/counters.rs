@@ -96,11 +96,11 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// What the generation pinned in `directory` has counted; `None` if nothing is pinned there, or by a version that
-    /// counted in another layout.
-    pub fn pinned(directory: &Path) -> Option<Counters> {
+    /// What a generation pinned in `directory` has counted; `None` if it is not pinned there, or by a version that counted
+    /// in another layout.
+    pub fn pinned(directory: &Path, generation: u64) -> Option<Counters> {
         let open = |name: &str, words: usize| {
-            let map = MapHandle::from_pinned_path(directory.join(name)).ok()?;
+            let map = MapHandle::from_pinned_path(directory.join(format!("{name}-{generation}"))).ok()?;
             (map.value_size() as usize == words * 8).then_some(map)
         };
         let (counters, charges) = (open("counters", COUNTER_WORDS)?, open("charges", REASON_WORDS)?);

@@ -3,7 +3,7 @@
 //! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
 
 use crate::daemon::instance;
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Error, Result, anyhow, bail};
 use libbpf_rs::{libbpf_sys as sys, query};
 use std::{
     ffi::CString,
@@ -68,36 +68,30 @@ impl PortLink {
 
     /// Opens a pinned link. `None` if nothing is pinned there, or its device is gone.
     pub fn open(path: &Path) -> Result<Option<PortLink>> {
-        let name = c_path(path)?;
-        // SAFETY: a NUL-terminated path.
-        let fd = unsafe { sys::bpf_obj_get(name.as_ptr()) };
-        if fd < 0 {
-            return match io::Error::from_raw_os_error(-fd) {
-                e if e.kind() == io::ErrorKind::NotFound => Ok(None),
-                e => Err(e).with_context(|| format!("opening {}", path.display())),
-            };
-        }
-        // SAFETY: a descriptor just returned to us.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let mut info = sys::bpf_link_info::default();
-        let mut length = size_of_val(&info) as u32;
-        // SAFETY: `info` is writable and `length` is its size.
-        let rc = unsafe { sys::bpf_link_get_info_by_fd(fd.as_raw_fd(), &mut info, &mut length) };
-        if rc < 0 {
-            return Err(io::Error::from_raw_os_error(-rc))
-                .with_context(|| format!("asking about {}", path.display()));
-        }
-        if info.type_ != sys::BPF_LINK_TYPE_XDP {
-            bail!("{} is not an XDP link", path.display());
-        }
-        // SAFETY: the type says which member of the union the kernel filled.
-        let ifindex = unsafe { info.__bindgen_anon_1.xdp.ifindex };
+        let fd = match open_pin(path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened.with_context(|| format!("opening {}", path.display()))?,
+        };
+        let (ifindex, _) = attachment(&fd).with_context(|| format!("asking about {}", path.display()))?;
         if ifindex == 0 {
             return Ok(None);
         }
         let mode =
             mode(ifindex)?.ok_or_else(|| anyhow!("{}: device {ifindex} is elsewhere", path.display()))?;
         Ok(Some(PortLink { fd, ifindex, mode }))
+    }
+
+    /// The program it runs now.
+    pub fn program(&self) -> Result<OwnedFd> {
+        let asking = || format!("asking for the program of device {}", self.ifindex);
+        let (_, id) = attachment(&self.fd).with_context(asking)?;
+        // SAFETY: no pointers.
+        let fd = unsafe { sys::bpf_prog_get_fd_by_id(id) };
+        if fd < 0 {
+            return Err(io::Error::from_raw_os_error(-fd)).with_context(asking);
+        }
+        // SAFETY: a descriptor just returned to us.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Replaces the program between two packets.
@@ -150,9 +144,8 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
     let Some((id, _)) = xdp_query(ifindex)? else { return Ok(None) };
     let name =
         query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned());
-    let owner = pinned_links()?
-        .into_iter()
-        .find(|path| PortLink::open(path).is_ok_and(|l| l.is_some_and(|l| l.ifindex == ifindex)));
+    // Not by the device: another namespace may have one of the same number.
+    let owner = pinned_links()?.into_iter().find(|path| runs(path, id));
     Ok(Some(match owner {
         Some(path) => {
             let directory = path.parent().unwrap_or(&path);
@@ -162,6 +155,39 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
         }
         None => format!("XDP program {:?} (id {id}), which is not ours", name.unwrap_or_default()),
     }))
+}
+
+/// Device (0: none) and program of an XDP link.
+fn attachment(link: &OwnedFd) -> Result<(u32, u32)> {
+    let mut info = sys::bpf_link_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: `info` is writable and `length` is its size.
+    let rc = unsafe { sys::bpf_link_get_info_by_fd(link.as_raw_fd(), &mut info, &mut length) };
+    if rc < 0 {
+        return Err(io::Error::from_raw_os_error(-rc).into());
+    }
+    if info.type_ != sys::BPF_LINK_TYPE_XDP {
+        bail!("it is not an XDP link");
+    }
+    // SAFETY: the type says which member of the union the kernel filled.
+    Ok((unsafe { info.__bindgen_anon_1.xdp.ifindex }, info.prog_id))
+}
+
+fn open_pin(path: &Path) -> Result<OwnedFd, io::Error> {
+    let name = c_path(path).map_err(io::Error::other)?;
+    // SAFETY: a NUL-terminated path.
+    let fd = unsafe { sys::bpf_obj_get(name.as_ptr()) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: a descriptor just returned to us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Is this the pin of a link that runs the program?
+fn runs(path: &Path, program: u32) -> bool {
+    let attached = open_pin(path).map_err(Error::from).and_then(|link| attachment(&link));
+    attached.is_ok_and(|(_, id)| id == program)
 }
 
 /// Links pinned by any Millrace instance of this machine.

@@ -206,13 +206,15 @@ impl Plane {
         self.skel.progs.millrace.as_fd()
     }
 
-    /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters`, `charges`. May be repeated;
-    /// whatever is pinned there under these names is replaced.
-    pub fn pin(&self, directory: &Path) -> Result<()> {
+    /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters-GENERATION`,
+    /// `charges-GENERATION`. May be repeated; whatever is pinned there under these names is replaced.
+    pub fn pin(&self, directory: &Path, generation: u64) -> Result<()> {
         let maps = &self.skel.maps;
-        for (map, name) in
-            [(&maps.control, "control"), (&maps.counters, "counters"), (&maps.charges, "charges")]
-        {
+        for (map, name) in [
+            (&maps.control, "control".to_owned()),
+            (&maps.counters, format!("counters-{generation}")),
+            (&maps.charges, format!("charges-{generation}")),
+        ] {
             let path = directory.join(name);
             if path.exists() {
                 std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;

@@ -1,0 +1,124 @@
+//! What is in the tables, what is told of it, and comparing it with Linux.
+
+use super::*;
+
+#[test]
+fn the_table_follows_events() {
+    let mut case = start();
+    let hop = &case.route("10.9.1.1").hops[0];
+    assert_eq!((hop.action.as_str(), hop.interface.as_deref()), ("forward", Some("eth2")));
+    assert_eq!((hop.next_hop.as_deref(), hop.mac.as_deref()), (Some("10.0.2.9"), Some("02:01:00:00:00:09")));
+    assert_eq!(case.route("10.9.1.1").prefix.as_deref(), Some("10.9.0.0/16"));
+    assert_eq!(case.route("10.8.1.1").hops[0].reason.as_deref(), Some(Reason::NoRoute.text()));
+    let new = route("10.8.0.0/16", 1, Some("10.0.1.5"));
+    case.round(Ok(vec![Event::Route4(0, Change::Add, new)]), 0.001);
+    assert_eq!(case.route("10.8.1.1").hops[0].mac.as_deref(), Some("02:01:00:00:00:05"));
+}
+
+#[test]
+fn neighbours_in_use_are_probed_when_stale() {
+    let mut case = start();
+    case.round(Ok(vec![]), 6.0);
+    assert!(case.linux.0.probed.borrow().is_empty(), "not in use");
+    // struct nexthop: `used` is the low half of word 6.
+    let memory = case.linux.0.memory.borrow().clone().unwrap();
+    memory.nexthops().iter().skip(6).step_by(words::NEXTHOP).for_each(|w| w.store(1, Relaxed));
+    case.round(Ok(vec![]), 6.0);
+    assert_eq!(*case.linux.0.probed.borrow(), ["10.0.2.9".parse::<IpAddr>().unwrap()], "only the stale one");
+}
+
+#[test]
+fn verify_finds_what_differs() {
+    let mut case = start();
+    let report = case.verify();
+    assert_eq!((report.differences, report.routers[0].compared.ipv4), (0, 3), "{report:?}");
+    // A change the observer missed.
+    case.linux.0.dump.borrow_mut().routes4.push(route("10.7.0.0/16", 1, Some("10.0.1.5")));
+    let report = case.verify();
+    assert_eq!(report.differences, 2, "both ends of the route");
+    let first = &report.routers[0].differences[0];
+    assert_eq!((first.prefix.as_str(), first.fast.as_str()), ("10.7.0.0/16 at 10.7.0.0", "no_route"));
+    assert!(first.kernel.starts_with("10.0.1.5 (02:01:00:00:00:05)"), "{first:?}");
+}
+
+#[test]
+fn verify_reads_the_memory_itself() {
+    let mut case = start();
+    let memory = case.linux.0.memory.borrow().clone().unwrap();
+    // Another MAC address in the next hops that are resolved.
+    memory.nexthops().iter().step_by(words::NEXTHOP).filter(|w| w.load(Relaxed) != 0).for_each(|w| {
+        w.fetch_xor(0xff, Relaxed);
+    });
+    let report = case.verify();
+    assert!(report.differences > 0);
+}
+
+#[test]
+fn the_loop_goes_on_while_a_comparison_runs_and_there_is_one_at_a_time() {
+    let mut case = start();
+    let (let_go, hold) = sync_channel(0);
+    *case.linux.0.hold.borrow_mut() = Some(hold);
+    let answer = case.begin_verify();
+    let new = route("10.8.0.0/16", 1, Some("10.0.1.5"));
+    case.round(Ok(vec![Event::Route4(0, Change::Add, new)]), 5.0);
+    assert_eq!(case.linux.0.deadline.get().as_secs(), 1035, "confirmed meanwhile");
+    assert_eq!(case.route("10.8.1.1").hops[0].action, "forward", "changed meanwhile");
+    let error = case.begin_verify().try_recv().unwrap().unwrap_err();
+    assert!(error.status == 503 && error.text.contains("already running"), "{error:?}");
+    // Linux has it too, by the time it is read again.
+    case.linux.0.dump.borrow_mut().routes4.push(route("10.8.0.0/16", 1, Some("10.0.1.5")));
+    let_go.send(()).unwrap();
+    assert_eq!(case.verified(answer).differences, 0);
+}
+
+#[test]
+fn changes_under_way_are_no_differences() {
+    let mut case = start();
+    let new = |prefix| route(prefix, 1, Some("10.0.1.5"));
+    case.linux.0.dump.borrow_mut().routes4.extend([new("10.7.0.0/16"), new("10.6.0.0/16")]);
+    let answer = case.begin_verify();
+    std::thread::sleep(Duration::from_millis(100));
+    // One of them comes late, the other never.
+    case.round(Ok(vec![]), 0.01);
+    case.round(Ok(vec![Event::Route4(0, Change::Add, new("10.7.0.0/16"))]), 0.01);
+    let report = case.verified(answer);
+    assert_eq!(report.differences, 2, "{report:?}");
+    assert!(report.routers[0].differences.iter().all(|d| d.prefix.starts_with("10.6.0.0/16")));
+}
+
+#[test]
+fn what_is_not_there_is_an_error_that_says_what_is() {
+    let mut case = start();
+    let explain = |packet: Option<&str>, frame: Option<&str>, port: Option<&str>, router: Option<&str>| {
+        let text = |s: Option<&str>| s.map(String::from);
+        let (packet, frame, port, router) = (text(packet), text(frame), text(port), text(router));
+        Query::Explain(report::ExplainRequest { packet, frame, port, router })
+    };
+    let packet = Some("udp 10.0.1.5 -> 10.9.0.1");
+    let table = [
+        (
+            Query::Route(RouteQuery { address: [1, 1, 1, 1].into(), router: Some("red".into()) }),
+            404,
+            "there are: host",
+        ),
+        (explain(None, None, None, None), 400, "either a packet or a frame"),
+        (explain(Some("x"), None, None, None), 400, "unknown protocol"),
+        (explain(packet, None, Some("eth9"), None), 404, "there are: eth1, eth2"),
+        (explain(packet, None, None, Some("red")), 404, "there are: host"),
+        (explain(None, Some("00"), None, None), 400, "needs the port"),
+        (explain(None, Some("zz"), Some("eth1"), None), 400, "not hexadecimal"),
+        (explain(None, Some("00"), Some("eth1"), None), 400, "14 to 9100 bytes, not 1"),
+        (explain(Some("udp 1.1.1.1 -> 2.2.2.2 vlan=5"), None, None, None), 404, "no interface has this"),
+    ];
+    for (query, status, part) in table {
+        let error = case.control.answer(&query).unwrap_err();
+        assert!(error.status == status && error.text.contains(part), "{query:?}: {error:?}");
+    }
+    let report: report::ExplainReport = case.ask(explain(packet, None, None, None));
+    assert_eq!(
+        (report.port.as_str(), report.verdict.as_str()),
+        ("eth1", "pass"),
+        "the port leads back to the source"
+    );
+    assert_eq!(report.before.unwrap().destination_mac, "02:00:00:00:00:01");
+}

@@ -1,0 +1,391 @@
+//! The loop with the real mirror and the real tables over heap memory, and a fake Linux around it.
+
+mod answers;
+mod lifetime;
+mod ports;
+
+use super::{
+    Control, Ended,
+    api::{Query, Request, RouteQuery},
+    instance::Instance,
+    report::{self, RouteReport, Status, VerifyReport},
+    seam::{Device, FastPath, Kernel, Observe, Reread},
+    totals::State,
+};
+use crate::{
+    config::{Config, MemoryMib},
+    ethtool::{Problem, ProblemKind},
+    plane::{Charge, Counters, InterfaceCount, Mode, Settings, Step, TestRun},
+};
+use anyhow::{Result, anyhow, bail};
+use logic::{
+    memory::{HeapMemory, Memory, words},
+    net::Mac,
+    observe::{
+        Change, Dump, Event, Link, LinkConf4, LinkConf6, LinkKind, MacvlanMode, Namespace, NamespaceId,
+        Neighbour, Next, NextHop, Port, Route, RouteKind,
+    },
+    plan::PortId,
+    reason::Reason,
+};
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    net::{IpAddr, Ipv4Addr},
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::Ordering::Relaxed,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::Duration,
+};
+use tokio::sync::oneshot;
+
+type Shared = Arc<HeapMemory>;
+
+/// What the fake Linux holds, seen by the test.
+#[derive(Default)]
+struct World {
+    now: Cell<Duration>,
+    /// Results of the next polls; then nothing happens.
+    polls: RefCell<VecDeque<Result<Vec<Event>>>>,
+    dump: RefCell<Dump>,
+    /// What the next reading waits for.
+    hold: RefCell<Option<Receiver<()>>>,
+    probed: RefCell<Vec<IpAddr>>,
+    problems: RefCell<BTreeMap<PortId, Vec<String>>>,
+    /// Ports whose driver transmits nothing that is redirected to it.
+    cannot_transmit: RefCell<BTreeSet<PortId>>,
+    refused: RefCell<Option<String>>,
+    /// Devices that have no native mode.
+    generic: RefCell<BTreeSet<String>>,
+    /// What runs a program.
+    running: RefCell<BTreeMap<String, (u32, Mode)>>,
+    attached: RefCell<Vec<Attachment>>,
+    unloadable: Cell<bool>,
+    unpublishable: Cell<bool>,
+    /// What dead daemons left, by generation.
+    previous: RefCell<BTreeMap<u64, Counters>>,
+    /// Generations that were published and not retired.
+    published: RefCell<BTreeSet<u64>>,
+    counters: RefCell<Counters>,
+    removed: Cell<bool>,
+    memory: RefCell<Option<Shared>>,
+    deadline: Rc<Cell<Duration>>,
+}
+
+/// One attachment, and the state of the generation at that moment.
+#[derive(Debug, PartialEq)]
+struct Attachment {
+    devices: Vec<String>,
+    deadline: Duration,
+    filled: bool,
+    slots: Vec<PortId>,
+}
+
+#[derive(Clone)]
+struct Linux(Rc<World>);
+
+struct Generation {
+    world: Rc<World>,
+    memory: Shared,
+    deadline: Cell<Duration>,
+    ports: RefCell<BTreeMap<PortId, PortRow>>,
+}
+
+struct PortRow {
+    ready: bool,
+    transmit: bool,
+}
+
+impl Generation {
+    /// Ports with a transmit slot.
+    fn slots(&self) -> Vec<PortId> {
+        self.ports.borrow().iter().filter(|(_, row)| row.transmit).map(|(id, _)| *id).collect()
+    }
+}
+
+impl FastPath for Generation {
+    type Memory = Shared;
+    fn memory(&self) -> Shared {
+        self.memory.clone()
+    }
+    fn set_port(&self, port: PortId, _: u32, ready: bool, transmit: bool) -> Result<()> {
+        self.ports.borrow_mut().insert(port, PortRow { ready, transmit });
+        Ok(())
+    }
+    fn clear_port(&self, port: PortId, _: u32) -> Result<()> {
+        self.ports.borrow_mut().remove(&port);
+        Ok(())
+    }
+    fn confirm_until(&self, deadline: Duration) {
+        self.deadline.set(deadline);
+        self.world.deadline.set(deadline);
+    }
+    fn counters(&self) -> Result<Counters> {
+        Ok(self.world.counters.borrow().clone())
+    }
+    fn explain(&self, _: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
+        let verdict = Step::Verdict { reason: Some(Reason::NoRoute), action: 2 };
+        Ok((TestRun { action: 2, frame: frame.to_vec() }, vec![Step::Port { id: 0, ready: true }, verdict]))
+    }
+}
+
+impl Kernel for Linux {
+    type Plane = Generation;
+    fn load(&mut self, settings: Settings) -> Result<Generation> {
+        if self.0.unloadable.get() {
+            bail!("out of memory");
+        }
+        let memory = Arc::new(HeapMemory::new(settings.capacity));
+        *self.0.memory.borrow_mut() = Some(memory.clone());
+        let (deadline, ports) = (Cell::default(), RefCell::default());
+        Ok(Generation { world: self.0.clone(), memory, deadline, ports })
+    }
+    fn attach(&mut self, plane: &Generation, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
+        let refused = self.0.refused.borrow().clone();
+        if let Some(i) = devices.iter().position(|d| Some(&d.name) == refused.as_ref()) {
+            return Err((i, anyhow!("another program is there")));
+        }
+        let generic = self.0.generic.borrow();
+        let mode = |name: &str| if generic.contains(name) { Mode::Generic } else { Mode::Native };
+        *self.0.running.borrow_mut() =
+            devices.iter().map(|d| (d.name.clone(), (d.ifindex, mode(&d.name)))).collect();
+        self.0.attached.borrow_mut().push(Attachment {
+            devices: devices.iter().map(|d| d.name.clone()).collect(),
+            deadline: plane.deadline.get(),
+            filled: plane.memory.routers().iter().any(|w| w.load(Relaxed) != 0),
+            slots: plane.slots(),
+        });
+        Ok(())
+    }
+    fn mode(&self, device: &Device) -> Option<Mode> {
+        let running = self.0.running.borrow();
+        running.get(&device.name).filter(|(ifindex, _)| *ifindex == device.ifindex).map(|(_, mode)| *mode)
+    }
+    fn note(&self, port: &str) -> Option<String> {
+        self.0.generic.borrow().contains(port).then(|| "generic mode".into())
+    }
+    fn publish(&mut self, _: &mut Generation, generation: u64) -> Result<()> {
+        if self.0.unpublishable.get() {
+            bail!("no room");
+        }
+        self.0.published.borrow_mut().insert(generation);
+        Ok(())
+    }
+    fn previous(&mut self, generation: u64) -> Option<Counters> {
+        self.0.previous.borrow().get(&generation).cloned()
+    }
+    fn retire(&mut self, generation: u64) -> Result<()> {
+        self.0.published.borrow_mut().retain(|other| *other == generation);
+        Ok(())
+    }
+    fn remove(&mut self) -> Result<Vec<String>> {
+        self.0.removed.set(true);
+        Ok(vec!["gone".into()])
+    }
+    fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>> {
+        Ok(Box::new(|| Ok(())))
+    }
+    fn now(&self) -> Duration {
+        self.0.now.get()
+    }
+}
+
+impl Observe for Linux {
+    fn poll(&mut self, _: Duration) -> Result<Vec<Event>> {
+        self.0.polls.borrow_mut().pop_front().unwrap_or(Ok(Vec::new()))
+    }
+    fn probe_neighbour(&mut self, _: NamespaceId, _: u32, address: IpAddr) -> Result<()> {
+        self.0.probed.borrow_mut().push(address);
+        Ok(())
+    }
+    fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
+        let texts = self.0.problems.borrow().get(&port).cloned().unwrap_or_default();
+        let unknown = texts.into_iter().map(|text| Problem { kind: ProblemKind::Unknown, text });
+        let deaf = self.0.cannot_transmit.borrow().contains(&port).then(|| "takes no redirects".into());
+        unknown.chain(deaf.map(|text| Problem { kind: ProblemKind::CannotTransmit, text })).collect()
+    }
+    fn troubles(&self) -> Vec<String> {
+        Vec::new()
+    }
+    fn reread(&mut self) -> Reread {
+        let (dump, hold) = (self.0.dump.borrow().clone(), self.0.hold.borrow_mut().take());
+        Box::new(move || {
+            // Until the test lets go.
+            hold.map(|hold| hold.recv());
+            Ok(vec![(0, dump)])
+        })
+    }
+}
+
+fn link(ifindex: u32, name: &str) -> Link {
+    let ipv4 = LinkConf4 { forwarding: true, has_address: true, ..LinkConf4::default() };
+    let ipv6 = LinkConf6 { forwarding: true, ..LinkConf6::default() };
+    Link {
+        ifindex,
+        name: name.into(),
+        mac: Mac([2, 0, 0, 0, 0, ifindex as u8]),
+        mtu: 1500,
+        up: true,
+        carrier: true,
+        kind: LinkKind::Physical,
+        below: None,
+        master: None,
+        ipv4,
+        ipv6,
+        hazards: Vec::new(),
+    }
+}
+
+fn route(prefix: &str, ifindex: u32, gateway: Option<&str>) -> Route<u32> {
+    let gateway = gateway.map(|g| g.parse().unwrap());
+    let hop = NextHop { ifindex, gateway, weight: 1, dead: false, linkdown: false, complex: false };
+    Route {
+        prefix: prefix.parse().unwrap(),
+        table: 254,
+        metric: 0,
+        tos: 0,
+        kind: RouteKind::Unicast,
+        next: Next::One(hop),
+        mtu: None,
+        complex: None,
+    }
+}
+
+fn neighbour(ifindex: u32, address: &str, last: u8, stale: bool) -> Neighbour {
+    Neighbour { ifindex, address: address.parse().unwrap(), mac: Some(Mac([2, 1, 0, 0, 0, last])), stale }
+}
+
+/// A host with eth1 (10.0.1.0/24) and eth2 (10.0.2.0/24), and a route to 10.9.0.0/16 via 10.0.2.9.
+fn dump() -> Dump {
+    Dump {
+        links: vec![link(1, "eth1"), link(2, "eth2")],
+        routes4: vec![
+            route("10.0.1.0/24", 1, None),
+            route("10.0.2.0/24", 2, None),
+            route("10.9.0.0/16", 2, Some("10.0.2.9")),
+        ],
+        neighbours: vec![neighbour(2, "10.0.2.9", 9, true), neighbour(1, "10.0.1.5", 5, false)],
+        ..Dump::default()
+    }
+}
+
+fn port(ifindex: u32) -> Port {
+    Port { namespace: 0, ifindex, frags: false }
+}
+
+fn linux() -> Linux {
+    let world = World::default();
+    world.now.set(Duration::from_secs(1000));
+    *world.dump.borrow_mut() = dump();
+    let host = Namespace { name: "host".into(), host: true, configured: false };
+    world.polls.borrow_mut().push_back(Ok(vec![
+        Event::Port(0, port(1)),
+        Event::Port(1, port(2)),
+        Event::Namespace(0, host),
+        Event::Dump(0, Box::new(dump())),
+    ]));
+    Linux(Rc::new(world))
+}
+
+/// A neighbour for each of so many addresses of eth2's network, made as large as they need.
+fn many_neighbours(n: u32) -> Vec<Event> {
+    let wide = Event::Route4(0, Change::Add, route("10.0.0.0/8", 2, None));
+    let one = |i: u32| {
+        let address = Ipv4Addr::from_bits(0x0a00_0300 + i).to_string();
+        Event::Neighbour(0, neighbour(2, &address, i as u8, false))
+    };
+    [wide].into_iter().chain((0..n).map(one)).collect()
+}
+
+struct Case {
+    linux: Linux,
+    control: Control<Linux, Linux>,
+    _directory: tempfile::TempDir,
+}
+
+fn config() -> Config {
+    Config { ports: vec!["eth1".parse().unwrap(), "eth2".parse().unwrap()], ..Config::default() }
+}
+
+fn start_with(config: Config, linux: Linux) -> Result<Case> {
+    let directory = tempfile::tempdir()?;
+    let instance = Instance::under(directory.path(), None);
+    let control = Control::start(config, instance, linux.clone(), linux.clone())?;
+    Ok(Case { linux, control, _directory: directory })
+}
+
+fn start() -> Case {
+    start_with(config(), linux()).unwrap()
+}
+
+impl Case {
+    /// One round of the loop in which `events` happen, `seconds` later.
+    fn round(&mut self, events: Result<Vec<Event>>, seconds: f64) {
+        self.linux.0.polls.borrow_mut().push_back(events);
+        self.linux.0.now.set(self.linux.0.now.get() + Duration::from_secs_f64(seconds));
+        self.control.round().unwrap();
+    }
+
+    fn ask<T: serde::de::DeserializeOwned>(&mut self, query: Query) -> T {
+        serde_json::from_value(self.control.answer(&query).unwrap()).unwrap()
+    }
+
+    fn route(&mut self, address: &str) -> RouteReport {
+        self.ask(Query::Route(RouteQuery { address: address.parse().unwrap(), router: None }))
+    }
+
+    fn begin_verify(&mut self) -> oneshot::Receiver<super::api::Answer> {
+        let (reply, answer) = oneshot::channel();
+        self.control.begin_verify(reply);
+        answer
+    }
+
+    /// Rounds of the loop until a comparison is done.
+    fn verified(&mut self, mut answer: oneshot::Receiver<super::api::Answer>) -> VerifyReport {
+        for _ in 0..10_000 {
+            if let Ok(answer) = answer.try_recv() {
+                return serde_json::from_value(answer.unwrap()).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+            self.control.round().unwrap();
+        }
+        panic!("no answer");
+    }
+
+    fn verify(&mut self) -> VerifyReport {
+        let answer = self.begin_verify();
+        self.verified(answer)
+    }
+
+    fn status(&mut self) -> Status {
+        self.ask(Query::Status)
+    }
+
+    fn slots(&self) -> Vec<PortId> {
+        self.control.generation.plane.slots()
+    }
+
+    /// Another daemon of the same instance after this one was killed.
+    fn killed_and_restarted(self, linux: Linux) -> Case {
+        let instance = self.control.instance.clone();
+        drop(self.control);
+        let control = Control::start(config(), instance, linux.clone(), linux.clone()).unwrap();
+        Case { linux, control, _directory: self._directory }
+    }
+}
+
+/// Runs the whole loop in this thread; the requests are there before it starts.
+fn run(case: Case, queries: Vec<Query>) -> (Ended, Vec<super::api::Answer>, Linux) {
+    let (to, requests) = sync_channel(16);
+    let send = |to: &SyncSender<Request>, query| {
+        let (reply, answer) = oneshot::channel();
+        to.send(Request { query, reply }).unwrap();
+        answer
+    };
+    let answers: Vec<_> = queries.into_iter().map(|query| send(&to, query)).collect();
+    let ended = case.control.run(&requests).unwrap();
+    (ended, answers.into_iter().map(|a| a.blocking_recv().unwrap()).collect(), case.linux)
+}
