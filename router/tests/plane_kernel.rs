@@ -9,6 +9,11 @@ use logic::{
     net::{Mac, Tag},
     reason::Reason,
 };
+use router::daemon::{
+    instance::Instance,
+    kernel::Bpf,
+    seam::{Device, Kernel},
+};
 use router::plane::{Charge, Grace, Mode, Plane, PortLink, Settings, Step};
 use std::{env, path::PathBuf, time::Duration};
 
@@ -163,6 +168,76 @@ fn maps_are_pinned_over_older_ones() {
         let mut names: Vec<_> = pins.0.read_dir().unwrap().map(|f| f.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["charges-7", "control", "counters-7"]);
+    });
+}
+
+/// Number of the program a device runs.
+fn program_of(device: &str) -> Option<u32> {
+    let text = run(&format!("ip link show {device}"));
+    let (_, id) = text.split_once("prog/xdp id ")?;
+    id.split_whitespace().next()?.parse().ok()
+}
+
+/// On an error every device runs what it ran before, and nothing new is attached or pinned.
+#[test]
+#[ignore = "needs root"]
+fn attaching_is_all_or_nothing() {
+    in_new_namespace(|| {
+        let pins = Pins::new("unused");
+        let names = ["ma.5", "mb.5", "mc.5", "md.5"];
+        let devices = names.map(|name| {
+            run(&format!("ip link add {name} type veth peer name peer-{name}"));
+            Device { name: name.into(), ifindex: ifindex(name) }
+        });
+        let instance = Instance::new(Some(format!("test-{}", std::process::id()).parse().unwrap()));
+        let mut bpf = Bpf::new(&instance, false);
+        let (first, second, foreign) = (plane(), plane(), plane());
+        bpf.attach(&first, &devices[..2]).unwrap_or_else(|(_, e)| panic!("{e:#}"));
+        let before = names.map(program_of);
+        assert!(before[0].is_some() && before[0] == before[1], "{before:?}");
+        assert_eq!(bpf.pinned_ports(), names[..2]);
+
+        // A new device is taken by somebody else.
+        let _other = PortLink::attach(foreign.program(), devices[3].ifindex, Mode::Native).unwrap();
+        let (i, error) = bpf.attach(&second, &devices).unwrap_err();
+        assert!(i == 3 && format!("{error:#}").contains("which is not ours"), "{i}: {error:#}");
+        assert_eq!(names[..3].iter().map(|name| program_of(name)).collect::<Vec<_>>(), before[..3]);
+        assert_eq!(bpf.pinned_ports(), names[..2]);
+
+        // A link that was detached behind our back takes no program.
+        let pin = format!("/sys/fs/bpf/{}/link-mb%2e5", instance.label());
+        PortLink::open(pin.as_ref()).unwrap().unwrap().detach().unwrap();
+        let (i, error) = bpf.attach(&second, &devices[..3]).unwrap_err();
+        assert!(i == 1, "{i}: {error:#}");
+        assert_eq!((program_of(names[0]), program_of(names[2])), (before[0], None));
+        bpf.remove().unwrap();
+        assert_eq!((program_of(names[0]), bpf.pinned_ports().len()), (None, 0));
+        drop(pins);
+    });
+}
+
+/// Interface numbers repeat across namespaces: whose a program is cannot be told by them.
+#[test]
+#[ignore = "needs root"]
+fn the_owner_of_a_program_is_told_by_the_program() {
+    in_new_namespace(|| {
+        let ifindex = veth();
+        let device = Device { name: "mk0".into(), ifindex };
+        let _mounted = Pins::new("unused-owner");
+        let instance = Instance::new(Some(format!("owner-{}", std::process::id()).parse().unwrap()));
+        let mut bpf = Bpf::new(&instance, false);
+        bpf.attach(&plane(), &[device]).unwrap_or_else(|(_, e)| panic!("{e:#}"));
+        let refusal = move || {
+            let attached = PortLink::attach(plane().program(), ifindex, Mode::Native);
+            attached.unwrap_err().to_string()
+        };
+        assert!(refusal().contains(&instance.label()), "{}", refusal());
+        in_new_namespace(move || {
+            run(&format!("ip link add name twin index {ifindex} type veth peer name far"));
+            let _link = PortLink::attach(plane().program(), ifindex, Mode::Native).unwrap();
+            assert!(refusal().contains("which is not ours"), "{}", refusal());
+        });
+        bpf.remove().unwrap();
     });
 }
 

@@ -191,7 +191,11 @@ pub fn release_bpffs() {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     let last = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some(BPFFS));
     let ours = last.is_some_and(|line| line.split(' ').next() == Some(MOUNT));
-    if ours && fs::read_dir(BPFFS).is_ok_and(|mut files| files.next().is_none()) {
+    // Names with a dot are the kernel's own (maps.debug).
+    let is_pin = |file: io::Result<fs::DirEntry>| {
+        file.is_ok_and(|file| !file.file_name().as_encoded_bytes().contains(&b'.'))
+    };
+    if ours && fs::read_dir(BPFFS).is_ok_and(|mut files| !files.any(is_pin)) {
         // Busy: whoever uses it now goes on doing so.
         let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
     }

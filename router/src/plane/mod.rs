@@ -82,6 +82,16 @@ impl Plane {
     /// # Errors
     /// The kernel refuses (missing capability, missing feature, no memory); the verifier's words are in the chain.
     pub fn load(settings: Settings) -> Result<Plane> {
+        Self::load_changed(settings, |_| Ok(()))
+    }
+
+    /// As [`Plane::load`], with maps or constants changed before: what another version would have loaded, for tests of
+    /// upgrades.
+    #[doc(hidden)]
+    pub fn load_changed(
+        settings: Settings,
+        change: impl FnOnce(&mut abi::OpenMillraceSkel<'_>) -> libbpf_rs::Result<()>,
+    ) -> Result<Plane> {
         let cpus = libbpf_rs::num_possible_cpus().context("counting CPUs")?;
         // A skeleton borrows its object for as long as it lives and a generation lives as long as the daemon wants: one
         // pointer-sized allocation per generation is left behind.
@@ -89,6 +99,7 @@ impl Plane {
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         size(&mut open, &settings, cpus)?;
+        change(&mut open).context("changing the kernel plane")?;
         open.progs.millrace_explain.set_autoload(false);
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
