@@ -42,9 +42,7 @@ fn a_namespace_deleted_under_load_and_made_again() {
     let share = account.sent / 2;
     let [host, r1, ..] = account.received[..] else { panic!("{account:?}") };
     // Targets go round and round: the last round may be cut short.
-    let wires: u64 =
-        account.lost.0.iter().filter(|(name, _)| name.ends_with("ring_full")).map(|(_, n)| n).sum();
-    assert!(host + r1 + 500 + wires >= share, "others lost packets: {account:?}");
+    assert!(host + r1 + 500 + account.wire_full() >= share, "others lost packets: {account:?}");
     let account = while_sending(&mut testbed, &kept, |_| {});
     account.assert_no_loss("after the deletion");
 

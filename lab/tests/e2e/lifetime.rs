@@ -90,7 +90,7 @@ fn without_a_heartbeat_the_kernel_forwards_until_a_daemon_is_back() {
 }
 
 /// Packets the stacks of the box and its routers forwarded (/proc/net/snmp, ForwDatagrams).
-fn forwarded_by_linux(testbed: &Testbed) -> u64 {
+pub fn forwarded_by_linux(testbed: &Testbed) -> u64 {
     let namespaces = testbed.routers.iter().chain([&testbed.box_namespace]);
     namespaces
         .map(|namespace| {

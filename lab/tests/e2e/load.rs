@@ -9,6 +9,7 @@ use lab::{
     generator::{Load, Pace},
     losses::Losses,
     subject::Subject,
+    sys,
     testbed::{Priority, Spec, Testbed},
     workload::{Family, Workload},
 };
@@ -35,18 +36,29 @@ pub struct Account {
     pub received: Vec<u64>,
     pub bytes: u64,
     pub lost: Losses,
+    /// How often the generator's wire was full when the same was sent and nothing happened.
+    pub wire_full_idle: u64,
 }
 
+/// The generator's wire, whose other end is the port's receive queue.
+const WIRE: &str = "gen.eth0.ring_full";
+/// Packets of 30 ms: on a machine that others use, the thread that empties the wire may wait that much longer for its core
+/// than without the event.
+const WIRE_SLACK: u64 = RATE_PPS * 30 / 1000;
+
 impl Account {
-    /// Every packet arrived, except where one of the testbed's wires was full: a thread that empties one may wait for its
-    /// core on a busy machine, and nothing of the router's is in between.
+    /// Every packet arrived, except those that found the wire to the box full.
     pub fn assert_no_loss(&self, what: &str) {
-        let wires = ["gen.eth0.ring_full", "box.eth2.ring_full"];
-        let full: u64 = wires.iter().filter_map(|wire| self.lost.0.get(*wire)).sum();
-        let received: u64 = self.received.iter().sum();
+        let full = self.wire_full();
         assert!(self.sent >= ENOUGH, "{what}: nothing was tested: {self:?}");
-        assert_eq!(self.sent, received + full, "{what}: {self:?}");
-        assert!(received > self.sent / 2, "{what}: more lost on the wires than received: {self:?}");
+        assert_eq!(self.sent, self.received.iter().sum::<u64>() + full, "{what}: {self:?}");
+    }
+
+    /// How many packets found the wire to the box full: no more than by itself.
+    pub fn wire_full(&self) -> u64 {
+        let full = self.lost.0.get(WIRE).copied().unwrap_or(0);
+        assert!(full <= self.wire_full_idle + WIRE_SLACK, "nobody took packets in: {self:?}");
+        full
     }
 }
 
@@ -59,9 +71,20 @@ fn until_sent(testbed: &Testbed, packets: u64) {
     eventually_true("the generator sends", || testbed.generator.packets().unwrap() >= packets);
 }
 
-/// Sends while `work` runs, at least [`ENOUGH`] packets, before, during and after it.
+/// Sends while `work` runs, at least [`ENOUGH`] packets, before, during and after it; then as many while nothing happens.
 pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOnce(&Testbed)) -> Account {
+    let mut account = send(testbed, workload, 0, work);
+    let idle = send(testbed, workload, account.sent, |_| {});
+    account.wire_full_idle = idle.lost.0.get(WIRE).copied().unwrap_or(0);
+    account
+}
+
+fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnce(&Testbed)) -> Account {
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
+    // Interrupts would come before every program, too.
+    for thread in testbed.router_threads().unwrap().0 {
+        sys::set_nice(thread, -20).unwrap();
+    }
     let rows = [&(0..=testbed.spec.routers).collect::<Vec<_>>()[..], &[511]].concat();
     let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
     testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) }).unwrap();
@@ -69,6 +92,7 @@ pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOn
     until_sent(testbed, 1000);
     work(testbed);
     until_sent(testbed, testbed.generator.packets().unwrap().max(ENOUGH - 1000) + 1000);
+    until_sent(testbed, least);
     testbed.generator.stop().unwrap();
     let sent = testbed.generator.packets().unwrap();
     let end = Instant::now() + Duration::from_secs(5);
@@ -83,6 +107,7 @@ pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOn
             received: difference(0).collect(),
             bytes: difference(1).sum(),
             lost: Losses::now(testbed).unwrap().since(&losses),
+            wire_full_idle: 0,
         };
         if account.received.iter().sum::<u64>() + account.lost.total() >= sent || Instant::now() > end {
             let frames: u64 = account.received.iter().sum();

@@ -9,16 +9,18 @@
 //! | `daemon.rs` | the `millrace` binary, started, asked, killed |
 //! | `load.rs` | packets through the lab's testbed while something happens, every one accounted for |
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
-//! | `lifetime.rs`, `changes.rs` | tests under load |
-//! | `stack.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs` | tests with real hosts |
+//! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
 mod daemon;
 mod frr;
+mod jumbo;
 mod lifetime;
 mod load;
 mod neighbours;
 mod paths;
 mod refusals;
 mod stack;
+mod upgrade;

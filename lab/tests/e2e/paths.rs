@@ -54,7 +54,7 @@ fn a_next_hop_on_the_same_port_of_the_same_box_is_never_put_on_the_wire() {
 }
 
 /// Reads standard error until a line holds `word`.
-fn wait_for_line(child: &mut Child, word: &str) {
+pub fn wait_for_line(child: &mut Child, word: &str) {
     use std::io::{BufRead, BufReader};
     let lines = BufReader::new(child.stderr.take().unwrap()).lines();
     assert!(lines.map_while(Result::ok).any(|line| line.contains(word)), "no {word}");

@@ -1,0 +1,149 @@
+//! The daemon is replaced by one of another version, whose maps have another layout.
+
+use std::{
+    fs,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use anyhow::{Error, Result};
+use lab::{testbed::Testbed, workload::Family};
+use libbpf_rs::{MapCore, MapHandle};
+use router::{
+    config::Config,
+    daemon::{
+        Control, Ended,
+        api::{Query, Request},
+        instance::Instance,
+        kernel::{self, Bpf},
+        observing,
+        seam::{Device, Kernel},
+    },
+    plane::{Counters, Mode, Plane, Settings},
+};
+use tokio::sync::oneshot;
+
+use crate::{
+    daemon::{Daemon, Leftovers},
+    lifetime::forwarded_by_linux,
+    load::{assert_forwards_right, benchmark, testbed, while_sending},
+};
+
+/// Bytes of a row of the counters, where the present version has 64.
+const COUNTER_BYTES: u32 = 128;
+
+/// The kernel's side of a version whose maps have wider and fewer rows. It cannot read its own counters, which nobody asks
+/// it for.
+struct OtherVersion(Bpf);
+
+impl Kernel for OtherVersion {
+    type Plane = Plane;
+    fn load(&mut self, mut settings: Settings) -> Result<Plane> {
+        settings.interface_rows = 512;
+        Plane::load_changed(settings, |open| {
+            open.maps.counters.set_value_size(COUNTER_BYTES)?;
+            open.maps.tx_ports.set_max_entries(128)
+        })
+    }
+    fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, Error)> {
+        self.0.attach(plane, devices)
+    }
+    fn mode(&self, device: &Device) -> Option<Mode> {
+        self.0.mode(device)
+    }
+    fn note(&self, port: &str) -> Option<String> {
+        self.0.note(port)
+    }
+    fn publish(&mut self, plane: &mut Plane, generation: u64) -> Result<()> {
+        self.0.publish(plane, generation)
+    }
+    fn previous(&mut self, generation: u64) -> Option<Counters> {
+        self.0.previous(generation)
+    }
+    fn retire(&mut self, generation: u64) -> Result<()> {
+        self.0.retire(generation)
+    }
+    fn remove(&mut self) -> Result<Vec<String>> {
+        self.0.remove()
+    }
+    fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>> {
+        self.0.grace()
+    }
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+}
+
+/// The loop of a daemon of that version, in a thread of the box.
+struct OtherDaemon {
+    thread: JoinHandle<Ended>,
+    requests: SyncSender<Request>,
+}
+
+impl OtherDaemon {
+    fn start(testbed: &Testbed) -> Self {
+        let instance = Instance::new(Some(testbed.name.parse().unwrap()));
+        let config =
+            Config { ports: ["eth1", "eth2"].map(|port| port.parse().unwrap()).into(), ..Config::default() };
+        let (requests, queue) = sync_channel(1);
+        let (ready, is_ready) = sync_channel(1);
+        let home = testbed.box_namespace.handle().unwrap();
+        let thread = thread::spawn(move || {
+            lab::sys::enter_network_namespace(std::os::fd::AsFd::as_fd(&home)).unwrap();
+            let _held = kernel::ensure_bpffs().unwrap();
+            let bpf = OtherVersion(Bpf::new(&instance, false));
+            let observer = observing::open(&config).unwrap();
+            let control = Control::start(config, instance, bpf, observer).unwrap();
+            ready.send(()).unwrap();
+            control.run(&queue).unwrap()
+        });
+        is_ready.recv().unwrap();
+        Self { thread, requests }
+    }
+
+    /// What it leaves is what a killed daemon leaves.
+    fn leave(self) {
+        let (reply, _answer) = oneshot::channel();
+        self.requests.send(Request { query: Query::Leave, reply }).unwrap();
+        assert_eq!(self.thread.join().unwrap(), Ended::Left { forwarding: true });
+    }
+}
+
+/// Row bytes of the counters that are pinned.
+fn counter_bytes(testbed: &Testbed) -> Vec<u32> {
+    let files = fs::read_dir(format!("/sys/fs/bpf/millrace-{}", testbed.name)).unwrap().flatten();
+    let counters = files.filter(|file| file.file_name().to_string_lossy().starts_with("counters-"));
+    counters.map(|file| MapHandle::from_pinned_path(file.path()).unwrap().value_size()).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn another_version_with_other_maps_is_replaced_under_load_without_a_lost_packet() {
+    let mut testbed = testbed(2);
+    let _leftovers = Leftovers(testbed.name.clone());
+    let workload = benchmark(Family::V4, 0..=2);
+    let mut other = Some(OtherDaemon::start(&testbed));
+    assert_eq!(counter_bytes(&testbed), [COUNTER_BYTES]);
+    let mut present = None;
+    let account = while_sending(&mut testbed, &workload, |testbed| {
+        let by_linux = forwarded_by_linux(testbed);
+        other.take().unwrap().leave();
+        thread::sleep(Duration::from_secs(1));
+        let ports = ["--port", "eth1", "--port", "eth2"];
+        let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &ports);
+        daemon.until_accelerated(3);
+        assert_eq!(forwarded_by_linux(testbed), by_linux, "between the two nothing forwarded");
+        present = Some(daemon);
+    });
+    account.assert_no_loss("another version");
+    let daemon = present.unwrap();
+    assert_eq!(counter_bytes(&testbed), [64], "the program in charge is the present one");
+    let status = daemon.ask(&["status"]);
+    assert_eq!(status["generation"], 2, "{status:#}");
+    let forwarded = daemon.forwarded();
+    assert!(forwarded > 1000, "the present program forwards nothing: {status:#}");
+    assert_forwards_right(&mut testbed, &workload);
+    daemon.assert_verified();
+    daemon.stop();
+}
