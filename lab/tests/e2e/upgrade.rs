@@ -20,6 +20,7 @@ use router::{
         observing,
         seam::{Device, Kernel},
     },
+    observer::Waker,
     plane::{Counters, Mode, Plane, Settings},
 };
 use tokio::sync::oneshot;
@@ -79,6 +80,7 @@ impl Kernel for OtherVersion {
 struct OtherDaemon {
     thread: JoinHandle<Ended>,
     requests: SyncSender<Request>,
+    waker: Waker,
 }
 
 impl OtherDaemon {
@@ -93,19 +95,20 @@ impl OtherDaemon {
             lab::sys::enter_network_namespace(std::os::fd::AsFd::as_fd(&home)).unwrap();
             let _held = kernel::ensure_bpffs().unwrap();
             let bpf = OtherVersion(Bpf::new(&instance, false));
-            let observer = observing::open(&config).unwrap();
+            let (observer, waker) = observing::open(&config).unwrap();
             let control = Control::start(config, instance, bpf, observer).unwrap();
-            ready.send(()).unwrap();
+            ready.send(waker).unwrap();
             control.run(&queue).unwrap()
         });
-        is_ready.recv().unwrap();
-        Self { thread, requests }
+        let waker = is_ready.recv().unwrap();
+        Self { thread, requests, waker }
     }
 
     /// What it leaves is what a killed daemon leaves.
     fn leave(self) {
         let (reply, _answer) = oneshot::channel();
         self.requests.send(Request { query: Query::Leave, reply }).unwrap();
+        self.waker.wake();
         assert_eq!(self.thread.join().unwrap(), Ended::Left { forwarding: true });
     }
 }
