@@ -99,6 +99,8 @@ pub struct Link {
     pub ipv6: LinkConf6,
     /// What sits on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program.
     pub hazards: Vec<String>,
+    /// That an XDP program runs here, as a sentence: a hazard too, unless the device is a port.
+    pub xdp: Option<String>,
 }
 
 /// `IFLA_INFO_KIND` as far as it matters here.
@@ -109,8 +111,17 @@ pub enum LinkKind {
     Loopback,
     Vlan(Tag),
     Macvlan(MacvlanMode),
+    /// A macvlan whose packets go to the program that has it open.
+    Macvtap(MacvlanMode),
     /// `veth`, `tun`, `bridge`, `vrf`, `bond`, ...
     Other(String),
+}
+
+impl LinkKind {
+    /// Can it be an interface without being a port?
+    pub fn can_sit_on_a_port(&self) -> bool {
+        matches!(self, LinkKind::Vlan(_) | LinkKind::Macvlan(_) | LinkKind::Macvtap(_))
+    }
 }
 
 /// `IFLA_MACVLAN_MODE`.

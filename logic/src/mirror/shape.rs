@@ -1,6 +1,7 @@
 //! Which links are interfaces, and what keeps the fast path from them.
 //!
-//! An interface is the port itself, a VLAN child of it (up to two tags), or a macvlan child of either, in any namespace.
+//! An interface is the port itself, a VLAN child of it (up to two tags), or a macvlan or macvtap child of either, in any
+//! namespace.
 //! A link that could be one but is not safe is one all the same, with acceleration off: the tables then know its MAC as
 //! one of this box, and nothing that is for it is put on the wire.
 
@@ -77,7 +78,7 @@ fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkK
         let below = link.below?;
         match link.kind {
             LinkKind::Vlan(tag) if tags.len() < 2 => tags.push(tag),
-            LinkKind::Macvlan(m) if devices.len() == 1 => {
+            LinkKind::Macvlan(m) | LinkKind::Macvtap(m) if devices.len() == 1 => {
                 mode = Some(m);
                 receives = below;
             }
@@ -93,6 +94,8 @@ fn takers(spaces: &Spaces) -> BTreeMap<LinkKey, String> {
     let takes = |link: &Link| match &link.kind {
         LinkKind::Macvlan(MacvlanMode::Source) => Some("a macvlan of mode source"),
         LinkKind::Macvlan(MacvlanMode::Passthru) => Some("a macvlan of mode passthru"),
+        LinkKind::Macvtap(MacvlanMode::Source) => Some("a macvtap of mode source"),
+        LinkKind::Macvtap(MacvlanMode::Passthru) => Some("a macvtap of mode passthru"),
         LinkKind::Other(kind) if kind.starts_with("ipvlan") || kind == "ipvtap" => Some("an ipvlan"),
         LinkKind::Other(kind) if kind == "macsec" => Some("MACsec"),
         _ => None,
@@ -114,7 +117,11 @@ fn shape(
         .iter()
         .flat_map(|(key, device)| device_reasons(spaces, *key, device, *key != link_key))
         .collect();
-    if let Some(mode @ (MacvlanMode::Passthru | MacvlanMode::Source)) = chain.mode {
+    // The last device is the port, and the program there ours.
+    common.extend(chain.devices.iter().rev().skip(1).filter_map(|(_, device)| device.xdp.clone()));
+    if let LinkKind::Macvtap(_) = link.kind {
+        common.push(format!("{} is a macvtap: its packets go to the program that has it open", link.name));
+    } else if let Some(mode @ (MacvlanMode::Passthru | MacvlanMode::Source)) = chain.mode {
         common.push(format!("{} is a macvlan of mode {mode:?}", link.name).to_lowercase());
     } else {
         common.extend(takers.get(&chain.receives).cloned());

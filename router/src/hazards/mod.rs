@@ -8,7 +8,7 @@
 //! | [`rules`] | policy routing rules | rtnetlink groups |
 //! | [`traffic`] | qdiscs and filters | rtnetlink group |
 //! | [`bpf`] | tcx and netfilter programs | nobody: polled |
-//! | here | legacy iptables tables | nobody: polled |
+//! | here | legacy iptables tables, IPVS | nobody: polled |
 //!
 //! Hooks for input and output do not matter: packets for the box itself take the kernel's way. Connection tracking
 //! registers its hooks only when a rule wants them, so the rule's own hook stands for it.
@@ -53,8 +53,10 @@ pub struct Hazards {
     /// `None`: the kernel lacks it.
     pub netfilter: Option<Side>,
     pub xfrm: Option<Side>,
+    chains: netfilter::Sentences,
     namespace: Vec<ByFamily>,
     legacy: [Vec<String>; 2],
+    ipvs: bool,
     traffic: BTreeMap<u32, Vec<traffic::Finding>>,
     /// Programs on tcx, per device.
     tcx: BTreeMap<u32, u32>,
@@ -71,8 +73,10 @@ impl Hazards {
         Ok(Hazards {
             netfilter: Side::open(libc::NETLINK_NETFILTER, netfilter::GROUP)?,
             xfrm: Side::open(libc::NETLINK_XFRM, xfrm::GROUP)?,
+            chains: Default::default(),
             namespace: Vec::new(),
             legacy: Default::default(),
+            ipvs: false,
             traffic: BTreeMap::new(),
             tcx: BTreeMap::new(),
             programs: Default::default(),
@@ -82,17 +86,15 @@ impl Hazards {
     /// Rules, netfilter, XFRM, legacy tables. False: something could not be read, was taken for a hazard, and should be
     /// tried again.
     pub fn read_namespace(&mut self, route: &mut Socket, sysctls: &Sysctls) -> bool {
-        let absent = || Ok(Default::default());
-        let netfilter =
-            self.netfilter.as_mut().map_or_else(absent, |side| netfilter::read(&mut side.requests));
-        let xfrm = self.xfrm.as_mut().map_or_else(absent, |side| xfrm::read(&mut side.requests));
+        let netfilter = self.netfilter.as_mut().map(|side| netfilter::read(&mut side.requests));
+        let netfilter = netfilter.unwrap_or_else(|| Ok(Default::default()));
+        let xfrm = self.xfrm.as_mut().map(|side| xfrm::read(&mut side.requests));
+        let xfrm = xfrm.unwrap_or_else(|| Ok(Default::default()));
         let rules = rules::read(route);
         let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
-        self.namespace = vec![
-            or_doubt(netfilter, "nftables rulesets"),
-            or_doubt(xfrm, "IPsec policies"),
-            or_doubt(rules, "policy rules"),
-        ];
+        self.chains = netfilter
+            .unwrap_or_else(|error| netfilter::Sentences::doubt(&doubt("nftables rulesets", &error)));
+        self.namespace = vec![or_doubt(xfrm, "IPsec policies"), or_doubt(rules, "policy rules")];
         self.read_polled(sysctls);
         complete
     }
@@ -109,6 +111,7 @@ impl Hazards {
     /// What costs nothing to look at.
     pub fn read_polled(&mut self, sysctls: &Sysctls) {
         self.legacy = sysctls.legacy_tables();
+        self.ipvs = sysctls.has_ipvs_services();
     }
 
     /// Programs on tcx, as counted elsewhere; is that news?
@@ -141,6 +144,7 @@ impl Hazards {
                 command(namespace, &format!("bpftool net show dev {device}"))
             ));
         }
+        sentences.extend(self.chains.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
         sentences
     }
 
@@ -148,9 +152,11 @@ impl Hazards {
     pub fn of_namespace(&self, namespace: &str) -> Settings {
         let mut all: ByFamily = Default::default();
         for (i, sentences) in all.iter_mut().enumerate() {
-            let found = self.namespace.iter().chain([&self.programs]).flat_map(|found| &found[i]);
-            sentences.extend(found.map(|sentence| sentence.replace(IN_NAMESPACE, &command(namespace, ""))));
+            let found = [&self.chains.namespace].into_iter().chain(&self.namespace).chain([&self.programs]);
+            let found = found.flat_map(|found| &found[i]);
+            sentences.extend(found.map(|sentence| in_namespace(sentence, namespace)));
             sentences.extend(self.legacy[i].iter().map(|table| legacy_sentence(i, table)));
+            sentences.extend(self.ipvs.then(|| ipvs_sentence(namespace)));
         }
         let [hazards4, hazards6] = all;
         Settings { hazards4, hazards6, ..Settings::default() }
@@ -159,6 +165,10 @@ impl Hazards {
 
 /// Stands in a sentence where a command begins that has to run in the namespace.
 const IN_NAMESPACE: &str = "\u{1}";
+
+fn in_namespace(sentence: &str, namespace: &str) -> String {
+    sentence.replace(IN_NAMESPACE, &command(namespace, ""))
+}
 
 /// A shell command that runs in the namespace of this name.
 pub fn command(namespace: &str, text: &str) -> String {
@@ -178,12 +188,23 @@ fn legacy_sentence(family: usize, table: &str) -> String {
     )
 }
 
+fn ipvs_sentence(namespace: &str) -> String {
+    format!(
+        "IPVS has virtual services, which take packets that look forwarded; remove them with: {}",
+        command(namespace, "ipvsadm --clear")
+    )
+}
+
 /// What cannot be read is taken for a hazard: better slow than wrong.
 fn or_doubt(result: io::Result<ByFamily>, what: &str) -> ByFamily {
     result.unwrap_or_else(|error| {
-        let sentence = format!("{what} could not be read: {error}");
+        let sentence = doubt(what, &error);
         [vec![sentence.clone()], vec![sentence]]
     })
+}
+
+fn doubt(what: &str, error: &io::Error) -> String {
+    format!("{what} could not be read: {error}")
 }
 
 #[cfg(test)]

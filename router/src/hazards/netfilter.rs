@@ -1,11 +1,14 @@
 //! nftables base chains on hooks that forwarded packets pass (`NFT_MSG_GETCHAIN`, `include/uapi/linux/netfilter/nf_tables.h`).
+//!
+//! A chain on ingress or egress is bound to devices and sees all their packets, also those of a macvlan in another
+//! namespace: it is a hazard of the device, not of the namespace.
 
 use super::{ByFamily, IN_NAMESPACE};
 use crate::netlink::{
     socket::Socket,
     wire::{self, Message, Request},
 };
-use std::io;
+use std::{collections::BTreeMap, io};
 
 /// `NFNLGRP_NFTABLES`.
 pub const GROUP: u32 = 7;
@@ -17,6 +20,8 @@ const NFTA_CHAIN_NAME: u16 = 3;
 const NFTA_CHAIN_HOOK: u16 = 4;
 const NFTA_HOOK_HOOKNUM: u16 = 1;
 const NFTA_HOOK_DEV: u16 = 3;
+const NFTA_HOOK_DEVS: u16 = 4;
+const NFTA_DEVICE_NAME: u16 = 1;
 
 /// Names of hooks by number: `enum nf_inet_hooks`.
 pub const HOOKS: [&str; 6] = ["prerouting", "input", "forward", "output", "postrouting", "ingress"];
@@ -29,24 +34,64 @@ struct Chain {
     table: String,
     name: String,
     hook: &'static str,
-    device: Option<String>,
+    devices: Devices,
+}
+
+/// What a chain is bound to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Devices {
+    Namespace,
+    Named(Vec<String>),
+    /// Devices, and which cannot be told: any.
+    Unknown,
+}
+
+/// Sentences for all chains.
+#[derive(Clone, Debug, Default)]
+pub struct Sentences {
+    pub namespace: ByFamily,
+    devices: BTreeMap<String, Vec<String>>,
+    every_device: Vec<String>,
+}
+
+impl Sentences {
+    /// The chains could not be read: a hazard of everything they may be bound to.
+    pub fn doubt(sentence: &str) -> Sentences {
+        let one = || vec![sentence.to_owned()];
+        Sentences { namespace: [one(), one()], every_device: one(), ..Sentences::default() }
+    }
+
+    /// Those about a device.
+    pub fn of_device(&self, device: &str) -> impl Iterator<Item = &String> {
+        self.devices.get(device).into_iter().flatten().chain(&self.every_device)
+    }
+
+    fn add(&mut self, chain: &Chain) {
+        let sentence = chain.sentence();
+        match &chain.devices {
+            Devices::Namespace => {
+                let affected = self.namespace.iter_mut().zip(chain.affects).filter(|(_, affected)| *affected);
+                affected.for_each(|(sentences, _)| sentences.push(sentence.clone()));
+            }
+            Devices::Named(names) => {
+                for name in names {
+                    self.devices.entry(name.clone()).or_default().push(sentence.clone());
+                }
+            }
+            Devices::Unknown => self.every_device.push(sentence),
+        }
+    }
 }
 
 /// Sentences for all of them.
-pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
+pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
     let chains = match socket.dump(Request::new(GETCHAIN, wire::DUMP, &[0; 4]), parse) {
         // nfnetlink without nf_tables knows no such message.
         Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Vec::new(),
         other => other?,
     };
-    let mut sentences = ByFamily::default();
-    for chain in chains {
-        for (sentences, affected) in sentences.iter_mut().zip(chain.affects) {
-            if affected {
-                sentences.push(chain.sentence());
-            }
-        }
-    }
+    let mut sentences = Sentences::default();
+    chains.iter().for_each(|chain| sentences.add(chain));
     Ok(sentences)
 }
 
@@ -77,16 +122,32 @@ fn parse(message: Message<'_>) -> Option<Chain> {
     if matches!(hook_name, "input" | "output") {
         return None;
     }
-    let device = wire::attribute(hook, NFTA_HOOK_DEV).map(wire::text);
-    Some(Chain { family, affects, table, name, hook: hook_name, device })
+    let devices = if HOOKS[..5].contains(&hook_name) { Devices::Namespace } else { devices(hook) };
+    Some(Chain { family, affects, table, name, hook: hook_name, devices })
+}
+
+fn devices(hook: &[u8]) -> Devices {
+    let one = wire::attribute(hook, NFTA_HOOK_DEV).map(|name| vec![wire::text(name)]);
+    let names = match wire::attribute(hook, NFTA_HOOK_DEVS) {
+        // Beside names there may be prefixes of names.
+        Some(list) => wire::attributes(list)
+            .map(|(kind, name)| (kind == NFTA_DEVICE_NAME).then(|| wire::text(name)))
+            .collect(),
+        None => one,
+    };
+    names.map_or(Devices::Unknown, Devices::Named)
 }
 
 impl Chain {
     fn sentence(&self) -> String {
-        let Chain { family, table, name, hook, device, .. } = self;
-        let device = device.as_ref().map(|d| format!(" of {d}")).unwrap_or_default();
+        let Chain { family, table, name, hook, devices, .. } = self;
+        let of = match devices {
+            Devices::Namespace => String::new(),
+            Devices::Named(names) => format!(" of {}", names.join(", ")),
+            Devices::Unknown => " of some devices".into(),
+        };
         format!(
-            "nftables chain {family} {table} {name} hooks {hook}{device}; \
+            "nftables chain {family} {table} {name} hooks {hook}{of}; \
              remove it with: {IN_NAMESPACE}nft 'flush chain {family} {table} {name}; delete chain {family} {table} {name}'"
         )
     }
@@ -98,10 +159,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn parsed(family: u8, hook: u8) -> Option<Chain> {
+        bound(family, hook, &[])
+    }
+
+    /// A chain with more attributes of its hook.
+    fn bound(family: u8, hook: u8, more: &[u8]) -> Option<Chain> {
         let mut request = Request::new(NEWCHAIN, 0, &[family, 0, 0, 0])
             .with(NFTA_CHAIN_TABLE, b"filter\0")
             .with(NFTA_CHAIN_NAME, b"fwd\0")
-            .with(NFTA_CHAIN_HOOK | 0x8000, &[8, 0, 1, 0, 0, 0, 0, hook]);
+            .with(NFTA_CHAIN_HOOK | 0x8000, &[&[8, 0, 1, 0, 0, 0, 0, hook], more].concat());
         wire::messages(request.bytes(1)).next().and_then(parse)
     }
 
@@ -118,6 +184,33 @@ mod tests {
         for (family, hook) in [(1, 1), (2, 3), (3, 0), (7, 2)] {
             assert_eq!(parsed(family, hook), None);
         }
+    }
+
+    #[test]
+    fn device_hooks_count_for_their_devices() {
+        let dev = [6, 0, 3, 0, b'a', 0, 0, 0];
+        let devs =
+            |second_kind: u8| [20, 0, 4, 0, 6, 0, 1, 0, b'a', 0, 0, 0, 6, 0, second_kind, 0, b'b', 0, 0, 0];
+        let none = [4, 0, 4, 0];
+        let rows: [(u8, u8, &[u8], [usize; 3]); 7] = [
+            (5, 0, &dev, [1, 0, 0]),
+            (1, 5, &devs(1), [1, 1, 0]),
+            (5, 1, &devs(1), [1, 1, 0]),
+            (5, 0, &devs(2), [1, 1, 1]),
+            (5, 0, &[], [1, 1, 1]),
+            (5, 0, &none, [0, 0, 0]),
+            (1, 2, &dev, [0, 0, 0]),
+        ];
+        for (family, hook, more, expected) in rows {
+            let mut sentences = Sentences::default();
+            sentences.add(&bound(family, hook, more).unwrap());
+            let told = ["a", "b", "c"].map(|device| sentences.of_device(device).count());
+            assert_eq!(told, expected, "{family} {hook} {more:?}");
+            assert_eq!(sentences.namespace[0].len(), usize::from(hook == 2), "{family} {hook} {more:?}");
+        }
+        let sentence = bound(5, 0, &devs(1)).unwrap().sentence();
+        assert!(sentence.contains(" hooks ingress of a, b; remove it with: "), "{sentence}");
+        assert_eq!(Sentences::doubt("?").of_device("a").count(), 1);
     }
 
     proptest! {

@@ -166,7 +166,8 @@ fn parse_kind(info: &[u8], link: &mut RawLink) {
     let data = wire::attribute(info, IFLA_INFO_DATA).unwrap_or_default();
     let known = match kind.as_str() {
         "vlan" => parse_vlan(data),
-        "macvlan" => parse_macvlan(data),
+        "macvlan" => macvlan_mode(data).map(LinkKind::Macvlan),
+        "macvtap" => macvlan_mode(data).map(LinkKind::Macvtap),
         _ => None,
     };
     link.egress_priority_map =
@@ -180,15 +181,15 @@ fn parse_vlan(data: &[u8]) -> Option<LinkKind> {
     (vid < 4095).then_some(LinkKind::Vlan(Tag { vid, service }))
 }
 
-fn parse_macvlan(data: &[u8]) -> Option<LinkKind> {
-    Some(LinkKind::Macvlan(match wire::u32_at(wire::attribute(data, IFLA_MACVLAN_MODE)?, 0)? {
+fn macvlan_mode(data: &[u8]) -> Option<MacvlanMode> {
+    Some(match wire::u32_at(wire::attribute(data, IFLA_MACVLAN_MODE)?, 0)? {
         1 => MacvlanMode::Private,
         2 => MacvlanMode::Vepa,
         4 => MacvlanMode::Bridge,
         8 => MacvlanMode::Passthru,
         16 => MacvlanMode::Source,
         _ => return None,
-    }))
+    })
 }
 
 fn words(value: &[u8]) -> Box<[u32]> {
@@ -285,6 +286,23 @@ mod tests {
         assert!(link.up && link.carrier && !link.egress_priority_map);
         assert_eq!(link.conf4.as_deref().map(|c| (c.len(), c[8])), Some((40, 8)));
         assert_eq!(link.conf6.as_deref(), Some(&[0, 1][..]));
+    }
+
+    #[test]
+    fn a_macvtap_has_the_mode_of_a_macvlan() {
+        let data = nested(&[(1, &4u32.to_ne_bytes())]);
+        for (kind, expected) in [
+            (&b"macvlan\0"[..], LinkKind::Macvlan(MacvlanMode::Bridge)),
+            (b"macvtap\0", LinkKind::Macvtap(MacvlanMode::Bridge)),
+        ] {
+            let info = nested(&[(1, kind), (2, &data)]);
+            let request = Request::new(rtm::NEWLINK, 0, &[0; HEADER]).with(IFLA_IFNAME, b"t0\0");
+            let bytes = built(request.with(IFLA_LINKINFO, &info));
+            let Some(LinkMessage::New(link)) = wire::messages(&bytes).next().and_then(parse) else {
+                panic!()
+            };
+            assert_eq!(link.kind, expected);
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::{
     },
     netns::{self, Found, Key, Source},
 };
-use logic::observe::{LinkKind, Namespace, NamespaceId};
+use logic::observe::{Namespace, NamespaceId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
@@ -166,7 +166,7 @@ impl Observer {
         let mut candidates = Vec::new();
         for space in self.spaces.values_mut() {
             let links: Vec<_> =
-                space.links.values().filter(|l| can_sit_on_a_port(&l.kind)).cloned().collect();
+                space.links.values().filter(|l| l.kind.can_sit_on_a_port()).cloned().collect();
             for link in links {
                 if let Some(below) = space.below(&link, &self.peers) {
                     candidates.push(((space.id, link.ifindex), below));
@@ -186,17 +186,13 @@ impl Observer {
     }
 }
 
-fn can_sit_on_a_port(kind: &LinkKind) -> bool {
-    matches!(kind, LinkKind::Vlan(_) | LinkKind::Macvlan(_))
-}
-
 /// Does the namespace hold a device that sits on one of `chain`?
 fn holds_part_of(path: &Path, chain: &Chain, peers: &Peers) -> io::Result<bool> {
     let file = File::open(path)?;
     netns::inside(&file, || {
         let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
         let below = socket.dump(link::dump(), |m| match link::parse(m)? {
-            LinkMessage::New(link) if can_sit_on_a_port(&link.kind) => Some((link.below_nsid?, link.below?)),
+            LinkMessage::New(link) if link.kind.can_sit_on_a_port() => Some((link.below_nsid?, link.below?)),
             _ => None,
         })?;
         let wanted: BTreeSet<NamespaceId> = chain.iter().map(|c| c.0).collect();

@@ -11,7 +11,7 @@ use super::{
     troubles::{Troubles, What},
 };
 use crate::{
-    hazards::Hazards,
+    hazards::{Hazards, command},
     netlink::{
         GROUPS, INET, INET6,
         link::{self, LinkMessage, RawLink},
@@ -21,7 +21,7 @@ use crate::{
     },
     netns::{self, Key},
 };
-use logic::observe::{Dump, Event, Link, LinkKind, Namespace, NamespaceId, NexthopObject, Route, Settings};
+use logic::observe::{Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Route, Settings};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fs::File,
@@ -247,6 +247,10 @@ impl Space {
                 self.due.routes_soon(now);
             }
         }
+        if old.as_ref().is_some_and(|old| old.name != new.name) {
+            // Chains are told of by the names of their devices.
+            self.due.hazards_soon(now);
+        }
         let place = |l: &RawLink| (l.below, l.below_nsid, l.kind.clone(), l.name.clone());
         // A port's RTM_NEWLINK also says that something was put on it, in whatever namespace (NETDEV_CHANGEUPPER).
         self.topology_changed |= self.chain.contains(&index) || old.as_ref().map(place) != Some(place(&new));
@@ -333,8 +337,13 @@ impl Space {
                 raw.name
             ));
         }
+        let xdp = raw.xdp.then(|| {
+            let off = command(&self.namespace.name, &format!("ip link set dev {} xdp off", raw.name));
+            format!("{} runs an XDP program; detach it with: {off}", raw.name)
+        });
         Some(Link {
             ifindex,
+            xdp,
             mac: raw.mac,
             mtu: raw.mtu,
             up: raw.up,
@@ -353,7 +362,7 @@ impl Space {
     pub fn below(&mut self, raw: &RawLink, peers: &Peers) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
-        matches!(raw.kind, LinkKind::Vlan(_) | LinkKind::Macvlan(_)).then_some(())?;
+        raw.kind.can_sit_on_a_port().then_some(())?;
         Some((self.resolve(number, peers)?, below))
     }
 
@@ -423,6 +432,7 @@ impl Space {
         if Due::take(&mut self.due.hazards, now) {
             self.read_hazards(now);
             self.refresh_settings(out);
+            self.refresh_all(peers, out);
         }
         if Due::take(&mut self.due.traffic, now) {
             match self.hazards.read_traffic(&mut self.requests) {
@@ -462,7 +472,7 @@ impl Space {
     /// What changes without a message: settings, legacy iptables. `slow` also reads every device's own settings again.
     pub fn tick(&mut self, slow: bool, peers: &Peers, out: &mut Vec<Event>) {
         if slow
-            && self.sysctls.lacks_legacy_files()
+            && self.sysctls.lacks_module_files()
             && let Ok(Ok(sysctls)) = netns::inside(&self.file, Sysctls::open)
         {
             self.sysctls = sysctls;

@@ -41,9 +41,12 @@ pub struct Sysctls {
     files: [Option<File>; FILES.len()],
     /// Names of loaded legacy iptables tables, IPv4 and IPv6 (`/proc/net/ip_tables_names`).
     legacy: [Option<File>; 2],
+    /// `/proc/net/ip_vs`.
+    ipvs: Option<File>,
 }
 
 const LEGACY: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
+const IPVS: &str = "ip_vs";
 
 impl Sysctls {
     /// Opens the files of the calling thread's namespace.
@@ -51,13 +54,14 @@ impl Sysctls {
     /// # Errors
     /// What the kernel says, except that there is no such file.
     pub fn open() -> io::Result<Sysctls> {
-        let mut sysctls = Sysctls { files: [const { None }; FILES.len()], legacy: [None, None] };
+        let mut sysctls = Sysctls { files: [const { None }; FILES.len()], legacy: [None, None], ipvs: None };
         for (slot, name) in sysctls.files.iter_mut().zip(FILES) {
             *slot = open_if_there(&Path::new("/proc/sys/net").join(name))?;
         }
         for (slot, name) in sysctls.legacy.iter_mut().zip(LEGACY) {
             *slot = open_if_there(&Path::new("/proc/thread-self/net").join(name))?;
         }
+        sysctls.ipvs = open_if_there(&Path::new("/proc/thread-self/net").join(IPVS))?;
         Ok(sysctls)
     }
 
@@ -97,13 +101,22 @@ impl Sysctls {
         self.legacy.each_ref().map(|f| f.as_ref().and_then(read_text).map(split_lines).unwrap_or_default())
     }
 
-    /// A module was loaded since these were opened: the files exist in our own namespace, but not here.
-    pub fn lacks_legacy_files(&self) -> bool {
-        LEGACY
-            .iter()
-            .zip(&self.legacy)
-            .any(|(name, file)| file.is_none() && Path::new("/proc/self/net").join(name).exists())
+    /// Has IPVS virtual services here?
+    pub fn has_ipvs_services(&self) -> bool {
+        self.ipvs.as_ref().and_then(read_text).is_some_and(|text| lists_services(&text))
     }
+
+    /// A module was loaded since these were opened: the files exist in our own namespace, but not here.
+    pub fn lacks_module_files(&self) -> bool {
+        let files = LEGACY.iter().zip(&self.legacy).chain([(&IPVS, &self.ipvs)]);
+        let mut absent = files.filter(|(_, file)| file.is_none());
+        absent.any(|(name, _)| Path::new("/proc/self/net").join(name).exists())
+    }
+}
+
+/// Is there more than the three lines of headings (`ip_vs_info_seq_show()`, `net/netfilter/ipvs/ip_vs_ctl.c`)?
+fn lists_services(text: &str) -> bool {
+    text.lines().count() > 3
 }
 
 fn open_if_there(path: &Path) -> io::Result<Option<File>> {
@@ -129,4 +142,30 @@ fn read_text(file: &File) -> Option<String> {
     let mut bytes = [0; 512];
     let n = file.read_at(&mut bytes, 0).ok()?;
     Some(String::from_utf8_lossy(&bytes[..n]).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As the kernel writes them.
+    const HEADINGS: &str = "IP Virtual Server version 1.2.1 (size=4096)\n\
+        Prot LocalAddress:Port Scheduler Flags\n  -> RemoteAddress:Port Forward Weight ActiveConn InActConn\n";
+
+    #[test]
+    fn services_stand_below_the_headings() {
+        let service = "TCP  0A000001:0050 rr  \n  -> 0A000002:0050      Masq    1      0          0\n";
+        assert!(!lists_services(""));
+        assert!(!lists_services(HEADINGS));
+        assert!(lists_services(&format!("{HEADINGS}{service}")));
+        assert!(lists_services(&format!("{HEADINGS}FWM  00000001 wl")), "cut short");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_has_nothing_to_say() {
+        assert!(open_if_there(Path::new("/proc/thread-self/net/no_such_file")).unwrap().is_none());
+        let absent = Sysctls { files: [const { None }; FILES.len()], legacy: [None, None], ipvs: None };
+        assert!(!absent.has_ipvs_services());
+        assert_eq!(absent.read(), Values::default());
+    }
 }

@@ -2,12 +2,19 @@
 
 use crate::bed::*;
 use libbpf_rs::libbpf_sys as sys;
-use logic::observe::Event;
+use logic::{
+    mirror::{InterfaceView, Limits, Mirror},
+    observe::Event,
+};
 use router::{
     ethtool::ProblemKind::{self, CannotTransmit, PartialChecksums, VlanTagsHidden},
+    netns,
     observer::HOST,
 };
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::{
+    fs::File,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
 
 #[test]
 fn hazards_come_and_go() {
@@ -79,6 +86,92 @@ fn qdiscs_and_filters_are_told_of_their_device() {
             Some("tc filters on its qdisc clsact"),
         );
         expect("tc qdisc del dev port0 clsact", None);
+    });
+}
+
+/// The interface `device` of namespaces other than the host as the mirror has it, once its reasons are as wanted.
+fn tenant(
+    watcher: &mut Watcher,
+    mirror: &mut Mirror,
+    device: &str,
+    command: &str,
+    wanted: Option<&str>,
+) -> InterfaceView {
+    until(watcher, command, |event| {
+        mirror.observe(event.clone());
+        mirror.plan();
+        let interface = mirror.interfaces().find(|i| i.namespace != HOST && i.name == device)?;
+        let fits = match (wanted, &interface.reasons4[..]) {
+            (None, []) => interface.ipv4 && interface.ipv6,
+            (Some(wanted), [reason]) => reason.contains(wanted) && !interface.ipv4 && !interface.ipv6,
+            _ => false,
+        };
+        fits.then_some(interface)
+    })
+}
+
+/// A macvlan in another namespace gets its packets after the port's own hooks have seen them.
+#[test]
+#[ignore = "needs root"]
+fn hazards_of_a_port_reach_the_tenants_on_it() {
+    with_bed(|bed| {
+        let red = bed.namespace("red");
+        let forward = "net.ipv4.conf.m0.forwarding=1 net.ipv6.conf.all.forwarding=1";
+        sh(&format!(
+            "ip link add link port0 name m0 netns {red} type macvlan mode bridge; \
+             ip netns exec {red} sysctl -qw {forward}; ip -n {red} link set m0 up"
+        ));
+        let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
+        let mut expect = |command: &str, wanted: Option<&str>| {
+            sh(command);
+            tenant(&mut observer, &mut mirror, "m0", command, wanted);
+        };
+        expect("true", None);
+        for (family, hook) in [("netdev", "ingress"), ("inet", "ingress"), ("netdev", "egress")] {
+            let chain =
+                format!("add chain {family} f c {{ type filter hook {hook} device port0 priority 0; }}");
+            let told = format!("below, on port0: nftables chain {family} f c hooks {hook} of port0; ");
+            expect(&format!("nft 'add table {family} f; {chain}'"), Some(&told));
+            expect(&format!("nft delete table {family} f"), None);
+        }
+        // Of another device: nothing is said of the port, so the next thing said is this.
+        sh(
+            "nft 'add table netdev f; add chain netdev f c { type filter hook ingress device lo priority 0; }'",
+        );
+        expect(
+            "tc qdisc add dev port0 root tbf rate 1mbit burst 10k latency 10ms",
+            Some("port0 has the qdisc tbf"),
+        );
+        expect("tc qdisc del dev port0 root", None);
+
+        let program = load_program(sys::BPF_PROG_TYPE_XDP, 2, None);
+        let namespace = File::open(format!("/run/netns/{red}")).unwrap();
+        let attached = netns::inside(&namespace, || {
+            let name = c"m0";
+            // SAFETY: a terminated string.
+            let ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as i32;
+            // SAFETY: no options are passed.
+            unsafe { sys::bpf_xdp_attach(ifindex, program.as_raw_fd(), 0, std::ptr::null()) }
+        });
+        assert_eq!(attached.unwrap(), 0);
+        let way_out = format!("ip netns exec {red} ip link set dev m0 xdp off");
+        expect("true", Some(&format!("m0 runs an XDP program; detach it with: {way_out}")));
+        expect(&way_out, None);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_macvtap_is_known_and_left_to_the_kernel() {
+    with_bed(|bed| {
+        let red = bed.namespace("red");
+        sh(&format!(
+            "ip link add link port0 name t0 netns {red} type macvtap mode bridge; \
+             ip netns exec {red} sysctl -qw net.ipv4.conf.t0.forwarding=1; ip -n {red} link set t0 up"
+        ));
+        let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
+        let tap = tenant(&mut observer, &mut mirror, "t0", "macvtap", Some("t0 is a macvtap"));
+        assert!(tap.interface.is_some(), "its MAC address is in the tables");
     });
 }
 

@@ -67,6 +67,16 @@ fn what_is_not_safe_stays_with_the_kernel_and_says_why() {
         (HOST, 1, |l| l.carrier = false, [true, true, false], ""),
         (RED, 20, |l| l.hazards.push("qdisc tbf".into()), [false; 3], "qdisc tbf"),
         (HOST, 1, |l| l.hazards.push("tc filter".into()), [false; 3], "below, on if1: tc filter"),
+        (RED, 20, |l| l.xdp = Some("XDP".into()), [false; 3], "XDP"),
+        (HOST, 3, |l| l.xdp = Some("XDP".into()), [false; 3], "XDP"),
+        (HOST, 1, |l| l.xdp = Some("ours".into()), UP, ""),
+        (
+            RED,
+            20,
+            |l| l.kind = LinkKind::Macvtap(MacvlanMode::Bridge),
+            [false; 3],
+            "if20 is a macvtap: its packets go to the program that has it open",
+        ),
         (RED, 20, |l| l.master = Some(30), [false; 3], "if20 is enslaved to the vrf if30"),
         (HOST, 3, |l| l.master = Some(77), [false; 3], "if3 is enslaved to another device"),
         (
@@ -188,6 +198,10 @@ fn takers_of_packets_keep_their_device_with_the_kernel() {
         (
             Link { kind: LinkKind::Macvlan(MacvlanMode::Source), ..macvlan(30, (HOST, 1)) },
             "a macvlan of mode source",
+        ),
+        (
+            Link { kind: LinkKind::Macvtap(MacvlanMode::Passthru), ..macvlan(30, (HOST, 1)) },
+            "a macvtap of mode passthru",
         ),
         (link(30, LinkKind::Other("ipvlan".into()), Some((HOST, 1))), "an ipvlan"),
     ];

@@ -52,6 +52,7 @@ pub fn link(ifindex: u32, kind: LinkKind, below: Option<(NamespaceId, u32)>) -> 
         ipv4: LinkConf4 { forwarding: true, send_redirects: true, has_address: true, ..LinkConf4::default() },
         ipv6: LinkConf6 { forwarding: true, ..LinkConf6::default() },
         hazards: Vec::new(),
+        xdp: None,
     }
 }
 

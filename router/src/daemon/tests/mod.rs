@@ -236,6 +236,7 @@ fn link(ifindex: u32, name: &str) -> Link {
         ipv4,
         ipv6,
         hazards: Vec::new(),
+        xdp: None,
     }
 }
 
