@@ -109,7 +109,7 @@ impl FromStr for Source {
 /// A namespace that exists, and a way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The name under /run/netns, or `pid:N` of its lowest process.
+    /// The first of its names under /run/netns, or `pid:N` of its lowest process.
     pub name: String,
     /// A file that opens it.
     pub path: PathBuf,
@@ -125,12 +125,14 @@ pub fn list() -> BTreeMap<Key, Found> {
     let mut found = BTreeMap::new();
     // Only files on nsfs count: `ip netns add` makes an empty file first and mounts over it.
     let Ok(own) = Key::at(Path::new("/proc/self/ns/net")) else { return found };
-    for entry in fs::read_dir(NAMED).into_iter().flatten().flatten() {
-        let path = entry.path();
+    let mut named: Vec<_> = fs::read_dir(NAMED).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    named.sort_unstable();
+    for path in named {
         if let Ok(key) = Key::at(&path)
             && key.device == own.device
+            && let Some(name) = path.file_name()
         {
-            let name = entry.file_name().to_string_lossy().into_owned();
+            let name = name.to_string_lossy().into_owned();
             found.entry(key).or_insert(Found { name, path, pid: None });
         }
     }

@@ -5,17 +5,39 @@ use libbpf_rs::{
     libbpf_sys,
     query::{LinkInfoIter, LinkTypeInfo},
 };
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+};
 
-/// How many tcx programs the device has, in the namespace of the calling thread. A kernel without tcx has none.
-pub fn tcx_programs(ifindex: u32) -> u32 {
-    let Ok(target) = i32::try_from(ifindex) else { return 0 };
-    [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS]
-        .into_iter()
-        .map(|hook| count(target, hook))
-        .sum()
+/// How many tcx programs each of these devices has, in the namespace of the calling thread; those that have some.
+///
+/// # Errors
+/// What the kernel says, except that it lacks tcx or the device: there are none then.
+pub fn tcx_programs(devices: &BTreeSet<u32>) -> io::Result<BTreeMap<u32, u32>> {
+    let mut counted = BTreeMap::new();
+    for ifindex in devices {
+        for hook in [libbpf_sys::BPF_TCX_INGRESS, libbpf_sys::BPF_TCX_EGRESS] {
+            let (rc, programs) = query(*ifindex as i32, hook);
+            if programs_found(rc, programs)? > 0 {
+                *counted.entry(*ifindex).or_default() += programs;
+            }
+        }
+    }
+    Ok(counted)
 }
 
-fn count(target: i32, hook: libbpf_sys::bpf_attach_type) -> u32 {
+fn programs_found(rc: i32, programs: u32) -> io::Result<u32> {
+    match -rc {
+        0 => Ok(programs),
+        // EINVAL: a kernel without tcx. ENODEV: the device went while it was looked at.
+        libc::EINVAL | libc::ENODEV => Ok(0),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Zero or a negative errno, and how many programs there are.
+fn query(target: i32, hook: libbpf_sys::bpf_attach_type) -> (i32, u32) {
     let mut query = libbpf_sys::bpf_prog_query_opts {
         sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
         ..Default::default()
@@ -23,7 +45,7 @@ fn count(target: i32, hook: libbpf_sys::bpf_attach_type) -> u32 {
     // SAFETY: `query` lives across the call and says its size; it asks for a count only, so it names no array.
     let rc = unsafe { libbpf_sys::bpf_prog_query_opts(target, hook, &raw mut query) };
     // SAFETY: every variant of the union is a u32.
-    if rc == 0 { unsafe { query.__bindgen_anon_1.prog_cnt } } else { 0 }
+    (rc, unsafe { query.__bindgen_anon_1.prog_cnt })
 }
 
 /// Netfilter programs on hooks that forwarded packets pass, in any namespace: the kernel does not say in which.
@@ -45,4 +67,20 @@ pub fn netfilter_programs() -> ByFamily {
         }
     }
     sentences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_kernel_or_a_device_that_is_not_there_has_no_programs() {
+        let found = |rc| programs_found(rc, 7).map_err(|e| e.raw_os_error());
+        assert_eq!(found(0), Ok(7));
+        assert_eq!(found(-libc::EINVAL), Ok(0));
+        assert_eq!(found(-libc::ENODEV), Ok(0));
+        for errno in [libc::EPERM, libc::ENOMEM] {
+            assert_eq!(found(-errno), Err(Some(errno)));
+        }
+    }
 }

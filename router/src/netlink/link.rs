@@ -21,7 +21,6 @@ const IFLA_EXT_MASK: u16 = 29;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_ATTACHED: u16 = 2;
-const IFLA_NEW_NETNSID: u16 = 45;
 const IFLA_INFO_KIND: u16 = 1;
 const IFLA_INFO_DATA: u16 = 2;
 const IFLA_VLAN_ID: u16 = 1;
@@ -72,10 +71,9 @@ pub struct RawLink {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkMessage {
     New(Box<RawLink>),
-    /// Gone; `moved`: to another namespace (`IFLA_NEW_NETNSID`).
+    /// Gone, or moved to another namespace.
     Gone {
         ifindex: u32,
-        moved: bool,
     },
     /// `IFLA_INET6_CONF` of a device, from IPv6 (`inet6_fill_ifinfo` in `net/ipv6/addrconf.c`).
     Settings6 {
@@ -110,10 +108,7 @@ pub fn parse(message: wire::Message<'_>) -> Option<LinkMessage> {
     }
     match message.kind {
         rtm::NEWLINK => Some(LinkMessage::New(Box::new(parse_link(payload, ifindex)?))),
-        rtm::DELLINK => {
-            let moved = wire::attributes_after(payload, HEADER).any(|a| a.0 == IFLA_NEW_NETNSID);
-            Some(LinkMessage::Gone { ifindex, moved })
-        }
+        rtm::DELLINK => Some(LinkMessage::Gone { ifindex }),
         _ => None,
     }
 }

@@ -27,16 +27,15 @@ pub fn dump(family: u8) -> wire::Request {
 }
 
 /// Have the kernel act as if a packet had just been sent to the neighbour (`NTF_USE`): a stale entry is revalidated.
-/// With `create`, an entry that does not exist is made and resolved; without, it is an error (`ENOENT`).
+/// One that does not exist is an error (`ENOENT`).
 ///
 /// Not for permanent entries: `NTF_USE` makes the kernel forget that they are (`__neigh_update`).
-pub fn touch(ifindex: u32, address: IpAddr, create: bool) -> wire::Request {
+pub fn touch(ifindex: u32, address: IpAddr) -> wire::Request {
     let mut header = [0; HEADER];
     header[0] = if address.is_ipv4() { INET } else { INET6 };
     header[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     header[10] = NTF_USE;
-    let request =
-        wire::Request::new(rtm::NEWNEIGH, wire::ACK | if create { wire::CREATE } else { 0 }, &header);
+    let request = wire::Request::new(rtm::NEWNEIGH, wire::ACK, &header);
     match address {
         IpAddr::V4(a) => request.with(NDA_DST, &a.octets()),
         IpAddr::V6(a) => request.with(NDA_DST, &a.octets()),

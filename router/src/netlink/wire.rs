@@ -15,8 +15,6 @@ pub const DUMP: u16 = 0x300;
 pub const DUMP_INTERRUPTED: u16 = 0x10;
 /// `NLM_F_REPLACE`.
 pub const REPLACE: u16 = 0x100;
-/// `NLM_F_CREATE`.
-pub const CREATE: u16 = 0x400;
 /// `NLM_F_APPEND`.
 pub const APPEND: u16 = 0x800;
 /// `NLMSG_ERROR`.

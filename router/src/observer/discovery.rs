@@ -14,7 +14,7 @@ use crate::{
     },
     netns::{self, Found, Key, Source},
 };
-use logic::observe::{Namespace, NamespaceId};
+use logic::observe::{Event, Namespace, NamespaceId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
@@ -35,6 +35,10 @@ impl Observer {
     /// nothing of interest before.
     pub(super) fn discover(&mut self, again: bool) {
         self.refresh_ports();
+        if again {
+            self.peer_places.clear();
+        }
+        let known = self.known();
         let mut found = netns::list();
         let configured = self.configured();
         self.drop_vanished(&mut found, &configured);
@@ -70,6 +74,31 @@ impl Observer {
         }
         self.drop_dull();
         self.watch_processes(&found);
+        self.renew_names(&found, &configured);
+        if self.known() != known {
+            // Where a device below is depends on which namespaces are known.
+            for space in self.spaces.values_mut() {
+                space.refresh_all(&self.peers, &mut self.out);
+            }
+        }
+    }
+
+    fn known(&self) -> Vec<NamespaceId> {
+        self.spaces.keys().copied().collect()
+    }
+
+    /// A namespace that was found by a process may get a name, or outlive the process.
+    fn renew_names(&mut self, found: &BTreeMap<Key, Found>, configured: &BTreeMap<Key, Found>) {
+        for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
+            let Some(place) = configured.get(&space.key).or(found.get(&space.key)) else { continue };
+            if place.name != space.namespace.name {
+                space.namespace.name.clone_from(&place.name);
+                self.out.push(Event::Namespace(space.id, space.namespace.clone()));
+                // Sentences say how to get there.
+                space.refresh_settings(&mut self.out);
+                space.refresh_all(&self.peers, &mut self.out);
+            }
+        }
     }
 
     /// A namespace without a name lives as long as its processes, and we must not keep it longer: a container that is

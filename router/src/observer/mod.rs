@@ -33,7 +33,7 @@ use crate::{
     config::PortName,
     hazards::bpf,
     netlink::neighbour,
-    netns::{self, Key, Source},
+    netns::{self, Found, Key, Source},
 };
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 pub use poller::Waker;
@@ -94,8 +94,8 @@ pub enum Error {
 /// What to observe.
 #[derive(Clone, Debug)]
 pub struct ObserverConfig {
-    /// Devices in the current namespace; their place here is their [port number](logic::plan::PortId).
-    pub ports: Vec<PortName>,
+    /// Names of devices in the current namespace; their place here is their [port number](logic::plan::PortId).
+    pub ports: Vec<String>,
     /// Namespaces that are watched whatever they hold.
     pub routers: Vec<Source>,
     /// How much the kernel may hold back for us per namespace, in bytes; unused, it costs nothing.
@@ -109,7 +109,7 @@ impl Default for ObserverConfig {
 }
 
 struct PortState {
-    wanted: PortName,
+    name: String,
     /// As last reported.
     port: Option<Port>,
 }
@@ -124,6 +124,8 @@ pub struct Observer {
     spaces: BTreeMap<NamespaceId, Space>,
     peers: Peers,
     ports: Vec<PortState>,
+    /// Where veth peers of ports are, by the number by which the host knows the namespace.
+    peer_places: BTreeMap<i32, Option<(Key, Found)>>,
     next_id: NamespaceId,
     /// Namespaces looked into and found to be of no interest.
     dull: BTreeSet<Key>,
@@ -160,11 +162,8 @@ impl Observer {
             directory: None,
             spaces: BTreeMap::new(),
             peers: Vec::new(),
-            ports: config
-                .ports
-                .iter()
-                .map(|wanted| PortState { wanted: wanted.clone(), port: None })
-                .collect(),
+            ports: config.ports.iter().map(|name| PortState { name: name.clone(), port: None }).collect(),
+            peer_places: BTreeMap::new(),
             next_id: HOST,
             dull: BTreeSet::new(),
             unobserved: BTreeMap::new(),
@@ -353,18 +352,23 @@ impl Observer {
     /// Count BPF programs nobody tells us of.
     fn poll_programs(&mut self) {
         let programs = bpf::netfilter_programs();
-        let places: Vec<_> = self.spaces.values().map(|s| (s.id, s.file.clone(), s.chain.clone())).collect();
-        let counted =
-            netns::inside_each(places.iter().map(|(_, file, chain)| (&**file, chain)).collect(), |chain| {
-                chain.iter().map(|i| (*i, bpf::tcx_programs(*i))).filter(|c| c.1 > 0).collect()
-            });
-        let counted = counted.unwrap_or_default().into_iter();
-        for ((id, ..), counted) in places.iter().zip(counted) {
-            let (Some(space), Ok(counted)) = (self.spaces.get_mut(id), counted) else { continue };
+        let places = self.spaces.values().map(|s| (&*s.file, &s.chain)).collect();
+        let counted = netns::inside_each(places, bpf::tcx_programs).unwrap_or_else(|error| {
+            let same = || Err(io::Error::new(error.kind(), error.to_string()));
+            self.spaces.values().map(|_| same()).collect()
+        });
+        for (space, counted) in self.spaces.values_mut().zip(counted) {
             space.hazards.set_programs(&programs);
-            if space.hazards.set_tcx(counted) {
-                space.refresh_all(&self.peers, &mut self.out);
+            match counted.flatten() {
+                Ok(counted) => {
+                    space.troubles.settle(What::Programs);
+                    if space.hazards.set_tcx(counted) {
+                        space.refresh_all(&self.peers, &mut self.out);
+                    }
+                }
+                Err(error) => space.troubles.add(What::Programs, error.to_string()),
             }
+            space.refresh_settings(&mut self.out);
         }
     }
 
@@ -374,26 +378,8 @@ impl Observer {
     /// # Errors
     /// `ENOENT`: no such entry; `ENODEV`: no such device.
     pub fn probe_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
-        self.touch_neighbour(id, ifindex, address, false)
-    }
-
-    /// Have the kernel find the MAC address of a neighbour it has no entry for.
-    ///
-    /// # Errors
-    /// `ENODEV`: no such device.
-    pub fn resolve_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
-        self.touch_neighbour(id, ifindex, address, true)
-    }
-
-    fn touch_neighbour(
-        &mut self,
-        id: NamespaceId,
-        ifindex: u32,
-        address: IpAddr,
-        create: bool,
-    ) -> io::Result<()> {
         let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
-        space.requests.ask(neighbour::touch(ifindex, address, create), |_| None::<()>).map(|_| ())
+        space.requests.ask(neighbour::touch(ifindex, address), |_| None::<()>).map(|_| ())
     }
 
     /// Namespaces that are not observed as they should be. Nothing is accelerated there until they are.
@@ -406,11 +392,6 @@ impl Observer {
     pub fn reader(&self) -> Reader {
         let place = |s: &Space| (s.id, s.key, s.file.clone(), s.namespace.clone());
         Reader { places: self.spaces.values().map(place).collect(), peers: self.peers.clone() }
-    }
-
-    /// The file of an observed namespace. Whoever keeps it keeps the namespace alive.
-    pub fn namespace_file(&self, id: NamespaceId) -> Option<Arc<File>> {
-        self.spaces.get(&id).map(|s| s.file.clone())
     }
 
     /// Set how many bytes of events the kernel may hold back in a namespace, for tests of what happens beyond.
@@ -473,11 +454,6 @@ mod tests {
 
     /// An observer without ports, in a namespace of its own.
     fn alone(test: impl FnOnce(Observer) + Send) {
-        // SAFETY: no arguments, cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            eprintln!("SKIPPED: needs root (run: make test-root)");
-            return;
-        }
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 // SAFETY: moves only this thread, which ends here.
@@ -491,6 +467,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root"]
     fn a_namespace_whose_dump_fails_is_not_trusted_until_one_succeeds() {
         alone(|mut observer| {
             let space = observer.spaces.get_mut(&HOST).unwrap();
@@ -513,6 +490,26 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root"]
+    fn where_programs_cannot_be_counted_nothing_is_trusted() {
+        alone(|mut observer| {
+            let not_a_namespace = Arc::new(File::open("/dev/null").unwrap());
+            let space = observer.spaces.get_mut(&HOST).unwrap();
+            let namespace = std::mem::replace(&mut space.file, not_a_namespace);
+            assert!(until(&mut observer, settings));
+            assert!(observer.troubles()[0].what.starts_with("BPF programs on devices: "));
+            let space = observer.spaces.get_mut(&HOST).unwrap();
+            space.due.dump = Some(Instant::now());
+            let dumped = |e: &Event| matches!(e, Event::Dump(..)).then_some(settings(e)).flatten();
+            assert!(until(&mut observer, dumped), "a dump does not count programs");
+            observer.spaces.get_mut(&HOST).unwrap().file = namespace;
+            assert!(!until(&mut observer, settings));
+            assert_eq!(observer.troubles(), []);
+        });
+    }
+
+    #[test]
+    #[ignore = "needs root"]
     fn between_lost_events_and_the_new_dump_the_mirror_is_not_trusted() {
         alone(|mut observer| {
             observer.set_receive_buffer(HOST, 4096).unwrap();

@@ -4,7 +4,7 @@ use super::{HOST, Observer, PortState};
 use crate::{
     ethtool::{self, Ethtool, Peer, Problem, ProblemKind},
     netlink::{link::RawLink, nsid},
-    netns,
+    netns::{self, Found, Key},
 };
 use logic::{
     observe::{Event, LinkKind, Port},
@@ -36,7 +36,7 @@ impl Observer {
     }
 
     /// What of a port's device, or its veth peer, would break packets. A few system calls, and for a veth whose peer is
-    /// in a namespace that is not observed a look at every namespace: not for every second.
+    /// not known to be where it was a look at every namespace: not for every second.
     pub fn port_problems(&mut self, id: PortId) -> Vec<Problem> {
         let Some(link) = self.port_link(id).cloned() else { return Vec::new() };
         self.look_for_problems(&link).unwrap_or_else(|error| {
@@ -72,27 +72,26 @@ impl Observer {
         Ok(problems)
     }
 
-    /// The namespace that the host knows by `number`, and its name.
+    /// The namespace that the host knows by `number`, and its name. Remembered until there is a sign that something moved:
+    /// its place, not its file, which would keep it alive.
     fn place_of(&mut self, number: Option<i32>, host: Arc<File>) -> io::Result<Option<(Arc<File>, String)>> {
         let Some(number) = number else { return Ok(Some((host, "host".into()))) };
-        let space = self.spaces.get_mut(&HOST).ok_or(io::ErrorKind::NotFound)?;
-        for found in netns::list().into_values() {
-            let Ok(file) = File::open(&found.path) else { continue };
-            if nsid::ask(&mut space.requests, file.as_fd()).ok().flatten() == Some(number) {
-                return Ok(Some((Arc::new(file), found.name)));
-            }
+        let known = match self.peer_places.get(&number) {
+            Some(None) => return Ok(None),
+            Some(Some((key, found))) => open(key, found),
+            None => None,
+        };
+        if known.is_some() {
+            return Ok(known);
         }
-        Ok(None)
-    }
-
-    /// The driver of a port's device.
-    ///
-    /// # Errors
-    /// `NotFound` while the port is gone; what the driver says.
-    pub fn port_driver(&self, id: PortId) -> io::Result<String> {
-        let link = self.port_link(id).ok_or(io::ErrorKind::NotFound)?;
-        let host = self.spaces.get(&HOST).ok_or(io::ErrorKind::NotFound)?;
-        netns::inside(&host.file, || Ethtool::open()?.driver(&link.name))?
+        let space = self.spaces.get_mut(&HOST).ok_or(io::ErrorKind::NotFound)?;
+        let place = netns::list().into_iter().find(|(key, found)| {
+            let file = open(key, found);
+            file.and_then(|(file, _)| nsid::ask(&mut space.requests, file.as_fd()).ok()?) == Some(number)
+        });
+        let opened = place.as_ref().and_then(|(key, found)| open(key, found));
+        self.peer_places.insert(number, place);
+        Ok(opened)
     }
 
     /// A port's device.
@@ -102,9 +101,68 @@ impl Observer {
     }
 }
 
+/// The file of the namespace, if it is still there, and its name.
+fn open(key: &Key, found: &Found) -> Option<(Arc<File>, String)> {
+    let file = File::open(&found.path).ok()?;
+    (Key::of(&file).ok()? == *key).then(|| (Arc::new(file), found.name.clone()))
+}
+
 /// The index of a port's device now. A port that was renamed is the same port.
 fn place(state: &PortState, links: &BTreeMap<u32, RawLink>) -> Option<u32> {
     let known = state.port.as_ref().map(|p| p.ifindex).filter(|index| links.contains_key(index));
     let wanted = || links.values().find(|link| link.name == state.wanted.as_str()).map(|link| link.ifindex);
     known.or_else(wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::ObserverConfig, *};
+    use std::{
+        process::{Command, Stdio},
+        time::{Duration, Instant},
+    };
+
+    fn sh(command: &str) {
+        assert!(Command::new("sh").args(["-ec", command]).status().unwrap().success(), "{command}");
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn the_place_of_a_peer_is_remembered_until_something_moves() {
+        let mut peer =
+            Command::new("unshare").args(["-n", "sleep", "20"]).stdout(Stdio::null()).spawn().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: moves only this thread, which ends here.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                std::thread::sleep(Duration::from_millis(100));
+                sh(&format!("ip link add port0 type veth peer name far0 netns {}", peer.id()));
+                let config = ObserverConfig { ports: vec!["port0".parse().unwrap()], ..Default::default() };
+                let mut observer = Observer::new(config).unwrap();
+                observer.poll(Duration::ZERO).unwrap();
+                let told = |observer: &mut Observer, name: &str| {
+                    observer
+                        .port_problems(0)
+                        .iter()
+                        .any(|p| p.text.contains(&format!("in namespace {name} ")))
+                };
+                let name = format!("pid:{}", peer.id());
+                assert!(told(&mut observer, &name));
+                let known = observer.peer_places.values_mut().next().unwrap().as_mut().unwrap();
+                known.1.name = "remembered".into();
+                assert!(told(&mut observer, "remembered"));
+                sh("ip link set port0 mtu 1400");
+                let end = Instant::now() + Duration::from_secs(5);
+                while !told(&mut observer, &name) {
+                    assert!(Instant::now() < end, "a port's message is a sign");
+                    observer.poll(Duration::from_millis(50)).unwrap();
+                }
+                let known = observer.peer_places.values_mut().next().unwrap().as_mut().unwrap();
+                known.1.path = "/proc/self/ns/mnt".into();
+                assert!(told(&mut observer, &name), "not there any more: looked for again");
+            });
+        });
+        peer.kill().unwrap();
+        peer.wait().unwrap();
+    }
 }

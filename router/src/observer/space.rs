@@ -112,6 +112,8 @@ impl Space {
     /// Everything, read now.
     pub fn dump(&mut self, peers: &Peers) -> io::Result<Dump> {
         self.due.dump = None;
+        // Messages about them may be among the lost.
+        self.nsids.clear();
         self.values = self.sysctls.read();
         self.read_links()?;
         let nexthops = self.read_nexthops()?;
@@ -121,7 +123,9 @@ impl Space {
         let (routes4, routes6) = self.read_routes()?;
         self.read_hazards(Instant::now());
         self.hazards.read_traffic(&mut self.requests)?;
-        self.troubles = Troubles::default();
+        for read in [What::State, What::Traffic, What::DeviceSettings] {
+            self.troubles.settle(read);
+        }
         self.emitted_settings = self.settings();
         let indexes: Vec<u32> = self.links.keys().copied().collect();
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i, peers)?))).collect();
@@ -200,7 +204,7 @@ impl Space {
             }
             rtm::NEWLINK | rtm::DELLINK => match link::parse(message) {
                 Some(LinkMessage::New(link)) => self.new_link(*link, peers, out, now),
-                Some(LinkMessage::Gone { ifindex, .. }) => self.link_gone(ifindex, out, now),
+                Some(LinkMessage::Gone { ifindex }) => self.link_gone(ifindex, out, now),
                 Some(LinkMessage::Settings6 { ifindex, conf6 }) => {
                     if let Some(link) = self.links.get_mut(&ifindex) {
                         link.conf6 = Some(conf6);
@@ -406,7 +410,8 @@ impl Space {
         self.refresh_settings(out);
     }
 
-    fn refresh_settings(&mut self, out: &mut Vec<Event>) {
+    /// Emit settings and hazards if they are not as last emitted.
+    pub fn refresh_settings(&mut self, out: &mut Vec<Event>) {
         let settings = self.settings();
         if settings != self.emitted_settings {
             self.emitted_settings = settings.clone();

@@ -12,6 +12,8 @@ pub(super) enum What {
     Traffic,
     /// Settings of devices.
     DeviceSettings,
+    /// Programs on devices.
+    Programs,
 }
 
 impl What {
@@ -20,6 +22,7 @@ impl What {
             What::State => "routes, neighbours and devices",
             What::Traffic => "queueing disciplines",
             What::DeviceSettings => "settings of devices",
+            What::Programs => "BPF programs on devices",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use logic::observe::{Dump, Event};
 use router::{
-    netns,
+    netns::{self, Source},
     observer::{HOST, Observer, ObserverConfig},
 };
 use std::{
@@ -68,11 +68,6 @@ impl Drop for Bed {
 
 /// Run `test` in a namespace that has a port `port0` (a veth whose other end is in a namespace `peer`), up.
 pub fn with_bed(test: impl FnOnce(&Bed) + Send) {
-    // SAFETY: no arguments, cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        eprintln!("SKIPPED: needs root (run: make test-root)");
-        return;
-    }
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let prefix = format!("mrnl{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let bed = Bed { prefix, made: Default::default(), processes: Default::default() };
@@ -123,8 +118,13 @@ impl std::ops::DerefMut for Watcher {
 }
 
 pub fn observer() -> Watcher {
-    let ports = vec!["port0".parse().unwrap()];
-    let observer = Observer::new(ObserverConfig { ports, ..Default::default() }).unwrap();
+    observer_of(&[])
+}
+
+/// An observer that has these routers configured.
+pub fn observer_of(routers: &[Source]) -> Watcher {
+    let (ports, routers) = (vec!["port0".parse().unwrap()], routers.to_vec());
+    let observer = Observer::new(ObserverConfig { ports, routers, ..Default::default() }).unwrap();
     Watcher { observer, pending: VecDeque::new() }
 }
 

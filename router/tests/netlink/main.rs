@@ -1,7 +1,6 @@
 //! The observer against a real kernel: every test makes namespaces of its own and works only in them.
 //!
-//! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl). Without root the tests
-//! say so and do nothing.
+//! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl): `make test-root`.
 
 mod bed;
 mod hazards;
@@ -12,9 +11,11 @@ use logic::{
     net::Prefix4,
     observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
 };
-use router::observer::{HOST, Observer, ObserverConfig};
+use router::{
+    netns::Source,
+    observer::{HOST, Observer, ObserverConfig},
+};
 use std::{
-    collections::VecDeque,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -25,6 +26,7 @@ fn route<'a>(routes: &'a [Route<u32>], prefix: &str) -> &'a Route<u32> {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn the_first_poll_hands_out_the_host_and_its_port() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0; sysctl -qw net.ipv4.conf.port0.forwarding=1");
@@ -48,6 +50,7 @@ fn the_first_poll_hands_out_the_host_and_its_port() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_port_that_is_not_there_is_an_error() {
     with_bed(|_| {
         let config = ObserverConfig { ports: vec!["nope".parse().unwrap()], ..Default::default() };
@@ -57,6 +60,7 @@ fn a_port_that_is_not_there_is_an_error() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_macvlan_makes_a_router_and_deleting_the_namespace_really_deletes_it() {
     with_bed(|bed| {
         let mut observer = observer();
@@ -101,6 +105,7 @@ fn upper_devices(port: &str) -> usize {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
     with_bed(|bed| {
         let mut observer = observer();
@@ -123,6 +128,94 @@ fn a_namespace_without_a_name_is_found_and_goes_with_its_process() {
 }
 
 #[test]
+#[ignore = "needs root"]
+fn a_namespace_is_told_of_by_the_name_it_has_now() {
+    with_bed(|bed| {
+        let mut observer = observer();
+        let pid = bed.unnamed();
+        sh(&format!("ip link add link port0 name m0 netns {pid} type macvlan mode bridge"));
+        let mut expect = |command: &str, name: &str, way_out: &str| {
+            sh(command);
+            let id = until(&mut observer, name, |e| match e {
+                Event::Namespace(id, n) if n.name == name => Some(*id),
+                _ => None,
+            });
+            until(&mut observer, way_out, |e| match e {
+                Event::Link(i, l) if *i == id => l.hazards.iter().any(|h| h.contains(way_out)).then_some(()),
+                Event::Dump(i, dump) if *i == id => {
+                    dump.links.iter().flat_map(|l| &l.hazards).any(|h| h.contains(way_out)).then_some(())
+                }
+                _ => None,
+            });
+            id
+        };
+        let shape = "tc qdisc add dev m0 root tbf rate 1mbit burst 10k latency 10ms";
+        let by_process = format!("nsenter -t {pid} -n tc");
+        let id = expect(&format!("nsenter -t {pid} -n {shape}"), &format!("pid:{pid}"), &by_process);
+        let red = bed.name("red");
+        let by_name = format!("ip netns exec {red} tc");
+        assert_eq!(expect(&format!("ip netns attach {red} {pid}"), &red, &by_name), id);
+        bed.end_processes();
+        assert!(settle(&mut observer).iter().all(|e| !matches!(e, Event::NamespaceGone(_))));
+        sh(&format!("ip netns del {red}"));
+        until(&mut observer, "end of the namespace", |e| {
+            matches!(e, Event::NamespaceGone(i) if *i == id).then_some(())
+        });
+    });
+}
+
+/// `above` holds macvlans of devices of `below`, which is of no interest until it holds something on a port.
+#[test]
+#[ignore = "needs root"]
+fn a_device_below_is_found_once_its_namespace_is_known() {
+    with_bed(|bed| {
+        let [above, below, other] = ["above", "below", "other"].map(|name| bed.namespace(name));
+        for name in [&below, &other] {
+            sh(&format!("ip -n {name} link add v0 type veth peer name v1"));
+        }
+        sh(&format!("ip -n {below} link add link v0 name m0 netns {above} type macvlan"));
+        sh(&format!("ip -n {other} link add link v0 name m1 netns {above} type macvlan"));
+        let mut observer = observer_of(&[Source::Name(above.clone())]);
+        let id = until(&mut observer, "namespace above", |e| match e {
+            Event::Namespace(id, n) if n.name == above => Some(*id),
+            _ => None,
+        });
+        settle(&mut observer);
+        let names = |watcher: &mut Watcher, command: &str, device: &str| {
+            sh(command);
+            let mut lower = None;
+            until(watcher, device, |e| {
+                match e {
+                    Event::Namespace(i, n) if n.name == below => lower = Some(*i),
+                    Event::Link(i, l) if *i == id && l.name == device => return l.below,
+                    Event::Dump(i, dump) if *i == id => {
+                        return dump.links.iter().find(|l| l.name == device)?.below;
+                    }
+                    _ => (),
+                }
+                None
+            })
+            .0
+        };
+        let port = format!("ip link add link port0 name p0 netns {below} type macvlan mode bridge");
+        let found = names(&mut observer, &port, "m0");
+        settle(&mut observer);
+
+        // A message that a namespace has got a number is lost.
+        sh(&format!("ip -n {above} link del m0"));
+        settle(&mut observer);
+        observer.set_receive_buffer(id, 4096).unwrap();
+        let flood =
+            "for i in $(seq 2000); do echo route add blackhole 10.0.$((i / 250)).$((i % 250))/32; done";
+        let again = format!(
+            "{flood} | ip -n {above} -batch -; ip -n {below} link add link v0 name m2 netns {above} type macvlan"
+        );
+        assert_eq!(names(&mut observer, &again, "m2"), found);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
 fn a_namespace_that_no_longer_holds_a_device_of_ours_is_let_go() {
     with_bed(|bed| {
         let red = bed.namespace("red");
@@ -140,6 +233,7 @@ fn a_namespace_that_no_longer_holds_a_device_of_ours_is_let_go() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn routes_multipath_and_nexthop_objects_are_followed() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0");
@@ -185,6 +279,7 @@ fn routes_multipath_and_nexthop_objects_are_followed() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn ipv6_messages_hold_the_whole_multipath_route() {
     with_bed(|_| {
         sh("ip addr add 2001:db8::1/64 dev port0 nodad");
@@ -219,6 +314,7 @@ fn ipv6_messages_hold_the_whole_multipath_route() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_link_that_goes_down_makes_routes_be_read_again() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0; ip route add 10.0.0.0/8 via 192.0.2.2");
@@ -241,6 +337,7 @@ fn a_link_that_goes_down_makes_routes_be_read_again() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn settings_are_followed_with_and_without_messages() {
     with_bed(|_| {
         let mut observer = observer();
@@ -274,6 +371,7 @@ fn settings_are_followed_with_and_without_messages() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn lost_events_cost_a_dump_and_nothing_else() {
     with_bed(|_| {
         sh("ip addr add 192.0.2.1/24 dev port0");
@@ -296,6 +394,7 @@ fn lost_events_cost_a_dump_and_nothing_else() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn neighbours_are_followed_and_probed() {
     with_bed(|bed| {
         let peer = bed.name("peer");
@@ -306,7 +405,7 @@ fn neighbours_are_followed_and_probed() {
         settle(&mut observer);
         let address = "192.0.2.2".parse().unwrap();
         assert!(observer.probe_neighbour(HOST, port, address).is_err(), "there is no entry to probe");
-        observer.resolve_neighbour(HOST, port, address).unwrap();
+        std::net::UdpSocket::bind("192.0.2.1:0").unwrap().send_to(b"resolve", (address, 9)).unwrap();
         until(&mut observer, "resolved", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_some()).then_some(())
         });
@@ -328,6 +427,7 @@ fn neighbours_are_followed_and_probed() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_port_that_goes_and_comes_back_is_reported() {
     with_bed(|bed| {
         let mut observer = observer();
@@ -340,20 +440,19 @@ fn a_port_that_goes_and_comes_back_is_reported() {
 }
 
 #[test]
+#[ignore = "needs root"]
 fn a_router_can_be_configured_by_file() {
     with_bed(|bed| {
         let pid = bed.unnamed();
-        let ports = vec!["port0".parse().unwrap()];
-        let routers = vec![format!("/proc/{pid}/ns/net").parse().unwrap()];
-        let observer = Observer::new(ObserverConfig { ports, routers, ..Default::default() }).unwrap();
-        let mut watcher = Watcher { observer, pending: VecDeque::new() };
-        until(&mut watcher, "configured namespace", |e| {
+        let mut observer = observer_of(&[Source::Path(format!("/proc/{pid}/ns/net").into())]);
+        until(&mut observer, "configured namespace", |e| {
             matches!(e, Event::Namespace(_, n) if n.configured && n.name.starts_with("netns:")).then_some(())
         });
     });
 }
 
 #[test]
+#[ignore = "needs root"]
 fn comparing_with_the_kernel_swallows_no_event() {
     with_bed(|_| {
         let mut observer = observer();
