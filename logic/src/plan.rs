@@ -97,7 +97,7 @@ pub enum Op {
     },
     /// The router, its routes, interfaces and neighbours are gone.
     RouterGone(RouterId),
-    /// All IPv4 addresses of the router itself (sources that need a second look).
+    /// All IPv4 addresses of the router itself and broadcast addresses of its subnets: sources that need a second look.
     LocalAddresses {
         /// Which router.
         router: RouterId,
@@ -106,6 +106,9 @@ pub enum Op {
     },
     /// The interface exists and looks like this.
     Interface(InterfaceId, Interface),
+    /// All other addresses of this box: of links that could be interfaces and have no number. Nothing for them is put on
+    /// the wire.
+    OtherAddresses(Arc<[(PortId, Vlan, Mac)]>),
     /// The interface and its neighbours are gone; routes that used it lead to the kernel until they are rewritten.
     InterfaceGone(InterfaceId),
     /// An IPv4 prefix leads there; `None`: no longer a route.

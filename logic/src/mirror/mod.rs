@@ -52,6 +52,7 @@ use space::{Space, Spaces};
 use std::{
     collections::{BTreeMap, btree_map},
     net::IpAddr,
+    sync::Arc,
 };
 
 /// How many numbers there are (`bpf/abi.h`: rows of `routers` and of the interface counters).
@@ -65,7 +66,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { routers: 256, interfaces: 4095 }
+        Self { routers: 256, interfaces: 4096 }
     }
 }
 
@@ -77,6 +78,8 @@ pub struct Mirror {
     held: BTreeMap<LinkKey, Held>,
     by_id: BTreeMap<InterfaceId, LinkKey>,
     standings: Vec<Standing>,
+    /// Addresses of the standings without a number, as planned.
+    others: Arc<[shape::Address]>,
     router_ids: Ids,
     interface_ids: Ids,
     retired_interfaces: Vec<InterfaceId>,
@@ -109,6 +112,7 @@ impl Mirror {
             held: BTreeMap::new(),
             by_id: BTreeMap::new(),
             standings: Vec::new(),
+            others: Arc::default(),
             router_ids: Ids::new(0, u32::from(limits.routers.min(256))),
             interface_ids: Ids::new(1, u32::from(limits.interfaces) + 1),
             retired_interfaces: Vec::new(),

@@ -82,12 +82,12 @@ pub(super) struct Surroundings<'a> {
     pub multipath_policy: [u8; 2],
 }
 
-fn pass(reason: Reason) -> Target {
+pub(super) fn pass(reason: Reason) -> Target {
     Target::Pass { reason, unicast: false }
 }
 
 /// A unicast route the fast path does not take.
-pub(super) fn pass_unicast(reason: Reason) -> Target {
+fn pass_unicast(reason: Reason) -> Target {
     Target::Pass { reason, unicast: true }
 }
 
@@ -122,7 +122,8 @@ impl Surroundings<'_> {
                 Some(NexthopObjectKind::Group(members)) => self.group(members, path.mtu, ipv6),
                 Some(NexthopObjectKind::Single(hop)) => self.multi(&[(hop, 1)], path.mtu, ipv6),
                 Some(NexthopObjectKind::Blackhole) => Some(pass(Reason::SpecialRoute)),
-                Some(NexthopObjectKind::Unsupported(_)) | None => Some(pass_unicast(Reason::ComplexRoute)),
+                Some(NexthopObjectKind::Unsupported(_)) => Some(pass_unicast(Reason::ComplexRoute)),
+                None => Some(pass(Reason::ComplexRoute)),
             },
         }
     }
@@ -137,7 +138,7 @@ impl Surroundings<'_> {
                 Some(NexthopObjectKind::Blackhole) if members.len() == 1 => {
                     return Some(pass(Reason::SpecialRoute));
                 }
-                _ => return Some(pass_unicast(Reason::ComplexRoute)),
+                _ => return Some(pass(Reason::ComplexRoute)),
             }
         }
         self.multi(&hops, mtu, ipv6)
@@ -145,7 +146,7 @@ impl Surroundings<'_> {
 
     fn multi(&self, hops: &[(&NextHop, u16)], mtu: Option<u32>, ipv6: bool) -> Option<Target> {
         if hops.iter().any(|(hop, _)| self.outdated(hop, ipv6)) {
-            return Some(pass_unicast(Reason::ComplexRoute));
+            return Some(pass(Reason::ComplexRoute));
         }
         let members: Vec<_> = hops
             .iter()

@@ -2,7 +2,7 @@
 
 use super::{
     intern::{Id, Interner, position},
-    path::{Path, Surroundings, pass_unicast},
+    path::{Path, Surroundings, pass},
 };
 use crate::{plan::Target, reason::Reason};
 
@@ -88,8 +88,9 @@ impl Paths {
         }
     }
 
-    /// The target of a unicast prefix that only the kernel can decide, with a reference for the caller.
-    pub fn complex(&mut self) -> Id {
-        self.targets.acquire(pass_unicast(Reason::ComplexRoute))
+    /// The target of a prefix for which only the kernel knows whether it has a route, with a reference for the caller: a
+    /// source there is not known to be reachable.
+    pub fn undecided(&mut self) -> Id {
+        self.targets.acquire(pass(Reason::ComplexRoute))
     }
 }

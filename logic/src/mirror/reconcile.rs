@@ -32,6 +32,7 @@ impl Mirror {
         self.settle_routers(&shapes, batch);
         self.standings = self.number(shapes);
         self.plan_interfaces(batch);
+        self.plan_others(batch);
         self.settle_egresses();
     }
 
@@ -145,6 +146,15 @@ impl Mirror {
                     }
                 }
             }
+        }
+    }
+
+    /// After the interfaces: an address that gets a number is known all the time.
+    fn plan_others(&mut self, batch: &mut Batch) {
+        let others = self.standings.iter().filter(|s| s.id.is_none()).map(|s| s.shape.address).collect();
+        if others != self.others {
+            self.others = others;
+            batch.interfaces.push(Op::OtherAddresses(self.others.clone()));
         }
     }
 

@@ -247,7 +247,7 @@ impl<A: Address> Rib<A> {
         self.entries.iter().filter_map(|(prefix, e)| Some((*prefix, self.paths.target(e.shown?))))
     }
 
-    /// Host routes of kind local: the router's own addresses.
+    /// Host routes of kind local or broadcast: sources that fib_validate_source() may refuse.
     pub fn addresses(&self) -> &BTreeSet<A> {
         &self.marked.addresses
     }
@@ -277,19 +277,19 @@ impl<A: Address> Rib<A> {
 fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
     // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`.
     if aliases.iter().any(|alias| alias.tos != 0) {
-        return Some(paths.complex());
+        return Some(paths.undecided());
     }
     let (at, target) =
         aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
     if aliases[at].copies == Copies::NoneOrOne {
-        return Some(paths.complex());
+        return Some(paths.undecided());
     }
     if ipv6 {
         // Of several routes with equal metric rt6_select() takes the one with the best score.
         let rivals = aliases[at + 1..].iter();
         for rival in rivals.take_while(|a| (a.local, a.metric) == (aliases[at].local, aliases[at].metric)) {
             if paths.resolve(rival.path, around, ipv6).is_some_and(|other| other != target) {
-                return Some(paths.complex());
+                return Some(paths.undecided());
             }
         }
     }
@@ -301,9 +301,10 @@ impl<A: Address> Marked<A> {
     fn note(&mut self, prefix: Prefix<A>, aliases: &[Alias], paths: &Paths) {
         let kind = |alias: &Alias| paths.get(alias.path).kind;
         let own = aliases.iter().any(|a| kind(a) == RouteKind::Local);
+        let suspect = own || aliases.iter().any(|a| kind(a) == RouteKind::Broadcast);
         let host = prefix.length() == A::BITS;
-        if host && own != self.addresses.contains(&prefix.address()) {
-            set_member(&mut self.addresses, prefix.address(), own);
+        if host && suspect != self.addresses.contains(&prefix.address()) {
+            set_member(&mut self.addresses, prefix.address(), suspect);
             self.addresses_changed = true;
         }
         let hides =

@@ -9,11 +9,15 @@ use crate::{
     fib::{Full, Region},
     hash,
     memory::{Memory, words},
-    net::Mac,
+    net::{Mac, Vlan},
     plan::{Interface, InterfaceId, PortId, ReversePath},
     reason::Reason,
 };
-use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering::Release};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering::Release},
+};
 
 /// `INTERFACE_WAYS`, and u64 words of `struct interface_slot`.
 pub const INTERFACE_WAYS: usize = 4;
@@ -56,6 +60,10 @@ fn interface_words(id: InterfaceId, interface: &Interface) -> [u64; SLOT_WORDS] 
     ]
 }
 
+fn address(interface: &Interface) -> (PortId, Vlan, Mac) {
+    (interface.port, interface.vlan, interface.mac)
+}
+
 impl<M: Memory> Tables<M> {
     pub(super) fn set_port(&mut self, port: PortId, frags: bool) -> Result<(), Full> {
         if self.ports.insert(port, frags) != Some(frags) {
@@ -76,7 +84,7 @@ impl<M: Memory> Tables<M> {
             result = self.interface_gone(id);
         }
         let Some(old) = self.interfaces.insert(id, new.clone()) else {
-            self.count_box(new, true);
+            self.count_box(address(new), true);
             return result.and(self.index_interface(id, new));
         };
         if (old.port, old.vlan, old.mac) == (new.port, new.vlan, new.mac) {
@@ -86,8 +94,8 @@ impl<M: Memory> Tables<M> {
             }
             return result;
         }
-        self.count_box(new, true);
-        self.count_box(&old, false);
+        self.count_box(address(new), true);
+        self.count_box(address(&old), false);
         result = result.and(self.renew(id, new.router));
         // The interface has one place in the index, so for a moment its packets go to the kernel.
         self.unindex_interface(id);
@@ -102,7 +110,7 @@ impl<M: Memory> Tables<M> {
         for (interface, address) in self.neighbours_of(id) {
             self.drop_neighbour(interface, address);
         }
-        self.count_box(&old, false);
+        self.count_box(address(&old), false);
         result
     }
 
@@ -147,16 +155,23 @@ impl<M: Memory> Tables<M> {
         b.store(second, Release);
     }
 
-    /// One interface more, or fewer, answers to this MAC address on its port and VLAN.
-    fn count_box(&mut self, interface: &Interface, more: bool) {
-        let key = (interface.port, interface.vlan, interface.mac);
+    /// Those that stay are known all the time.
+    pub(super) fn set_others(&mut self, addresses: &Arc<[(PortId, Vlan, Mac)]>) {
+        let old = std::mem::replace(&mut self.others, addresses.clone());
+        addresses.iter().for_each(|key| self.count_box(*key, true));
+        old.iter().for_each(|key| self.count_box(*key, false));
+    }
+
+    /// One link more, or fewer, answers to this MAC address on its port and VLAN.
+    fn count_box(&mut self, key: (PortId, Vlan, Mac), more: bool) {
+        let mac = key.2;
         let count = self.boxes.entry(key).or_default();
         *count = if more { *count + 1 } else { count.saturating_sub(1) };
         if *count == 0 {
             self.boxes.remove(&key);
         }
-        let first = (interface.mac, 0, IpAddr::V4(0.into()));
-        let same = self.by_mac.range(first..).take_while(|(mac, _, _)| *mac == interface.mac);
+        let first = (mac, 0, IpAddr::V4(0.into()));
+        let same = self.by_mac.range(first..).take_while(|(other, _, _)| *other == mac);
         for (_, id, address) in same.copied().collect::<Vec<_>>() {
             self.update_link(id, address);
         }

@@ -56,7 +56,7 @@ use routes::{Pending, Router};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
-    sync::atomic::Ordering::Release,
+    sync::{Arc, atomic::Ordering::Release},
 };
 
 /// The tables of the kernel plane, in memory it shares.
@@ -76,8 +76,9 @@ pub struct Tables<M> {
     starved: BTreeSet<(InterfaceId, IpAddr)>,
     /// Which neighbours have this MAC address.
     by_mac: BTreeSet<(Mac, InterfaceId, IpAddr)>,
-    /// How many interfaces have this MAC address on this port and VLAN.
+    /// How many interfaces, or other links of this box, have this MAC address on this port and VLAN.
     boxes: HashMap<(PortId, Vlan, Mac), u32>,
+    others: Arc<[(PortId, Vlan, Mac)]>,
     /// Routes that lead to the kernel for want of a next hop id or a group block.
     pending: Pending,
 }
@@ -111,6 +112,7 @@ impl<M: Memory> Tables<M> {
             starved: BTreeSet::new(),
             by_mac: BTreeSet::new(),
             boxes: HashMap::new(),
+            others: Arc::default(),
             pending: Pending::default(),
             memory,
         }
@@ -130,6 +132,10 @@ impl<M: Memory> Tables<M> {
             Op::RouterGone(router) => self.router_gone(*router),
             Op::LocalAddresses { router, addresses } => self.set_local_addresses(*router, addresses),
             Op::Interface(id, interface) => self.set_interface(*id, interface),
+            Op::OtherAddresses(addresses) => {
+                self.set_others(addresses);
+                Ok(())
+            }
             Op::InterfaceGone(id) => self.interface_gone(*id),
             Op::Route4(router, prefix, target) => self.set_route(*router, *prefix, target.as_ref()),
             Op::Route6(router, prefix, target) => self.set_route(*router, *prefix, target.as_ref()),

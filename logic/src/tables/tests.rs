@@ -39,6 +39,11 @@ fn seen(answers: Vec<Answer>) -> BTreeSet<Seen> {
     answers.into_iter().map(one).collect()
 }
 
+/// Sources that lead there are not forwarded.
+fn is_local(reason: Reason) -> bool {
+    matches!(reason, Reason::Local | Reason::Broadcast)
+}
+
 #[derive(Default)]
 struct Model {
     frags: BTreeMap<PortId, bool>,
@@ -46,6 +51,7 @@ struct Model {
     neighbours: BTreeMap<(InterfaceId, IpAddr), Mac>,
     routes4: BTreeMap<(RouterId, Prefix4), Target>,
     routes6: BTreeMap<(RouterId, Prefix6), Target>,
+    others: Vec<(PortId, Vlan, Mac)>,
 }
 
 impl Model {
@@ -66,6 +72,7 @@ impl Model {
                 }
                 self.interfaces.insert(*id, interface.clone());
             }
+            Op::OtherAddresses(addresses) => self.others = addresses.to_vec(),
             Op::InterfaceGone(id) => self.interface_gone(*id),
             Op::Route4(router, prefix, target) => {
                 let target = target.as_ref().map(|t| self.reachable(t));
@@ -121,7 +128,7 @@ impl Model {
                 members.iter().flat_map(|(t, _)| self.answers(Some(t), destination)).collect()
             }
             Some(Target::Pass { reason, unicast }) => {
-                [(Some(*reason), None, (*unicast, *reason == Reason::Local))].into()
+                [(Some(*reason), None, (*unicast, is_local(*reason)))].into()
             }
             Some(Target::Hop(hop)) => [self.hop(hop, destination)].into(),
         }
@@ -133,7 +140,7 @@ impl Model {
         let known = self.neighbours.get(&(hop.interface, neighbour));
         let same_box = known.is_some_and(|mac| {
             let key = (interface.port, interface.vlan, *mac);
-            self.interfaces.values().any(|i| (i.port, i.vlan, i.mac) == key)
+            self.interfaces.values().any(|i| (i.port, i.vlan, i.mac) == key) || self.others.contains(&key)
         });
         let (mac, reason) = match known {
             None => (None, Some(Reason::Unresolved)),
@@ -151,7 +158,7 @@ impl Model {
         let ip = IpAddr::from(address.to_be_bytes());
         let routed = self.routes4.keys().any(|(r, _)| *r == router);
         if routed && guarded4(Prefix::new(address, 32).unwrap()) {
-            return [(Some(Reason::Broadcast), None, (false, false))].into();
+            return [(Some(Reason::Broadcast), None, (false, true))].into();
         }
         self.answers(longest(&self.routes4, router, address), ip)
     }
@@ -162,7 +169,7 @@ impl Model {
         if routed && guarded6(Prefix::new(address, 128).unwrap()) {
             let multicast = address >> 120 == 0xff;
             let reason = if multicast { Reason::Broadcast } else { Reason::Local };
-            return [(Some(reason), None, (false, !multicast))].into();
+            return [(Some(reason), None, (false, true))].into();
         }
         self.answers(longest(&self.routes6, router, address), ip)
     }
@@ -268,6 +275,7 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (0u8..3).prop_map(Op::RouterGone),
         6 => (1u16..5, interface()).prop_map(|(id, i)| Op::Interface(id, i)),
         2 => (1u16..5).prop_map(Op::InterfaceGone),
+        1 => prop::collection::vec((0u8..2, Just(Vlan::NONE), macs()), 0..3).prop_map(|a| Op::OtherAddresses(a.into())),
         8 => (0u8..3, prefix4, prop::option::weighted(0.8, target()))
             .prop_map(|(r, p, t)| Op::Route4(r, p, t)),
         6 => (0u8..3, prefix6, prop::option::weighted(0.8, target()))
@@ -337,6 +345,7 @@ fn constant_words(memory: &HeapMemory) -> Vec<[u64; 4]> {
 }
 
 fn all_gone(tables: &mut Tables<HeapMemory>) {
+    tables.apply(&Op::OtherAddresses([].into())).unwrap();
     for router in 0..3 {
         tables.apply(&Op::RouterGone(router)).unwrap();
     }

@@ -2,7 +2,7 @@
 
 use logic::{
     mirror::Mirror,
-    net::Mac,
+    net::{Mac, Vlan},
     plan::{Interface, InterfaceId, Op, PortId, RouterId},
 };
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
@@ -14,6 +14,7 @@ pub struct Ledger {
     routers: BTreeMap<RouterId, [bool; 2]>,
     locals: BTreeMap<RouterId, Arc<[u32]>>,
     interfaces: BTreeMap<InterfaceId, Interface>,
+    others: Arc<[(PortId, Vlan, Mac)]>,
     neighbours: BTreeMap<(InterfaceId, IpAddr), Mac>,
 }
 
@@ -31,6 +32,7 @@ impl Ledger {
             Op::Interface(id, interface) => drop(self.interfaces.insert(*id, interface.clone())),
             Op::Neighbour(id, address, Some(mac)) => drop(self.neighbours.insert((*id, *address), *mac)),
             Op::Neighbour(id, address, None) => drop(self.neighbours.remove(&(*id, *address))),
+            Op::OtherAddresses(addresses) => self.others = addresses.clone(),
             Op::InterfaceGone(id) => {
                 self.interfaces.remove(id);
                 self.neighbours.retain(|(interface, _), _| interface != id);
@@ -67,20 +69,21 @@ impl Ledger {
         let locals =
             self.locals.iter().map(|(id, a)| Op::LocalAddresses { router: *id, addresses: a.clone() });
         let interfaces = self.interfaces.iter().map(|(id, i)| Op::Interface(*id, i.clone()));
+        let others = (!self.others.is_empty()).then(|| Op::OtherAddresses(self.others.clone()));
         let neighbours = self.neighbours.iter().map(|((id, a), mac)| Op::Neighbour(*id, *a, Some(*mac)));
         let routes =
             mirror.routers().filter_map(|r| Some((r.router?, r.namespace))).flat_map(|(id, namespace)| {
                 let v4 = mirror.routes4(namespace).map(move |(p, t)| Op::Route4(id, p, Some(t.clone())));
                 v4.chain(mirror.routes6(namespace).map(move |(p, t)| Op::Route6(id, p, Some(t.clone()))))
             });
-        ports.chain(routers).chain(locals).chain(interfaces).chain(routes).chain(neighbours)
+        ports.chain(routers).chain(locals).chain(interfaces).chain(others).chain(routes).chain(neighbours)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use logic::{mirror::Limits, net::Vlan, plan::ReversePath};
+    use logic::{mirror::Limits, plan::ReversePath};
 
     fn interface(router: RouterId) -> Interface {
         Interface {
@@ -110,6 +113,7 @@ mod tests {
             Op::Interface(1, interface(0)),
             Op::Interface(2, interface(0)),
             Op::Interface(3, interface(1)),
+            Op::OtherAddresses([(0, Vlan::NONE, mac(7))].into()),
             Op::Neighbour(1, a, Some(mac(1))),
             Op::Neighbour(1, a, Some(mac(9))),
             Op::Neighbour(1, b, Some(mac(2))),
@@ -128,6 +132,7 @@ mod tests {
                 Op::Port { port: 0, frags: true },
                 router(0, true),
                 Op::Interface(1, interface(0)),
+                Op::OtherAddresses([(0, Vlan::NONE, mac(7))].into()),
                 Op::Neighbour(1, a, Some(mac(9))),
             ]
         );

@@ -359,7 +359,7 @@ impl Observer {
         });
         for (space, counted) in self.spaces.values_mut().zip(counted) {
             space.hazards.set_programs(&programs);
-            match counted.flatten() {
+            match counted.and_then(|counted| counted) {
                 Ok(counted) => {
                     space.troubles.settle(What::Programs);
                     if space.hazards.set_tcx(counted) {

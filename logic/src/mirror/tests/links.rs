@@ -315,10 +315,13 @@ fn what_is_over_the_limit_waits_and_says_so() {
     let waiting = view(&bench, HOST, 23).unwrap();
     assert_eq!(waiting.interface, None);
     assert_eq!(waiting.reasons4, ["there are too many interfaces: no number is free"]);
+    let addresses = |bench: &Bench| bench.model.others.iter().map(|a| (a.0, a.2)).collect::<Vec<_>>();
+    assert_eq!(addresses(&bench), [(0, mac(23))], "it is of this box all the same");
     bench.add_red(red(vec![macvlan(40, (HOST, 2))]));
     let router = bench.mirror.routers().find(|r| r.name == "red").unwrap();
     assert_eq!(router.ipv4, ["there are too many routers: no number is free"]);
     assert_eq!(view(&bench, RED, 40).unwrap().reasons4, ["there are too many routers: no number is free"]);
+    assert_eq!(addresses(&bench), [(0, mac(23)), (1, mac(40))]);
 
     let freed: InterfaceId = view(&bench, HOST, 20).unwrap().interface.unwrap();
     bench.see(Event::LinkGone(HOST, 20));
@@ -327,6 +330,19 @@ fn what_is_over_the_limit_waits_and_says_so() {
     assert_eq!((&plans[0][..], &plans[1][..]), (&[Op::InterfaceGone(freed)][..], &[][..]));
     assert!(matches!(plans[2][0], Op::Interface(id, _) if id == freed), "after a whole cycle: {plans:?}");
     assert!(view(&bench, HOST, 23).unwrap().ipv4);
+    assert_eq!(addresses(&bench), [(1, mac(40))]);
+}
+
+#[test]
+fn as_many_interfaces_as_promised_get_a_number() {
+    let macvlan = |i: u32| {
+        let [_, _, a, b] = i.to_be_bytes();
+        Link { mac: Mac([2, 0, 0, 1, a, b]), ..macvlan(100 + i, (HOST, 1)) }
+    };
+    let links = (0..4096).map(macvlan).chain([physical(1)]).collect();
+    let bench = Bench::with(Limits::default(), red(links));
+    let numbers: Vec<InterfaceId> = bench.mirror.interfaces().filter_map(|i| i.interface).collect();
+    assert_eq!((numbers.len(), numbers.iter().max()), (4096, Some(&4096)));
 }
 
 #[test]

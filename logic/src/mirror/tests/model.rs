@@ -15,6 +15,7 @@ pub struct Model {
     pub routers: BTreeMap<RouterId, RouterModel>,
     pub interfaces: BTreeMap<InterfaceId, Interface>,
     pub neighbours: BTreeMap<(InterfaceId, IpAddr), crate::net::Mac>,
+    pub others: Vec<(PortId, crate::net::Vlan, crate::net::Mac)>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -95,6 +96,7 @@ impl Model {
                     );
                 }
             }
+            Op::OtherAddresses(addresses) => self.others = addresses.to_vec(),
             Op::InterfaceGone(id) => {
                 self.interfaces.remove(id).expect("an interface that exists goes");
                 self.neighbours.retain(|(interface, _), _| interface != id);

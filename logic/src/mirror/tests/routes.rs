@@ -4,6 +4,8 @@ use super::*;
 use crate::{plan::Hop, reason::Reason};
 
 const UNICAST_COMPLEX: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: true };
+/// Only the kernel knows whether there is a route: a source behind it may not be reachable.
+const UNDECIDED: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: false };
 const NOT_A_PORT: Target = Target::Pass { reason: Reason::EgressNotAPort, unicast: true };
 
 fn pass(reason: Reason) -> Target {
@@ -54,11 +56,7 @@ fn a_dump_leads_where_linux_would() {
         ("dead, next metric", vec![alias(0, Next::One(dead(2, "10.9.9.2"))), alias(9, one.clone())], via1()),
         ("linkdown, heeded by link 2 only", vec![alias(0, Next::One(linkdown(1, "10.9.9.1")))], via1()),
         ("linkdown, heeded", vec![alias(0, Next::One(linkdown(2, "10.9.9.1")))], None),
-        (
-            "dead, on a device that runs",
-            vec![alias(0, Next::One(dead(1, "10.9.9.1")))],
-            Some(UNICAST_COMPLEX),
-        ),
+        ("dead, on a device that runs", vec![alias(0, Next::One(dead(1, "10.9.9.1")))], Some(UNDECIDED)),
         ("multipath", vec![alias(0, both)], Some(multi)),
         (
             "one of two is dead",
@@ -75,11 +73,7 @@ fn a_dump_leads_where_linux_would() {
             vec![alias(0, weighted(&[(1, "10.9.9.1", 1), (9, "10.9.9.9", 1)]))],
             Some(mixed),
         ),
-        (
-            "TOS",
-            vec![Route { tos: 16, ..alias(0, two.clone()) }, alias(0, one.clone())],
-            Some(UNICAST_COMPLEX),
-        ),
+        ("TOS", vec![Route { tos: 16, ..alias(0, two.clone()) }, alias(0, one.clone())], Some(UNDECIDED)),
         ("complex", vec![Route { complex: Some("encap"), ..alias(0, one.clone()) }], Some(UNICAST_COMPLEX)),
         (
             "complex hop",
@@ -87,7 +81,7 @@ fn a_dump_leads_where_linux_would() {
             Some(UNICAST_COMPLEX),
         ),
         ("no next hop", vec![alias(0, Next::None)], Some(UNICAST_COMPLEX)),
-        ("object that is not there", vec![alias(0, Next::Object(7))], Some(UNICAST_COMPLEX)),
+        ("object that is not there", vec![alias(0, Next::Object(7))], Some(UNDECIDED)),
         ("local", vec![kind(RouteKind::Local, dev(1))], Some(pass(Reason::Local))),
         ("anycast", vec![kind(RouteKind::Anycast, dev(1))], Some(pass(Reason::Local))),
         ("broadcast", vec![kind(RouteKind::Broadcast, dev(1))], Some(pass(Reason::Broadcast))),
@@ -198,9 +192,9 @@ fn a_route_added_twice_and_deleted_once_is_the_kernels() {
     let rows = [
         (Change::Add, Some(out(1, Some("10.9.9.1")))),
         (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, Some(UNICAST_COMPLEX)),
+        (Change::Delete, Some(UNDECIDED)),
         (Change::Append, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, Some(UNICAST_COMPLEX)),
+        (Change::Delete, Some(UNDECIDED)),
         (Change::Delete, None),
         (Change::Add, Some(out(1, Some("10.9.9.1")))),
         (Change::Delete, None),
@@ -243,7 +237,7 @@ fn ipv6_messages_hold_the_whole_set() {
         ("one leaves", Change::Delete, six(via(1, "fe80::2")), Some(multi(&["fe80::1", "fe80::3"]))),
         ("one is left", Change::Delete, six(via(1, "fe80::1")), Some(out(1, Some("fe80::3")))),
         ("replaced", Change::Replace, six(via(2, "fe80::9")), Some(out(2, Some("fe80::9")))),
-        ("a rival, not a sibling", Change::Add, six(dev(1)), Some(UNICAST_COMPLEX)),
+        ("a rival, not a sibling", Change::Add, six(dev(1)), Some(UNDECIDED)),
         ("the rival goes", Change::Delete, six(dev(1)), Some(out(2, Some("fe80::9")))),
         ("worse metric", Change::Add, Route { metric: 2000, ..six(dev(1)) }, Some(out(2, Some("fe80::9")))),
         ("the better one goes", Change::Delete, six(via(2, "fe80::9")), Some(out(1, None))),
@@ -278,17 +272,17 @@ fn nexthop_objects_are_followed() {
         Bench::host(vec![alias(0, Next::Object(5)), route4("10.1.0.0/16", Next::Object(1))], vec![]);
     let multi = Target::Multi([(out(1, Some("10.9.9.1")), 1), (out(2, Some("10.9.9.2")), 4)].into());
     let rows = [
-        (single(1, hop(1, Some("10.9.9.1"))), UNICAST_COMPLEX),
-        (object(5, NexthopObjectKind::Group(vec![(1, 1), (2, 4)])), UNICAST_COMPLEX),
+        (single(1, hop(1, Some("10.9.9.1"))), UNDECIDED),
+        (object(5, NexthopObjectKind::Group(vec![(1, 1), (2, 4)])), UNDECIDED),
         (single(2, hop(2, Some("10.9.9.2"))), multi),
-        (single(2, dead(9, "10.9.9.2")), UNICAST_COMPLEX),
+        (single(2, dead(9, "10.9.9.2")), UNDECIDED),
         (Event::Link(HOST, Link { carrier: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
-        (object(2, NexthopObjectKind::Blackhole), UNICAST_COMPLEX),
+        (object(2, NexthopObjectKind::Blackhole), UNDECIDED),
         (object(5, NexthopObjectKind::Group(vec![(2, 1)])), pass(Reason::SpecialRoute)),
         (object(5, NexthopObjectKind::Blackhole), pass(Reason::SpecialRoute)),
         (object(5, NexthopObjectKind::Unsupported("resilient")), UNICAST_COMPLEX),
         (single(5, hop(2, None)), out(2, None)),
-        (Event::NexthopGone(HOST, 5), UNICAST_COMPLEX),
+        (Event::NexthopGone(HOST, 5), UNDECIDED),
     ];
     for (at, (event, expected)) in rows.into_iter().enumerate() {
         bench.after([event]);
@@ -339,9 +333,11 @@ fn exceptions_come_before_the_rule_and_leave_after_it() {
 }
 
 #[test]
-fn own_addresses_are_the_local_host_routes() {
-    let broadcast = Route { kind: RouteKind::Broadcast, ..local4("10.0.0.255/32") };
-    let mut bench = Bench::host(vec![local4("10.0.0.1/32"), local4("127.0.0.0/8"), broadcast], vec![]);
+fn sources_to_look_at_are_local_and_broadcast_host_routes() {
+    let broadcast = || Route { kind: RouteKind::Broadcast, ..local4("10.0.0.255/32") };
+    let mut bench = Bench::host(vec![local4("10.0.0.1/32"), local4("127.0.0.0/8"), broadcast()], vec![]);
+    assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001, 0x0a00_00ff]);
+    bench.after([Event::Route4(HOST, Change::Delete, broadcast())]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001]);
     assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is no AnyIP");
     bench.after([Event::Route4(HOST, Change::Add, local4("10.0.0.2/32"))]);
