@@ -181,36 +181,27 @@ fn a_device_below_is_found_once_its_namespace_is_known() {
             _ => None,
         });
         settle(&mut observer);
-        let names = |watcher: &mut Watcher, command: &str, device: &str| {
+        let found = |watcher: &mut Watcher, command: &str, device: &str| {
             sh(command);
-            let mut lower = None;
-            until(watcher, device, |e| {
-                match e {
-                    Event::Namespace(i, n) if n.name == below => lower = Some(*i),
-                    Event::Link(i, l) if *i == id && l.name == device => return l.below,
-                    Event::Dump(i, dump) if *i == id => {
-                        return dump.links.iter().find(|l| l.name == device)?.below;
-                    }
-                    _ => (),
-                }
-                None
-            })
-            .0
+            until(watcher, device, |e| match e {
+                Event::Link(i, l) if *i == id && l.name == device => l.below,
+                Event::Dump(i, dump) if *i == id => dump.links.iter().find(|l| l.name == device)?.below,
+                _ => None,
+            });
         };
-        let port = format!("ip link add link port0 name p0 netns {below} type macvlan mode bridge");
-        let found = names(&mut observer, &port, "m0");
-        settle(&mut observer);
+        let on_port =
+            |space: &str| format!("ip link add link port0 name p0 netns {space} type macvlan mode bridge");
+        found(&mut observer, &on_port(&below), "m0");
 
-        // A message that a namespace has got a number is lost.
-        sh(&format!("ip -n {above} link del m0"));
+        // The message that a namespace has got a number is lost.
+        let late = bed.namespace("late");
+        sh(&format!("ip -n {late} link add v0 type veth peer name v1; {}", on_port(&late)));
         settle(&mut observer);
         observer.set_receive_buffer(id, 4096).unwrap();
         let flood =
             "for i in $(seq 2000); do echo route add blackhole 10.0.$((i / 250)).$((i % 250))/32; done";
-        let again = format!(
-            "{flood} | ip -n {above} -batch -; ip -n {below} link add link v0 name m2 netns {above} type macvlan"
-        );
-        assert_eq!(names(&mut observer, &again, "m2"), found);
+        let above_late = format!("ip -n {late} link add link v0 name m2 netns {above} type macvlan");
+        found(&mut observer, &format!("{flood} | ip -n {above} -batch -; {above_late}"), "m2");
     });
 }
 
