@@ -95,7 +95,7 @@ pub enum Error {
 #[derive(Clone, Debug)]
 pub struct ObserverConfig {
     /// Names of devices in the current namespace; their place here is their [port number](logic::plan::PortId).
-    pub ports: Vec<String>,
+    pub ports: Vec<PortName>,
     /// Namespaces that are watched whatever they hold.
     pub routers: Vec<Source>,
     /// How much the kernel may hold back for us per namespace, in bytes; unused, it costs nothing.
@@ -109,7 +109,7 @@ impl Default for ObserverConfig {
 }
 
 struct PortState {
-    name: String,
+    wanted: PortName,
     /// As last reported.
     port: Option<Port>,
 }
@@ -162,7 +162,11 @@ impl Observer {
             directory: None,
             spaces: BTreeMap::new(),
             peers: Vec::new(),
-            ports: config.ports.iter().map(|name| PortState { name: name.clone(), port: None }).collect(),
+            ports: config
+                .ports
+                .iter()
+                .map(|wanted| PortState { wanted: wanted.clone(), port: None })
+                .collect(),
             peer_places: BTreeMap::new(),
             next_id: HOST,
             dull: BTreeSet::new(),
