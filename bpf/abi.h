@@ -174,7 +174,8 @@ struct control {
 	__u64 deadline_ns;	/* CLOCK_MONOTONIC; for people and other daemons */
 	__u64 deadline_jiffies;	/* the same moment; past it, every packet goes to the kernel */
 	__u64 jiffies;		/* written by millrace_clock when it is run */
-	__u64 pad[5];
+	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
+	__u64 pad[4];
 };
 
 /*

@@ -72,7 +72,7 @@ static __always_inline bool spend(struct bucket *bucket, __u64 cost_ns)
 	return enough;
 }
 
-enum reason_class { CLASS_pass, CLASS_exception, CLASS_control, CLASS_drop };
+enum reason_class { CLASS_pass, CLASS_exception, CLASS_control, CLASS_drop, CLASS_lost };
 
 static const __u8 class_of[MAX_REASONS] = {
 #define REASON(name, class, text) [REASON_##name] = CLASS_##class,

@@ -4,11 +4,13 @@
  * untouched, with a counted reason. Read forward() first: it is the whole path.
  */
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <linux/in.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
 
 #include "abi.h"
 #include "maps.h"
@@ -18,6 +20,7 @@
 #include "egress.h"
 #include "ipv4.h"
 #include "ipv6.h"
+#include "losses.h"
 
 /* Has no daemon confirmed the mirror in time? Then Linux forwards. */
 static __always_inline bool mirror_expired(void)

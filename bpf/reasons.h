@@ -10,6 +10,7 @@
  *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
+ *   class lost      forwarded, and lost on its way out: charged to the egress port (losses.h)
  */
 REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")
 REASON(NOT_A_PORT,          pass,      "arrived on a device Millrace does not know")
@@ -44,3 +45,8 @@ REASON(MAP_FULL,            pass,      "a table entry is missing because a map w
 REASON(POLICED,             drop,      "over the router's limit for packets that need the slow path")
 REASON(CONTROL_POLICED,     drop,      "over the reserve for ARP and neighbour discovery")
 REASON(SOURCE_UNSURE,       pass,      "only the kernel can tell whether the source passes reverse path filtering")
+REASON(TX_RING_FULL,        lost,      "redirected, but the TX ring of the egress port was full")
+REASON(TX_REFUSED,          lost,      "redirected, but the driver of the egress port refused it")
+REASON(PORT_DOWN,           lost,      "redirected, but the egress port was down")
+REASON(OVER_PORT_MTU,       lost,      "redirected, but longer than the egress port's own MTU")
+REASON(REDIRECT_FAILED,     lost,      "redirected, but it did not get to the egress port")

@@ -13,6 +13,8 @@ pub enum Class {
     Control,
     /// Dropped.
     Drop,
+    /// Forwarded, and lost on its way out.
+    Lost,
 }
 
 impl Reason {

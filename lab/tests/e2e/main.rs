@@ -10,6 +10,7 @@
 //! | `load.rs` | packets through the lab's testbed while something happens, every one accounted for |
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
+//! | `losses.rs` | an egress port that is too slow |
 //! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs` | tests with real hosts |
 
 mod bed;
@@ -19,6 +20,7 @@ mod frr;
 mod jumbo;
 mod lifetime;
 mod load;
+mod losses;
 mod neighbours;
 mod paths;
 mod refusals;

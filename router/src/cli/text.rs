@@ -39,8 +39,12 @@ pub fn status(s: &Status) -> String {
     );
     let cost =
         s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
+    let lost = match s.lost {
+        0 => String::new(),
+        n => format!("; {n} of those forwarded were lost at the egress port"),
+    };
     text += &format!(
-        "packets     {} forwarded ({}){cost}, {} to the kernel, {} dropped\n",
+        "packets     {} forwarded ({}){cost}, {} to the kernel, {} dropped{lost}\n",
         s.packets.forwarded,
         size(s.packets.forwarded_bytes),
         s.packets.passed,
@@ -69,9 +73,13 @@ fn tables(s: &Status) -> String {
 }
 
 fn reasons(reasons: &[ReasonCount]) -> String {
-    let mut table = Table::new(&["NOT FORWARDED", "PACKETS", "WENT", "WHY"]);
+    let mut table = Table::new(&["REASON", "PACKETS", "WENT", "WHY"]);
     for r in reasons {
-        let went = if r.class == "drop" { "dropped" } else { "to the kernel" };
+        let went = match r.class.as_str() {
+            "drop" => "dropped",
+            "lost" => "lost",
+            _ => "to the kernel",
+        };
         table.row([r.reason.clone(), r.packets.to_string(), went.into(), r.text.clone()]);
     }
     table.text()
@@ -79,9 +87,16 @@ fn reasons(reasons: &[ReasonCount]) -> String {
 
 /// `millrace ports`.
 pub fn ports(ports: &[PortReport]) -> String {
-    let mut table = Table::new(&["PORT", "DEVICE", "MODE", "PROBLEMS"]);
+    let mut table = Table::new(&["PORT", "DEVICE", "MODE", "LOST", "PROBLEMS"]);
     for p in ports {
-        table.row([p.name.clone(), p.ifindex.to_string(), p.mode.clone(), p.problems.join("; ")]);
+        let lost: Vec<_> = p.lost.iter().map(|r| format!("{} {}", r.packets, r.reason)).collect();
+        table.row([
+            p.name.clone(),
+            p.ifindex.to_string(),
+            p.mode.clone(),
+            lost.join(", "),
+            p.problems.join("; "),
+        ]);
     }
     table.text()
 }

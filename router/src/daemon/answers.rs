@@ -49,7 +49,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     fn status(&self) -> Result<Status, ApiError> {
         let (totals, now) = (self.totals()?, self.kernel.now());
-        let routers = self.router_reports(&totals);
+        let (routers, ports) = (self.router_reports(&totals), self.port_reports(&totals));
         let sum = |field: fn(&RouterReport) -> u64| routers.iter().map(field).sum();
         let all = all_interfaces(&totals);
         let age = self.times.confirmed.map(|at| now.saturating_sub(at));
@@ -75,12 +75,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             },
             generation: self.generation.number,
             packets: packets(&all, &totals, |_| true),
+            lost: ports.iter().flat_map(|port| &port.lost).map(|reason| reason.packets).sum(),
             ns_per_packet: ns_per_packet(&all),
             reasons: reasons(&totals, |_| true),
             tables: self.table_use(),
             routes: Families { ipv4: sum(|r| r.routes.ipv4), ipv6: sum(|r| r.routes.ipv6) },
             neighbours: sum(|r| r.neighbours),
-            ports: self.port_reports(&totals),
+            ports,
             routers,
         })
     }
@@ -253,6 +254,8 @@ fn json(value: &impl Serialize) -> Answer {
 }
 
 fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
+    let charged = reasons(totals, |payer| payer == Charge::Port(id)).into_iter();
+    let (lost, unclassified) = charged.partition(|reason| reason.class == "lost");
     PortReport {
         name: port.name.clone(),
         port: id,
@@ -260,7 +263,8 @@ fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
         mode: port.mode.map_or("detached".into(), |m| m.to_string()),
         problems: port.obstacles(),
         note: port.note.clone(),
-        unclassified: reasons(totals, |payer| payer == Charge::Port(id)),
+        unclassified,
+        lost,
     }
 }
 
@@ -278,8 +282,11 @@ fn packets(count: &InterfaceCount, totals: &Counters, is_payer: impl Fn(Charge) 
     };
     for ((payer, reason), n) in &totals.charges {
         if is_payer(*payer) {
-            let field =
-                if reason.class() == Class::Drop { &mut packets.dropped } else { &mut packets.passed };
+            let field = match reason.class() {
+                Class::Lost => continue,
+                Class::Drop => &mut packets.dropped,
+                Class::Pass | Class::Exception | Class::Control => &mut packets.passed,
+            };
             *field = field.wrapping_add(*n);
         }
     }
@@ -311,6 +318,7 @@ pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
         Class::Exception => "exception",
         Class::Control => "control",
         Class::Drop => "drop",
+        Class::Lost => "lost",
     };
     ReasonCount { reason: reason.name().into(), class: class.into(), text: reason.text().into(), packets }
 }

@@ -6,6 +6,7 @@
 //! | `link-PORT` | the attachment of a port: forwarding survives the daemon by it |
 //! | `control` | of the generation in charge: its deadline |
 //! | `counters-N`, `charges-N` | what generation N has counted |
+//! | `losses-TRACEPOINT` | what counts packets lost after the redirect |
 
 use super::{
     instance::Instance,
@@ -225,6 +226,7 @@ impl Kernel for Bpf {
             self.links.keys().filter(|p| !devices.iter().any(|d| d.name == **p)).cloned().collect();
         stale.iter().for_each(|port| self.detach_port(port));
         self.links.append(&mut new);
+        plane.count_losses(&self.directory);
         Ok(())
     }
 
@@ -312,6 +314,9 @@ impl FastPath for Plane {
     }
     fn counters(&self) -> Result<Counters> {
         Plane::counters(self)
+    }
+    fn troubles(&self) -> Vec<String> {
+        Plane::troubles(self).to_vec()
     }
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         Plane::explain(self, ifindex, frame)

@@ -43,7 +43,7 @@ use anyhow::Result;
 use api::{Query, Request};
 use generation::{Generation, Stuck};
 use logic::plan::Op;
-use seam::{Kernel, Observe};
+use seam::{FastPath, Kernel, Observe};
 use std::{sync::mpsc::Receiver, time::Duration};
 use totals::Totals;
 use verify::Verifying;
@@ -260,10 +260,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// What of Linux cannot be read, and what does not fit, as sentences.
+    /// What of Linux cannot be read, what cannot be counted, and what does not fit, as sentences.
     fn troubles(&self) -> Vec<String> {
         let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
-        self.observer.troubles().into_iter().chain(stuck).collect()
+        let uncounted = self.generation.plane.troubles();
+        self.observer.troubles().into_iter().chain(uncounted).chain(stuck).collect()
     }
 
     fn write_state(&self) -> Result<()> {

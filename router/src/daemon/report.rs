@@ -25,6 +25,8 @@ pub struct Status {
     /// Counts up with every new set of programs and maps (start, growth).
     pub generation: u64,
     pub packets: Packets,
+    /// Of those forwarded, how many the egress ports did not take.
+    pub lost: u64,
     /// Cost of forwarding, sampled, all routers; entry to verdict, transmit excluded.
     pub ns_per_packet: Option<f64>,
     pub ports: Vec<PortReport>,
@@ -69,7 +71,7 @@ pub struct Packets {
 pub struct ReasonCount {
     /// `ttl_exceeded`.
     pub reason: String,
-    /// `pass`, `exception`, `control` or `drop`.
+    /// `pass`, `exception`, `control`, `drop` or `lost`.
     pub class: String,
     pub text: String,
     pub packets: u64,
@@ -90,6 +92,8 @@ pub struct PortReport {
     pub note: Option<String>,
     /// Packets that belong to no interface, by reason.
     pub unclassified: Vec<ReasonCount>,
+    /// Packets redirected to it that it did not take, by reason.
+    pub lost: Vec<ReasonCount>,
 }
 
 /// `millrace routers`.

@@ -93,6 +93,8 @@ pub trait FastPath {
     /// Packets are forwarded until then (CLOCK_MONOTONIC).
     fn confirm_until(&self, deadline: Duration);
     fn counters(&self) -> Result<Counters>;
+    /// What it cannot count, as sentences.
+    fn troubles(&self) -> Vec<String>;
     /// What would become of a frame, without a trace of it in counters or budgets.
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)>;
 }

@@ -6,6 +6,7 @@
 //! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
+//! | `losses.rs` | counting what is lost after the redirect |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `grace.rs` | waiting until no running program can see what was unpublished |
 //!
@@ -15,6 +16,7 @@
 mod counters;
 mod grace;
 mod link;
+mod losses;
 mod memory;
 mod run;
 
@@ -31,6 +33,7 @@ use logic::{
     memory::Capacity,
     plan::{InterfaceId, PortId},
 };
+use losses::Losses;
 pub use memory::MappedMemory;
 use memory::{Mapping, Words64};
 pub use run::{Step, TestRun};
@@ -66,6 +69,7 @@ pub const MAX_ROUTERS: usize = 256;
 /// One loaded generation: program and maps. Dropping it frees both, unless a link or a pin still holds them.
 pub struct Plane {
     skel: abi::MillraceSkel<'static>,
+    losses: Losses,
     settings: Settings,
     memory: Arc<MappedMemory>,
     control: Words64,
@@ -99,6 +103,7 @@ impl Plane {
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         size(&mut open, &settings, cpus)?;
+        losses::select(&mut open)?;
         change(&mut open).context("changing the kernel plane")?;
         open.progs.millrace_explain.set_autoload(false);
         let skel = open.load().context("loading the kernel plane")?;
@@ -114,6 +119,7 @@ impl Plane {
                 skel.maps.port_index.max_entries() as usize,
             )?
             .into(),
+            losses: Losses::attach(&skel),
             skel,
             settings,
             memory,
@@ -217,26 +223,41 @@ impl Plane {
         self.skel.progs.millrace.as_fd()
     }
 
+    /// From now on this generation counts what its ports lose after the redirect, and the one pinned in `directory` no more.
+    pub fn count_losses(&self, directory: &Path) {
+        losses::take_over(&self.control, directory);
+    }
+
+    /// What it cannot count, as sentences.
+    pub fn troubles(&self) -> &[String] {
+        &self.losses.troubles
+    }
+
     /// Pins the maps a later daemon, or `status` without one, reads: `control`, `counters-GENERATION`,
-    /// `charges-GENERATION`. May be repeated; whatever is pinned there under these names is replaced.
-    pub fn pin(&self, directory: &Path, generation: u64) -> Result<()> {
+    /// `charges-GENERATION`; and what counts losses. May be repeated; whatever is pinned there under these names is
+    /// replaced.
+    pub fn pin(&mut self, directory: &Path, generation: u64) -> Result<()> {
         let maps = &self.skel.maps;
         for (map, name) in [
             (&maps.control, "control".to_owned()),
             (&maps.counters, format!("counters-{generation}")),
             (&maps.charges, format!("charges-{generation}")),
         ] {
-            let path = directory.join(name);
-            if path.exists() {
-                std::fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
-            }
             // Not by the map itself: libbpf remembers that it is pinned, and then does nothing.
-            MapHandle::try_from(map)
-                .and_then(|mut handle| handle.pin(&path))
-                .with_context(|| format!("pinning {}", path.display()))?;
+            replace_pin(&directory.join(name), |path| {
+                MapHandle::try_from(map).and_then(|mut handle| handle.pin(path))
+            })?;
         }
-        Ok(())
+        self.losses.pin(directory)
     }
+}
+
+/// Pins something in place of what is pinned there.
+fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
+    if path.exists() {
+        std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+    }
+    pin(path).with_context(|| format!("pinning {}", path.display()))
 }
 
 /// When the generation was loaded, on two clocks: what tells how fast jiffies go.

@@ -161,6 +161,7 @@ impl Plane {
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
         open.progs.millrace.set_autoload(false);
+        super::losses::leave_out(&mut open);
         open.load().context("loading the explaining copy")
     }
 }

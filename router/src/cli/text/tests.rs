@@ -36,6 +36,7 @@ fn sample() -> Status {
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
         generation: 2,
         packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3 },
+        lost: 9,
         ns_per_packet: Some(211.6),
         ports: vec![
             PortReport { name: "eth1".into(), ifindex: 2, mode: "native".into(), ..PortReport::default() },
@@ -44,6 +45,10 @@ fn sample() -> Status {
                 ifindex: 13,
                 mode: "generic".into(),
                 problems: vec!["LRO is on".into()],
+                lost: vec![
+                    reason("tx_ring_full", "lost", "the ring was full", 8),
+                    reason("port_down", "lost", "the port was down", 1),
+                ],
                 note: Some("generic mode".into()),
                 ..PortReport::default()
             },
@@ -51,6 +56,7 @@ fn sample() -> Status {
         routers: vec![host, red],
         reasons: vec![
             reason("ttl_exceeded", "exception", "TTL or hop limit is 1 or less", 12),
+            reason("tx_ring_full", "lost", "the ring was full", 8),
             reason("policed", "drop", "over the limit", 3),
         ],
         tables: vec![TableUse { table: "fib".into(), used: 4096, capacity: 16384 }],
@@ -66,12 +72,12 @@ millrace 0.1.0, process 42, up 1 h 2 min: forwarding
 problem     port eth2 is not trusted: LRO is on
 note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s
-packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped
+packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped; 9 of those forwarded were lost at the egress port
 tables      901899 IPv4 and 3 IPv6 routes, 5 neighbours; generation 2
 
-PORT  DEVICE  MODE     PROBLEMS
-eth1       2  native   -
-eth2      13  generic  LRO is on
+PORT  DEVICE  MODE                            LOST  PROBLEMS
+eth1       2  native                             -  -
+eth2      13  generic  8 tx_ring_full, 1 port_down  LRO is on
 
 ROUTER  IPV4    IPV6    INTERFACES  ROUTES4  ROUTES6  FORWARDED  TO KERNEL  DROPPED  NS/PACKET
 host    fast    fast             2   901899        3     123456         12        3        212
@@ -79,9 +85,10 @@ red     kernel  kernel           1        0        0          0          0      
   red: IPv4: a rule
   red: IPv6: forwarding is off
 
-NOT FORWARDED  PACKETS  WENT           WHY
-ttl_exceeded        12  to the kernel  TTL or hop limit is 1 or less
-policed              3  dropped        over the limit
+REASON        PACKETS  WENT           WHY
+ttl_exceeded       12  to the kernel  TTL or hop limit is 1 or less
+tx_ring_full        8  lost           the ring was full
+policed             3  dropped        over the limit
 
 TABLE  USED  CAPACITY  FULL
 fib    4096     16384   25%

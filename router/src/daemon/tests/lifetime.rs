@@ -1,6 +1,7 @@
 //! Start, growth, restart, end: generations and what outlives them.
 
 use super::*;
+use crate::daemon::report::ReasonCount;
 
 #[test]
 fn nothing_is_attached_before_the_tables_are_full_and_confirmed() {
@@ -115,7 +116,12 @@ fn counters_go_on_after_a_restart_and_a_growth() {
     let counted = Counters {
         packets: 9,
         interfaces: [(1, count)].into(),
-        charges: [((Charge::Router(0), Reason::TtlExceeded), 4)].into(),
+        charges: [
+            ((Charge::Router(0), Reason::TtlExceeded), 4),
+            ((Charge::Port(1), Reason::TxRingFull), 3),
+            ((Charge::Port(1), Reason::NotOurMac), 1),
+        ]
+        .into(),
     };
     let mut case = start();
     *case.linux.0.counters.borrow_mut() = counted.clone();
@@ -126,9 +132,15 @@ fn counters_go_on_after_a_restart_and_a_growth() {
     *again.0.counters.borrow_mut() = counted;
     let mut second = case.killed_and_restarted(again);
     let status = second.status();
-    assert_eq!((status.packets.forwarded, status.packets.passed, status.generation), (10, 8, 2));
+    assert_eq!((status.packets.forwarded, status.packets.passed, status.generation), (10, 10, 2));
     assert_eq!(status.reasons[0].reason, "ttl_exceeded");
     assert_eq!(status.routers[0].packets.forwarded, 10);
+    // What was lost after the redirect is neither passed up nor dropped, and is told by its egress port.
+    assert_eq!((status.lost, status.packets.dropped), (6, 0));
+    let told = |list: &[ReasonCount]| list.iter().map(|r| (r.reason.clone(), r.packets)).collect::<Vec<_>>();
+    assert_eq!(told(&status.ports[1].lost), [("tx_ring_full".into(), 6)]);
+    assert_eq!(told(&status.ports[1].unclassified), [("not_our_mac".into(), 2)]);
+    assert_eq!(told(&status.ports[0].lost), []);
 }
 
 #[test]

@@ -70,6 +70,7 @@ struct World {
     /// Generations that were published and not retired.
     published: RefCell<BTreeSet<u64>>,
     counters: RefCell<Counters>,
+    uncounted: RefCell<Vec<String>>,
     removed: Cell<bool>,
     memory: RefCell<Option<Shared>>,
     deadline: Rc<Cell<Duration>>,
@@ -125,6 +126,9 @@ impl FastPath for Generation {
     }
     fn counters(&self) -> Result<Counters> {
         Ok(self.world.counters.borrow().clone())
+    }
+    fn troubles(&self) -> Vec<String> {
+        self.world.uncounted.borrow().clone()
     }
     fn explain(&self, _: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         let verdict = Step::Verdict { reason: Some(Reason::NoRoute), action: 2 };

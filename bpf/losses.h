@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Packets lost after the redirect: run() has counted them as forwarded, but the egress port did not take them, and of
+ * that the kernel tells only tracepoints. Charged to the egress port with a reason of class `lost`. The transmit one fires
+ * once for a bulk of up to 16 packets. Only the generation in charge counts, so that a swap counts nothing twice.
+ */
+#pragma once
+
+/* What is read of the kernel's structures; BTF says where the running kernel keeps it. */
+#define OF_THE_KERNEL __attribute__((preserve_access_index))
+
+struct ns_common {
+	__u32 inum;
+} OF_THE_KERNEL;
+
+struct net {
+	struct ns_common ns;
+} OF_THE_KERNEL;
+
+typedef struct {
+	struct net *net;
+} OF_THE_KERNEL possible_net_t;
+
+struct net_device {
+	int ifindex;
+	possible_net_t nd_net;
+} OF_THE_KERNEL;
+
+/* The network namespace of the ports: tracepoints tell of every namespace, and ifindexes repeat across them. */
+const volatile __u32 netns_inode = 0;
+
+static __always_inline __u64 port_of(const struct net_device *device)
+{
+	return device->nd_net.net->ns.inum == netns_inode ? find_port(device->ifindex) : 0;
+}
+
+static __always_inline int count_lost(__u32 port, enum reason reason, __u64 packets)
+{
+	const struct control *c = ROW(control, 0);
+	struct charges *lost;
+
+	if (!c || !*(volatile const __u64 *)&c->counts_losses || port >= MAX_PORTS)
+		return 0;
+	lost = ROW(charges, bpf_get_smp_processor_id() * CHARGE_ROWS + MAX_ROUTERS + port);
+	if (lost)
+		lost->packets[reason] += packets;
+	return 0;
+}
+
+/*
+ * bq_xmit_all, kernel/bpf/devmap.c: the driver took `sent` and not the `drops` after them, or none and said why. A bulk
+ * has one source; both ends are looked at, as other programs may redirect to a port of ours.
+ */
+SEC("tp_btf/xdp_devmap_xmit")
+int BPF_PROG(lost_on_transmit, const struct net_device *from, const struct net_device *to, int sent, int drops, int err)
+{
+	__u64 port;
+
+	if (drops <= 0 || !port_of(from) || !(port = port_of(to)))
+		return 0;
+	return count_lost((__u16)(port >> 32), err ? REASON_TX_REFUSED : REASON_TX_RING_FULL, drops);
+}
+
+/* __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get as far as a bulk. `slot` is that of tx_ports. */
+SEC("tp_btf/xdp_redirect_err")
+int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *program, const void *to, int err,
+	     enum bpf_map_type type, __u32 map, __u32 slot)
+{
+	enum reason reason = err == -ENETDOWN ? REASON_PORT_DOWN :
+			     err == -EMSGSIZE ? REASON_OVER_PORT_MTU :
+			     err == -EOPNOTSUPP ? REASON_TX_REFUSED : REASON_REDIRECT_FAILED;
+
+	return port_of(from) ? count_lost(slot, reason, 1) : 0;
+}
+
+/* generic_xdp_tx, net/core/dev.c: the queue of a port was stopped, in generic mode. No program of ours returns XDP_TX. */
+SEC("tp_btf/xdp_exception")
+int BPF_PROG(lost_in_generic_mode, const struct net_device *to, const void *program, __u32 action)
+{
+	__u64 port;
+
+	if (action != XDP_TX || !(port = port_of(to)))
+		return 0;
+	return count_lost((__u16)(port >> 32), REASON_TX_RING_FULL, 1);
+}
