@@ -291,7 +291,7 @@ fn reverse_path_filter() {
             w.expect(&format!("loose {source}"), &from(source), ok(&from(source)));
         }
         w.expect("loose, blackholed source", &from("10.9.0.1"), up(Reason::ReversePath));
-        w.expect("loose, broadcast source", &from("10.0.2.255"), up(Reason::ReversePath));
+        w.expect("loose, broadcast source", &from("10.0.2.255"), up(Reason::BadSource));
         w.expect("loose, own source", &from("10.0.3.1"), up(Reason::BadSource));
 
         w.apply([mode(ReversePath::Strict)]);
