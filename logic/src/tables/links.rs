@@ -107,6 +107,7 @@ impl<M: Memory> Tables<M> {
         self.unindex_interface(id);
         let result = self.divert(id, old.router);
         self.interfaces.remove(&id);
+        self.settle_waiting();
         for (interface, address) in self.neighbours_of(id) {
             self.drop_neighbour(interface, address);
         }

@@ -215,7 +215,8 @@ impl<M: Memory> Tables<M> {
         let guarded = if is_first { self.set_guards::<A>(router) } else { Ok(()) };
         let (leaf, found) = self.acquire_leaf(target);
         if found.is_err() {
-            A::waiting(&mut self.pending).routes.insert((router, prefix), target.clone());
+            let target = self.as_it_stands(target);
+            A::waiting(&mut self.pending).routes.insert((router, prefix), target);
         }
         guarded.and(found).and(self.put_route(router, prefix, leaf))
     }
@@ -268,6 +269,25 @@ impl<M: Memory> Tables<M> {
             // A group within a group, or nothing to choose from: left to the kernel.
             Target::Multi(_) => Key::Pass { reason: Reason::ComplexRoute, unicast: true },
         }
+    }
+
+    /// With what leads to the kernel now in place of interfaces that are not there: they may come, as another router's.
+    fn as_it_stands(&self, target: &Target) -> Target {
+        match target {
+            Target::Multi(members) => Target::Multi(
+                members.iter().map(|(member, weight)| (self.as_it_stands(member), *weight)).collect(),
+            ),
+            Target::Hop(_) => target_of(self.key_of(target)),
+            Target::Pass { .. } => target.clone(),
+        }
+    }
+
+    /// Routes that wait for room do not wait for an interface that is gone.
+    pub(super) fn settle_waiting(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.routes4.routes.values_mut().for_each(|target| *target = self.as_it_stands(target));
+        pending.routes6.routes.values_mut().for_each(|target| *target = self.as_it_stands(target));
+        self.pending = pending;
     }
 
     /// The leaf for a target, counted. With an error it is the one to the kernel.
