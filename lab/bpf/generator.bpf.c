@@ -31,7 +31,7 @@ struct load {
 
 struct generated {
 	__u64 packets;		/* handed to the port; its ring may still have been full */
-	__u64 held;		/* calls that sent nothing because it was not time, or there was no room */
+	__u64 held;		/* frames given back because it was not time, or there was no room, for some microseconds */
 	__u64 start_ns;		/* when pacing began */
 	__u64 paced;		/* packets since start_ns, skipped ones included */
 	__u64 failed;		/* redirect refused */
@@ -134,6 +134,35 @@ static __always_inline bool room(const struct load *l, struct generated *g)
 	return false;
 }
 
+static __always_inline bool may_send(const struct load *l, struct generated *g)
+{
+	return (!l->rate || due(l, g)) && (!l->window || room(l, g));
+}
+
+struct waited {
+	__u64 enough;
+};
+
+static long look(__u32 i, struct waited *waited)
+{
+	__u32 zero = 0;
+	struct load *l = bpf_map_lookup_elem(&load, &zero);
+	struct generated *g = bpf_map_lookup_elem(&generated, &zero);
+
+	waited->enough = l && g && may_send(l, g);
+	return waited->enough;
+}
+
+/*
+ * Waits here, some microseconds: a frame that is dropped goes back to its pool under a lock, which the core that frees what
+ * was sent would have to wait for.
+ */
+static __always_inline bool wait_until_sending(struct waited *waited)
+{
+	bpf_loop(512, look, waited, 0);
+	return waited->enough;
+}
+
 static __always_inline void write_ipv4(void *at, const struct target *t, const struct load *l)
 {
 	struct iphdr *ip = at;
@@ -185,6 +214,7 @@ int generate(struct xdp_md *ctx)
 	struct generated *g;
 	struct target *t;
 	struct load *l;
+	struct waited waited = {};
 	__u32 zero = 0;
 	long verdict;
 
@@ -192,7 +222,9 @@ int generate(struct xdp_md *ctx)
 	g = bpf_map_lookup_elem(&generated, &zero);
 	if (!l || !g)
 		return XDP_ABORTED;
-	if ((l->limit && g->packets >= l->limit) || (l->rate && !due(l, g)) || (l->window && !room(l, g))) {
+	if (l->limit && g->packets >= l->limit)
+		return XDP_DROP;
+	if (!may_send(l, g) && !wait_until_sending(&waited)) {
 		g->held++;
 		return XDP_DROP;
 	}

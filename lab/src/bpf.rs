@@ -3,10 +3,14 @@
 //! Skeletons borrow the storage of their object; [`storage`] leaks that (a few pointers per testbed), so that whoever
 //! owns a skeleton can be an ordinary struct. Dropping the skeleton still unloads programs and maps.
 
-use std::mem::MaybeUninit;
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsRawFd, BorrowedFd},
+};
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::{MapCore, MapFlags, OpenObject};
+use libbpf_rs::{MapCore, MapFlags, OpenObject, libbpf_sys as sys};
 
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
 pub mod generator {
@@ -63,6 +67,23 @@ unsafe impl Value for sink::types::arrived {}
 unsafe impl Value for sink::types::watched {}
 // SAFETY: two u32s.
 unsafe impl Value for sink::types::settings {}
+
+/// Runs a program on live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18), `repeat` times; what it redirects is sent
+/// after every `batch` of them. libbpf-rs cannot say the batch.
+pub fn run_live(program: BorrowedFd<'_>, frame: &[u8], repeat: u32, batch: u32) -> io::Result<()> {
+    let mut options = sys::bpf_test_run_opts {
+        sz: size_of::<sys::bpf_test_run_opts>() as _,
+        data_in: frame.as_ptr().cast(),
+        data_size_in: frame.len() as u32,
+        repeat: repeat as i32,
+        flags: sys::BPF_F_TEST_XDP_LIVE_FRAMES,
+        batch_size: batch,
+        ..Default::default()
+    };
+    // SAFETY: the descriptor is open, the options are whole, and the frame lives until the call returns.
+    let result = unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut options) };
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+}
 
 /// A place for one object; see the module's text.
 pub fn storage() -> &'static mut MaybeUninit<OpenObject> {

@@ -3,6 +3,7 @@
 
 use std::{
     fs::File,
+    io::ErrorKind,
     os::fd::AsFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
@@ -14,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
-    ErrorKind, MapCore, MapFlags, MapHandle, ProgramInput,
+    MapCore, MapFlags, MapHandle,
     skel::{OpenSkel, SkelBuilder},
 };
 use serde::Serialize;
@@ -29,8 +30,6 @@ use crate::{
     testbed::Cores,
 };
 
-/// `BPF_F_TEST_XDP_LIVE_FRAMES`
-const LIVE_FRAMES: u32 = 2;
 /// Most targets at once: size of the map `targets`.
 pub const MAX_TARGETS: usize = 1 << 20;
 /// Longest frame without FCS: one page less headroom and the tail the kernel keeps.
@@ -57,6 +56,17 @@ pub enum Pace {
     Rate(u64),
 }
 
+impl Pace {
+    /// Packets that may wait for each other before they are sent: those of 20 us, and never so many that the ring runs dry.
+    fn batch(self) -> u32 {
+        match self {
+            Self::Saturate => 16,
+            Self::FlatOut => 64,
+            Self::Rate(pps) => (pps / 50_000).clamp(1, 64) as u32,
+        }
+    }
+}
+
 /// What to send, and how fast.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
@@ -68,7 +78,7 @@ pub struct Load {
 
 #[derive(Clone, Copy)]
 enum Order {
-    Run { frame_bytes: u16, packets: Option<u32> },
+    Run { frame_bytes: u16, packets: Option<u32>, batch: u32 },
     End,
 }
 
@@ -218,7 +228,7 @@ impl Generator {
         bpf::write(&self.maps.load, 0, &value)?;
         bpf::write(&self.maps.generated, 0, &skeleton::types::generated::default())?;
         self.shared.stop.store(false, Ordering::Relaxed);
-        let order = Order::Run { frame_bytes: load.frame_bytes, packets };
+        let order = Order::Run { frame_bytes: load.frame_bytes, packets, batch: load.pace.batch() };
         self.shared.put(|slots| slots.order = Some(order));
         self.running = true;
         Ok(())
@@ -294,8 +304,8 @@ fn prepare(
 fn serve(skeleton: &skeleton::GeneratorSkel<'_>, shared: &Shared) {
     loop {
         match shared.take(Duration::from_secs(3600), |slots| slots.order.take()) {
-            Some(Order::Run { frame_bytes, packets }) => {
-                let result = run(skeleton, frame_bytes, packets, &shared.stop);
+            Some(Order::Run { frame_bytes, packets, batch }) => {
+                let result = run(skeleton, frame_bytes, packets, batch, &shared.stop);
                 shared.put(|slots| slots.done = Some(result));
             }
             Some(Order::End) => return,
@@ -324,20 +334,16 @@ fn run(
     skeleton: &skeleton::GeneratorSkel<'_>,
     frame_bytes: u16,
     packets: Option<u32>,
+    batch: u32,
     stop: &AtomicBool,
 ) -> Result<()> {
     let frame = vec![0; frame_bytes.into()];
     while !stop.load(Ordering::Relaxed) {
-        let input = ProgramInput {
-            data_in: Some(&frame),
-            flags: LIVE_FRAMES,
-            // Setting up and tearing down takes about 20 ms, so it is one call, ended by a signal (EINTR).
-            repeat: packets.unwrap_or(i32::MAX as u32),
-            ..Default::default()
-        };
-        match skeleton.progs.generate.test_run(input) {
-            Ok(_) if packets.is_some() => return Ok(()),
-            Ok(_) => {}
+        // Setting up and tearing down takes about 20 ms, so it is one call, ended by a signal (EINTR).
+        let repeat = packets.unwrap_or(i32::MAX as u32);
+        match bpf::run_live(skeleton.progs.generate.as_fd(), &frame, repeat, batch) {
+            Ok(()) if packets.is_some() => return Ok(()),
+            Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => {
                 return Err(error).context("generator (BPF_F_TEST_XDP_LIVE_FRAMES needs Linux 5.18)");
