@@ -36,8 +36,9 @@ pub struct Capture {
 /// There is no such file, or it is no capture of Ethernet frames. What is wrong further on is told in its place.
 pub fn read(file: &Path) -> Result<Capture> {
     let name = file.display();
-    let mut opened = File::open(file)
-        .with_context(|| format!("cannot read {name} (nor is it a packet such as \"udp A -> B\")"))?;
+    let mut opened = File::open(file).with_context(|| {
+        format!("cannot read {name} (and a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
+    })?;
     let mut magic = [0; 4];
     let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == PCAPNG;
     opened.rewind().with_context(|| format!("cannot read {name}"))?;

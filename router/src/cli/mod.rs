@@ -267,7 +267,11 @@ impl Explain {
             return Ok(ExitCode::SUCCESS);
         }
         if base.port.is_none() {
-            bail!("the frames of {} need --port, the port they arrive on", self.packet);
+            bail!(
+                "{:?} has no \"->\", so it is read as a capture: its frames need --port, the port they arrive on \
+                 (a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')",
+                self.packet
+            );
         }
         let capture = capture::read(self.packet.as_ref())?;
         let explained = explain_frames(instance, &base, capture.frames)?;

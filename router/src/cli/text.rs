@@ -284,7 +284,7 @@ fn changes(before: &Headers, after: &Headers) -> Vec<String> {
 /// `millrace stop`.
 pub fn stop(s: &StopReport) -> String {
     if s.done.is_empty() {
-        return "nothing to do: no program or pin of Millrace is in the kernel\n".into();
+        return "nothing to do: no program or pin of this instance is in the kernel\n".into();
     }
     s.done.iter().map(|line| format!("{line}\n")).collect()
 }

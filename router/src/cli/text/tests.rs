@@ -208,6 +208,6 @@ fn spans_and_sizes() {
     assert_eq!([size(1023), size(1024), size(u64::MAX)], ["1023 B", "1.0 KiB", "16.0 EiB"]);
     assert_eq!(
         stop(&StopReport::default()),
-        "nothing to do: no program or pin of Millrace is in the kernel\n"
+        "nothing to do: no program or pin of this instance is in the kernel\n"
     );
 }
