@@ -55,6 +55,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Take over forwarding between ports; stays in the foreground.
+    #[command(after_help = RUN_HELP)]
     Run(Run),
     /// How forwarding goes: ports, routers, packets, why packets were not forwarded, tables.
     Status(Output),
@@ -62,7 +63,7 @@ enum Command {
     Ports(Output),
     /// The routers, whether they are accelerated or why not.
     Routers(Output),
-    /// The interfaces of the routers.
+    /// The interfaces of the routers: what they carried, and why one is left to the kernel.
     Interfaces(Output),
     /// What the fast table says about an address, or whether it agrees with the kernel's.
     Routes(Routes),
@@ -72,6 +73,24 @@ enum Command {
     /// Take everything out of the kernel: plain Linux forwards.
     Stop(Output),
 }
+
+const RUN_HELP: &str = "\
+The file of --config, every key optional, with the defaults:
+  ports = []                # such as [\"eth1\", \"eth2\"]
+  routers = []              # as --router
+  heartbeat = \"30s\"         # 2s to 24h
+  generic = false
+  [policing]                # packets to the kernel per second, core and router; 0: unlimited
+  exception_pps = 100000    # what mostly ends in a drop or an ICMP error there
+  control_pps = 10000       # ARP, neighbour discovery
+  [sampling]
+  every_packets = 128       # one packet in so many is timed; a power of two, or 0: never
+  [limits]
+  memory_mib = 2048         # all tables; what does not fit is left to the kernel
+
+SIGINT, SIGTERM and kill -9 end the daemon; forwarding goes on for the heartbeat, until `millrace run` takes
+over, or the kernel does. `millrace stop` takes everything out. Inside a network namespace start the daemon with
+`nsenter --net=/run/netns/NAME`: under `ip netns exec` forwarding ends with it.";
 
 const EXPLAIN_HELP: &str = "\
 A packet reads, in quotes:
@@ -93,7 +112,7 @@ struct Run {
     /// A namespace to accelerate besides those found by themselves: a name, pid:NUMBER, or a file.
     #[arg(long = "router", value_name = "NAME|pid:N|PATH")]
     routers: Vec<Source>,
-    /// How long forwarding goes on without a daemon that confirms the tables [default: 30s].
+    /// How long forwarding goes on without a daemon that confirms the tables, 2s to 24h [default: 30s].
     #[arg(long, value_name = "TIME")]
     heartbeat: Option<Interval>,
     /// Where a port has no native XDP, attach in generic mode (slower).
