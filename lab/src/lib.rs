@@ -13,7 +13,7 @@
 //! | [`demo`], [`bench`], [`shell`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
-//! shared machine mean little (DESIGN.md 8).
+//! shared machine mean little (SPEC.md).
 
 pub mod addresses;
 pub mod bench;

@@ -24,7 +24,7 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         routers: u16,
     },
-    /// The measurements of DESIGN.md 8; raw results as JSON lines
+    /// The measurements of SPEC.md; raw results as JSON lines
     Bench {
         /// Only this one
         #[arg(long, value_parser = bench::NAMES)]

@@ -1,4 +1,4 @@
-//! `millrace-lab bench`: the measurements that DESIGN.md 8 makes promises about. Each file is one of them; raw results go
+//! `millrace-lab bench`: the measurements that SPEC.md makes promises about. Each file is one of them; raw results go
 //! to `DIR/NAME.jsonl`, what people want to read to standard output as Markdown.
 
 mod capacity;

@@ -1,5 +1,5 @@
 //! A redirect after reading and rewriting the headers (MACs, TTL, checksum), nothing looked up: the least any router must
-//! do, and what "capacity" is compared with (DESIGN.md 8).
+//! do, and what "capacity" is compared with (SPEC.md).
 
 use anyhow::Result;
 
