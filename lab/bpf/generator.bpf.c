@@ -100,14 +100,15 @@ static __always_inline bool due(const struct load *l, struct generated *g)
 
 /* Calls without credit between two looks at the sink's counter: the sink's core pays for each look with a cache miss. */
 #define LOOK_EVERY 256
-/* After so long without an arrival what is on its way is lost. */
-#define LOST_NS 1000000
+/* After so long without an arrival what is on its way is taken for lost: longer than a core is ever taken away. */
+#define LOST_NS 50000000
 
 /* Does the window have room? */
 static __always_inline bool room(const struct load *l, struct generated *g)
 {
 	__u32 zero = 0;
-	__u64 *arrived, now_ns, on_way;
+	__u64 *arrived, now_ns;
+	__s64 on_way;
 
 	if (g->credit) {
 		g->credit--;
@@ -129,6 +130,10 @@ static __always_inline bool room(const struct load *l, struct generated *g)
 		g->arrived_ns = now_ns;
 	}
 	on_way = g->packets - g->arrived - g->behind;
+	if (on_way < 0) {	/* it was not lost */
+		g->behind += on_way;
+		on_way = 0;
+	}
 	if (on_way < l->window)
 		g->credit = l->window - on_way;
 	return false;

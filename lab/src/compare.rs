@@ -1,6 +1,6 @@
 //! Subjects on the same work in the same run, alternately: A B A B. Ratios are taken pair by pair.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -11,10 +11,14 @@ use crate::{
     measure::{Sample, Window, measure},
     record::Recorder,
     subject,
-    sys::Interrupted,
+    sys::{self, Interrupted},
     testbed::Testbed,
     workload::Workload,
 };
+
+/// Between the start of a subject and its first packet. A daemon that has just read a million routes gives memory back, and
+/// where that goes on to a hypervisor, the machine stalls again and again for more than a second.
+const SETTLE: Duration = Duration::from_secs(2);
 
 /// What to compare.
 #[derive(Clone, Debug)]
@@ -60,6 +64,7 @@ pub fn compare(
                     continue;
                 }
             };
+            sys::sleep(SETTLE)?;
             let next_hop = |address| workload.next_hop(address);
             check_forwarding(testbed, &*subject, &workload.targets, workload.frame_bytes, next_hop)?;
             testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
