@@ -1,12 +1,19 @@
 # `make help` lists what there is. Every target sets up what it needs first (scripts/setup.sh, quick when nothing is missing).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test test-root test-vm lint fmt demo bench shell clean
+.PHONY: help setup build release test test-root test-vm lint fmt fuzz demo bench shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
 # Where `make bench` puts raw results.
 OUT ?= target/bench
+# Of `make fuzz`: targets (router/src/fuzz.rs), and seconds for each.
+TARGET ?= $(notdir $(wildcard fuzz/seeds/*))
+TIME ?= 60
+# What `cargo fuzz` tells the compiler, without a sanitizer, which would need nightly.
+COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+  -Cllvm-args=-sanitizer-coverage-trace-compares
 # More arguments for millrace-lab: make bench ARGS='--only capacity'
 ARGS ?=
 
@@ -41,10 +48,25 @@ test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there
 lint: ## formatting and clippy, warnings are errors
 	@scripts/setup.sh build
 	cargo fmt --all --check
+	cargo fmt --manifest-path fuzz/Cargo.toml --check
 	cargo clippy --workspace --all-targets -- -D warnings
 
 fmt: ## format
 	cargo fmt --all
+	cargo fmt --manifest-path fuzz/Cargo.toml
+
+# With --target, build scripts and procedural macros are compiled without instrumentation.
+fuzz: ## fuzz the parsers, guided by coverage: TARGET=netlink (all in turn) TIME=60 (seconds each); fails on a crash
+	@scripts/setup.sh fuzz
+	@host=$$(rustc --print host-tuple) && \
+	RUSTFLAGS="$(COVERAGE)" cargo build --manifest-path fuzz/Cargo.toml --target $$host --target-dir target/fuzz && \
+	for target in $(TARGET); do \
+	  echo "Fuzzing $$target for $(TIME) s"; \
+	  mkdir -p target/fuzz/corpus/$$target && \
+	  FUZZ_TARGET=$$target target/fuzz/$$host/debug/millrace-fuzz -max_total_time=$(TIME) -timeout=10 \
+	    -print_final_stats=1 -artifact_prefix=target/fuzz/$$target- target/fuzz/corpus/$$target fuzz/seeds/$$target \
+	    || exit 1; \
+	done
 
 demo: setup release ## Linux and Millrace side by side, under a minute after the build
 	@$(LAB) demo $(ARGS)

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what is missing of the Debian packages, and mounts the BPF file system. Quick when nothing is missing.
 #   setup.sh build   to compile
+#   setup.sh fuzz    build, and what `make fuzz` compiles
 #   setup.sh test    build, and what tests, demo and bench run (default)
 #   setup.sh vm      test, and the virtual machine of `make test-vm`
 set -eu
@@ -14,9 +15,10 @@ vm_directory=target/vm
 
 case $what in
 build) wanted=$build ;;
+fuzz) wanted="$build g++" ;;
 test) wanted="$build $run" ;;
 vm) wanted="$build $run $vm" ;;
-*) echo "usage: $0 [build|test|vm]" >&2; exit 2 ;;
+*) echo "usage: $0 [build|fuzz|test|vm]" >&2; exit 2 ;;
 esac
 
 as_root() {
@@ -64,7 +66,7 @@ if [ -n "$missing" ]; then
 	install_without_services $missing
 fi
 
-if [ "$what" != build ] && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
+if [ "$what" != build ] && [ "$what" != fuzz ] && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
 	as_root mount -t bpf bpf /sys/fs/bpf
 fi
 

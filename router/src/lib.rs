@@ -14,6 +14,8 @@ pub mod cli;
 pub mod config;
 pub mod daemon;
 pub mod ethtool;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod hazards;
 pub mod netlink;
 pub mod netns;

@@ -7,6 +7,7 @@ use pcap_file::{
     pcapng::{Block, PcapNgReader},
 };
 use std::{
+    fmt::Display,
     fs::File,
     io::{Read, Seek},
     path::Path,
@@ -36,9 +37,14 @@ pub struct Capture {
 /// There is no such file, or it is no capture of Ethernet frames. What is wrong further on is told in its place.
 pub fn read(file: &Path) -> Result<Capture> {
     let name = file.display();
-    let mut opened = File::open(file).with_context(|| {
+    let opened = File::open(file).with_context(|| {
         format!("cannot read {name} (and a packet reads 'udp 10.0.0.1:1234 -> 10.1.0.1:80')")
     })?;
+    frames(opened, name)
+}
+
+/// The Ethernet frames of a capture, which errors call `name`.
+pub(crate) fn frames(mut opened: impl Read + Seek, name: impl Display) -> Result<Capture> {
     let mut magic = [0; 4];
     let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == PCAPNG;
     opened.rewind().with_context(|| format!("cannot read {name}"))?;
@@ -71,7 +77,7 @@ fn gather(mut next: impl FnMut() -> Option<Result<Frame, PcapError>>) -> Capture
 }
 
 /// Blocks that hold no frame are skipped.
-fn next_of_pcapng(reader: &mut PcapNgReader<File>) -> Option<Result<Frame, PcapError>> {
+fn next_of_pcapng(reader: &mut PcapNgReader<impl Read>) -> Option<Result<Frame, PcapError>> {
     loop {
         let (interface, data, length) = match reader.next_block()? {
             Ok(Block::EnhancedPacket(p)) => (p.interface_id, p.data.into_owned(), p.original_len),

@@ -7,7 +7,7 @@
 //! | `table.rs` | columns |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
-mod capture;
+pub(crate) mod capture;
 mod table;
 mod text;
 

@@ -20,7 +20,7 @@
 mod answers;
 pub mod api;
 pub mod client;
-mod explain;
+pub(crate) mod explain;
 mod generation;
 pub mod instance;
 pub mod kernel;

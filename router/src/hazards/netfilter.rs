@@ -28,7 +28,7 @@ pub const HOOKS: [&str; 6] = ["prerouting", "input", "forward", "output", "postr
 
 /// A base chain that forwarded packets pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Chain {
+pub(crate) struct Chain {
     family: &'static str,
     affects: [bool; 2],
     table: String,
@@ -95,7 +95,7 @@ pub fn read(socket: &mut Socket) -> io::Result<Sentences> {
     Ok(sentences)
 }
 
-fn parse(message: Message<'_>) -> Option<Chain> {
+pub(crate) fn parse(message: Message<'_>) -> Option<Chain> {
     if message.kind != NEWCHAIN {
         return None;
     }

@@ -24,7 +24,7 @@ const DEFAULTS: [&[(u32, u32)]; 2] = [&[(0, 255), (32766, 254), (32767, 253)], &
 
 /// A rule: what is looked up when, or that it is something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Rule {
+pub(crate) struct Rule {
     priority: u32,
     /// `Some`: it does nothing but look a table up, for every packet.
     table: Option<u32>,
@@ -70,7 +70,7 @@ fn judge(rules: &[Rule], family: usize) -> Vec<String> {
     sentences
 }
 
-fn parse(message: Message<'_>) -> Option<Rule> {
+pub(crate) fn parse(message: Message<'_>) -> Option<Rule> {
     let payload = message.payload;
     if message.kind != rtm::NEWRULE || payload.len() < HEADER {
         return None;

@@ -47,7 +47,7 @@ impl Finding {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Qdisc {
+pub(crate) struct Qdisc {
     ifindex: u32,
     handle: u32,
     kind: String,
@@ -91,7 +91,7 @@ fn has_filters(socket: &mut Socket, ifindex: u32, parent: u32) -> io::Result<boo
     }
 }
 
-fn parse(message: Message<'_>) -> Option<Qdisc> {
+pub(crate) fn parse(message: Message<'_>) -> Option<Qdisc> {
     let payload = message.payload;
     (message.kind == rtm::NEWQDISC).then_some(())?;
     let kind = wire::attributes_after(payload, HEADER).find(|a| a.0 == TCA_KIND).map(|a| wire::text(a.1))?;

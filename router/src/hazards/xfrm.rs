@@ -52,7 +52,7 @@ pub fn read(socket: &mut Socket) -> io::Result<ByFamily> {
 }
 
 /// The address family of a policy that is not a single socket's; 0: any.
-fn parse(message: Message<'_>) -> Option<u8> {
+pub(crate) fn parse(message: Message<'_>) -> Option<u8> {
     let direction = *message.payload.get(DIRECTION)?;
     let family = wire::u16_at(message.payload, FAMILY)?;
     (message.kind == NEWPOLICY && direction < SOCKET_DIRECTIONS).then_some(family as u8)

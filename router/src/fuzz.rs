@@ -1,0 +1,141 @@
+//! Everything that reads what others wrote, as targets that take any bytes: a few thousand in `cargo test`, as many as
+//! the time allows, guided by coverage, by `make fuzz`. Seeds, and inputs that once failed, are in `fuzz/seeds/`.
+
+use crate::{
+    cli::capture,
+    config::Config,
+    daemon::{
+        explain::from_hex,
+        packet::{Headers, PacketText},
+        report::ExplainRequest,
+    },
+    hazards, netlink,
+};
+use logic::net::{Mac, Vlan};
+use std::{io::Cursor, path::Path};
+
+/// Panics if an input is not dealt with.
+pub type Target = fn(&[u8]);
+
+/// By the names of their directories of seeds.
+pub const TARGETS: [(&str, Target); 6] = [
+    ("api", api),
+    ("capture", capture),
+    ("config", config),
+    ("frame", frame),
+    ("netlink", netlink),
+    ("packet", packet),
+];
+
+/// The body of a request to the API.
+fn api(bytes: &[u8]) {
+    let Ok(request) = serde_json::from_slice::<ExplainRequest>(bytes) else { return };
+    let _ = request.packet.map(|text| text.parse::<PacketText>());
+    let _ = request.frame.map(|text| from_hex(&text));
+}
+
+/// A capture, and the headers of its frames.
+fn capture(bytes: &[u8]) {
+    let Ok(capture) = capture::frames(Cursor::new(bytes), "it") else { return };
+    assert!(capture.frames.len() <= capture::MAX_FRAMES);
+    for frame in capture.frames.into_iter().flatten() {
+        let _ = Headers::read(&frame);
+    }
+}
+
+/// A configuration file.
+fn config(bytes: &[u8]) {
+    if let Err(error) = Config::parse(Path::new("x.toml"), &String::from_utf8_lossy(bytes)) {
+        assert!(error.to_string().contains("x.toml"), "{error}");
+    }
+}
+
+/// The headers of any frame.
+fn frame(bytes: &[u8]) {
+    assert_eq!(Headers::read(bytes).is_some(), bytes.len() >= 14);
+}
+
+/// What one receive call on a netlink socket returned.
+fn netlink(bytes: &[u8]) {
+    for message in netlink::wire::messages(bytes) {
+        let _ = netlink::link::parse(message);
+        let _ = netlink::link::parse_address4(message.payload);
+        let _ = netlink::neighbour::parse(message);
+        let _ = netlink::netconf::parse(message.payload);
+        let _ = netlink::nexthop::parse(message);
+        let _ = netlink::nsid::parse(message.payload);
+        let _ = netlink::route::change(message);
+        let _ = netlink::route::parse(message);
+        let _ = hazards::netfilter::parse(message);
+        let _ = hazards::rules::parse(message);
+        let _ = hazards::traffic::parse(message);
+        let _ = hazards::xfrm::parse(message);
+    }
+}
+
+/// A packet described as text becomes a frame that reads back.
+fn packet(bytes: &[u8]) {
+    let Ok(packet) = String::from_utf8_lossy(bytes).parse::<PacketText>() else { return };
+    let frame = packet.frame(Mac([2; 6]), Mac([4; 6]), packet.vlan.unwrap_or(Vlan::NONE));
+    let headers = Headers::read(&frame).expect("a frame that was built has headers");
+    assert_eq!((headers.source, headers.destination), (Some(packet.source), Some(packet.destination)));
+    assert_eq!(headers.ttl, Some(packet.ttl));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fastrand::Rng;
+    use std::{fs, panic};
+
+    /// Mutated seeds per target; the same in every run.
+    const MUTATIONS: u64 = 2000;
+
+    fn seeds(target: &str) -> Vec<Vec<u8>> {
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds").join(target);
+        let files = fs::read_dir(&directory).unwrap_or_else(|e| panic!("{}: {e}", directory.display()));
+        let mut paths: Vec<_> = files.map(|f| f.unwrap().path()).collect();
+        paths.sort();
+        paths.iter().map(|p| fs::read(p).unwrap()).collect()
+    }
+
+    /// A seed with a few bytes changed, moved, repeated or cut.
+    fn mutated(seeds: &[Vec<u8>], rng: &mut Rng) -> Vec<u8> {
+        let mut bytes = rng.choice(seeds).unwrap().clone();
+        for _ in 0..rng.u32(1..6) {
+            let (a, b) = (rng.usize(0..=bytes.len()), rng.usize(0..=bytes.len()));
+            let range = a.min(b)..a.max(b).min(a.min(b) + 64);
+            match rng.u8(0..6) {
+                0 => bytes[range].fill_with(|| rng.u8(..)),
+                1 => bytes.iter_mut().skip(a).take(1).for_each(|byte| *byte ^= 1 << rng.u8(0..8)),
+                2 => {
+                    let edge = *rng.choice(&[0, 1, 3, 4, 0x7f, 0x80, 0xff]).unwrap();
+                    bytes.iter_mut().skip(a).take(rng.usize(1..5)).for_each(|byte| *byte = edge);
+                }
+                3 => {
+                    let part = bytes[range].to_vec();
+                    bytes.splice(b..b, part);
+                }
+                4 => drop(bytes.drain(range)),
+                _ => bytes.truncate(a),
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn no_input_panics() {
+        for (name, target) in TARGETS {
+            let seeds = seeds(name);
+            assert!(!seeds.is_empty(), "no seeds in fuzz/seeds/{name}");
+            let mut rng = Rng::with_seed(1);
+            let random = (0..MUTATIONS).map(|_| mutated(&seeds, &mut rng));
+            for input in seeds.iter().cloned().chain(random) {
+                if let Err(panic) = panic::catch_unwind(|| target(&input)) {
+                    eprintln!("target {name}, input \"{}\"", input.escape_ascii());
+                    panic::resume_unwind(panic);
+                }
+            }
+        }
+    }
+}
