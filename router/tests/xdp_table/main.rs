@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod random;
 mod world;
 
 use common::{frame::Frame, ifindex, in_new_namespace};
