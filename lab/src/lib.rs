@@ -10,7 +10,7 @@
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`] | raw results as JSON lines |
-//! | [`demo`], [`bench`], [`shell`] | the commands |
+//! | [`demo`], [`bench`], [`shell`], [`side_by_side`] (`compare`) | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
 //! shared machine mean little (SPEC.md).
@@ -32,6 +32,7 @@ pub mod packet;
 pub mod prefixes;
 pub mod record;
 pub mod shell;
+pub mod side_by_side;
 pub mod sink;
 pub mod subject;
 pub mod sys;

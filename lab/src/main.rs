@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
-use lab::{bench, demo, namespace, prefixes, shell, subject, sys};
+use lab::{bench, cpu, demo, namespace, prefixes, shell, side_by_side, subject, sys};
 
 /// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
 #[derive(Parser)]
@@ -24,6 +24,29 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         routers: u16,
     },
+    /// Subjects on the same packets, alternately, the router's core saturated; ratios pair by pair
+    Compare {
+        /// What to measure
+        #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+        subjects: Vec<String>,
+        /// Frame length in bytes, FCS included: 64 to 3404
+        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=3404))]
+        frame: u16,
+        /// Destinations, one flow each: 1 to 131072
+        #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=131_072))]
+        flows: u32,
+        /// Length of each measurement
+        #[arg(long, default_value_t = 5.0)]
+        seconds: f64,
+        /// How often each is repeated
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+        repeat: u16,
+        /// Where the results go
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    #[command(name = cpu::Spinner::COMMAND, hide = true)]
+    Spin { core: usize },
     /// The measurements of SPEC.md; raw results as JSON lines
     Bench {
         /// Only this one
@@ -54,12 +77,21 @@ enum Command {
 }
 
 fn run(arguments: Arguments) -> Result<()> {
+    if let Command::Spin { core } = arguments.command {
+        return cpu::spin(core);
+    }
     ensure!(sys::is_root(), "millrace-lab builds network namespaces and loads BPF programs: run it as root");
     sys::handle_signals();
     namespace::clean_stale();
     match arguments.command {
         Command::Demo => demo::demo(),
         Command::Shell { routers } => shell::shell(routers),
+        Command::Spin { .. } => Ok(()),
+        Command::Compare { subjects, frame, flows, seconds, repeat, json } => {
+            ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
+            let options = side_by_side::Options { subjects, frame, flows, seconds, repeat: repeat.into() };
+            side_by_side::run(&options, json.as_deref())
+        }
         Command::Bench { only, out, subjects, seconds, repeats, prefixes, routes4, routes6 } => {
             ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
             ensure!((1..=1000).contains(&repeats), "--repeats {repeats}: 1 to 1000");

@@ -5,7 +5,13 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::{cpu::Threads, generator::Load, losses::Losses, sys, testbed::Testbed};
+use crate::{
+    cpu::{Spinner, Threads},
+    generator::Load,
+    losses::Losses,
+    sys,
+    testbed::Testbed,
+};
 
 /// How long to measure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +42,9 @@ pub struct Sample {
     pub ns_per_packet: Option<f64>,
     /// Share of the window the router's threads were running.
     pub busy: f64,
+    /// Share of the window that a process of the lowest priority had of the router's core, where one runs
+    /// ([`Testbed::spinner`]): what is left for applications.
+    pub cpu_left: Option<f64>,
     /// Of the whole run: packets offered.
     pub sent: u64,
     /// Of the whole run: packets due at the rate asked for but not sent, because the machine gave the generator's core to
@@ -56,6 +65,7 @@ struct Moment {
     sent: u64,
     received: u64,
     busy_ns: u64,
+    left_ns: Option<u64>,
 }
 
 /// Measures whatever subject runs, with the targets that are set. The testbed is idle before and after.
@@ -83,6 +93,7 @@ pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Samp
         received_pps: packets as f64 / seconds,
         ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
         busy: busy_ns / 1e9 / seconds,
+        cpu_left: last.left_ns.zip(first.left_ns).map(|(last, first)| (last - first) as f64 / 1e9 / seconds),
         sent,
         skipped: testbed.generator.skipped()?,
         received,
@@ -102,6 +113,7 @@ fn moment(testbed: &Testbed, threads: &Threads) -> Result<Moment> {
         sent: testbed.generator.packets()?,
         received: received(testbed)?,
         busy_ns: threads.on_cpu_ns()?,
+        left_ns: testbed.spinner.as_ref().map(Spinner::on_cpu_ns).transpose()?,
     })
 }
 

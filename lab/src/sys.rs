@@ -157,6 +157,20 @@ pub fn set_realtime(thread_id: i32, level: Option<i32>) -> io::Result<()> {
     check(unsafe { libc::sched_setscheduler(thread_id, policy, &parameter) })
 }
 
+/// Makes the calling process the last that anybody would run: idle scheduling, in a session of its own with the least
+/// weight (between sessions the kernel shares cores by the sessions' weights, where sched_autogroup is on).
+pub fn become_last() -> io::Result<()> {
+    // SAFETY: setsid has no preconditions; it fails, harmlessly, for who leads a group already.
+    unsafe { libc::setsid() };
+    match std::fs::write("/proc/self/autogroup", "19") {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let parameter = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `parameter` is valid for the call.
+    check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameter) })
+}
+
 /// Id of the calling thread.
 pub fn thread_id() -> i32 {
     // SAFETY: has no preconditions.

@@ -76,6 +76,8 @@ impl Default for Spec {
 
 /// A running testbed.
 pub struct Testbed {
+    /// What the router's core has left is measured by this, if it is there.
+    pub spinner: Option<cpu::Spinner>,
     // Fields drop in order: the generator and sink before their namespaces, routers before the box.
     /// The packet generator in `gen`.
     pub generator: Generator,
@@ -135,6 +137,7 @@ impl Testbed {
         let sink = Sink::attach(&sink_namespace, "eth0")?;
         let generator = Generator::start_thread(&gen_namespace, "eth0", &sink, spec.cores)?;
         let testbed = Self {
+            spinner: None,
             generator,
             sink,
             routers,

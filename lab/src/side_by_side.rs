@@ -1,0 +1,176 @@
+//! `millrace-lab compare`: subjects on the same packets in the same run, alternately, with what each leaves of the router's
+//! core to applications.
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    compare::{Plan, Results, compare},
+    cpu::Spinner,
+    generator::Pace,
+    measure::{Sample, Spread, Window, ratios, spread},
+    record::{self, Recorder},
+    sys,
+    testbed::{Priority, Spec, Testbed},
+    workload::{Family, Workload},
+};
+
+const FCS_BYTES: u16 = 4;
+
+/// What to compare.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Names of subjects.
+    pub subjects: Vec<String>,
+    /// Frame length in bytes, FCS included.
+    pub frame: u16,
+    /// Destinations, one flow each.
+    pub flows: u32,
+    /// Length of each measurement.
+    pub seconds: f64,
+    /// How often each is repeated.
+    pub repeat: usize,
+}
+
+/// One measurement, as in the JSON file.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    subject: String,
+    repeat: usize,
+    mpps: f64,
+    ns_per_packet: Option<f64>,
+    loss: f64,
+    cpu_left: Option<f64>,
+}
+
+/// Measures, prints a table, and writes everything to `json`.
+pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
+    let spec = Spec::default();
+    let mut testbed = Testbed::new(spec)?;
+    sys::set_affinity(0, &[spec.cores.generator])?;
+    testbed.set_priority(Priority::Rates)?;
+    testbed.spinner = Some(Spinner::start(spec.cores.router)?);
+    let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
+    workload.frame_bytes = options.frame - FCS_BYTES;
+    let subjects: Vec<&str> = options.subjects.iter().map(String::as_str).collect();
+    let plan = Plan {
+        case: "compare",
+        parameters: json!({"frame": options.frame, "flows": options.flows}),
+        subjects: &subjects,
+        paces: &[Pace::Saturate],
+        repeats: options.repeat,
+        window: Window::seconds(options.seconds),
+    };
+    let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none())?;
+    let rows = rows(&subjects, &results);
+    print(&subjects, &rows);
+    if let Some(path) = json {
+        let document = json!({"run": record::run()?, "parameters": plan.parameters, "samples": rows,
+            "ratios": all_ratios(&subjects, &results)});
+        let text = serde_json::to_string_pretty(&document)?;
+        std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn rows(subjects: &[&str], results: &Results) -> Vec<Row> {
+    let of_subject = |name: &&str| {
+        let samples = results.get(*name).and_then(|paces| paces.first()).into_iter().flatten();
+        let row = |(repeat, sample): (usize, &Sample)| Row {
+            subject: name.to_string(),
+            repeat,
+            mpps: sample.received_pps / 1e6,
+            ns_per_packet: sample.ns_per_packet,
+            loss: sample.loss,
+            cpu_left: sample.cpu_left,
+        };
+        samples.enumerate().map(row).collect::<Vec<_>>()
+    };
+    subjects.iter().flat_map(of_subject).collect()
+}
+
+/// `A/B` for every two subjects, A after B in the order asked for: packets per second, pair by pair.
+fn all_ratios(subjects: &[&str], results: &Results) -> BTreeMap<String, Value> {
+    let mpps = |name: &str| -> Vec<f64> {
+        let samples = results.get(name).and_then(|paces| paces.first()).into_iter().flatten();
+        samples.map(|sample| sample.received_pps / 1e6).collect()
+    };
+    let mut all = BTreeMap::new();
+    for (i, of) in subjects.iter().enumerate() {
+        for to in &subjects[..i] {
+            let (a, b) = (mpps(of), mpps(to));
+            let pairs: Vec<f64> = a.iter().zip(&b).map(|(a, b)| a / b).collect();
+            if !pairs.is_empty() {
+                all.insert(format!("{of}/{to}"), json!({"spread": ratios(&a, &b), "pairs": pairs}));
+            }
+        }
+    }
+    all
+}
+
+fn print(subjects: &[&str], rows: &[Row]) {
+    println!("{:12} {:>22} {:>22} {:>9} {:>9}", "subject", "Mpps", "ns per packet", "lost %", "CPU left");
+    for name in subjects {
+        let of = |figure: fn(&Row) -> f64| -> Vec<f64> {
+            rows.iter().filter(|row| row.subject == *name).map(figure).collect()
+        };
+        let (mpps, ns) = (of(|row| row.mpps), of(|row| row.ns_per_packet.unwrap_or(f64::NAN)));
+        if mpps.is_empty() {
+            println!("{name:12} {:>22}", "could not run");
+            continue;
+        }
+        let show = |Spread { median, min, max }: Spread, digits: usize| {
+            format!("{median:.digits$} ({min:.digits$}..{max:.digits$})")
+        };
+        println!(
+            "{name:12} {:>22} {:>22} {:>9.3} {:>8.0}%",
+            show(spread(&mpps), 3),
+            show(spread(&ns), 0),
+            spread(&of(|row| row.loss)).median * 100.0,
+            spread(&of(|row| row.cpu_left.unwrap_or(f64::NAN))).median * 100.0,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(received_pps: f64) -> Sample {
+        Sample {
+            seconds: 1.0,
+            offered_pps: received_pps,
+            received_pps,
+            ns_per_packet: Some(100.0),
+            busy: 0.9,
+            cpu_left: Some(0.1),
+            sent: 1000,
+            skipped: 0,
+            received: 1000,
+            loss: 0.0,
+            lost: BTreeMap::new(),
+            unexplained: 0,
+        }
+    }
+
+    #[test]
+    fn rows_and_ratios_are_by_subject_and_pair() {
+        let results: Results = [
+            ("linux".to_string(), vec![vec![sample(1e6), sample(2e6)]]),
+            ("millrace".to_string(), vec![vec![sample(3e6), sample(4e6)]]),
+        ]
+        .into();
+        // One that could not run is in no result.
+        let subjects = ["linux", "ovs", "millrace"];
+        let rows = rows(&subjects, &results);
+        let seen: Vec<_> = rows.iter().map(|row| (row.subject.as_str(), row.repeat, row.mpps)).collect();
+        assert_eq!(seen, [("linux", 0, 1.0), ("linux", 1, 2.0), ("millrace", 0, 3.0), ("millrace", 1, 4.0)]);
+        let ratios = all_ratios(&subjects, &results);
+        assert_eq!(ratios.keys().collect::<Vec<_>>(), ["millrace/linux"]);
+        assert_eq!(ratios["millrace/linux"]["pairs"], json!([3.0, 2.0]));
+        assert_eq!(ratios["millrace/linux"]["spread"]["median"], json!(2.5));
+    }
+}
