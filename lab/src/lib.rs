@@ -7,10 +7,11 @@
 //! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
 //! | [`subject`] | what can be measured: one small file each |
 //! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
+//! | [`method`] | RFC 2544 as procedures over trials |
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`] | raw results as JSON lines |
-//! | [`demo`], [`bench`], [`shell`], [`side_by_side`] (`compare`) | the commands |
+//! | [`demo`], [`bench`], [`shell`], [`side_by_side`] (`compare`), [`rfc2544`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
 //! shared machine mean little (SPEC.md).
@@ -26,11 +27,13 @@ pub mod demo;
 pub mod generator;
 pub mod losses;
 pub mod measure;
+pub mod method;
 pub mod namespace;
 pub mod netlink;
 pub mod packet;
 pub mod prefixes;
 pub mod record;
+pub mod rfc2544;
 pub mod shell;
 pub mod side_by_side;
 pub mod sink;

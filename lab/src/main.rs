@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
-use lab::{bench, cpu, demo, namespace, prefixes, shell, side_by_side, subject, sys};
+use lab::{bench, cpu, demo, namespace, prefixes, rfc2544, shell, side_by_side, subject, sys};
 
 /// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
 #[derive(Parser)]
@@ -41,6 +41,25 @@ enum Command {
         /// How often each is repeated
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
         repeat: u16,
+        /// Where the results go
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+    },
+    /// RFC 2544: throughput without loss and with 0.1 %, and the frame loss curve, by frame size
+    Rfc2544 {
+        /// What to measure
+        #[arg(long, value_parser = subject::NAMES, default_value = "millrace")]
+        subject: String,
+        /// Frame lengths in bytes, FCS included, each 64 to 3404
+        #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(64..=3404),
+            default_values_t = [64, 128, 256, 512, 1024, 1280, 1518])]
+        frames: Vec<u16>,
+        /// Destinations, one flow each: 1 to 131072
+        #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=131_072))]
+        flows: u32,
+        /// Length of each trial (the RFC: 60)
+        #[arg(long, default_value_t = 2.0)]
+        seconds: f64,
         /// Where the results go
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
@@ -91,6 +110,10 @@ fn run(arguments: Arguments) -> Result<()> {
             ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
             let options = side_by_side::Options { subjects, frame, flows, seconds, repeat: repeat.into() };
             side_by_side::run(&options, json.as_deref())
+        }
+        Command::Rfc2544 { subject, frames, flows, seconds, json } => {
+            ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
+            rfc2544::run(&rfc2544::Options { subject, frames, flows, seconds }, json.as_deref())
         }
         Command::Bench { only, out, subjects, seconds, repeats, prefixes, routes4, routes6 } => {
             ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
