@@ -8,46 +8,39 @@
 //!
 //! # Why this shape
 //!
-//! `cargo bench -p millrace-logic --bench fib -- table` on one AMD EPYC core (2 MiB L2 for two cores, 32 MiB L3 shared
-//! with other work: the right-hand columns vary by a third from run to run), 901,899 IPv4 and 160,147 IPv6 real
-//! prefixes, destinations drawn from them, CPU time. Updates are removals and insertions of random routes.
+//! `cargo bench -p millrace-logic --bench fib -- table`, one core of an Intel Xeon (2 MiB L2), 901,899 IPv4 and 160,147
+//! IPv6 real prefixes, destinations drawn from them, CPU time. Updates are removals and insertions of random routes.
 //!
 //! | IPv4 | load | blocks | tails | bytes/route | updates | ns per lookup: 1 | 4,096 | 100,000 | 1,000,000 destinations |
 //! |---|---|---|---|---|---|---|---|---|---|
-//! | 8-bit root | 0.14 s | 57,313 | 978 | 65 | 0.73 M/s | 5.1 | 18.9 | 55.6 | 54.6 |
-//! | 16-bit root | 0.14 s | 57,345 | 978 | 65 | 0.84 M/s | 2.5 | 7.9 | 29.8 | 31.9 |
-//! | **24-bit root** (DIR-24-8) | 0.15 s | 65,537 | 978 | 75 | 0.93 M/s | 2.0 | 4.3 | 8.4 | 21.8 |
-//! | 24-bit root, no tails | 0.13 s | 66,515 | 0 | 76 | 0.99 M/s | 2.0 | 4.5 | 9.0 | 21.3 |
+//! | 8-bit root | 0.12 s | 23,751 | 2,309 | 27 | 0.57 M/s | 5 | 8 | 14 | 23 |
+//! | 16-bit root | 0.13 s | 23,794 | 2,308 | 27 | 0.56 M/s | 4 | 6 | 14 | 22 |
+//! | **24-bit root** (DIR-24-8) | 0.15 s | 65,660 | 328 | 75 | 0.81 M/s | 2 | 4 | 10 | 15 |
+//! | 24-bit root, no tails | 0.16 s | 65,988 | 0 | 75 | 0.74 M/s | 3 | 4 | 7 | 14 |
 //!
 //! | IPv6 | load | blocks | tails | bytes/route | updates | 1 | 4,096 | 100,000 | 1,000,000 destinations |
 //! |---|---|---|---|---|---|---|---|---|---|
-//! | 8-bit root | 0.06 s | 44,827 | 56,050 | 298 | 0.81 M/s | 9.0 | 38.9 | 117 | 134 |
-//! | **16-bit root** | 0.10 s | 45,077 | 56,050 | 300 | 0.76 M/s | 8.0 | 25.9 | 93 | 90 |
-//! | 24-bit root | 0.10 s | 110,345 | 56,050 | 717 | 0.75 M/s | 6.0 | 30.0 | 104 | 125 |
-//! | 16-bit root, no tails | 0.13 s | 105,571 | 0 | 676 | 0.43 M/s | 9.4 | 36.4 | 133 | 108 |
-//! | hash per length (Waldvogel 1997), static | 0.22 s | | | 101 | | 25.8 | 82.6 | 199 | 209 |
-//!
-//! Both tables above are from before tails led to blocks. Since then (`-- ipv6`, two cores shared with a load of 3 to 4,
-//! so the times are noisy; memory is exact):
-//!
-//! | IPv6, 16-bit root | load | blocks | tails | bytes/route | updates | 1 | 4,096 | 100,000 | 1,000,000 destinations |
-//! |---|---|---|---|---|---|---|---|---|---|
-//! | full table | 0.24 s | 21,224 | 14,043 | 139 | 0.66 M/s | 8.6 | 20.2 | 93.3 | 106 |
-//! | 4,096 interfaces: a /64, `::`, `::1`, two hosts each | 0.03 s | 4,370 | 4,097 | 225 | 1.94 M/s | 19.1 | 18.6 | 23.6 | 28.8 |
-//! | the same without tails | 0.04 s | 33,046 | 0 | 1,652 | 0.29 M/s | 42.6 | 149 | 271 | 211 |
+//! | 8-bit root | 0.09 s | 20,975 | 14,043 | 137 | 0.68 M/s | 10 | 22 | 44 | 57 |
+//! | **16-bit root** | 0.08 s | 21,224 | 14,043 | 139 | 0.71 M/s | 8 | 17 | 34 | 46 |
+//! | 24-bit root | 0.09 s | 86,448 | 14,043 | 556 | 0.71 M/s | 7 | 14 | 31 | 41 |
+//! | 16-bit root, no tails | 0.07 s | 38,412 | 0 | 246 | 0.69 M/s | 8 | 22 | 34 | 49 |
+//! | hash per length (Waldvogel 1997), static | 0.24 s | | | 74 | | 25 | 66 | 115 | 134 |
+//! | 4,096 interfaces: a /64, `::`, `::1`, two hosts each | 0.03 s | 4,370 | 4,097 | 225 | 1.92 M/s | 15 | 17 | 26 | 28 |
+//! | the same without tails | 0.03 s | 33,046 | 0 | 1,652 | 0.58 M/s | 30 | 150 | 177 | 177 |
 //!
 //! | few IPv4 routes | 8-bit root: KiB | ns (4,096 destinations) | 16-bit: KiB | ns | 24-bit: KiB | ns |
 //! |---|---|---|---|---|---|---|
-//! | 64 | 4 | 3.0 | 259 | 2.8 | 65,537 | 1.8 |
-//! | 256 | 42 | 3.9 | 265 | 4.0 | 65,537 | 2.0 |
-//! | 1,024 | 256 | 6.0 | 288 | 4.0 | 65,537 | 2.0 |
-//! | 16,384 | 725 | 7.0 | 760 | 5.0 | 65,538 | 4.0 |
-//! | 65,536 | 14,059 | 8.0 | 14,102 | 5.0 | 65,540 | 5.0 |
+//! | 64 | 6 | 4 | 259 | 3 | 65,537 | 2 |
+//! | 256 | 70 | 5 | 265 | 3 | 65,537 | 2 |
+//! | 1,024 | 208 | 5 | 288 | 4 | 65,537 | 3 |
+//! | 16,384 | 4,019 | 8 | 4,068 | 5 | 65,538 | 4 |
+//! | 65,536 | 10,880 | 8 | 10,941 | 6 | 65,542 | 4 |
 //!
 //! So: 8 bits up to 256 routes, where the 16-bit root begins to cost no more memory than the blocks it replaces; for
-//! IPv4 24 bits above 65,536, where many destinations begin to gain (12 against 7 ns at 100,000) and 64 MiB are in
-//! proportion; IPv6 stays at 16. Tails make the memory of IPv6 a fifth and cost IPv4 nothing. Blocks are also chosen
-//! over hashing for their updates: a marker scheme must recompute markers below a changed route.
+//! IPv4 24 bits above 65,536, where many destinations begin to gain (10 against 7 ns at 100,000) and 64 MiB are in
+//! proportion; IPv6 stays at 16. Tails make the memory of IPv6 little more than half, with many interfaces a seventh, and
+//! cost IPv4 nothing. Blocks are also chosen over hashing for their updates: a marker scheme must recompute markers below
+//! a changed route.
 
 #[cfg(test)]
 pub(crate) mod grace;
