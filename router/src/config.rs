@@ -226,16 +226,33 @@ impl Config {
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         toml::from_str(text).map_err(|e| {
             let at = e.span().map_or(0, |s| s.start.min(text.len()));
-            let message = e.message().trim().replace('\n', "; ").replace('`', "'");
+            let key = key_at(text, at);
+            let mut message = e.message().trim().replace('\n', "; ").replace('`', "'");
+            if message.starts_with("invalid type") {
+                let form = FORMS.iter().find(|(name, _)| key.as_deref() == Some(name));
+                message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));
+            }
             ConfigError::Wrong {
                 file: file.into(),
                 line: text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1,
-                key: key_at(text, at),
+                key,
                 message,
             }
         })
     }
 }
+
+/// Keys, and how they are written.
+const FORMS: [(&str, &str); 8] = [
+    ("ports", "ports = [\"eth1\", \"eth2\"]"),
+    ("routers", "routers = [\"red\", \"pid:42\"]"),
+    ("heartbeat", "heartbeat = \"30s\""),
+    ("generic", "generic = true"),
+    ("policing.exception_pps", "exception_pps = 100000"),
+    ("policing.control_pps", "control_pps = 10000"),
+    ("sampling.every_packets", "every_packets = 128"),
+    ("limits.memory_mib", "memory_mib = 2048"),
+];
 
 /// The key that the value or key at byte `at` belongs to, with its table: `policing.control_pps`.
 ///
@@ -299,13 +316,17 @@ mod tests {
             ("port = [\"eth1\"]", &["m.toml:1: port: ", "unknown field 'port'", "ports"]),
             ("\n\nheartbeat = \"1s\"", &["m.toml:3: heartbeat: ", "\"1s\" is not allowed", "2s to 24h"]),
             ("heartbeat = \"999999999999999999999h\"", &["m.toml:1: heartbeat: ", "2s to 24h"]),
-            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "expected a string"]),
-            ("generic = \"yes\"", &["m.toml:1: generic: ", "expected a boolean"]),
+            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "such as: heartbeat = \"30s\""]),
+            ("generic = \"yes\"", &["m.toml:1: generic: ", "such as: generic = true"]),
             (
                 "ports = [\"eth1\",\n \"a/b\"]",
                 &["m.toml:1: ports: ", "\"a/b\" is not a device name", "1 to 15"],
             ),
-            ("ports = \"eth1\"", &["m.toml:1: ports: ", "expected a sequence"]),
+            ("ports = \"eth1\"", &["m.toml:1: ports: ", "such as: ports = [\"eth1\", \"eth2\"]"]),
+            (
+                "[limits]\nmemory_mib = \"1\"",
+                &["m.toml:2: limits.memory_mib: ", "such as: memory_mib = 2048"],
+            ),
             ("routers = [\"pid:x\"]", &["m.toml:1: routers: ", "\"pid:x\" is not a router", "pid:NUMBER"]),
             ("[policing]\ncontrol_pps = -1", &["m.toml:2: policing.control_pps: ", "-1", "0 (unlimited)"]),
             ("[policing]\nburst = 1", &["m.toml:2: policing.burst: ", "exception_pps", "control_pps"]),

@@ -94,13 +94,14 @@ impl Bpf {
     fn attach_one(&mut self, plane: &Plane, device: &Device) -> Result<PortLink> {
         self.refusals.remove(&device.name);
         let attach = |mode| PortLink::attach(plane.program(), device.ifindex, mode);
-        let native = match attach(Mode::Native).map_err(|e| refusal::explained(e, device, Mode::Native)) {
-            Err(native) if self.generic_allowed => format!("{native:#}"),
+        let allowed = self.generic_allowed;
+        let explained = |e, mode| refusal::explained(e, device, mode, allowed);
+        let native = match attach(Mode::Native).map_err(|e| explained(e, Mode::Native)) {
+            Err(native) if allowed => format!("{native:#}"),
             other => return other,
         };
-        let link = attach(Mode::Generic).map_err(|generic| {
-            refusal::explained(generic, device, Mode::Generic).context(format!("after {native}"))
-        })?;
+        let link = attach(Mode::Generic)
+            .map_err(|generic| explained(generic, Mode::Generic).context(format!("after {native}")))?;
         tracing::warn!("port {}: falling back to generic mode: {native}", device.name);
         self.refusals.insert(device.name.clone(), native);
         Ok(link)

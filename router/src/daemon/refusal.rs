@@ -21,7 +21,7 @@ struct Looks {
 }
 
 /// The error of attaching, with the likely reasons and the way out if it was the driver's.
-pub fn explained(error: Error, device: &Device, mode: Mode) -> Error {
+pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: bool) -> Error {
     if error.downcast_ref::<io::Error>().is_none() {
         return error.context(format!("port {}", device.name));
     }
@@ -32,10 +32,10 @@ pub fn explained(error: Error, device: &Device, mode: Mode) -> Error {
     if let Ok(device) = Peer::look(device.ifindex) {
         (looks.mtu, looks.lro) = (Some(device.link.mtu), device.features.contains("rx-lro"));
     }
-    error.context(words(&device.name, mode, &looks))
+    error.context(words(&device.name, mode, generic_allowed, &looks))
 }
 
-fn words(name: &str, mode: Mode, looks: &Looks) -> String {
+fn words(name: &str, mode: Mode, generic_allowed: bool, looks: &Looks) -> String {
     let driver = looks.driver.as_deref().unwrap_or("unknown");
     let mtu = looks.mtu.map_or("unknown".into(), |mtu| mtu.to_string());
     let mut likely = Vec::new();
@@ -53,8 +53,8 @@ fn words(name: &str, mode: Mode, looks: &Looks) -> String {
         likely.push("the driver has no native XDP".into());
     }
     let out = match mode {
-        Mode::Native => "; or run with --generic, which is several times slower",
-        Mode::Generic => "",
+        Mode::Native if !generic_allowed => "; or run with --generic, which is several times slower",
+        Mode::Native | Mode::Generic => "",
     };
     let likely =
         if likely.is_empty() { String::new() } else { format!(". Likely reasons: {}", likely.join("; ")) };
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn the_driver_the_mtu_and_the_way_out_are_named() {
         let looks = Looks { driver: Some("virtio_net".into()), mtu: Some(9000), lro: true };
-        let text = words("eth1", Mode::Native, &looks);
+        let text = words("eth1", Mode::Native, false, &looks);
         for part in [
             "port eth1: native XDP was refused (driver virtio_net, MTU 9000)",
             "ip link set eth1 mtu 1500",
@@ -78,15 +78,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        let plain = words("eth1", Mode::Native, &Looks { mtu: Some(1500), ..looks });
+        let plain = words("eth1", Mode::Native, false, &Looks { mtu: Some(1500), ..looks });
         assert!(!plain.contains("MTU is too large"), "{plain}");
-        assert!(!words("eth1", Mode::Generic, &Looks::default()).contains("--generic"));
+        for (mode, generic_allowed) in [(Mode::Generic, true), (Mode::Native, true)] {
+            assert!(!words("eth1", mode, generic_allowed, &Looks::default()).contains("--generic"));
+        }
     }
 
     #[test]
     fn what_was_not_the_drivers_doing_stays_as_it_is() {
         let device = Device { name: "eth1".into(), ifindex: 1 };
-        let error = explained(anyhow::anyhow!("another program is there"), &device, Mode::Native);
+        let error = explained(anyhow::anyhow!("another program is there"), &device, Mode::Native, false);
         assert_eq!(format!("{error:#}"), "port eth1: another program is there");
     }
 }

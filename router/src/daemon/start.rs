@@ -106,6 +106,9 @@ fn check_ports(config: &Config) -> Result<()> {
             bail!("port {port} is given twice");
         }
     }
+    if config.ports.iter().any(|port| port.as_str() == "lo") {
+        bail!("lo cannot be a port: nothing arrives there but what this machine sends to itself");
+    }
     let devices = devices();
     match config.ports.iter().find(|port| !devices.iter().any(|d| d == port.as_str())) {
         Some(missing) => {
@@ -180,5 +183,26 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             routers.len(),
             ports.collect::<Vec<_>>().join(", ")
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_that_cannot_be() {
+        let check = |names: &[&str]| {
+            let ports = names.iter().map(|name| name.parse().unwrap()).collect();
+            check_ports(&Config { ports, ..Config::default() }).unwrap_err().to_string()
+        };
+        for (names, part) in [
+            (&[][..], "no port is given"),
+            (&["a", "a"], "given twice"),
+            (&["none-such"], "there are: "),
+            (&["lo"], "lo cannot be a port"),
+        ] {
+            assert!(check(names).contains(part), "{names:?}: {}", check(names));
+        }
     }
 }

@@ -84,11 +84,19 @@ pub enum Error {
     #[error("there is no network device {0} in this network namespace (see: ip link)")]
     NoPort(String),
     /// A configured router whose namespace cannot be opened.
-    #[error("router {0}: no such network namespace: {1}")]
+    #[error("router {0}: no such network namespace: {1}; {there}", there = named_namespaces())]
     NoNamespace(String, io::Error),
     /// The system refused.
     #[error("{0}: {1}")]
     System(&'static str, #[source] io::Error),
+}
+
+fn named_namespaces() -> String {
+    let names: Vec<_> = netns::list().into_values().filter(|f| f.pid.is_none()).map(|f| f.name).collect();
+    if names.is_empty() {
+        return "none has a name: give pid:NUMBER of a process in it".into();
+    }
+    format!("by name there are: {}", names.join(", "))
 }
 
 /// What to observe.
@@ -429,6 +437,12 @@ mod tests {
     fn it_can_be_handed_to_the_control_thread() {
         fn sendable<T: Send>() {}
         sendable::<Observer>();
+    }
+
+    #[test]
+    fn a_router_that_is_not_there_is_told_with_those_that_are() {
+        let error = Error::NoNamespace("nope".into(), io::ErrorKind::NotFound.into()).to_string();
+        assert!(error.contains("by name there are: ") || error.contains("give pid:NUMBER"), "{error}");
     }
 
     fn incomplete(settings: &Settings) -> bool {

@@ -40,7 +40,10 @@ impl Observer {
     pub fn port_problems(&mut self, id: PortId) -> Vec<Problem> {
         let Some(link) = self.port_link(id).cloned() else { return Vec::new() };
         self.look_for_problems(&link).unwrap_or_else(|error| {
-            let text = format!("{} could not be checked for offloads: {error}", link.name);
+            let text = match error.raw_os_error() {
+                Some(libc::ENODEV) => "the device is gone".into(),
+                _ => format!("{} could not be checked for offloads: {error}", link.name),
+            };
             vec![Problem { kind: ProblemKind::Unknown, text }]
         })
     }
