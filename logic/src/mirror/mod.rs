@@ -88,6 +88,7 @@ pub struct Mirror {
     unsettled: bool,
     /// Someone waits for a number.
     waiting: bool,
+    revision: u64,
 }
 
 /// An interface as planned.
@@ -119,6 +120,7 @@ impl Mirror {
             retired_routers: Vec::new(),
             unsettled: false,
             waiting: false,
+            revision: 0,
         }
     }
 
@@ -208,6 +210,7 @@ impl Mirror {
         }
         if std::mem::take(&mut self.unsettled) {
             self.reconcile(&mut batch);
+            self.revision += 1;
         }
         for (namespace, space) in &mut self.spaces {
             let refresh = std::mem::take(&mut space.refresh);
@@ -233,6 +236,16 @@ impl Mirror {
     /// The same for IPv6.
     pub fn routes6(&self, namespace: NamespaceId) -> impl Iterator<Item = (Prefix6, &Target)> {
         self.spaces.get(&namespace).into_iter().flat_map(|space| space.rib6.expected())
+    }
+
+    /// The IPv4 route of the last plan that packets to `address` take.
+    pub fn route4_to(&self, namespace: NamespaceId, address: u32) -> Option<(Prefix4, &Target)> {
+        self.spaces.get(&namespace)?.rib4.longest(address)
+    }
+
+    /// The same for IPv6.
+    pub fn route6_to(&self, namespace: NamespaceId, address: u128) -> Option<(Prefix6, &Target)> {
+        self.spaces.get(&namespace)?.rib6.longest(address)
     }
 
     /// The link an interface is on: its namespace and index.

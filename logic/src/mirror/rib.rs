@@ -247,6 +247,14 @@ impl<A: Address> Rib<A> {
         self.entries.iter().filter_map(|(prefix, e)| Some((*prefix, self.paths.target(e.shown?))))
     }
 
+    /// Of the prefixes planned, the longest that holds the address, and where it leads.
+    pub fn longest(&self, address: A) -> Option<(Prefix<A>, &Target)> {
+        (0..=A::BITS).rev().find_map(|length| {
+            let prefix = Prefix::new(address, length)?;
+            Some((prefix, self.paths.target(self.entries.get(&prefix)?.shown?)))
+        })
+    }
+
     /// Host routes of kind local or broadcast: sources that fib_validate_source() may refuse.
     pub fn addresses(&self) -> &BTreeSet<A> {
         &self.marked.addresses

@@ -58,6 +58,16 @@ pub struct NeighbourView {
 }
 
 impl Mirror {
+    /// Another number whenever [`Mirror::routers`] or [`Mirror::interfaces`] may be others than before.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Is a link up? `None`: there is no such link.
+    pub fn is_up(&self, namespace: NamespaceId, ifindex: u32) -> Option<bool> {
+        Some(self.spaces.get(&namespace)?.links.get(&ifindex)?.up)
+    }
+
     /// All namespaces known, as of the last plan.
     pub fn routers(&self) -> impl Iterator<Item = RouterView> {
         self.spaces.iter().map(|(namespace, space)| {

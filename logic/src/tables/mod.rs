@@ -41,6 +41,7 @@ pub mod encoding {
 
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
+pub use routes::{holds4, holds6};
 
 use crate::{
     fib::{Pool, empty_root},

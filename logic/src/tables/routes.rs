@@ -112,6 +112,16 @@ fn is_guarded<A: Family>(prefix: Prefix<A>) -> bool {
     guards::<A>().any(|(guard, _)| guard.covers(prefix))
 }
 
+/// Do the tables hold this route? Not if Linux never forwards there, whatever its routes say.
+pub fn holds4(prefix: Prefix4) -> bool {
+    !is_guarded(prefix)
+}
+
+/// The same for IPv6.
+pub fn holds6(prefix: Prefix6) -> bool {
+    !is_guarded(prefix)
+}
+
 const FULL: Slot = Slot(MAP_FULL);
 
 impl<M: Memory> Tables<M> {
