@@ -155,7 +155,7 @@ fn interface(name: &str) -> Value {
     all.as_array()
         .unwrap()
         .iter()
-        .find(|i| i["name"] == name)
+        .find(|i| i["interface"] == name)
         .cloned()
         .unwrap_or_else(|| panic!("no {name} in {all}"))
 }
@@ -165,7 +165,7 @@ fn host_router() -> Value {
     all.as_array()
         .unwrap()
         .iter()
-        .find(|r| r["router"] == 0)
+        .find(|r| r["router"] == "host")
         .cloned()
         .unwrap_or_else(|| panic!("no host in {all}"))
 }

@@ -136,7 +136,7 @@ fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
     if let Some(port) =
         ports.iter().find(|port| port["problems"].as_array().is_some_and(|list| !list.is_empty()))
     {
-        return Some(format!("port {}: {}", port["name"], port["problems"]));
+        return Some(format!("port {}: {}", port["port"], port["problems"]));
     }
     let list = status["routers"].as_array().unwrap_or(&empty);
     let accelerated =
@@ -144,9 +144,10 @@ fn why_not_ready(status: &Value, routers: usize) -> Option<String> {
     let (count, first) =
         (list.iter().filter(accelerated).count(), list.iter().find(|router| !accelerated(router)));
     (count < routers).then(|| {
-        let why =
-            first.map(|router| format!("; {}: {}", router["name"], router["why_not"])).unwrap_or_default();
-        format!("{count} of {routers} routers are accelerated{why}")
+        let why = first.map(|router| {
+            format!("; {}: {}, {}", router["router"], router["why_not"], router["left_to_kernel"])
+        });
+        format!("{count} of {routers} routers are accelerated{}", why.unwrap_or_default())
     })
 }
 
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn ready_means_every_router_is_accelerated() {
-        let router = |ipv4, why: &str| json!({"name": "r1", "accelerated": {"ipv4": ipv4, "ipv6": true}, "why_not": {"ipv4": [why], "ipv6": []}});
+        let router = |ipv4, why: &str| json!({"router": "r1", "accelerated": {"ipv4": ipv4, "ipv6": true}, "why_not": {"ipv4": [why], "ipv6": []}});
         let status = |ready, routers| json!({"ready": ready, "problem": null, "routers": routers});
         assert_eq!(why_not_ready(&status(true, vec![router(true, "")]), 1), None);
         assert!(why_not_ready(&status(true, vec![router(true, "")]), 2).unwrap().starts_with("1 of 2"));
@@ -184,7 +185,7 @@ mod tests {
                 .contains("policy rules")
         );
         let mut port = status(true, vec![router(true, "")]);
-        port["ports"] = json!([{"name": "eth1", "problems": ["generic mode"]}]);
+        port["ports"] = json!([{"port": "eth1", "problems": ["generic mode"]}]);
         assert!(why_not_ready(&port, 1).unwrap().contains("generic mode"));
         assert!(why_not_ready(&status(false, vec![router(true, "")]), 1).is_some());
     }

@@ -169,7 +169,7 @@ impl Drop for Daemon {
 /// One router of a status; null if it is not listed.
 pub fn router(status: &Value, name: &str) -> Value {
     let mut list = status["routers"].as_array().into_iter().flatten();
-    list.find(|router| router["name"] == name).cloned().unwrap_or_default()
+    list.find(|router| router["router"] == name).cloned().unwrap_or_default()
 }
 
 /// Takes away what a killed daemon has left, if a test fails before the next one is started.

@@ -134,7 +134,8 @@ fn a_router_without_a_name_is_given_by_its_process() {
     let daemon = bed.start(3, &["--router", &format!("pid:{pid}")]);
     let status = daemon.ask(&["status"]);
     let known = [bed.red_name(), "host"];
-    let names = status["routers"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap().to_owned());
+    let names =
+        status["routers"].as_array().unwrap().iter().map(|r| r["router"].as_str().unwrap().to_owned());
     let name = names.into_iter().find(|name| !known.contains(&name.as_str())).unwrap();
     assert!(name.contains(&pid.to_string()), "{name}");
     ping(&bed.client, "10.9.2.2", 5);

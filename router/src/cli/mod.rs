@@ -38,8 +38,10 @@ use std::{
     time::Duration,
 };
 
-/// How long a reading command waits. Comparing a full table, or removing one, takes seconds.
-const PATIENCE: Duration = Duration::from_secs(65);
+/// How long a command waits for what the daemon knows.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For what takes seconds: comparing a full table, or removing one, or loading the explaining program.
+const LONG_PATIENCE: Duration = Duration::from_secs(65);
 
 /// A Linux software router in the kernel's fast path.
 #[derive(Debug, Parser)]
@@ -98,8 +100,8 @@ A packet reads, in quotes:
   'tcp [2001:db8::1]:1234 -> [2001:db8:1::1]:80 ttl=1 vlan=10'
   'icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01'
 Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac the packet is addressed to
-the interface of the router (the host's, unless --router) that leads back to its source. Frames of a capture are taken as they
-are and need --port.";
+the interface of the router (the host's, unless --router) that leads back to its source; what had to be guessed is noted. Frames
+of a capture are taken as they are and need --port.";
 
 #[derive(Debug, Args)]
 struct Run {
@@ -153,6 +155,9 @@ struct Explain {
     /// The router it is for.
     #[arg(long, value_name = "NAME")]
     router: Option<String>,
+    /// Also the steps within the tables (JSON has them always).
+    #[arg(long)]
+    verbose: bool,
     #[command(flatten)]
     output: Output,
 }
@@ -242,7 +247,7 @@ impl Run {
 impl Routes {
     fn run(self, instance: &Instance) -> Result<ExitCode> {
         let Some(address) = self.address else {
-            let report: VerifyReport = get(instance, "/verify")?;
+            let report: VerifyReport = get_patiently(instance, "/verify", LONG_PATIENCE)?;
             show(self.output, &report, text::verify)?;
             return Ok(if report.differences == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         };
@@ -282,7 +287,7 @@ impl Explain {
         if self.packet.contains("->") {
             let report = ask(instance, &ExplainRequest { packet: Some(self.packet), ..base })
                 .map_err(|e| said(instance, e))?;
-            show(self.output, &[Explained::Report(report)][..], text::explanations)?;
+            show(self.output, &[Explained::Report(report)][..], |e| text::explanations(e, self.verbose))?;
             return Ok(ExitCode::SUCCESS);
         }
         if base.port.is_none() {
@@ -294,7 +299,7 @@ impl Explain {
         }
         let capture = capture::read(self.packet.as_ref())?;
         let explained = explain_frames(instance, &base, capture.frames)?;
-        show(self.output, &explained[..], text::explanations)?;
+        show(self.output, &explained[..], |e| text::explanations(e, self.verbose))?;
         if capture.more {
             eprintln!(
                 "millrace: these are the first {} frames of {}; others can be cut out with `editcap -r`",
@@ -339,7 +344,7 @@ fn explain_frames(
 
 fn ask(instance: &Instance, request: &ExplainRequest) -> Result<Box<ExplainReport>, CallError> {
     let body = serde_json::to_value(request).map_err(|e| CallError::Broken(e.to_string()))?;
-    client::call(&instance.socket(), "POST", "/explain", Some(body), PATIENCE)
+    client::call(&instance.socket(), "POST", "/explain", Some(body), LONG_PATIENCE)
 }
 
 fn to_hex(bytes: &[u8]) -> String {
@@ -349,7 +354,7 @@ fn to_hex(bytes: &[u8]) -> String {
 /// Asks the daemon to stop and waits for its end; when there is none, removes what it left.
 fn stop(instance: &Instance) -> Result<StopReport> {
     let asked: StopReport =
-        match client::call(&instance.socket(), "POST", "/stop", Some(serde_json::json!({})), PATIENCE) {
+        match client::call(&instance.socket(), "POST", "/stop", Some(serde_json::json!({})), LONG_PATIENCE) {
             Err(CallError::NoDaemon) => return Ok(StopReport { done: start::clean_up(instance)? }),
             other => other?,
         };
@@ -363,7 +368,11 @@ fn stop(instance: &Instance) -> Result<StopReport> {
 }
 
 fn get<T: DeserializeOwned>(instance: &Instance, path: &str) -> Result<T> {
-    client::call(&instance.socket(), "GET", path, None, PATIENCE).map_err(|e| said(instance, e))
+    get_patiently(instance, path, PATIENCE)
+}
+
+fn get_patiently<T: DeserializeOwned>(instance: &Instance, path: &str, patience: Duration) -> Result<T> {
+    client::call(&instance.socket(), "GET", path, None, patience).map_err(|e| said(instance, e))
 }
 
 /// The error in words that say what to do.
@@ -438,7 +447,7 @@ mod tests {
             "status --json",
             "routes 10.0.0.1 --router red",
             "routes --verify --json",
-            "explain udp_10.0.0.1:1_->_10.1.0.1:2_ttl=1 --port eth1",
+            "explain udp_10.0.0.1:1_->_10.1.0.1:2_ttl=1 --port eth1 --verbose",
             "stop --instance x",
         ];
         for line in fine {

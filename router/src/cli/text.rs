@@ -4,13 +4,16 @@ use super::{Explained, table::Table};
 use crate::daemon::{
     packet::Headers,
     report::{
-        ExplainReport, Families, HopReport, InterfaceReport, PortReport, ReasonCount, RouteReport,
-        RouterReport, Status, StopReport, VerifyReport,
+        ExplainReport, Families, HopReport, InterfaceReport, LeftInterface, PortReport, ReasonCount,
+        RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyRouter,
     },
 };
+use std::collections::BTreeMap;
 
 /// Reasons that `status` shows.
 const TOP_REASONS: usize = 8;
+/// Interfaces of a router that are named with their reasons; `millrace interfaces` has all.
+const LEFT_SHOWN: usize = 8;
 
 /// `millrace status`.
 pub fn status(s: &Status) -> String {
@@ -26,10 +29,10 @@ pub fn status(s: &Status) -> String {
     }
     for port in &s.ports {
         for problem in &port.problems {
-            text += &format!("problem     port {} is not trusted: {problem}\n", port.name);
+            text += &format!("problem     port {} is not trusted: {problem}\n", port.port);
         }
         if let Some(note) = &port.note {
-            text += &format!("note        port {}: {note}\n", port.name);
+            text += &format!("note        port {}: {note}\n", port.port);
         }
     }
     let age = s.heartbeat.age_s.map_or("never".into(), |age| format!("{age:.1} s ago"));
@@ -91,7 +94,7 @@ pub fn ports(ports: &[PortReport]) -> String {
     for p in ports {
         let lost: Vec<_> = p.lost.iter().map(|r| format!("{} {}", r.packets, r.reason)).collect();
         table.row([
-            p.name.clone(),
+            p.port.clone(),
             p.ifindex.to_string(),
             p.mode.clone(),
             lost.join(", "),
@@ -115,12 +118,12 @@ pub fn routers(routers: &[RouterReport]) -> String {
         "DROPPED",
         "NS/PACKET",
     ]);
-    let yes = |accelerated| if accelerated { "fast" } else { "kernel" };
     for r in routers {
+        let how = how_much(r);
         table.row([
-            r.name.clone(),
-            yes(r.accelerated.ipv4).into(),
-            yes(r.accelerated.ipv6).into(),
+            r.router.clone(),
+            how.ipv4.into(),
+            how.ipv6.into(),
             r.interfaces.to_string(),
             r.routes.ipv4.to_string(),
             r.routes.ipv6.to_string(),
@@ -132,19 +135,35 @@ pub fn routers(routers: &[RouterReport]) -> String {
     }
     let mut text = table.text();
     for r in routers {
-        for line in why_not(&r.why_not) {
-            text += &format!("  {}: {line}\n", r.name);
+        for line in r.why_not.sentences().into_iter().chain(left(&r.left_to_kernel, Families::sentences)) {
+            text += &format!("  {}: {line}\n", r.router);
         }
     }
     text
 }
 
-fn why_not(why: &Families<Vec<String>>) -> Vec<String> {
-    if why.ipv4 == why.ipv6 {
-        return why.ipv4.clone();
+/// Of a router's interfaces: all, some or none of a family.
+fn how_much(r: &RouterReport) -> Families<&'static str> {
+    let word = |accelerated: bool, why_not: &[String], own: fn(&LeftInterface) -> bool| {
+        let left = r.left_to_kernel.iter().filter(|i| own(i)).count() as u64;
+        match accelerated {
+            true => "fast",
+            false if why_not.is_empty() && left < r.interfaces => "partly",
+            false => "kernel",
+        }
+    };
+    Families {
+        ipv4: word(r.accelerated.ipv4, &r.why_not.ipv4, |i| !i.why_not.ipv4.is_empty()),
+        ipv6: word(r.accelerated.ipv6, &r.why_not.ipv6, |i| !i.why_not.ipv6.is_empty()),
     }
-    let named = |family, list: &[String]| list.iter().map(|w| format!("{family}: {w}")).collect::<Vec<_>>();
-    [named("IPv4", &why.ipv4), named("IPv6", &why.ipv6)].concat()
+}
+
+/// A line for each interface that is left to the kernel, as long as they are few.
+fn left(interfaces: &[LeftInterface], reasons: fn(&Families<Vec<String>>) -> Vec<String>) -> Vec<String> {
+    let line = |i: &LeftInterface| format!("interface {}: {}", i.interface, reasons(&i.why_not).join("; "));
+    let more = interfaces.len().saturating_sub(LEFT_SHOWN);
+    let rest = (more > 0).then(|| format!("{more} more interfaces, see `millrace interfaces`"));
+    interfaces.iter().take(LEFT_SHOWN).map(line).chain(rest).collect()
 }
 
 /// `millrace interfaces`.
@@ -167,9 +186,9 @@ pub fn interfaces(interfaces: &[InterfaceReport]) -> String {
     for i in interfaces {
         table.row([
             i.router.clone(),
-            i.name.clone(),
+            i.interface.clone(),
             i.port.clone().unwrap_or_default(),
-            i.vlan.clone(),
+            i.vlan.clone().unwrap_or_default(),
             i.mac.clone(),
             yes(i.accelerated.ipv4).into(),
             yes(i.accelerated.ipv6).into(),
@@ -177,7 +196,7 @@ pub fn interfaces(interfaces: &[InterfaceReport]) -> String {
             i.rx_bytes.to_string(),
             i.tx_packets.to_string(),
             i.tx_bytes.to_string(),
-            why_not(&i.why_not).join("; "),
+            i.why_not.sentences().join("; "),
         ]);
     }
     table.text()
@@ -187,8 +206,17 @@ pub fn interfaces(interfaces: &[InterfaceReport]) -> String {
 pub fn route(r: &RouteReport) -> String {
     let prefix = r.prefix.as_ref().map_or(String::new(), |p| format!(" (by {p})"));
     let mut text = format!("{} in router {}{prefix}:\n", r.address, r.router);
+    let family = if r.address.contains(':') { "IPv6" } else { "IPv4" };
+    for why in &r.why_not {
+        text += &format!("  to the kernel: {family} of router {} is not accelerated: {why}\n", r.router);
+    }
+    let unused = if r.why_not.is_empty() { "" } else { "not used, but in the table: " };
     for hop in &r.hops {
-        text += &format!("  {}\n", hop_words(hop, r.hops.len() > 1));
+        text += &format!("  {unused}{}\n", hop_words(hop, r.hops.len() > 1));
+    }
+    let reasons = |why: &Families<Vec<String>>| [&why.ipv4[..], &why.ipv6[..]].concat();
+    for line in left(&r.left_to_kernel, reasons) {
+        text += &format!("  to the kernel what arrives on {line}\n");
     }
     text
 }
@@ -212,13 +240,16 @@ fn hop_words(hop: &HopReport, several: bool) -> String {
 
 /// `millrace routes --verify`.
 pub fn verify(v: &VerifyReport) -> String {
-    let mut table = Table::new(&["ROUTER", "IPV4", "IPV6", "DIFFERENCES"]);
+    let mut table = Table::new(&["ROUTER", "PREFIXES4", "PREFIXES6", "DIFFERENCES"]);
     for r in &v.routers {
         let differences = r.differences.len().to_string();
         table.row([r.router.clone(), r.compared.ipv4.to_string(), r.compared.ipv6.to_string(), differences]);
     }
     let mut text = table.text();
     for r in &v.routers {
+        if let Some(line) = unused(r) {
+            text += &format!("  {}: {line}\n", r.router);
+        }
         for d in &r.differences {
             text += &format!(
                 "  {}: {}: the kernel says {}, the fast table {}\n",
@@ -230,49 +261,83 @@ pub fn verify(v: &VerifyReport) -> String {
         0 => "the fast tables agree with the kernel's\n".into(),
         n => format!("{n} differences\n"),
     };
-    text
+    text + "PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
+            the fast table\n"
+}
+
+/// That a router's tables are not what its packets go by.
+fn unused(r: &VerifyRouter) -> Option<String> {
+    let family = match (r.why_not.ipv4.is_empty(), r.why_not.ipv6.is_empty()) {
+        (true, true) => return None,
+        (false, true) => "IPv4 is",
+        (true, false) => "IPv6 is",
+        (false, false) => "IPv4 and IPv6 are",
+    };
+    Some(format!("{family} not accelerated, the table is not used: {}", r.why_not.sentences().join("; ")))
 }
 
 /// `millrace explain`.
-pub fn explanations(explained: &[Explained]) -> String {
+pub fn explanations(explained: &[Explained], verbose: bool) -> String {
     let text = |(i, e): (usize, &Explained)| {
         let head = if explained.len() > 1 { format!("packet {}\n", i + 1) } else { String::new() };
         head + &match e {
-            Explained::Report(report) => explanation(report),
+            Explained::Report(report) => explanation(report, verbose),
             Explained::Not { error } => format!("not explained: {error}\n"),
         }
     };
-    explained.iter().enumerate().map(text).collect::<Vec<_>>().join("\n")
+    let each = explained.iter().enumerate().map(text).collect::<Vec<_>>().join("\n");
+    if explained.len() > 1 { format!("{}\n{each}", sums(explained)) } else { each }
 }
 
-fn explanation(r: &ExplainReport) -> String {
-    let mut text = String::new();
-    for (i, step) in r.steps.iter().enumerate() {
-        text += &format!("{:>3}. {step}\n", i + 1);
+/// How many packets met which end, the most frequent first.
+fn sums(explained: &[Explained]) -> String {
+    let mut sums: BTreeMap<String, usize> = BTreeMap::new();
+    for e in explained {
+        let end = match e {
+            Explained::Report(report) => verdict(report),
+            Explained::Not { .. } => "not explained".into(),
+        };
+        *sums.entry(end).or_default() += 1;
     }
-    let verdict = match (r.verdict.as_str(), &r.reason, &r.egress) {
-        ("forward", _, Some(port)) => format!("forwarded by port {port}"),
-        ("forward", ..) => "forwarded".into(),
-        ("pass", Some(reason), _) => format!("goes to the kernel: {}", reason.text),
-        ("pass", ..) => "goes to the kernel".into(),
-        (_, Some(reason), _) => format!("dropped: {}", reason.text),
-        _ => "dropped".into(),
-    };
-    text += &format!("verdict: {verdict}\n");
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+    let mut table = Table::new(&["PACKETS", "VERDICT"]);
+    sums.into_iter().for_each(|(end, n)| table.row([n.to_string(), end]));
+    table.text()
+}
+
+fn explanation(r: &ExplainReport, verbose: bool) -> String {
+    let mut text: String = r.notes.iter().map(|note| format!("note: {note}\n")).collect();
+    for (i, step) in r.steps.iter().filter(|step| verbose || !step.detail).enumerate() {
+        text += &format!("{:>3}. {}\n", i + 1, step.text);
+    }
+    text += &format!("verdict: {}\n", verdict(r));
     if let (Some(before), Some(after)) = (&r.before, &r.after) {
         changes(before, after).iter().for_each(|line| text += &format!("  {line}\n"));
     }
     text
 }
 
+fn verdict(r: &ExplainReport) -> String {
+    match (r.verdict.as_str(), &r.reason, &r.egress) {
+        ("forward", _, Some(port)) => format!("forwarded by port {port}"),
+        ("forward", ..) => "forwarded".into(),
+        ("pass", Some(reason), _) => format!("goes to the kernel: {}", reason.text),
+        ("pass", ..) => "goes to the kernel".into(),
+        (_, Some(reason), _) => format!("dropped: {}", reason.text),
+        _ => "dropped".into(),
+    }
+}
+
 /// What the program rewrote.
 fn changes(before: &Headers, after: &Headers) -> Vec<String> {
+    let tag = |h: &Headers| h.vlan.clone().unwrap_or("-".into());
     let number = |n: Option<u8>| n.map_or("-".into(), |n| n.to_string());
     let sum = |n: Option<u16>| n.map_or("-".into(), |n| format!("{n:#06x}"));
     let rows = [
         ("destination MAC", before.destination_mac.clone(), after.destination_mac.clone()),
         ("source MAC", before.source_mac.clone(), after.source_mac.clone()),
-        ("VLAN", before.vlan.clone(), after.vlan.clone()),
+        ("VLAN", tag(before), tag(after)),
         ("TTL", number(before.ttl), number(after.ttl)),
         ("header checksum", sum(before.checksum), sum(after.checksum)),
         ("frame bytes", before.length.to_string(), after.length.to_string()),

@@ -4,8 +4,8 @@ use super::{
     Control,
     api::{Answer, ApiError, Query, RouteQuery},
     report::{
-        Families, Heartbeat, HopReport, InterfaceReport, Packets, PortReport, ReasonCount, RouteReport,
-        RouterReport, Status, StopReport, TableUse,
+        Families, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets, PortReport, ReasonCount,
+        RouteReport, RouterReport, Status, StopReport, TableUse,
     },
     seam::{FastPath, Kernel, Observe},
     world::PortState,
@@ -13,7 +13,7 @@ use super::{
 use crate::plane::{Charge, Counters, InterfaceCount};
 use logic::{
     mirror::{InterfaceView, RouterView},
-    net::{Address, Prefix},
+    net::Vlan,
     observe::NamespaceId,
     plan::{InterfaceId, PortId, RouterId, Target},
     reason::{Class, Reason},
@@ -105,9 +105,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     fn router_reports(&self, totals: &Counters) -> Vec<RouterReport> {
         let mut sums: BTreeMap<NamespaceId, InterfaceSum> = BTreeMap::new();
-        for interface in self.world.mirror.interfaces() {
+        for mut interface in self.world.interfaces() {
             let sum = sums.entry(interface.namespace).or_default();
             sum.interfaces += 1;
+            sum.left.extend(left(&mut interface));
             let Some(id) = interface.interface else { continue };
             sum.count.add(totals.interfaces.get(&id).copied().unwrap_or_default());
             sum.neighbours += self.world.ledger.neighbours_on(id) as u64;
@@ -132,10 +133,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let is_ours = |payer: Charge| router.router.is_some_and(|id| payer == Charge::Router(id));
         let (routes4, routes6, _) =
             router.router.map_or((0, 0, false), |id| self.generation.tables.route_counts(id));
+        let is_left = |family: fn(&Families<Vec<String>>) -> &Vec<String>| {
+            sum.left.iter().any(|interface| !family(&interface.why_not).is_empty())
+        };
         RouterReport {
-            name: router.name.clone(),
-            router: router.router,
-            accelerated: Families { ipv4: router.ipv4.is_empty(), ipv6: router.ipv6.is_empty() },
+            router: router.name,
+            id: router.router,
+            accelerated: Families {
+                ipv4: router.ipv4.is_empty() && !is_left(|why| &why.ipv4),
+                ipv6: router.ipv6.is_empty() && !is_left(|why| &why.ipv6),
+            },
+            left_to_kernel: sum.left,
             interfaces: sum.interfaces,
             routes: Families { ipv4: routes4 as u64, ipv6: routes6 as u64 },
             neighbours: sum.neighbours,
@@ -147,16 +155,22 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn interface_reports(&self, totals: &Counters) -> Vec<InterfaceReport> {
-        let names: BTreeMap<_, _> = self.world.mirror.routers().map(|r| (r.namespace, r.name)).collect();
-        let report = |interface: InterfaceView| {
+        let routers: BTreeMap<_, _> = self.world.mirror.routers().map(|r| (r.namespace, r)).collect();
+        let report = |mut interface: InterfaceView| {
             let count =
                 interface.interface.and_then(|id| totals.interfaces.get(&id)).copied().unwrap_or_default();
+            let router = routers.get(&interface.namespace);
+            if let Some(router) = router {
+                let theirs = |why: &String| format!("router {}: {why}", router.name);
+                interface.reasons4.extend(router.ipv4.iter().map(theirs));
+                interface.reasons6.extend(router.ipv6.iter().map(theirs));
+            }
             InterfaceReport {
-                router: names.get(&interface.namespace).cloned().unwrap_or_default(),
-                name: interface.name,
-                interface: interface.interface,
+                router: router.map(|r| r.name.clone()).unwrap_or_default(),
+                interface: interface.name,
+                id: interface.interface,
                 port: Some(self.port_name(interface.port)),
-                vlan: interface.vlan.to_string(),
+                vlan: (interface.vlan != Vlan::NONE).then(|| interface.vlan.to_string()),
                 mac: interface.mac.to_string(),
                 accelerated: Families { ipv4: interface.ipv4, ipv6: interface.ipv6 },
                 transmit: interface.transmit,
@@ -167,7 +181,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 tx_bytes: count.tx_bytes,
             }
         };
-        self.world.mirror.interfaces().map(report).collect()
+        self.world.interfaces().map(report).collect()
     }
 
     /// A router that has a table, by name; the host's by default.
@@ -204,17 +218,47 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn route(&self, query: &RouteQuery) -> Result<RouteReport, ApiError> {
         let (id, router) = self.router(query.router.as_deref())?;
         let hops = self.lookup(id, query.address).iter().map(|a| self.hop(a)).collect();
-        let prefix = match query.address {
-            IpAddr::V4(address) => longest(self.world.mirror.routes4(router.namespace), address.to_bits()),
-            IpAddr::V6(address) => longest(self.world.mirror.routes6(router.namespace), address.to_bits()),
+        let prefix = self.route_to(router.namespace, query.address).map(|(prefix, _)| prefix);
+        let v4 = query.address.is_ipv4();
+        let obstacles = self.routers_and_obstacles().find(|r| r.namespace == router.namespace);
+        let mut why_not = obstacles.map(|r| if v4 { r.ipv4 } else { r.ipv6 }).unwrap_or_default();
+        let of_router: Vec<_> = self.world.interfaces().filter(|i| i.namespace == router.namespace).collect();
+        let interfaces = of_router.len();
+        let of_family = |mut interface: InterfaceView| {
+            let other = if v4 { &mut interface.reasons6 } else { &mut interface.reasons4 };
+            other.clear();
+            left(&mut interface)
         };
-        Ok(RouteReport { router: router.name, address: query.address.to_string(), prefix, hops })
+        let left_to_kernel: Vec<_> = of_router.into_iter().filter_map(of_family).collect();
+        if why_not.is_empty() && left_to_kernel.len() == interfaces {
+            why_not.push("none of its interfaces is, see `millrace interfaces`".into());
+        }
+        let left_to_kernel = if why_not.is_empty() { left_to_kernel } else { Vec::new() };
+        Ok(RouteReport {
+            router: router.name,
+            address: query.address.to_string(),
+            why_not,
+            left_to_kernel,
+            prefix,
+            hops,
+        })
+    }
+
+    /// The kernel's route that packets to an address take, and where it leads.
+    pub(super) fn route_to(&self, namespace: NamespaceId, address: IpAddr) -> Option<(String, &Target)> {
+        let mirror = &self.world.mirror;
+        match address {
+            IpAddr::V4(a) => mirror.route4_to(namespace, a.to_bits()).map(|(p, t)| (p.to_string(), t)),
+            IpAddr::V6(a) => mirror.route6_to(namespace, a.to_bits()).map(|(p, t)| (p.to_string(), t)),
+        }
     }
 
     fn hop(&self, answer: &tables::Answer) -> HopReport {
+        let transmits = |port| self.world.ports.get(&port).is_some_and(|p| p.transmits);
+        let reason = answer.reason.or_else(|| (!transmits(answer.port)).then_some(Reason::TxNotReady));
         HopReport {
-            action: if answer.reason.is_none() { "forward" } else { "pass" }.into(),
-            reason: answer.reason.map(|r| r.text().into()),
+            action: if reason.is_none() { "forward" } else { "pass" }.into(),
+            reason: reason.map(|r| r.text().into()),
             interface: answer.interface.map(|id| self.interface_name(id)),
             next_hop: answer.neighbour.map(|n| n.to_string()),
             mac: answer.mac.map(|m| m.to_string()),
@@ -238,15 +282,14 @@ struct InterfaceSum {
     interfaces: u64,
     neighbours: u64,
     count: InterfaceCount,
+    left: Vec<LeftInterface>,
 }
 
-/// The most specific of these prefixes that holds the address. Looks at all: only one is ever asked for.
-fn longest<'a, A: Address>(
-    routes: impl Iterator<Item = (Prefix<A>, &'a Target)>,
-    address: A,
-) -> Option<String> {
-    let holding = routes.map(|(prefix, _)| prefix).filter(|prefix| prefix.contains(address));
-    holding.max_by_key(|prefix| prefix.length()).map(|prefix| prefix.to_string())
+/// Takes the reasons of an interface, if it has some.
+fn left(interface: &mut InterfaceView) -> Option<LeftInterface> {
+    let take = std::mem::take;
+    let why_not = Families { ipv4: take(&mut interface.reasons4), ipv6: take(&mut interface.reasons6) };
+    (!why_not.is_empty()).then(|| LeftInterface { interface: interface.name.clone(), why_not })
 }
 
 fn json(value: &impl Serialize) -> Answer {
@@ -257,10 +300,10 @@ fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
     let charged = reasons(totals, |payer| payer == Charge::Port(id)).into_iter();
     let (lost, unclassified) = charged.partition(|reason| reason.class == "lost");
     PortReport {
-        name: port.name.clone(),
-        port: id,
+        port: port.name.clone(),
+        id,
         ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
-        mode: port.mode.map_or("detached".into(), |m| m.to_string()),
+        mode: port.mode.filter(|_| port.up.is_some()).map_or("detached".into(), |m| m.to_string()),
         problems: port.obstacles(),
         note: port.note.clone(),
         unclassified,

@@ -5,7 +5,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Request, body::Bytes, client::conn::http1};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
-use std::{io, path::Path, time::Duration};
+use std::{cell::Cell, io, path::Path, time::Duration};
 use tokio::{net::UnixStream, runtime, time::timeout};
 
 /// Longest answer accepted, bytes: 4,096 interfaces and 256 routers take a few MiB.
@@ -23,6 +23,9 @@ pub enum CallError {
     /// The socket belongs to another user.
     #[error("not allowed to talk to the daemon (its socket is for root)")]
     Forbidden,
+    /// Somebody listens, and says nothing.
+    #[error("process {pid} does not answer (waited {} s); packets are forwarded by themselves, for as long as the heartbeat allows", waited.as_secs())]
+    Silent { pid: i32, waited: Duration },
     /// Anything else.
     #[error("the daemon did not answer properly: {0}")]
     Broken(String),
@@ -39,9 +42,10 @@ pub fn call<T: DeserializeOwned>(
     let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
     let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
     runtime.block_on(async {
-        match timeout(patience, exchange(socket, method, path, body)).await {
+        let peer = Cell::new(0);
+        match timeout(patience, exchange(socket, method, path, body, &peer)).await {
             Ok(answer) => answer,
-            Err(_) => Err(CallError::Broken(format!("nothing within {} s", patience.as_secs()))),
+            Err(_) => Err(CallError::Silent { pid: peer.get(), waited: patience }),
         }
     })
 }
@@ -51,6 +55,7 @@ async fn exchange<T: DeserializeOwned>(
     method: &str,
     path: &str,
     body: Option<serde_json::Value>,
+    peer: &Cell<i32>,
 ) -> Result<T, CallError> {
     let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
     let stream = UnixStream::connect(socket).await.map_err(|e| match e.kind() {
@@ -58,6 +63,7 @@ async fn exchange<T: DeserializeOwned>(
         io::ErrorKind::PermissionDenied => CallError::Forbidden,
         _ => broken(&e),
     })?;
+    peer.set(stream.peer_cred().ok().and_then(|peer| peer.pid()).unwrap_or(0));
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|e| broken(&e))?;
     tokio::spawn(connection);
     let body = body.map_or(Bytes::new(), |b| b.to_string().into());
@@ -80,4 +86,20 @@ async fn exchange<T: DeserializeOwned>(
     let text = serde_json::from_slice(&bytes)
         .map_or_else(|_| format!("HTTP status {status}"), |e: ErrorBody| e.error);
     Err(CallError::Refused { status: status.as_u16(), text })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn who_does_not_answer_is_named_in_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let _deaf = UnixListener::bind(&socket).unwrap();
+        let patience = Duration::from_secs(1);
+        let error = call::<()>(&socket, "GET", "/status", None, patience).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("process {} does not answer", std::process::id())), "{error}");
+    }
 }

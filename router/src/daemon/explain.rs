@@ -5,16 +5,16 @@ use super::{
     answers::reason_count,
     api::ApiError,
     packet::{Headers, PacketText},
-    report::{ExplainReport, ExplainRequest, ReasonCount},
+    report::{ExplainReport, ExplainRequest, ReasonCount, StepReport},
     seam::{Kernel, Observe},
 };
 use crate::plane::Step;
 use logic::{
     mirror::InterfaceView,
     net::{Mac, Vlan},
-    plan::PortId,
+    plan::{PortId, Target},
 };
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Sender of packets whose source MAC is not given.
 const SENDER: Mac = Mac([0x02, 0, 0, 0, 0, 0xfe]);
@@ -26,18 +26,24 @@ const MIN_FRAME: usize = 14;
 const XDP_REDIRECT: u32 = 4;
 const XDP_PASS: u32 = 2;
 
+/// A packet to run the program on.
+struct Arrival {
+    port: PortId,
+    frame: Vec<u8>,
+    /// What was assumed of it, or is remarkable, as a sentence.
+    note: Option<String>,
+}
+
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Builds or takes the frame, runs it, puts the trace in words.
     pub(super) fn explain(&self, request: &ExplainRequest) -> Result<ExplainReport, ApiError> {
-        let (port, frame) = match (&request.packet, &request.frame) {
+        let Arrival { port, frame, note } = match (&request.packet, &request.frame) {
             (Some(text), None) => self.described(text, request)?,
             (None, Some(hex)) => {
                 let name = request.port.as_deref();
                 let name = name.ok_or_else(|| ApiError::bad("a frame needs the port it arrives on"))?;
-                (
-                    self.port_named(name)?,
-                    from_hex(hex).ok_or_else(|| ApiError::bad("the frame is not hexadecimal"))?,
-                )
+                let frame = from_hex(hex).ok_or_else(|| ApiError::bad("the frame is not hexadecimal"))?;
+                Arrival { port: self.port_named(name)?, note: self.sender(&frame), frame }
             }
             _ => return Err(ApiError::bad("give either a packet or a frame")),
         };
@@ -63,7 +69,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         Ok(ExplainReport {
             port: self.port_name(port),
-            steps: steps.iter().map(|step| self.words(step)).collect(),
+            notes: note.into_iter().collect(),
+            steps: self.told(&steps),
             verdict: verdict.into(),
             reason: reason.map(|r| ReasonCount { packets: 1, ..reason_count(r, 1) }),
             egress: egress.filter(|_| run.action == XDP_REDIRECT),
@@ -80,38 +87,56 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         })
     }
 
+    /// Says of a frame that it is one this box has sent.
+    fn sender(&self, frame: &[u8]) -> Option<String> {
+        let mac = Mac::from_slice(frame.get(6..12)?)?;
+        let ours = self.world.mirror.interfaces().find(|interface| interface.mac == mac)?;
+        Some(format!(
+            "the source MAC {mac} is that of interface {}: this box sent the frame, and the program sees what arrives only",
+            ours.name
+        ))
+    }
+
     /// The frame of a described packet, and the port it arrives on.
-    fn described(&self, text: &str, request: &ExplainRequest) -> Result<(PortId, Vec<u8>), ApiError> {
+    fn described(&self, text: &str, request: &ExplainRequest) -> Result<Arrival, ApiError> {
         let packet: PacketText = text.parse().map_err(|e| ApiError::bad(format!("{e}")))?;
         let port = request.port.as_deref().map(|name| self.port_named(name)).transpose()?;
         let source = packet.source_mac.unwrap_or(SENDER);
         if let (Some(port), Some(mac)) = (port, packet.destination_mac) {
-            return Ok((port, packet.frame(mac, source, packet.vlan.unwrap_or_default())));
+            let frame = packet.frame(mac, source, packet.vlan.unwrap_or_default());
+            return Ok(Arrival { port, frame, note: None });
         }
-        let interface = self.ingress(&packet, port, request.router.as_deref())?;
+        let (interface, note) = self.ingress(&packet, port, request.router.as_deref())?;
         let mac = packet.destination_mac.unwrap_or(interface.mac);
-        Ok((interface.port, packet.frame(mac, source, packet.vlan.unwrap_or(interface.vlan))))
+        let frame = packet.frame(mac, source, packet.vlan.unwrap_or(interface.vlan));
+        Ok(Arrival { port: interface.port, frame, note })
     }
 
     /// The interface the packet would come in by: of those that fit what is given, the one the router has its route back
-    /// to the source on, else the first.
+    /// to the source on, else the first; and if that takes guessing, what was guessed. No interface has to have the VLAN
+    /// or MAC that is given: what becomes of such packets may be the question.
     fn ingress(
         &self,
         packet: &PacketText,
         port: Option<PortId>,
         router: Option<&str>,
-    ) -> Result<InterfaceView, ApiError> {
+    ) -> Result<(InterfaceView, Option<String>), ApiError> {
         let namespace = match (router, port) {
             (None, Some(_)) => None,
             _ => Some(self.router(router)?.1.namespace),
         };
-        let fits = |i: &InterfaceView| {
-            port.is_none_or(|p| i.port == p)
-                && namespace.is_none_or(|n| i.namespace == n)
-                && packet.vlan.is_none_or(|v| i.vlan == v)
-                && packet.destination_mac.is_none_or(|m| i.mac == m)
+        let there = |i: &InterfaceView| {
+            port.is_none_or(|p| i.port == p) && namespace.is_none_or(|n| i.namespace == n)
         };
-        let mut fitting: Vec<_> = self.world.mirror.interfaces().filter(fits).collect();
+        let fits = |i: &InterfaceView| {
+            packet.vlan.is_none_or(|v| i.vlan == v) && packet.destination_mac.is_none_or(|m| i.mac == m)
+        };
+        let (mut fitting, others): (Vec<_>, Vec<_>) =
+            self.world.mirror.interfaces().filter(there).partition(fits);
+        let strange = fitting.is_empty();
+        if strange {
+            fitting = others;
+        }
         let routers: Vec<_> = self.world.mirror.routers().collect();
         let back = fitting.iter().position(|interface| {
             let router = routers.iter().find(|r| r.namespace == interface.namespace).and_then(|r| r.router);
@@ -120,11 +145,88 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         });
         if fitting.is_empty() {
             return Err(ApiError::unknown(format!(
-                "no interface has this port, router, VLAN and MAC; see `{}`",
+                "no interface has this port and router; see `{}`",
                 self.instance.command("interfaces")
             )));
         }
-        Ok(fitting.swap_remove(back.unwrap_or(0)))
+        let guessed = back.is_none() && fitting.len() > 1;
+        let interface = fitting.swap_remove(back.unwrap_or(0));
+        let taken = format!("taken to arrive on port {}", self.port_name(interface.port));
+        let note = match (strange, packet.destination_mac) {
+            (true, Some(_)) => Some(format!("no interface has this VLAN and MAC: {taken}")),
+            (true, None) => Some(format!(
+                "no interface has VLAN {}: {taken}, for the MAC of {}",
+                packet.vlan.unwrap_or_default(),
+                interface.name
+            )),
+            (false, _) if guessed => Some(format!(
+                "no route leads back to {}: {taken}, for interface {}; --port, vlan= or dmac= say otherwise",
+                packet.source, interface.name
+            )),
+            (false, _) => None,
+        };
+        Ok((interface, note))
+    }
+
+    /// The steps in plain words, and the route that decided where the tables are gone through.
+    fn told(&self, steps: &[Step]) -> Vec<StepReport> {
+        let mut told = Vec::new();
+        let mut route = self.route_taken(steps);
+        for step in steps {
+            if let Step::SourceCheck { slot, .. } = *step {
+                told.push(StepReport {
+                    text: format!("source looked up: {}", slot_words(slot)),
+                    detail: true,
+                });
+            }
+            let detail = match step {
+                Step::FibBlock { .. } | Step::FibTail { .. } | Step::Group { .. } | Step::Nexthop { .. } => {
+                    true
+                }
+                Step::Neighbour { id, .. } => *id != 0,
+                _ => false,
+            };
+            told.push(StepReport { text: self.words(step), detail });
+            if matches!(step, Step::Ipv4 { .. } | Step::Ipv6Destination(_)) {
+                told.extend(route.take().map(|text| StepReport { text, detail: false }));
+            }
+        }
+        told
+    }
+
+    /// The route the packet takes, by the kernel's words for it; `None` if it did not get as far as that.
+    fn route_taken(&self, steps: &[Step]) -> Option<String> {
+        let looked_up =
+            |s: &Step| matches!(s, Step::FibBlock { .. } | Step::FibTail { .. } | Step::Nexthop { .. });
+        steps.iter().find(|step| looked_up(step))?;
+        let id = steps.iter().find_map(|s| match s {
+            Step::Interface { router, .. } => Some(*router),
+            _ => None,
+        })?;
+        let destination: IpAddr = steps.iter().find_map(|s| match s {
+            Step::Ipv4 { destination, .. } => Some(Ipv4Addr::from(*destination).into()),
+            Step::Ipv6Destination(destination) => Some(Ipv6Addr::from(*destination).into()),
+            _ => None,
+        })?;
+        let namespace = self.world.mirror.routers().find(|r| r.router == Some(id))?.namespace;
+        Some(match self.route_to(namespace, destination) {
+            Some((prefix, target)) => format!("route {prefix} {}", self.way(target)),
+            None => format!("no route to {destination}"),
+        })
+    }
+
+    fn way(&self, target: &Target) -> String {
+        match target {
+            Target::Pass { reason, .. } => format!("to the kernel: {}", reason.text()),
+            Target::Hop(hop) => {
+                let on = self.interface_name(hop.interface);
+                hop.gateway.map_or_else(|| format!("connected on {on}"), |via| format!("via {via} on {on}"))
+            }
+            Target::Multi(members) => {
+                let ways: Vec<_> = members.iter().map(|(member, _)| self.way(member)).collect();
+                ways.join(" or ")
+            }
+        }
     }
 
     /// A step of the program in plain words.
@@ -154,9 +256,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             Step::Ipv6Source(source) => format!("IPv6 from {}", Ipv6Addr::from(source)),
             Step::Ipv6Destination(destination) => format!("IPv6 to {}", Ipv6Addr::from(destination)),
-            Step::SourceCheck { slot, accepted } => {
-                let result = if accepted { "accepted" } else { "refused" };
-                format!("source looked up ({}): {result}", slot_words(slot))
+            Step::SourceCheck { accepted, .. } => {
+                format!("source {}", if accepted { "accepted" } else { "refused" })
             }
             Step::FibBlock { block, slot } => format!("table block {block} says: {}", slot_words(slot)),
             Step::FibTail { length, slot } => {

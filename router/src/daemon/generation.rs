@@ -311,7 +311,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         while let Err((id, error)) = self.attach() {
             let Some(port) = self.world.ports.get_mut(&id) else { break };
             let Some(ifindex) = port.wanted() else { break };
-            tracing::error!("port {}: {error:#}", port.name);
             port.refused = Some(format!("not attached: {error:#}"));
             self.generation.plane.clear_port(id, ifindex)?;
         }
@@ -330,7 +329,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let (ids, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
         self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {
-            (port.attached, port.mode, port.note) = (None, None, None);
+            (port.attached, port.mode, port.note, port.transmits) = (None, None, None, false);
         }
         let mixed = !self.all_generic();
         for (id, device) in ids.iter().zip(devices) {
@@ -395,13 +394,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if let Err(error) = self.generation.plane.set_port(id, device.ifindex, ready, transmit) {
             problems.push(format!("{error:#}"));
         }
-        let Some(port) = self.world.ports.get_mut(&id) else { return };
-        if problems != port.problems {
-            problems.iter().for_each(|p| tracing::warn!("port {}: {p}", port.name));
-            if problems.is_empty() {
-                tracing::info!("port {}: no more problems", port.name);
-            }
-            port.problems = problems;
+        if let Some(port) = self.world.ports.get_mut(&id) {
+            (port.problems, port.transmits) = (problems, transmit);
         }
     }
 

@@ -17,6 +17,8 @@ pub const MAX_LENGTH: u16 = 9000;
 const FORM: &str = "PROTOCOL SOURCE[:PORT] -> DESTINATION[:PORT] [ttl=N] [tos=N] [len=N] [vlan=VID[.VID]] [dmac=MAC] \
                     [smac=MAC], PROTOCOL one of udp, tcp, icmp; IPv6 with a port as [ADDRESS]:PORT";
 
+const MAC_FORM: &str = "six bytes such as 02:00:00:00:00:01";
+
 /// What carries the packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
@@ -106,16 +108,19 @@ impl PacketText {
         };
         let number = || value.parse::<u16>().ok();
         let byte = || value.parse::<u8>().ok();
-        let done = match key {
-            "ttl" => byte().map(|v| self.ttl = v),
-            "tos" => byte().map(|v| self.tos = v),
-            "len" => number().map(|v| self.length = Some(v)),
-            "vlan" => vlan(value).map(|v| self.vlan = Some(v)),
-            "dmac" => mac(value).map(|v| self.destination_mac = Some(v)),
-            "smac" => mac(value).map(|v| self.source_mac = Some(v)),
+        let (done, allowed) = match key {
+            "ttl" => (byte().map(|v| self.ttl = v), "0 to 255"),
+            "tos" => (byte().map(|v| self.tos = v), "0 to 255"),
+            "len" => (
+                number().map(|v| self.length = Some(v)),
+                "28 to 9000 for UDP, 40 to 9000 for TCP, IPv6 20 more",
+            ),
+            "vlan" => (vlan(value).map(|v| self.vlan = Some(v)), "1 to 4094, or two of them as OUTER.INNER"),
+            "dmac" => (mac(value).map(|v| self.destination_mac = Some(v)), MAC_FORM),
+            "smac" => (mac(value).map(|v| self.source_mac = Some(v)), MAC_FORM),
             _ => return bad(format!("unknown option {key:?}")),
         };
-        done.ok_or(BadPacket(format!("{word:?} has a value that is not allowed")))
+        done.ok_or_else(|| BadPacket(format!("{word:?} is not allowed: {allowed}")))
     }
 
     /// Bytes of all headers from IP on.
@@ -221,8 +226,8 @@ fn mac(text: &str) -> Option<Mac> {
 pub struct Headers {
     pub destination_mac: String,
     pub source_mac: String,
-    /// `-`, `100` or `100.7`.
-    pub vlan: String,
+    /// `100` or `100.7`; `None`: untagged.
+    pub vlan: Option<String>,
     /// EtherType after the tags.
     pub ether_type: u16,
     pub source: Option<IpAddr>,
@@ -260,7 +265,7 @@ impl Headers {
         Some(Headers {
             destination_mac: mac(0)?,
             source_mac: mac(6)?,
-            vlan: vlan.to_string(),
+            vlan: (vlan != Vlan::NONE).then(|| vlan.to_string()),
             ether_type,
             source,
             destination,
@@ -295,7 +300,7 @@ mod tests {
             let frame = packet.frame(A, B, packet.vlan.unwrap_or_default());
             let headers = Headers::read(&frame).unwrap();
             assert_eq!(
-                (headers.ttl, headers.length, headers.vlan.as_str()),
+                (headers.ttl, headers.length, headers.vlan.as_deref().unwrap_or("-")),
                 (Some(ttl), length, vlan),
                 "{text}"
             );
@@ -312,10 +317,10 @@ mod tests {
             ("udp 1.1.1.1 2.2.2.2", "no \"->\""),
             ("udp 1.1.1.1:99999 -> 2.2.2.2", "\"1.1.1.1:99999\" is not an address"),
             ("udp 1.1.1.1 -> ::2", "different families"),
-            ("udp 1.1.1.1 -> 2.2.2.2 ttl=256", "\"ttl=256\" has a value"),
+            ("udp 1.1.1.1 -> 2.2.2.2 ttl=256", "\"ttl=256\" is not allowed: 0 to 255"),
             ("udp 1.1.1.1 -> 2.2.2.2 len=27", "28 to 9000"),
             ("udp 1.1.1.1 -> 2.2.2.2 vlan=1.2.3", "\"vlan=1.2.3\""),
-            ("udp 1.1.1.1 -> 2.2.2.2 vlan=4095", "\"vlan=4095\""),
+            ("udp 1.1.1.1 -> 2.2.2.2 vlan=4095", "\"vlan=4095\" is not allowed: 1 to 4094"),
             ("udp 1.1.1.1 -> 2.2.2.2 dmac=1:2:3:4:5:6", "\"dmac="),
             ("udp 1.1.1.1 -> 2.2.2.2 dmac=02:00:00:00:00:01:02", "\"dmac="),
             ("udp 1.1.1.1 -> 2.2.2.2 fast", "unknown word \"fast\""),

@@ -54,6 +54,21 @@ pub struct Families<T> {
     pub ipv6: T,
 }
 
+impl Families<Vec<String>> {
+    /// Reasons that both share once, others with their family.
+    pub fn sentences(&self) -> Vec<String> {
+        let (both, only4): (Vec<_>, Vec<_>) = self.ipv4.iter().partition(|why| self.ipv6.contains(why));
+        let only6 = self.ipv6.iter().filter(|why| !self.ipv4.contains(why));
+        let both = both.into_iter().cloned();
+        let only4 = only4.into_iter().map(|why| format!("IPv4: {why}"));
+        both.chain(only4).chain(only6.map(|why| format!("IPv6: {why}"))).collect()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.ipv4.is_empty() && self.ipv6.is_empty()
+    }
+}
+
 /// What became of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Packets {
@@ -80,9 +95,10 @@ pub struct ReasonCount {
 /// `millrace ports`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PortReport {
-    pub name: String,
+    /// Its name.
+    pub port: String,
     /// Number in the tables.
-    pub port: u8,
+    pub id: u8,
     pub ifindex: u32,
     /// `native`, `generic`, or `detached`.
     pub mode: String,
@@ -99,11 +115,16 @@ pub struct PortReport {
 /// `millrace routers`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RouterReport {
-    pub name: String,
-    pub router: Option<u8>,
+    /// Its name.
+    pub router: String,
+    /// Number in the tables; `None`: not in them.
+    pub id: Option<u8>,
+    /// Packets are accelerated on all of its interfaces.
     pub accelerated: Families<bool>,
-    /// Why not, as sentences.
+    /// Why nothing is, as sentences.
     pub why_not: Families<Vec<String>>,
+    /// Interfaces with reasons of their own.
+    pub left_to_kernel: Vec<LeftInterface>,
     pub interfaces: u64,
     pub routes: Families<u64>,
     pub neighbours: u64,
@@ -112,19 +133,29 @@ pub struct RouterReport {
     pub reasons: Vec<ReasonCount>,
 }
 
+/// An interface that is left to the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LeftInterface {
+    /// Its name.
+    pub interface: String,
+    /// As sentences; empty: that family is accelerated, as far as this interface goes.
+    pub why_not: Families<Vec<String>>,
+}
+
 /// `millrace interfaces`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct InterfaceReport {
     pub router: String,
-    pub name: String,
+    /// Its name.
+    pub interface: String,
     /// Number in the tables; `None`: not in them.
-    pub interface: Option<u16>,
+    pub id: Option<u16>,
     pub port: Option<String>,
-    /// `-`, `100` or `100.7`.
-    pub vlan: String,
+    /// `100` or `100.7`; `None`: untagged.
+    pub vlan: Option<String>,
     pub mac: String,
     pub accelerated: Families<bool>,
-    /// Why packets that arrive here are not accelerated, as sentences; its router may have other reasons.
+    /// Why packets that arrive here are not accelerated, as sentences, its router's reasons among them.
     pub why_not: Families<Vec<String>>,
     /// Packets may be sent out here.
     pub transmit: bool,
@@ -147,6 +178,10 @@ pub struct TableUse {
 pub struct RouteReport {
     pub router: String,
     pub address: String,
+    /// Why the router leaves all packets to this address to the kernel, as sentences; empty: it goes by its table.
+    pub why_not: Vec<String>,
+    /// Else the interfaces that leave what arrives on them to the kernel, and why.
+    pub left_to_kernel: Vec<LeftInterface>,
     /// The kernel's route behind it.
     pub prefix: Option<String>,
     /// More than one: multipath.
@@ -181,8 +216,11 @@ pub struct VerifyReport {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerifyRouter {
     pub router: String,
-    /// Prefixes compared.
+    /// Prefixes the kernel has routes for, its own addresses included, loopback, link-local and multicast left out: what
+    /// `routes` of `millrace routers` counts in the fast table.
     pub compared: Families<u64>,
+    /// Why its tables are not used, as sentences; they are compared all the same.
+    pub why_not: Families<Vec<String>>,
     /// At most [`VerifyRouter::LISTED`].
     pub differences: Vec<Difference>,
 }
@@ -204,8 +242,10 @@ pub struct Difference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExplainReport {
     pub port: String,
+    /// What was assumed, and what else there is to know, as sentences.
+    pub notes: Vec<String>,
     /// What the program did, in order, in words.
-    pub steps: Vec<String>,
+    pub steps: Vec<StepReport>,
     /// `forward`, `pass` or `drop`.
     pub verdict: String,
     /// `None`: forwarded.
@@ -214,6 +254,14 @@ pub struct ExplainReport {
     pub egress: Option<String>,
     pub before: Option<Headers>,
     pub after: Option<Headers>,
+}
+
+/// One step of the program.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepReport {
+    pub text: String,
+    /// A step within the tables.
+    pub detail: bool,
 }
 
 /// What a packet to explain looks like.

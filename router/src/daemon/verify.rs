@@ -117,7 +117,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 .interfaces()
                 .filter_map(|i| Some(((i.namespace, i.ifindex), i.interface?)))
                 .collect(),
-            routers: self.world.mirror.routers().filter(|r| r.router.is_some()).collect(),
+            routers: self.routers_and_obstacles().collect(),
             suspects,
         };
         let (to, worker) = sync_channel(1);
@@ -156,7 +156,12 @@ impl<M: Memory> Comparison<M> {
         let lookup = |number, address: IpAddr| tables::lookup(&self.memory, number, address);
         let mut found = Found { report: VerifyReport::default(), differing: Suspects::new() };
         for router in &self.routers {
-            let Some(number) = router.router else { continue };
+            let why_not = Families { ipv4: router.ipv4.clone(), ipv6: router.ipv6.clone() };
+            let Some(number) = router.router else {
+                let router = router.name.clone();
+                found.report.routers.push(VerifyRouter { router, why_not, ..VerifyRouter::default() });
+                continue;
+            };
             let mut judge = Judge {
                 namespace: router.namespace,
                 suspects: self.suspects.as_ref(),
@@ -181,7 +186,7 @@ impl<M: Memory> Comparison<M> {
             };
             found.report.differences += judge.found;
             let (router, differences) = (router.name.clone(), judge.differences);
-            found.report.routers.push(VerifyRouter { router, compared, differences });
+            found.report.routers.push(VerifyRouter { router, compared, why_not, differences });
         }
         Ok(found)
     }
@@ -222,7 +227,7 @@ struct Judge<'a, F> {
 }
 
 impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
-    /// Returns how many prefixes were compared.
+    /// Returns how many prefixes were compared that the tables hold.
     fn compare<'r, A: Whole>(
         &mut self,
         routes: impl Iterator<Item = (Prefix<A>, &'r Target)>,
@@ -243,7 +248,7 @@ impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
             }
         };
         sweep(&routes, &mut check);
-        routes.len() as u64
+        routes.iter().filter(|(prefix, _)| A::holds(*prefix)).count() as u64
     }
 
     fn judge<A: Address>(
@@ -367,10 +372,12 @@ trait Whole: Address {
     fn before(self) -> Self;
     fn after(self) -> Option<Self>;
     fn end(prefix: Prefix<Self>) -> Self;
+    /// Is it in the tables?
+    fn holds(prefix: Prefix<Self>) -> bool;
 }
 
 macro_rules! whole {
-    ($($int:ty),*) => {$(
+    ($($int:ty, $holds:path);*) => {$(
         impl Whole for $int {
             const ZERO: Self = 0;
             const ALL: Self = <$int>::MAX;
@@ -379,10 +386,11 @@ macro_rules! whole {
             fn end(prefix: Prefix<Self>) -> Self {
                 prefix.address() | <$int>::MAX.checked_shr(prefix.length().into()).unwrap_or(0)
             }
+            fn holds(prefix: Prefix<Self>) -> bool { $holds(prefix) }
         }
     )*};
 }
-whole!(u32, u128);
+whole!(u32, tables::holds4; u128, tables::holds6);
 
 /// Calls `each` with every interval of addresses that have the same most specific route, in order, without a gap.
 /// `routes` are sorted by address, then length.

@@ -3,7 +3,7 @@
 use super::{ledger::Ledger, seam::Device, totals::Names};
 use crate::{config::Config, plane::Mode};
 use logic::{
-    mirror::{Limits, Mirror},
+    mirror::{InterfaceView, Limits, Mirror},
     observe::{Event, Namespace, NamespaceId, Port},
     plan::{Op, PortId},
 };
@@ -24,6 +24,8 @@ pub struct PortState {
     pub name: String,
     /// `None`: the device is not there.
     pub device: Option<Port>,
+    /// Its link is up; `None`: it is gone, and `device` soon will be.
+    pub up: Option<bool>,
     /// The device the program in charge is attached to.
     pub attached: Option<u32>,
     pub mode: Option<Mode>,
@@ -33,15 +35,27 @@ pub struct PortState {
     pub refused: Option<String>,
     /// Why packets from it are not trusted.
     pub problems: Vec<String>,
+    /// Packets may be redirected to it.
+    pub transmits: bool,
 }
 
 impl PortState {
     /// Why nothing that arrives here is accelerated, as sentences; empty: it is trusted.
     pub fn obstacles(&self) -> Vec<String> {
-        let absent = self.device.is_none().then(|| "the device is not there".to_string());
-        let told = absent.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
+        let down = match (&self.device, self.up) {
+            (None, _) => return vec!["the device is not there".into()],
+            (Some(_), None) => return vec!["the device is gone".into()],
+            (Some(_), Some(up)) => (!up).then(|| format!("the port is down (ip link set {} up)", self.name)),
+        };
+        let told = down.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
         let told: Vec<_> = told.collect();
         if told.is_empty() && self.attached.is_none() { vec!["not attached yet".into()] } else { told }
+    }
+
+    /// That there are some, as one sentence.
+    fn distrust(&self) -> Option<String> {
+        let trusted = self.obstacles().is_empty();
+        (!trusted).then(|| format!("port {} is not trusted, see `millrace ports`", self.name))
     }
 
     /// The device to be attached to.
@@ -73,7 +87,20 @@ impl World {
             Event::NamespaceGone(id) => drop(self.namespaces.remove(id)),
             _ => {}
         }
+        let links = matches!(
+            &event,
+            Event::Link(..) | Event::LinkGone(..) | Event::Dump(..) | Event::Port(..) | Event::PortGone(..)
+        );
         self.mirror.observe(event);
+        if links {
+            self.look_at_links();
+        }
+    }
+
+    fn look_at_links(&mut self) {
+        for port in self.ports.values_mut() {
+            port.up = port.device.as_ref().and_then(|d| self.mirror.is_up(d.namespace, d.ifindex));
+        }
     }
 
     fn set_device(&mut self, id: PortId, device: Option<Port>) {
@@ -102,11 +129,23 @@ impl World {
     pub fn port_obstacles(&self, used: Option<&BTreeSet<PortId>>) -> Vec<String> {
         let Some(used) = used else { return vec!["it has no device on a port".into()] };
         let ports: Vec<_> =
-            used.iter().filter_map(|id| self.ports.get(id)).map(|p| (&p.name, p.obstacles())).collect();
-        if ports.iter().any(|(_, obstacles)| obstacles.is_empty()) {
-            return Vec::new();
-        }
-        ports.iter().map(|(name, list)| format!("port {name} is not trusted: {}", list.join("; "))).collect()
+            used.iter().filter_map(|id| self.ports.get(id)).map(PortState::distrust).collect();
+        if ports.contains(&None) { Vec::new() } else { ports.into_iter().flatten().collect() }
+    }
+
+    /// The links that are or could be interfaces, as the mirror sees them, and besides which of them are on a port that
+    /// is not trusted.
+    pub fn interfaces(&self) -> impl Iterator<Item = InterfaceView> {
+        let distrust: BTreeMap<PortId, String> =
+            self.ports.iter().filter_map(|(id, port)| Some((*id, port.distrust()?))).collect();
+        self.mirror.interfaces().map(move |mut interface| {
+            if let Some(why) = distrust.get(&interface.port) {
+                (interface.ipv4, interface.ipv6) = (false, false);
+                interface.reasons4.push(why.clone());
+                interface.reasons6.push(why.clone());
+            }
+            interface
+        })
     }
 
     /// What to change since the last call.
@@ -124,9 +163,8 @@ impl World {
     /// What the numbers stand for.
     pub fn names(&self) -> Names {
         let routers: BTreeMap<_, _> = self.mirror.routers().map(|r| (r.namespace, r)).collect();
-        let interface = |i: logic::mirror::InterfaceView| {
-            Some((i.interface?, (routers.get(&i.namespace)?.name.clone(), i.name)))
-        };
+        let interface =
+            |i: InterfaceView| Some((i.interface?, (routers.get(&i.namespace)?.name.clone(), i.name)));
         Names {
             ports: self.ports.iter().map(|(id, p)| (*id, p.name.clone())).collect(),
             interfaces: self.mirror.interfaces().filter_map(interface).collect(),

@@ -1,7 +1,7 @@
 //! What people see, letter by letter.
 
 use super::*;
-use crate::daemon::report::{Difference, Heartbeat, Packets, TableUse, VerifyRouter};
+use crate::daemon::report::{Difference, Heartbeat, Packets, StepReport, TableUse};
 
 fn reason(reason: &str, class: &str, text: &str, packets: u64) -> ReasonCount {
     ReasonCount { reason: reason.into(), class: class.into(), text: text.into(), packets }
@@ -9,15 +9,15 @@ fn reason(reason: &str, class: &str, text: &str, packets: u64) -> ReasonCount {
 
 fn sample() -> Status {
     let red = RouterReport {
-        name: "red".into(),
-        router: Some(1),
+        router: "red".into(),
+        id: Some(1),
         why_not: Families { ipv4: vec!["a rule".into()], ipv6: vec!["forwarding is off".into()] },
         interfaces: 1,
         ..RouterReport::default()
     };
     let host = RouterReport {
-        name: "host".into(),
-        router: Some(0),
+        router: "host".into(),
+        id: Some(0),
         accelerated: Families { ipv4: true, ipv6: true },
         interfaces: 2,
         routes: Families { ipv4: 901_899, ipv6: 3 },
@@ -39,9 +39,9 @@ fn sample() -> Status {
         lost: 9,
         ns_per_packet: Some(211.6),
         ports: vec![
-            PortReport { name: "eth1".into(), ifindex: 2, mode: "native".into(), ..PortReport::default() },
+            PortReport { port: "eth1".into(), ifindex: 2, mode: "native".into(), ..PortReport::default() },
             PortReport {
-                name: "eth2".into(),
+                port: "eth2".into(),
                 ifindex: 13,
                 mode: "generic".into(),
                 problems: vec!["LRO is on".into()],
@@ -107,6 +107,76 @@ fn status_with_a_problem_says_it_first() {
     assert_eq!(lines.next(), Some("problem     cannot read the kernel's state"));
 }
 
+/// A router with three interfaces, of which these are left to the kernel.
+fn partly(left: &[(&str, Families<Vec<String>>)]) -> RouterReport {
+    let one = |(name, why_not): &(&str, Families<Vec<String>>)| LeftInterface {
+        interface: name.to_string(),
+        why_not: why_not.clone(),
+    };
+    RouterReport {
+        router: "host".into(),
+        interfaces: 3,
+        accelerated: Families {
+            ipv4: left.iter().all(|(_, why)| why.ipv4.is_empty()),
+            ipv6: left.iter().all(|(_, why)| why.ipv6.is_empty()),
+        },
+        left_to_kernel: left.iter().map(one).collect(),
+        ..RouterReport::default()
+    }
+}
+
+#[test]
+fn a_router_with_an_interface_on_the_kernel_path_is_not_called_fast() {
+    let ipv4 = || Families { ipv4: vec!["a tbf qdisc".into()], ipv6: Vec::new() };
+    let told = |r: RouterReport| {
+        let text = super::routers(&[r]);
+        let row = text.lines().nth(1).unwrap().split_whitespace().map(String::from).collect::<Vec<_>>();
+        (row[1].clone(), row[2].clone(), text)
+    };
+    let (v4, v6, text) = told(partly(&[("eth2", ipv4())]));
+    assert_eq!((v4.as_str(), v6.as_str()), ("partly", "fast"));
+    assert!(text.ends_with("\n  host: interface eth2: IPv4: a tbf qdisc\n"), "{text}");
+    let all = told(partly(&[("eth1", ipv4()), ("eth2", ipv4()), ("eth3", ipv4())]));
+    assert_eq!(all.0, "kernel");
+    let many: Vec<_> = (0..1000).map(|_| ("m", ipv4())).collect();
+    let text = told(RouterReport { interfaces: 1001, ..partly(&many) }).2;
+    assert_eq!(text.lines().count(), 2 + LEFT_SHOWN + 1);
+    assert!(text.ends_with("  host: 992 more interfaces, see `millrace interfaces`\n"), "{text}");
+}
+
+#[test]
+fn a_route_of_a_router_that_is_not_accelerated_is_not_called_forwarded() {
+    let hop = HopReport {
+        action: "forward".into(),
+        interface: Some("eth2".into()),
+        next_hop: Some("10.0.2.9".into()),
+        mac: Some("02:00:00:00:00:09".into()),
+        ..HopReport::default()
+    };
+    let mut report = RouteReport {
+        router: "host".into(),
+        address: "10.9.0.1".into(),
+        why_not: vec!["a rule".into()],
+        hops: vec![hop],
+        ..RouteReport::default()
+    };
+    let expected = "\
+10.9.0.1 in router host:
+  to the kernel: IPv4 of router host is not accelerated: a rule
+  not used, but in the table: forwarded via 10.0.2.9 on eth2, MAC 02:00:00:00:00:09
+";
+    assert_eq!(route(&report), expected);
+    let why_not = Families { ipv4: vec!["a tbf qdisc".into()], ipv6: Vec::new() };
+    report.left_to_kernel = vec![LeftInterface { interface: "eth1".into(), why_not }];
+    report.why_not.clear();
+    let expected = "\
+10.9.0.1 in router host:
+  forwarded via 10.0.2.9 on eth2, MAC 02:00:00:00:00:09
+  to the kernel what arrives on interface eth1: a tbf qdisc
+";
+    assert_eq!(route(&report), expected);
+}
+
 #[test]
 fn routes() {
     let hop = |action: &str| HopReport { action: action.into(), ..HopReport::default() };
@@ -124,6 +194,7 @@ fn routes() {
         address: "10.9.0.1".into(),
         prefix: Some("10.9.0.0/16".into()),
         hops,
+        ..RouteReport::default()
     };
     assert_eq!(
         route(&report(vec![forward.clone()])),
@@ -141,16 +212,24 @@ fn routes() {
 #[test]
 fn verification() {
     let compared = Families { ipv4: 10, ipv6: 2 };
-    let mut router = VerifyRouter { router: "host".into(), compared, differences: Vec::new() };
-    assert_eq!(
-        verify(&VerifyReport { routers: vec![router.clone()], differences: 0 }),
-        "ROUTER  IPV4  IPV6  DIFFERENCES\nhost      10     2            0\nthe fast tables agree with the kernel's\n"
-    );
+    let mut router = VerifyRouter { router: "host".into(), compared, ..VerifyRouter::default() };
+    let why_not = Families { ipv4: vec!["a rule".into()], ipv6: Vec::new() };
+    let red = VerifyRouter { router: "red".into(), why_not, ..VerifyRouter::default() };
+    let expected = "\
+ROUTER  PREFIXES4  PREFIXES6  DIFFERENCES
+host           10          2            0
+red             0          0            0
+  red: IPv4 is not accelerated, the table is not used: IPv4: a rule
+the fast tables agree with the kernel's
+PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
+                    the fast table
+";
+    assert_eq!(verify(&VerifyReport { routers: vec![router.clone(), red], differences: 0 }), expected);
     router.differences =
         vec![Difference { prefix: "10.7.0.0/16".into(), kernel: "a".into(), fast: "no_route".into() }];
     let text = verify(&VerifyReport { routers: vec![router], differences: 1 });
     assert!(
-        text.ends_with("  host: 10.7.0.0/16: the kernel says a, the fast table no_route\n1 differences\n"),
+        text.contains("  host: 10.7.0.0/16: the kernel says a, the fast table no_route\n1 differences\n"),
         "{text}"
     );
 }
@@ -160,7 +239,7 @@ fn explanation_shows_steps_verdict_and_what_was_rewritten() {
     let before = Headers {
         destination_mac: "02:00:00:00:00:01".into(),
         source_mac: "02:00:00:00:00:fe".into(),
-        vlan: "-".into(),
+        vlan: None,
         ether_type: 0x0800,
         source: None,
         destination: None,
@@ -170,23 +249,32 @@ fn explanation_shows_steps_verdict_and_what_was_rewritten() {
     };
     let after = Headers {
         destination_mac: "02:00:00:00:00:09".into(),
-        vlan: "10".into(),
+        vlan: Some("10".into()),
         ttl: Some(63),
         checksum: Some(0x1334),
         length: 46,
         ..before.clone()
     };
+    let step = |text: &str, detail| StepReport { text: text.into(), detail };
     let report = ExplainReport {
         port: "eth1".into(),
-        steps: vec!["arrived on port eth1: trusted".into(), "forwarded".into()],
+        notes: vec!["this box sent it".into()],
+        steps: vec![
+            step("arrived on port eth1: trusted", false),
+            step("route 10.0.2.0/24 via 10.0.2.2 on eth2", false),
+            step("table block 3 says: next hop 5", true),
+            step("forwarded", false),
+        ],
         verdict: "forward".into(),
         reason: None,
         egress: Some("eth2".into()),
         before: Some(before),
         after: Some(after),
     };
-    let expected = "  1. arrived on port eth1: trusted
-  2. forwarded
+    let expected = "note: this box sent it
+  1. arrived on port eth1: trusted
+  2. route 10.0.2.0/24 via 10.0.2.2 on eth2
+  3. forwarded
 verdict: forwarded by port eth2
   destination MAC: 02:00:00:00:00:01 -> 02:00:00:00:00:09
   VLAN: - -> 10
@@ -195,11 +283,15 @@ verdict: forwarded by port eth2
   frame bytes: 60 -> 46
 ";
     let report = Explained::Report(Box::new(report));
-    assert_eq!(explanations(std::slice::from_ref(&report)), expected);
-    let not = Explained::Not { error: "captured without its end".into() };
-    let both = explanations(&[report, not]);
-    assert!(both.starts_with("packet 1\n  1. arrived"), "{both}");
-    assert!(both.ends_with("\npacket 2\nnot explained: captured without its end\n"), "{both}");
+    assert_eq!(explanations(std::slice::from_ref(&report), false), expected);
+    assert!(
+        explanations(std::slice::from_ref(&report), true).contains("  3. table block 3 says: next hop 5\n")
+    );
+    let not = || Explained::Not { error: "captured without its end".into() };
+    let both = explanations(&[not(), report, not()], false);
+    let sums = "PACKETS  VERDICT\n      2  not explained\n      1  forwarded by port eth2\n\npacket 1\n";
+    assert!(both.starts_with(sums), "{both}");
+    assert!(both.ends_with("\npacket 3\nnot explained: captured without its end\n"), "{both}");
 }
 
 #[test]

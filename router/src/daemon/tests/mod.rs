@@ -8,7 +8,7 @@ use super::{
     Control, Ended,
     api::{Query, Request, RouteQuery},
     instance::Instance,
-    report::{self, RouteReport, Status, VerifyReport},
+    report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
     seam::{Device, FastPath, Kernel, Observe, Reread},
     totals::State,
 };
@@ -23,7 +23,7 @@ use logic::{
     net::Mac,
     observe::{
         Change, Dump, Event, Link, LinkConf4, LinkConf6, LinkKind, MacvlanMode, Namespace, NamespaceId,
-        Neighbour, Next, NextHop, Port, Route, RouteKind,
+        Neighbour, Next, NextHop, Port, Route, RouteKind, Settings as NamespaceSettings,
     },
     plan::PortId,
     reason::Reason,
@@ -131,8 +131,18 @@ impl FastPath for Generation {
         self.world.uncounted.borrow().clone()
     }
     fn explain(&self, _: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
-        let verdict = Step::Verdict { reason: Some(Reason::NoRoute), action: 2 };
-        Ok((TestRun { action: 2, frame: frame.to_vec() }, vec![Step::Port { id: 0, ready: true }, verdict]))
+        let address =
+            |at: usize| frame.get(at..at + 4).map_or(0, |a| u32::from_be_bytes(a.try_into().unwrap()));
+        let steps = vec![
+            Step::Port { id: 0, ready: true },
+            Step::Interface { interface: 1, router: 0 },
+            Step::Ipv4 { source: address(26), destination: address(30) },
+            Step::FibBlock { block: 1, slot: 5 },
+            Step::Nexthop { id: 5, kind: 2 },
+            Step::SourceCheck { slot: 6, accepted: true },
+            Step::Verdict { reason: Some(Reason::NoRoute), action: 2 },
+        ];
+        Ok((TestRun { action: 2, frame: frame.to_vec() }, steps))
     }
 }
 
@@ -295,6 +305,16 @@ fn linux() -> Linux {
     Linux(Rc::new(world))
 }
 
+/// A reason against the IPv4 of the host.
+fn a_rule() -> Event {
+    Event::Settings(0, NamespaceSettings { hazards4: vec!["a rule".into()], ..NamespaceSettings::default() })
+}
+
+/// A reason against an interface.
+fn shaped(ifindex: u32, name: &str) -> Event {
+    Event::Link(0, Link { hazards: vec!["a tbf qdisc".into()], ..link(ifindex, name) })
+}
+
 /// A neighbour for each of so many addresses of eth2's network, made as large as they need.
 fn many_neighbours(n: u32) -> Vec<Event> {
     let wide = Event::Route4(0, Change::Add, route("10.0.0.0/8", 2, None));
@@ -367,6 +387,15 @@ impl Case {
 
     fn status(&mut self) -> Status {
         self.ask(Query::Status)
+    }
+
+    fn interfaces(&mut self) -> Vec<InterfaceReport> {
+        self.ask(Query::Interfaces)
+    }
+
+    fn explain(&mut self, packet: &str) -> ExplainReport {
+        let packet = Some(packet.into());
+        self.ask(Query::Explain(report::ExplainRequest { packet, ..Default::default() }))
     }
 
     fn slots(&self) -> Vec<PortId> {

@@ -20,7 +20,7 @@ fn a_port_that_goes_and_comes_back_is_attached_again() {
     let status = case.status();
     assert_eq!((status.ports[1].mode.as_str(), status.ports[1].problems.len()), ("detached", 1));
     assert_eq!(case.slots(), [0]);
-    case.round(Ok(vec![Event::Port(1, port(7))]), 0.1);
+    case.round(Ok(vec![Event::Link(0, link(7, "eth2")), Event::Port(1, port(7))]), 0.1);
     assert_eq!(names(&case), ["eth1", "eth2"]);
     assert_eq!(case.linux.0.attached.borrow().last().unwrap().slots, [0], "nothing is redirected there yet");
     assert_eq!(case.slots(), [0, 1]);
@@ -33,7 +33,7 @@ fn a_port_that_is_refused_later_is_reported_and_the_others_go_on() {
     let mut case = start();
     *case.linux.0.refused.borrow_mut() = Some("eth2".into());
     case.round(Ok(vec![Event::PortGone(1)]), 0.1);
-    case.round(Ok(vec![Event::Port(1, port(7))]), 0.1);
+    case.round(Ok(vec![Event::Link(0, link(7, "eth2")), Event::Port(1, port(7))]), 0.1);
     case.round(Ok(vec![]), 0.1);
     let status = case.status();
     assert!(status.ports[1].problems[0].contains("another program is there"), "{:?}", status.ports[1]);
@@ -119,15 +119,36 @@ fn a_router_is_accelerated_only_by_a_port_that_is_trusted() {
     let status = case.status();
     assert!(!status.ready && status.problem.is_some_and(|p| p.starts_with("no port is trusted")));
     assert!(!status.routers[0].accelerated.ipv4);
-    let why = ["port eth1 is not trusted: hides tags", "port eth2 is not trusted: LRO"];
+    let why = ["eth1", "eth2"].map(|name| format!("port {name} is not trusted, see `millrace ports`"));
     assert_eq!(status.routers[0].why_not.ipv4, why);
     case.linux.0.problems.borrow_mut().remove(&1);
     (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
     let status = case.status();
-    assert!(status.ready && status.routers[0].accelerated.ipv4, "one trusted port is enough: {status:?}");
+    let router = &status.routers[0];
+    assert!(status.ready && router.why_not.ipv4.is_empty(), "one trusted port is enough: {status:?}");
+    assert_eq!(router.left_to_kernel[0].why_not.ipv4, [why[0].clone()]);
     assert!(case.control.summary().starts_with("1 of 1 routers accelerated"));
     case.linux.0.problems.borrow_mut().insert(1, problem("LRO"));
     (0..2).for_each(|_| case.round(Ok(vec![]), 1.1));
     let (ended, ..) = run(case, vec![Query::Leave]);
     assert_eq!(ended, Ended::Left { forwarding: false });
+}
+
+#[test]
+fn a_port_that_is_down_or_gone_says_so_at_once() {
+    let mut case = start();
+    case.round(Ok(vec![Event::Link(0, Link { up: false, ..link(2, "eth2") })]), 0.001);
+    let port = |case: &mut Case| case.status().ports.remove(1);
+    assert_eq!(port(&mut case).problems, ["the port is down (ip link set eth2 up)"]);
+    assert!(case.status().ready, "the other is up");
+    case.round(Ok(vec![Event::Link(0, link(2, "eth2"))]), 0.001);
+    assert_eq!(port(&mut case).problems, [""; 0]);
+    case.linux.0.problems.borrow_mut().insert(1, vec!["offloads".into()]);
+    case.round(Ok(vec![Event::LinkGone(0, 2)]), 2.0);
+    assert_eq!(
+        (port(&mut case).problems, port(&mut case).mode),
+        (vec!["the device is gone".into()], "detached".into())
+    );
+    case.round(Ok(vec![Event::PortGone(1)]), 0.001);
+    assert_eq!(port(&mut case).problems, ["the device is not there"]);
 }
