@@ -5,6 +5,7 @@
 
 use super::{
     Control, Times,
+    changes::Changes,
     instance::Instance,
     reclaim::Reclaimer,
     seam::{FastPath, Kernel, Observe},
@@ -228,6 +229,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             times: Times { started, ..Times::default() },
             instance,
             next_port: 0,
+            changes: Changes::default(),
         };
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;

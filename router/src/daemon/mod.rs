@@ -11,6 +11,7 @@
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
@@ -19,6 +20,7 @@
 
 mod answers;
 pub mod api;
+mod changes;
 pub mod client;
 pub(crate) mod explain;
 mod generation;
@@ -41,6 +43,7 @@ mod world;
 use crate::config::Config;
 use anyhow::Result;
 use api::{Query, Request};
+use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
 use seam::{FastPath, Kernel, Observe};
@@ -80,6 +83,7 @@ pub struct Control<K: Kernel, O> {
     instance: instance::Instance,
     /// Place of the port looked at last.
     next_port: usize,
+    changes: Changes,
 }
 
 /// When periodic work was last done, CLOCK_MONOTONIC.
@@ -155,6 +159,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.keep_alive(now);
         self.remember(now);
         self.follow_verify(now);
+        self.tell_changes(now);
         Ok(())
     }
 
@@ -169,6 +174,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if self.unremembered {
             due = due.min(times.remembered + REMEMBER);
         }
+        due = due.min(self.changes.due().unwrap_or(due));
         due.saturating_sub(self.kernel.now())
     }
 

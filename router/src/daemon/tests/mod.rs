@@ -1,6 +1,7 @@
 //! The loop with the real mirror and the real tables over heap memory, and a fake Linux around it.
 
 mod answers;
+mod changes;
 mod lifetime;
 mod ports;
 
