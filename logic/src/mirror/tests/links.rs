@@ -373,3 +373,17 @@ fn nothing_is_believed_before_the_first_dump() {
     assert_eq!(mirror.plan(), [Op::Port { port: 0, frags: true }]);
     assert_eq!(mirror.routers().next().unwrap().ipv4, ["the namespace has not been read yet"]);
 }
+
+#[test]
+fn what_is_shown_has_a_revision_and_links_are_up_or_not_or_gone() {
+    let mut bench = Bench::host(vec![], vec![]);
+    let first = bench.mirror.revision();
+    assert_eq!(bench.mirror.is_up(HOST, 2), Some(true));
+    bench.after([Event::Link(HOST, physical(2)), Event::Neighbour(HOST, neighbour(1, "10.0.0.9", None))]);
+    assert_eq!(bench.mirror.revision(), first, "nothing new");
+    bench.after([Event::Link(HOST, Link { up: false, ..physical(2) })]);
+    assert_ne!(bench.mirror.revision(), first);
+    assert_eq!(bench.mirror.is_up(HOST, 2), Some(false));
+    bench.after([Event::LinkGone(HOST, 2)]);
+    assert_eq!(bench.mirror.is_up(HOST, 2), None);
+}

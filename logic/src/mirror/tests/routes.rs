@@ -344,3 +344,20 @@ fn sources_to_look_at_are_local_and_broadcast_host_routes() {
     bench.after([Event::Route4(HOST, Change::Delete, local4("10.0.0.1/32"))]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0002]);
 }
+
+#[test]
+fn the_route_to_an_address_is_the_longest_that_leads_somewhere() {
+    let dead_end =
+        Route { prefix: p4("10.1.2.0/24"), ..kind(RouteKind::Unicast, Next::One(dead(77, "10.9.9.1"))) };
+    let routes = vec![route4("0.0.0.0/0", via(2, "10.9.9.2")), route4("10.1.0.0/16", dev(1)), dead_end];
+    let bench = Bench::host(routes, vec![route6("2001:db8::/32", dev(1))]);
+    let to = |address: [u8; 4]| bench.mirror.route4_to(HOST, u32::from_be_bytes(address));
+    assert_eq!(to([10, 1, 2, 3]), Some((p4("10.1.0.0/16"), &out(1, None))), "the /24 leads nowhere");
+    assert_eq!(to([10, 2, 0, 1]), Some((p4("0.0.0.0/0"), &out(2, Some("10.9.9.2")))));
+    assert_eq!(
+        bench.mirror.route6_to(HOST, 0x2001_0db8 << 96 | 1).map(|(p, _)| p),
+        Some(p6("2001:db8::/32"))
+    );
+    assert_eq!(bench.mirror.route6_to(HOST, 1), None);
+    assert_eq!(bench.mirror.route4_to(RED, 0), None);
+}
