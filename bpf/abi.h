@@ -132,7 +132,7 @@ enum nexthop_kind {
 enum nexthop_flags {
 	NEXTHOP_UNICAST = 1,	/* a unicast route: sources may be behind it (reverse path filter) */
 	NEXTHOP_FRAGS   = 2,	/* the egress port transmits multi-buffer frames */
-	NEXTHOP_LOCAL   = 4,	/* an address of the router itself, or a broadcast address: no source Linux accepts */
+	NEXTHOP_LOCAL   = 4,	/* an address of the router itself, or a broadcast address: sources to look at twice */
 };
 
 /*

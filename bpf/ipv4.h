@@ -62,8 +62,9 @@ static __always_inline enum reason look_at_source(const struct packet *p, __u64 
 
 	if (!n || n->reason == REASON_MAP_FULL)
 		reason = REASON_SOURCE_UNSURE;
-	else if (n->flags & NEXTHOP_LOCAL)
-		reason = REASON_BAD_SOURCE;
+	else if (n->flags & NEXTHOP_LOCAL)	/* a broadcast address Linux refuses only sometimes */
+		reason = n->reason == REASON_BROADCAST && !(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) ?
+			 REASON_SOURCE_UNSURE : REASON_BAD_SOURCE;
 	else if (!(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)))
 		reason = REASON_NONE;
 	else if (n->reason == REASON_COMPLEX_ROUTE || (group && (flags & IF_RPF_STRICT)))

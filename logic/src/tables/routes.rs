@@ -295,9 +295,19 @@ impl<M: Memory> Tables<M> {
     /// Routes that wait for room do not wait for an interface that is gone.
     pub(super) fn settle_waiting(&mut self) {
         let mut pending = std::mem::take(&mut self.pending);
-        pending.routes4.routes.values_mut().for_each(|target| *target = self.as_it_stands(target));
-        pending.routes6.routes.values_mut().for_each(|target| *target = self.as_it_stands(target));
+        let (v4, v6) = (pending.routes4.routes.values_mut(), pending.routes6.routes.values_mut());
+        v4.chain(v6)
+            .filter(|target| !self.stands(target))
+            .for_each(|target| *target = self.as_it_stands(target));
         self.pending = pending;
+    }
+
+    fn stands(&self, target: &Target) -> bool {
+        match target {
+            Target::Multi(members) => members.iter().all(|(member, _)| self.stands(member)),
+            Target::Hop(hop) => self.interfaces.contains_key(&hop.interface),
+            Target::Pass { .. } => true,
+        }
     }
 
     /// The leaf for a target, counted. With an error it is the one to the kernel.

@@ -78,7 +78,13 @@ impl<P: FastPath> Generation<P> {
     /// Lets the tables reuse what no running program can see any more, for what found no room, too.
     pub fn reclaim(&mut self, now: Duration) {
         if let Some(epoch) = self.reclaimer.passed() {
-            self.full = self.tables.reclaim(epoch).err().or_else(|| self.unplaced());
+            let full = self.tables.reclaim(epoch).err().or_else(|| self.unplaced());
+            // What waits for room is tried so many routes at a time: only the last of them tells that everything fits.
+            let untried = self.tables.has_untried();
+            if full.is_some() || !untried {
+                self.full = full;
+            }
+            self.dirty |= untried;
         }
         if self.dirty && self.reclaimer.is_free(now) {
             self.dirty = false;
@@ -393,11 +399,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let ready = found.is_empty();
         let mut problems: Vec<String> = found.into_iter().map(|p| p.text).collect();
-        if let Err(error) = self.generation.plane.set_port(id, device.ifindex, ready, transmit) {
-            problems.push(format!("{error:#}"));
-        }
+        let set = self.generation.plane.set_port(id, device.ifindex, ready, transmit);
+        let transmits = transmit && set.is_ok();
+        problems.extend(set.err().map(|error| format!("{error:#}")));
         if let Some(port) = self.world.ports.get_mut(&id) {
-            (port.problems, port.transmits) = (problems, transmit);
+            (port.problems, port.transmits) = (problems, transmits);
         }
     }
 

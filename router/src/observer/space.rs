@@ -497,7 +497,8 @@ impl Space {
 
     fn read_device_settings(&mut self) -> bool {
         let mut changed = false;
-        // Only settings are taken: what else differs is on its way as an event, in its place.
+        // Only settings, and XDP programs attached by a BPF link, which no message tells of; what else differs is on its way
+        // as an event, in its place.
         let fresh = match self.requests.dump(link::dump(), link::parse) {
             Ok(fresh) => fresh,
             Err(error) => {
@@ -509,9 +510,9 @@ impl Space {
         for message in fresh {
             if let LinkMessage::New(fresh) = message
                 && let Some(link) = self.links.get_mut(&fresh.ifindex)
-                && (&link.conf4, &link.conf6) != (&fresh.conf4, &fresh.conf6)
+                && (&link.conf4, &link.conf6, link.xdp) != (&fresh.conf4, &fresh.conf6, fresh.xdp)
             {
-                (link.conf4, link.conf6) = (fresh.conf4, fresh.conf6);
+                (link.conf4, link.conf6, link.xdp) = (fresh.conf4, fresh.conf6, fresh.xdp);
                 changed = true;
             }
         }

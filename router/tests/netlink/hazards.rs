@@ -159,6 +159,17 @@ fn hazards_of_a_port_reach_the_tenants_on_it() {
         let way_out = format!("ip netns exec {red} ip link set dev m0 xdp off");
         expect("true", Some(&format!("m0 runs an XDP program; detach it with: {way_out}")));
         expect(&way_out, None);
+        // By a BPF link, which the kernel sends no message about.
+        let link = netns::inside(&namespace, || {
+            // SAFETY: a terminated string; no options are passed.
+            own(unsafe {
+                let ifindex = libc::if_nametoindex(c"m0".as_ptr()) as i32;
+                sys::bpf_link_create(program.as_raw_fd(), ifindex, sys::BPF_XDP, std::ptr::null())
+            })
+        });
+        expect("true", Some("m0 runs an XDP program"));
+        drop(link.unwrap());
+        expect("true", None);
     });
 }
 
