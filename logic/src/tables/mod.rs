@@ -82,6 +82,9 @@ pub struct Tables<M> {
     others: Arc<[(PortId, Vlan, Mac)]>,
     /// Routes that lead to the kernel for want of a next hop id or a group block.
     pending: Pending,
+    /// Something was applied since the last [`Tables::seal`]; before it, so that the epoch may free what others wait for.
+    changed: bool,
+    freed: bool,
 }
 
 impl<M: Memory> Tables<M> {
@@ -115,6 +118,8 @@ impl<M: Memory> Tables<M> {
             boxes: HashMap::new(),
             others: Arc::default(),
             pending: Pending::default(),
+            changed: false,
+            freed: false,
             memory,
         }
     }
@@ -127,6 +132,7 @@ impl<M: Memory> Tables<M> {
     /// Carries out one change. On `Err` a map was full: the change is noted, and what found no room leads to the
     /// kernel, until [`Tables::reclaim`] has made room for it.
     pub fn apply(&mut self, op: &Op) -> Result<(), Full> {
+        self.changed = true;
         match op {
             Op::Port { port, frags } => self.set_port(*port, *frags),
             Op::Router { router, multipath_l4 } => self.set_router(*router, *multipath_l4),
@@ -147,6 +153,7 @@ impl<M: Memory> Tables<M> {
     /// Ends the current epoch. After a grace period from now on (every packet now on its way is through, in all
     /// planes), [`Tables::reclaim`] may be called with it.
     pub fn seal(&mut self) -> Epoch {
+        self.freed |= std::mem::take(&mut self.changed);
         self.nexthops.seal();
         self.pool.seal()
     }
@@ -156,6 +163,9 @@ impl<M: Memory> Tables<M> {
     pub fn reclaim(&mut self, epoch: Epoch) -> Result<(), Full> {
         self.nexthops.reclaim(epoch);
         self.pool.reclaim(epoch);
+        if std::mem::take(&mut self.freed) {
+            self.pending.try_all();
+        }
         self.retry()
     }
 

@@ -41,19 +41,27 @@ pub(super) struct Pending {
 
 impl Pending {
     pub(super) fn is_untried(&self) -> bool {
-        self.routes4.tried.is_some() || self.routes6.tried.is_some()
+        self.routes4.left > 0 || self.routes6.left > 0
+    }
+
+    /// There may be room now: all are to be tried, once.
+    pub(super) fn try_all(&mut self) {
+        self.routes4.left = self.routes4.routes.len();
+        self.routes6.left = self.routes6.routes.len();
     }
 }
 
 pub(super) struct Waiting<A> {
     routes: BTreeMap<(RouterId, Prefix<A>), Target>,
-    /// The last one that was tried again, when others are still to be.
+    /// The last one that was tried again; the next to be tried comes after it, or is the first.
     tried: Option<(RouterId, Prefix<A>)>,
+    /// How many are still to be tried.
+    left: usize,
 }
 
 impl<A> Default for Waiting<A> {
     fn default() -> Self {
-        Self { routes: BTreeMap::new(), tried: None }
+        Self { routes: BTreeMap::new(), tried: None, left: 0 }
     }
 }
 
@@ -502,10 +510,13 @@ impl<M: Memory> Tables<M> {
 
     fn retry_routes<A: Family>(&mut self) -> Result<(), Full> {
         let waiting = A::waiting(&mut self.pending);
+        waiting.left = waiting.left.min(waiting.routes.len());
         let from = waiting.tried.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = waiting.routes.range((from, Bound::Unbounded)).take(RETRIES);
+        let round = waiting.routes.range((from, Bound::Unbounded)).chain(&waiting.routes);
+        let next = round.take(waiting.left.min(RETRIES));
         let next: Vec<_> = next.map(|(key, target)| (*key, target.clone())).collect();
-        waiting.tried = next.last().map(|(key, _)| *key).filter(|_| next.len() == RETRIES);
+        waiting.tried = next.last().map_or(waiting.tried, |(key, _)| Some(*key));
+        waiting.left -= next.len();
         let mut result = Ok(());
         for ((router, prefix), target) in next {
             result = result.and(self.set_route(router, prefix, Some(&target)));

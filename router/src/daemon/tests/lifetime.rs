@@ -79,6 +79,35 @@ fn at_the_limit_the_rest_is_left_to_the_kernel_until_it_fits_again() {
     panic!("{:?}", case.status());
 }
 
+/// More routes wait for room than are tried at a time.
+#[test]
+fn at_the_limit_every_route_that_waits_gets_its_turn() {
+    let config = Config { limits: crate::config::Limits { memory_mib: MemoryMib(16) }, ..config() };
+    let mut case = start_with(config, linux()).unwrap();
+    let routes = |change, numbers: std::ops::Range<u32>| -> Vec<Event> {
+        let one = |i: u32| {
+            let prefix = format!("{}/32", Ipv4Addr::from_bits(0x0b00_0000 + i));
+            let gateway = Ipv4Addr::from_bits(0x0a00_0300 + i).to_string();
+            Event::Route4(0, change, route(&prefix, 2, Some(&gateway)))
+        };
+        numbers.map(one).collect()
+    };
+    case.round(Ok(routes(Change::Add, 0..40_000)), 0.1);
+    case.round(Ok(vec![]), 0.1);
+    assert!(!case.status().troubles.is_empty());
+    case.round(Ok(routes(Change::Delete, 0..28_000)), 0.1);
+    for _ in 0..200 {
+        case.round(Ok(vec![]), 0.1);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for i in (28_000..40_000).step_by(500).chain([39_999]) {
+        let address = Ipv4Addr::from_bits(0x0b00_0000 + i).to_string();
+        let reason = case.route(&address).hops[0].reason.clone().unwrap_or_default();
+        assert!(!reason.contains("map was full"), "route {i}: {reason}");
+    }
+    assert_eq!(case.status().troubles, [""; 0]);
+}
+
 #[test]
 fn a_failure_to_grow_is_told_and_tried_again() {
     let mut case = start();
