@@ -10,8 +10,7 @@ use crate::{
     generator::{Load, Pace},
     measure::{Sample, Window, measure},
     subject::{self, Millrace, Subject},
-    sys,
-    testbed::{Priority, Spec, Testbed},
+    testbed::{Spec, Testbed},
     workload::{Family, Workload},
 };
 
@@ -36,9 +35,7 @@ pub fn demo() -> Result<()> {
     println!(
         "Building a testbed: generator - router box (host and {VIRTUAL_ROUTERS} namespace routers) - sink ..."
     );
-    let mut testbed = Testbed::new(spec)?;
-    sys::set_affinity(0, &[spec.cores.generator])?;
-    testbed.set_priority(Priority::Rates)?;
+    let mut testbed = Testbed::for_rates(spec)?;
 
     println!("Linux forwards ...");
     let linux = subject::start("linux", &testbed)?;

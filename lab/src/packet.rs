@@ -7,6 +7,8 @@ use crate::{
     bpf::generator::types,
 };
 
+/// Frame check sequence: counted in the frame sizes of RFC 2544, not in ours.
+pub const FCS_BYTES: u16 = 4;
 /// Shortest frames without FCS: 64 bytes on the wire for IPv4; IPv6 and UDP headers alone take 62 (66 on the wire).
 pub const MIN_FRAME4: u16 = 60;
 /// See [`MIN_FRAME4`].

@@ -40,6 +40,12 @@ impl Recorder {
     }
 }
 
+/// Writes one JSON document, for people to read and compare.
+pub fn write_document(path: &Path, document: &Value) -> Result<()> {
+    let text = serde_json::to_string_pretty(document)? + "\n";
+    std::fs::write(path, text).with_context(|| path.display().to_string())
+}
+
 /// Machine, kernel, revision, command line and time of this run.
 pub fn run() -> Result<Value> {
     let read =

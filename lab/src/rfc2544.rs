@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use serde_json::json;
 
@@ -15,14 +15,13 @@ use crate::{
         frame_loss::{self, Point},
         throughput::{self, Search, Throughput},
     },
+    packet::FCS_BYTES,
     record,
     subject::{self, Subject},
-    sys,
-    testbed::{Priority, Spec, Testbed},
+    testbed::{Spec, Testbed},
     workload::{Family, Workload},
 };
 
-const FCS_BYTES: u16 = 4;
 /// What the generator can do.
 const HIGHEST_PPS: u64 = 8_000_000;
 const LOWEST_PPS: u64 = 10_000;
@@ -69,10 +68,7 @@ impl Trial for OnTestbed<'_> {
 
 /// Measures, prints a table, and writes everything to `json`.
 pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
-    let spec = Spec::default();
-    let mut testbed = Testbed::new(spec)?;
-    sys::set_affinity(0, &[spec.cores.generator])?;
-    testbed.set_priority(Priority::Rates)?;
+    let mut testbed = Testbed::for_rates(Spec::default())?;
     let subject = subject::start(&options.subject, &testbed)?;
     println!("{}, {} flows, trials of {} s", options.subject, options.flows, options.seconds);
     println!("{:>6} {:>20} {:>20}", "frame", "Mpps, no loss", "Mpps, 0.1 % lost");
@@ -89,8 +85,7 @@ pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
     if let Some(path) = json {
         let document = json!({"run": record::run()?, "subject": options.subject, "flows": options.flows,
             "trial_seconds": options.seconds, "resolution": RESOLUTION, "results": results});
-        let text = serde_json::to_string_pretty(&document)?;
-        std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+        record::write_document(path, &document)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -12,13 +12,11 @@ use crate::{
     cpu::Spinner,
     generator::Pace,
     measure::{Sample, Spread, Window, ratios, spread},
+    packet::FCS_BYTES,
     record::{self, Recorder},
-    sys,
-    testbed::{Priority, Spec, Testbed},
+    testbed::{Spec, Testbed},
     workload::{Family, Workload},
 };
-
-const FCS_BYTES: u16 = 4;
 
 /// What to compare.
 #[derive(Clone, Debug)]
@@ -49,9 +47,7 @@ struct Row {
 /// Measures, prints a table, and writes everything to `json`.
 pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
     let spec = Spec::default();
-    let mut testbed = Testbed::new(spec)?;
-    sys::set_affinity(0, &[spec.cores.generator])?;
-    testbed.set_priority(Priority::Rates)?;
+    let mut testbed = Testbed::for_rates(spec)?;
     testbed.spinner = Some(Spinner::start(spec.cores.router)?);
     let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
     workload.frame_bytes = options.frame - FCS_BYTES;
@@ -70,8 +66,7 @@ pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
     if let Some(path) = json {
         let document = json!({"run": record::run()?, "parameters": plan.parameters, "samples": rows,
             "ratios": all_ratios(&subjects, &results)});
-        let text = serde_json::to_string_pretty(&document)?;
-        std::fs::write(path, text + "\n").with_context(|| path.display().to_string())?;
+        record::write_document(path, &document)?;
     }
     Ok(())
 }

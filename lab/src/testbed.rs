@@ -152,6 +152,14 @@ impl Testbed {
         Ok(testbed)
     }
 
+    /// One whose rates do not depend on what else the machine does; the calling thread measures, on the generator's core.
+    pub fn for_rates(spec: Spec) -> Result<Self> {
+        let mut testbed = Self::new(spec)?;
+        sys::set_affinity(0, &[spec.cores.generator])?;
+        testbed.set_priority(Priority::Rates)?;
+        Ok(testbed)
+    }
+
     /// Threads of both ports, pinned to the router's core (again: attaching a program may have made new ones).
     pub fn router_threads(&self) -> Result<cpu::Threads> {
         let ids = self.box_namespace.enter(|| {

@@ -6,11 +6,11 @@ mod common;
 mod wire;
 
 use common::{
+    SMALL,
     frame::{Frame, vlan},
     ifindex, in_new_namespace, run,
 };
 use logic::{
-    memory::Capacity,
     net::Mac,
     plan::{Hop, Interface, Op, ReversePath, Target},
     reason::{Class, Reason},
@@ -55,14 +55,7 @@ impl World {
         }
         ["p0", "q0", "p1", "q1"].iter().for_each(|device| drop(run(&format!("ip link set {device} up"))));
         let plane = Plane::load(Settings {
-            capacity: Capacity {
-                fib_blocks: 1024,
-                fib_tails: 64,
-                nexthops: 64,
-                neighbour_buckets: 64,
-                interface_buckets: 64,
-                routers: 256,
-            },
+            capacity: SMALL,
             interface_rows: 8,
             sample_interval: 128,
             exception_pps: 0,

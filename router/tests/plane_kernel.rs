@@ -3,9 +3,8 @@
 
 mod common;
 
-use common::{frame::Frame, ifindex, in_new_namespace, run};
+use common::{SMALL, frame::Frame, ifindex, in_new_namespace, run};
 use logic::{
-    memory::Capacity,
     net::{Mac, Tag},
     reason::Reason,
 };
@@ -22,14 +21,7 @@ const XDP_PASS: u32 = 2;
 
 fn plane() -> Plane {
     Plane::load(Settings {
-        capacity: Capacity {
-            fib_blocks: 1024,
-            fib_tails: 64,
-            nexthops: 64,
-            neighbour_buckets: 64,
-            interface_buckets: 64,
-            routers: 256,
-        },
+        capacity: SMALL,
         interface_rows: 64,
         sample_interval: 1,
         exception_pps: 1000,

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{
+    SMALL,
     frame::{Frame, vlan},
     ifindex, in_new_namespace, run,
 };
@@ -63,14 +64,7 @@ fn world() -> (Plane, Tables<Arc<MappedMemory>>, u32) {
         run(&format!("ip link add {port} type veth peer name {peer}"));
     }
     let plane = Plane::load(Settings {
-        capacity: Capacity {
-            fib_blocks: 1024,
-            fib_tails: 64,
-            nexthops: 64,
-            neighbour_buckets: 4,
-            interface_buckets: 1,
-            routers: 256,
-        },
+        capacity: Capacity { neighbour_buckets: 4, interface_buckets: 1, ..SMALL },
         interface_rows: 64,
         sample_interval: 1,
         exception_pps: 0,

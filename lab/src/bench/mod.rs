@@ -17,8 +17,7 @@ use crate::{
     measure::{Spread, Window},
     prefixes::{self, Prefixes},
     record::Recorder,
-    sys,
-    testbed::{Priority, Spec, Testbed},
+    testbed::{Spec, Testbed},
 };
 
 /// The benches, in the order they run.
@@ -79,13 +78,8 @@ impl Options {
     }
 }
 
-/// A testbed whose rates do not depend on what else the machine does.
 fn testbed(routers: u16) -> Result<Testbed> {
-    let spec = Spec { routers, ..Spec::default() };
-    let mut testbed = Testbed::new(spec)?;
-    sys::set_affinity(0, &[spec.cores.generator])?;
-    testbed.set_priority(Priority::Rates)?;
-    Ok(testbed)
+    Testbed::for_rates(Spec { routers, ..Spec::default() })
 }
 
 fn print_row(cells: &[String]) {

@@ -3,7 +3,18 @@
 
 pub mod frame;
 
+use logic::memory::Capacity;
 use std::{process::Command, thread};
+
+/// Tables for a test's few routes.
+pub const SMALL: Capacity = Capacity {
+    fib_blocks: 1024,
+    fib_tails: 64,
+    nexthops: 64,
+    neighbour_buckets: 64,
+    interface_buckets: 64,
+    routers: 256,
+};
 
 /// Runs `body` on a thread inside a fresh network namespace that vanishes with it. Needs root.
 pub fn in_new_namespace(body: impl FnOnce() + Send + 'static) {
