@@ -11,19 +11,19 @@
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`] | raw results as JSON lines |
-//! | [`demo`], [`bench`], [`shell`], [`side_by_side`] (`compare`), [`rfc2544`] | the commands |
+//! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
 //! shared machine mean little (SPEC.md).
 
 pub mod addresses;
-pub mod bench;
 pub mod bpf;
 pub mod check;
 pub mod command;
 pub mod compare;
 pub mod cpu;
 pub mod demo;
+pub mod experiment;
 pub mod generator;
 pub mod losses;
 pub mod measure;
@@ -33,9 +33,7 @@ pub mod netlink;
 pub mod packet;
 pub mod prefixes;
 pub mod record;
-pub mod rfc2544;
 pub mod shell;
-pub mod side_by_side;
 pub mod sink;
 pub mod subject;
 pub mod sys;

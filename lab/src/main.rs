@@ -1,10 +1,14 @@
 //! `millrace-lab`: the testbed, the demo and the benches.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
-use lab::{bench, cpu, demo, namespace, prefixes, rfc2544, shell, side_by_side, subject, sys};
+use lab::{
+    cpu, demo,
+    experiment::{Experiment, bench},
+    namespace, shell, sys,
+};
 
 /// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
 #[derive(Parser)]
@@ -24,75 +28,12 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         routers: u16,
     },
-    /// Subjects on the same packets, alternately, the router's core saturated; ratios pair by pair
-    Compare {
-        /// What to measure
-        #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
-        subjects: Vec<String>,
-        /// Frame length in bytes, FCS included: 64 to 3404
-        #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(64..=3404))]
-        frame: u16,
-        /// Destinations, one flow each: 1 to 131072
-        #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=131_072))]
-        flows: u32,
-        /// Length of each measurement
-        #[arg(long, default_value_t = 5.0)]
-        seconds: f64,
-        /// How often each is repeated
-        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
-        repeat: u16,
-        /// Where the results go
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-    },
-    /// RFC 2544: throughput without loss and with 0.1 %, and the frame loss curve, by frame size
-    Rfc2544 {
-        /// What to measure
-        #[arg(long, value_parser = subject::NAMES, default_value = "millrace")]
-        subject: String,
-        /// Frame lengths in bytes, FCS included, each 64 to 3404
-        #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(64..=3404),
-            default_values_t = [64, 128, 256, 512, 1024, 1280, 1518])]
-        frames: Vec<u16>,
-        /// Destinations, one flow each: 1 to 131072
-        #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=131_072))]
-        flows: u32,
-        /// Length of each trial (the RFC: 60)
-        #[arg(long, default_value_t = 2.0)]
-        seconds: f64,
-        /// Where the results go
-        #[arg(long, value_name = "FILE")]
-        json: Option<PathBuf>,
-    },
+    #[command(flatten)]
+    Experiment(Experiment),
+    /// The experiments of SPEC.md, one after another
+    Bench(bench::Options),
     #[command(name = cpu::Spinner::COMMAND, hide = true)]
     Spin { core: usize },
-    /// The measurements of SPEC.md; raw results as JSON lines
-    Bench {
-        /// Only this one
-        #[arg(long, value_parser = bench::NAMES)]
-        only: Option<String>,
-        /// Where raw results go
-        #[arg(long, value_name = "DIR")]
-        out: PathBuf,
-        /// What to measure
-        #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
-        subjects: Vec<String>,
-        /// Length of each measurement
-        #[arg(long, default_value_t = 1.5)]
-        seconds: f64,
-        /// How often each is repeated
-        #[arg(long, default_value_t = 5)]
-        repeats: usize,
-        /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
-        #[arg(long, value_name = "FILE")]
-        prefixes: Option<PathBuf>,
-        /// IPv4 routes of the full table
-        #[arg(long, default_value_t = 1_000_000)]
-        routes4: usize,
-        /// IPv6 routes of the full table
-        #[arg(long, default_value_t = 160_000)]
-        routes6: usize,
-    },
 }
 
 fn run(arguments: Arguments) -> Result<()> {
@@ -105,24 +46,9 @@ fn run(arguments: Arguments) -> Result<()> {
     match arguments.command {
         Command::Demo => demo::demo(),
         Command::Shell { routers } => shell::shell(routers),
+        Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
+        Command::Bench(options) => bench::bench(&options),
         Command::Spin { .. } => Ok(()),
-        Command::Compare { subjects, frame, flows, seconds, repeat, json } => {
-            ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
-            let options = side_by_side::Options { subjects, frame, flows, seconds, repeat: repeat.into() };
-            side_by_side::run(&options, json.as_deref())
-        }
-        Command::Rfc2544 { subject, frames, flows, seconds, json } => {
-            ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
-            rfc2544::run(&rfc2544::Options { subject, frames, flows, seconds }, json.as_deref())
-        }
-        Command::Bench { only, out, subjects, seconds, repeats, prefixes, routes4, routes6 } => {
-            ensure!((0.1..=600.0).contains(&seconds), "--seconds {seconds}: 0.1 to 600");
-            ensure!((1..=1000).contains(&repeats), "--repeats {repeats}: 1 to 1000");
-            let prefixes = prefixes.or_else(prefixes::default_file);
-            let full_table = (routes4, routes6);
-            let options = bench::Options { out, subjects, seconds, repeats, prefixes, full_table };
-            bench::bench(&options, only.as_deref())
-        }
     }
 }
 

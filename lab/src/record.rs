@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::Write,
-    path::Path,
+    path::PathBuf,
     process::Command,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -13,22 +13,40 @@ use serde_json::{Value, json};
 
 use crate::{command, cpu};
 
-/// Where results go: a file, or nowhere.
+/// Where the results of a command go.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// A file, or nowhere.
+    pub path: Option<PathBuf>,
+    /// The command line.
+    pub command: Vec<String>,
+}
+
+impl Output {
+    /// Lines, the first of which is that of [`run`].
+    pub fn recorder(&self) -> Result<Recorder> {
+        let Some(path) = &self.path else { return Ok(Recorder::none()) };
+        let mut recorder = Recorder(Some(File::create(path).with_context(|| path.display().to_string())?));
+        recorder.line(&run(&self.command)?)?;
+        Ok(recorder)
+    }
+
+    /// One document, an object, to which [`run`] is added; replaces an earlier one.
+    pub fn document(&self, mut document: Value) -> Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        document["run"] = run(&self.command)?;
+        let text = serde_json::to_string_pretty(&document)? + "\n";
+        std::fs::write(path, text).with_context(|| path.display().to_string())
+    }
+}
+
+/// Writes results to a file, or nowhere.
 pub struct Recorder(Option<File>);
 
 impl Recorder {
     /// Keeps nothing.
     pub fn none() -> Self {
         Self(None)
-    }
-
-    /// Writes `directory/name.jsonl` anew, beginning with [`run`].
-    pub fn create(directory: &Path, name: &str) -> Result<Self> {
-        std::fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
-        let path = directory.join(format!("{name}.jsonl"));
-        let mut recorder = Self(Some(File::create(&path).with_context(|| path.display().to_string())?));
-        recorder.line(&run()?)?;
-        Ok(recorder)
     }
 
     /// Writes one line at once: what was measured stays when the run is interrupted.
@@ -40,14 +58,8 @@ impl Recorder {
     }
 }
 
-/// Writes one JSON document, for people to read and compare.
-pub fn write_document(path: &Path, document: &Value) -> Result<()> {
-    let text = serde_json::to_string_pretty(document)? + "\n";
-    std::fs::write(path, text).with_context(|| path.display().to_string())
-}
-
 /// Machine, kernel, revision, command line and time of this run.
-pub fn run() -> Result<Value> {
+fn run(command: &[String]) -> Result<Value> {
     let read =
         |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
     let cpuinfo = read("/proc/cpuinfo");
@@ -60,7 +72,7 @@ pub fn run() -> Result<Value> {
         "kernel": format!("{} {}", read("/proc/sys/kernel/osrelease"), read("/proc/sys/kernel/version")),
         "revision": revision(),
         "build": if cfg!(debug_assertions) { "debug" } else { "release" },
-        "command": std::env::args().collect::<Vec<_>>(),
+        "command": command,
     }))
 }
 

@@ -7,17 +7,18 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use libbpf_rs::{
     MapCore, MapFlags, Program, ProgramInput, Xdp, XdpFlags,
     skel::{OpenSkel, SkelBuilder},
 };
 use serde_json::json;
 
-use super::{Options, print_head, print_row, show, testbed};
+use super::{FullTable, Sampling, print_head, print_row, show, testbed};
 use crate::{
     bpf::{self, cost as skeleton},
     measure::spread,
-    record::Recorder,
+    record::Output,
     subject,
     testbed::{PORT_IN, Testbed},
     workload::{Family, Workload},
@@ -33,8 +34,22 @@ const INGRESS_IFINDEX_AT: usize = 12;
 const CONTEXT_BYTES: usize = 24;
 const XDP_REDIRECT: u32 = 4;
 
-pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
-    let prefixes = options.full_table()?;
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
+        default_values = ["redirect", "touch", "millrace"])]
+    subjects: Vec<String>,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+    #[command(flatten)]
+    table: FullTable,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut recorder = output.recorder()?;
+    let prefixes = options.table.read()?;
     let testbed = testbed(0)?;
     testbed.load_routes(&prefixes)?;
     let (routes4, routes6) = (prefixes.v4.len(), prefixes.v6.len());
@@ -43,12 +58,12 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
     for family in [Family::V4, Family::V6] {
         for destinations in DESTINATIONS {
             let workload = Workload::inside(&prefixes, family, destinations, testbed.spec.nexthops);
-            for name in options.subjects(Some(&["redirect", "touch", "millrace"])) {
+            for name in &options.subjects {
                 let _subject = subject::start(name, &testbed)?;
                 let mut cost = Cost::new(&testbed, &workload)?;
                 let mut samples = Vec::new();
-                for repeat in 0..options.repeats {
-                    let ns = cost.measure(&testbed).with_context(|| name.to_owned())?;
+                for repeat in 0..options.sampling.repeat {
+                    let ns = cost.measure(&testbed).with_context(|| name.clone())?;
                     recorder.line(
                         &json!({"record": "program", "subject": name, "repeat": repeat, "ns": ns,
                         "family": family.name(), "targets": workload.targets.len(), "routes4": routes4,
@@ -57,7 +72,7 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
                     samples.push(ns);
                 }
                 let count = workload.targets.len().to_string();
-                print_row(&[family.name().into(), count, name.into(), show(spread(&samples), 1.0, 1)]);
+                print_row(&[family.name().into(), count, name.clone(), show(spread(&samples), 1.0, 1)]);
             }
         }
     }

@@ -2,18 +2,19 @@
 //! host route through next hop 2 is added, later deleted; the sink notes when the first packet for the other next hop
 //! came. The clock starts just before the request is handed to the kernel.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
 
 use anyhow::{Result, ensure};
+use clap::{Args, value_parser};
 use serde_json::json;
 
-use super::{Options, print_head, print_row, show, testbed};
+use super::{print_head, print_row, show, testbed};
 use crate::{
     addresses::nexthop4,
     generator::{Load, Pace},
     measure::spread,
     netlink::{Change, Netlink, Route},
-    record::Recorder,
+    record::{Output, Recorder},
     subject, sys,
     testbed::{PORT_OUT, Priority, Testbed},
     workload::{Family, Workload},
@@ -21,16 +22,33 @@ use crate::{
 
 /// 5 us between packets: the resolution.
 const RATE_PPS: u64 = 200_000;
-const CHANGES: usize = 50;
 const LIMIT: Duration = Duration::from_secs(5);
 
-pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
+    subjects: Vec<String>,
+    /// Routes added and deleted, one after another
+    #[arg(long, default_value_t = 50, value_parser = value_parser!(u16).range(1..=10_000))]
+    changes: u16,
+    /// Where raw results go
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut recorder = output.recorder()?;
     let mut testbed = testbed(0)?;
     testbed.set_priority(Priority::Reaction)?;
     let workload = Workload::benchmark(Family::V4, 1, 0..=0);
-    let title = format!("From a route change to the first packet on the new way, ms, {CHANGES} changes each");
+    let title = format!(
+        "From a route change to the first packet on the new way, ms, {} changes each",
+        options.changes
+    );
     print_head(&title, &["subject", "change", "median (range)"]);
-    for name in options.subjects(Some(&["linux", "millrace"])) {
+    for name in &options.subjects {
         let subject = match subject::start(name, &testbed) {
             Ok(subject) => subject,
             Err(error) if error.is::<sys::Interrupted>() => return Err(error),
@@ -41,18 +59,18 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
         };
         testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
         testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) })?;
-        let times = changes(&testbed, name, recorder);
+        let times = changes(&testbed, name, options.changes, &mut recorder);
         testbed.generator.stop()?;
         drop(subject);
         let (added, deleted): (Vec<f64>, Vec<f64>) = times?.into_iter().unzip();
-        print_row(&[name.into(), "add".into(), show(spread(&added), 1.0, 3)]);
-        print_row(&[name.into(), "delete".into(), show(spread(&deleted), 1.0, 3)]);
+        print_row(&[name.clone(), "add".into(), show(spread(&added), 1.0, 3)]);
+        print_row(&[name.clone(), "delete".into(), show(spread(&deleted), 1.0, 3)]);
     }
     Ok(())
 }
 
 /// Milliseconds of each addition and deletion.
-fn changes(testbed: &Testbed, name: &str, recorder: &mut Recorder) -> Result<Vec<(f64, f64)>> {
+fn changes(testbed: &Testbed, name: &str, count: u16, recorder: &mut Recorder) -> Result<Vec<(f64, f64)>> {
     let interface = testbed.box_namespace.interface_index(PORT_OUT)?;
     let mut netlink = testbed.box_namespace.enter(Netlink::route)?;
     let route = Route {
@@ -62,7 +80,7 @@ fn changes(testbed: &Testbed, name: &str, recorder: &mut Recorder) -> Result<Vec
         interface,
     };
     let mut times = Vec::new();
-    for repeat in 0..CHANGES {
+    for repeat in 0..count {
         let added = time(testbed, 2, || netlink.change_routes(Change::Set, [route]))?;
         let deleted = time(testbed, 1, || netlink.change_routes(Change::Delete, [route]))?;
         recorder

@@ -1,8 +1,9 @@
 //! `millrace-lab rfc2544`: throughput and frame loss rate of a subject by frame size (RFC 2544 9.1, 26.1, 26.3).
 
-use std::{path::Path, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Result;
+use clap::{Args, value_parser};
 use serde::Serialize;
 use serde_json::json;
 
@@ -16,7 +17,7 @@ use crate::{
         throughput::{self, Search, Throughput},
     },
     packet::FCS_BYTES,
-    record,
+    record::Output,
     subject::{self, Subject},
     testbed::{Spec, Testbed},
     workload::{Family, Workload},
@@ -31,16 +32,24 @@ const RESOLUTION: f64 = 0.01;
 const STEPS: u64 = 10;
 
 /// What to measure.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Name of the subject.
-    pub subject: String,
-    /// Frame lengths in bytes, FCS included.
-    pub frames: Vec<u16>,
-    /// Destinations, one flow each.
-    pub flows: u32,
-    /// Length of each trial (the RFC: 60).
-    pub seconds: f64,
+    /// What to measure
+    #[arg(long, value_parser = subject::NAMES, default_value = "millrace")]
+    subject: String,
+    /// Frame lengths in bytes, FCS included, each 64 to 3404
+    #[arg(long, value_delimiter = ',', value_parser = value_parser!(u16).range(64..=3404),
+        default_values_t = [64, 128, 256, 512, 1024, 1280, 1518])]
+    frames: Vec<u16>,
+    /// Destinations, one flow each: 1 to 131072
+    #[arg(long, default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
+    flows: u32,
+    /// Length of each trial (the RFC: 60)
+    #[arg(long, default_value_t = 2.0, value_parser = super::seconds)]
+    seconds: f64,
+    /// Where the results go, as one document
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,8 +75,7 @@ impl Trial for OnTestbed<'_> {
     }
 }
 
-/// Measures, prints a table, and writes everything to `json`.
-pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut testbed = Testbed::for_rates(Spec::default())?;
     let subject = subject::start(&options.subject, &testbed)?;
     println!("{}, {} flows, trials of {} s", options.subject, options.flows, options.seconds);
@@ -81,11 +89,8 @@ pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
         };
         println!("{frame:>6} {:>20} {:>20}", show(&result.throughput[0]), show(&result.throughput[1]));
         results.push(result);
-    }
-    if let Some(path) = json {
-        let document = json!({"run": record::run()?, "subject": options.subject, "flows": options.flows,
-            "trial_seconds": options.seconds, "resolution": RESOLUTION, "results": results});
-        record::write_document(path, &document)?;
+        output.document(json!({"subject": options.subject, "flows": options.flows,
+            "trial_seconds": options.seconds, "resolution": RESOLUTION, "results": results}))?;
     }
     Ok(())
 }

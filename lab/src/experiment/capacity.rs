@@ -3,37 +3,52 @@
 //! load is one that Linux carries too.
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
-use super::{Options, print_head, print_row, show, testbed};
+use super::{FullTable, Sampling, names, print_head, print_row, show, testbed};
 use crate::{
     compare::{Plan, compare, figures, ns, pps},
     generator::Pace,
     measure::{ratios, spread},
-    record::Recorder,
+    record::Output,
+    subject,
     workload::{Family, Workload},
 };
 
 const DESTINATIONS: usize = 4096;
 const LOW_RATE_PPS: u64 = 400_000;
 
-pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
-    let prefixes = options.full_table()?;
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    subjects: Vec<String>,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+    #[command(flatten)]
+    table: FullTable,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut recorder = output.recorder()?;
+    let prefixes = options.table.read()?;
     let mut testbed = testbed(0)?;
     testbed.load_routes(&prefixes)?;
     for family in [Family::V4, Family::V6] {
         let workload = Workload::inside(&prefixes, family, DESTINATIONS, testbed.spec.nexthops);
-        let subjects = options.subjects(None);
+        let subjects = names(&options.subjects);
         let plan = Plan {
             case: "capacity",
             parameters: json!({"family": family.name(), "routes4": prefixes.v4.len(), "routes6": prefixes.v6.len(),
                 "prefixes": prefixes.source}),
             subjects: &subjects,
             paces: &[Pace::Saturate, Pace::Rate(LOW_RATE_PPS)],
-            repeats: options.repeats,
-            window: options.window(),
+            repeats: options.sampling.repeat.into(),
+            window: options.sampling.window(),
         };
-        let results = compare(&mut testbed, &workload, &plan, recorder)?;
+        let results = compare(&mut testbed, &workload, &plan, &mut recorder)?;
         let title = format!(
             "Capacity of one core, {}, {} + {} routes, {DESTINATIONS} destinations",
             family.name(),

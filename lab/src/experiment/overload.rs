@@ -2,24 +2,36 @@
 //! works stays at its peak.
 
 use anyhow::Result;
+use clap::Args;
 use serde_json::json;
 
-use super::{Options, print_head, print_row, testbed};
+use super::{Sampling, names, print_head, print_row, testbed};
 use crate::{
     compare::{Plan, compare, figures, pps},
     generator::Pace,
     measure::median,
-    record::Recorder,
+    record::Output,
+    subject,
     workload::{Family, Workload},
 };
 
 const DESTINATIONS: u32 = 4096;
 const MPPS: [f64; 12] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0];
 
-pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    subjects: Vec<String>,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
     let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
-    let subjects = options.subjects(None);
+    let subjects = names(&options.subjects);
     let rates = MPPS.iter().map(|mpps| Pace::Rate((mpps * 1e6) as u64));
     let paces: Vec<Pace> = rates.chain([Pace::FlatOut]).collect();
     let plan = Plan {
@@ -27,10 +39,10 @@ pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
         parameters: json!({}),
         subjects: &subjects,
         paces: &paces,
-        repeats: options.repeats,
-        window: options.window(),
+        repeats: options.sampling.repeat.into(),
+        window: options.sampling.window(),
     };
-    let results = compare(&mut testbed, &workload, &plan, recorder)?;
+    let results = compare(&mut testbed, &workload, &plan, &mut output.recorder()?)?;
     let names: Vec<&str> = results.keys().map(String::as_str).collect();
     let title = "Overload, IPv4: Mpps out (Mpps really offered)";
     print_head(title, &[&["asked for"][..], &names].concat());

@@ -4,17 +4,19 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use serde_json::json;
 
-use super::{Options, print_head, print_row, testbed};
+use super::{FullTable, print_head, print_row, testbed};
 use crate::{
     addresses::nexthop_mac,
     prefixes::Prefixes,
-    record::Recorder,
+    record::Output,
     subject::Millrace,
     sys,
     testbed::{PORT_OUT, Priority, Testbed},
@@ -23,8 +25,19 @@ use crate::{
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-pub(super) fn run(options: &Options, recorder: &mut Recorder) -> Result<()> {
-    let full = options.full_table()?;
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Where raw results go
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+    #[command(flatten)]
+    table: FullTable,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut recorder = output.recorder()?;
+    let full = options.table.read()?;
     let routes = full.v4.len() + full.v6.len();
     let title = format!("Loading {} IPv4 and {} IPv6 routes", full.v4.len(), full.v6.len());
     print_head(&title, &["what", "value"]);

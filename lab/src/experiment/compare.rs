@@ -1,36 +1,43 @@
 //! `millrace-lab compare`: subjects on the same packets in the same run, alternately, with what each leaves of the router's
 //! core to applications.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use anyhow::Result;
+use clap::{Args, value_parser};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::{Sampling, names};
 use crate::{
     compare::{Plan, Results, compare},
     cpu::Spinner,
     generator::Pace,
-    measure::{Sample, Spread, Window, ratios, spread},
+    measure::{Sample, Spread, ratios, spread},
     packet::FCS_BYTES,
-    record::{self, Recorder},
+    record::{Output, Recorder},
+    subject,
     testbed::{Spec, Testbed},
     workload::{Family, Workload},
 };
 
 /// What to compare.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Names of subjects.
-    pub subjects: Vec<String>,
-    /// Frame length in bytes, FCS included.
-    pub frame: u16,
-    /// Destinations, one flow each.
-    pub flows: u32,
-    /// Length of each measurement.
-    pub seconds: f64,
-    /// How often each is repeated.
-    pub repeat: usize,
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    subjects: Vec<String>,
+    /// Frame length in bytes, FCS included: 64 to 3404
+    #[arg(long, default_value_t = 64, value_parser = value_parser!(u16).range(64..=3404))]
+    frame: u16,
+    /// Destinations, one flow each: 1 to 131072
+    #[arg(long, default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
+    flows: u32,
+    /// Packets per second offered, to see what each leaves of the core at the same work [default: as many as it can carry]
+    #[arg(long, value_parser = value_parser!(u64).range(1..=20_000_000))]
+    pps: Option<u64>,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
 }
 
 /// One measurement, as in the JSON file.
@@ -44,30 +51,35 @@ struct Row {
     cpu_left: Option<f64>,
 }
 
-/// Measures, prints a table, and writes everything to `json`.
-pub fn run(options: &Options, json: Option<&Path>) -> Result<()> {
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let spec = Spec::default();
     let mut testbed = Testbed::for_rates(spec)?;
     testbed.spinner = Some(Spinner::start(spec.cores.router)?);
     let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
     workload.frame_bytes = options.frame - FCS_BYTES;
-    let subjects: Vec<&str> = options.subjects.iter().map(String::as_str).collect();
-    let plan = Plan {
-        case: "compare",
-        parameters: json!({"frame": options.frame, "flows": options.flows}),
-        subjects: &subjects,
-        paces: &[Pace::Saturate],
-        repeats: options.repeat,
-        window: Window::seconds(options.seconds),
-    };
-    let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none())?;
-    let rows = rows(&subjects, &results);
-    print(&subjects, &rows);
-    if let Some(path) = json {
-        let document = json!({"run": record::run()?, "parameters": plan.parameters, "samples": rows,
-            "ratios": all_ratios(&subjects, &results)});
-        record::write_document(path, &document)?;
+    let asked = names(&options.subjects);
+    let parameters = json!({"frame": options.frame, "flows": options.flows, "pps": options.pps});
+    let mut results = Results::new();
+    let mut able = asked.clone();
+    for _ in 0..options.sampling.repeat {
+        let plan = Plan {
+            case: "compare",
+            parameters: parameters.clone(),
+            subjects: &able,
+            paces: &[options.pps.map_or(Pace::Saturate, Pace::Rate)],
+            repeats: 1,
+            window: options.sampling.window(),
+        };
+        let round = compare(&mut testbed, &workload, &plan, &mut Recorder::none())?;
+        able.retain(|name| round.contains_key(*name));
+        for (name, samples) in round {
+            results.entry(name).or_insert_with(|| vec![Vec::new()])[0].extend(samples.into_iter().flatten());
+        }
+        // After each round, so that an interruption loses at most one.
+        output.document(json!({"parameters": parameters, "samples": rows(&asked, &results),
+            "ratios": all_ratios(&asked, &results)}))?;
     }
+    print(&asked, &rows(&asked, &results));
     Ok(())
 }
 

@@ -1,0 +1,85 @@
+//! Cost of a packet against the size of the IPv4 table, with 1, 4,096 and 100,000 destinations.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use serde_json::json;
+
+use super::{Sampling, names, print_head, print_row, show, testbed};
+use crate::{
+    compare::{Plan, compare, figures, ns, pps},
+    generator::Pace,
+    measure::{ratios, spread},
+    prefixes::{self, Prefixes},
+    record::Output,
+    workload::{Family, Workload},
+};
+
+const DESTINATIONS: [usize; 3] = [1, 4096, 100_000];
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// IPv4 routes, in growing order; ratios are to the first
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 1000, 100_000, 1_000_000])]
+    routes: Vec<usize>,
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
+    subjects: Vec<String>,
+    /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
+    #[arg(long, value_name = "FILE")]
+    prefixes: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let most = options.routes.iter().copied().max().unwrap_or_default();
+    ensure!(
+        options.routes.is_sorted() && options.routes[0] > 0,
+        "--routes: numbers above 0 that grow; routes are only added"
+    );
+    let mut recorder = output.recorder()?;
+    let full =
+        prefixes::prefixes(options.prefixes.clone().or_else(prefixes::default_file).as_deref(), most, 0)?;
+    let subjects = names(&options.subjects);
+    let mut testbed = testbed(0)?;
+    let title = "Cost against table size, IPv4 (ratios: to the smallest table, same destinations)";
+    print_head(title, &["routes", "destinations", "subject", "Mpps", "ns/packet", "ns, ratio"]);
+    let mut smallest = vec![None; DESTINATIONS.len()];
+    for &routes in &options.routes {
+        // The benchmarking prefixes, which every router has, are the first route.
+        let loaded =
+            Prefixes { v4: full.v4[..routes - 1].to_vec(), v6: Vec::new(), source: full.source.clone() };
+        testbed.load_routes(&loaded)?;
+        for (destinations, smallest) in DESTINATIONS.into_iter().zip(&mut smallest) {
+            let workload = match routes {
+                1 => Workload::benchmark(Family::V4, destinations as u32, 0..=0),
+                _ => Workload::inside(&loaded, Family::V4, destinations, testbed.spec.nexthops),
+            };
+            let plan = Plan {
+                case: "tables",
+                parameters: json!({"routes": routes, "destinations": destinations, "prefixes": full.source}),
+                subjects: &subjects,
+                paces: &[Pace::Saturate],
+                repeats: options.sampling.repeat.into(),
+                window: options.sampling.window(),
+            };
+            let results = compare(&mut testbed, &workload, &plan, &mut recorder)?;
+            let first = smallest.get_or_insert_with(|| results.clone());
+            for name in results.keys() {
+                let cost = figures(&results, name, 0, ns);
+                print_row(&[
+                    routes.to_string(),
+                    workload.targets.len().to_string(),
+                    name.clone(),
+                    show(spread(&figures(&results, name, 0, pps)), 1e-6, 3),
+                    show(spread(&cost), 1.0, 0),
+                    show(ratios(&cost, &figures(first, name, 0, ns)), 1.0, 2),
+                ]);
+            }
+        }
+    }
+    Ok(())
+}
