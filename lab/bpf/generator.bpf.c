@@ -68,7 +68,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 1);
+	__uint(max_entries, 16);	/* MAX_PORTS of lab::topology */
 	__type(key, __u32);
 	__type(value, struct bpf_devmap_val);
 } out SEC(".maps");

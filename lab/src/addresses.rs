@@ -1,72 +1,106 @@
-//! The testbed's addressing plan. Router 0 is the host (the box namespace itself), 1.. are virtual routers.
+//! The testbed's addressing plan. Router 0 is the host (the box namespace itself), 1.. are virtual routers; ports and the
+//! interfaces that a virtual router has on each are numbered from 0. Port 0 comes first in the addresses as 1.
 //!
 //! | where | IPv4 | IPv6 | MAC |
 //! |---|---|---|---|
-//! | generator | 10.1.255.2/16 | fd00:1::ff:2/64 | 02:6d:00:00:00:00 |
-//! | router r, generator side | 10.1.0.1 + r | fd00:1::1:r | 02:6d:01:00:(r as two bytes) |
-//! | router r, sink side | 10.2.0.1 + r | fd00:2::1:r | 02:6d:02:00:(r as two bytes) |
-//! | next hop n on the sink side | 10.2.255.n | fd00:2::ff:n | 02:6d:03:00:00:n |
+//! | router r on port p | 10.(1+p).0.1 + r, /16 | fd00:(1+p)::1:r, /64 | 02:6d:(1+p):00:(r as two bytes) |
+//! | next hop n behind port p | 10.(1+p).255.n | fd00:(1+p)::ff:n | 02:6e:(1+p):00:00:n |
+//! | router r, interface i > 0 on port p | 10.(101+p).i.254, /24 | fd00:(1+p):0:i::1:r, /64 | 02:6d:(1+p):i:(r as two bytes) |
+//! | next hop n behind it | 10.(101+p).i.n | fd00:(1+p):0:i::ff:n | 02:6e:(1+p):00:00:n |
+//!
+//! Next hop 1 is the other end of the port's cable itself; its device takes the frames for all others.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// A MAC address in wire order.
 pub type Mac = [u8; 6];
 
-/// Test packets come from here (as Ethernet says it; as IP: [`GENERATOR4`], [`GENERATOR6`]).
-pub const GENERATOR_MAC: Mac = [2, 0x6d, 0, 0, 0, 0];
+/// Test packets come from here (as Ethernet says it; as IP: [`GENERATOR4`], [`GENERATOR6`]): next hop 1 behind port 0.
+pub const GENERATOR_MAC: Mac = nexthop_mac_of(0, 1);
 /// The generator's IPv4 address.
-pub const GENERATOR4: Ipv4Addr = Ipv4Addr::new(10, 1, 255, 2);
+pub const GENERATOR4: Ipv4Addr = nexthop4_of(0, 0, 1);
 /// The generator's IPv6 address.
-pub const GENERATOR6: Ipv6Addr = Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0xff, 2);
+pub const GENERATOR6: Ipv6Addr = nexthop6_of(0, 0, 1);
 
-/// Next hops on the sink side are numbered 1..=this.
+/// Next hops behind a port are numbered 1..=this.
 pub const MAX_NEXTHOP: u8 = 250;
 
-/// MAC of router `r` on the generator's side.
-pub fn ingress_mac(r: u16) -> Mac {
+/// MAC of interface `i` of router `r` on port `p`.
+pub const fn router_mac(p: u8, i: u8, r: u16) -> Mac {
     let [a, b] = r.to_be_bytes();
-    [2, 0x6d, 1, 0, a, b]
+    [2, 0x6d, 1 + p, i, a, b]
+}
+
+/// IPv4 address of interface `i` of router `r` on port `p`. Beyond the first interface the networks of routers are the
+/// same: none of them sees another's.
+pub const fn router4(p: u8, i: u8, r: u16) -> Ipv4Addr {
+    match i {
+        0 => Ipv4Addr::from_bits(0x0a00_0001 + ((1 + p as u32) << 16) + r as u32),
+        _ => Ipv4Addr::new(10, 101 + p, i, 254),
+    }
+}
+
+/// IPv6 address of interface `i` of router `r` on port `p`.
+pub const fn router6(p: u8, i: u8, r: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 1 + p as u16, 0, i as u16, 0, 0, 1, r)
+}
+
+/// Length of the IPv4 networks of interfaces with this number (of the IPv6 ones: 64).
+pub const fn length4(i: u8) -> u8 {
+    if i == 0 { 16 } else { 24 }
+}
+
+/// MAC of next hop `n` behind port `p`.
+pub const fn nexthop_mac_of(p: u8, n: u8) -> Mac {
+    [2, 0x6e, 1 + p, 0, 0, n]
+}
+
+/// IPv4 address of next hop `n` behind port `p`, in the network of interface `i`.
+pub const fn nexthop4_of(p: u8, i: u8, n: u8) -> Ipv4Addr {
+    match i {
+        0 => Ipv4Addr::new(10, 1 + p, 255, n),
+        _ => Ipv4Addr::new(10, 101 + p, i, n),
+    }
+}
+
+/// IPv6 address of next hop `n` behind port `p`, in the network of interface `i`.
+pub const fn nexthop6_of(p: u8, i: u8, n: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0xfd00, 1 + p as u16, 0, i as u16, 0, 0, 0xff, n as u16)
+}
+
+/// MAC of router `r` on the generator's side of a testbed with two ports.
+pub fn ingress_mac(r: u16) -> Mac {
+    router_mac(0, 0, r)
 }
 
 /// MAC of router `r` on the sink's side.
 pub fn egress_mac(r: u16) -> Mac {
-    let [a, b] = r.to_be_bytes();
-    [2, 0x6d, 2, 0, a, b]
+    router_mac(1, 0, r)
 }
 
-/// MAC of next hop `n` on the sink's side; the sink's port takes all of them.
+/// MAC of next hop `n` on the sink's side.
 pub fn nexthop_mac(n: u8) -> Mac {
-    [2, 0x6d, 3, 0, 0, n]
+    nexthop_mac_of(1, n)
 }
 
-/// 10.1.0.0/16: router `r` has 10.1.0.1 + r.
+/// IPv4 address of router `r` on the generator's side.
 pub fn ingress4(r: u16) -> Ipv4Addr {
-    Ipv4Addr::from_bits(0x0a01_0001 + u32::from(r))
+    router4(0, 0, r)
 }
 
-/// 10.2.0.0/16: router `r` has 10.2.0.1 + r.
+/// IPv4 address of router `r` on the sink's side.
 pub fn egress4(r: u16) -> Ipv4Addr {
-    Ipv4Addr::from_bits(0x0a02_0001 + u32::from(r))
-}
-
-/// IPv6 address of router `r` on the generator's side, in fd00:1::/64.
-pub fn ingress6(r: u16) -> Ipv6Addr {
-    Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 1, r)
-}
-
-/// IPv6 address of router `r` on the sink's side, in fd00:2::/64.
-pub fn egress6(r: u16) -> Ipv6Addr {
-    Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, 1, r)
+    router4(1, 0, r)
 }
 
 /// IPv4 address of next hop `n` on the sink's side.
 pub fn nexthop4(n: u8) -> Ipv4Addr {
-    Ipv4Addr::new(10, 2, 255, n)
+    nexthop4_of(1, 0, n)
 }
 
 /// IPv6 address of next hop `n` on the sink's side.
 pub fn nexthop6(n: u8) -> Ipv6Addr {
-    Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, 0xff, n.into())
+    nexthop6_of(1, 0, n)
 }
 
 /// As `ip link` and people write it.

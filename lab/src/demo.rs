@@ -10,7 +10,8 @@ use crate::{
     generator::{Load, Pace},
     measure::{Sample, Window, measure},
     subject::{self, Millrace, Subject},
-    testbed::{Spec, Testbed},
+    testbed::Testbed,
+    topology::Topology,
     workload::{Family, Workload},
 };
 
@@ -31,11 +32,10 @@ type Pair = [Sample; 2];
 /// Builds a testbed, measures, prints. Fails if Millrace cannot run or either forwards wrongly.
 pub fn demo() -> Result<()> {
     let cases = cases();
-    let spec = Spec { routers: VIRTUAL_ROUTERS, ..Spec::default() };
     println!(
         "Building a testbed: generator - router box (host and {VIRTUAL_ROUTERS} namespace routers) - sink ..."
     );
-    let mut testbed = Testbed::for_rates(spec)?;
+    let mut testbed = Testbed::for_rates(&Topology::rfc2544().with_routers(VIRTUAL_ROUTERS))?;
 
     println!("Linux forwards ...");
     let linux = subject::start("linux", &testbed)?;

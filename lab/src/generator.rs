@@ -27,7 +27,7 @@ use crate::{
     packet::Target,
     sink::Sink,
     sys,
-    testbed::Cores,
+    topology::Cores,
 };
 
 /// Most targets at once: size of the map `targets`.
@@ -137,17 +137,19 @@ struct Maps {
     load: MapHandle,
     generated: MapHandle,
     targets: MapHandle,
+    out: MapHandle,
 }
 
 impl Generator {
-    /// Starts the idle thread on a core; it will send out of `device` of `namespace` to `sink`.
-    pub fn start_thread(namespace: &Namespace, device: &str, sink: &Sink, cores: Cores) -> Result<Self> {
+    /// Starts the idle thread on a core; it will send out of `devices`, told apart by their place here, to `sink`.
+    pub fn start_thread(devices: &[(&Namespace, String)], sink: &Sink, cores: &Cores) -> Result<Self> {
         sys::handle_wake();
         let arrived = sink.arrived_map()?;
         let shared = Arc::new(Shared::default());
-        let (file, device, inside) = (namespace.handle()?, device.to_owned(), shared.clone());
+        let (first, _) = devices.first().context("the generator has no devices")?;
+        let (file, core, inside) = (first.handle()?, cores.generator, shared.clone());
         let thread = thread::Builder::new().name("generator".into()).spawn(move || {
-            let started = prepare(&file, &device, &arrived, cores.generator);
+            let started = prepare(&file, &arrived, core);
             let (skeleton, started) = match started {
                 Ok((skeleton, maps)) => (Some(skeleton), Ok((maps, sys::thread_id()))),
                 Err(error) => (None, Err(error)),
@@ -159,6 +161,13 @@ impl Generator {
         })?;
         let started = shared.take(START_LIMIT, |slots| slots.started.take());
         let (maps, thread_id) = started.context("the generator does not start")??;
+        for (place, (namespace, device)) in devices.iter().enumerate() {
+            // A devmap looks its devices up in the namespace of whoever writes it.
+            let mut value = namespace.interface_index(device)?.to_ne_bytes().to_vec();
+            value.extend([0; 4]);
+            let update = || Ok(maps.out.update(&(place as u32).to_ne_bytes(), &value, MapFlags::ANY)?);
+            namespace.enter(update).with_context(|| format!("generator's port {device}"))?;
+        }
         Ok(Self {
             shared,
             running: false,
@@ -166,7 +175,12 @@ impl Generator {
             maps,
             targets: Vec::new(),
             thread_id,
-            sink_core: cores.router,
+            sink_core: cores
+                .sink
+                .first()
+                .or(cores.router.first())
+                .copied()
+                .context("the sink has no core")?,
         })
     }
 
@@ -285,17 +299,17 @@ impl Drop for Generator {
 /// In the generator's thread: its place, its core, its program.
 fn prepare(
     namespace: &File,
-    device: &str,
     arrived: &MapHandle,
     core: usize,
 ) -> Result<(skeleton::GeneratorSkel<'static>, Maps)> {
     sys::enter_network_namespace(namespace.as_fd()).context("generator's namespace")?;
     sys::set_affinity(0, &[core]).context("pinning the generator")?;
-    let skeleton = load_program(device, arrived)?;
+    let skeleton = load_program(arrived)?;
     let maps = Maps {
         load: MapHandle::try_from(&skeleton.maps.load)?,
         generated: MapHandle::try_from(&skeleton.maps.generated)?,
         targets: MapHandle::try_from(&skeleton.maps.targets)?,
+        out: MapHandle::try_from(&skeleton.maps.out)?,
     };
     Ok((skeleton, maps))
 }
@@ -318,15 +332,10 @@ fn per_2_30_ns(pps: u64) -> u64 {
     ((u128::from(pps) << 30) / 1_000_000_000).max(1) as u64
 }
 
-fn load_program(device: &str, arrived: &MapHandle) -> Result<skeleton::GeneratorSkel<'static>> {
+fn load_program(arrived: &MapHandle) -> Result<skeleton::GeneratorSkel<'static>> {
     let mut open = skeleton::GeneratorSkelBuilder::default().open(bpf::storage())?;
     open.maps.arrived_in_all.reuse_fd(arrived.as_fd()).context("the sink's counter")?;
-    let skeleton = open.load().context("generator program")?;
-    let index = sys::interface_index(device).with_context(|| format!("no device {device}"))?;
-    let mut value = index.to_ne_bytes().to_vec();
-    value.extend([0; 4]);
-    skeleton.maps.out.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY).context("generator's port")?;
-    Ok(skeleton)
+    open.load().context("generator program")
 }
 
 /// Runs the program until told to stop, or once for each of `packets`.

@@ -3,7 +3,7 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`testbed`], [`addresses`], [`namespace`] | throwaway topologies that clean up after themselves |
+//! | [`topology`], [`testbed`], [`addresses`], [`namespace`] | throwaway testbeds that clean up after themselves |
 //! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
 //! | [`subject`] | what can be measured: one small file each |
 //! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
@@ -38,4 +38,5 @@ pub mod sink;
 pub mod subject;
 pub mod sys;
 pub mod testbed;
+pub mod topology;
 pub mod workload;

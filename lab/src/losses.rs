@@ -15,13 +15,10 @@ impl Losses {
     /// All drop counters of the testbed as they stand.
     pub fn now(testbed: &Testbed) -> Result<Self> {
         let mut counters = BTreeMap::new();
-        let places = [
-            (&testbed.gen_namespace, "gen"),
-            (&testbed.box_namespace, "box"),
-            (&testbed.sink_namespace, "sink"),
-        ];
-        for (namespace, place) in places {
-            device_counters(namespace, place, &mut counters)?;
+        let ports: Vec<&str> = testbed.topology.ports.iter().map(|port| port.name.as_str()).collect();
+        device_counters(&testbed.box_namespace, "box", |device| ports.contains(&device), &mut counters)?;
+        for (namespace, place) in testbed.hosts.iter().zip(testbed.topology.hosts()) {
+            device_counters(namespace, place, |device| device.starts_with("eth"), &mut counters)?;
         }
         stack_counters(&testbed.box_namespace, "box", &mut counters)?;
         for (index, namespace) in testbed.routers.iter().enumerate() {
@@ -50,13 +47,18 @@ impl Losses {
 ///   three times: there, as `tx_dropped`, and as `rx_dropped` of the peer.
 /// - `xdp_dropped`: dropped by an XDP program at the box. The sink's drops are its work, not losses.
 /// - `tx_dropped`, `rx_dropped`: all others. Of a veth's `rx_dropped` only what its own queues count.
-fn device_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<String, u64>) -> Result<()> {
+fn device_counters(
+    namespace: &Namespace,
+    place: &str,
+    veth: impl Fn(&str) -> bool,
+    into: &mut BTreeMap<String, u64>,
+) -> Result<()> {
     for line in namespace.read("/proc/net/dev")?.lines().skip(2) {
         let Some((device, counts)) = line.split_once(':') else { continue };
         let counts: Vec<u64> = counts.split_whitespace().filter_map(|count| count.parse().ok()).collect();
         let (device, count) = (device.trim(), |at: usize| counts.get(at).copied().unwrap_or(0));
         let (mut rx_dropped, mut tx_dropped) = (count(3), count(11));
-        if device.starts_with("eth") {
+        if veth(device) {
             let text = command::run(namespace.command("ethtool").args(["-S", device]))?;
             let ring_full = sum(&text, |name| name.ends_with("xdp_xmit_errors"));
             into.insert(format!("{place}.{device}.ring_full"), ring_full);
@@ -69,8 +71,8 @@ fn device_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<Strin
             }
         }
         into.insert(format!("{place}.{device}.rx_dropped"), rx_dropped);
-        // Test packets leave the generator by XDP only; what its stack failed to send is not ours.
-        if place != "gen" {
+        // Test packets leave hosts by XDP only; what a host's stack failed to send is not ours.
+        if place == "box" {
             into.insert(format!("{place}.{device}.tx_dropped"), tx_dropped);
         }
     }

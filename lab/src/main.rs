@@ -23,11 +23,7 @@ enum Command {
     /// The same packets through Linux and through Millrace, side by side; under a minute
     Demo,
     /// A shell on a testbed's router box
-    Shell {
-        /// Virtual routers, 0 to 256
-        #[arg(long, default_value_t = 2)]
-        routers: u16,
-    },
+    Shell(shell::Options),
     #[command(flatten)]
     Experiment(Experiment),
     /// The experiments of SPEC.md, one after another
@@ -45,7 +41,7 @@ fn run(arguments: Arguments) -> Result<()> {
     namespace::clean_stale();
     match arguments.command {
         Command::Demo => demo::demo(),
-        Command::Shell { routers } => shell::shell(routers),
+        Command::Shell(options) => shell::shell(&options),
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
         Command::Bench(options) => bench::bench(&options),
         Command::Spin { .. } => Ok(()),

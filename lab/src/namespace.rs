@@ -1,10 +1,13 @@
 //! Network namespaces that vanish with their owner, and with their owner's process if that is killed.
 
 use std::{
+    collections::HashSet,
     fs::File,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::MetadataExt},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -149,16 +152,36 @@ pub fn clean_stale() {
         pids.split_whitespace().filter_map(|pid| pid.parse().ok()).for_each(sys::terminate);
         let _ = command::ip(&format!("netns del {name}"));
     }
-    for name in names_in("/sys/fs/bpf") {
-        if name.strip_prefix("millrace-").is_some_and(stale) {
-            let _ = std::fs::remove_dir_all(format!("/sys/fs/bpf/{name}"));
-        }
+    remove_instances(stale);
+}
+
+/// Removes what daemons that were not stopped have left: pins and sockets of the instances with these names.
+pub fn remove_instances(named: impl Fn(&str) -> bool) {
+    let ours = |name: &String| {
+        name.strip_prefix("millrace-").is_some_and(|name| named(name.split('.').next().unwrap_or(name)))
+    };
+    for name in names_in("/sys/fs/bpf").into_iter().filter(ours) {
+        let _ = std::fs::remove_dir_all(format!("/sys/fs/bpf/{name}"));
     }
-    for name in names_in("/run") {
-        if name.strip_prefix("millrace-").is_some_and(stale) {
-            let _ = std::fs::remove_file(format!("/run/{name}"));
-        }
+    for name in names_in("/run").into_iter().filter(ours) {
+        let _ = std::fs::remove_file(format!("/run/{name}"));
     }
+}
+
+/// Ends the processes in these namespaces: asks them to, and kills what is left after a second.
+pub fn end_processes<'a>(namespaces: impl Iterator<Item = &'a Namespace>) {
+    let inodes: HashSet<u64> = namespaces.filter_map(|n| Some(n.file.metadata().ok()?.ino())).collect();
+    let inside = || {
+        names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok()).filter(|pid| {
+            std::fs::metadata(format!("/proc/{pid}/ns/net")).is_ok_and(|m| inodes.contains(&m.ino()))
+        })
+    };
+    inside().for_each(sys::terminate);
+    let end = Instant::now() + Duration::from_secs(1);
+    while inside().next().is_some() && Instant::now() < end {
+        thread::sleep(Duration::from_millis(20));
+    }
+    inside().for_each(sys::kill);
 }
 
 fn names_in(directory: &str) -> Vec<String> {

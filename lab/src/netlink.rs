@@ -169,7 +169,7 @@ impl Netlink {
     }
 }
 
-/// Process ids of the NAPI threads of a device (linux/netdev.h, napi-get; Linux 6.8); empty unless it is threaded. Asks
+/// Process ids of the NAPI threads of a device, in the order of its queues (linux/netdev.h, napi-get; Linux 6.8); empty unless it is threaded. Asks
 /// in the calling thread's namespace.
 pub fn napi_threads(interface: u32) -> Result<Vec<i32>> {
     const GET_FAMILY: u8 = 3;
@@ -177,6 +177,7 @@ pub fn napi_threads(interface: u32) -> Result<Vec<i32>> {
     const FAMILY_ID: u16 = 1;
     const NAPI_GET: u8 = 11;
     const NAPI_IFINDEX: u16 = 1;
+    const NAPI_ID: u16 = 2;
     const NAPI_PID: u16 = 4;
 
     let mut netlink = Netlink::open(protocols::NETLINK_GENERIC)?;
@@ -197,11 +198,13 @@ pub fn napi_threads(interface: u32) -> Result<Vec<i32>> {
         let number =
             |kind| attribute(attributes, kind).and_then(|v| Some(u32::from_ne_bytes(v.try_into().ok()?)));
         if number(NAPI_IFINDEX) == Some(interface) {
-            threads.extend(number(NAPI_PID).and_then(|pid| i32::try_from(pid).ok()));
+            threads.extend(number(NAPI_ID).zip(number(NAPI_PID).and_then(|pid| i32::try_from(pid).ok())));
         }
         Ok(())
     })?;
-    Ok(threads)
+    // Ids are given queue by queue.
+    threads.sort_unstable();
+    Ok(threads.into_iter().map(|(_, pid)| pid).collect())
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

@@ -42,20 +42,23 @@ pub struct Watched {
     pub last_ns: u64,
 }
 
-/// A sink program on a device. Dropped, it detaches.
+/// A sink program on devices. Dropped, it detaches.
 pub struct Sink {
     skeleton: skeleton::SinkSkel<'static>,
-    _link: Link,
+    _links: Vec<Link>,
 }
 
 impl Sink {
-    /// Attaches to `device` of `namespace`.
-    pub fn attach(namespace: &Namespace, device: &str) -> Result<Self> {
+    /// Attaches to each of `devices`.
+    pub fn attach(devices: &[(&Namespace, String)]) -> Result<Self> {
         let skeleton =
             skeleton::SinkSkelBuilder::default().open(bpf::storage())?.load().context("sink program")?;
-        let index = namespace.interface_index(device)? as i32;
-        let link = namespace.enter(|| skeleton.progs.sink.attach_xdp(index).context("attaching the sink"))?;
-        Ok(Self { skeleton, _link: link })
+        let attach = |(namespace, device): &(&Namespace, String)| {
+            let index = namespace.interface_index(device)? as i32;
+            namespace.enter(|| skeleton.progs.sink.attach_xdp(index).context("attaching the sink"))
+        };
+        let links = devices.iter().map(attach).collect::<Result<_>>()?;
+        Ok(Self { skeleton, _links: links })
     }
 
     /// Test packets that came through router `r` since the sink was attached (0: the host router; a packet whose source

@@ -188,6 +188,11 @@ pub fn terminate(pid: i32) {
     send_signal(pid, libc::SIGTERM);
 }
 
+/// Ends one process, which may be gone already, without asking (SIGKILL).
+pub fn kill(pid: i32) {
+    send_signal(pid, libc::SIGKILL);
+}
+
 /// Tells a shell that its terminal is gone (SIGHUP).
 pub fn hang_up(pid: i32) {
     send_signal(pid, libc::SIGHUP);

@@ -1,20 +1,21 @@
-//! The topology everything is measured on, made of network namespaces and gone with its owner:
+//! A topology brought up, made of network namespaces and gone with its owner. The one with two ports, `rfc2544`:
 //!
 //! ```text
 //!  gen: eth0 ──veth── eth1 :box: eth2 ──veth── eth0 :sink
-//!                      └─ in ─ r1 ─ out ─┘   (macvlan children of eth1 and eth2 in namespaces of their own)
+//!                     └─ eth1 :r1: eth2 ─┘     (macvlan children of the ports in namespaces of their own)
 //! ```
 //!
-//! `box` is the machine under test: its own routing table is the host router, r1.. are virtual routers. Both ports have
-//! threaded NAPI pinned to the router's core; the sink's end is not threaded, so the sink runs in the router's thread and
-//! takes no core of its own (TRAPS.md). Neighbours are static: what is measured is forwarding.
+//! `box` is the machine under test: its own routing table is the host router, r1.. are virtual routers. All ports have
+//! threaded NAPI pinned to the router's cores; the hosts' ends have theirs only if the topology gives the sink cores, otherwise
+//! the sink runs in the router's threads and takes no core of its own (TRAPS.md). Neighbours are static: what is measured
+//! is forwarding.
 
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    addresses::{self, MAX_NEXTHOP, mac_text},
+    addresses::{self, mac_text},
     command, cpu,
     generator::Generator,
     namespace::{Namespace, unique_run_name},
@@ -22,18 +23,13 @@ use crate::{
     prefixes::Prefixes,
     sink::Sink,
     sys,
+    topology::{Interface, Network, Port, Router, Topology},
 };
 
-/// The port towards the generator.
+/// The port towards the generator, of topologies with two ports.
 pub const PORT_IN: &str = "eth1";
-/// The port towards the sink.
+/// The port towards the sink, of topologies with two ports.
 pub const PORT_OUT: &str = "eth2";
-/// Most virtual routers a testbed can have.
-pub const MAX_ROUTERS: u16 = 256;
-
-/// Routes every router has: the benchmarking ranges of RFC 2544 and RFC 5180.
-const BENCHMARK4: &str = "198.18.0.0/15";
-const BENCHMARK6: &str = "2001:2::/48";
 
 /// 87 times the weight of a normal thread (or session of threads).
 const FIRST_NICE: i32 = -20;
@@ -48,32 +44,6 @@ pub enum Priority {
     Reaction,
 }
 
-/// Which core does what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cores {
-    /// The generator, and everything else of the lab.
-    pub generator: usize,
-    /// The router under test, with the sink in its thread.
-    pub router: usize,
-}
-
-/// What to build.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spec {
-    /// Virtual routers, 0..=256.
-    pub routers: u16,
-    /// Next hops on the sink's side, 1..=250.
-    pub nexthops: u8,
-    /// Which core does what.
-    pub cores: Cores,
-}
-
-impl Default for Spec {
-    fn default() -> Self {
-        Self { routers: 0, nexthops: 8, cores: Cores { generator: 0, router: 1 } }
-    }
-}
-
 /// A running testbed.
 pub struct Testbed {
     /// What the router's core has left is measured by this, if it is there.
@@ -85,14 +55,12 @@ pub struct Testbed {
     pub sink: Sink,
     /// Namespaces of the virtual routers: index 0 is router 1.
     pub routers: Vec<Namespace>,
-    /// The namespace of the generator.
-    pub gen_namespace: Namespace,
-    /// The namespace of the sink.
-    pub sink_namespace: Namespace,
+    /// Namespaces of the hosts, in the order of [`Topology::hosts`].
+    pub hosts: Vec<Namespace>,
     /// The machine under test.
     pub box_namespace: Namespace,
     /// As it was asked for.
-    pub spec: Spec,
+    pub topology: Topology,
     /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
     pub name: String,
     router_nice: i32,
@@ -100,51 +68,34 @@ pub struct Testbed {
 
 impl Testbed {
     /// Builds it; half-built ones are taken down again on failure.
-    pub fn new(spec: Spec) -> Result<Self> {
-        check(&spec)?;
+    pub fn new(topology: &Topology) -> Result<Self> {
+        topology.check(cpu::online()?)?;
+        ensure!(sys::is_root(), "building a testbed needs root");
         let name = unique_run_name();
-        let gen_namespace = Namespace::create(format!("{name}-gen"))?;
-        let sink_namespace = Namespace::create(format!("{name}-sink"))?;
-        let box_namespace = Namespace::create(format!("{name}-box"))?;
-        connect(
-            &box_namespace,
-            PORT_IN,
-            addresses::ingress_mac(0),
-            &gen_namespace,
-            addresses::GENERATOR_MAC,
-        )?;
-        connect(
-            &box_namespace,
-            PORT_OUT,
-            addresses::egress_mac(0),
-            &sink_namespace,
-            addresses::nexthop_mac(1),
-        )?;
-        gen_namespace.ip_batch(&format!(
-            "addr add {}/16 dev eth0\naddr add {}/64 dev eth0 nodad\nroute add default via {}\n",
-            addresses::GENERATOR4,
-            addresses::GENERATOR6,
-            addresses::ingress4(0)
-        ))?;
-        sink_namespace
-            .ip_batch("addr add 10.2.255.1/16 dev eth0\naddr add fd00:2::ff:1/64 dev eth0 nodad\n")?;
-        configure_router(&box_namespace, 0, PORT_IN, PORT_OUT, spec.nexthops)?;
-        let mut routers = Vec::new();
-        for r in 1..=spec.routers {
-            sys::check_interrupted()?;
-            routers.push(virtual_router(&name, &box_namespace, r, spec.nexthops)?);
+        let create = |place: &str| Namespace::create(format!("{name}-{place}"));
+        let hosts = topology.hosts().into_iter().map(create).collect::<Result<Vec<_>>>()?;
+        let box_namespace = create("box")?;
+        let ends = host_ends(topology, &hosts);
+        for (port, (host, device)) in ends.iter().enumerate() {
+            connect(topology, port, &box_namespace, host, device)?;
         }
-        let sink = Sink::attach(&sink_namespace, "eth0")?;
-        let generator = Generator::start_thread(&gen_namespace, "eth0", &sink, spec.cores)?;
+        let [own, others @ ..] = &topology.all_routers()?[..] else { unreachable!("the host is a router") };
+        configure_router(topology, own, &box_namespace)?;
+        let mut routers = Vec::new();
+        for router in others {
+            sys::check_interrupted()?;
+            routers.push(virtual_router(topology, router, &name, &box_namespace)?);
+        }
+        let sink = Sink::attach(&ends)?;
+        let generator = Generator::start_thread(&ends, &sink, &topology.cores)?;
         let testbed = Self {
             spinner: None,
             generator,
             sink,
             routers,
-            gen_namespace,
-            sink_namespace,
+            hosts,
             box_namespace,
-            spec,
+            topology: topology.clone(),
             name,
             router_nice: 0,
         };
@@ -153,25 +104,79 @@ impl Testbed {
     }
 
     /// One whose rates do not depend on what else the machine does; the calling thread measures, on the generator's core.
-    pub fn for_rates(spec: Spec) -> Result<Self> {
-        let mut testbed = Self::new(spec)?;
-        sys::set_affinity(0, &[spec.cores.generator])?;
+    pub fn for_rates(topology: &Topology) -> Result<Self> {
+        let mut testbed = Self::new(topology)?;
+        sys::set_affinity(0, &[topology.cores.generator])?;
         testbed.set_priority(Priority::Rates)?;
         Ok(testbed)
     }
 
-    /// Threads of both ports, pinned to the router's core (again: attaching a program may have made new ones).
+    /// The namespace of a host.
+    pub fn host(&self, name: &str) -> Result<&Namespace> {
+        let hosts = self.topology.hosts();
+        let place = hosts.iter().position(|host| *host == name);
+        let place =
+            place.with_context(|| format!("no host is called {name}; there are: {}", hosts.join(", ")))?;
+        Ok(&self.hosts[place])
+    }
+
+    /// All of them.
+    pub fn namespaces(&self) -> impl Iterator<Item = &Namespace> {
+        self.routers.iter().chain(&self.hosts).chain([&self.box_namespace])
+    }
+
+    /// The other ends of the ports' cables, by the ports' numbers: host and device.
+    pub fn host_ends(&self) -> Vec<(&Namespace, String)> {
+        host_ends(&self.topology, &self.hosts)
+    }
+
+    /// Next hops behind [`PORT_OUT`].
+    pub fn next_hops(&self) -> Result<u8> {
+        Ok(self.topology.ports[self.topology.port(PORT_OUT)?].next_hops)
+    }
+
+    /// A virtual router beyond those of the topology, in the namespace NAME-rNUMBER: on all ports, one interface each.
+    pub fn virtual_router(&self, number: u16) -> Result<Namespace> {
+        let ports: Vec<usize> = (0..self.topology.ports.len()).collect();
+        let router = self.topology.router(number, &ports, 1);
+        virtual_router(&self.topology, &router, &self.name, &self.box_namespace)
+    }
+
+    /// Makes a namespace with these interfaces (which exist and are up) one of the testbed's routers: addresses, static
+    /// neighbours, forwarding, and routes to what is behind the ports.
+    pub fn configure_router(&self, router: &Router, namespace: &Namespace) -> Result<()> {
+        configure_router(&self.topology, router, namespace)
+    }
+
+    /// Threads of all ports, queue by queue, pinned to the router's cores in turn (again: attaching a program may have made
+    /// new ones).
     pub fn router_threads(&self) -> Result<cpu::Threads> {
-        let ids = self.box_namespace.enter(|| {
-            let mut ids = Vec::new();
-            for port in [PORT_IN, PORT_OUT] {
-                ids.extend(crate::netlink::napi_threads(sys::interface_index(port)?)?);
-            }
-            Ok(ids)
-        })?;
-        ensure!(!ids.is_empty(), "the ports have no NAPI threads");
-        for &id in &ids {
-            sys::set_affinity(id, &[self.spec.cores.router]).context("pinning a NAPI thread")?;
+        let ports = self.topology.ports.iter().map(|port| (&self.box_namespace, port.name.clone()));
+        self.pin(ports, &self.topology.cores.router)
+    }
+
+    /// Threads of the hosts' ends, pinned to the sink's cores in turn; none if the topology gives it none.
+    pub fn sink_threads(&self) -> Result<cpu::Threads> {
+        match &self.topology.cores.sink[..] {
+            [] => Ok(cpu::Threads(Vec::new())),
+            cores => self.pin(self.host_ends().into_iter(), cores),
+        }
+    }
+
+    fn pin<'a>(
+        &self,
+        devices: impl Iterator<Item = (&'a Namespace, String)>,
+        cores: &[usize],
+    ) -> Result<cpu::Threads> {
+        let mut ids = Vec::new();
+        for (namespace, device) in devices {
+            let found = namespace.enter(|| crate::netlink::napi_threads(sys::interface_index(&device)?))?;
+            ensure!(!found.is_empty(), "{device} of {} has no NAPI threads", namespace.name());
+            ids.extend(found);
+        }
+        for (&id, core) in ids.iter().zip(cores.iter().cycle()) {
+            sys::set_affinity(id, &[*core])
+                .with_context(|| format!("pinning a NAPI thread to core {core}"))?;
             sys::set_nice(id, self.router_nice).context("priority of a NAPI thread")?;
         }
         Ok(cpu::Threads(ids))
@@ -182,22 +187,24 @@ impl Testbed {
         let rates = priority == Priority::Rates;
         self.router_nice = if rates { FIRST_NICE } else { 0 };
         self.generator.go_first(rates)?;
+        self.sink_threads()?;
         self.router_threads().map(drop)
     }
 
     /// Loads prefixes into the host's table, spread over the next hops. Prefixes that exist are replaced.
     pub fn load_routes(&self, prefixes: &Prefixes) -> Result<()> {
-        let interface = self.box_namespace.interface_index(PORT_OUT)?;
+        let (interface, next_hops) = (self.box_namespace.interface_index(PORT_OUT)?, self.next_hops()?);
+        let spread = |i: usize| 1 + (i % usize::from(next_hops)) as u8;
         let routes4 = prefixes.v4.iter().enumerate().map(|(i, prefix)| Route {
             address: std::net::Ipv4Addr::from_bits(prefix.address()).into(),
             length: prefix.length(),
-            gateway: IpAddr::V4(addresses::nexthop4(self.spread(i))),
+            gateway: IpAddr::V4(addresses::nexthop4(spread(i))),
             interface,
         });
         let routes6 = prefixes.v6.iter().enumerate().map(|(i, prefix)| Route {
             address: std::net::Ipv6Addr::from_bits(prefix.address()).into(),
             length: prefix.length(),
-            gateway: IpAddr::V6(addresses::nexthop6(self.spread(i))),
+            gateway: IpAddr::V6(addresses::nexthop6(spread(i))),
             interface,
         });
         let mut netlink = self.box_namespace.enter(Netlink::route)?;
@@ -205,105 +212,140 @@ impl Testbed {
         netlink.change_routes(Change::Set, routes6).context("loading IPv6 routes")
     }
 
-    fn spread(&self, i: usize) -> u8 {
-        1 + (i % usize::from(self.spec.nexthops)) as u8
-    }
-
     fn thread_napi(&self) -> Result<()> {
-        for port in [PORT_IN, PORT_OUT] {
-            // `ip netns exec` mounts the namespace's own /sys, where the switch is.
-            let script = format!("echo 1 > /sys/class/net/{port}/threaded");
-            let mut command = std::process::Command::new("ip");
-            command.args(["netns", "exec", self.box_namespace.name(), "sh", "-c", &script]);
-            command::run(&mut command).with_context(|| format!("threaded NAPI on {port}"))?;
+        for port in &self.topology.ports {
+            thread_napi(&self.box_namespace, &port.name)?;
         }
+        if !self.topology.cores.sink.is_empty() {
+            for (host, device) in self.host_ends() {
+                thread_napi(host, &device)?;
+            }
+        }
+        self.sink_threads()?;
         self.router_threads().map(drop)
     }
 }
 
-fn check(spec: &Spec) -> Result<()> {
-    ensure!(sys::is_root(), "building a testbed needs root");
-    ensure!(spec.routers <= MAX_ROUTERS, "{} virtual routers: at most {MAX_ROUTERS}", spec.routers);
-    ensure!((1..=MAX_NEXTHOP).contains(&spec.nexthops), "{} next hops: 1 to {MAX_NEXTHOP}", spec.nexthops);
-    let cores = cpu::online()?;
-    let Cores { generator, router } = spec.cores;
-    ensure!(
-        generator != router && generator.max(router) < cores,
-        "generator and router need a core each (asked for {generator} and {router}; this machine has {cores})"
-    );
-    Ok(())
+fn thread_napi(namespace: &Namespace, device: &str) -> Result<()> {
+    // `ip netns exec` mounts the namespace's own /sys, where the switch is.
+    let script = format!("echo 1 > /sys/class/net/{device}/threaded");
+    let mut command = std::process::Command::new("ip");
+    command.args(["netns", "exec", namespace.name(), "sh", "-c", &script]);
+    command::run(&mut command)
+        .with_context(|| format!("threaded NAPI on {device} of {}", namespace.name()))
+        .map(drop)
 }
 
-/// A veth pair: `port` in the box, eth0 in the other namespace. GRO gives both ends NAPI, without which frames redirected
-/// to their peer are dropped; transmit offloads are off at the test host, so checksums are whole and tags in the packet (TRAPS.md).
+fn host_ends<'a>(topology: &Topology, hosts: &'a [Namespace]) -> Vec<(&'a Namespace, String)> {
+    let names = topology.hosts();
+    let end = |(number, port): (usize, &Port)| {
+        let host = names.iter().zip(hosts).find(|(name, _)| **name == port.host);
+        (host.expect("every port leads to a host").1, topology.host_device(number))
+    };
+    topology.ports.iter().enumerate().map(end).collect()
+}
+
+/// A veth pair: the port in the box, `device` in the host. GRO gives both ends NAPI, without which frames redirected to
+/// their peer are dropped; transmit offloads are off at the host, so checksums are whole and tags in the packet. An end needs
+/// as many receive queues as the other has transmit queues, or no XDP program can be attached (TRAPS.md).
 fn connect(
+    topology: &Topology,
+    port: usize,
     box_namespace: &Namespace,
-    port: &str,
-    mac: addresses::Mac,
     host: &Namespace,
-    host_mac: addresses::Mac,
+    device: &str,
 ) -> Result<()> {
+    let Port { name, queues, .. } = &topology.ports[port];
+    let p = port as u8;
+    let queues = format!("numtxqueues {queues} numrxqueues {queues}");
     box_namespace.ip_batch(&format!(
-        "link add {port} address {} numtxqueues 1 numrxqueues 1 type veth \
-         peer name eth0 address {} numtxqueues 1 numrxqueues 1 netns {}\nlink set {port} up\n",
-        mac_text(mac),
-        mac_text(host_mac),
+        "link add {name} address {} {queues} type veth peer name {device} address {} {queues} netns {}\n\
+         link set {name} up\n",
+        mac_text(addresses::router_mac(p, 0, 0)),
+        mac_text(addresses::nexthop_mac_of(p, 1)),
         host.name()
     ))?;
-    host.ip_batch("link set eth0 up\n")?;
-    let offloads = "-K eth0 tx off tso off txvlan off tx-vlan-stag-hw-insert off gro on";
+    let mut lines = format!(
+        "link set {device} up\naddr add {}/16 dev {device}\naddr add {}/64 dev {device} nodad\n",
+        addresses::nexthop4_of(p, 0, 1),
+        addresses::nexthop6_of(p, 0, 1)
+    );
+    if device == "eth0" {
+        lines += &format!("route add default via {}\n", addresses::router4(p, 0, 0));
+        lines += &format!("route add default via {}\n", addresses::router6(p, 0, 0));
+    }
+    host.ip_batch(&lines)?;
+    let offloads = format!("-K {device} tx off tso off txvlan off tx-vlan-stag-hw-insert off gro on");
     command::run(host.command("ethtool").args(offloads.split(' ')))?;
-    command::run(box_namespace.command("ethtool").args(["-K", port, "gro", "on"])).map(drop)
+    command::run(box_namespace.command("ethtool").args(["-K", name, "gro", "on"])).map(drop)
 }
 
-fn virtual_router(name: &str, box_namespace: &Namespace, r: u16, nexthops: u8) -> Result<Namespace> {
-    let namespace = Namespace::create(format!("{name}-r{r}"))?;
-    box_namespace.ip_batch(&format!(
-        "link add in link {PORT_IN} address {} netns {ns} type macvlan mode bridge\n\
-         link add out link {PORT_OUT} address {} netns {ns} type macvlan mode bridge\n",
-        mac_text(addresses::ingress_mac(r)),
-        mac_text(addresses::egress_mac(r)),
-        ns = namespace.name()
-    ))?;
-    namespace.ip_batch("link set in up\nlink set out up\n")?;
-    configure_router(&namespace, r, "in", "out", nexthops)?;
+/// In a namespace of its own, macvlan children of its ports.
+fn virtual_router(
+    topology: &Topology,
+    router: &Router,
+    testbed: &str,
+    box_namespace: &Namespace,
+) -> Result<Namespace> {
+    let namespace = Namespace::create(format!("{testbed}-r{}", router.number))?;
+    let (mut add, mut up) = (String::new(), String::new());
+    for Interface { device, port, number } in &router.interfaces {
+        add += &format!(
+            "link add {device} link {} address {} netns {} type macvlan mode bridge\n",
+            topology.ports[usize::from(*port)].name,
+            mac_text(addresses::router_mac(*port, *number, router.number)),
+            namespace.name()
+        );
+        up += &format!("link set {device} up\n");
+    }
+    box_namespace.ip_batch(&add)?;
+    namespace.ip_batch(&up)?;
+    configure_router(topology, router, &namespace)?;
     Ok(namespace)
 }
 
-/// Addresses, static neighbours, forwarding, and the benchmarking prefixes through next hop 1.
-fn configure_router(namespace: &Namespace, r: u16, ingress: &str, egress: &str, nexthops: u8) -> Result<()> {
+/// See [`Testbed::configure_router`].
+fn configure_router(topology: &Topology, router: &Router, namespace: &Namespace) -> Result<()> {
     namespace.sysctl(&[
         ("net/ipv4/ip_forward", "1"),
         ("net/ipv6/conf/all/forwarding", "1"),
         ("net/ipv4/conf/all/rp_filter", "0"),
         ("net/ipv4/conf/default/rp_filter", "0"),
-        (&format!("net/ipv4/conf/{ingress}/rp_filter"), "0"),
-        (&format!("net/ipv4/conf/{egress}/rp_filter"), "0"),
         // Whole Internet tables; ignored by kernels without the limit.
         ("net/ipv6/route/max_size", "2147483647"),
     ])?;
-    let mut lines = format!(
-        "addr add {}/16 dev {ingress}\naddr add {}/64 dev {ingress} nodad\n\
-         addr add {}/16 dev {egress}\naddr add {}/64 dev {egress} nodad\n",
-        addresses::ingress4(r),
-        addresses::ingress6(r),
-        addresses::egress4(r),
-        addresses::egress6(r)
-    );
-    let mut neighbour = |address: IpAddr, mac, device: &str| {
-        let mac = mac_text(mac);
-        lines += &format!("neigh replace {address} lladdr {mac} nud permanent dev {device}\n");
-    };
-    neighbour(addresses::GENERATOR4.into(), addresses::GENERATOR_MAC, ingress);
-    neighbour(addresses::GENERATOR6.into(), addresses::GENERATOR_MAC, ingress);
-    for n in 1..=nexthops {
-        neighbour(addresses::nexthop4(n).into(), addresses::nexthop_mac(n), egress);
-        neighbour(addresses::nexthop6(n).into(), addresses::nexthop_mac(n), egress);
+    let mut lines = String::new();
+    for interface in &router.interfaces {
+        namespace.sysctl(&[(&format!("net/ipv4/conf/{}/rp_filter", interface.device), "0")])?;
+        configure_interface(topology, router, interface, &mut lines);
     }
-    lines += &format!(
-        "route add {BENCHMARK4} via {} dev {egress}\nroute add {BENCHMARK6} via {} dev {egress}\n",
-        addresses::nexthop4(1),
-        addresses::nexthop6(1)
-    );
     namespace.ip_batch(&lines)
+}
+
+/// Addresses, static neighbours, and its part of the networks behind the port, through next hop 1.
+fn configure_interface(topology: &Topology, router: &Router, interface: &Interface, lines: &mut String) {
+    let Interface { device, port: p, number: i } = interface;
+    let port = &topology.ports[usize::from(*p)];
+    *lines += &format!(
+        "addr add {}/{} dev {device}\naddr add {}/64 dev {device} nodad\n",
+        addresses::router4(*p, *i, router.number),
+        addresses::length4(*i),
+        addresses::router6(*p, *i, router.number)
+    );
+    for n in 1..=port.next_hops {
+        let mac = mac_text(addresses::nexthop_mac_of(*p, n));
+        let addresses: [IpAddr; 2] =
+            [addresses::nexthop4_of(*p, *i, n).into(), addresses::nexthop6_of(*p, *i, n).into()];
+        for address in addresses {
+            *lines += &format!("neigh replace {address} lladdr {mac} nud permanent dev {device}\n");
+        }
+    }
+    for network in &port.behind {
+        let part = network.part((*i).into(), router.interfaces_on_port).expect("checked with the topology");
+        let via: IpAddr = match part {
+            Network::V4(_) => addresses::nexthop4_of(*p, *i, 1).into(),
+            Network::V6(_) => addresses::nexthop6_of(*p, *i, 1).into(),
+        };
+        *lines += &format!("route add {part} via {via} dev {device}\n");
+    }
 }

@@ -14,7 +14,8 @@ use lab::{
     namespace,
     prefixes::prefixes,
     subject::{self, Rewrite, Subject},
-    testbed::{Spec, Testbed},
+    testbed::Testbed,
+    topology::Topology,
     workload::{Family, Workload},
 };
 
@@ -33,7 +34,7 @@ fn check(testbed: &mut Testbed, subject: &dyn Subject, workload: &Workload) -> a
 #[test]
 #[ignore = "needs root"]
 fn a_testbed_leaves_nothing_behind() {
-    let testbed = Testbed::new(Spec { routers: 3, ..Spec::default() }).unwrap();
+    let testbed = Testbed::new(&Topology::rfc2544().with_routers(3)).unwrap();
     let name = testbed.name.clone();
     assert_eq!(namespaces(&format!("{name}-")).len(), 6);
     drop(testbed);
@@ -60,7 +61,7 @@ fn what_a_crashed_run_left_is_removed_and_nothing_else() {
 #[test]
 #[ignore = "needs root"]
 fn baselines_forward_what_they_should_and_every_packet_is_accounted_for() {
-    let mut testbed = Testbed::new(Spec { routers: 2, ..Spec::default() }).unwrap();
+    let mut testbed = Testbed::new(&Topology::rfc2544().with_routers(2)).unwrap();
     for name in ["linux", "redirect", "touch", "linux"] {
         for family in [Family::V4, Family::V6] {
             let routers = if name == "linux" { 0..=2 } else { 0..=0 };
@@ -82,12 +83,12 @@ fn baselines_forward_what_they_should_and_every_packet_is_accounted_for() {
 #[ignore = "needs root"]
 fn a_full_table_is_loaded_and_linux_routes_by_the_longest_prefix() {
     let full = prefixes(None, 100_000, 20_000).unwrap();
-    let mut testbed = Testbed::new(Spec::default()).unwrap();
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
     let started = Instant::now();
     testbed.load_routes(&full).unwrap();
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     for family in [Family::V4, Family::V6] {
-        let workload = Workload::inside(&full, family, 100, testbed.spec.nexthops);
+        let workload = Workload::inside(&full, family, 100, testbed.next_hops().unwrap());
         let linux = subject::start("linux", &testbed).unwrap();
         check(&mut testbed, &*linux, &workload).unwrap();
     }
@@ -109,7 +110,7 @@ impl Subject for Liar {
 #[test]
 #[ignore = "needs root"]
 fn a_forwarder_that_forgets_the_ttl_is_caught() {
-    let mut testbed = Testbed::new(Spec::default()).unwrap();
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
     let liar = Liar(subject::start("redirect", &testbed).unwrap());
     let workload = Workload::benchmark(Family::V4, 10, 0..=0);
     let error = check(&mut testbed, &liar, &workload).unwrap_err().to_string();
@@ -119,7 +120,7 @@ fn a_forwarder_that_forgets_the_ttl_is_caught() {
 #[test]
 #[ignore = "needs root"]
 fn pacing_keeps_its_rate() {
-    let mut testbed = Testbed::new(Spec::default()).unwrap();
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
     let _redirect = subject::start("redirect", &testbed).unwrap();
     testbed.set_priority(lab::testbed::Priority::Rates).unwrap();
     let workload = Workload::benchmark(Family::V4, 10, 0..=0);

@@ -37,7 +37,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
     testbed.load_routes(&prefixes)?;
     for family in [Family::V4, Family::V6] {
-        let workload = Workload::inside(&prefixes, family, DESTINATIONS, testbed.spec.nexthops);
+        let workload = Workload::inside(&prefixes, family, DESTINATIONS, testbed.next_hops()?);
         let subjects = names(&options.subjects);
         let plan = Plan {
             case: "capacity",

@@ -17,7 +17,8 @@ use crate::{
     packet::FCS_BYTES,
     record::{Output, Recorder},
     subject,
-    testbed::{Spec, Testbed},
+    testbed::Testbed,
+    topology::Topology,
     workload::{Family, Workload},
 };
 
@@ -52,9 +53,9 @@ struct Row {
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
-    let spec = Spec::default();
-    let mut testbed = Testbed::for_rates(spec)?;
-    testbed.spinner = Some(Spinner::start(spec.cores.router)?);
+    let topology = Topology::rfc2544();
+    let mut testbed = Testbed::for_rates(&topology)?;
+    testbed.spinner = Some(Spinner::start(topology.cores.router[0])?);
     let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
     workload.frame_bytes = options.frame - FCS_BYTES;
     let asked = names(&options.subjects);

@@ -77,7 +77,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 /// Seconds until the kernel has all routes, and until a packet by the very last one leaves right. The benchmark is fooled
 /// by no fallback: without its own route the packet would leave by a default route through another next hop.
 fn load_while_running(testbed: &mut Testbed, full: &Prefixes) -> Result<(f64, f64)> {
-    let nexthops = testbed.spec.nexthops;
+    let nexthops = testbed.next_hops()?;
     let last = full.v4.len().checked_sub(1).context("the full table has no IPv4 routes")?;
     let probe = Prefixes { v4: vec![full.v4[last]], ..Prefixes::default() };
     let mut workload = Workload::inside(&probe, Family::V4, 1, nexthops);

@@ -21,7 +21,8 @@ use crate::{
     measure::{Spread, Window},
     prefixes::{self, Prefixes},
     record::Output,
-    testbed::{Spec, Testbed},
+    testbed::Testbed,
+    topology::Topology,
 };
 
 /// An experiment with its options, as on the command line.
@@ -116,7 +117,7 @@ fn names(subjects: &[String]) -> Vec<&str> {
 }
 
 fn testbed(routers: u16) -> Result<Testbed> {
-    Testbed::for_rates(Spec { routers, ..Spec::default() })
+    Testbed::for_rates(&Topology::rfc2544().with_routers(routers))
 }
 
 fn print_row(cells: &[String]) {

@@ -57,7 +57,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     print_head(&title, &["family", "destinations", "subject", "ns/packet"]);
     for family in [Family::V4, Family::V6] {
         for destinations in DESTINATIONS {
-            let workload = Workload::inside(&prefixes, family, destinations, testbed.spec.nexthops);
+            let workload = Workload::inside(&prefixes, family, destinations, testbed.next_hops()?);
             for name in &options.subjects {
                 let _subject = subject::start(name, &testbed)?;
                 let mut cost = Cost::new(&testbed, &workload)?;

@@ -19,7 +19,8 @@ use crate::{
     packet::FCS_BYTES,
     record::Output,
     subject::{self, Subject},
-    testbed::{Spec, Testbed},
+    testbed::Testbed,
+    topology::Topology,
     workload::{Family, Workload},
 };
 
@@ -76,7 +77,7 @@ impl Trial for OnTestbed<'_> {
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
-    let mut testbed = Testbed::for_rates(Spec::default())?;
+    let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
     let subject = subject::start(&options.subject, &testbed)?;
     println!("{}, {} flows, trials of {} s", options.subject, options.flows, options.seconds);
     println!("{:>6} {:>20} {:>20}", "frame", "Mpps, no loss", "Mpps, 0.1 % lost");

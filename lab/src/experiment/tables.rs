@@ -56,7 +56,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         for (destinations, smallest) in DESTINATIONS.into_iter().zip(&mut smallest) {
             let workload = match routes {
                 1 => Workload::benchmark(Family::V4, destinations as u32, 0..=0),
-                _ => Workload::inside(&loaded, Family::V4, destinations, testbed.spec.nexthops),
+                _ => Workload::inside(&loaded, Family::V4, destinations, testbed.next_hops()?),
             };
             let plan = Plan {
                 case: "tables",

@@ -44,7 +44,7 @@ impl Millrace {
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
         let child = child.with_context(|| format!("cannot start {}", binary.display()))?;
         let mut daemon = Self { child, binary, instance, ready_after: Duration::ZERO };
-        daemon.wait_until_ready(usize::from(testbed.spec.routers) + 1)?;
+        daemon.wait_until_ready(testbed.routers.len() + 1)?;
         daemon.ready_after = started.elapsed();
         Ok(daemon)
     }

@@ -19,7 +19,7 @@ use crate::{
 fn start(testbed: &Testbed) -> Daemon {
     let ports = ["--port", "eth1", "--port", "eth2"];
     let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &ports);
-    daemon.until_accelerated(usize::from(testbed.spec.routers) + 1);
+    daemon.until_accelerated(testbed.routers.len() + 1);
     daemon
 }
 
@@ -58,10 +58,10 @@ fn a_namespace_deleted_under_load_and_made_again() {
 /// As `lab::testbed` makes it, IPv4 only.
 fn router_like_the_testbeds(testbed: &Testbed, name: &str, r: u16) -> Namespace {
     let namespace = Namespace::create(name.into()).unwrap();
-    for (device, port, mac) in [("in", "eth1", ingress_mac(r)), ("out", "eth2", egress_mac(r))] {
+    for (port, mac) in [("eth1", ingress_mac(r)), ("eth2", egress_mac(r))] {
         let mac = mac_text(mac);
         let link =
-            format!("link add {device} link {port} address {mac} netns {name} type macvlan mode bridge\n");
+            format!("link add {port} link {port} address {mac} netns {name} type macvlan mode bridge\n");
         testbed.box_namespace.ip_batch(&link).unwrap();
     }
     namespace
@@ -69,26 +69,26 @@ fn router_like_the_testbeds(testbed: &Testbed, name: &str, r: u16) -> Namespace 
             ("net/ipv4/ip_forward", "1"),
             ("net/ipv6/conf/all/forwarding", "1"),
             ("net/ipv4/conf/all/rp_filter", "0"),
-            ("net/ipv4/conf/in/rp_filter", "0"),
-            ("net/ipv4/conf/out/rp_filter", "0"),
+            ("net/ipv4/conf/eth1/rp_filter", "0"),
+            ("net/ipv4/conf/eth2/rp_filter", "0"),
         ])
         .unwrap();
     let addresses = format!(
-        "addr add {}/16 dev in\naddr add {}/16 dev out\nlink set in up\nlink set out up\n",
+        "addr add {}/16 dev eth1\naddr add {}/16 dev eth2\nlink set eth1 up\nlink set eth2 up\n",
         ingress4(r),
         egress4(r)
     );
     namespace.ip_batch(&addresses).unwrap();
-    namespace.ip_batch(&neighbours_and_route("in", "out")).unwrap();
+    namespace.ip_batch(&neighbours_and_route()).unwrap();
     namespace
 }
 
 /// What a link that goes down takes with it.
-fn neighbours_and_route(ingress: &str, egress: &str) -> String {
+fn neighbours_and_route() -> String {
     format!(
-        "neigh replace {GENERATOR4} lladdr {} nud permanent dev {ingress}\n\
-         neigh replace 10.2.255.1 lladdr {} nud permanent dev {egress}\n\
-         route replace 198.18.0.0/15 via 10.2.255.1 dev {egress}\n",
+        "neigh replace {GENERATOR4} lladdr {} nud permanent dev eth1\n\
+         neigh replace 10.2.255.1 lladdr {} nud permanent dev eth2\n\
+         route replace 198.18.0.0/15 via 10.2.255.1 dev eth2\n",
         mac_text(GENERATOR_MAC),
         mac_text(nexthop_mac(1))
     )
@@ -105,9 +105,9 @@ fn ports_and_macvlans_flap_under_load() {
     let ip = |name: &str, lines: &str| lab::command::ip_batch(name, lines).unwrap();
     let account = while_sending(&mut testbed, &bystanders, |_| {
         for _ in 0..5 {
-            ip(&namespace, "link set out down\n");
+            ip(&namespace, "link set eth2 down\n");
             thread::sleep(Duration::from_millis(100));
-            ip(&namespace, &format!("link set out up\n{}", neighbours_and_route("in", "out")));
+            ip(&namespace, &format!("link set eth2 up\n{}", neighbours_and_route()));
             thread::sleep(Duration::from_millis(100));
         }
     });
@@ -116,7 +116,8 @@ fn ports_and_macvlans_flap_under_load() {
     while_sending(&mut testbed, &all, |_| {}).assert_no_loss("after a macvlan flapped");
 
     // A whole port, in each of two places: the box's end and the far one.
-    let (near, far) = (testbed.box_namespace.name().to_owned(), testbed.sink_namespace.name().to_owned());
+    let (near, far) =
+        (testbed.box_namespace.name().to_owned(), testbed.host("sink").unwrap().name().to_owned());
     while_sending(&mut testbed, &all, |_| {
         for (name, device) in [(&near, "eth2"), (&far, "eth0"), (&near, "eth1")] {
             ip(name, &format!("link set {device} down\n"));
@@ -125,9 +126,9 @@ fn ports_and_macvlans_flap_under_load() {
             thread::sleep(Duration::from_millis(200));
         }
     });
-    ip(&near, &neighbours_and_route("eth1", "eth2"));
+    ip(&near, &neighbours_and_route());
     for router in &testbed.routers {
-        ip(router.name(), &neighbours_and_route("in", "out"));
+        ip(router.name(), &neighbours_and_route());
     }
     eventually_true("all carriers", || {
         let devices = lab::command::ip(&format!("-netns {near} link show")).unwrap();
@@ -158,10 +159,9 @@ fn ten_thousand_route_changes_under_load() {
         let (length, next_hop) = (16 + (random >> 28) % 17, 1 + (random >> 8) % 8);
         let address = (0xc612_0000 | (random >> 12) & 0x1ff) & (u32::MAX << (32 - length));
         let prefix = format!("{}/{length}", std::net::Ipv4Addr::from(address));
-        let device = ["eth2", "out"][i % 2];
         let line = match (random >> 24) % 3 {
             0 => format!("route del {prefix}"),
-            _ => format!("route replace {prefix} via 10.2.255.{next_hop} dev {device}"),
+            _ => format!("route replace {prefix} via 10.2.255.{next_hop} dev eth2"),
         };
         writeln!(lines[i % 2], "{line}").unwrap();
     }

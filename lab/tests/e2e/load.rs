@@ -10,7 +10,8 @@ use lab::{
     losses::Losses,
     subject::Subject,
     sys,
-    testbed::{Priority, Spec, Testbed},
+    testbed::{Priority, Testbed},
+    topology::Topology,
     workload::{Family, Workload},
 };
 
@@ -23,7 +24,7 @@ const ENOUGH: u64 = 3000;
 
 /// A testbed whose generator gives way to everybody, so that a daemon gets its core.
 pub fn testbed(routers: u16) -> Testbed {
-    let mut testbed = Testbed::new(Spec { routers, ..Spec::default() }).unwrap();
+    let mut testbed = Testbed::new(&Topology::rfc2544().with_routers(routers)).unwrap();
     testbed.set_priority(Priority::Reaction).unwrap();
     testbed
 }
@@ -85,7 +86,7 @@ fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnc
     for thread in testbed.router_threads().unwrap().0 {
         sys::set_nice(thread, -20).unwrap();
     }
-    let rows = [&(0..=testbed.spec.routers).collect::<Vec<_>>()[..], &[511]].concat();
+    let rows = [&(0..=testbed.topology.router_count()).collect::<Vec<_>>()[..], &[511]].concat();
     let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
     testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) }).unwrap();
     // By number, not by time: on a busy machine the generator comes last.

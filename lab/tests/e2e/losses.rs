@@ -23,7 +23,7 @@ const LAST_NICE: i32 = 19;
 fn start(testbed: &Testbed) -> Daemon {
     let arguments = ["--port", "eth1", "--port", PORT_OUT];
     let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &arguments);
-    daemon.until_accelerated(usize::from(testbed.spec.routers) + 1);
+    daemon.until_accelerated(testbed.routers.len() + 1);
     daemon
 }
 
@@ -31,11 +31,12 @@ fn start(testbed: &Testbed) -> Daemon {
 fn starve_sink(testbed: &Testbed) {
     let script = "echo 1 > /sys/class/net/eth0/threaded";
     let mut threaded = Command::new("ip");
-    threaded.args(["netns", "exec", testbed.sink_namespace.name(), "sh", "-c", script]);
+    threaded.args(["netns", "exec", testbed.host("sink").unwrap().name(), "sh", "-c", script]);
     command::run(&mut threaded).unwrap();
-    let threads = testbed.sink_namespace.enter(|| lab::netlink::napi_threads(sys::interface_index("eth0")?));
+    let threads =
+        testbed.host("sink").unwrap().enter(|| lab::netlink::napi_threads(sys::interface_index("eth0")?));
     for id in threads.unwrap() {
-        sys::set_affinity(id, &[testbed.spec.cores.router]).unwrap();
+        sys::set_affinity(id, &[testbed.topology.cores.router[0]]).unwrap();
         sys::set_nice(id, LAST_NICE).unwrap();
     }
 }
