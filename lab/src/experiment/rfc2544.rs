@@ -72,7 +72,14 @@ impl Trial for OnTestbed<'_> {
         let load = Load { frame_bytes: self.frame_bytes, pace: Pace::Rate(pps) };
         let sample = measure(self.testbed, load, self.window)?;
         eprintln!("  {pps} pps offered: {} sent, {} arrived", sample.sent, sample.received);
-        Ok(Outcome { sent: sample.sent, skipped: sample.skipped, received: sample.received })
+        Ok(Outcome {
+            sent: sample.sent,
+            skipped: sample.skipped,
+            received: sample.received,
+            offered_pps: sample.offered_pps,
+            received_pps: sample.received_pps,
+            latency: None,
+        })
     }
 }
 
@@ -115,6 +122,6 @@ fn of_frame(
     }
     // The curve begins where everything but a little still comes through, and a half more is offered.
     let most = found.iter().filter_map(|(_, throughput)| throughput.pps).max().unwrap_or(LOWEST_PPS);
-    let curve = frame_loss::curve(&mut trial, (most + most / 2).min(HIGHEST_PPS), STEPS)?;
+    let curve = frame_loss::curve(&mut trial, (most + most / 2).min(HIGHEST_PPS), STEPS, 1)?;
     Ok(Result2544 { frame, throughput: found, frame_loss: curve })
 }

@@ -1,19 +1,36 @@
-//! Benchmarking methods of RFC 2544 as procedures over trials: pure, so that they are tested against a simulated forwarder
-//! and know nothing of namespaces. Trials are shorter than the RFC's 60 s (24) unless asked for; results say how long.
+//! Benchmarking methods of RFC 2544 and its successors as procedures over trials: pure, so that they are tested against a
+//! simulated forwarder and know nothing of namespaces. Trials are shorter than the RFC's 60 s (24) unless asked for; results
+//! say how long. Where the RFC reports an average, we report median and range too, and keep every trial.
 //!
-//! | file | RFC 2544 |
-//! |---|---|
-//! | [`throughput`] | 26.1: the fastest rate at which no more than a stated share is lost |
-//! | [`frame_loss`] | 26.3: the share that is lost, from the highest rate downwards |
+//! | file | what | source |
+//! |---|---|---|
+//! | [`throughput`] | the fastest rate at which no more than a stated share is lost | RFC 2544 26.1 |
+//! | [`latency`] | how long packets take at stated rates | RFC 2544 26.2 |
+//! | [`frame_loss`] | the share that is lost, from the highest rate downwards | RFC 2544 26.3 |
+//! | [`back_to_back`] | the longest burst without loss, and the buffer that it tells of | RFC 2544 26.4, RFC 9004 |
+//! | [`recovery`] | how long losses go on after an overload | RFC 2544 26.5 |
+//! | [`reset`] | how long nothing is forwarded after a restart | RFC 2544 26.6, RFC 6201 |
+//! | [`overload`] | what comes out when more and more comes in | after Mogul and Ramakrishnan, Eliminating receive livelock (1997) |
+//! | [`isolation`] | what one stream loses while its neighbour grows | |
 
+pub mod back_to_back;
 pub mod frame_loss;
+pub mod isolation;
+pub mod latency;
+pub mod overload;
+pub mod recovery;
+pub mod reset;
+#[cfg(test)]
+mod simulated;
 pub mod throughput;
 
 use anyhow::Result;
 use serde::Serialize;
 
-/// One trial: packets sent at a rate for a while, and those that came through.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+use crate::measure::{Spread, spread};
+
+/// One trial: packets sent, and those that came through.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Outcome {
     /// Packets offered.
     pub sent: u64,
@@ -21,6 +38,30 @@ pub struct Outcome {
     pub skipped: u64,
     /// Packets that arrived.
     pub received: u64,
+    /// Packets per second offered, buffers having filled: the beginning and the end of the trial are not in it.
+    pub offered_pps: f64,
+    /// Packets per second that arrived at the same time.
+    pub received_pps: f64,
+    /// How long packets took, if the trial looks at it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+}
+
+/// One-way latency of the packets of a trial, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    /// Median.
+    pub p50_ns: u64,
+    /// 99 of 100 packets took no longer.
+    pub p99_ns: u64,
+    /// 999 of 1000 packets took no longer.
+    pub p999_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// Mean.
+    pub mean_ns: f64,
+    /// Packets whose latency is known.
+    pub packets: u64,
 }
 
 impl Outcome {
@@ -44,48 +85,42 @@ pub trait Trial {
 /// How often an invalid trial is repeated before its outcome is taken as it is.
 const ATTEMPTS: usize = 3;
 
-/// A trial; repeated while it is not [valid](Outcome::is_valid). `false`: it never was.
-fn valid(trial: &mut impl Trial, pps: u64) -> Result<(Outcome, bool)> {
-    let mut outcome = trial.run(pps)?;
+/// A trial; repeated while it is not valid. `false`: it never was.
+fn attempt<T>(is_valid: impl Fn(&T) -> bool, mut run: impl FnMut() -> Result<T>) -> Result<(T, bool)> {
+    let mut outcome = run()?;
     for _ in 1..ATTEMPTS {
-        if outcome.is_valid() {
+        if is_valid(&outcome) {
             break;
         }
-        outcome = trial.run(pps)?;
+        outcome = run()?;
     }
-    Ok((outcome, outcome.is_valid()))
+    let valid = is_valid(&outcome);
+    Ok((outcome, valid))
 }
 
-#[cfg(test)]
-pub(crate) mod simulated {
-    use super::*;
+fn valid(trial: &mut impl Trial, pps: u64) -> Result<(Outcome, bool)> {
+    attempt(Outcome::is_valid, || trial.run(pps))
+}
 
-    /// Forwards what it can and drops the rest. Time is in trials of one second.
-    pub struct Forwarder {
-        pub capacity_pps: u64,
-        /// Share lost at any rate, in parts per million.
-        pub loss_ppm: u64,
-        /// Trials, from the first one, in which the generator is held up.
-        pub disturbed: usize,
-        /// Rates that were asked for.
-        pub asked: Vec<u64>,
+/// Binary search for the largest value that passes: the upper bound first, then halves until the bounds are as close as
+/// `near` says of the upper one, the lower bound only if nothing else passed. `None`: nor did that.
+fn bisect(
+    (lowest, highest): (u64, u64),
+    near: impl Fn(u64) -> u64,
+    mut passes: impl FnMut(u64) -> Result<bool>,
+) -> Result<Option<u64>> {
+    if passes(highest)? {
+        return Ok(Some(highest));
     }
+    let (mut low, mut high) = (lowest, highest);
+    while high - low > near(high).max(1) {
+        let middle = low + (high - low) / 2;
+        if passes(middle)? { low = middle } else { high = middle }
+    }
+    Ok((low > lowest || passes(lowest)?).then_some(low))
+}
 
-    impl Forwarder {
-        pub fn new(capacity_pps: u64) -> Self {
-            Self { capacity_pps, loss_ppm: 0, disturbed: 0, asked: Vec::new() }
-        }
-    }
-
-    impl Trial for Forwarder {
-        fn run(&mut self, pps: u64) -> Result<Outcome> {
-            self.asked.push(pps);
-            if self.disturbed > 0 {
-                self.disturbed -= 1;
-                return Ok(Outcome { sent: pps / 2, skipped: pps / 2, received: 0 });
-            }
-            let through = pps.min(self.capacity_pps);
-            Ok(Outcome { sent: pps, skipped: 0, received: through - through * self.loss_ppm / 1_000_000 })
-        }
-    }
+/// Median and range of a figure of trials.
+fn spread_of<T>(trials: &[T], figure: impl Fn(&T) -> f64) -> Spread {
+    spread(&trials.iter().map(figure).collect::<Vec<_>>())
 }

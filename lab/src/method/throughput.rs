@@ -4,7 +4,8 @@
 use anyhow::{Result, ensure};
 use serde::Serialize;
 
-use super::{Outcome, Trial, valid};
+use super::{Outcome, Trial, bisect, spread_of, valid};
+use crate::measure::Spread;
 
 /// How to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +18,7 @@ pub struct Search {
     pub resolution: f64,
 }
 
-/// What was found.
+/// What one search found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Throughput {
     /// Packets per second; `None`: too much is lost at the lowest rate too.
@@ -28,36 +29,54 @@ pub struct Throughput {
     pub noisy: bool,
 }
 
+/// What repeated searches found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Repeated {
+    /// Share that may be lost.
+    pub loss: f64,
+    /// Packets per second; 0 where too much is lost at the lowest rate too.
+    pub pps: Spread,
+    /// Every search.
+    pub searches: Vec<Throughput>,
+}
+
+/// Searches with each of the losses, alternately (A B A B), `repeats` times.
+///
+/// # Errors
+/// As [`search`]; no repeats.
+pub fn repeated(trial: &mut impl Trial, searches: &[Search], repeats: usize) -> Result<Vec<Repeated>> {
+    ensure!(repeats > 0, "0 repeats: 1 or more");
+    let mut found: Vec<Vec<Throughput>> = vec![Vec::new(); searches.len()];
+    for _ in 0..repeats {
+        for (search_, found) in searches.iter().zip(&mut found) {
+            found.push(search(trial, search_)?);
+        }
+    }
+    let repeated = |(search, found): (&Search, Vec<Throughput>)| Repeated {
+        loss: search.loss,
+        pps: spread_of(&found, |throughput| throughput.pps.unwrap_or(0) as f64),
+        searches: found,
+    };
+    Ok(searches.iter().zip(found).map(repeated).collect())
+}
+
 /// Binary search, the highest rate first.
 ///
 /// # Errors
 /// Rates or shares that make no search; a trial that fails.
 pub fn search(trial: &mut impl Trial, search: &Search) -> Result<Throughput> {
-    let (mut low, mut high) = search.between;
+    let (low, high) = search.between;
     ensure!(0 < low && low < high, "rates {low} to {high}: two different ones, above 0");
     ensure!((0.0..1.0).contains(&search.loss), "a loss of {}: 0 to 1", search.loss);
     ensure!(search.resolution > 0.0, "a resolution of {}: above 0", search.resolution);
     let mut found = Throughput { pps: None, trials: Vec::new(), noisy: false };
-    let mut passes = |pps: u64, found: &mut Throughput| -> Result<bool> {
+    let near = |high: u64| (high as f64 * search.resolution) as u64;
+    found.pps = bisect(search.between, near, |pps| {
         let (outcome, valid) = valid(trial, pps)?;
         found.noisy |= !valid;
         found.trials.push((pps, outcome));
-        let passed = outcome.loss() <= search.loss;
-        if passed {
-            found.pps = found.pps.max(Some(pps));
-        }
-        Ok(passed)
-    };
-    if passes(high, &mut found)? {
-        return Ok(found);
-    }
-    while high - low > ((high as f64 * search.resolution) as u64).max(1) {
-        let middle = low + (high - low) / 2;
-        if passes(middle, &mut found)? { low = middle } else { high = middle }
-    }
-    if found.pps.is_none() {
-        passes(search.between.0, &mut found)?;
-    }
+        Ok(outcome.loss() <= search.loss)
+    })?;
     Ok(found)
 }
 
@@ -111,5 +130,18 @@ mod tests {
         let mut always = Forwarder { disturbed: usize::MAX, ..Forwarder::new(u64::MAX) };
         let found = search(&mut always, &SEARCH).unwrap();
         assert!(found.noisy && found.pps.is_none());
+    }
+
+    #[test]
+    fn searches_take_turns() {
+        let search = |loss| Search { between: (1, 1000), loss, resolution: 0.5 };
+        // What the machine loses in the first trial of the second repeat sends its search downwards.
+        let noise = [0, 0, 1, 0, 0].into();
+        let mut forwarder = Forwarder { loss_ppm: 0, noise, ..Forwarder::new(1000) };
+        let found = repeated(&mut forwarder, &[search(0.0), search(0.001)], 2).unwrap();
+        assert_eq!(forwarder.asked, [1000, 1000, 1000, 500, 1000]);
+        assert_eq!(found[0].pps, Spread { median: 750.0, min: 500.0, max: 1000.0 });
+        assert_eq!(found[1].pps, Spread { median: 1000.0, min: 1000.0, max: 1000.0 });
+        assert_eq!((found[0].loss, found[1].loss, found[1].searches.len()), (0.0, 0.001, 2));
     }
 }
