@@ -7,10 +7,10 @@
 //! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
 //! | [`subject`] | what can be measured: one small file each |
 //! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
-//! | [`method`] | RFC 2544 as procedures over trials |
+//! | [`method`] | RFC 2544 and its successors as procedures over trials |
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
-//! | [`record`] | raw results as JSON lines |
+//! | [`record`], [`progress`] | raw results as JSON lines; how far a long run is |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
@@ -32,6 +32,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod packet;
 pub mod prefixes;
+pub mod progress;
 pub mod record;
 pub mod shell;
 pub mod sink;
