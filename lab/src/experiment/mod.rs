@@ -5,6 +5,7 @@ pub mod bench;
 mod capacity;
 mod compare;
 mod load;
+mod on_testbed;
 mod overload;
 mod program;
 mod rfc2544;
@@ -30,7 +31,7 @@ use crate::{
 pub enum Experiment {
     /// Subjects on the same packets, alternately, the router's core saturated; ratios pair by pair
     Compare(compare::Options),
-    /// RFC 2544: throughput without loss and with 0.1 %, and the frame loss curve, by frame size
+    /// RFC 2544 and its successors, by frame size: throughput, frame loss, back-to-back frames, reset
     Rfc2544(rfc2544::Options),
     /// Capacity of one core with the full table
     Capacity(capacity::Options),

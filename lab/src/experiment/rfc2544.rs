@@ -1,36 +1,43 @@
-//! `millrace-lab rfc2544`: throughput and frame loss rate of a subject by frame size (RFC 2544 9.1, 26.1, 26.3).
+//! `millrace-lab rfc2544`: what RFC 2544 and its successors ask of a router, by frame size (9.1), one subject on its own.
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::Result;
-use clap::{Args, value_parser};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum, value_parser};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::{
+    on_testbed::{HIGHEST_PPS, OnTestbed, Restart},
+    print_head, print_row, show, testbed,
+};
 use crate::{
     check::check_forwarding,
-    generator::{Load, Pace},
-    measure::{Window, measure},
+    measure::{Sample, Window},
     method::{
-        Outcome, Trial,
+        back_to_back::{self, BackToBack},
         frame_loss::{self, Point},
-        throughput::{self, Search, Throughput},
+        reset::{self, ResetTime},
+        throughput::{self, Repeated, Search},
     },
     packet::FCS_BYTES,
+    progress::Progress,
     record::Output,
     subject::{self, Subject},
+    sys::Interrupted,
     testbed::Testbed,
-    topology::Topology,
     workload::{Family, Workload},
 };
 
-/// What the generator can do.
-const HIGHEST_PPS: u64 = 8_000_000;
 const LOWEST_PPS: u64 = 10_000;
 /// Share that may be lost: none, and one in a thousand.
 const LOSSES: [f64; 2] = [0.0, 0.001];
 const RESOLUTION: f64 = 0.01;
+/// Of the frame loss curve.
 const STEPS: u64 = 10;
+/// Frames: the shortest burst, and the step size of its search.
+const BURST_STEP: u64 = 16;
+const LONGEST_BURST_SECONDS: f64 = 1.0;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -48,80 +55,248 @@ pub struct Options {
     /// Length of each trial (the RFC: 60)
     #[arg(long, default_value_t = 2.0, value_parser = super::seconds)]
     seconds: f64,
+    /// How often each test is repeated
+    #[arg(long, default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
+    repeat: u16,
+    /// Only these tests; throughput is always measured, since the others are told in it
+    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Test::value_variants().to_vec())]
+    only: Vec<Test>,
     /// Where the results go, as one document
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
 
-#[derive(Debug, Serialize)]
+/// One of the tests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Test {
+    /// The fastest rate without loss, and with 0.1 % (RFC 2544 26.1)
+    Throughput,
+    /// Share lost by rate (26.3)
+    FrameLoss,
+    /// Longest burst without loss (26.4, RFC 9004)
+    BackToBack,
+    /// Time without forwarding when restarted (26.6, RFC 6201)
+    Reset,
+}
+
+/// Of one frame length; tests that were not run are not there.
+#[derive(Debug, Default, Serialize)]
 struct Result2544 {
     frame: u16,
-    /// By the share that may be lost.
-    throughput: Vec<(f64, Throughput)>,
-    frame_loss: Vec<Point>,
+    /// In which the other tests are told: without loss; if there is none, with 0.1 %.
+    throughput_pps: u64,
+    throughput: Vec<Repeated>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frame_loss: Option<Vec<Point>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    back_to_back: Option<BackToBack>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reset: Option<ResetTime>,
 }
 
-struct OnTestbed<'a> {
-    testbed: &'a mut Testbed,
-    frame_bytes: u16,
-    window: Window,
-}
-
-impl Trial for OnTestbed<'_> {
-    fn run(&mut self, pps: u64) -> Result<Outcome> {
-        let load = Load { frame_bytes: self.frame_bytes, pace: Pace::Rate(pps) };
-        let sample = measure(self.testbed, load, self.window)?;
-        eprintln!("  {pps} pps offered: {} sent, {} arrived", sample.sent, sample.received);
-        Ok(Outcome {
-            sent: sample.sent,
-            skipped: sample.skipped,
-            received: sample.received,
-            offered_pps: sample.offered_pps,
-            received_pps: sample.received_pps,
-            latency: None,
-        })
-    }
+/// A subject under test.
+struct Bench<'a> {
+    options: &'a Options,
+    testbed: Testbed,
+    /// `None` while it is being restarted.
+    subject: Option<Box<dyn Subject>>,
+    progress: Progress,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
-    let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
-    let subject = subject::start(&options.subject, &testbed)?;
-    println!("{}, {} flows, trials of {} s", options.subject, options.flows, options.seconds);
-    println!("{:>6} {:>20} {:>20}", "frame", "Mpps, no loss", "Mpps, 0.1 % lost");
+    let testbed = testbed(0)?;
+    let subject = Some(subject::start(&options.subject, &testbed)?);
+    let mut bench = Bench { options, testbed, subject, progress: Progress::new(0) };
     let mut results = Vec::new();
-    for &frame in &options.frames {
-        let result = of_frame(&mut testbed, &*subject, frame, options)?;
-        let show = |(_, throughput): &(f64, Throughput)| {
-            let pps = throughput.pps.map_or("-".into(), |pps| format!("{:.3}", pps as f64 / 1e6));
-            if throughput.noisy { format!("{pps} (noisy)") } else { pps }
-        };
-        println!("{frame:>6} {:>20} {:>20}", show(&result.throughput[0]), show(&result.throughput[1]));
+    let mut measured = Ok(());
+    for (at, &frame) in options.frames.iter().enumerate() {
+        let mut result = Result2544 { frame, ..Result2544::default() };
+        measured = bench.frame(&mut result, options.frames.len() - at - 1);
         results.push(result);
-        output.document(json!({"subject": options.subject, "flows": options.flows,
-            "trial_seconds": options.seconds, "resolution": RESOLUTION, "results": results}))?;
+        output.document(document(options, &results, &measured))?;
+        if measured.is_err() {
+            break;
+        }
     }
-    Ok(())
+    drop(bench);
+    print(options, &results);
+    measured
 }
 
-fn of_frame(
-    testbed: &mut Testbed,
-    subject: &dyn Subject,
-    frame: u16,
-    options: &Options,
-) -> Result<Result2544> {
-    let workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
-    let frame_bytes = frame - FCS_BYTES;
-    check_forwarding(testbed, subject, &workload.targets, frame_bytes, |address| workload.next_hop(address))?;
-    testbed.generator.set_targets(workload.targets.clone(), frame_bytes)?;
-    let window = Window { warm_up: Duration::ZERO, length: Duration::from_secs_f64(options.seconds) };
-    let mut trial = OnTestbed { testbed, frame_bytes, window };
-    let mut found = Vec::new();
-    for loss in LOSSES {
-        let search = Search { between: (LOWEST_PPS, HIGHEST_PPS), loss, resolution: RESOLUTION };
-        found.push((loss, throughput::search(&mut trial, &search)?));
+impl Options {
+    /// In this order.
+    fn tests(&self) -> Vec<Test> {
+        let wanted = |test: &&Test| **test == Test::Throughput || self.only.contains(test);
+        Test::value_variants().iter().filter(wanted).copied().collect()
     }
-    // The curve begins where everything but a little still comes through, and a half more is offered.
-    let most = found.iter().filter_map(|(_, throughput)| throughput.pps).max().unwrap_or(LOWEST_PPS);
-    let curve = frame_loss::curve(&mut trial, (most + most / 2).min(HIGHEST_PPS), STEPS, 1)?;
-    Ok(Result2544 { frame, throughput: found, frame_loss: curve })
+
+    /// Most trials of a test.
+    fn trials(&self, test: Test) -> u64 {
+        u64::from(self.repeat)
+            * match test {
+                Test::Throughput => LOSSES.iter().map(|&loss| search(loss).most_trials()).sum(),
+                Test::FrameLoss => STEPS,
+                Test::BackToBack => u64::from((HIGHEST_PPS / BURST_STEP).ilog2()) + 2,
+                Test::Reset => 1,
+            }
+    }
+}
+
+fn search(loss: f64) -> Search {
+    Search { between: (LOWEST_PPS, HIGHEST_PPS), loss, resolution: RESOLUTION }
+}
+
+impl Bench<'_> {
+    /// All tests with one frame length; what was measured before an error stays in `result`.
+    fn frame(&mut self, result: &mut Result2544, frames_left: usize) -> Result<()> {
+        let workload = Workload::benchmark(Family::V4, self.options.flows, 0..=0);
+        let frame_bytes = result.frame - FCS_BYTES;
+        let subject = self.subject.as_deref().context("the subject does not run")?;
+        let next_hop = |address| workload.next_hop(address);
+        check_forwarding(&mut self.testbed, subject, &workload.targets, frame_bytes, next_hop)?;
+        self.testbed.generator.set_targets(workload.targets.clone(), frame_bytes)?;
+        let tests = self.options.tests();
+        let trials = |tests: &[Test]| tests.iter().map(|&test| self.options.trials(test)).sum::<u64>();
+        let of_later_frames = frames_left as u64 * trials(&tests);
+        for (at, &test) in tests.iter().enumerate() {
+            self.progress.expect(of_later_frames + trials(&tests[at..]));
+            self.test(test, result).with_context(|| format!("{test:?} with {}-byte frames", result.frame))?;
+        }
+        self.progress.expect(of_later_frames);
+        Ok(())
+    }
+
+    fn test(&mut self, test: Test, result: &mut Result2544) -> Result<()> {
+        let Self { options, testbed, subject, progress } = self;
+        let repeat = options.repeat.into();
+        let frame = result.frame;
+        let mut seen = |found: &str, _: Option<&Sample>| {
+            progress.step(&format!("{frame} bytes, {found}"));
+            Ok(())
+        };
+        let window = Window { warm_up: Duration::ZERO, length: Duration::from_secs_f64(options.seconds) };
+        let mut trial = OnTestbed { testbed, seen: &mut seen, frame_bytes: frame - FCS_BYTES, window };
+        match test {
+            Test::Throughput => {
+                result.throughput = throughput::repeated(&mut trial, &LOSSES.map(search), repeat)?;
+                let found = result.throughput.iter().map(|found| found.pps.median);
+                result.throughput_pps = found.into_iter().find(|&pps| pps > 0.0).unwrap_or(0.0) as u64;
+            }
+            Test::FrameLoss => {
+                // From half more than what comes through with next to no loss.
+                let most = result.throughput.iter().map(|found| found.pps.median).fold(0.0, f64::max);
+                let highest_pps = ((most * 1.5) as u64).clamp(LOWEST_PPS, HIGHEST_PPS);
+                result.frame_loss = Some(frame_loss::curve(&mut trial, highest_pps, STEPS, repeat)?);
+            }
+            Test::BackToBack => {
+                let back_to_back_pps = trial.flat_out()?.offered_pps;
+                let longest = (back_to_back_pps * LONGEST_BURST_SECONDS) as u64;
+                let search = back_to_back::Search {
+                    between: (BURST_STEP, longest.max(2 * BURST_STEP)),
+                    step: BURST_STEP,
+                    losses_to_believe: 2,
+                    repeats: repeat,
+                    back_to_back_pps,
+                    throughput_pps: result.throughput_pps as f64,
+                };
+                result.back_to_back = Some(back_to_back::search(&mut trial, &search)?);
+            }
+            Test::Reset => {
+                // RFC 6201 3 asks for the throughput; at half of it the router's core has time for a daemon that starts.
+                let pps = (result.throughput_pps / 2).max(LOWEST_PPS);
+                let mut restart = Restart { trial, subject, name: &options.subject };
+                result.reset = Some(reset::reset(&mut restart, pps, repeat)?);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn document(options: &Options, results: &[Result2544], measured: &Result<()>) -> Value {
+    let mut document = json!({"subject": options.subject, "flows": options.flows,
+        "trial_seconds": options.seconds, "repeat": options.repeat, "resolution": RESOLUTION,
+        "results": results, "lines": lines(options, results)});
+    match measured {
+        Ok(()) => {}
+        Err(error) if error.is::<Interrupted>() => document["interrupted"] = true.into(),
+        Err(error) => document["error"] = format!("{error:#}").into(),
+    }
+    document
+}
+
+/// The figures, and what they are drawn from, as the other commands write it.
+fn lines(options: &Options, results: &[Result2544]) -> Vec<Value> {
+    let axis = |at: &str, label: &str, unit: &str, factor: f64| json!({"at": at, "label": label, "unit": unit, "factor": factor, "scale": "linear"});
+    let mut lines = vec![
+        json!({"record": "figure", "name": "throughput", "title": "Throughput by frame length (RFC 2544 26.1)",
+            "where": {"/case": "throughput"}, "series": ["/subject", "/parameters/loss"],
+            "x": axis("/parameters/frame", "frame length with FCS", "bytes", 1.0),
+            "y": axis("/sample/throughput_pps", "throughput", "Mpps", 1e-6)}),
+        json!({"record": "figure", "name": "frame-loss", "title": "Frame loss rate (RFC 2544 26.3)",
+            "where": {"/case": "frame-loss"}, "series": ["/subject", "/parameters/frame"],
+            "x": axis("/parameters/pps", "offered", "Mpps", 1e-6),
+            "y": axis("/sample/loss", "lost", "%", 100.0)}),
+    ];
+    let mut sample = |case: &str, parameters: Value, repeat: usize, sample: Value| {
+        lines.push(json!({"record": "sample", "case": case, "subject": options.subject, "repeat": repeat,
+            "parameters": parameters, "sample": sample}));
+    };
+    for result in results {
+        for found in &result.throughput {
+            for (repeat, search) in found.searches.iter().enumerate() {
+                let parameters = json!({"frame": result.frame, "loss": found.loss});
+                sample("throughput", parameters, repeat, json!({"throughput_pps": search.pps}));
+            }
+        }
+        for point in result.frame_loss.iter().flatten() {
+            for (repeat, trial) in point.trials.iter().enumerate() {
+                let parameters = json!({"frame": result.frame, "pps": point.pps});
+                sample("frame-loss", parameters, repeat, json!({"loss": trial.loss()}));
+            }
+        }
+    }
+    lines
+}
+
+fn print(options: &Options, results: &[Result2544]) {
+    let title = format!(
+        "{}, {} flows, trials of {} s, {} of each: median (range)",
+        options.subject, options.flows, options.seconds, options.repeat
+    );
+    print_head(
+        &title,
+        &[
+            "frame",
+            "Mpps, no loss",
+            "Mpps, 0.1 % lost",
+            "burst without loss, frames",
+            "buffer, us",
+            "reset, ms",
+        ],
+    );
+    for result in results {
+        let noisy = |noisy: bool| if noisy { " (noisy)" } else { "" };
+        let mpps = |at: usize| {
+            let found = result.throughput.get(at)?;
+            let disturbed = found.searches.iter().any(|search| search.noisy);
+            Some(show(found.pps, 1e-6, 3) + noisy(disturbed))
+        };
+        let burst = result.back_to_back.as_ref();
+        let frames = |found: &BackToBack| {
+            let more = if found.at_limit { ", or more" } else { "" };
+            format!("{}{more}{}", show(found.frames, 1.0, 0), noisy(found.noisy))
+        };
+        let reset = |found: &ResetTime| show(found.reset_ns, 1e-6, 2) + noisy(found.noisy);
+        print_row(
+            &[
+                Some(result.frame.to_string()),
+                mpps(0),
+                mpps(1),
+                burst.map(frames),
+                burst.map(|found| format!("{:.1}", found.corrected_buffer_seconds * 1e6)),
+                result.reset.as_ref().map(reset),
+            ]
+            .map(|cell| cell.unwrap_or("-".into())),
+        );
+    }
 }

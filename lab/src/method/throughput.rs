@@ -18,6 +18,25 @@ pub struct Search {
     pub resolution: f64,
 }
 
+impl Search {
+    /// Trials of a search in which every rate loses too much: no search takes more.
+    pub fn most_trials(&self) -> u64 {
+        let mut trials = 0;
+        let all_lose = |_| {
+            trials += 1;
+            Ok(false)
+        };
+        // No trial fails.
+        let _ = bisect(self.between, |high| self.near(high), all_lose);
+        trials
+    }
+
+    /// How close bounds must be, packets per second.
+    fn near(&self, high: u64) -> u64 {
+        (high as f64 * self.resolution) as u64
+    }
+}
+
 /// What one search found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Throughput {
@@ -70,13 +89,16 @@ pub fn search(trial: &mut impl Trial, search: &Search) -> Result<Throughput> {
     ensure!((0.0..1.0).contains(&search.loss), "a loss of {}: 0 to 1", search.loss);
     ensure!(search.resolution > 0.0, "a resolution of {}: above 0", search.resolution);
     let mut found = Throughput { pps: None, trials: Vec::new(), noisy: false };
-    let near = |high: u64| (high as f64 * search.resolution) as u64;
-    found.pps = bisect(search.between, near, |pps| {
-        let (outcome, valid) = valid(trial, pps)?;
-        found.noisy |= !valid;
-        found.trials.push((pps, outcome));
-        Ok(outcome.loss() <= search.loss)
-    })?;
+    found.pps = bisect(
+        search.between,
+        |high| search.near(high),
+        |pps| {
+            let (outcome, valid) = valid(trial, pps)?;
+            found.noisy |= !valid;
+            found.trials.push((pps, outcome));
+            Ok(outcome.loss() <= search.loss)
+        },
+    )?;
     Ok(found)
 }
 
@@ -130,6 +152,16 @@ mod tests {
         let mut always = Forwarder { disturbed: usize::MAX, ..Forwarder::new(u64::MAX) };
         let found = search(&mut always, &SEARCH).unwrap();
         assert!(found.noisy && found.pps.is_none());
+    }
+
+    #[test]
+    fn no_search_takes_more_trials_than_was_said() {
+        let most = SEARCH.most_trials();
+        let trials = |capacity| search(&mut Forwarder::new(capacity), &SEARCH).unwrap().trials.len() as u64;
+        assert_eq!(trials(0), most);
+        assert!(
+            [9_999, 10_000, 77_777, 4_000_000, 9_000_000].iter().all(|&capacity| trials(capacity) <= most)
+        );
     }
 
     #[test]
