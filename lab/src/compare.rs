@@ -10,7 +10,7 @@ use crate::{
     generator::{Load, Pace},
     measure::{Sample, Window, measure},
     record::Recorder,
-    subject,
+    subject::{self, Subject},
     sys::{self, Interrupted},
     testbed::Testbed,
     workload::Workload,
@@ -53,21 +53,10 @@ pub fn compare(
     for repeat in 0..plan.repeats {
         for name in plan.subjects {
             let Some(samples) = results.get_mut(*name) else { continue };
-            let subject = match subject::start(name, testbed) {
-                Ok(subject) => subject,
-                Err(error) if error.is::<Interrupted>() => return Err(error),
-                Err(error) => {
-                    eprintln!("{name} cannot run here: {error:#}");
-                    recorder.line(&json!({"record": "skipped", "case": plan.case, "subject": name,
-                        "why": format!("{error:#}")}))?;
-                    results.remove(*name);
-                    continue;
-                }
+            let Some(_subject) = prepare(testbed, workload, plan.case, name, recorder)? else {
+                results.remove(*name);
+                continue;
             };
-            sys::sleep(SETTLE)?;
-            let next_hop = |address| workload.next_hop(address);
-            check_forwarding(testbed, &*subject, &workload.targets, workload.frame_bytes, next_hop)?;
-            testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
             for (&pace, samples) in plan.paces.iter().zip(samples) {
                 let load = Load { frame_bytes: workload.frame_bytes, pace };
                 let sample = measure(testbed, load, plan.window)?;
@@ -85,6 +74,32 @@ pub fn compare(
         bail!("no subject could run");
     }
     Ok(results)
+}
+
+/// Starts a subject, checks it byte by byte and leaves the generator with the targets of `workload`. `None`: it cannot run
+/// here, which is reported.
+pub fn prepare(
+    testbed: &mut Testbed,
+    workload: &Workload,
+    case: &str,
+    name: &str,
+    recorder: &mut Recorder,
+) -> Result<Option<Box<dyn Subject>>> {
+    let subject = match subject::start(name, testbed) {
+        Ok(subject) => subject,
+        Err(error) if error.is::<Interrupted>() => return Err(error),
+        Err(error) => {
+            eprintln!("{name} cannot run here: {error:#}");
+            recorder.line(&json!({"record": "skipped", "case": case, "subject": name,
+                "why": format!("{error:#}")}))?;
+            return Ok(None);
+        }
+    };
+    sys::sleep(SETTLE)?;
+    let next_hop = |address| workload.next_hop(address);
+    check_forwarding(testbed, &*subject, &workload.targets, workload.frame_bytes, next_hop)?;
+    testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
+    Ok(Some(subject))
 }
 
 fn progress(plan: &Plan<'_>, name: &str, repeat: usize, pace: Pace, sample: &Sample) -> String {

@@ -25,11 +25,14 @@ const AROUND_RESET: Duration = Duration::from_millis(500);
 /// Packets that do not come for so long do not come any more: a router's thread may have to wait for its core.
 const LOST_AFTER: Duration = Duration::from_millis(300);
 
+/// See [`OnTestbed::seen`].
+pub(super) type Seen<'a> = dyn FnMut(&str, Option<(Pace, &Sample)>) -> Result<()> + 'a;
+
 /// A subject on a testbed whose targets are set.
 pub(super) struct OnTestbed<'a> {
     pub(super) testbed: &'a mut Testbed,
-    /// Where trials are told of: the rate, and what was seen.
-    pub(super) seen: &'a mut dyn FnMut(&str, Option<&Sample>) -> Result<()>,
+    /// Is told of every trial: a line for people, and what was measured at which pace.
+    pub(super) seen: &'a mut Seen<'a>,
     pub(super) frame_bytes: u16,
     /// Length of a trial.
     pub(super) window: Window,
@@ -60,7 +63,7 @@ impl OnTestbed<'_> {
             sample.received,
             sample.received_pps / 1e6
         );
-        (self.seen)(&found, Some(&sample))?;
+        (self.seen)(&found, Some((pace, &sample)))?;
         Ok(sample)
     }
 

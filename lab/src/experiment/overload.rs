@@ -1,22 +1,35 @@
-//! Overload: what comes out when more and more comes in, up to what the generator can do. A router that sheds before it
-//! works stays at its peak.
+//! `millrace-lab overload`: what comes out when more and more comes in, up to ten times what saturates a subject or what the
+//! generator can do. A router that sheds before it works stays at its peak.
 
-use anyhow::Result;
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{Sampling, names, print_head, print_row, testbed};
+use super::{
+    Sampling, names,
+    on_testbed::{HIGHEST_PPS, OnTestbed},
+    print_head, print_row, show, testbed,
+};
 use crate::{
-    compare::{Plan, compare, figures, pps},
+    compare::prepare,
     generator::Pace,
-    measure::median,
-    record::Output,
+    measure::{Sample, spread},
+    method::overload::{Curve, Sweep, curve},
+    progress::Progress,
+    record::{Output, Recorder},
     subject,
+    testbed::Testbed,
     workload::{Family, Workload},
 };
 
 const DESTINATIONS: u32 = 4096;
-const MPPS: [f64; 12] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0];
+const TIMES: u64 = 10;
+/// More than the generator can do, so its most is the last point.
+const FLAT_OUT_PPS: u64 = HIGHEST_PPS + 1;
+/// Points of a curve, about: the generator ends it early for a fast subject.
+const ABOUT_POINTS: u64 = 12;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -24,46 +37,103 @@ pub struct Options {
     /// What to measure
     #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
     subjects: Vec<String>,
+    /// Points of the curve for each saturating load
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=100))]
+    steps: u64,
     #[command(flatten)]
     pub(super) sampling: Sampling,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
-    let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
-    let subjects = names(&options.subjects);
-    let rates = MPPS.iter().map(|mpps| Pace::Rate((mpps * 1e6) as u64));
-    let paces: Vec<Pace> = rates.chain([Pace::FlatOut]).collect();
-    let plan = Plan {
-        case: "overload",
-        parameters: json!({}),
-        subjects: &subjects,
-        paces: &paces,
-        repeats: options.sampling.repeat.into(),
-        window: options.sampling.window(),
-    };
-    let results = compare(&mut testbed, &workload, &plan, &mut output.recorder()?)?;
-    let names: Vec<&str> = results.keys().map(String::as_str).collect();
-    let title = "Overload, IPv4: Mpps out (Mpps really offered)";
-    print_head(title, &[&["asked for"][..], &names].concat());
-    for (at, pace) in paces.iter().enumerate() {
-        let cell = |name: &&str| {
-            let out = median(&figures(&results, name, at, pps));
-            let offered = median(&figures(&results, name, at, |sample| sample.offered_pps));
-            format!("{:.3} ({:.3})", out / 1e6, offered / 1e6)
-        };
-        let asked = match pace {
-            Pace::Rate(pps) => format!("{:.2}", *pps as f64 / 1e6),
-            _ => "flat out".into(),
-        };
-        print_row(&[vec![asked], names.iter().map(cell).collect()].concat());
+    let mut recorder = output.recorder()?;
+    recorder.line(&figure())?;
+    let mut curves: BTreeMap<&str, Vec<Curve>> = BTreeMap::new();
+    let mut subjects = names(&options.subjects);
+    let repeats = usize::from(options.sampling.repeat);
+    let mut progress = Progress::new(0);
+    for repeat in 0..repeats {
+        for (at, name) in subjects.clone().into_iter().enumerate() {
+            let runs_left = (repeats - repeat) * subjects.len() - at;
+            progress.expect(ABOUT_POINTS * runs_left as u64);
+            // Repeats offer the same rates.
+            let saturating_pps = curves.get(name).map(|curves| curves[0].saturating_pps);
+            let mut case =
+                Case { name, repeat, saturating_pps, recorder: &mut recorder, progress: &mut progress };
+            match case.curve(&mut testbed, options)? {
+                Some(curve) => curves.entry(name).or_default().push(curve),
+                None => subjects.retain(|subject| *subject != name),
+            }
+        }
     }
-    for name in names {
-        let by_rate: Vec<f64> =
-            (0..paces.len()).map(|at| median(&figures(&results, name, at, pps))).collect();
-        let peak = by_rate.iter().copied().fold(0.0, f64::max);
-        let last = by_rate.last().copied().unwrap_or(0.0);
-        println!("\n{name}: flat out {:.1} % of its peak", 100.0 * last / peak);
+    drop(progress);
+    if curves.is_empty() {
+        bail!("no subject could run");
     }
+    print(&curves);
     Ok(())
+}
+
+fn figure() -> Value {
+    json!({"record": "figure", "name": "overload", "title": "What comes out when more comes in",
+        "where": {"/case": "overload"}, "series": ["/subject"],
+        "x": {"at": "/sample/offered_pps", "by": "/pace", "label": "offered", "unit": "Mpps", "factor": 1e-6,
+            "scale": "linear"},
+        "y": {"at": "/sample/received_pps", "label": "forwarded", "unit": "Mpps", "factor": 1e-6,
+            "scale": "linear"}})
+}
+
+/// One curve of one subject.
+struct Case<'a> {
+    name: &'a str,
+    repeat: usize,
+    /// If it is known already.
+    saturating_pps: Option<u64>,
+    recorder: &'a mut Recorder,
+    progress: &'a mut Progress,
+}
+
+impl Case<'_> {
+    /// `None`: the subject cannot run here.
+    fn curve(&mut self, testbed: &mut Testbed, options: &Options) -> Result<Option<Curve>> {
+        let Self { name, repeat, saturating_pps, .. } = *self;
+        let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
+        let subject = prepare(testbed, &workload, "overload", name, self.recorder)?;
+        let Some(_subject) = subject else { return Ok(None) };
+        let mut seen = |found: &str, sample: Option<(Pace, &Sample)>| {
+            self.progress.step(&format!("{name} #{}, {found}", repeat + 1));
+            let Some((pace, sample)) = sample else { return Ok(()) };
+            let case = if pace == Pace::Saturate { "overload, saturated" } else { "overload" };
+            self.recorder.line(&json!({"record": "sample", "case": case, "parameters": {}, "subject": name,
+                "repeat": repeat, "frame_bytes": workload.frame_bytes, "targets": workload.targets.len(),
+                "pace": pace, "sample": sample}))
+        };
+        let (frame_bytes, window) = (workload.frame_bytes, options.sampling.window());
+        let mut trial = OnTestbed { testbed, seen: &mut seen, frame_bytes, window };
+        let saturating_pps = match saturating_pps {
+            Some(pps) => pps,
+            None => (trial.saturate()?.received_pps as u64).max(1),
+        };
+        let steps_per_time = options.steps;
+        let sweep = Sweep { saturating_pps, times: TIMES, steps_per_time, highest_pps: FLAT_OUT_PPS };
+        curve(&mut trial, &sweep).map(Some)
+    }
+}
+
+fn print(curves: &BTreeMap<&str, Vec<Curve>>) {
+    print_head(
+        "Overload, IPv4: median (range)",
+        &["subject", "peak, Mpps", "offered at most, saturating loads", "then comes out, % of the peak"],
+    );
+    for (name, curves) in curves {
+        let of = |figure: fn(&Curve) -> f64| spread(&curves.iter().map(figure).collect::<Vec<_>>());
+        let noisy = curves.iter().flat_map(|curve| &curve.points).filter(|point| point.noisy).count();
+        let noisy = if noisy > 0 { format!(" ({noisy} points noisy)") } else { String::new() };
+        print_row(&[
+            name.to_string(),
+            show(of(|curve| curve.peak_pps), 1e-6, 3) + &noisy,
+            show(of(|curve| curve.reached_times), 1.0, 1),
+            show(of(|curve| curve.last_of_peak), 100.0, 1),
+        ]);
+    }
 }

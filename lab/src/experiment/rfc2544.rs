@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     check::check_forwarding,
+    generator::Pace,
     measure::{Sample, Window},
     method::{
         back_to_back::{self, BackToBack},
@@ -170,7 +171,7 @@ impl Bench<'_> {
         let Self { options, testbed, subject, progress } = self;
         let repeat = options.repeat.into();
         let frame = result.frame;
-        let mut seen = |found: &str, _: Option<&Sample>| {
+        let mut seen = |found: &str, _: Option<(Pace, &Sample)>| {
             progress.step(&format!("{frame} bytes, {found}"));
             Ok(())
         };
