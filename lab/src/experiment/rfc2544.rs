@@ -68,7 +68,8 @@ pub struct Options {
 }
 
 /// One of the tests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
 enum Test {
     /// The fastest rate without loss, and with 0.1 % (RFC 2544 26.1)
     Throughput,
@@ -102,19 +103,21 @@ struct Bench<'a> {
     /// `None` while it is being restarted.
     subject: Option<Box<dyn Subject>>,
     progress: Progress,
+    /// Every trial, as JSON lines would have it.
+    trials: Vec<Value>,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let testbed = testbed(0)?;
     let subject = Some(subject::start(&options.subject, &testbed)?);
-    let mut bench = Bench { options, testbed, subject, progress: Progress::new(0) };
+    let mut bench = Bench { options, testbed, subject, progress: Progress::new(0), trials: Vec::new() };
     let mut results = Vec::new();
     let mut measured = Ok(());
     for (at, &frame) in options.frames.iter().enumerate() {
         let mut result = Result2544 { frame, ..Result2544::default() };
         measured = bench.frame(&mut result, options.frames.len() - at - 1);
         results.push(result);
-        output.document(document(options, &results, &measured))?;
+        output.document(document(options, &results, &bench.trials, &measured))?;
         if measured.is_err() {
             break;
         }
@@ -168,11 +171,16 @@ impl Bench<'_> {
     }
 
     fn test(&mut self, test: Test, result: &mut Result2544) -> Result<()> {
-        let Self { options, testbed, subject, progress } = self;
+        let Self { options, testbed, subject, progress, trials } = self;
         let repeat = options.repeat.into();
         let frame = result.frame;
-        let mut seen = |found: &str, _: Option<(Pace, &Sample)>| {
+        let mut seen = |found: &str, sample: Option<(Pace, &Sample)>| {
             progress.step(&format!("{frame} bytes, {found}"));
+            if let Some((pace, sample)) = sample {
+                let parameters = json!({"test": test, "frame": frame});
+                trials.push(json!({"record": "sample", "case": "trial", "subject": options.subject,
+                    "parameters": parameters, "pace": pace, "sample": sample}));
+            }
             Ok(())
         };
         let window = Window { warm_up: Duration::ZERO, length: Duration::from_secs_f64(options.seconds) };
@@ -213,10 +221,11 @@ impl Bench<'_> {
     }
 }
 
-fn document(options: &Options, results: &[Result2544], measured: &Result<()>) -> Value {
+fn document(options: &Options, results: &[Result2544], trials: &[Value], measured: &Result<()>) -> Value {
+    let lines = [lines(options, results), trials.to_vec()].concat();
     let mut document = json!({"subject": options.subject, "flows": options.flows,
         "trial_seconds": options.seconds, "repeat": options.repeat, "resolution": RESOLUTION,
-        "results": results, "lines": lines(options, results)});
+        "results": results, "lines": lines});
     match measured {
         Ok(()) => {}
         Err(error) if error.is::<Interrupted>() => document["interrupted"] = true.into(),
