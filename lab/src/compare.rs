@@ -9,6 +9,7 @@ use crate::{
     check::check_forwarding,
     generator::{Load, Pace},
     measure::{Sample, Window, measure},
+    progress::Progress,
     record::Recorder,
     subject::{self, Subject},
     sys::{self, Interrupted},
@@ -50,17 +51,22 @@ pub fn compare(
 ) -> Result<Results> {
     let mut results: Results =
         plan.subjects.iter().map(|name| (name.to_string(), vec![Vec::new(); plan.paces.len()])).collect();
+    let mut progress = Progress::new((plan.repeats * plan.subjects.len() * plan.paces.len()) as u64);
     for repeat in 0..plan.repeats {
-        for name in plan.subjects {
+        for (at, name) in plan.subjects.iter().enumerate() {
             let Some(samples) = results.get_mut(*name) else { continue };
             let Some(_subject) = prepare(testbed, workload, plan.case, name, recorder)? else {
                 results.remove(*name);
+                let later =
+                    plan.subjects[at + 1..].iter().filter(|name| results.contains_key(**name)).count();
+                let subjects_left = later + (plan.repeats - repeat - 1) * results.len();
+                progress.expect((subjects_left * plan.paces.len()) as u64);
                 continue;
             };
             for (&pace, samples) in plan.paces.iter().zip(samples) {
                 let load = Load { frame_bytes: workload.frame_bytes, pace };
                 let sample = measure(testbed, load, plan.window)?;
-                eprintln!("  {}", progress(plan, name, repeat, pace, &sample));
+                progress.step(&describe(plan, name, repeat, pace, &sample));
                 recorder.line(
                     &json!({"record": "sample", "case": plan.case, "parameters": plan.parameters,
                     "subject": name, "repeat": repeat, "frame_bytes": workload.frame_bytes,
@@ -102,7 +108,7 @@ pub fn prepare(
     Ok(Some(subject))
 }
 
-fn progress(plan: &Plan<'_>, name: &str, repeat: usize, pace: Pace, sample: &Sample) -> String {
+fn describe(plan: &Plan<'_>, name: &str, repeat: usize, pace: Pace, sample: &Sample) -> String {
     let pace = match pace {
         Pace::Saturate => "saturated".into(),
         Pace::FlatOut => "flat out".into(),
