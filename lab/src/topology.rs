@@ -3,26 +3,13 @@
 
 use std::{collections::HashSet, path::Path, str::FromStr};
 
-use anyhow::{Context, Result, bail, ensure};
-use logic::net::{Address, Prefix, Prefix4, Prefix6};
+use anyhow::{Context, Result, bail};
+use logic::net::{Prefix, Prefix4, Prefix6};
 use serde::Deserialize;
 
-use crate::addresses::MAX_NEXTHOP;
+mod check;
 
-/// Most ports: the addressing plan has room for these.
-pub const MAX_PORTS: usize = 16;
-/// Most queues of a port.
-pub const MAX_QUEUES: u16 = 16;
-/// Most virtual routers.
-pub const MAX_ROUTERS: u16 = 256;
-/// Most interfaces of a virtual router on one port.
-pub const MAX_INTERFACES_ON_PORT: u16 = 256;
-/// Most interfaces of all virtual routers together.
-pub const MAX_INTERFACES: usize = 4096;
-
-/// Longest name of a network device (IFNAMSIZ less its end).
-const MAX_DEVICE: usize = 15;
-const MAX_HOST: usize = 32;
+pub use check::{MAX_INTERFACES, MAX_INTERFACES_ON_PORT, MAX_PORTS, MAX_QUEUES, MAX_ROUTERS};
 
 /// Those that come with the lab: name and text.
 const BUILT_IN: [(&str, &str); 8] = [
@@ -233,7 +220,10 @@ impl Topology {
         let mut all = vec![self.router(0, &every, 1)];
         for routers in &self.routers {
             let ports = match &routers.ports {
-                Some(names) => names.iter().map(|name| self.port(name)).collect::<Result<_>>()?,
+                Some(names) => {
+                    let ports = names.iter().map(|name| self.port(name)).collect::<Result<_>>();
+                    ports.context("ports of a virtual router")?
+                }
                 None => every.clone(),
             };
             for _ in 0..routers.count {
@@ -254,156 +244,11 @@ impl Topology {
         };
         Router { number, interfaces_on_port, interfaces: ports.iter().flat_map(on_port).collect() }
     }
-
-    /// Can it exist on a machine with so many cores? If not, says why, and what would do.
-    pub fn check(&self, cores: usize) -> Result<()> {
-        self.check_cores(cores)
-            .and_then(|()| self.check_ports())
-            .and_then(|()| self.check_networks())
-            .and_then(|()| self.check_routers())
-            .with_context(|| format!("topology {}", self.name))
-    }
-
-    fn check_cores(&self, count: usize) -> Result<()> {
-        let Cores { generator, router, sink, applications } = &self.cores;
-        ensure!(!router.is_empty(), "cores: the router has none; give it one, as in router = [1]");
-        ensure!(*generator < count, "cores: the generator on core {generator}; {}", those_there(count));
-        for (role, cores) in [("router", router), ("sink", sink), ("applications", applications)] {
-            if let Some(core) = cores.iter().find(|core| **core >= count) {
-                bail!("cores: {role} on core {core}; {}", those_there(count));
-            }
-            ensure!(
-                !cores.contains(generator),
-                "cores: generator and {role} on core {generator}; the generator never sleeps and needs a core of its own"
-            );
-            let mut seen = HashSet::new();
-            if let Some(core) = cores.iter().find(|core| !seen.insert(**core)) {
-                bail!("cores: {role} has core {core} twice; name each once");
-            }
-        }
-        Ok(())
-    }
-
-    fn check_ports(&self) -> Result<()> {
-        let count = self.ports.len();
-        ensure!((1..=MAX_PORTS).contains(&count), "{count} ports: 1 to {MAX_PORTS}");
-        let mut names = HashSet::new();
-        for port in &self.ports {
-            let Port { name, host, queues, next_hops, .. } = port;
-            check_device(name)?;
-            ensure!(names.insert(name), "two ports are called {name}; rename one");
-            check_host(host)?;
-            ensure!((1..=MAX_QUEUES).contains(queues), "port {name}: {queues} queues: 1 to {MAX_QUEUES}");
-            ensure!(
-                (1..=MAX_NEXTHOP).contains(next_hops),
-                "port {name}: {next_hops} next hops: 1 to {MAX_NEXTHOP}"
-            );
-        }
-        Ok(())
-    }
-
-    fn check_networks(&self) -> Result<()> {
-        // What the addressing plan takes (crate::addresses).
-        let own = ["10.0.0.0/8", "fd00::/16"].map(|text| Network::from_str(text).expect("prefixes"));
-        let mut seen: Vec<(&str, Network)> =
-            own.map(|network| ("the testbed's own addresses", network)).into();
-        for port in &self.ports {
-            for network in &port.behind {
-                if let Some((whose, other)) = seen.iter().find(|(_, other)| other.overlaps(network)) {
-                    bail!(
-                        "port {}: {network} behind it overlaps {other} ({whose}); every network has one place",
-                        port.name
-                    );
-                }
-                seen.push((&port.name, *network));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_routers(&self) -> Result<()> {
-        let count: usize = self.routers.iter().map(|routers| usize::from(routers.count)).sum();
-        ensure!(count <= MAX_ROUTERS.into(), "{count} virtual routers: at most {MAX_ROUTERS}");
-        for routers in &self.routers {
-            let Routers { ports, interfaces, .. } = routers;
-            ensure!(
-                interfaces.is_power_of_two() && *interfaces <= MAX_INTERFACES_ON_PORT,
-                "{interfaces} interfaces of a virtual router on a port: 1, 2, 4, 8 ... {MAX_INTERFACES_ON_PORT} \
-                 (networks behind a port are cut into equal parts)"
-            );
-            let mut seen = HashSet::new();
-            for name in ports.iter().flatten() {
-                ensure!(seen.insert(name), "a virtual router is on port {name} twice; name each port once");
-            }
-            ensure!(
-                ports.as_ref().is_none_or(|ports| !ports.is_empty()),
-                "a virtual router has no ports; leave `ports` out for all"
-            );
-        }
-        let all = self.all_routers()?;
-        let interfaces: usize = all.iter().skip(1).map(|router| router.interfaces.len()).sum();
-        ensure!(
-            interfaces <= MAX_INTERFACES,
-            "{interfaces} interfaces of virtual routers: at most {MAX_INTERFACES} together"
-        );
-        for router in &all {
-            for Interface { device, port, number } in &router.interfaces {
-                let port = &self.ports[usize::from(*port)];
-                ensure!(
-                    device.len() <= MAX_DEVICE,
-                    "port {}: its interface {device} in a virtual router has a name of {} characters, at most {MAX_DEVICE} \
-                     are possible; give the port a shorter name",
-                    port.name,
-                    device.len()
-                );
-                for network in &port.behind {
-                    ensure!(
-                        network.part(u16::from(*number), router.interfaces_on_port).is_some(),
-                        "port {}: {network} cannot be cut into {} parts, one per interface; use a larger network",
-                        port.name,
-                        router.interfaces_on_port
-                    );
-                }
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Interface `i` of a virtual router on a port: called as the port, those beyond the first also by their number.
 fn interface_name(port: &str, i: u16) -> String {
     if i == 0 { port.to_owned() } else { format!("{port}-{i}") }
-}
-
-fn those_there(count: usize) -> String {
-    format!("this machine has cores 0 to {}", count - 1)
-}
-
-fn check_device(name: &str) -> Result<()> {
-    let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    ensure!(
-        !name.is_empty() && name.chars().all(right) && !name.starts_with(['.', '-']),
-        "{name:?} is no name for a port: use letters, digits, '-', '_' and '.', as in eth1"
-    );
-    // Directories of /proc/sys/net/*/conf.
-    ensure!(!["lo", "all", "default"].contains(&name), "port {name}: Linux has taken this name; use another");
-    ensure!(
-        name.len() <= MAX_DEVICE,
-        "port {name}: {} characters, a device's name has at most {MAX_DEVICE}",
-        name.len()
-    );
-    Ok(())
-}
-
-fn check_host(name: &str) -> Result<()> {
-    let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    ensure!(
-        !name.is_empty() && name.len() <= MAX_HOST && name.chars().all(right),
-        "{name:?} is no name for a host: use 1 to {MAX_HOST} letters, digits, '-' and '_', as in gen"
-    );
-    let router = name.strip_prefix('r').is_some_and(|rest| rest.parse::<u16>().is_ok());
-    ensure!(name != "box" && !router, "host {name}: that is a router's name here; use another, as in gen");
-    Ok(())
 }
 
 impl Network {
@@ -421,17 +266,6 @@ impl Network {
                 let offset = u128::from(i) << u128::BITS.checked_sub(length.into())?.min(127);
                 Prefix::new(prefix.address() | offset, length).map(Self::V6)
             }
-        }
-    }
-
-    fn overlaps(&self, other: &Self) -> bool {
-        fn either<A: Address>(a: Prefix<A>, b: Prefix<A>) -> bool {
-            a.covers(b) || b.covers(a)
-        }
-        match (self, other) {
-            (Self::V4(a), Self::V4(b)) => either(*a, *b),
-            (Self::V6(a), Self::V6(b)) => either(*a, *b),
-            _ => false,
         }
     }
 }
@@ -458,5 +292,87 @@ impl std::fmt::Display for Network {
             Self::V4(prefix) => prefix.fmt(f),
             Self::V6(prefix) => prefix.fmt(f),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) const CORES: usize = 2;
+    /// Of which each case breaks something.
+    pub(super) const GOOD: &str = r#"
+        description = "for tests"
+        [cores]
+        generator = 0
+        router = [1]
+        [[port]]
+        name = "eth1"
+        host = "gen"
+        [[port]]
+        name = "eth2"
+        host = "sink"
+        behind = ["198.18.0.0/15", "2001:2::/48"]
+        next_hops = 8
+        queues = 2
+        [[router]]
+        count = 2
+        ports = ["eth1", "eth2"]
+        interfaces = 4
+    "#;
+
+    #[test]
+    fn a_file_is_a_topology_too_and_neither_is_told_with_what_there_is() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), GOOD).unwrap();
+        let topology = Topology::named(file.path().to_str().unwrap()).unwrap();
+        assert_eq!((topology.router_count(), topology.description.as_str()), (2, "for tests"));
+        let error = Topology::named("ring").unwrap_err().to_string();
+        assert!(error.contains("called ring") && error.contains("rfc2544, virtual-routers"), "{error}");
+    }
+
+    #[test]
+    fn routers_are_numbered_and_networks_cut_into_one_part_for_each_interface() {
+        let topology = Topology::parse("it", GOOD).unwrap();
+        let all = topology.all_routers().unwrap();
+        let devices = |n: usize| all[n].interfaces.iter().map(|i| i.device.as_str()).collect::<Vec<_>>();
+        assert_eq!(devices(0), ["eth1", "eth2"]);
+        assert_eq!(devices(2), ["eth1", "eth1-1", "eth1-2", "eth1-3", "eth2", "eth2-1", "eth2-2", "eth2-3"]);
+        assert_eq!(all.iter().map(|router| router.number).collect::<Vec<_>>(), [0, 1, 2]);
+        let parts = |network: &str, count: u16| -> Vec<String> {
+            let network: Network = network.parse().unwrap();
+            (0..count).map(|i| network.part(i, count).unwrap().to_string()).collect()
+        };
+        assert_eq!(parts("198.18.0.0/15", 1), ["198.18.0.0/15"]);
+        assert_eq!(
+            parts("198.18.0.0/15", 4),
+            ["198.18.0.0/17", "198.18.128.0/17", "198.19.0.0/17", "198.19.128.0/17"]
+        );
+        assert_eq!(parts("2001:2::/48", 2), ["2001:2::/49", "2001:2:0:8000::/49"]);
+        assert_eq!(parts("192.0.2.8/31", 2), ["192.0.2.8/32", "192.0.2.9/32"]);
+        assert_eq!(
+            (parts("::/0", 1), parts("0.0.0.0/0", 1)),
+            (vec!["::/0".into()], vec!["0.0.0.0/0".into()])
+        );
+    }
+
+    #[test]
+    fn numbers_can_be_overridden_and_are_checked_again() {
+        let routers = Topology::rfc2544().with_routers(3).with_interfaces(2);
+        assert_eq!(routers.all_routers().unwrap()[3].interfaces.len(), 4);
+        let pairs = Topology::named("pairs").unwrap().with_routers(5);
+        assert_eq!(pairs.router_count(), 5);
+        assert_eq!(pairs.all_routers().unwrap()[5].interfaces.len(), 2);
+        assert!(Topology::rfc2544().with_routers(300).check(CORES).is_err());
+        let cores = Cores { generator: 0, router: vec![5], sink: vec![], applications: vec![] };
+        assert!(Topology::rfc2544().with_cores(cores).check(CORES).is_err());
+    }
+
+    #[test]
+    fn a_host_counts_its_devices() {
+        let topology = Topology::named("pairs").unwrap();
+        assert_eq!(topology.hosts(), ["gen", "sink"]);
+        let devices: Vec<String> = (0..4).map(|port| topology.host_device(port)).collect();
+        assert_eq!(devices, ["eth0", "eth0", "eth1", "eth1"]);
     }
 }

@@ -1,0 +1,354 @@
+//! Every built-in topology brought up and forwarded through by plain Linux, and nothing left of it afterwards, however it
+//! ended. Root, in namespaces of their own; run one at a time.
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    os::unix::process::CommandExt,
+    process::{Child, ChildStdout, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use lab::{
+    addresses::{Mac, mac_text, nexthop_mac_of, router_mac, router4, router6},
+    command,
+    namespace::unique_run_name,
+    sys,
+    testbed::Testbed,
+    topology::{Interface, Network, Topology},
+};
+
+/// Test packets are UDP to this port.
+const DISCARD: u16 = 9;
+/// Packets sent at once: less than a veth's ring.
+const BATCH: usize = 64;
+
+fn namespaces(name: &str) -> Vec<String> {
+    let list = command::ip("netns list").unwrap();
+    list.split_whitespace().filter(|word| word.starts_with(name)).map(String::from).collect()
+}
+
+fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !is() {
+        assert!(Instant::now() < end, "{what}: not within 10 s");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Builds, hands over, drops, and sees that everything is gone.
+fn with_testbed(topology: &Topology, work: impl FnOnce(&Testbed)) {
+    let testbed = Testbed::new(topology).unwrap();
+    let name = format!("{}-", testbed.name);
+    let threads = [testbed.router_threads().unwrap().0, testbed.sink_threads().unwrap().0].concat();
+    let expected = 1 + topology.hosts().len() + usize::from(topology.router_count());
+    assert_eq!(namespaces(&name).len(), expected);
+    work(&testbed);
+    drop(testbed);
+    assert_eq!(namespaces(&name), [""; 0]);
+    // A device's threads go with the device.
+    eventually("no device is left", || !threads.iter().any(|&id| sys::process_exists(id)));
+}
+
+/// A packet from a host through one interface of a router, and how it must come out.
+#[derive(Clone, Debug)]
+struct Probe {
+    port: usize,
+    gateway: IpAddr,
+    router_mac: Mac,
+    destination: IpAddr,
+    expected: Seen,
+}
+
+/// What counts of a frame that was captured.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seen {
+    to: Mac,
+    from: Mac,
+    ttl: u8,
+    destination: IpAddr,
+}
+
+/// Through every router, from each of its ports to every network behind another: in by its n-th interface on the one, out
+/// by its n-th on the other.
+fn probes(topology: &Topology) -> Vec<Probe> {
+    let mut probes = Vec::new();
+    for router in topology.all_routers().unwrap() {
+        let pairs = router.interfaces.iter().flat_map(|ingress| {
+            let other = |i: &&Interface| i.port != ingress.port && i.number == ingress.number;
+            router.interfaces.iter().filter(other).map(move |egress| (ingress, egress))
+        });
+        for (ingress, egress) in pairs {
+            for network in &topology.ports[usize::from(egress.port)].behind {
+                let part = network.part(egress.number.into(), router.interfaces_on_port).unwrap();
+                // The hosts tell packets to routers and ports apart by the destination.
+                let offset = 1 + 16 * router.number + u16::from(ingress.port);
+                assert!(offset < 250);
+                let (destination, gateway): (IpAddr, IpAddr) = match part {
+                    Network::V4(prefix) => (
+                        Ipv4Addr::from_bits(prefix.address() + u32::from(offset)).into(),
+                        router4(ingress.port, ingress.number, router.number).into(),
+                    ),
+                    Network::V6(prefix) => (
+                        Ipv6Addr::from_bits(prefix.address() + u128::from(offset)).into(),
+                        router6(ingress.port, ingress.number, router.number).into(),
+                    ),
+                };
+                let expected = Seen {
+                    to: nexthop_mac_of(egress.port, 1),
+                    from: router_mac(egress.port, egress.number, router.number),
+                    ttl: 63,
+                    destination,
+                };
+                let router_mac = router_mac(ingress.port, ingress.number, router.number);
+                probes.push(Probe { port: ingress.port.into(), gateway, router_mac, destination, expected });
+            }
+        }
+    }
+    probes
+}
+
+fn seen(frame: &[u8]) -> Seen {
+    let bytes = |at: usize| -> [u8; 4] { frame[at..at + 4].try_into().unwrap() };
+    let (ttl, destination) = match frame[12..14] {
+        [8, 0] => (frame[22], IpAddr::from(bytes(30))),
+        [0x86, 0xdd] => (frame[21], IpAddr::from(<[u8; 16]>::try_from(&frame[38..54]).unwrap())),
+        _ => panic!("neither IPv4 nor IPv6: {frame:02x?}"),
+    };
+    Seen { to: frame[..6].try_into().unwrap(), from: frame[6..12].try_into().unwrap(), ttl, destination }
+}
+
+/// By the hosts' own stacks.
+fn send(testbed: &Testbed, probes: &[Probe]) -> anyhow::Result<()> {
+    let ends = testbed.host_ends();
+    for probe in probes {
+        let any: IpAddr = match probe.destination {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = ends[probe.port].0.enter(|| Ok(UdpSocket::bind((any, 0))?))?;
+        socket.send_to(&[0; 18], (probe.destination, DISCARD))?;
+    }
+    Ok(())
+}
+
+fn assert_forwards(testbed: &Testbed) {
+    let name = &testbed.topology.name;
+    let probes = probes(&testbed.topology);
+    assert!(probes.len() >= 2, "{name}: nothing to send");
+    for (port, (host, device)) in testbed.host_ends().into_iter().enumerate() {
+        let mut lines = String::new();
+        for Probe { gateway, router_mac, destination, .. } in probes.iter().filter(|p| p.port == port) {
+            let mac = mac_text(*router_mac);
+            lines += &format!(
+                "neigh replace {gateway} lladdr {mac} nud permanent dev {device}\n\
+                 route add {destination} via {gateway} dev {device} onlink\n"
+            );
+        }
+        host.ip_batch(&lines).unwrap();
+    }
+    for batch in probes.chunks(BATCH) {
+        let frames = testbed.sink.capture(batch.len(), || send(testbed, batch)).unwrap();
+        let mut arrived: Vec<Seen> = frames.iter().map(|frame| seen(frame)).collect();
+        let mut expected: Vec<Seen> = batch.iter().map(|probe| probe.expected.clone()).collect();
+        arrived.sort();
+        expected.sort();
+        assert_eq!(arrived, expected, "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn every_built_in_topology_forwards_between_all_ports_that_should_and_leaves_nothing() {
+    let mut pairs = BTreeMap::new();
+    for topology in Topology::built_in() {
+        let topology = topology.unwrap();
+        let started = Instant::now();
+        with_testbed(&topology, |testbed| {
+            assert!(started.elapsed() < Duration::from_secs(5), "{}: {:?}", topology.name, started.elapsed());
+            assert_forwards(testbed);
+        });
+        pairs.insert(topology.name.clone(), probes(&topology).len());
+    }
+    // Both families each: by the host alone; by three; from two and from three ports; by the host to both networks from
+    // three ports each, and by two routers; by the host and 256 interfaces, both ways.
+    let expected = [
+        ("rfc2544", 2),
+        ("virtual-routers", 6),
+        ("two-in", 4),
+        ("three-in", 6),
+        ("pairs", 16),
+        ("shared", 6),
+        ("interfaces", 4 + 4 * 256),
+        ("queues", 2),
+    ];
+    assert_eq!(pairs, expected.map(|(name, count)| (name.to_owned(), count)).into());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_virtual_router_beyond_the_topologys_forwards_too() {
+    with_testbed(&Topology::rfc2544(), |testbed| {
+        let router = testbed.virtual_router(1).unwrap();
+        assert_eq!(router.name(), format!("{}-r1", testbed.name));
+        let mut probe = probes(&Topology::rfc2544().with_routers(1)).swap_remove(2);
+        assert_eq!(probe.router_mac, router_mac(0, 0, 1));
+        probe.port = 0;
+        let (host, device) = &testbed.host_ends()[0];
+        host.ip_batch(&format!("route add {} via {} dev {device}\n", probe.destination, probe.gateway))
+            .unwrap();
+        let frames = testbed.sink.capture(1, || send(testbed, &[probe.clone()])).unwrap();
+        assert_eq!(frames.iter().map(|frame| seen(frame)).collect::<Vec<_>>(), [probe.expected]);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn threads_are_pinned_by_role_queue_by_queue() {
+    let cores = |id: i32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        line.trim().to_owned()
+    };
+    let mut topology = Topology::named("queues").unwrap();
+    with_testbed(&topology, |testbed| {
+        let threads = testbed.router_threads().unwrap().0;
+        assert_eq!(threads.len(), 4);
+        assert!(threads.iter().all(|&id| cores(id) == "1"), "{threads:?}");
+        assert_eq!(testbed.sink_threads().unwrap().0, [0; 0]);
+    });
+    topology.cores.sink = vec![1];
+    with_testbed(&topology, |testbed| {
+        let sink = testbed.sink_threads().unwrap().0;
+        assert_eq!(sink.len(), 4);
+        assert!(sink.iter().all(|&id| cores(id) == "1"), "{sink:?}");
+        assert!(!sink.iter().any(|id| testbed.router_threads().unwrap().0.contains(id)));
+        assert_forwards(testbed);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_fails_half_way_is_taken_down() {
+    let run = unique_run_name();
+    let (process, count) = run.rsplit_once('_').unwrap_or((&run, "0"));
+    let next = format!("{process}_{}", count.parse::<u32>().unwrap() + 1);
+    // The last router's name is taken: everything before it has been built by then.
+    let taken = format!("{next}-r3");
+    command::ip(&format!("netns add {taken}")).unwrap();
+    let result = Testbed::new(&Topology::rfc2544().with_routers(3));
+    let left = namespaces(&format!("{next}-"));
+    command::ip(&format!("netns del {taken}")).unwrap();
+    let error = format!("{:#}", result.err().expect("a name that is taken"));
+    assert!(error.contains(&taken), "{error}");
+    assert_eq!(left, [taken]);
+
+    // A core that is not there is noticed before anything is built.
+    let mut topology = Topology::rfc2544();
+    topology.cores.router = vec![4095];
+    let error = format!("{:#}", Testbed::new(&topology).err().expect("a core that is not there"));
+    assert!(error.contains("core 4095"), "{error}");
+}
+
+/// A running `millrace-lab shell`, whose shell has started a program in the background.
+struct Shell {
+    lab: Child,
+    _output: BufReader<ChildStdout>,
+    name: String,
+    background: i32,
+}
+
+fn lab_shell(arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
+    command.arg("shell").args(arguments).env("SHELL", "/bin/sh").process_group(0);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn name_of(lab: &Child) -> String {
+    format!("mlr-{}-", lab.id())
+}
+
+impl Shell {
+    fn start(arguments: &[&str]) -> Self {
+        let mut lab = lab_shell(arguments);
+        // A program that does not end when its terminal goes.
+        let script =
+            "trap '' HUP TERM; sleep 1000 & trap - HUP TERM; echo background $!; ip link show eth1\n";
+        lab.stdin.as_mut().unwrap().write_all(script.as_bytes()).unwrap();
+        let mut output = BufReader::new(lab.stdout.take().unwrap());
+        let mut text = String::new();
+        let background = loop {
+            let mut line = String::new();
+            assert!(output.read_line(&mut line).unwrap() > 0, "ended early: {text}");
+            if let Some(pid) = line.strip_prefix("background ") {
+                break pid.trim().parse().unwrap();
+            }
+            text += &line;
+        };
+        let name = name_of(&lab);
+        assert!(text.contains(&format!("{name}gen")) && text.contains("eth2"), "{text}");
+        Self { lab, _output: output, name, background }
+    }
+
+    fn assert_leaves_nothing(mut self, how: &str) {
+        let status = command::wait(&mut self.lab, Duration::from_secs(20)).unwrap();
+        let left = namespaces(&self.name);
+        assert!(status.is_some(), "{how}: it does not end");
+        assert_eq!(left, [""; 0], "{how}");
+        eventually(how, || !sys::process_exists(self.background));
+    }
+}
+
+fn signal(lab: &Child, signal: &str) {
+    command::run(Command::new("kill").args([&format!("-{signal}"), &lab.id().to_string()])).unwrap();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_shell_leaves_nothing_however_it_ends() {
+    for how in ["INT", "TERM", "HUP"] {
+        let shell = Shell::start(&["shared"]);
+        assert_eq!(namespaces(&shell.name).len(), 5);
+        signal(&shell.lab, how);
+        shell.assert_leaves_nothing(how);
+    }
+    let mut shell = Shell::start(&["shared"]);
+    drop(shell.lab.stdin.take());
+    shell.assert_leaves_nothing("end of input");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_signal_while_it_is_built_leaves_nothing() {
+    for how in ["INT", "TERM"] {
+        let mut lab = lab_shell(&["virtual-routers", "--routers", "256"]);
+        let name = name_of(&lab);
+        eventually("virtual routers are made", || namespaces(&name).len() > 10);
+        signal(&lab, how);
+        let status = command::wait(&mut lab, Duration::from_secs(60)).unwrap();
+        assert_eq!(status.and_then(|status| status.code()), Some(130), "{how}");
+        assert_eq!(namespaces(&name), [""; 0], "{how}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_shell_of_what_cannot_be_is_refused_and_the_list_tells_what_can() {
+    let run = |arguments: &[&str]| {
+        let output = lab_shell(arguments).wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (fine, _, error) = run(&["ring"]);
+    assert!(!fine && error.contains("no topology is called ring") && error.contains("rfc2544"), "{error}");
+    let (fine, _, error) = run(&["--routers", "257"]);
+    assert!(!fine && error.contains("257 virtual routers: at most 256"), "{error}");
+    let (fine, list, _) = run(&["--list"]);
+    let topologies: Vec<Topology> = Topology::built_in().map(Result::unwrap).collect();
+    assert!(fine && list.lines().count() == topologies.len(), "{list}");
+    for Topology { name, description, .. } in &topologies {
+        assert!(list.contains(name) && list.contains(description), "{list}");
+    }
+}
