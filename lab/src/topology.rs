@@ -322,6 +322,15 @@ mod tests {
     "#;
 
     #[test]
+    fn the_readmes_example_can_exist() {
+        let text =
+            include_str!("../README.md").split_once("```toml\n").unwrap().1.split_once("```").unwrap().0;
+        let topology = Topology::parse("README", text).unwrap();
+        topology.check(CORES).unwrap();
+        assert_eq!((topology.ports.len(), topology.router_count()), (2, 2));
+    }
+
+    #[test]
     fn a_file_is_a_topology_too_and_neither_is_told_with_what_there_is() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), GOOD).unwrap();

@@ -215,8 +215,18 @@ fn threads_are_pinned_by_role_queue_by_queue() {
     let mut topology = Topology::named("queues").unwrap();
     with_testbed(&topology, |testbed| {
         let threads = testbed.router_threads().unwrap().0;
-        assert_eq!(threads.len(), 4);
         assert!(threads.iter().all(|&id| cores(id) == "1"), "{threads:?}");
+        let napi = |id: &i32| {
+            let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap();
+            let (device, number) = name.trim().rsplit_once('-').unwrap();
+            (device.to_owned(), number.parse::<u32>().unwrap())
+        };
+        let names: Vec<(String, u32)> = threads.iter().map(napi).collect();
+        assert_eq!(
+            names.iter().map(|n| &n.0[..]).collect::<Vec<_>>(),
+            ["napi/eth1", "napi/eth1", "napi/eth2", "napi/eth2"]
+        );
+        assert!(names.is_sorted(), "{names:?}");
         assert_eq!(testbed.sink_threads().unwrap().0, [0; 0]);
     });
     topology.cores.sink = vec![1];
@@ -254,46 +264,54 @@ fn what_fails_half_way_is_taken_down() {
 
 /// A running `millrace-lab shell`, whose shell has started a program in the background.
 struct Shell {
-    lab: Child,
+    process: Child,
     _output: BufReader<ChildStdout>,
+    /// First part of the namespaces' names.
     name: String,
+    /// The lab's process id.
+    lab: u32,
     background: i32,
 }
 
-fn lab_shell(arguments: &[&str]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-    command.arg("shell").args(arguments).env("SHELL", "/bin/sh").process_group(0);
+const LAB: &str = env!("CARGO_BIN_EXE_millrace-lab");
+
+fn spawn(command: &mut Command) -> Child {
+    command.env("SHELL", "/bin/sh").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn name_of(lab: &Child) -> String {
-    format!("mlr-{}-", lab.id())
+fn lab_shell(arguments: &[&str]) -> Child {
+    spawn(Command::new(LAB).arg("shell").args(arguments))
+}
+
+fn name_of(lab: u32) -> String {
+    format!("mlr-{lab}-")
 }
 
 impl Shell {
-    fn start(arguments: &[&str]) -> Self {
-        let mut lab = lab_shell(arguments);
+    fn start(mut process: Child) -> Self {
         // A program that does not end when its terminal goes.
-        let script =
-            "trap '' HUP TERM; sleep 1000 & trap - HUP TERM; echo background $!; ip link show eth1\n";
-        lab.stdin.as_mut().unwrap().write_all(script.as_bytes()).unwrap();
-        let mut output = BufReader::new(lab.stdout.take().unwrap());
+        let script = "trap '' HUP TERM; sleep 1000 & trap - HUP TERM; echo background $!\n";
+        process.stdin.as_mut().unwrap().write_all(script.as_bytes()).unwrap();
+        let mut output = BufReader::new(process.stdout.take().unwrap());
         let mut text = String::new();
         let background = loop {
             let mut line = String::new();
             assert!(output.read_line(&mut line).unwrap() > 0, "ended early: {text}");
-            if let Some(pid) = line.strip_prefix("background ") {
-                break pid.trim().parse().unwrap();
+            // After a prompt, at a terminal.
+            if let Some(pid) = line.trim().trim_start_matches("# ").strip_prefix("background ") {
+                break pid.parse().unwrap();
             }
             text += &line;
         };
-        let name = name_of(&lab);
-        assert!(text.contains(&format!("{name}gen")) && text.contains("eth2"), "{text}");
-        Self { lab, _output: output, name, background }
+        let lab = text.split_once("namespace mlr-").unwrap().1.split_once('-').unwrap().0.parse().unwrap();
+        let name = name_of(lab);
+        assert!(text.contains(&format!("port eth1 to eth0 of {name}gen")), "{text}");
+        Self { process, _output: output, name, lab, background }
     }
 
     fn assert_leaves_nothing(mut self, how: &str) {
-        let status = command::wait(&mut self.lab, Duration::from_secs(20)).unwrap();
+        let status = command::wait(&mut self.process, Duration::from_secs(20)).unwrap();
         let left = namespaces(&self.name);
         assert!(status.is_some(), "{how}: it does not end");
         assert_eq!(left, [""; 0], "{how}");
@@ -301,22 +319,35 @@ impl Shell {
     }
 }
 
-fn signal(lab: &Child, signal: &str) {
-    command::run(Command::new("kill").args([&format!("-{signal}"), &lab.id().to_string()])).unwrap();
+fn signal(pid: u32, signal: &str) {
+    command::run(Command::new("kill").args([&format!("-{signal}"), &pid.to_string()])).unwrap();
 }
 
 #[test]
 #[ignore = "needs root"]
 fn a_shell_leaves_nothing_however_it_ends() {
     for how in ["INT", "TERM", "HUP"] {
-        let shell = Shell::start(&["shared"]);
+        let shell = Shell::start(lab_shell(&["shared"]));
         assert_eq!(namespaces(&shell.name).len(), 5);
-        signal(&shell.lab, how);
+        signal(shell.lab, how);
         shell.assert_leaves_nothing(how);
     }
-    let mut shell = Shell::start(&["shared"]);
-    drop(shell.lab.stdin.take());
+    let mut shell = Shell::start(lab_shell(&["shared"]));
+    drop(shell.process.stdin.take());
     shell.assert_leaves_nothing("end of input");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn at_a_terminal_ctrl_c_is_for_the_shells_programs() {
+    let line = format!("{LAB} shell shared");
+    let shell = Shell::start(spawn(Command::new("script").args(["-qfc", &line, "/dev/null"])));
+    signal(shell.lab, "INT");
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(namespaces(&shell.name).len(), 5);
+    assert!(sys::process_exists(shell.background));
+    signal(shell.lab, "TERM");
+    shell.assert_leaves_nothing("TERM");
 }
 
 #[test]
@@ -324,9 +355,9 @@ fn a_shell_leaves_nothing_however_it_ends() {
 fn a_signal_while_it_is_built_leaves_nothing() {
     for how in ["INT", "TERM"] {
         let mut lab = lab_shell(&["virtual-routers", "--routers", "256"]);
-        let name = name_of(&lab);
+        let name = name_of(lab.id());
         eventually("virtual routers are made", || namespaces(&name).len() > 10);
-        signal(&lab, how);
+        signal(lab.id(), how);
         let status = command::wait(&mut lab, Duration::from_secs(60)).unwrap();
         assert_eq!(status.and_then(|status| status.code()), Some(130), "{how}");
         assert_eq!(namespaces(&name), [""; 0], "{how}");
