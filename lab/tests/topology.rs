@@ -265,7 +265,7 @@ fn what_fails_half_way_is_taken_down() {
 /// A running `millrace-lab shell`, whose shell has started a program in the background.
 struct Shell {
     process: Child,
-    _output: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
     /// First part of the namespaces' names.
     name: String,
     /// The lab's process id.
@@ -288,26 +288,32 @@ fn name_of(lab: u32) -> String {
     format!("mlr-{lab}-")
 }
 
+/// What comes before a line that begins so, and the rest of that line.
+fn answer(output: &mut impl BufRead, begin: &str) -> (String, String) {
+    let mut text = String::new();
+    loop {
+        let mut line = String::new();
+        assert!(output.read_line(&mut line).unwrap() > 0, "ended early: {text}");
+        // After a prompt, at a terminal.
+        if let Some(rest) = line.trim().trim_start_matches("# ").strip_prefix(begin) {
+            return (text, rest.to_owned());
+        }
+        text += &line;
+    }
+}
+
 impl Shell {
     fn start(mut process: Child) -> Self {
         // A program that does not end when its terminal goes.
         let script = "trap '' HUP TERM; sleep 1000 & trap - HUP TERM; echo background $!\n";
         process.stdin.as_mut().unwrap().write_all(script.as_bytes()).unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
-        let mut text = String::new();
-        let background = loop {
-            let mut line = String::new();
-            assert!(output.read_line(&mut line).unwrap() > 0, "ended early: {text}");
-            // After a prompt, at a terminal.
-            if let Some(pid) = line.trim().trim_start_matches("# ").strip_prefix("background ") {
-                break pid.parse().unwrap();
-            }
-            text += &line;
-        };
+        let (text, background) = answer(&mut output, "background ");
+        let background = background.parse().unwrap();
         let lab = text.split_once("namespace mlr-").unwrap().1.split_once('-').unwrap().0.parse().unwrap();
         let name = name_of(lab);
         assert!(text.contains(&format!("port eth1 to eth0 of {name}gen")), "{text}");
-        Self { process, _output: output, name, lab, background }
+        Self { process, output, name, lab, background }
     }
 
     fn assert_leaves_nothing(mut self, how: &str) {
@@ -316,6 +322,16 @@ impl Shell {
         assert!(status.is_some(), "{how}: it does not end");
         assert_eq!(left, [""; 0], "{how}");
         eventually(how, || !sys::process_exists(self.background));
+    }
+}
+
+/// After a test that failed.
+impl Drop for Shell {
+    fn drop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(None)) {
+            sys::terminate(self.lab as i32);
+            let _ = command::wait(&mut self.process, Duration::from_secs(20));
+        }
     }
 }
 
@@ -341,11 +357,12 @@ fn a_shell_leaves_nothing_however_it_ends() {
 #[ignore = "needs root"]
 fn at_a_terminal_ctrl_c_is_for_the_shells_programs() {
     let line = format!("{LAB} shell shared");
-    let shell = Shell::start(spawn(Command::new("script").args(["-qfc", &line, "/dev/null"])));
+    let mut shell = Shell::start(spawn(Command::new("script").args(["-qfc", &line, "/dev/null"])));
     signal(shell.lab, "INT");
-    thread::sleep(Duration::from_millis(500));
-    assert_eq!(namespaces(&shell.name).len(), 5);
-    assert!(sys::process_exists(shell.background));
+    // The lab looks every 50 ms.
+    thread::sleep(Duration::from_millis(300));
+    shell.process.stdin.as_mut().unwrap().write_all(b"echo still $((40 + 2))\n").unwrap();
+    assert_eq!(answer(&mut shell.output, "still ").1, "42");
     signal(shell.lab, "TERM");
     shell.assert_leaves_nothing("TERM");
 }
