@@ -1,12 +1,15 @@
 //! One measurement: load on, warm up, count between two moments, load off, and see that every packet is accounted for.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use serde::Serialize;
 
 use crate::{
-    cpu::{Spinner, Threads},
+    cpu::{Activity, Rates, Threads},
     generator::Load,
     losses::Losses,
     sys,
@@ -42,9 +45,14 @@ pub struct Sample {
     pub ns_per_packet: Option<f64>,
     /// Share of the window the router's threads were running.
     pub busy: f64,
-    /// Share of the window that a process of the lowest priority had of the router's core, where one runs
-    /// ([`Testbed::spinner`]): what is left for applications.
+    /// Share of the window that a process of the lowest priority had of the router's cores (the mean), where it
+    /// runs on all of them ([`Testbed::spinners`]): what is left for applications.
     pub cpu_left: Option<f64>,
+    /// The same of every core that has such a process.
+    pub cpu_left_by_core: BTreeMap<usize, f64>,
+    /// How often the router's cores were taken.
+    #[serde(flatten)]
+    pub activity: Rates,
     /// Of the whole run: packets offered.
     pub sent: u64,
     /// Of the whole run: packets due at the rate asked for but not sent, because the machine gave the generator's core to
@@ -55,7 +63,7 @@ pub struct Sample {
     /// 1 - received / sent, of the whole run.
     pub loss: f64,
     /// Of the whole run: packets lost, by where they were lost.
-    pub lost: std::collections::BTreeMap<String, u64>,
+    pub lost: BTreeMap<String, u64>,
     /// Of the whole run: sent - received - lost: what no counter explains. 0 unless a subject hides losses.
     pub unexplained: i64,
 }
@@ -65,42 +73,59 @@ struct Moment {
     sent: u64,
     received: u64,
     busy_ns: u64,
-    left_ns: Option<u64>,
+    left_ns: BTreeMap<usize, u64>,
+    activity: Activity,
 }
 
 /// Measures whatever subject runs, with the targets that are set. The testbed is idle before and after.
 pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Sample> {
+    let length = || Ok(sys::sleep(window.length)?);
+    measure_during(testbed, load, window.warm_up, length).map(|(sample, ())| sample)
+}
+
+/// As [`measure`], for as long as `work` takes.
+pub fn measure_during<T>(
+    testbed: &mut Testbed,
+    load: Load,
+    warm_up: Duration,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(Sample, T)> {
     let threads = testbed.router_threads()?;
     let losses = Losses::now(testbed)?;
     let received = received(testbed)?;
     testbed.generator.start(load)?;
     let moments = (|| {
-        sys::sleep(window.warm_up)?;
+        sys::sleep(warm_up)?;
         let first = moment(testbed, &threads)?;
-        sys::sleep(window.length)?;
-        Ok::<_, anyhow::Error>((first, moment(testbed, &threads)?))
+        let made = work()?;
+        Ok::<_, anyhow::Error>((first, moment(testbed, &threads)?, made))
     })();
     testbed.generator.stop()?;
-    let (first, last) = moments?;
+    let (first, last, made) = moments?;
     let sent = testbed.generator.packets()?;
     let (received, lost) = settle(testbed, sent, received, &losses)?;
     let seconds = (last.at - first.at).as_secs_f64();
     let packets = last.received - first.received;
     let busy_ns = (last.busy_ns - first.busy_ns) as f64;
-    Ok(Sample {
+    let share = |(core, ns): (&usize, &u64)| (*core, (ns - first.left_ns[core]) as f64 / 1e9 / seconds);
+    let left: BTreeMap<usize, f64> = last.left_ns.iter().map(share).collect();
+    let sample = Sample {
         seconds,
         offered_pps: (last.sent - first.sent) as f64 / seconds,
         received_pps: packets as f64 / seconds,
         ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
         busy: busy_ns / 1e9 / seconds,
-        cpu_left: last.left_ns.zip(first.left_ns).map(|(last, first)| (last - first) as f64 / 1e9 / seconds),
+        cpu_left: mean(&left, &testbed.topology.cores.router),
+        cpu_left_by_core: left,
+        activity: last.activity.rates(first.activity, seconds),
         sent,
         skipped: testbed.generator.skipped()?,
         received,
         loss: if sent == 0 { 0.0 } else { 1.0 - received as f64 / sent as f64 },
         unexplained: sent as i64 - received as i64 - lost.total() as i64,
         lost: lost.0,
-    })
+    };
+    Ok((sample, made))
 }
 
 fn received(testbed: &Testbed) -> Result<u64> {
@@ -113,8 +138,15 @@ fn moment(testbed: &Testbed, threads: &Threads) -> Result<Moment> {
         sent: testbed.generator.packets()?,
         received: received(testbed)?,
         busy_ns: threads.on_cpu_ns()?,
-        left_ns: testbed.spinner.as_ref().map(Spinner::on_cpu_ns).transpose()?,
+        left_ns: testbed.spinners.on_cpu_ns()?,
+        activity: Activity::now(threads, &testbed.topology.cores.router)?,
     })
+}
+
+/// Mean share of these cores, if all are in `shares`.
+fn mean(shares: &BTreeMap<usize, f64>, cores: &[usize]) -> Option<f64> {
+    let sum: Option<f64> = cores.iter().map(|core| shares.get(core)).sum();
+    sum.map(|sum| sum / cores.len() as f64)
 }
 
 /// Packets received and lost since the counters were `before`, once every packet sent is accounted for; or what can be said
@@ -175,5 +207,13 @@ mod tests {
         assert!(median(&[]).is_nan());
         let ratios = ratios(&[2.0, 6.0, 3.0], &[1.0, 2.0, 3.0]);
         assert_eq!(ratios, Spread { median: 2.0, min: 1.0, max: 3.0 });
+    }
+
+    #[test]
+    fn what_is_left_is_a_mean_of_cores_that_all_have_a_spinner() {
+        let shares = BTreeMap::from([(1, 0.5), (2, 0.25)]);
+        assert_eq!(mean(&shares, &[1, 2]), Some(0.375));
+        assert_eq!(mean(&shares, &[2]), Some(0.25));
+        assert_eq!(mean(&shares, &[1, 3]), None);
     }
 }

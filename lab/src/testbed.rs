@@ -46,8 +46,8 @@ pub enum Priority {
 
 /// A running testbed.
 pub struct Testbed {
-    /// What the router's core has left is measured by this, if it is there.
-    pub spinner: Option<cpu::Spinner>,
+    /// What cores have left is measured by these, where there are some.
+    pub spinners: cpu::Spinners,
     // Fields drop in order: the generator and sink before their namespaces, routers before the box.
     /// The packet generator in `gen`.
     pub generator: Generator,
@@ -89,7 +89,7 @@ impl Testbed {
         let sink = Sink::attach(&ends)?;
         let generator = Generator::start_thread(&ends, &sink, &topology.cores)?;
         let testbed = Self {
-            spinner: None,
+            spinners: cpu::Spinners::default(),
             generator,
             sink,
             routers,

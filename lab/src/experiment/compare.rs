@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{Sampling, names};
 use crate::{
     compare::{Plan, Results, compare},
-    cpu::Spinner,
+    cpu::Spinners,
     generator::Pace,
     measure::{Sample, Spread, ratios, spread},
     packet::FCS_BYTES,
@@ -55,7 +55,7 @@ struct Row {
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let topology = Topology::rfc2544();
     let mut testbed = Testbed::for_rates(&topology)?;
-    testbed.spinner = Some(Spinner::start(topology.cores.router[0])?);
+    testbed.spinners = Spinners::start(&topology.cores.router)?;
     let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
     workload.frame_bytes = options.frame - FCS_BYTES;
     let asked = names(&options.subjects);
@@ -146,6 +146,7 @@ fn print(subjects: &[&str], rows: &[Row]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::Rates;
 
     fn sample(received_pps: f64) -> Sample {
         Sample {
@@ -155,6 +156,8 @@ mod tests {
             ns_per_packet: Some(100.0),
             busy: 0.9,
             cpu_left: Some(0.1),
+            cpu_left_by_core: BTreeMap::new(),
+            activity: Rates::default(),
             sent: 1000,
             skipped: 0,
             received: 1000,
