@@ -8,7 +8,8 @@ set -eu
 
 what=${1:-test}
 build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
-run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump iperf3 traceroute frr"
+run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump iperf3 traceroute frr
+stress-ng sysbench nginx wrk"
 vm="qemu-system-x86 busybox-static cpio zstd"
 vm_kernel="linux-image-cloud-amd64"
 vm_directory=target/vm
@@ -46,6 +47,12 @@ install_without_services() {
 	fi
 	as_root apt-get update -q
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
+	# Nor after the next boot.
+	if command -v systemctl >/dev/null; then
+		for service in frr nginx; do
+			case " $* " in *" $service "*) as_root systemctl disable -q $service ;; esac
+		done
+	fi
 }
 
 if ! command -v cargo >/dev/null; then

@@ -19,7 +19,7 @@ use crate::{
 
 /// Between the start of a subject and its first packet. A daemon that has just read a million routes gives memory back, and
 /// where that goes on to a hypervisor, the machine stalls again and again for more than a second.
-const SETTLE: Duration = Duration::from_secs(2);
+pub(crate) const SETTLE: Duration = Duration::from_secs(2);
 
 /// What to compare.
 #[derive(Clone, Debug)]

@@ -7,6 +7,7 @@
 //! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
 //! | [`subject`] | what can be measured: one small file each |
 //! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
+//! | [`application`] | benchmarks and servers on the cores that forward |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
@@ -17,6 +18,7 @@
 //! shared machine mean little (SPEC.md).
 
 pub mod addresses;
+pub mod application;
 pub mod bpf;
 pub mod check;
 pub mod command;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use crate::{command, sys};
+use crate::{application, command, sys};
 
 const PREFIX: &str = "mlr-";
 const DIRECTORY: &str = "/run/netns";
@@ -143,7 +143,7 @@ impl Drop for Namespace {
 }
 
 /// Deletes what testbeds of processes that no longer exist have left: namespaces, processes inside them, daemons' pins
-/// and sockets. Leaves everything of living processes, and everything not named by [`unique_run_name`], alone.
+/// and sockets, servers' files. Leaves everything of living processes, and everything not named by [`unique_run_name`], alone.
 pub fn clean_stale() {
     let stale = |name: &str| owner(name).is_some_and(|pid| !sys::process_exists(pid));
     for name in names_in(DIRECTORY).into_iter().filter(|name| stale(name)) {
@@ -153,6 +153,12 @@ pub fn clean_stale() {
         let _ = command::ip(&format!("netns del {name}"));
     }
     remove_instances(stale);
+    let directory = std::env::temp_dir();
+    for name in names_in(&directory.to_string_lossy()) {
+        if name.strip_prefix(application::DIRECTORY).is_some_and(stale) {
+            let _ = std::fs::remove_dir_all(directory.join(name));
+        }
+    }
 }
 
 /// Removes what daemons that were not stopped have left: pins and sockets of the instances with these names.

@@ -193,6 +193,14 @@ pub fn kill(pid: i32) {
     send_signal(pid, libc::SIGKILL);
 }
 
+/// Kills a process group, by the id of its leader.
+pub fn kill_group(leader: i32) {
+    if leader > 1 {
+        // SAFETY: kill takes no pointers; a negative id is a group's.
+        unsafe { libc::kill(-leader, libc::SIGKILL) };
+    }
+}
+
 /// Tells a shell that its terminal is gone (SIGHUP).
 pub fn hang_up(pid: i32) {
     send_signal(pid, libc::SIGHUP);

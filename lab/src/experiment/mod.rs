@@ -1,6 +1,7 @@
 //! The experiments: one file each, which is a command with its options. Raw results go to the file named by `--json` while
 //! it runs; what people want to read goes to standard output as Markdown.
 
+mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
@@ -45,6 +46,8 @@ pub enum Experiment {
     Overload(overload::Options),
     /// Time from a route change to packets leaving by it
     RouteLatency(route_latency::Options),
+    /// What applications on the router's core achieve while it forwards
+    Apps(apps::Options),
     /// Time and memory that the full table takes
     Load(load::Options),
 }
@@ -62,6 +65,7 @@ impl Experiment {
             Self::Scale(options) => scale::run(&options, &to(&options.sampling.json)),
             Self::Overload(options) => overload::run(&options, &to(&options.sampling.json)),
             Self::RouteLatency(options) => route_latency::run(&options, &to(&options.json)),
+            Self::Apps(options) => apps::run(&options, &to(&options.json)),
             Self::Load(options) => load::run(&options, &to(&options.json)),
         }
     }
