@@ -12,6 +12,8 @@
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`], [`progress`] | raw results as JSON lines; how far a long run is |
+//! | [`figure`], [`report`] | what to draw of results; results as HTML and Markdown |
+//! | [`figures`] | the experiments behind the papers' figures, and what the papers say |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
@@ -26,6 +28,8 @@ pub mod compare;
 pub mod cpu;
 pub mod demo;
 pub mod experiment;
+pub mod figure;
+pub mod figures;
 pub mod generator;
 pub mod losses;
 pub mod measure;
@@ -36,6 +40,7 @@ pub mod packet;
 pub mod prefixes;
 pub mod progress;
 pub mod record;
+pub mod report;
 pub mod shell;
 pub mod sink;
 pub mod subject;

@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use lab::{
     cpu, demo,
     experiment::{Experiment, bench},
-    namespace, shell, sys,
+    figures, namespace, report, shell, sys,
 };
 
 /// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
@@ -28,13 +28,19 @@ enum Command {
     Experiment(Experiment),
     /// The experiments of SPEC.md, one after another
     Bench(bench::Options),
+    /// The experiments behind the papers' figures, ours drawn beside the published values
+    Figures(figures::Options),
+    /// HTML with pictures, and Markdown, out of the raw results in a directory
+    Report(report::Options),
     #[command(name = cpu::Spinner::COMMAND, hide = true)]
     Spin { core: usize },
 }
 
 fn run(arguments: Arguments) -> Result<()> {
-    if let Command::Spin { core } = arguments.command {
-        return cpu::spin(core);
+    match arguments.command {
+        Command::Spin { core } => return cpu::spin(core),
+        Command::Report(options) => return report::run(&options),
+        _ => {}
     }
     ensure!(sys::is_root(), "millrace-lab builds network namespaces and loads BPF programs: run it as root");
     sys::handle_signals();
@@ -43,8 +49,9 @@ fn run(arguments: Arguments) -> Result<()> {
         Command::Demo => demo::demo(),
         Command::Shell(options) => shell::shell(&options),
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
+        Command::Figures(options) => figures::run(&options, std::env::args().collect()),
         Command::Bench(options) => bench::bench(&options),
-        Command::Spin { .. } => Ok(()),
+        Command::Spin { .. } | Command::Report(_) => Ok(()),
     }
 }
 

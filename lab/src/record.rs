@@ -11,7 +11,10 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::{command, cpu};
+use crate::{
+    command, cpu,
+    figure::{Figure, Published},
+};
 
 /// Where the results of a command go.
 #[derive(Clone, Debug)]
@@ -55,6 +58,16 @@ impl Recorder {
             writeln!(file, "{value}").context("writing results")?;
         }
         Ok(())
+    }
+
+    /// A picture that [`crate::report`] shall draw of lines of this file.
+    pub fn figure(&mut self, figure: &Figure) -> Result<()> {
+        self.line(&serde_json::to_value(figure)?)
+    }
+
+    /// What a paper says, to be drawn beside.
+    pub fn published(&mut self, published: &Published) -> Result<()> {
+        self.line(&serde_json::to_value(published)?)
     }
 }
 

@@ -112,7 +112,7 @@ impl FullTable {
     }
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number")?;
     if (0.1..=600.0).contains(&seconds) { Ok(seconds) } else { Err("0.1 to 600".into()) }
 }
