@@ -1,63 +1,136 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * The generator: run by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, once per packet, it writes the packet and
- * redirects it out of the generator's port. The kernel recycles pages without restoring them (TRAPS.md), so every byte
- * of every header is written every time.
+ * The generator: run by BPF_PROG_TEST_RUN with BPF_F_TEST_XDP_LIVE_FRAMES, once per packet, it decides which stream is
+ * due, writes the headers of the stream's next flow and redirects the packet out of the flow's port. The kernel recycles
+ * pages without restoring their contents, only their length (TRAPS.md), so every byte that any packet of the run has in its
+ * headers is written into every packet.
  *
- * One instance runs on one core: it alone writes `generated`; user space writes `load` and `targets` while it is idle.
+ *   streams[s] -- schedule --> targets[f] -- template --> templates[t]
+ *
+ * A template holds the headers that many flows share, built in user space (lab::packet); here only addresses, lengths,
+ * checksums and the stamp are put in, in place: it is the one buffer that packets of its kind are made in.
+ *
+ * One instance runs on one core: it alone writes `generated`, `sent`, the sequence numbers in `targets` and the templates.
+ * User space writes them, `run`, `streams` and `schedule` while it is idle; `rate` and `epoch` of a stream at any time.
  */
 #include "lab.h"
 
-struct target {			/* 32 bytes; user space computes what is constant (lab::packet) */
-	__u8  dmac[6];
-	__be16 protocol;	/* ETH_P_IP or ETH_P_IPV6 */
-	__u8  destination[16];	/* IPv4 in the first four bytes */
-	__be16 source_port;
-	__be16 ip_check;	/* IPv4 header checksum */
+#define MAX_TARGETS (1 << 20)
+#define MAX_TEMPLATES 4096
+#define MAX_SIZES 16
+#define MAX_PORTS 16		/* of lab::topology */
+/* Where in a template the IP header begins; Ethernet and tags end there. */
+#define IP_AT 24
+/* Two tags, IPv6, TCP and the time make 14 + 8 + 40 + 20 + 4. */
+#define MAX_HEADERS 86
+
+struct template {
+	__u8  headers[96];	/* zeros after the last one */
+	__u32 ip_sum;		/* IPv4: Internet checksum of what is constant, not folded */
+	__u32 transport_sum;	/* TCP, ICMP: the same, with the pseudo-header's constants */
+	__u8  start;		/* where in `headers` the frame begins */
+	__u8  protocol;		/* IPPROTO_... */
+	__u8  ipv6;
+	__u8  stamped;
 	__u32 pad;
 };
 
-struct load {
-	__u8  smac[6];
-	__u16 frame_bytes;	/* without FCS */
-	__be32 source4;
+struct target {			/* one flow; two of them make a cache line */
+	__u8  router_mac[6];
+	__u16 template;
+	__u8  destination[16];	/* IPv4 in the first four bytes */
+	__be16 source_port;	/* ICMP: identifier */
+	__u16 port;		/* out of which it goes */
+	__u32 sequence;		/* of the next packet */
+};
+
+struct stream {
+	__u32 first_target;
 	__u32 target_count;
-	__u8  source6[16];
+	__u32 first_scheduled;
+	__u32 scheduled_count;	/* places in `schedule` that are gone through again and again; 0: the targets in turn */
 	__u64 rate;		/* packets per 2^30 ns; 0: not paced */
+	__u32 epoch;		/* another number: begin pacing anew */
+	__u32 size_count;
+	__u16 sizes[MAX_SIZES];	/* frames without FCS, in turn */
+};
+
+struct sent {
+	__u64 packets;		/* handed to the port; its ring may still have been full */
+	__u64 skipped;		/* due but never sent, because the generator was held up for longer than its backlog */
+	__u64 start_ns;		/* when pacing began */
+	__u64 paced;		/* packets since start_ns, skipped ones included */
+	__u32 epoch;
+	__u32 next;		/* target, or place in the schedule */
+	__u32 next_size;
+	__u32 pad;
+};
+
+struct run {
 	__u64 limit;		/* stop sending after so many packets; 0: never */
-	__u32 window;		/* most packets between generator and sink; 0: no matter how many */
+	__u32 stream_count;
+	__u32 frame_bytes;	/* of the frames as the kernel makes them: the largest of any stream */
+	__u32 written_bytes;	/* of each frame: headers and stamp of any template of the run */
+	__u32 backlog;		/* most packets of a stream sent at once after being held up */
+	__u32 window;		/* most packets between generator and sink, of one stream that is not paced; 0: no matter how many */
 	__u32 sink_cpu;		/* where the sink runs */
 };
 
 struct generated {
-	__u64 packets;		/* handed to the port; its ring may still have been full */
+	__u64 packets;		/* of all streams */
 	__u64 held;		/* frames given back because it was not time, or there was no room, for some microseconds */
-	__u64 start_ns;		/* when pacing began */
-	__u64 paced;		/* packets since start_ns, skipped ones included */
 	__u64 failed;		/* redirect refused */
-	__u64 skipped;		/* due but never sent, because the generator was held up for longer than MAX_BACKLOG */
+	__u64 now_ns;		/* the clock, when last read: packets are stamped with it */
 	__u64 arrived;		/* at the sink, when last looked */
 	__u64 arrived_ns;	/* when that last changed */
 	__u64 behind;		/* packets - arrived when nothing is on its way */
 	__u32 credit;		/* packets that may be sent without looking again */
 	__u32 calls;		/* since then without credit */
-	__u32 next;		/* next target */
+	__u32 last;		/* stream that sent last */
 	__u32 pad;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << 20);
+	__uint(max_entries, MAX_TEMPLATES);
+	__type(key, __u32);
+	__type(value, struct template);
+} templates SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_TARGETS);
 	__type(key, __u32);
 	__type(value, struct target);
 } targets SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_TARGETS);
+	__type(key, __u32);
+	__type(value, __u32);
+} schedule SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STREAMS);
+	__type(key, __u32);
+	__type(value, struct stream);
+} streams SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_STREAMS);
+	__type(key, __u32);
+	__type(value, struct sent);
+} sent SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct load);
-} load SEC(".maps");
+	__type(value, struct run);
+} run SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -68,46 +141,45 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 16);	/* MAX_PORTS of lab::topology */
+	__uint(max_entries, MAX_PORTS);
 	__type(key, __u32);
 	__type(value, struct bpf_devmap_val);
 } out SEC(".maps");
 
-/* After being held up (the core was taken away) at most so many packets are sent at once: less than a veth ring. */
-#define MAX_BACKLOG 128
-
-/* Is packet number `paced` due? Compares packets sent with rate * elapsed in 2^30 ns units: no division. */
-static __always_inline bool due(const struct load *l, struct generated *g)
+/* Is the stream's packet number `paced` due? Compares packets sent with rate * elapsed in 2^30 ns units: no division. */
+static __always_inline bool due(const struct run *r, const struct stream *s, struct sent *n, __u64 now_ns)
 {
-	__u64 now_ns = bpf_ktime_get_ns();
 	__u64 target;
 
 	/* Start over every 2^37 ns (137 s): at 16 Mpps rate * elapsed stays below 2^62. */
-	if (!g->start_ns || now_ns - g->start_ns > 1ULL << 37) {
-		g->start_ns = now_ns;
-		g->paced = 0;
+	if (!n->start_ns || n->epoch != s->epoch || now_ns - n->start_ns > 1ULL << 37) {
+		n->start_ns = now_ns;
+		n->epoch = s->epoch;
+		n->paced = 0;
 	}
-	target = ((now_ns - g->start_ns) * l->rate) >> 30;
-	if (g->paced >= target)
+	target = ((now_ns - n->start_ns) * s->rate) >> 30;
+	if (n->paced >= target)
 		return false;
-	if (target - g->paced > MAX_BACKLOG) {
-		g->skipped += target - MAX_BACKLOG - g->paced;
-		g->paced = target - MAX_BACKLOG;
+	if (target - n->paced > r->backlog) {
+		n->skipped += target - r->backlog - n->paced;
+		n->paced = target - r->backlog;
 	}
-	g->paced++;
+	n->paced++;
 	return true;
 }
 
+/* Unpaced packets between two readings of the clock (25 ns): stamps are old by the time it takes to write these. */
+#define CLOCK_EVERY 16
 /* Calls without credit between two looks at the sink's counter: the sink's core pays for each look with a cache miss. */
 #define LOOK_EVERY 256
 /* After so long without an arrival what is on its way is taken for lost: longer than a core is ever taken away. */
 #define LOST_NS 50000000
 
-/* Does the window have room? */
-static __always_inline bool room(const struct load *l, struct generated *g)
+/* Does the window have room? After waiting for it the clock is fresh. */
+static __always_inline bool room(const struct run *r, struct generated *g)
 {
 	__u32 zero = 0;
-	__u64 *arrived, now_ns;
+	__u64 *arrived;
 	__s64 on_way;
 
 	if (g->credit) {
@@ -116,149 +188,258 @@ static __always_inline bool room(const struct load *l, struct generated *g)
 	}
 	if (g->calls++ % LOOK_EVERY)
 		return false;
-	arrived = bpf_map_lookup_percpu_elem(&arrived_in_all, &zero, l->sink_cpu);
+	arrived = bpf_map_lookup_percpu_elem(&arrived_in_all, &zero, r->sink_cpu);
 	if (!arrived)
 		return false;
-	now_ns = bpf_ktime_get_ns();
+	g->now_ns = bpf_ktime_get_ns();
 	if (!g->arrived_ns)
 		g->behind = -*arrived;
 	if (!g->arrived_ns || g->arrived != *arrived) {
 		g->arrived = *arrived;
-		g->arrived_ns = now_ns;
-	} else if (now_ns - g->arrived_ns > LOST_NS) {
+		g->arrived_ns = g->now_ns;
+	} else if (g->now_ns - g->arrived_ns > LOST_NS) {
 		g->behind = g->packets - g->arrived;
-		g->arrived_ns = now_ns;
+		g->arrived_ns = g->now_ns;
 	}
 	on_way = g->packets - g->arrived - g->behind;
 	if (on_way < 0) {	/* it was not lost */
 		g->behind += on_way;
 		on_way = 0;
 	}
-	if (on_way < l->window)
-		g->credit = l->window - on_way;
+	if (on_way < r->window)
+		g->credit = r->window - on_way;
 	return false;
 }
 
-static __always_inline bool may_send(const struct load *l, struct generated *g)
+#define NONE MAX_STREAMS
+
+/* The stream that may send now. */
+static __always_inline __u32 pick(const struct run *r, struct generated *g, bool paced)
 {
-	return (!l->rate || due(l, g)) && (!l->window || room(l, g));
+	__u32 index = g->last;
+
+	if (!paced) {
+		if (r->window && !room(r, g))
+			return NONE;
+		if (g->packets % CLOCK_EVERY == 0)
+			g->now_ns = bpf_ktime_get_ns();
+		return 0;
+	}
+	g->now_ns = bpf_ktime_get_ns();
+	for (int i = 0; i < MAX_STREAMS && i < r->stream_count; i++) {
+		const struct stream *s;
+		struct sent *n;
+
+		if (++index >= r->stream_count)
+			index = 0;
+		s = bpf_map_lookup_elem(&streams, &index);
+		n = bpf_map_lookup_elem(&sent, &index);
+		if (s && n && due(r, s, n, g->now_ns)) {
+			g->last = index;
+			return index;
+		}
+	}
+	return NONE;
+}
+
+static __always_inline __u32 pick_any(const struct run *r, struct generated *g)
+{
+	__u32 zero = 0;
+	const struct stream *first = bpf_map_lookup_elem(&streams, &zero);
+
+	return first ? pick(r, g, first->rate) : NONE;
 }
 
 struct waited {
-	__u64 enough;
+	__u64 stream;
 };
 
 static long look(__u32 i, struct waited *waited)
 {
 	__u32 zero = 0;
-	struct load *l = bpf_map_lookup_elem(&load, &zero);
+	struct run *r = bpf_map_lookup_elem(&run, &zero);
 	struct generated *g = bpf_map_lookup_elem(&generated, &zero);
 
-	waited->enough = l && g && may_send(l, g);
-	return waited->enough;
+	waited->stream = r && g ? pick_any(r, g) : NONE;
+	return waited->stream != NONE;
 }
 
 /*
  * Waits here, some microseconds: a frame that is dropped goes back to its pool under a lock, which the core that frees what
  * was sent would have to wait for.
  */
-static __always_inline bool wait_until_sending(struct waited *waited)
+static __always_inline __u32 wait_for_stream(void)
 {
-	bpf_loop(512, look, waited, 0);
-	return waited->enough;
+	struct waited waited = { .stream = NONE };
+
+	bpf_loop(512, look, &waited, 0);
+	return waited.stream;
 }
 
-static __always_inline void write_ipv4(void *at, const struct target *t, const struct load *l)
+/* The stream's next flow: its place among the stream's targets. */
+static __always_inline __u32 next_flow(const struct stream *s, struct sent *n)
 {
-	struct iphdr *ip = at;
+	__u32 at = n->next, place, *scheduled;
 
-	ip->version = 4;
-	ip->ihl = 5;
-	ip->tos = 0;
-	ip->tot_len = bpf_htons(l->frame_bytes - ETH_HLEN);
-	ip->id = 0;
-	ip->frag_off = bpf_htons(0x4000);
-	ip->ttl = 64;
-	ip->protocol = IPPROTO_UDP;
-	ip->check = t->ip_check;
-	ip->saddr = l->source4;
-	__builtin_memcpy(&ip->daddr, t->destination, sizeof(ip->daddr));
+	if (!s->scheduled_count) {
+		n->next = at + 1 < s->target_count ? at + 1 : 0;
+		return at;
+	}
+	n->next = at + 1 < s->scheduled_count ? at + 1 : 0;
+	place = s->first_scheduled + at;
+	scheduled = bpf_map_lookup_elem(&schedule, &place);
+	return scheduled ? *scheduled : 0;
 }
 
-static __always_inline void write_ipv6(void *at, const struct target *t, const struct load *l)
+static __always_inline __u32 next_size(const struct stream *s, struct sent *n)
 {
-	struct ipv6hdr *ip = at;
+	__u32 at = n->next_size;
 
-	*(__be32 *)at = bpf_htonl(0x60000000);
-	ip->payload_len = bpf_htons(l->frame_bytes - ETH_HLEN - sizeof(*ip));
-	ip->nexthdr = IPPROTO_UDP;
-	ip->hop_limit = 64;
-	__builtin_memcpy(&ip->saddr, l->source6, sizeof(ip->saddr));
-	__builtin_memcpy(&ip->daddr, t->destination, sizeof(ip->daddr));
+	n->next_size = at + 1 < s->size_count ? at + 1 : 0;
+	return s->sizes[at % MAX_SIZES];
 }
 
-/* UDP without checksum (for IPv6 that is RFC 6935), then the packet's number where there is room for it. */
-static __always_inline void write_udp(void *at, void *end, const struct target *t, __u16 length, __u64 number)
+/* The Internet checksum (RFC 1071) of a sum of 16- and 32-bit words. */
+static __always_inline __u16 folded(__u64 sum)
 {
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* Of `sum` what the pseudo-header has of the destination. */
+static __always_inline void fill_transport(struct template *p, const struct target *t, void *at, __u16 bytes, __u64 sum,
+					   const struct stamp *stamp)
+{
+	__be32 *words = at;
 	struct udphdr *udp = at;
-	__u64 *sequence = (void *)(udp + 1);
+	struct tcphdr *tcp = at;
+	struct echo_header *echo = at;
 
-	udp->source = t->source_port;
-	udp->dest = bpf_htons(TEST_UDP_PORT);
-	udp->len = bpf_htons(length);
-	udp->check = 0;
-	if ((void *)(sequence + 1) <= end)
-		*sequence = bpf_cpu_to_be64(number);
+	if (p->protocol == IPPROTO_ICMP)	/* no pseudo-header */
+		sum = 0;
+	else
+		sum += bpf_htons(bytes);
+	sum += (__u64)p->transport_sum + t->source_port + stamp->flow + stamp->sequence + stamp->time_ns;
+	switch (p->protocol) {
+	case IPPROTO_UDP:
+		udp->source = t->source_port;
+		udp->len = bpf_htons(bytes);
+		break;
+	case IPPROTO_TCP:
+		tcp->source = t->source_port;
+		tcp->seq = stamp->sequence;
+		tcp->ack_seq = stamp->flow;
+		words[5] = stamp->time_ns;
+		tcp->check = folded(sum);
+		return;
+	default:
+		echo->identifier = t->source_port;
+		echo->checksum = folded(sum);
+	}
+	if (p->stamped) {
+		words[2] = stamp->flow;
+		words[3] = stamp->sequence;
+		words[4] = stamp->time_ns;
+	}
+}
+
+/* What the flow, the frame's size and the time make different. */
+static __always_inline void fill(struct template *p, const struct target *t, __u32 frame_bytes, const struct stamp *stamp)
+{
+	void *at = p->headers + IP_AT;
+	__u32 start = p->start & 15;
+	__u16 bytes = frame_bytes - (IP_AT - start);
+
+	__builtin_memcpy(p->headers + start, t->router_mac, ETH_ALEN);
+	if (p->ipv6) {
+		struct ipv6hdr *ip = at;
+		const __be32 *d = (void *)t->destination;
+
+		bytes -= sizeof(*ip);
+		ip->payload_len = bpf_htons(bytes);
+		__builtin_memcpy(&ip->daddr, t->destination, sizeof(ip->daddr));
+		fill_transport(p, t, ip + 1, bytes, (__u64)d[0] + d[1] + d[2] + d[3], stamp);
+	} else {
+		struct iphdr *ip = at;
+
+		ip->tot_len = bpf_htons(bytes);
+		__builtin_memcpy(&ip->daddr, t->destination, sizeof(ip->daddr));
+		ip->check = folded((__u64)p->ip_sum + ip->tot_len + ip->daddr);
+		fill_transport(p, t, ip + 1, bytes - sizeof(*ip), ip->daddr, stamp);
+	}
+}
+
+/* The packet of a stream's next flow, in the stream's next size. The target tells the number it got. */
+static __always_inline struct target *write_packet(struct xdp_md *ctx, const struct run *r, const struct stream *s,
+						   struct sent *n, __u32 stream, __u64 now_ns)
+{
+	__u32 flow = next_flow(s, n), frame_bytes = next_size(s, n), key = s->first_target + flow;
+	struct target *t = bpf_map_lookup_elem(&targets, &key);
+	__u64 written = r->written_bytes;
+	struct stamp stamp;
+	struct template *p;
+
+	if (!t)
+		return NULL;
+	key = t->template;
+	p = bpf_map_lookup_elem(&templates, &key);
+	if (!p)
+		return NULL;
+	stamp.flow = bpf_htonl(stream << FLOW_BITS | flow);
+	stamp.sequence = bpf_htonl(t->sequence);
+	stamp.time_ns = bpf_htonl((__u32)now_ns);
+	fill(p, t, frame_bytes, &stamp);
+	if (frame_bytes != r->frame_bytes && bpf_xdp_adjust_tail(ctx, (int)(frame_bytes - r->frame_bytes)))
+		return NULL;
+	if (written > frame_bytes)
+		written = frame_bytes;
+	barrier_var(written);	/* the verifier must see the very register that is compared */
+	if (written < 1 || written > MAX_HEADERS || bpf_xdp_store_bytes(ctx, 0, p->headers + (p->start & 15), written))
+		return NULL;
+	return t;
 }
 
 SEC("xdp")
 int generate(struct xdp_md *ctx)
 {
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct ethhdr *eth = data;
 	struct generated *g;
 	struct target *t;
-	struct load *l;
-	struct waited waited = {};
-	__u32 zero = 0;
+	struct stream *s;
+	struct sent *n;
+	struct run *r;
+	__u32 stream, zero = 0;
 	long verdict;
 
-	l = bpf_map_lookup_elem(&load, &zero);
+	r = bpf_map_lookup_elem(&run, &zero);
 	g = bpf_map_lookup_elem(&generated, &zero);
-	if (!l || !g)
+	if (!r || !g)
 		return XDP_ABORTED;
-	if (l->limit && g->packets >= l->limit)
+	if (r->limit && g->packets >= r->limit)
 		return XDP_DROP;
-	if (!may_send(l, g) && !wait_until_sending(&waited)) {
+	stream = pick_any(r, g);
+	if (stream == NONE)
+		stream = wait_for_stream();
+	if (stream == NONE) {
 		g->held++;
 		return XDP_DROP;
 	}
-	t = bpf_map_lookup_elem(&targets, &g->next);
-	if (!t || data + ETH_HLEN + sizeof(struct ipv6hdr) > end)
+	s = bpf_map_lookup_elem(&streams, &stream);
+	n = bpf_map_lookup_elem(&sent, &stream);
+	if (!s || !n)
 		return XDP_ABORTED;
-	__builtin_memcpy(eth->h_dest, t->dmac, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, l->smac, ETH_ALEN);
-	eth->h_proto = t->protocol;
-	if (t->protocol == bpf_htons(ETH_P_IP)) {
-		if (data + ETH_HLEN + sizeof(struct iphdr) + sizeof(struct udphdr) > end)
-			return XDP_ABORTED;
-		write_ipv4(eth + 1, t, l);
-		write_udp(data + ETH_HLEN + sizeof(struct iphdr), end, t,
-			  l->frame_bytes - ETH_HLEN - sizeof(struct iphdr), g->packets);
-	} else {
-		if (data + ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(struct udphdr) > end)
-			return XDP_ABORTED;
-		write_ipv6(eth + 1, t, l);
-		write_udp(data + ETH_HLEN + sizeof(struct ipv6hdr), end, t,
-			  l->frame_bytes - ETH_HLEN - sizeof(struct ipv6hdr), g->packets);
-	}
-	if (++g->next >= l->target_count)
-		g->next = 0;
-	verdict = bpf_redirect_map(&out, 0, XDP_DROP);
-	if (verdict == XDP_REDIRECT)
+	t = write_packet(ctx, r, s, n, stream, g->now_ns);
+	if (!t)
+		return XDP_ABORTED;
+	verdict = bpf_redirect_map(&out, t->port, XDP_DROP);
+	if (verdict == XDP_REDIRECT) {
+		t->sequence++;
+		n->packets++;
 		g->packets++;
-	else
+	} else {
 		g->failed++;
+	}
 	return verdict;
 }
 

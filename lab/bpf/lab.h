@@ -1,5 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
-/* What the lab's BPF programs share: how a test packet looks, and how it is recognised. */
+/*
+ * What the lab's BPF programs share: how a test packet looks, and how it is recognised.
+ *
+ * A test packet is UDP or TCP to TEST_PORT or an ICMP echo request, IPv4 without options or IPv6, behind at most two VLAN
+ * tags, and marked by TEST_MARK where routers change nothing: what others send to the same port is not counted.
+ *
+ * It carries its flow, its number within the flow and the time it was written, each a 32-bit number in network order:
+ * of UDP and ICMP the first 12 bytes of the payload, of TCP the acknowledgement number, the sequence number and the
+ * first 4 bytes of the payload. Shorter packets (IPv6 and UDP alone take 62 bytes) are counted and carry nothing.
+ */
 #pragma once
 
 #include <stdbool.h>
@@ -8,14 +17,21 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/tcp.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-#define TEST_UDP_PORT 9	/* discard (RFC 863): a packet to it is a test packet */
+#define TEST_PORT 9		/* discard (RFC 863) */
+#define TEST_MARK 0x6d6c	/* identification of IPv4 (RFC 6864: free in what is never fragmented), flow label of IPv6 */
 
 /* The interface index of a router (0: the host, n: virtual router n) is the last two bytes of its MACs. */
 #define MAX_ROUTERS 512
+
+#define MAX_STREAMS 8
+/* A flow's name: the stream in the upper 8 bits, the place of the target in the stream in the others. */
+#define FLOW_BITS 24
+#define FLOW_MASK ((1U << FLOW_BITS) - 1)
 
 /* Test packets at the sink since it was attached, one row per CPU. The generator reads it when it must not outrun the sink. */
 struct {
@@ -25,35 +41,104 @@ struct {
 	__type(value, __u64);
 } arrived_in_all SEC(".maps");
 
-struct headers {
-	struct ethhdr *eth;
-	struct iphdr *ip4;	/* one of ip4, ip6 is set */
-	struct ipv6hdr *ip6;
-	struct udphdr *udp;
+/* linux/icmp.h drags in the C library, which clang -target bpf has not. */
+#define ICMP_ECHO_REQUEST 8
+#define ICMPV6_ECHO_REQUEST 128
+
+struct echo_header {
+	__u8  type;
+	__u8  code;
+	__be16 checksum;
+	__be16 identifier;
+	__be16 sequence;
 };
 
-/* A test packet (IPv4 without options, or IPv6, then UDP to TEST_UDP_PORT)? */
-static __always_inline bool parse_test_packet(struct xdp_md *ctx, struct headers *h)
-{
-	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+struct vlan_header {
+	__be16 tag;
+	__be16 protocol;
+};
 
-	h->eth = data;
-	h->ip4 = NULL;
-	h->ip6 = NULL;
-	if ((void *)(h->eth + 1) > end)
+struct test_packet {
+	struct ethhdr *eth;
+	void *transport;	/* UDP, TCP or ICMP header, 8 bytes of it at least */
+	__u8 protocol;		/* IPPROTO_... */
+};
+
+struct stamp {			/* in host order where it is read, in network order where it is written */
+	__u32 flow;
+	__u32 sequence;		/* within the flow, from 0 */
+	__u32 time_ns;		/* CLOCK_MONOTONIC, low 32 bits: compare by subtraction */
+};
+
+/* A test packet? */
+static __always_inline bool parse_test_packet(struct xdp_md *ctx, struct test_packet *p)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at = data + ETH_HLEN;
+	struct udphdr *udp;
+	__be16 ether_type;
+
+	p->eth = data;
+	if (at > end)
 		return false;
-	if (h->eth->h_proto == bpf_htons(ETH_P_IP)) {
-		h->ip4 = (void *)(h->eth + 1);
-		h->udp = (void *)(h->ip4 + 1);
-		if ((void *)(h->udp + 1) > end || h->ip4->ihl != 5 || h->ip4->protocol != IPPROTO_UDP)
+	ether_type = p->eth->h_proto;
+	for (int tags = 0; tags < 2; tags++) {
+		struct vlan_header *vlan = at;
+
+		if (ether_type != bpf_htons(ETH_P_8021Q) && ether_type != bpf_htons(ETH_P_8021AD))
+			break;
+		if ((void *)(vlan + 1) > end)
 			return false;
-	} else if (h->eth->h_proto == bpf_htons(ETH_P_IPV6)) {
-		h->ip6 = (void *)(h->eth + 1);
-		h->udp = (void *)(h->ip6 + 1);
-		if ((void *)(h->udp + 1) > end || h->ip6->nexthdr != IPPROTO_UDP)
+		ether_type = vlan->protocol;
+		at = vlan + 1;
+	}
+	if (ether_type == bpf_htons(ETH_P_IP)) {
+		struct iphdr *ip = at;
+
+		p->transport = ip + 1;
+		if (p->transport + sizeof(*udp) > end || ip->ihl != 5 || ip->id != bpf_htons(TEST_MARK))
 			return false;
+		p->protocol = ip->protocol;
+	} else if (ether_type == bpf_htons(ETH_P_IPV6)) {
+		struct ipv6hdr *ip = at;
+
+		p->transport = ip + 1;
+		if (p->transport + sizeof(*udp) > end || *(__be32 *)ip != bpf_htonl(6 << 28 | TEST_MARK))
+			return false;
+		p->protocol = ip->nexthdr;
 	} else {
 		return false;
 	}
-	return h->udp->dest == bpf_htons(TEST_UDP_PORT);
+	udp = p->transport;
+	switch (p->protocol) {
+	case IPPROTO_UDP:
+	case IPPROTO_TCP:
+		return udp->dest == bpf_htons(TEST_PORT);
+	case IPPROTO_ICMP:
+		return *(__u8 *)p->transport == ICMP_ECHO_REQUEST;
+	case IPPROTO_ICMPV6:
+		return *(__u8 *)p->transport == ICMPV6_ECHO_REQUEST;
+	}
+	return false;
+}
+
+/* What a test packet carries; false if it is too short. */
+static __always_inline bool parse_stamp(struct xdp_md *ctx, const struct test_packet *p, struct stamp *stamp)
+{
+	void *end = (void *)(long)ctx->data_end;
+	__be32 *words = p->transport;	/* 8 bytes of UDP or ICMP header are two */
+
+	if (p->protocol == IPPROTO_TCP) {
+		if ((void *)(words + 6) > end)
+			return false;
+		stamp->sequence = bpf_ntohl(words[1]);
+		stamp->flow = bpf_ntohl(words[2]);
+		stamp->time_ns = bpf_ntohl(words[5]);
+	} else {
+		if ((void *)(words + 5) > end)
+			return false;
+		stamp->flow = bpf_ntohl(words[2]);
+		stamp->sequence = bpf_ntohl(words[3]);
+		stamp->time_ns = bpf_ntohl(words[4]);
+	}
+	return true;
 }

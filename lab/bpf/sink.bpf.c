@@ -2,12 +2,30 @@
 /*
  * The sink: counts test packets and drops them; everything else (ARP, neighbour discovery, ICMP) goes to the stack.
  * It runs in the router's thread (the peer of the router's egress veth is not threaded), so its cost, equal for all
- * subjects, is part of what is measured. Per-CPU rows have one writer each.
+ * subjects, is part of what is measured; that of what user space asks to watch too. Rows of a CPU have one writer each;
+ * those of flows are locked, as a flow may move from core to core.
  */
 #include "lab.h"
 
-#define CAPTURE_BYTES 128
+#define CAPTURE_BYTES 2048
 #define MAX_NEXTHOPS 256
+#define MAX_FLOWS (1 << 18)
+/* 256 ns each: 4.2 ms */
+#define LATENCY_BUCKETS 16384
+#define LATENCY_BUCKET_SHIFT 8
+/* Numbers this far below the highest of a flow are remembered. */
+#define WINDOW 64
+
+enum {
+	WATCH_NEXT_HOPS = 1,
+	WATCH_STREAMS = 2,
+	WATCH_ORDER = 4,
+	WATCH_LATENCY = 8,
+	WATCH_CAPTURE = 16,
+};
+
+/* Routers with a row of their own in `latency`; the others share the last. The map has so many rows for each CPU. */
+const volatile __u32 latency_rows = 1;
 
 struct arrived {
 	__u64 packets;
@@ -20,9 +38,32 @@ struct watched {
 	__u64 last_ns;
 };
 
+struct flow {
+	__u64 seen;		/* bit n: number `next` - 1 - n has come */
+	__u32 next;		/* after the highest that has come */
+	__u32 received;		/* duplicates included */
+	__u32 reordered;	/* came after a higher number (RFC 4737, 3.3), and were no duplicates */
+	__u32 duplicates;	/* had been seen already */
+	struct bpf_spin_lock lock;
+	__u32 pad;
+};
+
+struct latency {
+	__u64 packets;
+	__u64 sum_ns;
+	__u64 max_ns;
+	__u32 buckets[LATENCY_BUCKETS];	/* what is above them is only in the others */
+};
+
 struct captured {
 	__u32 frame_bytes;	/* length of the frame; what is beyond CAPTURE_BYTES is cut */
 	__u8  frame[CAPTURE_BYTES];
+};
+
+struct settings {
+	__u32 watch;			/* WATCH_... */
+	__u32 flow_count;		/* of all streams */
+	__u32 first_flow[MAX_STREAMS];	/* row of each stream's first flow in `flows` */
 };
 
 /* By router: last two bytes of the source MAC. A row out of range counts in the last one. */
@@ -33,7 +74,14 @@ struct {
 	__type(value, struct arrived);
 } arrived SEC(".maps");
 
-/* By next hop: last byte of the destination MAC. Only while `watch` is set: reading the clock costs 25 ns. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_STREAMS);
+	__type(key, __u32);
+	__type(value, struct arrived);
+} arrived_by_stream SEC(".maps");
+
+/* By next hop: last byte of the destination MAC. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_NEXTHOPS);
@@ -42,14 +90,23 @@ struct {
 } watched SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_FLOWS);
+	__type(key, __u32);
+	__type(value, struct flow);
+} flows SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct latency);
+} latency SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20);
 } captured SEC(".maps");
-
-struct settings {
-	__u32 watch;
-	__u32 capture;
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -58,7 +115,17 @@ struct {
 	__type(value, struct settings);
 } settings SEC(".maps");
 
-static __always_inline void watch(const struct ethhdr *eth)
+static __always_inline void count(void *map, __u32 row, __u64 bytes)
+{
+	struct arrived *a = bpf_map_lookup_elem(map, &row);
+
+	if (!a)
+		return;
+	a->packets++;
+	a->bytes += bytes;
+}
+
+static __always_inline void watch_next_hop(const struct ethhdr *eth)
 {
 	__u32 nexthop = eth->h_dest[5];
 	struct watched *w = bpf_map_lookup_elem(&watched, &nexthop);
@@ -71,9 +138,62 @@ static __always_inline void watch(const struct ethhdr *eth)
 	w->packets++;
 }
 
-static __always_inline void capture(struct xdp_md *ctx)
+static __always_inline void watch_order(const struct settings *s, const struct stamp *stamp)
 {
-	__u32 length = ctx->data_end - ctx->data;
+	__u32 stream = stamp->flow >> FLOW_BITS, row;
+	struct flow *f;
+	__s32 ahead;
+
+	if (stream >= MAX_STREAMS)
+		return;
+	row = s->first_flow[stream] + (stamp->flow & FLOW_MASK);
+	f = row < s->flow_count ? bpf_map_lookup_elem(&flows, &row) : NULL;
+	if (!f)
+		return;
+	bpf_spin_lock(&f->lock);
+	f->received++;
+	ahead = stamp->sequence - f->next;
+	if (ahead >= 0) {
+		f->seen = ahead + 1 < WINDOW ? f->seen << (ahead + 1) : 0;
+		f->seen |= 1;
+		f->next = stamp->sequence + 1;
+	} else {
+		__u32 back = -ahead - 1;
+		__u64 bit = back < WINDOW ? 1ULL << back : 0;
+
+		if (f->seen & bit)
+			f->duplicates++;
+		else
+			f->reordered++;
+		f->seen |= bit;
+	}
+	bpf_spin_unlock(&f->lock);
+}
+
+static __always_inline void watch_latency(__u32 router, const struct stamp *stamp)
+{
+	__s32 ns = (__u32)bpf_ktime_get_ns() - stamp->time_ns;
+	__u32 row = router < latency_rows ? router : latency_rows - 1, bucket;
+	struct latency *l;
+
+	row += bpf_get_smp_processor_id() * latency_rows;
+	l = bpf_map_lookup_elem(&latency, &row);
+	if (!l)
+		return;
+	if (ns < 0)	/* the clocks of two cores need not agree to the last nanosecond */
+		ns = 0;
+	l->packets++;
+	l->sum_ns += ns;
+	if (ns > l->max_ns)
+		l->max_ns = ns;
+	bucket = (__u32)ns >> LATENCY_BUCKET_SHIFT;
+	barrier_var(bucket);	/* the verifier must see the very register that is compared */
+	if (bucket < LATENCY_BUCKETS)
+		l->buckets[bucket]++;
+}
+
+static __always_inline void capture(struct xdp_md *ctx, __u64 length)
+{
 	struct captured *c = bpf_ringbuf_reserve(&captured, sizeof(*c), 0);
 
 	if (!c)
@@ -86,33 +206,46 @@ static __always_inline void capture(struct xdp_md *ctx)
 	bpf_ringbuf_submit(c, 0);
 }
 
-SEC("xdp")
+static __always_inline void watch(struct xdp_md *ctx, const struct settings *s, const struct test_packet *p, __u32 router,
+				  __u64 length)
+{
+	struct stamp stamp;
+
+	if (s->watch & WATCH_NEXT_HOPS)
+		watch_next_hop(p->eth);
+	if (parse_stamp(ctx, p, &stamp)) {
+		if (s->watch & WATCH_LATENCY)
+			watch_latency(router, &stamp);
+		if (s->watch & WATCH_ORDER)
+			watch_order(s, &stamp);
+		if (s->watch & WATCH_STREAMS)
+			count(&arrived_by_stream, stamp.flow >> FLOW_BITS, length);
+	}
+	if (s->watch & WATCH_CAPTURE)
+		capture(ctx, length);
+}
+
+SEC("xdp.frags")
 int sink(struct xdp_md *ctx)
 {
 	struct settings *s;
-	struct headers h;
-	struct arrived *a;
+	struct test_packet p;
 	__u32 router, zero = 0;
-	__u64 *all;
+	__u64 *all, length;
 
-	if (!parse_test_packet(ctx, &h))
+	if (!parse_test_packet(ctx, &p))
 		return XDP_PASS;
-	router = (__u32)h.eth->h_source[4] << 8 | h.eth->h_source[5];
+	length = bpf_xdp_get_buff_len(ctx);
+	router = (__u32)p.eth->h_source[4] << 8 | p.eth->h_source[5];
 	if (router >= MAX_ROUTERS)
 		router = MAX_ROUTERS - 1;
-	a = bpf_map_lookup_elem(&arrived, &router);
-	if (a) {
-		a->packets++;
-		a->bytes += ctx->data_end - ctx->data;
-	}
+	count(&arrived, router, length);
 	all = bpf_map_lookup_elem(&arrived_in_all, &zero);
 	if (all)
 		(*all)++;
 	s = bpf_map_lookup_elem(&settings, &zero);
 	if (s && s->watch)
-		watch(h.eth);
-	if (s && s->capture)
-		capture(ctx);
+		watch(ctx, s, &p, router, length);
 	return XDP_DROP;
 }
 

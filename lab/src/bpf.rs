@@ -55,18 +55,31 @@ pub unsafe trait Value: Copy + Default {
 
 // SAFETY: an integer.
 unsafe impl Value for u64 {}
-// SAFETY: six bytes and u16, then u32s, sixteen bytes, u64s and two u32s: naturally aligned without holes (see generator.bpf.c).
-unsafe impl Value for generator::types::load {}
-// SAFETY: u64s, then four u32s.
-unsafe impl Value for generator::types::generated {}
-// SAFETY: 6 + 2 + 16 + 2 + 2 + 4 bytes, aligned to 4.
+// SAFETY: 96 bytes, two u32s, four bytes, u32.
+unsafe impl Value for generator::types::template {}
+// SAFETY: 6 bytes, u16, 16 bytes, two u16s, u32.
 unsafe impl Value for generator::types::target {}
+// SAFETY: four u32s, u64, two u32s, 16 u16s.
+unsafe impl Value for generator::types::stream {}
+// SAFETY: four u64s, then four u32s.
+unsafe impl Value for generator::types::sent {}
+// SAFETY: u64, then six u32s.
+unsafe impl Value for generator::types::run {}
+// SAFETY: seven u64s, then four u32s.
+unsafe impl Value for generator::types::generated {}
 // SAFETY: two u64s.
 unsafe impl Value for sink::types::arrived {}
 // SAFETY: three u64s.
 unsafe impl Value for sink::types::watched {}
-// SAFETY: two u32s.
+// SAFETY: u64, then six u32s, one of them in a structure of its own.
+unsafe impl Value for sink::types::flow {}
+// SAFETY: three u64s, then 16384 u32s.
+unsafe impl Value for sink::types::latency {}
+// SAFETY: ten u32s.
 unsafe impl Value for sink::types::settings {}
+
+/// Entries that are read from a map at once.
+const READ_BATCH: u32 = 4096;
 
 /// Runs a program on live frames (`BPF_F_TEST_XDP_LIVE_FRAMES`, Linux 5.18), `repeat` times; what it redirects is sent
 /// after every `batch` of them. libbpf-rs cannot say the batch.
@@ -99,6 +112,26 @@ pub fn read<T: Value>(map: &impl MapCore, key: u32) -> Result<T> {
 /// Writes entry `key` of an array map.
 pub fn write<T: Value>(map: &impl MapCore, key: u32, value: &T) -> Result<()> {
     Ok(map.update(&key.to_ne_bytes(), value.bytes(), MapFlags::ANY)?)
+}
+
+/// Writes the first `count` entries of an array map.
+pub fn write_all(map: &impl MapCore, values: &[u8], count: usize) -> Result<()> {
+    if count == 0 {
+        return Ok(());
+    }
+    let keys: Vec<u8> = (0..count as u32).flat_map(u32::to_ne_bytes).collect();
+    Ok(map.update_batch(&keys, values, count as u32, MapFlags::ANY, MapFlags::ANY)?)
+}
+
+/// The first `count` entries of an array map.
+pub fn read_all<T: Value>(map: &impl MapCore, count: usize) -> Result<Vec<T>> {
+    let mut values = Vec::with_capacity(count);
+    for entry in map.lookup_batch(READ_BATCH, MapFlags::ANY, MapFlags::ANY)?.take(count) {
+        let (_, value) = entry;
+        values.push(T::from_bytes(&value)?);
+    }
+    ensure!(values.len() == count, "a map has {} entries, not {count}", values.len());
+    Ok(values)
 }
 
 /// Entry `key` of a per-CPU array map, one value per possible CPU.

@@ -1,15 +1,16 @@
 //! Before anything is measured: a few packets are sent to every kind of target, and the bytes that arrive are compared
 //! with what a correct router makes of them. A fast forwarder that forgets the TTL is not a fast router.
 
-use std::{collections::HashSet, net::IpAddr};
+use std::net::IpAddr;
 
 use anyhow::{Result, bail, ensure};
 
 use crate::{
     addresses::{Mac, egress_mac, ingress_mac},
-    packet::Target,
+    packet::{self, Stamp, Target},
     sink::CAPTURE_BYTES,
     subject::{Rewrite, Subject},
+    sys,
     testbed::Testbed,
 };
 
@@ -30,16 +31,29 @@ pub fn check_forwarding(
     testbed.generator.set_targets(chosen.clone(), frame_bytes)?;
     let fast_before = subject.fast_path_packets()?;
     let generator = &mut testbed.generator;
+    let started_ns = sys::monotonic_ns() as u32;
     let frames = testbed.sink.capture(chosen.len(), || generator.send(frame_bytes, chosen.len() as u32))?;
-    let arrived: HashSet<&[u8]> = frames.iter().map(Vec::as_slice).collect();
-    for (sequence, target) in chosen.iter().enumerate() {
-        let right = expected(subject, target, frame_bytes, sequence as u64, &next_hop);
-        if !right.iter().any(|frame| arrived.contains(frame.as_slice())) {
+    let took_ns = (sys::monotonic_ns() as u32).wrapping_sub(started_ns);
+    for (index, target) in chosen.iter().enumerate() {
+        let mut stamp = Stamp { flow: packet::flow(0, index), sequence: 0, time_ns: started_ns };
+        // When it was sent, only the packet itself tells.
+        let is_right = |frame: &&Vec<u8>| {
+            if frame_bytes >= target.min_stamped() {
+                let Some(seen) = Stamp::of(target.headers(), frame) else { return false };
+                if seen.flow != stamp.flow || seen.time_ns.wrapping_sub(started_ns) > took_ns {
+                    return false;
+                }
+                stamp.time_ns = seen.time_ns;
+            }
+            expected(subject, target, frame_bytes, stamp, &next_hop).contains(frame)
+        };
+        if frames.iter().find(is_right).is_none() {
+            let right = expected(subject, target, frame_bytes, stamp, &next_hop);
             bail!(
                 "{}: the packet to {} did not arrive as it should.\n  sent     {}\n  expected {}\n  {} arrived, nearest:\n           {}",
                 subject.name(),
                 target.destination,
-                hex(&target.frame(frame_bytes, sequence as u64)),
+                hex(&target.frame(frame_bytes, stamp)),
                 right.first().map(|frame| hex(frame)).unwrap_or_default(),
                 frames.len(),
                 nearest(&frames, right.first()).map_or("none".into(), |frame| hex(frame)),
@@ -66,17 +80,17 @@ fn expected(
     subject: &dyn Subject,
     target: &Target,
     frame_bytes: u16,
-    sequence: u64,
+    stamp: Stamp,
     next_hop: impl Fn(IpAddr) -> Vec<Mac>,
 ) -> Vec<Vec<u8>> {
     let router = (0..=u16::MAX).find(|&r| ingress_mac(r) == target.router_mac).unwrap_or(0);
     let mut frames = match subject.rewrites() {
         Rewrite::Full => {
-            let forwarded = |to| target.forwarded(to, egress_mac(router), frame_bytes, sequence);
+            let forwarded = |to| target.forwarded(to, egress_mac(router), frame_bytes, stamp);
             next_hop(target.destination).into_iter().map(forwarded).collect()
         }
-        Rewrite::Fixed { to, from } => vec![target.forwarded(to, from, frame_bytes, sequence)],
-        Rewrite::None => vec![target.frame(frame_bytes, sequence)],
+        Rewrite::Fixed { to, from } => vec![target.forwarded(to, from, frame_bytes, stamp)],
+        Rewrite::None => vec![target.frame(frame_bytes, stamp)],
     };
     frames.iter_mut().for_each(|frame| frame.truncate(CAPTURE_BYTES));
     frames

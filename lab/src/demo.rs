@@ -19,7 +19,7 @@ const VIRTUAL_ROUTERS: u16 = 2;
 const DESTINATIONS: u32 = 4096;
 /// A load that Linux carries on one core too: loss and cost at equal work.
 const EQUAL_RATE_PPS: u64 = 300_000;
-const WINDOW: Window = Window { warm_up: Duration::from_millis(250), length: Duration::from_millis(1000) };
+const WINDOW: Window = Window::new(Duration::from_millis(250), Duration::from_millis(1000));
 
 struct Case {
     title: String,

@@ -4,7 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`topology`], [`testbed`], [`addresses`], [`namespace`] | throwaway testbeds that clean up after themselves |
-//! | [`generator`], [`sink`], [`packet`], [`bpf`] | packets in and out, and what they look like |
+//! | [`generator`], [`sink`], [`packet`], [`histogram`], [`bpf`] | packets in and out, what they look like, how long they took |
 //! | [`subject`] | what can be measured: one small file each |
 //! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
 //! | [`application`] | benchmarks and servers on the cores that forward |
@@ -31,6 +31,7 @@ pub mod experiment;
 pub mod figure;
 pub mod figures;
 pub mod generator;
+pub mod histogram;
 pub mod losses;
 pub mod measure;
 pub mod method;

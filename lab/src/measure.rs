@@ -5,13 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::{
     cpu::{Activity, Rates, Threads},
-    generator::Load,
+    generator::{Load, Sent},
+    histogram::Latency,
     losses::Losses,
+    packet::{FCS_BYTES, Target},
+    sink::{FlowSeen, Watch},
     sys,
     testbed::Testbed,
 };
@@ -23,17 +26,57 @@ pub struct Window {
     pub warm_up: Duration,
     /// Counting. At least a second, or the scheduler's tick shows in the CPU time.
     pub length: Duration,
+    /// What the sink notes besides: latency while counting, order in the whole run. It costs the router's core time.
+    pub watch: Watch,
 }
 
 impl Window {
+    /// Nothing watched.
+    pub const fn new(warm_up: Duration, length: Duration) -> Self {
+        Self { warm_up, length, watch: Watch::NOTHING }
+    }
+
     /// Half a second of warm-up, then so many seconds.
     pub fn seconds(seconds: f64) -> Self {
-        Self { warm_up: Duration::from_millis(500), length: Duration::from_secs_f64(seconds) }
+        Self::new(Duration::from_millis(500), Duration::from_secs_f64(seconds))
+    }
+
+    /// The same, with the sink noting this.
+    pub fn watching(self, watch: Watch) -> Self {
+        Self { watch, ..self }
     }
 }
 
+/// What became of the order of packets within their flows, of a whole run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Disorder {
+    /// Sent and not received.
+    pub lost: u64,
+    /// Received after a later one (RFC 4737).
+    pub reordered: u64,
+    /// Received again.
+    pub duplicates: u64,
+    /// Flows with any of these.
+    pub flows: u64,
+}
+
+/// One stream of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StreamSample {
+    /// Packets per second the generator offered while counting.
+    pub offered_pps: f64,
+    /// Packets per second at the sink while counting.
+    pub received_pps: f64,
+    /// Of the whole run: packets offered.
+    pub sent: u64,
+    /// Of the whole run: packets due but not sent.
+    pub skipped: u64,
+    /// Of the whole run: packets at the sink.
+    pub received: u64,
+}
+
 /// What was seen.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Sample {
     /// Length of the window in which the rates were counted.
     pub seconds: f64,
@@ -66,12 +109,24 @@ pub struct Sample {
     pub lost: BTreeMap<String, u64>,
     /// Of the whole run: sent - received - lost: what no counter explains. 0 unless a subject hides losses.
     pub unexplained: i64,
+    /// If watched: loss, reordering and duplicates within flows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<Disorder>,
+    /// If watched: one-way latency of what came while counting.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Latency>,
+    /// If there are several or it is watched: each stream.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub streams: Vec<StreamSample>,
+    /// In the same case, of the whole run: packets at the sink by the router they came through (0: the host).
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub routers: BTreeMap<u16, u64>,
 }
 
 struct Moment {
     at: Instant,
-    sent: u64,
-    received: u64,
+    sent: Vec<Sent>,
+    received: Received,
     busy_ns: u64,
     left_ns: BTreeMap<usize, u64>,
     activity: Activity,
@@ -79,8 +134,8 @@ struct Moment {
 
 /// Measures whatever subject runs, with the targets that are set. The testbed is idle before and after.
 pub fn measure(testbed: &mut Testbed, load: Load, window: Window) -> Result<Sample> {
-    let length = || Ok(sys::sleep(window.length)?);
-    measure_during(testbed, load, window.warm_up, length).map(|(sample, ())| sample)
+    testbed.generator.set_load(load)?;
+    measure_streams(testbed, window)
 }
 
 /// As [`measure`], for as long as `work` takes.
@@ -90,28 +145,84 @@ pub fn measure_during<T>(
     warm_up: Duration,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(Sample, T)> {
+    testbed.generator.set_load(load)?;
+    watched(testbed, warm_up, Watch::NOTHING, work)
+}
+
+/// Measures whatever subject runs, with the streams that are set. The testbed is idle before and after.
+pub fn measure_streams(testbed: &mut Testbed, window: Window) -> Result<Sample> {
+    let length = || Ok(sys::sleep(window.length)?);
+    watched(testbed, window.warm_up, window.watch, length).map(|(sample, ())| sample)
+}
+
+fn watched<T>(
+    testbed: &mut Testbed,
+    warm_up: Duration,
+    mut watch: Watch,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(Sample, T)> {
+    watch.streams |= testbed.generator.streams().len() > 1;
+    prepare(testbed, watch)?;
+    let sample = run(testbed, warm_up, watch, work);
+    testbed.sink.watch(Watch::NOTHING)?;
+    sample
+}
+
+fn prepare(testbed: &mut Testbed, watch: Watch) -> Result<()> {
+    let streams = testbed.generator.streams();
+    if watch.order || watch.latency || watch.streams {
+        for stream in streams {
+            let shortest = stream.targets.iter().map(Target::min_stamped).max().unwrap_or_default();
+            let bytes = stream.sizes.min();
+            ensure!(
+                stream.is_stamped(),
+                "frames of {bytes} bytes are too short to be told apart: at least {shortest} (with FCS {})",
+                shortest + FCS_BYTES
+            );
+        }
+    }
+    if watch.order {
+        let flows: Vec<usize> = streams.iter().map(|stream| stream.targets.len()).collect();
+        testbed.sink.set_flows(&flows)?;
+    }
+    testbed.generator.keep_time(watch.latency);
+    Ok(())
+}
+
+fn run<T>(
+    testbed: &mut Testbed,
+    warm_up: Duration,
+    watch: Watch,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<(Sample, T)> {
+    let without_latency = Watch { latency: false, ..watch };
+    testbed.sink.watch(without_latency)?;
     let threads = testbed.router_threads()?;
     let losses = Losses::now(testbed)?;
-    let received = received(testbed)?;
-    testbed.generator.start(load)?;
+    let before = Received::now(testbed, watch)?;
+    testbed.generator.start_streams()?;
     let moments = (|| {
         sys::sleep(warm_up)?;
-        let first = moment(testbed, &threads)?;
+        testbed.sink.watch(watch)?;
+        let first = moment(testbed, &threads, watch)?;
         let made = work()?;
-        Ok::<_, anyhow::Error>((first, moment(testbed, &threads)?, made))
+        let last = moment(testbed, &threads, watch)?;
+        testbed.sink.watch(without_latency)?;
+        Ok::<_, anyhow::Error>((first, last, made))
     })();
     testbed.generator.stop()?;
     let (first, last, made) = moments?;
     let sent = testbed.generator.packets()?;
-    let (received, lost) = settle(testbed, sent, received, &losses)?;
+    let (received, lost) = settle(testbed, sent, before.all, &losses)?;
     let seconds = (last.at - first.at).as_secs_f64();
-    let packets = last.received - first.received;
+    let packets = last.received.all - first.received.all;
     let busy_ns = (last.busy_ns - first.busy_ns) as f64;
     let share = |(core, ns): (&usize, &u64)| (*core, (ns - first.left_ns[core]) as f64 / 1e9 / seconds);
     let left: BTreeMap<usize, f64> = last.left_ns.iter().map(share).collect();
+    let after = Received::now(testbed, watch)?;
     let sample = Sample {
         seconds,
-        offered_pps: (last.sent - first.sent) as f64 / seconds,
+        offered_pps: (last.packets_sent() - first.packets_sent()) as f64 / seconds,
         received_pps: packets as f64 / seconds,
         ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
         busy: busy_ns / 1e9 / seconds,
@@ -124,19 +235,87 @@ pub fn measure_during<T>(
         loss: if sent == 0 { 0.0 } else { 1.0 - received as f64 / sent as f64 },
         unexplained: sent as i64 - received as i64 - lost.total() as i64,
         lost: lost.0,
+        order: watch.order.then(|| disorder(testbed)).transpose()?,
+        latency: if watch.latency { testbed.sink.latency_of_all()?.latency() } else { None },
+        streams: streams(&testbed.generator.sent()?, &first, &last, &before, &after),
+        routers: after.routers_since(&before),
     };
     Ok((sample, made))
 }
 
-fn received(testbed: &Testbed) -> Result<u64> {
-    testbed.sink.arrived_in_all()
+/// Counters of the sink.
+struct Received {
+    all: u64,
+    /// Empty unless streams are watched.
+    by_stream: Vec<u64>,
+    /// Empty unless streams are watched.
+    by_router: Vec<u64>,
 }
 
-fn moment(testbed: &Testbed, threads: &Threads) -> Result<Moment> {
+impl Received {
+    fn now(testbed: &Testbed, watch: Watch) -> Result<Self> {
+        let (mut by_stream, mut by_router) = (Vec::new(), Vec::new());
+        if watch.streams {
+            for stream in 0..testbed.generator.streams().len() {
+                by_stream.push(testbed.sink.arrived_of_stream(stream)?.packets);
+            }
+            for router in 0..=testbed.routers.len() as u16 {
+                by_router.push(testbed.sink.arrived(router)?.packets);
+            }
+        }
+        Ok(Self { all: testbed.sink.arrived_in_all()?, by_stream, by_router })
+    }
+
+    fn routers_since(&self, before: &Self) -> BTreeMap<u16, u64> {
+        let packets = self.by_router.iter().zip(&before.by_router).map(|(now, before)| now - before);
+        (0..).zip(packets).filter(|(_, packets)| *packets > 0).collect()
+    }
+}
+
+impl Moment {
+    fn packets_sent(&self) -> u64 {
+        self.sent.iter().map(|sent| sent.packets).sum()
+    }
+}
+
+fn streams(
+    sent: &[Sent],
+    first: &Moment,
+    last: &Moment,
+    before: &Received,
+    after: &Received,
+) -> Vec<StreamSample> {
+    let seconds = (last.at - first.at).as_secs_f64();
+    let rate = |last: u64, first: u64| (last - first) as f64 / seconds;
+    let sample = |stream: usize| StreamSample {
+        offered_pps: rate(last.sent[stream].packets, first.sent[stream].packets),
+        received_pps: rate(last.received.by_stream[stream], first.received.by_stream[stream]),
+        sent: sent[stream].packets,
+        skipped: sent[stream].skipped,
+        received: after.by_stream[stream] - before.by_stream[stream],
+    };
+    (0..after.by_stream.len()).map(sample).collect()
+}
+
+/// What the sink saw of each flow against what the generator says it sent.
+fn disorder(testbed: &Testbed) -> Result<Disorder> {
+    let (sent, seen) = (testbed.generator.sent_by_flow()?, testbed.sink.flows()?);
+    let mut sum = Disorder::default();
+    for (sent, FlowSeen { received, reordered, duplicates }) in sent.iter().zip(&seen) {
+        let lost = u64::from(sent.saturating_sub(received - duplicates));
+        sum.lost += lost;
+        sum.reordered += u64::from(*reordered);
+        sum.duplicates += u64::from(*duplicates);
+        sum.flows += u64::from(lost > 0 || *reordered > 0 || *duplicates > 0);
+    }
+    Ok(sum)
+}
+
+fn moment(testbed: &Testbed, threads: &Threads, watch: Watch) -> Result<Moment> {
     Ok(Moment {
         at: Instant::now(),
-        sent: testbed.generator.packets()?,
-        received: received(testbed)?,
+        sent: testbed.generator.sent()?,
+        received: Received::now(testbed, watch)?,
         busy_ns: threads.on_cpu_ns()?,
         left_ns: testbed.spinners.on_cpu_ns()?,
         activity: Activity::now(threads, &testbed.topology.cores.router)?,
@@ -155,7 +334,7 @@ fn settle(testbed: &Testbed, sent: u64, received_before: u64, before: &Losses) -
     let end = Instant::now() + Duration::from_secs(2);
     loop {
         sys::sleep(Duration::from_millis(20))?;
-        let received = received(testbed)? - received_before;
+        let received = testbed.sink.arrived_in_all()? - received_before;
         let lost = Losses::now(testbed)?.since(before);
         if received + lost.total() == sent || Instant::now() > end {
             return Ok((received, lost));

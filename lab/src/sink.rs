@@ -1,26 +1,55 @@
-//! The packet sink: counts test packets by router, and on demand keeps whole frames or the time each next hop was first
-//! used (sink.bpf.c).
+//! The packet sink: counts test packets by router, and on demand more, or keeps whole frames (sink.bpf.c).
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{
-    Link, MapHandle, RingBufferBuilder,
+    Link, MapCore, MapHandle, RingBufferBuilder, num_possible_cpus,
     skel::{OpenSkel, SkelBuilder},
 };
 
 use crate::{
     bpf::{self, sink as skeleton},
+    generator::MAX_STREAMS,
+    histogram::Histogram,
     namespace::Namespace,
 };
 
 /// Rows of the map `arrived`.
 const MAX_ROUTERS: u16 = 512;
 /// Bytes of a frame that a capture keeps.
-pub const CAPTURE_BYTES: usize = 128;
+pub const CAPTURE_BYTES: usize = 2048;
+/// Most flows whose order can be watched: rows of the map `flows`.
+pub const MAX_FLOWS: usize = 1 << 18;
+
+/// What the sink notes besides counting; each costs the router's core some time per packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watch {
+    /// When each next hop was used (25 ns).
+    pub next_hops: bool,
+    /// Packets of each stream.
+    pub streams: bool,
+    /// What was reordered, and what came twice, in each flow.
+    pub order: bool,
+    /// One-way latency by router (25 ns).
+    pub latency: bool,
+}
+
+impl Watch {
+    /// Nothing.
+    pub const NOTHING: Self = Self { next_hops: false, streams: false, order: false, latency: false };
+
+    fn bits(self) -> u32 {
+        let watched = [self.next_hops, self.streams, self.order, self.latency];
+        watched.into_iter().zip(0..).map(|(on, bit)| u32::from(on) << bit).sum()
+    }
+}
+
+/// `WATCH_CAPTURE` in sink.bpf.c.
+const CAPTURE: u32 = 16;
 
 /// Packets that came to the sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,30 +71,56 @@ pub struct Watched {
     pub last_ns: u64,
 }
 
+/// What became of a flow's packets; those lost are those sent and not received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowSeen {
+    /// All that came, duplicates included.
+    pub received: u32,
+    /// Those that came after one with a higher number (RFC 4737, 3.3) and for the first time.
+    pub reordered: u32,
+    /// Those that had come before. Of packets more than 64 behind the highest number that cannot be told: they are taken
+    /// for reordered.
+    pub duplicates: u32,
+}
+
 /// A sink program on devices. Dropped, it detaches.
 pub struct Sink {
     skeleton: skeleton::SinkSkel<'static>,
+    settings: Cell<skeleton::types::settings>,
+    latency_rows: u32,
     _links: Vec<Link>,
 }
 
 impl Sink {
-    /// Attaches to each of `devices`.
-    pub fn attach(devices: &[(&Namespace, String)]) -> Result<Self> {
-        let skeleton =
-            skeleton::SinkSkelBuilder::default().open(bpf::storage())?.load().context("sink program")?;
+    /// Attaches to each of `devices`. The latencies of so many routers are kept apart.
+    pub fn attach(devices: &[(&Namespace, String)], routers: u16) -> Result<Self> {
+        let mut open = skeleton::SinkSkelBuilder::default().open(bpf::storage())?;
+        let latency_rows = u32::from(routers.clamp(1, MAX_ROUTERS));
+        open.maps.rodata_data.as_mut().context("sink without rodata")?.latency_rows = latency_rows;
+        open.maps.latency.set_max_entries(latency_rows * num_possible_cpus()? as u32)?;
+        let skeleton = open.load().context("sink program")?;
         let attach = |(namespace, device): &(&Namespace, String)| {
             let index = namespace.interface_index(device)? as i32;
             namespace.enter(|| skeleton.progs.sink.attach_xdp(index).context("attaching the sink"))
         };
         let links = devices.iter().map(attach).collect::<Result<_>>()?;
-        Ok(Self { skeleton, _links: links })
+        Ok(Self { skeleton, settings: Cell::default(), latency_rows, _links: links })
     }
 
     /// Test packets that came through router `r` since the sink was attached (0: the host router; a packet whose source
     /// MAC is not one of ours counts as the last router's).
     pub fn arrived(&self, r: u16) -> Result<Arrived> {
         ensure!(r < MAX_ROUTERS, "router {r} has no row");
-        let rows: Vec<skeleton::types::arrived> = bpf::read_per_cpu(&self.skeleton.maps.arrived, r.into())?;
+        self.sum(&self.skeleton.maps.arrived, r.into())
+    }
+
+    /// Packets of a stream since the sink was attached, as far as streams were watched.
+    pub fn arrived_of_stream(&self, stream: usize) -> Result<Arrived> {
+        self.sum(&self.skeleton.maps.arrived_by_stream, stream as u32)
+    }
+
+    fn sum(&self, map: &impl MapCore, row: u32) -> Result<Arrived> {
+        let rows: Vec<skeleton::types::arrived> = bpf::read_per_cpu(map, row)?;
         let add = |sum: Arrived, row: &skeleton::types::arrived| Arrived {
             packets: sum.packets + row.packets,
             bytes: sum.bytes + row.bytes,
@@ -83,14 +138,81 @@ impl Sink {
         Ok(MapHandle::try_from(&self.skeleton.maps.arrived_in_all)?)
     }
 
-    /// Notes from now on when each next hop was used (it costs 25 ns a packet), or stops doing so.
-    pub fn watch(&self, on: bool) -> Result<()> {
-        if on {
+    /// Notes this from now on, beginning anew with what was not noted before. Order and streams: of these flows.
+    pub fn watch(&self, watch: Watch) -> Result<()> {
+        let mut settings = self.settings.get();
+        let (before, now) = (settings.watch, watch.bits() | settings.watch & CAPTURE);
+        let begins = |what: Watch| now & !before & what.bits() != 0;
+        if begins(Watch { next_hops: true, ..Watch::NOTHING }) {
             for key in 0..=u8::MAX {
                 bpf::write(&self.skeleton.maps.watched, key.into(), &skeleton::types::watched::default())?;
             }
         }
-        self.set(skeleton::types::settings { watch: on.into(), capture: 0 })
+        if begins(Watch { order: true, ..Watch::NOTHING }) {
+            self.clear(&self.skeleton.maps.flows, settings.flow_count)?;
+        }
+        if begins(Watch { latency: true, ..Watch::NOTHING }) {
+            self.clear(&self.skeleton.maps.latency, self.latency_rows * num_possible_cpus()? as u32)?;
+        }
+        settings.watch = now;
+        self.set(settings)
+    }
+
+    /// How many flows each stream has whose order is to be watched.
+    pub fn set_flows(&self, by_stream: &[usize]) -> Result<()> {
+        let all: usize = by_stream.iter().sum();
+        ensure!(all <= MAX_FLOWS, "the order of {all} flows cannot be watched: at most {MAX_FLOWS}");
+        ensure!(by_stream.len() <= MAX_STREAMS, "{} streams: at most {MAX_STREAMS}", by_stream.len());
+        let mut settings = self.settings.get();
+        settings.flow_count = all as u32;
+        let mut first = 0;
+        for (row, flows) in settings.first_flow.iter_mut().zip(by_stream) {
+            *row = first;
+            first += *flows as u32;
+        }
+        self.set(settings)
+    }
+
+    /// What was noted of each flow, in the order of streams and their targets.
+    pub fn flows(&self) -> Result<Vec<FlowSeen>> {
+        let count = self.settings.get().flow_count as usize;
+        let rows: Vec<skeleton::types::flow> = bpf::read_all(&self.skeleton.maps.flows, count)?;
+        let seen = |row: &skeleton::types::flow| FlowSeen {
+            received: row.received,
+            reordered: row.reordered,
+            duplicates: row.duplicates,
+        };
+        Ok(rows.iter().map(seen).collect())
+    }
+
+    /// Latencies of what came through router `r`.
+    pub fn latency(&self, r: u16) -> Result<Histogram> {
+        ensure!(u32::from(r) < self.latency_rows, "latencies of router {r} are not kept apart");
+        let mut all = Histogram::default();
+        for cpu in 0..num_possible_cpus()? as u32 {
+            let row: skeleton::types::latency =
+                bpf::read(&self.skeleton.maps.latency, cpu * self.latency_rows + u32::from(r))?;
+            all.add(&Histogram {
+                packets: row.packets,
+                sum_ns: row.sum_ns,
+                max_ns: row.max_ns,
+                buckets: row.buckets.iter().map(|&count| count.into()).collect(),
+            });
+        }
+        Ok(all)
+    }
+
+    /// Latencies of all packets.
+    pub fn latency_of_all(&self) -> Result<Histogram> {
+        let mut all = Histogram::default();
+        for r in 0..self.latency_rows {
+            all.add(&self.latency(r as u16)?);
+        }
+        Ok(all)
+    }
+
+    fn clear(&self, map: &impl MapCore, count: u32) -> Result<()> {
+        bpf::write_all(map, &vec![0; (map.value_size() * count) as usize], count as usize)
     }
 
     /// What was noted of next hop `n` (last byte of its MAC).
@@ -112,7 +234,8 @@ impl Sink {
         // What an earlier capture was too late for.
         ring.consume()?;
         frames.borrow_mut().clear();
-        self.set(skeleton::types::settings { watch: 0, capture: 1 })?;
+        let before = self.settings.get();
+        self.set(skeleton::types::settings { watch: before.watch | CAPTURE, ..before })?;
         let worked = work();
         let end = Instant::now() + Duration::from_secs(1);
         while frames.borrow().len() < expected && Instant::now() < end {
@@ -120,12 +243,13 @@ impl Sink {
         }
         // Duplicates are seen too.
         ring.poll(Duration::from_millis(5))?;
-        self.set(skeleton::types::settings::default())?;
+        self.set(before)?;
         drop(ring);
         worked.map(|()| frames.into_inner())
     }
 
     fn set(&self, settings: skeleton::types::settings) -> Result<()> {
+        self.settings.set(settings);
         bpf::write(&self.skeleton.maps.settings, 0, &settings)
     }
 }

@@ -86,7 +86,7 @@ impl Testbed {
             sys::check_interrupted()?;
             routers.push(virtual_router(topology, router, &name, &box_namespace)?);
         }
-        let sink = Sink::attach(&ends)?;
+        let sink = Sink::attach(&ends, routers.len() as u16 + 1)?;
         let generator = Generator::start_thread(&ends, &sink, &topology.cores)?;
         let testbed = Self {
             spinners: cpu::Spinners::default(),

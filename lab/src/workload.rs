@@ -87,10 +87,8 @@ impl Workload {
         let targets: Vec<Target> = addresses
             .zip(routers.cycle())
             .enumerate()
-            .map(|(i, (destination, router))| Target {
-                destination,
-                router_mac: ingress_mac(router),
-                source_port: 1024 + (i & 0x7fff) as u16,
+            .map(|(i, (destination, router))| {
+                Target::udp(destination, ingress_mac(router), 1024 + (i & 0x7fff) as u16)
             })
             .collect();
         let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap_or_default();

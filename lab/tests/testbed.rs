@@ -19,7 +19,7 @@ use lab::{
     workload::{Family, Workload},
 };
 
-const SHORT: Window = Window { warm_up: Duration::from_millis(50), length: Duration::from_millis(200) };
+const SHORT: Window = Window::new(Duration::from_millis(50), Duration::from_millis(200));
 
 fn namespaces(name: &str) -> Vec<String> {
     let list = command::ip("netns list").unwrap();

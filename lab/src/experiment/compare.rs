@@ -159,11 +159,8 @@ mod tests {
             cpu_left_by_core: BTreeMap::new(),
             activity: Rates::default(),
             sent: 1000,
-            skipped: 0,
             received: 1000,
-            loss: 0.0,
-            lost: BTreeMap::new(),
-            unexplained: 0,
+            ..Sample::default()
         }
     }
 

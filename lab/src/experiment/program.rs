@@ -18,6 +18,7 @@ use super::{FullTable, Sampling, print_head, print_row, show, testbed};
 use crate::{
     bpf::{self, cost as skeleton},
     measure::spread,
+    packet::Stamp,
     record::Output,
     subject,
     testbed::{PORT_IN, Testbed},
@@ -97,7 +98,8 @@ impl Cost {
         open.maps.frames.set_max_entries(count)?;
         let skeleton = open.load().context("cost.bpf.c")?;
         let keys: Vec<u8> = (0..count).flat_map(u32::to_ne_bytes).collect();
-        let frames: Vec<_> = workload.targets.iter().map(|t| t.frame(workload.frame_bytes, 0)).collect();
+        let frames: Vec<_> =
+            workload.targets.iter().map(|t| t.frame(workload.frame_bytes, Stamp::default())).collect();
         let headers: Vec<u8> = frames.iter().flat_map(|frame| &frame[..HEADER_BYTES]).copied().collect();
         skeleton.maps.frames.update_batch(&keys, &headers, count, MapFlags::ANY, MapFlags::ANY)?;
         let port = testbed.box_namespace.interface_index(PORT_IN)?;

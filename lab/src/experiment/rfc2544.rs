@@ -183,7 +183,7 @@ impl Bench<'_> {
             }
             Ok(())
         };
-        let window = Window { warm_up: Duration::ZERO, length: Duration::from_secs_f64(options.seconds) };
+        let window = Window::new(Duration::ZERO, Duration::from_secs_f64(options.seconds));
         let mut trial = OnTestbed { testbed, seen: &mut seen, frame_bytes: frame - FCS_BYTES, window };
         match test {
             Test::Throughput => {

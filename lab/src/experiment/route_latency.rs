@@ -15,6 +15,7 @@ use crate::{
     measure::spread,
     netlink::{Change, Netlink, Route},
     record::{Output, Recorder},
+    sink::Watch,
     subject, sys,
     testbed::{PORT_OUT, Priority, Testbed},
     workload::{Family, Workload},
@@ -94,7 +95,7 @@ fn changes(testbed: &Testbed, name: &str, count: u16, recorder: &mut Recorder) -
 /// Milliseconds from the beginning of `change` to the first packet through next hop `n`, which was not in use.
 fn time(testbed: &Testbed, n: u8, change: impl FnOnce() -> Result<()>) -> Result<f64> {
     sys::sleep(Duration::from_millis(20))?;
-    testbed.sink.watch(true)?;
+    testbed.sink.watch(Watch { next_hops: true, ..Watch::NOTHING })?;
     let start_ns = sys::monotonic_ns();
     change()?;
     while testbed.sink.watched(n)?.packets == 0 {
@@ -103,7 +104,7 @@ fn time(testbed: &Testbed, n: u8, change: impl FnOnce() -> Result<()>) -> Result
         sys::sleep(Duration::from_micros(200))?;
     }
     let first_ns = testbed.sink.watched(n)?.first_ns;
-    testbed.sink.watch(false)?;
+    testbed.sink.watch(Watch::NOTHING)?;
     ensure!(first_ns >= start_ns, "next hop {n} was in use before the change");
     Ok((first_ns - start_ns) as f64 / 1e6)
 }

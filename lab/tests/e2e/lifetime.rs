@@ -2,7 +2,7 @@
 
 use std::{thread, time::Duration};
 
-use lab::{testbed::Testbed, workload::Family};
+use lab::{sink::Watch, testbed::Testbed, workload::Family};
 
 use crate::{
     daemon::{Daemon, Leftovers, eventually_true},
@@ -54,7 +54,7 @@ fn changes_made_while_no_daemon_ran_are_found_by_the_next() {
         namespace.ip_batch("route replace 198.18.0.0/15 via 10.2.255.2 dev eth2\n").unwrap();
     }
     let daemon = start(&testbed, &[]);
-    testbed.sink.watch(true).unwrap();
+    testbed.sink.watch(Watch { next_hops: true, ..Watch::NOTHING }).unwrap();
     let account = while_sending(&mut testbed, &benchmark(Family::V4, 0..=1), |_| {});
     account.assert_no_loss("after a change");
     assert_eq!(testbed.sink.watched(1).unwrap().packets, 0);
