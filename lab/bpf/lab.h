@@ -25,7 +25,8 @@
 #define TEST_PORT 9		/* discard (RFC 863) */
 #define TEST_MARK 0x6d6c	/* identification of IPv4 (RFC 6864: free in what is never fragmented), flow label of IPv6 */
 
-/* The interface index of a router (0: the host, n: virtual router n) is the last two bytes of its MACs. */
+/* MACs of routers have this second byte; their last two are the router (0: the host, n: virtual router n). */
+#define ROUTER_MAC_BYTE 0x6d
 #define MAX_ROUTERS 512
 
 #define MAX_STREAMS 8

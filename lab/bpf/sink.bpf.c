@@ -66,7 +66,7 @@ struct settings {
 	__u32 first_flow[MAX_STREAMS];	/* row of each stream's first flow in `flows` */
 };
 
-/* By router: last two bytes of the source MAC. A row out of range counts in the last one. */
+/* By router: last two bytes of the source MAC. What came through none, or one out of range, counts in the last. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_ROUTERS);
@@ -237,7 +237,7 @@ int sink(struct xdp_md *ctx)
 		return XDP_PASS;
 	length = bpf_xdp_get_buff_len(ctx);
 	router = (__u32)p.eth->h_source[4] << 8 | p.eth->h_source[5];
-	if (router >= MAX_ROUTERS)
+	if (p.eth->h_source[1] != ROUTER_MAC_BYTE || router >= MAX_ROUTERS)
 		router = MAX_ROUTERS - 1;
 	count(&arrived, router, length);
 	all = bpf_map_lookup_elem(&arrived_in_all, &zero);

@@ -89,16 +89,25 @@ fn sum(text: &str, wanted: impl Fn(&str) -> bool) -> u64 {
     counters.filter(|(name, _)| wanted(name)).filter_map(|(_, count)| count.parse::<u64>().ok()).sum()
 }
 
-/// What the IP stack of a router discards (/proc/net/snmp and snmp6).
+/// What the IP stack of a router discards (/proc/net/snmp, netstat and snmp6).
 fn stack_counters(namespace: &Namespace, place: &str, into: &mut BTreeMap<String, u64>) -> Result<()> {
-    const WANTED: [&str; 6] =
-        ["InHdrErrors", "InAddrErrors", "InDiscards", "OutDiscards", "OutNoRoutes", "InUnknownProtos"];
-    let snmp = namespace.read("/proc/net/snmp")?;
-    let mut ip = snmp.lines().filter_map(|line| line.strip_prefix("Ip: "));
-    if let (Some(names), Some(values)) = (ip.next(), ip.next()) {
-        for (name, value) in names.split_whitespace().zip(values.split_whitespace()) {
-            if WANTED.contains(&name) {
-                into.insert(format!("{place}.ip4.{name}"), value.parse().unwrap_or(0));
+    const WANTED: [&str; 7] = [
+        "InHdrErrors",
+        "InAddrErrors",
+        "InNoRoutes",
+        "InDiscards",
+        "OutDiscards",
+        "OutNoRoutes",
+        "InUnknownProtos",
+    ];
+    for (file, prefix) in [("/proc/net/snmp", "Ip: "), ("/proc/net/netstat", "IpExt: ")] {
+        let text = namespace.read(file)?;
+        let mut ip = text.lines().filter_map(|line| line.strip_prefix(prefix));
+        if let (Some(names), Some(values)) = (ip.next(), ip.next()) {
+            for (name, value) in names.split_whitespace().zip(values.split_whitespace()) {
+                if WANTED.contains(&name) {
+                    into.insert(format!("{place}.ip4.{name}"), value.parse().unwrap_or(0));
+                }
             }
         }
     }

@@ -118,7 +118,8 @@ pub struct Sample {
     /// If there are several or it is watched: each stream.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<StreamSample>,
-    /// In the same case, of the whole run: packets at the sink by the router they came through (0: the host).
+    /// In the same case, of the whole run: packets at the sink by the router they came through (0: the host), if that
+    /// wrote its MAC into them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub routers: BTreeMap<u16, u64>,
 }

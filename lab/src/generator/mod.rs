@@ -349,7 +349,6 @@ impl Generator {
             epoch: self.epoch,
             size_count: stream.sizes.0.len() as u32,
             sizes,
-            ..Default::default()
         }
     }
 
