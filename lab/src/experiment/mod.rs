@@ -5,6 +5,7 @@ mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
+mod latency;
 mod load;
 mod on_testbed;
 mod overload;
@@ -32,7 +33,7 @@ use crate::{
 pub enum Experiment {
     /// Subjects on the same packets, alternately, the router's core saturated; ratios pair by pair
     Compare(compare::Options),
-    /// RFC 2544 and its successors, by frame size: throughput, frame loss, back-to-back frames, reset
+    /// RFC 2544 and its successors, by frame size: throughput, latency, frame loss, back-to-back frames, recovery, reset
     Rfc2544(rfc2544::Options),
     /// Capacity of one core with the full table
     Capacity(capacity::Options),
@@ -44,6 +45,8 @@ pub enum Experiment {
     Scale(scale::Options),
     /// What comes out when more and more comes in
     Overload(overload::Options),
+    /// One-way latency by load, subjects alternately
+    Latency(latency::Options),
     /// Time from a route change to packets leaving by it
     RouteLatency(route_latency::Options),
     /// What applications on the router's core achieve while it forwards
@@ -64,6 +67,7 @@ impl Experiment {
             Self::Tables(options) => tables::run(&options, &to(&options.sampling.json)),
             Self::Scale(options) => scale::run(&options, &to(&options.sampling.json)),
             Self::Overload(options) => overload::run(&options, &to(&options.sampling.json)),
+            Self::Latency(options) => latency::run(&options, &to(&options.sampling.json)),
             Self::RouteLatency(options) => route_latency::run(&options, &to(&options.json)),
             Self::Apps(options) => apps::run(&options, &to(&options.json)),
             Self::Load(options) => load::run(&options, &to(&options.json)),

@@ -10,6 +10,7 @@ use crate::{
     method::{
         Outcome, Trial,
         back_to_back::Burst,
+        recovery::{Change, Changed},
         reset::{Outage, Reset},
     },
     subject::{self, Subject},
@@ -107,7 +108,7 @@ impl Trial for OnTestbed<'_> {
             received: sample.received,
             offered_pps: sample.offered_pps,
             received_pps: sample.received_pps,
-            latency: None,
+            latency: sample.latency,
         })
     }
 }
@@ -121,6 +122,68 @@ impl Burst for OnTestbed<'_> {
         let outcome = self.outcome(before, started.elapsed().as_secs_f64())?;
         (self.seen)(&format!("burst of {frames}: {} arrived", outcome.received), None)?;
         Ok(outcome)
+    }
+}
+
+/// How long an overload lasts, and how long is watched after it (RFC 2544 26.5: 60 s or more).
+const OVERLOAD: Duration = Duration::from_secs(2);
+const WATCHED: Duration = Duration::from_secs(1);
+
+impl Change for OnTestbed<'_> {
+    /// The last loss is seen from the counters of both ends, to about a millisecond: as long as fewer packets are missing than
+    /// in the end, some are still to be lost. What is on its way hides as many losses.
+    fn change(&mut self, from_pps: u64, to_pps: u64) -> Result<Changed> {
+        let before = self.testbed.sink.arrived_in_all()?;
+        self.testbed.generator.start(Load { frame_bytes: self.frame_bytes, pace: Pace::Rate(from_pps) })?;
+        let watched = self.watch_change(before, to_pps);
+        self.testbed.generator.stop()?;
+        let (at_change, missing) = watched?;
+        let all = self.outcome(before, (OVERLOAD + WATCHED).as_secs_f64())?;
+        let lost = all.sent.saturating_sub(all.received);
+        let still = missing.iter().rev().find(|(_, missing)| *missing < lost);
+        let last_loss_ns = still.map(|(at, _)| at.as_nanos() as u64);
+        let found = format!(
+            "{from_pps} pps, then {to_pps}: {lost} lost, the last {:.1} ms after the change",
+            last_loss_ns.unwrap_or(0) as f64 / 1e6
+        );
+        (self.seen)(&found, None)?;
+        let part = |sent: u64, skipped: u64, received: u64, over: Duration| Outcome {
+            sent,
+            skipped,
+            received,
+            offered_pps: sent as f64 / over.as_secs_f64(),
+            received_pps: received as f64 / over.as_secs_f64(),
+            latency: None,
+        };
+        let [sent, skipped, received] = at_change;
+        Ok(Changed {
+            before: part(sent, skipped, received, OVERLOAD),
+            after: part(all.sent - sent, all.skipped - skipped, all.received - received, WATCHED),
+            watched_ns: WATCHED.as_nanos() as u64,
+            last_loss_ns,
+        })
+    }
+}
+
+impl OnTestbed<'_> {
+    /// Changes the rate. Packets sent, skipped and received until then; and afterwards, again and again, how many were
+    /// missing when.
+    fn watch_change(&mut self, before: u64, to_pps: u64) -> Result<([u64; 3], Vec<(Duration, u64)>)> {
+        sys::sleep(OVERLOAD)?;
+        let (generator, sink) = (&mut self.testbed.generator, &self.testbed.sink);
+        // What arrived is read first, so that what is on its way is missing rather than too much.
+        let received = sink.arrived_in_all()? - before;
+        let at_change = [generator.packets()?, generator.skipped()?, received];
+        generator.set_rate(0, to_pps)?;
+        let changed = Instant::now();
+        let mut missing = Vec::new();
+        while changed.elapsed() < WATCHED {
+            let at = changed.elapsed();
+            let received = sink.arrived_in_all()? - before;
+            missing.push((at, generator.packets()?.saturating_sub(received)));
+            sys::sleep(Duration::from_millis(1))?;
+        }
+        Ok((at_change, missing))
     }
 }
 

@@ -18,12 +18,15 @@ use crate::{
     method::{
         back_to_back::{self, BackToBack},
         frame_loss::{self, Point},
+        latency::{self, AtRate},
+        recovery::{self, Recovery},
         reset::{self, ResetTime},
         throughput::{self, Repeated, Search},
     },
     packet::FCS_BYTES,
     progress::Progress,
     record::Output,
+    sink::Watch,
     subject::{self, Subject},
     sys::Interrupted,
     testbed::Testbed,
@@ -73,10 +76,14 @@ pub struct Options {
 enum Test {
     /// The fastest rate without loss, and with 0.1 % (RFC 2544 26.1)
     Throughput,
+    /// Latency at the throughput and at half of it (26.2)
+    Latency,
     /// Share lost by rate (26.3)
     FrameLoss,
     /// Longest burst without loss (26.4, RFC 9004)
     BackToBack,
+    /// How long losses go on after an overload (26.5)
+    Recovery,
     /// Time without forwarding when restarted (26.6, RFC 6201)
     Reset,
 }
@@ -89,9 +96,13 @@ struct Result2544 {
     throughput_pps: u64,
     throughput: Vec<Repeated>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    latency: Option<Vec<AtRate>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     frame_loss: Option<Vec<Point>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     back_to_back: Option<BackToBack>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovery: Option<Recovery>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reset: Option<ResetTime>,
 }
@@ -139,9 +150,10 @@ impl Options {
         u64::from(self.repeat)
             * match test {
                 Test::Throughput => LOSSES.iter().map(|&loss| search(loss).most_trials()).sum(),
+                Test::Latency => 2,
                 Test::FrameLoss => STEPS,
                 Test::BackToBack => u64::from((HIGHEST_PPS / BURST_STEP).ilog2()) + 2,
-                Test::Reset => 1,
+                Test::Recovery | Test::Reset => 1,
             }
     }
 }
@@ -183,13 +195,20 @@ impl Bench<'_> {
             }
             Ok(())
         };
-        let window = Window::new(Duration::ZERO, Duration::from_secs_f64(options.seconds));
+        let watch = Watch { latency: test == Test::Latency, ..Watch::NOTHING };
+        let length = Duration::from_secs_f64(options.seconds);
+        let window = Window::new(Duration::ZERO, length).watching(watch);
         let mut trial = OnTestbed { testbed, seen: &mut seen, frame_bytes: frame - FCS_BYTES, window };
         match test {
             Test::Throughput => {
                 result.throughput = throughput::repeated(&mut trial, &LOSSES.map(search), repeat)?;
                 let found = result.throughput.iter().map(|found| found.pps.median);
                 result.throughput_pps = found.into_iter().find(|&pps| pps > 0.0).unwrap_or(0.0) as u64;
+            }
+            Test::Latency => {
+                let throughput_pps = result.throughput_pps.max(LOWEST_PPS);
+                let rates_pps = [throughput_pps, throughput_pps / 2];
+                result.latency = Some(latency::at_rates(&mut trial, &rates_pps, repeat)?);
             }
             Test::FrameLoss => {
                 // From half more than what comes through with next to no loss.
@@ -209,6 +228,10 @@ impl Bench<'_> {
                     throughput_pps: result.throughput_pps as f64,
                 };
                 result.back_to_back = Some(back_to_back::search(&mut trial, &search)?);
+            }
+            Test::Recovery => {
+                let throughput_pps = result.throughput_pps.max(LOWEST_PPS);
+                result.recovery = Some(recovery::recovery(&mut trial, throughput_pps, HIGHEST_PPS, repeat)?);
             }
             Test::Reset => {
                 // RFC 6201 3 asks for the throughput; at half of it the router's core has time for a daemon that starts.
@@ -242,6 +265,10 @@ fn lines(options: &Options, results: &[Result2544]) -> Vec<Value> {
             "where": {"/case": "throughput"}, "series": ["/subject", "/parameters/loss"],
             "x": axis("/parameters/frame", "frame length with FCS", "bytes", 1.0),
             "y": axis("/sample/throughput_pps", "throughput", "Mpps", 1e-6)}),
+        json!({"record": "figure", "name": "latency", "title": "Latency at the throughput, p99 (RFC 2544 26.2)",
+            "where": {"/case": "latency", "/parameters/at_throughput": true}, "series": ["/subject"],
+            "x": axis("/parameters/frame", "frame length with FCS", "bytes", 1.0),
+            "y": axis("/sample/latency/p99_ns", "latency, p99", "us", 1e-3)}),
         json!({"record": "figure", "name": "frame-loss", "title": "Frame loss rate (RFC 2544 26.3)",
             "where": {"/case": "frame-loss"}, "series": ["/subject", "/parameters/frame"],
             "x": axis("/parameters/pps", "offered", "Mpps", 1e-6),
@@ -256,6 +283,13 @@ fn lines(options: &Options, results: &[Result2544]) -> Vec<Value> {
             for (repeat, search) in found.searches.iter().enumerate() {
                 let parameters = json!({"frame": result.frame, "loss": found.loss});
                 sample("throughput", parameters, repeat, json!({"throughput_pps": search.pps}));
+            }
+        }
+        for at_rate in result.latency.iter().flatten() {
+            for (repeat, trial) in at_rate.trials.iter().enumerate() {
+                let parameters = json!({"frame": result.frame, "pps": at_rate.pps,
+                    "at_throughput": at_rate.pps == result.throughput_pps});
+                sample("latency", parameters, repeat, json!({"latency": trial.latency}));
             }
         }
         for point in result.frame_loss.iter().flatten() {
@@ -279,8 +313,11 @@ fn print(options: &Options, results: &[Result2544]) {
             "frame",
             "Mpps, no loss",
             "Mpps, 0.1 % lost",
+            "p99 latency there, us",
+            "p99 at half of it, us",
             "burst without loss, frames",
             "buffer, us",
+            "recovery, ms",
             "reset, ms",
         ],
     );
@@ -296,14 +333,26 @@ fn print(options: &Options, results: &[Result2544]) {
             let more = if found.at_limit { ", or more" } else { "" };
             format!("{}{more}{}", show(found.frames, 1.0, 0), noisy(found.noisy))
         };
+        let p99 = |at: usize| {
+            let found = result.latency.as_ref()?.get(at)?;
+            Some(show(found.p99_ns, 1e-3, 1) + noisy(found.noisy))
+        };
+        let recovery = |found: &Recovery| {
+            let none = if found.overloaded { "" } else { " (nothing was lost before)" };
+            let endless = if found.recovered { "" } else { ", or more" };
+            format!("{}{endless}{none}{}", show(found.recovery_ns, 1e-6, 1), noisy(found.noisy))
+        };
         let reset = |found: &ResetTime| show(found.reset_ns, 1e-6, 2) + noisy(found.noisy);
         print_row(
             &[
                 Some(result.frame.to_string()),
                 mpps(0),
                 mpps(1),
+                p99(0),
+                p99(1),
                 burst.map(frames),
                 burst.map(|found| format!("{:.1}", found.corrected_buffer_seconds * 1e6)),
+                result.recovery.as_ref().map(recovery),
                 result.reset.as_ref().map(reset),
             ]
             .map(|cell| cell.unwrap_or("-".into())),

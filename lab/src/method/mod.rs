@@ -27,6 +27,7 @@ pub mod throughput;
 use anyhow::Result;
 use serde::Serialize;
 
+pub use crate::histogram::Latency;
 use crate::measure::{Spread, spread};
 
 /// One trial: packets sent, and those that came through.
@@ -45,23 +46,6 @@ pub struct Outcome {
     /// How long packets took, if the trial looks at it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
-}
-
-/// One-way latency of the packets of a trial, nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Latency {
-    /// Median.
-    pub p50_ns: u64,
-    /// 99 of 100 packets took no longer.
-    pub p99_ns: u64,
-    /// 999 of 1000 packets took no longer.
-    pub p999_ns: u64,
-    /// Longest.
-    pub max_ns: u64,
-    /// Mean.
-    pub mean_ns: f64,
-    /// Packets whose latency is known.
-    pub packets: u64,
 }
 
 impl Outcome {

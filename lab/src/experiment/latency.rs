@@ -1,0 +1,83 @@
+//! `millrace-lab latency`: how long packets take by load, subjects alternately. Stamps cost sink and generator time, equal for
+//! all subjects.
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+
+use super::{Sampling, names, print_head, print_row, show, testbed};
+use crate::{
+    compare::{Plan, compare, figures},
+    generator::Pace,
+    histogram::Latency,
+    measure::spread,
+    record::Output,
+    sink::Watch,
+    subject,
+    workload::{Family, Workload},
+};
+
+const DESTINATIONS: u32 = 4096;
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// What to measure
+    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    subjects: Vec<String>,
+    /// Packets per second, one load after another
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=8_000_000),
+        default_values_t = [10_000, 100_000, 250_000, 500_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000])]
+    rates: Vec<u64>,
+    #[command(flatten)]
+    pub(super) sampling: Sampling,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut testbed = testbed(0)?;
+    let mut workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
+    // Long enough for a stamp.
+    let stamped = workload.targets.iter().map(|target| target.min_stamped()).max();
+    workload.frame_bytes = workload.frame_bytes.max(stamped.unwrap_or_default());
+    let subjects = names(&options.subjects);
+    let paces: Vec<Pace> = options.rates.iter().map(|&pps| Pace::Rate(pps)).collect();
+    let plan = Plan {
+        case: "latency",
+        parameters: json!({}),
+        subjects: &subjects,
+        paces: &paces,
+        repeats: options.sampling.repeat.into(),
+        window: options.sampling.window().watching(Watch { latency: true, ..Watch::NOTHING }),
+    };
+    let mut recorder = output.recorder()?;
+    for (name, quantile) in [("latency-p50", "p50"), ("latency-p99", "p99"), ("latency-p999", "p999")] {
+        recorder.line(&figure(name, quantile))?;
+    }
+    let results = compare(&mut testbed, &workload, &plan, &mut recorder)?;
+    let names: Vec<&str> = results.keys().map(String::as_str).collect();
+    print_head(
+        "One-way latency, us: p50, p99, p99.9 (median and range of each)",
+        &[&["Mpps"][..], &names].concat(),
+    );
+    for (at, pps) in options.rates.iter().enumerate() {
+        let cell = |name: &&str| {
+            let of = |figure: fn(&Latency) -> u64| {
+                let ns = |latency: &Option<Latency>| {
+                    latency.as_ref().map_or(f64::NAN, |found| figure(found) as f64)
+                };
+                show(spread(&figures(&results, name, at, |sample| ns(&sample.latency))), 1e-3, 1)
+            };
+            [of(|found| found.p50_ns), of(|found| found.p99_ns), of(|found| found.p999_ns)].join(", ")
+        };
+        print_row(&[vec![format!("{:.2}", *pps as f64 / 1e6)], names.iter().map(cell).collect()].concat());
+    }
+    Ok(())
+}
+
+fn figure(name: &str, quantile: &str) -> Value {
+    json!({"record": "figure", "name": name, "title": format!("One-way latency by load, {quantile}"),
+        "where": {"/case": "latency"}, "series": ["/subject"],
+        "x": {"at": "/pace/rate", "label": "offered", "unit": "Mpps", "factor": 1e-6, "scale": "log"},
+        "y": {"at": format!("/sample/latency/{quantile}_ns"), "label": "latency", "unit": "us", "factor": 1e-3,
+            "scale": "log"}})
+}
