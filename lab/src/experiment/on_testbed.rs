@@ -26,6 +26,9 @@ const AROUND_RESET: Duration = Duration::from_millis(500);
 /// Packets that do not come for so long do not come any more: a router's thread may have to wait for its core.
 const LOST_AFTER: Duration = Duration::from_millis(300);
 
+/// How many packets had not arrived, by the time since a change.
+type Missing = Vec<(Duration, u64)>;
+
 /// See [`OnTestbed::seen`].
 pub(super) type Seen<'a> = dyn FnMut(&str, Option<(Pace, &Sample)>) -> Result<()> + 'a;
 
@@ -130,8 +133,7 @@ const OVERLOAD: Duration = Duration::from_secs(2);
 const WATCHED: Duration = Duration::from_secs(1);
 
 impl Change for OnTestbed<'_> {
-    /// The last loss is seen from the counters of both ends, to about a millisecond: as long as fewer packets are missing than
-    /// in the end, some are still to be lost. What is on its way hides as many losses.
+    /// The last loss is seen from the counters of both ends, to about a millisecond.
     fn change(&mut self, from_pps: u64, to_pps: u64) -> Result<Changed> {
         let before = self.testbed.sink.arrived_in_all()?;
         self.testbed.generator.start(Load { frame_bytes: self.frame_bytes, pace: Pace::Rate(from_pps) })?;
@@ -140,8 +142,7 @@ impl Change for OnTestbed<'_> {
         let (at_change, missing) = watched?;
         let all = self.outcome(before, (OVERLOAD + WATCHED).as_secs_f64())?;
         let lost = all.sent.saturating_sub(all.received);
-        let still = missing.iter().rev().find(|(_, missing)| *missing < lost);
-        let last_loss_ns = still.map(|(at, _)| at.as_nanos() as u64);
+        let last_loss_ns = last_loss(&missing, lost).map(|at| at.as_nanos() as u64);
         let found = format!(
             "{from_pps} pps, then {to_pps}: {lost} lost, the last {:.1} ms after the change",
             last_loss_ns.unwrap_or(0) as f64 / 1e6
@@ -168,7 +169,7 @@ impl Change for OnTestbed<'_> {
 impl OnTestbed<'_> {
     /// Changes the rate. Packets sent, skipped and received until then; and afterwards, again and again, how many were
     /// missing when.
-    fn watch_change(&mut self, before: u64, to_pps: u64) -> Result<([u64; 3], Vec<(Duration, u64)>)> {
+    fn watch_change(&mut self, before: u64, to_pps: u64) -> Result<([u64; 3], Missing)> {
         sys::sleep(OVERLOAD)?;
         let (generator, sink) = (&mut self.testbed.generator, &self.testbed.sink);
         // What arrived is read first, so that what is on its way is missing rather than too much.
@@ -217,6 +218,12 @@ impl Reset for Restart<'_, '_> {
     }
 }
 
+/// When fewer packets were last missing than in the end, so that some were still to be lost. What is on its way is missing
+/// too, and hides as many losses.
+fn last_loss(missing: &[(Duration, u64)], lost: u64) -> Option<Duration> {
+    missing.iter().rev().find(|(_, missing)| *missing < lost).map(|(at, _)| *at)
+}
+
 fn restart(testbed: &Testbed, subject: &mut Option<Box<dyn Subject>>, name: &str) -> Result<Duration> {
     sys::sleep(AROUND_RESET)?;
     let stopped = Instant::now();
@@ -226,4 +233,19 @@ fn restart(testbed: &Testbed, subject: &mut Option<Box<dyn Subject>>, name: &str
     testbed.router_threads()?;
     sys::sleep(AROUND_RESET)?;
     Ok(took)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_loss_is_after_the_last_moment_when_fewer_were_missing() {
+        let at = |ms| Duration::from_millis(ms);
+        // 100 had been lost before the change, 40 after it; between 5 and 9 packets are on their way.
+        let missing = [(at(0), 107), (at(1), 129), (at(2), 134), (at(3), 146), (at(4), 149)];
+        assert_eq!(last_loss(&missing, 140), Some(at(2)));
+        assert_eq!(last_loss(&missing, 100), None);
+        assert_eq!(last_loss(&missing, 1000), Some(at(4)));
+    }
 }
