@@ -17,7 +17,7 @@ use crate::{
 /// Most packets of a check: they must fit a veth's ring at once.
 const MAX_PACKETS: usize = 128;
 
-/// Sends one packet to each of up to 128 of `targets`, spread evenly, and compares. `next_hop` says which next hops are
+/// Sends one packet to each of up to 128 of `targets` (fewer if the subject has no room for so many), spread evenly, and compares. `next_hop` says which next hops are
 /// right for a destination. Leaves the generator with the targets it sent to.
 pub fn check_forwarding(
     testbed: &mut Testbed,
@@ -26,7 +26,7 @@ pub fn check_forwarding(
     frame_bytes: u16,
     next_hop: impl Fn(IpAddr) -> Vec<Mac>,
 ) -> Result<()> {
-    let step = targets.len().div_ceil(MAX_PACKETS).max(1);
+    let step = targets.len().div_ceil(MAX_PACKETS.min(subject.burst())).max(1);
     let chosen: Vec<Target> = targets.iter().copied().step_by(step).collect();
     testbed.generator.set_targets(chosen.clone(), frame_bytes)?;
     let fast_before = subject.fast_path_packets()?;
@@ -90,6 +90,11 @@ fn expected(
             next_hop(target.destination).into_iter().map(forwarded).collect()
         }
         Rewrite::Fixed { to, from } => vec![target.forwarded(to, from, frame_bytes, stamp)],
+        Rewrite::Macs { to, from } => {
+            let mut frame = target.frame(frame_bytes, stamp);
+            frame[..12].copy_from_slice(&[to, from].concat());
+            vec![frame]
+        }
         Rewrite::None => vec![target.frame(frame_bytes, stamp)],
     };
     frames.iter_mut().for_each(|frame| frame.truncate(CAPTURE_BYTES));

@@ -103,8 +103,9 @@ pub fn prepare(
     };
     sys::sleep(SETTLE)?;
     let next_hop = |address| workload.next_hop(address);
-    check_forwarding(testbed, &*subject, &workload.targets, workload.frame_bytes, next_hop)?;
-    testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;
+    let targets = subject.addressed(&workload.targets);
+    check_forwarding(testbed, &*subject, &targets, workload.frame_bytes, next_hop)?;
+    testbed.generator.set_targets(targets, workload.frame_bytes)?;
     Ok(Some(subject))
 }
 

@@ -170,7 +170,8 @@ pub fn remove_instances(named: impl Fn(&str) -> bool) {
         let _ = std::fs::remove_dir_all(format!("/sys/fs/bpf/{name}"));
     }
     for name in names_in("/run").into_iter().filter(ours) {
-        let _ = std::fs::remove_file(format!("/run/{name}"));
+        let path = format!("/run/{name}");
+        let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path));
     }
 }
 

@@ -147,6 +147,23 @@ pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     check(unsafe { libc::setpriority(libc::PRIO_PROCESS, thread_id as libc::id_t, nice) })
 }
 
+/// Sets the weight of a thread's session among sessions (sched_autogroup; nothing to do where that is off or the thread is
+/// the kernel's). Only for sessions of their own.
+pub fn set_group_nice(thread_id: i32, nice: i32) -> io::Result<()> {
+    match std::fs::write(format!("/proc/{thread_id}/autogroup"), nice.to_string()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Makes `command` start in a session, and so a scheduling group, of its own; Ctrl-C is not for it.
+pub fn start_in_own_session(command: &mut Command) {
+    // SAFETY: setsid is async-signal-safe, and the closure touches nothing else.
+    unsafe {
+        command.pre_exec(|| if libc::setsid() < 0 { Err(io::Error::last_os_error()) } else { Ok(()) });
+    }
+}
+
 /// Lets a thread (0: the calling one) run before all normal ones; a higher level goes before a lower one, `None` is
 /// normal again. What it forks is normal. Nice values alone do not do: between sessions the kernel shares cores evenly
 /// (sched_autogroup).
@@ -162,10 +179,7 @@ pub fn set_realtime(thread_id: i32, level: Option<i32>) -> io::Result<()> {
 pub fn become_last() -> io::Result<()> {
     // SAFETY: setsid has no preconditions; it fails, harmlessly, for who leads a group already.
     unsafe { libc::setsid() };
-    match std::fs::write("/proc/self/autogroup", "19") {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    set_group_nice(std::process::id() as i32, 19)?;
     let parameter = libc::sched_param { sched_priority: 0 };
     // SAFETY: `parameter` is valid for the call.
     check(unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameter) })

@@ -10,7 +10,10 @@
 //! the sink runs in the router's threads and takes no core of its own (TRAPS.md). Neighbours are static: what is measured
 //! is forwarding.
 
-use std::net::IpAddr;
+use std::{
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+};
 
 use anyhow::{Context, Result, ensure};
 
@@ -63,6 +66,8 @@ pub struct Testbed {
     pub topology: Topology,
     /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
     pub name: String,
+    /// See [`Testbed::forwarded_by`].
+    subject_threads: Mutex<Vec<i32>>,
     router_nice: i32,
 }
 
@@ -97,6 +102,7 @@ impl Testbed {
             box_namespace,
             topology: topology.clone(),
             name,
+            subject_threads: Mutex::default(),
             router_nice: 0,
         };
         testbed.thread_napi()?;
@@ -148,11 +154,27 @@ impl Testbed {
         configure_router(&self.topology, router, namespace)
     }
 
-    /// Threads of all ports, queue by queue, pinned to the router's cores in turn (again: attaching a program may have made
-    /// new ones).
+    /// From now on a subject with these threads, besides those of the ports, does the forwarding.
+    pub(crate) fn forwarded_by(&self, threads: Vec<i32>) {
+        *self.subject_threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
+    }
+
+    /// Threads that forward: those of all ports, queue by queue, and those of the subject, pinned to the router's cores in
+    /// turn (again: attaching a program may have made new ones); and those that run these cores' softirqs when the others
+    /// do not.
     pub fn router_threads(&self) -> Result<cpu::Threads> {
+        let cores = &self.topology.cores.router;
         let ports = self.topology.ports.iter().map(|port| (&self.box_namespace, port.name.clone()));
-        self.pin(ports, &self.topology.cores.router)
+        let mut threads = self.pin(ports, cores)?;
+        let of_subject = self.subject_threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (&id, core) in of_subject.iter().zip(cores.iter().cycle()) {
+            sys::set_group_nice(id, self.router_nice).context("priority of a subject")?;
+            sys::set_affinity(id, &[*core]).context("pinning a subject's thread")?;
+            sys::set_nice(id, self.router_nice).context("priority of a subject's thread")?;
+        }
+        threads.0.extend(of_subject);
+        threads.0.extend(cpu::softirq_threads(cores)?);
+        Ok(threads)
     }
 
     /// Threads of the hosts' ends, pinned to the sink's cores in turn; none if the topology gives it none.

@@ -28,6 +28,21 @@ fn on_cpu_ns(thread_id: i32) -> Result<u64> {
     first.with_context(|| format!("{path} begins with no number"))
 }
 
+/// Threads that run cores' softirqs when they are too many for whoever raised them: ksoftirqd, and the thread of the backlog
+/// where the kernel was started with `thread_backlog_napi`. What veth without NAPI queues to the backlog is received there,
+/// in part; the rest, as the sink's part, in the thread that raised it.
+pub fn softirq_threads(cores: &[usize]) -> Result<Vec<i32>> {
+    let names = |core| [format!("ksoftirqd/{core}"), format!("backlog_napi/{core}")];
+    let names: Vec<String> = cores.iter().flat_map(names).collect();
+    let processes = std::fs::read_dir("/proc").context("/proc")?.flatten();
+    let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let wanted = |id: &i32| {
+        let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
+        names.iter().any(|wanted| *wanted == name.trim_end())
+    };
+    Ok(ids.filter(wanted).collect())
+}
+
 /// Number of cores that are online.
 pub fn online() -> Result<usize> {
     let text = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;

@@ -3,7 +3,7 @@
 //! load is one that Linux carries too.
 
 use anyhow::Result;
-use clap::Args;
+use clap::{Args, builder::PossibleValuesParser};
 use serde_json::json;
 
 use super::{FullTable, Sampling, names, print_head, print_row, show, testbed};
@@ -22,8 +22,8 @@ const LOW_RATE_PPS: u64 = 400_000;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    /// What to measure; `all`: every one there is
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
     subjects: Vec<String>,
     #[command(flatten)]
     pub(super) sampling: Sampling,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use clap::{Args, value_parser};
+use clap::{Args, builder::PossibleValuesParser, value_parser};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -25,8 +25,8 @@ use crate::{
 /// What to compare.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    /// What to measure; `all`: every one there is
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
     subjects: Vec<String>,
     /// Frame length in bytes, FCS included: 64 to 3404
     #[arg(long, default_value_t = 64, value_parser = value_parser!(u16).range(64..=3404))]

@@ -24,6 +24,7 @@ use crate::{
     measure::{Spread, Window},
     prefixes::{self, Prefixes},
     record::Output,
+    subject,
     testbed::Testbed,
     topology::Topology,
 };
@@ -122,7 +123,7 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
 }
 
 fn names(subjects: &[String]) -> Vec<&str> {
-    subjects.iter().map(String::as_str).collect()
+    subject::named(subjects)
 }
 
 fn testbed(routers: u16) -> Result<Testbed> {

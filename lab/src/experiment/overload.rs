@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use clap::Args;
+use clap::{Args, builder::PossibleValuesParser};
 use serde_json::{Value, json};
 
 use super::{
@@ -34,8 +34,8 @@ const ABOUT_POINTS: u64 = 12;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
+    /// What to measure; `all`: every one there is
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
     subjects: Vec<String>,
     /// Points of the curve for each saturating load
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=100))]

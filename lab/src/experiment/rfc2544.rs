@@ -169,8 +169,9 @@ impl Bench<'_> {
         let frame_bytes = result.frame - FCS_BYTES;
         let subject = self.subject.as_deref().context("the subject does not run")?;
         let next_hop = |address| workload.next_hop(address);
-        check_forwarding(&mut self.testbed, subject, &workload.targets, frame_bytes, next_hop)?;
-        self.testbed.generator.set_targets(workload.targets.clone(), frame_bytes)?;
+        let targets = subject.addressed(&workload.targets);
+        check_forwarding(&mut self.testbed, subject, &targets, frame_bytes, next_hop)?;
+        self.testbed.generator.set_targets(targets, frame_bytes)?;
         let tests = self.options.tests();
         let trials = |tests: &[Test]| tests.iter().map(|&test| self.options.trials(test)).sum::<u64>();
         let of_later_frames = frames_left as u64 * trials(&tests);

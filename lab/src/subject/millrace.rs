@@ -32,6 +32,11 @@ pub struct Millrace {
 impl Millrace {
     /// Starts it on both ports, for the host and every virtual router, and waits until it says that it is ready.
     pub fn start(testbed: &Testbed) -> Result<Self> {
+        Self::start_for(testbed, testbed.routers.len() + 1)
+    }
+
+    /// As [`Millrace::start`], ready when so many routers are accelerated, the host among them.
+    pub(super) fn start_for(testbed: &Testbed, routers: usize) -> Result<Self> {
         let binary = binary()?;
         let instance = testbed.name.clone();
         let mut run = testbed.box_namespace.command(&binary);
@@ -44,7 +49,7 @@ impl Millrace {
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
         let child = child.with_context(|| format!("cannot start {}", binary.display()))?;
         let mut daemon = Self { child, binary, instance, ready_after: Duration::ZERO };
-        daemon.wait_until_ready(testbed.routers.len() + 1)?;
+        daemon.wait_until_ready(routers)?;
         daemon.ready_after = started.elapsed();
         Ok(daemon)
     }

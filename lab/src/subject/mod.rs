@@ -1,19 +1,69 @@
 //! What can be measured: each subject is one small file. A subject is started on a testbed, forwards what comes to its
 //! routers until it is dropped, and leaves the testbed as it was.
 
+//!
+//! Some are other people's programs ([`process`] holds what they have in common), some bring a virtual router of their own
+//! ([`virtual_router`]). One that cannot run says why; the others of a comparison go on.
+
 mod linux;
+mod linux_bridge_veth;
+mod linux_macvlan;
 mod millrace;
+mod millrace_macvlan;
+mod ovs;
+mod process;
 mod redirect;
+mod testpmd;
 mod touch;
+mod virtual_router;
+mod xdp_forward;
 
 use anyhow::{Result, bail};
 
-use crate::{addresses::Mac, testbed::Testbed};
+use self::{ovs::Sockets, testpmd::Driver};
+use crate::{
+    addresses::{Mac, ingress_mac},
+    packet::Target,
+    testbed::Testbed,
+};
 
 pub use millrace::Millrace;
 
 /// Their names, in the order of reports.
-pub const NAMES: [&str; 4] = ["linux", "redirect", "touch", "millrace"];
+pub const NAMES: [&str; 12] = [
+    "linux",
+    "linux-macvlan",
+    "linux-bridge-veth",
+    "ovs-packet",
+    "ovs-afxdp",
+    "testpmd-packet",
+    "testpmd-afxdp",
+    "xdp-forward",
+    "redirect",
+    "touch",
+    "millrace",
+    "millrace-macvlan",
+];
+
+/// Those that run wherever the lab does, on every workload of the host: what is measured when nobody says what.
+pub const DEFAULT: [&str; 4] = ["linux", "redirect", "touch", "millrace"];
+
+/// In place of names: all of [`NAMES`].
+const ALL: &str = "all";
+
+/// What may be said on a command line where several can be named.
+pub fn choices() -> Vec<&'static str> {
+    NAMES.into_iter().chain([ALL]).collect()
+}
+
+/// The subjects that such a command line names.
+pub fn named(chosen: &[String]) -> Vec<&str> {
+    if chosen.iter().any(|name| name == ALL) {
+        NAMES.to_vec()
+    } else {
+        chosen.iter().map(String::as_str).collect()
+    }
+}
 
 /// A running forwarder. Dropped, it is gone.
 pub trait Subject {
@@ -23,6 +73,29 @@ pub trait Subject {
     /// What it does to the packets it forwards.
     fn rewrites(&self) -> Rewrite {
         Rewrite::Full
+    }
+
+    /// The router it forwards for: 0 the host and every virtual router of the testbed, another a virtual router of its own.
+    fn router(&self) -> u16 {
+        0
+    }
+
+    /// These targets, addressed to the router it forwards for.
+    fn addressed(&self, targets: &[Target]) -> Vec<Target> {
+        match self.router() {
+            0 => targets.to_vec(),
+            r => targets.iter().map(|target| Target { router_mac: ingress_mac(r), ..*target }).collect(),
+        }
+    }
+
+    /// How many packets may come at once before it loses some, if it has less room than a port's ring.
+    fn burst(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Threads that forward, besides those of the ports.
+    fn threads(&self) -> Vec<i32> {
+        Vec::new()
     }
 
     /// Packets forwarded by its own fast path so far, if it counts them: a subject that leaves its work to Linux would
@@ -44,22 +117,53 @@ pub enum Rewrite {
         /// Source.
         from: Mac,
     },
+    /// These MACs; nothing else, the TTL neither.
+    Macs {
+        /// Destination.
+        to: Mac,
+        /// Source.
+        from: Mac,
+    },
     /// Nothing.
     None,
 }
 
 /// Starts a subject by its name.
 pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
-    Ok(match name {
+    testbed.forwarded_by(Vec::new());
+    let subject: Box<dyn Subject> = match name {
         "linux" => Box::new(linux::Linux),
+        "linux-macvlan" => Box::new(linux_macvlan::LinuxMacvlan::start(testbed)?),
+        "linux-bridge-veth" => Box::new(linux_bridge_veth::LinuxBridgeVeth::start(testbed)?),
+        "ovs-packet" => Box::new(ovs::Ovs::start(testbed, Sockets::Packet)?),
+        "ovs-afxdp" => Box::new(ovs::Ovs::start(testbed, Sockets::AfXdp)?),
+        "testpmd-packet" => Box::new(testpmd::Testpmd::start(testbed, Driver::Packet)?),
+        "testpmd-afxdp" => Box::new(testpmd::Testpmd::start(testbed, Driver::AfXdp)?),
+        "xdp-forward" => Box::new(xdp_forward::XdpForward::start(testbed)?),
         "redirect" => Box::new(redirect::Redirect::start(testbed)?),
         "touch" => Box::new(touch::Touch::start(testbed)?),
         "millrace" => Box::new(Millrace::start(testbed)?),
+        "millrace-macvlan" => Box::new(millrace_macvlan::MillraceMacvlan::start(testbed)?),
         _ => bail!("no subject is called {name}; there are: {}", NAMES.join(", ")),
-    })
+    };
+    testbed.forwarded_by(subject.threads());
+    Ok(subject)
 }
 
 /// Can this subject tell virtual routers apart?
 pub fn has_routers(name: &str) -> bool {
     matches!(name, "linux" | "millrace")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_means_every_subject_in_order_of_reports() {
+        let chosen = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+        assert_eq!(named(&chosen(&["touch", "linux"])), ["touch", "linux"]);
+        assert_eq!(named(&chosen(&["touch", "all"])), NAMES);
+        assert!(choices().contains(&"all") && DEFAULT.iter().all(|name| NAMES.contains(name)));
+    }
 }

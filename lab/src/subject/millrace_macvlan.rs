@@ -1,0 +1,34 @@
+//! Millrace with a virtual router: what `linux-macvlan` forwards, on the fast path.
+
+use anyhow::Result;
+
+use super::{Millrace, Subject, virtual_router::VirtualRouter};
+use crate::testbed::Testbed;
+
+pub(super) struct MillraceMacvlan {
+    // The daemon stops before its router goes.
+    daemon: Millrace,
+    router: VirtualRouter,
+}
+
+impl MillraceMacvlan {
+    pub(super) fn start(testbed: &Testbed) -> Result<Self> {
+        let router = VirtualRouter::macvlan(testbed)?;
+        // The host, the testbed's routers, and this one.
+        Ok(Self { daemon: Millrace::start_for(testbed, testbed.routers.len() + 2)?, router })
+    }
+}
+
+impl Subject for MillraceMacvlan {
+    fn name(&self) -> &'static str {
+        "millrace-macvlan"
+    }
+
+    fn router(&self) -> u16 {
+        self.router.number()
+    }
+
+    fn fast_path_packets(&self) -> Result<Option<u64>> {
+        self.daemon.fast_path_packets()
+    }
+}

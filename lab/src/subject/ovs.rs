@@ -1,0 +1,207 @@
+//! Open vSwitch (Debian's openvswitch-switch) with its userspace datapath: a database and a switch of our own in the box
+//! namespace, files in a directory of ours. OpenFlow rules do what the router does with the benchmarking networks: destination
+//! networks of both families, MACs, TTL, output.
+//!
+//! `ovs-afxdp`: AF_XDP sockets, polled by one PMD thread on the router's core, which uses all of the core it can get, whatever
+//! the load (so need-wakeup is off). `ovs-packet`: packet sockets, read by the switch's main thread, put on the router's core;
+//! the stack's copies of the packets are dropped at once. What a packet socket has no room for no counter of the testbed
+//! shows: it is reported as unexplained.
+
+use std::{path::PathBuf, process::Command, time::Duration};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    Subject,
+    process::{DeafStack, Directory, Ports, Process, on_path, refuse_tables},
+};
+use crate::{
+    addresses::{egress_mac, ingress_mac, mac_text, nexthop_mac},
+    command,
+    testbed::{PORT_IN, PORT_OUT, Testbed},
+    topology::Network,
+};
+
+const PACKAGE: &str = "install the package openvswitch-switch (its service need not run)";
+const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
+const START_LIMIT: Duration = Duration::from_secs(20);
+const BRIDGE: &str = "mlovs";
+/// The threads that poll AF_XDP sockets.
+const THREAD: &str = "pmd-";
+
+/// How it gets at the packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sockets {
+    AfXdp,
+    Packet,
+}
+
+pub(super) struct Ovs {
+    sockets: Sockets,
+    // In this order: the switch before its database, both before their files; the ports are the stack's when they are gone.
+    switch: Process,
+    _database: Process,
+    directory: Directory,
+    ports: Ports,
+    _deaf: Option<DeafStack>,
+}
+
+impl Ovs {
+    pub(super) fn start(testbed: &Testbed, sockets: Sockets) -> Result<Self> {
+        refuse_tables(testbed)?;
+        let [ovsdb_tool, ovsdb_server, vswitchd] =
+            ["ovsdb-tool", "ovsdb-server", "ovs-vswitchd"].map(|program| on_path(program, PACKAGE));
+        let (ovsdb_tool, ovsdb_server, vswitchd) = (ovsdb_tool?, ovsdb_server?, vswitchd?);
+        let deaf = (sockets == Sockets::Packet).then(|| DeafStack::new(testbed)).transpose()?;
+        let ports = Ports::new(testbed)?;
+        let directory = Directory::create(testbed, "ovs")?;
+        command::run(
+            directory.command(&ovsdb_tool).arg("create").arg(directory.file("conf.db")).arg(SCHEMA),
+        )?;
+        let program = |path: &PathBuf| directory.ours(testbed.box_namespace.command(path));
+
+        let mut server = program(&ovsdb_server);
+        server.arg(directory.file("conf.db")).arg(format!("--remote=p{}", directory.socket("db.sock")));
+        let mut database =
+            Process::start(with_files(server, &directory, "ovsdb"), &directory.file("ovsdb.out"))?;
+        database.wait_until(START_LIMIT, |_| directory.file("db.sock").exists())?;
+
+        let mut daemon = program(&vswitchd);
+        daemon.arg(directory.socket("db.sock"));
+        let switch = Process::start(with_files(daemon, &directory, "switch"), &directory.file("switch.out"))?;
+        let mut ovs = Self { sockets, switch, _database: database, directory, ports, _deaf: deaf };
+        ovs.configure(testbed)?;
+        Ok(ovs)
+    }
+
+    fn configure(&mut self, testbed: &Testbed) -> Result<()> {
+        self.control("--no-wait init")?;
+        self.control(&format!(
+            "set Open_vSwitch . other_config:pmd-cpu-mask={:#x}",
+            1u64 << testbed.topology.cores.router[0]
+        ))?;
+        self.control(&format!(
+            "add-br {BRIDGE} -- set bridge {BRIDGE} datapath_type=netdev fail-mode=secure protocols=OpenFlow13"
+        ))?;
+        let kind = match self.sockets {
+            Sockets::AfXdp => "type=afxdp options:xdp-mode=native options:use-need-wakeup=false",
+            Sockets::Packet => "type=system",
+        };
+        for (number, port) in [PORT_IN, PORT_OUT].into_iter().enumerate() {
+            let number = number + 1;
+            self.control(&format!(
+                "add-port {BRIDGE} {port} -- set interface {port} {kind} ofport_request={number}"
+            ))
+            .with_context(|| format!("{port}: {}", self.switch.last_lines()))?;
+            // ovs-vsctl reports a port that does not work, and succeeds.
+            if self.control(&format!("get interface {port} ofport"))?.trim() != number.to_string() {
+                bail!("{port}: {}", self.control(&format!("get interface {port} error"))?.trim());
+            }
+        }
+        let mut openflow = self.directory.command(&on_path("ovs-ofctl", PACKAGE)?);
+        openflow.args(["-O", "OpenFlow13", "replace-flows"]);
+        openflow.arg(self.directory.socket(&format!("{BRIDGE}.mgmt"))).arg("-");
+        command::run_with_input(&mut openflow, &rules(testbed)?).context("OpenFlow rules")?;
+        match self.sockets {
+            Sockets::AfXdp => self.switch.wait_until(START_LIMIT, |switch| switch.polls(THREAD)),
+            Sockets::Packet => Ok(()),
+        }
+    }
+
+    fn control(&self, arguments: &str) -> Result<String> {
+        let mut command = self.directory.command(&on_path("ovs-vsctl", PACKAGE)?);
+        command.arg(format!("--db={}", self.directory.socket("db.sock")));
+        command.arg(format!("--timeout={}", START_LIMIT.as_secs())).args(arguments.split_whitespace());
+        command::run(&mut command)
+    }
+}
+
+impl Directory {
+    /// `unix:PATH`.
+    fn socket(&self, name: &str) -> String {
+        format!("unix:{}", self.file(name).display())
+    }
+
+    fn command(&self, program: &PathBuf) -> Command {
+        self.ours(Command::new(program))
+    }
+
+    /// Nothing of the machine's own Open vSwitch is read or written.
+    fn ours(&self, mut command: Command) -> Command {
+        for variable in ["OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR"] {
+            command.env(variable, self.file(""));
+        }
+        command
+    }
+}
+
+impl Drop for Ovs {
+    fn drop(&mut self) {
+        // A switch that is only told to end leaves its devices and XDP programs.
+        let mut exit = || {
+            let mut command = self.directory.command(&on_path("ovs-appctl", PACKAGE)?);
+            let socket = self.directory.file("switch.ctl");
+            command::run(command.arg("-t").arg(socket).args(["--timeout=10", "exit", "--cleanup"]))?;
+            self.switch.end()
+        };
+        if let Err(error) = exit() {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+fn with_files(mut command: Command, directory: &Directory, name: &str) -> Command {
+    for (option, suffix) in [("pidfile", "pid"), ("log-file", "log"), ("unixctl", "ctl")] {
+        command.arg(format!("--{option}={}", directory.file(&format!("{name}.{suffix}")).display()));
+    }
+    command
+}
+
+/// What is sent to the router's MAC goes on to next hop 1; all else is dropped.
+fn rules(testbed: &Testbed) -> Result<String> {
+    let (to, from) = (mac_text(nexthop_mac(1)), mac_text(egress_mac(0)));
+    let rule = |network: String| {
+        format!(
+            "in_port=1,dl_dst={},{network},\
+             actions=set_field:{from}->eth_src,set_field:{to}->eth_dst,dec_ttl,output:2\n",
+            mac_text(ingress_mac(0))
+        )
+    };
+    let topology = &testbed.topology;
+    let networks = topology.ports[topology.port(PORT_OUT)?].behind.iter().map(|network| match network {
+        Network::V4(_) => format!("ip,nw_dst={network}"),
+        Network::V6(_) => format!("ipv6,ipv6_dst={network}"),
+    });
+    Ok(networks.map(rule).collect())
+}
+
+impl Subject for Ovs {
+    fn name(&self) -> &'static str {
+        match self.sockets {
+            Sockets::AfXdp => "ovs-afxdp",
+            Sockets::Packet => "ovs-packet",
+        }
+    }
+
+    fn burst(&self) -> usize {
+        match self.sockets {
+            Sockets::AfXdp => usize::MAX,
+            // A socket's buffer of 212,992 bytes (net.core.rmem_default), a page and a bit for each.
+            Sockets::Packet => 32,
+        }
+    }
+
+    fn threads(&self) -> Vec<i32> {
+        match self.sockets {
+            Sockets::AfXdp => self.switch.threads(THREAD),
+            Sockets::Packet => vec![self.switch.main_thread()],
+        }
+    }
+
+    fn fast_path_packets(&self) -> Result<Option<u64>> {
+        match self.sockets {
+            Sockets::AfXdp => self.ports.redirected().map(Some),
+            Sockets::Packet => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Every subject that can run here forwards right, is accounted for, and leaves nothing behind, also when it starts by halves;
+//! one whose program is missing says so. Root, in namespaces of their own. A subject whose program is not installed is
+//! skipped, and the test says so.
+
+use std::{collections::BTreeSet, io::Write, process::Command, time::Duration};
+
+use lab::{
+    check::check_forwarding,
+    command,
+    generator::{Load, Pace},
+    measure::{Sample, Window, measure},
+    subject::{self, Rewrite, Subject},
+    testbed::{PORT_OUT, Priority, Testbed},
+    topology::Topology,
+    workload::{Family, Workload},
+};
+
+/// Slow enough for every subject on a machine that does much else.
+const GENTLE: Pace = Pace::Rate(5_000);
+
+/// Programs that the machine may lack: subject, program, environment variable that may give it.
+const FOREIGN: [(&str, &str, &str); 5] = [
+    ("ovs-packet", "ovs-vswitchd", ""),
+    ("ovs-afxdp", "ovs-vswitchd", ""),
+    ("testpmd-packet", "dpdk-testpmd", ""),
+    ("testpmd-afxdp", "dpdk-testpmd", ""),
+    ("xdp-forward", "xdp-forward", "MILLRACE_LAB_XDP_FORWARD"),
+];
+
+fn installed(name: &str) -> bool {
+    let Some((_, program, variable)) = FOREIGN.iter().find(|(subject, ..)| *subject == name) else {
+        return true;
+    };
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let there = std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+        || std::env::var_os(variable).is_some();
+    if !there {
+        // Not eprintln, which only failing tests show.
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {name} is not tested, as there is no {program} here");
+    }
+    there
+}
+
+/// What a subject could leave behind: devices of the box and what is attached to them, namespaces, processes in the box,
+/// tables of netfilter, files.
+fn traces(testbed: &Testbed) -> BTreeSet<String> {
+    let name = testbed.box_namespace.name();
+    let inside = |program: &str, arguments: &str| {
+        let mut command = testbed.box_namespace.command(program);
+        command::run(command.args(arguments.split(' '))).unwrap()
+    };
+    let mut traces: BTreeSet<String> =
+        inside("ip", "-o link").lines().map(|line| fixed(line, "link")).collect();
+    traces.extend(inside("bridge", "fdb").lines().map(String::from));
+    for table in ["-4 route show table all", "-6 route show table all", "neigh show nud permanent"] {
+        traces.extend(inside("ip", table).lines().map(|line| format!("{table}: {line}")));
+    }
+    traces.extend(inside("nft", "list tables").lines().map(String::from));
+    traces.extend(
+        command::ip(&format!("netns pids {name}")).unwrap().lines().map(|pid| format!("process {pid}")),
+    );
+    traces.extend(
+        command::ip("netns list").unwrap().lines().filter(|line| line.contains(&testbed.name)).map(namespace),
+    );
+    for directory in ["/run", "/run/dpdk", "/sys/fs/bpf", "/sys/fs/bpf/xdp", "/tmp"] {
+        let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        traces.extend(
+            names.filter(|file| file.contains(&testbed.name)).map(|file| format!("{directory}/{file}")),
+        );
+    }
+    for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        let path = format!("/proc/sys/net/{setting}");
+        traces.insert(format!("{setting} {}", testbed.box_namespace.read(&path).unwrap().trim()));
+    }
+    traces
+}
+
+/// The traces of a new testbed, once Linux has made up its IPv6 addresses.
+fn settled(testbed: &Testbed) -> BTreeSet<String> {
+    let mut seen = traces(testbed);
+    loop {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = traces(testbed);
+        if now == seen {
+            return now;
+        }
+        seen = now;
+    }
+}
+
+/// A device's line up to what counts up by itself.
+fn fixed(line: &str, what: &str) -> String {
+    let words = line.split_whitespace().filter(|word| !word.starts_with("0x"));
+    format!("{what} {}", words.collect::<Vec<_>>().join(" "))
+}
+
+fn namespace(line: &str) -> String {
+    format!("namespace {}", line.split(' ').next().unwrap_or_default())
+}
+
+fn leaves_nothing(testbed: &Testbed, before: &BTreeSet<String>, name: &str) {
+    let after = traces(testbed);
+    let difference: Vec<_> = after.symmetric_difference(before).collect();
+    assert!(difference.is_empty(), "{name}: {difference:#?}");
+}
+
+fn forwards(testbed: &mut Testbed, subject: &dyn Subject, family: Family) -> Sample {
+    let workload = Workload::benchmark(family, 300, 0..=0);
+    let targets = subject.addressed(&workload.targets);
+    let next_hop = |address| workload.next_hop(address);
+    check_forwarding(testbed, subject, &targets, workload.frame_bytes, next_hop).unwrap();
+    testbed.generator.set_targets(targets, workload.frame_bytes).unwrap();
+    let load = Load { frame_bytes: workload.frame_bytes, pace: GENTLE };
+    measure(testbed, load, Window::seconds(0.5)).unwrap()
+}
+
+fn forwards_and_leaves_nothing(name: &str) {
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    // The generator must get its core, or it sends nothing.
+    testbed.set_priority(Priority::Rates).unwrap();
+    let before = settled(&testbed);
+    // Twice: the second would trip over what the first left.
+    for _ in 0..2 {
+        let subject = subject::start(name, &testbed).unwrap();
+        assert_eq!(subject.name(), name);
+        for family in [Family::V4, Family::V6] {
+            let sample = forwards(&mut testbed, &*subject, family);
+            assert!(sample.received > 100, "{name} {family:?} {sample:?}");
+            // A packet socket has little room, and no counter of the testbed shows what it loses.
+            let hidden = if name.ends_with("-packet") { sample.sent as i64 / 20 } else { 0 };
+            assert!((0..=hidden).contains(&sample.unexplained), "{name} {family:?} {sample:?}");
+            assert!(sample.busy > 0.0, "{name} {family:?} {sample:?}");
+        }
+        drop(subject);
+        leaves_nothing(&testbed, &before, name);
+    }
+    // And the testbed is what it was.
+    let linux = subject::start("linux", &testbed).unwrap();
+    forwards(&mut testbed, &*linux, Family::V4);
+}
+
+/// One test for each subject.
+macro_rules! subjects {
+    ($($test:ident $name:literal;)*) => {$(
+        #[test]
+        #[ignore = "needs root"]
+        fn $test() {
+            if installed($name) {
+                forwards_and_leaves_nothing($name);
+                half_a_start_leaves_nothing($name);
+            }
+        }
+    )*};
+}
+
+subjects! {
+    linux_macvlan "linux-macvlan";
+    linux_bridge_veth "linux-bridge-veth";
+    millrace_macvlan "millrace-macvlan";
+    ovs_packet "ovs-packet";
+    ovs_afxdp "ovs-afxdp";
+    testpmd_packet "testpmd-packet";
+    testpmd_afxdp "testpmd-afxdp";
+    xdp_forward "xdp-forward";
+}
+
+/// The port towards the sink is not where it should be, so a start fails with the other one taken already.
+fn half_a_start_leaves_nothing(name: &str) {
+    let testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    testbed
+        .box_namespace
+        .ip_batch(&format!("link set {PORT_OUT} down\nlink set {PORT_OUT} name hidden\n"))
+        .unwrap();
+    let before = settled(&testbed);
+    let error = subject::start(name, &testbed).err().expect("one port is missing");
+    assert!(format!("{error:#}").contains(PORT_OUT), "{error:#}");
+    leaves_nothing(&testbed, &before, name);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn subjects_with_their_own_router_leave_those_of_the_testbed_alone() {
+    let mut testbed = Testbed::new(&Topology::rfc2544().with_routers(2)).unwrap();
+    for name in ["linux-macvlan", "millrace-macvlan"] {
+        let subject = subject::start(name, &testbed).unwrap();
+        assert_eq!(subject.router(), 3);
+        forwards(&mut testbed, &*subject, Family::V4);
+    }
+    let workload = Workload::benchmark(Family::V4, 300, 0..=2);
+    let linux = subject::start("linux", &testbed).unwrap();
+    let next_hop = |address| workload.next_hop(address);
+    check_forwarding(&mut testbed, &*linux, &workload.targets, workload.frame_bytes, next_hop).unwrap();
+}
+
+/// Says it writes MACs only, and is a router.
+struct Liar(Box<dyn Subject>);
+
+impl Subject for Liar {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn rewrites(&self) -> Rewrite {
+        Rewrite::Macs { to: lab::addresses::nexthop_mac(1), from: lab::addresses::egress_mac(0) }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_subject_that_writes_more_than_macs_is_caught() {
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    let liar = Liar(subject::start("linux", &testbed).unwrap());
+    let workload = Workload::benchmark(Family::V4, 10, 0..=0);
+    let error =
+        check_forwarding(&mut testbed, &liar, &workload.targets, 60, |address| workload.next_hop(address));
+    assert!(error.unwrap_err().to_string().contains("did not arrive as it should"));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_missing_program_is_named_and_the_others_go_on() {
+    let path = tempfile::tempdir().unwrap();
+    for tool in ["ip", "ethtool", "sh", "bridge"] {
+        let places = std::env::var_os("PATH").unwrap();
+        let found = std::env::split_paths(&places).map(|place| place.join(tool)).find(|file| file.is_file());
+        std::os::unix::fs::symlink(found.unwrap(), path.path().join(tool)).unwrap();
+    }
+    let names = FOREIGN.map(|(name, ..)| name).join(",");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace-lab"))
+        .args(["compare", "--subjects", &format!("{names},linux"), "--seconds", "0.2", "--repeat", "1"])
+        .env("PATH", path.path())
+        .env_remove("MILLRACE_LAB_XDP_FORWARD")
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{err}");
+    for (name, why) in [
+        ("ovs-packet", "there is no ovsdb-tool on PATH: install the package openvswitch-switch"),
+        ("ovs-afxdp", "there is no ovsdb-tool on PATH: install the package openvswitch-switch"),
+        ("testpmd-packet", "there is no dpdk-testpmd on PATH: install the packages dpdk-dev"),
+        ("testpmd-afxdp", "there is no dpdk-testpmd on PATH: install the packages dpdk-dev"),
+        (
+            "xdp-forward",
+            "there is no xdp-forward on PATH: install it, or say where it is with MILLRACE_LAB_XDP_FORWARD=",
+        ),
+    ] {
+        assert!(err.contains(&format!("{name} cannot run here: {why}")), "{name}: {err}");
+    }
+    assert!(out.lines().any(|line| line.starts_with("linux") && !line.contains("could not run")), "{out}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_box_with_a_table_is_refused_by_subjects_that_know_no_table() {
+    if !installed("ovs-packet") {
+        return;
+    }
+    let testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    testbed.load_routes(&lab::prefixes::prefixes(None, 1000, 10).unwrap()).unwrap();
+    let error = subject::start("ovs-packet", &testbed).err().expect("no rules for the table").to_string();
+    assert!(error.contains("set up for the benchmarking networks only"), "{error}");
+}
