@@ -108,6 +108,9 @@ fn leaves_nothing(testbed: &Testbed, before: &BTreeSet<String>, name: &str) {
 fn forwards(testbed: &mut Testbed, subject: &dyn Subject, family: Family) -> Sample {
     let workload = Workload::benchmark(family, 300, 0..=0);
     let targets = subject.addressed(&workload.targets);
+    // The host would forward what is sent to it, too.
+    let router = lab::addresses::ingress_mac(subject.router());
+    assert!(targets.iter().all(|target| target.router_mac == router));
     let next_hop = |address| workload.next_hop(address);
     check_forwarding(testbed, subject, &targets, workload.frame_bytes, next_hop).unwrap();
     testbed.generator.set_targets(targets, workload.frame_bytes).unwrap();
