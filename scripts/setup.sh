@@ -8,7 +8,7 @@ set -eu
 
 what=${1:-test}
 build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
-run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump iperf3 traceroute frr
+run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
 stress-ng sysbench nginx wrk"
 vm="qemu-system-x86 busybox-static cpio zstd"
 vm_kernel="linux-image-cloud-amd64"

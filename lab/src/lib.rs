@@ -6,7 +6,7 @@
 //! | [`topology`], [`testbed`], [`addresses`], [`namespace`] | throwaway testbeds that clean up after themselves |
 //! | [`generator`], [`sink`], [`packet`], [`histogram`], [`bpf`] | packets in and out, what they look like, how long they took |
 //! | [`subject`] | what can be measured: one small file each |
-//! | [`measure`], [`check`], [`cpu`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
+//! | [`measure`], [`check`], [`cpu`], [`clock`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
 //! | [`application`] | benchmarks and servers on the cores that forward |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
@@ -23,6 +23,7 @@ pub mod addresses;
 pub mod application;
 pub mod bpf;
 pub mod check;
+pub mod clock;
 pub mod command;
 pub mod compare;
 pub mod cpu;

@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use crate::{
+    clock,
     cpu::{Activity, Rates, Threads},
     generator::{Load, Sent},
     histogram::Latency,
@@ -115,6 +116,10 @@ pub struct Sample {
     /// If watched: one-way latency of what came while counting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
+    /// In the same case: by how much the clocks of the generator's and the sink's cores can differ, and so each latency be
+    /// wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clock_error_ns: Option<u64>,
     /// If there are several or it is watched: each stream.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<StreamSample>,
@@ -196,6 +201,7 @@ fn run<T>(
     watch: Watch,
     work: impl FnOnce() -> Result<T>,
 ) -> Result<(Sample, T)> {
+    let clock_error_ns = watch.latency.then(|| clock_error_ns(testbed)).transpose()?;
     let without_latency = Watch { latency: false, ..watch };
     testbed.sink.watch(without_latency)?;
     let threads = testbed.router_threads()?;
@@ -238,10 +244,20 @@ fn run<T>(
         lost: lost.0,
         order: watch.order.then(|| disorder(testbed)).transpose()?,
         latency: if watch.latency { testbed.sink.latency_of_all()?.latency() } else { None },
+        clock_error_ns,
         streams: streams(&testbed.generator.sent()?, &first, &last, &before, &after),
         routers: after.routers_since(&before),
     };
     Ok((sample, made))
+}
+
+/// Of the generator's core and whatever the sink runs on.
+fn clock_error_ns(testbed: &Testbed) -> Result<u64> {
+    let cores = &testbed.topology.cores;
+    let sink = if cores.sink.is_empty() { &cores.router } else { &cores.sink };
+    let others = sink.iter().filter(|core| **core != cores.generator);
+    let errors = others.map(|core| clock::error_ns(cores.generator, *core)).collect::<Result<Vec<_>>>()?;
+    Ok(errors.into_iter().max().unwrap_or(0))
 }
 
 /// Counters of the sink.

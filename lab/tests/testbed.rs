@@ -116,29 +116,3 @@ fn a_forwarder_that_forgets_the_ttl_is_caught() {
     let error = check(&mut testbed, &liar, &workload).unwrap_err().to_string();
     assert!(error.contains("did not arrive as it should"), "{error}");
 }
-
-#[test]
-#[ignore = "needs root"]
-fn pacing_keeps_its_rate() {
-    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
-    let _redirect = subject::start("redirect", &testbed).unwrap();
-    testbed.set_priority(lab::testbed::Priority::Rates).unwrap();
-    let workload = Workload::benchmark(Family::V4, 10, 0..=0);
-    testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
-    let rate_pps = 100_000;
-    let load = Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(rate_pps) };
-    for _ in 0..3 {
-        // A machine that takes the core away makes the generator skip packets; it must then say how many.
-        let started = Instant::now();
-        let sample = measure(&mut testbed, load, Window::seconds(0.5)).unwrap();
-        let most = started.elapsed().as_secs_f64() * rate_pps as f64;
-        let paced = (sample.sent + sample.skipped) as f64;
-        assert!(
-            (most - 0.15 * rate_pps as f64..=most).contains(&paced),
-            "{paced} of at most {most}: {sample:?}"
-        );
-        let undisturbed = sample.skipped == 0;
-        let error = (sample.offered_pps / rate_pps as f64 - 1.0).abs();
-        assert!(!undisturbed || error < 0.01, "off by {:.2} %", error * 100.0);
-    }
-}

@@ -283,6 +283,13 @@ impl Generator {
     /// Sends exactly so many packets, as fast as it can, and returns when they are on the wire.
     pub fn send(&mut self, frame_bytes: u16, packets: u32) -> Result<()> {
         self.set_load(Load { frame_bytes, pace: Pace::FlatOut })?;
+        self.send_stream(packets)
+    }
+
+    /// The same of the one stream that is set, which must not be paced.
+    pub fn send_stream(&mut self, packets: u32) -> Result<()> {
+        let flat_out = self.streams.iter().all(|stream| stream.pace == Pace::FlatOut);
+        ensure!(flat_out, "so many packets are sent as fast as the generator can: a pace cannot be kept");
         self.order(Some(packets), 64)?;
         self.wait()
     }
