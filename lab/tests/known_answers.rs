@@ -190,5 +190,6 @@ fn streams_are_told_apart_and_lose_for_themselves() {
     assert_eq!((seen.order, seen.unexplained), (Some(order), 0), "{seen:?}");
     assert_eq!(seen.lost, [("r2.ip4.InNoRoutes".to_string(), slow.sent / 2)].into());
     let ratio = (fast.sent + fast.skipped) as f64 / (slow.sent + slow.skipped) as f64;
-    assert!((ratio - 10.0).abs() < 0.1, "{seen:?}");
+    // Up to 128 packets may have been due when the run ended.
+    assert!((ratio - 10.0).abs() < 0.5, "{seen:?}");
 }
