@@ -25,6 +25,14 @@ struct {
 	__type(value, struct bpf_devmap_val);
 } twice SEC(".maps");
 
+/* Entry 0: a core, with a queue. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} cpus SEC(".maps");
+
 /* The number's place in the packet; NULL for what is no test packet of this kind. */
 static __always_inline __be32 *sequence(struct xdp_md *ctx)
 {
@@ -86,6 +94,13 @@ int faulty_delay(struct xdp_md *ctx)
 	if (sequence(ctx))
 		bpf_loop(1 << 20, is_over, &until_ns, 0);
 	return bpf_redirect_map(&out, 0, XDP_PASS);
+}
+
+/* Goes to another core, from where Linux forwards it. */
+SEC("xdp")
+int faulty_cpumap(struct xdp_md *ctx)
+{
+	return bpf_redirect_map(&cpus, 0, XDP_PASS);
 }
 
 SEC("xdp")

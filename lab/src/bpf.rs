@@ -29,6 +29,11 @@ pub mod cost {
     include!(concat!(env!("OUT_DIR"), "/cost.skel.rs"));
 }
 
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
+pub mod redirects {
+    include!(concat!(env!("OUT_DIR"), "/redirects.skel.rs"));
+}
+
 /// Map values that may be read and written as bytes.
 ///
 /// # Safety
@@ -75,6 +80,8 @@ unsafe impl Value for sink::types::watched {}
 unsafe impl Value for sink::types::flow {}
 // SAFETY: three u64s, then 16384 u32s.
 unsafe impl Value for sink::types::latency {}
+// SAFETY: three u32s.
+unsafe impl Value for redirects::types::place {}
 // SAFETY: ten u32s.
 unsafe impl Value for sink::types::settings {}
 

@@ -1,11 +1,57 @@
-//! Where packets got lost: the drop counters of devices and stacks, by name. After a run
-//! `sent = received at the sink + the sum of these`, or the difference is reported as unexplained.
+//! Where packets got lost: the drop counters of devices and stacks, and what tracepoints tell of redirects, by name. After a
+//! run `sent = received at the sink + the sum of these`, or the difference is reported as unexplained.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use libbpf_rs::{
+    Link, MapCore, MapFlags,
+    skel::{OpenSkel, SkelBuilder},
+};
 
-use crate::{command, namespace::Namespace, testbed::Testbed};
+use crate::{
+    bpf::{self, Value, redirects as skeleton},
+    command, cpu,
+    namespace::Namespace,
+    testbed::Testbed,
+};
+
+/// Counts, from its beginning to its end, what is lost after redirects (redirects.bpf.c).
+pub struct Redirects {
+    skeleton: skeleton::RedirectsSkel<'static>,
+    _links: Vec<Link>,
+}
+
+/// Names of `enum why`.
+const WHY: [&str; 6] = ["over_mtu", "down", "redirect_failed", "ring_full", "refused", "cpumap_full"];
+/// So many of them are of the device that packets came by.
+const WHY_OF_INGRESS: usize = 3;
+/// The one that is of a CPU.
+const CPUMAP_FULL: u32 = 5;
+
+impl Redirects {
+    /// Begins to count.
+    pub fn watch() -> Result<Self> {
+        let open = skeleton::RedirectsSkelBuilder::default().open(bpf::storage())?;
+        let skeleton = open.load().context("counting lost redirects needs tracepoints with BTF (tp_btf)")?;
+        let programs = [&skeleton.progs.on_transmit, &skeleton.progs.on_redirect, &skeleton.progs.on_enqueue];
+        let links = programs.into_iter().map(|program| program.attach_trace()).collect::<Result<_, _>>();
+        let links = links.context("counting lost redirects")?;
+        Ok(Self { skeleton, _links: links })
+    }
+
+    /// Packets by (inode of the namespace, interface index, why).
+    fn lost(&self) -> Result<HashMap<(u32, u32, u32), u64>> {
+        let mut all = HashMap::new();
+        for key in self.skeleton.maps.lost.keys() {
+            let place = skeleton::types::place::from_bytes(&key)?;
+            let rows = self.skeleton.maps.lost.lookup_percpu(&key, MapFlags::ANY)?.unwrap_or_default();
+            let packets = rows.iter().map(|row| u64::from_bytes(row)).sum::<Result<u64>>()?;
+            all.insert((place.namespace, place.ifindex, place.why), packets);
+        }
+        Ok(all)
+    }
+}
 
 /// Named counters; a difference of two tells what happened between them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,10 +61,16 @@ impl Losses {
     /// All drop counters of the testbed as they stand.
     pub fn now(testbed: &Testbed) -> Result<Self> {
         let mut counters = BTreeMap::new();
+        let redirects = testbed.redirects.lost()?;
         let ports: Vec<&str> = testbed.topology.ports.iter().map(|port| port.name.as_str()).collect();
-        device_counters(&testbed.box_namespace, "box", |device| ports.contains(&device), &mut counters)?;
+        let veth = |device: &str| ports.contains(&device);
+        device_counters(&testbed.box_namespace, "box", veth, &redirects, &mut counters)?;
         for (namespace, place) in testbed.hosts.iter().zip(testbed.topology.hosts()) {
-            device_counters(namespace, place, |device| device.starts_with("eth"), &mut counters)?;
+            device_counters(namespace, place, |device| device.starts_with("eth"), &redirects, &mut counters)?;
+        }
+        for core in 0..cpu::online()? {
+            let full = redirects.get(&(0, core as u32, CPUMAP_FULL)).copied();
+            counters.extend(full.map(|packets| (format!("core{core}.cpumap_full"), packets)));
         }
         stack_counters(&testbed.box_namespace, "box", &mut counters)?;
         for (index, namespace) in testbed.routers.iter().enumerate() {
@@ -44,15 +96,19 @@ impl Losses {
 
 /// Drops of devices (/proc/net/dev), and of veth the parts that make them up (ethtool -S), each packet under one name:
 /// - `ring_full`: redirected by XDP out of the device, but the ring of its peer was full. The kernel counts such a packet
-///   three times: there, as `tx_dropped`, and as `rx_dropped` of the peer.
+///   as `tx_dropped`, too, and as `rx_dropped` of the peer.
+/// - `refused`: redirected out of the device, but it, or its peer, cannot do that.
+/// - `over_mtu`, `down`, `redirect_failed`: came by the device, but the redirect failed, for a reason of the other one.
 /// - `xdp_dropped`: dropped by an XDP program at the box. The sink's drops are its work, not losses.
 /// - `tx_dropped`, `rx_dropped`: all others. Of a veth's `rx_dropped` only what its own queues count.
 fn device_counters(
     namespace: &Namespace,
     place: &str,
     veth: impl Fn(&str) -> bool,
+    redirects: &HashMap<(u32, u32, u32), u64>,
     into: &mut BTreeMap<String, u64>,
 ) -> Result<()> {
+    let inode = namespace.inode()?;
     for line in namespace.read("/proc/net/dev")?.lines().skip(2) {
         let Some((device, counts)) = line.split_once(':') else { continue };
         let counts: Vec<u64> = counts.split_whitespace().filter_map(|count| count.parse().ok()).collect();
@@ -60,12 +116,16 @@ fn device_counters(
         let (mut rx_dropped, mut tx_dropped) = (count(3), count(11));
         if veth(device) {
             let text = command::run(namespace.command("ethtool").args(["-S", device]))?;
-            let ring_full = sum(&text, |name| name.ends_with("xdp_xmit_errors"));
-            into.insert(format!("{place}.{device}.ring_full"), ring_full);
-            tx_dropped = tx_dropped.saturating_sub(ring_full);
+            let index = namespace.interface_index(device)?;
+            let lost: Vec<u64> = (0..CPUMAP_FULL)
+                .map(|why| redirects.get(&(inode, index, why)).copied().unwrap_or(0))
+                .collect();
+            into.extend(lost.iter().zip(WHY).map(|(lost, why)| (format!("{place}.{device}.{why}"), *lost)));
+            tx_dropped = tx_dropped.saturating_sub(lost[WHY_OF_INGRESS..].iter().sum());
             rx_dropped = sum(&text, |name| {
                 name.starts_with("rx_queue_") && name.ends_with("_drops") && !xdp_drops(name)
             });
+            rx_dropped = rx_dropped.saturating_sub(lost[..WHY_OF_INGRESS].iter().sum());
             if place == "box" {
                 into.insert(format!("{place}.{device}.xdp_dropped"), sum(&text, xdp_drops));
             }

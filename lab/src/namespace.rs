@@ -79,6 +79,11 @@ impl Namespace {
         sys::enter_network_namespace(self.file.as_fd()).with_context(|| format!("cannot enter {}", self.name))
     }
 
+    /// By which the kernel tells namespaces apart.
+    pub fn inode(&self) -> Result<u32> {
+        Ok(self.file.metadata()?.ino() as u32)
+    }
+
     /// A second handle, for a thread of its own; it does not delete the namespace.
     pub fn handle(&self) -> Result<File> {
         Ok(self.file.try_clone()?)

@@ -21,6 +21,7 @@ use crate::{
     addresses::{self, mac_text},
     command, cpu,
     generator::Generator,
+    losses::Redirects,
     namespace::{Namespace, unique_run_name},
     netlink::{Change, Netlink, Route},
     prefixes::Prefixes,
@@ -56,6 +57,8 @@ pub struct Testbed {
     pub generator: Generator,
     /// The packet sink in `sink`.
     pub sink: Sink,
+    /// What is lost after redirects.
+    pub redirects: Redirects,
     /// Namespaces of the virtual routers: index 0 is router 1.
     pub routers: Vec<Namespace>,
     /// Namespaces of the hosts, in the order of [`Topology::hosts`].
@@ -97,6 +100,7 @@ impl Testbed {
             spinners: cpu::Spinners::default(),
             generator,
             sink,
+            redirects: Redirects::watch()?,
             routers,
             hosts,
             box_namespace,
