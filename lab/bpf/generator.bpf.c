@@ -79,13 +79,13 @@ struct run {
 struct generated {
 	__u64 packets;		/* of all streams */
 	__u64 held;		/* frames given back because it was not time, or there was no room, for some microseconds */
-	__u64 failed;		/* redirect refused */
+	__u64 failed;		/* due, but not written or not redirected: nothing that should happen */
 	__u64 now_ns;		/* the clock, when last read: packets are stamped with it */
 	__u64 arrived;		/* at the sink, when last looked */
 	__u64 arrived_ns;	/* when that last changed */
 	__u64 behind;		/* packets - arrived when nothing is on its way */
 	__u32 credit;		/* packets that may be sent without looking again */
-	__u32 calls;		/* since then without credit */
+	__u32 calls;		/* without credit */
 	__u32 last;		/* stream that sent last */
 	__u32 pad;
 };
@@ -430,8 +430,10 @@ int generate(struct xdp_md *ctx)
 	if (!s || !n)
 		return XDP_ABORTED;
 	t = write_packet(ctx, r, s, n, stream, g->now_ns);
-	if (!t)
+	if (!t) {
+		g->failed++;
 		return XDP_ABORTED;
+	}
 	verdict = bpf_redirect_map(&out, t->port, XDP_DROP);
 	if (verdict == XDP_REDIRECT) {
 		t->sequence++;

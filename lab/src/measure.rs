@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{
     clock,
-    cpu::{Activity, Rates, Threads},
+    cpu::{self, Activity, Rates, Threads},
     generator::{Load, Sent},
     histogram::Latency,
     losses::Losses,
@@ -89,6 +89,8 @@ pub struct Sample {
     pub ns_per_packet: Option<f64>,
     /// Share of the window the router's threads were running.
     pub busy: f64,
+    /// Share of the window in which somebody else had a core that the router wanted: a noisy machine.
+    pub stolen: f64,
     /// Share of the window that a process of the lowest priority had of the router's cores (the mean), where it
     /// runs on all of them ([`Testbed::spinners`]): what is left for applications.
     pub cpu_left: Option<f64>,
@@ -133,7 +135,7 @@ struct Moment {
     at: Instant,
     sent: Vec<Sent>,
     received: Received,
-    busy_ns: u64,
+    times: Vec<cpu::Time>,
     left_ns: BTreeMap<usize, u64>,
     activity: Activity,
 }
@@ -223,7 +225,9 @@ fn run<T>(
     let (received, lost) = settle(testbed, sent, before.all, &losses)?;
     let seconds = (last.at - first.at).as_secs_f64();
     let packets = last.received.all - first.received.all;
-    let busy_ns = (last.busy_ns - first.busy_ns) as f64;
+    let times: Vec<cpu::Time> =
+        last.times.iter().zip(&first.times).map(|(last, first)| last.since(*first)).collect();
+    let busy_ns = times.iter().map(|time| time.busy_ns).sum::<u64>() as f64;
     let share = |(core, ns): (&usize, &u64)| (*core, (ns - first.left_ns[core]) as f64 / 1e9 / seconds);
     let left: BTreeMap<usize, f64> = last.left_ns.iter().map(share).collect();
     let after = Received::now(testbed, watch)?;
@@ -233,6 +237,7 @@ fn run<T>(
         received_pps: packets as f64 / seconds,
         ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
         busy: busy_ns / 1e9 / seconds,
+        stolen: cpu::stolen_ns(&times) as f64 / 1e9 / seconds,
         cpu_left: mean(&left, &testbed.topology.cores.router),
         cpu_left_by_core: left,
         activity: last.activity.rates(first.activity, seconds),
@@ -333,7 +338,7 @@ fn moment(testbed: &Testbed, threads: &Threads, watch: Watch) -> Result<Moment> 
         at: Instant::now(),
         sent: testbed.generator.sent()?,
         received: Received::now(testbed, watch)?,
-        busy_ns: threads.on_cpu_ns()?,
+        times: threads.times()?,
         left_ns: testbed.spinners.on_cpu_ns()?,
         activity: Activity::now(threads, &testbed.topology.cores.router)?,
     })

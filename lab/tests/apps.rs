@@ -50,7 +50,8 @@ fn shares(spinners: &Spinners, busy: Duration) -> (f64, f64) {
         });
         let thread = Threads(vec![*id.wait()]);
         thread::sleep(Duration::from_millis(50));
-        let now = || (spinners.on_cpu_ns().unwrap()[&CORE], thread.on_cpu_ns().unwrap(), Instant::now());
+        let now =
+            || (spinners.on_cpu_ns().unwrap()[&CORE], thread.times().unwrap()[0].busy_ns, Instant::now());
         let before = now();
         thread::sleep(Duration::from_millis(500));
         let after = now();

@@ -5,7 +5,7 @@
 mod activity;
 mod spinner;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 pub use activity::{Activity, Rates};
 pub use spinner::{Spinner, Spinners, spin};
@@ -15,17 +15,47 @@ pub use spinner::{Spinner, Spinners, spin};
 pub struct Threads(pub Vec<i32>);
 
 impl Threads {
-    /// Nanoseconds they have run since they exist. While one runs, up to a scheduler tick is missing.
-    pub fn on_cpu_ns(&self) -> Result<u64> {
-        self.0.iter().map(|id| on_cpu_ns(*id)).sum()
+    /// Their time since they exist, in the same order.
+    pub fn times(&self) -> Result<Vec<Time>> {
+        self.0.iter().map(|id| time(*id)).collect()
     }
 }
 
-fn on_cpu_ns(thread_id: i32) -> Result<u64> {
+/// Time of a thread since it exists, nanoseconds. While it runs, up to a scheduler tick is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// It ran.
+    pub busy_ns: u64,
+    /// It could have run, but another thread had the core.
+    pub waited_ns: u64,
+}
+
+impl Time {
+    /// What came to it since `before`.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            busy_ns: self.busy_ns.saturating_sub(before.busy_ns),
+            waited_ns: self.waited_ns.saturating_sub(before.waited_ns),
+        }
+    }
+}
+
+/// For how long at least somebody else had a core that one of these threads of a router wanted: while it waits for another of
+/// them, nothing is taken from the router.
+pub fn stolen_ns(times: &[Time]) -> u64 {
+    let busy_ns: u64 = times.iter().map(|time| time.busy_ns).sum();
+    let stolen = |time: &Time| time.waited_ns.saturating_sub(busy_ns - time.busy_ns);
+    times.iter().map(stolen).max().unwrap_or(0)
+}
+
+fn time(thread_id: i32) -> Result<Time> {
     let path = format!("/proc/{thread_id}/schedstat");
     let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-    let first = text.split_whitespace().next().and_then(|field| field.parse().ok());
-    first.with_context(|| format!("{path} begins with no number"))
+    let mut fields = text.split_whitespace().map(str::parse);
+    match (fields.next(), fields.next()) {
+        (Some(Ok(busy_ns)), Some(Ok(waited_ns))) => Ok(Time { busy_ns, waited_ns }),
+        _ => bail!("{path} does not begin with two numbers: {text}"),
+    }
 }
 
 /// Threads that run cores' softirqs when they are too many for whoever raised them: ksoftirqd, and the thread of the backlog
@@ -47,4 +77,19 @@ pub fn softirq_threads(cores: &[usize]) -> Result<Vec<i32>> {
 pub fn online() -> Result<usize> {
     let text = std::fs::read_to_string("/proc/stat").context("/proc/stat")?;
     Ok(text.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_others_had_is_stolen() {
+        let time = |busy_ns, waited_ns| Time { busy_ns, waited_ns };
+        // Two threads of one router take turns, and somebody else had the core for 5.
+        assert_eq!(stolen_ns(&[time(40, 60), time(55, 45)]), 5);
+        assert_eq!(stolen_ns(&[time(40, 55), time(55, 40)]), 0);
+        assert_eq!(stolen_ns(&[time(70, 30), time(0, 0)]), 30);
+        assert_eq!(stolen_ns(&[]), 0);
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::on_cpu_ns;
+use super::time;
 use crate::sys;
 
 /// A process of the lowest priority on one core: its time is what applications could have. Dropped, it ends.
@@ -28,7 +28,7 @@ impl Spinner {
 
     /// Nanoseconds it has run.
     pub fn on_cpu_ns(&self) -> Result<u64> {
-        on_cpu_ns(self.0.id() as i32)
+        Ok(time(self.0.id() as i32)?.busy_ns)
     }
 }
 

@@ -96,7 +96,7 @@ impl OnTestbed<'_> {
             received,
             offered_pps: sent as f64 / seconds,
             received_pps: received as f64 / seconds,
-            latency: None,
+            ..Outcome::default()
         })
     }
 }
@@ -111,6 +111,7 @@ impl Trial for OnTestbed<'_> {
             received: sample.received,
             offered_pps: sample.offered_pps,
             received_pps: sample.received_pps,
+            stolen: sample.stolen,
             latency: sample.latency,
         })
     }
@@ -154,7 +155,7 @@ impl Change for OnTestbed<'_> {
             received,
             offered_pps: sent as f64 / over.as_secs_f64(),
             received_pps: received as f64 / over.as_secs_f64(),
-            latency: None,
+            ..Outcome::default()
         };
         let [sent, skipped, received] = at_change;
         Ok(Changed {

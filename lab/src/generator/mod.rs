@@ -169,16 +169,12 @@ impl Generator {
                 serve(&skeleton, &inside);
             }
         })?;
-        let started = shared.take(START_LIMIT, |slots| slots.started.take());
-        let (maps, thread_id) = started.context("the generator does not start")??;
-        for (place, (namespace, device)) in devices.iter().enumerate() {
-            // A devmap looks its devices up in the namespace of whoever writes it.
-            let mut value = namespace.interface_index(device)?.to_ne_bytes().to_vec();
-            value.extend([0; 4]);
-            let update = || Ok(maps.out.update(&(place as u32).to_ne_bytes(), &value, MapFlags::ANY)?);
-            namespace.enter(update).with_context(|| format!("generator's port {device}"))?;
-        }
-        Ok(Self {
+        let Some(started) = shared.take(START_LIMIT, |slots| slots.started.take()) else {
+            shared.put(|slots| slots.task = Some(Task::End));
+            bail!("the generator does not start");
+        };
+        let (maps, thread_id) = started?;
+        let generator = Self {
             shared,
             running: false,
             thread: Some(thread),
@@ -196,7 +192,16 @@ impl Generator {
                 .or(cores.router.first())
                 .copied()
                 .context("the sink has no core")?,
-        })
+        };
+        for (place, (namespace, device)) in devices.iter().enumerate() {
+            // A devmap looks its devices up in the namespace of whoever writes it.
+            let mut value = namespace.interface_index(device)?.to_ne_bytes().to_vec();
+            value.extend([0; 4]);
+            let update =
+                || Ok(generator.maps.out.update(&(place as u32).to_ne_bytes(), &value, MapFlags::ANY)?);
+            namespace.enter(update).with_context(|| format!("generator's port {device}"))?;
+        }
+        Ok(generator)
     }
 
     /// What to send to, in this order, again and again: one stream.
@@ -374,6 +379,8 @@ impl Generator {
             }
             if let Some(result) = self.shared.take(Duration::from_millis(2), |slots| slots.done.take()) {
                 self.running = false;
+                let failed = self.generated()?.failed;
+                ensure!(failed == 0, "the generator could not send {failed} packets that were due");
                 return result;
             }
             ensure!(Instant::now() < end, "the generator does not stop");
@@ -419,7 +426,9 @@ impl Drop for Generator {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        // Of the thread that measured: its core is not the generator's any more.
         let _ = sys::set_realtime(0, None);
+        let _ = sys::set_affinity(0, &[]);
     }
 }
 

@@ -31,7 +31,7 @@ pub use crate::histogram::Latency;
 use crate::measure::{Spread, spread};
 
 /// One trial: packets sent, and those that came through.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
     /// Packets offered.
     pub sent: u64,
@@ -43,6 +43,8 @@ pub struct Outcome {
     pub offered_pps: f64,
     /// Packets per second that arrived at the same time.
     pub received_pps: f64,
+    /// Share of the trial in which somebody else had a core that the router wanted; 0 where the trial does not look.
+    pub stolen: f64,
     /// How long packets took, if the trial looks at it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub latency: Option<Latency>,
@@ -54,9 +56,14 @@ impl Outcome {
         if self.sent == 0 { 0.0 } else { 1.0 - self.received as f64 / self.sent as f64 }
     }
 
-    /// Was what should be sent sent, but for one in a thousand?
+    /// Did the machine let the generator send what was due, but for one in a thousand, and the router work?
     pub fn is_valid(&self) -> bool {
-        self.skipped * 1000 <= self.sent
+        self.skipped.saturating_mul(1000) <= self.sent && self.stolen < 0.02
+    }
+
+    /// Was so much really offered? A generator that is held up to the end does not know what it skipped.
+    pub fn is_offered(&self, pps: u64) -> bool {
+        self.offered_pps >= 0.98 * pps as f64
     }
 }
 
@@ -83,7 +90,7 @@ fn attempt<T>(is_valid: impl Fn(&T) -> bool, mut run: impl FnMut() -> Result<T>)
 }
 
 fn valid(trial: &mut impl Trial, pps: u64) -> Result<(Outcome, bool)> {
-    attempt(Outcome::is_valid, || trial.run(pps))
+    attempt(|outcome: &Outcome| outcome.is_valid() && outcome.is_offered(pps), || trial.run(pps))
 }
 
 /// Binary search for the largest value that passes: the upper bound first, then halves until the bounds are as close as

@@ -42,6 +42,10 @@ pub struct Forwarder {
     pub isolates_until_pps: u64,
     /// Trials, from the first one, in which the generator is held up.
     pub disturbed: usize,
+    /// Trials, after those, in which it is held up to the end, and what little was sent arrives.
+    pub starved: usize,
+    /// Trials, after those, in which somebody else has the router's core, and most is lost.
+    pub stolen: usize,
     /// Rates (or burst lengths) that were asked for; with two streams, first the victim's.
     pub asked: Vec<u64>,
 }
@@ -63,23 +67,38 @@ impl Forwarder {
         if self.disturbed > 0 {
             self.disturbed -= 1;
             let half = sent / 2;
+            return Outcome { sent: half, skipped: half, offered_pps: half as f64, ..Outcome::default() };
+        }
+        if self.starved > 0 {
+            self.starved -= 1;
             return Outcome {
-                sent: half,
-                skipped: half,
-                received: 0,
-                offered_pps: half as f64,
-                received_pps: 0.0,
-                latency: None,
+                sent: 15,
+                received: 15,
+                offered_pps: 15.0,
+                received_pps: 15.0,
+                ..Outcome::default()
+            };
+        }
+        if self.stolen > 0 {
+            self.stolen -= 1;
+            let (offered_pps, received_pps) = (sent as f64, received as f64 / 10.0);
+            return Outcome {
+                sent,
+                received: received / 10,
+                offered_pps,
+                received_pps,
+                stolen: 0.5,
+                ..Outcome::default()
             };
         }
         let received = received.saturating_sub(self.noise.pop_front().unwrap_or(0));
         Outcome {
             sent,
-            skipped: 0,
             received,
             offered_pps: sent as f64,
             received_pps: received as f64,
             latency: self.latency(sent, received),
+            ..Outcome::default()
         }
     }
 

@@ -96,7 +96,8 @@ pub fn search(trial: &mut impl Trial, search: &Search) -> Result<Throughput> {
             let (outcome, valid) = valid(trial, pps)?;
             found.noisy |= !valid;
             found.trials.push((pps, outcome));
-            Ok(outcome.loss() <= search.loss)
+            // What was not offered was not carried, whatever became of the rest.
+            Ok(outcome.is_offered(pps) && outcome.loss() <= search.loss)
         },
     )?;
     Ok(found)
@@ -124,6 +125,25 @@ mod tests {
             let least = (capacity as f64 * 0.98) as u64;
             assert!((least.max(10_000)..=capacity).contains(&found), "{capacity}: {found}");
         }
+    }
+
+    #[test]
+    fn a_rate_that_was_not_offered_was_not_carried() {
+        let mut forwarder = Forwarder { starved: usize::MAX, ..Forwarder::new(u64::MAX) };
+        let found = search(&mut forwarder, &SEARCH).unwrap();
+        assert_eq!((found.pps, found.noisy), (None, true));
+        // Nor is it what a generator cannot do.
+        let mut forwarder = Forwarder { generator_pps: Some(3_000_000), ..Forwarder::new(u64::MAX) };
+        let found = search(&mut forwarder, &SEARCH).unwrap().pps.unwrap();
+        assert!((2_950_000..=3_065_000).contains(&found), "{found}");
+    }
+
+    #[test]
+    fn what_the_machine_loses_for_the_router_is_tried_again() {
+        let mut forwarder = Forwarder { stolen: 2, ..Forwarder::new(u64::MAX) };
+        let found = search(&mut forwarder, &SEARCH).unwrap();
+        assert_eq!((found.pps, found.noisy), (Some(8_000_000), false));
+        assert_eq!(forwarder.asked.len(), 3);
     }
 
     #[test]
