@@ -74,7 +74,11 @@ struct run {
 	__u32 backlog;		/* most packets of a stream sent at once after being held up */
 	__u32 window;		/* most packets between generator and sink, of one stream that is not paced; 0: no matter how many */
 	__u32 sink_cpu;		/* where the sink runs */
+	__u32 stamped;		/* are all packets? */
+	__u32 pad;
 };
+
+#define NOTES 32		/* a window's worth of them, and more */
 
 struct generated {
 	__u64 packets;		/* of all streams */
@@ -83,11 +87,16 @@ struct generated {
 	__u64 now_ns;		/* the clock, when last read: packets are stamped with it */
 	__u64 arrived;		/* at the sink, when last looked */
 	__u64 arrived_ns;	/* when that last changed */
-	__u64 behind;		/* packets - arrived when nothing is on its way */
+	__u64 first;		/* arrived before this run */
+	__u64 given_up;		/* taken for lost */
 	__u32 credit;		/* packets that may be sent without looking again */
 	__u32 calls;		/* without credit */
 	__u32 last;		/* stream that sent last */
+	__u32 noted;		/* the newest note */
+	__u32 settled;		/* what was sent before this note has arrived, or is lost */
 	__u32 pad;
+	__u32 note_ns[NOTES];	/* what was written from then on has at least this time, */
+	__u32 note_packets[NOTES];	/* and so many packets (of 32 bits) had been sent before */
 };
 
 struct {
@@ -175,11 +184,50 @@ static __always_inline bool due(const struct run *r, const struct stream *s, str
 /* After so long without an arrival what is on its way is taken for lost: longer than a core is ever taken away. */
 #define LOST_NS 50000000
 
+/* Reads the clock of an unpaced stream. */
+static __always_inline void read_clock(struct generated *g)
+{
+	__u32 at = g->noted & (NOTES - 1);
+
+	g->now_ns = bpf_ktime_get_ns();
+	if (g->note_packets[at] != (__u32)g->packets) {
+		at = ++g->noted & (NOTES - 1);
+		g->note_packets[at] = g->packets;
+		if (g->noted - g->settled >= NOTES)
+			g->settled = g->noted - NOTES + 1;
+	}
+	g->note_ns[at] = g->now_ns;
+}
+
+/*
+ * Packets between generator and sink, at most. Of packets with stamps everything older than the last that arrived has
+ * arrived or is lost; of those without, lost ones look as if they were still to come.
+ */
+static __always_inline __s64 on_the_way(const struct run *r, struct generated *g, const struct arrived_in_all *a)
+{
+	__s64 on_way;
+
+	if (r->stamped) {
+		for (int i = 0; i < NOTES && g->settled != g->noted && g->arrived != g->first; i++) {
+			if ((__s32)(a->newest_ns - g->note_ns[(g->settled + 1) & (NOTES - 1)]) < 0)
+				break;
+			g->settled++;
+		}
+		return (__u32)g->packets - g->note_packets[g->settled & (NOTES - 1)];
+	}
+	on_way = g->packets - g->given_up - (g->arrived - g->first);
+	if (on_way < 0) {	/* it was not lost */
+		g->given_up += on_way;
+		on_way = 0;
+	}
+	return on_way;
+}
+
 /* Does the window have room? After waiting for it the clock is fresh. */
 static __always_inline bool room(const struct run *r, struct generated *g)
 {
+	const struct arrived_in_all *arrived;
 	__u32 zero = 0;
-	__u64 *arrived;
 	__s64 on_way;
 
 	if (g->credit) {
@@ -191,21 +239,18 @@ static __always_inline bool room(const struct run *r, struct generated *g)
 	arrived = bpf_map_lookup_percpu_elem(&arrived_in_all, &zero, r->sink_cpu);
 	if (!arrived)
 		return false;
-	g->now_ns = bpf_ktime_get_ns();
+	read_clock(g);
 	if (!g->arrived_ns)
-		g->behind = -*arrived;
-	if (!g->arrived_ns || g->arrived != *arrived) {
-		g->arrived = *arrived;
+		g->first = arrived->packets;
+	if (!g->arrived_ns || g->arrived != arrived->packets) {
+		g->arrived = arrived->packets;
 		g->arrived_ns = g->now_ns;
 	} else if (g->now_ns - g->arrived_ns > LOST_NS) {
-		g->behind = g->packets - g->arrived;
+		g->given_up = g->packets - (g->arrived - g->first);
+		g->settled = g->noted;
 		g->arrived_ns = g->now_ns;
 	}
-	on_way = g->packets - g->arrived - g->behind;
-	if (on_way < 0) {	/* it was not lost */
-		g->behind += on_way;
-		on_way = 0;
-	}
+	on_way = on_the_way(r, g, arrived);
 	if (on_way < r->window)
 		g->credit = r->window - on_way;
 	return false;
@@ -222,7 +267,7 @@ static __always_inline __u32 pick(const struct run *r, struct generated *g, bool
 		if (r->window && !room(r, g))
 			return NONE;
 		if (g->packets % CLOCK_EVERY == 0)
-			g->now_ns = bpf_ktime_get_ns();
+			read_clock(g);
 		return 0;
 	}
 	g->now_ns = bpf_ktime_get_ns();

@@ -34,12 +34,18 @@
 #define FLOW_BITS 24
 #define FLOW_MASK ((1U << FLOW_BITS) - 1)
 
-/* Test packets at the sink since it was attached, one row per CPU. The generator reads it when it must not outrun the sink. */
+struct arrived_in_all {
+	__u64 packets;		/* test packets at the sink since it was attached */
+	__u32 newest_ns;	/* when the last of them that has a stamp was written */
+	__u32 pad;
+};
+
+/* One row per CPU. The generator reads it when it must not outrun the sink. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct arrived_in_all);
 } arrived_in_all SEC(".maps");
 
 /* linux/icmp.h drags in the C library, which clang -target bpf has not. */

@@ -231,7 +231,9 @@ int sink(struct xdp_md *ctx)
 	struct settings *s;
 	struct test_packet p;
 	__u32 router, zero = 0;
-	__u64 *all, length;
+	struct arrived_in_all *all;
+	struct stamp stamp;
+	__u64 length;
 
 	if (!parse_test_packet(ctx, &p))
 		return XDP_PASS;
@@ -241,8 +243,11 @@ int sink(struct xdp_md *ctx)
 		router = MAX_ROUTERS - 1;
 	count(&arrived, router, length);
 	all = bpf_map_lookup_elem(&arrived_in_all, &zero);
-	if (all)
-		(*all)++;
+	if (all) {
+		all->packets++;
+		if (parse_stamp(ctx, &p, &stamp))
+			all->newest_ns = stamp.time_ns;
+	}
 	s = bpf_map_lookup_elem(&settings, &zero);
 	if (s && s->watch)
 		watch(ctx, s, &p, router, length);

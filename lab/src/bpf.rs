@@ -68,12 +68,14 @@ unsafe impl Value for generator::types::target {}
 unsafe impl Value for generator::types::stream {}
 // SAFETY: four u64s, then four u32s.
 unsafe impl Value for generator::types::sent {}
-// SAFETY: u64, then six u32s.
+// SAFETY: u64, then eight u32s.
 unsafe impl Value for generator::types::run {}
-// SAFETY: seven u64s, then four u32s.
+// SAFETY: eight u64s, then 70 u32s.
 unsafe impl Value for generator::types::generated {}
 // SAFETY: two u64s.
 unsafe impl Value for sink::types::arrived {}
+// SAFETY: u64, then two u32s.
+unsafe impl Value for sink::types::arrived_in_all {}
 // SAFETY: three u64s.
 unsafe impl Value for sink::types::watched {}
 // SAFETY: u64, then six u32s, one of them in a structure of its own.

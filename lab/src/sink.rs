@@ -130,7 +130,9 @@ impl Sink {
 
     /// Test packets in all since the sink was attached.
     pub fn arrived_in_all(&self) -> Result<u64> {
-        Ok(bpf::read_per_cpu::<u64>(&self.skeleton.maps.arrived_in_all, 0)?.into_iter().sum())
+        let rows: Vec<skeleton::types::arrived_in_all> =
+            bpf::read_per_cpu(&self.skeleton.maps.arrived_in_all, 0)?;
+        Ok(rows.iter().map(|row| row.packets).sum())
     }
 
     /// The counter behind [`Sink::arrived_in_all`], one row per CPU, for the generator.

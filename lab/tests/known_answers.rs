@@ -193,3 +193,25 @@ fn streams_are_told_apart_and_lose_for_themselves() {
     // Up to 128 packets may have been due when the run ended.
     assert!((ratio - 10.0).abs() < 0.5, "{seen:?}");
 }
+
+/// Packets that are lost must not be waited for: what is on the way is told by what has arrived since.
+#[test]
+#[ignore = "needs root"]
+fn a_subject_that_loses_packets_is_saturated_all_the_same() {
+    let mut testbed = testbed();
+    let mut saturated = |program| {
+        let _faulty = Faulty::start(&testbed, program);
+        testbed.generator.set_targets(targets(), FRAME).unwrap();
+        let window = Window::new(Duration::from_millis(100), Duration::from_millis(500));
+        measure(&mut testbed, Load { frame_bytes: FRAME, pace: Pace::Saturate }, window).unwrap()
+    };
+    // Alternately: what a busy machine takes, it takes from both.
+    let mut ratios = Vec::new();
+    for _ in 0..5 {
+        let (without, with) = (saturated("none"), saturated("drop"));
+        assert!((with.loss - 0.01).abs() < 0.002, "{with:?}");
+        assert!(without.loss < 0.001, "{without:?}");
+        ratios.push(with.received_pps / without.received_pps);
+    }
+    assert!(lab::measure::median(&ratios) > 0.8, "{ratios:?}");
+}

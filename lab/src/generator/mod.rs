@@ -328,6 +328,8 @@ impl Generator {
             backlog: BACKLOG / count,
             window: if saturate { WINDOW } else { 0 },
             sink_cpu: self.sink_core as u32,
+            stamped: self.streams.iter().all(Stream::is_stamped).into(),
+            pad: 0,
         };
         bpf::write(&self.maps.run, 0, &run)?;
         bpf::write(&self.maps.generated, 0, &skeleton::types::generated::default())?;
