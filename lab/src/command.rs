@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 /// How long a configuration command may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -45,6 +45,26 @@ pub fn run_with_input(command: &mut Command, input: &str) -> Result<String> {
         Some(status) if status.success() => Ok(out),
         Some(status) => bail!("`{shown}` failed ({status}): {}", err.trim()),
         None => bail!("`{shown}` took longer than {} s and was killed", LIMIT.as_secs()),
+    }
+}
+
+/// A child of ours that is to run until it is told to end.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// For people.
+    pub name: String,
+    /// Process id; the child has not been waited for.
+    pub pid: i32,
+}
+
+impl Running {
+    /// Fails if it has ended.
+    pub fn check(&self) -> Result<()> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
+        // Ended, and not waited for: a zombie.
+        let runs = stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with(['Z', 'X']));
+        ensure!(runs, "{} (process {}) has ended in the middle of the run", self.name, self.pid);
+        Ok(())
     }
 }
 

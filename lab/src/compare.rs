@@ -10,7 +10,7 @@ use crate::{
     generator::{Load, Pace},
     measure::{Sample, Window, measure},
     progress::Progress,
-    record::Recorder,
+    record::{Recorder, in_words},
     subject::{self, Subject},
     sys::{self, Interrupted},
     testbed::Testbed,
@@ -38,20 +38,38 @@ pub struct Plan<'a> {
     pub window: Window,
 }
 
+impl Plan<'_> {
+    /// Measurements, if all subjects can run.
+    pub fn steps(&self) -> u64 {
+        (self.repeats * self.subjects.len() * self.paces.len()) as u64
+    }
+}
+
 /// Samples by subject, then by pace, then in order of repeats. A subject that cannot run is not in it.
 pub type Results = BTreeMap<String, Vec<Vec<Sample>>>;
 
-/// Runs the plan; every forwarder is checked byte by byte before it is measured. A subject that cannot run is reported
-/// and left out, the others go on; one that forwards wrongly is an error.
+/// As [`compare_in`], by itself.
 pub fn compare(
     testbed: &mut Testbed,
     workload: &Workload,
     plan: &Plan<'_>,
     recorder: &mut Recorder,
 ) -> Result<Results> {
+    compare_in(testbed, workload, plan, recorder, &mut Progress::new(0))
+}
+
+/// Runs the plan as a part of a longer run; every forwarder is checked byte by byte before it is measured. A subject that cannot run is reported
+/// and left out, the others go on; one that forwards wrongly is an error.
+pub fn compare_in(
+    testbed: &mut Testbed,
+    workload: &Workload,
+    plan: &Plan<'_>,
+    recorder: &mut Recorder,
+    progress: &mut Progress,
+) -> Result<Results> {
     let mut results: Results =
         plan.subjects.iter().map(|name| (name.to_string(), vec![Vec::new(); plan.paces.len()])).collect();
-    let mut progress = Progress::new((plan.repeats * plan.subjects.len() * plan.paces.len()) as u64);
+    progress.expect(plan.steps());
     for repeat in 0..plan.repeats {
         for (at, name) in plan.subjects.iter().enumerate() {
             let Some(samples) = results.get_mut(*name) else { continue };
@@ -120,9 +138,9 @@ fn describe(plan: &Plan<'_>, name: &str, repeat: usize, pace: Pace, sample: &Sam
         packets => format!(", {packets} packets not accounted for"),
     };
     format!(
-        "{} {} {name} #{} {pace}: {:.3} Mpps, {:.0} ns/packet, loss {:.2} %{hidden}",
+        "{}{}: {name} #{}, {pace}: {:.3} Mpps, {:.0} ns/packet, loss {:.2} %{hidden}",
         plan.case,
-        plan.parameters,
+        in_words(&plan.parameters),
         repeat + 1,
         sample.received_pps / 1e6,
         sample.ns_per_packet.unwrap_or(f64::NAN),

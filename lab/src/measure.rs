@@ -172,6 +172,8 @@ fn watched<T>(
     watch.streams |= testbed.generator.streams().len() > 1;
     prepare(testbed, watch)?;
     let sample = run(testbed, warm_up, watch, work);
+    // First why, then what came of it.
+    testbed.check_subject()?;
     testbed.sink.watch(Watch::NOTHING)?;
     sample
 }

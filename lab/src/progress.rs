@@ -15,6 +15,8 @@ pub struct Progress {
     started: Instant,
     done: u64,
     left: u64,
+    /// Of what is left: steps of later parts.
+    later: u64,
 }
 
 impl Progress {
@@ -25,7 +27,12 @@ impl Progress {
             let style = ProgressStyle::with_template("{bar:40} {pos}/{len}{msg}");
             bar.with_style(style.expect("the template is right"))
         });
-        Self { bar, started: Instant::now(), done: 0, left: steps }
+        Self { bar, started: Instant::now(), done: 0, left: steps, later: 0 }
+    }
+
+    /// After what [`Progress::expect`] is told of, so many steps are to come.
+    pub fn then(&mut self, later: u64) {
+        self.later = later;
     }
 
     /// A step has ended; `found` is what people want to know of it.
@@ -43,11 +50,11 @@ impl Progress {
         }
     }
 
-    /// So many steps are left: a search ends sooner or later than was expected.
+    /// So many steps are left of this part: a search ends sooner or later than was expected.
     pub fn expect(&mut self, left: u64) {
-        self.left = left;
+        self.left = left + self.later;
         if let Some(bar) = &self.bar {
-            self.show(bar, time_left(self.started.elapsed(), self.done, left));
+            self.show(bar, time_left(self.started.elapsed(), self.done, self.left));
         }
     }
 
@@ -111,7 +118,7 @@ mod tests {
 
     #[test]
     fn steps_count_down_and_expectations_may_change() {
-        let mut progress = Progress { bar: None, started: Instant::now(), done: 0, left: 2 };
+        let mut progress = Progress { bar: None, started: Instant::now(), done: 0, left: 2, later: 0 };
         progress.step("one");
         assert_eq!((progress.done, progress.left), (1, 1));
         progress.expect(5);
@@ -121,5 +128,8 @@ mod tests {
             progress.step("more than expected");
         }
         assert_eq!((progress.done, progress.left), (11, 0));
+        progress.then(7);
+        progress.expect(3);
+        assert_eq!(progress.left, 10);
     }
 }

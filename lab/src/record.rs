@@ -1,14 +1,14 @@
 //! Raw results as JSON lines: first what was run where, then one line for each measurement. Nothing is averaged away.
 
 use std::{
-    fs::File,
+    fs::{File, OpenOptions},
     io::Write,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::Command,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
@@ -26,10 +26,37 @@ pub struct Output {
 }
 
 impl Output {
+    /// Fails if nothing can be written there: better now than after an hour. What is there is left as it is.
+    pub fn check(&self) -> Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let directory = path.parent().filter(|directory| *directory != Path::new(""));
+        if let Some(directory) = directory {
+            ensure!(
+                directory.is_dir(),
+                "raw results cannot be written to {}: there is no directory {1}; `mkdir -p {1}` makes it",
+                path.display(),
+                directory.display()
+            );
+        }
+        let is_new = !path.exists();
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.with_context(|| format!("raw results cannot be written to {}", path.display()))?;
+        if is_new {
+            std::fs::remove_file(path).with_context(|| path.display().to_string())?;
+        }
+        Ok(())
+    }
+
+    /// When it was last written to, if ever.
+    pub fn modified(&self) -> Option<SystemTime> {
+        std::fs::metadata(self.path.as_ref()?).and_then(|file| file.modified()).ok()
+    }
+
     /// Lines, the first of which is that of [`run`].
     pub fn recorder(&self) -> Result<Recorder> {
         let Some(path) = &self.path else { return Ok(Recorder::none()) };
-        let mut recorder = Recorder(Some(File::create(path).with_context(|| path.display().to_string())?));
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        let mut recorder = Recorder { file: Some(file), each: None };
         recorder.line(&run(&self.command)?)?;
         Ok(recorder)
     }
@@ -43,21 +70,31 @@ impl Output {
     }
 }
 
-/// Writes results to a file, or nowhere.
-pub struct Recorder(Option<File>);
+type Each = dyn FnMut(&Value) -> Result<()>;
+
+/// Writes results to a file, hands them on, or neither.
+pub struct Recorder {
+    file: Option<File>,
+    each: Option<Box<Each>>,
+}
 
 impl Recorder {
     /// Keeps nothing.
     pub fn none() -> Self {
-        Self(None)
+        Self { file: None, each: None }
+    }
+
+    /// Hands on each line, to be written otherwise.
+    pub fn each(each: impl FnMut(&Value) -> Result<()> + 'static) -> Self {
+        Self { file: None, each: Some(Box::new(each)) }
     }
 
     /// Writes one line at once: what was measured stays when the run is interrupted.
     pub fn line(&mut self, value: &Value) -> Result<()> {
-        if let Some(file) = &mut self.0 {
+        if let Some(file) = &mut self.file {
             writeln!(file, "{value}").context("writing results")?;
         }
-        Ok(())
+        self.each.as_mut().map_or(Ok(()), |each| each(value))
     }
 
     /// A picture that [`crate::report`] shall draw of lines of this file.
@@ -69,6 +106,19 @@ impl Recorder {
     pub fn published(&mut self, published: &Published) -> Result<()> {
         self.line(&serde_json::to_value(published)?)
     }
+}
+
+/// Parameters of a case for people, after its name: ` (routes 1000, destinations 4096)`; nothing if there are none. Where
+/// prefixes come from is only for the record.
+pub fn in_words(parameters: &Value) -> String {
+    let fields = parameters.as_object().into_iter().flatten();
+    let said = fields.filter(|(name, value)| !value.is_null() && *name != "prefixes");
+    let words = |(name, value): (&String, &Value)| match value {
+        Value::String(text) => format!("{} {text}", name.replace('_', " ")),
+        value => format!("{} {value}", name.replace('_', " ")),
+    };
+    let all: Vec<String> = said.map(words).collect();
+    if all.is_empty() { String::new() } else { format!(" ({})", all.join(", ")) }
 }
 
 /// Machine, kernel, revision, command line and time of this run.
@@ -94,4 +144,32 @@ fn revision() -> String {
     let mut git = Command::new("git");
     git.args(["-C", env!("CARGO_MANIFEST_DIR"), "describe", "--always", "--dirty=+", "--exclude=*"]);
     command::run(&mut git).map_or("unknown".into(), |text| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_told_in_words() {
+        let parameters = json!({"routes": 1000, "family": "IPv4", "load_pps": null, "prefixes": "/a/file"});
+        assert_eq!(in_words(&parameters), " (family IPv4, routes 1000)");
+        assert_eq!([in_words(&json!({})), in_words(&Value::Null)], ["", ""]);
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_written_is_told_before_and_nothing_is_left_or_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let output = |name: &str| Output { path: Some(directory.path().join(name)), command: Vec::new() };
+        output("new.jsonl").check().unwrap();
+        assert!(!directory.path().join("new.jsonl").exists());
+        std::fs::write(directory.path().join("old.jsonl"), "old").unwrap();
+        output("old.jsonl").check().unwrap();
+        assert_eq!(std::fs::read_to_string(directory.path().join("old.jsonl")).unwrap(), "old");
+        for bad in ["none/a.jsonl", "."] {
+            let error = format!("{:#}", output(bad).check().unwrap_err());
+            assert!(error.starts_with("raw results cannot be written to "), "{error}");
+        }
+        Output { path: None, command: Vec::new() }.check().unwrap();
+    }
 }

@@ -19,7 +19,8 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{
     addresses::{self, mac_text},
-    command, cpu,
+    command::{self, Running},
+    cpu,
     generator::Generator,
     losses::Redirects,
     namespace::{Namespace, unique_run_name},
@@ -70,7 +71,7 @@ pub struct Testbed {
     /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
     pub name: String,
     /// See [`Testbed::forwarded_by`].
-    subject_threads: Mutex<Vec<i32>>,
+    subject: Mutex<(Vec<i32>, Vec<Running>)>,
     router_nice: i32,
 }
 
@@ -106,7 +107,7 @@ impl Testbed {
             box_namespace,
             topology: topology.clone(),
             name,
-            subject_threads: Mutex::default(),
+            subject: Mutex::default(),
             router_nice: 0,
         };
         testbed.thread_napi()?;
@@ -159,8 +160,14 @@ impl Testbed {
     }
 
     /// From now on a subject with these threads, besides those of the ports, does the forwarding.
-    pub(crate) fn forwarded_by(&self, threads: Vec<i32>) {
-        *self.subject_threads.lock().unwrap_or_else(PoisonError::into_inner) = threads;
+    pub(crate) fn forwarded_by(&self, threads: Vec<i32>, programs: Vec<Running>) {
+        *self.subject.lock().unwrap_or_else(PoisonError::into_inner) = (threads, programs);
+    }
+
+    /// Fails if a program that the subject needs has ended.
+    pub fn check_subject(&self) -> Result<()> {
+        let subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner);
+        subject.1.iter().try_for_each(Running::check)
     }
 
     /// Threads that forward: those of all ports, queue by queue, and those of the subject, pinned to the router's cores in
@@ -170,7 +177,7 @@ impl Testbed {
         let cores = &self.topology.cores.router;
         let ports = self.topology.ports.iter().map(|port| (&self.box_namespace, port.name.clone()));
         let mut threads = self.pin(ports, cores)?;
-        let of_subject = self.subject_threads.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let of_subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
         for (&id, core) in of_subject.iter().zip(cores.iter().cycle()) {
             sys::set_group_nice(id, self.router_nice).context("priority of a subject")?;
             sys::set_affinity(id, &[*core]).context("pinning a subject's thread")?;

@@ -168,7 +168,7 @@ impl Drop for Apps {
 impl Apps {
     /// `None`, said loudly, where nginx or wrk is not installed. Else with the ids of both processes.
     fn start() -> Option<(Self, i32, i32)> {
-        let arguments = "apps --subjects linux --workloads nginx --loads 100k --seconds 20 --repeat 1";
+        let arguments = "apps --subjects linux --workloads nginx --rates 100k --seconds 20 --repeat 1";
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
         command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut apps = Self(command.spawn().unwrap());

@@ -1,16 +1,93 @@
-//! The experiments as commands: what they write, also when they are interrupted. Root, in namespaces of their own.
+//! The experiments as commands: what they write, also when they are interrupted or a router dies; what they refuse. Those that
+//! need root build namespaces of their own.
 
 use std::{
-    io::{BufRead, BufReader},
-    process::{Command, Stdio},
+    io::{BufRead, BufReader, Lines},
+    path::Path,
+    process::{Child, ChildStderr, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
+use lab::{command, sys};
 use serde_json::Value;
 
 fn lab(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-    command.args(arguments.split(' ')).stdout(Stdio::null());
+    command.args(arguments.split(' ')).stdout(Stdio::null()).stderr(Stdio::piped());
     command
+}
+
+/// A run of the lab. Killed if the test fails.
+struct Run {
+    child: Child,
+    lines: Lines<BufReader<ChildStderr>>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Run {
+    fn start(arguments: &str, json: &Path) -> Self {
+        let mut child = lab(arguments).arg("--json").arg(json).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    fn name(&self) -> String {
+        format!("mlr-{}", self.child.id())
+    }
+
+    /// The first line with these words.
+    fn line_with(&mut self, words: &str) -> String {
+        self.lines.find(|line| line.as_ref().unwrap().contains(words)).expect(words).unwrap()
+    }
+
+    /// A process with this name in the box, once it runs.
+    fn process(&self, name: &str) -> i32 {
+        let end = Instant::now() + Duration::from_secs(30);
+        let named = |pid: &&str| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name)
+        };
+        loop {
+            let pids = command::ip(&format!("netns pids {}-box", self.name())).unwrap_or_default();
+            if let Some(pid) = pids.split_whitespace().find(named) {
+                return pid.parse().unwrap();
+            }
+            assert!(Instant::now() < end, "no {name}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Its exit code and the rest of what it said; it left nothing.
+    fn end(mut self) -> (Option<i32>, String) {
+        let said: Vec<String> = self.lines.by_ref().map(Result::unwrap).collect();
+        let code = self.child.wait().unwrap().code();
+        let left = |directory: &str, prefix: &str| {
+            let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
+            let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+            names.filter(|name| name.starts_with(prefix)).collect::<Vec<_>>()
+        };
+        let name = self.name();
+        for (directory, prefix) in [
+            ("/run/netns", format!("{name}-")),
+            ("/sys/fs/bpf/millrace", name.clone()),
+            ("/run/millrace", name.clone()),
+            ("/run", format!("millrace-{name}-")),
+            ("/tmp", format!("millrace-{name}")),
+        ] {
+            assert_eq!(left(directory, &prefix), [""; 0], "{directory}: {said:?}");
+        }
+        (code, said.join("\n"))
+    }
+}
+
+fn document(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 #[test]
@@ -18,18 +95,127 @@ fn lab(arguments: &str) -> Command {
 fn an_interrupted_rfc2544_keeps_what_it_measured_and_leaves_nothing_behind() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("rfc2544.json");
-    let mut command = lab("rfc2544 --subject redirect --frames 64 --seconds 0.2 --json");
-    let mut child = command.arg(&path).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let third = lines.find(|line| line.as_ref().unwrap().contains("[3/")).expect("a third trial").unwrap();
+    let mut run = Run::start("rfc2544 --subject redirect --frames 64 --seconds 0.2", &path);
+    let third = run.line_with("[3/");
     assert!(third.contains(" left] 64 bytes, "), "{third}");
-    lab::sys::terminate(child.id() as i32);
-    lines.for_each(|line| drop(line.unwrap()));
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    let document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    sys::terminate(run.child.id() as i32);
+    assert_eq!(run.end().0, Some(130));
+    let document = document(&path);
     assert_eq!((&document["interrupted"], &document["results"][0]["frame"]), (&true.into(), &64.into()));
     let is_trial = |line: &&Value| line["case"] == "trial" && line["sample"]["sent"].as_u64() > Some(0);
     assert!(document["lines"].as_array().unwrap().iter().filter(is_trial).count() >= 3);
-    let namespaces = lab::command::ip("netns list").unwrap();
-    assert!(!namespaces.contains(&format!("mlr-{}-", child.id())), "{namespaces}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_interrupted_comparison_keeps_every_sample_and_leaves_nothing_behind() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("compare.json");
+    let arguments = "compare --subjects linux,redirect --pps 10k --seconds 0.2 --repeat 50";
+    let mut run = Run::start(arguments, &path);
+    let third = run.line_with("[3/100, ");
+    assert!(
+        third.contains(" left] compare (") && third.contains("): linux #2, 0.01 Mpps offered: "),
+        "{third}"
+    );
+    command::run(Command::new("kill").args(["-INT", &run.child.id().to_string()])).unwrap();
+    let (code, said) = run.end();
+    assert_eq!(code, Some(130), "{said}");
+    assert!(said.contains(&format!("what was measured until then is in {}", path.display())), "{said}");
+    let document = document(&path);
+    assert_eq!(document["interrupted"], true);
+    let of: Vec<_> =
+        document["samples"].as_array().unwrap().iter().map(|row| (&row["subject"], &row["repeat"])).collect();
+    let [linux, redirect] = ["linux", "redirect"].map(Value::from);
+    let [zero, one] = [0, 1].map(Value::from);
+    assert_eq!(of, [(&linux, &zero), (&linux, &one), (&redirect, &zero)]);
+}
+
+/// What is said when a program of a router is killed while packets go through it.
+fn killed(subject: &str, program: &str) -> String {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("compare.json");
+    let run = Run::start(&format!("compare --subjects {subject} --pps 5k --seconds 6 --repeat 1"), &path);
+    let router = run.process(program);
+    // It becomes ready, settles for 2 s, and is checked.
+    thread::sleep(Duration::from_secs(5));
+    sys::kill(router);
+    let (code, said) = run.end();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(!sys::process_exists(router));
+    let expected = format!("{program} (process {router}) has ended in the middle of the run");
+    let document = document(&path);
+    assert_eq!(
+        (&document["error"], &document["samples"]),
+        (&expected.clone().into(), &Value::Array(Vec::new()))
+    );
+    assert!(said.contains(&expected), "{said}");
+    said
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_daemon_that_dies_is_an_error_and_leaves_nothing_behind() {
+    killed("millrace", "millrace");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_switch_that_dies_is_an_error_and_leaves_nothing_behind() {
+    if Command::new("ovs-vswitchd").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("NOT TESTED: there is no ovs-vswitchd here");
+        return;
+    }
+    killed("ovs-packet", "ovs-vswitchd");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn results_that_cannot_be_written_are_told_before_anything_is_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    for command in [
+        "compare",
+        "rfc2544",
+        "capacity",
+        "program",
+        "tables",
+        "scale",
+        "overload",
+        "latency",
+        "route-latency",
+        "apps",
+        "load",
+    ] {
+        let path = directory.path().join("none/results");
+        let (code, said) = Run::start(command, &path).end();
+        let expected = format!(
+            "millrace-lab: raw results cannot be written to {}: there is no directory",
+            path.display()
+        );
+        assert_eq!(code, Some(1), "{command}: {said}");
+        assert!(said.starts_with(&expected) && said.lines().count() == 1, "{command}: {said}");
+    }
+}
+
+#[test]
+fn bad_input_is_refused_with_what_there_is() {
+    let refused = |arguments: &str| {
+        let output = lab(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    for (arguments, expected) in [
+        ("compare --subjects linx", "[possible values: linux, linux-macvlan, "),
+        ("rfc2544 --subject linx", "[possible values: linux, linux-macvlan, "),
+        ("latency --subjects linux,linx", "[possible values: linux, linux-macvlan, "),
+        ("latency --rates 0", "invalid value '0' for '--rates <LIST>': above 0"),
+        ("latency --rates 1G", "not a number, which may end in k or M"),
+        ("compare --frame 63", "63 is not in 64..=3404"),
+        ("compare --seconds 0", "invalid value '0' for '--seconds <SECONDS>': 0.1 to 600"),
+        ("scale --routers 257", "257 is not in 1..=256"),
+        ("bench --out /tmp --only nothing", "[possible values: capacity, program, "),
+    ] {
+        let (code, said) = refused(arguments);
+        assert_eq!(code, Some(2), "{arguments}: {said}");
+        assert!(said.contains(expected), "{arguments}: {said}");
+    }
 }

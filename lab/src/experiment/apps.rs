@@ -4,15 +4,16 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
-use clap::{Args, value_parser};
-use serde_json::{Value, json};
+use clap::{Args, builder::PossibleValuesParser, value_parser};
+use serde_json::json;
 
-use super::{names, print_head, print_row, show};
+use super::{packets_per_second, print_head, print_row, show};
 use crate::{
     application::{self, Benchmark, Deployment, Score, index},
     check::check_forwarding,
     compare::SETTLE,
     cpu::Spinners,
+    figure::{self, Axis, Bound, Figure, Published},
     generator::{Load, Pace},
     measure::{Window, measure_during, median, spread},
     progress::Progress,
@@ -29,32 +30,34 @@ const DESTINATIONS: u32 = 4096;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What forwards
-    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = ["linux", "millrace"])]
+    /// What forwards, alternately; `all`: every one there is (lab/README.md says what each is)
+    #[arg(long, value_name = "LIST", value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(subject::choices()), default_values = ["linux", "millrace"])]
     subjects: Vec<String>,
     /// Benchmarks and servers; one whose program is not installed is left out
-    #[arg(long, value_delimiter = ',', value_parser = application::NAMES, default_values = application::NAMES)]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = application::NAMES,
+        default_values = application::NAMES)]
     workloads: Vec<String>,
-    /// Packets per second offered, 0 to 20M; k and M are thousands and millions
-    #[arg(long, value_delimiter = ',', value_parser = packets_per_second,
+    /// Packets per second offered, one load after another, 0 to 20M; k and M are thousands and millions
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = packets_per_second,
         default_values = ["0", "100k", "250k", "500k", "750k", "1M", "1.5M", "2M", "3M"])]
-    loads: Vec<u64>,
+    rates: Vec<u64>,
     /// Name of a topology or a file that describes one; two ports
     #[arg(long, default_value = "rfc2544")]
     topology: String,
     /// Cores that forward [default: those of the topology]
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     router_cores: Vec<usize>,
     /// Cores of the applications [default: those of the topology]
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
-    /// Length of each measurement, whole seconds
+    /// Length of each measurement, 1 to 600 whole seconds
     #[arg(long, default_value_t = 5, value_parser = value_parser!(u16).range(1..=600))]
     seconds: u16,
-    /// How often each is repeated
-    #[arg(long, default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
+    /// How often each measurement is made, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Where raw results go
+    /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
@@ -63,8 +66,10 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut testbed = Testbed::for_rates(&topology(options)?)?;
     // The generator keeps the clients' core awake; without traffic this does, or clients would be slower then.
     testbed.spinners = Spinners::start(&[testbed.topology.cores.generator])?;
-    let steps =
-        options.subjects.len() * options.workloads.len() * options.loads.len() * usize::from(options.repeat);
+    let steps = subject::named(&options.subjects).len()
+        * options.workloads.len()
+        * options.rates.len()
+        * usize::from(options.repeat);
     let mut experiment = Experiment {
         options,
         traffic: Workload::benchmark(Family::V4, DESTINATIONS, 0..=0),
@@ -76,7 +81,10 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let benchmarks: Vec<&Benchmark> =
         options.workloads.iter().filter_map(|name| application::by_name(name)).collect();
     for benchmark in &benchmarks {
-        figures(benchmark).iter().try_for_each(|line| experiment.recorder.line(line))?;
+        figures(benchmark).iter().try_for_each(|figure| experiment.recorder.figure(figure))?;
+    }
+    if benchmarks.iter().any(|benchmark| benchmark.name == "integer") {
+        published().iter().try_for_each(|published| experiment.recorder.published(published))?;
     }
     let measured = experiment.all(&mut testbed, &benchmarks);
     // What was measured before an error or Ctrl-C is shown too.
@@ -137,7 +145,7 @@ impl Experiment<'_> {
     /// Alternately, so that what the machine does beside it meets all subjects.
     fn all(&mut self, testbed: &mut Testbed, benchmarks: &[&'static Benchmark]) -> Result<()> {
         for repeat in 0..self.options.repeat {
-            for name in names(&self.options.subjects) {
+            for name in subject::named(&self.options.subjects) {
                 self.subject(testbed, name, benchmarks, repeat)?;
             }
         }
@@ -160,7 +168,7 @@ impl Experiment<'_> {
             let Some(deployment) = self.if_able(benchmark.name, start)? else { continue };
             let without_traffic = deployment.run(self.options.seconds)?;
             let case = Case { subject: name, repeat, benchmark, deployment: &deployment, without_traffic };
-            for &load_pps in &self.options.loads {
+            for &load_pps in &self.options.rates {
                 self.measure(testbed, &case, load_pps)?;
             }
         }
@@ -231,17 +239,18 @@ impl Experiment<'_> {
             return;
         }
         let title = format!("{}: index (forwarded Mpps; 99 % of answers within)", benchmark.name);
-        print_head(&title, &[&["kpps offered"][..], &names(&self.options.subjects)].concat());
-        for load_pps in &self.options.loads {
-            let cell = |name: &String| {
+        let subjects = subject::named(&self.options.subjects);
+        print_head(&title, &[&["Mpps offered"][..], &subjects].concat());
+        for load_pps in &self.options.rates {
+            let cell = |name: &&str| {
                 let of: Vec<&&Point> = points
                     .iter()
                     .filter(|point| point.subject == *name && point.load_pps == *load_pps)
                     .collect();
                 cell(&of)
             };
-            let head = format!("{:.0}", *load_pps as f64 / 1e3);
-            print_row(&[vec![head], self.options.subjects.iter().map(cell).collect()].concat());
+            let head = format!("{:.2}", *load_pps as f64 / 1e6);
+            print_row(&[vec![head], subjects.iter().map(cell).collect()].concat());
         }
     }
 }
@@ -257,44 +266,39 @@ fn cell(points: &[&&Point]) -> String {
     format!("{} ({mpps:.3}{answers})", show(spread(&all(|point| point.index)), 1.0, 3))
 }
 
-/// What is to be drawn, with what was published.
-fn figures(benchmark: &Benchmark) -> Vec<Value> {
-    let figure = |kind: &str, y: Value| {
-        json!({"record": "figure", "name": format!("apps-{}-{kind}", benchmark.name),
-            "title": format!("{}, {kind} against offered load", benchmark.name),
-            "where": {"/case": "apps", "/parameters/workload": benchmark.name}, "series": ["/subject"],
-            "x": {"at": "/sample/offered_pps", "label": "offered", "unit": "packets/s", "factor": 1,
-                "scale": "linear"}, "y": y})
+/// What is to be drawn.
+fn figures(benchmark: &Benchmark) -> Vec<Figure> {
+    let figure = |kind: &str, y: Axis| {
+        let name = format!("apps-{}-{kind}", benchmark.name);
+        let title = format!("{}, {kind} against offered load", benchmark.name);
+        let offered = Axis::new("/sample/offered_pps", "offered", "Mpps").times(1e-6).by("/pace");
+        Figure::new(&name, &title, Some(offered), y)
+            .only("/case", "apps")
+            .only("/parameters/workload", benchmark.name)
+            .series("/subject")
     };
-    let mut lines = vec![figure(
-        "index",
-        json!({"at": "/sample/application/index", "label": "application index", "unit": "", "factor": 1,
-            "scale": "linear"}),
-    )];
-    if benchmark.answers() {
-        let y = json!({"at": "/sample/application/p99_us", "label": "99 % of answers within", "unit": "us",
-            "factor": 1, "scale": "log"});
-        lines.push(figure("p99", y));
-    }
-    if benchmark.name == "integer" {
-        let published = |series, index| {
-            json!({"record": "published", "figure": "apps-integer-index", "series": series,
-                "paper": "O, fig. 2", "points": [[550_000, index]],
-                "note": "nbench's integer index, at the saturation of the standard router; hardware of 2011"})
-        };
-        lines.extend([published("standard", 0.01), published("offloaded", 0.14)]);
-    }
-    lines
+    let index = figure("index", Axis::new("/sample/application/index", "application index", ""));
+    let answers = Axis::new("/sample/application/p99_us", "99 % of answers within", "ms").times(1e-3).log();
+    let p99 = benchmark.answers().then(|| figure("p99", answers));
+    [index].into_iter().chain(p99).collect()
 }
 
-fn packets_per_second(text: &str) -> Result<u64, String> {
-    const MOST: f64 = 20e6;
-    let (digits, factor) = match text.strip_suffix(['k', 'M']) {
-        Some(digits) => (digits, if text.ends_with('k') { 1e3 } else { 1e6 }),
-        None => (text, 1.0),
-    };
-    let pps = digits.parse::<f64>().map_err(|_| "not a number, which may end in k or M")? * factor;
-    if (0.0..=MOST).contains(&pps) { Ok(pps as u64) } else { Err("0 to 20M".into()) }
+/// O fig. 2, beside the integer index.
+fn published() -> [Published; 2] {
+    [("standard", 0.01, "linux"), ("offloaded", 0.14, "millrace")].map(|(series, index, ours)| Published {
+        figure: "apps-integer-index".into(),
+        series: series.into(),
+        paper: "O, fig. 2".into(),
+        beside: vec![ours.into()],
+        unit: String::new(),
+        points: vec![figure::Point {
+            x: Some(json!(0.55)),
+            y: index,
+            bound: Bound::Exact,
+            note: String::new(),
+        }],
+        note: "nbench's integer index, at the saturation of the standard router; hardware of 2011".into(),
+    })
 }
 
 #[cfg(test)]
@@ -302,21 +306,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loads_are_read_as_people_write_them() {
-        let read = |text| packets_per_second(text).ok();
-        assert_eq!(
-            ["0", "750", "100k", "1.5M", "20M"].map(read),
-            [0, 750, 100_000, 1_500_000, 20_000_000].map(Some)
-        );
-        assert_eq!(["", "k", "-1", "21M", "1G", "nan"].map(read), [None; 6]);
-    }
-
-    #[test]
     fn a_figure_finds_its_samples() {
         for benchmark in &application::BENCHMARKS {
-            let lines = figures(benchmark);
-            assert_eq!(lines[0]["where"]["/parameters/workload"], benchmark.name);
-            assert_eq!(lines.iter().any(|line| line["y"]["unit"] == "us"), benchmark.name == "nginx");
+            let figures = figures(benchmark);
+            assert_eq!(figures[0].only["/parameters/workload"], benchmark.name);
+            assert_eq!(figures.iter().any(|figure| figure.y.unit == "ms"), benchmark.name == "nginx");
         }
+        let integer = application::by_name("integer").unwrap();
+        let names: Vec<String> = figures(integer).into_iter().map(|figure| figure.name).collect();
+        assert!(published().iter().all(|published| names.contains(&published.figure)));
     }
 }

@@ -1,22 +1,21 @@
 //! `millrace-lab compare`: subjects on the same packets in the same run, alternately, with what each leaves of the router's
 //! core to applications.
 
-use std::collections::BTreeMap;
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use anyhow::Result;
-use clap::{Args, builder::PossibleValuesParser, value_parser};
+use clap::{Args, value_parser};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Sampling, names};
+use super::{Sampling, Subjects, print_head, print_row, show, some_packets_per_second};
 use crate::{
-    compare::{Plan, Results, compare},
+    compare::{Plan, compare},
     cpu::Spinners,
     generator::Pace,
-    measure::{Sample, Spread, ratios, spread},
+    measure::{ratios, spread},
     packet::FCS_BYTES,
     record::{Output, Recorder},
-    subject,
     testbed::Testbed,
     topology::Topology,
     workload::{Family, Workload},
@@ -25,17 +24,17 @@ use crate::{
 /// What to compare.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure; `all`: every one there is
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
-    subjects: Vec<String>,
+    #[command(flatten)]
+    subjects: Subjects,
     /// Frame length in bytes, FCS included: 64 to 3404
-    #[arg(long, default_value_t = 64, value_parser = value_parser!(u16).range(64..=3404))]
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = value_parser!(u16).range(64..=3404))]
     frame: u16,
     /// Destinations, one flow each: 1 to 131072
-    #[arg(long, default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
     flows: u32,
-    /// Packets per second offered, to see what each leaves of the core at the same work [default: as many as it can carry]
-    #[arg(long, value_parser = value_parser!(u64).range(1..=20_000_000))]
+    /// Packets per second offered, to 20M, k and M being thousands and millions, to see what each leaves of the core at the
+    /// same work [default: as many as it can carry]
+    #[arg(long, value_parser = some_packets_per_second)]
     pps: Option<u64>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
@@ -58,54 +57,73 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     testbed.spinners = Spinners::start(&topology.cores.router)?;
     let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
     workload.frame_bytes = options.frame - FCS_BYTES;
-    let asked = names(&options.subjects);
+    let subjects = options.subjects.names();
     let parameters = json!({"frame": options.frame, "flows": options.flows, "pps": options.pps});
-    let mut results = Results::new();
-    let mut able = asked.clone();
-    for _ in 0..options.sampling.repeat {
-        let plan = Plan {
-            case: "compare",
-            parameters: parameters.clone(),
-            subjects: &able,
-            paces: &[options.pps.map_or(Pace::Saturate, Pace::Rate)],
-            repeats: 1,
-            window: options.sampling.window(),
-        };
-        let round = compare(&mut testbed, &workload, &plan, &mut Recorder::none())?;
-        able.retain(|name| round.contains_key(*name));
-        for (name, samples) in round {
-            results.entry(name).or_insert_with(|| vec![Vec::new()])[0].extend(samples.into_iter().flatten());
+    let plan = Plan {
+        case: "compare",
+        parameters: parameters.clone(),
+        subjects: &subjects,
+        paces: &[options.pps.map_or(Pace::Saturate, Pace::Rate)],
+        repeats: options.sampling.repeat.into(),
+        window: options.sampling.window(),
+    };
+    let lines = Rc::new(RefCell::new(Vec::new()));
+    let write = {
+        let (lines, output, options) = (lines.clone(), output.clone(), options.clone());
+        move |compared: &Result<()>| {
+            let subjects = options.subjects.names();
+            output.document(document(&parameters, &subjects, &lines.borrow(), compared))
         }
-        // After each round, so that an interruption loses at most one.
-        output.document(json!({"parameters": parameters, "samples": rows(&asked, &results),
-            "ratios": all_ratios(&asked, &results)}))?;
-    }
-    print(&asked, &rows(&asked, &results));
-    Ok(())
+    };
+    let mut recorder = {
+        let (lines, write) = (lines.clone(), write.clone());
+        Recorder::each(move |line| {
+            lines.borrow_mut().push(line.clone());
+            write(&Ok(()))
+        })
+    };
+    let compared = compare(&mut testbed, &workload, &plan, &mut recorder).map(drop);
+    write(&compared)?;
+    print(options, &subjects, &rows(&subjects, &lines.borrow()));
+    compared
 }
 
-fn rows(subjects: &[&str], results: &Results) -> Vec<Row> {
+fn document(parameters: &Value, subjects: &[&str], lines: &[Value], compared: &Result<()>) -> Value {
+    let rows = rows(subjects, lines);
+    let skipped: Vec<&Value> = lines.iter().filter(|line| line["record"] == "skipped").collect();
+    let ratios = all_ratios(subjects, &rows);
+    let document = json!({"parameters": parameters, "samples": rows, "ratios": ratios, "skipped": skipped});
+    super::with_end(document, compared)
+}
+
+/// By subject, and each in the order of the samples among the lines.
+fn rows(subjects: &[&str], lines: &[Value]) -> Vec<Row> {
     let of_subject = |name: &&str| {
-        let samples = results.get(*name).and_then(|paces| paces.first()).into_iter().flatten();
-        let row = |(repeat, sample): (usize, &Sample)| Row {
-            subject: name.to_string(),
-            repeat,
-            mpps: sample.received_pps / 1e6,
-            ns_per_packet: sample.ns_per_packet,
-            loss: sample.loss,
-            cpu_left: sample.cpu_left,
+        let samples = lines.iter().filter(|line| line["record"] == "sample" && line["subject"] == **name);
+        let row = |(repeat, line): (usize, &Value)| {
+            let value = |of: &str| line["sample"][of].as_f64();
+            Row {
+                subject: name.to_string(),
+                repeat,
+                mpps: value("received_pps").unwrap_or(f64::NAN) / 1e6,
+                ns_per_packet: value("ns_per_packet"),
+                loss: value("loss").unwrap_or(f64::NAN),
+                cpu_left: value("cpu_left"),
+            }
         };
         samples.enumerate().map(row).collect::<Vec<_>>()
     };
     subjects.iter().flat_map(of_subject).collect()
 }
 
+fn column(rows: &[Row], subject: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<f64> {
+    let rows = rows.iter().filter(|row| row.subject == subject);
+    rows.map(|row| of(row).unwrap_or(f64::NAN)).collect()
+}
+
 /// `A/B` for every two subjects, A after B in the order asked for: packets per second, pair by pair.
-fn all_ratios(subjects: &[&str], results: &Results) -> BTreeMap<String, Value> {
-    let mpps = |name: &str| -> Vec<f64> {
-        let samples = results.get(name).and_then(|paces| paces.first()).into_iter().flatten();
-        samples.map(|sample| sample.received_pps / 1e6).collect()
-    };
+fn all_ratios(subjects: &[&str], rows: &[Row]) -> BTreeMap<String, Value> {
+    let mpps = |name: &str| column(rows, name, |row| Some(row.mpps));
     let mut all = BTreeMap::new();
     for (i, of) in subjects.iter().enumerate() {
         for to in &subjects[..i] {
@@ -119,66 +137,56 @@ fn all_ratios(subjects: &[&str], results: &Results) -> BTreeMap<String, Value> {
     all
 }
 
-fn print(subjects: &[&str], rows: &[Row]) {
-    println!("{:12} {:>22} {:>22} {:>9} {:>9}", "subject", "Mpps", "ns per packet", "lost %", "CPU left");
+fn print(options: &Options, subjects: &[&str], rows: &[Row]) {
+    let Some(first) = rows.first() else { return };
+    let offered = options.pps.map_or("saturated".into(), |pps| format!("{} Mpps offered", pps as f64 / 1e6));
+    let title = format!("{}-byte frames, {} flows, {offered}: median (range)", options.frame, options.flows);
+    let ratio = format!("Mpps / {}", first.subject);
+    print_head(&title, &["subject", "Mpps", "ns/packet", "lost, %", "CPU left, %", &ratio]);
     for name in subjects {
-        let of = |figure: fn(&Row) -> f64| -> Vec<f64> {
-            rows.iter().filter(|row| row.subject == *name).map(figure).collect()
-        };
-        let (mpps, ns) = (of(|row| row.mpps), of(|row| row.ns_per_packet.unwrap_or(f64::NAN)));
-        if mpps.is_empty() {
-            println!("{name:12} {:>22}", "could not run");
-            continue;
-        }
-        let show = |Spread { median, min, max }: Spread, digits: usize| {
-            format!("{median:.digits$} ({min:.digits$}..{max:.digits$})")
-        };
-        println!(
-            "{name:12} {:>22} {:>22} {:>9.3} {:>8.0}%",
-            show(spread(&mpps), 3),
-            show(spread(&ns), 0),
-            spread(&of(|row| row.loss)).median * 100.0,
-            spread(&of(|row| row.cpu_left.unwrap_or(f64::NAN))).median * 100.0,
-        );
+        let cell =
+            |of: fn(&Row) -> Option<f64>, scale, digits| show(spread(&column(rows, name, of)), scale, digits);
+        let mpps = |name: &str| column(rows, name, |row| Some(row.mpps));
+        print_row(&[
+            name.to_string(),
+            cell(|row| Some(row.mpps), 1.0, 3),
+            cell(|row| row.ns_per_packet, 1.0, 0),
+            cell(|row| Some(row.loss), 100.0, 3),
+            cell(|row| row.cpu_left, 100.0, 0),
+            show(ratios(&mpps(name), &mpps(&first.subject)), 1.0, 2),
+        ]);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::Rates;
-
-    fn sample(received_pps: f64) -> Sample {
-        Sample {
-            seconds: 1.0,
-            offered_pps: received_pps,
-            received_pps,
-            ns_per_packet: Some(100.0),
-            busy: 0.9,
-            cpu_left: Some(0.1),
-            cpu_left_by_core: BTreeMap::new(),
-            activity: Rates::default(),
-            sent: 1000,
-            received: 1000,
-            ..Sample::default()
-        }
-    }
 
     #[test]
     fn rows_and_ratios_are_by_subject_and_pair() {
-        let results: Results = [
-            ("linux".to_string(), vec![vec![sample(1e6), sample(2e6)]]),
-            ("millrace".to_string(), vec![vec![sample(3e6), sample(4e6)]]),
-        ]
-        .into();
-        // One that could not run is in no result.
+        let sample = |subject: &str, pps: f64| {
+            json!({"record": "sample", "subject": subject, "repeat": 0,
+                "sample": {"received_pps": pps, "ns_per_packet": 100.0, "loss": 0.0, "cpu_left": null}})
+        };
+        // One that could not run, and one whose second round was interrupted.
+        let lines = [
+            sample("linux", 1e6),
+            json!({"record": "skipped", "subject": "ovs", "why": "not installed"}),
+            sample("millrace", 3e6),
+            sample("linux", 2e6),
+        ];
         let subjects = ["linux", "ovs", "millrace"];
-        let rows = rows(&subjects, &results);
-        let seen: Vec<_> = rows.iter().map(|row| (row.subject.as_str(), row.repeat, row.mpps)).collect();
-        assert_eq!(seen, [("linux", 0, 1.0), ("linux", 1, 2.0), ("millrace", 0, 3.0), ("millrace", 1, 4.0)]);
-        let ratios = all_ratios(&subjects, &results);
+        let interrupted = Err(crate::sys::Interrupted.into());
+        let document = document(&json!({"frame": 64}), &subjects, &lines, &interrupted);
+        let samples = document["samples"].as_array().unwrap();
+        let seen: Vec<Value> =
+            samples.iter().map(|row| json!([row["subject"], row["repeat"], row["mpps"]])).collect();
+        assert_eq!(seen, [json!(["linux", 0, 1.0]), json!(["linux", 1, 2.0]), json!(["millrace", 0, 3.0])]);
+        assert_eq!(samples[0]["cpu_left"], Value::Null);
+        let ratios = document["ratios"].as_object().unwrap();
         assert_eq!(ratios.keys().collect::<Vec<_>>(), ["millrace/linux"]);
-        assert_eq!(ratios["millrace/linux"]["pairs"], json!([3.0, 2.0]));
-        assert_eq!(ratios["millrace/linux"]["spread"]["median"], json!(2.5));
+        assert_eq!(ratios["millrace/linux"]["pairs"], json!([3.0]));
+        assert_eq!(document["skipped"][0]["why"], "not installed");
+        assert_eq!((&document["interrupted"], &document["error"]), (&true.into(), &Value::Null));
     }
 }

@@ -3,17 +3,17 @@
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Sampling, names, print_head, print_row, show, testbed};
+use super::{Sampling, Subjects, print_head, print_row, show, some_packets_per_second, testbed};
 use crate::{
     compare::{Plan, compare, figures},
+    figure::{Axis, Figure},
     generator::Pace,
     histogram::Latency,
     measure::spread,
     record::Output,
     sink::Watch,
-    subject,
     workload::{Family, Workload},
 };
 
@@ -22,12 +22,11 @@ const DESTINATIONS: u32 = 4096;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = subject::NAMES, default_values = subject::NAMES)]
-    subjects: Vec<String>,
-    /// Packets per second, one load after another
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=8_000_000),
-        default_values_t = [10_000, 100_000, 250_000, 500_000, 1_000_000, 1_500_000, 2_000_000, 3_000_000])]
+    #[command(flatten)]
+    subjects: Subjects,
+    /// Packets per second offered, one load after another, to 20M; k and M are thousands and millions
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = some_packets_per_second,
+        default_values = ["10k", "100k", "250k", "500k", "1M", "1.5M", "2M", "3M"])]
     rates: Vec<u64>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
@@ -39,7 +38,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     // Long enough for a stamp.
     let stamped = workload.targets.iter().map(|target| target.min_stamped()).max();
     workload.frame_bytes = workload.frame_bytes.max(stamped.unwrap_or_default());
-    let subjects = names(&options.subjects);
+    let subjects = options.subjects.names();
     let paces: Vec<Pace> = options.rates.iter().map(|&pps| Pace::Rate(pps)).collect();
     let plan = Plan {
         case: "latency",
@@ -51,7 +50,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     };
     let mut recorder = output.recorder()?;
     for (name, quantile) in [("latency-p50", "p50"), ("latency-p99", "p99"), ("latency-p999", "p999")] {
-        recorder.line(&figure(name, quantile))?;
+        recorder.figure(&figure(name, quantile))?;
     }
     let results = compare(&mut testbed, &workload, &plan, &mut recorder)?;
     let names: Vec<&str> = results.keys().map(String::as_str).collect();
@@ -74,10 +73,10 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     Ok(())
 }
 
-fn figure(name: &str, quantile: &str) -> Value {
-    json!({"record": "figure", "name": name, "title": format!("One-way latency by load, {quantile}"),
-        "where": {"/case": "latency"}, "series": ["/subject"],
-        "x": {"at": "/pace/rate", "label": "offered", "unit": "Mpps", "factor": 1e-6, "scale": "log"},
-        "y": {"at": format!("/sample/latency/{quantile}_ns"), "label": "latency", "unit": "us", "factor": 1e-3,
-            "scale": "log"}})
+fn figure(name: &str, quantile: &str) -> Figure {
+    let offered = Axis::new("/pace/rate", "offered", "Mpps").times(1e-6).log();
+    let latency = Axis::new(&format!("/sample/latency/{quantile}_ns"), "latency", "µs").times(1e-3).log();
+    Figure::new(name, &format!("One-way latency by load, {quantile}"), Some(offered), latency)
+        .only("/case", "latency")
+        .series("/subject")
 }

@@ -15,6 +15,7 @@ use serde_json::json;
 use super::{FullTable, print_head, print_row, testbed};
 use crate::{
     addresses::nexthop_mac,
+    figure::{Axis, Figure},
     prefixes::Prefixes,
     record::Output,
     subject::Millrace,
@@ -28,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// Where raw results go
+    /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     #[command(flatten)]
@@ -41,6 +42,14 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let routes = full.v4.len() + full.v6.len();
     let title = format!("Loading {} IPv4 and {} IPv6 routes", full.v4.len(), full.v6.len());
     print_head(&title, &["what", "value"]);
+    for (name, title, label, unit) in [
+        ("load-time", "Loading the full table", "time", "s"),
+        ("load-memory", "Memory", "memory", "MB"),
+        ("load-route", "Memory of a route", "memory", "bytes"),
+    ] {
+        let figure = Figure::new(name, title, None, Axis::new("/value", label, unit));
+        recorder.figure(&figure.only("/record", "load").only("/unit", unit).series("/what"))?;
+    }
     let mut note = |what: &str, value: f64, unit: &str| {
         print_row(&[what.into(), format!("{value:.2} {unit}")]);
         recorder.line(&json!({"record": "load", "what": what, "value": value, "unit": unit, "routes": routes,

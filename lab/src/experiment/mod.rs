@@ -18,13 +18,15 @@ mod tables;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{Args, Subcommand, value_parser};
+use clap::{Args, Subcommand, builder::PossibleValuesParser, value_parser};
+use serde_json::Value;
 
 use crate::{
     measure::{Spread, Window},
     prefixes::{self, Prefixes},
     record::Output,
     subject,
+    sys::Interrupted,
     testbed::Testbed,
     topology::Topology,
 };
@@ -59,33 +61,73 @@ pub enum Experiment {
 impl Experiment {
     /// Runs it. `command`: the command line that it came from, for the record.
     pub fn run(self, command: Vec<String>) -> Result<()> {
-        let to = |path: &Option<PathBuf>| Output { path: path.clone(), command };
-        match self {
-            Self::Compare(options) => compare::run(&options, &to(&options.sampling.json)),
-            Self::Rfc2544(options) => rfc2544::run(&options, &to(&options.json)),
-            Self::Capacity(options) => capacity::run(&options, &to(&options.sampling.json)),
-            Self::Program(options) => program::run(&options, &to(&options.sampling.json)),
-            Self::Tables(options) => tables::run(&options, &to(&options.sampling.json)),
-            Self::Scale(options) => scale::run(&options, &to(&options.sampling.json)),
-            Self::Overload(options) => overload::run(&options, &to(&options.sampling.json)),
-            Self::Latency(options) => latency::run(&options, &to(&options.sampling.json)),
-            Self::RouteLatency(options) => route_latency::run(&options, &to(&options.json)),
-            Self::Apps(options) => apps::run(&options, &to(&options.json)),
-            Self::Load(options) => load::run(&options, &to(&options.json)),
+        let output = Output { path: self.json().cloned(), command };
+        output.check()?;
+        let before = output.modified();
+        let ran = match self {
+            Self::Compare(options) => compare::run(&options, &output),
+            Self::Rfc2544(options) => rfc2544::run(&options, &output),
+            Self::Capacity(options) => capacity::run(&options, &output),
+            Self::Program(options) => program::run(&options, &output),
+            Self::Tables(options) => tables::run(&options, &output),
+            Self::Scale(options) => scale::run(&options, &output),
+            Self::Overload(options) => overload::run(&options, &output),
+            Self::Latency(options) => latency::run(&options, &output),
+            Self::RouteLatency(options) => route_latency::run(&options, &output),
+            Self::Apps(options) => apps::run(&options, &output),
+            Self::Load(options) => load::run(&options, &output),
+        };
+        if let (Err(_), Some(path)) = (&ran, &output.path)
+            && output.modified() != before
+        {
+            eprintln!("what was measured until then is in {}", path.display());
         }
+        ran
+    }
+
+    fn json(&self) -> Option<&PathBuf> {
+        let json = match self {
+            Self::Compare(options) => &options.sampling.json,
+            Self::Rfc2544(options) => &options.json,
+            Self::Capacity(options) => &options.sampling.json,
+            Self::Program(options) => &options.json,
+            Self::Tables(options) => &options.sampling.json,
+            Self::Scale(options) => &options.sampling.json,
+            Self::Overload(options) => &options.sampling.json,
+            Self::Latency(options) => &options.sampling.json,
+            Self::RouteLatency(options) => &options.json,
+            Self::Apps(options) => &options.json,
+            Self::Load(options) => &options.json,
+        };
+        json.as_ref()
+    }
+}
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub struct Subjects {
+    /// What to measure, alternately; `all`: every one there is (lab/README.md says what each is)
+    #[arg(long = "subjects", value_name = "LIST", value_delimiter = ',',
+        value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
+    named: Vec<String>,
+}
+
+impl Subjects {
+    fn names(&self) -> Vec<&str> {
+        subject::named(&self.named)
     }
 }
 
 /// How often, how long, and where to.
 #[derive(Args, Clone, Debug)]
 pub struct Sampling {
-    /// Length of each measurement, seconds
+    /// Length of each measurement, 0.1 to 600 seconds; half a second of warm-up comes before it
     #[arg(long, default_value_t = 1.5, value_parser = seconds)]
     seconds: f64,
-    /// How often each is repeated
-    #[arg(long, default_value_t = 5, value_parser = value_parser!(u16).range(1..=1000))]
+    /// How often each measurement is made, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Where raw results go
+    /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -103,10 +145,10 @@ pub struct FullTable {
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
     /// IPv4 routes
-    #[arg(long, default_value_t = 1_000_000)]
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
     routes4: usize,
     /// IPv6 routes
-    #[arg(long, default_value_t = 160_000)]
+    #[arg(long, value_name = "N", default_value_t = 160_000)]
     routes6: usize,
 }
 
@@ -122,22 +164,52 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     if (0.1..=600.0).contains(&seconds) { Ok(seconds) } else { Err("0.1 to 600".into()) }
 }
 
-fn names(subjects: &[String]) -> Vec<&str> {
-    subject::named(subjects)
+/// As people write it: 750, 100k, 1.5M.
+fn packets_per_second(text: &str) -> Result<u64, String> {
+    const MOST: f64 = 20e6;
+    let (digits, factor) = match text.strip_suffix(['k', 'M']) {
+        Some(digits) => (digits, if text.ends_with('k') { 1e3 } else { 1e6 }),
+        None => (text, 1.0),
+    };
+    let pps = digits.parse::<f64>().map_err(|_| "not a number, which may end in k or M")? * factor;
+    if (0.0..=MOST).contains(&pps) { Ok(pps as u64) } else { Err("0 to 20M".into()) }
+}
+
+fn some_packets_per_second(text: &str) -> Result<u64, String> {
+    let pps = packets_per_second(text)?;
+    if pps > 0 { Ok(pps) } else { Err("above 0".into()) }
 }
 
 fn testbed(routers: u16) -> Result<Testbed> {
     Testbed::for_rates(&Topology::rfc2544().with_routers(routers))
 }
 
-fn print_row(cells: &[String]) {
-    println!("| {} |", cells.join(" | "));
+/// A document that says how its run ended, if that was early.
+fn with_end(mut document: Value, ran: &Result<()>) -> Value {
+    match ran {
+        Ok(()) => {}
+        Err(error) if error.is::<Interrupted>() => document["interrupted"] = true.into(),
+        Err(error) => document["error"] = format!("{error:#}").into(),
+    }
+    document
 }
 
-/// Heading of a table, in Markdown.
+/// Of a table, in Markdown.
+fn row(cells: &[String]) -> String {
+    format!("| {} |", cells.join(" | "))
+}
+
+/// Title and heading of a table.
+fn head(title: &str, cells: &[&str]) -> String {
+    format!("\n## {title}\n\n| {} |\n|{}", cells.join(" | "), "---|".repeat(cells.len()))
+}
+
+fn print_row(cells: &[String]) {
+    println!("{}", row(cells));
+}
+
 fn print_head(title: &str, cells: &[&str]) {
-    println!("\n## {title}\n");
-    println!("| {} |\n|{}", cells.join(" | "), "---|".repeat(cells.len()));
+    println!("{}", head(title, cells));
 }
 
 fn show(spread: Spread, scale: f64, digits: usize) -> String {
@@ -146,4 +218,20 @@ fn show(spread: Spread, scale: f64, digits: usize) -> String {
         return "-".into();
     }
     format!("{:.digits$} ({:.digits$}..{:.digits$})", median * scale, min * scale, max * scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_as_people_write_them() {
+        let read = |text| packets_per_second(text).ok();
+        assert_eq!(
+            ["0", "750", "100k", "1.5M", "20M"].map(read),
+            [0, 750, 100_000, 1_500_000, 20_000_000].map(Some)
+        );
+        assert_eq!(["", "k", "-1", "21M", "1G", "nan"].map(read), [None; 6]);
+        assert_eq!(some_packets_per_second("0"), Err("above 0".into()));
+    }
 }

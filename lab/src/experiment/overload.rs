@@ -4,22 +4,22 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use clap::{Args, builder::PossibleValuesParser};
-use serde_json::{Value, json};
+use clap::Args;
+use serde_json::json;
 
 use super::{
-    Sampling, names,
+    Sampling, Subjects,
     on_testbed::{HIGHEST_PPS, OnTestbed},
     print_head, print_row, show, testbed,
 };
 use crate::{
     compare::prepare,
+    figure::{Axis, Figure},
     generator::Pace,
     measure::{Sample, spread},
     method::overload::{Curve, Sweep, curve},
     progress::Progress,
     record::{Output, Recorder},
-    subject,
     testbed::Testbed,
     workload::{Family, Workload},
 };
@@ -34,11 +34,10 @@ const ABOUT_POINTS: u64 = 12;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure; `all`: every one there is
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(subject::choices()), default_values = subject::DEFAULT)]
-    subjects: Vec<String>,
-    /// Points of the curve for each saturating load
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=100))]
+    #[command(flatten)]
+    subjects: Subjects,
+    /// Points of the curve for each saturating load, 1 to 100; the curve goes up to ten such loads
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=100))]
     steps: u64,
     #[command(flatten)]
     pub(super) sampling: Sampling,
@@ -47,9 +46,9 @@ pub struct Options {
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut testbed = testbed(0)?;
     let mut recorder = output.recorder()?;
-    recorder.line(&figure())?;
+    recorder.figure(&figure())?;
     let mut curves: BTreeMap<&str, Vec<Curve>> = BTreeMap::new();
-    let mut subjects = names(&options.subjects);
+    let mut subjects = options.subjects.names();
     let repeats = usize::from(options.sampling.repeat);
     let mut progress = Progress::new(0);
     for repeat in 0..repeats {
@@ -74,13 +73,13 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     Ok(())
 }
 
-fn figure() -> Value {
-    json!({"record": "figure", "name": "overload", "title": "What comes out when more comes in",
-        "where": {"/case": "overload"}, "series": ["/subject"],
-        "x": {"at": "/sample/offered_pps", "by": "/pace", "label": "offered", "unit": "Mpps", "factor": 1e-6,
-            "scale": "linear"},
-        "y": {"at": "/sample/received_pps", "label": "forwarded", "unit": "Mpps", "factor": 1e-6,
-            "scale": "linear"}})
+fn figure() -> Figure {
+    let mpps = |at: &str, label: &str| Axis::new(at, label, "Mpps").times(1e-6);
+    let offered = mpps("/sample/offered_pps", "offered").by("/pace");
+    let forwarded = mpps("/sample/received_pps", "forwarded");
+    Figure::new("overload", "What comes out when more comes in", Some(offered), forwarded)
+        .only("/case", "overload")
+        .series("/subject")
 }
 
 /// One curve of one subject.

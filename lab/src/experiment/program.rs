@@ -3,24 +3,27 @@
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
     time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 use libbpf_rs::{
     MapCore, MapFlags, Program, ProgramInput, Xdp, XdpFlags,
     skel::{OpenSkel, SkelBuilder},
 };
 use serde_json::json;
 
-use super::{FullTable, Sampling, print_head, print_row, show, testbed};
+use super::{FullTable, head, row, show, testbed};
 use crate::{
     bpf::{self, cost as skeleton},
+    figure::{Axis, Figure},
     measure::spread,
     packet::Stamp,
+    progress::Progress,
     record::Output,
-    subject,
+    subject, sys,
     testbed::{PORT_IN, Testbed},
     workload::{Family, Workload},
 };
@@ -38,12 +41,16 @@ const XDP_REDIRECT: u32 = 4;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
+    /// What to measure, one after another
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
         default_values = ["redirect", "touch", "millrace"])]
     subjects: Vec<String>,
-    #[command(flatten)]
-    pub(super) sampling: Sampling,
+    /// How often each measurement, of 4 million packets, is made: 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u16).range(1..=1000))]
+    repeat: u16,
+    /// Where raw results go; `millrace-lab report` reads them
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
     #[command(flatten)]
     table: FullTable,
 }
@@ -53,9 +60,11 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let prefixes = options.table.read()?;
     let testbed = testbed(0)?;
     testbed.load_routes(&prefixes)?;
+    recorder.figure(&figure())?;
+    let mut progress = Progress::new((2 * DESTINATIONS.len() * options.subjects.len()) as u64);
     let (routes4, routes6) = (prefixes.v4.len(), prefixes.v6.len());
     let title = format!("The program alone, {routes4} + {routes6} routes");
-    print_head(&title, &["family", "destinations", "subject", "ns/packet"]);
+    progress.print(&head(&title, &["family", "destinations", "subject", "ns/packet"]));
     for family in [Family::V4, Family::V6] {
         for destinations in DESTINATIONS {
             let workload = Workload::inside(&prefixes, family, destinations, testbed.next_hops()?);
@@ -63,7 +72,8 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
                 let _subject = subject::start(name, &testbed)?;
                 let mut cost = Cost::new(&testbed, &workload)?;
                 let mut samples = Vec::new();
-                for repeat in 0..options.sampling.repeat {
+                for repeat in 0..options.repeat {
+                    sys::check_interrupted()?;
                     let ns = cost.measure(&testbed).with_context(|| name.clone())?;
                     recorder.line(
                         &json!({"record": "program", "subject": name, "repeat": repeat, "ns": ns,
@@ -73,11 +83,22 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
                     samples.push(ns);
                 }
                 let count = workload.targets.len().to_string();
-                print_row(&[family.name().into(), count, name.clone(), show(spread(&samples), 1.0, 1)]);
+                let ns = show(spread(&samples), 1.0, 1);
+                progress.step(&format!("{name}, {}, {count} destinations: {ns} ns/packet", family.name()));
+                progress.print(&row(&[family.name().into(), count, name.clone(), ns]));
             }
         }
     }
     Ok(())
+}
+
+fn figure() -> Figure {
+    let destinations = Axis::new("/targets", "destinations", "").log();
+    let ns = Axis::new("/ns", "time per packet", "ns");
+    Figure::new("program", "The program alone", Some(destinations), ns)
+        .only("/record", "program")
+        .series("/subject")
+        .series("/family")
 }
 
 /// A loaded copy of cost.bpf.c with the frames of a workload.

@@ -1,5 +1,7 @@
 //! `millrace-lab rfc2544`: what RFC 2544 and its successors ask of a router, by frame size (9.1), one subject on its own.
 
+mod results;
+
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result};
@@ -7,28 +9,21 @@ use clap::{Args, ValueEnum, value_parser};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use self::results::{OfFrame, document, print};
 use super::{
     on_testbed::{HIGHEST_PPS, OnTestbed, Restart},
-    print_head, print_row, show, testbed,
+    testbed,
 };
 use crate::{
     check::check_forwarding,
     generator::Pace,
     measure::{Sample, Window},
-    method::{
-        back_to_back::{self, BackToBack},
-        frame_loss::{self, Point},
-        latency::{self, AtRate},
-        recovery::{self, Recovery},
-        reset::{self, ResetTime},
-        throughput::{self, Repeated, Search},
-    },
+    method::{back_to_back, frame_loss, latency, recovery, reset, throughput, throughput::Search},
     packet::FCS_BYTES,
     progress::Progress,
     record::Output,
     sink::Watch,
     subject::{self, Subject},
-    sys::Interrupted,
     testbed::Testbed,
     workload::{Family, Workload},
 };
@@ -46,26 +41,26 @@ const LONGEST_BURST_SECONDS: f64 = 1.0;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_parser = subject::NAMES, default_value = "millrace")]
+    /// What to measure (lab/README.md says what each is)
+    #[arg(long, value_name = "NAME", value_parser = subject::NAMES, default_value = "millrace")]
     subject: String,
     /// Frame lengths in bytes, FCS included, each 64 to 3404
-    #[arg(long, value_delimiter = ',', value_parser = value_parser!(u16).range(64..=3404),
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = value_parser!(u16).range(64..=3404),
         default_values_t = [64, 128, 256, 512, 1024, 1280, 1518])]
     frames: Vec<u16>,
     /// Destinations, one flow each: 1 to 131072
-    #[arg(long, default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
     flows: u32,
-    /// Length of each trial (the RFC: 60)
+    /// Length of each trial, 0.1 to 600 seconds (the RFC: 60)
     #[arg(long, default_value_t = 2.0, value_parser = super::seconds)]
     seconds: f64,
-    /// How often each test is repeated
-    #[arg(long, default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
+    /// How often each test is made, 1 to 1000
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
     /// Only these tests; throughput is always measured, since the others are told in it
-    #[arg(long, value_delimiter = ',', value_enum, default_values_t = Test::value_variants().to_vec())]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_values_t = Test::value_variants().to_vec())]
     only: Vec<Test>,
-    /// Where the results go, as one document
+    /// Where the results go, as one document; `millrace-lab report` reads it
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
@@ -88,25 +83,6 @@ enum Test {
     Reset,
 }
 
-/// Of one frame length; tests that were not run are not there.
-#[derive(Debug, Default, Serialize)]
-struct Result2544 {
-    frame: u16,
-    /// In which the other tests are told: without loss; if there is none, with 0.1 %.
-    throughput_pps: u64,
-    throughput: Vec<Repeated>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    latency: Option<Vec<AtRate>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    frame_loss: Option<Vec<Point>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    back_to_back: Option<BackToBack>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    recovery: Option<Recovery>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reset: Option<ResetTime>,
-}
-
 /// A subject under test.
 struct Bench<'a> {
     options: &'a Options,
@@ -125,7 +101,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut results = Vec::new();
     let mut measured = Ok(());
     for (at, &frame) in options.frames.iter().enumerate() {
-        let mut result = Result2544 { frame, ..Result2544::default() };
+        let mut result = OfFrame { frame, ..OfFrame::default() };
         measured = bench.frame(&mut result, options.frames.len() - at - 1);
         results.push(result);
         output.document(document(options, &results, &bench.trials, &measured))?;
@@ -164,7 +140,7 @@ fn search(loss: f64) -> Search {
 
 impl Bench<'_> {
     /// All tests with one frame length; what was measured before an error stays in `result`.
-    fn frame(&mut self, result: &mut Result2544, frames_left: usize) -> Result<()> {
+    fn frame(&mut self, result: &mut OfFrame, frames_left: usize) -> Result<()> {
         let workload = Workload::benchmark(Family::V4, self.options.flows, 0..=0);
         let frame_bytes = result.frame - FCS_BYTES;
         let subject = self.subject.as_deref().context("the subject does not run")?;
@@ -183,7 +159,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn test(&mut self, test: Test, result: &mut Result2544) -> Result<()> {
+    fn test(&mut self, test: Test, result: &mut OfFrame) -> Result<()> {
         let Self { options, testbed, subject, progress, trials } = self;
         let repeat = options.repeat.into();
         let frame = result.frame;
@@ -242,121 +218,5 @@ impl Bench<'_> {
             }
         }
         Ok(())
-    }
-}
-
-fn document(options: &Options, results: &[Result2544], trials: &[Value], measured: &Result<()>) -> Value {
-    let lines = [lines(options, results), trials.to_vec()].concat();
-    let mut document = json!({"subject": options.subject, "flows": options.flows,
-        "trial_seconds": options.seconds, "repeat": options.repeat, "resolution": RESOLUTION,
-        "results": results, "lines": lines});
-    match measured {
-        Ok(()) => {}
-        Err(error) if error.is::<Interrupted>() => document["interrupted"] = true.into(),
-        Err(error) => document["error"] = format!("{error:#}").into(),
-    }
-    document
-}
-
-/// The figures, and what they are drawn from, as the other commands write it.
-fn lines(options: &Options, results: &[Result2544]) -> Vec<Value> {
-    let axis = |at: &str, label: &str, unit: &str, factor: f64| json!({"at": at, "label": label, "unit": unit, "factor": factor, "scale": "linear"});
-    let mut lines = vec![
-        json!({"record": "figure", "name": "throughput", "title": "Throughput by frame length (RFC 2544 26.1)",
-            "where": {"/case": "throughput"}, "series": ["/subject", "/parameters/loss"],
-            "x": axis("/parameters/frame", "frame length with FCS", "bytes", 1.0),
-            "y": axis("/sample/throughput_pps", "throughput", "Mpps", 1e-6)}),
-        json!({"record": "figure", "name": "latency", "title": "Latency at the throughput, p99 (RFC 2544 26.2)",
-            "where": {"/case": "latency", "/parameters/at_throughput": true}, "series": ["/subject"],
-            "x": axis("/parameters/frame", "frame length with FCS", "bytes", 1.0),
-            "y": axis("/sample/latency/p99_ns", "latency, p99", "us", 1e-3)}),
-        json!({"record": "figure", "name": "frame-loss", "title": "Frame loss rate (RFC 2544 26.3)",
-            "where": {"/case": "frame-loss"}, "series": ["/subject", "/parameters/frame"],
-            "x": axis("/parameters/pps", "offered", "Mpps", 1e-6),
-            "y": axis("/sample/loss", "lost", "%", 100.0)}),
-    ];
-    let mut sample = |case: &str, parameters: Value, repeat: usize, sample: Value| {
-        lines.push(json!({"record": "sample", "case": case, "subject": options.subject, "repeat": repeat,
-            "parameters": parameters, "sample": sample}));
-    };
-    for result in results {
-        for found in &result.throughput {
-            for (repeat, search) in found.searches.iter().enumerate() {
-                let parameters = json!({"frame": result.frame, "loss": found.loss});
-                sample("throughput", parameters, repeat, json!({"throughput_pps": search.pps}));
-            }
-        }
-        for at_rate in result.latency.iter().flatten() {
-            for (repeat, trial) in at_rate.trials.iter().enumerate() {
-                let parameters = json!({"frame": result.frame, "pps": at_rate.pps,
-                    "at_throughput": at_rate.pps == result.throughput_pps});
-                sample("latency", parameters, repeat, json!({"latency": trial.latency}));
-            }
-        }
-        for point in result.frame_loss.iter().flatten() {
-            for (repeat, trial) in point.trials.iter().enumerate() {
-                let parameters = json!({"frame": result.frame, "pps": point.pps});
-                sample("frame-loss", parameters, repeat, json!({"loss": trial.loss()}));
-            }
-        }
-    }
-    lines
-}
-
-fn print(options: &Options, results: &[Result2544]) {
-    let title = format!(
-        "{}, {} flows, trials of {} s, {} of each: median (range)",
-        options.subject, options.flows, options.seconds, options.repeat
-    );
-    print_head(
-        &title,
-        &[
-            "frame",
-            "Mpps, no loss",
-            "Mpps, 0.1 % lost",
-            "p99 latency there, us",
-            "p99 at half of it, us",
-            "burst without loss, frames",
-            "buffer, us",
-            "recovery, ms",
-            "reset, ms",
-        ],
-    );
-    for result in results {
-        let noisy = |noisy: bool| if noisy { " (noisy)" } else { "" };
-        let mpps = |at: usize| {
-            let found = result.throughput.get(at)?;
-            let disturbed = found.searches.iter().any(|search| search.noisy);
-            Some(show(found.pps, 1e-6, 3) + noisy(disturbed))
-        };
-        let burst = result.back_to_back.as_ref();
-        let frames = |found: &BackToBack| {
-            let more = if found.at_limit { ", or more" } else { "" };
-            format!("{}{more}{}", show(found.frames, 1.0, 0), noisy(found.noisy))
-        };
-        let p99 = |at: usize| {
-            let found = result.latency.as_ref()?.get(at)?;
-            Some(show(found.p99_ns, 1e-3, 1) + noisy(found.noisy))
-        };
-        let recovery = |found: &Recovery| {
-            let none = if found.overloaded { "" } else { " (nothing was lost before)" };
-            let endless = if found.recovered { "" } else { ", or more" };
-            format!("{}{endless}{none}{}", show(found.recovery_ns, 1e-6, 1), noisy(found.noisy))
-        };
-        let reset = |found: &ResetTime| show(found.reset_ns, 1e-6, 2) + noisy(found.noisy);
-        print_row(
-            &[
-                Some(result.frame.to_string()),
-                mpps(0),
-                mpps(1),
-                p99(0),
-                p99(1),
-                burst.map(frames),
-                burst.map(|found| format!("{:.1}", found.corrected_buffer_seconds * 1e6)),
-                result.recovery.as_ref().map(recovery),
-                result.reset.as_ref().map(reset),
-            ]
-            .map(|cell| cell.unwrap_or("-".into())),
-        );
     }
 }

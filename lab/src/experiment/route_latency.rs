@@ -11,6 +11,7 @@ use serde_json::json;
 use super::{print_head, print_row, show, testbed};
 use crate::{
     addresses::nexthop4,
+    figure::{Axis, Figure},
     generator::{Load, Pace},
     measure::spread,
     netlink::{Change, Netlink, Route},
@@ -28,19 +29,25 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
+    /// What to measure, one after another
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     subjects: Vec<String>,
-    /// Routes added and deleted, one after another
-    #[arg(long, default_value_t = 50, value_parser = value_parser!(u16).range(1..=10_000))]
+    /// Routes added and deleted, one after another, 1 to 10000
+    #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u16).range(1..=10_000))]
     changes: u16,
-    /// Where raw results go
+    /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
+    for (name, what) in [("add", "added"), ("delete", "deleted")] {
+        let ms = Axis::new(&format!("/{name}_ms"), "until the first packet on the new way", "ms");
+        let title = format!("From a route {what} to its use");
+        let figure = Figure::new(&format!("route-{name}"), &title, None, ms);
+        recorder.figure(&figure.only("/case", "route-latency").series("/subject"))?;
+    }
     let mut testbed = testbed(0)?;
     testbed.set_priority(Priority::Reaction)?;
     let workload = Workload::benchmark(Family::V4, 1, 0..=0);

@@ -5,12 +5,15 @@ use anyhow::Result;
 use clap::{Args, value_parser};
 use serde_json::json;
 
-use super::{Sampling, names, print_head, print_row, show, testbed};
+use super::{Sampling, head, row, show, testbed};
 use crate::{
-    compare::{Plan, compare, figures, ns, pps},
+    compare::{Plan, compare_in, figures, ns, pps},
+    figure::{Axis, Figure, Reference},
     generator::Pace,
     measure::{ratios, spread},
+    progress::Progress,
     record::Output,
+    subject,
     workload::{Family, Workload},
 };
 
@@ -19,11 +22,11 @@ const DESTINATIONS: u32 = 4096;
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// How many, in this order; ratios are to the first
-    #[arg(long, value_delimiter = ',', value_parser = value_parser!(u16).range(1..=256), default_values_t = [1, 8, 32, 255])]
+    /// How many virtual routers, 1 to 256, in this order; ratios are to the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = value_parser!(u16).range(1..=256), default_values_t = [1, 8, 32, 255])]
     routers: Vec<u16>,
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
+    /// What to measure, alternately
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     subjects: Vec<String>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
@@ -31,11 +34,13 @@ pub struct Options {
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
-    let subjects = names(&options.subjects);
+    let mut progress = Progress::new(0);
+    let subjects = subject::named(&options.subjects);
+    figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;
     let title = format!("Virtual routers, IPv4, {DESTINATIONS} destinations (ratio: to the first)");
-    print_head(&title, &["routers", "subject", "Mpps", "ns/packet", "ns, ratio"]);
+    progress.print(&head(&title, &["routers", "subject", "Mpps", "ns/packet", "ns, ratio"]));
     let mut first = None;
-    for &routers in &options.routers {
+    for (at, &routers) in options.routers.iter().enumerate() {
         let mut testbed = testbed(routers)?;
         let workload = Workload::benchmark(Family::V4, DESTINATIONS, 1..=routers);
         let plan = Plan {
@@ -46,18 +51,29 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
             repeats: options.sampling.repeat.into(),
             window: options.sampling.window(),
         };
-        let results = compare(&mut testbed, &workload, &plan, &mut recorder)?;
+        progress.then((options.routers.len() - at - 1) as u64 * plan.steps());
+        let results = compare_in(&mut testbed, &workload, &plan, &mut recorder, &mut progress)?;
         let first = first.get_or_insert_with(|| results.clone());
         for name in results.keys() {
             let cost = figures(&results, name, 0, ns);
-            print_row(&[
+            progress.print(&row(&[
                 routers.to_string(),
                 name.clone(),
                 show(spread(&figures(&results, name, 0, pps)), 1e-6, 3),
                 show(spread(&cost), 1.0, 0),
                 show(ratios(&cost, &figures(first, name, 0, ns)), 1.0, 2),
-            ]);
+            ]));
         }
     }
     Ok(())
+}
+
+fn figure_records() -> [Figure; 2] {
+    let routers = Axis::new("/parameters/routers", "virtual routers", "").log();
+    let ns = Axis::new("/sample/ns_per_packet", "CPU per packet", "ns");
+    let title = "Cost against the number of virtual routers";
+    let cost = Figure::new("scale", title, Some(routers), ns).only("/case", "routers").series("/subject");
+    let relative =
+        Figure { name: "scale-relative".into(), title: format!("{title}, relative"), ..cost.clone() };
+    [cost, relative.relative_to(Reference::First)]
 }

@@ -6,13 +6,16 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use serde_json::json;
 
-use super::{Sampling, names, print_head, print_row, show, testbed};
+use super::{Sampling, head, row, show, testbed};
 use crate::{
-    compare::{Plan, compare, figures, ns, pps},
+    compare::{Plan, compare_in, figures, ns, pps},
+    figure::{Axis, Figure, Reference},
     generator::Pace,
     measure::{ratios, spread},
     prefixes::{self, Prefixes},
+    progress::Progress,
     record::Output,
+    subject,
     workload::{Family, Workload},
 };
 
@@ -21,11 +24,11 @@ const DESTINATIONS: [usize; 3] = [1, 4096, 100_000];
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// IPv4 routes, in growing order; ratios are to the first
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 1000, 100_000, 1_000_000])]
+    /// Numbers of IPv4 routes, in growing order; ratios are to the first
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 1000, 100_000, 1_000_000])]
     routes: Vec<usize>,
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
+    /// What to measure, alternately
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
     subjects: Vec<String>,
     /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
     #[arg(long, value_name = "FILE")]
@@ -41,12 +44,15 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         "--routes: numbers above 0 that grow; routes are only added"
     );
     let mut recorder = output.recorder()?;
+    let mut progress = Progress::new(0);
     let full =
         prefixes::prefixes(options.prefixes.clone().or_else(prefixes::default_file).as_deref(), most, 0)?;
-    let subjects = names(&options.subjects);
+    let subjects = subject::named(&options.subjects);
+    let mut later = options.routes.len() * DESTINATIONS.len();
+    figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;
     let mut testbed = testbed(0)?;
     let title = "Cost against table size, IPv4 (ratios: to the smallest table, same destinations)";
-    print_head(title, &["routes", "destinations", "subject", "Mpps", "ns/packet", "ns, ratio"]);
+    progress.print(&head(title, &["routes", "destinations", "subject", "Mpps", "ns/packet", "ns, ratio"]));
     let mut smallest = vec![None; DESTINATIONS.len()];
     for &routes in &options.routes {
         // The benchmarking prefixes, which every router has, are the first route.
@@ -66,20 +72,35 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
                 repeats: options.sampling.repeat.into(),
                 window: options.sampling.window(),
             };
-            let results = compare(&mut testbed, &workload, &plan, &mut recorder)?;
+            later -= 1;
+            progress.then(later as u64 * plan.steps());
+            let results = compare_in(&mut testbed, &workload, &plan, &mut recorder, &mut progress)?;
             let first = smallest.get_or_insert_with(|| results.clone());
             for name in results.keys() {
                 let cost = figures(&results, name, 0, ns);
-                print_row(&[
+                progress.print(&row(&[
                     routes.to_string(),
                     workload.targets.len().to_string(),
                     name.clone(),
                     show(spread(&figures(&results, name, 0, pps)), 1e-6, 3),
                     show(spread(&cost), 1.0, 0),
                     show(ratios(&cost, &figures(first, name, 0, ns)), 1.0, 2),
-                ]);
+                ]));
             }
         }
     }
     Ok(())
+}
+
+fn figure_records() -> [Figure; 2] {
+    let routes = Axis::new("/parameters/routes", "routes", "").log();
+    let ns = Axis::new("/sample/ns_per_packet", "CPU per packet", "ns");
+    let cost = Figure::new("tables", "Cost against the size of the table", Some(routes), ns)
+        .only("/case", "tables")
+        .series("/subject")
+        .series("/parameters/destinations")
+        .note("By subject and number of destinations.");
+    let relative =
+        Figure { name: "tables-relative".into(), title: format!("{}, relative", cost.title), ..cost.clone() };
+    [cost, relative.relative_to(Reference::First)]
 }

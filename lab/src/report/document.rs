@@ -14,11 +14,11 @@ pub(super) fn run(file: &str, document: Value) -> Result<Run, String> {
     let mut runs = vec![Run { file: file.into(), about: Some(about), ..Run::default() }];
     let list = |name: &str| document.get(name).and_then(Value::as_array);
     let lines: Vec<Value> = match (list("samples"), list("lines")) {
-        (Some(samples), _) => samples.iter().map(|sample| compared(&document, sample)).collect(),
-        (None, Some(lines)) => {
-            let results = list("results").into_iter().flatten();
-            lines.iter().cloned().chain(results.flat_map(|result| others(&document, result))).collect()
+        (Some(samples), _) => {
+            let skipped = list("skipped").into_iter().flatten().cloned();
+            samples.iter().map(|sample| compared(&document, sample)).chain(skipped).collect()
         }
+        (None, Some(lines)) => lines.clone(),
         (None, None) => return Err("no results of millrace-lab: neither \"samples\" nor \"lines\"".into()),
     };
     for (at, line) in lines.into_iter().enumerate() {
@@ -48,20 +48,6 @@ fn compared(document: &Value, row: &Value) -> Value {
         "subject": row.get("subject"), "repeat": row.get("repeat"), "sample": sample})
 }
 
-/// What `rfc2544` found for one frame length beside throughput and loss, which are among the lines.
-fn others(document: &Value, result: &Value) -> Vec<Value> {
-    let tests = [("back_to_back", "back-to-back frames"), ("reset", "reset")];
-    let found = tests.into_iter().filter_map(|(name, case)| {
-        let mut sample = result.get(name)?.clone();
-        if let Some(fields) = sample.as_object_mut() {
-            fields.retain(|name, _| name != "search" && name != "trials");
-        }
-        Some(json!({"record": "sample", "case": case, "subject": document.get("subject"),
-            "parameters": {"frame": result.get("frame")}, "sample": sample, "noisy": sample.get("noisy")}))
-    });
-    found.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,19 +71,21 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_rfc2544_are_kept_and_its_other_tests_become_some() {
+    fn what_compare_skipped_is_kept() {
+        let skipped =
+            json!({"record": "skipped", "case": "compare", "subject": "ovs", "why": "not installed"});
+        let document = json!({"run": {}, "parameters": {}, "samples": [], "skipped": [skipped]});
+        assert_eq!(run("a.json", document).unwrap().lines, [skipped]);
+    }
+
+    #[test]
+    fn lines_of_rfc2544_are_kept_and_how_it_ended_is_told() {
         let line = json!({"record": "sample", "case": "throughput", "subject": "millrace", "sample": {"throughput_pps": 7}});
         let figure = json!({"record": "figure", "name": "a", "title": "A", "y": {"at": "/sample/loss", "label": "lost"}});
-        let back_to_back = json!({"search": {"step": 1}, "frames_mean": 12.5, "noisy": true});
         let document = json!({"run": {}, "subject": "millrace", "lines": [figure, line, {"record": "figure"}],
-            "results": [{"frame": 64, "back_to_back": back_to_back}], "interrupted": true, "error": "no \"port\""});
+            "results": [{"frame": 64}], "interrupted": true, "error": "no \"port\""});
         let run = run("a.json", document).unwrap();
-        assert_eq!((run.figures.len(), &run.lines[0]), (1, &line));
-        assert_eq!(
-            run.lines[1..],
-            [json!({"record": "sample", "case": "back-to-back frames", "subject": "millrace", "noisy": true,
-                "parameters": {"frame": 64}, "sample": {"frames_mean": 12.5, "noisy": true}})]
-        );
+        assert_eq!((run.figures.len(), &run.lines[..]), (1, &[line][..]));
         assert!(run.notices[0].starts_with("line 3 of the document is no figure"), "{:?}", run.notices);
         assert_eq!(run.notices[1..], ["the run was interrupted", "the run ended early: no \"port\""]);
     }

@@ -13,7 +13,7 @@ pub(super) struct Metric {
 }
 
 /// Last part of the place, name, unit, factor.
-const KNOWN: [(&str, &str, &str, f64); 9] = [
+const KNOWN: [(&str, &str, &str, f64); 14] = [
     ("received_pps", "throughput", "Mpps", 1e-6),
     ("throughput_pps", "throughput", "Mpps", 1e-6),
     ("mpps", "throughput", "Mpps", 1.0),
@@ -22,10 +22,15 @@ const KNOWN: [(&str, &str, &str, f64); 9] = [
     ("offered_pps", "offered", "Mpps", 1e-6),
     ("busy", "router busy", "%", 100.0),
     ("cpu_left", "CPU left", "%", 100.0),
-    ("interrupts_per_second", "interrupts", "1/s", 1.0),
+    ("interrupts_per_s", "interrupts", "1/s", 1.0),
+    ("p50_ns", "p50", "µs", 1e-3),
+    ("p99_ns", "p99", "µs", 1e-3),
+    ("p999_ns", "p99.9", "µs", 1e-3),
+    ("max_ns", "longest", "µs", 1e-3),
+    ("mean_ns", "mean", "µs", 1e-3),
 ];
 /// What a last part ends with, unit, factor.
-const SUFFIXES: [(&str, &str, f64); 8] = [
+const SUFFIXES: [(&str, &str, f64); 10] = [
     ("_ns", "ns", 1.0),
     ("_us", "µs", 1.0),
     ("_ms", "ms", 1.0),
@@ -33,11 +38,19 @@ const SUFFIXES: [(&str, &str, f64); 8] = [
     ("_pps", "Mpps", 1e-6),
     ("_bytes", "bytes", 1.0),
     ("_mb", "MB", 1.0),
+    ("_gbps", "Gbit/s", 1.0),
     ("_per_second", "1/s", 1.0),
+    ("_per_s", "1/s", 1.0),
 ];
 /// Not worth a column: other values are computed from them, or the report names them where they matter.
-const HIDDEN: [&str; 5] =
-    ["/sample/seconds", "/sample/sent", "/sample/skipped", "/sample/received", "/sample/unexplained"];
+const HIDDEN: [&str; 6] = [
+    "/sample/seconds",
+    "/sample/sent",
+    "/sample/skipped",
+    "/sample/received",
+    "/sample/unexplained",
+    "/sample/latency/packets",
+];
 
 impl Metric {
     /// How the value at this place is shown; `None`: it is not, or elsewhere.
@@ -62,7 +75,7 @@ impl Metric {
 
     /// Is more of it better or worse? Only then are ratios worth a table.
     pub fn is_compared(&self) -> bool {
-        !matches!(self.label.as_str(), "loss" | "offered" | "router busy")
+        !matches!(self.label.as_str(), "loss" | "offered" | "router busy") && self.unit != "1/s"
     }
 
     /// Those that matter most come first.
@@ -122,7 +135,15 @@ mod tests {
     fn places_have_names_and_units() {
         let seen = |at: &str| Metric::at(at).map(|metric| (metric.caption(), metric.factor));
         assert_eq!(seen("/sample/received_pps"), Some(("throughput, Mpps".into(), 1e-6)));
-        assert_eq!(seen("/sample/latency/p99_ns"), Some(("latency p99, ns".into(), 1.0)));
+        assert_eq!(seen("/sample/latency/p999_ns"), Some(("latency p99.9, µs".into(), 1e-3)));
+        assert_eq!(seen("/sample/throughput_gbps"), Some(("throughput, Gbit/s".into(), 1.0)));
+        assert_eq!(seen("/sample/wakeups_per_s"), Some(("wakeups, 1/s".into(), 1.0)));
+        assert_eq!(seen("/sample/latency/packets"), None);
+        let compared = |at: &str| Metric::at(at).unwrap().is_compared();
+        assert_eq!(
+            ["/sample/received_pps", "/sample/loss", "/sample/wakeups_per_s"].map(compared),
+            [true, false, false]
+        );
         assert_eq!(seen("/add_ms"), Some(("add, ms".into(), 1.0)));
         assert_eq!(seen("/sample/duplicates"), Some(("duplicates".into(), 1.0)));
         assert_eq!(seen("/sample/lost/gen.eth0.ring_full"), None);

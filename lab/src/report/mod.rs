@@ -58,6 +58,9 @@ pub fn write(directory: &Path, out: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
+/// Case of the trials of searches, which are too many to be read.
+const TRIALS: &str = "trial";
+
 const TITLE: &str = "Millrace: measured";
 
 fn blocks(results: &Results) -> Vec<Block> {
@@ -85,6 +88,13 @@ fn blocks(results: &Results) -> Vec<Block> {
         }
         for experiment in experiment::experiments(run) {
             blocks.push(Block::Heading(3, experiment.name.clone()));
+            if experiment.name == TRIALS {
+                blocks.push(Block::Text(
+                    "What the above was computed from is in the file, trial by trial.".into(),
+                ));
+                blocks.extend(notices(tables::doubts(&experiment)));
+                continue;
+            }
             blocks.extend(tables::constant(&experiment).map(Block::Text));
             blocks.extend(notices(tables::doubts(&experiment)));
             for figure in draw::usual(&experiment, run) {

@@ -12,7 +12,8 @@ use serde_json::Value;
 
 use super::Subject;
 use crate::{
-    command, sys,
+    command::{self, Running},
+    sys,
     testbed::{PORT_IN, PORT_OUT, Testbed},
 };
 
@@ -109,6 +110,10 @@ impl Millrace {
 impl Subject for Millrace {
     fn name(&self) -> &'static str {
         "millrace"
+    }
+
+    fn programs(&self) -> Vec<Running> {
+        vec![Running { name: "millrace".into(), pid: self.child.id() as i32 }]
     }
 
     fn fast_path_packets(&self) -> Result<Option<u64>> {

@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use super::{Millrace, Subject, virtual_router::VirtualRouter};
-use crate::testbed::Testbed;
+use crate::{command::Running, testbed::Testbed};
 
 pub(super) struct MillraceMacvlan {
     // The daemon stops before its router goes.
@@ -26,6 +26,10 @@ impl Subject for MillraceMacvlan {
 
     fn router(&self) -> u16 {
         self.router.number()
+    }
+
+    fn programs(&self) -> Vec<Running> {
+        self.daemon.programs()
     }
 
     fn fast_path_packets(&self) -> Result<Option<u64>> {

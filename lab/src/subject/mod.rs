@@ -23,6 +23,7 @@ use anyhow::{Result, bail};
 use self::{ovs::Sockets, testpmd::Driver};
 use crate::{
     addresses::{Mac, ingress_mac},
+    command::Running,
     packet::Target,
     testbed::Testbed,
 };
@@ -98,6 +99,11 @@ pub trait Subject {
         Vec::new()
     }
 
+    /// Programs without which it is not what it is called: what is measured after one has ended is worth nothing.
+    fn programs(&self) -> Vec<Running> {
+        Vec::new()
+    }
+
     /// Packets forwarded by its own fast path so far, if it counts them: a subject that leaves its work to Linux would
     /// otherwise be taken for slow.
     fn fast_path_packets(&self) -> Result<Option<u64>> {
@@ -130,7 +136,7 @@ pub enum Rewrite {
 
 /// Starts a subject by its name.
 pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
-    testbed.forwarded_by(Vec::new());
+    testbed.forwarded_by(Vec::new(), Vec::new());
     let subject: Box<dyn Subject> = match name {
         "linux" => Box::new(linux::Linux),
         "linux-macvlan" => Box::new(linux_macvlan::LinuxMacvlan::start(testbed)?),
@@ -146,7 +152,7 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
         "millrace-macvlan" => Box::new(millrace_macvlan::MillraceMacvlan::start(testbed)?),
         _ => bail!("no subject is called {name}; there are: {}", NAMES.join(", ")),
     };
-    testbed.forwarded_by(subject.threads());
+    testbed.forwarded_by(subject.threads(), subject.programs());
     Ok(subject)
 }
 

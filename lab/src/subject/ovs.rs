@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     addresses::{egress_mac, ingress_mac, mac_text, nexthop_mac},
-    command,
+    command::{self, Running},
     testbed::{PORT_IN, PORT_OUT, Testbed},
     topology::Network,
 };
@@ -196,6 +196,10 @@ impl Subject for Ovs {
             Sockets::AfXdp => self.switch.threads(THREAD),
             Sockets::Packet => vec![self.switch.main_thread()],
         }
+    }
+
+    fn programs(&self) -> Vec<Running> {
+        vec![self.switch.running()]
     }
 
     fn fast_path_packets(&self) -> Result<Option<u64>> {

@@ -9,7 +9,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    command, sys,
+    command::{self, Running},
+    sys,
     testbed::{PORT_IN, PORT_OUT, Testbed},
 };
 
@@ -111,6 +112,11 @@ impl Process {
     /// Its first thread.
     pub(super) fn main_thread(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// The program.
+    pub(super) fn running(&self) -> Running {
+        Running { name: self.name.clone(), pid: self.main_thread() }
     }
 
     /// Its threads whose names begin like this.

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     addresses::{egress_mac, mac_text, nexthop_mac},
+    command::Running,
     testbed::{PORT_IN, PORT_OUT, Testbed},
 };
 
@@ -89,6 +90,10 @@ impl Subject for Testpmd {
 
     fn threads(&self) -> Vec<i32> {
         self.process.threads(THREAD)
+    }
+
+    fn programs(&self) -> Vec<Running> {
+        vec![self.process.running()]
     }
 
     fn fast_path_packets(&self) -> Result<Option<u64>> {
