@@ -159,7 +159,7 @@ impl Testbed {
         configure_router(&self.topology, router, namespace)
     }
 
-    /// From now on a subject with these threads, besides those of the ports, does the forwarding.
+    /// From now on a subject with these threads, besides those of the ports, and these programs does the forwarding.
     pub(crate) fn forwarded_by(&self, threads: Vec<i32>, programs: Vec<Running>) {
         *self.subject.lock().unwrap_or_else(PoisonError::into_inner) = (threads, programs);
     }

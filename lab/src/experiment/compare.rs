@@ -147,6 +147,10 @@ fn print(options: &Options, subjects: &[&str], rows: &[Row]) {
         let cell =
             |of: fn(&Row) -> Option<f64>, scale, digits| show(spread(&column(rows, name, of)), scale, digits);
         let mpps = |name: &str| column(rows, name, |row| Some(row.mpps));
+        if mpps(name).is_empty() {
+            print_row(&[*name, "not measured", "-", "-", "-", "-"].map(String::from));
+            continue;
+        }
         print_row(&[
             name.to_string(),
             cell(|row| Some(row.mpps), 1.0, 3),
