@@ -327,7 +327,7 @@ mod tests {
 
     fn outcome(sent: u64, received: u64, skipped: u64) -> Outcome {
         let latency = Some(Latency { p99_ns: 20_000, ..Latency::default() });
-        Outcome { sent, skipped, received, offered_pps: 0.0, received_pps: 0.0, latency }
+        Outcome { sent, skipped, received, latency, ..Outcome::default() }
     }
 
     fn of_frame() -> OfFrame {
