@@ -39,7 +39,7 @@ test: setup ## all tests; those that need root too when run as root
 
 test-root: setup ## the tests that need root, in network namespaces of their own
 	cargo build --workspace
-	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure --test-threads=1
+	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure:: --test-threads=1
 
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there
 	@scripts/setup.sh vm

@@ -44,7 +44,7 @@ pub enum Experiment {
     Program(program::Options),
     /// Cost of a packet against the size of the table
     Tables(tables::Options),
-    /// Cost of a packet against the number of virtual routers
+    /// Cost of a packet against the number of routers
     Scale(scale::Options),
     /// What comes out when more and more comes in
     Overload(overload::Options),

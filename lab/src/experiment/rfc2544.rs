@@ -32,6 +32,8 @@ const LOWEST_PPS: u64 = 10_000;
 /// Share that may be lost: none, and one in a thousand.
 const LOSSES: [f64; 2] = [0.0, 0.001];
 const RESOLUTION: f64 = 0.01;
+/// Before packets per second are counted: until then the generator is only setting up.
+const WARM_UP: Duration = Duration::from_millis(100);
 /// Of the frame loss curve.
 const STEPS: u64 = 10;
 /// Frames: the shortest burst, and the step size of its search.
@@ -174,7 +176,7 @@ impl Bench<'_> {
         };
         let watch = Watch { latency: test == Test::Latency, ..Watch::NOTHING };
         let length = Duration::from_secs_f64(options.seconds);
-        let window = Window::new(Duration::ZERO, length).watching(watch);
+        let window = Window::new(WARM_UP, length).watching(watch);
         let mut trial = OnTestbed { testbed, seen: &mut seen, frame_bytes: frame - FCS_BYTES, window };
         match test {
             Test::Throughput => {
