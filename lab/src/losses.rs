@@ -40,6 +40,13 @@ impl Redirects {
         Ok(Self { skeleton, _links: links })
     }
 
+    /// Packets in any of these namespaces; a few system calls.
+    pub fn lost_in<'a>(&self, namespaces: impl Iterator<Item = &'a Namespace>) -> Result<u64> {
+        let inodes = namespaces.map(Namespace::inode).collect::<Result<Vec<_>>>()?;
+        let lost = self.lost()?;
+        Ok(lost.iter().filter(|((inode, ..), _)| inodes.contains(inode)).map(|(_, packets)| packets).sum())
+    }
+
     /// Packets by (inode of the namespace, interface index, why).
     fn lost(&self) -> Result<HashMap<(u32, u32, u32), u64>> {
         let mut all = HashMap::new();

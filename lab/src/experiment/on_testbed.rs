@@ -26,8 +26,10 @@ const AROUND_RESET: Duration = Duration::from_millis(500);
 /// Packets that do not come for so long do not come any more: a router's thread may have to wait for its core.
 const LOST_AFTER: Duration = Duration::from_millis(300);
 
-/// How many packets had not arrived, by the time since a change.
-type Missing = Vec<(Duration, u64)>;
+/// How many packets had not arrived, and how many of them are lost for certain, by the time since a change.
+type Missing = Vec<(Duration, u64, u64)>;
+/// Packets that may be on their way: two full rings of a veth, and a batch.
+const ON_THE_WAY: u64 = 600;
 
 /// See [`OnTestbed::seen`].
 pub(super) type Seen<'a> = dyn FnMut(&str, Option<(Pace, &Sample)>) -> Result<()> + 'a;
@@ -139,7 +141,8 @@ const OVERLOAD: Duration = Duration::from_secs(2);
 const WATCHED: Duration = Duration::from_secs(1);
 
 impl Change for OnTestbed<'_> {
-    /// The last loss is seen from the counters of both ends, to about a millisecond.
+    /// The last loss is seen to about a millisecond: where redirects lose packets, from their counters, and elsewhere from
+    /// those of both ends.
     fn change(&mut self, from_pps: u64, to_pps: u64) -> Result<Changed> {
         let before = self.testbed.sink.arrived_in_all()?;
         self.testbed.generator.start(Load { frame_bytes: self.frame_bytes, pace: Pace::Rate(from_pps) })?;
@@ -165,7 +168,12 @@ impl Change for OnTestbed<'_> {
         let [sent, skipped, received] = at_change;
         Ok(Changed {
             before: part(sent, skipped, received, OVERLOAD),
-            after: part(all.sent - sent, all.skipped - skipped, all.received - received, WATCHED),
+            after: part(
+                all.sent - sent,
+                all.skipped - skipped,
+                all.received.saturating_sub(received),
+                WATCHED,
+            ),
             watched_ns: WATCHED.as_nanos() as u64,
             last_loss_ns,
         })
@@ -173,21 +181,27 @@ impl Change for OnTestbed<'_> {
 }
 
 impl OnTestbed<'_> {
-    /// Changes the rate. Packets sent, skipped and received until then; and afterwards, again and again, how many were
+    /// Changes the rate. Packets sent, skipped and not lost until then; and afterwards, again and again, how many were
     /// missing when.
     fn watch_change(&mut self, before: u64, to_pps: u64) -> Result<([u64; 3], Missing)> {
+        let testbed = &mut *self.testbed;
+        let certain = |testbed: &Testbed| testbed.redirects.lost_in(testbed.namespaces());
+        let lost_before = certain(testbed)?;
         sys::sleep(OVERLOAD)?;
-        let (generator, sink) = (&mut self.testbed.generator, &self.testbed.sink);
-        // What arrived is read first, so that what is on its way is missing rather than too much.
-        let received = sink.arrived_in_all()? - before;
-        let at_change = [generator.packets()?, generator.skipped()?, received];
-        generator.set_rate(0, to_pps)?;
-        let changed = Instant::now();
         let mut missing = Vec::new();
+        // What arrived is read first, so that what is on its way is missing rather than too much.
+        let mut look = |testbed: &Testbed, at: Duration| -> Result<(u64, u64)> {
+            let received = testbed.sink.arrived_in_all()? - before;
+            let (sent, lost) = (testbed.generator.packets()?, certain(testbed)? - lost_before);
+            missing.push((at, sent.saturating_sub(received), lost));
+            Ok((sent, lost.max(sent.saturating_sub(received + ON_THE_WAY))))
+        };
+        let (sent, lost) = look(testbed, Duration::ZERO)?;
+        let at_change = [sent, testbed.generator.skipped()?, sent - lost.min(sent)];
+        testbed.generator.set_rate(0, to_pps)?;
+        let changed = Instant::now();
         while changed.elapsed() < WATCHED {
-            let at = changed.elapsed();
-            let received = sink.arrived_in_all()? - before;
-            missing.push((at, generator.packets()?.saturating_sub(received)));
+            look(testbed, changed.elapsed())?;
             sys::sleep(Duration::from_millis(1))?;
         }
         Ok((at_change, missing))
@@ -232,10 +246,12 @@ fn never_sent(pps: u64, seconds: f64, sent: u64) -> u64 {
     (due as u64).saturating_sub(sent)
 }
 
-/// When fewer packets were last missing than in the end, so that some were still to be lost. What is on its way is missing
-/// too, and hides as many losses.
-fn last_loss(missing: &[(Duration, u64)], lost: u64) -> Option<Duration> {
-    missing.iter().rev().find(|(_, missing)| *missing < lost).map(|(at, _)| *at)
+/// When fewer packets were last missing than in the end, or fewer lost for certain, so that some were still to be lost. What is
+/// on its way is missing too, and hides as many losses, but for those that are certain.
+fn last_loss(missing: &[(Duration, u64, u64)], lost: u64) -> Option<Duration> {
+    let certain = missing.last().map_or(0, |(.., certain)| *certain);
+    let still_to_come = |(_, missing, sure): &&(Duration, u64, u64)| *missing < lost || *sure < certain;
+    missing.iter().rev().find(still_to_come).map(|(at, ..)| *at)
 }
 
 fn restart(testbed: &Testbed, subject: &mut Option<Box<dyn Subject>>, name: &str) -> Result<Duration> {
@@ -263,9 +279,12 @@ mod tests {
     fn the_last_loss_is_after_the_last_moment_when_fewer_were_missing() {
         let at = |ms| Duration::from_millis(ms);
         // 100 had been lost before the change, 40 after it; between 5 and 9 packets are on their way.
-        let missing = [(at(0), 107), (at(1), 129), (at(2), 134), (at(3), 146), (at(4), 149)];
+        let missing = [(at(0), 107, 0), (at(1), 129, 0), (at(2), 134, 0), (at(3), 146, 0), (at(4), 149, 0)];
         assert_eq!(last_loss(&missing, 140), Some(at(2)));
         assert_eq!(last_loss(&missing, 100), None);
         assert_eq!(last_loss(&missing, 1000), Some(at(4)));
+        // Five are lost while a hundred are on their way: only what counts the losses themselves tells.
+        let hidden = [(at(0), 100, 0), (at(1), 100, 3), (at(2), 100, 5), (at(3), 100, 5)];
+        assert_eq!(last_loss(&hidden, 5), Some(at(1)));
     }
 }
