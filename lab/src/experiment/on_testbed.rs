@@ -108,13 +108,9 @@ impl Trial for OnTestbed<'_> {
     fn run(&mut self, pps: u64) -> Result<Outcome> {
         let pace = if pps > HIGHEST_PPS { Pace::FlatOut } else { Pace::Rate(pps) };
         let sample = self.sample(pace)?;
-        let skipped = match pace {
-            Pace::Rate(pps) => sample.skipped.max(never_sent(pps, sample.seconds, sample.sent)),
-            Pace::Saturate | Pace::FlatOut => sample.skipped,
-        };
         Ok(Outcome {
             sent: sample.sent,
-            skipped,
+            skipped: sample.skipped,
             received: sample.received,
             offered_pps: sample.offered_pps,
             received_pps: sample.received_pps,
@@ -238,14 +234,6 @@ impl Reset for Restart<'_, '_> {
     }
 }
 
-/// Packets that a generator that was held up to the end of a trial, and so could not count what it skipped, did not send.
-fn never_sent(pps: u64, seconds: f64, sent: u64) -> u64 {
-    // It may need so long to begin.
-    const BEGIN_SECONDS: f64 = 0.1;
-    let due = pps as f64 * (seconds - BEGIN_SECONDS).max(0.0);
-    (due as u64).saturating_sub(sent)
-}
-
 /// When fewer packets were last missing than in the end, or fewer lost for certain, so that some were still to be lost. What is
 /// on its way is missing too, and hides as many losses, but for those that are certain.
 fn last_loss(missing: &[(Duration, u64, u64)], lost: u64) -> Option<Duration> {
@@ -268,12 +256,6 @@ fn restart(testbed: &Testbed, subject: &mut Option<Box<dyn Subject>>, name: &str
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_generator_that_was_held_up_to_the_end_has_skipped_packets() {
-        assert_eq!(never_sent(1_000_000, 2.0, 64), 1_899_936);
-        assert_eq!([never_sent(1_000_000, 2.0, 1_990_000), never_sent(1_000_000, 0.05, 0)], [0, 0]);
-    }
 
     #[test]
     fn the_last_loss_is_after_the_last_moment_when_fewer_were_missing() {

@@ -13,7 +13,7 @@ pub(super) struct Metric {
 }
 
 /// Last part of the place, name, unit, factor.
-const KNOWN: [(&str, &str, &str, f64); 14] = [
+const KNOWN: [(&str, &str, &str, f64); 15] = [
     ("received_pps", "throughput", "Mpps", 1e-6),
     ("throughput_pps", "throughput", "Mpps", 1e-6),
     ("mpps", "throughput", "Mpps", 1.0),
@@ -22,6 +22,7 @@ const KNOWN: [(&str, &str, &str, f64); 14] = [
     ("offered_pps", "offered", "Mpps", 1e-6),
     ("busy", "router busy", "%", 100.0),
     ("cpu_left", "CPU left", "%", 100.0),
+    ("stolen", "core taken by others", "%", 100.0),
     ("interrupts_per_s", "interrupts", "1/s", 1.0),
     ("p50_ns", "p50", "µs", 1e-3),
     ("p99_ns", "p99", "µs", 1e-3),
@@ -75,7 +76,8 @@ impl Metric {
 
     /// Is more of it better or worse? Only then are ratios worth a table.
     pub fn is_compared(&self) -> bool {
-        !matches!(self.label.as_str(), "loss" | "offered" | "router busy") && self.unit != "1/s"
+        !matches!(self.label.as_str(), "loss" | "offered" | "router busy" | "core taken by others")
+            && self.unit != "1/s"
     }
 
     /// Those that matter most come first.

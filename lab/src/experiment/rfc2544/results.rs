@@ -100,6 +100,10 @@ fn loss_allowed(share: f64) -> String {
     if share == 0.0 { "no loss".into() } else { format!("{} % lost", share * 100.0) }
 }
 
+fn is_noisy(trial: &Outcome, pps: u64) -> bool {
+    !(trial.is_valid() && trial.is_offered(pps))
+}
+
 /// Lines of one frame length.
 struct Samples<'a> {
     options: &'a Options,
@@ -144,7 +148,7 @@ impl Samples<'_> {
             let line = |(repeat, trial): (usize, &Outcome)| {
                 let sample = json!({"latency": trial.latency, "loss": trial.loss()});
                 let parameters = json!({"at": at, "pps": found.pps});
-                self.line("latency", repeat, !trial.is_valid(), parameters, sample)
+                self.line("latency", repeat, is_noisy(trial, found.pps), parameters, sample)
             };
             found.trials.iter().enumerate().map(line).collect::<Vec<_>>()
         };
@@ -155,7 +159,7 @@ impl Samples<'_> {
         let of_rate = |point: &Point| {
             let line = |(repeat, trial): (usize, &Outcome)| {
                 let sample = json!({"loss": trial.loss()});
-                self.line("frame-loss", repeat, !trial.is_valid(), json!({"pps": point.pps}), sample)
+                self.line("frame-loss", repeat, is_noisy(trial, point.pps), json!({"pps": point.pps}), sample)
             };
             point.trials.iter().enumerate().map(line).collect::<Vec<_>>()
         };
@@ -327,7 +331,7 @@ mod tests {
 
     fn outcome(sent: u64, received: u64, skipped: u64) -> Outcome {
         let latency = Some(Latency { p99_ns: 20_000, ..Latency::default() });
-        Outcome { sent, skipped, received, latency, ..Outcome::default() }
+        Outcome { sent, skipped, received, offered_pps: 500_000.0, latency, ..Outcome::default() }
     }
 
     fn of_frame() -> OfFrame {
