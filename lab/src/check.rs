@@ -6,12 +6,13 @@ use std::net::IpAddr;
 use anyhow::{Result, bail, ensure};
 
 use crate::{
-    addresses::{Mac, egress_mac, ingress_mac},
+    addresses::{Mac, router_mac},
     packet::{self, Stamp, Target},
     sink::CAPTURE_BYTES,
     subject::{Rewrite, Subject},
     sys,
     testbed::Testbed,
+    topology::{Network, Topology},
 };
 
 /// Most packets of a check: they must fit a veth's ring at once.
@@ -34,6 +35,7 @@ pub fn check_forwarding(
     let started_ns = sys::monotonic_ns() as u32;
     let frames = testbed.sink.capture(chosen.len(), || generator.send(frame_bytes, chosen.len() as u32))?;
     let took_ns = (sys::monotonic_ns() as u32).wrapping_sub(started_ns);
+    let topology = &testbed.topology;
     for (index, target) in chosen.iter().enumerate() {
         let mut stamp = Stamp { flow: packet::flow(0, index), sequence: 0, time_ns: started_ns };
         // When it was sent, only the packet itself tells.
@@ -45,10 +47,10 @@ pub fn check_forwarding(
                 }
                 stamp.time_ns = seen.time_ns;
             }
-            expected(subject, target, frame_bytes, stamp, &next_hop).contains(frame)
+            expected(subject, topology, target, frame_bytes, stamp, &next_hop).contains(frame)
         };
         if frames.iter().find(is_right).is_none() {
-            let right = expected(subject, target, frame_bytes, stamp, &next_hop);
+            let right = expected(subject, topology, target, frame_bytes, stamp, &next_hop);
             bail!(
                 "{}: the packet to {} did not arrive as it should.\n  sent     {}\n  expected {}\n  {} arrived, nearest:\n           {}",
                 subject.name(),
@@ -78,15 +80,15 @@ pub fn check_forwarding(
 /// The frames that are right, as the capture shows them.
 fn expected(
     subject: &dyn Subject,
+    topology: &Topology,
     target: &Target,
     frame_bytes: u16,
     stamp: Stamp,
     next_hop: impl Fn(IpAddr) -> Vec<Mac>,
 ) -> Vec<Vec<u8>> {
-    let router = (0..=u16::MAX).find(|&r| ingress_mac(r) == target.router_mac).unwrap_or(0);
     let mut frames = match subject.rewrites() {
         Rewrite::Full => {
-            let forwarded = |to| target.forwarded(to, egress_mac(router), frame_bytes, stamp);
+            let forwarded = |to| target.forwarded(to, source(topology, target, to), frame_bytes, stamp);
             next_hop(target.destination).into_iter().map(forwarded).collect()
         }
         Rewrite::Fixed { to, from } => vec![target.forwarded(to, from, frame_bytes, stamp)],
@@ -99,6 +101,25 @@ fn expected(
     };
     frames.iter_mut().for_each(|frame| frame.truncate(CAPTURE_BYTES));
     frames
+}
+
+/// MAC of the interface that the target's router sends by to this next hop: on the next hop's port that which has the part of
+/// the networks with the destination.
+fn source(topology: &Topology, target: &Target, to: Mac) -> Mac {
+    let [.., high, low] = target.router_mac;
+    let (router, port) = (u16::from_be_bytes([high, low]), to[2] - 1);
+    let routers = topology.all_routers().unwrap_or_default();
+    let count = routers.get(usize::from(router)).map_or(1, |router| router.interfaces_on_port);
+    let behind = topology.ports.get(usize::from(port)).map_or(&[][..], |port| &port.behind);
+    let holds = |network: &Network| match (network, target.destination) {
+        (Network::V4(prefix), IpAddr::V4(address)) => prefix.contains(address.to_bits()),
+        (Network::V6(prefix), IpAddr::V6(address)) => prefix.contains(address.to_bits()),
+        _ => false,
+    };
+    let has_it =
+        |i: &u16| behind.iter().filter_map(|network| network.part(*i, count)).any(|part| holds(&part));
+    let number = (0..count).find(has_it).unwrap_or(0);
+    router_mac(port, number as u8, router)
 }
 
 fn nearest<'a>(frames: &'a [Vec<u8>], to: Option<&Vec<u8>>) -> Option<&'a Vec<u8>> {

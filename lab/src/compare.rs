@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::{
     check::check_forwarding,
-    generator::{Load, Pace},
-    measure::{Sample, Window, measure},
+    generator::Pace,
+    measure::{Sample, Window, measure_streams},
     progress::Progress,
     record::{Recorder, in_words},
     subject::{self, Subject},
@@ -17,9 +17,11 @@ use crate::{
     workload::Workload,
 };
 
-/// Between the start of a subject and its first packet. A daemon that has just read a million routes gives memory back, and
-/// where that goes on to a hypervisor, the machine stalls again and again for more than a second.
-pub(crate) const SETTLE: Duration = Duration::from_secs(2);
+/// Between the start of a subject and its first packet.
+pub(crate) const SETTLE: Duration = Duration::from_millis(200);
+/// The same with a large table. A daemon that has just read a million routes gives memory back, and where that goes on to a
+/// hypervisor, the machine stalls again and again for more than a second.
+const SETTLE_LARGE: Duration = Duration::from_secs(2);
 
 /// What to compare.
 #[derive(Clone, Debug)]
@@ -73,7 +75,7 @@ pub fn compare_in(
     for repeat in 0..plan.repeats {
         for (at, name) in plan.subjects.iter().enumerate() {
             let Some(samples) = results.get_mut(*name) else { continue };
-            let Some(_subject) = prepare(testbed, workload, plan.case, name, recorder)? else {
+            let Some(subject) = prepare(testbed, workload, plan.case, name, recorder)? else {
                 results.remove(*name);
                 let later =
                     plan.subjects[at + 1..].iter().filter(|name| results.contains_key(**name)).count();
@@ -82,8 +84,9 @@ pub fn compare_in(
                 continue;
             };
             for (&pace, samples) in plan.paces.iter().zip(samples) {
-                let load = Load { frame_bytes: workload.frame_bytes, pace };
-                let sample = measure(testbed, load, plan.window)?;
+                let targets = subject.addressed(&workload.targets);
+                testbed.generator.set_streams(workload.streams(&targets, pace))?;
+                let sample = measure_streams(testbed, plan.window)?;
                 progress.step(&describe(plan, name, repeat, pace, &sample));
                 recorder.line(
                     &json!({"record": "sample", "case": plan.case, "parameters": plan.parameters,
@@ -119,7 +122,7 @@ pub fn prepare(
             return Ok(None);
         }
     };
-    sys::sleep(SETTLE)?;
+    sys::sleep(if workload.has_large_table() { SETTLE_LARGE } else { SETTLE })?;
     let next_hop = |address| workload.next_hop(address);
     let targets = subject.addressed(&workload.targets);
     check_forwarding(testbed, &*subject, &targets, workload.frame_bytes, next_hop)?;

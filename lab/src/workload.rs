@@ -5,12 +5,15 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use anyhow::{Context, Result, bail};
 use logic::net::{Address, Prefix, Prefix4, Prefix6};
 
 use crate::{
-    addresses::{Mac, ingress_mac, nexthop_mac},
+    addresses::{Mac, ingress_mac, nexthop_mac, nexthop_mac_of, router_mac},
+    generator::{Pace, Stream},
     packet::Target,
     prefixes::{Prefixes, destinations},
+    topology::{Network, Topology},
 };
 
 /// IPv4 or IPv6.
@@ -39,14 +42,29 @@ pub struct Workload {
     pub targets: Vec<Target>,
     /// Shortest frames that fit, without FCS.
     pub frame_bytes: u16,
+    /// Of each stream; target n belongs to stream n modulo their number.
+    weights: Vec<u64>,
     table: Table,
 }
 
-/// The testbed's table as a map, to say what is right: (prefix) -> number of the next hop.
+/// Through a router, in by one port and out by another (by their numbers in the topology).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// Number of the router; 0: the host.
+    pub router: u16,
+    /// Where packets come in.
+    pub from: u8,
+    /// Where they leave; there are networks behind it.
+    pub to: u8,
+    /// Of the packets of all ways it gets this share of the sum of their weights.
+    pub weight: u64,
+}
+
+/// The testbed's table as a map, to say what is right: (prefix) -> next hop.
 #[derive(Clone, Debug, Default)]
 struct Table {
-    v4: HashMap<Prefix4, u8>,
-    v6: HashMap<Prefix6, u8>,
+    v4: HashMap<Prefix4, Mac>,
+    v6: HashMap<Prefix6, Mac>,
 }
 
 impl Workload {
@@ -62,7 +80,7 @@ impl Workload {
 
     /// `count` addresses inside prefixes that [`crate::testbed::Testbed::load_routes`] has loaded, through the host.
     pub fn inside(prefixes: &Prefixes, family: Family, count: usize, nexthops: u8) -> Self {
-        let nexthop = |i: usize| 1 + (i % usize::from(nexthops)) as u8;
+        let nexthop = |i: usize| nexthop_mac(1 + (i % usize::from(nexthops)) as u8);
         let mut table = Table::default();
         let addresses: Vec<IpAddr> = match family {
             Family::V4 => {
@@ -79,6 +97,34 @@ impl Workload {
         Self::new(addresses.into_iter(), std::iter::once(0), table)
     }
 
+    /// IPv4 packets along several ways at once, a stream for each: to so many destinations in the first IPv4 network behind
+    /// the port a way leads to, in and out by the router's interfaces on both ports in turn.
+    ///
+    /// # Errors
+    /// A way that the topology does not have.
+    pub fn across(topology: &Topology, ways: &[Way], destinations: u32) -> Result<Self> {
+        let routers = topology.all_routers()?;
+        let (mut targets, mut table) = (Vec::new(), Table::default());
+        for i in 0..destinations {
+            for way in ways {
+                let router = routers.get(usize::from(way.router)).context("a way through no router")?;
+                let behind = topology.ports.get(usize::from(way.to)).map_or(&[][..], |port| &port.behind);
+                let network = behind.iter().find(|network| matches!(network, Network::V4(_)));
+                let interfaces = u32::from(router.interfaces_on_port);
+                let number = (i % interfaces) as u8;
+                let part = network.and_then(|network| network.part(number.into(), interfaces as u16));
+                let Some(Network::V4(prefix)) = part else { bail!("no IPv4 network behind port {}", way.to) };
+                let destination = Ipv4Addr::from_bits(prefix.address() + i / interfaces).into();
+                let mac = router_mac(way.from, number, way.router);
+                let port = 1024 + (i & 0x7fff) as u16;
+                targets.push(Target { port: way.from, ..Target::udp(destination, mac, port) });
+                table.v4.insert(prefix, nexthop_mac_of(way.to, 1));
+            }
+        }
+        let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap_or_default();
+        Ok(Self { targets, frame_bytes, weights: ways.iter().map(|way| way.weight).collect(), table })
+    }
+
     fn new(
         addresses: impl Iterator<Item = IpAddr>,
         routers: impl Iterator<Item = u16> + Clone,
@@ -92,20 +138,39 @@ impl Workload {
             })
             .collect();
         let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap_or_default();
-        Self { targets, frame_bytes, table }
+        Self { targets, frame_bytes, weights: vec![1], table }
+    }
+
+    /// What to send; `targets` are those of this workload as a subject wants them addressed. A rate is that of all streams
+    /// together; what is not paced must be one stream, all targets in turn.
+    pub fn streams(&self, targets: &[Target], pace: Pace) -> Vec<Stream> {
+        let Pace::Rate(pps) = pace else {
+            return vec![Stream::new(targets.to_vec(), self.frame_bytes, pace)];
+        };
+        let (count, sum) = (self.weights.len(), self.weights.iter().sum::<u64>());
+        let stream = |(n, weight): (usize, &u64)| {
+            let own = targets.iter().copied().skip(n).step_by(count).collect();
+            Stream::new(own, self.frame_bytes, Pace::Rate(pps * weight / sum))
+        };
+        self.weights.iter().enumerate().map(stream).collect()
+    }
+
+    /// Is the table so large that a daemon has much to put away once it has read it?
+    pub(crate) fn has_large_table(&self) -> bool {
+        self.table.v4.len() + self.table.v6.len() > 10_000
     }
 
     /// The MACs a packet to this address may leave with: those of its next hop.
     pub fn next_hop(&self, destination: IpAddr) -> Vec<Mac> {
-        let number = match destination {
+        let next_hop = match destination {
             IpAddr::V4(address) => longest(&self.table.v4, address.to_bits()),
             IpAddr::V6(address) => longest(&self.table.v6, address.to_bits()),
         };
-        vec![nexthop_mac(number.unwrap_or(1))]
+        vec![next_hop.unwrap_or(nexthop_mac(1))]
     }
 }
 
-fn longest<A: Address>(table: &HashMap<Prefix<A>, u8>, address: A) -> Option<u8> {
+fn longest<A: Address>(table: &HashMap<Prefix<A>, Mac>, address: A) -> Option<Mac> {
     (0..=A::BITS).rev().find_map(|length| table.get(&Prefix::new(address, length)?).copied())
 }
 
@@ -122,6 +187,43 @@ mod tests {
         assert_eq!(workload.next_hop("11.2.0.1".parse().unwrap()), [nexthop_mac(1)]);
         assert_eq!(workload.next_hop("11.1.0.1".parse().unwrap()), [nexthop_mac(2)]);
         assert_eq!(workload.frame_bytes, 60);
+    }
+
+    #[test]
+    fn ways_are_streams_of_their_own_that_share_a_rate() {
+        let topology = Topology::named("pairs").unwrap();
+        let ways =
+            [Way { router: 1, from: 0, to: 1, weight: 3 }, Way { router: 2, from: 2, to: 3, weight: 1 }];
+        let workload = Workload::across(&topology, &ways, 2).unwrap();
+        let streams = workload.streams(&workload.targets, Pace::Rate(1000));
+        assert_eq!([streams[0].pace, streams[1].pace], [Pace::Rate(750), Pace::Rate(250)]);
+        let of = |n: usize| -> Vec<_> {
+            streams[n].targets.iter().map(|t| (t.port, t.router_mac, t.destination.to_string())).collect()
+        };
+        let to = |port, router, addresses: [&str; 2]| {
+            addresses.map(|address| (port, router_mac(port, 0, router), address.to_owned()))
+        };
+        assert_eq!(of(0), to(0, 1, ["198.18.0.0", "198.18.0.1"]));
+        assert_eq!(of(1), to(2, 2, ["198.19.0.0", "198.19.0.1"]));
+        assert_eq!(workload.next_hop("198.19.0.1".parse().unwrap()), [nexthop_mac_of(3, 1)]);
+        let all = workload.streams(&workload.targets, Pace::Saturate);
+        assert_eq!((all.len(), all[0].targets.len()), (1, 4));
+        let nowhere = Way { router: 1, from: 1, to: 0, weight: 1 };
+        let error = Workload::across(&topology, &[nowhere], 1).unwrap_err().to_string();
+        assert_eq!(error, "no IPv4 network behind port 0");
+    }
+
+    #[test]
+    fn both_ways_use_every_interface() {
+        let topology = Topology::named("interfaces").unwrap().with_interfaces(4);
+        let ways =
+            [Way { router: 1, from: 0, to: 1, weight: 1 }, Way { router: 1, from: 1, to: 0, weight: 1 }];
+        let workload = Workload::across(&topology, &ways, 5).unwrap();
+        let seen: Vec<_> =
+            workload.targets.iter().map(|t| (t.router_mac, t.destination.to_string())).collect();
+        assert_eq!(seen[0], (router_mac(0, 0, 1), "198.19.0.0".into()));
+        assert_eq!(seen[7], (router_mac(1, 3, 1), "198.18.192.0".into()));
+        assert_eq!(seen[8], (router_mac(0, 0, 1), "198.19.0.1".into()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::Subject;
 use crate::{
     command::{self, Running},
     sys,
-    testbed::{PORT_IN, PORT_OUT, Testbed},
+    testbed::Testbed,
 };
 
 /// A full table takes seconds to mirror.
@@ -31,7 +31,7 @@ pub struct Millrace {
 }
 
 impl Millrace {
-    /// Starts it on both ports, for the host and every virtual router, and waits until it says that it is ready.
+    /// Starts it on all ports, for the host and every virtual router, and waits until it says that it is ready.
     pub fn start(testbed: &Testbed) -> Result<Self> {
         Self::start_for(testbed, testbed.routers.len() + 1)
     }
@@ -45,7 +45,10 @@ impl Millrace {
         sys::start_on_all_cores(&mut run);
         // Ctrl-C is for us; the daemon is stopped when everything else is put away.
         run.process_group(0);
-        run.args(["run", "--instance", &instance, "--port", PORT_IN, "--port", PORT_OUT]);
+        run.args(["run", "--instance", &instance]);
+        for port in &testbed.topology.ports {
+            run.args(["--port", &port.name]);
+        }
         let started = Instant::now();
         let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
         let child = child.with_context(|| format!("cannot start {}", binary.display()))?;

@@ -18,11 +18,11 @@ mod touch;
 mod virtual_router;
 mod xdp_forward;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use self::{ovs::Sockets, testpmd::Driver};
 use crate::{
-    addresses::{Mac, ingress_mac},
+    addresses::{Mac, router_mac},
     command::Running,
     packet::Target,
     testbed::Testbed,
@@ -85,7 +85,10 @@ pub trait Subject {
     fn addressed(&self, targets: &[Target]) -> Vec<Target> {
         match self.router() {
             0 => targets.to_vec(),
-            r => targets.iter().map(|target| Target { router_mac: ingress_mac(r), ..*target }).collect(),
+            r => {
+                let to = |target: &Target| Target { router_mac: router_mac(target.port, 0, r), ..*target };
+                targets.iter().map(to).collect()
+            }
         }
     }
 
@@ -137,6 +140,12 @@ pub enum Rewrite {
 /// Starts a subject by its name.
 pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
     testbed.forwarded_by(Vec::new(), Vec::new());
+    let ports = testbed.topology.ports.len();
+    ensure!(
+        ports == 2 || on_all_ports(name),
+        "{name} forwards between two ports; topology {} has {ports}",
+        testbed.topology.name
+    );
     let subject: Box<dyn Subject> = match name {
         "linux" => Box::new(linux::Linux),
         "linux-macvlan" => Box::new(linux_macvlan::LinuxMacvlan::start(testbed)?),
@@ -154,6 +163,11 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
     };
     testbed.forwarded_by(subject.threads(), subject.programs());
     Ok(subject)
+}
+
+/// Does this subject forward between all ports of a testbed, however many?
+fn on_all_ports(name: &str) -> bool {
+    matches!(name, "linux" | "linux-macvlan" | "millrace" | "millrace-macvlan") || !NAMES.contains(&name)
 }
 
 /// Can this subject tell virtual routers apart?

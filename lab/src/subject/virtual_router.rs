@@ -15,6 +15,8 @@ const BRIDGE: &str = "type bridge stp_state 0 forward_delay 0 mcast_snooping 0";
 
 pub(super) struct VirtualRouter {
     number: u16,
+    /// Names of its interfaces: those of the box's ports.
+    ports: Vec<String>,
     box_name: String,
     /// Devices in the box that are to be deleted with it.
     devices: &'static [&'static str],
@@ -26,7 +28,8 @@ impl VirtualRouter {
     pub(super) fn macvlan(testbed: &Testbed) -> Result<Self> {
         let number = testbed.routers.len() as u16 + 1;
         let namespace = testbed.virtual_router(number)?;
-        Ok(Self { number, box_name: testbed.box_namespace.name().into(), devices: &[], namespace })
+        let box_name = testbed.box_namespace.name().into();
+        Ok(Self { number, ports: ports(testbed), box_name, devices: &[], namespace })
     }
 
     /// Behind a bridge on each port; see `linux_bridge_veth.rs`.
@@ -35,7 +38,8 @@ impl VirtualRouter {
         let namespace = Namespace::create(format!("{}-r{number}", testbed.name))?;
         let devices = &["mlbr-in", "mlbr-out", "mlve-in", "mlve-out"];
         let box_namespace = &testbed.box_namespace;
-        let router = Self { number, box_name: box_namespace.name().into(), devices, namespace };
+        let box_name = box_namespace.name().into();
+        let router = Self { number, ports: ports(testbed), box_name, devices, namespace };
         box_namespace.enter(hand_nothing_to_netfilter)?;
         let mut addresses = String::new();
         let sides = [(PORT_IN, "in", ingress_mac(number)), (PORT_OUT, "out", egress_mac(number))];
@@ -70,13 +74,17 @@ impl VirtualRouter {
 impl Drop for VirtualRouter {
     fn drop(&mut self) {
         // A namespace's devices go some time after it; until then they would occupy the ports.
-        let inner = [PORT_IN, PORT_OUT].map(|device| (self.namespace.name(), device));
+        let inner = self.ports.iter().map(|device| (self.namespace.name(), device.as_str()));
         let outer = self.devices.iter().map(|device| (self.box_name.as_str(), *device));
-        for (namespace, device) in inner.into_iter().chain(outer) {
+        for (namespace, device) in inner.chain(outer) {
             // Already gone with its peer, or never made.
             let _ = command::ip(&format!("-netns {namespace} link del {device}"));
         }
     }
+}
+
+fn ports(testbed: &Testbed) -> Vec<String> {
+    testbed.topology.ports.iter().map(|port| port.name.clone()).collect()
 }
 
 /// Bridges of this namespace, where the kernel can do that at all. Nobody but bridges reads it, so it may stay.
