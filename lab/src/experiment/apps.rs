@@ -33,36 +33,49 @@ pub struct Options {
     /// What forwards, alternately; `all`: every one there is (lab/README.md says what each is)
     #[arg(long, value_name = "LIST", value_delimiter = ',',
         value_parser = PossibleValuesParser::new(subject::choices()), default_values = ["linux", "millrace"])]
-    subjects: Vec<String>,
+    pub(crate) subjects: Vec<String>,
     /// Benchmarks and servers; one whose program is not installed is left out
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = application::NAMES,
         default_values = application::NAMES)]
-    workloads: Vec<String>,
+    pub(crate) workloads: Vec<String>,
     /// Packets per second offered, one load after another, 0 to 20M; k and M are thousands and millions
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = packets_per_second,
         default_values = ["0", "100k", "250k", "500k", "750k", "1M", "1.5M", "2M", "3M"])]
-    rates: Vec<u64>,
+    pub(crate) rates: Vec<u64>,
     /// Name of a topology or a file that describes one; two ports
     #[arg(long, default_value = "rfc2544")]
-    topology: String,
+    pub(crate) topology: String,
     /// Cores that forward [default: those of the topology]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    router_cores: Vec<usize>,
+    pub(crate) router_cores: Vec<usize>,
     /// Cores of the applications [default: those of the topology]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    cores: Vec<usize>,
+    pub(crate) cores: Vec<usize>,
     /// Length of each measurement, 1 to 600 whole seconds
     #[arg(long, default_value_t = 5, value_parser = value_parser!(u16).range(1..=600))]
-    seconds: u16,
+    pub(crate) seconds: u16,
     /// How often each measurement is made, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
-    repeat: u16,
+    pub(crate) repeat: u16,
     /// Where raw results go; `millrace-lab report` reads them
     #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    pub(crate) json: Option<PathBuf>,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut recorder = output.recorder()?;
+    let benchmarks = benchmarks(options);
+    for benchmark in &benchmarks {
+        figures(benchmark).iter().try_for_each(|figure| recorder.figure(figure))?;
+    }
+    if benchmarks.iter().any(|benchmark| benchmark.name == "integer") {
+        published().iter().try_for_each(|published| recorder.published(published))?;
+    }
+    measure(options, "apps", &mut recorder)
+}
+
+/// All measurements, recorded as this case, and a table of each benchmark.
+pub(crate) fn measure(options: &Options, case: &str, recorder: &mut Recorder) -> Result<()> {
     let mut testbed = Testbed::for_rates(&topology(options)?)?;
     // The generator keeps the clients' core awake; without traffic this does, or clients would be slower then.
     testbed.spinners = Spinners::start(&[testbed.topology.cores.generator])?;
@@ -72,26 +85,24 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         * usize::from(options.repeat);
     let mut experiment = Experiment {
         options,
+        name: case,
         traffic: Workload::benchmark(Family::V4, DESTINATIONS, 0..=0),
-        recorder: output.recorder()?,
+        recorder,
         progress: Progress::new(steps as u64),
         unable: Vec::new(),
         points: Vec::new(),
     };
-    let benchmarks: Vec<&Benchmark> =
-        options.workloads.iter().filter_map(|name| application::by_name(name)).collect();
-    for benchmark in &benchmarks {
-        figures(benchmark).iter().try_for_each(|figure| experiment.recorder.figure(figure))?;
-    }
-    if benchmarks.iter().any(|benchmark| benchmark.name == "integer") {
-        published().iter().try_for_each(|published| experiment.recorder.published(published))?;
-    }
+    let benchmarks = benchmarks(options);
     let measured = experiment.all(&mut testbed, &benchmarks);
     // What was measured before an error or Ctrl-C is shown too.
     benchmarks.iter().for_each(|benchmark| experiment.print(benchmark));
     measured?;
     ensure!(!experiment.points.is_empty(), "nothing could run");
     Ok(())
+}
+
+fn benchmarks(options: &Options) -> Vec<&'static Benchmark> {
+    options.workloads.iter().filter_map(|name| application::by_name(name)).collect()
 }
 
 /// As asked for: case 1 and case 2 of Q fig. 7 differ in who forwards, on the same cores for applications.
@@ -114,8 +125,10 @@ fn topology(options: &Options) -> Result<Topology> {
 
 struct Experiment<'a> {
     options: &'a Options,
+    /// As recorded.
+    name: &'a str,
     traffic: Workload,
-    recorder: Recorder,
+    recorder: &'a mut Recorder,
     progress: Progress,
     /// Subjects and benchmarks that cannot run here.
     unable: Vec<String>,
@@ -186,8 +199,7 @@ impl Experiment<'_> {
             Err(error) => {
                 eprintln!("{name} cannot run here: {error:#}");
                 self.unable.push(name.to_owned());
-                let line =
-                    json!({"record": "skipped", "case": "apps", "what": name, "why": format!("{error:#}")});
+                let line = json!({"record": "skipped", "case": self.name, "subject": name, "why": format!("{error:#}")});
                 self.recorder.line(&line).map(|()| None)
             }
         }
@@ -214,7 +226,7 @@ impl Experiment<'_> {
         let p99_us = scores.iter().filter_map(|score| score.p99_us).reduce(f64::max);
         sample["application"] = json!({"index": index, "p99_us": p99_us, "unit": benchmark.unit,
             "scores": scores, "without_traffic": without_traffic});
-        self.recorder.line(&json!({"record": "sample", "case": "apps",
+        self.recorder.line(&json!({"record": "sample", "case": self.name,
             "parameters": {"workload": benchmark.name, "load_pps": load_pps,
                 "topology": testbed.topology.name, "router_cores": cores.router,
                 "cores": cores.applications},

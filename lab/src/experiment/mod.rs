@@ -1,10 +1,11 @@
 //! The experiments: one file each, which is a command with its options. Raw results go to the file named by `--json` while
 //! it runs; what people want to read goes to standard output as Markdown.
 
-mod apps;
+pub(crate) mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
+mod isolation;
 mod latency;
 mod load;
 mod on_testbed;
@@ -48,6 +49,8 @@ pub enum Experiment {
     Scale(scale::Options),
     /// What comes out when more and more comes in
     Overload(overload::Options),
+    /// What a virtual router loses while its neighbour is sent more and more
+    Isolation(isolation::Options),
     /// One-way latency by load, subjects alternately
     Latency(latency::Options),
     /// Time from a route change to packets leaving by it
@@ -72,6 +75,7 @@ impl Experiment {
             Self::Tables(options) => tables::run(&options, &output),
             Self::Scale(options) => scale::run(&options, &output),
             Self::Overload(options) => overload::run(&options, &output),
+            Self::Isolation(options) => isolation::run(&options, &output),
             Self::Latency(options) => latency::run(&options, &output),
             Self::RouteLatency(options) => route_latency::run(&options, &output),
             Self::Apps(options) => apps::run(&options, &output),
@@ -94,6 +98,7 @@ impl Experiment {
             Self::Tables(options) => &options.sampling.json,
             Self::Scale(options) => &options.sampling.json,
             Self::Overload(options) => &options.sampling.json,
+            Self::Isolation(options) => &options.sampling.json,
             Self::Latency(options) => &options.sampling.json,
             Self::RouteLatency(options) => &options.json,
             Self::Apps(options) => &options.json,

@@ -73,17 +73,33 @@ pub fn sweep(trial: &mut impl TwoStreams, sweep: &Sweep) -> Result<Isolation> {
     ensure!((0.0..1.0).contains(&loss), "a loss of {loss}: 0 to 1");
     ensure!(repeats > 0, "0 repeats: 1 or more");
     let mut trials: Vec<Vec<(Streams, bool)>> = vec![Vec::new(); neighbour_pps.len()];
+    // The neighbour may be asked for more than can be sent: what counts is what was offered. Whoever takes the generator's
+    // core away disturbs the victim too.
+    let valid = |streams: &Streams| streams.victim.is_valid();
     for _ in 0..repeats {
         for (&neighbour_pps, trials) in neighbour_pps.iter().zip(&mut trials) {
-            let both_valid = |streams: &Streams| streams.victim.is_valid() && streams.neighbour.is_valid();
-            trials.push(attempt(both_valid, || trial.run(victim_pps, neighbour_pps))?);
+            trials.push(attempt(valid, || trial.run(victim_pps, neighbour_pps))?);
         }
     }
-    let steps: Vec<Step> =
-        neighbour_pps.iter().zip(trials).map(|(&pps, trials)| step(pps, &trials)).collect();
+    let steps = neighbour_pps.iter().zip(trials).map(|(&pps, trials)| step(pps, &trials)).collect();
+    Ok(found(victim_pps, steps, loss))
+}
+
+/// The same sweep, done several times with something else between, as one; `None` of none.
+pub fn join(sweeps: &[Isolation], loss: f64) -> Option<Isolation> {
+    let first = sweeps.first()?;
+    let joined = |(at, of_first): (usize, &Step)| {
+        let same = sweeps.iter().filter_map(|sweep| sweep.steps.get(at));
+        let trials = same.flat_map(|step| step.trials.iter().map(|trial| (*trial, !step.noisy)));
+        step(of_first.neighbour_pps, &trials.collect::<Vec<_>>())
+    };
+    Some(found(first.victim_pps, first.steps.iter().enumerate().map(joined).collect(), loss))
+}
+
+fn found(victim_pps: u64, steps: Vec<Step>, loss: f64) -> Isolation {
     let breaks = steps.iter().find(|step| step.victim_loss.median > loss);
     let breaks_at_pps = breaks.map(|step| step.total_pps.median);
-    Ok(Isolation { victim_pps, steps, breaks_at_pps })
+    Isolation { victim_pps, steps, breaks_at_pps }
 }
 
 fn step(neighbour_pps: u64, trials: &[(Streams, bool)]) -> Step {
@@ -133,6 +149,13 @@ mod tests {
         let found = sweep(&mut forwarder, &plan(3)).unwrap();
         assert_eq!(found.breaks_at_pps, Some(4000.0));
         assert_eq!(found.steps[1].victim_loss, Spread { median: 0.0, min: 0.0, max: 0.5 });
+
+        let noise = [0, 0, 50].into();
+        let mut forwarder = Forwarder { isolates_until_pps: 3000, noise, ..Forwarder::new(1000) };
+        let one_by_one: Vec<_> = (0..3).map(|_| sweep(&mut forwarder, &plan(1)).unwrap()).collect();
+        assert_eq!(one_by_one[0].breaks_at_pps, Some(1000.0));
+        assert_eq!(join(&one_by_one, 0.001), Some(found));
+        assert_eq!(join(&[], 0.001), None);
     }
 
     #[test]
