@@ -1,26 +1,30 @@
 //! `millrace-lab figures`: the experiments behind the papers' figures, on our testbed; ours are drawn beside what the papers
 //! say ([`published`]). Each experiment describes its picture in its result file, so that `report` can draw it again.
+//! Experiments are in a file for each group of papers: `m` (virtual routers), `q` (Q and O: forwarding beside applications).
 
+mod m;
 pub mod published;
+mod q;
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, value_parser};
-use serde_json::json;
+use serde_json::Value;
 
 use crate::{
-    compare::{Plan, compare},
+    compare::Plan,
+    cpu,
     experiment::seconds,
-    figure::{Axis, Figure, Reference},
+    figure::{Axis, Figure},
     generator::Pace,
     measure::Window,
-    prefixes::{self, Prefixes},
     record::{Output, Recorder},
     report,
-    testbed::Testbed,
-    topology::Topology,
-    workload::{Family, Workload},
+    sys::Interrupted,
 };
 
 use published::PaperFigure;
@@ -29,7 +33,25 @@ use published::PaperFigure;
 const PAPERS: [&str; 5] = ["Q", "O", "P", "V", "M"];
 
 /// What can be measured: the figure's id, and its experiment.
-const FIGURES: [(&str, Experiment); 3] = [("M4", load), ("M6", routers), ("Q2", entries)];
+const FIGURES: [(&str, Experiment); 11] = [
+    ("M4", m::load),
+    ("M5", m::several_into_one),
+    ("M6", m::routers),
+    ("M7", m::interfaces),
+    ("M8", m::more_interfaces),
+    ("M9", m::latency),
+    ("MT1", m::isolation),
+    ("Q2", q::entries),
+    ("Q4", q::core_load),
+    ("Q5", q::wakeups),
+    ("O2", q::application),
+];
+
+/// Q7: one core for the generator, and two that forward and run applications, with a queue each.
+const CORES_OF_Q7: usize = 3;
+
+/// Load before counting begins: there are many points.
+const WARM_UP: Duration = Duration::from_millis(200);
 
 type Experiment = fn(&PaperFigure, &Options, &mut Recorder) -> Result<()>;
 
@@ -53,6 +75,23 @@ pub struct Options {
     repeat: u16,
 }
 
+impl Options {
+    fn window(&self) -> Window {
+        Window::new(WARM_UP, Duration::from_secs_f64(self.seconds))
+    }
+
+    fn plan<'a>(
+        &self,
+        figure: &'a PaperFigure,
+        parameters: Value,
+        subjects: &'a [&'a str],
+        paces: &'a [Pace],
+    ) -> Plan<'a> {
+        let repeats = self.repeat.into();
+        Plan { case: &figure.id, parameters, subjects, paces, repeats, window: self.window() }
+    }
+}
+
 /// Measures, and writes the report of all that the directory holds; also when it is interrupted.
 pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
     let chosen = choose(options)?;
@@ -62,6 +101,7 @@ pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
 }
 
 fn measure(chosen: &[(&str, Experiment)], options: &Options, command: &[String]) -> Result<()> {
+    let mut failed = Ok(());
     for (id, experiment) in chosen {
         let figure = published::figure(id)?;
         eprintln!("{id} ({}): {} ...", figure.paper, figure.title);
@@ -69,9 +109,16 @@ fn measure(chosen: &[(&str, Experiment)], options: &Options, command: &[String])
         for published in &figure.published {
             recorder.published(published)?;
         }
-        experiment(&figure, options, &mut recorder).with_context(|| format!("figure {id}"))?;
+        match experiment(&figure, options, &mut recorder).with_context(|| format!("figure {id}")) {
+            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) => {
+                eprintln!("{error:#}");
+                failed = failed.and(Err(error));
+            }
+            Ok(()) => {}
+        }
     }
-    Ok(())
+    failed
 }
 
 fn output(directory: &Path, id: &str, command: &[String]) -> Output {
@@ -85,7 +132,10 @@ fn choose(options: &Options) -> Result<Vec<(&'static str, Experiment)>> {
         && !FIGURES.iter().any(|(other, _)| other == id)
     {
         match published::figure(id) {
-            Ok(figure) => bail!("{id} ({}) cannot be measured yet; there are: {}", figure.paper, there_are()),
+            Ok(figure) => {
+                let why = why_not(id, cpu::online()?);
+                bail!("{id} ({}) cannot be measured{why}; there are: {}", figure.paper, there_are())
+            }
             Err(_) => bail!("no figure is called {id}; there are: {}", there_are()),
         }
     }
@@ -98,6 +148,16 @@ fn choose(options: &Options) -> Result<Vec<(&'static str, Experiment)>> {
         bail!("{what} paper {paper}, or it comes with the part that it measures; there are: {}", there_are());
     }
     Ok(chosen)
+}
+
+fn why_not(id: &str, cores: usize) -> String {
+    match id {
+        "Q7" if cores < CORES_OF_Q7 => format!(
+            " here: it needs {CORES_OF_Q7} cores, one for the generator and two that forward and run applications with a queue \
+             each; there are {cores}"
+        ),
+        _ => " yet".into(),
+    }
 }
 
 /// The picture of a paper's figure: lines of its case, by subject.
@@ -119,78 +179,6 @@ fn kpps(at: &str, label: &str) -> Axis {
     Axis::new(at, label, "kpps").times(1e-3)
 }
 
-/// M4: load against throughput.
-fn load(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
-    const OFFERED_KPPS: [u64; 11] = [250, 500, 750, 1000, 1500, 2000, 2500, 3000, 4000, 6000, 8000];
-    let x = kpps("/sample/offered_pps", "offered").by("/pace").log();
-    let y = kpps("/sample/received_pps", "throughput").log();
-    recorder.figure(&picture(figure, x, y, "100 destinations, veth ports instead of gigabit ones"))?;
-    let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
-    let workload = Workload::benchmark(Family::V4, 100, 0..=0);
-    let plan = Plan {
-        case: &figure.id,
-        parameters: json!({}),
-        subjects: &["linux", "linux-macvlan", "linux-bridge-veth", "millrace", "millrace-macvlan"],
-        paces: &OFFERED_KPPS.map(|kpps| Pace::Rate(kpps * 1000)),
-        repeats: options.repeat.into(),
-        window: Window::seconds(options.seconds),
-    };
-    compare(&mut testbed, &workload, &plan, recorder).map(drop)
-}
-
-/// M6: the number of virtual routers. Theirs carry the packets one after another, ours take turns packet by packet.
-fn routers(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
-    let ours =
-        "virtual routers with two interfaces each, packets through all of them in turn, the core saturated";
-    let x = Axis::new("/parameters/routers", "virtual routers", "").log();
-    let absolute = picture(figure, x, kpps("/sample/received_pps", "throughput"), ours);
-    recorder.figure(&absolute.clone().relative_to(Reference::First))?;
-    recorder.figure(&in_kpps(absolute))?;
-    for routers in [1, 2, 4, 8, 16, 32, 255] {
-        let mut testbed = Testbed::for_rates(&Topology::rfc2544().with_routers(routers))?;
-        let workload = Workload::benchmark(Family::V4, 4096, 1..=routers);
-        let plan = Plan {
-            case: &figure.id,
-            parameters: json!({"routers": routers}),
-            subjects: &["linux", "millrace"],
-            paces: &[Pace::Saturate],
-            repeats: options.repeat.into(),
-            window: Window::seconds(options.seconds),
-        };
-        compare(&mut testbed, &workload, &plan, recorder)?;
-    }
-    Ok(())
-}
-
-/// Q2: the number of table entries; ours are routes.
-fn entries(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
-    const ENTRIES: [usize; 4] = [100, 500, 1000, 5000];
-    const FLOWS: usize = 100;
-    let ours = "routes instead of flow entries, 100 destinations, the core saturated";
-    let x = Axis::new("/parameters/entries", "table entries", "").log();
-    let absolute = picture(figure, x, kpps("/sample/received_pps", "throughput"), ours);
-    recorder.figure(&absolute.clone().relative_to(Reference::First))?;
-    recorder.figure(&in_kpps(absolute))?;
-    let full = prefixes::prefixes(prefixes::default_file().as_deref(), ENTRIES[ENTRIES.len() - 1], 0)?;
-    let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
-    for entries in ENTRIES {
-        let loaded =
-            Prefixes { v4: full.v4[..entries].to_vec(), v6: Vec::new(), source: full.source.clone() };
-        testbed.load_routes(&loaded)?;
-        let workload = Workload::inside(&loaded, Family::V4, FLOWS, testbed.next_hops()?);
-        let plan = Plan {
-            case: &figure.id,
-            parameters: json!({"entries": entries, "prefixes": full.source}),
-            subjects: &["linux", "millrace"],
-            paces: &[Pace::Saturate],
-            repeats: options.repeat.into(),
-            window: Window::seconds(options.seconds),
-        };
-        compare(&mut testbed, &workload, &plan, recorder)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,16 +192,27 @@ mod tests {
 
     #[test]
     fn figures_are_chosen_by_paper_and_id() {
-        assert_eq!(chosen(None, None).unwrap(), ["M4", "M6", "Q2"]);
-        assert_eq!(chosen(Some("M"), None).unwrap(), ["M4", "M6"]);
+        let all = FIGURES.map(|(id, _)| id);
+        assert_eq!(chosen(None, None).unwrap(), all);
+        assert_eq!(chosen(Some("M"), None).unwrap(), all[..7]);
+        assert_eq!(chosen(Some("O"), None).unwrap(), ["O2"]);
         assert_eq!(chosen(None, Some("Q2")).unwrap(), ["Q2"]);
         let error = |paper, only| chosen(paper, only).unwrap_err();
-        assert_eq!(error(None, Some("M99")), "no figure is called M99; there are: M4, M6, Q2");
-        assert_eq!(error(None, Some("M5")), "M5 (M, fig. 5) cannot be measured yet; there are: M4, M6, Q2");
-        let late =
-            |what: &str| format!("{what}, or it comes with the part that it measures; there are: M4, M6, Q2");
+        let there_are = all.join(", ");
+        assert_eq!(error(None, Some("M99")), format!("no figure is called M99; there are: {there_are}"));
+        assert!(error(None, Some("Q7")).starts_with("Q7 (Q, fig. 7) cannot be measured"));
+        let late = |what: &str| {
+            format!("{what}, or it comes with the part that it measures; there are: {there_are}")
+        };
         assert_eq!(error(Some("P"), None), late("no figure of paper P"));
         assert_eq!(error(Some("M"), Some("Q2")), late("Q2 is not of paper M"));
+    }
+
+    #[test]
+    fn what_needs_more_cores_says_how_many() {
+        let why = "it needs 3 cores, one for the generator and two that forward and run applications with a queue each; there are 2";
+        assert_eq!(why_not("Q7", 2), format!(" here: {why}"));
+        assert_eq!([why_not("Q7", 3), why_not("V1", 2)], [" yet", " yet"]);
     }
 
     #[test]
