@@ -49,7 +49,11 @@ pub(super) fn several_into_one(
     let x = kpps("/sample/offered_pps", "offered on all ports").by("/pace").log();
     let y = kpps("/sample/received_pps", "throughput").log();
     let ours = "100 destinations from each port, veth ports; a virtual router has one interface on each port";
-    recorder.figure(&picture(figure, x, y, ours).series("/parameters/case"))?;
+    let both = picture(figure, x, y, ours);
+    let title = format!("{}: three into one", both.title);
+    let three = Figure { name: "M5 three into one".into(), title, ..both.clone() };
+    recorder.figure(&both.only("/parameters/case", "two into one"))?;
+    recorder.figure(&three.only("/parameters/case", "three into one"))?;
     for (name, ports, case) in [("two-in", 2, "two into one"), ("three-in", 3, "three into one")] {
         let topology = Topology::named(name)?;
         let ways: Vec<Way> = (0..ports).map(|from| Way { router: 0, from, to: ports, weight: 1 }).collect();

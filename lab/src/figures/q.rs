@@ -68,7 +68,7 @@ pub(super) fn core_load(figure: &PaperFigure, options: &Options, recorder: &mut 
 /// Q5: how often the core is taken. A veth port has no interrupts: its NAPI thread is woken.
 pub(super) fn wakeups(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
     let ours = "wake-ups of the threads that forward, which take the place of interrupts: veth ports with threaded NAPI have none";
-    let y = Axis::new("/sample/wakeups_per_s", "wake-ups", "1/s").log();
+    let y = Axis::new("/sample/wakeups_per_s", "wake-ups", "1/s");
     recorder.figure(&picture(figure, offered(), y, ours))?;
     let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
     by_load(figure, options, &mut testbed, recorder)
@@ -93,7 +93,7 @@ fn by_load(
 pub(super) fn application(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
     let ours = "an integer benchmark of stress-ng, nice 0, beside NAPI threads of nice -20; published loads are those of the \
                 paper's machine, which is saturated by 550 kpps";
-    let y = Axis::new("/sample/application/index", "application index", "index");
+    let y = Axis::new("/sample/application/index", "integer benchmark", "index");
     recorder.figure(&picture(figure, offered(), y, ours))?;
     let options = apps::Options {
         subjects: ["linux", "millrace"].map(str::to_owned).to_vec(),

@@ -1,0 +1,198 @@
+//! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures, with tiny
+//! durations: structure and sanity, not speed. Root, in namespaces of their own; run one at a time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+use lab::{
+    compare::{Plan, compare},
+    generator::Pace,
+    measure::Window,
+    record::Recorder,
+    subject,
+    testbed::{Priority, Testbed},
+    topology::Topology,
+    workload::{Way, Workload},
+};
+use serde_json::{Value, json};
+
+/// Slow enough for every subject on a machine that does much else.
+const GENTLE_PPS: u64 = 20_000;
+const TRIES: usize = 5;
+
+fn way(router: u16, from: u8, to: u8) -> Way {
+    Way { router, from, to, weight: 1 }
+}
+
+/// Every stream arrives whole, through the right router; the bytes are checked before.
+fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
+    let mut testbed = Testbed::new(topology).unwrap();
+    testbed.set_priority(Priority::Rates).unwrap();
+    let workload = Workload::across(topology, ways, 16).unwrap();
+    for name in subjects {
+        let plan = Plan {
+            case: "gentle",
+            parameters: json!({}),
+            subjects: &[name],
+            paces: &[Pace::Rate(GENTLE_PPS)],
+            repeats: 1,
+            window: Window::new(Duration::from_millis(100), Duration::from_millis(300)),
+        };
+        let undisturbed = (0..TRIES).find_map(|_| {
+            let results = compare(&mut testbed, &workload, &plan, &mut Recorder::none()).unwrap();
+            let sample = results[*name][0][0].clone();
+            // The router's thread may have to wait for its core until the wire is full.
+            let full =
+                sample.lost.keys().any(|place| place.starts_with("gen.") || place.ends_with("ring_full"));
+            (!full).then_some(sample)
+        });
+        let sample = undisturbed.expect("the machine is too busy for this test");
+        assert_eq!((sample.received, sample.unexplained), (sample.sent, 0), "{name} {sample:?}");
+        let mut routers: BTreeMap<u16, u64> = BTreeMap::new();
+        for (way, stream) in ways.iter().zip(&sample.streams) {
+            assert!(stream.sent > 1000 && stream.received == stream.sent, "{name} {sample:?}");
+            // The sink tells the topology's routers apart; one of the subject's own is in the bytes that were checked.
+            if !name.ends_with("-macvlan") {
+                *routers.entry(way.router).or_default() += stream.received;
+            }
+        }
+        assert_eq!((sample.streams.len(), sample.routers), (ways.len(), routers), "{name}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn streams_of_several_ports_and_routers_arrive_by_the_right_way() {
+    const ALL: [&str; 4] = ["linux", "linux-macvlan", "millrace", "millrace-macvlan"];
+    let named = |name| Topology::named(name).unwrap();
+    all_arrives(&named("three-in"), &[way(0, 0, 3), way(0, 1, 3), way(0, 2, 3)], &ALL);
+    all_arrives(&named("pairs"), &[way(1, 0, 1), way(2, 2, 3)], &ALL[..1]);
+    all_arrives(&named("pairs"), &[way(1, 0, 1), way(2, 2, 3)], &ALL[2..3]);
+    let both_ways = [way(1, 0, 1), way(1, 1, 0)];
+    all_arrives(&named("interfaces").with_interfaces(4), &both_ways, &[ALL[0], ALL[2]]);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn baselines_of_two_ports_say_so_on_others() {
+    let testbed = Testbed::new(&Topology::named("two-in").unwrap()).unwrap();
+    for name in ["redirect", "touch"] {
+        let error = subject::start(name, &testbed).err().expect("two ports only").to_string();
+        assert_eq!(error, format!("{name} forwards between two ports; topology two-in has 3"));
+    }
+}
+
+fn lab(arguments: &str, last: &Path) -> std::process::Output {
+    let mut lab = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
+    let output = lab.args(arguments.split(' ')).arg(last).output().unwrap();
+    assert!(output.status.success(), "{arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn lines(path: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// Of record `sample`, all of them explained.
+fn samples(lines: &[Value]) -> Vec<&Value> {
+    let samples: Vec<&Value> = lines.iter().filter(|line| line["record"] == "sample").collect();
+    for line in &samples {
+        let unexplained = &line["sample"]["unexplained"];
+        assert!(unexplained.is_null() || unexplained == 0, "{line}");
+    }
+    samples
+}
+
+#[test]
+#[ignore = "needs root"]
+fn isolation_tells_the_victims_loss_and_leaves_a_silent_neighbour_out() {
+    let directory = tempfile::tempdir().unwrap();
+    for topology in ["shared", "pairs"] {
+        let path = directory.path().join(topology);
+        let arguments = format!(
+            "isolation --topology {topology} --victim 5k --rates 0,20k,8M --seconds 0.2 --repeat 1 --json"
+        );
+        let printed = String::from_utf8(lab(&arguments, &path).stdout).unwrap();
+        let lines = lines(&path);
+        let samples = samples(&lines);
+        for subject in ["linux", "millrace"] {
+            let of_subject = samples.iter().filter(|line| line["subject"] == subject);
+            let rates: Vec<u64> =
+                of_subject.filter_map(|line| line["parameters"]["neighbour_pps"].as_u64()).collect();
+            // One that the machine disturbs is done again.
+            assert!(
+                rates.is_sorted() && rates.iter().collect::<BTreeSet<_>>().len() == 3,
+                "{subject}: {rates:?}"
+            );
+        }
+        for line in &samples {
+            let sample = &line["sample"];
+            let streams = sample["streams"].as_array().unwrap();
+            let of = |at: usize, what: &str| streams[at][what].as_u64().unwrap() as f64;
+            let loss = 1.0 - of(0, "received") / of(0, "sent");
+            assert_eq!(sample["victim"]["loss"].as_f64().unwrap(), loss, "{line}");
+            let silent = line["parameters"]["neighbour_pps"] == 0;
+            assert_eq!(streams.len(), if silent { 1 } else { 2 }, "{line}");
+            assert!(sample["lost"].as_object().unwrap().keys().all(|place| !place.is_empty()));
+            if line["parameters"]["neighbour_pps"] == 8_000_000 {
+                let neighbour = &sample["neighbour"];
+                assert!(neighbour["loss"].as_f64().unwrap() > 0.0, "8 Mpps are too much: {line}");
+            }
+        }
+        assert!(lines.iter().any(|line| line["record"] == "figure" && line["name"] == "isolation"));
+        for name in ["linux", "millrace"] {
+            let begin = format!("{name}: isolation ");
+            assert!(printed.lines().any(|line| line.starts_with(&begin)), "{printed}");
+        }
+        assert!(printed.contains("lost in all, by place") && !printed.contains("hides losses"), "{printed}");
+    }
+}
+
+/// Values at this place of all samples of a case.
+fn distinct(samples: &[&Value], case: &str, at: &str) -> BTreeSet<String> {
+    let of_case = samples.iter().filter(|line| line["case"] == case);
+    of_case.map(|line| line.pointer(at).unwrap_or(&Value::Null).to_string()).collect()
+}
+
+fn figure(directory: &Path, id: &str) -> Vec<Value> {
+    lab(&format!("figures --only {id} --seconds 0.1 --repeat 1 --out"), directory);
+    let lines = lines(&directory.join(format!("{id}.jsonl")));
+    let count = |record: &str| lines.iter().filter(|line| line["record"] == record).count();
+    assert!(count("figure") > 0 && count("published") > 0, "{id}");
+    let described = lines.iter().find(|line| line["record"] == "figure").unwrap();
+    assert!(described["note"].as_str().unwrap().contains("Ours: "), "{id}: what differs from the paper");
+    lines
+}
+
+#[test]
+#[ignore = "needs root"]
+fn figures_have_all_their_series_and_a_picture_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let mt1 = figure(directory.path(), "MT1");
+    let mt1 = samples(&mt1);
+    assert_eq!(distinct(&mt1, "MT1", "/subject"), ["\"linux\"", "\"millrace\""].map(String::from).into());
+    let routers = ["VR1", "VR2", "total", "VR1 of 300", "VR2 of 300", "total of 600"];
+    let routers: BTreeSet<String> = routers.map(|name| format!("\"{name}\"")).into();
+    assert_eq!(distinct(&mt1, "MT1", "/parameters/router"), routers);
+    let m5 = figure(directory.path(), "M5");
+    let m5 = samples(&m5);
+    let subjects =
+        ["linux", "linux-macvlan", "millrace", "millrace-macvlan"].map(|name| format!("\"{name}\""));
+    assert_eq!(distinct(&m5, "M5", "/subject"), subjects.into());
+    assert_eq!(distinct(&m5, "M5", "/parameters/case").len(), 2);
+    for line in m5 {
+        let streams = if line["parameters"]["case"] == "two into one" { 2 } else { 3 };
+        assert_eq!(line["sample"]["streams"].as_array().unwrap().len(), streams, "{line}");
+        assert!(line["sample"]["received_pps"].as_f64().unwrap() > 0.0, "{line}");
+    }
+    let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
+    assert!(report.matches("<svg class=\"chart\"").count() >= 2);
+    for title in ["M, table 1: Isolation", "M, fig. 5: Load and throughput"] {
+        assert!(report.contains(&format!("aria-label=\"{title}")), "no picture of {title}");
+    }
+}
