@@ -75,7 +75,7 @@ pub(super) fn routers(figure: &PaperFigure, options: &Options, recorder: &mut Re
         picture(figure, x, kpps("/sample/received_pps", "throughput"), &format!("{ours}; {OF_TOPOLOGY}"));
     recorder.figure(&absolute.clone().relative_to(Reference::First))?;
     recorder.figure(&in_kpps(absolute))?;
-    for routers in [1, 4, 16, 32, 255] {
+    for routers in [1, 8, 32, 255] {
         let mut testbed = Testbed::for_rates(&Topology::rfc2544().with_routers(routers))?;
         let workload = Workload::benchmark(Family::V4, 4096, 1..=routers);
         let plan = options.plan(figure, json!({"routers": routers}), &PLAIN, &[Pace::Saturate]);
