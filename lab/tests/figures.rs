@@ -54,7 +54,7 @@ fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
         assert_eq!((sample.received, sample.unexplained), (sample.sent, 0), "{name} {sample:?}");
         let mut routers: BTreeMap<u16, u64> = BTreeMap::new();
         for (way, stream) in ways.iter().zip(&sample.streams) {
-            assert!(stream.sent > 1000 && stream.received == stream.sent, "{name} {sample:?}");
+            assert!(stream.sent > 100 && stream.received == stream.sent, "{name} {sample:?}");
             // The sink tells the topology's routers apart; one of the subject's own is in the bytes that were checked.
             if !name.ends_with("-macvlan") {
                 *routers.entry(way.router).or_default() += stream.received;
@@ -189,7 +189,7 @@ fn figures_have_all_their_series_and_a_picture_each() {
     for line in m5 {
         let streams = if line["parameters"]["case"] == "two into one" { 2 } else { 3 };
         assert_eq!(line["sample"]["streams"].as_array().unwrap().len(), streams, "{line}");
-        assert!(line["sample"]["received_pps"].as_f64().unwrap() > 0.0, "{line}");
+        assert!(line["sample"]["received"].as_u64().unwrap() > 0, "{line}");
     }
     let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
     assert!(report.matches("<svg class=\"chart\"").count() >= 2);
