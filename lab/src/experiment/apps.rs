@@ -145,24 +145,40 @@ struct Point {
     p99_us: Option<f64>,
 }
 
+/// A benchmark, and what it achieves alone.
+type Alone = (&'static Benchmark, Vec<Score>);
+
 /// A benchmark beside a subject.
 struct Case<'a> {
     subject: &'a str,
     repeat: u16,
     benchmark: &'static Benchmark,
     deployment: &'a Deployment,
-    without_traffic: Vec<Score>,
+    without_traffic: &'a [Score],
 }
 
 impl Experiment<'_> {
     /// Alternately, so that what the machine does beside it meets all subjects.
     fn all(&mut self, testbed: &mut Testbed, benchmarks: &[&'static Benchmark]) -> Result<()> {
         for repeat in 0..self.options.repeat {
+            let alone = self.alone(testbed, benchmarks)?;
             for name in subject::named(&self.options.subjects) {
-                self.subject(testbed, name, benchmarks, repeat)?;
+                self.subject(testbed, name, &alone, repeat)?;
             }
         }
         Ok(())
+    }
+
+    /// Each benchmark with nothing else on its core, no subject either: one that polls takes its share without traffic, too.
+    fn alone(&mut self, testbed: &Testbed, benchmarks: &[&'static Benchmark]) -> Result<Vec<Alone>> {
+        let mut alone = Vec::new();
+        for &benchmark in benchmarks {
+            let start = || Deployment::start(benchmark, testbed);
+            if let Some(deployment) = self.if_able(benchmark.name, start)? {
+                alone.push((benchmark, deployment.run(self.options.seconds)?));
+            }
+        }
+        Ok(alone)
     }
 
     /// One subject, all benchmarks, all loads.
@@ -170,16 +186,14 @@ impl Experiment<'_> {
         &mut self,
         testbed: &mut Testbed,
         name: &str,
-        benchmarks: &[&'static Benchmark],
+        benchmarks: &[Alone],
         repeat: u16,
     ) -> Result<()> {
         let Some(subject) = self.if_able(name, || subject::start(name, testbed))? else { return Ok(()) };
         sys::sleep(SETTLE)?;
         self.prepare(testbed, &*subject)?;
-        for &benchmark in benchmarks {
-            let start = || Deployment::start(benchmark, testbed);
-            let Some(deployment) = self.if_able(benchmark.name, start)? else { continue };
-            let without_traffic = deployment.run(self.options.seconds)?;
+        for (benchmark, without_traffic) in benchmarks {
+            let deployment = Deployment::start(benchmark, testbed)?;
             let case = Case { subject: name, repeat, benchmark, deployment: &deployment, without_traffic };
             for &load_pps in &self.options.rates {
                 self.measure(testbed, &case, load_pps)?;
@@ -206,9 +220,12 @@ impl Experiment<'_> {
     }
 
     fn prepare(&self, testbed: &mut Testbed, subject: &dyn Subject) -> Result<()> {
-        let Workload { targets, frame_bytes, .. } = &self.traffic;
-        check_forwarding(testbed, subject, targets, *frame_bytes, |address| self.traffic.next_hop(address))?;
-        testbed.generator.set_targets(targets.clone(), *frame_bytes)
+        let frame_bytes = self.traffic.frame_bytes;
+        let targets = subject.addressed(&self.traffic.targets);
+        check_forwarding(testbed, subject, &targets, frame_bytes, |address| self.traffic.next_hop(address))?;
+        // A subject's own threads are pinned, and go before applications, from the first benchmark on.
+        testbed.router_threads()?;
+        testbed.generator.set_targets(targets, frame_bytes)
     }
 
     fn measure(&mut self, testbed: &mut Testbed, case: &Case<'_>, load_pps: u64) -> Result<()> {
