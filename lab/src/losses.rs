@@ -65,7 +65,7 @@ impl Redirects {
 pub struct Losses(pub BTreeMap<String, u64>);
 
 impl Losses {
-    /// All drop counters of the testbed as they stand.
+    /// All drop counters of the testbed as they stand; `generator.refused` is [`crate::generator::Generator::refused`].
     pub fn now(testbed: &Testbed) -> Result<Self> {
         let mut counters = BTreeMap::new();
         let redirects = testbed.redirects.lost()?;
@@ -79,6 +79,7 @@ impl Losses {
             let full = redirects.get(&(0, core as u32, CPUMAP_FULL)).copied();
             counters.extend(full.map(|packets| (format!("core{core}.cpumap_full"), packets)));
         }
+        counters.insert("generator.refused".into(), testbed.generator.refused());
         stack_counters(&testbed.box_namespace, "box", &mut counters)?;
         for (index, namespace) in testbed.routers.iter().enumerate() {
             stack_counters(namespace, &format!("r{}", index + 1), &mut counters)?;

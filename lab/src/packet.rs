@@ -16,7 +16,9 @@ pub const FCS_BYTES: u16 = 4;
 /// Shortest Ethernet frame without FCS.
 pub const MIN_FRAME: u16 = 60;
 
-const ETHERNET: usize = 14;
+/// Header of Ethernet without tags.
+pub const ETHERNET_BYTES: u16 = 14;
+
 const TAG: usize = 4;
 const TTL: u8 = 64;
 /// Destination port of every test packet: discard (RFC 863), `TEST_PORT` in lab.h.
@@ -214,7 +216,7 @@ impl Headers {
     }
 
     fn l2_bytes(&self) -> usize {
-        ETHERNET
+        usize::from(ETHERNET_BYTES)
             + match self.tags {
                 Tags::None => 0,
                 Tags::Vlan(_) => TAG,

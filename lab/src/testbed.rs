@@ -153,6 +153,22 @@ impl Testbed {
         virtual_router(&self.topology, &router, &self.name, &self.box_namespace)
     }
 
+    /// Frames of 14 bytes more than this may pass all cables; programs attached later, and virtual routers made later, find
+    /// it so.
+    pub fn set_mtu(&self, mtu: u16) -> Result<()> {
+        let set = |device: &str| format!("link set {device} mtu {mtu}\n");
+        self.box_namespace
+            .ip_batch(&self.topology.ports.iter().map(|port| set(&port.name)).collect::<String>())?;
+        for (host, device) in self.host_ends() {
+            host.ip_batch(&set(&device))?;
+        }
+        for (namespace, router) in self.routers.iter().zip(self.topology.all_routers()?.iter().skip(1)) {
+            let lines: String = router.interfaces.iter().map(|interface| set(&interface.device)).collect();
+            namespace.ip_batch(&lines)?;
+        }
+        Ok(())
+    }
+
     /// Makes a namespace with these interfaces (which exist and are up) one of the testbed's routers: addresses, static
     /// neighbours, forwarding, and routes to what is behind the ports.
     pub fn configure_router(&self, router: &Router, namespace: &Namespace) -> Result<()> {

@@ -3,18 +3,20 @@
 
 use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
-use anyhow::Result;
+use anyhow::{Result, bail, ensure};
 use clap::{Args, value_parser};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Sampling, Subjects, print_head, print_row, show, some_packets_per_second};
+use super::{
+    STANDARD_MTU, Sampling, Subjects, fit_mtu, print_head, print_row, show, some_packets_per_second,
+};
 use crate::{
     compare::{Plan, compare},
     cpu::Spinners,
-    generator::Pace,
+    generator::{MAX_FRAME, Pace},
     measure::{ratios, spread},
-    packet::FCS_BYTES,
+    packet::{ETHERNET_BYTES, FCS_BYTES},
     record::{Output, Recorder},
     testbed::Testbed,
     topology::Topology,
@@ -26,8 +28,8 @@ use crate::{
 pub struct Options {
     #[command(flatten)]
     subjects: Subjects,
-    /// Frame length in bytes, FCS included: 64 to 3404
-    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = value_parser!(u16).range(64..=3404))]
+    /// Frame length in bytes, FCS included: 64 to 9018; above 3404 with --pps, above 1518 not all subjects
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = value_parser!(u16).range(64..=9018))]
     frame: u16,
     /// Destinations, one flow each: 1 to 131072
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
@@ -51,9 +53,35 @@ struct Row {
     cpu_left: Option<f64>,
 }
 
+/// Those that forward frames of more than 1518 bytes.
+const LARGE: [&str; 6] = ["linux", "linux-macvlan", "redirect", "touch", "millrace", "millrace-macvlan"];
+
+impl Options {
+    /// Can this be measured?
+    fn check(&self) -> Result<()> {
+        let frame_bytes = self.frame - FCS_BYTES;
+        ensure!(
+            frame_bytes <= MAX_FRAME || self.pps.is_some(),
+            "frames of {} bytes are sent at a rate only: say --pps",
+            self.frame
+        );
+        let unable = self.subjects.names().into_iter().find(|name| !LARGE.contains(name));
+        match unable {
+            Some(name) if frame_bytes > ETHERNET_BYTES + STANDARD_MTU => bail!(
+                "{name} does not forward frames of {} bytes; these do: --subjects {}",
+                self.frame,
+                LARGE.join(",")
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    options.check()?;
     let topology = Topology::rfc2544();
     let mut testbed = Testbed::for_rates(&topology)?;
+    fit_mtu(&testbed, options.frame - FCS_BYTES)?;
     testbed.spinners = Spinners::start(&topology.cores.router)?;
     let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
     workload.frame_bytes = options.frame - FCS_BYTES;

@@ -24,6 +24,7 @@ use serde_json::Value;
 
 use crate::{
     measure::{Spread, Window},
+    packet::ETHERNET_BYTES,
     prefixes::{self, Prefixes},
     record::Output,
     subject,
@@ -187,6 +188,15 @@ fn some_packets_per_second(text: &str) -> Result<u64, String> {
 
 fn testbed(routers: u16) -> Result<Testbed> {
     Testbed::for_rates(&Topology::rfc2544().with_routers(routers))
+}
+
+/// The MTU that cables have.
+const STANDARD_MTU: u16 = 1500;
+
+/// Lets frames of this length pass, before a subject is started.
+fn fit_mtu(testbed: &Testbed, frame_bytes: u16) -> Result<()> {
+    let mtu = frame_bytes.saturating_sub(ETHERNET_BYTES);
+    if mtu > STANDARD_MTU { testbed.set_mtu(mtu) } else { Ok(()) }
 }
 
 /// A document that says how its run ended, if that was early.

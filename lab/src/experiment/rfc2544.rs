@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use self::results::{OfFrame, document, print};
 use super::{
+    fit_mtu,
     on_testbed::{HIGHEST_PPS, OnTestbed, Restart},
     testbed,
 };
@@ -46,7 +47,7 @@ pub struct Options {
     /// What to measure (lab/README.md says what each is)
     #[arg(long, value_name = "NAME", value_parser = subject::NAMES, default_value = "millrace")]
     subject: String,
-    /// Frame lengths in bytes, FCS included, each 64 to 3404
+    /// Frame lengths in bytes, FCS included, each 64 to 3404: longer ones cannot be sent fast enough to find a throughput
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = value_parser!(u16).range(64..=3404),
         default_values_t = [64, 128, 256, 512, 1024, 1280, 1518])]
     frames: Vec<u16>,
@@ -98,6 +99,7 @@ struct Bench<'a> {
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let testbed = testbed(0)?;
+    fit_mtu(&testbed, options.frames.iter().max().map_or(0, |frame| frame - FCS_BYTES))?;
     let subject = Some(subject::start(&options.subject, &testbed)?);
     let mut bench = Bench { options, testbed, subject, progress: Progress::new(0), trials: Vec::new() };
     let mut results = Vec::new();

@@ -1,8 +1,11 @@
 //! The packet generator: a thread on its own core, in the generator's namespace, that keeps the kernel running
-//! generator.bpf.c. What to send is in maps; counters are read while it runs.
+//! generator.bpf.c. What to send is in maps; counters are read while it runs. Frames that do not fit in a page the same
+//! thread sends itself (sender.rs), paced but slower.
 //!
 //! Stamps say when a packet was written. It leaves with its batch, some microseconds later: see [`Generator::keep_time`].
 
+mod sender;
+mod socket;
 mod stream;
 
 use std::{
@@ -12,7 +15,7 @@ use std::{
     os::fd::AsFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -24,7 +27,8 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 
-pub use stream::{MAX_FRAME, MAX_STREAMS, MAX_TARGETS, Order, Pace, Sizes, Stream};
+use socket::PacketSocket;
+pub use stream::{MAX_FRAME, MAX_JUMBO, MAX_STREAMS, MAX_TARGETS, Order, Pace, Sizes, Stream};
 
 use crate::{
     bpf::{self, Value, generator as skeleton},
@@ -67,9 +71,9 @@ pub struct Load {
     pub pace: Pace,
 }
 
-#[derive(Clone, Copy)]
 enum Task {
     Run { frame_bytes: u16, packets: Option<u32>, batch: u32 },
+    Send(Arc<sender::Run>),
     End,
 }
 
@@ -89,6 +93,8 @@ pub struct Generator {
     thread: Option<JoinHandle<()>>,
     maps: Maps,
     streams: Vec<Stream>,
+    /// The last run, if it was the sender's.
+    by_sender: Option<Arc<sender::Run>>,
     /// The maps `targets` and `schedule` as they are before a run.
     targets: Vec<u8>,
     schedules: Vec<Vec<u32>>,
@@ -104,6 +110,8 @@ pub struct Generator {
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
+    /// Packets that a port had no room for, of all runs of the sender.
+    refused: AtomicU64,
     slots: Mutex<Slots>,
     changed: Condvar,
 }
@@ -156,6 +164,11 @@ impl Generator {
         sys::handle_wake();
         let arrived = sink.arrived_map()?;
         let shared = Arc::new(Shared::default());
+        let open = |(namespace, device): &(&Namespace, String)| {
+            let open = || PacketSocket::open(device).with_context(|| format!("packet socket of {device}"));
+            namespace.enter(open)
+        };
+        let sockets = devices.iter().map(open).collect::<Result<Vec<_>>>()?;
         let (first, _) = devices.first().context("the generator has no devices")?;
         let (file, core, inside) = (first.handle()?, cores.generator, shared.clone());
         let thread = thread::Builder::new().name("generator".into()).spawn(move || {
@@ -166,7 +179,7 @@ impl Generator {
             };
             inside.put(|slots| slots.started = Some(started));
             if let Some(skeleton) = skeleton {
-                serve(&skeleton, &inside);
+                serve(&skeleton, &sockets, &inside);
             }
         })?;
         let Some(started) = shared.take(START_LIMIT, |slots| slots.started.take()) else {
@@ -180,6 +193,7 @@ impl Generator {
             thread: Some(thread),
             maps,
             streams: Vec::new(),
+            by_sender: None,
             targets: Vec::new(),
             schedules: Vec::new(),
             written_bytes: 0,
@@ -241,6 +255,9 @@ impl Generator {
         let paced = self.streams.get(stream).is_some_and(|stream| matches!(stream.pace, Pace::Rate(_)));
         ensure!(paced && pps > 0, "stream {stream} cannot be sent at {pps} packets a second");
         self.streams[stream].pace = Pace::Rate(pps);
+        if let Some(run) = &self.by_sender {
+            run.set_rate(stream, pps);
+        }
         self.epoch += 1;
         bpf::write(&self.maps.streams, stream as u32, &self.stream_value(stream))
     }
@@ -318,6 +335,17 @@ impl Generator {
         ensure!(!self.streams.is_empty(), "the generator has no targets");
         stream::check(&self.streams)?;
         let saturate = self.streams[0].pace == Pace::Saturate;
+        self.by_sender = None;
+        if self.streams.iter().any(|stream| stream.sizes.max() > MAX_FRAME) {
+            ensure!(
+                !saturate,
+                "frames of more than {MAX_FRAME} bytes are sent at a rate or flat out: the sender does not see what arrives"
+            );
+            let run = Arc::new(sender::Run::new(&self.streams, &self.schedules, packets));
+            self.by_sender = Some(run.clone());
+            self.begin(Task::Send(run));
+            return Ok(());
+        }
         let frame_bytes = self.streams.iter().map(|stream| stream.sizes.max()).max().unwrap_or_default();
         let count = self.streams.len() as u32;
         let run = skeleton::types::run {
@@ -343,11 +371,14 @@ impl Generator {
             &self.targets,
             self.targets.len() / size_of::<skeleton::types::target>(),
         )?;
+        self.begin(Task::Run { frame_bytes, packets, batch });
+        Ok(())
+    }
+
+    fn begin(&mut self, task: Task) {
         self.shared.stop.store(false, Ordering::Relaxed);
-        let task = Task::Run { frame_bytes, packets, batch };
         self.shared.put(|slots| slots.task = Some(task));
         self.running = true;
-        Ok(())
     }
 
     fn stream_value(&self, index: usize) -> skeleton::types::stream {
@@ -392,7 +423,16 @@ impl Generator {
 
     /// Packets handed to the port since the start of this run. Its ring may have been full: see [`crate::losses`].
     pub fn packets(&self) -> Result<u64> {
-        Ok(self.generated()?.packets)
+        match &self.by_sender {
+            Some(run) => Ok(run.sent().iter().map(|sent| sent.packets).sum()),
+            None => Ok(self.generated()?.packets),
+        }
+    }
+
+    /// Packets of all runs that are counted as sent but that a port had no room for, as far as the generator is told: those
+    /// of frames that do not fit in a page. Of others see [`crate::losses`].
+    pub fn refused(&self) -> u64 {
+        self.shared.refused.load(Ordering::Relaxed)
     }
 
     /// Packets since the start of this run that were due but not sent, because somebody else had the core.
@@ -402,6 +442,9 @@ impl Generator {
 
     /// Packets of each stream since the start of this run.
     pub fn sent(&self) -> Result<Vec<Sent>> {
+        if let Some(run) = &self.by_sender {
+            return Ok(run.sent());
+        }
         let sent = |stream| -> Result<Sent> {
             let row: skeleton::types::sent = bpf::read(&self.maps.sent, stream as u32)?;
             Ok(Sent { packets: row.packets, skipped: row.skipped })
@@ -411,6 +454,9 @@ impl Generator {
 
     /// Packets of each flow in this run, in the order of streams and their targets.
     pub fn sent_by_flow(&self) -> Result<Vec<u32>> {
+        if let Some(run) = &self.by_sender {
+            return Ok(run.sent_by_flow());
+        }
         let count = self.targets.len() / size_of::<skeleton::types::target>();
         let rows: Vec<skeleton::types::target> = bpf::read_all(&self.maps.targets, count)?;
         Ok(rows.iter().map(|target| target.sequence).collect())
@@ -457,11 +503,15 @@ fn prepare(
 }
 
 /// In the generator's thread: tasks, until the last.
-fn serve(skeleton: &skeleton::GeneratorSkel<'_>, shared: &Shared) {
+fn serve(skeleton: &skeleton::GeneratorSkel<'_>, sockets: &[PacketSocket], shared: &Shared) {
     loop {
         match shared.take(Duration::from_secs(3600), |slots| slots.task.take()) {
             Some(Task::Run { frame_bytes, packets, batch }) => {
                 let result = run(skeleton, frame_bytes, packets, batch, &shared.stop);
+                shared.put(|slots| slots.done = Some(result));
+            }
+            Some(Task::Send(run)) => {
+                let result = sender::send(&run, sockets, &shared.stop, &shared.refused);
                 shared.put(|slots| slots.done = Some(result));
             }
             Some(Task::End) => return,

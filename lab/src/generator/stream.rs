@@ -13,8 +13,10 @@ use crate::{
 pub const MAX_STREAMS: usize = 8;
 /// Most targets of all streams, and most places of their schedules: size of the maps.
 pub const MAX_TARGETS: usize = 1 << 20;
-/// Longest frame without FCS: one page less headroom and the tail the kernel keeps.
+/// Longest frame without FCS that the program in the kernel makes: one page less headroom and the tail the kernel keeps.
 pub const MAX_FRAME: u16 = 3400;
+/// Longest frame without FCS: what an MTU of 9000 allows. With such frames the thread sends all streams itself.
+pub const MAX_JUMBO: u16 = 9014;
 /// Most sizes of one stream: `MAX_SIZES` in generator.bpf.c.
 const MAX_SIZES: usize = 16;
 
@@ -142,8 +144,8 @@ impl Stream {
         let shortest = self.targets.iter().map(Target::min_frame).max().unwrap_or_default();
         for bytes in [self.sizes.min(), self.sizes.max()] {
             ensure!(
-                (shortest..=MAX_FRAME).contains(&bytes),
-                "{bytes}-byte frames: {shortest} to {MAX_FRAME}"
+                (shortest..=MAX_JUMBO).contains(&bytes),
+                "{bytes}-byte frames: {shortest} to {MAX_JUMBO}"
             );
         }
         ensure!(self.pace != Pace::Rate(0), "a rate of 0 packets a second");
@@ -221,7 +223,7 @@ mod tests {
         assert!(why(&[good.clone(), saturating]).contains("must be alone"));
         let short = Target::udp("2001:2::1".parse().unwrap(), [2; 6], 1);
         let mixed = Stream { targets: vec![target, short], ..good.clone() };
-        assert!(why(&[mixed]).contains("60-byte frames: 62 to 3400"));
+        assert!(why(&[mixed]).contains("60-byte frames: 62 to 9014"));
         assert!(why(&[Stream { sizes: Sizes(vec![60; 17]), ..good }]).contains("1 to 16 frame sizes"));
     }
 }

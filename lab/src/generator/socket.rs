@@ -1,0 +1,82 @@
+//! A packet socket that only sends (packet(7)). All `unsafe` of the sender is here.
+
+use std::{
+    io, mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+};
+
+use crate::sys;
+
+/// More than the rings between here and the sink hold: frames count until they are freed there, and the sender must not have
+/// to wait for a router.
+const SEND_BUFFER_BYTES: libc::c_int = 1 << 29;
+
+/// Sends frames out of one device, past its queueing discipline.
+pub(super) struct PacketSocket(OwnedFd);
+
+impl PacketSocket {
+    /// Of a device in the calling thread's namespace.
+    pub(super) fn open(device: &str) -> io::Result<Self> {
+        // Protocol 0: it receives nothing.
+        // SAFETY: takes no pointers.
+        let fd = check(unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+        // SAFETY: `fd` has just been opened and is nobody else's.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        set_option(fd, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1)?;
+        set_option(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES)?;
+        // SAFETY: an all-zero sockaddr_ll is valid.
+        let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_ifindex = sys::interface_index(device)? as i32;
+        let length = size_of_val(&address) as libc::socklen_t;
+        // SAFETY: `address` is valid for `length` bytes.
+        check(unsafe { libc::bind(fd, (&raw const address).cast(), length) })?;
+        Ok(Self(socket))
+    }
+
+    /// Hands these to the device, in order. How many it had no room for (older kernels do not tell: to them none).
+    pub(super) fn send(&self, frames: &[Vec<u8>]) -> io::Result<u64> {
+        let part = |frame: &Vec<u8>| libc::iovec {
+            iov_base: frame.as_ptr().cast_mut().cast(),
+            iov_len: frame.len(),
+        };
+        let mut parts: Vec<libc::iovec> = frames.iter().map(part).collect();
+        let message = |part: &mut libc::iovec| {
+            // SAFETY: an all-zero mmsghdr is a message without address, parts and control data.
+            let mut message: libc::mmsghdr = unsafe { mem::zeroed() };
+            message.msg_hdr.msg_iov = part;
+            message.msg_hdr.msg_iovlen = 1;
+            message
+        };
+        let mut messages: Vec<libc::mmsghdr> = parts.iter_mut().map(message).collect();
+        let (mut left, mut refused) = (&mut messages[..], 0);
+        while !left.is_empty() {
+            // SAFETY: each message has one part, in `parts`, which is a frame of `frames`; both outlive the call, and
+            // frames are only read.
+            let result =
+                check(unsafe { libc::sendmmsg(self.0.as_raw_fd(), left.as_mut_ptr(), left.len() as u32, 0) });
+            // A frame that is refused ends a call; only when it is the call's first is that told.
+            let done = match result {
+                Ok(sent) => sent as usize,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    refused += 1;
+                    1
+                }
+                Err(error) => return Err(error),
+            };
+            left = &mut left[done..];
+        }
+        Ok(refused)
+    }
+}
+
+fn set_option(fd: RawFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: `value` is valid for `length` bytes.
+    check(unsafe { libc::setsockopt(fd, level, name, (&raw const value).cast(), length) }).map(drop)
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
