@@ -10,8 +10,8 @@ use logic::net::{Address, Prefix, Prefix4, Prefix6};
 
 use crate::{
     addresses::{Mac, ingress_mac, nexthop_mac, nexthop_mac_of, router_mac},
-    generator::{Pace, Stream},
-    packet::Target,
+    generator::{Order, Pace, Sizes, Stream},
+    packet::{Protocol, Target},
     prefixes::{Prefixes, destinations},
     topology::{Network, Topology},
 };
@@ -42,6 +42,10 @@ pub struct Workload {
     pub targets: Vec<Target>,
     /// Shortest frames that fit, without FCS.
     pub frame_bytes: u16,
+    /// Which target is next, in each stream.
+    pub order: Order,
+    /// Lengths of frames in turn, instead of `frame_bytes`.
+    pub sizes: Option<Sizes>,
     /// Of each stream; target n belongs to stream n modulo their number.
     weights: Vec<u64>,
     table: Table,
@@ -122,7 +126,8 @@ impl Workload {
             }
         }
         let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap_or_default();
-        Ok(Self { targets, frame_bytes, weights: ways.iter().map(|way| way.weight).collect(), table })
+        let weights = ways.iter().map(|way| way.weight).collect();
+        Ok(Self { targets, frame_bytes, order: Order::InTurn, sizes: None, weights, table })
     }
 
     fn new(
@@ -138,19 +143,27 @@ impl Workload {
             })
             .collect();
         let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap_or_default();
-        Self { targets, frame_bytes, weights: vec![1], table }
+        Self { targets, frame_bytes, order: Order::InTurn, sizes: None, weights: vec![1], table }
+    }
+
+    /// The same with another protocol over IP, in the shortest frames that fit.
+    pub fn over(mut self, protocol: Protocol) -> Self {
+        self.targets.iter_mut().for_each(|target| target.protocol = protocol);
+        self.frame_bytes = self.targets.iter().map(Target::min_frame).max().unwrap_or_default();
+        self
     }
 
     /// What to send; `targets` are those of this workload as a subject wants them addressed. A rate is that of all streams
     /// together; what is not paced must be one stream, all targets in turn.
     pub fn streams(&self, targets: &[Target], pace: Pace) -> Vec<Stream> {
+        let sizes = || self.sizes.clone().unwrap_or_else(|| Sizes::fixed(self.frame_bytes));
         let Pace::Rate(pps) = pace else {
-            return vec![Stream::new(targets.to_vec(), self.frame_bytes, pace)];
+            return vec![Stream { targets: targets.to_vec(), order: self.order, sizes: sizes(), pace }];
         };
         let (count, sum) = (self.weights.len(), self.weights.iter().sum::<u64>());
         let stream = |(n, weight): (usize, &u64)| {
             let own = targets.iter().copied().skip(n).step_by(count).collect();
-            Stream::new(own, self.frame_bytes, Pace::Rate(pps * weight / sum))
+            Stream { targets: own, order: self.order, sizes: sizes(), pace: Pace::Rate(pps * weight / sum) }
         };
         self.weights.iter().enumerate().map(stream).collect()
     }

@@ -10,17 +10,18 @@ use serde_json::{Value, json};
 
 use super::{
     STANDARD_MTU, Sampling, Subjects, fit_mtu, print_head, print_row, show, some_packets_per_second,
+    traffic::Traffic,
 };
 use crate::{
     compare::{Plan, compare},
     cpu::Spinners,
     generator::{MAX_FRAME, Pace},
     measure::{ratios, spread},
-    packet::{ETHERNET_BYTES, FCS_BYTES},
-    record::{Output, Recorder},
+    packet::{ETHERNET_BYTES, FCS_BYTES, Target},
+    record::{self, Output, Recorder},
     testbed::Testbed,
     topology::Topology,
-    workload::{Family, Workload},
+    workload::Workload,
 };
 
 /// What to compare.
@@ -28,12 +29,12 @@ use crate::{
 pub struct Options {
     #[command(flatten)]
     subjects: Subjects,
-    /// Frame length in bytes, FCS included: 64 to 9018; above 3404 with --pps, above 1518 not all subjects
-    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = value_parser!(u16).range(64..=9018))]
-    frame: u16,
-    /// Destinations, one flow each: 1 to 131072
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = value_parser!(u32).range(1..=131_072))]
-    flows: u32,
+    /// Frame length in bytes, FCS included: 64 to 9018; above 3404 with --pps, above 1518 not all subjects [default: the
+    /// shortest, 64 over IPv4]
+    #[arg(long, value_name = "BYTES", value_parser = value_parser!(u16).range(64..=9018), conflicts_with = "imix")]
+    frame: Option<u16>,
+    #[command(flatten)]
+    traffic: Traffic,
     /// Packets per second offered, to 20M, k and M being thousands and millions, to see what each leaves of the core at the
     /// same work [default: as many as it can carry]
     #[arg(long, value_parser = some_packets_per_second)]
@@ -57,19 +58,29 @@ struct Row {
 const LARGE: [&str; 6] = ["linux", "linux-macvlan", "redirect", "touch", "millrace", "millrace-macvlan"];
 
 impl Options {
+    fn workload(&self) -> Workload {
+        let mut workload = self.traffic.workload();
+        workload.frame_bytes = self.frame.map_or(workload.frame_bytes, |frame| frame - FCS_BYTES);
+        workload
+    }
+
     /// Can this be measured?
-    fn check(&self) -> Result<()> {
-        let frame_bytes = self.frame - FCS_BYTES;
+    fn check(&self, workload: &Workload) -> Result<()> {
+        let (frame_bytes, frame) = (workload.frame_bytes, workload.frame_bytes + FCS_BYTES);
+        let shortest = workload.targets.iter().map(Target::min_frame).max().unwrap_or_default();
+        ensure!(
+            frame_bytes >= shortest,
+            "frames of {frame} bytes are too short for what they carry: at least {}",
+            shortest + FCS_BYTES
+        );
         ensure!(
             frame_bytes <= MAX_FRAME || self.pps.is_some(),
-            "frames of {} bytes are sent at a rate only: say --pps",
-            self.frame
+            "frames of {frame} bytes are sent at a rate only: say --pps"
         );
         let unable = self.subjects.names().into_iter().find(|name| !LARGE.contains(name));
         match unable {
             Some(name) if frame_bytes > ETHERNET_BYTES + STANDARD_MTU => bail!(
-                "{name} does not forward frames of {} bytes; these do: --subjects {}",
-                self.frame,
+                "{name} does not forward frames of {frame} bytes; these do: --subjects {}",
                 LARGE.join(",")
             ),
             _ => Ok(()),
@@ -78,15 +89,15 @@ impl Options {
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
-    options.check()?;
+    let workload = options.workload();
+    options.check(&workload)?;
     let topology = Topology::rfc2544();
     let mut testbed = Testbed::for_rates(&topology)?;
-    fit_mtu(&testbed, options.frame - FCS_BYTES)?;
+    fit_mtu(&testbed, workload.frame_bytes)?;
     testbed.spinners = Spinners::start(&topology.cores.router)?;
-    let mut workload = Workload::benchmark(Family::V4, options.flows, 0..=0);
-    workload.frame_bytes = options.frame - FCS_BYTES;
     let subjects = options.subjects.names();
-    let parameters = json!({"frame": options.frame, "flows": options.flows, "pps": options.pps});
+    let mut parameters = options.traffic.parameters(&workload);
+    parameters["pps"] = json!(options.pps);
     let plan = Plan {
         case: "compare",
         parameters: parameters.clone(),
@@ -168,7 +179,8 @@ fn all_ratios(subjects: &[&str], rows: &[Row]) -> BTreeMap<String, Value> {
 fn print(options: &Options, subjects: &[&str], rows: &[Row]) {
     let Some(first) = rows.first() else { return };
     let offered = options.pps.map_or("saturated".into(), |pps| format!("{} Mpps offered", pps as f64 / 1e6));
-    let title = format!("{}-byte frames, {} flows, {offered}: median (range)", options.frame, options.flows);
+    let traffic = record::in_words(&options.traffic.parameters(&options.workload()));
+    let title = format!("{offered}{traffic}: median (range)");
     let ratio = format!("Mpps / {}", first.subject);
     print_head(&title, &["subject", "Mpps", "ns/packet", "lost, %", "CPU left, %", &ratio]);
     for name in subjects {

@@ -15,6 +15,7 @@ mod rfc2544;
 mod route_latency;
 mod scale;
 mod tables;
+mod traffic;
 
 use std::path::PathBuf;
 
