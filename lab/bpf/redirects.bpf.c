@@ -58,10 +58,15 @@ static __always_inline int count(__u32 namespace, __u32 ifindex, __u32 why, __u6
 	struct place place = { .namespace = namespace, .ifindex = ifindex, .why = why };
 	__u64 *sum = bpf_map_lookup_elem(&lost, &place);
 
+	if (!sum) {
+		__u64 none = 0;
+
+		/* Another CPU may be making the row, too. */
+		bpf_map_update_elem(&lost, &place, &none, BPF_NOEXIST);
+		sum = bpf_map_lookup_elem(&lost, &place);
+	}
 	if (sum)
 		*sum += packets;
-	else
-		bpf_map_update_elem(&lost, &place, &packets, BPF_NOEXIST);
 	return 0;
 }
 

@@ -209,7 +209,7 @@ fn bad_input_is_refused_with_what_there_is() {
         ("latency --subjects linux,linx", "[possible values: linux, linux-macvlan, "),
         ("latency --rates 0", "invalid value '0' for '--rates <LIST>': above 0"),
         ("latency --rates 1G", "not a number, which may end in k or M"),
-        ("compare --frame 63", "63 is not in 64..=3404"),
+        ("compare --frame 63", "63 is not in 64..=9018"),
         ("compare --seconds 0", "invalid value '0' for '--seconds <SECONDS>': 0.1 to 600"),
         ("scale --routers 257", "257 is not in 1..=256"),
         ("bench --out /tmp --only nothing", "[possible values: capacity, program, "),

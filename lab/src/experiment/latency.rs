@@ -70,6 +70,10 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         };
         print_row(&[vec![format!("{:.2}", *pps as f64 / 1e6)], names.iter().map(cell).collect()].concat());
     }
+    let samples = results.values().flatten().flatten();
+    if let Some(ns) = samples.filter_map(|sample| sample.clock_error_ns).max() {
+        println!("\nThe clocks of the cores can differ by {ns} ns.");
+    }
     Ok(())
 }
 
