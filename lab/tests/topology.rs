@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::unix::process::CommandExt,
     process::{Child, ChildStdout, Command, Stdio},
     thread,
@@ -12,16 +12,15 @@ use std::{
 };
 
 use lab::{
-    addresses::{Mac, mac_text, nexthop_mac_of, router_mac, router4, router6},
+    addresses::{Mac, nexthop_mac_of, router_mac},
     command,
     namespace::unique_run_name,
+    packet::Target,
     sys,
     testbed::Testbed,
     topology::{Interface, Network, Topology},
 };
 
-/// Test packets are UDP to this port.
-const DISCARD: u16 = 9;
 /// Packets sent at once: less than a veth's ring.
 const BATCH: usize = 64;
 
@@ -38,14 +37,20 @@ fn eventually(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
+/// Name of a thread.
+fn comm(id: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap().trim().to_owned()
+}
+
 /// Builds, hands over, drops, and sees that everything is gone.
-fn with_testbed(topology: &Topology, work: impl FnOnce(&Testbed)) {
-    let testbed = Testbed::new(topology).unwrap();
+fn with_testbed(topology: &Topology, work: impl FnOnce(&mut Testbed)) {
+    let mut testbed = Testbed::new(topology).unwrap();
     let name = format!("{}-", testbed.name);
-    let threads = [testbed.router_threads().unwrap().0, testbed.sink_threads().unwrap().0].concat();
+    let mut threads = [testbed.router_threads().unwrap().0, testbed.sink_threads().unwrap().0].concat();
+    threads.retain(|&id| comm(id).starts_with("napi/"));
     let expected = 1 + topology.hosts().len() + usize::from(topology.router_count());
     assert_eq!(namespaces(&name).len(), expected);
-    work(&testbed);
+    work(&mut testbed);
     drop(testbed);
     assert_eq!(namespaces(&name), [""; 0]);
     // A device's threads go with the device.
@@ -55,8 +60,7 @@ fn with_testbed(topology: &Topology, work: impl FnOnce(&Testbed)) {
 /// A packet from a host through one interface of a router, and how it must come out.
 #[derive(Clone, Debug)]
 struct Probe {
-    port: usize,
-    gateway: IpAddr,
+    port: u8,
     router_mac: Mac,
     destination: IpAddr,
     expected: Seen,
@@ -83,18 +87,12 @@ fn probes(topology: &Topology) -> Vec<Probe> {
         for (ingress, egress) in pairs {
             for network in &topology.ports[usize::from(egress.port)].behind {
                 let part = network.part(egress.number.into(), router.interfaces_on_port).unwrap();
-                // The hosts tell packets to routers and ports apart by the destination.
+                // Packets are told apart by the destination.
                 let offset = 1 + 16 * router.number + u16::from(ingress.port);
                 assert!(offset < 250);
-                let (destination, gateway): (IpAddr, IpAddr) = match part {
-                    Network::V4(prefix) => (
-                        Ipv4Addr::from_bits(prefix.address() + u32::from(offset)).into(),
-                        router4(ingress.port, ingress.number, router.number).into(),
-                    ),
-                    Network::V6(prefix) => (
-                        Ipv6Addr::from_bits(prefix.address() + u128::from(offset)).into(),
-                        router6(ingress.port, ingress.number, router.number).into(),
-                    ),
+                let destination: IpAddr = match part {
+                    Network::V4(prefix) => Ipv4Addr::from_bits(prefix.address() + u32::from(offset)).into(),
+                    Network::V6(prefix) => Ipv6Addr::from_bits(prefix.address() + u128::from(offset)).into(),
                 };
                 let expected = Seen {
                     to: nexthop_mac_of(egress.port, 1),
@@ -103,7 +101,7 @@ fn probes(topology: &Topology) -> Vec<Probe> {
                     destination,
                 };
                 let router_mac = router_mac(ingress.port, ingress.number, router.number);
-                probes.push(Probe { port: ingress.port.into(), gateway, router_mac, destination, expected });
+                probes.push(Probe { port: ingress.port, router_mac, destination, expected });
             }
         }
     }
@@ -120,42 +118,28 @@ fn seen(frame: &[u8]) -> Seen {
     Seen { to: frame[..6].try_into().unwrap(), from: frame[6..12].try_into().unwrap(), ttl, destination }
 }
 
-/// By the hosts' own stacks.
-fn send(testbed: &Testbed, probes: &[Probe]) -> anyhow::Result<()> {
-    let ends = testbed.host_ends();
-    for probe in probes {
-        let any: IpAddr = match probe.destination {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = ends[probe.port].0.enter(|| Ok(UdpSocket::bind((any, 0))?))?;
-        socket.send_to(&[0; 18], (probe.destination, DISCARD))?;
-    }
-    Ok(())
+/// What arrives of one packet for each probe.
+fn arrived(testbed: &mut Testbed, probes: &[Probe]) -> Vec<Seen> {
+    let target =
+        |probe: &Probe| Target { port: probe.port, ..Target::udp(probe.destination, probe.router_mac, 1024) };
+    let targets: Vec<Target> = probes.iter().map(target).collect();
+    let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap();
+    testbed.generator.set_targets(targets, frame_bytes).unwrap();
+    let generator = &mut testbed.generator;
+    let frames = testbed.sink.capture(probes.len(), || generator.send(frame_bytes, probes.len() as u32));
+    let mut arrived: Vec<Seen> = frames.unwrap().iter().map(|frame| seen(frame)).collect();
+    arrived.sort();
+    arrived
 }
 
-fn assert_forwards(testbed: &Testbed) {
-    let name = &testbed.topology.name;
+fn assert_forwards(testbed: &mut Testbed) {
+    let name = testbed.topology.name.clone();
     let probes = probes(&testbed.topology);
     assert!(probes.len() >= 2, "{name}: nothing to send");
-    for (port, (host, device)) in testbed.host_ends().into_iter().enumerate() {
-        let mut lines = String::new();
-        for Probe { gateway, router_mac, destination, .. } in probes.iter().filter(|p| p.port == port) {
-            let mac = mac_text(*router_mac);
-            lines += &format!(
-                "neigh replace {gateway} lladdr {mac} nud permanent dev {device}\n\
-                 route add {destination} via {gateway} dev {device} onlink\n"
-            );
-        }
-        host.ip_batch(&lines).unwrap();
-    }
     for batch in probes.chunks(BATCH) {
-        let frames = testbed.sink.capture(batch.len(), || send(testbed, batch)).unwrap();
-        let mut arrived: Vec<Seen> = frames.iter().map(|frame| seen(frame)).collect();
         let mut expected: Vec<Seen> = batch.iter().map(|probe| probe.expected.clone()).collect();
-        arrived.sort();
         expected.sort();
-        assert_eq!(arrived, expected, "{name}");
+        assert_eq!(arrived(testbed, batch), expected, "{name}");
     }
 }
 
@@ -193,14 +177,9 @@ fn a_virtual_router_beyond_the_topologys_forwards_too() {
     with_testbed(&Topology::rfc2544(), |testbed| {
         let router = testbed.virtual_router(1).unwrap();
         assert_eq!(router.name(), format!("{}-r1", testbed.name));
-        let mut probe = probes(&Topology::rfc2544().with_routers(1)).swap_remove(2);
-        assert_eq!(probe.router_mac, router_mac(0, 0, 1));
-        probe.port = 0;
-        let (host, device) = &testbed.host_ends()[0];
-        host.ip_batch(&format!("route add {} via {} dev {device}\n", probe.destination, probe.gateway))
-            .unwrap();
-        let frames = testbed.sink.capture(1, || send(testbed, &[probe.clone()])).unwrap();
-        assert_eq!(frames.iter().map(|frame| seen(frame)).collect::<Vec<_>>(), [probe.expected]);
+        let probe = probes(&Topology::rfc2544().with_routers(1)).swap_remove(2);
+        assert_eq!((probe.port, probe.router_mac), (0, router_mac(0, 0, 1)));
+        assert_eq!(arrived(testbed, std::slice::from_ref(&probe)), [probe.expected]);
     });
 }
 
@@ -217,11 +196,12 @@ fn threads_are_pinned_by_role_queue_by_queue() {
         let threads = testbed.router_threads().unwrap().0;
         assert!(threads.iter().all(|&id| cores(id) == "1"), "{threads:?}");
         let napi = |id: &i32| {
-            let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap();
-            let (device, number) = name.trim().rsplit_once('-').unwrap();
-            (device.to_owned(), number.parse::<u32>().unwrap())
+            let name = comm(*id);
+            let (device, number) = name.rsplit_once('-')?;
+            Some((device.to_owned(), number.parse::<u32>().unwrap()))
         };
-        let names: Vec<(String, u32)> = threads.iter().map(napi).collect();
+        // Those of the softirqs have no device.
+        let names: Vec<(String, u32)> = threads.iter().filter_map(napi).collect();
         assert_eq!(
             names.iter().map(|n| &n.0[..]).collect::<Vec<_>>(),
             ["napi/eth1", "napi/eth1", "napi/eth2", "napi/eth2"]
