@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     clock,
     cpu::{self, Activity, Rates, Threads},
-    generator::{Load, Sent},
+    generator::{Load, Pace, Sent},
     histogram::Latency,
     losses::Losses,
     packet::{FCS_BYTES, Target},
@@ -171,7 +171,16 @@ fn watched<T>(
 ) -> Result<(Sample, T)> {
     watch.streams |= testbed.generator.streams().len() > 1;
     prepare(testbed, watch)?;
+    // A core that sleeps whenever its ring is empty is not saturated: in a virtual machine it takes long to wake.
+    let saturated = testbed.generator.streams().iter().any(|stream| stream.pace == Pace::Saturate);
+    let keep_awake = saturated && testbed.spinners.is_empty();
+    if keep_awake {
+        testbed.spinners = cpu::Spinners::start(&testbed.topology.cores.router)?;
+    }
     let sample = run(testbed, warm_up, watch, work);
+    if keep_awake {
+        testbed.spinners = cpu::Spinners::default();
+    }
     // First why, then what came of it.
     testbed.check_subject()?;
     testbed.sink.watch(Watch::NOTHING)?;

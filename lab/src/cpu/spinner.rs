@@ -49,6 +49,11 @@ impl Spinners {
         cores.iter().map(|&core| Ok((core, Spinner::start(core)?))).collect::<Result<_>>().map(Self)
     }
 
+    /// Is there none?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Nanoseconds each has run, by core.
     pub fn on_cpu_ns(&self) -> Result<BTreeMap<usize, u64>> {
         self.0.iter().map(|(&core, spinner)| Ok((core, spinner.on_cpu_ns()?))).collect()
