@@ -6,25 +6,7 @@
  */
 #pragma once
 
-/* What is read of the kernel's structures; BTF says where the running kernel keeps it. */
-#define OF_THE_KERNEL __attribute__((preserve_access_index))
-
-struct ns_common {
-	__u32 inum;
-} OF_THE_KERNEL;
-
-struct net {
-	struct ns_common ns;
-} OF_THE_KERNEL;
-
-typedef struct {
-	struct net *net;
-} OF_THE_KERNEL possible_net_t;
-
-struct net_device {
-	int ifindex;
-	possible_net_t nd_net;
-} OF_THE_KERNEL;
+#include "kernel.h"
 
 /* The network namespace of the ports: tracepoints tell of every namespace, and ifindexes repeat across them. */
 const volatile __u32 netns_inode = 0;

@@ -17,6 +17,7 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let clang = clang();
     println!("cargo::rerun-if-changed=bpf/lab.h");
+    println!("cargo::rerun-if-changed=../bpf/kernel.h");
     for name in ["generator", "sink", "baselines", "cost", "faulty", "redirects"] {
         let source = format!("bpf/{name}.bpf.c");
         println!("cargo::rerun-if-changed={source}");

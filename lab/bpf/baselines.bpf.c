@@ -9,12 +9,7 @@
 const volatile __u8 next_hop_mac[ETH_ALEN];
 const volatile __u8 source_mac[ETH_ALEN];
 
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct bpf_devmap_val);
-} out SEC(".maps");
+PORTS(out, 1);
 
 SEC("xdp.frags")
 int redirect(struct xdp_md *ctx)

@@ -10,20 +10,10 @@
 #define SEQUENCE_AT (ETH_HLEN + sizeof(struct iphdr) + sizeof(struct udphdr) + 4)
 
 /* Entry 0: the port out. */
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct bpf_devmap_val);
-} out SEC(".maps");
+PORTS(out, 1);
 
 /* Both entries: the port out. */
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, 2);
-	__type(key, __u32);
-	__type(value, struct bpf_devmap_val);
-} twice SEC(".maps");
+PORTS(twice, 2);
 
 /* Entry 0: a core, with a queue. */
 struct {

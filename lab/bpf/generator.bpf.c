@@ -148,12 +148,7 @@ struct {
 	__type(value, struct generated);
 } generated SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_DEVMAP);
-	__uint(max_entries, MAX_PORTS);
-	__type(key, __u32);
-	__type(value, struct bpf_devmap_val);
-} out SEC(".maps");
+PORTS(out, MAX_PORTS);
 
 /* Is the stream's packet number `paced` due? Compares packets sent with rate * elapsed in 2^30 ns units: no division. */
 static __always_inline bool due(const struct run *r, const struct stream *s, struct sent *n, __u64 now_ns)

@@ -34,6 +34,15 @@
 #define FLOW_BITS 24
 #define FLOW_MASK ((1U << FLOW_BITS) - 1)
 
+/* Ports to redirect out of. */
+#define PORTS(name, count)                              \
+	struct {                                        \
+		__uint(type, BPF_MAP_TYPE_DEVMAP);      \
+		__uint(max_entries, count);             \
+		__type(key, __u32);                     \
+		__type(value, struct bpf_devmap_val);   \
+	} name SEC(".maps")
+
 struct arrived_in_all {
 	__u64 packets;		/* test packets at the sink since it was attached */
 	__u32 newest_ns;	/* when the last of them that has a stamp was written */

@@ -6,25 +6,7 @@
 #include "lab.h"
 #include <linux/errno.h>
 #include <bpf/bpf_tracing.h>
-
-#define OF_THE_KERNEL __attribute__((preserve_access_index))
-
-struct ns_common {
-	__u32 inum;
-} OF_THE_KERNEL;
-
-struct net {
-	struct ns_common ns;
-} OF_THE_KERNEL;
-
-typedef struct {
-	struct net *net;
-} OF_THE_KERNEL possible_net_t;
-
-struct net_device {
-	int ifindex;
-	possible_net_t nd_net;
-} OF_THE_KERNEL;
+#include "../../bpf/kernel.h"
 
 enum why {
 	/* Of the device that packets came by; it counts them as dropped, too. */

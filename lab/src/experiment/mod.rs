@@ -24,7 +24,8 @@ use clap::{Args, Subcommand, builder::PossibleValuesParser, value_parser};
 use serde_json::Value;
 
 use crate::{
-    measure::{Spread, Window},
+    compare::{Results, figures, ns, pps},
+    measure::{Spread, Window, ratios, spread},
     packet::ETHERNET_BYTES,
     prefixes::{self, Prefixes},
     record::Output,
@@ -226,6 +227,21 @@ fn print_row(cells: &[String]) {
 
 fn print_head(title: &str, cells: &[&str]) {
     println!("{}", head(title, cells));
+}
+
+/// A row for each subject: `cells`, its name, packets per second, CPU per packet, and that in ratio to the `first` results.
+fn cost_rows(cells: &[String], results: &Results, first: &Results) -> Vec<String> {
+    let of_subject = |name: &String| {
+        let cost = figures(results, name, 0, ns);
+        let own = [
+            name.clone(),
+            show(spread(&figures(results, name, 0, pps)), 1e-6, 3),
+            show(spread(&cost), 1.0, 0),
+            show(ratios(&cost, &figures(first, name, 0, ns)), 1.0, 2),
+        ];
+        row(&[cells, &own].concat())
+    };
+    results.keys().map(of_subject).collect()
 }
 
 fn show(spread: Spread, scale: f64, digits: usize) -> String {

@@ -5,12 +5,11 @@ use anyhow::Result;
 use clap::{Args, value_parser};
 use serde_json::json;
 
-use super::{Sampling, head, row, show, testbed};
+use super::{Sampling, cost_rows, head, testbed};
 use crate::{
-    compare::{Plan, compare_in, figures, ns, pps},
+    compare::{Plan, compare_in},
     figure::{Axis, Figure, Reference},
     generator::Pace,
-    measure::{ratios, spread},
     progress::Progress,
     record::Output,
     subject,
@@ -54,15 +53,8 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         progress.then((options.routers.len() - at - 1) as u64 * plan.steps());
         let results = compare_in(&mut testbed, &workload, &plan, &mut recorder, &mut progress)?;
         let first = first.get_or_insert_with(|| results.clone());
-        for name in results.keys() {
-            let cost = figures(&results, name, 0, ns);
-            progress.print(&row(&[
-                routers.to_string(),
-                name.clone(),
-                show(spread(&figures(&results, name, 0, pps)), 1e-6, 3),
-                show(spread(&cost), 1.0, 0),
-                show(ratios(&cost, &figures(first, name, 0, ns)), 1.0, 2),
-            ]));
+        for row in cost_rows(&[routers.to_string()], &results, first) {
+            progress.print(&row);
         }
     }
     Ok(())

@@ -170,11 +170,6 @@ fn on_all_ports(name: &str) -> bool {
     matches!(name, "linux" | "linux-macvlan" | "millrace" | "millrace-macvlan") || !NAMES.contains(&name)
 }
 
-/// Can this subject tell virtual routers apart?
-pub fn has_routers(name: &str) -> bool {
-    matches!(name, "linux" | "millrace")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
