@@ -149,19 +149,22 @@ fn packets_that_come_twice_are_duplicates() {
 #[test]
 #[ignore = "needs root"]
 fn a_delay_of_100_us_is_seen_as_that() {
-    const SLOW_PPS: u64 = 1000;
+    const SLOW_PPS: u64 = 5000;
     let mut testbed = testbed();
     let watch = Watch { latency: true, ..Watch::NOTHING };
-    // Alternately: what a busy machine adds, it adds to both.
+    // A busy machine adds to any packet's way, and to some more than to others; the fastest are what it leaves alone.
     let mut differences = Vec::new();
     for _ in 0..3 {
         let without = sample(&mut testbed, "none", SLOW_PPS, watch).latency.unwrap();
         let with = sample(&mut testbed, "delay", SLOW_PPS, watch);
         assert!(with.clock_error_ns.is_some_and(|ns| ns < 10_000), "{with:?}");
         let with = with.latency.unwrap();
-        assert!(with.packets > 800 && with.max_ns >= 100_000, "{with:?}");
-        assert!(with.p50_ns <= with.p99_ns && with.p99_ns <= with.p999_ns, "{with:?}");
-        differences.push(with.p50_ns as f64 - without.p50_ns as f64);
+        assert!(with.packets > 4000 && with.max_ns >= 100_000, "{with:?}");
+        assert!(
+            with.min_ns <= with.p50_ns && with.p50_ns <= with.p99_ns && with.p99_ns <= with.p999_ns,
+            "{with:?}"
+        );
+        differences.push(with.min_ns as f64 - without.min_ns as f64);
     }
     let difference = lab::measure::median(&differences);
     assert!((difference - 100_000.0).abs() < 10_000.0, "{differences:?}");

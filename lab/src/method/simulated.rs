@@ -111,6 +111,7 @@ impl Forwarder {
             _ => self.buffer * SECOND_NS / self.capacity_pps,
         } + jitter_ns;
         Some(Latency {
+            min_ns: median_ns,
             p50_ns: median_ns,
             p99_ns: 2 * median_ns,
             p999_ns: 3 * median_ns,
