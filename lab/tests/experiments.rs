@@ -198,6 +198,25 @@ fn results_that_cannot_be_written_are_told_before_anything_is_measured() {
 }
 
 #[test]
+#[ignore = "needs root"]
+fn a_table_of_one_family_is_measured_with_that_family() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("capacity.jsonl");
+    let options = "--subjects redirect --seconds 0.2 --repeat 1";
+    let (code, said) = Run::start(&format!("capacity --routes4 0 --routes6 100 {options}"), &path).end();
+    assert_eq!(code, Some(0), "{said}");
+    let lines = std::fs::read_to_string(&path).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let samples: Vec<_> = lines.filter(|line| line["record"] == "sample").collect();
+    let families: Vec<_> = samples.iter().map(|line| &line["parameters"]["family"]).collect();
+    assert_eq!(families, ["IPv6", "IPv6"], "saturated and at a low rate");
+
+    let (code, said) = Run::start(&format!("capacity --routes4 0 --routes6 0 {options}"), &path).end();
+    let expected = "millrace-lab: a table without routes: --routes4 or --routes6 above 0";
+    assert_eq!((code, said.lines().last()), (Some(1), Some(expected)), "{said}");
+}
+
+#[test]
 fn bad_input_is_refused_with_what_there_is() {
     let refused = |arguments: &str| {
         let output = lab(arguments).output().unwrap();

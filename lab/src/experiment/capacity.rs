@@ -13,7 +13,7 @@ use crate::{
     measure::{ratios, spread},
     progress::Progress,
     record::Output,
-    workload::{Family, Workload},
+    workload::Workload,
 };
 
 const DESTINATIONS: usize = 4096;
@@ -32,12 +32,13 @@ pub struct Options {
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
+    let families = options.table.families()?;
     let prefixes = options.table.read()?;
     let mut testbed = testbed(0)?;
     testbed.load_routes(&prefixes)?;
     figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;
     let mut progress = Progress::new(0);
-    for (later, family) in [(1, Family::V4), (0, Family::V6)] {
+    for (later, &family) in (0..families.len() as u64).rev().zip(&families) {
         let workload = Workload::inside(&prefixes, family, DESTINATIONS, testbed.next_hops()?);
         let subjects = options.subjects.names();
         let plan = Plan {

@@ -19,7 +19,7 @@ mod traffic;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Args, Subcommand, builder::PossibleValuesParser, value_parser};
 use serde_json::Value;
 
@@ -33,6 +33,7 @@ use crate::{
     sys::Interrupted,
     testbed::Testbed,
     topology::Topology,
+    workload::Family,
 };
 
 /// An experiment with its options, as on the command line.
@@ -164,6 +165,14 @@ impl FullTable {
     fn read(&self) -> Result<Prefixes> {
         let file = self.prefixes.clone().or_else(prefixes::default_file);
         prefixes::prefixes(file.as_deref(), self.routes4, self.routes6)
+    }
+
+    /// The families that it is to have routes of.
+    fn families(&self) -> Result<Vec<Family>> {
+        let wanted = [(Family::V4, self.routes4), (Family::V6, self.routes6)];
+        let families: Vec<_> = wanted.iter().filter(|(_, routes)| *routes > 0).map(|(f, _)| *f).collect();
+        ensure!(!families.is_empty(), "a table without routes: --routes4 or --routes6 above 0");
+        Ok(families)
     }
 }
 

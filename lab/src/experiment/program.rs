@@ -25,7 +25,7 @@ use crate::{
     record::Output,
     subject, sys,
     testbed::{PORT_IN, Testbed},
-    workload::{Family, Workload},
+    workload::Workload,
 };
 
 const DESTINATIONS: [usize; 3] = [1, 4096, 100_000];
@@ -57,15 +57,16 @@ pub struct Options {
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
+    let families = options.table.families()?;
     let prefixes = options.table.read()?;
     let testbed = testbed(0)?;
     testbed.load_routes(&prefixes)?;
     recorder.figure(&figure())?;
-    let mut progress = Progress::new((2 * DESTINATIONS.len() * options.subjects.len()) as u64);
+    let mut progress = Progress::new((families.len() * DESTINATIONS.len() * options.subjects.len()) as u64);
     let (routes4, routes6) = (prefixes.v4.len(), prefixes.v6.len());
     let title = format!("The program alone, {routes4} + {routes6} routes");
     progress.print(&head(&title, &["family", "destinations", "subject", "ns/packet"]));
-    for family in [Family::V4, Family::V6] {
+    for family in families {
         for destinations in DESTINATIONS {
             let workload = Workload::inside(&prefixes, family, destinations, testbed.next_hops()?);
             for name in &options.subjects {
