@@ -33,6 +33,10 @@ pub mod cost {
 pub mod redirects {
     include!(concat!(env!("OUT_DIR"), "/redirects.skel.rs"));
 }
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
+pub mod replay {
+    include!(concat!(env!("OUT_DIR"), "/replay.skel.rs"));
+}
 
 /// Map values that may be read and written as bytes.
 ///
@@ -84,6 +88,8 @@ unsafe impl Value for sink::types::flow {}
 unsafe impl Value for sink::types::latency {}
 // SAFETY: three u32s.
 unsafe impl Value for redirects::types::place {}
+// SAFETY: three u64s.
+unsafe impl Value for replay::types::counted {}
 // SAFETY: ten u32s.
 unsafe impl Value for sink::types::settings {}
 

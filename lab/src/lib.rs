@@ -10,6 +10,7 @@
 //! | [`application`] | benchmarks and servers on the cores that forward |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
+//! | [`replay`] | captures, sent through subjects and compared |
 //! | [`prefixes`] | routes to load and destinations to send to |
 //! | [`record`], [`progress`] | raw results as JSON lines; how far a long run is |
 //! | [`figure`], [`report`] | what to draw of results; results as HTML and Markdown |
@@ -42,6 +43,7 @@ pub mod packet;
 pub mod prefixes;
 pub mod progress;
 pub mod record;
+pub mod replay;
 pub mod report;
 pub mod shell;
 pub mod sink;

@@ -88,7 +88,7 @@ pub struct Sink {
     skeleton: skeleton::SinkSkel<'static>,
     settings: Cell<skeleton::types::settings>,
     latency_rows: u32,
-    _links: Vec<Link>,
+    links: Vec<Link>,
 }
 
 impl Sink {
@@ -104,7 +104,12 @@ impl Sink {
             namespace.enter(|| skeleton.progs.sink.attach_xdp(index).context("attaching the sink"))
         };
         let links = devices.iter().map(attach).collect::<Result<_>>()?;
-        Ok(Self { skeleton, settings: Cell::default(), latency_rows, _links: links })
+        Ok(Self { skeleton, settings: Cell::default(), latency_rows, links })
+    }
+
+    /// Makes room for another program on the last of its devices, for good.
+    pub(crate) fn leave_last(&mut self) {
+        self.links.pop();
     }
 
     /// Test packets that came through router `r` since the sink was attached (0: the host router; a packet whose source

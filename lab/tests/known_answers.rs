@@ -4,25 +4,18 @@
 use std::time::Duration;
 
 use lab::{
-    bpf,
     generator::{Load, Pace, Stream},
     measure::{Disorder, Sample, Window, measure, measure_streams},
     packet::Target,
     sink::Watch,
     subject,
-    testbed::{PORT_IN, PORT_OUT, Priority, Testbed},
+    testbed::{Priority, Testbed},
     topology::Topology,
     workload::{Family, Workload},
 };
-use libbpf_rs::{
-    Link, MapCore, MapFlags,
-    skel::{OpenSkel, SkelBuilder},
-};
 
-#[allow(clippy::all, clippy::undocumented_unsafe_blocks)]
-mod skeleton {
-    include!(concat!(env!("OUT_DIR"), "/faulty.skel.rs"));
-}
+mod faulty;
+use faulty::Faulty;
 
 /// As in faulty.bpf.c.
 const EVERY: u64 = 100;
@@ -32,38 +25,6 @@ const FRAME: u16 = 60;
 const PPS: u64 = 20_000;
 const TRIES: usize = 10;
 const WATCH: Watch = Watch { order: true, ..Watch::NOTHING };
-
-/// A program of faulty.bpf.c on the port towards the generator.
-struct Faulty {
-    _link: Link,
-    _skeleton: skeleton::FaultySkel<'static>,
-}
-
-impl Faulty {
-    fn start(testbed: &Testbed, program: &str) -> Self {
-        let skeleton = skeleton::FaultySkelBuilder::default().open(bpf::storage()).unwrap().load().unwrap();
-        let namespace = &testbed.box_namespace;
-        let (port_in, port_out) =
-            (namespace.interface_index(PORT_IN).unwrap(), namespace.interface_index(PORT_OUT).unwrap());
-        let link = namespace.enter(|| {
-            let value = [&port_out.to_ne_bytes()[..], &[0; 4]].concat();
-            skeleton.maps.out.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)?;
-            for key in 0..2u32 {
-                skeleton.maps.twice.update(&key.to_ne_bytes(), &value, MapFlags::ANY)?;
-            }
-            let programs = &skeleton.progs;
-            let program = match program {
-                "drop" => &programs.faulty_drop,
-                "swap" => &programs.faulty_swap,
-                "duplicate" => &programs.faulty_duplicate,
-                "delay" => &programs.faulty_delay,
-                _ => &programs.faultless,
-            };
-            Ok(program.attach_xdp(port_in as i32)?)
-        });
-        Self { _link: link.unwrap(), _skeleton: skeleton }
-    }
-}
 
 fn testbed() -> Testbed {
     let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();

@@ -11,6 +11,7 @@ mod load;
 mod on_testbed;
 mod overload;
 mod program;
+mod replay;
 mod rfc2544;
 mod route_latency;
 mod scale;
@@ -59,6 +60,8 @@ pub enum Experiment {
     Latency(latency::Options),
     /// Time from a route change to packets leaving by it
     RouteLatency(route_latency::Options),
+    /// A capture of your own: what comes out of each subject, byte by byte, and how late
+    Replay(replay::Options),
     /// What applications on the router's core achieve while it forwards
     Apps(apps::Options),
     /// Time and memory that the full table takes
@@ -82,6 +85,7 @@ impl Experiment {
             Self::Isolation(options) => isolation::run(&options, &output),
             Self::Latency(options) => latency::run(&options, &output),
             Self::RouteLatency(options) => route_latency::run(&options, &output),
+            Self::Replay(options) => replay::run(&options, &output),
             Self::Apps(options) => apps::run(&options, &output),
             Self::Load(options) => load::run(&options, &output),
         };
@@ -105,6 +109,7 @@ impl Experiment {
             Self::Isolation(options) => &options.sampling.json,
             Self::Latency(options) => &options.sampling.json,
             Self::RouteLatency(options) => &options.json,
+            Self::Replay(options) => &options.json,
             Self::Apps(options) => &options.json,
             Self::Load(options) => &options.json,
         };
@@ -202,7 +207,7 @@ fn testbed(routers: u16) -> Result<Testbed> {
 }
 
 /// The MTU that cables have.
-const STANDARD_MTU: u16 = 1500;
+pub(crate) const STANDARD_MTU: u16 = 1500;
 
 /// Lets frames of this length pass, before a subject is started.
 fn fit_mtu(testbed: &Testbed, frame_bytes: u16) -> Result<()> {

@@ -1,12 +1,13 @@
 //! The packet generator: a thread on its own core, in the generator's namespace, that keeps the kernel running
-//! generator.bpf.c. What to send is in maps; counters are read while it runs. Frames that do not fit in a page the same
-//! thread sends itself (sender.rs), paced but slower.
+//! generator.bpf.c. What to send is in maps; counters are read while it runs. Frames that do not fit in a page, and those of
+//! a capture, the same thread sends itself (sender.rs, timetable.rs), paced but slower.
 //!
 //! Stamps say when a packet was written. It leaves with its batch, some microseconds later: see [`Generator::keep_time`].
 
 mod sender;
 mod socket;
 mod stream;
+mod timetable;
 
 use std::{
     collections::HashMap,
@@ -29,6 +30,7 @@ use libbpf_rs::{
 
 use socket::PacketSocket;
 pub use stream::{MAX_FRAME, MAX_JUMBO, MAX_STREAMS, MAX_TARGETS, Order, Pace, Sizes, Stream};
+pub use timetable::{Timed, Timetable};
 
 use crate::{
     bpf::{self, Value, generator as skeleton},
@@ -74,6 +76,7 @@ pub struct Load {
 enum Task {
     Run { frame_bytes: u16, packets: Option<u32>, batch: u32 },
     Send(Arc<sender::Run>),
+    Replay(Arc<Timetable>),
     End,
 }
 
@@ -316,6 +319,22 @@ impl Generator {
         self.wait()
     }
 
+    /// Begins to send frames out of the first port; [`Generator::is_done`] tells when all are on the wire.
+    pub fn replay(&mut self, table: Arc<Timetable>) -> Result<()> {
+        ensure!(!self.running, "the generator is running");
+        self.begin(Task::Replay(table));
+        Ok(())
+    }
+
+    /// Has it sent everything, or nothing to send?
+    pub fn is_done(&mut self) -> Result<bool> {
+        if let Some(result) = self.shared.lock().done.take() {
+            self.running = false;
+            result?;
+        }
+        Ok(!self.running)
+    }
+
     /// This frame length and pace for the one stream there is.
     pub fn set_load(&mut self, load: Load) -> Result<()> {
         let sizes = Sizes::fixed(load.frame_bytes);
@@ -512,6 +531,10 @@ fn serve(skeleton: &skeleton::GeneratorSkel<'_>, sockets: &[PacketSocket], share
             }
             Some(Task::Send(run)) => {
                 let result = sender::send(&run, sockets, &shared.stop, &shared.refused);
+                shared.put(|slots| slots.done = Some(result));
+            }
+            Some(Task::Replay(table)) => {
+                let result = timetable::send(&table, &sockets[0], &shared.stop, &shared.refused);
                 shared.put(|slots| slots.done = Some(result));
             }
             Some(Task::End) => return,

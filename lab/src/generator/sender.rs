@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Most frames handed over at once.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 /// A wait shorter than this keeps the core; a longer one gives it away until then.
 const BUSY_WAIT_NS: u64 = 50_000;
 /// Longest time until it is noticed that the sender is to stop, or to send at another rate.
@@ -102,7 +102,7 @@ pub(super) fn send(
     Ok(())
 }
 
-fn wait_until(ns: u64) {
+pub(super) fn wait_until(ns: u64) {
     let left_ns = ns.saturating_sub(sys::monotonic_ns());
     if left_ns > BUSY_WAIT_NS {
         thread::sleep(Duration::from_nanos((left_ns - BUSY_WAIT_NS).min(LONGEST_SLEEP_NS)));

@@ -36,6 +36,17 @@ impl PacketSocket {
 
     /// Hands these to the device, in order. How many it had no room for (older kernels do not tell: to them none).
     pub(super) fn send(&self, frames: &[Vec<u8>]) -> io::Result<u64> {
+        let (mut left, mut refused) = (frames, 0);
+        while !left.is_empty() {
+            let taken = self.offer(left)?;
+            refused += u64::from(taken == 0);
+            left = &left[taken.max(1)..];
+        }
+        Ok(refused)
+    }
+
+    /// How many of these, from the first on, the device took; it has no room for the next. It may have for others.
+    pub(super) fn offer(&self, frames: &[Vec<u8>]) -> io::Result<usize> {
         let part = |frame: &Vec<u8>| libc::iovec {
             iov_base: frame.as_ptr().cast_mut().cast(),
             iov_len: frame.len(),
@@ -49,25 +60,22 @@ impl PacketSocket {
             message
         };
         let mut messages: Vec<libc::mmsghdr> = parts.iter_mut().map(message).collect();
-        let (mut left, mut refused) = (&mut messages[..], 0);
-        while !left.is_empty() {
+        let mut taken = 0;
+        while taken < messages.len() {
+            let left = &mut messages[taken..];
             // SAFETY: each message has one part, in `parts`, which is a frame of `frames`; both outlive the call, and
             // frames are only read.
             let result =
                 check(unsafe { libc::sendmmsg(self.0.as_raw_fd(), left.as_mut_ptr(), left.len() as u32, 0) });
             // A frame that is refused ends a call; only when it is the call's first is that told.
-            let done = match result {
-                Ok(sent) => sent as usize,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                    refused += 1;
-                    1
-                }
+            match result {
+                Ok(sent) => taken += sent as usize,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => break,
                 Err(error) => return Err(error),
-            };
-            left = &mut left[done..];
+            }
         }
-        Ok(refused)
+        Ok(taken)
     }
 }
 

@@ -1,0 +1,151 @@
+//! Frames that differ from each other, each sent at a time of its own, through a packet socket.
+//!
+//! None is left out. When the machine holds the generator up, what follows is late by as much: gaps stay as they are, and
+//! there are no bursts that nobody asked for.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    sender::{BATCH, wait_until},
+    socket::PacketSocket,
+};
+use crate::{
+    replay::mark::{self, Room},
+    sys,
+};
+
+/// Less than that does not move what follows.
+const LATE_NS: u64 = 100_000;
+/// Until a port that has no room is asked again.
+const ASK_AGAIN: Duration = Duration::from_millis(1);
+
+/// What is sent.
+#[derive(Clone, Debug)]
+pub struct Timed {
+    /// Nanoseconds after the first of a round.
+    pub at_ns: u64,
+    /// As it is, but for the mark.
+    pub frame: Vec<u8>,
+    /// Where it is marked with its number in the run and the time. `None`: it is not.
+    pub mark: Option<Room>,
+}
+
+/// A run: all frames, as often as there are rounds.
+#[derive(Debug)]
+pub struct Timetable {
+    frames: Arc<Vec<Timed>>,
+    rounds: u32,
+    /// From the beginning of a round to that of the next.
+    round_ns: u64,
+    /// Is a frame that the port has no room for offered again, until it has? Otherwise it is lost.
+    insist: bool,
+    sent: AtomicU64,
+    held_up_ns: AtomicU64,
+    took_ns: AtomicU64,
+}
+
+impl Timetable {
+    /// Frames in the order of their times. At most 2^32 in all rounds.
+    pub fn new(frames: Arc<Vec<Timed>>, rounds: u32, round_ns: u64, insist: bool) -> Self {
+        let zero = AtomicU64::default;
+        Self { frames, rounds, round_ns, insist, sent: zero(), held_up_ns: zero(), took_ns: zero() }
+    }
+
+    /// Frames there are to send.
+    pub fn packets(&self) -> u64 {
+        self.frames.len() as u64 * u64::from(self.rounds)
+    }
+
+    /// Frames handed to the port so far; it may have had no room for some ([`super::Generator::refused`]).
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// By how much the machine held it up in all.
+    pub fn held_up_ns(&self) -> u64 {
+        self.held_up_ns.load(Ordering::Relaxed)
+    }
+
+    /// From the first to the last frame.
+    pub fn took_ns(&self) -> u64 {
+        self.took_ns.load(Ordering::Relaxed)
+    }
+
+    /// The frame with this number, and when it is due.
+    fn at(&self, number: u64) -> (&Timed, u64) {
+        let count = self.frames.len() as u64;
+        let timed = &self.frames[(number % count) as usize];
+        (timed, (number / count) * self.round_ns + timed.at_ns)
+    }
+}
+
+/// Sends everything, or until told to stop.
+pub(super) fn send(
+    table: &Timetable,
+    socket: &PacketSocket,
+    stop: &AtomicBool,
+    refused: &AtomicU64,
+) -> Result<()> {
+    let (mut begin_ns, mut number, mut batch) = (sys::monotonic_ns(), 0, Vec::with_capacity(BATCH));
+    let started_ns = begin_ns;
+    while number < table.packets() && !stop.load(Ordering::Relaxed) {
+        sys::check_interrupted()?;
+        let (now_ns, (_, due_ns)) = (sys::monotonic_ns(), table.at(number));
+        let Some(late_ns) = now_ns.checked_sub(begin_ns + due_ns) else {
+            wait_until(begin_ns + due_ns);
+            continue;
+        };
+        if late_ns > LATE_NS {
+            begin_ns += late_ns;
+            table.held_up_ns.fetch_add(late_ns, Ordering::Relaxed);
+        }
+        batch.clear();
+        while batch.len() < BATCH && number < table.packets() && begin_ns + table.at(number).1 <= now_ns {
+            batch.push(prepared(table.at(number).0, number));
+            number += 1;
+        }
+        offer(socket, &batch, table.insist, stop, refused)?;
+        table.sent.store(number, Ordering::Relaxed);
+        table.took_ns.store(sys::monotonic_ns() - started_ns, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+fn prepared(timed: &Timed, number: u64) -> Vec<u8> {
+    let mut frame = timed.frame.clone();
+    if let Some(room) = timed.mark {
+        mark::write(&mut frame, room, number as u32, sys::monotonic_ns() as u32);
+    }
+    frame
+}
+
+fn offer(
+    socket: &PacketSocket,
+    frames: &[Vec<u8>],
+    insist: bool,
+    stop: &AtomicBool,
+    refused: &AtomicU64,
+) -> Result<()> {
+    let mut left = frames;
+    while !left.is_empty() && !stop.load(Ordering::Relaxed) {
+        let taken = socket.offer(left).context("replaying a frame")?;
+        left = &left[taken..];
+        if taken == 0 && insist {
+            sys::check_interrupted()?;
+            thread::sleep(ASK_AGAIN);
+        } else if taken == 0 {
+            refused.fetch_add(1, Ordering::Relaxed);
+            left = &left[1..];
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! Replay: a capture of somebody's traffic, sent through a subject.
+//!
+//! The addresses of a capture are not the testbed's, so the testbed is changed: its router sends everything that is not for
+//! itself to the sink, and whatever a router may forward is forwarded ([`Replay::new`]). Frames get the MAC addresses of
+//! the testbed and lose their VLAN tags ([`capture`]); nothing else changes. The generator's thread sends them through a
+//! packet socket, each at its time ([`crate::generator::Timetable`]); an XDP program in the sink's place hands them to user
+//! space as they arrive ([`arrivals`]), and tells how many it had no room for.
+//!
+//! * **A comparison** ([`Replay::comparable`], [`difference`]) sends them as they are, at a rate that loses nothing, and
+//!   compares what comes out of a subject with what comes out of the first one, byte by byte. A frame that the first ring
+//!   has no room for is offered again. If a ring or the sink has lost one all the same, the run is repeated more slowly: what
+//!   the testbed loses is no difference. What the router sends itself (ICMP errors to the sources, which
+//!   are behind the sink) is counted and not compared: Linux limits its rate and numbers it at random.
+//! * **A run** ([`Replay::run`]) sends them at their recorded times or at a rate, as often as is asked for. Those that have
+//!   room for it are marked with their number and the time ([`mark`]): loss, order, duplicates and latency are told of them.
+//!   The others are counted.
+
+pub mod arrivals;
+pub mod capture;
+pub mod difference;
+pub mod mark;
+mod run;
+pub mod view;
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+
+pub use self::run::Seen;
+use self::{
+    arrivals::{Arrivals, Noted, ReplaySink},
+    capture::{Capture, Macs},
+};
+use crate::{
+    addresses::{self, nexthop_mac_of, router_mac},
+    generator::{Timed, Timetable},
+    losses::Losses,
+    packet::ETHERNET_BYTES,
+    sys,
+    testbed::{PORT_IN, PORT_OUT, Testbed},
+    topology::Topology,
+};
+
+/// The MAC addresses of what is replayed.
+pub const MACS: Macs = Macs { to: router_mac(0, 0, 0), from: nexthop_mac_of(0, 1) };
+
+/// Of a comparison's first attempt. 256 packets, a veth's ring, are 25 ms.
+const COMPARISON_PPS: u64 = 10_000;
+/// Attempts of a comparison; each sends half as fast as the one before.
+const ATTEMPTS: u32 = 5;
+/// When nothing has arrived for so long after the last packet was sent, nothing will.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// How fast.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pace {
+    /// At the recorded times, so many times as fast.
+    Recorded(f64),
+    /// Packets per second.
+    Rate(u64),
+}
+
+/// What came out of a subject, to be compared.
+#[derive(Clone, Debug, Default)]
+pub struct Output {
+    /// In the order of their arrival.
+    pub frames: Vec<Vec<u8>>,
+    /// When each arrived (CLOCK_MONOTONIC).
+    pub times_ns: Vec<u64>,
+    /// What the router sent itself.
+    pub own: Vec<Vec<u8>>,
+    /// What was not forwarded, by what counted it.
+    pub lost: BTreeMap<String, u64>,
+    /// The same by what the packets are, from their bytes.
+    pub kept: BTreeMap<&'static str, u64>,
+    /// At which rate it was sent in the end.
+    pub pps: u64,
+}
+
+/// What a capture holds, for the record.
+#[derive(Clone, Debug, Serialize)]
+pub struct Contents {
+    /// Packets to be replayed.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those with room for a mark.
+    pub marked: u64,
+    /// Flows.
+    pub flows: u64,
+    /// From the first to the last.
+    pub recorded_seconds: f64,
+}
+
+/// A capture on a testbed.
+pub struct Replay {
+    // Fields drop in order: the sink's program before its namespace.
+    sink: ReplaySink,
+    /// Where subjects are started.
+    pub testbed: Testbed,
+    capture: Capture,
+    rooms: Vec<Option<mark::Room>>,
+    /// Number of each packet's flow.
+    flows: Vec<u32>,
+}
+
+impl Replay {
+    /// A testbed for it, whose router sends everything to the sink.
+    pub fn new(capture: Capture) -> Result<Self> {
+        let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
+        let longest = capture.packets.iter().map(|packet| packet.frame.len()).max().unwrap_or_default();
+        let mtu = longest.saturating_sub(ETHERNET_BYTES.into());
+        if mtu > usize::from(crate::experiment::STANDARD_MTU) {
+            testbed.set_mtu(u16::try_from(mtu).context("longest frame")?)?;
+        }
+        route_everything(&testbed)?;
+        let sink = ReplaySink::attach(&mut testbed)?;
+        let rooms = capture.packets.iter().map(|packet| mark::room(&packet.frame)).collect();
+        let flows = run::flows(&capture.packets);
+        Ok(Self { sink, testbed, capture, rooms, flows })
+    }
+
+    /// What is replayed.
+    pub fn contents(&self) -> Contents {
+        let packets = &self.capture.packets;
+        Contents {
+            packets: packets.len() as u64,
+            bytes: packets.iter().map(|packet| packet.frame.len() as u64).sum(),
+            marked: self.rooms.iter().flatten().count() as u64,
+            flows: self.flows.iter().max().map_or(0, |last| u64::from(*last) + 1),
+            recorded_seconds: packets.last().map_or(0.0, |packet| packet.at_ns as f64 / 1e9),
+        }
+    }
+
+    /// What comes out of the subject that runs when everything is sent to it once, as it is, without being lost on the way.
+    /// `told` hears of attempts that were disturbed.
+    pub fn comparable(&mut self, mut told: impl FnMut(&str)) -> Result<Output> {
+        for attempt in 0..ATTEMPTS {
+            let pps = COMPARISON_PPS >> attempt;
+            let table = self.timetable(Pace::Rate(pps), 1, false, true);
+            let (arrivals, lost) = self.pass(&table, Noted::Frames, &mut |_| {})?;
+            let disturbed = disturbance(&arrivals, &lost);
+            if disturbed.is_empty() {
+                return Ok(self.output(arrivals, lost, pps));
+            }
+            told(&format!(
+                "at {pps} packets per second the testbed itself lost some ({disturbed}): once more, slower"
+            ));
+        }
+        anyhow::bail!(
+            "the machine is too busy to compare: packets were lost by the testbed in {ATTEMPTS} attempts"
+        )
+    }
+
+    /// Sends everything at this pace, so many times, and measures. `progress` hears how many packets have been sent.
+    pub fn run(
+        &mut self,
+        pace: Pace,
+        loops: u32,
+        untouched: bool,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Seen> {
+        let packets = self.capture.packets.len() as u64 * u64::from(loops);
+        ensure!(u32::try_from(packets).is_ok(), "{packets} packets in all loops: at most {}", u32::MAX);
+        let table = self.timetable(pace, loops, !untouched, false);
+        let (arrivals, lost) = self.pass(&table, Noted::Marks, progress)?;
+        let frame = |number: u64| {
+            let at = (number % self.capture.packets.len() as u64) as usize;
+            let is_marked = !untouched && self.rooms[at].is_some();
+            (self.flows[at], is_marked.then(|| self.capture.packets[at].frame.len()))
+        };
+        Ok(Seen::new(&table, &arrivals, lost, frame))
+    }
+
+    fn timetable(&self, pace: Pace, loops: u32, marked: bool, insist: bool) -> Arc<Timetable> {
+        let packets = &self.capture.packets;
+        let at = |number: usize| match pace {
+            Pace::Recorded(speed) => (packets[number].at_ns as f64 / speed) as u64,
+            Pace::Rate(pps) => number as u64 * 1_000_000_000 / pps,
+        };
+        let timed = |(number, packet): (usize, &capture::Packet)| Timed {
+            at_ns: at(number),
+            frame: packet.frame.clone(),
+            mark: self.rooms[number].filter(|_| marked),
+        };
+        let frames = packets.iter().enumerate().map(timed).collect();
+        // Between two rounds as much as between two packets, on average.
+        let round_ns = match pace {
+            Pace::Rate(pps) => packets.len() as u64 * 1_000_000_000 / pps,
+            Pace::Recorded(_) => {
+                at(packets.len() - 1) + at(packets.len() - 1) / (packets.len() as u64 - 1).max(1)
+            }
+        };
+        Arc::new(Timetable::new(Arc::new(frames), loops, round_ns, insist))
+    }
+
+    fn pass(
+        &mut self,
+        table: &Arc<Timetable>,
+        noted: Noted,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(Arrivals, Losses)> {
+        self.testbed.router_threads()?;
+        let before = Losses::now(&self.testbed)?;
+        let testbed = &mut self.testbed;
+        let most = 2 * table.packets() + capture::MAX_PACKETS as u64;
+        let arrivals = self.sink.arrivals(noted, |take| {
+            testbed.generator.replay(table.clone())?;
+            let ran = until_quiet(testbed, take, most, || progress(table.sent()));
+            testbed.generator.stop()?;
+            ran
+        })?;
+        self.testbed.check_subject()?;
+        Ok((arrivals, Losses::now(&self.testbed)?.since(&before)))
+    }
+
+    fn output(&self, arrivals: Arrivals, lost: Losses, pps: u64) -> Output {
+        let mut output = Output { lost: lost.0, pps, ..Output::default() };
+        for (time_ns, frame) in arrivals.frames {
+            if is_own(&frame) {
+                output.own.push(frame);
+            } else {
+                output.frames.push(frame);
+                output.times_ns.push(time_ns);
+            }
+        }
+        output.kept = run::kept(&self.capture.packets, &output.frames);
+        output
+    }
+}
+
+fn until_quiet(
+    testbed: &mut Testbed,
+    take: &mut dyn FnMut(Duration) -> Result<u64>,
+    most: u64,
+    mut progress: impl FnMut(),
+) -> Result<()> {
+    let (mut last, mut changed) = (0, Instant::now());
+    loop {
+        sys::check_interrupted()?;
+        let arrived = take(Duration::from_millis(10))?;
+        ensure!(
+            arrived <= most,
+            "{arrived} packets have come out, far more than were sent: packets go round in a circle"
+        );
+        if arrived != last || !testbed.generator.is_done()? {
+            (last, changed) = (arrived, Instant::now());
+        }
+        if changed.elapsed() > QUIET {
+            return Ok(());
+        }
+        progress();
+    }
+}
+
+/// What the testbed itself lost, in words: what rings had no room for, and the sink.
+fn disturbance(arrivals: &Arrivals, lost: &Losses) -> String {
+    let by_testbed = |name: &&String| {
+        [".ring_full", ".refused", "x_dropped"].iter().any(|end| name.ends_with(end))
+            && !name.ends_with("xdp_dropped")
+    };
+    let missed = (arrivals.missed > 0).then(|| format!("sink {}", arrivals.missed));
+    let names = lost.0.keys().filter(by_testbed).map(|name| format!("{name} {}", lost.0[name]));
+    names.chain(missed).collect::<Vec<_>>().join(", ")
+}
+
+/// Sends everything that is not for the box itself through next hop 1 on the sink's side. The testbed's own networks are not
+/// on the wire any more: a capture's packets may go there.
+fn route_everything(testbed: &Testbed) -> Result<()> {
+    let (hop4, hop6) = (addresses::nexthop4_of(1, 0, 1), addresses::nexthop6_of(1, 0, 1));
+    let mut lines = format!("route add {hop4}/32 dev {PORT_OUT}\nroute add {hop6}/128 dev {PORT_OUT}\n");
+    for (p, port) in [PORT_IN, PORT_OUT].into_iter().enumerate() {
+        let [a, b, ..] = addresses::router4(p as u8, 0, 0).octets();
+        let [c, d, ..] = addresses::router6(p as u8, 0, 0).segments();
+        lines += &format!("route del {a}.{b}.0.0/16 dev {port}\nroute del {c:x}:{d:x}::/64 dev {port}\n");
+    }
+    for hop in [IpAddr::from(hop4), hop6.into()] {
+        lines += &format!("route add default via {hop} dev {PORT_OUT}\n");
+    }
+    testbed.box_namespace.ip_batch(&lines).context("routing everything to the sink")
+}
+
+/// Has the router itself sent this? It forwards nothing that is not IP, from one of its own addresses or link-local.
+fn is_own(frame: &[u8]) -> bool {
+    view::ends(frame).is_none_or(|(source, _)| {
+        let stays = |address: Ipv6Addr| address.is_unicast_link_local() || address.is_unspecified();
+        is_routers(source) || matches!(source, IpAddr::V6(address) if stays(address))
+    })
+}
+
+/// Is this one of the router's addresses?
+fn is_routers(address: IpAddr) -> bool {
+    (0..2)
+        .any(|p| [addresses::router4(p, 0, 0).into(), addresses::router6(p, 0, 0).into()].contains(&address))
+}
