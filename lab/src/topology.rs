@@ -12,11 +12,12 @@ mod check;
 pub use check::{MAX_INTERFACES, MAX_INTERFACES_ON_PORT, MAX_PORTS, MAX_QUEUES, MAX_ROUTERS};
 
 /// Those that come with the lab: name and text.
-const BUILT_IN: [(&str, &str); 8] = [
+const BUILT_IN: [(&str, &str); 9] = [
     ("rfc2544", include_str!("../topologies/rfc2544.toml")),
     ("virtual-routers", include_str!("../topologies/virtual-routers.toml")),
     ("two-in", include_str!("../topologies/two-in.toml")),
     ("three-in", include_str!("../topologies/three-in.toml")),
+    ("two-ways", include_str!("../topologies/two-ways.toml")),
     ("pairs", include_str!("../topologies/pairs.toml")),
     ("shared", include_str!("../topologies/shared.toml")),
     ("interfaces", include_str!("../topologies/interfaces.toml")),

@@ -10,6 +10,7 @@ use std::{
 
 use lab::{
     compare::{Plan, compare},
+    figures,
     generator::Pace,
     measure::Window,
     record::Recorder,
@@ -195,5 +196,55 @@ fn figures_have_all_their_series_and_a_picture_each() {
     assert!(report.matches("<svg class=\"chart\"").count() >= 2);
     for title in ["M, table 1: Isolation", "M, fig. 5: Load and throughput"] {
         assert!(report.contains(&format!("aria-label=\"{title}")), "no picture of {title}");
+    }
+}
+
+/// One core forwards, runs the application and stands for both cores of the figure: the values mean nothing here, but every
+/// record, curve and picture must be there.
+#[test]
+#[ignore = "needs root"]
+fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = figures::Options {
+        paper: None,
+        only: Some("Q7".into()),
+        out: directory.path().into(),
+        seconds: 1.0,
+        repeat: 1,
+        cores: vec![1],
+    };
+    figures::run(&options, vec!["test".into()]).unwrap();
+    let lines = lines(&directory.path().join("Q7.jsonl"));
+    if let Some(skipped) = lines.iter().find(|line| line["record"] == "skipped") {
+        assert!(skipped["why"].as_str().unwrap().contains("not on the PATH"), "{skipped}");
+        eprintln!("NOT TESTED: {skipped}");
+        return;
+    }
+    let samples = samples(&lines);
+    let mut seen = BTreeMap::new();
+    for line in &samples {
+        let (parameters, sample) = (&line["parameters"], &line["sample"]);
+        assert_eq!((&parameters["router_cores"], &parameters["cores"]), (&json!([1]), &json!([1])));
+        assert!(sample["application"]["index"].is_number(), "{line}");
+        let both = parameters["forwarding"] == "both cores";
+        assert_eq!(line["targets"], if both { 200 } else { 100 }, "as many through each port");
+        let load_pps = parameters["load_pps"].as_u64().unwrap();
+        assert_eq!(load_pps > 0, sample["received_pps"].as_f64().unwrap() > 0.0, "{line}");
+        let words =
+            ["/subject", "/parameters/forwarding"].map(|at| line.pointer(at).unwrap().as_str().unwrap());
+        let loads: &mut Vec<u64> = seen.entry(words).or_default();
+        loads.push(load_pps);
+    }
+    let series = ["linux", "millrace"].map(|name| ["both cores", "one core"].map(|who| [name, who])).concat();
+    assert_eq!(seen.keys().copied().collect::<Vec<_>>(), series);
+    for (series, loads) in seen {
+        assert!(loads.len() == 6 && loads.is_sorted() && loads[0] == 0, "{series:?}: {loads:?}");
+    }
+    let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
+    for title in ["Q, fig. 7: Applications on two cores", "Q, fig. 7: what is forwarded"] {
+        assert!(report.contains(&format!("aria-label=\"{title}")), "no picture of {title}");
+    }
+    for series in ["millrace, one core", "millrace, both cores", "case 1: one core forwards"] {
+        assert!(report.contains(series), "no curve of {series}");
     }
 }

@@ -2,18 +2,22 @@
 //! one whose program is missing says so. Root, in namespaces of their own. A subject whose program is not installed is
 //! skipped, and the test says so.
 
-use std::{collections::BTreeSet, io::Write, process::Command, time::Duration};
+use std::{collections::BTreeSet, io::Write, net::Ipv4Addr, process::Command, time::Duration};
 
 use lab::{
+    addresses::ingress_mac,
     check::check_forwarding,
     command,
     generator::{Load, Pace},
     measure::{Sample, Window, measure},
+    packet::Target,
+    prefixes::{self, Prefixes},
     subject::{self, Rewrite, Subject},
     testbed::{PORT_OUT, Priority, Testbed},
     topology::Topology,
     workload::{Family, Workload},
 };
+use logic::net::Prefix4;
 
 /// Slow enough for every subject on a machine that does much else.
 const GENTLE: Pace = Pace::Rate(5_000);
@@ -109,7 +113,7 @@ fn forwards(testbed: &mut Testbed, subject: &dyn Subject, family: Family) -> Sam
     let workload = Workload::benchmark(family, 300, 0..=0);
     let targets = subject.addressed(&workload.targets);
     // The host would forward what is sent to it, too.
-    let router = lab::addresses::ingress_mac(subject.router());
+    let router = ingress_mac(subject.router());
     assert!(targets.iter().all(|target| target.router_mac == router));
     let next_hop = |address| workload.next_hop(address);
     check_forwarding(testbed, subject, &targets, workload.frame_bytes, next_hop).unwrap();
@@ -254,14 +258,56 @@ fn a_missing_program_is_named_and_the_others_go_on() {
     assert!(out.lines().any(|line| line.starts_with("| linux |") && !line.contains("not measured")), "{out}");
 }
 
+/// A table with prefixes inside others, which have another next hop; the second are the inner ones.
+fn nested_table(testbed: &Testbed) -> (Prefixes, Vec<Prefix4>) {
+    let mut table = prefixes::prefixes(None, 4000, 1000).unwrap();
+    let outer = table.v4.iter().filter(|prefix| prefix.length() < 24);
+    let inner: Vec<_> = outer.take(30).map(|prefix| Prefix4::new(prefix.address(), 30).unwrap()).collect();
+    table.v4.extend(&inner);
+    testbed.load_routes(&table).unwrap();
+    (table, inner)
+}
+
 #[test]
 #[ignore = "needs root"]
-fn a_box_with_a_table_is_refused_by_subjects_that_know_no_table() {
+fn open_vswitch_has_a_rule_for_each_route_and_the_longest_prefix_wins() {
+    for name in ["ovs-packet", "ovs-afxdp"].into_iter().filter(|name| installed(name)) {
+        let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+        testbed.set_priority(Priority::Rates).unwrap();
+        let (table, inner) = nested_table(&testbed);
+        let before = settled(&testbed);
+        let subject = subject::start(name, &testbed).unwrap();
+        let nexthops = testbed.next_hops().unwrap();
+        let [v4, v6] = [Family::V4, Family::V6].map(|family| Workload::inside(&table, family, 128, nexthops));
+        let to = |address| Target::udp(Ipv4Addr::from_bits(address).into(), ingress_mac(0), 1024);
+        let inside: Vec<Target> = inner.iter().map(|prefix| to(prefix.address() + 1)).collect();
+        let another = |target: &&Target| {
+            let outer = table.v4.iter().filter(|prefix| prefix.length() < 30);
+            let outer = Prefixes { v4: outer.copied().collect(), ..Prefixes::default() };
+            let without = Workload::inside(&outer, Family::V4, 1, nexthops);
+            without.next_hop(target.destination) != v4.next_hop(target.destination)
+        };
+        assert!(inside.iter().filter(another).count() > 10, "the inner prefix decides");
+        for (workload, targets) in [(&v4, &v4.targets), (&v6, &v6.targets), (&v4, &inside)] {
+            let next_hop = |address| workload.next_hop(address);
+            check_forwarding(&mut testbed, &*subject, targets, workload.frame_bytes, next_hop).unwrap();
+        }
+        drop(subject);
+        leaves_nothing(&testbed, &before, name);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn open_vswitch_refuses_a_table_beyond_its_limit() {
     if !installed("ovs-packet") {
         return;
     }
     let testbed = Testbed::new(&Topology::rfc2544()).unwrap();
-    testbed.load_routes(&lab::prefixes::prefixes(None, 1000, 10).unwrap()).unwrap();
-    let error = subject::start("ovs-packet", &testbed).err().expect("no rules for the table").to_string();
-    assert!(error.contains("set up for the benchmarking networks only"), "{error}");
+    testbed.load_routes(&prefixes::prefixes(None, 5_000, 5_000).unwrap()).unwrap();
+    let error = subject::start("ovs-packet", &testbed).err().expect("too many routes").to_string();
+    // Those of the benchmarking networks are rules, too.
+    let expected = "it gets an OpenFlow rule for each route, at most 10000, and the box has 10002 routes: compare it with a \
+                    smaller table";
+    assert_eq!(error, expected);
 }

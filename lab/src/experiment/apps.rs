@@ -76,17 +76,30 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 
 /// All measurements, recorded as this case, and a table of each benchmark.
 pub(crate) fn measure(options: &Options, case: &str, recorder: &mut Recorder) -> Result<()> {
-    let mut testbed = Testbed::for_rates(&topology(options)?)?;
+    let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
+    measure_beside(options, &topology(options)?, &[Traffic { name: None, workload }], case, recorder)
+}
+
+/// The same in this topology, with each kind of traffic at each load.
+pub(crate) fn measure_beside(
+    options: &Options,
+    topology: &Topology,
+    traffic: &[Traffic],
+    case: &str,
+    recorder: &mut Recorder,
+) -> Result<()> {
+    let mut testbed = Testbed::for_rates(topology)?;
     // The generator keeps the clients' core awake; without traffic this does, or clients would be slower then.
     testbed.spinners = Spinners::start(&[testbed.topology.cores.generator])?;
     let steps = subject::named(&options.subjects).len()
         * options.workloads.len()
         * options.rates.len()
+        * traffic.len()
         * usize::from(options.repeat);
     let mut experiment = Experiment {
         options,
         name: case,
-        traffic: Workload::benchmark(Family::V4, DESTINATIONS, 0..=0),
+        traffic,
         recorder,
         progress: Progress::new(steps as u64),
         unable: Vec::new(),
@@ -105,7 +118,7 @@ fn benchmarks(options: &Options) -> Vec<&'static Benchmark> {
     options.workloads.iter().filter_map(|name| application::by_name(name)).collect()
 }
 
-/// As asked for: case 1 and case 2 of Q fig. 7 differ in who forwards, on the same cores for applications.
+/// As asked for.
 fn topology(options: &Options) -> Result<Topology> {
     let topology = Topology::named(&options.topology)?;
     let mut cores = topology.cores.clone();
@@ -123,11 +136,18 @@ fn topology(options: &Options) -> Result<Topology> {
     Ok(topology.with_cores(cores))
 }
 
+/// What passes.
+pub(crate) struct Traffic {
+    /// For the record (`forwarding`), where there are several.
+    pub(crate) name: Option<&'static str>,
+    pub(crate) workload: Workload,
+}
+
 struct Experiment<'a> {
     options: &'a Options,
     /// As recorded.
     name: &'a str,
-    traffic: Workload,
+    traffic: &'a [Traffic],
     recorder: &'a mut Recorder,
     progress: Progress,
     /// Subjects and benchmarks that cannot run here.
@@ -137,7 +157,7 @@ struct Experiment<'a> {
 
 /// What goes into a row of the table.
 struct Point {
-    subject: String,
+    series: String,
     benchmark: &'static str,
     load_pps: u64,
     received_pps: f64,
@@ -150,7 +170,7 @@ type Alone = (&'static Benchmark, Vec<Score>);
 
 /// A benchmark beside a subject.
 struct Case<'a> {
-    subject: &'a str,
+    subject: &'a dyn Subject,
     repeat: u16,
     benchmark: &'static Benchmark,
     deployment: &'a Deployment,
@@ -191,12 +211,21 @@ impl Experiment<'_> {
     ) -> Result<()> {
         let Some(subject) = self.if_able(name, || subject::start(name, testbed))? else { return Ok(()) };
         sys::sleep(SETTLE)?;
-        self.prepare(testbed, &*subject)?;
+        for traffic in self.traffic {
+            let Workload { targets, frame_bytes, .. } = &traffic.workload;
+            let next_hop = |address| traffic.workload.next_hop(address);
+            check_forwarding(testbed, &*subject, &subject.addressed(targets), *frame_bytes, next_hop)?;
+        }
+        // A subject's own threads are pinned, and go before applications, from the first benchmark on.
+        testbed.router_threads()?;
         for (benchmark, without_traffic) in benchmarks {
             let deployment = Deployment::start(benchmark, testbed)?;
-            let case = Case { subject: name, repeat, benchmark, deployment: &deployment, without_traffic };
+            let subject = &*subject;
+            let case = Case { subject, repeat, benchmark, deployment: &deployment, without_traffic };
             for &load_pps in &self.options.rates {
-                self.measure(testbed, &case, load_pps)?;
+                self.traffic
+                    .iter()
+                    .try_for_each(|traffic| self.measure(testbed, &case, traffic, load_pps))?;
             }
         }
         Ok(())
@@ -219,45 +248,47 @@ impl Experiment<'_> {
         }
     }
 
-    fn prepare(&self, testbed: &mut Testbed, subject: &dyn Subject) -> Result<()> {
-        let frame_bytes = self.traffic.frame_bytes;
-        let targets = subject.addressed(&self.traffic.targets);
-        check_forwarding(testbed, subject, &targets, frame_bytes, |address| self.traffic.next_hop(address))?;
-        // A subject's own threads are pinned, and go before applications, from the first benchmark on.
-        testbed.router_threads()?;
-        testbed.generator.set_targets(targets, frame_bytes)
-    }
-
-    fn measure(&mut self, testbed: &mut Testbed, case: &Case<'_>, load_pps: u64) -> Result<()> {
+    fn measure(
+        &mut self,
+        testbed: &mut Testbed,
+        case: &Case<'_>,
+        traffic: &Traffic,
+        load_pps: u64,
+    ) -> Result<()> {
+        let Case { subject, repeat, benchmark, without_traffic, .. } = case;
+        let Workload { targets, frame_bytes, .. } = &traffic.workload;
         let run = || case.deployment.run(self.options.seconds);
         let (mut sample, received_pps, scores) = if load_pps == 0 {
             (json!({"offered_pps": 0.0, "received_pps": 0.0}), 0.0, run()?)
         } else {
-            let load = Load { frame_bytes: self.traffic.frame_bytes, pace: Pace::Rate(load_pps) };
+            let load = Load { frame_bytes: *frame_bytes, pace: Pace::Rate(load_pps) };
+            testbed.generator.set_targets(subject.addressed(targets), *frame_bytes)?;
             let (sample, scores) = measure_during(testbed, load, Window::seconds(1.0).warm_up, run)?;
             (serde_json::to_value(&sample)?, sample.received_pps, scores)
         };
-        let Case { subject, repeat, benchmark, without_traffic, .. } = case;
         let cores = &testbed.topology.cores;
         let index = index(&scores, without_traffic);
         let p99_us = scores.iter().filter_map(|score| score.p99_us).reduce(f64::max);
         sample["application"] = json!({"index": index, "p99_us": p99_us, "unit": benchmark.unit,
             "scores": scores, "without_traffic": without_traffic});
-        self.recorder.line(&json!({"record": "sample", "case": self.name,
-            "parameters": {"workload": benchmark.name, "load_pps": load_pps,
-                "topology": testbed.topology.name, "router_cores": cores.router,
-                "cores": cores.applications},
-            "subject": subject, "repeat": repeat, "frame_bytes": self.traffic.frame_bytes,
-            "targets": self.traffic.targets.len(), "pace": Pace::Rate(load_pps), "sample": sample}))?;
+        let mut parameters = json!({"workload": benchmark.name, "load_pps": load_pps,
+            "topology": testbed.topology.name, "router_cores": cores.router, "cores": cores.applications});
+        if let Some(name) = traffic.name {
+            parameters["forwarding"] = name.into();
+        }
+        self.recorder.line(&json!({"record": "sample", "case": self.name, "parameters": parameters,
+            "subject": subject.name(), "repeat": repeat, "frame_bytes": frame_bytes,
+            "targets": targets.len(), "pace": Pace::Rate(load_pps), "sample": sample}))?;
         let index = index.unwrap_or(f64::NAN);
+        let series = traffic.series(subject.name());
         self.progress.step(&format!(
-            "{} beside {subject} #{} at {:.3} Mpps: index {index:.3}",
+            "{} beside {series} #{} at {:.3} Mpps: index {index:.3}",
             benchmark.name,
             repeat + 1,
             load_pps as f64 / 1e6
         ));
-        let (subject, benchmark) = (subject.to_string(), benchmark.name);
-        self.points.push(Point { subject, benchmark, load_pps, received_pps, index, p99_us });
+        let benchmark = benchmark.name;
+        self.points.push(Point { series, benchmark, load_pps, received_pps, index, p99_us });
         Ok(())
     }
 
@@ -269,18 +300,28 @@ impl Experiment<'_> {
         }
         let title = format!("{}: index (forwarded Mpps; 99 % of answers within)", benchmark.name);
         let subjects = subject::named(&self.options.subjects);
-        print_head(&title, &[&["Mpps offered"][..], &subjects].concat());
+        let of_all = |name| self.traffic.iter().map(move |traffic| traffic.series(name));
+        let series: Vec<String> = subjects.into_iter().flat_map(of_all).collect();
+        let head = ["Mpps offered"].into_iter().chain(series.iter().map(String::as_str));
+        print_head(&title, &head.collect::<Vec<_>>());
         for load_pps in &self.options.rates {
-            let cell = |name: &&str| {
+            let cell = |name: &String| {
                 let of: Vec<&&Point> = points
                     .iter()
-                    .filter(|point| point.subject == *name && point.load_pps == *load_pps)
+                    .filter(|point| point.series == *name && point.load_pps == *load_pps)
                     .collect();
                 cell(&of)
             };
             let head = format!("{:.2}", *load_pps as f64 / 1e6);
-            print_row(&[vec![head], subjects.iter().map(cell).collect()].concat());
+            print_row(&[vec![head], series.iter().map(cell).collect()].concat());
         }
+    }
+}
+
+impl Traffic {
+    /// A subject with this traffic, as the report calls it.
+    fn series(&self, subject: &str) -> String {
+        self.name.map_or(subject.to_owned(), |name| format!("{subject}, {name}"))
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, value_parser};
 use serde_json::Value;
 
@@ -33,7 +33,7 @@ use published::PaperFigure;
 const PAPERS: [&str; 5] = ["Q", "O", "P", "V", "M"];
 
 /// What can be measured: the figure's id, and its experiment.
-const FIGURES: [(&str, Experiment); 11] = [
+const FIGURES: [(&str, Experiment); 12] = [
     ("M4", m::load),
     ("M5", m::several_into_one),
     ("M6", m::routers),
@@ -44,11 +44,9 @@ const FIGURES: [(&str, Experiment); 11] = [
     ("Q2", q::entries),
     ("Q4", q::core_load),
     ("Q5", q::wakeups),
+    ("Q7", q::two_cores),
     ("O2", q::application),
 ];
-
-/// Q7: one core for the generator, and two that forward and run applications, with a queue each.
-const CORES_OF_Q7: usize = 3;
 
 /// Load before counting begins: there are many points.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -60,19 +58,22 @@ type Experiment = fn(&PaperFigure, &Options, &mut Recorder) -> Result<()>;
 pub struct Options {
     /// Only figures of this paper
     #[arg(long, value_parser = PAPERS)]
-    paper: Option<String>,
+    pub paper: Option<String>,
     /// Only this figure: M4, Q2, ...
     #[arg(long, value_name = "FIG")]
-    only: Option<String>,
+    pub only: Option<String>,
     /// Where raw results and the report go
     #[arg(long, value_name = "DIR", default_value = "target/figures")]
-    out: PathBuf,
+    pub out: PathBuf,
     /// Length of each measurement, seconds
     #[arg(long, default_value_t = 1.5, value_parser = seconds)]
-    seconds: f64,
+    pub seconds: f64,
     /// How often each is repeated
     #[arg(long, default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
-    repeat: u16,
+    pub repeat: u16,
+    /// Of Q7: the two that forward and run applications
+    #[arg(skip = [1, 2])]
+    pub cores: Vec<usize>,
 }
 
 impl Options {
@@ -94,7 +95,13 @@ impl Options {
 
 /// Measures, and writes the report of all that the directory holds; also when it is interrupted.
 pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
-    let chosen = choose(options)?;
+    let cores = cpu::online()?;
+    let mut chosen = choose(options, cores)?;
+    chosen.retain(|(id, _)| {
+        let why = too_few_cores(id, options, cores);
+        why.iter().for_each(|why| eprintln!("{id} is left out: {why}"));
+        why.is_none()
+    });
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
     let measured = measure(&chosen, options, &command);
     report::write(&options.out, None).and(measured)
@@ -125,18 +132,21 @@ fn output(directory: &Path, id: &str, command: &[String]) -> Output {
     Output { path: Some(directory.join(format!("{id}.jsonl"))), command: command.to_vec() }
 }
 
-/// Those asked for.
-fn choose(options: &Options) -> Result<Vec<(&'static str, Experiment)>> {
+/// Those asked for; an error if it is one that this machine cannot measure.
+fn choose(options: &Options, cores: usize) -> Result<Vec<(&'static str, Experiment)>> {
     let there_are = || FIGURES.map(|(id, _)| id).join(", ");
-    if let Some(id) = &options.only
-        && !FIGURES.iter().any(|(other, _)| other == id)
-    {
-        match published::figure(id) {
-            Ok(figure) => {
-                let why = why_not(id, cpu::online()?);
-                bail!("{id} ({}) cannot be measured{why}; there are: {}", figure.paper, there_are())
-            }
-            Err(_) => bail!("no figure is called {id}; there are: {}", there_are()),
+    if let Some(id) = &options.only {
+        ensure!(
+            FIGURES.iter().any(|(other, _)| other == id),
+            "no figure is called {id}; there are: {}",
+            there_are()
+        );
+        if let Some(why) = too_few_cores(id, options, cores) {
+            bail!(
+                "{id} ({}) cannot be measured here: {why}; there are: {}",
+                published::figure(id)?.paper,
+                there_are()
+            )
         }
     }
     let of_paper = |id: &str| options.paper.as_deref().is_none_or(|paper| id.starts_with(paper));
@@ -150,14 +160,15 @@ fn choose(options: &Options) -> Result<Vec<(&'static str, Experiment)>> {
     Ok(chosen)
 }
 
-fn why_not(id: &str, cores: usize) -> String {
-    match id {
-        "Q7" if cores < CORES_OF_Q7 => format!(
-            " here: it needs {CORES_OF_Q7} cores, one for the generator and two that forward and run applications with a queue \
-             each; there are {cores}"
-        ),
-        _ => " yet".into(),
-    }
+/// Why a machine with so many cores cannot measure this figure; `None` if it can.
+fn too_few_cores(id: &str, options: &Options, cores: usize) -> Option<String> {
+    let needed = options.cores.iter().max().map_or(1, |last| last + 1);
+    (id == "Q7" && cores < needed).then(|| {
+        format!(
+            "it needs {needed} cores, one for the generator and two that forward and run applications with a queue each; \
+             this machine has {cores}"
+        )
+    })
 }
 
 /// The picture of a paper's figure: lines of its case, by subject.
@@ -183,10 +194,13 @@ fn kpps(at: &str, label: &str) -> Axis {
 mod tests {
     use super::*;
 
-    fn chosen(paper: Option<&str>, only: Option<&str>) -> Result<Vec<&'static str>, String> {
+    fn options(paper: Option<&str>, only: Option<&str>) -> Options {
         let (paper, only) = (paper.map(str::to_owned), only.map(str::to_owned));
-        let options = Options { paper, only, out: PathBuf::new(), seconds: 1.0, repeat: 1 };
-        let chosen = choose(&options).map_err(|error| error.to_string())?;
+        Options { paper, only, out: PathBuf::new(), seconds: 1.0, repeat: 1, cores: vec![1, 2] }
+    }
+
+    fn chosen(paper: Option<&str>, only: Option<&str>) -> Result<Vec<&'static str>, String> {
+        let chosen = choose(&options(paper, only), 2).map_err(|error| error.to_string())?;
         Ok(chosen.into_iter().map(|(id, _)| id).collect())
     }
 
@@ -200,7 +214,6 @@ mod tests {
         let error = |paper, only| chosen(paper, only).unwrap_err();
         let there_are = all.join(", ");
         assert_eq!(error(None, Some("M99")), format!("no figure is called M99; there are: {there_are}"));
-        assert!(error(None, Some("Q7")).starts_with("Q7 (Q, fig. 7) cannot be measured"));
         let late = |what: &str| {
             format!("{what}, or it comes with the part that it measures; there are: {there_are}")
         };
@@ -210,9 +223,15 @@ mod tests {
 
     #[test]
     fn what_needs_more_cores_says_how_many() {
-        let why = "it needs 3 cores, one for the generator and two that forward and run applications with a queue each; there are 2";
-        assert_eq!(why_not("Q7", 2), format!(" here: {why}"));
-        assert_eq!([why_not("Q7", 3), why_not("V1", 2)], [" yet", " yet"]);
+        let why = "it needs 3 cores, one for the generator and two that forward and run applications with a queue each; \
+                   this machine has 2";
+        let error = chosen(None, Some("Q7")).unwrap_err();
+        assert!(error.starts_with(&format!("Q7 (Q, fig. 7) cannot be measured here: {why}; ")), "{error}");
+        let q7 = options(None, Some("Q7"));
+        assert_eq!(choose(&q7, 3).unwrap().len(), 1);
+        let left_out = |id, cores| too_few_cores(id, &q7, cores);
+        assert_eq!(left_out("Q7", 2).as_deref(), Some(why));
+        assert_eq!([left_out("Q7", 3), left_out("Q5", 2)], [None, None]);
     }
 
     #[test]

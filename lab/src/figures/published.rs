@@ -51,7 +51,7 @@ pub fn figure(id: &str) -> Result<PaperFigure> {
 mod tests {
     use std::collections::HashSet;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -78,13 +78,15 @@ mod tests {
 
     #[test]
     fn values_are_those_of_the_texts() {
-        let points = |id: &str, curve: usize| -> Vec<(serde_json::Value, f64)> {
+        let points = |id: &str, curve: usize| -> Vec<(Value, f64)> {
             let published = &figure(id).unwrap().published[curve];
             published.points.iter().map(|point| (point.x.clone().unwrap_or_default(), point.y)).collect()
         };
         assert_eq!(points("M5", 1), [(json!(600), 600.0), (json!(1000), 480.0)]);
         assert_eq!(points("MT1", 0), [(json!("VR1"), 480.0), (json!("VR2"), 55.0), (json!("total"), 535.0)]);
         assert_eq!(points("MT1", 1), [(json!("VR1"), 350.0), (json!("VR2"), 300.0), (json!("total"), 650.0)]);
+        assert_eq!(points("Q7", 0), [(Value::Null, 0.5)]);
+        assert_eq!(points("Q7", 1), [(Value::Null, 1100.0)]);
         assert_eq!(points("O2", 1), [(json!(550), 0.14)]);
         assert_eq!(figure("X1").unwrap_err().to_string(), "published.toml has no figure X1");
     }

@@ -7,26 +7,26 @@ use super::{Options, in_kpps, kpps, picture, published::PaperFigure};
 use crate::{
     compare::compare,
     cpu::Spinners,
-    experiment::apps,
+    experiment::apps::{self, Traffic},
     figure::{Axis, Figure, Reference},
     generator::Pace,
     prefixes::{self, Prefixes},
     record::Recorder,
     testbed::Testbed,
-    topology::Topology,
-    workload::{Family, Workload},
+    topology::{Cores, Topology},
+    workload::{Family, Way, Workload},
 };
 
 const FLOWS: u32 = 100;
-/// Open vSwitch polls its core whatever the load.
+/// Open vSwitch polls its core whatever the load; where it is not installed the others are measured.
 const FORWARDERS: [&str; 3] = ["linux", "millrace", "ovs-afxdp"];
 const LOADS_PPS: [u64; 4] = [10_000, 100_000, 500_000, 1_500_000];
 
 /// Q2: the number of table entries; ours are routes.
 pub(super) fn entries(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
     const ENTRIES: [usize; 3] = [100, 1000, 5000];
-    let ours = "routes instead of flow entries, 100 destinations, the core saturated; Open vSwitch as a subject forwards the \
-                benchmarking networks by rules of its own and takes no such table, so it is left out";
+    let ours = "routes instead of flow entries, 100 destinations, the core saturated. Open vSwitch (if installed) is its \
+                userspace datapath over AF_XDP, with one OpenFlow rule for each route";
     let x = Axis::new("/parameters/entries", "table entries", "").log();
     let absolute = picture(figure, x, kpps("/sample/received_pps", "throughput"), ours);
     recorder.figure(&absolute.clone().relative_to(Reference::First))?;
@@ -39,7 +39,7 @@ pub(super) fn entries(figure: &PaperFigure, options: &Options, recorder: &mut Re
         testbed.load_routes(&loaded)?;
         let workload = Workload::inside(&loaded, Family::V4, FLOWS as usize, testbed.next_hops()?);
         let parameters = json!({"entries": entries, "prefixes": full.source});
-        let plan = options.plan(figure, parameters, &["linux", "millrace"], &[Pace::Saturate]);
+        let plan = options.plan(figure, parameters, &FORWARDERS, &[Pace::Saturate]);
         compare(&mut testbed, &workload, &plan, recorder)?;
     }
     Ok(())
@@ -95,10 +95,15 @@ pub(super) fn application(figure: &PaperFigure, options: &Options, recorder: &mu
                 paper's machine, which is saturated by 550 kpps";
     let y = Axis::new("/sample/application/index", "integer benchmark", "index");
     recorder.figure(&picture(figure, offered(), y, ours))?;
-    let options = apps::Options {
+    let rates = [100_000, 500_000, 1_000_000, 2_000_000];
+    apps::measure(&integer(options, &rates), &figure.id, recorder)
+}
+
+fn integer(options: &Options, rates: &[u64]) -> apps::Options {
+    apps::Options {
         subjects: ["linux", "millrace"].map(str::to_owned).to_vec(),
         workloads: vec!["integer".into()],
-        rates: vec![100_000, 500_000, 1_000_000, 2_000_000],
+        rates: rates.to_vec(),
         topology: "rfc2544".into(),
         router_cores: Vec::new(),
         cores: Vec::new(),
@@ -106,6 +111,38 @@ pub(super) fn application(figure: &PaperFigure, options: &Options, recorder: &mu
         seconds: options.seconds.ceil() as u16,
         repeat: options.repeat,
         json: None,
+    }
+}
+
+/// Q7: applications on two cores, one of which forwards all, or both a half. As in the paper (Q6) both have a receive queue at
+/// all times, and it is the packets that are sent to one or to both.
+pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+    const RATES_PPS: [u64; 6] = [0, 250_000, 500_000, 1_000_000, 1_500_000, 3_000_000];
+    let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of nice -20. The queue of a core is a \
+                port: one core forwards when all packets come to one port, both when they come to two in turn; each port has a \
+                port out of its own, so that the cores share nothing. 100 destinations behind each";
+    let x = kpps("/sample/offered_pps", "offered").by("/pace");
+    let y = Axis::new("/sample/application/index", "integer benchmark on both cores", "index");
+    let index = picture(figure, x, y, ours).series("/parameters/forwarding");
+    let throughput = Figure {
+        name: "Q7 throughput".into(),
+        title: format!("{}: what is forwarded", figure.paper),
+        y: kpps("/sample/received_pps", "throughput"),
+        ..index.clone()
     };
-    apps::measure(&options, &figure.id, recorder)
+    recorder.figure(&index)?;
+    recorder.figure(&throughput)?;
+    let topology = Topology::named("two-ways")?;
+    let cores = Cores {
+        router: options.cores.clone(),
+        applications: options.cores.clone(),
+        ..topology.cores.clone()
+    };
+    let topology = topology.with_cores(cores);
+    let ways = [Way { router: 0, from: 0, to: 2, weight: 1 }, Way { router: 0, from: 1, to: 3, weight: 1 }];
+    let through = |name, ways: &[Way]| -> Result<Traffic> {
+        Ok(Traffic { name: Some(name), workload: Workload::across(&topology, ways, FLOWS)? })
+    };
+    let traffic = [through("one core", &ways[..1])?, through("both cores", &ways)?];
+    apps::measure_beside(&integer(options, &RATES_PPS), &topology, &traffic, &figure.id, recorder)
 }

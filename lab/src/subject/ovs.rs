@@ -1,31 +1,33 @@
 //! Open vSwitch (Debian's openvswitch-switch) with its userspace datapath: a database and a switch of our own in the box
-//! namespace, files in a directory of ours. OpenFlow rules do what the router does with the benchmarking networks: destination
-//! networks of both families, MACs, TTL, output.
+//! namespace, files in a directory of ours. OpenFlow rules do what the router does, one for each route through the port to the
+//! sink that the box has when it starts: destination network, MACs, TTL, output; the longer the prefix, the higher the priority.
 //!
 //! `ovs-afxdp`: AF_XDP sockets, polled by one PMD thread on the router's core, which uses all of the core it can get, whatever
 //! the load (so need-wakeup is off). `ovs-packet`: packet sockets, read by the switch's main thread, put on the router's core;
 //! the stack's copies of the packets are dropped at once. What a packet socket has no room for no counter of the testbed
 //! shows: it is reported as unexplained.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{collections::HashMap, net::IpAddr, path::PathBuf, process::Command, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 
 use super::{
     Subject,
-    process::{DeafStack, Directory, Ports, Process, on_path, refuse_tables},
+    process::{DeafStack, Directory, Ports, Process, on_path},
 };
 use crate::{
-    addresses::{egress_mac, ingress_mac, mac_text, nexthop_mac},
+    addresses::{egress_mac, ingress_mac, mac_text},
     command::{self, Running},
     testbed::{PORT_IN, PORT_OUT, Testbed},
-    topology::Network,
 };
 
 const PACKAGE: &str = "install the package openvswitch-switch (its service need not run)";
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 const START_LIMIT: Duration = Duration::from_secs(20);
 const BRIDGE: &str = "mlovs";
+/// Most routes of the box: the papers' tables have 5000 entries.
+const MAX_RULES: usize = 10_000;
 /// The threads that poll AF_XDP sockets.
 const THREAD: &str = "pmd-";
 
@@ -48,7 +50,8 @@ pub(super) struct Ovs {
 
 impl Ovs {
     pub(super) fn start(testbed: &Testbed, sockets: Sockets) -> Result<Self> {
-        refuse_tables(testbed)?;
+        // Before it takes the ports: the box forgets neighbours then.
+        let rules = rules(testbed)?;
         let [ovsdb_tool, ovsdb_server, vswitchd] =
             ["ovsdb-tool", "ovsdb-server", "ovs-vswitchd"].map(|program| on_path(program, PACKAGE));
         let (ovsdb_tool, ovsdb_server, vswitchd) = (ovsdb_tool?, ovsdb_server?, vswitchd?);
@@ -70,11 +73,11 @@ impl Ovs {
         daemon.arg(directory.socket("db.sock"));
         let switch = Process::start(with_files(daemon, &directory, "switch"), &directory.file("switch.out"))?;
         let mut ovs = Self { sockets, switch, _database: database, directory, ports, _deaf: deaf };
-        ovs.configure(testbed)?;
+        ovs.configure(testbed, &rules)?;
         Ok(ovs)
     }
 
-    fn configure(&mut self, testbed: &Testbed) -> Result<()> {
+    fn configure(&mut self, testbed: &Testbed, rules: &str) -> Result<()> {
         self.control("--no-wait init")?;
         self.control(&format!(
             "set Open_vSwitch . other_config:pmd-cpu-mask={:#x}",
@@ -101,7 +104,7 @@ impl Ovs {
         let mut openflow = self.directory.command(&on_path("ovs-ofctl", PACKAGE)?);
         openflow.args(["-O", "OpenFlow13", "replace-flows"]);
         openflow.arg(self.directory.socket(&format!("{BRIDGE}.mgmt"))).arg("-");
-        command::run_with_input(&mut openflow, &rules(testbed)?).context("OpenFlow rules")?;
+        command::run_with_input(&mut openflow, rules).context("OpenFlow rules")?;
         match self.sockets {
             Sockets::AfXdp => self.switch.wait_until(START_LIMIT, |switch| switch.polls(THREAD)),
             Sockets::Packet => Ok(()),
@@ -157,22 +160,53 @@ fn with_files(mut command: Command, directory: &Directory, name: &str) -> Comman
     command
 }
 
-/// What is sent to the router's MAC goes on to next hop 1; all else is dropped.
+/// Of the kernel's routing table, as `ip` tells it.
+#[derive(Deserialize)]
+struct Route {
+    /// A prefix, or an address without length.
+    dst: String,
+    /// None: its own networks, for which there is no rule.
+    gateway: Option<IpAddr>,
+}
+
+/// Of the kernel's neighbours.
+#[derive(Deserialize)]
+struct Neighbour {
+    dst: IpAddr,
+    lladdr: Option<String>,
+}
+
+/// What is sent to the router's MAC goes on to the next hop of its route; all else is dropped.
 fn rules(testbed: &Testbed) -> Result<String> {
-    let (to, from) = (mac_text(nexthop_mac(1)), mac_text(egress_mac(0)));
-    let rule = |network: String| {
-        format!(
-            "in_port=1,dl_dst={},{network},\
-             actions=set_field:{from}->eth_src,set_field:{to}->eth_dst,dec_ttl,output:2\n",
-            mac_text(ingress_mac(0))
-        )
-    };
-    let topology = &testbed.topology;
-    let networks = topology.ports[topology.port(PORT_OUT)?].behind.iter().map(|network| match network {
-        Network::V4(_) => format!("ip,nw_dst={network}"),
-        Network::V6(_) => format!("ipv6,ipv6_dst={network}"),
-    });
-    Ok(networks.map(rule).collect())
+    let name = testbed.box_namespace.name();
+    let neighbours = command::ip(&format!("-j -netns {name} neigh show dev {PORT_OUT}"))?;
+    let neighbours: Vec<Neighbour> = serde_json::from_str(&neighbours).context("neighbours")?;
+    let macs: HashMap<IpAddr, String> =
+        neighbours.into_iter().filter_map(|neighbour| Some((neighbour.dst, neighbour.lladdr?))).collect();
+    let (mut rules, mut count) = (String::new(), 0);
+    for (family, host, matching) in [("-4", 32, "ip,nw_dst"), ("-6", 128, "ipv6,ipv6_dst")] {
+        let routes = command::ip(&format!("-j {family} -netns {name} route show dev {PORT_OUT}"))?;
+        let routes: Vec<Route> = serde_json::from_str(&routes).context("routes")?;
+        let through = routes.iter().filter_map(|route| Some((&route.dst, route.gateway?)));
+        for (network, gateway) in through {
+            let to = macs.get(&gateway).with_context(|| format!("{gateway} has no MAC address"))?;
+            let length = network.split_once('/').map_or(Ok(host), |(_, length)| length.parse::<u16>())?;
+            rules += &format!(
+                "priority={},in_port=1,dl_dst={},{matching}={network},\
+                 actions=set_field:{}->eth_src,set_field:{to}->eth_dst,dec_ttl,output:2\n",
+                1 + length,
+                mac_text(ingress_mac(0)),
+                mac_text(egress_mac(0))
+            );
+            count += 1;
+        }
+    }
+    ensure!(
+        count <= MAX_RULES,
+        "it gets an OpenFlow rule for each route, at most {MAX_RULES}, and the box has {count} routes: compare it with a \
+         smaller table"
+    );
+    Ok(rules)
 }
 
 impl Subject for Ovs {

@@ -33,20 +33,6 @@ pub(super) fn given_or_on_path(variable: &str, name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Programs whose rules are written here know the benchmarking networks only: refuses a box with more routes.
-pub(super) fn refuse_tables(testbed: &Testbed) -> Result<()> {
-    const FEW: u64 = 64;
-    let trie = testbed.box_namespace.read("/proc/net/fib_triestat")?;
-    let counts = trie.lines().filter_map(|line| line.trim().strip_prefix("Prefixes:"));
-    let prefixes: u64 = counts.filter_map(|count| count.trim().parse::<u64>().ok()).sum();
-    ensure!(
-        prefixes <= FEW,
-        "it is set up for the benchmarking networks only, and the box has {prefixes} IPv4 prefixes: \
-         compare it without tables"
-    );
-    Ok(())
-}
-
 /// A directory for sockets, data and logs; removed when dropped.
 pub(super) struct Directory(PathBuf);
 
