@@ -120,7 +120,7 @@ fn every_benchmark_has_a_score() {
         let scores = deployment.run(1).unwrap();
         eprintln!("{name}: {scores:?}");
         assert_eq!(scores.len(), 1);
-        assert!(scores[0].per_s > 10.0, "{name}: {scores:?}");
+        assert!(scores[0].per_s > 10.0 && scores[0].errors == 0, "{name}: {scores:?}");
         let latencies = (scores[0].p50_us, scores[0].p99_us);
         if name == "nginx" {
             assert!(latencies.0.unwrap() > 0.0 && latencies.1 >= latencies.0, "{latencies:?}");

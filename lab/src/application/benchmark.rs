@@ -158,7 +158,7 @@ fn prepare_nginx(directory: &Path, core: usize) -> Result<()> {
 }
 
 fn score(per_s: f64) -> Option<Score> {
-    Some(Score { per_s, p50_us: None, p99_us: None })
+    Some(Score { per_s, errors: 0, p50_us: None, p99_us: None })
 }
 
 /// The first number after a label.
@@ -177,7 +177,11 @@ fn wrk_score(output: &str) -> Option<Score> {
         microseconds(line.trim())
     };
     let answered = |figure: Option<f64>| figure.filter(|_| per_s > 0.0);
-    Some(Score { per_s, p50_us: answered(latency("50%")), p99_us: answered(latency("99%")) })
+    // Socket errors: connect 0, read 0, write 0, timeout 4
+    let errors = output.lines().find_map(|line| line.trim_start().strip_prefix("Socket errors:"));
+    let counts = errors.into_iter().flat_map(|line| line.split([' ', ',']));
+    let errors = counts.filter_map(|word| word.parse::<u64>().ok()).sum();
+    Some(Score { per_s, errors, p50_us: answered(latency("50%")), p99_us: answered(latency("99%")) })
 }
 
 /// As wrk writes times: 176.00us, 2.39ms, 1.01s, 1.20m.
@@ -252,12 +256,18 @@ Transfer/sec:     19.61MB
 
     #[test]
     fn wrk_tells_requests_and_latencies() {
-        let expected = Score { per_s: 85_674.51, p50_us: Some(176.0), p99_us: Some(2390.0) };
+        let expected = Score { per_s: 85_674.51, errors: 0, p50_us: Some(176.0), p99_us: Some(2390.0) };
         assert_eq!(parse("nginx", WRK), Some(expected));
         let errors = WRK.replace("Requests/sec", "  Non-2xx or 3xx responses: 85796\nRequests/sec");
         assert_eq!(parse("nginx", &errors), None);
+        let failed = "  Socket errors: connect 1, read 20, write 0, timeout 300\nRequests/sec";
+        let failed = parse("nginx", &WRK.replace("Requests/sec", failed));
+        assert_eq!(failed, Some(Score { errors: 321, ..expected }));
         let nothing = WRK.replace("85674.51", "0.00").replace("176.00us", "0.00us");
-        assert_eq!(parse("nginx", &nothing), Some(Score { per_s: 0.0, p50_us: None, p99_us: None }));
+        assert_eq!(
+            parse("nginx", &nothing),
+            Some(Score { per_s: 0.0, errors: 0, p50_us: None, p99_us: None })
+        );
     }
 
     #[test]

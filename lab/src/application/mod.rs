@@ -51,7 +51,10 @@ const SERVER_START_LIMIT: Duration = Duration::from_secs(10);
 pub struct Score {
     /// In the benchmark's unit.
     pub per_s: f64,
-    /// Of a server that answers requests: median latency.
+    /// Of a server: connections and requests that failed, or had no answer in 2 s.
+    pub errors: u64,
+    /// Of a server that answers requests: median latency. The client asks again when it has been answered (closed loop), so
+    /// requests that would have come meanwhile, and waited, are not in it.
     pub p50_us: Option<f64>,
     /// The same: 99th percentile.
     pub p99_us: Option<f64>,
@@ -92,7 +95,8 @@ impl Deployment {
             if let Some(server) = &benchmark.server {
                 (server.prepare)(&deployment.directory.0, core)?;
                 let mut command = deployment.command(server.program, (server.arguments)(core), core, false);
-                let mut process = Process::start(&mut command)?;
+                let log = deployment.directory.0.join(format!("server-{core}.out"));
+                let mut process = Process::serve(&mut command, &log)?;
                 wait_for_listener(&testbed.box_namespace, server.port(core), &mut process)?;
                 deployment._servers.push(process);
             }
@@ -182,7 +186,7 @@ mod tests {
     use super::*;
 
     fn scores(per_s: &[f64]) -> Vec<Score> {
-        per_s.iter().map(|&per_s| Score { per_s, p50_us: None, p99_us: None }).collect()
+        per_s.iter().map(|&per_s| Score { per_s, errors: 0, p50_us: None, p99_us: None }).collect()
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! One running program of an application.
 
 use std::{
+    fs::File,
     io::Read,
     os::unix::process::CommandExt,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -15,16 +17,29 @@ use crate::sys;
 pub(super) struct Process {
     child: Child,
     shown: String,
+    log: Option<PathBuf>,
 }
 
 impl Process {
+    /// One that ends by itself, and prints no more than fits a pipe.
     pub(super) fn start(command: &mut Command) -> Result<Self> {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self::spawn(command, None)
+    }
+
+    /// One that runs until it is dropped: what it prints goes to a file, as a pipe that nobody reads would stop it.
+    pub(super) fn serve(command: &mut Command, log: &Path) -> Result<Self> {
+        let file = File::create(log).with_context(|| log.display().to_string())?;
+        command.stdout(file.try_clone()?).stderr(file);
+        Self::spawn(command, Some(log.into()))
+    }
+
+    fn spawn(command: &mut Command, log: Option<PathBuf>) -> Result<Self> {
         let shown = format!("{command:?}").replace('"', "");
         sys::end_with_parent(command);
-        // What they print fits a pipe.
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        let child = command.spawn().with_context(|| format!("cannot start `{shown}`"))?;
-        Ok(Self { child, shown })
+        let child = command.stdin(Stdio::null()).process_group(0).spawn();
+        let child = child.with_context(|| format!("cannot start `{shown}`"))?;
+        Ok(Self { child, shown, log })
     }
 
     /// The command line.
@@ -60,7 +75,8 @@ impl Process {
 
     /// Of a program that has ended: iperf3 puts its errors into its output.
     fn messages(&mut self) -> String {
-        (text(self.child.stderr.take()) + &text(self.child.stdout.take())).trim().to_owned()
+        let log = self.log.as_ref().and_then(|log| File::open(log).ok());
+        (text(self.child.stderr.take()) + &text(self.child.stdout.take()) + &text(log)).trim().to_owned()
     }
 }
 
@@ -76,5 +92,27 @@ impl Drop for Process {
             sys::kill_group(self.child.id() as i32);
             let _ = self.child.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_prints_much_goes_on_and_is_heard_when_it_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", "head -c 300000 /dev/zero | tr '\\0' x; echo; echo no more room >&2; exit 3"]);
+        let mut server = Process::serve(&mut command, &directory.path().join("log")).unwrap();
+        let end = Instant::now() + Duration::from_secs(20);
+        let error = loop {
+            match server.must_run() {
+                Err(error) => break error.to_string(),
+                Ok(()) => assert!(Instant::now() < end, "it waits for a reader"),
+            }
+            sys::sleep(Duration::from_millis(10)).unwrap();
+        };
+        assert!(error.contains("exit status: 3") && error.ends_with("no more room"), "{}", error.len());
     }
 }

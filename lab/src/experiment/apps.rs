@@ -162,6 +162,7 @@ struct Point {
     load_pps: u64,
     received_pps: f64,
     index: f64,
+    errors: u64,
     p99_us: Option<f64>,
 }
 
@@ -269,7 +270,8 @@ impl Experiment<'_> {
         let cores = &testbed.topology.cores;
         let index = index(&scores, without_traffic);
         let p99_us = scores.iter().filter_map(|score| score.p99_us).reduce(f64::max);
-        sample["application"] = json!({"index": index, "p99_us": p99_us, "unit": benchmark.unit,
+        let errors: u64 = scores.iter().map(|score| score.errors).sum();
+        sample["application"] = json!({"index": index, "errors": errors, "p99_us": p99_us, "unit": benchmark.unit,
             "scores": scores, "without_traffic": without_traffic});
         let mut parameters = json!({"workload": benchmark.name, "load_pps": load_pps,
             "topology": testbed.topology.name, "router_cores": cores.router, "cores": cores.applications});
@@ -282,13 +284,14 @@ impl Experiment<'_> {
         let index = index.unwrap_or(f64::NAN);
         let series = traffic.series(subject.name());
         self.progress.step(&format!(
-            "{} beside {series} #{} at {:.3} Mpps: index {index:.3}",
+            "{} beside {series} #{} at {:.3} Mpps: index {index:.3}{}",
             benchmark.name,
             repeat + 1,
-            load_pps as f64 / 1e6
+            load_pps as f64 / 1e6,
+            told(errors)
         ));
         let benchmark = benchmark.name;
-        self.points.push(Point { series, benchmark, load_pps, received_pps, index, p99_us });
+        self.points.push(Point { series, benchmark, load_pps, received_pps, index, errors, p99_us });
         Ok(())
     }
 
@@ -333,7 +336,13 @@ fn cell(points: &[&&Point]) -> String {
     let answers = median(&all(|point| point.p99_us.unwrap_or(f64::NAN)));
     let answers = if answers.is_nan() { String::new() } else { format!("; {:.2} ms", answers / 1e3) };
     let mpps = median(&all(|point| point.received_pps)) / 1e6;
-    format!("{} ({mpps:.3}{answers})", show(spread(&all(|point| point.index)), 1.0, 3))
+    let errors = told(points.iter().map(|point| point.errors).sum());
+    format!("{} ({mpps:.3}{answers}{errors})", show(spread(&all(|point| point.index)), 1.0, 3))
+}
+
+/// Errors, where there are some.
+fn told(errors: u64) -> String {
+    if errors == 0 { String::new() } else { format!("; {errors} errors") }
 }
 
 /// What is to be drawn.
