@@ -66,7 +66,8 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { routers: 256, interfaces: 4096 }
+        // 4,096 of virtual routers, beside those of the host on each of 64 ports.
+        Self { routers: 256, interfaces: 4096 + 64 }
     }
 }
 

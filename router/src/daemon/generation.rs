@@ -40,8 +40,8 @@ const FIRST: Capacity = Capacity {
     interface_buckets: 1 << 11,
     routers: 256,
 };
-/// Interfaces a generation has counters for.
-const INTERFACE_ROWS: u32 = 4096 + 1;
+/// Interfaces a generation has counters for: as many as the mirror gives numbers to, from 1.
+const INTERFACE_ROWS: u32 = 4096 + 64 + 1;
 
 /// One generation, its tables, and what is not yet reused of them.
 pub(super) struct Generation<P: FastPath> {

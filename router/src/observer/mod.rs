@@ -59,6 +59,10 @@ pub const HOST: NamespaceId = 0;
 const TICK: Duration = Duration::from_secs(1);
 /// Every how many ticks namespaces are listed, and devices' settings and programs read.
 const SLOW_TICKS: u64 = 2;
+/// Looking through the namespaces costs more the more processes there are (`netns::list`). Without a sign of change it takes one
+/// part in so many of the time, but is done every so often at least.
+const DISCOVERY_SHARE: u32 = 400;
+const DISCOVERY_PAUSE: Duration = Duration::from_secs(30);
 /// How long after a sign of change namespaces are looked through.
 const DISCOVERY_DEBOUNCE: Duration = Duration::from_millis(10);
 /// Events handed out at once, about; more stay in the kernel's buffers.
@@ -143,6 +147,8 @@ pub struct Observer {
     out: Vec<Event>,
     discover_at: Option<Instant>,
     discover_not_before: Instant,
+    /// When they are to be looked through without a sign of change.
+    discover_idly_at: Instant,
     tick_at: Instant,
     ticks: u64,
 }
@@ -183,6 +189,7 @@ impl Observer {
             out: Vec::new(),
             discover_at: None,
             discover_not_before: Instant::now(),
+            discover_idly_at: Instant::now(),
             tick_at: Instant::now() + TICK,
             ticks: 0,
             config,
@@ -303,11 +310,19 @@ impl Observer {
         let slow = self.ticks.is_multiple_of(SLOW_TICKS);
         if slow {
             self.watch_directory();
-            self.discover(false);
+            self.discover_idly();
             self.poll_programs();
         }
         for space in self.spaces.values_mut() {
             space.tick(slow, &self.peers, &mut self.out);
+        }
+    }
+
+    fn discover_idly(&mut self) {
+        let began = Instant::now();
+        if began >= self.discover_idly_at {
+            self.discover(false);
+            self.discover_idly_at = began + pause_after(began.elapsed());
         }
     }
 
@@ -427,11 +442,22 @@ fn raise_descriptor_limit() {
     }
 }
 
+/// From the beginning of one look through the namespaces, which took so long, to the next.
+fn pause_after(took: Duration) -> Duration {
+    (took * DISCOVERY_SHARE).min(DISCOVERY_PAUSE)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::netlink::socket::Socket;
     use logic::observe::Settings;
+
+    #[test]
+    fn the_more_looking_takes_the_rarer_it_is_but_not_for_ever() {
+        let ms = Duration::from_millis;
+        assert_eq!([ms(0), ms(5), ms(20), ms(900)].map(pause_after), [0, 2000, 8000, 30_000].map(ms));
+    }
 
     #[test]
     fn it_can_be_handed_to_the_control_thread() {
