@@ -3,7 +3,7 @@
  * The sink: counts test packets and drops them; everything else (ARP, neighbour discovery, ICMP) goes to the stack.
  * It runs in the router's thread (the peer of the router's egress veth is not threaded), so its cost, equal for all
  * subjects, is part of what is measured; that of what user space asks to watch too. Rows of a CPU have one writer each;
- * those of flows are locked, as a flow may move from core to core.
+ * those that any core may write are locked.
  */
 #include "lab.h"
 
@@ -21,7 +21,8 @@ enum {
 	WATCH_STREAMS = 2,
 	WATCH_ORDER = 4,
 	WATCH_LATENCY = 8,
-	WATCH_CAPTURE = 16,
+	WATCH_INTERRUPTION = 16,
+	WATCH_CAPTURE = 32,
 };
 
 /* Routers with a row of their own in `latency`; the others share the last. The map has so many rows for each CPU. */
@@ -36,6 +37,15 @@ struct watched {
 	__u64 packets;
 	__u64 first_ns;		/* CLOCK_MONOTONIC */
 	__u64 last_ns;
+	struct bpf_spin_lock lock;
+	__u32 pad;
+};
+
+struct interruption {
+	__u64 last_ns;		/* when a packet last came, CLOCK_MONOTONIC; 0: none has */
+	__u64 longest_ns;	/* between two */
+	struct bpf_spin_lock lock;
+	__u32 pad;
 };
 
 struct flow {
@@ -91,6 +101,13 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct interruption);
+} interruption SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_FLOWS);
 	__type(key, __u32);
 	__type(value, struct flow);
@@ -129,13 +146,31 @@ static __always_inline void watch_next_hop(const struct ethhdr *eth)
 {
 	__u32 nexthop = eth->h_dest[5];
 	struct watched *w = bpf_map_lookup_elem(&watched, &nexthop);
+	__u64 now = bpf_ktime_get_ns();
 
 	if (!w)
 		return;
-	w->last_ns = bpf_ktime_get_ns();
+	bpf_spin_lock(&w->lock);
+	w->last_ns = now;
 	if (!w->packets)
-		w->first_ns = w->last_ns;
+		w->first_ns = now;
 	w->packets++;
+	bpf_spin_unlock(&w->lock);
+}
+
+static __always_inline void watch_interruption(void)
+{
+	__u32 zero = 0;
+	struct interruption *i = bpf_map_lookup_elem(&interruption, &zero);
+	__u64 now = bpf_ktime_get_ns();
+
+	if (!i)
+		return;
+	bpf_spin_lock(&i->lock);
+	if (i->last_ns && (__s64)(now - i->last_ns) > (__s64)i->longest_ns)
+		i->longest_ns = now - i->last_ns;
+	i->last_ns = now;
+	bpf_spin_unlock(&i->lock);
 }
 
 static __always_inline void watch_order(const struct settings *s, const struct stamp *stamp)
@@ -213,6 +248,8 @@ static __always_inline void watch(struct xdp_md *ctx, const struct settings *s, 
 
 	if (s->watch & WATCH_NEXT_HOPS)
 		watch_next_hop(p->eth);
+	if (s->watch & WATCH_INTERRUPTION)
+		watch_interruption();
 	if (parse_stamp(ctx, p, &stamp)) {
 		if (s->watch & WATCH_LATENCY)
 			watch_latency(router, &stamp);

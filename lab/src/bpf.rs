@@ -80,8 +80,10 @@ unsafe impl Value for generator::types::generated {}
 unsafe impl Value for sink::types::arrived {}
 // SAFETY: u64, then two u32s.
 unsafe impl Value for sink::types::arrived_in_all {}
-// SAFETY: three u64s.
+// SAFETY: three u64s, then two u32s.
 unsafe impl Value for sink::types::watched {}
+// SAFETY: two u64s, then two u32s.
+unsafe impl Value for sink::types::interruption {}
 // SAFETY: u64, then six u32s, one of them in a structure of its own.
 unsafe impl Value for sink::types::flow {}
 // SAFETY: three u64s, then 16384 u32s.

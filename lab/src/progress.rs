@@ -85,7 +85,8 @@ fn time_left(elapsed: Duration, done: u64, left: u64) -> Option<Duration> {
     (done > 0).then(|| elapsed.mul_f64(left as f64 / done as f64))
 }
 
-fn caption(left: Option<Duration>) -> String {
+/// For people, after something else.
+pub(crate) fn caption(left: Option<Duration>) -> String {
     let Some(left) = left else { return String::new() };
     let seconds = left.as_secs_f64().ceil() as u64;
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);

@@ -20,6 +20,8 @@ use crate::{
 
 /// Rows of the map `arrived`.
 const MAX_ROUTERS: u16 = 512;
+/// Rows of the map `watched`.
+const NEXT_HOPS: u32 = 256;
 /// Bytes of a frame that a capture keeps.
 pub const CAPTURE_BYTES: usize = 2048;
 /// Most flows whose order can be watched: rows of the map `flows`.
@@ -36,20 +38,23 @@ pub struct Watch {
     pub order: bool,
     /// One-way latency by router (25 ns).
     pub latency: bool,
+    /// The longest time in which no packet came (25 ns).
+    pub interruption: bool,
 }
 
 impl Watch {
     /// Nothing.
-    pub const NOTHING: Self = Self { next_hops: false, streams: false, order: false, latency: false };
+    pub const NOTHING: Self =
+        Self { next_hops: false, streams: false, order: false, latency: false, interruption: false };
 
     fn bits(self) -> u32 {
-        let watched = [self.next_hops, self.streams, self.order, self.latency];
+        let watched = [self.next_hops, self.streams, self.order, self.latency, self.interruption];
         watched.into_iter().zip(0..).map(|(on, bit)| u32::from(on) << bit).sum()
     }
 }
 
 /// `WATCH_CAPTURE` in sink.bpf.c.
-const CAPTURE: u32 = 16;
+const CAPTURE: u32 = 32;
 
 /// Packets that came to the sink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,15 +156,16 @@ impl Sink {
         let (before, now) = (settings.watch, watch.bits() | settings.watch & CAPTURE);
         let begins = |what: Watch| now & !before & what.bits() != 0;
         if begins(Watch { next_hops: true, ..Watch::NOTHING }) {
-            for key in 0..=u8::MAX {
-                bpf::write(&self.skeleton.maps.watched, key.into(), &skeleton::types::watched::default())?;
-            }
+            self.clear(&self.skeleton.maps.watched, NEXT_HOPS)?;
         }
         if begins(Watch { order: true, ..Watch::NOTHING }) {
             self.clear(&self.skeleton.maps.flows, settings.flow_count)?;
         }
         if begins(Watch { latency: true, ..Watch::NOTHING }) {
             self.clear(&self.skeleton.maps.latency, self.latency_rows * num_possible_cpus()? as u32)?;
+        }
+        if begins(Watch { interruption: true, ..Watch::NOTHING }) {
+            self.clear(&self.skeleton.maps.interruption, 1)?;
         }
         settings.watch = now;
         self.set(settings)
@@ -228,6 +234,12 @@ impl Sink {
         Ok(Watched { packets: row.packets, first_ns: row.first_ns, last_ns: row.last_ns })
     }
 
+    /// The longest time between two packets since this was watched, nanoseconds; 0 if fewer came.
+    pub fn longest_interruption_ns(&self) -> Result<u64> {
+        let row: skeleton::types::interruption = bpf::read(&self.skeleton.maps.interruption, 0)?;
+        Ok(row.longest_ns)
+    }
+
     /// The frames (cut at [`CAPTURE_BYTES`]) that arrive while `work` runs and after it, until there are `expected` or a
     /// second has passed: a router's thread may have to wait for its core.
     pub fn capture(&self, expected: usize, work: impl FnOnce() -> Result<()>) -> Result<Vec<Vec<u8>>> {
@@ -266,4 +278,42 @@ fn captured_frame(record: &[u8]) -> Option<Vec<u8>> {
     let length = u32::from_ne_bytes(record.get(..4)?.try_into().ok()?) as usize;
     let frame = record.get(4..4 + length.min(CAPTURE_BYTES))?;
     Some(frame.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::fd::AsFd, thread};
+
+    use super::*;
+    use crate::{
+        addresses::nexthop_mac,
+        packet::Stamp,
+        workload::{Family, Workload},
+    };
+
+    #[test]
+    #[ignore = "needs root"]
+    fn two_cores_lose_no_count_of_a_next_hop() {
+        const PACKETS: u32 = 2_000_000;
+        let sink = Sink::attach(&[], 1).unwrap();
+        let workload = Workload::benchmark(Family::V4, 1, 0..=0);
+        let mut frame = workload.targets[0].frame(workload.frame_bytes, Stamp::default());
+        frame[..6].copy_from_slice(&nexthop_mac(7));
+        sink.watch(Watch { next_hops: true, interruption: true, ..Watch::NOTHING }).unwrap();
+        let program = sink.skeleton.progs.sink.as_fd();
+        let send = &|core: usize| {
+            crate::sys::set_affinity(0, &[core]).unwrap();
+            bpf::run_live(program, &frame, PACKETS, 64).unwrap();
+        };
+        let started = crate::sys::monotonic_ns();
+        thread::scope(|scope| {
+            for core in [0, 1] {
+                scope.spawn(move || send(core));
+            }
+        });
+        let watched = sink.watched(7).unwrap();
+        assert_eq!(watched.packets, 2 * u64::from(PACKETS));
+        let all_ns = crate::sys::monotonic_ns() - started;
+        assert!((1..all_ns).contains(&sink.longest_interruption_ns().unwrap()), "{all_ns}");
+    }
 }

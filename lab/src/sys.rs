@@ -197,6 +197,20 @@ pub fn process_exists(pid: i32) -> bool {
     unsafe { libc::kill(pid, 0) == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH) }
 }
 
+/// CPU time of a process so far, that of threads that have ended too.
+pub fn process_cpu(pid: i32) -> io::Result<Duration> {
+    let mut clock = 0;
+    // SAFETY: the place for the clock's id is ours.
+    match unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } {
+        0 => {}
+        error => return Err(io::Error::from_raw_os_error(error)),
+    }
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is ours.
+    check(unsafe { libc::clock_gettime(clock, &raw mut time) })?;
+    Ok(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
 /// Asks one process to end (SIGTERM); it may be gone already.
 pub fn terminate(pid: i32) {
     send_signal(pid, libc::SIGTERM);

@@ -78,6 +78,11 @@ pub struct Testbed {
 impl Testbed {
     /// Builds it; half-built ones are taken down again on failure.
     pub fn new(topology: &Topology) -> Result<Self> {
+        Self::build(topology, &mut |_| Ok(()))
+    }
+
+    /// `built` is told how many interfaces of virtual routers there are so far, and ends the building with an error of its own.
+    fn build(topology: &Topology, built: &mut dyn FnMut(usize) -> Result<()>) -> Result<Self> {
         topology.check(cpu::online()?)?;
         ensure!(sys::is_root(), "building a testbed needs root");
         let name = unique_run_name();
@@ -90,10 +95,12 @@ impl Testbed {
         }
         let [own, others @ ..] = &topology.all_routers()?[..] else { unreachable!("the host is a router") };
         configure_router(topology, own, &box_namespace)?;
-        let mut routers = Vec::new();
+        let (mut routers, mut interfaces) = (Vec::new(), 0);
         for router in others {
             sys::check_interrupted()?;
             routers.push(virtual_router(topology, router, &name, &box_namespace)?);
+            interfaces += router.interfaces.len();
+            built(interfaces)?;
         }
         let sink = Sink::attach(&ends, routers.len() as u16 + 1)?;
         let generator = Generator::start_thread(&ends, &sink, &topology.cores)?;
@@ -116,7 +123,13 @@ impl Testbed {
 
     /// One whose rates do not depend on what else the machine does; the calling thread measures, on the generator's core.
     pub fn for_rates(topology: &Topology) -> Result<Self> {
-        let mut testbed = Self::new(topology)?;
+        Self::for_rates_told(topology, &mut |_| Ok(()))
+    }
+
+    /// The same of a large one: `built` is told how many interfaces of virtual routers there are so far, and ends the building with
+    /// an error of its own.
+    pub fn for_rates_told(topology: &Topology, built: &mut dyn FnMut(usize) -> Result<()>) -> Result<Self> {
+        let mut testbed = Self::build(topology, built)?;
         sys::set_affinity(0, &[topology.cores.generator])?;
         testbed.set_priority(Priority::Rates)?;
         Ok(testbed)

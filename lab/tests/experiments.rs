@@ -238,3 +238,81 @@ fn bad_input_is_refused_with_what_there_is() {
         assert!(said.contains(expected), "{arguments}: {said}");
     }
 }
+
+#[test]
+#[ignore = "needs root"]
+fn a_reset_is_measured_with_and_without_a_process_to_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    for (subject, events) in
+        [("millrace", &["orderly", "killed", "nothing"][..]), ("linux", &["orderly", "nothing"])]
+    {
+        let path = directory.path().join("reset.json");
+        let arguments = format!(
+            "rfc2544 --subject {subject} --frames 64 --flows 16 --seconds 0.1 --repeat 1 --only reset --reset-pps 1k"
+        );
+        let mut run = Run::start(&arguments, &path);
+        if subject == "linux" {
+            run.line_with("linux: no process to kill");
+        }
+        let (code, said) = run.end();
+        assert_eq!(code, Some(0), "{said}");
+        let document = document(&path);
+        let found = document["results"][0]["reset"].as_array().unwrap();
+        assert_eq!(found.iter().map(|found| found["event"].as_str().unwrap()).collect::<Vec<_>>(), events);
+        for found in found {
+            let (trial, event) = (&found["trials"][0], &found["event"]);
+            let number = |at: &str| trial.pointer(at).unwrap().as_u64().unwrap();
+            // A second at 1,000 packets a second, and as long as the reset took.
+            assert!(number("/outcome/sent") > 800, "{event}: {trial}");
+            let lost = number("/outcome/sent") - number("/outcome/received");
+            // A ring holds those of a quarter of a second.
+            assert_eq!(lost, 0, "{event}: {trial}\n{said}");
+            assert!((500_000..1_000_000_000).contains(&number("/gap_ns")), "{event}: {trial}");
+        }
+    }
+}
+
+/// Lines of a case, whole.
+fn samples(path: &Path, case: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(path).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["record"] == "sample" && line["case"] == case).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn four_thousand_interfaces_are_built_and_accelerated() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("scale.jsonl");
+    let run = Run::start("scale --interfaces 2,4096 --subjects millrace --seconds 0.1 --repeat 1", &path);
+    let (code, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("4096 of 4096 interfaces built"), "{said}");
+    let samples = samples(&path, "interfaces");
+    assert_eq!(samples.iter().map(|line| &line["parameters"]["interfaces"]).collect::<Vec<_>>(), [2, 4096]);
+    for line in samples {
+        assert!(line["targets"] == 4096 && line["sample"]["received"].as_u64() > Some(4096), "{line}");
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn an_idle_daemon_is_measured_with_few_routes_and_with_many() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("idle.jsonl");
+    let run = Run::start("idle --routes4 20000 --routes6 1000 --seconds 2 --repeat 2", &path);
+    let (code, said) = run.end();
+    assert_eq!(code, Some(0), "{said}");
+    let samples = samples(&path, "idle");
+    let routes = |line: &Value| line["parameters"]["routes"].as_u64().unwrap();
+    assert_eq!(samples.iter().map(routes).collect::<Vec<_>>(), [0, 0, 21_000, 21_000]);
+    for line in &samples {
+        let number = |name: &str| line["sample"][name].as_f64().unwrap();
+        // It confirms its mirror every second, and does not poll.
+        assert!(number("wakeups_per_s") > 0.0 && number("wakeups_per_s") < 100.0, "{line}");
+        assert!(number("cpu") > 0.0 && number("cpu") < 0.2, "{line}");
+        assert!(number("anonymous_mb") > 0.5 && number("map_mb") > 1.0, "{line}");
+    }
+    let memory = |line: &Value| line["sample"]["anonymous_mb"].as_f64().unwrap();
+    assert!(memory(&samples[3]) > memory(&samples[0]) + 1.0, "{samples:?}");
+}

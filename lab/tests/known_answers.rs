@@ -1,7 +1,7 @@
 //! Forwarders with a known fault: does the lab see it, and see it right? Root, in namespaces of their own; run one at a
 //! time (`make test-root`), as they share two cores.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lab::{
     generator::{Load, Pace, Stream},
@@ -178,4 +178,31 @@ fn a_subject_that_loses_packets_is_saturated_all_the_same() {
         ratios.push(with.received_pps / without.received_pps);
     }
     assert!(lab::measure::median(&ratios) > 0.8, "{ratios:?}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_longest_time_without_a_packet_is_measured() {
+    const PAUSES_MS: [u64; 3] = [20, 120, 50];
+    let mut testbed = testbed();
+    let _faultless = Faulty::start(&testbed, "faultless");
+    testbed.generator.set_targets(targets(), FRAME).unwrap();
+    testbed.sink.watch(Watch { interruption: true, ..Watch::NOTHING }).unwrap();
+    testbed.generator.send(FRAME, 1).unwrap();
+    let started = Instant::now();
+    let mut longest = Duration::ZERO;
+    for pause in PAUSES_MS {
+        let paused = Instant::now();
+        std::thread::sleep(Duration::from_millis(pause));
+        testbed.generator.send(FRAME, 10).unwrap();
+        longest = longest.max(paused.elapsed());
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    let seen = Duration::from_nanos(testbed.sink.longest_interruption_ns().unwrap());
+    // The generator takes 20 ms to set up, and the machine may hold up either end.
+    assert!(seen >= Duration::from_millis(119) && seen < started.elapsed(), "{seen:?}");
+    assert!(seen < longest + Duration::from_millis(20), "{seen:?}, of {longest:?}");
+    testbed.sink.watch(Watch::NOTHING).unwrap();
+    testbed.sink.watch(Watch { interruption: true, ..Watch::NOTHING }).unwrap();
+    assert_eq!(testbed.sink.longest_interruption_ns().unwrap(), 0, "it begins anew");
 }

@@ -12,7 +12,8 @@ use lab::{
     measure::{Sample, Window, measure},
     packet::Target,
     prefixes::{self, Prefixes},
-    subject::{self, Rewrite, Subject},
+    subject::{self, Millrace, Rewrite, Subject},
+    sys,
     testbed::{PORT_OUT, Priority, Testbed},
     topology::Topology,
     workload::{Family, Workload},
@@ -310,4 +311,24 @@ fn open_vswitch_refuses_a_table_beyond_its_limit() {
     let expected = "it gets an OpenFlow rule for each route, at most 10000, and the box has 10002 routes: compare it with a \
                     smaller table";
     assert_eq!(error, expected);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_killed_millrace_is_taken_over_from_and_the_others_are_not() {
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    let mut linux = subject::start("linux", &testbed).unwrap();
+    assert!(linux.programs().is_empty() && !linux.take_over(&testbed).unwrap());
+    let before = settled(&testbed);
+    let mut millrace = Millrace::start(&testbed).unwrap();
+    assert_eq!(millrace.ask(&["status"]).unwrap()["generation"], 1);
+    let killed = millrace.programs()[0].pid;
+    sys::kill(killed);
+    assert!(millrace.take_over(&testbed).unwrap());
+    assert_ne!(millrace.programs()[0].pid, killed);
+    // It would begin anew if nothing had been left.
+    assert_eq!(millrace.ask(&["status"]).unwrap()["generation"], 2);
+    forwards(&mut testbed, &millrace, Family::V4);
+    drop(millrace);
+    leaves_nothing(&testbed, &before, "millrace");
 }

@@ -1,29 +1,48 @@
 //! `millrace-lab bench`: the experiments whose figures SPEC.md quotes, each as the command line that anybody can repeat.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, builder::PossibleValuesParser};
 
 use super::Experiment;
+use crate::{progress, sys::Interrupted};
 
-/// In the order they run.
-const COMMANDS: [&str; 8] = [
-    "capacity",
-    "program --repeat 3",
-    "tables --repeat 3",
-    "scale --repeat 3",
-    "overload --repeat 3 --steps 2",
-    "route-latency",
-    "load",
-    "rfc2544 --frames 64,1518 --seconds 1",
+/// In the order they run, and how many seconds each takes on a quiet machine: its steps (repeats x subjects x cases), each as
+/// long as `--seconds`, half a second of warm-up and what it takes to start a subject (about 1 s, with a full table 6).
+const COMMANDS: [(&str, u64); 12] = [
+    // 30 starts with a full table, two paces.
+    ("capacity --subjects linux,redirect,touch,xdp-forward,millrace --repeat 3", 300),
+    // 36 measurements of 1 to 4 s.
+    ("program --repeat 3", 120),
+    // 72 steps, a third of them with large tables.
+    ("tables --repeat 3", 300),
+    // 42 steps; 4,096 interfaces to build and to mirror.
+    ("scale --routers 1,8,32,256 --interfaces 2,512,4096 --repeat 3", 300),
+    // 12 curves of 12 points.
+    ("overload --repeat 3 --steps 2", 400),
+    // 66 steps.
+    ("isolation --repeat 3", 160),
+    // 96 steps.
+    ("latency --repeat 3", 240),
+    ("route-latency", 20),
+    ("load", 60),
+    // 2 x 3 measurements of 10 s.
+    ("idle", 90),
+    // 36 steps; some subjects take 5 s to start.
+    ("compare --subjects all --repeat 3", 180),
+    // About 130 trials of 1 s with each of 2 lengths, and 6 resets.
+    ("rfc2544 --frames 64,1518 --seconds 1 --repeat 2", 400),
 ];
 
 /// What to run.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Only this one
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(COMMANDS.map(name)))]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(COMMANDS.map(|(command, _)| name(command))))]
     only: Option<String>,
     /// Where raw results go, a file for each
     #[arg(long, value_name = "DIR")]
@@ -43,26 +62,64 @@ fn name(command: &str) -> &str {
     command.split(' ').next().unwrap_or(command)
 }
 
-/// Runs them. What was measured before an interruption is kept.
+/// Runs them, and the others when one fails. What was measured before an interruption is kept.
+///
+/// # Errors
+/// Options that one of them does not know, before any runs; those that failed, after all have.
 pub fn bench(options: &Options) -> Result<()> {
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
-    let mut lines = Vec::new();
+    let mut runs = Vec::new();
     // All are understood before the first one runs.
-    for command in COMMANDS {
+    for (command, seconds) in COMMANDS {
         if options.only.as_deref().is_none_or(|only| only == name(command)) {
             let words = words(command, &options.out, &options.more);
             let line = Line::try_parse_from(&words).with_context(|| words.join(" "))?;
-            lines.push((line, words));
+            runs.push(Run {
+                shown: words.join(" "),
+                seconds,
+                experiment: Box::new(|| line.experiment.run(words)),
+            });
         }
     }
-    let count = lines.len();
-    for (at, (line, words)) in lines.into_iter().enumerate() {
-        let shown = words.join(" ");
-        eprintln!("[{} of {count}] {shown} ...", at + 1);
-        line.experiment.run(words).context(shown)?;
-    }
+    let ran = run_all(runs);
     eprintln!("raw results: {0}; `millrace-lab report {0}` draws them", options.out.display());
+    ran
+}
+
+struct Run<'a> {
+    shown: String,
+    /// What it takes on a quiet machine.
+    seconds: u64,
+    experiment: Box<dyn FnOnce() -> Result<()> + 'a>,
+}
+
+fn run_all(runs: Vec<Run<'_>>) -> Result<()> {
+    let (count, started, mut done) = (runs.len(), Instant::now(), 0);
+    let mut left: u64 = runs.iter().map(|run| run.seconds).sum();
+    let mut failed = Vec::new();
+    for (at, run) in runs.into_iter().enumerate() {
+        let caption = progress::caption(Some(time_left(started.elapsed(), done, left)));
+        eprintln!("[{} of {count}{caption} in all] {} ...", at + 1, run.shown);
+        match (run.experiment)() {
+            Ok(()) => {}
+            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) => {
+                eprintln!("{} failed, the others go on: {error:#}", run.shown);
+                failed.push(format!("{}: {error:#}", run.shown));
+            }
+        }
+        (done, left) = (done + run.seconds, left - run.seconds);
+    }
+    if !failed.is_empty() {
+        bail!("{} of {count} failed:\n{}", failed.len(), failed.join("\n"));
+    }
     Ok(())
+}
+
+/// If the rest is slower than a quiet machine by as much as what is done.
+fn time_left(elapsed: Duration, done: u64, left: u64) -> Duration {
+    let slower = if done == 0 { 1.0 } else { elapsed.as_secs_f64() / done as f64 };
+    Duration::from_secs_f64(left as f64 * slower)
 }
 
 /// The command line; `more` replaces options of the command, each of which has one value.
@@ -80,11 +137,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_is_a_command() {
-        for command in COMMANDS {
+    fn every_line_is_a_command_and_all_take_45_minutes_at_most() {
+        for (command, _) in COMMANDS {
             let words = words(command, Path::new("out"), &[]);
             Line::try_parse_from(&words).map(drop).unwrap_or_else(|error| panic!("{command}: {error}"));
         }
+        assert!(COMMANDS.iter().map(|(_, seconds)| seconds).sum::<u64>() <= 45 * 60);
+    }
+
+    #[test]
+    fn one_that_fails_is_told_of_in_the_end_and_ctrl_c_ends_all() {
+        let seen = std::cell::RefCell::new(Vec::new());
+        let run = |name: &'static str, result: fn() -> Result<()>| {
+            let seen = &seen;
+            let experiment = move || {
+                seen.borrow_mut().push(name);
+                result()
+            };
+            Run { shown: name.into(), seconds: 1, experiment: Box::new(experiment) }
+        };
+        let fails = || bail!("no such luck");
+        let error = run_all(vec![run("a", fails), run("b", || Ok(())), run("c", fails)]).unwrap_err();
+        assert_eq!(error.to_string(), "2 of 3 failed:\na: no such luck\nc: no such luck");
+        let stopped = run_all(vec![run("d", || Err(Interrupted.into())), run("e", || Ok(()))]).unwrap_err();
+        assert!(stopped.is::<Interrupted>());
+        assert_eq!(*seen.borrow(), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn time_left_follows_what_was_done() {
+        assert_eq!(time_left(Duration::from_secs(3), 0, 100), Duration::from_secs(100));
+        assert_eq!(time_left(Duration::from_secs(90), 60, 100), Duration::from_secs(150));
     }
 
     #[test]

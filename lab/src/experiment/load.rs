@@ -119,15 +119,16 @@ fn load_while_running(testbed: &mut Testbed, full: &Prefixes) -> Result<(f64, f6
     }
 }
 
-struct Memory {
+/// Of a daemon.
+pub(super) struct Memory {
     /// Anonymous resident memory of the process.
-    anonymous_bytes: f64,
+    pub(super) anonymous_bytes: f64,
     /// What the kernel charges for the maps it holds open.
-    map_bytes: f64,
+    pub(super) map_bytes: f64,
 }
 
 impl Memory {
-    fn of(pid: u32) -> Result<Self> {
+    pub(super) fn of(pid: u32) -> Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the daemon's memory")?;
         let anonymous_kb = field(&status, "RssAnon:").context("no RssAnon in /proc/PID/status")?;
         // Several descriptors may be of one map.

@@ -5,6 +5,7 @@ pub(crate) mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
+mod idle;
 mod isolation;
 mod latency;
 mod load;
@@ -66,6 +67,8 @@ pub enum Experiment {
     Apps(apps::Options),
     /// Time and memory that the full table takes
     Load(load::Options),
+    /// CPU time, wake-ups and memory of a daemon that has nothing to do
+    Idle(idle::Options),
 }
 
 impl Experiment {
@@ -88,6 +91,7 @@ impl Experiment {
             Self::Replay(options) => replay::run(&options, &output),
             Self::Apps(options) => apps::run(&options, &output),
             Self::Load(options) => load::run(&options, &output),
+            Self::Idle(options) => idle::run(&options, &output),
         };
         if let (Err(_), Some(path)) = (&ran, &output.path)
             && output.modified() != before
@@ -112,6 +116,7 @@ impl Experiment {
             Self::Replay(options) => &options.json,
             Self::Apps(options) => &options.json,
             Self::Load(options) => &options.json,
+            Self::Idle(options) => &options.json,
         };
         json.as_ref()
     }

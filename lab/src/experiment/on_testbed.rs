@@ -11,8 +11,9 @@ use crate::{
         Outcome, Trial,
         back_to_back::Burst,
         recovery::{Change, Changed},
-        reset::{Outage, Reset},
+        reset::{Event, Outage, Reset},
     },
+    sink::Watch,
     subject::{self, Subject},
     sys,
     testbed::Testbed,
@@ -204,33 +205,76 @@ impl OnTestbed<'_> {
     }
 }
 
-/// Resets a subject by its name: it is stopped, which leaves packets to Linux, and started again.
+/// Resets a subject by its name.
 pub(super) struct Restart<'a, 'b> {
     pub(super) trial: OnTestbed<'a>,
     /// `None` while it does not run.
     pub(super) subject: &'b mut Option<Box<dyn Subject>>,
     pub(super) name: &'b str,
+    /// What the last reset took: as long is the stream without.
+    pub(super) took: Duration,
 }
 
 impl Reset for Restart<'_, '_> {
-    fn reset(&mut self, pps: u64) -> Result<Outage> {
-        let trial = &mut self.trial;
-        let before = trial.testbed.sink.arrived_in_all()?;
-        let load = Load { frame_bytes: trial.frame_bytes, pace: Pace::Rate(pps) };
+    fn reset(&mut self, pps: u64, event: Event) -> Result<Outage> {
+        let before = self.trial.testbed.sink.arrived_in_all()?;
+        let load = Load { frame_bytes: self.trial.frame_bytes, pace: Pace::Rate(pps) };
         let started = Instant::now();
-        trial.testbed.generator.start(load)?;
-        let restarted = restart(trial.testbed, self.subject, self.name);
+        self.trial.testbed.sink.watch(Watch { interruption: true, ..Watch::NOTHING })?;
+        self.trial.testbed.generator.start(load)?;
+        let happened = self.happen(event);
+        let trial = &mut self.trial;
         trial.testbed.generator.stop()?;
-        let took = restarted?;
+        happened?;
         let outcome = trial.outcome(before, started.elapsed().as_secs_f64())?;
+        let gap_ns = trial.testbed.sink.longest_interruption_ns()?;
+        trial.testbed.sink.watch(Watch::NOTHING)?;
+        let outage = Outage { outcome, gap_ns };
+        let what = match event {
+            Event::Orderly => "restarted",
+            Event::Killed => "killed and started",
+            Event::Nothing => "nothing happened",
+        };
         let found = format!(
-            "restarted in {:.2} s under {pps} pps: {} sent, {} arrived",
-            took.as_secs_f64(),
+            "{what} in {:.2} s under {pps} pps: {} sent, {} lost, none for {:.2} ms",
+            self.took.as_secs_f64(),
             outcome.sent,
-            outcome.received
+            outage.lost(),
+            gap_ns as f64 / 1e6
         );
         (trial.seen)(&found, None)?;
-        Ok(Outage { outcome, gap_ns: None })
+        Ok(outage)
+    }
+}
+
+impl Restart<'_, '_> {
+    fn happen(&mut self, event: Event) -> Result<()> {
+        sys::sleep(AROUND_RESET)?;
+        let began = Instant::now();
+        match event {
+            Event::Nothing => sys::sleep(self.took)?,
+            Event::Orderly => self.start_anew()?,
+            Event::Killed => self.kill()?,
+        }
+        self.took = began.elapsed();
+        self.trial.testbed.router_threads()?;
+        Ok(sys::sleep(AROUND_RESET)?)
+    }
+
+    fn start_anew(&mut self) -> Result<()> {
+        *self.subject = None;
+        *self.subject = Some(subject::start(self.name, self.trial.testbed)?);
+        Ok(())
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        let subject = self.subject.as_mut().context("the subject does not run")?;
+        subject.programs().iter().for_each(|program| sys::kill(program.pid));
+        if !subject.take_over(self.trial.testbed)? {
+            return self.start_anew();
+        }
+        self.trial.testbed.forwarded_by(subject.threads(), subject.programs());
+        Ok(())
     }
 }
 
@@ -240,17 +284,6 @@ fn last_loss(missing: &[(Duration, u64, u64)], lost: u64) -> Option<Duration> {
     let certain = missing.last().map_or(0, |(.., certain)| *certain);
     let still_to_come = |(_, missing, sure): &&(Duration, u64, u64)| *missing < lost || *sure < certain;
     missing.iter().rev().find(still_to_come).map(|(at, ..)| *at)
-}
-
-fn restart(testbed: &Testbed, subject: &mut Option<Box<dyn Subject>>, name: &str) -> Result<Duration> {
-    sys::sleep(AROUND_RESET)?;
-    let stopped = Instant::now();
-    *subject = None;
-    *subject = Some(subject::start(name, testbed)?);
-    let took = stopped.elapsed();
-    testbed.router_threads()?;
-    sys::sleep(AROUND_RESET)?;
-    Ok(took)
 }
 
 #[cfg(test)]

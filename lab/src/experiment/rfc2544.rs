@@ -19,7 +19,11 @@ use crate::{
     check::check_forwarding,
     generator::Pace,
     measure::{Sample, Window},
-    method::{back_to_back, frame_loss, latency, recovery, reset, throughput, throughput::Search},
+    method::{
+        back_to_back, frame_loss, latency, recovery,
+        reset::{self, Event},
+        throughput::{self, Search},
+    },
     packet::FCS_BYTES,
     progress::Progress,
     record::Output,
@@ -60,7 +64,11 @@ pub struct Options {
     /// How often each test is made, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Only these tests; throughput is always measured, since the others are told in it
+    /// Rate of the stream during which the subject is reset, packets a second, if it carries twice that: from 100k, stalls of
+    /// the machine of 2 ms overflow a ring (750, 100k, 1.5M)
+    #[arg(long, value_name = "PPS", default_value = "50k", value_parser = super::some_packets_per_second)]
+    reset_pps: u64,
+    /// Only these tests; throughput is always measured with others than reset, since they are told in it
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_values_t = Test::value_variants().to_vec())]
     only: Vec<Test>,
     /// Where the results go, as one document; `millrace-lab report` reads it
@@ -82,7 +90,7 @@ enum Test {
     BackToBack,
     /// How long losses go on after an overload (26.5)
     Recovery,
-    /// Time without forwarding when restarted (26.6, RFC 6201)
+    /// Time without forwarding when stopped and started, and when killed (26.6, RFC 6201)
     Reset,
 }
 
@@ -121,7 +129,8 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 impl Options {
     /// In this order.
     fn tests(&self) -> Vec<Test> {
-        let wanted = |test: &&Test| **test == Test::Throughput || self.only.contains(test);
+        let only_reset = self.only.iter().all(|test| *test == Test::Reset);
+        let wanted = |test: &&Test| self.only.contains(test) || (**test == Test::Throughput && !only_reset);
         Test::value_variants().iter().filter(wanted).copied().collect()
     }
 
@@ -133,7 +142,8 @@ impl Options {
                 Test::Latency => 2,
                 Test::FrameLoss => STEPS,
                 Test::BackToBack => u64::from((HIGHEST_PPS / BURST_STEP).ilog2()) + 2,
-                Test::Recovery | Test::Reset => 1,
+                Test::Recovery => 1,
+                Test::Reset => 3,
             }
     }
 }
@@ -216,9 +226,18 @@ impl Bench<'_> {
             }
             Test::Reset => {
                 // RFC 6201 3 asks for the throughput; at half of it the router's core has time for a daemon that starts.
-                let pps = (result.throughput_pps / 2).max(LOWEST_PPS);
-                let mut restart = Restart { trial, subject, name: &options.subject };
-                result.reset = Some(reset::reset(&mut restart, pps, repeat)?);
+                let pps = match result.throughput_pps / 2 {
+                    _ if result.throughput.is_empty() => options.reset_pps,
+                    half => half.max(LOWEST_PPS).min(options.reset_pps),
+                };
+                let programs = subject.as_ref().map(|subject| subject.programs()).unwrap_or_default();
+                let mut events = vec![Event::Orderly, Event::Killed, Event::Nothing];
+                if programs.is_empty() {
+                    events.retain(|event| *event != Event::Killed);
+                    eprintln!("{}: no process to kill", options.subject);
+                }
+                let mut restart = Restart { trial, subject, name: &options.subject, took: Duration::ZERO };
+                result.reset = reset::reset(&mut restart, pps, &events, repeat)?;
             }
         }
         Ok(())

@@ -105,7 +105,7 @@ pub struct Generator {
     epoch: u32,
     prompt: bool,
     thread_id: i32,
-    sink_core: usize,
+    sink_cores: Vec<usize>,
 }
 
 /// Between the owner and the thread. Not a channel: those of the standard library spin and yield for a moment, and an owner
@@ -203,12 +203,7 @@ impl Generator {
             epoch: 0,
             prompt: false,
             thread_id,
-            sink_core: cores
-                .sink
-                .first()
-                .or(cores.router.first())
-                .copied()
-                .context("the sink has no core")?,
+            sink_cores: if cores.sink.is_empty() { cores.router.clone() } else { cores.sink.clone() },
         };
         for (place, (namespace, device)) in devices.iter().enumerate() {
             // A devmap looks its devices up in the namespace of whoever writes it.
@@ -354,6 +349,7 @@ impl Generator {
         ensure!(!self.streams.is_empty(), "the generator has no targets");
         stream::check(&self.streams)?;
         let saturate = self.streams[0].pace == Pace::Saturate;
+        let sink_core = if saturate { only_core(&self.sink_cores)? } else { 0 };
         self.by_sender = None;
         if self.streams.iter().any(|stream| stream.sizes.max() > MAX_FRAME) {
             ensure!(
@@ -374,7 +370,7 @@ impl Generator {
             written_bytes: self.written_bytes.into(),
             backlog: BACKLOG / count,
             window: if saturate { WINDOW } else { 0 },
-            sink_cpu: self.sink_core as u32,
+            sink_cpu: sink_core as u32,
             stamped: self.streams.iter().all(Stream::is_stamped).into(),
             pad: 0,
         };
@@ -543,6 +539,17 @@ fn serve(skeleton: &skeleton::GeneratorSkel<'_>, sockets: &[PacketSocket], share
     }
 }
 
+/// The window is what one core of the sink has not received yet: those of others it would never see.
+fn only_core(sink_cores: &[usize]) -> Result<usize> {
+    let [core] = sink_cores else {
+        bail!(
+            "nothing can be saturated with a sink on cores {sink_cores:?}: the generator follows one of them; give the              topology's sink one core, as in sink = [{}], or send at a rate",
+            sink_cores.first().copied().unwrap_or_default()
+        );
+    };
+    Ok(*core)
+}
+
 fn per_2_30_ns(pps: u64) -> u64 {
     (((u128::from(pps) << 30) + 500_000_000) / 1_000_000_000).max(1) as u64
 }
@@ -607,6 +614,13 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sink_on_several_cores_cannot_be_saturated() {
+        assert_eq!(only_core(&[2]).unwrap(), 2);
+        let error = only_core(&[1, 2]).unwrap_err().to_string();
+        assert!(error.contains("a sink on cores [1, 2]") && error.contains("sink = [1]"), "{error}");
+    }
 
     #[test]
     fn pacing_is_exact_enough() {

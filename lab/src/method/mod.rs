@@ -9,7 +9,7 @@
 //! | [`frame_loss`] | the share that is lost, from the highest rate downwards | RFC 2544 26.3 |
 //! | [`back_to_back`] | the longest burst without loss, and the buffer that it tells of | RFC 2544 26.4, RFC 9004 |
 //! | [`recovery`] | how long losses go on after an overload | RFC 2544 26.5 |
-//! | [`reset`] | how long nothing is forwarded after a restart | RFC 2544 26.6, RFC 6201 |
+//! | [`reset`] | how long nothing is forwarded when it is restarted or killed | RFC 2544 26.6, RFC 6201 |
 //! | [`overload`] | what comes out when more and more comes in | after Mogul and Ramakrishnan, Eliminating receive livelock (1997) |
 //! | [`isolation`] | what one stream loses while its neighbour grows | |
 

@@ -9,7 +9,7 @@ use super::{
     back_to_back::Burst,
     isolation::{Streams, TwoStreams},
     recovery::{Change, Changed},
-    reset::{Outage, Reset},
+    reset::{Event, Outage, Reset},
 };
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -48,6 +48,8 @@ pub struct Forwarder {
     pub stolen: usize,
     /// Rates (or burst lengths) that were asked for; with two streams, first the victim's.
     pub asked: Vec<u64>,
+    /// What happened to it.
+    pub events: Vec<Event>,
 }
 
 impl Forwarder {
@@ -147,10 +149,12 @@ impl Change for Forwarder {
 }
 
 impl Reset for Forwarder {
-    fn reset(&mut self, pps: u64) -> Result<Outage> {
+    fn reset(&mut self, pps: u64, event: Event) -> Result<Outage> {
         self.asked.push(pps);
-        let lost = pps * self.outage_ns / SECOND_NS;
-        Ok(Outage { outcome: self.outcome(pps, pps - lost), gap_ns: None })
+        self.events.push(event);
+        let outage_ns = if event == Event::Nothing { 0 } else { self.outage_ns };
+        let lost = pps * outage_ns / SECOND_NS;
+        Ok(Outage { outcome: self.outcome(pps, pps - lost), gap_ns: outage_ns + SECOND_NS / pps })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::process::CommandExt,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -26,6 +26,8 @@ pub struct Millrace {
     child: Child,
     binary: PathBuf,
     instance: String,
+    /// Routers that are to be accelerated, the host among them.
+    routers: usize,
     /// From starting the daemon until it said it was ready.
     pub ready_after: Duration,
 }
@@ -38,22 +40,11 @@ impl Millrace {
 
     /// As [`Millrace::start`], ready when so many routers are accelerated, the host among them.
     pub(super) fn start_for(testbed: &Testbed, routers: usize) -> Result<Self> {
-        let binary = binary()?;
-        let instance = testbed.name.clone();
-        let mut run = testbed.box_namespace.command(&binary);
-        sys::end_with_parent(&mut run);
-        sys::start_on_all_cores(&mut run);
-        // Ctrl-C is for us; the daemon is stopped when everything else is put away.
-        run.process_group(0);
-        run.args(["run", "--instance", &instance]);
-        for port in &testbed.topology.ports {
-            run.args(["--port", &port.name]);
-        }
+        let (binary, instance) = (binary()?, testbed.name.clone());
         let started = Instant::now();
-        let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(&instance)?).spawn();
-        let child = child.with_context(|| format!("cannot start {}", binary.display()))?;
-        let mut daemon = Self { child, binary, instance, ready_after: Duration::ZERO };
-        daemon.wait_until_ready(routers)?;
+        let child = launch(testbed, &binary, &instance)?;
+        let mut daemon = Self { child, binary, instance, routers, ready_after: Duration::ZERO };
+        daemon.wait_until_ready()?;
         daemon.ready_after = started.elapsed();
         Ok(daemon)
     }
@@ -82,7 +73,7 @@ impl Millrace {
         command
     }
 
-    fn wait_until_ready(&mut self, routers: usize) -> Result<()> {
+    fn wait_until_ready(&mut self) -> Result<()> {
         let end = Instant::now() + READY_LIMIT;
         loop {
             if let Some(status) = self.child.try_wait()? {
@@ -90,7 +81,7 @@ impl Millrace {
             }
             let answer = self.ask(&["status"]);
             let why_not = match &answer {
-                Ok(status) => why_not_ready(status, routers),
+                Ok(status) => why_not_ready(status, self.routers),
                 Err(error) => Some(format!("{error:#}")),
             };
             match why_not {
@@ -119,6 +110,13 @@ impl Subject for Millrace {
         vec![Running { name: "millrace".into(), pid: self.child.id() as i32 }]
     }
 
+    fn take_over(&mut self, testbed: &Testbed) -> Result<bool> {
+        command::wait(&mut self.child, STOP_LIMIT)?.context("millrace does not end when it is killed")?;
+        self.child = launch(testbed, &self.binary, &self.instance)?;
+        self.wait_until_ready()?;
+        Ok(true)
+    }
+
     fn fast_path_packets(&self) -> Result<Option<u64>> {
         let forwarded = self.ask(&["status"])?["packets"]["forwarded"].as_u64();
         forwarded.map(Some).context("millrace status has no packets.forwarded")
@@ -136,6 +134,21 @@ impl Drop for Millrace {
         }
         let _ = std::fs::remove_file(log_path(&self.instance));
     }
+}
+
+/// A daemon on all ports.
+fn launch(testbed: &Testbed, binary: &Path, instance: &str) -> Result<Child> {
+    let mut run = testbed.box_namespace.command(binary);
+    sys::end_with_parent(&mut run);
+    sys::start_on_all_cores(&mut run);
+    // Ctrl-C is for us; the daemon is stopped when everything else is put away.
+    run.process_group(0);
+    run.args(["run", "--instance", instance]);
+    for port in &testbed.topology.ports {
+        run.args(["--port", &port.name]);
+    }
+    let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(instance)?).spawn();
+    child.with_context(|| format!("cannot start {}", binary.display()))
 }
 
 /// By `millrace status --json`: it says it is ready, its ports have no problems, and this many routers are accelerated for

@@ -32,6 +32,10 @@ impl Subject for MillraceMacvlan {
         self.daemon.programs()
     }
 
+    fn take_over(&mut self, testbed: &Testbed) -> Result<bool> {
+        self.daemon.take_over(testbed)
+    }
+
     fn fast_path_packets(&self) -> Result<Option<u64>> {
         self.daemon.fast_path_packets()
     }

@@ -107,6 +107,12 @@ pub trait Subject {
         Vec::new()
     }
 
+    /// Its programs were killed: starts them again, to go on with what they left, and waits until they are ready. `false`: they
+    /// leave nothing; it is to be stopped and started anew.
+    fn take_over(&mut self, _testbed: &Testbed) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Packets forwarded by its own fast path so far, if it counts them: a subject that leaves its work to Linux would
     /// otherwise be taken for slow.
     fn fast_path_packets(&self) -> Result<Option<u64>> {

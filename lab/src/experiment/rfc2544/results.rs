@@ -15,7 +15,7 @@ use crate::{
         frame_loss::Point,
         latency::AtRate,
         recovery::{Changed, Recovery},
-        reset::{Outage, ResetTime},
+        reset::{Event, Outage, ResetTime},
         throughput::{Repeated, Throughput},
     },
 };
@@ -36,8 +36,8 @@ pub(super) struct OfFrame {
     pub(super) back_to_back: Option<BackToBack>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) recovery: Option<Recovery>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) reset: Option<ResetTime>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) reset: Vec<ResetTime>,
 }
 
 pub(super) fn document(
@@ -69,6 +69,10 @@ fn figures() -> Vec<Figure> {
     let lost = Axis::new("/sample/loss", "lost", "%").times(100.0);
     let loss = Figure::new("frame-loss", "Frame loss rate (RFC 2544 26.3)", Some(offered), lost);
     let throughput = |title, y| by_frame("throughput", title, y).series("/parameters/loss");
+    let reset = |case, y| {
+        let title = "Reset: stopped and started, or killed, under load (RFC 2544 26.6, RFC 6201)";
+        by_frame(case, title, y).series("/parameters/event")
+    };
     vec![
         throughput("Throughput (RFC 2544 26.1)", mpps),
         named(throughput("Throughput in bits", gbps), "throughput-gbps"),
@@ -83,11 +87,8 @@ fn figures() -> Vec<Figure> {
             "System recovery after an overload (RFC 2544 26.5)",
             Axis::new("/sample/recovery_ms", "until the last loss", "ms"),
         ),
-        by_frame(
-            "reset",
-            "Reset: restarted under load (RFC 2544 26.6, RFC 6201)",
-            Axis::new("/sample/reset_ms", "without forwarding", "ms"),
-        ),
+        reset("reset", Axis::new("/sample/reset_ms", "lost packets over the rate", "ms")),
+        named(reset("reset", Axis::new("/sample/gap_ms", "longest interruption", "ms")), "reset-gap"),
     ]
 }
 
@@ -196,9 +197,10 @@ impl Samples<'_> {
     fn reset(&self) -> Vec<Value> {
         let of_test = |found: &ResetTime| {
             let line = |(repeat, trial): (usize, &Outage)| {
-                let lost = trial.outcome.sent.saturating_sub(trial.outcome.received);
-                let sample = json!({"reset_ms": lost as f64 / found.pps as f64 * 1e3, "lost_packets": lost});
-                self.line("reset", repeat, !trial.outcome.is_valid(), json!({"pps": found.pps}), sample)
+                let sample = json!({"reset_ms": trial.lost() as f64 / found.pps as f64 * 1e3,
+                    "gap_ms": trial.gap_ns as f64 / 1e6, "lost_packets": trial.lost()});
+                let parameters = json!({"event": found.event.name(), "pps": found.pps});
+                self.line("reset", repeat, !trial.outcome.is_valid(), parameters, sample)
             };
             found.trials.iter().enumerate().map(line).collect::<Vec<_>>()
         };
@@ -215,7 +217,7 @@ pub(super) fn print(options: &Options, results: &[OfFrame]) {
         "\n{}, {} flows, trials of {} s, {} of each: median (range)",
         options.subject, options.flows, options.seconds, options.repeat
     );
-    for table in [throughput(results), latency(results), loss(results), edges(results)] {
+    for table in [throughput(results), latency(results), loss(results), edges(results), reset(results)] {
         print!("{table}");
     }
 }
@@ -296,161 +298,42 @@ fn edges(results: &[OfFrame]) -> String {
         let endless = if found.recovered { "" } else { " or more" };
         marked(format!("{}{endless}{none}", show(found.recovery_ns, 1e-6, 1)), found.noisy)
     };
-    let reset = |found: &ResetTime| marked(show(found.reset_ns, 1e-6, 2), found.noisy);
     let of_frame = |result: &OfFrame| {
         let cells = [
             result.back_to_back.as_ref().map(burst),
             result.back_to_back.as_ref().map(buffer),
             result.recovery.as_ref().map(recovery),
-            result.reset.as_ref().map(reset),
         ];
         let found = cells.iter().any(Option::is_some);
         let cells = cells.into_iter().map(|cell| cell.unwrap_or("-".into()));
         found.then(|| [result.frame.to_string()].into_iter().chain(cells).collect())
     };
-    let cells = ["frame, bytes", "burst without loss, frames", "buffer, us", "recovery, ms", "reset, ms"];
-    let title = "Back-to-back frames (26.4, RFC 9004), recovery (26.5), reset (26.6, RFC 6201)";
+    let cells = ["frame, bytes", "burst without loss, frames", "buffer, us", "recovery, ms"];
+    let title = "Back-to-back frames (26.4, RFC 9004) and recovery (26.5)";
     table(title, &cells, results.iter().filter_map(of_frame).collect())
 }
 
-#[cfg(test)]
-mod tests {
-    use clap::Parser;
-
-    use super::*;
-    use crate::{
-        measure::spread,
-        method::{Latency, back_to_back, latency, reset},
+fn reset(results: &[OfFrame]) -> String {
+    let of_event = |frame: u16, found: &ResetTime| {
+        let event = match found.event {
+            Event::Nothing => "nothing, for comparison",
+            event => event.name(),
+        };
+        vec![
+            frame.to_string(),
+            event.into(),
+            marked(format!("{:.3}", found.pps as f64 / 1e6), found.noisy),
+            show(found.lost, 1.0, 0),
+            show(found.reset_ns, 1e-6, 2),
+            show(found.gap_ns, 1e-6, 2),
+        ]
     };
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
-
-    fn outcome(sent: u64, received: u64, skipped: u64) -> Outcome {
-        let latency = Some(Latency { p99_ns: 20_000, ..Latency::default() });
-        Outcome { sent, skipped, received, offered_pps: 500_000.0, latency, ..Outcome::default() }
-    }
-
-    fn of_frame() -> OfFrame {
-        let found = |pps| Throughput { pps, trials: Vec::new(), noisy: pps.is_none() };
-        let throughput = vec![Repeated {
-            loss: 0.0,
-            pps: spread(&[1e6]),
-            searches: vec![found(Some(1_000_000)), found(None)],
-        }];
-        let none = spread(&[0.0]);
-        let at = latency::AtRate {
-            pps: 500_000,
-            p50_ns: none,
-            p99_ns: spread(&[20_000.0]),
-            p999_ns: none,
-            max_ns: none,
-            mean_ns: none,
-            loss: none,
-            trials: vec![outcome(1000, 999, 0), outcome(1000, 1000, 2)],
-            noisy: false,
-        };
-        let search = back_to_back::Search {
-            between: (16, 100),
-            step: 16,
-            losses_to_believe: 1,
-            repeats: 1,
-            back_to_back_pps: 1e6,
-            throughput_pps: 1e5,
-        };
-        let back_to_back = BackToBack {
-            search,
-            frames_mean: 58.0,
-            frames_deviation: 0.0,
-            frames: spread(&[58.0]),
-            implied_buffer_seconds: 0.0,
-            corrected_buffer_seconds: 0.0,
-            at_limit: false,
-            trials: vec![vec![outcome(100, 90, 0), outcome(58, 58, 0), outcome(79, 78, 0)]],
-            noisy: false,
-        };
-        let outage = Outage { outcome: outcome(1000, 500, 0), gap_ns: None };
-        let reset = reset::ResetTime {
-            pps: 100_000,
-            reset_ns: none,
-            gap_ns: None,
-            lost: none,
-            trials: vec![outage],
-            noisy: false,
-        };
-        OfFrame {
-            frame: 64,
-            throughput_pps: 1_000_000,
-            throughput,
-            latency: Some(vec![at.clone(), at]),
-            back_to_back: Some(back_to_back),
-            reset: Some(reset),
-            ..OfFrame::default()
-        }
-    }
-
-    #[test]
-    fn every_repeat_is_a_line_and_every_figure_finds_some() {
-        let options = Line::parse_from(["rfc2544"]).options;
-        let document = document(&options, &[of_frame()], &[json!({"case": "trial"})], &Ok(()));
-        let lines = document["lines"].as_array().unwrap();
-        let seen: Vec<Value> = lines
-            .iter()
-            .filter(|line| line["record"] == "sample")
-            .map(|line| json!([line["case"], line["repeat"], line["noisy"], line["parameters"]["frame"]]))
-            .collect();
-        let expected = [
-            json!(["throughput", 0, false, 64]),
-            json!(["throughput", 1, true, 64]),
-            json!(["latency", 0, false, 64]),
-            json!(["latency", 1, true, 64]),
-            json!(["latency", 0, false, 64]),
-            json!(["latency", 1, true, 64]),
-            json!(["back-to-back", 0, false, 64]),
-            json!(["reset", 0, false, 64]),
-        ];
-        assert_eq!(seen, expected);
-        let first = |at: &str| lines.iter().find_map(|line| line.pointer(at)).unwrap();
-        assert_eq!(first("/sample/throughput_gbps"), 0.512);
-        assert_eq!(
-            (first("/parameters/loss"), first("/parameters/at")),
-            (&"no loss".into(), &"throughput".into())
-        );
-        assert_eq!((first("/sample/burst_frames"), first("/sample/reset_ms")), (&58.into(), &5.0.into()));
-        assert_eq!(lines.last().unwrap()["case"], "trial");
-        for figure in
-            figures().iter().filter(|figure| !["frame-loss", "recovery"].contains(&figure.name.as_str()))
-        {
-            let places = figure
-                .series
-                .iter()
-                .chain(&figure.x.as_ref().map(|x| x.at.clone()))
-                .chain([&figure.y.at])
-                .cloned()
-                .collect::<Vec<_>>();
-            let found = lines.iter().any(|line| {
-                figure.only.iter().all(|(at, value)| line.pointer(at) == Some(value))
-                    && places.iter().all(|at| line.pointer(at).is_some())
-            });
-            assert!(found, "{}", figure.name);
-        }
-    }
-
-    #[test]
-    fn tables_have_what_was_found_and_only_that() {
-        let results = [of_frame()];
-        assert!(
-            throughput(&results).ends_with("| 64 | 1.000 (1.000..1.000) (noisy) | 0.51 (0.51..0.51) |\n")
-        );
-        let latency = latency(&results);
-        assert!(
-            latency.contains("| 64 | 0.500 (half the throughput) | 0.0 (0.0..0.0) | 20.0 (20.0..20.0) |"),
-            "{latency}"
-        );
-        assert_eq!(loss(&results), "");
-        assert!(edges(&results).ends_with("| 64 | 58 (58..58) | 0.0 | - | 0.00 (0.00..0.00) |\n"));
-    }
+    let of_frame =
+        |result: &OfFrame| result.reset.iter().map(|found| of_event(result.frame, found)).collect::<Vec<_>>();
+    let cells =
+        ["frame, bytes", "reset", "Mpps", "lost, packets", "lost over rate, ms", "longest interruption, ms"];
+    table("Reset (26.6, RFC 6201)", &cells, results.iter().flat_map(of_frame).collect())
 }
+
+#[cfg(test)]
+mod tests;
