@@ -89,8 +89,6 @@ pub(crate) fn measure_beside(
     recorder: &mut Recorder,
 ) -> Result<()> {
     let mut testbed = Testbed::for_rates(topology)?;
-    // The generator keeps the clients' core awake; without traffic this does, or clients would be slower then.
-    testbed.spinners = Spinners::start(&[testbed.topology.cores.generator])?;
     let steps = subject::named(&options.subjects).len()
         * options.workloads.len()
         * options.rates.len()
@@ -112,6 +110,12 @@ pub(crate) fn measure_beside(
     measured?;
     ensure!(!experiment.points.is_empty(), "nothing could run");
     Ok(())
+}
+
+/// The generator keeps the clients' core awake; without traffic this does, or clients would be slower then. Not beside the
+/// generator: the kernel would see to it that this gets 50 ms of each second, and stop generator and clients meanwhile.
+fn keep_awake(testbed: &Testbed) -> Result<Spinners> {
+    Spinners::start(&[testbed.topology.cores.generator])
 }
 
 fn benchmarks(options: &Options) -> Vec<&'static Benchmark> {
@@ -196,6 +200,7 @@ impl Experiment<'_> {
         for &benchmark in benchmarks {
             let start = || Deployment::start(benchmark, testbed);
             if let Some(deployment) = self.if_able(benchmark.name, start)? {
+                let _awake = keep_awake(testbed)?;
                 alone.push((benchmark, deployment.run(self.options.seconds)?));
             }
         }
@@ -260,6 +265,7 @@ impl Experiment<'_> {
         let Workload { targets, frame_bytes, .. } = &traffic.workload;
         let run = || case.deployment.run(self.options.seconds);
         let (mut sample, received_pps, scores) = if load_pps == 0 {
+            let _awake = keep_awake(testbed)?;
             (json!({"offered_pps": 0.0, "received_pps": 0.0}), 0.0, run()?)
         } else {
             let load = Load { frame_bytes: *frame_bytes, pace: Pace::Rate(load_pps) };

@@ -260,7 +260,7 @@ impl Experiment<'_> {
                 &[
                     "subject",
                     "sent",
-                    "came out",
+                    "came out, its own too",
                     "pps",
                     "held up, ms",
                     "marked",
