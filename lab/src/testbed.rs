@@ -38,6 +38,9 @@ pub const PORT_OUT: &str = "eth2";
 
 /// 87 times the weight of a normal thread (or session of threads).
 const FIRST_NICE: i32 = -20;
+/// Real-time priority of NAPI threads, which go before all normal threads, as the softirqs do whose work they have: one that
+/// is woken would wait for a time slice of whoever has the core, however light, and a ring is full after 256 packets.
+const NAPI_LEVEL: i32 = 1;
 
 /// Who goes first on busy cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,8 +208,9 @@ impl Testbed {
     pub fn router_threads(&self) -> Result<cpu::Threads> {
         let cores = &self.topology.cores.router;
         let ports = self.topology.ports.iter().map(|port| (&self.box_namespace, port.name.clone()));
-        let mut threads = self.pin(ports, cores)?;
         let of_subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
+        // A subject that polls shares the core with the ports: neither would ever let the other go first.
+        let mut threads = self.pin(ports, cores, of_subject.is_empty())?;
         for (&id, core) in of_subject.iter().zip(cores.iter().cycle()) {
             sys::set_group_nice(id, self.router_nice).context("priority of a subject")?;
             sys::set_affinity(id, &[*core]).context("pinning a subject's thread")?;
@@ -221,7 +225,7 @@ impl Testbed {
     pub fn sink_threads(&self) -> Result<cpu::Threads> {
         match &self.topology.cores.sink[..] {
             [] => Ok(cpu::Threads(Vec::new())),
-            cores => self.pin(self.host_ends().into_iter(), cores),
+            cores => self.pin(self.host_ends().into_iter(), cores, true),
         }
     }
 
@@ -229,7 +233,9 @@ impl Testbed {
         &self,
         devices: impl Iterator<Item = (&'a Namespace, String)>,
         cores: &[usize],
+        alone: bool,
     ) -> Result<cpu::Threads> {
+        let level = (alone && self.router_nice == FIRST_NICE).then_some(NAPI_LEVEL);
         let mut ids = Vec::new();
         for (namespace, device) in devices {
             let found = namespace.enter(|| crate::netlink::napi_threads(sys::interface_index(&device)?))?;
@@ -239,6 +245,7 @@ impl Testbed {
         for (&id, core) in ids.iter().zip(cores.iter().cycle()) {
             sys::set_affinity(id, &[*core])
                 .with_context(|| format!("pinning a NAPI thread to core {core}"))?;
+            sys::set_realtime(id, level).context("priority of a NAPI thread")?;
             sys::set_nice(id, self.router_nice).context("priority of a NAPI thread")?;
         }
         Ok(cpu::Threads(ids))

@@ -7,11 +7,10 @@
 //! | this | a benchmark put on cores, its scores, and the index |
 //!
 //! Priorities. In the papers' router packets are forwarded in softirqs, which run before every application. Here NAPI threads
-//! forward, so that their time can be told apart; the testbed gives them nice -20 ([`crate::testbed::Testbed::for_rates`]),
-//! and benchmarks and servers run as anybody starts them: nice 0, the core theirs whenever forwarding leaves it. With NAPI
-//! threads at nice 0 the scheduler would halve a saturated core between the two, and forwarding would lose packets that the
-//! papers' router forwards; where sched_autogroup is on it would do so whatever the number of applications, for it weighs a
-//! kernel thread against a whole session.
+//! forward, so that their time can be told apart; the testbed gives them a real-time priority
+//! ([`crate::testbed::Testbed::for_rates`]), and benchmarks and servers run as anybody starts them: nice 0, the core theirs
+//! whenever forwarding leaves it, and a twentieth of it in any case (sched_rt_runtime_us). With NAPI threads at nice 0 the
+//! scheduler would halve a saturated core between the two, and forwarding would lose packets that the papers' router forwards.
 //!
 //! Servers are reached through the loopback of the box, by clients on the lab's core, which run before the generator there
 //! (it never sleeps; what they take from it is missing in `offered_pps`): what is compared is the core's time, not whether

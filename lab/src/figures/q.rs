@@ -91,8 +91,8 @@ fn by_load(
 
 /// O2: what an application on the forwarding core achieves.
 pub(super) fn application(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
-    let ours = "an integer benchmark of stress-ng, nice 0, beside NAPI threads of nice -20; published loads are those of the \
-                paper's machine, which is saturated by 550 kpps";
+    let ours = "an integer benchmark of stress-ng, nice 0, beside NAPI threads of real-time priority; published loads \
+                are those of the paper's machine, which is saturated by 550 kpps";
     let y = Axis::new("/sample/application/index", "integer benchmark", "index");
     recorder.figure(&picture(figure, offered(), y, ours))?;
     let rates = [100_000, 500_000, 1_000_000, 2_000_000];
@@ -118,8 +118,8 @@ fn integer(options: &Options, rates: &[u64]) -> apps::Options {
 /// all times, and it is the packets that are sent to one or to both.
 pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
     const RATES_PPS: [u64; 6] = [0, 250_000, 500_000, 1_000_000, 1_500_000, 3_000_000];
-    let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of nice -20. The queue of a core is a \
-                port: one core forwards when all packets come to one port, both when they come to two in turn; each port has a \
+    let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of real-time priority. The \
+                queue of a core is a port: one core forwards when all packets come to one port, both when they come to two in turn; each port has a \
                 port out of its own, so that the cores share nothing. 100 destinations behind each";
     let x = kpps("/sample/offered_pps", "offered").by("/pace");
     let y = Axis::new("/sample/application/index", "integer benchmark on both cores", "index");
