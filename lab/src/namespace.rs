@@ -174,9 +174,12 @@ pub fn remove_instances(named: impl Fn(&str) -> bool) {
     for name in names_in("/sys/fs/bpf").into_iter().filter(ours) {
         let _ = std::fs::remove_dir_all(format!("/sys/fs/bpf/{name}"));
     }
-    for name in names_in("/run").into_iter().filter(ours) {
-        let path = format!("/run/{name}");
-        let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path));
+    // In /dev/shm programs of the lab leave memory.
+    for directory in ["/run", "/dev/shm"] {
+        for name in names_in(directory).into_iter().filter(ours) {
+            let path = format!("{directory}/{name}");
+            let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path));
+        }
     }
 }
 

@@ -24,11 +24,13 @@ use logic::net::Prefix4;
 const GENTLE: Pace = Pace::Rate(5_000);
 
 /// Programs that the machine may lack: subject, program, environment variable that may give it.
-const FOREIGN: [(&str, &str, &str); 5] = [
+const FOREIGN: [(&str, &str, &str); 7] = [
     ("ovs-packet", "ovs-vswitchd", ""),
     ("ovs-afxdp", "ovs-vswitchd", ""),
     ("testpmd-packet", "dpdk-testpmd", ""),
     ("testpmd-afxdp", "dpdk-testpmd", ""),
+    ("vpp-packet", "vpp", "MILLRACE_LAB_VPP"),
+    ("vpp-afxdp", "vpp", "MILLRACE_LAB_VPP"),
     ("xdp-forward", "xdp-forward", "MILLRACE_LAB_XDP_FORWARD"),
 ];
 
@@ -67,15 +69,15 @@ fn traces(testbed: &Testbed) -> BTreeSet<String> {
     traces.extend(
         command::ip("netns list").unwrap().lines().filter(|line| line.contains(&testbed.name)).map(namespace),
     );
-    for directory in ["/run", "/run/dpdk", "/sys/fs/bpf", "/sys/fs/bpf/xdp", "/tmp"] {
+    for directory in ["/run", "/run/dpdk", "/dev/shm", "/sys/fs/bpf", "/sys/fs/bpf/xdp", "/tmp"] {
         let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
         traces.extend(
             names.filter(|file| file.contains(&testbed.name)).map(|file| format!("{directory}/{file}")),
         );
     }
-    for setting in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        let path = format!("/proc/sys/net/{setting}");
+    for setting in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "vm/nr_hugepages"] {
+        let path = format!("/proc/sys/{setting}");
         traces.insert(format!("{setting} {}", testbed.box_namespace.read(&path).unwrap().trim()));
     }
     traces
@@ -170,6 +172,8 @@ subjects! {
     ovs_afxdp "ovs-afxdp";
     testpmd_packet "testpmd-packet";
     testpmd_afxdp "testpmd-afxdp";
+    vpp_packet "vpp-packet";
+    vpp_afxdp "vpp-afxdp";
     xdp_forward "xdp-forward";
 }
 
@@ -239,6 +243,7 @@ fn a_missing_program_is_named_and_the_others_go_on() {
         .args(["compare", "--subjects", &format!("{names},linux"), "--seconds", "0.2", "--repeat", "1"])
         .env("PATH", path.path())
         .env_remove("MILLRACE_LAB_XDP_FORWARD")
+        .env_remove("MILLRACE_LAB_VPP")
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -248,6 +253,8 @@ fn a_missing_program_is_named_and_the_others_go_on() {
         ("ovs-afxdp", "there is no ovsdb-tool on PATH: install the package openvswitch-switch"),
         ("testpmd-packet", "there is no dpdk-testpmd on PATH: install the packages dpdk-dev"),
         ("testpmd-afxdp", "there is no dpdk-testpmd on PATH: install the packages dpdk-dev"),
+        ("vpp-packet", "there is no vpp on PATH: install it, or say where it is with MILLRACE_LAB_VPP="),
+        ("vpp-afxdp", "there is no vpp on PATH: install it, or say where it is with MILLRACE_LAB_VPP="),
         (
             "xdp-forward",
             "there is no xdp-forward on PATH: install it, or say where it is with MILLRACE_LAB_XDP_FORWARD=",
@@ -331,4 +338,23 @@ fn a_killed_millrace_is_taken_over_from_and_the_others_are_not() {
     forwards(&mut testbed, &millrace, Family::V4);
     drop(millrace);
     leaves_nothing(&testbed, &before, "millrace");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn vpp_has_the_table_of_the_box() {
+    if !installed("vpp-afxdp") {
+        return;
+    }
+    let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    let prefixes = lab::prefixes::prefixes(None, 5000, 1000).unwrap();
+    testbed.load_routes(&prefixes).unwrap();
+    let subject = subject::start("vpp-afxdp", &testbed).unwrap();
+    for family in [Family::V4, Family::V6] {
+        let workload = Workload::inside(&prefixes, family, 4096, testbed.next_hops().unwrap());
+        for targets in workload.targets.chunks(128) {
+            let next_hop = |address| workload.next_hop(address);
+            check_forwarding(&mut testbed, &*subject, targets, workload.frame_bytes, next_hop).unwrap();
+        }
+    }
 }

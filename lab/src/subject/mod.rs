@@ -16,6 +16,7 @@ mod redirect;
 mod testpmd;
 mod touch;
 mod virtual_router;
+mod vpp;
 mod xdp_forward;
 
 use anyhow::{Result, bail, ensure};
@@ -31,7 +32,7 @@ use crate::{
 pub use millrace::Millrace;
 
 /// Their names, in the order of reports.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 14] = [
     "linux",
     "linux-macvlan",
     "linux-bridge-veth",
@@ -39,6 +40,8 @@ pub const NAMES: [&str; 12] = [
     "ovs-afxdp",
     "testpmd-packet",
     "testpmd-afxdp",
+    "vpp-packet",
+    "vpp-afxdp",
     "xdp-forward",
     "redirect",
     "touch",
@@ -160,6 +163,8 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
         "ovs-afxdp" => Box::new(ovs::Ovs::start(testbed, Sockets::AfXdp)?),
         "testpmd-packet" => Box::new(testpmd::Testpmd::start(testbed, Driver::Packet)?),
         "testpmd-afxdp" => Box::new(testpmd::Testpmd::start(testbed, Driver::AfXdp)?),
+        "vpp-packet" => Box::new(vpp::Vpp::start(testbed, Sockets::Packet)?),
+        "vpp-afxdp" => Box::new(vpp::Vpp::start(testbed, Sockets::AfXdp)?),
         "xdp-forward" => Box::new(xdp_forward::XdpForward::start(testbed)?),
         "redirect" => Box::new(redirect::Redirect::start(testbed)?),
         "touch" => Box::new(touch::Touch::start(testbed)?),

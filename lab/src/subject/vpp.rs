@@ -1,0 +1,219 @@
+//! VPP of FD.io (<https://fd.io>) on the kernel's ports: addresses, static neighbours and routes are those that Linux has in the
+//! box when it starts, whole tables too. One thread polls, VPP's main one, on the router's core; memory is ordinary
+//! pages. Debian has no package, so its place may be given: MILLRACE_LAB_VPP. `vppctl` is beside it, and its plugins are where it
+//! looks for them itself: below `../lib/`.
+//!
+//! `vpp-afxdp`: AF_XDP sockets. `vpp-packet`: packet sockets; the stack's copies of the packets are dropped at once, and what
+//! a socket's ring has no room for no counter of the testbed shows.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Subject,
+    ovs::Sockets,
+    process::{DeafStack, Directory, Ports, Process, given_or_on_path},
+};
+use crate::{
+    addresses::{length4, mac_text, router_mac, router4, router6},
+    command::{self, Running},
+    testbed::{PORT_IN, PORT_OUT, Testbed},
+};
+
+/// Where the program is, if not on PATH.
+const VARIABLE: &str = "MILLRACE_LAB_VPP";
+const START_LIMIT: Duration = Duration::from_secs(30);
+/// The thread that does everything.
+const THREAD: &str = "vpp_main";
+/// Lines that it is given at once: well within [`command::LIMIT`], and a table is many.
+const LINES: usize = 100_000;
+
+pub(super) struct Vpp {
+    sockets: Sockets,
+    control: PathBuf,
+    // In this order: the program before its files; the ports are the stack's when it is gone.
+    process: Process,
+    _segments: Segments,
+    directory: Directory,
+    ports: Ports,
+    _deaf: Option<DeafStack>,
+}
+
+impl Vpp {
+    pub(super) fn start(testbed: &Testbed, sockets: Sockets) -> Result<Self> {
+        let program = given_or_on_path(VARIABLE, "vpp")?;
+        let control = program.with_file_name("vppctl");
+        ensure!(control.is_file(), "there is no {}, by which it is set up", control.display());
+        // Setting the ports' MAC addresses makes Linux forget its neighbours.
+        let (neighbours, routes) = (neighbours(testbed)?, routes(testbed)?);
+        let deaf = (sockets == Sockets::Packet).then(|| DeafStack::new(testbed)).transpose()?;
+        let ports = Ports::new(testbed)?;
+        let directory = Directory::create(testbed, "vpp")?;
+        let segments = Segments::new(testbed);
+        let configuration = directory.file("startup.conf");
+        std::fs::write(&configuration, startup(testbed, &directory, &segments, routes.len()))?;
+        let mut command = testbed.box_namespace.command(&program);
+        // Without its dispatcher libxdp attaches the program itself, and leaves nothing in the BPF file system.
+        command.arg("-c").arg(configuration).env("LIBXDP_SKIP_DISPATCHER", "1");
+        let process = Process::start(command, &directory.file("vpp.log"))?;
+        let mut vpp = Self { sockets, control, process, _segments: segments, directory, ports, _deaf: deaf };
+        vpp.configure(&neighbours, &routes)?;
+        Ok(vpp)
+    }
+
+    fn configure(&mut self, neighbours: &[String], routes: &[String]) -> Result<()> {
+        let (control, directory) = (&self.control, &self.directory);
+        let answers = |_: &Process| {
+            directory.file("cli.sock").exists() && ask(control, directory, "show version").is_ok()
+        };
+        self.process.wait_until(START_LIMIT, answers)?;
+        for (number, port) in [PORT_IN, PORT_OUT].into_iter().enumerate() {
+            self.tell(&interface(self.sockets, number as u8, port)).with_context(|| port.to_string())?;
+        }
+        self.tell(neighbours).context("neighbours")?;
+        for some in routes.chunks(LINES) {
+            self.tell(some).context("routes")?;
+        }
+        self.process.wait_until(START_LIMIT, |process| process.polls(THREAD))
+    }
+
+    /// Has it carry out these commands. That they fail it says in the answer, and why in its log.
+    fn tell(&self, commands: &[String]) -> Result<()> {
+        let file = self.directory.file("commands");
+        std::fs::write(&file, commands.join("\n") + "\n")?;
+        let answer = ask(&self.control, &self.directory, &format!("exec {}", file.display()))?;
+        ensure!(answer.trim().is_empty(), "{}: {}", answer.trim(), self.process.last_lines());
+        Ok(())
+    }
+}
+
+fn ask(control: &Path, directory: &Directory, question: &str) -> Result<String> {
+    command::run(Command::new(control).arg("-s").arg(directory.file("cli.sock")).arg(question))
+}
+
+/// Its shared memory for clients, of which there are none; not removed by itself when it ends. Dropped, it is gone.
+struct Segments {
+    prefix: String,
+}
+
+impl Segments {
+    fn new(testbed: &Testbed) -> Self {
+        // `namespace::clean_stale` knows the name.
+        Self { prefix: format!("millrace-{}", testbed.name) }
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        for name in ["global_vm", "vpe-api"] {
+            // Not there when it had not come so far.
+            let _ = std::fs::remove_file(format!("/dev/shm/{}-{name}", self.prefix));
+        }
+    }
+}
+
+/// See <https://s3-docs.fd.io/vpp/26.02/configuration/reference.html>. It would have the machine set huge pages aside for its
+/// packets, and not give them back (vppinfra's `clib_sysfs_prealloc_hugepages`). Heap and statistics (two counters for each
+/// route) take memory only as they grow.
+fn startup(testbed: &Testbed, directory: &Directory, segments: &Segments, routes: usize) -> String {
+    let (heap_mb, statistics_mb) = (1024 + routes / 500, 64 + routes / 5000);
+    format!(
+        "unix {{ nodaemon nosyslog runtime-dir {} cli-listen {} }}\n\
+         cpu {{ main-core {} }}\n\
+         buffers {{ page-size default }}\n\
+         api-segment {{ prefix {} }}\n\
+         memory {{ main-heap-size {heap_mb}M }}\n\
+         statseg {{ size {statistics_mb}M }}\n\
+         plugins {{ plugin default {{ disable }} plugin af_packet_plugin.so {{ enable }} \
+         plugin af_xdp_plugin.so {{ enable }} }}\n",
+        directory.file("").display(),
+        directory.file("cli.sock").display(),
+        testbed.topology.cores.router[0],
+        segments.prefix
+    )
+}
+
+/// What VPP calls a port.
+fn name(port: &str) -> String {
+    format!("host-{port}")
+}
+
+fn interface(sockets: Sockets, number: u8, port: &str) -> Vec<String> {
+    let (name, mac) = (name(port), mac_text(router_mac(number, 0, 0)));
+    let create = match sockets {
+        Sockets::AfXdp => {
+            format!(
+                "create interface af_xdp host-if {port} name {name} rx-queue-size 2048 tx-queue-size 2048"
+            )
+        }
+        // Version 2 of the ring hands over packet by packet: that of version 3 waits until 64 KiB are full, or 1 ms. Frames
+        // on the ring for what fits a port, instead of 64 KiB each.
+        Sockets::Packet => format!("create host-interface v2 name {port} rx-size 2048 tx-size 2048"),
+    };
+    vec![
+        create,
+        format!("set interface mac address {name} {mac}"),
+        format!("set interface ip address {name} {}/{}", router4(number, 0, 0), length4(0)),
+        format!("set interface ip address {name} {}/64", router6(number, 0, 0)),
+        format!("set interface rx-mode {name} polling"),
+        format!("set interface state {name} up"),
+    ]
+}
+
+fn neighbours(testbed: &Testbed) -> Result<Vec<String>> {
+    let shown = command::ip(&format!("-netns {} neigh show nud permanent", testbed.box_namespace.name()))?;
+    let neighbour = |line: &str| match line.split_whitespace().collect::<Vec<_>>()[..] {
+        [address, "dev", port, "lladdr", mac, ..] => {
+            Some(format!("set ip neighbor {} {address} {mac} static", name(port)))
+        }
+        _ => None,
+    };
+    Ok(shown.lines().filter_map(neighbour).collect())
+}
+
+/// Those through next hops: networks on the ports come with the addresses.
+fn routes(testbed: &Testbed) -> Result<Vec<String>> {
+    let mut routes = Vec::new();
+    for (family, bits) in [("-4", 32), ("-6", 128)] {
+        let shown = command::ip(&format!("-netns {} {family} route show", testbed.box_namespace.name()))?;
+        routes.extend(shown.lines().filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let prefix = words.next()?;
+            let (Some("via"), next_hop, Some("dev")) = (words.next(), words.next()?, words.next()) else {
+                return None;
+            };
+            let length = if prefix.contains('/') { String::new() } else { format!("/{bits}") };
+            Some(format!("ip route add {prefix}{length} via {next_hop} {}", name(words.next()?)))
+        }));
+    }
+    Ok(routes)
+}
+
+impl Subject for Vpp {
+    fn name(&self) -> &'static str {
+        match self.sockets {
+            Sockets::AfXdp => "vpp-afxdp",
+            Sockets::Packet => "vpp-packet",
+        }
+    }
+
+    fn threads(&self) -> Vec<i32> {
+        self.process.threads(THREAD)
+    }
+
+    fn programs(&self) -> Vec<Running> {
+        vec![self.process.running()]
+    }
+
+    fn fast_path_packets(&self) -> Result<Option<u64>> {
+        match self.sockets {
+            Sockets::AfXdp => self.ports.redirected().map(Some),
+            Sockets::Packet => Ok(None),
+        }
+    }
+}
