@@ -342,6 +342,25 @@ fn a_killed_millrace_is_taken_over_from_and_the_others_are_not() {
 
 #[test]
 #[ignore = "needs root"]
+fn a_killed_vpp_is_missed_and_leaves_nothing() {
+    if !installed("vpp-afxdp") {
+        return;
+    }
+    let testbed = Testbed::new(&Topology::rfc2544()).unwrap();
+    let before = settled(&testbed);
+    let subject = subject::start("vpp-afxdp", &testbed).unwrap();
+    testbed.check_subject().unwrap();
+    lab::sys::kill(subject.programs()[0].pid);
+    let killed = std::time::Instant::now();
+    while testbed.check_subject().is_ok() {
+        assert!(killed.elapsed() < Duration::from_secs(10), "nobody misses it");
+    }
+    drop(subject);
+    leaves_nothing(&testbed, &before, "vpp-afxdp");
+}
+
+#[test]
+#[ignore = "needs root"]
 fn vpp_has_the_table_of_the_box() {
     if !installed("vpp-afxdp") {
         return;
@@ -351,7 +370,7 @@ fn vpp_has_the_table_of_the_box() {
     testbed.load_routes(&prefixes).unwrap();
     let subject = subject::start("vpp-afxdp", &testbed).unwrap();
     for family in [Family::V4, Family::V6] {
-        let workload = Workload::inside(&prefixes, family, 4096, testbed.next_hops().unwrap());
+        let workload = Workload::inside(&prefixes, family, 1024, testbed.next_hops().unwrap());
         for targets in workload.targets.chunks(128) {
             let next_hop = |address| workload.next_hop(address);
             check_forwarding(&mut testbed, &*subject, targets, workload.frame_bytes, next_hop).unwrap();

@@ -2,6 +2,7 @@
 //! their own; run one at a time (`make test-root`), as they share two cores.
 
 use std::{
+    path::PathBuf,
     process::Command,
     time::{Duration, Instant},
 };
@@ -52,10 +53,14 @@ fn what_a_crashed_run_left_is_removed_and_nothing_else() {
     for name in [&stale, &living] {
         command::ip(&format!("netns add {name}")).unwrap();
     }
+    let memory = [&stale, &living].map(|name| PathBuf::from(format!("/dev/shm/millrace-{name}")));
+    memory.iter().for_each(|file| std::fs::write(file, "").unwrap());
     namespace::clean_stale();
     let left = (namespaces(&stale).len(), namespaces(&living).len());
+    let memory_left = memory.each_ref().map(|file| file.exists());
     command::ip(&format!("netns del {living}")).unwrap();
-    assert_eq!(left, (0, 1));
+    std::fs::remove_file(&memory[1]).unwrap();
+    assert_eq!((left, memory_left), ((0, 1), [false, true]));
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! pages. Debian has no package, so its place may be given: MILLRACE_LAB_VPP. `vppctl` is beside it, and its plugins are where it
 //! looks for them itself: below `../lib/`.
 //!
-//! `vpp-afxdp`: AF_XDP sockets. `vpp-packet`: packet sockets; the stack's copies of the packets are dropped at once, and what
+//! `vpp-afxdp`: AF_XDP sockets (a VPP built with libxdp inside may need LIBXDP_OBJECT_PATH, where libxdp's programs are, such as
+//! the directory `bpf` of the package libxdp1). `vpp-packet`: packet sockets; the stack's copies of the packets are dropped at once, and what
 //! a socket's ring has no room for no counter of the testbed shows.
 
 use std::{
@@ -51,6 +52,7 @@ impl Vpp {
         ensure!(control.is_file(), "there is no {}, by which it is set up", control.display());
         // Setting the ports' MAC addresses makes Linux forget its neighbours.
         let (neighbours, routes) = (neighbours(testbed)?, routes(testbed)?);
+        enough_memory(routes.len())?;
         let deaf = (sockets == Sockets::Packet).then(|| DeafStack::new(testbed)).transpose()?;
         let ports = Ports::new(testbed)?;
         let directory = Directory::create(testbed, "vpp")?;
@@ -73,23 +75,41 @@ impl Vpp {
         };
         self.process.wait_until(START_LIMIT, answers)?;
         for (number, port) in [PORT_IN, PORT_OUT].into_iter().enumerate() {
-            self.tell(&interface(self.sockets, number as u8, port)).with_context(|| port.to_string())?;
+            interface(self.sockets, number as u8, port).iter().try_for_each(|command| self.tell(command))?;
         }
-        self.tell(neighbours).context("neighbours")?;
+        neighbours.iter().try_for_each(|command| self.tell(command))?;
         for some in routes.chunks(LINES) {
-            self.tell(some).context("routes")?;
+            let file = self.directory.file("routes");
+            std::fs::write(&file, some.join("\n") + "\n")?;
+            self.tell(&format!("exec {}", file.display())).context("it refuses a route")?;
         }
         self.process.wait_until(START_LIMIT, |process| process.polls(THREAD))
     }
 
-    /// Has it carry out these commands. That they fail it says in the answer, and why in its log.
-    fn tell(&self, commands: &[String]) -> Result<()> {
-        let file = self.directory.file("commands");
-        std::fs::write(&file, commands.join("\n") + "\n")?;
-        let answer = ask(&self.control, &self.directory, &format!("exec {}", file.display()))?;
-        ensure!(answer.trim().is_empty(), "{}: {}", answer.trim(), self.process.last_lines());
+    /// Has it carry out this command. One that works says nothing, but for the name of a new interface.
+    fn tell(&self, command: &str) -> Result<()> {
+        let answer = ask(&self.control, &self.directory, command)?;
+        let answer = answer.trim();
+        let fine = answer.is_empty() || [PORT_IN, PORT_OUT].iter().any(|port| name(port) == answer);
+        ensure!(fine, "vpp: {command}: {answer}\n{}", self.process.last_lines());
         Ok(())
     }
+}
+
+/// Half a kilobyte a route was seen to be taken; vectors that grow are there twice for a moment.
+fn enough_memory(routes: usize) -> Result<()> {
+    let needed_kb = 256 * 1024 + routes as u64;
+    let information = std::fs::read_to_string("/proc/meminfo")?;
+    let available = information.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let available = available.and_then(|value| value.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let available_kb = available.context("/proc/meminfo has no MemAvailable")?;
+    ensure!(
+        available_kb >= needed_kb,
+        "it needs {} MiB of memory with {routes} routes, and {} MiB are available",
+        needed_kb / 1024,
+        available_kb / 1024
+    );
+    Ok(())
 }
 
 fn ask(control: &Path, directory: &Directory, question: &str) -> Result<String> {
@@ -121,9 +141,9 @@ impl Drop for Segments {
 /// packets, and not give them back (vppinfra's `clib_sysfs_prealloc_hugepages`). Heap and statistics (two counters for each
 /// route) take memory only as they grow.
 fn startup(testbed: &Testbed, directory: &Directory, segments: &Segments, routes: usize) -> String {
-    let (heap_mb, statistics_mb) = (1024 + routes / 500, 64 + routes / 5000);
+    let (heap_mb, statistics_mb) = (1024 + routes / 1000, 64 + routes / 5000);
     format!(
-        "unix {{ nodaemon nosyslog runtime-dir {} cli-listen {} }}\n\
+        "unix {{ nodaemon nosyslog nocolor runtime-dir {} cli-listen {} }}\n\
          cpu {{ main-core {} }}\n\
          buffers {{ page-size default }}\n\
          api-segment {{ prefix {} }}\n\
