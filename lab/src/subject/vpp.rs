@@ -1,11 +1,11 @@
-//! VPP of FD.io (<https://fd.io>) on the kernel's ports: addresses, static neighbours and routes are those that Linux has in the
-//! box when it starts, whole tables too. One thread polls, VPP's main one, on the router's core; memory is ordinary
-//! pages. Debian has no package, so its place may be given: MILLRACE_LAB_VPP. `vppctl` is beside it, and its plugins are where it
+//! VPP of FD.io (<https://fd.io>) on the kernel's ports: addresses, static neighbours and routes are those that Linux has in
+//! the box when it starts, whole tables too. One thread polls, VPP's main one, on the router's core; memory is ordinary pages.
+//! Debian has no package, so its place may be given: MILLRACE_LAB_VPP. `vppctl` is beside it, and its plugins are where it
 //! looks for them itself: below `../lib/`.
 //!
-//! `vpp-afxdp`: AF_XDP sockets (a VPP built with libxdp inside may need LIBXDP_OBJECT_PATH, where libxdp's programs are, such as
-//! the directory `bpf` of the package libxdp1). `vpp-packet`: packet sockets; the stack's copies of the packets are dropped at once, and what
-//! a socket's ring has no room for no counter of the testbed shows.
+//! `vpp-afxdp`: AF_XDP sockets; a VPP with libxdp linked into it may need LIBXDP_OBJECT_PATH, the directory with libxdp's
+//! programs (that of the package libxdp1 is called `bpf`). `vpp-packet`: packet sockets; the stack's copies of the packets are
+//! dropped at once, and what a socket's ring has no room for no counter of the testbed shows.
 
 use std::{
     path::{Path, PathBuf},
@@ -31,8 +31,8 @@ const VARIABLE: &str = "MILLRACE_LAB_VPP";
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// The thread that does everything.
 const THREAD: &str = "vpp_main";
-/// Lines that it is given at once: well within [`command::LIMIT`], and a table is many.
-const LINES: usize = 100_000;
+/// Routes that it is given by one command, which may take [`command::LIMIT`]: a table is many.
+const ROUTES: usize = 100_000;
 
 pub(super) struct Vpp {
     sockets: Sockets,
@@ -78,7 +78,7 @@ impl Vpp {
             interface(self.sockets, number as u8, port).iter().try_for_each(|command| self.tell(command))?;
         }
         neighbours.iter().try_for_each(|command| self.tell(command))?;
-        for some in routes.chunks(LINES) {
+        for some in routes.chunks(ROUTES) {
             let file = self.directory.file("routes");
             std::fs::write(&file, some.join("\n") + "\n")?;
             self.tell(&format!("exec {}", file.display())).context("it refuses a route")?;
@@ -116,7 +116,7 @@ fn ask(control: &Path, directory: &Directory, question: &str) -> Result<String> 
     command::run(Command::new(control).arg("-s").arg(directory.file("cli.sock")).arg(question))
 }
 
-/// Its shared memory for clients, of which there are none; not removed by itself when it ends. Dropped, it is gone.
+/// Its shared memory for clients, of which there are none; killed, it leaves it. Dropped, it is gone.
 struct Segments {
     prefix: String,
 }
