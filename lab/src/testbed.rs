@@ -39,7 +39,8 @@ pub const PORT_OUT: &str = "eth2";
 /// 87 times the weight of a normal thread (or session of threads).
 const FIRST_NICE: i32 = -20;
 /// Real-time priority of NAPI threads, which go before all normal threads, as the softirqs do whose work they have: one that
-/// is woken would wait for a time slice of whoever has the core, however light, and a ring is full after 256 packets.
+/// is woken would wait for a time slice of whoever has the core, however light, and a ring is full after 256 packets. Only
+/// where one port is sent to: real-time threads of equal priority take turns of 100 ms, softirqs of 64 packets.
 const NAPI_LEVEL: i32 = 1;
 
 /// Who goes first on busy cores.
@@ -209,8 +210,9 @@ impl Testbed {
         let cores = &self.topology.cores.router;
         let ports = self.topology.ports.iter().map(|port| (&self.box_namespace, port.name.clone()));
         let of_subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner).0.clone();
-        // A subject that polls shares the core with the ports: neither would ever let the other go first.
-        let mut threads = self.pin(ports, cores, of_subject.is_empty())?;
+        // A subject that polls shares the core with the ports, and would never have it.
+        let first = of_subject.is_empty() && self.generator.ports().len() <= 1;
+        let mut threads = self.pin(ports, cores, first)?;
         for (&id, core) in of_subject.iter().zip(cores.iter().cycle()) {
             sys::set_group_nice(id, self.router_nice).context("priority of a subject")?;
             sys::set_affinity(id, &[*core]).context("pinning a subject's thread")?;
@@ -233,9 +235,9 @@ impl Testbed {
         &self,
         devices: impl Iterator<Item = (&'a Namespace, String)>,
         cores: &[usize],
-        alone: bool,
+        first: bool,
     ) -> Result<cpu::Threads> {
-        let level = (alone && self.router_nice == FIRST_NICE).then_some(NAPI_LEVEL);
+        let level = (first && self.router_nice == FIRST_NICE).then_some(NAPI_LEVEL);
         let mut ids = Vec::new();
         for (namespace, device) in devices {
             let found = namespace.enter(|| crate::netlink::napi_threads(sys::interface_index(&device)?))?;

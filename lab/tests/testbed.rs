@@ -17,7 +17,7 @@ use lab::{
     subject::{self, Rewrite, Subject},
     testbed::Testbed,
     topology::Topology,
-    workload::{Family, Workload},
+    workload::{Family, Way, Workload},
 };
 
 const SHORT: Window = Window::new(Duration::from_millis(50), Duration::from_millis(200));
@@ -96,6 +96,31 @@ fn a_full_table_is_loaded_and_linux_routes_by_the_longest_prefix() {
         let workload = Workload::inside(&full, family, 100, testbed.next_hops().unwrap());
         let linux = subject::start("linux", &testbed).unwrap();
         check(&mut testbed, &*linux, &workload).unwrap();
+    }
+}
+
+/// Ports that share a core must take turns, packet by packet or nearly so, and real-time threads do not.
+#[test]
+#[ignore = "needs root"]
+fn napi_threads_go_first_where_packets_come_to_one_port_only() {
+    const NORMAL: &str = "0";
+    const ROUND_ROBIN: &str = "2";
+    let mut testbed = Testbed::for_rates(&Topology::named("pairs").unwrap()).unwrap();
+    let ways = [(1, 0), (2, 2)].map(|(router, from)| Way { router, from, to: from + 1, weight: 1 });
+    for (ways, policy) in [(&ways[..1], ROUND_ROBIN), (&ways[..], NORMAL), (&ways[1..], ROUND_ROBIN)] {
+        let workload = Workload::across(&testbed.topology, ways, 16).unwrap();
+        testbed.generator.set_targets(workload.targets, workload.frame_bytes).unwrap();
+        let mut napi = 0;
+        for thread in testbed.router_threads().unwrap().0 {
+            let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap();
+            let (name, fields) = stat.split_once(") ").unwrap();
+            if name.contains("(napi/") {
+                // proc_pid_stat(5): field 41; these begin with the third.
+                assert_eq!(fields.split(' ').nth(41 - 3), Some(policy), "{stat}");
+                napi += 1;
+            }
+        }
+        assert_eq!(napi, 4);
     }
 }
 

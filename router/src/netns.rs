@@ -152,11 +152,15 @@ pub fn list() -> BTreeMap<Key, Found> {
     found
 }
 
-/// Run `task` in the namespace, in a thread made for it.
+/// Run `task` in the namespace: at once if this thread is in it, else in a thread made for it (some 100 us).
 ///
 /// # Errors
 /// `EPERM` without CAP_SYS_ADMIN; `EINVAL` if the file is not a network namespace.
 pub fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let here = Key::at(Path::new("/proc/thread-self/ns/net"));
+    if here.is_ok_and(|here| Key::of(namespace).is_ok_and(|key| key == here)) {
+        return Ok(task());
+    }
     on_a_thread(|| enter(namespace).map(|()| task()))
 }
 
@@ -222,6 +226,13 @@ mod tests {
             assert!(error.contains("not a network namespace"), "{other}: {error}");
         }
         assert_eq!(key("/nonexistent").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn in_its_own_namespace_a_task_needs_no_other_thread() {
+        let here = File::open("/proc/thread-self/ns/net").unwrap();
+        let thread = || std::thread::current().id();
+        assert_eq!(inside(&here, thread).unwrap(), thread());
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! Priorities. In the papers' router packets are forwarded in softirqs, which run before every application. Here NAPI threads
 //! forward, so that their time can be told apart; the testbed gives them a real-time priority
 //! ([`crate::testbed::Testbed::for_rates`]), and benchmarks and servers run as anybody starts them: nice 0, the core theirs
-//! whenever forwarding leaves it, and a twentieth of it in any case (sched_rt_runtime_us). With NAPI threads at nice 0 the
+//! whenever forwarding leaves it, and about a twentieth of it in any case, which the kernel keeps for normal threads. With NAPI threads at nice 0 the
 //! scheduler would halve a saturated core between the two, and forwarding would lose packets that the papers' router forwards.
 //!
 //! Servers are reached through the loopback of the box, by clients on the lab's core, which run before the generator there
@@ -39,7 +39,7 @@ use crate::{
     testbed::Testbed,
 };
 
-/// A core that forwards all it can leaves an application about a hundredth: starting and ending take that much longer.
+/// A core that forwards all it can leaves an application a hundredth or two: starting and ending take that much longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// First part of the names of directories of servers, below the temporary one; then comes the run's.
 pub const DIRECTORY: &str = "millrace-apps-";

@@ -94,21 +94,22 @@ struct Run<'a> {
 }
 
 fn run_all(runs: Vec<Run<'_>>) -> Result<()> {
-    let (count, started, mut done) = (runs.len(), Instant::now(), 0);
+    let (count, mut done, mut took) = (runs.len(), 0, Duration::ZERO);
     let mut left: u64 = runs.iter().map(|run| run.seconds).sum();
     let mut failed = Vec::new();
     for (at, run) in runs.into_iter().enumerate() {
-        let caption = progress::caption(Some(time_left(started.elapsed(), done, left)));
+        let caption = progress::caption(Some(time_left(took, done, left)));
         eprintln!("[{} of {count}{caption} in all] {} ...", at + 1, run.shown);
+        let started = Instant::now();
         match (run.experiment)() {
-            Ok(()) => {}
+            Ok(()) => (done, took) = (done + run.seconds, took + started.elapsed()),
             Err(error) if error.is::<Interrupted>() => return Err(error),
             Err(error) => {
                 eprintln!("{} failed, the others go on: {error:#}", run.shown);
                 failed.push(format!("{}: {error:#}", run.shown));
             }
         }
-        (done, left) = (done + run.seconds, left - run.seconds);
+        left -= run.seconds;
     }
     if !failed.is_empty() {
         bail!("{} of {count} failed:\n{}", failed.len(), failed.join("\n"));
@@ -116,9 +117,9 @@ fn run_all(runs: Vec<Run<'_>>) -> Result<()> {
     Ok(())
 }
 
-/// If the rest is slower than a quiet machine by as much as what is done.
-fn time_left(elapsed: Duration, done: u64, left: u64) -> Duration {
-    let slower = if done == 0 { 1.0 } else { elapsed.as_secs_f64() / done as f64 };
+/// If the rest is slower than a quiet machine by as much as what is done and has not failed.
+fn time_left(took: Duration, done: u64, left: u64) -> Duration {
+    let slower = if done == 0 { 1.0 } else { took.as_secs_f64() / done as f64 };
     Duration::from_secs_f64(left as f64 * slower)
 }
 

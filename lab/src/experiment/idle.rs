@@ -12,13 +12,14 @@ use serde_json::json;
 
 use super::{FullTable, load::Memory, print_head, print_row, show, testbed};
 use crate::{
+    command::Running,
     cpu::{Activity, Threads},
     figure::{Axis, Figure},
     measure::spread,
     prefixes::Prefixes,
     progress::Progress,
     record::{Output, Recorder},
-    subject::Millrace,
+    subject::{Millrace, Subject},
     sys,
     testbed::Priority,
 };
@@ -92,7 +93,7 @@ fn with_table(
     let mut found = Vec::new();
     for repeat in 0..options.repeat {
         let idle = measure(daemon.pid(), Duration::from_secs_f64(options.seconds))?;
-        testbed.check_subject()?;
+        daemon.programs().iter().try_for_each(Running::check)?;
         recorder.line(&json!({"record": "sample", "case": "idle", "subject": "millrace", "repeat": repeat,
             "parameters": {"routes": routes, "prefixes": table.source}, "seconds": options.seconds,
             "sample": {"cpu": idle.cpu, "wakeups_per_s": idle.wakeups_per_s, "anonymous_mb": idle.anonymous_mb,

@@ -64,8 +64,8 @@ pub struct Options {
     /// How often each test is made, 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
-    /// Rate of the stream during which the subject is reset, packets a second, if it carries twice that: from 100k, stalls of
-    /// the machine of 2 ms overflow a ring (750, 100k, 1.5M)
+    /// Rate of the stream during which the subject is reset, packets a second (750, 100k, 1.5M): one that it carries, or half
+    /// of its throughput where that is measured and less. From 100k, stalls of the machine of 2 ms overflow a ring
     #[arg(long, value_name = "PPS", default_value = "50k", value_parser = super::some_packets_per_second)]
     reset_pps: u64,
     /// Only these tests; throughput is always measured with others than reset, since they are told in it

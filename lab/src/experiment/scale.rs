@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::{Args, value_parser};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Sampling, cost_rows, head};
 use crate::{
@@ -92,12 +92,24 @@ impl Case {
         Ok(Self { of: "interfaces", count, topology: topology.with_routers(count / 2 / on_port) })
     }
 
+    /// A port has up to 256 interfaces of a router: more interfaces are of more routers.
+    fn parameters(&self) -> Value {
+        match self.of {
+            "routers" => json!({"routers": self.count}),
+            of => json!({of: self.count, "virtual_routers": self.virtual_routers()}),
+        }
+    }
+
+    fn virtual_routers(&self) -> u16 {
+        self.topology.routers.iter().map(|routers| routers.count).sum()
+    }
+
     /// The same number of destinations in every case, through all there is in turn.
     fn workload(&self) -> Result<Workload> {
         if self.of == "routers" {
             return Ok(Workload::benchmark(Family::V4, DESTINATIONS, 0..=self.count - 1));
         }
-        let routers = self.topology.routers.iter().map(|routers| routers.count).sum();
+        let routers = self.virtual_routers();
         let ways: Vec<Way> = (1..=routers).map(|router| Way { router, from: 0, to: 1, weight: 1 }).collect();
         Workload::across(&self.topology, &ways, DESTINATIONS / u32::from(routers))
     }
@@ -115,7 +127,7 @@ impl Options {
     fn plan<'a>(&self, case: &Case, subjects: &'a [&'a str]) -> Plan<'a> {
         Plan {
             case: case.of,
-            parameters: json!({case.of: case.count}),
+            parameters: case.parameters(),
             subjects,
             paces: &[Pace::Saturate],
             repeats: self.sampling.repeat.into(),

@@ -10,7 +10,7 @@ mod stream;
 mod timetable;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
     io::ErrorKind,
     os::fd::AsFd,
@@ -274,6 +274,11 @@ impl Generator {
         sys::set_realtime(self.thread_id, level(1)).context("priority of the generator")?;
         sys::set_realtime(0, level(2)).context("priority of the measuring thread")?;
         sys::set_nice(self.thread_id, if first { 0 } else { NICE }).context("priority of the generator")
+    }
+
+    /// Those that the streams leave by.
+    pub fn ports(&self) -> BTreeSet<u8> {
+        self.streams.iter().flat_map(|stream| &stream.targets).map(|target| target.port).collect()
     }
 
     /// As set.
@@ -543,7 +548,8 @@ fn serve(skeleton: &skeleton::GeneratorSkel<'_>, sockets: &[PacketSocket], share
 fn only_core(sink_cores: &[usize]) -> Result<usize> {
     let [core] = sink_cores else {
         bail!(
-            "nothing can be saturated with a sink on cores {sink_cores:?}: the generator follows one of them; give the              topology's sink one core, as in sink = [{}], or send at a rate",
+            "nothing can be saturated with a sink on cores {sink_cores:?}: the generator follows one of them; give the \
+             topology's sink one core, as in sink = [{}], or send at a rate",
             sink_cores.first().copied().unwrap_or_default()
         );
     };
@@ -619,7 +625,9 @@ mod tests {
     fn a_sink_on_several_cores_cannot_be_saturated() {
         assert_eq!(only_core(&[2]).unwrap(), 2);
         let error = only_core(&[1, 2]).unwrap_err().to_string();
-        assert!(error.contains("a sink on cores [1, 2]") && error.contains("sink = [1]"), "{error}");
+        let expected = "nothing can be saturated with a sink on cores [1, 2]: the generator follows one of them; give the \
+                        topology's sink one core, as in sink = [1], or send at a rate";
+        assert_eq!(error, expected);
     }
 
     #[test]

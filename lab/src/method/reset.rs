@@ -83,7 +83,7 @@ pub fn reset(trial: &mut impl Reset, pps: u64, events: &[Event], repeats: usize)
     let mut found: Vec<_> = events.iter().map(|&event| (event, Vec::new(), false)).collect();
     for _ in 0..repeats {
         for (event, trials, noisy) in &mut found {
-            let is_valid = |outage: &Outage| outage.outcome.is_valid();
+            let is_valid = |outage: &Outage| outage.outcome.is_valid() && outage.outcome.is_offered(pps);
             let (outage, valid) = attempt(is_valid, || trial.reset(pps, *event))?;
             *noisy |= !valid;
             trials.push(outage);

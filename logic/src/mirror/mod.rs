@@ -64,10 +64,12 @@ pub struct Limits {
     pub interfaces: u16,
 }
 
+/// Interfaces that have numbers: 4,096 of virtual routers, beside those of the host on each of 64 ports.
+pub const MAX_INTERFACES: u16 = 4096 + 64;
+
 impl Default for Limits {
     fn default() -> Self {
-        // 4,096 of virtual routers, beside those of the host on each of 64 ports.
-        Self { routers: 256, interfaces: 4096 + 64 }
+        Self { routers: 256, interfaces: MAX_INTERFACES }
     }
 }
 

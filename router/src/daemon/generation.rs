@@ -20,6 +20,7 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     memory::{Capacity, words},
+    mirror::MAX_INTERFACES,
     plan::{InterfaceId, Op, PortId},
     tables::{Epoch, Full, Region, Tables},
 };
@@ -41,7 +42,7 @@ const FIRST: Capacity = Capacity {
     routers: 256,
 };
 /// Interfaces a generation has counters for: as many as the mirror gives numbers to, from 1.
-const INTERFACE_ROWS: u32 = 4096 + 64 + 1;
+const INTERFACE_ROWS: u32 = MAX_INTERFACES as u32 + 1;
 
 /// One generation, its tables, and what is not yet reused of them.
 pub(super) struct Generation<P: FastPath> {

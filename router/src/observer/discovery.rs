@@ -104,6 +104,7 @@ impl Observer {
     /// A namespace without a name lives as long as its processes, and we must not keep it longer: a container that is
     /// started again at once wants its MAC address back. When the process it is known by ends, we look for another.
     fn watch_processes(&mut self, found: &BTreeMap<Key, Found>) {
+        self.unwatched = false;
         for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
             let pid = found.get(&space.key).and_then(|f| f.pid);
             if space.process.as_ref().map(|p| p.pid) == pid {
@@ -111,6 +112,7 @@ impl Observer {
             }
             // Dropping the old watch ends it. A process that has just ended is noticed by the slow scan.
             space.process = pid.and_then(|pid| ProcessWatch::new(pid).ok());
+            self.unwatched |= pid.is_some() && space.process.is_none();
             if let Some(process) = &space.process
                 && let Err(error) = self.poller.add(process, token(space.id, PROCESS))
             {

@@ -16,7 +16,7 @@
 //! | [`poller`] | epoll, inotify |
 //!
 //! Two things the kernel does not report are looked at now and then: settings without a message (once a second) and
-//! namespaces that come and go (every two). A watched namespace is kept alive by our sockets in it, so one whose name
+//! namespaces that come and go (every two to thirty, as that takes the longer the more processes there are). A watched namespace is kept alive by our sockets in it, so one whose name
 //! and processes are gone is let go of at once.
 
 mod discovery;
@@ -143,6 +143,8 @@ pub struct Observer {
     dull: BTreeSet<Key>,
     /// Namespaces that should be observed, and cannot be.
     unobserved: BTreeMap<Key, Trouble>,
+    /// A process by which a namespace is known had ended when it was to be waited for.
+    unwatched: bool,
     own: Key,
     out: Vec<Event>,
     discover_at: Option<Instant>,
@@ -185,6 +187,7 @@ impl Observer {
             next_id: HOST,
             dull: BTreeSet::new(),
             unobserved: BTreeMap::new(),
+            unwatched: false,
             own,
             out: Vec::new(),
             discover_at: None,
@@ -320,7 +323,8 @@ impl Observer {
 
     fn discover_idly(&mut self) {
         let began = Instant::now();
-        if began >= self.discover_idly_at {
+        // What could not be watched is tried again soon.
+        if began >= self.discover_idly_at || self.unwatched || !self.unobserved.is_empty() {
             self.discover(false);
             self.discover_idly_at = began + pause_after(began.elapsed());
         }
