@@ -4,9 +4,11 @@
 use std::{
     fs::File,
     io::Read,
-    net::UdpSocket,
+    net::{Ipv6Addr, UdpSocket},
+    os::unix::fs::PermissionsExt,
     path::Path,
     process::{Command, Output, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -21,6 +23,7 @@ use lab::{
         difference::{Comparison, Kind, compare},
     },
     subject,
+    testbed::PORT_OUT,
 };
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 use serde_json::{Value, json};
@@ -62,7 +65,7 @@ fn ipv4(destination: [u8; 4], ttl: u8, change: impl FnOnce(&mut Vec<u8>)) -> Vec
 
 fn ipv6(destination: &str, hops: u8, payload: usize) -> Vec<u8> {
     let mut frame = Vec::new();
-    let (source, destination): (std::net::Ipv6Addr, std::net::Ipv6Addr) =
+    let (source, destination): (Ipv6Addr, Ipv6Addr) =
         ("2001:db8::1".parse().unwrap(), destination.parse().unwrap());
     let builder = PacketBuilder::ethernet2(HOST, ROUTER).ipv6(source.octets(), destination.octets(), hops);
     builder.tcp(4000, 443, 7, 1000).write(&mut frame, &vec![0xa5; payload]).unwrap();
@@ -117,7 +120,15 @@ fn kept() -> (Vec<Vec<u8>>, Value) {
     let mut arp = [&[0xff; 6][..], &HOST, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &HOST].concat();
     arp.extend([192, 0, 2, 1, 0, 0, 0, 0, 0, 0, 192, 0, 2, 2]);
     arp.resize(60, 0);
+    // From the router itself, it seems.
+    let mut local = ipv6("2001:db8:7::9", 64, 100);
+    local[22..38].copy_from_slice(&"fe80::1".parse::<Ipv6Addr>().unwrap().octets());
+    let mut nobody = local.clone();
+    nobody[22..38].fill(0);
     let frames = vec![
+        local,
+        nobody,
+        ipv4([198, 51, 100, 1], 64, |frame| frame[26..30].copy_from_slice(&[10, 1, 0, 1])),
         ipv4([198, 51, 100, 1], 1, |_| {}),
         ipv6("2001:db8:7::9", 1, 100),
         wrong,
@@ -129,13 +140,20 @@ fn kept() -> (Vec<Vec<u8>>, Value) {
         arp,
     ];
     let why = json!({"whose TTL ends here": 1, "whose hop limit ends here": 1, "with a wrong IPv4 header checksum": 1,
-        "to an Ethernet group address": 2, "multicast": 2, "link-local": 1, "from or to the router itself": 1});
+        "to an Ethernet group address": 2, "multicast": 2, "link-local": 2, "from or to the router itself": 2,
+        "for other reasons": 1});
     (frames, why)
 }
 
 fn replay(file: &Path, arguments: &str, json: &Path) -> Output {
+    replay_with(Path::new("/none"), file, arguments, json)
+}
+
+/// With this program as xdp-forward.
+fn replay_with(xdp_forward: &Path, file: &Path, arguments: &str, json: &Path) -> Output {
     let mut lab = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-    lab.arg("replay").arg(file).args(arguments.split_whitespace()).arg("--json").arg(json).output().unwrap()
+    lab.arg("replay").arg(file).args(arguments.split_whitespace()).arg("--json").arg(json);
+    lab.env("MILLRACE_LAB_XDP_FORWARD", xdp_forward).output().unwrap()
 }
 
 fn lines(json: &Path, record: &str) -> Vec<Value> {
@@ -206,6 +224,94 @@ fn a_subject_that_does_something_else_is_caught_by_name() {
         let done = replay(&broken, "", &json);
         assert!(!done.status.success() && String::from_utf8_lossy(&done.stderr).contains(why), "{done:?}");
     }
+    write(&file, &frames, Duration::from_secs(100_000));
+    let errors = replay(&file, "", &json).stderr;
+    let errors = String::from_utf8_lossy(&errors);
+    assert!(errors.contains("would take 1.2 days: --pace N"), "{errors}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_should_not_be_forwarded_is_extra_however_it_looks() {
+    let directory = tempfile::tempdir().unwrap();
+    let (file, json) = (directory.path().join("a.pcap"), directory.path().join("a.jsonl"));
+    let (mut frames, _) = kept();
+    frames.push(ipv4([198, 51, 100, 1], 64, |_| {}));
+    write(&file, &frames, Duration::ZERO);
+    let done = replay(&file, "--subjects linux,redirect --repeat 0", &json);
+    let errors = String::from_utf8_lossy(&done.stderr);
+    let right = format!("redirect: 0 missing, {} extra, 1 changed, of 1 out of linux", frames.len() - 1);
+    assert!(errors.contains(&right), "{errors}");
+    let redirect = &lines(&json, "comparison")[1];
+    assert_eq!(redirect["sample"]["kept"], json!({}), "{redirect}");
+    let arp = "EtherType 0x0806, 60 bytes";
+    let of_arp = |difference: &&Value| difference["packet"] == arp && difference["kind"] == "extra";
+    assert_eq!(redirect["differences"].as_array().unwrap().iter().filter(of_arp).count(), 1, "{redirect}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn only_a_subject_that_was_not_compared_is_left_out_of_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name| directory.path().join(name);
+    let (file, json, program) = (path("a.pcap"), path("a.jsonl"), path("xdp-forward"));
+    write(&file, &[ipv4([198, 51, 100, 1], 64, |_| {})], Duration::ZERO);
+    // It starts once, and leaves everything to Linux.
+    std::fs::write(&program, "#!/bin/sh\n[ -e $0.ran ] && exit 1\ntouch $0.ran\n").unwrap();
+    std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+    for (program, compared, why) in [
+        (&*program, 2, "a run of xdp-forward"),
+        (Path::new("/none"), 1, "xdp-forward was not compared: MILLRACE_LAB_XDP_FORWARD is /none"),
+    ] {
+        let _ = std::fs::remove_file(&json);
+        let done = replay_with(program, &file, "--subjects linux,xdp-forward", &json);
+        let errors = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.code() == Some(1) && errors.contains(why), "{errors}");
+        assert_eq!(lines(&json, "comparison").len(), compared);
+        let ran: Vec<Value> = lines(&json, "sample").iter().map(|line| line["subject"].clone()).collect();
+        assert_eq!(ran, ["linux"]);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_arrives_between_runs_is_nobodys() {
+    let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv4([198, 51, 100, 2], 64, |_| {})];
+    let mut replay = Replay::new(captured(&frames, Duration::ZERO)).unwrap();
+    let _linux = subject::start("linux", &replay.testbed).unwrap();
+    let late = |replay: &Replay| {
+        let sent = replay
+            .testbed
+            .box_namespace
+            .enter(|| Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(&[0x77; 60], "198.51.100.9:9")?));
+        sent.unwrap();
+        thread::sleep(Duration::from_millis(500));
+    };
+    let first = replay.comparable(|why| eprintln!("{why}")).unwrap();
+    late(&replay);
+    let again = replay.comparable(|why| eprintln!("{why}")).unwrap();
+    assert_eq!((again.frames.len(), again.frames), (2, first.frames));
+    assert!(again.own.iter().all(|frame| !frame.ends_with(&[0x77; 60])), "{:?}", again.own);
+    // A frame is no mark.
+    late(&replay);
+    let seen = replay.run(Pace::Rate(100), 1, false, &mut |_| {}).unwrap();
+    assert_eq!((seen.marked.received, seen.missed), (2, 0));
+    assert!(seen.arrived_ms < 400.0, "{} ms", seen.arrived_ms);
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_is_lost_at_every_rate_is_compared_without() {
+    let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv6("2001:db8:7::9", 64, 1400)];
+    let mut replay = Replay::new(captured(&frames, Duration::ZERO)).unwrap();
+    let _linux = subject::start("linux", &replay.testbed).unwrap();
+    // The cable's other end takes no more, and the router does not know.
+    let (namespace, device) = replay.testbed.host_ends().pop().unwrap();
+    namespace.ip_batch(&format!("link set {device} mtu 1280\n")).unwrap();
+    let mut told = Vec::new();
+    let came = replay.comparable(|why| told.push(why.to_string())).unwrap();
+    assert_eq!((came.frames.len(), came.lost.get(&format!("box.{PORT_OUT}.tx_dropped"))), (1, Some(&1)));
+    assert!(told.last().unwrap().contains("the same at every rate"), "{told:?}");
 }
 
 /// Numbered packets that the faulty forwarders take for test packets.
@@ -232,7 +338,7 @@ fn every_kind_of_fault_has_its_name() {
         ((found.missing, found.extra, found.changed, found.reordered_flows), kinds)
     };
     let came = came_out(|number| number, &["none", "none", "drop", "duplicate", "swap"]);
-    let with = |other: usize| counts(compare(&came[0], &came[other], 1));
+    let with = |other: usize| counts(compare(&came[0], &came[other], 1).unwrap());
     assert_eq!(came[0].len(), 300);
     assert_eq!(with(1), ((0, 0, 0, 0), vec![]));
     assert_eq!(with(2), ((3, 0, 0, 0), vec![Kind::Missing]));
@@ -240,7 +346,7 @@ fn every_kind_of_fault_has_its_name() {
     assert_eq!(with(4), ((0, 0, 6, 0), vec![Kind::Changed]));
     // Alike but for their numbers, two that exchange them exchange their places.
     let came = came_out(|_| 0, &["none", "swap"]);
-    assert_eq!(counts(compare(&came[0], &came[1], 1)), ((0, 0, 0, 1), vec![]));
+    assert_eq!(counts(compare(&came[0], &came[1], 1).unwrap()), ((0, 0, 0, 1), vec![]));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, value_parser};
 use serde_json::{Value, json};
 
@@ -12,7 +12,8 @@ use crate::{
     progress::Progress,
     record::{Output, Recorder},
     replay::{
-        MACS, Output as CameOut, Pace, Replay, Seen, capture,
+        MACS, Output as CameOut, Pace, Replay, Seen,
+        capture::{self, Capture},
         difference::{Comparison, compare},
     },
     subject, sys,
@@ -25,6 +26,8 @@ const RECORDED: usize = 100;
 /// A run that takes longer is told of in parts.
 const LONG_SECONDS: f64 = 20.0;
 const PARTS: u64 = 10;
+/// A run at the recorded times may take so long.
+const LONGEST_SECONDS: f64 = 86_400.0;
 
 /// What to replay.
 #[derive(Args, Clone, Debug)]
@@ -83,9 +86,11 @@ fn factor(text: &str) -> Result<f64, String> {
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let capture = capture::read(&options.file, MACS, options.packets.map(|packets| packets as usize))?;
+    let seconds = run_seconds(options, &capture)?;
     let mut recorder = output.recorder()?;
     let (left_out, untagged) = (capture.left_out.clone(), capture.untagged);
-    let mut experiment = Experiment { replay: Replay::new(capture)?, options, parts: 1 };
+    let parts = if seconds > LONG_SECONDS { PARTS } else { 1 };
+    let mut experiment = Experiment { replay: Replay::new(capture)?, options, parts, skipped: Vec::new() };
     let contents = experiment.replay.contents();
     recorder
         .line(&json!({"record": "capture", "case": "capture", "file": options.file, "contents": contents,
@@ -102,13 +107,8 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         println!("  {untagged} whose VLAN tags were taken away");
     }
     left_out.iter().for_each(|(why, packets)| println!("  {packets} left out: {why}"));
-    let seconds = match options.pace {
-        Paced::Recorded => contents.recorded_seconds / options.speed,
-        Paced::Rate(pps) => contents.packets as f64 / pps as f64,
-    } * f64::from(options.loops);
-    experiment.parts = if seconds > LONG_SECONDS { PARTS } else { 1 };
     let subjects = options.subjects.len() as u64;
-    let mut progress = Progress::new(subjects * (1 + u64::from(options.repeat) * experiment.parts));
+    let mut progress = Progress::new(subjects * (1 + u64::from(options.repeat) * parts));
     let differing = experiment.compare(&mut recorder, &mut progress)?;
     experiment.runs(&mut recorder, &mut progress)?;
     drop(progress);
@@ -118,11 +118,31 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     Ok(())
 }
 
+/// How long a run is to take.
+fn run_seconds(options: &Options, capture: &Capture) -> Result<f64> {
+    let loops = f64::from(options.loops);
+    match options.pace {
+        Paced::Recorded => {
+            let seconds = capture.recorded_seconds() / options.speed * loops;
+            ensure!(
+                seconds <= LONGEST_SECONDS || options.repeat == 0,
+                "a run at the recorded times of {} would take {:.1} days: --pace N sends N packets per second, --speed N N times as fast",
+                options.file.display(),
+                seconds / LONGEST_SECONDS
+            );
+            Ok(seconds)
+        }
+        Paced::Rate(pps) => Ok(capture.packets.len() as f64 / pps as f64 * loops),
+    }
+}
+
 struct Experiment<'a> {
     replay: Replay,
     options: &'a Options,
     /// Steps of a run.
     parts: u64,
+    /// Subjects that were not compared.
+    skipped: Vec<String>,
 }
 
 impl Experiment<'_> {
@@ -143,10 +163,12 @@ impl Experiment<'_> {
                         .line(&json!({"record": "skipped", "subject": name, "why": format!("{error:#}")}))?;
                     differing.push(format!("{name} was not compared: {error:#}"));
                     progress.step(&format!("{name}: {error:#}"));
+                    self.skipped.push(name.clone());
                     continue;
                 }
             };
             let found = reference.as_ref().map(|(_, with)| compare(&with.frames, &came.frames, RECORDED));
+            let found = found.transpose()?;
             let with = reference.as_ref().map(|(name, _)| name.as_str());
             recorder.line(&self.comparison_line(name, with, &came, found.as_ref()))?;
             progress.step(&format!("{name}: {} came out", came.frames.len()));
@@ -234,12 +256,15 @@ impl Experiment<'_> {
         ])
     }
 
-    /// Runs of all subjects, alternately.
+    /// Runs of all subjects that were compared, alternately.
     fn runs(&mut self, recorder: &mut Recorder, progress: &mut Progress) -> Result<()> {
         let (mut rows, mut details) = (Vec::new(), Vec::new());
         for repeat in 0..self.options.repeat {
             for name in &self.options.subjects {
-                let Some(seen) = self.measured(name, progress)? else { continue };
+                if self.skipped.contains(name) {
+                    continue;
+                }
+                let seen = self.measured(name, progress).with_context(|| format!("a run of {name}"))?;
                 recorder.line(&self.run_line(name, repeat, &seen))?;
                 rows.push(run_row(name, &seen));
                 if seen.missed > 0 {
@@ -278,12 +303,8 @@ impl Experiment<'_> {
         Ok(())
     }
 
-    /// `None`: the subject cannot run, as the comparison has told.
-    fn measured(&mut self, name: &str, progress: &mut Progress) -> Result<Option<Seen>> {
-        let Ok(_subject) = subject::start(name, &self.replay.testbed) else {
-            sys::check_interrupted()?;
-            return Ok(None);
-        };
+    fn measured(&mut self, name: &str, progress: &mut Progress) -> Result<Seen> {
+        let _subject = subject::start(name, &self.replay.testbed)?;
         let pace = match self.options.pace {
             Paced::Recorded => Pace::Recorded(self.options.speed),
             Paced::Rate(pps) => Pace::Rate(pps),
@@ -298,7 +319,7 @@ impl Experiment<'_> {
         };
         let seen = self.replay.run(pace, self.options.loops, self.options.untouched, &mut sent)?;
         progress.step(&format!("{name}: {} sent, {} came out", seen.sent, seen.received));
-        Ok(Some(seen))
+        Ok(seen)
     }
 
     fn run_line(&self, name: &str, repeat: u16, seen: &Seen) -> Value {
@@ -335,7 +356,7 @@ fn run_row(name: &str, seen: &Seen) -> String {
         name.into(),
         seen.sent.to_string(),
         seen.received.to_string(),
-        format!("{:.0}", seen.offered_pps),
+        seen.offered_pps.map_or("-".into(), |pps| format!("{pps:.0}")),
         format!("{:.1}", seen.held_up_ms),
         seen.marked.sent.to_string(),
         (seen.marked.sent - seen.marked.received).to_string(),

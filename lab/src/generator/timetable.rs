@@ -34,7 +34,7 @@ pub struct Timed {
     /// Nanoseconds after the first of a round.
     pub at_ns: u64,
     /// As it is, but for the mark.
-    pub frame: Vec<u8>,
+    pub frame: Arc<[u8]>,
     /// Where it is marked with its number in the run and the time. `None`: it is not.
     pub mark: Option<Room>,
 }
@@ -65,6 +65,12 @@ impl Timetable {
         self.frames.len() as u64 * u64::from(self.rounds)
     }
 
+    /// Their bytes.
+    pub fn bytes(&self) -> u64 {
+        let of_round: u64 = self.frames.iter().map(|timed| timed.frame.len() as u64).sum();
+        of_round * u64::from(self.rounds)
+    }
+
     /// Frames handed to the port so far; it may have had no room for some ([`super::Generator::refused`]).
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
@@ -84,7 +90,7 @@ impl Timetable {
     fn at(&self, number: u64) -> (&Timed, u64) {
         let count = self.frames.len() as u64;
         let timed = &self.frames[(number % count) as usize];
-        (timed, (number / count) * self.round_ns + timed.at_ns)
+        (timed, (number / count).saturating_mul(self.round_ns).saturating_add(timed.at_ns))
     }
 }
 
@@ -100,8 +106,9 @@ pub(super) fn send(
     while number < table.packets() && !stop.load(Ordering::Relaxed) {
         sys::check_interrupted()?;
         let (now_ns, (_, due_ns)) = (sys::monotonic_ns(), table.at(number));
-        let Some(late_ns) = now_ns.checked_sub(begin_ns + due_ns) else {
-            wait_until(begin_ns + due_ns);
+        let due_ns = begin_ns.saturating_add(due_ns);
+        let Some(late_ns) = now_ns.checked_sub(due_ns) else {
+            wait_until(due_ns);
             continue;
         };
         if late_ns > LATE_NS {
@@ -109,7 +116,8 @@ pub(super) fn send(
             table.held_up_ns.fetch_add(late_ns, Ordering::Relaxed);
         }
         batch.clear();
-        while batch.len() < BATCH && number < table.packets() && begin_ns + table.at(number).1 <= now_ns {
+        let is_due = |number| begin_ns.saturating_add(table.at(number).1) <= now_ns;
+        while batch.len() < BATCH && number < table.packets() && is_due(number) {
             batch.push(prepared(table.at(number).0, number));
             number += 1;
         }
@@ -121,7 +129,7 @@ pub(super) fn send(
 }
 
 fn prepared(timed: &Timed, number: u64) -> Vec<u8> {
-    let mut frame = timed.frame.clone();
+    let mut frame = timed.frame.to_vec();
     if let Some(room) = timed.mark {
         mark::write(&mut frame, room, number as u32, sys::monotonic_ns() as u32);
     }
@@ -148,4 +156,20 @@ fn offer(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_time_is_too_late() {
+        let timed = |at_ns| Timed { at_ns, frame: [0; 60].into(), mark: None };
+        let at = |round_ns, number| {
+            let frames = Arc::new(vec![timed(0), timed(10)]);
+            Timetable::new(frames, 4, round_ns, false).at(number).1
+        };
+        assert_eq!([at(30, 0), at(30, 3), at(30, 6)], [0, 40, 90]);
+        assert_eq!([at(u64::MAX, 3), at(u64::MAX, 6)], [u64::MAX; 2]);
+    }
 }

@@ -1,6 +1,6 @@
 //! What arrives at the sink while something is replayed (replay.bpf.c).
 
-use std::{cell::RefCell, time::Duration};
+use std::{cell::Cell, time::Duration};
 
 use anyhow::{Context, Result};
 use libbpf_rs::{
@@ -13,13 +13,12 @@ use crate::{
     testbed::Testbed,
 };
 
-/// What is noted of each frame.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Noted {
+/// What is noted of each frame, and where. In the order of their arrival.
+pub(super) enum Noted<'a> {
     /// All of it.
-    Frames,
+    Frames(&'a mut Vec<Vec<u8>>),
     /// The marks of those that have one.
-    Marks,
+    Marks(&'a mut dyn FnMut(Marked)),
 }
 
 /// A marked frame that arrived.
@@ -35,17 +34,15 @@ pub struct Marked {
     pub time_ns: u64,
 }
 
-/// What arrived during a run.
-#[derive(Clone, Debug, Default)]
+/// What arrived, counted.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Arrivals {
     /// All frames.
     pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
     /// Those that the sink could not note, or not wholly: what is told of the others is not exact.
     pub missed: u64,
-    /// In the order of their arrival, with their times (CLOCK_MONOTONIC), if frames are noted.
-    pub frames: Vec<(u64, Vec<u8>)>,
-    /// The same, if marks are.
-    pub marks: Vec<Marked>,
 }
 
 /// struct arrival: time, length of the frame, padding.
@@ -75,42 +72,46 @@ impl ReplaySink {
     /// What arrives while `run` runs; it must let what has arrived be taken, again and again, until all has.
     pub(super) fn arrivals(
         &mut self,
-        noted: Noted,
-        run: impl FnOnce(&mut dyn FnMut(Duration) -> Result<u64>) -> Result<()>,
+        mut noted: Noted<'_>,
+        run: impl FnOnce(&mut dyn FnMut(Duration) -> Result<Arrivals>) -> Result<()>,
     ) -> Result<Arrivals> {
         let data = self.skeleton.maps.data_data.as_deref_mut().context("sink of a replay without data")?;
-        data.whole_frames = u32::from(noted == Noted::Frames);
+        data.whole_frames = u32::from(matches!(noted, Noted::Frames(_)));
+        // What came after the last run is nobody's, and it is written as that run had it.
+        ring(&self.skeleton, |_| {})?.consume()?;
         let before = counted(&self.skeleton)?;
-        let found = RefCell::new(Arrivals::default());
-        let ring = ring(&self.skeleton, &found, noted)?;
-        let mut take = |wait: Duration| -> Result<u64> {
-            ring.poll(wait)?;
-            Ok(counted(&self.skeleton)?.packets - before.packets)
+        let unread = Cell::new(0);
+        let ring = ring(&self.skeleton, |record| {
+            let read = match &mut noted {
+                Noted::Frames(frames) => frame(record).map(|frame| frames.push(frame)),
+                Noted::Marks(note) => mark(record).map(note),
+            };
+            unread.set(unread.get() + u64::from(read.is_none()));
+        })?;
+        let arrived = || -> Result<Arrivals> {
+            let now = counted(&self.skeleton)?;
+            Ok(Arrivals {
+                packets: now.packets - before.packets,
+                bytes: now.bytes - before.bytes,
+                missed: now.missed - before.missed + unread.get(),
+            })
         };
-        run(&mut take)?;
+        run(&mut |wait| {
+            ring.poll(wait)?;
+            arrived()
+        })?;
         ring.consume()?;
-        drop(ring);
-        let after = counted(&self.skeleton)?;
-        let mut found = found.into_inner();
-        found.packets = after.packets - before.packets;
-        found.missed += after.missed - before.missed;
-        Ok(found)
+        arrived()
     }
 }
 
 fn ring<'a>(
     skeleton: &'a skeleton::ReplaySkel<'static>,
-    found: &'a RefCell<Arrivals>,
-    noted: Noted,
+    mut read: impl FnMut(&[u8]) + 'a,
 ) -> Result<RingBuffer<'a>> {
     let mut builder = RingBufferBuilder::new();
     builder.add(&skeleton.maps.arrivals, move |record| {
-        let mut found = found.borrow_mut();
-        let known = match noted {
-            Noted::Frames => frame(record).map(|frame| found.frames.push(frame)),
-            Noted::Marks => mark(record).map(|mark| found.marks.push(mark)),
-        };
-        found.missed += u64::from(known.is_none());
+        read(record);
         0
     })?;
     Ok(builder.build()?)
@@ -126,11 +127,10 @@ fn counted(skeleton: &skeleton::ReplaySkel<'_>) -> Result<skeleton::types::count
     }))
 }
 
-fn frame(record: &[u8]) -> Option<(u64, Vec<u8>)> {
-    let time_ns = u64::from_ne_bytes(record.get(..8)?.try_into().ok()?);
+fn frame(record: &[u8]) -> Option<Vec<u8>> {
     let bytes = u32::from_ne_bytes(record.get(8..12)?.try_into().ok()?) as usize;
     (bytes > 0).then_some(())?;
-    Some((time_ns, record.get(HEAD..HEAD + bytes)?.to_vec()))
+    Some(record.get(HEAD..HEAD + bytes)?.to_vec())
 }
 
 fn mark(record: &[u8]) -> Option<Marked> {

@@ -1,12 +1,17 @@
 //! What comes out of one subject, compared with what comes out of another, byte by byte.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    mem,
+};
 
 use serde::Serialize;
 
 use super::view;
+use crate::sys;
 
-/// Of so many frames that are missing or extra it is looked for which of them are the same packet, changed.
+/// With so many missing frames of its flow, and then of all flows, is each extra one compared: it may be the same packet,
+/// changed.
 const CANDIDATES: usize = 256;
 /// A packet whose flow was changed too is known again if no more of its bytes differ.
 const FEW_BYTES: usize = 16;
@@ -61,17 +66,13 @@ impl Comparison {
 
 type Frames<'a> = Vec<&'a [u8]>;
 
-/// Compares frames as they left, and tells the first `keep` that differ.
-pub fn compare(reference: &[Vec<u8>], seen: &[Vec<u8>], keep: usize) -> Comparison {
+/// Compares frames as they left, and tells the first `keep` that differ. Fails only when interrupted.
+pub fn compare(reference: &[Vec<u8>], seen: &[Vec<u8>], keep: usize) -> Result<Comparison, sys::Interrupted> {
     let (mut missing, mut extra) = (without(reference, seen), without(seen, reference));
     let reordered_flows = reordered(reference, seen, missing.iter().chain(&extra));
     let mut changed = Vec::new();
-    pair(&mut missing, &mut extra, &mut changed, |a, b| {
-        (view::flow(a) == view::flow(b)).then(|| distance(a, b))
-    });
-    pair(&mut missing, &mut extra, &mut changed, |a, b| {
-        Some(distance(a, b)).filter(|&bytes| bytes <= FEW_BYTES)
-    });
+    pair(&mut missing, &mut extra, &mut changed, view::flow, usize::MAX)?;
+    pair(&mut missing, &mut extra, &mut changed, |_| Vec::new(), FEW_BYTES)?;
     let difference = |kind, reference: Option<&[u8]>, seen: Option<&[u8]>| Difference {
         kind,
         packet: view::describe(reference.or(seen).unwrap_or_default()),
@@ -81,13 +82,13 @@ pub fn compare(reference: &[Vec<u8>], seen: &[Vec<u8>], keep: usize) -> Comparis
     let told = changed.iter().map(|&(a, b)| difference(Kind::Changed, Some(a), Some(b)));
     let told = told.chain(missing.iter().map(|a| difference(Kind::Missing, Some(a), None)));
     let told = told.chain(extra.iter().map(|b| difference(Kind::Extra, None, Some(b))));
-    Comparison {
+    Ok(Comparison {
         missing: missing.len(),
         extra: extra.len(),
         changed: changed.len(),
         reordered_flows,
         differences: told.take(keep).collect(),
-    }
+    })
 }
 
 /// Frames of `all` that are not in `others`, each as often as it is not.
@@ -104,21 +105,39 @@ fn without<'a>(all: &'a [Vec<u8>], others: &[Vec<u8>]) -> Frames<'a> {
     all.iter().filter(is_left).map(Vec::as_slice).collect()
 }
 
-/// Moves those that are the same packet: of each extra one the nearest missing one.
+/// Moves those that are the same packet: with each extra one the nearest missing one of the same key, if no more bytes differ
+/// than `most`.
 fn pair<'a>(
     missing: &mut Frames<'a>,
     extra: &mut Frames<'a>,
     changed: &mut Vec<(&'a [u8], &'a [u8])>,
-    distance: impl Fn(&[u8], &[u8]) -> Option<usize>,
-) {
-    extra.retain(|frame| {
-        let candidates = missing.iter().enumerate().take(CANDIDATES);
-        let near = candidates.filter_map(|(at, other)| Some((distance(other, frame)?, at))).min();
-        if let Some((_, at)) = near {
-            changed.push((missing.remove(at), frame));
+    key: impl Fn(&[u8]) -> Vec<u8>,
+    most: usize,
+) -> Result<(), sys::Interrupted> {
+    let mut candidates: HashMap<Vec<u8>, VecDeque<usize>> = HashMap::new();
+    for (at, frame) in missing.iter().enumerate() {
+        candidates.entry(key(frame)).or_default().push_back(at);
+    }
+    let mut is_paired = vec![false; missing.len()];
+    for frame in mem::take(extra) {
+        sys::check_interrupted()?;
+        let alike = candidates.get_mut(&key(frame));
+        let found = alike.and_then(|alike| {
+            let near = alike.iter().take(CANDIDATES).map(|&at| distance(missing[at], frame)).enumerate();
+            let (place, bytes) = near.min_by_key(|&(_, bytes)| bytes)?;
+            if bytes <= most { alike.remove(place) } else { None }
+        });
+        match found {
+            Some(at) => {
+                is_paired[at] = true;
+                changed.push((missing[at], frame));
+            }
+            None => extra.push(frame),
         }
-        near.is_none()
-    });
+    }
+    let mut is_paired = is_paired.into_iter();
+    missing.retain(|_| is_paired.next() == Some(false));
+    Ok(())
 }
 
 /// Bytes that differ.
@@ -169,7 +188,7 @@ mod tests {
         let all = frames.clone();
         let counts = |seen: &[&Vec<u8>]| {
             let seen: Vec<_> = seen.iter().map(|frame| frame.to_vec()).collect();
-            let found = compare(&all, &seen, 10);
+            let found = compare(&all, &seen, 10).unwrap();
             (found.missing, found.extra, found.changed, found.reordered_flows)
         };
         assert_eq!(counts(&[a, b, c, d]), (0, 0, 0, 0));
@@ -187,11 +206,24 @@ mod tests {
     }
 
     #[test]
+    fn a_changed_packet_is_found_among_however_many_are_missing() {
+        let last = 2 * CANDIDATES as u16;
+        let reference: Vec<_> = (0..=last).map(|port| udp(port, &[0x33; 40])).collect();
+        let seen = [udp(last, &[0x44; 40])];
+        let found = compare(&reference, &seen, 2).unwrap();
+        assert_eq!((found.missing, found.extra, found.changed), (last.into(), 0, 1));
+        let told: Vec<_> =
+            found.differences.iter().map(|told| (told.kind, told.reference.clone().unwrap())).collect();
+        let of = |port: u16| view::hex(&reference[usize::from(port)]);
+        assert_eq!(told, [(Kind::Changed, of(last)), (Kind::Missing, of(0))]);
+    }
+
+    #[test]
     fn differences_are_told_in_words_and_bytes() {
         let [a, mut b] = [udp(7, &[1; 20]), udp(7, &[1; 20])];
         b[22] -= 1;
         let (reference, seen) = (from_ref(&a), from_ref(&b));
-        let found = compare(reference, seen, 10);
+        let found = compare(reference, seen, 10).unwrap();
         let told = Difference {
             kind: Kind::Changed,
             packet: "udp 10.0.0.1:7 -> 10.9.0.1:9, ttl 64, 62 bytes".into(),
@@ -199,8 +231,8 @@ mod tests {
             seen: Some(view::hex(&b)),
         };
         assert_eq!((found.is_same(), found.differences), (false, vec![told]));
-        assert!(compare(reference, seen, 0).differences.is_empty());
-        assert!(compare(reference, reference, 0).is_same());
+        assert!(compare(reference, seen, 0).unwrap().differences.is_empty());
+        assert!(compare(reference, reference, 0).unwrap().is_same());
     }
 
     proptest! {
@@ -209,7 +241,7 @@ mod tests {
             reference in prop::collection::vec(prop::collection::vec(0u8..3, 0..20), 0..20),
             seen in prop::collection::vec(prop::collection::vec(0u8..3, 0..20), 0..20),
         ) {
-            let found = compare(&reference, &seen, usize::MAX);
+            let found = compare(&reference, &seen, usize::MAX).unwrap();
             prop_assert_eq!(reference.len() + found.extra, seen.len() + found.missing);
             prop_assert_eq!(found.differences.len(), found.missing + found.extra + found.changed);
             let mut sorted = [reference.clone(), seen.clone()];

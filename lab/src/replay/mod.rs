@@ -9,7 +9,7 @@
 //! * **A comparison** ([`Replay::comparable`], [`difference`]) sends them as they are, at a rate that loses nothing, and
 //!   compares what comes out of a subject with what comes out of the first one, byte by byte. A frame that the first ring
 //!   has no room for is offered again. If a ring or the sink has lost one all the same, the run is repeated more slowly: what
-//!   the testbed loses is no difference. What the router sends itself (ICMP errors to the sources, which
+//!   the testbed loses is no difference. What is lost alike at every rate is lost by the subject. What the router sends itself (ICMP errors to the sources, which
 //!   are behind the sink) is counted and not compared: Linux limits its rate and numbers it at random.
 //! * **A run** ([`Replay::run`]) sends them at their recorded times or at a rate, as often as is asked for. Those that have
 //!   room for it are marked with their number and the time ([`mark`]): loss, order, duplicates and latency are told of them.
@@ -23,7 +23,7 @@ mod run;
 pub mod view;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
     time::{Duration, Instant},
@@ -34,8 +34,9 @@ use serde::Serialize;
 
 pub use self::run::Seen;
 use self::{
-    arrivals::{Arrivals, Noted, ReplaySink},
+    arrivals::{Arrivals, Marked, Noted, ReplaySink},
     capture::{Capture, Macs},
+    run::Tally,
 };
 use crate::{
     addresses::{self, nexthop_mac_of, router_mac},
@@ -53,7 +54,7 @@ pub const MACS: Macs = Macs { to: router_mac(0, 0, 0), from: nexthop_mac_of(0, 1
 /// Of a comparison's first attempt. 256 packets, a veth's ring, are 25 ms.
 const COMPARISON_PPS: u64 = 10_000;
 /// Attempts of a comparison; each sends half as fast as the one before.
-const ATTEMPTS: u32 = 5;
+const ATTEMPTS: usize = 5;
 /// When nothing has arrived for so long after the last packet was sent, nothing will.
 const QUIET: Duration = Duration::from_millis(300);
 
@@ -71,8 +72,6 @@ pub enum Pace {
 pub struct Output {
     /// In the order of their arrival.
     pub frames: Vec<Vec<u8>>,
-    /// When each arrived (CLOCK_MONOTONIC).
-    pub times_ns: Vec<u64>,
     /// What the router sent itself.
     pub own: Vec<Vec<u8>>,
     /// What was not forwarded, by what counted it.
@@ -134,24 +133,32 @@ impl Replay {
             bytes: packets.iter().map(|packet| packet.frame.len() as u64).sum(),
             marked: self.rooms.iter().flatten().count() as u64,
             flows: self.flows.iter().max().map_or(0, |last| u64::from(*last) + 1),
-            recorded_seconds: packets.last().map_or(0.0, |packet| packet.at_ns as f64 / 1e9),
+            recorded_seconds: self.capture.recorded_seconds(),
         }
     }
 
     /// What comes out of the subject that runs when everything is sent to it once, as it is, without being lost on the way.
-    /// `told` hears of attempts that were disturbed.
+    /// `told` hears of attempts that were disturbed. What is lost just so at every rate is lost by the subject.
     pub fn comparable(&mut self, mut told: impl FnMut(&str)) -> Result<Output> {
+        let mut disturbances = Vec::new();
         for attempt in 0..ATTEMPTS {
             let pps = COMPARISON_PPS >> attempt;
             let table = self.timetable(Pace::Rate(pps), 1, false, true);
-            let (arrivals, lost) = self.pass(&table, Noted::Frames, &mut |_| {})?;
+            let mut frames = Vec::new();
+            let (sink, testbed) = (&mut self.sink, &mut self.testbed);
+            let (arrivals, lost) = pass(sink, testbed, &table, Noted::Frames(&mut frames), &mut |_| {})?;
             let disturbed = disturbance(&arrivals, &lost);
             if disturbed.is_empty() {
-                return Ok(self.output(arrivals, lost, pps));
+                return Ok(self.output(frames, lost, pps));
             }
-            told(&format!(
-                "at {pps} packets per second the testbed itself lost some ({disturbed}): once more, slower"
-            ));
+            told(&format!("at {pps} packets per second some were lost on the way ({disturbed})"));
+            disturbances.push(disturbed);
+            let is_always_so =
+                disturbances.len() == ATTEMPTS && disturbances.windows(2).all(|two| two[0] == two[1]);
+            if is_always_so && arrivals.missed == 0 {
+                told("the same at every rate: it is the subject that loses them");
+                return Ok(self.output(frames, lost, pps));
+            }
         }
         anyhow::bail!(
             "the machine is too busy to compare: packets were lost by the testbed in {ATTEMPTS} attempts"
@@ -169,13 +176,16 @@ impl Replay {
         let packets = self.capture.packets.len() as u64 * u64::from(loops);
         ensure!(u32::try_from(packets).is_ok(), "{packets} packets in all loops: at most {}", u32::MAX);
         let table = self.timetable(pace, loops, !untouched, false);
-        let (arrivals, lost) = self.pass(&table, Noted::Marks, progress)?;
+        let Self { sink, testbed, capture: Capture { packets, .. }, rooms, flows } = self;
         let frame = |number: u64| {
-            let at = (number % self.capture.packets.len() as u64) as usize;
-            let is_marked = !untouched && self.rooms[at].is_some();
-            (self.flows[at], is_marked.then(|| self.capture.packets[at].frame.len()))
+            let at = (number % packets.len() as u64) as usize;
+            let is_marked = !untouched && rooms[at].is_some();
+            (flows[at], is_marked.then(|| packets[at].frame.len()))
         };
-        Ok(Seen::new(&table, &arrivals, lost, frame))
+        let mut tally = Tally::new(packets.len() as u64, loops, frame);
+        let mut note = |mark: Marked| tally.note(&mark);
+        let (arrivals, lost) = pass(sink, testbed, &table, Noted::Marks(&mut note), progress)?;
+        Ok(Seen::new(&table, &arrivals, lost, tally))
     }
 
     fn timetable(&self, pace: Pace, loops: u32, marked: bool, insist: bool) -> Arc<Timetable> {
@@ -194,68 +204,68 @@ impl Replay {
         let round_ns = match pace {
             Pace::Rate(pps) => packets.len() as u64 * 1_000_000_000 / pps,
             Pace::Recorded(_) => {
-                at(packets.len() - 1) + at(packets.len() - 1) / (packets.len() as u64 - 1).max(1)
+                let last_ns = at(packets.len() - 1);
+                last_ns.saturating_add(last_ns / (packets.len() as u64 - 1).max(1))
             }
         };
         Arc::new(Timetable::new(Arc::new(frames), loops, round_ns, insist))
     }
 
-    fn pass(
-        &mut self,
-        table: &Arc<Timetable>,
-        noted: Noted,
-        progress: &mut dyn FnMut(u64),
-    ) -> Result<(Arrivals, Losses)> {
-        self.testbed.router_threads()?;
-        let before = Losses::now(&self.testbed)?;
-        let testbed = &mut self.testbed;
-        let most = 2 * table.packets() + capture::MAX_PACKETS as u64;
-        let arrivals = self.sink.arrivals(noted, |take| {
-            testbed.generator.replay(table.clone())?;
-            let ran = until_quiet(testbed, take, most, || progress(table.sent()));
-            testbed.generator.stop()?;
-            ran
-        })?;
-        self.testbed.check_subject()?;
-        Ok((arrivals, Losses::now(&self.testbed)?.since(&before)))
+    fn output(&self, frames: Vec<Vec<u8>>, lost: Losses, pps: u64) -> Output {
+        let packets = &self.capture.packets;
+        let alike = packets.iter().filter(|packet| looks_own(&packet.frame));
+        let sent: HashSet<Vec<u8>> = alike.map(|packet| view::unchanged(&packet.frame)).collect();
+        // What was sent and comes out was forwarded, however much it looks like the router's own.
+        let is_own = |frame: &Vec<u8>| looks_own(frame) && !sent.contains(&view::unchanged(frame));
+        let (own, frames): (Vec<_>, Vec<_>) = frames.into_iter().partition(is_own);
+        let kept = run::kept(packets, &frames);
+        Output { frames, own, lost: lost.0, kept, pps }
     }
+}
 
-    fn output(&self, arrivals: Arrivals, lost: Losses, pps: u64) -> Output {
-        let mut output = Output { lost: lost.0, pps, ..Output::default() };
-        for (time_ns, frame) in arrivals.frames {
-            if is_own(&frame) {
-                output.own.push(frame);
-            } else {
-                output.frames.push(frame);
-                output.times_ns.push(time_ns);
-            }
-        }
-        output.kept = run::kept(&self.capture.packets, &output.frames);
-        output
-    }
+/// Sends everything, and notes what arrives.
+fn pass(
+    sink: &mut ReplaySink,
+    testbed: &mut Testbed,
+    table: &Arc<Timetable>,
+    noted: Noted<'_>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<(Arrivals, Losses)> {
+    testbed.router_threads()?;
+    let before = Losses::now(testbed)?;
+    let arrivals = sink.arrivals(noted, |take| {
+        testbed.generator.replay(table.clone())?;
+        let ran = until_quiet(testbed, take, table, progress);
+        testbed.generator.stop()?;
+        ran
+    })?;
+    testbed.check_subject()?;
+    Ok((arrivals, Losses::now(testbed)?.since(&before)))
 }
 
 fn until_quiet(
     testbed: &mut Testbed,
-    take: &mut dyn FnMut(Duration) -> Result<u64>,
-    most: u64,
-    mut progress: impl FnMut(),
+    take: &mut dyn FnMut(Duration) -> Result<Arrivals>,
+    table: &Timetable,
+    progress: &mut dyn FnMut(u64),
 ) -> Result<()> {
+    let most_packets = 2 * table.packets() + capture::MAX_PACKETS as u64;
+    let most_bytes = 2 * table.bytes() + capture::MAX_BYTES as u64;
     let (mut last, mut changed) = (0, Instant::now());
     loop {
         sys::check_interrupted()?;
-        let arrived = take(Duration::from_millis(10))?;
+        let Arrivals { packets, bytes, .. } = take(Duration::from_millis(10))?;
         ensure!(
-            arrived <= most,
-            "{arrived} packets have come out, far more than were sent: packets go round in a circle"
+            packets <= most_packets && bytes <= most_bytes,
+            "{packets} packets, {bytes} bytes, have come out, far more than were sent: packets go round in a circle"
         );
-        if arrived != last || !testbed.generator.is_done()? {
-            (last, changed) = (arrived, Instant::now());
+        if packets != last || !testbed.generator.is_done()? {
+            (last, changed) = (packets, Instant::now());
         }
         if changed.elapsed() > QUIET {
             return Ok(());
         }
-        progress();
+        progress(table.sent());
     }
 }
 
@@ -286,8 +296,9 @@ fn route_everything(testbed: &Testbed) -> Result<()> {
     testbed.box_namespace.ip_batch(&lines).context("routing everything to the sink")
 }
 
-/// Has the router itself sent this? It forwards nothing that is not IP, from one of its own addresses or link-local.
-fn is_own(frame: &[u8]) -> bool {
+/// May the router itself have sent this? It should forward nothing that is not IP, from one of its own addresses or
+/// link-local.
+fn looks_own(frame: &[u8]) -> bool {
     view::ends(frame).is_none_or(|(source, _)| {
         let stays = |address: Ipv6Addr| address.is_unicast_link_local() || address.is_unspecified();
         is_routers(source) || matches!(source, IpAddr::V6(address) if stays(address))

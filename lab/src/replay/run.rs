@@ -4,7 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde::Serialize;
 
-use super::{arrivals::Arrivals, capture::Packet, is_routers, view};
+use super::{
+    arrivals::{Arrivals, Marked},
+    capture::Packet,
+    is_routers, view,
+};
 use crate::{
     generator::Timetable,
     histogram::{BUCKET_NS, Histogram, Latency},
@@ -22,8 +26,9 @@ pub struct Seen {
     pub sent: u64,
     /// Packets that came out, the router's own among them.
     pub received: u64,
-    /// Packets per second, from the first that was sent to the last.
-    pub offered_pps: f64,
+    /// Packets per second, from the first that was sent to the last; of one packet there is no rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offered_pps: Option<f64>,
     /// From the first marked packet that came out to the last.
     pub arrived_ms: f64,
     /// By how much the machine kept the generator from sending on time, in all: so much later was the last packet.
@@ -53,53 +58,86 @@ pub struct MarkedSeen {
 }
 
 impl Seen {
-    /// `frame`: flow of the packet with this number, and its length if it is marked.
-    pub(super) fn new(
-        table: &Timetable,
-        arrivals: &Arrivals,
-        lost: Losses,
-        frame: impl Fn(u64) -> (u32, Option<usize>),
-    ) -> Self {
-        let mut latencies = Histogram { buckets: vec![0; BUCKETS], ..Histogram::default() };
-        let (mut marked, mut seen, mut highest) =
-            (MarkedSeen::default(), vec![false; table.sent() as usize], HashMap::new());
-        marked.sent = (0..table.sent()).filter(|number| frame(*number).1.is_some()).count() as u64;
-        for mark in &arrivals.marks {
-            let number = u64::from(mark.sequence);
-            // An ICMP error may quote a mark, but is longer.
-            if number >= table.sent() || frame(number).1 != Some(mark.bytes as usize) {
-                continue;
-            }
-            if std::mem::replace(&mut seen[number as usize], true) {
-                marked.duplicates += 1;
-                continue;
-            }
-            marked.received += 1;
-            let highest = highest.entry(frame(number).0).or_insert(number);
-            marked.reordered += u64::from(number < *highest);
-            *highest = number.max(*highest);
-            let ns = u64::from(mark.latency_ns);
-            latencies.packets += 1;
-            latencies.sum_ns += ns;
-            latencies.max_ns = latencies.max_ns.max(ns);
-            if let Some(count) = latencies.buckets.get_mut((ns / BUCKET_NS) as usize) {
-                *count += 1;
-            }
-        }
+    pub(super) fn new<F>(table: &Timetable, arrivals: &Arrivals, lost: Losses, tally: Tally<F>) -> Self {
         Self {
             sent: table.sent(),
             received: arrivals.packets,
-            offered_pps: table.sent() as f64 / (table.took_ns().max(1) as f64 / 1e9),
-            arrived_ms: arrivals
-                .marks
-                .first()
-                .zip(arrivals.marks.last())
-                .map_or(0.0, |(first, last)| (last.time_ns - first.time_ns) as f64 / 1e6),
+            offered_pps: rate(table.sent(), table.took_ns()),
+            arrived_ms: tally.span_ns.map_or(0.0, |(first, last)| (last - first) as f64 / 1e6),
             held_up_ms: table.held_up_ns() as f64 / 1e6,
             lost: lost.0,
-            marked,
+            marked: tally.marked,
             missed: arrivals.missed,
-            latency: latencies.latency(),
+            latency: tally.latencies.latency(),
+        }
+    }
+}
+
+/// Packets per second: between so many packets there is one gap less.
+fn rate(packets: u64, took_ns: u64) -> Option<f64> {
+    (packets > 1).then(|| (packets - 1) as f64 / (took_ns.max(1) as f64 / 1e9))
+}
+
+/// Marks, counted as they arrive: a run may be too long to keep them.
+pub(super) struct Tally<F> {
+    /// Flow of the packet with this number, and its length if it is marked.
+    frame: F,
+    packets: u64,
+    /// A bit for each packet: has it come?
+    came: Vec<u64>,
+    /// Number of the last one of each flow.
+    highest: HashMap<u32, u64>,
+    /// When the first one and the last one came.
+    span_ns: Option<(u64, u64)>,
+    marked: MarkedSeen,
+    latencies: Histogram,
+}
+
+impl<F: Fn(u64) -> (u32, Option<usize>)> Tally<F> {
+    /// Of so many rounds of so many packets each.
+    pub(super) fn new(round: u64, rounds: u32, frame: F) -> Self {
+        let packets = round * u64::from(rounds);
+        let of_round = (0..round).filter(|number| frame(*number).1.is_some()).count() as u64;
+        Self {
+            frame,
+            packets,
+            came: vec![0; packets.div_ceil(64) as usize],
+            highest: HashMap::new(),
+            span_ns: None,
+            marked: MarkedSeen { sent: of_round * u64::from(rounds), ..MarkedSeen::default() },
+            latencies: Histogram { buckets: vec![0; BUCKETS], ..Histogram::default() },
+        }
+    }
+
+    /// Counts one.
+    pub(super) fn note(&mut self, mark: &Marked) {
+        let number = u64::from(mark.sequence);
+        if number >= self.packets {
+            return;
+        }
+        let (flow, bytes) = (self.frame)(number);
+        // An ICMP error may quote a mark, but is longer.
+        if bytes != Some(mark.bytes as usize) {
+            return;
+        }
+        let (word, bit) = (&mut self.came[number as usize / 64], 1 << (number % 64));
+        if *word & bit != 0 {
+            self.marked.duplicates += 1;
+            return;
+        }
+        *word |= bit;
+        self.marked.received += 1;
+        let highest = self.highest.entry(flow).or_insert(number);
+        self.marked.reordered += u64::from(number < *highest);
+        *highest = number.max(*highest);
+        let (first, last) = self.span_ns.unwrap_or((mark.time_ns, mark.time_ns));
+        self.span_ns = Some((first.min(mark.time_ns), last.max(mark.time_ns)));
+        let ns = u64::from(mark.latency_ns);
+        self.latencies.packets += 1;
+        self.latencies.sum_ns += ns;
+        self.latencies.max_ns = self.latencies.max_ns.max(ns);
+        if let Some(count) = self.latencies.buckets.get_mut((ns / BUCKET_NS) as usize) {
+            *count += 1;
         }
     }
 }
@@ -117,13 +155,12 @@ pub(super) fn flows(packets: &[Packet]) -> Vec<u32> {
 /// Packets that did not come out, by why routers keep such packets. Those that came out cut into fragments are among them.
 pub(super) fn kept(packets: &[Packet], frames: &[Vec<u8>]) -> BTreeMap<&'static str, u64> {
     let mut came: HashMap<Vec<u8>, u64> = HashMap::new();
-    for frame in frames.iter().filter_map(|frame| view::unchanged(frame)) {
-        *came.entry(frame).or_default() += 1;
+    for frame in frames {
+        *came.entry(view::unchanged(frame)).or_default() += 1;
     }
     let mut kept = BTreeMap::new();
     for packet in packets {
-        let key = view::unchanged(&packet.frame);
-        match key.and_then(|key| came.get_mut(&key)) {
+        match came.get_mut(&view::unchanged(&packet.frame)) {
             Some(count) if *count > 0 => *count -= 1,
             _ => *kept.entry(why_kept(&packet.frame)).or_default() += 1,
         }
@@ -154,5 +191,37 @@ fn why_kept(frame: &[u8]) -> &'static str {
             "from or to the router itself"
         }
         _ => "for other reasons",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_counted_as_they_come() {
+        // Two flows in turns, 100 packets in a round; the last one of a round has no room for a mark.
+        let frame = |number: u64| ((number % 2) as u32, (number % 100 != 99).then_some(60));
+        let mut tally = Tally::new(100, 3, frame);
+        assert_eq!(tally.marked.sent, 297);
+        let mut note = |sequence, bytes, time_ns| {
+            tally.note(&Marked { sequence, latency_ns: 1000, bytes, time_ns });
+        };
+        // Neither what nobody sent nor what quotes a mark counts, its time neither.
+        note(300, 60, 1);
+        note(u32::MAX, 60, 1);
+        note(0, 88, 1);
+        note(99, 60, 1);
+        for (place, number) in [64, 66, 65, 2, 128, 64, 298].into_iter().enumerate() {
+            note(number, 60, 1_000_000 * (1 + place as u64));
+        }
+        assert_eq!(tally.marked, MarkedSeen { sent: 297, received: 6, reordered: 1, duplicates: 1 });
+        assert_eq!((tally.span_ns, tally.latencies.packets), (Some((1_000_000, 7_000_000)), 6));
+    }
+
+    #[test]
+    fn a_rate_needs_two_packets() {
+        assert_eq!([rate(0, 5), rate(1, 5)], [None, None]);
+        assert_eq!(rate(3, 1_000_000_000), Some(2.0));
     }
 }

@@ -51,9 +51,13 @@ pub fn flow(frame: &[u8]) -> Vec<u8> {
     key
 }
 
-/// What is left of a frame that routers may change: everything of IP but the TTL and the header checksum, without padding.
-/// `None`: not IP.
-pub fn unchanged(frame: &[u8]) -> Option<Vec<u8>> {
+/// What is left of a frame that routers may change: everything of IP but the TTL and the header checksum, without padding;
+/// of what is not IP everything but the MAC addresses.
+pub fn unchanged(frame: &[u8]) -> Vec<u8> {
+    unchanged_ip(frame).unwrap_or_else(|| frame.get(12..).unwrap_or_default().to_vec())
+}
+
+fn unchanged_ip(frame: &[u8]) -> Option<Vec<u8>> {
     const IP: usize = 14;
     let word = |at: usize| Some(usize::from(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?])));
     let (bytes, blank) = match word(12)? {
