@@ -10,7 +10,7 @@ mod property;
 mod routes;
 mod world;
 
-use super::{Limits, Mirror};
+use super::{Limits, MAX_INTERFACES, Mirror};
 use crate::{
     net::{Mac, Prefix4, Prefix6, Tag},
     observe::*,
