@@ -157,7 +157,7 @@ fn every_built_in_topology_forwards_between_all_ports_that_should_and_leaves_not
         pairs.insert(topology.name.clone(), probes(&topology).len());
     }
     // Both families each: by the host alone; by three; from two and from three ports; by the host to both networks from
-    // three ports each, and by two routers; by the host and 256 interfaces, both ways.
+    // three ports each, and by two routers; by the host and 256 interfaces, both ways; by the host to both networks.
     let expected = [
         ("rfc2544", 2),
         ("virtual-routers", 6),
@@ -167,6 +167,7 @@ fn every_built_in_topology_forwards_between_all_ports_that_should_and_leaves_not
         ("shared", 6),
         ("interfaces", 4 + 4 * 256),
         ("queues", 2),
+        ("two-ways", 12),
     ];
     assert_eq!(pairs, expected.map(|(name, count)| (name.to_owned(), count)).into());
 }
