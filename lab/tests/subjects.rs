@@ -350,7 +350,7 @@ fn a_killed_vpp_is_missed_and_leaves_nothing() {
     let before = settled(&testbed);
     let subject = subject::start("vpp-afxdp", &testbed).unwrap();
     testbed.check_subject().unwrap();
-    lab::sys::kill(subject.programs()[0].pid);
+    sys::kill(subject.programs()[0].pid);
     let killed = std::time::Instant::now();
     while testbed.check_subject().is_ok() {
         assert!(killed.elapsed() < Duration::from_secs(10), "nobody misses it");
@@ -366,7 +366,7 @@ fn vpp_has_the_table_of_the_box() {
         return;
     }
     let mut testbed = Testbed::new(&Topology::rfc2544()).unwrap();
-    let prefixes = lab::prefixes::prefixes(None, 5000, 1000).unwrap();
+    let prefixes = prefixes::prefixes(None, 5000, 1000).unwrap();
     testbed.load_routes(&prefixes).unwrap();
     let subject = subject::start("vpp-afxdp", &testbed).unwrap();
     for family in [Family::V4, Family::V6] {
