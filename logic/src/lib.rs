@@ -8,16 +8,20 @@
 //! | [`memory`], [`hash`] | nothing: the words of memory both planes share, and how they are found |
 //! | [`tables`] | how a plan becomes words of memory: interface index, next hops, neighbours, roots |
 //! | [`fib`] | the forwarding table itself |
+//! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
+//! | [`openflow`] | nothing: OpenFlow messages on the wire |
 //!
 //! Time is an argument, memory that programs share is an argument, and everything is deterministic.
 #![forbid(unsafe_code)]
 
 pub mod fib;
+pub mod flow;
 pub mod hash;
 pub mod memory;
 pub mod mirror;
 pub mod net;
 pub mod observe;
+pub mod openflow;
 pub mod plan;
 pub mod reason;
 pub mod tables;

@@ -1,0 +1,22 @@
+//! Flow rules, in the words of no protocol version.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `field` | the fields that can be matched: one table for matcher, codecs, text and kernel plane |
+//! | `key` | a packet's fields as bytes; matches over them |
+//! | `action` | actions and instructions |
+//! | `rule` | changes that a controller asks for, and why they are refused |
+//!
+//! The codecs in [`crate::openflow`] translate between these and the wire.
+
+pub mod action;
+pub mod field;
+pub mod key;
+pub mod rule;
+
+pub use action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan};
+pub use field::Field;
+pub use key::{Key, Match};
+pub use rule::{
+    FlowCommand, FlowFlags, FlowMod, Group, GroupKind, GroupMod, Meter, MeterMod, Refused, Removed, TableId,
+};

@@ -1,0 +1,235 @@
+//! Rules, groups and meters as a controller asks for them, and why they may be refused.
+
+use super::{
+    action::{Action, Instructions, Port},
+    key::Match,
+};
+
+/// A flow table's number; tables are 0..[`TABLES`].
+pub type TableId = u8;
+/// How many flow tables there are.
+pub const TABLES: u8 = 8;
+
+/// A change of the flow tables (OpenFlow 1.0 section 5.3.3, 1.3 section A.3.4.1).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowMod {
+    pub command: FlowCommand,
+    /// `None`: all tables, only to delete (OFPTT_ALL).
+    pub table: Option<TableId>,
+    pub cookie: u64,
+    /// Modify and delete only rules whose cookie has these bits; 0: any. OpenFlow 1.0 has none.
+    pub cookie_mask: u64,
+    pub priority: u16,
+    pub matching: Match,
+    pub instructions: Instructions,
+    /// Seconds without a packet until the rule goes; 0: never.
+    pub idle_timeout: u16,
+    /// Seconds until the rule goes; 0: never.
+    pub hard_timeout: u16,
+    /// Delete only rules that output here.
+    pub out_port: Option<Port>,
+    /// Delete only rules that use this group.
+    pub out_group: Option<u32>,
+    pub flags: FlowFlags,
+    /// A packet that waits in the switch to be sent through the new rule; `None`: none.
+    pub buffer: Option<u32>,
+}
+
+/// What a [`FlowMod`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowCommand {
+    Add,
+    /// `strict`: only the rule with the same match and priority.
+    Modify {
+        strict: bool,
+    },
+    Delete {
+        strict: bool,
+    },
+}
+
+/// OFPFF flags.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowFlags {
+    /// Tell the controllers when the rule goes.
+    pub send_removed: bool,
+    /// Refuse to add beside a rule of the same priority that some packet matches too.
+    pub check_overlap: bool,
+    pub reset_counts: bool,
+    pub no_packet_counts: bool,
+    pub no_byte_counts: bool,
+    /// OpenFlow 1.0 emergency table: not supported.
+    pub emergency: bool,
+}
+
+/// A group (OpenFlow 1.3 section 5.6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub id: u32,
+    pub kind: GroupKind,
+    pub buckets: Vec<Bucket>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupKind {
+    /// Every bucket gets a copy.
+    All,
+    /// One, by the flow's hash and the weights.
+    Select,
+    /// The only one.
+    Indirect,
+    /// The first whose watched port or group is live.
+    FastFailover,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bucket {
+    pub weight: u16,
+    /// Live while this port is up.
+    pub watch_port: Option<Port>,
+    /// Live while this group has a live bucket.
+    pub watch_group: Option<u32>,
+    pub actions: Vec<Action>,
+}
+
+/// A change of the groups; `Delete(None)`: all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GroupMod {
+    Add(Group),
+    Modify(Group),
+    Delete(Option<u32>),
+}
+
+/// A meter (OpenFlow 1.3 section 5.7).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meter {
+    pub id: u32,
+    pub unit: MeterUnit,
+    /// Bands have bursts; else one is chosen: 100 ms at the band's rate.
+    pub burst: bool,
+    /// Packets and bytes are counted.
+    pub stats: bool,
+    pub bands: Vec<Band>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeterUnit {
+    Kbps,
+    Pps,
+}
+
+/// Above `rate` (kbit/s or packets/s, with a burst of kbit or packets) packets get the band's treatment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Band {
+    pub rate: u32,
+    pub burst: u32,
+    pub kind: BandKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BandKind {
+    Drop,
+    /// Not supported: refused.
+    DscpRemark {
+        levels: u8,
+    },
+    /// Not supported: refused.
+    Experimenter(u32),
+}
+
+/// A change of the meters; `Delete(None)`: all of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MeterMod {
+    Add(Meter),
+    Modify(Meter),
+    Delete(Option<u32>),
+}
+
+/// Why a rule went (OFPRR).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removed {
+    IdleTimeout,
+    HardTimeout,
+    Delete,
+    GroupDelete,
+    MeterDelete,
+}
+
+/// Why a rule, group or meter is refused. Each version has its own type and code for it (`openflow::v10`, `v13`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    #[error("the table is full")]
+    TableFull,
+    #[error("a rule of the same priority matches some of the same packets")]
+    Overlap,
+    #[error("unknown command")]
+    BadCommand,
+    #[error("there is no such table")]
+    BadTable,
+    #[error("a rule may only go on to a later table")]
+    BadGoto,
+    #[error("timeouts of the emergency table, which is not supported")]
+    Emergency,
+    #[error("no such port")]
+    BadPort,
+    #[error("no such queue")]
+    BadQueue,
+    #[error("this action is not supported")]
+    BadAction,
+    #[error("this action's argument is out of range")]
+    BadArgument,
+    #[error("this action cannot apply to what the rule matches")]
+    InconsistentAction,
+    #[error("this field cannot be set")]
+    BadSetField,
+    #[error("too many actions")]
+    TooManyActions,
+    #[error("an action in the action set in an order that is not supported")]
+    UnsupportedOrder,
+    #[error("this instruction is not supported")]
+    BadInstruction,
+    #[error("this field cannot be matched")]
+    BadField,
+    #[error("a field is matched without what it needs beside it")]
+    Prerequisite,
+    #[error("a value has bits outside its mask, or out of range")]
+    BadValue,
+    #[error("this field cannot have this mask")]
+    BadMask,
+    #[error("a field is given twice")]
+    DuplicateField,
+    #[error("too many different masks")]
+    TooManyMasks,
+    #[error("the group exists already")]
+    GroupExists,
+    #[error("no such group")]
+    UnknownGroup,
+    #[error("an invalid group")]
+    InvalidGroup,
+    #[error("groups would lead to each other in a ring")]
+    GroupLoop,
+    #[error("too many groups")]
+    TooManyGroups,
+    #[error("too many buckets")]
+    TooManyBuckets,
+    #[error("a group that others lead to")]
+    ChainedGroup,
+    #[error("a bucket's watched port or group is missing or wrong")]
+    BadWatch,
+    #[error("the meter exists already")]
+    MeterExists,
+    #[error("no such meter")]
+    UnknownMeter,
+    #[error("an invalid meter")]
+    InvalidMeter,
+    #[error("a meter's rate is out of range")]
+    BadRate,
+    #[error("a meter's burst is out of range")]
+    BadBurst,
+    #[error("this kind of meter band is not supported")]
+    BadBand,
+    #[error("too many meters")]
+    TooManyMeters,
+    #[error("too many bands")]
+    TooManyBands,
+}

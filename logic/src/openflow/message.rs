@@ -1,0 +1,514 @@
+//! OpenFlow messages in the words of no version.
+//!
+//! What only one version has is an `Option` or a variant of its own; the other version's encoder answers
+//! [`CannotSay`](super::CannotSay). All strings are bytes as they came, without the zeros after them.
+
+use crate::{
+    flow::{
+        Action, Field, FlowMod, GroupMod, Instructions, Match, Meter, MeterMod, Port, Refused, Removed,
+        TableId,
+    },
+    net::Mac,
+};
+
+/// One message, but for its transaction id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// Versions by number (1 is OpenFlow 1.0, 4 is 1.3), if the peer sent a bitmap (1.3.1 and later).
+    Hello {
+        versions: Option<Vec<u8>>,
+    },
+    Error(ErrorMessage),
+    EchoRequest(Vec<u8>),
+    EchoReply(Vec<u8>),
+    /// OpenFlow 1.0 vendor; `subtype` is there if the body has four bytes for it.
+    Experimenter(Experimenter),
+    FeaturesRequest,
+    FeaturesReply(Features),
+    GetConfigRequest,
+    GetConfigReply(Config),
+    SetConfig(Config),
+    PacketIn(PacketIn),
+    FlowRemoved(FlowRemoved),
+    PortStatus {
+        reason: PortReason,
+        port: PortDescription,
+    },
+    PacketOut(PacketOut),
+    FlowMod(FlowMod),
+    GroupMod(GroupMod),
+    MeterMod(MeterMod),
+    PortMod(PortMod),
+    /// OpenFlow 1.3 OFPT_TABLE_MOD.
+    TableMod {
+        table: Option<TableId>,
+        config: u32,
+    },
+    StatsRequest(StatsRequest),
+    /// `more`: another reply with the same transaction id follows.
+    StatsReply {
+        reply: StatsReply,
+        more: bool,
+    },
+    BarrierRequest,
+    BarrierReply,
+    /// `port` [`Port::NONE`]: all ports (1.3).
+    QueueConfigRequest {
+        port: Port,
+    },
+    QueueConfigReply {
+        port: Port,
+        queues: Vec<QueueDescription>,
+    },
+    RoleRequest {
+        role: Role,
+        generation: u64,
+    },
+    RoleReply {
+        role: Role,
+        generation: u64,
+    },
+    GetAsyncRequest,
+    GetAsyncReply(AsyncConfig),
+    SetAsync(AsyncConfig),
+}
+
+/// An error, by the numbers of the version that it is sent in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ErrorMessage {
+    pub kind: u16,
+    pub code: u16,
+    /// At least the first 64 bytes of the message that caused it; of HELLO_FAILED, a text.
+    pub data: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Experimenter {
+    pub id: u32,
+    /// 1.3 `exp_type`; in 1.0 the first four bytes of the body, as Nicira and we use them.
+    pub subtype: u32,
+    pub body: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Features {
+    pub datapath_id: u64,
+    pub buffers: u32,
+    pub tables: u8,
+    /// 1.3: 0 is the main connection.
+    pub auxiliary_id: u8,
+    pub capabilities: u32,
+    /// 1.0: supported actions as a bitmap of OFPAT.
+    pub actions: Option<u32>,
+    /// 1.0.
+    pub ports: Option<Vec<PortDescription>>,
+}
+
+/// How fragments are handled, and how much of a packet goes to the controller on a miss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub fragments: Fragments,
+    pub miss_send_len: u16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragments {
+    Normal,
+    Drop,
+    Reassemble,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketIn {
+    pub buffer: Option<u32>,
+    /// Length of the whole packet.
+    pub total_len: u16,
+    pub reason: PacketInReason,
+    /// 1.3; in 1.0 not told.
+    pub table: TableId,
+    /// 1.3.
+    pub cookie: u64,
+    /// 1.3: the fields the packet came with: at least the port. 1.0: the port.
+    pub matching: Match,
+    pub data: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketInReason {
+    NoMatch,
+    Action,
+    InvalidTtl,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowRemoved {
+    pub matching: Match,
+    pub cookie: u64,
+    pub priority: u16,
+    pub reason: Removed,
+    pub table: TableId,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    pub idle_timeout: u16,
+    pub hard_timeout: u16,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortReason {
+    Add,
+    Delete,
+    Modify,
+}
+
+/// A port as it is described; the words of `config`, `state` and features are those of the version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortDescription {
+    pub port: Port,
+    pub mac: Mac,
+    /// At most 15 bytes.
+    pub name: Vec<u8>,
+    pub config: PortConfig,
+    pub state: PortState,
+    pub current: PortFeatures,
+    pub advertised: PortFeatures,
+    pub supported: PortFeatures,
+    pub peer: PortFeatures,
+    /// 1.3, kbit/s.
+    pub current_speed: u32,
+    pub max_speed: u32,
+}
+
+/// OFPPC bits that both versions have at the same place, and 1.0's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortConfig(pub u32);
+
+impl PortConfig {
+    pub const DOWN: u32 = 1 << 0;
+    /// 1.0 only.
+    pub const NO_STP: u32 = 1 << 1;
+    pub const NO_RECV: u32 = 1 << 2;
+    /// 1.0 only.
+    pub const NO_RECV_STP: u32 = 1 << 3;
+    /// 1.0 only.
+    pub const NO_FLOOD: u32 = 1 << 4;
+    pub const NO_FWD: u32 = 1 << 5;
+    pub const NO_PACKET_IN: u32 = 1 << 6;
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortState {
+    pub link_down: bool,
+    /// 1.3.
+    pub blocked: bool,
+    /// 1.3.
+    pub live: bool,
+    /// 1.0: OFPPS_STP bits, 8..=9.
+    pub stp: u32,
+}
+
+/// OFPPF bits with 1.3's numbers; 1.0 has its own for those after 10 GbE full duplex.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortFeatures(pub u32);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PacketOut {
+    pub buffer: Option<u32>,
+    pub in_port: Port,
+    pub actions: Vec<Action>,
+    /// Empty when `buffer` is given.
+    pub data: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortMod {
+    pub port: Port,
+    pub mac: Mac,
+    pub config: PortConfig,
+    /// Which bits of `config` to change.
+    pub mask: PortConfig,
+    pub advertise: PortFeatures,
+}
+
+/// Which rules a flow or aggregate request asks for; as for a non-strict delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowFilter {
+    /// `None`: all.
+    pub table: Option<TableId>,
+    pub matching: Match,
+    pub out_port: Option<Port>,
+    pub out_group: Option<u32>,
+    pub cookie: u64,
+    pub cookie_mask: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatsRequest {
+    Description,
+    Flow(FlowFilter),
+    Aggregate(FlowFilter),
+    Table,
+    /// [`Port::NONE`]: all.
+    Port(Port),
+    /// Port [`Port::ALL`] or [`Port::NONE`]: all; queue `None`: all.
+    Queue {
+        port: Port,
+        queue: Option<u32>,
+    },
+    /// `None`: all. From here on 1.3 only.
+    Group(Option<u32>),
+    GroupDescription,
+    GroupFeatures,
+    Meter(Option<u32>),
+    MeterConfig(Option<u32>),
+    MeterFeatures,
+    /// With features to set: the body as it came, which is refused (tables cannot be configured).
+    TableFeatures {
+        sets: bool,
+    },
+    PortDescription,
+    Experimenter(Experimenter),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatsReply {
+    Description(Description),
+    Flow(Vec<FlowStats>),
+    Aggregate { packets: u64, bytes: u64, flows: u32 },
+    Table(Vec<TableStats>),
+    Port(Vec<PortStats>),
+    Queue(Vec<QueueStats>),
+    Group(Vec<GroupStats>),
+    GroupDescription(Vec<crate::flow::Group>),
+    GroupFeatures(GroupFeatures),
+    Meter(Vec<MeterStats>),
+    MeterConfig(Vec<Meter>),
+    MeterFeatures(MeterFeatures),
+    TableFeatures(Vec<TableFeatures>),
+    PortDescription(Vec<PortDescription>),
+    Experimenter(Experimenter),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Description {
+    pub manufacturer: Vec<u8>,
+    pub hardware: Vec<u8>,
+    pub software: Vec<u8>,
+    pub serial: Vec<u8>,
+    pub datapath: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowStats {
+    pub table: TableId,
+    pub matching: Match,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    pub priority: u16,
+    pub idle_timeout: u16,
+    pub hard_timeout: u16,
+    pub flags: crate::flow::FlowFlags,
+    pub cookie: u64,
+    pub packets: u64,
+    pub bytes: u64,
+    pub instructions: Instructions,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableStats {
+    pub table: TableId,
+    /// 1.0, as the next two.
+    pub name: Vec<u8>,
+    pub wildcards: u32,
+    pub max_entries: u32,
+    pub active: u32,
+    pub lookups: u64,
+    pub matched: u64,
+}
+
+/// Counters of a port; `u64::MAX`: not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortStats {
+    pub port: Port,
+    pub rx_packets: u64,
+    pub tx_packets: u64,
+    pub rx_bytes: u64,
+    pub tx_bytes: u64,
+    pub rx_dropped: u64,
+    pub tx_dropped: u64,
+    pub rx_errors: u64,
+    pub tx_errors: u64,
+    pub rx_frame_errors: u64,
+    pub rx_over_errors: u64,
+    pub rx_crc_errors: u64,
+    pub collisions: u64,
+    /// 1.3.
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueStats {
+    pub port: Port,
+    pub queue: u32,
+    pub tx_bytes: u64,
+    pub tx_packets: u64,
+    pub tx_errors: u64,
+    /// 1.3.
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueDescription {
+    pub queue: u32,
+    /// 1.3; 1.0 names the port once.
+    pub port: Port,
+    /// Tenths of a percent; `None`: no minimum.
+    pub min_rate: Option<u16>,
+    /// 1.3.
+    pub max_rate: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStats {
+    pub id: u32,
+    /// How many rules and groups lead to it.
+    pub references: u32,
+    pub packets: u64,
+    pub bytes: u64,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    /// Packets and bytes of each bucket.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// By [`GroupKind`] in the order of OFPGT: all, select, indirect, fast failover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFeatures {
+    /// Bitmap of OFPGT.
+    pub types: u32,
+    pub capabilities: u32,
+    pub max_groups: [u32; 4],
+    /// Bitmaps of OFPAT.
+    pub actions: [u32; 4],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeterStats {
+    pub id: u32,
+    /// How many rules use it.
+    pub flows: u32,
+    pub packets: u64,
+    pub bytes: u64,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    /// Packets and bytes that each band treated.
+    pub bands: Vec<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeterFeatures {
+    pub max_meters: u32,
+    /// Bitmap of OFPMBT.
+    pub band_types: u32,
+    /// Bitmap of OFPMF.
+    pub capabilities: u32,
+    pub max_bands: u8,
+    pub max_color: u8,
+}
+
+/// What a table can do (1.3 section A.3.5.5). The same for a rule of any priority and the table-miss rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableFeatures {
+    pub table: TableId,
+    pub name: Vec<u8>,
+    pub metadata_match: u64,
+    pub metadata_write: u64,
+    pub max_entries: u32,
+    /// Bitmap of OFPIT: bit n is instruction type n.
+    pub instructions: u32,
+    /// Later tables that it may go to.
+    pub next_tables: Vec<TableId>,
+    /// Bitmap of OFPAT, for apply and write alike.
+    pub actions: u32,
+    pub matches: Vec<Field>,
+    pub set_fields: Vec<Field>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Only asks which role it has.
+    NoChange,
+    Equal,
+    Master,
+    Slave,
+}
+
+/// Which asynchronous messages a controller wants, as bitmaps of reasons: [master or equal, slave].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AsyncConfig {
+    pub packet_in: [u32; 2],
+    pub port_status: [u32; 2],
+    pub flow_removed: [u32; 2],
+}
+
+/// What is wrong with a message that was received. Each version has its own type and code for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadMessage {
+    #[error("a version that is not spoken here")]
+    Version,
+    #[error("an unknown message type")]
+    Type,
+    #[error("an unknown kind of statistics")]
+    StatsType,
+    #[error("an unknown vendor or experimenter")]
+    Experimenter,
+    #[error("an unknown message of this experimenter")]
+    ExperimenterType,
+    #[error("a wrong length")]
+    Length,
+    #[error("an invalid port")]
+    Port,
+    #[error("an invalid table")]
+    Table,
+    #[error("a packet that is not buffered here, or no longer")]
+    BufferUnknown,
+    #[error("a buffered packet that was sent already")]
+    BufferEmpty,
+    #[error("a wrong length in an action")]
+    ActionLength,
+    #[error("an action of an unknown experimenter")]
+    ActionExperimenter,
+    #[error("an instruction of a wrong length")]
+    InstructionLength,
+    #[error("an instruction of an unknown experimenter")]
+    InstructionExperimenter,
+    #[error("an unknown instruction")]
+    InstructionType,
+    #[error("an unknown kind of match")]
+    MatchType,
+    #[error("a match of a wrong length")]
+    MatchLength,
+    #[error("an invalid role")]
+    Role,
+    #[error("a role whose generation is out of date")]
+    RoleStale,
+    #[error("the wrong address for a port")]
+    PortAddress,
+    #[error("port settings that are not supported")]
+    PortConfig,
+    #[error("a feature that the port has not")]
+    PortAdvertise,
+    #[error("switch settings that are not supported")]
+    SwitchConfig,
+    #[error("table features that cannot be set")]
+    TableFeatures,
+    #[error("not allowed for a slave")]
+    IsSlave,
+    #[error("out of room")]
+    TooBig,
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}

@@ -1,0 +1,25 @@
+//! OpenFlow 1.0.2 and 1.3.5 on the wire: bytes to [`Message`] and back. Formats only; what messages mean is
+//! [`crate::flow`] and the agent in `router`.
+//!
+//! A decoder never panics and never allocates more than a small multiple of what it was given. What a version cannot say is
+//! refused ([`CannotSay`]), not left out.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `message` | messages in the words of no version |
+//! | `wire` | the header, framing, and a bounded reader |
+//! | `v10`, `v13` | the two codecs, each with its error numbers |
+
+pub mod message;
+pub mod wire;
+
+pub use message::{BadMessage, Message};
+
+/// Why a message cannot be written in a version: the thing it does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("OpenFlow {version} cannot say {what}")]
+pub struct CannotSay {
+    /// "1.0" or "1.3".
+    pub version: &'static str,
+    pub what: &'static str,
+}
