@@ -491,6 +491,18 @@ pub enum BadMessage {
     MatchType,
     #[error("a match of a wrong length")]
     MatchLength,
+    #[error("a value has bits where its mask has none")]
+    Wildcards,
+    #[error("a field to set of a wrong length")]
+    SetFieldLength,
+    #[error("a field cannot be set to this value")]
+    SetFieldValue,
+    #[error("unknown flags of a rule or meter")]
+    Flags,
+    #[error("an unknown type of group")]
+    GroupType,
+    #[error("a malformed bucket")]
+    Bucket,
     #[error("an invalid role")]
     Role,
     #[error("a role whose generation is out of date")]

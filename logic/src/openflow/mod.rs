@@ -11,6 +11,7 @@
 //! | `v10`, `v13` | the two codecs, each with its error numbers |
 
 pub mod message;
+pub mod v10;
 pub mod wire;
 
 pub use message::{BadMessage, Message};

@@ -95,9 +95,9 @@ impl<'a> Reader<'a> {
     pub fn uint(&mut self, bytes: usize) -> Result<u128, BadMessage> {
         Ok(self.take(bytes)?.iter().fold(0, |value, &b| value << 8 | u128::from(b)))
     }
-    /// A string in a field of `bytes`: what is before the first zero.
+    /// A string in a field of `bytes`: what is before the first zero, or before its last byte, which should be one.
     pub fn text(&mut self, bytes: usize) -> Result<Vec<u8>, BadMessage> {
-        let field = self.take(bytes)?;
+        let field = &self.take(bytes)?[..bytes - 1];
         Ok(field.split(|&b| b == 0).next().unwrap_or_default().to_vec())
     }
 }
