@@ -179,44 +179,24 @@ fn write(message: &Message, out: &mut Vec<u8>) -> Result<u8, CannotSay> {
         }
         Message::FeaturesRequest => kind::FEATURES_REQUEST,
         Message::FeaturesReply(features) => {
-            ports::write_features(features, out)?;
-            kind::FEATURES_REPLY
+            ports::write_features(features, out).map(|()| kind::FEATURES_REPLY)?
         }
         Message::GetConfigRequest => kind::GET_CONFIG_REQUEST,
         Message::GetConfigReply(config) => write_config(kind::GET_CONFIG_REPLY, config, out),
         Message::SetConfig(config) => write_config(kind::SET_CONFIG, config, out),
-        Message::PacketIn(packet) => {
-            packets::write_in(packet, out)?;
-            kind::PACKET_IN
-        }
-        Message::FlowRemoved(removed) => {
-            flows::write_removed(removed, out)?;
-            kind::FLOW_REMOVED
-        }
+        Message::PacketIn(packet) => packets::write_in(packet, out).map(|()| kind::PACKET_IN)?,
+        Message::FlowRemoved(removed) => flows::write_removed(removed, out).map(|()| kind::FLOW_REMOVED)?,
         Message::PortStatus { reason, port } => {
             write_port_reason(*reason, out);
             ports::write_description(port, out);
             kind::PORT_STATUS
         }
-        Message::PacketOut(packet) => {
-            packets::write_out(packet, out)?;
-            kind::PACKET_OUT
-        }
-        Message::FlowMod(change) => {
-            flows::write_mod(change, out)?;
-            kind::FLOW_MOD
-        }
-        Message::PortMod(change) => {
-            ports::write_mod(change, out)?;
-            kind::PORT_MOD
-        }
-        Message::StatsRequest(request) => {
-            stats::write_request(request, out)?;
-            kind::STATS_REQUEST
-        }
+        Message::PacketOut(packet) => packets::write_out(packet, out).map(|()| kind::PACKET_OUT)?,
+        Message::FlowMod(change) => flows::write_mod(change, out).map(|()| kind::FLOW_MOD)?,
+        Message::PortMod(change) => ports::write_mod(change, out).map(|()| kind::PORT_MOD)?,
+        Message::StatsRequest(request) => stats::write_request(request, out).map(|()| kind::STATS_REQUEST)?,
         Message::StatsReply { reply, more } => {
-            stats::write_reply(reply, *more, out)?;
-            kind::STATS_REPLY
+            stats::write_reply(reply, *more, out).map(|()| kind::STATS_REPLY)?
         }
         Message::BarrierRequest => kind::BARRIER_REQUEST,
         Message::BarrierReply => kind::BARRIER_REPLY,
@@ -226,8 +206,7 @@ fn write(message: &Message, out: &mut Vec<u8>) -> Result<u8, CannotSay> {
             kind::QUEUE_GET_CONFIG_REQUEST
         }
         Message::QueueConfigReply { port, queues } => {
-            ports::write_queues(*port, queues, out)?;
-            kind::QUEUE_GET_CONFIG_REPLY
+            ports::write_queues(*port, queues, out).map(|()| kind::QUEUE_GET_CONFIG_REPLY)?
         }
         Message::GroupMod(_) => return Err(cannot("groups")),
         Message::MeterMod(_) => return Err(cannot("meters")),
