@@ -12,9 +12,14 @@
 
 pub mod message;
 pub mod v10;
+pub mod v13;
 pub mod wire;
 
 pub use message::{BadMessage, Message};
+
+/// The experimenter (in 1.0: vendor) of our own fields, actions and messages, "MLRC". No id is registered for us, so this is a
+/// constant of ours; its first byte is not 0, so that it is nobody's OUI (1.3 section 7.5.4).
+pub const EXPERIMENTER: u32 = 0x4d4c_5243;
 
 /// Why a message cannot be written in a version: the thing it does not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

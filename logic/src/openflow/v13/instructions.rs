@@ -1,0 +1,113 @@
+//! Instructions (section 7.2.4).
+
+use super::{
+    actions::{self, Known},
+    structure,
+};
+use crate::{
+    flow::{Action, Instructions, Match, Refused},
+    openflow::{
+        BadMessage, CannotSay,
+        wire::{Reader, Write},
+    },
+};
+
+/// OFPIT: instruction types.
+const GOTO_TABLE: u16 = 1;
+const WRITE_METADATA: u16 = 2;
+const WRITE_ACTIONS: u16 = 3;
+const APPLY_ACTIONS: u16 = 4;
+const CLEAR_ACTIONS: u16 = 5;
+const METER: u16 = 6;
+const EXPERIMENTER: u16 = 0xffff;
+
+/// Instructions until the end; each type at most once (section 5.9).
+pub(super) fn read(r: &mut Reader<'_>) -> Result<Instructions, BadMessage> {
+    let (mut all, mut seen) = (Instructions::default(), 0_u8);
+    while !r.is_empty() {
+        let mut r = structure(r, 2, BadMessage::InstructionLength)?;
+        let (kind, length) = (r.u16()?, r.u16()?);
+        if length % 8 != 0 {
+            return Err(BadMessage::InstructionLength);
+        }
+        match kind {
+            GOTO_TABLE => {
+                all.goto_table = Some(r.u8()?);
+                r.skip(3)?;
+            }
+            WRITE_METADATA => {
+                r.skip(4)?;
+                all.metadata = Some((r.u64()?, r.u64()?));
+            }
+            WRITE_ACTIONS => all.write = read_actions(&mut r)?,
+            APPLY_ACTIONS => all.apply = read_actions(&mut r)?,
+            CLEAR_ACTIONS => {
+                all.clear = true;
+                r.skip(4)?;
+            }
+            METER => all.meter = Some(r.u32()?),
+            EXPERIMENTER => return Err(BadMessage::InstructionExperimenter),
+            _ => return Err(BadMessage::InstructionType),
+        }
+        if !r.is_empty() {
+            return Err(BadMessage::InstructionLength);
+        }
+        if seen & 1 << kind != 0 {
+            return Err(Refused::BadInstruction.into());
+        }
+        seen |= 1 << kind;
+    }
+    Ok(all)
+}
+
+fn read_actions(r: &mut Reader<'_>) -> Result<Vec<Action>, BadMessage> {
+    r.skip(4)?;
+    actions::read_list(&mut r.part(r.rest().len(), BadMessage::ActionLength)?)
+}
+
+/// The instructions of a rule with this match, in the order in which they are done.
+pub(super) fn write(
+    instructions: &Instructions,
+    matching: &Match,
+    out: &mut Vec<u8>,
+) -> Result<(), CannotSay> {
+    if let Some(meter) = instructions.meter {
+        write_word(METER, meter, out);
+    }
+    write_actions(APPLY_ACTIONS, &instructions.apply, Known::of(matching), out)?;
+    if instructions.clear {
+        write_word(CLEAR_ACTIONS, 0, out);
+    }
+    // When the action set is done, other tables may have changed the packet.
+    write_actions(WRITE_ACTIONS, &instructions.write, Known::default(), out)?;
+    if let Some((value, mask)) = instructions.metadata {
+        out.u16(WRITE_METADATA);
+        out.u16(24);
+        out.zeros(4);
+        out.u64(value);
+        out.u64(mask);
+    }
+    if let Some(table) = instructions.goto_table {
+        write_word(GOTO_TABLE, u32::from(table) << 24, out);
+    }
+    Ok(())
+}
+
+/// An instruction of eight bytes.
+fn write_word(kind: u16, word: u32, out: &mut Vec<u8>) {
+    out.u16(kind);
+    out.u16(8);
+    out.u32(word);
+}
+
+fn write_actions(kind: u16, actions: &[Action], known: Known, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+    if actions.is_empty() {
+        return Ok(());
+    }
+    let from = out.len();
+    out.u16(kind);
+    out.zeros(6);
+    actions::write_list(actions, known, out)?;
+    out.patch_length(from + 2, from);
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! What a table can do (section 7.3.5.5).
+//!
+//! What is true of rules is true of the table-miss rule: each list is written twice, for both. Of what is read, the lists for
+//! the table-miss rule, and what is not known here, are passed over.
+
+use super::{oxm, pad, padding, rest, structure};
+use crate::{
+    flow::Field,
+    openflow::{
+        BadMessage,
+        message::TableFeatures,
+        wire::{Reader, Write},
+    },
+};
+
+/// OFP_MAX_TABLE_NAME_LEN.
+const NAME: usize = 32;
+/// Bytes of the header of a property, and of an instruction or action that is named by its type.
+const HEADER: u16 = 4;
+
+/// OFPTFPT: property types; the one after it is that of the table-miss rule, if there is one.
+const INSTRUCTIONS: u16 = 0;
+const NEXT_TABLES: u16 = 2;
+const WRITE_ACTIONS: u16 = 4;
+const APPLY_ACTIONS: u16 = 6;
+const MATCH: u16 = 8;
+const WILDCARDS: u16 = 10;
+const WRITE_SET_FIELD: u16 = 12;
+const APPLY_SET_FIELD: u16 = 14;
+
+pub(super) fn read(r: &mut Reader<'_>) -> Result<TableFeatures, BadMessage> {
+    let mut r = structure(r, 0, BadMessage::Length)?;
+    r.skip(2)?;
+    let table = r.u8()?;
+    r.skip(5)?;
+    let (name, metadata_match, metadata_write) = (r.text(NAME)?, r.u64()?, r.u64()?);
+    r.skip(4)?;
+    let mut features = TableFeatures {
+        table,
+        name,
+        metadata_match,
+        metadata_write,
+        max_entries: r.u32()?,
+        instructions: 0,
+        next_tables: Vec::new(),
+        actions: 0,
+        matches: Vec::new(),
+        set_fields: Vec::new(),
+    };
+    while !r.is_empty() {
+        let mut property = structure(&mut r, 2, BadMessage::Length)?;
+        r.skip(padding(property.rest().len()))?;
+        let kind = property.u16()?;
+        property.skip(2)?;
+        match kind {
+            INSTRUCTIONS => features.instructions |= read_types(&mut property)?,
+            NEXT_TABLES => features.next_tables = rest(&mut property)?,
+            WRITE_ACTIONS | APPLY_ACTIONS => features.actions |= read_types(&mut property)?,
+            MATCH => read_fields(&mut property, &mut features.matches)?,
+            WRITE_SET_FIELD | APPLY_SET_FIELD => read_fields(&mut property, &mut features.set_fields)?,
+            _ => {}
+        }
+    }
+    Ok(features)
+}
+
+/// A bitmap of instructions or actions, each without its body. Those of experimenters are in no bitmap.
+fn read_types(r: &mut Reader<'_>) -> Result<u32, BadMessage> {
+    let mut types = 0;
+    while !r.is_empty() {
+        let kind = structure(r, 2, BadMessage::Length)?.u16()?;
+        types |= 1_u32.checked_shl(kind.into()).unwrap_or(0);
+    }
+    Ok(types)
+}
+
+/// Headers of TLVs, each field once.
+fn read_fields(r: &mut Reader<'_>, fields: &mut Vec<Field>) -> Result<(), BadMessage> {
+    while !r.is_empty() {
+        if let (Some(field), ..) = oxm::read_header(r)?
+            && !fields.contains(&field)
+        {
+            fields.push(field);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn write(features: &TableFeatures, out: &mut Vec<u8>) {
+    let from = out.len();
+    out.zeros(2);
+    out.u8(features.table);
+    out.zeros(5);
+    out.text(&features.name, NAME);
+    out.u64(features.metadata_match);
+    out.u64(features.metadata_write);
+    // No settings: OFPTC has only deprecated ones.
+    out.u32(0);
+    out.u32(features.max_entries);
+    let pair = |kind, out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)| {
+        write_property(kind, out, write);
+        write_property(kind + 1, out, write);
+    };
+    let (instructions, actions) = (features.instructions, features.actions);
+    pair(INSTRUCTIONS, out, &|out| write_types(instructions, out));
+    pair(NEXT_TABLES, out, &|out| out.extend_from_slice(&features.next_tables));
+    pair(WRITE_ACTIONS, out, &|out| write_types(actions, out));
+    pair(APPLY_ACTIONS, out, &|out| write_types(actions, out));
+    // Every field may have its mask, and be left out.
+    let masks = |field: &Field| field.spec().maskable;
+    write_property(MATCH, out, &|out| write_fields(&features.matches, masks, out));
+    write_property(WILDCARDS, out, &|out| write_fields(&features.matches, |_| false, out));
+    pair(WRITE_SET_FIELD, out, &|out| write_fields(&features.set_fields, |_| false, out));
+    pair(APPLY_SET_FIELD, out, &|out| write_fields(&features.set_fields, |_| false, out));
+    out.patch_length(from, from);
+}
+
+fn write_property(kind: u16, out: &mut Vec<u8>, write: &dyn Fn(&mut Vec<u8>)) {
+    let from = out.len();
+    out.u16(kind);
+    out.u16(0);
+    write(out);
+    out.patch_length(from + 2, from);
+    pad(out, from);
+}
+
+fn write_types(types: u32, out: &mut Vec<u8>) {
+    for kind in (0..32).filter(|kind| types >> kind & 1 == 1) {
+        out.u16(kind);
+        out.u16(HEADER);
+    }
+}
+
+fn write_fields(fields: &[Field], has_mask: impl Fn(&Field) -> bool, out: &mut Vec<u8>) {
+    fields.iter().for_each(|field| oxm::write_header(*field, has_mask(field), out));
+}
