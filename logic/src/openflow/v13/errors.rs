@@ -7,6 +7,7 @@ use crate::{
 };
 
 /// OFPET: error types.
+const HELLO_FAILED: u16 = 0;
 const BAD_REQUEST: u16 = 1;
 const BAD_ACTION: u16 = 2;
 const BAD_INSTRUCTION: u16 = 3;
@@ -55,6 +56,10 @@ impl About {
 
 /// The error that answers the message `offending` (all of it, or what came).
 pub fn error(bad: BadMessage, offending: &[u8]) -> ErrorMessage {
+    if bad == BadMessage::Version && offending.get(1) == Some(&kind::HELLO) {
+        // OFPHFC_INCOMPATIBLE, with a text.
+        return ErrorMessage { kind: HELLO_FAILED, code: 0, data: bad.to_string().into_bytes() };
+    }
     let (kind, code) = type_and_code(bad, About::of(offending));
     ErrorMessage { kind, code, data: offending[..offending.len().min(SHOWN)].to_vec() }
 }

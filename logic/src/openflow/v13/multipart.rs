@@ -50,10 +50,11 @@ fn write_head(kind: u16, more: bool, out: &mut Vec<u8>) {
     out.zeros(4);
 }
 
-/// Requests of several messages are refused: only features to set may need them, and tables have none to set.
+/// Only features to set may need several messages; nothing else is put together.
 pub(super) fn read_request(r: &mut Reader<'_>) -> Result<StatsRequest, BadMessage> {
     let (kind, flags) = read_head(r)?;
-    if flags & MORE != 0 {
+    let more = flags & MORE != 0;
+    if more && kind != part::TABLE_FEATURES {
         return Err(BadMessage::TooBig);
     }
     Ok(match kind {
@@ -69,7 +70,7 @@ pub(super) fn read_request(r: &mut Reader<'_>) -> Result<StatsRequest, BadMessag
         part::METER => StatsRequest::Meter(read_id(meters::ALL, r)?),
         part::METER_CONFIG => StatsRequest::MeterConfig(read_id(meters::ALL, r)?),
         part::METER_FEATURES => StatsRequest::MeterFeatures,
-        part::TABLE_FEATURES => StatsRequest::TableFeatures { sets: !rest(r)?.is_empty() },
+        part::TABLE_FEATURES => StatsRequest::TableFeatures { sets: !rest(r)?.is_empty() || more },
         part::PORT_DESC => StatsRequest::PortDescription,
         part::EXPERIMENTER => StatsRequest::Experimenter(session::read_experimenter(r)?),
         _ => return Err(BadMessage::StatsType),

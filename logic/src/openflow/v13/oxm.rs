@@ -28,7 +28,7 @@ const TLV: usize = 4;
 pub(super) struct Oxm {
     pub field: Field,
     pub value: u128,
-    /// `None`: has no mask.
+    /// `None`: has no mask. Bits that the field does not have are 0 in every packet, so that their mask says nothing.
     pub mask: Option<u128>,
 }
 
@@ -97,8 +97,6 @@ pub(super) fn read(r: &mut Reader<'_>) -> Result<Oxm, BadMessage> {
         Field::InPort => ports::from_wire(value as u32).map(|port| port.0.into()),
         _ => Some(value),
     };
-    // Bits that a field does not have are 0 in every packet, so that their mask says nothing.
-    let mask = mask.map(|mask| mask & field.all_bits());
     match value.filter(|&value| has_sense(field, value, mask.unwrap_or(field.all_bits()))) {
         Some(value) => Ok(Oxm { field, value, mask }),
         None => Err(Refused::BadValue.into()),

@@ -22,7 +22,7 @@ const XID: u32 = 0x0102_0304;
 fn bytes(hex: &str) -> Vec<u8> {
     let digits: Vec<u32> = hex.chars().filter_map(|c| c.to_digit(16)).collect();
     assert!(
-        hex.chars().all(|c| c.is_whitespace() || c.is_ascii_hexdigit()) && digits.len() % 2 == 0,
+        hex.chars().all(|c| c.is_whitespace() || c.is_ascii_hexdigit()) && digits.len().is_multiple_of(2),
         "{hex}"
     );
     digits.chunks(2).map(|two| (two[0] << 4 | two[1]) as u8).collect()

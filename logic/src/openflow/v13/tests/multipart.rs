@@ -78,6 +78,7 @@ fn which_rules() {
 fn features_to_set_are_seen() {
     let sets = StatsRequest::TableFeatures { sets: true };
     read_as(18, "000c 0000 00000000 00", Message::StatsRequest(sets.clone()));
+    read_as(18, "000c 0001 00000000", Message::StatsRequest(sets.clone()));
     unsaid(Message::StatsRequest(sets), "to set features of tables");
 }
 

@@ -126,10 +126,13 @@ fn an_error_has_the_numbers_of_what_the_message_was_about() {
 }
 
 #[test]
-fn an_error_shows_the_first_64_bytes() {
+fn an_error_shows_the_first_64_bytes_or_says_why_there_is_no_version() {
     let long: Vec<u8> = whole(2, &[7; 100]);
     assert_eq!(error(BadMessage::Type, &long), ErrorMessage { kind: 1, code: 1, data: long[..64].to_vec() });
     let short = whole(2, &[7]);
     assert_eq!(error(BadMessage::Length, &short), ErrorMessage { kind: 1, code: 6, data: short });
     assert!(error(BadMessage::Length, &[]).data.is_empty());
+    let hello = error(BadMessage::Version, &whole(kind::HELLO, &[]));
+    let text = b"a version that is not spoken here".to_vec();
+    assert_eq!(hello, ErrorMessage { kind: 0, code: 0, data: text });
 }

@@ -74,10 +74,9 @@ fn queue_stats() -> impl Strategy<Value = QueueStats> {
     })
 }
 
-/// Id, references, packets, bytes, duration, and counters of buckets or bands.
-fn counters() -> impl Strategy<Value = (u32, u32, u64, u64, u32, u32, Vec<(u64, u64)>)> {
-    let each = vec(any::<(u64, u64)>(), 0..4);
-    (any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>(), each)
+/// Packets and bytes of each bucket or band.
+fn counters() -> impl Strategy<Value = Vec<(u64, u64)>> {
+    vec(any::<(u64, u64)>(), 0..4)
 }
 
 fn features() -> impl Strategy<Value = TableFeatures> {
@@ -116,20 +115,15 @@ pub fn reply() -> impl Strategy<Value = StatsReply> {
             StatsReply::Description(Description { manufacturer, hardware, software, serial, datapath })
         },
     );
-    let group =
-        counters().prop_map(|(id, references, packets, bytes, duration_sec, duration_nsec, buckets)| {
-            GroupStats { id, references, packets, bytes, duration_sec, duration_nsec, buckets }
-        });
-    let meter_stats =
-        counters().prop_map(|(id, flows, packets, bytes, duration_sec, duration_nsec, bands)| MeterStats {
-            id,
-            flows,
-            packets,
-            bytes,
-            duration_sec,
-            duration_nsec,
-            bands,
-        });
+    let numbers = any::<(u32, u32, u64, u64, u32, u32)>;
+    let group = (numbers(), counters()).prop_map(|(n, buckets)| {
+        let (id, references, packets, bytes, duration_sec, duration_nsec) = n;
+        GroupStats { id, references, packets, bytes, duration_sec, duration_nsec, buckets }
+    });
+    let meter_stats = (numbers(), counters()).prop_map(|(n, bands)| {
+        let (id, flows, packets, bytes, duration_sec, duration_nsec) = n;
+        MeterStats { id, flows, packets, bytes, duration_sec, duration_nsec, bands }
+    });
     Union::new([
         description.boxed(),
         vec(flow(), 0..4).prop_map(StatsReply::Flow).boxed(),
