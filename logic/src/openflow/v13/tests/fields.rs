@@ -230,6 +230,7 @@ fn actions_that_make_no_sense_are_refused() {
         ("0019 0018 80001604 00000009 00000000 0000000000000000", Err(ActionLength)),
         ("0019 0010 80001001 40 00000000000000", Err(SetFieldValue)),
         ("0019 0010 80000c02 0064 000000000000", Err(SetFieldValue)),
+        ("0019 0010 80000c02 0000 000000000000", Err(SetFieldValue)), // OFPVID_NONE
         ("ffff 0010 00002320 0001 000000000000", Err(ActionExperimenter)),
     ] {
         assert_eq!(acted(action), why, "{action}");
