@@ -1,4 +1,4 @@
-//! Changes and descriptions of groups (sections 7.3.4.2 and 7.3.5.9).
+//! Changes and descriptions of groups (sections 7.3.4.2 and 7.3.5.10).
 
 use super::{
     actions::{self, Known},

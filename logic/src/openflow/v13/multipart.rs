@@ -32,8 +32,6 @@ pub(super) mod part {
 
 /// OFPMPF_REQ_MORE and OFPMPF_REPLY_MORE.
 const MORE: u16 = 1;
-/// Bytes before the body, the message's header included.
-const BEFORE_BODY: usize = 16;
 /// OFPQ_ALL.
 const ALL_QUEUES: u32 = u32::MAX;
 
@@ -240,11 +238,11 @@ impl Messages<'_> {
 }
 
 impl Parts for Messages<'_> {
-    /// What does not fit into the message begins the next one.
+    /// What does not fit into the message begins the next one; what does not fit there either is found when that one ends.
     fn part(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), CannotSay>) -> Result<(), CannotSay> {
         let from = self.out.len();
         write(self.out)?;
-        if self.out.len() - self.from > LONGEST && from > self.from + BEFORE_BODY {
+        if self.out.len() - self.from > LONGEST {
             let part = self.out.split_off(from);
             self.finish()?;
             self.out[self.from + 11] = MORE as u8;

@@ -20,8 +20,10 @@ const OXM: u16 = 1;
 /// OFPXMC_OPENFLOW_BASIC and OFPXMC_EXPERIMENTER.
 const BASIC_CLASS: u16 = 0x8000;
 const EXPERIMENTER_CLASS: u16 = 0xffff;
-/// Bytes of a TLV's header, and of the type and length of a match.
-const TLV: usize = 4;
+/// Bytes of the type and length of a match.
+const HEAD: usize = 4;
+/// Bytes of an experimenter's id.
+const ID: usize = 4;
 
 /// What one TLV says of a field.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +40,7 @@ pub(super) fn read_match(r: &mut Reader<'_>) -> Result<Match, BadMessage> {
     if kind != OXM {
         return Err(BadMessage::MatchType);
     }
-    let tlvs = length.checked_sub(TLV).and_then(|tlvs| r.part(tlvs, BadMessage::MatchLength).ok());
+    let tlvs = length.checked_sub(HEAD).and_then(|tlvs| r.part(tlvs, BadMessage::MatchLength).ok());
     let mut tlvs = tlvs.ok_or(BadMessage::MatchLength)?;
     r.skip(padding(length)).map_err(|_| BadMessage::MatchLength)?;
     let (mut matching, mut seen) = (Match::ANY, 0_u64);
@@ -84,7 +86,7 @@ pub(super) fn read(r: &mut Reader<'_>) -> Result<Oxm, BadMessage> {
     if has_mask && !spec.maskable {
         return Err(Refused::BadMask.into());
     }
-    if length != spec.oxm_bytes << usize::from(has_mask) {
+    if length != payload(field, has_mask) {
         return Err(BadMessage::MatchLength);
     }
     let value = r.uint(spec.oxm_bytes)?;
@@ -131,8 +133,14 @@ fn has_sense(field: Field, value: u128, mask: u128) -> bool {
     value & !field.all_bits() == 0 && (!absent || value == 0)
 }
 
-/// A TLV's header, with its experimenter id if it has one: the field if it is known, whether it has a mask, and the bytes of
-/// both.
+/// Bytes after the first four of a TLV of this field.
+fn payload(field: Field, has_mask: bool) -> usize {
+    let spec = field.spec();
+    let id = if spec.oxm.is_none() { ID } else { 0 };
+    id + (spec.oxm_bytes << usize::from(has_mask))
+}
+
+/// A TLV's header, with its experimenter id if it has one: the field if it is known, whether it has a mask, and its length.
 pub(super) fn read_header(r: &mut Reader<'_>) -> Result<(Option<Field>, bool, usize), BadMessage> {
     let (class, number, length) = (r.u16()?, r.u8()?, r.u8()?.into());
     let (number, has_mask) = (number >> 1, number & 1 != 0);
@@ -141,30 +149,25 @@ pub(super) fn read_header(r: &mut Reader<'_>) -> Result<(Option<Field>, bool, us
         EXPERIMENTER_CLASS => {
             let own = usize::from(number) + Field::InnerEthDst as usize;
             let field = FIELDS.get(own).filter(|_| r.rest().starts_with(&EXPERIMENTER.to_be_bytes()));
-            r.skip(TLV)?;
-            (
-                field.map(|spec| spec.field),
-                has_mask,
-                usize::checked_sub(length, TLV).ok_or(BadMessage::MatchLength)?,
-            )
+            r.skip(ID)?;
+            (field.map(|spec| spec.field), has_mask, length)
         }
         _ => (None, has_mask, length),
     })
 }
 
 pub(super) fn write_header(field: Field, has_mask: bool, out: &mut Vec<u8>) {
-    let spec = field.spec();
-    let bytes = (spec.oxm_bytes << usize::from(has_mask)) as u8;
-    match spec.oxm {
+    let length = payload(field, has_mask) as u8;
+    match field.spec().oxm {
         Some(number) => {
             out.u16(BASIC_CLASS);
             out.u8(number << 1 | u8::from(has_mask));
-            out.u8(bytes);
+            out.u8(length);
         }
         None => {
             out.u16(EXPERIMENTER_CLASS);
             out.u8((field as u8 - Field::InnerEthDst as u8) << 1 | u8::from(has_mask));
-            out.u8(TLV as u8 + bytes);
+            out.u8(length);
             out.u32(EXPERIMENTER);
         }
     }

@@ -59,7 +59,7 @@ pub(super) fn write_error(error: &ErrorMessage, out: &mut Vec<u8>) {
     out.extend_from_slice(&error.data);
 }
 
-/// Sections 7.5.4 and 7.3.5.16: the body of a message and of a multipart request or reply alike.
+/// Sections 7.5.4 and 7.3.5.15: the body of a message and of a multipart request or reply alike.
 pub(super) fn read_experimenter(r: &mut Reader<'_>) -> Result<Experimenter, BadMessage> {
     Ok(Experimenter { id: r.u32()?, subtype: r.u32()?, body: rest(r)? })
 }

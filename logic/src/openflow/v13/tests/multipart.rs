@@ -305,13 +305,13 @@ fn table_features() {
         StatsReply::TableFeatures(vec![features.clone()]),
         &format!("000c 0000 00000000 0100 {fixed} {lists}"),
     );
-    // What is not known is passed over, and what is there twice counts once.
+    // What is not known is passed over, what is there twice counts once, and the lengths of fields are not looked at.
     let lists = "0000 0018 0001 0004 0004 0004 ffff 000c 00002320 00000000
         0001 0008 0002 0004
         0002 0006 02 03 0000
         0004 0008 0000 0004
         0006 000c 0000 0004 0016 0004 00000000
-        0008 001c 80000004 8000070c 80004404 80000606 ffff0110 4d4c5243 00000000
+        0008 001c 80000000 80000700 80004404 80000606 ffff0100 4d4c5243 00000000
         000e 0008 80000606
         fffe 0010 00002320 00000001 00000000";
     let length = 64 + bytes(lists).len();
