@@ -5,7 +5,8 @@
 //! | `field` | the fields that can be matched: one table for matcher, codecs, text and kernel plane |
 //! | `key` | a packet's fields as bytes; matches over them |
 //! | `action` | actions and instructions |
-//! | `rule` | changes that a controller asks for, and why they are refused |
+//! | `rule` | changes and statistics that a controller asks for, and why they are refused |
+//! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
 //!
 //! The codecs in [`crate::openflow`] translate between these and the wire.
 
@@ -13,10 +14,13 @@ pub mod action;
 pub mod field;
 pub mod key;
 pub mod rule;
+pub mod table;
 
 pub use action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan};
 pub use field::Field;
 pub use key::{Key, Match};
 pub use rule::{
-    FlowCommand, FlowFlags, FlowMod, Group, GroupKind, GroupMod, Meter, MeterMod, Refused, Removed, TableId,
+    FlowCommand, FlowFilter, FlowFlags, FlowMod, FlowRemoved, FlowStats, Group, GroupKind, GroupMod,
+    GroupStats, Meter, MeterMod, MeterStats, Refused, Removed, TableId,
 };
+pub use table::{Change, Dialect, RuleId, Tables};

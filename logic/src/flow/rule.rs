@@ -155,6 +155,79 @@ pub enum Removed {
     MeterDelete,
 }
 
+/// A rule that is gone, as controllers are told (OFPT_FLOW_REMOVED).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowRemoved {
+    pub matching: Match,
+    pub cookie: u64,
+    pub priority: u16,
+    pub reason: Removed,
+    pub table: TableId,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    pub idle_timeout: u16,
+    pub hard_timeout: u16,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// Which rules a flow or aggregate request asks for; as for a non-strict delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowFilter {
+    /// `None`: all.
+    pub table: Option<TableId>,
+    pub matching: Match,
+    pub out_port: Option<Port>,
+    pub out_group: Option<u32>,
+    pub cookie: u64,
+    pub cookie_mask: u64,
+}
+
+/// A rule as statistics show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FlowStats {
+    pub table: TableId,
+    pub matching: Match,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    pub priority: u16,
+    pub idle_timeout: u16,
+    pub hard_timeout: u16,
+    pub flags: FlowFlags,
+    pub cookie: u64,
+    pub packets: u64,
+    pub bytes: u64,
+    pub instructions: Instructions,
+}
+
+/// A group as statistics show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupStats {
+    pub id: u32,
+    /// How many rules and groups lead to it.
+    pub references: u32,
+    pub packets: u64,
+    pub bytes: u64,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    /// Packets and bytes of each bucket.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// A meter as statistics show it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MeterStats {
+    pub id: u32,
+    /// How many rules use it.
+    pub flows: u32,
+    pub packets: u64,
+    pub bytes: u64,
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    /// Packets and bytes that each band treated.
+    pub bands: Vec<(u64, u64)>,
+}
+
 /// Why a rule, group or meter is refused. Each version has its own type and code for it (`openflow::v10`, `v13`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -208,6 +281,10 @@ pub enum Refused {
     InvalidGroup,
     #[error("groups would lead to each other in a ring")]
     GroupLoop,
+    #[error("groups would lead to each other in too long a chain")]
+    GroupChain,
+    #[error("an action leads to a group that does not exist")]
+    BadGroup,
     #[error("too many groups")]
     TooManyGroups,
     #[error("too many buckets")]

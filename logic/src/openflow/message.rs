@@ -3,11 +3,9 @@
 //! What only one version has is an `Option` or a variant of its own; the other version's encoder answers
 //! [`CannotSay`](super::CannotSay). All strings are bytes as they came, without the zeros after them.
 
+pub use crate::flow::{FlowFilter, FlowRemoved, FlowStats, GroupStats, MeterStats};
 use crate::{
-    flow::{
-        Action, Field, FlowMod, GroupMod, Instructions, Match, Meter, MeterMod, Port, Refused, Removed,
-        TableId,
-    },
+    flow::{Action, Field, FlowMod, GroupMod, Match, Meter, MeterMod, Port, Refused, TableId},
     net::Mac,
 };
 
@@ -140,21 +138,6 @@ pub enum PacketInReason {
     InvalidTtl,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowRemoved {
-    pub matching: Match,
-    pub cookie: u64,
-    pub priority: u16,
-    pub reason: Removed,
-    pub table: TableId,
-    pub duration_sec: u32,
-    pub duration_nsec: u32,
-    pub idle_timeout: u16,
-    pub hard_timeout: u16,
-    pub packets: u64,
-    pub bytes: u64,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortReason {
     Add,
@@ -231,18 +214,6 @@ pub struct PortMod {
     pub advertise: PortFeatures,
 }
 
-/// Which rules a flow or aggregate request asks for; as for a non-strict delete.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowFilter {
-    /// `None`: all.
-    pub table: Option<TableId>,
-    pub matching: Match,
-    pub out_port: Option<Port>,
-    pub out_group: Option<u32>,
-    pub cookie: u64,
-    pub cookie_mask: u64,
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatsRequest {
     Description,
@@ -297,22 +268,6 @@ pub struct Description {
     pub software: Vec<u8>,
     pub serial: Vec<u8>,
     pub datapath: Vec<u8>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FlowStats {
-    pub table: TableId,
-    pub matching: Match,
-    pub duration_sec: u32,
-    pub duration_nsec: u32,
-    pub priority: u16,
-    pub idle_timeout: u16,
-    pub hard_timeout: u16,
-    pub flags: crate::flow::FlowFlags,
-    pub cookie: u64,
-    pub packets: u64,
-    pub bytes: u64,
-    pub instructions: Instructions,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -371,19 +326,6 @@ pub struct QueueDescription {
     pub max_rate: Option<u16>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupStats {
-    pub id: u32,
-    /// How many rules and groups lead to it.
-    pub references: u32,
-    pub packets: u64,
-    pub bytes: u64,
-    pub duration_sec: u32,
-    pub duration_nsec: u32,
-    /// Packets and bytes of each bucket.
-    pub buckets: Vec<(u64, u64)>,
-}
-
 /// By [`GroupKind`] in the order of OFPGT: all, select, indirect, fast failover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFeatures {
@@ -393,19 +335,6 @@ pub struct GroupFeatures {
     pub max_groups: [u32; 4],
     /// Bitmaps of OFPAT.
     pub actions: [u32; 4],
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MeterStats {
-    pub id: u32,
-    /// How many rules use it.
-    pub flows: u32,
-    pub packets: u64,
-    pub bytes: u64,
-    pub duration_sec: u32,
-    pub duration_nsec: u32,
-    /// Packets and bytes that each band treated.
-    pub bands: Vec<(u64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -105,9 +105,11 @@ fn of_refused(refused: Refused, about: Option<u8>) -> (u16, u16) {
         Refused::BadQueue if is_queue_operation(about) => QUEUE_QUEUE,
         Refused::BadQueue => ACTION_QUEUE,
         Refused::BadAction => ACTION_TYPE,
-        Refused::BadArgument | Refused::BadSetField | Refused::UnknownGroup | Refused::UnknownMeter => {
-            ACTION_ARGUMENT
-        }
+        Refused::BadArgument
+        | Refused::BadSetField
+        | Refused::BadGroup
+        | Refused::UnknownGroup
+        | Refused::UnknownMeter => ACTION_ARGUMENT,
         Refused::TooManyActions => ACTION_TOO_MANY,
         Refused::InconsistentAction
         | Refused::UnsupportedOrder
@@ -123,6 +125,7 @@ fn of_refused(refused: Refused, about: Option<u8>) -> (u16, u16) {
         Refused::GroupExists
         | Refused::InvalidGroup
         | Refused::GroupLoop
+        | Refused::GroupChain
         | Refused::TooManyGroups
         | Refused::TooManyBuckets
         | Refused::ChainedGroup

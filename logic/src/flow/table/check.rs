@@ -1,0 +1,323 @@
+//! Which instructions a rule may have, and actions a bucket.
+
+use super::Tables;
+use crate::flow::{
+    Action, FcfPlace, Field, Instructions, Match, Port, Refused,
+    field::{VLAN_PRESENT, ether_type, ip_proto},
+    rule::{TABLES, TableId},
+};
+
+/// Whose rules a change follows where the versions differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// A modify that finds no rule adds one, and one that does gives it its cookie; adding a rule again resets its
+    /// counters (section 4.6). Actions apply to packets that have the field.
+    OpenFlow10,
+    /// A modify that finds no rule does nothing, cookies stay, RESET_COUNTS resets counters (1.3.5 section 6.4). Actions
+    /// must fit what the rule matches (1.3.5 section A.3.4.1, OFPBAC_MATCH_INCONSISTENT).
+    OpenFlow13,
+}
+
+/// How many actions a rule (apply and write together) or a bucket may have.
+pub const ACTIONS: usize = 64;
+
+/// The only queue of a port: there is no queueing (DESIGN.md, section 1).
+const QUEUE: u32 = 0;
+
+/// May [`Action::SetField`] write it? Not what is no part of a packet (1.3.5 section A.2.5), nor what says which fields the
+/// packet has, nor what lies inside a tunnel.
+pub fn settable(field: Field) -> bool {
+    !matches!(field, Field::InPort | Field::Metadata | Field::EthType | Field::IpProto)
+        && field < Field::InnerEthDst
+}
+
+impl Tables {
+    /// Can a rule of this table and match have these instructions?
+    pub(super) fn check(
+        &self,
+        table: TableId,
+        matching: &Match,
+        instructions: &Instructions,
+        dialect: Dialect,
+    ) -> Result<(), Refused> {
+        let i = instructions;
+        if i.goto_table.is_some_and(|next| next <= table || next >= TABLES) {
+            return Err(Refused::BadGoto);
+        }
+        if i.meter.is_some_and(|id| !self.meters.contains(id)) {
+            return Err(Refused::UnknownMeter);
+        }
+        if i.apply.len() + i.write.len() > ACTIONS {
+            return Err(Refused::TooManyActions);
+        }
+        // Where the match is not asked, nothing is known of the packet.
+        let mut packet = (dialect == Dialect::OpenFlow13).then_some(*matching);
+        i.apply.iter().try_for_each(|action| self.check_action(action, &mut packet))?;
+        self.check_action_set(&i.write, &mut packet)
+    }
+
+    /// Actions of an action set: of a bucket, or to be written. They are done in an order of their own (1.3.5 section 5.10).
+    pub(super) fn check_action_set(
+        &self,
+        actions: &[Action],
+        packet: &mut Option<Match>,
+    ) -> Result<(), Refused> {
+        if actions.len() > ACTIONS {
+            return Err(Refused::TooManyActions);
+        }
+        // Tunnels have no place in that order.
+        if actions.iter().any(|a| matches!(a, Action::EncapVxlan(_) | Action::DecapVxlan)) {
+            return Err(Refused::UnsupportedOrder);
+        }
+        let rank = |action: &Action| match action {
+            Action::PopVlan => 0,
+            Action::PushVlan(_) => 1,
+            _ => 2,
+        };
+        (0..=2)
+            .flat_map(|turn| actions.iter().filter(move |action| rank(action) == turn))
+            .try_for_each(|action| self.check_action(action, packet))
+    }
+
+    /// `packet`: what is known of packets here, which the action may change; `None`: nothing, and nothing is asked.
+    fn check_action(&self, action: &Action, packet: &mut Option<Match>) -> Result<(), Refused> {
+        match *action {
+            Action::Output { port, .. } => self.check_port(port),
+            Action::Enqueue { port, queue } => {
+                demand(port.is_real() || port == Port::IN_PORT, Refused::BadPort)?;
+                self.check_port(port)?;
+                demand(queue == QUEUE, Refused::BadQueue)
+            }
+            Action::SetQueue(queue) => demand(queue == QUEUE, Refused::BadQueue),
+            Action::SetField { field, value, mask } => check_set_field(field, value, mask, packet),
+            Action::SetVlanVid(vid) => {
+                set_tagged(packet, true);
+                demand(vid < VLAN_PRESENT, Refused::BadArgument)
+            }
+            Action::SetVlanPcp(pcp) => {
+                set_tagged(packet, true);
+                demand(pcp < 8, Refused::BadArgument)
+            }
+            Action::SetTpSrc(_) | Action::SetTpDst(_) | Action::SetCore(_) => Ok(()),
+            Action::PushVlan(kind) => {
+                set_tagged(packet, true);
+                demand(matches!(kind, ether_type::VLAN | ether_type::SERVICE_VLAN), Refused::BadArgument)
+            }
+            Action::PopVlan => {
+                let untagged = packet.as_ref().is_some_and(is_untagged);
+                set_tagged(packet, false);
+                demand(!untagged, Refused::InconsistentAction)
+            }
+            Action::DecTtl | Action::SetTtl(_) => {
+                let kind = packet.and_then(|p| p.exact(Field::EthType));
+                let ip = [ether_type::IPV4.into(), ether_type::IPV6.into()];
+                demand(kind.is_none_or(|kind| ip.contains(&kind)), Refused::InconsistentAction)
+            }
+            Action::Group(id) => demand(self.groups.contains(id), Refused::BadGroup),
+            Action::EncapVxlan(outer) => {
+                *packet = packet.map(|_| {
+                    let outer = Match::ANY.with(Field::EthType, ether_type::IPV4);
+                    outer.with(Field::IpProto, ip_proto::UDP)
+                });
+                demand(outer.vni < 1 << 24, Refused::BadArgument)
+            }
+            Action::DecapVxlan => {
+                *packet = packet.map(|p| inside(&p));
+                Ok(())
+            }
+            Action::SetFcf { place, workload, .. } => {
+                let bits = match place {
+                    FcfPlace::Tos => 5,
+                    FcfPlace::Vlan => 12,
+                };
+                demand(workload < 1 << bits, Refused::BadArgument)
+            }
+        }
+    }
+
+    fn check_port(&self, port: Port) -> Result<(), Refused> {
+        let known = match port {
+            Port::IN_PORT | Port::NORMAL | Port::FLOOD | Port::ALL | Port::CONTROLLER | Port::LOCAL => true,
+            // TABLE is for packets from the controller alone.
+            _ => port.is_real() && self.ports.contains_key(&port),
+        };
+        demand(known, Refused::BadPort)
+    }
+}
+
+/// What does not hold is refused.
+pub(super) fn demand(holds: bool, refused: Refused) -> Result<(), Refused> {
+    if holds { Ok(()) } else { Err(refused) }
+}
+
+fn check_set_field(field: Field, value: u128, mask: u128, packet: &mut Option<Match>) -> Result<(), Refused> {
+    demand(settable(field), Refused::BadSetField)?;
+    demand(mask != 0 && mask & !field.all_bits() == 0 && value & !mask == 0, Refused::BadArgument)?;
+    // A tag is taken off by PopVlan alone.
+    let present = u128::from(VLAN_PRESENT);
+    demand(field != Field::VlanVid || value & present == mask & present, Refused::BadArgument)?;
+    let Some(packet) = packet else { return Ok(()) };
+    let has = packet.permits(field) && !(field == Field::VlanVid && is_untagged(packet));
+    demand(has, Refused::InconsistentAction)?;
+    if mask == field.all_bits() {
+        packet.set(field, value, mask);
+    }
+    Ok(())
+}
+
+/// Is it known that there is no tag?
+fn is_untagged(packet: &Match) -> bool {
+    let present = u128::from(VLAN_PRESENT);
+    packet.get(Field::VlanVid).is_some_and(|(value, mask)| mask & present != 0 && value & present == 0)
+}
+
+/// After a tag was pushed (true) or popped (false: there may be another).
+fn set_tagged(packet: &mut Option<Match>, tagged: bool) {
+    if let Some(packet) = packet {
+        let present = if tagged { VLAN_PRESENT.into() } else { 0 };
+        packet.set(Field::VlanPcp, 0, 0);
+        packet.set(Field::VlanVid, present, present);
+    }
+}
+
+/// What is known of the frame inside a VXLAN packet.
+fn inside(outer: &Match) -> Match {
+    let places = [
+        (Field::InnerEthType, Field::EthType),
+        (Field::InnerVlanVid, Field::VlanVid),
+        (Field::InnerIpProto, Field::IpProto),
+    ];
+    let mut inner = Match::ANY;
+    for (from, to) in places {
+        if let Some((value, mask)) = outer.get(from) {
+            inner.set(to, value, mask);
+        }
+    }
+    inner
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            FlowMod,
+            tests::{add, out, tables},
+        },
+        Dialect::*,
+        *,
+    };
+    use crate::flow::{CoreChoice, Vxlan, action::WHOLE_PACKET};
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn instructions_are_checked_against_what_the_rule_matches() {
+        use Refused::*;
+        let tcp = Match::ANY.with(Field::EthType, ether_type::IPV4).with(Field::IpProto, ip_proto::TCP);
+        let arp = Match::ANY.with(Field::EthType, ether_type::ARP);
+        let untagged = Match::ANY.with(Field::VlanVid, 0_u16);
+        let tagged = Match::ANY.with(Field::VlanVid, VLAN_PRESENT | 7);
+        let vxlan = tcp.with(Field::InnerEthType, ether_type::IPV6);
+        let tp = Action::set(Field::TcpDst, 80_u16);
+        let v4 = Action::set(Field::Ipv4Dst, 1_u32);
+        let v6 = Action::set(Field::Ipv6Dst, 1_u32);
+        let vid = Action::set(Field::VlanVid, VLAN_PRESENT | 9);
+        let pcp = Action::set(Field::VlanPcp, 3_u8);
+        let push = Action::PushVlan(ether_type::VLAN);
+        let partly = |value, mask| Action::SetField { field: Field::Ipv4Dst, value, mask };
+        let encap = |vni| {
+            let [source, destination] = [Ipv4Addr::LOCALHOST; 2];
+            let (eth_source, eth_destination) = ([0; 6], [0; 6]);
+            Action::EncapVxlan(Vxlan {
+                vni,
+                source,
+                destination,
+                eth_source,
+                eth_destination,
+                udp_port: 4789,
+            })
+        };
+        let fcf = |place, workload| Action::SetFcf { place, workload, priority: true };
+        let to_port = |port| Action::Output { port, max_len: WHOLE_PACKET };
+        let queue = |port, queue| Action::Enqueue { port: Port(port), queue };
+        let (good, odd) = (Ok(()), Err(InconsistentAction));
+        // Match, actions to apply, what OpenFlow 1.3 says, what 1.0 says.
+        for (matching, actions, v13, v10) in [
+            (tcp, vec![tp.clone(), v4.clone(), out(3)], good, good),
+            (Match::ANY, vec![v4.clone()], odd, good),
+            (arp, vec![v4.clone()], odd, good),
+            (tcp, vec![v6.clone()], odd, good),
+            (Match::ANY, vec![vid.clone()], good, good),
+            (untagged, vec![vid.clone()], odd, good),
+            (untagged, vec![push.clone(), vid.clone(), pcp.clone()], good, good),
+            (Match::ANY, vec![pcp.clone()], odd, good),
+            (tagged, vec![pcp.clone()], good, good),
+            (tagged, vec![Action::PopVlan, pcp.clone()], odd, good),
+            (untagged, vec![Action::PopVlan], odd, good),
+            (untagged, vec![push.clone(), Action::PopVlan, Action::PopVlan], good, good),
+            (Match::ANY, vec![Action::PopVlan, Action::DecTtl], good, good),
+            (arp, vec![Action::DecTtl], odd, good),
+            (arp, vec![Action::SetTtl(9)], odd, good),
+            (tcp, vec![encap(5), tp.clone()], odd, good),
+            (tcp, vec![encap(5), Action::set(Field::UdpDst, 1_u16)], good, good),
+            (vxlan, vec![Action::DecapVxlan, v6.clone()], good, good),
+            (vxlan, vec![Action::DecapVxlan, v4.clone()], odd, good),
+            (tcp, vec![partly(0x0a, 0xff)], good, good),
+            (tcp, vec![partly(0x10a, 0xff)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![partly(0, 0)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![partly(0, 1 << 32)], Err(BadArgument), Err(BadArgument)),
+            (tagged, vec![Action::set(Field::VlanVid, 9_u16)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![Action::set(Field::InPort, 1_u16)], Err(BadSetField), Err(BadSetField)),
+            (tcp, vec![Action::set(Field::Metadata, 1_u16)], Err(BadSetField), Err(BadSetField)),
+            (tcp, vec![Action::set(Field::InnerEthDst, 1_u16)], Err(BadSetField), Err(BadSetField)),
+            (tcp, vec![Action::PushVlan(0x0800)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![Action::SetVlanVid(4095), Action::SetVlanPcp(7)], good, good),
+            (tcp, vec![Action::SetVlanVid(4096)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![Action::SetVlanPcp(8)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![encap(1 << 24)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![fcf(FcfPlace::Tos, 31), fcf(FcfPlace::Vlan, 4095)], good, good),
+            (tcp, vec![fcf(FcfPlace::Tos, 32)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![fcf(FcfPlace::Vlan, 4096)], Err(BadArgument), Err(BadArgument)),
+            (tcp, vec![Action::SetCore(CoreChoice::Choose)], good, good),
+            (tcp, vec![out(4)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![out(0)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![to_port(Port::TABLE)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![to_port(Port::NONE)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![to_port(Port::IN_PORT), to_port(Port::NORMAL), to_port(Port::FLOOD)], good, good),
+            (tcp, vec![to_port(Port::ALL), to_port(Port::CONTROLLER), to_port(Port::LOCAL)], good, good),
+            (tcp, vec![queue(1, 0), queue(0xfff8, 0), Action::SetQueue(0)], good, good),
+            (tcp, vec![queue(4, 0)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![queue(0xfffd, 0)], Err(BadPort), Err(BadPort)),
+            (tcp, vec![queue(1, 1)], Err(BadQueue), Err(BadQueue)),
+            (tcp, vec![Action::SetQueue(1)], Err(BadQueue), Err(BadQueue)),
+            (tcp, vec![Action::Group(1)], Err(BadGroup), Err(BadGroup)),
+            (tcp, vec![out(1); ACTIONS], good, good),
+            (tcp, vec![out(1); ACTIONS + 1], Err(TooManyActions), Err(TooManyActions)),
+        ] {
+            for (dialect, expected) in [(OpenFlow13, v13), (OpenFlow10, v10)] {
+                let found = tables().apply(&add(1, matching, actions.clone()), dialect, 0).map(|_| ());
+                assert_eq!(found, expected, "{dialect:?} {matching:?} {actions:?}");
+            }
+        }
+        let all = Instructions { goto_table: Some(3), ..Instructions::default() };
+        for (table, instructions, expected) in [
+            (2, all.clone(), good),
+            (3, all.clone(), Err(BadGoto)),
+            (4, all.clone(), Err(BadGoto)),
+            (0, Instructions { goto_table: Some(TABLES), ..all.clone() }, Err(BadGoto)),
+            (0, Instructions { meter: Some(1), ..all.clone() }, Err(UnknownMeter)),
+            (0, Instructions { write: vec![pcp.clone(), push.clone()], ..all.clone() }, good),
+            (0, Instructions { write: vec![pcp.clone()], ..all.clone() }, odd),
+            (0, Instructions { write: vec![pcp.clone()], apply: vec![push], ..all.clone() }, good),
+            (0, Instructions { write: vec![encap(1)], ..all.clone() }, Err(UnsupportedOrder)),
+            (0, Instructions { write: vec![Action::DecapVxlan], ..all.clone() }, Err(UnsupportedOrder)),
+            (
+                0,
+                Instructions { write: vec![out(1); ACTIONS], apply: vec![out(1)], ..all },
+                Err(TooManyActions),
+            ),
+        ] {
+            let request = FlowMod { table: Some(table), instructions, ..add(1, Match::ANY, []) };
+            assert_eq!(tables().apply(&request, OpenFlow13, 0).map(|_| ()), expected, "{request:?}");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Tuple space search (Srinivasan, Suri, Varghese, SIGCOMM 1999): the rules of a table that have the same mask are a
+//! tuple, and in it a hash table leads from the bits under the mask to the rules.
+//!
+//! Of two rules of the same priority that match a packet, OpenFlow lets a switch choose. Here the one with more bits in its
+//! mask wins, then the one whose mask comes first in the order of keys: so the answer is a function of the rules alone.
+
+use super::rules::{Rows, RuleId};
+use crate::flow::{
+    Key, Match, Refused,
+    rule::{TABLES, TableId},
+};
+use hashbrown::HashTable;
+use rustc_hash::FxHashMap;
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
+
+/// How many different masks the rules of all tables may have.
+pub const MASKS: usize = 64;
+
+pub(super) type Words = [u64; Key::WORDS];
+
+/// One word of the key that a mask looks at.
+struct Word {
+    at: usize,
+    mask: u64,
+    /// Bits that are the same in all rules of the tuple, as far as is known, and what they are.
+    same: u64,
+    value: u64,
+}
+
+/// The rules of one table with one mask. A slot is one key under it.
+pub(super) struct Tuple {
+    pub table: TableId,
+    pub mask: Key,
+    bits: u32,
+    words: Vec<Word>,
+    /// Slot by slot the words of the key, as many as `words`.
+    keys: Vec<u64>,
+    /// By slot, the rule of the highest priority; `None`: a free slot.
+    heads: Vec<Option<RuleId>>,
+    free: Vec<u32>,
+    index: HashTable<u32>,
+    /// How many rules have a priority.
+    priorities: BTreeMap<u16, u32>,
+}
+
+/// Folded multiplication: the differing bytes of keys in network byte order are the high ones of a word, and a product alone
+/// carries only upwards.
+fn hash(key: &[u64]) -> u64 {
+    key.iter().fold(0x9e37_79b9_7f4a_7c15, |h, word| {
+        let product = u128::from(h ^ word) * 0xff51_afd7_ed55_8ccd;
+        product as u64 ^ (product >> 64) as u64
+    })
+}
+
+impl Tuple {
+    fn new(table: TableId, mask: &Key) -> Self {
+        let masks = mask.words().into_iter().enumerate().filter(|(_, mask)| *mask != 0);
+        let words: Vec<Word> = masks.map(|(at, mask)| Word { at, mask, same: 0, value: 0 }).collect();
+        Self {
+            table,
+            mask: *mask,
+            bits: words.iter().map(|w| w.mask.count_ones()).sum(),
+            words,
+            keys: Vec::new(),
+            heads: Vec::new(),
+            free: Vec::new(),
+            index: HashTable::new(),
+            priorities: BTreeMap::new(),
+        }
+    }
+
+    /// What decides between rules of the same priority: the greater wins.
+    fn rank(&self) -> (u32, Reverse<&Key>) {
+        (self.bits, Reverse(&self.mask))
+    }
+
+    /// How many rules there are.
+    pub fn rules(&self) -> u32 {
+        self.priorities.values().sum()
+    }
+
+    /// The rule of the highest priority in a slot.
+    pub fn head(&self, slot: u32) -> Option<RuleId> {
+        self.heads[slot as usize]
+    }
+
+    pub fn highest(&self) -> u16 {
+        self.priorities.last_key_value().map_or(0, |(&priority, _)| priority)
+    }
+
+    fn lowest(&self) -> u16 {
+        self.priorities.first_key_value().map_or(0, |(&priority, _)| priority)
+    }
+
+    /// The words of `key` that the mask looks at.
+    fn pack<'a>(&self, key: &Words, room: &'a mut Words) -> &'a [u64] {
+        room.iter_mut().zip(&self.words).for_each(|(to, w)| *to = key[w.at] & w.mask);
+        &room[..self.words.len()]
+    }
+
+    /// The key of a slot, in network byte order word by word.
+    pub fn key(&self, slot: u32) -> &[u64] {
+        let at = slot as usize * self.words.len();
+        &self.keys[at..at + self.words.len()]
+    }
+
+    pub fn matching(&self, slot: u32) -> Match {
+        let mut words = [0; Key::WORDS];
+        self.words.iter().zip(self.key(slot)).for_each(|(w, &key)| words[w.at] = key);
+        Match::new(&Key::from_words(words), &self.mask)
+    }
+
+    fn find(&self, packed: &[u64]) -> Option<u32> {
+        self.index.find(hash(packed), |&slot| self.key(slot) == packed).copied()
+    }
+
+    fn find_key(&self, key: &Words) -> Option<RuleId> {
+        let slot = self.find(self.pack(key, &mut [0; Key::WORDS]))?;
+        self.heads[slot as usize]
+    }
+
+    /// The slot of this key, a new one if it has none.
+    fn slot(&mut self, key: &Words) -> u32 {
+        let mut room = [0; Key::WORDS];
+        let packed = self.pack(key, &mut room);
+        if let Some(slot) = self.find(packed) {
+            return slot;
+        }
+        let first = self.index.is_empty();
+        for (w, &new) in self.words.iter_mut().zip(packed) {
+            (w.same, w.value) = if first { (w.mask, new) } else { (w.same & !(w.value ^ new), w.value) };
+        }
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                let at = slot as usize * packed.len();
+                self.keys[at..at + packed.len()].copy_from_slice(packed);
+                slot
+            }
+            None => {
+                self.keys.extend_from_slice(packed);
+                self.heads.push(None);
+                self.heads.len() as u32 - 1
+            }
+        };
+        let (keys, stride) = (&self.keys, packed.len());
+        let rehash = |&slot: &u32| hash(&keys[slot as usize * stride..][..stride]);
+        self.index.insert_unique(hash(packed), slot, rehash);
+        slot
+    }
+
+    fn free_slot(&mut self, slot: u32) {
+        let hash = hash(self.key(slot));
+        if let Ok(entry) = self.index.find_entry(hash, |&other| other == slot) {
+            entry.remove();
+        }
+        self.free.push(slot);
+    }
+
+    /// Can a rule here overlap this match? No, if all rules differ from it in a bit that both look at.
+    fn may_overlap(&self, key: &Words, mask: &Words) -> bool {
+        self.words.iter().all(|w| (w.value ^ key[w.at]) & w.same & mask[w.at] == 0)
+    }
+
+    /// The first rules of the slots that overlap this match: one hash look-up if the match looks at all that the tuple
+    /// looks at, else a walk over all slots.
+    fn overlapping(&self, key: Words, mask: Words) -> impl Iterator<Item = RuleId> + '_ {
+        let inside = self.words.iter().all(|w| w.mask & !mask[w.at] == 0);
+        let one = if inside { self.find_key(&key) } else { None };
+        let slots = if inside { 0 } else { self.heads.len() };
+        let all = (0..slots).filter(move |&slot| {
+            let key_here = self.key(slot as u32);
+            self.words.iter().zip(key_here).all(|(w, here)| (here ^ key[w.at]) & w.mask & mask[w.at] == 0)
+        });
+        one.into_iter().chain(all.filter_map(|slot| self.heads[slot]))
+    }
+}
+
+/// The tuples of all tables.
+#[derive(Default)]
+pub(super) struct Tuples {
+    tuples: Vec<Option<Tuple>>,
+    by_mask: FxHashMap<(TableId, Key), u16>,
+    /// Of each table, in the order in which they are searched: highest priority first, then by rank.
+    order: [Vec<u16>; TABLES as usize],
+}
+
+impl Tuples {
+    pub fn get(&self, tuple: u16) -> &Tuple {
+        self.tuples[usize::from(tuple)].as_ref().expect("a tuple with rules is there")
+    }
+
+    fn get_mut(&mut self, tuple: u16) -> &mut Tuple {
+        self.tuples[usize::from(tuple)].as_mut().expect("a tuple with rules is there")
+    }
+
+    /// A table's tuples in the order of the search.
+    pub fn of(&self, table: TableId) -> impl Iterator<Item = &Tuple> {
+        self.order[usize::from(table)].iter().map(|&tuple| self.get(tuple))
+    }
+
+    /// The rule with this match and priority.
+    pub fn same(&self, rows: &Rows, table: TableId, matching: &Match, priority: u16) -> Option<RuleId> {
+        let tuple = self.get(*self.by_mask.get(&(table, *matching.mask()))?);
+        let head = tuple.find_key(&matching.key().words())?;
+        rows.chain(head).find(|&id| rows[id].priority <= priority).filter(|&id| rows[id].priority == priority)
+    }
+
+    /// The tuple of a mask, a new one if there is none.
+    pub fn tuple(&mut self, table: TableId, mask: &Key) -> Result<u16, Refused> {
+        if let Some(&tuple) = self.by_mask.get(&(table, *mask)) {
+            return Ok(tuple);
+        }
+        let mut masks: BTreeSet<&Key> = self.by_mask.keys().map(|(_, mask)| mask).collect();
+        masks.insert(mask);
+        if masks.len() > MASKS {
+            return Err(Refused::TooManyMasks);
+        }
+        let at = self.tuples.iter().position(Option::is_none).unwrap_or(self.tuples.len());
+        if at == self.tuples.len() {
+            self.tuples.push(None);
+        }
+        self.tuples[at] = Some(Tuple::new(table, mask));
+        self.by_mask.insert((table, *mask), at as u16);
+        self.order[usize::from(table)].push(at as u16);
+        Ok(at as u16)
+    }
+
+    /// Puts a rule, whose row names the tuple, where it belongs in it.
+    pub fn link(&mut self, rows: &mut Rows, id: RuleId, matching: &Match) {
+        let (tuple, priority) = (rows[id].tuple, rows[id].priority);
+        let t = self.get_mut(tuple);
+        let slot = t.slot(&matching.key().words());
+        let (mut before, mut next) = (None, t.heads[slot as usize]);
+        while let Some(other) = next.filter(|&other| rows[other].priority > priority) {
+            (before, next) = (next, rows[other].next);
+        }
+        match before {
+            Some(before) => rows[before].next = Some(id),
+            None => t.heads[slot as usize] = Some(id),
+        }
+        (rows[id].slot, rows[id].next) = (slot, next);
+        let highest = (!t.priorities.is_empty()).then(|| t.highest());
+        *t.priorities.entry(priority).or_default() += 1;
+        if highest.is_none_or(|highest| highest < priority) {
+            self.sort(tuple);
+        }
+    }
+
+    /// Takes a rule out of its tuple.
+    pub fn unlink(&mut self, rows: &mut Rows, id: RuleId) {
+        let (tuple, slot, next, priority) = (rows[id].tuple, rows[id].slot, rows[id].next, rows[id].priority);
+        let t = self.get_mut(tuple);
+        let head = t.heads[slot as usize];
+        if head == Some(id) {
+            t.heads[slot as usize] = next;
+            if next.is_none() {
+                t.free_slot(slot);
+            }
+        } else if let Some(before) = head.and_then(|h| rows.chain(h).find(|&b| rows[b].next == Some(id))) {
+            rows[before].next = next;
+        }
+        let highest = t.highest();
+        if let Some(count) = t.priorities.get_mut(&priority) {
+            *count -= 1;
+            if *count == 0 {
+                t.priorities.remove(&priority);
+            }
+        }
+        if t.priorities.is_empty() {
+            self.remove(tuple);
+        } else if t.highest() != highest {
+            self.sort(tuple);
+        }
+    }
+
+    fn remove(&mut self, tuple: u16) {
+        if let Some(t) = self.tuples[usize::from(tuple)].take() {
+            self.by_mask.remove(&(t.table, t.mask));
+            self.order[usize::from(t.table)].retain(|&other| other != tuple);
+        }
+    }
+
+    /// The order of the tuple's table anew.
+    fn sort(&mut self, tuple: u16) {
+        let table = usize::from(self.get(tuple).table);
+        let mut order = std::mem::take(&mut self.order[table]);
+        order.sort_unstable_by_key(|&tuple| {
+            let t = self.get(tuple);
+            Reverse((t.highest(), t.rank()))
+        });
+        self.order[table] = order;
+    }
+
+    /// The rule that a packet gets.
+    pub fn lookup(&self, rows: &Rows, table: TableId, key: &Words) -> Option<RuleId> {
+        let mut best: Option<(u16, &Tuple, RuleId)> = None;
+        for tuple in self.of(table) {
+            if best.is_some_and(|(priority, ..)| priority > tuple.highest()) {
+                break;
+            }
+            let Some(id) = tuple.find_key(key) else { continue };
+            let priority = rows[id].priority;
+            if best.is_none_or(|(p, t, _)| (priority, tuple.rank()) > (p, t.rank())) {
+                best = Some((priority, tuple, id));
+            }
+        }
+        best.map(|(.., id)| id)
+    }
+
+    /// The rules of these priorities that some packet of `matching` matches too.
+    pub fn overlapping<'a>(
+        &'a self,
+        rows: &'a Rows,
+        table: TableId,
+        matching: &Match,
+        priorities: RangeInclusive<u16>,
+    ) -> impl Iterator<Item = RuleId> + use<'a> {
+        let (key, mask, low, high) =
+            (matching.key().words(), matching.mask().words(), *priorities.start(), *priorities.end());
+        self.of(table)
+            .filter(move |t| t.lowest() <= high && t.highest() >= low && t.may_overlap(&key, &mask))
+            .flat_map(move |t| t.overlapping(key, mask))
+            .flat_map(|head| rows.chain(head))
+            .filter(move |&id| priorities.contains(&rows[id].priority))
+    }
+
+    /// The rules that match only packets of `filter` (OpenFlow 1.0 section 4.6, 1.3 section 6.4: not strict).
+    pub fn covered<'a>(
+        &'a self,
+        rows: &'a Rows,
+        table: TableId,
+        filter: &Match,
+    ) -> impl Iterator<Item = RuleId> + use<'a> {
+        let (wanted, key, mask) = (*filter.mask(), filter.key().words(), filter.mask().words());
+        // Under a mask that has all bits of the filter's, what overlaps the filter is inside it.
+        self.of(table)
+            .filter(move |t| wanted.within(&t.mask) && t.may_overlap(&key, &mask))
+            .flat_map(move |t| t.overlapping(key, mask))
+            .flat_map(|head| rows.chain(head))
+    }
+}

@@ -1,0 +1,355 @@
+//! The flow tables: what a controller's changes do to them, which rule a packet gets, and which rules end.
+//!
+//! Requests come in, [`Change`]s go out, in the order in which they are to be applied; what is refused has changed nothing.
+//! Time is an argument. No wire format and no kernel is known here.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `rules` | rows of rules by id |
+//! | `lookup` | the search: tuple space, overlaps |
+//! | `check` | which instructions a rule may have |
+//! | `timeouts` | counters, idle and hard timeouts |
+//! | `groups`, `meters` | those |
+//! | `query` | statistics |
+//!
+//! # Cost
+//!
+//! A rule takes about 150 bytes and its share of instructions. To add, find or remove one costs a few look-ups. Rules of
+//! one match and different priorities are a list, walked from the highest.
+//!
+//! [`Tables::overlapped_by`] costs one look-up for each mask that looks at nothing beyond the rule's own, and nothing for
+//! masks whose rules all differ from it in some bit (IPv6 from IPv4, TCP from UDP), or are all of higher priority. What
+//! remains is walked rule by rule: masks that look at more than the rule, or elsewhere. So a rule with all its
+//! fields is told in as many look-ups as there are masks, and a wildcard of higher priority than a million exact rules
+//! walks over them. The same holds for CHECK_OVERLAP, and for matches of a modify, delete or statistics request.
+
+mod check;
+mod groups;
+mod lookup;
+mod meters;
+#[cfg(test)]
+mod oracle;
+mod query;
+mod rules;
+#[cfg(test)]
+mod tests;
+mod timeouts;
+
+pub use check::{ACTIONS, Dialect, settable};
+pub use groups::{BUCKETS, GROUP_CHAIN, GROUPS};
+pub use lookup::MASKS;
+pub use meters::{BANDS, METERS};
+pub use query::Aggregate;
+pub use rules::{Count, RuleId};
+
+use super::{
+    FlowCommand, FlowFilter, FlowMod, FlowRemoved, Instructions, Key, Match, Port, Refused, Removed,
+    rule::{TABLES, TableId},
+};
+use groups::Groups;
+use lookup::Tuples;
+use meters::Meters;
+use rules::{Row, Rows};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How many rules there may be in all tables: 1,000,000 exact ones and 10,000 others, which are not told apart.
+pub const RULES: usize = 1_010_000;
+
+/// What is to be done where packets are forwarded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// A rule is new.
+    Added(RuleId),
+    /// A rule does something else: its instructions.
+    Instructions(RuleId),
+    /// A rule is gone. Its id is held until [`Tables::release`].
+    Removed {
+        id: RuleId,
+        /// The rule of the next lower priority with the same match: where only the highest one is found by its match, this one
+        /// comes after it.
+        next: Option<RuleId>,
+        /// What controllers are told, if the rule asked for it.
+        notice: Option<Box<FlowRemoved>>,
+    },
+    /// A group is new, does something else, or another of its buckets is the first live one.
+    Group(u32),
+    GroupRemoved(u32),
+    /// A meter is new or different.
+    Meter(u32),
+    MeterRemoved(u32),
+}
+
+/// A rule as it is in the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule<'a> {
+    pub table: TableId,
+    pub matching: Match,
+    pub priority: u16,
+    pub cookie: u64,
+    pub instructions: &'a Instructions,
+}
+
+/// Flow tables, groups and meters.
+#[derive(Default)]
+pub struct Tables {
+    rows: Rows,
+    tuples: Tuples,
+    /// Rules with timeouts, by when they are looked at.
+    due: BTreeSet<(u64, RuleId)>,
+    groups: Groups,
+    meters: Meters,
+    /// Real ports, and whether they are up.
+    ports: BTreeMap<Port, bool>,
+}
+
+impl Tables {
+    /// No rules, groups, meters or ports.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The real ports there are, and whether they are up. Rules that name a port that is gone stay.
+    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (Port, bool)>) -> Vec<Change> {
+        let before = self.first_live_buckets();
+        self.ports = ports.into_iter().collect();
+        let after = self.first_live_buckets();
+        after.into_iter().filter(|(id, live)| before[id] != *live).map(|(id, _)| Change::Group(id)).collect()
+    }
+
+    /// Adds, modifies or deletes rules (OpenFlow 1.0 section 4.6, 1.3 section 6.4).
+    pub fn apply(
+        &mut self,
+        request: &FlowMod,
+        dialect: Dialect,
+        now_ms: u64,
+    ) -> Result<Vec<Change>, Refused> {
+        if request.flags.emergency {
+            let timeouts = request.idle_timeout != 0 || request.hard_timeout != 0;
+            return Err(if timeouts { Refused::Emergency } else { Refused::TableFull });
+        }
+        if request.table.is_some_and(|table| table >= TABLES) {
+            return Err(Refused::BadTable);
+        }
+        match request.command {
+            FlowCommand::Add => self.add(request, dialect, now_ms),
+            FlowCommand::Modify { strict } => self.modify(request, strict, dialect, now_ms),
+            FlowCommand::Delete { strict } => Ok(self.delete(request, strict, now_ms)),
+        }
+    }
+
+    /// The id of a removed rule, that nobody uses any more, may be given to another one.
+    pub fn release(&mut self, id: RuleId) {
+        self.rows.release(id);
+    }
+
+    /// The rule that a packet gets in a table.
+    pub fn lookup(&self, table: TableId, key: &Key) -> Option<RuleId> {
+        (table < TABLES).then(|| self.tuples.lookup(&self.rows, table, &key.words())).flatten()
+    }
+
+    pub fn rule(&self, id: RuleId) -> Option<Rule<'_>> {
+        let row = self.rows.get(id)?;
+        let tuple = self.tuples.get(row.tuple);
+        Some(Rule {
+            table: tuple.table,
+            matching: tuple.matching(row.slot),
+            priority: row.priority,
+            cookie: row.cookie,
+            instructions: &row.instructions,
+        })
+    }
+
+    /// The rule of the highest priority with the same table and match: this one itself, if it is not hidden.
+    pub fn first_of_match(&self, id: RuleId) -> Option<RuleId> {
+        let row = self.rows.get(id)?;
+        self.tuples.get(row.tuple).head(row.slot)
+    }
+
+    /// The other rules of no higher priority in its table that some packet of this rule matches too: what was decided by
+    /// them may now be decided by this rule.
+    pub fn overlapped_by(&self, id: RuleId) -> impl Iterator<Item = RuleId> + '_ {
+        self.rule(id)
+            .map(|rule| self.tuples.overlapping(&self.rows, rule.table, &rule.matching, 0..=rule.priority))
+            .into_iter()
+            .flatten()
+            .filter(move |&other| other != id)
+    }
+
+    /// The masks of a table in the order of the search, each with the highest priority of its rules.
+    pub fn masks(&self, table: TableId) -> impl Iterator<Item = (&Key, u16)> {
+        let tables = if table < TABLES { table..table + 1 } else { 0..0 };
+        tables.flat_map(|table| self.tuples.of(table)).map(|tuple| (&tuple.mask, tuple.highest()))
+    }
+
+    fn add(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<Vec<Change>, Refused> {
+        let table = request.table.ok_or(Refused::BadTable)?;
+        self.check(table, &request.matching, &request.instructions, dialect)?;
+        let (matching, priority) = (&request.matching, request.priority);
+        if request.flags.check_overlap
+            && self.tuples.overlapping(&self.rows, table, matching, priority..=priority).next().is_some()
+        {
+            return Err(Refused::Overlap);
+        }
+        match self.tuples.same(&self.rows, table, matching, priority) {
+            Some(id) => Ok(self.replace(id, request, dialect, now_ms)),
+            None => Ok(vec![Change::Added(self.insert(table, request, now_ms)?)]),
+        }
+    }
+
+    fn insert(&mut self, table: TableId, request: &FlowMod, now_ms: u64) -> Result<RuleId, Refused> {
+        if !self.rows.has_room() {
+            return Err(Refused::TableFull);
+        }
+        let tuple = self.tuples.tuple(table, request.matching.mask())?;
+        let instructions = self.rows.share(&request.instructions);
+        self.refer(&instructions);
+        let id = self.rows.insert(Row {
+            instructions,
+            cookie: request.cookie,
+            created_ms: now_ms,
+            used_ms: now_ms,
+            due_ms: None,
+            total: Count::default(),
+            base: Count::default(),
+            next: None,
+            slot: 0,
+            tuple,
+            priority: request.priority,
+            idle_timeout: request.idle_timeout,
+            hard_timeout: request.hard_timeout,
+            flags: request.flags,
+        });
+        self.tuples.link(&mut self.rows, id, &request.matching);
+        self.schedule(id);
+        Ok(id)
+    }
+
+    /// A rule is added where one of the same match and priority is: the new one takes over its id, and in OpenFlow 1.3 its
+    /// counters, unless RESET_COUNTS says no. Nobody is told of the old one (1.3.5 section 6.4).
+    fn replace(&mut self, id: RuleId, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Vec<Change> {
+        let row = &mut self.rows[id];
+        row.cookie = request.cookie;
+        row.flags = request.flags;
+        (row.created_ms, row.used_ms) = (now_ms, now_ms);
+        (row.idle_timeout, row.hard_timeout) = (request.idle_timeout, request.hard_timeout);
+        if dialect == Dialect::OpenFlow10 || request.flags.reset_counts {
+            row.base = row.total;
+        }
+        self.schedule(id);
+        self.instruct(id, &request.instructions).into_iter().collect()
+    }
+
+    /// Counters and timeouts stay as they are.
+    fn modify(
+        &mut self,
+        request: &FlowMod,
+        strict: bool,
+        dialect: Dialect,
+        now_ms: u64,
+    ) -> Result<Vec<Change>, Refused> {
+        let table = request.table.ok_or(Refused::BadTable)?;
+        self.check(table, &request.matching, &request.instructions, dialect)?;
+        let filter = FlowFilter { out_port: None, out_group: None, ..filter(request) };
+        let ids: Vec<RuleId> = self.hits(&filter, strict.then_some(request.priority)).collect();
+        if ids.is_empty() && dialect == Dialect::OpenFlow10 {
+            return self.add(request, dialect, now_ms);
+        }
+        let mut changes = Vec::new();
+        for id in ids {
+            let row = &mut self.rows[id];
+            if dialect == Dialect::OpenFlow10 {
+                row.cookie = request.cookie;
+            } else if request.flags.reset_counts {
+                row.base = row.total;
+            }
+            changes.extend(self.instruct(id, &request.instructions));
+        }
+        Ok(changes)
+    }
+
+    fn delete(&mut self, request: &FlowMod, strict: bool, now_ms: u64) -> Vec<Change> {
+        let ids: Vec<RuleId> = self.hits(&filter(request), strict.then_some(request.priority)).collect();
+        ids.into_iter().map(|id| self.remove(id, Removed::Delete, now_ms)).collect()
+    }
+
+    /// Gives a rule other instructions.
+    fn instruct(&mut self, id: RuleId, instructions: &Instructions) -> Option<Change> {
+        if *self.rows[id].instructions == *instructions {
+            return None;
+        }
+        let new = self.rows.share(instructions);
+        self.refer(&new);
+        let old = std::mem::replace(&mut self.rows[id].instructions, new);
+        self.unrefer(&old);
+        self.rows.unshare(old);
+        Some(Change::Instructions(id))
+    }
+
+    /// Takes a rule out.
+    fn remove(&mut self, id: RuleId, reason: Removed, now_ms: u64) -> Change {
+        let notice = self.rows[id].flags.send_removed.then(|| Box::new(self.notice(id, reason, now_ms)));
+        self.tuples.unlink(&mut self.rows, id);
+        let row = self.rows.take(id);
+        if let Some(due_ms) = row.due_ms {
+            self.due.remove(&(due_ms, id));
+        }
+        self.unrefer(&row.instructions);
+        self.rows.unshare(row.instructions);
+        Change::Removed { id, next: row.next, notice }
+    }
+
+    /// Takes out all rules of which `gone` is true.
+    fn remove_where(&mut self, gone: impl Fn(&Row) -> bool, reason: Removed, now_ms: u64) -> Vec<Change> {
+        let ids: Vec<RuleId> = self.rows.ids().filter(|&id| gone(&self.rows[id])).collect();
+        ids.into_iter().map(|id| self.remove(id, reason, now_ms)).collect()
+    }
+
+    fn notice(&self, id: RuleId, reason: Removed, now_ms: u64) -> FlowRemoved {
+        let row = &self.rows[id];
+        let tuple = self.tuples.get(row.tuple);
+        let (duration_sec, duration_nsec) = duration(row.created_ms, now_ms);
+        let Count { packets, bytes } = row.count();
+        FlowRemoved {
+            matching: tuple.matching(row.slot),
+            cookie: row.cookie,
+            priority: row.priority,
+            reason,
+            table: tuple.table,
+            duration_sec,
+            duration_nsec,
+            idle_timeout: row.idle_timeout,
+            hard_timeout: row.hard_timeout,
+            packets,
+            bytes,
+        }
+    }
+
+    /// Counts a rule with these instructions at its groups and meter.
+    fn refer(&mut self, instructions: &Instructions) {
+        groups::used(instructions.actions()).into_iter().for_each(|id| self.groups.refer(id));
+        instructions.meter.into_iter().for_each(|id| self.meters.refer(id));
+    }
+
+    fn unrefer(&mut self, instructions: &Instructions) {
+        groups::used(instructions.actions()).into_iter().for_each(|id| self.groups.unrefer(id));
+        instructions.meter.into_iter().for_each(|id| self.meters.unrefer(id));
+    }
+}
+
+/// Which rules a modify or delete means.
+fn filter(request: &FlowMod) -> FlowFilter {
+    FlowFilter {
+        table: request.table,
+        matching: request.matching,
+        out_port: request.out_port,
+        out_group: request.out_group,
+        cookie: request.cookie,
+        cookie_mask: request.cookie_mask,
+    }
+}
+
+/// Seconds and nanoseconds beyond them.
+fn duration(from_ms: u64, now_ms: u64) -> (u32, u32) {
+    let ms = now_ms.saturating_sub(from_ms);
+    (u32::try_from(ms / 1000).unwrap_or(u32::MAX), (ms % 1000) as u32 * 1_000_000)
+}
