@@ -165,10 +165,15 @@ impl Tuple {
         self.words.iter().all(|w| (w.value ^ key[w.at]) & w.same & mask[w.at] == 0)
     }
 
+    /// Does a match with this mask look at all that the tuple looks at?
+    fn is_inside(&self, mask: &Words) -> bool {
+        self.words.iter().all(|w| w.mask & !mask[w.at] == 0)
+    }
+
     /// The first rules of the slots that overlap this match: one hash look-up if the match looks at all that the tuple
     /// looks at, else a walk over all slots.
     fn overlapping(&self, key: Words, mask: Words) -> impl Iterator<Item = RuleId> + '_ {
-        let inside = self.words.iter().all(|w| w.mask & !mask[w.at] == 0);
+        let inside = self.is_inside(&mask);
         let one = if inside { self.find_key(&key) } else { None };
         let slots = if inside { 0 } else { self.heads.len() };
         let all = (0..slots).filter(move |&slot| {
@@ -311,6 +316,25 @@ impl Tuples {
         best.map(|(.., id)| id)
     }
 
+    /// The tuples where rules of these priorities may overlap this match.
+    fn candidates(
+        &self,
+        table: TableId,
+        matching: &Match,
+        priorities: &RangeInclusive<u16>,
+    ) -> impl Iterator<Item = &Tuple> + use<'_> {
+        let (key, mask) = (matching.key().words(), matching.mask().words());
+        let (low, high) = (*priorities.start(), *priorities.end());
+        self.of(table).filter(move |t| t.lowest() <= high && t.highest() >= low && t.may_overlap(&key, &mask))
+    }
+
+    /// How many slots [`overlapping`](Tuples::overlapping) has to look at.
+    pub fn effort(&self, table: TableId, matching: &Match, priorities: RangeInclusive<u16>) -> usize {
+        let mask = matching.mask().words();
+        let slots = |t: &Tuple| if t.is_inside(&mask) { 1 } else { t.heads.len() };
+        self.candidates(table, matching, &priorities).map(slots).sum()
+    }
+
     /// The rules of these priorities that some packet of `matching` matches too.
     pub fn overlapping<'a>(
         &'a self,
@@ -319,10 +343,8 @@ impl Tuples {
         matching: &Match,
         priorities: RangeInclusive<u16>,
     ) -> impl Iterator<Item = RuleId> + use<'a> {
-        let (key, mask, low, high) =
-            (matching.key().words(), matching.mask().words(), *priorities.start(), *priorities.end());
-        self.of(table)
-            .filter(move |t| t.lowest() <= high && t.highest() >= low && t.may_overlap(&key, &mask))
+        let (key, mask) = (matching.key().words(), matching.mask().words());
+        self.candidates(table, matching, &priorities)
             .flat_map(move |t| t.overlapping(key, mask))
             .flat_map(|head| rows.chain(head))
             .filter(move |&id| priorities.contains(&rows[id].priority))

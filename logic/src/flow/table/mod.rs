@@ -14,14 +14,27 @@
 //!
 //! # Cost
 //!
-//! A rule takes about 150 bytes and its share of instructions. To add, find or remove one costs a few look-ups. Rules of
-//! one match and different priorities are a list, walked from the highest.
-//!
 //! [`Tables::overlapped_by`] costs one look-up for each mask that looks at nothing beyond the rule's own, and nothing for
-//! masks whose rules all differ from it in some bit (IPv6 from IPv4, TCP from UDP), or are all of higher priority. What
-//! remains is walked rule by rule: masks that look at more than the rule, or elsewhere. So a rule with all its
-//! fields is told in as many look-ups as there are masks, and a wildcard of higher priority than a million exact rules
-//! walks over them. The same holds for CHECK_OVERLAP, and for matches of a modify, delete or statistics request.
+//! masks whose rules all differ from it in some bit (IPv6 from IPv4), or are all of higher priority. What remains is
+//! walked rule by rule: masks that look at more than the rule, or elsewhere. So a rule with all its fields costs as many
+//! look-ups as there are masks, and a wildcard no lower than a million exact rules walks over them
+//! ([`Tables::overlap_effort`] says so beforehand). The same holds for
+//! CHECK_OVERLAP, and for the matches of modify, delete and statistics requests. Rules of one match and different
+//! priorities are a list, walked from the highest.
+//!
+//! `cargo bench -p millrace-logic --bench flow -- table`, one core, nanoseconds of CPU time, with 1,000,000 rules of all
+//! twelve fields of OpenFlow 1.0 and 9,990 wildcard rules of 60 masks. Memory is 165 bytes a rule (195 with timeouts, 400 if
+//! each has two actions of its own).
+//!
+//! | | ns |
+//! |---|---|
+//! | add an exact rule (the same with timeouts, with actions of its own) | 600 (700, 2,000) |
+//! | modify, add again, delete one | 770, 530, 770 |
+//! | `lookup`: an exact rule of the highest priority; through all masks | 200; 790 |
+//! | `overlapped_by`: an exact rule | 2,300 |
+//! | a 5-tuple below the exact rules, a third of the wildcards having a field more | 9,600 |
+//! | a 5-tuple beside the exact rules; a wildcard above them | 6,400,000; 10,000,000 |
+//! | aggregate; all statistics in order | 40,000,000; 1,760,000,000 |
 
 mod check;
 mod groups;
@@ -173,6 +186,13 @@ impl Tables {
             .into_iter()
             .flatten()
             .filter(move |&other| other != id)
+    }
+
+    /// How many rules [`overlapped_by`](Tables::overlapped_by) has to look at, about: found without doing so, for callers
+    /// who would rather forget all that was decided in the table.
+    pub fn overlap_effort(&self, id: RuleId) -> usize {
+        let effort = |rule: Rule| self.tuples.effort(rule.table, &rule.matching, 0..=rule.priority);
+        self.rule(id).map_or(0, effort)
     }
 
     /// The masks of a table in the order of the search, each with the highest priority of its rules.

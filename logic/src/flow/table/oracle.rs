@@ -112,7 +112,7 @@ fn packets() -> impl Iterator<Item = Key> {
         let mut key = Key::ZERO;
         key.set(Field::InPort, i % 3);
         key.set(Field::EthDst, i / 3 % 4);
-        key.set(Field::EthType, i / 12 << 11);
+        key.set(Field::EthType, (i / 12) << 11);
         key
     })
 }
@@ -324,7 +324,7 @@ impl Both {
             assert_eq!((next, notice), (heir, old.notice(reason, self.now_ms)));
             self.held.push(id);
         }
-        assert_eq!(self.slow.iter().filter_map(|s| gone(s)).count(), 0);
+        assert_eq!(self.slow.iter().filter_map(&gone).count(), 0);
     }
 
     fn step(&mut self, step: &Step) {

@@ -363,6 +363,31 @@ fn the_highest_priority_wins_then_the_longer_mask() {
 }
 
 #[test]
+fn the_effort_of_finding_overlaps_is_known_beforehand() {
+    let mut t = tables();
+    for i in 0..50 {
+        added(&mut t, &add(5, ip(i << 8, 24).with(Field::InPort, 1_u16), []));
+        added(&mut t, &add(5, ip(i << 16, 16), []));
+        added(&mut t, &add(5, Match::ANY.with(Field::EthType, ether_type::ARP).with(Field::ArpSha, i), []));
+    }
+    for (what, priority, matching, effort) in [
+        ("a look-up for each mask inside, and for its own", 5, ip(7, 32).with(Field::InPort, 1_u16), 3),
+        ("one mask is walked", 5, ip(7, 32), 52),
+        ("all others are higher", 4, ip(7, 32), 1),
+        ("its own mask, and one is walked", 6, ip(0, 16), 51),
+        ("everything is walked", 6, Match::ANY, 151),
+        ("all others differ in a bit", 6, ip(99 << 16, 16), 1),
+    ] {
+        let request = add(priority, matching, []);
+        let id = added(&mut t, &request);
+        assert_eq!(t.overlap_effort(id), effort, "{what}");
+        let request = FlowMod { command: FlowCommand::Delete { strict: true }, ..request };
+        t.apply(&request, OpenFlow13, 0).expect("good");
+    }
+    assert_eq!(t.overlap_effort(RuleId(9999)), 0);
+}
+
+#[test]
 fn statistics_come_in_order_and_filtered() {
     let mut t = tables();
     for (table, priority, matching) in [
