@@ -392,8 +392,8 @@ fn statistics_come_in_order_and_filtered() {
     let mut t = tables();
     for (table, priority, matching) in [
         (1, 1, Match::ANY),
-        (0, 3, ip(0x0a02_0000, 16)),
-        (0, 3, ip(0x0a01_0000, 16)),
+        (0, 3, ip(0x0a02_0100, 24)),
+        (0, 3, ip(0x0a01_0300, 24)),
         (0, 3, ip(0x0a00_0000, 8)),
         (0, 9, ip(0x0a00_0000, 8)),
     ] {
@@ -403,10 +403,10 @@ fn statistics_come_in_order_and_filtered() {
     let dst = |s: FlowStats| (s.table, s.priority, s.matching.key().get(Field::Ipv4Dst));
     let seen: Vec<_> = t.flows(&everything(), 0).map(dst).collect();
     let nets =
-        [(0, 9, 0x0a00_0000), (0, 3, 0x0a00_0000), (0, 3, 0x0a01_0000), (0, 3, 0x0a02_0000), (1, 1, 0)];
+        [(0, 9, 0x0a00_0000), (0, 3, 0x0a00_0000), (0, 3, 0x0a01_0300), (0, 3, 0x0a02_0100), (1, 1, 0)];
     assert_eq!(seen, nets);
-    let inside = FlowFilter { matching: ip(0x0a01_0000, 16), ..everything() };
-    assert_eq!(t.flows(&inside, 0).map(dst).collect::<Vec<_>>(), [(0, 3, 0x0a01_0000)]);
+    let inside = FlowFilter { matching: ip(0x0a01_0300, 24), ..everything() };
+    assert_eq!(t.flows(&inside, 0).map(dst).collect::<Vec<_>>(), [(0, 3, 0x0a01_0300)]);
     let all = t.aggregate(&everything());
     assert_eq!(all, Aggregate { packets: 5, bytes: u64::MAX, rules: 5 });
     assert_eq!(t.aggregate(&FlowFilter { table: Some(1), ..everything() }).rules, 1);
