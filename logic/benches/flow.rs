@@ -112,7 +112,8 @@ struct Bed {
 impl Bed {
     /// Exact rules at this priority, wildcard ones at 1 to 99. Each exact rule writes a MAC address of its own (`own`), or there
     /// are 16 different actions.
-    fn new(priority: u16, own: bool, idle_timeout: u16) -> Bed {
+    /// With it, what adding them cost, as a line of the table.
+    fn new(priority: u16, own: bool, idle_timeout: u16) -> (Bed, String) {
         let exact: Vec<Match> = (0..EXACT).map(exact).collect();
         let mut tables = Tables::new();
         tables.set_ports((1..=16).map(|port| (Port(port), true)));
@@ -138,12 +139,12 @@ impl Bed {
             }
         });
         let mib = (resident() - before) as f64 / f64::from(1 << 20);
-        println!(
+        let line = format!(
             "| priority {priority}{}{} | {exact_ns:.0} | {wildcard_ns:.0} | {mib:.0} MiB |",
             if own { ", own actions" } else { "" },
             if idle_timeout > 0 { ", timeouts" } else { "" },
         );
-        Bed { exact, tables }
+        (Bed { exact, tables }, line)
     }
 
     fn keys(&self, step: usize) -> impl Iterator<Item = &Key> {
@@ -172,40 +173,44 @@ fn table() -> Bed {
         let child = Command::new(this).args(["bed", bed]).status();
         assert!(child.is_ok_and(|status| status.success()));
     }
-    let mut low = Bed::new(0, false, 0);
-    let line = |what: &str, ns: f64| println!("| {what} | {ns:.0} |");
     println!("\n| with these | ns |\n|---|---|");
-    let above = request(FlowCommand::Add, 200, wildcard(5), []);
-    let id = add(&mut low.tables, &above);
-    let ns = per(10, || (0..10).for_each(|_| _ = black_box(low.tables.overlapped_by(id).count())));
-    line("overlapped_by, wildcard above all exact rules", ns);
-    drop(low);
-
-    let mut bed = Bed::new(100, false, 0);
+    let (mut bed, _) = Bed::new(0, false, 0);
+    overlaps(&mut bed.tables, "wildcard above all exact rules", 200, wildcard(5), 10);
+    (bed, _) = Bed::new(100, false, 0);
     let t = &mut bed.tables;
-    let id = add(t, &above);
-    delete(t, &FlowMod { command: FlowCommand::Delete { strict: true }, ..above });
-    let ids: Vec<RuleId> = (0..EXACT).step_by(97).map(RuleId).filter(|&other| other != id).collect();
-    let count = ids.len() as u32;
-    let mut found = 0;
-    let ns = per(count, || ids.iter().for_each(|&id| found += t.overlapped_by(id).count()));
+    let (count, mut found) = (EXACT / 100, 0);
+    let ids = (0..count).map(|i| RuleId(100 * i));
+    let ns = per(count, || ids.for_each(|id| found += t.overlapped_by(id).count()));
     line(&format!("overlapped_by, exact rule ({:.2} found)", found as f64 / f64::from(count)), ns);
-    let wild = request(FlowCommand::Add, 50, wildcard(77_777), []);
-    let id = add(t, &wild);
-    let ns = per(5000, || (0..5000).for_each(|_| _ = black_box(t.overlapped_by(id).count())));
-    line("overlapped_by, wildcard below all exact rules", ns);
+    overlaps(t, "wildcard below all exact rules", 50, wildcard(77_777), 5000);
     let tuple = exact(EXACT + 9);
     let mut five = Match::ANY.with(Field::EthType, ether_type::IPV4);
     for field in [Field::IpProto, Field::Ipv4Src, Field::Ipv4Dst, Field::TcpSrc, Field::TcpDst] {
         five.set(field, tuple.key().get(field), field.all_bits());
     }
-    let id = add(t, &request(FlowCommand::Add, 99, five, []));
-    let ns = per(5000, || (0..5000).for_each(|_| _ = black_box(t.overlapped_by(id).count())));
-    line("overlapped_by, 5-tuple below all exact rules: a third of the wildcards match the port too", ns);
-    let id = add(t, &request(FlowCommand::Add, 100, five, []));
-    let ns = per(10, || (0..10).for_each(|_| _ = black_box(t.overlapped_by(id).count())));
-    line("overlapped_by, 5-tuple beside the exact rules", ns);
+    overlaps(
+        t,
+        "5-tuple below all exact rules, a third of the wildcards matching the port too",
+        99,
+        five,
+        5000,
+    );
+    overlaps(t, "5-tuple beside the exact rules", 100, five, 10);
+    lookups_and_changes(&mut bed);
+    bed
+}
 
+fn line(what: &str, ns: f64) {
+    println!("| {what} | {ns:.0} |");
+}
+
+fn overlaps(tables: &mut Tables, what: &str, priority: u16, matching: Match, times: u32) {
+    let id = add(tables, &request(FlowCommand::Add, priority, matching, []));
+    let ns = per(times, || (0..times).for_each(|_| _ = black_box(tables.overlapped_by(id).count())));
+    line(&format!("overlapped_by, {what}"), ns);
+}
+
+fn lookups_and_changes(bed: &mut Bed) {
     let keys: Vec<Key> = bed.keys(3).copied().collect();
     let t = &mut bed.tables;
     let hit = per(keys.len() as u32, || keys.iter().for_each(|key| _ = black_box(t.lookup(0, key))));
@@ -237,13 +242,13 @@ fn table() -> Bed {
     line("all statistics, in order", ns);
     let ns = per(1, || _ = black_box(t.aggregate(&everything())));
     line("aggregate of all", ns);
-    bed
 }
 
 fn main() {
     let has = |wanted: &str| std::env::args().any(|a| a == wanted);
     if has("bed") {
-        return drop(Bed::new(100, has("own"), if has("timeouts") { 60 } else { 0 }));
+        let (_, line) = Bed::new(100, has("own"), if has("timeouts") { 60 } else { 0 });
+        return println!("{line}");
     }
     let mut bed = table();
     if has("table") {
