@@ -126,6 +126,7 @@ fn refusal(refused: Refused, about: About) -> (u16, u16) {
             About::Group => (GROUP_MOD_FAILED, 8),                  // UNKNOWN_GROUP
             _ => (BAD_ACTION, 9),                                   // BAD_OUT_GROUP
         },
+        Refused::BadGroup => (BAD_ACTION, 9),                       // BAD_OUT_GROUP
         Refused::InconsistentAction => (BAD_ACTION, 10),            // MATCH_INCONSISTENT
         Refused::UnsupportedOrder => (BAD_ACTION, 11),              // UNSUPPORTED_ORDER
         Refused::BadSetField => (BAD_ACTION, 13),                   // BAD_SET_TYPE
@@ -151,6 +152,7 @@ fn refusal(refused: Refused, about: About) -> (u16, u16) {
         Refused::TooManyGroups => (GROUP_MOD_FAILED, 3),            // OUT_OF_GROUPS
         Refused::TooManyBuckets => (GROUP_MOD_FAILED, 4),           // OUT_OF_BUCKETS
         Refused::GroupLoop => (GROUP_MOD_FAILED, 7),                // LOOP
+        Refused::GroupChain => (GROUP_MOD_FAILED, 5),               // CHAINING_UNSUPPORTED
         Refused::ChainedGroup => (GROUP_MOD_FAILED, 9),             // CHAINED_GROUP
         Refused::BadWatch => (GROUP_MOD_FAILED, 13),                // BAD_WATCH
         Refused::MeterExists => (METER_MOD_FAILED, 1),              // METER_EXISTS
