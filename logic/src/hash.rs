@@ -1,4 +1,4 @@
-//! The two hash functions both planes compute (`bpf/tables.h` has the same lines in C).
+//! The hash functions both planes compute (`bpf/tables.h` has the same lines in C).
 //!
 //! Multiplicative mixing (Knuth, TAOCP 6.4). A multiplication only carries upwards and the bytes that differ between
 //! neighbours come last, so in the high bits of a little-endian word: each word is folded down once before the last
@@ -27,6 +27,11 @@ pub fn neighbour_bucket(interface: u16, address: [u8; 16], mask: u32) -> (u32, u
     let first = mix(word(0).wrapping_add(u64::from(interface).wrapping_mul(K1)));
     let h = mix(first ^ word(8));
     ((h >> 32) as u32 & mask, h as u32)
+}
+
+/// Of a flow, from words of its key: UDP source ports of VXLAN, and choices among buckets.
+pub fn flow(words: impl IntoIterator<Item = u64>) -> u32 {
+    (words.into_iter().fold(0, |h, word| mix(h ^ word).wrapping_add(K1)) >> 32) as u32
 }
 
 #[cfg(test)]

@@ -105,7 +105,7 @@ pub struct Vxlan {
 /// Where the flow control field lies (V6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FcfPlace {
-    /// Six bits of DSCP: five of workload id, one of priority.
+    /// Six bits of DSCP: the upper five are the workload id, the lowest is the priority.
     Tos,
     /// The outermost VLAN tag: twelve bits of VLAN id are the workload, the highest bit of PCP the priority.
     Vlan,

@@ -5,14 +5,19 @@
 //! | `field` | the fields that can be matched: one table for matcher, codecs, text and kernel plane |
 //! | `key` | a packet's fields as bytes; matches over them |
 //! | `action` | actions and instructions |
+//! | `packet` | a packet's bytes to its key: where fields are |
+//! | `execute`, `checksum` | actions on the bytes of a packet |
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
 //!
 //! The codecs in [`crate::openflow`] translate between these and the wire.
 
 pub mod action;
+mod checksum;
+pub mod execute;
 pub mod field;
 pub mod key;
+pub mod packet;
 pub mod rule;
 pub mod table;
 
