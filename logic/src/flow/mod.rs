@@ -9,6 +9,7 @@
 //! | `execute`, `checksum` | actions on the bytes of a packet |
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
+//! | `text` | `ovs-ofctl`'s syntax for all of them |
 //!
 //! The codecs in [`crate::openflow`] translate between these and the wire.
 
@@ -20,6 +21,7 @@ pub mod key;
 pub mod packet;
 pub mod rule;
 pub mod table;
+pub mod text;
 
 pub use action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan};
 pub use field::Field;

@@ -1,0 +1,275 @@
+//! Flows as text: the syntax of `ovs-ofctl` (ovs-ofctl(8), ovs-fields(7), ovs-actions(7)), both ways.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod` | flows, and how a text is split into words |
+//! | `matching` | fields by name |
+//! | `actions` | actions and instructions |
+//! | `value` | numbers, addresses and masks |
+//!
+//! What is written is what `ovs-ofctl dump-flows` writes, and is read back as the same. What Open vSwitch has and we have
+//! not (registers, connection tracking, `resubmit`, `learn` ...) is refused by its name. Ours are the `inner_...` fields of
+//! the frame inside VXLAN and the actions `encap_vxlan`, `decap_vxlan`, `set_fcf` and `set_core`.
+
+mod actions;
+mod matching;
+mod value;
+
+pub use actions::{ActionsText, InstructionsText, parse_actions, parse_instructions};
+pub use matching::{MatchText, parse_match};
+pub use value::parse_port;
+
+use super::{
+    Instructions, Match,
+    rule::{FlowCommand, FlowFlags, FlowMod, TABLES},
+};
+use std::fmt;
+
+/// The priority of a flow that does not give one (OFP_DEFAULT_PRIORITY).
+pub const DEFAULT_PRIORITY: u16 = 0x8000;
+
+/// A word that cannot be read, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{word:?}: {right}")]
+pub struct BadText {
+    pub word: String,
+    pub right: String,
+}
+
+impl BadText {
+    fn new(word: &str, right: impl Into<String>) -> BadText {
+        BadText { word: word.into(), right: right.into() }
+    }
+}
+
+/// `key`, `key=value`, `key:value` or `key(value)`.
+#[derive(Clone, Copy, Debug)]
+struct Word<'a> {
+    all: &'a str,
+    key: &'a str,
+    value: Option<&'a str>,
+}
+
+impl<'a> Word<'a> {
+    fn bad(self, right: impl Into<String>) -> BadText {
+        BadText::new(self.all, right)
+    }
+    fn value(self) -> Result<&'a str, BadText> {
+        self.value.ok_or_else(|| self.bad(format!("needs a value: {}=...", self.key)))
+    }
+    /// Without a value.
+    fn alone(self) -> Result<(), BadText> {
+        if self.value.is_none() { Ok(()) } else { Err(self.bad(format!("takes no value: {}", self.key))) }
+    }
+    /// A number of at most `most`.
+    fn number<N: TryFrom<u64>>(self, most: u64) -> Result<N, BadText> {
+        let number = value::number(self.value()?).and_then(|n| u64::try_from(n).ok()).filter(|&n| n <= most);
+        number
+            .and_then(|n| N::try_from(n).ok())
+            .ok_or_else(|| self.bad(format!("needs a number from 0 to {most}, decimal or 0x...")))
+    }
+}
+
+/// Words between commas and blanks; what is in parentheses stays together.
+fn words(text: &str) -> Result<Vec<Word<'_>>, BadText> {
+    let mut words = Vec::new();
+    let mut rest = text;
+    loop {
+        rest = rest.trim_start_matches([',', ' ', '\t', '\r', '\n']);
+        if rest.is_empty() {
+            return Ok(words);
+        }
+        let mut depth = 0_u32;
+        let end = rest.find(|c| {
+            match c {
+                '(' => depth += 1,
+                ')' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            depth == 0 && [',', ' ', '\t', '\r', '\n'].contains(&c)
+        });
+        let (all, after) = rest.split_at(end.unwrap_or(rest.len()));
+        if depth > 0 {
+            return Err(BadText::new(all, "needs a ) for its ("));
+        }
+        rest = after;
+        let (key, value) = match all.find([':', '=', '(']) {
+            None => (all, None),
+            Some(at) if all[at..].starts_with('(') => {
+                let inside = all[at + 1..].strip_suffix(')');
+                (&all[..at], Some(inside.ok_or_else(|| BadText::new(all, "needs a comma after the )"))?))
+            }
+            Some(at) => (&all[..at], Some(&all[at + 1..])),
+        };
+        words.push(Word { all, key, value });
+    }
+}
+
+/// A flow as `ovs-ofctl add-flow`, `mod-flows` or `del-flows` reads it. To delete, no actions are given and the table may
+/// be left out (all tables); else there must be actions, and the table is 0 if left out.
+pub fn parse_flow(text: &str, command: FlowCommand) -> Result<FlowMod, BadText> {
+    let deletes = matches!(command, FlowCommand::Delete { .. });
+    let (fields, actions) = split_actions(text);
+    let mut flow = FlowMod {
+        command,
+        table: (!deletes).then_some(0),
+        cookie: 0,
+        cookie_mask: 0,
+        priority: DEFAULT_PRIORITY,
+        matching: Match::ANY,
+        instructions: Instructions::default(),
+        idle_timeout: 0,
+        hard_timeout: 0,
+        out_port: None,
+        out_group: None,
+        flags: FlowFlags::default(),
+        buffer: None,
+    };
+    let mut matched = Vec::new();
+    for word in words(fields)? {
+        if !flow_word(&mut flow, word)? {
+            matched.push(word);
+        }
+    }
+    flow.matching = matching::of_words(matched)?;
+    flow.instructions = match (actions, deletes) {
+        (Some(actions), false) => parse_instructions(actions)?,
+        (None, true) => Instructions::default(),
+        (None, false) => return Err(BadText::new(text.trim(), "needs actions, at its end: actions=...")),
+        (Some(_), true) => return Err(BadText::new("actions", "not for flows to delete")),
+    };
+    Ok(flow)
+}
+
+/// What is before and after `actions=`.
+fn split_actions(text: &str) -> (&str, Option<&str>) {
+    let starts = |at: usize| text[..at].is_empty() || text[..at].ends_with([',', ' ', '\t', '\r', '\n']);
+    ["actions=", "action="]
+        .into_iter()
+        .find_map(|name| {
+            let (at, _) = text.match_indices(name).find(|&(at, _)| starts(at))?;
+            Some((&text[..at], Some(&text[at + name.len()..])))
+        })
+        .unwrap_or((text, None))
+}
+
+/// Reads a word that is of the flow and not of its match; `false`: it is not.
+fn flow_word(flow: &mut FlowMod, word: Word<'_>) -> Result<bool, BadText> {
+    let adds = flow.command == FlowCommand::Add;
+    match word.key {
+        "table" if flow.table.is_none() && word.value == Some("255") => {}
+        "table" => flow.table = Some(word.number((TABLES - 1).into())?),
+        "priority" => flow.priority = word.number(u16::MAX.into())?,
+        "idle_timeout" => flow.idle_timeout = word.number(u16::MAX.into())?,
+        "hard_timeout" => flow.hard_timeout = word.number(u16::MAX.into())?,
+        "cookie" => {
+            let (cookie, mask) = value::masked(word, 64)?;
+            match mask {
+                Some(_) if adds => {
+                    return Err(word.bad("a flow to add has no mask in its cookie: cookie=0x1"));
+                }
+                Some(mask) => flow.cookie_mask = mask as u64,
+                None if matches!(flow.command, FlowCommand::Delete { .. }) => {
+                    return Err(word.bad("to delete by cookie, give a mask: cookie=0x1/-1"));
+                }
+                None => {}
+            }
+            flow.cookie = cookie as u64;
+        }
+        "out_port" => flow.out_port = Some(parse_port(word.value()?)?),
+        "out_group" => flow.out_group = Some(word.number(u32::MAX.into())?),
+        "send_flow_rem" => flow.flags.send_removed = word.alone().map(|()| true)?,
+        "check_overlap" => flow.flags.check_overlap = word.alone().map(|()| true)?,
+        "reset_counts" => flow.flags.reset_counts = word.alone().map(|()| true)?,
+        "no_packet_counts" => flow.flags.no_packet_counts = word.alone().map(|()| true)?,
+        "no_byte_counts" => flow.flags.no_byte_counts = word.alone().map(|()| true)?,
+        // What a listing says beside, so that it can be read back.
+        "duration" | "n_packets" | "n_bytes" | "idle_age" | "hard_age" => {}
+        "importance" => return Err(word.bad("flows have no importance here (OpenFlow 1.4)")),
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// What a flow has counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    pub duration_sec: u32,
+    pub duration_nsec: u32,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+/// A flow as a line of `ovs-ofctl dump-flows`; without `counted`, as with `--no-stats`.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowText<'a> {
+    pub flow: &'a FlowMod,
+    pub counted: Option<Counted>,
+}
+
+impl fmt::Display for FlowText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (flow, counted) = (self.flow, self.counted);
+        match flow.cookie_mask {
+            0 if counted.is_some() || flow.cookie != 0 => write!(f, "cookie={:#x}, ", flow.cookie)?,
+            0 => {}
+            u64::MAX => write!(f, "cookie={:#x}/-1, ", flow.cookie)?,
+            mask => write!(f, "cookie={:#x}/{mask:#x}, ", flow.cookie)?,
+        }
+        if let Some(Counted { duration_sec, duration_nsec, .. }) = counted {
+            write!(f, "duration={duration_sec}")?;
+            match duration_nsec {
+                0 => {}
+                nsec if nsec % 1_000_000 == 0 => write!(f, ".{:03}", nsec / 1_000_000)?,
+                nsec => write!(f, ".{nsec:09}")?,
+            }
+            f.write_str("s, ")?;
+        }
+        if let Some(table) = flow.table.filter(|&table| counted.is_some() || table != 0) {
+            write!(f, "table={table}, ")?;
+        }
+        if let Some(Counted { packets, bytes, .. }) = counted {
+            write!(f, "n_packets={packets}, n_bytes={bytes}, ")?;
+        }
+        for (name, timeout) in [("idle_timeout", flow.idle_timeout), ("hard_timeout", flow.hard_timeout)] {
+            if timeout != 0 {
+                write!(f, "{name}={timeout}, ")?;
+            }
+        }
+        for (set, name) in flag_names(flow.flags) {
+            if set {
+                write!(f, "{name} ")?;
+            }
+        }
+        if let Some(port) = flow.out_port {
+            write!(f, "out_port={port}, ")?;
+        }
+        if let Some(group) = flow.out_group {
+            write!(f, "out_group={group}, ")?;
+        }
+        let matching = MatchText(&flow.matching).to_string();
+        match flow.priority {
+            DEFAULT_PRIORITY if matching.is_empty() => {}
+            DEFAULT_PRIORITY => write!(f, "{matching} ")?,
+            priority if matching.is_empty() => write!(f, "priority={priority} ")?,
+            priority => write!(f, "priority={priority},{matching} ")?,
+        }
+        if matches!(flow.command, FlowCommand::Delete { .. }) {
+            return Ok(());
+        }
+        write!(f, "actions={}", InstructionsText(&flow.instructions))
+    }
+}
+
+fn flag_names(flags: FlowFlags) -> [(bool, &'static str); 5] {
+    [
+        (flags.send_removed, "send_flow_rem"),
+        (flags.check_overlap, "check_overlap"),
+        (flags.reset_counts, "reset_counts"),
+        (flags.no_packet_counts, "no_packet_counts"),
+        (flags.no_byte_counts, "no_byte_counts"),
+    ]
+}
+
+#[cfg(test)]
+mod tests;
