@@ -245,7 +245,7 @@ fn order(action: &Action) -> u8 {
 
 /// Writes the bits of `field` where `mask` is 1, if the packet has it.
 fn set(frame: &mut [u8], headers: &Headers, field: Field, value: u128, mask: u128) {
-    let Some(place) = headers.place(frame, field).filter(|_| can_set(field)) else { return };
+    let Some(place) = headers.place(frame, field) else { return };
     let mask = mask & u128::MAX >> (128 - place.bits);
     let raw = frame[place.at..place.at + place.bytes].iter().fold(0, |raw, &b| raw << 8 | u128::from(b));
     let raw = raw & !(mask << place.shift) | (value & mask) << place.shift;
