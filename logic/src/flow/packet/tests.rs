@@ -273,8 +273,12 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in prop::sample::select(vec![0x0800_u16, 0x0806, 0x86dd, 0x8100]), version in prop::sample::select(vec![0x45_u8, 0x46, 0x60]), proto in prop::sample::select(vec![0_u8, 6, 17, 43, 44, 58, 60, 132])) {
-        let mut bytes = bytes;
+    fn no_bytes_panic(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..80),
+        kind in prop::sample::select(vec![0x0800_u16, 0x0806, 0x86dd, 0x8100]),
+        version in prop::sample::select(vec![0x45_u8, 0x46, 0x60]),
+        proto in prop::sample::select(vec![0_u8, 6, 17, 43, 44, 58, 60, 132]),
+    ) {
         key(&bytes);
         if bytes.len() > 24 {
             bytes[12..14].copy_from_slice(&kind.to_be_bytes());
