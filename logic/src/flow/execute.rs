@@ -87,12 +87,6 @@ pub fn execute(
     Run { context, sent, buckets: MOST_BUCKETS, depth: 0 }.list(packet, actions)
 }
 
-/// Can this field be written? Of the others, the packet has no bits of its own.
-pub fn can_set(field: Field) -> bool {
-    use Field::*;
-    !matches!(field, InPort | Metadata | EthType | IpProto) && field < InnerEthDst
-}
-
 struct Run<'a, 'b> {
     context: &'a Context<'b>,
     sent: &'a mut Vec<Sent>,

@@ -11,10 +11,10 @@ use crate::{
     flow::{
         Action, CoreChoice, FcfPlace, Field, Instructions, Port, Vxlan,
         action::WHOLE_PACKET,
-        execute::can_set,
         field::{VLAN_PRESENT, ether_type},
         packet::VXLAN_PORT,
         rule::TABLES,
+        table::settable,
     },
     net::Mac,
 };
@@ -266,7 +266,7 @@ fn set_field(word: Word<'_>) -> Result<Action, BadText> {
         };
     }
     let field = field_of_action(name)?;
-    if !can_set(field) {
+    if !settable(field) {
         return Err(BadText::new(name, "can be matched, not set"));
     }
     let (value, mask) =

@@ -1,8 +1,8 @@
 use super::*;
 use crate::flow::{
     Action, CoreChoice, FcfPlace, Field, Port, Vxlan,
-    execute::can_set,
     field::{FIELDS, VLAN_PRESENT},
+    table::settable,
 };
 use proptest::prelude::*;
 
@@ -372,7 +372,7 @@ fn any_action() -> impl Strategy<Value = Action> {
             let mask = mask.unwrap_or(u128::MAX) & field.all_bits();
             let present = if field == Field::VlanVid { VLAN_PRESENT.into() } else { 0 };
             let action = Action::SetField { field, value: (value | present) & mask, mask };
-            (can_set(field) && mask != 0).then_some(action)
+            (settable(field) && mask != 0).then_some(action)
         },
     );
     let vxlan = (0..1_u32 << 24, any::<[u32; 2]>(), any::<[u8; 6]>(), any::<[u8; 6]>(), any::<u16>());
