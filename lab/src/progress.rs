@@ -2,7 +2,9 @@
 //! ends: a thread that redraws it would take time from the generator, whose core it would be on.
 
 use std::{
+    collections::VecDeque,
     io::{IsTerminal, stderr},
+    mem,
     time::{Duration, Instant},
 };
 
@@ -17,6 +19,10 @@ pub struct Progress {
     left: u64,
     /// Of what is left: steps of later parts.
     later: u64,
+    /// Of each step that is left, if that is known.
+    lengths: VecDeque<Duration>,
+    /// Is the next step one that was made before?
+    again: bool,
 }
 
 impl Progress {
@@ -27,7 +33,15 @@ impl Progress {
             let style = ProgressStyle::with_template("{bar:40} {pos}/{len}{msg}");
             bar.with_style(style.expect("the template is right"))
         });
-        Self { bar, started: Instant::now(), done: 0, left: steps, later: 0 }
+        Self {
+            bar,
+            started: Instant::now(),
+            done: 0,
+            left: steps,
+            later: 0,
+            lengths: VecDeque::new(),
+            again: false,
+        }
     }
 
     /// After what [`Progress::expect`] is told of, so many steps are to come.
@@ -37,16 +51,18 @@ impl Progress {
 
     /// A step has ended; `found` is what people want to know of it.
     pub fn step(&mut self, found: &str) {
+        let again = if mem::take(&mut self.again) { "again, it was noisy: " } else { "" };
         self.done += 1;
         self.left = self.left.saturating_sub(1);
-        let left = time_left(self.started.elapsed(), self.done, self.left);
+        self.lengths.pop_front();
+        let left = self.time_left();
         match &self.bar {
             Some(bar) => {
-                bar.println(format!("  {found}"));
+                bar.println(format!("  {again}{found}"));
                 bar.inc(1);
                 self.show(bar, left);
             }
-            None => eprintln!("  [{}/{}{}] {found}", self.done, self.done + self.left, caption(left)),
+            None => eprintln!("  [{}/{}{}] {again}{found}", self.done, self.done + self.left, caption(left)),
         }
     }
 
@@ -54,7 +70,23 @@ impl Progress {
     pub fn expect(&mut self, left: u64) {
         self.left = left + self.later;
         if let Some(bar) = &self.bar {
-            self.show(bar, time_left(self.started.elapsed(), self.done, self.left));
+            self.show(bar, self.time_left());
+        }
+    }
+
+    /// Exactly these steps are left, and each is to take so long.
+    pub fn expect_lengths(&mut self, lengths: Vec<Duration>) {
+        self.lengths = lengths.into();
+        self.expect(self.lengths.len() as u64);
+    }
+
+    /// The last step was noisy and is made again: it counts once, and the next one says so.
+    pub fn again(&mut self) {
+        self.again = true;
+        self.done = self.done.saturating_sub(1);
+        self.left += 1;
+        if let Some(bar) = &self.bar {
+            bar.set_position(self.done);
         }
     }
 
@@ -64,6 +96,11 @@ impl Progress {
             Some(bar) => bar.suspend(|| println!("{lines}")),
             None => println!("{lines}"),
         }
+    }
+
+    fn time_left(&self) -> Option<Duration> {
+        let known = (!self.lengths.is_empty()).then(|| self.lengths.iter().sum());
+        known.or_else(|| time_left(self.started.elapsed(), self.done, self.left))
     }
 
     fn show(&self, bar: &ProgressBar, left: Option<Duration>) {
@@ -87,19 +124,28 @@ fn time_left(elapsed: Duration, done: u64, left: u64) -> Option<Duration> {
 
 /// For people, after something else.
 pub(crate) fn caption(left: Option<Duration>) -> String {
-    let Some(left) = left else { return String::new() };
-    let seconds = left.as_secs_f64().ceil() as u64;
+    left.map_or(String::new(), |left| format!(", {} left", in_words(left)))
+}
+
+/// In units that fit.
+pub(crate) fn in_words(time: Duration) -> String {
+    let seconds = time.as_secs_f64().ceil() as u64;
     let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
     match (hours, minutes) {
-        (0, 0) => format!(", {seconds} s left"),
-        (0, _) => format!(", {minutes} min {} s left", seconds % 60),
-        _ => format!(", {hours} h {minutes} min left"),
+        (0, 0) => format!("{seconds} s"),
+        (0, _) => format!("{minutes} min {} s", seconds % 60),
+        _ => format!("{hours} h {minutes} min"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn quiet(steps: u64) -> Progress {
+        let (started, lengths) = (Instant::now(), VecDeque::new());
+        Progress { bar: None, started, done: 0, left: steps, later: 0, lengths, again: false }
+    }
 
     #[test]
     fn time_left_follows_the_steps_done() {
@@ -119,7 +165,7 @@ mod tests {
 
     #[test]
     fn steps_count_down_and_expectations_may_change() {
-        let mut progress = Progress { bar: None, started: Instant::now(), done: 0, left: 2, later: 0 };
+        let mut progress = quiet(2);
         progress.step("one");
         assert_eq!((progress.done, progress.left), (1, 1));
         progress.expect(5);
@@ -132,5 +178,25 @@ mod tests {
         progress.then(7);
         progress.expect(3);
         assert_eq!(progress.left, 10);
+    }
+
+    #[test]
+    fn a_step_that_is_made_again_counts_once() {
+        let mut progress = quiet(3);
+        progress.step("one");
+        progress.again();
+        progress.step("one, again");
+        assert_eq!((progress.done, progress.left), (1, 2));
+    }
+
+    #[test]
+    fn steps_of_known_lengths_tell_the_time_left() {
+        let mut progress = quiet(0);
+        progress.expect_lengths([1, 600, 600].map(Duration::from_secs).into());
+        progress.step("the short one");
+        assert_eq!((progress.left, progress.time_left()), (2, Some(Duration::from_secs(1200))));
+        progress.step("a long one");
+        progress.step("the other");
+        assert_eq!((progress.left, progress.time_left()), (0, Some(Duration::ZERO)));
     }
 }

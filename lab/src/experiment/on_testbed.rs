@@ -33,12 +33,20 @@ type Missing = Vec<(Duration, u64, u64)>;
 const ON_THE_WAY: u64 = 600;
 
 /// See [`OnTestbed::seen`].
-pub(super) type Seen<'a> = dyn FnMut(&str, Option<(Pace, &Sample)>) -> Result<()> + 'a;
+pub(super) type Seen<'a> = dyn FnMut(Told<'_>) -> Result<()> + 'a;
+
+/// What is told of trials.
+pub(super) enum Told<'a> {
+    /// One has ended: a line for people, and what was measured at which pace.
+    Found(&'a str, Option<(Pace, &'a Sample)>),
+    /// The last one was noisy and is made again.
+    Again,
+}
 
 /// A subject on a testbed whose targets are set.
 pub(super) struct OnTestbed<'a> {
     pub(super) testbed: &'a mut Testbed,
-    /// Is told of every trial: a line for people, and what was measured at which pace.
+    /// Is told of every trial.
     pub(super) seen: &'a mut Seen<'a>,
     pub(super) frame_bytes: u16,
     /// Length of a trial.
@@ -70,7 +78,7 @@ impl OnTestbed<'_> {
             sample.received,
             sample.received_pps / 1e6
         );
-        (self.seen)(&found, Some((pace, &sample)))?;
+        (self.seen)(Told::Found(&found, Some((pace, &sample))))?;
         Ok(sample)
     }
 
@@ -119,6 +127,10 @@ impl Trial for OnTestbed<'_> {
             latency: sample.latency,
         })
     }
+
+    fn again(&mut self) -> Result<()> {
+        (self.seen)(Told::Again)
+    }
 }
 
 impl Burst for OnTestbed<'_> {
@@ -128,8 +140,12 @@ impl Burst for OnTestbed<'_> {
         let started = Instant::now();
         self.testbed.generator.send(self.frame_bytes, u32::try_from(frames).context("length of a burst")?)?;
         let outcome = self.outcome(before, started.elapsed().as_secs_f64())?;
-        (self.seen)(&format!("burst of {frames}: {} arrived", outcome.received), None)?;
+        (self.seen)(Told::Found(&format!("burst of {frames}: {} arrived", outcome.received), None))?;
         Ok(outcome)
+    }
+
+    fn again(&mut self) -> Result<()> {
+        (self.seen)(Told::Again)
     }
 }
 
@@ -153,7 +169,7 @@ impl Change for OnTestbed<'_> {
             "{from_pps} pps, then {to_pps}: {lost} lost, the last {:.1} ms after the change",
             last_loss_ns.unwrap_or(0) as f64 / 1e6
         );
-        (self.seen)(&found, None)?;
+        (self.seen)(Told::Found(&found, None))?;
         let part = |sent: u64, skipped: u64, received: u64, over: Duration| Outcome {
             sent,
             skipped,
@@ -174,6 +190,10 @@ impl Change for OnTestbed<'_> {
             watched_ns: WATCHED.as_nanos() as u64,
             last_loss_ns,
         })
+    }
+
+    fn again(&mut self) -> Result<()> {
+        (self.seen)(Told::Again)
     }
 }
 
@@ -242,8 +262,12 @@ impl Reset for Restart<'_, '_> {
             outage.lost(),
             gap_ns as f64 / 1e6
         );
-        (trial.seen)(&found, None)?;
+        (trial.seen)(Told::Found(&found, None))?;
         Ok(outage)
+    }
+
+    fn again(&mut self) -> Result<()> {
+        (self.trial.seen)(Told::Again)
     }
 }
 

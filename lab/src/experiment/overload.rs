@@ -9,14 +9,14 @@ use serde_json::json;
 
 use super::{
     Sampling, Subjects,
-    on_testbed::{HIGHEST_PPS, OnTestbed},
+    on_testbed::{HIGHEST_PPS, OnTestbed, Told},
     print_head, print_row, show, testbed,
 };
 use crate::{
     compare::prepare,
     figure::{Axis, Figure},
     generator::Pace,
-    measure::{Sample, spread},
+    measure::spread,
     method::overload::{Curve, Sweep, curve},
     progress::Progress,
     record::{Output, Recorder},
@@ -35,7 +35,7 @@ const ABOUT_POINTS: u64 = 12;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     #[command(flatten)]
-    subjects: Subjects,
+    pub(super) subjects: Subjects,
     /// Points of the curve for each saturating load, 1 to 100; the curve goes up to ten such loads
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=100))]
     steps: u64,
@@ -99,7 +99,11 @@ impl Case<'_> {
         let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
         let subject = prepare(testbed, &workload, "overload", name, self.recorder)?;
         let Some(_subject) = subject else { return Ok(None) };
-        let mut seen = |found: &str, sample: Option<(Pace, &Sample)>| {
+        let mut seen = |told: Told<'_>| {
+            let Told::Found(found, sample) = told else {
+                self.progress.again();
+                return Ok(());
+            };
             self.progress.step(&format!("{name} #{}, {found}", repeat + 1));
             let Some((pace, sample)) = sample else { return Ok(()) };
             let case = if pace == Pace::Saturate { "overload, saturated" } else { "overload" };

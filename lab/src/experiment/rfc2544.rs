@@ -12,13 +12,12 @@ use serde_json::{Value, json};
 use self::results::{OfFrame, document, print};
 use super::{
     fit_mtu,
-    on_testbed::{HIGHEST_PPS, OnTestbed, Restart},
+    on_testbed::{HIGHEST_PPS, OnTestbed, Restart, Told},
     testbed,
 };
 use crate::{
     check::check_forwarding,
-    generator::Pace,
-    measure::{Sample, Window},
+    measure::Window,
     method::{
         back_to_back, frame_loss, latency, recovery,
         reset::{self, Event},
@@ -177,7 +176,11 @@ impl Bench<'_> {
         let Self { options, testbed, subject, progress, trials } = self;
         let repeat = options.repeat.into();
         let frame = result.frame;
-        let mut seen = |found: &str, sample: Option<(Pace, &Sample)>| {
+        let mut seen = |told: Told<'_>| {
+            let Told::Found(found, sample) = told else {
+                progress.again();
+                return Ok(());
+            };
             progress.step(&format!("{frame} bytes, {found}"));
             if let Some((pace, sample)) = sample {
                 let parameters = json!({"test": test, "frame": frame});

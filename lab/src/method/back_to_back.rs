@@ -12,6 +12,11 @@ pub trait Burst {
     /// Sends so many frames with nothing between them, and waits until all that will come have come and the buffers are
     /// empty: 2 s or more after the burst (RFC 9004 6.2).
     fn burst(&mut self, frames: u64) -> Result<Outcome>;
+
+    /// See [`super::Trial::again`].
+    fn again(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// How to search.
@@ -73,7 +78,12 @@ pub fn search(trial: &mut impl Burst, search: &Search) -> Result<BackToBack> {
             |_| search.step,
             |frames| {
                 for _ in 0..search.losses_to_believe {
-                    let (outcome, valid) = attempt(Outcome::is_valid, || trial.burst(frames))?;
+                    let (outcome, valid) = attempt(Outcome::is_valid, |again| {
+                        if again {
+                            trial.again()?;
+                        }
+                        trial.burst(frames)
+                    })?;
                     noisy |= !valid;
                     of_search.push(outcome);
                     if outcome.received == outcome.sent {

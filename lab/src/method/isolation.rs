@@ -78,7 +78,7 @@ pub fn sweep(trial: &mut impl TwoStreams, sweep: &Sweep) -> Result<Isolation> {
     let valid = |streams: &Streams| streams.victim.is_valid();
     for _ in 0..repeats {
         for (&neighbour_pps, trials) in neighbour_pps.iter().zip(&mut trials) {
-            trials.push(attempt(valid, || trial.run(victim_pps, neighbour_pps))?);
+            trials.push(attempt(valid, |_| trial.run(victim_pps, neighbour_pps))?);
         }
     }
     let steps = neighbour_pps.iter().zip(trials).map(|(&pps, trials)| step(pps, &trials)).collect();

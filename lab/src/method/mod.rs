@@ -71,26 +71,37 @@ impl Outcome {
 pub trait Trial {
     /// Sends at this rate for the length of a trial.
     fn run(&mut self, pps: u64) -> Result<Outcome>;
+
+    /// The machine disturbed the last trial: the next is the same again.
+    fn again(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// How often an invalid trial is repeated before its outcome is taken as it is.
 const ATTEMPTS: usize = 3;
 
-/// A trial; repeated while it is not valid. `false`: it never was.
-fn attempt<T>(is_valid: impl Fn(&T) -> bool, mut run: impl FnMut() -> Result<T>) -> Result<(T, bool)> {
-    let mut outcome = run()?;
+/// A trial; repeated while it is not valid, which `run` is told. `false`: it never was.
+fn attempt<T>(is_valid: impl Fn(&T) -> bool, mut run: impl FnMut(bool) -> Result<T>) -> Result<(T, bool)> {
+    let mut outcome = run(false)?;
     for _ in 1..ATTEMPTS {
         if is_valid(&outcome) {
             break;
         }
-        outcome = run()?;
+        outcome = run(true)?;
     }
     let valid = is_valid(&outcome);
     Ok((outcome, valid))
 }
 
 fn valid(trial: &mut impl Trial, pps: u64) -> Result<(Outcome, bool)> {
-    attempt(|outcome: &Outcome| outcome.is_valid() && outcome.is_offered(pps), || trial.run(pps))
+    let is_valid = |outcome: &Outcome| outcome.is_valid() && outcome.is_offered(pps);
+    attempt(is_valid, |again| {
+        if again {
+            trial.again()?;
+        }
+        trial.run(pps)
+    })
 }
 
 /// Binary search for the largest value that passes: the upper bound first, then halves until the bounds are as close as

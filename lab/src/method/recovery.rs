@@ -24,6 +24,11 @@ pub struct Changed {
 pub trait Change {
     /// Sends at one rate (the RFC: for 60 s or more), then at the other until no more losses are to be expected.
     fn change(&mut self, from_pps: u64, to_pps: u64) -> Result<Changed>;
+
+    /// See [`super::Trial::again`].
+    fn again(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What was found.
@@ -62,7 +67,12 @@ pub fn recovery(
     let (mut trials, mut noisy) = (Vec::new(), false);
     for _ in 0..repeats {
         let both_valid = |changed: &Changed| changed.before.is_valid() && changed.after.is_valid();
-        let (changed, valid) = attempt(both_valid, || trial.change(overload_pps, relief_pps))?;
+        let (changed, valid) = attempt(both_valid, |again| {
+            if again {
+                trial.again()?;
+            }
+            trial.change(overload_pps, relief_pps)
+        })?;
         noisy |= !valid;
         trials.push(changed);
     }

@@ -52,6 +52,11 @@ impl Outage {
 pub trait Reset {
     /// Sends at a rate, lets this happen once, and sends on until packets come through as before.
     fn reset(&mut self, pps: u64, event: Event) -> Result<Outage>;
+
+    /// See [`super::Trial::again`].
+    fn again(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What was found of one event.
@@ -84,7 +89,12 @@ pub fn reset(trial: &mut impl Reset, pps: u64, events: &[Event], repeats: usize)
     for _ in 0..repeats {
         for (event, trials, noisy) in &mut found {
             let is_valid = |outage: &Outage| outage.outcome.is_valid() && outage.outcome.is_offered(pps);
-            let (outage, valid) = attempt(is_valid, || trial.reset(pps, *event))?;
+            let (outage, valid) = attempt(is_valid, |again| {
+                if again {
+                    trial.again()?;
+                }
+                trial.reset(pps, *event)
+            })?;
             *noisy |= !valid;
             trials.push(outage);
         }
@@ -129,6 +139,6 @@ mod tests {
     fn disturbed_trials_are_repeated_and_told_of() {
         let mut forwarder = Forwarder { disturbed: 3, ..Forwarder::new(1000) };
         let found = reset(&mut forwarder, 500, &[Event::Orderly], 1).unwrap();
-        assert!(found[0].noisy && forwarder.asked.len() == 3);
+        assert!(found[0].noisy && (forwarder.asked.len(), forwarder.repeated) == (3, 2));
     }
 }

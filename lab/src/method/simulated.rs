@@ -48,6 +48,8 @@ pub struct Forwarder {
     pub stolen: usize,
     /// Rates (or burst lengths) that were asked for; with two streams, first the victim's.
     pub asked: Vec<u64>,
+    /// So many of them were told to be repeats.
+    pub repeated: usize,
     /// What happened to it.
     pub events: Vec<Event>,
 }
@@ -129,6 +131,11 @@ impl Trial for Forwarder {
         self.asked.push(pps);
         Ok(self.send(pps))
     }
+
+    fn again(&mut self) -> Result<()> {
+        self.repeated += 1;
+        Ok(())
+    }
 }
 
 impl Burst for Forwarder {
@@ -155,6 +162,11 @@ impl Reset for Forwarder {
         let outage_ns = if event == Event::Nothing { 0 } else { self.outage_ns };
         let lost = pps * outage_ns / SECOND_NS;
         Ok(Outage { outcome: self.outcome(pps, pps - lost), gap_ns: outage_ns + SECOND_NS / pps })
+    }
+
+    fn again(&mut self) -> Result<()> {
+        self.repeated += 1;
+        Ok(())
     }
 }
 

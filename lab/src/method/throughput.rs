@@ -169,6 +169,7 @@ mod tests {
         let mut twice = Forwarder { disturbed: 2, ..Forwarder::new(u64::MAX) };
         let found = search(&mut twice, &SEARCH).unwrap();
         assert_eq!((found.pps, found.noisy, twice.asked.len()), (Some(8_000_000), false, 3));
+        assert_eq!(twice.repeated, 2);
         let mut always = Forwarder { disturbed: usize::MAX, ..Forwarder::new(u64::MAX) };
         let found = search(&mut always, &SEARCH).unwrap();
         assert!(found.noisy && found.pps.is_none());

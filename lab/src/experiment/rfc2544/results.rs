@@ -8,7 +8,7 @@ use super::{Options, RESOLUTION};
 use crate::{
     experiment::{head, row, show, with_end},
     figure::{Axis, Figure},
-    measure::Spread,
+    measure::{Spread, median},
     method::{
         Outcome,
         back_to_back::BackToBack,
@@ -330,9 +330,30 @@ fn reset(results: &[OfFrame]) -> String {
     };
     let of_frame =
         |result: &OfFrame| result.reset.iter().map(|found| of_event(result.frame, found)).collect::<Vec<_>>();
-    let cells =
-        ["frame, bytes", "reset", "Mpps", "lost, packets", "lost over rate, ms", "longest interruption, ms"];
-    table("Reset (26.6, RFC 6201)", &cells, results.iter().flat_map(of_frame).collect())
+    let cells = [
+        "frame, bytes",
+        "reset",
+        "offered, Mpps",
+        "lost, packets",
+        "lost over rate, ms",
+        "longest interruption, ms",
+    ];
+    let overloaded = results.iter().flat_map(|result| &result.reset).filter_map(too_much).collect::<String>();
+    table("Reset (26.6, RFC 6201)", &cells, results.iter().flat_map(of_frame).collect()) + &overloaded
+}
+
+/// If so much is lost although nothing is reset that losses say nothing of resets.
+fn too_much(found: &ResetTime) -> Option<String> {
+    const MUCH: f64 = 0.01;
+    let losses: Vec<f64> = found.trials.iter().map(|trial| trial.outcome.loss()).collect();
+    let loss = median(&losses);
+    (found.event == Event::Nothing && loss > MUCH).then(|| {
+        format!(
+            "\n{:.3} Mpps is more than the router carries: {:.1} % were lost although nothing was reset; try a lower --reset-pps\n",
+            found.pps as f64 / 1e6,
+            loss * 100.0
+        )
+    })
 }
 
 #[cfg(test)]

@@ -139,4 +139,15 @@ fn tables_have_what_was_found_and_only_that() {
     assert!(edges(&results).ends_with("| 64 | 58 (58..58) | 0.0 | - |\n"));
     let reset = "| 64 | killed | 0.100 | 500 (500..500) | 0.00 (0.00..0.00) | 7.00 (7.00..7.00) |\n";
     assert!(super::reset(&results).ends_with(reset));
+    let lossy = |event, received| {
+        let mut result = of_frame();
+        result.reset[0].event = event;
+        result.reset[0].trials[0].outcome = outcome(1000, received, 0);
+        super::reset(&[result])
+    };
+    let much = lossy(Event::Nothing, 980);
+    assert!(much.contains("\n0.100 Mpps is more than the router carries: 2.0 % were lost"), "{much}");
+    for quiet in [lossy(Event::Nothing, 995), lossy(Event::Killed, 500)] {
+        assert!(!quiet.contains("more than the router carries"), "{quiet}");
+    }
 }
