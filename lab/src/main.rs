@@ -36,28 +36,30 @@ enum Command {
     Spin { core: usize },
 }
 
-fn run(arguments: Arguments) -> Result<()> {
+fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
-        Command::Spin { core } => return cpu::spin(core),
-        Command::Report(options) => return report::run(&options),
+        Command::Spin { core } => return cpu::spin(core).map(|()| ExitCode::SUCCESS),
+        Command::Report(options) => return report::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Shell(options) if options.list => return shell::list().map(|()| ExitCode::SUCCESS),
         _ => {}
     }
     ensure!(sys::is_root(), "millrace-lab builds network namespaces and loads BPF programs: run it as root");
     sys::handle_signals();
     namespace::clean_stale();
-    match arguments.command {
+    let ran = match arguments.command {
         Command::Demo => demo::demo(),
-        Command::Shell(options) => shell::shell(&options),
+        Command::Shell(options) => return shell::shell(&options).map(ExitCode::from),
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
         Command::Figures(options) => figures::run(&options, std::env::args().collect()),
         Command::Bench(options) => bench::bench(&options),
         Command::Spin { .. } | Command::Report(_) => Ok(()),
-    }
+    };
+    ran.map(|()| ExitCode::SUCCESS)
 }
 
 fn main() -> ExitCode {
     match run(Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) if error.is::<sys::Interrupted>() => {
             eprintln!("stopped; everything is cleaned up");
             ExitCode::from(130)

@@ -154,7 +154,7 @@ fn read(file: &Path) -> Result<Prefixes> {
         source: file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         ..Prefixes::default()
     };
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+    for (number, line) in (1..).zip(text.lines().map(str::trim)).filter(|(_, line)| !line.is_empty()) {
         let prefix = line.split_once('/').and_then(|(a, l)| Some((a.parse().ok()?, l.parse::<u8>().ok()?)));
         let parsed = match prefix {
             Some((IpAddr::V4(a), length)) => {
@@ -165,7 +165,11 @@ fn read(file: &Path) -> Result<Prefixes> {
             }
             None => None,
         };
-        ensure!(parsed.is_some(), "{}: not a prefix: {line}", file.display());
+        ensure!(
+            parsed.is_some(),
+            "{}, line {number}: {line:?} is not a prefix, as 192.0.2.0/24 and 2001:db8::/32 are",
+            file.display()
+        );
     }
     Ok(list)
 }
@@ -210,6 +214,15 @@ mod tests {
         let slash24 = list.v4.iter().filter(|prefix| prefix.length() == 24).count();
         assert!((11_000..13_000).contains(&slash24), "{slash24}");
         assert!(list.v6.iter().all(|prefix| prefix.address() >> 125 == 1));
+    }
+
+    #[test]
+    fn a_line_that_is_no_prefix_is_told_by_its_number() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "192.0.2.0/24\n\n2001:db8::/32\n192.0.2.1\n").unwrap();
+        let error = prefixes(Some(file.path()), 1, 1).unwrap_err().to_string();
+        let why = "line 4: \"192.0.2.1\" is not a prefix, as 192.0.2.0/24 and 2001:db8::/32 are";
+        assert!(error.ends_with(why), "{error}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `millrace-lab shell`: a testbed to look around in; it goes when the shell ends.
 
-use std::{io::IsTerminal, path::PathBuf};
+use std::{io::IsTerminal, os::unix::process::ExitStatusExt, path::PathBuf};
 
 use anyhow::{Context, Result};
 
@@ -15,20 +15,22 @@ pub struct Options {
     /// Virtual routers, 0 to 256, instead of those the topology describes
     #[arg(long)]
     pub routers: Option<u16>,
-    /// Shows the built-in topologies
+    /// Shows the built-in topologies; needs no root
     #[arg(long)]
     pub list: bool,
 }
 
-/// Builds a testbed and runs `$SHELL` in its box namespace.
-pub fn shell(options: &Options) -> Result<()> {
-    if options.list {
-        for topology in Topology::built_in() {
-            let topology = topology?;
-            println!("{:16} {}", topology.name, topology.description);
-        }
-        return Ok(());
+/// Shows the built-in topologies.
+pub fn list() -> Result<()> {
+    for topology in Topology::built_in() {
+        let topology = topology?;
+        println!("{:16} {}", topology.name, topology.description);
     }
+    Ok(())
+}
+
+/// Builds a testbed and runs `$SHELL` in its box namespace; with which status that ends, as a shell tells it.
+pub fn shell(options: &Options) -> Result<u8> {
     let mut topology = Topology::named(&options.topology)?;
     if let Some(count) = options.routers {
         topology = topology.with_routers(count);
@@ -42,7 +44,7 @@ pub fn shell(options: &Options) -> Result<()> {
     result
 }
 
-fn run(testbed: &Testbed) -> Result<()> {
+fn run(testbed: &Testbed) -> Result<u8> {
     let program = PathBuf::from(std::env::var_os("SHELL").unwrap_or_else(|| "/bin/sh".into()));
     let mut command = testbed.box_namespace.command(&program);
     if let Some(directory) = std::env::current_exe().ok().as_deref().and_then(|lab| lab.parent()) {
@@ -52,13 +54,21 @@ fn run(testbed: &Testbed) -> Result<()> {
     let mut child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
     // At a terminal Ctrl-C belongs to the shell's programs; a signal to us alone must end the shell first.
     let at_terminal = std::io::stdin().is_terminal();
-    while child.try_wait()?.is_none() {
+    let is_stopped = || sys::terminated() || (!at_terminal && sys::check_interrupted().is_err());
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
         std::thread::sleep(std::time::Duration::from_millis(50));
-        if sys::terminated() || (!at_terminal && sys::check_interrupted().is_err()) {
+        if is_stopped() {
             sys::hang_up(child.id() as i32);
         }
+    };
+    if is_stopped() {
+        sys::check_interrupted()?;
     }
-    Ok(())
+    let signal = status.signal().map(|signal| 128 + signal);
+    Ok(status.code().or(signal).and_then(|code| code.try_into().ok()).unwrap_or(1))
 }
 
 /// What is where, and what to type.

@@ -160,7 +160,8 @@ impl Testbed {
 
     /// Next hops behind [`PORT_OUT`].
     pub fn next_hops(&self) -> Result<u8> {
-        Ok(self.topology.ports[self.topology.port(PORT_OUT)?].next_hops)
+        let next_hops = self.topology.ports[self.topology.port(PORT_OUT)?].next_hops;
+        u8::try_from(next_hops).context("next hops")
     }
 
     /// A virtual router beyond those of the topology, in the namespace NAME-rNUMBER: on all ports, one interface each.
@@ -403,7 +404,7 @@ fn configure_interface(topology: &Topology, router: &Router, interface: &Interfa
         addresses::length4(*i),
         addresses::router6(*p, *i, router.number)
     );
-    for n in 1..=port.next_hops {
+    for n in 1..=port.next_hops as u8 {
         let mac = mac_text(addresses::nexthop_mac_of(*p, n));
         let addresses: [IpAddr; 2] =
             [addresses::nexthop4_of(*p, *i, n).into(), addresses::nexthop6_of(*p, *i, n).into()];

@@ -74,8 +74,8 @@ pub struct Port {
     #[serde(default)]
     pub behind: Vec<Network>,
     /// Next hops behind it.
-    #[serde(default = "one_nexthop")]
-    pub next_hops: u8,
+    #[serde(default = "one")]
+    pub next_hops: u16,
 }
 
 /// Virtual routers that are alike.
@@ -93,10 +93,6 @@ pub struct Routers {
 }
 
 fn one() -> u16 {
-    1
-}
-
-fn one_nexthop() -> u8 {
     1
 }
 
@@ -143,7 +139,11 @@ impl Topology {
             let names = BUILT_IN.map(|(name, _)| name).join(", ");
             bail!("no topology is called {name_or_path}, and there is no such file; there are: {names}");
         }
-        let text = std::fs::read_to_string(path).with_context(|| name_or_path.to_owned())?;
+        let text = std::fs::read_to_string(path).with_context(|| {
+            format!(
+                "cannot read {name_or_path}, where a topology was expected: a TOML file as in lab/README.md"
+            )
+        })?;
         Self::parse(name_or_path, &text)
     }
 
@@ -158,7 +158,14 @@ impl Topology {
     }
 
     fn parse(name: &str, text: &str) -> Result<Self> {
-        let topology: Self = toml::from_str(text).with_context(|| format!("topology {name}"))?;
+        let parsed: Result<Self, toml::de::Error> = toml::from_str(text);
+        let is_misplaced = |error: &toml::de::Error| error.message().contains("field `description`");
+        let topology = match parsed {
+            Err(error) if is_misplaced(&error) => {
+                bail!("topology {name}: `description = \"what it is for\"` is missing; it goes at the top")
+            }
+            parsed => parsed.with_context(|| format!("topology {name}"))?,
+        };
         Ok(Self { name: name.to_owned(), ..topology })
     }
 
@@ -339,6 +346,12 @@ mod tests {
         assert_eq!((topology.router_count(), topology.description.as_str()), (2, "for tests"));
         let error = Topology::named("ring").unwrap_err().to_string();
         assert!(error.contains("called ring") && error.contains("rfc2544, virtual-routers"), "{error}");
+        std::fs::write(file.path(), [0xff]).unwrap();
+        for path in [file.path().to_str().unwrap(), "/"] {
+            let error = Topology::named(path).unwrap_err().to_string();
+            let expected = format!("cannot read {path}, where a topology was expected");
+            assert!(error.starts_with(&expected), "{error}");
+        }
     }
 
     #[test]

@@ -297,12 +297,14 @@ impl Shell {
         Self { process, output, name, lab, background }
     }
 
-    fn assert_leaves_nothing(mut self, how: &str) {
+    /// Its exit code.
+    fn assert_leaves_nothing(mut self, how: &str) -> Option<i32> {
         let status = command::wait(&mut self.process, Duration::from_secs(20)).unwrap();
         let left = namespaces(&self.name);
         assert!(status.is_some(), "{how}: it does not end");
         assert_eq!(left, [""; 0], "{how}");
         eventually(how, || !sys::process_exists(self.background));
+        status.and_then(|status| status.code())
     }
 }
 
@@ -327,11 +329,25 @@ fn a_shell_leaves_nothing_however_it_ends() {
         let shell = Shell::start(lab_shell(&["shared"]));
         assert_eq!(namespaces(&shell.name).len(), 5);
         signal(shell.lab, how);
-        shell.assert_leaves_nothing(how);
+        assert_eq!(shell.assert_leaves_nothing(how), Some(130), "{how}");
     }
     let mut shell = Shell::start(lab_shell(&["shared"]));
     drop(shell.process.stdin.take());
-    shell.assert_leaves_nothing("end of input");
+    assert_eq!(shell.assert_leaves_nothing("end of input"), Some(0));
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_shell_runs_what_it_reads_and_passes_its_status_on() {
+    for (script, code) in [("exit 7\n", 7), ("kill -KILL $$\n", 137)] {
+        let mut shell = lab_shell(&[]);
+        let input = format!("ip -br link show eth1\n{script}");
+        shell.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let done = shell.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&done.stdout);
+        assert_eq!(done.status.code(), Some(code), "{text}");
+        assert!(text.lines().any(|line| line.starts_with("eth1@")), "{text}");
+    }
 }
 
 #[test]

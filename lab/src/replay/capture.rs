@@ -34,6 +34,7 @@ pub const MAX_BYTES: usize = 256 << 20;
 
 /// First bytes of a pcapng file, in either byte order.
 const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ETHERNET: usize = ETHERNET_BYTES as usize;
 const TAG: usize = 4;
 
@@ -71,6 +72,7 @@ pub struct Macs {
 /// Reads a file; only its first packets, if so many are asked for.
 pub fn read(path: &Path, macs: Macs, first: Option<usize>) -> Result<Capture> {
     let name = path.display().to_string();
+    ensure!(!path.is_dir(), "{name} is a directory: name a capture in it");
     let file = File::open(path).with_context(|| format!("cannot read {name}"))?;
     read_from(file, &name, macs, first)
 }
@@ -82,8 +84,11 @@ pub fn read_from(
     macs: Macs,
     first: Option<usize>,
 ) -> Result<Capture> {
-    let mut magic = [0; 4];
-    let is_pcapng = file.read_exact(&mut magic).is_ok() && magic == PCAPNG;
+    let mut magic = Vec::new();
+    file.by_ref().take(4).read_to_end(&mut magic).with_context(|| format!("cannot read {name}"))?;
+    ensure!(!magic.is_empty(), "{name} is empty: with -U, tcpdump writes each packet when it comes");
+    ensure!(!magic.starts_with(&GZIP), "{name} is compressed: `gunzip < {name} > plain.pcap` first");
+    let is_pcapng = magic == PCAPNG;
     file.rewind().with_context(|| format!("cannot read {name}"))?;
     let neither = || format!("{name} is neither a pcap nor a pcapng file");
     let mut capture = Capture::default();
@@ -96,17 +101,19 @@ pub fn read_from(
         let link = reader.header().datalink;
         ensure!(
             Link::of(link).is_some(),
-            "{name} holds {link:?} frames; Ethernet or bare IP can be replayed"
+            "{name} holds {link:?} frames; Ethernet or bare IP can be replayed{}",
+            of_one_device(link)
         );
         Box::new(move || next_of_pcap(&mut reader))
     };
     while first.is_none_or(|first| taken < first) {
         let Some(found) = next() else { break };
         taken += 1;
-        let found = found.with_context(|| {
-            format!(
-                "{name} is broken at packet {taken}; `tcpdump -r {name} -w whole.pcap` keeps those before it"
-            )
+        let found = found.with_context(|| match taken {
+            1 => format!("{name} is broken at packet 1, the first: capture it anew"),
+            _ => {
+                format!("{name} is broken at packet {taken}; --packets {} replays those before it", taken - 1)
+            }
         })?;
         capture.add(found, macs);
         ensure!(
@@ -115,13 +122,10 @@ pub fn read_from(
             MAX_BYTES >> 20
         );
     }
+    ensure!(taken > 0, "{name} holds no packets: see what `tcpdump -i DEVICE` shows without a filter");
     if capture.packets.is_empty() {
         let reasons: Vec<String> = capture.left_out.iter().map(|(why, n)| format!("{n} {why}")).collect();
-        bail!(
-            "{name} holds nothing that can be replayed{}{}",
-            if taken > 0 { ": " } else { "" },
-            reasons.join("; ")
-        );
+        bail!("{name} holds nothing that can be replayed: {}", reasons.join("; "));
     }
     Ok(capture)
 }
@@ -155,6 +159,14 @@ impl Link {
     }
 }
 
+/// What to do instead, if that is what frames of this kind come from.
+fn of_one_device(link: DataLink) -> &'static str {
+    match link {
+        DataLink::LINUX_SLL | DataLink::LINUX_SLL2 => "; capture on one device: tcpdump -i eth0, not -i any",
+        _ => "",
+    }
+}
+
 impl Capture {
     /// From the first packet to the last.
     pub fn recorded_seconds(&self) -> f64 {
@@ -181,7 +193,7 @@ impl Capture {
 /// What is sent for a packet, or why nothing is.
 fn frame(raw: Raw, macs: Macs, untagged: &mut u64) -> Result<Vec<u8>, String> {
     let Some(link) = Link::of(raw.link) else {
-        return Err(format!("neither Ethernet nor bare IP ({:?})", raw.link));
+        return Err(format!("neither Ethernet nor bare IP ({:?}{})", raw.link, of_one_device(raw.link)));
     };
     if raw.data.len() < raw.length as usize {
         return Err("captured without their end (tcpdump -s 0 captures whole packets)".into());

@@ -52,7 +52,9 @@ pub fn write(directory: &Path, out: Option<&Path>) -> Result<()> {
     let html = out.map_or_else(|| directory.join("report.html"), |out| out.with_extension("html"));
     let markdown = html.with_extension("md");
     for (path, text) in [(&html, page::html(TITLE, &blocks)), (&markdown, page::markdown(&blocks))] {
-        std::fs::write(path, text).with_context(|| path.display().to_string())?;
+        std::fs::write(path, text).with_context(|| {
+            format!("the report cannot be written to {}; its directory must be there", path.display())
+        })?;
     }
     println!("{}\n{}", html.display(), markdown.display());
     Ok(())

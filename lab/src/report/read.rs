@@ -33,7 +33,8 @@ pub(super) struct Results {
 
 /// Reads every `*.jsonl` and `*.json`, by name.
 pub(super) fn directory(path: &Path) -> Result<Results> {
-    let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
+    let what = || format!("cannot read {}: a directory of results was expected", path.display());
+    let entries = std::fs::read_dir(path).with_context(what)?;
     let mut files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
     files
         .retain(|file| file.extension().is_some_and(|extension| extension == "jsonl" || extension == "json"));
@@ -180,6 +181,9 @@ mod tests {
         std::fs::write(directory.path().join("a.jsonl"), RUN).unwrap();
         let results = super::directory(directory.path()).unwrap();
         assert_eq!((results.runs.len(), results.unread.len()), (1, 1));
-        assert!(super::directory(&directory.path().join("none")).is_err());
+        for name in ["none", "a.jsonl"] {
+            let error = super::directory(&directory.path().join(name)).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("{name}: a directory of results was expected")), "{error}");
+        }
     }
 }

@@ -64,7 +64,7 @@ impl Topology {
             check_host(host)?;
             ensure!((1..=MAX_QUEUES).contains(queues), "port {name}: {queues} queues: 1 to {MAX_QUEUES}");
             ensure!(
-                (1..=MAX_NEXTHOP).contains(next_hops),
+                (1..=MAX_NEXTHOP.into()).contains(next_hops),
                 "port {name}: {next_hops} next hops: 1 to {MAX_NEXTHOP}"
             );
         }
@@ -229,6 +229,13 @@ mod tests {
             ("queues = 2", "queues = 17", &["port eth2: 17 queues: 1 to 16"]),
             ("next_hops = 8", "next_hops = 0", &["port eth2: 0 next hops: 1 to 250"]),
             ("next_hops = 8", "next_hops = 251", &["port eth2: 251 next hops: 1 to 250"]),
+            ("next_hops = 8", "next_hops = 300", &["port eth2: 300 next hops: 1 to 250"]),
+            ("description = \"for tests\"", "", &["`description = ", "is missing; it goes at the top"]),
+            (
+                "description = \"for tests\"\n        [cores]",
+                "[cores]\n        description = \"for tests\"",
+                &["it goes at the top"],
+            ),
             ("[[router]]", &seventeen, &["17 ports: 1 to 16"]),
             ("198.18.0.0/15", "198.18.0.0", &["not an IP prefix", "192.0.2.0/24", "198.18.0.0"]),
             ("2001:2::/48", "198.19.0.0/16", &["port eth2: 198.19.0.0/16", "overlaps 198.18.0.0/15 (eth2)"]),

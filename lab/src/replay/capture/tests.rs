@@ -12,6 +12,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+const ANY: &str =
+    "neither Ethernet nor bare IP (LINUX_SLL; capture on one device: tcpdump -i eth0, not -i any)";
+
 const MACS: Macs = Macs { to: [2, 0, 0, 0, 0, 1], from: [2, 0, 0, 0, 0, 2] };
 
 fn read(bytes: &[u8]) -> Result<Capture> {
@@ -120,9 +123,9 @@ fn pcapng_is_read_with_the_resolution_of_its_interface() {
     let file = writer.into_inner();
     let capture = read(&file).unwrap();
     assert_eq!(capture.packets.iter().map(|packet| packet.at_ns).collect::<Vec<_>>(), [0, 20_000_000]);
-    assert_eq!(capture.left_out, [("neither Ethernet nor bare IP (LINUX_SLL)".into(), 1)].into());
+    assert_eq!(capture.left_out, [(ANY.into(), 1)].into());
     assert!(
-        refused(&file[..file.len() - 5]).contains("it is broken at packet 3"),
+        refused(&file[..file.len() - 5]).starts_with("it is broken at packet 3; --packets 2 replays"),
         "{}",
         refused(&file[..file.len() - 5])
     );
@@ -201,15 +204,21 @@ fn what_is_no_capture_is_refused() {
     for length in 0..file.len() {
         let why = refused(&file[..length]);
         let right = match length {
-            0..24 => "it is neither a pcap nor a pcapng file",
-            24 => "it holds nothing that can be replayed",
-            _ => "it is broken at packet 1; `tcpdump -r it -w whole.pcap` keeps",
+            0 => "it is empty",
+            1..24 => "it is neither a pcap nor a pcapng file",
+            24 => "it holds no packets",
+            _ => "it is broken at packet 1, the first: capture it anew",
         };
         assert!(why.starts_with(right), "{length}: {why}");
     }
     assert!(refused(b"hello, this is a text and no capture").starts_with("it is neither"));
     let usb = pcap(DataLink::USB_LINUX, TsResolution::MicroSecond, &[]);
     assert_eq!(refused(&usb), "it holds USB_LINUX frames; Ethernet or bare IP can be replayed");
+    let any = pcap(DataLink::LINUX_SLL2, TsResolution::MicroSecond, &[]);
+    assert!(refused(&any).ends_with("capture on one device: tcpdump -i eth0, not -i any"));
+    assert_eq!(refused(&[0x1f, 0x8b, 8, 0]), "it is compressed: `gunzip < it > plain.pcap` first");
+    let directory = super::read(Path::new("/"), MACS, None).unwrap_err();
+    assert_eq!(directory.to_string(), "/ is a directory: name a capture in it");
     // A record of 4 GiB.
     let mut long = one(&[0; 60]);
     long[32..36].copy_from_slice(&[0xff; 4]);
