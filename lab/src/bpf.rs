@@ -7,10 +7,13 @@ use std::{
     io,
     mem::MaybeUninit,
     os::fd::{AsRawFd, BorrowedFd},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::{MapCore, MapFlags, OpenObject, libbpf_sys as sys};
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, OpenObject, RingBuffer, libbpf_sys as sys};
+
+use crate::sys::check_interrupted;
 
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
 pub mod generator {
@@ -113,6 +116,15 @@ pub fn run_live(program: BorrowedFd<'_>, frame: &[u8], repeat: u32, batch: u32) 
     // SAFETY: the descriptor is open, the options are whole, and the frame lives until the call returns.
     let result = unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut options) };
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+}
+
+/// Waits for what comes out of a ring buffer, and hands it on. A signal ends the wait; after one that asks us to stop this
+/// fails as [`check_interrupted`] does.
+pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> Result<()> {
+    match ring.poll(wait) {
+        Err(error) if error.kind() == ErrorKind::Interrupted => Ok(check_interrupted()?),
+        polled => Ok(polled?),
+    }
 }
 
 /// A place for one object; see the module's text.

@@ -2,7 +2,7 @@
 //! threads of a device's NAPI instances. Messages are built by hand: a bulk load is one buffer after another of the same
 //! few bytes (layouts: rtnetlink(7), linux/netdev.h).
 
-use std::net::IpAddr;
+use std::{io::ErrorKind, net::IpAddr};
 
 use anyhow::{Context, Result, bail, ensure};
 use netlink_sys::{Socket, SocketAddr, protocols};
@@ -126,7 +126,11 @@ impl Netlink {
     /// Hands every message received (type, sequence number, payload) to `take` until it says true.
     fn receive(&mut self, mut take: impl FnMut(u16, u32, &[u8]) -> Result<bool>) -> Result<()> {
         loop {
-            let (datagram, _) = self.socket.recv_from_full().context("receiving from netlink")?;
+            let (datagram, _) = match self.socket.recv_from_full() {
+                // By a signal: the kernel answers all the same.
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                received => received.context("receiving from netlink")?,
+            };
             let mut rest = &datagram[..];
             while let Some((header, _)) = rest.split_at_checked(16) {
                 let length = word(header, 0)? as usize;

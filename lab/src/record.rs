@@ -3,12 +3,13 @@
 use std::{
     fs::{File, OpenOptions},
     io::Write,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::Command,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::{
@@ -26,9 +27,23 @@ pub struct Output {
 }
 
 impl Output {
-    /// Fails if nothing can be written there: better now than after an hour. What is there is left as it is.
-    pub fn check(&self) -> Result<()> {
+    /// Fails if nothing can be written there, or if that is one of the files that are read: better now than after an hour.
+    /// What is there is left as it is.
+    pub fn check(&self, inputs: &[PathBuf]) -> Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
+        if let Some(input) = inputs.iter().find(|input| is_same_file(path, input)) {
+            bail!(
+                "raw results cannot be written to {}: that is {}, which is read; name another file",
+                path.display(),
+                input.display()
+            );
+        }
+        ensure!(
+            !path.is_dir(),
+            "raw results cannot be written to {}: it is a directory; name a file, as in --json {}",
+            path.display(),
+            path.join("results.jsonl").display()
+        );
         let directory = path.parent().filter(|directory| *directory != Path::new(""));
         if let Some(directory) = directory {
             ensure!(
@@ -68,6 +83,12 @@ impl Output {
         let text = serde_json::to_string_pretty(&document)? + "\n";
         std::fs::write(path, text).with_context(|| path.display().to_string())
     }
+}
+
+/// However they are called.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    one == other || place(one).is_some_and(|one| place(other) == Some(one))
 }
 
 type Each = dyn FnMut(&Value) -> Result<()>;
@@ -161,15 +182,33 @@ mod tests {
     fn a_path_that_cannot_be_written_is_told_before_and_nothing_is_left_or_lost() {
         let directory = tempfile::tempdir().unwrap();
         let output = |name: &str| Output { path: Some(directory.path().join(name)), command: Vec::new() };
-        output("new.jsonl").check().unwrap();
+        output("new.jsonl").check(&[]).unwrap();
         assert!(!directory.path().join("new.jsonl").exists());
         std::fs::write(directory.path().join("old.jsonl"), "old").unwrap();
-        output("old.jsonl").check().unwrap();
+        output("old.jsonl").check(&[]).unwrap();
         assert_eq!(std::fs::read_to_string(directory.path().join("old.jsonl")).unwrap(), "old");
         for bad in ["none/a.jsonl", "."] {
-            let error = format!("{:#}", output(bad).check().unwrap_err());
+            let error = format!("{:#}", output(bad).check(&[]).unwrap_err());
             assert!(error.starts_with("raw results cannot be written to "), "{error}");
         }
-        Output { path: None, command: Vec::new() }.check().unwrap();
+        assert!(format!("{:#}", output(".").check(&[]).unwrap_err()).contains("/./results.jsonl"));
+        Output { path: None, command: Vec::new() }.check(&[]).unwrap();
+    }
+
+    #[test]
+    fn what_is_read_is_not_written_over_however_it_is_called() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("my.pcap"), "").unwrap();
+        std::fs::hard_link(path("my.pcap"), path("hard")).unwrap();
+        std::os::unix::fs::symlink("my.pcap", path("soft")).unwrap();
+        let inputs = ["a.toml", "my.pcap", "none"].map(path);
+        for name in ["my.pcap", "hard", "soft", "none"] {
+            let error = Output { path: Some(path(name)), command: Vec::new() }.check(&inputs).unwrap_err();
+            let read = path(if name == "none" { name } else { "my.pcap" });
+            let expected = format!("to {}: that is {}, which is read", path(name).display(), read.display());
+            assert!(error.to_string().contains(&expected), "{error}");
+        }
+        Output { path: Some(path("my.jsonl")), command: Vec::new() }.check(&inputs).unwrap();
     }
 }

@@ -258,10 +258,10 @@ impl Sink {
         let worked = work();
         let end = Instant::now() + Duration::from_secs(1);
         while frames.borrow().len() < expected && Instant::now() < end {
-            ring.poll(Duration::from_millis(10))?;
+            bpf::poll(&ring, Duration::from_millis(10))?;
         }
         // Duplicates are seen too.
-        ring.poll(Duration::from_millis(5))?;
+        bpf::poll(&ring, Duration::from_millis(5))?;
         self.set(before)?;
         drop(ring);
         worked.map(|()| frames.into_inner())

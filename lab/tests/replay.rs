@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    io::Read,
+    io::{BufRead, BufReader, Read},
     net::{Ipv6Addr, UdpSocket},
     os::unix::fs::PermissionsExt,
     path::Path,
@@ -188,6 +188,8 @@ fn the_same_packets_come_out_of_linux_and_millrace() {
     }
     let zeros = ["missing", "extra", "changed"].map(|name| compared[1]["sample"][name].clone());
     assert_eq!(zeros, [0, 0, 0].map(Value::from), "{}", compared[1]);
+    let example = "1 for other reasons (tcp [::]:4000 -> [2001:db8:7::9]:443, ttl 64, 174 bytes)";
+    assert!(text.contains(example), "{text}");
     assert!(text.contains(&format!("| millrace | {all} | {} | 0 | 0 | 0 |", forwarded.len())), "{text}");
     for line in lines(&json, "sample") {
         let sample = &line["sample"];
@@ -213,6 +215,7 @@ fn a_subject_that_does_something_else_is_caught_by_name() {
         text.contains("redirect: Changed: udp 192.0.2.1:4000 -> 198.51.100.1:53, ttl 63, 102 bytes"),
         "{text}"
     );
+    assert!(text.contains("^^"), "{text}");
     let found = &lines(&json, "comparison")[1]["differences"];
     assert_eq!((&found[0]["kind"], &found[1]["kind"]), (&json!("changed"), &json!("extra")), "{found}");
     for (bytes, why) in [
@@ -224,10 +227,44 @@ fn a_subject_that_does_something_else_is_caught_by_name() {
         let done = replay(&broken, "", &json);
         assert!(!done.status.success() && String::from_utf8_lossy(&done.stderr).contains(why), "{done:?}");
     }
+    let before = std::fs::read(&file).unwrap();
+    let errors = replay(&file, "", &file).stderr;
+    let errors = String::from_utf8_lossy(&errors);
+    assert!(errors.contains("that is") && errors.contains("a.pcap, which is read"), "{errors}");
+    assert_eq!(std::fs::read(&file).unwrap(), before);
     write(&file, &frames, Duration::from_secs(100_000));
     let errors = replay(&file, "", &json).stderr;
     let errors = String::from_utf8_lossy(&errors);
     assert!(errors.contains("would take 1.2 days: --pace N"), "{errors}");
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_signal_ends_a_run_and_what_was_measured_is_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("a.pcap");
+    let frames = [ipv4([198, 51, 100, 1], 64, |_| {}), ipv4([198, 51, 100, 2], 64, |_| {})];
+    write(&file, &frames, Duration::from_secs(2));
+    for signal in ["-INT", "-TERM"] {
+        let mut lab = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
+        lab.arg("replay").arg(&file).args(["--subjects", "linux", "--repeat", "100"]);
+        let mut lab = lab.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut errors = BufReader::new(lab.stderr.take().unwrap());
+        let mut said = String::new();
+        while !said.contains("linux: 2 sent") {
+            assert!(errors.read_line(&mut said).unwrap() > 0, "{said}");
+        }
+        // It waits for what comes out of the next run.
+        thread::sleep(Duration::from_secs(1));
+        command::run(Command::new("kill").args([signal, &lab.id().to_string()])).unwrap();
+        errors.read_to_string(&mut said).unwrap();
+        let done = lab.wait_with_output().unwrap();
+        assert_eq!(done.status.code(), Some(130), "{signal}: {said}");
+        assert!(said.ends_with("stopped; everything is cleaned up\n"), "{signal}: {said}");
+        let text = String::from_utf8_lossy(&done.stdout);
+        let (_, runs) = text.split_once("Replayed as recorded").expect("a table of runs");
+        assert!(runs.contains("| linux | 2 |"), "{signal}: {text}");
+    }
 }
 
 #[test]
@@ -295,8 +332,10 @@ fn what_arrives_between_runs_is_nobodys() {
     // A frame is no mark.
     late(&replay);
     let seen = replay.run(Pace::Rate(100), 1, false, &mut |_| {}).unwrap();
-    assert_eq!((seen.marked.received, seen.missed), (2, 0));
-    assert!(seen.arrived_ms < 400.0, "{} ms", seen.arrived_ms);
+    assert_eq!((seen.marked.unwrap().received, seen.missed), (2, 0));
+    assert!(seen.arrived_ms.unwrap() < 400.0, "{:?} ms", seen.arrived_ms);
+    let seen = replay.run(Pace::Rate(100), 1, true, &mut |_| {}).unwrap();
+    assert_eq!((seen.sent, seen.marked, seen.arrived_ms), (2, None, None));
 }
 
 #[test]
@@ -365,7 +404,7 @@ fn marked_packets_tell_loss_order_and_duplicates() {
                 break;
             }
         }
-        let seen = last.unwrap().marked;
+        let seen = last.unwrap().marked.unwrap();
         (seen.sent, seen.received, seen.reordered, seen.duplicates)
     };
     // The numbers of the marks are at the end of these frames, where nothing is changed.
@@ -382,7 +421,8 @@ fn recorded_gaps_are_kept() {
     let _linux = subject::start("linux", &replay.testbed).unwrap();
     // A machine that is busy makes any gap longer, and one whose first packet it delays shorter.
     let mut shortest = |pace: Pace, loops: u32| {
-        let spans = (0..TRIES).map(|_| replay.run(pace, loops, false, &mut |_| {}).unwrap().arrived_ms);
+        let spans = (0..TRIES)
+            .map(|_| replay.run(pace, loops, false, &mut |_| {}).unwrap().arrived_ms.unwrap_or(0.0));
         let mut spans: Vec<f64> = spans.collect();
         spans.sort_by(f64::total_cmp);
         spans

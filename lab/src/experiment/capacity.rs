@@ -23,11 +23,11 @@ const LOW_RATE_PPS: u64 = 400_000;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     #[command(flatten)]
-    subjects: Subjects,
+    pub(super) subjects: Subjects,
     #[command(flatten)]
     pub(super) sampling: Sampling,
     #[command(flatten)]
-    table: FullTable,
+    pub(super) table: FullTable,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {

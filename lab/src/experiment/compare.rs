@@ -28,7 +28,7 @@ use crate::{
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     #[command(flatten)]
-    subjects: Subjects,
+    pub(super) subjects: Subjects,
     /// Frame length in bytes, FCS included: 64 to 9018; above 3404 with --pps, above 1518 not all subjects [default: the
     /// shortest, 64 over IPv4]
     #[arg(long, value_name = "BYTES", value_parser = value_parser!(u16).range(64..=9018), conflicts_with = "imix")]

@@ -40,7 +40,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     #[command(flatten)]
-    table: FullTable,
+    pub(super) table: FullTable,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {

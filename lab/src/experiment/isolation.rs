@@ -41,7 +41,7 @@ pub struct Options {
     topology: String,
     /// What to measure
     #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
-    subjects: Vec<String>,
+    pub(super) subjects: Vec<String>,
     /// Packets per second for the victim, up to 20M; k and M are thousands and millions
     #[arg(long, value_name = "PPS", value_parser = some_packets_per_second, default_value = "200k")]
     victim: u64,

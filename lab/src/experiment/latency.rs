@@ -23,7 +23,7 @@ const DESTINATIONS: u32 = 4096;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     #[command(flatten)]
-    subjects: Subjects,
+    pub(super) subjects: Subjects,
     /// Packets per second offered, one load after another, to 20M; k and M are thousands and millions
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = some_packets_per_second,
         default_values = ["10k", "100k", "250k", "500k", "1M", "1.5M", "2M", "3M"])]

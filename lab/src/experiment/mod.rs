@@ -19,9 +19,9 @@ mod scale;
 mod tables;
 mod traffic;
 
-use std::path::PathBuf;
+use std::{collections::HashSet, path::PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand, builder::PossibleValuesParser, value_parser};
 use serde_json::Value;
 
@@ -51,7 +51,7 @@ pub enum Experiment {
     Program(program::Options),
     /// Cost of a packet against the size of the table
     Tables(tables::Options),
-    /// Cost of a packet against the number of routers
+    /// Cost of a packet against the number of routers, or of interfaces of virtual routers
     Scale(scale::Options),
     /// What comes out when more and more comes in
     Overload(overload::Options),
@@ -75,7 +75,8 @@ impl Experiment {
     /// Runs it. `command`: the command line that it came from, for the record.
     pub fn run(self, command: Vec<String>) -> Result<()> {
         let output = Output { path: self.json().cloned(), command };
-        output.check()?;
+        output.check(&self.inputs())?;
+        different(self.subjects())?;
         let before = output.modified();
         let ran = match self {
             Self::Compare(options) => compare::run(&options, &output),
@@ -120,6 +121,45 @@ impl Experiment {
         };
         json.as_ref()
     }
+
+    /// Files that are read.
+    fn inputs(&self) -> Vec<PathBuf> {
+        let file = match self {
+            Self::Replay(options) => Some(options.file.clone()),
+            Self::Apps(options) => Some(options.topology.clone().into()),
+            Self::Capacity(options) => options.table.file(),
+            Self::Program(options) => options.table.file(),
+            Self::Load(options) => options.table.file(),
+            Self::Idle(options) => options.table.file(),
+            Self::Tables(options) => options.file(),
+            _ => None,
+        };
+        file.into_iter().collect()
+    }
+
+    /// What is measured, as it was named.
+    fn subjects(&self) -> &[String] {
+        match self {
+            Self::Compare(options) => &options.subjects.named,
+            Self::Capacity(options) => &options.subjects.named,
+            Self::Program(options) => &options.subjects,
+            Self::Tables(options) => &options.subjects,
+            Self::Scale(options) => &options.subjects,
+            Self::Overload(options) => &options.subjects.named,
+            Self::Isolation(options) => &options.subjects,
+            Self::Latency(options) => &options.subjects.named,
+            Self::RouteLatency(options) => &options.subjects,
+            Self::Replay(options) => &options.subjects,
+            Self::Apps(options) => &options.subjects,
+            Self::Rfc2544(_) | Self::Load(_) | Self::Idle(_) => &[],
+        }
+    }
+}
+
+fn different(subjects: &[String]) -> Result<()> {
+    let mut seen = HashSet::new();
+    let twice = subjects.iter().find(|name| !seen.insert(*name));
+    twice.map_or(Ok(()), |name| bail!("--subjects has {name} twice: name each once"))
 }
 
 /// What to measure.
@@ -172,9 +212,12 @@ pub struct FullTable {
 }
 
 impl FullTable {
+    fn file(&self) -> Option<PathBuf> {
+        self.prefixes.clone().or_else(prefixes::default_file)
+    }
+
     fn read(&self) -> Result<Prefixes> {
-        let file = self.prefixes.clone().or_else(prefixes::default_file);
-        prefixes::prefixes(file.as_deref(), self.routes4, self.routes6)
+        prefixes::prefixes(self.file().as_deref(), self.routes4, self.routes6)
     }
 
     /// The families that it is to have routes of.
@@ -199,12 +242,15 @@ fn packets_per_second(text: &str) -> Result<u64, String> {
         None => (text, 1.0),
     };
     let pps = digits.parse::<f64>().map_err(|_| "not a number, which may end in k or M")? * factor;
-    if (0.0..=MOST).contains(&pps) { Ok(pps as u64) } else { Err("0 to 20M".into()) }
+    if pps == 0.0 || (1.0..=MOST).contains(&pps) { Ok(pps as u64) } else { Err("0, or 1 to 20M".into()) }
 }
 
 fn some_packets_per_second(text: &str) -> Result<u64, String> {
-    let pps = packets_per_second(text)?;
-    if pps > 0 { Ok(pps) } else { Err("above 0".into()) }
+    match packets_per_second(text) {
+        Ok(0) => Err("1 to 20M".into()),
+        Err(why) => Err(why.replace("0, or ", "")),
+        some => some,
+    }
 }
 
 fn testbed(routers: u16) -> Result<Testbed> {
@@ -273,6 +319,8 @@ fn show(spread: Spread, scale: f64, digits: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
 
     #[test]
@@ -282,7 +330,60 @@ mod tests {
             ["0", "750", "100k", "1.5M", "20M"].map(read),
             [0, 750, 100_000, 1_500_000, 20_000_000].map(Some)
         );
-        assert_eq!(["", "k", "-1", "21M", "1G", "nan"].map(read), [None; 6]);
-        assert_eq!(some_packets_per_second("0"), Err("above 0".into()));
+        assert_eq!(["", "k", "-1", "0.5", "21M", "1G", "nan"].map(read), [None; 7]);
+        assert_eq!(some_packets_per_second("0"), Err("1 to 20M".into()));
+        assert_eq!(some_packets_per_second("0.5"), Err("1 to 20M".into()));
+        assert_eq!(some_packets_per_second("0.001k"), Ok(1));
+    }
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(subcommand)]
+        experiment: Experiment,
+    }
+
+    fn experiment(line: &str) -> Experiment {
+        let words = ["millrace-lab"].into_iter().chain(line.split(' '));
+        Line::try_parse_from(words).map_err(|error| error.to_string()).unwrap().experiment
+    }
+
+    #[test]
+    fn a_subject_that_is_named_twice_is_refused() {
+        for command in [
+            "compare",
+            "capacity",
+            "tables",
+            "scale",
+            "overload",
+            "isolation",
+            "latency",
+            "route-latency",
+            "replay a.pcap",
+            "apps",
+            "program",
+        ] {
+            let of = |subjects| {
+                let experiment = experiment(&format!("{command} --subjects {subjects}"));
+                different(experiment.subjects()).map_err(|error| error.to_string())
+            };
+            let why = "--subjects has millrace twice: name each once";
+            assert_eq!(of("millrace,millrace"), Err(why.into()), "{command}");
+            assert_eq!(of("millrace"), Ok(()), "{command}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_read_are_known() {
+        for line in [
+            "replay it",
+            "apps --topology it",
+            "capacity --prefixes it",
+            "program --prefixes it",
+            "load --prefixes it",
+            "idle --prefixes it",
+            "tables --prefixes it",
+        ] {
+            assert_eq!(experiment(line).inputs(), [PathBuf::from("it")], "{line}");
+        }
     }
 }

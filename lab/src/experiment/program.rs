@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::{Args, value_parser};
 use libbpf_rs::{
-    MapCore, MapFlags, Program, ProgramInput, Xdp, XdpFlags,
+    ErrorKind, MapCore, MapFlags, Program, ProgramInput, Xdp, XdpFlags,
     skel::{OpenSkel, SkelBuilder},
 };
 use serde_json::json;
@@ -44,7 +44,7 @@ pub struct Options {
     /// What to measure, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["redirect", "touch", "millrace"],
         default_values = ["redirect", "touch", "millrace"])]
-    subjects: Vec<String>,
+    pub(super) subjects: Vec<String>,
     /// How often each measurement, of 4 million packets, is made: 1 to 1000
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = value_parser!(u16).range(1..=1000))]
     repeat: u16,
@@ -52,7 +52,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub(super) json: Option<PathBuf>,
     #[command(flatten)]
-    table: FullTable,
+    pub(super) table: FullTable,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
@@ -154,7 +154,11 @@ impl Cost {
                 data_in: Some(&self.frame),
                 repeat: PACKETS,
                 ..Default::default()
-            })?;
+            });
+            if output.as_ref().is_err_and(|error| error.kind() == ErrorKind::Interrupted) {
+                sys::check_interrupted()?;
+            }
+            let output = output?;
             Ok((started.elapsed().as_secs_f64() * 1e9 / f64::from(PACKETS), output.return_value))
         })
     }

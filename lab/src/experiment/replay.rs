@@ -1,18 +1,24 @@
 //! A capture sent through subjects ([`crate::replay`]): is what comes out the same, byte by byte, and what becomes of it at
 //! its recorded pace or at a rate?
 
-use std::path::PathBuf;
+mod shown;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, value_parser};
 use serde_json::{Value, json};
 
-use super::{print_head, row, some_packets_per_second};
+use self::shown::{COMPARED, RAN, Shown, comparison_row, details_of, in_bytes, run_row};
+use super::some_packets_per_second;
 use crate::{
-    progress::Progress,
+    progress::{Progress, in_words},
     record::{Output, Recorder},
     replay::{
-        MACS, Output as CameOut, Pace, Replay, Seen,
+        COMPARISON_PPS, MACS, Output as CameOut, Pace, Replay, Seen,
         capture::{self, Capture},
         difference::{Comparison, compare},
     },
@@ -25,7 +31,11 @@ const SUBJECTS: [&str; 5] = ["linux", "millrace", "xdp-forward", "touch", "redir
 const RECORDED: usize = 100;
 /// A run that takes longer is told of in parts.
 const LONG_SECONDS: f64 = 20.0;
-const PARTS: u64 = 10;
+const PARTS: u32 = 10;
+/// Starting a subject, and waiting for what may still come.
+const AROUND: Duration = Duration::from_secs(1);
+/// When all runs take longer, that is told before the first.
+const TOLD_SECONDS: f64 = 600.0;
 /// A run at the recorded times may take so long.
 const LONGEST_SECONDS: f64 = 86_400.0;
 
@@ -33,20 +43,20 @@ const LONGEST_SECONDS: f64 = 86_400.0;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// A capture, pcap or pcapng, of Ethernet or bare IP. MAC addresses become the testbed's, VLAN tags are taken away
-    file: PathBuf,
+    pub(super) file: PathBuf,
     /// What to send it through; what comes out of the others is compared with what comes out of the first
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = SUBJECTS,
         default_values = ["linux", "millrace"])]
-    subjects: Vec<String>,
-    /// `recorded`, or packets per second: 750, 100k, 1.5M
-    #[arg(long, value_parser = pace, default_value = "recorded")]
-    pace: Paced,
-    /// So many times as fast as recorded, 0.001 to 1000
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = factor)]
-    speed: f64,
-    /// All packets so many times in a run, 1 to 1000
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=1000))]
-    loops: u32,
+    pub(super) subjects: Vec<String>,
+    /// `recorded`, or packets per second: 750, 100k, 1.5M [default: recorded]
+    #[arg(long, value_parser = pace)]
+    pace: Option<Paced>,
+    /// So many times as fast as recorded, 0.001 to 1000 [default: 1]
+    #[arg(long, value_name = "FACTOR", value_parser = factor)]
+    speed: Option<f64>,
+    /// All packets so many times in a run, 1 to 1000 [default: 1]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=1000))]
+    loops: Option<u32>,
     /// Runs of each subject, alternately, 0 to 1000; 0: what comes out is compared, and nothing else
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u16).range(0..=1000))]
     repeat: u16,
@@ -84,13 +94,63 @@ fn factor(text: &str) -> Result<f64, String> {
     if (0.001..=1000.0).contains(&factor) { Ok(factor) } else { Err("0.001 to 1000".into()) }
 }
 
+impl Options {
+    /// Does everything that is asked for make a difference?
+    fn check(&self) -> Result<()> {
+        let given = [
+            ("--pace", self.pace.is_some()),
+            ("--speed", self.speed.is_some()),
+            ("--loops", self.loops.is_some()),
+            ("--untouched", self.untouched),
+        ];
+        let idle = given.iter().find(|(_, is_given)| *is_given && self.repeat == 0);
+        if let Some((name, _)) = idle {
+            bail!("{name} is for runs, and with --repeat 0 there are none: leave one of them out");
+        }
+        ensure!(
+            self.speed.is_none() || self.pace() == Paced::Recorded,
+            "--speed is for the recorded times, --pace sends at a rate: leave one of them out"
+        );
+        Ok(())
+    }
+
+    fn pace(&self) -> Paced {
+        self.pace.unwrap_or(Paced::Recorded)
+    }
+
+    fn speed(&self) -> f64 {
+        self.speed.unwrap_or(1.0)
+    }
+
+    fn loops(&self) -> u32 {
+        self.loops.unwrap_or(1)
+    }
+
+    /// What people should know before runs that take so long each.
+    fn warning(&self, seconds: f64) -> Option<String> {
+        let runs = self.subjects.len() as f64 * f64::from(self.repeat);
+        (runs * seconds > TOLD_SECONDS).then(|| {
+            format!(
+                "the runs take about {} ({runs} of {}): --pace N sends N packets per second, --speed N N times as fast, \
+                 --repeat 0 only compares",
+                in_words(Duration::from_secs_f64(runs * seconds)),
+                in_words(Duration::from_secs_f64(seconds))
+            )
+        })
+    }
+}
+
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    options.check()?;
     let capture = capture::read(&options.file, MACS, options.packets.map(|packets| packets as usize))?;
     let seconds = run_seconds(options, &capture)?;
     let mut recorder = output.recorder()?;
     let (left_out, untagged) = (capture.left_out.clone(), capture.untagged);
-    let parts = if seconds > LONG_SECONDS { PARTS } else { 1 };
-    let mut experiment = Experiment { replay: Replay::new(capture)?, options, parts, skipped: Vec::new() };
+    if let Some(warning) = options.warning(seconds) {
+        eprintln!("{warning}");
+    }
+    let run_time = Duration::from_secs_f64(seconds);
+    let mut experiment = Experiment { replay: Replay::new(capture)?, options, run_time, skipped: Vec::new() };
     let contents = experiment.replay.contents();
     recorder
         .line(&json!({"record": "capture", "case": "capture", "file": options.file, "contents": contents,
@@ -107,8 +167,8 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         println!("  {untagged} whose VLAN tags were taken away");
     }
     left_out.iter().for_each(|(why, packets)| println!("  {packets} left out: {why}"));
-    let subjects = options.subjects.len() as u64;
-    let mut progress = Progress::new(subjects * (1 + u64::from(options.repeat) * parts));
+    let mut progress = Progress::new(0);
+    progress.expect_lengths(experiment.steps(true));
     let differing = experiment.compare(&mut recorder, &mut progress)?;
     experiment.runs(&mut recorder, &mut progress)?;
     drop(progress);
@@ -120,10 +180,10 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
 
 /// How long a run is to take.
 fn run_seconds(options: &Options, capture: &Capture) -> Result<f64> {
-    let loops = f64::from(options.loops);
-    match options.pace {
+    let loops = f64::from(options.loops());
+    match options.pace() {
         Paced::Recorded => {
-            let seconds = capture.recorded_seconds() / options.speed * loops;
+            let seconds = capture.recorded_seconds() / options.speed() * loops;
             ensure!(
                 seconds <= LONGEST_SECONDS || options.repeat == 0,
                 "a run at the recorded times of {} would take {:.1} days: --pace N sends N packets per second, --speed N N times as fast",
@@ -139,17 +199,50 @@ fn run_seconds(options: &Options, capture: &Capture) -> Result<f64> {
 struct Experiment<'a> {
     replay: Replay,
     options: &'a Options,
-    /// Steps of a run.
-    parts: u64,
+    /// Of each run.
+    run_time: Duration,
     /// Subjects that were not compared.
     skipped: Vec<String>,
 }
 
 impl Experiment<'_> {
+    /// A run is told of in so many.
+    fn parts(&self) -> u32 {
+        if self.run_time.as_secs_f64() > LONG_SECONDS { PARTS } else { 1 }
+    }
+
+    /// How long the steps that are left take: of comparisons, if they are, and of runs.
+    fn steps(&self, compares: bool) -> Vec<Duration> {
+        let packets = self.replay.contents().packets;
+        let comparison = AROUND + Duration::from_secs_f64(packets as f64 / COMPARISON_PPS as f64);
+        let subjects = self.options.subjects.len();
+        let runs = (subjects - self.skipped.len()) * usize::from(self.options.repeat);
+        let mut steps = vec![comparison; if compares { subjects } else { 0 }];
+        for _ in 0..runs {
+            steps.extend(vec![self.run_time / self.parts(); self.parts() as usize]);
+            steps.last_mut().into_iter().for_each(|last| *last += AROUND);
+        }
+        steps
+    }
+
     /// What comes out of the others and not of the first, in words.
     fn compare(&mut self, recorder: &mut Recorder, progress: &mut Progress) -> Result<Vec<String>> {
+        let mut shown = Shown::default();
+        let compared = self.compare_all(recorder, progress, &mut shown);
+        // What was compared before an error or Ctrl-C is shown too.
+        shown
+            .print(&format!("What comes out, byte by byte, against {}", self.options.subjects[0]), &COMPARED);
+        compared
+    }
+
+    fn compare_all(
+        &mut self,
+        recorder: &mut Recorder,
+        progress: &mut Progress,
+        table: &mut Shown,
+    ) -> Result<Vec<String>> {
         let mut reference: Option<(String, CameOut)> = None;
-        let (mut rows, mut details, mut differing) = (Vec::new(), Vec::new(), Vec::new());
+        let (packets, mut differing) = (self.replay.contents().packets, Vec::new());
         for name in &self.options.subjects {
             let came = match self.came_out(name) {
                 Ok(came) => came,
@@ -172,20 +265,11 @@ impl Experiment<'_> {
             let with = reference.as_ref().map(|(name, _)| name.as_str());
             recorder.line(&self.comparison_line(name, with, &came, found.as_ref()))?;
             progress.step(&format!("{name}: {} came out", came.frames.len()));
-            rows.push(self.comparison_row(name, &came, found.as_ref()));
-            details.extend(details_of(name, &came));
+            table.rows.push(comparison_row(name, packets, &came, found.as_ref()));
+            table.details.extend(details_of(name, &came));
             if let (Some(found), Some(with)) = (&found, with) {
                 let shown = found.differences.iter().take(self.options.differences);
-                for difference in shown {
-                    let hex = |bytes: &Option<String>| bytes.clone().unwrap_or("-".into());
-                    details.push(format!(
-                        "{name}: {:?}: {}\n    {with}: {}\n    {name}: {}",
-                        difference.kind,
-                        difference.packet,
-                        hex(&difference.reference),
-                        hex(&difference.seen)
-                    ));
-                }
+                table.details.extend(shown.map(|difference| in_bytes(difference, with, name)));
                 if !found.is_same() {
                     differing.push(format!(
                         "{name}: {} missing, {} extra, {} changed, of {} out of {with}",
@@ -198,22 +282,6 @@ impl Experiment<'_> {
             }
             reference.get_or_insert((name.clone(), came));
         }
-        print_head(
-            &format!("What comes out, byte by byte, against {}", self.options.subjects[0]),
-            &[
-                "subject",
-                "sent",
-                "came out",
-                "missing",
-                "extra",
-                "changed",
-                "reordered flows",
-                "the router's own",
-            ],
-        );
-        rows.iter().for_each(|row| println!("{row}"));
-        println!();
-        details.iter().for_each(|line| println!("* {line}"));
         Ok(differing)
     }
 
@@ -242,23 +310,20 @@ impl Experiment<'_> {
             "differences": found.map_or(&[][..], |found| &found.differences)})
     }
 
-    fn comparison_row(&self, name: &str, came: &CameOut, found: Option<&Comparison>) -> String {
-        let count = |of: fn(&Comparison) -> usize| found.map_or("-".into(), |found| of(found).to_string());
-        row(&[
-            name.into(),
-            self.replay.contents().packets.to_string(),
-            came.frames.len().to_string(),
-            count(|found| found.missing),
-            count(|found| found.extra),
-            count(|found| found.changed),
-            count(|found| found.reordered_flows),
-            came.own.len().to_string(),
-        ])
-    }
-
     /// Runs of all subjects that were compared, alternately.
     fn runs(&mut self, recorder: &mut Recorder, progress: &mut Progress) -> Result<()> {
-        let (mut rows, mut details) = (Vec::new(), Vec::new());
+        let mut shown = Shown::default();
+        progress.expect_lengths(self.steps(false));
+        let ran = self.run_all(recorder, progress, &mut shown);
+        let pace = match self.options.pace() {
+            Paced::Recorded => format!("as recorded, {} times as fast", self.options.speed()),
+            Paced::Rate(pps) => format!("at {pps} packets per second"),
+        };
+        shown.print(&format!("Replayed {pace}, {} loops", self.options.loops()), &RAN);
+        ran
+    }
+
+    fn run_all(&mut self, recorder: &mut Recorder, progress: &mut Progress, table: &mut Shown) -> Result<()> {
         for repeat in 0..self.options.repeat {
             for name in &self.options.subjects {
                 if self.skipped.contains(name) {
@@ -266,111 +331,95 @@ impl Experiment<'_> {
                 }
                 let seen = self.measured(name, progress).with_context(|| format!("a run of {name}"))?;
                 recorder.line(&self.run_line(name, repeat, &seen))?;
-                rows.push(run_row(name, &seen));
+                table.rows.push(run_row(name, &seen));
                 if seen.missed > 0 {
-                    details.push(format!(
+                    table.details.push(format!(
                         "{name}: the sink had no room for {} marks; those count as lost",
                         seen.missed
                     ));
                 }
             }
         }
-        if !rows.is_empty() {
-            let pace = match self.options.pace {
-                Paced::Recorded => format!("as recorded, {} times as fast", self.options.speed),
-                Paced::Rate(pps) => format!("at {pps} packets per second"),
-            };
-            print_head(
-                &format!("Replayed {pace}, {} loops", self.options.loops),
-                &[
-                    "subject",
-                    "sent",
-                    "came out, its own too",
-                    "pps",
-                    "held up, ms",
-                    "marked",
-                    "of them lost or kept",
-                    "reordered",
-                    "duplicates",
-                    "p50, us",
-                    "p99, us",
-                    "longest, us",
-                ],
-            );
-            rows.iter().for_each(|row| println!("{row}"));
-        }
-        details.iter().for_each(|line| println!("* {line}"));
         Ok(())
     }
 
     fn measured(&mut self, name: &str, progress: &mut Progress) -> Result<Seen> {
         let _subject = subject::start(name, &self.replay.testbed)?;
-        let pace = match self.options.pace {
-            Paced::Recorded => Pace::Recorded(self.options.speed),
+        let loops = self.options.loops();
+        let pace = match self.options.pace() {
+            Paced::Recorded => Pace::Recorded(self.options.speed()),
             Paced::Rate(pps) => Pace::Rate(pps),
         };
-        let all = self.replay.contents().packets * u64::from(self.options.loops);
-        let (parts, mut told) = (self.parts, 0);
+        let all = self.replay.contents().packets * u64::from(loops);
+        let (parts, part, started) = (self.parts(), self.run_time / self.parts(), Instant::now());
+        let mut told = 0;
         let mut sent = |sent: u64| {
-            while told + 1 < parts && sent * parts >= all * (told + 1) {
+            if told + 1 < parts && started.elapsed() >= part * (told + 1) {
                 told += 1;
                 progress.step(&format!("{name}: {sent} of {all} sent"));
             }
         };
-        let seen = self.replay.run(pace, self.options.loops, self.options.untouched, &mut sent)?;
+        let seen = self.replay.run(pace, loops, self.options.untouched, &mut sent)?;
         progress.step(&format!("{name}: {} sent, {} came out", seen.sent, seen.received));
         Ok(seen)
     }
 
     fn run_line(&self, name: &str, repeat: u16, seen: &Seen) -> Value {
         let options = self.options;
-        let pace = match options.pace {
+        let pace = match options.pace() {
             Paced::Recorded => json!("recorded"),
             Paced::Rate(pps) => json!({"rate": pps}),
         };
         json!({"record": "sample", "case": "replay", "subject": name, "repeat": repeat, "pace": pace, "sample": seen,
-            "parameters": {"file": options.file, "loops": options.loops, "speed": options.speed,
+            "parameters": {"file": options.file, "loops": options.loops(), "speed": options.speed(),
                 "packets": options.packets, "untouched": options.untouched}})
     }
 }
 
-/// What did not come out, and what counted it.
-fn details_of(name: &str, came: &CameOut) -> Vec<String> {
-    let list = |counts: Vec<String>| counts.join(", ");
-    let kept = came.kept.iter().map(|(why, packets)| format!("{packets} {why}")).collect::<Vec<_>>();
-    let lost = came.lost.iter().map(|(what, packets)| format!("{what} {packets}")).collect::<Vec<_>>();
-    let mut lines = Vec::new();
-    if !kept.is_empty() {
-        lines.push(format!("{name} did not forward: {}", list(kept)));
-    }
-    if !lost.is_empty() {
-        lines.push(format!("{name}, by its counters: {}", list(lost)));
-    }
-    lines
-}
-
-fn run_row(name: &str, seen: &Seen) -> String {
-    let us = |ns: Option<u64>| ns.map_or("-".into(), |ns| format!("{:.1}", ns as f64 / 1e3));
-    let latency = seen.latency;
-    row(&[
-        name.into(),
-        seen.sent.to_string(),
-        seen.received.to_string(),
-        seen.offered_pps.map_or("-".into(), |pps| format!("{pps:.0}")),
-        format!("{:.1}", seen.held_up_ms),
-        seen.marked.sent.to_string(),
-        (seen.marked.sent - seen.marked.received).to_string(),
-        seen.marked.reordered.to_string(),
-        seen.marked.duplicates.to_string(),
-        us(latency.map(|latency| latency.p50_ns)),
-        us(latency.map(|latency| latency.p99_ns)),
-        us(latency.map(|latency| latency.max_ns)),
-    ])
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(line: &str) -> Options {
+        Line::try_parse_from(line.split(' ')).map_err(|error| error.to_string()).unwrap().options
+    }
+
+    #[test]
+    fn what_would_do_nothing_is_refused() {
+        for (line, why) in [
+            ("--pace 1k --speed 2", "--speed is for the recorded times"),
+            ("--repeat 0 --loops 3", "--loops is for runs"),
+            ("--repeat 0 --pace recorded", "--pace is for runs"),
+            ("--repeat 0 --speed 2", "--speed is for runs"),
+            ("--repeat 0 --untouched", "--untouched is for runs"),
+        ] {
+            let error = options(&format!("replay a.pcap {line}")).check().unwrap_err().to_string();
+            assert!(error.starts_with(why) && error.ends_with("leave one of them out"), "{line}: {error}");
+        }
+        for line in ["--pace recorded --speed 2 --loops 3", "--pace 1k --loops 2", "--repeat 0"] {
+            options(&format!("replay a.pcap {line}")).check().unwrap();
+        }
+    }
+
+    #[test]
+    fn runs_of_more_than_ten_minutes_are_told_before() {
+        let of = |line: &str, seconds| options(line).warning(seconds);
+        assert_eq!(of("replay a.pcap", 300.0), None);
+        let warning = of("replay a.pcap --repeat 3", 1200.0).unwrap();
+        assert!(
+            warning.starts_with("the runs take about 2 h 0 min (6 of 20 min 0 s): --pace N"),
+            "{warning}"
+        );
+        assert_eq!(of("replay a.pcap --repeat 0", 1200.0), None);
+    }
 
     #[test]
     fn paces_are_read() {

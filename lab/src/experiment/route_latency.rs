@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub struct Options {
     /// What to measure, one after another
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
-    subjects: Vec<String>,
+    pub(super) subjects: Vec<String>,
     /// Routes added and deleted, one after another, 1 to 10000
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = value_parser!(u16).range(1..=10_000))]
     changes: u16,

@@ -38,7 +38,7 @@ pub struct Options {
     interfaces: Vec<u16>,
     /// What to measure, alternately
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
-    subjects: Vec<String>,
+    pub(super) subjects: Vec<String>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
 }

@@ -28,12 +28,18 @@ pub struct Options {
     routes: Vec<usize>,
     /// What to measure, alternately
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
-    subjects: Vec<String>,
+    pub(super) subjects: Vec<String>,
     /// A list of prefixes, one a line, may be gzipped [default: the shared list if present, else made up]
     #[arg(long, value_name = "FILE")]
     prefixes: Option<PathBuf>,
     #[command(flatten)]
     pub(super) sampling: Sampling,
+}
+
+impl Options {
+    pub(super) fn file(&self) -> Option<PathBuf> {
+        self.prefixes.clone().or_else(prefixes::default_file)
+    }
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
@@ -44,8 +50,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     );
     let mut recorder = output.recorder()?;
     let mut progress = Progress::new(0);
-    let full =
-        prefixes::prefixes(options.prefixes.clone().or_else(prefixes::default_file).as_deref(), most, 0)?;
+    let full = prefixes::prefixes(options.file().as_deref(), most, 0)?;
     let subjects = subject::named(&options.subjects);
     let mut later = options.routes.len() * DESTINATIONS.len();
     figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;

@@ -97,7 +97,7 @@ impl ReplaySink {
             })
         };
         run(&mut |wait| {
-            ring.poll(wait)?;
+            bpf::poll(&ring, wait)?;
             arrived()
         })?;
         ring.consume()?;

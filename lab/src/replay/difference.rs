@@ -145,6 +145,15 @@ fn distance(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).filter(|(a, b)| a != b).count() + a.len().abs_diff(b.len())
 }
 
+/// `^^` beneath each byte of two frames in hexadecimal that differs, or that only one has.
+pub fn marks(one: &str, other: &str) -> String {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let bytes = one.len().max(other.len()) / 2;
+    let byte = |of: &[u8], at: usize| of.get(2 * at..2 * at + 2).map(<[u8]>::to_vec);
+    let mark = |at| if byte(one, at) == byte(other, at) { "  " } else { "^^" };
+    (0..bytes).map(mark).collect::<String>().trim_end().to_owned()
+}
+
 /// Flows in another order, among those in which no frame differs.
 fn reordered<'a>(
     reference: &[Vec<u8>],

@@ -32,7 +32,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
-pub use self::run::Seen;
+pub use self::run::{MarkedSeen, Seen};
 use self::{
     arrivals::{Arrivals, Marked, Noted, ReplaySink},
     capture::{Capture, Macs},
@@ -52,7 +52,7 @@ use crate::{
 pub const MACS: Macs = Macs { to: router_mac(0, 0, 0), from: nexthop_mac_of(0, 1) };
 
 /// Of a comparison's first attempt. 256 packets, a veth's ring, are 25 ms.
-const COMPARISON_PPS: u64 = 10_000;
+pub const COMPARISON_PPS: u64 = 10_000;
 /// Attempts of a comparison; each sends half as fast as the one before.
 const ATTEMPTS: usize = 5;
 /// When nothing has arrived for so long after the last packet was sent, nothing will.
@@ -78,6 +78,8 @@ pub struct Output {
     pub lost: BTreeMap<String, u64>,
     /// The same by what the packets are, from their bytes.
     pub kept: BTreeMap<&'static str, u64>,
+    /// The first one of each, in words.
+    pub examples: BTreeMap<&'static str, String>,
     /// At which rate it was sent in the end.
     pub pps: u64,
 }
@@ -218,8 +220,8 @@ impl Replay {
         // What was sent and comes out was forwarded, however much it looks like the router's own.
         let is_own = |frame: &Vec<u8>| looks_own(frame) && !sent.contains(&view::unchanged(frame));
         let (own, frames): (Vec<_>, Vec<_>) = frames.into_iter().partition(is_own);
-        let kept = run::kept(packets, &frames);
-        Output { frames, own, lost: lost.0, kept, pps }
+        let (kept, examples) = run::kept(packets, &frames);
+        Output { frames, own, lost: lost.0, kept, examples, pps }
     }
 }
 

@@ -30,13 +30,15 @@ pub struct Seen {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offered_pps: Option<f64>,
     /// From the first marked packet that came out to the last.
-    pub arrived_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arrived_ms: Option<f64>,
     /// By how much the machine kept the generator from sending on time, in all: so much later was the last packet.
     pub held_up_ms: f64,
     /// By where they were lost, or why they were not forwarded.
     pub lost: BTreeMap<String, u64>,
-    /// Of those that are marked.
-    pub marked: MarkedSeen,
+    /// Of those that are marked, if any is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub marked: Option<MarkedSeen>,
     /// Marks that the sink had no room for: then what is told of marked packets is not exact.
     pub missed: u64,
     /// One way, of those that are marked.
@@ -63,10 +65,10 @@ impl Seen {
             sent: table.sent(),
             received: arrivals.packets,
             offered_pps: rate(table.sent(), table.took_ns()),
-            arrived_ms: tally.span_ns.map_or(0.0, |(first, last)| (last - first) as f64 / 1e6),
+            arrived_ms: tally.span_ns.map(|(first, last)| (last - first) as f64 / 1e6),
             held_up_ms: table.held_up_ns() as f64 / 1e6,
             lost: lost.0,
-            marked: tally.marked,
+            marked: Some(tally.marked).filter(|marked| marked.sent > 0),
             missed: arrivals.missed,
             latency: tally.latencies.latency(),
         }
@@ -152,20 +154,28 @@ pub(super) fn flows(packets: &[Packet]) -> Vec<u32> {
     packets.iter().map(&mut number).collect()
 }
 
-/// Packets that did not come out, by why routers keep such packets. Those that came out cut into fragments are among them.
-pub(super) fn kept(packets: &[Packet], frames: &[Vec<u8>]) -> BTreeMap<&'static str, u64> {
+/// Packets that did not come out, by why routers keep such packets, and the first of each in words. Those that came out cut
+/// into fragments are among them.
+pub(super) fn kept(
+    packets: &[Packet],
+    frames: &[Vec<u8>],
+) -> (BTreeMap<&'static str, u64>, BTreeMap<&'static str, String>) {
     let mut came: HashMap<Vec<u8>, u64> = HashMap::new();
     for frame in frames {
         *came.entry(view::unchanged(frame)).or_default() += 1;
     }
-    let mut kept = BTreeMap::new();
+    let (mut kept, mut examples) = (BTreeMap::new(), BTreeMap::new());
     for packet in packets {
         match came.get_mut(&view::unchanged(&packet.frame)) {
             Some(count) if *count > 0 => *count -= 1,
-            _ => *kept.entry(why_kept(&packet.frame)).or_default() += 1,
+            _ => {
+                let why = why_kept(&packet.frame);
+                *kept.entry(why).or_default() += 1;
+                examples.entry(why).or_insert_with(|| view::describe(&packet.frame));
+            }
         }
     }
-    kept
+    (kept, examples)
 }
 
 fn why_kept(frame: &[u8]) -> &'static str {
