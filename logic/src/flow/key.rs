@@ -56,6 +56,17 @@ impl Key {
         Key(std::array::from_fn(|i| self.0[i] | other.0[i]))
     }
 
+    /// As a mask: what decides between rules of one priority that match the same packet, where OpenFlow leaves it open. The
+    /// one with more bits wins, then one by a hash. 38 bits.
+    pub fn rank(&self) -> u64 {
+        let words = self.words();
+        let bits: u32 = words.iter().map(|word| word.count_ones()).sum();
+        let hash = words
+            .iter()
+            .fold(0_u64, |h, word| (h ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29));
+        u64::from(bits) << 27 | hash >> 37
+    }
+
     /// Is every bit of `self` in `other`?
     pub fn within(&self, other: &Key) -> bool {
         self.0.iter().zip(&other.0).all(|(a, b)| a & !b == 0)

@@ -8,6 +8,8 @@
 //! | `packet` | a packet's bytes to its key: where fields are |
 //! | `execute`, `checksum` | actions on the bytes of a packet |
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
+//! | `program` | what the kernel plane does for a rule's instructions, and what is left to user space |
+//! | `kernel` | how rules become words of memory, and when cached flows die |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
 //! | `text` | `ovs-ofctl`'s syntax for all of them |
 //!
@@ -17,8 +19,10 @@ pub mod action;
 mod checksum;
 pub mod execute;
 pub mod field;
+pub mod kernel;
 pub mod key;
 pub mod packet;
+pub mod program;
 pub mod rule;
 pub mod table;
 pub mod text;

@@ -1,8 +1,8 @@
 //! Tuple space search (Srinivasan, Suri, Varghese, SIGCOMM 1999): the rules of a table that have the same mask are a
 //! tuple, and in it a hash table leads from the bits under the mask to the rules.
 //!
-//! Of two rules of the same priority that match a packet, OpenFlow lets a switch choose. Here the one with more bits in its
-//! mask wins, then the one whose mask comes first in the order of keys: so the answer is a function of the rules alone.
+//! Of two rules of the same priority that match a packet, OpenFlow lets a switch choose. Here the one whose mask has the
+//! higher [`Key::rank`] wins: so the answer is a function of the rules alone.
 
 use super::rules::{Rows, RuleId};
 use crate::flow::{
@@ -35,7 +35,7 @@ struct Word {
 pub(super) struct Tuple {
     pub table: TableId,
     pub mask: Key,
-    bits: u32,
+    rank: u64,
     words: Vec<Word>,
     /// Slot by slot the words of the key, as many as `words`.
     keys: Vec<u64>,
@@ -63,7 +63,7 @@ impl Tuple {
         Self {
             table,
             mask: *mask,
-            bits: words.iter().map(|w| w.mask.count_ones()).sum(),
+            rank: mask.rank(),
             words,
             keys: Vec::new(),
             heads: Vec::new(),
@@ -71,11 +71,6 @@ impl Tuple {
             index: HashTable::new(),
             priorities: BTreeMap::new(),
         }
-    }
-
-    /// What decides between rules of the same priority: the greater wins.
-    fn rank(&self) -> (u32, Reverse<&Key>) {
-        (self.bits, Reverse(&self.mask))
     }
 
     /// How many rules there are.
@@ -295,7 +290,7 @@ impl Tuples {
         let mut order = std::mem::take(&mut self.order[table]);
         order.sort_unstable_by_key(|&tuple| {
             let t = self.get(tuple);
-            Reverse((t.highest(), t.rank()))
+            Reverse((t.highest(), t.rank))
         });
         self.order[table] = order;
     }
@@ -309,7 +304,7 @@ impl Tuples {
             }
             let Some(id) = tuple.find_key(key) else { continue };
             let priority = rows[id].priority;
-            if best.is_none_or(|(p, t, _)| (priority, tuple.rank()) > (p, t.rank())) {
+            if best.is_none_or(|(p, t, _)| (priority, tuple.rank) > (p, t.rank)) {
                 best = Some((priority, tuple, id));
             }
         }

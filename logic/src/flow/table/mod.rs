@@ -178,6 +178,11 @@ impl Tables {
         self.tuples.get(row.tuple).head(row.slot)
     }
 
+    /// The rule of the next lower priority with the same table and match.
+    pub fn next_of_match(&self, id: RuleId) -> Option<RuleId> {
+        self.rows.get(id)?.next
+    }
+
     /// The other rules of no higher priority in its table that some packet of this rule matches too: what was decided by
     /// them may now be decided by this rule.
     pub fn overlapped_by(&self, id: RuleId) -> impl Iterator<Item = RuleId> + '_ {

@@ -52,7 +52,7 @@ impl Slow {
 
     fn wins(&self) -> impl Ord + use<> {
         let mask = *self.stats.matching.mask();
-        (self.stats.priority, mask.0.iter().map(|b| b.count_ones()).sum::<u32>(), Reverse(mask))
+        (self.stats.priority, mask.rank())
     }
 
     fn is(&self, filter: &FlowFilter, strict: Option<u16>) -> bool {

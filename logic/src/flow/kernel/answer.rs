@@ -1,0 +1,135 @@
+//! What the program finds in the words, step by step, for tests: `bpf/flow_rules.h` and `flow_cache.h` in Rust.
+
+use super::{
+    CACHE_WAYS, FRONT, FlowMemory, Seed,
+    index::Index,
+    masks,
+    memory::{ORDER, ORDER_RANK_SHIFT, words},
+    ranges::Range,
+    rule_word,
+};
+use crate::flow::{Key, rule::TABLES};
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+type Words = [u64; Key::WORDS];
+
+/// A packet that looked the rules up and has not yet cached what it found.
+#[derive(Clone, Debug)]
+pub struct Looked {
+    key: Words,
+    /// Generation and row of each rule that decided.
+    pub rules: Vec<u64>,
+}
+
+impl Looked {
+    pub fn rows(&self) -> Vec<u32> {
+        self.rules.iter().map(|rule| *rule as u32).collect()
+    }
+}
+
+pub struct Reader<'a, M> {
+    pub memory: &'a M,
+    pub seed: Seed,
+}
+
+impl<M: FlowMemory> Reader<'_, M> {
+    fn mask(&self, row: u16) -> Words {
+        std::array::from_fn(|i| self.memory.masks()[usize::from(row) * words::MASK + i].load(Acquire))
+    }
+
+    fn rule(&self, row: u32, word: usize) -> u64 {
+        self.memory.rules()[row as usize * words::RULE + word].load(Acquire)
+    }
+
+    fn generation(&self, row: u32) -> u32 {
+        self.rule(row, rule_word::HEAD) as u32
+    }
+
+    fn probe(&self, key: &Words, mask_row: u16) -> Option<u32> {
+        let mask = self.mask(mask_row);
+        let at = self.memory.masks()[usize::from(mask_row) * words::MASK + Key::WORDS + 2].load(Acquire);
+        let range = Range { first: at as u32, count: (at >> 32) as u32 + 1 };
+        Index::new(self.memory.index(), range).find(self.seed.key(key, &mask)).find(|&row| {
+            let rest = self.rule(row, rule_word::REST) as u32 as usize * words::REST;
+            (self.rule(row, rule_word::HEAD) >> 32) as u16 == mask_row
+                && (0..Key::WORDS).all(|i| {
+                    key[i] & mask[i]
+                        == match i.checked_sub(FRONT) {
+                            None => self.rule(row, rule_word::KEY + i),
+                            Some(at) => self.memory.rest()[rest + at].load(Acquire),
+                        }
+                })
+        })
+    }
+
+    fn lookup(&self, table: u8, key: &Words) -> u32 {
+        let order = &self.memory.tables()[usize::from(table) * words::TABLE..][..words::TABLE];
+        let count = (order[0].load(Acquire) as usize).min(ORDER);
+        let (mut best, mut best_precedence) = (1 + u32::from(table), 0);
+        for entry in order[1..=count].iter().map(|entry| entry.load(Acquire)) {
+            if masks::row_of(entry) == 0 || best_precedence > entry >> ORDER_RANK_SHIFT {
+                continue;
+            }
+            let Some(row) = self.probe(key, masks::row_of(entry)) else { continue };
+            let priority = self.rule(row, rule_word::HEAD) >> 48;
+            let rank = entry >> ORDER_RANK_SHIFT & ((1 << (48 - ORDER_RANK_SHIFT)) - 1);
+            let precedence = (priority << (48 - ORDER_RANK_SHIFT) | rank) + 1;
+            if precedence > best_precedence {
+                (best, best_precedence) = (row, precedence);
+            }
+        }
+        best
+    }
+
+    /// Through the tables.
+    pub fn look(&self, key: &Key) -> Looked {
+        let mut seen = key.words();
+        let (mut rules, mut table) = (Vec::new(), 0);
+        for _ in 0..TABLES {
+            let row = self.lookup(table, &seen);
+            rules.push(u64::from(self.generation(row)) << 32 | u64::from(row));
+            let next = (self.rule(row, rule_word::DECISION) >> 8) as u8;
+            if next == 0 {
+                break;
+            }
+            table = next;
+            let patch = (self.rule(row, rule_word::REST) >> 32) as usize * words::PATCH;
+            let word = |at: usize| self.memory.patches()[patch + at].load(Acquire);
+            if patch != 0 {
+                seen = std::array::from_fn(|i| seen[i] & !word(Key::WORDS + i) | word(i));
+            }
+        }
+        Looked { key: key.words(), rules }
+    }
+
+    fn set(&self, key: &Words) -> std::ops::Range<usize> {
+        let sets = self.memory.cache().len() / (words::CACHED * CACHE_WAYS * self.memory.cpus());
+        let set = (self.seed.key(key, &self.mask(0)) >> 32) as usize & (sets - 1);
+        set * CACHE_WAYS * words::CACHED..(set + 1) * CACHE_WAYS * words::CACHED
+    }
+
+    /// Writes what was found into the first CPU's cache, under the union as it is now. Keys with rest bits under the union
+    /// are left out: their words are not in this memory.
+    pub fn cache(&self, looked: &Looked) {
+        let union = self.mask(0);
+        if looked.rules.len() > FRONT || union[FRONT..].iter().any(|word| *word != 0) {
+            return;
+        }
+        let mut flows = self.memory.cache()[self.set(&looked.key)].chunks_exact(words::CACHED);
+        let flow = flows.next().filter(|flow| flow[FRONT].load(Acquire) == 0).or(flows.next()).unwrap();
+        (0..FRONT).for_each(|i| flow[i].store(looked.key[i] & union[i], Release));
+        (0..FRONT).for_each(|i| flow[FRONT + i].store(looked.rules.get(i).copied().unwrap_or(0), Release));
+    }
+
+    /// The rules of a cached flow that is not void.
+    pub fn cached(&self, key: &Key) -> Option<Vec<u32>> {
+        let (key, union) = (key.words(), self.mask(0));
+        self.memory.cache()[self.set(&key)].chunks_exact(words::CACHED).find_map(|flow| {
+            let same = (0..FRONT).all(|i| flow[i].load(Acquire) == key[i] & union[i]);
+            let rules: Vec<u64> =
+                flow[FRONT..].iter().map(|r| r.load(Acquire)).take_while(|rule| *rule != 0).collect();
+            let current = rules.iter().all(|rule| u64::from(self.generation(*rule as u32)) == rule >> 32);
+            (same && current && !rules.is_empty()).then(|| rules.iter().map(|rule| *rule as u32).collect())
+        })
+    }
+}

@@ -1,0 +1,72 @@
+//! The hash that both planes compute of a key under a mask (`bpf/flow_rules.h` has the same lines in C).
+
+use super::memory::FRONT;
+use crate::flow::Key;
+
+const K1: u64 = 0x9e37_79b9_7f4a_7c15;
+const K2: u64 = 0xff51_afd7_ed55_8ccd;
+const K3: u64 = 0xbf58_476d_1ce4_e5b9;
+const K4: u64 = 0x94d0_49bb_1331_11eb;
+
+/// Odd numbers that the words of a key are multiplied with. Random ones, chosen when the program is loaded, so that nobody
+/// outside can make flows that all fall into one set of the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub [u64; FRONT + 1]);
+
+impl Default for Seed {
+    fn default() -> Self {
+        Self([K1, K2, K3, K4, K1])
+    }
+}
+
+impl Seed {
+    /// From random numbers.
+    pub fn new(random: [u64; FRONT + 1]) -> Seed {
+        Seed(random.map(|word| word | 1))
+    }
+
+    fn sum(&self, key: &[u64; Key::WORDS], mask: &[u64; Key::WORDS]) -> u64 {
+        let front = (0..FRONT).map(|i| (key[i] & mask[i]).wrapping_mul(self.0[i]));
+        let sum = front.fold(0, u64::wrapping_add);
+        let rest = (FRONT..Key::WORDS).filter(|&at| mask[at] != 0);
+        rest.fold(sum, |h, at| (h ^ key[at] & mask[at]).wrapping_mul(self.0[FRONT]) ^ h >> 29)
+    }
+
+    /// Bucket and tag of a rule: its key under its mask. Which set of the cache: a packet's under the union of all masks.
+    pub fn key(&self, key: &[u64; Key::WORDS], mask: &[u64; Key::WORDS]) -> u64 {
+        mix(self.sum(key, mask))
+    }
+}
+
+/// A sum of products varies in its high bits only when the last bytes of a word do. One multiplication spreads these, two more
+/// folds bring them down.
+fn mix(h: u64) -> u64 {
+    let h = h.wrapping_mul(K2);
+    let h = (h ^ h >> 32).wrapping_mul(K1);
+    h ^ h >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::Field;
+
+    #[test]
+    fn keys_that_differ_in_one_field_spread_as_random_ones_do() {
+        const N: u32 = 16_384;
+        for field in
+            [Field::Ipv4Dst, Field::Ipv4Src, Field::TcpSrc, Field::TcpDst, Field::EthDst, Field::EthSrc]
+        {
+            for part in [|h: u64| h >> 32 & 0x3fff, |h: u64| h >> 20 & 0x3fff, |h: u64| h & 0x3fff] {
+                let mut seen = vec![0_u32; N as usize];
+                for i in 0..N {
+                    let mut key = Key::ZERO;
+                    key.set(field, i.into());
+                    seen[part(Seed::default().key(&key.words(), &[u64::MAX; Key::WORDS])) as usize] += 1;
+                }
+                let fullest = seen.iter().max().unwrap();
+                assert!(*fullest <= 12, "{field}: {fullest} of {N} keys in one of {N} places");
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The memory of flow rules, as slices of atomic words: `bpf/flow_abi.h` is the layout.
+
+use crate::flow::{Key, program::Ports, rule::TABLES};
+use std::sync::{Arc, Mutex, atomic::AtomicU64};
+
+/// Words of one row of each region.
+pub mod words {
+    use super::Key;
+    /// `struct flow_mask`.
+    pub const MASK: usize = 24;
+    /// `struct flow_table`.
+    pub const TABLE: usize = 1 + super::ORDER;
+    /// `struct flow_bucket`.
+    pub const BUCKET: usize = 8;
+    /// `struct flow_rule`.
+    pub const RULE: usize = 8;
+    /// `struct flow_rest`.
+    pub const REST: usize = 16;
+    /// `struct flow_patch`.
+    pub const PATCH: usize = 2 * Key::WORDS;
+    /// `struct flow_step`.
+    pub const STEP: usize = 2;
+    /// `struct flow_group`: 256 slots of 32 bits.
+    pub const GROUP: usize = 128;
+    /// `struct flow_meter`.
+    pub const METER: usize = 8;
+    /// `struct flow_tunnel`.
+    pub const TUNNEL: usize = 8;
+    /// `struct flow_cached`.
+    pub const CACHED: usize = 8;
+    /// `struct flow_count`.
+    pub const COUNT: usize = 2;
+}
+
+/// Distinct masks of one table.
+pub const TABLE_MASKS: usize = 64;
+/// Entries of a table's order: some to spare, for masks that stand twice while they move.
+pub const ORDER: usize = TABLE_MASKS + 32;
+/// Bits of an entry below the rank of its mask.
+pub const ORDER_RANK_SHIFT: u32 = 10;
+/// Rows of `flow_masks`; row 0 is the union.
+pub const MASKS: usize = TABLES as usize * TABLE_MASKS + 1;
+/// Words of a key that stand in the rule and in the cache.
+pub const FRONT: usize = 4;
+/// Flows of one set of the cache.
+pub const CACHE_WAYS: usize = 2;
+
+/// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).
+pub trait FlowMemory {
+    fn masks(&self) -> &[AtomicU64];
+    fn tables(&self) -> &[AtomicU64];
+    /// A power of two of buckets.
+    fn index(&self) -> &[AtomicU64];
+    fn rules(&self) -> &[AtomicU64];
+    fn rest(&self) -> &[AtomicU64];
+    fn patches(&self) -> &[AtomicU64];
+    fn steps(&self) -> &[AtomicU64];
+    fn groups(&self) -> &[AtomicU64];
+    fn meters(&self) -> &[AtomicU64];
+    fn tunnels(&self) -> &[AtomicU64];
+    /// The caches of all CPUs, one after another, each a power of two of sets of [`CACHE_WAYS`].
+    fn cache(&self) -> &[AtomicU64];
+    /// The counters of all CPUs, one after another.
+    fn counters(&self) -> &[AtomicU64];
+    fn cpus(&self) -> usize;
+    /// Rows of `flow_sets`.
+    fn sets(&self) -> usize;
+    /// Makes a row of `flow_sets` these ports, before a rule names it. False: it could not be done.
+    fn write_set(&self, row: u32, ports: &Ports) -> bool;
+}
+
+impl<T: FlowMemory> FlowMemory for Arc<T> {
+    fn masks(&self) -> &[AtomicU64] {
+        (**self).masks()
+    }
+    fn tables(&self) -> &[AtomicU64] {
+        (**self).tables()
+    }
+    fn index(&self) -> &[AtomicU64] {
+        (**self).index()
+    }
+    fn rules(&self) -> &[AtomicU64] {
+        (**self).rules()
+    }
+    fn rest(&self) -> &[AtomicU64] {
+        (**self).rest()
+    }
+    fn patches(&self) -> &[AtomicU64] {
+        (**self).patches()
+    }
+    fn steps(&self) -> &[AtomicU64] {
+        (**self).steps()
+    }
+    fn groups(&self) -> &[AtomicU64] {
+        (**self).groups()
+    }
+    fn meters(&self) -> &[AtomicU64] {
+        (**self).meters()
+    }
+    fn tunnels(&self) -> &[AtomicU64] {
+        (**self).tunnels()
+    }
+    fn cache(&self) -> &[AtomicU64] {
+        (**self).cache()
+    }
+    fn counters(&self) -> &[AtomicU64] {
+        (**self).counters()
+    }
+    fn cpus(&self) -> usize {
+        (**self).cpus()
+    }
+    fn sets(&self) -> usize {
+        (**self).sets()
+    }
+    fn write_set(&self, row: u32, ports: &Ports) -> bool {
+        (**self).write_set(row, ports)
+    }
+}
+
+/// How many rows each region has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowCapacity {
+    /// Rules, table-miss rows included.
+    pub rules: usize,
+    /// A power of two.
+    pub buckets: usize,
+    pub rest: usize,
+    pub patches: usize,
+    pub steps: usize,
+    pub groups: usize,
+    pub meters: usize,
+    pub tunnels: usize,
+    /// Sets of each CPU's cache, a power of two.
+    pub cache_sets: usize,
+    /// Sets of ports.
+    pub port_sets: usize,
+}
+
+/// [`FlowMemory`] on the heap.
+pub struct HeapFlows {
+    regions: [Box<[AtomicU64]>; 12],
+    cpus: usize,
+    sets: Mutex<Vec<Option<Ports>>>,
+}
+
+impl HeapFlows {
+    /// All zero.
+    pub fn new(capacity: FlowCapacity, cpus: usize) -> Self {
+        let c = capacity;
+        let rows = [
+            (MASKS, words::MASK),
+            (TABLES.into(), words::TABLE),
+            (c.buckets, words::BUCKET),
+            (c.rules, words::RULE),
+            (c.rest, words::REST),
+            (c.patches, words::PATCH),
+            (c.steps, words::STEP),
+            (c.groups, words::GROUP),
+            (c.meters, words::METER),
+            (c.tunnels, words::TUNNEL),
+            (cpus * c.cache_sets * CACHE_WAYS, words::CACHED),
+            (cpus * c.rules, words::COUNT),
+        ];
+        Self {
+            regions: rows.map(|(rows, row)| (0..rows * row).map(|_| AtomicU64::new(0)).collect()),
+            cpus,
+            sets: Mutex::new(vec![None; c.port_sets]),
+        }
+    }
+}
+
+macro_rules! regions {
+    ($($name:ident $at:literal),*) => {
+        $(fn $name(&self) -> &[AtomicU64] { &self.regions[$at] })*
+    };
+}
+
+impl FlowMemory for HeapFlows {
+    regions!(masks 0, tables 1, index 2, rules 3, rest 4, patches 5, steps 6, groups 7, meters 8, tunnels 9, cache 10, counters 11);
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+    fn sets(&self) -> usize {
+        self.sets.lock().map_or(0, |sets| sets.len())
+    }
+    fn write_set(&self, row: u32, ports: &Ports) -> bool {
+        let Ok(mut sets) = self.sets.lock() else { return false };
+        sets.get_mut(row as usize).map(|set| *set = Some(ports.clone())).is_some()
+    }
+}

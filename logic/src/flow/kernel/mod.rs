@@ -1,0 +1,412 @@
+//! How flow rules become words of memory, and when what was cached before them dies.
+//!
+//! One writer, any number of readers. A packet goes key -> cache -> rules, or key -> masks of a table -> index -> rule ->
+//! next table; everything it can reach is complete, and reused only after a grace period.
+//!
+//! # It never lies
+//!
+//! A cached flow names the rules that decided and their generations; it is void when one of them has another generation.
+//! What is decided anew is found like this, in a [`Batch`] of changes:
+//!
+//! 1. [`Writer::apply`] publishes new rules and takes old ones out of the index.
+//! 2. A grace period: no program is left that looked before and has yet to write what it found into the cache.
+//! 3. [`Writer::void`]: the generation of each removed rule goes up, and of each rule of no higher priority that a new one
+//!    overlaps, the table's miss among them. A new rule that looks at every bit any rule looks at can be the answer to one
+//!    key only: just that key is taken out of each CPU's cache, so that a million exact rules come and go without others
+//!    losing theirs.
+//! 4. Another grace period: no program is left that took a flow from the cache before. A barrier is answered now.
+//! 5. [`Writer::reclaim`]: rows may be used again.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `memory`, `hash` | the layout, and the hash both sides compute |
+//! | `masks`, `index`, `ranges`, `pool` | masks and their order; where rules sit; which buckets are whose; rows that rules share |
+//! | `decision`, `steps` | what a rule does, as words |
+//! | `answer` | reading it all back as the program does |
+
+#[cfg(test)]
+mod answer;
+mod decision;
+mod hash;
+mod index;
+mod masks;
+mod memory;
+mod pool;
+mod ranges;
+mod steps;
+#[cfg(test)]
+mod tests;
+
+/// What words are composed of; `router::abi` compares it with the program's header.
+pub mod encoding {
+    pub use super::{FLAG_CLEAR, FLAG_SENDS, memory::ORDER_RANK_SHIFT, rule_word, steps::OPS, verdict};
+}
+
+pub use hash::Seed;
+pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, words};
+pub use steps::verdict;
+
+use super::{
+    Key, Refused,
+    program::{Ports, Program, Step, Verdict, compile},
+    rule::{TABLES, TableId},
+    table::{Change, RuleId, Tables},
+};
+use index::Index;
+use masks::Masks;
+use pool::{Got, Pool};
+use ranges::Range;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+/// Words of `struct flow_rule`.
+pub mod rule_word {
+    /// Generation, row of the mask, priority.
+    pub const HEAD: usize = 0;
+    /// Kind, next table, port, steps.
+    pub const DECISION: usize = 1;
+    pub const KEY: usize = 2;
+    /// Row of the other words, row of the patch.
+    pub const REST: usize = 6;
+    /// Steps of the action set, its ranks, flags.
+    pub const SET: usize = 7;
+}
+
+/// `enum flow_rule_flags`.
+pub const FLAG_CLEAR: u64 = 1;
+pub const FLAG_SENDS: u64 = 2;
+
+/// Rules that a new one overlaps are made void one by one up to this many; beyond, all caches are emptied.
+const VOID_ONE_BY_ONE: usize = 4096;
+
+/// The row of a rule.
+pub fn row(id: RuleId) -> u32 {
+    id.0 + 1 + u32::from(TABLES)
+}
+
+/// The rule of a row; `None`: a table's miss, or nothing.
+pub fn rule_of(row: u32) -> Option<RuleId> {
+    row.checked_sub(1 + u32::from(TABLES)).map(RuleId)
+}
+
+/// The row of what a table does without a matching rule.
+fn miss(table: TableId) -> u32 {
+    1 + u32::from(table)
+}
+
+/// What is left to do for changes that were applied.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Rows whose generation goes up.
+    void: Vec<u32>,
+    /// Keys, under the union, that are taken out of the caches.
+    forget: Vec<[u64; Key::WORDS]>,
+    /// All caches are emptied.
+    flush: bool,
+    /// Decisions that take several words, of rules that user space decides until then.
+    rewrite: Vec<(u32, [u64; words::RULE])>,
+    release: Vec<RuleId>,
+    steps: Vec<(u32, u32)>,
+    rest: Vec<(u32, u32)>,
+    patches: Vec<(u32, u32)>,
+    masks: Vec<u16>,
+    ranges: Vec<Range>,
+    twice: Vec<(TableId, u16)>,
+}
+
+impl Batch {
+    /// Nothing to wait for.
+    pub fn is_empty(&self) -> bool {
+        self.void.is_empty()
+            && self.forget.is_empty()
+            && !self.flush
+            && self.rewrite.is_empty()
+            && self.release.is_empty()
+            && self.twice.is_empty()
+            && self.ranges.is_empty()
+    }
+}
+
+/// Writes the memory of flow rules.
+pub struct Writer<M> {
+    memory: M,
+    seed: Seed,
+    masks: Masks,
+    steps: Pool<Vec<u64>>,
+    rest: Pool<Vec<u64>>,
+    patches: Pool<Vec<u64>>,
+    sets: Pool<Ports>,
+    batch: Batch,
+}
+
+impl<M: FlowMemory> Writer<M> {
+    /// Takes over `memory`, which nobody reads yet: no rules, and what misses is dropped.
+    pub fn new(memory: M, seed: Seed) -> Self {
+        let rows = |words: &[_], row: usize| words.len() / row;
+        let regions = [
+            memory.masks(),
+            memory.tables(),
+            memory.index(),
+            memory.rules(),
+            memory.cache(),
+            memory.counters(),
+        ];
+        regions.into_iter().flatten().for_each(|word| word.store(0, Release));
+        Self {
+            steps: Pool::new(rows(memory.steps(), words::STEP)),
+            rest: Pool::new(rows(memory.rest(), words::REST)),
+            patches: Pool::new(rows(memory.patches(), words::PATCH)),
+            sets: Pool::new(memory.sets()),
+            masks: Masks::new(memory.index().len() / words::BUCKET),
+            batch: Batch::default(),
+            memory,
+            seed,
+        }
+    }
+
+    /// What a table does with a packet that no rule of it matches.
+    pub fn set_miss(&mut self, table: TableId, verdict: &Verdict) {
+        let program =
+            Program { steps: vec![Step::Verdict(verdict.clone())], sends: true, ..Program::default() };
+        self.decide(miss(table), &program);
+    }
+
+    /// Can this rule be placed? To be asked before [`Tables::apply`] is told to add it: what is refused changes nothing.
+    pub fn has_room(&self, rules: usize) -> Result<(), Refused> {
+        let capacity = self.memory.rules().len() / words::RULE - 1 - usize::from(TABLES);
+        if rules < capacity { Ok(()) } else { Err(Refused::TableFull) }
+    }
+
+    /// Publishes a change. `tables` has it already.
+    pub fn apply(&mut self, tables: &Tables, change: &Change) -> Result<(), Refused> {
+        match change {
+            Change::Added(id) => self.add(tables, *id),
+            Change::Instructions(id) => {
+                if let Some(rule) = tables.rule(*id) {
+                    let program = compile(rule.instructions, &|_| false);
+                    self.decide(row(*id), &program);
+                }
+                Ok(())
+            }
+            Change::Removed { id, next, .. } => {
+                self.remove(*id, *next);
+                Ok(())
+            }
+            Change::Group(_) | Change::GroupRemoved(_) | Change::Meter(_) | Change::MeterRemoved(_) => Ok(()),
+        }
+    }
+
+    /// What was applied so far, to be waited for.
+    pub fn seal(&mut self) -> Batch {
+        std::mem::take(&mut self.batch)
+    }
+
+    /// After a grace period since [`seal`](Writer::seal): what was cached before the changes dies.
+    pub fn void(&mut self, batch: &mut Batch) {
+        for &row in &batch.void {
+            self.bump(row);
+        }
+        if batch.flush {
+            let flows = self.memory.cache().chunks_exact(words::CACHED);
+            flows.for_each(|flow| flow[FRONT].store(0, Release));
+        } else {
+            batch.forget.iter().for_each(|key| self.forget(key));
+        }
+        for (row, new) in &batch.rewrite {
+            let words = self.rule(*row);
+            words[rule_word::REST].store(new[rule_word::REST], Release);
+            words[rule_word::SET].store(new[rule_word::SET], Release);
+            words[rule_word::DECISION].store(new[rule_word::DECISION], Release);
+        }
+        for &(table, row) in &batch.twice {
+            masks::tidy(&self.memory, table, row);
+        }
+    }
+
+    /// After another grace period since [`void`](Writer::void). Rules whose ids may be given out again.
+    pub fn reclaim(&mut self, batch: Batch) -> Vec<RuleId> {
+        batch.steps.into_iter().for_each(|(row, length)| self.steps.free(row, length));
+        batch.rest.into_iter().for_each(|(row, length)| self.rest.free(row, length));
+        batch.patches.into_iter().for_each(|(row, length)| self.patches.free(row, length));
+        let masks_gone = !batch.masks.is_empty();
+        batch.masks.into_iter().for_each(|row| self.masks.free(row));
+        batch.ranges.into_iter().for_each(|range| self.masks.give_back(range));
+        if masks_gone {
+            self.masks.shrink(&self.memory);
+        }
+        batch.release
+    }
+
+    fn rule(&self, row: u32) -> &[std::sync::atomic::AtomicU64] {
+        &self.memory.rules()[row as usize * words::RULE..][..words::RULE]
+    }
+
+    fn bump(&self, row: u32) {
+        let head = &self.rule(row)[rule_word::HEAD];
+        let word = head.load(Acquire);
+        let generation = (word as u32).wrapping_add(1);
+        head.store(word & !0xffff_ffff | u64::from(generation), Release);
+    }
+
+    fn add(&mut self, tables: &Tables, id: RuleId) -> Result<(), Refused> {
+        let Some(rule) = tables.rule(id) else { return Ok(()) };
+        let (row, mask, key) = (row(id), *rule.matching.mask(), rule.matching.key().words());
+        let mask_row = self.masks.get(&self.memory, rule.table, &mask)?;
+        let hash = self.seed.key(&key, &mask.words());
+        let hides = tables.next_of_match(id);
+        let first = tables.first_of_match(id) == Some(id);
+        let takes_a_slot = first && hides.is_none();
+        let rest = self.write_rest(&key).filter(|_| !takes_a_slot || self.make_room(mask_row, hash));
+        let Some(rest) = rest else {
+            self.masks.put(&self.memory, mask_row).then(|| self.masks.free(mask_row));
+            return Err(Refused::TableFull);
+        };
+        let words = self.rule(row);
+        let generation = words[rule_word::HEAD].load(Acquire) as u32;
+        words[rule_word::HEAD].store(
+            u64::from(generation) | u64::from(mask_row) << 32 | u64::from(rule.priority) << 48,
+            Release,
+        );
+        (0..FRONT).for_each(|i| words[rule_word::KEY + i].store(key[i], Release));
+        let program = compile(rule.instructions, &|_| false);
+        let d = self.decision(row, &program);
+        let words = self.rule(row);
+        words[rule_word::REST].store(u64::from(rest) | u64::from(d.patch) << 32, Release);
+        words[rule_word::SET].store(d.set, Release);
+        words[rule_word::DECISION].store(d.decision, Release);
+        self.clear_counters(row);
+        let grown = self.masks.state(&self.memory, mask_row, rule.priority, &mut self.batch.twice);
+        self.batch.flush |= grown;
+        if first {
+            match hides {
+                Some(old) => self.index(mask_row).replace(hash, self::row(old), row),
+                None => self.index(mask_row).insert(hash, row).map_err(|_| Refused::TableFull)?,
+            }
+            self.void_overlapped(tables, id, rule.table, &mask, &key);
+        }
+        Ok(())
+    }
+
+    /// What was decided by rules of no higher priority for packets of a new one.
+    fn void_overlapped(
+        &mut self,
+        tables: &Tables,
+        id: RuleId,
+        table: TableId,
+        mask: &Key,
+        key: &[u64; Key::WORDS],
+    ) {
+        if self.batch.flush {
+            return;
+        }
+        if table == 0 && self.masks.union().within(mask) {
+            self.batch.forget.push(*key);
+            return;
+        }
+        let before = self.batch.void.len();
+        self.batch.void.push(miss(table));
+        self.batch.void.extend(tables.overlapped_by(id).take(VOID_ONE_BY_ONE).map(row));
+        if self.batch.void.len() - before > VOID_ONE_BY_ONE {
+            self.batch.flush = true;
+        }
+    }
+
+    fn remove(&mut self, id: RuleId, next: Option<RuleId>) {
+        let row = row(id);
+        let (mask_row, key) = self.placed(row);
+        let mask = self.masks.mask(mask_row);
+        let hash = self.seed.key(&key, &mask.words());
+        let last = self.latest(row);
+        match next {
+            Some(next) => self.index(mask_row).replace(hash, row, self::row(next)),
+            None => self.index(mask_row).remove(hash, row, |other| self.hash_of(other)),
+        }
+        self.let_go(&last);
+        self.batch.rest.extend(self.rest.put(last[rule_word::REST] as u32));
+        if self.masks.put(&self.memory, mask_row) {
+            self.batch.masks.push(mask_row);
+        }
+        self.batch.void.push(row);
+        self.batch.release.push(id);
+    }
+
+    /// The words of a key behind the front; row 0 if they are all zero. `None`: no room.
+    fn write_rest(&mut self, key: &[u64; Key::WORDS]) -> Option<u32> {
+        let list = key[FRONT..].to_vec();
+        if list.iter().all(|word| *word == 0) {
+            return Some(0);
+        }
+        let got = self.rest.get(&list, 1)?;
+        if let Got::New(row) = got {
+            store(self.memory.rest(), row as usize * words::REST, &list);
+        }
+        Some(got.row())
+    }
+
+    fn index(&self, mask_row: u16) -> Index<'_> {
+        Index::new(self.memory.index(), self.masks.range(mask_row))
+    }
+
+    /// Room for one more rule under a mask: in twice as many buckets if three quarters of the slots are taken.
+    fn make_room(&mut self, mask_row: u16, hash: u64) -> bool {
+        loop {
+            let slots = self.masks.range(mask_row).count as usize * words::BUCKET;
+            let full = self.masks.rules(mask_row) as usize > slots / 4 * 3;
+            if !full && self.index(mask_row).has_room(hash) {
+                return true;
+            }
+            let Some(range) = self.masks.bigger(mask_row) else { return self.index(mask_row).has_room(hash) };
+            let (old, new) = (self.index(mask_row), Index::new(self.memory.index(), range));
+            new.clear();
+            if old.rules().any(|row| new.insert(self.hash_of(row), row).is_err()) {
+                self.masks.give_back(range);
+                return self.index(mask_row).has_room(hash);
+            }
+            self.batch.ranges.extend(self.masks.moved(&self.memory, mask_row, range));
+        }
+    }
+
+    /// The mask's row and the key of a rule, read back.
+    fn placed(&self, row: u32) -> (u16, [u64; Key::WORDS]) {
+        let words = self.rule(row);
+        let rest = words[rule_word::REST].load(Acquire) as u32 as usize * words::REST;
+        let key = std::array::from_fn(|i| match i.checked_sub(FRONT) {
+            None => words[rule_word::KEY + i].load(Acquire),
+            Some(at) => self.memory.rest()[rest + at].load(Acquire),
+        });
+        ((words[rule_word::HEAD].load(Acquire) >> 32) as u16, key)
+    }
+
+    fn hash_of(&self, row: u32) -> u64 {
+        let (mask_row, key) = self.placed(row);
+        self.seed.key(&key, &self.masks.mask(mask_row).words())
+    }
+
+    /// Takes a key out of every CPU's cache.
+    fn forget(&self, key: &[u64; Key::WORDS]) {
+        let union = self.masks.union().words();
+        let cache = self.memory.cache();
+        let sets = cache.len() / (words::CACHED * CACHE_WAYS * self.memory.cpus());
+        let set = (self.seed.key(key, &union) >> 32) as usize & (sets - 1);
+        for cpu in 0..self.memory.cpus() {
+            let at = (cpu * sets + set) * CACHE_WAYS * words::CACHED;
+            for flow in cache[at..at + CACHE_WAYS * words::CACHED].chunks_exact(words::CACHED) {
+                if (0..FRONT).all(|i| flow[i].load(Acquire) == key[i] & union[i]) {
+                    flow[FRONT].store(0, Release);
+                }
+            }
+        }
+    }
+
+    fn clear_counters(&self, row: u32) {
+        let counters = self.memory.counters();
+        let rows = counters.len() / (words::COUNT * self.memory.cpus());
+        for cpu in 0..self.memory.cpus() {
+            let at = (cpu * rows + row as usize) * words::COUNT;
+            counters[at..at + words::COUNT].iter().for_each(|word| word.store(0, Release));
+        }
+    }
+}
+
+fn store(region: &[std::sync::atomic::AtomicU64], at: usize, list: &[u64]) {
+    region[at..at + list.len()].iter().zip(list).for_each(|(to, word)| to.store(*word, Release));
+}

@@ -1,0 +1,146 @@
+//! Steps as `struct flow_step` of `bpf/flow_abi.h`.
+
+use super::memory::words;
+use crate::flow::{
+    action::Port,
+    program::{Ports, Step, Verdict},
+};
+
+/// `enum flow_verdict` of `bpf/flow_abi.h`; `router::abi` compares.
+pub mod verdict {
+    pub const DROP: u8 = 0;
+    pub const OUTPUT: u8 = 1;
+    pub const NORMAL: u8 = 2;
+    pub const LOCAL: u8 = 3;
+    pub const BROADCAST: u8 = 4;
+    pub const IN_PORT: u8 = 5;
+    pub const SLOW: u8 = 6;
+    pub const STEPS: u8 = 7;
+}
+
+/// `enum flow_op`, in its order.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Op {
+    End,
+    Verdict,
+    Controller,
+    EthDst,
+    EthSrc,
+    PushVlan,
+    PopVlan,
+    Vlan,
+    Ipv4Src,
+    Ipv4Dst,
+    Ipv6,
+    Tos,
+    TpSrc,
+    TpDst,
+    Ttl,
+    DecTtl,
+    Meter,
+    Group,
+}
+
+/// The numbers of `enum flow_op`, for `router::abi` to compare.
+pub const OPS: [(&str, u8); 18] = [
+    ("STEP_END", Op::End as u8),
+    ("STEP_VERDICT", Op::Verdict as u8),
+    ("STEP_CONTROLLER", Op::Controller as u8),
+    ("STEP_SET_ETH_DST", Op::EthDst as u8),
+    ("STEP_SET_ETH_SRC", Op::EthSrc as u8),
+    ("STEP_PUSH_VLAN", Op::PushVlan as u8),
+    ("STEP_POP_VLAN", Op::PopVlan as u8),
+    ("STEP_SET_VLAN", Op::Vlan as u8),
+    ("STEP_SET_IPV4_SRC", Op::Ipv4Src as u8),
+    ("STEP_SET_IPV4_DST", Op::Ipv4Dst as u8),
+    ("STEP_SET_IPV6", Op::Ipv6 as u8),
+    ("STEP_SET_TOS", Op::Tos as u8),
+    ("STEP_SET_TP_SRC", Op::TpSrc as u8),
+    ("STEP_SET_TP_DST", Op::TpDst as u8),
+    ("STEP_SET_TTL", Op::Ttl as u8),
+    ("STEP_DEC_TTL", Op::DecTtl as u8),
+    ("STEP_METER", Op::Meter as u8),
+    ("STEP_GROUP", Op::Group as u8),
+];
+
+/// Where steps find the rows that they name.
+pub(super) trait Rows {
+    /// Of `flow_sets`; `None`: no room.
+    fn set(&mut self, ports: &Ports) -> Option<u16>;
+    /// Of `flow_meters`; `None`: there is no such meter.
+    fn meter(&mut self, id: u32) -> Option<u32>;
+    /// Of `flow_groups`; `None`: it is not there, or not for the kernel plane.
+    fn group(&mut self, id: u32) -> Option<u32>;
+}
+
+/// A port's id: its slot in the transmit map.
+fn port_id(port: Port) -> u16 {
+    port.0 - 1
+}
+
+/// A verdict as kind and argument.
+pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u16)> {
+    Some(match v {
+        Verdict::Drop => (verdict::DROP, 0),
+        Verdict::Output(port) => (verdict::OUTPUT, port_id(*port)),
+        Verdict::InPort => (verdict::IN_PORT, 0),
+        Verdict::Normal => (verdict::NORMAL, 0),
+        Verdict::Local => (verdict::LOCAL, 0),
+        Verdict::Broadcast(ports) => (verdict::BROADCAST, rows.set(ports)?),
+        Verdict::Slow => (verdict::SLOW, 0),
+    })
+}
+
+/// Words of the steps, with the end. `None`: a row is missing, user space has to do it.
+pub(super) fn encode(steps: &[Step], cookie: u32, rows: &mut impl Rows) -> Option<Vec<u64>> {
+    let mut out = Vec::with_capacity((steps.len() + 1) * words::STEP);
+    for step in steps {
+        out.extend(encode_one(step, cookie, rows)?);
+    }
+    out.extend(pack(Op::End, 0, 0, 0, 0));
+    Some(out)
+}
+
+fn pack(op: Op, a: u8, b: u16, c: u32, d: u64) -> [u64; words::STEP] {
+    [u64::from(op as u8) | u64::from(a) << 8 | u64::from(b) << 16 | u64::from(c) << 32, d]
+}
+
+/// A number of the packet as a word in memory order.
+fn be16(value: u16) -> u16 {
+    u16::from_ne_bytes(value.to_be_bytes())
+}
+
+fn be32(value: u32) -> u32 {
+    u32::from_ne_bytes(value.to_be_bytes())
+}
+
+fn mac(bytes: [u8; 6]) -> u64 {
+    let [a, b, c, d, e, f] = bytes;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+fn encode_one(step: &Step, cookie: u32, rows: &mut impl Rows) -> Option<[u64; words::STEP]> {
+    Some(match *step {
+        Step::Verdict(ref v) => {
+            let (kind, argument) = encode_verdict(v, rows)?;
+            pack(Op::Verdict, kind, argument, 0, 0)
+        }
+        Step::Controller { max_len } => pack(Op::Controller, 0, max_len, cookie, 0),
+        Step::EthDst(bytes) => pack(Op::EthDst, 0, 0, 0, mac(bytes)),
+        Step::EthSrc(bytes) => pack(Op::EthSrc, 0, 0, 0, mac(bytes)),
+        Step::PushVlan(kind) => pack(Op::PushVlan, 0, kind, 0, 0),
+        Step::PopVlan => pack(Op::PopVlan, 0, 0, 0, 0),
+        Step::Vlan { tci, mask, push } => pack(Op::Vlan, push.into(), be16(tci), be16(mask).into(), 0),
+        Step::Ipv4Src(address) => pack(Op::Ipv4Src, 0, 0, be32(address), 0),
+        Step::Ipv4Dst(address) => pack(Op::Ipv4Dst, 0, 0, be32(address), 0),
+        Step::Ipv6 { half, bytes } => pack(Op::Ipv6, half, 0, 0, u64::from_ne_bytes(bytes)),
+        Step::Tos { value, mask } => pack(Op::Tos, 0, value.into(), mask.into(), 0),
+        Step::TpSrc { port, protocol } => pack(Op::TpSrc, protocol.unwrap_or(0), be16(port), 0, 0),
+        Step::TpDst { port, protocol } => pack(Op::TpDst, protocol.unwrap_or(0), be16(port), 0, 0),
+        Step::Ttl(ttl) => pack(Op::Ttl, 0, ttl.into(), 0, 0),
+        Step::DecTtl => pack(Op::DecTtl, 0, u16::MAX, cookie, 0),
+        Step::Meter(id) => pack(Op::Meter, 0, 0, rows.meter(id)?, 0),
+        Step::Group(id) => pack(Op::Group, 0, 0, rows.group(id)?, 0),
+    })
+}

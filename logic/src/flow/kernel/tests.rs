@@ -1,0 +1,249 @@
+//! Against the flow tables themselves: whatever is added and removed, and whatever a program had read and not yet written
+//! when it was, what packets find is what the tables say.
+
+use super::{answer::Reader, *};
+use crate::flow::{
+    Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+    field::{ether_type, ip_proto},
+    table::Dialect,
+};
+use proptest::prelude::*;
+
+pub(super) const SMALL: FlowCapacity = FlowCapacity {
+    rules: 200,
+    buckets: 256,
+    rest: 64,
+    patches: 8,
+    steps: 64,
+    groups: 4,
+    meters: 4,
+    tunnels: 4,
+    cache_sets: 8,
+    port_sets: 8,
+};
+
+struct World {
+    tables: Tables,
+    writer: Writer<HeapFlows>,
+    now_ms: u64,
+}
+
+impl World {
+    fn new() -> World {
+        let mut tables = Tables::new();
+        tables.set_ports((1..=4).map(|port| (Port(port), true)));
+        World { tables, writer: Writer::new(HeapFlows::new(SMALL, 2), Seed::default()), now_ms: 0 }
+    }
+
+    fn change(
+        &mut self,
+        command: FlowCommand,
+        table: u8,
+        priority: u16,
+        matching: Match,
+        does: Instructions,
+    ) {
+        let request = FlowMod {
+            command,
+            table: Some(table),
+            cookie: 0,
+            cookie_mask: 0,
+            priority,
+            matching,
+            instructions: does,
+            idle_timeout: 0,
+            hard_timeout: 0,
+            out_port: None,
+            out_group: None,
+            flags: FlowFlags::default(),
+            buffer: None,
+        };
+        self.now_ms += 1;
+        for change in self.tables.apply(&request, Dialect::OpenFlow13, self.now_ms).unwrap() {
+            self.writer.apply(&self.tables, &change).unwrap();
+        }
+    }
+
+    fn reader(&self) -> Reader<'_, HeapFlows> {
+        Reader { memory: &self.writer.memory, seed: self.writer.seed }
+    }
+
+    /// What the tables say, as rows.
+    fn truth(&self, key: &Key) -> Vec<u32> {
+        let (mut rows, mut table, mut seen) = (Vec::new(), 0, *key);
+        loop {
+            let Some(id) = self.tables.lookup(table, &seen) else {
+                rows.push(miss(table));
+                return rows;
+            };
+            rows.push(row(id));
+            let rule = self.tables.rule(id).unwrap();
+            let Some(next) = rule.instructions.goto_table else { return rows };
+            if let Some((value, mask)) = rule.instructions.metadata {
+                let old = seen.get(Field::Metadata) as u64;
+                seen.set(Field::Metadata, u128::from(old & !mask | value & mask));
+            }
+            table = next;
+        }
+    }
+
+    fn finish(&mut self) {
+        let mut batch = self.writer.seal();
+        self.writer.void(&mut batch);
+        self.writer.reclaim(batch).into_iter().for_each(|id| self.tables.release(id));
+    }
+}
+
+/// A small universe: two ports, two protocols, four destinations and four ports.
+fn key(bits: u16) -> Key {
+    let mut key = Key::ZERO;
+    key.set(Field::InPort, u128::from(1 + (bits & 1)));
+    key.set(Field::EthType, ether_type::IPV4.into());
+    key.set(Field::IpProto, if bits & 2 == 0 { ip_proto::TCP } else { ip_proto::UDP }.into());
+    key.set(Field::Ipv4Dst, u128::from(0x0a00_0000 | u32::from(bits >> 2 & 3)));
+    key.set(Field::TcpDst, u128::from(80 + (bits >> 4 & 3)));
+    key
+}
+
+/// Any of the fields of such a key, exactly or by half.
+fn matching() -> impl Strategy<Value = Match> {
+    (0_u16..64, 0_u8..32, any::<bool>()).prop_map(|(bits, fields, half)| {
+        let key = key(bits);
+        let mut m = Match::ANY;
+        let all = [Field::InPort, Field::EthType, Field::IpProto, Field::Ipv4Dst, Field::TcpDst];
+        for (i, field) in all.into_iter().enumerate() {
+            let needed = fields >> 2 != 0 && i == 1 || fields >> 4 != 0 && i == 2;
+            if fields >> i & 1 != 0 || needed {
+                let mask = if half && field == Field::Ipv4Dst { 0xffff_fffe } else { field.all_bits() };
+                m.set(field, key.get(field), mask);
+            }
+        }
+        if m.exact(Field::IpProto) == Some(ip_proto::UDP.into()) { m } else { m.normalised() }
+    })
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Add {
+        table: u8,
+        priority: u16,
+        matching: Match,
+        port: u16,
+        goto: bool,
+    },
+    Remove {
+        table: u8,
+        priority: u16,
+        matching: Match,
+    },
+    /// A rule that was added gets other instructions, if it is still there; else it is added again.
+    Change {
+        which: prop::sample::Index,
+        port: u16,
+        goto: bool,
+    },
+    RemoveAll {
+        matching: Match,
+    },
+    Look(u16),
+    Batch,
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let place = || (0_u8..2, 1_u16..4, matching());
+    prop_oneof![
+        4 => (place(), 1_u16..4, any::<bool>()).prop_map(|((table, priority, matching), port, goto)| Act::Add {
+            table, priority, matching, port, goto
+        }),
+        2 => place().prop_map(|(table, priority, matching)| Act::Remove { table, priority, matching }),
+        3 => (any::<prop::sample::Index>(), 1_u16..4, any::<bool>())
+            .prop_map(|(which, port, goto)| Act::Change { which, port, goto }),
+        1 => matching().prop_map(|matching| Act::RemoveAll { matching }),
+        6 => (0_u16..64).prop_map(Act::Look),
+        2 => Just(Act::Batch),
+    ]
+}
+
+fn does(table: u8, port: u16, goto: bool) -> Instructions {
+    if goto && table == 0 {
+        Instructions { goto_table: Some(1), metadata: Some((port.into(), 3)), ..Instructions::default() }
+    } else {
+        Instructions::apply([Action::output(Port(port))])
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+    #[test]
+    fn packets_find_what_the_tables_say_and_after_a_batch_so_does_the_cache(
+        acts in prop::collection::vec(act(), 1..60),
+    ) {
+        let mut world = World::new();
+        // Packets that looked before and write to the cache when it is latest: just before the first grace period ends.
+        let mut under_way = Vec::new();
+        let mut added = Vec::new();
+        for act in acts {
+            match act {
+                Act::Add { table, priority, matching, port, goto } => {
+                    world.change(FlowCommand::Add, table, priority, matching, does(table, port, goto));
+                    added.push((table, priority, matching));
+                }
+                Act::Change { which, port, goto } if !added.is_empty() => {
+                    let (table, priority, matching) = *which.get(&added);
+                    world.change(FlowCommand::Add, table, priority, matching, does(table, port, goto));
+                }
+                Act::Change { .. } => {}
+                Act::Remove { table, priority, matching } => {
+                    world.change(FlowCommand::Delete { strict: true }, table, priority, matching, Instructions::default());
+                }
+                Act::RemoveAll { matching } => {
+                    world.change(FlowCommand::Delete { strict: false }, 0, 0, matching, Instructions::default());
+                }
+                Act::Look(bits) => {
+                    let looked = world.reader().look(&key(bits));
+                    under_way.push(looked);
+                }
+                Act::Batch => {
+                    for looked in under_way.drain(..) {
+                        world.reader().cache(&looked);
+                    }
+                    world.finish();
+                }
+            }
+            if world.writer.batch.is_empty() {
+                for bits in 0..64 {
+                    let truth = world.truth(&key(bits));
+                    prop_assert_eq!(world.reader().look(&key(bits)).rows(), truth.clone());
+                    if let Some(cached) = world.reader().cached(&key(bits)) {
+                        prop_assert_eq!(cached, truth);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn exact_rules_come_and_go_and_others_stay_cached() {
+    let mut world = World::new();
+    let exact = |bits| {
+        let fields = [Field::InPort, Field::EthType, Field::IpProto, Field::Ipv4Dst, Field::TcpDst];
+        fields.into_iter().fold(Match::ANY, |m, field| m.with(field, key(bits).get(field)))
+    };
+    let out = || Instructions::apply([Action::output(Port(1))]);
+    world.change(FlowCommand::Add, 0, 5, exact(0), out());
+    world.finish();
+    for bits in [0, 1] {
+        world.reader().cache(&world.reader().look(&key(bits)));
+        assert!(world.reader().cached(&key(bits)).is_some(), "{bits}");
+    }
+    world.change(FlowCommand::Add, 0, 5, exact(2), out());
+    world.change(FlowCommand::Delete { strict: true }, 0, 5, exact(2), out());
+    world.finish();
+    assert!(world.reader().cached(&key(0)).is_some() && world.reader().cached(&key(1)).is_some());
+    world.change(FlowCommand::Add, 0, 5, exact(1), out());
+    assert_eq!(world.reader().cached(&key(1)), Some(vec![miss(0)]));
+    world.finish();
+    assert!(world.reader().cached(&key(0)).is_some());
+    assert_eq!(world.reader().cached(&key(1)), None);
+}

@@ -1,0 +1,395 @@
+//! From what a rule says to what the kernel plane does: [`compile`].
+//!
+//! The program sends a packet once, in the end, to one port or to one set of ports. What needs more (copies that differ, a
+//! copy that goes on to another table, a field that it cannot write) is [`Verdict::Slow`]: user space does it, the same to
+//! the last byte ([`execute`](super::execute)), and it is counted. Groups and meters are steps that name a row; which rows
+//! they have is for who writes the tables to say.
+
+use super::{
+    action::{Action, Instructions, Port},
+    execute::action_set,
+    field::{Field, VLAN_PRESENT, ip_proto},
+    key::Key,
+    rule::TableId,
+};
+
+/// What becomes of a packet: `enum flow_verdict` of `bpf/flow_abi.h`, with its argument.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Verdict {
+    #[default]
+    Drop,
+    /// To this port; nothing if that is where it came from.
+    Output(Port),
+    /// Back to where it came from.
+    InPort,
+    Normal,
+    Local,
+    /// To these ports, without the one it came from.
+    Broadcast(Ports),
+    /// User space does what the rules say; before anything was rewritten.
+    Slow,
+}
+
+/// A set of ports that one broadcast reaches.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Ports {
+    All,
+    Flood,
+    /// Ascending, none twice.
+    These(Box<[Port]>),
+}
+
+/// One thing done to a packet: `enum flow_op` of `bpf/flow_abi.h`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    Verdict(Verdict),
+    /// A copy as it is now, at most so many bytes.
+    Controller {
+        max_len: u16,
+    },
+    EthDst([u8; 6]),
+    EthSrc([u8; 6]),
+    PushVlan(u16),
+    PopVlan,
+    /// Bits of the tag; `push`: of a new one where there is none.
+    Vlan {
+        tci: u16,
+        mask: u16,
+        push: bool,
+    },
+    Ipv4Src(u32),
+    Ipv4Dst(u32),
+    /// `half` 0..=1 of the source, 2..=3 of the destination.
+    Ipv6 {
+        half: u8,
+        bytes: [u8; 8],
+    },
+    Tos {
+        value: u8,
+        mask: u8,
+    },
+    /// `protocol` `None`: of TCP or UDP.
+    TpSrc {
+        port: u16,
+        protocol: Option<u8>,
+    },
+    TpDst {
+        port: u16,
+        protocol: Option<u8>,
+    },
+    Ttl(u8),
+    DecTtl,
+    Meter(u32),
+    Group(u32),
+}
+
+/// A rule for the kernel plane.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// Done in this table, in order. Only a verdict: the fast form.
+    pub steps: Vec<Step>,
+    /// One of `steps` decides where the packet goes.
+    pub sends: bool,
+    pub next_table: Option<TableId>,
+    /// Empties what earlier rules put into the action set.
+    pub clear: bool,
+    /// The rule's part of the action set (OpenFlow 1.3.5 section 5.10), done when the pipeline ends,
+    pub set: Vec<Step>,
+    /// and which ranks of it: bit 0 is done first.
+    pub set_ranks: u16,
+    /// How later tables see the packet: value and mask.
+    pub patch: Option<(Key, Key)>,
+}
+
+impl Program {
+    /// User space does it all.
+    pub fn slow() -> Program {
+        Program { steps: vec![Step::Verdict(Verdict::Slow)], sends: true, ..Program::default() }
+    }
+    /// Does user space do it?
+    pub fn is_slow(&self) -> bool {
+        self.steps.contains(&Step::Verdict(Verdict::Slow))
+    }
+}
+
+/// Steps that one packet may take under one rule: `FLOW_MAX_STEPS`, less the end and a group's.
+const MAX_STEPS: usize = 20;
+
+/// What the kernel plane does for these instructions. `fast_group`: does this group send each packet to one bucket, which
+/// the kernel plane can do itself?
+pub fn compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) -> Program {
+    try_compile(instructions, fast_group).unwrap_or_else(Program::slow)
+}
+
+/// One bucket of a group, as steps; `None`: only user space can do it.
+pub fn compile_bucket(actions: &[Action]) -> Option<Vec<Step>> {
+    let list = action_set(actions);
+    let chained = list.iter().any(|action| matches!(action, Action::Group(_)));
+    (!chained).then(|| steps(&list, &|_| false)).flatten().map(|(steps, _)| steps)
+}
+
+fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) -> Option<Program> {
+    let written = action_set(&instructions.write);
+    let (mut apply, sends) = steps(&instructions.apply, fast_group)?;
+    let (set, _) = steps(&written, fast_group)?;
+    if let Some(meter) = instructions.meter {
+        apply.insert(0, Step::Meter(meter));
+    }
+    let goes_on = instructions.goto_table.is_some();
+    let program = Program {
+        sends,
+        next_table: instructions.goto_table,
+        clear: instructions.clear,
+        set_ranks: written.iter().fold(0, |ranks, action| ranks | rank(action)),
+        patch: if goes_on { patch(instructions)? } else { None },
+        steps: apply,
+        set,
+    };
+    // A copy that leaves while the packet goes on would be a second one.
+    let copies = sends && goes_on;
+    (!copies && program.steps.len() + program.set.len() <= MAX_STEPS).then_some(program)
+}
+
+/// The place of an action in the action set; group and output share one, since a group takes the output's place.
+fn rank(action: &Action) -> u16 {
+    1 << match action {
+        Action::PopVlan | Action::DecapVxlan => 0,
+        Action::PushVlan(_) | Action::EncapVxlan(_) => 1,
+        Action::DecTtl => 2,
+        Action::SetQueue(_) => 4,
+        Action::Group(_) | Action::Output { .. } | Action::Enqueue { .. } => 5,
+        _ => 3,
+    }
+}
+
+/// The steps of a list, and whether they send the packet.
+fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<Step>, bool)> {
+    let mut steps = Vec::new();
+    let mut sent: Option<Verdict> = None;
+    let mut rewritten_since = false;
+    for action in actions {
+        match action {
+            Action::Output { port: Port::CONTROLLER, max_len } => {
+                steps.push(Step::Controller { max_len: *max_len });
+            }
+            Action::Output { port, .. } => {
+                let verdict = verdict(*port)?;
+                sent = Some(match sent {
+                    None => verdict,
+                    Some(first) if !rewritten_since => both(first, verdict)?,
+                    Some(_) => return None,
+                });
+                rewritten_since = false;
+            }
+            Action::Group(id) => {
+                if sent.is_some() || !fast_group(*id) {
+                    return None;
+                }
+                // The group's steps end the list: what follows must not send, and what else it does nobody sees.
+                let rest_sends = |a: &Action| matches!(a, Action::Output { .. } | Action::Group(_));
+                let at = actions.iter().position(|a| a == action)?;
+                if actions[at + 1..].iter().any(rest_sends) {
+                    return None;
+                }
+                steps.push(Step::Group(*id));
+                return Some((steps, true));
+            }
+            other => {
+                rewrite(other, &mut steps)?;
+                rewritten_since = true;
+            }
+        }
+    }
+    let sends = sent.is_some();
+    steps.extend(sent.map(Step::Verdict));
+    // The verdict is carried out after the last step: what was rewritten after the packet left would leave with it.
+    (!sends || !rewritten_since).then_some((steps, sends))
+}
+
+fn verdict(port: Port) -> Option<Verdict> {
+    Some(match port {
+        Port::IN_PORT => Verdict::InPort,
+        Port::NORMAL => Verdict::Normal,
+        Port::LOCAL => Verdict::Local,
+        Port::FLOOD => Verdict::Broadcast(Ports::Flood),
+        Port::ALL => Verdict::Broadcast(Ports::All),
+        port if port.is_real() => Verdict::Output(port),
+        _ => return None,
+    })
+}
+
+/// Two outputs of the same bytes as one broadcast, which leaves out the port the packet came in by, as an output does.
+fn both(first: Verdict, second: Verdict) -> Option<Verdict> {
+    let ports = |verdict| match verdict {
+        Verdict::Output(port) => Some(vec![port]),
+        Verdict::Broadcast(Ports::These(ports)) => Some(ports.into_vec()),
+        _ => None,
+    };
+    let (mut all, more) = (ports(first)?, ports(second)?);
+    if more.iter().any(|port| all.contains(port)) {
+        return None;
+    }
+    all.extend(more);
+    all.sort_unstable();
+    Some(Verdict::Broadcast(Ports::These(all.into())))
+}
+
+/// The steps of an action that changes the packet; `None`: only user space can.
+fn rewrite(action: &Action, steps: &mut Vec<Step>) -> Option<()> {
+    steps.push(match *action {
+        Action::SetField { field, value, mask } => return set_field(field, value, mask, steps),
+        Action::SetVlanVid(vid) => Step::Vlan { tci: vid & 0xfff, mask: 0x0fff, push: true },
+        Action::SetVlanPcp(pcp) => Step::Vlan { tci: u16::from(pcp) << 13, mask: 0xe000, push: true },
+        Action::SetTpSrc(port) => Step::TpSrc { port, protocol: None },
+        Action::SetTpDst(port) => Step::TpDst { port, protocol: None },
+        Action::PushVlan(kind) => Step::PushVlan(kind),
+        Action::PopVlan => Step::PopVlan,
+        Action::DecTtl => Step::DecTtl,
+        Action::SetTtl(ttl) => Step::Ttl(ttl),
+        Action::EncapVxlan(_)
+        | Action::DecapVxlan
+        | Action::SetFcf { .. }
+        | Action::SetCore(_)
+        | Action::SetQueue(_)
+        | Action::Enqueue { .. }
+        | Action::Output { .. }
+        | Action::Group(_) => return None,
+    });
+    Some(())
+}
+
+fn set_field(field: Field, value: u128, mask: u128, steps: &mut Vec<Step>) -> Option<()> {
+    let whole = mask == field.all_bits();
+    let mac = |value: u128| std::array::from_fn(|i| value.to_be_bytes()[10 + i]);
+    let (tos, port) = (|shift: u32| ((value << shift) as u8, (mask << shift) as u8), value as u16);
+    let ipv6 = |first: u8| {
+        let half = |i: u8| std::array::from_fn(|j| value.to_be_bytes()[usize::from(i) * 8 + j]);
+        [0, 1].map(|i| Step::Ipv6 { half: first + i, bytes: half(i) })
+    };
+    let step = match field {
+        Field::VlanVid => Step::Vlan { tci: value as u16 & 0xfff, mask: mask as u16 & 0xfff, push: false },
+        Field::VlanPcp => Step::Vlan { tci: (value as u16) << 13, mask: (mask as u16) << 13, push: false },
+        Field::IpDscp => Step::Tos { value: tos(2).0, mask: tos(2).1 },
+        Field::IpEcn => Step::Tos { value: tos(0).0, mask: tos(0).1 },
+        // Nothing of the packet: a patch for later tables.
+        Field::Metadata => return Some(()),
+        _ if !whole => return None,
+        Field::EthDst => Step::EthDst(mac(value)),
+        Field::EthSrc => Step::EthSrc(mac(value)),
+        Field::Ipv4Src => Step::Ipv4Src(value as u32),
+        Field::Ipv4Dst => Step::Ipv4Dst(value as u32),
+        Field::Ipv6Src | Field::Ipv6Dst => {
+            steps.extend(ipv6(if field == Field::Ipv6Src { 0 } else { 2 }));
+            return Some(());
+        }
+        Field::TcpSrc => Step::TpSrc { port, protocol: Some(ip_proto::TCP) },
+        Field::TcpDst => Step::TpDst { port, protocol: Some(ip_proto::TCP) },
+        Field::UdpSrc => Step::TpSrc { port, protocol: Some(ip_proto::UDP) },
+        Field::UdpDst => Step::TpDst { port, protocol: Some(ip_proto::UDP) },
+        _ => return None,
+    };
+    steps.push(step);
+    Some(())
+}
+
+/// What later tables see changed, if anything. The outer `None`: that depends on the packet.
+fn patch(instructions: &Instructions) -> Option<Option<(Key, Key)>> {
+    let (mut value, mut mask) = (Key::ZERO, Key::ZERO);
+    let mut change = |field: Field, new: u128, bits: u128| {
+        value.set(field, value.get(field) & !bits | new & bits);
+        mask.set(field, mask.get(field) | bits);
+    };
+    for action in &instructions.apply {
+        match *action {
+            Action::SetField { field, value, mask } => change(field, value, mask),
+            Action::PushVlan(_) => change(Field::VlanVid, VLAN_PRESENT.into(), VLAN_PRESENT.into()),
+            Action::Output { .. }
+            | Action::Group(_)
+            | Action::DecTtl
+            | Action::SetTtl(_)
+            | Action::SetQueue(_) => {}
+            _ => return None,
+        }
+    }
+    if let Some((new, bits)) = instructions.metadata {
+        change(Field::Metadata, new.into(), bits.into());
+    }
+    Some((mask != Key::ZERO).then_some((value, mask)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::text::parse_actions;
+
+    fn program(actions: &str) -> Program {
+        compile(&Instructions::apply(parse_actions(actions).unwrap()), &|id| id == 1)
+    }
+
+    fn ports(list: &[u16]) -> Verdict {
+        Verdict::Broadcast(Ports::These(list.iter().map(|&port| Port(port)).collect()))
+    }
+
+    #[test]
+    fn what_is_sent_once_and_last_the_kernel_plane_does() {
+        let last = |actions| program(actions).steps.last().cloned();
+        for (actions, verdict) in [
+            ("output:2", Verdict::Output(Port(2))),
+            ("in_port", Verdict::InPort),
+            ("normal", Verdict::Normal),
+            ("local", Verdict::Local),
+            ("flood", Verdict::Broadcast(Ports::Flood)),
+            ("all", Verdict::Broadcast(Ports::All)),
+            ("output:3,output:1,output:2", ports(&[1, 2, 3])),
+            ("mod_vlan_vid:5,dec_ttl,output:2", Verdict::Output(Port(2))),
+            ("controller,output:2", Verdict::Output(Port(2))),
+        ] {
+            assert_eq!(last(actions), Some(Step::Verdict(verdict)), "{actions}");
+        }
+        assert_eq!(program("drop"), Program::default());
+        assert_eq!(program("dec_ttl").steps, [Step::DecTtl]);
+        assert_eq!(program("dec_ttl,group:1").steps, [Step::DecTtl, Step::Group(1)]);
+    }
+
+    #[test]
+    fn copies_that_differ_are_for_user_space() {
+        for actions in [
+            "output:1,dec_ttl,output:2",
+            "output:1,dec_ttl",
+            "output:1,normal",
+            "output:1,output:1",
+            "flood,output:2",
+            "group:1,output:2",
+            "group:2",
+            "mod_nw_ttl:3,set_field:2->arp_op,output:1",
+        ] {
+            assert!(program(actions).is_slow(), "{actions}");
+        }
+    }
+
+    #[test]
+    fn later_tables_see_what_is_set_and_nothing_leaves_before_them() {
+        let goes_on = |actions: &str| {
+            let apply = parse_actions(actions).unwrap();
+            let metadata = Some((5, 0xff));
+            let does = Instructions { apply, metadata, goto_table: Some(1), ..Instructions::default() };
+            compile(&does, &|_| true)
+        };
+        let (value, mask) = goes_on("set_field:10.0.0.1->ip_dst,push_vlan:0x8100").patch.unwrap();
+        assert_eq!((value.get(Field::Ipv4Dst), mask.get(Field::Ipv4Dst)), (0x0a00_0001, 0xffff_ffff));
+        assert_eq!((value.get(Field::VlanVid), mask.get(Field::VlanVid)), (0x1000, 0x1000));
+        assert_eq!((value.get(Field::Metadata), mask.get(Field::Metadata)), (5, 0xff));
+        for actions in ["output:1", "strip_vlan", "mod_vlan_vid:3"] {
+            assert!(goes_on(actions).is_slow(), "{actions}");
+        }
+    }
+
+    #[test]
+    fn parts_of_the_action_set_know_their_rank() {
+        let write = parse_actions("output:1,mod_nw_ttl:3,strip_vlan").unwrap();
+        let program = compile(&Instructions { write, ..Instructions::default() }, &|_| true);
+        let out = Step::Verdict(Verdict::Output(Port(1)));
+        assert_eq!((program.set, program.set_ranks), (vec![Step::PopVlan, Step::Ttl(3), out], 0b10_1001));
+        assert!(!program.sends);
+    }
+}
