@@ -111,7 +111,7 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 			in->other_bytes += p->frame_bytes;
 		}
 	}
-	int action = reason == REASON_POLICED || reason == REASON_CONTROL_POLICED ? XDP_DROP : XDP_PASS;
+	int action = class_of[reason & (MAX_REASONS - 1)] == CLASS_drop ? XDP_DROP : XDP_PASS;
 	trace_step(p, TRACE_VERDICT, reason, action);
 	return action;
 }

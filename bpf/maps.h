@@ -36,6 +36,45 @@ ARRAY(charges, struct charges, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
 ARRAY(trace, struct trace, 1, 0);
 
+/* Flow rules (flow_abi.h); used by millrace_flow only. */
+const volatile __u32 flow_rows = 1;		/* rows of `flow_counters` per CPU: highest rule id + 1 */
+ARRAY(flow_masks, struct flow_mask, FLOW_MASKS, BPF_F_MMAPABLE);
+ARRAY(flow_tables, struct flow_table, FLOW_TABLES, BPF_F_MMAPABLE);
+ARRAY(flow_index, struct flow_bucket, 1, BPF_F_MMAPABLE);
+ARRAY(flow_rules, struct flow_rule, 1, BPF_F_MMAPABLE);
+ARRAY(flow_rest, struct flow_rest, 1, BPF_F_MMAPABLE);
+ARRAY(flow_patches, struct flow_patch, 1, BPF_F_MMAPABLE);
+ARRAY(flow_steps, struct flow_step, 1, BPF_F_MMAPABLE);
+ARRAY(flow_tunnels, struct flow_tunnel, 1, BPF_F_MMAPABLE);
+ARRAY(flow_groups, struct flow_group, 1, BPF_F_MMAPABLE);
+ARRAY(flow_meters, struct flow_meter, 1, BPF_F_MMAPABLE);
+ARRAY(flow_cache, struct flow_cached, 1, BPF_F_MMAPABLE);
+ARRAY(flow_cache_rest, struct flow_rest, 1, 0);
+ARRAY(flow_seen, __u16, 1, 0);
+ARRAY(flow_counters, struct flow_count, 1, BPF_F_MMAPABLE);
+ARRAY(flow_scratch, struct flow_scratch, 1, BPF_F_MMAPABLE);
+
+/* Sets of ports, one map each: a packet to a set goes to all of them but the one it came in by. */
+struct port_set {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, MAX_PORTS);
+	__type(key, __u32);
+	__type(value, struct bpf_devmap_val);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct port_set);
+} flow_sets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERF_EVENT_ARRAY);
+	__uint(key_size, 4);
+	__uint(value_size, 4);
+} flow_notices SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);
 	__uint(max_entries, MAX_PORTS);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
  * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
- * untouched, with a counted reason. Read forward() first: it is the whole path.
+ * untouched, with a counted reason. Read forward() first: it is the whole path. While there are flow rules, millrace_flow
+ * is attached in place of millrace: without them nothing of theirs is paid for.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -13,6 +14,7 @@
 #include <bpf/bpf_tracing.h>
 
 #include "abi.h"
+#include "flow_abi.h"
 #include "maps.h"
 #include "packet.h"
 #include "account.h"
@@ -21,6 +23,10 @@
 #include "ipv4.h"
 #include "ipv6.h"
 #include "losses.h"
+#include "flow_key.h"
+#include "flow_rules.h"
+#include "flow_cache.h"
+#include "flow_rewrite.h"
 
 /* Has no daemon confirmed the mirror in time? Then Linux forwards. */
 static __always_inline bool mirror_expired(void)
@@ -93,20 +99,14 @@ static __always_inline enum reason route(struct packet *p)
 	}
 }
 
-static __always_inline enum reason forward(struct packet *p)
+/* As Linux would. */
+static __always_inline enum reason forward_normal(struct packet *p)
 {
 	enum reason reason;
 
-	__u64 port = find_port(p->ctx->ingress_ifindex);
-	__u16 port_flags = port >> 48;
-	if (!port)
-		return REASON_NOT_A_PORT;
-	p->port = port >> 32;
-	p->payer = MAX_ROUTERS + p->port;
-	trace_step(p, TRACE_PORT, p->port, port_flags);
 	if (mirror_expired())
 		return REASON_FALLBACK;
-	if (!(port_flags & PORT_READY))
+	if (!p->port_ready)
 		return REASON_PORT_NOT_READY;
 	if ((reason = parse_ethernet(p)) != REASON_NONE)
 		return reason;
@@ -116,7 +116,22 @@ static __always_inline enum reason forward(struct packet *p)
 	return route(p);
 }
 
-static __always_inline int run(struct xdp_md *ctx, bool explain)
+#include "flow.h"
+
+static __always_inline enum reason forward(struct packet *p, bool by_rules)
+{
+	__u64 port = find_port(p->ctx->ingress_ifindex);
+	__u16 port_flags = port >> 48;
+	if (!port)
+		return REASON_NOT_A_PORT;
+	p->port = port >> 32;
+	p->port_ready = port_flags & PORT_READY;
+	p->payer = MAX_ROUTERS + p->port;
+	trace_step(p, TRACE_PORT, p->port, port_flags);
+	return by_rules ? forward_by_rules(p) : forward_normal(p);
+}
+
+static __always_inline int run(struct xdp_md *ctx, bool by_rules, bool explain)
 {
 	struct packet packet = {
 		.ctx = ctx,
@@ -125,7 +140,7 @@ static __always_inline int run(struct xdp_md *ctx, bool explain)
 		.payer = CHARGE_ROWS - 1,
 	};
 	__u64 start_ns = sample_start(&packet);
-	enum reason reason = forward(&packet);
+	enum reason reason = forward(&packet, by_rules);
 
 	if (reason != REASON_NONE)
 		return pass_up(&packet, reason);
@@ -137,14 +152,21 @@ static __always_inline int run(struct xdp_md *ctx, bool explain)
 SEC("xdp.frags")
 int millrace(struct xdp_md *ctx)
 {
-	return run(ctx, false);
+	return run(ctx, false, false);
 }
 
-/* The same, for `millrace explain`: records its steps in `trace`, and changes no counter, budget or next hop. */
+/* With flow rules before the routers. */
+SEC("xdp.frags")
+int millrace_flow(struct xdp_md *ctx)
+{
+	return run(ctx, true, false);
+}
+
+/* The first, for `millrace explain`: records its steps in `trace`, and changes no counter, budget or next hop. */
 SEC("xdp.frags")
 int millrace_explain(struct xdp_md *ctx)
 {
-	return run(ctx, true);
+	return run(ctx, false, true);
 }
 
 /* Run by user space, which cannot read jiffies. */

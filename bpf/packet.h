@@ -28,6 +28,7 @@ struct packet {
 	__u8  flags;		/* enum interface_flags */
 	__u8  tags;
 	bool  multi_buffer;
+	bool  port_ready;	/* packets from its port may be routed here */
 	bool  explain;		/* a constant in each program: the compiler removes what it switches off */
 };
 
@@ -98,6 +99,8 @@ static __always_inline enum reason parse_ethernet(struct packet *p)
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : end - data;
 	p->ether_type = bpf_ntohs(ethernet->type);
 	p->ip_offset = ETHERNET_BYTES;
+	p->vlan = 0;
+	p->tags = 0;
 	if (!is_tag(p->ether_type))
 		return REASON_NONE;
 

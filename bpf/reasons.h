@@ -50,3 +50,6 @@ REASON(TX_REFUSED,          lost,      "redirected, but the driver of the egress
 REASON(PORT_DOWN,           lost,      "redirected, but the egress port was down")
 REASON(OVER_PORT_MTU,       lost,      "redirected, but longer than the egress port's own MTU")
 REASON(REDIRECT_FAILED,     lost,      "redirected, but it did not get to the egress port")
+REASON(RULE_DROP,           drop,      "a flow rule drops it")
+REASON(RULE_LOCAL,          pass,      "a flow rule sends it to the kernel")
+REASON(RULE_SLOW,           drop,      "user space does with it what the flow rules say")

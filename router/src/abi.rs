@@ -69,6 +69,48 @@ const _: () = {
     assert!(offset_of!(fib_tail, length) == bytes(3));
 };
 
+/// `logic::flow::kernel`.
+const _: () = {
+    use logic::flow::{
+        Key,
+        kernel::{FRONT, encoding::rule_word, words},
+    };
+    assert!(size_of::<flow_key>() == Key::BYTES);
+    assert!(size_of::<flow_mask>() == bytes(words::MASK));
+    assert!(offset_of!(flow_mask, rest_count) == Key::BYTES);
+    assert!(offset_of!(flow_mask, rest) == Key::BYTES + 1);
+    assert!(offset_of!(flow_mask, index) == Key::BYTES + 16);
+    assert!(size_of::<flow_table>() == bytes(words::TABLE));
+    assert!(size_of::<flow_bucket>() == bytes(words::BUCKET));
+    assert!(size_of::<flow_rule>() == bytes(words::RULE));
+    assert!(offset_of!(flow_rule, generation) == bytes(rule_word::HEAD));
+    assert!(offset_of!(flow_rule, mask) == bytes(rule_word::HEAD) + 4);
+    assert!(offset_of!(flow_rule, priority) == bytes(rule_word::HEAD) + 6);
+    assert!(offset_of!(flow_rule, kind) == bytes(rule_word::DECISION));
+    assert!(offset_of!(flow_rule, next_table) == bytes(rule_word::DECISION) + 1);
+    assert!(offset_of!(flow_rule, port) == bytes(rule_word::DECISION) + 2);
+    assert!(offset_of!(flow_rule, steps) == bytes(rule_word::DECISION) + 4);
+    assert!(offset_of!(flow_rule, key) == bytes(rule_word::KEY));
+    assert!(offset_of!(flow_rule, rest) == bytes(rule_word::REST));
+    assert!(offset_of!(flow_rule, patch) == bytes(rule_word::REST) + 4);
+    assert!(offset_of!(flow_rule, set_steps) == bytes(rule_word::SET));
+    assert!(offset_of!(flow_rule, set_ranks) == bytes(rule_word::SET) + 4);
+    assert!(offset_of!(flow_rule, flags) == bytes(rule_word::SET) + 6);
+    assert!(size_of::<flow_rest>() == bytes(words::REST));
+    assert!(size_of::<flow_patch>() == bytes(words::PATCH));
+    assert!(offset_of!(flow_patch, mask) == Key::BYTES);
+    assert!(size_of::<flow_step>() == bytes(words::STEP));
+    assert!(offset_of!(flow_step, a) == 1 && offset_of!(flow_step, b) == 2 && offset_of!(flow_step, c) == 4);
+    assert!(offset_of!(flow_step, d) == bytes(1));
+    assert!(size_of::<flow_group>() == bytes(words::GROUP));
+    assert!(size_of::<flow_meter>() == bytes(words::METER));
+    assert!(size_of::<flow_tunnel>() == bytes(words::TUNNEL));
+    assert!(size_of::<flow_cached>() == bytes(words::CACHED));
+    assert!(offset_of!(flow_cached, rule) == bytes(FRONT));
+    assert!(size_of::<flow_count>() == bytes(words::COUNT));
+    assert!(offset_of!(flow_scratch, key) == 0);
+};
+
 /// `crate::plane`.
 const _: () = {
     assert!(offset_of!(port, ifindex) == 0);
@@ -89,9 +131,18 @@ pub(crate) mod header {
 
     /// Every `#define NAME NUMBER` and member of an enum that is given or follows a given one.
     pub fn numbers() -> BTreeMap<&'static str, u32> {
+        numbers_of(TEXT)
+    }
+
+    /// Those of flow rules.
+    pub fn flow_numbers() -> BTreeMap<&'static str, u32> {
+        numbers_of(include_str!("../../bpf/flow_abi.h"))
+    }
+
+    fn numbers_of(text: &'static str) -> BTreeMap<&'static str, u32> {
         let mut numbers = BTreeMap::new();
         let mut next = None;
-        for line in TEXT.lines() {
+        for line in text.lines() {
             let mut words = line.split([' ', '\t', ',', '=']).filter(|word| !word.is_empty());
             let Some(first) = words.next() else { continue };
             let is_name = |word: &str| word.starts_with(|c: char| c.is_ascii_uppercase());
@@ -119,6 +170,41 @@ pub(crate) mod header {
 mod tests {
     use super::*;
     use crate::plane::{MAX_PORTS, MAX_ROUTERS};
+
+    #[test]
+    fn numbers_of_flow_rules_are_those_of_the_header() {
+        use logic::flow::{
+            Key,
+            kernel::{self, encoding},
+            rule::TABLES,
+        };
+        let header = header::flow_numbers();
+        let v = |number: u8| u32::from(number);
+        let ours = [
+            ("FLOW_TABLES", TABLES.into()),
+            ("FLOW_TABLE_MASKS", kernel::TABLE_MASKS as u32),
+            ("FLOW_WORDS", Key::WORDS as u32),
+            ("FLOW_FRONT", kernel::FRONT as u32),
+            ("FLOW_RANK_SHIFT", encoding::ORDER_RANK_SHIFT),
+            ("FLOW_RANK_BITS", 48 - encoding::ORDER_RANK_SHIFT),
+            ("FLOW_CACHE_WAYS", kernel::CACHE_WAYS as u32),
+            ("FLOW_WAYS", kernel::words::BUCKET as u32),
+            ("FLOW_RULE_CLEAR", encoding::FLAG_CLEAR as u32),
+            ("FLOW_RULE_SENDS", encoding::FLAG_SENDS as u32),
+            ("FLOW_DROP", v(encoding::verdict::DROP)),
+            ("FLOW_OUTPUT", v(encoding::verdict::OUTPUT)),
+            ("FLOW_NORMAL", v(encoding::verdict::NORMAL)),
+            ("FLOW_LOCAL", v(encoding::verdict::LOCAL)),
+            ("FLOW_BROADCAST", v(encoding::verdict::BROADCAST)),
+            ("FLOW_IN_PORT", v(encoding::verdict::IN_PORT)),
+            ("FLOW_SLOW", v(encoding::verdict::SLOW)),
+            ("FLOW_STEPS", v(encoding::verdict::STEPS)),
+        ];
+        let ops = encoding::OPS.map(|(name, number)| (name, v(number)));
+        for (name, number) in ours.into_iter().chain(ops) {
+            assert_eq!(header.get(name), Some(&number), "{name}");
+        }
+    }
 
     #[test]
     fn numbers_are_those_of_the_header() {

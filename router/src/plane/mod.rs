@@ -7,6 +7,7 @@
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
 //! | `losses.rs` | counting what is lost after the redirect |
+//! | `flow.rs` | the program with flow rules in front, and their memory |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `grace.rs` | waiting until no running program can see what was unpublished |
 //!
@@ -14,6 +15,7 @@
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
 mod counters;
+mod flow;
 mod grace;
 mod link;
 mod losses;
@@ -23,6 +25,7 @@ mod run;
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
 pub use counters::{Charge, Counters, InterfaceCount};
+pub use flow::{FlowLast, FlowPlane, MappedFlows};
 pub use grace::Grace;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
@@ -106,6 +109,7 @@ impl Plane {
         losses::select(&mut open)?;
         change(&mut open).context("changing the kernel plane")?;
         open.progs.millrace_explain.set_autoload(false);
+        flow::leave_out(&mut open)?;
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
         let control = Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();

@@ -103,7 +103,7 @@ impl Step {
 /// Room for a frame to grow by two VLAN tags, and then some.
 const GROWTH_BYTES: usize = 64;
 
-fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
+pub(super) fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
     let end = u32::try_from(frame.len()).context("a frame of more than 4 GiB")?;
     let mut context = [0_u8; size_of::<types::xdp_md>()];
     for (value, at) in [(end, 4), (ifindex, 12)] {
@@ -162,6 +162,7 @@ impl Plane {
         share(&mut open, self)?;
         open.progs.millrace.set_autoload(false);
         super::losses::leave_out(&mut open);
+        super::flow::leave_out(&mut open)?;
         open.load().context("loading the explaining copy")
     }
 }

@@ -1,0 +1,313 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* Flow rules in the path of a packet: which rules decide (cache, else search), what they do, what becomes of it. */
+#pragma once
+
+/* Rules of a packet that agree with the cache (Q3, Q10), else with the tables. False: too many tables to say. */
+static __always_inline bool decide(const struct packet *p, struct flow_scratch *s)
+{
+	const struct flow_mask *all = ROW(flow_masks, 0);
+
+	if (!all)
+		return false;
+	if (all->rest_count)
+		read_rest(p->ctx, s);
+	flow_reduce(s, all);
+	const struct flow_cached *cached = flow_cache_find(p, s, all);
+	if (cached) {
+		s->hits++;
+		for (int i = 0; i < FLOW_CHAIN; i++)
+			s->rule[i] = cached->rule[i];
+		return true;
+	}
+	s->misses++;
+	__u32 rules = flow_classify(s);
+	if (rules > FLOW_CHAIN)
+		return false;
+	if (flow_seen_before(p, s->hash))
+		flow_cache_insert(p, s, all);
+	return true;
+}
+
+/* A meter as a virtual queue: each packet moves the time when it is empty; too far ahead of now is over the rate. */
+static __always_inline bool within_band(struct flow_meter *m, int band, __u64 cost_ps, __u64 now_ps)
+{
+	__u64 spent = *(volatile __u64 *)&m->spent_ps[band];
+	__u64 from = spent > now_ps ? spent : now_ps;
+
+	if (!m->cost_ps[band])
+		return true;
+	if (from + cost_ps > now_ps + m->burst_ps[band])
+		return false;
+	/* Two CPUs at once: the loser's packet is not charged, an error of one packet in a burst. */
+	__sync_val_compare_and_swap(&m->spent_ps[band], spent, from + cost_ps);
+	return true;
+}
+
+__noinline int within_meter(__u32 row, __u32 bytes)
+{
+	struct flow_meter *m = ROW(flow_meters, row);
+
+	if (!m)
+		return 0;
+	__u64 now_ps = bpf_ktime_get_ns() * 1000;
+	__u64 units = m->per_byte ? bytes : 1;
+
+	for (int band = 0; band < FLOW_BANDS; band++) {
+		if (!within_band(m, band, m->cost_ps[band] * units, now_ps)) {
+			__sync_fetch_and_add(&m->dropped, 1);
+			return 0;
+		}
+	}
+	return 1;
+}
+
+__noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u64 cookie, __u32 bytes, __u8 reason)
+{
+	if (!s)
+		return 0;
+	__u32 whole = bpf_xdp_get_buff_len(ctx);
+	struct flow_notice notice = { .cookie = cookie, .frame_bytes = whole, .port = s->in_port, .reason = reason };
+
+	if (bytes > whole)
+		bytes = whole;
+	bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &notice, sizeof(notice));
+	return 0;
+}
+
+/* Spreads flows over a group's buckets: addresses, protocol and ports, whatever the rules looked at. */
+static __always_inline __u32 spread(struct xdp_md *ctx, const struct flow_scratch *s)
+{
+	__u64 h = s->key.word[3] * K1 + (s->key.word[1] >> 48 | s->key.word[2] >> 48 << 16 | (__u64)s->layout.protocol << 32) * K2;
+
+	if (s->layout.network == 6) {
+		const struct ipv6 *ip = flow_header(ctx, s->layout.ip_offset, sizeof(*ip));
+
+		if (ip)
+			h += ip->source[0] * K1 + ip->source[1] * K2 + ip->destination[0] * K3 + ip->destination[1] * K4;
+	}
+	return flow_mix(h) >> 32;
+}
+
+/* One step. 0: go on with the next; a row of flow_steps: go on there; -1: the packet's fate is sealed. */
+static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s, const struct flow_step *step)
+{
+	struct flow_layout *l = &s->layout;
+	const struct flow_group *group;
+	__u32 steps;
+
+	switch (step->op) {
+	case STEP_VERDICT:
+		s->verdict = step->a;
+		s->port = step->b;
+		return 0;
+	case STEP_CONTROLLER:
+		notify(ctx, s, step->c, step->b, NOTICE_ACTION);
+		return 0;
+	case STEP_SET_ETH_DST:
+		return set_mac(ctx, step->d, 0);
+	case STEP_SET_ETH_SRC:
+		return set_mac(ctx, step->d, 6);
+	case STEP_PUSH_VLAN:
+		return -push_tag(ctx, l, step->b, 0);
+	case STEP_POP_VLAN:
+		return pop_tag(ctx, l);
+	case STEP_SET_VLAN:
+		if (l->tags)
+			set_tci(ctx, l, step->b, step->c);
+		else if (step->a)
+			return -push_tag(ctx, l, ETH_P_8021Q, step->b);
+		return 0;
+	case STEP_SET_IPV4_SRC:
+		return set_ipv4_address(ctx, l, step->c, false);
+	case STEP_SET_IPV4_DST:
+		return set_ipv4_address(ctx, l, step->c, true);
+	case STEP_SET_IPV6:
+		return set_ipv6_half(ctx, l, step->d, step->a);
+	case STEP_SET_TOS:
+		return set_tos(ctx, l, step->b, step->c);
+	case STEP_SET_TP_SRC:
+		return set_transport_port(ctx, l, step->b, false, step->a);
+	case STEP_SET_TP_DST:
+		return set_transport_port(ctx, l, step->b, true, step->a);
+	case STEP_SET_TTL:
+		return set_ttl(ctx, l, step->b);
+	case STEP_DEC_TTL:
+		if (!decrement_ttl(ctx, l))
+			return 0;
+		notify(ctx, s, step->c, step->b, NOTICE_TTL);
+		break;
+	case STEP_METER:
+		if (within_meter(step->c, s->frame_bytes))
+			return 0;
+		break;
+	case STEP_GROUP:
+		group = ROW(flow_groups, step->c);
+		steps = group ? *(volatile const __u32 *)&group->steps[spread(ctx, s) >> 24] : 0;
+		if (steps)
+			return steps;
+		break;
+	case STEP_ENCAP_VXLAN:
+		if (!encap_vxlan(ctx, l, step->c, spread(ctx, s)))
+			return 0;
+		break;
+	}
+	s->verdict = FLOW_DROP;
+	return -1;
+}
+
+/* All steps of one rule; -1: the packet's fate is sealed. */
+__noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 row)
+{
+	if (!s)
+		return -1;
+	for (int i = 0; i < FLOW_MAX_STEPS; i++) {
+		const struct flow_step *step = ROW(flow_steps, row);
+
+		if (!step || step->op == STEP_END)
+			return 0;
+		int next = flow_step(ctx, s, step);
+		if (next < 0)
+			return -1;
+		row = next ? next : row + 1;
+	}
+	s->verdict = FLOW_DROP;
+	return -1;
+}
+
+/*
+ * Rules that follow each other send the packet once only, and their parts of the action set, one after another, come in the
+ * order in which the whole set is done? Then they can be done here.
+ */
+struct flow_plan {
+	__u32 ranks;		/* of the action set so far */
+	__u32 from;		/* the first rule whose part of it counts */
+	bool sent;
+};
+
+static __always_inline bool goes_together(struct flow_plan *plan, const struct flow_rule *rule, __u32 i)
+{
+	__u32 ranks = rule->set_ranks;
+
+	if (rule->kind == FLOW_SLOW)
+		return false;
+	if (rule->flags & FLOW_RULE_CLEAR) {
+		plan->ranks = 0;
+		plan->from = i;
+	}
+	if (ranks && plan->ranks >= (ranks & -ranks))
+		return false;
+	plan->ranks |= ranks;
+	plan->sent |= rule->flags & FLOW_RULE_SENDS;
+	return !(plan->sent && plan->ranks & FLOW_RANK_OUTPUT);
+}
+
+/* What all the rules that decided say. A packet that needs user space is told from its first byte on: nothing is done to it. */
+__noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
+{
+	struct flow_plan plan = {};
+
+	if (!s)
+		return 0;
+	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+
+		if (!rule || !goes_together(&plan, rule, i)) {
+			s->verdict = FLOW_SLOW;
+			return 0;
+		}
+	}
+	s->verdict = FLOW_DROP;
+	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+
+		if (!rule)
+			return 0;
+		if (rule->kind == FLOW_STEPS) {
+			if (flow_steps_of(ctx, s, rule->steps) < 0)
+				return 0;
+		} else if (rule->kind != FLOW_DROP) {
+			s->verdict = rule->kind;
+			s->port = rule->port;
+		}
+	}
+	for (__u32 i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+
+		if (rule && rule->set_steps && i >= plan.from && flow_steps_of(ctx, s, rule->set_steps) < 0)
+			return 0;
+	}
+	return 0;
+}
+
+static __always_inline void count_rules(const struct packet *p, const struct flow_scratch *s)
+{
+	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+		struct flow_count *count = ROW(flow_counters, p->cpu * flow_rows + (__u32)s->rule[i]);
+
+		if (!count)
+			return;
+		count->packets++;
+		count->bytes += p->frame_bytes;
+	}
+}
+
+static __always_inline enum reason redirected(long action)
+{
+	return action == XDP_REDIRECT ? REASON_NONE : REASON_TX_NOT_READY;
+}
+
+static __always_inline enum reason carry_out(struct packet *p, struct flow_scratch *s)
+{
+	__u16 verdict = s->verdict;
+	void *set;
+
+	if (verdict == FLOW_BROADCAST && p->multi_buffer)
+		verdict = FLOW_SLOW;	/* a broadcast loses frames of several buffers (dev_map_enqueue_multi) */
+	switch (verdict) {
+	case FLOW_OUTPUT:
+		if (s->port == p->port)
+			return REASON_RULE_DROP;	/* only IN_PORT sends it back (OpenFlow 1.0 section 5.2.1) */
+		return redirected(bpf_redirect_map(&tx_ports, s->port, 0));
+	case FLOW_IN_PORT:
+		return redirected(bpf_redirect_map(&tx_ports, p->port, 0));
+	case FLOW_BROADCAST:
+		set = ROW(flow_sets, s->port);
+		if (!set)
+			return REASON_MAP_FULL;
+		return redirected(bpf_redirect_map(set, 0, BPF_F_BROADCAST | BPF_F_EXCLUDE_INGRESS));
+	case FLOW_NORMAL:
+		return forward_normal(p);
+	case FLOW_LOCAL:
+		return REASON_RULE_LOCAL;
+	case FLOW_SLOW:
+		notify(p->ctx, s, 0, ~0U, NOTICE_SLOW);
+		return REASON_RULE_SLOW;
+	default:
+		return REASON_RULE_DROP;
+	}
+}
+
+/* By flow rules, from the first byte to the packet's fate. */
+static __always_inline enum reason forward_by_rules(struct packet *p)
+{
+	struct flow_scratch *s = ROW(flow_scratch, p->cpu);
+	const struct flow_rule *only;
+
+	p->multi_buffer = has_frags(p);
+	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
+	if (!s || !read_front(p, s))
+		return REASON_MALFORMED;
+	if (!decide(p, s)) {
+		s->verdict = FLOW_SLOW;
+		return carry_out(p, s);
+	}
+	count_rules(p, s);
+	only = s->rule[1] ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
+	if (only && only->kind < FLOW_STEPS && !only->set_steps) {
+		s->verdict = only->kind;
+		s->port = only->port;
+	} else {
+		run_rules(p->ctx, s);
+	}
+	return carry_out(p, s);
+}

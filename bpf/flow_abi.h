@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Flow rules: the layout of their maps (part of abi.h). A rule leads from a key to a decision; a cache in front of the rules
+ * leads from a packet to the rules that decided for the last one like it.
+ *
+ * Who writes what
+ *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters but
+ *                      for what is spent; it zeroes words of flow_cache
+ *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows
+ */
+#pragma once
+
+#define FLOW_TABLES	8
+#define FLOW_TABLE_MASKS 64	/* distinct masks in one table */
+#define FLOW_MASKS	(FLOW_TABLES * FLOW_TABLE_MASKS + 1)	/* of a table's mask each; row 0 is the union of all */
+
+/*
+ * The fields of a packet that rules can look at, in network byte order: logic::flow::Field says which bits are whose. The
+ * front words hold all that a rule about Ethernet, IPv4, TCP and UDP needs; the rest is read only if some rule does.
+ */
+#define FLOW_WORDS	18
+#define FLOW_FRONT	4
+#define FLOW_REST	(FLOW_WORDS - FLOW_FRONT)
+
+struct flow_key {
+	__u64 word[FLOW_WORDS];
+};
+
+struct flow_mask {		/* 192 bytes */
+	__u64 word[FLOW_WORDS];
+	__u8  rest_count;	/* how many of the rest words it uses, */
+	__u8  rest[FLOW_REST];	/* and which: 0 is word FLOW_FRONT */
+	__u8  pad;
+	__u64 index;		/* its rules: bits 0..31 first bucket in flow_index, 32..63 number of buckets - 1, a power of two */
+	__u64 pad2[3];
+};
+
+/*
+ * The masks of a table. An entry: bits 0..9 row of flow_masks, 0: a hole; 10..47 rank of the mask among rules of one priority
+ * (logic::flow::Key::rank); 48..63 the highest priority of its rules, which may be stated too high, never too low. Sorted, as
+ * far as that can be while packets run: no entry ever moves down past a reader, one may stand twice for a while.
+ */
+#define FLOW_ORDER_ROW	0x3ff
+#define FLOW_RANK_SHIFT	10
+#define FLOW_RANK_BITS	38
+#define FLOW_ORDER (FLOW_TABLE_MASKS + 32)
+struct flow_table {
+	__u64 count;		/* entries to look at, holes among them */
+	__u64 order[FLOW_ORDER];
+};
+
+/*
+ * A slot: high 32 bits hash tag, low 32 bits rule id; 0: empty. A key sits in bucket h of its mask's or, when that is full, in
+ * h ^ 1. Each mask has buckets of its own, as many as its rules need: those of masks with few rules stay in the CPU's cache,
+ * whatever the others have.
+ */
+#define FLOW_WAYS 8
+struct flow_bucket {
+	__u64 slot[FLOW_WAYS];
+};
+
+/* What becomes of a packet. */
+enum flow_verdict {
+	FLOW_DROP      = 0,
+	FLOW_OUTPUT    = 1,	/* to one port, unless it came in there */
+	FLOW_NORMAL    = 2,	/* as Linux would: the routers */
+	FLOW_LOCAL     = 3,	/* to the kernel stack */
+	FLOW_BROADCAST = 4,	/* to all ports of a set but the one it came in by */
+	FLOW_IN_PORT   = 5,	/* back to where it came from */
+	FLOW_SLOW      = 6,	/* to user space, which does what the rules say; decided before anything is rewritten */
+	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
+};
+
+#define FLOW_RANK_OUTPUT 0x20	/* a group or an output */
+
+enum flow_rule_flags {
+	FLOW_RULE_CLEAR = 1,	/* the action set begins anew */
+	FLOW_RULE_SENDS = 2,	/* its steps, not its part of the set, decide where the packet goes */
+};
+
+/* Rule ids 1..FLOW_TABLES are what a table does with a packet that no rule of it matches; 0 is no rule. */
+struct flow_rule {		/* 64 bytes, one cache line */
+	__u32 generation;	/* cached decisions of another generation are void; never reset, not even for a new owner */
+	__u16 mask;		/* row of flow_masks */
+	__u16 priority;
+	__u8  kind;		/* enum flow_verdict; this word, to `steps`, changes in place and is stored whole */
+	__u8  next_table;	/* goes on to this table; 0: ends here */
+	__u16 port;		/* FLOW_OUTPUT: port id; FLOW_BROADCAST: row of flow_sets */
+	__u32 steps;		/* FLOW_STEPS: row of flow_steps */
+	__u64 key[FLOW_FRONT];	/* masked */
+	__u32 rest;		/* row of flow_rest with the other words; 0: the mask has none */
+	__u32 patch;		/* row of flow_patches: how later tables see the packet; 0: as this one */
+	__u32 set_steps;	/* the rule's part of the action set (OpenFlow 1.3 section 5.10); 0: none */
+	__u16 set_ranks;	/* which ranks of it: bit 0 is done first, FLOW_RANK_OUTPUT last */
+	__u16 flags;		/* enum flow_rule_flags */
+};
+
+/* What a rule changes for later tables: metadata, and fields that it sets. */
+struct flow_patch {
+	__u64 value[FLOW_WORDS];
+	__u64 mask[FLOW_WORDS];
+};
+
+struct flow_rest {
+	__u64 word[FLOW_REST];
+	__u64 pad[2];
+};
+
+/*
+ * One thing done to a packet; a rule's steps follow each other in flow_steps up to STEP_END. Constant once published. What a
+ * rule sends, it sends last: lists that send, rewrite and send again are FLOW_SLOW.
+ */
+enum flow_op {
+	STEP_END = 0,
+	STEP_VERDICT,		/* a: enum flow_verdict, b: port id or set. The packet's fate, unless a later step changes it */
+	STEP_CONTROLLER,	/* a copy as it is now; b: at most this many bytes, c: cookie of user space */
+	STEP_SET_ETH_DST,	/* d: MAC in memory order */
+	STEP_SET_ETH_SRC,
+	STEP_PUSH_VLAN,		/* b: EtherType */
+	STEP_POP_VLAN,
+	STEP_SET_VLAN,		/* b: bits of the tag, network order, c: mask of them, a: 1 pushes a tag where there is none */
+	STEP_SET_IPV4_SRC,	/* c: network order */
+	STEP_SET_IPV4_DST,
+	STEP_SET_IPV6,		/* a: half 0..3, d: its eight bytes in memory order */
+	STEP_SET_TOS,		/* b: value, c: mask */
+	STEP_SET_TP_SRC,	/* b: network order, a: IP protocol, 0 TCP or UDP */
+	STEP_SET_TP_DST,
+	STEP_SET_TTL,		/* b */
+	STEP_DEC_TTL,		/* c: cookie for the packet-in of one that may not go on */
+	STEP_METER,		/* c: row of flow_meters */
+	STEP_GROUP,		/* c: row of flow_groups: goes on with the steps of one of its buckets */
+	STEP_ENCAP_VXLAN,	/* c: row of flow_tunnels */
+	STEP_DECAP_VXLAN,
+};
+
+struct flow_step {
+	__u8  op;		/* enum flow_op */
+	__u8  a;
+	__u16 b;
+	__u32 c;
+	__u64 d;
+};
+
+#define FLOW_MAX_STEPS	32	/* done for one packet under one rule */
+
+/* A group with one bucket at a time: by the flow's hash, or the one that user space chose (indirect, fast failover). */
+#define FLOW_GROUP_SLOTS 256
+struct flow_group {
+	__u32 steps[FLOW_GROUP_SLOTS];	/* by the top byte of the flow's hash: row of flow_steps; 0: drop. Change in place */
+};
+
+/* What goes around a frame in VXLAN over IPv4 (RFC 7348): the outer headers but for lengths, checksum and source port. */
+#define VXLAN_OUTER_BYTES 50
+struct flow_tunnel {
+	__u8 outer[VXLAN_OUTER_BYTES];
+	__u8 pad[14];
+};
+
+/* A meter with drop bands only (OpenFlow 1.3 section 5.7): over every band's rate, and within its burst, it passes. */
+#define FLOW_BANDS 2
+struct flow_meter {
+	__u64 cost_ps[FLOW_BANDS];	/* picoseconds per packet or per byte; 0: no such band */
+	__u64 burst_ps[FLOW_BANDS];
+	__u64 spent_ps[FLOW_BANDS];	/* the program's: when the bucket is full again, CLOCK_MONOTONIC in ps; all CPUs share it */
+	__u32 per_byte;			/* 1: the rate is of bytes */
+	__u32 pad;
+	__u64 dropped;
+};
+
+/* --- cache -------------------------------------------------------------------------------------------------------- */
+
+#define FLOW_CHAIN 4		/* a decision of more rules is not cached */
+#define FLOW_CACHE_WAYS 2
+
+/*
+ * The front words of a packet under the union of all masks, and the rules that decided for it: generation << 32 | rule, in
+ * order, 0 after the last. Rows of a CPU: flow_cache[cpu * entries + ...]. Its rest words are in the same row of
+ * flow_cache_rest.
+ */
+struct flow_cached {		/* 64 bytes, one cache line */
+	__u64 key[FLOW_FRONT];
+	__u64 rule[FLOW_CHAIN];
+};
+
+struct flow_count {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* What is in a packet and where; offsets are 0 where it has no such header, or not all of it. */
+struct flow_layout {
+	__u64 destination;	/* MAC addresses in memory order */
+	__u64 source;
+	__u64 addresses;	/* IPv4's and ARP's, network order, source in the low half */
+	__u32 end;		/* of the IP packet; padding follows */
+	__u32 ports;		/* as rules see them: network order, source in the low half */
+	__u16 ip_offset;	/* of what follows the tags */
+	__u16 l4_offset;	/* of a whole transport header */
+	__u16 ether_type;	/* of what follows the tags, host byte order */
+	__u8  network;		/* 4, 6: a whole IP header; 1: ARP */
+	__u8  protocol;
+	__u8  tos;
+	__u8  tags;
+	__u8  fragment;		/* 1: the first or a later one */
+	__u8  routed;		/* 1: checksums cover another IPv6 destination (RFC 8200 section 8.1) */
+	__u16 tci;		/* of the outermost tag, network order, with VLAN_TCI_PRESENT; 0: none */
+	__u16 pad;
+};
+
+#define FLOW_FARTHEST	0x1ff	/* no header is looked for beyond */
+#define FLOW_OFFSET_MASK 0x3ff
+
+/* What the program works on, one row per CPU. */
+struct flow_scratch {
+	struct flow_key key;
+	struct flow_key masked;		/* under the union */
+	__u64 hash;			/* of the masked key */
+	__u64 rule[FLOW_CHAIN];
+	__u64 best_precedence;		/* of the rule found so far: priority, rank of its mask; + 1, so that 0 is none */
+	__u32 best;
+	__u32 pad2;
+	struct flow_layout layout;
+	__u16 verdict;			/* enum flow_verdict */
+	__u16 port;			/* where it leaves: port id or set */
+	__u16 in_port;			/* port id */
+	__u16 pad;
+	__u32 frame_bytes;
+	__u32 turn;			/* which way of a full set the next flow takes */
+	__u64 hits;
+	__u64 misses;
+};
+
+/* What goes to user space with a packet. */
+enum flow_notice_reason {
+	NOTICE_ACTION = 1,	/* a rule says so */
+	NOTICE_TTL    = 2,	/* the TTL ran out */
+	NOTICE_SLOW   = 3,	/* user space does what the rules say */
+};
+
+struct flow_notice {
+	__u64 cookie;
+	__u32 frame_bytes;	/* of the whole frame */
+	__u16 port;		/* port id it came in by */
+	__u8  reason;		/* enum flow_notice_reason */
+	__u8  pad;
+};

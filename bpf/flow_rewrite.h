@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Rewriting a packet field by field, checksums following (RFC 1624, eqn. 3). logic::flow::execute does the same and is the
+ * judge. A packet that has not the field is left as it is. Global functions: the verifier looks at each once.
+ */
+#pragma once
+
+#define TCP_CHECKSUM_AT		16
+#define UDP_CHECKSUM_AT		6
+#define ICMPV6_CHECKSUM_AT	2
+#define IPV4_CHECKSUM_AT	10
+#define IPV4_TTL_AT		8
+
+/* A checksum after `difference` in the sum of what it covers. */
+static __always_inline __u16 checksum_plus(__u16 checksum, __u64 difference)
+{
+	__u64 sum = (__u16)~checksum + difference;
+
+	sum = (sum >> 32) + (sum & 0xffffffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	sum = (sum >> 16) + (sum & 0xffff);
+	return ~sum;
+}
+
+/* What replacing 16 or 32 bits adds to a sum. */
+static __always_inline __u64 replaced16(__u16 old, __u16 new)
+{
+	return (__u64)(__u16)~old + new;
+}
+
+static __always_inline __u64 replaced32(__u32 old, __u32 new)
+{
+	return (__u64)(__u32)~old + new;
+}
+
+/*
+ * The transport checksum after `difference` in what it covers: addresses or ports. UDP over IPv4 may have none (0), and a
+ * computed 0 is written as 0xffff (RFC 768).
+ */
+static __always_inline void patch_transport(struct xdp_md *ctx, const struct flow_layout *l, __u64 difference)
+{
+	bool udp = l->protocol == IPPROTO_UDP;
+	__u32 at = udp ? UDP_CHECKSUM_AT : TCP_CHECKSUM_AT;
+
+	if (l->protocol == IPPROTO_ICMPV6 && l->network == 6)
+		at = ICMPV6_CHECKSUM_AT;
+	else if (!udp && l->protocol != IPPROTO_TCP)
+		return;
+	__u16 *checksum = l->l4_offset ? flow_header(ctx, l->l4_offset + at, 2) : NULL;
+	if (!checksum || (udp && !*checksum))
+		return;
+	__u16 new = checksum_plus(*checksum, difference);
+	*checksum = udp && !new ? 0xffff : new;
+}
+
+/* `mac` in memory order; `at`: 0 destination, 6 source. */
+__noinline int set_mac(struct xdp_md *ctx, __u64 mac, __u32 at)
+{
+	__u16 *field = flow_header(ctx, at ? 6 : 0, 6);
+
+	if (!field)
+		return 0;
+	*(__u32 *)field = mac;
+	field[2] = mac >> 32;
+	return 0;
+}
+
+/* Source or destination of IPv4, or of ARP's sender and target where that is what the packet is. */
+__noinline int set_ipv4_address(struct xdp_md *ctx, struct flow_layout *l, __u32 address, bool destination)
+{
+	if (!l || l->network != 4)
+		return 0;
+	struct ipv4 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
+	if (!ip)
+		return 0;
+	__u32 old = destination ? ip->destination : ip->source;
+	__u64 difference = replaced32(old, address);
+
+	ip->checksum = checksum_plus(ip->checksum, difference);
+	if (destination)
+		ip->destination = address;
+	else
+		ip->source = address;
+	patch_transport(ctx, l, difference);
+	return 0;
+}
+
+/* One half of an IPv6 address: `word` 0..1 source, 2..3 destination. */
+__noinline int set_ipv6_half(struct xdp_md *ctx, struct flow_layout *l, __u64 half, __u32 word)
+{
+	if (!l || l->network != 6)
+		return 0;
+	__u64 *field = flow_header(ctx, l->ip_offset + 8 + (word & 3) * 8, 8);
+	if (!field)
+		return 0;
+	__u64 old = *field;
+
+	*field = half;
+	if (!(l->routed && word & 2))
+		patch_transport(ctx, l, replaced32(old, half) + replaced32(old >> 32, half >> 32));
+	return 0;
+}
+
+/* Bits of the ToS byte or traffic class. */
+__noinline int set_tos(struct xdp_md *ctx, struct flow_layout *l, __u8 value, __u8 mask)
+{
+	if (!l)
+		return 0;
+	__u16 *first = flow_header(ctx, l->ip_offset, IPV4_BYTES);
+	if (!first)
+		return 0;
+	__u16 old = bpf_ntohs(*first), bits = mask, set = value & mask;
+
+	if (l->network == 4) {
+		__u16 new = bpf_htons((old & ~bits) | set);
+		__u16 *checksum = (void *)first + IPV4_CHECKSUM_AT;
+
+		*checksum = checksum_plus(*checksum, replaced16(*first, new));
+		*first = new;
+	} else if (l->network == 6) {
+		*first = bpf_htons((old & ~(bits << 4)) | set << 4);
+	}
+	return 0;
+}
+
+/* The TTL or hop limit. */
+static __always_inline void write_ttl(struct xdp_md *ctx, const struct flow_layout *l, __u8 ttl)
+{
+	if (l->network == 4) {
+		struct ipv4 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
+		if (!ip)
+			return;
+		/* TTL is the first byte of its word in the checksum: the low one as loaded. */
+		ip->checksum = checksum_plus(ip->checksum, replaced16(ip->ttl, ttl));
+		ip->ttl = ttl;
+	} else if (l->network == 6) {
+		struct ipv6 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
+		if (ip)
+			ip->hop_limit = ttl;
+	}
+}
+
+__noinline int set_ttl(struct xdp_md *ctx, struct flow_layout *l, __u8 ttl)
+{
+	if (l)
+		write_ttl(ctx, l, ttl);
+	return 0;
+}
+
+/* 1 if the packet may not go on: its TTL was 1 or less. */
+__noinline int decrement_ttl(struct xdp_md *ctx, struct flow_layout *l)
+{
+	if (!l || (l->network != 4 && l->network != 6))
+		return 0;
+	__u8 *ttl = flow_header(ctx, l->ip_offset + (l->network == 4 ? IPV4_TTL_AT : 7), 1);
+	if (!ttl)
+		return 0;
+	if (*ttl <= 1)
+		return 1;
+	write_ttl(ctx, l, *ttl - 1);
+	return 0;
+}
+
+/* A transport port; `protocol` 0: of TCP or UDP, whichever it is. */
+__noinline int set_transport_port(struct xdp_md *ctx, struct flow_layout *l, __u16 port, bool destination, __u8 protocol)
+{
+	if (!l || !l->l4_offset || (l->protocol != IPPROTO_TCP && l->protocol != IPPROTO_UDP) ||
+	    (protocol && protocol != l->protocol))
+		return 0;
+	__u16 *ports = flow_header(ctx, l->l4_offset, 4);
+	if (!ports)
+		return 0;
+	__u16 old = destination ? ports[1] : ports[0];
+
+	if (destination)
+		ports[1] = port;
+	else
+		ports[0] = port;
+	patch_transport(ctx, l, replaced16(old, port));
+	return 0;
+}
+
+/* A new outermost tag, with what the one below says (OpenFlow 1.3.5 section 5.12.1); 1 if there is no room for it. */
+__noinline int push_tag(struct xdp_md *ctx, struct flow_layout *l, __u16 type, __u16 tci)
+{
+	if (!l || bpf_xdp_adjust_head(ctx, -TAG_BYTES))
+		return 1;
+	__u32 *word = flow_header(ctx, 0, ETHERNET_BYTES + 2 * TAG_BYTES);
+	if (!word)
+		return 1;	/* cannot be: it grew, and shorter frames are none */
+	__be16 *behind = (void *)(word + 3);
+
+	if (l->tags)
+		tci = behind[3] & ~bpf_htons(VLAN_TCI_PRESENT);	/* where a tag has DEI */
+	word[0] = word[1];
+	word[1] = word[2];
+	word[2] = word[3];
+	behind[0] = bpf_htons(type);
+	behind[1] = tci;
+	return read_layout(ctx, l);
+}
+
+/* Takes the outermost tag off, if there is one. */
+__noinline int pop_tag(struct xdp_md *ctx, struct flow_layout *l)
+{
+	__u32 *word = flow_header(ctx, 0, ETHERNET_BYTES + TAG_BYTES);
+
+	if (!l || !l->tags || !word)
+		return 0;
+	word[3] = word[2];
+	word[2] = word[1];
+	word[1] = word[0];
+	bpf_xdp_adjust_head(ctx, TAG_BYTES);
+	return read_layout(ctx, l);
+}
+
+/* Bits of the outermost tag's control information, network byte order; 1 if there is no tag. */
+__noinline int set_tci(struct xdp_md *ctx, struct flow_layout *l, __u16 value, __u16 mask)
+{
+	__u16 *tci = flow_header(ctx, ETHERNET_BYTES, 2);
+
+	if (!l || !l->tags || !tci)
+		return 1;
+	*tci = (*tci & ~mask) | (value & mask);
+	return 0;
+}
+
+/* The frame as what VXLAN carries (RFC 7348 section 5); 1 if there is no room. `hash` makes the source port. */
+__noinline int encap_vxlan(struct xdp_md *ctx, struct flow_layout *l, __u32 tunnel, __u32 hash)
+{
+	const struct flow_tunnel *t = ROW(flow_tunnels, tunnel);
+	__u32 inner_bytes = bpf_xdp_get_buff_len(ctx);
+
+	if (!l || !t || inner_bytes > 0xffff - VXLAN_OUTER_BYTES || bpf_xdp_adjust_head(ctx, -VXLAN_OUTER_BYTES))
+		return 1;
+	__u8 *outer = flow_header(ctx, 0, VXLAN_OUTER_BYTES);
+	if (!outer)
+		return 1;
+	__builtin_memcpy(outer, t->outer, VXLAN_OUTER_BYTES);
+	struct ipv4 *ip = (void *)outer + ETHERNET_BYTES;
+	__be16 *udp = (void *)(ip + 1);
+	__be16 ip_bytes = bpf_htons(inner_bytes + VXLAN_OUTER_BYTES - ETHERNET_BYTES);
+
+	/* The row has the checksum of a header whose length is 0. */
+	ip->total_length = ip_bytes;
+	ip->checksum = checksum_plus(ip->checksum, ip_bytes);
+	udp[0] = bpf_htons(0xc000 | hash >> 18);	/* 49152 to 65535 */
+	udp[2] = bpf_htons(inner_bytes + VXLAN_OUTER_BYTES - ETHERNET_BYTES - IPV4_BYTES);
+	return read_layout(ctx, l);
+}

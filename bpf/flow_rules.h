@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/* From a key to a rule: tuple space search, one hash per mask, in the order of the highest priority under each mask. */
+#pragma once
+
+#define K3 0xbf58476d1ce4e5b9ULL
+#define K4 0x94d049bb133111ebULL
+
+const volatile __u64 flow_seed[FLOW_FRONT + 1] = { K1, K2, K3, K4, K1 };	/* odd; random at load */
+
+/*
+ * A sum of products varies in its high bits only when the last bytes of a word do. One multiplication spreads these, two more
+ * folds bring them down (16,384 keys that differ in the last bytes of one field fill 16,384 sets as random ones do; with one
+ * multiplication less they fill half as many, and a fifth of 4,096 flows never found a place in the cache).
+ */
+static __always_inline __u64 flow_mix(__u64 h)
+{
+	h *= K2;
+	h = (h ^ h >> 32) * K1;
+	return h ^ h >> 32;
+}
+
+static __always_inline __u64 flow_hash(__u64 a, __u64 b, __u64 c, __u64 d)
+{
+	return a * flow_seed[0] + b * flow_seed[1] + c * flow_seed[2] + d * flow_seed[3];
+}
+
+/* The i-th rest word a mask uses, 0..FLOW_REST - 1; FLOW_REST after the last. */
+static __always_inline __u64 rest_word(const struct flow_mask *m, int i)
+{
+	__u64 at = i < m->rest_count ? m->rest[i] : FLOW_REST;
+
+	barrier_var(at);	/* the verifier shall see the check of the very register that is used */
+	return at < FLOW_REST ? at : FLOW_REST;
+}
+
+#define FOR_EACH_REST_WORD(m_, at_)							\
+	for (__u64 i_ = 0, at_; i_ < FLOW_REST && (at_ = rest_word(m_, i_)) < FLOW_REST; i_++)
+
+static __always_inline __u64 flow_rest_hash(__u64 h, const struct flow_mask *m, const struct flow_key *key)
+{
+	FOR_EACH_REST_WORD(m, at)
+		h = (h ^ (key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at])) * flow_seed[4] ^ h >> 29;
+	return h;
+}
+
+static __always_inline bool flow_rest_equal(const struct flow_rest *rest, const struct flow_mask *m, const struct flow_key *key)
+{
+	FOR_EACH_REST_WORD(m, at)
+		if ((key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at]) != rest->word[at])
+			return false;
+	return true;
+}
+
+static __always_inline void flow_rest_store(struct flow_rest *rest, const struct flow_mask *m, const struct flow_key *key)
+{
+	FOR_EACH_REST_WORD(m, at)
+		rest->word[at] = key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at];
+}
+
+/* The rule with this key in a bucket: its id, 0 if none; sets *full when the key may be in the other bucket. */
+static __always_inline __u32 flow_search(const struct flow_scratch *s, const struct flow_mask *m, __u32 mask, __u32 bucket,
+					 __u32 tag, bool *full)
+{
+	const struct flow_bucket *b = ROW(flow_index, bucket);
+
+	if (!b)
+		return 0;
+	*full = true;
+	for (int i = 0; i < FLOW_WAYS; i++) {
+		__u64 slot = *(volatile const __u64 *)&b->slot[i];
+		const struct flow_rule *rule;
+		const struct flow_rest *rest;
+
+		if (!slot) {
+			*full = false;
+			continue;
+		}
+		if (slot >> 32 != tag || !(rule = ROW(flow_rules, (__u32)slot)))
+			continue;
+		if (rule->mask != mask || rule->key[0] != (s->key.word[0] & m->word[0]) ||
+		    rule->key[1] != (s->key.word[1] & m->word[1]) || rule->key[2] != (s->key.word[2] & m->word[2]) ||
+		    rule->key[3] != (s->key.word[3] & m->word[3]))
+			continue;
+		if (m->rest_count && (!(rest = ROW(flow_rest, rule->rest)) || !flow_rest_equal(rest, m, &s->key)))
+			continue;
+		return slot;
+	}
+	return 0;
+}
+
+/* The rule under one mask: a global function, which the verifier looks at once. */
+__noinline __u32 flow_probe(struct flow_scratch *s, __u32 mask)
+{
+	const struct flow_mask *m = ROW(flow_masks, mask);
+	bool full = false;
+
+	if (!s || !m)
+		return 0;
+	__u64 h = flow_hash(s->key.word[0] & m->word[0], s->key.word[1] & m->word[1], s->key.word[2] & m->word[2],
+			    s->key.word[3] & m->word[3]);
+	if (m->rest_count)
+		h = flow_rest_hash(h, m, &s->key);
+	h = flow_mix(h);
+	__u64 index = *(volatile const __u64 *)&m->index;
+	__u32 first = index, buckets = index >> 32, bucket = h >> 32 & buckets;
+	__u32 rule = flow_search(s, m, mask, first + bucket, h, &full);
+
+	if (!rule && full)
+		rule = flow_search(s, m, mask, first + ((bucket ^ 1) & buckets), h, &full);
+	return rule;
+}
+
+/* Looks under one mask of a table. State is in the scratch row: the verifier looks at this once, not at all of its histories. */
+__noinline int flow_try(struct flow_scratch *s, __u64 entry)
+{
+	__u32 mask = entry & FLOW_ORDER_ROW;
+	__u64 rank = entry >> FLOW_RANK_SHIFT & ((1ULL << FLOW_RANK_BITS) - 1);
+
+	if (!s || !mask || s->best_precedence > entry >> FLOW_RANK_SHIFT)
+		return 0;
+	__u32 found = flow_probe(s, mask);
+	const struct flow_rule *rule = found ? ROW(flow_rules, found) : NULL;
+
+	if (!rule)
+		return 0;
+	__u64 precedence = ((__u64)rule->priority << FLOW_RANK_BITS | rank) + 1;
+	if (precedence > s->best_precedence) {
+		s->best = found;
+		s->best_precedence = precedence;
+	}
+	return 0;
+}
+
+/*
+ * The rule of a table: the one of highest priority that matches, among equals the one under the mask of highest rank
+ * (logic::flow::table); else what the table does without one.
+ */
+__noinline __u32 flow_lookup(struct flow_scratch *s, __u32 table)
+{
+	const struct flow_table *t = ROW(flow_tables, table);
+
+	if (!s || !t)
+		return 0;
+	s->best = 1 + table;
+	s->best_precedence = 0;
+	for (int i = 0; i < FLOW_ORDER && i < (int)t->count; i++)
+		flow_try(s, *(volatile const __u64 *)&t->order[i]);
+	return s->best;
+}
+
+/* What later tables see of the packet. */
+__noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
+{
+	const struct flow_patch *patch = ROW(flow_patches, row);
+
+	if (!s || !patch)
+		return 0;
+	for (int i = 0; i < FLOW_WORDS; i++)
+		s->key.word[i] = (s->key.word[i] & ~patch->mask[i]) | patch->value[i];
+	return 0;
+}
+
+/* Through the tables: fills s->rule. How many rules decided; FLOW_CHAIN + 1: more than can be cached. */
+__noinline __u32 flow_classify(struct flow_scratch *s)
+{
+	__u32 table = 0, n = 0;
+
+	if (!s)
+		return 0;
+	for (int i = 0; i < FLOW_CHAIN; i++)
+		s->rule[i] = 0;
+	for (int i = 0; i < FLOW_TABLES; i++) {
+		__u32 id = flow_lookup(s, table);
+		const struct flow_rule *rule = ROW(flow_rules, id);
+
+		if (!rule)
+			return n;
+		if (n >= FLOW_CHAIN)
+			return FLOW_CHAIN + 1;
+		s->rule[n & (FLOW_CHAIN - 1)] = (__u64)*(volatile const __u32 *)&rule->generation << 32 | id;
+		n++;
+		if (!rule->next_table)
+			break;
+		table = rule->next_table;
+		if (rule->patch)
+			flow_apply_patch(s, rule->patch);
+	}
+	return n;
+}
