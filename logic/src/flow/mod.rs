@@ -8,6 +8,7 @@
 //! | `packet` | a packet's bytes to its key: where fields are |
 //! | `execute`, `checksum` | actions on the bytes of a packet |
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
+//! | `flows` | tables and kernel plane kept together: what the daemon talks to |
 //! | `program` | what the kernel plane does for a rule's instructions, and what is left to user space |
 //! | `kernel` | how rules become words of memory, and when cached flows die |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
@@ -19,6 +20,7 @@ pub mod action;
 mod checksum;
 pub mod execute;
 pub mod field;
+pub mod flows;
 pub mod kernel;
 pub mod key;
 pub mod packet;

@@ -183,6 +183,18 @@ pub struct FlowFilter {
     pub cookie_mask: u64,
 }
 
+impl FlowFilter {
+    /// All rules.
+    pub const EVERYTHING: FlowFilter = FlowFilter {
+        table: None,
+        matching: Match::ANY,
+        out_port: None,
+        out_group: None,
+        cookie: 0,
+        cookie_mask: 0,
+    };
+}
+
 /// A rule as statistics show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowStats {

@@ -35,7 +35,7 @@ mod pool;
 mod ranges;
 mod steps;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 /// What words are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
@@ -75,7 +75,7 @@ pub mod rule_word {
 pub const FLAG_CLEAR: u64 = 1;
 pub const FLAG_SENDS: u64 = 2;
 
-/// Rules that a new one overlaps are made void one by one up to this many; beyond, all caches are emptied.
+/// Rules that a new one may overlap are looked at one by one up to this many; beyond, all caches are emptied.
 const VOID_ONE_BY_ONE: usize = 4096;
 
 /// The row of a rule.
@@ -163,6 +163,11 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
+    /// The memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+
     /// What a table does with a packet that no rule of it matches.
     pub fn set_miss(&mut self, table: TableId, verdict: &Verdict) {
         let program =
@@ -170,13 +175,10 @@ impl<M: FlowMemory> Writer<M> {
         self.decide(miss(table), &program);
     }
 
-    /// Can this rule be placed? To be asked before [`Tables::apply`] is told to add it: what is refused changes nothing.
-    pub fn has_room(&self, rules: usize) -> Result<(), Refused> {
-        let capacity = self.memory.rules().len() / words::RULE - 1 - usize::from(TABLES);
-        if rules < capacity { Ok(()) } else { Err(Refused::TableFull) }
-    }
-
     /// Publishes a change. `tables` has it already.
+    ///
+    /// # Errors
+    /// There is no room for a new rule: nothing was published, and the tables are to take it back.
     pub fn apply(&mut self, tables: &Tables, change: &Change) -> Result<(), Refused> {
         match change {
             Change::Added(id) => self.add(tables, *id),
@@ -250,13 +252,16 @@ impl<M: FlowMemory> Writer<M> {
     fn add(&mut self, tables: &Tables, id: RuleId) -> Result<(), Refused> {
         let Some(rule) = tables.rule(id) else { return Ok(()) };
         let (row, mask, key) = (row(id), *rule.matching.mask(), rule.matching.key().words());
+        if row as usize >= self.memory.rules().len() / words::RULE {
+            return Err(Refused::TableFull);
+        }
         let mask_row = self.masks.get(&self.memory, rule.table, &mask)?;
         let hash = self.seed.key(&key, &mask.words());
         let hides = tables.next_of_match(id);
         let first = tables.first_of_match(id) == Some(id);
         let takes_a_slot = first && hides.is_none();
-        let rest = self.write_rest(&key).filter(|_| !takes_a_slot || self.make_room(mask_row, hash));
-        let Some(rest) = rest else {
+        let room = !takes_a_slot || self.make_room(mask_row, hash);
+        let Some(rest) = room.then(|| self.write_rest(&key)).flatten() else {
             self.masks.put(&self.memory, mask_row).then(|| self.masks.free(mask_row));
             return Err(Refused::TableFull);
         };
@@ -302,12 +307,12 @@ impl<M: FlowMemory> Writer<M> {
             self.batch.forget.push(*key);
             return;
         }
-        let before = self.batch.void.len();
-        self.batch.void.push(miss(table));
-        self.batch.void.extend(tables.overlapped_by(id).take(VOID_ONE_BY_ONE).map(row));
-        if self.batch.void.len() - before > VOID_ONE_BY_ONE {
+        if tables.overlap_effort(id) > VOID_ONE_BY_ONE {
             self.batch.flush = true;
+            return;
         }
+        self.batch.void.push(miss(table));
+        self.batch.void.extend(tables.overlapped_by(id).map(row));
     }
 
     fn remove(&mut self, id: RuleId, next: Option<RuleId>) {

@@ -9,7 +9,7 @@ use crate::flow::{
 };
 use proptest::prelude::*;
 
-pub(super) const SMALL: FlowCapacity = FlowCapacity {
+pub(in crate::flow) const SMALL: FlowCapacity = FlowCapacity {
     rules: 200,
     buckets: 256,
     rest: 64,

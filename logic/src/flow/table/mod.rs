@@ -150,6 +150,14 @@ impl Tables {
         }
     }
 
+    /// Takes back a rule that was added and found no place where packets are forwarded: nobody is told of it.
+    pub fn withdraw(&mut self, id: RuleId) {
+        if self.rows.get(id).is_some() {
+            self.remove(id, Removed::Delete, 0);
+            self.rows.release(id);
+        }
+    }
+
     /// The id of a removed rule, that nobody uses any more, may be given to another one.
     pub fn release(&mut self, id: RuleId) {
         self.rows.release(id);
@@ -170,6 +178,20 @@ impl Tables {
             cookie: row.cookie,
             instructions: &row.instructions,
         })
+    }
+
+    /// All rules.
+    pub fn ids(&self) -> impl Iterator<Item = RuleId> + '_ {
+        self.rows.ids()
+    }
+
+    /// The rules that a delete or modify is about.
+    pub fn meant_by(&self, request: &FlowMod) -> Vec<RuleId> {
+        let strict = match request.command {
+            FlowCommand::Modify { strict } | FlowCommand::Delete { strict } => strict,
+            FlowCommand::Add => true,
+        };
+        self.hits(&filter(request), strict.then_some(request.priority)).collect()
     }
 
     /// The rule of the highest priority with the same table and match: this one itself, if it is not hidden.

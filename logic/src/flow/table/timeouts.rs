@@ -12,6 +12,16 @@ impl Tables {
         }
     }
 
+    /// What a rule is known to have counted since its id was given out.
+    pub fn counted(&self, id: RuleId) -> Option<Count> {
+        self.rows.get(id).map(|row| row.total)
+    }
+
+    /// All rules that end when no packet comes.
+    pub fn with_idle_timeout(&self) -> impl Iterator<Item = RuleId> + '_ {
+        self.due.iter().map(|&(_, id)| id).filter(|&id| self.rows[id].idle_timeout > 0)
+    }
+
     /// The rules that may end now, as far as their counters are known.
     pub fn due(&self, now_ms: u64) -> impl Iterator<Item = RuleId> + '_ {
         self.due.range(..=(now_ms, RuleId(u32::MAX))).map(|&(_, id)| id)

@@ -1,0 +1,278 @@
+//! The flow tables and what packets see of them, kept together: [`Flows`].
+//!
+//! Requests are answered at once: they are refused, or published. A barrier is answered when the batch that they are in is
+//! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
+
+use super::{
+    FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, GroupMod, Key, MeterMod, Port, Refused,
+    kernel::{self, Batch, FlowMemory, Seed, Writer, words},
+    program::Verdict,
+    table::{Aggregate, Change, Count, Dialect, RuleId, Tables},
+};
+use std::sync::atomic::Ordering::Acquire;
+
+/// Flow tables over the memory that the kernel plane reads.
+pub struct Flows<M> {
+    tables: Tables,
+    writer: Writer<M>,
+    /// What is waited for.
+    batch: Option<Batch>,
+    /// Rules that are gone and asked to be told of: row, what it had counted then, the notice.
+    ended: Vec<Ended>,
+    ending: Vec<Ended>,
+}
+
+type Ended = (u32, Count, FlowRemoved);
+
+impl<M: FlowMemory> Flows<M> {
+    /// No rules: table 0 does this with every packet, other tables drop what they do not match (OpenFlow 1.3 section 5.4).
+    pub fn new(memory: M, seed: Seed, miss: &Verdict) -> Self {
+        let mut writer = Writer::new(memory, seed);
+        writer.set_miss(0, miss);
+        Self { tables: Tables::new(), writer, batch: None, ended: Vec::new(), ending: Vec::new() }
+    }
+
+    /// The tables, to be asked.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// The ports there are, and whether they are up.
+    pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (Port, bool)>) {
+        let changes = self.tables.set_ports(ports);
+        self.publish_all(changes);
+    }
+
+    /// Changes rules.
+    ///
+    /// # Errors
+    /// Refused: nothing has changed.
+    pub fn apply(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<(), Refused> {
+        if matches!(request.command, FlowCommand::Delete { .. }) {
+            self.tables.meant_by(request).into_iter().for_each(|id| self.count(id, now_ms));
+        }
+        let changes = self.tables.apply(request, dialect, now_ms)?;
+        if let [Change::Added(id)] = changes[..] {
+            let added = self.writer.apply(&self.tables, &Change::Added(id));
+            return added.inspect_err(|_| self.tables.withdraw(id));
+        }
+        self.publish_all(changes);
+        Ok(())
+    }
+
+    /// Changes groups, and ends the rules that use what is deleted.
+    ///
+    /// # Errors
+    /// Refused: nothing has changed.
+    pub fn apply_group(&mut self, request: &GroupMod, now_ms: u64) -> Result<(), Refused> {
+        if matches!(request, GroupMod::Delete(_)) {
+            self.count_all(now_ms);
+        }
+        let changes = self.tables.apply_group(request, now_ms)?;
+        self.publish_all(changes);
+        Ok(())
+    }
+
+    /// Changes meters, and ends the rules that use what is deleted.
+    ///
+    /// # Errors
+    /// Refused: nothing has changed.
+    pub fn apply_meter(&mut self, request: &MeterMod, now_ms: u64) -> Result<(), Refused> {
+        if matches!(request, MeterMod::Delete(_)) {
+            self.count_all(now_ms);
+        }
+        let changes = self.tables.apply_meter(request, now_ms)?;
+        self.publish_all(changes);
+        Ok(())
+    }
+
+    /// Looks which rules with an idle timeout have had packets since the last look, and ends the rules whose time is up. To
+    /// be called once a second: that is how exactly idle times are known.
+    pub fn expire(&mut self, now_ms: u64) {
+        let idle: Vec<RuleId> = self.tables.with_idle_timeout().collect();
+        idle.into_iter().for_each(|id| self.count(id, now_ms));
+        let due: Vec<RuleId> = self.tables.due(now_ms).collect();
+        due.into_iter().for_each(|id| self.count(id, now_ms));
+        let changes = self.tables.expire(now_ms);
+        self.publish_all(changes);
+    }
+
+    /// The rules that a filter means, with counters as they are now.
+    pub fn stats(&mut self, filter: &FlowFilter, now_ms: u64) -> Vec<FlowStats> {
+        self.count_all(now_ms);
+        self.tables.flows(filter, now_ms).collect()
+    }
+
+    /// The same, summed.
+    pub fn aggregate(&mut self, filter: &FlowFilter, now_ms: u64) -> Aggregate {
+        self.count_all(now_ms);
+        self.tables.aggregate(filter)
+    }
+
+    /// Ends the batch of what was changed so far; false: there is nothing to wait for. A grace period, then
+    /// [`void`](Flows::void); another, then [`finish`](Flows::finish). What is changed meanwhile is in the next batch, which
+    /// must not be sealed before this one is finished.
+    pub fn seal(&mut self) -> bool {
+        debug_assert!(self.batch.is_none(), "one batch at a time");
+        let batch = self.writer.seal();
+        self.ending.append(&mut self.ended);
+        let waits = !batch.is_empty();
+        self.batch = waits.then_some(batch);
+        waits
+    }
+
+    /// After the first grace period.
+    pub fn void(&mut self) {
+        if let Some(batch) = &mut self.batch {
+            self.writer.void(batch);
+        }
+    }
+
+    /// After the second: packets obey. The rules that ended in this batch and asked to be told of, with all that they counted.
+    pub fn finish(&mut self) -> Vec<FlowRemoved> {
+        let ended = std::mem::take(&mut self.ending);
+        let late = |(row, before, mut notice): Ended| {
+            let since = self.counted(row).since(before);
+            notice.packets = notice.packets.saturating_add(since.packets);
+            notice.bytes = notice.bytes.saturating_add(since.bytes);
+            notice
+        };
+        let notices = ended.into_iter().map(late).collect();
+        if let Some(batch) = self.batch.take() {
+            self.writer.reclaim(batch).into_iter().for_each(|id| self.tables.release(id));
+        }
+        notices
+    }
+
+    /// Packets and bytes of a row, all CPUs together; rows 1..=TABLES are the tables' misses.
+    pub fn counted(&self, row: u32) -> Count {
+        let (counters, cpus) = (self.writer.memory().counters(), self.writer.memory().cpus());
+        let per_cpu = counters.len() / cpus;
+        let at = |cpu: usize, word: usize| cpu * per_cpu + row as usize * words::COUNT + word;
+        let sum = |word: usize| (0..cpus).map(|cpu| counters[at(cpu, word)].load(Acquire)).sum();
+        Count { packets: sum(0), bytes: sum(1) }
+    }
+
+    /// The rule that a packet gets in a table.
+    pub fn lookup(&self, table: u8, key: &Key) -> Option<RuleId> {
+        self.tables.lookup(table, key)
+    }
+
+    fn publish_all(&mut self, changes: Vec<Change>) {
+        for change in changes {
+            // Only a new rule can be refused.
+            let _ = self.writer.apply(&self.tables, &change);
+            if let Change::Removed { id, notice: Some(notice), .. } = change {
+                let row = kernel::row(id);
+                self.ended.push((row, self.counted(row), *notice));
+            }
+        }
+    }
+
+    fn count_all(&mut self, now_ms: u64) {
+        let ids: Vec<RuleId> = self.tables.ids().collect();
+        ids.into_iter().for_each(|id| self.count(id, now_ms));
+    }
+
+    /// Tells the tables what a rule has counted. When its last packet came is not known better than that it came since the
+    /// last look.
+    fn count(&mut self, id: RuleId, now_ms: u64) {
+        let count = self.counted(kernel::row(id));
+        let used_ms = if self.tables.counted(id) == Some(count) { 0 } else { now_ms };
+        self.tables.count(id, count, used_ms);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::{
+        kernel::{HeapFlows, row, tests::SMALL},
+        text::parse_flow,
+    };
+
+    fn flows() -> Flows<HeapFlows> {
+        let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &Verdict::Normal);
+        flows.set_ports((1..=4).map(|port| (Port(port), true)));
+        flows
+    }
+
+    fn change(
+        flows: &mut Flows<HeapFlows>,
+        command: FlowCommand,
+        text: &str,
+        now_ms: u64,
+    ) -> Result<(), Refused> {
+        flows.apply(&parse_flow(text, command).unwrap(), Dialect::OpenFlow10, now_ms)
+    }
+
+    /// As the program counts, on the second CPU.
+    fn packets(flows: &Flows<HeapFlows>, row: u32, packets: u64) {
+        let counters = flows.writer.memory().counters();
+        let at = counters.len() / 2 + row as usize * words::COUNT;
+        counters[at].fetch_add(packets, std::sync::atomic::Ordering::AcqRel);
+        counters[at + 1].fetch_add(60 * packets, std::sync::atomic::Ordering::AcqRel);
+    }
+
+    fn settle(flows: &mut Flows<HeapFlows>) -> Vec<FlowRemoved> {
+        flows.seal();
+        flows.void();
+        flows.finish()
+    }
+
+    const DELETE: FlowCommand = FlowCommand::Delete { strict: false };
+
+    #[test]
+    fn a_rule_that_ends_tells_all_that_it_counted() {
+        let mut f = flows();
+        change(&mut f, FlowCommand::Add, "in_port=1,send_flow_rem,actions=output:2", 0).unwrap();
+        assert_eq!(settle(&mut f), []);
+        let rule = row(f.tables().ids().next().unwrap());
+        packets(&f, rule, 3);
+        change(&mut f, DELETE, "in_port=1", 1000).unwrap();
+        f.seal();
+        f.void();
+        // A program that looked before the rule went.
+        packets(&f, rule, 1);
+        let told: Vec<_> = f.finish().iter().map(|n| (n.packets, n.bytes, n.duration_sec)).collect();
+        assert_eq!(told, [(4, 240, 1)]);
+        // The next owner of the row begins at 0.
+        change(&mut f, FlowCommand::Add, "in_port=2,actions=output:1", 2000).unwrap();
+        assert_eq!(f.stats(&FlowFilter::EVERYTHING, 2000).iter().map(|s| s.packets).collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
+    fn an_idle_rule_ends_and_a_used_one_stays() {
+        let mut f = flows();
+        for port in [1, 2] {
+            let text = format!("in_port={port},idle_timeout=3,send_flow_rem,actions=output:4");
+            change(&mut f, FlowCommand::Add, &text, 0).unwrap();
+        }
+        settle(&mut f);
+        let ids: Vec<RuleId> = f.tables().ids().collect();
+        for second in 1..=6 {
+            packets(&f, row(ids[1]), u64::from(second <= 4));
+            f.expire(1000 * second);
+            let ended: Vec<_> = settle(&mut f).iter().map(|n| n.packets).collect();
+            assert_eq!(ended, if second == 3 { vec![0] } else { vec![] }, "second {second}");
+        }
+        f.expire(7000);
+        assert_eq!(settle(&mut f).iter().map(|n| n.packets).collect::<Vec<_>>(), [4]);
+    }
+
+    #[test]
+    fn what_finds_no_place_is_refused_and_leaves_nothing() {
+        let mut f = flows();
+        let add = |f: &mut Flows<HeapFlows>, i: u32| {
+            change(f, FlowCommand::Add, &format!("ip,nw_dst=10.0.{}.{},actions=output:2", i >> 8, i & 255), 0)
+        };
+        let taken = (0..1000).find(|&i| add(&mut f, i).is_err()).unwrap();
+        assert_eq!(add(&mut f, taken), Err(Refused::TableFull));
+        assert_eq!(f.tables().ids().count(), taken as usize);
+        assert!(taken > 150, "{taken} of 200 rows");
+        settle(&mut f);
+        change(&mut f, DELETE, "ip,nw_dst=10.0.0.1", 0).unwrap();
+        settle(&mut f);
+        assert_eq!(add(&mut f, taken), Ok(()));
+    }
+}
