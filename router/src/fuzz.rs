@@ -11,21 +11,87 @@ use crate::{
     },
     hazards, netlink,
 };
-use logic::net::{Mac, Vlan};
+use logic::{
+    flow::{
+        FlowCommand, Key, Port,
+        execute::{Context, Packet, execute},
+        packet::VXLAN_PORT,
+        text::{FlowText, parse_actions, parse_flow},
+    },
+    net::{Mac, Vlan},
+    openflow::{
+        BadMessage, Message, v10, v13,
+        wire::{self, Split},
+    },
+};
 use std::{io::Cursor, path::Path};
 
 /// Panics if an input is not dealt with.
 pub type Target = fn(&[u8]);
 
 /// By the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 6] = [
+pub const TARGETS: [(&str, Target); 9] = [
+    ("actions", actions),
     ("api", api),
     ("capture", capture),
     ("config", config),
+    ("flow", flow),
     ("frame", frame),
     ("netlink", netlink),
+    ("openflow", openflow),
     ("packet", packet),
 ];
+
+/// A line of actions, and behind it the packet that they are done to.
+fn actions(bytes: &[u8]) {
+    let Some(end) = bytes.iter().position(|byte| *byte == b'\n') else { return };
+    let frame = &bytes[end + 1..];
+    let before = Key::of(frame, Port(1), VXLAN_PORT);
+    let Ok(list) = parse_actions(&String::from_utf8_lossy(&bytes[..end])) else { return };
+    let (mut packet, mut sent) = (Packet::new(frame, Port(1)), Vec::new());
+    let _ = execute(&mut packet, &list, &Context::PLAIN, &mut sent);
+    assert!(sent.len() <= list.len(), "{list:?}");
+    if list.is_empty() {
+        assert_eq!(Key::of(&packet.frame, Port(1), VXLAN_PORT), before);
+    }
+}
+
+/// A flow as `ovs-ofctl` has it; what is understood is written so that it is understood again.
+fn flow(bytes: &[u8]) {
+    let Ok(flow) = parse_flow(&String::from_utf8_lossy(bytes), FlowCommand::Add) else { return };
+    let text = FlowText { flow: &flow, counted: None }.to_string();
+    let again = parse_flow(&text, FlowCommand::Add).unwrap_or_else(|e| panic!("{text}: {e}"));
+    assert_eq!(
+        (again.matching, again.priority, &again.instructions),
+        (flow.matching, flow.priority, &flow.instructions),
+        "{text}"
+    );
+}
+
+/// A stream of OpenFlow messages: what can be read and written is read again the same, what cannot has its error.
+fn openflow(mut bytes: &[u8]) {
+    type Decode = fn(&[u8]) -> Result<(wire::Header, Message), BadMessage>;
+    while let Split::Message(header, message) = wire::split(bytes) {
+        bytes = &bytes[message.len()..];
+        let decode: Decode = if header.version == 1 { v10::decode } else { v13::decode };
+        let mut again = Vec::new();
+        match decode(message) {
+            Err(bad) => {
+                let _ = if header.version == 1 { v10::error(bad, message) } else { v13::error(bad, message) };
+            }
+            Ok((_, read)) => {
+                let written = if header.version == 1 {
+                    v10::encode(&read, header.xid, &mut again)
+                } else {
+                    v13::encode(&read, header.xid, &mut again)
+                };
+                if written.is_ok() {
+                    assert_eq!(decode(&again).map(|(_, message)| message), Ok(read));
+                }
+            }
+        }
+    }
+}
 
 /// The body of a request to the API.
 fn api(bytes: &[u8]) {
