@@ -2,28 +2,37 @@
 /* Flow rules in the path of a packet: which rules decide (cache, else search), what they do, what becomes of it. */
 #pragma once
 
-/* Rules of a packet that agree with the cache (Q3, Q10), else with the tables. False: too many tables to say. */
+/*
+ * The rules that decide: by the cache (Q3, Q10), else by the tables. Fills s->rule and s->decision; false: user space has to
+ * say. Nothing is cached that user space decides, not even while a rule is being rewritten.
+ */
 static __always_inline bool decide(const struct packet *p, struct flow_scratch *s)
 {
 	const struct flow_mask *all = ROW(flow_masks, 0);
+	__u32 rules = 0;
 
-	if (!all)
+	if (!all || s->layout.unseen)
 		return false;
-	if (all->rest_count)
+	bool rest = *(volatile const __u8 *)&all->rest_count;
+	if (rest)
 		read_rest(p->ctx, s);
+	if (s->layout.unseen)
+		return false;
 	flow_reduce(s, all);
-	const struct flow_cached *cached = flow_cache_find(p, s, all);
-	if (cached) {
+	for (int i = 0; i < FLOW_TABLES; i++)
+		s->rule[i] = 0;
+	if (flow_cached_in(p, s, all, 0) || flow_cached_in(p, s, all, 1)) {
 		s->hits++;
-		for (int i = 0; i < FLOW_CHAIN; i++)
-			s->rule[i] = cached->rule[i];
 		return true;
 	}
 	s->misses++;
-	__u32 rules = flow_classify(s);
-	if (rules > FLOW_CHAIN)
+	for (int i = 0; i < FLOW_TABLES; i++)
+		s->rule[i] = 0;
+	rules = flow_classify(s);
+	/* A rule that looks further came meanwhile: what it was compared with are the last packet's words. */
+	if (!rules || (!rest && *(volatile const __u8 *)&all->rest_count))
 		return false;
-	if (flow_seen_before(p, s->hash))
+	if (rules <= FLOW_CHAIN && flow_seen_before(p, s->hash))
 		flow_cache_insert(p, s, all);
 	return true;
 }
@@ -61,6 +70,7 @@ __noinline int within_meter(__u32 row, __u32 bytes)
 	return 1;
 }
 
+/* 0: user space has it, or will. */
 __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u64 cookie, __u32 bytes, __u8 reason)
 {
 	if (!s)
@@ -70,8 +80,7 @@ __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u64 cookie, 
 
 	if (bytes > whole)
 		bytes = whole;
-	bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &notice, sizeof(notice));
-	return 0;
+	return bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &notice, sizeof(notice));
 }
 
 /* Spreads flows over a group's buckets: addresses, protocol and ports, whatever the rules looked at. */
@@ -184,11 +193,15 @@ struct flow_plan {
 	bool sent;
 };
 
-static __always_inline bool goes_together(struct flow_plan *plan, const struct flow_rule *rule, __u32 i)
+static __always_inline bool
+goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct flow_rule *rule, __u64 decision, __u32 i)
 {
 	__u32 ranks = rule->set_ranks;
 
-	if (rule->kind == FLOW_SLOW)
+	if ((__u8)decision == FLOW_SLOW)
+		return false;
+	/* A broadcast loses frames of several buffers (dev_map_enqueue_multi). */
+	if (s->multi_buffer && ((__u8)decision == FLOW_BROADCAST || rule->flags & FLOW_RULE_BROADCASTS))
 		return false;
 	if (rule->flags & FLOW_RULE_CLEAR) {
 		plan->ranks = 0;
@@ -198,7 +211,8 @@ static __always_inline bool goes_together(struct flow_plan *plan, const struct f
 		return false;
 	plan->ranks |= ranks;
 	plan->sent |= rule->flags & FLOW_RULE_SENDS;
-	return !(plan->sent && plan->ranks & FLOW_RANK_OUTPUT);
+	/* What was sent must not be rewritten by a set that is done later. */
+	return !(plan->sent && plan->ranks);
 }
 
 /* What all the rules that decided say. A packet that needs user space is told from its first byte on: nothing is done to it. */
@@ -208,29 +222,30 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 
 	if (!s)
 		return 0;
-	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+	for (__u32 i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
-		if (!rule || !goes_together(&plan, rule, i)) {
+		/* Read once: it may be another one the next time. */
+		__u64 decision = rule ? *(volatile const __u64 *)&rule->kind : FLOW_SLOW;
+		s->decision[i] = decision;
+		if (!rule || !goes_together(&plan, s, rule, decision, i)) {
 			s->verdict = FLOW_SLOW;
 			return 0;
 		}
 	}
 	s->verdict = FLOW_DROP;
-	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
-		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+	for (int i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
+		__u64 decision = s->decision[i];
 
-		if (!rule)
-			return 0;
-		if (rule->kind == FLOW_STEPS) {
-			if (flow_steps_of(ctx, s, rule->steps) < 0)
+		if ((__u8)decision == FLOW_STEPS) {
+			if (flow_steps_of(ctx, s, decision >> 32) < 0)
 				return 0;
-		} else if (rule->kind != FLOW_DROP) {
-			s->verdict = rule->kind;
-			s->port = rule->port;
+		} else if ((__u8)decision != FLOW_DROP) {
+			s->verdict = (__u8)decision;
+			s->port = decision >> 16;
 		}
 	}
-	for (__u32 i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+	for (__u32 i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
 		if (rule && rule->set_steps && i >= plan.from && flow_steps_of(ctx, s, rule->set_steps) < 0)
@@ -241,7 +256,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 
 static __always_inline void count_rules(const struct packet *p, const struct flow_scratch *s)
 {
-	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+	for (int i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
 		struct flow_count *count = ROW(flow_counters, p->cpu * flow_rows + (__u32)s->rule[i]);
 
 		if (!count)
@@ -251,19 +266,17 @@ static __always_inline void count_rules(const struct packet *p, const struct flo
 	}
 }
 
+/* A rule's output that cannot be is no packet for the kernel: the rule says where it goes, and it may be rewritten. */
 static __always_inline enum reason redirected(long action)
 {
-	return action == XDP_REDIRECT ? REASON_NONE : REASON_TX_NOT_READY;
+	return action == XDP_REDIRECT ? REASON_NONE : REASON_RULE_NO_PORT;
 }
 
 static __always_inline enum reason carry_out(struct packet *p, struct flow_scratch *s)
 {
-	__u16 verdict = s->verdict;
 	void *set;
 
-	if (verdict == FLOW_BROADCAST && p->multi_buffer)
-		verdict = FLOW_SLOW;	/* a broadcast loses frames of several buffers (dev_map_enqueue_multi) */
-	switch (verdict) {
+	switch (s->verdict) {
 	case FLOW_OUTPUT:
 		if (s->port == p->port)
 			return REASON_RULE_DROP;	/* only IN_PORT sends it back (OpenFlow 1.0 section 5.2.1) */
@@ -273,15 +286,14 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	case FLOW_BROADCAST:
 		set = ROW(flow_sets, s->port);
 		if (!set)
-			return REASON_MAP_FULL;
+			return REASON_RULE_NO_PORT;
 		return redirected(bpf_redirect_map(set, 0, BPF_F_BROADCAST | BPF_F_EXCLUDE_INGRESS));
 	case FLOW_NORMAL:
 		return forward_normal(p);
 	case FLOW_LOCAL:
 		return REASON_RULE_LOCAL;
 	case FLOW_SLOW:
-		notify(p->ctx, s, 0, ~0U, NOTICE_SLOW);
-		return REASON_RULE_SLOW;
+		return notify(p->ctx, s, 0, ~0U, NOTICE_SLOW) ? REASON_RULE_SLOW_LOST : REASON_RULE_SLOW;
 	default:
 		return REASON_RULE_DROP;
 	}
@@ -302,10 +314,11 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 		return carry_out(p, s);
 	}
 	count_rules(p, s);
-	only = s->rule[1] ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
-	if (only && only->kind < FLOW_STEPS && !only->set_steps) {
-		s->verdict = only->kind;
-		s->port = only->port;
+	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
+	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
+	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {
+		s->verdict = (__u8)decision;
+		s->port = decision >> 16;
 	} else {
 		run_rules(p->ctx, s);
 	}

@@ -76,6 +76,7 @@ enum flow_verdict {
 enum flow_rule_flags {
 	FLOW_RULE_CLEAR = 1,	/* the action set begins anew */
 	FLOW_RULE_SENDS = 2,	/* its steps, not its part of the set, decide where the packet goes */
+	FLOW_RULE_BROADCASTS = 4,	/* its steps or its part of the set send to a set of ports */
 };
 
 /* Rule ids 1..FLOW_TABLES are what a table does with a packet that no rule of it matches; 0 is no rule. */
@@ -95,15 +96,28 @@ struct flow_rule {		/* 64 bytes, one cache line */
 	__u16 flags;		/* enum flow_rule_flags */
 };
 
-/* What a rule changes for later tables: metadata, and fields that it sets. */
-struct flow_patch {
-	__u64 value[FLOW_WORDS];
-	__u64 mask[FLOW_WORDS];
-};
-
 struct flow_rest {
 	__u64 word[FLOW_REST];
 	__u64 pad[2];
+};
+
+/* What a packet must have for a patch to be what its actions make of it. */
+enum flow_needs {
+	FLOW_NEEDS_TAG   = 1,
+	FLOW_NEEDS_IPV4  = 2,
+	FLOW_NEEDS_IPV6  = 4,
+	FLOW_NEEDS_ARP   = 8,
+	FLOW_NEEDS_TCP   = 16,	/* with ports that rules see */
+	FLOW_NEEDS_UDP   = 32,
+	FLOW_NEEDS_ROOM  = 64,	/* for one more tag that is looked behind */
+};
+
+/* What a rule changes for later tables: metadata, and fields that it sets. Of a packet that lacks one, user space decides. */
+struct flow_patch {
+	__u64 value[FLOW_WORDS];
+	__u64 mask[FLOW_WORDS];
+	__u64 needs;		/* enum flow_needs */
+	__u64 pad;
 };
 
 /*
@@ -169,7 +183,7 @@ struct flow_meter {
 
 /* --- cache -------------------------------------------------------------------------------------------------------- */
 
-#define FLOW_CHAIN 4		/* a decision of more rules is not cached */
+#define FLOW_CHAIN 4		/* a decision of more rules is looked up each time */
 #define FLOW_CACHE_WAYS 2
 
 /*
@@ -180,6 +194,12 @@ struct flow_meter {
 struct flow_cached {		/* 64 bytes, one cache line */
 	__u64 key[FLOW_FRONT];
 	__u64 rule[FLOW_CHAIN];
+};
+
+/* Flows seen once, by bits of their hash: the low bits of it, 0 for none. One cache line of them. */
+#define FLOW_TAGS 32
+struct flow_tags {
+	__u16 tag[FLOW_TAGS];
 };
 
 struct flow_count {
@@ -204,18 +224,20 @@ struct flow_layout {
 	__u8  fragment;		/* 1: the first or a later one */
 	__u8  routed;		/* 1: checksums cover another IPv6 destination (RFC 8200 section 8.1) */
 	__u16 tci;		/* of the outermost tag, network order, with VLAN_TCI_PRESENT; 0: none */
-	__u16 pad;
+	__u8  unseen;		/* 1: headers lie further in than the program looks */
+	__u8  pad;
 };
 
-#define FLOW_FARTHEST	0x1ff	/* no header is looked for beyond */
-#define FLOW_OFFSET_MASK 0x3ff
+#define FLOW_FARTHEST	0x3ff	/* no header is looked for beyond */
+#define FLOW_OFFSET_MASK 0x7ff
 
 /* What the program works on, one row per CPU. */
 struct flow_scratch {
 	struct flow_key key;
 	struct flow_key masked;		/* under the union */
 	__u64 hash;			/* of the masked key */
-	__u64 rule[FLOW_CHAIN];
+	__u64 rule[FLOW_TABLES];	/* those that decide: generation << 32 | rule, 0 after the last */
+	__u64 decision[FLOW_TABLES];	/* their words from `kind` on, read once */
 	__u64 best_precedence;		/* of the rule found so far: priority, rank of its mask; + 1, so that 0 is none */
 	__u32 best;
 	__u32 pad2;
@@ -223,12 +245,13 @@ struct flow_scratch {
 	__u16 verdict;			/* enum flow_verdict */
 	__u16 port;			/* where it leaves: port id or set */
 	__u16 in_port;			/* port id */
-	__u16 pad;
+	__u8  multi_buffer;
+	__u8  pad;
 	__u32 frame_bytes;
 	__u32 turn;			/* which way of a full set the next flow takes */
 	__u64 hits;
 	__u64 misses;
-};
+} __attribute__((aligned(64)));	/* no line is another CPU's too */
 
 /* What goes to user space with a packet. */
 enum flow_notice_reason {

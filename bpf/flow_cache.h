@@ -17,18 +17,21 @@ static __always_inline bool flow_same_front(const struct flow_cached *c, const s
 	return c->key[0] == k->word[0] && c->key[1] == k->word[1] && c->key[2] == k->word[2] && c->key[3] == k->word[3];
 }
 
-/* Is every rule that decided still the one that did? */
-static __always_inline bool flow_current(const struct flow_cached *c)
+/* Copies the rules of a flow. False: one of them is no longer the one that decided, or there is none. */
+static __always_inline bool flow_current(struct flow_scratch *s, const struct flow_cached *c)
 {
-	if (!c->rule[0])
+	/* User space may zero the first of them at any time: what is checked is the copy. */
+	for (int i = 0; i < FLOW_CHAIN; i++)
+		s->rule[i] = *(volatile const __u64 *)&c->rule[i];
+	if (!s->rule[0])
 		return false;
 	for (int i = 0; i < FLOW_CHAIN; i++) {
 		const struct flow_rule *rule;
 
-		if (!c->rule[i])
+		if (!s->rule[i])
 			break;
-		rule = ROW(flow_rules, (__u32)c->rule[i]);
-		if (!rule || *(volatile const __u32 *)&rule->generation != c->rule[i] >> 32)
+		rule = ROW(flow_rules, (__u32)s->rule[i]);
+		if (!rule || *(volatile const __u32 *)&rule->generation != s->rule[i] >> 32)
 			return false;
 	}
 	return true;
@@ -47,26 +50,26 @@ static __always_inline void flow_reduce(struct flow_scratch *s, const struct flo
 	for (int i = 0; i < FLOW_FRONT; i++)
 		s->masked.word[i] = s->key.word[i] & all->word[i];
 	__u64 h = flow_hash(s->masked.word[0], s->masked.word[1], s->masked.word[2], s->masked.word[3]);
-	if (all->rest_count)
+	if (all->rest_count) {
 		h = flow_rest_hash(h, all, &s->key);
+		FOR_EACH_REST_WORD(all, at)
+			s->masked.word[FLOW_FRONT + at] = s->key.word[FLOW_FRONT + at] & all->word[FLOW_FRONT + at];
+	}
 	s->hash = flow_mix(h);
 }
 
-static __always_inline const struct flow_cached *
-flow_cache_find(const struct packet *p, const struct flow_scratch *s, const struct flow_mask *all)
+/* Is this flow cached in this way? Then its rules are in s->rule. */
+static __always_inline bool
+flow_cached_in(const struct packet *p, struct flow_scratch *s, const struct flow_mask *all, __u32 way)
 {
-	for (int way = 0; way < FLOW_CACHE_WAYS; way++) {
-		struct flow_cached *c = flow_cache_row(p, s->hash, way);
-		const struct flow_rest *rest;
+	struct flow_cached *c = flow_cache_row(p, s->hash, way);
+	const struct flow_rest *rest;
 
-		if (!c || !flow_same_front(c, &s->masked))
-			continue;
-		if (all->rest_count && (!(rest = flow_cache_rest_of(p, s->hash, way)) || !flow_rest_equal(rest, all, &s->key)))
-			continue;
-		if (flow_current(c))
-			return c;
-	}
-	return NULL;
+	if (!c || !flow_same_front(c, &s->masked))
+		return false;
+	if (all->rest_count && (!(rest = flow_cache_rest_of(p, s->hash, way)) || !flow_rest_equal(rest, all, &s->masked)))
+		return false;
+	return flow_current(s, c);
 }
 
 /*
@@ -75,36 +78,34 @@ flow_cache_find(const struct packet *p, const struct flow_scratch *s, const stru
  */
 static __always_inline bool flow_seen_before(const struct packet *p, __u64 hash)
 {
-	__u16 *seen = ROW(flow_seen, p->cpu * (flow_seen_mask + 1) + ((hash >> 20) & flow_seen_mask));
+	struct flow_tags *tags = ROW(flow_seen, p->cpu * (flow_seen_mask + 1) + ((hash >> 21) & flow_seen_mask));
 	__u16 tag = hash | 1;
 
-	if (!seen)
+	if (!tags)
 		return false;
+	__u16 *seen = &tags->tag[hash >> 16 & (FLOW_TAGS - 1)];
 	if (*seen == tag)
 		return true;
 	*seen = tag;
 	return false;
 }
 
-/* In place of what is void or the same, else of either in turn. */
+/* In place of what is void, else of either in turn. Void is here what user space zeroed; other dead flows go when it is their turn. */
 static __always_inline void flow_cache_insert(const struct packet *p, struct flow_scratch *s, const struct flow_mask *all)
 {
-	struct flow_cached *c = flow_cache_row(p, s->hash, 0);
+	struct flow_cached *first = flow_cache_row(p, s->hash, 0), *second = flow_cache_row(p, s->hash, 1), *c;
 	struct flow_rest *rest;
-	__u32 way = 0;
+	__u32 way;
 
-	if (!c)
+	if (!first || !second)
 		return;
-	if (c->rule[0] && !flow_same_front(c, &s->masked) && (s->turn++ & 1)) {
-		way = 1;
-		if (!(c = flow_cache_row(p, s->hash, 1)))
-			return;
-	}
+	way = !first->rule[0] ? 0 : !second->rule[0] ? 1 : s->turn++ & 1;
+	c = way ? second : first;
 	c->rule[0] = 0;		/* user space, which may zero it meanwhile, never sees half a flow as one */
 	for (int i = 0; i < FLOW_FRONT; i++)
 		c->key[i] = s->masked.word[i];
 	if (all->rest_count && (rest = flow_cache_rest_of(p, s->hash, way)))
-		flow_rest_store(rest, all, &s->key);
+		flow_rest_store(rest, all, &s->masked);
 	for (int i = FLOW_CHAIN - 1; i >= 0; i--)
 		c->rule[i] = s->rule[i];
 }

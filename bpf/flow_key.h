@@ -55,11 +55,15 @@ static __always_inline void read_transport(struct xdp_md *ctx, struct flow_layou
 
 	if (!icmp && l->protocol != IPPROTO_TCP && l->protocol != IPPROTO_UDP && l->protocol != IPPROTO_SCTP)
 		return;
-	if (offset > FLOW_FARTHEST || offset + bytes > l->end)
+	if (offset + bytes > l->end)
 		return;
-	const __u32 *ports = flow_header(ctx, offset, 4);
-	if (!ports)
+	const __u32 *ports = offset <= FLOW_FARTHEST ? flow_header(ctx, offset, 20) : NULL;
+	if (!ports && offset <= FLOW_FARTHEST && bytes < 20)
+		ports = flow_header(ctx, offset, bytes == 12 ? 12 : 8);
+	if (!ports) {
+		l->unseen = 1;
 		return;
+	}
 	l->l4_offset = offset;
 	/* In a fragment, be it the first, rules see no ports: all fragments take one path. Actions do write those of the first. */
 	if (l->fragment)
@@ -112,9 +116,13 @@ __noinline int read_ipv6(struct xdp_md *ctx, struct flow_layout *l)
 
 		if (kind != NEXTHDR_HOP && kind != NEXTHDR_ROUTING && kind != NEXTHDR_OPTIONS && kind != NEXTHDR_FRAGMENT)
 			break;
-		const __u8 *header = offset <= FLOW_FARTHEST && offset + 4 <= l->end ? flow_header(ctx, offset, 4) : NULL;
-		if (!header)
+		if (offset + 4 > l->end)
 			return 0;
+		const __u8 *header = offset <= FLOW_FARTHEST ? flow_header(ctx, offset, 4) : NULL;
+		if (!header) {
+			l->unseen = 1;
+			return 0;
+		}
 		__u32 bytes = kind == NEXTHDR_FRAGMENT ? 8 : 8 + header[1] * 8;
 		if (offset + bytes > l->end)
 			return 0;
@@ -214,8 +222,11 @@ static __always_inline bool read_front(const struct packet *p, struct flow_scrat
 	*l = (struct flow_layout){ .end = p->frame_bytes };
 	if (!read_frame(p->ctx, l, 0))
 		return false;
+	if (p->multi_buffer && !l->l4_offset)
+		l->unseen = 1;		/* perhaps only in another buffer */
 	s->in_port = p->port;
 	s->frame_bytes = p->frame_bytes;
+	s->multi_buffer = p->multi_buffer;
 	s->key.word[0] = bpf_htons(p->port + 1) | (__u64)bpf_htons(l->ether_type) << 16 | (__u64)l->tci << 32 |
 			 (__u64)l->protocol << 48 | (__u64)l->tos << 56;
 	s->key.word[1] = l->destination | (__u64)(__u16)l->ports << 48;
@@ -259,9 +270,14 @@ static __always_inline void read_nd(struct xdp_md *ctx, struct flow_scratch *s)
 	s->key.word[WORD_ND_TARGET + 1] = *(const __u64 *)(icmp + 16);
 	offset += ND_BYTES;
 	for (int i = 0; i < ND_OPTIONS; i++) {
-		const __u8 *option = offset <= FLOW_FARTHEST && offset + 8 <= s->layout.end ? flow_header(ctx, offset, 8) : NULL;
-
-		if (!option || !option[1])
+		if (offset + 8 > s->layout.end)
+			return;
+		const __u8 *option = offset <= FLOW_FARTHEST ? flow_header(ctx, offset, 8) : NULL;
+		if (!option) {
+			s->layout.unseen = 1;
+			return;
+		}
+		if (!option[1])
 			return;
 		if (option[0] == wanted) {
 			s->key.word[wanted == ND_SOURCE_MAC ? WORD_SOURCE_MAC : WORD_TARGET_MAC] = read_mac(option + 2);

@@ -107,6 +107,9 @@ __noinline __u32 flow_probe(struct flow_scratch *s, __u32 mask)
 
 	if (!rule && full)
 		rule = flow_search(s, m, mask, first + ((bucket ^ 1) & buckets), h, &full);
+	/* It may have moved home since the first look: rules move nowhere else. */
+	if (!rule && full)
+		rule = flow_search(s, m, mask, first + bucket, h, &full);
 	return rule;
 }
 
@@ -148,42 +151,61 @@ __noinline __u32 flow_lookup(struct flow_scratch *s, __u32 table)
 	return s->best;
 }
 
-/* What later tables see of the packet. */
+/* What this packet has of what patches may need. */
+static __always_inline __u64 flow_has(const struct flow_layout *l)
+{
+	__u64 has = l->tags ? FLOW_NEEDS_TAG : 0;
+
+	if (l->tags < 2)
+		has |= FLOW_NEEDS_ROOM;
+	if (l->network == 4)
+		has |= FLOW_NEEDS_IPV4;
+	else if (l->network == 6)
+		has |= FLOW_NEEDS_IPV6;
+	else if (l->network == 1)
+		has |= FLOW_NEEDS_ARP;
+	if (l->l4_offset && !l->fragment)
+		has |= l->protocol == IPPROTO_TCP ? FLOW_NEEDS_TCP : l->protocol == IPPROTO_UDP ? FLOW_NEEDS_UDP : 0;
+	return has;
+}
+
+/* What later tables see of the packet. 0: that depends on more than the patch says. */
 __noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
 {
 	const struct flow_patch *patch = ROW(flow_patches, row);
 
-	if (!s || !patch)
+	if (!s || !patch || patch->needs & ~flow_has(&s->layout))
 		return 0;
 	for (int i = 0; i < FLOW_WORDS; i++)
 		s->key.word[i] = (s->key.word[i] & ~patch->mask[i]) | patch->value[i];
-	return 0;
+	return 1;
 }
 
-/* Through the tables: fills s->rule. How many rules decided; FLOW_CHAIN + 1: more than can be cached. */
+/*
+ * Through the tables: fills s->rule and s->decision. How many rules decided; 0: user space has to say. A rule whose decision
+ * is being rewritten (FLOW_SLOW) ends the way.
+ */
 __noinline __u32 flow_classify(struct flow_scratch *s)
 {
-	__u32 table = 0, n = 0;
+	__u32 table = 0;
 
 	if (!s)
 		return 0;
-	for (int i = 0; i < FLOW_CHAIN; i++)
-		s->rule[i] = 0;
-	for (int i = 0; i < FLOW_TABLES; i++) {
+	for (__u32 i = 0; i < FLOW_TABLES; i++) {
 		__u32 id = flow_lookup(s, table);
 		const struct flow_rule *rule = ROW(flow_rules, id);
 
 		if (!rule)
-			return n;
-		if (n >= FLOW_CHAIN)
-			return FLOW_CHAIN + 1;
-		s->rule[n & (FLOW_CHAIN - 1)] = (__u64)*(volatile const __u32 *)&rule->generation << 32 | id;
-		n++;
-		if (!rule->next_table)
-			break;
-		table = rule->next_table;
-		if (rule->patch)
-			flow_apply_patch(s, rule->patch);
+			return 0;
+		s->rule[i] = (__u64)*(volatile const __u32 *)&rule->generation << 32 | id;
+		__u64 decision = *(volatile const __u64 *)&rule->kind;
+		table = decision >> 8 & 0xff;
+		if ((__u8)decision == FLOW_SLOW)
+			return 0;
+		if (!table)
+			return i + 1;
+		if (rule->patch && !flow_apply_patch(s, rule->patch))
+			return 0;
 	}
-	return n;
+	return 0;
 }

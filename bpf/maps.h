@@ -50,7 +50,7 @@ ARRAY(flow_groups, struct flow_group, 1, BPF_F_MMAPABLE);
 ARRAY(flow_meters, struct flow_meter, 1, BPF_F_MMAPABLE);
 ARRAY(flow_cache, struct flow_cached, 1, BPF_F_MMAPABLE);
 ARRAY(flow_cache_rest, struct flow_rest, 1, 0);
-ARRAY(flow_seen, __u16, 1, 0);
+ARRAY(flow_seen, struct flow_tags, 1, 0);
 ARRAY(flow_counters, struct flow_count, 1, BPF_F_MMAPABLE);
 ARRAY(flow_scratch, struct flow_scratch, 1, BPF_F_MMAPABLE);
 

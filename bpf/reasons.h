@@ -53,3 +53,5 @@ REASON(REDIRECT_FAILED,     lost,      "redirected, but it did not get to the eg
 REASON(RULE_DROP,           drop,      "a flow rule drops it")
 REASON(RULE_LOCAL,          pass,      "a flow rule sends it to the kernel")
 REASON(RULE_SLOW,           drop,      "user space does with it what the flow rules say")
+REASON(RULE_NO_PORT,        drop,      "a flow rule sends it to a port that cannot transmit")
+REASON(RULE_SLOW_LOST,      drop,      "user space was to do what the flow rules say, and did not take it")

@@ -99,6 +99,7 @@ const _: () = {
     assert!(size_of::<flow_rest>() == bytes(words::REST));
     assert!(size_of::<flow_patch>() == bytes(words::PATCH));
     assert!(offset_of!(flow_patch, mask) == Key::BYTES);
+    assert!(offset_of!(flow_patch, needs) == 2 * Key::BYTES);
     assert!(size_of::<flow_step>() == bytes(words::STEP));
     assert!(offset_of!(flow_step, a) == 1 && offset_of!(flow_step, b) == 2 && offset_of!(flow_step, c) == 4);
     assert!(offset_of!(flow_step, d) == bytes(1));
@@ -109,6 +110,7 @@ const _: () = {
     assert!(offset_of!(flow_cached, rule) == bytes(FRONT));
     assert!(size_of::<flow_count>() == bytes(words::COUNT));
     assert!(offset_of!(flow_scratch, key) == 0);
+    assert!(size_of::<flow_scratch>().is_multiple_of(64));
 };
 
 /// `crate::plane`.
@@ -176,6 +178,7 @@ mod tests {
         use logic::flow::{
             Key,
             kernel::{self, encoding},
+            program::needs,
             rule::TABLES,
         };
         let header = header::flow_numbers();
@@ -191,6 +194,14 @@ mod tests {
             ("FLOW_WAYS", kernel::words::BUCKET as u32),
             ("FLOW_RULE_CLEAR", encoding::FLAG_CLEAR as u32),
             ("FLOW_RULE_SENDS", encoding::FLAG_SENDS as u32),
+            ("FLOW_RULE_BROADCASTS", encoding::FLAG_BROADCASTS as u32),
+            ("FLOW_NEEDS_TAG", needs::TAG as u32),
+            ("FLOW_NEEDS_IPV4", needs::IPV4 as u32),
+            ("FLOW_NEEDS_IPV6", needs::IPV6 as u32),
+            ("FLOW_NEEDS_ARP", needs::ARP as u32),
+            ("FLOW_NEEDS_TCP", needs::TCP as u32),
+            ("FLOW_NEEDS_UDP", needs::UDP as u32),
+            ("FLOW_NEEDS_ROOM", needs::ROOM as u32),
             ("FLOW_DROP", v(encoding::verdict::DROP)),
             ("FLOW_OUTPUT", v(encoding::verdict::OUTPUT)),
             ("FLOW_NORMAL", v(encoding::verdict::NORMAL)),

@@ -97,11 +97,37 @@ pub struct Program {
     pub set: Vec<Step>,
     /// and which ranks of it: bit 0 is done first.
     pub set_ranks: u16,
-    /// How later tables see the packet: value and mask.
-    pub patch: Option<(Key, Key)>,
+    /// How later tables see the packet.
+    pub patch: Option<Patch>,
+}
+
+/// Fields that a rule changes for later tables, and what a packet must have for that to be so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Patch {
+    pub value: Key,
+    pub mask: Key,
+    /// [`needs`]. Of a packet that lacks one, user space decides.
+    pub needs: u64,
+}
+
+/// `enum flow_needs` of `bpf/flow_abi.h`.
+pub mod needs {
+    pub const TAG: u64 = 1;
+    pub const IPV4: u64 = 2;
+    pub const IPV6: u64 = 4;
+    pub const ARP: u64 = 8;
+    /// With ports that rules see.
+    pub const TCP: u64 = 16;
+    pub const UDP: u64 = 32;
+    /// For one more tag that is looked behind.
+    pub const ROOM: u64 = 64;
 }
 
 impl Program {
+    /// Does it send to a set of ports?
+    pub fn broadcasts(&self) -> bool {
+        self.steps.iter().chain(&self.set).any(|step| matches!(step, Step::Verdict(Verdict::Broadcast(_))))
+    }
     /// User space does it all.
     pub fn slow() -> Program {
         Program { steps: vec![Step::Verdict(Verdict::Slow)], sends: true, ..Program::default() }
@@ -112,8 +138,9 @@ impl Program {
     }
 }
 
-/// Steps that one packet may take under one rule: `FLOW_MAX_STEPS`, less the end and a group's.
-const MAX_STEPS: usize = 20;
+/// Steps that one packet may take under one rule, and then in a group's bucket: together fewer than `FLOW_MAX_STEPS`.
+const MAX_STEPS: usize = 18;
+const MAX_BUCKET_STEPS: usize = 12;
 
 /// What the kernel plane does for these instructions. `fast_group`: does this group send each packet to one bucket, which
 /// the kernel plane can do itself?
@@ -125,7 +152,8 @@ pub fn compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
 pub fn compile_bucket(actions: &[Action]) -> Option<Vec<Step>> {
     let list = action_set(actions);
     let chained = list.iter().any(|action| matches!(action, Action::Group(_)));
-    (!chained).then(|| steps(&list, &|_| false)).flatten().map(|(steps, _)| steps)
+    let steps = (!chained).then(|| steps(&list, &|_| false)).flatten().map(|(steps, _)| steps);
+    steps.filter(|steps| steps.len() <= MAX_BUCKET_STEPS)
 }
 
 fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) -> Option<Program> {
@@ -186,7 +214,9 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
                     return None;
                 }
                 // The group's steps end the list: what follows must not send, and what else it does nobody sees.
-                let rest_sends = |a: &Action| matches!(a, Action::Output { .. } | Action::Group(_));
+                let rest_sends = |a: &Action| {
+                    matches!(a, Action::Output { .. } | Action::Enqueue { .. } | Action::Group(_))
+                };
                 let at = actions.iter().position(|a| a == action)?;
                 if actions[at + 1..].iter().any(rest_sends) {
                     return None;
@@ -292,17 +322,19 @@ fn set_field(field: Field, value: u128, mask: u128, steps: &mut Vec<Step>) -> Op
     Some(())
 }
 
-/// What later tables see changed, if anything. The outer `None`: that depends on the packet.
-fn patch(instructions: &Instructions) -> Option<Option<(Key, Key)>> {
-    let (mut value, mut mask) = (Key::ZERO, Key::ZERO);
-    let mut change = |field: Field, new: u128, bits: u128| {
-        value.set(field, value.get(field) & !bits | new & bits);
-        mask.set(field, mask.get(field) | bits);
-    };
+/// What later tables see changed, if anything. The outer `None`: that depends on more of the packet than can be said.
+fn patch(instructions: &Instructions) -> Option<Option<Patch>> {
+    let mut patch = Patch { value: Key::ZERO, mask: Key::ZERO, needs: 0 };
     for action in &instructions.apply {
         match *action {
-            Action::SetField { field, value, mask } => change(field, value, mask),
-            Action::PushVlan(_) => change(Field::VlanVid, VLAN_PRESENT.into(), VLAN_PRESENT.into()),
+            Action::SetField { field, value, mask } => {
+                patch.change(field, value, mask);
+                patch.needs |= needs_of(field)?;
+            }
+            Action::PushVlan(_) if patch.mask.get(Field::VlanVid) == 0 => {
+                patch.change(Field::VlanVid, VLAN_PRESENT.into(), VLAN_PRESENT.into());
+                patch.needs |= needs::ROOM;
+            }
             Action::Output { .. }
             | Action::Group(_)
             | Action::DecTtl
@@ -311,10 +343,34 @@ fn patch(instructions: &Instructions) -> Option<Option<(Key, Key)>> {
             _ => return None,
         }
     }
-    if let Some((new, bits)) = instructions.metadata {
-        change(Field::Metadata, new.into(), bits.into());
+    if patch.mask.get(Field::VlanVid) & u128::from(VLAN_PRESENT) != 0 && patch.needs & needs::ROOM != 0 {
+        // The tag that is set is the one that was pushed.
+        patch.needs &= !needs::TAG;
     }
-    Some((mask != Key::ZERO).then_some((value, mask)))
+    if let Some((new, bits)) = instructions.metadata {
+        patch.change(Field::Metadata, new.into(), bits.into());
+    }
+    Some((patch.mask != Key::ZERO).then_some(patch))
+}
+
+impl Patch {
+    fn change(&mut self, field: Field, new: u128, bits: u128) {
+        self.value.set(field, self.value.get(field) & !bits | new & bits);
+        self.mask.set(field, self.mask.get(field) | bits);
+    }
+}
+
+/// What a packet must have for this field to be its own; `None`: a patch cannot say.
+fn needs_of(field: Field) -> Option<u64> {
+    Some(match field {
+        Field::EthDst | Field::EthSrc => 0,
+        Field::VlanVid | Field::VlanPcp => needs::TAG,
+        Field::Ipv4Src | Field::Ipv4Dst => needs::IPV4,
+        Field::Ipv6Src | Field::Ipv6Dst => needs::IPV6,
+        Field::TcpSrc | Field::TcpDst => needs::TCP,
+        Field::UdpSrc | Field::UdpDst => needs::UDP,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -375,11 +431,13 @@ mod tests {
             let does = Instructions { apply, metadata, goto_table: Some(1), ..Instructions::default() };
             compile(&does, &|_| true)
         };
-        let (value, mask) = goes_on("set_field:10.0.0.1->ip_dst,push_vlan:0x8100").patch.unwrap();
+        let Patch { value, mask, needs } =
+            goes_on("set_field:10.0.0.1->ip_dst,push_vlan:0x8100").patch.unwrap();
+        assert_eq!(needs, needs::IPV4 | needs::ROOM);
         assert_eq!((value.get(Field::Ipv4Dst), mask.get(Field::Ipv4Dst)), (0x0a00_0001, 0xffff_ffff));
         assert_eq!((value.get(Field::VlanVid), mask.get(Field::VlanVid)), (0x1000, 0x1000));
         assert_eq!((value.get(Field::Metadata), mask.get(Field::Metadata)), (5, 0xff));
-        for actions in ["output:1", "strip_vlan", "mod_vlan_vid:3"] {
+        for actions in ["output:1", "strip_vlan", "mod_vlan_vid:3", "mod_nw_tos:4"] {
             assert!(goes_on(actions).is_slow(), "{actions}");
         }
     }

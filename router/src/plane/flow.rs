@@ -160,6 +160,11 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, seed: Seed, cpus
         c.buckets,
         c.cache_sets
     );
+    anyhow::ensure!(
+        c.rules > 1 + usize::from(TABLES) && c.rules.is_multiple_of(4),
+        "flow rules: {} rows must be more than the tables and a multiple of 4, so that no CPU's counters share a line",
+        c.rules
+    );
     let cached = cpus * c.cache_sets * logic::flow::kernel::CACHE_WAYS;
     let maps = &mut open.maps;
     for (map, rows) in [
@@ -188,8 +193,8 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, seed: Seed, cpus
     Ok(())
 }
 
-/// Tags of flows seen once, per CPU.
-const SEEN: usize = 1 << 16;
+/// Lines of tags of flows seen once, per CPU: 65,536 tags.
+const SEEN: usize = 1 << 11;
 
 /// [`FlowMemory`] over the maps.
 pub struct MappedFlows {

@@ -162,8 +162,14 @@ fn the_program_does_to_a_packet_what_the_reference_does() {
                 assert_eq!(result.action, action, "{at}");
                 assert_eq!(hex(&result.frame), hex(&sent.packet.frame), "{at}");
                 let last = w.last();
+                let several = last.verdict == u16::from(kernel::verdict::BROADCAST);
+                match verdict {
+                    Verdict::InPort => assert_eq!(last.verdict, u16::from(kernel::verdict::IN_PORT), "{at}"),
+                    Verdict::Broadcast(_) => assert!(several, "{at}"),
+                    _ => {}
+                }
                 if let Verdict::Output(port) = verdict
-                    && last.verdict != u16::from(kernel::verdict::BROADCAST)
+                    && !several
                 {
                     assert_eq!(
                         (last.verdict, last.port + 1),

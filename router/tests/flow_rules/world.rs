@@ -126,10 +126,10 @@ impl FlowWorld {
         self.flows.last()
     }
 
-    /// Packets that user space was asked to do.
+    /// Packets that user space was to do; nobody listens here.
     pub fn slow(&self) -> u64 {
         let counters = self.plane.counters().unwrap();
-        let charged = |port| counters.charges.get(&(Charge::Port(port), logic::reason::Reason::RuleSlow));
+        let charged = |port| counters.charges.get(&(Charge::Port(port), logic::reason::Reason::RuleSlowLost));
         (0..4).filter_map(charged).sum()
     }
 

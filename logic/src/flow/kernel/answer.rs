@@ -6,7 +6,7 @@ use super::{
     masks,
     memory::{ORDER, ORDER_RANK_SHIFT, words},
     ranges::Range,
-    rule_word,
+    rule_word, verdict,
 };
 use crate::flow::{Key, rule::TABLES};
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -19,6 +19,8 @@ pub struct Looked {
     key: Words,
     /// Generation and row of each rule that decided.
     pub rules: Vec<u64>,
+    /// User space decides: not to be cached.
+    slow: bool,
 }
 
 impl Looked {
@@ -84,11 +86,16 @@ impl<M: FlowMemory> Reader<'_, M> {
     /// Through the tables.
     pub fn look(&self, key: &Key) -> Looked {
         let mut seen = key.words();
-        let (mut rules, mut table) = (Vec::new(), 0);
+        let (mut rules, mut table, mut slow) = (Vec::new(), 0, false);
         for _ in 0..TABLES {
             let row = self.lookup(table, &seen);
             rules.push(u64::from(self.generation(row)) << 32 | u64::from(row));
-            let next = (self.rule(row, rule_word::DECISION) >> 8) as u8;
+            let decision = self.rule(row, rule_word::DECISION);
+            let next = (decision >> 8) as u8;
+            if decision as u8 == verdict::SLOW {
+                slow = true;
+                break;
+            }
             if next == 0 {
                 break;
             }
@@ -99,7 +106,7 @@ impl<M: FlowMemory> Reader<'_, M> {
                 seen = std::array::from_fn(|i| seen[i] & !word(Key::WORDS + i) | word(i));
             }
         }
-        Looked { key: key.words(), rules }
+        Looked { key: key.words(), rules, slow }
     }
 
     fn set(&self, key: &Words) -> std::ops::Range<usize> {
@@ -112,7 +119,7 @@ impl<M: FlowMemory> Reader<'_, M> {
     /// are left out: their words are not in this memory.
     pub fn cache(&self, looked: &Looked) {
         let union = self.mask(0);
-        if looked.rules.len() > FRONT || union[FRONT..].iter().any(|word| *word != 0) {
+        if looked.slow || looked.rules.len() > FRONT || union[FRONT..].iter().any(|word| *word != 0) {
             return;
         }
         let mut flows = self.memory.cache()[self.set(&looked.key)].chunks_exact(words::CACHED);

@@ -1,17 +1,14 @@
 //! What a rule does, as words of its row, and how that changes while packets run.
 
 use super::{
-    FLAG_CLEAR, FLAG_SENDS, FlowMemory, Writer,
+    FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS, FlowMemory, Writer,
     memory::words,
     pool::{Got, Pool},
     rule_word, steps,
     steps::{Rows, verdict},
     store,
 };
-use crate::flow::{
-    Key,
-    program::{Ports, Program, Step},
-};
+use crate::flow::program::{Patch, Ports, Program, Step};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 /// The rows that steps name, found in the writer.
@@ -26,6 +23,8 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
         if let Got::New(row) = got
             && !self.memory.write_set(row, ports)
         {
+            // Nobody names it: it can be used again at once.
+            self.sets.put(row).into_iter().for_each(|(row, length)| self.sets.free(row, length));
             return None;
         }
         u16::try_from(got.row()).ok()
@@ -46,34 +45,46 @@ pub(super) struct Decision {
 }
 
 impl<M: FlowMemory> Writer<M> {
-    /// The words of a rule, as they will be when the batch is done.
+    /// The words of a rule, as they will be when all batches are done; what was still to be rewritten of it is no more.
     pub(super) fn latest(&mut self, row: u32) -> [u64; words::RULE] {
         let words = self.rule(row);
         let now = std::array::from_fn(|i| words[i].load(Acquire));
-        let pending = self.batch.rewrite.iter().position(|(other, _)| *other == row);
-        pending.map_or(now, |at| self.batch.rewrite.swap_remove(at).1)
+        self.rewrite.remove(&row).unwrap_or(now)
     }
 
-    /// Gives a row another decision. One word if that is enough; else user space decides until the batch is void.
+    /// Gives a row another decision: one word, if that is all that differs. Else user space decides until the batch is
+    /// finished: nothing that user space decides is cached, so by then nobody has seen half of the old and half of the new.
     pub(super) fn decide(&mut self, row: u32, program: &Program) {
         let new = self.decision(row, program);
-        let mid_way = self.rule(row)[rule_word::DECISION].load(Acquire);
+        let pending = self.rewrite.contains_key(&row);
         let old = self.latest(row);
         let mut latest = old;
         latest[rule_word::DECISION] = new.decision;
         latest[rule_word::REST] = old[rule_word::REST] & 0xffff_ffff | u64::from(new.patch) << 32;
         latest[rule_word::SET] = new.set;
+        let next_table = |words: &[u64; words::RULE]| words[rule_word::DECISION] >> 8 & 0xff;
         let same = |word: usize| latest[word] == old[word];
-        let one_word = mid_way == old[rule_word::DECISION] && same(rule_word::REST) && same(rule_word::SET);
-        let now = if one_word { new.decision } else { u64::from(verdict::SLOW) };
-        self.rule(row)[rule_word::DECISION].store(now, Release);
-        if !one_word {
-            self.batch.rewrite.push((row, latest));
+        let one_word = !pending
+            && same(rule_word::REST)
+            && same(rule_word::SET)
+            && next_table(&old) == next_table(&latest);
+        if one_word {
+            self.rule(row)[rule_word::DECISION].store(new.decision, Release);
+        } else {
+            self.rule(row)[rule_word::DECISION].store(verdict::SLOW.into(), Release);
+            self.rewrite.insert(row, latest);
+            self.batch.rewrite.push(row);
+            self.batch.void.push(row);
         }
         self.let_go(&old);
-        let next_table = |words: &[u64; words::RULE]| words[rule_word::DECISION] >> 8 & 0xff;
-        if next_table(&old) != next_table(&latest) || !same(rule_word::REST) {
-            self.batch.void.push(row);
+    }
+
+    /// What user space has decided until now, the rule decides.
+    pub(super) fn rewrite(&mut self, row: u32) {
+        let Some(new) = self.rewrite.remove(&row) else { return };
+        let words = self.rule(row);
+        for word in [rule_word::REST, rule_word::SET, rule_word::DECISION] {
+            words[word].store(new[word], Release);
         }
     }
 
@@ -86,34 +97,43 @@ impl<M: FlowMemory> Writer<M> {
         })
     }
 
+    /// `None`: a row is missing; none is taken.
     fn try_decision(&mut self, row: u32, program: &Program) -> Option<Decision> {
         let mut naming = Naming { memory: &self.memory, sets: &mut self.sets };
         let next = u64::from(program.next_table.unwrap_or(0)) << 8;
-        let decision = match program.steps.as_slice() {
-            [] => u64::from(verdict::DROP) | next,
+        let (decision, list) = match program.steps.as_slice() {
+            [] => (u64::from(verdict::DROP), None),
             [Step::Verdict(v)] => {
                 let (kind, argument) = steps::encode_verdict(v, &mut naming)?;
-                u64::from(kind) | next | u64::from(argument) << 16
+                (u64::from(kind) | u64::from(argument) << 16, None)
             }
-            list => {
-                let words = steps::encode(list, row, &mut naming)?;
-                u64::from(verdict::STEPS) | next | u64::from(self.write_steps(words)?) << 32
-            }
+            list => (u64::from(verdict::STEPS), Some(steps::encode(list, row, &mut naming)?)),
         };
-        let set_steps = if program.set.is_empty() {
-            0
-        } else {
-            let mut naming = Naming { memory: &self.memory, sets: &mut self.sets };
-            let words = steps::encode(&program.set, row, &mut naming)?;
-            self.write_steps(words)?
+        let set = match program.set.as_slice() {
+            [] => None,
+            list => Some(steps::encode(list, row, &mut naming)?),
         };
-        let flags = if program.clear { FLAG_CLEAR } else { 0 } | if program.sends { FLAG_SENDS } else { 0 };
-        let set = u64::from(set_steps) | u64::from(program.set_ranks) << 32 | flags << 48;
-        let patch = match &program.patch {
-            None => 0,
-            Some((value, mask)) => self.write_patch(value, mask)?,
-        };
-        Some(Decision { decision, patch, set })
+        let lists = [self.write_steps(list)?, self.write_steps(set).unwrap_or(u32::MAX)];
+        let patch = program.patch.as_ref().map_or(Some(0), |patch| self.write_patch(patch));
+        if lists[1] == u32::MAX || patch.is_none() {
+            let taken = lists.into_iter().filter(|&row| row != u32::MAX);
+            taken.filter_map(|row| self.steps.put(row)).collect::<Vec<_>>().into_iter().for_each(
+                |(row, length)| {
+                    // Nobody has seen them.
+                    self.steps.free(row, length);
+                },
+            );
+            return None;
+        }
+        let flag = |is: bool, flag: u64| if is { flag } else { 0 };
+        let flags = flag(program.clear, FLAG_CLEAR)
+            | flag(program.sends, FLAG_SENDS)
+            | flag(program.broadcasts(), FLAG_BROADCASTS);
+        Some(Decision {
+            decision: decision | next | u64::from(lists[0]) << 32,
+            patch: patch?,
+            set: u64::from(lists[1]) | u64::from(program.set_ranks) << 32 | flags << 48,
+        })
     }
 
     /// The rows that a rule's decision named have one user less.
@@ -126,17 +146,21 @@ impl<M: FlowMemory> Writer<M> {
         self.batch.patches.extend(self.patches.put((rule[rule_word::REST] >> 32) as u32));
     }
 
-    fn write_steps(&mut self, list: Vec<u64>) -> Option<u32> {
+    /// Row 0 for no list.
+    fn write_steps(&mut self, list: Option<Vec<u64>>) -> Option<u32> {
+        let Some(list) = list else { return Some(0) };
         let rows = (list.len() / words::STEP) as u32;
-        let got = self.steps.get(&list, rows)?;
+        // Few different lengths, so that what is freed fits again.
+        let got = self.steps.get(&list, rows.next_power_of_two())?;
         if let Got::New(row) = got {
             store(self.memory.steps(), row as usize * words::STEP, &list);
         }
         Some(got.row())
     }
 
-    fn write_patch(&mut self, value: &Key, mask: &Key) -> Option<u32> {
-        let list: Vec<u64> = value.words().into_iter().chain(mask.words()).collect();
+    fn write_patch(&mut self, patch: &Patch) -> Option<u32> {
+        let keys = patch.value.words().into_iter().chain(patch.mask.words());
+        let list: Vec<u64> = keys.chain([patch.needs, 0]).collect();
         let got = self.patches.get(&list, 1)?;
         if let Got::New(row) = got {
             store(self.memory.patches(), row as usize * words::PATCH, &list);

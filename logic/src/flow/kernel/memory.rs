@@ -17,7 +17,7 @@ pub mod words {
     /// `struct flow_rest`.
     pub const REST: usize = 16;
     /// `struct flow_patch`.
-    pub const PATCH: usize = 2 * Key::WORDS;
+    pub const PATCH: usize = 2 * Key::WORDS + 2;
     /// `struct flow_step`.
     pub const STEP: usize = 2;
     /// `struct flow_group`: 256 slots of 32 bits.

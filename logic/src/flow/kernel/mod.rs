@@ -15,7 +15,8 @@
 //!    key only: just that key is taken out of each CPU's cache, so that a million exact rules come and go without others
 //!    losing theirs.
 //! 4. Another grace period: no program is left that took a flow from the cache before. A barrier is answered now.
-//! 5. [`Writer::reclaim`]: rows may be used again.
+//! 5. [`Writer::reclaim`]: rows may be used again, and rules whose decision takes several words, which user space has decided
+//!    since step 1, get it.
 //!
 //! | file | holds |
 //! |---|---|
@@ -39,7 +40,9 @@ pub(super) mod tests;
 
 /// What words are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
-    pub use super::{FLAG_CLEAR, FLAG_SENDS, memory::ORDER_RANK_SHIFT, rule_word, steps::OPS, verdict};
+    pub use super::{
+        FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS, memory::ORDER_RANK_SHIFT, rule_word, steps::OPS, verdict,
+    };
 }
 
 pub use hash::Seed;
@@ -56,7 +59,10 @@ use index::Index;
 use masks::Masks;
 use pool::{Got, Pool};
 use ranges::Range;
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::{
+    collections::HashMap,
+    sync::atomic::Ordering::{Acquire, Release},
+};
 
 /// Words of `struct flow_rule`.
 pub mod rule_word {
@@ -74,6 +80,7 @@ pub mod rule_word {
 /// `enum flow_rule_flags`.
 pub const FLAG_CLEAR: u64 = 1;
 pub const FLAG_SENDS: u64 = 2;
+pub const FLAG_BROADCASTS: u64 = 4;
 
 /// Rules that a new one may overlap are looked at one by one up to this many; beyond, all caches are emptied.
 const VOID_ONE_BY_ONE: usize = 4096;
@@ -102,8 +109,10 @@ pub struct Batch {
     forget: Vec<[u64; Key::WORDS]>,
     /// All caches are emptied.
     flush: bool,
-    /// Decisions that take several words, of rules that user space decides until then.
-    rewrite: Vec<(u32, [u64; words::RULE])>,
+    /// Rules that user space decides until the end.
+    rewrite: Vec<u32>,
+    /// Something was changed.
+    changed: bool,
     release: Vec<RuleId>,
     steps: Vec<(u32, u32)>,
     rest: Vec<(u32, u32)>,
@@ -116,13 +125,7 @@ pub struct Batch {
 impl Batch {
     /// Nothing to wait for.
     pub fn is_empty(&self) -> bool {
-        self.void.is_empty()
-            && self.forget.is_empty()
-            && !self.flush
-            && self.rewrite.is_empty()
-            && self.release.is_empty()
-            && self.twice.is_empty()
-            && self.ranges.is_empty()
+        !self.changed
     }
 }
 
@@ -136,6 +139,8 @@ pub struct Writer<M> {
     patches: Pool<Vec<u64>>,
     sets: Pool<Ports>,
     batch: Batch,
+    /// The words of rules that user space decides meanwhile.
+    rewrite: HashMap<u32, [u64; words::RULE]>,
 }
 
 impl<M: FlowMemory> Writer<M> {
@@ -158,6 +163,7 @@ impl<M: FlowMemory> Writer<M> {
             sets: Pool::new(memory.sets()),
             masks: Masks::new(memory.index().len() / words::BUCKET),
             batch: Batch::default(),
+            rewrite: HashMap::new(),
             memory,
             seed,
         }
@@ -180,6 +186,7 @@ impl<M: FlowMemory> Writer<M> {
     /// # Errors
     /// There is no room for a new rule: nothing was published, and the tables are to take it back.
     pub fn apply(&mut self, tables: &Tables, change: &Change) -> Result<(), Refused> {
+        self.batch.changed = true;
         match change {
             Change::Added(id) => self.add(tables, *id),
             Change::Instructions(id) => {
@@ -213,19 +220,14 @@ impl<M: FlowMemory> Writer<M> {
         } else {
             batch.forget.iter().for_each(|key| self.forget(key));
         }
-        for (row, new) in &batch.rewrite {
-            let words = self.rule(*row);
-            words[rule_word::REST].store(new[rule_word::REST], Release);
-            words[rule_word::SET].store(new[rule_word::SET], Release);
-            words[rule_word::DECISION].store(new[rule_word::DECISION], Release);
-        }
         for &(table, row) in &batch.twice {
             masks::tidy(&self.memory, table, row);
         }
     }
 
-    /// After another grace period since [`void`](Writer::void). Rules whose ids may be given out again.
+    /// After another grace period since [`void`](Writer::void): packets obey. Rules whose ids may be given out again.
     pub fn reclaim(&mut self, batch: Batch) -> Vec<RuleId> {
+        batch.rewrite.iter().for_each(|&row| self.rewrite(row));
         batch.steps.into_iter().for_each(|(row, length)| self.steps.free(row, length));
         batch.rest.into_iter().for_each(|(row, length)| self.rest.free(row, length));
         batch.patches.into_iter().for_each(|(row, length)| self.patches.free(row, length));
