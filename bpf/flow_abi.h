@@ -10,8 +10,8 @@
  */
 #pragma once
 
-#define FLOW_TABLES	8
-#define FLOW_TABLE_MASKS 64	/* distinct masks in one table */
+#define FLOW_TABLES	16
+#define FLOW_TABLE_MASKS 80	/* distinct masks in one table */
 #define FLOW_MASKS	(FLOW_TABLES * FLOW_TABLE_MASKS + 1)	/* of a table's mask each; row 0 is the union of all */
 
 /*
@@ -36,13 +36,13 @@ struct flow_mask {		/* 192 bytes */
 };
 
 /*
- * The masks of a table. An entry: bits 0..9 row of flow_masks, 0: a hole; 10..47 rank of the mask among rules of one priority
+ * The masks of a table. An entry: bits 0..10 row of flow_masks, 0: a hole; 11..47 rank of the mask among rules of one priority
  * (logic::flow::Key::rank); 48..63 the highest priority of its rules, which may be stated too high, never too low. Sorted, as
  * far as that can be while packets run: no entry ever moves down past a reader, one may stand twice for a while.
  */
-#define FLOW_ORDER_ROW	0x3ff
-#define FLOW_RANK_SHIFT	10
-#define FLOW_RANK_BITS	38
+#define FLOW_ORDER_ROW	0x7ff
+#define FLOW_RANK_SHIFT	11
+#define FLOW_RANK_BITS	37
 #define FLOW_ORDER (FLOW_TABLE_MASKS + 32)
 struct flow_table {
 	__u64 count;		/* entries to look at, holes among them */

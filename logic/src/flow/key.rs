@@ -57,14 +57,14 @@ impl Key {
     }
 
     /// As a mask: what decides between rules of one priority that match the same packet, where OpenFlow leaves it open. The
-    /// one with more bits wins, then one by a hash. 38 bits.
+    /// one with more bits wins, then one by a hash. 37 bits.
     pub fn rank(&self) -> u64 {
         let words = self.words();
         let bits: u32 = words.iter().map(|word| word.count_ones()).sum();
         let hash = words
             .iter()
             .fold(0_u64, |h, word| (h ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29));
-        u64::from(bits) << 27 | hash >> 37
+        u64::from(bits) << 26 | hash >> 38
     }
 
     /// Is every bit of `self` in `other`?

@@ -8,7 +8,7 @@ use super::{
 /// A flow table's number; tables are 0..[`TABLES`].
 pub type TableId = u8;
 /// How many flow tables there are.
-pub const TABLES: u8 = 8;
+pub const TABLES: u8 = 16;
 
 /// A change of the flow tables (OpenFlow 1.0 section 5.3.3, 1.3 section A.3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]

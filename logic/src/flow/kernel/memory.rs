@@ -33,11 +33,11 @@ pub mod words {
 }
 
 /// Distinct masks of one table.
-pub const TABLE_MASKS: usize = 64;
+pub const TABLE_MASKS: usize = 80;
 /// Entries of a table's order: some to spare, for masks that stand twice while they move.
 pub const ORDER: usize = TABLE_MASKS + 32;
 /// Bits of an entry below the rank of its mask.
-pub const ORDER_RANK_SHIFT: u32 = 10;
+pub const ORDER_RANK_SHIFT: u32 = 11;
 /// Rows of `flow_masks`; row 0 is the union.
 pub const MASKS: usize = TABLES as usize * TABLE_MASKS + 1;
 /// Words of a key that stand in the rule and in the cache.

@@ -17,8 +17,9 @@ use std::{
     ops::RangeInclusive,
 };
 
-/// How many different masks the rules of all tables may have.
-pub const MASKS: usize = 64;
+/// How many different masks the rules of all tables may have: 64 of wildcard rules, beside those of exact ones (of each kind of
+/// packet one, tagged and not) and of a rule for what nothing else matches.
+pub const MASKS: usize = 80;
 
 pub(super) type Words = [u64; Key::WORDS];
 

@@ -115,7 +115,12 @@ impl Wire {
         self.vlan(&mut m);
         match self.dl_type {
             _ if !self.has(wild::DL_TYPE) => {}
-            ether_type::IPV4 => self.ipv4(&mut m),
+            ether_type::IPV4 => {
+                self.addresses(Field::Ipv4Src, Field::Ipv4Dst, &mut m);
+                self.ip((ip_proto::ICMP, Field::Icmpv4Type, Field::Icmpv4Code), &mut m);
+            }
+            // The specification does not speak of it; Open vSwitch and controllers do. There is no place for addresses.
+            ether_type::IPV6 => self.ip((ip_proto::ICMPV6, Field::Icmpv6Type, Field::Icmpv6Code), &mut m),
             ether_type::ARP => self.arp(&mut m),
             _ => {}
         }
@@ -146,15 +151,15 @@ impl Wire {
         self.exactly(wild::DL_VLAN_PCP, Field::VlanPcp, self.dl_vlan_pcp, m);
     }
 
-    fn ipv4(&self, m: &mut Match) {
+    /// `icmp`: which protocol that is here, its type and code.
+    fn ip(&self, icmp: (u8, Field, Field), m: &mut Match) {
         self.exactly(wild::NW_TOS, Field::IpDscp, self.nw_tos >> 2, m);
         self.exactly(wild::NW_PROTO, Field::IpProto, self.nw_proto, m);
-        self.addresses(Field::Ipv4Src, Field::Ipv4Dst, m);
         let (src, dst) = match self.nw_proto {
             _ if !self.has(wild::NW_PROTO) => return,
             ip_proto::TCP => (Field::TcpSrc, Field::TcpDst),
             ip_proto::UDP => (Field::UdpSrc, Field::UdpDst),
-            ip_proto::ICMP => (Field::Icmpv4Type, Field::Icmpv4Code),
+            proto if proto == icmp.0 => (icmp.1, icmp.2),
             _ => return,
         };
         self.exactly(wild::TP_SRC, src, self.tp_src, m);
@@ -163,8 +168,8 @@ impl Wire {
 
     fn arp(&self, m: &mut Match) {
         if self.has(wild::NW_PROTO) {
-            // Only the lower byte of the operation is matched.
-            m.set(Field::ArpOp, self.nw_proto.into(), 0xff);
+            // The lower byte of the operation (section 3.4); the upper one of every operation there is is 0.
+            m.set(Field::ArpOp, self.nw_proto.into(), Field::ArpOp.all_bits());
         }
         self.addresses(Field::ArpSpa, Field::ArpTpa, m);
     }
@@ -181,7 +186,7 @@ impl Wire {
         for (field, value, mask) in matching.fields() {
             wire.place(field, value, mask)?;
         }
-        // What has a place but not there, such as a mask or the protocol of an IPv6 packet, is not read back.
+        // What has a place but not there, such as a mask, is not read back.
         if wire.matching() == *matching {
             Ok(wire)
         } else {
@@ -206,10 +211,10 @@ impl Wire {
             Field::IpProto | Field::ArpOp => (self.nw_proto, clear) = (value as u8, wild::NW_PROTO),
             Field::Ipv4Src | Field::ArpSpa => (self.nw_src, clear, set) = address(wild::NW_SRC_SHIFT),
             Field::Ipv4Dst | Field::ArpTpa => (self.nw_dst, clear, set) = address(wild::NW_DST_SHIFT),
-            Field::TcpSrc | Field::UdpSrc | Field::Icmpv4Type => {
+            Field::TcpSrc | Field::UdpSrc | Field::Icmpv4Type | Field::Icmpv6Type => {
                 (self.tp_src, clear) = (value as u16, wild::TP_SRC);
             }
-            Field::TcpDst | Field::UdpDst | Field::Icmpv4Code => {
+            Field::TcpDst | Field::UdpDst | Field::Icmpv4Code | Field::Icmpv6Code => {
                 (self.tp_dst, clear) = (value as u16, wild::TP_DST);
             }
             other => return Err(cannot(other.spec().name)),

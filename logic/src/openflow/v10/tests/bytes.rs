@@ -388,7 +388,7 @@ fn each_match() {
             "003800ef 0000 000000000000 000000000000 0000 00 00 0806 00 00 0000 0a000001",
         ),
         (
-            with(with(arp(), Field::ArpOp, 2, 0xff), Field::ArpTpa, 0x0a00_0000, 0xff00_0000),
+            with(with(arp(), Field::ArpOp, 2, 0xffff), Field::ArpTpa, 0x0a00_0000, 0xff00_0000),
             "003620cf 0000 000000000000 000000000000 0000 00 00 0806 00 02 0000 00000000 0a000000",
         ),
         (
@@ -420,7 +420,10 @@ fn fields_that_mean_nothing_are_ignored() {
     let typed = |kind: u16| only(Field::EthType, kind.into());
     // No wildcards but for ports, addresses and VLAN: neither type, nor one that has what follows.
     let of = |kind: &str| read(&format!("0010000f 0003 020000000001 020000000002 0064 05 00 {kind} {rest}"));
-    assert_eq!(of("86dd"), typed(0x86dd));
+    assert_eq!(of("88cc"), typed(0x88cc));
+    // IPv6 has all but addresses, as in Open vSwitch.
+    let tcp6 = typed(0x86dd).with(Field::IpDscp, 46_u8).with(Field::IpProto, 6_u8);
+    assert_eq!(of("86dd"), tcp6.with(Field::TcpSrc, 0x400_u16).with(Field::TcpDst, 0x50_u16));
     assert_eq!(read(&format!("0010001f 0003 020000000001 020000000002 0064 05 00 0800 {rest}")), Match::ANY);
     // SCTP has no ports in 1.0; without a protocol there are none at all.
     let sctp =

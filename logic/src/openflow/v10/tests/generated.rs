@@ -46,7 +46,7 @@ fn layers() -> impl Strategy<Value = Vec<(Field, u128, u128)>> {
             [vec![kind(ether_type::IPV4)], src, dst, dscp, rest].concat()
         });
     let op = option::of(any::<u8>())
-        .prop_map(|op| op.map(|op| (Field::ArpOp, u128::from(op), 0xff)).into_iter().collect::<Vec<_>>());
+        .prop_map(|op| op.map(|op| (Field::ArpOp, u128::from(op), 0xffff)).into_iter().collect::<Vec<_>>());
     let arp = (prefix(Field::ArpSpa), prefix(Field::ArpTpa), op)
         .prop_map(move |(spa, tpa, op)| [vec![kind(ether_type::ARP)], spa, tpa, op].concat());
     prop_oneof![ipv4, arp, maybe(Field::EthType, bits(16))]

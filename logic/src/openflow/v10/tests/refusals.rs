@@ -111,8 +111,8 @@ fn matches_that_1_0_does_not_have() {
         masked(typed(ether_type::IPV4), Field::Ipv4Dst, 1, 0xff00_00ff),
         masked(Match::ANY, Field::VlanVid, 0x1000, 0x1000),
         masked(Match::ANY, Field::VlanVid, 1, 0xfff),
-        typed(ether_type::IPV6).with(Field::IpProto, 6_u8),
-        typed(ether_type::ARP).with(Field::ArpOp, 1_u8),
+        masked(typed(ether_type::ARP), Field::ArpOp, 1, 0xff),
+        typed(ether_type::ARP).with(Field::ArpOp, 0x101_u16),
         only(Field::IpProto, 6),
     ] {
         assert_eq!(of(matching), mixed, "{matching:?}");
