@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    hash::{BuildHasher, RandomState},
     ops::RangeInclusive,
 };
 
@@ -44,21 +45,22 @@ pub(super) struct Tuple {
     heads: Vec<Option<RuleId>>,
     free: Vec<u32>,
     index: HashTable<u32>,
+    seed: u64,
     /// How many rules have a priority.
     priorities: BTreeMap<u16, u32>,
 }
 
 /// Folded multiplication: the differing bytes of keys in network byte order are the high ones of a word, and a product alone
-/// carries only upwards.
-fn hash(key: &[u64]) -> u64 {
-    key.iter().fold(0x9e37_79b9_7f4a_7c15, |h, word| {
-        let product = u128::from(h ^ word) * 0xff51_afd7_ed55_8ccd;
-        product as u64 ^ (product >> 64) as u64
+/// carries only upwards. `seed` is the process's own: who sends rules must not know which of them fall together.
+fn hash(seed: u64, key: &[u64]) -> u64 {
+    key.iter().fold(seed, |h, word| {
+        let product = u128::from(h ^ word) * u128::from(seed | 1);
+        (product as u64 ^ (product >> 64) as u64).wrapping_add(seed)
     })
 }
 
 impl Tuple {
-    fn new(table: TableId, mask: &Key) -> Self {
+    fn new(table: TableId, mask: &Key, seed: u64) -> Self {
         let masks = mask.words().into_iter().enumerate().filter(|(_, mask)| *mask != 0);
         let words: Vec<Word> = masks.map(|(at, mask)| Word { at, mask, same: 0, value: 0 }).collect();
         Self {
@@ -70,6 +72,7 @@ impl Tuple {
             heads: Vec::new(),
             free: Vec::new(),
             index: HashTable::new(),
+            seed,
             priorities: BTreeMap::new(),
         }
     }
@@ -111,7 +114,7 @@ impl Tuple {
     }
 
     fn find(&self, packed: &[u64]) -> Option<u32> {
-        self.index.find(hash(packed), |&slot| self.key(slot) == packed).copied()
+        self.index.find(hash(self.seed, packed), |&slot| self.key(slot) == packed).copied()
     }
 
     fn find_key(&self, key: &Words) -> Option<RuleId> {
@@ -142,14 +145,14 @@ impl Tuple {
                 self.heads.len() as u32 - 1
             }
         };
-        let (keys, stride) = (&self.keys, packed.len());
-        let rehash = |&slot: &u32| hash(&keys[slot as usize * stride..][..stride]);
-        self.index.insert_unique(hash(packed), slot, rehash);
+        let (keys, stride, seed) = (&self.keys, packed.len(), self.seed);
+        let rehash = |&slot: &u32| hash(seed, &keys[slot as usize * stride..][..stride]);
+        self.index.insert_unique(hash(seed, packed), slot, rehash);
         slot
     }
 
     fn free_slot(&mut self, slot: u32) {
-        let hash = hash(self.key(slot));
+        let hash = hash(self.seed, self.key(slot));
         if let Ok(entry) = self.index.find_entry(hash, |&other| other == slot) {
             entry.remove();
         }
@@ -181,12 +184,19 @@ impl Tuple {
 }
 
 /// The tuples of all tables.
-#[derive(Default)]
 pub(super) struct Tuples {
     tuples: Vec<Option<Tuple>>,
     by_mask: FxHashMap<(TableId, Key), u16>,
     /// Of each table, in the order in which they are searched: highest priority first, then by rank.
     order: [Vec<u16>; TABLES as usize],
+    seed: u64,
+}
+
+impl Default for Tuples {
+    fn default() -> Self {
+        let seed = RandomState::new().hash_one(TABLES);
+        Self { tuples: Vec::new(), by_mask: FxHashMap::default(), order: Default::default(), seed }
+    }
 }
 
 impl Tuples {
@@ -224,7 +234,7 @@ impl Tuples {
         if at == self.tuples.len() {
             self.tuples.push(None);
         }
-        self.tuples[at] = Some(Tuple::new(table, mask));
+        self.tuples[at] = Some(Tuple::new(table, mask, self.seed));
         self.by_mask.insert((table, *mask), at as u16);
         self.order[usize::from(table)].push(at as u16);
         Ok(at as u16)

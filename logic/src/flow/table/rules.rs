@@ -2,8 +2,8 @@
 
 use super::RULES;
 use crate::flow::{FlowFlags, Instructions, Removed};
-use rustc_hash::FxHashSet;
 use std::{
+    collections::HashSet,
     ops::{Index, IndexMut},
     sync::Arc,
 };
@@ -85,7 +85,8 @@ pub(super) struct Rows {
     places: Vec<Place>,
     free: Vec<RuleId>,
     live: usize,
-    shared: FxHashSet<Arc<Instructions>>,
+    /// Hashed with a key of the process: a controller chooses what is in it.
+    shared: HashSet<Arc<Instructions>>,
 }
 
 impl Rows {
