@@ -3,13 +3,11 @@
 #pragma once
 
 /*
- * The rules that decide: by the cache (Q3, Q10), else by the tables. Fills s->rule and s->decision; false: user space has to
- * say. Nothing is cached that user space decides, not even while a rule is being rewritten.
+ * The rules that decide: by the cache (Q3, Q10), else by the tables. Fills s->rule; false: user space has to say. Nothing is cached that user space decides, not even while a rule is being rewritten.
  */
 static __always_inline bool decide(const struct packet *p, struct flow_scratch *s)
 {
 	const struct flow_mask *all = ROW(flow_masks, 0);
-	__u32 rules = 0;
 
 	if (!all || s->layout.unseen)
 		return false;
@@ -19,16 +17,13 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 	if (s->layout.unseen)
 		return false;
 	flow_reduce(s, all);
-	for (int i = 0; i < FLOW_TABLES; i++)
-		s->rule[i] = 0;
+	s->rule[FLOW_CHAIN] = 0;	/* a cached flow has no more */
 	if (flow_cached_in(p, s, all, 0) || flow_cached_in(p, s, all, 1)) {
 		s->hits++;
 		return true;
 	}
 	s->misses++;
-	for (int i = 0; i < FLOW_TABLES; i++)
-		s->rule[i] = 0;
-	rules = flow_classify(s);
+	__u32 rules = flow_classify(s);
 	/* A rule that looks further came meanwhile: what it was compared with are the last packet's words. */
 	if (!rules || (!rest && *(volatile const __u8 *)&all->rest_count))
 		return false;
@@ -154,10 +149,6 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		steps = group ? *(volatile const __u32 *)&group->steps[spread(ctx, s) >> 24] : 0;
 		if (steps)
 			return steps;
-		break;
-	case STEP_ENCAP_VXLAN:
-		if (!encap_vxlan(ctx, l, step->c, spread(ctx, s)))
-			return 0;
 		break;
 	}
 	s->verdict = FLOW_DROP;

@@ -143,8 +143,6 @@ enum flow_op {
 	STEP_DEC_TTL,		/* c: cookie for the packet-in of one that may not go on */
 	STEP_METER,		/* c: row of flow_meters */
 	STEP_GROUP,		/* c: row of flow_groups: goes on with the steps of one of its buckets */
-	STEP_ENCAP_VXLAN,	/* c: row of flow_tunnels */
-	STEP_DECAP_VXLAN,
 };
 
 struct flow_step {
@@ -161,13 +159,6 @@ struct flow_step {
 #define FLOW_GROUP_SLOTS 256
 struct flow_group {
 	__u32 steps[FLOW_GROUP_SLOTS];	/* by the top byte of the flow's hash: row of flow_steps; 0: drop. Change in place */
-};
-
-/* What goes around a frame in VXLAN over IPv4 (RFC 7348): the outer headers but for lengths, checksum and source port. */
-#define VXLAN_OUTER_BYTES 50
-struct flow_tunnel {
-	__u8 outer[VXLAN_OUTER_BYTES];
-	__u8 pad[14];
 };
 
 /* A meter with drop bands only (OpenFlow 1.3 section 5.7): over every band's rate, and within its burst, it passes. */

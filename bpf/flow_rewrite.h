@@ -225,27 +225,3 @@ __noinline int set_tci(struct xdp_md *ctx, struct flow_layout *l, __u16 value, _
 	*tci = (*tci & ~mask) | (value & mask);
 	return 0;
 }
-
-/* The frame as what VXLAN carries (RFC 7348 section 5); 1 if there is no room. `hash` makes the source port. */
-__noinline int encap_vxlan(struct xdp_md *ctx, struct flow_layout *l, __u32 tunnel, __u32 hash)
-{
-	const struct flow_tunnel *t = ROW(flow_tunnels, tunnel);
-	__u32 inner_bytes = bpf_xdp_get_buff_len(ctx);
-
-	if (!l || !t || inner_bytes > 0xffff - VXLAN_OUTER_BYTES || bpf_xdp_adjust_head(ctx, -VXLAN_OUTER_BYTES))
-		return 1;
-	__u8 *outer = flow_header(ctx, 0, VXLAN_OUTER_BYTES);
-	if (!outer)
-		return 1;
-	__builtin_memcpy(outer, t->outer, VXLAN_OUTER_BYTES);
-	struct ipv4 *ip = (void *)outer + ETHERNET_BYTES;
-	__be16 *udp = (void *)(ip + 1);
-	__be16 ip_bytes = bpf_htons(inner_bytes + VXLAN_OUTER_BYTES - ETHERNET_BYTES);
-
-	/* The row has the checksum of a header whose length is 0. */
-	ip->total_length = ip_bytes;
-	ip->checksum = checksum_plus(ip->checksum, ip_bytes);
-	udp[0] = bpf_htons(0xc000 | hash >> 18);	/* 49152 to 65535 */
-	udp[2] = bpf_htons(inner_bytes + VXLAN_OUTER_BYTES - ETHERNET_BYTES - IPV4_BYTES);
-	return read_layout(ctx, l);
-}

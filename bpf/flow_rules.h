@@ -182,7 +182,7 @@ __noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
 }
 
 /*
- * Through the tables: fills s->rule and s->decision. How many rules decided; 0: user space has to say. A rule whose decision
+ * Through the tables: fills s->rule. How many rules decided; 0: user space has to say. A rule whose decision
  * is being rewritten (FLOW_SLOW) ends the way.
  */
 __noinline __u32 flow_classify(struct flow_scratch *s)
@@ -202,8 +202,11 @@ __noinline __u32 flow_classify(struct flow_scratch *s)
 		table = decision >> 8 & 0xff;
 		if ((__u8)decision == FLOW_SLOW)
 			return 0;
-		if (!table)
+		if (!table) {
+			if (i + 1 < FLOW_TABLES)
+				s->rule[i + 1] = 0;
 			return i + 1;
+		}
 		if (rule->patch && !flow_apply_patch(s, rule->patch))
 			return 0;
 	}

@@ -45,7 +45,6 @@ ARRAY(flow_rules, struct flow_rule, 1, BPF_F_MMAPABLE);
 ARRAY(flow_rest, struct flow_rest, 1, BPF_F_MMAPABLE);
 ARRAY(flow_patches, struct flow_patch, 1, BPF_F_MMAPABLE);
 ARRAY(flow_steps, struct flow_step, 1, BPF_F_MMAPABLE);
-ARRAY(flow_tunnels, struct flow_tunnel, 1, BPF_F_MMAPABLE);
 ARRAY(flow_groups, struct flow_group, 1, BPF_F_MMAPABLE);
 ARRAY(flow_meters, struct flow_meter, 1, BPF_F_MMAPABLE);
 ARRAY(flow_cache, struct flow_cached, 1, BPF_F_MMAPABLE);

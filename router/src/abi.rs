@@ -105,7 +105,6 @@ const _: () = {
     assert!(offset_of!(flow_step, d) == bytes(1));
     assert!(size_of::<flow_group>() == bytes(words::GROUP));
     assert!(size_of::<flow_meter>() == bytes(words::METER));
-    assert!(size_of::<flow_tunnel>() == bytes(words::TUNNEL));
     assert!(size_of::<flow_cached>() == bytes(words::CACHED));
     assert!(offset_of!(flow_cached, rule) == bytes(FRONT));
     assert!(size_of::<flow_count>() == bytes(words::COUNT));

@@ -4,7 +4,7 @@
 //! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
 
 use super::{
-    FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, GroupMod, Key, MeterMod, Port, Refused,
+    FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, GroupMod, MeterMod, Port, Refused,
     kernel::{self, Batch, FlowMemory, Seed, Writer, words},
     program::Verdict,
     table::{Aggregate, Change, Count, Dialect, RuleId, Tables},
@@ -151,11 +151,6 @@ impl<M: FlowMemory> Flows<M> {
         let at = |cpu: usize, word: usize| cpu * per_cpu + row as usize * words::COUNT + word;
         let sum = |word: usize| (0..cpus).map(|cpu| counters[at(cpu, word)].load(Acquire)).sum();
         Count { packets: sum(0), bytes: sum(1) }
-    }
-
-    /// The rule that a packet gets in a table.
-    pub fn lookup(&self, table: u8, key: &Key) -> Option<RuleId> {
-        self.tables.lookup(table, key)
     }
 
     fn publish_all(&mut self, changes: Vec<Change>) {

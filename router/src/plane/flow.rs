@@ -105,17 +105,9 @@ impl FlowPlane {
 
 /// The program reads and counts what the plane does.
 fn share(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
+    super::share_tables(open, plane)?;
     let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
     for (map, fd) in [
-        (&mut theirs.control, ours.control.as_fd()),
-        (&mut theirs.port_index, ours.port_index.as_fd()),
-        (&mut theirs.interface_index, ours.interface_index.as_fd()),
-        (&mut theirs.routers, ours.routers.as_fd()),
-        (&mut theirs.fib, ours.fib.as_fd()),
-        (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
-        (&mut theirs.nexthops, ours.nexthops.as_fd()),
-        (&mut theirs.neighbour_index, ours.neighbour_index.as_fd()),
-        (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
         (&mut theirs.counters, ours.counters.as_fd()),
         (&mut theirs.charges, ours.charges.as_fd()),
         (&mut theirs.policers, ours.policers.as_fd()),
@@ -139,7 +131,6 @@ pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
         &mut maps.flow_steps,
         &mut maps.flow_groups,
         &mut maps.flow_meters,
-        &mut maps.flow_tunnels,
         &mut maps.flow_cache,
         &mut maps.flow_cache_rest,
         &mut maps.flow_seen,
@@ -175,7 +166,6 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, seed: Seed, cpus
         (&mut maps.flow_steps, c.steps),
         (&mut maps.flow_groups, c.groups),
         (&mut maps.flow_meters, c.meters),
-        (&mut maps.flow_tunnels, c.tunnels),
         (&mut maps.flow_cache, cached),
         (&mut maps.flow_cache_rest, cached),
         (&mut maps.flow_seen, cpus * SEEN),
@@ -198,7 +188,7 @@ const SEEN: usize = 1 << 11;
 
 /// [`FlowMemory`] over the maps.
 pub struct MappedFlows {
-    regions: [Words64; 12],
+    regions: [Words64; 11],
     scratch: Words64,
     sets: PortSets,
     cpus: usize,
@@ -226,7 +216,6 @@ impl MappedFlows {
                 map(maps.flow_steps.as_fd(), words::STEP, c.steps)?,
                 map(maps.flow_groups.as_fd(), words::GROUP, c.groups)?,
                 map(maps.flow_meters.as_fd(), words::METER, c.meters)?,
-                map(maps.flow_tunnels.as_fd(), words::TUNNEL, c.tunnels)?,
                 map(
                     maps.flow_cache.as_fd(),
                     words::CACHED,
@@ -256,7 +245,7 @@ macro_rules! regions {
 }
 
 impl FlowMemory for MappedFlows {
-    regions!(masks 0, tables 1, index 2, rules 3, rest 4, patches 5, steps 6, groups 7, meters 8, tunnels 9, cache 10, counters 11);
+    regions!(masks 0, tables 1, index 2, rules 3, rest 4, patches 5, steps 6, groups 7, meters 8, cache 9, counters 10);
     fn cpus(&self) -> usize {
         self.cpus
     }

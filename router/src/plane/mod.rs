@@ -288,6 +288,25 @@ fn read_clock(skel: &abi::MillraceSkel<'_>, control: &Words64) -> Result<(Durati
     Ok((now, control.load(2)))
 }
 
+/// Another program of ours reads the tables of a plane.
+fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
+    let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
+    for (map, fd) in [
+        (&mut theirs.control, ours.control.as_fd()),
+        (&mut theirs.port_index, ours.port_index.as_fd()),
+        (&mut theirs.interface_index, ours.interface_index.as_fd()),
+        (&mut theirs.routers, ours.routers.as_fd()),
+        (&mut theirs.fib, ours.fib.as_fd()),
+        (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
+        (&mut theirs.nexthops, ours.nexthops.as_fd()),
+        (&mut theirs.neighbour_index, ours.neighbour_index.as_fd()),
+        (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
+    ] {
+        map.reuse_fd(fd).context("sharing a map with another program")?;
+    }
+    Ok(())
+}
+
 /// Sizes of the maps and constants of the program.
 fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) -> Result<()> {
     let capacity = &settings.capacity;

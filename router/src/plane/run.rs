@@ -8,7 +8,7 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use logic::reason::Reason;
-use std::{mem::MaybeUninit, os::fd::AsFd};
+use std::mem::MaybeUninit;
 
 /// What became of one packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,22 +169,9 @@ impl Plane {
 
 /// The copy reads the tables of the plane it explains.
 fn share(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
-    let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
-    for (map, fd) in [
-        (&mut theirs.control, ours.control.as_fd()),
-        (&mut theirs.port_index, ours.port_index.as_fd()),
-        (&mut theirs.interface_index, ours.interface_index.as_fd()),
-        (&mut theirs.routers, ours.routers.as_fd()),
-        (&mut theirs.fib, ours.fib.as_fd()),
-        (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
-        (&mut theirs.nexthops, ours.nexthops.as_fd()),
-        (&mut theirs.neighbour_index, ours.neighbour_index.as_fd()),
-        (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
-    ] {
-        map.reuse_fd(fd).context("sharing a map with the explaining copy")?;
-    }
+    super::share_tables(open, plane)?;
     // The copy counts nothing.
-    for map in [&mut theirs.counters, &mut theirs.charges, &mut theirs.policers] {
+    for map in [&mut open.maps.counters, &mut open.maps.charges, &mut open.maps.policers] {
         map.set_max_entries(1).context("sizing a map")?;
     }
     Ok(())

@@ -25,7 +25,6 @@ const CAPACITY: FlowCapacity = FlowCapacity {
     steps: 4096,
     groups: 16,
     meters: 16,
-    tunnels: 16,
     cache_sets: 1024,
     port_sets: 64,
 };

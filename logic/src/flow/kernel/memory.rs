@@ -24,8 +24,6 @@ pub mod words {
     pub const GROUP: usize = 128;
     /// `struct flow_meter`.
     pub const METER: usize = 8;
-    /// `struct flow_tunnel`.
-    pub const TUNNEL: usize = 8;
     /// `struct flow_cached`.
     pub const CACHED: usize = 8;
     /// `struct flow_count`.
@@ -57,7 +55,6 @@ pub trait FlowMemory {
     fn steps(&self) -> &[AtomicU64];
     fn groups(&self) -> &[AtomicU64];
     fn meters(&self) -> &[AtomicU64];
-    fn tunnels(&self) -> &[AtomicU64];
     /// The caches of all CPUs, one after another, each a power of two of sets of [`CACHE_WAYS`].
     fn cache(&self) -> &[AtomicU64];
     /// The counters of all CPUs, one after another.
@@ -97,9 +94,6 @@ impl<T: FlowMemory> FlowMemory for Arc<T> {
     fn meters(&self) -> &[AtomicU64] {
         (**self).meters()
     }
-    fn tunnels(&self) -> &[AtomicU64] {
-        (**self).tunnels()
-    }
     fn cache(&self) -> &[AtomicU64] {
         (**self).cache()
     }
@@ -129,7 +123,6 @@ pub struct FlowCapacity {
     pub steps: usize,
     pub groups: usize,
     pub meters: usize,
-    pub tunnels: usize,
     /// Sets of each CPU's cache, a power of two.
     pub cache_sets: usize,
     /// Sets of ports.
@@ -138,7 +131,7 @@ pub struct FlowCapacity {
 
 /// [`FlowMemory`] on the heap.
 pub struct HeapFlows {
-    regions: [Box<[AtomicU64]>; 12],
+    regions: [Box<[AtomicU64]>; 11],
     cpus: usize,
     sets: Mutex<Vec<Option<Ports>>>,
 }
@@ -157,7 +150,6 @@ impl HeapFlows {
             (c.steps, words::STEP),
             (c.groups, words::GROUP),
             (c.meters, words::METER),
-            (c.tunnels, words::TUNNEL),
             (cpus * c.cache_sets * CACHE_WAYS, words::CACHED),
             (cpus * c.rules, words::COUNT),
         ];
@@ -176,7 +168,7 @@ macro_rules! regions {
 }
 
 impl FlowMemory for HeapFlows {
-    regions!(masks 0, tables 1, index 2, rules 3, rest 4, patches 5, steps 6, groups 7, meters 8, tunnels 9, cache 10, counters 11);
+    regions!(masks 0, tables 1, index 2, rules 3, rest 4, patches 5, steps 6, groups 7, meters 8, cache 9, counters 10);
     fn cpus(&self) -> usize {
         self.cpus
     }

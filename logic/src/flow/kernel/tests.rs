@@ -17,7 +17,6 @@ pub(in crate::flow) const SMALL: FlowCapacity = FlowCapacity {
     steps: 64,
     groups: 4,
     meters: 4,
-    tunnels: 4,
     cache_sets: 8,
     port_sets: 8,
 };
