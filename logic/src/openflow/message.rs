@@ -410,6 +410,8 @@ pub enum BadMessage {
     ActionLength,
     #[error("an action of an unknown experimenter")]
     ActionExperimenter,
+    #[error("an unknown action of this experimenter")]
+    ActionExperimenterType,
     #[error("an instruction of a wrong length")]
     InstructionLength,
     #[error("an instruction of an unknown experimenter")]

@@ -9,7 +9,9 @@
 //! | `message` | messages in the words of no version |
 //! | `wire` | the header, framing, and a bounded reader |
 //! | `v10`, `v13` | the two codecs, each with its error numbers |
+//! | `extension` | our vendor messages and actions, the same in both |
 
+pub mod extension;
 pub mod message;
 pub mod v10;
 pub mod v13;

@@ -1,7 +1,10 @@
 //! Lists of actions (section 5.2.4).
 
 use super::{BadMessage, CannotSay, Reader, Write, cannot};
-use crate::flow::{Action, Field, Port, Refused};
+use crate::{
+    flow::{Action, Field, Port, Refused},
+    openflow::extension,
+};
 
 /// OFPAT.
 mod kind {
@@ -68,8 +71,10 @@ fn read(list: &mut Reader<'_>) -> Result<Action, BadMessage> {
             r.skip(6)?;
             Action::Enqueue { port, queue: r.u32()? }
         }
-        // No vendor's actions are known here. One that is would be told by the id that comes next.
-        kind::VENDOR => return Err(BadMessage::ActionExperimenter),
+        kind::VENDOR => {
+            let id = r.u32()?;
+            extension::read_action(id, &mut r)?
+        }
         _ => return Err(Refused::BadAction.into()),
     };
     if r.is_empty() { Ok(action) } else { Err(BadMessage::ActionLength) }
@@ -134,8 +139,9 @@ fn write(action: &Action, out: &mut Vec<u8>) -> Result<(), CannotSay> {
         Action::PushVlan(_) => return Err(cannot("an action that pushes a VLAN tag")),
         Action::DecTtl | Action::SetTtl(_) => return Err(cannot("an action on the TTL")),
         Action::Group(_) => return Err(cannot("groups")),
-        Action::EncapVxlan(_) | Action::DecapVxlan => return Err(cannot("actions on tunnels")),
-        Action::SetFcf { .. } | Action::SetCore(_) => return Err(cannot("this vendor's action")),
+        Action::EncapVxlan(_) | Action::DecapVxlan | Action::SetFcf { .. } | Action::SetCore(_) => {
+            extension::write_action(action, out);
+        }
     }
     Ok(())
 }

@@ -41,6 +41,7 @@ const BUFFER_UNKNOWN: (u16, u16) = (BAD_REQUEST, 8);
 const ACTION_TYPE: (u16, u16) = (BAD_ACTION, 0);
 const ACTION_LEN: (u16, u16) = (BAD_ACTION, 1);
 const ACTION_VENDOR: (u16, u16) = (BAD_ACTION, 2);
+const ACTION_VENDOR_TYPE: (u16, u16) = (BAD_ACTION, 3);
 const ACTION_OUT_PORT: (u16, u16) = (BAD_ACTION, 4);
 const ACTION_ARGUMENT: (u16, u16) = (BAD_ACTION, 5);
 const ACTION_TOO_MANY: (u16, u16) = (BAD_ACTION, 7);
@@ -79,6 +80,7 @@ fn number(bad: BadMessage, about: Option<u8>) -> (u16, u16) {
         BadMessage::ActionLength | BadMessage::SetFieldLength => ACTION_LEN,
         BadMessage::SetFieldValue => ACTION_ARGUMENT,
         BadMessage::ActionExperimenter => ACTION_VENDOR,
+        BadMessage::ActionExperimenterType => ACTION_VENDOR_TYPE,
         BadMessage::InstructionType => FLOW_UNSUPPORTED,
         BadMessage::Flags | BadMessage::Wildcards => FLOW_EPERM,
         // No 1.0 message asks for groups.

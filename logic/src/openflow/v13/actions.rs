@@ -10,7 +10,7 @@ use crate::{
         field::{VLAN_PRESENT, ether_type, ip_proto},
     },
     openflow::{
-        BadMessage, CannotSay,
+        BadMessage, CannotSay, extension,
         wire::{Reader, Write},
     },
 };
@@ -49,7 +49,7 @@ fn read(r: &mut Reader<'_>) -> Result<Action, BadMessage> {
         SET_NW_TTL => (Action::SetTtl(r.u8()?), 3),
         DEC_NW_TTL => (Action::DecTtl, 4),
         SET_FIELD => (read_set_field(&mut r)?, r.rest().len() % 8),
-        EXPERIMENTER => (read_experimenter(r.u32()?, &mut r)?, 0),
+        EXPERIMENTER => (extension::read_action(r.u32()?, &mut r)?, 0),
         _ => return Err(Refused::BadAction.into()),
     };
     r.skip(padding)?;
@@ -86,11 +86,6 @@ fn can_be_set(field: Field) -> bool {
 /// A VLAN id to set says that there is a tag.
 fn is_tag(field: Field, value: u128) -> bool {
     !matches!(field, Field::VlanVid | Field::InnerVlanVid) || value & u128::from(VLAN_PRESENT) != 0
-}
-
-/// An action of the experimenter `id`, all of `r`: of those there are none here.
-fn read_experimenter(_id: u32, _r: &mut Reader<'_>) -> Result<Action, BadMessage> {
-    Err(BadMessage::ActionExperimenter)
 }
 
 /// What is known of the packets that a list of actions is done to.
@@ -196,7 +191,7 @@ fn write(action: &Action, out: &mut Vec<u8>) -> Result<(), CannotSay> {
         | Action::SetTpSrc(_)
         | Action::SetTpDst(_) => return Err(cannot("an action of OpenFlow 1.0")),
         Action::EncapVxlan(_) | Action::DecapVxlan | Action::SetFcf { .. } | Action::SetCore(_) => {
-            return Err(cannot("an action of no standard"));
+            extension::write_action(action, out);
         }
     }
     Ok(())

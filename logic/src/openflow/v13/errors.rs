@@ -86,6 +86,7 @@ fn type_and_code(bad: BadMessage, about: About) -> (u16, u16) {
         BadMessage::TooBig => (BAD_REQUEST, 13),                    // MULTIPART_BUFFER_OVERFLOW
         BadMessage::ActionLength => (BAD_ACTION, 1),                // BAD_LEN
         BadMessage::ActionExperimenter => (BAD_ACTION, 2),          // BAD_EXPERIMENTER
+        BadMessage::ActionExperimenterType => (BAD_ACTION, 3),      // BAD_EXP_TYPE
         BadMessage::SetFieldLength => (BAD_ACTION, 14),             // BAD_SET_LEN
         BadMessage::SetFieldValue => (BAD_ACTION, 15),              // BAD_SET_ARGUMENT
         BadMessage::InstructionType => (BAD_INSTRUCTION, 0),        // UNKNOWN_INST

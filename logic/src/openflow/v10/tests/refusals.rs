@@ -147,8 +147,6 @@ fn actions_that_1_0_does_not_have() {
         (Action::DecTtl, "an action on the TTL"),
         (Action::PushVlan(0x8100), "an action that pushes a VLAN tag"),
         (Action::SetQueue(1), "a queue for later outputs"),
-        (Action::DecapVxlan, "actions on tunnels"),
-        (Action::SetFcf { place: FcfPlace::Tos, workload: 1, priority: false }, "this vendor's action"),
         (Action::output(Port::NONE), "this port to send to"),
         (Action::SetVlanVid(0x1000), "so large a VLAN id or priority"),
         (Action::set(Field::Ipv6Src, 1_u8), "ipv6_src"),

@@ -276,9 +276,6 @@ fn actions_that_1_3_cannot_say_are_not_written() {
         (Action::set(Field::InPort, 1_u8), "to set this field so"),
         (Action::set(Field::VlanVid, 100_u8), "to set this field so"),
         (Action::output(Port(0xff01)), "this port number"),
-        (Action::DecapVxlan, "an action of no standard"),
-        (Action::SetCore(CoreChoice::Choose), "an action of no standard"),
-        (Action::SetFcf { place: FcfPlace::Tos, workload: 1, priority: false }, "an action of no standard"),
     ] {
         let actions = vec![Action::PopVlan, action];
         let packet = PacketOut { buffer: None, in_port: Port(1), actions: actions.clone(), data: vec![1] };

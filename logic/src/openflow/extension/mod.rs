@@ -1,0 +1,206 @@
+//! Our vendor extension (V5): OpenFlow 1.0 vendor and 1.3 experimenter messages with the same subtypes and bodies, and actions.
+//! `docs/openflow-extension.md` describes each byte.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod.rs` | messages: cores and acceleration features, workloads, rules of the core table |
+//! | `actions.rs` | VXLAN, flow control field, core |
+
+mod actions;
+#[cfg(test)]
+mod tests;
+
+pub use actions::{read as read_action, write as write_action};
+
+use super::{
+    BadMessage, EXPERIMENTER,
+    message::Experimenter,
+    wire::{Reader, Write},
+};
+
+/// Numbers that both versions share.
+mod ext {
+    /// OFPAT_VENDOR, OFPAT_EXPERIMENTER.
+    pub const ACTION: u16 = 0xffff;
+}
+
+/// Message subtypes.
+mod subtype {
+    pub const SUBSCRIBE: u32 = 1;
+    pub const CORES: u32 = 2;
+    pub const WORKLOAD_START: u32 = 3;
+    pub const WORKLOAD_STOP: u32 = 4;
+    pub const CORE_FLOW_MOD: u32 = 5;
+}
+
+/// EtherType (IEEE 802 local experimental 1) of a frame that carries an OpenFlow message to a switch which its controller reaches
+/// only through another one, by packet-out.
+pub const PROXY_ETHER_TYPE: u16 = 0x88b5;
+
+/// A message of ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extension {
+    /// Controller to switch: what it wants to be told from now on; the switch answers with the state as it is.
+    Subscribe {
+        cores: bool,
+        workloads: bool,
+    },
+    Cores(Cores),
+    WorkloadStart(Workload),
+    WorkloadStop {
+        id: u32,
+        tenant: u32,
+    },
+    /// Controller to switch: a whole flow-mod of the connection's version, for the core table.
+    CoreFlowMod(Vec<u8>),
+}
+
+/// What the machine has (V2).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cores {
+    pub features: Features,
+    pub cores: Vec<Core>,
+}
+
+/// How packets can be steered here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// A port spreads flows over receive queues by their hash (RSS).
+    pub rss: bool,
+    /// A port steers flows by rules (ntuple).
+    pub classifier: bool,
+    /// Every port runs XDP in its driver.
+    pub native_xdp: bool,
+    /// Packets can be handed to another core (cpumap).
+    pub core_redirect: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Core {
+    pub number: u16,
+    /// Thousandths of its time; `None`: not known.
+    pub load: Option<u16>,
+    /// How many workloads are pinned to it.
+    pub workloads: u16,
+}
+
+/// A virtual machine, container or process that runs here (V5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub id: u32,
+    pub tenant: u32,
+    /// It is pinned to; none: to no core.
+    pub cores: Vec<u16>,
+}
+
+/// Load that is not known.
+const UNKNOWN: u16 = 0xffff;
+
+impl Extension {
+    /// Reads a message of ours.
+    ///
+    /// # Errors
+    /// It is another's ([`BadMessage::Experimenter`]), unknown, or malformed.
+    pub fn decode(message: &Experimenter) -> Result<Extension, BadMessage> {
+        if message.id != EXPERIMENTER {
+            return Err(BadMessage::Experimenter);
+        }
+        let mut r = Reader::new(&message.body, BadMessage::Length);
+        let read = match message.subtype {
+            subtype::SUBSCRIBE => {
+                let flags = r.u32()?;
+                r.skip(4)?;
+                Extension::Subscribe { cores: flags & 1 != 0, workloads: flags & 2 != 0 }
+            }
+            subtype::CORES => Extension::Cores(read_cores(&mut r)?),
+            subtype::WORKLOAD_START => {
+                let (id, tenant, count) = (r.u32()?, r.u32()?, usize::from(r.u16()?));
+                r.skip(2)?;
+                let mut listed = r.part(padded(2 * count), BadMessage::Length)?;
+                let cores = (0..count).map(|_| listed.u16()).collect::<Result<_, _>>()?;
+                Extension::WorkloadStart(Workload { id, tenant, cores })
+            }
+            subtype::WORKLOAD_STOP => Extension::WorkloadStop { id: r.u32()?, tenant: r.u32()? },
+            subtype::CORE_FLOW_MOD => Extension::CoreFlowMod(r.take(r.rest().len())?.to_vec()),
+            _ => return Err(BadMessage::ExperimenterType),
+        };
+        if r.is_empty() { Ok(read) } else { Err(BadMessage::Length) }
+    }
+
+    /// The message's body and subtype. More than 4,096 cores are cut.
+    pub fn encode(&self) -> Experimenter {
+        let mut body = Vec::new();
+        let subtype = match self {
+            Extension::Subscribe { cores, workloads } => {
+                body.u32(u32::from(*cores) | u32::from(*workloads) << 1);
+                body.zeros(4);
+                subtype::SUBSCRIBE
+            }
+            Extension::Cores(cores) => {
+                write_cores(cores, &mut body);
+                subtype::CORES
+            }
+            Extension::WorkloadStart(workload) => {
+                let cores = &workload.cores[..workload.cores.len().min(MOST_CORES)];
+                body.u32(workload.id);
+                body.u32(workload.tenant);
+                body.u16(cores.len() as u16);
+                body.zeros(2);
+                cores.iter().for_each(|core| body.u16(*core));
+                body.zeros(padded(2 * cores.len()) - 2 * cores.len());
+                subtype::WORKLOAD_START
+            }
+            Extension::WorkloadStop { id, tenant } => {
+                body.u32(*id);
+                body.u32(*tenant);
+                subtype::WORKLOAD_STOP
+            }
+            Extension::CoreFlowMod(message) => {
+                body.extend_from_slice(message);
+                subtype::CORE_FLOW_MOD
+            }
+        };
+        Experimenter { id: EXPERIMENTER, subtype, body }
+    }
+}
+
+/// What fits into a message with room to spare.
+const MOST_CORES: usize = 4096;
+
+fn read_cores(r: &mut Reader<'_>) -> Result<Cores, BadMessage> {
+    let (bits, count) = (r.u32()?, r.u16()?);
+    r.skip(2)?;
+    let features = Features {
+        rss: bits & 1 != 0,
+        classifier: bits & 2 != 0,
+        native_xdp: bits & 4 != 0,
+        core_redirect: bits & 8 != 0,
+    };
+    let mut core = || -> Result<Core, BadMessage> {
+        let (number, load, workloads) = (r.u16()?, r.u16()?, r.u16()?);
+        r.skip(2)?;
+        Ok(Core { number, load: (load != UNKNOWN).then_some(load), workloads })
+    };
+    let cores = (0..count).map(|_| core()).collect::<Result<_, _>>()?;
+    Ok(Cores { features, cores })
+}
+
+fn write_cores(cores: &Cores, body: &mut Vec<u8>) {
+    let f = cores.features;
+    let bits = [f.rss, f.classifier, f.native_xdp, f.core_redirect];
+    let listed = &cores.cores[..cores.cores.len().min(MOST_CORES)];
+    body.u32(bits.iter().enumerate().fold(0, |all, (i, bit)| all | u32::from(*bit) << i));
+    body.u16(listed.len() as u16);
+    body.zeros(2);
+    for core in listed {
+        body.u16(core.number);
+        body.u16(core.load.map_or(UNKNOWN, |load| load.min(1000)));
+        body.u16(core.workloads);
+        body.zeros(2);
+    }
+}
+
+/// Bytes with the padding to a multiple of eight, as everything in OpenFlow is laid out, after the four of `count` and padding.
+fn padded(bytes: usize) -> usize {
+    (bytes + 4).next_multiple_of(8) - 4
+}
