@@ -7,7 +7,7 @@ use super::{
     },
     *,
 };
-use crate::flow::{FcfPlace, Refused, Removed, field::ether_type};
+use crate::flow::{Refused, Removed, field::ether_type};
 
 const ANY: &str =
     "003820ff 0000 000000000000 000000000000 0000 00 00 0000 00 00 0000 00000000 00000000 0000 0000";

@@ -1,9 +1,6 @@
 use super::*;
 use crate::{
-    flow::{
-        FlowCommand, FlowFlags, FlowMod, Instructions, Refused,
-        action::{CoreChoice, FcfPlace},
-    },
+    flow::{FlowCommand, FlowFlags, FlowMod, Instructions, Refused},
     openflow::message::PacketOut,
 };
 
