@@ -78,13 +78,14 @@ __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u64 cookie, 
 	return bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &notice, sizeof(notice));
 }
 
-/* Spreads flows over a group's buckets: addresses, protocol and ports, whatever the rules looked at. */
-static __always_inline __u32 spread(struct xdp_md *ctx, const struct flow_scratch *s)
+/* Spreads flows over a group's buckets: addresses, protocol and ports as they are now, whatever the rules looked at. */
+static __always_inline __u32 spread(struct xdp_md *ctx, struct flow_layout *l)
 {
-	__u64 h = s->key.word[3] * K1 + (s->key.word[1] >> 48 | s->key.word[2] >> 48 << 16 | (__u64)s->layout.protocol << 32) * K2;
+	read_layout(ctx, l);
+	__u64 h = l->addresses * K1 + (l->ports | (__u64)l->protocol << 32) * K2;
 
-	if (s->layout.network == 6) {
-		const struct ipv6 *ip = flow_header(ctx, s->layout.ip_offset, sizeof(*ip));
+	if (l->network == 6) {
+		const struct ipv6 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
 
 		if (ip)
 			h += ip->source[0] * K1 + ip->source[1] * K2 + ip->destination[0] * K3 + ip->destination[1] * K4;
@@ -146,7 +147,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		break;
 	case STEP_GROUP:
 		group = ROW(flow_groups, step->c);
-		steps = group ? *(volatile const __u32 *)&group->steps[spread(ctx, s) >> 24] : 0;
+		steps = group ? *(volatile const __u32 *)&group->steps[spread(ctx, l) >> 24] : 0;
 		if (steps)
 			return steps;
 		break;

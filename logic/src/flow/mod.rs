@@ -7,6 +7,8 @@
 //! | `action` | actions and instructions |
 //! | `packet` | a packet's bytes to its key: where fields are |
 //! | `execute`, `checksum` | actions on the bytes of a packet |
+//! | `group` | which buckets of a group a packet takes |
+//! | `pipeline` | a packet through tables and groups: what user space does with it |
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
 //! | `flows` | tables and kernel plane kept together: what the daemon talks to |
 //! | `program` | what the kernel plane does for a rule's instructions, and what is left to user space |
@@ -21,9 +23,11 @@ mod checksum;
 pub mod execute;
 pub mod field;
 pub mod flows;
+pub mod group;
 pub mod kernel;
 pub mod key;
 pub mod packet;
+pub mod pipeline;
 pub mod program;
 pub mod rule;
 pub mod table;
@@ -32,6 +36,7 @@ pub mod text;
 pub use action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan};
 pub use field::Field;
 pub use key::{Key, Match};
+pub use pipeline::PacketInReason;
 pub use rule::{
     FlowCommand, FlowFilter, FlowFlags, FlowMod, FlowRemoved, FlowStats, Group, GroupKind, GroupMod,
     GroupStats, Meter, MeterMod, MeterStats, Refused, Removed, TableId,

@@ -3,7 +3,7 @@
 //! What only one version has is an `Option` or a variant of its own; the other version's encoder answers
 //! [`CannotSay`](super::CannotSay). All strings are bytes as they came, without the zeros after them.
 
-pub use crate::flow::{FlowFilter, FlowRemoved, FlowStats, GroupStats, MeterStats};
+pub use crate::flow::{FlowFilter, FlowRemoved, FlowStats, GroupStats, MeterStats, PacketInReason};
 use crate::{
     flow::{Action, Field, FlowMod, GroupMod, Match, Meter, MeterMod, Port, Refused, TableId},
     net::Mac,
@@ -129,13 +129,6 @@ pub struct PacketIn {
     /// 1.3: the fields the packet came with: at least the port. 1.0: the port.
     pub matching: Match,
     pub data: Vec<u8>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PacketInReason {
-    NoMatch,
-    Action,
-    InvalidTtl,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

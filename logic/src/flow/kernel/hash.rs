@@ -1,7 +1,7 @@
 //! The hash that both planes compute of a key under a mask (`bpf/flow_rules.h` has the same lines in C).
 
 use super::memory::FRONT;
-use crate::flow::Key;
+use crate::flow::{Field, Key};
 
 const K1: u64 = 0x9e37_79b9_7f4a_7c15;
 const K2: u64 = 0xff51_afd7_ed55_8ccd;
@@ -46,10 +46,18 @@ fn mix(h: u64) -> u64 {
     h ^ h >> 32
 }
 
+/// Of a packet's addresses, protocol and ports: `spread` of `bpf/flow.h`.
+pub fn spread(key: &Key) -> u32 {
+    let w = key.words();
+    let ports = w[1] >> 48 | w[2] >> 48 << 16 | (key.get(Field::IpProto) as u64) << 32;
+    let parts = [(w[3], K1), (ports, K2), (w[6], K1), (w[7], K2), (w[8], K3), (w[9], K4)];
+    let sum = parts.into_iter().fold(0_u64, |h, (word, by)| h.wrapping_add(word.wrapping_mul(by)));
+    (mix(sum) >> 32) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::Field;
 
     #[test]
     fn keys_that_differ_in_one_field_spread_as_random_ones_do() {

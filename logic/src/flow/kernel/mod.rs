@@ -46,6 +46,7 @@ pub mod encoding {
 }
 
 pub use hash::Seed;
+pub(super) use hash::spread;
 pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, words};
 pub use steps::verdict;
 

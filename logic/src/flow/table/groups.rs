@@ -153,28 +153,47 @@ impl Tables {
         self.first_live(id, &mut BTreeMap::new())
     }
 
-    /// The first live buckets of all fast failover groups.
-    pub(super) fn first_live_buckets(&self) -> BTreeMap<u32, Option<usize>> {
+    /// The live buckets of a group: bit i says it of bucket i.
+    pub fn live_buckets(&self, id: u32) -> u64 {
         let mut known = BTreeMap::new();
-        let failover = self.groups().filter(|group| group.kind == GroupKind::FastFailover);
-        failover.map(|group| (group.id, self.first_live(group.id, &mut known))).collect()
+        self.group(id).map_or(0, |group| self.live_bits(group, &mut known))
     }
 
-    /// A bucket is live while its port is up or its group has a live bucket, and if it watches nothing (section 6.5).
+    fn live_bits(&self, group: &Group, known: &mut BTreeMap<u32, Option<usize>>) -> u64 {
+        let buckets = group.buckets.iter().enumerate();
+        buckets.fold(0, |bits, (i, bucket)| bits | u64::from(self.is_live(bucket, known)) << i)
+    }
+
+    /// The buckets that packets of a group may take, of those groups where that depends on what is up.
+    pub(super) fn usable_buckets(&self) -> BTreeMap<u32, u64> {
+        let mut known = BTreeMap::new();
+        let mut usable = |group: &Group| match group.kind {
+            GroupKind::FastFailover => Some(self.first_live(group.id, &mut known).map_or(0, |i| 1 << i)),
+            GroupKind::Select => Some(self.live_bits(group, &mut known)),
+            GroupKind::All | GroupKind::Indirect => None,
+        };
+        self.groups().filter_map(|group| Some((group.id, usable(group)?))).collect()
+    }
+
+    /// `known`: of which groups it is known already.
     fn first_live(&self, id: u32, known: &mut BTreeMap<u32, Option<usize>>) -> Option<usize> {
         if let Some(first) = known.get(&id) {
             return *first;
         }
+        let first = self.group(id)?.buckets.iter().position(|bucket| self.is_live(bucket, known));
+        known.insert(id, first);
+        first
+    }
+
+    /// A bucket is live while its port is up or its group has a live bucket, and if it watches nothing (section 6.5).
+    fn is_live(&self, bucket: &Bucket, known: &mut BTreeMap<u32, Option<usize>>) -> bool {
         let up = |port| self.ports.get(&port).copied().unwrap_or(port == Port::LOCAL);
-        let is_live = |bucket: &Bucket| match (bucket.watch_port, bucket.watch_group) {
+        match (bucket.watch_port, bucket.watch_group) {
             (None, None) => true,
             (port, group) => {
                 port.is_some_and(up) || group.is_some_and(|id| self.first_live(id, known).is_some())
             }
-        };
-        let first = self.group(id)?.buckets.iter().position(is_live);
-        known.insert(id, first);
-        first
+        }
     }
 
     fn check_group(&self, group: &Group) -> Result<(), Refused> {
@@ -212,14 +231,14 @@ impl Tables {
             self.groups.0.insert(id, entry);
             return vec![Change::Group(id)];
         }
-        let before = self.first_live_buckets();
+        let before = self.usable_buckets();
         if let Some(entry) = self.groups.0.get_mut(&group.id) {
             let old = std::mem::replace(&mut entry.group, group.clone());
             entry.buckets = buckets;
             leads_to(&old).into_iter().for_each(|next| self.groups.unrefer(next));
         }
         // Others may watch it.
-        let after = self.first_live_buckets();
+        let after = self.usable_buckets();
         let moved = after.iter().filter(|(id, live)| before.get(*id).is_some_and(|old| old != *live));
         let others = moved.map(|(&id, _)| id).filter(|&id| id != group.id);
         [group.id].into_iter().chain(others).map(Change::Group).collect()

@@ -85,7 +85,7 @@ pub enum Change {
         /// What controllers are told, if the rule asked for it.
         notice: Option<Box<FlowRemoved>>,
     },
-    /// A group is new, does something else, or another of its buckets is the first live one.
+    /// A group is new, does something else, or packets take others of its buckets since ports went up or down.
     Group(u32),
     GroupRemoved(u32),
     /// A meter is new or different.
@@ -124,9 +124,9 @@ impl Tables {
 
     /// The real ports there are, and whether they are up. Rules that name a port that is gone stay.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (Port, bool)>) -> Vec<Change> {
-        let before = self.first_live_buckets();
+        let before = self.usable_buckets();
         self.ports = ports.into_iter().collect();
-        let after = self.first_live_buckets();
+        let after = self.usable_buckets();
         after.into_iter().filter(|(id, live)| before[id] != *live).map(|(id, _)| Change::Group(id)).collect()
     }
 
