@@ -230,8 +230,11 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 		__u64 decision = s->decision[i];
 
 		if ((__u8)decision == FLOW_STEPS) {
-			if (flow_steps_of(ctx, s, decision >> 32) < 0)
+			if (flow_steps_of(ctx, s, decision >> 32) < 0) {
+				if (i + 1 < FLOW_TABLES)
+					s->rule[i + 1] = 0;	/* later tables have not seen it */
 				return 0;
+			}
 		} else if ((__u8)decision != FLOW_DROP) {
 			s->verdict = (__u8)decision;
 			s->port = decision >> 16;
@@ -305,7 +308,6 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 		s->verdict = FLOW_SLOW;
 		return carry_out(p, s);
 	}
-	count_rules(p, s);
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
 	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
 	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {
@@ -314,5 +316,8 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 	} else {
 		run_rules(p->ctx, s);
 	}
+	/* What user space does, it counts. */
+	if (s->verdict != FLOW_SLOW)
+		count_rules(p, s);
 	return carry_out(p, s);
 }

@@ -7,6 +7,7 @@
  *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters but
  *                      for what is spent; it zeroes words of flow_cache
  *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows
+ *   flow_counters has one more lot of rows, behind those of the CPUs: what user space does with packets is counted there
  */
 #pragma once
 

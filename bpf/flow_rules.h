@@ -176,9 +176,14 @@ __noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
 
 	if (!s || !patch || patch->needs & ~flow_has(&s->layout))
 		return 0;
+	__u16 old_port = s->key.word[2] >> 48;
+
 	for (int i = 0; i < FLOW_WORDS; i++)
 		s->key.word[i] = (s->key.word[i] & ~patch->mask[i]) | patch->value[i];
-	return 1;
+	__u16 new_port = s->key.word[2] >> 48, vxlan = bpf_htons(vxlan_port);
+
+	/* A frame inside comes or goes. */
+	return old_port == new_port || s->layout.protocol != IPPROTO_UDP || (old_port != vxlan && new_port != vxlan);
 }
 
 /*

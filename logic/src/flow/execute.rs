@@ -18,6 +18,8 @@ use std::{iter, mem::discriminant};
 const DEEPEST_GROUP: u32 = 8;
 /// How many buckets of groups one list of actions may run.
 const MOST_BUCKETS: u32 = 1024;
+/// What one list of actions may send.
+pub const MOST_SENT: usize = 1024;
 /// UDP source ports of VXLAN: the dynamic ones (RFC 7348 section 5).
 const VXLAN_SOURCE_PORTS: std::ops::RangeInclusive<u16> = 49152..=65535;
 /// Bytes that [`Action::EncapVxlan`] adds: Ethernet, IPv4, UDP and VXLAN.
@@ -62,6 +64,8 @@ pub enum Ended {
     TooLong,
     #[error("groups lead too deep or to too many buckets")]
     TooManyGroups,
+    #[error("too many outputs")]
+    TooManyOutputs,
 }
 
 /// What the switch around the actions decides.
@@ -104,9 +108,9 @@ impl Run<'_, '_> {
         let frame = &mut packet.frame;
         let headers = Headers::of(frame, 0, Some(self.context.vxlan_port));
         match (action, headers) {
-            (&Action::Output { port, max_len }, _) => self.send(packet, port, max_len),
+            (&Action::Output { port, max_len }, _) => return self.send(packet, port, max_len),
             (&Action::Enqueue { port, queue }, _) => {
-                self.send(&Packet { queue: Some(queue), ..packet.clone() }, port, WHOLE_PACKET);
+                return self.send(&Packet { queue: Some(queue), ..packet.clone() }, port, WHOLE_PACKET);
             }
             (&Action::SetQueue(queue), _) => packet.queue = Some(queue),
             (&Action::SetCore(core), _) => packet.core = Some(core),
@@ -162,11 +166,15 @@ impl Run<'_, '_> {
     }
 
     /// Only [`Port::IN_PORT`] sends a packet back (OpenFlow 1.0 section 3.3, 1.3 section 5.12).
-    fn send(&mut self, packet: &Packet, port: Port, max_len: u16) {
+    fn send(&mut self, packet: &Packet, port: Port, max_len: u16) -> Result<(), Ended> {
         let back = port == packet.in_port && (port.is_real() || port == Port::LOCAL);
+        if self.sent.len() >= MOST_SENT {
+            return Err(Ended::TooManyOutputs);
+        }
         if !back {
             self.sent.push(Sent { port, max_len, invalid_ttl: false, packet: packet.clone() });
         }
+        Ok(())
     }
 
     /// Each bucket has a packet of its own (OpenFlow 1.3 section 5.6.1): what it does to it is over when it ends.
@@ -179,7 +187,7 @@ impl Run<'_, '_> {
             self.depth += 1;
             let ended = self.list(&mut packet.clone(), &action_set(&bucket));
             self.depth -= 1;
-            if ended == Err(Ended::TooManyGroups) {
+            if matches!(ended, Err(Ended::TooManyGroups | Ended::TooManyOutputs)) {
                 return ended;
             }
         }

@@ -4,12 +4,19 @@
 //! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
 
 use super::{
-    FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, GroupMod, MeterMod, Port, Refused,
-    kernel::{self, Batch, FlowMemory, Seed, Writer, words},
-    program::Verdict,
+    Action, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, GroupMod, Instructions, MeterMod, Port,
+    Refused,
+    execute::Packet,
+    kernel::{self, Batch, FlowMemory, Seed, Writer},
+    meter::Queues,
+    packet::VXLAN_PORT,
+    pipeline::{Done, Pipeline},
     table::{Aggregate, Change, Count, Dialect, RuleId, Tables},
 };
-use std::sync::atomic::Ordering::Acquire;
+use std::{
+    collections::BTreeSet,
+    sync::atomic::Ordering::{AcqRel, Acquire},
+};
 
 /// Flow tables over the memory that the kernel plane reads.
 pub struct Flows<M> {
@@ -20,16 +27,37 @@ pub struct Flows<M> {
     /// Rules that are gone and asked to be told of: row, what it had counted then, the notice.
     ended: Vec<Ended>,
     ending: Vec<Ended>,
+    /// What table 0 does with what no rule of it matches.
+    miss: Instructions,
+    /// Real ports, and whether FLOOD reaches them.
+    ports: Vec<(Port, bool)>,
+    /// Of the meters, for packets that user space handles.
+    queues: Queues,
 }
 
 type Ended = (u32, Count, FlowRemoved);
 
 impl<M: FlowMemory> Flows<M> {
     /// No rules: table 0 does this with every packet, other tables drop what they do not match (OpenFlow 1.3 section 5.4).
-    pub fn new(memory: M, seed: Seed, miss: &Verdict) -> Self {
-        let mut writer = Writer::new(memory, seed);
-        writer.set_miss(0, miss);
-        Self { tables: Tables::new(), writer, batch: None, ended: Vec::new(), ending: Vec::new() }
+    pub fn new(memory: M, seed: Seed, miss: &Instructions) -> Self {
+        let mut flows = Self {
+            tables: Tables::new(),
+            writer: Writer::new(memory, seed),
+            batch: None,
+            ended: Vec::new(),
+            ending: Vec::new(),
+            miss: Instructions::default(),
+            ports: Vec::new(),
+            queues: Queues::default(),
+        };
+        flows.set_miss(miss);
+        flows
+    }
+
+    /// What table 0 does with a packet that no rule of it matches, from the end of this batch on.
+    pub fn set_miss(&mut self, miss: &Instructions) {
+        self.writer.set_miss(0, miss);
+        self.miss = miss.clone();
     }
 
     /// The tables, to be asked.
@@ -39,8 +67,16 @@ impl<M: FlowMemory> Flows<M> {
 
     /// The ports there are, and whether they are up.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (Port, bool)>) {
+        let ports: Vec<(Port, bool)> = ports.into_iter().collect();
+        let floods = |port| self.ports.iter().all(|&(other, floods)| other != port || floods);
+        self.ports = ports.iter().map(|&(port, _)| (port, floods(port))).collect();
         let changes = self.tables.set_ports(ports);
         self.publish_all(changes);
+    }
+
+    /// The ports that FLOOD leaves out (OFPPC_NO_FLOOD), for packets that user space handles.
+    pub fn set_no_flood(&mut self, ports: &BTreeSet<Port>) {
+        self.ports.iter_mut().for_each(|(port, floods)| *floods = !ports.contains(port));
     }
 
     /// Changes rules.
@@ -82,6 +118,7 @@ impl<M: FlowMemory> Flows<M> {
             self.count_all(now_ms);
         }
         let changes = self.tables.apply_meter(request, now_ms)?;
+        self.queues.retain(|id| self.tables.meter(id).is_some());
         self.publish_all(changes);
         Ok(())
     }
@@ -144,12 +181,61 @@ impl<M: FlowMemory> Flows<M> {
         notices
     }
 
-    /// Packets and bytes of a row, all CPUs together; rows 1..=TABLES are the tables' misses.
+    /// Does with a packet what the kernel plane left to user space, and counts it.
+    pub fn run(&mut self, packet: Packet, now_ns: u64) -> Done {
+        let bytes = packet.frame.len();
+        self.through_pipeline(bytes, now_ns, |pipeline| pipeline.run(packet))
+    }
+
+    /// Does with a packet what the controller says, and counts it. The actions have been checked
+    /// ([`Tables::check_actions`]).
+    pub fn packet_out(&mut self, packet: Packet, actions: &[Action], now_ns: u64) -> Done {
+        let bytes = packet.frame.len();
+        self.through_pipeline(bytes, now_ns, |pipeline| pipeline.packet_out(packet, actions))
+    }
+
+    fn through_pipeline(
+        &mut self,
+        bytes: usize,
+        now_ns: u64,
+        run: impl FnOnce(&mut Pipeline<'_>) -> Done,
+    ) -> Done {
+        let (tables, queues) = (&self.tables, &mut self.queues);
+        let mut metered = Vec::new();
+        let mut meter = |id: u32, bytes: usize| {
+            let Some(meter) = tables.meter(id) else { return false };
+            let band = queues.offer(meter, bytes, now_ns);
+            metered.push((id, bytes, band));
+            band.is_none()
+        };
+        let (miss, ports) = (&self.miss, &self.ports);
+        let done = run(&mut Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut meter });
+        done.rows.iter().for_each(|&row| self.count_here(row, bytes));
+        let mut before = None;
+        for &(id, bucket) in &done.buckets {
+            // A packet takes the buckets of a group in ascending order.
+            let first =
+                before.replace((id, bucket)).is_none_or(|(other, last)| other != id || bucket <= last);
+            self.tables.count_bucket(id, bucket, bytes, first);
+        }
+        metered.into_iter().for_each(|(id, bytes, band)| self.tables.count_metered(id, bytes, band));
+        done
+    }
+
+    /// In user space's own lot.
+    fn count_here(&self, row: u32, bytes: usize) {
+        let memory = self.writer.memory();
+        if let Some(at) = memory.counters_of(row).next_back() {
+            memory.counters()[at].fetch_add(1, AcqRel);
+            memory.counters()[at + 1].fetch_add(bytes as u64, AcqRel);
+        }
+    }
+
+    /// Packets and bytes of a row, all CPUs and user space together; rows 1..=TABLES are the tables' misses.
     pub fn counted(&self, row: u32) -> Count {
-        let (counters, cpus) = (self.writer.memory().counters(), self.writer.memory().cpus());
-        let per_cpu = counters.len() / cpus;
-        let at = |cpu: usize, word: usize| cpu * per_cpu + row as usize * words::COUNT + word;
-        let sum = |word: usize| (0..cpus).map(|cpu| counters[at(cpu, word)].load(Acquire)).sum();
+        let memory = self.writer.memory();
+        let sum =
+            |word: usize| memory.counters_of(row).map(|at| memory.counters()[at + word].load(Acquire)).sum();
         Count { packets: sum(0), bytes: sum(1) }
     }
 
@@ -182,12 +268,14 @@ impl<M: FlowMemory> Flows<M> {
 mod tests {
     use super::*;
     use crate::flow::{
+        Group, GroupKind, Meter,
         kernel::{HeapFlows, row, tests::SMALL},
-        text::parse_flow,
+        rule::{Band, BandKind, Bucket, MeterUnit},
+        text::{parse_actions, parse_flow, parse_instructions},
     };
 
     fn flows() -> Flows<HeapFlows> {
-        let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &Verdict::Normal);
+        let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &Instructions::default());
         flows.set_ports((1..=4).map(|port| (Port(port), true)));
         flows
     }
@@ -204,7 +292,7 @@ mod tests {
     /// As the program counts, on the second CPU.
     fn packets(flows: &Flows<HeapFlows>, row: u32, packets: u64) {
         let counters = flows.writer.memory().counters();
-        let at = counters.len() / 2 + row as usize * words::COUNT;
+        let at = flows.writer.memory().counters_of(row).nth(1).unwrap();
         counters[at].fetch_add(packets, std::sync::atomic::Ordering::AcqRel);
         counters[at + 1].fetch_add(60 * packets, std::sync::atomic::Ordering::AcqRel);
     }
@@ -234,6 +322,40 @@ mod tests {
         // The next owner of the row begins at 0.
         change(&mut f, FlowCommand::Add, "in_port=2,actions=output:1", 2000).unwrap();
         assert_eq!(f.stats(&FlowFilter::EVERYTHING, 2000).iter().map(|s| s.packets).collect::<Vec<_>>(), [0]);
+    }
+
+    #[test]
+    fn what_user_space_does_counts_beside_what_the_kernel_plane_does() {
+        let mut f = flows();
+        f.set_miss(&parse_instructions("flood").unwrap());
+        f.set_no_flood(&[Port(3)].into());
+        let bucket = |actions| Bucket { actions: parse_actions(actions).unwrap(), ..Bucket::default() };
+        let group =
+            Group { id: 5, kind: GroupKind::All, buckets: vec![bucket("output:2"), bucket("output:3")] };
+        f.apply_group(&GroupMod::Add(group), 0).unwrap();
+        let bands = vec![Band { rate: 1, burst: 2, kind: BandKind::Drop }];
+        let meter = Meter { id: 6, unit: MeterUnit::Pps, burst: true, stats: true, bands };
+        f.apply_meter(&MeterMod::Add(meter), 0).unwrap();
+        change(&mut f, FlowCommand::Add, "in_port=1,actions=meter:6,group:5", 0).unwrap();
+        let rule = row(f.tables().ids().next().unwrap());
+        packets(&f, rule, 10);
+        let went = |f: &mut Flows<_>, port, now_ns| {
+            let done = f.run(Packet::new([0; 100], Port(port)), now_ns);
+            done.outputs.iter().map(|output| output.port.0).collect::<Vec<_>>()
+        };
+        assert_eq!(went(&mut f, 1, 1_000_000_000), [2, 3]);
+        assert_eq!(went(&mut f, 1, 1_000_000_000), [2, 3]);
+        assert_eq!(went(&mut f, 1, 1_000_000_000), [0; 0], "over the rate");
+        assert_eq!(went(&mut f, 2, 1_000_000_000), [1, 4]);
+        assert_eq!(f.counted(rule), Count { packets: 13, bytes: 900 });
+        assert_eq!(f.counted(kernel::miss(0)), Count { packets: 1, bytes: 100 });
+        let groups: Vec<_> =
+            f.tables().group_stats(None, 0).map(|g| (g.packets, g.bytes, g.buckets)).collect();
+        assert_eq!(groups, [(2, 200, vec![(2, 200); 2])]);
+        let meters: Vec<_> = f.tables().meter_stats(None, 0).map(|m| (m.packets, m.bytes, m.bands)).collect();
+        assert_eq!(meters, [(3, 300, vec![(1, 100)])]);
+        let stats = f.stats(&FlowFilter::EVERYTHING, 1);
+        assert_eq!(stats.iter().map(|s| s.packets).collect::<Vec<_>>(), [13]);
     }
 
     #[test]

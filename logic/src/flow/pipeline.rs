@@ -1,4 +1,21 @@
-//! A packet through the tables, as OpenFlow 1.3.5 section 5 says it: what user space does with it.
+//! A packet through tables and groups, as OpenFlow 1.3.5 sections 5.1 to 5.12 say it: right and slowly.
+//!
+//! The reference for the kernel plane, and what user space does with the packets that it hands over. OpenFlow 1.0 is the same
+//! with rules that only apply actions. All is bounded: tables lead on to later ones only, groups to so many buckets, and a
+//! packet to [`MOST_OUTPUTS`] others.
+
+use super::{
+    Action, CoreChoice, Field, Instructions, Key, Match, Port, TableId, Tables,
+    execute::{Context, Ended, MOST_SENT, Packet, Sent, action_set, execute},
+    kernel,
+    rule::TABLES,
+};
+use std::cell::RefCell;
+
+/// Outputs of one packet; what would be beyond is not sent.
+pub const MOST_OUTPUTS: usize = MOST_SENT;
+/// The cookie of what no rule did (1.3.5 section A.4.1).
+pub const NO_COOKIE: u64 = u64::MAX;
 
 /// Why a packet goes to the controllers (OFPR).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,3 +24,197 @@ pub enum PacketInReason {
     Action,
     InvalidTtl,
 }
+
+/// A packet that leaves, as it then was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// A real port there is, or [`Port::CONTROLLER`], [`Port::NORMAL`], [`Port::LOCAL`].
+    pub port: Port,
+    /// Bytes of it that a packet-in shows.
+    pub max_len: u16,
+    pub frame: Vec<u8>,
+    pub queue: Option<u32>,
+    pub core: Option<CoreChoice>,
+    pub reason: PacketInReason,
+    /// Table and cookie of the rule whose action this is, also if it was done with the action set; [`NO_COOKIE`]: none.
+    pub table: TableId,
+    pub cookie: u64,
+    /// The port the packet came in by.
+    pub in_port: Port,
+    pub metadata: u64,
+}
+
+/// What became of a packet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// In the order in which they leave.
+    pub outputs: Vec<Output>,
+    /// Rows ([`kernel::row`], [`kernel::miss`]) of the rules that it matched, one after another: to be counted.
+    pub rows: Vec<u32>,
+    /// Groups and the index of the bucket that it took there.
+    pub buckets: Vec<(u32, usize)>,
+}
+
+/// What a packet meets.
+pub struct Pipeline<'a> {
+    pub tables: &'a Tables,
+    /// What table 0 does with a packet that no rule of it matches; other tables drop it (1.3.5 section 5.4).
+    pub miss: &'a Instructions,
+    /// The real ports, and whether FLOOD reaches them (not OFPPC_NO_FLOOD).
+    pub ports: &'a [(Port, bool)],
+    pub vxlan_port: u16,
+    /// A packet of so many bytes meets a meter: does it pass?
+    pub meter: &'a mut dyn FnMut(u32, usize) -> bool,
+}
+
+/// The rule that an output comes from.
+#[derive(Clone, Copy)]
+struct Origin {
+    table: TableId,
+    cookie: u64,
+    is_miss: bool,
+}
+
+impl Origin {
+    /// The controller itself.
+    const PACKET_OUT: Origin = Origin { table: 0, cookie: NO_COOKIE, is_miss: false };
+}
+
+impl Pipeline<'_> {
+    /// A packet that came in by a port.
+    pub fn run(&mut self, packet: Packet) -> Done {
+        let mut done = Done::default();
+        self.through_tables(packet, &mut done);
+        done
+    }
+
+    /// A packet that the controller sends (1.3.5 section A.3.7). [`Port::TABLE`] sends it through the tables, whose rules
+    /// cannot do so again. The actions have been checked ([`Tables::check_actions`]).
+    pub fn packet_out(&mut self, mut packet: Packet, actions: &[Action]) -> Done {
+        let mut done = Done::default();
+        let (sent, _) = self.act(&mut packet, actions, &mut done);
+        for sent in sent {
+            if sent.port == Port::TABLE {
+                let Packet { frame, in_port, .. } = sent.packet;
+                self.through_tables(Packet::new(frame, in_port), &mut done);
+            } else {
+                self.send(&sent, Origin::PACKET_OUT, 0, &mut done);
+            }
+        }
+        done
+    }
+
+    fn through_tables(&mut self, mut packet: Packet, done: &mut Done) {
+        let (drop, bytes) = (Instructions::default(), packet.frame.len());
+        let (mut table, mut metadata) = (0, 0_u64);
+        let mut set: Vec<(Action, Origin)> = Vec::new();
+        loop {
+            let mut key = Key::of(&packet.frame, packet.in_port, self.vxlan_port);
+            key.set(Field::Metadata, metadata.into());
+            let found = self.tables.lookup(table, &key).and_then(|id| Some((id, self.tables.rule(id)?)));
+            let (row, does, origin) = match found {
+                Some((id, rule)) => {
+                    let is_miss = rule.priority == 0 && rule.matching == Match::ANY;
+                    (kernel::row(id), rule.instructions, Origin { table, cookie: rule.cookie, is_miss })
+                }
+                None => {
+                    let does = if table == 0 { self.miss } else { &drop };
+                    (kernel::miss(table), does, Origin { table, cookie: NO_COOKIE, is_miss: true })
+                }
+            };
+            done.rows.push(row);
+            // Instructions in the order of 1.3.5 section 5.9.
+            if does.meter.is_some_and(|id| !(self.meter)(id, bytes)) {
+                return;
+            }
+            let (sent, ended) = self.act(&mut packet, &does.apply, done);
+            sent.iter().for_each(|sent| self.send(sent, origin, metadata, done));
+            if ended.is_err() {
+                return;
+            }
+            if does.clear {
+                set.clear();
+            }
+            set.extend(does.write.iter().map(|action| (action.clone(), origin)));
+            if let Some((value, mask)) = does.metadata {
+                metadata = metadata & !mask | value & mask;
+            }
+            match does.goto_table.filter(|&next| next > table && next < TABLES) {
+                Some(next) => table = next,
+                None => return self.do_set(packet, &set, metadata, done),
+            }
+        }
+    }
+
+    /// The action set, when the tables are done with the packet (1.3.5 section 5.10).
+    fn do_set(&mut self, mut packet: Packet, written: &[(Action, Origin)], metadata: u64, done: &mut Done) {
+        let actions: Vec<Action> = written.iter().map(|(action, _)| action.clone()).collect();
+        let set = action_set(&actions);
+        let (sent, ended) = self.act(&mut packet, &set, done);
+        // Whose action sends it: the TTL's, if that ended it, else the last of the set, a group or an output.
+        let sends = if ended == Err(Ended::InvalidTtl) { Some(&Action::DecTtl) } else { set.last() };
+        let of = |sends| written.iter().rev().find(|(action, _)| Some(action) == sends);
+        if let Some(&(_, origin)) = of(sends) {
+            sent.iter().for_each(|sent| self.send(sent, origin, metadata, done));
+        }
+    }
+
+    /// Does actions. What they send is still to be sent.
+    fn act(
+        &self,
+        packet: &mut Packet,
+        actions: &[Action],
+        done: &mut Done,
+    ) -> (Vec<Sent>, Result<(), Ended>) {
+        let taken = RefCell::new(Vec::new());
+        let buckets = |id: u32, packet: &Packet| -> Vec<Vec<Action>> {
+            let Some(group) = self.tables.group(id) else { return Vec::new() };
+            let indices = self.tables.buckets_taken(id, &packet.frame);
+            taken.borrow_mut().extend(indices.iter().map(|&i| (id, i)));
+            indices.iter().filter_map(|&i| Some(group.buckets.get(i)?.actions.clone())).collect()
+        };
+        let context = Context { vxlan_port: self.vxlan_port, buckets: &buckets };
+        let mut sent = Vec::new();
+        let ended = execute(packet, actions, &context, &mut sent);
+        done.buckets.append(&mut taken.into_inner());
+        (sent, ended)
+    }
+
+    /// To each port that is meant (1.3.5 section 4.5): never back to where it came from, but by IN_PORT.
+    fn send(&self, sent: &Sent, origin: Origin, metadata: u64, done: &mut Done) {
+        let Packet { ref frame, in_port, queue, core } = sent.packet;
+        let is_there = |port: Port| port == Port::LOCAL || self.ports.iter().any(|&(other, _)| other == port);
+        let others = |floods: bool| {
+            let meant = self.ports.iter().filter(|&&(port, does)| port != in_port && (does || !floods));
+            meant.map(|&(port, _)| port).collect()
+        };
+        let ports: Vec<Port> = match sent.port {
+            Port::ALL => others(false),
+            Port::FLOOD => others(true),
+            Port::IN_PORT => [in_port].into_iter().filter(|&port| is_there(port)).collect(),
+            Port::CONTROLLER | Port::NORMAL => vec![sent.port],
+            port => [port].into_iter().filter(|&port| is_there(port)).collect(),
+        };
+        let reason = match (sent.invalid_ttl, origin.is_miss) {
+            (true, _) => PacketInReason::InvalidTtl,
+            (false, true) => PacketInReason::NoMatch,
+            (false, false) => PacketInReason::Action,
+        };
+        let room = MOST_OUTPUTS - done.outputs.len().min(MOST_OUTPUTS);
+        done.outputs.extend(ports.into_iter().take(room).map(|port| Output {
+            port,
+            max_len: sent.max_len,
+            frame: frame.clone(),
+            queue,
+            core,
+            reason,
+            table: origin.table,
+            cookie: origin.cookie,
+            in_port,
+            metadata,
+        }));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -169,7 +169,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, seed: Seed, cpus
         (&mut maps.flow_cache, cached),
         (&mut maps.flow_cache_rest, cached),
         (&mut maps.flow_seen, cpus * SEEN),
-        (&mut maps.flow_counters, cpus * c.rules),
+        (&mut maps.flow_counters, (cpus + 1) * c.rules),
         (&mut maps.flow_scratch, cpus),
     ] {
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
@@ -221,7 +221,7 @@ impl MappedFlows {
                     words::CACHED,
                     cpus * c.cache_sets * logic::flow::kernel::CACHE_WAYS,
                 )?,
-                map(maps.flow_counters.as_fd(), words::COUNT, cpus * c.rules)?,
+                map(maps.flow_counters.as_fd(), words::COUNT, (cpus + 1) * c.rules)?,
             ],
             scratch: map(maps.flow_scratch.as_fd(), size_of::<types::flow_scratch>() / 8, cpus)?,
             sets,

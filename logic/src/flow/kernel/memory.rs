@@ -57,9 +57,15 @@ pub trait FlowMemory {
     fn meters(&self) -> &[AtomicU64];
     /// The caches of all CPUs, one after another, each a power of two of sets of [`CACHE_WAYS`].
     fn cache(&self) -> &[AtomicU64];
-    /// The counters of all CPUs, one after another.
+    /// The counters of all CPUs, one after another, then those of user space.
     fn counters(&self) -> &[AtomicU64];
     fn cpus(&self) -> usize;
+    /// Where a row's counters are in each lot; user space's come last.
+    fn counters_of(&self, row: u32) -> impl DoubleEndedIterator<Item = usize> {
+        let lots = self.cpus() + 1;
+        let words = self.counters().len() / lots;
+        (0..lots).map(move |lot| lot * words + row as usize * words::COUNT)
+    }
     /// Rows of `flow_sets`.
     fn sets(&self) -> usize;
     /// Makes a row of `flow_sets` these ports, before a rule names it. False: it could not be done.
@@ -151,7 +157,7 @@ impl HeapFlows {
             (c.groups, words::GROUP),
             (c.meters, words::METER),
             (cpus * c.cache_sets * CACHE_WAYS, words::CACHED),
-            (cpus * c.rules, words::COUNT),
+            ((cpus + 1) * c.rules, words::COUNT),
         ];
         Self {
             regions: rows.map(|(rows, row)| (0..rows * row).map(|_| AtomicU64::new(0)).collect()),

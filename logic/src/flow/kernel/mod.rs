@@ -51,8 +51,8 @@ pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, 
 pub use steps::verdict;
 
 use super::{
-    Key, Refused,
-    program::{Ports, Program, Step, Verdict, compile},
+    Instructions, Key, Refused,
+    program::{Ports, compile},
     rule::{TABLES, TableId},
     table::{Change, RuleId, Tables},
 };
@@ -97,7 +97,7 @@ pub fn rule_of(row: u32) -> Option<RuleId> {
 }
 
 /// The row of what a table does without a matching rule.
-fn miss(table: TableId) -> u32 {
+pub fn miss(table: TableId) -> u32 {
     1 + u32::from(table)
 }
 
@@ -176,10 +176,9 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// What a table does with a packet that no rule of it matches.
-    pub fn set_miss(&mut self, table: TableId, verdict: &Verdict) {
-        let program =
-            Program { steps: vec![Step::Verdict(verdict.clone())], sends: true, ..Program::default() };
-        self.decide(miss(table), &program);
+    pub fn set_miss(&mut self, table: TableId, does: &Instructions) {
+        self.batch.changed = true;
+        self.decide(miss(table), &compile(does, &|_| false));
     }
 
     /// Publishes a change. `tables` has it already.
@@ -407,9 +406,7 @@ impl<M: FlowMemory> Writer<M> {
 
     fn clear_counters(&self, row: u32) {
         let counters = self.memory.counters();
-        let rows = counters.len() / (words::COUNT * self.memory.cpus());
-        for cpu in 0..self.memory.cpus() {
-            let at = (cpu * rows + row as usize) * words::COUNT;
+        for at in self.memory.counters_of(row) {
             counters[at..at + words::COUNT].iter().for_each(|word| word.store(0, Release));
         }
     }

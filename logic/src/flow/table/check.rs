@@ -56,6 +56,18 @@ impl Tables {
         self.check_action_set(&i.write, &mut packet)
     }
 
+    /// Can a packet from the controller have these actions? [`Port::TABLE`] is for it alone. What the packet is, is not asked.
+    ///
+    /// # Errors
+    /// As of a rule with these actions.
+    pub fn check_actions(&self, actions: &[Action]) -> Result<(), Refused> {
+        demand(actions.len() <= ACTIONS, Refused::TooManyActions)?;
+        let to_table =
+            |action: &Action| matches!(*action, Action::Output { port, .. } if port == Port::TABLE);
+        let mut others = actions.iter().filter(|action| !to_table(action));
+        others.try_for_each(|action| self.check_action(action, &mut None))
+    }
+
     /// Actions of an action set: of a bucket, or to be written. They are done in an order of their own (1.3.5 section 5.10).
     pub(super) fn check_action_set(
         &self,
@@ -297,6 +309,19 @@ mod tests {
                 let found = tables().apply(&add(1, matching, actions.clone()), dialect, 0).map(|_| ());
                 assert_eq!(found, expected, "{dialect:?} {matching:?} {actions:?}");
             }
+        }
+        for (actions, expected) in [
+            (vec![to_port(Port::TABLE), tp.clone(), v6.clone(), out(3)], good),
+            (vec![to_port(Port::TABLE), out(4)], Err(BadPort)),
+            (vec![queue(Port::TABLE.0, 0)], Err(BadPort)),
+            (vec![to_port(Port::NONE)], Err(BadPort)),
+            (vec![Action::Group(1)], Err(BadGroup)),
+            (vec![Action::set(Field::Metadata, 1_u16)], Err(BadSetField)),
+            (vec![Action::SetVlanPcp(8)], Err(BadArgument)),
+            (vec![out(1); ACTIONS], good),
+            (vec![out(1); ACTIONS + 1], Err(TooManyActions)),
+        ] {
+            assert_eq!(tables().check_actions(&actions), expected, "{actions:?}");
         }
         let all = Instructions { goto_table: Some(3), ..Instructions::default() };
         for (table, instructions, expected) in [

@@ -131,6 +131,17 @@ impl Tables {
         }
     }
 
+    /// A packet that user space sent through a bucket. `first`: it has not been counted for the group itself.
+    pub fn count_bucket(&mut self, id: u32, bucket: usize, bytes: usize, first: bool) {
+        let Some(entry) = self.groups.0.get_mut(&id) else { return };
+        if first {
+            entry.count.add(bytes);
+        }
+        if let Some(count) = entry.buckets.get_mut(bucket) {
+            count.add(bytes);
+        }
+    }
+
     /// Statistics of one group or all, by id.
     pub fn group_stats(&self, id: Option<u32>, now_ms: u64) -> impl Iterator<Item = GroupStats> + '_ {
         let wanted = id.map_or(0..=u32::MAX, |id| id..=id);

@@ -26,6 +26,12 @@ pub struct Count {
 }
 
 impl Count {
+    /// One more packet.
+    pub fn add(&mut self, bytes: usize) {
+        self.packets = self.packets.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(bytes as u64);
+    }
+
     /// What was counted since `base`.
     pub fn since(self, base: Count) -> Count {
         Count {
