@@ -236,6 +236,13 @@ impl MappedFlows {
     pub fn set_ports(&self, ports: BTreeMap<Port, (u32, bool)>) -> Result<()> {
         self.sets.set_ports(ports)
     }
+
+    /// The ports that a broadcast to this row of `flow_sets` reaches, the one it came in by among them.
+    pub fn ports_of_set(&self, row: u32) -> Vec<Port> {
+        let state = self.sets.state.lock().unwrap_or_else(|e| e.into_inner());
+        let set = state.sets.get(&row);
+        set.into_iter().flat_map(|set| members(set, &state.ports)).map(|(port, _)| port).collect()
+    }
 }
 
 macro_rules! regions {
@@ -303,19 +310,24 @@ impl PortSets {
     /// A new map in the place of the old one: a packet sees the one or the other.
     fn publish(&self, row: u32, set: &Ports, known: &BTreeMap<Port, (u32, bool)>) -> Result<()> {
         let map = device_map()?;
-        let members = known.iter().filter(|(port, (_, floods))| match set {
-            Ports::All => true,
-            Ports::Flood => *floods,
-            Ports::These(these) => these.contains(port),
-        });
-        for (slot, (port, (ifindex, _))) in members.enumerate() {
-            let value = u64::from(*ifindex).to_le_bytes();
+        for (slot, (port, ifindex)) in members(set, known).enumerate() {
+            let value = u64::from(ifindex).to_le_bytes();
             map.update(&(slot as u32).to_ne_bytes(), &value, MapFlags::ANY)
                 .with_context(|| format!("adding port {port} (device {ifindex}) to a set"))?;
         }
         let inner = map.as_fd().as_raw_fd().to_ne_bytes();
         self.outer.update(&row.to_ne_bytes(), &inner, MapFlags::ANY).context("replacing a set of ports")
     }
+}
+
+/// The ports of a set, and their devices.
+fn members(set: &Ports, known: &BTreeMap<Port, (u32, bool)>) -> impl Iterator<Item = (Port, u32)> {
+    let reached = known.iter().filter(move |(port, (_, floods))| match set {
+        Ports::All => true,
+        Ports::Flood => *floods,
+        Ports::These(these) => these.contains(port),
+    });
+    reached.map(|(port, (ifindex, _))| (*port, *ifindex))
 }
 
 fn device_map() -> Result<MapHandle> {

@@ -2,13 +2,16 @@
 
 use crate::common::{SMALL, ifindex, run};
 use logic::flow::{
-    FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, Port,
-    kernel::{self, FlowCapacity, FlowMemory, Seed, Writer},
-    table::{Dialect, Tables},
+    FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+    execute::Packet,
+    flows::Flows,
+    kernel::{self, FlowCapacity, FlowMemory, Seed},
+    packet::VXLAN_PORT,
+    pipeline::{Done, Pipeline},
+    table::{Count, Dialect},
 };
 use router::plane::{Charge, FlowLast, FlowPlane, Grace, MappedFlows, Plane, Settings, TestRun};
 use std::{
-    collections::BTreeMap,
     sync::{Arc, atomic::Ordering::Acquire},
     time::Duration,
 };
@@ -18,7 +21,7 @@ pub const XDP_PASS: u32 = 2;
 pub const XDP_REDIRECT: u32 = 4;
 
 const CAPACITY: FlowCapacity = FlowCapacity {
-    rules: 4096,
+    rules: 1024,
     buckets: 4096,
     rest: 4096,
     patches: 1024,
@@ -33,10 +36,11 @@ pub struct FlowWorld {
     plane: Plane,
     pub flows: FlowPlane,
     memory: Arc<MappedFlows>,
-    tables: Tables,
-    writer: Writer<Arc<MappedFlows>>,
+    rules: Flows<Arc<MappedFlows>>,
     grace: Grace,
     ports: Vec<u32>,
+    /// Their numbers, and whether FLOOD reaches them: not the last one.
+    known: Vec<(Port, bool)>,
     now_ms: u64,
 }
 
@@ -65,13 +69,12 @@ impl FlowWorld {
         let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
         let flows = FlowPlane::load(&plane, &CAPACITY, seed).unwrap_or_else(|e| panic!("{e:#}"));
         let memory = flows.memory();
-        let known: BTreeMap<Port, (u32, bool)> =
-            (1..).map(Port).zip(ports.iter().map(|ifindex| (*ifindex, true))).collect();
-        memory.set_ports(known.clone()).unwrap();
-        let mut tables = Tables::new();
-        tables.set_ports(known.into_keys().map(|port| (port, true)));
-        let writer = Writer::new(memory.clone(), seed);
-        FlowWorld { plane, flows, memory, tables, writer, grace: Grace::new().unwrap(), ports, now_ms: 0 }
+        let known: Vec<(Port, bool)> = (1..=4).map(|port| (Port(port), port != 4)).collect();
+        let devices = known.iter().zip(&ports).map(|(&(port, floods), ifindex)| (port, (*ifindex, floods)));
+        memory.set_ports(devices.collect()).unwrap();
+        let mut rules = Flows::new(memory.clone(), seed, &Instructions::default());
+        rules.set_ports(known.iter().map(|&(port, _)| (port, true)));
+        FlowWorld { plane, flows, memory, rules, grace: Grace::new().unwrap(), ports, known, now_ms: 0 }
     }
 
     pub fn change(
@@ -98,22 +101,18 @@ impl FlowWorld {
             flags: FlowFlags::default(),
             buffer: None,
         };
-        let changes = self.tables.apply(&request, Dialect::OpenFlow10, self.now_ms).unwrap();
-        for change in changes {
-            self.writer.apply(&self.tables, &change).unwrap();
-        }
+        self.rules.apply(&request, Dialect::OpenFlow10, self.now_ms).unwrap();
     }
 
     /// As the daemon ends a batch.
     pub fn finish(&mut self) {
-        let mut batch = self.writer.seal();
-        if batch.is_empty() {
+        if !self.rules.seal() {
             return;
         }
         self.grace.wait().unwrap();
-        self.writer.void(&mut batch);
+        self.rules.void();
         self.grace.wait().unwrap();
-        self.writer.reclaim(batch).into_iter().for_each(|id| self.tables.release(id));
+        self.rules.finish();
     }
 
     pub fn run(&mut self, port: usize, frame: &[u8]) -> TestRun {
@@ -132,27 +131,30 @@ impl FlowWorld {
         (0..4).filter_map(charged).sum()
     }
 
-    /// The rows that the tables say decide.
-    pub fn truth(&self, key: &Key) -> Vec<u32> {
-        let (mut rows, mut table, mut seen) = (Vec::new(), 0, *key);
-        loop {
-            let Some(id) = self.tables.lookup(table, &seen) else {
-                rows.push(1 + u32::from(table));
-                return rows;
-            };
-            rows.push(kernel::row(id));
-            let does = self.tables.rule(id).unwrap().instructions;
-            let Some(next) = does.goto_table else { return rows };
-            for action in &does.apply {
-                if let logic::flow::Action::SetField { field, value, .. } = action {
-                    seen.set(*field, *value);
-                }
-            }
-            if let Some((value, mask)) = does.metadata {
-                let old = seen.get(logic::flow::Field::Metadata) as u64;
-                seen.set(logic::flow::Field::Metadata, u128::from(old & !mask | value & mask));
-            }
-            table = next;
+    /// What the rules say about a packet.
+    pub fn reference(&self, in_port: Port, frame: &[u8]) -> Done {
+        let meter = &mut |_: u32, _: usize| true;
+        let (tables, miss, ports) = (self.rules.tables(), &Instructions::default(), &self.known);
+        let mut pipeline = Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter };
+        pipeline.run(Packet::new(frame, in_port))
+    }
+
+    /// Where the program sent the last packet, and by which action it says so; NORMAL and LOCAL are the kernel's from there.
+    pub fn sent_to(&self, in_port: Port) -> (Vec<Port>, Option<u32>) {
+        let last = self.last();
+        let others = |ports: Vec<Port>| ports.into_iter().filter(|port| *port != in_port).collect();
+        let redirected = |ports: Vec<Port>| {
+            let action = if ports.is_empty() { None } else { Some(XDP_REDIRECT) };
+            (ports, action)
+        };
+        match last.verdict as u8 {
+            kernel::verdict::DROP => (vec![], Some(XDP_DROP)),
+            kernel::verdict::OUTPUT => redirected(others(vec![Port(last.port + 1)])),
+            kernel::verdict::IN_PORT => redirected(vec![in_port]),
+            kernel::verdict::BROADCAST => redirected(others(self.memory.ports_of_set(last.port.into()))),
+            kernel::verdict::LOCAL => (vec![Port::LOCAL], Some(XDP_PASS)),
+            kernel::verdict::NORMAL => (vec![Port::NORMAL], None),
+            other => panic!("verdict {other}"),
         }
     }
 
@@ -161,11 +163,8 @@ impl FlowWorld {
         self.memory.counters().chunks_exact(kernel::words::COUNT).map(|count| count[0].load(Acquire)).sum()
     }
 
-    /// Packets that a row counted.
-    pub fn packets(&self, row: u32) -> u64 {
-        let counters = self.memory.counters();
-        let per_cpu = counters.len() / self.memory.cpus();
-        let at = |cpu: usize| cpu * per_cpu + row as usize * kernel::words::COUNT;
-        (0..self.memory.cpus()).map(|cpu| counters[at(cpu)].load(Acquire)).sum()
+    /// Packets and bytes that rows counted.
+    pub fn counted(&self, rows: &[u32]) -> Vec<Count> {
+        rows.iter().map(|row| self.rules.counted(*row)).collect()
     }
 }
