@@ -12,7 +12,7 @@ use logic::flow::{
     Action, Field, FlowCommand, Instructions, Key, Match, PacketInReason, Port,
     field::{FIELDS, ether_type},
     kernel,
-    packet::VXLAN_PORT,
+    packet::{Headers, VXLAN_PORT},
 };
 use std::collections::{BTreeMap, BTreeSet};
 use world::{FlowWorld, XDP_DROP};
@@ -273,5 +273,38 @@ fn packets_take_the_rules_that_the_tables_say_cached_or_not() {
         }
         assert!(tried.matched > rounds(3_000) && tried.chains > rounds(1_000), "{tried:?}");
         assert!(tried.fast_chains > rounds(1_000) && tried.fast > rounds(10_000), "{tried:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let mut rng = rng(4);
+        let mut tried = Tried::default();
+        let udp = Match::ANY.with(Field::EthType, ether_type::IPV4).with(Field::IpProto, 17_u8);
+        for (port, rewritten) in [(VXLAN_PORT, 1), (1, VXLAN_PORT), (VXLAN_PORT, VXLAN_PORT), (1, 2)] {
+            let mut does = Instructions::apply([Action::set(Field::UdpDst, rewritten)]);
+            does.goto_table = Some(1);
+            w.change(FlowCommand::Add, 0, 1, udp, does);
+            for (priority, matching, to) in [(1, Match::ANY, 2), (2, udp.with(Field::TunnelId, 1_u32), 3)] {
+                let does = Instructions::apply([Action::output(Port(to))]);
+                w.change(FlowCommand::Add, 1, priority, matching, does);
+            }
+            w.finish();
+            let before = tried.slow;
+            let mut frames = std::iter::repeat_with(|| frames::frame(&mut rng));
+            let tunnel = |frame: &Vec<u8>| Key::of(frame, Port(1), VXLAN_PORT).get(Field::TunnelId) == 1;
+            for _ in 0..10 {
+                let mut frame = frames.find(tunnel).unwrap();
+                let headers = Headers::of(&frame, 0, None).unwrap();
+                let at = headers.transport.unwrap() + 2;
+                frame[at..at + 2].copy_from_slice(&port.to_be_bytes());
+                compare(&mut w, Port(1), &frame, 3, &mut tried, &format!("{port} to {rewritten}"));
+            }
+            let changes = (port == VXLAN_PORT) != (rewritten == VXLAN_PORT);
+            assert_eq!(tried.slow - before, if changes { 30 } else { 0 }, "{port} to {rewritten}");
+        }
     });
 }
