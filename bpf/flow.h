@@ -65,17 +65,22 @@ __noinline int within_meter(__u32 row, __u32 bytes)
 	return 1;
 }
 
-/* 0: user space has it, or will. */
-__noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u64 cookie, __u32 bytes, __u8 reason)
+/* 0: user space has it, or will. `rule`: whose steps say so. */
+__noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 bytes, __u8 reason)
 {
 	if (!s)
 		return 0;
 	__u32 whole = bpf_xdp_get_buff_len(ctx);
-	struct flow_notice notice = { .cookie = cookie, .frame_bytes = whole, .port = s->in_port, .reason = reason };
 
 	if (bytes > whole)
 		bytes = whole;
-	return bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &notice, sizeof(notice));
+	if (bytes > FLOW_NOTICE_BYTES)
+		bytes = FLOW_NOTICE_BYTES;
+	s->notice = (struct flow_notice){
+		.rule = rule, .frame_bytes = whole, .bytes = bytes, .port = s->in_port, .reason = reason,
+	};
+	return bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &s->notice,
+				     sizeof(s->notice));
 }
 
 /* Spreads flows over a group's buckets: addresses, protocol and ports as they are now, whatever the rules looked at. */
@@ -106,7 +111,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		s->port = step->b;
 		return 0;
 	case STEP_CONTROLLER:
-		notify(ctx, s, step->c, step->b, NOTICE_ACTION);
+		notify(ctx, s, s->doing, step->b, NOTICE_ACTION);
 		return 0;
 	case STEP_SET_ETH_DST:
 		return set_mac(ctx, step->d, 0);
@@ -139,7 +144,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 	case STEP_DEC_TTL:
 		if (!decrement_ttl(ctx, l))
 			return 0;
-		notify(ctx, s, step->c, step->b, NOTICE_TTL);
+		notify(ctx, s, s->doing, ~0U, NOTICE_TTL);
 		break;
 	case STEP_METER:
 		if (within_meter(step->c, s->frame_bytes))
@@ -157,10 +162,11 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 }
 
 /* All steps of one rule; -1: the packet's fate is sealed. */
-__noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 row)
+__noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 row)
 {
 	if (!s)
 		return -1;
+	s->doing = rule;
 	for (int i = 0; i < FLOW_MAX_STEPS; i++) {
 		const struct flow_step *step = ROW(flow_steps, row);
 
@@ -230,7 +236,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 		__u64 decision = s->decision[i];
 
 		if ((__u8)decision == FLOW_STEPS) {
-			if (flow_steps_of(ctx, s, decision >> 32) < 0) {
+			if (flow_steps_of(ctx, s, s->rule[i], decision >> 32) < 0) {
 				if (i + 1 < FLOW_TABLES)
 					s->rule[i + 1] = 0;	/* later tables have not seen it */
 				return 0;
@@ -243,7 +249,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 	for (__u32 i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
-		if (rule && rule->set_steps && i >= plan.from && flow_steps_of(ctx, s, rule->set_steps) < 0)
+		if (rule && rule->set_steps && i >= plan.from && flow_steps_of(ctx, s, s->rule[i], rule->set_steps) < 0)
 			return 0;
 	}
 	return 0;

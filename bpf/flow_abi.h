@@ -128,7 +128,7 @@ struct flow_patch {
 enum flow_op {
 	STEP_END = 0,
 	STEP_VERDICT,		/* a: enum flow_verdict, b: port id or set. The packet's fate, unless a later step changes it */
-	STEP_CONTROLLER,	/* a copy as it is now; b: at most this many bytes, c: cookie of user space */
+	STEP_CONTROLLER,	/* a copy as it is now; b: at most this many bytes */
 	STEP_SET_ETH_DST,	/* d: MAC in memory order */
 	STEP_SET_ETH_SRC,
 	STEP_PUSH_VLAN,		/* b: EtherType */
@@ -141,7 +141,7 @@ enum flow_op {
 	STEP_SET_TP_SRC,	/* b: network order, a: IP protocol, 0 TCP or UDP */
 	STEP_SET_TP_DST,
 	STEP_SET_TTL,		/* b */
-	STEP_DEC_TTL,		/* c: cookie for the packet-in of one that may not go on */
+	STEP_DEC_TTL,		/* one that may not go on is user space's */
 	STEP_METER,		/* c: row of flow_meters */
 	STEP_GROUP,		/* c: row of flow_groups: goes on with the steps of one of its buckets */
 };
@@ -223,6 +223,25 @@ struct flow_layout {
 #define FLOW_FARTHEST	0x3ff	/* no header is looked for beyond */
 #define FLOW_OFFSET_MASK 0x7ff
 
+/* What goes to user space with a packet: this, and as many of its bytes. */
+enum flow_notice_reason {
+	NOTICE_ACTION = 1,	/* a rule says so */
+	NOTICE_TTL    = 2,	/* the TTL ran out */
+	NOTICE_SLOW   = 3,	/* user space does what the rules say */
+};
+
+struct flow_notice {
+	__u32 rule;		/* whose steps say so; 0: NOTICE_SLOW */
+	__u32 frame_bytes;	/* of the whole frame */
+	__u32 bytes;		/* that follow; behind them the record is padded */
+	__u16 port;		/* port id it came in by */
+	__u8  reason;		/* enum flow_notice_reason */
+	__u8  pad;
+};
+
+/* A record's length is a word of 16 bits, and its own header takes some. */
+#define FLOW_NOTICE_BYTES 65024
+
 /* What the program works on, one row per CPU. */
 struct flow_scratch {
 	struct flow_key key;
@@ -232,7 +251,7 @@ struct flow_scratch {
 	__u64 decision[FLOW_TABLES];	/* their words from `kind` on, read once */
 	__u64 best_precedence;		/* of the rule found so far: priority, rank of its mask; + 1, so that 0 is none */
 	__u32 best;
-	__u32 pad2;
+	__u32 doing;			/* the rule whose steps are being done */
 	struct flow_layout layout;
 	__u16 verdict;			/* enum flow_verdict */
 	__u16 port;			/* where it leaves: port id or set */
@@ -243,19 +262,5 @@ struct flow_scratch {
 	__u32 turn;			/* which way of a full set the next flow takes */
 	__u64 hits;
 	__u64 misses;
+	struct flow_notice notice;	/* being sent */
 } __attribute__((aligned(64)));	/* no line is another CPU's too */
-
-/* What goes to user space with a packet. */
-enum flow_notice_reason {
-	NOTICE_ACTION = 1,	/* a rule says so */
-	NOTICE_TTL    = 2,	/* the TTL ran out */
-	NOTICE_SLOW   = 3,	/* user space does what the rules say */
-};
-
-struct flow_notice {
-	__u64 cookie;
-	__u32 frame_bytes;	/* of the whole frame */
-	__u16 port;		/* port id it came in by */
-	__u8  reason;		/* enum flow_notice_reason */
-	__u8  pad;
-};

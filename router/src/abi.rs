@@ -108,6 +108,10 @@ const _: () = {
     assert!(size_of::<flow_cached>() == bytes(words::CACHED));
     assert!(offset_of!(flow_cached, rule) == bytes(FRONT));
     assert!(size_of::<flow_count>() == bytes(words::COUNT));
+    assert!(size_of::<flow_notice>() == logic::flow::kernel::Notice::BYTES);
+    assert!(offset_of!(flow_notice, rule) == 0 && offset_of!(flow_notice, frame_bytes) == 4);
+    assert!(offset_of!(flow_notice, bytes) == 8 && offset_of!(flow_notice, port) == 12);
+    assert!(offset_of!(flow_notice, reason) == 14);
     assert!(offset_of!(flow_scratch, key) == 0);
     assert!(size_of::<flow_scratch>().is_multiple_of(64));
 };
@@ -209,6 +213,9 @@ mod tests {
             ("FLOW_IN_PORT", v(encoding::verdict::IN_PORT)),
             ("FLOW_SLOW", v(encoding::verdict::SLOW)),
             ("FLOW_STEPS", v(encoding::verdict::STEPS)),
+            ("NOTICE_ACTION", kernel::NoticeReason::Action as u32),
+            ("NOTICE_TTL", kernel::NoticeReason::Ttl as u32),
+            ("NOTICE_SLOW", kernel::NoticeReason::Slow as u32),
         ];
         let ops = encoding::OPS.map(|(name, number)| (name, v(number)));
         for (name, number) in ours.into_iter().chain(ops) {

@@ -5,12 +5,12 @@ use super::{Plane, memory::Mapping, memory::Words64, run::TestRun};
 use crate::abi::{self, types};
 use anyhow::{Context, Result};
 use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, MapType, OpenObject,
+    MapCore, MapFlags, MapHandle, MapType, OpenObject, PerfBuffer, PerfBufferBuilder,
     skel::{OpenSkel, SkelBuilder},
 };
 use logic::flow::{
     Port,
-    kernel::{FlowCapacity, FlowMemory, MASKS, Seed, words},
+    kernel::{FlowCapacity, FlowMemory, MASKS, Notice, Seed, words},
     program::Ports,
     rule::TABLES,
 };
@@ -19,6 +19,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{Arc, Mutex, atomic::AtomicU64},
+    time::Duration,
 };
 
 /// The program and the memory of flow rules.
@@ -71,6 +72,29 @@ impl FlowPlane {
         self.skel.progs.millrace_flow.as_fd()
     }
 
+    /// Reads what the program hands to user space: notices, each with the bytes of the frame that came, and how many were
+    /// lost because nobody read in time. At most one reader at a time: another one takes its place.
+    ///
+    /// # Errors
+    /// The kernel refuses a buffer.
+    pub fn notices<'a>(
+        &self,
+        mut told: impl FnMut(Notice, &[u8]) + 'a,
+        mut lost: impl FnMut(u64) + 'a,
+    ) -> Result<Notices<'a>> {
+        let buffer = PerfBufferBuilder::new(&self.skel.maps.flow_notices)
+            .pages(NOTICE_PAGES)
+            .sample_cb(move |_, record| {
+                if let Some((notice, frame)) = Notice::read(record) {
+                    told(notice, frame);
+                }
+            })
+            .lost_cb(move |_, count| lost(count))
+            .build()
+            .context("opening the buffers of packets for user space")?;
+        Ok(Notices { buffer })
+    }
+
     /// What the program made of the last packet on the CPU that this thread runs on.
     pub fn last(&self) -> FlowLast {
         let row = size_of::<types::flow_scratch>() / 8 * rustix::thread::sched_getcpu();
@@ -100,6 +124,27 @@ impl FlowPlane {
     /// Runs the program on a frame as if it came in by `ifindex`. The caller must be in the device's namespace.
     pub fn run(&mut self, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
         super::run::run(&mut self.skel.progs.millrace_flow, ifindex, frame)
+    }
+}
+
+/// Pages of each CPU's buffer of notices, a power of two: room for some 600 packets of 1,500 bytes.
+const NOTICE_PAGES: usize = 256;
+
+/// What the program hands to user space; closed when dropped: packets for user space are lost then.
+pub struct Notices<'a> {
+    buffer: PerfBuffer<'a>,
+}
+
+impl Notices<'_> {
+    /// Waits until there is something, at most so long, and tells all of it.
+    ///
+    /// # Errors
+    /// The buffers cannot be read.
+    pub fn wait(&self, at_most: Duration) -> Result<()> {
+        match self.buffer.poll(at_most) {
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::Interrupted => Ok(()),
+            other => other.context("waiting for packets for user space"),
+        }
     }
 }
 

@@ -25,7 +25,7 @@ mod run;
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
 pub use counters::{Charge, Counters, InterfaceCount};
-pub use flow::{FlowLast, FlowPlane, MappedFlows};
+pub use flow::{FlowLast, FlowPlane, MappedFlows, Notices};
 pub use grace::Grace;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,

@@ -4,6 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod frames;
+mod notices;
 mod world;
 
 use common::in_new_namespace;

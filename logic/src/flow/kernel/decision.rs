@@ -55,7 +55,7 @@ impl<M: FlowMemory> Writer<M> {
     /// Gives a row another decision: one word, if that is all that differs. Else user space decides until the batch is
     /// finished: nothing that user space decides is cached, so by then nobody has seen half of the old and half of the new.
     pub(super) fn decide(&mut self, row: u32, program: &Program) {
-        let new = self.decision(row, program);
+        let new = self.decision(program);
         let pending = self.rewrite.contains_key(&row);
         let old = self.latest(row);
         let mut latest = old;
@@ -89,8 +89,8 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// The words of a program; its steps are written.
-    pub(super) fn decision(&mut self, row: u32, program: &Program) -> Decision {
-        self.try_decision(row, program).unwrap_or(Decision {
+    pub(super) fn decision(&mut self, program: &Program) -> Decision {
+        self.try_decision(program).unwrap_or(Decision {
             decision: u64::from(verdict::SLOW),
             patch: 0,
             set: 0,
@@ -98,7 +98,7 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// `None`: a row is missing; none is taken.
-    fn try_decision(&mut self, row: u32, program: &Program) -> Option<Decision> {
+    fn try_decision(&mut self, program: &Program) -> Option<Decision> {
         let mut naming = Naming { memory: &self.memory, sets: &mut self.sets };
         let next = u64::from(program.next_table.unwrap_or(0)) << 8;
         let (decision, list) = match program.steps.as_slice() {
@@ -107,11 +107,11 @@ impl<M: FlowMemory> Writer<M> {
                 let (kind, argument) = steps::encode_verdict(v, &mut naming)?;
                 (u64::from(kind) | u64::from(argument) << 16, None)
             }
-            list => (u64::from(verdict::STEPS), Some(steps::encode(list, row, &mut naming)?)),
+            list => (u64::from(verdict::STEPS), Some(steps::encode(list, &mut naming)?)),
         };
         let set = match program.set.as_slice() {
             [] => None,
-            list => Some(steps::encode(list, row, &mut naming)?),
+            list => Some(steps::encode(list, &mut naming)?),
         };
         let lists = [self.write_steps(list)?, self.write_steps(set).unwrap_or(u32::MAX)];
         let patch = program.patch.as_ref().map_or(Some(0), |patch| self.write_patch(patch));

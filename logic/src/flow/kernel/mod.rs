@@ -23,6 +23,7 @@
 //! | `memory`, `hash` | the layout, and the hash both sides compute |
 //! | `masks`, `index`, `ranges`, `pool` | masks and their order; where rules sit; which buckets are whose; rows that rules share |
 //! | `decision`, `steps` | what a rule does, as words |
+//! | `notice` | what comes to user space with a packet |
 //! | `answer` | reading it all back as the program does |
 
 #[cfg(test)]
@@ -32,6 +33,7 @@ mod hash;
 mod index;
 mod masks;
 mod memory;
+mod notice;
 mod pool;
 mod ranges;
 mod steps;
@@ -48,6 +50,7 @@ pub mod encoding {
 pub use hash::Seed;
 pub(super) use hash::spread;
 pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, words};
+pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
 
 use super::{
@@ -275,7 +278,7 @@ impl<M: FlowMemory> Writer<M> {
         );
         (0..FRONT).for_each(|i| words[rule_word::KEY + i].store(key[i], Release));
         let program = compile(rule.instructions, &|_| false);
-        let d = self.decision(row, &program);
+        let d = self.decision(&program);
         let words = self.rule(row);
         words[rule_word::REST].store(u64::from(rest) | u64::from(d.patch) << 32, Release);
         words[rule_word::SET].store(d.set, Release);

@@ -93,10 +93,10 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
 }
 
 /// Words of the steps, with the end. `None`: a row is missing, user space has to do it.
-pub(super) fn encode(steps: &[Step], cookie: u32, rows: &mut impl Rows) -> Option<Vec<u64>> {
+pub(super) fn encode(steps: &[Step], rows: &mut impl Rows) -> Option<Vec<u64>> {
     let mut out = Vec::with_capacity((steps.len() + 1) * words::STEP);
     for step in steps {
-        out.extend(encode_one(step, cookie, rows)?);
+        out.extend(encode_one(step, rows)?);
     }
     out.extend(pack(Op::End, 0, 0, 0, 0));
     Some(out)
@@ -120,13 +120,13 @@ fn mac(bytes: [u8; 6]) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
 }
 
-fn encode_one(step: &Step, cookie: u32, rows: &mut impl Rows) -> Option<[u64; words::STEP]> {
+fn encode_one(step: &Step, rows: &mut impl Rows) -> Option<[u64; words::STEP]> {
     Some(match *step {
         Step::Verdict(ref v) => {
             let (kind, argument) = encode_verdict(v, rows)?;
             pack(Op::Verdict, kind, argument, 0, 0)
         }
-        Step::Controller { max_len } => pack(Op::Controller, 0, max_len, cookie, 0),
+        Step::Controller { max_len } => pack(Op::Controller, 0, max_len, 0, 0),
         Step::EthDst(bytes) => pack(Op::EthDst, 0, 0, 0, mac(bytes)),
         Step::EthSrc(bytes) => pack(Op::EthSrc, 0, 0, 0, mac(bytes)),
         Step::PushVlan(kind) => pack(Op::PushVlan, 0, kind, 0, 0),
@@ -139,7 +139,7 @@ fn encode_one(step: &Step, cookie: u32, rows: &mut impl Rows) -> Option<[u64; wo
         Step::TpSrc { port, protocol } => pack(Op::TpSrc, protocol.unwrap_or(0), be16(port), 0, 0),
         Step::TpDst { port, protocol } => pack(Op::TpDst, protocol.unwrap_or(0), be16(port), 0, 0),
         Step::Ttl(ttl) => pack(Op::Ttl, 0, ttl.into(), 0, 0),
-        Step::DecTtl => pack(Op::DecTtl, 0, u16::MAX, cookie, 0),
+        Step::DecTtl => pack(Op::DecTtl, 0, 0, 0, 0),
         Step::Meter(id) => pack(Op::Meter, 0, 0, rows.meter(id)?, 0),
         Step::Group(id) => pack(Op::Group, 0, 0, rows.group(id)?, 0),
     })

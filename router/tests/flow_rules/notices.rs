@@ -1,0 +1,95 @@
+//! What the program hands to user space, and of which rule.
+
+use crate::{
+    common::in_new_namespace,
+    frames,
+    world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
+};
+use logic::flow::{
+    FlowCommand, Instructions, Key, Match, Port,
+    kernel::{Notice, NoticeReason},
+    packet::VXLAN_PORT,
+    text::parse_actions,
+};
+use std::{cell::RefCell, time::Duration};
+
+/// IPv4 with this TTL, of 60 bytes.
+pub fn udp_frame(ttl: u8, size: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(1);
+    loop {
+        let mut frame = frames::frame(&mut rng);
+        let plain = frame[12..15] == [8, 0, 0x45] && frame[20..22] == [0, 0] && frame[23] == 17;
+        if plain && frame.len() <= size {
+            frame.resize(size, 0);
+            frame[22] = ttl;
+            return frame;
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let told = RefCell::new(Vec::new());
+        let notices = w
+            .flows
+            .notices(
+                |notice, frame| told.borrow_mut().push((notice, frame.to_vec())),
+                |lost| panic!("{lost} lost"),
+            )
+            .unwrap();
+        let next = |count: usize| {
+            notices.wait(Duration::from_secs(5)).unwrap();
+            let told = std::mem::take(&mut *told.borrow_mut());
+            assert_eq!(told.len(), count, "{told:?}");
+            told
+        };
+        let frame = udp_frame(1, 61);
+        let row = w.truth(&Key::of(&frame, Port(3), VXLAN_PORT))[0];
+        let notice = |rule, reason, frame_bytes| Notice { rule, port: Port(3), reason, frame_bytes };
+        // The same steps of two rules, in two tables: each says its own row.
+        let mut rows = vec![row];
+        for (actions, action, expected) in [
+            ("controller(max_len=20),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 20)]),
+            ("controller,output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 61)]),
+            ("push_vlan:0x8100,controller(max_len=17)", XDP_DROP, vec![(1, NoticeReason::Action, 17)]),
+            (
+                "controller(max_len=0),dec_ttl,output:2",
+                XDP_DROP,
+                vec![(1, NoticeReason::Action, 0), (1, NoticeReason::Ttl, 61)],
+            ),
+            ("output:1,dec_ttl,output:2", XDP_DROP, vec![(0, NoticeReason::Slow, 61)]),
+        ] {
+            let does = Instructions::apply(parse_actions(actions).unwrap());
+            w.change(FlowCommand::Add, 0, 1, Match::ANY, does);
+            w.finish();
+            rows = w.truth(&Key::of(&frame, Port(3), VXLAN_PORT));
+            let result = w.run(2, &frame);
+            assert_eq!(result.action, action, "{actions}");
+            let pushed = actions.contains("push");
+            let seen =
+                if pushed { [&frame[..12], &[0x81, 0, 0, 0], &frame[12..]].concat() } else { frame.clone() };
+            let expected: Vec<_> = expected
+                .into_iter()
+                .map(|(rule, reason, bytes)| {
+                    let rule = if rule == 0 { 0 } else { rows[0] };
+                    (notice(rule, reason, seen.len() as u32), seen[..bytes].to_vec())
+                })
+                .collect();
+            assert_eq!(next(expected.len()), expected, "{actions}");
+        }
+        assert_ne!(rows[0], row);
+        // Rules of two tables share their steps, and each tells of itself.
+        let controller = || Instructions::apply(parse_actions("controller(max_len=9)").unwrap());
+        let goto = Instructions { goto_table: Some(1), ..controller() };
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, goto);
+        w.change(FlowCommand::Add, 1, 1, Match::ANY, controller());
+        w.finish();
+        w.run(2, &frame);
+        let rows = w.truth(&Key::of(&frame, Port(3), VXLAN_PORT));
+        let of = |rule| (notice(rule, NoticeReason::Action, 61), frame[..9].to_vec());
+        assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
+    });
+}
