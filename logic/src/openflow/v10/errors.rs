@@ -2,7 +2,7 @@
 //!
 //! What 1.0 has no code for gets the nearest one: some cannot come of a 1.0 message, others are said by what they prevent.
 
-use super::{super::message::ErrorMessage, BadMessage, Header, kind};
+use super::{super::message::ErrorMessage, BadMessage, HEADER, Header, kind};
 use crate::flow::Refused;
 
 /// How much of the offending message goes back: as much as section 5.4.4 asks for.
@@ -10,14 +10,42 @@ const DATA_BYTES: usize = 64;
 
 /// The error message for a message that was `offending`, header included.
 pub fn error(bad: BadMessage, offending: &[u8]) -> ErrorMessage {
-    let about = Header::read(offending).map(|header| header.kind);
-    if (bad, about) == (BadMessage::Version, Some(kind::HELLO)) {
+    let about = About::of(offending);
+    if (bad, about) == (BadMessage::Version, About::Hello) {
         // OFPHFC_INCOMPATIBLE, with a text.
         return ErrorMessage { kind: HELLO_FAILED, code: 0, data: bad.to_string().into_bytes() };
     }
     let (kind, code) = number(bad, about);
     ErrorMessage { kind, code, data: offending[..offending.len().min(DATA_BYTES)].to_vec() }
 }
+
+/// What the offending message changes or asks for, where the same fault has an error of its own for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    Hello,
+    PortMod,
+    Queue,
+    Stats,
+    Other,
+}
+
+impl About {
+    fn of(message: &[u8]) -> About {
+        match Header::read(message).map(|header| header.kind) {
+            Some(kind::HELLO) => About::Hello,
+            Some(kind::PORT_MOD) => About::PortMod,
+            Some(kind::QUEUE_GET_CONFIG_REQUEST) => About::Queue,
+            Some(kind::STATS_REQUEST) => match message.get(HEADER..HEADER + 2) {
+                Some(&[0, QUEUE_STATS]) => About::Queue,
+                _ => About::Stats,
+            },
+            _ => About::Other,
+        }
+    }
+}
+
+/// OFPST_QUEUE.
+const QUEUE_STATS: u8 = 5;
 
 /// OFPET.
 const HELLO_FAILED: u16 = 0;
@@ -61,8 +89,7 @@ const PORT_MOD_ADDRESS: (u16, u16) = (PORT_MOD_FAILED, 1);
 const QUEUE_PORT: (u16, u16) = (QUEUE_OP_FAILED, 0);
 const QUEUE_QUEUE: (u16, u16) = (QUEUE_OP_FAILED, 1);
 
-/// `about`: the type of the offending message.
-fn number(bad: BadMessage, about: Option<u8>) -> (u16, u16) {
+fn number(bad: BadMessage, about: About) -> (u16, u16) {
     match bad {
         BadMessage::Version => BAD_VERSION,
         BadMessage::Type => BAD_TYPE,
@@ -97,14 +124,14 @@ fn number(bad: BadMessage, about: Option<u8>) -> (u16, u16) {
     }
 }
 
-fn of_refused(refused: Refused, about: Option<u8>) -> (u16, u16) {
+fn of_refused(refused: Refused, about: About) -> (u16, u16) {
     match refused {
         Refused::TableFull | Refused::TooManyMasks => TABLES_FULL,
         Refused::Overlap => OVERLAP,
         Refused::BadCommand => FLOW_COMMAND,
         Refused::Emergency => EMERG_TIMEOUT,
         Refused::BadPort => port(about),
-        Refused::BadQueue if is_queue_operation(about) => QUEUE_QUEUE,
+        Refused::BadQueue if about == About::Queue => QUEUE_QUEUE,
         Refused::BadQueue => ACTION_QUEUE,
         Refused::BadAction => ACTION_TYPE,
         Refused::BadArgument
@@ -143,15 +170,12 @@ fn of_refused(refused: Refused, about: Option<u8>) -> (u16, u16) {
 }
 
 /// A bad port: what is wrong depends on what it was for.
-fn port(about: Option<u8>) -> (u16, u16) {
+fn port(about: About) -> (u16, u16) {
     match about {
-        Some(kind::PORT_MOD) => PORT_MOD_PORT,
-        about if is_queue_operation(about) => QUEUE_PORT,
-        _ => ACTION_OUT_PORT,
+        About::PortMod => PORT_MOD_PORT,
+        About::Queue => QUEUE_PORT,
+        // There is no error for the port of statistics.
+        About::Stats => EPERM,
+        About::Hello | About::Other => ACTION_OUT_PORT,
     }
-}
-
-/// Of statistics, only those of queues refuse a port or queue.
-fn is_queue_operation(about: Option<u8>) -> bool {
-    matches!(about, Some(kind::QUEUE_GET_CONFIG_REQUEST | kind::STATS_REQUEST))
 }

@@ -125,7 +125,8 @@ pub fn write_removed(removed: &FlowRemoved, out: &mut Vec<u8>) -> Result<(), Can
     matching::write(&removed.matching, out)?;
     out.u64(removed.cookie);
     out.u16(removed.priority);
-    out.u8(number(&REASONS, removed.reason).ok_or(cannot("groups or meters"))? as u8);
+    // A rule that ends with its group or meter, which 1.0 does not have, was deleted.
+    out.u8(number(&REASONS, removed.reason).unwrap_or(2) as u8);
     out.zeros(1);
     out.u32(removed.duration_sec);
     out.u32(removed.duration_nsec);

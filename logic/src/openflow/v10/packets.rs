@@ -32,8 +32,8 @@ pub fn write_in(packet: &PacketIn, out: &mut Vec<u8>) -> Result<(), CannotSay> {
     out.u16(in_port as u16);
     out.u8(match packet.reason {
         PacketInReason::NoMatch => 0,
-        PacketInReason::Action => 1,
-        PacketInReason::InvalidTtl => return Err(cannot("a packet-in for its TTL")),
+        // It has no reason of its own for a TTL that is used up: the rule's action sends it.
+        PacketInReason::Action | PacketInReason::InvalidTtl => 1,
     });
     out.zeros(1);
     out.extend_from_slice(&packet.data);

@@ -165,25 +165,34 @@ pub fn write_reply(reply: &StatsReply, more: bool, out: &mut Vec<u8>) -> Result<
     (0..entries(reply)).try_for_each(|at| write_entry(reply, at, out))
 }
 
-/// Appends as many messages as the reply needs, each but the last with OFPSF_REPLY_MORE; on error `out` is as it was.
-pub fn encode_stats(reply: &StatsReply, xid: u32, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+/// Appends as many messages as the reply needs, each with OFPSF_REPLY_MORE but the last; that one, too, if there is `more` to
+/// come. Of a list, what 1.0 cannot say is left out: how much. On error `out` is as it was.
+pub fn encode_stats(reply: &StatsReply, more: bool, xid: u32, out: &mut Vec<u8>) -> Result<usize, CannotSay> {
     let from = out.len();
-    let mut next = 0;
+    let (mut next, mut left_out) = (0, 0);
     loop {
         let message = out.len();
         let part = framed(xid, out, |out| {
             out.u16(number(reply)?);
             out.u16(0);
-            let first = next;
+            let mut empty = true;
             while next < entries(reply) {
                 let entry = out.len();
-                write_entry(reply, next, out)?;
-                // One that does not fit begins the next message; alone it is too long for any.
-                if out.len() - message > LONGEST && next > first {
+                let written = write_entry(reply, next, out);
+                let fits = out.len() - message <= LONGEST;
+                if written.is_ok() && !fits && !empty {
+                    // It begins the next message.
                     out.truncate(entry);
                     break;
                 }
                 next += 1;
+                if is_list(reply) && (written.is_err() || !fits) {
+                    out.truncate(entry);
+                    left_out += 1;
+                    continue;
+                }
+                written?;
+                empty = false;
             }
             Ok(STATS_REPLY)
         });
@@ -191,10 +200,13 @@ pub fn encode_stats(reply: &StatsReply, xid: u32, out: &mut Vec<u8>) -> Result<(
             out.truncate(from);
             return Err(error);
         }
-        if next == entries(reply) {
-            return Ok(());
+        let last = next == entries(reply);
+        if more || !last {
+            out[message + FLAGS_AT..message + FLAGS_AT + 2].copy_from_slice(&MORE.to_be_bytes());
         }
-        out[message + FLAGS_AT..message + FLAGS_AT + 2].copy_from_slice(&MORE.to_be_bytes());
+        if last {
+            return Ok(left_out);
+        }
     }
 }
 
@@ -227,6 +239,10 @@ fn entries(reply: &StatsReply) -> usize {
         StatsReply::Queue(list) => list.len(),
         _ => 1,
     }
+}
+
+fn is_list(reply: &StatsReply) -> bool {
+    matches!(reply, StatsReply::Flow(_) | StatsReply::Table(_) | StatsReply::Port(_) | StatsReply::Queue(_))
 }
 
 fn write_entry(reply: &StatsReply, at: usize, out: &mut Vec<u8>) -> Result<(), CannotSay> {

@@ -104,7 +104,10 @@ fn type_and_code(bad: BadMessage, about: About) -> (u16, u16) {
         BadMessage::PortAddress => (PORT_MOD_FAILED, 1),            // BAD_HW_ADDR
         BadMessage::PortConfig => (PORT_MOD_FAILED, 2),             // BAD_CONFIG
         BadMessage::PortAdvertise => (PORT_MOD_FAILED, 3),          // BAD_ADVERTISE
-        BadMessage::SwitchConfig => (SWITCH_CONFIG_FAILED, 0),      // BAD_FLAGS
+        BadMessage::SwitchConfig => match about {
+            About::Table => (TABLE_MOD_FAILED, 1),                  // BAD_CONFIG
+            _ => (SWITCH_CONFIG_FAILED, 0),                         // BAD_FLAGS
+        },
         BadMessage::RoleStale => (ROLE_REQUEST_FAILED, 0),          // STALE
         BadMessage::Role => (ROLE_REQUEST_FAILED, 2),               // BAD_ROLE
         BadMessage::TableFeatures => (TABLE_FEATURES_FAILED, 5),    // EPERM
@@ -123,10 +126,7 @@ fn refusal(refused: Refused, about: About) -> (u16, u16) {
             About::Queue => (QUEUE_OP_FAILED, 1),                   // BAD_QUEUE
             _ => (BAD_ACTION, 8),                                   // BAD_QUEUE
         },
-        Refused::UnknownGroup => match about {
-            About::Group => (GROUP_MOD_FAILED, 8),                  // UNKNOWN_GROUP
-            _ => (BAD_ACTION, 9),                                   // BAD_OUT_GROUP
-        },
+        Refused::UnknownGroup => (GROUP_MOD_FAILED, 8),             // UNKNOWN_GROUP
         Refused::BadGroup => (BAD_ACTION, 9),                       // BAD_OUT_GROUP
         Refused::InconsistentAction => (BAD_ACTION, 10),            // MATCH_INCONSISTENT
         Refused::UnsupportedOrder => (BAD_ACTION, 11),              // UNSUPPORTED_ORDER

@@ -8,7 +8,7 @@ use super::{
 use crate::openflow::{
     BadMessage, CannotSay, Message,
     message::{FlowFilter, StatsReply, StatsRequest},
-    wire::{LONGEST, Reader, Write},
+    wire::{HEADER, LONGEST, Reader, Write},
 };
 
 /// OFPMP: kinds of multipart messages.
@@ -32,6 +32,9 @@ pub(super) mod part {
 
 /// OFPMPF_REQ_MORE and OFPMPF_REPLY_MORE.
 const MORE: u16 = 1;
+/// Where the flags are in a message, and what comes before its body.
+const FLAGS_AT: usize = HEADER + 2;
+const FIXED: usize = HEADER + 8;
 /// OFPQ_ALL.
 const ALL_QUEUES: u32 = u32::MAX;
 
@@ -204,17 +207,33 @@ pub(super) fn write_reply(reply: &StatsReply, more: bool, out: &mut Vec<u8>) -> 
     replies::write(reply, out)
 }
 
-/// Appends a reply as as many messages as it needs, each but the last with OFPMPF_REPLY_MORE; `out` stays as it was if 1.3
-/// cannot say it.
-pub fn encode_stats(reply: &StatsReply, xid: u32, out: &mut Vec<u8>) -> Result<(), CannotSay> {
+/// Appends a reply as as many messages as it needs, each with OFPMPF_REPLY_MORE but the last; that one, too, if there is `more`
+/// to come. Of a list, what 1.3 cannot say is left out: how much. On error `out` stays as it was.
+pub fn encode_stats(reply: &StatsReply, more: bool, xid: u32, out: &mut Vec<u8>) -> Result<usize, CannotSay> {
     let before = out.len();
-    let mut messages = Messages { out, from: before, kind: kind_of_reply(reply), xid };
+    let mut messages =
+        Messages { out, from: before, kind: kind_of_reply(reply), xid, left_out: 0, refused: None };
     messages.begin();
     let written = replies::write(reply, &mut messages).and_then(|()| messages.finish());
-    if written.is_err() {
-        out.truncate(before);
+    let (from, left_out, refused) = (messages.from, messages.left_out, messages.refused);
+    let written = written.and(refused.filter(|_| !is_list(reply)).map_or(Ok(left_out), Err));
+    match written {
+        Ok(_) if more => out[from + FLAGS_AT + 1] = MORE as u8,
+        Ok(_) => {}
+        Err(_) => out.truncate(before),
     }
     written
+}
+
+fn is_list(reply: &StatsReply) -> bool {
+    !matches!(
+        reply,
+        StatsReply::Description(_)
+            | StatsReply::Aggregate { .. }
+            | StatsReply::GroupFeatures(_)
+            | StatsReply::MeterFeatures(_)
+            | StatsReply::Experimenter(_)
+    )
 }
 
 /// The messages of one reply.
@@ -224,6 +243,9 @@ struct Messages<'a> {
     from: usize,
     kind: u16,
     xid: u32,
+    /// Parts that were not written, and why the last of them was not.
+    left_out: usize,
+    refused: Option<CannotSay>,
 }
 
 impl Messages<'_> {
@@ -238,14 +260,21 @@ impl Messages<'_> {
 }
 
 impl Parts for Messages<'_> {
-    /// What does not fit into the message begins the next one; what does not fit there either is found when that one ends.
+    /// What does not fit into the message begins the next one; what fits into none is left out.
     fn part(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Result<(), CannotSay>) -> Result<(), CannotSay> {
         let from = self.out.len();
-        write(self.out)?;
-        if self.out.len() - self.from > LONGEST {
+        let longest = LONGEST - FIXED;
+        let written = write(self.out).and_then(|()| {
+            if self.out.len() - from > longest { Err(cannot("so much in one message")) } else { Ok(()) }
+        });
+        if let Err(refused) = written {
+            self.out.truncate(from);
+            self.left_out += 1;
+            self.refused = Some(refused);
+        } else if self.out.len() - self.from > LONGEST {
             let part = self.out.split_off(from);
             self.finish()?;
-            self.out[self.from + 11] = MORE as u8;
+            self.out[self.from + FLAGS_AT + 1] = MORE as u8;
             self.begin();
             self.out.extend_from_slice(&part);
         }

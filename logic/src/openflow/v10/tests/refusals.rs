@@ -167,7 +167,7 @@ fn other_messages_that_1_0_does_not_have() {
         "port descriptions as statistics"
     );
     let mut out = vec![9];
-    assert!(encode_stats(&StatsReply::PortDescription(vec![]), XID, &mut out).is_err());
+    assert!(encode_stats(&StatsReply::PortDescription(vec![]), false, XID, &mut out).is_err());
     assert_eq!(out, [9]);
     let packet = PacketIn {
         buffer: None,
@@ -178,7 +178,8 @@ fn other_messages_that_1_0_does_not_have() {
         matching: only(Field::InPort, 1),
         data: vec![],
     };
-    assert_eq!(refusal(&Message::PacketIn(packet.clone())), "a packet-in for its TTL");
+    let by_action = PacketIn { reason: PacketInReason::Action, ..packet.clone() };
+    assert_eq!(encoded(&Message::PacketIn(packet.clone())), encoded(&Message::PacketIn(by_action)));
     assert_eq!(
         refusal(&Message::PacketIn(PacketIn { matching: Match::ANY, ..packet })),
         "a packet from no port"
@@ -196,7 +197,8 @@ fn other_messages_that_1_0_does_not_have() {
         packets: 0,
         bytes: 0,
     };
-    assert_eq!(refusal(&Message::FlowRemoved(removed)), "groups or meters");
+    let deleted = FlowRemoved { reason: Removed::Delete, ..removed.clone() };
+    assert_eq!(encoded(&Message::FlowRemoved(removed)), encoded(&Message::FlowRemoved(deleted)));
     assert_eq!(refusal(&Message::EchoReply(vec![0; 65_528])), "so much in one message");
 }
 
@@ -230,14 +232,16 @@ fn errors_have_the_numbers_of_the_specification() {
         (B::Port, port_mod, (4, 0)),
         (B::PortAddress, port_mod, (4, 1)),
         (B::Port, queues, (5, 0)),
-        (Refused::BadPort.into(), stats, (5, 0)),
-        (Refused::BadQueue.into(), stats, (5, 1)),
+        (B::Port, stats, (1, 5)),
+        (Refused::BadQueue.into(), queues, (5, 1)),
     ] {
         let offending = message(about, &"ab".repeat(100));
         let ErrorMessage { kind, code, data } = error(bad, &offending);
         assert_eq!((kind, code), numbers, "{bad:?}");
         assert_eq!(data, offending[..64]);
     }
+    let of_queues = error(B::Port, &message(stats, "0005 0000"));
+    assert_eq!((of_queues.kind, of_queues.code), (5, 0));
     let ErrorMessage { kind, code, data } = error(B::Version, &message(hello, ""));
     assert_eq!((kind, code, data), (0, 0, b"a version that is not spoken here".to_vec()));
     assert_eq!(error(B::Length, &[1, 2, 3]).data, [1, 2, 3]);
@@ -265,7 +269,7 @@ fn a_long_reply_is_divided() {
     // 12 bytes and 630 ports of 104 are 65,532.
     let ports: Vec<_> = (0..1261).map(|n| PortStats { port: Port(n), ..port }).collect();
     let mut out = vec![0xff];
-    encode_stats(&StatsReply::Port(ports.clone()), XID, &mut out).unwrap();
+    assert_eq!(encode_stats(&StatsReply::Port(ports.clone()), true, XID, &mut out), Ok(0));
     let (mut rest, mut lengths, mut read) = (&out[1..], Vec::new(), Vec::new());
     while let Split::Message(header, bytes) = split(rest) {
         let Ok(Message::StatsReply { reply: StatsReply::Port(part), more }) = decoded(bytes) else {
@@ -276,14 +280,14 @@ fn a_long_reply_is_divided() {
         rest = &rest[bytes.len()..];
     }
     assert_eq!((rest, read), (&[][..], ports.clone()));
-    assert_eq!(lengths, [(65_532, true), (65_532, true), (116, false)]);
+    assert_eq!(lengths, [(65_532, true), (65_532, true), (116, true)]);
 
     let whole = Message::StatsReply { reply: StatsReply::Port(ports), more: false };
     assert_eq!(refusal(&whole), "so much in one message");
     let long = Experimenter { id: 1, subtype: 2, body: vec![0; 65_536] };
     let mut out = vec![9];
-    assert!(encode_stats(&StatsReply::Experimenter(long), XID, &mut out).is_err());
+    assert!(encode_stats(&StatsReply::Experimenter(long), false, XID, &mut out).is_err());
     assert_eq!(out, [9]);
-    encode_stats(&StatsReply::Queue(vec![]), XID, &mut out).unwrap();
+    encode_stats(&StatsReply::Queue(vec![]), false, XID, &mut out).unwrap();
     assert_eq!(out[1..], message(17, "0005 0000"));
 }

@@ -22,7 +22,7 @@ fn reply(reply: StatsReply, body: &str) {
     both(Message::StatsReply { reply: reply.clone(), more: false }, 19, body);
     let (mut one, mut several) = (Vec::new(), Vec::new());
     encode(&Message::StatsReply { reply: reply.clone(), more: false }, XID, &mut one).unwrap();
-    encode_stats(&reply, XID, &mut several).unwrap();
+    encode_stats(&reply, false, XID, &mut several).unwrap();
     assert_eq!(hex(&several), hex(&one));
     one[11] = 1;
     assert_eq!(decode(&one).unwrap().1, Message::StatsReply { reply, more: true });
@@ -151,7 +151,7 @@ fn tables() {
     reply(StatsReply::Table(vec![table(0, b""), table(1, b"")]), body);
     // Its name is told by its features.
     let mut out = Vec::new();
-    encode_stats(&StatsReply::Table(vec![table(0, b"x"), table(1, b"y")]), XID, &mut out).unwrap();
+    encode_stats(&StatsReply::Table(vec![table(0, b"x"), table(1, b"y")]), false, XID, &mut out).unwrap();
     assert_eq!(hex(&out[8..]), hex(&bytes(body)));
 }
 
@@ -325,7 +325,7 @@ fn a_long_reply_is_cut_between_its_rules() {
     let flows: Vec<FlowStats> =
         (0..2000).map(|n| FlowStats { cookie: n, instructions: Instructions::default(), ..flow() }).collect();
     let mut out = vec![0xee];
-    encode_stats(&StatsReply::Flow(flows.clone()), XID, &mut out).unwrap();
+    assert_eq!(encode_stats(&StatsReply::Flow(flows.clone()), true, XID, &mut out), Ok(0));
     let (mut stream, mut lengths, mut got) = (&out[1..], Vec::new(), Vec::new());
     while let crate::openflow::wire::Split::Message(header, message) = crate::openflow::wire::split(stream) {
         let (_, Message::StatsReply { reply: StatsReply::Flow(part), more }) = decode(message).unwrap()
@@ -338,7 +338,7 @@ fn a_long_reply_is_cut_between_its_rules() {
     }
     // 72 bytes a rule: 909 of them in each but the last.
     let full = 16 + 909 * 72;
-    assert_eq!(lengths, [(full, XID, true), (full, XID, true), (16 + 182 * 72, XID, false)]);
+    assert_eq!(lengths, [(full, XID, true), (full, XID, true), (16 + 182 * 72, XID, true)]);
     assert!(stream.is_empty() && got == flows);
     unsaid(
         Message::StatsReply { reply: StatsReply::Flow(flows), more: false },
@@ -349,10 +349,21 @@ fn a_long_reply_is_cut_between_its_rules() {
 #[test]
 fn a_part_that_fits_into_no_message_is_not_written() {
     let long = FlowStats { instructions: Instructions::apply(vec![Action::PopVlan; 8190]), ..flow() };
-    for flows in [vec![long.clone()], vec![flow(), long.clone()], vec![flow(), long, flow()]] {
-        let mut out = vec![0xee];
-        let refused = encode_stats(&StatsReply::Flow(flows), XID, &mut out).unwrap_err();
-        assert_eq!(refused.what, "a message of more than 65,535 bytes");
-        assert_eq!(out, [0xee]);
+    let some_bits = Action::SetField { field: Field::Ipv4Dst, value: 1, mask: 1 };
+    let partly = FlowStats { instructions: Instructions::apply([some_bits]), ..flow() };
+    for (flows, said) in [
+        (vec![long.clone()], vec![]),
+        (vec![flow(), long.clone(), partly.clone()], vec![flow()]),
+        (vec![partly, flow(), long, flow()], vec![flow(), flow()]),
+    ] {
+        let (mut out, mut short) = (Vec::new(), Vec::new());
+        let left_out = flows.len() - said.len();
+        assert_eq!(encode_stats(&StatsReply::Flow(flows), false, XID, &mut out), Ok(left_out));
+        encode_stats(&StatsReply::Flow(said), false, XID, &mut short).unwrap();
+        assert_eq!(hex(&out), hex(&short));
     }
+    let mut out = vec![0xee];
+    let whole = Experimenter { id: 1, subtype: 2, body: vec![0; 65_536] };
+    assert!(encode_stats(&StatsReply::Experimenter(whole), false, XID, &mut out).is_err());
+    assert_eq!(out, [0xee]);
 }

@@ -108,7 +108,7 @@ fn an_error_has_the_numbers_of_what_the_message_was_about() {
         (Refused::BadCommand.into(), kind::FLOW_MOD, (5, 6)),
         (Refused::BadCommand.into(), kind::GROUP_MOD, (6, 11)),
         (Refused::BadCommand.into(), kind::METER_MOD, (12, 4)),
-        (Refused::UnknownGroup.into(), kind::FLOW_MOD, (2, 9)),
+        (Refused::UnknownGroup.into(), kind::MULTIPART_REQUEST, (6, 8)),
         (Refused::UnknownGroup.into(), kind::GROUP_MOD, (6, 8)),
         (Refused::BadQueue.into(), kind::FLOW_MOD, (2, 8)),
         (Refused::BadQueue.into(), kind::QUEUE_GET_CONFIG_REQUEST, (9, 1)),
