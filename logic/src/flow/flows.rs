@@ -146,6 +146,22 @@ impl<M: FlowMemory> Flows<M> {
         self.tables.aggregate(filter)
     }
 
+    /// The rules that a filter means, in no special order, to be asked for one by one.
+    pub fn meant(&self, filter: &FlowFilter) -> Vec<RuleId> {
+        self.tables.meant(filter).collect()
+    }
+
+    /// One of them with its counters as they are now, if it is still there and meant.
+    pub fn flow_if_meant(&mut self, id: RuleId, filter: &FlowFilter, now_ms: u64) -> Option<FlowStats> {
+        self.count(id, now_ms);
+        self.tables.flow_if_meant(id, filter, now_ms)
+    }
+
+    /// Is there something that [`seal`](Flows::seal) would wait for?
+    pub fn has_changes(&self) -> bool {
+        self.writer.has_changes()
+    }
+
     /// Ends the batch of what was changed so far; false: there is nothing to wait for. A grace period, then
     /// [`void`](Flows::void); another, then [`finish`](Flows::finish). What is changed meanwhile is in the next batch, which
     /// must not be sealed before this one is finished.

@@ -9,8 +9,10 @@
 //! | `message` | messages in the words of no version |
 //! | `wire` | the header, framing, and a bounded reader |
 //! | `v10`, `v13` | the two codecs, each with its error numbers |
+//! | `agent` | the switch's side of it all |
 //! | `extension` | our vendor messages and actions, the same in both |
 
+pub mod agent;
 pub mod extension;
 pub mod message;
 pub mod v10;

@@ -207,6 +207,11 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
+    /// Was anything applied since the last [`seal`](Writer::seal)?
+    pub fn has_changes(&self) -> bool {
+        self.batch.changed
+    }
+
     /// What was applied so far, to be waited for.
     pub fn seal(&mut self) -> Batch {
         std::mem::take(&mut self.batch)

@@ -1,6 +1,6 @@
 //! What controllers ask about rules.
 
-use super::{Count, RuleId, Tables, duration};
+use super::{Count, Row, RuleId, Tables, duration};
 use crate::flow::{
     FlowFilter, FlowStats,
     rule::{TABLES, TableId},
@@ -21,6 +21,21 @@ impl Tables {
         let mut ids: Vec<RuleId> = self.hits(filter, None).collect();
         ids.sort_unstable_by(|&a, &b| self.order(a, b));
         ids.into_iter().map(move |id| self.stats(id, now_ms))
+    }
+
+    /// The rules that a filter means, in no special order.
+    pub fn meant(&self, filter: &FlowFilter) -> impl Iterator<Item = RuleId> + '_ {
+        self.hits(filter, None)
+    }
+
+    /// One rule, if it is there and the filter means it.
+    pub fn flow_if_meant(&self, id: RuleId, filter: &FlowFilter, now_ms: u64) -> Option<FlowStats> {
+        let row = self.rows.get(id)?;
+        let tuple = self.tuples.get(row.tuple);
+        let meant = filter.table.is_none_or(|table| table == tuple.table)
+            && filter.matching.covers(&tuple.matching(row.slot))
+            && is_asked_for(row, filter);
+        meant.then(|| self.stats(id, now_ms))
     }
 
     pub fn aggregate(&self, filter: &FlowFilter) -> Aggregate {
@@ -47,7 +62,8 @@ impl Tables {
             Some(table) if table < TABLES => table..table + 1,
             Some(_) => 0..0,
         };
-        let FlowFilter { matching, out_port, out_group, cookie, cookie_mask, .. } = *filter;
+        let filter = filter.clone();
+        let matching = filter.matching;
         tables
             .flat_map(move |table| {
                 let one =
@@ -55,12 +71,7 @@ impl Tables {
                 let all = strict.is_none().then(|| self.tuples.covered(&self.rows, table, &matching));
                 one.into_iter().chain(all.into_iter().flatten())
             })
-            .filter(move |&id| {
-                let row = &self.rows[id];
-                (row.cookie ^ cookie) & cookie_mask == 0
-                    && out_port.is_none_or(|port| row.instructions.outputs_to(port))
-                    && out_group.is_none_or(|group| row.instructions.uses_group(group))
-            })
+            .filter(move |&id| is_asked_for(&self.rows[id], &filter))
     }
 
     fn order(&self, a: RuleId, b: RuleId) -> Ordering {
@@ -95,4 +106,11 @@ impl Tables {
             instructions: (*row.instructions).clone(),
         }
     }
+}
+
+/// Has it the cookie, and leads it where the filter says?
+fn is_asked_for(row: &Row, filter: &FlowFilter) -> bool {
+    (row.cookie ^ filter.cookie) & filter.cookie_mask == 0
+        && filter.out_port.is_none_or(|port| row.instructions.outputs_to(port))
+        && filter.out_group.is_none_or(|group| row.instructions.uses_group(group))
 }

@@ -1,0 +1,284 @@
+//! One connection: bytes to messages, and what is not sent yet.
+
+use super::{
+    Agent, ConnectionId, ConnectionReport, Effect, Outside, UNREAD, UNSENT, session::Version,
+    statistics::Listing,
+};
+use crate::{
+    flow::{FlowRemoved, kernel::FlowMemory, table::RULES},
+    openflow::{
+        BadMessage, Message,
+        message::{AsyncConfig, Config, Fragments, Role},
+        wire::{Split, split},
+    },
+};
+use std::{collections::VecDeque, mem, sync::Arc};
+
+/// Unsent bytes beyond which a connection is closed. Only port changes and echoes come on top of [`UNSENT`].
+const MOST_UNSENT: usize = 8 << 20;
+/// Notices that may wait: all rules at once.
+const MOST_NOTICES: usize = RULES;
+/// How many notices are written at a time.
+const NOTICES: usize = 256;
+
+/// OFPP_DEFAULT_MISS_SEND_LEN.
+const MISS_SEND_LEN: u16 = 128;
+
+pub(super) struct Connection {
+    peer: String,
+    /// One of those that we connect to.
+    pub controller: bool,
+    /// `None`: there was no hello yet.
+    pub version: Option<Version>,
+    pub role: Role,
+    pub wants: AsyncConfig,
+    pub config: Config,
+    /// Bytes that came and were not looked at.
+    input: Vec<u8>,
+    /// More of them are asked for.
+    asked: bool,
+    unsent: usize,
+    /// What is written as room comes, before another message is looked at.
+    outbox: VecDeque<Work>,
+    notices: usize,
+    /// A barrier that waits: its transaction id, and the batch that must be over.
+    barrier: Option<(u32, u64)>,
+    /// When it last came on: something was received or written.
+    pub heard_ms: u64,
+    /// When it was asked whether it is there, since it last came on.
+    pub asked_ms: Option<u64>,
+    pub messages: u64,
+    pub packet_ins: u64,
+    pub packet_ins_dropped: u64,
+    pub unsaid: u64,
+}
+
+/// Something to be written.
+pub(super) enum Work {
+    BarrierReply {
+        xid: u32,
+    },
+    /// Notices, and how many of them are written already.
+    Ended(Arc<[FlowRemoved]>, usize),
+    Listing(Box<Listing>),
+}
+
+impl Connection {
+    pub fn new(peer: &str, controller: bool, now_ms: u64) -> Self {
+        Self {
+            peer: peer.into(),
+            controller,
+            version: None,
+            role: Role::Equal,
+            // 1.3.5 section 6.3.4: everything; as a slave only what becomes of ports.
+            wants: AsyncConfig {
+                packet_in: [0b111, 0],
+                port_status: [0b111; 2],
+                flow_removed: [0b1_1111, 0],
+            },
+            config: Config { fragments: Fragments::Normal, miss_send_len: MISS_SEND_LEN },
+            input: Vec::new(),
+            asked: false,
+            unsent: 0,
+            outbox: VecDeque::new(),
+            notices: 0,
+            barrier: None,
+            heard_ms: now_ms,
+            asked_ms: None,
+            messages: 0,
+            packet_ins: 0,
+            packet_ins_dropped: 0,
+            unsaid: 0,
+        }
+    }
+
+    pub fn receive(&mut self, bytes: &[u8], now_ms: u64) {
+        self.asked = false;
+        self.input.extend_from_slice(bytes);
+        self.came_on(now_ms);
+    }
+
+    pub fn written(&mut self, bytes: usize, now_ms: u64) {
+        self.unsent = self.unsent.saturating_sub(bytes);
+        self.came_on(now_ms);
+    }
+
+    fn came_on(&mut self, now_ms: u64) {
+        (self.heard_ms, self.asked_ms) = (now_ms, None);
+    }
+
+    /// No more than [`UNSENT`] bytes are unsent.
+    pub fn has_room(&self) -> bool {
+        self.unsent < UNSENT
+    }
+
+    /// Is it we who let it wait?
+    pub fn waits_for_us(&self) -> bool {
+        self.barrier.is_some()
+    }
+
+    /// Of these reasons, of a master or equal and of a slave: is this one wanted?
+    pub fn wants(&self, reasons: [u32; 2], reason: u32) -> bool {
+        self.version.is_some() && reasons[usize::from(self.role == Role::Slave)] >> reason & 1 == 1
+    }
+
+    /// The barrier that waits is passed, if this batch was the one it waited for.
+    pub fn pass_barrier(&mut self, finished: u64) {
+        if let Some((xid, _)) = self.barrier.take_if(|(_, batch)| *batch <= finished) {
+            self.outbox.push_back(Work::BarrierReply { xid });
+        }
+    }
+
+    pub fn push(&mut self, work: Work) {
+        self.outbox.push_back(work);
+    }
+
+    /// What was begun goes on first.
+    pub fn push_rest(&mut self, work: Work) {
+        self.outbox.push_front(work);
+    }
+
+    pub fn report(&self, connection: ConnectionId) -> ConnectionReport {
+        ConnectionReport {
+            connection,
+            peer: self.peer.clone(),
+            version: self.version,
+            role: self.role,
+            messages: self.messages,
+            packet_ins: self.packet_ins,
+            packet_ins_dropped: self.packet_ins_dropped,
+            unsaid: self.unsaid,
+            unsent_bytes: self.unsent,
+            unread_bytes: self.input.len(),
+        }
+    }
+}
+
+impl<M: FlowMemory> Agent<M> {
+    /// Writes what is due and looks at the messages that have come, as far as the connection takes the answers.
+    pub(super) fn work(&mut self, id: ConnectionId, now_ms: u64, outside: &dyn Outside) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let mut input = mem::take(&mut connection.input);
+        let mut at = 0;
+        while self.write_due(id, now_ms) {
+            match split(&input[at..]) {
+                Split::Wait => break,
+                Split::Message(header, message) => {
+                    at += message.len();
+                    self.message(id, header, message, now_ms, outside);
+                }
+                Split::Broken(header) => {
+                    self.refuse(id, header.xid, BadMessage::Length, &input[at..]);
+                    self.close(id, "a message that is shorter than its header".into());
+                    return;
+                }
+            }
+        }
+        if let Some(connection) = self.connections.get_mut(&id) {
+            input.drain(..at);
+            connection.input = input;
+            self.ask_for_more(id);
+        }
+    }
+
+    pub(super) fn ask_for_more(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if !connection.asked && connection.barrier.is_none() && connection.input.len() < UNREAD {
+            connection.asked = true;
+            self.effects.push(Effect::Read(id));
+        }
+    }
+
+    /// Writes what is due, as far as there is room. True: the next message may be looked at.
+    fn write_due(&mut self, id: ConnectionId, now_ms: u64) -> bool {
+        loop {
+            let Some(connection) = self.connections.get_mut(&id).filter(|c| c.has_room()) else {
+                return false;
+            };
+            match connection.outbox.pop_front() {
+                None => return connection.barrier.is_none(),
+                Some(Work::BarrierReply { xid }) => self.tell(id, xid, &Message::BarrierReply),
+                Some(Work::Listing(listing)) => self.write_piece(id, listing, now_ms),
+                Some(Work::Ended(ended, from)) => {
+                    let to = ended.len().min(from + NOTICES);
+                    connection.notices -= to - from;
+                    if to < ended.len() {
+                        connection.push_rest(Work::Ended(ended.clone(), to));
+                    }
+                    for notice in &ended[from..to] {
+                        self.tell_one_ended(id, notice);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Rules have ended that asked to be told of.
+    pub(super) fn tell_ended(&mut self, id: ConnectionId, ended: &Arc<[FlowRemoved]>) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if ended.is_empty() || (0..5).all(|reason| !connection.wants(connection.wants.flow_removed, reason)) {
+            return;
+        }
+        connection.notices += ended.len();
+        connection.push(Work::Ended(ended.clone(), 0));
+        if connection.notices > MOST_NOTICES {
+            self.close(id, "it does not read what it asked to be told".into());
+        }
+    }
+
+    fn tell_one_ended(&mut self, id: ConnectionId, notice: &FlowRemoved) {
+        let wants = |c: &Connection| c.wants(c.wants.flow_removed, notice.reason as u32);
+        if self.connections.get(&id).is_some_and(wants) {
+            self.tell(id, 0, &Message::FlowRemoved(notice.clone()));
+        }
+    }
+
+    /// A barrier request: answered when all that was changed until now is obeyed.
+    pub(super) fn barrier(&mut self, id: ConnectionId, xid: u32) {
+        let batch = self.sealed + u64::from(self.flows.has_changes());
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.barrier = Some((xid, batch));
+            connection.pass_barrier(self.finished);
+        }
+    }
+
+    /// Sends a message; what the connection's version cannot say is counted.
+    pub(super) fn tell(&mut self, id: ConnectionId, xid: u32, message: &Message) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let mut bytes = Vec::new();
+        match connection.version.map(|version| version.encode(message, xid, &mut bytes)) {
+            Some(Ok(())) => self.send(id, bytes),
+            Some(Err(_)) => connection.unsaid += 1,
+            None => {}
+        }
+    }
+
+    /// Answers a message with an error.
+    pub(super) fn refuse(&mut self, id: ConnectionId, xid: u32, bad: BadMessage, offending: &[u8]) {
+        let version = self.connections.get(&id).and_then(|connection| connection.version);
+        if let Some(version) = version {
+            self.tell(id, xid, &Message::Error(version.error(bad, offending)));
+        }
+    }
+
+    pub(super) fn send(&mut self, id: ConnectionId, bytes: Vec<u8>) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.unsent += bytes.len();
+        if connection.unsent > MOST_UNSENT {
+            self.close(id, "it does not read what it is sent".into());
+            return;
+        }
+        match self.effects.last_mut() {
+            Some(Effect::Send { connection, bytes: before }) if *connection == id => {
+                before.extend_from_slice(&bytes);
+            }
+            _ => self.effects.push(Effect::Send { connection: id, bytes }),
+        }
+    }
+
+    pub(super) fn close(&mut self, id: ConnectionId, why: String) {
+        if self.connections.remove(&id).is_some() {
+            self.effects.push(Effect::Close { connection: id, why });
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Packet-in and packet-out, and the packets that the kernel plane leaves to user space.
+
+use super::{Agent, ConnectionId, Effect};
+use crate::{
+    flow::{
+        Field, Match, Port, TableId,
+        action::WHOLE_PACKET,
+        execute::Packet,
+        kernel::{self, FlowMemory, Notice, NoticeReason},
+        pipeline::{NO_COOKIE, Output},
+        rule::TABLES,
+    },
+    openflow::{
+        BadMessage, Message,
+        message::{PacketIn, PacketInReason, PacketOut},
+        wire::LONGEST,
+    },
+};
+
+/// What is in a packet-in beside the packet, at most: so much less of a packet fits.
+const AROUND: usize = 64;
+/// An Ethernet header: less is no frame.
+const SHORTEST: usize = 14;
+
+const NS_PER_S: u64 = 1_000_000_000;
+const NS_PER_MS: u64 = 1_000_000;
+
+/// Lets a rate of events pass, and bursts of a quarter of what passes in a second.
+pub(super) struct TokenBucket {
+    per_s: u64,
+    /// Billionths of an event.
+    tokens: u64,
+    at_ns: u64,
+}
+
+impl TokenBucket {
+    pub fn new(per_s: u32) -> Self {
+        let mut bucket = Self { per_s: per_s.into(), tokens: 0, at_ns: 0 };
+        bucket.tokens = bucket.full();
+        bucket
+    }
+
+    fn full(&self) -> u64 {
+        self.per_s.div_ceil(4) * NS_PER_S
+    }
+
+    /// May an event pass now?
+    pub fn take(&mut self, now_ns: u64) -> bool {
+        let new = now_ns.saturating_sub(self.at_ns).saturating_mul(self.per_s);
+        self.at_ns = self.at_ns.max(now_ns);
+        self.tokens = self.tokens.saturating_add(new).min(self.full());
+        let passes = self.tokens >= NS_PER_S;
+        if passes {
+            self.tokens -= NS_PER_S;
+        }
+        passes
+    }
+}
+
+/// A packet for controllers.
+struct ForControllers<'a> {
+    /// Its first bytes, as many as are shown.
+    frame: &'a [u8],
+    /// Bytes of the whole.
+    bytes: usize,
+    reason: PacketInReason,
+    table: TableId,
+    cookie: u64,
+    in_port: Port,
+    metadata: u64,
+}
+
+impl ForControllers<'_> {
+    /// Never kept here to be sent later: there are no buffers.
+    fn message(&self) -> Message {
+        let mut matching = Match::ANY.with(Field::InPort, self.in_port.0);
+        if self.metadata != 0 {
+            matching = matching.with(Field::Metadata, self.metadata);
+        }
+        let shown = self.frame.len().min(LONGEST - AROUND);
+        Message::PacketIn(PacketIn {
+            buffer: None,
+            total_len: u16::try_from(self.bytes).unwrap_or(u16::MAX),
+            reason: self.reason,
+            table: self.table,
+            cookie: self.cookie,
+            matching,
+            data: self.frame[..shown].to_vec(),
+        })
+    }
+}
+
+impl<M: FlowMemory> Agent<M> {
+    /// A packet from the kernel plane: its first bytes, all of them if user space is to go on with it.
+    pub fn notice(&mut self, notice: Notice, frame: &[u8], now_ns: u64) {
+        let flags = self.ports.flags(notice.port);
+        if flags.no_recv {
+            return;
+        }
+        let bytes = notice.frame_bytes as usize;
+        if notice.reason == NoticeReason::Slow {
+            if frame.len() < bytes {
+                self.packets_cut += 1;
+                return;
+            }
+            let done = self.flows.run(Packet::new(frame, notice.port), now_ns);
+            return self.send_out(done.outputs, now_ns);
+        }
+        let (table, cookie, is_miss) = self.whose(notice.rule);
+        let reason = match notice.reason {
+            NoticeReason::Ttl => PacketInReason::InvalidTtl,
+            _ if is_miss => PacketInReason::NoMatch,
+            _ => PacketInReason::Action,
+        };
+        let in_port = notice.port;
+        self.packet_in(&ForControllers { frame, bytes, reason, table, cookie, in_port, metadata: 0 }, now_ns);
+    }
+
+    /// Table and cookie of a row, and whether what it does is for packets that match nothing: a table's miss or a table-miss
+    /// rule (1.3.5 section 5.4).
+    fn whose(&self, row: u32) -> (TableId, u64, bool) {
+        match kernel::rule_of(row).and_then(|id| self.flows.tables().rule(id)) {
+            Some(rule) => (rule.table, rule.cookie, rule.priority == 0 && rule.matching == Match::ANY),
+            None => {
+                let misses = 1..=u32::from(TABLES);
+                let table = if misses.contains(&row) { (row - 1) as TableId } else { 0 };
+                (table, NO_COOKIE, misses.contains(&row))
+            }
+        }
+    }
+
+    /// A packet that a controller sends.
+    pub(super) fn packet_out(&mut self, packet: PacketOut, now_ms: u64) -> Result<(), BadMessage> {
+        let PacketOut { buffer, in_port, actions, data } = packet;
+        if buffer.is_some() {
+            return Err(BadMessage::BufferUnknown);
+        }
+        let of_nowhere = [Port::CONTROLLER, Port::LOCAL, Port::NONE];
+        if !of_nowhere.contains(&in_port) && !self.ports.has(in_port) {
+            return Err(BadMessage::Port);
+        }
+        self.flows.tables().check_actions(&actions)?;
+        if data.len() < SHORTEST {
+            return Err(BadMessage::Length);
+        }
+        let now_ns = now_ms.saturating_mul(NS_PER_MS);
+        let done = self.flows.packet_out(Packet::new(data, in_port), &actions, now_ns);
+        self.send_out(done.outputs, now_ns);
+        Ok(())
+    }
+
+    fn send_out(&mut self, outputs: Vec<Output>, now_ns: u64) {
+        for output in outputs {
+            let Output { port, queue, frame, in_port, .. } = output;
+            match port {
+                Port::CONTROLLER => {
+                    let max = if output.max_len == WHOLE_PACKET { usize::MAX } else { output.max_len.into() };
+                    let packet = ForControllers {
+                        frame: &frame[..frame.len().min(max)],
+                        bytes: frame.len(),
+                        reason: output.reason,
+                        table: output.table,
+                        cookie: output.cookie,
+                        in_port,
+                        metadata: output.metadata,
+                    };
+                    self.packet_in(&packet, now_ns);
+                }
+                Port::NORMAL => self.effects.push(Effect::Normal { in_port, frame }),
+                Port::LOCAL => self.effects.push(Effect::Local { in_port, frame }),
+                port if self.ports.flags(port).no_fwd => {}
+                port => self.effects.push(Effect::Transmit { port, queue, frame }),
+            }
+        }
+    }
+
+    /// To every connection that wants it and can take it.
+    fn packet_in(&mut self, packet: &ForControllers<'_>, now_ns: u64) {
+        if self.ports.flags(packet.in_port).no_packet_in {
+            return;
+        }
+        let wants = self.connections.iter().filter(|(_, c)| c.wants(c.wants.packet_in, packet.reason as u32));
+        let ids: Vec<ConnectionId> = wants.map(|(&id, _)| id).collect();
+        if ids.is_empty() {
+            return;
+        }
+        if !self.packet_ins.take(now_ns) {
+            self.packet_ins_over_rate += 1;
+            return;
+        }
+        let message = packet.message();
+        for id in ids {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            if connection.has_room() {
+                connection.packet_ins += 1;
+                self.tell(id, 0, &message);
+            } else {
+                connection.packet_ins_dropped += 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_passes_with_short_bursts() {
+        let mut bucket = TokenBucket::new(100);
+        let mut passed =
+            |at_ms: u64, offered| (0..offered).filter(|_| bucket.take(at_ms * NS_PER_MS)).count();
+        assert_eq!(passed(5_000, 100), 25);
+        assert_eq!(passed(5_009, 100), 0);
+        assert_eq!(passed(5_010, 100), 1);
+        assert_eq!(passed(5_100, 100), 9);
+        assert_eq!(passed(5_000, 100), 0, "time does not go back");
+        assert_eq!(passed(u64::MAX / NS_PER_MS, 100), 25);
+        let mut none = TokenBucket::new(0);
+        assert!(!none.take(u64::MAX));
+    }
+}

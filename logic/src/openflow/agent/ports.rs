@@ -1,0 +1,226 @@
+//! Ports: what controllers are told of them and may set.
+
+use super::{Agent, ConnectionId, Effect, Outside};
+use crate::{
+    flow::{Port, kernel::FlowMemory},
+    net::Mac,
+    openflow::{
+        BadMessage, Message,
+        message::{PortConfig, PortDescription, PortFeatures, PortMod, PortReason, PortState, PortStats},
+    },
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A port as it is outside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortInfo {
+    /// A real one.
+    pub port: Port,
+    pub name: String,
+    pub mac: Mac,
+    pub link_up: bool,
+    pub admin_up: bool,
+    /// Frames can be sent there.
+    pub transmits: bool,
+    /// `None`: not known.
+    pub speed_mbps: Option<u32>,
+}
+
+/// What a controller has set of a port, but for OFPPC_PORT_DOWN, which is [`PortInfo::admin_up`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PortFlags {
+    /// What comes in is dropped.
+    pub no_recv: bool,
+    /// What is sent there is dropped.
+    pub no_fwd: bool,
+    /// Not one of the ports of FLOOD (1.0).
+    pub no_flood: bool,
+    /// No packet-ins of what comes in.
+    pub no_packet_in: bool,
+}
+
+/// OFPPC bits that can be set. 1.3 has no NO_FLOOD, which its codec sees to.
+const SETTABLE: u32 = PortConfig::DOWN
+    | PortConfig::NO_RECV
+    | PortConfig::NO_FLOOD
+    | PortConfig::NO_FWD
+    | PortConfig::NO_PACKET_IN;
+
+impl PortFlags {
+    fn config(self) -> u32 {
+        let bits = [
+            (self.no_recv, PortConfig::NO_RECV),
+            (self.no_fwd, PortConfig::NO_FWD),
+            (self.no_flood, PortConfig::NO_FLOOD),
+            (self.no_packet_in, PortConfig::NO_PACKET_IN),
+        ];
+        bits.iter().filter(|(is, _)| *is).map(|(_, bit)| bit).sum()
+    }
+
+    fn of(config: u32) -> PortFlags {
+        let has = |bit| config & bit != 0;
+        PortFlags {
+            no_recv: has(PortConfig::NO_RECV),
+            no_fwd: has(PortConfig::NO_FWD),
+            no_flood: has(PortConfig::NO_FLOOD),
+            no_packet_in: has(PortConfig::NO_PACKET_IN),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    info: PortInfo,
+    flags: PortFlags,
+}
+
+impl Entry {
+    fn config(&self) -> u32 {
+        self.flags.config() | if self.info.admin_up { 0 } else { PortConfig::DOWN }
+    }
+
+    fn is_live(&self) -> bool {
+        self.info.link_up && self.info.admin_up && self.info.transmits
+    }
+
+    fn description(&self) -> PortDescription {
+        let speed = features(self.info.speed_mbps);
+        let kbps = self.info.speed_mbps.map_or(0, |mbps| mbps.saturating_mul(1000));
+        PortDescription {
+            port: self.info.port,
+            mac: self.info.mac,
+            name: self.info.name.clone().into_bytes(),
+            config: PortConfig(self.config()),
+            state: PortState { link_down: !self.info.link_up, live: self.is_live(), ..PortState::default() },
+            current: speed,
+            advertised: PortFeatures(0),
+            supported: speed,
+            peer: PortFeatures(0),
+            current_speed: kbps,
+            max_speed: kbps,
+        }
+    }
+}
+
+/// OFPPF, full duplex.
+fn features(speed_mbps: Option<u32>) -> PortFeatures {
+    PortFeatures(match speed_mbps {
+        None => 0,
+        Some(10) => 1 << 1,
+        Some(100) => 1 << 3,
+        Some(1_000) => 1 << 5,
+        Some(10_000) => 1 << 6,
+        Some(40_000) => 1 << 7,
+        Some(100_000) => 1 << 8,
+        Some(1_000_000) => 1 << 9,
+        // OFPPF_OTHER.
+        Some(_) => 1 << 10,
+    })
+}
+
+/// The ports there are.
+#[derive(Debug, Default)]
+pub(super) struct Ports(BTreeMap<Port, Entry>);
+
+impl Ports {
+    pub fn has(&self, port: Port) -> bool {
+        self.0.contains_key(&port)
+    }
+
+    pub fn flags(&self, port: Port) -> PortFlags {
+        self.0.get(&port).map_or(PortFlags::default(), |entry| entry.flags)
+    }
+
+    pub fn descriptions(&self) -> impl Iterator<Item = PortDescription> + '_ {
+        self.0.values().map(Entry::description)
+    }
+
+    fn without_flood(&self) -> BTreeSet<Port> {
+        self.0.iter().filter(|(_, entry)| entry.flags.no_flood).map(|(&port, _)| port).collect()
+    }
+
+    fn live(&self) -> impl Iterator<Item = (Port, bool)> + '_ {
+        self.0.iter().map(|(&port, entry)| (port, entry.is_live()))
+    }
+}
+
+impl<M: FlowMemory> Agent<M> {
+    /// The ports that there are now. What a controller has set of a port stays while the port is there under its name.
+    pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
+        let mut old = std::mem::take(&mut self.ports.0);
+        let mut told = Vec::new();
+        for info in ports {
+            let before = old.remove(&info.port).filter(|entry| entry.info.name == info.name);
+            let flags = before.as_ref().map_or(PortFlags::default(), |entry| entry.flags);
+            let entry = Entry { info, flags };
+            match before.map(|entry| entry.description()) {
+                None => told.push((PortReason::Add, entry.description())),
+                Some(was) if was != entry.description() => {
+                    told.push((PortReason::Modify, entry.description()));
+                }
+                Some(_) => {}
+            }
+            self.ports.0.insert(entry.info.port, entry);
+        }
+        let gone = old.into_values().map(|entry| (PortReason::Delete, entry.description()));
+        let gone: Vec<_> = gone.filter(|(_, port)| !self.ports.has(port.port)).collect();
+        self.publish_ports();
+        for (reason, port) in gone.into_iter().chain(told) {
+            self.tell_port(None, reason, &port);
+        }
+    }
+
+    /// Which ports there are, are live and flood, for groups and for what user space does with packets.
+    fn publish_ports(&mut self) {
+        self.flows.set_ports(self.ports.live());
+        self.flows.set_no_flood(&self.ports.without_flood());
+    }
+
+    /// Tells every connection that wants to know, but not who did it: until 1.5 a port-mod is not answered so.
+    fn tell_port(&mut self, by: Option<ConnectionId>, reason: PortReason, port: &PortDescription) {
+        let wants = self.connections.iter().filter(|(_, c)| c.wants(c.wants.port_status, reason as u32));
+        let ids: Vec<ConnectionId> = wants.map(|(&id, _)| id).filter(|&id| Some(id) != by).collect();
+        let message = Message::PortStatus { reason, port: port.clone() };
+        ids.into_iter().for_each(|id| self.tell(id, 0, &message));
+    }
+
+    /// Changes the settings of a port. That it is up or down is outside's to do, and taken for done.
+    pub(super) fn port_mod(&mut self, id: ConnectionId, change: &PortMod) -> Result<(), BadMessage> {
+        let entry = self.ports.0.get_mut(&change.port).ok_or(BadMessage::Port)?;
+        if entry.info.mac != change.mac {
+            return Err(BadMessage::PortAddress);
+        }
+        if change.config.0 & change.mask.0 & !SETTABLE != 0 {
+            return Err(BadMessage::PortConfig);
+        }
+        // What a port advertises is not ours to change; no bits: as it is.
+        if change.advertise != PortFeatures(0) {
+            return Err(BadMessage::PortAdvertise);
+        }
+        let before = entry.config();
+        let config = before & !change.mask.0 | change.config.0 & change.mask.0;
+        if config == before {
+            return Ok(());
+        }
+        entry.flags = PortFlags::of(config);
+        let up = config & PortConfig::DOWN == 0;
+        if up != entry.info.admin_up {
+            entry.info.admin_up = up;
+            self.effects.push(Effect::ConfigurePort { port: change.port, up });
+        }
+        let description = entry.description();
+        self.publish_ports();
+        self.tell_port(Some(id), PortReason::Modify, &description);
+        Ok(())
+    }
+
+    /// [`Port::NONE`]: all.
+    pub(super) fn port_stats(&self, port: Port, outside: &dyn Outside) -> Result<Vec<PortStats>, BadMessage> {
+        if port != Port::NONE && !self.ports.has(port) {
+            return Err(BadMessage::Port);
+        }
+        let mut stats = outside.port_stats();
+        stats.retain(|of| if port == Port::NONE { self.ports.has(of.port) } else { of.port == port });
+        Ok(stats)
+    }
+}

@@ -1,0 +1,114 @@
+//! Each request and its answer or error.
+
+use super::{Agent, ConnectionId, Outside, session::Version};
+use crate::{
+    flow::{FlowCommand, FlowMod, Port, kernel::FlowMemory, rule::TABLES},
+    openflow::{
+        BadMessage, EXPERIMENTER, Message,
+        message::{Experimenter, Role, StatsRequest},
+    },
+};
+
+/// OFPTC_DEPRECATED_MASK: bits of a table's settings that mean nothing any more.
+const DEPRECATED: u32 = 3;
+
+impl<M: FlowMemory> Agent<M> {
+    /// Does what a message asks for, and answers it.
+    pub(super) fn request(
+        &mut self,
+        id: ConnectionId,
+        version: Version,
+        xid: u32,
+        message: Message,
+        now_ms: u64,
+        outside: &dyn Outside,
+    ) -> Result<(), BadMessage> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if connection.role == Role::Slave && changes(&message) {
+            return Err(BadMessage::IsSlave);
+        }
+        let reply = match message {
+            Message::Hello { .. } | Message::Error(_) | Message::EchoReply(_) => return Ok(()),
+            Message::EchoRequest(data) => Message::EchoReply(data),
+            Message::Experimenter(message) => return self.experimenter(&message),
+            Message::FeaturesRequest => Message::FeaturesReply(self.features(version)),
+            Message::GetConfigRequest => Message::GetConfigReply(connection.config),
+            Message::SetConfig(config) => return self.set_config(id, config),
+            Message::PacketOut(packet) => return self.packet_out(packet, now_ms),
+            Message::FlowMod(change) => return self.flow_mod(&change, version, now_ms),
+            Message::GroupMod(change) => return Ok(self.flows.apply_group(&change, now_ms)?),
+            Message::MeterMod(change) => return Ok(self.flows.apply_meter(&change, now_ms)?),
+            Message::PortMod(change) => return self.port_mod(id, &change),
+            Message::TableMod { table, config } => return table_mod(table, config),
+            Message::StatsRequest(request) => {
+                return self.statistics(id, version, xid, request, now_ms, outside);
+            }
+            Message::BarrierRequest => {
+                self.barrier(id, xid);
+                return Ok(());
+            }
+            Message::QueueConfigRequest { port } => {
+                // 1.0 asks for one port only.
+                let all = port == Port::NONE && version == Version::OpenFlow13;
+                if !all && !self.ports.has(port) {
+                    return Err(BadMessage::Port);
+                }
+                Message::QueueConfigReply { port, queues: Vec::new() }
+            }
+            Message::RoleRequest { role, generation } => self.set_role(id, role, generation)?,
+            Message::GetAsyncRequest => Message::GetAsyncReply(connection.wants),
+            Message::SetAsync(wants) => {
+                connection.wants = wants;
+                return Ok(());
+            }
+            // What only a switch says.
+            Message::FeaturesReply(_)
+            | Message::GetConfigReply(_)
+            | Message::PacketIn(_)
+            | Message::FlowRemoved(_)
+            | Message::PortStatus { .. }
+            | Message::StatsReply { .. }
+            | Message::BarrierReply
+            | Message::QueueConfigReply { .. }
+            | Message::RoleReply { .. }
+            | Message::GetAsyncReply(_) => return Err(BadMessage::Type),
+        };
+        self.tell(id, xid, &reply);
+        Ok(())
+    }
+
+    /// Nothing waits here to be sent by a buffer's number.
+    fn flow_mod(&mut self, change: &FlowMod, version: Version, now_ms: u64) -> Result<(), BadMessage> {
+        if change.buffer.is_some() && !matches!(change.command, FlowCommand::Delete { .. }) {
+            return Err(BadMessage::BufferUnknown);
+        }
+        Ok(self.flows.apply(change, version.dialect(), now_ms)?)
+    }
+
+    /// Vendor and experimenter messages: ours are told by [`EXPERIMENTER`], and of those there are none.
+    pub(super) fn experimenter(&mut self, message: &Experimenter) -> Result<(), BadMessage> {
+        Err(if message.id == EXPERIMENTER { BadMessage::ExperimenterType } else { BadMessage::Experimenter })
+    }
+}
+
+/// What a slave may not do (1.3.5 section 6.3.6).
+fn changes(message: &Message) -> bool {
+    matches!(
+        message,
+        Message::PacketOut(_)
+            | Message::FlowMod(_)
+            | Message::GroupMod(_)
+            | Message::MeterMod(_)
+            | Message::PortMod(_)
+            | Message::TableMod { .. }
+            | Message::StatsRequest(StatsRequest::TableFeatures { sets: true })
+    )
+}
+
+/// A table has no settings.
+fn table_mod(table: Option<u8>, config: u32) -> Result<(), BadMessage> {
+    if table.is_some_and(|table| table >= TABLES) {
+        return Err(BadMessage::Table);
+    }
+    if config & !DEPRECATED == 0 { Ok(()) } else { Err(BadMessage::SwitchConfig) }
+}

@@ -1,0 +1,223 @@
+use super::*;
+use crate::{
+    flow::{
+        FlowFilter, GroupMod, MeterMod,
+        kernel::{Notice, NoticeReason},
+    },
+    openflow::message::PacketOut,
+};
+use proptest::{
+    collection::vec,
+    prelude::*,
+    sample::{Index, select},
+};
+
+/// Messages that mean something, to be spoilt.
+fn samples() -> Vec<Vec<u8>> {
+    let out = |actions| PacketOut { buffer: None, in_port: Port(1), actions, data: vec![0; 60] };
+    let both = [
+        Message::Hello { versions: None },
+        Message::EchoRequest(vec![1; 9]),
+        Message::FeaturesRequest,
+        Message::GetConfigRequest,
+        Message::BarrierRequest,
+        add("in_port=1,hard_timeout=1,send_flow_rem,actions=output:2"),
+        add("in_port=2,send_flow_rem,actions=controller"),
+        delete(""),
+        Message::PacketOut(out(vec![Action::output(Port::TABLE), Action::output(Port::CONTROLLER)])),
+        Message::StatsRequest(StatsRequest::Flow(FlowFilter::EVERYTHING)),
+        Message::StatsRequest(StatsRequest::Port(Port::NONE)),
+        Message::StatsRequest(StatsRequest::Table),
+    ];
+    let new = [
+        Message::RoleRequest { role: Role::Master, generation: 7 },
+        Message::GetAsyncRequest,
+        Message::GroupMod(GroupMod::Delete(None)),
+        Message::MeterMod(MeterMod::Delete(None)),
+        Message::StatsRequest(StatsRequest::TableFeatures { sets: false }),
+        Message::StatsRequest(StatsRequest::GroupDescription),
+    ];
+    let of = |version, list: &[Message]| list.iter().map(|m| encoded(version, 5, m)).collect::<Vec<_>>();
+    [of(OpenFlow10, &both), of(OpenFlow13, &both), of(OpenFlow13, &new)].concat()
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    /// More bytes of a connection, of which so many parts in 256 come now.
+    Bytes(usize, Vec<u8>, u8),
+    /// A connection reads so many of the bytes it was sent.
+    Reads(usize, usize),
+    Leaves(usize),
+    Seconds(u8),
+    Seal,
+    Void,
+    Finish,
+    Packet(u32, NoticeReason, Vec<u8>),
+}
+
+fn message() -> impl Strategy<Value = Vec<u8>> {
+    let spoils = vec((any::<Index>(), any::<u8>()), 0..3);
+    let spoilt = (select(samples()), spoils).prop_map(|(mut bytes, spoils)| {
+        for (at, byte) in spoils {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes
+    });
+    prop_oneof![12 => select(samples()), 4 => spoilt, 1 => vec(any::<u8>(), 0..40)]
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let reasons = select(vec![NoticeReason::Action, NoticeReason::Ttl, NoticeReason::Slow]);
+    let bytes = vec(message(), 1..8).prop_map(|list| list.concat());
+    prop_oneof![
+        8 => (0..3_usize, bytes, any::<u8>()).prop_map(|(n, bytes, part)| Event::Bytes(n, bytes, part)),
+        2 => (0..3_usize, 0..100_000_usize).prop_map(|(n, bytes)| Event::Reads(n, bytes)),
+        1 => (0..3_usize).prop_map(Event::Leaves),
+        1 => any::<u8>().prop_map(Event::Seconds),
+        2 => Just(Event::Seal),
+        2 => Just(Event::Void),
+        2 => Just(Event::Finish),
+        2 => (0..40_u32, reasons, vec(any::<u8>(), 0..80)).prop_map(|(r, k, f)| Event::Packet(r, k, f)),
+    ]
+}
+
+#[derive(Default)]
+struct Peer {
+    id: u32,
+    /// Not yet come to the switch.
+    bytes: Vec<u8>,
+    asked: bool,
+    unread: usize,
+}
+
+/// A switch with three connections: another takes the place of one that ended.
+struct World {
+    b: Bench,
+    peers: [Peer; 3],
+    ids: u32,
+    /// A batch is under way, and its first grace period is over.
+    batch: Option<bool>,
+}
+
+impl World {
+    fn connect(&mut self, place: usize) {
+        self.ids += 1;
+        let version = if self.ids.is_multiple_of(2) { OpenFlow10 } else { OpenFlow13 };
+        let hello = encoded(version, 0, &Message::Hello { versions: None });
+        self.peers[place] = Peer { id: self.ids, bytes: hello, ..Peer::default() };
+        self.b.agent.connected(ConnectionId(self.ids), "peer", true, self.b.now_ms);
+    }
+
+    fn happen(&mut self, event: Event) {
+        let now_ms = self.b.now_ms;
+        match event {
+            Event::Bytes(n, bytes, part) => {
+                let peer = &mut self.peers[n];
+                peer.bytes.extend(bytes);
+                if std::mem::take(&mut peer.asked) {
+                    let come = peer.bytes.len() * (usize::from(part) + 1) / 256;
+                    let come: Vec<u8> = peer.bytes.drain(..come).collect();
+                    let id = peer.id;
+                    self.b.bytes(id, &come);
+                }
+            }
+            Event::Reads(n, bytes) => {
+                let peer = &mut self.peers[n];
+                let bytes = bytes.min(peer.unread);
+                peer.unread -= bytes;
+                self.b.agent.written(ConnectionId(peer.id), bytes, now_ms, &Counters);
+            }
+            Event::Leaves(n) => {
+                self.b.agent.closed(ConnectionId(self.peers[n].id));
+                self.connect(n);
+            }
+            Event::Seconds(seconds) => {
+                self.b.now_ms += 1000 * u64::from(seconds);
+                self.b.agent.tick(self.b.now_ms);
+            }
+            Event::Seal => {
+                if self.b.agent.seal() {
+                    assert_eq!(self.batch.replace(false), None);
+                }
+            }
+            Event::Void => {
+                if let Some(void) = self.batch.as_mut().filter(|void| !**void) {
+                    *void = true;
+                    self.b.agent.void();
+                }
+            }
+            Event::Finish => {
+                if self.batch.take_if(|void| *void).is_some() {
+                    self.b.agent.finish(now_ms, &Counters);
+                }
+            }
+            Event::Packet(rule, reason, frame) => {
+                let notice = Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32 };
+                self.b.agent.notice(notice, &frame, 1_000_000 * now_ms);
+            }
+        }
+    }
+
+    /// What is sent are whole messages to who is there; who is asked for more was not asked already.
+    fn look(&mut self) {
+        loop {
+            let effects = self.b.agent.take_effects();
+            if effects.is_empty() {
+                return;
+            }
+            for effect in effects {
+                let place = |id: ConnectionId| self.peers.iter().position(|peer| peer.id == id.0);
+                match effect {
+                    Effect::Send { connection, bytes } => {
+                        assert!(messages(&bytes).count() > 0);
+                        self.peers[place(connection).unwrap()].unread += bytes.len();
+                    }
+                    Effect::Read(connection) => {
+                        let peer = &mut self.peers[place(connection).unwrap()];
+                        assert!(!std::mem::replace(&mut peer.asked, true));
+                    }
+                    Effect::Close { connection, .. } => {
+                        let place = place(connection).unwrap();
+                        self.connect(place);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn whatever_comes_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {
+        let b = bench(Settings { controllers: true, ..settings() });
+        let mut world = World { b, peers: Default::default(), ids: 0, batch: None };
+        (0..3).for_each(|place| world.connect(place));
+        for event in events {
+            world.look();
+            world.happen(event);
+        }
+        world.look();
+        for report in world.b.agent.report() {
+            prop_assert!(report.unsent_bytes <= 2 * UNSENT, "{report:?}");
+            prop_assert!(report.unread_bytes <= 2 * UNREAD, "{report:?}");
+            let peer = world.peers.iter().find(|peer| peer.id == report.connection.0).unwrap();
+            prop_assert_eq!(peer.unread, report.unsent_bytes);
+        }
+        // Nobody waits for ever: with all batches over every barrier is answered.
+        for _ in 0..100 {
+            for event in [Event::Void, Event::Finish, Event::Seal] {
+                world.happen(event);
+                world.look();
+            }
+            for n in 0..3 {
+                world.happen(Event::Reads(n, usize::MAX));
+                world.look();
+            }
+        }
+        prop_assert!(world.peers.iter().all(|peer| peer.asked));
+    }
+}
