@@ -26,6 +26,7 @@ pub struct Config {
     pub policing: Policing,
     pub sampling: Sampling,
     pub limits: Limits,
+    pub openflow: OpenFlowSettings,
 }
 
 impl Default for Config {
@@ -38,6 +39,7 @@ impl Default for Config {
             policing: Policing::default(),
             sampling: Sampling::default(),
             limits: Limits::default(),
+            openflow: OpenFlowSettings::default(),
         }
     }
 }
@@ -204,6 +206,11 @@ macro_rules! deserialize_by_parsing {
 }
 deserialize_by_parsing!(PortName, Source, Interval);
 
+// Behind the macros, which it uses.
+mod openflow;
+
+pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
+
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -229,7 +236,8 @@ impl Config {
             let key = key_at(text, at);
             let mut message = e.message().trim().replace('\n', "; ").replace('`', "'");
             if message.starts_with("invalid type") {
-                let form = FORMS.iter().find(|(name, _)| key.as_deref() == Some(name));
+                let form =
+                    FORMS.iter().chain(&openflow::FORMS).find(|(name, _)| key.as_deref() == Some(name));
                 message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));
             }
             ConfigError::Wrong {

@@ -6,6 +6,7 @@
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
+//! | [`switch`] | OpenFlow: connections to controllers |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
 
@@ -22,3 +23,4 @@ pub mod netns;
 pub mod observer;
 pub mod plane;
 pub mod privileges;
+pub mod switch;

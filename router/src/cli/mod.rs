@@ -12,7 +12,7 @@ mod table;
 mod text;
 
 use crate::{
-    config::{Config, Interval, PortName},
+    config::{Config, Interval, OpenFlowVersion, PortName, Target},
     daemon::{
         api::RouteQuery,
         client::{self, CallError},
@@ -89,6 +89,14 @@ The file of --config, every key optional, with the defaults:
   every_packets = 128       # one packet in so many is timed; a power of two, or 0: never
   [limits]
   memory_mib = 2048         # all tables; what does not fit is left to the kernel
+  [openflow]                # docs/openflow.md
+  controllers = []          # as --controller
+  version = \"1.3\"           # or \"1.0\"; without this line both
+  fail = \"standalone\"       # no controller: forward as without rules; \"secure\": the rules stay
+  datapath_id = \"0000020000000001\"  # without this line made of the first port's MAC address
+  packet_in_pps = 1000      # most packets per second that are handed to controllers
+  echo_interval = \"10s\"     # how long a controller may be silent before it is asked
+  tls = { key = \"FILE\", certificate = \"FILE\", ca = \"FILE\" }  # for ssl: and pssl:, PEM
 
 SIGINT, SIGTERM and kill -9 end the daemon; forwarding goes on for the heartbeat, until `millrace run` takes
 over, or the kernel does. `millrace stop` takes everything out. Inside a network namespace start the daemon with
@@ -120,6 +128,12 @@ struct Run {
     /// Where a port has no native XDP, attach in generic mode (slower).
     #[arg(long)]
     generic: bool,
+    /// An OpenFlow controller to dial, or where to listen for some; give it for each.
+    #[arg(long = "controller", value_name = "tcp:HOST[:PORT]|ssl:..|ptcp:[PORT][:ADDRESS]|pssl:..")]
+    controllers: Vec<Target>,
+    /// The only OpenFlow version to speak, 1.0 or 1.3 [default: both].
+    #[arg(long, value_name = "VERSION")]
+    openflow_version: Option<OpenFlowVersion>,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -240,6 +254,11 @@ impl Run {
         }
         config.heartbeat = self.heartbeat.unwrap_or(config.heartbeat);
         config.generic |= self.generic;
+        if !self.controllers.is_empty() {
+            config.openflow.controllers = self.controllers;
+        }
+        config.openflow.version = self.openflow_version.or(config.openflow.version);
+        config.openflow.check()?;
         Ok(config)
     }
 }

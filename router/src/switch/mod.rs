@@ -1,0 +1,3 @@
+//! The OpenFlow switch.
+
+pub mod net;

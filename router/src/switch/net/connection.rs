@@ -1,0 +1,135 @@
+//! One connection.
+
+use super::{CHUNK_BYTES, ConnectionId, NetEvent, Shared, Timing};
+use rustix::net::sockopt;
+use std::{collections::VecDeque, io, time::Duration};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
+    net::TcpStream,
+    sync::mpsc,
+    time::timeout,
+};
+
+/// Most bytes that are read and forgotten when a connection is closed here.
+const LINGER_BYTES: usize = 1 << 20;
+
+/// TCP, or TLS over it.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// What its user wants of a connection.
+pub enum Command {
+    Send(Vec<u8>),
+    Read,
+    Close(String),
+}
+
+/// Small messages leave at once; a peer that vanishes is noticed.
+pub fn prepare(stream: &TcpStream, timing: &Timing) -> io::Result<()> {
+    /// Probes of a silent peer, between the first and the moment it is given up.
+    const PROBES: u32 = 4;
+    let interval = timing.gone.saturating_sub(timing.keepalive) / PROBES;
+    sockopt::set_tcp_nodelay(stream, true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    // tcp(7): whole seconds, from 1.
+    sockopt::set_tcp_keepidle(stream, timing.keepalive.max(Duration::from_secs(1)))?;
+    sockopt::set_tcp_keepintvl(stream, interval.max(Duration::from_secs(1)))?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_tcp_user_timeout(stream, timing.gone.as_millis() as u32)?;
+    Ok(())
+}
+
+/// Serves a connection until it ends.
+pub async fn serve(shared: &Shared, target: usize, stream: Box<dyn Stream>, peer: &str) {
+    let (id, orders) = shared.opened(target, peer);
+    let (reader, writer) = split(stream);
+    let unsent = Unsent { queue: VecDeque::new(), taken: 0 };
+    let mut connection = Connection { shared, id, reader, writer, unsent, chunk: vec![0; CHUNK_BYTES] };
+    let why = connection.talk(orders).await;
+    drop(connection);
+    shared.closed(target, id, peer, why);
+}
+
+struct Connection<'a> {
+    shared: &'a Shared,
+    id: ConnectionId,
+    reader: ReadHalf<Box<dyn Stream>>,
+    writer: WriteHalf<Box<dyn Stream>>,
+    unsent: Unsent,
+    chunk: Vec<u8>,
+}
+
+impl Connection<'_> {
+    /// Until it ends; says why.
+    async fn talk(&mut self, mut orders: mpsc::UnboundedReceiver<Command>) -> String {
+        let mut wants = false;
+        loop {
+            tokio::select! {
+                order = orders.recv() => match order {
+                    Some(Command::Send(bytes)) => self.unsent.queue.extend(bytes),
+                    Some(Command::Read) => wants = true,
+                    Some(Command::Close(why)) => {
+                        let _ = timeout(self.shared.timing.linger, self.linger()).await;
+                        return why;
+                    }
+                    None => return "given up".into(),
+                },
+                written = self.unsent.write(&mut self.writer), if !self.unsent.queue.is_empty() => match written {
+                    Ok(bytes) => self.shared.tell(NetEvent::Written { connection: self.id, bytes }),
+                    Err(error) => return format!("writing: {error}"),
+                },
+                read = self.reader.read(&mut self.chunk), if wants => match read {
+                    Ok(0) => return "closed by the peer".into(),
+                    Ok(bytes) => {
+                        wants = false;
+                        let bytes = self.chunk[..bytes].to_vec();
+                        self.shared.tell(NetEvent::Received { connection: self.id, bytes });
+                    }
+                    Err(error) => return format!("reading: {error}"),
+                },
+            }
+        }
+    }
+
+    /// Sends what is left, says that this was all, and waits until the peer has said the same: closing with bytes unread
+    /// would send a reset, which may overtake the last message (RFC 1122, 4.2.2.13).
+    async fn linger(&mut self) -> io::Result<()> {
+        while !self.unsent.queue.is_empty() {
+            self.unsent.write(&mut self.writer).await?;
+        }
+        self.writer.shutdown().await?;
+        let mut forgotten = 0;
+        while forgotten < LINGER_BYTES {
+            match self.reader.read(&mut self.chunk).await? {
+                0 => break,
+                bytes => forgotten += bytes,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What is still to be written.
+struct Unsent {
+    queue: VecDeque<u8>,
+    /// So many of the first bytes TLS has, but perhaps not the kernel.
+    taken: usize,
+}
+
+impl Unsent {
+    /// Hands a part of the queue, which is not empty, to the kernel; says how many bytes. May be dropped at any await.
+    async fn write(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<usize> {
+        if self.taken == 0 {
+            self.taken = to.write(self.queue.as_slices().0).await?;
+        }
+        if self.taken == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        to.flush().await?;
+        self.queue.drain(..self.taken);
+        if self.queue.is_empty() {
+            self.queue.shrink_to(CHUNK_BYTES);
+        }
+        Ok(std::mem::take(&mut self.taken))
+    }
+}

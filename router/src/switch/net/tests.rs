@@ -1,0 +1,525 @@
+//! With real sockets on loopback, at a pace for tests.
+
+use super::*;
+use crate::config::TlsFiles;
+use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpStream},
+    path::PathBuf,
+    sync::mpsc::{Receiver, channel},
+};
+
+const PACE: Timing = Timing {
+    first_retry: Duration::from_millis(100),
+    last_retry: Duration::from_millis(800),
+    settled: Duration::from_secs(1),
+    connect: Duration::from_secs(2),
+    keepalive: Duration::from_secs(1),
+    gone: Duration::from_secs(3),
+    linger: Duration::from_millis(500),
+};
+/// More than the buffers of two sockets on loopback.
+const MUCH: usize = 64 << 20;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A network and what it told.
+struct Observed {
+    network: Network,
+    events: Receiver<NetEvent>,
+}
+
+impl Observed {
+    fn start(controllers: &[&str], tls: Option<TlsFiles>) -> Result<Self> {
+        let controllers = controllers.iter().map(|target| target.parse().unwrap()).collect();
+        let settings = OpenFlowSettings { controllers, tls, ..OpenFlowSettings::default() };
+        let (to, events) = channel();
+        let network = Network::start_at_pace(&settings, PACE, move |event| drop(to.send(event)))?;
+        Ok(Self { network, events })
+    }
+
+    fn listening() -> (Self, SocketAddr) {
+        let observed = Self::start(&["ptcp:0:127.0.0.1"], None).unwrap();
+        let address = observed.address();
+        (observed, address)
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.network.report()[0].listening.unwrap()
+    }
+
+    fn next(&self) -> NetEvent {
+        self.events.recv_timeout(PATIENCE).expect("an event")
+    }
+
+    fn connected(&self) -> ConnectionId {
+        match self.next() {
+            NetEvent::Connected { connection, .. } => connection,
+            event => panic!("{event:?}"),
+        }
+    }
+
+    fn received(&self, from: ConnectionId) -> Vec<u8> {
+        self.network.read(from);
+        match self.next() {
+            NetEvent::Received { connection, bytes } if connection == from => bytes,
+            event => panic!("{event:?}"),
+        }
+    }
+
+    /// Skips what was written.
+    fn closed(&self, which: ConnectionId) -> String {
+        loop {
+            match self.next() {
+                NetEvent::Closed { connection, why } if connection == which => return why,
+                NetEvent::Written { .. } => {}
+                event => panic!("{event:?}"),
+            }
+        }
+    }
+
+    fn nothing_for(&self, time: Duration) {
+        assert_eq!(self.events.recv_timeout(time).ok(), None);
+    }
+
+    /// Waits until the first target's report is as wanted.
+    fn report_until(&self, wanted: impl Fn(&ControllerReport) -> bool) -> ControllerReport {
+        let begun = Instant::now();
+        loop {
+            let report = self.network.report().remove(0);
+            if wanted(&report) {
+                return report;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{report:?}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn dial(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn read_exactly(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+    let mut read = vec![0; bytes];
+    stream.read_exact(&mut read).unwrap();
+    read
+}
+
+/// Bytes that show when some are lost, doubled or in another order.
+fn pattern(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i as u32).wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect()
+}
+
+#[test]
+fn an_accepted_connection_from_first_byte_to_last() {
+    let (observed, address) = Observed::listening();
+    let mut peer = dial(address);
+    let connection = ConnectionId(0);
+    let name = format!("tcp:{}", peer.local_addr().unwrap());
+    assert_eq!(observed.next(), NetEvent::Connected { connection, peer: name.clone(), target: 0 });
+    peer.write_all(b"hello").unwrap();
+    observed.nothing_for(Duration::from_millis(100));
+    assert_eq!(observed.received(connection), b"hello");
+    observed.network.send(connection, b"and welcome".to_vec());
+    assert_eq!(observed.next(), NetEvent::Written { connection, bytes: 11 });
+    assert_eq!(read_exactly(&mut peer, 11), b"and welcome");
+    let report = observed.network.report().remove(0);
+    assert_eq!((report.target.as_str(), report.listening), ("ptcp:0:127.0.0.1", Some(address)));
+    assert_eq!((report.connections.len(), &report.connections[0].peer), (1, &name));
+    peer.shutdown(Shutdown::Write).unwrap();
+    observed.network.read(connection);
+    assert_eq!(observed.next(), NetEvent::Closed { connection, why: "closed by the peer".into() });
+    let report = observed.network.report().remove(0);
+    assert_eq!((report.connections, report.last_end.as_deref()), (Vec::new(), Some("closed by the peer")));
+    // Orders to one that is gone are nobody's.
+    observed.network.send(connection, vec![0]);
+    observed.nothing_for(Duration::from_millis(50));
+    let mut last = dial(address);
+    assert_eq!(observed.connected(), ConnectionId(1));
+    drop(observed);
+    assert_eq!(last.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn a_dialled_connection_by_name() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = format!("tcp:localhost:{}", listener.local_addr().unwrap().port());
+    let observed = Observed::start(&["ptcp:0:127.0.0.1", &target], None).unwrap();
+    let (mut peer, _) = listener.accept().unwrap();
+    let connection = ConnectionId(0);
+    assert_eq!(observed.next(), NetEvent::Connected { connection, peer: target.clone(), target: 1 });
+    peer.write_all(b"hello").unwrap();
+    assert_eq!(observed.received(connection), b"hello");
+    observed.network.send(connection, b"welcome".to_vec());
+    assert_eq!(read_exactly(&mut peer, 7), b"welcome");
+    assert!(peer.local_addr().is_ok() && observed.network.report()[1].attempts == 1);
+}
+
+#[test]
+fn a_peer_that_floods_is_read_at_the_users_pace() {
+    let (observed, address) = Observed::listening();
+    let mut peer = dial(address);
+    let connection = observed.connected();
+    let flood = thread::spawn(move || {
+        peer.set_nonblocking(true).unwrap();
+        let (bytes, mut sent) = (pattern(MUCH), 0);
+        let mut stuck_at = None;
+        while sent < MUCH {
+            match peer.write(&bytes[sent..]) {
+                Ok(more) => sent += more,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    stuck_at.get_or_insert(sent);
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        stuck_at
+    });
+    observed.nothing_for(Duration::from_millis(300));
+    let mut read = Vec::new();
+    while read.len() < MUCH {
+        let chunk = observed.received(connection);
+        assert!(chunk.len() <= CHUNK_BYTES);
+        read.extend(chunk);
+    }
+    assert!(read == pattern(MUCH));
+    assert!(flood.join().unwrap().is_some_and(|sent| sent < MUCH));
+}
+
+#[test]
+fn a_peer_that_does_not_read_holds_up_only_itself() {
+    let (observed, address) = Observed::listening();
+    let mut slow = dial(address);
+    let connection = observed.connected();
+    observed.network.send(connection, pattern(MUCH / 2));
+    observed.network.send(connection, pattern(MUCH)[MUCH / 2..].to_vec());
+    let mut written = 0;
+    while let Ok(NetEvent::Written { bytes, .. }) = observed.events.recv_timeout(Duration::from_millis(300)) {
+        written += bytes;
+    }
+    assert!((1..MUCH).contains(&written), "{written}");
+    let mut other = dial(address);
+    let second = observed.connected();
+    observed.network.send(second, b"here".to_vec());
+    assert_eq!(read_exactly(&mut other, 4), b"here");
+    assert_eq!(observed.next(), NetEvent::Written { connection: second, bytes: 4 });
+    assert!(read_exactly(&mut slow, MUCH) == pattern(MUCH));
+    while written < MUCH {
+        match observed.next() {
+            NetEvent::Written { connection: of, bytes } if of == connection => written += bytes,
+            event => panic!("{event:?}"),
+        }
+    }
+    assert_eq!(written, MUCH);
+}
+
+#[test]
+fn a_peer_that_takes_nothing_is_given_up() {
+    let (observed, address) = Observed::listening();
+    let _peer = dial(address);
+    let connection = observed.connected();
+    let begun = Instant::now();
+    observed.network.send(connection, pattern(MUCH));
+    let why = observed.closed(connection);
+    assert!(why.starts_with("writing: Connection timed out"), "{why}");
+    assert!((PACE.gone..PACE.gone * 4).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+}
+
+/// Waits of 100, 200, 400, 800 and 800 ms, give or take a quarter, whichever side closed; 100 ms after a connection of a second.
+#[test]
+fn dialling_backs_off_and_begins_again_after_a_good_connection() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let observed = Observed::start(&[&format!("tcp:{}", listener.local_addr().unwrap())], None).unwrap();
+    let mut closed_at = Instant::now();
+    for (i, wait_ms) in [0, 100, 200, 400, 800, 800, 100].into_iter().enumerate() {
+        let (peer, _) = listener.accept().unwrap();
+        let waited_ms = closed_at.elapsed().as_millis() as u64;
+        // A busy machine makes it later, never earlier.
+        let allowed = wait_ms * 3 / 4..=wait_ms * 5 / 4 + 400;
+        assert!(allowed.contains(&waited_ms), "{i}: {waited_ms} ms, wanted {allowed:?}");
+        let connection = observed.connected();
+        if i == 5 {
+            thread::sleep(PACE.settled);
+        }
+        closed_at = Instant::now();
+        if i % 2 == 0 {
+            observed.network.close(connection, "nonsense");
+            drop(peer);
+            assert_eq!(observed.closed(connection), "nonsense");
+        } else {
+            drop(peer);
+            observed.network.read(connection);
+            assert_eq!(observed.closed(connection), "closed by the peer");
+        }
+    }
+    assert_eq!(observed.network.report()[0].attempts, 7);
+}
+
+#[test]
+fn nobody_there_is_told_and_tried_again() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let observed = Observed::start(&[&format!("tcp:{address}")], None).unwrap();
+    let report = observed.report_until(|report| report.attempts == 3);
+    assert_eq!(report.last_end.as_deref(), Some("connecting: Connection refused (os error 111)"));
+    let listener = TcpListener::bind(address).unwrap();
+    let _peer = listener.accept().unwrap();
+    observed.connected();
+}
+
+#[test]
+fn a_listener_has_sixteen_connections_and_refuses_more() {
+    let (observed, address) = Observed::listening();
+    let peers: Vec<_> = (0..MAX_INBOUND).map(|_| dial(address)).collect();
+    let connections: Vec<_> = peers.iter().map(|_| observed.connected()).collect();
+    for refused in 1..=3 {
+        assert_eq!(dial(address).read(&mut [0]).unwrap(), 0);
+        observed.report_until(|report| report.refused == refused && report.connections.len() == MAX_INBOUND);
+    }
+    observed.nothing_for(Duration::from_millis(50));
+    observed.network.close(connections[3], "enough");
+    drop(peers);
+    assert_eq!(observed.closed(connections[3]), "enough");
+    let _peer = dial(address);
+    assert_eq!(observed.connected(), ConnectionId(MAX_INBOUND as u32));
+}
+
+#[test]
+fn what_was_sent_before_closing_arrives() {
+    let (observed, address) = Observed::listening();
+    let mut peer = dial(address);
+    let connection = observed.connected();
+    // Unread here, it would make the kernel send a reset.
+    peer.write_all(&pattern(100_000)).unwrap();
+    observed.network.send(connection, pattern(1 << 20));
+    observed.network.close(connection, "bad version");
+    let mut all = Vec::new();
+    peer.read_to_end(&mut all).unwrap();
+    assert!(all == pattern(1 << 20));
+    drop(peer);
+    assert_eq!(observed.closed(connection), "bad version");
+}
+
+#[test]
+fn closing_does_not_wait_for_a_peer_that_does_not_read() {
+    let (observed, address) = Observed::listening();
+    let _peer = dial(address);
+    let connection = observed.connected();
+    observed.network.send(connection, pattern(MUCH));
+    let begun = Instant::now();
+    observed.network.close(connection, "too slow");
+    assert_eq!(observed.closed(connection), "too slow");
+    assert!(begun.elapsed() < PACE.linger + Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn an_address_in_use_is_told() {
+    let (_observed, address) = Observed::listening();
+    let error = Observed::start(&[&format!("ptcp:{}:127.0.0.1", address.port())], None).err().unwrap();
+    let expected = format!(
+        "openflow.controllers: cannot listen on ptcp:{}:127.0.0.1: Address already in use (os error 98)",
+        address.port()
+    );
+    assert_eq!(format!("{error:#}"), expected);
+}
+
+/// Packets vanish, as from a cable that is pulled: the kernel's probes find out.
+#[test]
+#[ignore = "needs root"]
+fn a_peer_that_vanishes_is_noticed() {
+    let in_namespace = || {
+        // SAFETY: moves only this thread, which ends here, into a new network namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", std::io::Error::last_os_error());
+        let run = |line: &str| {
+            let mut words = line.split(' ');
+            let done = std::process::Command::new(words.next().unwrap()).args(words).status().unwrap();
+            assert!(done.success(), "{line}");
+        };
+        run("ip link set lo up");
+        let (observed, address) = Observed::listening();
+        let _peer = dial(address);
+        let connection = observed.connected();
+        observed.network.read(connection);
+        observed.nothing_for(PACE.gone + Duration::from_secs(1));
+        run("nft add table inet hole");
+        run("nft add chain inet hole in { type filter hook input priority 0 ; policy drop ; }");
+        let begun = Instant::now();
+        let why = observed.closed(connection);
+        assert!(why.starts_with("reading: Connection timed out"), "{why}");
+        assert!(begun.elapsed() < PACE.gone * 2 + Duration::from_secs(1), "{:?}", begun.elapsed());
+    };
+    thread::spawn(in_namespace).join().unwrap();
+}
+
+/// A directory with a CA, and what it signed.
+struct Authority {
+    directory: tempfile::TempDir,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("ca"), issuer.pem()).unwrap();
+        Self { directory, issuer }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A new key and its certificate from this CA; believes in `trusted`.
+    fn member(&self, name: &str, trusted: &Authority) -> TlsFiles {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::default().signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
+        std::fs::write(self.file(&format!("{name}.cert")), certificate.pem()).unwrap();
+        TlsFiles {
+            key: self.file(&format!("{name}.key")),
+            certificate: self.file(&format!("{name}.cert")),
+            ca: trusted.file("ca"),
+        }
+    }
+}
+
+#[test]
+fn tls_with_certificates_of_one_authority_carries_bytes_both_ways() {
+    let ca = Authority::new("ours");
+    let controller = Observed::start(&["pssl:0:127.0.0.1"], Some(ca.member("controller", &ca))).unwrap();
+    let target = format!("ssl:{}", controller.address());
+    let switch = Observed::start(&[&target], Some(ca.member("switch", &ca))).unwrap();
+    let (there, here) = (controller.connected(), switch.connected());
+    for (from, from_id, to, to_id) in
+        [(&switch, here, &controller, there), (&controller, there, &switch, here)]
+    {
+        from.network.send(from_id, pattern(3 << 20));
+        let mut read = Vec::new();
+        while read.len() < 3 << 20 {
+            read.extend(to.received(to_id));
+        }
+        assert!(read == pattern(3 << 20));
+        let mut written = 0;
+        while written < 3 << 20 {
+            match from.next() {
+                NetEvent::Written { bytes, .. } => written += bytes,
+                event => panic!("{event:?}"),
+            }
+        }
+        assert_eq!(written, 3 << 20);
+    }
+    controller.network.read(there);
+    switch.network.close(here, "done");
+    assert_eq!(controller.closed(there), "closed by the peer");
+    assert_eq!(switch.closed(here), "done");
+}
+
+#[test]
+fn tls_with_another_authority_is_refused_on_either_side() {
+    let (ours, other) = (Authority::new("ours"), Authority::new("other"));
+    let cases = [
+        // The switch does not know who signed the controller's certificate; the controller knows nothing wrong with it.
+        (other.member("controller", &ours), ours.member("switch", &ours), "UnknownIssuer", "UnknownCA"),
+        (ours.member("controller", &ours), other.member("switch", &ours), "UnknownCA", "UnknownIssuer"),
+    ];
+    for (controller, switch, seen_by_switch, seen_by_controller) in cases {
+        let controller = Observed::start(&["pssl:0:127.0.0.1"], Some(controller)).unwrap();
+        let switch = Observed::start(&[&format!("ssl:{}", controller.address())], Some(switch)).unwrap();
+        // Of a certificate that is refused a TLS 1.3 client hears only when it reads (RFC 8446, 4.4.2.4).
+        let reader = |event| match event {
+            NetEvent::Connected { connection, .. } => switch.network.read(connection),
+            NetEvent::Closed { why, .. } => assert!(why.contains(seen_by_switch), "{why}"),
+            event => panic!("{event:?}"),
+        };
+        let refused = |report: &ControllerReport, by: &str| {
+            report.last_end.as_ref().is_some_and(|end| end.contains(by))
+        };
+        let begun = Instant::now();
+        while !refused(&switch.network.report()[0], seen_by_switch) {
+            assert!(begun.elapsed() < PATIENCE, "{:?}", switch.network.report());
+            switch.events.recv_timeout(Duration::from_millis(10)).into_iter().for_each(reader);
+        }
+        controller.report_until(|report| refused(report, seen_by_controller));
+        controller.nothing_for(Duration::ZERO);
+    }
+}
+
+#[test]
+fn whoever_does_not_speak_tls_is_not_connected() {
+    let ca = Authority::new("ours");
+    let observed = Observed::start(&["pssl:0:127.0.0.1"], Some(ca.member("switch", &ca))).unwrap();
+    let ends = |with: &'static str| {
+        observed.report_until(move |report| report.last_end.as_ref().is_some_and(|end| end.ends_with(with)))
+    };
+    let mut plain = dial(observed.address());
+    plain.write_all(&[1, 0, 0, 8, 0, 0, 0, 1]).unwrap();
+    ends("TLS handshake: received corrupt message of type InvalidContentType");
+    let _silent = dial(observed.address());
+    ends("TLS handshake: no answer in 2s");
+    observed.nothing_for(Duration::ZERO);
+}
+
+#[test]
+fn tls_files_that_cannot_be_used_are_named() {
+    let ca = Authority::new("ours");
+    let (good, other) = (ca.member("switch", &ca), ca.member("other", &ca));
+    std::fs::write(ca.file("empty"), "").unwrap();
+    std::fs::write(ca.file("garbage"), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        .unwrap();
+    let path = |file: &str| ca.file(file).display().to_string();
+    let cases = [
+        (
+            TlsFiles { key: ca.file("none"), ..good.clone() },
+            format!("cannot read the key {}: No such file", path("none")),
+        ),
+        (
+            TlsFiles { certificate: ca.file("none"), ..good.clone() },
+            format!("cannot read the certificate {}: No", path("none")),
+        ),
+        (
+            TlsFiles { ca: ca.file("none"), ..good.clone() },
+            format!("cannot read the CA {}: No such", path("none")),
+        ),
+        (
+            TlsFiles { key: good.certificate.clone(), ..good.clone() },
+            format!("{} holds no private key", path("switch.cert")),
+        ),
+        (
+            TlsFiles { certificate: good.key.clone(), ..good.clone() },
+            format!("{} holds no certificate", path("switch.key")),
+        ),
+        (
+            TlsFiles { ca: ca.file("empty"), ..good.clone() },
+            format!("{} holds no certificate", path("empty")),
+        ),
+        (
+            TlsFiles { ca: ca.file("garbage"), ..good.clone() },
+            format!("{} is not a CA's certificate", path("garbage")),
+        ),
+        (
+            TlsFiles { certificate: ca.file("garbage"), ..good.clone() },
+            format!("{} is not a certificate of X.509", path("garbage")),
+        ),
+        (
+            TlsFiles { key: other.key, ..good },
+            format!(
+                "the key {} does not belong to the certificate {}",
+                path("other.key"),
+                path("switch.cert")
+            ),
+        ),
+    ];
+    for (files, expected) in cases {
+        let error = format!("{:#}", Observed::start(&["pssl:0:127.0.0.1"], Some(files)).err().unwrap());
+        assert!(error.starts_with(&expected), "{error:?}, wanted {expected:?}");
+    }
+    let error = Observed::start(&["pssl:0:127.0.0.1"], None).err().unwrap().to_string();
+    assert!(error.contains("needs a key, a certificate and a CA"), "{error}");
+}
