@@ -1,7 +1,7 @@
 # `make help` lists what there is. Every target sets up what it needs first (scripts/setup.sh, quick when nothing is missing).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test test-root test-vm lint fmt fuzz demo bench shell clean
+.PHONY: help setup build release test test-root test-vm test-openflow lint fmt fuzz demo bench shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -14,11 +14,11 @@ TIME ?= 60
 COVERAGE := -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares
-# More arguments for millrace-lab: make bench ARGS='--only capacity'
+# More arguments for millrace-lab or test-openflow.sh: make bench ARGS='--only capacity'
 ARGS ?=
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install missing Debian packages, mount the BPF file system
 	@scripts/setup.sh test
@@ -44,6 +44,10 @@ test-root: setup ## the tests that need root, in network namespaces of their own
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there
 	@scripts/setup.sh vm
 	scripts/test-vm.sh
+
+test-openflow: setup ## ovs-ofctl, os-ken's controllers and its switch test suite against Millrace (ARGS='ofctl'); root
+	cargo build --package millrace
+	$(SUDO) scripts/test-openflow.sh $(ARGS)
 
 lint: ## formatting and clippy, warnings are errors
 	@scripts/setup.sh build

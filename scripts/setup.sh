@@ -9,7 +9,7 @@ set -eu
 what=${1:-test}
 build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
 run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
-stress-ng sysbench nginx wrk"
+stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv"
 vm="qemu-system-x86 busybox-static cpio zstd"
 vm_kernel="linux-image-cloud-amd64"
 vm_directory=target/vm
@@ -37,7 +37,7 @@ installed() {
 	[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# Services that packages bring along (FRR) are for namespaces of ours: they must not start on the machine itself.
+# Services that packages bring along (FRR, Open vSwitch) are for namespaces of ours: they must not start on the machine itself.
 install_without_services() {
 	policy=/usr/sbin/policy-rc.d
 	if [ ! -e $policy ]; then
@@ -49,7 +49,7 @@ install_without_services() {
 	as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$@"
 	# Nor after the next boot.
 	if command -v systemctl >/dev/null; then
-		for service in frr nginx; do
+		for service in frr nginx openvswitch-switch; do
 			case " $* " in *" $service "*) as_root systemctl disable -q $service ;; esac
 		done
 	fi

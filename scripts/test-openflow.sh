@@ -1,0 +1,103 @@
+#!/bin/bash
+# Real OpenFlow clients against a running Millrace, in network namespaces of their own: `make test-openflow`. Needs root.
+# Everything it makes lies in target/openflow, the logs of the last run in target/openflow/TARGET.
+#
+#   scripts/test-openflow.sh [--target millrace|ovs|ovs-uncached] [ofctl] [learning] [suite]    default: millrace, all three parts
+#
+#   ofctl     ovs-ofctl: what the switch says of itself, rules, ports, packets, groups, meters
+#   learning  os-ken's learning switches for 1.0 and 1.3 as controllers, three hosts
+#   suite     os-ken's test suite of OpenFlow 1.0 switches, an Open vSwitch as the tester switch
+#
+# --target ovs tests an Open vSwitch (userspace datapath) instead: what a well-known switch passes; ovs-uncached, one that
+# has no flow cache: what the tests themselves allow.
+# The last line is `N passed, N failed`; exit status 0: none failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly CACHE=$PWD/target/openflow
+readonly PYTHON=$CACHE/venv/bin/python
+readonly APPLICATIONS=$CACHE/applications/os_ken/app
+readonly MILLRACE=${MILLRACE:-$PWD/target/debug/millrace}
+readonly SUITE_LIMIT_S=900
+TARGET=millrace
+
+# What check runs prints must match the extended regular expression $2, and it must succeed.
+check() {
+	local name=$1 wanted=$2 output
+	shift 2
+	if output=$("$@" 2>&1) && grep -qE -- "$wanted" <<<"$output"; then
+		pass "$name"
+	else
+		fail "$name" "wanted: /$wanted/ of: $*" "$(tail -n 8 <<<"$output")"
+	fi
+}
+
+# As check, but it must fail.
+refused() {
+	local name=$1 wanted=$2 output
+	shift 2
+	if ! output=$("$@" 2>&1) && grep -qE -- "$wanted" <<<"$output"; then
+		pass "$name"
+	else
+		fail "$name" "wanted: failure with /$wanted/ of: $*" "$(tail -n 8 <<<"$output")"
+	fi
+}
+
+. scripts/openflow/testbed.sh
+. scripts/openflow/ofctl.sh
+. scripts/openflow/learning.sh
+. scripts/openflow/suite.sh
+
+# os-ken in a virtual environment, and its learning switches; quick when they are there already.
+install_osken() {
+	local stamp
+	stamp=$(cat scripts/openflow/*.txt | sha256sum)
+	if [ "$(cat "$CACHE/installed" 2>/dev/null)" = "$stamp" ]; then return; fi
+	rm -rf "$CACHE/venv" "$CACHE/applications"
+	mkdir -p "$CACHE/applications"
+	/usr/bin/python3 -m venv "$CACHE/venv"
+	local pip=("$PYTHON" -m pip --quiet --disable-pip-version-check)
+	"${pip[@]}" install --no-deps --require-hashes --requirement scripts/openflow/requirements.txt
+	"${pip[@]}" download --no-deps --require-hashes --requirement scripts/openflow/applications.txt \
+		--dest "$CACHE/applications"
+	"$PYTHON" -m zipfile -e "$CACHE"/applications/*.whl "$CACHE/applications"
+	echo "$stamp" >"$CACHE/installed"
+}
+
+usage() {
+	sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+	exit 2
+}
+
+parts=()
+while [ $# -gt 0 ]; do
+	case $1 in
+	--target) TARGET=${2:-}; shift ;;
+	ofctl | learning | suite) parts+=("$1") ;;
+	*) usage >&2 ;;
+	esac
+	shift
+done
+case $TARGET in millrace | ovs | ovs-uncached) ;; *) usage >&2 ;; esac
+[ ${#parts[@]} -gt 0 ] || parts=(ofctl learning suite)
+if [ "$(id -u)" != 0 ]; then
+	echo "Network namespaces need root: sudo make test-openflow" >&2
+	exit 1
+fi
+
+install_osken
+readonly WORK=$CACHE/$TARGET
+rm -rf "$WORK"
+mkdir -p "$WORK"
+# A second signal does not end the cleaning up.
+trap 'trap "" INT TERM; stop_all' EXIT
+trap 'exit 130' INT TERM
+for part in "${parts[@]}"; do
+	case $part in
+	ofctl) ofctl_part ;;
+	*) $part ;;
+	esac
+	stop_all
+done
+echo "$PASSED passed, $FAILED failed"
+[ "$FAILED" = 0 ]
