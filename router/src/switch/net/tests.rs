@@ -1,12 +1,12 @@
 //! With real sockets on loopback, at a pace for tests.
 
+mod tls;
+
 use super::*;
 use crate::config::TlsFiles;
-use rcgen::{CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 use std::{
     io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpStream},
-    path::PathBuf,
     sync::mpsc::{Receiver, channel},
 };
 
@@ -193,25 +193,37 @@ fn a_peer_that_floods_is_read_at_the_users_pace() {
 
 #[test]
 fn a_peer_that_does_not_read_holds_up_only_itself() {
+    // Before it is needed: a peer that takes nothing for three seconds would be given up.
+    let much = pattern(MUCH);
     let (observed, address) = Observed::listening();
     let mut slow = dial(address);
     let connection = observed.connected();
-    observed.network.send(connection, pattern(MUCH / 2));
-    observed.network.send(connection, pattern(MUCH)[MUCH / 2..].to_vec());
+    observed.network.send(connection, much[..MUCH / 2].to_vec());
+    observed.network.send(connection, much[MUCH / 2..].to_vec());
     let mut written = 0;
     while let Ok(NetEvent::Written { bytes, .. }) = observed.events.recv_timeout(Duration::from_millis(300)) {
         written += bytes;
     }
     assert!((1..MUCH).contains(&written), "{written}");
-    let mut other = dial(address);
-    let second = observed.connected();
-    observed.network.send(second, b"here".to_vec());
-    assert_eq!(read_exactly(&mut other, 4), b"here");
-    assert_eq!(observed.next(), NetEvent::Written { connection: second, bytes: 4 });
-    assert!(read_exactly(&mut slow, MUCH) == pattern(MUCH));
-    while written < MUCH {
+    // Those to the slow peer may still trickle in.
+    let mut next_besides = || loop {
         match observed.next() {
             NetEvent::Written { connection: of, bytes } if of == connection => written += bytes,
+            event => return event,
+        }
+    };
+    let mut other = dial(address);
+    let NetEvent::Connected { connection: second, .. } = next_besides() else { panic!("not connected") };
+    observed.network.send(second, b"here".to_vec());
+    assert_eq!(read_exactly(&mut other, 4), b"here");
+    assert_eq!(next_besides(), NetEvent::Written { connection: second, bytes: 4 });
+    assert!(read_exactly(&mut slow, MUCH) == much);
+    observed.network.close(second, "done");
+    drop(other);
+    assert_eq!(next_besides(), NetEvent::Closed { connection: second, why: "done".into() });
+    while written < MUCH {
+        match observed.next() {
+            NetEvent::Written { bytes, .. } => written += bytes,
             event => panic!("{event:?}"),
         }
     }
@@ -353,176 +365,4 @@ fn a_peer_that_vanishes_is_noticed() {
         assert!(begun.elapsed() < PACE.gone * 2 + Duration::from_secs(1), "{:?}", begun.elapsed());
     };
     thread::spawn(in_namespace).join().unwrap();
-}
-
-/// A directory with a CA, and what it signed.
-struct Authority {
-    directory: tempfile::TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
-}
-
-impl Authority {
-    fn new(name: &str) -> Self {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.is_ca = IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        std::fs::write(directory.path().join("ca"), issuer.pem()).unwrap();
-        Self { directory, issuer }
-    }
-
-    fn file(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// A new key and its certificate from this CA; believes in `trusted`.
-    fn member(&self, name: &str, trusted: &Authority) -> TlsFiles {
-        let key = KeyPair::generate().unwrap();
-        let certificate = CertificateParams::default().signed_by(&key, &self.issuer).unwrap();
-        std::fs::write(self.file(&format!("{name}.key")), key.serialize_pem()).unwrap();
-        std::fs::write(self.file(&format!("{name}.cert")), certificate.pem()).unwrap();
-        TlsFiles {
-            key: self.file(&format!("{name}.key")),
-            certificate: self.file(&format!("{name}.cert")),
-            ca: trusted.file("ca"),
-        }
-    }
-}
-
-#[test]
-fn tls_with_certificates_of_one_authority_carries_bytes_both_ways() {
-    let ca = Authority::new("ours");
-    let controller = Observed::start(&["pssl:0:127.0.0.1"], Some(ca.member("controller", &ca))).unwrap();
-    let target = format!("ssl:{}", controller.address());
-    let switch = Observed::start(&[&target], Some(ca.member("switch", &ca))).unwrap();
-    let (there, here) = (controller.connected(), switch.connected());
-    for (from, from_id, to, to_id) in
-        [(&switch, here, &controller, there), (&controller, there, &switch, here)]
-    {
-        from.network.send(from_id, pattern(MUCH / 4));
-        // The sender is stuck by then: what TLS has taken must leave later.
-        thread::sleep(Duration::from_millis(300));
-        let mut read = Vec::new();
-        while read.len() < MUCH / 4 {
-            read.extend(to.received(to_id));
-        }
-        assert!(read == pattern(MUCH / 4));
-        let mut written = 0;
-        while written < MUCH / 4 {
-            match from.next() {
-                NetEvent::Written { bytes, .. } => written += bytes,
-                event => panic!("{event:?}"),
-            }
-        }
-        assert_eq!(written, MUCH / 4);
-    }
-    controller.network.read(there);
-    switch.network.close(here, "done");
-    assert_eq!(controller.closed(there), "closed by the peer");
-    assert_eq!(switch.closed(here), "done");
-}
-
-#[test]
-fn tls_with_another_authority_is_refused_on_either_side() {
-    let (ours, other) = (Authority::new("ours"), Authority::new("other"));
-    let cases = [
-        // The switch does not know who signed the controller's certificate; the controller knows nothing wrong with it.
-        (other.member("controller", &ours), ours.member("switch", &ours), "UnknownIssuer", "UnknownCA"),
-        (ours.member("controller", &ours), other.member("switch", &ours), "UnknownCA", "UnknownIssuer"),
-    ];
-    for (controller, switch, seen_by_switch, seen_by_controller) in cases {
-        let controller = Observed::start(&["pssl:0:127.0.0.1"], Some(controller)).unwrap();
-        let switch = Observed::start(&[&format!("ssl:{}", controller.address())], Some(switch)).unwrap();
-        // Of a certificate that is refused a TLS 1.3 client hears only when it reads (RFC 8446, 4.4.2.4).
-        let reader = |event| match event {
-            NetEvent::Connected { connection, .. } => switch.network.read(connection),
-            NetEvent::Closed { why, .. } => assert!(why.contains(seen_by_switch), "{why}"),
-            event => panic!("{event:?}"),
-        };
-        let refused = |report: &ControllerReport, by: &str| {
-            report.last_end.as_ref().is_some_and(|end| end.contains(by))
-        };
-        let begun = Instant::now();
-        while !refused(&switch.network.report()[0], seen_by_switch) {
-            assert!(begun.elapsed() < PATIENCE, "{:?}", switch.network.report());
-            switch.events.recv_timeout(Duration::from_millis(10)).into_iter().for_each(reader);
-        }
-        controller.report_until(|report| refused(report, seen_by_controller));
-        controller.nothing_for(Duration::ZERO);
-    }
-}
-
-#[test]
-fn whoever_does_not_speak_tls_is_not_connected() {
-    let ca = Authority::new("ours");
-    let observed = Observed::start(&["pssl:0:127.0.0.1"], Some(ca.member("switch", &ca))).unwrap();
-    let ends = |with: &'static str| {
-        observed.report_until(move |report| report.last_end.as_ref().is_some_and(|end| end.ends_with(with)))
-    };
-    let mut plain = dial(observed.address());
-    plain.write_all(&[1, 0, 0, 8, 0, 0, 0, 1]).unwrap();
-    ends("TLS handshake: received corrupt message of type InvalidContentType");
-    let _silent = dial(observed.address());
-    ends("TLS handshake: no answer in 2s");
-    observed.nothing_for(Duration::ZERO);
-}
-
-#[test]
-fn tls_files_that_cannot_be_used_are_named() {
-    let ca = Authority::new("ours");
-    let (good, other) = (ca.member("switch", &ca), ca.member("other", &ca));
-    std::fs::write(ca.file("empty"), "").unwrap();
-    std::fs::write(ca.file("garbage"), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
-        .unwrap();
-    let path = |file: &str| ca.file(file).display().to_string();
-    let cases = [
-        (
-            TlsFiles { key: ca.file("none"), ..good.clone() },
-            format!("cannot read the key {}: No such file", path("none")),
-        ),
-        (
-            TlsFiles { certificate: ca.file("none"), ..good.clone() },
-            format!("cannot read the certificate {}: No", path("none")),
-        ),
-        (
-            TlsFiles { ca: ca.file("none"), ..good.clone() },
-            format!("cannot read the CA {}: No such", path("none")),
-        ),
-        (
-            TlsFiles { key: good.certificate.clone(), ..good.clone() },
-            format!("{} holds no private key", path("switch.cert")),
-        ),
-        (
-            TlsFiles { certificate: good.key.clone(), ..good.clone() },
-            format!("{} holds no certificate", path("switch.key")),
-        ),
-        (
-            TlsFiles { ca: ca.file("empty"), ..good.clone() },
-            format!("{} holds no certificate", path("empty")),
-        ),
-        (
-            TlsFiles { ca: ca.file("garbage"), ..good.clone() },
-            format!("{} is not a CA's certificate", path("garbage")),
-        ),
-        (
-            TlsFiles { certificate: ca.file("garbage"), ..good.clone() },
-            format!("{} is not a certificate of X.509", path("garbage")),
-        ),
-        (
-            TlsFiles { key: other.key, ..good },
-            format!(
-                "the key {} does not belong to the certificate {}",
-                path("other.key"),
-                path("switch.cert")
-            ),
-        ),
-    ];
-    for (files, expected) in cases {
-        let error = format!("{:#}", Observed::start(&["pssl:0:127.0.0.1"], Some(files)).err().unwrap());
-        assert!(error.starts_with(&expected), "{error:?}, wanted {expected:?}");
-    }
-    let error = Observed::start(&["pssl:0:127.0.0.1"], None).err().unwrap().to_string();
-    assert!(error.contains("needs a key, a certificate and a CA"), "{error}");
 }
