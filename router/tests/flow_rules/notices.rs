@@ -6,9 +6,8 @@ use crate::{
     world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
 };
 use logic::flow::{
-    FlowCommand, Instructions, Key, Match, Port,
+    FlowCommand, Instructions, Match, Port,
     kernel::{Notice, NoticeReason},
-    packet::VXLAN_PORT,
     text::parse_actions,
 };
 use std::{cell::RefCell, time::Duration};
@@ -47,7 +46,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
             told
         };
         let frame = udp_frame(1, 61);
-        let row = w.truth(&Key::of(&frame, Port(3), VXLAN_PORT))[0];
+        let row = w.reference(Port(3), &frame).rows[0];
         let notice = |rule, reason, frame_bytes| Notice { rule, port: Port(3), reason, frame_bytes };
         // The same steps of two rules, in two tables: each says its own row.
         let mut rows = vec![row];
@@ -65,7 +64,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
             let does = Instructions::apply(parse_actions(actions).unwrap());
             w.change(FlowCommand::Add, 0, 1, Match::ANY, does);
             w.finish();
-            rows = w.truth(&Key::of(&frame, Port(3), VXLAN_PORT));
+            rows = w.reference(Port(3), &frame).rows;
             let result = w.run(2, &frame);
             assert_eq!(result.action, action, "{actions}");
             let pushed = actions.contains("push");
@@ -88,7 +87,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
         w.change(FlowCommand::Add, 1, 1, Match::ANY, controller());
         w.finish();
         w.run(2, &frame);
-        let rows = w.truth(&Key::of(&frame, Port(3), VXLAN_PORT));
+        let rows = w.reference(Port(3), &frame).rows;
         let of = |rule| (notice(rule, NoticeReason::Action, 61), frame[..9].to_vec());
         assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
     });

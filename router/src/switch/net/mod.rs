@@ -21,6 +21,7 @@ mod tls;
 use crate::config::{OpenFlowSettings, Target};
 use anyhow::{Context, Result};
 use connection::Command;
+pub use logic::openflow::agent::ConnectionId;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
@@ -38,10 +39,6 @@ use tokio::{
 pub const CHUNK_BYTES: usize = 64 << 10;
 /// Most connections that one listener has at a time; others are closed at once, and counted.
 pub const MAX_INBOUND: usize = 16;
-
-/// A connection, by a number that is not used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ConnectionId(pub u32);
 
 /// What happened to a connection: first that it is there, last that it is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
