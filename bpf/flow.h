@@ -32,35 +32,56 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 	return true;
 }
 
-/* A meter as a virtual queue: each packet moves the time when it is empty; too far ahead of now is over the rate. */
-static __always_inline bool within_band(struct flow_meter *m, int band, __u64 cost_ps, __u64 now_ps)
-{
-	__u64 spent = *(volatile __u64 *)&m->spent_ps[band];
-	__u64 from = spent > now_ps ? spent : now_ps;
+#define BAND_TRIES 4
 
-	if (!m->cost_ps[band])
-		return true;
-	if (from + cost_ps > now_ps + m->burst_ps[band])
-		return false;
-	/* Two CPUs at once: the loser's packet is not charged, an error of one packet in a burst. */
-	__sync_val_compare_and_swap(&m->spent_ps[band], spent, from + cost_ps);
-	return true;
+/*
+ * Each packet that passes moves the time when a band's queue is empty; one that would move it more than a burst ahead of now is
+ * over the rate. An empty queue takes any packet. logic::flow::kernel::meters does the same.
+ */
+__noinline int over_band(struct flow_band *band, __u32 bytes, __u64 now)
+{
+	if (!band)
+		return 0;
+	__u64 cost = *(volatile const __u64 *)&band->cost, latest = now + *(volatile const __u64 *)&band->burst_ticks;
+	__u64 units = cost & FLOW_COST_BYTES ? bytes : 1;
+	__u64 takes = ((cost & ~FLOW_COST_BYTES) * units + (1 << (FLOW_COST_SHIFT - 1))) >> FLOW_COST_SHIFT;
+
+	for (int i = 0; i < BAND_TRIES; i++) {
+		__u64 empty = *(volatile const __u64 *)&band->empty_ticks, from = empty > now ? empty : now;
+
+		if (empty > now && from + takes > latest)
+			return 1;
+		if (__sync_val_compare_and_swap(&band->empty_ticks, empty, from + takes) == empty)
+			return 0;
+	}
+	/* Other CPUs were faster each time, so the queue is not empty. */
+	if (__sync_fetch_and_add(&band->empty_ticks, takes) + takes <= latest)
+		return 0;
+	__sync_fetch_and_sub(&band->empty_ticks, takes);
+	return 1;
 }
 
-__noinline int within_meter(__u32 row, __u32 bytes)
+/*
+ * From the highest rate down: the first band that the packet is over drops it (section 5.7), and it takes nothing from those
+ * below. So what passes all is as much as the narrowest lets pass.
+ */
+__noinline int within_meter(struct xdp_md *ctx, __u32 row)
 {
 	struct flow_meter *m = ROW(flow_meters, row);
+	__u32 bytes = bpf_xdp_get_buff_len(ctx);
 
 	if (!m)
 		return 0;
-	__u64 now_ps = bpf_ktime_get_ns() * 1000;
-	__u64 units = m->per_byte ? bytes : 1;
+	__u64 now = bpf_ktime_get_ns() * FLOW_TICKS;
 
-	for (int band = 0; band < FLOW_BANDS; band++) {
-		if (!within_band(m, band, m->cost_ps[band] * units, now_ps)) {
-			__sync_fetch_and_add(&m->dropped, 1);
-			return 0;
-		}
+	__sync_fetch_and_add(&m->packets, 1);
+	__sync_fetch_and_add(&m->bytes, bytes);
+	for (int i = 0; i < FLOW_BANDS && *(volatile const __u64 *)&m->band[i].cost; i++) {
+		if (!over_band(&m->band[i], bytes, now))
+			continue;
+		__sync_fetch_and_add(&m->band[i].dropped_packets, 1);
+		__sync_fetch_and_add(&m->band[i].dropped_bytes, bytes);
+		return 0;
 	}
 	return 1;
 }
@@ -147,7 +168,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		notify(ctx, s, s->doing, ~0U, NOTICE_TTL);
 		break;
 	case STEP_METER:
-		if (within_meter(step->c, s->frame_bytes))
+		if (within_meter(ctx, step->c))
 			return 0;
 		break;
 	case STEP_GROUP:
@@ -155,6 +176,14 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		steps = group ? *(volatile const __u32 *)&group->steps[spread(ctx, l) >> 24] : 0;
 		if (steps)
 			return steps;
+		break;
+	case STEP_ENCAP_VXLAN:
+		if (!encap_vxlan(ctx, l, step->d, step->c, step->b))
+			return 0;
+		break;
+	case STEP_DECAP_VXLAN:
+		if (!decap_vxlan(ctx, l))
+			return 0;
 		break;
 	}
 	s->verdict = FLOW_DROP;

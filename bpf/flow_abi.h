@@ -4,9 +4,10 @@
  * leads from a packet to the rules that decided for the last one like it.
  *
  * Who writes what
- *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters but
- *                      for what is spent; it zeroes words of flow_cache
- *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows
+ *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters; it
+ *                      zeroes words of flow_cache
+ *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows;
+ *                      with user space, by atomic operations: what is spent and counted in flow_meters
  *   flow_counters has one more lot of rows, behind those of the CPUs: what user space does with packets is counted there
  */
 #pragma once
@@ -72,7 +73,7 @@ enum flow_verdict {
 	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
 };
 
-#define FLOW_RANK_OUTPUT 0x20	/* a group or an output */
+#define FLOW_RANK_OUTPUT 0x100	/* a group or an output */
 
 enum flow_rule_flags {
 	FLOW_RULE_CLEAR = 1,	/* the action set begins anew */
@@ -144,6 +145,8 @@ enum flow_op {
 	STEP_DEC_TTL,		/* one that may not go on is user space's */
 	STEP_METER,		/* c: row of flow_meters */
 	STEP_GROUP,		/* c: row of flow_groups: goes on with the steps of one of its buckets */
+	STEP_ENCAP_VXLAN,	/* d: IPv4 source and destination, c: VNI << 8, b: UDP port, network order. MAC addresses are set next */
+	STEP_DECAP_VXLAN,	/* keeps the inner frame; another packet is dropped */
 };
 
 struct flow_step {
@@ -156,21 +159,35 @@ struct flow_step {
 
 #define FLOW_MAX_STEPS	32	/* done for one packet under one rule */
 
-/* A group with one bucket at a time: by the flow's hash, or the one that user space chose (indirect, fast failover). */
+/* A group that gives a packet one bucket: by the flow's hash, or the one that user space chose (indirect, fast failover). */
 #define FLOW_GROUP_SLOTS 256
 struct flow_group {
 	__u32 steps[FLOW_GROUP_SLOTS];	/* by the top byte of the flow's hash: row of flow_steps; 0: drop. Change in place */
 };
 
-/* A meter with drop bands only (OpenFlow 1.3 section 5.7): over every band's rate, and within its burst, it passes. */
-#define FLOW_BANDS 2
+/*
+ * A meter with drop bands (OpenFlow 1.3.5 section 5.7), each a virtual queue. All CPUs share it, and user space does the same
+ * with the packets that it forwards. Counters are atomic, not of each CPU: their line is written by every packet anyway.
+ */
+#define FLOW_BANDS	8
+#define FLOW_TICKS	16	/* of a band's time in a nanosecond */
+#define FLOW_COST_SHIFT	16
+#define FLOW_COST_BYTES	(1ULL << 63)
+
+struct flow_band {
+	__u64 cost;		/* ticks << FLOW_COST_SHIFT of a packet or, with FLOW_COST_BYTES, of a byte; 0: no such band */
+	__u64 burst_ticks;
+	__u64 empty_ticks;	/* when the queue is empty, CLOCK_MONOTONIC; the past: it is empty */
+	__u64 dropped_packets;
+	__u64 dropped_bytes;
+};
+
 struct flow_meter {
-	__u64 cost_ps[FLOW_BANDS];	/* picoseconds per packet or per byte; 0: no such band */
-	__u64 burst_ps[FLOW_BANDS];
-	__u64 spent_ps[FLOW_BANDS];	/* the program's: when the bucket is full again, CLOCK_MONOTONIC in ps; all CPUs share it */
-	__u32 per_byte;			/* 1: the rate is of bytes */
-	__u32 pad;
-	__u64 dropped;
+	__u64 packets;		/* that came to it */
+	__u64 bytes;
+	__u64 pad;
+	struct flow_band band[FLOW_BANDS];	/* the highest rate first */
+	__u64 pad2[5];
 };
 
 /* --- cache -------------------------------------------------------------------------------------------------------- */
@@ -257,8 +274,7 @@ struct flow_scratch {
 	__u16 port;			/* where it leaves: port id or set */
 	__u16 in_port;			/* port id */
 	__u8  multi_buffer;
-	__u8  pad;
-	__u32 frame_bytes;
+	__u8  pad[5];
 	__u32 turn;			/* which way of a full set the next flow takes */
 	__u64 hits;
 	__u64 misses;

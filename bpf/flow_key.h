@@ -225,7 +225,6 @@ static __always_inline bool read_front(const struct packet *p, struct flow_scrat
 	if (p->multi_buffer && !l->l4_offset)
 		l->unseen = 1;		/* perhaps only in another buffer */
 	s->in_port = p->port;
-	s->frame_bytes = p->frame_bytes;
 	s->multi_buffer = p->multi_buffer;
 	s->key.word[0] = bpf_htons(p->port + 1) | (__u64)bpf_htons(l->ether_type) << 16 | (__u64)l->tci << 32 |
 			 (__u64)l->protocol << 48 | (__u64)l->tos << 56;

@@ -225,3 +225,81 @@ __noinline int set_tci(struct xdp_md *ctx, struct flow_layout *l, __u16 value, _
 	*tci = (*tci & ~mask) | (value & mask);
 	return 0;
 }
+
+#define VXLAN_OUTER_BYTES	(ETHERNET_BYTES + IPV4_BYTES + UDP_BYTES + VXLAN_BYTES)
+#define UDP_BYTES		8
+#define IPV4_DONT_FRAGMENT	0x4000
+#define VXLAN_TTL		64
+
+/* The UDP source port of VXLAN around this frame, 49152 to 65535: logic::flow::execute::vxlan_source_port. */
+static __always_inline __u16 vxlan_source_port(struct xdp_md *ctx, const struct flow_layout *l)
+{
+	const struct ipv6 *ip = l->network == 6 ? flow_header(ctx, l->ip_offset, sizeof(*ip)) : NULL;
+	__u64 h = mix(l->destination | (__u64)(__u16)l->ports << 48) + K1;
+
+	h = mix(h ^ (l->source | (__u64)(l->ports >> 16) << 48)) + K1;
+	h = mix(h ^ l->addresses) + K1;
+	h = mix(h ^ (ip ? ip->source[0] : 0)) + K1;
+	h = mix(h ^ (ip ? ip->source[1] : 0)) + K1;
+	h = mix(h ^ (ip ? ip->destination[0] : 0)) + K1;
+	h = mix(h ^ (ip ? ip->destination[1] : 0)) + K1;
+	return 0xc000 | (h >> 32 & 0x3fff);
+}
+
+/*
+ * VXLAN over IPv4 around the frame (RFC 7348 section 5), not to be fragmented (section 4.3), without a UDP checksum; MAC
+ * addresses are 0. `addresses`: source in the low half. 1 if there is no room.
+ */
+__noinline int encap_vxlan(struct xdp_md *ctx, struct flow_layout *l, __u64 addresses, __be32 vni, __be16 port)
+{
+	__u32 ip_bytes = bpf_xdp_get_buff_len(ctx) + VXLAN_OUTER_BYTES - ETHERNET_BYTES;
+
+	if (!l || ip_bytes > 0xffff)
+		return 1;
+	read_layout(ctx, l);
+	__u16 source_port = vxlan_source_port(ctx, l);
+	if (bpf_xdp_adjust_head(ctx, -VXLAN_OUTER_BYTES))
+		return 1;
+	__u8 *outer = flow_header(ctx, 0, VXLAN_OUTER_BYTES);
+	if (!outer)
+		return 1;
+	struct ipv4 *ip = (void *)outer + ETHERNET_BYTES;
+	__be16 *udp = (void *)(ip + 1);
+	__be32 *vxlan = (void *)(udp + 4);
+
+	__builtin_memset(outer, 0, ETHERNET_BYTES + IPV4_BYTES);
+	*(__be16 *)(outer + 12) = bpf_htons(ETH_P_IP);
+	ip->version_ihl = 0x45;
+	ip->total_length = bpf_htons(ip_bytes);
+	ip->fragment = bpf_htons(IPV4_DONT_FRAGMENT);
+	ip->ttl = VXLAN_TTL;
+	ip->protocol = IPPROTO_UDP;
+	ip->source = addresses;
+	ip->destination = addresses >> 32;
+	ip->checksum = checksum_plus(0xffff, (addresses & 0xffffffff) + (addresses >> 32) + ip->total_length +
+					     bpf_htons(0x4500) + bpf_htons(IPV4_DONT_FRAGMENT) +
+					     bpf_htons(VXLAN_TTL << 8 | IPPROTO_UDP));
+	udp[0] = bpf_htons(source_port);
+	udp[1] = port;
+	udp[2] = bpf_htons(ip_bytes - IPV4_BYTES);
+	udp[3] = 0;
+	vxlan[0] = bpf_htonl(VXLAN_VNI << 24);
+	vxlan[1] = vni;
+	return read_layout(ctx, l);
+}
+
+/* Keeps the frame inside VXLAN, without what pads the outer one; 1 if there is none. */
+__noinline int decap_vxlan(struct xdp_md *ctx, struct flow_layout *l)
+{
+	if (!l || l->protocol != IPPROTO_UDP || !l->l4_offset || l->fragment)
+		return 1;
+	__u32 inner = l->l4_offset + UDP_BYTES + VXLAN_BYTES;
+	const __be16 *udp = flow_header(ctx, l->l4_offset, UDP_BYTES + VXLAN_BYTES);
+	if (!udp || inner + ETHERNET_BYTES > l->end || udp[1] != bpf_htons(vxlan_port) || !(udp[4] & bpf_htons(VXLAN_VNI << 8)))
+		return 1;
+	int padding = bpf_xdp_get_buff_len(ctx) - l->end;
+
+	if ((padding && bpf_xdp_adjust_tail(ctx, -padding)) || bpf_xdp_adjust_head(ctx, inner))
+		return 1;
+	return read_layout(ctx, l);
+}

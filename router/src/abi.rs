@@ -73,7 +73,11 @@ const _: () = {
 const _: () = {
     use logic::flow::{
         Key,
-        kernel::{FRONT, encoding::rule_word, words},
+        kernel::{
+            FRONT,
+            encoding::{band_word, meter_word, rule_word},
+            words,
+        },
     };
     assert!(size_of::<flow_key>() == Key::BYTES);
     assert!(size_of::<flow_mask>() == bytes(words::MASK));
@@ -105,6 +109,15 @@ const _: () = {
     assert!(offset_of!(flow_step, d) == bytes(1));
     assert!(size_of::<flow_group>() == bytes(words::GROUP));
     assert!(size_of::<flow_meter>() == bytes(words::METER));
+    assert!(offset_of!(flow_meter, packets) == bytes(meter_word::PACKETS));
+    assert!(offset_of!(flow_meter, bytes) == bytes(meter_word::BYTES));
+    assert!(offset_of!(flow_meter, band) == bytes(meter_word::BANDS));
+    assert!(size_of::<flow_band>() == bytes(band_word::LENGTH));
+    assert!(offset_of!(flow_band, cost) == bytes(band_word::COST));
+    assert!(offset_of!(flow_band, burst_ticks) == bytes(band_word::BURST));
+    assert!(offset_of!(flow_band, empty_ticks) == bytes(band_word::EMPTY));
+    assert!(offset_of!(flow_band, dropped_packets) == bytes(band_word::DROPPED));
+    assert!(offset_of!(flow_band, dropped_bytes) == bytes(band_word::DROPPED) + 8);
     assert!(size_of::<flow_cached>() == bytes(words::CACHED));
     assert!(offset_of!(flow_cached, rule) == bytes(FRONT));
     assert!(size_of::<flow_count>() == bytes(words::COUNT));
@@ -213,6 +226,10 @@ mod tests {
             ("FLOW_IN_PORT", v(encoding::verdict::IN_PORT)),
             ("FLOW_SLOW", v(encoding::verdict::SLOW)),
             ("FLOW_STEPS", v(encoding::verdict::STEPS)),
+            ("FLOW_GROUP_SLOTS", logic::flow::group::SLOTS as u32),
+            ("FLOW_BANDS", logic::flow::table::BANDS as u32),
+            ("FLOW_TICKS", encoding::TICKS as u32),
+            ("FLOW_COST_SHIFT", encoding::COST_SHIFT),
             ("NOTICE_ACTION", kernel::NoticeReason::Action as u32),
             ("NOTICE_TTL", kernel::NoticeReason::Ttl as u32),
             ("NOTICE_SLOW", kernel::NoticeReason::Slow as u32),

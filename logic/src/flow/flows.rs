@@ -4,19 +4,15 @@
 //! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
 
 use super::{
-    Action, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, GroupMod, Instructions, MeterMod, Port,
-    Refused,
+    Action, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod, GroupStats,
+    Instructions, Meter, MeterMod, MeterStats, Port, Refused,
     execute::Packet,
     kernel::{self, Batch, FlowMemory, Seed, Writer},
-    meter::Queues,
     packet::VXLAN_PORT,
     pipeline::{Done, Pipeline},
     table::{Aggregate, Change, Count, Dialect, RuleId, Tables},
 };
-use std::{
-    collections::BTreeSet,
-    sync::atomic::Ordering::{AcqRel, Acquire},
-};
+use std::{collections::BTreeSet, sync::atomic::Ordering::AcqRel};
 
 /// Flow tables over the memory that the kernel plane reads.
 pub struct Flows<M> {
@@ -31,8 +27,6 @@ pub struct Flows<M> {
     miss: Instructions,
     /// Real ports, and whether FLOOD reaches them.
     ports: Vec<(Port, bool)>,
-    /// Of the meters, for packets that user space handles.
-    queues: Queues,
 }
 
 type Ended = (u32, Count, FlowRemoved);
@@ -48,7 +42,6 @@ impl<M: FlowMemory> Flows<M> {
             ending: Vec::new(),
             miss: Instructions::default(),
             ports: Vec::new(),
-            queues: Queues::default(),
         };
         flows.set_miss(miss);
         flows
@@ -58,6 +51,11 @@ impl<M: FlowMemory> Flows<M> {
     pub fn set_miss(&mut self, miss: &Instructions) {
         self.writer.set_miss(0, miss);
         self.miss = miss.clone();
+    }
+
+    #[cfg(test)]
+    pub(super) fn writer(&self) -> &Writer<M> {
+        &self.writer
     }
 
     /// The tables, to be asked.
@@ -117,8 +115,13 @@ impl<M: FlowMemory> Flows<M> {
         if matches!(request, MeterMod::Delete(_)) {
             self.count_all(now_ms);
         }
+        if let MeterMod::Add(meter) = request
+            && self.tables.meter(meter.id).is_none()
+            && !self.writer.has_room_for_meter()
+        {
+            return Err(Refused::TooManyMeters);
+        }
         let changes = self.tables.apply_meter(request, now_ms)?;
-        self.queues.retain(|id| self.tables.meter(id).is_some());
         self.publish_all(changes);
         Ok(())
     }
@@ -216,14 +219,8 @@ impl<M: FlowMemory> Flows<M> {
         now_ns: u64,
         run: impl FnOnce(&mut Pipeline<'_>) -> Done,
     ) -> Done {
-        let (tables, queues) = (&self.tables, &mut self.queues);
-        let mut metered = Vec::new();
-        let mut meter = |id: u32, bytes: usize| {
-            let Some(meter) = tables.meter(id) else { return false };
-            let band = queues.offer(meter, bytes, now_ns);
-            metered.push((id, bytes, band));
-            band.is_none()
-        };
+        let (tables, writer) = (&self.tables, &self.writer);
+        let mut meter = |id: u32, bytes: usize| writer.meter_passes(id, bytes as u64, now_ns);
         let (miss, ports) = (&self.miss, &self.ports);
         let done = run(&mut Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut meter });
         done.rows.iter().for_each(|&row| self.count_here(row, bytes));
@@ -234,7 +231,6 @@ impl<M: FlowMemory> Flows<M> {
                 before.replace((id, bucket)).is_none_or(|(other, last)| other != id || bucket <= last);
             self.tables.count_bucket(id, bucket, bytes, first);
         }
-        metered.into_iter().for_each(|(id, bytes, band)| self.tables.count_metered(id, bytes, band));
         done
     }
 
@@ -249,10 +245,33 @@ impl<M: FlowMemory> Flows<M> {
 
     /// Packets and bytes of a row, all CPUs and user space together; rows 1..=TABLES are the tables' misses.
     pub fn counted(&self, row: u32) -> Count {
-        let memory = self.writer.memory();
-        let sum =
-            |word: usize| memory.counters_of(row).map(|at| memory.counters()[at + word].load(Acquire)).sum();
-        Count { packets: sum(0), bytes: sum(1) }
+        self.writer.counted(row)
+    }
+
+    /// Does a packet that user space forwards pass a meter? The kernel plane asks the same words. `now_ns`: CLOCK_MONOTONIC.
+    pub fn meter_passes(&self, id: u32, bytes: u64, now_ns: u64) -> bool {
+        self.writer.meter_passes(id, bytes, now_ns)
+    }
+
+    /// One meter or all, with counters as they are now.
+    pub fn meter_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<MeterStats> {
+        let counts = |meter: &Meter| Some((meter.id, self.writer.metered(meter)?));
+        let counts: Vec<_> = self.tables.meters().filter_map(counts).collect();
+        counts.into_iter().for_each(|(id, (count, bands))| self.tables.count_meter(id, count, &bands));
+        self.tables.meter_stats(id, now_ms).collect()
+    }
+
+    /// One group or all, with counters as they are now. Of a group that the kernel plane does, its rules count the packets;
+    /// its buckets are not counted: those are u64::MAX, as OpenFlow has it for what is not known.
+    pub fn group_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<GroupStats> {
+        let counts =
+            |group: &Group| Some((group.id, self.writer.group_count(group.id)?, group.buckets.len()));
+        let counts: Vec<_> = self.tables.groups().filter_map(counts).collect();
+        let unknown = Count { packets: u64::MAX, bytes: u64::MAX };
+        for (id, count, buckets) in counts {
+            self.tables.count_group(id, count, &vec![unknown; buckets]);
+        }
+        self.tables.group_stats(id, now_ms).collect()
     }
 
     fn publish_all(&mut self, changes: Vec<Change>) {
@@ -366,9 +385,10 @@ mod tests {
         assert_eq!(f.counted(rule), Count { packets: 13, bytes: 900 });
         assert_eq!(f.counted(kernel::miss(0)), Count { packets: 1, bytes: 100 });
         let groups: Vec<_> =
-            f.tables().group_stats(None, 0).map(|g| (g.packets, g.bytes, g.buckets)).collect();
+            f.group_stats(None, 0).into_iter().map(|g| (g.packets, g.bytes, g.buckets)).collect();
         assert_eq!(groups, [(2, 200, vec![(2, 200); 2])]);
-        let meters: Vec<_> = f.tables().meter_stats(None, 0).map(|m| (m.packets, m.bytes, m.bands)).collect();
+        let meters: Vec<_> =
+            f.meter_stats(None, 0).into_iter().map(|m| (m.packets, m.bytes, m.bands)).collect();
         assert_eq!(meters, [(3, 300, vec![(1, 100)])]);
         let stats = f.stats(&FlowFilter::EVERYTHING, 1);
         assert_eq!(stats.iter().map(|s| s.packets).collect::<Vec<_>>(), [13]);

@@ -8,7 +8,6 @@
 //! | `packet` | a packet's bytes to its key: where fields are |
 //! | `execute`, `checksum` | actions on the bytes of a packet |
 //! | `group` | which buckets of a group a packet takes |
-//! | `meter` | meters for what user space does |
 //! | `pipeline` | a packet through tables and groups: what user space does with it |
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
 //! | `flows` | tables and kernel plane kept together: what the daemon talks to |
@@ -27,7 +26,6 @@ pub mod flows;
 pub mod group;
 pub mod kernel;
 pub mod key;
-mod meter;
 pub mod packet;
 pub mod pipeline;
 pub mod program;

@@ -6,7 +6,7 @@
 //! they have is for who writes the tables to say.
 
 use super::{
-    action::{Action, Instructions, Port},
+    action::{Action, FcfPlace, Instructions, Port, Vxlan},
     execute::action_set,
     field::{Field, VLAN_PRESENT, ip_proto},
     key::Key,
@@ -81,6 +81,14 @@ pub enum Step {
     DecTtl,
     Meter(u32),
     Group(u32),
+    /// Around the frame, from here; the outer MAC addresses are 0 until they are set.
+    EncapVxlan {
+        source: u32,
+        destination: u32,
+        vni: u32,
+        udp_port: u16,
+    },
+    DecapVxlan,
 }
 
 /// A rule for the kernel plane.
@@ -148,12 +156,12 @@ pub fn compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
     try_compile(instructions, fast_group).unwrap_or_else(Program::slow)
 }
 
-/// One bucket of a group, as steps; `None`: only user space can do it.
+/// One bucket of a group, as steps; `None`: only user space can do it. A rule says whether it broadcasts, which frames of
+/// several buffers do not survive, and knows nothing of its group's buckets: those must not.
 pub fn compile_bucket(actions: &[Action]) -> Option<Vec<Step>> {
-    let list = action_set(actions);
-    let chained = list.iter().any(|action| matches!(action, Action::Group(_)));
-    let steps = (!chained).then(|| steps(&list, &|_| false)).flatten().map(|(steps, _)| steps);
-    steps.filter(|steps| steps.len() <= MAX_BUCKET_STEPS)
+    let (steps, _) = steps(&action_set(actions), &|_| false)?;
+    let broadcasts = steps.iter().any(|step| matches!(step, Step::Verdict(Verdict::Broadcast(_))));
+    (!broadcasts && steps.len() <= MAX_BUCKET_STEPS).then_some(steps)
 }
 
 fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) -> Option<Program> {
@@ -181,12 +189,15 @@ fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
 /// The place of an action in the action set; group and output share one, since a group takes the output's place.
 fn rank(action: &Action) -> u16 {
     1 << match action {
-        Action::PopVlan | Action::DecapVxlan => 0,
-        Action::PushVlan(_) | Action::EncapVxlan(_) => 1,
-        Action::DecTtl => 2,
-        Action::SetQueue(_) => 4,
-        Action::Group(_) | Action::Output { .. } | Action::Enqueue { .. } => 5,
-        _ => 3,
+        Action::DecapVxlan => 0,
+        Action::PopVlan => 1,
+        Action::PushVlan(_) => 2,
+        Action::DecTtl => 3,
+        Action::EncapVxlan(_) => 5,
+        Action::SetCore(_) => 6,
+        Action::SetQueue(_) => 7,
+        Action::Group(_) | Action::Output { .. } | Action::Enqueue { .. } => 8,
+        _ => 4,
     }
 }
 
@@ -213,9 +224,13 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
                 if sent.is_some() || !fast_group(*id) {
                     return None;
                 }
-                // The group's steps end the list: what follows must not send, and what else it does nobody sees.
+                // The group's steps end the list: what follows must not send (as a TTL that is used up is sent), and what
+                // else it does nobody sees.
                 let rest_sends = |a: &Action| {
-                    matches!(a, Action::Output { .. } | Action::Enqueue { .. } | Action::Group(_))
+                    matches!(
+                        a,
+                        Action::Output { .. } | Action::Enqueue { .. } | Action::Group(_) | Action::DecTtl
+                    )
                 };
                 let at = actions.iter().position(|a| a == action)?;
                 if actions[at + 1..].iter().any(rest_sends) {
@@ -266,7 +281,7 @@ fn both(first: Verdict, second: Verdict) -> Option<Verdict> {
 
 /// The steps of an action that changes the packet; `None`: only user space can.
 fn rewrite(action: &Action, steps: &mut Vec<Step>) -> Option<()> {
-    steps.push(match *action {
+    let step = match *action {
         Action::SetField { field, value, mask } => return set_field(field, value, mask, steps),
         Action::SetVlanVid(vid) => Step::Vlan { tci: vid & 0xfff, mask: 0x0fff, push: true },
         Action::SetVlanPcp(pcp) => Step::Vlan { tci: u16::from(pcp) << 13, mask: 0xe000, push: true },
@@ -276,15 +291,26 @@ fn rewrite(action: &Action, steps: &mut Vec<Step>) -> Option<()> {
         Action::PopVlan => Step::PopVlan,
         Action::DecTtl => Step::DecTtl,
         Action::SetTtl(ttl) => Step::Ttl(ttl),
-        Action::EncapVxlan(_)
-        | Action::DecapVxlan
-        | Action::SetFcf { .. }
-        | Action::SetCore(_)
+        Action::EncapVxlan(Vxlan { source, destination, vni, udp_port, eth_destination, eth_source }) => {
+            let (source, destination) = (source.into(), destination.into());
+            steps.push(Step::EncapVxlan { source, destination, vni, udp_port });
+            steps.push(Step::EthDst(eth_destination));
+            Step::EthSrc(eth_source)
+        }
+        Action::DecapVxlan => Step::DecapVxlan,
+        Action::SetFcf { place: FcfPlace::Tos, workload, priority } => {
+            Step::Tos { value: (workload as u8 & 0x1f) << 3 | u8::from(priority) << 2, mask: 0xfc }
+        }
+        Action::SetFcf { place: FcfPlace::Vlan, workload, priority } => {
+            Step::Vlan { tci: workload & 0xfff | u16::from(priority) << 15, mask: 0x8fff, push: true }
+        }
+        Action::SetCore(_)
         | Action::SetQueue(_)
         | Action::Enqueue { .. }
         | Action::Output { .. }
         | Action::Group(_) => return None,
-    });
+    };
+    steps.push(step);
     Some(())
 }
 
@@ -417,6 +443,7 @@ mod tests {
             "flood,output:2",
             "group:1,output:2",
             "group:2",
+            "group:1,dec_ttl",
             "mod_nw_ttl:3,set_field:2->arp_op,output:1",
         ] {
             assert!(program(actions).is_slow(), "{actions}");
@@ -447,7 +474,28 @@ mod tests {
         let write = parse_actions("output:1,mod_nw_ttl:3,strip_vlan").unwrap();
         let program = compile(&Instructions { write, ..Instructions::default() }, &|_| true);
         let out = Step::Verdict(Verdict::Output(Port(1)));
-        assert_eq!((program.set, program.set_ranks), (vec![Step::PopVlan, Step::Ttl(3), out], 0b10_1001));
+        assert_eq!((program.set, program.set_ranks), (vec![Step::PopVlan, Step::Ttl(3), out], 0b1_0001_0010));
         assert!(!program.sends);
+    }
+
+    #[test]
+    fn a_bucket_is_done_as_an_action_set_unless_it_sends_to_many_or_to_a_group() {
+        let bucket = |actions: &str| compile_bucket(&parse_actions(actions).unwrap());
+        let out = Step::Verdict(Verdict::Output(Port(2)));
+        assert_eq!(bucket("output:2,mod_nw_ttl:3,strip_vlan"), Some(vec![Step::PopVlan, Step::Ttl(3), out]));
+        assert_eq!(bucket("drop"), Some(vec![]));
+        for actions in ["flood", "all", "group:1", "set_queue:3,output:2"] {
+            assert_eq!(bucket(actions), None, "{actions}");
+        }
+    }
+
+    #[test]
+    fn a_flow_control_field_is_bits_of_the_tos_byte_or_of_the_tag() {
+        let steps = |place| {
+            let action = Action::SetFcf { place, workload: 0xfab, priority: true };
+            compile(&Instructions::apply([action]), &|_| false).steps
+        };
+        assert_eq!(steps(FcfPlace::Tos), [Step::Tos { value: 0b0101_1100, mask: 0xfc }]);
+        assert_eq!(steps(FcfPlace::Vlan), [Step::Vlan { tci: 0x8fab, mask: 0x8fff, push: true }]);
     }
 }

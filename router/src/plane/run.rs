@@ -100,8 +100,8 @@ impl Step {
     }
 }
 
-/// Room for a frame to grow by two VLAN tags, and then some.
-const GROWTH_BYTES: usize = 64;
+/// Room for a frame to grow into all the headroom that a test run has (XDP_PACKET_HEADROOM).
+const GROWTH_BYTES: usize = 256;
 
 pub(super) fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
     let end = u32::try_from(frame.len()).context("a frame of more than 4 GiB")?;

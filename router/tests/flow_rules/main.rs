@@ -4,19 +4,22 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod frames;
+mod groups;
+mod meters;
 mod notices;
 mod world;
 
 use common::in_new_namespace;
 use fastrand::Rng;
 use logic::flow::{
-    Action, Field, FlowCommand, Instructions, Key, Match, PacketInReason, Port,
+    Action, FcfPlace, Field, FlowCommand, Instructions, Key, Match, PacketInReason, Port, Vxlan,
+    execute::{Context, Packet, execute},
     field::{FIELDS, ether_type},
     kernel,
     packet::{Headers, VXLAN_PORT},
 };
 use std::collections::{BTreeMap, BTreeSet};
-use world::{FlowWorld, XDP_DROP};
+use world::{FlowWorld, XDP_DROP, XDP_REDIRECT};
 
 /// One seed for all machines, so that what fails can be repeated.
 fn rng(test: u64) -> Rng {
@@ -26,6 +29,14 @@ fn rng(test: u64) -> Rng {
 /// An emulated machine (`make test-vm`) does a twentieth: it is there for what another kernel makes of the program.
 fn rounds(whole: usize) -> usize {
     if std::env::var_os("MILLRACE_VM_NIC").is_some() { whole / 20 } else { whole }
+}
+
+/// This thread goes on on another CPU, if there is one.
+fn leave_this_cpu() {
+    let here = rustix::thread::sched_getcpu();
+    let mut others = rustix::thread::CpuSet::new();
+    (0..64).filter(|cpu| *cpu != here).for_each(|cpu| others.set(cpu));
+    let _ = rustix::thread::sched_setaffinity(None, &others);
 }
 
 /// A rule that looks at every bit there is: the program reads all fields.
@@ -68,7 +79,7 @@ fn hex(bytes: &[u8]) -> String {
 /// Any action that needs no other port than the four there are.
 fn action(rng: &mut Rng) -> Action {
     let address = |rng: &mut Rng| u128::from(0x0a00_0000 | u32::from(rng.u8(0..4)));
-    match rng.u8(0..20) {
+    match rng.u8(0..24) {
         0 => Action::set(Field::EthDst, u128::from(rng.u64(..)) & 0xffff_ffff_ffff),
         1 => Action::set(Field::EthSrc, u128::from(rng.u64(..)) & 0xffff_ffff_ffff),
         2 => Action::set(Field::Ipv4Src, address(rng)),
@@ -90,8 +101,28 @@ fn action(rng: &mut Rng) -> Action {
         15 => Action::PopVlan,
         16 => Action::DecTtl,
         17 => Action::SetTtl(rng.u8(..)),
+        20 => Action::DecapVxlan,
+        21 => Action::EncapVxlan(tunnel(rng)),
+        22 => Action::SetFcf { place: FcfPlace::Tos, workload: rng.u16(0..32), priority: rng.bool() },
+        23 => Action::SetFcf { place: FcfPlace::Vlan, workload: rng.u16(0..4096), priority: rng.bool() },
         18 => Action::SetField { field: Field::VlanVid, value: 0x1005, mask: Field::VlanVid.all_bits() },
         _ => Action::SetField { field: Field::VlanPcp, value: 6, mask: 7 },
+    }
+}
+
+/// The tables take no tunnels in an action set.
+fn is_tunnel(action: &Action) -> bool {
+    matches!(action, Action::EncapVxlan(_) | Action::DecapVxlan)
+}
+
+fn tunnel(rng: &mut Rng) -> Vxlan {
+    Vxlan {
+        vni: rng.u32(0..1 << 24),
+        source: rng.u32(..).into(),
+        destination: rng.u32(..).into(),
+        eth_source: rng.u64(..).to_le_bytes()[..6].try_into().unwrap(),
+        eth_destination: rng.u64(..).to_le_bytes()[..6].try_into().unwrap(),
+        udp_port: if rng.bool() { VXLAN_PORT } else { rng.u16(..) },
     }
 }
 
@@ -229,7 +260,7 @@ fn instructions(rng: &mut Rng, table: u8) -> Instructions {
         does.apply.push(output(rng));
     }
     if rng.u8(0..3) == 0 {
-        does.write = (0..rng.usize(0..3)).map(|_| action(rng)).collect();
+        does.write = (0..rng.usize(0..3)).map(|_| action(rng)).filter(|a| !is_tunnel(a)).collect();
         does.write.extend((rng.u8(0..3) != 0).then(|| output(rng)));
     }
     does.clear = rng.u8(0..6) == 0;
@@ -306,6 +337,31 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
             }
             let changes = (port == VXLAN_PORT) != (rewritten == VXLAN_PORT);
             assert_eq!(tried.slow - before, if changes { 30 } else { 0 }, "{port} to {rewritten}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_goes_into_a_tunnel_comes_out_of_it() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let mut rng = rng(6);
+        let outer = Vxlan { udp_port: VXLAN_PORT, ..tunnel(&mut rng) };
+        let rule = |action| Instructions::apply([action, Action::output(Port(3))]);
+        let port = |port: u32| Match::ANY.with(Field::InPort, port);
+        w.change(FlowCommand::Add, 0, 1, port(1), rule(Action::EncapVxlan(outer)));
+        w.change(FlowCommand::Add, 0, 1, port(2), rule(Action::DecapVxlan));
+        w.finish();
+        for round in 0..rounds(2000) {
+            let frame = frames::frame(&mut rng);
+            let inside = w.run(0, &frame);
+            let mut packet = Packet::new(frame.clone(), Port(1));
+            execute(&mut packet, &[Action::EncapVxlan(outer)], &Context::PLAIN, &mut Vec::new()).unwrap();
+            assert_eq!(hex(&inside.frame), hex(&packet.frame), "round {round}: {}", hex(&frame));
+            let padding = rng.usize(0..9);
+            let out = w.run(1, &[inside.frame, vec![0; padding]].concat());
+            assert_eq!((out.action, hex(&out.frame)), (XDP_REDIRECT, hex(&frame)), "round {round}");
         }
     });
 }

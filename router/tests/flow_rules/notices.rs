@@ -3,12 +3,12 @@
 use crate::{
     common::in_new_namespace,
     frames,
-    world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
+    world::{FlowWorld, XDP_DROP, XDP_PASS, XDP_REDIRECT},
 };
 use logic::flow::{
     FlowCommand, Instructions, Match, Port,
     kernel::{Notice, NoticeReason},
-    text::parse_actions,
+    text::{parse_actions, parse_instructions},
 };
 use std::{cell::RefCell, time::Duration};
 
@@ -90,5 +90,43 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
         let rows = w.reference(Port(3), &frame).rows;
         let of = |rule| (notice(rule, NoticeReason::Action, 61), frame[..9].to_vec());
         assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_table_does_without_a_rule_changes_while_packets_run() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let told = RefCell::new(Vec::new());
+        let tell =
+            |notice: Notice, frame: &[u8]| told.borrow_mut().push((notice.rule, notice.reason, frame.len()));
+        let notices = w.flows.notices(tell, |lost| panic!("{lost} lost")).unwrap();
+        let frame = udp_frame(64, 61);
+        for (actions, action, expected) in [
+            ("controller(max_len=20)", XDP_DROP, vec![(1, NoticeReason::Action, 20)]),
+            ("normal", XDP_PASS, vec![]),
+            ("controller(max_len=30),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 30)]),
+            ("drop", XDP_DROP, vec![]),
+            ("write_actions(dec_ttl,output:2)", XDP_REDIRECT, vec![]),
+            ("output:2,dec_ttl,output:3", XDP_DROP, vec![(0, NoticeReason::Slow, 61)]),
+            ("output:4", XDP_REDIRECT, vec![]),
+        ] {
+            w.control.rules.set_miss(&parse_instructions(actions).unwrap());
+            let at_once = w.run(2, &frame).action;
+            w.finish();
+            notices.wait(Duration::ZERO).unwrap();
+            told.borrow_mut().clear();
+            // Looked up, looked up and cached, cached.
+            for _ in 0..3 {
+                assert_eq!(
+                    w.run(2, &frame).action,
+                    action,
+                    "{actions}; before the batch was over: {at_once}"
+                );
+                notices.wait(Duration::ZERO).unwrap();
+                assert_eq!(std::mem::take(&mut *told.borrow_mut()), expected, "{actions}");
+            }
+        }
     });
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{SMALL, ifindex, run};
 use logic::flow::{
-    FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+    FlowCommand, FlowFlags, FlowMod, GroupMod, Instructions, Match, MeterMod, Port,
     execute::Packet,
     flows::Flows,
     kernel::{self, FlowCapacity, FlowMemory, Seed},
@@ -36,11 +36,16 @@ pub struct FlowWorld {
     plane: Plane,
     pub flows: FlowPlane,
     memory: Arc<MappedFlows>,
-    rules: Flows<Arc<MappedFlows>>,
-    grace: Grace,
-    ports: Vec<u32>,
+    pub control: Control,
+    pub ports: Vec<u32>,
     /// Their numbers, and whether FLOOD reaches them: not the last one.
     known: Vec<(Port, bool)>,
+}
+
+/// What changes the rules.
+pub struct Control {
+    pub rules: Flows<Arc<MappedFlows>>,
+    grace: Grace,
     now_ms: u64,
 }
 
@@ -74,7 +79,8 @@ impl FlowWorld {
         memory.set_ports(devices.collect()).unwrap();
         let mut rules = Flows::new(memory.clone(), seed, &Instructions::default());
         rules.set_ports(known.iter().map(|&(port, _)| (port, true)));
-        FlowWorld { plane, flows, memory, rules, grace: Grace::new().unwrap(), ports, known, now_ms: 0 }
+        let control = Control { rules, grace: Grace::new().unwrap(), now_ms: 0 };
+        FlowWorld { plane, flows, memory, control, ports, known }
     }
 
     pub fn change(
@@ -85,34 +91,11 @@ impl FlowWorld {
         matching: Match,
         does: Instructions,
     ) {
-        self.now_ms += 1;
-        let request = FlowMod {
-            command,
-            table: Some(table),
-            cookie: 0,
-            cookie_mask: 0,
-            priority,
-            matching,
-            instructions: does,
-            idle_timeout: 0,
-            hard_timeout: 0,
-            out_port: None,
-            out_group: None,
-            flags: FlowFlags::default(),
-            buffer: None,
-        };
-        self.rules.apply(&request, Dialect::OpenFlow10, self.now_ms).unwrap();
+        self.control.change(command, table, priority, matching, does);
     }
 
-    /// As the daemon ends a batch.
     pub fn finish(&mut self) {
-        if !self.rules.seal() {
-            return;
-        }
-        self.grace.wait().unwrap();
-        self.rules.void();
-        self.grace.wait().unwrap();
-        self.rules.finish();
+        self.control.finish();
     }
 
     pub fn run(&mut self, port: usize, frame: &[u8]) -> TestRun {
@@ -134,7 +117,7 @@ impl FlowWorld {
     /// What the rules say about a packet.
     pub fn reference(&self, in_port: Port, frame: &[u8]) -> Done {
         let meter = &mut |_: u32, _: usize| true;
-        let (tables, miss, ports) = (self.rules.tables(), &Instructions::default(), &self.known);
+        let (tables, miss, ports) = (self.control.rules.tables(), &Instructions::default(), &self.known);
         let mut pipeline = Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter };
         pipeline.run(Packet::new(frame, in_port))
     }
@@ -165,6 +148,59 @@ impl FlowWorld {
 
     /// Packets and bytes that rows counted.
     pub fn counted(&self, rows: &[u32]) -> Vec<Count> {
-        rows.iter().map(|row| self.rules.counted(*row)).collect()
+        rows.iter().map(|row| self.control.rules.counted(*row)).collect()
+    }
+}
+
+impl Control {
+    pub fn change(
+        &mut self,
+        command: FlowCommand,
+        table: u8,
+        priority: u16,
+        matching: Match,
+        does: Instructions,
+    ) {
+        self.now_ms += 1;
+        let request = FlowMod {
+            command,
+            table: Some(table),
+            cookie: 0,
+            cookie_mask: 0,
+            priority,
+            matching,
+            instructions: does,
+            idle_timeout: 0,
+            hard_timeout: 0,
+            out_port: None,
+            out_group: None,
+            flags: FlowFlags::default(),
+            buffer: None,
+        };
+        self.rules.apply(&request, Dialect::OpenFlow10, self.now_ms).unwrap();
+    }
+
+    pub fn group(&mut self, request: &GroupMod) {
+        self.rules.apply_group(request, self.now_ms).unwrap();
+    }
+
+    pub fn meter(&mut self, request: &MeterMod) {
+        self.rules.apply_meter(request, self.now_ms).unwrap();
+    }
+
+    /// Which of the four ports are up.
+    pub fn set_up(&mut self, up: [bool; 4]) {
+        self.rules.set_ports((1..).map(Port).zip(up));
+    }
+
+    /// As the daemon ends a batch.
+    pub fn finish(&mut self) {
+        if !self.rules.seal() {
+            return;
+        }
+        self.grace.wait().unwrap();
+        self.rules.void();
+        self.grace.wait().unwrap();
+        self.rules.finish();
     }
 }

@@ -2,7 +2,9 @@
 
 use super::{
     FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS, FlowMemory, Writer,
+    groups::Groups,
     memory::words,
+    meters::Meters,
     pool::{Got, Pool},
     rule_word, steps,
     steps::{Rows, verdict},
@@ -15,6 +17,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 struct Naming<'a, M> {
     memory: &'a M,
     sets: &'a mut Pool<Ports>,
+    meters: &'a Meters,
+    groups: &'a Groups,
 }
 
 impl<M: FlowMemory> Rows for Naming<'_, M> {
@@ -29,11 +33,11 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
         }
         u16::try_from(got.row()).ok()
     }
-    fn meter(&mut self, _: u32) -> Option<u32> {
-        None
+    fn meter(&mut self, id: u32) -> Option<u32> {
+        self.meters.row(id)
     }
-    fn group(&mut self, _: u32) -> Option<u32> {
-        None
+    fn group(&mut self, id: u32) -> Option<u32> {
+        self.groups.row(id)
     }
 }
 
@@ -99,7 +103,8 @@ impl<M: FlowMemory> Writer<M> {
 
     /// `None`: a row is missing; none is taken.
     fn try_decision(&mut self, program: &Program) -> Option<Decision> {
-        let mut naming = Naming { memory: &self.memory, sets: &mut self.sets };
+        let Self { memory, sets, meters, groups, .. } = self;
+        let mut naming = Naming { memory, sets, meters, groups };
         let next = u64::from(program.next_table.unwrap_or(0)) << 8;
         let (decision, list) = match program.steps.as_slice() {
             [] => (u64::from(verdict::DROP), None),
@@ -147,7 +152,7 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// Row 0 for no list.
-    fn write_steps(&mut self, list: Option<Vec<u64>>) -> Option<u32> {
+    pub(super) fn write_steps(&mut self, list: Option<Vec<u64>>) -> Option<u32> {
         let Some(list) = list else { return Some(0) };
         let rows = (list.len() / words::STEP) as u32;
         // Few different lengths, so that what is freed fits again.

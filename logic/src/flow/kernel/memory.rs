@@ -23,7 +23,7 @@ pub mod words {
     /// `struct flow_group`: 256 slots of 32 bits.
     pub const GROUP: usize = 128;
     /// `struct flow_meter`.
-    pub const METER: usize = 8;
+    pub const METER: usize = 48;
     /// `struct flow_cached`.
     pub const CACHED: usize = 8;
     /// `struct flow_count`.

@@ -23,16 +23,19 @@
 //! | `memory`, `hash` | the layout, and the hash both sides compute |
 //! | `masks`, `index`, `ranges`, `pool` | masks and their order; where rules sit; which buckets are whose; rows that rules share |
 //! | `decision`, `steps` | what a rule does, as words |
+//! | `groups`, `meters` | those, and which rules use a group |
 //! | `notice` | what comes to user space with a packet |
 //! | `answer` | reading it all back as the program does |
 
 #[cfg(test)]
 mod answer;
 mod decision;
+mod groups;
 mod hash;
 mod index;
 mod masks;
 mod memory;
+mod meters;
 mod notice;
 mod pool;
 mod ranges;
@@ -43,7 +46,12 @@ pub(super) mod tests;
 /// What words are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
-        FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS, memory::ORDER_RANK_SHIFT, rule_word, steps::OPS, verdict,
+        FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS,
+        memory::ORDER_RANK_SHIFT,
+        meters::{COST_SHIFT, TICKS, band_word, meter_word},
+        rule_word,
+        steps::OPS,
+        verdict,
     };
 }
 
@@ -55,16 +63,18 @@ pub use steps::verdict;
 
 use super::{
     Instructions, Key, Refused,
-    program::{Ports, compile},
+    program::Ports,
     rule::{TABLES, TableId},
-    table::{Change, RuleId, Tables},
+    table::{Change, Count, RuleId, Tables},
 };
+use groups::Groups;
 use index::Index;
 use masks::Masks;
+use meters::Meters;
 use pool::{Got, Pool};
 use ranges::Range;
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::atomic::Ordering::{Acquire, Release},
 };
 
@@ -124,6 +134,8 @@ pub struct Batch {
     masks: Vec<u16>,
     ranges: Vec<Range>,
     twice: Vec<(TableId, u16)>,
+    groups: Vec<u32>,
+    meters: Vec<u32>,
 }
 
 impl Batch {
@@ -142,6 +154,10 @@ pub struct Writer<M> {
     rest: Pool<Vec<u64>>,
     patches: Pool<Vec<u64>>,
     sets: Pool<Ports>,
+    groups: Groups,
+    meters: Meters,
+    /// What tables do with packets that no rule matches, where that was said.
+    misses: BTreeMap<TableId, Instructions>,
     batch: Batch,
     /// The words of rules that user space decides meanwhile.
     rewrite: HashMap<u32, [u64; words::RULE]>,
@@ -166,6 +182,9 @@ impl<M: FlowMemory> Writer<M> {
             patches: Pool::new(rows(memory.patches(), words::PATCH)),
             sets: Pool::new(memory.sets()),
             masks: Masks::new(memory.index().len() / words::BUCKET),
+            groups: Groups::default(),
+            meters: Meters::default(),
+            misses: BTreeMap::new(),
             batch: Batch::default(),
             rewrite: HashMap::new(),
             memory,
@@ -178,10 +197,19 @@ impl<M: FlowMemory> Writer<M> {
         &self.memory
     }
 
-    /// What a table does with a packet that no rule of it matches.
-    pub fn set_miss(&mut self, table: TableId, does: &Instructions) {
+    /// What a table does with a packet that no rule of it matches: published as a change of a rule is.
+    pub fn set_miss(&mut self, table: TableId, instructions: &Instructions) {
         self.batch.changed = true;
-        self.decide(miss(table), &compile(does, &|_| false));
+        let row = miss(table);
+        self.note_groups(row, Some(instructions));
+        let program = self.program(instructions);
+        self.decide(row, &program);
+        self.misses.insert(table, instructions.clone());
+    }
+
+    /// What a table does with a packet that no rule of it matches, if that was said; else it is dropped.
+    pub fn miss(&self, table: TableId) -> Option<&Instructions> {
+        self.misses.get(&table)
     }
 
     /// Publishes a change. `tables` has it already.
@@ -191,20 +219,21 @@ impl<M: FlowMemory> Writer<M> {
     pub fn apply(&mut self, tables: &Tables, change: &Change) -> Result<(), Refused> {
         self.batch.changed = true;
         match change {
-            Change::Added(id) => self.add(tables, *id),
+            Change::Added(id) => return self.add(tables, *id),
             Change::Instructions(id) => {
                 if let Some(rule) = tables.rule(*id) {
-                    let program = compile(rule.instructions, &|_| false);
+                    self.note_groups(row(*id), Some(rule.instructions));
+                    let program = self.program(rule.instructions);
                     self.decide(row(*id), &program);
                 }
-                Ok(())
             }
-            Change::Removed { id, next, .. } => {
-                self.remove(*id, *next);
-                Ok(())
-            }
-            Change::Group(_) | Change::GroupRemoved(_) | Change::Meter(_) | Change::MeterRemoved(_) => Ok(()),
+            Change::Removed { id, next, .. } => self.remove(*id, *next),
+            Change::Group(id) => self.set_group(tables, *id),
+            Change::GroupRemoved(id) => self.remove_group(tables, *id),
+            Change::Meter(id) => self.set_meter(tables, *id),
+            Change::MeterRemoved(id) => self.remove_meter(*id),
         }
+        Ok(())
     }
 
     /// Was anything applied since the last [`seal`](Writer::seal)?
@@ -239,6 +268,8 @@ impl<M: FlowMemory> Writer<M> {
         batch.steps.into_iter().for_each(|(row, length)| self.steps.free(row, length));
         batch.rest.into_iter().for_each(|(row, length)| self.rest.free(row, length));
         batch.patches.into_iter().for_each(|(row, length)| self.patches.free(row, length));
+        batch.groups.into_iter().for_each(|row| self.groups.free(row));
+        batch.meters.into_iter().for_each(|row| self.meters.free(row));
         let masks_gone = !batch.masks.is_empty();
         batch.masks.into_iter().for_each(|row| self.masks.free(row));
         batch.ranges.into_iter().for_each(|range| self.masks.give_back(range));
@@ -282,13 +313,14 @@ impl<M: FlowMemory> Writer<M> {
             Release,
         );
         (0..FRONT).for_each(|i| words[rule_word::KEY + i].store(key[i], Release));
-        let program = compile(rule.instructions, &|_| false);
+        let program = self.program(rule.instructions);
         let d = self.decision(&program);
         let words = self.rule(row);
         words[rule_word::REST].store(u64::from(rest) | u64::from(d.patch) << 32, Release);
         words[rule_word::SET].store(d.set, Release);
         words[rule_word::DECISION].store(d.decision, Release);
         self.clear_counters(row);
+        self.note_groups(row, Some(rule.instructions));
         let grown = self.masks.state(&self.memory, mask_row, rule.priority, &mut self.batch.twice);
         self.batch.flush |= grown;
         if first {
@@ -336,6 +368,7 @@ impl<M: FlowMemory> Writer<M> {
             None => self.index(mask_row).remove(hash, row, |other| self.hash_of(other)),
         }
         self.let_go(&last);
+        self.note_groups(row, None);
         self.batch.rest.extend(self.rest.put(last[rule_word::REST] as u32));
         if self.masks.put(&self.memory, mask_row) {
             self.batch.masks.push(mask_row);
@@ -410,6 +443,14 @@ impl<M: FlowMemory> Writer<M> {
                 }
             }
         }
+    }
+
+    /// Packets and bytes of a row, all CPUs and user space together; rows 1..=TABLES are the tables' misses.
+    pub fn counted(&self, row: u32) -> Count {
+        let counters = self.memory.counters();
+        let sum =
+            |word: usize| self.memory.counters_of(row).map(|at| counters[at + word].load(Acquire)).sum();
+        Count { packets: sum(0), bytes: sum(1) }
     }
 
     fn clear_counters(&self, row: u32) {

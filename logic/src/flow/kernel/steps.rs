@@ -40,10 +40,12 @@ enum Op {
     DecTtl,
     Meter,
     Group,
+    EncapVxlan,
+    DecapVxlan,
 }
 
 /// The numbers of `enum flow_op`, for `router::abi` to compare.
-pub const OPS: [(&str, u8); 18] = [
+pub const OPS: [(&str, u8); 20] = [
     ("STEP_END", Op::End as u8),
     ("STEP_VERDICT", Op::Verdict as u8),
     ("STEP_CONTROLLER", Op::Controller as u8),
@@ -62,6 +64,8 @@ pub const OPS: [(&str, u8); 18] = [
     ("STEP_DEC_TTL", Op::DecTtl as u8),
     ("STEP_METER", Op::Meter as u8),
     ("STEP_GROUP", Op::Group as u8),
+    ("STEP_ENCAP_VXLAN", Op::EncapVxlan as u8),
+    ("STEP_DECAP_VXLAN", Op::DecapVxlan as u8),
 ];
 
 /// Where steps find the rows that they name.
@@ -142,5 +146,10 @@ fn encode_one(step: &Step, rows: &mut impl Rows) -> Option<[u64; words::STEP]> {
         Step::DecTtl => pack(Op::DecTtl, 0, 0, 0, 0),
         Step::Meter(id) => pack(Op::Meter, 0, 0, rows.meter(id)?, 0),
         Step::Group(id) => pack(Op::Group, 0, 0, rows.group(id)?, 0),
+        Step::EncapVxlan { source, destination, vni, udp_port } => {
+            let addresses = u64::from(be32(source)) | u64::from(be32(destination)) << 32;
+            pack(Op::EncapVxlan, 0, be16(udp_port), be32(vni << 8), addresses)
+        }
+        Step::DecapVxlan => pack(Op::DecapVxlan, 0, 0, 0, 0),
     })
 }

@@ -89,15 +89,6 @@ impl Tables {
         }
     }
 
-    /// A packet that user space showed a meter, and the band that dropped it.
-    pub fn count_metered(&mut self, id: u32, bytes: usize, band: Option<usize>) {
-        let Some(entry) = self.meters.0.get_mut(&id) else { return };
-        entry.count.add(bytes);
-        if let Some(count) = band.and_then(|band| entry.bands.get_mut(band)) {
-            count.add(bytes);
-        }
-    }
-
     /// Statistics of one meter or all, by id.
     pub fn meter_stats(&self, id: Option<u32>, now_ms: u64) -> impl Iterator<Item = MeterStats> + '_ {
         self.meters.0.range(range(id)).map(move |(&id, entry)| {

@@ -32,6 +32,14 @@ impl Count {
         self.bytes = self.bytes.saturating_add(bytes as u64);
     }
 
+    /// Both together.
+    pub fn plus(self, other: Count) -> Count {
+        Count {
+            packets: self.packets.saturating_add(other.packets),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+
     /// What was counted since `base`.
     pub fn since(self, base: Count) -> Count {
         Count {

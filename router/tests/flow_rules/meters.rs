@@ -1,0 +1,87 @@
+//! Meters over real time.
+
+use crate::{
+    common::in_new_namespace,
+    leave_this_cpu,
+    notices::udp_frame,
+    world::{FlowWorld, XDP_DROP, XDP_REDIRECT},
+};
+use logic::flow::{
+    Action, FlowCommand, Instructions, Match, Meter, MeterMod, Port,
+    rule::{Band, BandKind, MeterUnit},
+};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+const FRAME_BYTES: usize = 1000;
+
+fn meter(unit: MeterUnit, bands: &[(u32, u32)]) -> Meter {
+    let bands = bands.iter().map(|&(rate, burst)| Band { rate, burst, kind: BandKind::Drop }).collect();
+    Meter { id: 1, unit, burst: true, stats: true, bands }
+}
+
+/// CLOCK_MONOTONIC.
+fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_meter_lets_its_rate_pass_whoever_forwards_and_counts_the_rest() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let frame = udp_frame(9, FRAME_BYTES);
+        w.control.meter(&MeterMod::Add(meter(MeterUnit::Pps, &[(1, 1)])));
+        let does = Instructions { meter: Some(1), ..Instructions::apply([Action::output(Port(2))]) };
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, does);
+        w.finish();
+        // Packets a second, and in the burst: 200 ms, while which this thread may have to wait for a CPU.
+        for (request, rate, burst, both) in [
+            (meter(MeterUnit::Kbps, &[(40_000, 8000), (80_000, 16_000)]), 5000.0, 1000.0, false),
+            (meter(MeterUnit::Pps, &[(4000, 800)]), 4000.0, 800.0, false),
+            (meter(MeterUnit::Pps, &[(4000, 800)]), 4000.0, 800.0, true),
+        ] {
+            w.control.meter(&MeterMod::Modify(request.clone()));
+            let before = w.control.rules.meter_stats(Some(1), 0)[0].packets;
+            let (over, ifindex) = (AtomicBool::new(false), w.ports[0]);
+            let FlowWorld { flows, control, .. } = &mut w;
+            let started = Instant::now();
+            let (asked, passed) = thread::scope(|scope| {
+                let by_user_space = both.then(|| {
+                    let (rules, over) = (&control.rules, &over);
+                    scope.spawn(move || {
+                        leave_this_cpu();
+                        let (mut asked, mut passed) = (0, 0);
+                        while !over.load(Relaxed) {
+                            asked += 1;
+                            passed += u64::from(rules.meter_passes(1, FRAME_BYTES as u64, now_ns()));
+                        }
+                        (asked, passed)
+                    })
+                });
+                let (mut asked, mut passed) = (0, 0);
+                while started.elapsed() < Duration::from_secs(1) {
+                    let action = flows.run(ifindex, &frame).unwrap().action;
+                    assert!([XDP_DROP, XDP_REDIRECT].contains(&action));
+                    asked += 1;
+                    passed += u64::from(action == XDP_REDIRECT);
+                }
+                over.store(true, Relaxed);
+                let others = by_user_space.map_or((0, 0), |thread| thread.join().unwrap());
+                (asked + others.0, passed + others.1)
+            });
+            let expected = burst + rate * started.elapsed().as_secs_f64();
+            let ratio = passed as f64 / expected;
+            assert!((0.95..=1.01).contains(&ratio), "{passed} of {expected} passed: {request:?}");
+            let stats = w.control.rules.meter_stats(Some(1), 0).remove(0);
+            assert_eq!((stats.packets - before, stats.bytes), (asked, stats.packets * FRAME_BYTES as u64));
+            assert_eq!(stats.bands.iter().map(|band| band.0).sum::<u64>(), asked - passed);
+            assert!(stats.bands.iter().all(|(packets, bytes)| *bytes == packets * FRAME_BYTES as u64));
+            assert!(asked > 2 * passed, "{asked} packets are not too many");
+        }
+    });
+}
