@@ -259,7 +259,7 @@ mod tests {
         let (low, high) = ((100, 40), (1000, 1));
         f.apply_meter(&MeterMod::Add(Meter { id: 2, ..meter(1, MeterUnit::Pps, true, &[low, high]) }), 0)
             .unwrap();
-        let passed = (0..100_000).filter(|i| f.meter_passes(2, 100, SECOND_NS + i * 100_000)).count();
+        let passed = (0..=100_000).filter(|i| f.meter_passes(2, 100, SECOND_NS + i * 100_000)).count();
         assert_eq!(passed, 1000 + 40, "ten seconds of ten times the higher rate");
         f.apply_meter(&MeterMod::Modify(meter(1, MeterUnit::Pps, true, &[(10, 3)])), 0).unwrap();
         assert_eq!(stats(&mut f), Some((20, 2000, vec![count(0)])));

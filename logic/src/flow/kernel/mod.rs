@@ -207,11 +207,6 @@ impl<M: FlowMemory> Writer<M> {
         self.misses.insert(table, instructions.clone());
     }
 
-    /// What a table does with a packet that no rule of it matches, if that was said; else it is dropped.
-    pub fn miss(&self, table: TableId) -> Option<&Instructions> {
-        self.misses.get(&table)
-    }
-
     /// Publishes a change. `tables` has it already.
     ///
     /// # Errors
