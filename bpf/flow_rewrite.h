@@ -186,13 +186,14 @@ __noinline int push_tag(struct xdp_md *ctx, struct flow_layout *l, __u16 type, _
 {
 	if (!l || bpf_xdp_adjust_head(ctx, -TAG_BYTES))
 		return 1;
-	__u32 *word = flow_header(ctx, 0, ETHERNET_BYTES + 2 * TAG_BYTES);
+	__u32 *word = flow_header(ctx, 0, ETHERNET_BYTES + TAG_BYTES);
+	const __be16 *below = l->tags ? flow_header(ctx, ETHERNET_BYTES + TAG_BYTES, 2) : NULL;
 	if (!word)
 		return 1;	/* cannot be: it grew, and shorter frames are none */
 	__be16 *behind = (void *)(word + 3);
 
-	if (l->tags)
-		tci = behind[3] & ~bpf_htons(VLAN_TCI_PRESENT);	/* where a tag has DEI */
+	if (below)
+		tci = *below & ~bpf_htons(VLAN_TCI_PRESENT);	/* where a tag has DEI */
 	word[0] = word[1];
 	word[1] = word[2];
 	word[2] = word[3];
