@@ -256,7 +256,10 @@ impl<M: FlowMemory> Flows<M> {
     /// One meter or all, with counters as they are now.
     pub fn meter_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<MeterStats> {
         let counts = |meter: &Meter| Some((meter.id, self.writer.metered(meter)?));
-        let counts: Vec<_> = self.tables.meters().filter_map(counts).collect();
+        let counts: Vec<_> = match id {
+            Some(id) => self.tables.meter(id).into_iter().filter_map(counts).collect(),
+            None => self.tables.meters().filter_map(counts).collect(),
+        };
         counts.into_iter().for_each(|(id, (count, bands))| self.tables.count_meter(id, count, &bands));
         self.tables.meter_stats(id, now_ms).collect()
     }
@@ -266,7 +269,10 @@ impl<M: FlowMemory> Flows<M> {
     pub fn group_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<GroupStats> {
         let counts =
             |group: &Group| Some((group.id, self.writer.group_count(group.id)?, group.buckets.len()));
-        let counts: Vec<_> = self.tables.groups().filter_map(counts).collect();
+        let counts: Vec<_> = match id {
+            Some(id) => self.tables.group(id).into_iter().filter_map(counts).collect(),
+            None => self.tables.groups().filter_map(counts).collect(),
+        };
         let unknown = Count { packets: u64::MAX, bytes: u64::MAX };
         for (id, count, buckets) in counts {
             self.tables.count_group(id, count, &vec![unknown; buckets]);

@@ -126,15 +126,15 @@ impl<M: FlowMemory> Agent<M> {
             What::Rules(filter) => StatsReply::Flow(
                 ids.filter_map(|id| self.flows.flow_if_meant(RuleId(id), filter, now_ms)).collect(),
             ),
-            What::Groups => StatsReply::Group(
-                ids.flat_map(|id| self.flows.tables().group_stats(Some(id), now_ms)).collect(),
-            ),
+            What::Groups => {
+                StatsReply::Group(ids.flat_map(|id| self.flows.group_stats(Some(id), now_ms)).collect())
+            }
             What::GroupDescriptions => StatsReply::GroupDescription(
                 ids.filter_map(|id| self.flows.tables().group(id).cloned()).collect(),
             ),
-            What::Meters => StatsReply::Meter(
-                ids.flat_map(|id| self.flows.tables().meter_stats(Some(id), now_ms)).collect(),
-            ),
+            What::Meters => {
+                StatsReply::Meter(ids.flat_map(|id| self.flows.meter_stats(Some(id), now_ms)).collect())
+            }
             What::MeterConfigs => {
                 StatsReply::MeterConfig(ids.filter_map(|id| self.flows.tables().meter(id).cloned()).collect())
             }
