@@ -4,7 +4,7 @@
  * (libbpf-cargo skeleton); router/src/abi.rs asserts that logic's encodings agree with them.
  *
  * Who writes what
- *   user space writes: port_index, tx_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index, control
+ *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index, control
  *   the program writes: counters, charges, policers, nexthop.used; millrace_explain only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
  * or the new value. Everything else in an entry is constant from the moment the entry is published (its id stored in a
@@ -23,6 +23,7 @@
 
 enum port_flags {
 	PORT_READY = 1,		/* trusted: packets from it may be accelerated */
+	PORT_NO_RECV = 2,	/* flow rules drop what arrives (OFPPC_NO_RECV) */
 };
 
 struct port {			/* one word, read and written whole */
@@ -175,7 +176,8 @@ struct control {
 	__u64 deadline_jiffies;	/* the same moment; past it, every packet goes to the kernel */
 	__u64 jiffies;		/* written by millrace_clock when it is run */
 	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
-	__u64 pad[4];
+	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel */
+	__u64 pad[3];
 };
 
 /*

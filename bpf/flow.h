@@ -310,9 +310,9 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	case FLOW_OUTPUT:
 		if (s->port == p->port)
 			return REASON_RULE_DROP;	/* only IN_PORT sends it back (OpenFlow 1.0 section 5.2.1) */
-		return redirected(bpf_redirect_map(&tx_ports, s->port, 0));
+		return redirected(bpf_redirect_map(&rule_ports, s->port, 0));
 	case FLOW_IN_PORT:
-		return redirected(bpf_redirect_map(&tx_ports, p->port, 0));
+		return redirected(bpf_redirect_map(&rule_ports, p->port, 0));
 	case FLOW_BROADCAST:
 		set = ROW(flow_sets, s->port);
 		if (!set)
@@ -335,6 +335,10 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 	struct flow_scratch *s = ROW(flow_scratch, p->cpu);
 	const struct flow_rule *only;
 
+	if (rules_expired())
+		return REASON_FALLBACK;
+	if (p->port_no_recv)
+		return REASON_RULE_DROP;
 	p->multi_buffer = has_frags(p);
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
 	if (!s || !read_front(p, s))

@@ -81,4 +81,12 @@ struct {
 	__type(value, struct bpf_devmap_val);
 } tx_ports SEC(".maps");
 
+/* Where flow rules send to. Not tx_ports: a port may be taken from them alone (OFPPC_NO_FWD), and rules outlive its generation. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, MAX_PORTS);
+	__type(key, __u32);
+	__type(value, struct bpf_devmap_val);
+} rule_ports SEC(".maps");
+
 #define ROW(map_, row_) ({ __u32 row__ = (row_); bpf_map_lookup_elem(&map_, &row__); })

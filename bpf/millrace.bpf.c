@@ -36,6 +36,14 @@ static __always_inline bool mirror_expired(void)
 	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->deadline_jiffies;
 }
 
+/* The same for flow rules, which may be told to go on without a daemon. */
+static __always_inline bool rules_expired(void)
+{
+	const struct control *c = ROW(control, 0);
+
+	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->rules_deadline_jiffies;
+}
+
 #define ICMPV6_ROUTER_SOLICITATION 133
 #define ICMPV6_REDIRECT 137
 
@@ -126,6 +134,7 @@ static __always_inline enum reason forward(struct packet *p, bool by_rules)
 		return REASON_NOT_A_PORT;
 	p->port = port >> 32;
 	p->port_ready = port_flags & PORT_READY;
+	p->port_no_recv = port_flags & PORT_NO_RECV;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
 	return by_rules ? forward_by_rules(p) : forward_normal(p);
@@ -160,6 +169,13 @@ SEC("xdp.frags")
 int millrace_flow(struct xdp_md *ctx)
 {
 	return run(ctx, true, false);
+}
+
+/* For packets that user space hands to the kernel. */
+SEC("xdp.frags")
+int millrace_pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
 }
 
 /* The first, for `millrace explain`: records its steps in `trace`, and changes no counter, budget or next hop. */

@@ -138,6 +138,7 @@ const _: () = {
     assert!(offset_of!(control, deadline_ns) == bytes(0));
     assert!(offset_of!(control, deadline_jiffies) == bytes(1));
     assert!(offset_of!(control, jiffies) == bytes(2));
+    assert!(offset_of!(control, rules_deadline_jiffies) == bytes(4));
 };
 
 /// The numbers of `bpf/abi.h`, for tests: those BTF does not hold.
@@ -187,7 +188,7 @@ pub(crate) mod header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plane::{MAX_PORTS, MAX_ROUTERS};
+    use crate::plane::{MAX_PORTS, MAX_ROUTERS, PORT_NO_RECV, PORT_READY};
 
     #[test]
     fn numbers_of_flow_rules_are_those_of_the_header() {
@@ -263,6 +264,8 @@ mod tests {
             ("FIB_CHILD", logic::fib::Kind::Child as u32),
             ("FIB_TAIL", logic::fib::Kind::Tail as u32),
             ("FIB_KIND_SHIFT", (logic::fib::MAX_INDEX + 1).trailing_zeros()),
+            ("PORT_READY", PORT_READY as u32),
+            ("PORT_NO_RECV", PORT_NO_RECV as u32),
             ("MAX_PORTS", MAX_PORTS as u32),
             ("MAX_ROUTERS", MAX_ROUTERS as u32),
         ];

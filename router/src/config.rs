@@ -26,6 +26,7 @@ pub struct Config {
     pub policing: Policing,
     pub sampling: Sampling,
     pub limits: Limits,
+    pub flows: Flows,
     pub openflow: OpenFlowSettings,
 }
 
@@ -39,6 +40,7 @@ impl Default for Config {
             policing: Policing::default(),
             sampling: Sampling::default(),
             limits: Limits::default(),
+            flows: Flows::default(),
             openflow: OpenFlowSettings::default(),
         }
     }
@@ -89,6 +91,48 @@ impl Default for Limits {
     }
 }
 
+/// Flow rules. Their memory is taken with the first rule, [`crate::switch::capacity`] says how much.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Flows {
+    /// How many there may be.
+    pub rules: RuleCount,
+    /// What becomes of a packet that no rule matches.
+    pub miss: Miss,
+}
+
+impl Default for Flows {
+    fn default() -> Self {
+        Self { rules: RuleCount(65_536), miss: Miss::Normal }
+    }
+}
+
+/// What becomes of a packet that no rule of table 0 matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Miss {
+    /// Linux's routing, as without rules.
+    Normal,
+    /// To the controllers, as OpenFlow 1.0 section 3.4 has it.
+    Controller,
+    Drop,
+}
+
+impl FromStr for Miss {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        Ok(match s {
+            "normal" => Miss::Normal,
+            "controller" => Miss::Controller,
+            "drop" => Miss::Drop,
+            _ => {
+                return Err(BadValue(format!(
+                    "{s:?} is not allowed: \"normal\", \"controller\" or \"drop\""
+                )));
+            }
+        })
+    }
+}
+
 /// Why a text is not a value; says what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BadValue(pub String);
@@ -128,6 +172,10 @@ bounded!(
 bounded!(
     /// A power of two, or 0.
     SampleEvery, |v| v == 0 || (v.is_power_of_two() && v <= 1 << 20), "0 (never) or a power of two up to 1048576"
+);
+bounded!(
+    /// Flow rules.
+    RuleCount, |v| (1..=1_010_000).contains(&v), "1 to 1010000 rules"
 );
 bounded!(
     /// MiB.
@@ -204,7 +252,7 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(PortName, Source, Interval);
+deserialize_by_parsing!(PortName, Source, Interval, Miss);
 
 // Behind the macros, which it uses.
 mod openflow;
@@ -251,7 +299,7 @@ impl Config {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 8] = [
+const FORMS: [(&str, &str); 10] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"30s\""),
@@ -260,6 +308,8 @@ const FORMS: [(&str, &str); 8] = [
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
     ("limits.memory_mib", "memory_mib = 2048"),
+    ("flows.rules", "rules = 65536"),
+    ("flows.miss", "miss = \"normal\""),
 ];
 
 /// The key that the value or key at byte `at` belongs to, with its table: `policing.control_pps`.
@@ -303,6 +353,9 @@ mod tests {
             every_packets = 64
             [limits]
             memory_mib = 64
+            [flows]
+            rules = 1010000
+            miss = "drop"
             "#,
         )
         .unwrap();
@@ -314,6 +367,7 @@ mod tests {
         assert_eq!(config.heartbeat.0, Duration::from_secs(1500));
         assert_eq!(config.policing, Policing { exception_pps: Rate(0), control_pps: Rate(10_000) });
         assert_eq!(config.sampling.every_packets, SampleEvery(64));
+        assert_eq!(config.flows, Flows { rules: RuleCount(1_010_000), miss: Miss::Drop });
         assert_eq!(parse("").unwrap(), Config::default());
     }
 
@@ -340,6 +394,10 @@ mod tests {
             ("[policing]\nburst = 1", &["m.toml:2: policing.burst: ", "exception_pps", "control_pps"]),
             ("[sampling]\nevery_packets = 100", &["m.toml:2: sampling.every_packets: ", "power of two"]),
             ("[limits]\nmemory_mib = 1", &["m.toml:2: limits.memory_mib: ", "16 to 262144"]),
+            ("[flows]\nrules = 0", &["m.toml:2: flows.rules: ", "1 to 1010000"]),
+            ("[flows]\nrules = 1010001", &["m.toml:2: flows.rules: ", "1 to 1010000"]),
+            ("[flows]\nmiss = \"flood\"", &["m.toml:2: flows.miss: ", "\"normal\""]),
+            ("[flows]\nmiss = 1", &["m.toml:2: flows.miss: ", "such as: miss = \"normal\""]),
             ("[nonsense]", &["m.toml:1: ", "unknown field 'nonsense'", "policing"]),
             ("generic = true\ngeneric = false", &["m.toml:2: generic: ", "duplicate key"]),
             ("ports = [", &["m.toml:1: ports: "]),

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
+//! | [`switch`] | flow rules: the thread that owns them, and what clients ask of it |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
 //! | [`switch`] | OpenFlow: connections to controllers |

@@ -149,6 +149,11 @@ impl<M: FlowMemory> Flows<M> {
         self.tables.aggregate(filter)
     }
 
+    /// Does user space do what this rule says?
+    pub fn is_slow(&self, id: RuleId) -> bool {
+        self.writer.is_slow(id)
+    }
+
     /// The rules that a filter means, in no special order, to be asked for one by one.
     pub fn meant(&self, filter: &FlowFilter) -> Vec<RuleId> {
         self.tables.meant(filter).collect()

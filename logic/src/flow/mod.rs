@@ -12,6 +12,7 @@
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
 //! | `flows` | tables and kernel plane kept together: what the daemon talks to |
 //! | `program` | what the kernel plane does for a rule's instructions, and what is left to user space |
+//! | `slow` | why something is left to user space, in words |
 //! | `kernel` | how rules become words of memory, and when cached flows die |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
 //! | `text` | `ovs-ofctl`'s syntax for all of them |
@@ -30,6 +31,7 @@ pub mod packet;
 pub mod pipeline;
 pub mod program;
 pub mod rule;
+pub mod slow;
 pub mod table;
 pub mod text;
 

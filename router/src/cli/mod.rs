@@ -5,9 +5,11 @@
 //! | `mod.rs` | the commands, their options, what each asks and its exit code |
 //! | `text.rs` | reports as text for people |
 //! | `table.rs` | columns |
+//! | `flows.rs` | `millrace flows` |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 pub(crate) mod capture;
+mod flows;
 mod table;
 mod text;
 
@@ -72,6 +74,9 @@ enum Command {
     /// Run the real program on a packet and tell, step by step, what it decides.
     #[command(after_help = EXPLAIN_HELP)]
     Explain(Explain),
+    /// Flow rules, which go before routing: list, add, modify, delete, watch.
+    #[command(subcommand, after_help = flows::HELP)]
+    Flows(flows::Flows),
     /// Take everything out of the kernel: plain Linux forwards.
     Stop(Output),
 }
@@ -89,6 +94,9 @@ The file of --config, every key optional, with the defaults:
   every_packets = 128       # one packet in so many is timed; a power of two, or 0: never
   [limits]
   memory_mib = 2048         # all tables; what does not fit is left to the kernel
+  [flows]                   # see `millrace flows --help`
+  rules = 65536             # at most, up to 1010000; the first one takes the memory for all
+  miss = \"normal\"           # what no rule matches: \"normal\", \"controller\" or \"drop\"
   [openflow]                # docs/openflow.md
   controllers = []          # as --controller
   version = \"1.3\"           # or \"1.0\"; without this line both
@@ -202,6 +210,7 @@ impl Command {
             | Command::Routers(o)
             | Command::Interfaces(o)
             | Command::Stop(o) => o.json,
+            Command::Flows(flows) => flows.is_json(),
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
         }
@@ -223,6 +232,7 @@ impl Cli {
             }
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
+            Command::Flows(flows) => flows.run(&instance),
             Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
         }?;
         Ok(ExitCode::SUCCESS)
@@ -468,6 +478,13 @@ mod tests {
             "routes --verify --json",
             "explain udp_10.0.0.1:1_->_10.1.0.1:2_ttl=1 --port eth1 --verbose",
             "stop --instance x",
+            "flows list --why",
+            "flows list ip,nw_dst=10.0.0.0/8 --json",
+            "flows add in_port=1,actions=output:2 actions=drop",
+            "flows add --file -",
+            "flows mod --strict in_port=1,actions=drop",
+            "flows del",
+            "flows watch --json",
         ];
         for line in fine {
             let words = line.split(' ').map(|w| w.replace('_', " "));
@@ -483,6 +500,10 @@ mod tests {
             ("routes 10.0.0", "invalid IP address"),
             ("routes --verify 10.0.0.1", "cannot be used with"),
             ("explain", "required"),
+            ("flows", "Usage"),
+            ("flows add", "required"),
+            ("flows add actions=drop --file f", "cannot be used with"),
+            ("flows mod", "required"),
         ];
         for (line, part) in wrong {
             let error =

@@ -57,6 +57,19 @@ pub fn status(s: &Status) -> String {
         "tables      {} IPv4 and {} IPv6 routes, {} neighbours; generation {}\n",
         s.routes.ipv4, s.routes.ipv6, s.neighbours, s.generation
     );
+    if s.flows.rules > 0 || s.flows.in_charge {
+        let charge = if s.flows.in_charge { "before routing" } else { "NOT IN CHARGE, packets are routed" };
+        let looked_up = s.flows.cache_hits + s.flows.cache_misses;
+        let cached = match (s.flows.cache_hits.saturating_mul(100)).checked_div(looked_up) {
+            None => String::new(),
+            Some(percent) => format!("; {percent}% of packets decided from the cache"),
+        };
+        let slow = match (s.flows.slow_done, s.flows.slow_lost) {
+            (0, 0) => String::new(),
+            (done, lost) => format!("; {done} packets done by user space, {lost} lost there"),
+        };
+        text += &format!("flow rules  {}, {charge}{cached}{slow}\n", s.flows.rules);
+    }
     let shown = &s.reasons[..s.reasons.len().min(TOP_REASONS)];
     for part in [ports(&s.ports), routers(&s.routers), reasons(shown), tables(s)] {
         if !part.is_empty() {
@@ -90,11 +103,12 @@ fn reasons(reasons: &[ReasonCount]) -> String {
 
 /// `millrace ports`.
 pub fn ports(ports: &[PortReport]) -> String {
-    let mut table = Table::new(&["PORT", "DEVICE", "MODE", "LOST", "PROBLEMS"]);
+    let mut table = Table::new(&["PORT", "NUMBER", "DEVICE", "MODE", "LOST", "PROBLEMS"]);
     for p in ports {
         let lost: Vec<_> = p.lost.iter().map(|r| format!("{} {}", r.packets, r.reason)).collect();
         table.row([
             p.port.clone(),
+            p.number.to_string(),
             p.ifindex.to_string(),
             p.mode.clone(),
             lost.join(", "),

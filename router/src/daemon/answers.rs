@@ -10,7 +10,10 @@ use super::{
     seam::{FastPath, Kernel, Observe},
     world::PortState,
 };
-use crate::plane::{Charge, Counters, InterfaceCount};
+use crate::{
+    plane::{Charge, Counters, InterfaceCount},
+    switch::report::FlowsStatus,
+};
 use logic::{
     mirror::{InterfaceView, RouterView},
     net::Vlan,
@@ -20,7 +23,7 @@ use logic::{
     tables::{self, Occupancy, Region},
 };
 use serde::Serialize;
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Answers one query.
@@ -81,6 +84,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             tables: self.table_use(),
             routes: Families { ipv4: sum(|r| r.routes.ipv4), ipv6: sum(|r| r.routes.ipv6) },
             neighbours: sum(|r| r.neighbours),
+            flows: FlowsStatus {
+                rules: self.switch.gauge.rules.load(Relaxed),
+                in_charge: self.rules.is_some(),
+                cache_hits: self.switch.gauge.cache_hits.load(Relaxed),
+                cache_misses: self.switch.gauge.cache_misses.load(Relaxed),
+                slow_done: self.switch.gauge.slow_done.load(Relaxed),
+                slow_lost: self.switch.gauge.slow_lost.load(Relaxed),
+            },
             ports,
             routers,
         })
@@ -302,6 +313,7 @@ fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
     PortReport {
         port: port.name.clone(),
         id,
+        number: u16::from(id) + 1,
         ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
         mode: port.mode.filter(|_| port.up.is_some()).map_or("detached".into(), |m| m.to_string()),
         problems: port.obstacles(),

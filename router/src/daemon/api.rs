@@ -1,6 +1,7 @@
 //! The API: HTTP and JSON over the Unix socket, in a thread of its own.
 //!
-//! It owns nothing: a request becomes a [`Query`] for the control thread, which answers between two rounds of its loop.
+//! It owns nothing: a request becomes a [`Query`] for the control thread, which answers between two rounds of its loop, or
+//! one for the switch thread.
 //! Packets and the control loop never wait for a client: the queue is short, full means 503.
 //!
 //! | request | answer ([`super::report`]) |
@@ -9,20 +10,25 @@
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
+//! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
+//! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
 
 use super::report::ExplainRequest;
-use crate::observer::Waker;
+use crate::{
+    observer::Waker,
+    switch::{self, report::FlowsChanged},
+};
 use axum::{
     Json, Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{
         DefaultBodyLimit, FromRequestParts, Query as UrlQuery, State,
         rejection::{BytesRejection, QueryRejection},
     },
-    http::{StatusCode, request::Parts},
+    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -40,6 +46,8 @@ use tokio::{runtime, sync::oneshot, time::timeout};
 /// Longest request body: a frame with the longest IP packet in hexadecimal, and room. The program takes shorter ones only,
 /// but the answer shall say so.
 pub const MAX_BODY_BYTES: usize = 160 * 1024;
+/// Longest request body with flows: some 30,000 of them. More are sent one body after another.
+pub const MAX_FLOWS_BYTES: usize = 4 << 20;
 /// Requests that may wait for the control thread.
 pub const QUEUE: usize = 16;
 /// How long a client waits for the control thread. Comparing or removing a full table takes seconds.
@@ -149,13 +157,13 @@ impl IntoResponse for ApiError {
 }
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
-pub fn serve(listener: UnixListener, requests: Requests) -> io::Result<()> {
+pub fn serve(listener: UnixListener, requests: Requests, switch: switch::Handle) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("api".into()).spawn(move || {
         runtime.block_on(async {
             let served = match tokio::net::UnixListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, routes(requests)).await,
+                Ok(listener) => axum::serve(listener, routes(requests, switch)).await,
                 Err(e) => Err(e),
             };
             if let Err(e) = served {
@@ -166,7 +174,8 @@ pub fn serve(listener: UnixListener, requests: Requests) -> io::Result<()> {
     Ok(())
 }
 
-fn routes(requests: Requests) -> Router {
+fn routes(requests: Requests, switch: switch::Handle) -> Router {
+    let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
         .route("/status", fixed(Query::Status))
@@ -176,6 +185,7 @@ fn routes(requests: Requests) -> Router {
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", post(explain))
+        .route("/flows", flows.with_state(switch))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
         .fallback(|| async { ApiError::unknown("no such request") })
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
@@ -191,6 +201,37 @@ async fn explain(
     let request =
         serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not an explain request: {e}")))?;
     ask(to, Query::Explain(request)).await
+}
+
+/// What is asked of flow rules.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FlowsQuery {
+    #[serde(default, rename = "match")]
+    matching: String,
+}
+
+async fn list_flows(
+    State(switch): State<switch::Handle>,
+    Url(query): Url<FlowsQuery>,
+) -> Result<Response, ApiError> {
+    let lines = switch.list(query.matching).await?;
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::new(lines)).into_response())
+}
+
+async fn change_flows(
+    State(switch): State<switch::Handle>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<FlowsChanged>, ApiError> {
+    let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
+    let request =
+        serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not a request for flows: {e}")))?;
+    match timeout(PATIENCE, switch.change(request)).await {
+        Ok(answer) => answer.map(Json),
+        Err(_) => Err(ApiError::busy(
+            "the rules are changed, but not in time was it known that packets obey; see `millrace status`",
+        )),
+    }
 }
 
 /// Hands a query to the control thread and waits for the answer.
@@ -230,7 +271,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         let (to, requests) = Requests::queue(Waker::new().unwrap());
-        serve(UnixListener::bind(&path).unwrap(), to).unwrap();
+        let waker = Waker::new().unwrap();
+        let (switch, end) = switch::start(&Default::default(), waker).unwrap();
+        (end.tell)(super::super::seam::Told::Ports(Vec::new()));
+        serve(UnixListener::bind(&path).unwrap(), to, switch).unwrap();
         (directory, path, requests)
     }
 
@@ -293,6 +337,10 @@ mod tests {
             ("POST", "/explain", "{", 400, "not an explain request: EOF"),
             ("POST", "/explain", "{\"packets\":1}", 400, "unknown field `packets`"),
             ("POST", "/explain", "\u{0}", 400, "not an explain request"),
+            ("GET", "/flows?match=nonsense", "", 400, "not a field"),
+            ("GET", "/flows?wants=1", "", 400, "unknown field `wants`"),
+            ("POST", "/flows", "{", 400, "not a request for flows"),
+            ("PUT", "/flows", "", 405, ""),
         ];
         for (method, path, body, status, part) in table {
             let length = body.len();

@@ -2,7 +2,11 @@
 
 use super::api::ErrorBody;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Request, body::Bytes, client::conn::http1};
+use hyper::{
+    Request, Response,
+    body::{Bytes, Incoming},
+    client::conn::http1,
+};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use std::{cell::Cell, io, path::Path, time::Duration};
@@ -10,6 +14,9 @@ use tokio::{net::UnixStream, runtime, time::timeout};
 
 /// Longest answer accepted, bytes: 4,096 interfaces and 256 routers take a few MiB.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// Longest line accepted where lines come one by one, bytes.
+const MAX_LINE_BYTES: usize = 1 << 20;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +57,38 @@ pub fn call<T: DeserializeOwned>(
     })
 }
 
+/// Asks the daemon at `socket` for lines of JSON, which are handed on as they come; between two of them at most `patience`
+/// passes. An error of `each` ends it.
+pub fn lines<T: DeserializeOwned>(
+    socket: &Path,
+    path: &str,
+    patience: Duration,
+    mut each: impl FnMut(T) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
+    let peer = Cell::new(0);
+    let silent = |_| CallError::Silent { pid: peer.get(), waited: patience };
+    runtime.block_on(async {
+        let asked = timeout(patience, send(socket, "GET", path, None, &peer)).await;
+        let mut body = answered(asked.map_err(silent)??).await?;
+        let mut rest = Vec::new();
+        while let Some(frame) = timeout(patience, body.frame()).await.map_err(silent)? {
+            let frame = frame.map_err(|e| broken(&e))?;
+            rest.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            let whole = rest.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
+            for line in rest[..whole].split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+                each(serde_json::from_slice(line).map_err(|e| broken(&e))?)?;
+            }
+            rest.drain(..whole);
+            if rest.len() > MAX_LINE_BYTES {
+                return Err(broken(&"a line without an end").into());
+            }
+        }
+        if rest.is_empty() { Ok(()) } else { Err(broken(&"the answer ended within a line").into()) }
+    })
+}
+
 async fn exchange<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
@@ -57,6 +96,24 @@ async fn exchange<T: DeserializeOwned>(
     body: Option<serde_json::Value>,
     peer: &Cell<i32>,
 ) -> Result<T, CallError> {
+    let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
+    let answer = send(socket, method, path, body, peer).await?;
+    let bytes = Limited::new(answered(answer).await?, MAX_ANSWER_BYTES)
+        .collect()
+        .await
+        .map_err(|e| broken(&e))?
+        .to_bytes();
+    serde_json::from_slice(&bytes).map_err(|e| broken(&e))
+}
+
+/// Sends a request; what comes back, once its head is there.
+async fn send(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: Option<serde_json::Value>,
+    peer: &Cell<i32>,
+) -> Result<Response<Incoming>, CallError> {
     let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
     let stream = UnixStream::connect(socket).await.map_err(|e| match e.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => CallError::NoDaemon,
@@ -73,16 +130,20 @@ async fn exchange<T: DeserializeOwned>(
         .header("Host", "millrace")
         .body(Full::new(body))
         .map_err(|e| broken(&e))?;
-    let answer = sender.send_request(request).await.map_err(|e| broken(&e))?;
+    sender.send_request(request).await.map_err(|e| broken(&e))
+}
+
+/// The body of an answer, or the error that it is.
+async fn answered(answer: Response<Incoming>) -> Result<Incoming, CallError> {
     let status = answer.status();
+    if status.is_success() {
+        return Ok(answer.into_body());
+    }
     let bytes = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
         .collect()
         .await
-        .map_err(|e| broken(&e))?
+        .map_err(|e| CallError::Broken(e.to_string()))?
         .to_bytes();
-    if status.is_success() {
-        return serde_json::from_slice(&bytes).map_err(|e| broken(&e));
-    }
     let text = serde_json::from_slice(&bytes)
         .map_or_else(|_| format!("HTTP status {status}"), |e: ErrorBody| e.error);
     Err(CallError::Refused { status: status.as_u16(), text })

@@ -62,6 +62,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Step::Transmit { port, .. } => Some(self.port_name(*port as PortId)),
             _ => None,
         });
+        let rules = self.rules.is_some().then(|| {
+            "flow rules decide before this (`millrace flows list`): this is what becomes of what they send to NORMAL".into()
+        });
         let verdict = match run.action {
             XDP_REDIRECT => "forward",
             XDP_PASS => "pass",
@@ -69,7 +72,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         Ok(ExplainReport {
             port: self.port_name(port),
-            notes: note.into_iter().collect(),
+            notes: note.into_iter().chain(rules).collect(),
             steps: self.told(&steps),
             verdict: verdict.into(),
             reason: reason.map(|r| ReasonCount { packets: 1, ..reason_count(r, 1) }),

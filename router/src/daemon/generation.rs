@@ -8,7 +8,7 @@ use super::{
     changes::Changes,
     instance::Instance,
     reclaim::Reclaimer,
-    seam::{FastPath, Kernel, Observe},
+    seam::{FastPath, Kernel, Observe, SwitchEnd},
     totals::{State, Totals},
     world::World,
 };
@@ -171,13 +171,14 @@ fn limit(config: &Config) -> usize {
 }
 
 /// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
-/// reached.
+/// reached. Flow rules, if there are, go before it.
 fn build<K: Kernel>(
     kernel: &mut K,
     config: &Config,
     world: &World,
     mut capacity: Capacity,
     number: u64,
+    rules: Option<&<K::Plane as FastPath>::Rules>,
 ) -> Result<Generation<K::Plane>> {
     loop {
         let settings = Settings {
@@ -187,7 +188,8 @@ fn build<K: Kernel>(
             exception_pps: config.policing.exception_pps.0,
             control_pps: config.policing.control_pps.0,
         };
-        let plane = kernel.load(settings)?;
+        let mut plane = kernel.load(settings)?;
+        plane.set_rules(rules)?;
         let mut generation = Generation {
             tables: Tables::new(plane.memory()),
             plane,
@@ -210,7 +212,13 @@ fn build<K: Kernel>(
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was, or, where an
     /// earlier daemon's program had been replaced already, the new one forwards as that did.
-    pub fn start(config: Config, instance: Instance, mut kernel: K, mut observer: O) -> Result<Self> {
+    pub fn start(
+        config: Config,
+        instance: Instance,
+        mut kernel: K,
+        mut observer: O,
+        switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
+    ) -> Result<Self> {
         let started = kernel.now();
         let mut world = World::new(&config);
         for event in observer.poll(Duration::ZERO).context("reading the kernel's state")? {
@@ -220,7 +228,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         world.plan();
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
-        let generation = build(&mut kernel, &config, &world, fitting(&world), number)?;
+        let generation = build(&mut kernel, &config, &world, fitting(&world), number, None)?;
         let mut control = Control {
             config,
             kernel,
@@ -237,6 +245,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             instance,
             next_port: 0,
             changes: Changes::default(),
+            switch,
+            rules: None,
+            told_ports: None,
         };
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;
@@ -267,7 +278,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Err(format!("limits.memory_mib is {}", self.config.limits.memory_mib.0))
         } else {
             tracing::info!("{full}: moving to larger tables");
-            build(&mut self.kernel, &self.config, &self.world, capacity, number)
+            build(&mut self.kernel, &self.config, &self.world, capacity, number, self.rules.as_ref())
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
         match built {
@@ -316,7 +327,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Attaches to every device that lets us; one that does not is reported, and its traffic is the kernel's.
-    fn attach_what_goes(&mut self) -> Result<()> {
+    pub(super) fn attach_what_goes(&mut self) -> Result<()> {
         while let Err((id, error)) = self.attach() {
             let Some(port) = self.world.ports.get_mut(&id) else { break };
             let Some(ifindex) = port.wanted() else { break };

@@ -13,7 +13,7 @@ use super::{
     refusal,
     seam::{Device, FastPath, Kernel},
 };
-use crate::plane::{Counters, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
+use crate::plane::{Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
 use anyhow::{Context, Result};
 use logic::plan::PortId;
 use std::{
@@ -211,6 +211,11 @@ impl Kernel for Bpf {
     }
 
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
+        if let Err(error) = plane.take_injected() {
+            tracing::warn!(
+                "what user space sends to NORMAL and LOCAL is lost, or goes by old tables: {error:#}"
+            );
+        }
         let mut new = BTreeMap::new();
         let attached = self.attach_new(plane, devices, &mut new);
         if let Err(error) = attached.and_then(|()| self.replace(plane, devices)) {
@@ -299,6 +304,10 @@ pub fn monotonic() -> Duration {
 
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;
+    type Rules = Arc<FlowMaps>;
+    fn set_rules(&mut self, rules: Option<&Arc<FlowMaps>>) -> Result<()> {
+        Plane::set_rules(self, rules)
+    }
     fn memory(&self) -> Arc<MappedMemory> {
         Plane::memory(self)
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
+//! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
 //! | `answers.rs`, `report.rs` | what is told to clients, and its words |
 //! | `verify.rs` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
@@ -15,8 +16,8 @@
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
-//! One thread runs the loop and owns everything that changes. The API thread asks it through a queue, the grace thread
-//! waits for it; neither makes it wait.
+//! One thread runs the loop and owns everything that changes of routing. The API thread asks it through a queue, the grace
+//! thread waits for it, the switch thread ([`crate::switch`]) owns flow rules; none makes it wait.
 
 mod answers;
 pub mod api;
@@ -32,6 +33,7 @@ pub mod packet;
 mod reclaim;
 mod refusal;
 pub mod report;
+mod rules;
 pub mod seam;
 pub mod start;
 #[cfg(test)]
@@ -46,7 +48,7 @@ use api::{Query, Request};
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
-use seam::{FastPath, Kernel, Observe};
+use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort};
 use std::{sync::mpsc::Receiver, time::Duration};
 use totals::Totals;
 use verify::Verifying;
@@ -84,6 +86,11 @@ pub struct Control<K: Kernel, O> {
     /// Place of the port looked at last.
     next_port: usize,
     changes: Changes,
+    switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
+    /// In charge of the ports; `None`: packets are routed.
+    rules: Option<<K::Plane as FastPath>::Rules>,
+    /// What the switch thread knows.
+    told_ports: Option<Vec<SwitchPort>>,
 }
 
 /// When periodic work was last done, CLOCK_MONOTONIC.
@@ -155,6 +162,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.settle_ports(now)?;
         self.generation.reclaim(now);
         self.grow(now)?;
+        self.follow_switch();
         self.confirm(now);
         self.keep_alive(now);
         self.remember(now);

@@ -3,6 +3,7 @@
 //! Field names are part of the interface. Counters count from the first start of the instance, across restarts.
 
 use super::packet::Headers;
+use crate::switch::report::FlowsStatus;
 use serde::{Deserialize, Serialize};
 
 /// `millrace status`.
@@ -36,6 +37,7 @@ pub struct Status {
     pub tables: Vec<TableUse>,
     pub routes: Families<u64>,
     pub neighbours: u64,
+    pub flows: FlowsStatus,
 }
 
 /// How long forwarding goes on by itself.
@@ -99,6 +101,8 @@ pub struct PortReport {
     pub port: String,
     /// Number in the tables.
     pub id: u8,
+    /// Number in flow rules and OpenFlow.
+    pub number: u16,
     pub ifindex: u32,
     /// `native`, `generic`, or `detached`.
     pub mode: String,

@@ -12,7 +12,11 @@ use logic::{
     observe::{Dump, Event, NamespaceId},
     plan::PortId,
 };
-use std::{net::IpAddr, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::AtomicU64, mpsc::Receiver},
+    time::Duration,
+};
 
 /// Where events come from.
 pub trait Observe {
@@ -83,11 +87,60 @@ pub trait Kernel {
     fn now(&self) -> Duration;
 }
 
+/// The switch thread ([`crate::switch`]), as the control loop sees it.
+pub struct SwitchEnd<R> {
+    /// The rules to be put in charge; `None`: none are to be any more. Answered by [`Told::InCharge`], in order.
+    pub orders: Receiver<Option<R>>,
+    /// Never waits.
+    pub tell: Box<dyn Fn(Told) + Send>,
+    pub gauge: Arc<Gauge>,
+}
+
+/// What the switch thread counts, for `millrace status`.
+#[derive(Debug, Default)]
+pub struct Gauge {
+    /// Rules there are.
+    pub rules: AtomicU64,
+    /// Of packets: decided from the cache, and not.
+    pub cache_hits: AtomicU64,
+    pub cache_misses: AtomicU64,
+    /// Packets that user space has done.
+    pub slow_done: AtomicU64,
+    /// Packets that it was to do, or to send, and could not.
+    pub slow_lost: AtomicU64,
+}
+
+/// What the control loop tells the switch thread.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Told {
+    /// All ports, whenever something about one is new.
+    Ports(Vec<SwitchPort>),
+    /// Are rules in charge of all ports that are attached? Or why they could not be put there.
+    InCharge(Result<bool, String>),
+}
+
+/// A port, as flow rules see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SwitchPort {
+    pub id: PortId,
+    pub name: String,
+    /// The device it is attached to; `None`: it is not there, or not attached.
+    pub ifindex: Option<u32>,
+    /// Administratively.
+    pub up: bool,
+    /// Packets may be redirected to it.
+    pub transmits: bool,
+}
+
 /// One generation of the program and its maps.
 pub trait FastPath {
     /// Its tables; whoever holds one keeps them mapped.
     type Memory: Memory + Send + 'static;
+    /// Flow rules, which outlive generations.
+    type Rules: Clone;
     fn memory(&self) -> Self::Memory;
+    /// From the next [`Kernel::attach`] on packets go by these rules, or by none; on an error, as before.
+    fn set_rules(&mut self, rules: Option<&Self::Rules>) -> Result<()>;
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()>;
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
     /// Packets are forwarded until then (CLOCK_MONOTONIC).

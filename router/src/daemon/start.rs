@@ -8,7 +8,7 @@ use super::{
     seam::{Kernel, Observe},
     world::PortState,
 };
-use crate::{config::Config, observer::Waker, privileges};
+use crate::{config::Config, observer::Waker, privileges, switch};
 use anyhow::{Context, Result, bail};
 use std::{
     fs,
@@ -60,11 +60,12 @@ fn run_alone<O: Observe>(
     bpf.adopt()?;
     let (observer, waker) = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
+    let (switch, switch_end) = switch::start(&config.flows, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker);
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
-    api::serve(lock.listen()?, requests_to)?;
-    let control = Control::start(config, instance.clone(), bpf, observer)?;
+    api::serve(lock.listen()?, requests_to, switch)?;
+    let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
     let ended = control.run(&requests)?;

@@ -7,8 +7,10 @@
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
 //! | `losses.rs` | counting what is lost after the redirect |
-//! | `flow.rs` | the program with flow rules in front, and their memory |
+//! | `flow.rs` | the program with flow rules in front |
+//! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
+//! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
 //! | `grace.rs` | waiting until no running program can see what was unpublished |
 //!
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
@@ -16,7 +18,9 @@
 
 mod counters;
 mod flow;
+mod flow_maps;
 mod grace;
+mod inject;
 mod link;
 mod losses;
 mod memory;
@@ -25,8 +29,10 @@ mod run;
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
 pub use counters::{Charge, Counters, InterfaceCount};
-pub use flow::{FlowLast, FlowPlane, MappedFlows, Notices};
+pub use flow::FlowPlane;
+pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
 pub use grace::Grace;
+pub use inject::Injector;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
     skel::{OpenSkel, SkelBuilder},
@@ -64,6 +70,12 @@ pub struct Settings {
     pub control_pps: u32,
 }
 
+/// `enum port_flags`.
+pub(crate) const PORT_READY: u64 = 1;
+pub(crate) const PORT_NO_RECV: u64 = 2;
+/// Word of `struct control`.
+const RULES_DEADLINE: usize = std::mem::offset_of!(types::control, rules_deadline_jiffies) / 8;
+
 /// Limits of the ABI.
 pub const MAX_PORTS: usize = 64;
 /// Routers the charges have rows for.
@@ -81,6 +93,10 @@ pub struct Plane {
     cpus: usize,
     /// The copy that explains packets, once one was asked for.
     explainer: RefCell<Option<abi::MillraceSkel<'static>>>,
+    /// The program with flow rules, once there were some.
+    rules: Option<FlowPlane>,
+    /// It is the one to attach.
+    by_rules: bool,
 }
 
 impl Plane {
@@ -109,7 +125,7 @@ impl Plane {
         losses::select(&mut open)?;
         change(&mut open).context("changing the kernel plane")?;
         open.progs.millrace_explain.set_autoload(false);
-        flow::leave_out(&mut open)?;
+        flow_maps::leave_out(&mut open)?;
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
         let control = Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
@@ -129,6 +145,8 @@ impl Plane {
             memory,
             cpus,
             explainer: RefCell::default(),
+            rules: None,
+            by_rules: false,
         })
     }
 
@@ -166,7 +184,9 @@ impl Plane {
         } else {
             self.clear_slot(id)?;
         }
-        self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | u64::from(ready) << 48);
+        let no_recv = self.rules.as_ref().is_some_and(|rules| rules.maps().no_recv(id));
+        let flags = u64::from(ready) * PORT_READY + u64::from(no_recv) * PORT_NO_RECV;
+        self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | flags << 48);
         Ok(())
     }
 
@@ -199,6 +219,29 @@ impl Plane {
         let deadline_jiffies = if deadline > now { jiffies.saturating_add(left as u64) } else { jiffies - 1 };
         self.control.store(0, u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
         self.control.store(1, deadline_jiffies);
+        self.control
+            .store(RULES_DEADLINE, if self.rules_outlast_daemon() { u64::MAX } else { deadline_jiffies });
+        Ok(())
+    }
+
+    fn rules_outlast_daemon(&self) -> bool {
+        self.rules.as_ref().is_some_and(|rules| rules.maps().settings().outlast_daemon)
+    }
+
+    /// With rules, [`Plane::program`] is the one that goes by them, from their first packet on; without, the plain one.
+    ///
+    /// # Errors
+    /// The program cannot be loaded; nothing has changed.
+    pub fn set_rules(&mut self, maps: Option<&Arc<FlowMaps>>) -> Result<()> {
+        if let Some(maps) = maps
+            && self.rules.as_ref().is_none_or(|rules| !Arc::ptr_eq(rules.maps(), maps))
+        {
+            self.rules = Some(FlowPlane::load(self, maps)?);
+            if self.rules_outlast_daemon() {
+                self.control.store(RULES_DEADLINE, u64::MAX);
+            }
+        }
+        self.by_rules = maps.is_some();
         Ok(())
     }
 
@@ -224,7 +267,19 @@ impl Plane {
 
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
-        self.skel.progs.millrace.as_fd()
+        match &self.rules {
+            Some(rules) if self.by_rules => rules.program(),
+            _ => self.skel.progs.millrace.as_fd(),
+        }
+    }
+
+    /// From now on frames that user space hands to NORMAL and LOCAL go by this generation, if it has rules. To be called
+    /// just before it is attached: what comes to user space then must find it.
+    ///
+    /// # Errors
+    /// No more descriptors; they go by the one before.
+    pub fn take_injected(&self) -> Result<()> {
+        self.rules.iter().filter(|_| self.by_rules).try_for_each(FlowPlane::take_injected)
     }
 
     /// From now on this generation counts what its ports lose after the redirect, and the one pinned in `directory` no more.

@@ -162,7 +162,7 @@ impl Plane {
         share(&mut open, self)?;
         open.progs.millrace.set_autoload(false);
         super::losses::leave_out(&mut open);
-        super::flow::leave_out(&mut open)?;
+        super::flow_maps::leave_out(&mut open)?;
         open.load().context("loading the explaining copy")
     }
 }

@@ -166,7 +166,7 @@ fn compare(w: &mut FlowWorld, in_port: Port, frame: &[u8], times: u64, tried: &m
     tried.chains += usize::from(done.rows.len() > 1);
     let (before, total, slow, mut fast) = (w.counted(&done.rows), w.total(), w.slow(), 0);
     for time in 0..times {
-        let (hits, _) = w.flows.cache_use();
+        let (hits, _) = w.flows.maps().cache_use();
         let result = w.run(usize::from(in_port.0 - 1), frame);
         if w.last().verdict == u16::from(kernel::verdict::SLOW) {
             assert!(result.action == XDP_DROP && result.frame == frame, "time {time}, {}", at());
@@ -181,7 +181,7 @@ fn compare(w: &mut FlowWorld, in_port: Port, frame: &[u8], times: u64, tried: &m
             assert!(output.frame == result.frame, "{}: {}", at(), hex(&result.frame));
         }
         let cached = done.rows.len() <= kernel::FRONT && time == 2;
-        assert!(!cached || w.flows.cache_use().0 == hits + 1, "not from the cache: {}", at());
+        assert!(!cached || w.flows.maps().cache_use().0 == hits + 1, "not from the cache: {}", at());
     }
     for (before, after) in before.iter().zip(w.counted(&done.rows)) {
         let since = after.since(*before);

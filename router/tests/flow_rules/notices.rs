@@ -34,6 +34,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
         let told = RefCell::new(Vec::new());
         let notices = w
             .flows
+            .maps()
             .notices(
                 |notice, frame| told.borrow_mut().push((notice, frame.to_vec())),
                 |lost| panic!("{lost} lost"),
@@ -101,7 +102,7 @@ fn what_a_table_does_without_a_rule_changes_while_packets_run() {
         let told = RefCell::new(Vec::new());
         let tell =
             |notice: Notice, frame: &[u8]| told.borrow_mut().push((notice.rule, notice.reason, frame.len()));
-        let notices = w.flows.notices(tell, |lost| panic!("{lost} lost")).unwrap();
+        let notices = w.flows.maps().notices(tell, |lost| panic!("{lost} lost")).unwrap();
         let frame = udp_frame(64, 61);
         for (actions, action, expected) in [
             ("controller(max_len=20)", XDP_DROP, vec![(1, NoticeReason::Action, 20)]),

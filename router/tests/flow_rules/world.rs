@@ -10,7 +10,9 @@ use logic::flow::{
     pipeline::{Done, Pipeline},
     table::{Count, Dialect},
 };
-use router::plane::{Charge, FlowLast, FlowPlane, Grace, MappedFlows, Plane, Settings, TestRun};
+use router::plane::{
+    Charge, FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Plane, Settings, TestRun,
+};
 use std::{
     sync::{Arc, atomic::Ordering::Acquire},
     time::Duration,
@@ -72,8 +74,10 @@ impl FlowWorld {
         }
         // Rules are found by these hashes whatever they are.
         let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        let flows = FlowPlane::load(&plane, &CAPACITY, seed).unwrap_or_else(|e| panic!("{e:#}"));
-        let memory = flows.memory();
+        let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
+        let maps = Arc::new(FlowMaps::new(settings).unwrap_or_else(|e| panic!("{e:#}")));
+        let flows = FlowPlane::load(&plane, &maps).unwrap_or_else(|e| panic!("{e:#}"));
+        let memory = maps.memory().clone();
         let known: Vec<(Port, bool)> = (1..=4).map(|port| (Port(port), port != 4)).collect();
         let devices = known.iter().zip(&ports).map(|(&(port, floods), ifindex)| (port, (*ifindex, floods)));
         memory.set_ports(devices.collect()).unwrap();
@@ -104,7 +108,7 @@ impl FlowWorld {
 
     /// What the program made of the last packet.
     pub fn last(&self) -> FlowLast {
-        self.flows.last()
+        self.flows.maps().last()
     }
 
     /// Packets that user space was to do; nobody listens here.

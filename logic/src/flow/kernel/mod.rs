@@ -197,6 +197,11 @@ impl<M: FlowMemory> Writer<M> {
         &self.memory
     }
 
+    /// Does user space decide for this rule, for ever or until the end of a batch?
+    pub fn is_slow(&self, id: RuleId) -> bool {
+        self.rule(row(id))[rule_word::DECISION].load(Acquire) as u8 == verdict::SLOW
+    }
+
     /// What a table does with a packet that no rule of it matches: published as a change of a rule is.
     pub fn set_miss(&mut self, table: TableId, instructions: &Instructions) {
         self.batch.changed = true;

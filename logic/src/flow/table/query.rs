@@ -18,9 +18,24 @@ pub struct Aggregate {
 impl Tables {
     /// The rules that a filter means, by table, priority (the highest first), mask and values.
     pub fn flows(&self, filter: &FlowFilter, now_ms: u64) -> impl Iterator<Item = FlowStats> + '_ {
+        self.sorted(filter).into_iter().map(move |id| self.stats(id, now_ms))
+    }
+
+    /// The same, by their ids.
+    pub fn sorted(&self, filter: &FlowFilter) -> Vec<RuleId> {
         let mut ids: Vec<RuleId> = self.hits(filter, None).collect();
         ids.sort_unstable_by(|&a, &b| self.order(a, b));
-        ids.into_iter().map(move |id| self.stats(id, now_ms))
+        ids
+    }
+
+    /// One rule; `None`: it is gone.
+    pub fn flow(&self, id: RuleId, now_ms: u64) -> Option<FlowStats> {
+        self.rows.get(id).is_some().then(|| self.stats(id, now_ms))
+    }
+
+    /// When a rule's last packet was seen, or it was made, milliseconds; `None`: it is gone.
+    pub fn used_ms(&self, id: RuleId) -> Option<u64> {
+        self.rows.get(id).map(|row| row.used_ms)
     }
 
     /// The rules that a filter means, in no special order.

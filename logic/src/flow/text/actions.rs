@@ -1,9 +1,9 @@
 //! Actions and instructions by the names of Open vSwitch.
 
 use super::{
-    BadText, Word,
+    BadText, Names, Word,
     matching::{field_of_action, name_in_actions},
-    parse_port, value,
+    value,
     value::ValueText,
     words,
 };
@@ -70,7 +70,11 @@ const ORDER: [&str; 7] =
 
 /// Actions and no other instruction, as for a packet-out. `drop`, or nothing: none.
 pub fn parse_actions(text: &str) -> Result<Vec<Action>, BadText> {
-    let words = words(text)?;
+    actions_named(text, Names::default())
+}
+
+fn actions_named(text: &str, names: Names<'_>) -> Result<Vec<Action>, BadText> {
+    let words = words(text, names)?;
     let mut actions = Vec::new();
     for &word in &words {
         match rank(word.key) {
@@ -84,8 +88,12 @@ pub fn parse_actions(text: &str) -> Result<Vec<Action>, BadText> {
 
 /// What is after `actions=` in a flow: actions, and the instructions of OpenFlow 1.3.
 pub fn parse_instructions(text: &str) -> Result<Instructions, BadText> {
+    instructions_named(text, Names::default())
+}
+
+pub(super) fn instructions_named(text: &str, names: Names<'_>) -> Result<Instructions, BadText> {
     let mut out = Instructions::default();
-    let words = words(text)?;
+    let words = words(text, names)?;
     let mut last = None;
     for &word in &words {
         let rank = rank(word.key);
@@ -96,7 +104,7 @@ pub fn parse_instructions(text: &str) -> Result<Instructions, BadText> {
         match rank {
             0 => out.meter = Some(word.number(u32::MAX.into())?),
             2 => out.clear = word.alone().map(|()| true)?,
-            3 => out.write = parse_actions(word.value()?)?,
+            3 => out.write = actions_named(word.value()?, names)?,
             4 => {
                 let (value, mask) = value::masked(word, 64)?;
                 out.metadata = Some((value as u64, mask.map_or(u64::MAX, |mask| mask as u64)));
@@ -215,10 +223,11 @@ const ACTIONS: &[&str] = &[
 
 /// Actions that send; `None`: it is none of them.
 fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {
+    let names = word.names;
     let action = match word.key {
         "output" => {
             // Registers and output with a length have forms of their own.
-            let port = parse_port(word.value()?).map_err(|e| word.bad(e.right))?;
+            let port = names.port(word.value()?).map_err(|e| word.bad(e.right))?;
             Action::output(port)
         }
         key if key.eq_ignore_ascii_case("controller") => {
@@ -236,9 +245,9 @@ fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {
             let bad = || word.bad("needs port and queue: enqueue:1:2");
             let (port, queue) = word.value()?.split_once([':', ',']).ok_or_else(bad)?;
             let queue = value::number(queue.trim()).and_then(|n| u32::try_from(n).ok()).ok_or_else(bad)?;
-            Action::Enqueue { port: parse_port(port)?, queue }
+            Action::Enqueue { port: names.port(port)?, queue }
         }
-        _ if word.value.is_none() => match parse_port(word.key) {
+        _ if word.value.is_none() => match names.port(word.key) {
             Ok(port) => Action::output(port),
             Err(_) => return Ok(None),
         },
@@ -249,7 +258,7 @@ fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {
 
 /// All bits of a field.
 fn exact(word: Word<'_>, field: Field) -> Result<u128, BadText> {
-    match value::of_field(field, word.value()?) {
+    match value::of_field(field, word.value()?, word.names) {
         Some((value, None)) => Ok(value),
         _ => Err(word.bad(format!("needs {}", value::example(field)))),
     }
@@ -269,8 +278,8 @@ fn set_field(word: Word<'_>) -> Result<Action, BadText> {
     if !settable(field) {
         return Err(BadText::new(name, "can be matched, not set"));
     }
-    let (value, mask) =
-        value::of_field(field, text).ok_or_else(|| word.bad(format!("needs {}", value::example(field))))?;
+    let (value, mask) = value::of_field(field, text, word.names)
+        .ok_or_else(|| word.bad(format!("needs {}", value::example(field))))?;
     let mask = mask.unwrap_or(field.all_bits());
     // The bit that says that there is a tag is part of the value (OpenFlow 1.3 section 7.2.3.7) and is no choice.
     let present = u128::from(if field == Field::VlanVid { VLAN_PRESENT } else { 0 });
@@ -288,7 +297,7 @@ fn encap_vxlan(word: Word<'_>) -> Result<Action, BadText> {
     let address = |part: Word<'_>| {
         part.value()?.parse().map(Some).map_err(|_| part.bad("needs an IPv4 address such as 192.0.2.1"))
     };
-    for part in words(word.value()?)? {
+    for part in words(word.value()?, word.names)? {
         match part.key {
             "vni" => vni = Some(part.number(0xff_ffff)?),
             "src" => source = address(part)?,
@@ -310,7 +319,7 @@ fn encap_vxlan(word: Word<'_>) -> Result<Action, BadText> {
 /// `set_fcf(tos|vlan,workload=..,priority=0|1)`
 fn set_fcf(word: Word<'_>) -> Result<Action, BadText> {
     let (mut place, mut workload, mut priority) = (None, None, false);
-    for part in words(word.value()?)? {
+    for part in words(word.value()?, word.names)? {
         match part.key {
             "tos" => place = part.alone().map(|()| Some((FcfPlace::Tos, 31)))?,
             "vlan" => place = part.alone().map(|()| Some((FcfPlace::Vlan, 4095)))?,

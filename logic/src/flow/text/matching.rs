@@ -1,6 +1,6 @@
 //! Matches by the names of Open vSwitch's fields.
 
-use super::{BadText, Word, value, value::ValueText, words};
+use super::{BadText, Names, Word, value, value::ValueText, words};
 use crate::flow::{
     Field::{self, *},
     Match,
@@ -107,7 +107,7 @@ pub(super) fn name_in_actions(field: Field) -> &'static str {
 
 /// A match as in a flow, without priority.
 pub fn parse_match(text: &str) -> Result<Match, BadText> {
-    of_words(words(text)?)
+    of_words(words(text, Names::default())?)
 }
 
 pub(super) fn of_words(mut words: Vec<Word<'_>>) -> Result<Match, BadText> {
@@ -161,7 +161,7 @@ fn add(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
         matching.set(VlanVid, VLAN_PRESENT.into(), VLAN_PRESENT.into());
     }
     let field = allow(matching, word, &fields)?;
-    let (value, mask) = value::of_field(field, word.value()?)
+    let (value, mask) = value::of_field(field, word.value()?, word.names)
         .ok_or_else(|| word.bad(format!("needs {}", value::example(field))))?;
     if mask.is_some() && !field.spec().maskable {
         return Err(word.bad(format!("{} cannot be matched with a mask", word.key)));

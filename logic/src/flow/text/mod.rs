@@ -15,12 +15,13 @@ mod actions;
 mod matching;
 mod value;
 
+use actions::instructions_named;
 pub use actions::{ActionsText, InstructionsText, parse_actions, parse_instructions};
 pub use matching::{MatchText, parse_match};
 pub use value::parse_port;
 
 use super::{
-    Instructions, Match,
+    Instructions, Match, Port,
     rule::{FlowCommand, FlowFlags, FlowMod, TABLES},
 };
 use std::fmt;
@@ -42,12 +43,37 @@ impl BadText {
     }
 }
 
+/// Ports that may be written by name, beside their numbers. Reserved names and numbers go before.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Names<'a>(&'a [(String, Port)]);
+
+impl<'a> Names<'a> {
+    /// These names.
+    pub fn of(ports: &'a [(String, Port)]) -> Self {
+        Self(ports)
+    }
+
+    fn port(self, text: &str) -> Result<Port, BadText> {
+        let named = || self.0.iter().find(|(name, _)| name == text).map(|&(_, port)| port);
+        parse_port(text).or_else(|mut bad| {
+            named().ok_or_else(|| {
+                let names: Vec<_> = self.0.iter().map(|(name, _)| name.as_str()).collect();
+                if !names.is_empty() {
+                    bad.right += &format!(", or the name of a port: {}", names.join(", "));
+                }
+                bad
+            })
+        })
+    }
+}
+
 /// `key`, `key=value`, `key:value` or `key(value)`.
 #[derive(Clone, Copy, Debug)]
 struct Word<'a> {
     all: &'a str,
     key: &'a str,
     value: Option<&'a str>,
+    names: Names<'a>,
 }
 
 impl<'a> Word<'a> {
@@ -71,7 +97,7 @@ impl<'a> Word<'a> {
 }
 
 /// Words between commas and blanks; what is in parentheses stays together.
-fn words(text: &str) -> Result<Vec<Word<'_>>, BadText> {
+fn words<'a>(text: &'a str, names: Names<'a>) -> Result<Vec<Word<'a>>, BadText> {
     let mut words = Vec::new();
     let mut rest = text;
     loop {
@@ -101,13 +127,18 @@ fn words(text: &str) -> Result<Vec<Word<'_>>, BadText> {
             }
             Some(at) => (&all[..at], Some(&all[at + 1..])),
         };
-        words.push(Word { all, key, value });
+        words.push(Word { all, key, value, names });
     }
 }
 
 /// A flow as `ovs-ofctl add-flow`, `mod-flows` or `del-flows` reads it. To delete, no actions are given and the table may
 /// be left out (all tables); else there must be actions, and the table is 0 if left out.
 pub fn parse_flow(text: &str, command: FlowCommand) -> Result<FlowMod, BadText> {
+    parse_flow_named(text, command, Names::default())
+}
+
+/// [`parse_flow`] where ports have names.
+pub fn parse_flow_named(text: &str, command: FlowCommand, names: Names<'_>) -> Result<FlowMod, BadText> {
     let deletes = matches!(command, FlowCommand::Delete { .. });
     let (fields, actions) = split_actions(text);
     let mut flow = FlowMod {
@@ -126,14 +157,14 @@ pub fn parse_flow(text: &str, command: FlowCommand) -> Result<FlowMod, BadText> 
         buffer: None,
     };
     let mut matched = Vec::new();
-    for word in words(fields)? {
+    for word in words(fields, names)? {
         if !flow_word(&mut flow, word)? {
             matched.push(word);
         }
     }
     flow.matching = matching::of_words(matched)?;
     flow.instructions = match (actions, deletes) {
-        (Some(actions), false) => parse_instructions(actions)?,
+        (Some(actions), false) => instructions_named(actions, names)?,
         (None, true) => Instructions::default(),
         (None, false) => return Err(BadText::new(text.trim(), "needs actions, at its end: actions=...")),
         (Some(_), true) => return Err(BadText::new("actions", "not for flows to delete")),
@@ -176,7 +207,7 @@ fn flow_word(flow: &mut FlowMod, word: Word<'_>) -> Result<bool, BadText> {
             }
             flow.cookie = cookie as u64;
         }
-        "out_port" => flow.out_port = Some(parse_port(word.value()?)?),
+        "out_port" => flow.out_port = Some(word.names.port(word.value()?)?),
         "out_group" => flow.out_group = Some(word.number(u32::MAX.into())?),
         "send_flow_rem" => flow.flags.send_removed = word.alone().map(|()| true)?,
         "check_overlap" => flow.flags.check_overlap = word.alone().map(|()| true)?,

@@ -454,3 +454,23 @@ proptest! {
         let _ = parse_flow(&known.into_iter().collect::<String>(), ADD);
     }
 }
+
+#[test]
+fn ports_go_by_their_names() {
+    let ports = [("eth1".into(), Port(1)), ("up.link-2".into(), Port(2)), ("normal".into(), Port(3))];
+    let read = |text| parse_flow_named(text, FlowCommand::Add, Names::of(&ports));
+    for (named, numbered) in [
+        ("in_port=eth1,actions=output:up.link-2", "in_port=1,actions=output:2"),
+        ("actions=eth1,enqueue:up.link-2:0", "actions=output:1,enqueue:2:0"),
+        ("actions=write_actions(eth1),goto_table:1", "actions=write_actions(output:1),goto_table:1"),
+        ("actions=normal", "actions=NORMAL"),
+    ] {
+        assert_eq!(read(named), parse_flow(numbered, FlowCommand::Add), "{named}");
+    }
+    let delete = FlowCommand::Delete { strict: false };
+    let named = parse_flow_named("out_port=eth1", delete, Names::of(&ports));
+    assert_eq!(named, parse_flow("out_port=1", delete));
+    let error = read("actions=output:eth2").unwrap_err().to_string();
+    assert!(error.ends_with("or the name of a port: eth1, up.link-2, normal"), "{error}");
+    assert!(read("in_port=eth2,actions=drop").is_err());
+}

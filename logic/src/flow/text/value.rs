@@ -1,6 +1,6 @@
 //! Numbers, addresses, masks and ports as words.
 
-use super::{BadText, Word};
+use super::{BadText, Names, Word};
 use crate::{
     flow::{Field, Port},
     net::Mac,
@@ -58,7 +58,7 @@ pub(super) fn masked(word: Word<'_>, bits: u32) -> Result<(u128, Option<u128>), 
 }
 
 /// The value of a field, and the mask if there is one.
-pub(super) fn of_field(field: Field, text: &str) -> Option<(u128, Option<u128>)> {
+pub(super) fn of_field(field: Field, text: &str, names: Names<'_>) -> Option<(u128, Option<u128>)> {
     let form = form(field);
     let bits = field.spec().bits;
     let one = |text: &str| match form {
@@ -66,7 +66,7 @@ pub(super) fn of_field(field: Field, text: &str) -> Option<(u128, Option<u128>)>
         Form::Mac => mac(text),
         Form::Ipv4 => text.parse().ok().map(|a: Ipv4Addr| a.to_bits().into()),
         Form::Ipv6 => text.parse().ok().map(Ipv6Addr::to_bits),
-        Form::Port => parse_port(text).ok().map(|port| port.0.into()),
+        Form::Port => names.port(text).ok().map(|port| port.0.into()),
     };
     let Some((value, mask)) = text.split_once('/') else { return Some((one(text)?, None)) };
     let length = mask.parse().ok().filter(|&length: &u32| length <= bits);

@@ -11,6 +11,7 @@ fn nothing_is_attached_before_the_tables_are_full_and_confirmed() {
         deadline: Duration::from_secs(1030),
         filled: true,
         slots: vec![],
+        rules: None,
     };
     assert_eq!(*case.linux.0.attached.borrow(), [expected]);
 }
@@ -200,7 +201,7 @@ fn killed_before_the_state_is_written_nothing_is_taken_for_another_generations()
 
 #[test]
 fn what_changed_last_is_written_before_leaving() {
-    let Case { linux, mut control, _directory } = start();
+    let Case { linux, mut control, orders, _directory } = start();
     let instance = control.instance.clone();
     let known = |instance| State::read(instance).unwrap().names.interfaces.len();
     let before = known(&instance);
@@ -209,7 +210,7 @@ fn what_changed_last_is_written_before_leaving() {
     linux.0.polls.borrow_mut().push_back(Ok(vec![Event::Link(0, macvlan)]));
     // Written a moment ago: not due again.
     control.times.remembered = linux.0.now.get();
-    let case = Case { linux, control, _directory: tempfile::tempdir().unwrap() };
+    let case = Case { linux, control, orders, _directory: tempfile::tempdir().unwrap() };
     run(case, vec![Query::Leave]);
     assert_eq!(known(&instance), before + 1);
 }

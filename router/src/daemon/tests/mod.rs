@@ -4,13 +4,14 @@ mod answers;
 mod changes;
 mod lifetime;
 mod ports;
+mod rules;
 
 use super::{
     Control, Ended,
     api::{Query, Request, RouteQuery},
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
-    seam::{Device, FastPath, Kernel, Observe, Reread},
+    seam::{Device, FastPath, Kernel, Observe, Reread, SwitchEnd, Told},
     totals::State,
 };
 use crate::{
@@ -35,9 +36,9 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     rc::Rc,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::Ordering::Relaxed,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
     time::Duration,
 };
@@ -74,6 +75,10 @@ struct World {
     uncounted: RefCell<Vec<String>>,
     removed: Cell<bool>,
     memory: RefCell<Option<Shared>>,
+    /// Why flow rules cannot be loaded.
+    unruly: RefCell<Option<String>>,
+    /// What the switch thread was told.
+    told: Arc<Mutex<Vec<Told>>>,
     deadline: Rc<Cell<Duration>>,
 }
 
@@ -84,6 +89,7 @@ struct Attachment {
     deadline: Duration,
     filled: bool,
     slots: Vec<PortId>,
+    rules: Option<u32>,
 }
 
 #[derive(Clone)]
@@ -94,6 +100,7 @@ struct Generation {
     memory: Shared,
     deadline: Cell<Duration>,
     ports: RefCell<BTreeMap<PortId, PortRow>>,
+    rules: Option<u32>,
 }
 
 struct PortRow {
@@ -110,6 +117,14 @@ impl Generation {
 
 impl FastPath for Generation {
     type Memory = Shared;
+    type Rules = u32;
+    fn set_rules(&mut self, rules: Option<&u32>) -> Result<()> {
+        if let (Some(why), Some(_)) = (self.world.unruly.borrow().as_ref(), rules) {
+            bail!("{why}");
+        }
+        self.rules = rules.copied();
+        Ok(())
+    }
     fn memory(&self) -> Shared {
         self.memory.clone()
     }
@@ -156,7 +171,7 @@ impl Kernel for Linux {
         let memory = Arc::new(HeapMemory::new(settings.capacity));
         *self.0.memory.borrow_mut() = Some(memory.clone());
         let (deadline, ports) = (Cell::default(), RefCell::default());
-        Ok(Generation { world: self.0.clone(), memory, deadline, ports })
+        Ok(Generation { world: self.0.clone(), memory, deadline, ports, rules: None })
     }
     fn attach(&mut self, plane: &Generation, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
         let refused = self.0.refused.borrow().clone();
@@ -172,6 +187,7 @@ impl Kernel for Linux {
             deadline: plane.deadline.get(),
             filled: plane.memory.routers().iter().any(|w| w.load(Relaxed) != 0),
             slots: plane.slots(),
+            rules: plane.rules,
         });
         Ok(())
     }
@@ -329,6 +345,7 @@ fn many_neighbours(n: u32) -> Vec<Event> {
 struct Case {
     linux: Linux,
     control: Control<Linux, Linux>,
+    orders: Sender<Option<u32>>,
     _directory: tempfile::TempDir,
 }
 
@@ -336,11 +353,20 @@ fn config() -> Config {
     Config { ports: vec!["eth1".parse().unwrap(), "eth2".parse().unwrap()], ..Config::default() }
 }
 
+/// A switch thread that remembers what it is told.
+fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
+    let (orders_to, orders) = channel();
+    let told = linux.0.told.clone();
+    let tell = Box::new(move |what| told.lock().unwrap().push(what));
+    (orders_to, SwitchEnd { orders, tell, gauge: Arc::default() })
+}
+
 fn start_with(config: Config, linux: Linux) -> Result<Case> {
     let directory = tempfile::tempdir()?;
     let instance = Instance::under(directory.path(), None);
-    let control = Control::start(config, instance, linux.clone(), linux.clone())?;
-    Ok(Case { linux, control, _directory: directory })
+    let (orders, switch) = switch(&linux);
+    let control = Control::start(config, instance, linux.clone(), linux.clone(), switch)?;
+    Ok(Case { linux, control, orders, _directory: directory })
 }
 
 fn start() -> Case {
@@ -407,8 +433,9 @@ impl Case {
     fn killed_and_restarted(self, linux: Linux) -> Case {
         let instance = self.control.instance.clone();
         drop(self.control);
-        let control = Control::start(config(), instance, linux.clone(), linux.clone()).unwrap();
-        Case { linux, control, _directory: self._directory }
+        let (orders, switch) = switch(&linux);
+        let control = Control::start(config(), instance, linux.clone(), linux.clone(), switch).unwrap();
+        Case { linux, control, orders, _directory: self._directory }
     }
 }
 

@@ -1,0 +1,373 @@
+//! `millrace flows`: rules listed, added, modified, deleted, and watched.
+
+use super::{LONG_PATIENCE, Output, PATIENCE, percent, print, print_json, said};
+use crate::{
+    daemon::{api::MAX_FLOWS_BYTES, client, instance::Instance},
+    switch::report::{Command, FailedLine, FlowReport, FlowsChanged, FlowsRequest},
+};
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use std::{
+    collections::HashMap,
+    fs::File,
+    hash::{BuildHasher, RandomState},
+    io::{self, BufRead, BufReader, IsTerminal},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+pub const HELP: &str = "\
+A flow reads as with ovs-ofctl, in quotes:
+  'priority=100,tcp,nw_dst=10.1.0.0/16,tp_dst=80,actions=mod_nw_dst:10.1.0.9,output:2'
+  'in_port=eth1,arp,actions=flood'        'ip,nw_src=10.9.9.9,actions=drop'        'actions=normal'
+Ports go by number (`millrace ports`) or name. NORMAL is what happens without rules: Linux's routing; LOCAL hands the packet to
+the kernel. What no rule matches goes as `miss` of [flows] in the configuration says. Rules last as long as the daemon.";
+
+/// What `millrace flows` does.
+#[derive(Debug, Subcommand)]
+pub enum Flows {
+    /// The rules, with what they have counted and who does what they say: the kernel plane, or user space, which is slow.
+    List(List),
+    /// Add rules, or replace those of the same match and priority; packets obey when it returns.
+    Add(Add),
+    /// Change what rules do: all that the flow's match covers.
+    Mod(Mod),
+    /// Delete rules: all that the match covers; without a match, all.
+    Del(Del),
+    /// The busiest rules, each second, until interrupted.
+    Watch(Select),
+}
+
+#[derive(Debug, Args)]
+pub struct List {
+    #[command(flatten)]
+    select: Select,
+    /// Also why user space does what a rule says (JSON has it always).
+    #[arg(long)]
+    why: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Select {
+    /// Only rules that this match covers; also table=, cookie=VALUE/MASK, out_port=.
+    #[arg(value_name = "MATCH", default_value = "")]
+    matching: String,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["flows", "file"]))]
+pub struct Add {
+    #[arg(value_name = "FLOW")]
+    flows: Vec<String>,
+    /// One flow a line, `-` for standard input; `add`, `modify[_strict]` or `delete[_strict]` may stand before it. At a line
+    /// that cannot be done it ends, and the lines before are done.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub struct Mod {
+    #[arg(value_name = "FLOW", required = true)]
+    flows: Vec<String>,
+    /// Only the rule with the same match and priority.
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+#[derive(Debug, Args)]
+pub struct Del {
+    #[arg(value_name = "MATCH", default_value = "")]
+    matching: String,
+    /// Only the rule with the same match and priority.
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    output: Output,
+}
+
+impl Flows {
+    pub fn is_json(&self) -> bool {
+        match self {
+            Flows::List(list) => list.select.output.json,
+            Flows::Watch(select) => select.output.json,
+            Flows::Add(add) => add.output.json,
+            Flows::Mod(change) => change.output.json,
+            Flows::Del(del) => del.output.json,
+        }
+    }
+
+    pub fn run(self, instance: &Instance) -> Result<()> {
+        match self {
+            Flows::List(List { select, why }) => list(instance, &select, why),
+            Flows::Watch(select) => watch(instance, &select),
+            Flows::Add(add) => match &add.file {
+                Some(file) => changed(add.output, &add_file(instance, file)?, Some(file)),
+                None => change(instance, Command::Add, add.flows, add.output),
+            },
+            Flows::Mod(Mod { flows, strict, output }) => {
+                let command = if strict { Command::ModifyStrict } else { Command::Modify };
+                change(instance, command, flows, output)
+            }
+            Flows::Del(Del { matching, strict, output }) => {
+                let command = if strict { Command::DeleteStrict } else { Command::Delete };
+                // A line of its own, though it may say nothing.
+                change(instance, command, vec![format!("{matching},")], output)
+            }
+        }
+    }
+}
+
+fn change(instance: &Instance, command: Command, flows: Vec<String>, output: Output) -> Result<()> {
+    if let Some(flow) = flows.iter().find(|flow| flow.contains('\n')) {
+        bail!("{flow:?} is more than one line; a file is added with --file");
+    }
+    let request = FlowsRequest { command, flows: flows.join("\n"), first_line: 1, wait: true };
+    changed(output, &ask(instance, &request)?, None)
+}
+
+fn ask(instance: &Instance, request: &FlowsRequest) -> Result<FlowsChanged> {
+    let body = serde_json::to_value(request)?;
+    client::call(&instance.socket(), "POST", "/flows", Some(body), LONG_PATIENCE)
+        .map_err(|e| said(instance, e))
+}
+
+/// Bytes of flows in one request: in JSON each may take two.
+const PIECE_BYTES: usize = MAX_FLOWS_BYTES / 2 - 64 * 1024;
+
+/// A file in pieces, so that neither end holds all of it; packets obey all of them after the last.
+fn add_file(instance: &Instance, file: &Path) -> Result<FlowsChanged> {
+    let reading = || format!("reading {}", file.display());
+    let mut lines: Box<dyn BufRead> = match file.as_os_str() == "-" {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(BufReader::new(File::open(file).with_context(reading)?)),
+    };
+    let mut sum = FlowsChanged::default();
+    let mut line_number = 1;
+    loop {
+        let mut request = FlowsRequest { first_line: line_number, wait: true, ..FlowsRequest::default() };
+        let mut ended = false;
+        while !ended && request.flows.len() < PIECE_BYTES {
+            let before = request.flows.len();
+            ended = lines.read_line(&mut request.flows).with_context(reading)? == 0;
+            if request.flows.len() - before > 60 * 1024 {
+                bail!("line {line_number} of {} is longer than a flow can be", file.display());
+            }
+            line_number += u64::from(!ended);
+        }
+        request.wait = ended;
+        let done = ask(instance, &request).with_context(|| format!("in {}", file.display()))?;
+        sum = FlowsChanged {
+            added: sum.added + done.added,
+            modified: sum.modified + done.modified,
+            deleted: sum.deleted + done.deleted,
+            failed: done.failed,
+        };
+        if ended || sum.failed.is_some() {
+            return Ok(sum);
+        }
+    }
+}
+
+/// Tells what was done; that not everything was is an error.
+fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result<()> {
+    let FlowsChanged { added, modified, deleted, failed } = report;
+    let parts = [(added, "added"), (modified, "modified"), (deleted, "deleted")];
+    let said: Vec<_> = parts.iter().filter(|(n, _)| **n > 0).map(|(n, what)| format!("{n} {what}")).collect();
+    let said = if said.is_empty() { "no rule is concerned".into() } else { said.join(", ") };
+    if let Some(FailedLine { line, flow, why }) = failed {
+        let file = file.map_or(String::new(), |file| format!(" of {}", file.display()));
+        bail!("line {line}{file}, {flow:?}: {why}; before it: {said}");
+    }
+    if output.json { print_json(report) } else { print(&format!("{said}\n")) }
+}
+
+/// Each rule that is meant, as it comes.
+fn each(instance: &Instance, matching: &str, with: impl FnMut(FlowReport) -> Result<()>) -> Result<()> {
+    let path = format!("/flows?match={}", percent(matching));
+    client::lines(&instance.socket(), &path, PATIENCE, with)
+        .map_err(|error| error.downcast().map_or_else(|other| other, |call| said(instance, call)))
+}
+
+const HEAD: &str = "TABLE PRIORITY        PACKETS            BYTES      AGE     IDLE BY      RULE\n";
+
+fn list(instance: &Instance, select: &Select, why: bool) -> Result<()> {
+    let json = select.output.json;
+    let mut first = true;
+    each(instance, &select.matching, |flow| {
+        let start = match (json, std::mem::take(&mut first)) {
+            (true, true) => "[\n",
+            (true, false) => ",\n",
+            (false, true) => HEAD,
+            (false, false) => "",
+        };
+        let because = flow.why.as_ref().filter(|_| why).map_or(String::new(), |why| format!("      {why}\n"));
+        let text = if json { serde_json::to_string(&flow)? } else { row(&flow) + &because };
+        print(&format!("{start}{text}"))
+    })?;
+    match (json, first) {
+        (true, true) => print("[]\n"),
+        (true, false) => print("\n]\n"),
+        (false, _) => Ok(()),
+    }
+}
+
+fn row(flow: &FlowReport) -> String {
+    format!(
+        "{:>5} {:>8} {:>14} {:>16} {:>7}s {:>7}s {:<7} {}\n",
+        flow.table,
+        flow.priority,
+        flow.packets,
+        flow.bytes,
+        flow.age_s,
+        flow.idle_s,
+        by(flow),
+        rule(flow)
+    )
+}
+
+/// Who does what it says.
+fn by(flow: &FlowReport) -> &'static str {
+    if flow.slow { "user" } else { "kernel" }
+}
+
+fn rule(flow: &FlowReport) -> String {
+    let blank = if flow.matching.is_empty() { "" } else { " " };
+    format!("{}{blank}actions={}", flow.matching, flow.actions)
+}
+
+/// Rules shown at a time.
+const WATCHED: usize = 40;
+
+/// A rule and its rates over the last second.
+#[derive(Debug, Serialize)]
+struct Busy {
+    packets_per_s: f64,
+    bits_per_s: f64,
+    #[serde(flatten)]
+    flow: FlowReport,
+}
+
+#[derive(Debug, Serialize)]
+struct Watched {
+    /// Those that are meant, shown or not.
+    rules: u64,
+    /// The busiest.
+    flows: Vec<Busy>,
+}
+
+fn watch(instance: &Instance, select: &Select) -> Result<()> {
+    let hasher = RandomState::new();
+    let mut before: HashMap<u64, (u64, u64)> = HashMap::new();
+    let mut looked: Option<Instant> = None;
+    let clear = if io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+    loop {
+        let now = Instant::now();
+        let seconds = looked.map_or(0.0, |at| (now - at).as_secs_f64());
+        let mut counts = HashMap::new();
+        let mut watched = Watched { rules: 0, flows: Vec::new() };
+        each(instance, &select.matching, |flow| {
+            let key = hasher.hash_one((flow.table, flow.priority, &flow.matching));
+            counts.insert(key, (flow.packets, flow.bytes));
+            watched.rules += 1;
+            let (packets, bytes) = before.get(&key).copied().unwrap_or((flow.packets, flow.bytes));
+            let rate = |new: u64, old: u64| match seconds > 0.0 {
+                true => new.saturating_sub(old) as f64 / seconds,
+                false => 0.0,
+            };
+            let (packets_per_s, bits_per_s) = (rate(flow.packets, packets), 8.0 * rate(flow.bytes, bytes));
+            watched.flows.push(Busy { packets_per_s, bits_per_s, flow });
+            if watched.flows.len() >= 2 * WATCHED {
+                busiest(&mut watched.flows);
+            }
+            Ok(())
+        })?;
+        busiest(&mut watched.flows);
+        (before, looked) = (counts, Some(now));
+        match select.output.json {
+            true => print(&(serde_json::to_string(&watched)? + "\n"))?,
+            false => print(&format!("{clear}{}", screen(&watched)))?,
+        }
+        thread::sleep(Duration::from_secs(1).saturating_sub(now.elapsed()));
+    }
+}
+
+fn busiest(flows: &mut Vec<Busy>) {
+    flows.sort_by(|a, b| b.packets_per_s.total_cmp(&a.packets_per_s));
+    flows.truncate(WATCHED);
+}
+
+fn screen(watched: &Watched) -> String {
+    let mut text =
+        format!("{} rules\n     PACKETS/S         BITS/S        PACKETS BY      RULE\n", watched.rules);
+    for Busy { packets_per_s, bits_per_s, flow } in &watched.flows {
+        text += &format!(
+            "{packets_per_s:>14.0} {bits_per_s:>14.0} {:>14} {:<7} {}\n",
+            flow.packets,
+            by(flow),
+            rule(flow)
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(packets: u64) -> FlowReport {
+        FlowReport {
+            priority: 100,
+            matching: "in_port=1".into(),
+            actions: "output:2".into(),
+            packets,
+            bytes: 60 * packets,
+            age_s: 7,
+            idle_s: 1,
+            ..FlowReport::default()
+        }
+    }
+
+    #[test]
+    fn a_rule_is_a_line_under_its_head() {
+        let text = row(&flow(3));
+        assert_eq!(
+            text,
+            "    0      100              3              180       7s       1s kernel  in_port=1 actions=output:2\n"
+        );
+        for (head, cell) in [("PRIORITY", "100"), ("PACKETS", "3"), ("BYTES", "180")] {
+            let end = |text: &str, word: &str| text.find(word).unwrap() + word.len();
+            assert_eq!(end(HEAD, head), end(&text, &format!(" {cell} ")) - 1, "{head}");
+        }
+        assert_eq!(HEAD.find("RULE"), text.find("in_port"));
+        let any = FlowReport { slow: true, actions: "drop".into(), ..FlowReport::default() };
+        assert!(row(&any).ends_with(" user    actions=drop\n"));
+    }
+
+    #[test]
+    fn the_busiest_rules_are_watched() {
+        let mut flows: Vec<_> = (0..100_u32)
+            .map(|n| Busy { packets_per_s: f64::from(n), bits_per_s: 0.0, flow: flow(n.into()) })
+            .collect();
+        busiest(&mut flows);
+        assert_eq!((flows.len(), flows[0].flow.packets), (WATCHED, 99));
+        let text = screen(&Watched { rules: 100, flows });
+        assert!(text.starts_with("100 rules\n"), "{text}");
+        assert_eq!(text.lines().count(), 2 + WATCHED);
+    }
+
+    #[test]
+    fn what_failed_says_what_is_done() {
+        let failed = FailedLine { line: 3, flow: "actions=output:9".into(), why: "no such port".into() };
+        let report = FlowsChanged { added: 2, failed: Some(failed), ..FlowsChanged::default() };
+        let error = changed(Output { json: false }, &report, Some("f".as_ref())).unwrap_err().to_string();
+        assert_eq!(error, "line 3 of f, \"actions=output:9\": no such port; before it: 2 added");
+    }
+}

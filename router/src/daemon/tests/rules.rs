@@ -1,0 +1,69 @@
+//! Flow rules put in charge and taken out, and what the switch thread is told.
+
+use super::{super::seam::SwitchPort, *};
+
+fn rules_of(case: &Case) -> Vec<Option<u32>> {
+    case.linux.0.attached.borrow().iter().map(|a| a.rules).collect()
+}
+
+fn told(case: &Case) -> Vec<Told> {
+    std::mem::take(&mut case.linux.0.told.lock().unwrap())
+}
+
+#[test]
+fn rules_come_into_charge_outlive_growth_and_go() {
+    let mut case = start();
+    case.round(Ok(vec![]), 0.1);
+    told(&case);
+    case.orders.send(Some(7)).unwrap();
+    case.round(Ok(vec![]), 0.1);
+    assert_eq!(rules_of(&case), [None, Some(7)]);
+    assert_eq!(told(&case), [Told::InCharge(Ok(true))]);
+    assert!(case.status().flows.in_charge);
+    let note = case.explain("udp 10.0.1.5:1 -> 10.0.2.9:2").notes.pop().unwrap_or_default();
+    assert!(note.contains("flow rules decide before this"), "{note}");
+
+    case.round(Ok(many_neighbours(20_000)), 0.1);
+    case.round(Ok(vec![]), 0.1);
+    assert!(case.status().generation > 1);
+    assert!(rules_of(&case)[2..].iter().all(|rules| *rules == Some(7)), "{:?}", rules_of(&case));
+
+    case.orders.send(None).unwrap();
+    case.round(Ok(vec![]), 0.1);
+    assert_eq!(rules_of(&case).last(), Some(&None));
+    assert!(told(&case).ends_with(&[Told::InCharge(Ok(false))]));
+    assert!(!case.status().flows.in_charge);
+}
+
+#[test]
+fn rules_that_cannot_be_loaded_are_told_and_change_nothing() {
+    let mut case = start();
+    *case.linux.0.unruly.borrow_mut() = Some("no memory".into());
+    case.round(Ok(vec![]), 0.1);
+    told(&case);
+    case.orders.send(Some(7)).unwrap();
+    case.round(Ok(vec![]), 0.1);
+    assert_eq!(told(&case), [Told::InCharge(Err("no memory".into()))]);
+    assert_eq!((rules_of(&case), case.status().flows.in_charge), (vec![None], false));
+}
+
+#[test]
+fn ports_are_told_when_something_about_them_is_new() {
+    let mut case = start();
+    case.round(Ok(vec![]), 0.1);
+    let port = |id: PortId, up| SwitchPort {
+        id,
+        name: format!("eth{}", id + 1),
+        ifindex: Some(u32::from(id) + 1),
+        up,
+        transmits: true,
+    };
+    assert_eq!(told(&case), [Told::Ports(vec![port(0, true), port(1, true)])]);
+    case.round(Ok(vec![]), 0.1);
+    assert_eq!(told(&case), []);
+    case.round(Ok(vec![Event::Link(0, Link { up: false, ..link(2, "eth2") })]), 0.1);
+    assert_eq!(told(&case), [Told::Ports(vec![port(0, true), port(1, false)])]);
+    case.round(Ok(vec![Event::PortGone(0)]), 0.1);
+    let gone = SwitchPort { ifindex: None, up: false, transmits: false, ..port(0, false) };
+    assert_eq!(told(&case), [Told::Ports(vec![gone, port(1, false)])]);
+}

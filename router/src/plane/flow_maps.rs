@@ -1,0 +1,468 @@
+//! The maps of flow rules and their memory: created with the first rule, they outlive every generation of routing tables.
+
+use super::{MAX_PORTS, inject::Injector, memory::Mapping, memory::Words64};
+use crate::abi::{self, types};
+use anyhow::{Context, Result};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, MapType, OpenObject, PerfBuffer, PerfBufferBuilder,
+    skel::{OpenSkel, SkelBuilder},
+};
+use logic::{
+    flow::{
+        Port,
+        kernel::{FlowCapacity, FlowMemory, MASKS, Notice, Seed, words},
+        program::Ports,
+        rule::TABLES,
+    },
+    plan::PortId,
+};
+use std::{
+    collections::BTreeMap,
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// What is fixed when the maps are made.
+#[derive(Clone, Copy)]
+pub struct FlowSettings {
+    /// Rows of every map.
+    pub capacity: FlowCapacity,
+    /// Of the hashes, random.
+    pub seed: Seed,
+    /// Rules go on without a daemon (fail-secure, OpenFlow 1.3.5 section 6.4); else packets are the kernel's once the
+    /// heartbeat has expired.
+    pub outlast_daemon: bool,
+}
+
+/// All maps of flow rules, with what is fixed of them.
+pub struct FlowMaps {
+    settings: FlowSettings,
+    handles: Vec<MapHandle>,
+    notices: MapHandle,
+    memory: Arc<MappedFlows>,
+    /// Ports whose packets are dropped (OFPPC_NO_RECV), one bit each.
+    no_recv: AtomicU64,
+    /// Of the generation in charge.
+    injector: Mutex<Option<Injector>>,
+}
+
+/// What the program made of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlowLast {
+    pub key: logic::flow::Key,
+    /// [`logic::flow::kernel::verdict`].
+    pub verdict: u16,
+    /// Port id or set.
+    pub port: u16,
+}
+
+/// Every map of flow rules, in one order.
+macro_rules! flow_maps {
+    ($maps:expr $(, $mutable:tt)?) => {
+        [
+            &$($mutable)? $maps.flow_masks,
+            &$($mutable)? $maps.flow_tables,
+            &$($mutable)? $maps.flow_index,
+            &$($mutable)? $maps.flow_rules,
+            &$($mutable)? $maps.flow_rest,
+            &$($mutable)? $maps.flow_patches,
+            &$($mutable)? $maps.flow_steps,
+            &$($mutable)? $maps.flow_groups,
+            &$($mutable)? $maps.flow_meters,
+            &$($mutable)? $maps.flow_cache,
+            &$($mutable)? $maps.flow_cache_rest,
+            &$($mutable)? $maps.flow_seen,
+            &$($mutable)? $maps.flow_counters,
+            &$($mutable)? $maps.flow_scratch,
+            &$($mutable)? $maps.flow_sets,
+            &$($mutable)? $maps.flow_notices,
+            &$($mutable)? $maps.rule_ports,
+        ]
+    };
+}
+
+impl FlowMaps {
+    /// Makes the maps, with no rules and no ports.
+    ///
+    /// # Errors
+    /// A capacity is not possible, or the kernel has not got the memory.
+    pub fn new(settings: FlowSettings) -> Result<FlowMaps> {
+        let cpus = libbpf_rs::num_possible_cpus().context("counting CPUs")?;
+        let c = &settings.capacity;
+        let mut storage = MaybeUninit::<OpenObject>::uninit();
+        let mut open =
+            abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
+        for program in [
+            &mut open.progs.millrace,
+            &mut open.progs.millrace_explain,
+            &mut open.progs.millrace_flow,
+            &mut open.progs.millrace_pass,
+            &mut open.progs.millrace_clock,
+        ] {
+            program.set_autoload(false);
+        }
+        super::losses::leave_out(&mut open);
+        size(&mut open, c, cpus)?;
+        let outer = PortSets::outer(c.port_sets)?;
+        open.maps.flow_sets.reuse_fd(outer.as_fd()).context("giving the program its sets of ports")?;
+        let skel = open.load().context("making the maps of flow rules")?;
+        let handles = flow_maps!(skel.maps).into_iter().map(MapHandle::try_from);
+        let handles = handles.collect::<Result<Vec<_>, _>>().context("keeping the maps of flow rules")?;
+        let targets =
+            MapHandle::try_from(&skel.maps.rule_ports).context("keeping the map of rules' outputs")?;
+        let sets = PortSets { outer, targets, rows: c.port_sets.max(1), state: Mutex::default() };
+        let memory = Arc::new(MappedFlows::new(&skel, c, cpus, sets)?);
+        let notices = MapHandle::try_from(&skel.maps.flow_notices).context("keeping the map of notices")?;
+        Ok(FlowMaps {
+            settings,
+            handles,
+            notices,
+            memory,
+            no_recv: AtomicU64::new(0),
+            injector: Mutex::default(),
+        })
+    }
+
+    /// The memory, for [`logic::flow::kernel::Writer`].
+    pub fn memory(&self) -> &Arc<MappedFlows> {
+        &self.memory
+    }
+
+    /// What they were made with.
+    pub fn settings(&self) -> &FlowSettings {
+        &self.settings
+    }
+
+    /// Ports whose packets rules drop, from the next time on that a plane is told of its ports.
+    pub fn set_no_recv(&self, ports: impl IntoIterator<Item = PortId>) {
+        self.no_recv.store(ports.into_iter().fold(0, |bits, id| bits | 1_u64 << id), Relaxed);
+    }
+
+    /// Are the packets of this port dropped?
+    pub fn no_recv(&self, id: PortId) -> bool {
+        self.no_recv.load(Relaxed) & 1 << id != 0
+    }
+
+    pub(super) fn set_injector(&self, injector: Injector) {
+        *self.injector.lock().unwrap_or_else(|e| e.into_inner()) = Some(injector);
+    }
+
+    /// Gives the programs for frames of user space; `None`: rules never were in charge.
+    pub fn with_injector<T>(&self, give: impl FnOnce(&Injector) -> T) -> Option<T> {
+        self.injector.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(give)
+    }
+
+    /// Reads what the program hands to user space: notices, each with the bytes of the frame that came, and how many were
+    /// lost because nobody read in time. At most one reader at a time: another one takes its place.
+    ///
+    /// # Errors
+    /// The kernel refuses a buffer.
+    pub fn notices<'a>(
+        &self,
+        mut told: impl FnMut(Notice, &[u8]) + 'a,
+        mut lost: impl FnMut(u64) + 'a,
+    ) -> Result<Notices<'a>> {
+        let buffer = PerfBufferBuilder::new(&self.notices)
+            .pages(NOTICE_PAGES)
+            .sample_cb(move |_, record| {
+                if let Some((notice, frame)) = Notice::read(record) {
+                    told(notice, frame);
+                }
+            })
+            .lost_cb(move |_, count| lost(count))
+            .build()
+            .context("opening the buffers of packets for user space")?;
+        Ok(Notices { buffer })
+    }
+
+    /// What the program made of the last packet on the CPU that this thread runs on.
+    pub fn last(&self) -> FlowLast {
+        let row = size_of::<types::flow_scratch>() / 8 * rustix::thread::sched_getcpu();
+        let half = |offset: usize| {
+            let word = self.memory.scratch.load(row + offset / 8);
+            (word >> (8 * (offset % 8))) as u16
+        };
+        FlowLast {
+            key: logic::flow::Key::from_words(std::array::from_fn(|i| self.memory.scratch.load(row + i))),
+            verdict: half(std::mem::offset_of!(types::flow_scratch, verdict)),
+            port: half(std::mem::offset_of!(types::flow_scratch, port)),
+        }
+    }
+
+    /// Packets that were answered from the cache, and that were not, summed over CPUs.
+    pub fn cache_use(&self) -> (u64, u64) {
+        let row = size_of::<types::flow_scratch>() / 8;
+        let at = |field: usize| {
+            (0..self.memory.cpus).map(|cpu| self.memory.scratch.load(cpu * row + field / 8)).sum()
+        };
+        (
+            at(std::mem::offset_of!(types::flow_scratch, hits)),
+            at(std::mem::offset_of!(types::flow_scratch, misses)),
+        )
+    }
+}
+
+/// Pages of each CPU's buffer of notices, a power of two: room for some 600 packets of 1,500 bytes.
+const NOTICE_PAGES: usize = 256;
+
+/// What the program hands to user space; closed when dropped: packets for user space are lost then.
+pub struct Notices<'a> {
+    buffer: PerfBuffer<'a>,
+}
+
+impl Notices<'_> {
+    /// Waits until there is something, at most so long, and tells all of it.
+    ///
+    /// # Errors
+    /// The buffers cannot be read.
+    pub fn wait(&self, at_most: Duration) -> Result<()> {
+        match self.buffer.poll(at_most) {
+            Err(e) if e.kind() == libbpf_rs::ErrorKind::Interrupted => Ok(()),
+            other => other.context("waiting for packets for user space"),
+        }
+    }
+}
+
+/// No map of flow rules for a program that goes without.
+pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
+    open.progs.millrace_flow.set_autoload(false);
+    open.progs.millrace_pass.set_autoload(false);
+    for map in flow_maps!(open.maps, mut) {
+        map.set_autocreate(false).context("leaving out a map of flow rules")?;
+    }
+    Ok(())
+}
+
+/// A program goes by these rules.
+pub(super) fn share(open: &mut abi::OpenMillraceSkel<'_>, ours: &FlowMaps) -> Result<()> {
+    for (map, handle) in flow_maps!(open.maps, mut).into_iter().zip(&ours.handles) {
+        map.reuse_fd(handle.as_fd()).context("sharing a map of flow rules")?;
+    }
+    let (c, seed) = (&ours.settings.capacity, ours.settings.seed);
+    let constants = open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
+    constants.flow_rows = u32::try_from(c.rules).context("more than 2^32 rules")?;
+    constants.flow_cache_mask = u32::try_from(c.cache_sets).context("a cache of more than 2^32 sets")? - 1;
+    constants.flow_seen_mask = SEEN as u32 - 1;
+    constants.flow_seed = seed.0;
+    Ok(())
+}
+
+/// Rows of the maps.
+fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, cpus: usize) -> Result<()> {
+    anyhow::ensure!(
+        c.buckets.is_power_of_two() && c.cache_sets.is_power_of_two(),
+        "flow rules: {} buckets and {} sets of the cache must be powers of two",
+        c.buckets,
+        c.cache_sets
+    );
+    anyhow::ensure!(
+        c.rules > 1 + usize::from(TABLES) && c.rules.is_multiple_of(4),
+        "flow rules: {} rows must be more than the tables and a multiple of 4, so that no CPU's counters share a line",
+        c.rules
+    );
+    let cached = cpus * c.cache_sets * logic::flow::kernel::CACHE_WAYS;
+    let maps = &mut open.maps;
+    for (map, rows) in [
+        (&mut maps.flow_index, c.buckets),
+        (&mut maps.flow_rules, c.rules),
+        (&mut maps.flow_rest, c.rest),
+        (&mut maps.flow_patches, c.patches),
+        (&mut maps.flow_steps, c.steps),
+        (&mut maps.flow_groups, c.groups),
+        (&mut maps.flow_meters, c.meters),
+        (&mut maps.flow_cache, cached),
+        (&mut maps.flow_cache_rest, cached),
+        (&mut maps.flow_seen, cpus * SEEN),
+        (&mut maps.flow_counters, (cpus + 1) * c.rules),
+        (&mut maps.flow_scratch, cpus),
+    ] {
+        let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
+        map.set_max_entries(rows).context("sizing a map")?;
+    }
+    Ok(())
+}
+
+/// Lines of tags of flows seen once, per CPU: 65,536 tags.
+const SEEN: usize = 1 << 11;
+
+/// [`FlowMemory`] over the maps.
+pub struct MappedFlows {
+    regions: [Words64; 11],
+    scratch: Words64,
+    sets: PortSets,
+    cpus: usize,
+}
+
+impl MappedFlows {
+    fn new(
+        skel: &abi::MillraceSkel<'_>,
+        c: &FlowCapacity,
+        cpus: usize,
+        sets: PortSets,
+    ) -> Result<MappedFlows> {
+        let maps = &skel.maps;
+        let map = |fd: BorrowedFd<'_>, row_words: usize, rows: usize| {
+            Mapping::new(fd, row_words * 8, rows.max(1)).map(Words64::from)
+        };
+        Ok(MappedFlows {
+            regions: [
+                map(maps.flow_masks.as_fd(), words::MASK, MASKS)?,
+                map(maps.flow_tables.as_fd(), words::TABLE, TABLES.into())?,
+                map(maps.flow_index.as_fd(), words::BUCKET, c.buckets)?,
+                map(maps.flow_rules.as_fd(), words::RULE, c.rules)?,
+                map(maps.flow_rest.as_fd(), words::REST, c.rest)?,
+                map(maps.flow_patches.as_fd(), words::PATCH, c.patches)?,
+                map(maps.flow_steps.as_fd(), words::STEP, c.steps)?,
+                map(maps.flow_groups.as_fd(), words::GROUP, c.groups)?,
+                map(maps.flow_meters.as_fd(), words::METER, c.meters)?,
+                map(
+                    maps.flow_cache.as_fd(),
+                    words::CACHED,
+                    cpus * c.cache_sets * logic::flow::kernel::CACHE_WAYS,
+                )?,
+                map(maps.flow_counters.as_fd(), words::COUNT, (cpus + 1) * c.rules)?,
+            ],
+            scratch: map(maps.flow_scratch.as_fd(), size_of::<types::flow_scratch>() / 8, cpus)?,
+            sets,
+            cpus,
+        })
+    }
+
+    /// The ports that rules send to: number, device, and whether FLOOD reaches it. What sends to another one drops.
+    ///
+    /// # Errors
+    /// The kernel refuses a port, which is left out, or a set.
+    pub fn set_ports(&self, ports: BTreeMap<Port, (u32, bool)>) -> Result<()> {
+        self.sets.set_ports(ports)
+    }
+
+    /// The ports that a broadcast to this row of `flow_sets` reaches, the one it came in by among them.
+    pub fn ports_of_set(&self, row: u32) -> Vec<Port> {
+        let state = self.sets.state.lock().unwrap_or_else(|e| e.into_inner());
+        let set = state.sets.get(&row);
+        set.into_iter().flat_map(|set| members(set, &state.ports)).map(|(port, _)| port).collect()
+    }
+}
+
+macro_rules! regions {
+    ($($name:ident $at:literal),*) => {
+        $(fn $name(&self) -> &[AtomicU64] { self.regions[$at].as_slice() })*
+    };
+}
+
+impl FlowMemory for MappedFlows {
+    regions!(masks 0, tables 1, index 2, rules 3, rest 4, patches 5, steps 6, groups 7, meters 8, cache 9, counters 10);
+    fn cpus(&self) -> usize {
+        self.cpus
+    }
+    fn sets(&self) -> usize {
+        self.sets.rows
+    }
+    fn write_set(&self, row: u32, ports: &Ports) -> bool {
+        self.sets
+            .write(row, ports)
+            .inspect_err(|e| tracing::warn!("a set of ports for flow rules: {e:#}"))
+            .is_ok()
+    }
+}
+
+/// Where rules send to: a slot for each port, and sets of ports, a device map each, in a map of maps.
+struct PortSets {
+    outer: MapHandle,
+    targets: MapHandle,
+    rows: usize,
+    state: Mutex<SetState>,
+}
+
+#[derive(Default)]
+struct SetState {
+    ports: BTreeMap<Port, (u32, bool)>,
+    sets: BTreeMap<u32, Ports>,
+}
+
+impl PortSets {
+    fn outer(rows: usize) -> Result<MapHandle> {
+        let template = device_map()?;
+        let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+            inner_map_fd: template.as_fd().as_raw_fd() as u32,
+            ..Default::default()
+        };
+        MapHandle::create(MapType::ArrayOfMaps, Some("flow_sets"), 4, 4, rows.max(1) as u32, &opts)
+            .context("creating the map of sets of ports")
+    }
+
+    fn write(&self, row: u32, ports: &Ports) -> Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        self.publish(row, ports, &state.ports)?;
+        state.sets.insert(row, ports.clone());
+        Ok(())
+    }
+
+    fn set_ports(&self, ports: BTreeMap<Port, (u32, bool)>) -> Result<()> {
+        let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+        let before = std::mem::replace(&mut state.ports, ports);
+        let device = |ports: &BTreeMap<Port, (u32, bool)>, port| ports.get(port).map(|(ifindex, _)| *ifindex);
+        let changed = before.keys().chain(state.ports.keys());
+        let changed = changed.filter(|port| device(&before, port) != device(&state.ports, port));
+        let slots: Vec<_> = changed.map(|port| self.set_target(*port, device(&state.ports, port))).collect();
+        let sets: Vec<_> =
+            state.sets.iter().map(|(row, set)| self.publish(*row, set, &state.ports)).collect();
+        slots.into_iter().chain(sets).collect()
+    }
+
+    fn set_target(&self, port: Port, ifindex: Option<u32>) -> Result<()> {
+        let slot = u32::from(port.0 - 1).to_ne_bytes();
+        let Some(ifindex) = ifindex else {
+            return match self.targets.delete(&slot) {
+                Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
+                    Err(e).with_context(|| format!("taking port {port} from flow rules"))
+                }
+                _ => Ok(()),
+            };
+        };
+        add_device(&self.targets, &slot, port, ifindex)
+    }
+
+    /// A new map in the place of the old one: a packet sees the one or the other.
+    fn publish(&self, row: u32, set: &Ports, known: &BTreeMap<Port, (u32, bool)>) -> Result<()> {
+        let map = device_map()?;
+        let members = members(set, known).enumerate();
+        let added: Vec<_> = members
+            .map(|(slot, (port, ifindex))| add_device(&map, &(slot as u32).to_ne_bytes(), port, ifindex))
+            .collect();
+        let inner = map.as_fd().as_raw_fd().to_ne_bytes();
+        self.outer.update(&row.to_ne_bytes(), &inner, MapFlags::ANY).context("replacing a set of ports")?;
+        added.into_iter().collect()
+    }
+}
+
+/// The ports of a set, and their devices.
+fn members(set: &Ports, known: &BTreeMap<Port, (u32, bool)>) -> impl Iterator<Item = (Port, u32)> {
+    let reached = known.iter().filter(move |(port, (_, floods))| match set {
+        Ports::All => true,
+        Ports::Flood => *floods,
+        Ports::These(these) => these.contains(port),
+    });
+    reached.map(|(port, (ifindex, _))| (*port, *ifindex))
+}
+
+/// `struct bpf_devmap_val`: ifindex, and 0 for "no egress program".
+fn add_device(map: &MapHandle, slot: &[u8], port: Port, ifindex: u32) -> Result<()> {
+    map.update(slot, &u64::from(ifindex).to_le_bytes(), MapFlags::ANY)
+        .with_context(|| format!("giving flow rules port {port} (device {ifindex})"))
+}
+
+fn device_map() -> Result<MapHandle> {
+    let opts = libbpf_rs::libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_rs::libbpf_sys::bpf_map_create_opts>() as _,
+        ..Default::default()
+    };
+    MapHandle::create(MapType::Devmap, Some("flow_set"), 4, 8, MAX_PORTS as u32, &opts)
+        .context("creating a set of ports")
+}

@@ -1,0 +1,100 @@
+//! The API's end of the switch: requests, and their answers when there are some.
+
+use super::{
+    Event,
+    change::Change,
+    listing::{self, Started},
+    report::{FlowsChanged, FlowsRequest},
+};
+use crate::daemon::api::ApiError;
+use axum::body::Bytes;
+use hyper::body::{Body, Frame};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{Arc, mpsc::Sender},
+    task::{Context, Poll},
+};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// Requests that may be under way.
+const PLACES: usize = 16;
+
+/// The way to the switch thread.
+#[derive(Clone)]
+pub struct Handle {
+    to: Sender<Event>,
+    places: Arc<Semaphore>,
+}
+
+impl Handle {
+    pub(super) fn new(to: Sender<Event>) -> Handle {
+        Handle { to, places: Arc::new(Semaphore::new(PLACES)) }
+    }
+
+    /// Changes rules; waits until packets obey, if that is asked for.
+    ///
+    /// # Errors
+    /// A flow cannot be read, or there can be no rules, or the daemon is ending.
+    pub async fn change(&self, request: FlowsRequest) -> Result<FlowsChanged, ApiError> {
+        let _place = self.place()?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Event::Change(Change { request, reply }))?;
+        answer.await.map_err(|_| ending())?
+    }
+
+    /// The rules that a flow as `ovs-ofctl del-flows` takes it means: a line of JSON each
+    /// ([`super::report::FlowReport`]).
+    ///
+    /// # Errors
+    /// The flow cannot be read, or the daemon is ending.
+    pub async fn list(&self, matching: String) -> Result<Lines, ApiError> {
+        let place = self.place()?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Event::List(listing::Request { matching, reply }))?;
+        let started = answer.await.map_err(|_| ending())??;
+        Ok(Lines { started, to: self.to.clone(), _place: place })
+    }
+
+    fn place(&self) -> Result<OwnedSemaphorePermit, ApiError> {
+        let place = self.places.clone().try_acquire_owned();
+        place.map_err(|_| ApiError::busy("too many requests are waiting; try again"))
+    }
+
+    fn send(&self, event: Event) -> Result<(), ApiError> {
+        self.to.send(event).map_err(|_| ending())
+    }
+}
+
+fn ending() -> ApiError {
+    ApiError::busy("the daemon is ending")
+}
+
+/// A listing as the body of an answer: each piece is made when the one before has been taken.
+pub struct Lines {
+    started: Started,
+    to: Sender<Event>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Body for Lines {
+    type Data = Bytes;
+    type Error = Infallible;
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.started.pieces.poll_recv(context).map(|piece| {
+            let piece = piece?;
+            let _ = self.to.send(Event::More(self.started.id));
+            Some(Ok(Frame::data(piece.into())))
+        })
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.started.pieces.close();
+        let _ = self.to.send(Event::More(self.started.id));
+    }
+}

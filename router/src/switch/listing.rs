@@ -1,0 +1,115 @@
+//! Rules told to clients, some at a time: a million of them are never in memory as text, and a slow client delays nobody.
+
+use super::{agent::Agent, change::names, report::FlowReport};
+use crate::daemon::{api::ApiError, seam::SwitchPort};
+use logic::flow::{
+    FlowCommand, FlowFilter, FlowMod,
+    kernel::FlowMemory,
+    slow::why_slow,
+    table::RuleId,
+    text::{self, InstructionsText, MatchText},
+};
+use std::collections::BTreeMap;
+use tokio::sync::{mpsc, oneshot};
+
+/// Rules told at once.
+const PIECE: usize = 512;
+
+/// A listing that a client asks for: the rules that a flow to delete would mean.
+pub struct Request {
+    pub matching: String,
+    pub reply: oneshot::Sender<Result<Started, ApiError>>,
+}
+
+/// A listing that has begun: lines of JSON, a piece each time after [`super::Event::More`] was sent for it.
+pub struct Started {
+    pub id: u64,
+    pub pieces: mpsc::Receiver<Vec<u8>>,
+}
+
+/// Listings that clients have not had all of.
+#[derive(Default)]
+pub struct Listings {
+    last: u64,
+    begun: BTreeMap<u64, Listing>,
+}
+
+struct Listing {
+    ids: std::vec::IntoIter<RuleId>,
+    to: mpsc::Sender<Vec<u8>>,
+}
+
+impl Listings {
+    pub fn begin<M: FlowMemory>(
+        &mut self,
+        request: Request,
+        agent: Option<&mut Agent<M>>,
+        ports: &[SwitchPort],
+        now_ms: u64,
+    ) {
+        let filter = match filter(&request.matching, ports) {
+            Ok(filter) => filter,
+            Err(error) => return drop(request.reply.send(Err(error))),
+        };
+        let (to, pieces) = mpsc::channel(1);
+        self.last += 1;
+        let ids = agent.as_ref().map(|agent| agent.ids(&filter)).unwrap_or_default();
+        self.begun.insert(self.last, Listing { ids: ids.into_iter(), to });
+        if request.reply.send(Ok(Started { id: self.last, pieces })).is_ok() {
+            self.go_on(self.last, agent, now_ms);
+        } else {
+            self.begun.remove(&self.last);
+        }
+    }
+
+    /// The client has taken a piece, or is gone.
+    pub fn go_on<M: FlowMemory>(&mut self, id: u64, agent: Option<&mut Agent<M>>, now_ms: u64) {
+        let Some(listing) = self.begun.get_mut(&id) else { return };
+        let mut piece = Vec::new();
+        if let Some(agent) = agent {
+            for id in listing.ids.by_ref().take(PIECE) {
+                // It may have ended meanwhile.
+                let Some(report) = report(agent, id, now_ms) else { continue };
+                if serde_json::to_writer(&mut piece, &report).is_ok() {
+                    piece.push(b'\n');
+                }
+            }
+        }
+        let more = listing.ids.len() > 0;
+        if listing.to.try_send(piece).is_err() || !more {
+            self.begun.remove(&id);
+        }
+    }
+}
+
+/// As `ovs-ofctl dump-flows` takes it.
+fn filter(matching: &str, ports: &[SwitchPort]) -> Result<FlowFilter, ApiError> {
+    let names = names(ports);
+    let flow =
+        text::parse_flow_named(matching, FlowCommand::Delete { strict: false }, text::Names::of(&names))
+            .map_err(|why| ApiError::bad(why.to_string()))?;
+    let FlowMod { table, matching, out_port, out_group, cookie, cookie_mask, .. } = flow;
+    Ok(FlowFilter { table, matching, out_port, out_group, cookie, cookie_mask })
+}
+
+fn report<M: FlowMemory>(agent: &mut Agent<M>, id: RuleId, now_ms: u64) -> Option<FlowReport> {
+    let (flow, used_ms, slow) = agent.flow(id, now_ms)?;
+    Some(FlowReport {
+        table: flow.table,
+        priority: flow.priority,
+        cookie: flow.cookie,
+        matching: MatchText(&flow.matching).to_string(),
+        actions: InstructionsText(&flow.instructions).to_string(),
+        packets: flow.packets,
+        bytes: flow.bytes,
+        age_s: flow.duration_sec.into(),
+        idle_s: now_ms.saturating_sub(used_ms) / 1000,
+        idle_timeout_s: flow.idle_timeout,
+        hard_timeout_s: flow.hard_timeout,
+        slow,
+        why: slow.then(|| {
+            why_slow(&flow.instructions)
+                .unwrap_or_else(|| "it is being changed, or the tables are full".into())
+        }),
+    })
+}
