@@ -339,6 +339,8 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 		return REASON_FALLBACK;
 	if (p->port_no_recv)
 		return REASON_RULE_DROP;
+	if (!p->port_ready)
+		return REASON_PORT_NOT_READY;	/* tags may be hidden, packets merged, checksums unfinished */
 	p->multi_buffer = has_frags(p);
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
 	if (!s || !read_front(p, s))

@@ -28,7 +28,7 @@ struct packet {
 	__u8  flags;		/* enum interface_flags */
 	__u8  tags;
 	bool  multi_buffer;
-	bool  port_ready;	/* packets from its port may be routed here */
+	bool  port_ready;	/* packets from its port may be trusted */
 	bool  port_no_recv;	/* flow rules drop them */
 	bool  explain;		/* a constant in each program: the compiler removes what it switches off */
 };

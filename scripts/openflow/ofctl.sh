@@ -93,7 +93,7 @@ whole_files() {
 	if [ "$TARGET" != millrace ]; then
 		[ "$V" = 10 ] || check 'add-flows --bundle' '' of add-flows --bundle "$WORK/flows"
 	else
-		refused 'add-flows --bundle' 'BAD_EXPERIMENTER|BAD_VENDOR|none of the OpenFlow versions' of add-flows --bundle "$WORK/flows"
+		refused 'add-flows --bundle' 'BAD_EXPERIMENTER|BAD_VENDOR|version negotiation failed' of add-flows --bundle "$WORK/flows"
 	fi
 	check 'del-flows' '' of del-flows
 	check 'which leaves none' 'flow_count=0' of dump-aggregate

@@ -10,6 +10,7 @@ use super::{
     kernel::{self, Batch, FlowMemory, Seed, Writer},
     packet::VXLAN_PORT,
     pipeline::{Done, Pipeline},
+    rule::{TABLES, TableId},
     table::{Aggregate, Change, Count, Dialect, RuleId, Tables},
 };
 use std::{collections::BTreeSet, sync::atomic::Ordering::AcqRel};
@@ -27,6 +28,21 @@ pub struct Flows<M> {
     miss: Instructions,
     /// Real ports, and whether FLOOD reaches them.
     ports: Vec<(Port, bool)>,
+    /// The table of each row that has a rule.
+    table_of: Vec<TableId>,
+    /// Rows of rules that are gone and may still count.
+    leaving: BTreeSet<u32>,
+    /// Packets that rules have counted that are gone, by table.
+    gone: [u64; TABLES as usize],
+}
+
+/// What a table has been asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableCount {
+    /// Packets that came to the table.
+    pub lookups: u64,
+    /// Packets that found a rule.
+    pub matched: u64,
 }
 
 type Ended = (u32, Count, FlowRemoved);
@@ -42,6 +58,9 @@ impl<M: FlowMemory> Flows<M> {
             ending: Vec::new(),
             miss: Instructions::default(),
             ports: Vec::new(),
+            table_of: Vec::new(),
+            leaving: BTreeSet::new(),
+            gone: [0; TABLES as usize],
         };
         flows.set_miss(miss);
         flows
@@ -82,13 +101,16 @@ impl<M: FlowMemory> Flows<M> {
     /// # Errors
     /// Refused: nothing has changed.
     pub fn apply(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<(), Refused> {
-        if matches!(request.command, FlowCommand::Delete { .. }) {
+        // Counters that end or begin anew do so with what they are now.
+        let counts = !matches!(request.command, FlowCommand::Modify { .. }) || request.flags.reset_counts;
+        if counts {
             self.tables.meant_by(request).into_iter().for_each(|id| self.count(id, now_ms));
         }
         let changes = self.tables.apply(request, dialect, now_ms)?;
         if let [Change::Added(id)] = changes[..] {
-            let added = self.writer.apply(&self.tables, &Change::Added(id));
-            return added.inspect_err(|_| self.tables.withdraw(id));
+            self.writer.apply(&self.tables, &Change::Added(id)).inspect_err(|_| self.tables.withdraw(id))?;
+            self.note_table(id);
+            return Ok(());
         }
         self.publish_all(changes);
         Ok(())
@@ -200,9 +222,37 @@ impl<M: FlowMemory> Flows<M> {
         };
         let notices = ended.into_iter().map(late).collect();
         if let Some(batch) = self.batch.take() {
-            self.writer.reclaim(batch).into_iter().for_each(|id| self.tables.release(id));
+            for id in self.writer.reclaim(batch) {
+                let row = kernel::row(id);
+                self.leaving.remove(&row);
+                self.gone[usize::from(self.table(row))] += self.counted(row).packets;
+                self.tables.release(id);
+            }
         }
         notices
+    }
+
+    /// What each table has been asked since the start. Reads the counters of all rules.
+    pub fn table_counts(&self) -> [TableCount; TABLES as usize] {
+        let mut matched = self.gone;
+        let rows = self.tables.ids().map(kernel::row).chain(self.leaving.iter().copied());
+        rows.for_each(|row| matched[usize::from(self.table(row))] += self.counted(row).packets);
+        std::array::from_fn(|table| {
+            let missed = self.counted(kernel::miss(table as TableId)).packets;
+            TableCount { lookups: matched[table] + missed, matched: matched[table] }
+        })
+    }
+
+    fn note_table(&mut self, id: RuleId) {
+        let (row, table) = (kernel::row(id) as usize, self.tables.rule(id).map_or(0, |rule| rule.table));
+        if self.table_of.len() <= row {
+            self.table_of.resize(row + 1, 0);
+        }
+        self.table_of[row] = table;
+    }
+
+    fn table(&self, row: u32) -> TableId {
+        self.table_of.get(row as usize).copied().unwrap_or(0)
     }
 
     /// Does with a packet what the kernel plane left to user space, and counts it.
@@ -289,9 +339,11 @@ impl<M: FlowMemory> Flows<M> {
         for change in changes {
             // Only a new rule can be refused.
             let _ = self.writer.apply(&self.tables, &change);
-            if let Change::Removed { id, notice: Some(notice), .. } = change {
+            if let Change::Removed { id, notice, .. } = change {
                 let row = kernel::row(id);
-                self.ended.push((row, self.counted(row), *notice));
+                self.leaving.insert(row);
+                let counted = self.counted(row);
+                self.ended.extend(notice.map(|notice| (row, counted, *notice)));
             }
         }
     }

@@ -6,7 +6,7 @@
 //! they have is for who writes the tables to say.
 
 use super::{
-    action::{Action, FcfPlace, Instructions, Port, Vxlan},
+    action::{Action, FcfPlace, Instructions, Port, Vxlan, WHOLE_PACKET},
     execute::action_set,
     field::{Field, VLAN_PRESENT, ip_proto},
     key::Key,
@@ -208,8 +208,9 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     let mut rewritten_since = false;
     for action in actions {
         match action {
-            Action::Output { port: Port::CONTROLLER, max_len } => {
-                steps.push(Step::Controller { max_len: *max_len });
+            // Nothing is buffered, so all of it is told, whatever was asked for (OpenFlow 1.3.5 section 6.1.2).
+            Action::Output { port: Port::CONTROLLER, .. } => {
+                steps.push(Step::Controller { max_len: WHOLE_PACKET });
             }
             Action::Output { port, .. } => {
                 let verdict = verdict(*port)?;

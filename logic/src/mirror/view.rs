@@ -3,7 +3,7 @@
 use super::{Mirror, reconcile::Standing};
 use crate::{
     net::{Mac, Vlan},
-    observe::NamespaceId,
+    observe::{Link, NamespaceId},
     plan::{InterfaceId, PortId, RouterId},
 };
 
@@ -65,7 +65,12 @@ impl Mirror {
 
     /// Is a link up? `None`: there is no such link.
     pub fn is_up(&self, namespace: NamespaceId, ifindex: u32) -> Option<bool> {
-        Some(self.spaces.get(&namespace)?.links.get(&ifindex)?.up)
+        Some(self.link(namespace, ifindex)?.up)
+    }
+
+    /// A link as it was observed.
+    pub fn link(&self, namespace: NamespaceId, ifindex: u32) -> Option<&Link> {
+        self.spaces.get(&namespace)?.links.get(&ifindex)
     }
 
     /// All namespaces known, as of the last plan.

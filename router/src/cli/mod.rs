@@ -28,6 +28,7 @@ use crate::{
         start,
     },
     netns::Source,
+    switch::controllers::ControllerReport,
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -77,6 +78,8 @@ enum Command {
     /// Flow rules, which go before routing: list, add, modify, delete, watch.
     #[command(subcommand, after_help = flows::HELP)]
     Flows(flows::Flows),
+    /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
+    Controllers(Output),
     /// Take everything out of the kernel: plain Linux forwards.
     Stop(Output),
 }
@@ -206,6 +209,7 @@ impl Command {
         match self {
             Command::Run(_) => false,
             Command::Status(o)
+            | Command::Controllers(o)
             | Command::Ports(o)
             | Command::Routers(o)
             | Command::Interfaces(o)
@@ -233,6 +237,9 @@ impl Cli {
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
+            Command::Controllers(o) => {
+                show(o, &get::<Vec<ControllerReport>>(&instance, "/controllers")?, |r| text::controllers(r))
+            }
             Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
         }?;
         Ok(ExitCode::SUCCESS)

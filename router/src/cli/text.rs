@@ -8,6 +8,7 @@ use crate::daemon::{
         RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyRouter,
     },
 };
+use crate::switch::controllers::ControllerReport;
 use std::collections::BTreeMap;
 
 /// Reasons that `status` shows.
@@ -119,6 +120,56 @@ pub fn ports(ports: &[PortReport]) -> String {
 }
 
 /// `millrace routers`: a row each, then why something is not accelerated.
+/// `millrace controllers`.
+pub fn controllers(controllers: &[ControllerReport]) -> String {
+    if controllers.is_empty() {
+        return "no controllers: name some with --controller, or `controllers` of [openflow] in the configuration\n".into();
+    }
+    let mut table = Table::new(&[
+        "TARGET",
+        "PEER",
+        "VERSION",
+        "ROLE",
+        "FOR",
+        "MESSAGES",
+        "PACKET-INS",
+        "DROPPED",
+        "LAST END",
+    ]);
+    for c in controllers {
+        let end = c.last_end.clone().unwrap_or_default();
+        if c.connections.is_empty() {
+            let state = if c.listening.is_some() { "nobody" } else { "not connected" };
+            let nothing = || String::new();
+            table.row([
+                c.target.clone(),
+                state.into(),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                nothing(),
+                end.clone(),
+            ]);
+        }
+        for peer in &c.connections {
+            table.row([
+                c.target.clone(),
+                peer.peer.clone(),
+                peer.version.clone().unwrap_or_else(|| "no hello yet".into()),
+                peer.role.clone(),
+                span(peer.age_s as u64),
+                peer.messages.to_string(),
+                peer.packet_ins.to_string(),
+                peer.packet_ins_dropped.to_string(),
+                end.clone(),
+            ]);
+        }
+    }
+    table.text()
+}
+
 pub fn routers(routers: &[RouterReport]) -> String {
     let mut table = Table::new(&[
         "ROUTER",

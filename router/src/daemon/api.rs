@@ -10,6 +10,7 @@
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
+//! | `GET /controllers` | a list of `ControllerReport` ([`crate::switch::controllers`]) |
 //! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
 //! | `POST /stop` | `StopReport`, once everything is removed |
@@ -19,7 +20,7 @@
 use super::report::ExplainRequest;
 use crate::{
     observer::Waker,
-    switch::{self, report::FlowsChanged},
+    switch::{self, controllers::ControllerReport, report::FlowsChanged},
 };
 use axum::{
     Json, Router,
@@ -185,6 +186,7 @@ fn routes(requests: Requests, switch: switch::Handle) -> Router {
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", post(explain))
+        .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
         .fallback(|| async { ApiError::unknown("no such request") })
@@ -217,6 +219,10 @@ async fn list_flows(
 ) -> Result<Response, ApiError> {
     let lines = switch.list(query.matching).await?;
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::new(lines)).into_response())
+}
+
+async fn controllers(State(switch): State<switch::Handle>) -> Result<Json<Vec<ControllerReport>>, ApiError> {
+    switch.controllers().await.map(Json)
 }
 
 async fn change_flows(

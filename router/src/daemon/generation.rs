@@ -338,7 +338,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Puts the generation in charge of the devices that are there. Confirmed before, so that it forwards at once.
-    fn attach(&mut self) -> Result<(), (PortId, anyhow::Error)> {
+    pub(super) fn attach(&mut self) -> Result<(), (PortId, anyhow::Error)> {
         let now = self.kernel.now();
         // Those that are attached already: after the swap their packets must find them as before.
         self.trust_ports(now);

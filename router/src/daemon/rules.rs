@@ -4,7 +4,9 @@ use super::{
     Control,
     seam::{FastPath, Kernel, Observe, SwitchPort, Told},
 };
+use crate::plane::Mode;
 use anyhow::Result;
+use logic::net::Mac;
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Does what the switch thread has asked for, and tells it what is new about ports.
@@ -26,18 +28,32 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Whether rules are in charge now.
     fn put_in_charge(&mut self, rules: Option<<K::Plane as FastPath>::Rules>) -> Result<bool> {
         self.generation.plane.set_rules(rules.as_ref())?;
-        self.rules = rules;
-        self.attach_what_goes()?;
+        let before = std::mem::replace(&mut self.rules, rules);
+        if let Err((_, error)) = self.attach() {
+            // What ran before runs again, on every port.
+            self.rules = before;
+            self.generation.plane.set_rules(self.rules.as_ref())?;
+            return Err(error);
+        }
+        // A driver may still be at a burst that it began with the other program.
+        (self.kernel.grace()?)()?;
         Ok(self.rules.is_some())
     }
 
     fn switch_ports(&self) -> Vec<SwitchPort> {
-        let port = |(id, port): (&_, &super::world::PortState)| SwitchPort {
-            id: *id,
-            name: port.name.clone(),
-            ifindex: port.attached.filter(|_| port.up.is_some()),
-            up: port.up == Some(true),
-            transmits: port.transmits,
+        let port = |(id, port): (&_, &super::world::PortState)| {
+            let device = port.device.as_ref();
+            let link = device.and_then(|d| self.world.mirror.link(d.namespace, d.ifindex));
+            SwitchPort {
+                id: *id,
+                name: port.name.clone(),
+                ifindex: port.attached.filter(|_| port.up.is_some()),
+                up: port.up == Some(true),
+                carrier: link.is_some_and(|link| link.carrier),
+                mac: link.map_or(Mac::default(), |link| link.mac),
+                transmits: port.transmits,
+                generic: port.mode == Some(Mode::Generic),
+            }
         };
         self.world.ports.iter().map(port).collect()
     }

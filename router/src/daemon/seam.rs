@@ -9,6 +9,7 @@ use crate::{
 use anyhow::Result;
 use logic::{
     memory::Memory,
+    net::Mac,
     observe::{Dump, Event, NamespaceId},
     plan::PortId,
 };
@@ -128,8 +129,13 @@ pub struct SwitchPort {
     pub ifindex: Option<u32>,
     /// Administratively.
     pub up: bool,
+    /// It has a carrier.
+    pub carrier: bool,
+    pub mac: Mac,
     /// Packets may be redirected to it.
     pub transmits: bool,
+    /// Its program runs in generic mode.
+    pub generic: bool,
 }
 
 /// One generation of the program and its maps.

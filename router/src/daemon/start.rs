@@ -60,7 +60,7 @@ fn run_alone<O: Observe>(
     bpf.adopt()?;
     let (observer, waker) = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
-    let (switch, switch_end) = switch::start(&config.flows, waker.clone())?;
+    let (switch, switch_end) = switch::start(&config, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker);
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.

@@ -1,16 +1,18 @@
 //! Changes that clients ask for, and their answers, which come when packets obey.
 
 use super::{
-    agent::Agent,
     report::{Command, FailedLine, FlowsChanged, FlowsRequest},
     rules::number,
 };
 use crate::daemon::{api::ApiError, seam::SwitchPort};
-use logic::flow::{
-    FlowCommand, FlowMod, Refused,
-    action::Port,
-    kernel::FlowMemory,
-    text::{self, Names},
+use logic::{
+    flow::{
+        FlowCommand, FlowMod, Refused,
+        action::Port,
+        kernel::FlowMemory,
+        text::{self, Names},
+    },
+    openflow::agent::Agent,
 };
 use tokio::sync::oneshot;
 
@@ -101,7 +103,9 @@ fn apply_one<M: FlowMemory>(
 ) -> Result<(), Refused> {
     let meant = match flow.command {
         FlowCommand::Add => 1,
-        FlowCommand::Modify { .. } | FlowCommand::Delete { .. } => agent.meant_by(flow) as u64,
+        FlowCommand::Modify { .. } | FlowCommand::Delete { .. } => {
+            agent.flows().tables().meant_by(flow).len() as u64
+        }
     };
     agent.change(flow, now_ms)?;
     *match flow.command {

@@ -3,6 +3,7 @@
 use super::{
     Event,
     change::Change,
+    controllers::ControllerReport,
     listing::{self, Started},
     report::{FlowsChanged, FlowsRequest},
 };
@@ -54,6 +55,17 @@ impl Handle {
         self.send(Event::List(listing::Request { matching, reply }))?;
         let started = answer.await.map_err(|_| ending())??;
         Ok(Lines { started, to: self.to.clone(), _place: place })
+    }
+
+    /// Controllers, and how it goes with them.
+    ///
+    /// # Errors
+    /// The daemon is ending.
+    pub async fn controllers(&self) -> Result<Vec<ControllerReport>, ApiError> {
+        let _place = self.place()?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Event::Controllers(reply))?;
+        answer.await.map_err(|_| ending())
     }
 
     fn place(&self) -> Result<OwnedSemaphorePermit, ApiError> {

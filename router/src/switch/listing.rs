@@ -1,13 +1,16 @@
 //! Rules told to clients, some at a time: a million of them are never in memory as text, and a slow client delays nobody.
 
-use super::{agent::Agent, change::names, report::FlowReport};
+use super::{change::names, report::FlowReport};
 use crate::daemon::{api::ApiError, seam::SwitchPort};
-use logic::flow::{
-    FlowCommand, FlowFilter, FlowMod,
-    kernel::FlowMemory,
-    slow::why_slow,
-    table::RuleId,
-    text::{self, InstructionsText, MatchText},
+use logic::{
+    flow::{
+        FlowCommand, FlowFilter, FlowMod,
+        kernel::FlowMemory,
+        slow::why_slow,
+        table::RuleId,
+        text::{self, InstructionsText, MatchText},
+    },
+    openflow::agent::Agent,
 };
 use std::collections::BTreeMap;
 use tokio::sync::{mpsc, oneshot};
@@ -43,7 +46,7 @@ impl Listings {
     pub fn begin<M: FlowMemory>(
         &mut self,
         request: Request,
-        agent: Option<&mut Agent<M>>,
+        mut agent: Option<&mut Agent<M>>,
         ports: &[SwitchPort],
         now_ms: u64,
     ) {
@@ -53,7 +56,7 @@ impl Listings {
         };
         let (to, pieces) = mpsc::channel(1);
         self.last += 1;
-        let ids = agent.as_ref().map(|agent| agent.ids(&filter)).unwrap_or_default();
+        let ids = agent.as_mut().map(|agent| agent.flows().tables().sorted(&filter)).unwrap_or_default();
         self.begun.insert(self.last, Listing { ids: ids.into_iter(), to });
         if request.reply.send(Ok(Started { id: self.last, pieces })).is_ok() {
             self.go_on(self.last, agent, now_ms);
@@ -93,7 +96,9 @@ fn filter(matching: &str, ports: &[SwitchPort]) -> Result<FlowFilter, ApiError> 
 }
 
 fn report<M: FlowMemory>(agent: &mut Agent<M>, id: RuleId, now_ms: u64) -> Option<FlowReport> {
-    let (flow, used_ms, slow) = agent.flow(id, now_ms)?;
+    let flows = agent.flows();
+    let flow = flows.flow_if_meant(id, &FlowFilter::EVERYTHING, now_ms)?;
+    let (used_ms, slow) = (flows.tables().used_ms(id)?, flows.is_slow(id));
     Some(FlowReport {
         table: flow.table,
         priority: flow.priority,

@@ -3,10 +3,11 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | [`start`], the events and the loop |
-//! | `agent.rs` | what is decided: rules, ports, the miss |
-//! | `rules.rs` | rules and their maps, once there are some |
+//! | `rules.rs` | rules and their maps, once there are some; what [`logic::openflow::agent`] decides is done |
 //! | `batches.rs` | grace periods, waited for by a helper thread |
 //! | `change.rs` | what clients add, modify and delete |
+//! | `device.rs` | ports up and down, their counters |
+//! | `controllers.rs` | controllers told to clients |
 //! | `slow.rs` | packets that user space does |
 //! | `listing.rs` | rules told to clients, some at a time |
 //! | `net/` | connections to controllers, which know nothing of OpenFlow |
@@ -16,9 +17,10 @@
 //! Everything that happens reaches the thread as an [`Event`] through one channel; it never waits for anything else. The
 //! control loop attaches the program that goes by rules while there are some (`crate::daemon::rules`).
 
-mod agent;
 mod batches;
 mod change;
+pub mod controllers;
+mod device;
 mod handle;
 mod listing;
 pub mod net;
@@ -30,7 +32,7 @@ pub use handle::{Handle, Lines};
 pub use rules::capacity;
 
 use crate::{
-    config,
+    config::{Config, Miss},
     daemon::{
         api::ApiError,
         kernel::monotonic,
@@ -41,11 +43,14 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use change::{Change, Changing};
+use controllers::ControllerReport;
+use device::Devices;
 use listing::Listings;
-use logic::flow::kernel::Notice;
+use net::{NetEvent, Network};
 use rules::Rules;
-use slow::Waiting;
+use slow::{Handed, Waiting};
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::Ordering::Relaxed,
@@ -54,9 +59,13 @@ use std::{
     thread,
     time::Duration,
 };
+use tokio::sync::oneshot;
 
 /// How often rules are looked at whose time may be up.
 const TICK: Duration = Duration::from_secs(1);
+
+/// Packets done at once, until other events are looked at.
+const PACKETS: usize = 64;
 
 /// What happens to the switch.
 enum Event {
@@ -65,20 +74,30 @@ enum Event {
     /// A client has taken what it was given of a listing.
     More(u64),
     Told(Told),
-    /// A packet that the kernel plane hands over.
-    Notice(Notice, Vec<u8>),
+    /// The kernel plane hands packets over; they wait in a channel of their own.
+    Noticed,
     /// No program runs any more that ran when this was asked for.
     Passed(Result<()>),
+    Net(NetEvent),
+    Controllers(oneshot::Sender<Vec<ControllerReport>>),
 }
 
 /// The thread's state.
 struct Switch {
     events: Receiver<Event>,
     to_self: Sender<Event>,
-    config: config::Flows,
+    /// Packets for user space, and where they come from; looked at when nothing else has happened.
+    handed: Receiver<Handed>,
+    hand: Sender<Handed>,
+    noticed: bool,
+    config: Config,
+    /// `None`: no controllers are configured.
+    network: Option<Network>,
     /// `None`: the control loop has not told yet; changes wait.
     ports: Option<Vec<SwitchPort>>,
     early: Vec<Event>,
+    /// What came from controllers while the program that their answers are about was not attached yet.
+    held: VecDeque<NetEvent>,
     /// `None`: there never was a rule.
     rules: Option<Rules>,
     charge: Charge,
@@ -103,18 +122,30 @@ struct Charge {
 /// Starts the thread. It ends with the process.
 ///
 /// # Errors
-/// No thread can be had.
-pub fn start(config: &config::Flows, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<FlowMaps>>)> {
+/// No thread can be had; or an address cannot be listened on, or a TLS file not be used.
+pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<FlowMaps>>)> {
     let (to, events) = mpsc::channel();
     let (orders, ordered) = mpsc::channel();
     let gauge = Arc::new(Gauge::default());
     let charge = Charge { orders, waker, in_charge: false, asked: false, failed: None };
+    let net_to = to.clone();
+    let told = move |event| drop(net_to.send(Event::Net(event)));
+    let network = match config.openflow.controllers.is_empty() {
+        true => None,
+        false => Some(Network::start(&config.openflow, told).context("OpenFlow controllers")?),
+    };
+    let (hand, handed) = mpsc::channel();
     let switch = Switch {
         events,
         to_self: to.clone(),
+        handed,
+        hand,
+        noticed: false,
         config: config.clone(),
+        network,
         ports: None,
         early: Vec::new(),
+        held: VecDeque::new(),
         rules: None,
         charge,
         changing: Changing::default(),
@@ -136,18 +167,43 @@ impl Switch {
     fn run(mut self) {
         loop {
             let patience = (self.ticked + TICK).saturating_sub(monotonic());
-            match self.events.recv_timeout(patience) {
+            match self.events.recv_timeout(if self.noticed { Duration::ZERO } else { patience }) {
                 Ok(event) => self.take(event),
-                Err(RecvTimeoutError::Timeout) => self.tick(),
+                Err(RecvTimeoutError::Timeout) => self.take_packets(),
                 Err(RecvTimeoutError::Disconnected) => return,
             }
+            // However many events come, time passes.
+            if monotonic() >= self.ticked + TICK {
+                self.tick();
+            }
             self.settle();
+            while let Some(event) = (!self.charge.asked).then(|| self.held.pop_front()).flatten() {
+                self.net(event);
+                self.settle();
+            }
+        }
+    }
+
+    /// Some of the packets for user space.
+    fn take_packets(&mut self) {
+        for _ in 0..PACKETS {
+            let Ok((notice, frame)) = self.handed.try_recv() else {
+                self.noticed = false;
+                return;
+            };
+            // At 0 the reader says when there are more.
+            self.noticed = !slow::taken(&self.waiting, &frame);
+            if let Some(rules) = &mut self.rules {
+                rules.notice(notice, &frame);
+            }
         }
     }
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Change(_) | Event::List(_) if self.ports.is_none() => self.early.push(event),
+            Event::Change(_) | Event::List(_) | Event::Net(_) if self.ports.is_none() => {
+                self.early.push(event)
+            }
             Event::Change(change) => self.change(change),
             Event::List(request) => {
                 let agent = self.rules.as_mut().map(|rules| &mut rules.agent);
@@ -159,16 +215,37 @@ impl Switch {
             }
             Event::Told(Told::Ports(ports)) => self.set_ports(ports),
             Event::Told(Told::InCharge(done)) => self.charge.answered(done),
-            Event::Notice(notice, frame) => {
-                slow::taken(&self.waiting, &frame);
-                if let Some(rules) = &mut self.rules {
-                    rules.notice(notice, frame);
-                }
-            }
+            Event::Noticed => self.noticed = true,
             Event::Passed(done) => {
                 if let Some(rules) = &mut self.rules {
                     rules.passed(done);
                 }
+            }
+            Event::Net(event) if self.charge.asked || !self.held.is_empty() => self.held.push_back(event),
+            Event::Net(event) => self.net(event),
+            Event::Controllers(reply) => {
+                let said = self.rules.as_ref().map(|rules| rules.agent.report()).unwrap_or_default();
+                let targets = self.network.as_ref().map(Network::report).unwrap_or_default();
+                let _ = reply.send(controllers::report(targets, &said));
+            }
+        }
+    }
+
+    fn net(&mut self, event: NetEvent) {
+        let ports = self.ports.clone().unwrap_or_default();
+        let listens = |target: usize| self.config.openflow.controllers.get(target).is_some_and(|t| t.listens);
+        let dialled = matches!(event, NetEvent::Connected { target, .. } if !listens(target));
+        let Ok(rules) = self.rules() else { return };
+        let (agent, outside) = (&mut rules.agent, &Devices(&ports));
+        match event {
+            NetEvent::Connected { connection, peer, .. } => {
+                agent.connected(connection, &peer, dialled, now_ms())
+            }
+            NetEvent::Received { connection, bytes } => agent.received(connection, &bytes, now_ms(), outside),
+            NetEvent::Written { connection, bytes } => agent.written(connection, bytes, now_ms(), outside),
+            NetEvent::Closed { connection, why } => {
+                tracing::debug!("a controller's connection has ended: {why}");
+                agent.closed(connection);
             }
         }
     }
@@ -178,10 +255,10 @@ impl Switch {
             rules.set_ports(&ports);
         }
         let first = self.ports.replace(ports).is_none();
-        if first && self.config.miss != config::Miss::Normal {
-            // Packets are to be missed from the start.
+        if first && (self.config.flows.miss != Miss::Normal || self.network.is_some()) {
+            // Packets are to be missed, and controllers to be answered, from the start.
             if let Err(error) = self.rules() {
-                tracing::error!("flows.miss cannot be done: {}", error.text);
+                tracing::error!("{}", error.text);
             }
         }
         for event in std::mem::take(&mut self.early) {
@@ -197,10 +274,12 @@ impl Switch {
                 let wait = Box::new(move || grace.wait());
                 batches::Batches::start(wait, move |done| drop(passed.send(Event::Passed(done))))
             });
+            let ports = self.ports.as_deref().unwrap_or_default();
             let made = grace.and_then(|batches| {
-                let rules = Rules::new(&self.config, batches, self.gauge.clone())?;
+                let rules = Rules::new(&self.config, ports, batches, self.gauge.clone())?;
                 let maps = rules.maps().clone();
-                slow::read(maps, self.to_self.clone(), self.waiting.clone(), self.gauge.clone())?;
+                let wake = self.to_self.clone();
+                slow::read(maps, self.hand.clone(), wake, self.waiting.clone(), self.gauge.clone())?;
                 Ok(rules)
             });
             let mut rules =
@@ -236,19 +315,28 @@ impl Switch {
         }
     }
 
-    /// Whatever happened: ends batches, has the right program attached, and answers what obeys by now.
+    /// Whatever happened: ends batches, has the right program attached, does what the agent wants, and answers what obeys by
+    /// now.
     fn settle(&mut self) {
+        let ports = self.ports.clone().unwrap_or_default();
         let Some(rules) = &mut self.rules else { return };
-        rules.settle();
-        let wanted = rules.agent.wants_rules();
-        self.gauge.rules.store(rules.agent.count() as u64, Relaxed);
+        let mut wanted = rules.agent.wants_rules();
+        rules.settle(self.charge.is(wanted), &ports);
+        // Whoever has waited for a barrier goes on, and may change that.
+        wanted = rules.agent.wants_rules();
+        rules.carry_out(self.network.as_ref(), &ports);
+        self.gauge.rules.store(rules.count(), Relaxed);
         self.charge.want(wanted.then(|| rules.maps()));
-        let obeys = self.charge.in_charge == wanted && !self.charge.asked;
-        self.changing.answer(rules.finished(), obeys, self.charge.failed.as_deref());
+        self.changing.answer(rules.over(), self.charge.is(wanted), self.charge.failed.as_deref());
     }
 }
 
 impl Charge {
+    /// Is the program attached everywhere that is wanted?
+    fn is(&self, by_rules: bool) -> bool {
+        self.in_charge == by_rules && !self.asked
+    }
+
     /// Has these rules put in charge, or none; one order at a time.
     fn want(&mut self, rules: Option<&Arc<FlowMaps>>) {
         if self.in_charge != rules.is_some() && !self.asked && self.failed.is_none() {

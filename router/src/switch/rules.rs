@@ -1,8 +1,14 @@
 //! Rules and their maps, from the first rule on; batches of changes.
 
-use super::{agent::Agent, batches::Batches, slow::Exits};
+use super::{
+    batches::Batches,
+    device::{self, Devices},
+    net::Network,
+    now_ms,
+    slow::Exits,
+};
 use crate::{
-    config,
+    config::{self, Config},
     daemon::{
         kernel::monotonic,
         seam::{Gauge, SwitchPort},
@@ -10,30 +16,39 @@ use crate::{
     plane::{FlowMaps, FlowSettings, MappedFlows},
 };
 use anyhow::{Context, Result};
-use logic::flow::{
-    Action, Instructions, Port,
-    flows::Flows,
-    kernel::{FlowCapacity, Notice, NoticeReason, Seed},
-    rule::TABLES,
-    table::{GROUPS, METERS},
+use logic::{
+    flow::{
+        Action, Instructions, Port,
+        flows::Flows,
+        kernel::{FlowCapacity, Notice, NoticeReason, Seed},
+        rule::TABLES,
+        table::{GROUPS, METERS},
+    },
+    openflow::{
+        agent::{Agent, Effect, FailMode, PortFlags, PortInfo, Settings, Version},
+        message::Description,
+    },
 };
 use std::{
+    collections::BTreeMap,
     fs::File,
     io::Read,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
-/// Rules over the maps that packets see.
+/// Rules over the maps that packets see, and the controllers who have a say in them.
 pub struct Rules {
     pub agent: Agent<Arc<MappedFlows>>,
     maps: Arc<FlowMaps>,
+    /// What controllers have set of the ports, as packets see it.
+    flags: BTreeMap<Port, PortFlags>,
     batches: Batches,
     exits: Exits,
     gauge: Arc<Gauge>,
     phase: Phase,
-    /// Batches begun, and ended.
+    /// Batches begun, and over.
     sealed: u64,
-    finished: u64,
+    over: u64,
 }
 
 /// What a batch waits for.
@@ -44,14 +59,16 @@ enum Phase {
     Sealed,
     /// The second.
     Void,
+    /// For the right program to be attached.
+    Over,
 }
 
 /// Sizes for so many rules. All are taken with the first one: for 65,536 rules 24 MiB and 7 MiB for each CPU; for 1,010,000
 /// rules 312 MiB and 64 MiB for each CPU.
 pub fn capacity(rules: usize) -> FlowCapacity {
     let power = |rows: usize, least: usize, most: usize| rows.clamp(least, most).next_power_of_two();
-    // Rows of rules that are gone are used again only after their batch.
-    let rows = (rules + rules / 16 + 1024 + 1 + usize::from(TABLES)).next_multiple_of(4);
+    // Rows of rules that are gone are used again only after their batch: room for as many new ones meanwhile.
+    let rows = (rules + rules.min(1 << 16) + 1024 + 1 + usize::from(TABLES)).next_multiple_of(4);
     FlowCapacity {
         rules: rows,
         buckets: power(rules / 2, 1 << 12, 1 << 19),
@@ -70,30 +87,28 @@ impl Rules {
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn new(config: &config::Flows, batches: Batches, gauge: Arc<Gauge>) -> Result<Rules> {
+    pub fn new(config: &Config, ports: &[SwitchPort], batches: Batches, gauge: Arc<Gauge>) -> Result<Rules> {
         let mut random = [0; 40];
         File::open("/dev/urandom")
             .and_then(|mut file| file.read_exact(&mut random))
             .context("/dev/urandom")?;
         let (words, _) = random.as_chunks::<8>();
         let seed = Seed::new(std::array::from_fn(|i| u64::from_ne_bytes(words[i])));
-        let capacity = capacity(config.rules.0 as usize);
-        let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon: false })?);
-        let miss = match config.miss {
-            config::Miss::Normal => Instructions::apply([Action::output(Port::NORMAL)]),
-            config::Miss::Controller => Instructions::apply([Action::output(Port::CONTROLLER)]),
-            config::Miss::Drop => Instructions::default(),
-        };
-        let flows = Flows::new(maps.memory().clone(), seed, &miss);
+        let capacity = capacity(config.flows.rules.0 as usize);
+        let settings = settings(config, ports);
+        let outlast_daemon = settings.controllers && settings.fail == FailMode::Secure;
+        let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon })?);
+        let flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
         Ok(Rules {
-            agent: Agent::new(flows, config.miss == config::Miss::Normal),
+            agent: Agent::new(flows, settings),
             exits: Exits::new(maps.clone(), gauge.clone()),
             maps,
+            flags: BTreeMap::new(),
             batches,
             gauge,
             phase: Phase::Idle,
             sealed: 0,
-            finished: 0,
+            over: 0,
         })
     }
 
@@ -104,30 +119,60 @@ impl Rules {
 
     /// The ports of the box.
     pub fn set_ports(&mut self, ports: &[SwitchPort]) {
-        let there = || ports.iter().filter_map(|port| Some((number(port), port, port.ifindex?)));
-        let targets = there().filter(|(_, port, _)| port.transmits);
-        let targets = targets.map(|(number, _, ifindex)| (number, (ifindex, true))).collect();
-        if let Err(error) = self.maps.memory().set_ports(targets) {
+        let there = ports.iter().filter(|port| port.ifindex.is_some());
+        self.agent.set_ports(there.map(info).collect());
+        self.exits.set_ports(ports);
+        self.show_ports(ports);
+    }
+
+    /// Where rules send to, and from where packets are taken, as controllers have set it.
+    fn show_ports(&mut self, ports: &[SwitchPort]) {
+        let flags = |port: &SwitchPort| self.agent.port_flags(number(port));
+        self.flags = ports.iter().map(|port| (number(port), flags(port))).collect();
+        let targets = ports.iter().filter_map(|port| Some((port, flags(port), port.ifindex?)));
+        let targets = targets.filter(|(port, flags, _)| port.transmits && !flags.no_fwd);
+        let targets = targets.map(|(port, flags, ifindex)| (number(port), (ifindex, !flags.no_flood)));
+        if let Err(error) = self.maps.memory().set_ports(targets.collect()) {
             tracing::warn!("a port of flow rules: {error:#}");
         }
-        self.exits.set_ports(ports);
-        self.agent.set_ports(there().map(|(number, port, _)| (number, port.up)));
+        self.maps.set_no_recv(ports.iter().filter(|port| flags(port).no_recv).map(|port| port.id));
     }
 
     /// A packet that the kernel plane hands over.
-    pub fn notice(&mut self, notice: Notice, frame: Vec<u8>) {
-        // Others are for controllers, and there are none.
-        if notice.reason != NoticeReason::Slow {
-            return;
-        }
+    pub fn notice(&mut self, notice: Notice, frame: &[u8]) {
         let now_ns = u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX);
-        let count = if self.agent.notice(notice, frame, now_ns) {
-            &self.gauge.slow_done
-        } else {
-            &self.gauge.slow_lost
-        };
-        count.fetch_add(1, Relaxed);
-        self.agent.take_effects().iter().for_each(|effect| self.exits.leave(effect));
+        let slow = notice.reason == NoticeReason::Slow;
+        let cut = self.agent.packets_cut();
+        self.agent.notice(notice, frame, now_ns);
+        if slow {
+            let lost = self.agent.packets_cut() > cut;
+            let count = if lost { &self.gauge.slow_lost } else { &self.gauge.slow_done };
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Does what the agent wants done.
+    pub fn carry_out(&mut self, network: Option<&Network>, ports: &[SwitchPort]) {
+        for effect in self.agent.take_effects() {
+            match (effect, network) {
+                (Effect::Send { connection, bytes }, Some(network)) => network.send(connection, bytes),
+                (Effect::Read(connection), Some(network)) => network.read(connection),
+                (Effect::Close { connection, why }, Some(network)) => network.close(connection, &why),
+                (Effect::ConfigurePort { port, up }, _) => configure(ports, port, up),
+                (effect, _) => self.exits.leave(&effect),
+            }
+        }
+        if ports
+            .iter()
+            .any(|port| self.flags.get(&number(port)) != Some(&self.agent.port_flags(number(port))))
+        {
+            self.show_ports(ports);
+        }
+    }
+
+    /// How many rules there are.
+    pub fn count(&mut self) -> u64 {
+        self.agent.flows().tables().len() as u64
     }
 
     /// The batch that a change made now is in.
@@ -135,13 +180,17 @@ impl Rules {
         self.sealed + 1
     }
 
-    /// Packets obey all batches up to this one.
-    pub fn finished(&self) -> u64 {
-        self.finished
+    /// Packets that go by rules obey all batches up to this one.
+    pub fn over(&self) -> u64 {
+        self.over
     }
 
-    /// Begins a batch of what was changed, if none is under way.
-    pub fn settle(&mut self) {
+    /// Begins a batch of what was changed, if none is under way. `obeys`: the right program is attached everywhere.
+    pub fn settle(&mut self, obeys: bool, ports: &[SwitchPort]) {
+        if self.phase == Phase::Over && obeys {
+            self.agent.finish(now_ms(), &Devices(ports));
+            self.phase = Phase::Idle;
+        }
         if self.phase != Phase::Idle {
             return;
         }
@@ -150,7 +199,7 @@ impl Rules {
             self.phase = Phase::Sealed;
             self.batches.begin();
         } else {
-            self.finished = self.sealed;
+            self.over = self.sealed;
         }
     }
 
@@ -169,12 +218,68 @@ impl Rules {
                 self.batches.begin();
             }
             Phase::Void => {
-                self.agent.finish();
-                self.finished = self.sealed;
-                self.phase = Phase::Idle;
+                self.over = self.sealed;
+                self.phase = Phase::Over;
             }
-            Phase::Idle => {}
+            Phase::Idle | Phase::Over => {}
         }
+    }
+}
+
+/// What the configuration says, and the machine.
+fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
+    let openflow = &config.openflow;
+    let both = || vec![Version::OpenFlow10, Version::OpenFlow13];
+    let first_mac = ports.first().map_or([0; 6], |port| port.mac.0);
+    let kernel = rustix::system::uname();
+    Settings {
+        versions: openflow.version.map_or_else(both, |version| match version {
+            config::OpenFlowVersion::V10 => vec![Version::OpenFlow10],
+            config::OpenFlowVersion::V13 => vec![Version::OpenFlow13],
+        }),
+        datapath_id: openflow.datapath_id(first_mac),
+        description: Description {
+            manufacturer: b"Millrace".to_vec(),
+            hardware: kernel.release().to_bytes().to_vec(),
+            software: concat!("millrace ", env!("CARGO_PKG_VERSION")).into(),
+            serial: b"None".to_vec(),
+            datapath: kernel.nodename().to_bytes().to_vec(),
+        },
+        max_rules: config.flows.rules.0,
+        miss: match config.flows.miss {
+            config::Miss::Normal => Instructions::apply([Action::output(Port::NORMAL)]),
+            config::Miss::Controller => Instructions::apply([Action::output(Port::CONTROLLER)]),
+            config::Miss::Drop => Instructions::default(),
+        },
+        fail: match openflow.fail {
+            config::FailMode::Standalone => FailMode::Standalone,
+            config::FailMode::Secure => FailMode::Secure,
+        },
+        controllers: openflow.controllers.iter().any(|target| !target.listens),
+        echo_interval_ms: u64::try_from(openflow.echo_interval.0.as_millis()).unwrap_or(u64::MAX),
+        packet_in_pps: openflow.packet_in_pps.0,
+    }
+}
+
+fn info(port: &SwitchPort) -> PortInfo {
+    PortInfo {
+        port: number(port),
+        name: port.name.clone(),
+        mac: port.mac,
+        link_up: port.carrier,
+        admin_up: port.up,
+        transmits: port.transmits,
+        speed_mbps: None,
+    }
+}
+
+/// A controller wants a port up or down.
+fn configure(ports: &[SwitchPort], port: Port, up: bool) {
+    let Some(port) = ports.iter().find(|p| number(p) == port) else { return };
+    let word = if up { "up" } else { "down" };
+    match device::set_up(&port.name, up) {
+        Ok(()) => tracing::info!("a controller has set port {} {word}", port.name),
+        Err(error) => tracing::warn!("a controller wants port {} {word}: {error:#}", port.name),
     }
 }
 

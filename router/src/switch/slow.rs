@@ -6,13 +6,17 @@
 //! Measured on veth, the median of hundreds of 60-byte frames: 2 us to a port, 12 us to NORMAL, 16 us to LOCAL, for each of
 //! which the kernel makes and empties a pool of pages.
 
-use super::{Event, agent::Effect};
+use super::Event;
 use crate::{
     daemon::seam::{Gauge, SwitchPort},
     plane::FlowMaps,
 };
 use anyhow::{Context, Result};
-use logic::flow::Port;
+use logic::{
+    flow::{Port, kernel::Notice},
+    net::Mac,
+    openflow::agent::Effect,
+};
 use std::{
     collections::BTreeMap,
     io,
@@ -31,6 +35,9 @@ const WAITING_BYTES: usize = 16 << 20;
 /// What a waiting packet takes beside its own bytes.
 const OVERHEAD_BYTES: usize = 128;
 
+/// A packet for user space.
+pub type Handed = (Notice, Vec<u8>);
+
 /// Packets that wait for the switch thread, bytes.
 pub type Waiting = Arc<AtomicUsize>;
 
@@ -39,16 +46,23 @@ pub type Waiting = Arc<AtomicUsize>;
 ///
 /// # Errors
 /// The kernel refuses the buffers.
-pub fn read(maps: Arc<FlowMaps>, to: Sender<Event>, waiting: Waiting, gauge: Arc<Gauge>) -> Result<()> {
+pub fn read(
+    maps: Arc<FlowMaps>,
+    to: Sender<Handed>,
+    wake: Sender<Event>,
+    waiting: Waiting,
+    gauge: Arc<Gauge>,
+) -> Result<()> {
     let (opened_to, opened) = sync_channel(1);
     let reader = move || {
         let told = |notice, frame: &[u8]| {
             let bytes = frame.len() + OVERHEAD_BYTES;
-            if waiting.fetch_add(bytes, Relaxed) + bytes > WAITING_BYTES {
+            let before = waiting.fetch_add(bytes, Relaxed);
+            if before + bytes > WAITING_BYTES {
                 waiting.fetch_sub(bytes, Relaxed);
                 gauge.slow_lost.fetch_add(1, Relaxed);
-            } else {
-                let _ = to.send(Event::Notice(notice, frame.to_vec()));
+            } else if to.send((notice, frame.to_vec())).is_ok() && before == 0 {
+                let _ = wake.send(Event::Noticed);
             }
         };
         let lost = |count: u64| {
@@ -73,9 +87,10 @@ pub fn read(maps: Arc<FlowMaps>, to: Sender<Event>, waiting: Waiting, gauge: Arc
     opened.recv().context("starting the thread that reads packets for user space")?
 }
 
-/// A packet does not wait any more.
-pub fn taken(waiting: &Waiting, frame: &[u8]) {
-    waiting.fetch_sub(frame.len() + OVERHEAD_BYTES, Relaxed);
+/// A packet does not wait any more. True: it was the last.
+pub fn taken(waiting: &Waiting, frame: &[u8]) -> bool {
+    let bytes = frame.len() + OVERHEAD_BYTES;
+    waiting.fetch_sub(bytes, Relaxed) == bytes
 }
 
 /// Where packets leave from user space.
@@ -87,6 +102,8 @@ pub struct Exits {
 
 struct Exit {
     ifindex: u32,
+    mac: Mac,
+    generic: bool,
     socket: OwnedFd,
 }
 
@@ -102,9 +119,11 @@ impl Exits {
             let Some(ifindex) = port.ifindex else { continue };
             let number = super::rules::number(port);
             let kept = before.remove(&number).filter(|exit| exit.ifindex == ifindex);
-            let exit = kept.map_or_else(|| open(ifindex).map(|socket| Exit { ifindex, socket }), Ok);
-            match exit {
-                Ok(exit) => drop(self.ports.insert(number, exit)),
+            let socket = kept.map_or_else(|| open(ifindex), |exit| Ok(exit.socket));
+            match socket {
+                Ok(socket) => drop(
+                    self.ports.insert(number, Exit { ifindex, mac: port.mac, generic: port.generic, socket }),
+                ),
                 Err(error) => {
                     tracing::warn!("what user space sends to port {} will be lost: {error:#}", port.name);
                 }
@@ -112,7 +131,7 @@ impl Exits {
         }
     }
 
-    /// Lets a packet leave.
+    /// Lets a packet leave; what is no packet is left to others.
     pub fn leave(&self, effect: &Effect) {
         if self.try_leave(effect).is_none() {
             self.gauge.slow_lost.fetch_add(1, Relaxed);
@@ -121,7 +140,7 @@ impl Exits {
 
     fn try_leave(&self, effect: &Effect) -> Option<()> {
         match effect {
-            Effect::Transmit { port, frame } => {
+            Effect::Transmit { port, frame, .. } => {
                 let socket = &self.ports.get(port)?.socket;
                 // SAFETY: a readable buffer of that length.
                 let sent = unsafe {
@@ -130,14 +149,25 @@ impl Exits {
                 (sent == frame.len() as isize).then_some(())
             }
             Effect::Normal { in_port, frame } => {
-                let ifindex = self.ports.get(in_port)?.ifindex;
+                let ifindex = self.ingress(*in_port, frame)?;
                 self.maps.with_injector(|injector| injector.normal(ifindex, frame))?.ok()
             }
             Effect::Local { in_port, frame } => {
-                let ifindex = self.ports.get(in_port)?.ifindex;
+                let ifindex = self.ingress(*in_port, frame)?;
                 self.maps.with_injector(|injector| injector.local(ifindex, frame))?.ok()
             }
+            Effect::Send { .. } | Effect::Read(_) | Effect::Close { .. } | Effect::ConfigurePort { .. } => {
+                Some(())
+            }
         }
+    }
+
+    /// The device that a packet comes in by: that of its port, or, of a packet that a controller made, the one that it is
+    /// addressed to. Not one in generic mode: the stack would give the packet to the port's program again, and so on.
+    fn ingress(&self, in_port: Port, frame: &[u8]) -> Option<u32> {
+        let addressed = || self.ports.values().find(|exit| frame.starts_with(&exit.mac.0));
+        let exit = self.ports.get(&in_port).or_else(addressed)?;
+        (!exit.generic).then_some(exit.ifindex)
     }
 }
 

@@ -98,6 +98,8 @@ pub const FLAG_BROADCASTS: u64 = 4;
 
 /// Rules that a new one may overlap are looked at one by one up to this many; beyond, all caches are emptied.
 const VOID_ONE_BY_ONE: usize = 4096;
+/// So many in one batch: the whole cache is emptied instead.
+const MOST_VOID: usize = 1 << 16;
 
 /// The row of a rule.
 pub fn row(id: RuleId) -> u32 {
@@ -349,7 +351,7 @@ impl<M: FlowMemory> Writer<M> {
             self.batch.forget.push(*key);
             return;
         }
-        if tables.overlap_effort(id) > VOID_ONE_BY_ONE {
+        if tables.overlap_effort(id) > VOID_ONE_BY_ONE || self.batch.void.len() > MOST_VOID {
             self.batch.flush = true;
             return;
         }

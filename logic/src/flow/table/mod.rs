@@ -181,18 +181,30 @@ impl Tables {
         })
     }
 
+    /// Are there no rules?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// How many rules there are in all tables.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     /// All rules.
     pub fn ids(&self) -> impl Iterator<Item = RuleId> + '_ {
         self.rows.ids()
     }
 
-    /// The rules that a delete or modify is about.
+    /// The rules that a delete or modify is about, or the one that an add replaces.
     pub fn meant_by(&self, request: &FlowMod) -> Vec<RuleId> {
-        let strict = match request.command {
-            FlowCommand::Modify { strict } | FlowCommand::Delete { strict } => strict,
-            FlowCommand::Add => true,
+        let all = filter(request);
+        let (filter, strict) = match request.command {
+            FlowCommand::Add => (FlowFilter { out_port: None, out_group: None, cookie_mask: 0, ..all }, true),
+            FlowCommand::Modify { strict } => (FlowFilter { out_port: None, out_group: None, ..all }, strict),
+            FlowCommand::Delete { strict } => (all, strict),
         };
-        self.hits(&filter(request), strict.then_some(request.priority)).collect()
+        self.hits(&filter, strict.then_some(request.priority)).collect()
     }
 
     /// The rule of the highest priority with the same table and match: this one itself, if it is not hidden.

@@ -105,6 +105,10 @@ pub(super) struct Rows {
 
 impl Rows {
     /// Is there room for one more?
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
     pub fn has_room(&self) -> bool {
         self.live < RULES && (!self.free.is_empty() || self.places.len() < RuleId::LIMIT as usize)
     }

@@ -92,6 +92,8 @@ pub struct Settings {
     pub versions: Vec<Version>,
     pub datapath_id: u64,
     pub description: Description,
+    /// How many rules all tables have room for.
+    pub max_rules: u32,
     /// What table 0 does with packets that no rule matches.
     pub miss: Instructions,
     pub fail: FailMode,
@@ -247,7 +249,7 @@ impl<M: FlowMemory> Agent<M> {
     /// Should packets be decided by rules?
     pub fn wants_rules(&self) -> bool {
         let normal = Instructions::apply([Action::output(Port::NORMAL)]);
-        let any = self.settings.miss != normal || self.flows.tables().tables().any(|(_, rules)| rules > 0);
+        let any = self.settings.miss != normal || !self.flows.tables().is_empty();
         any && !self.stands_alone()
     }
 

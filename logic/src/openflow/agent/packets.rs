@@ -4,7 +4,6 @@ use super::{Agent, ConnectionId, Effect};
 use crate::{
     flow::{
         Field, Match, Port, TableId,
-        action::WHOLE_PACKET,
         execute::Packet,
         kernel::{self, FlowMemory, Notice, NoticeReason},
         pipeline::{NO_COOKIE, Output},
@@ -154,9 +153,8 @@ impl<M: FlowMemory> Agent<M> {
             let Output { port, queue, frame, in_port, .. } = output;
             match port {
                 Port::CONTROLLER => {
-                    let max = if output.max_len == WHOLE_PACKET { usize::MAX } else { output.max_len.into() };
                     let packet = ForControllers {
-                        frame: &frame[..frame.len().min(max)],
+                        frame: &frame,
                         bytes: frame.len(),
                         reason: output.reason,
                         table: output.table,

@@ -7,7 +7,7 @@ use crate::{
         field::FIELDS,
         kernel::FlowMemory,
         rule::{TABLES, TableId},
-        table::{BANDS, GROUPS, METERS, RULES, settable},
+        table::{BANDS, GROUPS, METERS, settable},
     },
     openflow::{
         BadMessage,
@@ -17,8 +17,6 @@ use crate::{
 
 /// OFPFW_ALL of 1.0: every field may be left out.
 const WILDCARDS: u32 = (1 << 22) - 1;
-/// Counters that nobody keeps.
-const UNKNOWN: u64 = u64::MAX;
 /// OFPIT: goto-table, write-metadata, write-, apply-, clear-actions, meter.
 const INSTRUCTIONS: u32 = 0b111_1110;
 const GOTO_TABLE: u32 = 1 << 1;
@@ -81,7 +79,7 @@ impl<M: FlowMemory> Agent<M> {
                 let sum = self.flows.aggregate(&filter, now_ms);
                 StatsReply::Aggregate { packets: sum.packets, bytes: sum.bytes, flows: sum.rules }
             }
-            StatsRequest::Table => StatsReply::Table(self.flows.tables().tables().map(table_stats).collect()),
+            StatsRequest::Table => StatsReply::Table(self.table_stats()),
             StatsRequest::Port(port) => StatsReply::Port(self.port_stats(port, outside)?),
             StatsRequest::Queue { port, queue } => self.queue_stats(port, queue)?,
             StatsRequest::Group(one) => return self.list(id, xid, What::Groups, self.groups(one)?),
@@ -101,9 +99,9 @@ impl<M: FlowMemory> Agent<M> {
                 max_color: 0,
             }),
             StatsRequest::TableFeatures { sets: true } => return Err(BadMessage::TableFeatures),
-            StatsRequest::TableFeatures { sets: false } => {
-                StatsReply::TableFeatures((0..TABLES).map(table_features).collect())
-            }
+            StatsRequest::TableFeatures { sets: false } => StatsReply::TableFeatures(
+                (0..TABLES).map(|table| table_features(table, self.settings.max_rules)).collect(),
+            ),
             StatsRequest::PortDescription => StatsReply::PortDescription(self.ports.descriptions().collect()),
             StatsRequest::Experimenter(message) => return self.experimenter(&message),
         };
@@ -196,26 +194,30 @@ fn table_name(table: TableId) -> Vec<u8> {
     format!("table{table}").into_bytes()
 }
 
-fn table_stats((table, active): (TableId, u32)) -> TableStats {
-    TableStats {
-        table,
-        name: table_name(table),
-        wildcards: WILDCARDS,
-        max_entries: RULES as u32,
-        active,
-        lookups: UNKNOWN,
-        matched: UNKNOWN,
+impl<M: FlowMemory> Agent<M> {
+    fn table_stats(&self) -> Vec<TableStats> {
+        let counts = self.flows.table_counts();
+        let stats = |(table, active): (TableId, u32)| TableStats {
+            table,
+            name: table_name(table),
+            wildcards: WILDCARDS,
+            max_entries: self.settings.max_rules,
+            active,
+            lookups: counts[usize::from(table)].lookups,
+            matched: counts[usize::from(table)].matched,
+        };
+        self.flows.tables().tables().map(stats).collect()
     }
 }
 
-fn table_features(table: TableId) -> TableFeatures {
+fn table_features(table: TableId, max_rules: u32) -> TableFeatures {
     let next_tables: Vec<TableId> = (table + 1..TABLES).collect();
     TableFeatures {
         table,
         name: table_name(table),
         metadata_match: u64::MAX,
         metadata_write: u64::MAX,
-        max_entries: RULES as u32,
+        max_entries: max_rules,
         instructions: if next_tables.is_empty() { INSTRUCTIONS & !GOTO_TABLE } else { INSTRUCTIONS },
         next_tables,
         actions: ACTIONS,

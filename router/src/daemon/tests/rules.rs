@@ -56,7 +56,10 @@ fn ports_are_told_when_something_about_them_is_new() {
         name: format!("eth{}", id + 1),
         ifindex: Some(u32::from(id) + 1),
         up,
+        carrier: link(u32::from(id) + 1, "").carrier,
+        mac: link(u32::from(id) + 1, "").mac,
         transmits: true,
+        generic: false,
     };
     assert_eq!(told(&case), [Told::Ports(vec![port(0, true), port(1, true)])]);
     case.round(Ok(vec![]), 0.1);
@@ -64,6 +67,13 @@ fn ports_are_told_when_something_about_them_is_new() {
     case.round(Ok(vec![Event::Link(0, Link { up: false, ..link(2, "eth2") })]), 0.1);
     assert_eq!(told(&case), [Told::Ports(vec![port(0, true), port(1, false)])]);
     case.round(Ok(vec![Event::PortGone(0)]), 0.1);
-    let gone = SwitchPort { ifindex: None, up: false, transmits: false, ..port(0, false) };
+    let gone = SwitchPort {
+        ifindex: None,
+        up: false,
+        carrier: false,
+        mac: Default::default(),
+        transmits: false,
+        ..port(0, false)
+    };
     assert_eq!(told(&case), [Told::Ports(vec![gone, port(1, false)])]);
 }

@@ -63,6 +63,7 @@ fn settings() -> Settings {
     Settings {
         versions: vec![OpenFlow10, OpenFlow13],
         datapath_id: 0x42,
+        max_rules: 1000,
         description: Description { manufacturer: b"Millrace".to_vec(), ..Description::default() },
         miss: Instructions::apply([Action::output(Port::NORMAL)]),
         fail: FailMode::Secure,

@@ -1,0 +1,124 @@
+//! Devices of ports: up and down, and what they have counted.
+
+use crate::daemon::seam::SwitchPort;
+use anyhow::{Context, Result};
+use logic::openflow::{agent::Outside, message::PortStats};
+use std::{
+    fs, io, mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+};
+
+/// Counters of devices, read when they are asked for.
+pub struct Devices<'a>(pub &'a [SwitchPort]);
+
+impl Outside for Devices<'_> {
+    fn port_stats(&self) -> Vec<PortStats> {
+        // Not from /sys/class/net: that shows the namespace of whoever mounted it.
+        let table = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
+        let known = |port: &SwitchPort| {
+            let line =
+                table.lines().find_map(|line| line.trim_start().strip_prefix(&port.name)?.strip_prefix(':'));
+            stats(port, line?)
+        };
+        self.0.iter().filter(|port| port.ifindex.is_some()).filter_map(known).collect()
+    }
+}
+
+/// The columns of /proc/net/dev (net/core/net-procfs.c).
+fn stats(port: &SwitchPort, line: &str) -> Option<PortStats> {
+    let columns: Vec<u64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
+    let (&[rx_bytes, rx_packets, rx_errors, rx_dropped, rx_over_errors, rx_frame_errors, _, _], tx) =
+        columns.split_first_chunk()?;
+    let (&[tx_bytes, tx_packets, tx_errors, tx_dropped, _, collisions], _) = tx.split_first_chunk()?;
+    Some(PortStats {
+        port: super::rules::number(port),
+        rx_packets,
+        tx_packets,
+        rx_bytes,
+        tx_bytes,
+        rx_dropped,
+        tx_dropped,
+        rx_errors,
+        tx_errors,
+        rx_frame_errors,
+        rx_over_errors,
+        // Among the frame errors there.
+        rx_crc_errors: u64::MAX,
+        collisions,
+        duration_sec: u32::MAX,
+        duration_nsec: u32::MAX,
+    })
+}
+
+/// Sets a device administratively up or down.
+///
+/// # Errors
+/// It is not there, or the kernel refuses.
+pub fn set_up(name: &str, up: bool) -> Result<()> {
+    let failed = |what: &str| Err(io::Error::last_os_error()).with_context(|| format!("{what} of {name}"));
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return failed("asking for the flags");
+    }
+    // SAFETY: a descriptor just returned to us.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: zero is valid for a plain C structure.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    let room = request.ifr_name.len() - 1;
+    request
+        .ifr_name
+        .iter_mut()
+        .zip(name.bytes().take(room))
+        .for_each(|(to, from)| *to = from as libc::c_char);
+    // SAFETY: `request` is what both calls take.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &mut request) } < 0 {
+        return failed("reading the flags");
+    }
+    // SAFETY: SIOCGIFFLAGS has filled this member; every bit pattern of it is a number.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    let wanted =
+        if up { flags | libc::IFF_UP as libc::c_short } else { flags & !(libc::IFF_UP as libc::c_short) };
+    request.ifr_ifru.ifru_flags = wanted;
+    // SAFETY: as above.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &mut request) } < 0 {
+        return failed("setting the flags");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_the_columns_of_the_kernels_table() {
+        let port = SwitchPort {
+            id: 2,
+            name: "eth3".into(),
+            ifindex: Some(7),
+            up: true,
+            carrier: true,
+            mac: Default::default(),
+            transmits: true,
+            generic: false,
+        };
+        let read = stats(&port, " 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16").unwrap();
+        let columns = [
+            read.rx_bytes,
+            read.rx_packets,
+            read.rx_errors,
+            read.rx_dropped,
+            read.rx_over_errors,
+            read.rx_frame_errors,
+            read.tx_bytes,
+            read.tx_packets,
+            read.tx_errors,
+            read.tx_dropped,
+            read.collisions,
+        ];
+        assert_eq!((read.port.0, columns), (3, [1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 14]));
+        assert_eq!(stats(&port, " 1 2 3"), None);
+        assert_eq!(stats(&port, " a b"), None);
+    }
+}
