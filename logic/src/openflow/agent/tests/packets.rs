@@ -131,7 +131,8 @@ fn what_the_kernel_plane_leaves_is_done_here() {
         table: 0,
         cookie: 7,
         matching: Match::ANY.with(Field::InPort, 1_u16),
-        data: changed[..20].to_vec(),
+        // All of it, as nothing is buffered.
+        data: changed.clone(),
     };
     let all = [sent(2, &frame(9)), sent(3, &changed), Said(1, 0, Message::PacketIn(told))];
     assert_eq!(slow(&mut b, 9, 42), all);
