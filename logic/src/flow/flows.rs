@@ -96,6 +96,11 @@ impl<M: FlowMemory> Flows<M> {
         self.ports.iter_mut().for_each(|(port, floods)| *floods = !ports.contains(port));
     }
 
+    /// The cores that rules and packets from the controller may name: see [`Tables::set_cores`].
+    pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
+        self.tables.set_cores(cores);
+    }
+
     /// Changes rules.
     ///
     /// # Errors

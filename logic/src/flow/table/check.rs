@@ -2,7 +2,7 @@
 
 use super::Tables;
 use crate::flow::{
-    Action, FcfPlace, Field, Instructions, Match, Port, Refused,
+    Action, CoreChoice, FcfPlace, Field, Instructions, Match, Port, Refused,
     field::{VLAN_PRESENT, ether_type, ip_proto},
     rule::{TABLES, TableId},
 };
@@ -110,7 +110,8 @@ impl Tables {
                 set_tagged(packet, true);
                 demand(pcp < 8, Refused::BadArgument)
             }
-            Action::SetTpSrc(_) | Action::SetTpDst(_) | Action::SetCore(_) => Ok(()),
+            Action::SetTpSrc(_) | Action::SetTpDst(_) => Ok(()),
+            Action::SetCore(choice) => self.check_core(choice),
             Action::PushVlan(kind) => {
                 set_tagged(packet, true);
                 demand(matches!(kind, ether_type::VLAN | ether_type::SERVICE_VLAN), Refused::BadArgument)
@@ -154,6 +155,14 @@ impl Tables {
             _ => port.is_real() && self.ports.contains_key(&port),
         };
         demand(known, Refused::BadPort)
+    }
+
+    fn check_core(&self, choice: CoreChoice) -> Result<(), Refused> {
+        let cores = self.cores.as_ref().ok_or(Refused::BadAction)?;
+        match choice {
+            CoreChoice::This(core) => demand(cores.contains(&core), Refused::BadArgument),
+            CoreChoice::Choose => Ok(()),
+        }
     }
 }
 
@@ -218,7 +227,7 @@ mod tests {
         Dialect::*,
         *,
     };
-    use crate::flow::{CoreChoice, Vxlan, action::WHOLE_PACKET};
+    use crate::flow::{Vxlan, action::WHOLE_PACKET};
     use std::net::Ipv4Addr;
 
     #[test]
@@ -289,7 +298,6 @@ mod tests {
             (tcp, vec![fcf(FcfPlace::Tos, 31), fcf(FcfPlace::Vlan, 4095)], good, good),
             (tcp, vec![fcf(FcfPlace::Tos, 32)], Err(BadArgument), Err(BadArgument)),
             (tcp, vec![fcf(FcfPlace::Vlan, 4096)], Err(BadArgument), Err(BadArgument)),
-            (tcp, vec![Action::SetCore(CoreChoice::Choose)], good, good),
             (tcp, vec![out(4)], Err(BadPort), Err(BadPort)),
             (tcp, vec![out(0)], Err(BadPort), Err(BadPort)),
             (tcp, vec![to_port(Port::TABLE)], Err(BadPort), Err(BadPort)),
@@ -343,6 +351,32 @@ mod tests {
         ] {
             let request = FlowMod { table: Some(table), instructions, ..add(1, Match::ANY, []) };
             assert_eq!(tables().apply(&request, OpenFlow13, 0).map(|_| ()), expected, "{request:?}");
+        }
+    }
+
+    #[test]
+    fn a_core_is_named_only_where_packets_can_be_handed_to_it() {
+        use Refused::*;
+        let [this, other] = [3, 4].map(|core| Action::SetCore(CoreChoice::This(core)));
+        let choose = Action::SetCore(CoreChoice::Choose);
+        let some: &[u16] = &[0, 3];
+        // Cores there are; what is said of one of them, of another, of "choose".
+        for (cores, expected) in [
+            (None, [Err(BadAction); 3]),
+            (Some(&[][..]), [Err(BadArgument), Err(BadArgument), Ok(())]),
+            (Some(some), [Ok(()), Err(BadArgument), Ok(())]),
+        ] {
+            let mut t = tables();
+            t.set_cores(cores.map(|cores| cores.iter().copied().collect()));
+            for (action, expected) in [&this, &other, &choose].into_iter().zip(expected) {
+                let actions = [action.clone()];
+                assert_eq!(t.check_actions(&actions), expected, "{cores:?} {action:?}");
+                assert_eq!(t.check_action_set(&actions, &mut None), expected);
+                for dialect in [OpenFlow10, OpenFlow13] {
+                    let found = t.apply(&add(1, Match::ANY, actions.clone()), dialect, 0);
+                    assert_eq!(found.map(|_| ()), expected, "{cores:?} {action:?}");
+                }
+            }
         }
     }
 }

@@ -114,6 +114,8 @@ pub struct Tables {
     meters: Meters,
     /// Real ports, and whether they are up.
     ports: BTreeMap<Port, bool>,
+    /// Cores that packets can be handed to; `None`: to none.
+    cores: Option<BTreeSet<u16>>,
 }
 
 impl Tables {
@@ -128,6 +130,12 @@ impl Tables {
         self.ports = ports.into_iter().collect();
         let after = self.usable_buckets();
         after.into_iter().filter(|(id, live)| before[id] != *live).map(|(id, _)| Change::Group(id)).collect()
+    }
+
+    /// The cores that [`Action::SetCore`](super::Action::SetCore) may name; `None`, as at first: packets cannot be handed to
+    /// another core, and the action is refused. Rules that name a core that is gone stay.
+    pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
+        self.cores = cores;
     }
 
     /// Adds, modifies or deletes rules (OpenFlow 1.0 section 4.6, 1.3 section 6.4).

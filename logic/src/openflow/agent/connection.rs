@@ -1,7 +1,9 @@
 //! One connection: bytes to messages, and what is not sent yet.
 
 use super::{
-    Agent, ConnectionId, ConnectionReport, Effect, Outside, UNREAD, UNSENT, session::Version,
+    Agent, ConnectionId, ConnectionReport, Effect, Outside, UNREAD, UNSENT,
+    machine::{Subscription, WorkloadNotices},
+    session::Version,
     statistics::Listing,
 };
 use crate::{
@@ -33,6 +35,7 @@ pub(super) struct Connection {
     pub role: Role,
     pub wants: AsyncConfig,
     pub config: Config,
+    pub subscription: Subscription,
     /// Bytes that came and were not looked at.
     input: Vec<u8>,
     /// More of them are asked for.
@@ -41,6 +44,10 @@ pub(super) struct Connection {
     /// What is written as room comes, before another message is looked at.
     outbox: VecDeque<Work>,
     notices: usize,
+    /// [`Work::Cores`] is in the outbox.
+    pub cores_wait: bool,
+    /// Workloads in the outbox that started or stopped.
+    pub workload_notices: usize,
     /// A barrier that waits: its transaction id, and the batch that must be over.
     barrier: Option<(u32, u64)>,
     /// When it last came on: something was received or written.
@@ -61,6 +68,11 @@ pub(super) enum Work {
     /// Notices, and how many of them are written already.
     Ended(Arc<[FlowRemoved]>, usize),
     Listing(Box<Listing>),
+    /// The cores as they are when it is written.
+    Cores {
+        xid: u32,
+    },
+    Workloads(WorkloadNotices),
 }
 
 impl Connection {
@@ -77,11 +89,14 @@ impl Connection {
                 flow_removed: [0b1_1111, 0],
             },
             config: Config { fragments: Fragments::Normal, miss_send_len: MISS_SEND_LEN },
+            subscription: Subscription::default(),
             input: Vec::new(),
             asked: false,
             unsent: 0,
             outbox: VecDeque::new(),
             notices: 0,
+            cores_wait: false,
+            workload_notices: 0,
             barrier: None,
             heard_ms: now_ms,
             asked_ms: None,
@@ -190,7 +205,7 @@ impl<M: FlowMemory> Agent<M> {
     }
 
     /// Writes what is due, as far as there is room. True: the next message may be looked at.
-    fn write_due(&mut self, id: ConnectionId, now_ms: u64) -> bool {
+    pub(super) fn write_due(&mut self, id: ConnectionId, now_ms: u64) -> bool {
         loop {
             let Some(connection) = self.connections.get_mut(&id).filter(|c| c.has_room()) else {
                 return false;
@@ -199,6 +214,8 @@ impl<M: FlowMemory> Agent<M> {
                 None => return connection.barrier.is_none(),
                 Some(Work::BarrierReply { xid }) => self.tell(id, xid, &Message::BarrierReply),
                 Some(Work::Listing(listing)) => self.write_piece(id, listing, now_ms),
+                Some(Work::Cores { xid }) => self.write_cores(id, xid),
+                Some(Work::Workloads(notices)) => self.write_workloads(id, notices),
                 Some(Work::Ended(ended, from)) => {
                     let to = ended.len().min(from + NOTICES);
                     connection.notices -= to - from;

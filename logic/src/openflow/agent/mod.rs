@@ -10,6 +10,8 @@
 //! | `statistics` | statistics, in pieces where they are long |
 //! | `ports` | ports, their settings and what is told of them |
 //! | `packets` | packet-in and packet-out |
+//! | `machine` | our extension: what subscribers are told of cores and workloads |
+//! | `core_table` | our extension: rules that say which core goes on with a packet |
 //!
 //! # Order
 //!
@@ -21,9 +23,12 @@
 //!
 //! Of each connection at most [`UNREAD`] bytes and what one [`Effect::Read`] brings wait to be looked at. While about
 //! [`UNSENT`] bytes of it are unsent nothing more is answered, and packet-ins are dropped and counted. What else is told
-//! waits as notices that connections share; a connection that lets too much of it wait is closed.
+//! waits as notices that connections share; a connection that lets too much of it wait is closed. Of cores only the newest
+//! state waits.
 
 mod connection;
+mod core_table;
+mod machine;
 mod packets;
 mod ports;
 mod requests;
@@ -32,15 +37,22 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 
+pub use core_table::{CORE_RULES, CoreRule, ProxiedCount};
+pub use machine::WORKLOADS;
 pub use ports::{PortFlags, PortInfo};
 pub use session::Version;
 
 use super::message::{Description, PortStats, Role};
 use crate::flow::{Action, Dialect, FlowMod, Instructions, Port, Refused, flows::Flows, kernel::FlowMemory};
 use connection::Connection;
+use core_table::CoreTable;
+use machine::Machine;
 use packets::TokenBucket;
 use ports::Ports;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// Bytes of a connection that wait: with fewer, more are asked for. One message always fits.
 pub const UNREAD: usize = 64 << 10;
@@ -103,6 +115,11 @@ pub struct Settings {
     pub echo_interval_ms: u64,
     /// Packet-ins per second, all together; bursts of a quarter of that.
     pub packet_in_pps: u32,
+    /// Packets can be handed to other cores. If not, SET_CORE and CORE_FLOW_MOD are refused.
+    pub core_table: bool,
+    /// Ports where frames with [`PROXY_ETHER_TYPE`](super::extension::PROXY_ETHER_TYPE) may change the core table: nobody can
+    /// tell who sent such a frame, so each is a port whose every sender is trusted.
+    pub proxy_ports: BTreeSet<Port>,
 }
 
 /// A connection for people to look at.
@@ -131,6 +148,8 @@ pub struct Agent<M> {
     settings: Settings,
     connections: BTreeMap<ConnectionId, Connection>,
     ports: Ports,
+    machine: Machine,
+    core_table: CoreTable,
     effects: Vec<Effect>,
     /// Batches that were sealed, and that are over.
     sealed: u64,
@@ -150,7 +169,10 @@ impl<M: FlowMemory> Agent<M> {
     /// No ports, no connections.
     pub fn new(mut flows: Flows<M>, settings: Settings) -> Self {
         flows.set_miss(&settings.miss);
+        flows.set_cores(settings.core_table.then(BTreeSet::new));
         Self {
+            machine: Machine::default(),
+            core_table: CoreTable::new(settings.core_table),
             packet_ins: TokenBucket::new(settings.packet_in_pps),
             flows,
             settings,
@@ -192,9 +214,11 @@ impl<M: FlowMemory> Agent<M> {
         self.connections.remove(&id);
     }
 
-    /// What happens by itself, each second: rules end, silent peers are asked.
+    /// What happens by itself, each second: rules end, loads are told, silent peers are asked.
     pub fn tick(&mut self, now_ms: u64) {
         self.flows.expire(now_ms);
+        self.core_table.expire(now_ms);
+        self.tell_cores(now_ms);
         self.ask_who_is_there(now_ms);
     }
 

@@ -127,6 +127,11 @@ impl Ports {
         self.0.contains_key(&port)
     }
 
+    /// Is this the MAC address of one of them?
+    pub fn has_mac(&self, mac: &[u8]) -> bool {
+        self.0.values().any(|entry| entry.info.mac.0 == mac)
+    }
+
     pub fn flags(&self, port: Port) -> PortFlags {
         self.0.get(&port).map_or(PortFlags::default(), |entry| entry.flags)
     }

@@ -1,10 +1,11 @@
 //! Each request and its answer or error.
 
-use super::{Agent, ConnectionId, Outside, session::Version};
+use super::{Agent, ConnectionId, Outside, machine::Subscription, session::Version};
 use crate::{
     flow::{FlowCommand, FlowMod, Port, kernel::FlowMemory, rule::TABLES},
     openflow::{
-        BadMessage, EXPERIMENTER, Message,
+        BadMessage, Message,
+        extension::Extension,
         message::{Experimenter, Role, StatsRequest},
     },
 };
@@ -30,7 +31,7 @@ impl<M: FlowMemory> Agent<M> {
         let reply = match message {
             Message::Hello { .. } | Message::Error(_) | Message::EchoReply(_) => return Ok(()),
             Message::EchoRequest(data) => Message::EchoReply(data),
-            Message::Experimenter(message) => return self.experimenter(&message),
+            Message::Experimenter(message) => return self.extension(id, version, xid, &message, now_ms),
             Message::FeaturesRequest => Message::FeaturesReply(self.features(version)),
             Message::GetConfigRequest => Message::GetConfigReply(connection.config),
             Message::SetConfig(config) => return self.set_config(id, config),
@@ -85,9 +86,25 @@ impl<M: FlowMemory> Agent<M> {
         Ok(self.flows.apply(change, version.dialect(), now_ms)?)
     }
 
-    /// Vendor and experimenter messages: ours are told by [`EXPERIMENTER`], and of those there are none.
-    pub(super) fn experimenter(&mut self, message: &Experimenter) -> Result<(), BadMessage> {
-        Err(if message.id == EXPERIMENTER { BadMessage::ExperimenterType } else { BadMessage::Experimenter })
+    /// Vendor and experimenter messages. Those that only a switch sends are as unknown as others.
+    fn extension(
+        &mut self,
+        id: ConnectionId,
+        version: Version,
+        xid: u32,
+        message: &Experimenter,
+        now_ms: u64,
+    ) -> Result<(), BadMessage> {
+        match Extension::decode(message)? {
+            Extension::Subscribe { cores, workloads } => {
+                self.subscribe(id, xid, Subscription { cores, workloads });
+                Ok(())
+            }
+            Extension::CoreFlowMod(inner) => self.core_flow_mod(id, version, &inner, now_ms),
+            Extension::Cores(_) | Extension::WorkloadStart(_) | Extension::WorkloadStop { .. } => {
+                Err(BadMessage::ExperimenterType)
+            }
+        }
     }
 }
 

@@ -20,6 +20,8 @@ pub enum Version {
 
 /// OFPT_ERROR in both versions.
 const ERROR: u8 = 1;
+/// OFPT_FLOW_MOD in both versions.
+pub(super) const FLOW_MOD: u8 = 14;
 
 /// OFPC of 1.0: FLOW_STATS, TABLE_STATS, PORT_STATS, ARP_MATCH_IP.
 const CAPABILITIES_10: u32 = 1 | 1 << 1 | 1 << 2 | 1 << 7;
@@ -52,7 +54,7 @@ impl Version {
         }
     }
 
-    fn decode(self, message: &[u8]) -> Result<Message, BadMessage> {
+    pub(super) fn decode(self, message: &[u8]) -> Result<Message, BadMessage> {
         let decoded = match self {
             Version::OpenFlow10 => v10::decode(message),
             Version::OpenFlow13 => v13::decode(message),

@@ -10,7 +10,7 @@ use crate::{
         table::{BANDS, GROUPS, METERS, settable},
     },
     openflow::{
-        BadMessage,
+        BadMessage, EXPERIMENTER,
         message::{GroupFeatures, MeterFeatures, StatsReply, StatsRequest, TableFeatures, TableStats},
     },
 };
@@ -103,7 +103,10 @@ impl<M: FlowMemory> Agent<M> {
                 (0..TABLES).map(|table| table_features(table, self.settings.max_rules)).collect(),
             ),
             StatsRequest::PortDescription => StatsReply::PortDescription(self.ports.descriptions().collect()),
-            StatsRequest::Experimenter(message) => return self.experimenter(&message),
+            StatsRequest::Experimenter(message) if message.id == EXPERIMENTER => {
+                return Err(BadMessage::ExperimenterType);
+            }
+            StatsRequest::Experimenter(_) => return Err(BadMessage::Experimenter),
         };
         self.tell_stats(id, xid, &reply, false);
         Ok(())

@@ -7,11 +7,15 @@
 //! | `replies` | long replies in pieces, peers that do not read |
 //! | `packets` | packet-in and packet-out |
 //! | `roles` | roles, asynchronous settings, fail modes |
+//! | `machine` | cores and workloads, and who subscribes to them |
+//! | `core_table` | flow-mods for the core table, from controllers and through another switch |
 //! | `random` | random bytes in random pieces |
 
 mod answers;
 mod barriers;
+mod core_table;
 mod hello;
+mod machine;
 mod packets;
 mod random;
 mod replies;
@@ -70,6 +74,8 @@ fn settings() -> Settings {
         controllers: false,
         echo_interval_ms: ECHO_MS,
         packet_in_pps: 1000,
+        core_table: false,
+        proxy_ports: BTreeSet::new(),
     }
 }
 
@@ -159,6 +165,21 @@ impl Bench {
 
     fn bytes(&mut self, n: u32, bytes: &[u8]) {
         self.agent.received(ConnectionId(n), bytes, self.now_ms, &Counters);
+    }
+
+    /// What was sent since the last call, as it is on the wire; nothing else was done. It is read.
+    #[track_caller]
+    fn sent(&mut self, n: u32) -> Vec<u8> {
+        let mut all = Vec::new();
+        for effect in self.agent.take_effects() {
+            match effect {
+                Effect::Send { connection: ConnectionId(to), bytes } if to == n => all.extend(bytes),
+                Effect::Read(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        self.agent.written(ConnectionId(n), all.len(), self.now_ms, &Counters);
+        all
     }
 
     fn say(&mut self, n: u32, xid: u32, message: &Message) {

@@ -4,13 +4,31 @@ use crate::{
         FlowFilter, GroupMod, MeterMod,
         kernel::{Notice, NoticeReason},
     },
-    openflow::message::PacketOut,
+    openflow::{
+        extension::{Core, Cores, Extension, Workload},
+        message::PacketOut,
+    },
 };
 use proptest::{
     collection::vec,
     prelude::*,
     sample::{Index, select},
 };
+
+fn ours(extension: &Extension) -> Message {
+    Message::Experimenter(extension.encode())
+}
+
+/// Changes of the core table.
+fn core_flow_mods() -> Vec<Vec<u8>> {
+    let changes =
+        [add("in_port=1,hard_timeout=1,actions=set_core:1"), add("actions=set_core:choose"), delete("")];
+    let of = |version| {
+        let inner = |change| encoded(version, 6, change);
+        changes.each_ref().map(|change| encoded(version, 5, &ours(&Extension::CoreFlowMod(inner(change)))))
+    };
+    [OpenFlow10, OpenFlow13].map(of).concat()
+}
 
 /// Messages that mean something, to be spoilt.
 fn samples() -> Vec<Vec<u8>> {
@@ -28,6 +46,8 @@ fn samples() -> Vec<Vec<u8>> {
         Message::StatsRequest(StatsRequest::Flow(FlowFilter::EVERYTHING)),
         Message::StatsRequest(StatsRequest::Port(Port::NONE)),
         Message::StatsRequest(StatsRequest::Table),
+        ours(&Extension::Subscribe { cores: true, workloads: true }),
+        ours(&Extension::Subscribe { cores: false, workloads: true }),
     ];
     let new = [
         Message::RoleRequest { role: Role::Master, generation: 7 },
@@ -38,7 +58,7 @@ fn samples() -> Vec<Vec<u8>> {
         Message::StatsRequest(StatsRequest::GroupDescription),
     ];
     let of = |version, list: &[Message]| list.iter().map(|m| encoded(version, 5, m)).collect::<Vec<_>>();
-    [of(OpenFlow10, &both), of(OpenFlow13, &both), of(OpenFlow13, &new)].concat()
+    [of(OpenFlow10, &both), of(OpenFlow13, &both), of(OpenFlow13, &new), core_flow_mods()].concat()
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +73,11 @@ enum Event {
     Void,
     Finish,
     Packet(u32, NoticeReason, Vec<u8>),
+    /// The load of the only core.
+    Load(u16),
+    /// So many workloads of a tenant run.
+    Workloads(u32, u32),
+    Proxied(Vec<u8>),
 }
 
 fn message() -> impl Strategy<Value = Vec<u8>> {
@@ -70,6 +95,11 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
 fn event() -> impl Strategy<Value = Event> {
     let reasons = select(vec![NoticeReason::Action, NoticeReason::Ttl, NoticeReason::Slow]);
     let bytes = vec(message(), 1..8).prop_map(|list| list.concat());
+    let proxied = message().prop_map(|message| {
+        let mut frame = vec![2, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0x88, 0xb5];
+        frame.extend(message);
+        frame
+    });
     prop_oneof![
         8 => (0..3_usize, bytes, any::<u8>()).prop_map(|(n, bytes, part)| Event::Bytes(n, bytes, part)),
         2 => (0..3_usize, 0..100_000_usize).prop_map(|(n, bytes)| Event::Reads(n, bytes)),
@@ -79,6 +109,9 @@ fn event() -> impl Strategy<Value = Event> {
         2 => Just(Event::Void),
         2 => Just(Event::Finish),
         2 => (0..40_u32, reasons, vec(any::<u8>(), 0..80)).prop_map(|(r, k, f)| Event::Packet(r, k, f)),
+        1 => (0..1001_u16).prop_map(Event::Load),
+        1 => (0..2 * WORKLOADS as u32, 0..3_u32).prop_map(|(count, tenant)| Event::Workloads(count, tenant)),
+        1 => proxied.prop_map(Event::Proxied),
     ]
 }
 
@@ -156,6 +189,17 @@ impl World {
                 let notice = Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32 };
                 self.b.agent.notice(notice, &frame, 1_000_000 * now_ms);
             }
+            Event::Load(load) => {
+                let core = Core { number: 1, load: Some(load), workloads: 0 };
+                self.b.agent.set_cores(Cores { cores: vec![core], ..Cores::default() }, now_ms);
+            }
+            Event::Workloads(count, tenant) => {
+                let workload = |id| Workload { id, tenant, cores: vec![1] };
+                self.b.agent.set_workloads((0..count).map(workload).collect(), now_ms);
+            }
+            Event::Proxied(frame) => {
+                assert!(self.b.agent.proxied(Port(1), &frame, now_ms));
+            }
         }
     }
 
@@ -193,7 +237,8 @@ proptest! {
 
     #[test]
     fn whatever_comes_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {
-        let b = bench(Settings { controllers: true, ..settings() });
+        let ours = Settings { core_table: true, proxy_ports: [Port(1)].into(), ..settings() };
+        let b = bench(Settings { controllers: true, ..ours });
         let mut world = World { b, peers: Default::default(), ids: 0, batch: None };
         (0..3).for_each(|place| world.connect(place));
         for event in events {
