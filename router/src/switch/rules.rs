@@ -26,11 +26,12 @@ use logic::{
     },
     openflow::{
         agent::{Agent, Effect, FailMode, PortFlags, PortInfo, Settings, Version},
+        extension::{Core, Cores, Features},
         message::Description,
     },
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Read,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -121,6 +122,7 @@ impl Rules {
     pub fn set_ports(&mut self, ports: &[SwitchPort]) {
         let there = ports.iter().filter(|port| port.ifindex.is_some());
         self.agent.set_ports(there.map(info).collect());
+        self.agent.set_cores(cores(ports), now_ms());
         self.exits.set_ports(ports);
         self.show_ports(ports);
     }
@@ -258,7 +260,17 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
         controllers: openflow.controllers.iter().any(|target| !target.listens),
         echo_interval_ms: u64::try_from(openflow.echo_interval.0.as_millis()).unwrap_or(u64::MAX),
         packet_in_pps: openflow.packet_in_pps.0,
+        core_table: false,
+        proxy_ports: BTreeSet::new(),
     }
+}
+
+/// What controllers that ask are told of this machine's cores. Their loads are not known, nor who is pinned to them.
+fn cores(ports: &[SwitchPort]) -> Cores {
+    let count = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
+    let core = |number| Core { number, load: None, workloads: 0 };
+    let native_xdp = ports.iter().all(|port| !port.generic);
+    Cores { features: Features { native_xdp, ..Features::default() }, cores: (0..count).map(core).collect() }
 }
 
 fn info(port: &SwitchPort) -> PortInfo {
