@@ -4,8 +4,9 @@
  * (libbpf-cargo skeleton); router/src/abi.rs asserts that logic's encodings agree with them.
  *
  * Who writes what
- *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index, control
- *   the program writes: counters, charges, policers, nexthop.used; millrace_explain only trace
+ *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index,
+ *   queues, control
+ *   the program writes: counters, charges, policers, flow_samples, nexthop.used; millrace_explain only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
  * or the new value. Everything else in an entry is constant from the moment the entry is published (its id stored in a
  * fib slot or an index) until an RCU grace period after the last reference to it is gone.
@@ -163,6 +164,49 @@ struct nexthop {		/* 64 bytes, one cache line */
 /* A slot: high 32 bits hash tag, low 32 bits next hop id; 0: empty. A key sits in bucket h or, when full, in h ^ 1. */
 struct neighbour_bucket {
 	__u64 slot[NEIGHBOUR_WAYS];
+};
+
+/* --- queues: (port, RX queue, destination) -> next hop --------------------------------------------------------------- */
+
+#define MAX_QUEUES 64		/* RX queues of a port that have rows; those beyond have none */
+#define QUEUE_WAYS 8		/* destinations a queue has rows for: four of IPv4, then four of IPv6, found by a hash */
+#define QUEUE_FAMILY_WAYS 4
+
+/*
+ * What the tables say of one destination, for flows that the NIC's classifier steers to a queue of their next hop (Q3, Q4):
+ * queues[(port id * MAX_QUEUES + queue) * QUEUE_WAYS + way]. The queue says which row to compare with, the packet whether it
+ * is the row's: a stray packet never takes it. Whatever changes what the tables say rewrites the row. `version` is 0 while
+ * the others change and never the same twice, so what is read between two equal versions belongs together.
+ */
+struct queue_row {		/* one cache line */
+	__u64 version;		/* 0: empty */
+	__u64 mac_port;		/* the interface it came to: the words of its struct interface_slot */
+	__u64 slot;
+	__u64 lo, hi;		/* destination, network byte order as loaded; IPv4 in the low 4 bytes of lo */
+	__u32 nexthop;		/* a NEXTHOP_VIA */
+	__u32 mtu;		/* longest IP packet of a connected route, bytes; others have that of the next hop */
+	__u64 pad[2];
+};
+
+/* One forwarded packet of sample_mask + 1, for whoever decides which flows are steered. */
+struct flow_sample {
+	__u64 source[2], destination[2];	/* lo, hi as above */
+	__u32 ports;		/* of TCP and UDP, as loaded: source, destination; 0 in a fragment */
+	__u32 frame_bytes;
+	__u16 interface;	/* it came to */
+	__u8  port;		/* id of the port it came in by */
+	__u8  protocol;
+	__u8  family;		/* 4 or 6 */
+	__u8  pad[3];
+};
+
+#define FLOW_SAMPLES 1024
+
+/* A ring of the latest; one row per CPU. */
+struct flow_samples {
+	__u64 count;		/* samples ever taken; the next goes to entry count & (FLOW_SAMPLES - 1) */
+	__u64 pad[7];
+	struct flow_sample sample[FLOW_SAMPLES];
 };
 
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */

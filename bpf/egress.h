@@ -15,6 +15,10 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 	if (!n)
 		return NULL;
 	trace_step(p, TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
+	if (queue_rows && p->queue_nexthop && p->ip_bytes > p->queue_mtu) {
+		*reason = REASON_OVER_MTU;
+		return NULL;
+	}
 	if (n->kind == NEXTHOP_ONLINK) {
 		if (p->ip_bytes > n->mtu) {
 			*reason = REASON_OVER_MTU;

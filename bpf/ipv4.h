@@ -125,7 +125,7 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	__u32 source = bpf_ntohl(ip->source), destination = bpf_ntohl(ip->destination);
 	__u64 root = *(volatile const __u64 *)&router->fib4;
 	trace_step(p, TRACE_IPV4, source, destination);
-	__u32 slot = fib4_lookup(p, root, destination);
+	__u32 slot = queue_rows && p->queue_nexthop ? p->queue_nexthop : fib4_lookup(p, root, destination);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
 		slot = group_member(p, slot, flow_hash4(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV4));
 	struct address address = { .lo = ip->destination };

@@ -66,7 +66,9 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	trace_step(p, TRACE_IPV6_SOURCE, source_hi, source_lo);
 	trace_step(p, TRACE_IPV6_DESTINATION, hi, lo);
 
-	__u32 slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
+	__u32 slot = p->queue_nexthop;
+	if (!queue_rows || !slot)
+		slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
 	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
 		slot = group_member(p, slot, flow_hash6(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV6));
 	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };

@@ -9,6 +9,7 @@
 const volatile __u32 interface_rows = 1;	/* rows of `counters` per CPU */
 const volatile __u32 interface_mask = 0;	/* buckets of `interface_index` - 1 */
 const volatile __u32 neighbour_mask = 0;	/* buckets of `neighbour_index` - 1 */
+const volatile bool queue_rows = false;	/* a port has a classifier: `queues` has rows, and flows are sampled */
 const volatile __u32 sample_mask = 127;		/* time one packet in (mask + 1) per CPU */
 const volatile __u64 exception_cost_ns = 0;	/* 1/rate of packets that need the slow path, per CPU and payer; 0: no limit */
 const volatile __u64 control_cost_ns = 0;	/* the same for ARP and neighbour discovery */
@@ -31,6 +32,8 @@ ARRAY(fib, struct fib_block, 1, BPF_F_MMAPABLE);
 ARRAY(fib_tails, struct fib_tail, 1, BPF_F_MMAPABLE);
 ARRAY(nexthops, struct nexthop, 1, BPF_F_MMAPABLE);
 ARRAY(neighbour_index, struct neighbour_bucket, 1, BPF_F_MMAPABLE);
+ARRAY(queues, struct queue_row, 1, BPF_F_MMAPABLE);
+ARRAY(flow_samples, struct flow_samples, 1, BPF_F_MMAPABLE);
 ARRAY(counters, struct interface_counters, 1, BPF_F_MMAPABLE);
 ARRAY(charges, struct charges, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);

@@ -22,6 +22,7 @@
 #include "egress.h"
 #include "ipv4.h"
 #include "ipv6.h"
+#include "queues.h"
 #include "losses.h"
 #include "flow_key.h"
 #include "flow_rules.h"
@@ -75,7 +76,9 @@ static __always_inline enum reason classify(struct packet *p)
 	if (data + ETHERNET_BYTES > packet_end(p))
 		return REASON_MALFORMED;
 	mac = *(__u64 *)data & 0xffffffffffffULL;
-	__u64 slot = find_interface(mac, p->port, p->vlan);
+	__u64 slot = find_queue_row(p, mac);
+	if (!slot)
+		slot = find_interface(mac, p->port, p->vlan);
 	if (!slot)
 		return unclassified(p, mac);
 	p->interface = slot >> 32;
@@ -154,6 +157,8 @@ static __always_inline int run(struct xdp_md *ctx, bool by_rules, bool explain)
 	if (reason != REASON_NONE)
 		return pass_up(&packet, reason);
 	count_forwarded(&packet, start_ns);
+	if (queue_rows && start_ns)
+		sample_flow(&packet);
 	trace_step(&packet, TRACE_VERDICT, REASON_NONE, XDP_REDIRECT);
 	return XDP_REDIRECT;
 }

@@ -20,6 +20,8 @@ struct packet {
 	__u32 frame_bytes;	/* whole frame, all buffers */
 	__u32 ip_bytes;		/* the IP packet, without Ethernet padding */
 	__u32 vlan;		/* VLAN key */
+	__u32 queue_nexthop;	/* what a row of `queues` says; 0: none does */
+	__u32 queue_mtu;
 	__u16 ip_offset;
 	__u16 ether_type;	/* of what follows the tags, host byte order */
 	__u16 port;		/* port id it came in by */

@@ -8,6 +8,7 @@
 //! | [`memory`], [`hash`] | nothing: the words of memory both planes share, and how they are found |
 //! | [`tables`] | how a plan becomes words of memory: interface index, next hops, neighbours, roots |
 //! | [`fib`] | the forwarding table itself |
+//! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
 //!
@@ -24,4 +25,5 @@ pub mod observe;
 pub mod openflow;
 pub mod plan;
 pub mod reason;
+pub mod steer;
 pub mod tables;

@@ -22,6 +22,8 @@ pub mod words {
     pub const INTERFACE_BUCKET: usize = 8;
     /// `struct router`.
     pub const ROUTER: usize = 40;
+    /// `struct queue_row`.
+    pub const QUEUE_ROW: usize = 8;
 }
 
 /// The regions; their lengths are the capacities (a multiple of the row size in [`words`]).
@@ -38,6 +40,10 @@ pub trait Memory {
     fn interface_index(&self) -> &[AtomicU64];
     /// `routers` map.
     fn routers(&self) -> &[AtomicU64];
+    /// `queues` map; empty where no port has a classifier.
+    fn queues(&self) -> &[AtomicU64] {
+        &[]
+    }
 }
 
 /// How many rows each region has.
@@ -59,11 +65,17 @@ pub struct HeapMemory {
     neighbour_index: Box<[AtomicU64]>,
     interface_index: Box<[AtomicU64]>,
     routers: Box<[AtomicU64]>,
+    queues: Box<[AtomicU64]>,
 }
 
 impl HeapMemory {
-    /// All zero.
+    /// All zero, without rows for queues.
     pub fn new(capacity: Capacity) -> Self {
+        Self::with_queue_rows(capacity, 0)
+    }
+
+    /// All zero.
+    pub fn with_queue_rows(capacity: Capacity, queue_rows: usize) -> Self {
         let zeroed = |rows: usize, row: usize| (0..rows * row).map(|_| AtomicU64::new(0)).collect();
         Self {
             fib: (0..capacity.fib_blocks * words::FIB_BLOCK).map(|_| AtomicU32::new(0)).collect(),
@@ -72,6 +84,7 @@ impl HeapMemory {
             neighbour_index: zeroed(capacity.neighbour_buckets, words::NEIGHBOUR_BUCKET),
             interface_index: zeroed(capacity.interface_buckets, words::INTERFACE_BUCKET),
             routers: zeroed(capacity.routers, words::ROUTER),
+            queues: zeroed(queue_rows, words::QUEUE_ROW),
         }
     }
 }
@@ -95,6 +108,9 @@ impl Memory for HeapMemory {
     fn routers(&self) -> &[AtomicU64] {
         &self.routers
     }
+    fn queues(&self) -> &[AtomicU64] {
+        &self.queues
+    }
 }
 
 impl<M: Memory + ?Sized> Memory for Arc<M> {
@@ -115,5 +131,8 @@ impl<M: Memory + ?Sized> Memory for Arc<M> {
     }
     fn routers(&self) -> &[AtomicU64] {
         M::routers(self)
+    }
+    fn queues(&self) -> &[AtomicU64] {
+        M::queues(self)
     }
 }

@@ -29,6 +29,18 @@ const _: () = {
     assert!(size_of::<interface_bucket>() == bytes(words::INTERFACE_BUCKET));
     assert!(size_of::<interface_bucket>() == encoding::INTERFACE_WAYS * size_of::<interface_slot>());
     assert!(size_of::<router>() == bytes(words::ROUTER));
+    assert!(size_of::<queue_row>() == bytes(words::QUEUE_ROW));
+};
+
+/// `logic::tables::queues`.
+const _: () = {
+    assert!(offset_of!(queue_row, version) == bytes(0));
+    assert!(offset_of!(queue_row, mac_port) == bytes(1));
+    assert!(offset_of!(queue_row, slot) == bytes(2));
+    assert!(offset_of!(queue_row, lo) == bytes(3));
+    assert!(offset_of!(queue_row, hi) == bytes(4));
+    assert!(offset_of!(queue_row, nexthop) == bytes(5));
+    assert!(offset_of!(queue_row, mtu) == bytes(5) + 4);
 };
 
 /// `logic::tables::nexthops`.
@@ -266,6 +278,9 @@ mod tests {
             ("FIB_KIND_SHIFT", (logic::fib::MAX_INDEX + 1).trailing_zeros()),
             ("PORT_READY", PORT_READY as u32),
             ("PORT_NO_RECV", PORT_NO_RECV as u32),
+            ("MAX_QUEUES", encoding::MAX_QUEUES as u32),
+            ("QUEUE_WAYS", encoding::QUEUE_WAYS as u32),
+            ("QUEUE_FAMILY_WAYS", encoding::FAMILY_WAYS as u32),
             ("MAX_PORTS", MAX_PORTS as u32),
             ("MAX_ROUTERS", MAX_ROUTERS as u32),
         ];

@@ -99,7 +99,7 @@ impl Ethtool {
     }
 
     /// `words` is a whole structure of the ethtool interface, as long as its command makes the kernel write.
-    fn call(&self, device: &str, words: &mut [u32]) -> io::Result<()> {
+    pub(crate) fn call(&self, device: &str, words: &mut [u32]) -> io::Result<()> {
         // SAFETY: all zeros is a value of this plain C struct.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         if device.len() >= request.ifr_name.len() {

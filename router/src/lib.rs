@@ -8,10 +8,12 @@
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
 //! | [`switch`] | OpenFlow: connections to controllers |
+//! | [`classifier`] | the rules of a NIC that steer flows to its queues |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
 
 pub mod abi;
+pub mod classifier;
 pub mod cli;
 pub mod config;
 pub mod daemon;

@@ -60,6 +60,7 @@ impl World {
             sample_interval: 128,
             exception_pps: 0,
             control_pps: 0,
+            queue_rows: false,
         })
         .unwrap_or_else(|e| panic!("{e:#}"));
         assert_eq!(plane.troubles(), [""; 0]);

@@ -26,6 +26,7 @@ fn plane() -> Plane {
         sample_interval: 1,
         exception_pps: 1000,
         control_pps: 1000,
+        queue_rows: false,
     })
     .unwrap_or_else(|e| panic!("{e:#}"))
 }

@@ -69,6 +69,7 @@ fn world() -> (Plane, Tables<Arc<MappedMemory>>, u32) {
         sample_interval: 1,
         exception_pps: 0,
         control_pps: 0,
+        queue_rows: false,
     })
     .unwrap();
     plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();

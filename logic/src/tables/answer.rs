@@ -2,6 +2,7 @@
 
 use super::{
     Tables,
+    links::SLOT_WORDS,
     nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, address_bytes},
     routes::Family,
 };
@@ -60,10 +61,14 @@ pub fn lookup(memory: &(impl Memory + ?Sized), router: RouterId, address: IpAddr
     }
 }
 
-fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address: A) -> Vec<Answer> {
+fn leaf_of<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address: A) -> Slot {
     let root = memory.routers().get(usize::from(router) * words::ROUTER + A::ROOT_WORD);
     let root = root.map_or(empty_root::<A>(), |word| word.load(Acquire));
-    let leaf = fib::lookup(memory, root, address);
+    fib::lookup(memory, root, address)
+}
+
+fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address: A) -> Vec<Answer> {
+    let leaf = leaf_of(memory, router, address);
     if leaf.kind() != Kind::Group {
         return vec![answer(memory, leaf, address.ip())];
     }
@@ -78,6 +83,25 @@ fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, addre
         }
     }
     answers
+}
+
+/// The next hop that packets to `address` leave by and, of a connected route, the longest IP packet in bytes, else `u32::MAX`.
+/// `None`: the kernel has them, or which next hop it is depends on more than the address.
+pub(super) fn only_next_hop(
+    memory: &(impl Memory + ?Sized),
+    router: RouterId,
+    address: IpAddr,
+) -> Option<(u32, u32)> {
+    let leaf = match address {
+        IpAddr::V4(address) => leaf_of(memory, router, address.to_bits()),
+        IpAddr::V6(address) => leaf_of(memory, router, address.to_bits()),
+    };
+    let found = nexthop(memory, leaf.index()).filter(|_| leaf.kind() == Kind::Nexthop)?;
+    match found.kind() {
+        KIND_VIA => Some((leaf.index(), u32::MAX)),
+        KIND_ONLINK => Some((find_neighbour(memory, found.interface(), address)?.0, found.mtu())),
+        _ => None,
+    }
 }
 
 /// One row of `nexthops`, decoded.
@@ -171,6 +195,32 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
         answer.reason = (hop.link == 0).then(|| hop.reason());
     }
     answer
+}
+
+/// The second word of the interface index's slot with this first word and VLAN key: the home bucket, and the next one only if
+/// that is full.
+pub(super) fn find_interface(memory: &(impl Memory + ?Sized), first: u64, vlan: u32) -> Option<u64> {
+    let index = memory.interface_index();
+    let mask = (index.len() / words::INTERFACE_BUCKET).checked_sub(1)?;
+    let [a, b, c, d, e, f, low, high] = first.to_le_bytes();
+    let port = u16::from_le_bytes([low, high]);
+    let home = hash::interface_bucket([a, b, c, d, e, f], port, vlan, mask as u32) as usize;
+    for bucket in [home, (home ^ 1) & mask] {
+        let at = bucket * words::INTERFACE_BUCKET;
+        let slots = index.get(at..at + words::INTERFACE_BUCKET)?.chunks_exact(SLOT_WORDS);
+        let mut full = true;
+        for slot in slots {
+            let second = slot[1].load(Acquire);
+            full &= second != 0;
+            if second as u32 == vlan && second != 0 && slot[0].load(Acquire) == first {
+                return Some(second);
+            }
+        }
+        if !full {
+            return None;
+        }
+    }
+    None
 }
 
 /// The neighbour index: the home bucket, and the next one only if that is full.

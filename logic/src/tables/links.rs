@@ -41,7 +41,7 @@ pub(super) struct Neighbour {
 type NeighbourKey = (InterfaceId, IpAddr);
 
 /// `struct interface_slot` as two words.
-fn interface_words(id: InterfaceId, interface: &Interface) -> [u64; SLOT_WORDS] {
+pub(super) fn interface_words(id: InterfaceId, interface: &Interface) -> [u64; SLOT_WORDS] {
     let mut flags = match interface.reverse_path {
         ReversePath::Off => 0,
         ReversePath::Loose => IF_RPF_LOOSE,

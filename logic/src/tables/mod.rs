@@ -8,7 +8,8 @@
 //! - next hop: `link`; the word of `reason` and `flags` (only the reason of a next hop without link, and FRAGS);
 //! - a slot of a forwarding block, of a group, of the neighbour index; both leaves of a tail (one word);
 //! - the second word of an interface slot (zero first when the slot gets another key);
-//! - router row: a root, the flags, each word of the local address filter.
+//! - router row: a root, the flags, each word of the local address filter;
+//! - a row of an RX queue, behind its version.
 //!
 //! Anything else about a next hop (the interface's MAC address, port or VLAN) changes by making a new one and rewriting
 //! every slot that led to the old one.
@@ -17,6 +18,7 @@
 //! |---|---|
 //! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
 //! | `links` | ports, interfaces, neighbours |
+//! | `queues` | rows of RX queues: what the tables say of destinations that a classifier steers there |
 //! | `nexthops`, `groups`, `buckets` | ids and words; shares of a group; where index keys sit |
 //! | `answer` | reading it all back as the program does |
 
@@ -25,6 +27,7 @@ mod buckets;
 mod groups;
 mod links;
 mod nexthops;
+mod queues;
 #[cfg(test)]
 mod race;
 mod routes;
@@ -36,11 +39,13 @@ pub mod encoding {
     pub use super::{
         links::{IF_IPV4, IF_IPV6, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT, INTERFACE_WAYS},
         nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
+        queues::{FAMILY_WAYS, MAX_QUEUES, QUEUE_WAYS},
     };
 }
 
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
+pub use queues::{Steered, queue_rows};
 pub use routes::{holds4, holds6};
 
 use crate::{
@@ -53,6 +58,7 @@ use buckets::Buckets;
 use groups::Groups;
 use links::Neighbour;
 use nexthops::Nexthops;
+use queues::Queues;
 use routes::{Pending, Router};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -82,6 +88,7 @@ pub struct Tables<M> {
     others: Arc<[(PortId, Vlan, Mac)]>,
     /// Routes that lead to the kernel for want of a next hop id or a group block.
     pending: Pending,
+    queues: Queues,
     /// Something was applied since the last [`Tables::seal`]; before it, so that the epoch may free what others wait for.
     changed: bool,
     freed: bool,
@@ -99,6 +106,7 @@ impl<M: Memory> Tables<M> {
         let neighbour_buckets = zero(memory.neighbour_index()) / words::NEIGHBOUR_BUCKET;
         let interface_buckets = zero(memory.interface_index()) / words::INTERFACE_BUCKET;
         zero(memory.routers());
+        zero(memory.queues());
         for row in memory.routers().chunks_exact(words::ROUTER) {
             row[0].store(empty_root::<u32>(), Release);
             row[1].store(empty_root::<u128>(), Release);
@@ -118,6 +126,7 @@ impl<M: Memory> Tables<M> {
             boxes: HashMap::new(),
             others: Arc::default(),
             pending: Pending::default(),
+            queues: Queues::default(),
             changed: false,
             freed: false,
             memory,
@@ -133,6 +142,12 @@ impl<M: Memory> Tables<M> {
     /// kernel, until [`Tables::reclaim`] has made room for it.
     pub fn apply(&mut self, op: &Op) -> Result<(), Full> {
         self.changed = true;
+        let done = self.carry_out(op);
+        self.settle_queues(op, done.is_err());
+        done
+    }
+
+    fn carry_out(&mut self, op: &Op) -> Result<(), Full> {
         match op {
             Op::Port { port, frags } => self.set_port(*port, *frags),
             Op::Router { router, multipath_l4 } => self.set_router(*router, *multipath_l4),
@@ -166,7 +181,9 @@ impl<M: Memory> Tables<M> {
         if std::mem::take(&mut self.freed) {
             self.pending.try_all();
         }
-        self.retry()
+        let retried = self.retry();
+        self.settle_all_queues();
+        retried
     }
 
     /// Some of what found no room has not been tried again by the last [`Tables::reclaim`], which does so many at a time.

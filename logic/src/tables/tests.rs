@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::{
-    hash,
     memory::{Capacity, HeapMemory},
     net::{Prefix, Prefix4, Prefix6, Tag},
     plan::{Hop, Interface, ReversePath, Target},
@@ -287,23 +286,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 /// The interface a packet is classified to, as the program finds it.
 fn classify(memory: &HeapMemory, port: PortId, vlan: Vlan, mac: Mac) -> Option<u64> {
-    let index = memory.interface_index();
-    let mask = (index.len() / words::INTERFACE_BUCKET - 1) as u32;
-    let home = hash::interface_bucket(mac.0, port.into(), vlan.key(), mask) as usize;
-    for bucket in [home, home ^ 1] {
-        let slots = index[bucket * words::INTERFACE_BUCKET..][..words::INTERFACE_BUCKET].chunks(2);
-        let slots: Vec<(u64, u64)> = slots.map(|s| (s[0].load(Relaxed), s[1].load(Relaxed))).collect();
-        let first = nexthops::mac_word(mac) | u64::from(port) << 48;
-        let here =
-            slots.iter().find(|(a, b)| *a == first && *b as u32 == vlan.key() && *b >> 32 & 0xffff != 0);
-        if here.is_some() {
-            return here.map(|(_, b)| *b);
-        }
-        if slots.iter().any(|(_, b)| b >> 32 & 0xffff == 0) {
-            return None;
-        }
-    }
-    None
+    answer::find_interface(memory, nexthops::mac_word(mac) | u64::from(port) << 48, vlan.key())
 }
 
 fn check_index(tables: &Tables<HeapMemory>, model: &Model) {
@@ -338,6 +321,53 @@ fn check_answers(tables: &Tables<HeapMemory>, model: &Model) {
     }
 }
 
+/// Some of all there could be, so that some share rows.
+fn all_steered() -> BTreeSet<Steered> {
+    let v4 = addresses4().into_iter().map(|a| IpAddr::from(Ipv4Addr::from(a)));
+    let v6 = addresses6().into_iter().map(|a| IpAddr::from(Ipv6Addr::from(a)));
+    let steered = |(i, destination)| {
+        let port = (i % 2) as PortId;
+        [1, 2].map(|interface| Steered { port, queue: (i / 2 % 4) as u8, interface, destination })
+    };
+    v4.chain(v6).enumerate().flat_map(steered).collect()
+}
+
+/// Rows that are in use say what a lookup says; `whole`: and none is missing.
+fn check_queues(tables: &Tables<HeapMemory>, model: &Model, whole: bool) {
+    let mut first = BTreeMap::new();
+    for steered in all_steered() {
+        first.entry(steered.row().unwrap()).or_insert(steered);
+    }
+    for (at, row) in tables.memory().queues().chunks(words::QUEUE_ROW).enumerate() {
+        let row: Vec<u64> = row.iter().map(|w| w.load(Relaxed)).collect();
+        let Some(steered) = first.get(&at) else {
+            assert_eq!(row[0], 0);
+            continue;
+        };
+        let found = model.interfaces.get(&steered.interface).and_then(|i| {
+            let slot = classify(tables.memory(), i.port, i.vlan, i.mac)?;
+            let is_it = i.port == steered.port && (slot >> 32) as u16 == steered.interface;
+            let [only] = &tables.lookup(i.router, steered.destination)[..] else { return None };
+            let way = answer::only_next_hop(tables.memory(), i.router, steered.destination);
+            is_it.then_some((i, slot, only.clone(), way?))
+        });
+        let Some((i, slot, only, _)) = found else {
+            assert_eq!(row[0], 0, "{steered:?}");
+            continue;
+        };
+        assert!(row[0] != 0 || !whole, "{steered:?}");
+        if row[0] == 0 {
+            continue;
+        }
+        assert_eq!(row[1], nexthops::mac_word(i.mac) | u64::from(i.port) << 48);
+        assert_eq!((row[2], row[5] as u32), (slot, only.nexthop), "{steered:?}");
+        assert!(only.reason.is_none() || only.mac.is_none(), "{only:?}");
+        let bytes: Vec<u8> = row[3..5].iter().flat_map(|w| w.to_le_bytes()).collect();
+        assert_eq!(bytes, nexthops::address_bytes(steered.destination));
+        assert!((row[5] >> 32) as u32 == only.mtu || row[5] >> 32 == u64::from(u32::MAX));
+    }
+}
+
 /// Words 1, 2, 4 and 5 of every next hop: constant from publication to reclaim.
 fn constant_words(memory: &HeapMemory) -> Vec<[u64; 4]> {
     let rows = memory.nexthops().chunks(words::NEXTHOP);
@@ -363,7 +393,8 @@ proptest! {
 
     #[test]
     fn packets_go_where_the_model_says(ops in prop::collection::vec((op(), 0u8..12), 1..80)) {
-        let mut tables = Tables::new(HeapMemory::new(ROOMY));
+        let mut tables = Tables::new(HeapMemory::with_queue_rows(ROOMY, queue_rows(2)));
+        tables.set_steered(&all_steered());
         let mut model = Model::default();
         for (op, pause) in ops {
             let before = constant_words(tables.memory());
@@ -374,6 +405,7 @@ proptest! {
             }
             check_answers(&tables, &model);
             check_index(&tables, &model);
+            check_queues(&tables, &model, true);
             if pause == 0 {
                 let epoch = tables.seal();
                 tables.reclaim(epoch).unwrap();
@@ -398,7 +430,8 @@ proptest! {
         let capacity = Capacity {
             fib_blocks, fib_tails, nexthops, neighbour_buckets: 2, interface_buckets: 2, ..ROOMY
         };
-        let mut tables = Tables::new(HeapMemory::new(capacity));
+        let mut tables = Tables::new(HeapMemory::with_queue_rows(capacity, queue_rows(2)));
+        tables.set_steered(&all_steered());
         let mut model = Model::default();
         for (op, pause) in ops {
             let _ = tables.apply(&op);
@@ -407,6 +440,7 @@ proptest! {
                 let epoch = tables.seal();
                 let _ = tables.reclaim(epoch);
             }
+            check_queues(&tables, &model, false);
             for router in 0..3 {
                 for a in addresses4() {
                     for got in seen(tables.lookup(router, Ipv4Addr::from(a).into())) {

@@ -187,6 +187,7 @@ fn build<K: Kernel>(
             sample_interval: config.sampling.every_packets.0,
             exception_pps: config.policing.exception_pps.0,
             control_pps: config.policing.control_pps.0,
+            queue_rows: false,
         };
         let mut plane = kernel.load(settings)?;
         plane.set_rules(rules)?;

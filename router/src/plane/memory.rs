@@ -3,9 +3,10 @@
 //! The kernel plane reads (and, for counters, writes) the same memory at the same time, which is why every word is an
 //! atomic. `unsafe` is needed to turn a mapping into a slice; bounds and alignment are checked once, here.
 
+use super::Settings;
 use crate::abi::{self, types};
 use anyhow::{Context, Result};
-use logic::memory::{Capacity, Memory, words};
+use logic::memory::{Memory, words};
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -69,11 +70,12 @@ pub struct MappedMemory {
     neighbour_index: Words64,
     interface_index: Words64,
     routers: Words64,
+    queues: Option<Words64>,
 }
 
 impl MappedMemory {
-    pub(super) fn new(skel: &abi::MillraceSkel<'_>, capacity: &Capacity) -> Result<MappedMemory> {
-        let maps = &skel.maps;
+    pub(super) fn new(skel: &abi::MillraceSkel<'_>, settings: &Settings) -> Result<MappedMemory> {
+        let (maps, capacity) = (&skel.maps, &settings.capacity);
         let words64 = |fd: BorrowedFd<'_>, row: usize, rows: usize| Mapping::new(fd, row, rows).map(Words64);
         Ok(MappedMemory {
             fib: Mapping::new(maps.fib.as_fd(), size_of::<types::fib_block>(), capacity.fib_blocks)?,
@@ -90,6 +92,13 @@ impl MappedMemory {
                 capacity.interface_buckets,
             )?,
             routers: words64(maps.routers.as_fd(), size_of::<types::router>(), super::MAX_ROUTERS)?,
+            queues: settings
+                .queue_rows
+                .then(|| {
+                    let rows = logic::tables::queue_rows(super::MAX_PORTS);
+                    words64(maps.queues.as_fd(), size_of::<types::queue_row>(), rows)
+                })
+                .transpose()?,
         })
     }
 }
@@ -101,6 +110,7 @@ const _: () = {
     assert!(size_of::<types::neighbour_bucket>() == words::NEIGHBOUR_BUCKET * 8);
     assert!(size_of::<types::interface_bucket>() == words::INTERFACE_BUCKET * 8);
     assert!(size_of::<types::router>() == words::ROUTER * 8);
+    assert!(size_of::<types::queue_row>() == words::QUEUE_ROW * 8);
 };
 
 impl Memory for MappedMemory {
@@ -121,5 +131,8 @@ impl Memory for MappedMemory {
     }
     fn routers(&self) -> &[AtomicU64] {
         self.routers.as_slice()
+    }
+    fn queues(&self) -> &[AtomicU64] {
+        self.queues.as_ref().map(Words64::as_slice).unwrap_or_default()
     }
 }

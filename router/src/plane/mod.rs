@@ -9,6 +9,7 @@
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
+//! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
 //! | `grace.rs` | waiting until no running program can see what was unpublished |
@@ -25,6 +26,7 @@ mod link;
 mod losses;
 mod memory;
 mod run;
+mod samples;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
@@ -46,6 +48,7 @@ use losses::Losses;
 pub use memory::MappedMemory;
 use memory::{Mapping, Words64};
 pub use run::{Step, TestRun};
+use samples::Samples;
 use std::{
     cell::RefCell,
     mem::MaybeUninit,
@@ -68,6 +71,8 @@ pub struct Settings {
     pub exception_pps: u32,
     /// ARP and neighbour discovery packets per second, per CPU and router or port; 0: no limit.
     pub control_pps: u32,
+    /// A port has a classifier: rows of RX queues are consulted, and flows sampled.
+    pub queue_rows: bool,
 }
 
 /// `enum port_flags`.
@@ -85,6 +90,7 @@ pub const MAX_ROUTERS: usize = 256;
 pub struct Plane {
     skel: abi::MillraceSkel<'static>,
     losses: Losses,
+    samples: Option<Samples>,
     settings: Settings,
     memory: Arc<MappedMemory>,
     control: Words64,
@@ -127,7 +133,9 @@ impl Plane {
         open.progs.millrace_explain.set_autoload(false);
         flow_maps::leave_out(&mut open)?;
         let skel = open.load().context("loading the kernel plane")?;
-        let memory = Arc::new(MappedMemory::new(&skel, &settings.capacity)?);
+        let memory = Arc::new(MappedMemory::new(&skel, &settings)?);
+        let samples =
+            settings.queue_rows.then(|| Samples::new(skel.maps.flow_samples.as_fd(), cpus)).transpose()?;
         let control = Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
         let (at, jiffies) = read_clock(&skel, &control)?;
         Ok(Plane {
@@ -140,6 +148,7 @@ impl Plane {
             )?
             .into(),
             losses: Losses::attach(&skel),
+            samples,
             skel,
             settings,
             memory,
@@ -265,6 +274,11 @@ impl Plane {
         counters::reset(self.skel.maps.counters.as_fd(), self.cpus, self.settings.interface_rows, interface)
     }
 
+    /// Forwarded packets that were sampled since the last call; none without [`Settings::queue_rows`].
+    pub fn take_samples(&mut self) -> Vec<logic::steer::Sample> {
+        self.samples.as_mut().map(Samples::take).unwrap_or_default()
+    }
+
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
         match &self.rules {
@@ -355,6 +369,8 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),
         (&mut theirs.neighbour_index, ours.neighbour_index.as_fd()),
+        (&mut theirs.queues, ours.queues.as_fd()),
+        (&mut theirs.flow_samples, ours.flow_samples.as_fd()),
         (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with another program")?;
@@ -371,6 +387,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         }
     }
     let charge_rows = cpus * counters::CHARGE_ROWS;
+    let queue_rows = if settings.queue_rows { logic::tables::queue_rows(MAX_PORTS) } else { 1 };
     let maps = &mut open.maps;
     for (map, rows) in [
         (&mut maps.interface_index, capacity.interface_buckets),
@@ -378,6 +395,8 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         (&mut maps.fib_tails, capacity.fib_tails),
         (&mut maps.nexthops, capacity.nexthops),
         (&mut maps.neighbour_index, capacity.neighbour_buckets),
+        (&mut maps.queues, queue_rows),
+        (&mut maps.flow_samples, if settings.queue_rows { cpus } else { 1 }),
         (&mut maps.counters, cpus * settings.interface_rows as usize),
         (&mut maps.charges, charge_rows),
         (&mut maps.policers, charge_rows),
@@ -389,6 +408,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
     constants.interface_rows = settings.interface_rows;
     constants.interface_mask = capacity.interface_buckets as u32 - 1;
     constants.neighbour_mask = capacity.neighbour_buckets as u32 - 1;
+    constants.queue_rows = settings.queue_rows;
     // None is one in 2^32: the longest interval the mask can say.
     constants.sample_mask = settings.sample_interval.wrapping_sub(1);
     constants.exception_cost_ns = cost_ns(settings.exception_pps);

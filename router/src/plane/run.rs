@@ -104,9 +104,14 @@ impl Step {
 const GROWTH_BYTES: usize = 256;
 
 pub(super) fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
+    run_from(program, ifindex, 0, frame)
+}
+
+/// As if it came in by that RX queue.
+fn run_from(program: &mut ProgramMut<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> Result<TestRun> {
     let end = u32::try_from(frame.len()).context("a frame of more than 4 GiB")?;
     let mut context = [0_u8; size_of::<types::xdp_md>()];
-    for (value, at) in [(end, 4), (ifindex, 12)] {
+    for (value, at) in [(end, 4), (ifindex, 12), (queue, 16)] {
         context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
     }
     let mut out = vec![0; frame.len() + GROWTH_BYTES];
@@ -125,6 +130,7 @@ pub(super) fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> R
 const _: () = {
     assert!(std::mem::offset_of!(types::xdp_md, data_end) == 4);
     assert!(std::mem::offset_of!(types::xdp_md, ingress_ifindex) == 12);
+    assert!(std::mem::offset_of!(types::xdp_md, rx_queue_index) == 16);
 };
 
 impl Plane {
@@ -132,6 +138,11 @@ impl Plane {
     /// Nothing is transmitted. The caller must be in the device's namespace.
     pub fn run(&mut self, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
         run(&mut self.skel.progs.millrace, ifindex, frame)
+    }
+
+    /// As [`Plane::run`], by one of the device's RX queues.
+    pub fn run_from(&mut self, ifindex: u32, queue: u32, frame: &[u8]) -> Result<TestRun> {
+        run_from(&mut self.skel.progs.millrace, ifindex, queue, frame)
     }
 
     /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else. The copy is
@@ -161,6 +172,10 @@ impl Plane {
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
         open.progs.millrace.set_autoload(false);
+        // It looks everything up.
+        if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
+            constants.queue_rows = false;
+        }
         super::losses::leave_out(&mut open);
         super::flow_maps::leave_out(&mut open)?;
         open.load().context("loading the explaining copy")

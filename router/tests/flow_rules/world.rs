@@ -63,6 +63,7 @@ impl FlowWorld {
             sample_interval: 0,
             exception_pps: 0,
             control_pps: 0,
+            queue_rows: false,
         })
         .unwrap_or_else(|e| panic!("{e:#}"));
         plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();

@@ -52,6 +52,7 @@ pub fn settings() -> Settings {
         sample_interval: 1,
         exception_pps: 0,
         control_pps: 0,
+        queue_rows: false,
     }
 }
 
@@ -103,8 +104,16 @@ impl World {
     }
 
     pub fn with(settings: Settings) -> World {
+        World::with_queues(settings, 1)
+    }
+
+    /// Each port with so many RX queues.
+    pub fn with_queues(settings: Settings, queues: u32) -> World {
         for (port, peer) in [("p0", "q0"), ("p1", "q1")] {
-            run(&format!("ip link add {port} type veth peer name {peer}"));
+            run(&format!(
+                "ip link add {port} numrxqueues {queues} numtxqueues {queues} type veth peer name {peer} \
+                 numrxqueues {queues} numtxqueues {queues}"
+            ));
         }
         let port = [ifindex("p0"), ifindex("p1")];
         let plane = Plane::load(settings).unwrap();
@@ -132,40 +141,60 @@ impl World {
 
     #[track_caller]
     pub fn expect_from(&mut self, name: &str, port: usize, frame: &[u8], expected: Expect) {
+        self.expect_by(name, port, 0, frame, expected);
+    }
+
+    /// Runs a frame in by an RX queue of a port; what became of it, and what that counted.
+    pub fn outcome(&mut self, port: usize, queue: u32, frame: &[u8]) -> Outcome {
         let before = self.plane.counters().unwrap();
-        let got = self.plane.run(self.port[port], frame).unwrap();
+        let got = self.plane.run_from(self.port[port], queue, frame).unwrap();
         let after = self.plane.counters().unwrap();
-        let charged: Vec<_> = after
-            .charges
-            .iter()
-            .map(|(k, n)| (*k, n - before.charges.get(k).copied().unwrap_or(0)))
-            .filter(|(_, n)| *n != 0)
-            .collect();
+        let charges = after.charges.iter();
+        let charged = charges.map(|(k, n)| (*k, n - before.charges.get(k).copied().unwrap_or(0)));
+        let sent = after.interfaces.iter().map(|(id, count)| {
+            let before = before.interfaces.get(id).copied().unwrap_or_default();
+            (*id, count.tx_packets - before.tx_packets)
+        });
+        Outcome {
+            action: got.action,
+            frame: hex(&got.frame),
+            charged: charged.filter(|(_, n)| *n != 0).collect(),
+            sent: sent.filter(|(_, n)| *n != 0).collect(),
+        }
+    }
+
+    #[track_caller]
+    pub fn expect_by(&mut self, name: &str, port: usize, queue: u32, frame: &[u8], expected: Expect) {
+        let Outcome { action, frame: got, charged, sent } = self.outcome(port, queue, frame);
         match expected {
             Expect::Out { interface, frame: out } => {
                 assert_eq!(charged, [], "{name}: charged");
-                assert_eq!(got.action, XDP_REDIRECT, "{name}: action");
-                assert_eq!(hex(&got.frame), hex(&out), "{name}: frame");
-                let sent =
-                    |c: &router::plane::Counters| c.interfaces.get(&interface).copied().unwrap_or_default();
-                let (b, a) = (sent(&before), sent(&after));
-                assert_eq!(a.tx_packets - b.tx_packets, 1, "{name}: tx packets of interface {interface}");
+                assert_eq!(action, XDP_REDIRECT, "{name}: action");
+                assert_eq!(got, hex(&out), "{name}: frame");
+                assert_eq!(sent, [(interface, 1)], "{name}: packets sent by interface");
             }
             Expect::Up(payer, reason) => {
                 assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
-                assert_eq!(got.action, XDP_PASS, "{name}: action");
-                assert_eq!(
-                    hex(&got.frame),
-                    hex(frame),
-                    "{name}: a packet that goes up must be as it came in"
-                );
+                assert_eq!(action, XDP_PASS, "{name}: action");
+                assert_eq!(got, hex(frame), "{name}: a packet that goes up must be as it came in");
             }
             Expect::Drop(payer, reason) => {
                 assert_eq!(charged, [((payer, reason), 1)], "{name}: charged");
-                assert_eq!(got.action, XDP_DROP, "{name}: action");
+                assert_eq!(action, XDP_DROP, "{name}: action");
             }
         }
     }
+}
+
+/// What became of a frame.
+#[derive(Debug, PartialEq)]
+pub struct Outcome {
+    pub action: u32,
+    /// In hex, as the program left it.
+    pub frame: String,
+    pub charged: Vec<((Charge, Reason), u64)>,
+    /// Packets sent, by interface.
+    pub sent: Vec<(u16, u64)>,
 }
 
 pub enum Expect {

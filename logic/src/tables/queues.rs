@@ -1,0 +1,265 @@
+//! Rows of RX queues (Q3, Q4): what the tables say of destinations whose flows a NIC's classifier steers to a queue.
+//!
+//! A row never says anything else than a lookup: whatever changes what a lookup finds rewrites it within the same
+//! [`Tables::apply`], so before anything that the row leads to may be reused. A row that is empty costs a lookup, no more.
+
+use super::{
+    Tables,
+    answer::{find_interface, only_next_hop},
+    links::interface_words,
+    nexthops::address_bytes,
+};
+use crate::{
+    hash,
+    memory::{Memory, words},
+    plan::{InterfaceId, Op, PortId, RouterId},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering::Release},
+};
+
+/// RX queues of a port that have rows.
+pub const MAX_QUEUES: usize = 64;
+/// Rows of a queue.
+pub const QUEUE_WAYS: usize = 8;
+/// Rows of a queue for one address family.
+pub const FAMILY_WAYS: usize = 4;
+
+/// Rows of so many ports, for [`crate::memory::HeapMemory::with_queue_rows`] and the map.
+pub const fn queue_rows(ports: usize) -> usize {
+    ports * MAX_QUEUES * QUEUE_WAYS
+}
+
+/// Packets to a destination that a classifier steers to a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Steered {
+    /// Where they come in.
+    pub port: PortId,
+    /// The RX queue they are steered to; one without rows is allowed and has none.
+    pub queue: u8,
+    /// The interface they come to.
+    pub interface: InterfaceId,
+    /// Where they go.
+    pub destination: IpAddr,
+}
+
+impl Steered {
+    /// The row that may be about them. Two that share a row: the first one that was given has it.
+    pub fn row(&self) -> Option<usize> {
+        let queue = usize::from(self.queue);
+        let family = if self.destination.is_ipv4() { 0 } else { FAMILY_WAYS };
+        let way = family + usize::from(hash::queue_way(address_bytes(self.destination)));
+        (queue < MAX_QUEUES).then(|| (usize::from(self.port) * MAX_QUEUES + queue) * QUEUE_WAYS + way)
+    }
+}
+
+/// `struct queue_row` behind its version: the interface's slot, destination, next hop and MTU.
+type Content = [u64; 5];
+
+struct Row {
+    steered: Steered,
+    router: RouterId,
+    /// `None`: a lookup is needed.
+    content: Option<Content>,
+}
+
+/// The rows that are in use.
+#[derive(Default)]
+pub(super) struct Queues {
+    rows: BTreeMap<usize, Row>,
+    /// The last one given.
+    version: u64,
+}
+
+impl<M: Memory> Tables<M> {
+    /// From now on there are rows for exactly these.
+    pub fn set_steered(&mut self, wanted: &BTreeSet<Steered>) {
+        let gone = self.queues.rows.iter().filter(|(_, row)| !wanted.contains(&row.steered));
+        for at in gone.map(|(at, _)| *at).collect::<Vec<_>>() {
+            self.queues.rows.remove(&at);
+            self.write_queue_row(at, None);
+        }
+        for steered in wanted {
+            let Some(at) = steered.row().filter(|at| !self.queues.rows.contains_key(at)) else { continue };
+            let row = Row { steered: *steered, router: 0, content: None };
+            self.queues.rows.insert(at, row);
+            self.settle_queue_row(at);
+        }
+    }
+
+    /// Which of the steered have a row that is in use now.
+    pub fn steered(&self) -> impl Iterator<Item = &Steered> {
+        self.queues.rows.values().filter(|row| row.content.is_some()).map(|row| &row.steered)
+    }
+
+    /// The rows say what the tables say after `op`.
+    pub(super) fn settle_queues(&mut self, op: &Op, all: bool) {
+        if self.queues.rows.is_empty() {
+            return;
+        }
+        let touches = |row: &Row| match (op, row.steered.destination) {
+            _ if all => true,
+            (Op::Route4(router, prefix, _), IpAddr::V4(to)) => {
+                row.router == *router && prefix.contains(to.to_bits())
+            }
+            (Op::Route6(router, prefix, _), IpAddr::V6(to)) => {
+                row.router == *router && prefix.contains(to.to_bits())
+            }
+            (Op::Route4(..) | Op::Route6(..), _) => false,
+            // That of a gateway changes in the next hop itself.
+            (Op::Neighbour(_, address, _), to) => *address == to,
+            _ => true,
+        };
+        let touched = self.queues.rows.iter().filter(|(_, row)| touches(row)).map(|(at, _)| *at);
+        touched.collect::<Vec<_>>().into_iter().for_each(|at| self.settle_queue_row(at));
+    }
+
+    pub(super) fn settle_all_queues(&mut self) {
+        let all: Vec<_> = self.queues.rows.keys().copied().collect();
+        all.into_iter().for_each(|at| self.settle_queue_row(at));
+    }
+
+    fn settle_queue_row(&mut self, at: usize) {
+        let Some(steered) = self.queues.rows.get(&at).map(|row| row.steered) else { return };
+        let interface = self.interfaces.get(&steered.interface);
+        let router = interface.map_or(0, |i| i.router);
+        let content = self.queue_row_content(&steered);
+        let Some(row) = self.queues.rows.get_mut(&at) else { return };
+        row.router = router;
+        if row.content != content {
+            row.content = content;
+            self.write_queue_row(at, content);
+        }
+    }
+
+    /// What a lookup would find.
+    fn queue_row_content(&self, steered: &Steered) -> Option<Content> {
+        let interface = self.interfaces.get(&steered.interface).filter(|i| i.port == steered.port)?;
+        let [first, second] = interface_words(steered.interface, interface);
+        find_interface(&self.memory, first, second as u32).filter(|found| *found == second)?;
+        let (nexthop, mtu) = only_next_hop(&self.memory, interface.router, steered.destination)?;
+        let address = address_bytes(steered.destination);
+        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| address[at + i]));
+        Some([first, second, word(0), word(8), u64::from(nexthop) | u64::from(mtu) << 32])
+    }
+
+    /// The version is 0 while the rest changes, and new with each content.
+    fn write_queue_row(&mut self, at: usize, content: Option<Content>) {
+        let from = at * words::QUEUE_ROW;
+        let Some(row) = self.memory.queues().get(from..from + words::QUEUE_ROW) else { return };
+        row[0].store(0, Release);
+        let Some(content) = content else { return };
+        store_all(&row[1..], content);
+        self.queues.version += 1;
+        row[0].store(self.queues.version, Release);
+    }
+}
+
+/// Each is a release store: none is seen before the version is 0.
+fn store_all(words: &[AtomicU64], values: Content) {
+    words.iter().zip(values).for_each(|(word, value)| word.store(value, Release));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::plain_interface, *};
+    use crate::{
+        memory::{Capacity, HeapMemory},
+        net::Mac,
+        plan::{Hop, Interface, Target},
+    };
+    use std::sync::atomic::Ordering::Relaxed;
+
+    const CAPACITY: Capacity = Capacity {
+        fib_blocks: 100,
+        fib_tails: 100,
+        nexthops: 100,
+        neighbour_buckets: 4,
+        interface_buckets: 4,
+        routers: 3,
+    };
+
+    fn tables() -> Tables<HeapMemory> {
+        let mut tables = Tables::new(HeapMemory::with_queue_rows(CAPACITY, queue_rows(1)));
+        let hop = |gateway: Option<&str>, mtu| {
+            let gateway = gateway.map(|g| g.parse().unwrap());
+            Some(Target::Hop(Hop { interface: 2, gateway, mtu }))
+        };
+        for op in [
+            Op::Router { router: 0, multipath_l4: [false; 2] },
+            Op::Interface(1, inside()),
+            Op::Interface(2, plain_interface(2)),
+            Op::Route4(0, "10.0.2.0/24".parse().unwrap(), hop(None, 1400)),
+            Op::Route4(0, "10.8.0.0/16".parse().unwrap(), hop(Some("10.0.2.9"), 1300)),
+            Op::Neighbour(2, "10.0.2.9".parse().unwrap(), Some(Mac([2, 0, 0, 0, 0, 9]))),
+        ] {
+            tables.apply(&op).unwrap();
+        }
+        tables
+    }
+
+    fn inside() -> Interface {
+        Interface { port: 0, ..plain_interface(1) }
+    }
+
+    fn steered(queue: u8, destination: &str) -> Steered {
+        Steered { port: 0, queue, interface: 1, destination: destination.parse().unwrap() }
+    }
+
+    fn row(tables: &Tables<HeapMemory>, steered: &Steered) -> [u64; words::QUEUE_ROW] {
+        let at = steered.row().unwrap() * words::QUEUE_ROW;
+        std::array::from_fn(|i| tables.memory.queues()[at + i].load(Relaxed))
+    }
+
+    /// Word for word `struct queue_row` of bpf/abi.h.
+    #[test]
+    fn rows_are_those_of_the_abi() {
+        let mut tables = tables();
+        let (far, near) = (steered(3, "10.8.1.2"), steered(63, "10.0.2.9"));
+        tables.set_steered(&[far, near].into());
+        let interface = interface_words(1, &inside());
+        let id = |to: &str| tables.lookup(0, to.parse().unwrap())[0].nexthop;
+        let [version, first, second, lo, hi, next, ..] = row(&tables, &far);
+        assert_ne!(version, 0);
+        assert_eq!([first, second, lo, hi], [interface[0], interface[1], u64::from(0x0201_080a_u32), 0]);
+        assert_eq!(next, u64::from(id("10.8.1.2")) | u64::from(u32::MAX) << 32);
+        let [other, .., next, _, _] = row(&tables, &near);
+        assert_ne!(other, version, "no version is given twice");
+        assert_eq!(next, u64::from(id("10.0.2.9")) | 1400 << 32, "the MTU of a connected route");
+        let used = tables.memory.queues().chunks(words::QUEUE_ROW).filter(|r| r[0].load(Relaxed) != 0);
+        assert_eq!(used.count(), 2);
+    }
+
+    #[test]
+    fn a_row_goes_with_what_it_says_and_comes_back() {
+        let mut tables = tables();
+        let wanted = steered(3, "10.8.1.2");
+        tables.set_steered(&[wanted].into());
+        let before = row(&tables, &wanted);
+        let route = |prefix: &str, target| Op::Route4(0, prefix.parse().unwrap(), target);
+        let local = Target::Pass { reason: crate::reason::Reason::Local, unicast: false };
+        tables.apply(&route("10.8.1.2/32", Some(local))).unwrap();
+        assert_eq!((row(&tables, &wanted)[0], tables.steered().count()), (0, 0), "the kernel has it now");
+        tables.apply(&route("10.8.1.2/32", None)).unwrap();
+        let after = row(&tables, &wanted);
+        assert_eq!(before[1..], after[1..]);
+        assert!(after[0] > before[0]);
+        tables.apply(&route("10.9.0.0/16", None)).unwrap();
+        assert_eq!(row(&tables, &wanted), after, "another route is no concern of the row");
+        tables.apply(&Op::InterfaceGone(1)).unwrap();
+        assert_eq!(row(&tables, &wanted)[0], 0, "packets for the interface are the kernel's");
+        tables.apply(&Op::Interface(1, inside())).unwrap();
+        assert_ne!(row(&tables, &wanted)[0], 0);
+        tables.set_steered(&BTreeSet::new());
+        assert_eq!((row(&tables, &wanted)[0], tables.queues.rows.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_queue_that_has_no_rows_gets_none() {
+        let mut tables = tables();
+        tables.set_steered(&[steered(64, "10.8.1.2"), Steered { port: 5, ..steered(3, "10.8.1.2") }].into());
+        assert!(tables.memory.queues().iter().all(|word| word.load(Relaxed) == 0));
+    }
+}

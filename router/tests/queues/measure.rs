@@ -1,0 +1,357 @@
+//! What a row of an RX queue saves, by BPF_PROG_TEST_RUN of the very program: `cargo test --test queues -- --ignored --nocapture
+//! measure`. Raw figures go to the file that MILLRACE_MEASURE names, a line each, as JSON.
+
+use super::{steered, world::*};
+use crate::common::{frame::Frame, in_new_namespace};
+use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use logic::{
+    fib::synthetic::{self, Random},
+    flow::{
+        Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, Port,
+        kernel::{FlowCapacity, Seed, Writer},
+        packet::VXLAN_PORT,
+        table::{Dialect, Tables},
+    },
+    memory::Capacity,
+    net::{Mac, Prefix4, Prefix6},
+    plan::Op,
+};
+use router::plane::{FlowPlane, Settings};
+use std::{
+    collections::BTreeSet,
+    io::Write,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
+
+const PACKETS: u32 = 2_000_000;
+const ROUNDS: usize = 9;
+const DESTINATIONS: usize = 4096;
+const HOPS: u8 = 64;
+/// `HEADER_BYTES` of lab/bpf/cost.bpf.c.
+const HEADER_BYTES: usize = 56;
+const QUEUE: u32 = 2;
+
+/// Of this thread: what others do meanwhile does not count, as far as they leave the core's caches alone.
+fn cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
+}
+
+/// lab/bpf/cost.bpf.c with frames: it hands one after another to the program under test.
+struct Driver(Object);
+
+impl Driver {
+    fn new(frames: &[Vec<u8>]) -> Driver {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/bpf");
+        let object = tempfile::NamedTempFile::new().unwrap();
+        let clang = std::env::var("CLANG").unwrap_or("clang-16".into());
+        let mut compile = Command::new(clang);
+        compile.args(["-target", "bpf", "-g", "-O2", "-I/usr/include/x86_64-linux-gnu", "-c", "-o"]);
+        let done = compile.arg(object.path()).arg(root.join("cost.bpf.c")).status().unwrap();
+        assert!(done.success());
+        let mut open = ObjectBuilder::default().open_file(object.path()).unwrap();
+        let count = frames.len() as u32;
+        for mut map in open.maps_mut() {
+            match map.name().to_string_lossy().as_ref() {
+                "frames" => map.set_max_entries(count).unwrap(),
+                name if name.ends_with(".rodata") => map.set_initial_value(&count.to_ne_bytes()).unwrap(),
+                _ => {}
+            }
+        }
+        let driver = Driver(open.load().unwrap());
+        for (i, frame) in (0..count).zip(frames) {
+            driver.map("frames", &i.to_ne_bytes(), &frame[..HEADER_BYTES]);
+        }
+        driver
+    }
+
+    fn map(&self, name: &str, key: &[u8], value: &[u8]) {
+        let map = self.0.maps().find(|m| m.name() == name).unwrap();
+        map.update(key, value, MapFlags::ANY).unwrap();
+    }
+
+    /// Nanoseconds per packet, those of the driver included.
+    fn run(&mut self, program: BorrowedFd<'_>, ifindex: u32, frame: &[u8]) -> f64 {
+        self.map("under_test", &[0; 4], &program.as_raw_fd().to_ne_bytes());
+        let mut context = [0_u8; 24];
+        for (value, at) in [(frame.len() as u32, 4), (ifindex, 12), (QUEUE, 16)] {
+            context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        }
+        let each = self.0.progs_mut().find(|p| p.name() == "each").unwrap();
+        let started = cpu_time();
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            data_in: Some(frame),
+            repeat: PACKETS,
+            ..Default::default()
+        };
+        each.test_run(input).unwrap();
+        (cpu_time() - started).as_secs_f64() * 1e9 / f64::from(PACKETS)
+    }
+
+    /// What the driver costs by itself.
+    fn alone(&mut self, ifindex: u32, frame: &[u8]) -> f64 {
+        let drop = self.0.progs().find(|p| p.name() == "nothing").unwrap();
+        let drop = drop.as_fd().try_clone_to_owned().unwrap();
+        self.run(drop.as_fd(), ifindex, frame)
+    }
+}
+
+/// Those of the file that MILLRACE_PREFIXES names (gzip, one a line), else made up.
+fn prefixes() -> (Vec<Prefix4>, Vec<Prefix6>) {
+    let Some(file) = std::env::var_os("MILLRACE_PREFIXES") else {
+        return (synthetic::prefixes4(900_000, 1), synthetic::prefixes6(160_000, 1));
+    };
+    let text = Command::new("gzip").arg("-dc").arg(&file).output().unwrap().stdout;
+    let text = String::from_utf8(text).unwrap();
+    let v4 = text.lines().filter_map(|l| l.parse().ok());
+    (v4.collect(), text.lines().filter_map(|l| l.parse().ok()).collect())
+}
+
+/// A full table over 64 next hops, every interface plain.
+fn world(queue_rows: bool, v4: &[Prefix4], v6: &[Prefix6]) -> World {
+    let capacity = Capacity {
+        fib_blocks: 420_000,
+        fib_tails: 500_000,
+        nexthops: 1024,
+        neighbour_buckets: 64,
+        interface_buckets: 64,
+        routers: 256,
+    };
+    let mut w = World::with_queues(Settings { capacity, queue_rows, sample_interval: 128, ..settings() }, 4);
+    let hop = |i: usize| format!("10.0.2.{}", 10 + i as u8 % HOPS);
+    let hops: Vec<_> = (0..usize::from(HOPS)).map(|i| via(2, &hop(i))).collect();
+    w.apply((0..HOPS).map(|i| neighbour(2, &hop(i.into()), Mac([2, 0, 0, 0, 8, i]))));
+    let target = |i: usize| Some(hops[i.wrapping_mul(0x9e37_79b1) >> 7 & 63].clone());
+    w.apply(v4.iter().enumerate().map(|(i, prefix)| Op::Route4(0, *prefix, target(i))));
+    w.apply(v6.iter().enumerate().map(|(i, prefix)| Op::Route6(0, *prefix, target(i))));
+    w
+}
+
+/// Frames to random addresses in random prefixes.
+fn frames4(prefixes: &[Prefix4]) -> Vec<(String, Vec<u8>)> {
+    let mut random = Random(1);
+    let inside = |random: &mut Random| {
+        let prefix = prefixes[random.below(prefixes.len() as u32) as usize];
+        let host = random.next_u64() as u32;
+        let host = host.checked_shr(prefix.length().into()).unwrap_or(0);
+        std::net::Ipv4Addr::from(prefix.address() | host).to_string()
+    };
+    let frame = |to: String| (to.clone(), Frame::udp4(A, "10.0.1.5", &to).bytes());
+    (0..DESTINATIONS).map(|_| frame(inside(&mut random))).collect()
+}
+
+fn frames6(prefixes: &[Prefix6]) -> Vec<(String, Vec<u8>)> {
+    let mut random = Random(2);
+    let inside = |random: &mut Random| {
+        let prefix = prefixes[random.below(prefixes.len() as u32) as usize];
+        let host = u128::from(random.next_u64()) << 64 | u128::from(random.next_u64());
+        let host = host.checked_shr(prefix.length().into()).unwrap_or(0);
+        std::net::Ipv6Addr::from(prefix.address() | host).to_string()
+    };
+    let frame = |to: String| (to.clone(), Frame::udp6(A, "2001:db8:1::5", &to).bytes());
+    (0..DESTINATIONS).map(|_| frame(inside(&mut random))).collect()
+}
+
+fn tell(line: String) {
+    println!("{line}");
+    let Some(file) = std::env::var_os("MILLRACE_MEASURE") else { return };
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).unwrap();
+    writeln!(file, "{line}").unwrap();
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
+}
+
+/// In turn, A B A B: each a name, and what makes the program ready and runs it.
+fn compare(family: &str, workload: &str, subjects: &mut [(&str, &mut dyn FnMut() -> f64)]) {
+    let mut samples = vec![Vec::new(); subjects.len()];
+    for _ in 0..ROUNDS {
+        for ((_, run), samples) in subjects.iter_mut().zip(&mut samples) {
+            samples.push(run());
+        }
+    }
+    for ((name, _), samples) in subjects.iter().zip(samples) {
+        let raw: Vec<String> = samples.iter().map(|ns| format!("{ns:.2}")).collect();
+        let ns = median(samples);
+        tell(format!(
+            "{{\"record\":\"queue_rows\",\"family\":\"{family}\",\"workload\":\"{workload}\",\"subject\":\"{name}\",\
+             \"median_ns\":{ns:.2},\"ns\":[{}]}}",
+            raw.join(",")
+        ));
+    }
+}
+
+/// Half of the packets to the first destination, the rest to all others in turn.
+fn half(frames: &[(String, Vec<u8>)]) -> Vec<Vec<u8>> {
+    frames.iter().flat_map(|f| [frames[0].1.clone(), f.1.clone()]).collect()
+}
+
+fn routing(
+    family: &str,
+    plain: &mut World,
+    rows: &mut World,
+    frames: &[(String, Vec<u8>)],
+    near: (&str, Vec<u8>),
+) {
+    let [far, near_row] = [&frames[0].0, near.0].map(|to| steered(0, QUEUE as u8, 1, to));
+    rows.tables.set_steered(&BTreeSet::from([far, near_row]));
+    assert_eq!(rows.tables.steered().count(), 2, "{far:?} {near_row:?}");
+    let all: Vec<Vec<u8>> = frames.iter().map(|f| f.1.clone()).collect();
+    for (workload, list, heavy) in [
+        ("one destination", all[..1].to_vec(), far),
+        ("one neighbour", vec![near.1], near_row),
+        ("half to one, half to 4,096", half(frames), far),
+        ("4,096 destinations", all, far),
+    ] {
+        let mut drivers = [Driver::new(&list), Driver::new(&list), Driver::new(&list)];
+        let [a, b, c] = &mut drivers;
+        let (tables, program) = (&mut rows.tables, rows.plane.program());
+        let (plain_port, port) = (plain.port[0], rows.port[0]);
+        let tables = std::cell::RefCell::new(tables);
+        compare(
+            family,
+            workload,
+            &mut [
+                ("program without rows", &mut || a.run(plain.plane.program(), plain_port, &list[0])),
+                ("rows empty", &mut || {
+                    tables.borrow_mut().set_steered(&BTreeSet::new());
+                    b.run(program, port, &list[0])
+                }),
+                ("row of the one", &mut || {
+                    tables.borrow_mut().set_steered(&BTreeSet::from([heavy]));
+                    c.run(program, port, &list[0])
+                }),
+            ],
+        );
+    }
+}
+
+const FLOWS: FlowCapacity = FlowCapacity {
+    rules: 8192,
+    buckets: 8192,
+    rest: 8192,
+    patches: 1024,
+    steps: 4096,
+    groups: 16,
+    meters: 16,
+    cache_sets: 8192,
+    port_sets: 64,
+};
+
+/// The 5-tuple.
+fn five_fields(frame: &[u8]) -> Match {
+    let key = Key::of(frame, Port(1), VXLAN_PORT);
+    let addresses = if frame[12..14] == [8, 0] {
+        [Field::Ipv4Src, Field::Ipv4Dst]
+    } else {
+        [Field::Ipv6Src, Field::Ipv6Dst]
+    };
+    let mut m = Match::ANY;
+    for field in [Field::EthType, Field::IpProto, Field::UdpSrc, Field::UdpDst].into_iter().chain(addresses) {
+        m.set(field, key.get(field), field.all_bits());
+    }
+    m
+}
+
+/// A rule for the flow of each frame.
+fn flows(w: &World, frames: &[(String, Vec<u8>)], to: Port) -> FlowPlane {
+    let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+    let plane = FlowPlane::load(&w.plane, &FLOWS, seed).unwrap();
+    plane.memory().set_ports([(Port(1), (w.port[0], true)), (Port(2), (w.port[1], true))].into()).unwrap();
+    let mut tables = Tables::new();
+    tables.set_ports([(Port(1), true), (Port(2), true)].into_iter());
+    let mut writer = Writer::new(plane.memory(), seed);
+    for (_, frame) in frames {
+        let request = FlowMod {
+            command: FlowCommand::Add,
+            table: Some(0),
+            cookie: 0,
+            cookie_mask: 0,
+            priority: 1,
+            matching: five_fields(frame),
+            instructions: Instructions::apply([Action::output(to)]),
+            idle_timeout: 0,
+            hard_timeout: 0,
+            out_port: None,
+            out_group: None,
+            flags: FlowFlags::default(),
+            buffer: None,
+        };
+        for change in tables.apply(&request, Dialect::OpenFlow10, 1).unwrap() {
+            writer.apply(&tables, &change).unwrap();
+        }
+    }
+    plane
+}
+
+/// The flow cache answers every packet; what it answers is an output, or NORMAL with a row and without.
+fn against_the_cache(family: &str, w: &mut World, frames: &[(String, Vec<u8>)]) {
+    let output = flows(w, frames, Port(2));
+    let normal = flows(w, frames, Port::NORMAL);
+    let heavy = steered(0, QUEUE as u8, 1, &frames[0].0);
+    let all: Vec<Vec<u8>> = frames.iter().map(|f| f.1.clone()).collect();
+    for (workload, list) in
+        [("one destination", all[..1].to_vec()), ("half to one, half to 4,096", half(frames))]
+    {
+        let mut drivers = [Driver::new(&list), Driver::new(&list), Driver::new(&list), Driver::new(&list)];
+        let [a, b, c, d] = &mut drivers;
+        let (port, program) = (w.port[0], w.plane.program());
+        let tables = std::cell::RefCell::new(&mut w.tables);
+        let rows = |on: bool| tables.borrow_mut().set_steered(&on.then_some(heavy).into_iter().collect());
+        compare(
+            family,
+            workload,
+            &mut [
+                ("flow cache, output", &mut || a.run(output.program(), port, &list[0])),
+                ("flow cache, NORMAL", &mut || {
+                    rows(false);
+                    b.run(normal.program(), port, &list[0])
+                }),
+                ("flow cache, NORMAL by a row", &mut || {
+                    rows(true);
+                    c.run(normal.program(), port, &list[0])
+                }),
+                ("row of the one, no flow rules", &mut || {
+                    rows(true);
+                    d.run(program, port, &list[0])
+                }),
+            ],
+        );
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn rows_against_routing_and_the_flow_cache() {
+    in_new_namespace(|| {
+        let mut one = rustix::thread::CpuSet::new();
+        one.set(1);
+        rustix::thread::sched_setaffinity(None, &one).unwrap();
+        let (v4, v6) = prefixes();
+        let (routes4, routes6) = (v4.len(), v6.len());
+        tell(format!("{{\"record\":\"queue_rows\",\"routes4\":{routes4},\"routes6\":{routes6}}}"));
+        let mut plain = world(false, &v4, &v6);
+        crate::common::run("ip link set p0 name o0");
+        crate::common::run("ip link set p1 name o1");
+        crate::common::run("ip link set q0 name x0");
+        crate::common::run("ip link set q1 name x1");
+        let mut rows = world(true, &v4, &v6);
+        let (frames4, frames6) = (frames4(&v4), frames6(&v6));
+        let (frame, port) = (&frames4[0].1, rows.port[0]);
+        let mut driver = Driver::new(std::slice::from_ref(frame));
+        let driver = median((0..ROUNDS).map(|_| driver.alone(port, frame)).collect());
+        tell(format!("{{\"record\":\"queue_rows\",\"subject\":\"driver\",\"median_ns\":{driver:.2}}}"));
+        let near4 = ("10.0.2.9", Frame::udp4(A, "10.0.1.5", "10.0.2.9").bytes());
+        let near6 = ("2001:db8:2::9", Frame::udp6(A, "2001:db8:1::5", "2001:db8:2::9").bytes());
+        for (family, frames, near) in [("IPv4", &frames4, near4), ("IPv6", &frames6, near6)] {
+            routing(family, &mut plain, &mut rows, frames, near);
+            against_the_cache(family, &mut rows, frames);
+        }
+    });
+}
