@@ -169,7 +169,7 @@ struct neighbour_bucket {
 /* --- queues: (port, RX queue, destination) -> next hop --------------------------------------------------------------- */
 
 #define MAX_QUEUES 64		/* RX queues of a port that have rows; those beyond have none */
-#define QUEUE_WAYS 8		/* destinations a queue has rows for: four of IPv4, then four of IPv6, found by a hash */
+#define QUEUE_WAYS 8		/* destinations a queue has rows for: four of IPv4, then four of IPv6, by their last byte */
 #define QUEUE_FAMILY_WAYS 4
 
 /*

@@ -29,12 +29,6 @@ pub fn neighbour_bucket(interface: u16, address: [u8; 16], mask: u32) -> (u32, u
     ((h >> 32) as u32 & mask, h as u32)
 }
 
-/// Which of the four rows of an RX queue a destination of its family has (`queue_way` of `bpf/queues.h`): address as above.
-pub fn queue_way(address: [u8; 16]) -> u8 {
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| address[at + i]));
-    (mix(word(0) ^ word(8).wrapping_mul(K1)) >> 62) as u8
-}
-
 /// Of a flow, from words of its key: UDP source ports of VXLAN, and choices among buckets.
 pub fn flow(words: impl IntoIterator<Item = u64>) -> u32 {
     (words.into_iter().fold(0, |h, word| mix(h ^ word).wrapping_add(K1)) >> 32) as u32

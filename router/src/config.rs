@@ -23,6 +23,8 @@ pub struct Config {
     pub heartbeat: Interval,
     /// Attach in generic mode (slower, any driver) where a port has no native XDP.
     pub generic: bool,
+    /// Steer heavy flows to RX queues of their next hops, where a NIC has a classifier.
+    pub steering: bool,
     pub policing: Policing,
     pub sampling: Sampling,
     pub limits: Limits,
@@ -37,6 +39,7 @@ impl Default for Config {
             routers: Vec::new(),
             heartbeat: Interval(Duration::from_secs(30)),
             generic: false,
+            steering: false,
             policing: Policing::default(),
             sampling: Sampling::default(),
             limits: Limits::default(),
@@ -299,11 +302,12 @@ impl Config {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 10] = [
+const FORMS: [(&str, &str); 11] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"30s\""),
     ("generic", "generic = true"),
+    ("steering", "steering = true"),
     ("policing.exception_pps", "exception_pps = 100000"),
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
@@ -347,6 +351,7 @@ mod tests {
             routers = ["red", "pid:42", "/run/x"]
             heartbeat = "1500s"
             generic = true
+            steering = true
             [policing]
             exception_pps = 0
             [sampling]

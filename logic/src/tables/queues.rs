@@ -10,7 +10,6 @@ use super::{
     nexthops::address_bytes,
 };
 use crate::{
-    hash,
     memory::{Memory, words},
     plan::{InterfaceId, Op, PortId, RouterId},
 };
@@ -50,8 +49,16 @@ impl Steered {
     pub fn row(&self) -> Option<usize> {
         let queue = usize::from(self.queue);
         let family = if self.destination.is_ipv4() { 0 } else { FAMILY_WAYS };
-        let way = family + usize::from(hash::queue_way(address_bytes(self.destination)));
+        let way = family + usize::from(last_byte(self.destination)) % FAMILY_WAYS;
         (queue < MAX_QUEUES).then(|| (usize::from(self.port) * MAX_QUEUES + queue) * QUEUE_WAYS + way)
+    }
+}
+
+/// `queue_way` of `bpf/queues.h` has its lowest bits.
+fn last_byte(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(a) => a.octets()[3],
+        IpAddr::V6(a) => a.octets()[15],
     }
 }
 
@@ -87,6 +94,11 @@ impl<M: Memory> Tables<M> {
             self.queues.rows.insert(at, row);
             self.settle_queue_row(at);
         }
+    }
+
+    /// Where a row for this would lead: the id of the next hop.
+    pub fn row_next_hop(&self, steered: &Steered) -> Option<u32> {
+        self.queue_row_content(steered).map(|content| content[4] as u32)
     }
 
     /// Which of the steered have a row that is in use now.

@@ -7,6 +7,9 @@ use std::{
     rc::Rc,
 };
 
+/// A device that has none.
+const WITHOUT: &str = "eth2";
+
 /// Rules by place, each a whole `struct ethtool_rx_flow_spec`; copies are the same NIC.
 #[derive(Clone)]
 pub struct Nic(Rc<State>);
@@ -45,6 +48,12 @@ impl Nic {
     /// From now on everything fails so.
     pub fn fail(&self, errno: Option<i32>) {
         self.0.errno.set(errno);
+    }
+
+    /// As a device that was made again.
+    pub fn forget_all(&self) {
+        self.0.rules.borrow_mut().clear();
+        self.spread();
     }
 
     /// The last structure, as it was answered.
@@ -115,10 +124,11 @@ impl Nic {
 }
 
 impl Ioctl for &Nic {
-    fn ethtool(&self, _: &str, request: &mut [u8]) -> io::Result<()> {
+    fn ethtool(&self, device: &str, request: &mut [u8]) -> io::Result<()> {
         self.0.requests.borrow_mut().push(request.to_vec());
         let answered = match self.0.errno.get() {
             Some(errno) => Err(errno),
+            None if device == WITHOUT => Err(libc::EOPNOTSUPP),
             None => self.answer(request),
         };
         *self.0.last.borrow_mut() = request.to_vec();

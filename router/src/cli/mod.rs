@@ -90,6 +90,7 @@ The file of --config, every key optional, with the defaults:
   routers = []              # as --router
   heartbeat = \"30s\"         # 2s to 24h
   generic = false
+  steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
   [policing]                # packets to the kernel per second, core and router; 0: unlimited
   exception_pps = 100000    # what mostly ends in a drop or an ICMP error there
   control_pps = 10000       # ARP, neighbour discovery

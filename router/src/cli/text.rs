@@ -116,7 +116,9 @@ pub fn ports(ports: &[PortReport]) -> String {
             p.problems.join("; "),
         ]);
     }
-    table.text()
+    let classifiers = ports.iter().filter_map(|p| Some((&p.port, p.classifier.as_ref()?)));
+    let lines = classifiers.map(|(port, does)| format!("classifier of {port}: {does}\n"));
+    table.text() + &lines.collect::<String>()
 }
 
 /// `millrace routers`: a row each, then why something is not accelerated.

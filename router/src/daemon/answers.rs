@@ -8,6 +8,7 @@ use super::{
         RouteReport, RouterReport, Status, StopReport, TableUse,
     },
     seam::{FastPath, Kernel, Observe},
+    steering::Steerer,
     world::PortState,
 };
 use crate::{
@@ -37,11 +38,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Query::Verify => Err(ApiError::failed("a comparison has no answer at once")),
             Query::Explain(request) => json(&self.explain(request)?),
             Query::Stop => {
-                let done =
+                let mut done =
                     self.kernel.remove().map_err(|e| ApiError::failed(format!("cannot stop: {e:#}")))?;
+                done.extend(self.steerer.as_mut().map(Steerer::end).unwrap_or_default());
                 json(&StopReport { done })
             }
-            Query::Leave => json(&()),
+            // Forwarding needs no classifier.
+            Query::Leave => json(&self.steerer.as_mut().map(Steerer::end)),
         }
     }
 
@@ -107,7 +110,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn port_reports(&self, totals: &Counters) -> Vec<PortReport> {
-        self.world.ports.iter().map(|(id, port)| port_report(*id, port, totals)).collect()
+        let classifier = |id| {
+            let found = self.steerer.as_ref().map_or("none".into(), |steerer| steerer.describe(id));
+            self.config.steering.then_some(found)
+        };
+        let report = |(id, port): (&PortId, &PortState)| PortReport {
+            classifier: classifier(*id),
+            ..port_report(*id, port, totals)
+        };
+        self.world.ports.iter().map(report).collect()
     }
 
     pub(super) fn port_name(&self, id: PortId) -> String {
@@ -318,6 +329,7 @@ fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
         mode: port.mode.filter(|_| port.up.is_some()).map_or("detached".into(), |m| m.to_string()),
         problems: port.obstacles(),
         note: port.note.clone(),
+        classifier: None,
         unclassified,
         lost,
     }

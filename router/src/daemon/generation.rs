@@ -9,6 +9,7 @@ use super::{
     instance::Instance,
     reclaim::Reclaimer,
     seam::{FastPath, Kernel, Observe, SwitchEnd},
+    steering::Steerer,
     totals::{State, Totals},
     world::World,
 };
@@ -179,6 +180,7 @@ fn build<K: Kernel>(
     mut capacity: Capacity,
     number: u64,
     rules: Option<&<K::Plane as FastPath>::Rules>,
+    queue_rows: bool,
 ) -> Result<Generation<K::Plane>> {
     loop {
         let settings = Settings {
@@ -187,7 +189,7 @@ fn build<K: Kernel>(
             sample_interval: config.sampling.every_packets.0,
             exception_pps: config.policing.exception_pps.0,
             control_pps: config.policing.control_pps.0,
-            queue_rows: false,
+            queue_rows,
         };
         let mut plane = kernel.load(settings)?;
         plane.set_rules(rules)?;
@@ -210,6 +212,13 @@ fn build<K: Kernel>(
     }
 }
 
+/// Where it is wanted and a port has a classifier. What an earlier daemon left in classifiers is taken back in any case.
+fn steerer<K: Kernel>(config: &Config, instance: &Instance, kernel: &K, world: &World) -> Option<Steerer> {
+    let steerer = Steerer::new(kernel.classifier()?, instance.steering_file());
+    let wanted = config.steering && steerer.finds_any(world.ports.values().map(|port| port.name.as_str()));
+    wanted.then_some(steerer)
+}
+
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Observes everything, fills a generation and puts it in charge; on an error everything is as it was, or, where an
     /// earlier daemon's program had been replaced already, the new one forwards as that did.
@@ -229,7 +238,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         world.plan();
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
-        let generation = build(&mut kernel, &config, &world, fitting(&world), number, None)?;
+        let steerer = steerer(&config, &instance, &kernel, &world);
+        let rows = steerer.is_some();
+        let generation = build(&mut kernel, &config, &world, fitting(&world), number, None, rows)?;
         let mut control = Control {
             config,
             kernel,
@@ -249,6 +260,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             switch,
             rules: None,
             told_ports: None,
+            steerer,
         };
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;
@@ -259,7 +271,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             return Err(error);
         }
+        control.steer_ports();
         Ok(control)
+    }
+
+    /// Lets flows be steered on the devices that are attached now.
+    fn steer_ports(&mut self) {
+        let Some(steerer) = &mut self.steerer else { return };
+        let attached =
+            self.world.ports.iter().filter_map(|(id, p)| Some((*id, p.name.as_str(), p.attached?)));
+        steerer.follow(attached);
+        self.generation.tables.set_steered(&steerer.steered());
     }
 
     /// A table is full: puts a generation with a larger one in charge. What did not fit is meanwhile left to the kernel.
@@ -279,7 +301,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Err(format!("limits.memory_mib is {}", self.config.limits.memory_mib.0))
         } else {
             tracing::info!("{full}: moving to larger tables");
-            build(&mut self.kernel, &self.config, &self.world, capacity, number, self.rules.as_ref())
+            let (rules, rows) = (self.rules.as_ref(), self.steerer.is_some());
+            build(&mut self.kernel, &self.config, &self.world, capacity, number, rules, rows)
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
         match built {
@@ -295,7 +318,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    fn replace(&mut self, new: Generation<K::Plane>) -> Result<()> {
+    fn replace(&mut self, mut new: Generation<K::Plane>) -> Result<()> {
+        if let Some(steerer) = &self.steerer {
+            new.tables.set_steered(&steerer.steered());
+        }
         let old = std::mem::replace(&mut self.generation, new);
         self.world.ports.values_mut().for_each(|p| p.attached = None);
         self.attach_what_goes()?;
@@ -321,6 +347,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 }
             }
             self.attach_what_goes()?;
+            self.steer_ports();
         } else {
             self.trust_next_port(now);
         }

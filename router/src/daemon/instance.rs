@@ -84,6 +84,11 @@ impl Instance {
     pub fn state_file(&self) -> PathBuf {
         self.directory.join(format!("{}.state", self.label()))
     }
+
+    /// What was changed in the classifiers of NICs, for whoever comes after.
+    pub fn steering_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.steering", self.label()))
+    }
 }
 
 /// See [`Instance::command`]; for an instance of which only the label is known.

@@ -13,6 +13,8 @@ use super::{
     refusal,
     seam::{Device, FastPath, Kernel},
 };
+use crate::classifier::{Classifier, Ntuple};
+use crate::ethtool::Ethtool;
 use crate::plane::{Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
 use anyhow::{Context, Result};
 use logic::plan::PortId;
@@ -291,9 +293,19 @@ impl Kernel for Bpf {
         Ok(Box::new(move || grace.wait()))
     }
 
+    fn classifier(&self) -> Option<Box<dyn Classifier>> {
+        classifier()
+    }
+
     fn now(&self) -> Duration {
         monotonic()
     }
+}
+
+/// For devices of the calling thread's namespace.
+pub fn classifier() -> Option<Box<dyn Classifier>> {
+    let asking = Ethtool::open().inspect_err(|e| tracing::warn!("no socket to ask for classifiers: {e}"));
+    asking.ok().map(|ethtool| Box::new(Ntuple(ethtool)) as Box<dyn Classifier>)
 }
 
 /// CLOCK_MONOTONIC.
@@ -327,6 +339,9 @@ impl FastPath for Plane {
     }
     fn troubles(&self) -> Vec<String> {
         Plane::troubles(self).to_vec()
+    }
+    fn take_samples(&mut self) -> Vec<logic::steer::Sample> {
+        Plane::take_samples(self)
     }
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         Plane::explain(self, ifindex, frame)

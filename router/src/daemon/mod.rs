@@ -14,6 +14,7 @@
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
+//! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
 //! One thread runs the loop and owns everything that changes of routing. The API thread asks it through a queue, the grace
@@ -36,6 +37,7 @@ pub mod report;
 mod rules;
 pub mod seam;
 pub mod start;
+mod steering;
 #[cfg(test)]
 mod tests;
 mod totals;
@@ -50,6 +52,7 @@ use generation::{Generation, Stuck};
 use logic::plan::Op;
 use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort};
 use std::{sync::mpsc::Receiver, time::Duration};
+use steering::Steerer;
 use totals::Totals;
 use verify::Verifying;
 use world::World;
@@ -91,6 +94,8 @@ pub struct Control<K: Kernel, O> {
     rules: Option<<K::Plane as FastPath>::Rules>,
     /// What the switch thread knows.
     told_ports: Option<Vec<SwitchPort>>,
+    /// `None`: not configured, or no port had a classifier at the start.
+    steerer: Option<Steerer>,
 }
 
 /// When periodic work was last done, CLOCK_MONOTONIC.
@@ -165,6 +170,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.follow_switch();
         self.confirm(now);
         self.keep_alive(now);
+        self.steer(now);
         self.remember(now);
         self.follow_verify(now);
         self.tell_changes(now);
@@ -183,6 +189,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             due = due.min(times.remembered + REMEMBER);
         }
         due = due.min(self.changes.due().unwrap_or(due));
+        due = due.min(self.steerer.as_ref().and_then(Steerer::due).unwrap_or(due));
         due.saturating_sub(self.kernel.now())
     }
 
@@ -254,6 +261,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             {
                 tracing::debug!("cannot probe neighbour {address}: {error:#}");
             }
+        }
+    }
+
+    /// Lets classifiers of NICs follow the traffic.
+    fn steer(&mut self, now: Duration) {
+        if let Some(steerer) = &mut self.steerer {
+            steerer.round(now, self.generation.plane.take_samples(), &mut self.generation.tables);
         }
     }
 

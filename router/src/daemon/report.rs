@@ -110,6 +110,9 @@ pub struct PortReport {
     pub problems: Vec<String>,
     /// Why it is in generic mode and slow.
     pub note: Option<String>,
+    /// What its classifier does; `None`: flows are not to be steered.
+    #[serde(default)]
+    pub classifier: Option<String>,
     /// Packets that belong to no interface, by reason.
     pub unclassified: Vec<ReasonCount>,
     /// Packets redirected to it that it did not take, by reason.

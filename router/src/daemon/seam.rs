@@ -3,6 +3,7 @@
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
 use crate::{
+    classifier::Classifier,
     ethtool::Problem,
     plane::{Counters, Mode, Settings, Step, TestRun},
 };
@@ -12,6 +13,7 @@ use logic::{
     net::Mac,
     observe::{Dump, Event, NamespaceId},
     plan::PortId,
+    steer::Sample,
 };
 use std::{
     net::IpAddr,
@@ -84,6 +86,11 @@ pub trait Kernel {
     /// A function that returns when no program that ran at the call is running any more.
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>>;
 
+    /// What speaks to the classifiers of the ports' devices, if anything can.
+    fn classifier(&self) -> Option<Box<dyn Classifier>> {
+        None
+    }
+
     /// CLOCK_MONOTONIC.
     fn now(&self) -> Duration;
 }
@@ -154,6 +161,10 @@ pub trait FastPath {
     fn counters(&self) -> Result<Counters>;
     /// What it cannot count, as sentences.
     fn troubles(&self) -> Vec<String>;
+    /// Forwarded packets that were sampled since the last call; none unless it was loaded for that.
+    fn take_samples(&mut self) -> Vec<Sample> {
+        Vec::new()
+    }
     /// What would become of a frame, without a trace of it in counters or budgets.
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)>;
 }

@@ -6,6 +6,7 @@ use super::{
     instance::{Instance, Lock},
     kernel::{self, Bpf},
     seam::{Kernel, Observe},
+    steering,
     world::PortState,
 };
 use crate::{config::Config, observer::Waker, privileges, switch};
@@ -89,6 +90,9 @@ fn run_alone<O: Observe>(
 pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     let lock = Lock::take(instance)?;
     let mut done = Bpf::new(instance, false).remove()?;
+    if let Some(classifier) = kernel::classifier() {
+        done.extend(steering::clean(&*classifier, &instance.steering_file()));
+    }
     done.extend(lock.clean().into_iter().map(|path| format!("removed {}", path.display())));
     kernel::release_bpffs();
     Ok(done)

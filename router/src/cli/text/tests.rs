@@ -60,6 +60,7 @@ fn sample() -> Status {
                     reason("port_down", "lost", "the port was down", 1),
                 ],
                 note: Some("generic mode".into()),
+                classifier: Some("none".into()),
                 ..PortReport::default()
             },
         ],
@@ -97,6 +98,7 @@ flow rules  3, before routing; 90% of packets decided from the cache; 7 packets 
 PORT  NUMBER  DEVICE  MODE                            LOST  PROBLEMS
 eth1       1       2  native                             -  -
 eth2       2      13  generic  8 tx_ring_full, 1 port_down  LRO is on
+classifier of eth2: none
 
 ROUTER  IPV4    IPV6    INTERFACES  ROUTES4  ROUTES6  FORWARDED  TO KERNEL  DROPPED  NS/PACKET
 host    fast    fast             2   901899        3     123456         12        3        212

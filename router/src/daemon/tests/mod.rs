@@ -5,6 +5,7 @@ mod changes;
 mod lifetime;
 mod ports;
 mod rules;
+mod steering;
 
 use super::{
     Control, Ended,
@@ -15,6 +16,7 @@ use super::{
     totals::State,
 };
 use crate::{
+    classifier::{Classifier, Ntuple, fake::Nic},
     config::{Config, MemoryMib},
     ethtool::{Problem, ProblemKind},
     plane::{Charge, Counters, InterfaceCount, Mode, Settings, Step, TestRun},
@@ -29,6 +31,8 @@ use logic::{
     },
     plan::PortId,
     reason::Reason,
+    steer::Sample,
+    tables::queue_rows,
 };
 use std::{
     cell::{Cell, RefCell},
@@ -74,6 +78,9 @@ struct World {
     counters: RefCell<Counters>,
     uncounted: RefCell<Vec<String>>,
     removed: Cell<bool>,
+    /// What the ports' devices are, to the classifier's code.
+    nic: RefCell<Option<Nic>>,
+    samples: RefCell<Vec<Sample>>,
     memory: RefCell<Option<Shared>>,
     /// Why flow rules cannot be loaded.
     unruly: RefCell<Option<String>>,
@@ -146,6 +153,9 @@ impl FastPath for Generation {
     fn troubles(&self) -> Vec<String> {
         self.world.uncounted.borrow().clone()
     }
+    fn take_samples(&mut self) -> Vec<Sample> {
+        self.world.samples.take()
+    }
     fn explain(&self, _: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         let address =
             |at: usize| frame.get(at..at + 4).map_or(0, |a| u32::from_be_bytes(a.try_into().unwrap()));
@@ -168,7 +178,8 @@ impl Kernel for Linux {
         if self.0.unloadable.get() {
             bail!("out of memory");
         }
-        let memory = Arc::new(HeapMemory::new(settings.capacity));
+        let rows = if settings.queue_rows { queue_rows(2) } else { 0 };
+        let memory = Arc::new(HeapMemory::with_queue_rows(settings.capacity, rows));
         *self.0.memory.borrow_mut() = Some(memory.clone());
         let (deadline, ports) = (Cell::default(), RefCell::default());
         Ok(Generation { world: self.0.clone(), memory, deadline, ports, rules: None })
@@ -218,6 +229,9 @@ impl Kernel for Linux {
     }
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>> {
         Ok(Box::new(|| Ok(())))
+    }
+    fn classifier(&self) -> Option<Box<dyn Classifier>> {
+        self.0.nic.borrow().clone().map(|nic| Box::new(Ntuple(nic)) as Box<dyn Classifier>)
     }
     fn now(&self) -> Duration {
         self.0.now.get()

@@ -1,0 +1,482 @@
+//! Classifiers of NICs put to use: samples in, rules of the NIC and rows of the tables out (Q3, Q4).
+//!
+//! What was changed in a NIC is written down before, so that whoever comes after `kill -9` can undo it: rules are told from
+//! other people's by all their bytes. Rules only make packets come in by another queue: none is needed for forwarding, and one
+//! that is left over does no harm.
+
+use crate::classifier::{Capabilities, Classifier, Spec};
+use anyhow::{Context, Result};
+use logic::{
+    memory::Memory,
+    plan::PortId,
+    steer::{Change, Rule, Sample, Steering},
+    tables::{Steered, Tables},
+};
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Most rules of a port: what two rows of a queue's family hold for each queue, and few enough to be looked through.
+const MOST_RULES: usize = 64;
+/// One queue in so many is for steered flows only.
+const QUEUES_PER_STEERED: u32 = 4;
+
+/// The classifiers of the ports that have one.
+pub struct Steerer {
+    classifier: Box<dyn Classifier>,
+    steering: Steering,
+    ports: BTreeMap<PortId, Port>,
+    file: PathBuf,
+}
+
+/// A port that was asked.
+struct Port {
+    device: String,
+    ifindex: u32,
+    found: Found,
+}
+
+enum Found {
+    None,
+    /// Why it is not used.
+    Unusable(String),
+    Used(Used),
+}
+
+struct Used {
+    queues: Vec<u8>,
+    /// Most rules of ours.
+    rules: usize,
+    installed: BTreeMap<Rule, u32>,
+    /// What was there before us.
+    foreign: BTreeSet<Spec>,
+    spread: Vec<u32>,
+}
+
+/// What of a device is ours, as the next daemon reads it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Left {
+    rules: Vec<String>,
+    /// What the indirection table was; empty: it was left alone.
+    spread: Vec<u32>,
+}
+
+/// A quarter of the queues, the last ones: the first ones are whom others think of.
+fn queues_for_steering(capabilities: &Capabilities) -> Vec<u8> {
+    let all = capabilities.queues.min(logic::tables::MAX_QUEUES as u32);
+    let steered = if all < 2 { 0 } else { (all / QUEUES_PER_STEERED).max(1) };
+    (all - steered..all).map(|queue| queue as u8).collect()
+}
+
+/// The same spreading without these queues: their entries go to the others in turn.
+fn spread_without(spread: &[u32], queues: &[u8]) -> Option<Vec<u32>> {
+    let is_steered = |ring: u32| queues.iter().any(|queue| u32::from(*queue) == ring);
+    let others: BTreeSet<u32> = spread.iter().copied().filter(|ring| !is_steered(*ring)).collect();
+    let mut turn = others.iter().copied().cycle();
+    spread.iter().map(|ring| if is_steered(*ring) { turn.next() } else { Some(*ring) }).collect()
+}
+
+fn unusable(error: anyhow::Error) -> Found {
+    Found::Unusable(format!("{error:#}"))
+}
+
+/// What a device has; changes nothing.
+fn look(classifier: &dyn Classifier, device: &str) -> Result<Found> {
+    let Some(capabilities) = classifier.capabilities(device).context("asking for its classifier")? else {
+        return Ok(Found::None);
+    };
+    let queues = queues_for_steering(&capabilities);
+    if queues.is_empty() {
+        return Ok(Found::Unusable("it has one queue".into()));
+    }
+    let rules = classifier.rules(device).context("reading its rules")?;
+    let foreign: BTreeSet<Spec> = rules.into_iter().map(|rule| rule.spec).collect();
+    let room = if capabilities.locations == 0 { MOST_RULES } else { capabilities.locations as usize };
+    let spread = classifier.indirection(device).context("reading how it spreads packets")?;
+    let rules = MOST_RULES.min(room.saturating_sub(foreign.len()));
+    Ok(Found::Used(Used { queues, rules, installed: BTreeMap::new(), foreign, spread }))
+}
+
+impl Steerer {
+    /// Undoes what a daemon before this one left, and asks each port's device what it has; changes nothing else.
+    pub fn new(classifier: Box<dyn Classifier>, file: PathBuf) -> Steerer {
+        for line in clean(&*classifier, &file) {
+            tracing::info!("{line}");
+        }
+        Steerer { classifier, steering: Steering::default(), ports: BTreeMap::new(), file }
+    }
+
+    /// Does a port among these have a classifier?
+    pub fn finds_any<'a>(&self, devices: impl IntoIterator<Item = &'a str>) -> bool {
+        let mut devices = devices.into_iter();
+        devices.any(|device| self.classifier.capabilities(device).is_ok_and(|found| found.is_some()))
+    }
+
+    /// Uses the classifiers of these devices from now on, and of no others; called whenever they may have changed.
+    pub fn follow<'a>(&mut self, devices: impl IntoIterator<Item = (PortId, &'a str, u32)>) {
+        let devices: BTreeMap<PortId, (&str, u32)> =
+            devices.into_iter().map(|(id, device, ifindex)| (id, (device, ifindex))).collect();
+        let stays = |id: &PortId, port: &Port| {
+            devices
+                .get(id)
+                .is_some_and(|(device, ifindex)| *device == port.device && *ifindex == port.ifindex)
+        };
+        let gone: Vec<_> = self.ports.iter().filter(|(id, p)| !stays(id, p)).map(|(id, _)| *id).collect();
+        for id in gone {
+            self.steering.port_gone(id);
+            // A device that was replaced took its rules along; one that is only let go of did not.
+            let Some(Port { device, found: Found::Used(used), .. }) = self.ports.remove(&id) else {
+                continue;
+            };
+            if !devices.contains_key(&id) {
+                let specs = used.installed.keys().map(Spec::of).collect();
+                take_back(&*self.classifier, &device, &specs, &used.spread);
+            }
+        }
+        for (id, (device, ifindex)) in devices {
+            if self.ports.contains_key(&id) {
+                continue;
+            }
+            let found = look(&*self.classifier, device);
+            self.ports
+                .insert(id, Port { device: device.into(), ifindex, found: found.unwrap_or_else(unusable) });
+            if let Err(error) = self.begin(id) {
+                tracing::warn!("flows are not steered on port {device}: {error:#}");
+                self.ports.entry(id).and_modify(|port| port.found = unusable(error));
+            }
+        }
+    }
+
+    /// Takes queues of a port out of spreading, if it can be used.
+    fn begin(&mut self, id: PortId) -> Result<()> {
+        self.write_down(&[])?;
+        let Some(Port { device, found: Found::Used(used), .. }) = self.ports.get(&id) else { return Ok(()) };
+        if !used.spread.is_empty() {
+            let without = spread_without(&used.spread, &used.queues);
+            let without = without.context("it spreads packets over queues for steered flows only")?;
+            let set = self.classifier.set_indirection(device, &without);
+            set.context("taking queues out of what it spreads packets over")?;
+        }
+        self.steering.set_port(id, used.queues.clone(), used.rules);
+        Ok(())
+    }
+
+    /// When there is something to do next; `None`: never.
+    pub fn due(&self) -> Option<Duration> {
+        self.steering.due_ms().map(Duration::from_millis)
+    }
+
+    /// Takes samples in and, at the end of a window, does what follows.
+    pub fn round<M: Memory>(&mut self, now: Duration, samples: Vec<Sample>, tables: &mut Tables<M>) {
+        self.steering.note(samples);
+        let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let changes = self.steering.decide(now_ms, |flow| {
+            // Which queue does not matter for where it leads.
+            tables.row_next_hop(&Rule { flow: *flow, queue: 0 }.steered())
+        });
+        if changes.is_empty() {
+            return;
+        }
+        if let Err(error) = self.carry_out(&changes) {
+            tracing::warn!("steering flows: {error:#}");
+        }
+        tables.set_steered(&self.steered());
+    }
+
+    /// The rows there should be.
+    pub fn steered(&self) -> BTreeSet<Steered> {
+        self.steering.steered()
+    }
+
+    fn carry_out(&mut self, changes: &[Change]) -> Result<()> {
+        let new: Vec<Rule> = changes
+            .iter()
+            .filter_map(|change| match change {
+                Change::Insert(rule) => Some(*rule),
+                Change::Delete(_) => None,
+            })
+            .collect();
+        self.write_down(&new)?;
+        for change in changes {
+            match change {
+                Change::Delete(rule) => self.delete(rule),
+                Change::Insert(rule) => self.insert(rule),
+            }
+        }
+        self.write_down(&[])
+    }
+
+    fn insert(&mut self, rule: &Rule) {
+        let spec = Spec::of(rule);
+        let Some(Port { device, found: Found::Used(used), .. }) = self.ports.get_mut(&rule.flow.port) else {
+            return;
+        };
+        let inserted = match used.foreign.contains(&spec) {
+            true => Err(io::ErrorKind::AlreadyExists.into()),
+            false => self.classifier.insert(device, &spec),
+        };
+        match inserted {
+            Ok(location) => _ = used.installed.insert(*rule, location),
+            Err(error) => {
+                tracing::debug!("{device} does not take a rule: {error}");
+                self.steering.refused(rule);
+            }
+        }
+    }
+
+    fn delete(&mut self, rule: &Rule) {
+        let Some(Port { device, found: Found::Used(used), .. }) = self.ports.get_mut(&rule.flow.port) else {
+            return;
+        };
+        if let Some(location) = used.installed.remove(rule)
+            && let Err(error) = self.classifier.delete(device, location)
+        {
+            tracing::debug!("{device}: rule {location} cannot be deleted: {error}");
+        }
+    }
+
+    /// What is ours, and what is about to be, for whoever comes after.
+    fn write_down(&self, new: &[Rule]) -> Result<()> {
+        let mut left: BTreeMap<&str, Left> = BTreeMap::new();
+        for (id, port) in &self.ports {
+            let Found::Used(used) = &port.found else { continue };
+            let coming = new.iter().filter(|rule| rule.flow.port == *id);
+            let rules = used.installed.keys().chain(coming);
+            let rules = rules.map(Spec::of).filter(|spec| !used.foreign.contains(spec));
+            let rules = rules.map(Spec::to_text).collect();
+            left.insert(&port.device, Left { rules, spread: used.spread.clone() });
+        }
+        if left.is_empty() && !self.file.exists() {
+            return Ok(());
+        }
+        let next = self.file.with_extension("steering.new");
+        let written = serde_json::to_string(&left).map_err(io::Error::other);
+        written
+            .and_then(|text| fs::write(&next, text))
+            .and_then(|()| fs::rename(&next, &self.file))
+            .with_context(|| format!("writing {}", self.file.display()))
+    }
+
+    /// Takes everything back; says what it did.
+    pub fn end(&mut self) -> Vec<String> {
+        let done = clean(&*self.classifier, &self.file);
+        self.ports.keys().for_each(|id| self.steering.port_gone(*id));
+        self.ports.clear();
+        done
+    }
+
+    /// Of a port, in words.
+    pub fn describe(&self, id: PortId) -> String {
+        match self.ports.get(&id).map(|port| &port.found) {
+            None | Some(Found::None) => "none".into(),
+            Some(Found::Unusable(why)) => format!("not used: {why}"),
+            Some(Found::Used(used)) => {
+                let queues: Vec<_> = used.queues.iter().map(u8::to_string).collect();
+                format!("{} flows to queues {}", used.installed.len(), queues.join(" "))
+            }
+        }
+    }
+}
+
+/// Deletes these rules of a device, wherever they are, and restores its spreading: how many, and whether.
+fn take_back(
+    classifier: &dyn Classifier,
+    device: &str,
+    ours: &BTreeSet<Spec>,
+    spread: &[u32],
+) -> (usize, bool) {
+    let found = if ours.is_empty() { Vec::new() } else { classifier.rules(device).unwrap_or_default() };
+    let found = found.into_iter().filter(|rule| ours.contains(&rule.spec));
+    let deleted = found.filter(|rule| classifier.delete(device, rule.location).is_ok()).count();
+    (deleted, !spread.is_empty() && classifier.set_indirection(device, spread).is_ok())
+}
+
+/// Takes back what is written down in `file`: rules that are there byte for byte, and spreading; says what it did.
+pub fn clean(classifier: &dyn Classifier, file: &Path) -> Vec<String> {
+    let Ok(text) = fs::read_to_string(file) else { return Vec::new() };
+    let left: BTreeMap<String, Left> = serde_json::from_str(&text).unwrap_or_default();
+    let mut done = Vec::new();
+    for (device, left) in left {
+        let ours = left.rules.iter().filter_map(|text| Spec::from_text(text)).collect();
+        let (deleted, spread) = take_back(classifier, &device, &ours, &left.spread);
+        if deleted > 0 || spread {
+            done.push(format!("port {device}: {deleted} rules of its classifier deleted, queues given back"));
+        }
+    }
+    let _ = fs::remove_file(file);
+    done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::classifier::{Ntuple, fake::Nic};
+    use logic::{memory::HeapMemory, steer::Flow, steer::WINDOW_MS};
+
+    const TABLES: logic::memory::Capacity = logic::memory::Capacity {
+        fib_blocks: 100,
+        fib_tails: 100,
+        nexthops: 100,
+        neighbour_buckets: 4,
+        interface_buckets: 4,
+        routers: 3,
+    };
+
+    struct Case {
+        nic: Nic,
+        steerer: Steerer,
+        tables: Tables<HeapMemory>,
+        now: Duration,
+        directory: tempfile::TempDir,
+    }
+
+    fn steerer(nic: &Nic, directory: &tempfile::TempDir) -> Steerer {
+        Steerer::new(Box::new(Ntuple(nic.clone())), directory.path().join("x.steering"))
+    }
+
+    fn flow(last: u8) -> Flow {
+        let [source, destination] = [[10, 0, 1, 5], [10, 0, 2, last]].map(Into::into);
+        Flow { port: 0, interface: 1, source, destination, protocol: 17, ports: [1000, 2000] }
+    }
+
+    impl Case {
+        fn new(nic: Nic) -> Case {
+            use logic::plan::{Hop, Interface, Op, ReversePath, Target};
+            let directory = tempfile::tempdir().unwrap();
+            let rows = logic::tables::queue_rows(2);
+            let mut tables = Tables::new(HeapMemory::with_queue_rows(TABLES, rows));
+            let interface = |port: u8| Interface {
+                router: 0,
+                port,
+                vlan: logic::net::Vlan::NONE,
+                mac: logic::net::Mac([2, 0, 0, 0, 0, port]),
+                ipv4: true,
+                ipv6: true,
+                transmit: true,
+                reverse_path: ReversePath::Off,
+                redirects: true,
+            };
+            let hop = Hop { interface: 2, gateway: Some([10, 0, 9, 1].into()), mtu: 1500 };
+            for op in [
+                Op::Router { router: 0, multipath_l4: [false; 2] },
+                Op::Interface(1, interface(0)),
+                Op::Interface(2, interface(1)),
+                Op::Route4(0, "10.0.2.0/24".parse().unwrap(), Some(Target::Hop(hop))),
+            ] {
+                tables.apply(&op).unwrap();
+            }
+            let mut steerer = steerer(&nic, &directory);
+            steerer.follow([(0, "eth1", 3)]);
+            let mut case = Case { nic, steerer, tables, now: Duration::ZERO, directory };
+            case.window(&[]);
+            case
+        }
+
+        fn window(&mut self, flows: &[Flow]) {
+            let samples = flows.iter().map(|flow| Sample { flow: *flow, bytes: 1000 }).collect();
+            self.steerer.round(self.now, samples, &mut self.tables);
+            self.now += Duration::from_millis(WINDOW_MS);
+        }
+
+        fn rules(&self) -> usize {
+            Ntuple(self.nic.clone()).rules("eth1").unwrap().len()
+        }
+
+        fn spread(&self) -> Vec<u32> {
+            Ntuple(self.nic.clone()).indirection("eth1").unwrap()
+        }
+    }
+
+    #[test]
+    fn a_heavy_flow_gets_a_rule_and_a_row_and_loses_both() {
+        let mut case = Case::new(Nic::new(4, 64, false));
+        assert_eq!(case.spread(), [0, 1, 2, 0, 0, 1, 2, 1], "queue 3 is for steered flows");
+        case.window(&[flow(1)]);
+        case.window(&[flow(1)]);
+        assert_eq!(case.rules(), 1);
+        let row = Steered { port: 0, queue: 3, interface: 1, destination: [10, 0, 2, 1].into() };
+        assert_eq!(case.tables.steered().collect::<Vec<_>>(), [&row]);
+        assert_eq!(case.steerer.describe(0), "1 flows to queues 3");
+        (0..5).for_each(|_| case.window(&[]));
+        assert_eq!((case.rules(), case.tables.steered().count()), (0, 0));
+    }
+
+    #[test]
+    fn everything_is_given_back_at_the_end_and_after_a_kill() {
+        let foreign = Spec::of(&Rule { flow: flow(77), queue: 1 });
+        for killed in [false, true] {
+            let mut case = Case::new(Nic::new(4, 64, killed));
+            Ntuple(case.nic.clone()).insert("eth1", &foreign).unwrap();
+            case.window(&[flow(1), flow(2)]);
+            case.window(&[flow(1), flow(2)]);
+            assert!(case.rules() > 1);
+            if killed {
+                drop(steerer(&case.nic, &case.directory));
+            } else {
+                let done = case.steerer.end();
+                assert!(done[0].contains("rules of its classifier deleted, queues given back"), "{done:?}");
+            }
+            let left = Ntuple(case.nic.clone()).rules("eth1").unwrap();
+            assert_eq!(left.into_iter().map(|r| r.spec).collect::<Vec<_>>(), [foreign], "another's stays");
+            assert_eq!(case.spread(), [0, 1, 2, 3, 0, 1, 2, 3]);
+            assert_eq!(fs::read_dir(case.directory.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn a_rule_that_is_refused_leaves_no_row() {
+        let mut case = Case::new(Nic::new(4, 64, false));
+        case.window(&[flow(1)]);
+        case.nic.fail(Some(libc::ENOSPC));
+        case.window(&[flow(1)]);
+        case.nic.fail(None);
+        assert_eq!((case.rules(), case.tables.steered().count()), (0, 0));
+        case.window(&[flow(1)]);
+        assert_eq!(case.rules(), 0, "it is not tried again at once");
+    }
+
+    #[test]
+    fn without_a_classifier_nothing_is_done_or_changed() {
+        let nic = Nic::new(4, 64, false);
+        nic.fail(Some(libc::EOPNOTSUPP));
+        let mut case = Case::new(nic);
+        assert!(!case.steerer.finds_any(["eth1"]));
+        case.window(&[flow(1)]);
+        case.window(&[flow(1)]);
+        assert_eq!((case.steerer.describe(0), case.steerer.due()), ("none".into(), None));
+        assert_eq!(fs::read_dir(case.directory.path()).unwrap().count(), 0);
+        let mut one = Case::new(Nic::new(1, 64, false));
+        one.window(&[flow(1)]);
+        assert_eq!(one.steerer.describe(0), "not used: it has one queue");
+    }
+
+    #[test]
+    fn a_device_that_was_replaced_starts_anew() {
+        let mut case = Case::new(Nic::new(4, 64, false));
+        case.window(&[flow(1)]);
+        case.window(&[flow(1)]);
+        case.nic.forget_all();
+        case.steerer.follow([(0, "eth1", 9)]);
+        assert_eq!(case.steerer.steered().len(), 0);
+        case.window(&[flow(1)]);
+        case.window(&[flow(1)]);
+        case.window(&[flow(1)]);
+        assert_eq!(case.rules(), 1);
+        case.steerer.follow([]);
+        assert_eq!((case.steerer.due(), case.rules()), (None, 0), "let go of, not gone");
+        assert_eq!(case.spread(), [0, 1, 2, 3, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn queues_are_chosen_from_the_end() {
+        let queues = |queues| queues_for_steering(&Capabilities { queues, locations: 9, chooses: false });
+        assert_eq!((queues(1), queues(2), queues(3), queues(8)), (vec![], vec![1], vec![2], vec![6, 7]));
+        assert_eq!((queues(200).len(), queues(200).last()), (16, Some(&63)));
+        assert_eq!(spread_without(&[3, 3], &[3]), None, "nothing would be left");
+        assert_eq!(spread_without(&[], &[3]), Some(vec![]));
+    }
+}
