@@ -61,9 +61,9 @@ fn packets_of_the_queue_take_the_row_and_strays_do_not() {
             ("IPv4, in its queue", 2, udp("10.11.0.1"), row),
             ("another queue", 1, udp("10.11.0.1"), table),
             ("the queue of the other VLAN's row", 3, udp("10.11.0.1"), table),
-            ("another destination", 2, udp("10.11.0.2"), table),
+            ("another destination of the same row", 2, udp("10.11.0.5"), table),
             ("IPv6, in its queue", 2, Frame::udp6(A, "2001:db8:1::5", "2001:db8:ffff::1"), row),
-            ("another IPv6 destination", 2, Frame::udp6(A, "2001:db8:1::5", "2001:db8:ffff::2"), table),
+            ("another IPv6 destination", 2, Frame::udp6(A, "2001:db8:1::5", "2001:db8:ffff::5"), table),
             ("a VLAN without a row", 2, udp("10.11.0.1").tagged(&[AD200, Q7]), table),
             ("a VLAN in its queue", 3, udp("10.11.0.1").tagged(&[AD200, Q7]), row),
         ];
@@ -172,8 +172,9 @@ fn with_rows_and_without_the_same_bytes_leave() {
 fn a_changed_route_is_followed_at_once() {
     in_new_namespace(|| {
         let mut w = with_rows();
-        let wanted = [steered(0, 2, 1, "10.11.0.1"), steered(0, 2, 1, "10.0.2.9")];
+        let wanted = [steered(0, 2, 1, "10.11.0.1"), steered(0, 3, 1, "10.0.2.9")];
         w.tables.set_steered(&wanted.into());
+        assert_eq!(w.tables.steered().count(), 2);
         let f = Frame::udp4(A, "10.0.1.5", "10.11.0.1");
         let expect = |w: &mut World, name: &str, expected| w.expect_by(name, 0, 2, &f.bytes(), expected);
         expect(&mut w, "before", out(2, f.routed(GATEWAY, B, &[])));
@@ -186,11 +187,11 @@ fn a_changed_route_is_followed_at_once() {
         w.apply([Op::Route4(0, "10.11.0.1/32".parse().unwrap(), None), Op::InterfaceGone(3)]);
         expect(&mut w, "its interface is gone", up(Reason::EgressNotAPort));
         let f = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
-        w.expect_by("a neighbour", 0, 2, &f.bytes(), out(2, f.routed(FRIEND, B, &[])));
+        w.expect_by("a neighbour", 0, 3, &f.bytes(), out(2, f.routed(FRIEND, B, &[])));
         w.apply([Op::Neighbour(2, "10.0.2.9".parse().unwrap(), None)]);
-        w.expect_by("a neighbour that is gone", 0, 2, &f.bytes(), up(Reason::Unresolved));
+        w.expect_by("a neighbour that is gone", 0, 3, &f.bytes(), up(Reason::Unresolved));
         w.apply([neighbour(2, "10.0.2.9", OTHER)]);
-        w.expect_by("and back", 0, 2, &f.bytes(), out(2, f.routed(OTHER, B, &[])));
+        w.expect_by("and back", 0, 3, &f.bytes(), out(2, f.routed(OTHER, B, &[])));
         assert_eq!(w.tables.steered().count(), 1);
     });
 }
