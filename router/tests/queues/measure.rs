@@ -265,7 +265,7 @@ fn flows(w: &World, frames: &[(String, Vec<u8>)], to: Port) -> FlowPlane {
     let plane = FlowPlane::load(&w.plane, &FLOWS, seed).unwrap();
     plane.memory().set_ports([(Port(1), (w.port[0], true)), (Port(2), (w.port[1], true))].into()).unwrap();
     let mut tables = Tables::new();
-    tables.set_ports([(Port(1), true), (Port(2), true)].into_iter());
+    tables.set_ports([(Port(1), true), (Port(2), true)]);
     let mut writer = Writer::new(plane.memory(), seed);
     for (_, frame) in frames {
         let request = FlowMod {
