@@ -10,12 +10,13 @@ mod world;
 
 use common::{frame::Frame, in_new_namespace};
 use logic::{
+    flow::Port,
     memory::{Memory, words},
     plan::{Interface, Op, ReversePath},
     reason::Reason,
     tables::Steered,
 };
-use router::plane::Settings;
+use router::plane::{FlowPlane, Settings};
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 use world::*;
 
@@ -228,5 +229,29 @@ fn forwarded_packets_are_sampled_whole() {
         let sampled: Vec<_> = w.plane.take_samples().into_iter().map(|s| (s.flow, s.bytes)).collect();
         assert_eq!(sampled, [(flow, 70), (v6, 80), (portless, 60)]);
         assert_eq!(w.plane.take_samples(), []);
+    });
+}
+
+/// Behind flow rules a packet for NORMAL takes its row and is sampled; one that a rule sends is neither.
+#[test]
+#[ignore = "needs root"]
+fn rows_are_for_what_flow_rules_leave_to_routing() {
+    in_new_namespace(|| {
+        let mut w = with_rows();
+        let row = steered(0, 0, 1, "10.11.0.1");
+        let frame = Frame::udp4(A, "10.0.1.5", "10.11.0.1");
+        let list = [("10.11.0.1".to_owned(), frame.bytes())];
+        let mut normal = measure::flows(&w, &list, Port::NORMAL);
+        let mut output = measure::flows(&w, &list, Port(2));
+        let run = |w: &mut World, plane: &mut FlowPlane, name: &str, expected: Vec<u8>| {
+            let got = plane.run(w.port[0], &frame.bytes()).unwrap();
+            assert_eq!((got.action, hex(&got.frame)), (XDP_REDIRECT, hex(&expected)), "{name}");
+            w.plane.take_samples().len()
+        };
+        assert_eq!(run(&mut w, &mut normal, "without a row", frame.routed(GATEWAY, B, &[])), 1);
+        w.tables.set_steered(&[row].into());
+        mislead(&w, &row, "10.0.2.9");
+        assert_eq!(run(&mut w, &mut normal, "by the row", frame.routed(FRIEND, B, &[])), 1);
+        assert_eq!(run(&mut w, &mut output, "by a rule", frame.bytes()), 0);
     });
 }

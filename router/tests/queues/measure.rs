@@ -16,13 +16,14 @@ use logic::{
     net::{Mac, Prefix4, Prefix6},
     plan::Op,
 };
-use router::plane::{FlowPlane, Settings};
+use router::plane::{FlowMaps, FlowPlane, FlowSettings, Settings};
 use std::{
     collections::BTreeSet,
     io::Write,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
     process::Command,
+    sync::Arc,
     time::Duration,
 };
 
@@ -260,13 +261,15 @@ fn five_fields(frame: &[u8]) -> Match {
 }
 
 /// A rule for the flow of each frame.
-fn flows(w: &World, frames: &[(String, Vec<u8>)], to: Port) -> FlowPlane {
+pub fn flows(w: &World, frames: &[(String, Vec<u8>)], to: Port) -> FlowPlane {
     let seed = Seed::new([3, 5, 7, 11, 13].map(|n: u64| n.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-    let plane = FlowPlane::load(&w.plane, &FLOWS, seed).unwrap();
-    plane.memory().set_ports([(Port(1), (w.port[0], true)), (Port(2), (w.port[1], true))].into()).unwrap();
+    let maps = FlowMaps::new(FlowSettings { capacity: FLOWS, seed, outlast_daemon: false }).unwrap();
+    let plane = FlowPlane::load(&w.plane, &Arc::new(maps)).unwrap();
+    let memory = plane.maps().memory();
+    memory.set_ports([(Port(1), (w.port[0], true)), (Port(2), (w.port[1], true))].into()).unwrap();
     let mut tables = Tables::new();
     tables.set_ports([(Port(1), true), (Port(2), true)]);
-    let mut writer = Writer::new(plane.memory(), seed);
+    let mut writer = Writer::new(memory.clone(), seed);
     for (_, frame) in frames {
         let request = FlowMod {
             command: FlowCommand::Add,
