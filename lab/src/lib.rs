@@ -45,6 +45,7 @@ pub mod progress;
 pub mod record;
 pub mod replay;
 pub mod report;
+pub mod rules;
 pub mod shell;
 pub mod sink;
 pub mod subject;

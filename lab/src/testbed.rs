@@ -26,6 +26,7 @@ use crate::{
     namespace::{Namespace, unique_run_name},
     netlink::{Change, Netlink, Route},
     prefixes::Prefixes,
+    rules::Rules,
     sink::Sink,
     sys,
     topology::{Interface, Network, Port, Router, Topology},
@@ -74,6 +75,8 @@ pub struct Testbed {
     pub topology: Topology,
     /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
     pub name: String,
+    /// What subjects with flow tables are given when they start, instead of what they would do by themselves.
+    pub rules: Option<Rules>,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,
     router_nice: i32,
@@ -118,6 +121,7 @@ impl Testbed {
             box_namespace,
             topology: topology.clone(),
             name,
+            rules: None,
             subject: Mutex::default(),
             router_nice: 0,
         };

@@ -72,8 +72,8 @@ struct Table {
 }
 
 impl Workload {
-    /// `count` addresses of the benchmarking prefixes (at most 131,072), which every router sends to next hop 1; the
-    /// packets go through `routers` in turn.
+    /// `count` flows to addresses of the benchmarking prefixes, which every router sends to next hop 1: to 131,072 of them, then
+    /// to these again from other ports. The packets go through `routers` in turn.
     pub fn benchmark(family: Family, count: u32, routers: impl Iterator<Item = u16> + Clone) -> Self {
         let address = |i: u32| match family {
             Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(0xc612_0000 + (i & 0x1_ffff))),
@@ -139,7 +139,7 @@ impl Workload {
             .zip(routers.cycle())
             .enumerate()
             .map(|(i, (destination, router))| {
-                Target::udp(destination, ingress_mac(router), 1024 + (i & 0x7fff) as u16)
+                Target::udp(destination, ingress_mac(router), 1024 + ((i + (i >> 17)) & 0x7fff) as u16)
             })
             .collect();
         let frame_bytes = targets.iter().map(Target::min_frame).max().unwrap_or_default();

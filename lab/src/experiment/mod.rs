@@ -5,6 +5,7 @@ pub(crate) mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
+mod flows;
 mod idle;
 mod isolation;
 mod latency;
@@ -51,6 +52,8 @@ pub enum Experiment {
     Program(program::Options),
     /// Cost of a packet against the size of the table
     Tables(tables::Options),
+    /// Cost of a packet by flow rules: against their number, the flows and the masks; a scan; beside Open vSwitch
+    Flows(flows::Options),
     /// Cost of a packet against the number of routers, or of interfaces of virtual routers
     Scale(scale::Options),
     /// What comes out when more and more comes in
@@ -84,6 +87,7 @@ impl Experiment {
             Self::Capacity(options) => capacity::run(&options, &output),
             Self::Program(options) => program::run(&options, &output),
             Self::Tables(options) => tables::run(&options, &output),
+            Self::Flows(options) => flows::run(&options, &output),
             Self::Scale(options) => scale::run(&options, &output),
             Self::Overload(options) => overload::run(&options, &output),
             Self::Isolation(options) => isolation::run(&options, &output),
@@ -109,6 +113,7 @@ impl Experiment {
             Self::Capacity(options) => &options.sampling.json,
             Self::Program(options) => &options.json,
             Self::Tables(options) => &options.sampling.json,
+            Self::Flows(options) => &options.sampling.json,
             Self::Scale(options) => &options.sampling.json,
             Self::Overload(options) => &options.sampling.json,
             Self::Isolation(options) => &options.sampling.json,
@@ -144,6 +149,7 @@ impl Experiment {
             Self::Capacity(options) => &options.subjects.named,
             Self::Program(options) => &options.subjects,
             Self::Tables(options) => &options.subjects,
+            Self::Flows(options) => &options.subjects,
             Self::Scale(options) => &options.subjects,
             Self::Overload(options) => &options.subjects.named,
             Self::Isolation(options) => &options.subjects,

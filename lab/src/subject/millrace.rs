@@ -1,4 +1,5 @@
-//! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own.
+//! Millrace itself: the `millrace` binary beside this one, run in the box namespace as an instance of its own, with the flow rules that the
+//! testbed has, if any.
 
 use std::{
     os::unix::process::CommandExt,
@@ -13,6 +14,7 @@ use serde_json::Value;
 use super::Subject;
 use crate::{
     command::{self, Running},
+    rules::Rules,
     sys,
     testbed::Testbed,
 };
@@ -46,6 +48,9 @@ impl Millrace {
         let mut daemon = Self { child, binary, instance, routers, ready_after: Duration::ZERO };
         daemon.wait_until_ready()?;
         daemon.ready_after = started.elapsed();
+        if let Some(rules) = &testbed.rules {
+            daemon.add_rules(rules)?;
+        }
         Ok(daemon)
     }
 
@@ -94,6 +99,11 @@ impl Millrace {
         }
     }
 
+    fn add_rules(&self, rules: &Rules) -> Result<()> {
+        let mut add = self.control(&["flows", "add", "--file", "-"]);
+        command::run_with_input(&mut add, &rules.text).map(drop).context("flow rules")
+    }
+
     fn log(&self) -> String {
         let text = std::fs::read_to_string(log_path(&self.instance)).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -132,7 +142,9 @@ impl Drop for Millrace {
         if !matches!(command::wait(&mut self.child, STOP_LIMIT), Ok(Some(_))) {
             eprintln!("millrace did not stop in {} s and was killed", STOP_LIMIT.as_secs());
         }
-        let _ = std::fs::remove_file(log_path(&self.instance));
+        for file in [log_path(&self.instance), configuration_path(&self.instance)] {
+            let _ = std::fs::remove_file(file);
+        }
     }
 }
 
@@ -146,6 +158,9 @@ fn launch(testbed: &Testbed, binary: &Path, instance: &str) -> Result<Child> {
     run.args(["run", "--instance", instance]);
     for port in &testbed.topology.ports {
         run.args(["--port", &port.name]);
+    }
+    if let Some(rules) = &testbed.rules {
+        run.arg("--config").arg(configuration(instance, rules)?);
     }
     let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(instance)?).spawn();
     child.with_context(|| format!("cannot start {}", binary.display()))
@@ -183,6 +198,19 @@ fn binary() -> Result<PathBuf> {
     let candidates = lab.ancestors().skip(1).take(2).map(|directory| directory.join("millrace"));
     let found = candidates.into_iter().find(|path| path.is_file());
     found.with_context(|| format!("no millrace binary beside {}: run `make build`", lab.display()))
+}
+
+/// A file that says how many rules there may be.
+fn configuration(instance: &str, rules: &Rules) -> Result<PathBuf> {
+    let path = configuration_path(instance);
+    let most = rules.count.max(1000);
+    std::fs::write(&path, format!("[flows]\nrules = {most}\n"))
+        .with_context(|| path.display().to_string())?;
+    Ok(path)
+}
+
+fn configuration_path(instance: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("millrace-{instance}.toml"))
 }
 
 fn log_path(instance: &str) -> PathBuf {

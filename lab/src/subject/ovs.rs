@@ -1,6 +1,7 @@
 //! Open vSwitch (Debian's openvswitch-switch) with its userspace datapath: a database and a switch of our own in the box
 //! namespace, files in a directory of ours. OpenFlow rules do what the router does, one for each route through the port to the
-//! sink that the box has when it starts: destination network, MACs, TTL, output; the longer the prefix, the higher the priority.
+//! sink that the box has when it starts: destination network, MACs, TTL, output; the longer the prefix, the higher the priority. Or
+//! what rules the testbed has.
 //!
 //! `ovs-afxdp`: AF_XDP sockets, polled by one PMD thread on the router's core, which uses all of the core it can get, whatever
 //! the load (so need-wakeup is off). `ovs-packet`: packet sockets, read by the switch's main thread, put on the router's core;
@@ -51,7 +52,7 @@ pub(super) struct Ovs {
 impl Ovs {
     pub(super) fn start(testbed: &Testbed, sockets: Sockets) -> Result<Self> {
         // Before it takes the ports: the box forgets neighbours then.
-        let rules = rules(testbed)?;
+        let rules = testbed.rules.as_ref().map_or_else(|| rules(testbed), |rules| Ok(rules.text.clone()))?;
         let [ovsdb_tool, ovsdb_server, vswitchd] =
             ["ovsdb-tool", "ovsdb-server", "ovs-vswitchd"].map(|program| on_path(program, PACKAGE));
         let (ovsdb_tool, ovsdb_server, vswitchd) = (ovsdb_tool?, ovsdb_server?, vswitchd?);
