@@ -39,6 +39,7 @@ pub mod measure;
 pub mod method;
 pub mod namespace;
 pub mod netlink;
+pub mod openflow;
 pub mod packet;
 pub mod prefixes;
 pub mod progress;

@@ -5,6 +5,7 @@ pub(crate) mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
+mod flow_changes;
 mod flows;
 mod idle;
 mod isolation;
@@ -54,6 +55,8 @@ pub enum Experiment {
     Tables(tables::Options),
     /// Cost of a packet by flow rules: against their number, the flows and the masks; a scan; beside Open vSwitch
     Flows(flows::Options),
+    /// Rule changes while forwarding: how many a second, at what cost, and how long a barrier takes
+    FlowChanges(flow_changes::Options),
     /// Cost of a packet against the number of routers, or of interfaces of virtual routers
     Scale(scale::Options),
     /// What comes out when more and more comes in
@@ -88,6 +91,7 @@ impl Experiment {
             Self::Program(options) => program::run(&options, &output),
             Self::Tables(options) => tables::run(&options, &output),
             Self::Flows(options) => flows::run(&options, &output),
+            Self::FlowChanges(options) => flow_changes::run(&options, &output),
             Self::Scale(options) => scale::run(&options, &output),
             Self::Overload(options) => overload::run(&options, &output),
             Self::Isolation(options) => isolation::run(&options, &output),
@@ -114,6 +118,7 @@ impl Experiment {
             Self::Program(options) => &options.json,
             Self::Tables(options) => &options.sampling.json,
             Self::Flows(options) => &options.sampling.json,
+            Self::FlowChanges(options) => &options.sampling.json,
             Self::Scale(options) => &options.sampling.json,
             Self::Overload(options) => &options.sampling.json,
             Self::Isolation(options) => &options.sampling.json,
@@ -157,7 +162,7 @@ impl Experiment {
             Self::RouteLatency(options) => &options.subjects,
             Self::Replay(options) => &options.subjects,
             Self::Apps(options) => &options.subjects,
-            Self::Rfc2544(_) | Self::Load(_) | Self::Idle(_) => &[],
+            Self::Rfc2544(_) | Self::Load(_) | Self::Idle(_) | Self::FlowChanges(_) => &[],
         }
     }
 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::Subject;
 use crate::{
     command::{self, Running},
+    openflow,
     rules::Rules,
     sys,
     testbed::Testbed,
@@ -161,6 +162,7 @@ fn launch(testbed: &Testbed, binary: &Path, instance: &str) -> Result<Child> {
     }
     if let Some(rules) = &testbed.rules {
         run.arg("--config").arg(configuration(instance, rules)?);
+        run.arg("--controller").arg(format!("ptcp:{}:127.0.0.1", openflow::PORT));
     }
     let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(instance)?).spawn();
     child.with_context(|| format!("cannot start {}", binary.display()))
