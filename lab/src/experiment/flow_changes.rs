@@ -166,9 +166,9 @@ fn delete_all() -> Result<FlowMod> {
 fn hits(millrace: &Millrace) -> Result<(u64, u64)> {
     let status = millrace.ask(&["status"])?;
     let cache = |what: &str| {
-        status["flows"]["cache"][what]
+        status["flows"][format!("cache_{what}")]
             .as_u64()
-            .with_context(|| format!("millrace status has no flows.cache.{what}"))
+            .with_context(|| format!("millrace status has no flows.cache_{what}"))
     };
     Ok((cache("hits")?, cache("misses")?))
 }

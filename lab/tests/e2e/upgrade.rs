@@ -96,7 +96,8 @@ impl OtherDaemon {
             let _held = kernel::ensure_bpffs().unwrap();
             let bpf = OtherVersion(Bpf::new(&instance, false));
             let (observer, waker) = observing::open(&config).unwrap();
-            let control = Control::start(config, instance, bpf, observer).unwrap();
+            let (_switch, rules) = router::switch::start(&config, waker.clone()).unwrap();
+            let control = Control::start(config, instance, bpf, observer, rules).unwrap();
             ready.send(waker).unwrap();
             control.run(&queue).unwrap()
         });

@@ -67,6 +67,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let idle = self.world.ports.values().all(|p| !p.obstacles().is_empty());
             idle.then(|| "no port is trusted; the kernel forwards everything".into())
         });
+        let (cache_hits, cache_misses) = self.rules.as_ref().map_or((0, 0), K::Plane::decided);
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -90,8 +91,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             flows: FlowsStatus {
                 rules: self.switch.gauge.rules.load(Relaxed),
                 in_charge: self.rules.is_some(),
-                cache_hits: self.switch.gauge.cache_hits.load(Relaxed),
-                cache_misses: self.switch.gauge.cache_misses.load(Relaxed),
+                cache_hits,
+                cache_misses,
                 slow_done: self.switch.gauge.slow_done.load(Relaxed),
                 slow_lost: self.switch.gauge.slow_lost.load(Relaxed),
             },

@@ -320,6 +320,9 @@ impl FastPath for Plane {
     fn set_rules(&mut self, rules: Option<&Arc<FlowMaps>>) -> Result<()> {
         Plane::set_rules(self, rules)
     }
+    fn decided(rules: &Arc<FlowMaps>) -> (u64, u64) {
+        rules.cache_use()
+    }
     fn memory(&self) -> Arc<MappedMemory> {
         Plane::memory(self)
     }

@@ -109,9 +109,6 @@ pub struct SwitchEnd<R> {
 pub struct Gauge {
     /// Rules there are.
     pub rules: AtomicU64,
-    /// Of packets: decided from the cache, and not.
-    pub cache_hits: AtomicU64,
-    pub cache_misses: AtomicU64,
     /// Packets that user space has done.
     pub slow_done: AtomicU64,
     /// Packets that it was to do, or to send, and could not.
@@ -154,6 +151,10 @@ pub trait FastPath {
     fn memory(&self) -> Self::Memory;
     /// From the next [`Kernel::attach`] on packets go by these rules, or by none; on an error, as before.
     fn set_rules(&mut self, rules: Option<&Self::Rules>) -> Result<()>;
+    /// Packets that these rules decided about: from the cache, and not.
+    fn decided(_rules: &Self::Rules) -> (u64, u64) {
+        (0, 0)
+    }
     fn set_port(&self, port: PortId, ifindex: u32, ready: bool, transmit: bool) -> Result<()>;
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
     /// Packets are forwarded until then (CLOCK_MONOTONIC).

@@ -309,9 +309,6 @@ impl Switch {
         self.charge.failed = None;
         if let Some(rules) = &mut self.rules {
             rules.agent.tick(now_ms());
-            let (hits, misses) = rules.maps().cache_use();
-            self.gauge.cache_hits.store(hits, Relaxed);
-            self.gauge.cache_misses.store(misses, Relaxed);
         }
     }
 

@@ -83,7 +83,7 @@ pub struct FlowsStatus {
     pub rules: u64,
     /// Packets go by them; else they are routed.
     pub in_charge: bool,
-    /// Packets whose decision was cached, and those whose was not, as of a second ago.
+    /// Packets whose decision was cached, and those whose was not, since there were rules; 0 while none are in charge.
     pub cache_hits: u64,
     pub cache_misses: u64,
     /// Packets that user space has done because the kernel plane cannot.
