@@ -19,6 +19,7 @@ use crate::{
     rules::Rules,
     subject::{Millrace, Subject},
     sys,
+    testbed::Priority,
     workload::{Family, Workload},
 };
 
@@ -51,6 +52,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     recorder.figure(&figure())?;
     let mut testbed = testbed(0)?;
+    testbed.set_priority(Priority::Reaction)?;
     let workload = Workload::benchmark(Family::V4, FLOWS, 0..=0);
     let mut rules = Rules::exact(&workload.targets);
     rules.count += 100_000;
