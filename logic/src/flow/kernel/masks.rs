@@ -186,9 +186,10 @@ impl Masks {
         }
     }
 
-    /// The union made smaller, where masks are gone. Safe at any time: what was cached under more bits is found less often.
+    /// The union made smaller, where masks have been [freed](Masks::free). Those that rules have left and that are not free
+    /// yet stay in it: what their rules decided may be cached, and must not be found by packets that differ in their bits.
     pub fn shrink(&mut self, memory: &impl FlowMemory) {
-        let union = self.by_mask.keys().fold(Key::ZERO, |union, (_, mask)| union.union(mask));
+        let union = self.rows.iter().flatten().fold(Key::ZERO, |union, row| union.union(&row.mask));
         if union != self.union {
             self.union = union;
             write_row(memory, 0, &union, NOWHERE);

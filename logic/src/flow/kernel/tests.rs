@@ -246,3 +246,31 @@ fn exact_rules_come_and_go_and_others_stay_cached() {
     assert!(world.reader().cached(&key(0)).is_some());
     assert_eq!(world.reader().cached(&key(1)), None);
 }
+
+/// The union is of all masks whose rules were cached, not only of those that rules still have.
+#[test]
+fn what_a_rule_that_goes_looked_at_tells_packets_apart_until_its_batch_is_over() {
+    let mut world = World::new();
+    let untagged = key(0);
+    let mut tagged = untagged;
+    tagged.set(Field::VlanVid, 0x1005_u128);
+    let other = Match::ANY.with(Field::EthDst, 1_u64);
+    let without_tag = Match::ANY.with(Field::VlanVid, 0_u16);
+    let out = || Instructions::apply([Action::output(Port(1))]);
+    let delete = FlowCommand::Delete { strict: true };
+    world.change(FlowCommand::Add, 0, 5, other, out());
+    world.change(FlowCommand::Add, 0, 5, without_tag, out());
+    world.finish();
+    let looked = world.reader().look(&untagged);
+    world.reader().cache(&looked);
+    world.change(delete, 0, 5, other, Instructions::default());
+    let mut batch = world.writer.seal();
+    world.change(delete, 0, 5, without_tag, Instructions::default());
+    world.writer.void(&mut batch);
+    world.writer.reclaim(batch).into_iter().for_each(|id| world.tables.release(id));
+    assert_eq!(world.reader().cached(&untagged), Some(looked.rows()));
+    assert_eq!(world.reader().cached(&tagged), None);
+    world.finish();
+    assert_eq!(world.reader().cached(&untagged), None);
+    assert_eq!(*world.writer.masks.union(), Key::ZERO);
+}
