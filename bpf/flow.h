@@ -16,9 +16,9 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 		read_rest(p->ctx, s);
 	if (s->layout.unseen)
 		return false;
-	flow_reduce(s, all);
+	flow_reduce(s, all, rest);
 	s->rule[FLOW_CHAIN] = 0;	/* a cached flow has no more */
-	if (flow_cached_in(p, s, all, 0) || flow_cached_in(p, s, all, 1)) {
+	if (flow_cached_in(p, s, all, rest, 0) || flow_cached_in(p, s, all, rest, 1)) {
 		s->hits++;
 		return true;
 	}

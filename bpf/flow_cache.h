@@ -44,13 +44,16 @@ static __always_inline struct flow_rest *flow_cache_rest_of(const struct packet 
 	return ROW(flow_cache_rest, (p->cpu * (flow_cache_mask + 1) + set) * FLOW_CACHE_WAYS + way);
 }
 
-/* The packet under the union of all masks, and its hash, which goes into the scratch row. */
-static __always_inline void flow_reduce(struct flow_scratch *s, const struct flow_mask *all)
+/*
+ * The packet under the union of all masks, and its hash, which goes into the scratch row. `rest`: its rest words have been
+ * read; what rules look at them that came since, it does not know of, here and in the cache.
+ */
+static __always_inline void flow_reduce(struct flow_scratch *s, const struct flow_mask *all, bool rest)
 {
 	for (int i = 0; i < FLOW_FRONT; i++)
 		s->masked.word[i] = s->key.word[i] & all->word[i];
 	__u64 h = flow_hash(s->masked.word[0], s->masked.word[1], s->masked.word[2], s->masked.word[3]);
-	if (all->rest_count) {
+	if (rest) {
 		h = flow_rest_hash(h, all, &s->key);
 		FOR_EACH_REST_WORD(all, at)
 			s->masked.word[FLOW_FRONT + at] = s->key.word[FLOW_FRONT + at] & all->word[FLOW_FRONT + at];
@@ -60,14 +63,14 @@ static __always_inline void flow_reduce(struct flow_scratch *s, const struct flo
 
 /* Is this flow cached in this way? Then its rules are in s->rule. */
 static __always_inline bool
-flow_cached_in(const struct packet *p, struct flow_scratch *s, const struct flow_mask *all, __u32 way)
+flow_cached_in(const struct packet *p, struct flow_scratch *s, const struct flow_mask *all, bool rest, __u32 way)
 {
 	struct flow_cached *c = flow_cache_row(p, s->hash, way);
-	const struct flow_rest *rest;
+	const struct flow_rest *words;
 
 	if (!c || !flow_same_front(c, &s->masked))
 		return false;
-	if (all->rest_count && (!(rest = flow_cache_rest_of(p, s->hash, way)) || !flow_rest_equal(rest, all, &s->masked)))
+	if (rest && (!(words = flow_cache_rest_of(p, s->hash, way)) || !flow_rest_equal(words, all, &s->masked)))
 		return false;
 	return flow_current(s, c);
 }
