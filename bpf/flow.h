@@ -18,7 +18,7 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 		return false;
 	flow_reduce(s, all, rest);
 	s->rule[FLOW_CHAIN] = 0;	/* a cached flow has no more */
-	if (flow_cached_in(p, s, all, rest, 0) || flow_cached_in(p, s, all, rest, 1)) {
+	if ((flow_cached_in(p, s, all, rest, 0) || flow_cached_in(p, s, all, rest, 1)) && (!s->rule[1] || flow_patches_hold(s))) {
 		s->hits++;
 		return true;
 	}

@@ -169,21 +169,48 @@ static __always_inline __u64 flow_has(const struct flow_layout *l)
 	return has;
 }
 
+/* Does a patch say all that later tables see changed of this packet, whose word with the UDP destination port is this one? */
+static __always_inline bool flow_patch_holds(const struct flow_layout *l, const struct flow_patch *patch, __u64 word)
+{
+	__u16 old_port = word >> 48, new_port = ((word & ~patch->mask[2]) | patch->value[2]) >> 48, vxlan = bpf_htons(vxlan_port);
+
+	if (patch->needs & ~flow_has(l))
+		return false;
+	/* A frame inside comes or goes. */
+	return old_port == new_port || l->protocol != IPPROTO_UDP || (old_port != vxlan && new_port != vxlan);
+}
+
 /* What later tables see of the packet. 0: that depends on more than the patch says. */
 __noinline int flow_apply_patch(struct flow_scratch *s, __u32 row)
 {
 	const struct flow_patch *patch = ROW(flow_patches, row);
 
-	if (!s || !patch || patch->needs & ~flow_has(&s->layout))
+	if (!s || !patch || !flow_patch_holds(&s->layout, patch, s->key.word[2]))
 		return 0;
-	__u16 old_port = s->key.word[2] >> 48;
-
 	for (int i = 0; i < FLOW_WORDS; i++)
 		s->key.word[i] = (s->key.word[i] & ~patch->mask[i]) | patch->value[i];
-	__u16 new_port = s->key.word[2] >> 48, vxlan = bpf_htons(vxlan_port);
+	return 1;
+}
 
-	/* A frame inside comes or goes. */
-	return old_port == new_port || s->layout.protocol != IPPROTO_UDP || (old_port != vxlan && new_port != vxlan);
+/* Do the patches of a cached flow's rules hold for this packet, too? What they need, no rule may look at. */
+__noinline int flow_patches_hold(struct flow_scratch *s)
+{
+	if (!s)
+		return 0;
+	__u64 word = s->key.word[2];
+
+	for (int i = 0; i < FLOW_CHAIN && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+		const struct flow_patch *patch;
+
+		if (!rule || !rule->patch)
+			continue;
+		patch = ROW(flow_patches, rule->patch);
+		if (!patch || !flow_patch_holds(&s->layout, patch, word))
+			return 0;
+		word = (word & ~patch->mask[2]) | patch->value[2];
+	}
+	return 1;
 }
 
 /*
