@@ -369,6 +369,9 @@ impl FlowMemory for MappedFlows {
             .inspect_err(|e| tracing::warn!("a set of ports for flow rules: {e:#}"))
             .is_ok()
     }
+    fn forget_set(&self, row: u32) {
+        self.sets.state.lock().unwrap_or_else(|e| e.into_inner()).sets.remove(&row);
+    }
 }
 
 /// Where rules send to: a slot for each port, and sets of ports, a device map each, in a map of maps.

@@ -17,6 +17,8 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 struct Naming<'a, M> {
     memory: &'a M,
     sets: &'a mut Pool<Ports>,
+    /// Rows of `sets` that were named, each as often as it was.
+    taken: &'a mut Vec<u32>,
     meters: &'a Meters,
     groups: &'a Groups,
 }
@@ -31,6 +33,7 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
             self.sets.put(row).into_iter().for_each(|(row, length)| self.sets.free(row, length));
             return None;
         }
+        self.taken.push(got.row());
         u16::try_from(got.row()).ok()
     }
     fn meter(&mut self, id: u32) -> Option<u32> {
@@ -94,17 +97,25 @@ impl<M: FlowMemory> Writer<M> {
 
     /// The words of a program; its steps are written.
     pub(super) fn decision(&mut self, program: &Program) -> Decision {
-        self.try_decision(program).unwrap_or(Decision {
-            decision: u64::from(verdict::SLOW),
-            patch: 0,
-            set: 0,
+        let mut sets = Vec::new();
+        self.try_decision(program, &mut sets).unwrap_or_else(|| {
+            // No rule names them.
+            let unused: Vec<_> = sets.into_iter().filter_map(|row| self.sets.put(row)).collect();
+            unused.into_iter().for_each(|set| self.free_set(set));
+            Decision { decision: u64::from(verdict::SLOW), patch: 0, set: 0 }
         })
     }
 
-    /// `None`: a row is missing; none is taken.
-    fn try_decision(&mut self, program: &Program) -> Option<Decision> {
+    /// No program names this set of ports any more.
+    pub(super) fn free_set(&mut self, (row, length): (u32, u32)) {
+        self.memory.forget_set(row);
+        self.sets.free(row, length);
+    }
+
+    /// `None`: a row is missing; none is taken but those of sets of ports, which are in `taken`.
+    fn try_decision(&mut self, program: &Program, taken: &mut Vec<u32>) -> Option<Decision> {
         let Self { memory, sets, meters, groups, .. } = self;
-        let mut naming = Naming { memory, sets, meters, groups };
+        let mut naming = Naming { memory, sets, taken, meters, groups };
         let next = u64::from(program.next_table.unwrap_or(0)) << 8;
         let (decision, list) = match program.steps.as_slice() {
             [] => (u64::from(verdict::DROP), None),
@@ -144,10 +155,16 @@ impl<M: FlowMemory> Writer<M> {
     /// The rows that a rule's decision named have one user less.
     pub(super) fn let_go(&mut self, rule: &[u64; words::RULE]) {
         let decision = rule[rule_word::DECISION];
-        if decision as u8 == verdict::STEPS {
-            self.batch.steps.extend(self.steps.put((decision >> 32) as u32));
+        let steps = if decision as u8 == verdict::STEPS { (decision >> 32) as u32 } else { 0 };
+        let mut sets = match decision as u8 {
+            verdict::BROADCAST => vec![(decision >> 16) as u16],
+            _ => Vec::new(),
+        };
+        for list in [steps, rule[rule_word::SET] as u32].into_iter().filter(|&row| row != 0) {
+            sets.extend(steps::sets(&self.memory.steps()[list as usize * words::STEP..]));
+            self.batch.steps.extend(self.steps.put(list));
         }
-        self.batch.steps.extend(self.steps.put(rule[rule_word::SET] as u32));
+        self.batch.sets.extend(sets.into_iter().filter_map(|row| self.sets.put(row.into())));
         self.batch.patches.extend(self.patches.put((rule[rule_word::REST] >> 32) as u32));
     }
 

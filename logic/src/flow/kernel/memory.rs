@@ -70,6 +70,8 @@ pub trait FlowMemory {
     fn sets(&self) -> usize;
     /// Makes a row of `flow_sets` these ports, before a rule names it. False: it could not be done.
     fn write_set(&self, row: u32, ports: &Ports) -> bool;
+    /// No rule names the row any more; it may be written again.
+    fn forget_set(&self, row: u32);
 }
 
 impl<T: FlowMemory> FlowMemory for Arc<T> {
@@ -114,6 +116,9 @@ impl<T: FlowMemory> FlowMemory for Arc<T> {
     }
     fn write_set(&self, row: u32, ports: &Ports) -> bool {
         (**self).write_set(row, ports)
+    }
+    fn forget_set(&self, row: u32) {
+        (**self).forget_set(row);
     }
 }
 
@@ -184,5 +189,12 @@ impl FlowMemory for HeapFlows {
     fn write_set(&self, row: u32, ports: &Ports) -> bool {
         let Ok(mut sets) = self.sets.lock() else { return false };
         sets.get_mut(row as usize).map(|set| *set = Some(ports.clone())).is_some()
+    }
+    fn forget_set(&self, row: u32) {
+        if let Ok(mut sets) = self.sets.lock()
+            && let Some(set) = sets.get_mut(row as usize)
+        {
+            *set = None;
+        }
     }
 }

@@ -133,6 +133,7 @@ pub struct Batch {
     steps: Vec<(u32, u32)>,
     rest: Vec<(u32, u32)>,
     patches: Vec<(u32, u32)>,
+    sets: Vec<(u32, u32)>,
     masks: Vec<u16>,
     ranges: Vec<Range>,
     twice: Vec<(TableId, u16)>,
@@ -270,6 +271,7 @@ impl<M: FlowMemory> Writer<M> {
         batch.steps.into_iter().for_each(|(row, length)| self.steps.free(row, length));
         batch.rest.into_iter().for_each(|(row, length)| self.rest.free(row, length));
         batch.patches.into_iter().for_each(|(row, length)| self.patches.free(row, length));
+        batch.sets.into_iter().for_each(|set| self.free_set(set));
         batch.groups.into_iter().for_each(|row| self.groups.free(row));
         batch.meters.into_iter().for_each(|row| self.meters.free(row));
         let masks_gone = !batch.masks.is_empty();

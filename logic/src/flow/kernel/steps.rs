@@ -5,6 +5,7 @@ use crate::flow::{
     action::Port,
     program::{Ports, Step, Verdict},
 };
+use std::sync::atomic::{AtomicU64, Ordering::Acquire};
 
 /// `enum flow_verdict` of `bpf/flow_abi.h`; `router::abi` compares.
 pub mod verdict {
@@ -104,6 +105,14 @@ pub(super) fn encode(steps: &[Step], rows: &mut impl Rows) -> Option<Vec<u64>> {
     }
     out.extend(pack(Op::End, 0, 0, 0, 0));
     Some(out)
+}
+
+/// The rows of `flow_sets` that the list of steps at the beginning of these words names, each as often as it does.
+pub(super) fn sets(steps: &[AtomicU64]) -> impl Iterator<Item = u16> + '_ {
+    let first = |step: &[AtomicU64]| step[0].load(Acquire);
+    let list = steps.chunks_exact(words::STEP).map(first).take_while(|step| *step as u8 != Op::End as u8);
+    list.filter(|step| *step as u16 == u16::from_le_bytes([Op::Verdict as u8, verdict::BROADCAST]))
+        .map(|step| (step >> 16) as u16)
 }
 
 fn pack(op: Op, a: u8, b: u16, c: u32, d: u64) -> [u64; words::STEP] {

@@ -274,3 +274,28 @@ fn what_a_rule_that_goes_looked_at_tells_packets_apart_until_its_batch_is_over()
     assert_eq!(world.reader().cached(&untagged), None);
     assert_eq!(*world.writer.masks.union(), Key::ZERO);
 }
+
+#[test]
+fn sets_of_ports_are_used_again_when_no_rule_names_them() {
+    let mut world = World::new();
+    let sets: Vec<Vec<Action>> = (0_u16..16)
+        .map(|bits| (1..=4).filter(move |port| bits >> (port - 1) & 1 != 0))
+        .map(|ports| ports.map(|port| Action::output(Port(port))).collect())
+        .filter(|outputs: &Vec<Action>| outputs.len() > 1)
+        .collect();
+    assert!(sets.len() > SMALL.port_sets);
+    let rules = [(1, Match::ANY), (2, Match::ANY.with(Field::InPort, 1_u32))];
+    for outputs in sets.iter().chain(&sets) {
+        let rewritten = [&[Action::DecTtl], &outputs[..]].concat();
+        let written = Instructions { write: vec![Action::output(Port::FLOOD)], ..Instructions::default() };
+        for does in [Instructions::apply(outputs.clone()), Instructions::apply(rewritten), written] {
+            for (priority, matching) in rules {
+                world.change(FlowCommand::Add, 0, priority, matching, does.clone());
+            }
+            world.finish();
+            for id in world.tables.ids() {
+                assert!(!world.writer.is_slow(id), "{does:?}");
+            }
+        }
+    }
+}
