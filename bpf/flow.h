@@ -139,14 +139,16 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 	case STEP_SET_ETH_SRC:
 		return set_mac(ctx, step->d, 6);
 	case STEP_PUSH_VLAN:
-		return -push_tag(ctx, l, step->b, 0);
+		if (push_tag(ctx, l, step->b, 0))
+			goto no_room;
+		return 0;
 	case STEP_POP_VLAN:
 		return pop_tag(ctx, l);
 	case STEP_SET_VLAN:
 		if (l->tags)
 			set_tci(ctx, l, step->b, step->c);
-		else if (step->a)
-			return -push_tag(ctx, l, ETH_P_8021Q, step->b);
+		else if (step->a && push_tag(ctx, l, ETH_P_8021Q, step->b))
+			goto no_room;
 		return 0;
 	case STEP_SET_IPV4_SRC:
 		return set_ipv4_address(ctx, l, step->c, false);
@@ -178,15 +180,18 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 			return steps;
 		break;
 	case STEP_ENCAP_VXLAN:
-		if (!encap_vxlan(ctx, l, step->d, step->c, step->b))
-			return 0;
-		break;
+		if (encap_vxlan(ctx, l, step->d, step->c, step->b))
+			goto no_room;
+		return 0;
 	case STEP_DECAP_VXLAN:
 		if (!decap_vxlan(ctx, l))
 			return 0;
 		break;
 	}
 	s->verdict = FLOW_DROP;
+	return -1;
+no_room:
+	s->verdict = FLOW_NO_ROOM;
 	return -1;
 }
 
@@ -324,6 +329,8 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 		return REASON_RULE_LOCAL;
 	case FLOW_SLOW:
 		return notify(p->ctx, s, 0, ~0U, NOTICE_SLOW) ? REASON_RULE_SLOW_LOST : REASON_RULE_SLOW;
+	case FLOW_NO_ROOM:
+		return REASON_RULE_NO_ROOM;
 	default:
 		return REASON_RULE_DROP;
 	}

@@ -71,6 +71,7 @@ enum flow_verdict {
 	FLOW_IN_PORT   = 5,	/* back to where it came from */
 	FLOW_SLOW      = 6,	/* to user space, which does what the rules say; decided before anything is rewritten */
 	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
+	FLOW_NO_ROOM   = 8,	/* in no rule: what was to go in front of the frame finds no room; dropped */
 };
 
 #define FLOW_RANK_OUTPUT 0x100	/* a group or an output */

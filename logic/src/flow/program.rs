@@ -149,6 +149,8 @@ impl Program {
 /// Steps that one packet may take under one rule, and then in a group's bucket: together fewer than `FLOW_MAX_STEPS`.
 const MAX_STEPS: usize = 18;
 const MAX_BUCKET_STEPS: usize = 12;
+/// Tunnels around one another: of 256 bytes that XDP keeps in front of a frame, 40 are the kernel's, and each takes 50.
+pub(super) const MAX_TUNNELS: usize = 4;
 
 /// What the kernel plane does for these instructions. `fast_group`: does this group send each packet to one bucket, which
 /// the kernel plane can do itself?
@@ -206,6 +208,9 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     let mut steps = Vec::new();
     let mut sent: Option<Verdict> = None;
     let mut rewritten_since = false;
+    if tunnels(actions) > MAX_TUNNELS {
+        return None;
+    }
     for action in actions {
         match action {
             // Nothing is buffered, so all of it is told, whatever was asked for (OpenFlow 1.3.5 section 6.1.2).
@@ -250,6 +255,11 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     steps.extend(sent.map(Step::Verdict));
     // The verdict is carried out after the last step: what was rewritten after the packet left would leave with it.
     (!sends || !rewritten_since).then_some((steps, sends))
+}
+
+/// How often a list puts a frame into a tunnel.
+pub(super) fn tunnels(actions: &[Action]) -> usize {
+    actions.iter().filter(|action| matches!(action, Action::EncapVxlan(_))).count()
 }
 
 fn verdict(port: Port) -> Option<Verdict> {

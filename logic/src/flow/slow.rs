@@ -1,6 +1,10 @@
 //! Why user space does what a rule says, in words.
 
-use super::{Action, Instructions, Port, program::compile, text::ActionsText};
+use super::{
+    Action, Instructions, Port,
+    program::{MAX_TUNNELS, compile, tunnels},
+    text::ActionsText,
+};
 
 /// The first reason that is found; `None`: the kernel plane does it, if it has room.
 pub fn why_slow(instructions: &Instructions) -> Option<String> {
@@ -17,6 +21,9 @@ pub fn why_slow(instructions: &Instructions) -> Option<String> {
             "{} is nothing the kernel plane does",
             ActionsText(std::slice::from_ref(action))
         ));
+    }
+    if tunnels(&instructions.apply) > MAX_TUNNELS {
+        return Some("it puts the packet into more than four tunnels".into());
     }
     let ends = Instructions { goto_table: None, ..instructions.clone() };
     if !is_slow(&ends) {

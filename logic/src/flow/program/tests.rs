@@ -94,3 +94,21 @@ fn a_flow_control_field_is_bits_of_the_tos_byte_or_of_the_tag() {
     assert_eq!(steps(FcfPlace::Tos), [Step::Tos { value: 0b0101_1100, mask: 0xfc }]);
     assert_eq!(steps(FcfPlace::Vlan), [Step::Vlan { tci: 0x8fab, mask: 0x8fff, push: true }]);
 }
+
+/// XDP has room for four in front of a frame.
+#[test]
+fn more_than_four_tunnels_are_for_user_space() {
+    let outer = Vxlan {
+        vni: 7,
+        source: [10, 0, 0, 1].into(),
+        destination: [10, 0, 0, 2].into(),
+        eth_source: [2; 6],
+        eth_destination: [4; 6],
+        udp_port: 4789,
+    };
+    for (tunnels, slow) in [(4, false), (5, true)] {
+        let apply = [vec![Action::EncapVxlan(outer); tunnels], vec![Action::output(Port(2))]].concat();
+        let program = compile(&Instructions::apply(apply), &|_| false);
+        assert_eq!(program.is_slow(), slow, "{tunnels}: {} steps", program.steps.len());
+    }
+}
