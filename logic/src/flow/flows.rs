@@ -126,8 +126,9 @@ impl<M: FlowMemory> Flows<M> {
     /// # Errors
     /// Refused: nothing has changed.
     pub fn apply_group(&mut self, request: &GroupMod, now_ms: u64) -> Result<(), Refused> {
-        if matches!(request, GroupMod::Delete(_)) {
-            self.count_all(now_ms);
+        if let GroupMod::Delete(id) = request {
+            let users = self.writer.users_of_group(*id);
+            users.into_iter().for_each(|rule| self.count(rule, now_ms));
         }
         let changes = self.tables.apply_group(request, now_ms)?;
         self.publish_all(changes);
@@ -139,8 +140,9 @@ impl<M: FlowMemory> Flows<M> {
     /// # Errors
     /// Refused: nothing has changed.
     pub fn apply_meter(&mut self, request: &MeterMod, now_ms: u64) -> Result<(), Refused> {
-        if matches!(request, MeterMod::Delete(_)) {
-            self.count_all(now_ms);
+        if let MeterMod::Delete(id) = request {
+            let users = self.tables.users_of_meter(*id);
+            users.into_iter().for_each(|rule| self.count(rule, now_ms));
         }
         if let MeterMod::Add(meter) = request
             && self.tables.meter(meter.id).is_none()
@@ -166,13 +168,13 @@ impl<M: FlowMemory> Flows<M> {
 
     /// The rules that a filter means, with counters as they are now.
     pub fn stats(&mut self, filter: &FlowFilter, now_ms: u64) -> Vec<FlowStats> {
-        self.count_all(now_ms);
+        self.count_meant(filter, now_ms);
         self.tables.flows(filter, now_ms).collect()
     }
 
     /// The same, summed.
     pub fn aggregate(&mut self, filter: &FlowFilter, now_ms: u64) -> Aggregate {
-        self.count_all(now_ms);
+        self.count_meant(filter, now_ms);
         self.tables.aggregate(filter)
     }
 
@@ -353,9 +355,8 @@ impl<M: FlowMemory> Flows<M> {
         }
     }
 
-    fn count_all(&mut self, now_ms: u64) {
-        let ids: Vec<RuleId> = self.tables.ids().collect();
-        ids.into_iter().for_each(|id| self.count(id, now_ms));
+    fn count_meant(&mut self, filter: &FlowFilter, now_ms: u64) {
+        self.meant(filter).into_iter().for_each(|id| self.count(id, now_ms));
     }
 
     /// Tells the tables what a rule has counted. When its last packet came is not known better than that it came since the
@@ -371,7 +372,7 @@ impl<M: FlowMemory> Flows<M> {
 mod tests {
     use super::*;
     use crate::flow::{
-        Group, GroupKind, Meter,
+        Field, Group, GroupKind, Match, Meter,
         kernel::{HeapFlows, row, tests::SMALL},
         rule::{Band, BandKind, Bucket, MeterUnit},
         text::{parse_actions, parse_flow, parse_instructions},
@@ -479,6 +480,35 @@ mod tests {
         }
         f.expire(7000);
         assert_eq!(settle(&mut f).iter().map(|n| n.packets).collect::<Vec<_>>(), [4]);
+    }
+
+    /// Only the counters of what is meant are read: there may be a million others.
+    #[test]
+    fn what_is_not_meant_is_not_counted() {
+        let mut f = flows();
+        let group = Group { id: 5, kind: GroupKind::Indirect, buckets: vec![Bucket::default()] };
+        f.apply_group(&GroupMod::Add(group), 0).unwrap();
+        let meter = Meter { id: 6, unit: MeterUnit::Pps, burst: false, stats: true, bands: vec![] };
+        f.apply_meter(&MeterMod::Add(meter), 0).unwrap();
+        for (port, actions) in [(1, "output:4"), (2, "group:5"), (3, "meter:6,output:4"), (4, "output:1")] {
+            let text = format!("in_port={port},send_flow_rem,actions={actions}");
+            change(&mut f, FlowCommand::Add, &text, 0).unwrap();
+        }
+        let ids: Vec<RuleId> = f.tables().ids().collect();
+        ids.iter().for_each(|&id| packets(&f, row(id), 3));
+        let first = FlowFilter { matching: Match::ANY.with(Field::InPort, 1_u32), ..FlowFilter::EVERYTHING };
+        let seen = |f: &Flows<HeapFlows>| {
+            ids.iter().map(|&id| f.tables().counted(id).map(|count| count.packets)).collect::<Vec<_>>()
+        };
+        assert_eq!(f.aggregate(&first, 1).packets, 3);
+        assert_eq!(seen(&f), [Some(3), Some(0), Some(0), Some(0)]);
+        packets(&f, row(ids[0]), 1);
+        assert_eq!(f.stats(&first, 2)[0].packets, 4);
+        f.apply_group(&GroupMod::Delete(Some(5)), 2).unwrap();
+        f.apply_meter(&MeterMod::Delete(Some(6)), 2).unwrap();
+        assert_eq!(seen(&f), [Some(4), None, None, Some(0)]);
+        assert_eq!(settle(&mut f).iter().map(|n| n.packets).collect::<Vec<_>>(), [3, 3]);
+        assert_eq!(f.aggregate(&FlowFilter::EVERYTHING, 3).packets, 7);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::flow::{
     group::{SLOTS, select_slots},
     program::{Ports, Program, Step, compile, compile_bucket},
     rule::TABLES,
-    table::{Count, Tables},
+    table::{Count, RuleId, Tables},
 };
 use std::{
     collections::{BTreeSet, HashMap},
@@ -98,6 +98,15 @@ impl<M: FlowMemory> Writer<M> {
             sum = sum.plus(self.counted(*row).since(*base));
         }
         Some(sum)
+    }
+
+    /// The rules that use a group; `None`: any group.
+    pub fn users_of_group(&self, id: Option<u32>) -> BTreeSet<RuleId> {
+        let rules = |users: &HashMap<u32, Count>| users.keys().filter_map(|&row| rule_of(row)).collect();
+        match id {
+            Some(id) => self.groups.users.get(&id).map_or_else(BTreeSet::new, rules),
+            None => self.groups.used.keys().filter_map(|&row| rule_of(row)).collect(),
+        }
     }
 
     /// What the kernel plane does for these instructions.

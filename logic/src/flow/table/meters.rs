@@ -1,6 +1,6 @@
 //! Meters (OpenFlow 1.3.5 sections 5.7 and 6.6).
 
-use super::{Change, Count, Tables, check::demand, duration};
+use super::{Change, Count, RuleId, Tables, check::demand, duration};
 use crate::flow::{Meter, MeterMod, MeterStats, Refused, Removed, rule::BandKind};
 use std::collections::BTreeMap;
 
@@ -103,6 +103,17 @@ impl Tables {
                 bands: entry.bands.iter().map(|count| (count.packets, count.bytes)).collect(),
             }
         })
+    }
+
+    /// The rules that use a meter; `None`: any meter.
+    pub fn users_of_meter(&self, id: Option<u32>) -> Vec<RuleId> {
+        if self.meters.0.range(range(id)).all(|(_, entry)| entry.rules == 0) {
+            return Vec::new();
+        }
+        let uses = |rule: &RuleId| {
+            self.rows[*rule].instructions.meter.is_some_and(|meter| id.is_none_or(|id| id == meter))
+        };
+        self.ids().filter(uses).collect()
     }
 
     /// The rules go first.
