@@ -17,13 +17,14 @@ use logic::{
     plan::PortId,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    thread,
     time::Duration,
 };
 
@@ -115,8 +116,9 @@ impl FlowMaps {
         let handles = handles.collect::<Result<Vec<_>, _>>().context("keeping the maps of flow rules")?;
         let targets =
             MapHandle::try_from(&skel.maps.rule_ports).context("keeping the map of rules' outputs")?;
-        let sets = PortSets { outer, targets, rows: c.port_sets.max(1), state: Mutex::default() };
+        let sets = PortSets { outer, targets, rows: c.port_sets.max(1), making: Mutex::default(), state: Mutex::default() };
         let memory = Arc::new(MappedFlows::new(&skel, c, cpus, sets)?);
+        make_sets_ahead(&memory)?;
         let notices = MapHandle::try_from(&skel.maps.flow_notices).context("keeping the map of notices")?;
         Ok(FlowMaps {
             settings,
@@ -205,6 +207,23 @@ impl FlowMaps {
             at(std::mem::offset_of!(types::flow_scratch, misses)),
         )
     }
+}
+
+/// Makes the device maps of all sets of ports in the order of their rows, which is the order in which they are taken, on a
+/// thread of its own: each takes as long as the programs that run now, tens of milliseconds. It ends with the memory.
+fn make_sets_ahead(memory: &Arc<MappedFlows>) -> Result<()> {
+    let (rows, memory) = (memory.sets.rows as u32, Arc::downgrade(memory));
+    let make = move || {
+        for row in 1..rows {
+            let Some(memory) = memory.upgrade() else { return };
+            if let Err(error) = memory.sets.make(row) {
+                tracing::warn!("sets of ports for flow rules will be made when they are needed: {error:#}");
+                return;
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("flow-sets".into()).spawn(make);
+    thread.map(drop).context("starting the thread that makes sets of ports")
 }
 
 /// Pages of each CPU's buffer of notices, a power of two: room for some 600 packets of 1,500 bytes.
@@ -341,11 +360,11 @@ impl MappedFlows {
         self.sets.set_ports(ports)
     }
 
-    /// The ports that a broadcast to this row of `flow_sets` reaches, the one it came in by among them.
+    /// The ports that a broadcast to this row of `flow_sets` reaches, as the kernel has it, the one it came in by among them.
     pub fn ports_of_set(&self, row: u32) -> Vec<Port> {
-        let state = self.sets.state.lock().unwrap_or_else(|e| e.into_inner());
-        let set = state.sets.get(&row);
-        set.into_iter().flat_map(|set| members(set, &state.ports)).map(|(port, _)| port).collect()
+        let Ok(map) = self.sets.set(row) else { return Vec::new() };
+        let there = |port: &Port| matches!(map.lookup(&slot(*port), MapFlags::ANY), Ok(Some(_)));
+        (1..=MAX_PORTS as u16).map(Port).filter(there).collect()
     }
 }
 
@@ -374,11 +393,16 @@ impl FlowMemory for MappedFlows {
     }
 }
 
-/// Where rules send to: a slot for each port, and sets of ports, a device map each, in a map of maps.
+/// Where rules send to: a slot for each port, and sets of ports in a map of maps, a device map each with the same slots.
+///
+/// A row's device map is there for life, and changes in place: putting another one into the row waits for all running
+/// programs, and rules and ports change on a thread that waits for nothing. A packet sees each slot as it was or as it is.
 struct PortSets {
     outer: MapHandle,
     targets: MapHandle,
     rows: usize,
+    /// One thread at a time makes the device maps of rows.
+    making: Mutex<()>,
     state: Mutex<SetState>,
 }
 
@@ -400,9 +424,37 @@ impl PortSets {
             .context("creating the map of sets of ports")
     }
 
+    /// Gives a row its device map, if it has none yet.
+    fn make(&self, row: u32) -> Result<()> {
+        let _one = self.making.lock().unwrap_or_else(|e| e.into_inner());
+        if self.id(row)?.is_some() {
+            return Ok(());
+        }
+        let map = device_map()?;
+        let inner = map.as_fd().as_raw_fd().to_ne_bytes();
+        self.outer.update(&row.to_ne_bytes(), &inner, MapFlags::ANY).context("adding a set of ports")
+    }
+
+    /// Of a row's device map.
+    fn id(&self, row: u32) -> Result<Option<u32>> {
+        let id = self.outer.lookup(&row.to_ne_bytes(), MapFlags::ANY).context("finding a set of ports")?;
+        Ok(id.and_then(|id| id.try_into().ok()).map(u32::from_ne_bytes))
+    }
+
+    fn set(&self, row: u32) -> Result<MapHandle> {
+        let id = self.id(row)?.with_context(|| format!("set {row} of ports is not there"))?;
+        MapHandle::from_map_id(id).context("opening a set of ports")
+    }
+
     fn write(&self, row: u32, ports: &Ports) -> Result<()> {
+        self.make(row)?;
+        let map = self.set(row)?;
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-        self.publish(row, ports, &state.ports)?;
+        for port in (1..=MAX_PORTS as u16).map(Port) {
+            if let Err(error) = set_slot(&map, port, member(ports, &state.ports, port)) {
+                tracing::warn!("{error:#}");
+            }
+        }
         state.sets.insert(row, ports.clone());
         Ok(())
     }
@@ -410,54 +462,49 @@ impl PortSets {
     fn set_ports(&self, ports: BTreeMap<Port, (u32, bool)>) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let before = std::mem::replace(&mut state.ports, ports);
+        let known: BTreeSet<Port> = before.keys().chain(state.ports.keys()).copied().collect();
+        let mut done = Vec::new();
         let device = |ports: &BTreeMap<Port, (u32, bool)>, port| ports.get(port).map(|(ifindex, _)| *ifindex);
-        let changed = before.keys().chain(state.ports.keys());
-        let changed = changed.filter(|port| device(&before, port) != device(&state.ports, port));
-        let slots: Vec<_> = changed.map(|port| self.set_target(*port, device(&state.ports, port))).collect();
-        let sets: Vec<_> =
-            state.sets.iter().map(|(row, set)| self.publish(*row, set, &state.ports)).collect();
-        slots.into_iter().chain(sets).collect()
-    }
-
-    fn set_target(&self, port: Port, ifindex: Option<u32>) -> Result<()> {
-        let slot = u32::from(port.0 - 1).to_ne_bytes();
-        let Some(ifindex) = ifindex else {
-            return match self.targets.delete(&slot) {
-                Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
-                    Err(e).with_context(|| format!("taking port {port} from flow rules"))
-                }
-                _ => Ok(()),
-            };
-        };
-        add_device(&self.targets, &slot, port, ifindex)
-    }
-
-    /// A new map in the place of the old one: a packet sees the one or the other.
-    fn publish(&self, row: u32, set: &Ports, known: &BTreeMap<Port, (u32, bool)>) -> Result<()> {
-        let map = device_map()?;
-        let members = members(set, known).enumerate();
-        let added: Vec<_> = members
-            .map(|(slot, (port, ifindex))| add_device(&map, &(slot as u32).to_ne_bytes(), port, ifindex))
-            .collect();
-        let inner = map.as_fd().as_raw_fd().to_ne_bytes();
-        self.outer.update(&row.to_ne_bytes(), &inner, MapFlags::ANY).context("replacing a set of ports")?;
-        added.into_iter().collect()
+        let changed = known.iter().filter(|port| device(&before, port) != device(&state.ports, port));
+        done.extend(changed.map(|port| set_slot(&self.targets, *port, device(&state.ports, port))));
+        for (&row, set) in &state.sets {
+            match self.set(row) {
+                Ok(map) => done
+                    .extend(known.iter().map(|&port| set_slot(&map, port, member(set, &state.ports, port)))),
+                Err(error) => done.push(Err(error)),
+            }
+        }
+        done.into_iter().collect()
     }
 }
 
-/// The ports of a set, and their devices.
-fn members(set: &Ports, known: &BTreeMap<Port, (u32, bool)>) -> impl Iterator<Item = (Port, u32)> {
-    let reached = known.iter().filter(move |(port, (_, floods))| match set {
+/// The device of a port, if it is in the set.
+fn member(set: &Ports, known: &BTreeMap<Port, (u32, bool)>, port: Port) -> Option<u32> {
+    let &(ifindex, floods) = known.get(&port)?;
+    let reached = match set {
         Ports::All => true,
-        Ports::Flood => *floods,
-        Ports::These(these) => these.contains(port),
-    });
-    reached.map(|(port, (ifindex, _))| (*port, *ifindex))
+        Ports::Flood => floods,
+        Ports::These(these) => these.contains(&port),
+    };
+    reached.then_some(ifindex)
 }
 
-/// `struct bpf_devmap_val`: ifindex, and 0 for "no egress program".
-fn add_device(map: &MapHandle, slot: &[u8], port: Port, ifindex: u32) -> Result<()> {
-    map.update(slot, &u64::from(ifindex).to_le_bytes(), MapFlags::ANY)
+/// Of a port in each device map.
+fn slot(port: Port) -> [u8; 4] {
+    u32::from(port.0 - 1).to_ne_bytes()
+}
+
+fn set_slot(map: &MapHandle, port: Port, ifindex: Option<u32>) -> Result<()> {
+    let Some(ifindex) = ifindex else {
+        return match map.delete(&slot(port)) {
+            Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(e).with_context(|| format!("taking port {port} from flow rules"))
+            }
+            _ => Ok(()),
+        };
+    };
+    // `struct bpf_devmap_val`: ifindex, and 0 for "no egress program".
+    map.update(&slot(port), &u64::from(ifindex).to_le_bytes(), MapFlags::ANY)
         .with_context(|| format!("giving flow rules port {port} (device {ifindex})"))
 }
 
