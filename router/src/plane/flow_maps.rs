@@ -116,7 +116,13 @@ impl FlowMaps {
         let handles = handles.collect::<Result<Vec<_>, _>>().context("keeping the maps of flow rules")?;
         let targets =
             MapHandle::try_from(&skel.maps.rule_ports).context("keeping the map of rules' outputs")?;
-        let sets = PortSets { outer, targets, rows: c.port_sets.max(1), making: Mutex::default(), state: Mutex::default() };
+        let sets = PortSets {
+            outer,
+            targets,
+            rows: c.port_sets.max(1),
+            making: Mutex::default(),
+            state: Mutex::default(),
+        };
         let memory = Arc::new(MappedFlows::new(&skel, c, cpus, sets)?);
         make_sets_ahead(&memory)?;
         let notices = MapHandle::try_from(&skel.maps.flow_notices).context("keeping the map of notices")?;
@@ -463,10 +469,11 @@ impl PortSets {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
         let before = std::mem::replace(&mut state.ports, ports);
         let known: BTreeSet<Port> = before.keys().chain(state.ports.keys()).copied().collect();
-        let mut done = Vec::new();
-        let device = |ports: &BTreeMap<Port, (u32, bool)>, port| ports.get(port).map(|(ifindex, _)| *ifindex);
-        let changed = known.iter().filter(|port| device(&before, port) != device(&state.ports, port));
-        done.extend(changed.map(|port| set_slot(&self.targets, *port, device(&state.ports, port))));
+        // All slots, whatever seems to be in them: the kernel empties those of a device that leaves its namespace, which may
+        // be back with the same index.
+        let device = |port| member(&Ports::All, &state.ports, port);
+        let mut done: Vec<_> =
+            known.iter().map(|&port| set_slot(&self.targets, port, device(port))).collect();
         for (&row, set) in &state.sets {
             match self.set(row) {
                 Ok(map) => done

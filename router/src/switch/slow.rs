@@ -105,6 +105,30 @@ struct Exit {
     mac: Mac,
     generic: bool,
     socket: OwnedFd,
+    /// A new socket may be tried: the ports were told since the last one was.
+    may_reopen: bool,
+}
+
+impl Exit {
+    /// The kernel unbinds a socket whose device leaves its namespace; the device may be back with the same index.
+    fn send(&mut self, frame: &[u8]) -> Result<()> {
+        let sent = send(&self.socket, frame);
+        let unbound =
+            sent.as_ref().is_err_and(|e| matches!(e.raw_os_error(), Some(libc::ENXIO | libc::ENODEV)));
+        if unbound && std::mem::take(&mut self.may_reopen) {
+            self.socket = open(self.ifindex)?;
+            return Ok(send(&self.socket, frame)?);
+        }
+        Ok(sent?)
+    }
+}
+
+/// All of a frame, at once or not.
+fn send(socket: &OwnedFd, frame: &[u8]) -> io::Result<()> {
+    // SAFETY: a readable buffer of that length.
+    let sent =
+        unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), libc::MSG_DONTWAIT) };
+    if sent == frame.len() as isize { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 impl Exits {
@@ -121,9 +145,10 @@ impl Exits {
             let kept = before.remove(&number).filter(|exit| exit.ifindex == ifindex);
             let socket = kept.map_or_else(|| open(ifindex), |exit| Ok(exit.socket));
             match socket {
-                Ok(socket) => drop(
-                    self.ports.insert(number, Exit { ifindex, mac: port.mac, generic: port.generic, socket }),
-                ),
+                Ok(socket) => {
+                    let (mac, generic) = (port.mac, port.generic);
+                    self.ports.insert(number, Exit { ifindex, mac, generic, socket, may_reopen: true });
+                }
                 Err(error) => {
                     tracing::warn!("what user space sends to port {} will be lost: {error:#}", port.name);
                 }
@@ -132,22 +157,15 @@ impl Exits {
     }
 
     /// Lets a packet leave; what is no packet is left to others.
-    pub fn leave(&self, effect: &Effect) {
+    pub fn leave(&mut self, effect: &Effect) {
         if self.try_leave(effect).is_none() {
             self.gauge.slow_lost.fetch_add(1, Relaxed);
         }
     }
 
-    fn try_leave(&self, effect: &Effect) -> Option<()> {
+    fn try_leave(&mut self, effect: &Effect) -> Option<()> {
         match effect {
-            Effect::Transmit { port, frame, .. } => {
-                let socket = &self.ports.get(port)?.socket;
-                // SAFETY: a readable buffer of that length.
-                let sent = unsafe {
-                    libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), libc::MSG_DONTWAIT)
-                };
-                (sent == frame.len() as isize).then_some(())
-            }
+            Effect::Transmit { port, frame, .. } => self.ports.get_mut(port)?.send(frame).ok(),
             Effect::Normal { in_port, frame } => {
                 let ifindex = self.ingress(*in_port, frame)?;
                 self.maps.with_injector(|injector| injector.normal(ifindex, frame))?.ok()
@@ -202,4 +220,44 @@ fn open(ifindex: u32) -> Result<OwnedFd> {
     // SAFETY: `address` is readable for the size given.
     let rc = unsafe { libc::bind(fd, (&raw const address).cast(), size_of_val(&address) as u32) };
     if rc < 0 { failed("binding a packet socket") } else { Ok(socket) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+
+    fn run(line: &str) {
+        let mut words = line.split_whitespace();
+        let status = Command::new(words.next().unwrap()).args(words).status().unwrap();
+        assert!(status.success(), "{line}");
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_port_that_comes_back_with_the_same_index_is_sent_to_again() {
+        // SAFETY: moves only this thread, which is the test's own, into a new network namespace.
+        assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", io::Error::last_os_error());
+        run("ip link add p1 type veth peer name q1");
+        run("ip link set q1 up");
+        run("ip link set p1 up");
+        // SAFETY: a NUL-terminated name.
+        let ifindex = unsafe { libc::if_nametoindex(c"p1".as_ptr()) };
+        let socket = open(ifindex).unwrap();
+        let mut exit = Exit { ifindex, mac: Mac([2; 6]), generic: false, socket, may_reopen: true };
+        exit.send(&[0; 60]).unwrap();
+        let mut elsewhere =
+            Command::new("unshare").args(["-n", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        let (there, here) = (elsewhere.id(), rustix::thread::gettid().as_raw_nonzero());
+        run(&format!("ip link set p1 netns {there}"));
+        run(&format!("nsenter -t {there} -n ip link set p1 netns {here}"));
+        run("ip link set p1 up");
+        exit.send(&[0; 60]).unwrap();
+        run("ip link del p1");
+        assert!(exit.send(&[0; 60]).is_err());
+        assert!(!exit.may_reopen, "each try takes as long as a grace period");
+        drop(elsewhere.stdin.take());
+        elsewhere.wait().unwrap();
+    }
 }
