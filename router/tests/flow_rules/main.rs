@@ -7,6 +7,8 @@ mod frames;
 mod groups;
 mod meters;
 mod notices;
+mod patches;
+mod ports;
 mod world;
 
 use common::in_new_namespace;
@@ -18,6 +20,7 @@ use logic::flow::{
     kernel,
     packet::{Headers, VXLAN_PORT},
 };
+use logic::reason::Reason;
 use std::collections::{BTreeMap, BTreeSet};
 use world::{FlowWorld, XDP_DROP, XDP_REDIRECT};
 
@@ -337,6 +340,33 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
             }
             let changes = (port == VXLAN_PORT) != (rewritten == VXLAN_PORT);
             assert_eq!(tried.slow - before, if changes { 30 } else { 0 }, "{port} to {rewritten}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn four_tunnels_fit_and_what_does_not_is_dropped_and_told() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let mut rng = rng(8);
+        let outer = Action::EncapVxlan(Vxlan { udp_port: VXLAN_PORT, ..tunnel(&mut rng) });
+        let push = Action::PushVlan(ether_type::VLAN);
+        let frame = notices::udp_frame(64, 60);
+        // 216 bytes are free in front of a frame.
+        for (tags, fits) in [(0, true), (4, true), (5, false)] {
+            let actions =
+                [vec![outer.clone(); 4], vec![push.clone(); tags], vec![Action::output(Port(2))]].concat();
+            w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply(actions.clone()));
+            w.finish();
+            let told = w.charged(Reason::RuleNoRoom);
+            let result = w.run(0, &frame);
+            assert_eq!(result.action, if fits { XDP_REDIRECT } else { XDP_DROP }, "{tags} tags");
+            assert_eq!(w.charged(Reason::RuleNoRoom) - told, u64::from(!fits), "{tags} tags");
+            if fits {
+                let sent = &w.reference(Port(1), &frame).outputs[0];
+                assert_eq!(hex(&result.frame), hex(&sent.frame), "{tags} tags");
+            }
         }
     });
 }

@@ -28,7 +28,7 @@ pub fn udp_frame(ttl: u8, size: usize) -> Vec<u8> {
 
 #[test]
 #[ignore = "needs root"]
-fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for() {
+fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
     in_new_namespace(|| {
         let mut w = FlowWorld::new();
         let told = RefCell::new(Vec::new());
@@ -52,13 +52,13 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
         // The same steps of two rules, in two tables: each says its own row.
         let mut rows = vec![row];
         for (actions, action, expected) in [
-            ("controller(max_len=20),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 20)]),
+            ("controller(max_len=20),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 61)]),
             ("controller,output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 61)]),
-            ("push_vlan:0x8100,controller(max_len=17)", XDP_DROP, vec![(1, NoticeReason::Action, 17)]),
+            ("push_vlan:0x8100,controller(max_len=17)", XDP_DROP, vec![(1, NoticeReason::Action, 65)]),
             (
                 "controller(max_len=0),dec_ttl,output:2",
                 XDP_DROP,
-                vec![(1, NoticeReason::Action, 0), (1, NoticeReason::Ttl, 61)],
+                vec![(1, NoticeReason::Action, 61), (1, NoticeReason::Ttl, 61)],
             ),
             ("output:1,dec_ttl,output:2", XDP_DROP, vec![(0, NoticeReason::Slow, 61)]),
         ] {
@@ -89,7 +89,7 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_as_much_as_it_asked_for(
         w.finish();
         w.run(2, &frame);
         let rows = w.reference(Port(3), &frame).rows;
-        let of = |rule| (notice(rule, NoticeReason::Action, 61), frame[..9].to_vec());
+        let of = |rule| (notice(rule, NoticeReason::Action, 61), frame.clone());
         assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
     });
 }
@@ -105,9 +105,9 @@ fn what_a_table_does_without_a_rule_changes_while_packets_run() {
         let notices = w.flows.maps().notices(tell, |lost| panic!("{lost} lost")).unwrap();
         let frame = udp_frame(64, 61);
         for (actions, action, expected) in [
-            ("controller(max_len=20)", XDP_DROP, vec![(1, NoticeReason::Action, 20)]),
+            ("controller(max_len=20)", XDP_DROP, vec![(1, NoticeReason::Action, 61)]),
             ("normal", XDP_PASS, vec![]),
-            ("controller(max_len=30),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 30)]),
+            ("controller(max_len=30),output:2", XDP_REDIRECT, vec![(1, NoticeReason::Action, 61)]),
             ("drop", XDP_DROP, vec![]),
             ("write_actions(dec_ttl,output:2)", XDP_REDIRECT, vec![]),
             ("output:2,dec_ttl,output:3", XDP_DROP, vec![(0, NoticeReason::Slow, 61)]),

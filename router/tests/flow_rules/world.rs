@@ -10,6 +10,7 @@ use logic::flow::{
     pipeline::{Done, Pipeline},
     table::{Count, Dialect},
 };
+use logic::reason::Reason;
 use router::plane::{
     Charge, FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Plane, Settings, TestRun,
 };
@@ -37,7 +38,7 @@ const CAPACITY: FlowCapacity = FlowCapacity {
 pub struct FlowWorld {
     plane: Plane,
     pub flows: FlowPlane,
-    memory: Arc<MappedFlows>,
+    pub memory: Arc<MappedFlows>,
     pub control: Control,
     pub ports: Vec<u32>,
     /// Their numbers, and whether FLOOD reaches them: not the last one.
@@ -80,12 +81,12 @@ impl FlowWorld {
         let flows = FlowPlane::load(&plane, &maps).unwrap_or_else(|e| panic!("{e:#}"));
         let memory = maps.memory().clone();
         let known: Vec<(Port, bool)> = (1..=4).map(|port| (Port(port), port != 4)).collect();
-        let devices = known.iter().zip(&ports).map(|(&(port, floods), ifindex)| (port, (*ifindex, floods)));
-        memory.set_ports(devices.collect()).unwrap();
         let mut rules = Flows::new(memory.clone(), seed, &Instructions::default());
         rules.set_ports(known.iter().map(|&(port, _)| (port, true)));
         let control = Control { rules, grace: Grace::new().unwrap(), now_ms: 0 };
-        FlowWorld { plane, flows, memory, control, ports, known }
+        let world = FlowWorld { plane, flows, memory, control, ports, known };
+        world.show_ports();
+        world
     }
 
     pub fn change(
@@ -114,9 +115,19 @@ impl FlowWorld {
 
     /// Packets that user space was to do; nobody listens here.
     pub fn slow(&self) -> u64 {
+        self.charged(Reason::RuleSlowLost)
+    }
+
+    /// Packets of all ports that were not forwarded, and why.
+    pub fn charged(&self, reason: Reason) -> u64 {
         let counters = self.plane.counters().unwrap();
-        let charged = |port| counters.charges.get(&(Charge::Port(port), logic::reason::Reason::RuleSlowLost));
-        (0..4).filter_map(charged).sum()
+        (0..4).filter_map(|port| counters.charges.get(&(Charge::Port(port), reason))).sum()
+    }
+
+    /// Tells the kernel plane which devices the ports are.
+    pub fn show_ports(&self) {
+        let device = |&(port, floods): &(Port, bool)| (port, (self.ports[usize::from(port.0) - 1], floods));
+        self.memory.set_ports(self.known.iter().map(device).collect()).unwrap();
     }
 
     /// What the rules say about a packet.
