@@ -330,4 +330,25 @@ mod tests {
         let least = capacity(1);
         assert!(least.rules > 1000 && least.buckets.is_power_of_two() && least.cache_sets.is_power_of_two());
     }
+
+    #[test]
+    fn all_rules_that_are_configured_find_room_in_one_batch() {
+        use logic::flow::{Dialect, FlowCommand, kernel::HeapFlows, text::parse_flow};
+        for most in [1000, 65_536, 1_000_000] {
+            let memory = HeapFlows::new(capacity(most), 1);
+            let mut flows = Flows::new(memory, Seed::default(), &Instructions::default());
+            flows.set_ports([(Port(1), true)]);
+            for i in 0..most {
+                let text = format!(
+                    "udp,nw_dst=198.{}.{}.{},tp_src={},actions=output:1",
+                    i >> 16,
+                    i >> 8 & 255,
+                    i & 255,
+                    i & 0x7fff
+                );
+                let flow = parse_flow(&text, FlowCommand::Add).unwrap();
+                flows.apply(&flow, Dialect::OpenFlow13, 0).unwrap_or_else(|e| panic!("{i} of {most}: {e}"));
+            }
+        }
+    }
 }

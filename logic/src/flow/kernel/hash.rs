@@ -15,14 +15,15 @@ pub struct Seed(pub [u64; FRONT + 1]);
 
 impl Default for Seed {
     fn default() -> Self {
-        Self([K1, K2, K3, K4, K1])
+        Self::new([K1, K2, K3, K4, K1])
     }
 }
 
 impl Seed {
-    /// From random numbers.
+    /// From random numbers. Each is 1 modulo 4: where two words count up together in their last bytes (addresses and ports of
+    /// generated rules), their part of the sum is a multiple of 2 and of no higher power, so that hardly any hashes are equal.
     pub fn new(random: [u64; FRONT + 1]) -> Seed {
-        Seed(random.map(|word| word | 1))
+        Seed(random.map(|word| word & !3 | 1))
     }
 
     fn sum(&self, key: &[u64; Key::WORDS], mask: &[u64; Key::WORDS]) -> u64 {

@@ -100,9 +100,9 @@ impl Masks {
         self.rows[usize::from(row)].as_ref().map_or(0, |row| row.rules)
     }
 
-    /// Buckets for a mask that needs twice as many; to be filled, and then shown by [`moved`](Masks::moved).
-    pub fn bigger(&mut self, row: u16) -> Option<Range> {
-        self.ranges.take(self.range(row).count.checked_mul(2)?)
+    /// Buckets for a mask that needs so many times as many; to be filled, and then shown by [`moved`](Masks::moved).
+    pub fn bigger(&mut self, row: u16, times: u32) -> Option<Range> {
+        self.ranges.take(self.range(row).count.checked_mul(times)?)
     }
 
     /// From now on a mask's rules are there. The range where they were, to be given back when no reader is left.

@@ -406,15 +406,23 @@ impl<M: FlowMemory> Writer<M> {
             if !full && self.index(mask_row).has_room(hash) {
                 return true;
             }
-            let Some(range) = self.masks.bigger(mask_row) else { return self.index(mask_row).has_room(hash) };
-            let (old, new) = (self.index(mask_row), Index::new(self.memory.index(), range));
-            new.clear();
-            if old.rules().any(|row| new.insert(self.hash_of(row), row).is_err()) {
-                self.masks.give_back(range);
-                return self.index(mask_row).has_room(hash);
-            }
+            let Some(range) = self.bigger(mask_row) else { return self.index(mask_row).has_room(hash) };
             self.batch.ranges.extend(self.masks.moved(&self.memory, mask_row, range));
         }
+    }
+
+    /// More buckets for a mask, with its rules in them: twice as many, or more where a pair of them would be too full.
+    fn bigger(&mut self, mask_row: u16) -> Option<Range> {
+        for times in [2, 4, 8] {
+            let range = self.masks.bigger(mask_row, times)?;
+            let (old, new) = (self.index(mask_row), Index::new(self.memory.index(), range));
+            new.clear();
+            if old.rules().all(|row| new.insert(self.hash_of(row), row).is_ok()) {
+                return Some(range);
+            }
+            self.masks.give_back(range);
+        }
+        None
     }
 
     /// The mask's row and the key of a rule, read back.
