@@ -13,7 +13,7 @@ pub(in crate::flow) const SMALL: FlowCapacity = FlowCapacity {
     rules: 200,
     buckets: 256,
     rest: 64,
-    patches: 8,
+    patches: 64,
     steps: 64,
     groups: 4,
     meters: 4,
