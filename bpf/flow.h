@@ -3,7 +3,8 @@
 #pragma once
 
 /*
- * The rules that decide: by the cache (Q3, Q10), else by the tables. Fills s->rule; false: user space has to say. Nothing is cached that user space decides, not even while a rule is being rewritten.
+ * The rules that decide: by the cache (Q3, Q10), else by the tables. Fills s->rule; false: user space has to say. Nothing is
+ * cached that user space decides, not even while a rule is being rewritten.
  */
 static __always_inline bool decide(const struct packet *p, struct flow_scratch *s)
 {

@@ -107,8 +107,7 @@ impl<M: FlowMemory> Flows<M> {
     /// Refused: nothing has changed.
     pub fn apply(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<(), Refused> {
         // Counters that end or begin anew do so with what they are now.
-        let counts = !matches!(request.command, FlowCommand::Modify { .. }) || request.flags.reset_counts;
-        if counts {
+        if !matches!(request.command, FlowCommand::Modify { .. }) || request.flags.reset_counts {
             self.tables.meant_by(request).into_iter().for_each(|id| self.count(id, now_ms));
         }
         let changes = self.tables.apply(request, dialect, now_ms)?;

@@ -315,13 +315,12 @@ impl Switch {
     /// Whatever happened: ends batches, has the right program attached, does what the agent wants, and answers what obeys by
     /// now.
     fn settle(&mut self) {
-        let ports = self.ports.clone().unwrap_or_default();
         let Some(rules) = &mut self.rules else { return };
-        let mut wanted = rules.agent.wants_rules();
-        rules.settle(self.charge.is(wanted), &ports);
+        let ports = self.ports.as_deref().unwrap_or_default();
+        rules.settle(self.charge.is(rules.agent.wants_rules()), ports);
         // Whoever has waited for a barrier goes on, and may change that.
-        wanted = rules.agent.wants_rules();
-        rules.carry_out(self.network.as_ref(), &ports);
+        let wanted = rules.agent.wants_rules();
+        rules.carry_out(self.network.as_ref(), ports);
         self.gauge.rules.store(rules.count(), Relaxed);
         self.charge.want(wanted.then(|| rules.maps()));
         self.changing.answer(rules.over(), self.charge.is(wanted), self.charge.failed.as_deref());

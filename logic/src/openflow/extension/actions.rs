@@ -1,11 +1,16 @@
-//! Our actions, the same bytes in both versions after the action's header and [`EXPERIMENTER`](super::super::EXPERIMENTER).
+//! Our actions, the same bytes in both versions after the action's header and [`EXPERIMENTER`].
 
-use super::{super::wire::Reader, ext};
 use crate::{
     flow::{Action, CoreChoice, FcfPlace, Refused, Vxlan},
-    openflow::{BadMessage, wire::Write},
+    openflow::{
+        BadMessage, EXPERIMENTER,
+        wire::{Reader, Write},
+    },
 };
 
+/// OFPAT_VENDOR and OFPAT_EXPERIMENTER.
+const ACTION: u16 = 0xffff;
+/// Subtypes.
 const ENCAP_VXLAN: u16 = 1;
 const DECAP_VXLAN: u16 = 2;
 const SET_FCF: u16 = 3;
@@ -16,7 +21,7 @@ const CHOOSE: u16 = 0xffff;
 
 /// Reads an action of the experimenter `id`: all that follows the id.
 pub fn read(id: u32, r: &mut Reader<'_>) -> Result<Action, BadMessage> {
-    if id != super::super::EXPERIMENTER {
+    if id != EXPERIMENTER {
         return Err(BadMessage::ActionExperimenter);
     }
     Ok(match r.u16()? {
@@ -100,10 +105,9 @@ pub fn write(action: &Action, out: &mut Vec<u8>) {
     out.patch_length(from + 2, from);
 }
 
-/// OFPAT_VENDOR or OFPAT_EXPERIMENTER.
 fn begin(subtype: u16, out: &mut Vec<u8>) {
-    out.u16(ext::ACTION);
+    out.u16(ACTION);
     out.u16(0);
-    out.u32(super::super::EXPERIMENTER);
+    out.u32(EXPERIMENTER);
     out.u16(subtype);
 }

@@ -18,12 +18,6 @@ use super::{
     wire::{Reader, Write},
 };
 
-/// Numbers that both versions share.
-mod ext {
-    /// OFPAT_VENDOR, OFPAT_EXPERIMENTER.
-    pub const ACTION: u16 = 0xffff;
-}
-
 /// Message subtypes.
 mod subtype {
     pub const SUBSCRIBE: u32 = 1;
