@@ -109,13 +109,14 @@ __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __
 static __always_inline __u32 spread(struct xdp_md *ctx, struct flow_layout *l)
 {
 	read_layout(ctx, l);
-	__u64 h = l->addresses * K1 + (l->ports | (__u64)l->protocol << 32) * K2;
+	__u64 h = flow_fold(l->addresses) * K1 + flow_fold(l->ports | (__u64)l->protocol << 32) * K2;
 
 	if (l->network == 6) {
 		const struct ipv6 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
 
 		if (ip)
-			h += ip->source[0] * K1 + ip->source[1] * K2 + ip->destination[0] * K3 + ip->destination[1] * K4;
+			h += flow_fold(ip->source[0]) * K1 + flow_fold(ip->source[1]) * K2 + flow_fold(ip->destination[0]) * K3 +
+			     flow_fold(ip->destination[1]) * K4;
 	}
 	return flow_mix(h) >> 32;
 }

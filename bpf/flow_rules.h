@@ -7,21 +7,20 @@
 
 const volatile __u64 flow_seed[FLOW_FRONT + 1] = { K1, K2, K3, K4, K1 };	/* odd; random at load */
 
-/*
- * A sum of products varies in its high bits only when the last bytes of a word do. One multiplication spreads these, two more
- * folds bring them down (16,384 keys that differ in the last bytes of one field fill 16,384 sets as random ones do; with one
- * multiplication less they fill half as many, and a fifth of 4,096 flows never found a place in the cache).
- */
+/* The last bytes of addresses and ports are a word's highest bits, from which a multiplication would bring nothing down. */
+static __always_inline __u64 flow_fold(__u64 word)
+{
+	return word ^ word >> 32;
+}
+
 static __always_inline __u64 flow_mix(__u64 h)
 {
-	h *= K2;
-	h = (h ^ h >> 32) * K1;
-	return h ^ h >> 32;
+	return flow_fold(flow_fold(h) * K1);
 }
 
 static __always_inline __u64 flow_hash(__u64 a, __u64 b, __u64 c, __u64 d)
 {
-	return a * flow_seed[0] + b * flow_seed[1] + c * flow_seed[2] + d * flow_seed[3];
+	return flow_fold(a) * flow_seed[0] + flow_fold(b) * flow_seed[1] + flow_fold(c) * flow_seed[2] + flow_fold(d) * flow_seed[3];
 }
 
 /* The i-th rest word a mask uses, 0..FLOW_REST - 1; FLOW_REST after the last. */
@@ -39,7 +38,7 @@ static __always_inline __u64 rest_word(const struct flow_mask *m, int i)
 static __always_inline __u64 flow_rest_hash(__u64 h, const struct flow_mask *m, const struct flow_key *key)
 {
 	FOR_EACH_REST_WORD(m, at)
-		h = (h ^ (key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at])) * flow_seed[4] ^ h >> 29;
+		h = (h ^ flow_fold(key->word[FLOW_FRONT + at] & m->word[FLOW_FRONT + at])) * flow_seed[4] ^ h >> 29;
 	return h;
 }
 

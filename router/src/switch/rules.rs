@@ -64,17 +64,17 @@ enum Phase {
     Over,
 }
 
-/// Sizes for so many rules. All are taken with the first one: for 65,536 rules 38 MiB and 8 MiB for each CPU; for 1,010,000
-/// rules 346 MiB and 64 MiB for each CPU.
+/// Sizes for so many rules. All are taken with the first one: for 65,536 rules 42 MiB and 8 MiB for each CPU; for 1,010,000
+/// rules 410 MiB and 64 MiB for each CPU.
 pub fn capacity(rules: usize) -> FlowCapacity {
     let power = |rows: usize, least: usize, most: usize| rows.clamp(least, most).next_power_of_two();
     // Rows of rules that are gone are used again only after their batch: room for as many new ones meanwhile.
     let rows = (rules + rules.min(1 << 16) + 1024 + 1 + usize::from(TABLES)).next_multiple_of(4);
     FlowCapacity {
         rules: rows,
-        // A mask's rules lie in buckets of their own that are made twice as many at some 40 % of the slots, when a pair of buckets
-        // is full; those of before are free only after the batch.
-        buckets: power(rules, 1 << 13, 1 << 20),
+        // A mask's rules lie in buckets of their own that are made twice as many when a pair of them is full, at some 30 % of the
+        // slots; those of before are free only after the batch. So with this many one in 10^5 switches is full before its time.
+        buckets: power(2 * rules, 1 << 13, 1 << 21),
         rest: rows,
         patches: (rules / 16).max(1024),
         steps: (rules * 4).max(1 << 14),
@@ -325,8 +325,8 @@ mod tests {
 
     #[test]
     fn memory_is_as_told() {
-        assert_eq!(mib(&capacity(65_536)), (38, 8));
-        assert_eq!(mib(&capacity(1_010_000)), (346, 64));
+        assert_eq!(mib(&capacity(65_536)), (42, 8));
+        assert_eq!(mib(&capacity(1_010_000)), (410, 64));
         let least = capacity(1);
         assert!(least.rules > 1000 && least.buckets.is_power_of_two() && least.cache_sets.is_power_of_two());
     }

@@ -20,17 +20,16 @@ impl Default for Seed {
 }
 
 impl Seed {
-    /// From random numbers. Each is 1 modulo 4: where two words count up together in their last bytes (addresses and ports of
-    /// generated rules), their part of the sum is a multiple of 2 and of no higher power, so that hardly any hashes are equal.
+    /// From random numbers.
     pub fn new(random: [u64; FRONT + 1]) -> Seed {
-        Seed(random.map(|word| word & !3 | 1))
+        Seed(random.map(|word| word | 1))
     }
 
     fn sum(&self, key: &[u64; Key::WORDS], mask: &[u64; Key::WORDS]) -> u64 {
-        let front = (0..FRONT).map(|i| (key[i] & mask[i]).wrapping_mul(self.0[i]));
+        let front = (0..FRONT).map(|i| fold(key[i] & mask[i]).wrapping_mul(self.0[i]));
         let sum = front.fold(0, u64::wrapping_add);
         let rest = (FRONT..Key::WORDS).filter(|&at| mask[at] != 0);
-        rest.fold(sum, |h, at| (h ^ key[at] & mask[at]).wrapping_mul(self.0[FRONT]) ^ h >> 29)
+        rest.fold(sum, |h, at| (h ^ fold(key[at] & mask[at])).wrapping_mul(self.0[FRONT]) ^ h >> 29)
     }
 
     /// Bucket and tag of a rule: its key under its mask. Which set of the cache: a packet's under the union of all masks.
@@ -39,12 +38,13 @@ impl Seed {
     }
 }
 
-/// A sum of products varies in its high bits only when the last bytes of a word do. One multiplication spreads these, two more
-/// folds bring them down.
+/// The last bytes of addresses and ports are a word's highest bits, from which a multiplication would bring nothing down.
+fn fold(word: u64) -> u64 {
+    word ^ word >> 32
+}
+
 fn mix(h: u64) -> u64 {
-    let h = h.wrapping_mul(K2);
-    let h = (h ^ h >> 32).wrapping_mul(K1);
-    h ^ h >> 32
+    fold(fold(h).wrapping_mul(K1))
 }
 
 /// Of a packet's addresses, protocol and ports: `spread` of `bpf/flow.h`.
@@ -52,7 +52,7 @@ pub fn spread(key: &Key) -> u32 {
     let w = key.words();
     let ports = w[1] >> 48 | w[2] >> 48 << 16 | (key.get(Field::IpProto) as u64) << 32;
     let parts = [(w[3], K1), (ports, K2), (w[6], K1), (w[7], K2), (w[8], K3), (w[9], K4)];
-    let sum = parts.into_iter().fold(0_u64, |h, (word, by)| h.wrapping_add(word.wrapping_mul(by)));
+    let sum = parts.into_iter().fold(0_u64, |h, (word, by)| h.wrapping_add(fold(word).wrapping_mul(by)));
     (mix(sum) >> 32) as u32
 }
 
@@ -75,6 +75,37 @@ mod tests {
                 }
                 let fullest = seen.iter().max().unwrap();
                 assert!(*fullest <= 12, "{field}: {fullest} of {N} keys in one of {N} places");
+            }
+        }
+    }
+
+    /// Generated rules count up in several fields at once.
+    #[test]
+    fn keys_that_differ_in_two_fields_have_different_hashes() {
+        use Field::{EthDst, EthSrc, Ipv4Dst, Ipv4Src, TcpDst, TcpSrc};
+        let fields = [EthDst, EthSrc, Ipv4Dst, Ipv4Src, TcpDst, TcpSrc];
+        let pairs = fields.iter().flat_map(|a| fields.iter().map(move |b| (*a, *b))).filter(|(a, b)| a < b);
+        let random = |n: u64| Seed::new(std::array::from_fn(|i| mix(n * 5 + i as u64 + 1)));
+        for seed in (0..2).map(random) {
+            for (a, b) in pairs.clone() {
+                for (rows, columns) in [(256, 256), (1 << 14, 4)] {
+                    let mut hashes = Vec::with_capacity(1 << 16);
+                    for i in 0..rows {
+                        for j in 0..columns {
+                            let mut key = Key::ZERO;
+                            key.set(a, i);
+                            key.set(b, j);
+                            hashes.push(seed.key(&key.words(), &[u64::MAX; Key::WORDS]));
+                        }
+                    }
+                    hashes.sort_unstable();
+                    hashes.dedup();
+                    assert!(
+                        hashes.len() > (1 << 16) - 2,
+                        "{seed:?}, {a}, {b}, {rows} by {columns}: {}",
+                        hashes.len()
+                    );
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ const MANY: u32 = 100_000;
 
 /// A switch with [`MANY`] rules, which tell when they end.
 fn full() -> Bench {
-    let capacity = FlowCapacity { rules: MANY as usize + 100, buckets: 1 << 16, ..CAPACITY };
+    let capacity = FlowCapacity { rules: MANY as usize + 100, buckets: 1 << 17, ..CAPACITY };
     let mut b = sized(settings(), capacity);
     let mut rule = flow_mod(FlowCommand::Add, "ip,nw_dst=10.0.0.0,send_flow_rem,actions=output:2");
     for n in 0..MANY {
