@@ -317,3 +317,19 @@ fn an_idle_daemon_is_measured_with_few_routes_and_with_many() {
     let memory = |line: &Value| line["sample"]["anonymous_mb"].as_f64().unwrap();
     assert!(memory(&samples[3]) > memory(&samples[0]) + 1.0, "{samples:?}");
 }
+
+/// Thousands of rule changes a second, of others' rules: the packets' own flows stay in the cache.
+#[test]
+#[ignore = "needs root"]
+fn rule_changes_leave_the_hit_rate_of_other_flows() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("changes.jsonl");
+    let (code, said) = Run::start("flow-changes --rates 0,1000000 --seconds 1 --repeat 1", &path).end();
+    assert_eq!(code, Some(0), "{said}");
+    let samples = samples(&path, "flow-changes");
+    let [quiet, busy] = &samples[..] else { panic!("{said}") };
+    let figure = |sample: &Value, name: &str| sample[name].as_f64().unwrap();
+    assert!(figure(busy, "changes_per_s") > 5_000.0 && figure(busy, "barriers") > 5.0, "{busy}");
+    let (before, now) = (figure(quiet, "cache_hit_rate"), figure(busy, "cache_hit_rate"));
+    assert!(before > 0.9 && now > before - 0.05, "{before}, {now}");
+}
