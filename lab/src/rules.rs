@@ -30,6 +30,13 @@ impl Rules {
         rules
     }
 
+    /// A rule for each of these flows, and one for all others.
+    pub fn exact_and_rest<'a>(flows: impl IntoIterator<Item = &'a Target>) -> Self {
+        let mut rules = Self::exact(flows);
+        rules.add(1, "");
+        rules
+    }
+
     /// So many masks (2 to 70), of which the packets of a testbed match the lowest only, which looks at nothing but the
     /// port: each flow is compared under all of them. One is of addresses and ports, so that every flow is one for itself.
     pub fn masks(masks: usize) -> Self {
@@ -92,6 +99,14 @@ mod tests {
             let distinct: HashSet<&str> = rules.text.lines().collect();
             assert_eq!(distinct.len(), rules.count);
         }
+    }
+
+    #[test]
+    fn one_rule_more_for_the_rest() {
+        let workload = Workload::benchmark(Family::V4, 99, 0..=0);
+        assert_eq!(Rules::exact_and_rest(&workload.targets).count, 100);
+        let only = Rules::exact_and_rest([]);
+        assert!(only.count == 1 && only.text.starts_with("priority=1,in_port=1,dl_dst="), "{}", only.text);
     }
 
     #[test]

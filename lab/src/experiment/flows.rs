@@ -28,8 +28,8 @@ const SCAN: u32 = 1 << 20;
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Numbers of rules, each of one flow's addresses and ports, in growing order; ratios are to the first
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [100, 1000, 10_000, 100_000, 1_000_000],
-        value_parser = clap::value_parser!(u32).range(100..=1_000_000))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 100, 1000, 10_000, 100_000, 1_000_000],
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     entries: Vec<u32>,
     /// Numbers of masks that every flow is compared under
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [2, 4, 16, 64],
@@ -63,28 +63,25 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The same flows among more and more rules.
+    /// The same flows among more and more rules. Those that have no rule of their own go by one for all.
     fn by_entries(&mut self) -> Result<()> {
-        let title = "Cost against the number of rules, 4,096 flows or as many as there are rules (ratios: to the fewest rules)";
-        self.progress.print(&head(title, &["rules", "flows", "subject", "Mpps", "ns/packet", "ns, ratio"]));
+        let title = "Cost against the number of rules, 4,096 active flows (ratios: to the fewest rules)";
+        self.progress.print(&head(title, &["rules", "subject", "Mpps", "ns/packet", "ns, ratio"]));
         let mut first = None;
         for &entries in &self.options.entries {
-            let all = Workload::benchmark(Family::V4, entries, 0..=0);
-            let flows = entries.min(ACTIVE);
-            let mut active = all.clone();
+            let mut active = Workload::benchmark(Family::V4, entries.max(ACTIVE), 0..=0);
+            let rules = match entries {
+                ..=ACTIVE => Rules::exact_and_rest(&active.targets[..entries as usize - 1]),
+                _ => Rules::exact(&active.targets),
+            };
             // From all over the table.
-            active.targets = all
-                .targets
-                .iter()
-                .step_by((entries / flows) as usize)
-                .take(flows as usize)
-                .copied()
-                .collect();
-            self.testbed.rules = Some(Rules::exact(&all.targets));
-            let parameters = json!({"rules": entries, "flows": flows});
+            let step = (active.targets.len() as u32 / ACTIVE) as usize;
+            active.targets = active.targets.iter().step_by(step).take(ACTIVE as usize).copied().collect();
+            self.testbed.rules = Some(rules);
+            let parameters = json!({"rules": entries, "flows": ACTIVE});
             let results = self.compare("flows-entries", parameters, &active, entries)?;
             let first = first.get_or_insert_with(|| results.clone());
-            self.rows(&[entries.to_string(), flows.to_string()], &results, first);
+            self.rows(&[entries.to_string()], &results, first);
         }
         Ok(())
     }
@@ -92,12 +89,12 @@ impl Run<'_> {
     /// More and more of the flows of the largest table.
     fn by_flows(&mut self) -> Result<()> {
         let entries = self.options.entries.last().copied().unwrap_or(ACTIVE);
-        let title = format!("Cost against active flows, {entries} rules (ratios: to the fewest flows)");
+        let title = format!("Cost against active flows, {entries} rules (ratios: to 4,096)");
         self.progress.print(&head(&title, &["rules", "flows", "subject", "Mpps", "ns/packet", "ns, ratio"]));
         let all = Workload::benchmark(Family::V4, entries, 0..=0);
         self.testbed.rules = Some(Rules::exact(&all.targets));
         let mut first = None;
-        for flows in [1, ACTIVE, 65_536, 1_000_000].into_iter().filter(|flows| *flows <= entries) {
+        for flows in [ACTIVE, 1, 65_536, 1_000_000].into_iter().filter(|flows| *flows <= entries) {
             let mut active = all.clone();
             active.targets.truncate(flows as usize);
             let parameters = json!({"rules": entries, "flows": flows});
