@@ -96,6 +96,16 @@ impl<M: FlowMemory> Flows<M> {
         self.ports.iter_mut().for_each(|(port, floods)| *floods = !ports.contains(port));
     }
 
+    /// The ports that nothing can be redirected to: user space does what sends there.
+    pub fn set_deaf(&mut self, ports: BTreeSet<Port>) {
+        self.writer.set_deaf(&self.tables, ports);
+    }
+
+    /// See [`set_deaf`](Flows::set_deaf).
+    pub fn deaf(&self) -> &BTreeSet<Port> {
+        self.writer.deaf()
+    }
+
     /// The cores that rules and packets from the controller may name: see [`Tables::set_cores`].
     pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
         self.tables.set_cores(cores);

@@ -5,11 +5,22 @@ use super::{
     program::{MAX_TUNNELS, compile, tunnels},
     text::ActionsText,
 };
+use std::collections::BTreeSet;
 
-/// The first reason that is found; `None`: the kernel plane does it, if it has room.
-pub fn why_slow(instructions: &Instructions) -> Option<String> {
+/// The first reason that is found; `None`: the kernel plane does it, if it has room. `deaf`: the ports that nothing can be
+/// redirected to.
+pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<Port>) -> Option<String> {
     let is_slow = |instructions: &Instructions| compile(instructions, &|_| true).is_slow();
     if !is_slow(instructions) {
+        let to_deaf = |action: &&Action| {
+            matches!(action, Action::Output { port, .. } if deaf.contains(port)
+                || !deaf.is_empty() && [Port::ALL, Port::FLOOD, Port::IN_PORT].contains(port))
+        };
+        if let Some(action) = instructions.actions().find(to_deaf) {
+            let list = deaf.iter().map(Port::to_string).collect::<Vec<_>>().join(", ");
+            let action = ActionsText(std::slice::from_ref(action));
+            return Some(format!("{action}: nothing can be redirected to port {list}"));
+        }
         let group = instructions.actions().find(|action| matches!(action, Action::Group(_)));
         let text =
             |group| format!("{} sends a packet to several buckets", ActionsText(std::slice::from_ref(group)));
@@ -55,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_is_slow_has_a_reason_and_what_is_not_has_none() {
-        let why = |text| why_slow(&parse_instructions(text).unwrap()).unwrap_or_default();
+        let why = |text| why_slow(&parse_instructions(text).unwrap(), &[Port(5)].into()).unwrap_or_default();
         for fast in [
             "drop",
             "normal",
@@ -75,6 +86,8 @@ mod tests {
                 "output:1,set_field:::7->nd_target",
                 "set_field:::7->nd_target is nothing the kernel plane does",
             ),
+            ("dec_ttl,output:5", "output:5: nothing can be redirected to port 5"),
+            ("flood", "FLOOD: nothing can be redirected to port 5"),
             ("group:7", "group:7 sends a packet to several buckets"),
         ] {
             assert_eq!(why(slow), reason, "{slow}");

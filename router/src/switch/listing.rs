@@ -113,7 +113,7 @@ fn report<M: FlowMemory>(agent: &mut Agent<M>, id: RuleId, now_ms: u64) -> Optio
         hard_timeout_s: flow.hard_timeout,
         slow,
         why: slow.then(|| {
-            why_slow(&flow.instructions)
+            why_slow(&flow.instructions, flows.deaf())
                 .unwrap_or_else(|| "it is being changed, or the tables are full".into())
         }),
     })

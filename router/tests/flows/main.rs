@@ -12,7 +12,10 @@ use common::{
     frame::{Frame, fix_checksum},
     in_new_namespace, run,
 };
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 #[test]
 #[ignore = "needs root"]
@@ -290,6 +293,45 @@ fn ports_go_and_come_back_under_rules() {
         run("ip neigh replace 10.0.1.9 lladdr 02:00:00:00:02:01 dev p1 nud permanent");
         bed.wires[0].send(&bytes);
         bed.comes_out(&[1], &bytes);
+    });
+}
+
+/// A veth takes nothing that is redirected to it while its peer has no NAPI: user space sends there.
+#[test]
+#[ignore = "needs root"]
+fn what_goes_to_a_port_that_takes_no_redirected_packets_user_space_sends() {
+    in_new_namespace(|| {
+        let bed = Bed::new("d", "");
+        let frame = routable(0, 1);
+        let (bytes, rewritten) = (frame.bytes(), redirected(&frame).bytes());
+        bed.flows(&[
+            "add",
+            "in_port=1,actions=output:2",
+            "in_port=3,ip,actions=mod_nw_dst:10.0.2.9,output:2",
+        ]);
+        bed.flows(&["add", "priority=60000,in_port=1,tcp,actions=flood"]);
+        let tcp = frame.clone().ip4(|ip| ip[9] = 6).bytes();
+        let whys =
+            || bed.list("").iter().map(|rule| rule["why"].as_str().map(String::from)).collect::<Vec<_>>();
+        assert_eq!(whys(), [None, None, None]);
+        for (gro, slow) in [("off", true), ("on", false), ("off", true)] {
+            let done = bed.reason("rule_slow");
+            run(&format!("ethtool -K q1 gro {gro}"));
+            let start = Instant::now();
+            while whys().iter().any(|why| {
+                why.as_deref().is_some_and(|why| why.contains("nothing can be redirected")) != slow
+            }) {
+                assert!(start.elapsed() < Duration::from_secs(10), "{gro}: {:?}", whys());
+            }
+            bed.wires[0].send(&bytes);
+            bed.comes_out(&[1], &bytes);
+            bed.wires[2].send(&bytes);
+            bed.comes_out(&[1], &rewritten);
+            bed.wires[0].send(&tcp);
+            bed.comes_out(&[1, 2], &tcp);
+            assert_eq!(bed.reason("rule_slow") - done, if slow { 3 } else { 0 });
+        }
+        assert_eq!(bed.reason("rule_no_port"), 0);
     });
 }
 

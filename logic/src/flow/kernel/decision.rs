@@ -10,8 +10,14 @@ use super::{
     steps::{Rows, verdict},
     store,
 };
-use crate::flow::program::{Patch, Ports, Program, Step};
-use std::sync::atomic::Ordering::{Acquire, Release};
+use crate::flow::{
+    Port,
+    program::{Patch, Ports, Program, Step},
+};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::Ordering::{Acquire, Release},
+};
 
 /// The rows that steps name, found in the writer.
 struct Naming<'a, M> {
@@ -21,6 +27,7 @@ struct Naming<'a, M> {
     taken: &'a mut Vec<u32>,
     meters: &'a Meters,
     groups: &'a Groups,
+    deaf: &'a BTreeSet<Port>,
 }
 
 impl<M: FlowMemory> Rows for Naming<'_, M> {
@@ -41,6 +48,9 @@ impl<M: FlowMemory> Rows for Naming<'_, M> {
     }
     fn group(&mut self, id: u32) -> Option<u32> {
         self.groups.row(id)
+    }
+    fn deaf(&self) -> &BTreeSet<Port> {
+        self.deaf
     }
 }
 
@@ -114,8 +124,8 @@ impl<M: FlowMemory> Writer<M> {
 
     /// `None`: a row is missing; none is taken but those of sets of ports, which are in `taken`.
     fn try_decision(&mut self, program: &Program, taken: &mut Vec<u32>) -> Option<Decision> {
-        let Self { memory, sets, meters, groups, .. } = self;
-        let mut naming = Naming { memory, sets, taken, meters, groups };
+        let Self { memory, sets, meters, groups, deaf, .. } = self;
+        let mut naming = Naming { memory, sets, taken, meters, groups, deaf };
         let next = u64::from(program.next_table.unwrap_or(0)) << 8;
         let (decision, list) = match program.steps.as_slice() {
             [] => (u64::from(verdict::DROP), None),

@@ -3,13 +3,12 @@
 //! A row has a list of steps for each value of the top byte of `spread`, and changes slot by slot: a packet takes a bucket of
 //! before or one of after. A group of which user space has to do some bucket has no row, and rules that use it are slow.
 
-use super::{FlowMemory, Writer, memory::words, miss, rule_of, steps, steps::Rows};
+use super::{FlowMemory, Writer, memory::words, rule_of, steps, steps::Rows};
 use crate::flow::{
-    Group, GroupKind, Instructions,
+    Group, GroupKind, Instructions, Port,
     action::Action,
     group::{SLOTS, select_slots},
     program::{Ports, Program, Step, compile, compile_bucket},
-    rule::TABLES,
     table::{Count, RuleId, Tables},
 };
 use std::{
@@ -176,7 +175,7 @@ impl<M: FlowMemory> Writer<M> {
         if bucket.is_empty() {
             return Some(0);
         }
-        let list = steps::encode(bucket, &mut NoRows)?;
+        let list = steps::encode(bucket, &mut NoRows { deaf: &self.deaf })?;
         self.write_steps(Some(list))
     }
 
@@ -210,22 +209,16 @@ impl<M: FlowMemory> Writer<M> {
     fn decide_users(&mut self, tables: &Tables, id: u32) {
         let rows: Vec<u32> =
             self.groups.users.get(&id).into_iter().flat_map(|users| users.keys().copied()).collect();
-        for row in rows {
-            let rule = rule_of(row).and_then(|id| tables.rule(id)).map(|rule| rule.instructions);
-            let table = (0..TABLES).find(|&table| miss(table) == row);
-            let Some(instructions) = rule.or_else(|| table.and_then(|table| self.misses.get(&table))) else {
-                continue;
-            };
-            let program = self.program(instructions);
-            self.decide(row, &program);
-        }
+        rows.into_iter().for_each(|row| self.decide_again(tables, row));
     }
 }
 
 /// A bucket's steps name no rows: it has no meter, leads to no group and sends to no set of ports.
-struct NoRows;
+struct NoRows<'a> {
+    deaf: &'a BTreeSet<Port>,
+}
 
-impl Rows for NoRows {
+impl Rows for NoRows<'_> {
     fn set(&mut self, _: &Ports) -> Option<u16> {
         None
     }
@@ -235,6 +228,9 @@ impl Rows for NoRows {
     fn group(&mut self, _: u32) -> Option<u32> {
         None
     }
+    fn deaf(&self) -> &BTreeSet<Port> {
+        self.deaf
+    }
 }
 
 #[cfg(test)]
@@ -243,7 +239,7 @@ mod tests {
     use crate::flow::{
         FlowCommand, GroupMod, Port,
         flows::Flows,
-        kernel::{HeapFlows, Seed, row, rule_word, tests::SMALL, verdict},
+        kernel::{HeapFlows, Seed, miss, row, rule_word, tests::SMALL, verdict},
         rule::Bucket,
         table::Dialect,
         text::{parse_actions, parse_flow, parse_instructions},
@@ -374,6 +370,42 @@ mod tests {
             assert!(!w.is_slow(miss(0)));
             w.0.apply_group(&GroupMod::Delete(Some(1)), 0).unwrap();
             w.settle();
+        }
+    }
+
+    #[test]
+    fn what_sends_to_a_port_that_nothing_can_be_redirected_to_is_slow() {
+        let mut w = World::new();
+        let to = |port| group(port, GroupKind::Indirect, &[(["output:1", "output:2"][port as usize - 1], 0)]);
+        for id in [1, 2] {
+            w.0.apply_group(&GroupMod::Add(to(id)), 0).unwrap();
+        }
+        let rules = [
+            "in_port=1,actions=output:2",
+            "in_port=2,actions=dec_ttl,output:1",
+            "in_port=3,actions=write_actions(output:2)",
+            "in_port=4,actions=output:1,output:2",
+            "udp,actions=flood",
+            "tcp,actions=in_port",
+            "sctp,actions=group:1",
+            "icmp,actions=group:2",
+            "arp,actions=normal",
+        ]
+        .map(|text| w.rule(text));
+        w.0.set_miss(&parse_instructions("output:2").unwrap());
+        w.settle();
+        let slow = |w: &World| rules.map(|row| u8::from(w.is_slow(row)));
+        for (deaf, expected) in [
+            (&[][..], [0; 9]),
+            (&[2], [1, 0, 1, 1, 1, 1, 0, 1, 0]),
+            (&[1, 2], [1, 1, 1, 1, 1, 1, 1, 1, 0]),
+            (&[1], [0, 1, 0, 1, 1, 1, 1, 0, 0]),
+            (&[3], [0, 0, 0, 0, 1, 1, 0, 0, 0]),
+            (&[], [0; 9]),
+        ] {
+            w.0.set_deaf(deaf.iter().copied().map(Port).collect());
+            w.settle();
+            assert_eq!((slow(&w), w.is_slow(miss(0))), (expected, deaf.contains(&2)), "{deaf:?}");
         }
     }
 

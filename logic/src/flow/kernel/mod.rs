@@ -62,7 +62,7 @@ pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
 
 use super::{
-    Instructions, Key, Refused,
+    Action, Instructions, Key, Port, Refused,
     program::Ports,
     rule::{TABLES, TableId},
     table::{Change, Count, RuleId, Tables},
@@ -74,7 +74,7 @@ use meters::Meters;
 use pool::{Got, Pool};
 use ranges::Range;
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::atomic::Ordering::{Acquire, Release},
 };
 
@@ -161,6 +161,8 @@ pub struct Writer<M> {
     meters: Meters,
     /// What tables do with packets that no rule matches, where that was said.
     misses: BTreeMap<TableId, Instructions>,
+    /// The ports that nothing can be redirected to.
+    deaf: BTreeSet<Port>,
     batch: Batch,
     /// The words of rules that user space decides meanwhile.
     rewrite: HashMap<u32, [u64; words::RULE]>,
@@ -188,6 +190,7 @@ impl<M: FlowMemory> Writer<M> {
             groups: Groups::default(),
             meters: Meters::default(),
             misses: BTreeMap::new(),
+            deaf: BTreeSet::new(),
             batch: Batch::default(),
             rewrite: HashMap::new(),
             memory,
@@ -213,6 +216,52 @@ impl<M: FlowMemory> Writer<M> {
         let program = self.program(instructions);
         self.decide(row, &program);
         self.misses.insert(table, instructions.clone());
+    }
+
+    /// The ports that nothing can be redirected to: user space does what sends there.
+    pub fn set_deaf(&mut self, tables: &Tables, deaf: BTreeSet<Port>) {
+        let changed: BTreeSet<Port> = self.deaf.symmetric_difference(&deaf).copied().collect();
+        if changed.is_empty() {
+            return;
+        }
+        self.batch.changed = true;
+        self.deaf = deaf;
+        let sends = |action: &Action| match action {
+            Action::Output { port, .. } => {
+                [Port::ALL, Port::FLOOD, Port::IN_PORT].contains(port) || changed.contains(port)
+            }
+            _ => false,
+        };
+        let buckets = |id: u32| tables.group(id).into_iter().flat_map(|group| &group.buckets);
+        let groups: Vec<u32> = tables.groups().map(|group| group.id).collect();
+        for id in groups.into_iter().filter(|&id| buckets(id).any(|bucket| bucket.actions.iter().any(sends)))
+        {
+            self.set_group(tables, id);
+        }
+        let rows = tables.ids().map(row).chain((0..TABLES).map(miss));
+        let sending = |row: &u32| self.said(tables, *row).is_some_and(|does| does.actions().any(sends));
+        let rows: Vec<u32> = rows.filter(sending).collect();
+        rows.into_iter().for_each(|row| self.decide_again(tables, row));
+    }
+
+    /// See [`set_deaf`](Writer::set_deaf).
+    pub fn deaf(&self) -> &BTreeSet<Port> {
+        &self.deaf
+    }
+
+    /// What the rule of a row says, or a table of what misses.
+    fn said<'a>(&'a self, tables: &'a Tables, row: u32) -> Option<&'a Instructions> {
+        match rule_of(row) {
+            Some(id) => tables.rule(id).map(|rule| rule.instructions),
+            None => self.misses.get(&(row.checked_sub(miss(0))? as TableId)),
+        }
+    }
+
+    /// The kernel plane can do more or less than it could.
+    fn decide_again(&mut self, tables: &Tables, row: u32) {
+        if let Some(program) = self.said(tables, row).map(|instructions| self.program(instructions)) {
+            self.decide(row, &program);
+        }
     }
 
     /// Publishes a change. `tables` has it already.

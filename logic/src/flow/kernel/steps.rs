@@ -5,7 +5,10 @@ use crate::flow::{
     action::Port,
     program::{Ports, Step, Verdict},
 };
-use std::sync::atomic::{AtomicU64, Ordering::Acquire};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicU64, Ordering::Acquire},
+};
 
 /// `enum flow_verdict` of `bpf/flow_abi.h`; `router::abi` compares.
 pub mod verdict {
@@ -77,6 +80,8 @@ pub(super) trait Rows {
     fn meter(&mut self, id: u32) -> Option<u32>;
     /// Of `flow_groups`; `None`: it is not there, or not for the kernel plane.
     fn group(&mut self, id: u32) -> Option<u32>;
+    /// The ports that nothing can be redirected to.
+    fn deaf(&self) -> &BTreeSet<Port>;
 }
 
 /// A port's id: its slot in the transmit map.
@@ -84,8 +89,19 @@ fn port_id(port: Port) -> u16 {
     port.0 - 1
 }
 
-/// A verdict as kind and argument.
+/// A verdict as kind and argument; `None`: user space has to do it.
 pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u16)> {
+    let deaf = rows.deaf();
+    let heard = match v {
+        Verdict::Output(port) => !deaf.contains(port),
+        Verdict::Broadcast(Ports::These(ports)) => !ports.iter().any(|port| deaf.contains(port)),
+        // Any of them may be meant.
+        Verdict::Broadcast(Ports::All | Ports::Flood) | Verdict::InPort => deaf.is_empty(),
+        Verdict::Drop | Verdict::Normal | Verdict::Local | Verdict::Slow => true,
+    };
+    if !heard {
+        return None;
+    }
     Some(match v {
         Verdict::Drop => (verdict::DROP, 0),
         Verdict::Output(port) => (verdict::OUTPUT, port_id(*port)),

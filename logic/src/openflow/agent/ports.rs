@@ -20,7 +20,7 @@ pub struct PortInfo {
     pub mac: Mac,
     pub link_up: bool,
     pub admin_up: bool,
-    /// Frames can be sent there.
+    /// Frames can be redirected there; else user space sends them.
     pub transmits: bool,
     /// `None`: not known.
     pub speed_mbps: Option<u32>,
@@ -80,7 +80,7 @@ impl Entry {
     }
 
     fn is_live(&self) -> bool {
-        self.info.link_up && self.info.admin_up && self.info.transmits
+        self.info.link_up && self.info.admin_up
     }
 
     fn description(&self) -> PortDescription {
@@ -144,6 +144,10 @@ impl Ports {
         self.0.iter().filter(|(_, entry)| entry.flags.no_flood).map(|(&port, _)| port).collect()
     }
 
+    fn deaf(&self) -> BTreeSet<Port> {
+        self.0.iter().filter(|(_, entry)| !entry.info.transmits).map(|(&port, _)| port).collect()
+    }
+
     fn live(&self) -> impl Iterator<Item = (Port, bool)> + '_ {
         self.0.iter().map(|(&port, entry)| (port, entry.is_live()))
     }
@@ -179,6 +183,7 @@ impl<M: FlowMemory> Agent<M> {
     fn publish_ports(&mut self) {
         self.flows.set_ports(self.ports.live());
         self.flows.set_no_flood(&self.ports.without_flood());
+        self.flows.set_deaf(self.ports.deaf());
     }
 
     /// Tells every connection that wants to know, but not who did it: until 1.5 a port-mod is not answered so.
