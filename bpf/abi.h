@@ -25,6 +25,7 @@
 enum port_flags {
 	PORT_READY = 1,		/* trusted: packets from it may be accelerated */
 	PORT_NO_RECV = 2,	/* flow rules drop what arrives (OFPPC_NO_RECV) */
+	PORT_HANDS_OVER = 4,	/* flow rules may hand what arrives to another core */
 };
 
 struct port {			/* one word, read and written whole */
@@ -221,7 +222,8 @@ struct control {
 	__u64 jiffies;		/* written by millrace_clock when it is run */
 	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
 	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel */
-	__u64 pad[3];
+	__u64 core_map;		/* kernel's id of this generation's rule_cores; 0: none */
+	__u64 pad[2];
 };
 
 /*

@@ -28,10 +28,10 @@ static __always_inline struct interface_counters *interface_row(const struct pac
 	return ROW(counters, p->cpu * interface_rows + interface);
 }
 
-/* The time, for one packet in sample_mask + 1; else 0. */
+/* The time, for one packet in sample_mask + 1; else 0. What another core hands over was counted there, and is not timed. */
 static __always_inline __u64 sample_start(const struct packet *p)
 {
-	if (p->explain)
+	if (p->explain || p->handed)
 		return 0;
 	struct interface_counters *all = interface_row(p, 0);
 	if (!all || (++all->other_packets & sample_mask))

@@ -224,13 +224,14 @@ __noinline int flow_steps_of(struct xdp_md *ctx, struct flow_scratch *s, __u32 r
 struct flow_plan {
 	__u32 ranks;		/* of the action set so far */
 	__u32 from;		/* the first rule whose part of it counts */
+	__u32 core, set_core;	/* named in a list, named in the set; + 1 */
 	bool sent;
 };
 
 static __always_inline bool
 goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct flow_rule *rule, __u64 decision, __u32 i)
 {
-	__u32 ranks = rule->set_ranks;
+	__u32 ranks = rule->set_ranks, core = rule->flags >> FLOW_RULE_CORE_SHIFT;
 
 	if ((__u8)decision == FLOW_SLOW)
 		return false;
@@ -240,33 +241,47 @@ goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct
 	if (rule->flags & FLOW_RULE_CLEAR) {
 		plan->ranks = 0;
 		plan->from = i;
+		plan->set_core = 0;
 	}
 	if (ranks && plan->ranks >= (ranks & -ranks))
 		return false;
 	plan->ranks |= ranks;
 	plan->sent |= rule->flags & FLOW_RULE_SENDS;
+	if (core && ranks & FLOW_RANK_CORE)
+		plan->set_core = core;
+	else if (core)
+		plan->core = core;
 	/* What was sent must not be rewritten by a set that is done later. */
 	return !(plan->sent && plan->ranks);
 }
 
-/* What all the rules that decided say. A packet that needs user space is told from its first byte on: nothing is done to it. */
-__noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
+/*
+ * What all the rules that decided say, each read once: it may say something else the next time. Returns the core that is named
+ * last, + 1, or 0. -1: user space has to do it, from the packet's first byte on: nothing is done to it.
+ */
+__noinline int plan_rules(struct flow_scratch *s)
 {
 	struct flow_plan plan = {};
 
 	if (!s)
-		return 0;
+		return -1;
 	for (__u32 i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
-		/* Read once: it may be another one the next time. */
 		__u64 decision = rule ? *(volatile const __u64 *)&rule->kind : FLOW_SLOW;
 		s->decision[i] = decision;
-		if (!rule || !goes_together(&plan, s, rule, decision, i)) {
-			s->verdict = FLOW_SLOW;
-			return 0;
-		}
+		if (!rule || !goes_together(&plan, s, rule, decision, i))
+			return -1;
 	}
+	s->set_from = plan.from;
+	return plan.set_core ? plan.set_core : plan.core;
+}
+
+/* Does what was planned. */
+__noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
+{
+	if (!s)
+		return 0;
 	s->verdict = FLOW_DROP;
 	for (int i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
 		__u64 decision = s->decision[i];
@@ -282,13 +297,24 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 			s->port = decision >> 16;
 		}
 	}
-	for (__u32 i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
+	for (__u32 i = s->set_from; i < FLOW_TABLES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
-		if (rule && rule->set_steps && i >= plan.from && flow_steps_of(ctx, s, s->rule[i], rule->set_steps) < 0)
+		if (rule && rule->set_steps && flow_steps_of(ctx, s, s->rule[i], rule->set_steps) < 0)
 			return 0;
 	}
 	return 0;
+}
+
+/*
+ * Gives the packet, as it came, to the core that rules name: there the same is decided, and done. False: it goes on here. `core`
+ * as plan_rules returns it.
+ */
+static __always_inline bool hand_over(const struct packet *p, int core)
+{
+	if (p->handed || core <= 0 || !p->port_hands_over || core - 1 == (int)p->cpu)
+		return false;
+	return bpf_redirect_map(&rule_cores, core - 1, 0) == XDP_REDIRECT;
 }
 
 static __always_inline void count_rules(const struct packet *p, const struct flow_scratch *s)
@@ -361,10 +387,19 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
 	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
 	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {
+		if ((__u8)decision != FLOW_SLOW && hand_over(p, only->flags >> FLOW_RULE_CORE_SHIFT))
+			return REASON_NONE;
 		s->verdict = (__u8)decision;
 		s->port = decision >> 16;
 	} else {
-		run_rules(p->ctx, s);
+		int core = plan_rules(s);
+
+		if (hand_over(p, core))
+			return REASON_NONE;
+		if (core < 0)
+			s->verdict = FLOW_SLOW;
+		else
+			run_rules(p->ctx, s);
 	}
 	/* What user space does, it counts. */
 	if (s->verdict != FLOW_SLOW)

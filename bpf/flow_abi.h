@@ -74,6 +74,7 @@ enum flow_verdict {
 	FLOW_NO_ROOM   = 8,	/* in no rule: what was to go in front of the frame finds no room; dropped */
 };
 
+#define FLOW_RANK_CORE	0x40	/* SET_CORE */
 #define FLOW_RANK_OUTPUT 0x100	/* a group or an output */
 
 enum flow_rule_flags {
@@ -81,6 +82,7 @@ enum flow_rule_flags {
 	FLOW_RULE_SENDS = 2,	/* its steps, not its part of the set, decide where the packet goes */
 	FLOW_RULE_BROADCASTS = 4,	/* its steps or its part of the set send to a set of ports */
 };
+#define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names (with FLOW_RANK_CORE in its part of the set) + 1, or 0 */
 
 /* Rule ids 1..FLOW_TABLES are what a table does with a packet that no rule of it matches; 0 is no rule. */
 struct flow_rule {		/* 64 bytes, one cache line */
@@ -275,7 +277,8 @@ struct flow_scratch {
 	__u16 port;			/* where it leaves: port id or set */
 	__u16 in_port;			/* port id */
 	__u8  multi_buffer;
-	__u8  pad[5];
+	__u8  set_from;			/* the first rule whose part of the action set counts */
+	__u8  pad[4];
 	__u32 turn;			/* which way of a full set the next flow takes */
 	__u64 hits;
 	__u64 misses;

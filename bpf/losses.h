@@ -16,14 +16,18 @@ static __always_inline __u64 port_of(const struct net_device *device)
 	return device->nd_net.net->ns.inum == netns_inode ? find_port(device->ifindex) : 0;
 }
 
-static __always_inline int count_lost(__u32 port, enum reason reason, __u64 packets)
+/* Of whom no port is known. */
+#define NO_PORT (CHARGE_ROWS - 1)
+
+/* `payer`: a port's row of charges, or NO_PORT. */
+static __always_inline int count_lost(__u32 payer, enum reason reason, __u64 packets)
 {
 	const struct control *c = ROW(control, 0);
 	struct charges *lost;
 
-	if (!c || !*(volatile const __u64 *)&c->counts_losses || port >= MAX_PORTS)
+	if (!c || !*(volatile const __u64 *)&c->counts_losses || payer >= CHARGE_ROWS)
 		return 0;
-	lost = ROW(charges, bpf_get_smp_processor_id() * CHARGE_ROWS + MAX_ROUTERS + port);
+	lost = ROW(charges, bpf_get_smp_processor_id() * CHARGE_ROWS + payer);
 	if (lost)
 		lost->packets[reason] += packets;
 	return 0;
@@ -40,10 +44,10 @@ int BPF_PROG(lost_on_transmit, const struct net_device *from, const struct net_d
 
 	if (drops <= 0 || !port_of(from) || !(port = port_of(to)))
 		return 0;
-	return count_lost((__u16)(port >> 32), err ? REASON_TX_REFUSED : REASON_TX_RING_FULL, drops);
+	return count_lost(MAX_ROUTERS + (__u16)(port >> 32), err ? REASON_TX_REFUSED : REASON_TX_RING_FULL, drops);
 }
 
-/* __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get as far as a bulk. `slot` is that of tx_ports. */
+/* __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get as far as a bulk. `slot` is that of tx_ports, or a core. */
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *program, const void *to, int err,
 	     enum bpf_map_type type, __u32 map, __u32 slot)
@@ -52,7 +56,20 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 			     err == -EMSGSIZE ? REASON_OVER_PORT_MTU :
 			     err == -EOPNOTSUPP ? REASON_TX_REFUSED : REASON_REDIRECT_FAILED;
 
-	return port_of(from) ? count_lost(slot, reason, 1) : 0;
+	if (!port_of(from))
+		return 0;
+	return count_lost(type == BPF_MAP_TYPE_CPUMAP ? NO_PORT : MAX_ROUTERS + slot, reason, 1);
+}
+
+/* bq_flush_to_queue, kernel/bpf/cpumap.c, once for up to 8 packets: the queue of a core had no room for `drops` of them. */
+SEC("tp_btf/xdp_cpumap_enqueue")
+int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int drops, int core)
+{
+	const struct control *c = ROW(control, 0);
+
+	if (!drops || !c || *(volatile const __u64 *)&c->core_map != (__u32)map)
+		return 0;
+	return count_lost(NO_PORT, REASON_RULE_CORE_FULL, drops);
 }
 
 /* generic_xdp_tx, net/core/dev.c: the queue of a port was stopped, in generic mode. No program of ours returns XDP_TX. */
@@ -63,5 +80,5 @@ int BPF_PROG(lost_in_generic_mode, const struct net_device *to, const void *prog
 
 	if (action != XDP_TX || !(port = port_of(to)))
 		return 0;
-	return count_lost((__u16)(port >> 32), REASON_TX_RING_FULL, 1);
+	return count_lost(MAX_ROUTERS + (__u16)(port >> 32), REASON_TX_RING_FULL, 1);
 }

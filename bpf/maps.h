@@ -56,6 +56,14 @@ ARRAY(flow_seen, struct flow_tags, 1, 0);
 ARRAY(flow_counters, struct flow_count, 1, BPF_F_MMAPABLE);
 ARRAY(flow_scratch, struct flow_scratch, 1, BPF_F_MMAPABLE);
 
+/* Cores that flow rules hand packets to, by number, each with millrace_flow_core; entries are made when a rule names one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} rule_cores SEC(".maps");
+
 /* Sets of ports, one map each: a packet to a set goes to all of them but the one it came in by. */
 struct port_set {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);

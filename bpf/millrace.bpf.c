@@ -2,7 +2,8 @@
 /*
  * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
  * untouched, with a counted reason. Read forward() first: it is the whole path. While there are flow rules, millrace_flow
- * is attached in place of millrace: without them nothing of theirs is paid for.
+ * is attached in place of millrace: without them nothing of theirs is paid for. millrace_flow_core is the same on another core,
+ * which a rule has named.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -129,7 +130,15 @@ static __always_inline enum reason forward_normal(struct packet *p)
 
 #include "flow.h"
 
-static __always_inline enum reason forward(struct packet *p, bool by_rules)
+/* How a packet comes in. */
+enum entry {
+	ROUTED,
+	BY_RULES,
+	HANDED_OVER,		/* by rules, from another core */
+	EXPLAINED,
+};
+
+static __always_inline enum reason forward(struct packet *p, enum entry entry)
 {
 	__u64 port = find_port(p->ctx->ingress_ifindex);
 	__u16 port_flags = port >> 48;
@@ -138,21 +147,23 @@ static __always_inline enum reason forward(struct packet *p, bool by_rules)
 	p->port = port >> 32;
 	p->port_ready = port_flags & PORT_READY;
 	p->port_no_recv = port_flags & PORT_NO_RECV;
+	p->port_hands_over = port_flags & PORT_HANDS_OVER;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
-	return by_rules ? forward_by_rules(p) : forward_normal(p);
+	return entry == BY_RULES || entry == HANDED_OVER ? forward_by_rules(p) : forward_normal(p);
 }
 
-static __always_inline int run(struct xdp_md *ctx, bool by_rules, bool explain)
+static __always_inline int run(struct xdp_md *ctx, enum entry entry)
 {
 	struct packet packet = {
 		.ctx = ctx,
-		.explain = explain,
+		.explain = entry == EXPLAINED,
+		.handed = entry == HANDED_OVER,
 		.cpu = bpf_get_smp_processor_id(),
 		.payer = CHARGE_ROWS - 1,
 	};
 	__u64 start_ns = sample_start(&packet);
-	enum reason reason = forward(&packet, by_rules);
+	enum reason reason = forward(&packet, entry);
 
 	if (reason != REASON_NONE)
 		return pass_up(&packet, reason);
@@ -166,14 +177,24 @@ static __always_inline int run(struct xdp_md *ctx, bool by_rules, bool explain)
 SEC("xdp.frags")
 int millrace(struct xdp_md *ctx)
 {
-	return run(ctx, false, false);
+	return run(ctx, ROUTED);
 }
 
 /* With flow rules before the routers. */
 SEC("xdp.frags")
 int millrace_flow(struct xdp_md *ctx)
 {
-	return run(ctx, true, false);
+	return run(ctx, BY_RULES);
+}
+
+/*
+ * For packets that another core hands over (rule_cores). They come without the index of their queue, and one at a time for each
+ * core: softirqs are disabled in cpu_map_bpf_prog_run (kernel/bpf/cpumap.c) as they are in a driver.
+ */
+SEC("xdp.frags/cpumap")
+int millrace_flow_core(struct xdp_md *ctx)
+{
+	return run(ctx, HANDED_OVER);
 }
 
 /* For packets that user space hands to the kernel. */
@@ -187,7 +208,7 @@ int millrace_pass(struct xdp_md *ctx)
 SEC("xdp.frags")
 int millrace_explain(struct xdp_md *ctx)
 {
-	return run(ctx, false, true);
+	return run(ctx, EXPLAINED);
 }
 
 /* Run by user space, which cannot read jiffies. */

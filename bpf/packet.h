@@ -32,7 +32,10 @@ struct packet {
 	bool  multi_buffer;
 	bool  port_ready;	/* packets from its port may be trusted */
 	bool  port_no_recv;	/* flow rules drop them */
-	bool  explain;		/* a constant in each program: the compiler removes what it switches off */
+	bool  port_hands_over;	/* flow rules may hand them to another core */
+	/* Constants in each program: the compiler removes what they switch off. */
+	bool  explain;
+	bool  handed;		/* it came from another core, and stays */
 };
 
 static __always_inline void *packet_data(const struct packet *p)

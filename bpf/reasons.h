@@ -56,3 +56,4 @@ REASON(RULE_SLOW,           drop,      "user space does with it what the flow ru
 REASON(RULE_NO_PORT,        drop,      "a flow rule sends it to a port that cannot transmit")
 REASON(RULE_SLOW_LOST,      drop,      "user space was to do what the flow rules say, and did not take it")
 REASON(RULE_NO_ROOM,        drop,      "what a flow rule puts in front of it finds no room")
+REASON(RULE_CORE_FULL,      lost,      "a flow rule hands it to another core, whose queue was full")

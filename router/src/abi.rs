@@ -200,7 +200,7 @@ pub(crate) mod header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plane::{MAX_PORTS, MAX_ROUTERS, PORT_NO_RECV, PORT_READY};
+    use crate::plane::{MAX_PORTS, MAX_ROUTERS, PORT_HANDS_OVER, PORT_NO_RECV, PORT_READY};
 
     #[test]
     fn numbers_of_flow_rules_are_those_of_the_header() {
@@ -224,6 +224,7 @@ mod tests {
             ("FLOW_RULE_CLEAR", encoding::FLAG_CLEAR as u32),
             ("FLOW_RULE_SENDS", encoding::FLAG_SENDS as u32),
             ("FLOW_RULE_BROADCASTS", encoding::FLAG_BROADCASTS as u32),
+            ("FLOW_RULE_CORE_SHIFT", encoding::CORE_SHIFT),
             ("FLOW_NEEDS_TAG", needs::TAG as u32),
             ("FLOW_NEEDS_IPV4", needs::IPV4 as u32),
             ("FLOW_NEEDS_IPV6", needs::IPV6 as u32),
@@ -278,6 +279,7 @@ mod tests {
             ("FIB_KIND_SHIFT", (logic::fib::MAX_INDEX + 1).trailing_zeros()),
             ("PORT_READY", PORT_READY as u32),
             ("PORT_NO_RECV", PORT_NO_RECV as u32),
+            ("PORT_HANDS_OVER", PORT_HANDS_OVER as u32),
             ("MAX_QUEUES", encoding::MAX_QUEUES as u32),
             ("QUEUE_WAYS", encoding::QUEUE_WAYS as u32),
             ("QUEUE_FAMILY_WAYS", encoding::FAMILY_WAYS as u32),

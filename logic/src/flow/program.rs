@@ -6,7 +6,7 @@
 //! they have is for who writes the tables to say.
 
 use super::{
-    action::{Action, FcfPlace, Instructions, Port, Vxlan, WHOLE_PACKET},
+    action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan, WHOLE_PACKET},
     execute::action_set,
     field::{Field, VLAN_PRESENT, ip_proto},
     key::Key,
@@ -107,6 +107,9 @@ pub struct Program {
     pub set_ranks: u16,
     /// How later tables see the packet.
     pub patch: Option<Patch>,
+    /// The core that goes on with the packet: named in the rule's part of the action set, which is done last, or before the last
+    /// output of its list. A packet is handed over once, before anything is done to it.
+    pub core: Option<u16>,
 }
 
 /// Fields that a rule changes for later tables, and what a packet must have for that to be so.
@@ -161,6 +164,10 @@ pub fn compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
 /// One bucket of a group, as steps; `None`: only user space can do it. A rule says whether it broadcasts, which frames of
 /// several buffers do not survive, and knows nothing of its group's buckets: those must not.
 pub fn compile_bucket(actions: &[Action]) -> Option<Vec<Step>> {
+    if core(actions, true).is_some() {
+        // A packet has been handed over by the time it comes here.
+        return None;
+    }
     let (steps, _) = steps(&action_set(actions), &|_| false)?;
     let broadcasts = steps.iter().any(|step| matches!(step, Step::Verdict(Verdict::Broadcast(_))));
     (!broadcasts && steps.len() <= MAX_BUCKET_STEPS).then_some(steps)
@@ -180,6 +187,7 @@ fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
         clear: instructions.clear,
         set_ranks: written.iter().fold(0, |ranks, action| ranks | rank(action)),
         patch: if goes_on { patch(instructions)? } else { None },
+        core: core(&written, true).or_else(|| core(&instructions.apply, goes_on)),
         steps: apply,
         set,
     };
@@ -245,6 +253,8 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
                 steps.push(Step::Group(*id));
                 return Some((steps, true));
             }
+            // Not the packet's: the rule names it.
+            Action::SetCore(CoreChoice::This(_)) => {}
             other => {
                 rewrite(other, &mut steps)?;
                 rewritten_since = true;
@@ -255,6 +265,16 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     steps.extend(sent.map(Step::Verdict));
     // The verdict is carried out after the last step: what was rewritten after the packet left would leave with it.
     (!sends || !rewritten_since).then_some((steps, sends))
+}
+
+/// The core that a list names for what it sends, or for what is done after it (`goes_on`).
+fn core(actions: &[Action], goes_on: bool) -> Option<u16> {
+    let sends = |a: &Action| matches!(a, Action::Output { .. } | Action::Group(_));
+    let last = if goes_on { Some(actions.len()) } else { actions.iter().rposition(sends) };
+    actions[..last?].iter().rev().find_map(|action| match action {
+        Action::SetCore(CoreChoice::This(core)) => Some(*core),
+        _ => None,
+    })
 }
 
 /// How often a list puts a frame into a tunnel.
@@ -376,7 +396,8 @@ fn patch(instructions: &Instructions) -> Option<Option<Patch>> {
             | Action::Group(_)
             | Action::DecTtl
             | Action::SetTtl(_)
-            | Action::SetQueue(_) => {}
+            | Action::SetQueue(_)
+            | Action::SetCore(_) => {}
             _ => return None,
         }
     }

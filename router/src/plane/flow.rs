@@ -3,6 +3,7 @@
 
 use super::{
     Plane,
+    cores::CoreMap,
     flow_maps::{self, FlowMaps},
     inject::Injector,
     run::TestRun,
@@ -10,7 +11,7 @@ use super::{
 use crate::abi;
 use anyhow::{Context, Result};
 use libbpf_rs::{
-    OpenObject,
+    MapCore, MapHandle, OpenObject,
     skel::{OpenSkel, SkelBuilder},
 };
 use std::{
@@ -23,13 +24,15 @@ use std::{
 pub struct FlowPlane {
     skel: abi::MillraceSkel<'static>,
     maps: Arc<FlowMaps>,
+    /// Has the cores that rules name for as long as it is there.
+    _cores: Arc<CoreMap>,
 }
 
 impl FlowPlane {
     /// Loads it beside a plane; it is in charge of nothing yet.
     ///
     /// # Errors
-    /// The kernel refuses; the verifier's words are in the chain.
+    /// The kernel refuses; the verifier's words are in the chain. Or a core that rules name cannot be had.
     pub fn load(plane: &Plane, maps: &Arc<FlowMaps>) -> Result<FlowPlane> {
         // Left behind as in `Plane::load`.
         let storage = Box::leak(Box::new(MaybeUninit::<OpenObject>::uninit()));
@@ -38,10 +41,18 @@ impl FlowPlane {
         super::size(&mut open, &plane.settings, plane.cpus)?;
         share(&mut open, plane)?;
         flow_maps::share(&mut open, maps)?;
+        let cores = u32::try_from(plane.cpus).context("more than 2^32 CPUs")?;
+        open.maps.rule_cores.set_max_entries(cores).context("sizing the map of cores")?;
         open.progs.millrace_explain.set_autoload(false);
         super::losses::leave_out(&mut open);
         let skel = open.load().context("loading the kernel plane for flow rules")?;
-        Ok(FlowPlane { skel, maps: maps.clone() })
+        let program = skel.progs.millrace_flow_core.as_fd().try_clone_to_owned();
+        let cores = Arc::new(CoreMap {
+            map: MapHandle::try_from(&skel.maps.rule_cores).context("keeping the map of cores")?,
+            program: program.context("keeping the program of other cores")?,
+        });
+        maps.memory().cores().add(&cores)?;
+        Ok(FlowPlane { skel, maps: maps.clone(), _cores: cores })
     }
 
     /// Frames of user space are given to this generation's programs from now on.
@@ -60,6 +71,11 @@ impl FlowPlane {
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
         self.skel.progs.millrace_flow.as_fd()
+    }
+
+    /// The kernel's id of its map of cores, by which it is told what they had no room for.
+    pub fn core_map(&self) -> Result<u32> {
+        Ok(self.skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id)
     }
 
     /// Runs the program on a frame as if it came in by `ifindex`. The caller must be in the device's namespace.

@@ -1,6 +1,6 @@
 //! The maps of flow rules and their memory: created with the first rule, they outlive every generation of routing tables.
 
-use super::{MAX_PORTS, inject::Injector, memory::Mapping, memory::Words64};
+use super::{MAX_PORTS, cores::NamedCores, inject::Injector, memory::Mapping, memory::Words64};
 use crate::abi::{self, types};
 use anyhow::{Context, Result};
 use libbpf_rs::{
@@ -102,12 +102,14 @@ impl FlowMaps {
             &mut open.progs.millrace,
             &mut open.progs.millrace_explain,
             &mut open.progs.millrace_flow,
+            &mut open.progs.millrace_flow_core,
             &mut open.progs.millrace_pass,
             &mut open.progs.millrace_clock,
         ] {
             program.set_autoload(false);
         }
         super::losses::leave_out(&mut open);
+        open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
         size(&mut open, c, cpus)?;
         let outer = PortSets::outer(c.port_sets)?;
         open.maps.flow_sets.reuse_fd(outer.as_fd()).context("giving the program its sets of ports")?;
@@ -256,7 +258,9 @@ impl Notices<'_> {
 /// No map of flow rules for a program that goes without.
 pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     open.progs.millrace_flow.set_autoload(false);
+    open.progs.millrace_flow_core.set_autoload(false);
     open.progs.millrace_pass.set_autoload(false);
+    open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
     for map in flow_maps!(open.maps, mut) {
         map.set_autocreate(false).context("leaving out a map of flow rules")?;
     }
@@ -320,6 +324,7 @@ pub struct MappedFlows {
     regions: [Words64; 11],
     scratch: Words64,
     sets: PortSets,
+    cores: NamedCores,
     cpus: usize,
 }
 
@@ -354,8 +359,13 @@ impl MappedFlows {
             ],
             scratch: map(maps.flow_scratch.as_fd(), size_of::<types::flow_scratch>() / 8, cpus)?,
             sets,
+            cores: NamedCores::default(),
             cpus,
         })
+    }
+
+    pub(super) fn cores(&self) -> &NamedCores {
+        &self.cores
     }
 
     /// The ports that rules send to: number, device, and whether FLOOD reaches it. What sends to another one drops.
@@ -393,6 +403,10 @@ impl FlowMemory for MappedFlows {
             .write(row, ports)
             .inspect_err(|e| tracing::warn!("a set of ports for flow rules: {e:#}"))
             .is_ok()
+    }
+    fn write_core(&self, core: u16) -> bool {
+        let named = self.cores.name(core);
+        named.inspect_err(|e| tracing::warn!("a core that a flow rule names: {e:#}")).is_ok()
     }
     fn forget_set(&self, row: u32) {
         self.sets.state.lock().unwrap_or_else(|e| e.into_inner()).sets.remove(&row);

@@ -202,7 +202,7 @@ fn pinned_links() -> Result<Vec<PathBuf>> {
         .collect())
 }
 
-fn mode(ifindex: u32) -> Result<Option<Mode>> {
+pub(super) fn mode(ifindex: u32) -> Result<Option<Mode>> {
     Ok(xdp_query(ifindex)?.map(|(_, mode)| mode))
 }
 

@@ -21,14 +21,18 @@ pub(super) struct Losses {
 }
 
 /// Tracepoints, in the order of [`programs`].
-const TRACEPOINTS: [&str; 3] = ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception"];
+const TRACEPOINTS: [&str; 4] = ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception", "xdp_cpumap_enqueue"];
 
 /// Leaves the programs whose tracepoint this kernel lacks out of loading, which would fail as a whole.
 pub(super) fn select(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     let kernel = Btf::from_vmlinux().context("reading the kernel's type information")?;
     let progs = &mut open.progs;
-    let programs =
-        [&mut progs.lost_on_transmit, &mut progs.lost_on_redirect, &mut progs.lost_in_generic_mode];
+    let programs = [
+        &mut progs.lost_on_transmit,
+        &mut progs.lost_on_redirect,
+        &mut progs.lost_in_generic_mode,
+        &mut progs.lost_on_hand_over,
+    ];
     for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {
         program.set_autoload(has(&kernel, tracepoint));
     }
@@ -45,6 +49,7 @@ pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) {
     progs.lost_on_transmit.set_autoload(false);
     progs.lost_on_redirect.set_autoload(false);
     progs.lost_in_generic_mode.set_autoload(false);
+    progs.lost_on_hand_over.set_autoload(false);
 }
 
 fn has(kernel: &Btf<'_>, tracepoint: &str) -> bool {
@@ -56,7 +61,12 @@ impl Losses {
     /// all the same.
     pub fn attach(skel: &abi::MillraceSkel<'_>) -> Losses {
         let progs = &skel.progs;
-        let programs = [&progs.lost_on_transmit, &progs.lost_on_redirect, &progs.lost_in_generic_mode];
+        let programs = [
+            &progs.lost_on_transmit,
+            &progs.lost_on_redirect,
+            &progs.lost_in_generic_mode,
+            &progs.lost_on_hand_over,
+        ];
         let mut losses = Losses { links: Vec::new(), troubles: Vec::new() };
         for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {
             let attached = if program.autoload() {

@@ -9,6 +9,7 @@
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
+//! | `cores.rs` | cores that flow rules hand packets to |
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
@@ -17,6 +18,7 @@
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
+mod cores;
 mod counters;
 mod flow;
 mod flow_maps;
@@ -78,8 +80,10 @@ pub struct Settings {
 /// `enum port_flags`.
 pub(crate) const PORT_READY: u64 = 1;
 pub(crate) const PORT_NO_RECV: u64 = 2;
-/// Word of `struct control`.
+pub(crate) const PORT_HANDS_OVER: u64 = 4;
+/// Words of `struct control`.
 const RULES_DEADLINE: usize = std::mem::offset_of!(types::control, rules_deadline_jiffies) / 8;
+const CORE_MAP: usize = std::mem::offset_of!(types::control, core_map) / 8;
 
 /// Limits of the ABI.
 pub const MAX_PORTS: usize = 64;
@@ -194,7 +198,10 @@ impl Plane {
             self.clear_slot(id)?;
         }
         let no_recv = self.rules.as_ref().is_some_and(|rules| rules.maps().no_recv(id));
-        let flags = u64::from(ready) * PORT_READY + u64::from(no_recv) * PORT_NO_RECV;
+        let hands_over = self.rules.is_some() && hands_over(ifindex);
+        let flags = u64::from(ready) * PORT_READY
+            + u64::from(no_recv) * PORT_NO_RECV
+            + u64::from(hands_over) * PORT_HANDS_OVER;
         self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | flags << 48);
         Ok(())
     }
@@ -245,7 +252,9 @@ impl Plane {
         if let Some(maps) = maps
             && self.rules.as_ref().is_none_or(|rules| !Arc::ptr_eq(rules.maps(), maps))
         {
-            self.rules = Some(FlowPlane::load(self, maps)?);
+            let rules = FlowPlane::load(self, maps)?;
+            self.control.store(CORE_MAP, rules.core_map()?.into());
+            self.rules = Some(rules);
             if self.rules_outlast_daemon() {
                 self.control.store(RULES_DEADLINE, u64::MAX);
             }
@@ -323,6 +332,13 @@ impl Plane {
         }
         self.losses.pin(directory)
     }
+}
+
+/// May packets of a device go on on another core? Not those of a port in generic mode: up to Linux 6.14 the program there is run
+/// for the first of several that wait together, and the others are the stack's (cpu_map_bpf_prog_run_skb,
+/// kernel/bpf/cpumap.c).
+fn hands_over(ifindex: u32) -> bool {
+    matches!(link::mode(ifindex), Ok(Some(Mode::Native)))
 }
 
 /// Pins something in place of what is pinned there.

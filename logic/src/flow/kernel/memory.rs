@@ -72,6 +72,8 @@ pub trait FlowMemory {
     fn write_set(&self, row: u32, ports: &Ports) -> bool;
     /// No rule names the row any more; it may be written again.
     fn forget_set(&self, row: u32);
+    /// Makes a core ready for packets, before a rule names it. False: they cannot be handed to it.
+    fn write_core(&self, core: u16) -> bool;
 }
 
 impl<T: FlowMemory> FlowMemory for Arc<T> {
@@ -119,6 +121,9 @@ impl<T: FlowMemory> FlowMemory for Arc<T> {
     }
     fn forget_set(&self, row: u32) {
         (**self).forget_set(row);
+    }
+    fn write_core(&self, core: u16) -> bool {
+        (**self).write_core(core)
     }
 }
 
@@ -196,5 +201,8 @@ impl FlowMemory for HeapFlows {
         {
             *set = None;
         }
+    }
+    fn write_core(&self, core: u16) -> bool {
+        usize::from(core) < self.cpus
     }
 }

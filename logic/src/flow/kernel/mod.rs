@@ -46,7 +46,7 @@ pub(super) mod tests;
 /// What words are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
-        FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS,
+        CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS,
         memory::ORDER_RANK_SHIFT,
         meters::{COST_SHIFT, TICKS, band_word, meter_word},
         rule_word,
@@ -95,6 +95,10 @@ pub mod rule_word {
 pub const FLAG_CLEAR: u64 = 1;
 pub const FLAG_SENDS: u64 = 2;
 pub const FLAG_BROADCASTS: u64 = 4;
+/// Flags from here on: the core that the rule names + 1, or 0.
+pub const CORE_SHIFT: u32 = 4;
+/// The highest number of a core that a rule can name, and one more.
+pub const CORES: u16 = (1 << (16 - CORE_SHIFT)) - 1;
 
 /// Rules that a new one may overlap are looked at one by one up to this many; beyond, all caches are emptied.
 const VOID_ONE_BY_ONE: usize = 4096;
