@@ -59,8 +59,7 @@ impl Grace {
 
 /// Returns when the calling thread has run on each CPU that is online.
 fn visit_all_cpus() -> io::Result<()> {
-    let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
-    let online = parse_list(&online).ok_or_else(|| io::Error::other(format!("CPUs online: {online}")))?;
+    let online = online_cpus()?;
     let _before = Scheduling::hurry()?;
     for cpu in online {
         let mut only = CpuSet::new();
@@ -71,6 +70,12 @@ fn visit_all_cpus() -> io::Result<()> {
         sched_setaffinity(None, &only)?;
     }
     Ok(())
+}
+
+/// The CPUs that are online, ascending.
+pub fn online_cpus() -> io::Result<Vec<usize>> {
+    let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+    parse_list(&online).ok_or_else(|| io::Error::other(format!("CPUs online: {online}")))
 }
 
 /// A list of the kernel's, as "0-3,8".

@@ -35,7 +35,7 @@ use anyhow::{Context, Result, bail};
 pub use counters::{Charge, Counters, InterfaceCount};
 pub use flow::FlowPlane;
 pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
-pub use grace::Grace;
+pub use grace::{Grace, online_cpus};
 pub use inject::Injector;
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
@@ -198,10 +198,9 @@ impl Plane {
             self.clear_slot(id)?;
         }
         let no_recv = self.rules.as_ref().is_some_and(|rules| rules.maps().no_recv(id));
-        let hands_over = self.rules.is_some() && hands_over(ifindex);
         let flags = u64::from(ready) * PORT_READY
             + u64::from(no_recv) * PORT_NO_RECV
-            + u64::from(hands_over) * PORT_HANDS_OVER;
+            + u64::from(hands_over(ifindex)) * PORT_HANDS_OVER;
         self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | flags << 48);
         Ok(())
     }

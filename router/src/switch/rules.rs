@@ -13,14 +13,14 @@ use crate::{
         kernel::monotonic,
         seam::{Gauge, SwitchPort},
     },
-    plane::{FlowMaps, FlowSettings, MappedFlows},
+    plane::{FlowMaps, FlowSettings, MappedFlows, online_cpus},
 };
 use anyhow::{Context, Result};
 use logic::{
     flow::{
         Action, Instructions, Port,
         flows::Flows,
-        kernel::{FlowCapacity, Notice, NoticeReason, Seed},
+        kernel::{CORES, FlowCapacity, Notice, NoticeReason, Seed},
         rule::TABLES,
         table::{GROUPS, METERS},
     },
@@ -262,17 +262,20 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
         controllers: openflow.controllers.iter().any(|target| !target.listens),
         echo_interval_ms: u64::try_from(openflow.echo_interval.0.as_millis()).unwrap_or(u64::MAX),
         packet_in_pps: openflow.packet_in_pps.0,
-        core_table: false,
+        core_table: true,
         proxy_ports: BTreeSet::new(),
     }
 }
 
 /// What controllers that ask are told of this machine's cores. Their loads are not known, nor who is pinned to them.
 fn cores(ports: &[SwitchPort]) -> Cores {
-    let count = std::thread::available_parallelism().map_or(1, |count| count.get() as u16);
+    let online = online_cpus().inspect_err(|error| tracing::warn!("which cores there are: {error}"));
+    let numbers = online.unwrap_or_default().into_iter().filter_map(|cpu| u16::try_from(cpu).ok());
     let core = |number| Core { number, load: None, workloads: 0 };
     let native_xdp = ports.iter().all(|port| !port.generic);
-    Cores { features: Features { native_xdp, ..Features::default() }, cores: (0..count).map(core).collect() }
+    // Packets of a port in generic mode stay where they are (`Plane::set_port`).
+    let features = Features { native_xdp, core_redirect: native_xdp, ..Features::default() };
+    Cores { features, cores: numbers.filter(|&number| number < CORES).map(core).collect() }
 }
 
 fn info(port: &SwitchPort) -> PortInfo {

@@ -3,6 +3,7 @@
 mod bed;
 #[path = "../common/mod.rs"]
 mod common;
+mod cores;
 #[allow(dead_code)]
 #[path = "../differential/wire.rs"]
 mod wire;

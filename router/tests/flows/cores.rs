@@ -1,0 +1,214 @@
+//! SET_CORE: which core does with a packet what rules say, and that it is done once, in order, and to the same bytes.
+
+use crate::{
+    bed::{Bed, host_mac, port_mac, routable},
+    common::{in_new_namespace, run},
+    redirected,
+};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle,
+    query::{ProgInfoIter, ProgInfoQueryOptions},
+};
+use router::plane::online_cpus;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+/// This thread, and with it the ports that it sends to, on this core.
+fn stay_on(core: usize) {
+    let mut one = CpuSet::new();
+    one.set(core);
+    sched_setaffinity(None, &one).unwrap();
+}
+
+/// The maps of the program that runs on p0.
+struct Maps {
+    counters: MapHandle,
+    cores: u32,
+}
+
+impl Maps {
+    fn of(bed: &Bed) -> Maps {
+        assert_eq!(bed.program(0), "millrace_flow");
+        let link = run("ip -d link show p0");
+        let id: u32 =
+            link.split("prog/xdp id ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        let options = ProgInfoQueryOptions::default().include_map_ids(true);
+        let program = ProgInfoIter::with_query_opts(options).find(|program| program.id == id).unwrap();
+        let maps = program.map_ids.into_iter().map(|id| MapHandle::from_map_id(id).unwrap());
+        let maps: Vec<MapHandle> = maps.collect();
+        let named = |name: &str| maps.iter().find(|map| map.name().to_str() == Some(name)).unwrap();
+        let counters = MapHandle::try_from(named("flow_counters")).unwrap();
+        Maps { counters, cores: named("rule_cores").info().unwrap().info.id }
+    }
+
+    /// Packets that each core has counted for rules, the misses of tables among them; the last is user space.
+    fn counted(&self) -> Vec<u64> {
+        let lots = libbpf_rs::num_possible_cpus().unwrap() as u32 + 1;
+        let rows = self.counters.max_entries() / lots;
+        // Few rules: the first rows.
+        let packets = |row: u32| {
+            let count = self.counters.lookup(&row.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+            u64::from_ne_bytes(count[..8].try_into().unwrap())
+        };
+        (0..lots).map(|lot| (0..64).map(|row| packets(lot * rows + row)).sum()).collect()
+    }
+
+    /// The cores that have a thread for our packets.
+    fn threads(&self) -> Vec<usize> {
+        let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
+        let names = fs::read_dir("/proc").unwrap().filter_map(|entry| name(entry.unwrap()));
+        let mut cores: Vec<usize> = names
+            .filter_map(|name| {
+                let (core, map) = name.trim().strip_prefix("cpumap/")?.split_once("/map:")?;
+                (map == self.cores.to_string()).then(|| core.parse().unwrap())
+            })
+            .collect();
+        cores.sort_unstable();
+        cores
+    }
+}
+
+/// How much each core has counted since.
+fn since(before: &[u64], after: &[u64]) -> Vec<u64> {
+    after.iter().zip(before).map(|(after, before)| after - before).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_core_that_a_rule_names_does_all_of_it_once() {
+    if online_cpus().unwrap()[..] == [0] {
+        return;
+    }
+    in_new_namespace(|| {
+        stay_on(0);
+        let bed = Bed::new("o", "");
+        let frame = routable(0, 1);
+        let (bytes, routed) = (frame.bytes(), frame.routed(host_mac(1), port_mac(1), &[]));
+        let elsewhere = redirected(&frame);
+        let elsewhere_routed = elsewhere.routed(host_mac(2), port_mac(2), &[]);
+        bed.flows(&["add", "in_port=1,ip,actions=output:2"]);
+        let maps = Maps::of(&bed);
+        bed.wires[0].send(&bytes);
+        bed.comes_out(&[1], &bytes);
+        assert_eq!(maps.threads(), [] as [usize; 0], "nobody has named a core");
+
+        let does = |actions: &str, core: usize, ports: &[usize], out: &[u8]| {
+            let rule = format!("in_port=1,ip,actions={}", actions.replace('@', &core.to_string()));
+            bed.flows(&["add", &rule]);
+            // The third packet is answered from the cache of either core.
+            for turn in 0..5 {
+                let before = maps.counted();
+                bed.wires[0].send(&bytes);
+                bed.comes_out(ports, out);
+                let mut one = vec![0; before.len()];
+                one[core] = 1;
+                assert_eq!(since(&before, &maps.counted()), one, "{rule}, turn {turn}");
+            }
+            assert_eq!(bed.list("")[0]["slow"], false, "{rule}");
+        };
+        for core in [1, 0] {
+            does("set_core:@,output:2", core, &[1], &bytes);
+            does("set_core:@,mod_nw_dst:10.0.2.9,output:2", core, &[1], &elsewhere.bytes());
+            does("set_core:@,NORMAL", core, &[1], &routed);
+            does("set_core:@,mod_nw_dst:10.0.2.9,NORMAL", core, &[2], &elsewhere_routed);
+            does("set_core:@,LOCAL", core, &[1], &routed);
+            does("set_core:@,flood", core, &[1, 2], &bytes);
+            does("set_core:@,in_port", core, &[0], &bytes);
+            does("set_core:@,CONTROLLER,output:3", core, &[2], &bytes);
+            does("set_core:@", 0, &[], &bytes);
+            // The last word counts.
+            does("set_core:1,set_core:0,set_core:@,output:2", core, &[1], &bytes);
+            does("set_core:0,write_actions(set_core:@,output:3)", core, &[2], &bytes);
+        }
+        assert_eq!(maps.threads(), [0, 1]);
+
+        // Through tables: each may name another core.
+        bed.flows(&["add", "in_port=1,ip,actions=set_core:0,mod_nw_dst:10.0.2.9,goto_table:1"]);
+        bed.flows(&["add", "table=1,ip,nw_dst=10.0.2.9,actions=set_core:1,output:3"]);
+        for _ in 0..3 {
+            let before = maps.counted();
+            bed.wires[0].send(&bytes);
+            bed.comes_out(&[2], &elsewhere.bytes());
+            assert_eq!(since(&before, &maps.counted())[..2], [0, 2]);
+        }
+        assert_eq!(bed.status().unwrap()["flows"]["slow_done"], 0);
+        let charged = ["rule_core_full", "redirect_failed", "rule_no_port"].map(|name| bed.reason(name));
+        assert_eq!(charged, [0; 3]);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
+    if online_cpus().unwrap()[..] == [0] {
+        return;
+    }
+    in_new_namespace(|| {
+        stay_on(0);
+        let bed = Bed::new("w", "");
+        let rule = "in_port=1,ip,actions=set_core:1,output:2";
+        bed.flows(&["add", rule]);
+        let maps = Maps::of(&bed);
+        let numbered = |n: u32| -> Vec<u8> {
+            let mut bytes = routable(0, 1).bytes();
+            let at = bytes.len() - 4;
+            bytes[at..].copy_from_slice(&n.to_be_bytes());
+            bytes
+        };
+        let before = maps.counted();
+        // No more at once than a core's queue has room for.
+        for lot in 0..20 {
+            let numbers = lot * 500..(lot + 1) * 500;
+            numbers.clone().for_each(|n| bed.wires[0].send(&numbered(n)));
+            for n in numbers {
+                let got = bed.next(1, Duration::from_secs(5));
+                assert_eq!(got.as_deref(), Some(&numbered(n)[..]), "packet {n}");
+            }
+        }
+        assert_eq!(since(&before, &maps.counted())[..2], [0, 10_000]);
+
+        // Another decision each time, with packets before that may wait in the core's queue.
+        for turn in 0..50 {
+            for (change, core, out) in [
+                (&["mod", "in_port=1,actions=output:3"][..], 0, 2),
+                (&["del", "in_port=1"][..], 0, 1),
+                (&["add", rule][..], 1, 1),
+            ] {
+                let frame = routable(0, 1);
+                let expected = if change[0] == "del" {
+                    frame.routed(host_mac(1), port_mac(1), &[])
+                } else {
+                    frame.bytes()
+                };
+                bed.flows(change);
+                // Those that waited were decided anew.
+                thread::sleep(Duration::from_millis(5));
+                bed.wires.iter().for_each(|wire| while wire.receive().is_some() {});
+                let before = maps.counted();
+                for packet in 0..10 {
+                    bed.wires[0].send(&frame.bytes());
+                    let got = bed.next(out, Duration::from_secs(5));
+                    assert_eq!(got.as_deref(), Some(&expected[..]), "turn {turn}, {change:?}, packet {packet}");
+                }
+                let counted = since(&before, &maps.counted());
+                assert_eq!(counted[1 - core], 0, "turn {turn}, {change:?}: {counted:?}");
+                for _ in 0..20 {
+                    bed.wires[0].send(&frame.bytes());
+                }
+            }
+        }
+        let threads = |expected: &[usize]| {
+            let start = Instant::now();
+            while maps.threads() != expected {
+                assert!(start.elapsed() < Duration::from_secs(10), "{:?}", maps.threads());
+                thread::sleep(Duration::from_millis(20));
+            }
+        };
+        threads(&[1]);
+        assert!(bed.millrace(&["stop"]).status.success());
+        threads(&[]);
+    });
+}
