@@ -265,10 +265,15 @@ __noinline int plan_rules(struct flow_scratch *s)
 
 	if (!s)
 		return -1;
-	for (__u32 i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
+	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
 		__u64 decision = rule ? *(volatile const __u64 *)&rule->kind : FLOW_SLOW;
+		if ((__u8)decision == FLOW_CORE) {
+			plan.core = (__u16)(decision >> 16);
+			s->decision[i] = FLOW_DROP;
+			continue;
+		}
 		s->decision[i] = decision;
 		if (!rule || !goes_together(&plan, s, rule, decision, i))
 			return -1;
@@ -283,12 +288,12 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 	if (!s)
 		return 0;
 	s->verdict = FLOW_DROP;
-	for (int i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
+	for (int i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		__u64 decision = s->decision[i];
 
 		if ((__u8)decision == FLOW_STEPS) {
 			if (flow_steps_of(ctx, s, s->rule[i], decision >> 32) < 0) {
-				if (i + 1 < FLOW_TABLES)
+				if (i + 1 < FLOW_RULES)
 					s->rule[i + 1] = 0;	/* later tables have not seen it */
 				return 0;
 			}
@@ -297,7 +302,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 			s->port = decision >> 16;
 		}
 	}
-	for (__u32 i = s->set_from; i < FLOW_TABLES && s->rule[i]; i++) {
+	for (__u32 i = s->set_from; i < FLOW_RULES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
 		if (rule && rule->set_steps && flow_steps_of(ctx, s, s->rule[i], rule->set_steps) < 0)
@@ -319,7 +324,7 @@ static __always_inline bool hand_over(const struct packet *p, int core)
 
 static __always_inline void count_rules(const struct packet *p, const struct flow_scratch *s)
 {
-	for (int i = 0; i < FLOW_TABLES && s->rule[i]; i++) {
+	for (int i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		struct flow_count *count = ROW(flow_counters, p->cpu * flow_rows + (__u32)s->rule[i]);
 
 		if (!count)

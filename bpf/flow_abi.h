@@ -13,8 +13,10 @@
 #pragma once
 
 #define FLOW_TABLES	16
+#define FLOW_CORE_TABLE	16	/* looked at first, while it has rules: which core goes on with a packet */
+#define FLOW_RULES	17	/* of each table one may decide about a packet */
 #define FLOW_TABLE_MASKS 80	/* distinct masks in one table */
-#define FLOW_MASKS	(FLOW_TABLES * FLOW_TABLE_MASKS + 1)	/* of a table's mask each; row 0 is the union of all */
+#define FLOW_MASKS	(FLOW_RULES * FLOW_TABLE_MASKS + 1)	/* of a table's mask each; row 0 is the union of all */
 
 /*
  * The fields of a packet that rules can look at, in network byte order: logic::flow::Field says which bits are whose. The
@@ -72,6 +74,7 @@ enum flow_verdict {
 	FLOW_SLOW      = 6,	/* to user space, which does what the rules say; decided before anything is rewritten */
 	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
 	FLOW_NO_ROOM   = 8,	/* in no rule: what was to go in front of the frame finds no room; dropped */
+	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core whose number + 1 is in `port` goes on */
 };
 
 #define FLOW_RANK_CORE	0x40	/* SET_CORE */
@@ -84,14 +87,14 @@ enum flow_rule_flags {
 };
 #define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names (with FLOW_RANK_CORE in its part of the set) + 1, or 0 */
 
-/* Rule ids 1..FLOW_TABLES are what a table does with a packet that no rule of it matches; 0 is no rule. */
+/* Rule ids 1..FLOW_RULES are what a table does with a packet that no rule of it matches; 0 is no rule. */
 struct flow_rule {		/* 64 bytes, one cache line */
 	__u32 generation;	/* cached decisions of another generation are void; never reset, not even for a new owner */
 	__u16 mask;		/* row of flow_masks */
 	__u16 priority;
 	__u8  kind;		/* enum flow_verdict; this word, to `steps`, changes in place and is stored whole */
 	__u8  next_table;	/* goes on to this table; 0: ends here */
-	__u16 port;		/* FLOW_OUTPUT: port id; FLOW_BROADCAST: row of flow_sets */
+	__u16 port;		/* FLOW_OUTPUT: port id; FLOW_BROADCAST: row of flow_sets; FLOW_CORE: core + 1 */
 	__u32 steps;		/* FLOW_STEPS: row of flow_steps */
 	__u64 key[FLOW_FRONT];	/* masked */
 	__u32 rest;		/* row of flow_rest with the other words; 0: the mask has none */
@@ -267,8 +270,8 @@ struct flow_scratch {
 	struct flow_key key;
 	struct flow_key masked;		/* under the union */
 	__u64 hash;			/* of the masked key */
-	__u64 rule[FLOW_TABLES];	/* those that decide: generation << 32 | rule, 0 after the last */
-	__u64 decision[FLOW_TABLES];	/* their words from `kind` on, read once */
+	__u64 rule[FLOW_RULES];		/* those that decide: generation << 32 | rule, 0 after the last */
+	__u64 decision[FLOW_RULES];	/* their words from `kind` on, read once */
 	__u64 best_precedence;		/* of the rule found so far: priority, rank of its mask; + 1, so that 0 is none */
 	__u32 best;
 	__u32 doing;			/* the rule whose steps are being done */

@@ -218,23 +218,28 @@ __noinline int flow_patches_hold(struct flow_scratch *s)
  */
 __noinline __u32 flow_classify(struct flow_scratch *s)
 {
-	__u32 table = 0;
+	const struct flow_table *cores = ROW(flow_tables, FLOW_CORE_TABLE);
 
-	if (!s)
+	if (!s || !cores)
 		return 0;
-	for (__u32 i = 0; i < FLOW_TABLES; i++) {
+	__u32 table = *(volatile const __u64 *)&cores->count ? FLOW_CORE_TABLE : 0;
+	for (__u32 i = 0; i < FLOW_RULES; i++) {
 		__u32 id = flow_lookup(s, table);
 		const struct flow_rule *rule = ROW(flow_rules, id);
 
 		if (!rule)
 			return 0;
 		s->rule[i] = (__u64)*(volatile const __u32 *)&rule->generation << 32 | id;
+		if (table == FLOW_CORE_TABLE) {
+			table = 0;
+			continue;
+		}
 		__u64 decision = *(volatile const __u64 *)&rule->kind;
 		table = decision >> 8 & 0xff;
 		if ((__u8)decision == FLOW_SLOW)
 			return 0;
 		if (!table) {
-			if (i + 1 < FLOW_TABLES)
+			if (i + 1 < FLOW_RULES)
 				s->rule[i + 1] = 0;
 			return i + 1;
 		}

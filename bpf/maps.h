@@ -42,7 +42,7 @@ ARRAY(trace, struct trace, 1, 0);
 /* Flow rules (flow_abi.h); used by millrace_flow only. */
 const volatile __u32 flow_rows = 1;		/* rows of `flow_counters` per CPU: highest rule id + 1 */
 ARRAY(flow_masks, struct flow_mask, FLOW_MASKS, BPF_F_MMAPABLE);
-ARRAY(flow_tables, struct flow_table, FLOW_TABLES, BPF_F_MMAPABLE);
+ARRAY(flow_tables, struct flow_table, FLOW_RULES, BPF_F_MMAPABLE);
 ARRAY(flow_index, struct flow_bucket, 1, BPF_F_MMAPABLE);
 ARRAY(flow_rules, struct flow_rule, 1, BPF_F_MMAPABLE);
 ARRAY(flow_rest, struct flow_rest, 1, BPF_F_MMAPABLE);

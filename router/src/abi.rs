@@ -208,12 +208,14 @@ mod tests {
             Key,
             kernel::{self, encoding},
             program::needs,
-            rule::TABLES,
+            rule::{CORE_TABLE, TABLES},
         };
         let header = header::flow_numbers();
         let v = |number: u8| u32::from(number);
         let ours = [
             ("FLOW_TABLES", TABLES.into()),
+            ("FLOW_CORE_TABLE", CORE_TABLE.into()),
+            ("FLOW_RULES", kernel::TABLE_ROWS as u32),
             ("FLOW_TABLE_MASKS", kernel::TABLE_MASKS as u32),
             ("FLOW_WORDS", Key::WORDS as u32),
             ("FLOW_FRONT", kernel::FRONT as u32),
@@ -240,6 +242,7 @@ mod tests {
             ("FLOW_IN_PORT", v(encoding::verdict::IN_PORT)),
             ("FLOW_SLOW", v(encoding::verdict::SLOW)),
             ("FLOW_STEPS", v(encoding::verdict::STEPS)),
+            ("FLOW_CORE", v(encoding::verdict::CORE)),
             ("FLOW_GROUP_SLOTS", logic::flow::group::SLOTS as u32),
             ("FLOW_BANDS", logic::flow::table::BANDS as u32),
             ("FLOW_TICKS", encoding::TICKS as u32),

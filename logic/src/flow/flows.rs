@@ -4,10 +4,10 @@
 //! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
 
 use super::{
-    Action, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod, GroupStats,
+    Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod, GroupStats,
     Instructions, Meter, MeterMod, MeterStats, Port, Refused,
     execute::Packet,
-    kernel::{self, Batch, FlowMemory, Seed, Writer},
+    kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer},
     packet::VXLAN_PORT,
     pipeline::{Done, Pipeline},
     rule::{TABLES, TableId},
@@ -33,7 +33,7 @@ pub struct Flows<M> {
     /// Rows of rules that are gone and may still count.
     leaving: BTreeSet<u32>,
     /// Packets that rules have counted that are gone, by table.
-    gone: [u64; TABLES as usize],
+    gone: [u64; TABLE_ROWS],
 }
 
 /// What a table has been asked.
@@ -60,7 +60,7 @@ impl<M: FlowMemory> Flows<M> {
             ports: Vec::new(),
             table_of: Vec::new(),
             leaving: BTreeSet::new(),
-            gone: [0; TABLES as usize],
+            gone: [0; TABLE_ROWS],
         };
         flows.set_miss(miss);
         flows
@@ -120,7 +120,36 @@ impl<M: FlowMemory> Flows<M> {
         if !matches!(request.command, FlowCommand::Modify { .. }) || request.flags.reset_counts {
             self.tables.meant_by(request).into_iter().for_each(|id| self.count(id, now_ms));
         }
+        self.make_cores_ready(request)?;
         let changes = self.tables.apply(request, dialect, now_ms)?;
+        self.publish(changes)
+    }
+
+    /// Changes rules of the core table, each of which applies one [`Action::SetCore`] and nothing else: the caller has seen to
+    /// that. The table that the request names does not matter.
+    ///
+    /// # Errors
+    /// Refused: nothing has changed.
+    pub fn apply_core(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<(), Refused> {
+        self.make_cores_ready(request)?;
+        let changes = self.tables.apply_core(request, dialect, now_ms)?;
+        self.publish(changes)
+    }
+
+    /// Cores that rules may name take packets from before the first rule names them.
+    fn make_cores_ready(&self, request: &FlowMod) -> Result<(), Refused> {
+        if matches!(request.command, FlowCommand::Delete { .. }) {
+            return Ok(());
+        }
+        let memory = self.writer.memory();
+        let ready = |action: &Action| match action {
+            Action::SetCore(CoreChoice::This(core)) => !self.tables.has_core(*core) || memory.write_core(*core),
+            _ => true,
+        };
+        if request.instructions.actions().all(ready) { Ok(()) } else { Err(Refused::BadArgument) }
+    }
+
+    fn publish(&mut self, changes: Vec<Change>) -> Result<(), Refused> {
         if let [Change::Added(id)] = changes[..] {
             self.writer.apply(&self.tables, &Change::Added(id)).inspect_err(|_| self.tables.withdraw(id))?;
             self.note_table(id);
@@ -314,7 +343,7 @@ impl<M: FlowMemory> Flows<M> {
         }
     }
 
-    /// Packets and bytes of a row, all CPUs and user space together; rows 1..=TABLES are the tables' misses.
+    /// Packets and bytes of a row, all CPUs and user space together; rows below [`kernel::FIRST_ROW`] are the tables' misses.
     pub fn counted(&self, row: u32) -> Count {
         self.writer.counted(row)
     }

@@ -8,7 +8,7 @@ use super::{
     Action, CoreChoice, Field, Instructions, Key, Match, Port, TableId, Tables,
     execute::{Context, Ended, MOST_SENT, Packet, Sent, action_set, execute},
     kernel,
-    rule::TABLES,
+    rule::{CORE_TABLE, TABLES},
 };
 use std::cell::RefCell;
 
@@ -82,8 +82,9 @@ impl Origin {
 
 impl Pipeline<'_> {
     /// A packet that came in by a port.
-    pub fn run(&mut self, packet: Packet) -> Done {
+    pub fn run(&mut self, mut packet: Packet) -> Done {
         let mut done = Done::default();
+        self.through_core_table(&mut packet, &mut done);
         self.through_tables(packet, &mut done);
         done
     }
@@ -102,6 +103,23 @@ impl Pipeline<'_> {
             }
         }
         done
+    }
+
+    /// Which core goes on with the packet, by the fields that it came with.
+    fn through_core_table(&self, packet: &mut Packet, done: &mut Done) {
+        if self.tables.core_rules() == 0 {
+            return;
+        }
+        let key = Key::of(&packet.frame, packet.in_port, self.vxlan_port);
+        let found = self.tables.lookup(CORE_TABLE, &key).and_then(|id| Some((id, self.tables.rule(id)?)));
+        if let Some((_, rule)) = &found {
+            let named = rule.instructions.apply.iter().find_map(|action| match action {
+                Action::SetCore(core) => Some(*core),
+                _ => None,
+            });
+            packet.core = named;
+        }
+        done.rows.push(found.map_or(kernel::miss(CORE_TABLE), |(id, _)| kernel::row(id)));
     }
 
     fn through_tables(&mut self, mut packet: Packet, done: &mut Done) {

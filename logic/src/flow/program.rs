@@ -28,6 +28,8 @@ pub enum Verdict {
     Broadcast(Ports),
     /// User space does what the rules say; before anything was rewritten.
     Slow,
+    /// In the core table: this core goes on with the packet.
+    Core(u16),
 }
 
 /// A set of ports that one broadcast reaches.
@@ -138,6 +140,11 @@ impl Program {
     /// Does it send to a set of ports?
     pub fn broadcasts(&self) -> bool {
         self.steps.iter().chain(&self.set).any(|step| matches!(step, Step::Verdict(Verdict::Broadcast(_))))
+    }
+    /// Of a rule of the core table.
+    pub fn core(instructions: &Instructions) -> Program {
+        let steps = core(&instructions.apply, true).map(|core| Step::Verdict(Verdict::Core(core)));
+        Program { steps: steps.into_iter().collect(), ..Program::default() }
     }
     /// User space does it all.
     pub fn slow() -> Program {

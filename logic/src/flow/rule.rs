@@ -10,6 +10,9 @@ pub type TableId = u8;
 /// How many flow tables there are.
 pub const TABLES: u8 = 16;
 
+/// The core table, which packets come to first: its rules apply one SET_CORE and nothing else. Only who names it means it.
+pub const CORE_TABLE: TableId = TABLES;
+
 /// A change of the flow tables (OpenFlow 1.0 section 5.3.3, 1.3 section A.3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {

@@ -10,9 +10,8 @@ use libbpf_rs::{
 use logic::{
     flow::{
         Port,
-        kernel::{FlowCapacity, FlowMemory, MASKS, Notice, Seed, words},
+        kernel::{FIRST_ROW, FlowCapacity, FlowMemory, MASKS, Notice, Seed, TABLE_ROWS, words},
         program::Ports,
-        rule::TABLES,
     },
     plan::PortId,
 };
@@ -290,7 +289,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, c: &FlowCapacity, cpus: usize) -> 
         c.cache_sets
     );
     anyhow::ensure!(
-        c.rules > 1 + usize::from(TABLES) && c.rules.is_multiple_of(4),
+        c.rules > FIRST_ROW && c.rules.is_multiple_of(4),
         "flow rules: {} rows must be more than the tables and a multiple of 4, so that no CPU's counters share a line",
         c.rules
     );
@@ -342,7 +341,7 @@ impl MappedFlows {
         Ok(MappedFlows {
             regions: [
                 map(maps.flow_masks.as_fd(), words::MASK, MASKS)?,
-                map(maps.flow_tables.as_fd(), words::TABLE, TABLES.into())?,
+                map(maps.flow_tables.as_fd(), words::TABLE, TABLE_ROWS)?,
                 map(maps.flow_index.as_fd(), words::BUCKET, c.buckets)?,
                 map(maps.flow_rules.as_fd(), words::RULE, c.rules)?,
                 map(maps.flow_rest.as_fd(), words::REST, c.rest)?,

@@ -20,8 +20,7 @@ use logic::{
     flow::{
         Action, Instructions, Port,
         flows::Flows,
-        kernel::{CORES, FlowCapacity, Notice, NoticeReason, Seed},
-        rule::TABLES,
+        kernel::{CORES, FIRST_ROW, FlowCapacity, Notice, NoticeReason, Seed},
         table::{GROUPS, METERS},
     },
     openflow::{
@@ -69,7 +68,7 @@ enum Phase {
 pub fn capacity(rules: usize) -> FlowCapacity {
     let power = |rows: usize, least: usize, most: usize| rows.clamp(least, most).next_power_of_two();
     // Rows of rules that are gone are used again only after their batch: room for as many new ones meanwhile.
-    let rows = (rules + rules.min(1 << 16) + 1024 + 1 + usize::from(TABLES)).next_multiple_of(4);
+    let rows = (rules + rules.min(1 << 16) + 1024 + FIRST_ROW).next_multiple_of(4);
     FlowCapacity {
         rules: rows,
         // A mask's rules lie in buckets of their own that are made twice as many when a pair of them is full, at some 30 % of the
@@ -262,7 +261,6 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
         controllers: openflow.controllers.iter().any(|target| !target.listens),
         echo_interval_ms: u64::try_from(openflow.echo_interval.0.as_millis()).unwrap_or(u64::MAX),
         packet_in_pps: openflow.packet_in_pps.0,
-        core_table: true,
         proxy_ports: BTreeSet::new(),
     }
 }

@@ -4,11 +4,11 @@ use super::{
     CACHE_WAYS, FRONT, FlowMemory, Seed,
     index::Index,
     masks,
-    memory::{ORDER, ORDER_RANK_SHIFT, words},
+    memory::{ORDER, ORDER_RANK_SHIFT, TABLE_ROWS, words},
     ranges::Range,
     rule_word, verdict,
 };
-use crate::flow::{Key, rule::TABLES};
+use crate::flow::{Key, rule::CORE_TABLE};
 use std::sync::atomic::Ordering::{Acquire, Release};
 
 type Words = [u64; Key::WORDS];
@@ -86,10 +86,16 @@ impl<M: FlowMemory> Reader<'_, M> {
     /// Through the tables.
     pub fn look(&self, key: &Key) -> Looked {
         let mut seen = key.words();
-        let (mut rules, mut table, mut slow) = (Vec::new(), 0, false);
-        for _ in 0..TABLES {
+        let has_core_table = self.memory.tables()[usize::from(CORE_TABLE) * words::TABLE].load(Acquire) != 0;
+        let first = if has_core_table { CORE_TABLE } else { 0 };
+        let (mut rules, mut table, mut slow) = (Vec::new(), first, false);
+        for _ in 0..TABLE_ROWS {
             let row = self.lookup(table, &seen);
             rules.push(u64::from(self.generation(row)) << 32 | u64::from(row));
+            if table == CORE_TABLE {
+                table = 0;
+                continue;
+            }
             let decision = self.rule(row, rule_word::DECISION);
             let next = (decision >> 8) as u8;
             if decision as u8 == verdict::SLOW {

@@ -125,7 +125,7 @@ impl<M: FlowMemory> Writer<M> {
     /// `None`: a row is missing; none is taken but those of sets of ports, which are in `taken`.
     fn try_decision(&mut self, program: &Program, taken: &mut Vec<u32>) -> Option<Decision> {
         let Self { memory, sets, meters, groups, deaf, .. } = self;
-        if program.core.is_some_and(|core| core >= CORES || !memory.write_core(core)) {
+        if program.core.is_some_and(|core| core >= CORES) {
             return None;
         }
         let mut naming = Naming { memory, sets, taken, meters, groups, deaf };

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::flow::{
     Key, Refused,
-    rule::{TABLES, TableId},
+    rule::{CORE_TABLE, TableId},
 };
 use std::{
     collections::HashMap,
@@ -218,7 +218,7 @@ struct Order<'a> {
 
 impl Order<'_> {
     fn of(memory: &impl FlowMemory, table: TableId) -> Order<'_> {
-        let row = &memory.tables()[usize::from(table.min(TABLES - 1)) * words::TABLE..][..words::TABLE];
+        let row = &memory.tables()[usize::from(table.min(CORE_TABLE)) * words::TABLE..][..words::TABLE];
         Order { count: &row[0], entries: &row[1..] }
     }
 

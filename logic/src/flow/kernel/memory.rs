@@ -1,6 +1,6 @@
 //! The memory of flow rules, as slices of atomic words: `bpf/flow_abi.h` is the layout.
 
-use crate::flow::{Key, program::Ports, rule::TABLES};
+use crate::flow::{Key, program::Ports, rule::CORE_TABLE};
 use std::sync::{Arc, Mutex, atomic::AtomicU64};
 
 /// Words of one row of each region.
@@ -36,8 +36,10 @@ pub const TABLE_MASKS: usize = 80;
 pub const ORDER: usize = TABLE_MASKS + 32;
 /// Bits of an entry below the rank of its mask.
 pub const ORDER_RANK_SHIFT: u32 = 11;
+/// Rows of `flow_tables`: the core table is the last.
+pub const TABLE_ROWS: usize = CORE_TABLE as usize + 1;
 /// Rows of `flow_masks`; row 0 is the union.
-pub const MASKS: usize = TABLES as usize * TABLE_MASKS + 1;
+pub const MASKS: usize = TABLE_ROWS * TABLE_MASKS + 1;
 /// Words of a key that stand in the rule and in the cache.
 pub const FRONT: usize = 4;
 /// Flows of one set of the cache.
@@ -158,7 +160,7 @@ impl HeapFlows {
         let c = capacity;
         let rows = [
             (MASKS, words::MASK),
-            (TABLES.into(), words::TABLE),
+            (TABLE_ROWS, words::TABLE),
             (c.buckets, words::BUCKET),
             (c.rules, words::RULE),
             (c.rest, words::REST),

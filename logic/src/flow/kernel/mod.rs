@@ -57,15 +57,15 @@ pub mod encoding {
 
 pub use hash::Seed;
 pub(super) use hash::spread;
-pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, words};
+pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, TABLE_ROWS, words};
 pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
 
 use super::{
     Action, Instructions, Key, Port, Refused,
-    program::Ports,
-    rule::{TABLES, TableId},
-    table::{Change, Count, RuleId, Tables},
+    program::{Ports, Program},
+    rule::{CORE_TABLE, TABLES, TableId},
+    table::{Change, Count, Rule, RuleId, Tables},
 };
 use groups::Groups;
 use index::Index;
@@ -105,14 +105,17 @@ const VOID_ONE_BY_ONE: usize = 4096;
 /// So many in one batch: the whole cache is emptied instead.
 const MOST_VOID: usize = 1 << 16;
 
+/// Rows below this one are no rule, and what tables do without a matching rule.
+pub const FIRST_ROW: usize = 1 + TABLE_ROWS;
+
 /// The row of a rule.
 pub fn row(id: RuleId) -> u32 {
-    id.0 + 1 + u32::from(TABLES)
+    id.0 + FIRST_ROW as u32
 }
 
 /// The rule of a row; `None`: a table's miss, or nothing.
 pub fn rule_of(row: u32) -> Option<RuleId> {
-    row.checked_sub(1 + u32::from(TABLES)).map(RuleId)
+    row.checked_sub(FIRST_ROW as u32).map(RuleId)
 }
 
 /// The row of what a table does without a matching rule.
@@ -279,7 +282,7 @@ impl<M: FlowMemory> Writer<M> {
             Change::Instructions(id) => {
                 if let Some(rule) = tables.rule(*id) {
                     self.note_groups(row(*id), Some(rule.instructions));
-                    let program = self.program(rule.instructions);
+                    let program = self.program_of(&rule);
                     self.decide(row(*id), &program);
                 }
             }
@@ -370,7 +373,7 @@ impl<M: FlowMemory> Writer<M> {
             Release,
         );
         (0..FRONT).for_each(|i| words[rule_word::KEY + i].store(key[i], Release));
-        let program = self.program(rule.instructions);
+        let program = self.program_of(&rule);
         let d = self.decision(&program);
         let words = self.rule(row);
         words[rule_word::REST].store(u64::from(rest) | u64::from(d.patch) << 32, Release);
@@ -378,8 +381,10 @@ impl<M: FlowMemory> Writer<M> {
         words[rule_word::DECISION].store(d.decision, Release);
         self.clear_counters(row);
         self.note_groups(row, Some(rule.instructions));
+        // What was cached while packets did not come to the core table knows nothing of its miss.
+        let passed_by = rule.table == CORE_TABLE && self.entries(CORE_TABLE) == 0;
         let grown = self.masks.state(&self.memory, mask_row, rule.priority, &mut self.batch.twice);
-        self.batch.flush |= grown;
+        self.batch.flush |= grown || passed_by;
         if first {
             match hides {
                 Some(old) => self.index(mask_row).replace(hash, self::row(old), row),
@@ -388,6 +393,19 @@ impl<M: FlowMemory> Writer<M> {
             self.void_overlapped(tables, id, rule.table, &mask, &key);
         }
         Ok(())
+    }
+
+    /// Masks of a table that packets look under; of the core table 0: they do not come there.
+    fn entries(&self, table: TableId) -> u64 {
+        self.memory.tables()[usize::from(table) * words::TABLE].load(Acquire)
+    }
+
+    /// What the kernel plane does for a rule.
+    fn program_of(&self, rule: &Rule<'_>) -> Program {
+        match rule.table {
+            CORE_TABLE => Program::core(rule.instructions),
+            _ => self.program(rule.instructions),
+        }
     }
 
     /// What was decided by rules of no higher priority for packets of a new one.
@@ -402,7 +420,7 @@ impl<M: FlowMemory> Writer<M> {
         if self.batch.flush {
             return;
         }
-        if table == 0 && self.masks.union().within(mask) {
+        if matches!(table, 0 | CORE_TABLE) && self.masks.union().within(mask) {
             self.batch.forget.push(*key);
             return;
         }
@@ -510,7 +528,7 @@ impl<M: FlowMemory> Writer<M> {
         }
     }
 
-    /// Packets and bytes of a row, all CPUs and user space together; rows 1..=TABLES are the tables' misses.
+    /// Packets and bytes of a row, all CPUs and user space together; rows below [`FIRST_ROW`] are the tables' misses.
     pub fn counted(&self, row: u32) -> Count {
         let counters = self.memory.counters();
         let sum =

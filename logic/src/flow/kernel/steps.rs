@@ -20,6 +20,8 @@ pub mod verdict {
     pub const IN_PORT: u8 = 5;
     pub const SLOW: u8 = 6;
     pub const STEPS: u8 = 7;
+    /// In the core table only.
+    pub const CORE: u8 = 9;
 }
 
 /// `enum flow_op`, in its order.
@@ -97,7 +99,7 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
         Verdict::Broadcast(Ports::These(ports)) => !ports.iter().any(|port| deaf.contains(port)),
         // Any of them may be meant.
         Verdict::Broadcast(Ports::All | Ports::Flood) | Verdict::InPort => deaf.is_empty(),
-        Verdict::Drop | Verdict::Normal | Verdict::Local | Verdict::Slow => true,
+        Verdict::Drop | Verdict::Normal | Verdict::Local | Verdict::Slow | Verdict::Core(_) => true,
     };
     if !heard {
         return None;
@@ -110,6 +112,7 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
         Verdict::Local => (verdict::LOCAL, 0),
         Verdict::Broadcast(ports) => (verdict::BROADCAST, rows.set(ports)?),
         Verdict::Slow => (verdict::SLOW, 0),
+        Verdict::Core(core) => (verdict::CORE, core.checked_add(1)?),
     })
 }
 

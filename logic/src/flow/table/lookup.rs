@@ -7,7 +7,7 @@
 use super::rules::{Rows, RuleId};
 use crate::flow::{
     Key, Match, Refused,
-    rule::{TABLES, TableId},
+    rule::{CORE_TABLE, TABLES, TableId},
 };
 use hashbrown::HashTable;
 use rustc_hash::FxHashMap;
@@ -188,7 +188,7 @@ pub(super) struct Tuples {
     tuples: Vec<Option<Tuple>>,
     by_mask: FxHashMap<(TableId, Key), u16>,
     /// Of each table, in the order in which they are searched: highest priority first, then by rank.
-    order: [Vec<u16>; TABLES as usize],
+    order: [Vec<u16>; CORE_TABLE as usize + 1],
     seed: u64,
 }
 

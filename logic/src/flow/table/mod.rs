@@ -58,7 +58,7 @@ pub use rules::{Count, RuleId};
 use super::{
     FlowCommand, FlowFilter, FlowFlags, FlowMod, FlowRemoved, Instructions, Key, Match, Port, Refused,
     Removed,
-    rule::{TABLES, TableId},
+    rule::{CORE_TABLE, TABLES, TableId},
 };
 use groups::Groups;
 use lookup::Tuples;
@@ -68,6 +68,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How many rules there may be in all tables: 1,000,000 exact ones and 10,000 others, which are not told apart.
 pub const RULES: usize = 1_010_000;
+/// And in the core table.
+pub const CORE_RULES: usize = 65_536;
 
 /// What is to be done where packets are forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,12 +147,29 @@ impl Tables {
         dialect: Dialect,
         now_ms: u64,
     ) -> Result<Vec<Change>, Refused> {
+        if request.table.is_some_and(|table| table >= TABLES) {
+            return Err(Refused::BadTable);
+        }
+        self.change(request, dialect, now_ms)
+    }
+
+    /// The same of rules of the core table, whatever table the request names: each applies one [`Action::SetCore`] and nothing
+    /// else, which is the caller's to check.
+    ///
+    /// [`Action::SetCore`]: super::Action::SetCore
+    pub fn apply_core(
+        &mut self,
+        request: &FlowMod,
+        dialect: Dialect,
+        now_ms: u64,
+    ) -> Result<Vec<Change>, Refused> {
+        self.change(&FlowMod { table: Some(CORE_TABLE), ..request.clone() }, dialect, now_ms)
+    }
+
+    fn change(&mut self, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Result<Vec<Change>, Refused> {
         if request.flags.emergency {
             let timeouts = request.idle_timeout != 0 || request.hard_timeout != 0;
             return Err(if timeouts { Refused::Emergency } else { Refused::TableFull });
-        }
-        if request.table.is_some_and(|table| table >= TABLES) {
-            return Err(Refused::BadTable);
         }
         match request.command {
             FlowCommand::Add => self.add(request, dialect, now_ms),
@@ -174,7 +193,7 @@ impl Tables {
 
     /// The rule that a packet gets in a table.
     pub fn lookup(&self, table: TableId, key: &Key) -> Option<RuleId> {
-        (table < TABLES).then(|| self.tuples.lookup(&self.rows, table, &key.words())).flatten()
+        (table <= CORE_TABLE).then(|| self.tuples.lookup(&self.rows, table, &key.words())).flatten()
     }
 
     pub fn rule(&self, id: RuleId) -> Option<Rule<'_>> {
@@ -189,12 +208,22 @@ impl Tables {
         })
     }
 
-    /// Are there no rules?
+    /// How many rules the core table has.
+    pub fn core_rules(&self) -> usize {
+        self.tuples.of(CORE_TABLE).map(|tuple| tuple.rules() as usize).sum()
+    }
+
+    /// Can a rule name this core?
+    pub fn has_core(&self, core: u16) -> bool {
+        self.cores.as_ref().is_some_and(|cores| cores.contains(&core))
+    }
+
+    /// Are there no rules, in no table?
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many rules there are in all tables.
+    /// How many rules there are in all tables, the core table among them.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
@@ -245,7 +274,7 @@ impl Tables {
 
     /// The masks of a table in the order of the search, each with the highest priority of its rules.
     pub fn masks(&self, table: TableId) -> impl Iterator<Item = (&Key, u16)> {
-        let tables = if table < TABLES { table..table + 1 } else { 0..0 };
+        let tables = if table <= CORE_TABLE { table..table + 1 } else { 0..0 };
         tables.flat_map(|table| self.tuples.of(table)).map(|tuple| (&tuple.mask, tuple.highest()))
     }
 
@@ -265,7 +294,7 @@ impl Tables {
     }
 
     fn insert(&mut self, table: TableId, request: &FlowMod, now_ms: u64) -> Result<RuleId, Refused> {
-        if !self.rows.has_room() {
+        if !self.rows.has_room() || table == CORE_TABLE && self.core_rules() >= CORE_RULES {
             return Err(Refused::TableFull);
         }
         let tuple = self.tuples.tuple(table, request.matching.mask())?;

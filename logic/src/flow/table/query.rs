@@ -3,7 +3,7 @@
 use super::{Count, Row, RuleId, Tables, duration};
 use crate::flow::{
     FlowFilter, FlowStats,
-    rule::{TABLES, TableId},
+    rule::{CORE_TABLE, TABLES, TableId},
 };
 use std::cmp::{Ordering, Reverse};
 
@@ -74,7 +74,7 @@ impl Tables {
     pub(super) fn hits(&self, filter: &FlowFilter, strict: Option<u16>) -> impl Iterator<Item = RuleId> + '_ {
         let tables = match filter.table {
             None => 0..TABLES,
-            Some(table) if table < TABLES => table..table + 1,
+            Some(table) if table <= CORE_TABLE => table..table + 1,
             Some(_) => 0..0,
         };
         let filter = filter.clone();

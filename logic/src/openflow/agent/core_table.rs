@@ -8,9 +8,7 @@ use super::{
 use crate::{
     flow::{
         Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowStats, Instructions, Match, Port, Refused,
-        RuleId, Tables,
-        kernel::FlowMemory,
-        table::{Change, Count},
+        kernel::FlowMemory, rule::CORE_TABLE,
     },
     openflow::{
         BadMessage, Message,
@@ -19,10 +17,6 @@ use crate::{
         wire::{Header, Split, split},
     },
 };
-use std::collections::BTreeSet;
-
-/// How many rules the core table may have.
-pub const CORE_RULES: usize = 65_536;
 
 /// An Ethernet header.
 const ETHERNET: usize = 14;
@@ -30,8 +24,6 @@ const ETHERNET: usize = 14;
 /// A rule of the core table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoreRule {
-    /// Of a rule that is gone it may be given to another at once.
-    pub id: RuleId,
     pub priority: u16,
     pub matching: Match,
     pub choice: CoreChoice,
@@ -48,85 +40,6 @@ pub struct ProxiedCount {
     pub applied: u64,
     /// They came in by a port that is not trusted, or hold something that is no change or cannot be made.
     pub refused: u64,
-}
-
-/// Its rules, in table 0 of tables of their own.
-pub(super) struct CoreTable {
-    /// Packets can be handed to other cores.
-    can_hand: bool,
-    tables: Tables,
-    generation: u64,
-    proxied: ProxiedCount,
-}
-
-impl CoreTable {
-    pub fn new(can_hand: bool) -> Self {
-        let mut tables = Tables::new();
-        tables.set_cores(can_hand.then(BTreeSet::new));
-        Self { can_hand, tables, generation: 0, proxied: ProxiedCount::default() }
-    }
-
-    pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
-        self.tables.set_cores(cores);
-    }
-
-    /// Ends the rules whose timeouts have passed.
-    pub fn expire(&mut self, now_ms: u64) {
-        let changes = self.tables.expire(now_ms);
-        if !changes.is_empty() {
-            self.changed(&changes);
-        }
-    }
-
-    fn changed(&mut self, changes: &[Change]) {
-        self.generation += 1;
-        for change in changes {
-            if let Change::Removed { id, .. } = change {
-                self.tables.release(*id);
-            }
-        }
-    }
-
-    /// How many there are.
-    fn rules(&self) -> usize {
-        self.tables.tables().map(|(_, rules)| rules as usize).sum()
-    }
-
-    /// Does what the bytes of a flow-mod say.
-    fn flow_mod(&mut self, version: Version, message: &[u8], now_ms: u64) -> Result<(), BadMessage> {
-        if !self.can_hand {
-            return Err(Refused::BadInstruction.into());
-        }
-        let header = Header::read(message).ok_or(BadMessage::Length)?;
-        if usize::from(header.length) != message.len() {
-            return Err(BadMessage::Length);
-        }
-        if header.version != version.number() {
-            return Err(BadMessage::Version);
-        }
-        // Of another message not even the errors are of interest.
-        if header.kind != FLOW_MOD {
-            return Err(BadMessage::Type);
-        }
-        let Message::FlowMod(request) = version.decode(message)? else { return Err(BadMessage::Type) };
-        check(&request)?;
-        let changes = self.tables.apply(&request, version.dialect(), now_ms)?;
-        if let [Change::Added(id)] = changes[..]
-            && self.rules() > CORE_RULES
-        {
-            self.tables.withdraw(id);
-            return Err(Refused::TableFull.into());
-        }
-        self.changed(&changes);
-        Ok(())
-    }
-
-    fn rule(&self, id: RuleId) -> Option<CoreRule> {
-        let FlowStats { priority, matching, cookie, idle_timeout, hard_timeout, instructions, .. } =
-            self.tables.flow(id, 0)?;
-        let choice = choice(&instructions).ok()?;
-        Some(CoreRule { id, priority, matching, choice, cookie, idle_timeout, hard_timeout })
-    }
 }
 
 /// What a rule of the flow tables may be and one of this table not.
@@ -164,26 +77,42 @@ fn choice(instructions: &Instructions) -> Result<CoreChoice, Refused> {
 }
 
 impl<M: FlowMemory> Agent<M> {
-    /// Is there something in the core table?
-    pub fn wants_core_table(&self) -> bool {
-        self.core_table.rules() > 0
-    }
-
     /// The rules of the core table, the highest priority first.
     pub fn core_rules(&self) -> Vec<CoreRule> {
-        let ids = self.core_table.tables.sorted(&FlowFilter::EVERYTHING);
-        ids.into_iter().filter_map(|id| self.core_table.rule(id)).collect()
+        let all = FlowFilter { table: Some(CORE_TABLE), ..FlowFilter::EVERYTHING };
+        let rule = |flow: FlowStats| {
+            let FlowStats { priority, matching, cookie, idle_timeout, hard_timeout, instructions, .. } = flow;
+            let choice = choice(&instructions).ok()?;
+            Some(CoreRule { priority, matching, choice, cookie, idle_timeout, hard_timeout })
+        };
+        self.flows.tables().flows(&all, 0).filter_map(rule).collect()
     }
 
-    /// Another number than before: [`core_rules`](Agent::core_rules) may have changed.
-    pub fn core_generation(&self) -> u64 {
-        self.core_table.generation
-    }
-
-    /// What was counted of a rule of the core table since its id was given out, and when its last packet came: idle timeouts go
-    /// by that.
-    pub fn count_core_rule(&mut self, id: RuleId, total: Count, last_used_ms: u64) {
-        self.core_table.tables.count(id, total, last_used_ms);
+    /// Does what the bytes of a flow-mod say.
+    fn change_core_table(
+        &mut self,
+        version: Version,
+        message: &[u8],
+        now_ms: u64,
+    ) -> Result<(), BadMessage> {
+        if !self.machine.hands_over() {
+            return Err(Refused::BadInstruction.into());
+        }
+        let header = Header::read(message).ok_or(BadMessage::Length)?;
+        if usize::from(header.length) != message.len() {
+            return Err(BadMessage::Length);
+        }
+        if header.version != version.number() {
+            return Err(BadMessage::Version);
+        }
+        // Of another message not even the errors are of interest.
+        if header.kind != FLOW_MOD {
+            return Err(BadMessage::Type);
+        }
+        let Message::FlowMod(request) = version.decode(message)? else { return Err(BadMessage::Type) };
+        check(&request)?;
+        self.flows.apply_core(&request, version.dialect(), now_ms)?;
+        Ok(())
     }
 
     /// A frame that came in by a port: changes the core table if it was sent there through another switch. False: it is not such
@@ -195,14 +124,14 @@ impl<M: FlowMemory> Agent<M> {
         }
         let trusted = self.settings.proxy_ports.contains(&port);
         let applied = trusted && self.proxied_message(message, now_ms).is_ok();
-        let count = &mut self.core_table.proxied;
+        let count = &mut self.proxied;
         *(if applied { &mut count.applied } else { &mut count.refused }) += 1;
         true
     }
 
     /// What became of frames that [`proxied`](Agent::proxied) took.
     pub fn proxied_count(&self) -> ProxiedCount {
-        self.core_table.proxied
+        self.proxied
     }
 
     /// A message, and padding after it.
@@ -212,7 +141,7 @@ impl<M: FlowMemory> Agent<M> {
         let version = *self.settings.versions.iter().find(spoken).ok_or(BadMessage::Version)?;
         let Message::Experimenter(message) = version.decode(message)? else { return Err(BadMessage::Type) };
         match Extension::decode(&message)? {
-            Extension::CoreFlowMod(inner) => self.core_table.flow_mod(version, &inner, now_ms),
+            Extension::CoreFlowMod(inner) => self.change_core_table(version, &inner, now_ms),
             _ => Err(BadMessage::ExperimenterType),
         }
     }
@@ -230,7 +159,7 @@ impl<M: FlowMemory> Agent<M> {
         let is_slave = self.connections.get(&id).is_some_and(|connection| connection.role == Role::Slave);
         let done = match is_slave {
             true => Err(BadMessage::IsSlave),
-            false => self.core_table.flow_mod(version, inner, now_ms),
+            false => self.change_core_table(version, inner, now_ms),
         };
         if let Err(bad) = done {
             self.refuse(id, header.xid, bad, inner);

@@ -65,6 +65,11 @@ impl WorkloadNotice {
 }
 
 impl Machine {
+    /// Can packets be handed to other cores?
+    pub fn hands_over(&self) -> bool {
+        self.cores.features.core_redirect
+    }
+
     /// Is it time to tell of the cores?
     fn has_news(&self, now_ms: u64) -> bool {
         let (now, told) = (&self.cores, &self.told);
@@ -124,13 +129,10 @@ fn normalised(mut workload: Workload) -> Workload {
 impl<M: FlowMemory> Agent<M> {
     /// The cores of this machine and how packets can be steered to them. Subscribers are told at once if there are others
     /// now, or others are pinned to; of loads alone not more than once a second, and not of a change under 5 % of a core.
-    /// That packets can be handed to another core is told only if [`Settings::core_table`](super::Settings) says so, too.
-    pub fn set_cores(&mut self, mut cores: Cores, now_ms: u64) {
-        let can_hand = self.settings.core_table;
-        cores.features.core_redirect &= can_hand;
+    /// Without `core_redirect` packets cannot be handed to another core: SET_CORE and CORE_FLOW_MOD are refused.
+    pub fn set_cores(&mut self, cores: Cores, now_ms: u64) {
         let numbers = || cores.cores.iter().map(|core| core.number).collect();
-        self.flows.set_cores(can_hand.then(numbers));
-        self.core_table.set_cores(can_hand.then(numbers));
+        self.flows.set_cores(cores.features.core_redirect.then(numbers));
         self.machine.cores = cores;
         self.tell_cores(now_ms);
     }

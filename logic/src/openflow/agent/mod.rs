@@ -37,7 +37,7 @@ mod statistics;
 #[cfg(test)]
 mod tests;
 
-pub use core_table::{CORE_RULES, CoreRule, ProxiedCount};
+pub use core_table::{CoreRule, ProxiedCount};
 pub use machine::WORKLOADS;
 pub use ports::{PortFlags, PortInfo};
 pub use session::Version;
@@ -45,7 +45,6 @@ pub use session::Version;
 use super::message::{Description, PortStats, Role};
 use crate::flow::{Action, Dialect, FlowMod, Instructions, Port, Refused, flows::Flows, kernel::FlowMemory};
 use connection::Connection;
-use core_table::CoreTable;
 use machine::Machine;
 use packets::TokenBucket;
 use ports::Ports;
@@ -115,8 +114,6 @@ pub struct Settings {
     pub echo_interval_ms: u64,
     /// Packet-ins per second, all together; bursts of a quarter of that.
     pub packet_in_pps: u32,
-    /// Packets can be handed to other cores. If not, SET_CORE and CORE_FLOW_MOD are refused.
-    pub core_table: bool,
     /// Ports where frames with [`PROXY_ETHER_TYPE`](super::extension::PROXY_ETHER_TYPE) may change the core table: nobody can
     /// tell who sent such a frame, so each is a port whose every sender is trusted.
     pub proxy_ports: BTreeSet<Port>,
@@ -149,7 +146,7 @@ pub struct Agent<M> {
     connections: BTreeMap<ConnectionId, Connection>,
     ports: Ports,
     machine: Machine,
-    core_table: CoreTable,
+    proxied: ProxiedCount,
     effects: Vec<Effect>,
     /// Batches that were sealed, and that are over.
     sealed: u64,
@@ -169,10 +166,9 @@ impl<M: FlowMemory> Agent<M> {
     /// No ports, no connections.
     pub fn new(mut flows: Flows<M>, settings: Settings) -> Self {
         flows.set_miss(&settings.miss);
-        flows.set_cores(settings.core_table.then(BTreeSet::new));
         Self {
             machine: Machine::default(),
-            core_table: CoreTable::new(settings.core_table),
+            proxied: ProxiedCount::default(),
             packet_ins: TokenBucket::new(settings.packet_in_pps),
             flows,
             settings,
@@ -217,7 +213,6 @@ impl<M: FlowMemory> Agent<M> {
     /// What happens by itself, each second: rules end, loads are told, silent peers are asked.
     pub fn tick(&mut self, now_ms: u64) {
         self.flows.expire(now_ms);
-        self.core_table.expire(now_ms);
         self.tell_cores(now_ms);
         self.ask_who_is_there(now_ms);
     }

@@ -1,17 +1,22 @@
 use super::*;
 use crate::{
-    flow::{CoreChoice, Field, Match, table::Count},
+    flow::{CoreChoice, Field, FlowFilter, Match, execute::Packet, table::CORE_RULES},
     openflow::{
-        extension::{Core, Cores, Extension},
+        extension::{Core, Cores, Extension, Features},
         message::PacketOut,
     },
 };
 
 /// Packets can be handed to cores 0 and 3.
-fn with_cores(settings: Settings) -> Bench {
-    let mut b = bench(Settings { core_table: true, ..settings });
+fn machine() -> Cores {
     let core = |number| Core { number, load: None, workloads: 0 };
-    b.agent.set_cores(Cores { cores: vec![core(0), core(3)], ..Cores::default() }, b.now_ms);
+    let features = Features { core_redirect: true, ..Features::default() };
+    Cores { features, cores: vec![core(0), core(3)] }
+}
+
+fn with_cores(settings: Settings) -> Bench {
+    let mut b = bench(settings);
+    b.agent.set_cores(machine(), b.now_ms);
     b
 }
 
@@ -56,12 +61,10 @@ fn a_core_flow_mod_is_a_whole_flow_mod_for_another_table() {
         b.open(1, version);
         let inner = raw(version, 14, 9, body);
         let hex: String = inner.iter().map(|byte| format!("{byte:02x}")).collect();
-        let generation = b.agent.core_generation();
         b.bytes(1, &raw(version, 4, 8, &format!("4d4c5243 00000005 {hex}")));
         b.bytes(1, &raw(version, 2, 3, ""));
         assert_eq!(b.sent(1), raw(version, 3, 3, ""), "nothing but what comes after it is answered");
         let rule = CoreRule {
-            id: b.agent.core_rules()[0].id,
             priority: 5,
             matching: Match::ANY.with(Field::InPort, 1_u16),
             choice: This(3),
@@ -70,9 +73,9 @@ fn a_core_flow_mod_is_a_whole_flow_mod_for_another_table() {
             hard_timeout: 7,
         };
         assert_eq!(b.agent.core_rules(), [rule]);
-        assert!(b.agent.wants_core_table() && b.agent.core_generation() > generation);
-        // Packets go where they went.
-        assert_eq!((b.rules(), b.agent.wants_rules(), b.settle()), (0, false, false));
+        // No flow table has it, and packets come to it.
+        let stats = b.agent.flows().stats(&FlowFilter::EVERYTHING, 0);
+        assert_eq!((stats.len(), b.agent.wants_rules(), b.settle()), (0, true, true));
     }
 }
 
@@ -81,16 +84,13 @@ fn while_packets_cannot_be_handed_over_all_of_it_is_refused() {
     // Type and code of what is unsupported; of an action, the same in both.
     for (version, body, kind, code) in [(OpenFlow10, ADD_10, 3, 5), (OpenFlow13, ADD_13, 3, 1)] {
         let mut b = bench(settings());
-        b.agent.set_cores(
-            Cores { cores: vec![Core { number: 3, load: None, workloads: 0 }], ..Cores::default() },
-            0,
-        );
+        b.agent.set_cores(Cores { features: Features::default(), ..machine() }, 0);
         b.open(1, version);
         for inner in [raw(version, 14, 9, body), raw(version, 14, 9, ""), raw(version, 2, 9, "")] {
             b.bytes(1, &wrapped(version, 8, &inner));
             assert_eq!(b.done(), [Said(1, 9, error(kind, code, &inner))]);
         }
-        assert!(!b.agent.wants_core_table());
+        assert_eq!(rules(&b), []);
         let flow = raw(version, 14, 9, body);
         let data = vec![0; 60];
         let actions = vec![Action::SetCore(Choose)];
@@ -107,16 +107,16 @@ fn where_they_can_rules_and_packets_name_a_core_that_is_there() {
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = with_cores(settings());
         b.open(1, version);
-        for (core, refused) in [("choose", false), ("3", false), ("4", true)] {
+        for (core, refused) in [("choose", true), ("3", false), ("4", true)] {
             let bytes = encoded(version, 9, &add(&format!("in_port=1,actions=set_core:{core},output:2")));
             b.bytes(1, &bytes);
             let expected = if refused { vec![Said(1, 9, error(2, 5, &bytes))] } else { vec![] };
             assert_eq!(b.done(), expected);
         }
         assert_eq!(b.rules(), 1);
-        b.agent.set_cores(Cores::default(), b.now_ms);
+        b.agent.set_cores(Cores { cores: vec![], ..machine() }, b.now_ms);
         assert_eq!(change(&mut b, 1, ADD, "actions=set_core:3").len(), 1);
-        assert_eq!((change(&mut b, 1, ADD, "actions=set_core:choose"), rules(&b).len()), (vec![], 1));
+        assert_eq!((change(&mut b, 1, ADD, "actions=set_core:choose").len(), rules(&b)), (1, vec![]));
     }
 }
 
@@ -132,8 +132,8 @@ fn rules_are_changed_as_those_of_a_flow_table() {
             (ADD, "priority=5,in_port=1,cookie=2,actions=set_core:3", vec![(5, 2, This(3))]),
             (
                 ADD,
-                "priority=9,in_port=1,cookie=3,actions=set_core:choose",
-                vec![(9, 3, Choose), (5, 2, This(3))],
+                "priority=9,in_port=1,cookie=3,actions=set_core:3",
+                vec![(9, 3, This(3)), (5, 2, This(3))],
             ),
             (
                 MODIFY_STRICT,
@@ -142,16 +142,16 @@ fn rules_are_changed_as_those_of_a_flow_table() {
             ),
             (
                 MODIFY,
-                "cookie=4,actions=set_core:choose",
-                vec![(9, if old { 4 } else { 3 }, Choose), (5, if old { 4 } else { 2 }, Choose)],
+                "cookie=4,actions=set_core:0",
+                vec![(9, if old { 4 } else { 3 }, This(0)), (5, if old { 4 } else { 2 }, This(0))],
             ),
             (
                 DELETE_STRICT,
                 "priority=9",
-                vec![(9, if old { 4 } else { 3 }, Choose), (5, if old { 4 } else { 2 }, Choose)],
+                vec![(9, if old { 4 } else { 3 }, This(0)), (5, if old { 4 } else { 2 }, This(0))],
             ),
-            (DELETE_STRICT, "priority=9,in_port=1", vec![(5, if old { 4 } else { 2 }, Choose)]),
-            (DELETE, "out_port=2", vec![(5, if old { 4 } else { 2 }, Choose)]),
+            (DELETE_STRICT, "priority=9,in_port=1", vec![(5, if old { 4 } else { 2 }, This(0))]),
+            (DELETE, "out_port=2", vec![(5, if old { 4 } else { 2 }, This(0))]),
             (DELETE, "", vec![]),
             (
                 MODIFY,
@@ -166,7 +166,7 @@ fn rules_are_changed_as_those_of_a_flow_table() {
         // Both kinds of rules are on their own.
         b.say(1, 0, &add("in_port=3,actions=output:2"));
         assert_eq!(change(&mut b, 1, DELETE, ""), []);
-        assert_eq!((b.rules(), b.agent.wants_core_table()), (1, false));
+        assert_eq!((b.rules(), rules(&b)), (1, vec![]));
     }
 }
 
@@ -194,6 +194,7 @@ fn errors_are_those_of_the_flow_mod_inside() {
     cases.extend(both("actions=drop", (3, 5), (3, 1)));
     cases.extend(both("actions=set_core:3,set_core:0", (2, 7), (2, 7)));
     cases.extend(both("actions=set_core:4", (2, 5), (2, 5)));
+    cases.extend(both("actions=set_core:choose", (2, 5), (2, 5)));
     cases.extend(both("send_flow_rem,actions=set_core:3", (3, 2), (5, 7)));
     cases.extend([
         thirteen(with(|f| f.table = Some(1)), 5, 2),
@@ -228,10 +229,10 @@ fn errors_are_those_of_the_flow_mod_inside() {
         let mut b = with_cores(settings());
         b.open(1, version);
         assert_eq!(change(&mut b, 1, ADD, "actions=set_core:0"), []);
-        let before = (rules(&b), b.agent.core_generation());
+        let before = rules(&b);
         b.bytes(1, &wrapped(version, 8, &inner));
         assert_eq!(b.done(), [Said(1, 9, error(kind, code, &inner))], "{version:?} {inner:x?}");
-        assert_eq!((rules(&b), b.agent.core_generation()), before);
+        assert_eq!(rules(&b), before);
     }
 }
 
@@ -250,30 +251,30 @@ fn a_slave_does_not_change_it() {
 fn rules_end_when_their_time_is_up() {
     let mut b = with_cores(settings());
     b.open(1, OpenFlow13);
-    change(&mut b, 1, ADD, "priority=1,hard_timeout=2,actions=set_core:0");
-    change(&mut b, 1, ADD, "priority=2,idle_timeout=2,actions=set_core:0");
-    change(&mut b, 1, ADD, "priority=3,idle_timeout=2,actions=set_core:0");
-    let used = b.agent.core_rules()[1].id;
+    change(&mut b, 1, ADD, "priority=1,in_port=1,hard_timeout=2,actions=set_core:0");
+    change(&mut b, 1, ADD, "priority=2,in_port=2,idle_timeout=2,actions=set_core:0");
+    change(&mut b, 1, ADD, "priority=3,in_port=3,idle_timeout=2,actions=set_core:0");
     let mut left = Vec::new();
-    let mut generations = vec![b.agent.core_generation()];
     for second in 1..=4 {
         b.now_ms += 1000;
         if second <= 2 {
-            b.agent.count_core_rule(used, Count { packets: second, bytes: 60 }, b.now_ms);
+            let done = b.agent.flows().run(Packet::new([0; 60], Port(2)), 0);
+            assert_eq!(done.outputs.iter().map(|o| (o.port, o.core)).collect::<Vec<_>>(), [(Port::NORMAL, Some(This(0)))]);
         }
         b.agent.tick(b.now_ms);
         left.push(rules(&b).into_iter().map(|rule| rule.0).collect::<Vec<_>>());
-        generations.push(b.agent.core_generation());
     }
     assert_eq!(left, [vec![3, 2, 1], vec![2], vec![2], vec![]]);
-    let changed: Vec<bool> = generations.windows(2).map(|two| two[0] != two[1]).collect();
-    assert_eq!(changed, [false, true, false, true]);
     assert_eq!(b.done(), []);
 }
 
 #[test]
 fn there_is_a_last_rule_and_room_when_one_goes() {
-    let mut b = with_cores(settings());
+    // Room for them all, and for one rule of a flow table.
+    let rows = (CORE_RULES + 64).next_power_of_two();
+    let capacity = FlowCapacity { rules: rows, buckets: rows / 2, rest: 1, ..CAPACITY };
+    let mut b = sized(settings(), capacity);
+    b.agent.set_cores(machine(), b.now_ms);
     b.open(1, OpenFlow13);
     let mut flow = flow_mod(ADD, "actions=set_core:0");
     let mut add = |b: &mut Bench, n: u32| {

@@ -46,7 +46,7 @@ fn stop(id: u32, tenant: u32) -> Extension {
 #[test]
 fn a_subscription_is_answered_in_order_and_changes_follow() {
     for version in BOTH {
-        let mut b = bench(Settings { core_table: true, ..settings() });
+        let mut b = bench(settings());
         b.open(1, version);
         b.agent.set_cores(cores(&[Some(250), None], 2), b.now_ms);
         b.agent.set_workloads(vec![workload(9, 1, &[]), workload(7, 5, &[2, 1, 2])], b.now_ms);
@@ -118,10 +118,8 @@ fn only_subscribers_are_told_and_slaves_too() {
     assert_eq!(b.done().len(), 2);
     b.agent.set_workloads(vec![workload(7, 5, &[0])], b.now_ms);
     b.agent.set_cores(cores(&[Some(0)], 1), b.now_ms);
-    // Nothing is handed to another core here, whatever the machine could do.
-    let mut without = cores(&[Some(0)], 1);
-    without.features.core_redirect = false;
-    assert_eq!(told(b.done()), [(2, 0, start(7, 5, &[0])), (1, 0, Extension::Cores(without))]);
+    let told_of = Extension::Cores(cores(&[Some(0)], 1));
+    assert_eq!(told(b.done()), [(2, 0, start(7, 5, &[0])), (1, 0, told_of)]);
     b.agent.closed(ConnectionId(2));
     b.agent.set_workloads(vec![], b.now_ms);
     assert_eq!(b.done(), []);

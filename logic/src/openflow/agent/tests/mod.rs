@@ -74,7 +74,6 @@ fn settings() -> Settings {
         controllers: false,
         echo_interval_ms: ECHO_MS,
         packet_in_pps: 1000,
-        core_table: false,
         proxy_ports: BTreeSet::new(),
     }
 }
@@ -135,7 +134,7 @@ fn bench(settings: Settings) -> Bench {
 }
 
 fn sized(settings: Settings, capacity: FlowCapacity) -> Bench {
-    let flows = Flows::new(HeapFlows::new(capacity, 2), Seed::default(), &settings.miss);
+    let flows = Flows::new(HeapFlows::new(capacity, 4), Seed::default(), &settings.miss);
     let mut agent = Agent::new(flows, settings);
     agent.set_ports((1..=3).map(port).collect());
     let mut bench = Bench { agent, now_ms: 1_000, reads: true, version: BTreeMap::new() };

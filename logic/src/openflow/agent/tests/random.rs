@@ -5,7 +5,7 @@ use crate::{
         kernel::{Notice, NoticeReason},
     },
     openflow::{
-        extension::{Core, Cores, Extension, Workload},
+        extension::{Core, Cores, Extension, Features, Workload},
         message::PacketOut,
     },
 };
@@ -191,7 +191,8 @@ impl World {
             }
             Event::Load(load) => {
                 let core = Core { number: 1, load: Some(load), workloads: 0 };
-                self.b.agent.set_cores(Cores { cores: vec![core], ..Cores::default() }, now_ms);
+                let features = Features { core_redirect: load % 8 != 0, ..Features::default() };
+                self.b.agent.set_cores(Cores { features, cores: vec![core] }, now_ms);
             }
             Event::Workloads(count, tenant) => {
                 let workload = |id| Workload { id, tenant, cores: vec![1] };
@@ -237,7 +238,7 @@ proptest! {
 
     #[test]
     fn whatever_comes_is_answered_in_whole_messages_and_bounded(events in vec(event(), 1..60)) {
-        let ours = Settings { core_table: true, proxy_ports: [Port(1)].into(), ..settings() };
+        let ours = Settings { proxy_ports: [Port(1)].into(), ..settings() };
         let b = bench(Settings { controllers: true, ..ours });
         let mut world = World { b, peers: Default::default(), ids: 0, batch: None };
         (0..3).for_each(|place| world.connect(place));
