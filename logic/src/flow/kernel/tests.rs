@@ -3,7 +3,7 @@
 
 use super::{answer::Reader, *};
 use crate::flow::{
-    Action, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+    Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
     field::{ether_type, ip_proto},
     table::Dialect,
 };
@@ -31,6 +31,7 @@ impl World {
     fn new() -> World {
         let mut tables = Tables::new();
         tables.set_ports((1..=4).map(|port| (Port(port), true)));
+        tables.set_cores(Some((0..4).collect()));
         World { tables, writer: Writer::new(HeapFlows::new(SMALL, 2), Seed::default()), now_ms: 0 }
     }
 
@@ -58,7 +59,11 @@ impl World {
             buffer: None,
         };
         self.now_ms += 1;
-        for change in self.tables.apply(&request, Dialect::OpenFlow13, self.now_ms).unwrap() {
+        let changes = match table {
+            CORE_TABLE => self.tables.apply_core(&request, Dialect::OpenFlow13, self.now_ms),
+            _ => self.tables.apply(&request, Dialect::OpenFlow13, self.now_ms),
+        };
+        for change in changes.unwrap() {
             self.writer.apply(&self.tables, &change).unwrap();
         }
     }
@@ -70,6 +75,7 @@ impl World {
     /// What the tables say, as rows.
     fn truth(&self, key: &Key) -> Vec<u32> {
         let (mut rows, mut table, mut seen) = (Vec::new(), 0, *key);
+        rows.extend(self.tables.lookup(CORE_TABLE, key).map(row));
         loop {
             let Some(id) = self.tables.lookup(table, &seen) else {
                 rows.push(miss(table));
@@ -84,6 +90,11 @@ impl World {
             }
             table = next;
         }
+    }
+
+    /// What a packet finds, without the core table's miss: whether it came there does not matter then.
+    fn found(rows: Vec<u32>) -> Vec<u32> {
+        rows.into_iter().filter(|&row| row != miss(CORE_TABLE)).collect()
     }
 
     fn finish(&mut self) {
@@ -149,7 +160,8 @@ enum Act {
 }
 
 fn act() -> impl Strategy<Value = Act> {
-    let place = || (0_u8..2, 1_u16..4, matching());
+    let table = || prop::sample::select(vec![0, 1, CORE_TABLE]);
+    let place = move || (table(), 1_u16..4, matching());
     prop_oneof![
         4 => (place(), 1_u16..4, any::<bool>()).prop_map(|((table, priority, matching), port, goto)| Act::Add {
             table, priority, matching, port, goto
@@ -164,7 +176,9 @@ fn act() -> impl Strategy<Value = Act> {
 }
 
 fn does(table: u8, port: u16, goto: bool) -> Instructions {
-    if goto && table == 0 {
+    if table == CORE_TABLE {
+        Instructions::apply([Action::SetCore(CoreChoice::This(port))])
+    } else if goto && table == 0 {
         Instructions { goto_table: Some(1), metadata: Some((port.into(), 3)), ..Instructions::default() }
     } else {
         Instructions::apply([Action::output(Port(port))])
@@ -212,9 +226,9 @@ proptest! {
             if world.writer.batch.is_empty() {
                 for bits in 0..64 {
                     let truth = world.truth(&key(bits));
-                    prop_assert_eq!(world.reader().look(&key(bits)).rows(), truth.clone());
+                    prop_assert_eq!(World::found(world.reader().look(&key(bits)).rows()), truth.clone());
                     if let Some(cached) = world.reader().cached(&key(bits)) {
-                        prop_assert_eq!(cached, truth);
+                        prop_assert_eq!(World::found(cached), truth);
                     }
                 }
             }
@@ -245,6 +259,32 @@ fn exact_rules_come_and_go_and_others_stay_cached() {
     world.finish();
     assert!(world.reader().cached(&key(0)).is_some());
     assert_eq!(world.reader().cached(&key(1)), None);
+}
+
+/// The core of a rule is part of what it decides; of the core table's it is one word, which changes under packets.
+#[test]
+fn cores_are_words_of_rules() {
+    let mut world = World::new();
+    let to = |core| Instructions::apply([Action::SetCore(CoreChoice::This(core))]);
+    let word = |world: &World, id: RuleId, at: usize| world.writer.rule(row(id))[at].load(Acquire);
+    world.change(FlowCommand::Add, CORE_TABLE, 5, Match::ANY, to(3));
+    let id = world.tables.ids().next().unwrap();
+    let decision = |core: u64| u64::from(verdict::CORE) | (core + 1) << 16;
+    assert_eq!((word(&world, id, rule_word::DECISION), word(&world, id, rule_word::SET)), (decision(3), 0));
+    world.finish();
+    world.change(FlowCommand::Add, CORE_TABLE, 5, Match::ANY, to(0));
+    assert_eq!(word(&world, id, rule_word::DECISION), decision(0));
+
+    let listed = Instructions::apply([Action::SetCore(CoreChoice::This(2)), Action::output(Port(4))]);
+    world.change(FlowCommand::Add, 0, 5, Match::ANY, listed);
+    let id = world.tables.ids().last().unwrap();
+    let flags = FLAG_SENDS | 3 << CORE_SHIFT;
+    assert_eq!(word(&world, id, rule_word::SET), flags << 48);
+    let written = Instructions { write: vec![Action::SetCore(CoreChoice::This(1))], ..to(0) };
+    world.change(FlowCommand::Add, 0, 5, Match::ANY, written);
+    assert!(world.writer.is_slow(id), "several words");
+    world.finish();
+    assert_eq!(word(&world, id, rule_word::SET), 1 << 6 << 32 | (2 << CORE_SHIFT) << 48);
 }
 
 /// The union is of all masks whose rules were cached, not only of those that rules still have.

@@ -66,6 +66,33 @@ fn later_tables_see_what_is_set_and_nothing_leaves_before_them() {
 }
 
 #[test]
+fn the_core_of_the_last_output_is_named_once_for_the_whole_packet() {
+    let named = |apply: &str, write: &str, goto_table| {
+        let [apply, write] = [apply, write].map(|list| parse_actions(list).unwrap());
+        let program = compile(&Instructions { apply, write, goto_table, ..Instructions::default() }, &|_| true);
+        assert!(!program.is_slow());
+        (program.core, program.steps.len(), program.set_ranks)
+    };
+    for (apply, core, steps) in [
+        ("set_core:3,output:1", Some(3), 1),
+        ("set_core:3,dec_ttl,output:1", Some(3), 2),
+        ("set_core:3,output:1,set_core:4,output:2", Some(4), 1),
+        ("output:1,set_core:3", None, 1),
+        ("set_core:3", None, 0),
+        ("set_core:3,controller", Some(3), 1),
+        ("set_core:3,group:1", Some(3), 1),
+        ("output:1", None, 1),
+    ] {
+        assert_eq!(named(apply, "drop", None), (core, steps, 0), "{apply}");
+    }
+    assert_eq!(named("set_core:3", "drop", Some(1)), (Some(3), 0, 0), "for later tables");
+    assert_eq!(named("set_core:3", "output:1,set_core:5", None), (Some(5), 0, 0b1_0100_0000));
+    // A packet has been handed over, or not, before it comes to a group.
+    assert_eq!(compile_bucket(&parse_actions("set_core:3,output:1").unwrap()), None);
+    assert!(program("set_core:choose,output:1").is_slow());
+}
+
+#[test]
 fn parts_of_the_action_set_know_their_rank() {
     let write = parse_actions("output:1,mod_nw_ttl:3,strip_vlan").unwrap();
     let program = compile(&Instructions { write, ..Instructions::default() }, &|_| true);
