@@ -10,9 +10,16 @@ use libbpf_rs::{
     query::{ProgInfoIter, ProgInfoQueryOptions},
 };
 use router::plane::online_cpus;
+use logic::{
+    flow::{FlowCommand, text::parse_flow},
+    openflow::{Message, extension::Extension, v13},
+};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::{
-    fs, thread,
+    fs,
+    io::{Read, Write},
+    net::TcpStream,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -68,6 +75,49 @@ impl Maps {
             .collect();
         cores.sort_unstable();
         cores
+    }
+}
+
+/// A controller that speaks OpenFlow 1.3.
+struct Controller(TcpStream);
+
+impl Controller {
+    fn connect() -> Controller {
+        let stream = TcpStream::connect("127.0.0.1:6653").unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut controller = Controller(stream);
+        controller.say(&Message::Hello { versions: None });
+        assert!(matches!(controller.hear(), Message::Hello { .. }));
+        controller
+    }
+
+    fn say(&mut self, message: &Message) {
+        let mut bytes = Vec::new();
+        v13::encode(message, 7, &mut bytes).unwrap();
+        self.0.write_all(&bytes).unwrap();
+    }
+
+    fn hear(&mut self) -> Message {
+        let mut bytes = vec![0; 8];
+        self.0.read_exact(&mut bytes).unwrap();
+        bytes.resize(u16::from_be_bytes([bytes[2], bytes[3]]).into(), 0);
+        self.0.read_exact(&mut bytes[8..]).unwrap();
+        v13::decode(&bytes).unwrap().1
+    }
+
+    /// Changes the core table; packets obey then. What the switch says to it.
+    fn core_table(&mut self, command: FlowCommand, flow: &str) -> Option<Message> {
+        let mut inner = Vec::new();
+        v13::encode(&Message::FlowMod(parse_flow(flow, command).unwrap()), 8, &mut inner).unwrap();
+        self.say(&Message::Experimenter(Extension::CoreFlowMod(inner).encode()));
+        self.say(&Message::BarrierRequest);
+        match self.hear() {
+            Message::BarrierReply => None,
+            other => {
+                assert_eq!(self.hear(), Message::BarrierReply);
+                Some(other)
+            }
+        }
     }
 }
 
@@ -210,5 +260,95 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
         threads(&[1]);
         assert!(bed.millrace(&["stop"]).status.success());
         threads(&[]);
+    });
+}
+
+/// CORE_FLOW_MOD: rules that only say which core.
+#[test]
+#[ignore = "needs root"]
+fn the_core_table_says_where_and_the_flow_tables_what() {
+    if online_cpus().unwrap()[..] == [0] {
+        return;
+    }
+    in_new_namespace(|| {
+        stay_on(0);
+        let bed = Bed::new("t", "[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n");
+        let mut controller = Controller::connect();
+        controller.say(&Message::Experimenter(Extension::Subscribe { cores: true, workloads: false }.encode()));
+        let Message::Experimenter(told) = controller.hear() else { panic!("no CORES") };
+        let Ok(Extension::Cores(cores)) = Extension::decode(&told) else { panic!("{told:?}") };
+        let numbers: Vec<usize> = cores.cores.iter().map(|core| core.number.into()).collect();
+        assert_eq!((cores.features.core_redirect, numbers), (true, online_cpus().unwrap()));
+
+        let frame = routable(0, 1);
+        let routed = frame.routed(host_mac(1), port_mac(1), &[]);
+        let other = routable(0, 2);
+        let other_routed = other.routed(host_mac(2), port_mac(2), &[]);
+        // Packets that go by this core's rules of both tables; the other flow is always of no core.
+        let check = |core: usize, at: usize, out: &[u8]| {
+            let maps = Maps::of(&bed);
+            for turn in 0..5 {
+                for (core, at, sent, out) in
+                    [(core, at, frame.bytes(), out), (0, 2, other.bytes(), &other_routed[..])]
+                {
+                    let before = maps.counted();
+                    bed.wires[0].send(&sent);
+                    bed.comes_out(&[at], out);
+                    let mut two = vec![0; before.len()];
+                    two[core] = 2;
+                    assert_eq!(since(&before, &maps.counted()), two, "turn {turn} at q{at}");
+                }
+            }
+        };
+        let to_1 = "priority=9,ip,nw_dst=10.0.1.9,actions=set_core:1";
+        // Who has cached what before packets came to the core table is told, too.
+        bed.flows(&["add", "in_port=2,actions=output:3"]);
+        for _ in 0..3 {
+            bed.wires[0].send(&frame.bytes());
+            bed.comes_out(&[1], &routed);
+        }
+        for (command, flow, core) in [
+            (FlowCommand::Add, to_1, 1),
+            (FlowCommand::Modify { strict: false }, "ip,actions=set_core:0", 0),
+            (FlowCommand::Add, "priority=10,in_port=1,ip,nw_dst=10.0.1.9,actions=set_core:1", 1),
+        ] {
+            assert_eq!(controller.core_table(command, flow), None);
+            check(core, 1, &routed);
+        }
+        // The flow tables are asked on either core, and have the last word about the core, too.
+        bed.flows(&["add", "in_port=1,ip,nw_dst=10.0.1.9,actions=output:3"]);
+        check(1, 2, &frame.bytes());
+        bed.flows(&["add", "in_port=1,ip,nw_dst=10.0.1.9,actions=set_core:0,NORMAL"]);
+        check(0, 1, &routed);
+        bed.flows(&["del"]);
+        // Without a rule of the flow tables it stays, and so does the program.
+        check(1, 1, &routed);
+        assert_eq!(bed.list(""), [] as [serde_json::Value; 0]);
+
+        for (flow, why) in [
+            ("actions=set_core:4000", (2, 5)),
+            ("actions=set_core:choose", (2, 5)),
+            ("actions=output:2", (2, 0)),
+        ] {
+            let Some(Message::Error(error)) = controller.core_table(FlowCommand::Add, flow) else {
+                panic!("{flow}: no error")
+            };
+            assert_eq!((error.kind, error.code), why, "{flow}");
+        }
+        assert_eq!(controller.core_table(FlowCommand::Delete { strict: false }, ""), None);
+        assert_eq!(bed.program(0), "millrace");
+        bed.wires[0].send(&frame.bytes());
+        bed.comes_out(&[1], &routed);
+
+        // What goes to the controllers beside goes once.
+        bed.flows(&["add", "in_port=1,ip,actions=set_core:1,CONTROLLER,output:2"]);
+        for _ in 0..3 {
+            bed.wires[0].send(&frame.bytes());
+            bed.comes_out(&[1], &frame.bytes());
+            let Message::PacketIn(packet) = controller.hear() else { panic!("no packet-in") };
+            assert_eq!(packet.data, frame.bytes());
+        }
+        controller.say(&Message::BarrierRequest);
+        assert_eq!(controller.hear(), Message::BarrierReply);
     });
 }
