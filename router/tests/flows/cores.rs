@@ -4,6 +4,7 @@ use crate::{
     bed::{Bed, host_mac, port_mac, routable},
     common::{in_new_namespace, run},
     redirected,
+    wire::Wire,
 };
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle,
@@ -19,6 +20,10 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -350,5 +355,89 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
         }
         controller.say(&Message::BarrierRequest);
         assert_eq!(controller.hear(), Message::BarrierReply);
+    });
+}
+
+/// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
+fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let (begun_to, begun) = mpsc::channel();
+        scope.spawn({
+            let done = &done;
+            move || {
+                stay_on(core);
+                let parameters = libc::sched_param { sched_priority: 50 };
+                // SAFETY: of the calling thread, from a struct of ours.
+                let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+                begun_to.send(rc).unwrap();
+                while !done.load(Relaxed) {}
+            }
+        });
+        assert_eq!(begun.recv().unwrap(), 0);
+        let result = body();
+        done.store(true, Relaxed);
+        result
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_core_has_no_room_for_is_counted_by_name() {
+    if online_cpus().unwrap()[..] == [0] {
+        return;
+    }
+    in_new_namespace(|| {
+        stay_on(0);
+        let bed = Bed::new("r", "");
+        bed.flows(&["add", "in_port=1,ip,actions=set_core:1,output:2"]);
+        let bytes = routable(0, 1).bytes();
+        const SENT: u64 = 4000;
+        hogged(1, || (0..SENT).for_each(|_| bed.wires[0].send(&bytes)));
+        let mut came = 0;
+        while bed.next(1, Duration::from_millis(200)).is_some() {
+            came += 1;
+        }
+        assert!((2048..SENT).contains(&came), "{came}");
+        bed.wait_for("the loss", |_| bed.reason("rule_core_full") == SENT - came);
+    });
+}
+
+/// A port whose driver refuses XDP: its packets stay on their core, and nobody is promised anything else.
+#[test]
+#[ignore = "needs root"]
+fn packets_of_a_port_in_generic_mode_stay_on_their_core() {
+    if online_cpus().unwrap()[..] == [0] {
+        return;
+    }
+    in_new_namespace(|| {
+        stay_on(0);
+        let mut bed = Bed::new("x", "generic = true\n");
+        let rule = "ip,actions=set_core:1,output:3";
+        bed.flows(&["add", rule]);
+        // veth refuses XDP where the peer has more queues to send by than it has to receive.
+        run("ip link del p0");
+        bed.wait_for("the port's end", |s| s["ports"][0]["problems"].to_string().contains("not there"));
+        run("ip link add p0 address 02:00:00:00:01:00 numtxqueues 1 numrxqueues 1 type veth peer name q0 numtxqueues 2 numrxqueues 2");
+        run("sysctl -qw net.ipv6.conf.p0.disable_ipv6=1 net.ipv6.conf.q0.disable_ipv6=1");
+        run("ethtool -K q0 gro on tx off txvlan off tx-vlan-stag-hw-insert off");
+        run("ip link set p0 up");
+        run("ip link set q0 up");
+        bed.wires[0] = Wire::open("q0");
+        bed.wait_for("the port's return", |s| {
+            s["ports"][0]["mode"] == "generic" && s["ports"][0]["problems"] == serde_json::json!([])
+        });
+        let maps = Maps::of(&bed);
+        for (from, core) in [(0, 0), (1, 1)] {
+            let before = maps.counted();
+            let bytes = routable(from, 2).bytes();
+            bed.wires[from].send(&bytes);
+            bed.comes_out(&[2], &bytes);
+            let mut one = vec![0; before.len()];
+            one[core] = 1;
+            assert_eq!(since(&before, &maps.counted()), one, "from q{from}");
+        }
+        let refused = bed.refused(&["add", rule]);
+        assert!(refused.contains("action"), "{refused}");
     });
 }
