@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
- * Packets lost after the redirect: run() has counted them as forwarded, but the egress port did not take them, and of
- * that the kernel tells only tracepoints. Charged to the egress port with a reason of class `lost`. The transmit one fires
+ * Packets lost after the redirect: run() has counted them as forwarded, but the egress port, or the core that they were to go on
+ * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port with a reason of class `lost`. The transmit one fires
  * once for a bulk of up to 16 packets. Only the generation in charge counts, so that a swap counts nothing twice.
  */
 #pragma once

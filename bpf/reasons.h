@@ -10,7 +10,7 @@
  *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
- *   class lost      forwarded, and lost on its way out: charged to the egress port (losses.h)
+ *   class lost      forwarded, and lost on its way out: charged to the egress port, if one is known (losses.h)
  */
 REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")
 REASON(NOT_A_PORT,          pass,      "arrived on a device Millrace does not know")

@@ -4,8 +4,8 @@
 //! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
 
 use super::{
-    Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod, GroupStats,
-    Instructions, Meter, MeterMod, MeterStats, Port, Refused,
+    Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod,
+    GroupStats, Instructions, Meter, MeterMod, MeterStats, Port, Refused,
     execute::Packet,
     kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer},
     packet::VXLAN_PORT,
@@ -143,7 +143,9 @@ impl<M: FlowMemory> Flows<M> {
         }
         let memory = self.writer.memory();
         let ready = |action: &Action| match action {
-            Action::SetCore(CoreChoice::This(core)) => !self.tables.has_core(*core) || memory.write_core(*core),
+            Action::SetCore(CoreChoice::This(core)) => {
+                !self.tables.has_core(*core) || memory.write_core(*core)
+            }
             _ => true,
         };
         if request.instructions.actions().all(ready) { Ok(()) } else { Err(Refused::BadArgument) }

@@ -12,7 +12,9 @@ use std::{
 ///
 /// An XDP program, with the burst of packets that it is part of, runs with softirqs disabled on its CPU, where no thread can
 /// run meanwhile. So once the calling thread has run on each CPU, none of them is left: a context switch each, some ten
-/// microseconds, and at real-time priority the thread waits for a burst at most. RCU, which asks for no more, takes from eight
+/// microseconds, and at real-time priority the thread waits for a burst at most. The same holds for the thread of a core that
+/// packets are handed to, while it runs the program (`cpu_map_bpf_prog_run`, kernel/bpf/cpumap.c); packets that wait in the
+/// core's queue have been decided by nobody, and will be by what the tables say then. RCU, which asks for no more, takes from eight
 /// milliseconds on an idle machine (HZ = 250) to hundreds where one forwards without end; it is used where threads run in the
 /// middle of softirqs (`PREEMPT_RT`), and where a CPU is refused to this process (cpusets, one that goes offline).
 pub struct Grace {

@@ -10,11 +10,11 @@ use libbpf_rs::{
     MapCore, MapFlags, MapHandle,
     query::{ProgInfoIter, ProgInfoQueryOptions},
 };
-use router::plane::online_cpus;
 use logic::{
     flow::{FlowCommand, text::parse_flow},
     openflow::{Message, extension::Extension, v13},
 };
+use router::plane::online_cpus;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::{
     fs,
@@ -45,8 +45,7 @@ impl Maps {
     fn of(bed: &Bed) -> Maps {
         assert_eq!(bed.program(0), "millrace_flow");
         let link = run("ip -d link show p0");
-        let id: u32 =
-            link.split("prog/xdp id ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        let id: u32 = link.split("prog/xdp id ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
         let options = ProgInfoQueryOptions::default().include_map_ids(true);
         let program = ProgInfoIter::with_query_opts(options).find(|program| program.id == id).unwrap();
         let maps = program.map_ids.into_iter().map(|id| MapHandle::from_map_id(id).unwrap());
@@ -246,7 +245,11 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
                 for packet in 0..10 {
                     bed.wires[0].send(&frame.bytes());
                     let got = bed.next(out, Duration::from_secs(5));
-                    assert_eq!(got.as_deref(), Some(&expected[..]), "turn {turn}, {change:?}, packet {packet}");
+                    assert_eq!(
+                        got.as_deref(),
+                        Some(&expected[..]),
+                        "turn {turn}, {change:?}, packet {packet}"
+                    );
                 }
                 let counted = since(&before, &maps.counted());
                 assert_eq!(counted[1 - core], 0, "turn {turn}, {change:?}: {counted:?}");
@@ -279,7 +282,8 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
         stay_on(0);
         let bed = Bed::new("t", "[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n");
         let mut controller = Controller::connect();
-        controller.say(&Message::Experimenter(Extension::Subscribe { cores: true, workloads: false }.encode()));
+        controller
+            .say(&Message::Experimenter(Extension::Subscribe { cores: true, workloads: false }.encode()));
         let Message::Experimenter(told) = controller.hear() else { panic!("no CORES") };
         let Ok(Extension::Cores(cores)) = Extension::decode(&told) else { panic!("{told:?}") };
         let numbers: Vec<usize> = cores.cores.iter().map(|core| core.number.into()).collect();
@@ -418,7 +422,9 @@ fn packets_of_a_port_in_generic_mode_stay_on_their_core() {
         // veth refuses XDP where the peer has more queues to send by than it has to receive.
         run("ip link del p0");
         bed.wait_for("the port's end", |s| s["ports"][0]["problems"].to_string().contains("not there"));
-        run("ip link add p0 address 02:00:00:00:01:00 numtxqueues 1 numrxqueues 1 type veth peer name q0 numtxqueues 2 numrxqueues 2");
+        run(
+            "ip link add p0 address 02:00:00:00:01:00 numtxqueues 1 numrxqueues 1 type veth peer name q0 numtxqueues 2 numrxqueues 2",
+        );
         run("sysctl -qw net.ipv6.conf.p0.disable_ipv6=1 net.ipv6.conf.q0.disable_ipv6=1");
         run("ethtool -K q0 gro on tx off txvlan off tx-vlan-stag-hw-insert off");
         run("ip link set p0 up");

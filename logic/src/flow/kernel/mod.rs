@@ -57,7 +57,9 @@ pub mod encoding {
 
 pub use hash::Seed;
 pub(super) use hash::spread;
-pub use memory::{CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, TABLE_ROWS, words};
+pub use memory::{
+    CACHE_WAYS, FRONT, FlowCapacity, FlowMemory, HeapFlows, MASKS, ORDER, TABLE_MASKS, TABLE_ROWS, words,
+};
 pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
 

@@ -69,7 +69,8 @@ fn later_tables_see_what_is_set_and_nothing_leaves_before_them() {
 fn the_core_of_the_last_output_is_named_once_for_the_whole_packet() {
     let named = |apply: &str, write: &str, goto_table| {
         let [apply, write] = [apply, write].map(|list| parse_actions(list).unwrap());
-        let program = compile(&Instructions { apply, write, goto_table, ..Instructions::default() }, &|_| true);
+        let program =
+            compile(&Instructions { apply, write, goto_table, ..Instructions::default() }, &|_| true);
         assert!(!program.is_slow());
         (program.core, program.steps.len(), program.set_ranks)
     };

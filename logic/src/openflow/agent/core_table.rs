@@ -89,12 +89,7 @@ impl<M: FlowMemory> Agent<M> {
     }
 
     /// Does what the bytes of a flow-mod say.
-    fn change_core_table(
-        &mut self,
-        version: Version,
-        message: &[u8],
-        now_ms: u64,
-    ) -> Result<(), BadMessage> {
+    fn change_core_table(&mut self, version: Version, message: &[u8], now_ms: u64) -> Result<(), BadMessage> {
         if !self.machine.hands_over() {
             return Err(Refused::BadInstruction.into());
         }

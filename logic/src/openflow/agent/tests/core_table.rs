@@ -130,11 +130,7 @@ fn rules_are_changed_as_those_of_a_flow_table() {
         for (command, text, expected) in [
             (ADD, "priority=5,in_port=1,cookie=1,actions=set_core:0", vec![(5, 1, This(0))]),
             (ADD, "priority=5,in_port=1,cookie=2,actions=set_core:3", vec![(5, 2, This(3))]),
-            (
-                ADD,
-                "priority=9,in_port=1,cookie=3,actions=set_core:3",
-                vec![(9, 3, This(3)), (5, 2, This(3))],
-            ),
+            (ADD, "priority=9,in_port=1,cookie=3,actions=set_core:3", vec![(9, 3, This(3)), (5, 2, This(3))]),
             (
                 MODIFY_STRICT,
                 "priority=9,in_port=1,cookie=4,actions=set_core:0",
@@ -259,7 +255,10 @@ fn rules_end_when_their_time_is_up() {
         b.now_ms += 1000;
         if second <= 2 {
             let done = b.agent.flows().run(Packet::new([0; 60], Port(2)), 0);
-            assert_eq!(done.outputs.iter().map(|o| (o.port, o.core)).collect::<Vec<_>>(), [(Port::NORMAL, Some(This(0)))]);
+            assert_eq!(
+                done.outputs.iter().map(|o| (o.port, o.core)).collect::<Vec<_>>(),
+                [(Port::NORMAL, Some(This(0)))]
+            );
         }
         b.agent.tick(b.now_ms);
         left.push(rules(&b).into_iter().map(|rule| rule.0).collect::<Vec<_>>());
