@@ -3,12 +3,16 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod cores;
 mod frames;
 mod groups;
 mod meters;
 mod notices;
 mod patches;
 mod ports;
+#[allow(dead_code)]
+#[path = "../differential/wire.rs"]
+mod wire;
 mod world;
 
 use common::in_new_namespace;

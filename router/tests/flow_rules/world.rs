@@ -12,7 +12,8 @@ use logic::flow::{
 };
 use logic::reason::Reason;
 use router::plane::{
-    Charge, FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Plane, Settings, TestRun,
+    Charge, FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Mode, Plane, PortLink, Settings,
+    TestRun,
 };
 use std::{
     sync::{Arc, atomic::Ordering::Acquire},
@@ -102,6 +103,14 @@ impl FlowWorld {
 
     pub fn finish(&mut self) {
         self.control.finish();
+    }
+
+    /// Packets that come in by a port go by the program, until the link is dropped.
+    pub fn attach(&self, port: u8) -> PortLink {
+        let ifindex = self.ports[usize::from(port)];
+        let link = PortLink::attach(self.flows.program(), ifindex, Mode::Native).unwrap();
+        self.plane.set_port(port, ifindex, true, true).unwrap();
+        link
     }
 
     pub fn run(&mut self, port: usize, frame: &[u8]) -> TestRun {
