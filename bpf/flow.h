@@ -302,10 +302,10 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 			s->port = decision >> 16;
 		}
 	}
-	for (__u32 i = s->set_from; i < FLOW_RULES && s->rule[i]; i++) {
+	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
-		if (rule && rule->set_steps && flow_steps_of(ctx, s, s->rule[i], rule->set_steps) < 0)
+		if (rule && rule->set_steps && i >= s->set_from && flow_steps_of(ctx, s, s->rule[i], rule->set_steps) < 0)
 			return 0;
 	}
 	return 0;
