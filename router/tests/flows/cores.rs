@@ -189,6 +189,28 @@ fn the_core_that_a_rule_names_does_all_of_it_once() {
             assert_eq!(since(&before, &maps.counted())[..2], [0, 2]);
         }
         assert_eq!(bed.status().unwrap()["flows"]["slow_done"], 0);
+
+        // Frames of several buffers, out of a port and up.
+        for n in 0..3 {
+            run(&format!("ip link set p{n} mtu 9000"));
+            run(&format!("ip link set q{n} mtu 9000"));
+        }
+        let long = frame.ip4(|ip| {
+            ip.resize(9000, 0);
+            ip[2..4].copy_from_slice(&9000_u16.to_be_bytes());
+        });
+        let long_routed = long.routed(host_mac(1), port_mac(1), &[]);
+        for (actions, out) in
+            [("output:2", long.bytes()), ("NORMAL", long_routed.clone()), ("LOCAL", long_routed)]
+        {
+            bed.flows(&["add", &format!("in_port=1,ip,actions=set_core:1,{actions}")]);
+            for _ in 0..3 {
+                let before = maps.counted();
+                bed.wires[0].send(&long.bytes());
+                bed.comes_out(&[1], &out);
+                assert_eq!(since(&before, &maps.counted())[..2], [0, 1], "{actions}");
+            }
+        }
         let charged = ["rule_core_full", "redirect_failed", "rule_no_port"].map(|name| bed.reason(name));
         assert_eq!(charged, [0; 3]);
     });
