@@ -158,10 +158,13 @@ fn maps_are_pinned_over_older_ones() {
         let mut plane = plane();
         plane.pin(&pins.0, 7).unwrap();
         plane.pin(&pins.0, 7).unwrap();
-        let mut names: Vec<_> = pins.0.read_dir().unwrap().map(|f| f.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            pins.0.read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        let listeners = ["losses-xdp_devmap_xmit", "losses-xdp_exception", "losses-xdp_redirect_err"];
-        assert_eq!(names, [&["charges-7", "control", "counters-7"], &listeners[..]].concat());
+        let listeners = ["xdp_cpumap_enqueue", "xdp_devmap_xmit", "xdp_exception", "xdp_redirect_err"];
+        let listeners = listeners.map(|tracepoint| format!("losses-{tracepoint}"));
+        let maps = ["charges-7", "control", "counters-7"].map(String::from);
+        assert_eq!(names, [&maps[..], &listeners].concat());
     });
 }
 
