@@ -17,28 +17,21 @@ use crate::{
     daemon::{Daemon, eventually},
 };
 
-/// zebra and ospfd of one router, in directories of their own: the machine's FRR does not notice.
-struct Frr {
-    _daemons: [Background; 2],
+/// Daemons of one router, in a directory of their own: the machine's FRR does not notice.
+pub struct Frr {
+    _daemons: Vec<Background>,
     directory: tempfile::TempDir,
 }
 
 impl Frr {
-    fn start(namespace: &Namespace, id: &str, networks: &[&str], interfaces: &str) -> Self {
+    /// zebra, and these daemons with their configurations.
+    pub fn start(namespace: &Namespace, daemons: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // They run as user frr, which alone is in the group that their sockets belong to.
         lab::command::run(std::process::Command::new("chown").arg("frr:frr").arg(directory.path())).unwrap();
         let path = |name: &str| directory.path().join(name).display().to_string();
-        let networks: String = networks.iter().map(|n| format!(" network {n} area 0\n")).collect();
-        fs::write(path("zebra.conf"), "log stdout\n").unwrap();
-        fs::write(
-            path("ospfd.conf"),
-            format!(
-                "{interfaces}router ospf\n ospf router-id {id}\n timers throttle spf 0 50 500\n{networks}"
-            ),
-        )
-        .unwrap();
-        let start = |name: &str| {
+        let start = |name: &str, config: &str| {
+            fs::write(path(&format!("{name}.conf")), config).unwrap();
             Background::start(
                 namespace,
                 &format!(
@@ -50,14 +43,16 @@ impl Frr {
                 ),
             )
         };
-        let zebra = start("zebra");
+        let zebra = start("zebra", "log stdout\n");
         eventually("zebra", || fs::metadata(path("zserv.api")).map_err(|e| e.to_string()));
-        Self { _daemons: [zebra, start("ospfd")], directory }
+        let others = daemons.iter().map(|(name, config)| start(name, config));
+        Self { _daemons: [zebra].into_iter().chain(others).collect(), directory }
     }
 
-    fn vtysh(&self, namespace: &Namespace, commands: &[&str]) -> String {
+    /// Of a daemon, what these commands print, one after another.
+    pub fn vtysh(&self, namespace: &Namespace, daemon: &str, commands: &[&str]) -> String {
         let mut vtysh = namespace.command("vtysh");
-        vtysh.arg("--vty_socket").arg(self.directory.path()).args(["-d", "ospfd"]);
+        vtysh.arg("--vty_socket").arg(self.directory.path()).args(["-d", daemon]);
         for command in commands {
             vtysh.args(["-c", command]);
         }
@@ -65,10 +60,17 @@ impl Frr {
     }
 }
 
+/// ospfd's configuration.
+pub fn ospf(id: &str, networks: &[&str], interfaces: &str) -> String {
+    let networks: String = networks.iter().map(|n| format!(" network {n} area 0\n")).collect();
+    format!("{interfaces}router ospf\n ospf router-id {id}\n timers throttle spf 0 50 500\n{networks}")
+}
+
+/// A neighbour that is silent for a second is gone.
 const FAST_OSPF: &str =
     " ip ospf dead-interval minimal hello-multiplier 4\n ip ospf network point-to-point\n";
 
-fn interface(name: &str, cost: u32) -> String {
+pub fn interface(name: &str, cost: u32) -> String {
     format!("interface {name}\n{FAST_OSPF} ip ospf cost {cost}\n")
 }
 
@@ -104,22 +106,24 @@ fn ospf_between_two_virtual_routers() {
     let links = ["10.7.1.0/24", "10.7.2.0/24"];
     let of_red = interface("out", 10) + &interface("in", 100);
     let of_blue = interface("x", 10) + &interface("z", 100) + "interface y\n ip ospf passive\n";
-    let red = Frr::start(&bed.red, "1.1.1.1", &links, &of_red);
-    let blues = Frr::start(&blue, "2.2.2.2", &[&links[..], &["10.9.2.0/24"]].concat(), &of_blue);
+    let red = Frr::start(&bed.red, &[("ospfd", &ospf("1.1.1.1", &links, &of_red))]);
+    let announced = [&links[..], &["10.9.2.0/24"]].concat();
+    let blues = Frr::start(&blue, &[("ospfd", &ospf("2.2.2.2", &announced, &of_blue))]);
 
     until_next_hop(&bed, &daemon, "10.9.2.2", Some("10.7.2.4"));
     ping(&bed.client, "10.9.2.2", 20);
     // The way over p2 gets dear: OSPF moves, the fast path follows.
-    red.vtysh(&bed.red, &["configure terminal", "interface out", "ip ospf cost 1000"]);
+    red.vtysh(&bed.red, "ospfd", &["configure terminal", "interface out", "ip ospf cost 1000"]);
     until_next_hop(&bed, &daemon, "10.9.2.2", Some("10.7.1.4"));
     ping(&bed.client, "10.9.2.2", 20);
     // From red to blue it is the kernel's (never on the wire); the answers cross blue from port to port.
     let forwarded = daemon.router(blue.name())["packets"]["forwarded"].as_u64().unwrap();
     assert!(forwarded >= 20, "only {forwarded} of 40 answers by the fast path");
     // Back again, and then blue stops announcing.
-    red.vtysh(&bed.red, &["configure terminal", "interface out", "ip ospf cost 10"]);
+    red.vtysh(&bed.red, "ospfd", &["configure terminal", "interface out", "ip ospf cost 10"]);
     until_next_hop(&bed, &daemon, "10.9.2.2", Some("10.7.2.4"));
-    blues.vtysh(&blue, &["configure terminal", "router ospf", "no network 10.9.2.0/24 area 0"]);
+    let silent = ["configure terminal", "router ospf", "no network 10.9.2.0/24 area 0"];
+    blues.vtysh(&blue, "ospfd", &silent);
     until_next_hop(&bed, &daemon, "10.9.2.2", None);
     daemon.assert_verified();
 }

@@ -11,7 +11,7 @@
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
-//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs` | tests with real hosts |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
@@ -24,5 +24,6 @@ mod losses;
 mod neighbours;
 mod paths;
 mod refusals;
+mod sessions;
 mod stack;
 mod upgrade;
