@@ -7,7 +7,7 @@ use super::{
     Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod,
     GroupStats, Instructions, Meter, MeterMod, MeterStats, Port, Refused,
     execute::Packet,
-    kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer},
+    kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer, answer::Reader},
     packet::VXLAN_PORT,
     pipeline::{Done, Pipeline},
     rule::{TABLES, TableId},
@@ -75,6 +75,11 @@ impl<M: FlowMemory> Flows<M> {
     #[cfg(test)]
     pub(super) fn writer(&self) -> &Writer<M> {
         &self.writer
+    }
+
+    /// What the program finds.
+    pub fn reader(&self) -> Reader<'_, M> {
+        self.writer.reader()
     }
 
     /// The tables, to be asked.
@@ -306,6 +311,20 @@ impl<M: FlowMemory> Flows<M> {
     pub fn run(&mut self, packet: Packet, now_ns: u64) -> Done {
         let bytes = packet.frame.len();
         self.through_pipeline(bytes, now_ns, |pipeline| pipeline.run(packet))
+    }
+
+    /// What would become of a packet, all done by user space: nothing is counted, and every meter lets it pass.
+    pub fn trace(&self, packet: Packet) -> Done {
+        let (tables, miss, ports) = (&self.tables, &self.miss, &self.ports);
+        Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut |_, _| true }.run(packet)
+    }
+
+    /// What the rule of a row says, or what its table does with what it does not match. `None`: it drops it.
+    pub fn instructions(&self, row: u32) -> Option<&Instructions> {
+        match kernel::rule_of(row) {
+            Some(id) => self.tables.rule(id).map(|rule| rule.instructions),
+            None => (row == kernel::miss(0)).then_some(&self.miss),
+        }
     }
 
     /// Does with a packet what the controller says, and counts it. The actions have been checked

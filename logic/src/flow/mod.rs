@@ -12,6 +12,7 @@
 //! | `rule` | changes and statistics that a controller asks for, and why they are refused |
 //! | `flows` | tables and kernel plane kept together: what the daemon talks to |
 //! | `program` | what the kernel plane does for a rule's instructions, and what is left to user space |
+//! | `explain` | which rules decide about a packet, what becomes of it, and who does it, told to people |
 //! | `slow` | why something is left to user space, in words |
 //! | `kernel` | how rules become words of memory, and when cached flows die |
 //! | `table` | the flow tables: what a change does, which rule a packet gets, which rules end |
@@ -22,6 +23,7 @@
 pub mod action;
 mod checksum;
 pub mod execute;
+pub mod explain;
 pub mod field;
 pub mod flows;
 pub mod group;

@@ -1,8 +1,10 @@
-//! Why user space does what a rule says, in words.
+//! Why user space does what a rule says, or several one after another, in words.
 
 use super::{
-    Action, Instructions, Port,
-    program::{MAX_TUNNELS, compile, tunnels},
+    Action, Field, Instructions, Key, Port,
+    field::ip_proto,
+    packet::{Fragment, Headers, MOST_TAGS, Network, VXLAN_PORT},
+    program::{MAX_TUNNELS, Patch, compile, needs, tunnels},
     text::ActionsText,
 };
 use std::collections::BTreeSet;
@@ -52,6 +54,60 @@ pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<Port>) -> Option<St
     })
 }
 
+/// Why rules that a frame comes to, one after another and none of them slow, are user space's to do together: as
+/// `goes_together` of `bpf/flow.h` and `flow_patch_holds` of `bpf/flow_rules.h` decide it. `None`: the kernel plane does them.
+pub fn why_slow_together(rules: &[&Instructions], frame: &[u8]) -> Option<String> {
+    let has = Headers::of(frame, 0, Some(VXLAN_PORT)).map_or(0, |headers| has(&headers));
+    let mut port = Key::of(frame, Port(0), VXLAN_PORT).get(Field::UdpDst);
+    let (mut ranks, mut sent) = (0_u16, false);
+    for instructions in rules {
+        let program = compile(instructions, &|_| true);
+        if program.patch.is_some_and(|patch| !holds(&patch, &mut port, has)) {
+            return Some(
+                "a rule changes for later tables what this packet has not got, or what is inside it".into(),
+            );
+        }
+        ranks = if program.clear { 0 } else { ranks };
+        if program.set_ranks != 0 && ranks >= 1 << program.set_ranks.trailing_zeros() {
+            return Some("its rules write the action set in another order than it is done in".into());
+        }
+        ranks |= program.set_ranks;
+        sent |= program.sends;
+        if sent && ranks != 0 {
+            return Some("an action set is still to be done when a rule has sent it".into());
+        }
+    }
+    None
+}
+
+/// [`needs`] that a packet has.
+fn has(headers: &Headers) -> u64 {
+    let network = match headers.network {
+        Network::Arp(_) => needs::ARP,
+        Network::Ipv4(_) => needs::IPV4,
+        Network::Ipv6(_) => needs::IPV6,
+        Network::Other => 0,
+    };
+    let ports = headers.transport.is_some() && headers.fragment == Fragment::Whole;
+    let transport = match headers.proto {
+        ip_proto::TCP if ports => needs::TCP,
+        ip_proto::UDP if ports => needs::UDP,
+        _ => 0,
+    };
+    let tag = if headers.tags > 0 { needs::TAG } else { 0 };
+    let room = if headers.tags < MOST_TAGS { needs::ROOM } else { 0 };
+    network | transport | tag | room
+}
+
+/// Does a patch say all that later tables see changed? `port`: what they take for the UDP destination port, kept up to date.
+fn holds(patch: &Patch, port: &mut u128, has: u64) -> bool {
+    let of = |key: &Key| key.get(Field::UdpDst);
+    let before = std::mem::replace(port, *port & !of(&patch.mask) | of(&patch.value));
+    // A frame inside comes or goes.
+    let opens = before != *port && [before, *port].contains(&VXLAN_PORT.into());
+    patch.needs & !has == 0 && !(opens && has & needs::UDP != 0)
+}
+
 fn sends(action: &Action) -> bool {
     match action {
         Action::Output { port, .. } => *port != Port::CONTROLLER,
@@ -91,6 +147,28 @@ mod tests {
             ("group:7", "group:7 sends a packet to several buckets"),
         ] {
             assert_eq!(why(slow), reason, "{slow}");
+        }
+    }
+
+    #[test]
+    fn rules_that_do_not_go_together_have_a_reason() {
+        let mut tagged = [0; 60];
+        tagged[12..18].copy_from_slice(&[0x81, 0, 0, 5, 8, 0]);
+        let lacks = "a rule changes for later tables what this packet has not got, or what is inside it";
+        let order = "its rules write the action set in another order than it is done in";
+        let late = "an action set is still to be done when a rule has sent it";
+        for (rules, plain, with_tag) in [
+            (&["goto_table:1", "output:2"][..], "", ""),
+            (&["set_field:4103->vlan_vid,goto_table:1", "output:2"], lacks, ""),
+            (&["write_actions(output:2),goto_table:1", "write_actions(dec_ttl)"], order, order),
+            (&["write_actions(output:2),goto_table:1", "clear_actions,write_actions(dec_ttl)"], "", ""),
+            (&["write_actions(dec_ttl),goto_table:1", "write_actions(output:2)"], "", ""),
+            (&["write_actions(dec_ttl),goto_table:1", "output:2"], late, late),
+        ] {
+            let parsed: Vec<_> = rules.iter().map(|text| parse_instructions(text).unwrap()).collect();
+            let parsed: Vec<_> = parsed.iter().collect();
+            let why = |frame: &[u8]| why_slow_together(&parsed, frame).unwrap_or_default();
+            assert_eq!((why(&[0; 60]).as_str(), why(&tagged).as_str()), (plain, with_tag), "{rules:?}");
         }
     }
 }

@@ -121,7 +121,8 @@ A packet reads, in quotes:
   'icmp 10.0.0.1 -> 10.1.0.1 len=1400 dmac=02:00:00:00:00:01'
 Options: ttl, tos, len (bytes of the IP packet), vlan (VID or OUTER.INNER), dmac, smac. Without dmac the packet is addressed to
 the interface of the router (the host's, unless --router) that leads back to its source; what had to be guessed is noted. Frames
-of a capture are taken as they are and need --port.";
+of a capture are taken as they are and need --port. Where flow rules decide, they are told first: which, what they send where, and
+whether the kernel plane does it or user space, and why; then how that is routed which they send to NORMAL.";
 
 #[derive(Debug, Args)]
 struct Run {

@@ -1,15 +1,15 @@
 //! Reports as text for people.
 
-use super::{Explained, table::Table};
-use crate::daemon::{
-    packet::Headers,
-    report::{
-        ExplainReport, Families, HopReport, InterfaceReport, LeftInterface, PortReport, ReasonCount,
-        RouteReport, RouterReport, Status, StopReport, VerifyReport, VerifyRouter,
-    },
+mod explain;
+
+pub use explain::explanations;
+
+use super::table::Table;
+use crate::daemon::report::{
+    Families, HopReport, InterfaceReport, LeftInterface, PortReport, ReasonCount, RouteReport, RouterReport,
+    Status, StopReport, VerifyReport, VerifyRouter,
 };
 use crate::switch::controllers::ControllerReport;
-use std::collections::BTreeMap;
 
 /// Reasons that `status` shows.
 const TOP_REASONS: usize = 8;
@@ -341,76 +341,6 @@ fn unused(r: &VerifyRouter) -> Option<String> {
         (false, false) => "IPv4 and IPv6 are",
     };
     Some(format!("{family} not accelerated, the table is not used: {}", r.why_not.sentences().join("; ")))
-}
-
-/// `millrace explain`.
-pub fn explanations(explained: &[Explained], verbose: bool) -> String {
-    let text = |(i, e): (usize, &Explained)| {
-        let head = if explained.len() > 1 { format!("packet {}\n", i + 1) } else { String::new() };
-        head + &match e {
-            Explained::Report(report) => explanation(report, verbose),
-            Explained::Not { error } => format!("not explained: {error}\n"),
-        }
-    };
-    let each = explained.iter().enumerate().map(text).collect::<Vec<_>>().join("\n");
-    if explained.len() > 1 { format!("{}\n{each}", sums(explained)) } else { each }
-}
-
-/// How many packets met which end, the most frequent first.
-fn sums(explained: &[Explained]) -> String {
-    let mut sums: BTreeMap<String, usize> = BTreeMap::new();
-    for e in explained {
-        let end = match e {
-            Explained::Report(report) => verdict(report),
-            Explained::Not { .. } => "not explained".into(),
-        };
-        *sums.entry(end).or_default() += 1;
-    }
-    let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
-    let mut table = Table::new(&["PACKETS", "VERDICT"]);
-    sums.into_iter().for_each(|(end, n)| table.row([n.to_string(), end]));
-    table.text()
-}
-
-fn explanation(r: &ExplainReport, verbose: bool) -> String {
-    let mut text: String = r.notes.iter().map(|note| format!("note: {note}\n")).collect();
-    for (i, step) in r.steps.iter().filter(|step| verbose || !step.detail).enumerate() {
-        text += &format!("{:>3}. {}\n", i + 1, step.text);
-    }
-    text += &format!("verdict: {}\n", verdict(r));
-    if let (Some(before), Some(after)) = (&r.before, &r.after) {
-        changes(before, after).iter().for_each(|line| text += &format!("  {line}\n"));
-    }
-    text
-}
-
-fn verdict(r: &ExplainReport) -> String {
-    match (r.verdict.as_str(), &r.reason, &r.egress) {
-        ("forward", _, Some(port)) => format!("forwarded by port {port}"),
-        ("forward", ..) => "forwarded".into(),
-        ("pass", Some(reason), _) => format!("goes to the kernel: {}", reason.text),
-        ("pass", ..) => "goes to the kernel".into(),
-        (_, Some(reason), _) => format!("dropped: {}", reason.text),
-        _ => "dropped".into(),
-    }
-}
-
-/// What the program rewrote.
-fn changes(before: &Headers, after: &Headers) -> Vec<String> {
-    let tag = |h: &Headers| h.vlan.clone().unwrap_or("-".into());
-    let number = |n: Option<u8>| n.map_or("-".into(), |n| n.to_string());
-    let sum = |n: Option<u16>| n.map_or("-".into(), |n| format!("{n:#06x}"));
-    let rows = [
-        ("destination MAC", before.destination_mac.clone(), after.destination_mac.clone()),
-        ("source MAC", before.source_mac.clone(), after.source_mac.clone()),
-        ("VLAN", tag(before), tag(after)),
-        ("TTL", number(before.ttl), number(after.ttl)),
-        ("header checksum", sum(before.checksum), sum(after.checksum)),
-        ("frame bytes", before.length.to_string(), after.length.to_string()),
-    ];
-    let changed = rows.into_iter().filter(|(_, b, a)| b != a);
-    changed.map(|(what, b, a)| format!("{what}: {b} -> {a}")).collect()
 }
 
 /// `millrace stop`.

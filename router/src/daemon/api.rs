@@ -17,7 +17,10 @@
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
 
-use super::report::ExplainRequest;
+use super::{
+    explain::from_hex,
+    report::{ExplainReport, ExplainRequest},
+};
 use crate::{
     observer::Waker,
     switch::{self, controllers::ControllerReport, report::FlowsChanged},
@@ -176,6 +179,7 @@ pub fn serve(listener: UnixListener, requests: Requests, switch: switch::Handle)
 }
 
 fn routes(requests: Requests, switch: switch::Handle) -> Router {
+    let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
@@ -185,7 +189,7 @@ fn routes(requests: Requests, switch: switch::Handle) -> Router {
         .route("/interfaces", fixed(Query::Interfaces))
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
-        .route("/explain", post(explain))
+        .route("/explain", explain)
         .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
@@ -196,13 +200,36 @@ fn routes(requests: Requests, switch: switch::Handle) -> Router {
 }
 
 async fn explain(
-    State(to): State<Requests>,
+    State((to, switch)): State<(Requests, switch::Handle)>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<serde_json::Value>, ApiError> {
+) -> Result<Json<ExplainReport>, ApiError> {
     let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
     let request =
         serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not an explain request: {e}")))?;
-    ask(to, Query::Explain(request)).await
+    let report = explained(&to, request).await?;
+    if report.is_before_rules() {
+        return Ok(Json(report));
+    }
+    let frame = from_hex(&report.frame).unwrap_or_default();
+    let Some(rules) = switch.explain(report.port.clone(), frame).await? else { return Ok(Json(report)) };
+    let normal = rules.outputs.iter().find(|output| output.to == "NORMAL");
+    let routed = match normal.map(|output| output.frame.clone()) {
+        Some(frame) => {
+            let port = Some(report.port.clone());
+            Some(
+                explained(&to, ExplainRequest { frame: Some(frame), port, ..ExplainRequest::default() })
+                    .await?,
+            )
+        }
+        None => None,
+    };
+    Ok(Json(report.by_rules(rules, routed)))
+}
+
+/// Without rules.
+async fn explained(to: &Requests, request: ExplainRequest) -> Result<ExplainReport, ApiError> {
+    let Json(answer) = ask(to.clone(), Query::Explain(request)).await?;
+    serde_json::from_value(answer).map_err(|e| ApiError::failed(format!("no explanation: {e}")))
 }
 
 /// What is asked of flow rules.
@@ -290,6 +317,10 @@ mod tests {
             for request in requests {
                 let answer = match &request.query {
                     Query::Verify => Err(ApiError::failed("no")),
+                    Query::Explain(request) => {
+                        let notes = vec![format!("{request:?}")];
+                        Ok(json!(ExplainReport { notes, ..ExplainReport::default() }))
+                    }
                     query => Ok(json!(format!("{query:?}"))),
                 };
                 let _ = request.reply.send(answer);
@@ -355,7 +386,8 @@ mod tests {
             );
             let (got, answer) = raw(&socket, &request);
             assert_eq!(got, status, "{method} {path}: {answer}");
-            let text = if status == 200 { &answer } else { &answer["error"] };
+            let text = if path == "/explain" && status == 200 { &answer["notes"][0] } else { &answer };
+            let text = if status == 200 { text } else { &answer["error"] };
             assert!(text.as_str().is_some_and(|t| t.contains(part)), "{method} {path}: {answer}");
         }
     }

@@ -1,4 +1,5 @@
-//! One packet through the real program, told step by step.
+//! One packet through the real program, told step by step; of flow rules the switch thread tells ([`crate::switch`]), and the
+//! program routes what they send to NORMAL.
 
 use super::{
     Control,
@@ -8,11 +9,15 @@ use super::{
     report::{ExplainReport, ExplainRequest, ReasonCount, StepReport},
     seam::{Kernel, Observe},
 };
-use crate::plane::Step;
+use crate::{
+    plane::Step,
+    switch::report::{OutputReport, RulesReport},
+};
 use logic::{
     mirror::InterfaceView,
     net::{Mac, Vlan},
     plan::{PortId, Target},
+    reason::Reason,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -62,9 +67,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Step::Transmit { port, .. } => Some(self.port_name(*port as PortId)),
             _ => None,
         });
-        let rules = self.rules.is_some().then(|| {
-            "flow rules decide before this (`millrace flows list`): this is what becomes of what they send to NORMAL".into()
-        });
         let verdict = match run.action {
             XDP_REDIRECT => "forward",
             XDP_PASS => "pass",
@@ -72,13 +74,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         Ok(ExplainReport {
             port: self.port_name(port),
-            notes: note.into_iter().chain(rules).collect(),
+            notes: note.into_iter().collect(),
+            rules: None,
             steps: self.told(&steps),
             verdict: verdict.into(),
             reason: reason.map(|r| ReasonCount { packets: 1, ..reason_count(r, 1) }),
             egress: egress.filter(|_| run.action == XDP_REDIRECT),
             before: Headers::read(&frame),
             after: Headers::read(&run.frame),
+            frame: to_hex(&frame),
         })
     }
 
@@ -320,6 +324,48 @@ fn ether_type_name(ether_type: u16) -> String {
         0x0806 => "ARP".into(),
         other => format!("EtherType {other:#06x}"),
     }
+}
+
+impl ExplainReport {
+    /// The program leaves the packet to the kernel before rules are asked.
+    pub fn is_before_rules(&self) -> bool {
+        let reasons = [Reason::PortNotReady, Reason::Fallback].map(Reason::name);
+        self.reason.as_ref().is_some_and(|reason| reasons.contains(&reason.reason.as_str()))
+    }
+
+    /// A packet that rules decide about. `routed`: what becomes of the first that they send to NORMAL, if they do.
+    pub fn by_rules(self, rules: RulesReport, routed: Option<ExplainReport>) -> ExplainReport {
+        let ExplainReport { port, notes, before, frame, .. } = self;
+        let leaves =
+            |to: &&OutputReport| to.lost.is_none() && !["LOCAL", "CONTROLLER"].contains(&to.to.as_str());
+        let to = |name: &str| rules.outputs.iter().find(|output| output.to == name && output.lost.is_none());
+        let port_out = rules.outputs.iter().find(leaves);
+        let reason = |reason| Some(ReasonCount { packets: 1, ..reason_count(reason, 1) });
+        let (verdict, reason, output) = match (port_out, to("LOCAL"), to("CONTROLLER")) {
+            (Some(output), ..) => ("forward", None, Some(output)),
+            (_, Some(output), _) => ("pass", reason(Reason::RuleLocal), Some(output)),
+            (.., Some(output)) => ("controller", None, Some(output)),
+            _ if rules.outputs.iter().any(|output| output.to != "CONTROLLER") => {
+                ("drop", reason(Reason::RuleNoPort), None)
+            }
+            _ => ("drop", reason(Reason::RuleDrop), None),
+        };
+        let by_rules = ExplainReport {
+            steps: Vec::new(),
+            verdict: verdict.into(),
+            reason,
+            egress: port_out.map(|output| output.to.clone()),
+            after: output.and_then(|output| output.headers.clone()),
+            ..ExplainReport::default()
+        };
+        let told = routed.unwrap_or(by_rules);
+        ExplainReport { port, notes, rules: Some(rules), before, frame, ..told }
+    }
+}
+
+/// Bytes as a hexadecimal text.
+pub fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Bytes of a hexadecimal text.

@@ -3,7 +3,7 @@
 //! Field names are part of the interface. Counters count from the first start of the instance, across restarts.
 
 use super::packet::Headers;
-use crate::switch::report::FlowsStatus;
+use crate::switch::report::{FlowsStatus, RulesReport};
 use serde::{Deserialize, Serialize};
 
 /// `millrace status`.
@@ -251,9 +251,13 @@ pub struct ExplainReport {
     pub port: String,
     /// What was assumed, and what else there is to know, as sentences.
     pub notes: Vec<String>,
-    /// What the program did, in order, in words.
+    /// What flow rules do with it; `None`: they do not decide about it.
+    #[serde(default)]
+    pub rules: Option<RulesReport>,
+    /// What the program that routes did, in order, in words; with flow rules, with what they send to NORMAL.
     pub steps: Vec<StepReport>,
-    /// `forward`, `pass` or `drop`.
+    /// `forward`, `pass`, `drop`, or `controller`: only controllers get it. Of several outputs of flow rules that to NORMAL, or
+    /// else the first to a port counts.
     pub verdict: String,
     /// `None`: forwarded.
     pub reason: Option<ReasonCount>,
@@ -261,6 +265,9 @@ pub struct ExplainReport {
     pub egress: Option<String>,
     pub before: Option<Headers>,
     pub after: Option<Headers>,
+    /// As it arrived, in hexadecimal.
+    #[serde(default)]
+    pub frame: String,
 }
 
 /// One step of the program.

@@ -4,8 +4,9 @@ use super::{
     Event,
     change::Change,
     controllers::ControllerReport,
+    explain,
     listing::{self, Started},
-    report::{FlowsChanged, FlowsRequest},
+    report::{FlowsChanged, FlowsRequest, RulesReport},
 };
 use crate::daemon::api::ApiError;
 use axum::body::Bytes;
@@ -55,6 +56,17 @@ impl Handle {
         self.send(Event::List(listing::Request { matching, reply }))?;
         let started = answer.await.map_err(|_| ending())??;
         Ok(Lines { started, to: self.to.clone(), _place: place })
+    }
+
+    /// What rules do with a frame that arrives on a port; `None`: they do not decide about it.
+    ///
+    /// # Errors
+    /// The daemon is ending.
+    pub async fn explain(&self, port: String, frame: Vec<u8>) -> Result<Option<RulesReport>, ApiError> {
+        let _place = self.place()?;
+        let (reply, answer) = oneshot::channel();
+        self.send(Event::Explain(explain::Request { port, frame, reply }))?;
+        answer.await.map_err(|_| ending())
     }
 
     /// Controllers, and how it goes with them.

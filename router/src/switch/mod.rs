@@ -9,6 +9,7 @@
 //! | `device.rs` | ports up and down, their counters |
 //! | `controllers.rs` | controllers told to clients |
 //! | `slow.rs` | packets that user space does |
+//! | `explain.rs` | what rules do with a packet |
 //! | `listing.rs` | rules told to clients, some at a time |
 //! | `net/` | connections to controllers, which know nothing of OpenFlow |
 //! | `handle.rs` | the API's end |
@@ -21,6 +22,7 @@ mod batches;
 mod change;
 pub mod controllers;
 mod device;
+mod explain;
 mod handle;
 mod listing;
 pub mod net;
@@ -71,6 +73,7 @@ const PACKETS: usize = 64;
 enum Event {
     Change(Change),
     List(listing::Request),
+    Explain(explain::Request),
     /// A client has taken what it was given of a listing.
     More(u64),
     Told(Told),
@@ -201,7 +204,7 @@ impl Switch {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Change(_) | Event::List(_) | Event::Net(_) if self.ports.is_none() => {
+            Event::Change(_) | Event::List(_) | Event::Explain(_) | Event::Net(_) if self.ports.is_none() => {
                 self.early.push(event)
             }
             Event::Change(change) => self.change(change),
@@ -210,6 +213,7 @@ impl Switch {
                 let ports = self.ports.as_deref().unwrap_or_default();
                 self.listings.begin(request, agent, ports, now_ms());
             }
+            Event::Explain(request) => self.explain(request),
             Event::More(id) => {
                 self.listings.go_on(id, self.rules.as_mut().map(|rules| &mut rules.agent), now_ms());
             }
@@ -248,6 +252,15 @@ impl Switch {
                 agent.closed(connection);
             }
         }
+    }
+
+    fn explain(&mut self, request: explain::Request) {
+        let ports = self.ports.as_deref().unwrap_or_default();
+        let explain::Request { port, frame, reply } = request;
+        let rules = self.rules.as_mut().filter(|_| self.charge.in_charge);
+        let told = rules.and_then(|rules| explain::report(&mut rules.agent, ports, &port, frame, now_ms()));
+        // The client may have gone; that is its business.
+        let _ = reply.send(told);
     }
 
     fn set_ports(&mut self, ports: Vec<SwitchPort>) {

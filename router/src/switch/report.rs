@@ -1,5 +1,6 @@
 //! What `millrace flows` asks and is told: the JSON of the API and of `--json`.
 
+use crate::daemon::packet::Headers;
 use serde::{Deserialize, Serialize};
 
 /// Changes of flow rules, in order.
@@ -75,6 +76,53 @@ pub struct FlowReport {
     pub slow: bool,
     /// Why it is slow.
     pub why: Option<String>,
+}
+
+/// What flow rules do with a packet, in `millrace explain`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RulesReport {
+    /// What was assumed, and what else there is to know, as sentences.
+    pub notes: Vec<String>,
+    /// The rules that it comes to, one table after another.
+    pub rules: Vec<RulePassed>,
+    pub buckets: Vec<BucketTaken>,
+    /// User space does it, not the kernel plane.
+    pub slow: bool,
+    /// Why it does.
+    pub why: Option<String>,
+    /// In the order in which they leave; none: it is dropped.
+    pub outputs: Vec<OutputReport>,
+}
+
+/// What decides in one table.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RulePassed {
+    pub table: u8,
+    /// These are `None`: no rule of the table matches.
+    pub priority: Option<u16>,
+    pub cookie: Option<u64>,
+    /// The rule as `ovs-ofctl` writes it.
+    pub flow: Option<String>,
+}
+
+/// A group that the packet comes to, and the index of a bucket that it takes there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BucketTaken {
+    pub group: u32,
+    pub bucket: usize,
+}
+
+/// A packet that leaves.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OutputReport {
+    /// A port's name, `NORMAL`, `LOCAL` or `CONTROLLER`.
+    pub to: String,
+    /// Why it does not get there, as a sentence.
+    pub lost: Option<String>,
+    /// As it leaves.
+    pub headers: Option<Headers>,
+    /// The same in hexadecimal.
+    pub frame: String,
 }
 
 /// Flow rules in `millrace status`.

@@ -1,4 +1,5 @@
-//! What the program finds in the words, step by step, for tests: `bpf/flow_rules.h` and `flow_cache.h` in Rust.
+//! What the program finds in the words, step by step, for tests, fuzzing and explanations: `bpf/flow_rules.h` and `flow_cache.h` in Rust.
+//! It does not know what actions do to a packet between tables.
 
 use super::{
     CACHE_WAYS, FRONT, FlowMemory, Seed,
@@ -18,20 +19,27 @@ type Words = [u64; Key::WORDS];
 pub struct Looked {
     key: Words,
     /// Generation and row of each rule that decided.
-    pub rules: Vec<u64>,
+    rules: Vec<u64>,
     /// User space decides: not to be cached.
-    slow: bool,
+    pub slow: bool,
 }
 
 impl Looked {
+    /// The packet that looked.
+    pub fn key(&self) -> Key {
+        Key::from_words(self.key)
+    }
+
+    /// Of the rules that decided, one after another.
     pub fn rows(&self) -> Vec<u32> {
         self.rules.iter().map(|rule| *rule as u32).collect()
     }
 }
 
+/// The program, over these words.
 pub struct Reader<'a, M> {
-    pub memory: &'a M,
-    pub seed: Seed,
+    pub(super) memory: &'a M,
+    pub(super) seed: Seed,
 }
 
 impl<M: FlowMemory> Reader<'_, M> {
@@ -129,7 +137,8 @@ impl<M: FlowMemory> Reader<'_, M> {
             return;
         }
         let mut flows = self.memory.cache()[self.set(&looked.key)].chunks_exact(words::CACHED);
-        let flow = flows.next().filter(|flow| flow[FRONT].load(Acquire) == 0).or(flows.next()).unwrap();
+        let free = flows.next().filter(|flow| flow[FRONT].load(Acquire) == 0);
+        let Some(flow) = free.or(flows.next()) else { return };
         (0..FRONT).for_each(|i| flow[i].store(looked.key[i] & union[i], Release));
         (0..FRONT).for_each(|i| flow[FRONT + i].store(looked.rules.get(i).copied().unwrap_or(0), Release));
     }

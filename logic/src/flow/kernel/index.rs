@@ -105,7 +105,6 @@ impl<'a> Index<'a> {
     }
 
     /// The rules that a reader finds under this hash and tag.
-    #[cfg(test)]
     pub fn find(&self, hash: u64) -> impl Iterator<Item = u32> + '_ {
         let [first, second] = self.homes(hash);
         let full = self.bucket(first).all(|at| self.slots[at].load(Acquire) != 0);

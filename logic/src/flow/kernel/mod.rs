@@ -27,8 +27,7 @@
 //! | `notice` | what comes to user space with a packet |
 //! | `answer` | reading it all back as the program does |
 
-#[cfg(test)]
-mod answer;
+pub mod answer;
 mod decision;
 mod groups;
 mod hash;
@@ -205,6 +204,11 @@ impl<M: FlowMemory> Writer<M> {
             memory,
             seed,
         }
+    }
+
+    /// What the program finds.
+    pub fn reader(&self) -> answer::Reader<'_, M> {
+        answer::Reader { memory: &self.memory, seed: self.seed }
     }
 
     /// The memory.

@@ -69,7 +69,7 @@ impl World {
     }
 
     fn reader(&self) -> Reader<'_, HeapFlows> {
-        Reader { memory: &self.writer.memory, seed: self.writer.seed }
+        self.writer.reader()
     }
 
     /// What the tables say, as rows.

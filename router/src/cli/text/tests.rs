@@ -1,9 +1,12 @@
 //! What people see, letter by letter.
 
-use super::*;
+use super::{super::Explained, *};
 use crate::{
-    daemon::report::{Difference, Heartbeat, Packets, StepReport, TableUse},
-    switch::report::FlowsStatus,
+    daemon::{
+        packet::Headers,
+        report::{Difference, ExplainReport, Heartbeat, Packets, StepReport, TableUse},
+    },
+    switch::report::{BucketTaken, FlowsStatus, OutputReport, RulePassed, RulesReport},
 };
 
 fn reason(reason: &str, class: &str, text: &str, packets: u64) -> ReasonCount {
@@ -289,8 +292,9 @@ fn explanation_shows_steps_verdict_and_what_was_rewritten() {
         verdict: "forward".into(),
         reason: None,
         egress: Some("eth2".into()),
-        before: Some(before),
-        after: Some(after),
+        before: Some(before.clone()),
+        after: Some(after.clone()),
+        ..ExplainReport::default()
     };
     let expected = "note: this box sent it
   1. arrived on port eth1: trusted
@@ -313,6 +317,76 @@ verdict: forwarded by port eth2
     let sums = "PACKETS  VERDICT\n      2  not explained\n      1  forwarded by port eth2\n\npacket 1\n";
     assert!(both.starts_with(sums), "{both}");
     assert!(both.ends_with("\npacket 3\nnot explained: captured without its end\n"), "{both}");
+}
+
+#[test]
+fn explanation_shows_the_rules_first() {
+    let before = Headers {
+        destination_mac: "02:00:00:00:00:01".into(),
+        source_mac: "02:00:00:00:00:fe".into(),
+        vlan: None,
+        ether_type: 0x0800,
+        source: Some([10, 0, 0, 1].into()),
+        destination: Some([10, 0, 0, 2].into()),
+        ttl: Some(64),
+        checksum: Some(0x1234),
+        length: 60,
+    };
+    let after = Headers { destination: Some([10, 0, 9, 9].into()), ..before.clone() };
+    let output = |to: &str, lost: Option<&str>, headers: &Headers| OutputReport {
+        to: to.into(),
+        lost: lost.map(String::from),
+        headers: Some(headers.clone()),
+        frame: String::new(),
+    };
+    let rules = RulesReport {
+        notes: vec!["meter 6 is taken to let it pass".into()],
+        rules: vec![
+            RulePassed {
+                table: 0,
+                flow: Some("priority=9,ip actions=goto_table:2".into()),
+                ..RulePassed::default()
+            },
+            RulePassed { table: 2, ..RulePassed::default() },
+        ],
+        buckets: vec![BucketTaken { group: 5, bucket: 1 }],
+        slow: true,
+        why: Some("its copies differ".into()),
+        outputs: vec![
+            output("NORMAL", None, &after),
+            output("eth3", Some("a controller has set NO_FWD"), &before),
+        ],
+    };
+    let report = ExplainReport {
+        notes: vec!["guessed".into()],
+        rules: Some(rules),
+        steps: vec![StepReport { text: "forwarded".into(), detail: false }],
+        verdict: "forward".into(),
+        egress: Some("eth2".into()),
+        before: Some(before.clone()),
+        after: Some(Headers { ttl: Some(63), ..after }),
+        ..ExplainReport::default()
+    };
+    let expected = "note: guessed
+note: meter 6 is taken to let it pass
+table 0: priority=9,ip actions=goto_table:2
+table 2: no rule matches
+group 5: bucket 1
+by user space: its copies differ
+sent to NORMAL
+  destination: 10.0.0.2 -> 10.0.9.9
+sent to eth3, where it is lost: a controller has set NO_FWD
+  1. forwarded
+verdict: forwarded by port eth2
+  destination: 10.0.0.2 -> 10.0.9.9
+  TTL: 64 -> 63
+";
+    assert_eq!(explanations(&[Explained::Report(Box::new(report))], false), expected);
+    let only = ExplainReport { verdict: "controller".into(), ..ExplainReport::default() };
+    assert_eq!(
+        explanations(&[Explained::Report(Box::new(only))], false),
+        "verdict: goes to the controllers\n"
+    );
 }
 
 #[test]

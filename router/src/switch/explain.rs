@@ -1,0 +1,106 @@
+//! What flow rules do with a packet, told to `millrace explain`.
+
+use super::{
+    change::names,
+    report::{BucketTaken, OutputReport, RulePassed, RulesReport},
+    rules::number,
+};
+use crate::daemon::{explain::to_hex, packet::Headers, seam::SwitchPort};
+use logic::{
+    flow::{
+        FlowCommand, FlowMod, FlowStats, Port, RuleId, TableId,
+        execute::Packet,
+        explain::{Explained, explain},
+        kernel::FlowMemory,
+        pipeline::Output,
+        text::FlowText,
+    },
+    openflow::agent::Agent,
+};
+use tokio::sync::oneshot;
+
+/// A frame that arrives on a port, by its name, and where the answer goes. `None`: rules do not decide about it.
+pub struct Request {
+    pub port: String,
+    pub frame: Vec<u8>,
+    pub reply: oneshot::Sender<Option<RulesReport>>,
+}
+
+/// `None`: there is no such port.
+pub fn report<M: FlowMemory>(
+    agent: &mut Agent<M>,
+    ports: &[SwitchPort],
+    name: &str,
+    frame: Vec<u8>,
+    now_ms: u64,
+) -> Option<RulesReport> {
+    let port = number(ports.iter().find(|port| port.name == name)?);
+    if agent.port_flags(port).no_recv {
+        let note = format!("a controller has set NO_RECV for {name}: what arrives there is dropped");
+        return Some(RulesReport { notes: vec![note], ..RulesReport::default() });
+    }
+    let Explained { rules, done, slow } = explain(agent.flows(), Packet::new(frame, port));
+    let meters = done.rows.iter().filter_map(|&row| agent.flows().instructions(row)?.meter);
+    let meters: Vec<String> = meters.map(|id| format!("meter {id} is taken to let it pass")).collect();
+    Some(RulesReport {
+        notes: meters,
+        rules: rules.into_iter().map(|(table, id)| passed(agent, table, id, now_ms)).collect(),
+        buckets: done.buckets.iter().map(|&(group, bucket)| BucketTaken { group, bucket }).collect(),
+        slow: slow.is_some(),
+        why: slow,
+        outputs: done.outputs.iter().map(|output| told(agent, ports, output)).collect(),
+    })
+}
+
+fn passed<M: FlowMemory>(
+    agent: &mut Agent<M>,
+    table: TableId,
+    id: Option<RuleId>,
+    now_ms: u64,
+) -> RulePassed {
+    let stats = id.and_then(|id| agent.flows().tables().flow(id, now_ms));
+    RulePassed {
+        table,
+        priority: stats.as_ref().map(|stats| stats.priority),
+        cookie: stats.as_ref().map(|stats| stats.cookie),
+        flow: stats.map(|stats| FlowText { flow: &flow(stats), counted: None }.to_string()),
+    }
+}
+
+/// The flow that would add this rule.
+fn flow(stats: FlowStats) -> FlowMod {
+    FlowMod {
+        command: FlowCommand::Add,
+        table: Some(stats.table),
+        cookie: stats.cookie,
+        cookie_mask: 0,
+        priority: stats.priority,
+        matching: stats.matching,
+        instructions: stats.instructions,
+        idle_timeout: stats.idle_timeout,
+        hard_timeout: stats.hard_timeout,
+        out_port: None,
+        out_group: None,
+        flags: stats.flags,
+        buffer: None,
+    }
+}
+
+fn told<M: FlowMemory>(agent: &Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
+    let Output { port, ref frame, in_port, .. } = *output;
+    let name = names(ports).into_iter().find(|&(_, number)| number == port).map(|(name, _)| name);
+    let lost = match port {
+        Port::NORMAL | Port::LOCAL => None,
+        Port::CONTROLLER => {
+            agent.port_flags(in_port).no_packet_in.then_some("a controller has set NO_PACKET_IN")
+        }
+        port => agent.port_flags(port).no_fwd.then_some("a controller has set NO_FWD for the port"),
+    };
+    let to = match port {
+        Port::NORMAL => "NORMAL".into(),
+        Port::LOCAL => "LOCAL".into(),
+        Port::CONTROLLER => "CONTROLLER".into(),
+        port => name.unwrap_or_else(|| port.to_string()),
+    };
+    OutputReport { to, lost: lost.map(String::from), headers: Headers::read(frame), frame: to_hex(frame) }
+}
