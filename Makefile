@@ -60,7 +60,7 @@ fmt: ## format
 	cargo fmt --manifest-path fuzz/Cargo.toml
 
 # With --target, build scripts and procedural macros are compiled without instrumentation.
-fuzz: ## fuzz the parsers, guided by coverage: TARGET=netlink (all in turn) TIME=60 (seconds each); fails on a crash
+fuzz: ## fuzz the parsers, the OpenFlow agent and flow rules, guided by coverage: TARGET=netlink (all in turn) TIME=60 (seconds each); fails on a crash
 	@scripts/setup.sh fuzz
 	@host=$$(rustc --print host-tuple) && \
 	RUSTFLAGS="$(COVERAGE)" cargo build --manifest-path fuzz/Cargo.toml --target $$host --target-dir target/fuzz && \

@@ -1,5 +1,16 @@
 //! Everything that reads what others wrote, as targets that take any bytes: a few thousand in `cargo test`, as many as
 //! the time allows, guided by coverage, by `make fuzz`. Seeds, and inputs that once failed, are in `fuzz/seeds/`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | this one | the parsers |
+//! | `agent` | the switch's side of OpenFlow |
+//! | `pipeline` | a packet through flow rules |
+//! | `rules` | flow rules, and whether the program finds what they say |
+
+mod agent;
+mod pipeline;
+mod rules;
 
 use crate::{
     cli::capture,
@@ -30,8 +41,9 @@ use std::{io::Cursor, path::Path};
 pub type Target = fn(&[u8]);
 
 /// By the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 9] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("actions", actions),
+    ("agent", agent::agent),
     ("api", api),
     ("capture", capture),
     ("config", config),
@@ -40,6 +52,7 @@ pub const TARGETS: [(&str, Target); 9] = [
     ("netlink", netlink),
     ("openflow", openflow),
     ("packet", packet),
+    ("pipeline", pipeline::pipeline),
 ];
 
 /// A line of actions, and behind it the packet that they are done to.

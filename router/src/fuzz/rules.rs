@@ -1,0 +1,73 @@
+//! Flow rules over memory of their own, and whether the words that the program reads say what the tables say.
+
+use logic::flow::{
+    Instructions, Key, Port,
+    execute::Packet,
+    explain::explain,
+    flows::Flows,
+    kernel::{FlowCapacity, FlowMemory, HeapFlows, Seed, answer::Looked, miss, rule_of},
+    packet::VXLAN_PORT,
+    pipeline::{Done, MOST_OUTPUTS},
+    rule::TABLES,
+};
+
+/// Little: what is full is of interest, too.
+pub const CAPACITY: FlowCapacity = FlowCapacity {
+    rules: 64,
+    buckets: 64,
+    rest: 16,
+    patches: 8,
+    steps: 32,
+    groups: 4,
+    meters: 4,
+    cache_sets: 4,
+    port_sets: 8,
+};
+
+pub fn flows(miss: &Instructions) -> Flows<HeapFlows> {
+    Flows::new(HeapFlows::new(CAPACITY, 1), Seed::default(), miss)
+}
+
+/// What the program finds for a frame.
+pub fn look<M: FlowMemory>(flows: &Flows<M>, frame: &[u8], port: Port) -> Looked {
+    flows.reader().look(&Key::of(frame, port, VXLAN_PORT))
+}
+
+/// User space goes on with the frame: what the program finds, in its cache, too, is what the tables say, as far as it can know
+/// before actions are done. No batch is under way.
+pub fn run<M: FlowMemory>(flows: &mut Flows<M>, frame: &[u8], port: Port, now_ns: u64) -> Done {
+    let looked = look(flows, frame, port);
+    if let Some(cached) = flows.reader().cached(&looked.key()) {
+        assert_eq!(cached, looked.rows(), "the cache lies");
+    }
+    let told = explain(flows, Packet::new(frame, port));
+    let done = flows.run(Packet::new(frame, port), now_ns);
+    let meters = |row: &u32| flows.instructions(*row).is_some_and(|does| does.meter.is_some());
+    if !told.done.rows.iter().any(meters) {
+        assert_eq!(told.done, done, "not what was told");
+    }
+    let tables = flows.tables();
+    for (&row, &found) in done.rows.iter().zip(&looked.rows()) {
+        assert_eq!(row, found, "{done:?}, {looked:?}");
+        let rule = rule_of(row).and_then(|id| tables.rule(id));
+        if rule.is_some_and(|rule| !rule.instructions.apply.is_empty()) {
+            break;
+        }
+    }
+    check(&done, frame.len());
+    done
+}
+
+/// What becomes of any packet is bounded.
+fn check(done: &Done, bytes: usize) {
+    assert!((1..=usize::from(TABLES)).contains(&done.rows.len()), "{done:?}");
+    assert!(done.rows.iter().all(|&row| row >= miss(0)), "{done:?}");
+    assert!(done.outputs.len() <= MOST_OUTPUTS, "{} outputs", done.outputs.len());
+    for output in &done.outputs {
+        assert!(output.frame.len() <= MOST_BYTES.max(bytes), "{bytes} bytes become {}", output.frame.len());
+        assert!(output.table < TABLES);
+    }
+}
+
+/// An IP packet that is as long as can be said, with what may stand before it.
+const MOST_BYTES: usize = 0x1_0000 + 1024;
