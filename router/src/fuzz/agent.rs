@@ -30,7 +30,7 @@ use logic::{
         agent::{
             Agent, ConnectionId, Effect, FailMode, Outside, PortInfo, Settings, UNREAD, UNSENT, Version,
         },
-        extension::{Core, Cores, PROXY_ETHER_TYPE, Workload},
+        extension::{Core, Cores, Features, PROXY_ETHER_TYPE, Workload},
         message::{Description, PortStats},
         v10, v13,
         wire::{HEADER, Split, split},
@@ -154,7 +154,6 @@ impl World {
             controllers: true,
             echo_interval_ms: 15_000,
             packet_in_pps: 1000,
-            core_table: true,
             proxy_ports: [Port(1)].into(),
         };
         let agent = Agent::new(flows(&miss), settings);
@@ -213,7 +212,8 @@ impl World {
             }
             12 => {
                 let core = Core { number: 1, load: Some(u16::from(input.byte()) * 4), workloads: 0 };
-                self.agent.set_cores(Cores { cores: vec![core], ..Cores::default() }, self.now_ms);
+                let features = Features { core_redirect: true, ..Features::default() };
+                self.agent.set_cores(Cores { features, cores: vec![core] }, self.now_ms);
             }
             13 => {
                 let (count, tenant) = (input.byte().into(), input.byte());

@@ -8,11 +8,11 @@ use super::{
 use crate::daemon::{explain::to_hex, packet::Headers, seam::SwitchPort};
 use logic::{
     flow::{
-        FlowCommand, FlowMod, FlowStats, Port, RuleId, TableId,
+        CoreChoice, FlowCommand, FlowMod, FlowStats, Port, RuleId, TableId,
         execute::Packet,
         explain::{Explained, explain},
         kernel::FlowMemory,
-        pipeline::Output,
+        pipeline::{Done, Output},
         text::FlowText,
     },
     openflow::agent::Agent,
@@ -34,7 +34,8 @@ pub fn report<M: FlowMemory>(
     frame: Vec<u8>,
     now_ms: u64,
 ) -> Option<RulesReport> {
-    let port = number(ports.iter().find(|port| port.name == name)?);
+    let arrives = ports.iter().find(|port| port.name == name)?;
+    let port = number(arrives);
     if agent.port_flags(port).no_recv {
         let note = format!("a controller has set NO_RECV for {name}: what arrives there is dropped");
         return Some(RulesReport { notes: vec![note], ..RulesReport::default() });
@@ -46,9 +47,18 @@ pub fn report<M: FlowMemory>(
         notes: meters,
         rules: rules.into_iter().map(|(table, id)| passed(agent, table, id, now_ms)).collect(),
         buckets: done.buckets.iter().map(|&(group, bucket)| BucketTaken { group, bucket }).collect(),
+        core: named_core(&done).filter(|_| slow.is_none() && !arrives.generic),
         slow: slow.is_some(),
         why: slow,
         outputs: done.outputs.iter().map(|output| told(agent, ports, output)).collect(),
+    })
+}
+
+/// A packet is handed over once.
+fn named_core(done: &Done) -> Option<u16> {
+    done.outputs.iter().rev().find_map(|output| match output.core {
+        Some(CoreChoice::This(core)) => Some(core),
+        _ => None,
     })
 }
 

@@ -90,6 +90,8 @@ pub struct RulesReport {
     pub slow: bool,
     /// Why it does.
     pub why: Option<String>,
+    /// The core that does it, if rules name one.
+    pub core: Option<u16>,
     /// In the order in which they leave; none: it is dropped.
     pub outputs: Vec<OutputReport>,
 }
@@ -97,6 +99,7 @@ pub struct RulesReport {
 /// What decides in one table.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RulePassed {
+    /// 16: the core table.
     pub table: u8,
     /// These are `None`: no rule of the table matches.
     pub priority: Option<u16>,

@@ -80,7 +80,7 @@ fn rules_beside_routing() {
 #[ignore = "needs root"]
 fn explain_tells_what_rules_do() {
     in_new_namespace(|| {
-        let bed = Bed::new("e", "");
+        let bed = Bed::new("x", "");
         let explain = |port: &str| -> serde_json::Value {
             let packet = "udp 10.0.0.9:1000 -> 10.0.1.9:53";
             let output = bed.millrace(&["explain", packet, "--port", port, "--json"]);
@@ -127,8 +127,14 @@ fn explain_tells_what_rules_do() {
         bed.flows(&["add", "priority=10,in_port=p0,udp,actions=drop"]);
         let told = explain("p0");
         assert_eq!((&told["verdict"], &told["reason"]["reason"]), (&"drop".into(), &"rule_drop".into()));
+        bed.flows(&["add", "priority=10,in_port=p0,udp,actions=set_core:0,output:p2"]);
+        assert_eq!(explain("p0")["rules"]["core"], 0);
         bed.flows(&["add", "priority=10,in_port=p0,udp,actions=controller"]);
-        assert_eq!(explain("p0")["verdict"], "controller");
+        let told = explain("p0");
+        assert_eq!(
+            (&told["verdict"], &told["rules"]["core"]),
+            (&"controller".into(), &serde_json::Value::Null)
+        );
         // Nothing of that was counted.
         assert!(bed.list("").iter().all(|rule| rule["packets"] == 0));
         let text = bed.millrace(&["explain", "udp 10.0.0.9:1 -> 10.0.1.9:2", "--port", "p0"]).stdout;

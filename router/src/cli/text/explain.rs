@@ -5,6 +5,7 @@ use crate::{
     daemon::{packet::Headers, report::ExplainReport},
     switch::report::{OutputReport, RulePassed, RulesReport},
 };
+use logic::flow::rule::CORE_TABLE;
 use std::{collections::BTreeMap, net::IpAddr};
 
 /// `millrace explain`.
@@ -56,13 +57,19 @@ fn by_rules(r: &RulesReport, before: Option<&Headers>) -> String {
     let mut text = String::new();
     for RulePassed { table, flow, .. } in &r.rules {
         let flow = flow.as_deref().unwrap_or("no rule matches");
-        text += &format!("table {table}: {flow}\n");
+        match *table {
+            CORE_TABLE => text += &format!("core table: {flow}\n"),
+            table => text += &format!("table {table}: {flow}\n"),
+        }
     }
     r.buckets.iter().for_each(|b| text += &format!("group {}: bucket {}\n", b.group, b.bucket));
     match &r.why {
         Some(why) => text += &format!("by user space: {why}\n"),
         None if r.slow => text += "by user space\n",
-        None => text += "by the kernel plane\n",
+        None => {
+            let core = r.core.map_or(String::new(), |core| format!(", on core {core}"));
+            text += &format!("by the kernel plane{core}\n");
+        }
     }
     for OutputReport { to, lost, headers, .. } in &r.outputs {
         let lost = lost.as_ref().map_or(String::new(), |why| format!(", where it is lost: {why}"));

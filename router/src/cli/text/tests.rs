@@ -342,6 +342,7 @@ fn explanation_shows_the_rules_first() {
     let rules = RulesReport {
         notes: vec!["meter 6 is taken to let it pass".into()],
         rules: vec![
+            RulePassed { table: 16, flow: Some("udp actions=set_core:1".into()), ..RulePassed::default() },
             RulePassed {
                 table: 0,
                 flow: Some("priority=9,ip actions=goto_table:2".into()),
@@ -352,6 +353,7 @@ fn explanation_shows_the_rules_first() {
         buckets: vec![BucketTaken { group: 5, bucket: 1 }],
         slow: true,
         why: Some("its copies differ".into()),
+        core: None,
         outputs: vec![
             output("NORMAL", None, &after),
             output("eth3", Some("a controller has set NO_FWD"), &before),
@@ -369,6 +371,7 @@ fn explanation_shows_the_rules_first() {
     };
     let expected = "note: guessed
 note: meter 6 is taken to let it pass
+core table: udp actions=set_core:1
 table 0: priority=9,ip actions=goto_table:2
 table 2: no rule matches
 group 5: bucket 1
@@ -382,6 +385,10 @@ verdict: forwarded by port eth2
   TTL: 64 -> 63
 ";
     assert_eq!(explanations(&[Explained::Report(Box::new(report))], false), expected);
+    let fast = RulesReport { core: Some(1), ..RulesReport::default() };
+    let dropped = ExplainReport { rules: Some(fast), verdict: "drop".into(), ..ExplainReport::default() };
+    let text = explanations(&[Explained::Report(Box::new(dropped))], false);
+    assert!(text.starts_with("by the kernel plane, on core 1\nverdict: "), "{text}");
     let only = ExplainReport { verdict: "controller".into(), ..ExplainReport::default() };
     assert_eq!(
         explanations(&[Explained::Report(Box::new(only))], false),
