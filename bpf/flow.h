@@ -20,10 +20,10 @@ static __always_inline bool decide(const struct packet *p, struct flow_scratch *
 	flow_reduce(s, all, rest);
 	s->rule[FLOW_CHAIN] = 0;	/* a cached flow has no more */
 	if ((flow_cached_in(p, s, all, rest, 0) || flow_cached_in(p, s, all, rest, 1)) && (!s->rule[1] || flow_patches_hold(s))) {
-		s->hits++;
+		s->hits += !p->handed;	/* counted where it came in */
 		return true;
 	}
-	s->misses++;
+	s->misses += !p->handed;
 	__u32 rules = flow_classify(s);
 	/* A rule that looks further came meanwhile: what it was compared with are the last packet's words. */
 	if (!rules || (!rest && *(volatile const __u8 *)&all->rest_count))
@@ -87,19 +87,33 @@ __noinline int within_meter(struct xdp_md *ctx, __u32 row)
 	return 1;
 }
 
+/* What the rules that a packet has passed wrote into its metadata. */
+static __always_inline __u64 metadata(const struct flow_scratch *s)
+{
+	__u64 word = 0;
+
+	for (__u32 i = 0; i < FLOW_RULES && i < s->passed && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+		const struct flow_patch *patch = rule && rule->patch ? ROW(flow_patches, rule->patch) : NULL;
+
+		if (patch)
+			word = (word & ~patch->mask[WORD_METADATA]) | patch->value[WORD_METADATA];
+	}
+	return word;
+}
+
 /* 0: user space has it, or will. `rule`: whose steps say so. */
-__noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 bytes, __u8 reason)
+__noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u8 reason)
 {
 	if (!s)
 		return 0;
-	__u32 whole = bpf_xdp_get_buff_len(ctx);
+	__u32 whole = bpf_xdp_get_buff_len(ctx), bytes = whole;
 
-	if (bytes > whole)
-		bytes = whole;
 	if (bytes > FLOW_NOTICE_BYTES)
 		bytes = FLOW_NOTICE_BYTES;
 	s->notice = (struct flow_notice){
 		.rule = rule, .frame_bytes = whole, .bytes = bytes, .port = s->in_port, .reason = reason,
+		.metadata = reason == NOTICE_SLOW ? 0 : metadata(s),
 	};
 	return bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &s->notice,
 				     sizeof(s->notice));
@@ -134,7 +148,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		s->port = step->b;
 		return 0;
 	case STEP_CONTROLLER:
-		notify(ctx, s, s->doing, step->b, NOTICE_ACTION);
+		notify(ctx, s, s->doing, NOTICE_ACTION);
 		return 0;
 	case STEP_SET_ETH_DST:
 		return set_mac(ctx, step->d, 0);
@@ -169,7 +183,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 	case STEP_DEC_TTL:
 		if (!decrement_ttl(ctx, l))
 			return 0;
-		notify(ctx, s, s->doing, ~0U, NOTICE_TTL);
+		notify(ctx, s, s->doing, NOTICE_TTL);
 		break;
 	case STEP_METER:
 		if (within_meter(ctx, step->c))
@@ -247,7 +261,7 @@ goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct
 		return false;
 	plan->ranks |= ranks;
 	plan->sent |= rule->flags & FLOW_RULE_SENDS;
-	if (core && ranks & FLOW_RANK_CORE)
+	if (rule->flags & FLOW_RULE_CORE_OF_SET)
 		plan->set_core = core;
 	else if (core)
 		plan->core = core;
@@ -291,6 +305,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 	for (int i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		__u64 decision = s->decision[i];
 
+		s->passed = i;
 		if ((__u8)decision == FLOW_STEPS) {
 			if (flow_steps_of(ctx, s, s->rule[i], decision >> 32) < 0) {
 				if (i + 1 < FLOW_RULES)
@@ -302,6 +317,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 			s->port = decision >> 16;
 		}
 	}
+	s->passed = FLOW_RULES;
 	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
@@ -361,7 +377,7 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	case FLOW_LOCAL:
 		return REASON_RULE_LOCAL;
 	case FLOW_SLOW:
-		return notify(p->ctx, s, 0, ~0U, NOTICE_SLOW) ? REASON_RULE_SLOW_LOST : REASON_RULE_SLOW;
+		return notify(p->ctx, s, 0, NOTICE_SLOW) ? REASON_RULE_SLOW_LOST : REASON_RULE_SLOW;
 	case FLOW_NO_ROOM:
 		return REASON_RULE_NO_ROOM;
 	default:

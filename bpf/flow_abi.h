@@ -77,15 +77,15 @@ enum flow_verdict {
 	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core whose number + 1 is in `port` goes on */
 };
 
-#define FLOW_RANK_CORE	0x40	/* SET_CORE */
 #define FLOW_RANK_OUTPUT 0x100	/* a group or an output */
 
 enum flow_rule_flags {
 	FLOW_RULE_CLEAR = 1,	/* the action set begins anew */
 	FLOW_RULE_SENDS = 2,	/* its steps, not its part of the set, decide where the packet goes */
 	FLOW_RULE_BROADCASTS = 4,	/* its steps or its part of the set send to a set of ports */
+	FLOW_RULE_CORE_OF_SET = 8,	/* its part of the set names the core */
 };
-#define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names (with FLOW_RANK_CORE in its part of the set) + 1, or 0 */
+#define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names + 1, or 0 */
 
 /* Rule ids 1..FLOW_RULES are what a table does with a packet that no rule of it matches; 0 is no rule. */
 struct flow_rule {		/* 64 bytes, one cache line */
@@ -135,7 +135,7 @@ struct flow_patch {
 enum flow_op {
 	STEP_END = 0,
 	STEP_VERDICT,		/* a: enum flow_verdict, b: port id or set. The packet's fate, unless a later step changes it */
-	STEP_CONTROLLER,	/* a copy as it is now; b: at most this many bytes */
+	STEP_CONTROLLER,	/* a copy as it is now */
 	STEP_SET_ETH_DST,	/* d: MAC in memory order */
 	STEP_SET_ETH_SRC,
 	STEP_PUSH_VLAN,		/* b: EtherType */
@@ -260,6 +260,7 @@ struct flow_notice {
 	__u16 port;		/* port id it came in by */
 	__u8  reason;		/* enum flow_notice_reason */
 	__u8  pad;
+	__u64 metadata;		/* network order; not of NOTICE_SLOW */
 };
 
 /* A record's length is a word of 16 bits, and its own header takes some. */
@@ -274,14 +275,15 @@ struct flow_scratch {
 	__u64 decision[FLOW_RULES];	/* their words from `kind` on, read once */
 	__u64 best_precedence;		/* of the rule found so far: priority, rank of its mask; + 1, so that 0 is none */
 	__u32 best;
-	__u32 doing;			/* the rule whose steps are being done */
+	__u32 doing;			/* the rule whose steps are being done, */
 	struct flow_layout layout;
 	__u16 verdict;			/* enum flow_verdict */
 	__u16 port;			/* where it leaves: port id or set */
 	__u16 in_port;			/* port id */
 	__u8  multi_buffer;
 	__u8  set_from;			/* the first rule whose part of the action set counts */
-	__u8  pad[4];
+	__u8  passed;			/* and how many rules have changed the packet's fields for it */
+	__u8  pad[3];
 	__u32 turn;			/* which way of a full set the next flow takes */
 	__u64 hits;
 	__u64 misses;

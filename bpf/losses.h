@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
 /*
  * Packets lost after the redirect: run() has counted them as forwarded, but the egress port, or the core that they were to go on
- * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port with a reason of class `lost`. The transmit one fires
- * once for a bulk of up to 16 packets. Only the generation in charge counts, so that a swap counts nothing twice.
+ * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port (a core's to no port) with a
+ * reason of class `lost`. The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
+ * that a swap counts nothing twice.
  */
 #pragma once
 
@@ -58,7 +59,9 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 
 	if (!port_of(from))
 		return 0;
-	return count_lost(type == BPF_MAP_TYPE_CPUMAP ? NO_PORT : MAX_ROUTERS + slot, reason, 1);
+	if (type == BPF_MAP_TYPE_CPUMAP)
+		return count_lost(NO_PORT, reason, 1);
+	return slot < MAX_PORTS ? count_lost(MAX_ROUTERS + slot, reason, 1) : 0;
 }
 
 /* bq_flush_to_queue, kernel/bpf/cpumap.c, once for up to 8 packets: the queue of a core had no room for `drops` of them. */

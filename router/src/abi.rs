@@ -226,6 +226,7 @@ mod tests {
             ("FLOW_RULE_CLEAR", encoding::FLAG_CLEAR as u32),
             ("FLOW_RULE_SENDS", encoding::FLAG_SENDS as u32),
             ("FLOW_RULE_BROADCASTS", encoding::FLAG_BROADCASTS as u32),
+            ("FLOW_RULE_CORE_OF_SET", encoding::FLAG_CORE_OF_SET as u32),
             ("FLOW_RULE_CORE_SHIFT", encoding::CORE_SHIFT),
             ("FLOW_NEEDS_TAG", needs::TAG as u32),
             ("FLOW_NEEDS_IPV4", needs::IPV4 as u32),

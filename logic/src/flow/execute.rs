@@ -5,7 +5,7 @@
 //! (RFC 1624) and are never made anew: what came in wrong goes out wrong.
 
 use super::{
-    action::{Action, CoreChoice, FcfPlace, Port, Vxlan, WHOLE_PACKET},
+    action::{Action, CoreChoice, FcfPlace, Port, Vxlan},
     checksum::{crc32c, follow, sum},
     field::{Field, ether_type, ip_proto},
     key::Key,
@@ -46,8 +46,6 @@ impl Packet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub port: Port,
-    /// Bytes of it that a packet-in shows.
-    pub max_len: u16,
     /// To the controller because its TTL is used up (OFPR_INVALID_TTL).
     pub invalid_ttl: bool,
     pub packet: Packet,
@@ -108,9 +106,9 @@ impl Run<'_, '_> {
         let frame = &mut packet.frame;
         let headers = Headers::of(frame, 0, Some(self.context.vxlan_port));
         match (action, headers) {
-            (&Action::Output { port, max_len }, _) => return self.send(packet, port, max_len),
+            (&Action::Output { port, .. }, _) => return self.send(packet, port),
             (&Action::Enqueue { port, queue }, _) => {
-                return self.send(&Packet { queue: Some(queue), ..packet.clone() }, port, WHOLE_PACKET);
+                return self.send(&Packet { queue: Some(queue), ..packet.clone() }, port);
             }
             (&Action::SetQueue(queue), _) => packet.queue = Some(queue),
             (&Action::SetCore(core), _) => packet.core = Some(core),
@@ -142,7 +140,7 @@ impl Run<'_, '_> {
                 Some((_, 0 | 1)) => {
                     let packet = packet.clone();
                     let port = Port::CONTROLLER;
-                    self.sent.push(Sent { port, max_len: WHOLE_PACKET, invalid_ttl: true, packet });
+                    self.sent.push(Sent { port, invalid_ttl: true, packet });
                     return Err(Ended::InvalidTtl);
                 }
                 Some((at, ttl)) => write(frame, &h, at, &[ttl - 1]),
@@ -166,13 +164,13 @@ impl Run<'_, '_> {
     }
 
     /// Only [`Port::IN_PORT`] sends a packet back (OpenFlow 1.0 section 3.3, 1.3 section 5.12).
-    fn send(&mut self, packet: &Packet, port: Port, max_len: u16) -> Result<(), Ended> {
+    fn send(&mut self, packet: &Packet, port: Port) -> Result<(), Ended> {
         let back = port == packet.in_port && (port.is_real() || port == Port::LOCAL);
         if self.sent.len() >= MOST_SENT {
             return Err(Ended::TooManyOutputs);
         }
         if !back {
-            self.sent.push(Sent { port, max_len, invalid_ttl: false, packet: packet.clone() });
+            self.sent.push(Sent { port, invalid_ttl: false, packet: packet.clone() });
         }
         Ok(())
     }

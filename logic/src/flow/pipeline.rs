@@ -30,8 +30,6 @@ pub enum PacketInReason {
 pub struct Output {
     /// A real port there is, or [`Port::CONTROLLER`], [`Port::NORMAL`], [`Port::LOCAL`].
     pub port: Port,
-    /// Bytes of it that a packet-in shows.
-    pub max_len: u16,
     pub frame: Vec<u8>,
     pub queue: Option<u32>,
     pub core: Option<CoreChoice>,
@@ -221,7 +219,6 @@ impl Pipeline<'_> {
         let room = MOST_OUTPUTS - done.outputs.len().min(MOST_OUTPUTS);
         done.outputs.extend(ports.into_iter().take(room).map(|port| Output {
             port,
-            max_len: sent.max_len,
             frame: frame.clone(),
             queue,
             core,

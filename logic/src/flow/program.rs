@@ -6,7 +6,7 @@
 //! they have is for who writes the tables to say.
 
 use super::{
-    action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan, WHOLE_PACKET},
+    action::{Action, CoreChoice, FcfPlace, Instructions, Port, Vxlan},
     execute::action_set,
     field::{Field, VLAN_PRESENT, ip_proto},
     key::Key,
@@ -45,10 +45,8 @@ pub enum Ports {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     Verdict(Verdict),
-    /// A copy as it is now, at most so many bytes.
-    Controller {
-        max_len: u16,
-    },
+    /// A copy as it is now.
+    Controller,
     EthDst([u8; 6]),
     EthSrc([u8; 6]),
     PushVlan(u16),
@@ -112,6 +110,8 @@ pub struct Program {
     /// The core that goes on with the packet: named in the rule's part of the action set, which is done last, or before the last
     /// output of its list. A packet is handed over once, before anything is done to it.
     pub core: Option<u16>,
+    /// It is named in the rule's part of the action set.
+    pub core_of_set: bool,
 }
 
 /// Fields that a rule changes for later tables, and what a packet must have for that to be so.
@@ -187,14 +187,15 @@ fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
     if let Some(meter) = instructions.meter {
         apply.insert(0, Step::Meter(meter));
     }
-    let goes_on = instructions.goto_table.is_some();
+    let (goes_on, set_core) = (instructions.goto_table.is_some(), core(&written, true));
     let program = Program {
         sends,
         next_table: instructions.goto_table,
         clear: instructions.clear,
         set_ranks: written.iter().fold(0, |ranks, action| ranks | rank(action)),
         patch: if goes_on { patch(instructions)? } else { None },
-        core: core(&written, true).or_else(|| core(&instructions.apply, goes_on)),
+        core: set_core.or_else(|| core(&instructions.apply, goes_on || !sends)),
+        core_of_set: set_core.is_some(),
         steps: apply,
         set,
     };
@@ -206,12 +207,13 @@ fn try_compile(instructions: &Instructions, fast_group: &dyn Fn(u32) -> bool) ->
 /// The place of an action in the action set; group and output share one, since a group takes the output's place.
 fn rank(action: &Action) -> u16 {
     1 << match action {
+        // Not the packet's: the rule names it.
+        Action::SetCore(_) => return 0,
         Action::DecapVxlan => 0,
         Action::PopVlan => 1,
         Action::PushVlan(_) => 2,
         Action::DecTtl => 3,
         Action::EncapVxlan(_) => 5,
-        Action::SetCore(_) => 6,
         Action::SetQueue(_) => 7,
         Action::Group(_) | Action::Output { .. } | Action::Enqueue { .. } => 8,
         _ => 4,
@@ -230,7 +232,7 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
         match action {
             // Nothing is buffered, so all of it is told, whatever was asked for (OpenFlow 1.3.5 section 6.1.2).
             Action::Output { port: Port::CONTROLLER, .. } => {
-                steps.push(Step::Controller { max_len: WHOLE_PACKET });
+                steps.push(Step::Controller);
             }
             Action::Output { port, .. } => {
                 let verdict = verdict(*port)?;
@@ -274,10 +276,11 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
     (!sends || !rewritten_since).then_some((steps, sends))
 }
 
-/// The core that a list names for what it sends, or for what is done after it (`goes_on`).
-fn core(actions: &[Action], goes_on: bool) -> Option<u16> {
+/// The core that a list names for what it sends, or, if it sends nothing or the packet goes on, for what is done after it
+/// (`after`).
+fn core(actions: &[Action], after: bool) -> Option<u16> {
     let sends = |a: &Action| matches!(a, Action::Output { .. } | Action::Group(_));
-    let last = if goes_on { Some(actions.len()) } else { actions.iter().rposition(sends) };
+    let last = if after { Some(actions.len()) } else { actions.iter().rposition(sends) };
     actions[..last?].iter().rev().find_map(|action| match action {
         Action::SetCore(CoreChoice::This(core)) => Some(*core),
         _ => None,

@@ -25,7 +25,7 @@ pub fn why_slow(instructions: &Instructions, deaf: &BTreeSet<Port>) -> Option<St
         }
         let group = instructions.actions().find(|action| matches!(action, Action::Group(_)));
         let text =
-            |group| format!("{} sends a packet to several buckets", ActionsText(std::slice::from_ref(group)));
+            |group| format!("{} is nothing the kernel plane does", ActionsText(std::slice::from_ref(group)));
         return group.map(text);
     }
     let alone = |action: &&Action| is_slow(&Instructions::apply([(*action).clone()]));
@@ -144,7 +144,7 @@ mod tests {
             ),
             ("dec_ttl,output:5", "output:5: nothing can be redirected to port 5"),
             ("flood", "FLOOD: nothing can be redirected to port 5"),
-            ("group:7", "group:7 sends a packet to several buckets"),
+            ("group:7", "group:7 is nothing the kernel plane does"),
         ] {
             assert_eq!(why(slow), reason, "{slow}");
         }

@@ -244,7 +244,8 @@ impl World {
         let reason = reasons[usize::from(how) % 3];
         let frame = input.take(length);
         let cut = u32::from(how >> 6);
-        let notice = Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32 + cut };
+        let notice =
+            Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32 + cut, metadata: 0 };
         self.agent.notice(notice, frame, 1_000_000 * self.now_ms);
         let effects = self.agent.take_effects();
         assert!(effects.len() <= MOST_OUTPUTS + self.peers.len(), "{} effects", effects.len());
@@ -288,7 +289,7 @@ impl World {
             mac: Mac([2, 0, 0, 0, 0, n as u8]),
             link_up: bits >> (n + 3) & 1 != 0,
             admin_up: true,
-            transmits: true,
+            transmits: bits & 1 == 0 || bits >> (n + 3) & 1 != 0,
             speed_mbps: None,
         };
         self.agent.set_ports((1..=4).filter(|n| bits >> (n - 1) & 1 != 0).map(port).collect());

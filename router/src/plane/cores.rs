@@ -1,5 +1,5 @@
 //! Cores that flow rules hand packets to (SET_CORE): a CPU map of each generation of the program, with an entry, which is a
-//! queue and a kernel thread, for each core that some rule has named. Without such a rule there are none.
+//! queue and a kernel thread, for each core that some rule has named since the daemon began. Without such a rule there are none.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use std::{
     io,
     os::fd::{AsFd, AsRawFd},
@@ -12,7 +12,8 @@ use std::{
 ///
 /// An XDP program, with the burst of packets that it is part of, runs with softirqs disabled on its CPU, where no thread can
 /// run meanwhile. So once the calling thread has run on each CPU, none of them is left: a context switch each, some ten
-/// microseconds, and at real-time priority the thread waits for a burst at most. The same holds for the thread of a core that
+/// microseconds, and at the highest real-time priority the thread waits for a burst at most (behind a thread of that priority
+/// which never sleeps it waits for ever). The same holds for the thread of a core that
 /// packets are handed to, while it runs the program (`cpu_map_bpf_prog_run`, kernel/bpf/cpumap.c); packets that wait in the
 /// core's queue have been decided by nobody, and will be by what the tables say then. RCU, which asks for no more, takes from eight
 /// milliseconds on an idle machine (HZ = 250) to hundreds where one forwards without end; it is used where threads run in the
@@ -70,6 +71,9 @@ fn visit_all_cpus() -> io::Result<()> {
         }
         only.set(cpu);
         sched_setaffinity(None, &only)?;
+        if sched_getcpu() != cpu {
+            return Err(io::Error::other(format!("CPU {cpu} was not visited")));
+        }
     }
     Ok(())
 }
@@ -110,7 +114,9 @@ impl Scheduling {
         if policy < 0 {
             return Err(io::Error::last_os_error());
         }
-        set_policy(libc::SCHED_FIFO, libc::sched_param { sched_priority: 1 });
+        // SAFETY: asks for a constant of the kernel's.
+        let highest = unsafe { libc::sched_get_priority_max(libc::SCHED_FIFO) };
+        set_policy(libc::SCHED_FIFO, libc::sched_param { sched_priority: highest });
         Ok(Scheduling { cpus, policy, parameters })
     }
 }
@@ -132,7 +138,6 @@ fn set_policy(policy: libc::c_int, parameters: libc::sched_param) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::thread::sched_getcpu;
     use std::time::Instant;
 
     #[test]

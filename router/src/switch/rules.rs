@@ -79,7 +79,7 @@ pub fn capacity(rules: usize) -> FlowCapacity {
         steps: (rules * 4).max(1 << 14),
         groups: GROUPS + 1,
         meters: METERS + 1,
-        cache_sets: power(rules / 4, 1 << 12, 1 << 17),
+        cache_sets: power(rules / 4, 1 << 13, 1 << 17),
         port_sets: 1024,
     }
 }

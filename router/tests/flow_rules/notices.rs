@@ -48,7 +48,8 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
         };
         let frame = udp_frame(1, 61);
         let row = w.reference(Port(3), &frame).rows[0];
-        let notice = |rule, reason, frame_bytes| Notice { rule, port: Port(3), reason, frame_bytes };
+        let notice =
+            |rule, reason, frame_bytes| Notice { rule, port: Port(3), reason, frame_bytes, metadata: 0 };
         // The same steps of two rules, in two tables: each says its own row.
         let mut rows = vec![row];
         for (actions, action, expected) in [
@@ -91,6 +92,32 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
         let rows = w.reference(Port(3), &frame).rows;
         let of = |rule| (notice(rule, NoticeReason::Action, 61), frame.clone());
         assert_eq!((rows.len(), next(2)), (2, vec![of(rows[0]), of(rows[1])]));
+
+        // With the metadata that was written for each; looked up, looked up and cached, cached.
+        let last = parse_instructions("controller,write_actions(controller)").unwrap();
+        w.change(
+            FlowCommand::Add,
+            0,
+            1,
+            Match::ANY,
+            parse_instructions("controller,write_metadata:0x1234,goto_table:1").unwrap(),
+        );
+        w.change(
+            FlowCommand::Add,
+            1,
+            1,
+            Match::ANY,
+            parse_instructions("controller,write_metadata:0x5600/0xff00,goto_table:2").unwrap(),
+        );
+        w.change(FlowCommand::Add, 2, 1, Match::ANY, last);
+        w.finish();
+        for _ in 0..3 {
+            w.run(2, &frame);
+            let rows = w.reference(Port(3), &frame).rows;
+            let told: Vec<_> =
+                next(4).into_iter().map(|(notice, _)| (notice.rule, notice.metadata)).collect();
+            assert_eq!(told, [(rows[0], 0), (rows[1], 0x1234), (rows[2], 0x5634), (rows[2], 0x5634)]);
+        }
     });
 }
 

@@ -386,8 +386,16 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
 
 /// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
 fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        // However `body` ends.
+        let _ends = Ends(&done);
         let (begun_to, begun) = mpsc::channel();
         scope.spawn({
             let done = &done;
@@ -401,9 +409,7 @@ fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
             }
         });
         assert_eq!(begun.recv().unwrap(), 0);
-        let result = body();
-        done.store(true, Relaxed);
-        result
+        body()
     })
 }
 

@@ -243,8 +243,7 @@ fn the_ttl_is_counted_down_and_a_used_up_packet_goes_to_the_controller() {
         let mut sent = Vec::new();
         let actions = [Action::DecTtl, Action::output(Port(2))];
         assert_eq!(execute(&mut packet, &actions, &Context::PLAIN, &mut sent), Err(Ended::InvalidTtl));
-        let to_controller =
-            Sent { port: Port::CONTROLLER, max_len: WHOLE_PACKET, invalid_ttl: true, packet: unchanged };
+        let to_controller = Sent { port: Port::CONTROLLER, invalid_ttl: true, packet: unchanged };
         assert_eq!(sent, [to_controller]);
     }
 }
@@ -265,15 +264,15 @@ fn an_output_has_the_bytes_of_its_moment_and_never_goes_back_unasked() {
     let mut sent = Vec::new();
     execute(&mut Packet::new(udp(), IN), &actions, &Context::PLAIN, &mut sent).unwrap();
     let dns = changed(&udp(), &[(36, &[0, 53])]);
-    let seen: Vec<_> = sent.iter().map(|s| (s.port, s.max_len, s.packet.queue, s.packet.core)).collect();
+    let seen: Vec<_> = sent.iter().map(|s| (s.port, s.packet.queue, s.packet.core)).collect();
     assert_eq!(
         seen,
         [
-            (Port(2), WHOLE_PACKET, None, None),
-            (Port::IN_PORT, WHOLE_PACKET, None, None),
-            (Port::CONTROLLER, 60, Some(4), None),
-            (Port(3), WHOLE_PACKET, Some(9), None),
-            (Port::FLOOD, WHOLE_PACKET, Some(4), Some(CoreChoice::This(2))),
+            (Port(2), None, None),
+            (Port::IN_PORT, None, None),
+            (Port::CONTROLLER, Some(4), None),
+            (Port(3), Some(9), None),
+            (Port::FLOOD, Some(4), Some(CoreChoice::This(2))),
         ]
     );
     assert_eq!(sent[0].packet.frame, udp());

@@ -10,7 +10,10 @@ use super::{
     rule_word, verdict,
 };
 use crate::flow::{Key, rule::CORE_TABLE};
-use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Release},
+};
 
 type Words = [u64; Key::WORDS];
 
@@ -123,10 +126,11 @@ impl<M: FlowMemory> Reader<'_, M> {
         Looked { key: key.words(), rules, slow }
     }
 
-    fn set(&self, key: &Words) -> std::ops::Range<usize> {
+    /// Where a flow may be in the first CPU's cache.
+    fn places(&self, key: &Words) -> [&[AtomicU64]; CACHE_WAYS] {
         let sets = self.memory.cache().len() / (words::CACHED * CACHE_WAYS * self.memory.cpus());
-        let set = (self.seed.key(key, &self.mask(0)) >> 32) as usize & (sets - 1);
-        set * CACHE_WAYS * words::CACHED..(set + 1) * CACHE_WAYS * words::CACHED
+        let hash = self.seed.key(key, &self.mask(0));
+        std::array::from_fn(|way| &self.memory.cache()[Seed::place(hash, way, sets)..][..words::CACHED])
     }
 
     /// Writes what was found into the first CPU's cache, under the union as it is now. Keys with rest bits under the union
@@ -136,9 +140,8 @@ impl<M: FlowMemory> Reader<'_, M> {
         if looked.slow || looked.rules.len() > FRONT || union[FRONT..].iter().any(|word| *word != 0) {
             return;
         }
-        let mut flows = self.memory.cache()[self.set(&looked.key)].chunks_exact(words::CACHED);
-        let free = flows.next().filter(|flow| flow[FRONT].load(Acquire) == 0);
-        let Some(flow) = free.or(flows.next()) else { return };
+        let [first, second] = self.places(&looked.key);
+        let flow = if first[FRONT].load(Acquire) == 0 { first } else { second };
         (0..FRONT).for_each(|i| flow[i].store(looked.key[i] & union[i], Release));
         (0..FRONT).for_each(|i| flow[FRONT + i].store(looked.rules.get(i).copied().unwrap_or(0), Release));
     }
@@ -146,7 +149,7 @@ impl<M: FlowMemory> Reader<'_, M> {
     /// The rules of a cached flow that is not void.
     pub fn cached(&self, key: &Key) -> Option<Vec<u32>> {
         let (key, union) = (key.words(), self.mask(0));
-        self.memory.cache()[self.set(&key)].chunks_exact(words::CACHED).find_map(|flow| {
+        self.places(&key).into_iter().find_map(|flow| {
             let same = (0..FRONT).all(|i| flow[i].load(Acquire) == key[i] & union[i]);
             let rules: Vec<u64> =
                 flow[FRONT..].iter().map(|r| r.load(Acquire)).take_while(|rule| *rule != 0).collect();

@@ -1,7 +1,7 @@
 //! What a rule does, as words of its row, and how that changes while packets run.
 
 use super::{
-    CORE_SHIFT, CORES, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS, FlowMemory, Writer,
+    CORE_SHIFT, CORES, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS, FlowMemory, Writer,
     groups::Groups,
     memory::words,
     meters::Meters,
@@ -158,6 +158,7 @@ impl<M: FlowMemory> Writer<M> {
         let flags = flag(program.clear, FLAG_CLEAR)
             | flag(program.sends, FLAG_SENDS)
             | flag(program.broadcasts(), FLAG_BROADCASTS)
+            | flag(program.core_of_set, FLAG_CORE_OF_SET)
             | program.core.map_or(0, |core| u64::from(core) + 1) << CORE_SHIFT;
         Some(Decision {
             decision: decision | next | u64::from(lists[0]) << 32,

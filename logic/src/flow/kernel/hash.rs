@@ -1,6 +1,6 @@
 //! The hash that both planes compute of a key under a mask (`bpf/flow_rules.h` has the same lines in C).
 
-use super::memory::FRONT;
+use super::memory::{CACHE_WAYS, FRONT, words};
 use crate::flow::{Field, Key};
 
 const K1: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -30,6 +30,12 @@ impl Seed {
         let sum = front.fold(0, u64::wrapping_add);
         let rest = (FRONT..Key::WORDS).filter(|&at| mask[at] != 0);
         rest.fold(sum, |h, at| (h ^ fold(key[at] & mask[at])).wrapping_mul(self.0[FRONT]) ^ h >> 29)
+    }
+
+    /// The word in a CPU's cache at which a flow of this hash begins in this way, of so many sets.
+    pub(super) fn place(hash: u64, way: usize, sets: usize) -> usize {
+        let set = if way == 0 { hash >> 32 } else { hash } as usize & (sets - 1);
+        (set * CACHE_WAYS + way) * words::CACHED
     }
 
     /// Bucket and tag of a rule: its key under its mask. Which set of the cache: a packet's under the union of all masks.

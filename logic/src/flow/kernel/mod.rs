@@ -45,7 +45,7 @@ pub(super) mod tests;
 /// What words are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
-        CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_SENDS,
+        CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS,
         memory::ORDER_RANK_SHIFT,
         meters::{COST_SHIFT, TICKS, band_word, meter_word},
         rule_word,
@@ -96,6 +96,7 @@ pub mod rule_word {
 pub const FLAG_CLEAR: u64 = 1;
 pub const FLAG_SENDS: u64 = 2;
 pub const FLAG_BROADCASTS: u64 = 4;
+pub const FLAG_CORE_OF_SET: u64 = 8;
 /// Flags from here on: the core that the rule names + 1, or 0.
 pub const CORE_SHIFT: u32 = 4;
 /// The highest number of a core that a rule can name, and one more.
@@ -523,10 +524,10 @@ impl<M: FlowMemory> Writer<M> {
         let union = self.masks.union().words();
         let cache = self.memory.cache();
         let sets = cache.len() / (words::CACHED * CACHE_WAYS * self.memory.cpus());
-        let set = (self.seed.key(key, &union) >> 32) as usize & (sets - 1);
-        for cpu in 0..self.memory.cpus() {
-            let at = (cpu * sets + set) * CACHE_WAYS * words::CACHED;
-            for flow in cache[at..at + CACHE_WAYS * words::CACHED].chunks_exact(words::CACHED) {
+        let hash = self.seed.key(key, &union);
+        for own in cache.chunks_exact(sets * CACHE_WAYS * words::CACHED) {
+            for way in 0..CACHE_WAYS {
+                let flow = &own[Seed::place(hash, way, sets)..][..words::CACHED];
                 if (0..FRONT).all(|i| flow[i].load(Acquire) == key[i] & union[i]) {
                     flow[FRONT].store(0, Release);
                 }

@@ -158,7 +158,7 @@ fn encode_one(step: &Step, rows: &mut impl Rows) -> Option<[u64; words::STEP]> {
             let (kind, argument) = encode_verdict(v, rows)?;
             pack(Op::Verdict, kind, argument, 0, 0)
         }
-        Step::Controller { max_len } => pack(Op::Controller, 0, max_len, 0, 0),
+        Step::Controller => pack(Op::Controller, 0, 0, 0, 0),
         Step::EthDst(bytes) => pack(Op::EthDst, 0, 0, 0, mac(bytes)),
         Step::EthSrc(bytes) => pack(Op::EthSrc, 0, 0, 0, mac(bytes)),
         Step::PushVlan(kind) => pack(Op::PushVlan, 0, kind, 0, 0),

@@ -284,7 +284,7 @@ fn cores_are_words_of_rules() {
     world.change(FlowCommand::Add, 0, 5, Match::ANY, written);
     assert!(world.writer.is_slow(id), "several words");
     world.finish();
-    assert_eq!(word(&world, id, rule_word::SET), 1 << 6 << 32 | (2 << CORE_SHIFT) << 48);
+    assert_eq!(word(&world, id, rule_word::SET), (FLAG_CORE_OF_SET | 2 << CORE_SHIFT) << 48);
 }
 
 /// The union is of all masks whose rules were cached, not only of those that rules still have.

@@ -171,13 +171,13 @@ fn outputs_say_which_rule_they_are_of_and_why() {
     use PacketInReason::{InvalidTtl, NoMatch};
     const ACTION: PacketInReason = PacketInReason::Action;
     for (rules, miss, ttl, told) in [
-        (&["cookie=7,ip,actions=controller(max_len=99)"][..], "", 64, vec![(ACTION, 0, 7, 99, 0)]),
-        (&["cookie=7,priority=0,actions=controller"], "", 64, vec![(NoMatch, 0, 7, 65535, 0)]),
-        (&["cookie=7,priority=0,ip,actions=controller"], "", 64, vec![(ACTION, 0, 7, 65535, 0)]),
-        (&["cookie=7,priority=1,actions=controller"], "", 64, vec![(ACTION, 0, 7, 65535, 0)]),
-        (&[], "controller(max_len=128)", 64, vec![(NoMatch, 0, NO_COOKIE, 128, 0)]),
-        (&["cookie=7,actions=dec_ttl,output:2"], "", 1, vec![(InvalidTtl, 0, 7, 65535, 0)]),
-        (&["cookie=7,priority=0,actions=dec_ttl,output:2"], "", 0, vec![(InvalidTtl, 0, 7, 65535, 0)]),
+        (&["cookie=7,ip,actions=controller(max_len=99)"][..], "", 64, vec![(ACTION, 0, 7, 0)]),
+        (&["cookie=7,priority=0,actions=controller"], "", 64, vec![(NoMatch, 0, 7, 0)]),
+        (&["cookie=7,priority=0,ip,actions=controller"], "", 64, vec![(ACTION, 0, 7, 0)]),
+        (&["cookie=7,priority=1,actions=controller"], "", 64, vec![(ACTION, 0, 7, 0)]),
+        (&[], "controller(max_len=128)", 64, vec![(NoMatch, 0, NO_COOKIE, 0)]),
+        (&["cookie=7,actions=dec_ttl,output:2"], "", 1, vec![(InvalidTtl, 0, 7, 0)]),
+        (&["cookie=7,priority=0,actions=dec_ttl,output:2"], "", 0, vec![(InvalidTtl, 0, 7, 0)]),
         (
             &[
                 "cookie=7,actions=controller,write_actions(controller,dec_ttl),write_metadata:3,goto_table:4",
@@ -185,7 +185,7 @@ fn outputs_say_which_rule_they_are_of_and_why() {
             ],
             "",
             64,
-            vec![(ACTION, 0, 7, 65535, 0), (ACTION, 4, 8, 65535, 3), (ACTION, 0, 7, 65535, 3)],
+            vec![(ACTION, 0, 7, 0), (ACTION, 4, 8, 3), (ACTION, 0, 7, 3)],
         ),
         (
             &[
@@ -194,19 +194,19 @@ fn outputs_say_which_rule_they_are_of_and_why() {
             ],
             "",
             1,
-            vec![(InvalidTtl, 0, 7, 65535, 0)],
+            vec![(InvalidTtl, 0, 7, 0)],
         ),
         // What an invalid TTL ends: the rest of the actions, the tables, the set.
         (
             &["cookie=7,actions=dec_ttl,write_actions(output:2),goto_table:1", "table=1,actions=output:3"],
             "",
             1,
-            vec![(InvalidTtl, 0, 7, 65535, 0)],
+            vec![(InvalidTtl, 0, 7, 0)],
         ),
     ] {
         let tables = with_rules(rules);
         let done = pipeline(&tables, miss, |p| p.run(Packet::new(frame(ttl), Port(1))));
-        let tell = |o: &Output| (o.reason, o.table, o.cookie, o.max_len, o.metadata);
+        let tell = |o: &Output| (o.reason, o.table, o.cookie, o.metadata);
         assert_eq!(done.outputs.iter().map(tell).collect::<Vec<_>>(), told, "{rules:?}");
         assert!(done.outputs.iter().all(|o| o.port == Port::CONTROLLER && o.in_port == Port(1)));
     }

@@ -90,9 +90,6 @@ impl<M: FlowMemory> Agent<M> {
 
     /// Does what the bytes of a flow-mod say.
     fn change_core_table(&mut self, version: Version, message: &[u8], now_ms: u64) -> Result<(), BadMessage> {
-        if !self.machine.hands_over() {
-            return Err(Refused::BadInstruction.into());
-        }
         let header = Header::read(message).ok_or(BadMessage::Length)?;
         if usize::from(header.length) != message.len() {
             return Err(BadMessage::Length);
@@ -106,6 +103,10 @@ impl<M: FlowMemory> Agent<M> {
         }
         let Message::FlowMod(request) = version.decode(message)? else { return Err(BadMessage::Type) };
         check(&request)?;
+        // What was there before goes on, where it can, and may end.
+        if !self.machine.hands_over() && !matches!(request.command, FlowCommand::Delete { .. }) {
+            return Err(Refused::BadInstruction.into());
+        }
         self.flows.apply_core(&request, version.dialect(), now_ms)?;
         Ok(())
     }

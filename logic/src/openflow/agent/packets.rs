@@ -111,8 +111,8 @@ impl<M: FlowMemory> Agent<M> {
             _ if is_miss => PacketInReason::NoMatch,
             _ => PacketInReason::Action,
         };
-        let in_port = notice.port;
-        self.packet_in(&ForControllers { frame, bytes, reason, table, cookie, in_port, metadata: 0 }, now_ns);
+        let Notice { port: in_port, metadata, .. } = notice;
+        self.packet_in(&ForControllers { frame, bytes, reason, table, cookie, in_port, metadata }, now_ns);
     }
 
     /// Table and cookie of a row, and whether what it does is for packets that match nothing: a table's miss or a table-miss

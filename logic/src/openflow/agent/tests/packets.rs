@@ -17,7 +17,7 @@ fn frame(ttl: u8) -> Vec<u8> {
 }
 
 fn notice(b: &mut Bench, rule: u32, reason: NoticeReason, frame: &[u8]) {
-    let notice = Notice { rule, port: Port(1), reason, frame_bytes: 100 };
+    let notice = Notice { rule, port: Port(1), reason, frame_bytes: 100, metadata: 0 };
     b.agent.notice(notice, frame, 1_000_000 * b.now_ms);
 }
 
@@ -116,7 +116,7 @@ fn what_the_kernel_plane_leaves_is_done_here() {
         &add("in_port=1,cookie=7,actions=output:2,mod_dl_dst:02:00:00:00:00:09,output:3,controller:20"),
     );
     let slow = |b: &mut Bench, ttl, frame_bytes| {
-        let notice = Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes };
+        let notice = Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes, metadata: 0 };
         b.agent.notice(notice, &frame(ttl), 1_000_000 * b.now_ms);
         b.done()
     };
