@@ -34,6 +34,9 @@ pub struct OpenFlowSettings {
     pub echo_interval: Interval,
     /// Needed for `ssl:` and `pssl:`.
     pub tls: Option<TlsFiles>,
+    /// Ports, by name, where frames of another switch may change the core table. Nothing tells who sent such a frame: each sender
+    /// that reaches the port is trusted.
+    pub proxy_ports: Vec<String>,
 }
 
 impl Default for OpenFlowSettings {
@@ -46,6 +49,7 @@ impl Default for OpenFlowSettings {
             packet_in_pps: PacketInRate(1000),
             echo_interval: Interval(Duration::from_secs(10)),
             tls: None,
+            proxy_ports: Vec::new(),
         }
     }
 }
@@ -71,7 +75,7 @@ impl OpenFlowSettings {
 }
 
 /// How the keys of `[openflow]` are written.
-pub(super) const FORMS: [(&str, &str); 7] = [
+pub(super) const FORMS: [(&str, &str); 8] = [
     ("openflow.controllers", "controllers = [\"tcp:192.0.2.1:6653\", \"ptcp:6653:127.0.0.1\"]"),
     ("openflow.version", "version = \"1.3\""),
     ("openflow.fail", "fail = \"secure\""),
@@ -82,6 +86,7 @@ pub(super) const FORMS: [(&str, &str); 7] = [
         "openflow.tls",
         "tls = { key = \"sw-key.pem\", certificate = \"sw-cert.pem\", ca = \"controller-ca.pem\" }",
     ),
+    ("openflow.proxy_ports", "proxy_ports = [\"eth3\"]"),
 ];
 
 fn controllers<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Target>, D::Error> {
@@ -295,6 +300,7 @@ mod tests {
             packet_in_pps = 50
             echo_interval = "5s"
             tls = { key = "/k", certificate = "c", ca = "/a" }
+            proxy_ports = ["eth3"]
             "#,
         )
         .unwrap();
@@ -306,6 +312,7 @@ mod tests {
             packet_in_pps: PacketInRate(50),
             echo_interval: Interval(Duration::from_secs(5)),
             tls: Some(TlsFiles { key: "/k".into(), certificate: "c".into(), ca: "/a".into() }),
+            proxy_ports: vec!["eth3".into()],
         };
         assert_eq!(settings, expected);
         assert_eq!(settings.check(), Ok(()));

@@ -11,6 +11,7 @@
 //! | `slow.rs` | packets that user space does |
 //! | `explain.rs` | what rules do with a packet |
 //! | `listing.rs` | rules told to clients, some at a time |
+//! | `proxied.rs` | flow-mods that come through another switch |
 //! | `net/` | connections to controllers, which know nothing of OpenFlow |
 //! | `handle.rs` | the API's end |
 //! | `report.rs` | the JSON of all that |
@@ -26,6 +27,7 @@ mod explain;
 mod handle;
 mod listing;
 pub mod net;
+mod proxied;
 pub mod report;
 mod rules;
 mod slow;
@@ -49,6 +51,7 @@ use controllers::ControllerReport;
 use device::Devices;
 use listing::Listings;
 use net::{NetEvent, Network};
+use proxied::ProxiedFrame;
 use rules::Rules;
 use slow::{Handed, Waiting};
 use std::{
@@ -82,6 +85,7 @@ enum Event {
     /// No program runs any more that ran when this was asked for.
     Passed(Result<()>),
     Net(NetEvent),
+    Proxied(ProxiedFrame),
     Controllers(oneshot::Sender<Vec<ControllerReport>>),
 }
 
@@ -137,6 +141,9 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         true => None,
         false => Some(Network::start(&config.openflow, told).context("OpenFlow controllers")?),
     };
+    if !config.openflow.proxy_ports.is_empty() {
+        proxied::listen(to.clone())?;
+    }
     let (hand, handed) = mpsc::channel();
     let switch = Switch {
         events,
@@ -227,6 +234,7 @@ impl Switch {
             }
             Event::Net(event) if self.charge.asked || !self.held.is_empty() => self.held.push_back(event),
             Event::Net(event) => self.net(event),
+            Event::Proxied(frame) => self.proxied(&frame),
             Event::Controllers(reply) => {
                 let said = self.rules.as_ref().map(|rules| rules.agent.report()).unwrap_or_default();
                 let targets = self.network.as_ref().map(Network::report).unwrap_or_default();
@@ -261,6 +269,17 @@ impl Switch {
         let told = rules.and_then(|rules| explain::report(&mut rules.agent, ports, &port, frame, now_ms()));
         // The client may have gone; that is its business.
         let _ = reply.send(told);
+    }
+
+    /// What comes before the ports are known is lost.
+    fn proxied(&mut self, frame: &ProxiedFrame) {
+        let mut ports = self.ports.iter().flatten();
+        let Some(port) = ports.find(|port| port.ifindex == Some(frame.ifindex)).map(rules::number) else {
+            return;
+        };
+        if let Ok(rules) = self.rules() {
+            rules.agent.proxied(port, &frame.bytes, now_ms());
+        }
     }
 
     fn set_ports(&mut self, ports: Vec<SwitchPort>) {

@@ -261,8 +261,20 @@ fn settings(config: &Config, ports: &[SwitchPort]) -> Settings {
         controllers: openflow.controllers.iter().any(|target| !target.listens),
         echo_interval_ms: u64::try_from(openflow.echo_interval.0.as_millis()).unwrap_or(u64::MAX),
         packet_in_pps: openflow.packet_in_pps.0,
-        proxy_ports: BTreeSet::new(),
+        proxy_ports: proxy_ports(&openflow.proxy_ports, ports),
     }
+}
+
+/// The ports where flow-mods may come through another switch.
+fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<Port> {
+    let named = |name: &String| {
+        let port = ports.iter().find(|port| port.name == *name).map(number);
+        if port.is_none() {
+            tracing::warn!("openflow.proxy_ports: there is no port {name}");
+        }
+        port
+    };
+    names.iter().filter_map(named).collect()
 }
 
 /// What controllers that ask are told of this machine's cores. Their loads are not known, nor who is pinned to them.

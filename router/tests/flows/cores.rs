@@ -12,10 +12,15 @@ use libbpf_rs::{
 };
 use logic::{
     flow::{FlowCommand, text::parse_flow},
-    openflow::{Message, extension::Extension, v13},
+    openflow::{
+        Message,
+        extension::{Extension, PROXY_ETHER_TYPE},
+        v13,
+    },
 };
 use router::plane::online_cpus;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::Value;
 use std::{
     fs,
     io::{Read, Write},
@@ -290,6 +295,44 @@ fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
         threads(&[1]);
         assert!(bed.millrace(&["stop"]).status.success());
         threads(&[]);
+    });
+}
+
+/// CORE_FLOW_MOD in a frame, as a controller sends it through another switch: taken where the configuration says so only.
+#[test]
+#[ignore = "needs root"]
+fn the_core_table_is_changed_through_another_switch() {
+    in_new_namespace(|| {
+        let bed = Bed::new("y", "[openflow]\nproxy_ports = [\"p2\"]\n");
+        let frame = |port: usize, command, flow| {
+            let (mut inner, mut message) = (Vec::new(), Vec::new());
+            v13::encode(&Message::FlowMod(parse_flow(flow, command).unwrap()), 8, &mut inner).unwrap();
+            let message_of = Message::Experimenter(Extension::CoreFlowMod(inner).encode());
+            v13::encode(&message_of, 9, &mut message).unwrap();
+            [&port_mac(port).0[..], &host_mac(port).0, &PROXY_ETHER_TYPE.to_be_bytes(), &message, &[0; 9]]
+                .concat()
+        };
+        let core = || -> Value {
+            let told =
+                bed.millrace(&["explain", "udp 10.0.0.9:1 -> 10.0.1.9:2", "--port", "p0", "--json"]).stdout;
+            serde_json::from_slice::<Value>(&told).unwrap()[0]["rules"]["core"].clone()
+        };
+        let becomes = |expected: Value| {
+            let start = Instant::now();
+            while core() != expected {
+                assert!(start.elapsed() < Duration::from_secs(10), "{} is not {expected}", core());
+            }
+        };
+        let add = "priority=9,ip,actions=set_core:0";
+        bed.wires[1].send(&frame(1, FlowCommand::Add, add));
+        bed.wires[2].send(&frame(2, FlowCommand::Add, "priority=8,in_port=3,actions=set_core:0"));
+        bed.wait_for("the second", |s| s["flows"]["rules"] == 1);
+        assert_eq!(core(), Value::Null);
+        bed.wires[2].send(&frame(2, FlowCommand::Add, add));
+        becomes(0.into());
+        // With rules in charge, too.
+        bed.wires[2].send(&frame(2, FlowCommand::Delete { strict: true }, "priority=9,ip"));
+        becomes(Value::Null);
     });
 }
 

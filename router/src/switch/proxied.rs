@@ -1,0 +1,88 @@
+//! Flow-mods for the core table that come through another switch: frames with an EtherType of their own, by a packet socket.
+
+use super::Event;
+use anyhow::{Context, Result};
+use logic::openflow::extension::PROXY_ETHER_TYPE;
+use std::{
+    io, mem,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::mpsc::{Sender, SyncSender, sync_channel},
+    thread,
+};
+
+/// More than a frame can have.
+const MOST_BYTES: usize = 1 << 16;
+
+/// A frame for the core table.
+pub struct ProxiedFrame {
+    /// The device that it came in by.
+    pub ifindex: u32,
+    pub bytes: Vec<u8>,
+    /// When this is dropped the next one may come: those that nobody has time for wait in the socket, or are lost there.
+    pub _taken: SyncSender<()>,
+}
+
+/// Starts the thread that hears of them; it ends with the process. What the program of a port forwards or drops is not heard.
+///
+/// # Errors
+/// There can be no packet socket, or no thread.
+pub fn listen(to: Sender<Event>) -> Result<()> {
+    // SAFETY: no pointers. Bound to no device: it hears all of this namespace.
+    let fd = unsafe {
+        let protocol = i32::from(PROXY_ETHER_TYPE.to_be());
+        libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol)
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error()).context("opening a packet socket for openflow.proxy_ports");
+    }
+    // SAFETY: a descriptor just returned to us.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let hear = move || {
+        let mut buffer = vec![0; MOST_BYTES];
+        loop {
+            let (ifindex, frame) = match receive(&socket, &mut buffer) {
+                Ok(Some(heard)) => heard,
+                Ok(None) => continue,
+                Err(error) => {
+                    return tracing::error!("flow-mods through other switches are not heard: {error}");
+                }
+            };
+            let (taken_to, taken) = sync_channel(0);
+            let bytes = frame.to_vec();
+            if to.send(Event::Proxied(ProxiedFrame { ifindex, bytes, _taken: taken_to })).is_err() {
+                return;
+            }
+            // Ends when the frame is dropped.
+            let _ = taken.recv();
+        }
+    };
+    thread::Builder::new()
+        .name("proxied".into())
+        .spawn(hear)
+        .map(drop)
+        .context("starting the thread that hears flow-mods through other switches")
+}
+
+/// A frame that came in, and by which device; `None`: one that this machine sent.
+fn receive<'a>(socket: &OwnedFd, buffer: &'a mut [u8]) -> io::Result<Option<(u32, &'a [u8])>> {
+    // SAFETY: zero is valid for a plain C structure.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    let mut length = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: both are writable for the lengths given.
+    let received = unsafe {
+        libc::recvfrom(
+            socket.as_raw_fd(),
+            buffer.as_mut_ptr().cast(),
+            buffer.len(),
+            0,
+            (&raw mut address).cast(),
+            &raw mut length,
+        )
+    };
+    let Ok(received) = usize::try_from(received) else {
+        let error = io::Error::last_os_error();
+        return if error.kind() == io::ErrorKind::Interrupted { Ok(None) } else { Err(error) };
+    };
+    let ours = address.sll_pkttype == libc::PACKET_OUTGOING;
+    Ok((!ours).then_some((address.sll_ifindex as u32, &buffer[..received.min(buffer.len())])))
+}
