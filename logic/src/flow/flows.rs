@@ -321,10 +321,7 @@ impl<M: FlowMemory> Flows<M> {
 
     /// What the rule of a row says, or what its table does with what it does not match. `None`: it drops it.
     pub fn instructions(&self, row: u32) -> Option<&Instructions> {
-        match kernel::rule_of(row) {
-            Some(id) => self.tables.rule(id).map(|rule| rule.instructions),
-            None => (row == kernel::miss(0)).then_some(&self.miss),
-        }
+        self.writer.said(&self.tables, row)
     }
 
     /// Does with a packet what the controller says, and counts it. The actions have been checked

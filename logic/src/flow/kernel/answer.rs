@@ -1,4 +1,5 @@
-//! What the program finds in the words, step by step, for tests, fuzzing and explanations: `bpf/flow_rules.h` and `flow_cache.h` in Rust.
+//! What the program finds in the words, step by step, for tests, fuzzing and explanations: `bpf/flow_rules.h` and
+//! `flow_cache.h` in Rust.
 //! It does not know what actions do to a packet between tables.
 
 use super::{

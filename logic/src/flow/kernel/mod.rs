@@ -264,7 +264,7 @@ impl<M: FlowMemory> Writer<M> {
     }
 
     /// What the rule of a row says, or a table of what misses.
-    fn said<'a>(&'a self, tables: &'a Tables, row: u32) -> Option<&'a Instructions> {
+    pub(super) fn said<'a>(&'a self, tables: &'a Tables, row: u32) -> Option<&'a Instructions> {
         match rule_of(row) {
             Some(id) => tables.rule(id).map(|rule| rule.instructions),
             None => self.misses.get(&(row.checked_sub(miss(0))? as TableId)),
