@@ -1,6 +1,6 @@
 //! Subjects on the same work in the same run, alternately: A B A B. Ratios are taken pair by pair.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
@@ -34,8 +34,8 @@ pub struct Plan<'a> {
     pub subjects: &'a [&'a str],
     /// How fast to send, one after another.
     pub paces: &'a [Pace],
-    /// How often to go through the subjects.
-    pub repeats: usize,
+    /// Times to go through the subjects, as they are numbered in the record.
+    pub repeats: Range<usize>,
     /// How long each measurement is.
     pub window: Window,
 }
@@ -43,7 +43,7 @@ pub struct Plan<'a> {
 impl Plan<'_> {
     /// Measurements, if all subjects can run.
     pub fn steps(&self) -> u64 {
-        (self.repeats * self.subjects.len() * self.paces.len()) as u64
+        (self.repeats.len() * self.subjects.len() * self.paces.len()) as u64
     }
 }
 
@@ -72,14 +72,14 @@ pub fn compare_in(
     let mut results: Results =
         plan.subjects.iter().map(|name| (name.to_string(), vec![Vec::new(); plan.paces.len()])).collect();
     progress.expect(plan.steps());
-    for repeat in 0..plan.repeats {
+    for repeat in plan.repeats.clone() {
         for (at, name) in plan.subjects.iter().enumerate() {
             let Some(samples) = results.get_mut(*name) else { continue };
             let Some(subject) = prepare(testbed, workload, plan.case, name, recorder)? else {
                 results.remove(*name);
                 let later =
                     plan.subjects[at + 1..].iter().filter(|name| results.contains_key(**name)).count();
-                let subjects_left = later + (plan.repeats - repeat - 1) * results.len();
+                let subjects_left = later + (plan.repeats.end - repeat - 1) * results.len();
                 progress.expect((subjects_left * plan.paces.len()) as u64);
                 continue;
             };

@@ -37,6 +37,11 @@ impl Rules {
         rules
     }
 
+    /// The same, by another core.
+    pub fn handed_to(self, core: usize) -> Self {
+        Self { text: self.text.replace("actions=", &format!("actions=set_core:{core},")), ..self }
+    }
+
     /// So many masks (2 to 70), of which the packets of a testbed match the lowest only, which looks at nothing but the
     /// port: each flow is compared under all of them. One is of addresses and ports, so that every flow is one for itself.
     pub fn masks(masks: usize) -> Self {

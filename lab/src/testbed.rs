@@ -12,7 +12,7 @@
 
 use std::{
     net::IpAddr,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -76,7 +76,7 @@ pub struct Testbed {
     /// `mlr-PID`: first part of the names of the namespaces, and the daemon's instance.
     pub name: String,
     /// What subjects with flow tables are given when they start, instead of what they would do by themselves.
-    pub rules: Option<Rules>,
+    pub rules: Option<Arc<Rules>>,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,
     router_nice: i32,
@@ -225,6 +225,12 @@ impl Testbed {
         }
         threads.0.extend(of_subject);
         threads.0.extend(cpu::softirq_threads(cores)?);
+        // On cores that flow rules name, where the generator may be, which never sleeps.
+        for id in cpu::cpu_map_threads()? {
+            let level = self.napi_level(first).map(|level| level + 1);
+            sys::set_realtime(id, level).context("priority of a CPU map's thread")?;
+            threads.0.push(id);
+        }
         Ok(threads)
     }
 
@@ -242,7 +248,7 @@ impl Testbed {
         cores: &[usize],
         first: bool,
     ) -> Result<cpu::Threads> {
-        let level = (first && self.router_nice == FIRST_NICE).then_some(NAPI_LEVEL);
+        let level = self.napi_level(first);
         let mut ids = Vec::new();
         for (namespace, device) in devices {
             let found = namespace.enter(|| crate::netlink::napi_threads(sys::interface_index(&device)?))?;
@@ -256,6 +262,10 @@ impl Testbed {
             sys::set_nice(id, self.router_nice).context("priority of a NAPI thread")?;
         }
         Ok(cpu::Threads(ids))
+    }
+
+    fn napi_level(&self, first: bool) -> Option<i32> {
+        (first && self.router_nice == FIRST_NICE).then_some(NAPI_LEVEL)
     }
 
     /// Who goes first on busy cores from now on. The calling thread is the one that measures.

@@ -40,7 +40,7 @@ fn all_arrives(topology: &Topology, ways: &[Way], subjects: &[&str]) {
             parameters: json!({}),
             subjects: &[name],
             paces: &[Pace::Rate(GENTLE_PPS)],
-            repeats: 1,
+            repeats: 0..1,
             window: Window::new(Duration::from_millis(100), Duration::from_millis(300)),
         };
         let undisturbed = (0..TRIES).find_map(|_| {

@@ -64,13 +64,20 @@ fn time(thread_id: i32) -> Result<Time> {
 pub fn softirq_threads(cores: &[usize]) -> Result<Vec<i32>> {
     let names = |core| [format!("ksoftirqd/{core}"), format!("backlog_napi/{core}")];
     let names: Vec<String> = cores.iter().flat_map(names).collect();
+    threads_called(|name| names.iter().any(|wanted| wanted == name))
+}
+
+/// Threads of cores that packets are handed to by CPU maps.
+pub fn cpu_map_threads() -> Result<Vec<i32>> {
+    threads_called(|name| name.starts_with("cpumap/"))
+}
+
+fn threads_called(wanted: impl Fn(&str) -> bool) -> Result<Vec<i32>> {
     let processes = std::fs::read_dir("/proc").context("/proc")?.flatten();
     let ids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let wanted = |id: &i32| {
-        let name = std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default();
-        names.iter().any(|wanted| *wanted == name.trim_end())
-    };
-    Ok(ids.filter(wanted).collect())
+    let called =
+        |id: &i32| wanted(std::fs::read_to_string(format!("/proc/{id}/comm")).unwrap_or_default().trim_end());
+    Ok(ids.filter(called).collect())
 }
 
 /// Number of cores that are online.

@@ -47,7 +47,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
                 "prefixes": prefixes.source}),
             subjects: &subjects,
             paces: &[Pace::Saturate, Pace::Rate(LOW_RATE_PPS)],
-            repeats: options.sampling.repeat.into(),
+            repeats: 0..options.sampling.repeat.into(),
             window: options.sampling.window(),
         };
         progress.then(later * plan.steps());

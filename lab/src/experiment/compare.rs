@@ -103,7 +103,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         parameters: parameters.clone(),
         subjects: &subjects,
         paces: &[options.pps.map_or(Pace::Saturate, Pace::Rate)],
-        repeats: options.sampling.repeat.into(),
+        repeats: 0..options.sampling.repeat.into(),
         window: options.sampling.window(),
     };
     let lines = Rc::new(RefCell::new(Vec::new()));

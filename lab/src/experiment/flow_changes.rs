@@ -1,7 +1,10 @@
 //! Rule changes while packets are forwarded by rules: how many a second, what they cost the packets, and how long a barrier takes.
 //! A controller over TCP adds exact rules that no packet matches and deletes them again; the packets' own rules stay.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -56,7 +59,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let workload = Workload::benchmark(Family::V4, FLOWS, 0..=0);
     let mut rules = Rules::exact(&workload.targets);
     rules.count += 100_000;
-    testbed.rules = Some(rules);
+    testbed.rules = Some(Arc::new(rules));
     let subject = Millrace::start(&testbed)?;
     testbed.forwarded_by(subject.threads(), subject.programs());
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes)?;

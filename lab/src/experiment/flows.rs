@@ -1,11 +1,13 @@
 //! Cost of a packet by flow rules (Q fig. 2): against how many rules there are, how many flows are active, how many masks a flow
-//! is compared under; and a scan, in which every packet is of a new flow.
+//! is compared under; a scan, in which every packet is of a new flow; and handed to another core (V1).
+
+use std::{ops::Range, sync::Arc};
 
 use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::{Sampling, head, row, show, testbed};
+use super::{Sampling, cost_rows, head, row, show, testbed};
 use crate::{
     compare::{Plan, Results, compare_in, figures, ns, pps},
     figure::{Axis, Figure, Reference},
@@ -23,6 +25,9 @@ use crate::{
 const ACTIVE: u32 = 4096;
 /// In turn, so many that a flow is forgotten before its next packet comes: all packets are of new flows.
 const SCAN: u32 = 1 << 20;
+
+/// Packets a second where two cores share the work with the generator.
+const OFFERED_PPS: u64 = 500_000;
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -44,19 +49,37 @@ pub struct Options {
 }
 
 /// More rules than Open vSwitch is given.
-const MOST_FOR_OTHERS: u32 = 10_000;
+const MOST_FOR_OTHERS: usize = 10_000;
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut recorder = output.recorder()?;
     figure_records().iter().try_for_each(|figure| recorder.figure(figure))?;
-    let mut run = Run { options, testbed: testbed(0)?, recorder: &mut recorder, progress: Progress::new(0) };
+    let mut run = Run {
+        options,
+        subjects: subject::named(&options.subjects),
+        testbed: testbed(0)?,
+        recorder: &mut recorder,
+        progress: Progress::new(0),
+    };
     run.by_entries()?;
     run.by_flows()?;
-    run.by_masks()
+    run.by_masks()?;
+    run.by_core()
+}
+
+/// A number of rules, and traffic through them.
+struct Block {
+    /// Of its row.
+    cells: Vec<String>,
+    parameters: Value,
+    workload: Workload,
+    rules: Arc<Rules>,
+    pace: Pace,
 }
 
 struct Run<'a> {
     options: &'a Options,
+    subjects: Vec<&'a str>,
     testbed: Testbed,
     recorder: &'a mut Recorder,
     progress: Progress,
@@ -65,10 +88,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// The same flows among more and more rules. Those that have no rule of their own go by one for all.
     fn by_entries(&mut self) -> Result<()> {
-        let title = "Cost against the number of rules, 4,096 active flows (ratios: to the fewest rules)";
-        self.progress.print(&head(title, &["rules", "subject", "Mpps", "ns/packet", "ns, ratio"]));
-        let mut first = None;
-        for &entries in &self.options.entries {
+        let block = |&entries: &u32| {
             let mut active = Workload::benchmark(Family::V4, entries.max(ACTIVE), 0..=0);
             let rules = match entries {
                 ..=ACTIVE => Rules::exact_and_rest(&active.targets[..entries as usize - 1]),
@@ -77,31 +97,87 @@ impl Run<'_> {
             // From all over the table.
             let step = (active.targets.len() as u32 / ACTIVE) as usize;
             active.targets = active.targets.iter().step_by(step).take(ACTIVE as usize).copied().collect();
-            self.testbed.rules = Some(rules);
-            let parameters = json!({"rules": entries, "flows": ACTIVE});
-            let results = self.compare("flows-entries", parameters, &active, entries)?;
-            let first = first.get_or_insert_with(|| results.clone());
-            self.rows(&[entries.to_string()], &results, first);
-        }
-        Ok(())
+            Block {
+                cells: vec![entries.to_string()],
+                parameters: json!({"rules": entries, "flows": ACTIVE}),
+                workload: active,
+                rules: Arc::new(rules),
+                pace: Pace::Saturate,
+            }
+        };
+        let blocks: Vec<Block> = self.options.entries.iter().map(block).collect();
+        let title = "Cost against the number of rules, 4,096 active flows (ratios: to the fewest rules)";
+        self.alternate("flows-entries", title, &["rules"], &blocks)
     }
 
     /// More and more of the flows of the largest table.
     fn by_flows(&mut self) -> Result<()> {
         let entries = self.options.entries.last().copied().unwrap_or(ACTIVE);
-        let title = format!("Cost against active flows, {entries} rules (ratios: to 4,096)");
-        self.progress.print(&head(&title, &["rules", "flows", "subject", "Mpps", "ns/packet", "ns, ratio"]));
         let all = Workload::benchmark(Family::V4, entries, 0..=0);
-        self.testbed.rules = Some(Rules::exact(&all.targets));
-        let mut first = None;
-        for flows in [ACTIVE, 1, 65_536, 1_000_000].into_iter().filter(|flows| *flows <= entries) {
+        let rules = Arc::new(Rules::exact(&all.targets));
+        let block = |flows: u32| {
             let mut active = all.clone();
             active.targets.truncate(flows as usize);
-            let parameters = json!({"rules": entries, "flows": flows});
-            let results = self.compare("flows-active", parameters, &active, entries)?;
-            let first = first.get_or_insert_with(|| results.clone());
-            self.rows(&[entries.to_string(), flows.to_string()], &results, first);
+            Block {
+                cells: vec![entries.to_string(), flows.to_string()],
+                parameters: json!({"rules": entries, "flows": flows}),
+                workload: active,
+                rules: rules.clone(),
+                pace: Pace::Saturate,
+            }
+        };
+        let flows = [ACTIVE, 1, 65_536, 1_000_000].into_iter().filter(|flows| *flows <= entries);
+        let blocks: Vec<Block> = flows.map(block).collect();
+        let title = format!("Cost against active flows, {entries} rules (ratios: to 4,096)");
+        self.alternate("flows-active", &title, &["rules", "flows"], &blocks)
+    }
+
+    /// On the core where they come in, and handed to another, the generator's. Forwarding threads go before the generator.
+    fn by_core(&mut self) -> Result<()> {
+        self.subjects = vec!["millrace"];
+        let active = Workload::benchmark(Family::V4, ACTIVE, 0..=0);
+        let block = |handed_to: Option<usize>| {
+            let rules = Rules::exact(&active.targets);
+            Block {
+                cells: vec![handed_to.map_or("-".into(), |core| core.to_string())],
+                parameters: json!({"rules": ACTIVE, "flows": ACTIVE, "handed_to": handed_to}),
+                workload: active.clone(),
+                rules: Arc::new(match handed_to {
+                    Some(core) => rules.handed_to(core),
+                    None => rules,
+                }),
+                pace: Pace::Rate(OFFERED_PPS),
+            }
+        };
+        let blocks = [None, Some(self.testbed.topology.cores.generator)].map(block);
+        let title = "Cost of handing packets to another core, 0.5 Mpps offered (ratio: to the core where they come in)";
+        self.alternate("flows-cores", title, &["handed to core"], &blocks)
+    }
+
+    /// All blocks in turn, again and again: what the machine does in the course of time is no difference between them.
+    fn alternate(&mut self, case: &str, title: &str, columns: &[&str], blocks: &[Block]) -> Result<()> {
+        let mut all = vec![Results::new(); blocks.len()];
+        let rounds: usize = self.options.sampling.repeat.into();
+        let mut later = rounds * blocks.len();
+        for round in 0..rounds {
+            for (block, all) in blocks.iter().zip(&mut all) {
+                later -= 1;
+                self.progress.then((later * self.subjects.len()) as u64);
+                self.testbed.rules = Some(block.rules.clone());
+                let results =
+                    self.compare(case, &block.parameters, &block.workload, block.pace, round..round + 1)?;
+                for (name, mut samples) in results {
+                    let so_far = all.entry(name).or_insert_with(|| vec![Vec::new()]);
+                    so_far[0].append(&mut samples[0]);
+                }
+            }
         }
+        self.progress
+            .print(&head(title, &[columns, &["subject", "Mpps", "ns/packet", "ns, ratio"]].concat()));
+        let Some(first) = all.first() else { return Ok(()) };
+        let rows =
+            blocks.iter().zip(&all).flat_map(|(block, results)| cost_rows(&block.cells, results, first));
+        rows.for_each(|row| self.progress.print(&row));
         Ok(())
     }
 
@@ -111,13 +187,19 @@ impl Run<'_> {
         self.progress
             .print(&head(title, &["masks", "subject", "known Mpps", "scan Mpps", "scan ns/packet", "ratio"]));
         for &masks in &self.options.masks {
-            let rules = Rules::masks(masks.into());
-            let count = rules.count as u32;
+            let rules = Arc::new(Rules::masks(masks.into()));
+            let count = rules.count;
             self.testbed.rules = Some(rules);
             let mut of = |flows: u32, kind: &str| {
                 let workload = Workload::benchmark(Family::V4, flows, 0..=0);
                 let parameters = json!({"masks": masks, "rules": count, "traffic": kind});
-                self.compare("flows-masks", parameters, &workload, count)
+                self.compare(
+                    "flows-masks",
+                    &parameters,
+                    &workload,
+                    Pace::Saturate,
+                    0..self.options.sampling.repeat.into(),
+                )
             };
             let (known, scan) = (of(ACTIVE, "known")?, of(SCAN, "scan")?);
             for name in known.keys().filter(|name| scan.contains_key(*name)) {
@@ -135,27 +217,31 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn compare(&mut self, case: &str, parameters: Value, workload: &Workload, rules: u32) -> Result<Results> {
-        let all = subject::named(&self.options.subjects);
-        let subjects: Vec<&str> =
-            all.into_iter().filter(|name| *name == "millrace" || rules <= MOST_FOR_OTHERS).collect();
+    /// By the rules that the testbed has.
+    fn compare(
+        &mut self,
+        case: &str,
+        parameters: &Value,
+        workload: &Workload,
+        pace: Pace,
+        repeats: Range<usize>,
+    ) -> Result<Results> {
+        let rules = self.testbed.rules.as_ref().map_or(0, |rules| rules.count);
+        let can = |name: &&str| *name == "millrace" || rules <= MOST_FOR_OTHERS;
+        let subjects: Vec<&str> = self.subjects.iter().copied().filter(can).collect();
         let plan = Plan {
             case,
-            parameters,
+            parameters: parameters.clone(),
             subjects: &subjects,
-            paces: &[Pace::Saturate],
-            repeats: self.options.sampling.repeat.into(),
+            paces: &[pace],
+            repeats,
             window: self.options.sampling.window(),
         };
         compare_in(&mut self.testbed, workload, &plan, self.recorder, &mut self.progress)
     }
-
-    fn rows(&self, cells: &[String], results: &Results, first: &Results) {
-        super::cost_rows(cells, results, first).iter().for_each(|row| self.progress.print(row));
-    }
 }
 
-fn figure_records() -> [Figure; 3] {
+fn figure_records() -> [Figure; 4] {
     let ns = || Axis::new("/sample/ns_per_packet", "CPU per packet", "ns");
     let by = |name: &str, title: &str, x: &str, label: &str| {
         let x = Axis::new(x, label, "").log();
@@ -168,5 +254,9 @@ fn figure_records() -> [Figure; 3] {
         by("flows-masks", "Cost against masks", "/parameters/masks", "masks")
             .series("/parameters/traffic")
             .note("known: 4,096 flows; scan: every packet of a new flow."),
+        Figure::new("flows-cores", "Cost of handing packets to another core", None, ns())
+            .only("/case", "flows-cores")
+            .series("/parameters/handed_to")
+            .note("0.5 Mpps, of 4,096 flows. null: on the core where they come in."),
     ]
 }

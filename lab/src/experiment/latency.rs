@@ -45,7 +45,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
         parameters: json!({}),
         subjects: &subjects,
         paces: &paces,
-        repeats: options.sampling.repeat.into(),
+        repeats: 0..options.sampling.repeat.into(),
         window: options.sampling.window().watching(Watch { latency: true, ..Watch::NOTHING }),
     };
     let mut recorder = output.recorder()?;

@@ -130,7 +130,7 @@ impl Options {
             parameters: case.parameters(),
             subjects,
             paces: &[Pace::Saturate],
-            repeats: self.sampling.repeat.into(),
+            repeats: 0..self.sampling.repeat.into(),
             window: self.sampling.window(),
         }
     }

@@ -73,7 +73,7 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
                 parameters: json!({"routes": routes, "destinations": destinations, "prefixes": full.source}),
                 subjects: &subjects,
                 paces: &[Pace::Saturate],
-                repeats: options.sampling.repeat.into(),
+                repeats: 0..options.sampling.repeat.into(),
                 window: options.sampling.window(),
             };
             later -= 1;

@@ -88,7 +88,7 @@ impl Options {
         subjects: &'a [&'a str],
         paces: &'a [Pace],
     ) -> Plan<'a> {
-        let repeats = self.repeat.into();
+        let repeats = 0..self.repeat.into();
         Plan { case: &figure.id, parameters, subjects, paces, repeats, window: self.window() }
     }
 }
