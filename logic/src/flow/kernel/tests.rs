@@ -3,8 +3,9 @@
 
 use super::{answer::Reader, *};
 use crate::flow::{
-    Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+    Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Key, Match, Port,
     field::{ether_type, ip_proto},
+    rule::CORE_TABLE,
     table::Dialect,
 };
 use proptest::prelude::*;
