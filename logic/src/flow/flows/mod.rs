@@ -2,18 +2,25 @@
 //!
 //! Requests are answered at once: they are refused, or published. A barrier is answered when the batch that they are in is
 //! over: `seal`, a grace period, [`Flows::void`], another one, [`Flows::finish`]. One batch at a time.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `mod` | [`Flows`]: ports, changes of rules, groups and meters, batches |
+//! | `counts` | what all of them have counted |
+//! | `packets` | packets that user space does |
+
+mod counts;
+mod packets;
+
+pub use counts::TableCount;
 
 use super::{
-    Action, CoreChoice, FlowCommand, FlowFilter, FlowMod, FlowRemoved, FlowStats, Group, GroupMod,
-    GroupStats, Instructions, Meter, MeterMod, MeterStats, Port, Refused,
-    execute::Packet,
+    Action, CoreChoice, FlowCommand, FlowMod, FlowRemoved, GroupMod, Instructions, MeterMod, Port, Refused,
     kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer, answer::Reader},
-    packet::VXLAN_PORT,
-    pipeline::{Done, Pipeline},
-    rule::{TABLES, TableId},
-    table::{Aggregate, Change, Count, Dialect, RuleId, Tables},
+    rule::TableId,
+    table::{Change, Count, Dialect, RuleId, Tables},
 };
-use std::{collections::BTreeSet, sync::atomic::Ordering::AcqRel};
+use std::collections::BTreeSet;
 
 /// Flow tables over the memory that the kernel plane reads.
 pub struct Flows<M> {
@@ -34,15 +41,6 @@ pub struct Flows<M> {
     leaving: BTreeSet<u32>,
     /// Packets that rules have counted that are gone, by table.
     gone: [u64; TABLE_ROWS],
-}
-
-/// What a table has been asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TableCount {
-    /// Packets that came to the table.
-    pub lookups: u64,
-    /// Packets that found a rule.
-    pub matched: u64,
 }
 
 type Ended = (u32, Count, FlowRemoved);
@@ -211,32 +209,9 @@ impl<M: FlowMemory> Flows<M> {
         self.publish_all(changes);
     }
 
-    /// The rules that a filter means, with counters as they are now.
-    pub fn stats(&mut self, filter: &FlowFilter, now_ms: u64) -> Vec<FlowStats> {
-        self.count_meant(filter, now_ms);
-        self.tables.flows(filter, now_ms).collect()
-    }
-
-    /// The same, summed.
-    pub fn aggregate(&mut self, filter: &FlowFilter, now_ms: u64) -> Aggregate {
-        self.count_meant(filter, now_ms);
-        self.tables.aggregate(filter)
-    }
-
     /// Does user space do what this rule says?
     pub fn is_slow(&self, id: RuleId) -> bool {
         self.writer.is_slow(id)
-    }
-
-    /// The rules that a filter means, in no special order, to be asked for one by one.
-    pub fn meant(&self, filter: &FlowFilter) -> Vec<RuleId> {
-        self.tables.meant(filter).collect()
-    }
-
-    /// One of them with its counters as they are now, if it is still there and meant.
-    pub fn flow_if_meant(&mut self, id: RuleId, filter: &FlowFilter, now_ms: u64) -> Option<FlowStats> {
-        self.count(id, now_ms);
-        self.tables.flow_if_meant(id, filter, now_ms)
     }
 
     /// Is there something that [`seal`](Flows::seal) would wait for?
@@ -284,118 +259,9 @@ impl<M: FlowMemory> Flows<M> {
         notices
     }
 
-    /// What each table has been asked since the start. Reads the counters of all rules.
-    pub fn table_counts(&self) -> [TableCount; TABLES as usize] {
-        let mut matched = self.gone;
-        let rows = self.tables.ids().map(kernel::row).chain(self.leaving.iter().copied());
-        rows.for_each(|row| matched[usize::from(self.table(row))] += self.counted(row).packets);
-        std::array::from_fn(|table| {
-            let missed = self.counted(kernel::miss(table as TableId)).packets;
-            TableCount { lookups: matched[table] + missed, matched: matched[table] }
-        })
-    }
-
-    fn note_table(&mut self, id: RuleId) {
-        let (row, table) = (kernel::row(id) as usize, self.tables.rule(id).map_or(0, |rule| rule.table));
-        if self.table_of.len() <= row {
-            self.table_of.resize(row + 1, 0);
-        }
-        self.table_of[row] = table;
-    }
-
-    fn table(&self, row: u32) -> TableId {
-        self.table_of.get(row as usize).copied().unwrap_or(0)
-    }
-
-    /// Does with a packet what the kernel plane left to user space, and counts it.
-    pub fn run(&mut self, packet: Packet, now_ns: u64) -> Done {
-        let bytes = packet.frame.len();
-        self.through_pipeline(bytes, now_ns, |pipeline| pipeline.run(packet))
-    }
-
-    /// What would become of a packet, all done by user space: nothing is counted, and every meter lets it pass.
-    pub fn trace(&self, packet: Packet) -> Done {
-        let (tables, miss, ports) = (&self.tables, &self.miss, &self.ports);
-        Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut |_, _| true }.run(packet)
-    }
-
     /// What the rule of a row says, or what its table does with what it does not match. `None`: it drops it.
     pub fn instructions(&self, row: u32) -> Option<&Instructions> {
         self.writer.said(&self.tables, row)
-    }
-
-    /// Does with a packet what the controller says, and counts it. The actions have been checked
-    /// ([`Tables::check_actions`]).
-    pub fn packet_out(&mut self, packet: Packet, actions: &[Action], now_ns: u64) -> Done {
-        let bytes = packet.frame.len();
-        self.through_pipeline(bytes, now_ns, |pipeline| pipeline.packet_out(packet, actions))
-    }
-
-    fn through_pipeline(
-        &mut self,
-        bytes: usize,
-        now_ns: u64,
-        run: impl FnOnce(&mut Pipeline<'_>) -> Done,
-    ) -> Done {
-        let (tables, writer) = (&self.tables, &self.writer);
-        let mut meter = |id: u32, bytes: usize| writer.meter_passes(id, bytes as u64, now_ns);
-        let (miss, ports) = (&self.miss, &self.ports);
-        let done = run(&mut Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut meter });
-        done.rows.iter().for_each(|&row| self.count_here(row, bytes));
-        let mut before = None;
-        for &(id, bucket) in &done.buckets {
-            // A packet takes the buckets of a group in ascending order.
-            let first =
-                before.replace((id, bucket)).is_none_or(|(other, last)| other != id || bucket <= last);
-            self.tables.count_bucket(id, bucket, bytes, first);
-        }
-        done
-    }
-
-    /// In user space's own lot.
-    fn count_here(&self, row: u32, bytes: usize) {
-        let memory = self.writer.memory();
-        if let Some(at) = memory.counters_of(row).next_back() {
-            memory.counters()[at].fetch_add(1, AcqRel);
-            memory.counters()[at + 1].fetch_add(bytes as u64, AcqRel);
-        }
-    }
-
-    /// Packets and bytes of a row, all CPUs and user space together; rows below [`kernel::FIRST_ROW`] are the tables' misses.
-    pub fn counted(&self, row: u32) -> Count {
-        self.writer.counted(row)
-    }
-
-    /// Does a packet that user space forwards pass a meter? The kernel plane asks the same words. `now_ns`: CLOCK_MONOTONIC.
-    pub fn meter_passes(&self, id: u32, bytes: u64, now_ns: u64) -> bool {
-        self.writer.meter_passes(id, bytes, now_ns)
-    }
-
-    /// One meter or all, with counters as they are now.
-    pub fn meter_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<MeterStats> {
-        let counts = |meter: &Meter| Some((meter.id, self.writer.metered(meter)?));
-        let counts: Vec<_> = match id {
-            Some(id) => self.tables.meter(id).into_iter().filter_map(counts).collect(),
-            None => self.tables.meters().filter_map(counts).collect(),
-        };
-        counts.into_iter().for_each(|(id, (count, bands))| self.tables.count_meter(id, count, &bands));
-        self.tables.meter_stats(id, now_ms).collect()
-    }
-
-    /// One group or all, with counters as they are now. Of a group that the kernel plane does, its rules count the packets;
-    /// its buckets are not counted: those are u64::MAX, as OpenFlow has it for what is not known.
-    pub fn group_stats(&mut self, id: Option<u32>, now_ms: u64) -> Vec<GroupStats> {
-        let counts =
-            |group: &Group| Some((group.id, self.writer.group_count(group.id)?, group.buckets.len()));
-        let counts: Vec<_> = match id {
-            Some(id) => self.tables.group(id).into_iter().filter_map(counts).collect(),
-            None => self.tables.groups().filter_map(counts).collect(),
-        };
-        let unknown = Count { packets: u64::MAX, bytes: u64::MAX };
-        for (id, count, buckets) in counts {
-            self.tables.count_group(id, count, &vec![unknown; buckets]);
-        }
-        self.tables.group_stats(id, now_ms).collect()
     }
 
     fn publish_all(&mut self, changes: Vec<Change>) {
@@ -410,37 +276,24 @@ impl<M: FlowMemory> Flows<M> {
             }
         }
     }
-
-    fn count_meant(&mut self, filter: &FlowFilter, now_ms: u64) {
-        self.meant(filter).into_iter().for_each(|id| self.count(id, now_ms));
-    }
-
-    /// Tells the tables what a rule has counted. When its last packet came is not known better than that it came since the
-    /// last look.
-    fn count(&mut self, id: RuleId, now_ms: u64) {
-        let count = self.counted(kernel::row(id));
-        let used_ms = if self.tables.counted(id) == Some(count) { 0 } else { now_ms };
-        self.tables.count(id, count, used_ms);
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::flow::{
-        Field, Group, GroupKind, Match, Meter,
+        FlowFilter,
         kernel::{HeapFlows, row, tests::SMALL},
-        rule::{Band, BandKind, Bucket, MeterUnit},
-        text::{parse_actions, parse_flow, parse_instructions},
+        text::parse_flow,
     };
 
-    fn flows() -> Flows<HeapFlows> {
+    pub(super) fn flows() -> Flows<HeapFlows> {
         let mut flows = Flows::new(HeapFlows::new(SMALL, 2), Seed::default(), &Instructions::default());
         flows.set_ports((1..=4).map(|port| (Port(port), true)));
         flows
     }
 
-    fn change(
+    pub(super) fn change(
         flows: &mut Flows<HeapFlows>,
         command: FlowCommand,
         text: &str,
@@ -450,14 +303,14 @@ mod tests {
     }
 
     /// As the program counts, on the second CPU.
-    fn packets(flows: &Flows<HeapFlows>, row: u32, packets: u64) {
+    pub(super) fn packets(flows: &Flows<HeapFlows>, row: u32, packets: u64) {
         let counters = flows.writer.memory().counters();
         let at = flows.writer.memory().counters_of(row).nth(1).unwrap();
         counters[at].fetch_add(packets, std::sync::atomic::Ordering::AcqRel);
         counters[at + 1].fetch_add(60 * packets, std::sync::atomic::Ordering::AcqRel);
     }
 
-    fn settle(flows: &mut Flows<HeapFlows>) -> Vec<FlowRemoved> {
+    pub(super) fn settle(flows: &mut Flows<HeapFlows>) -> Vec<FlowRemoved> {
         flows.seal();
         flows.void();
         flows.finish()
@@ -485,41 +338,6 @@ mod tests {
     }
 
     #[test]
-    fn what_user_space_does_counts_beside_what_the_kernel_plane_does() {
-        let mut f = flows();
-        f.set_miss(&parse_instructions("flood").unwrap());
-        f.set_no_flood(&[Port(3)].into());
-        let bucket = |actions| Bucket { actions: parse_actions(actions).unwrap(), ..Bucket::default() };
-        let group =
-            Group { id: 5, kind: GroupKind::All, buckets: vec![bucket("output:2"), bucket("output:3")] };
-        f.apply_group(&GroupMod::Add(group), 0).unwrap();
-        let bands = vec![Band { rate: 1, burst: 2, kind: BandKind::Drop }];
-        let meter = Meter { id: 6, unit: MeterUnit::Pps, burst: true, stats: true, bands };
-        f.apply_meter(&MeterMod::Add(meter), 0).unwrap();
-        change(&mut f, FlowCommand::Add, "in_port=1,actions=meter:6,group:5", 0).unwrap();
-        let rule = row(f.tables().ids().next().unwrap());
-        packets(&f, rule, 10);
-        let went = |f: &mut Flows<_>, port, now_ns| {
-            let done = f.run(Packet::new([0; 100], Port(port)), now_ns);
-            done.outputs.iter().map(|output| output.port.0).collect::<Vec<_>>()
-        };
-        assert_eq!(went(&mut f, 1, 1_000_000_000), [2, 3]);
-        assert_eq!(went(&mut f, 1, 1_000_000_000), [2, 3]);
-        assert_eq!(went(&mut f, 1, 1_000_000_000), [0; 0], "over the rate");
-        assert_eq!(went(&mut f, 2, 1_000_000_000), [1, 4]);
-        assert_eq!(f.counted(rule), Count { packets: 13, bytes: 900 });
-        assert_eq!(f.counted(kernel::miss(0)), Count { packets: 1, bytes: 100 });
-        let groups: Vec<_> =
-            f.group_stats(None, 0).into_iter().map(|g| (g.packets, g.bytes, g.buckets)).collect();
-        assert_eq!(groups, [(2, 200, vec![(2, 200); 2])]);
-        let meters: Vec<_> =
-            f.meter_stats(None, 0).into_iter().map(|m| (m.packets, m.bytes, m.bands)).collect();
-        assert_eq!(meters, [(3, 300, vec![(1, 100)])]);
-        let stats = f.stats(&FlowFilter::EVERYTHING, 1);
-        assert_eq!(stats.iter().map(|s| s.packets).collect::<Vec<_>>(), [13]);
-    }
-
-    #[test]
     fn an_idle_rule_ends_and_a_used_one_stays() {
         let mut f = flows();
         for port in [1, 2] {
@@ -536,35 +354,6 @@ mod tests {
         }
         f.expire(7000);
         assert_eq!(settle(&mut f).iter().map(|n| n.packets).collect::<Vec<_>>(), [4]);
-    }
-
-    /// Only the counters of what is meant are read: there may be a million others.
-    #[test]
-    fn what_is_not_meant_is_not_counted() {
-        let mut f = flows();
-        let group = Group { id: 5, kind: GroupKind::Indirect, buckets: vec![Bucket::default()] };
-        f.apply_group(&GroupMod::Add(group), 0).unwrap();
-        let meter = Meter { id: 6, unit: MeterUnit::Pps, burst: false, stats: true, bands: vec![] };
-        f.apply_meter(&MeterMod::Add(meter), 0).unwrap();
-        for (port, actions) in [(1, "output:4"), (2, "group:5"), (3, "meter:6,output:4"), (4, "output:1")] {
-            let text = format!("in_port={port},send_flow_rem,actions={actions}");
-            change(&mut f, FlowCommand::Add, &text, 0).unwrap();
-        }
-        let ids: Vec<RuleId> = f.tables().ids().collect();
-        ids.iter().for_each(|&id| packets(&f, row(id), 3));
-        let first = FlowFilter { matching: Match::ANY.with(Field::InPort, 1_u32), ..FlowFilter::EVERYTHING };
-        let seen = |f: &Flows<HeapFlows>| {
-            ids.iter().map(|&id| f.tables().counted(id).map(|count| count.packets)).collect::<Vec<_>>()
-        };
-        assert_eq!(f.aggregate(&first, 1).packets, 3);
-        assert_eq!(seen(&f), [Some(3), Some(0), Some(0), Some(0)]);
-        packets(&f, row(ids[0]), 1);
-        assert_eq!(f.stats(&first, 2)[0].packets, 4);
-        f.apply_group(&GroupMod::Delete(Some(5)), 2).unwrap();
-        f.apply_meter(&MeterMod::Delete(Some(6)), 2).unwrap();
-        assert_eq!(seen(&f), [Some(4), None, None, Some(0)]);
-        assert_eq!(settle(&mut f).iter().map(|n| n.packets).collect::<Vec<_>>(), [3, 3]);
-        assert_eq!(f.aggregate(&FlowFilter::EVERYTHING, 3).packets, 7);
     }
 
     #[test]
