@@ -9,6 +9,7 @@
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
+//! | `port_sets.rs` | the devices that flow rules send to, one by one and in sets |
 //! | `cores.rs` | cores that flow rules hand packets to |
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
@@ -27,6 +28,7 @@ mod inject;
 mod link;
 mod losses;
 mod memory;
+mod port_sets;
 mod run;
 mod samples;
 
