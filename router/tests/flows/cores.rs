@@ -40,6 +40,16 @@ fn stay_on(core: usize) {
     sched_setaffinity(None, &one).unwrap();
 }
 
+/// A test in a namespace of its own, on core 0; there has to be another one.
+fn on_several_cores(test: impl FnOnce() + Send + 'static) {
+    if online_cpus().unwrap()[..] != [0] {
+        in_new_namespace(|| {
+            stay_on(0);
+            test();
+        });
+    }
+}
+
 /// The maps of the program that runs on p0.
 struct Maps {
     counters: MapHandle,
@@ -138,11 +148,7 @@ fn since(before: &[u64], after: &[u64]) -> Vec<u64> {
 #[test]
 #[ignore = "needs root"]
 fn the_core_that_a_rule_names_does_all_of_it_once() {
-    if online_cpus().unwrap()[..] == [0] {
-        return;
-    }
-    in_new_namespace(|| {
-        stay_on(0);
+    on_several_cores(|| {
         let bed = Bed::new("o", "");
         let frame = routable(0, 1);
         let (bytes, routed) = (frame.bytes(), frame.routed(host_mac(1), port_mac(1), &[]));
@@ -224,11 +230,7 @@ fn the_core_that_a_rule_names_does_all_of_it_once() {
 #[test]
 #[ignore = "needs root"]
 fn a_flow_keeps_its_order_and_nothing_is_left_of_a_rule_that_is_gone() {
-    if online_cpus().unwrap()[..] == [0] {
-        return;
-    }
-    in_new_namespace(|| {
-        stay_on(0);
+    on_several_cores(|| {
         let bed = Bed::new("w", "");
         let rule = "in_port=1,ip,actions=set_core:1,output:2";
         bed.flows(&["add", rule]);
@@ -340,11 +342,7 @@ fn the_core_table_is_changed_through_another_switch() {
 #[test]
 #[ignore = "needs root"]
 fn the_core_table_says_where_and_the_flow_tables_what() {
-    if online_cpus().unwrap()[..] == [0] {
-        return;
-    }
-    in_new_namespace(|| {
-        stay_on(0);
+    on_several_cores(|| {
         let bed = Bed::new("t", "[openflow]\ncontrollers = [\"ptcp:6653:127.0.0.1\"]\n");
         let mut controller = Controller::connect();
         controller
@@ -459,11 +457,7 @@ fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
 #[test]
 #[ignore = "needs root"]
 fn what_a_core_has_no_room_for_is_counted_by_name() {
-    if online_cpus().unwrap()[..] == [0] {
-        return;
-    }
-    in_new_namespace(|| {
-        stay_on(0);
+    on_several_cores(|| {
         let bed = Bed::new("r", "");
         bed.flows(&["add", "in_port=1,ip,actions=set_core:1,output:2"]);
         let bytes = routable(0, 1).bytes();
@@ -482,11 +476,7 @@ fn what_a_core_has_no_room_for_is_counted_by_name() {
 #[test]
 #[ignore = "needs root"]
 fn packets_of_a_port_in_generic_mode_stay_on_their_core() {
-    if online_cpus().unwrap()[..] == [0] {
-        return;
-    }
-    in_new_namespace(|| {
-        stay_on(0);
+    on_several_cores(|| {
         let mut bed = Bed::new("x", "generic = true\n");
         let rule = "ip,actions=set_core:1,output:3";
         bed.flows(&["add", rule]);
