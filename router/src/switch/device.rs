@@ -3,10 +3,8 @@
 use crate::daemon::seam::SwitchPort;
 use anyhow::{Context, Result};
 use logic::openflow::{agent::Outside, message::PortStats};
-use std::{
-    fs, io, mem,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::{fs, io, mem, os::fd::AsRawFd};
 
 /// Counters of devices, read when they are asked for.
 pub struct Devices<'a>(pub &'a [SwitchPort]);
@@ -56,13 +54,8 @@ fn stats(port: &SwitchPort, line: &str) -> Option<PortStats> {
 /// It is not there, or the kernel refuses.
 pub fn set_up(name: &str, up: bool) -> Result<()> {
     let failed = |what: &str| Err(io::Error::last_os_error()).with_context(|| format!("{what} of {name}"));
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return failed("asking for the flags");
-    }
-    // SAFETY: a descriptor just returned to us.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .with_context(|| format!("asking for the flags of {name}"))?;
     // SAFETY: zero is valid for a plain C structure.
     let mut request: libc::ifreq = unsafe { mem::zeroed() };
     let room = request.ifr_name.len() - 1;

@@ -3,9 +3,11 @@
 use super::Event;
 use anyhow::{Context, Result};
 use logic::openflow::extension::PROXY_ETHER_TYPE;
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use std::{
     io, mem,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    num::NonZero,
+    os::fd::{AsRawFd, OwnedFd},
     sync::mpsc::{Sender, SyncSender, sync_channel},
     thread,
 };
@@ -27,16 +29,10 @@ pub struct ProxiedFrame {
 /// # Errors
 /// There can be no packet socket, or no thread.
 pub fn listen(to: Sender<Event>) -> Result<()> {
-    // SAFETY: no pointers. Bound to no device: it hears all of this namespace.
-    let fd = unsafe {
-        let protocol = i32::from(PROXY_ETHER_TYPE.to_be());
-        libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, protocol)
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error()).context("opening a packet socket for openflow.proxy_ports");
-    }
-    // SAFETY: a descriptor just returned to us.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let protocol = NonZero::new(u32::from(PROXY_ETHER_TYPE.to_be())).map(Protocol::from_raw);
+    // Bound to no device: it hears all of this namespace.
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
+        .context("opening a packet socket for openflow.proxy_ports")?;
     let hear = move || {
         let mut buffer = vec![0; MOST_BYTES];
         loop {

@@ -17,10 +17,11 @@ use logic::{
     net::Mac,
     openflow::agent::Effect,
 };
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -192,13 +193,9 @@ impl Exits {
 /// A socket that sends whole frames to a device, past its queueing discipline, as redirects go, and receives nothing.
 fn open(ifindex: u32) -> Result<OwnedFd> {
     let failed = |what: &str| Err(io::Error::last_os_error()).with_context(|| what.to_owned());
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return failed("opening a packet socket");
-    }
-    // SAFETY: a descriptor just returned to us.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
+        .context("opening a packet socket")?;
+    let fd = socket.as_raw_fd();
     let yes: libc::c_int = 1;
     // SAFETY: a readable word of that length.
     let rc = unsafe {
