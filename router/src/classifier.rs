@@ -4,7 +4,7 @@
 //! Layouts are those of `include/uapi/linux/ethtool.h`, written byte by byte; what the kernel does with them is
 //! `net/ethtool/ioctl.c`.
 
-use crate::ethtool::Ethtool;
+use crate::{ethtool::Ethtool, hex};
 use logic::steer::{Flow, Rule};
 use std::{collections::BTreeSet, io, net::IpAddr};
 
@@ -110,20 +110,12 @@ impl Spec {
 
     /// In hexadecimal digits, to be written down.
     pub fn to_text(self) -> String {
-        self.0.iter().map(|b| format!("{b:02x}")).collect()
+        hex::encode(&self.0)
     }
 
     /// `None`: it is not what [`Spec::to_text`] writes.
     pub fn from_text(text: &str) -> Option<Spec> {
-        let digits = text.as_bytes();
-        if digits.len() != 2 * LOCATION_AT {
-            return None;
-        }
-        let mut spec = [0; LOCATION_AT];
-        for (byte, pair) in spec.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-        }
-        Some(Spec(spec))
+        Some(Spec(hex::decode(text)?.try_into().ok()?))
     }
 }
 
@@ -274,10 +266,6 @@ mod tests {
         }
     }
 
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|b| format!("{b:02x}")).collect()
-    }
-
     /// `ethtool -N DEV flow-type tcp4 src-ip 10.0.0.1 dst-ip 10.1.2.3 src-port 1000 dst-port 443 action 5`.
     #[test]
     fn a_rule_is_written_as_the_kernel_reads_it() {
@@ -299,7 +287,7 @@ mod tests {
             zeros(4),
             zeros(8), // rule_cnt, and padding
         ];
-        assert_eq!(hex(&nic.last()), expected.concat());
+        assert_eq!(hex::encode(&nic.last()), expected.concat());
     }
 
     #[test]
@@ -308,7 +296,7 @@ mod tests {
             let Spec(bytes) = Spec::of(&rule("2001:db8::1", "2001:db8::2", protocol, 63));
             let address = |last: &str| format!("20010db8{}{last}", "00".repeat(11));
             let values = format!("{}{}03e801bb", address("01"), address("02"));
-            let text = hex(&bytes);
+            let text = hex::encode(&bytes);
             assert_eq!(text[..8], format!("{kind}000000"));
             assert_eq!(text[8..80], values);
             assert_eq!(text[2 * MASKS_AT..][..72], "ff".repeat(36));
@@ -364,7 +352,7 @@ mod tests {
         let before = ntuple.indirection("eth0").unwrap();
         assert_eq!(before, [0, 1, 2, 3, 0, 1, 2, 3]);
         ntuple.set_indirection("eth0", &[0, 1, 0, 1, 0, 1, 0, 1]).unwrap();
-        assert_eq!(hex(&nic.last()[..16]), "39000000080000000000000001000000");
+        assert_eq!(hex::encode(&nic.last()[..16]), "39000000080000000000000001000000");
         assert_eq!(ntuple.indirection("eth0").unwrap(), [0, 1, 0, 1, 0, 1, 0, 1]);
         ntuple.set_indirection("eth0", &[]).unwrap();
         assert_eq!(ntuple.indirection("eth0").unwrap(), before);

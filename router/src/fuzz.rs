@@ -16,11 +16,10 @@ use crate::{
     cli::capture,
     config::Config,
     daemon::{
-        explain::from_hex,
         packet::{Headers, PacketText},
         report::ExplainRequest,
     },
-    hazards, netlink,
+    hazards, hex, netlink,
 };
 use logic::{
     flow::{
@@ -110,7 +109,7 @@ fn openflow(mut bytes: &[u8]) {
 fn api(bytes: &[u8]) {
     let Ok(request) = serde_json::from_slice::<ExplainRequest>(bytes) else { return };
     let _ = request.packet.map(|text| text.parse::<PacketText>());
-    let _ = request.frame.map(|text| from_hex(&text));
+    let _ = request.frame.map(|text| hex::decode(&text));
 }
 
 /// A capture, and the headers of its frames.

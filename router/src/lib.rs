@@ -4,10 +4,9 @@
 //! |---|---|
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
-//! | [`switch`] | flow rules: the thread that owns them, and what clients ask of it |
+//! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
-//! | [`switch`] | OpenFlow: connections to controllers |
 //! | [`classifier`] | the rules of a NIC that steer flows to its queues |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
@@ -21,6 +20,7 @@ pub mod ethtool;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod hazards;
+mod hex;
 pub mod netlink;
 pub mod netns;
 pub mod observer;

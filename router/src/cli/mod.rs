@@ -27,6 +27,7 @@ use crate::{
         },
         start,
     },
+    hex,
     netns::Source,
     switch::controllers::ControllerReport,
 };
@@ -363,7 +364,8 @@ fn explain_frames(
 ) -> Result<Vec<Explained>> {
     let mut explained = Vec::new();
     for frame in frames {
-        let asked = frame.map(|f| ask(instance, &ExplainRequest { frame: Some(to_hex(&f)), ..base.clone() }));
+        let asked =
+            frame.map(|f| ask(instance, &ExplainRequest { frame: Some(hex::encode(&f)), ..base.clone() }));
         match asked {
             Ok(Ok(report)) => explained.push(Explained::Report(report)),
             Err(error) => explained.push(Explained::Not { error }),
@@ -383,10 +385,6 @@ fn explain_frames(
 fn ask(instance: &Instance, request: &ExplainRequest) -> Result<Box<ExplainReport>, CallError> {
     let body = serde_json::to_value(request).map_err(|e| CallError::Broken(e.to_string()))?;
     client::call(&instance.socket(), "POST", "/explain", Some(body), LONG_PATIENCE)
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Asks the daemon to stop and waits for its end; when there is none, removes what it left.

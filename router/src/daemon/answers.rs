@@ -7,7 +7,7 @@ use super::{
         Families, Heartbeat, HopReport, InterfaceReport, LeftInterface, Packets, PortReport, ReasonCount,
         RouteReport, RouterReport, Status, StopReport, TableUse,
     },
-    seam::{FastPath, Kernel, Observe},
+    seam::{FastPath, Kernel, Observe, rule_port},
     steering::Steerer,
     world::PortState,
 };
@@ -325,7 +325,7 @@ fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
     PortReport {
         port: port.name.clone(),
         id,
-        number: u16::from(id) + 1,
+        number: rule_port(id).0,
         ifindex: port.device.as_ref().map_or(0, |d| d.ifindex),
         mode: port.mode.filter(|_| port.up.is_some()).map_or("detached".into(), |m| m.to_string()),
         problems: port.obstacles(),

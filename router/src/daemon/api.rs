@@ -17,11 +17,9 @@
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
 
-use super::{
-    explain::from_hex,
-    report::{ExplainReport, ExplainRequest},
-};
+use super::report::{ExplainReport, ExplainRequest};
 use crate::{
+    hex,
     observer::Waker,
     switch::{self, controllers::ControllerReport, report::FlowsChanged},
 };
@@ -110,8 +108,8 @@ impl Requests {
     pub fn send(&self, query: Query) -> Result<oneshot::Receiver<Answer>, ApiError> {
         let (reply, answer) = oneshot::channel();
         self.to.try_send(Request { query, reply }).map_err(|e| match e {
-            TrySendError::Full(_) => ApiError::busy("too many requests are waiting; try again"),
-            TrySendError::Disconnected(_) => ApiError::busy("the daemon is ending"),
+            TrySendError::Full(_) => ApiError::full(),
+            TrySendError::Disconnected(_) => ApiError::ending(),
         })?;
         self.waker.wake();
         Ok(answer)
@@ -144,6 +142,14 @@ impl ApiError {
     /// Not now.
     pub fn busy(text: &str) -> Self {
         Self { status: 503, text: text.into() }
+    }
+    /// There is no room for one more request.
+    pub fn full() -> Self {
+        Self::busy("too many requests are waiting; try again")
+    }
+    /// Nobody is there any more who would answer.
+    pub fn ending() -> Self {
+        Self::busy("the daemon is ending")
     }
 }
 
@@ -203,14 +209,11 @@ async fn explain(
     State((to, switch)): State<(Requests, switch::Handle)>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<ExplainReport>, ApiError> {
-    let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
-    let request =
-        serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not an explain request: {e}")))?;
-    let report = explained(&to, request).await?;
+    let report = explained(&to, request(body, "an explain request")?).await?;
     if report.is_before_rules() {
         return Ok(Json(report));
     }
-    let frame = from_hex(&report.frame).unwrap_or_default();
+    let frame = hex::decode(&report.frame).unwrap_or_default();
     let Some(rules) = switch.explain(report.port.clone(), frame).await? else { return Ok(Json(report)) };
     let normal = rules.outputs.iter().find(|output| output.to == "NORMAL");
     let routed = match normal.map(|output| output.frame.clone()) {
@@ -256,9 +259,7 @@ async fn change_flows(
     State(switch): State<switch::Handle>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<FlowsChanged>, ApiError> {
-    let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
-    let request =
-        serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not a request for flows: {e}")))?;
+    let request = request(body, "a request for flows")?;
     match timeout(PATIENCE, switch.change(request)).await {
         Ok(answer) => answer.map(Json),
         Err(_) => Err(ApiError::busy(
@@ -267,11 +268,17 @@ async fn change_flows(
     }
 }
 
+/// Reads a body; `what` it is to be, for the error.
+fn request<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, ApiError> {
+    let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
+    serde_json::from_slice(&body).map_err(|e| ApiError::bad(format!("not {what}: {e}")))
+}
+
 /// Hands a query to the control thread and waits for the answer.
 async fn ask(to: Requests, query: Query) -> Result<Json<serde_json::Value>, ApiError> {
     match timeout(PATIENCE, to.send(query)?).await {
         Ok(Ok(answer)) => answer.map(Json),
-        Ok(Err(_)) => Err(ApiError::busy("the daemon is ending")),
+        Ok(Err(_)) => Err(ApiError::ending()),
         Err(_) => Err(ApiError::busy("no answer in time; the control thread is busy")),
     }
 }

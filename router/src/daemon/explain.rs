@@ -6,10 +6,11 @@ use super::{
     answers::reason_count,
     api::ApiError,
     packet::{Headers, PacketText},
-    report::{ExplainReport, ExplainRequest, ReasonCount, StepReport},
+    report::{ExplainReport, ExplainRequest, StepReport},
     seam::{Kernel, Observe},
 };
 use crate::{
+    hex,
     plane::Step,
     switch::report::{OutputReport, RulesReport},
 };
@@ -44,10 +45,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn explain(&self, request: &ExplainRequest) -> Result<ExplainReport, ApiError> {
         let Arrival { port, frame, note } = match (&request.packet, &request.frame) {
             (Some(text), None) => self.described(text, request)?,
-            (None, Some(hex)) => {
+            (None, Some(digits)) => {
                 let name = request.port.as_deref();
                 let name = name.ok_or_else(|| ApiError::bad("a frame needs the port it arrives on"))?;
-                let frame = from_hex(hex).ok_or_else(|| ApiError::bad("the frame is not hexadecimal"))?;
+                let frame =
+                    hex::decode(digits).ok_or_else(|| ApiError::bad("the frame is not hexadecimal"))?;
                 Arrival { port: self.port_named(name)?, note: self.sender(&frame), frame }
             }
             _ => return Err(ApiError::bad("give either a packet or a frame")),
@@ -78,11 +80,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             rules: None,
             steps: self.told(&steps),
             verdict: verdict.into(),
-            reason: reason.map(|r| ReasonCount { packets: 1, ..reason_count(r, 1) }),
+            reason: reason.map(|r| reason_count(r, 1)),
             egress: egress.filter(|_| run.action == XDP_REDIRECT),
             before: Headers::read(&frame),
             after: Headers::read(&run.frame),
-            frame: to_hex(&frame),
+            frame: hex::encode(&frame),
         })
     }
 
@@ -340,7 +342,7 @@ impl ExplainReport {
             |to: &&OutputReport| to.lost.is_none() && !["LOCAL", "CONTROLLER"].contains(&to.to.as_str());
         let to = |name: &str| rules.outputs.iter().find(|output| output.to == name && output.lost.is_none());
         let port_out = rules.outputs.iter().find(leaves);
-        let reason = |reason| Some(ReasonCount { packets: 1, ..reason_count(reason, 1) });
+        let reason = |reason| Some(reason_count(reason, 1));
         let (verdict, reason, output) = match (port_out, to("LOCAL"), to("CONTROLLER")) {
             (Some(output), ..) => ("forward", None, Some(output)),
             (_, Some(output), _) => ("pass", reason(Reason::RuleLocal), Some(output)),
@@ -363,30 +365,9 @@ impl ExplainReport {
     }
 }
 
-/// Bytes as a hexadecimal text.
-pub fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Bytes of a hexadecimal text.
-pub fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digits: Option<Vec<u8>> = text.chars().map(|c| c.to_digit(16).map(|d| d as u8)).collect();
-    let digits = digits.filter(|d| d.len() % 2 == 0)?;
-    Some(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hexadecimal() {
-        assert_eq!(from_hex("00ff7A"), Some(vec![0, 255, 0x7a]));
-        assert_eq!(from_hex(""), Some(vec![]));
-        for wrong in ["0", "0g", "ää"] {
-            assert_eq!(from_hex(wrong), None, "{wrong}");
-        }
-    }
 
     #[test]
     fn slots() {

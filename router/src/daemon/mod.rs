@@ -24,7 +24,7 @@ mod answers;
 pub mod api;
 mod changes;
 pub mod client;
-pub(crate) mod explain;
+mod explain;
 mod generation;
 pub mod instance;
 pub mod kernel;

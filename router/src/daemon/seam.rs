@@ -9,6 +9,7 @@ use crate::{
 };
 use anyhow::Result;
 use logic::{
+    flow::Port,
     memory::Memory,
     net::Mac,
     observe::{Dump, Event, NamespaceId},
@@ -122,6 +123,11 @@ pub enum Told {
     Ports(Vec<SwitchPort>),
     /// Are rules in charge of all ports that are attached? Or why they could not be put there.
     InCharge(Result<bool, String>),
+}
+
+/// A port's number in flow rules and OpenFlow.
+pub fn rule_port(id: PortId) -> Port {
+    Port(u16::from(id) + 1)
 }
 
 /// A port, as flow rules see it.

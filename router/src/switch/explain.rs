@@ -1,11 +1,13 @@
 //! What flow rules do with a packet, told to `millrace explain`.
 
 use super::{
-    change::names,
     report::{BucketTaken, OutputReport, RulePassed, RulesReport},
-    rules::number,
+    rules::{number, numbered},
 };
-use crate::daemon::{explain::to_hex, packet::Headers, seam::SwitchPort};
+use crate::{
+    daemon::{packet::Headers, seam::SwitchPort},
+    hex,
+};
 use logic::{
     flow::{
         CoreChoice, FlowCommand, FlowMod, FlowStats, Port, RuleId, TableId,
@@ -98,7 +100,6 @@ fn flow(stats: FlowStats) -> FlowMod {
 
 fn told<M: FlowMemory>(agent: &Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
     let Output { port, ref frame, in_port, .. } = *output;
-    let name = names(ports).into_iter().find(|&(_, number)| number == port).map(|(name, _)| name);
     let lost = match port {
         Port::NORMAL | Port::LOCAL => None,
         Port::CONTROLLER => {
@@ -106,11 +107,11 @@ fn told<M: FlowMemory>(agent: &Agent<M>, ports: &[SwitchPort], output: &Output) 
         }
         port => agent.port_flags(port).no_fwd.then_some("a controller has set NO_FWD for the port"),
     };
-    let to = match port {
-        Port::NORMAL => "NORMAL".into(),
-        Port::LOCAL => "LOCAL".into(),
-        Port::CONTROLLER => "CONTROLLER".into(),
-        port => name.unwrap_or_else(|| port.to_string()),
-    };
-    OutputReport { to, lost: lost.map(String::from), headers: Headers::read(frame), frame: to_hex(frame) }
+    let to = numbered(ports, port).map_or_else(|| port.to_string(), |port| port.name.clone());
+    OutputReport {
+        to,
+        lost: lost.map(String::from),
+        headers: Headers::read(frame),
+        frame: hex::encode(frame),
+    }
 }

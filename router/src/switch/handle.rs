@@ -40,9 +40,7 @@ impl Handle {
     /// A flow cannot be read, or there can be no rules, or the daemon is ending.
     pub async fn change(&self, request: FlowsRequest) -> Result<FlowsChanged, ApiError> {
         let _place = self.place()?;
-        let (reply, answer) = oneshot::channel();
-        self.send(Event::Change(Change { request, reply }))?;
-        answer.await.map_err(|_| ending())?
+        self.ask(|reply| Event::Change(Change { request, reply })).await?
     }
 
     /// The rules that a flow as `ovs-ofctl del-flows` takes it means: a line of JSON each
@@ -52,9 +50,7 @@ impl Handle {
     /// The flow cannot be read, or the daemon is ending.
     pub async fn list(&self, matching: String) -> Result<Lines, ApiError> {
         let place = self.place()?;
-        let (reply, answer) = oneshot::channel();
-        self.send(Event::List(listing::Request { matching, reply }))?;
-        let started = answer.await.map_err(|_| ending())??;
+        let started = self.ask(|reply| Event::List(listing::Request { matching, reply })).await??;
         Ok(Lines { started, to: self.to.clone(), _place: place })
     }
 
@@ -64,9 +60,7 @@ impl Handle {
     /// The daemon is ending.
     pub async fn explain(&self, port: String, frame: Vec<u8>) -> Result<Option<RulesReport>, ApiError> {
         let _place = self.place()?;
-        let (reply, answer) = oneshot::channel();
-        self.send(Event::Explain(explain::Request { port, frame, reply }))?;
-        answer.await.map_err(|_| ending())
+        self.ask(|reply| Event::Explain(explain::Request { port, frame, reply })).await
     }
 
     /// Controllers, and how it goes with them.
@@ -75,23 +69,20 @@ impl Handle {
     /// The daemon is ending.
     pub async fn controllers(&self) -> Result<Vec<ControllerReport>, ApiError> {
         let _place = self.place()?;
-        let (reply, answer) = oneshot::channel();
-        self.send(Event::Controllers(reply))?;
-        answer.await.map_err(|_| ending())
+        self.ask(Event::Controllers).await
     }
 
     fn place(&self) -> Result<OwnedSemaphorePermit, ApiError> {
         let place = self.places.clone().try_acquire_owned();
-        place.map_err(|_| ApiError::busy("too many requests are waiting; try again"))
+        place.map_err(|_| ApiError::full())
     }
 
-    fn send(&self, event: Event) -> Result<(), ApiError> {
-        self.to.send(event).map_err(|_| ending())
+    /// Sends the event that says where its answer goes, and waits for it.
+    async fn ask<T>(&self, event: impl FnOnce(oneshot::Sender<T>) -> Event) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        self.to.send(event(reply)).map_err(|_| ApiError::ending())?;
+        answer.await.map_err(|_| ApiError::ending())
     }
-}
-
-fn ending() -> ApiError {
-    ApiError::busy("the daemon is ending")
 }
 
 /// A listing as the body of an answer: each piece is made when the one before has been taken.

@@ -11,7 +11,7 @@ use crate::{
     config::{self, Config},
     daemon::{
         kernel::monotonic,
-        seam::{Gauge, SwitchPort},
+        seam::{Gauge, SwitchPort, rule_port},
     },
     plane::{FlowMaps, FlowSettings, MappedFlows, online_cpus},
 };
@@ -302,7 +302,7 @@ fn info(port: &SwitchPort) -> PortInfo {
 
 /// A controller wants a port up or down.
 fn configure(ports: &[SwitchPort], port: Port, up: bool) {
-    let Some(port) = ports.iter().find(|p| number(p) == port) else { return };
+    let Some(port) = numbered(ports, port) else { return };
     let word = if up { "up" } else { "down" };
     match device::set_up(&port.name, up) {
         Ok(()) => tracing::info!("a controller has set port {} {word}", port.name),
@@ -312,7 +312,12 @@ fn configure(ports: &[SwitchPort], port: Port, up: bool) {
 
 /// A port's number in rules.
 pub(super) fn number(port: &SwitchPort) -> Port {
-    Port(u16::from(port.id) + 1)
+    rule_port(port.id)
+}
+
+/// The port with this number.
+pub(super) fn numbered(ports: &[SwitchPort], wanted: Port) -> Option<&SwitchPort> {
+    ports.iter().find(|port| number(port) == wanted)
 }
 
 #[cfg(test)]
