@@ -11,10 +11,12 @@
 //! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
+//! | [`cpus`] | nothing: sets of cores as the kernel writes them |
 //!
 //! Time is an argument, memory that programs share is an argument, and everything is deterministic.
 #![forbid(unsafe_code)]
 
+pub mod cpus;
 pub mod fib;
 pub mod flow;
 pub mod hash;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
+use logic::cpus::parse_list;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use std::{
     io,
@@ -81,17 +82,9 @@ fn visit_all_cpus() -> io::Result<()> {
 /// The CPUs that are online, ascending.
 pub fn online_cpus() -> io::Result<Vec<usize>> {
     let online = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
-    parse_list(&online).ok_or_else(|| io::Error::other(format!("CPUs online: {online}")))
-}
-
-/// A list of the kernel's, as "0-3,8".
-fn parse_list(list: &str) -> Option<Vec<usize>> {
-    let mut all = Vec::new();
-    for range in list.trim().split(',') {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        all.extend(first.parse::<usize>().ok()?..=last.parse().ok()?);
-    }
-    Some(all)
+    let cpus = parse_list(&online).filter(|cpus| !cpus.is_empty());
+    let cpus = cpus.ok_or_else(|| io::Error::other(format!("CPUs online: {online}")))?;
+    Ok(cpus.into_iter().map(usize::from).collect())
 }
 
 /// Where the calling thread may run, and how urgent that is; as before when dropped.
@@ -139,15 +132,6 @@ fn set_policy(policy: libc::c_int, parameters: libc::sched_param) {
 mod tests {
     use super::*;
     use std::time::Instant;
-
-    #[test]
-    fn lists_of_cpus() {
-        assert_eq!(parse_list("0-2,5,7-8\n"), Some(vec![0, 1, 2, 5, 7, 8]));
-        assert_eq!(parse_list("3"), Some(vec![3]));
-        for bad in ["", "a", "1-", "0-1,"] {
-            assert_eq!(parse_list(bad), None, "{bad}");
-        }
-    }
 
     #[test]
     fn visits_all_cpus_and_is_as_before() {
