@@ -7,6 +7,7 @@ use crate::{
     hazards::command,
     netlink::{
         link::{self, LinkMessage, RawLink},
+        netdev::Netdev,
         rtm,
         socket::Socket,
         wire::{self, Request},
@@ -148,27 +149,7 @@ pub fn refuses_redirects(ifindex: u32) -> bool {
 
 /// `enum netdev_xdp_act` of a device.
 fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
-    const GENL_ID_CTRL: u16 = 0x10;
-    const CTRL_CMD_GETFAMILY: u8 = 3;
-    const CTRL_ATTR_FAMILY_ID: u16 = 1;
-    const CTRL_ATTR_FAMILY_NAME: u16 = 2;
-    const NETDEV_CMD_DEV_GET: u8 = 1;
-    const NETDEV_A_DEV_IFINDEX: u16 = 1;
-    const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
-    let mut socket = Socket::requests(libc::NETLINK_GENERIC)?;
-    let request = Request::new(GENL_ID_CTRL, wire::ACK, &[CTRL_CMD_GETFAMILY, 1, 0, 0])
-        .with(CTRL_ATTR_FAMILY_NAME, b"netdev\0");
-    let find = |wanted| {
-        move |m: wire::Message<'_>| {
-            wire::attributes_after(m.payload, 4).find(|a| a.0 == wanted).map(|a| a.1.to_vec())
-        }
-    };
-    let family = socket.ask(request, find(CTRL_ATTR_FAMILY_ID))?;
-    let Some(family) = family.and_then(|value| wire::u16_at(&value, 0)) else { return Ok(None) };
-    let request = Request::new(family, wire::ACK, &[NETDEV_CMD_DEV_GET, 1, 0, 0])
-        .with(NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
-    let features = socket.ask(request, find(NETDEV_A_DEV_XDP_FEATURES))?;
-    Ok(features.and_then(|value| Some(u64::from_ne_bytes(*value.first_chunk()?))))
+    Netdev::open()?.map_or(Ok(None), |mut netdev| netdev.xdp_features(ifindex))
 }
 
 /// What of a port's own features spoils it. Packets of a veth never had a tag taken off: there the other end decides.

@@ -140,6 +140,8 @@ fn netlink(bytes: &[u8]) {
         let _ = netlink::link::parse_address4(message.payload);
         let _ = netlink::neighbour::parse(message);
         let _ = netlink::netconf::parse(message.payload);
+        let _ = netlink::netdev::parse_napi(message.payload, 1);
+        let _ = netlink::netdev::parse_queue(message.payload, 1);
         let _ = netlink::nexthop::parse(message);
         let _ = netlink::nsid::parse(message.payload);
         let _ = netlink::route::change(message);

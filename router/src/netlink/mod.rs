@@ -10,6 +10,7 @@
 //! | [`nexthop`] | `RTM_NEWNEXTHOP` |
 //! | [`neighbour`] | `RTM_NEWNEIGH`, and asking the kernel to probe |
 //! | [`nsid`] | `RTM_GETNSID`: which namespace a number means |
+//! | [`netdev`] | queues and NAPI instances, what devices do for XDP (generic netlink) |
 //!
 //! Parsers are written by hand, not taken from netlink-packet-route: it has no nexthop objects and no netconf, it fails
 //! a whole message for one attribute whose length a newer kernel changed, and it allocates per attribute, which a
@@ -18,6 +19,7 @@
 pub mod link;
 pub mod neighbour;
 pub mod netconf;
+pub mod netdev;
 pub mod nexthop;
 pub mod nsid;
 pub mod route;
