@@ -7,6 +7,7 @@
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
+//! | [`cores`] | cores, queues, loads and workloads: measured, and queues moved |
 //! | [`classifier`] | the rules of a NIC that steer flows to its queues |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
@@ -15,6 +16,7 @@ pub mod abi;
 pub mod classifier;
 pub mod cli;
 pub mod config;
+pub mod cores;
 pub mod daemon;
 pub mod ethtool;
 #[doc(hidden)]

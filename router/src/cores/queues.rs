@@ -1,0 +1,387 @@
+//! The RX queues of a port: what polls each, on which core, and by what it can be moved.
+//!
+//! With threaded NAPI that is a kernel thread; else softirqs, on the core where the queue's interrupt fires; a virtual device has
+//! neither, and is received on the core that sends to it.
+
+use super::{CoreId, QueueId, Roots, irqs, number, numbered, threads};
+use crate::{
+    classifier::{Classifier as _, Ntuple},
+    ethtool::Ethtool,
+    netlink::netdev::{Napi, Netdev, RxQueue},
+};
+use logic::{cpus, plan::PortId};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt, fs, io,
+};
+
+/// What the names of NAPI threads begin with.
+const NAPI: &str = "napi/";
+
+/// A port and its queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortQueues {
+    /// NUMA node of the device, if it is on one.
+    pub node: Option<u16>,
+    /// The device is told to poll in threads of its own.
+    pub threaded: bool,
+    /// Ascending.
+    pub queues: Vec<QueueSource>,
+    /// How many of them packets are spread over, by their hash (RSS).
+    pub rss: usize,
+    /// By TX queue, the cores whose packets are sent on it (XPS); `None`: not to be set, as with a single queue.
+    pub xps: Vec<Option<BTreeSet<CoreId>>>,
+}
+
+/// One RX queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueSource {
+    pub id: QueueId,
+    /// Of its NAPI instance, if that is known.
+    pub napi: Option<u32>,
+    pub control: Control,
+    /// Where it is polled, or was last.
+    pub core: Option<CoreId>,
+    /// Nowhere else.
+    pub confined: bool,
+}
+
+/// What moves a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// The affinity of its NAPI thread.
+    Thread { pid: u32 },
+    /// The affinity of its interrupt.
+    Interrupt { irq: u32 },
+    /// Nothing.
+    None { why: Obstacle },
+}
+
+/// Why a queue cannot be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// It has neither an interrupt nor a NAPI thread.
+    SenderCore,
+    /// The device is threaded, and the queue has no thread that can be seen.
+    ThreadUnseen,
+    /// Several devices' threads have the same names.
+    Namesakes,
+    /// There are more or fewer NAPI instances than queues, and the driver does not tell which polls which.
+    Unmatched { instances: usize },
+    /// No interrupt of the device is known to be that of the queue.
+    InterruptUnknown,
+    /// The kernel places the interrupt itself.
+    InterruptManaged { irq: u32 },
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Obstacle::SenderCore => f.write_str(
+                "it has no interrupt and its NAPI is not threaded: its packets are received on the core that sends them \
+                 (with XDP or GRO on: echo 1 > /sys/class/net/DEVICE/threaded)",
+            ),
+            Obstacle::ThreadUnseen => f.write_str(
+                "its NAPI thread is not there: the device is down, or the thread is out of sight of this PID namespace",
+            ),
+            Obstacle::Namesakes => f.write_str(
+                "NAPI threads of devices of this name are there in several network namespaces, which this kernel does not \
+                 tell apart (Linux 6.8 does)",
+            ),
+            Obstacle::Unmatched { instances } => {
+                write!(f, "which of the device's {instances} NAPI instances polls it, the driver does not tell")
+            }
+            Obstacle::InterruptUnknown => {
+                f.write_str("none of the device's interrupts is named after the queue, and the driver does not tell its own")
+            }
+            Obstacle::InterruptManaged { irq } => write!(f, "interrupt {irq} is placed by the kernel alone"),
+        }
+    }
+}
+
+/// What the kernel tells of a device's queues, beside files.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    /// Ascending; `None` before Linux 6.8.
+    pub queues: Option<Vec<RxQueue>>,
+    /// Ascending; `None` before Linux 6.8.
+    pub napis: Option<Vec<Napi>>,
+    /// The RX queues that packets are spread over, by their hash (RSS); empty: they are not.
+    pub indirection: Vec<u32>,
+}
+
+impl Told {
+    /// Of a device in the calling thread's namespace.
+    pub fn ask(ifindex: u32, device: &str) -> io::Result<Told> {
+        let indirection = Ntuple(Ethtool::open()?).indirection(device)?;
+        let Some(mut netdev) = Netdev::open()? else { return Ok(Told { indirection, ..Told::default() }) };
+        Ok(Told { queues: netdev.rx_queues(ifindex)?, napis: netdev.napis(ifindex)?, indirection })
+    }
+}
+
+impl PortQueues {
+    /// Of the device of this name in the namespace of `roots`, of which the kernel told that much.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn observe(roots: &Roots, port: PortId, device: &str, told: &Told) -> io::Result<PortQueues> {
+        let directory = roots.device(device);
+        fs::metadata(&directory)?;
+        let queues = directory.join("queues");
+        let seen = Seen::look(roots, device, told);
+        let xps =
+            |index| cpus::parse_mask(&fs::read_to_string(queues.join(format!("tx-{index}/xps_cpus"))).ok()?);
+        let sources = seen.queues.iter().map(|&index| seen.source(roots, QueueId { port, index }));
+        Ok(PortQueues {
+            // -1: none. A virtio device has that of what it hangs on.
+            node: ["device/numa_node", "device/../numa_node"]
+                .iter()
+                .find_map(|file| number(&directory.join(file))),
+            threaded: seen.threaded,
+            queues: sources.collect::<io::Result<_>>()?,
+            rss: BTreeSet::from_iter(&told.indirection).len(),
+            xps: numbered(&queues, "tx-").into_iter().map(xps).collect(),
+        })
+    }
+}
+
+/// A device's queues and what could poll them.
+struct Seen {
+    queues: Vec<u16>,
+    threaded: bool,
+    /// There is something behind the device.
+    hardware: bool,
+    napis: BTreeMap<u16, Napi>,
+    irqs: BTreeMap<u16, u32>,
+    /// Why a threaded queue has no thread.
+    unseen: Obstacle,
+}
+
+impl Seen {
+    fn look(roots: &Roots, device: &str, told: &Told) -> Seen {
+        let directory = roots.device(device);
+        let queues = numbered(&directory.join("queues"), "rx-").into_iter();
+        let queues: Vec<u16> = queues.filter_map(|queue| u16::try_from(queue).ok()).collect();
+        let threaded = number::<u8>(&directory.join("threaded")).is_some_and(|threaded| threaded != 0);
+        let by_name = || if threaded { napis_by_name(roots, device) } else { Vec::new() };
+        let instances = told.napis.clone().unwrap_or_else(by_name);
+        let unseen = match instances.len() {
+            0 => Obstacle::ThreadUnseen,
+            more if told.napis.is_none() && more > queues.len() => Obstacle::Namesakes,
+            instances if instances != queues.len() => Obstacle::Unmatched { instances },
+            _ => Obstacle::ThreadUnseen,
+        };
+        let napis = by_queue(&queues, &instances, told.queues.as_deref().unwrap_or_default());
+        let hardware = directory.join("device").exists();
+        let irqs = if hardware { irqs::of_device(roots, device) } else { BTreeMap::new() };
+        Seen { queues, threaded, hardware, napis, irqs, unseen }
+    }
+
+    fn source(&self, roots: &Roots, id: QueueId) -> io::Result<QueueSource> {
+        let napi = self.napis.get(&id.index);
+        let threaded = napi.and_then(|napi| napi.threaded).unwrap_or(self.threaded);
+        let (control, core, confined) =
+            if threaded { self.thread(roots, napi)? } else { self.interrupt(roots, id.index) };
+        Ok(QueueSource { id, napi: napi.map(|napi| napi.id), control, core, confined })
+    }
+
+    fn thread(&self, roots: &Roots, napi: Option<&Napi>) -> io::Result<(Control, Option<CoreId>, bool)> {
+        let Some(pid) = napi.and_then(|napi| napi.pid) else {
+            return Ok((Control::None { why: self.unseen }, None, false));
+        };
+        // Netlink tells numbers of the first PID namespace: here they may be somebody else's.
+        let stat = threads::stat(roots, pid)?.filter(|stat| stat.kernel && stat.name.starts_with(NAPI));
+        Ok(match stat.and(threads::place(roots, pid)?) {
+            Some(place) => (Control::Thread { pid }, Some(place.core()), place.allowed.len() == 1),
+            None => (Control::None { why: Obstacle::ThreadUnseen }, None, false),
+        })
+    }
+
+    fn interrupt(&self, roots: &Roots, queue: u16) -> (Control, Option<CoreId>, bool) {
+        // Of what the driver told, 0 is no interrupt's number.
+        let told = self.napis.get(&queue).and_then(|napi| napi.irq).filter(|irq| *irq != 0);
+        let irq = told.or_else(|| self.irqs.get(&queue).copied());
+        let none = |why| (Control::None { why }, None, false);
+        match irq.and_then(|irq| Some((irq, irqs::place(roots, irq)?))) {
+            Some((irq, place)) => {
+                let managed = Control::None { why: Obstacle::InterruptManaged { irq } };
+                let control = if place.settable { Control::Interrupt { irq } } else { managed };
+                (control, place.core, place.allowed.len() == 1)
+            }
+            None if self.hardware => none(Obstacle::InterruptUnknown),
+            None => none(Obstacle::SenderCore),
+        }
+    }
+}
+
+/// The NAPI instances with threads named after the device (`napi_kthread_create`, net/core/dev.c), ascending. Interface names repeat
+/// across namespaces, and a thread keeps the name that its device had when it began. Instances that only transmit have id 0.
+fn napis_by_name(roots: &Roots, device: &str) -> Vec<Napi> {
+    let napi = |(pid, rest): (u32, String)| {
+        let (name, id) = rest.rsplit_once('-')?;
+        let id = id.parse().ok().filter(|id| *id != 0 && name == device)?;
+        Some(Napi { id, irq: None, pid: Some(pid), threaded: Some(true) })
+    };
+    let mut napis: Vec<Napi> = threads::kernel_threads(roots, NAPI).into_iter().filter_map(napi).collect();
+    napis.sort_unstable();
+    napis
+}
+
+/// Which NAPI instance polls which queue: what the driver told, else the order of ids, if there are as many.
+///
+/// Ids count up as instances are added (`napi_hash_add`, net/core/dev.c, from `netif_napi_add_weight`), and drivers that tell
+/// nothing add them queue by queue (veth: `__veth_napi_enable_range`, drivers/net/veth.c).
+fn by_queue(queues: &[u16], napis: &[Napi], told: &[RxQueue]) -> BTreeMap<u16, Napi> {
+    let polled_by = |queue: &RxQueue| {
+        let napi = napis.iter().find(|napi| Some(napi.id) == queue.napi)?;
+        Some((u16::try_from(queue.index).ok()?, *napi))
+    };
+    let told: BTreeMap<u16, Napi> = told.iter().filter_map(polled_by).collect();
+    if told.is_empty() && napis.len() == queues.len() {
+        return queues.iter().copied().zip(napis.iter().copied()).collect();
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tree::Tree, *};
+
+    fn observe(tree: &Tree, device: &str, told: &Told) -> PortQueues {
+        PortQueues::observe(&tree.roots(), 4, device, told).unwrap()
+    }
+
+    fn napi(id: u32, irq: Option<u32>, pid: Option<u32>) -> Napi {
+        Napi { id, irq, pid, threaded: None }
+    }
+
+    fn source(
+        index: u16,
+        napi: Option<u32>,
+        control: Control,
+        core: Option<u16>,
+        confined: bool,
+    ) -> QueueSource {
+        QueueSource { id: QueueId { port: 4, index }, napi, control, core, confined }
+    }
+
+    fn none(why: Obstacle) -> Control {
+        Control::None { why }
+    }
+
+    #[test]
+    fn a_nic_whose_driver_tells_everything() {
+        let tree = Tree::two_sockets();
+        tree.device("eth9", 2, false);
+        tree.hardware("eth9", "", 1, &[41, 42]);
+        // Names that would tell otherwise.
+        tree.irq(41, "mlx5_comp1@pci:0000:3b:00.0", "0-7", "2");
+        tree.irq(42, "mlx5_comp0@pci:0000:3b:00.0", "3", "3");
+        tree.write("sys/class/net/eth9/queues/tx-1/xps_cpus", "00000000,00000088\n");
+        let told = Told {
+            // Channels were added in another order than that of their queues.
+            queues: Some(vec![RxQueue { index: 0, napi: Some(601) }, RxQueue { index: 1, napi: Some(600) }]),
+            napis: Some(vec![napi(600, Some(42), None), napi(601, Some(41), None)]),
+            indirection: vec![0, 1, 0, 1],
+        };
+        let port = observe(&tree, "eth9", &told);
+        let queues = vec![
+            source(0, Some(601), Control::Interrupt { irq: 41 }, Some(2), false),
+            source(1, Some(600), Control::Interrupt { irq: 42 }, Some(3), true),
+        ];
+        let xps = vec![Some(BTreeSet::new()), Some([3, 7].into())];
+        assert_eq!(port, PortQueues { node: Some(1), threaded: false, queues, rss: 2, xps });
+    }
+
+    #[test]
+    fn a_virtio_device_is_known_by_the_names_of_its_interrupts() {
+        let tree = Tree::new();
+        tree.device("eth0", 2, false);
+        tree.hardware("eth0", "virtio3", -1, &[38, 39, 40]);
+        tree.irq(38, "virtio3-input.0", "0-7", "5");
+        tree.irq(39, "virtio3-output.0", "0-7", "6");
+        let port = observe(&tree, "eth0", &Told::default());
+        assert_eq!(port.node, None);
+        assert_eq!(
+            port.queues,
+            [
+                source(0, None, Control::Interrupt { irq: 38 }, Some(5), false),
+                source(1, None, none(Obstacle::InterruptUnknown), None, false),
+            ]
+        );
+    }
+
+    #[test]
+    fn an_interrupt_that_the_kernel_places_is_not_ours() {
+        use std::os::unix::fs::PermissionsExt;
+        let tree = Tree::new();
+        tree.device("eth0", 1, false);
+        tree.hardware("eth0", "", 0, &[38]);
+        tree.irq(38, "eth0-TxRx-0", "5", "5");
+        let file = tree.path("proc/irq/38/smp_affinity_list");
+        fs::set_permissions(file, fs::Permissions::from_mode(0o444)).unwrap();
+        let managed = none(Obstacle::InterruptManaged { irq: 38 });
+        assert_eq!(
+            observe(&tree, "eth0", &Told::default()).queues,
+            [source(0, None, managed, Some(5), true)]
+        );
+    }
+
+    #[test]
+    fn a_veth_without_threads_stays_where_its_sender_is() {
+        let tree = Tree::new();
+        tree.device("veth0", 1, false);
+        // Threads of before, of a kernel that keeps them.
+        tree.thread(70, 70, "napi/veth0-601", true, "3", 3);
+        let napis = Some(vec![napi(601, None, Some(70))]);
+        let told = Told { queues: Some(Vec::new()), napis, ..Told::default() };
+        let queues = observe(&tree, "veth0", &told).queues;
+        assert_eq!(queues, [source(0, Some(601), none(Obstacle::SenderCore), None, false)]);
+        assert!(PortQueues::observe(&tree.roots(), 4, "veth1", &told).is_err());
+    }
+
+    #[test]
+    fn the_threads_of_a_veth_are_in_the_order_of_its_queues() {
+        let tree = Tree::new();
+        tree.device("veth0", 3, true);
+        tree.thread(72, 72, "napi/veth0-601", true, "3", 1);
+        tree.thread(71, 71, "napi/veth0-602", true, "0-7", 6);
+        tree.thread(73, 73, "sleep", false, "0-7", 6);
+        let napis = vec![napi(601, None, Some(72)), napi(602, None, Some(71)), napi(603, None, Some(73))];
+        let told = Told { queues: Some(Vec::new()), napis: Some(napis), ..Told::default() };
+        let queues = |told: &Told| observe(&tree, "veth0", told).queues;
+        assert_eq!(
+            queues(&told),
+            [
+                source(0, Some(601), Control::Thread { pid: 72 }, Some(3), true),
+                source(1, Some(602), Control::Thread { pid: 71 }, Some(6), false),
+                source(2, Some(603), none(Obstacle::ThreadUnseen), None, false),
+            ]
+        );
+        let fewer = Told { napis: Some(vec![napi(601, None, Some(72))]), ..Told::default() };
+        let unmatched = none(Obstacle::Unmatched { instances: 1 });
+        assert!(queues(&fewer).iter().all(|queue| queue.control == unmatched));
+    }
+
+    #[test]
+    fn before_netlink_tells_threads_are_found_by_name() {
+        let tree = Tree::new();
+        tree.device("eth0", 2, true);
+        let queues = || observe(&tree, "eth0", &Told::default()).queues;
+        assert_eq!(queues()[0].control, none(Obstacle::ThreadUnseen));
+        tree.thread(70, 70, "napi/eth0-602", true, "0-7", 6);
+        tree.thread(71, 71, "napi/eth0-601", true, "3", 1);
+        tree.thread(72, 72, "napi/eth0-0", true, "3", 1);
+        tree.thread(73, 73, "napi/veth0-5", true, "3", 1);
+        tree.thread(74, 74, "napi/eth0-7", false, "3", 1);
+        assert_eq!(
+            queues(),
+            [
+                source(0, Some(601), Control::Thread { pid: 71 }, Some(3), true),
+                source(1, Some(602), Control::Thread { pid: 70 }, Some(6), false),
+            ]
+        );
+        tree.thread(75, 75, "napi/eth0-603", true, "3", 1);
+        assert!(queues().iter().all(|queue| queue.control == none(Obstacle::Namesakes)));
+    }
+}

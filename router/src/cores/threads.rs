@@ -1,0 +1,150 @@
+//! Threads as /proc shows them (proc_pid_stat(5), proc_pid_status(5)).
+
+use super::{CoreId, Roots, numbered, unless_gone};
+use logic::cpus;
+use std::{collections::BTreeSet, fs, io, path::Path};
+
+/// `PF_KTHREAD` (`include/linux/sched.h`).
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// Where a thread is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The cores that it may run on.
+    pub allowed: BTreeSet<CoreId>,
+    /// The core that it runs on, or last ran on.
+    pub last: CoreId,
+}
+
+impl Place {
+    /// The core that it will next run on, as far as that is known.
+    pub fn core(&self) -> CoreId {
+        match (self.allowed.first(), self.allowed.len()) {
+            // One that sleeps is moved when it wakes up.
+            (Some(&only), 1) => only,
+            _ => self.last,
+        }
+    }
+}
+
+/// What /proc/PID/stat says, in part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// As in /proc/PID/comm; of kernel threads the whole name since Linux 5.17, before that 15 bytes of it.
+    pub name: String,
+    /// Code of the kernel's.
+    pub kernel: bool,
+    /// It waits for its parent to take note.
+    pub ended: bool,
+    pub last_core: CoreId,
+}
+
+impl Stat {
+    /// Of a file, as it stands there.
+    pub fn parse(text: &str) -> Option<Stat> {
+        // A name may hold anything.
+        let (head, tail) = text.rsplit_once(')')?;
+        let (_, name) = head.split_once('(')?;
+        // Fields from the third on.
+        let mut fields = tail.split_ascii_whitespace();
+        let ended = matches!(fields.next()?, "Z" | "X");
+        let flags: u64 = fields.nth(5)?.parse().ok()?;
+        let last_core = fields.nth(29)?.parse().ok()?;
+        Some(Stat { name: name.into(), kernel: flags & KERNEL_THREAD != 0, ended, last_core })
+    }
+}
+
+/// `Ok(None)`: there is no such thread any more.
+pub fn stat(roots: &Roots, id: u32) -> io::Result<Option<Stat>> {
+    read(&roots.proc(format!("{id}/stat")), Stat::parse)
+}
+
+/// `Ok(None)`: there is no such thread any more.
+pub fn place(roots: &Roots, id: u32) -> io::Result<Option<Place>> {
+    let allowed = read(&roots.proc(format!("{id}/status")), allowed)?;
+    let stat = stat(roots, id)?;
+    Ok(allowed.zip(stat).map(|(allowed, stat)| Place { allowed, last: stat.last_core }))
+}
+
+/// The cores that a /proc/PID/status allows.
+pub fn allowed(status: &str) -> Option<BTreeSet<CoreId>> {
+    cpus::parse_list(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
+}
+
+/// Kernel threads whose names begin so, with what follows, by id. Reads the name of every process there is: some 10 us each.
+pub fn kernel_threads(roots: &Roots, prefix: &str) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    for id in numbered(&roots.proc, "") {
+        let name = fs::read_to_string(roots.proc(format!("{id}/comm"))).unwrap_or_default();
+        if let Some(rest) = name.trim_end().strip_prefix(prefix)
+            // Any process may take such a name.
+            && stat(roots, id).is_ok_and(|stat| stat.is_some_and(|stat| stat.kernel))
+        {
+            found.push((id, rest.to_owned()));
+        }
+    }
+    found
+}
+
+/// The thread of a core that packets are handed to, of one CPU map (`__cpu_map_entry_alloc`, kernel/bpf/cpumap.c).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartThread {
+    pub pid: u32,
+    pub core: CoreId,
+    /// Of its map, as `bpftool map` shows it.
+    pub map: u32,
+}
+
+/// Those of all maps; see [`kernel_threads`].
+pub fn part_threads(roots: &Roots) -> Vec<PartThread> {
+    let thread = |(pid, rest): (u32, String)| {
+        let (core, map) = rest.split_once("/map:")?;
+        Some(PartThread { pid, core: core.parse().ok()?, map: map.parse().ok()? })
+    };
+    kernel_threads(roots, "cpumap/").into_iter().filter_map(thread).collect()
+}
+
+fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Option<T>) -> io::Result<Option<T>> {
+    let Some(bytes) = unless_gone(fs::read(path))? else { return Ok(None) };
+    let text = String::from_utf8_lossy(&bytes);
+    parse(&text).map(Some).ok_or_else(|| io::Error::other(format!("{} holds {text}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tree::Tree, *};
+
+    #[test]
+    fn the_core_of_a_thread_is_the_one_it_must_run_on_or_last_ran_on() {
+        let tree = Tree::new();
+        tree.thread(7, 7, "napi/eth0-8193", true, "2-3", 1);
+        tree.thread(8, 8, "napi/eth0-8194", true, "2", 1);
+        let place = |id| place(&tree.roots(), id).unwrap();
+        assert_eq!(place(7), Some(Place { allowed: [2, 3].into(), last: 1 }));
+        assert_eq!((place(7).unwrap().core(), place(8).unwrap().core()), (1, 2));
+        assert_eq!(place(9), None);
+    }
+
+    #[test]
+    fn names_hold_anything() {
+        let fields = " 1".repeat(29);
+        let line = |name: &str, state| format!("7 ({name}) {state} 2 0 0 0 -1 4194304{fields} 5 0\n");
+        let user = |name: &str, ended| Some(Stat { name: name.into(), kernel: false, ended, last_core: 5 });
+        assert_eq!(Stat::parse(&line("CPU 0/KVM", 'S')), user("CPU 0/KVM", false));
+        assert_eq!(Stat::parse(&line("a) S (b", 'Z')), user("a) S (b", true));
+        for cut in ["", "7 (a) S 2 0", "7 a S 2", ") 7 (a"] {
+            assert_eq!(Stat::parse(cut), None, "{cut}");
+        }
+    }
+
+    #[test]
+    fn kernel_threads_are_told_from_processes_of_such_names() {
+        let tree = Tree::new();
+        tree.thread(7, 7, "cpumap/3/map:41", true, "3", 3);
+        tree.thread(8, 8, "cpumap/4/map:41", false, "4", 4);
+        tree.thread(9, 9, "cpumap/x/map:41", true, "5", 5);
+        tree.thread(10, 10, "cpumap/5/map:42", true, "5", 5);
+        let part = |pid, core, map| PartThread { pid, core, map };
+        assert_eq!(part_threads(&tree.roots()), [part(7, 3, 41), part(10, 5, 42)]);
+    }
+}
