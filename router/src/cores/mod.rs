@@ -7,6 +7,7 @@
 //! | [`irqs`] | interrupts: which queue one belongs to, where it fires |
 //! | [`threads`] | threads as /proc shows them: kernel threads by name, where one may run |
 //! | [`affinity`] | where threads may run, asked and said |
+//! | [`load`] | from counters that only grow to fractions of a control period |
 //! | [`apply`] | moving a queue |
 //!
 //! Files are read below two [`Roots`], so that tests put a machine of their own there.
@@ -14,6 +15,7 @@
 pub mod affinity;
 pub mod apply;
 pub mod irqs;
+pub mod load;
 pub mod machine;
 pub mod queues;
 pub mod threads;
