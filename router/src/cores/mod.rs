@@ -6,6 +6,7 @@
 //! | [`queues`] | RX queues of a port: what polls each, where, and how it can be moved |
 //! | [`irqs`] | interrupts: which queue one belongs to, where it fires |
 //! | [`threads`] | threads as /proc shows them: kernel threads by name, where one may run |
+//! | [`workloads`] | who else is pinned to few cores (V2) |
 //! | [`affinity`] | where threads may run, asked and said |
 //! | [`load`] | from counters that only grow to fractions of a control period |
 //! | [`apply`] | moving a queue |
@@ -21,6 +22,7 @@ pub mod queues;
 pub mod threads;
 #[cfg(test)]
 mod tree;
+pub mod workloads;
 
 use logic::{cpus, plan::PortId};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
