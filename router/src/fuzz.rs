@@ -15,6 +15,7 @@ mod rules;
 use crate::{
     cli::capture,
     config::Config,
+    cores::{irqs, threads},
     daemon::{
         packet::{Headers, PacketText},
         report::ExplainRequest,
@@ -22,6 +23,7 @@ use crate::{
     hazards, hex, netlink,
 };
 use logic::{
+    cpus,
     flow::{
         FlowCommand, Key, Port,
         execute::{Context, Packet, execute},
@@ -40,7 +42,7 @@ use std::{io::Cursor, path::Path};
 pub type Target = fn(&[u8]);
 
 /// By the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 11] = [
+pub const TARGETS: [(&str, Target); 12] = [
     ("actions", actions),
     ("agent", agent::agent),
     ("api", api),
@@ -52,6 +54,7 @@ pub const TARGETS: [(&str, Target); 11] = [
     ("openflow", openflow),
     ("packet", packet),
     ("pipeline", pipeline::pipeline),
+    ("proc", proc),
 ];
 
 /// A line of actions, and behind it the packet that they are done to.
@@ -131,6 +134,15 @@ fn config(bytes: &[u8]) {
 /// The headers of any frame.
 fn frame(bytes: &[u8]) {
     assert_eq!(Headers::read(bytes).is_some(), bytes.len() >= 14);
+}
+
+/// A file of /proc or /sys about cores, threads and interrupts, or the name of one.
+fn proc(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let lists = [cpus::parse_list(&text), cpus::parse_mask(&text), threads::allowed(&text)];
+    assert!(lists.iter().flatten().all(|cores| cores.len() <= usize::from(cpus::MOST_CORES)));
+    let _ = threads::Stat::parse(&text);
+    let _ = irqs::queue_of(&text, "eth0");
 }
 
 /// What one receive call on a netlink socket returned.

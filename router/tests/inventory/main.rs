@@ -1,0 +1,317 @@
+//! Cores, queues, loads and workloads of this machine, as the kernel has them: veth queues polled by threads, in namespaces of the test's
+//! own; a CPU map; processes that are pinned.
+
+#[path = "../common/mod.rs"]
+#[allow(dead_code)]
+mod common;
+mod measure;
+
+use common::{ifindex, in_new_namespace, run};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
+use router::{
+    cores::{
+        CoreId, Roots,
+        affinity::{Affinity, Kernel},
+        apply::{MoveError, Moved, move_queue},
+        load::{CoreTimes, Meter, Others, QueueTime, Reading, ThreadTime},
+        machine::Machine,
+        queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+        threads::{PartThread, part_threads},
+        workloads::{Scanner, WorkloadKind},
+    },
+    plane::online_cpus,
+};
+use std::{
+    collections::BTreeSet,
+    fs,
+    net::UdpSocket,
+    process::{Child, Command},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const QUEUES: u16 = 2;
+
+/// v0 with a NAPI instance for each queue, and v1 to send from, both up.
+fn veth() -> Roots {
+    let queues = format!("numrxqueues {QUEUES} numtxqueues {QUEUES}");
+    run(&format!("ip link add v0 {queues} type veth peer name v1 {queues}"));
+    run("ip addr add 192.0.2.1/24 dev v1");
+    run("ip link set v0 up");
+    run("ip link set v1 up");
+    run("ethtool -K v0 gro on");
+    Roots::here().unwrap()
+}
+
+fn set_threaded(roots: &Roots, threaded: bool) {
+    fs::write(roots.device("v0").join("threaded"), u8::from(threaded).to_string()).unwrap();
+}
+
+fn observe(roots: &Roots) -> PortQueues {
+    PortQueues::observe(roots, 0, "v0", &Told::ask(ifindex("v0"), "v0").unwrap()).unwrap()
+}
+
+fn pid(queue: &QueueSource) -> u32 {
+    match queue.control {
+        Control::Thread { pid } => pid,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+fn pids(queues: &[QueueSource]) -> Vec<u32> {
+    queues.iter().map(pid).collect()
+}
+
+fn comm(pid: u32) -> String {
+    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap().trim_end().to_owned()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn queues_without_threads_cannot_be_moved_and_say_why() {
+    in_new_namespace(|| {
+        let roots = veth();
+        let before = observe(&roots);
+        let sender = Control::None { why: Obstacle::SenderCore };
+        let found = before.queues.iter().map(|q| (q.id.index, q.control.clone(), q.core)).collect::<Vec<_>>();
+        assert_eq!(found, [(0, sender.clone(), None), (1, sender.clone(), None)]);
+        assert_eq!((before.threaded, before.node, before.rss, before.xps.len()), (false, None, 0, 2));
+        let refused = move_queue(&roots, &Kernel, "v0", &before.queues[0], 0).unwrap_err();
+        assert!(matches!(refused, MoveError::Immovable(Obstacle::SenderCore)), "{refused}");
+        // Threads that have come and gone are none; some kernels keep them.
+        set_threaded(&roots, true);
+        assert_eq!(pids(&observe(&roots).queues).len(), 2);
+        set_threaded(&roots, false);
+        assert_eq!(observe(&roots).queues, before.queues);
+        // A sysfs of ours shows this namespace.
+        assert!(PortQueues::observe(&roots, 0, "eth0", &Told::default()).is_err());
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn threads_are_found_and_moved_and_their_end_is_told() {
+    in_new_namespace(|| {
+        let roots = veth();
+        set_threaded(&roots, true);
+        let queues = observe(&roots).queues;
+        for (index, queue) in (0..).zip(&queues) {
+            assert_eq!(queue.id.index, index);
+            assert_eq!(comm(pid(queue)), format!("napi/v0-{}", queue.napi.unwrap()));
+            assert!(!queue.confined);
+        }
+        assert_eq!(queues.len(), usize::from(QUEUES));
+        // Before Linux 6.8 they are found by name.
+        assert_eq!(PortQueues::observe(&roots, 0, "v0", &Told::default()).unwrap().queues, queues);
+
+        let cores: Vec<CoreId> = online_cpus().unwrap().into_iter().map(|core| core as CoreId).collect();
+        for &core in [&cores[..], &cores[..1]].concat().iter() {
+            assert_eq!(
+                move_queue(&roots, &Kernel, "v0", &queues[1], core).unwrap(),
+                Moved { transmit: true }
+            );
+            let now = observe(&roots);
+            assert_eq!((now.queues[1].core, now.queues[1].confined), (Some(core), true));
+            assert_eq!((now.queues[0].confined, &now.xps[0]), (false, &Some(BTreeSet::new())));
+            assert_eq!(now.xps[1], Some([core].into()));
+        }
+        let offline = cores[cores.len() - 1] + 1;
+        let refused = move_queue(&roots, &Kernel, "v0", &queues[1], offline).unwrap_err();
+        assert!(matches!(refused, MoveError::Core { core, .. } if core == offline), "{refused}");
+
+        let mut time = ThreadTime::open(&roots, pid(&queues[0])).unwrap().unwrap();
+        assert!(matches!(time.read(&[]).unwrap(), Reading::Exact(_)));
+        run("ip link del v0");
+        let until = Instant::now() + Duration::from_secs(5);
+        while time.read(&[]).unwrap() != Reading::Gone {
+            assert!(Instant::now() < until, "the thread has not ended");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let refused = move_queue(&roots, &Kernel, "v0", &queues[0], cores[0]).unwrap_err();
+        assert!(matches!(refused, MoveError::Gone), "{refused}");
+        assert!(ThreadTime::open(&roots, pid(&queues[0])).unwrap().is_none());
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn threads_of_a_namesake_elsewhere_are_not_taken() {
+    in_new_namespace(|| {
+        let roots = veth();
+        set_threaded(&roots, true);
+        let here = pids(&observe(&roots).queues);
+        let (index, (say, hear)) = (ifindex("v0"), mpsc::channel());
+        let (go, wait) = mpsc::channel::<()>();
+        let elsewhere = thread::spawn(move || {
+            in_new_namespace(move || {
+                let roots = veth();
+                set_threaded(&roots, true);
+                assert_eq!(ifindex("v0"), index, "indexes repeat, too");
+                say.send(pids(&observe(&roots).queues)).unwrap();
+                let _ = wait.recv_timeout(Duration::from_secs(20));
+            });
+        });
+        let there = hear.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert!(here.iter().all(|pid| !there.contains(pid)), "{here:?} {there:?}");
+        assert_eq!(pids(&observe(&roots).queues), here);
+        let by_name = PortQueues::observe(&roots, 0, "v0", &Told::default()).unwrap().queues;
+        let namesakes = Control::None { why: Obstacle::Namesakes };
+        assert!(by_name.iter().all(|queue| queue.control == namesakes), "{by_name:?}");
+        drop(go);
+        elsewhere.join().unwrap();
+    });
+}
+
+/// Sends UDP out of v1 from a core, whose packets its XPS puts on one queue: veth delivers to the queue of the same number.
+fn send(core: CoreId, packets: usize) {
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let this = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            Kernel.allow(this, &[core].into()).unwrap();
+            let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+            for _ in 0..packets {
+                socket.send_to(b"x", "192.0.2.2:9").unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_order_of_ids_is_that_of_queues_and_loads_are_measured() {
+    in_new_namespace(|| {
+        let roots = veth();
+        set_threaded(&roots, true);
+        // Else packets of sockets go around NAPI (`veth_skb_is_eligible_for_gro`).
+        run("ethtool -K v1 tx off tso off");
+        run("ip neigh add 192.0.2.2 lladdr 02:00:00:00:09:09 dev v1");
+        let core = online_cpus().unwrap()[0] as CoreId;
+        let queues = observe(&roots).queues;
+        let mut times: Vec<_> =
+            queues.iter().map(|queue| ThreadTime::open(&roots, pid(queue)).unwrap().unwrap()).collect();
+        let mut read = move || {
+            times
+                .iter_mut()
+                .map(|time| match time.read(&[]).unwrap() {
+                    Reading::Exact(times) => times,
+                    other => panic!("{other:?}"),
+                })
+                .collect::<Vec<_>>()
+        };
+        for used in 0..2 {
+            let masks = [(used, format!("{:x}", 1 << core)), (1 - used, "0".into())];
+            for (queue, mask) in masks {
+                fs::write(roots.device("v1").join(format!("queues/tx-{queue}/xps_cpus")), mask).unwrap();
+            }
+            thread::sleep(Duration::from_millis(50));
+            let (mut meters, started) = ([Meter::default(), Meter::default()], Instant::now());
+            for (meter, times) in meters.iter_mut().zip(read()) {
+                assert_eq!(meter.load(Duration::ZERO, times), None);
+            }
+            send(core, 2000);
+            thread::sleep(Duration::from_millis(20));
+            let now = started.elapsed();
+            let loads: Vec<_> = meters.iter_mut().zip(read()).map(|(m, t)| m.load(now, t).unwrap()).collect();
+            let (busy, idle) = (&loads[used], &loads[1 - used]);
+            assert!(busy.ran > 0.0 && busy.ran <= 1.0 && busy.wakeups_per_s > 0.0, "queue {used}: {loads:?}");
+            assert!(idle.wakeups_per_s * now.as_secs_f64() < 20.0, "queue {used}: {loads:?}");
+        }
+    });
+}
+
+#[test]
+fn cores_of_this_machine_are_read() {
+    let roots = Roots::at("/proc", "/sys");
+    let machine = Machine::observe(&roots).unwrap();
+    let online: Vec<CoreId> = online_cpus().unwrap().into_iter().map(|core| core as CoreId).collect();
+    assert_eq!(Vec::from_iter(machine.online()), online);
+    let mut times = CoreTimes::open(&roots).unwrap();
+    let first = times.read().unwrap().to_vec();
+    assert_eq!(first.iter().map(|core| core.id).collect::<Vec<_>>(), online);
+    let (mut others, started) = (Others::default(), Instant::now());
+    others.update(Duration::ZERO, &first, &Default::default());
+    // A core that computes is busy with other work than forwarding.
+    let core = online[0];
+    let spinning = thread::spawn(move || {
+        let this = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        Kernel.allow(this, &[core].into()).unwrap();
+        while started.elapsed() < Duration::from_millis(400) {
+            std::hint::spin_loop();
+        }
+    });
+    thread::sleep(Duration::from_millis(350));
+    let now = times.read().unwrap();
+    others.update(started.elapsed(), now, &Default::default());
+    assert!(others.of(core).unwrap() > 0.7, "{:?}", others.of(core));
+    assert!(now[0].net_rx >= first[0].net_rx && now[0].softirq_ns >= first[0].softirq_ns);
+    spinning.join().unwrap();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn threads_of_a_cpu_map_are_parts() {
+    let opts = bpf_map_create_opts { sz: size_of::<bpf_map_create_opts>() as _, ..Default::default() };
+    let map = MapHandle::create(MapType::Cpumap, Some("parts"), 4, 8, 64, &opts).unwrap();
+    let core = *online_cpus().unwrap().last().unwrap() as CoreId;
+    // `struct bpf_cpumap_val`: length of the queue, no program.
+    let value = [64u32, 0].map(u32::to_ne_bytes).concat();
+    map.update(&u32::from(core).to_ne_bytes(), &value, MapFlags::ANY).unwrap();
+    let id = map.info().unwrap().info.id;
+    let ours = |part: &PartThread| part.map == id;
+    let found: Vec<_> = part_threads(&Roots::at("/proc", "/sys")).into_iter().filter(ours).collect();
+    let [part] = found[..] else { panic!("{found:?}") };
+    assert_eq!((part.core, comm(part.pid)), (core, format!("cpumap/{core}/map:{id}")));
+}
+
+/// Processes that end with the test.
+struct Sleepers(Vec<Child>);
+
+impl Sleepers {
+    fn start(count: usize) -> Sleepers {
+        Sleepers((0..count).map(|_| Command::new("sleep").arg("100").spawn().unwrap()).collect())
+    }
+}
+
+impl Drop for Sleepers {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+        }
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_pinned_is_a_workload_until_it_ends() {
+    let online: BTreeSet<CoreId> = online_cpus().unwrap().into_iter().map(|core| core as CoreId).collect();
+    let (&core, 2..) = (online.first().unwrap(), online.len()) else { return };
+    let mut sleepers = Sleepers::start(2);
+    let [pinned, free] = [0, 1].map(|i| sleepers.0[i].id());
+    Kernel.allow(pinned, &[core].into()).unwrap();
+    let mut scanner = Scanner::new(Kernel, std::process::id());
+    let roots = Roots::at("/proc", "/sys");
+    let scan =
+        |scanner: &mut Scanner<Kernel>, second| scanner.scan(&roots, &online, Duration::from_secs(second));
+    let find =
+        |scanner: &Scanner<Kernel>, id| scanner.workloads().into_iter().find(|workload| workload.id == id);
+    let found = (0..1000).find_map(|second| {
+        scan(&mut scanner, second);
+        find(&scanner, pinned)
+    });
+    let workload = found.unwrap();
+    assert_eq!(
+        (&*workload.name, workload.kind, workload.cores),
+        ("sleep", WorkloadKind::Process, [core].into())
+    );
+    assert_eq!(find(&scanner, free), None);
+    sleepers.0[0].kill().unwrap();
+    let stat = format!("/proc/{pinned}/stat");
+    while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(scan(&mut scanner, 1000), "it has ended, though its parent has not waited for it");
+    assert_eq!(find(&scanner, pinned), None);
+}
