@@ -1,8 +1,7 @@
 //! Workloads (V2): whoever is pinned to few cores, so that forwarding had better stay away from them. Virtual machines, containers and
 //! processes are found in /proc; others are declared.
 //!
-//! "Few" is at most half of the cores that are online, and fewer than all. /proc is walked a part at a time, so that thousands of
-//! processes cost no more than hundreds: [`QUESTIONS`] a second, which took 3.3 ms with 2,000 processes asleep (not optimised; Linux
+//! "Few" is at most half of the cores that are online. /proc is walked a part at a time, so that thousands of processes cost no more than hundreds: [`QUESTIONS`] a second, which took 3.3 ms with 2,000 processes asleep (not optimised; Linux
 //! 6.18, 2.6 GHz). Of a thousand processes one is found within two seconds, of ten thousand within twenty. That one has ended, or is pinned
 //! elsewhere, is seen a second later, as long as no more than eighty are pinned.
 
@@ -157,7 +156,7 @@ impl<A: Affinity> Scanner<A> {
     fn pinned(&self, roots: &Roots, online: &CoreMask, process: u32, asked: &mut usize) -> Option<Pinned> {
         let few = |cores: &CoreMask| {
             let (count, all) = (cores.len(), online.len());
-            count > 0 && count < all && 2 * count <= all
+            count > 0 && 2 * count <= all
         };
         let mut narrow = Vec::new();
         for thread in threads_of(roots, process)? {
