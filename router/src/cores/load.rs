@@ -1,6 +1,7 @@
 //! Loads: what the kernel counts of queues and cores, as fractions of a control period.
 //!
-//! Counters only grow, and are read through descriptors that stay open: a period allocates nothing. The time of a NAPI thread, or of the
+//! Counters only grow, and are read through descriptors that stay open: a period allocates nothing, and a thread costs 0.8 us of it,
+//! /proc/stat and /proc/softirqs together 15 us (two cores, not optimised, Linux 6.18). The time of a NAPI thread, or of the
 //! thread of a core that packets are handed to, is counted to the nanosecond. That of softirqs no file tells: see
 //! [`Reading::Estimate`]. What else runs on a core is what idling and forwarding leave (Q8, with the kernel's idle time in place of a
 //! spinner's).

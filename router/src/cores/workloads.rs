@@ -1,9 +1,10 @@
 //! Workloads (V2): whoever is pinned to few cores, so that forwarding had better stay away from them. Virtual machines, containers and
 //! processes are found in /proc; others are declared.
 //!
-//! "Few" is at most half of the cores that are online. /proc is walked a part at a time, so that thousands of processes cost no more than hundreds: [`QUESTIONS`] a second, which took 3.3 ms with 2,000 processes asleep (not optimised; Linux
-//! 6.18, 2.6 GHz). Of a thousand processes one is found within two seconds, of ten thousand within twenty. That one has ended, or is pinned
-//! elsewhere, is seen a second later, as long as no more than eighty are pinned.
+//! "Few" is at most half of the cores that are online. /proc is walked a part at a time, so that thousands of processes cost no
+//! more than hundreds: [`QUESTIONS`] a second, which took 3.3 ms with 2,000 processes asleep (not optimised; Linux 6.18, 2.6 GHz). Of
+//! a thousand processes one is found within two seconds, of ten thousand within twenty. That one has ended, or is pinned elsewhere, is
+//! seen a second later, as long as no more than eighty are pinned.
 
 use super::{
     CoreId, Roots,

@@ -2,7 +2,6 @@
 //! own; a CPU map; processes that are pinned.
 
 #[path = "../common/mod.rs"]
-#[allow(dead_code)]
 mod common;
 mod measure;
 
