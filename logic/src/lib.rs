@@ -9,6 +9,7 @@
 //! | [`tables`] | how a plan becomes words of memory: interface index, next hops, neighbours, roots |
 //! | [`fib`] | the forwarding table itself |
 //! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
+//! | [`cores`] | which core each RX queue is placed on |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
 //! | [`cpus`] | nothing: sets of cores as the kernel writes them |
@@ -16,6 +17,7 @@
 //! Time is an argument, memory that programs share is an argument, and everything is deterministic.
 #![forbid(unsafe_code)]
 
+pub mod cores;
 pub mod cpus;
 pub mod fib;
 pub mod flow;
