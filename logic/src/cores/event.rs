@@ -3,31 +3,109 @@
 use super::{CoreId, QueueId};
 use std::fmt;
 
-/// One change of a queue's placement.
+/// One change of a queue's placement, or that it did not change although it should have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     pub queue: QueueId,
-    /// The cores that it was on: its home; or those that shared it.
+    /// The core that it was on; while it is split, the cores that shared its flows.
     pub from: Vec<CoreId>,
-    /// The cores that it is on from now on. As before: it stays, although there is a reason to move it.
+    /// The same from now on. As before: it stays.
     pub to: Vec<CoreId>,
     pub why: Why,
 }
 
-/// Why a queue moves, is split, is joined or stays.
+/// Why a queue moves, is split, is joined or stays. Loads are fractions of a core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Why {
     /// Its core is not online.
-    Offline,
+    Offline { core: CoreId },
     /// Its core may not forward.
-    Forbidden,
+    Forbidden { core: CoreId },
+    /// A workload is pinned to its core, and others have room.
+    Workload { core: CoreId },
+    /// Its core had more to forward than it should.
+    Overload { core: CoreId, load: f64, high: f64 },
+    /// It is alone on its core and wants more than one core should give.
+    Hot { load: f64, high: f64 },
+    /// It was split and fits fewer cores.
+    Calm { low: f64 },
+    /// Its core is given back.
+    Release { core: CoreId, low: f64 },
+    /// All queues together fit fewer cores in another order.
+    Repack { low: f64 },
+    /// The policy puts it there.
+    Policy,
+    /// It stays: its core has too much to forward, and no other has room.
+    NoRoom { core: CoreId, load: f64 },
+    /// It stays: a workload is pinned to its core, and no other has room.
+    WorkloadStays { core: CoreId },
+    /// It stays: no core that may forward is online.
+    NoCore,
+    /// It stays: the core that the policy names is not online or may not forward.
+    Refused { core: CoreId },
+}
+
+impl fmt::Display for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let QueueId { port, index } = self.queue;
+        write!(f, "port {port} queue {index}: {}", Cores(&self.from))?;
+        if self.from != self.to {
+            write!(f, " -> {}", Cores(&self.to))?;
+        }
+        write!(f, ": {}", self.why)
+    }
+}
+
+struct Cores<'a>(&'a [CoreId]);
+
+impl fmt::Display for Cores<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.len() == 1 { "core " } else { "cores " })?;
+        for (i, core) in self.0.iter().enumerate() {
+            write!(f, "{}{core}", if i == 0 { "" } else { "+" })?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Why::Offline => f.write_str("its core is not online"),
-            Why::Forbidden => f.write_str("its core may not forward"),
+        let percent = |load: f64| (load * 100.0).round();
+        match *self {
+            Why::Offline { core } => write!(f, "core {core} is offline"),
+            Why::Forbidden { core } => write!(f, "core {core} may not forward"),
+            Why::Workload { core } => write!(f, "a workload is pinned to core {core}"),
+            Why::Overload { core, load, high } => {
+                write!(f, "core {core} had {} % to forward, above {} %", percent(load), percent(high))
+            }
+            Why::Hot { load, high } => {
+                write!(f, "it alone wants {} % of a core, above {} %", percent(load), percent(high))
+            }
+            Why::Calm { low } => {
+                write!(f, "for a hold time fewer cores would have been below {} %", percent(low))
+            }
+            Why::Release { core, low } => {
+                let low = percent(low);
+                write!(
+                    f,
+                    "core {core} is given back: for a hold time the others would have been below {low} %"
+                )
+            }
+            Why::Repack { low } => {
+                let low = percent(low);
+                write!(f, "in another order fewer cores would have been below {low} % for a hold time")
+            }
+            Why::Policy => f.write_str("the policy places it there"),
+            Why::NoRoom { core, load } => {
+                write!(f, "stays, core {core} has {} % to forward, and no other has room", percent(load))
+            }
+            Why::WorkloadStays { core } => {
+                write!(f, "stays, a workload is pinned to core {core}, and no other has room")
+            }
+            Why::NoCore => f.write_str("stays, no core that may forward is online"),
+            Why::Refused { core } => {
+                write!(f, "stays, core {core}, which the policy names, is offline or may not forward")
+            }
         }
     }
 }

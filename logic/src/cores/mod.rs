@@ -1,11 +1,60 @@
 //! Which core each RX queue is placed on (Q1, Q6, Q7, Q10).
 //!
-//! `router` reports in every control period what cores and queues did ([`View`]), an [`Allocator`] says where queues shall be
-//! ([`Plan`]) and why anything changed ([`Event`]), `router` moves them.
+//! `router` reports in every control period (10 ms) what cores and queues did ([`View`]), an [`Allocator`] says where queues
+//! shall be ([`Plan`]) and why anything changed ([`Event`]), `router` moves them.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `measure` | what a queue wants, from what was measured |
+//! | `history` | what queues wanted over the last hold time |
+//! | `board` | queues on cores as they would be, and which core is tried first |
+//! | `allocator` | what is remembered from period to period; cores that must be left; the policies `spread` and `fixed` |
+//! | `grow` | a core that has too much gives queues away, or shares one |
+//! | `release` | cores that are not needed are given back, split queues joined |
+//! | `event`, `role` | what people are told |
+//!
+//! # Packing
+//! The policy `pack` keeps forwarding on few cores (Q7): the others belong to applications, and a busy core takes fewer
+//! interrupts for a packet.
+//!
+//! **Wants.** What a queue wants of a core is the time that it ran. What it waited counts only while its core had no time left
+//! (95 % busy): with time left it only waited for its turn, and two queues that share a half-idle core would otherwise seem to
+//! fill it. On a full core it may want a quarter more than it got, and its part of what other work took: how much is missing
+//! cannot be seen, so a full core becomes two, and if these are full, too, four, 20 ms later.
+//!
+//! **Grow** at once. A core whose queues wanted more than `high` (85 %: what is left carries bursts of the 10 ms between decisions)
+//! in *both* of the last two periods gives queues away, so that one noisy period moves nothing and a step is answered after
+//! 20 ms. The smallest queue that suffices moves, else the largest and so on, to a core that forwards already, else to one more.
+//! Both cores are then below `low` (70 %), so a load that wobbles by a fifth moves nothing again. Only if no core is left to be
+//! added are cores filled to `high`; if moves from this core are not enough, all queues are placed anew, first-fit decreasing;
+//! and if all is too much, the loads are evened out. The last three move no queue, or not all, twice in a hold time.
+//!
+//! **Split.** A queue that alone wants more than `high` is shared by flow over the fewest cores with room, evenly. Its home
+//! shares, too, unless handing packets on fills it.
+//!
+//! **Release** slowly. What all wanted together in the worst moment of each seventh of the last hold time (2 s) must fit the cores
+//! that remain, each below `low`. Then as many cores as can be are emptied in one step, and split queues joined. Nothing is given
+//! back within a hold time after any move, and not within two if the last core was missed within one: on average there is one
+//! step per hold time at most, although growing never waits.
+//!
+//! **First sight.** Queues stay where they are, and are packed when they were seen for a hold time.
+//!
+//! **Which core.** One without pinned workloads (V3), that forwards already, none of whose hyper-thread siblings forwards, of the
+//! port's NUMA node, with the least other work (in tenths), with the lowest number: in this order. Forbidden and offline cores
+//! are left at once, cores that get a workload if others have room.
 
+mod allocator;
+mod board;
 mod event;
+mod grow;
+mod history;
+mod measure;
+mod release;
+mod role;
 
+pub use allocator::Allocator;
 pub use event::{Event, Why};
+pub use role::{Role, roles};
 
 use crate::plan::PortId;
 use std::{
@@ -66,8 +115,8 @@ pub struct Part {
     pub waited: f64,
 }
 
-/// What the machine did in one control period. Fractions that are no numbers count as 0, others as the nearest in 0..=1; what
-/// comes twice counts once.
+/// What the machine did in one control period. Fractions that are no numbers count as 0, others as
+/// the nearest in 0..=1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
     /// All that are online, by ascending id.
@@ -121,7 +170,7 @@ pub struct Plan {
     /// Of every queue of the view: the core that polls it.
     pub home: BTreeMap<QueueId, CoreId>,
     /// Of each queue that is split: the cores that share its flows evenly, ascending, at least one other than its home. If the
-    /// home is among them it keeps that share; else it hands all flows on.
+    /// home is among them it keeps its share, and hands the rest on; else it hands on all.
     pub split: BTreeMap<QueueId, Vec<CoreId>>,
 }
 
@@ -131,40 +180,6 @@ pub struct Decision {
     pub plan: Plan,
     /// What changed, in the order in which it was decided.
     pub events: Vec<Event>,
-}
-
-/// Decides, period by period, and keeps what it needs of the past.
-#[derive(Debug, Default)]
-pub struct Allocator {}
-
-impl Allocator {
-    /// Where queues shall be after the control period that ends `now`, a time that does not go back.
-    pub fn decide(&mut self, _now: Duration, view: &View, settings: &Settings) -> Decision {
-        let mut decision = Decision::default();
-        let online: BTreeSet<CoreId> = view.cores.iter().map(|core| core.id).collect();
-        let first = online.iter().find(|&&core| settings.allows(core));
-        for queue in &view.queues {
-            let why = match queue.core {
-                core if !online.contains(&core) => Some(Why::Offline),
-                core if !settings.allows(core) => Some(Why::Forbidden),
-                _ => None,
-            };
-            let home = match (why, first) {
-                (Some(why), Some(&to)) if queue.movable => {
-                    decision.events.push(Event {
-                        queue: queue.id,
-                        from: vec![queue.core],
-                        to: vec![to],
-                        why,
-                    });
-                    to
-                }
-                _ => queue.core,
-            };
-            decision.plan.home.insert(queue.id, home);
-        }
-        decision
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,299 @@
+//! What an allocator remembers, and what all policies have in common.
+
+use super::{
+    CoreId, Decision, Event, Plan, Policy, Queue, QueueId, Settings, View, Why,
+    board::{Board, Item, Spot},
+    history::History,
+    measure::{self, Want},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem::{Discriminant, discriminant},
+    time::Duration,
+};
+
+/// Decides, period by period, and keeps what it needs of the past: of each queue two periods and nine moments of the hold time.
+#[derive(Debug, Default)]
+pub struct Allocator {
+    pub(super) queues: BTreeMap<QueueId, State>,
+    pub(super) history: History,
+    /// No core is given back before.
+    pub(super) quiet_until: Duration,
+    /// When a core was given back last.
+    released: Option<Duration>,
+    /// When all queues were placed anew last.
+    pub(super) repacked: Option<Duration>,
+    /// Cores that had workloads in the last period.
+    burdened: BTreeSet<CoreId>,
+    policy: Policy,
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(super) struct State {
+    pub spot: Spot,
+    movable: bool,
+    node: Option<u16>,
+    /// In the last two periods, the older first. It wanted nothing before it was there.
+    recent: [Want; 2],
+    pub moved: Option<Duration>,
+    /// The reason to stay that people were told.
+    told: Option<Discriminant<Why>>,
+}
+
+/// A decision in the making.
+pub(super) struct Step<'a> {
+    pub now: Duration,
+    pub settings: &'a Settings,
+    pub board: Board,
+    pub events: Vec<Event>,
+}
+
+impl Step<'_> {
+    /// Places a queue, if it is not there already.
+    pub fn go(&mut self, id: QueueId, spot: Spot, why: Why) {
+        let Some(item) = self.board.items().get(&id).filter(|item| item.spot != spot) else { return };
+        self.events.push(Event { queue: id, from: named(&item.spot), to: named(&spot), why });
+        self.board.place(id, spot);
+    }
+}
+
+fn named(spot: &Spot) -> Vec<CoreId> {
+    if spot.shares.is_empty() { vec![spot.home] } else { spot.shares.clone() }
+}
+
+impl Allocator {
+    /// Where queues shall be after the control period that ends `now`, a time that does not go back.
+    pub fn decide(&mut self, now: Duration, view: &View, settings: &Settings) -> Decision {
+        if self.policy != settings.policy {
+            self.policy = settings.policy.clone();
+            self.queues.values_mut().for_each(|state| state.told = None);
+        }
+        let (seventh_began, strangers) = self.observe(now, view, settings);
+        let recent = |state: &State, _| state.recent.to_vec();
+        let mut step =
+            Step { now, settings, board: self.board(view, settings, 2, recent), events: Vec::new() };
+        match &settings.policy {
+            Policy::Pack => {
+                self.forget_told(&step);
+                self.evacuate(&mut step);
+                self.avoid_workloads(&mut step, &strangers);
+                self.grow(&mut step);
+            }
+            Policy::Spread => {
+                spread(&mut step, view);
+                self.evacuate(&mut step);
+            }
+            Policy::Fixed(homes) => {
+                self.fix(&mut step, homes);
+                self.evacuate(&mut step);
+            }
+        }
+        self.adopt(&step);
+        let mut events = step.events;
+        if settings.policy == Policy::Pack && seventh_began && now >= self.quiet_until {
+            let history = &self.history;
+            let board = self.board(view, settings, history.len(), |_, id| history.of(id));
+            let mut step = Step { now, settings, board, events: Vec::new() };
+            super::release::release(&mut step);
+            if !step.events.is_empty() {
+                self.adopt(&step);
+                self.released = Some(now);
+            }
+            events.append(&mut step.events);
+        }
+        self.burdened = burdened(view);
+        Decision { plan: self.plan(), events }
+    }
+
+    /// Takes in what was measured. Returns whether a seventh of the hold time began, and which queues were never seen before.
+    fn observe(&mut self, now: Duration, view: &View, settings: &Settings) -> (bool, BTreeSet<QueueId>) {
+        let shares = |id| self.queues.get(&id).is_none_or(|s| s.spot.shares.contains(&s.spot.home));
+        let wants = measure::wants(view, shares);
+        self.queues.retain(|id, _| wants.contains_key(id));
+        let mut strangers = BTreeSet::new();
+        for queue in &view.queues {
+            let state = self.queues.entry(queue.id).or_insert_with(|| {
+                strangers.insert(queue.id);
+                State::new(queue)
+            });
+            state.observe(queue, wants[&queue.id]);
+        }
+        if !strangers.is_empty() {
+            self.quiet_until = self.quiet_until.max(now.saturating_add(settings.hold));
+        }
+        // One noisy period counts half.
+        let calm = self.queues.iter().map(|(id, state)| (*id, Want::mean(state.recent[0], state.recent[1])));
+        (self.history.note(now, settings.hold, calm.collect()), strangers)
+    }
+
+    /// The queues where they are planned to be, with what they wanted at some moments.
+    fn board(
+        &self,
+        view: &View,
+        settings: &Settings,
+        moments: usize,
+        wants: impl Fn(&State, QueueId) -> Vec<Want>,
+    ) -> Board {
+        let mut board = Board::new(view, settings, moments);
+        for (id, state) in &self.queues {
+            let wants = wants(state, *id);
+            board
+                .put(*id, Item { spot: state.spot.clone(), movable: state.movable, node: state.node, wants });
+        }
+        board
+    }
+
+    /// Makes a step's board the plan.
+    fn adopt(&mut self, step: &Step) {
+        let mut moved = false;
+        for (id, item) in step.board.items() {
+            let Some(state) = self.queues.get_mut(id).filter(|state| state.spot != item.spot) else {
+                continue;
+            };
+            state.spot = item.spot.clone();
+            state.moved = Some(step.now);
+            moved = true;
+        }
+        if moved {
+            let hold = step.settings.hold;
+            let quiet = step.now.saturating_add(hold);
+            // A core that was missed as soon as it was given back: the next one waits twice as long, so that on average nothing
+            // moves more than once per hold time.
+            let missed = self.released.is_some_and(|at| step.now.saturating_sub(at) < hold);
+            self.quiet_until = self.quiet_until.max(if missed { quiet.saturating_add(hold) } else { quiet });
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let split = self.queues.iter().filter(|(_, state)| !state.spot.shares.is_empty());
+        Plan {
+            home: self.queues.iter().map(|(id, state)| (*id, state.spot.home)).collect(),
+            split: split.map(|(id, state)| (*id, state.spot.shares.clone())).collect(),
+        }
+    }
+
+    /// Tells people, once, that a queue stays although it should not.
+    pub(super) fn tell(&mut self, step: &mut Step, id: QueueId, why: Why) {
+        let Some(state) = self.queues.get_mut(&id).filter(|s| s.told != Some(discriminant(&why))) else {
+            return;
+        };
+        let Some(item) = step.board.items().get(&id) else { return };
+        state.told = Some(discriminant(&why));
+        let at = named(&item.spot);
+        step.events.push(Event { queue: id, from: at.clone(), to: at, why });
+    }
+
+    /// Once all is well again, the same reason is told again.
+    fn forget_told(&mut self, step: &Step) {
+        for state in self.queues.values_mut().filter(|state| state.told.is_some()) {
+            let home = state.spot.home;
+            let calm = step.board.peak(home) <= step.settings.low && step.board.workloads(home) == 0;
+            if calm && step.board.is_allowed(home) {
+                state.told = None;
+            }
+        }
+    }
+
+    /// Queues leave cores that are offline or may not forward, whatever that does to others.
+    fn evacuate(&mut self, step: &mut Step) {
+        let ids: Vec<QueueId> = step.board.items().keys().copied().collect();
+        for id in ids {
+            let item = step.board.items()[&id].clone();
+            let can_leave = |core: &CoreId| item.movable || *core != item.spot.home;
+            let gone = item.spot.cores().filter(can_leave).find(|&core| !step.board.is_allowed(core));
+            let Some(core) = gone else { continue };
+            let online = step.board.is_online(core);
+            let why = if online { Why::Forbidden { core } } else { Why::Offline { core } };
+            let Settings { low, high, .. } = *step.settings;
+            let home = if step.board.is_allowed(item.spot.home) || !item.movable {
+                Some(item.spot.home)
+            } else {
+                let target = |goal| step.board.target(&item, goal, |_, _| true);
+                target(low).or_else(|| target(high)).or_else(|| step.board.idlest())
+            };
+            let Some(home) = home else {
+                self.tell(step, id, Why::NoCore);
+                continue;
+            };
+            let kept = item.spot.shares.iter().copied().filter(|&core| step.board.is_allowed(core));
+            let spot = Spot { home, shares: kept.collect() }.tidy();
+            step.go(id, spot, why);
+        }
+    }
+
+    /// Queues leave cores that got a workload, if others have room; so do queues that are new.
+    fn avoid_workloads(&mut self, step: &mut Step, strangers: &BTreeSet<QueueId>) {
+        let ids: Vec<QueueId> = step.board.items().keys().copied().collect();
+        for id in ids {
+            let item = step.board.items()[&id].clone();
+            let free = |board: &Board, core| board.workloads(core) == 0;
+            let is_new = |core| !self.burdened.contains(&core) || strangers.contains(&id);
+            let burden = item.spot.cores().find(|&core| !free(&step.board, core) && is_new(core));
+            let Some(core) = burden else { continue };
+            let Settings { low, high, .. } = *step.settings;
+            let spot = if item.spot.shares.is_empty() {
+                let target = |goal| step.board.target(&item, goal, free).filter(|_| item.movable);
+                target(low).or_else(|| target(high)).map(Spot::at)
+            } else {
+                // The home stays: what comes in there is handed on elsewhere.
+                step.board.take(id);
+                let shares = step.board.shares(&item, 2, high, |core| free(&step.board, core));
+                step.board.put(id, item.clone());
+                shares.map(|shares| Spot { home: item.spot.home, shares }).filter(|spot| *spot != item.spot)
+            };
+            match spot {
+                Some(spot) => step.go(id, spot, Why::Workload { core }),
+                None => self.tell(step, id, Why::WorkloadStays { core }),
+            }
+        }
+    }
+
+    /// Queues go where the policy says.
+    fn fix(&mut self, step: &mut Step, homes: &BTreeMap<QueueId, CoreId>) {
+        let ids: Vec<(QueueId, Spot, bool)> =
+            step.board.items().iter().map(|(id, item)| (*id, item.spot.clone(), item.movable)).collect();
+        for (id, spot, movable) in ids {
+            match homes.get(&id) {
+                Some(&core) if !step.board.is_allowed(core) => self.tell(step, id, Why::Refused { core }),
+                Some(&core) if movable => step.go(id, Spot::at(core), Why::Policy),
+                _ => step.go(id, Spot::at(spot.home), Why::Policy),
+            }
+        }
+    }
+}
+
+impl State {
+    /// It begins where it is.
+    fn new(queue: &Queue) -> Self {
+        let mut shares: Vec<CoreId> = queue.parts.iter().map(|part| part.core).collect();
+        if !shares.is_empty() {
+            shares.push(queue.core);
+        }
+        shares.sort_unstable();
+        shares.dedup();
+        let spot = Spot { home: queue.core, shares }.tidy();
+        Self { spot, movable: true, node: None, recent: [Want::default(); 2], moved: None, told: None }
+    }
+
+    fn observe(&mut self, queue: &Queue, want: Want) {
+        (self.movable, self.node) = (queue.movable, queue.node);
+        self.recent = [self.recent[1], want];
+        if !queue.movable && self.spot.home != queue.core {
+            self.spot = Spot { home: queue.core, shares: std::mem::take(&mut self.spot.shares) }.tidy();
+        }
+    }
+}
+
+/// Round robin over all allowed cores.
+fn spread(step: &mut Step, view: &View) {
+    let cores: Vec<CoreId> = view.cores.iter().map(|c| c.id).filter(|&c| step.board.is_allowed(c)).collect();
+    for (queue, &core) in view.queues.iter().zip(cores.iter().cycle()) {
+        let home = if queue.movable { core } else { queue.core };
+        step.go(queue.id, Spot::at(home), Why::Policy);
+    }
+}
+
+fn burdened(view: &View) -> BTreeSet<CoreId> {
+    view.cores.iter().filter(|core| core.workloads > 0).map(|core| core.id).collect()
+}

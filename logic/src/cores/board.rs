@@ -1,0 +1,294 @@
+//! Queues on cores as they would be: what decisions are tried on before they are taken.
+
+use super::{
+    Core, CoreId, QueueId, Settings, View,
+    measure::{Want, fraction},
+};
+use std::collections::BTreeMap;
+
+/// Sums of fractions are this exact.
+const EXACT: f64 = 1e-9;
+
+/// Where a queue is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub home: CoreId,
+    /// As in [`super::Plan::split`]; empty: not split.
+    pub shares: Vec<CoreId>,
+}
+
+impl Spot {
+    pub fn at(home: CoreId) -> Self {
+        Self { home, shares: Vec::new() }
+    }
+
+    /// A queue that only its home shares is not split.
+    pub fn tidy(mut self) -> Self {
+        if self.shares.iter().all(|&core| core == self.home) {
+            self.shares.clear();
+        }
+        self
+    }
+
+    /// The cores it uses, its home first.
+    pub fn cores(&self) -> impl Iterator<Item = CoreId> + '_ {
+        std::iter::once(self.home).chain(self.shares.iter().copied().filter(|&core| core != self.home))
+    }
+
+    /// What it takes from each core at one moment.
+    fn loads(&self, want: Want) -> impl Iterator<Item = (CoreId, f64)> + '_ {
+        let share = want.work / self.shares.len().max(1) as f64;
+        self.cores().map(move |core| {
+            let handing = if core == self.home && !self.shares.is_empty() { want.handing } else { 0.0 };
+            let shares = self.shares.is_empty() || self.shares.contains(&core);
+            (core, handing + if shares { share } else { 0.0 })
+        })
+    }
+}
+
+/// A queue on the board.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub spot: Spot,
+    pub movable: bool,
+    pub node: Option<u16>,
+    /// At each moment that is looked at.
+    pub wants: Vec<Want>,
+}
+
+impl Item {
+    /// The most that it wants of one core while it is not split.
+    pub fn size(&self) -> f64 {
+        self.wants.iter().map(|want| want.work).fold(0.0, f64::max)
+    }
+
+    /// Can it go to another core as a whole?
+    pub fn is_loose(&self) -> bool {
+        self.movable && self.spot.shares.is_empty()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Bin {
+    node: u16,
+    physical: u16,
+    workloads: u16,
+    /// In tenths: noise decides nothing.
+    other: u8,
+    allowed: bool,
+    /// Queues that use it.
+    users: usize,
+    /// At each moment.
+    loads: Vec<f64>,
+}
+
+/// Cores, queues on them, and the load that follows, at one or more moments.
+#[derive(Clone, Debug)]
+pub(super) struct Board {
+    bins: BTreeMap<CoreId, Bin>,
+    items: BTreeMap<QueueId, Item>,
+    /// Cores that forward, of each physical core.
+    siblings: BTreeMap<u16, usize>,
+}
+
+impl Board {
+    /// With all online cores.
+    pub fn new(view: &View, settings: &Settings, moments: usize) -> Self {
+        let bin = |core: &Core| Bin {
+            node: core.node,
+            physical: core.physical,
+            workloads: core.workloads,
+            other: (fraction(core.other) * 10.0) as u8,
+            allowed: settings.allows(core.id),
+            users: 0,
+            loads: vec![0.0; moments],
+        };
+        let bins = view.cores.iter().map(|core| (core.id, bin(core))).collect();
+        Self { bins, items: BTreeMap::new(), siblings: BTreeMap::new() }
+    }
+
+    pub fn items(&self) -> &BTreeMap<QueueId, Item> {
+        &self.items
+    }
+
+    pub fn put(&mut self, id: QueueId, item: Item) {
+        for core in item.spot.cores() {
+            let Some(bin) = self.bins.get_mut(&core) else { continue };
+            if bin.users == 0 {
+                *self.siblings.entry(bin.physical).or_default() += 1;
+            }
+            bin.users += 1;
+        }
+        self.add_loads(&item, 1.0);
+        self.items.insert(id, item);
+    }
+
+    pub fn take(&mut self, id: QueueId) -> Option<Item> {
+        let item = self.items.remove(&id)?;
+        self.add_loads(&item, -1.0);
+        for core in item.spot.cores() {
+            let Some(bin) = self.bins.get_mut(&core) else { continue };
+            bin.users -= 1;
+            if bin.users == 0 {
+                bin.loads.fill(0.0);
+                *self.siblings.entry(bin.physical).or_default() -= 1;
+            }
+        }
+        Some(item)
+    }
+
+    pub fn place(&mut self, id: QueueId, spot: Spot) {
+        if let Some(item) = self.take(id) {
+            self.put(id, Item { spot, ..item });
+        }
+    }
+
+    fn add_loads(&mut self, item: &Item, sign: f64) {
+        for (moment, want) in item.wants.iter().enumerate() {
+            for (core, load) in item.spot.loads(*want) {
+                if let Some(load_then) = self.bins.get_mut(&core).and_then(|bin| bin.loads.get_mut(moment)) {
+                    *load_then += sign * load;
+                }
+            }
+        }
+    }
+
+    /// Cores that forward: a queue uses them.
+    pub fn forwarding(&self) -> impl Iterator<Item = CoreId> + '_ {
+        self.bins.iter().filter(|(_, bin)| bin.users > 0).map(|(id, _)| *id)
+    }
+
+    /// Queues that use a core.
+    pub fn users(&self, core: CoreId) -> impl Iterator<Item = (QueueId, &Item)> {
+        self.items
+            .iter()
+            .filter(move |(_, item)| item.spot.cores().any(|c| c == core))
+            .map(|(id, item)| (*id, item))
+    }
+
+    pub fn forwards(&self, core: CoreId) -> bool {
+        self.bins.get(&core).is_some_and(|bin| bin.users > 0)
+    }
+
+    pub fn is_allowed(&self, core: CoreId) -> bool {
+        self.bins.get(&core).is_some_and(|bin| bin.allowed)
+    }
+
+    /// Cores that may forward.
+    pub fn allowed(&self) -> impl Iterator<Item = CoreId> + '_ {
+        self.bins.iter().filter(|(_, bin)| bin.allowed).map(|(id, _)| *id)
+    }
+
+    pub fn is_online(&self, core: CoreId) -> bool {
+        self.bins.contains_key(&core)
+    }
+
+    pub fn workloads(&self, core: CoreId) -> u16 {
+        self.bins.get(&core).map_or(0, |bin| bin.workloads)
+    }
+
+    /// Its load when it was highest.
+    pub fn peak(&self, core: CoreId) -> f64 {
+        self.bins.get(&core).map_or(0.0, |bin| bin.loads.iter().copied().fold(0.0, f64::max))
+    }
+
+    /// Its load when it was lowest.
+    pub fn least(&self, core: CoreId) -> f64 {
+        self.bins.get(&core).map_or(0.0, |bin| bin.loads.iter().copied().reduce(f64::min).unwrap_or(0.0))
+    }
+
+    /// Is the load of a core at most `goal` throughout? A queue alone is as well off as it can be on one core.
+    pub fn is_below(&self, core: CoreId, goal: f64) -> bool {
+        self.peak(core) <= goal + EXACT || self.bins.get(&core).is_none_or(|bin| bin.users < 2)
+    }
+
+    /// The same for a core that this whole queue leaves.
+    pub fn is_below_without(&self, core: CoreId, item: &Item, goal: f64) -> bool {
+        self.bins.get(&core).is_none_or(|bin| {
+            let left = |(load, want): (&f64, &Want)| load - want.work <= goal + EXACT;
+            bin.users <= 2 || bin.loads.iter().zip(&item.wants).all(left)
+        })
+    }
+
+    /// Would all load fit one core less, if it could be cut at will?
+    pub fn may_be_fewer(&self, goal: f64) -> bool {
+        let cores = self.forwarding().count();
+        let moments = self.bins.values().map(|bin| bin.loads.len()).max().unwrap_or(0);
+        let total = |moment: usize| self.bins.values().filter_map(|bin| bin.loads.get(moment)).sum::<f64>();
+        (0..moments).all(|moment| total(moment) <= goal * cores.saturating_sub(1) as f64 + EXACT)
+    }
+
+    /// Does an allowed core have room for this much more?
+    pub fn has_room(&self, core: CoreId, more: impl Fn(usize) -> f64, goal: f64) -> bool {
+        let room = |bin: &Bin| bin.loads.iter().enumerate().all(|(i, load)| load + more(i) <= goal + EXACT);
+        self.bins.get(&core).is_some_and(|bin| bin.allowed && room(bin))
+    }
+
+    /// Cores in the order in which they are tried: those without workloads, that forward already, with no hyper-thread sibling
+    /// that forwards, of the port's node, with the least other work.
+    fn preference(&self, node: Option<u16>) -> Vec<CoreId> {
+        let mut cores: Vec<_> = self.bins.iter().collect();
+        cores.sort_by_key(|(id, bin)| {
+            let sibling = bin.users == 0 && self.siblings.get(&bin.physical).is_some_and(|&n| n > 0);
+            let far = node.is_some_and(|node| node != bin.node);
+            (bin.workloads, bin.users == 0, sibling, far, bin.other, **id)
+        });
+        cores.into_iter().map(|(id, _)| *id).collect()
+    }
+
+    /// The first core that can take a whole queue and stay at most at `goal`. One that nobody uses can take any: no other would
+    /// do better.
+    pub fn target(&self, item: &Item, goal: f64, may: impl Fn(&Board, CoreId) -> bool) -> Option<CoreId> {
+        let takes = |core: CoreId| {
+            let empty = self.bins.get(&core).is_some_and(|bin| bin.allowed && bin.users == 0);
+            empty || self.has_room(core, |moment| item.wants[moment].work, goal)
+        };
+        let cores = self.preference(item.node);
+        cores.into_iter().find(|&core| may(self, core) && takes(core))
+    }
+
+    /// The allowed core with the lowest load.
+    pub fn idlest(&self) -> Option<CoreId> {
+        self.allowed().min_by(|&a, &b| {
+            self.workloads(a).cmp(&self.workloads(b)).then(self.peak(a).total_cmp(&self.peak(b)))
+        })
+    }
+
+    /// The fewest cores, `least` or more, that can share a queue's flows with each at most at `goal`. The queue is not on the
+    /// board. Its home shares if it can, else it only hands on.
+    pub fn shares(
+        &self,
+        item: &Item,
+        least: usize,
+        goal: f64,
+        may: impl Fn(CoreId) -> bool,
+    ) -> Option<Vec<CoreId>> {
+        let home = item.spot.home;
+        let wants = &item.wants;
+        let order = self.preference(item.node);
+        let others = |sharers: usize, count: usize| -> Option<Vec<CoreId>> {
+            let share = |moment: usize| wants[moment].work / sharers as f64;
+            let fits = |core: &CoreId| *core != home && may(*core) && self.has_room(*core, share, goal);
+            let cores: Vec<_> = order.iter().copied().filter(fits).take(count).collect();
+            (cores.len() == count).then_some(cores)
+        };
+        let sorted = |mut cores: Vec<CoreId>| {
+            cores.sort_unstable();
+            cores
+        };
+        (least.max(2)..=self.bins.len()).find_map(|n| {
+            let handing = |moment: usize| wants[moment].handing;
+            let sharing = |moment: usize| handing(moment) + wants[moment].work / n as f64;
+            if self.has_room(home, sharing, goal)
+                && let Some(cores) = others(n, n - 1)
+            {
+                return Some(sorted([vec![home], cores].concat()));
+            }
+            let hands_on = self.bins.get(&home).is_some_and(|bin| {
+                bin.loads.iter().enumerate().all(|(i, load)| load + handing(i) <= goal + EXACT)
+            });
+            // One other that does it all would be a move, not a split.
+            others(n - 1, n - 1).filter(|_| hands_on && n > 2).map(sorted)
+        })
+    }
+}

@@ -1,0 +1,118 @@
+//! A core that has too much to forward gives queues away, or shares one.
+
+use super::{
+    CoreId, QueueId, Settings, Why,
+    allocator::{Allocator, Step},
+    board::{Board, Item, Spot},
+};
+use std::time::Duration;
+
+impl Allocator {
+    /// Relieves cores that were above the high mark in both of the last two periods: one alone may be noise.
+    pub(super) fn grow(&mut self, step: &mut Step) {
+        for core in step.board.forwarding().collect::<Vec<_>>() {
+            if step.board.least(core) > step.settings.high {
+                self.relieve(step, core);
+            }
+        }
+    }
+
+    fn relieve(&mut self, step: &mut Step, core: CoreId) {
+        let Settings { low, high, .. } = *step.settings;
+        let load = step.board.least(core);
+        let why = Why::Overload { core, load, high };
+        let users = step.board.users(core).map(|(id, item)| (id, item.size()));
+        let Some((id, size)) = users.max_by(|a, b| a.1.total_cmp(&b.1)) else { return };
+        let is_alone = step.board.users(core).count() == 1;
+        if !is_alone && let Some(moves) = self.moves(step, core) {
+            moves.into_iter().for_each(|(id, spot)| step.go(id, spot, why));
+        } else if size > high
+            && let Some(spot) = split(&mut step.board, id, high)
+        {
+            step.go(id, spot, Why::Hot { load: size, high });
+        } else if let Some((id, to)) = even_out(&step.board, core, high - low) {
+            step.go(id, Spot::at(to), why);
+        } else {
+            self.tell(step, id, Why::NoRoom { core, load });
+        }
+    }
+
+    /// Below the low mark what moves now stays, however the load wobbles. Only if no core can be had for that are cores filled
+    /// to the high mark, and then nothing moves twice in a hold time.
+    fn moves(&mut self, step: &Step, core: CoreId) -> Option<Vec<(QueueId, Spot)>> {
+        let Settings { low, high, hold, .. } = *step.settings;
+        let lately = |at: Option<Duration>| at.is_some_and(|at| step.now.saturating_sub(at) < hold);
+        let rested = |id| !self.queues.get(&id).is_some_and(|state| lately(state.moved));
+        let moves = shed(&step.board, core, low, |_| true).or_else(|| shed(&step.board, core, high, rested));
+        if moves.is_some() || lately(self.repacked) {
+            return moves;
+        }
+        let board = repack(&step.board, high)?;
+        self.repacked = Some(step.now);
+        Some(board.items().iter().map(|(id, item)| (*id, item.spot.clone())).collect())
+    }
+}
+
+/// Moves of the fewest queues, small ones first, that bring a core below `goal` and no other above it. `None`: there are none.
+/// A queue that is left alone is as well off as it can be without being split.
+fn shed(
+    board: &Board,
+    core: CoreId,
+    goal: f64,
+    may: impl Fn(QueueId) -> bool,
+) -> Option<Vec<(QueueId, Spot)>> {
+    let mut board = board.clone();
+    let mut moves = Vec::new();
+    while !board.is_below(core, goal) {
+        let loose = board.users(core).filter(|(id, item)| item.is_loose() && may(*id));
+        let mut loose: Vec<(QueueId, &Item)> = loose.collect();
+        loose.sort_by(|a, b| a.1.size().total_cmp(&b.1.size()));
+        let (enough, less): (Vec<_>, Vec<_>) =
+            loose.into_iter().partition(|(_, item)| board.is_below_without(core, item, goal));
+        let target =
+            |(id, item): (QueueId, &Item)| Some((id, board.target(item, goal, |_, other| other != core)?));
+        let (id, to) = enough.into_iter().chain(less.into_iter().rev()).find_map(target)?;
+        board.place(id, Spot::at(to));
+        moves.push((id, Spot::at(to)));
+    }
+    (!moves.is_empty()).then_some(moves)
+}
+
+/// All queues placed anew, the largest first, each on the first core with room (first-fit decreasing). `None`: some core would
+/// be above `goal`.
+pub(super) fn repack(board: &Board, goal: f64) -> Option<Board> {
+    let mut board = board.clone();
+    let loose = board.items().iter().filter(|(_, item)| item.is_loose());
+    let mut ids: Vec<(QueueId, f64)> = loose.map(|(id, item)| (*id, item.size())).collect();
+    ids.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let items: Vec<(QueueId, Item)> =
+        ids.iter().filter_map(|(id, _)| Some((*id, board.take(*id)?))).collect();
+    for (id, item) in items {
+        let home = board.target(&item, goal, |_, _| true)?;
+        board.put(id, Item { spot: Spot::at(home), ..item });
+    }
+    let fits = board.forwarding().all(|core| board.is_below(core, goal));
+    fits.then_some(board)
+}
+
+/// A queue shared by the fewest cores that can, as many as now at least.
+fn split(board: &mut Board, id: QueueId, goal: f64) -> Option<Spot> {
+    let item = board.take(id)?;
+    let shares = board.shares(&item, item.spot.cores().count(), goal, |_| true);
+    let home = item.spot.home;
+    board.put(id, item);
+    Some(Spot { home, shares: shares? })
+}
+
+/// The move that lowers the higher of two cores most, by `gain` at least: so it is not taken back soon.
+fn even_out(board: &Board, core: CoreId, gain: f64) -> Option<(QueueId, CoreId)> {
+    let load = board.peak(core);
+    let loose = board.users(core).filter(|(_, item)| item.is_loose());
+    let moves = loose.flat_map(|(id, item)| {
+        let size = item.size();
+        let others = board.allowed().filter(|&to| to != core);
+        others.map(move |to| (id, to, (load - size).max(board.peak(to) + size)))
+    });
+    let best = moves.min_by(|a, b| a.2.total_cmp(&b.2)).filter(|(.., higher)| *higher <= load - gain);
+    best.map(|(id, to, _)| (id, to))
+}

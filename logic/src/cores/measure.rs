@@ -1,0 +1,131 @@
+//! What queues want, from what was measured in one control period.
+
+use super::{CoreId, Queue, QueueId, View};
+use std::collections::BTreeMap;
+
+/// A core that was busy for this fraction of a period had no time left: what waited then lacked time, not only its turn.
+const FULL: f64 = 0.95;
+/// What lacked time is thought to want at most this much more than it got, as a fraction of it. How long it waited does not
+/// say: eight queues on a full core wait seven eighths of the time each, however little is missing. With a quarter a full core
+/// becomes two, not four; if that is not enough, the next decision sees it two periods later.
+const LACKS: f64 = 0.25;
+/// What a home does for each packet that it hands on (polling, deciding, the other core's ring), as a fraction of all that is
+/// done for it: the guess as long as a queue was not split.
+const HANDING: f64 = 0.3;
+
+/// What a queue wants, in cores.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Want {
+    /// Of the core or cores that do its packets.
+    pub work: f64,
+    /// Of its home in addition while it is split.
+    pub handing: f64,
+}
+
+impl Want {
+    pub fn mean(a: Want, b: Want) -> Want {
+        Want { work: (a.work + b.work) / 2.0, handing: (a.handing + b.handing) / 2.0 }
+    }
+}
+
+/// A fraction, whatever was measured.
+pub(super) fn fraction(value: f64) -> f64 {
+    if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) }
+}
+
+#[derive(Default)]
+struct Time {
+    other: f64,
+    ran: f64,
+    waited: f64,
+}
+
+impl Time {
+    /// What is wanted by something that ran and waited here. While there was time left, all that waited got its time in the
+    /// end, so what it wants is what it got.
+    fn want(&self, ran: f64, waited: f64) -> f64 {
+        if self.other + self.ran < FULL || waited <= 0.0 {
+            return ran;
+        }
+        // Without other work it would have had that time, too.
+        ran + waited.min(ran * LACKS + self.other * waited / self.waited)
+    }
+}
+
+/// What each queue wants. `shares`: does the home of this queue do a share of its packets, while it is split?
+pub(super) fn wants(view: &View, shares: impl Fn(QueueId) -> bool) -> BTreeMap<QueueId, Want> {
+    let mut times: BTreeMap<CoreId, Time> = BTreeMap::new();
+    for core in &view.cores {
+        times.entry(core.id).or_default().other = fraction(core.other);
+    }
+    for (core, ran, waited) in view.queues.iter().flat_map(ran_and_waited) {
+        let time = times.entry(core).or_default();
+        time.ran += ran;
+        time.waited += waited;
+    }
+    let want = |queue: &Queue| {
+        let wants = ran_and_waited(queue).map(|(core, ran, waited)| times[&core].want(ran, waited));
+        divide(&wants.collect::<Vec<_>>(), shares(queue.id))
+    };
+    view.queues.iter().map(|queue| (queue.id, want(queue))).collect()
+}
+
+/// Its home first, then its parts.
+fn ran_and_waited(queue: &Queue) -> impl Iterator<Item = (CoreId, f64, f64)> + '_ {
+    let home = (queue.core, fraction(queue.ran), fraction(queue.waited));
+    let parts = queue.parts.iter().map(|part| (part.core, fraction(part.ran), fraction(part.waited)));
+    std::iter::once(home).chain(parts)
+}
+
+/// Tells a home's share of the work from what it does to hand packets on: shares are even.
+fn divide(wants: &[f64], home_shares: bool) -> Want {
+    let (home, parts) = (wants[0], &wants[1..]);
+    if parts.is_empty() {
+        return Want { work: home, handing: home * HANDING };
+    }
+    let work: f64 = parts.iter().sum();
+    let share = if home_shares { home.min(work / parts.len() as f64) } else { 0.0 };
+    Want { work: work + share, handing: home - share }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cores::{
+        Part,
+        tests::{core, queue},
+    };
+
+    /// Queues of one core that ran and waited this long beside other work, and what they want.
+    #[test]
+    fn waiting_counts_when_there_was_no_time_left() {
+        type Case = (f64, &'static [(f64, f64)], &'static [f64]);
+        let table: [Case; 7] = [
+            (0.0, &[(0.4, 0.3), (0.4, 0.3)], &[0.4, 0.4]),
+            (0.0, &[(0.5, 0.5), (0.5, 0.5)], &[0.625, 0.625]),
+            (0.0, &[(0.5, 0.1), (0.5, 0.0)], &[0.6, 0.5]),
+            (0.5, &[(0.5, 0.5)], &[1.0]),
+            (0.5, &[(0.25, 0.75), (0.25, 0.25)], &[0.25 + 0.4375, 0.25 + 0.1875]),
+            (1.0, &[(0.0, 1.0)], &[1.0]),
+            (f64::NAN, &[(f64::NAN, 7.0), (f64::INFINITY, -1.0)], &[0.0, 1.0]),
+        ];
+        for (other, times, expected) in table {
+            let queues = (0..).zip(times);
+            let queues =
+                queues.map(|(index, &(ran, waited))| Queue { ran, waited, ..queue(index, 0) }).collect();
+            let view = View { cores: vec![crate::cores::Core { other, ..core(0) }], queues };
+            let wants: Vec<f64> = wants(&view, |_| false).into_values().map(|want| want.work).collect();
+            assert_eq!(wants, expected, "{other} {times:?}");
+        }
+    }
+
+    #[test]
+    fn a_home_does_its_share_and_hands_the_rest_on() {
+        let parts = [1, 2].map(|core| Part { core, ran: 0.5, waited: 0.0 });
+        let view =
+            View { cores: vec![], queues: vec![Queue { ran: 0.75, parts: parts.into(), ..queue(0, 0) }] };
+        let id = view.queues[0].id;
+        assert_eq!(wants(&view, |_| true)[&id], Want { work: 1.5, handing: 0.25 });
+        assert_eq!(wants(&view, |_| false)[&id], Want { work: 1.0, handing: 0.75 });
+    }
+}

@@ -1,0 +1,45 @@
+//! What cores are for, as people see them.
+
+use super::{Core, CoreId, Plan, View, measure::fraction};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Other work above this fraction of a core's time makes it serve; below is what any kernel does anyway.
+const SERVES: f64 = 0.05;
+
+/// What a core does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Queues are placed on it.
+    Forward,
+    /// Workloads are pinned to it, or other work runs.
+    Serve,
+    Both,
+    Idle,
+}
+
+impl Role {
+    /// For people and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Forward => "forward",
+            Role::Serve => "serve",
+            Role::Both => "both",
+            Role::Idle => "idle",
+        }
+    }
+}
+
+/// What each online core does in a plan.
+pub fn roles(view: &View, plan: &Plan) -> BTreeMap<CoreId, Role> {
+    let used: BTreeSet<CoreId> = plan.home.values().chain(plan.split.values().flatten()).copied().collect();
+    let role = |core: &Core| {
+        let serves = core.workloads > 0 || fraction(core.other) > SERVES;
+        match (used.contains(&core.id), serves) {
+            (true, false) => Role::Forward,
+            (false, true) => Role::Serve,
+            (true, true) => Role::Both,
+            (false, false) => Role::Idle,
+        }
+    };
+    view.cores.iter().map(|core| (core.id, role(core))).collect()
+}
