@@ -61,3 +61,43 @@ impl History {
         self.moments.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLD: Duration = Duration::from_millis(700);
+    const QUEUES: [QueueId; 2] = [QueueId { port: 0, index: 0 }, QueueId { port: 0, index: 1 }];
+
+    fn wants(works: [f64; 2]) -> BTreeMap<QueueId, Want> {
+        let wants = works.map(|work| Want { work, handing: 0.0 });
+        QUEUES.into_iter().zip(wants).collect()
+    }
+
+    fn works(history: &History, queue: usize) -> Vec<f64> {
+        history.of(QUEUES[queue]).iter().map(|want| want.work).collect()
+    }
+
+    #[test]
+    fn each_seventh_keeps_its_worst_moment() {
+        let mut history = History::default();
+        let series =
+            [(0, [0.1, 0.5]), (50, [0.6, 0.1]), (90, [0.0, 0.6]), (100, [0.3, 0.3]), (199, [0.2, 0.2])];
+        let began = series.map(|(ms, works)| history.note(Duration::from_millis(ms), HOLD, wants(works)));
+        assert_eq!(began, [true, false, false, true, false]);
+        assert_eq!(works(&history, 0), [0.6, 0.3]);
+        assert_eq!(works(&history, 1), [0.1, 0.3]);
+    }
+
+    /// A peak counts for the whole hold time after its seventh, and then no more.
+    #[test]
+    fn what_is_older_than_the_hold_time_is_forgotten() {
+        let mut history = History::default();
+        for ms in (0..3000).step_by(10) {
+            history.note(Duration::from_millis(ms), HOLD, wants([if ms == 1000 { 0.9 } else { 0.1 }, 0.0]));
+            let expected = if (1000..1800).contains(&ms) { 0.9 } else { 0.1 };
+            assert_eq!(works(&history, 0).into_iter().reduce(f64::max), Some(expected), "{ms}");
+            assert!(history.len() <= 9);
+        }
+    }
+}
