@@ -21,8 +21,8 @@ pub struct Allocator {
     pub(super) quiet_until: Duration,
     /// When a core was given back last.
     released: Option<Duration>,
-    /// When all queues were placed anew last.
-    pub(super) repacked: Option<Duration>,
+    /// All queues are not placed anew before.
+    pub(super) repack_after: Duration,
     /// Cores that had workloads in the last period.
     burdened: BTreeSet<CoreId>,
     policy: Policy,

@@ -224,16 +224,12 @@ impl Board {
         self.bins.get(&core).is_some_and(|bin| bin.allowed && room(bin))
     }
 
-    /// Cores in the order in which they are tried: those without workloads, that forward already, with no hyper-thread sibling
-    /// that forwards, of the port's node, with the least other work.
-    fn preference(&self, node: Option<u16>) -> Vec<CoreId> {
-        let mut cores: Vec<_> = self.bins.iter().collect();
-        cores.sort_by_key(|(id, bin)| {
-            let sibling = bin.users == 0 && self.siblings.get(&bin.physical).is_some_and(|&n| n > 0);
-            let far = node.is_some_and(|node| node != bin.node);
-            (bin.workloads, bin.users == 0, sibling, far, bin.other, **id)
-        });
-        cores.into_iter().map(|(id, _)| *id).collect()
+    /// The order in which cores are tried: those without workloads, that forward already, with no hyper-thread sibling that
+    /// forwards, of the port's node, with the least other work.
+    fn preference(&self, id: CoreId, bin: &Bin, node: Option<u16>) -> impl Ord + use<> {
+        let sibling = bin.users == 0 && self.siblings.get(&bin.physical).is_some_and(|&n| n > 0);
+        let far = node.is_some_and(|node| node != bin.node);
+        (bin.workloads, bin.users == 0, sibling, far, bin.other, id)
     }
 
     /// The first core that can take a whole queue and stay at most at `goal`. One that nobody uses can take any: no other would
@@ -243,8 +239,8 @@ impl Board {
             let empty = self.bins.get(&core).is_some_and(|bin| bin.allowed && bin.users == 0);
             empty || self.has_room(core, |moment| item.wants[moment].work, goal)
         };
-        let cores = self.preference(item.node);
-        cores.into_iter().find(|&core| may(self, core) && takes(core))
+        let cores = self.bins.iter().filter(|&(&core, _)| may(self, core) && takes(core));
+        cores.min_by_key(|(id, bin)| self.preference(**id, bin, item.node)).map(|(id, _)| *id)
     }
 
     /// The allowed core with the lowest load.
@@ -265,11 +261,12 @@ impl Board {
     ) -> Option<Vec<CoreId>> {
         let home = item.spot.home;
         let wants = &item.wants;
-        let order = self.preference(item.node);
+        let mut order: Vec<(&CoreId, &Bin)> = self.bins.iter().collect();
+        order.sort_by_cached_key(|(id, bin)| self.preference(**id, bin, item.node));
         let others = |sharers: usize, count: usize| -> Option<Vec<CoreId>> {
             let share = |moment: usize| wants[moment].work / sharers as f64;
             let fits = |core: &CoreId| *core != home && may(*core) && self.has_room(*core, share, goal);
-            let cores: Vec<_> = order.iter().copied().filter(fits).take(count).collect();
+            let cores: Vec<_> = order.iter().map(|(id, _)| **id).filter(fits).take(count).collect();
             (cores.len() == count).then_some(cores)
         };
         let sorted = |mut cores: Vec<CoreId>| {

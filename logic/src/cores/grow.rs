@@ -4,8 +4,9 @@ use super::{
     CoreId, QueueId, Settings, Why,
     allocator::{Allocator, Step},
     board::{Board, Item, Spot},
+    history::MOMENTS,
 };
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 impl Allocator {
     /// Relieves cores that were above the high mark in both of the last two periods: one alone may be noise.
@@ -44,12 +45,13 @@ impl Allocator {
         let lately = |at: Option<Duration>| at.is_some_and(|at| step.now.saturating_sub(at) < hold);
         let rested = |id| !self.queues.get(&id).is_some_and(|state| lately(state.moved));
         let moves = shed(&step.board, core, low, |_| true).or_else(|| shed(&step.board, core, high, rested));
-        if moves.is_some() || lately(self.repacked) {
+        if moves.is_some() || step.now < self.repack_after {
             return moves;
         }
-        let board = repack(&step.board, high)?;
-        self.repacked = Some(step.now);
-        Some(board.items().iter().map(|(id, item)| (*id, item.spot.clone())).collect())
+        let board = repack(&step.board, high);
+        let pause = if board.is_some() { hold } else { hold / MOMENTS };
+        self.repack_after = step.now.saturating_add(pause);
+        Some(board?.items().iter().map(|(id, item)| (*id, item.spot.clone())).collect())
     }
 }
 
@@ -61,7 +63,7 @@ fn shed(
     goal: f64,
     may: impl Fn(QueueId) -> bool,
 ) -> Option<Vec<(QueueId, Spot)>> {
-    let mut board = board.clone();
+    let mut board = Cow::Borrowed(board);
     let mut moves = Vec::new();
     while !board.is_below(core, goal) {
         let loose = board.users(core).filter(|(id, item)| item.is_loose() && may(*id));
@@ -72,7 +74,7 @@ fn shed(
         let target =
             |(id, item): (QueueId, &Item)| Some((id, board.target(item, goal, |_, other| other != core)?));
         let (id, to) = enough.into_iter().chain(less.into_iter().rev()).find_map(target)?;
-        board.place(id, Spot::at(to));
+        board.to_mut().place(id, Spot::at(to));
         moves.push((id, Spot::at(to)));
     }
     (!moves.is_empty()).then_some(moves)

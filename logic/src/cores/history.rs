@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Parts of a hold time of which one moment each is kept.
-const MOMENTS: u32 = 7;
+pub(super) const MOMENTS: u32 = 7;
 
 /// The moment when all queues together wanted most, for each seventh of the hold time: at most nine, however long it is.
 /// Queues that want much at different times may share a core, so their peaks are not added up.

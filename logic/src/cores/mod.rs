@@ -26,8 +26,8 @@
 //! in *both* of the last two periods gives queues away, so that one noisy period moves nothing and a step is answered after
 //! 20 ms. The smallest queue that suffices moves, else the largest and so on, to a core that forwards already, else to one more.
 //! Both cores are then below `low` (70 %), so a load that wobbles by a fifth moves nothing again. Only if no core is left to be
-//! added are cores filled to `high`; if moves from this core are not enough, all queues are placed anew, first-fit decreasing;
-//! and if all is too much, the loads are evened out. The last three move no queue, or not all, twice in a hold time.
+//! added are cores filled to `high`; if that is not enough, all queues are placed anew, first-fit decreasing. These two move no
+//! queue, or not all, twice in a hold time. If all is too much, loads are evened out where that wins `high - low` of a core.
 //!
 //! **Split.** A queue that alone wants more than `high` is shared by flow over the fewest cores with room, evenly. Its home
 //! shares, too, unless handing packets on fills it.

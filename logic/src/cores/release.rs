@@ -6,6 +6,7 @@ use super::{
     board::{Board, Item, Spot},
     grow::repack,
 };
+use std::borrow::Cow;
 
 /// Joins queues and gives back cores, as many as can be. The step's board has what queues wanted at the moments of the last hold
 /// time.
@@ -70,15 +71,15 @@ fn without(board: &Board, core: CoreId, goal: f64) -> Option<Board> {
     };
     let mut users: Vec<(QueueId, &Item)> = board.users(core).collect();
     users.sort_by(|a, b| b.1.size().total_cmp(&a.1.size()));
-    let mut next = board.clone();
+    let mut next = Cow::Borrowed(board);
     for (id, item) in users {
         if !item.is_loose() {
             return None;
         }
         let to = next.target(item, goal, may)?;
-        next.place(id, Spot::at(to));
+        next.to_mut().place(id, Spot::at(to));
     }
-    Some(next)
+    Some(next.into_owned())
 }
 
 /// Makes the step's board look like this one. Did that move anything?

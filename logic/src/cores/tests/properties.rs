@@ -238,8 +238,8 @@ proptest! {
     #[test]
     fn nonsense_does_no_harm(
         views in prop::collection::vec(
-            (prop::collection::vec((0u16..4, any::<f64>()), 0..5), prop::collection::vec((0u16..4, 0u16..5, any::<f64>(), any::<f64>(), 0u16..5), 0..6)), 1..30),
-        high in any::<f64>(), low in any::<f64>(), hold in any::<u64>(), times in prop::collection::vec(any::<u64>(), 30),
+            (prop::collection::vec((0u16..4, prop::num::f64::ANY), 0..5), prop::collection::vec((0u16..4, 0u16..5, prop::num::f64::ANY, prop::num::f64::ANY, 0u16..5), 0..6)), 1..30),
+        high in prop::num::f64::ANY, low in prop::num::f64::ANY, hold in any::<u64>(), times in prop::collection::vec(prop_oneof![any::<u64>(), Just(u64::MAX)], 30),
     ) {
         let settings = Settings { high, low, hold: Duration::from_nanos(hold), ..Settings::default() };
         let mut allocator = Allocator::default();
