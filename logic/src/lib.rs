@@ -11,6 +11,7 @@
 //! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
 //! | [`cores`] | which core each RX queue is placed on |
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
+//! | [`sim`] | nothing: the allocator of `cores` in virtual time
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
 //! | [`cpus`] | nothing: sets of cores as the kernel writes them |
 //!
@@ -29,5 +30,6 @@ pub mod observe;
 pub mod openflow;
 pub mod plan;
 pub mod reason;
+pub mod sim;
 pub mod steer;
 pub mod tables;

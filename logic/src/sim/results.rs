@@ -1,0 +1,116 @@
+//! What came out of a run.
+
+use super::latency::Latency;
+use crate::cores::{CoreId, QueueId};
+use std::{collections::BTreeMap, time::Duration};
+
+/// Of the time that is counted. `carried + sent == forwarded + dropped + waiting`, exactly.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Results {
+    /// Packets that waited when counting began.
+    pub carried: u64,
+    pub sent: u64,
+    pub forwarded: u64,
+    pub dropped: u64,
+    /// At the end.
+    pub waiting: u64,
+    /// Of queues that dropped any.
+    pub dropped_of: BTreeMap<QueueId, u64>,
+    /// From coming to being forwarded.
+    pub latency: Latency,
+    /// Cores that forwarded anything in a control period.
+    pub cores: Cores,
+    /// Time that cores spent forwarding, waking up included.
+    pub forwarding: Duration,
+    /// What applications got done, and what they would have without traffic, in time of a core at full speed.
+    pub applications: Duration,
+    pub applications_alone: Duration,
+    /// In the order of time.
+    pub moves: Vec<Move>,
+    /// How often a queue was split, joined or split otherwise.
+    pub splits: u64,
+    /// The longest time from the start of the first control period in which a core wanted more than the high mark to a queue of it
+    /// being moved to, or shared with, a core that did not forward before.
+    pub reaction: Option<Duration>,
+}
+
+/// Numbers of cores, by control period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cores {
+    pub most: u16,
+    pub sum: u64,
+    pub periods: u64,
+}
+
+impl Cores {
+    pub(super) fn count(&mut self, cores: u16) {
+        self.most = self.most.max(cores);
+        self.sum += u64::from(cores);
+        self.periods += 1;
+    }
+
+    pub fn mean(&self) -> f64 {
+        self.sum as f64 / self.periods.max(1) as f64
+    }
+}
+
+/// A queue that changed its core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    pub at: Duration,
+    pub queue: QueueId,
+    pub from: CoreId,
+    pub to: CoreId,
+}
+
+impl Results {
+    /// Of the packets that were sent.
+    pub fn loss(&self) -> f64 {
+        self.dropped as f64 / (self.carried + self.sent).max(1) as f64
+    }
+
+    /// What applications get, of what they would get without traffic (Q9); `None` without applications.
+    pub fn application_share(&self) -> Option<f64> {
+        let alone = self.applications_alone.as_secs_f64();
+        (alone > 0.0).then(|| self.applications.as_secs_f64() / alone)
+    }
+
+    /// Time of cores for each packet that was forwarded.
+    pub fn ns_per_packet(&self) -> Option<f64> {
+        (self.forwarded > 0).then(|| self.forwarding.as_nanos() as f64 / self.forwarded as f64)
+    }
+
+    /// The most moves of one queue within a time.
+    pub fn most_moves_within(&self, time: Duration) -> usize {
+        let mut of: BTreeMap<QueueId, Vec<Duration>> = BTreeMap::new();
+        for moved in &self.moves {
+            of.entry(moved.queue).or_default().push(moved.at);
+        }
+        let within = |times: &[Duration]| {
+            let from = |i: usize| times[i..].partition_point(|at| *at < times[i].saturating_add(time));
+            (0..times.len()).map(from).max().unwrap_or(0)
+        };
+        of.values().map(|times| within(times)).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moves_within_a_time_are_those_of_one_queue() {
+        let moved = |ms: u64, index: u16| Move {
+            at: Duration::from_millis(ms),
+            queue: QueueId { port: 0, index },
+            from: 0,
+            to: 1,
+        };
+        let moves = vec![moved(0, 0), moved(500, 1), moved(900, 0), moved(1000, 0), moved(1899, 0)];
+        let results = Results { moves, ..Results::default() };
+        assert_eq!(results.most_moves_within(Duration::from_millis(1000)), 3);
+        assert_eq!(results.most_moves_within(Duration::from_millis(999)), 2);
+        assert_eq!(results.most_moves_within(Duration::from_millis(99)), 1);
+        assert_eq!(Results::default().most_moves_within(Duration::from_secs(1)), 0);
+    }
+}

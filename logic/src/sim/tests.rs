@@ -1,0 +1,304 @@
+//! Whole runs.
+
+use super::{run::Run, *};
+use crate::{
+    cores::{CoreId, Plan, Policy, QueueId, Settings},
+    fib::synthetic::Random,
+};
+
+/// Cores of their own, one port with so many queues, a packet takes 1 us and wakes nobody.
+pub(super) fn scenario(cores: u16, queues: u16) -> Scenario {
+    Scenario {
+        machine: Machine { cores, nodes: 1, siblings: 1, sibling_speed: 1000 },
+        cost: Cost { ns_per_packet: 1000, wake_ns: 0, hand_on_ns: 500 },
+        ports: vec![Port { queues, node: None, ring: 50 }],
+        sources: Vec::new(),
+        applications: Vec::new(),
+        settings: Settings::default(),
+        settle: Duration::ZERO,
+        duration: Duration::from_millis(20),
+        seed: 1,
+    }
+}
+
+fn constant(pps: u64) -> Rate {
+    Rate::Line(vec![Point { at: Duration::ZERO, pps }])
+}
+
+fn source(rate: Rate) -> Source {
+    Source { port: 0, flows: None, rate, arrivals: Arrivals::Even }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+const SPREAD: Placement = Placement::Allocator(Policy::Spread);
+const PACK: Placement = Placement::Allocator(Policy::Pack);
+
+fn is_conserved(results: &Results) -> bool {
+    let after = results.forwarded + results.dropped + results.waiting;
+    results.dropped_of.values().sum::<u64>() == results.dropped && results.carried + results.sent == after
+}
+
+#[test]
+fn a_core_with_too_much_to_do_forwards_what_it_can_and_drops_the_rest() {
+    // 200 packets come in each of 200 slices, 100 are forwarded, 50 wait in the ring. An application on the other core.
+    let application = Application { cores: None, wants: 600, sharing: Sharing::Rest, pinned: false };
+    let scenario = Scenario {
+        sources: vec![source(constant(2_000_000))],
+        applications: vec![application],
+        ..scenario(2, 1)
+    };
+    let results = scenario.run(&SPREAD).unwrap();
+    assert_eq!((results.sent, results.forwarded, results.waiting), (40_000, 20_000, 50));
+    assert_eq!((results.dropped, results.carried), (19_950, 0));
+    assert_eq!(results.dropped_of, [(QueueId { port: 0, index: 0 }, 19_950)].into());
+    assert_eq!(results.cores, Cores { most: 1, sum: 2, periods: 2 });
+    assert_eq!(results.forwarding, Duration::from_millis(20));
+    assert_eq!(results.applications, Duration::from_millis(12));
+    assert_eq!(results.applications_alone, Duration::from_millis(24));
+    assert_eq!((results.application_share(), results.ns_per_packet()), (Some(0.5), Some(1000.0)));
+    // The second 50 of 200 come 37.5 us after the start of their slice on average, and leave 25 us after that of the next.
+    assert_eq!((results.latency.packets, results.latency.max_ns), (20_000, 87_500));
+    assert!(is_conserved(&results) && results.moves.is_empty() && results.reaction.is_none());
+}
+
+#[test]
+fn at_low_load_packets_wait_for_the_wake_up_and_cost_more() {
+    // A packet in each slice: 643 * 99,686 / 100,643 = 636 ns for the wake-up.
+    let scenario = Scenario {
+        sources: vec![source(constant(10_000))],
+        cost: Cost::MILLRACE,
+        settle: Duration::from_millis(30),
+        ..scenario(1, 1)
+    };
+    let results = scenario.run(&SPREAD).unwrap();
+    assert_eq!((results.sent, results.forwarded, results.dropped), (200, 200, 0));
+    assert_eq!(results.ns_per_packet(), Some(950.0));
+    assert_eq!((results.latency.quantile_ns(0.5), results.latency.max_ns), (Some(953), 953));
+}
+
+#[test]
+fn siblings_slow_each_other_down() {
+    let both = Application { cores: None, wants: 1000, sharing: Sharing::Rest, pinned: false };
+    let machine = Machine { cores: 4, nodes: 2, siblings: 2, sibling_speed: 600 };
+    assert_eq!([0, 1, 2, 3].map(|core| machine.node(core)), [0, 1, 0, 1]);
+    assert_eq!(machine.sibling(1), Some(3));
+    let on_one = Application { cores: Some(vec![0]), ..both.clone() };
+    let got = |application: Application| {
+        let applications = vec![application];
+        let results =
+            Scenario { machine: machine.clone(), applications, ..scenario(4, 1) }.run(&SPREAD).unwrap();
+        (results.applications, results.applications_alone)
+    };
+    assert_eq!(got(on_one), (Duration::from_millis(20), Duration::from_millis(20)));
+    // In the first slice nobody knows yet that the other works.
+    let (applications, alone) = got(both);
+    assert_eq!(alone, Duration::from_millis(4 * 12));
+    assert_eq!(applications, alone + Duration::from_micros(4 * 40));
+}
+
+#[test]
+fn a_queue_that_is_split_hands_packets_on_evenly_until_it_is_joined() {
+    let scenario = Scenario { sources: vec![source(constant(1_000_000))], ..scenario(3, 1) };
+    let mut run = Run::new(&scenario, None, &[1]);
+    let queue = QueueId { port: 0, index: 0 };
+    let plan = |home: CoreId, split: &[CoreId]| Plan {
+        home: [(queue, home)].into(),
+        split: if split.is_empty() { [].into() } else { [(queue, split.to_vec())].into() },
+    };
+    let slices = |run: &mut Run, range: std::ops::Range<u64>, came: u64| {
+        range.for_each(|now| run.slice(now, &[came]));
+        let ran: Vec<u64> = run.tasks.iter().map(|task| task.ran_ns).collect();
+        run.end_period(Duration::ZERO + PERIOD, None);
+        ran
+    };
+    let far = Duration::from_millis(10);
+    run.apply(far, &plan(0, &[0, 2]));
+    // 60 packets: 30 stay, 30 are handed on, and begun with a slice later.
+    assert_eq!(slices(&mut run, 0..100, 60), [100 * 45_000, 99 * 30_000]);
+    assert_eq!((run.results.forwarded, run.waiting()), (5_970, 30));
+    // Its home does no share: 30 for each, the 61st for each in turn; what waits is forwarded where it is.
+    run.apply(far, &plan(0, &[1, 2]));
+    // Core 2 has 30 and gets 30 and 31 in turn, core 1 gets 31 and 30.
+    let came = [30 + 50 * 30 + 49 * 31, 50 * 31 + 49 * 30].map(|packets| packets * 1000);
+    assert_eq!(slices(&mut run, 100..200, 61), [100 * 30_500, came[0], came[1]]);
+    assert_eq!((run.results.splits, run.results.moves.len(), run.results.dropped), (2, 0, 0));
+    // Joined elsewhere: the others finish what they have and are forgotten.
+    run.apply(far, &plan(1, &[]));
+    assert_eq!((run.tasks.len(), run.tasks[0].core), (3, 1));
+    slices(&mut run, 200..300, 61);
+    run.apply(far, &plan(1, &[]));
+    assert_eq!((run.tasks.len(), run.waiting(), run.results.splits), (1, 0, 3));
+    assert_eq!(run.results.sent, 100 * (60 + 61 + 61));
+    assert!(is_conserved(&run.finish()));
+}
+
+#[test]
+fn the_allocator_sees_what_cores_queues_and_applications_did() {
+    let pinned = Application { cores: Some(vec![1]), wants: 250, sharing: Sharing::Rest, pinned: true };
+    let mut scenario = Scenario { applications: vec![pinned], ..scenario(2, 2) };
+    scenario.ports[0].node = Some(0);
+    let mut run = Run::new(&scenario, None, &[2]);
+    (0..100).for_each(|now| run.slice(now, &[10, 120]));
+    let view = run.view();
+    let other = |core: usize| (view.cores[core].workloads, view.cores[core].other);
+    assert_eq!((other(0), other(1)), ((0, 0.0), (1, 0.0)));
+    let seen: Vec<_> = view.queues.iter().map(|q| (q.id.index, q.core, q.ran, q.waited, q.node)).collect();
+    assert_eq!(seen, [(0, 0, 0.1, 0.0, Some(0)), (1, 1, 1.0, 0.0, Some(0))]);
+}
+
+/// Anything that can be simulated, small.
+fn random(seed: u64) -> Scenario {
+    let mut random = Random(seed);
+    let mut below = |limit: u32| random.below(limit);
+    let siblings = 1 + below(2) as u16;
+    let cores = siblings * (1 + below(6) as u16);
+    let ports: Vec<_> = (0..1 + below(2))
+        .map(|_| Port { queues: 1 + below(8) as u16, node: None, ring: 1 + below(600) })
+        .collect();
+    let ms = Duration::from_millis;
+    let rate = |below: &mut dyn FnMut(u32) -> u32| {
+        let pps = u64::from(below(5_000_000));
+        match below(4) {
+            0 => Rate::Line(vec![Point { at: ms(10), pps }, Point { at: ms(300), pps: pps / 3 }]),
+            1 => Rate::Wave { low_pps: pps / 2, high_pps: pps, period: ms(150) },
+            2 => Rate::OnOff { pps, on: ms(5), off: ms(20) },
+            _ => Rate::Elephants {
+                flows_per_second: 3000,
+                lasting: ms(40),
+                least_pps: 5000,
+                most_pps: 900_000,
+            },
+        }
+    };
+    let sources = (0..1 + below(4))
+        .map(|_| Source {
+            port: below(ports.len() as u32) as u8,
+            flows: Some(below(20)).filter(|flows| *flows > 0),
+            rate: rate(&mut below),
+            arrivals: if below(2) == 0 { Arrivals::Even } else { Arrivals::Poisson },
+        })
+        .collect();
+    let sharing = if below(2) == 0 { Sharing::Rest } else { Sharing::Fair };
+    let applications =
+        vec![Application { cores: None, wants: below(1001) as u16, sharing, pinned: below(2) == 0 }];
+    Scenario {
+        machine: Machine { cores, nodes: 1, siblings, sibling_speed: 620 },
+        cost: Cost::MILLRACE,
+        ports,
+        sources,
+        applications,
+        // Much is moved, split and joined.
+        settings: Settings { hold: ms(50), low: 0.84, ..Settings::default() },
+        settle: ms(100),
+        duration: ms(600),
+        seed,
+    }
+}
+
+#[test]
+fn every_packet_is_forwarded_dropped_or_waits_and_the_same_again() {
+    for seed in 0..40 {
+        let scenario = random(seed);
+        for placement in [PACK, SPREAD, Placement::RssHash] {
+            let results = scenario.run(&placement).unwrap();
+            assert!(is_conserved(&results), "{seed}, {placement:?}: {results:?}");
+            assert_eq!(results.latency.packets, results.forwarded, "{seed}, {placement:?}");
+            assert!(results.sent > 0 && results.applications <= results.applications_alone + seconds(0.01));
+            assert_eq!(scenario.run(&placement).unwrap(), results, "{seed}, {placement:?}");
+        }
+    }
+}
+
+#[test]
+fn seeds_differ() {
+    let run = |seed| Scenario { seed, ..random(3) }.run(&SPREAD).unwrap().sent;
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn more_cores_never_drop_more_when_spread() {
+    let dropped = |cores: u16| {
+        let sources = vec![Source { arrivals: Arrivals::Poisson, ..source(constant(3_000_000)) }];
+        let scenario = Scenario { sources, duration: seconds(0.1), ..scenario(cores, 8) };
+        scenario.run(&SPREAD).unwrap().dropped
+    };
+    let dropped: Vec<u64> = (1..=8).map(dropped).collect();
+    assert!(dropped.is_sorted_by(|fewer, more| fewer >= more), "{dropped:?}");
+    assert!(dropped[0] > 190_000 && dropped[7] == 0, "{dropped:?}");
+}
+
+#[test]
+fn what_cannot_be_simulated_is_refused() {
+    let bad = |change: fn(&mut Scenario)| {
+        let mut scenario = random(1);
+        change(&mut scenario);
+        scenario.run(&PACK).unwrap_err().to_string()
+    };
+    assert_eq!(bad(|s| s.machine.cores = 129), "cores: 1 to 128");
+    assert_eq!(bad(|s| s.machine.cores = 0), "cores: 1 to 128");
+    assert_eq!(bad(|s| s.machine.siblings = 0), "siblings: 1 or 2, dividing the cores");
+    assert_eq!(bad(|s| s.settings.allowed = Some([128].into())), "allowed cores: at least one that exists");
+    assert_eq!(bad(|s| s.ports.clear()), "ports: 1 to 64");
+    assert_eq!(bad(|s| s.sources[0].port = 9), "source: a port that exists");
+    assert_eq!(bad(|s| s.duration = Duration::MAX), "time: above 0, at most an hour with settling");
+    assert_eq!(bad(|s| s.sources[0].rate = Rate::Line(vec![])), "line: 1 to 10000 points");
+    assert_eq!(bad(|s| s.cost.ns_per_packet = 0), "ns per packet: 1 to 100000");
+}
+
+/// A load that one core can carry, later another one; packets cost what was measured.
+fn growing(cores: u16, queues: u16, points: &[(f64, u64)]) -> Scenario {
+    let line = points.iter().map(|&(at, pps)| Point { at: seconds(at), pps }).collect();
+    Scenario {
+        cost: Cost::MILLRACE,
+        ports: vec![Port { queues, node: None, ring: 1024 }],
+        sources: vec![Source { arrivals: Arrivals::Poisson, ..source(Rate::Line(line)) }],
+        // Everything is on one core after that.
+        settle: seconds(5.0),
+        duration: seconds(10.0),
+        ..scenario(cores, queues)
+    }
+}
+
+#[test]
+fn a_step_gets_its_second_core_at_once_and_loses_nothing() {
+    let step = growing(4, 4, &[(6.003, 700_000), (6.003, 2_600_000)]);
+    let results = step.run(&PACK).unwrap();
+    assert_eq!((results.dropped, results.cores.most), (0, 2));
+    assert!(results.reaction.is_some_and(|time| time < Duration::from_millis(50)), "{:?}", results.reaction);
+    // The first second on one core, then two.
+    assert!((1.85..1.95).contains(&results.cores.mean()), "{:?}", results.cores);
+    let spread = step.run(&SPREAD).unwrap();
+    assert_eq!((spread.dropped, spread.cores.most, spread.moves.len()), (0, 4, 0));
+    assert!(spread.ns_per_packet() > results.ns_per_packet());
+}
+
+#[test]
+fn a_gentle_ramp_loses_nothing_while_cores_are_added() {
+    let results = growing(8, 16, &[(5.0, 500_000), (15.0, 12_000_000)]).run(&PACK).unwrap();
+    assert_eq!(results.dropped, 0);
+    assert!(results.cores.most > 4 && results.cores.mean() < 6.5, "{:?}", results.cores);
+}
+
+#[test]
+fn a_load_that_wobbles_around_the_mark_moves_no_queue_twice_in_a_hold_time() {
+    let mut wobble = growing(4, 4, &[(5.0, 200_000), (5.0, 1_800_000)]);
+    let wave = Rate::Wave { low_pps: 0, high_pps: 500_000, period: seconds(0.5) };
+    wobble.sources.push(Source { arrivals: Arrivals::Poisson, ..source(wave) });
+    for seed in 0..5 {
+        let results = Scenario { seed, ..wobble.clone() }.run(&PACK).unwrap();
+        assert_eq!(results.most_moves_within(wobble.settings.hold), 1, "{:?}", results.moves);
+        assert_eq!((results.dropped, results.cores.most), (0, 2), "{seed}");
+    }
+}
+
+#[test]
+fn a_queue_hotter_than_a_core_is_split() {
+    let hot = growing(4, 1, &[(6.0, 1_000_000), (6.0, 5_000_000)]);
+    let [packed, spread] = [PACK, SPREAD].map(|placement| hot.run(&placement).unwrap());
+    assert!(packed.splits > 0 && packed.moves.is_empty(), "{packed:?}");
+    assert!(packed.dropped * 50 < spread.dropped, "{} {}", packed.dropped, spread.dropped);
+    assert!(is_conserved(&packed) && is_conserved(&spread));
+}
