@@ -15,6 +15,7 @@
 //! | [`record`], [`progress`] | raw results as JSON lines; how far a long run is |
 //! | [`figure`], [`report`] | what to draw of results; results as HTML and Markdown |
 //! | [`figures`] | the experiments behind the papers' figures, and what the papers say |
+//! | [`simulation`] | machines with more cores than there are, in virtual time |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
 //! Numbers leave this crate as raw data and as ratios of subjects measured alternately in one run: absolute figures of a
@@ -48,6 +49,7 @@ pub mod replay;
 pub mod report;
 pub mod rules;
 pub mod shell;
+pub mod simulation;
 pub mod sink;
 pub mod subject;
 pub mod sys;

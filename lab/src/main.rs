@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use lab::{
     cpu, demo,
     experiment::{Experiment, bench},
-    figures, namespace, report, shell, sys,
+    figures, namespace, report, shell, simulation, sys,
 };
 
 /// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
@@ -30,6 +30,8 @@ enum Command {
     Bench(bench::Options),
     /// The experiments behind the papers' figures, ours drawn beside the published values
     Figures(figures::Options),
+    /// How queues are placed on machines that are not there, in virtual time: packed, spread and hashed; needs no root
+    Sim(simulation::Options),
     /// HTML with pictures, and Markdown, out of the raw results in a directory
     Report(report::Options),
     #[command(name = cpu::Spinner::COMMAND, hide = true)]
@@ -40,6 +42,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
         Command::Spin { core } => return cpu::spin(core).map(|()| ExitCode::SUCCESS),
         Command::Report(options) => return report::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Sim(options) => {
+            return simulation::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
+        }
         Command::Shell(options) if options.list => return shell::list().map(|()| ExitCode::SUCCESS),
         _ => {}
     }
@@ -52,7 +57,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
         Command::Figures(options) => figures::run(&options, std::env::args().collect()),
         Command::Bench(options) => bench::bench(&options),
-        Command::Spin { .. } | Command::Report(_) => Ok(()),
+        Command::Spin { .. } | Command::Report(_) | Command::Sim(_) => Ok(()),
     };
     ran.map(|()| ExitCode::SUCCESS)
 }

@@ -1,0 +1,140 @@
+//! `millrace-lab sim`: the allocator on machines that are not there, in virtual time ([`logic::sim`]). Needs no root.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::Result;
+use clap::Args;
+use logic::{
+    cores::Policy,
+    sim::{Placement, Results},
+};
+use serde_json::{Value, json};
+
+use crate::record::Output;
+
+mod file;
+
+pub use file::Named;
+
+/// What to simulate.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Names of built-in scenarios, or files that describe some [default: all that are built in]
+    scenarios: Vec<String>,
+    /// Where raw results go; `millrace-lab report` reads them
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Placements that are compared, in this order, with their names.
+const PLACEMENTS: [(&str, Placement); 3] = [
+    ("pack", Placement::Allocator(Policy::Pack)),
+    ("spread", Placement::Allocator(Policy::Spread)),
+    ("rss-hash", Placement::RssHash),
+];
+
+/// Prints a table for each scenario.
+pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
+    let output = Output { path: options.json.clone(), command };
+    output.check(&options.scenarios.iter().map(PathBuf::from).collect::<Vec<_>>())?;
+    let scenarios: Vec<Named> = match options.scenarios.is_empty() {
+        true => Named::built_in().collect::<Result<_>>()?,
+        false => options.scenarios.iter().map(|name| Named::find(name)).collect::<Result<_>>()?,
+    };
+    let mut recorder = output.recorder()?;
+    for (number, named) in scenarios.iter().enumerate() {
+        let simulated = simulate(named)?;
+        for (placement, results) in &simulated {
+            recorder.line(&line(named, placement, results))?;
+        }
+        println!("{}{}", if number > 0 { "\n" } else { "" }, table(named, &simulated).trim_end());
+    }
+    Ok(())
+}
+
+type Simulated = Vec<(&'static str, Results)>;
+
+/// A scenario under each placement.
+pub fn simulate(named: &Named) -> Result<Simulated> {
+    let each = |(name, placement)| Ok((name, named.scenario.run(&placement)?));
+    PLACEMENTS.into_iter().map(each).collect()
+}
+
+/// As Markdown.
+pub fn table(named: &Named, simulated: &[(&str, Results)]) -> String {
+    let head = [
+        "",
+        "cores, mean (most)",
+        "lost",
+        "latency p50, p99, most (us)",
+        "application share",
+        "ns per packet",
+        "moves, splits",
+        "second core after (ms)",
+    ];
+    let rows: String = simulated
+        .iter()
+        .map(|(placement, results)| format!("| {placement} | {} |\n", row(results).join(" | ")))
+        .collect();
+    format!(
+        "## {}\n\n{}\n\n| {} |\n|{}\n{rows}",
+        named.name,
+        named.description,
+        head.join(" | "),
+        "---|".repeat(head.len())
+    )
+}
+
+fn row(results: &Results) -> [String; 7] {
+    let or_none = |text: Option<String>| text.unwrap_or("-".into());
+    let latency = &results.latency;
+    let quantile = |share: f64| latency.quantile_ns(share).unwrap_or(0);
+    let us = |ns: u64| format!("{:.1}", ns as f64 / 1e3);
+    let lost = match results.dropped {
+        0 => "0".to_owned(),
+        dropped => format!("{dropped} ({:.3} %)", results.loss() * 100.0),
+    };
+    [
+        format!("{:.2} ({})", results.cores.mean(), results.cores.most),
+        lost,
+        format!("{}, {}, {}", us(quantile(0.5)), us(quantile(0.99)), us(latency.max_ns)),
+        or_none(results.application_share().map(|share| format!("{share:.3}"))),
+        or_none(results.ns_per_packet().map(|ns| format!("{ns:.0}"))),
+        format!("{}, {}", results.moves.len(), results.splits),
+        or_none(results.reaction.map(|time| milliseconds(time).to_string())),
+    ]
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    time.as_millis() as u64
+}
+
+fn line(named: &Named, placement: &str, results: &Results) -> Value {
+    let latency = &results.latency;
+    json!({"record": "sample", "case": "sim", "subject": placement, "parameters": {"scenario": named.name},
+    "sample": {
+        "sent": results.sent, "forwarded": results.forwarded, "dropped": results.dropped,
+        "cores_mean": results.cores.mean(), "cores_most": results.cores.most,
+        "p50_ns": latency.quantile_ns(0.5), "p99_ns": latency.quantile_ns(0.99), "max_ns": latency.max_ns,
+        "application_share": results.application_share(), "ns_per_packet": results.ns_per_packet(),
+        "moves": results.moves.len(), "splits": results.splits,
+        "most_moves_of_a_queue_per_hold": results.most_moves_within(named.scenario.settings.hold),
+        "second_core_ms": results.reaction.map(milliseconds),
+    }})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// To accept new results: `cargo run -p millrace-lab -- sim > lab/scenarios/results.md`.
+    #[test]
+    fn results_are_those_that_are_committed() {
+        let tables = Named::built_in().map(|named| {
+            let named = named.unwrap();
+            table(&named, &simulate(&named).unwrap())
+        });
+        let tables: Vec<String> = tables.collect();
+        assert!(tables.join("\n") == include_str!("../../scenarios/results.md"), "{}", tables.join("\n"));
+    }
+}
