@@ -77,6 +77,8 @@ pub struct Testbed {
     pub name: String,
     /// What subjects with flow tables are given when they start, instead of what they would do by themselves.
     pub rules: Option<Arc<Rules>>,
+    /// Millrace places queues by itself; else they stay on the cores where the testbed has them.
+    pub placing: bool,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,
     router_nice: i32,
@@ -122,6 +124,7 @@ impl Testbed {
             topology: topology.clone(),
             name,
             rules: None,
+            placing: false,
             subject: Mutex::default(),
             router_nice: 0,
         };

@@ -29,6 +29,7 @@ pub struct Config {
     pub sampling: Sampling,
     pub limits: Limits,
     pub flows: Flows,
+    pub cores: CoresSettings,
     pub openflow: OpenFlowSettings,
 }
 
@@ -44,6 +45,7 @@ impl Default for Config {
             sampling: Sampling::default(),
             limits: Limits::default(),
             flows: Flows::default(),
+            cores: CoresSettings::default(),
             openflow: OpenFlowSettings::default(),
         }
     }
@@ -255,11 +257,13 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(PortName, Source, Interval, Miss);
+deserialize_by_parsing!(PortName, Source, Interval, Miss, CoreList, PlacementPolicy);
 
-// Behind the macros, which it uses.
+// Behind the macros, which they use.
+mod cores;
 mod openflow;
 
+pub use cores::{CoreList, CoresSettings, DeclaredWorkload, Percent, PlacementPolicy};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 
 /// A configuration that cannot be used.
@@ -287,8 +291,11 @@ impl Config {
             let key = key_at(text, at);
             let mut message = e.message().trim().replace('\n', "; ").replace('`', "'");
             if message.starts_with("invalid type") {
-                let form =
-                    FORMS.iter().chain(&openflow::FORMS).find(|(name, _)| key.as_deref() == Some(name));
+                let form = FORMS
+                    .iter()
+                    .chain(&cores::FORMS)
+                    .chain(&openflow::FORMS)
+                    .find(|(name, _)| key.as_deref() == Some(name));
                 message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));
             }
             ConfigError::Wrong {

@@ -6,6 +6,7 @@
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
+//! | `CAP_SYS_NICE` | moving NAPI threads to cores, and the priority of whoever does |
 //! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket |
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,
@@ -16,12 +17,13 @@ use anyhow::{Context, Result, bail};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 use std::path::Path;
 
-const NEEDED: [(CapabilitySet, &str, &str); 6] = [
+const NEEDED: [(CapabilitySet, &str, &str); 7] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "attach XDP programs and read the network configuration"),
     (CapabilitySet::BPF, "CAP_BPF", "load XDP programs"),
     (CapabilitySet::PERFMON, "CAP_PERFMON", "load XDP programs that read the clock and kernel types"),
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN", "enter the namespaces of routers"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "find the namespaces of other processes"),
+    (CapabilitySet::SYS_NICE, "CAP_SYS_NICE", "place queues on cores"),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW", "see netfilter rules"),
 ];
 

@@ -85,6 +85,7 @@ fn with_table(
     progress: &mut Progress,
 ) -> Result<Vec<Idle>> {
     let mut testbed = testbed(0)?;
+    testbed.placing = true;
     testbed.set_priority(Priority::Reaction)?;
     testbed.load_routes(table)?;
     let daemon = Millrace::start(&testbed)?;

@@ -164,8 +164,8 @@ fn launch(testbed: &Testbed, binary: &Path, instance: &str) -> Result<Child> {
     for port in &testbed.topology.ports {
         run.args(["--port", &port.name]);
     }
-    if let Some(rules) = &testbed.rules {
-        run.arg("--config").arg(configuration(instance, rules)?);
+    run.arg("--config").arg(configuration(testbed, instance)?);
+    if testbed.rules.is_some() {
         run.arg("--controller").arg(format!("ptcp:{}:127.0.0.1", openflow::PORT));
     }
     let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(instance)?).spawn();
@@ -206,11 +206,12 @@ fn binary() -> Result<PathBuf> {
     found.with_context(|| format!("no millrace binary beside {}: run `make build`", lab.display()))
 }
 
-/// A file that says how many rules there may be.
-fn configuration(instance: &str, rules: &Rules) -> Result<PathBuf> {
+/// A file that says how many rules there may be, and who places queues.
+fn configuration(testbed: &Testbed, instance: &str) -> Result<PathBuf> {
     let path = configuration_path(instance);
-    let most = rules.count.max(1000);
-    std::fs::write(&path, format!("[flows]\nrules = {most}\n"))
+    let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
+    let policy = if testbed.placing { "pack" } else { "off" };
+    std::fs::write(&path, format!("[cores]\npolicy = {policy:?}\n[flows]\nrules = {most}\n"))
         .with_context(|| path.display().to_string())?;
     Ok(path)
 }

@@ -45,14 +45,23 @@ pub enum Why {
     Refused { core: CoreId },
 }
 
+impl Event {
+    /// What becomes of the queue, and why, without its name: "core 1 -> core 2: core 1 is offline".
+    pub fn change(&self) -> impl fmt::Display + '_ {
+        fmt::from_fn(|f| {
+            write!(f, "{}", Cores(&self.from))?;
+            if self.from != self.to {
+                write!(f, " -> {}", Cores(&self.to))?;
+            }
+            write!(f, ": {}", self.why)
+        })
+    }
+}
+
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let QueueId { port, index } = self.queue;
-        write!(f, "port {port} queue {index}: {}", Cores(&self.from))?;
-        if self.from != self.to {
-            write!(f, " -> {}", Cores(&self.to))?;
-        }
-        write!(f, ": {}", self.why)
+        write!(f, "port {port} queue {index}: {}", self.change())
     }
 }
 

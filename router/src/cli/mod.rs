@@ -6,15 +6,18 @@
 //! | `text.rs` | reports as text for people |
 //! | `table.rs` | columns |
 //! | `flows.rs` | `millrace flows` |
+//! | `cores.rs` | cores and events as text |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 pub(crate) mod capture;
+mod cores;
 mod flows;
 mod table;
 mod text;
 
 use crate::{
     config::{Config, Interval, OpenFlowVersion, PortName, Target},
+    cores::report::{CoresReport, EventReport},
     daemon::{
         api::RouteQuery,
         client::{self, CallError},
@@ -44,6 +47,8 @@ use std::{
 
 /// How long a command waits for what the daemon knows.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often `events --follow` asks.
+const FOLLOW_PERIOD: Duration = Duration::from_millis(200);
 /// For what takes seconds: comparing a full table, or removing one, or loading the explaining program.
 const LONG_PATIENCE: Duration = Duration::from_secs(65);
 
@@ -79,6 +84,10 @@ enum Command {
     /// Flow rules, which go before routing: list, add, modify, delete, watch.
     #[command(subcommand, after_help = flows::HELP)]
     Flows(flows::Flows),
+    /// Cores: what they forward and what else they do, where queues are, and who is pinned.
+    Cores(Output),
+    /// What was decided about queues and cores, when and why.
+    Events(Events),
     /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
     Controllers(Output),
     /// Take everything out of the kernel: plain Linux forwards.
@@ -102,6 +111,14 @@ The file of --config, every key optional, with the defaults:
   [flows]                   # see `millrace flows --help`
   rules = 65536             # at most, up to 1010000; the first one takes the memory for all
   miss = \"normal\"           # what no rule matches: \"normal\", \"controller\" or \"drop\"
+  [cores]                   # on which cores queues are placed; see docs/control-loop.md
+  policy = \"pack\"           # the fewest cores that carry them; or \"spread\", \"fixed\", \"off\": queues are left alone
+  allowed = \"0-3,8\"         # cores that may forward; without this line all
+  high = 85                 # percent of a core: with more to forward it gives queues away
+  low = 70                  # a core is given back when the others then have no more than this
+  hold = \"2s\"              # how long a lower load must have lasted for that
+  fixed = { eth1 = [0, 1] } # with policy = \"fixed\": the core of each queue of a port
+  workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those found by themselves
   [openflow]                # docs/openflow.md
   controllers = []          # as --controller
   version = \"1.3\"           # or \"1.0\"; without this line both
@@ -155,6 +172,15 @@ struct Output {
     /// As JSON.
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Events {
+    /// Go on with what is decided from now on, until Ctrl-C.
+    #[arg(long)]
+    follow: bool,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Debug, Args)]
@@ -213,10 +239,12 @@ impl Command {
             Command::Run(_) => false,
             Command::Status(o)
             | Command::Controllers(o)
+            | Command::Cores(o)
             | Command::Ports(o)
             | Command::Routers(o)
             | Command::Interfaces(o)
             | Command::Stop(o) => o.json,
+            Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
@@ -240,6 +268,8 @@ impl Cli {
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
+            Command::Cores(o) => show(o, &get::<CoresReport>(&instance, "/cores")?, cores::cores),
+            Command::Events(events) => return events.run(&instance),
             Command::Controllers(o) => {
                 show(o, &get::<Vec<ControllerReport>>(&instance, "/controllers")?, |r| text::controllers(r))
             }
@@ -279,7 +309,25 @@ impl Run {
         }
         config.openflow.version = self.openflow_version.or(config.openflow.version);
         config.openflow.check()?;
+        config.cores.check()?;
         Ok(config)
+    }
+}
+
+impl Events {
+    fn run(self, instance: &Instance) -> Result<ExitCode> {
+        let mut seen = 0;
+        loop {
+            let new: Vec<EventReport> = get(instance, &format!("/events?after={seen}"))?;
+            seen = new.last().map_or(seen, |event| event.number);
+            if !(self.follow && new.is_empty()) {
+                show(self.output, &new, |events| cores::events(events, self.follow))?;
+            }
+            if !self.follow {
+                return Ok(ExitCode::SUCCESS);
+            }
+            std::thread::sleep(FOLLOW_PERIOD);
+        }
     }
 }
 

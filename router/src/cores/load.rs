@@ -186,7 +186,7 @@ fn next(numbers: &mut SplitAsciiWhitespace<'_>) -> Option<u64> {
 }
 
 /// A queue in one control period.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// Fraction of the period.
     pub ran: f64,

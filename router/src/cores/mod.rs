@@ -9,22 +9,30 @@
 //! | [`workloads`] | who else is pinned to few cores (V2) |
 //! | [`affinity`] | where threads may run, asked and said |
 //! | [`load`] | from counters that only grow to fractions of a control period |
-//! | [`apply`] | moving a queue |
+//! | [`apply`], [`originals`] | moving a queue, and putting back what was |
+//! | [`watched`] | a queue and its time |
+//! | [`placing`] | all of that in each control period, around `logic`'s allocator |
+//! | [`report`], [`handle`] | what clients are told; the thread |
 //!
 //! Files are read below two [`Roots`], so that tests put a machine of their own there.
 
 pub mod affinity;
 pub mod apply;
+pub mod handle;
 pub mod irqs;
 pub mod load;
 pub mod machine;
+pub mod originals;
+pub mod placing;
 pub mod queues;
+pub mod report;
 pub mod threads;
 #[cfg(test)]
 mod tree;
+pub mod watched;
 pub mod workloads;
 
-use logic::{cpus, plan::PortId};
+use logic::cpus;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::{
     collections::BTreeSet,
@@ -34,15 +42,7 @@ use std::{
     str::FromStr,
 };
 
-/// A core, as Linux numbers CPUs.
-pub type CoreId = u16;
-
-/// One RX queue with its NAPI instance: what is placed (Q1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct QueueId {
-    pub port: PortId,
-    pub index: u16,
-}
+pub use logic::cores::{CoreId, QueueId};
 
 /// Where the kernel's files are: those of processes, and those of devices in one network namespace.
 #[derive(Debug)]

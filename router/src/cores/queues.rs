@@ -70,6 +70,8 @@ pub enum Obstacle {
     Unmatched { instances: usize },
     /// No interrupt of the device is known to be that of the queue.
     InterruptUnknown,
+    /// The kernel did not move it; it is asked again within a second.
+    Refused,
     /// The kernel places the interrupt itself.
     InterruptManaged { irq: u32 },
 }
@@ -94,6 +96,7 @@ impl fmt::Display for Obstacle {
             Obstacle::InterruptUnknown => {
                 f.write_str("none of the device's interrupts is named after the queue, and the driver does not tell its own")
             }
+            Obstacle::Refused => f.write_str("the kernel did not move it, and is asked again"),
             Obstacle::InterruptManaged { irq } => write!(f, "interrupt {irq} is placed by the kernel alone"),
         }
     }

@@ -13,7 +13,7 @@ use super::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    fs,
+    fmt, fs,
     os::unix::fs::MetadataExt as _,
     time::Duration,
 };
@@ -46,6 +46,17 @@ pub enum WorkloadKind {
     Process,
     /// By the command line, the configuration or a controller.
     Declared,
+}
+
+impl fmt::Display for WorkloadKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            WorkloadKind::VirtualMachine => "virtual machine",
+            WorkloadKind::Container => "container",
+            WorkloadKind::Process => "process",
+            WorkloadKind::Declared => "declared",
+        })
+    }
 }
 
 /// A process that is pinned.

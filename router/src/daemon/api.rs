@@ -10,6 +10,8 @@
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
+//! | `GET /cores` | `CoresReport` ([`crate::cores::report`]) |
+//! | `GET /events[?after=NUMBER]` | a list of `EventReport`s, decisions about cores |
 //! | `GET /controllers` | a list of `ControllerReport` ([`crate::switch::controllers`]) |
 //! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
@@ -19,6 +21,10 @@
 
 use super::report::{ExplainReport, ExplainRequest};
 use crate::{
+    cores::{
+        self,
+        report::{CoresReport, EventReport},
+    },
     hex,
     observer::Waker,
     switch::{self, controllers::ControllerReport, report::FlowsChanged},
@@ -167,13 +173,18 @@ impl IntoResponse for ApiError {
 }
 
 /// Serves the socket in a new thread until the process ends. SIGINT and SIGTERM arrive as [`Query::Leave`].
-pub fn serve(listener: UnixListener, requests: Requests, switch: switch::Handle) -> io::Result<()> {
+pub fn serve(
+    listener: UnixListener,
+    requests: Requests,
+    switch: switch::Handle,
+    cores: Option<cores::handle::Handle>,
+) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("api".into()).spawn(move || {
         runtime.block_on(async {
             let served = match tokio::net::UnixListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, routes(requests, switch)).await,
+                Ok(listener) => axum::serve(listener, routes(requests, switch, cores)).await,
                 Err(e) => Err(e),
             };
             if let Err(e) = served {
@@ -184,7 +195,7 @@ pub fn serve(listener: UnixListener, requests: Requests, switch: switch::Handle)
     Ok(())
 }
 
-fn routes(requests: Requests, switch: switch::Handle) -> Router {
+fn routes(requests: Requests, switch: switch::Handle, cores: Option<cores::handle::Handle>) -> Router {
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
@@ -196,6 +207,8 @@ fn routes(requests: Requests, switch: switch::Handle) -> Router {
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", explain)
+        .route("/cores", get(cores_report).with_state(cores.clone()))
+        .route("/events", get(events).with_state(cores))
         .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
@@ -253,6 +266,27 @@ async fn list_flows(
 
 async fn controllers(State(switch): State<switch::Handle>) -> Result<Json<Vec<ControllerReport>>, ApiError> {
     switch.controllers().await.map(Json)
+}
+
+async fn cores_report(
+    State(cores): State<Option<cores::handle::Handle>>,
+) -> Result<Json<CoresReport>, ApiError> {
+    cores.map(|cores| Json(cores.cores())).ok_or_else(ApiError::ending)
+}
+
+/// Which decisions are asked for.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EventsQuery {
+    #[serde(default)]
+    after: u64,
+}
+
+async fn events(
+    State(cores): State<Option<cores::handle::Handle>>,
+    Url(query): Url<EventsQuery>,
+) -> Result<Json<Vec<EventReport>>, ApiError> {
+    cores.map(|cores| Json(cores.events(query.after))).ok_or_else(ApiError::ending)
 }
 
 async fn change_flows(
@@ -314,7 +348,7 @@ mod tests {
         let waker = Waker::new().unwrap();
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
         (end.tell)(super::super::seam::Told::Ports(Vec::new()));
-        serve(UnixListener::bind(&path).unwrap(), to, switch).unwrap();
+        serve(UnixListener::bind(&path).unwrap(), to, switch, None).unwrap();
         (directory, path, requests)
     }
 

@@ -85,6 +85,11 @@ impl Instance {
         self.directory.join(format!("{}.state", self.label()))
     }
 
+    /// Where queues were before they were moved, for whoever comes after.
+    pub fn cores_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.cores", self.label()))
+    }
+
     /// What was changed in the classifiers of NICs, for whoever comes after.
     pub fn steering_file(&self) -> PathBuf {
         self.directory.join(format!("{}.steering", self.label()))

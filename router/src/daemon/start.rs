@@ -9,7 +9,7 @@ use super::{
     steering,
     world::PortState,
 };
-use crate::{config::Config, observer::Waker, privileges, switch};
+use crate::{config::Config, cores, observer::Waker, privileges, switch};
 use anyhow::{Context, Result, bail};
 use std::{
     fs,
@@ -65,11 +65,14 @@ fn run_alone<O: Observe>(
     let (requests_to, requests) = Requests::queue(waker);
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
-    api::serve(lock.listen()?, requests_to, switch)?;
+    let cores = cores::handle::start(&config, instance)?;
+    api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
-    let ended = control.run(&requests)?;
+    let ended = control.run(&requests);
+    cores.end(matches!(ended, Ok(Ended::Stopped)));
+    let ended = ended?;
     match ended {
         Ended::Stopped => tracing::info!("stopped: nothing of Millrace is left in the kernel"),
         Ended::Left { forwarding: false } => {
@@ -93,6 +96,7 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     if let Some(classifier) = kernel::classifier() {
         done.extend(steering::clean(&*classifier, &instance.steering_file()));
     }
+    done.extend(cores::handle::clean(instance));
     done.extend(lock.clean().into_iter().map(|path| format!("removed {}", path.display())));
     kernel::release_bpffs();
     Ok(done)

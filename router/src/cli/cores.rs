@@ -1,0 +1,193 @@
+//! `millrace cores` and `millrace events` as text for people.
+
+use super::table::Table;
+use crate::cores::report::{CoresReport, EventReport};
+use logic::cores::CoreId;
+
+/// Cells of a bar: one for 5 % of a core.
+const BAR: usize = 20;
+
+/// `millrace cores`.
+pub fn cores(report: &CoresReport) -> String {
+    let list = |cores: &[CoreId]| cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join(",");
+    let allowed = report.allowed.as_ref().map_or("all".into(), |allowed| list(allowed));
+    let mut text = match report.policy.as_str() {
+        "off" => "policy      off: queues are left alone\n".to_owned(),
+        policy => format!(
+            "policy      {policy}; may forward: {allowed}; above {} % a core gives queues away, below {} % one is given back after \
+             {} s\n",
+            report.high, report.low, report.hold_s
+        ),
+    };
+    report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
+    let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
+    for core in &report.cores {
+        let on = report.queues.iter().filter(|queue| queue.core == Some(core.core));
+        cores.row([
+            core.core.to_string(),
+            core.node.to_string(),
+            if core.may_forward { core.role.clone() } else { format!("{}, may not forward", core.role) },
+            percent(core.forwarding),
+            core.other.map_or(String::new(), percent),
+            bar(core.forwarding, core.other.unwrap_or(0.0)),
+            on.map(|queue| format!("{}/{}", queue.port, queue.queue)).collect::<Vec<_>>().join(" "),
+            core.workloads.join(", "),
+        ]);
+    }
+    text += "\n";
+    text += &cores.text();
+    let mut queues = Table::new(&["PORT", "QUEUE", "CORE", "RAN", "WAITED", "WAKE-UPS/S", "MOVED BY"]);
+    for queue in &report.queues {
+        let about = if queue.is_estimate { "about " } else { "" };
+        queues.row([
+            queue.port.clone(),
+            queue.queue.to_string(),
+            queue.core.map_or(String::new(), |core| core.to_string()),
+            format!("{about}{}", percent(queue.ran)),
+            percent(queue.waited),
+            format!("{:.0}", queue.wakeups_per_s),
+            match (&queue.moved_by, &queue.why_not) {
+                (Some(by), _) => by.clone(),
+                (None, why) => format!("nothing: {}", why.as_deref().unwrap_or("?")),
+            },
+        ]);
+    }
+    if !report.queues.is_empty() {
+        text += "\n";
+        text += &queues.text();
+    }
+    let mut workloads = Table::new(&["WORKLOAD", "ID", "KIND", "CORES"]);
+    for workload in &report.workloads {
+        let id = if workload.kind == "declared" { String::new() } else { workload.id.to_string() };
+        workloads.row([workload.name.clone(), id, workload.kind.clone(), list(&workload.cores)]);
+    }
+    if !report.workloads.is_empty() {
+        text += "\n";
+        text += &workloads.text();
+    }
+    text
+}
+
+/// `millrace events`: a line for each; `silent`: nothing if there are none.
+pub fn events(events: &[EventReport], silent: bool) -> String {
+    if events.is_empty() && !silent {
+        return "nothing was decided yet\n".into();
+    }
+    events.iter().map(event).collect()
+}
+
+fn event(event: &EventReport) -> String {
+    let cores = |cores: &[CoreId]| cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join("+");
+    let EventReport { unix_s, port, queue, from, to, why, .. } = event;
+    let change = if from == to { cores(from) } else { format!("{} -> {}", cores(from), cores(to)) };
+    let (s, ms) = (*unix_s as u64, (unix_s.fract() * 1000.0) as u64);
+    let (hours, minutes, seconds) = (s / 3600 % 24, s / 60 % 60, s % 60);
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{ms:03} UTC  {port}/{queue}  core {change}  {why}\n")
+}
+
+fn percent(fraction: f64) -> String {
+    format!("{:.0} %", fraction * 100.0)
+}
+
+/// Forwarding as `#`, other work as `=`.
+fn bar(forwarding: f64, other: f64) -> String {
+    let cells = |fraction: f64| (fraction.clamp(0.0, 1.0) * BAR as f64).round() as usize;
+    let forwarding = cells(forwarding);
+    let other = cells(other).min(BAR - forwarding);
+    format!("[{}{}{}]", "#".repeat(forwarding), "=".repeat(other), " ".repeat(BAR - forwarding - other))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cores::report::{CoreReport, QueueReport, WorkloadReport};
+
+    #[test]
+    fn cores_are_shown() {
+        let core = |core, role: &str, forwarding, other| CoreReport {
+            core,
+            role: role.into(),
+            may_forward: core != 2,
+            forwarding,
+            other,
+            ..CoreReport::default()
+        };
+        let queue = QueueReport {
+            port: "eth1".into(),
+            queue: 0,
+            core: Some(1),
+            moved_by: Some("thread 42".into()),
+            ran: 0.5,
+            waited: 0.01,
+            wakeups_per_s: 1999.6,
+            ..QueueReport::default()
+        };
+        let why_not = Some("it has no interrupt".into());
+        let fixed = QueueReport { port: "eth2".into(), why_not, is_estimate: true, ..QueueReport::default() };
+        let workload = WorkloadReport { id: 7, name: "db".into(), kind: "process".into(), cores: vec![0, 2] };
+        let report = CoresReport {
+            policy: "pack".into(),
+            allowed: Some(vec![0, 1]),
+            high: 85,
+            low: 70,
+            hold_s: 2.0,
+            period_ms: 10,
+            cores: vec![
+                CoreReport { workloads: vec!["db".into()], ..core(0, "serve", 0.0, Some(0.25)) },
+                core(1, "forward", 0.5, None),
+                core(2, "idle", 0.0, Some(0.0)),
+            ],
+            queues: vec![queue, fixed],
+            workloads: vec![workload],
+            troubles: vec!["x".into()],
+        };
+        assert_eq!(
+            cores(&report),
+            "policy      pack; may forward: 0,1; above 85 % a core gives queues away, below 70 % one is given back after 2 s\n\
+             problem     x\n\
+             \n\
+             CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \
+             0     0  serve                       0 %   25 %  [=====               ]  -       db\n   \
+             1     0  forward                    50 %      -  [##########          ]  eth1/0  -\n   \
+             2     0  idle, may not forward       0 %    0 %  [                    ]  -       -\n\
+             \n\
+             PORT  QUEUE  CORE  RAN        WAITED  WAKE-UPS/S  MOVED BY\n\
+             eth1      0     1  50 %          1 %        2000  thread 42\n\
+             eth2      0     -  about 0 %     0 %           0  nothing: it has no interrupt\n\
+             \n\
+             WORKLOAD  ID  KIND     CORES\n\
+             db         7  process    0,2\n"
+        );
+        let off = CoresReport { policy: "off".into(), ..CoresReport::default() };
+        assert!(cores(&off).starts_with("policy      off: queues are left alone\n"));
+    }
+
+    #[test]
+    fn bars_have_one_length() {
+        for (forwarding, other) in [(0.0, 0.0), (1.0, 1.0), (0.61, 0.38), (7.0, -1.0), (0.0, f64::NAN)] {
+            assert_eq!(bar(forwarding, other).len(), BAR + 2, "{forwarding} {other}");
+        }
+        assert_eq!(bar(0.5, 0.25), "[##########=====     ]");
+    }
+
+    #[test]
+    fn events_are_shown() {
+        assert_eq!(events(&[], false), "nothing was decided yet\n");
+        assert_eq!(events(&[], true), "");
+        let happened = EventReport {
+            number: 1,
+            unix_s: 1_000_000_000.25,
+            port: "eth1".into(),
+            queue: 2,
+            from: vec![0],
+            to: vec![0, 1],
+            why: "it alone wants 90 %".into(),
+        };
+        assert_eq!(
+            events(&[happened.clone()], false),
+            "01:46:40.250 UTC  eth1/2  core 0 -> 0+1  it alone wants 90 %\n"
+        );
+        let stays = EventReport { to: vec![0], ..happened };
+        assert_eq!(events(&[stays], true), "01:46:40.250 UTC  eth1/2  core 0  it alone wants 90 %\n");
+    }
+}

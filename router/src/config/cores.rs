@@ -1,0 +1,213 @@
+//! `[cores]`: on which cores queues are placed, and who else has cores of his own.
+
+use super::{BadValue, Interval, PortName};
+use logic::{cores::CoreId, cpus};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+    time::Duration,
+};
+
+/// How queues are placed on cores; `logic::cores` says what the numbers mean.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CoresSettings {
+    pub policy: PlacementPolicy,
+    /// Cores that may forward; `None`: all.
+    pub allowed: Option<CoreList>,
+    /// A core with more to forward gives queues away, percent.
+    pub high: Percent,
+    /// A core is given back when the others then have no more than this, percent; below `high`.
+    pub low: Percent,
+    /// How long a lower load must have lasted before a core is given back.
+    pub hold: Interval,
+    /// With the policy `fixed`: the core of each queue of a port.
+    pub fixed: BTreeMap<PortName, Vec<CoreId>>,
+    /// Workloads that are not found by themselves.
+    pub workloads: Vec<DeclaredWorkload>,
+}
+
+impl Default for CoresSettings {
+    fn default() -> Self {
+        Self {
+            policy: PlacementPolicy::Pack,
+            allowed: None,
+            high: Percent(85),
+            low: Percent(70),
+            hold: Interval(Duration::from_secs(2)),
+            fixed: BTreeMap::new(),
+            workloads: Vec::new(),
+        }
+    }
+}
+
+impl CoresSettings {
+    /// Do the values fit together?
+    ///
+    /// # Errors
+    /// Says which do not.
+    pub fn check(&self) -> Result<(), BadValue> {
+        if self.low.0 >= self.high.0 {
+            return Err(BadValue(format!(
+                "cores.low is {} and cores.high {}: a core would be given back and taken again; low must be below high",
+                self.low.0, self.high.0
+            )));
+        }
+        if self.policy != PlacementPolicy::Fixed && !self.fixed.is_empty() {
+            return Err(BadValue("cores.fixed is for policy = \"fixed\" only".into()));
+        }
+        Ok(())
+    }
+}
+
+/// Who decides where queues are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlacementPolicy {
+    /// The fewest cores that carry them.
+    Pack,
+    /// All cores in turn.
+    Spread,
+    /// The configuration.
+    Fixed,
+    /// Somebody else: queues are looked at and left alone.
+    Off,
+}
+
+impl PlacementPolicy {
+    /// As it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pack => "pack",
+            Self::Spread => "spread",
+            Self::Fixed => "fixed",
+            Self::Off => "off",
+        }
+    }
+}
+
+impl FromStr for PlacementPolicy {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let all = [Self::Pack, Self::Spread, Self::Fixed, Self::Off];
+        all.into_iter().find(|policy| policy.name() == s).ok_or_else(|| {
+            BadValue(format!("{s:?} is not allowed: \"pack\", \"spread\", \"fixed\" or \"off\""))
+        })
+    }
+}
+
+/// Cores, written as Linux does: `0-3,8`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CoreList(pub BTreeSet<CoreId>);
+
+impl FromStr for CoreList {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        cpus::parse_list(s).filter(|cores| !cores.is_empty()).map(Self).ok_or_else(|| {
+            BadValue(format!("{s:?} is not allowed: cores by their numbers, such as \"0-3,8\""))
+        })
+    }
+}
+
+/// 1 to 100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Percent(pub u8);
+
+impl Percent {
+    pub fn fraction(self) -> f64 {
+        f64::from(self.0) / 100.0
+    }
+}
+
+impl<'de> Deserialize<'de> for Percent {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let value = i64::deserialize(d)?;
+        u8::try_from(value)
+            .ok()
+            .filter(|percent| (1..=100).contains(percent))
+            .map(Self)
+            .ok_or_else(|| D::Error::custom(format!("{value} is not allowed: 1 to 100 percent of a core")))
+    }
+}
+
+/// A workload that somebody says is pinned to cores (V2).
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeclaredWorkload {
+    pub name: String,
+    pub cores: CoreList,
+}
+
+/// Keys, and how they are written.
+pub(super) const FORMS: [(&str, &str); 7] = [
+    ("cores.policy", "policy = \"pack\""),
+    ("cores.allowed", "allowed = \"0-3,8\""),
+    ("cores.high", "high = 85"),
+    ("cores.low", "low = 70"),
+    ("cores.hold", "hold = \"2s\""),
+    ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
+    ("cores.workloads", "workloads = [{ name = \"database\", cores = \"4-7\" }]"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Config, *};
+    use std::path::Path;
+
+    fn parse(text: &str) -> Result<CoresSettings, String> {
+        Config::parse(Path::new("m.toml"), text).map(|config| config.cores).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn all_keys() {
+        let cores = parse(
+            r#"
+            [cores]
+            policy = "fixed"
+            allowed = "0-1,3"
+            high = 90
+            low = 50
+            hold = "5s"
+            fixed = { eth1 = [0, 3], eth2 = [1] }
+            workloads = [{ name = "db", cores = "2" }]
+            "#,
+        )
+        .unwrap();
+        let port = |name: &str| name.parse::<PortName>().unwrap();
+        assert_eq!(
+            cores,
+            CoresSettings {
+                policy: PlacementPolicy::Fixed,
+                allowed: Some(CoreList([0, 1, 3].into())),
+                high: Percent(90),
+                low: Percent(50),
+                hold: Interval(Duration::from_secs(5)),
+                fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
+                workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
+            }
+        );
+        assert_eq!(cores.check(), Ok(()));
+        assert_eq!(parse("").unwrap(), CoresSettings::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, parts) in [
+            ("policy = \"pac\"", &["m.toml:2: cores.policy: ", "\"pac\" is not allowed: \"pack\""][..]),
+            ("policy = 1", &["m.toml:2: cores.policy: ", "such as: policy = \"pack\""]),
+            ("allowed = \"3-1\"", &["m.toml:2: cores.allowed: ", "\"0-3,8\""]),
+            ("allowed = \"\"", &["m.toml:2: cores.allowed: ", "\"0-3,8\""]),
+            ("high = 0", &["m.toml:2: cores.high: ", "0 is not allowed: 1 to 100"]),
+            ("high = 300", &["m.toml:2: cores.high: ", "300 is not allowed: 1 to 100"]),
+            ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
+            ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),
+            ("workloads = [{ cores = \"1\" }]", &["m.toml:2: cores.workloads: ", "missing field 'name'"]),
+        ] {
+            let error = parse(&format!("[cores]\n{text}")).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+        let check = |text: &str| parse(&format!("[cores]\n{text}")).unwrap().check().unwrap_err().to_string();
+        assert!(check("low = 85").contains("cores.low is 85 and cores.high 85"));
+        assert!(check("fixed = { eth1 = [0] }").contains("policy = \"fixed\""));
+    }
+}

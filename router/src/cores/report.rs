@@ -1,0 +1,91 @@
+//! What clients are told of cores: the JSON of the API.
+
+use super::CoreId;
+use serde::{Deserialize, Serialize};
+
+/// `GET /cores`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CoresReport {
+    /// `pack`, `spread`, `fixed`, or `off`: queues are left alone.
+    pub policy: String,
+    /// Cores that may forward; absent: all.
+    pub allowed: Option<Vec<CoreId>>,
+    /// Above this, percent of a core, queues are given away.
+    pub high: u8,
+    /// A core is given back when the others then have no more than this, percent.
+    pub low: u8,
+    pub hold_s: f64,
+    /// Time between two decisions.
+    pub period_ms: u64,
+    /// Online, by ascending number.
+    pub cores: Vec<CoreReport>,
+    pub queues: Vec<QueueReport>,
+    pub workloads: Vec<WorkloadReport>,
+    /// What cannot be read or done, as sentences.
+    pub troubles: Vec<String>,
+}
+
+/// A core. Fractions of its time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CoreReport {
+    pub core: CoreId,
+    /// NUMA node.
+    pub node: u16,
+    pub socket: u16,
+    /// The lowest of its hyper-thread siblings.
+    pub physical: CoreId,
+    /// `forward`, `serve`, `both` or `idle`.
+    pub role: String,
+    pub may_forward: bool,
+    /// In the last control period.
+    pub forwarding: f64,
+    /// Neither forwarding nor idle, in the last 200 ms; absent: not known yet.
+    pub other: Option<f64>,
+    /// Names of workloads that are pinned to it.
+    pub workloads: Vec<String>,
+}
+
+/// An RX queue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct QueueReport {
+    pub port: String,
+    pub queue: u16,
+    /// Where it is polled; absent: on the core that sends to it, or not known.
+    pub core: Option<CoreId>,
+    /// `thread PID` or `interrupt N`; absent: nothing moves it.
+    pub moved_by: Option<String>,
+    /// Why nothing does.
+    pub why_not: Option<String>,
+    /// Fraction of its core's time that it took in the last control period.
+    pub ran: f64,
+    /// Fraction of that period that it could have run and something else did.
+    pub waited: f64,
+    pub wakeups_per_s: f64,
+    /// Time is known to some 200 ms only, and shared with other softirqs of the core.
+    pub is_estimate: bool,
+}
+
+/// Somebody with cores of his own (V2).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkloadReport {
+    pub id: u32,
+    pub name: String,
+    /// `virtual machine`, `container`, `process` or `declared`.
+    pub kind: String,
+    pub cores: Vec<CoreId>,
+}
+
+/// A decision about a queue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EventReport {
+    /// Counts up from 1.
+    pub number: u64,
+    /// Seconds since 1970.
+    pub unix_s: f64,
+    pub port: String,
+    pub queue: u16,
+    /// Cores that did its packets, and do from then on; the same: it stays.
+    pub from: Vec<CoreId>,
+    pub to: Vec<CoreId>,
+    pub why: String,
+}

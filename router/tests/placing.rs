@@ -1,0 +1,201 @@
+//! A running daemon places the queues of its ports on cores, tells of it, and puts back what it changed.
+
+mod common;
+
+use common::{ifindex, in_new_namespace, run};
+use router::cores::{
+    Roots,
+    affinity::{Affinity, Kernel},
+    queues::{Control, PortQueues, Told},
+};
+use serde_json::Value;
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+const MILLRACE: &str = env!("CARGO_BIN_EXE_millrace");
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// p0 and p1, two queues each, polled by threads; and a daemon on both.
+struct Bed {
+    name: String,
+    roots: Roots,
+    daemon: Option<Child>,
+}
+
+impl Bed {
+    fn new(name: &str) -> Bed {
+        run("sysctl -qw net.ipv4.ip_forward=1");
+        let roots = Roots::here().unwrap();
+        for n in 0..2 {
+            let queues = "numrxqueues 2 numtxqueues 2";
+            run(&format!("ip link add p{n} {queues} type veth peer name q{n} {queues}"));
+            run(&format!("ethtool -K p{n} gro on"));
+            run(&format!("ethtool -K q{n} gro on tx off txvlan off tx-vlan-stag-hw-insert off"));
+            run(&format!("ip addr add 10.0.{n}.1/24 dev p{n}"));
+            run(&format!("ip link set p{n} up"));
+            run(&format!("ip link set q{n} up"));
+            fs::write(roots.device(&format!("p{n}")).join("threaded"), "1").unwrap();
+        }
+        Bed { name: format!("mrpl{name}{}", std::process::id()), roots, daemon: None }
+    }
+
+    fn start(&mut self, cores: &str) {
+        let (config, log) = (self.file("toml"), fs::File::create(self.file("log")).unwrap());
+        fs::write(&config, format!("[cores]\n{cores}")).unwrap();
+        let child = Command::new(MILLRACE)
+            .args(["run", "--instance", &self.name, "--config", &config, "--port", "p0", "--port", "p1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.daemon = Some(child.unwrap());
+    }
+
+    fn file(&self, end: &str) -> String {
+        format!("/tmp/{}.{end}", self.name)
+    }
+
+    fn millrace(&self, words: &[&str]) -> String {
+        let output = Command::new("timeout")
+            .args(["60", MILLRACE, "--instance", &self.name])
+            .args(words)
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    fn json(&self, words: &[&str]) -> Option<Value> {
+        serde_json::from_str(&self.millrace(&[words, &["--json"]].concat())).ok()
+    }
+
+    #[track_caller]
+    fn wait_for(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            // Until it is there errors are told.
+            let cores = self.json(&["cores"]).filter(|cores| cores["queues"].is_array());
+            if let Some(cores) = cores.filter(&condition) {
+                return cores;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        let log = fs::read_to_string(self.file("log")).unwrap_or_default();
+        panic!(
+            "waited in vain for {what}: {:?}\n{log}",
+            self.json(&["cores"]).map(|c| c["queues"].to_string())
+        );
+    }
+
+    fn end(&mut self) {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.wait().unwrap();
+    }
+
+    /// Where the threads of the queues may run, by port and queue.
+    fn allowed(&self) -> Vec<BTreeSet<u16>> {
+        let queues = ["p0", "p1"].map(|device| {
+            let told = Told::ask(ifindex(device), device).unwrap();
+            PortQueues::observe(&self.roots, 0, device, &told).unwrap().queues
+        });
+        let cores = queues.iter().flatten().map(|queue| match queue.control {
+            Control::Thread { pid } => Kernel.allowed(pid).unwrap().cores().collect(),
+            ref other => panic!("{other:?}"),
+        });
+        cores.collect()
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            let _ = (daemon.kill(), daemon.wait());
+        }
+        self.millrace(&["stop"]);
+        for end in ["toml", "log"] {
+            let _ = fs::remove_file(self.file(end));
+        }
+    }
+}
+
+fn places(report: &Value) -> Vec<Option<u64>> {
+    report["queues"].as_array().unwrap().iter().map(|queue| queue["core"].as_u64()).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn queues_are_packed_and_put_back() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("p");
+        let before = bed.allowed();
+        bed.start("");
+        let packed = bed.wait_for("all on one core", |report| {
+            let places: BTreeSet<_> = places(report).into_iter().collect();
+            report["queues"].as_array().unwrap().len() == 4 && places.len() == 1
+        });
+        assert_eq!((&packed["policy"], &packed["period_ms"]), (&"pack".into(), &10.into()));
+        assert!(packed["queues"][0]["moved_by"].as_str().unwrap().starts_with("thread "));
+        assert_eq!(packed["troubles"], serde_json::json!([]));
+        let core = places(&packed)[0].unwrap();
+        let only: BTreeSet<u16> = [core as u16].into();
+        // What the daemon believes is so.
+        let start = Instant::now();
+        while bed.allowed() != vec![only.clone(); 4] && start.elapsed() < PATIENCE {
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(bed.allowed(), vec![only; 4]);
+        // Every queue that was elsewhere has its event.
+        let events = bed.json(&["events"]).unwrap();
+        for event in events.as_array().unwrap() {
+            assert_eq!(event["to"], serde_json::json!([core]), "{event}");
+            assert!(event["why"].as_str().unwrap().contains("is given back"), "{event}");
+        }
+        bed.millrace(&["stop"]);
+        bed.end();
+        assert_eq!(bed.allowed(), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn after_a_kill_the_next_one_knows_what_was() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("k");
+        let before = bed.allowed();
+        let fixed = "policy = \"fixed\"\nfixed = { p0 = [0, 1], p1 = [1, 0] }";
+        let placed = [Some(0), Some(1), Some(1), Some(0)];
+        bed.start(fixed);
+        bed.wait_for("the places of the configuration", |report| places(report) == placed);
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        let stayed: Vec<BTreeSet<u16>> = [0, 1, 1, 0].map(|core| [core].into()).into();
+        assert_eq!(bed.allowed(), stayed);
+        // Another daemon, which moves nothing itself, and a third command, without one.
+        bed.start("policy = \"off\"");
+        bed.wait_for("an answer", |report| report["policy"] == "off" && places(report) == placed);
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        bed.millrace(&["stop"]);
+        assert_eq!(bed.allowed(), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_other_core_when_one_is_not_allowed() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("a");
+        bed.start("allowed = \"1\"");
+        let report = bed.wait_for("core 1", |report| places(report) == [Some(1); 4]);
+        let may: Vec<&Value> =
+            report["cores"].as_array().unwrap().iter().map(|c| &c["may_forward"]).collect();
+        assert_eq!((may[0], may[1]), (&false.into(), &true.into()));
+        bed.wait_for("roles", |report| {
+            report["cores"][1]["role"] == "forward" || report["cores"][1]["role"] == "both"
+        });
+    });
+}
