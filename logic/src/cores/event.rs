@@ -37,6 +37,8 @@ pub enum Why {
     Policy,
     /// It stays: its core has too much to forward, and no other has room.
     NoRoom { core: CoreId, load: f64 },
+    /// It stays: alone on its core it wants more than a core should give, and its flows cannot be shared among cores.
+    Whole { load: f64 },
     /// It stays: a workload is pinned to its core, and no other has room.
     WorkloadStays { core: CoreId },
     /// It stays: no core that may forward is online.
@@ -47,14 +49,21 @@ pub enum Why {
 
 impl Event {
     /// What becomes of the queue, and why, without its name: "core 1 -> core 2: core 1 is offline".
-    pub fn change(&self) -> impl fmt::Display + '_ {
-        fmt::from_fn(|f| {
-            write!(f, "{}", Cores(&self.from))?;
-            if self.from != self.to {
-                write!(f, " -> {}", Cores(&self.to))?;
-            }
-            write!(f, ": {}", self.why)
-        })
+    pub fn change(&self) -> impl fmt::Display {
+        Change(self)
+    }
+}
+
+struct Change<'a>(&'a Event);
+
+impl fmt::Display for Change<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Event { from, to, why, .. } = self.0;
+        write!(f, "{}", Cores(from))?;
+        if from != to {
+            write!(f, " -> {}", Cores(to))?;
+        }
+        write!(f, ": {why}")
     }
 }
 
@@ -107,6 +116,9 @@ impl fmt::Display for Why {
             Why::Policy => f.write_str("the policy places it there"),
             Why::NoRoom { core, load } => {
                 write!(f, "stays, core {core} has {} % to forward, and no other has room", percent(load))
+            }
+            Why::Whole { load } => {
+                write!(f, "stays, it alone wants {} % of a core, and its flows are not shared", percent(load))
             }
             Why::WorkloadStays { core } => {
                 write!(f, "stays, a workload is pinned to core {core}, and no other has room")

@@ -28,13 +28,15 @@ impl Allocator {
         if !is_alone && let Some(moves) = self.moves(step, core) {
             moves.into_iter().for_each(|(id, spot)| step.go(id, spot, why));
         } else if size > high
+            && step.settings.splits
             && let Some(spot) = split(&mut step.board, id, high)
         {
             step.go(id, spot, Why::Hot { load: size, high });
         } else if let Some((id, to)) = even_out(&step.board, core, high - low) {
             step.go(id, Spot::at(to), why);
         } else {
-            self.tell(step, id, Why::NoRoom { core, load });
+            let whole = is_alone && !step.settings.splits;
+            self.tell(step, id, if whole { Why::Whole { load } } else { Why::NoRoom { core, load } });
         }
     }
 

@@ -149,11 +149,14 @@ pub struct Settings {
     pub low: f64,
     /// The hold time: for so long a lower load must have lasted before a core is given back.
     pub hold: Duration,
+    /// Can flows of one queue be shared among cores?
+    pub splits: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { policy: Policy::Pack, allowed: None, high: 0.85, low: 0.70, hold: Duration::from_secs(2) }
+        let (high, low, hold) = (0.85, 0.70, Duration::from_secs(2));
+        Self { policy: Policy::Pack, allowed: None, high, low, hold, splits: true }
     }
 }
 

@@ -184,7 +184,7 @@ mod tests {
             why: "it alone wants 90 %".into(),
         };
         assert_eq!(
-            events(&[happened.clone()], false),
+            events(std::slice::from_ref(&happened), false),
             "01:46:40.250 UTC  eth1/2  core 0 -> 0+1  it alone wants 90 %\n"
         );
         let stays = EventReport { to: vec![0], ..happened };

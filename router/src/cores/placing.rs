@@ -223,6 +223,7 @@ impl<A: Affinity + Clone> Placing<A> {
             high: wanted.high.fraction(),
             low: wanted.low.fraction(),
             hold: wanted.hold.0,
+            splits: false,
         }
     }
 

@@ -181,6 +181,20 @@ fn a_hot_queue_is_split_and_joined() {
 }
 
 #[test]
+fn a_hot_queue_stays_whole_where_flows_cannot_be_shared() {
+    let mut machine = Machine::new(4, &[0, 0]);
+    machine.settings.splits = false;
+    machine.wants = vec![0.95, 0.2];
+    assert_eq!(
+        machine.until(3000),
+        [
+            "20 ms: port 0 queue 1: core 0 -> core 1: core 0 had 122 % to forward, above 85 %",
+            "30 ms: port 0 queue 0: core 0: stays, it alone wants 95 % of a core, and its flows are not shared",
+        ]
+    );
+}
+
+#[test]
 fn a_split_queue_is_joined_where_there_is_room() {
     let mut machine = Machine::new(2, &[0, 0]);
     machine.queues[1].movable = false;

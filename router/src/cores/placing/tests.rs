@@ -12,18 +12,24 @@ const MS: Duration = Duration::from_millis(1);
 
 /// Affinities of threads, and the error that setting one gets.
 #[derive(Clone, Default)]
-struct Fake(Arc<Mutex<(BTreeMap<u32, BTreeSet<CoreId>>, i32)>>);
+struct Fake(Arc<Mutex<Affinities>>);
+
+#[derive(Default)]
+struct Affinities {
+    of: BTreeMap<u32, BTreeSet<CoreId>>,
+    refuses: i32,
+}
 
 impl Affinity for Fake {
     fn allowed(&self, thread: u32) -> io::Result<CoreMask> {
-        Ok(self.0.lock().unwrap().0.get(&thread).into_iter().flatten().collect())
+        Ok(self.0.lock().unwrap().of.get(&thread).into_iter().flatten().collect())
     }
     fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
         let mut state = self.0.lock().unwrap();
-        if state.1 != 0 {
-            return Err(io::Error::from_raw_os_error(state.1));
+        if state.refuses != 0 {
+            return Err(io::Error::from_raw_os_error(state.refuses));
         }
-        state.0.insert(thread, cores.clone());
+        state.of.insert(thread, cores.clone());
         Ok(())
     }
 }
@@ -70,7 +76,7 @@ impl World {
     fn thread(&mut self, pid: u32, cores: &str) {
         let name = format!("napi/eth0-{}", 500 + pid);
         self.tree.thread(pid, pid, &name, true, cores, cores[..1].parse().unwrap());
-        self.fake.0.lock().unwrap().0.insert(pid, logic::cpus::parse_list(cores).unwrap());
+        self.fake.0.lock().unwrap().of.insert(pid, logic::cpus::parse_list(cores).unwrap());
         self.times.insert(pid, (0, 0));
     }
 
@@ -89,7 +95,7 @@ impl World {
                 writeln!(told, "{at} ms: {}", happened.event).unwrap();
             }
             // Where the threads may run is told by their files, too.
-            for (pid, cores) in &self.fake.0.lock().unwrap().0 {
+            for (pid, cores) in &self.fake.0.lock().unwrap().of {
                 let cores = cores.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
                 let status = format!("proc/{pid}/status");
                 if self.tree.path(&status).exists() {
@@ -101,7 +107,7 @@ impl World {
     }
 
     fn cores(&self, pid: u32) -> Vec<CoreId> {
-        self.fake.0.lock().unwrap().0[&pid].iter().copied().collect()
+        self.fake.0.lock().unwrap().of[&pid].iter().copied().collect()
     }
 }
 
@@ -160,12 +166,12 @@ fn a_thread_that_is_replaced_is_found_again() {
 #[test]
 fn what_is_refused_is_told_and_tried_again() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 1] }");
-    world.fake.0.lock().unwrap().1 = libc::EPERM;
+    world.fake.0.lock().unwrap().refuses = libc::EPERM;
     world.periods(5, &[(70, 1, 0)]);
     assert_eq!(world.cores(70), [0]);
     let troubles: Vec<&String> = world.placing.troubles.iter().collect();
     assert!(troubles[0].starts_with("queue 0 of eth0 is not moved to core 2: "), "{troubles:?}");
-    world.fake.0.lock().unwrap().1 = 0;
+    world.fake.0.lock().unwrap().refuses = 0;
     world.periods(110, &[(70, 1, 0)]);
     assert_eq!((world.cores(70), world.placing.troubles.len()), (vec![2], 0));
 }
