@@ -96,17 +96,22 @@ impl Bed {
         daemon.wait().unwrap();
     }
 
-    /// Where the threads of the queues may run, by port and queue.
-    fn allowed(&self) -> Vec<BTreeSet<u16>> {
+    /// The threads of the queues, by port and queue.
+    fn threads(&self) -> Vec<u32> {
         let queues = ["p0", "p1"].map(|device| {
             let told = Told::ask(ifindex(device), device).unwrap();
             PortQueues::observe(&self.roots, 0, device, &told).unwrap().queues
         });
-        let cores = queues.iter().flatten().map(|queue| match queue.control {
-            Control::Thread { pid } => Kernel.allowed(pid).unwrap().cores().collect(),
+        let pids = queues.iter().flatten().map(|queue| match queue.control {
+            Control::Thread { pid } => pid,
             ref other => panic!("{other:?}"),
         });
-        cores.collect()
+        pids.collect()
+    }
+
+    /// Where they may run.
+    fn allowed(&self) -> Vec<BTreeSet<u16>> {
+        self.threads().into_iter().map(|pid| Kernel.allowed(pid).unwrap().cores().collect()).collect()
     }
 }
 
@@ -131,6 +136,9 @@ fn places(report: &Value) -> Vec<Option<u64>> {
 fn queues_are_packed_and_put_back() {
     in_new_namespace(|| {
         let mut bed = Bed::new("p");
+        for (pid, core) in bed.threads().into_iter().zip([0, 1, 0, 1]) {
+            Kernel.allow(pid, &[core].into()).unwrap();
+        }
         let before = bed.allowed();
         bed.start("");
         let packed = bed.wait_for("all on one core", |report| {
@@ -150,6 +158,7 @@ fn queues_are_packed_and_put_back() {
         assert_eq!(bed.allowed(), vec![only; 4]);
         // Every queue that was elsewhere has its event.
         let events = bed.json(&["events"]).unwrap();
+        assert_eq!(events.as_array().unwrap().len(), 2, "{events}");
         for event in events.as_array().unwrap() {
             assert_eq!(event["to"], serde_json::json!([core]), "{event}");
             assert!(event["why"].as_str().unwrap().contains("is given back"), "{event}");
