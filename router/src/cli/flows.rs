@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     fs::File,
     hash::{BuildHasher, RandomState},
-    io::{self, BufRead, BufReader, IsTerminal},
+    io::{self, BufRead, BufReader, IsTerminal, Read},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -51,7 +51,7 @@ pub struct List {
 
 #[derive(Debug, Args)]
 pub struct Select {
-    /// Only rules that this match covers; also table=, cookie=VALUE/MASK, out_port=.
+    /// Only rules that this match covers; also table=, cookie=VALUE/MASK, out_port=, out_group=.
     #[arg(value_name = "MATCH", default_value = "")]
     matching: String,
     #[command(flatten)]
@@ -150,43 +150,71 @@ fn add_file(instance: &Instance, file: &Path) -> Result<FlowsChanged> {
         false => Box::new(BufReader::new(File::open(file).with_context(reading)?)),
     };
     let mut sum = FlowsChanged::default();
-    let mut line_number = 1;
+    let mut next_line = 1;
     loop {
-        let mut request = FlowsRequest { first_line: line_number, wait: true, ..FlowsRequest::default() };
-        let mut ended = false;
-        while !ended && request.flows.len() < PIECE_BYTES {
-            let before = request.flows.len();
-            ended = lines.read_line(&mut request.flows).with_context(reading)? == 0;
-            if request.flows.len() - before > 60 * 1024 {
-                bail!("line {line_number} of {} is longer than a flow can be", file.display());
-            }
-            line_number += u64::from(!ended);
-        }
-        request.wait = ended;
-        let done = ask(instance, &request).with_context(|| format!("in {}", file.display()))?;
+        let mut request = FlowsRequest { first_line: next_line, ..FlowsRequest::default() };
+        let end = piece(&mut lines, &mut request.flows, &mut next_line);
+        request.wait = end.is_some();
+        let done = ask(instance, &request).with_context(|| {
+            format!("in {}; before line {}: {}", file.display(), request.first_line, told(&sum))
+        })?;
         sum = FlowsChanged {
             added: sum.added + done.added,
             modified: sum.modified + done.modified,
             deleted: sum.deleted + done.deleted,
-            failed: done.failed,
+            failed: done.failed.or_else(|| end.clone().flatten()),
         };
-        if ended || sum.failed.is_some() {
+        if end.is_some() || sum.failed.is_some() {
             return Ok(sum);
         }
     }
 }
 
-/// Tells what was done; that not everything was is an error.
-fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result<()> {
-    let FlowsChanged { added, modified, deleted, failed } = report;
+/// Longest line, bytes; with its newline.
+const LINE_BYTES: u64 = 60 * 1024;
+
+/// Lines of a file, about [`PIECE_BYTES`] of them. `next_line`: the number of the next. `Some`: there are no more, or one that
+/// cannot be sent.
+fn piece(lines: &mut impl BufRead, to: &mut String, next_line: &mut u64) -> Option<Option<FailedLine>> {
+    while to.len() < PIECE_BYTES {
+        let before = to.len();
+        let why = match lines.by_ref().take(LINE_BYTES).read_line(to) {
+            Ok(0) => return Some(None),
+            Ok(bytes) if bytes as u64 == LINE_BYTES && !to.ends_with('\n') => {
+                "longer than a flow can be".into()
+            }
+            Ok(_) => {
+                *next_line += 1;
+                continue;
+            }
+            Err(error) => error.to_string(),
+        };
+        let flow = to.split_off(before).chars().take(60).collect();
+        return Some(Some(FailedLine { line: *next_line, flow, why }));
+    }
+    None
+}
+
+/// What was done.
+fn told(report: &FlowsChanged) -> String {
+    let FlowsChanged { added, modified, deleted, .. } = report;
     let parts = [(added, "added"), (modified, "modified"), (deleted, "deleted")];
     let said: Vec<_> = parts.iter().filter(|(n, _)| **n > 0).map(|(n, what)| format!("{n} {what}")).collect();
-    let said = if said.is_empty() { "no rule is concerned".into() } else { said.join(", ") };
-    if let Some(FailedLine { line, flow, why }) = failed {
+    if said.is_empty() { "nothing was changed".into() } else { said.join(", ") }
+}
+
+/// Tells what was done; that not everything was is an error.
+fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result<()> {
+    let said = told(report);
+    if let Some(FailedLine { line, flow, why }) = &report.failed {
         let file = file.map_or(String::new(), |file| format!(" of {}", file.display()));
         bail!("line {line}{file}, {flow:?}: {why}; before it: {said}");
     }
-    if output.json { print_json(report) } else { print(&format!("{said}\n")) }
+    match report {
+        _ if output.json => print_json(report),
+        FlowsChanged { added: 0, modified: 0, deleted: 0, .. } => print("no rule is concerned\n"),
+        _ => print(&format!("{said}\n")),
+    }
 }
 
 /// Each rule that is meant, as it comes.
@@ -369,5 +397,32 @@ mod tests {
         let report = FlowsChanged { added: 2, failed: Some(failed), ..FlowsChanged::default() };
         let error = changed(Output { json: false }, &report, Some("f".as_ref())).unwrap_err().to_string();
         assert_eq!(error, "line 3 of f, \"actions=output:9\": no such port; before it: 2 added");
+        let failed = FailedLine { line: 1, flow: "x".into(), why: "no".into() };
+        let report = FlowsChanged { failed: Some(failed), ..FlowsChanged::default() };
+        let error = changed(Output { json: false }, &report, None).unwrap_err().to_string();
+        assert_eq!(error, "line 1, \"x\": no; before it: nothing was changed");
+    }
+
+    #[test]
+    fn a_file_goes_in_pieces_up_to_a_line_that_cannot_be_sent() {
+        let flow = "in_port=1,actions=drop\n";
+        let per_piece = PIECE_BYTES.div_ceil(flow.len());
+        let many = flow.repeat(per_piece + 2);
+        let long = format!("{flow}{}", "x".repeat(1 << 20));
+        let failed = |line, flow: &str, why: &str| FailedLine { line, flow: flow.into(), why: why.into() };
+        let too_long = failed(2, &"x".repeat(60), "longer than a flow can be");
+        let foreign = failed(2, "", "stream did not contain valid UTF-8");
+        for (file, lines, next, end) in [
+            (many.as_bytes(), per_piece, per_piece + 1, None),
+            (&many.as_bytes()[..2 * flow.len()], 2, 3, Some(None)),
+            (&many.as_bytes()[..2 * flow.len() - 1], 2, 3, Some(None)),
+            (long.as_bytes(), 1, 2, Some(Some(too_long))),
+            (b"in_port=1,actions=drop\n\xff\n", 1, 2, Some(Some(foreign))),
+            (b"", 0, 1, Some(None)),
+        ] {
+            let (mut to, mut next_line, mut file) = (String::new(), 1, file);
+            assert_eq!(piece(&mut file, &mut to, &mut next_line), end);
+            assert_eq!((to.lines().count(), next_line), (lines, next as u64));
+        }
     }
 }

@@ -64,35 +64,31 @@ pub fn names(ports: &[SwitchPort]) -> Vec<(String, Port)> {
     ports.iter().map(|port| (port.name.clone(), number(port))).collect()
 }
 
-/// Does all of it, or what is before the first line that cannot be.
-///
-/// # Errors
-/// A line cannot be read: nothing is done.
+/// Does all of it, or what is before the first line that cannot be done, or read.
 pub fn apply<M: FlowMemory>(
     agent: &mut Agent<M>,
     request: &FlowsRequest,
     ports: &[SwitchPort],
     now_ms: u64,
-) -> Result<FlowsChanged, ApiError> {
+) -> FlowsChanged {
     let names = names(ports);
     let names = Names::of(&names);
     let lines = (request.first_line..).zip(request.flows.lines());
     let lines = lines.filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
-    let mut flows = Vec::new();
-    for (line, flow) in lines.clone() {
-        let (command, text) = command_of(flow, request.command);
-        let read = text::parse_flow_named(text, command, names);
-        flows.push(read.map_err(|why| ApiError::bad(format!("line {line}: {why}")))?);
-    }
     let mut report = FlowsChanged::default();
-    for ((line, text), flow) in lines.zip(flows) {
-        if let Err(refused) = apply_one(agent, &flow, now_ms, &mut report) {
-            let why = explained(refused, &names_of(ports));
+    for (line, text) in lines {
+        let (command, flow) = command_of(text, request.command);
+        let done = text::parse_flow_named(flow, command, names).map_err(|bad| bad.to_string());
+        let done = done.and_then(|flow| {
+            apply_one(agent, &flow, now_ms, &mut report)
+                .map_err(|refused| explained(refused, &names_of(ports)))
+        });
+        if let Err(why) = done {
             report.failed = Some(FailedLine { line, flow: text.trim().into(), why });
             break;
         }
     }
-    Ok(report)
+    report
 }
 
 fn apply_one<M: FlowMemory>(

@@ -37,7 +37,7 @@ impl Handle {
     /// Changes rules; waits until packets obey, if that is asked for.
     ///
     /// # Errors
-    /// A flow cannot be read, or there can be no rules, or the daemon is ending.
+    /// There can be no rules, or the daemon is ending.
     pub async fn change(&self, request: FlowsRequest) -> Result<FlowsChanged, ApiError> {
         let _place = self.place()?;
         self.ask(|reply| Event::Change(Change { request, reply })).await?

@@ -4,7 +4,7 @@ use super::{change::names, report::FlowReport};
 use crate::daemon::{api::ApiError, seam::SwitchPort};
 use logic::{
     flow::{
-        FlowCommand, FlowFilter, FlowMod,
+        FlowFilter,
         kernel::FlowMemory,
         slow::why_slow,
         table::RuleId,
@@ -88,11 +88,7 @@ impl Listings {
 /// As `ovs-ofctl dump-flows` takes it.
 fn filter(matching: &str, ports: &[SwitchPort]) -> Result<FlowFilter, ApiError> {
     let names = names(ports);
-    let flow =
-        text::parse_flow_named(matching, FlowCommand::Delete { strict: false }, text::Names::of(&names))
-            .map_err(|why| ApiError::bad(why.to_string()))?;
-    let FlowMod { table, matching, out_port, out_group, cookie, cookie_mask, .. } = flow;
-    Ok(FlowFilter { table, matching, out_port, out_group, cookie, cookie_mask })
+    text::parse_filter_named(matching, text::Names::of(&names)).map_err(|why| ApiError::bad(why.to_string()))
 }
 
 fn report<M: FlowMemory>(agent: &mut Agent<M>, id: RuleId, now_ms: u64) -> Option<FlowReport> {

@@ -326,7 +326,7 @@ impl Switch {
         let ports = self.ports.clone().unwrap_or_default();
         let done = self.rules().and_then(|rules| {
             let batch = rules.next_batch();
-            change::apply(&mut rules.agent, &change.request, &ports, now_ms()).map(|report| (batch, report))
+            Ok((batch, change::apply(&mut rules.agent, &change.request, &ports, now_ms())))
         });
         match done {
             Ok((batch, report)) if change.request.wait => self.changing.wait(batch, report, change.reply),

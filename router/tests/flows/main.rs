@@ -122,7 +122,7 @@ fn explain_tells_what_rules_do() {
         bed.flows(&["add", "priority=10,in_port=p0,udp,actions=output:p1,mod_nw_dst:10.0.2.9,output:p2"]);
         let told = explain("p0");
         assert_eq!((&told["rules"]["slow"], to(&told)), (&true.into(), vec!["p1".into(), "p2".into()]));
-        assert_eq!(told["rules"]["why"], bed.list("priority=10,in_port=p0,udp")[0]["why"]);
+        assert_eq!(told["rules"]["why"], bed.list("in_port=p0,udp")[0]["why"]);
         assert_eq!((&told["verdict"], &told["egress"]), (&"forward".into(), &"p1".into()));
         bed.flows(&["add", "priority=10,in_port=p0,udp,actions=drop"]);
         let told = explain("p0");
@@ -307,12 +307,16 @@ fn errors_name_the_thing_and_the_way_out() {
             let error = bed.refused(words);
             parts.iter().for_each(|part| assert!(error.contains(part), "{words:?}: {error}"));
         };
-        says(&["add", "in_port=1"], &["line 1", "needs actions"]);
+        says(&["add", "in_port=1"], &["line 1", "needs actions", "nothing was changed"]);
         says(
             &["add", "actions=drop", "actions=output:eth7"],
-            &["line 2", "eth7", "name of a port: p0, p1, p2"],
+            &["line 2", "eth7", "name of a port: p0, p1, p2", "before it: 1 added"],
         );
-        assert_eq!(bed.list("").len(), 0, "what cannot be read changes nothing");
+        assert_eq!(bed.list("").len(), 1, "what is before it is done");
+        says(&["del", "priority=90"], &["--strict", "nothing was changed"]);
+        says(&["list", "priority=90"], &["not listed by it"]);
+        assert_eq!(bed.flows(&["del"]), "1 deleted\n");
+        in_pieces(&bed);
         says(
             &["add", "in_port=2,actions=drop", "actions=output:9"],
             &["line 2", "no such port", "1 (p0), 2 (p1)", "before it: 1 added"],
@@ -326,6 +330,24 @@ fn errors_name_the_thing_and_the_way_out() {
         let many: Vec<_> = ["add"].into_iter().chain(many.iter().map(String::as_str)).collect();
         says(&many, &["the table is full", "`rules` of [flows]"]);
     });
+}
+
+/// A line beyond the first piece of a file that cannot be read, or not be done: the lines before it are done.
+fn in_pieces(bed: &Bed) {
+    let file = format!("/tmp/mrfl-{}.pieces", std::process::id());
+    let comment = format!("#{}\n", "x".repeat(50_000));
+    for (last, why) in [("udp,tp_dst=x,actions=drop", "needs a number"), ("actions=output:9", "no such port")]
+    {
+        let lines =
+            format!("in_port=1,actions=drop\n{}in_port=2,actions=drop\n{last}\n", comment.repeat(100));
+        std::fs::write(&file, lines).unwrap();
+        let error = bed.refused(&["add", "--file", &file]);
+        for part in ["line 103 of", last, why, "before it: 2 added"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        assert_eq!(bed.flows(&["del"]), "2 deleted\n");
+    }
+    std::fs::remove_file(file).unwrap();
 }
 
 #[test]

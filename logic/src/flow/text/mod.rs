@@ -22,7 +22,7 @@ pub use value::parse_port;
 
 use super::{
     Instructions, Match, Port,
-    rule::{FlowCommand, FlowFlags, FlowMod, TABLES},
+    rule::{FlowCommand, FlowFilter, FlowFlags, FlowMod, TABLES},
 };
 use std::fmt;
 
@@ -132,13 +132,27 @@ fn words<'a>(text: &'a str, names: Names<'a>) -> Result<Vec<Word<'a>>, BadText> 
 }
 
 /// A flow as `ovs-ofctl add-flow`, `mod-flows` or `del-flows` reads it. To delete, no actions are given and the table may
-/// be left out (all tables); else there must be actions, and the table is 0 if left out.
+/// be left out (all tables); else there must be actions, and the table is 0 if left out. What the command would ignore is
+/// refused.
 pub fn parse_flow(text: &str, command: FlowCommand) -> Result<FlowMod, BadText> {
     parse_flow_named(text, command, Names::default())
 }
 
 /// [`parse_flow`] where ports have names.
 pub fn parse_flow_named(text: &str, command: FlowCommand, names: Names<'_>) -> Result<FlowMod, BadText> {
+    parse_for(text, Purpose { command, lists: false }, names)
+}
+
+/// The rules that a listing is to show, as `ovs-ofctl dump-flows` reads it.
+pub fn parse_filter_named(text: &str, names: Names<'_>) -> Result<FlowFilter, BadText> {
+    let purpose = Purpose { command: FlowCommand::Delete { strict: false }, lists: true };
+    let flow = parse_for(text, purpose, names)?;
+    let FlowMod { table, matching, out_port, out_group, cookie, cookie_mask, .. } = flow;
+    Ok(FlowFilter { table, matching, out_port, out_group, cookie, cookie_mask })
+}
+
+fn parse_for(text: &str, purpose: Purpose, names: Names<'_>) -> Result<FlowMod, BadText> {
+    let command = purpose.command;
     let deletes = matches!(command, FlowCommand::Delete { .. });
     let (fields, actions) = split_actions(text);
     let mut flow = FlowMod {
@@ -158,7 +172,8 @@ pub fn parse_flow_named(text: &str, command: FlowCommand, names: Names<'_>) -> R
     };
     let mut matched = Vec::new();
     for word in words(fields, names)? {
-        if !flow_word(&mut flow, word)? {
+        purpose.listens_to(word)?;
+        if !flow_word(&mut flow, purpose, word)? {
             matched.push(word);
         }
     }
@@ -167,7 +182,10 @@ pub fn parse_flow_named(text: &str, command: FlowCommand, names: Names<'_>) -> R
         (Some(actions), false) => instructions_named(actions, names)?,
         (None, true) => Instructions::default(),
         (None, false) => return Err(BadText::new(text.trim(), "needs actions, at its end: actions=...")),
-        (Some(_), true) => return Err(BadText::new("actions", "not for flows to delete")),
+        (Some(_), true) => {
+            let right = format!("rules are not {} by their actions; {CHOICE}", purpose.done());
+            return Err(BadText::new("actions", right));
+        }
     };
     Ok(flow)
 }
@@ -184,8 +202,59 @@ fn split_actions(text: &str) -> (&str, Option<&str>) {
         .unwrap_or((text, None))
 }
 
+/// What a flow is read for.
+#[derive(Clone, Copy)]
+struct Purpose {
+    command: FlowCommand,
+    /// To be shown, not to be deleted.
+    lists: bool,
+}
+
+/// How rules are chosen.
+const CHOICE: &str = "what chooses is a match, table=, cookie=VALUE/MASK, out_port= and out_group=";
+
+impl Purpose {
+    /// What happens to rules.
+    fn done(self) -> &'static str {
+        match self.command {
+            _ if self.lists => "listed",
+            FlowCommand::Add => "added",
+            FlowCommand::Modify { .. } => "modified",
+            FlowCommand::Delete { .. } => "deleted",
+        }
+    }
+
+    /// Refuses what would be read and then make no difference (OpenFlow 1.3.5 section 6.4).
+    fn listens_to(self, word: Word<'_>) -> Result<(), BadText> {
+        use FlowCommand::*;
+        let adds = self.command == Add;
+        let chooses = matches!(self.command, Delete { .. });
+        let strict = matches!(self.command, Modify { strict: true } | Delete { strict: true });
+        let listens = match word.key {
+            "priority" => adds || strict,
+            "idle_timeout" | "hard_timeout" | "send_flow_rem" | "check_overlap" | "no_packet_counts"
+            | "no_byte_counts" => adds,
+            "reset_counts" | "duration" | "n_packets" | "n_bytes" | "idle_age" | "hard_age" => !chooses,
+            "out_port" | "out_group" => chooses,
+            _ => true,
+        };
+        let why = match word.key {
+            _ if listens => return Ok(()),
+            "priority" if !self.lists => {
+                "rules of every priority are meant, unless just the one with this match and \
+                                          priority is: --strict (in a file modify_strict, delete_strict)"
+                    .into()
+            }
+            "out_port" | "out_group" => "only chooses rules to delete or to list".into(),
+            _ if chooses => format!("rules are not {} by it; {CHOICE}", self.done()),
+            _ => "only for flows to add: to modify changes what rules do, and nothing else".into(),
+        };
+        Err(word.bad(why))
+    }
+}
+
 /// Reads a word that is of the flow and not of its match; `false`: it is not.
-fn flow_word(flow: &mut FlowMod, word: Word<'_>) -> Result<bool, BadText> {
+fn flow_word(flow: &mut FlowMod, purpose: Purpose, word: Word<'_>) -> Result<bool, BadText> {
     let adds = flow.command == FlowCommand::Add;
     match word.key {
         "table" if flow.table.is_none() && word.value == Some("255") => {}
@@ -200,8 +269,9 @@ fn flow_word(flow: &mut FlowMod, word: Word<'_>) -> Result<bool, BadText> {
                     return Err(word.bad("a flow to add has no mask in its cookie: cookie=0x1"));
                 }
                 Some(mask) => flow.cookie_mask = mask as u64,
-                None if matches!(flow.command, FlowCommand::Delete { .. }) => {
-                    return Err(word.bad("to delete by cookie, give a mask: cookie=0x1/-1"));
+                None if !adds => {
+                    let done = purpose.done();
+                    return Err(word.bad(format!("rules are {done} by cookie with a mask: {}/-1", word.all)));
                 }
                 None => {}
             }

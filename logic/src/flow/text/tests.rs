@@ -318,8 +318,45 @@ fn what_is_wrong_is_named() {
         assert_eq!(bad.word, word, "{text}: {bad}");
         assert!(bad.right.contains(right), "{text}: {bad}");
     }
-    let bad = parse_flow("udp,actions=1", DELETE).unwrap_err();
-    assert_eq!(bad.word, "actions");
+}
+
+/// What would make no difference is refused, with what would.
+#[test]
+fn what_a_command_would_ignore_is_refused() {
+    use FlowCommand::*;
+    let modify = Modify { strict: false };
+    for (command, text, word, right) in [
+        (DELETE, "priority=90", "priority=90", "every priority are meant, unless just the one"),
+        (modify, "priority=90,actions=1", "priority=90", "--strict (in a file modify_strict, delete_strict)"),
+        (modify, "idle_timeout=9,actions=1", "idle_timeout=9", "only for flows to add"),
+        (modify, "cookie=5,actions=1", "cookie=5", "rules are modified by cookie with a mask: cookie=5/-1"),
+        (modify, "out_port=5,actions=1", "out_port=5", "only chooses rules to delete or to list"),
+        (ADD, "out_group=5,actions=1", "out_group=5", "only chooses rules to delete or to list"),
+        (DELETE, "hard_timeout=9", "hard_timeout=9", "rules are not deleted by it; what chooses is a match"),
+        (DELETE, "n_packets=0", "n_packets=0", "rules are not deleted by it"),
+        (DELETE, "send_flow_rem", "send_flow_rem", "rules are not deleted by it"),
+        (DELETE, "cookie=5", "cookie=5", "rules are deleted by cookie with a mask: cookie=5/-1"),
+        (DELETE, "udp,actions=1", "actions", "rules are not deleted by their actions"),
+    ] {
+        let bad = parse_flow(text, command).expect_err(text);
+        assert_eq!(bad.word, word, "{text}: {bad}");
+        assert!(bad.right.contains(right), "{text}: {bad}");
+    }
+    for (text, right) in [
+        ("priority=90", "rules are not listed by it"),
+        ("cookie=5", "rules are listed by cookie with a mask: cookie=5/-1"),
+        ("actions=drop", "rules are not listed by their actions; what chooses is a match, table="),
+    ] {
+        let bad = parse_filter_named(text, Names::default()).expect_err(text);
+        assert!(bad.right.contains(right), "{text}: {bad}");
+    }
+    let some = parse_filter_named("table=3,cookie=0x5/0xf,out_port=2,udp", Names::default()).unwrap();
+    assert_eq!((some.table, some.cookie, some.cookie_mask), (Some(3), 5, 15));
+    for command in [Modify { strict: true }, Delete { strict: true }] {
+        let text = if command == (Modify { strict: true }) { "priority=9,actions=1" } else { "priority=9" };
+        assert_eq!(parse_flow(text, command).unwrap().priority, 9);
+    }
+    assert!(parse_flow("reset_counts,actions=1", modify).unwrap().flags.reset_counts);
 }
 
 /// A match that text can say: each field with what it needs, masks where OpenFlow 1.3 has them.

@@ -268,9 +268,10 @@ fn error(kind: u16, code: u16, offending: &[u8]) -> Message {
 }
 
 fn flow_mod(command: FlowCommand, text: &str) -> FlowMod {
-    let flow = parse_flow(text, command).unwrap();
+    // Of a modify of OpenFlow 1.0, which may add, text reads less than there may be.
+    let flow = parse_flow(text, command).or_else(|_| parse_flow(text, FlowCommand::Add)).unwrap();
     let reset_counts = command == FlowCommand::Add;
-    FlowMod { flags: FlowFlags { reset_counts, ..flow.flags }, ..flow }
+    FlowMod { command, flags: FlowFlags { reset_counts, ..flow.flags }, ..flow }
 }
 
 fn add(text: &str) -> Message {
