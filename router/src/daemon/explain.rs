@@ -5,7 +5,7 @@ use super::{
     Control,
     answers::reason_count,
     api::ApiError,
-    packet::{Headers, PacketText},
+    packet::{DISCARD, Headers, PacketText, Protocol},
     report::{ExplainReport, ExplainRequest, StepReport},
     seam::{Kernel, Observe},
 };
@@ -36,21 +36,25 @@ const XDP_PASS: u32 = 2;
 struct Arrival {
     port: PortId,
     frame: Vec<u8>,
-    /// What was assumed of it, or is remarkable, as a sentence.
-    note: Option<String>,
+    /// What was assumed of it, or is remarkable, as sentences.
+    notes: Vec<String>,
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Builds or takes the frame, runs it, puts the trace in words.
     pub(super) fn explain(&self, request: &ExplainRequest) -> Result<ExplainReport, ApiError> {
-        let Arrival { port, frame, note } = match (&request.packet, &request.frame) {
+        let Arrival { port, frame, notes } = match (&request.packet, &request.frame) {
             (Some(text), None) => self.described(text, request)?,
             (None, Some(digits)) => {
                 let name = request.port.as_deref();
                 let name = name.ok_or_else(|| ApiError::bad("a frame needs the port it arrives on"))?;
                 let frame =
                     hex::decode(digits).ok_or_else(|| ApiError::bad("the frame is not hexadecimal"))?;
-                Arrival { port: self.port_named(name)?, note: self.sender(&frame), frame }
+                Arrival {
+                    port: self.port_named(name)?,
+                    notes: self.sender(&frame).into_iter().collect(),
+                    frame,
+                }
             }
             _ => return Err(ApiError::bad("give either a packet or a frame")),
         };
@@ -76,7 +80,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         Ok(ExplainReport {
             port: self.port_name(port),
-            notes: note.into_iter().collect(),
+            notes,
             rules: None,
             steps: self.told(&steps),
             verdict: verdict.into(),
@@ -111,14 +115,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let packet: PacketText = text.parse().map_err(|e| ApiError::bad(format!("{e}")))?;
         let port = request.port.as_deref().map(|name| self.port_named(name)).transpose()?;
         let source = packet.source_mac.unwrap_or(SENDER);
+        let open = packet.protocol != Protocol::Icmp && packet.ports.contains(&None);
+        let ports = open.then(|| format!("a port that is not given is taken to be {DISCARD}"));
         if let (Some(port), Some(mac)) = (port, packet.destination_mac) {
             let frame = packet.frame(mac, source, packet.vlan.unwrap_or_default());
-            return Ok(Arrival { port, frame, note: None });
+            return Ok(Arrival { port, frame, notes: ports.into_iter().collect() });
         }
         let (interface, note) = self.ingress(&packet, port, request.router.as_deref())?;
         let mac = packet.destination_mac.unwrap_or(interface.mac);
         let frame = packet.frame(mac, source, packet.vlan.unwrap_or(interface.vlan));
-        Ok(Arrival { port: interface.port, frame, note })
+        Ok(Arrival { port: interface.port, frame, notes: note.into_iter().chain(ports).collect() })
     }
 
     /// The interface the packet would come in by: of those that fit what is given, the one the router has its route back
@@ -171,6 +177,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             (false, _) if guessed => Some(format!(
                 "no route leads back to {}: {taken}, for interface {}; --port, vlan= or dmac= say otherwise",
                 packet.source, interface.name
+            )),
+            (false, _) if port.is_none() => Some(format!(
+                "{taken}, for interface {}, {}; --port says otherwise",
+                interface.name,
+                if back.is_some() {
+                    format!("where the route back to {} leads", packet.source)
+                } else {
+                    "the only one".into()
+                },
             )),
             (false, _) => None,
         };

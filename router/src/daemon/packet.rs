@@ -11,6 +11,9 @@ use logic::net::{Mac, Tag, Vlan};
 use serde::{Deserialize, Serialize};
 use std::{fmt, net::IpAddr, str::FromStr};
 
+/// The port of the discard service (RFC 863).
+pub const DISCARD: u16 = 9;
+
 /// Longest IP packet that can be described, bytes.
 pub const MAX_LENGTH: u16 = 9000;
 
@@ -35,8 +38,8 @@ pub struct PacketText {
     /// Addresses are of one family.
     pub source: IpAddr,
     pub destination: IpAddr,
-    /// Source and destination port; 9 (discard) where none is given, ignored for ICMP.
-    pub ports: [u16; 2],
+    /// Source and destination port, ignored for ICMP; `None`: not given, [`DISCARD`] is taken.
+    pub ports: [Option<u16>; 2],
     /// TTL or hop limit.
     pub ttl: u8,
     /// TOS or traffic class.
@@ -87,7 +90,7 @@ impl FromStr for PacketText {
             protocol,
             source,
             destination,
-            ports: [source_port.unwrap_or(9), destination_port.unwrap_or(9)],
+            ports: [source_port, destination_port],
             ttl: 64,
             tos: 0,
             length: None,
@@ -142,7 +145,7 @@ impl PacketText {
     pub fn frame(&self, destination: Mac, source: Mac, vlan: Vlan) -> Vec<u8> {
         let payload = vec![0; usize::from(self.length.unwrap_or(0).saturating_sub(self.header_bytes()))];
         let builder = PacketBuilder::ethernet2(source.0, destination.0).ip(self.ip_headers());
-        let [from, to] = self.ports;
+        let [from, to] = self.ports.map(|port| port.unwrap_or(DISCARD));
         let mut frame = Vec::new();
         // Writing to memory, with lengths checked when the text was read: it cannot fail.
         let _ = match (self.protocol, self.source.is_ipv4()) {
@@ -362,7 +365,7 @@ mod tests {
             let text = format!("{name} {} -> {} ttl={ttl} tos={tos} len={length}",
                 std::net::SocketAddr::new(a, ports[0]), std::net::SocketAddr::new(b, ports[1]));
             let packet: PacketText = text.parse().unwrap();
-            prop_assert_eq!(packet.ports, ports);
+            prop_assert_eq!(packet.ports, ports.map(Some));
             let frame = packet.frame(A, B, Vlan::NONE);
             let headers = Headers::read(&frame).unwrap();
             prop_assert_eq!((headers.source, headers.destination, headers.ttl), (Some(a), Some(b), Some(ttl)));

@@ -10,7 +10,7 @@ use crate::{
 };
 use logic::{
     flow::{
-        CoreChoice, FlowCommand, FlowMod, FlowStats, Port, RuleId, TableId,
+        Action, CoreChoice, FlowCommand, FlowMod, FlowStats, Instructions, Port, RuleId, TableId,
         execute::Packet,
         explain::{Explained, explain},
         kernel::FlowMemory,
@@ -43,10 +43,10 @@ pub fn report<M: FlowMemory>(
         return Some(RulesReport { notes: vec![note], ..RulesReport::default() });
     }
     let Explained { rules, done, slow } = explain(agent.flows(), Packet::new(frame, port));
-    let meters = done.rows.iter().filter_map(|&row| agent.flows().instructions(row)?.meter);
-    let meters: Vec<String> = meters.map(|id| format!("meter {id} is taken to let it pass")).collect();
+    let said = done.rows.iter().filter_map(|&row| agent.flows().instructions(row).cloned());
+    let said: Vec<_> = said.collect();
     Some(RulesReport {
-        notes: meters,
+        notes: notes(arrives, ports, &said, &done, slow.is_some()),
         rules: rules.into_iter().map(|(table, id)| passed(agent, table, id, now_ms)).collect(),
         buckets: done.buckets.iter().map(|&(group, bucket)| BucketTaken { group, bucket }).collect(),
         core: named_core(&done).filter(|_| slow.is_none() && !arrives.generic),
@@ -54,6 +54,41 @@ pub fn report<M: FlowMemory>(
         why: slow,
         outputs: done.outputs.iter().map(|output| told(agent, ports, output)).collect(),
     })
+}
+
+/// What a user may not expect.
+fn notes(
+    arrives: &SwitchPort,
+    ports: &[SwitchPort],
+    rules: &[Instructions],
+    done: &Done,
+    slow: bool,
+) -> Vec<String> {
+    let meters = rules.iter().filter_map(|rule| rule.meter);
+    let mut notes: Vec<_> = meters.map(|id| format!("meter {id} is taken to let it pass")).collect();
+    let actions = || rules.iter().flat_map(Instructions::actions);
+    let back = |action: &Action| matches!(action, Action::Output { port, .. } if *port == number(arrives));
+    if actions().any(back) {
+        let name = &arrives.name;
+        notes.push(format!(
+            "a packet does not leave by the port that it came in by, {name}, unless `in_port` says so"
+        ));
+    }
+    let names_core = actions().any(|action| matches!(action, Action::SetCore(_)));
+    if names_core && done.outputs.is_empty() {
+        notes.push("`set_core` says where outputs are done, and there is none: the packet is dropped".into());
+    } else if names_core && slow {
+        notes.push("`set_core` changes nothing where user space does what rules say".into());
+    }
+    let unrouted = |output: &&Output| output.frame.get(..6) == Some(&arrives.mac.0[..]);
+    let unrouted = done.outputs.iter().filter(unrouted).filter_map(|output| numbered(ports, output.port));
+    notes.extend(unrouted.map(|port| {
+        format!(
+            "sent to {}, its destination MAC is still this box's: `output` does not route, `normal` does",
+            port.name
+        )
+    }));
+    notes
 }
 
 /// A packet is handed over once.
@@ -113,5 +148,64 @@ fn told<M: FlowMemory>(agent: &Agent<M>, ports: &[SwitchPort], output: &Output) 
         lost: lost.map(String::from),
         headers: Headers::read(frame),
         frame: hex::encode(frame),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use logic::{
+        flow::{PacketInReason, text::parse_instructions},
+        net::Mac,
+    };
+
+    fn port(id: u8) -> SwitchPort {
+        SwitchPort {
+            id,
+            name: format!("eth{id}"),
+            ifindex: Some(id.into()),
+            up: true,
+            carrier: true,
+            mac: Mac([2, 0, 0, 0, 0, id]),
+            transmits: true,
+            generic: false,
+        }
+    }
+
+    #[test]
+    fn what_a_user_may_not_expect_is_noted() {
+        let ports = [port(1), port(2)];
+        let sent = |port: SwitchPort, mac: Mac| Output {
+            port: number(&port),
+            frame: [&mac.0[..], &[0; 54]].concat(),
+            queue: None,
+            core: None,
+            reason: PacketInReason::Action,
+            table: 0,
+            cookie: 0,
+            in_port: number(&ports[0]),
+            metadata: 0,
+        };
+        let [own, other] = [port(1).mac, Mac([2, 0, 0, 0, 9, 9])];
+        let unrouted =
+            "sent to eth2, its destination MAC is still this box's: `output` does not route, `normal` does";
+        let back = "a packet does not leave by the port that it came in by, eth1, unless `in_port` says so";
+        let nowhere = "`set_core` says where outputs are done, and there is none: the packet is dropped";
+        let stays = "`set_core` changes nothing where user space does what rules say";
+        let to_2 = |mac| vec![sent(port(2), mac)];
+        for (said, outputs, slow, expected) in [
+            ("output:3", to_2(own), false, &[unrouted][..]),
+            ("output:3", to_2(other), false, &[]),
+            ("output:2", vec![], false, &[back]),
+            ("in_port", vec![sent(port(1), other)], false, &[]),
+            ("set_core:1", vec![], false, &[nowhere]),
+            ("set_core:1,output:3", to_2(other), false, &[]),
+            ("set_core:1,output:3", to_2(other), true, &[stays]),
+            ("meter:6,output:3", to_2(other), false, &["meter 6 is taken to let it pass"]),
+        ] {
+            let done = Done { outputs, ..Done::default() };
+            let rules = [parse_instructions(said).unwrap()];
+            assert_eq!(notes(&ports[0], &ports, &rules, &done, slow), expected, "{said}");
+        }
     }
 }

@@ -198,7 +198,9 @@ fn explain_names_the_route() {
         let report = case.explain(&format!("udp 10.0.1.5 -> {destination}"));
         let plain: Vec<_> = report.steps.iter().filter(|s| !s.detail).map(|s| s.text.as_str()).collect();
         assert_eq!(plain[3..5], [route, "source accepted"]);
-        assert_eq!(report.notes, [""; 0]);
+        let arrives = "taken to arrive on port eth1, for interface eth1, where the route back to 10.0.1.5 leads; \
+                       --port says otherwise";
+        assert_eq!(report.notes, [arrives, "a port that is not given is taken to be 9"]);
         assert_eq!(report.steps.iter().filter(|s| s.detail).count(), 3);
     }
 }
@@ -212,7 +214,17 @@ fn explain_says_what_it_assumes() {
         "{report:?}"
     );
     let report = case.explain("udp 10.0.1.5 -> 10.9.0.1 vlan=77");
-    assert_eq!(report.notes, ["no interface has VLAN 77: taken to arrive on port eth1, for the MAC of eth1"]);
+    let strange = "no interface has VLAN 77: taken to arrive on port eth1, for the MAC of eth1";
+    assert_eq!(report.notes, [strange, "a port that is not given is taken to be 9"]);
+    for packet in ["udp 10.0.1.5:1 -> 10.9.0.1:2", "icmp 10.0.1.5 -> 10.9.0.1"] {
+        let request = report::ExplainRequest {
+            packet: Some(packet.into()),
+            port: Some("eth1".into()),
+            ..Default::default()
+        };
+        let report: ExplainReport = case.ask(Query::Explain(request));
+        assert_eq!(report.notes, [""; 0], "nothing was guessed: {packet}");
+    }
     assert_eq!(report.before.unwrap().vlan.as_deref(), Some("77"));
     let frame = Some("02000000000902000000000208004500".into());
     let request = report::ExplainRequest { frame, port: Some("eth2".into()), ..Default::default() };
