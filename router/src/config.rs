@@ -100,7 +100,7 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Flows {
-    /// How many there may be.
+    /// How many surely find room. The maps hold some more, for what is replaced in a batch, and those take rules, too.
     pub rules: RuleCount,
     /// What becomes of a packet that no rule matches.
     pub miss: Miss,

@@ -20,10 +20,12 @@ use std::{
 
 pub const HELP: &str = "\
 A flow reads as with ovs-ofctl, in quotes:
-  'priority=100,tcp,nw_dst=10.1.0.0/16,tp_dst=80,actions=mod_nw_dst:10.1.0.9,output:2'
+  'priority=100,tcp,nw_dst=10.1.0.0/16,tp_dst=80,actions=mod_nw_dst:10.1.0.9,normal'
   'in_port=eth1,arp,actions=flood'        'ip,nw_src=10.9.9.9,actions=drop'        'actions=normal'
-Ports go by number (`millrace ports`) or name. NORMAL is what happens without rules: Linux's routing; LOCAL hands the packet to
-the kernel. What no rule matches goes as `miss` of [flows] in the configuration says. Rules last as long as the daemon.";
+Ports go by number (`millrace ports`) or name. `normal` is what happens without rules: Linux's routing, with the next hop's MAC
+address and a TTL less by one; `output` does not route, it sends the packet as it is. `local` hands it to the kernel. What no
+rule matches goes as `miss` of [flows] in the configuration says. Rules last as long as the daemon. Every field and action, with
+its syntax: docs/flow-syntax.md.";
 
 /// What `millrace flows` does.
 #[derive(Debug, Subcommand)]
@@ -243,7 +245,8 @@ fn list(instance: &Instance, select: &Select, why: bool) -> Result<()> {
     match (json, first) {
         (true, true) => print("[]\n"),
         (true, false) => print("\n]\n"),
-        (false, _) => Ok(()),
+        (false, true) => print("no rules\n"),
+        (false, false) => Ok(()),
     }
 }
 
@@ -267,8 +270,14 @@ fn by(flow: &FlowReport) -> &'static str {
 }
 
 fn rule(flow: &FlowReport) -> String {
-    let blank = if flow.matching.is_empty() { "" } else { " " };
-    format!("{}{blank}actions={}", flow.matching, flow.actions)
+    let cookie = (flow.cookie != 0).then(|| format!("cookie={:#x}", flow.cookie));
+    let timeout = |name: &str, seconds: u16| (seconds != 0).then(|| format!("{name}={seconds}"));
+    let timeouts =
+        [timeout("idle_timeout", flow.idle_timeout_s), timeout("hard_timeout", flow.hard_timeout_s)];
+    let matching = (!flow.matching.is_empty()).then(|| flow.matching.clone());
+    let words: Vec<_> = cookie.into_iter().chain(timeouts.into_iter().flatten()).chain(matching).collect();
+    let blank = if words.is_empty() { "" } else { " " };
+    format!("{}{blank}actions={}", words.join(","), flow.actions)
 }
 
 /// Rules shown at a time.
@@ -377,6 +386,9 @@ mod tests {
         assert_eq!(HEAD.find("RULE"), text.find("in_port"));
         let any = FlowReport { slow: true, actions: "drop".into(), ..FlowReport::default() };
         assert!(row(&any).ends_with(" user    actions=drop\n"));
+        let named = FlowReport { cookie: 0x2a, idle_timeout_s: 10, hard_timeout_s: 20, ..flow(3) };
+        let end = " cookie=0x2a,idle_timeout=10,hard_timeout=20,in_port=1 actions=output:2\n";
+        assert!(row(&named).ends_with(end), "{}", row(&named));
     }
 
     #[test]

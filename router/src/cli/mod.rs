@@ -109,7 +109,7 @@ The file of --config, every key optional, with the defaults:
   [limits]
   memory_mib = 2048         # all tables; what does not fit is left to the kernel
   [flows]                   # see `millrace flows --help`
-  rules = 65536             # at most, up to 1010000; the first one takes the memory for all
+  rules = 65536             # room for so many, up to 1010000; the first one takes the memory for all
   miss = \"normal\"           # what no rule matches: \"normal\", \"controller\" or \"drop\"
   [cores]                   # on which cores queues are placed; see docs/control-loop.md
   policy = \"pack\"           # the fewest cores that carry them; or \"spread\", \"fixed\", \"off\": queues are left alone

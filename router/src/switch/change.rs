@@ -2,15 +2,15 @@
 
 use super::{
     report::{Command, FailedLine, FlowsChanged, FlowsRequest},
-    rules::number,
+    rules::{cores, number},
 };
 use crate::daemon::{api::ApiError, seam::SwitchPort};
 use logic::{
     flow::{
-        FlowCommand, FlowMod, Refused,
+        Action, CoreChoice, FlowCommand, FlowMod, Refused,
         action::Port,
         kernel::FlowMemory,
-        text::{self, Names},
+        text::{self, BadText, Names},
     },
     openflow::agent::Agent,
 };
@@ -64,11 +64,12 @@ pub fn names(ports: &[SwitchPort]) -> Vec<(String, Port)> {
     ports.iter().map(|port| (port.name.clone(), number(port))).collect()
 }
 
-/// Does all of it, or what is before the first line that cannot be done, or read.
+/// Does all of it, or what is before the first line that cannot be done, or read. `most_rules`: what the configuration says.
 pub fn apply<M: FlowMemory>(
     agent: &mut Agent<M>,
     request: &FlowsRequest,
     ports: &[SwitchPort],
+    most_rules: u32,
     now_ms: u64,
 ) -> FlowsChanged {
     let names = names(ports);
@@ -78,11 +79,13 @@ pub fn apply<M: FlowMemory>(
     let mut report = FlowsChanged::default();
     for (line, text) in lines {
         let (command, flow) = command_of(text, request.command);
-        let done = text::parse_flow_named(flow, command, names).map_err(|bad| bad.to_string());
-        let done = done.and_then(|flow| {
-            apply_one(agent, &flow, now_ms, &mut report)
-                .map_err(|refused| explained(refused, &names_of(ports)))
-        });
+        let done = match text::parse_flow_named(flow, command, names) {
+            Ok(flow) => apply_one(agent, &flow, now_ms, &mut report).map_err(|refused| match refused {
+                Refused::TableFull => full(agent.flows().tables().len(), most_rules),
+                refused => explained(refused, &flow, ports),
+            }),
+            Err(bad) => Err(unread(bad, text)),
+        };
         if let Err(why) = done {
             report.failed = Some(FailedLine { line, flow: text.trim().into(), why });
             break;
@@ -112,17 +115,18 @@ fn apply_one<M: FlowMemory>(
     Ok(())
 }
 
+const COMMANDS: &[(&str, Command)] = &[
+    ("add", Command::Add),
+    ("modify", Command::Modify),
+    ("modify_strict", Command::ModifyStrict),
+    ("delete", Command::Delete),
+    ("delete_strict", Command::DeleteStrict),
+];
+
 /// A line may begin with what is to be done.
 fn command_of(line: &str, otherwise: Command) -> (FlowCommand, &str) {
     let first = line.split_whitespace().next().unwrap_or_default();
-    let named = match first {
-        "add" => Some(Command::Add),
-        "modify" => Some(Command::Modify),
-        "modify_strict" => Some(Command::ModifyStrict),
-        "delete" => Some(Command::Delete),
-        "delete_strict" => Some(Command::DeleteStrict),
-        _ => None,
-    };
+    let named = COMMANDS.iter().find(|(name, _)| *name == first).map(|&(_, command)| command);
     let text = if named.is_some() { &line.trim_start()[first.len()..] } else { line };
     let command = match named.unwrap_or(otherwise) {
         Command::Add => FlowCommand::Add,
@@ -139,16 +143,72 @@ fn names_of(ports: &[SwitchPort]) -> String {
     there.map(|port| format!("{} ({})", number(port), port.name)).collect::<Vec<_>>().join(", ")
 }
 
+/// Why a line cannot be read.
+fn unread(bad: BadText, line: &str) -> String {
+    let first = line.split_whitespace().next() == Some(&bad.word);
+    match text::nearest(&bad.word, COMMANDS.iter().map(|(name, _)| *name)).filter(|_| first) {
+        Some(command) => format!("{:?}: did you mean {command}? Else it is {}", bad.word, bad.right),
+        None => bad.to_string(),
+    }
+}
+
+fn full(rules: usize, most: u32) -> String {
+    let most = format!("`rules` of [flows] in the configuration promises room for {most}");
+    format!("{}: there are {rules} rules; {most}", Refused::TableFull)
+}
+
 /// Why, and what can be done.
-fn explained(refused: Refused, ports: &str) -> String {
-    match refused {
-        Refused::BadPort => format!("{refused}; there are: {ports}"),
-        Refused::TableFull => {
-            format!("{refused}; `rules` of [flows] in the configuration says how many there may be")
+fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort]) -> String {
+    let core = flow.instructions.actions().find_map(|action| match action {
+        Action::SetCore(choice) => Some(*choice),
+        _ => None,
+    });
+    match (refused, core) {
+        (Refused::BadPort, _) => format!("{refused}; there are: {}", names_of(ports)),
+        (Refused::BadAction, Some(_)) if ports.iter().any(|port| port.generic) => {
+            format!("{refused}: set_core, while a port is in generic mode, whose packets stay where they are")
         }
-        Refused::InconsistentAction => {
+        (Refused::BadArgument, Some(CoreChoice::Choose)) => {
+            "a later version will choose cores; name one: set_core:CORE".into()
+        }
+        (Refused::BadArgument, Some(CoreChoice::This(core))) => {
+            let cores: Vec<_> = cores(ports).cores.iter().map(|core| core.number).collect();
+            if cores.contains(&core) {
+                return refused.to_string();
+            }
+            let cores: Vec<_> = cores.iter().map(u16::to_string).collect();
+            format!("set_core:{core}: there is no core {core}; there are: {}", cores.join(", "))
+        }
+        (Refused::InconsistentAction, _) => {
             format!("{refused}; match what it changes, too: ip, ipv6, arp, tcp, udp, or a dl_vlan")
         }
-        other => other.to_string(),
+        (other, _) => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_misspelt_is_known() {
+        let unread = |line| {
+            let (command, flow) = command_of(line, Command::Add);
+            unread(text::parse_flow_named(flow, command, Names::default()).unwrap_err(), line)
+        };
+        assert!(
+            unread("modfy in_port=1,actions=drop").starts_with("\"modfy\": did you mean modify? Else it is ")
+        );
+        assert!(unread("Delete in_port=1,actions=drop").starts_with("\"Delete\": did you mean delete? "));
+        assert!(unread("udp,modfy,actions=drop").starts_with("\"modfy\": not a field"));
+    }
+
+    #[test]
+    fn a_core_that_cannot_be_is_named() {
+        let flow = |text: &str| text::parse_flow(text, FlowCommand::Add).unwrap();
+        let says = |actions: &str| explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[]);
+        assert!(says("set_core:4999,1").starts_with("set_core:4999: there is no core 4999; there are: 0"));
+        assert!(says("set_core:choose,1").starts_with("a later version will choose cores"));
+        assert_eq!(says("mod_vlan_vid:1"), "this action's argument is out of range");
     }
 }

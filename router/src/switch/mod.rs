@@ -324,9 +324,10 @@ impl Switch {
 
     fn change(&mut self, change: Change) {
         let ports = self.ports.clone().unwrap_or_default();
-        let done = self.rules().and_then(|rules| {
+        let most = self.config.flows.rules.0;
+        let done = self.rules().map(|rules| {
             let batch = rules.next_batch();
-            Ok((batch, change::apply(&mut rules.agent, &change.request, &ports, now_ms())))
+            (batch, change::apply(&mut rules.agent, &change.request, &ports, most, now_ms()))
         });
         match done {
             Ok((batch, report)) if change.request.wait => self.changing.wait(batch, report, change.reply),

@@ -278,7 +278,7 @@ fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<Port> {
 }
 
 /// What controllers that ask are told of this machine's cores. Their loads are not known, nor who is pinned to them.
-fn cores(ports: &[SwitchPort]) -> Cores {
+pub(super) fn cores(ports: &[SwitchPort]) -> Cores {
     let online = online_cpus().inspect_err(|error| tracing::warn!("which cores there are: {error}"));
     let numbers = online.unwrap_or_default().into_iter().filter_map(|cpu| u16::try_from(cpu).ok());
     let core = |number| Core { number, load: None, workloads: 0 };

@@ -28,7 +28,7 @@ fn rules_beside_routing() {
         let bytes = frame.bytes();
         bed.wires[0].send(&bytes);
         bed.comes_out(&[1], &routed);
-        assert_eq!((bed.program(0), bed.flows(&["list"])), ("millrace".into(), "".into()));
+        assert_eq!((bed.program(0), bed.flows(&["list"])), ("millrace".into(), "no rules\n".into()));
 
         // Elsewhere than Linux would, as it is; what no rule matches is routed as before.
         let says = bed.flows(&["add", "in_port=p0,ip,nw_dst=10.0.1.9,actions=output:3"]);
@@ -328,7 +328,9 @@ fn errors_name_the_thing_and_the_way_out() {
         let many: Vec<_> =
             (0..3000).map(|i| format!("ip,nw_dst=10.9.{}.{},actions=drop", i >> 8, i & 255)).collect();
         let many: Vec<_> = ["add"].into_iter().chain(many.iter().map(String::as_str)).collect();
-        says(&many, &["the table is full", "`rules` of [flows]"]);
+        says(&many, &["the table is full", "`rules` of [flows]", "room for 100"]);
+        says(&["add", "in_port=eth9,actions=drop"], &["in_port=eth9", "name of a port: p0, p1, p2"]);
+        says(&["add", "actions=set_core:4999,output:p1"], &["there is no core 4999; there are: 0"]);
     });
 }
 

@@ -3,7 +3,7 @@
 use super::{
     BadText, Names, Word,
     matching::{field_of_action, name_in_actions},
-    value,
+    none_of, value,
     value::ValueText,
     words,
 };
@@ -134,7 +134,12 @@ fn rank(key: &str) -> usize {
 }
 
 fn alone(word: Word<'_>, words: &[Word<'_>]) -> Result<(), BadText> {
-    if words.len() > 1 { Err(word.bad("drop is alone, or left out")) } else { word.alone() }
+    match words {
+        [_] => word.alone(),
+        _ => {
+            Err(word.bad("stands alone; beside others leave it out: a packet that nothing sends is dropped"))
+        }
+    }
 }
 
 fn one(word: Word<'_>) -> Result<Action, BadText> {
@@ -175,51 +180,60 @@ fn one(word: Word<'_>) -> Result<Action, BadText> {
             _ => word
                 .number(0xffff)
                 .map(|core| Action::SetCore(CoreChoice::This(core)))
-                .map_err(|_| word.bad("needs the number of a core, or choose")),
+                .map_err(|_| word.bad("needs the number of a core: set_core:1")),
         },
         key if FOREIGN.contains(&key) => Err(word.bad("an action of Open vSwitch that is not known here")),
-        _ => Err(word.bad(format!("not an action; actions are {}", ACTIONS.join(", ")))),
+        _ => Err(word.bad(none_of(word.key, "an action", ACTIONS.iter().map(|(name, _)| *name)))),
     }
 }
 
-const ACTIONS: &[&str] = &[
-    "output",
-    "enqueue",
-    "set_queue",
-    "in_port",
-    "normal",
-    "flood",
-    "all",
-    "local",
-    "controller",
-    "drop",
-    "group",
-    "mod_vlan_vid",
-    "mod_vlan_pcp",
-    "push_vlan",
-    "pop_vlan",
-    "mod_dl_src",
-    "mod_dl_dst",
-    "mod_nw_src",
-    "mod_nw_dst",
-    "mod_nw_tos",
-    "mod_nw_ecn",
-    "mod_nw_ttl",
-    "mod_tp_src",
-    "mod_tp_dst",
-    "dec_ttl",
-    "set_field",
-    "set_tunnel",
-    "encap_vxlan",
-    "decap_vxlan",
-    "set_fcf",
-    "set_core",
-    "meter",
-    "clear_actions",
-    "write_actions",
-    "write_metadata",
-    "goto_table",
+/// Every action and instruction, and how it is written.
+pub(super) const ACTIONS: &[(&str, &str)] = &[
+    ("output", "output:PORT"),
+    ("in_port", "in_port"),
+    ("normal", "normal"),
+    ("local", "local"),
+    ("flood", "flood"),
+    ("all", "all"),
+    ("controller", "controller[:BYTES]"),
+    ("drop", "drop"),
+    ("enqueue", "enqueue:PORT:QUEUE"),
+    ("set_queue", "set_queue:QUEUE"),
+    ("group", "group:N"),
+    ("mod_dl_src", "mod_dl_src:MAC"),
+    ("mod_dl_dst", "mod_dl_dst:MAC"),
+    ("mod_vlan_vid", "mod_vlan_vid:0..4095"),
+    ("set_vlan_vid", "set_vlan_vid:0..4095"),
+    ("mod_vlan_pcp", "mod_vlan_pcp:0..7"),
+    ("set_vlan_pcp", "set_vlan_pcp:0..7"),
+    ("push_vlan", "push_vlan:0x8100"),
+    ("pop_vlan", "pop_vlan"),
+    ("strip_vlan", "strip_vlan"),
+    ("mod_nw_src", "mod_nw_src:IPV4"),
+    ("mod_nw_dst", "mod_nw_dst:IPV4"),
+    ("mod_nw_tos", "mod_nw_tos:0..252"),
+    ("mod_nw_ecn", "mod_nw_ecn:0..3"),
+    ("mod_nw_ttl", "mod_nw_ttl:0..255"),
+    ("dec_ttl", "dec_ttl"),
+    ("mod_tp_src", "mod_tp_src:0..65535"),
+    ("mod_tp_dst", "mod_tp_dst:0..65535"),
+    ("set_field", "set_field:VALUE[/MASK]->FIELD"),
+    ("set_tunnel", "set_tunnel:VNI"),
+    ("encap_vxlan", "encap_vxlan(vni=VNI,src=IPV4,dst=IPV4[,eth_src=MAC][,eth_dst=MAC][,port=4789])"),
+    ("decap_vxlan", "decap_vxlan"),
+    ("set_fcf", "set_fcf(tos|vlan,workload=N[,priority=0|1])"),
+    ("set_core", "set_core:CORE"),
+    ("meter", "meter:N"),
+    ("clear_actions", "clear_actions"),
+    ("write_actions", "write_actions(ACTION[,ACTION...])"),
+    ("write_metadata", "write_metadata:N[/MASK]"),
+    ("goto_table", "goto_table:0..15"),
 ];
+
+/// How an action is written.
+pub(super) fn syntax(name: &str) -> Option<&'static str> {
+    ACTIONS.iter().find(|(n, _)| *n == name).map(|(_, syntax)| *syntax)
+}
 
 /// Actions that send; `None`: it is none of them.
 fn output(word: Word<'_>) -> Result<Option<Action>, BadText> {

@@ -1,6 +1,6 @@
 //! Matches by the names of Open vSwitch's fields.
 
-use super::{BadText, Names, Word, value, value::ValueText, words};
+use super::{BadText, FLOW_WORDS, Names, Word, none_of, value, value::ValueText, words};
 use crate::flow::{
     Field::{self, *},
     Match,
@@ -11,7 +11,7 @@ use std::fmt;
 /// Names and what they may mean: the first field for which the match has what the field needs. Besides these, each field
 /// has its name of OpenFlow 1.3. The first name of a field is the one of Open vSwitch's actions.
 #[rustfmt::skip]
-const NAMES: &[(&str, &[Field])] = &[
+pub(super) const NAMES: &[(&str, &[Field])] = &[
     ("in_port", &[InPort]), ("metadata", &[Metadata]), ("tun_id", &[TunnelId]), ("tunnel_id", &[TunnelId]),
     ("eth_src", &[EthSrc]), ("dl_src", &[EthSrc]), ("eth_dst", &[EthDst]), ("dl_dst", &[EthDst]),
     ("eth_type", &[EthType]), ("dl_type", &[EthType]),
@@ -31,7 +31,7 @@ const NAMES: &[(&str, &[Field])] = &[
 ];
 
 /// Shorthands: EtherType and IP protocol.
-const SHORTHANDS: &[(&str, u16, Option<u8>)] = &[
+pub(super) const SHORTHANDS: &[(&str, u16, Option<u8>)] = &[
     ("ip", ether_type::IPV4, None),
     ("icmp", ether_type::IPV4, Some(ip_proto::ICMP)),
     ("tcp", ether_type::IPV4, Some(ip_proto::TCP)),
@@ -95,9 +95,10 @@ fn unknown(name: &str) -> BadText {
         return BadText::new(name, "a field of Open vSwitch that is not known here");
     }
     let short = SHORTHANDS.iter().map(|(name, ..)| *name);
-    let all: Vec<_> =
-        short.chain(["dl_vlan", "vlan_tci", "nw_tos"]).chain(NAMES.iter().map(|(name, _)| *name)).collect();
-    BadText::new(name, format!("not a field; fields are {} and inner_...", all.join(", ")))
+    let all = short.chain(["dl_vlan", "vlan_tci", "nw_tos"]).chain(NAMES.iter().map(|(name, _)| *name));
+    let inner = FIELDS.iter().map(|spec| spec.name).filter(|name| name.starts_with("inner_"));
+    let of_flow = FLOW_WORDS.iter().map(|(name, _)| *name);
+    BadText::new(name, none_of(name, "a field", all.chain(inner).chain(of_flow)))
 }
 
 /// How Open vSwitch calls a field in actions.
@@ -161,8 +162,12 @@ fn add(matching: &mut Match, word: Word<'_>) -> Result<(), BadText> {
         matching.set(VlanVid, VLAN_PRESENT.into(), VLAN_PRESENT.into());
     }
     let field = allow(matching, word, &fields)?;
-    let (value, mask) = value::of_field(field, word.value()?, word.names)
-        .ok_or_else(|| word.bad(format!("needs {}", value::example(field))))?;
+    let value = word.value()?;
+    let (value, mask) =
+        value::of_field(field, value, word.names).ok_or_else(|| match word.names.port(value) {
+            Err(bad) if field == InPort => word.bad(bad.right),
+            _ => word.bad(format!("needs {}", value::example(field))),
+        })?;
     if mask.is_some() && !field.spec().maskable {
         return Err(word.bad(format!("{} cannot be matched with a mask", word.key)));
     }
@@ -177,7 +182,7 @@ fn allow(matching: &Match, word: Word<'_>, fields: &[Field]) -> Result<Field, Ba
     })
 }
 
-fn needs(field: Field) -> String {
+pub(super) fn needs(field: Field) -> String {
     let either = |numbers: &[u8]| numbers.iter().map(u8::to_string).collect::<Vec<_>>().join(" or ");
     let types = |types: &[u16]| {
         let name =

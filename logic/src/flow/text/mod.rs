@@ -43,6 +43,27 @@ impl BadText {
     }
 }
 
+/// The name that a word is a misspelling of: the nearest within a third of its letters, whatever their case.
+pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    if word.len() > 32 {
+        return None;
+    }
+    let word = word.to_ascii_lowercase();
+    let far = |name: &str| strsim::osa_distance(&word, name);
+    let near = names.into_iter().map(|name| (far(name), name)).filter(|(far, name)| 3 * far <= name.len());
+    near.min_by_key(|(far, _)| *far).map(|(_, name)| name)
+}
+
+/// That a word is none of these names, which it may be a misspelling of.
+fn none_of<'a>(word: &str, what: &str, names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<_> = names.collect();
+    let all = names.join(", ");
+    match nearest(word, names) {
+        Some(name) => format!("not {what}; did you mean {name}? There are {all}"),
+        None => format!("not {what}; there are {all}"),
+    }
+}
+
 /// Ports that may be written by name, beside their numbers. Reserved names and numbers go before.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Names<'a>(&'a [(String, Port)]);
@@ -81,7 +102,10 @@ impl<'a> Word<'a> {
         BadText::new(self.all, right)
     }
     fn value(self) -> Result<&'a str, BadText> {
-        self.value.ok_or_else(|| self.bad(format!("needs a value: {}=...", self.key)))
+        self.value.ok_or_else(|| match actions::syntax(self.key) {
+            Some(syntax) => self.bad(format!("needs a value: {syntax}")),
+            None => self.bad(format!("needs a value: {}=...", self.key)),
+        })
     }
     /// Without a value.
     fn alone(self) -> Result<(), BadText> {
@@ -201,6 +225,23 @@ fn split_actions(text: &str) -> (&str, Option<&str>) {
         })
         .unwrap_or((text, None))
 }
+
+/// Words that are of the flow and not of its match, and how they are written.
+const FLOW_WORDS: &[(&str, &str)] = &[
+    ("table", "table=0..15"),
+    ("priority", "priority=0..65535"),
+    ("cookie", "cookie=N[/MASK]"),
+    ("idle_timeout", "idle_timeout=SECONDS"),
+    ("hard_timeout", "hard_timeout=SECONDS"),
+    ("out_port", "out_port=PORT"),
+    ("out_group", "out_group=N"),
+    ("send_flow_rem", "send_flow_rem"),
+    ("check_overlap", "check_overlap"),
+    ("reset_counts", "reset_counts"),
+    ("no_packet_counts", "no_packet_counts"),
+    ("no_byte_counts", "no_byte_counts"),
+    ("actions", "actions=ACTION[,ACTION...]"),
+];
 
 /// What a flow is read for.
 #[derive(Clone, Copy)]
@@ -372,5 +413,7 @@ fn flag_names(flags: FlowFlags) -> [(bool, &'static str); 5] {
     ]
 }
 
+#[cfg(test)]
+mod reference;
 #[cfg(test)]
 mod tests;

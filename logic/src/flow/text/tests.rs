@@ -272,7 +272,15 @@ fn ports_have_numbers_and_names() {
 #[test]
 fn what_is_wrong_is_named() {
     for (text, word, right) in [
-        ("tpc,actions=1", "tpc", "fields are ip, icmp, tcp"),
+        ("tpc,actions=1", "tpc", "not a field; did you mean tcp? There are ip, icmp, tcp"),
+        ("Udp,actions=1", "Udp", "did you mean udp?"),
+        ("ETH_SRC=1,actions=1", "ETH_SRC", "did you mean eth_src?"),
+        ("Priority=5,actions=1", "Priority", "did you mean priority?"),
+        ("nothing_like_it,actions=1", "nothing_like_it", "not a field; there are ip"),
+        ("in_port=eth9,actions=1", "in_port=eth9", "needs a port number"),
+        ("actions=encap_vxlan", "encap_vxlan", "needs a value: encap_vxlan(vni=VNI,src=IPV4,dst=IPV4"),
+        ("actions=set_fcf", "set_fcf", "needs a value: set_fcf(tos|vlan,workload=N"),
+        ("actions=meter:5,drop", "drop", "a packet that nothing sends is dropped"),
         ("tp_dst=80,actions=1", "tp_dst=80", "needs tcp or tcp6 or udp or udp6"),
         ("nw_src=10.0.0.1,actions=1", "nw_src=10.0.0.1", "needs ip or arp beside it"),
         ("ip,nw_src=10.0.0.256,actions=1", "nw_src=10.0.0.256", "needs an IPv4 address such as"),
@@ -297,7 +305,7 @@ fn what_is_wrong_is_named() {
         ("actions=resubmit(,1)", "resubmit(,1)", "not known here"),
         ("actions=learn(table=1)", "learn(table=1)", "not known here"),
         ("actions=load:1->NXM_NX_REG0[]", "load:1->NXM_NX_REG0[]", "not known here"),
-        ("actions=outptu:1", "outptu:1", "actions are output, enqueue"),
+        ("actions=outptu:1", "outptu:1", "did you mean output? There are output, in_port"),
         ("actions=output:eth0", "output:eth0", "needs a port number"),
         ("actions=drop,1", "drop", "alone"),
         ("actions=goto_table:1,output:2", "output:2", "before goto_table"),
@@ -310,7 +318,7 @@ fn what_is_wrong_is_named() {
         ("actions=set_field:x->udp_dst", "set_field:x->udp_dst", "needs a number"),
         ("actions=encap_vxlan(vni=1)", "encap_vxlan(vni=1)", "needs at least vni, src and dst"),
         ("actions=set_fcf(tos,workload=32)", "workload=32", "from 0 to 31"),
-        ("actions=set_core:many", "set_core:many", "or choose"),
+        ("actions=set_core:many", "set_core:many", "needs the number of a core: set_core:1"),
         ("actions=write_actions(1", "write_actions(1", "needs a )"),
         ("actions=enqueue(1,2)3", "enqueue(1,2)3", "after the )"),
     ] {
@@ -480,6 +488,10 @@ proptest! {
     fn instructions_are_read_back_as_they_were(instructions in any_instructions()) {
         let text = InstructionsText(&instructions).to_string();
         prop_assert_eq!(parse_instructions(&text), Ok(instructions), "{}", text);
+        for word in words(&text, Names::default()).unwrap() {
+            let name = word.key.to_ascii_lowercase();
+            prop_assert!(name == "table" || actions::syntax(&name).is_some(), "{} is not in the list", name);
+        }
     }
 
     #[test]
@@ -509,5 +521,6 @@ fn ports_go_by_their_names() {
     assert_eq!(named, parse_flow("out_port=1", delete));
     let error = read("actions=output:eth2").unwrap_err().to_string();
     assert!(error.ends_with("or the name of a port: eth1, up.link-2, normal"), "{error}");
-    assert!(read("in_port=eth2,actions=drop").is_err());
+    let error = read("in_port=eth2,actions=drop").unwrap_err().to_string();
+    assert!(error.ends_with("or the name of a port: eth1, up.link-2, normal"), "{error}");
 }
