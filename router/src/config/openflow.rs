@@ -24,7 +24,7 @@ pub struct OpenFlowSettings {
     pub controllers: Vec<Target>,
     /// The only version spoken; both if absent.
     pub version: Option<OpenFlowVersion>,
-    /// What becomes of packets while no controller is connected.
+    /// What becomes of packets while no controller that is dialled is connected.
     pub fail: FailMode,
     /// The switch's name towards controllers; if absent it is made of the first port's MAC address.
     pub datapath_id: Option<DatapathId>,
@@ -222,12 +222,13 @@ impl FromStr for OpenFlowVersion {
     }
 }
 
-/// What becomes of packets while no controller is connected (OpenFlow 1.3.5, 6.3.2).
+/// What becomes of packets while no controller that is dialled is connected (OpenFlow 1.3.5, 6.3.2), from the start on. Without
+/// one to dial it means nothing, and rules apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailMode {
     /// They are forwarded as without rules.
     Standalone,
-    /// The rules stay and apply; what goes to controllers is dropped.
+    /// The rules stay and apply; what goes to controllers is lost.
     Secure,
 }
 

@@ -88,12 +88,12 @@ pub trait Outside {
     fn port_stats(&self) -> Vec<PortStats>;
 }
 
-/// What becomes of the rules while no controller is connected.
+/// What becomes of the rules while no controller that we connect to is connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailMode {
     /// Packets are forwarded as if there were no rules.
     Standalone,
-    /// Rules stay.
+    /// Rules apply, from the start.
     Secure,
 }
 
@@ -158,8 +158,6 @@ pub struct Agent<M> {
     packet_ins_over_rate: u64,
     /// Packets for user space of which not all came.
     packets_cut: u64,
-    /// A controller that we connect to has said hello.
-    ever_connected: bool,
 }
 
 impl<M: FlowMemory> Agent<M> {
@@ -180,7 +178,6 @@ impl<M: FlowMemory> Agent<M> {
             generation: None,
             packet_ins_over_rate: 0,
             packets_cut: 0,
-            ever_connected: false,
         }
     }
 
@@ -272,11 +269,10 @@ impl<M: FlowMemory> Agent<M> {
         any && !self.stands_alone()
     }
 
-    /// Without a controller, as [`Settings::fail`] says; before the first one, too, when nobody's rules could be there yet.
-    fn stands_alone(&self) -> bool {
+    /// Do packets not go by rules because no controller that we connect to has said hello, as [`Settings::fail`] wants?
+    pub fn stands_alone(&self) -> bool {
         let connected = || self.connections.values().any(|c| c.controller && c.version.is_some());
-        self.settings.controllers
-            && (!self.ever_connected || self.settings.fail == FailMode::Standalone && !connected())
+        self.settings.controllers && self.settings.fail == FailMode::Standalone && !connected()
     }
 
     /// What a controller has set of a port.

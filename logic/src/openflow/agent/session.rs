@@ -147,7 +147,6 @@ impl<M: FlowMemory> Agent<M> {
         };
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.version = Some(version);
-            self.ever_connected |= connection.controller;
         }
     }
 

@@ -91,7 +91,7 @@ fn without_controllers_rules_apply_as_the_fail_mode_says() {
         // Nobody yet; connected without a hello; said hello; gone; back.
         (false, FailMode::Standalone, [true, true, true, true, true]),
         (true, FailMode::Standalone, [false, false, true, false, true]),
-        (true, FailMode::Secure, [false, false, true, true, true]),
+        (true, FailMode::Secure, [true, true, true, true, true]),
     ] {
         let mut b = bench(Settings { controllers, fail, ..settings() });
         assert!(!b.agent.wants_rules(), "no rules");
@@ -114,6 +114,12 @@ fn without_controllers_rules_apply_as_the_fail_mode_says() {
         b.say(3, 0, &delete(""));
         assert!(!b.agent.wants_rules());
     }
-    let drops = bench(Settings { miss: Instructions::default(), ..settings() });
-    assert!(drops.agent.wants_rules());
+    for (controllers, fail, expected) in [
+        (false, FailMode::Standalone, true),
+        (true, FailMode::Standalone, false),
+        (true, FailMode::Secure, true),
+    ] {
+        let drops = bench(Settings { miss: Instructions::default(), controllers, fail, ..settings() });
+        assert_eq!(drops.agent.wants_rules(), expected, "{controllers} {fail:?}");
+    }
 }
