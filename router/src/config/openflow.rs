@@ -141,12 +141,30 @@ impl FromStr for Target {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
         parse_target(s).ok_or_else(|| {
+            let hint = listener_hint(s).map_or(String::new(), |hint| format!("; {hint}"));
             BadValue(format!(
-                "{s:?} is not a controller: tcp:HOST[:PORT] or ssl:HOST[:PORT] to dial, ptcp:[PORT][:ADDRESS] or \
+                "{s:?} is not a controller{hint}: tcp:HOST[:PORT] or ssl:HOST[:PORT] to dial, ptcp:[PORT][:ADDRESS] or \
                  pssl:[PORT][:ADDRESS] to listen (port {DEFAULT_PORT} if absent; IPv6 in brackets)"
             ))
         })
     }
+}
+
+/// What is wrong with a listener that is nearly one.
+fn listener_hint(s: &str) -> Option<String> {
+    let (method, rest) = s.split_once(':').filter(|(method, _)| ["ptcp", "pssl"].contains(method))?;
+    let address_first = match rest.rsplit_once(':') {
+        Some((address, port)) if parse_host(address, true).is_some() && digits(port).is_some() => {
+            Some((address, port))
+        }
+        _ => parse_host(rest, true).map(|_| (rest, "6653")),
+    };
+    if let Some((address, port)) = address_first {
+        return Some(format!("the port comes first: {method}:{port}:{address}"));
+    }
+    let (port, host) = rest.split_once(':')?;
+    let is_name = (port.is_empty() || digits(port).is_some()) && parse_host(host, false).is_some();
+    is_name.then(|| format!("{host} is a name, and to listen on an address is needed, such as 127.0.0.1"))
 }
 
 fn parse_target(s: &str) -> Option<Target> {
@@ -365,6 +383,24 @@ mod tests {
         ] {
             let error = text.parse::<Target>().unwrap_err().to_string();
             assert!(error.contains("tcp:HOST[:PORT]"), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn nearly_a_listener_is_told_what_is_wrong() {
+        let port_first = |right: &str| format!("; the port comes first: {right}: tcp:HOST");
+        for (text, hint) in [
+            ("ptcp:[::1]:6653", port_first("ptcp:6653:[::1]")),
+            ("pssl:127.0.0.1:7", port_first("pssl:7:127.0.0.1")),
+            ("ptcp:[::1]", port_first("ptcp:6653:[::1]")),
+            ("ptcp:10.0.0.1", port_first("ptcp:6653:10.0.0.1")),
+            ("ptcp:6653:localhost", "; localhost is a name, and to listen on an address is needed".into()),
+            ("ptcp::localhost", "; localhost is a name, and to listen on an address is needed".into()),
+            ("ptcp:x:y", "is not a controller: tcp:HOST".into()),
+            ("tcp:1:2:3", "is not a controller: tcp:HOST".into()),
+        ] {
+            let error = text.parse::<Target>().unwrap_err().to_string();
+            assert!(error.contains(&hint), "{error:?} lacks {hint:?}");
         }
     }
 

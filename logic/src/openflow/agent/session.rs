@@ -101,6 +101,26 @@ fn agree(ours: &[Version], theirs: u8, bitmap: Option<&[u8]>) -> Option<Version>
     }
 }
 
+/// Versions of a bitmap that are told.
+const TOLD_VERSIONS: usize = 8;
+
+/// What a peer offers, in words: a bitmap names each version, a header the highest one.
+fn offer(theirs: u8, bitmap: Option<&[u8]>) -> String {
+    let name = |version: &u8| match version {
+        1..=6 => format!("1.{}", version - 1),
+        other => format!("of number {other}"),
+    };
+    match bitmap {
+        Some([]) => "it offers none".into(),
+        Some(all) => {
+            let named: Vec<String> = all.iter().take(TOLD_VERSIONS).map(name).collect();
+            let more = if all.len() > TOLD_VERSIONS { " and others" } else { "" };
+            format!("it offers OpenFlow {}{more}", named.join(", "))
+        }
+        None => format!("it offers OpenFlow {} at most", name(&theirs)),
+    }
+}
+
 impl<M: FlowMemory> Agent<M> {
     pub(super) fn say_hello(&mut self, id: ConnectionId) {
         let Some(highest) = self.settings.versions.iter().copied().max() else { return };
@@ -143,7 +163,8 @@ impl<M: FlowMemory> Agent<M> {
             _ => return self.refuse_hello(id, header, "a hello comes first"),
         };
         let Some(version) = agree(&self.settings.versions, header.version, versions.as_deref()) else {
-            return self.refuse_hello(id, header, "no version in common");
+            let why = format!("no version in common: {}", offer(header.version, versions.as_deref()));
+            return self.refuse_hello(id, header, &why);
         };
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.version = Some(version);
@@ -153,7 +174,7 @@ impl<M: FlowMemory> Agent<M> {
     /// OFPET_HELLO_FAILED, OFPHFC_INCOMPATIBLE, with a text, in a version that the peer can read.
     fn refuse_hello(&mut self, id: ConnectionId, header: Header, why: &str) {
         let spoken: Vec<&str> = self.settings.versions.iter().map(|version| version.name()).collect();
-        let text = format!("{why}: OpenFlow {} is spoken here", spoken.join(" and "));
+        let text = format!("{why}; OpenFlow {} is spoken here", spoken.join(" and "));
         let version = if header.version < v13::VERSION { Version::OpenFlow10 } else { Version::OpenFlow13 };
         let error = ErrorMessage { kind: 0, code: 0, data: text.clone().into_bytes() };
         let mut bytes = Vec::new();

@@ -53,7 +53,15 @@ fn the_version_is_the_highest_of_both() {
             continue;
         }
         let spoken = ours.iter().map(|v| v.name()).collect::<Vec<_>>().join(" and ");
-        let text = format!("no version in common: OpenFlow {spoken} is spoken here");
+        let offers = match (theirs, bitmap) {
+            (_, Some(0x60)) => "1.4, 1.5",
+            (_, Some(_)) => "1.0",
+            (0, None) => "of number 0 at most",
+            (1, None) => "1.0 at most",
+            _ => "1.1 at most",
+        };
+        let text =
+            format!("no version in common: it offers OpenFlow {offers}; OpenFlow {spoken} is spoken here");
         let failed = ErrorMessage { kind: 0, code: 0, data: text.clone().into_bytes() };
         assert_eq!(did, [Said(1, 9, Message::Error(failed)), Closed(1, text)]);
         assert_eq!(b.agent.report(), []);
@@ -63,8 +71,8 @@ fn the_version_is_the_highest_of_both() {
 #[test]
 fn a_hello_comes_first() {
     for (bytes, says, why) in [
-        (raw(OpenFlow10, 5, 3, ""), 1, "a hello comes first: OpenFlow 1.0 and 1.3 is spoken here"),
-        (raw(OpenFlow13, 0x77, 3, ""), 1, "a hello comes first: OpenFlow 1.0 and 1.3 is spoken here"),
+        (raw(OpenFlow10, 5, 3, ""), 1, "a hello comes first; OpenFlow 1.0 and 1.3 is spoken here"),
+        (raw(OpenFlow13, 0x77, 3, ""), 1, "a hello comes first; OpenFlow 1.0 and 1.3 is spoken here"),
         (raw(OpenFlow13, 1, 3, "0000 0000"), 0, "it refused our hello"),
         (vec![4, 0, 0, 7, 0, 0, 0, 0], 0, "a message that is shorter than its header"),
     ] {
