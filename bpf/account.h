@@ -72,7 +72,8 @@ static __always_inline bool spend(struct bucket *bucket, __u64 cost_ns)
 	return enough;
 }
 
-enum reason_class { CLASS_pass, CLASS_exception, CLASS_control, CLASS_drop, CLASS_lost };
+/* From CLASS_drop on the program drops the packet. */
+enum reason_class { CLASS_pass, CLASS_exception, CLASS_control, CLASS_lost, CLASS_drop, CLASS_taken };
 
 static const __u8 class_of[MAX_REASONS] = {
 #define REASON(name, class, text) [REASON_##name] = CLASS_##class,
@@ -111,7 +112,7 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 			in->other_bytes += p->frame_bytes;
 		}
 	}
-	int action = class_of[reason & (MAX_REASONS - 1)] == CLASS_drop ? XDP_DROP : XDP_PASS;
+	int action = class_of[reason & (MAX_REASONS - 1)] >= CLASS_drop ? XDP_DROP : XDP_PASS;
 	trace_step(p, TRACE_VERDICT, reason, action);
 	return action;
 }

@@ -141,6 +141,7 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 	struct flow_layout *l = &s->layout;
 	const struct flow_group *group;
 	__u32 steps;
+	int lost;
 
 	switch (step->op) {
 	case STEP_VERDICT:
@@ -148,7 +149,9 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		s->port = step->b;
 		return 0;
 	case STEP_CONTROLLER:
-		notify(ctx, s, s->doing, NOTICE_ACTION);
+		lost = notify(ctx, s, s->doing, NOTICE_ACTION);
+		if (s->verdict == FLOW_DROP)
+			s->verdict = lost ? FLOW_CONTROLLER_LOST : FLOW_CONTROLLER;
 		return 0;
 	case STEP_SET_ETH_DST:
 		return set_mac(ctx, step->d, 0);
@@ -380,6 +383,10 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 		return notify(p->ctx, s, 0, NOTICE_SLOW) ? REASON_RULE_SLOW_LOST : REASON_RULE_SLOW;
 	case FLOW_NO_ROOM:
 		return REASON_RULE_NO_ROOM;
+	case FLOW_CONTROLLER:
+		return REASON_RULE_CONTROLLER;
+	case FLOW_CONTROLLER_LOST:
+		return REASON_RULE_CONTROLLER_LOST;
 	default:
 		return REASON_RULE_DROP;
 	}

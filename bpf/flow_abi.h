@@ -75,6 +75,8 @@ enum flow_verdict {
 	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
 	FLOW_NO_ROOM   = 8,	/* in no rule: what was to go in front of the frame finds no room; dropped */
 	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core whose number + 1 is in `port` goes on */
+	FLOW_CONTROLLER = 10,	/* in no rule: nobody but the controllers gets it */
+	FLOW_CONTROLLER_LOST = 11,	/* in no rule: the same, and user space did not take it */
 };
 
 #define FLOW_RANK_OUTPUT 0x100	/* a group or an output */

@@ -10,6 +10,7 @@
  *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
+ *   class taken     dropped here, once user space had a copy: it does the rest
  *   class lost      forwarded, and lost on its way out: charged to the egress port, if one is known (losses.h)
  */
 REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")
@@ -52,8 +53,10 @@ REASON(OVER_PORT_MTU,       lost,      "redirected, but longer than the egress p
 REASON(REDIRECT_FAILED,     lost,      "redirected, but it did not get to the egress port")
 REASON(RULE_DROP,           drop,      "a flow rule drops it")
 REASON(RULE_LOCAL,          pass,      "a flow rule sends it to the kernel")
-REASON(RULE_SLOW,           drop,      "user space does with it what the flow rules say")
+REASON(RULE_SLOW,           taken,     "user space does with it what the flow rules say")
 REASON(RULE_NO_PORT,        drop,      "a flow rule sends it to a port that cannot transmit")
 REASON(RULE_SLOW_LOST,      drop,      "user space was to do what the flow rules say, and did not take it")
 REASON(RULE_NO_ROOM,        drop,      "what a flow rule puts in front of it finds no room")
 REASON(RULE_CORE_FULL,      lost,      "a flow rule hands it to another core, whose queue was full")
+REASON(RULE_CONTROLLER,     taken,     "a flow rule sends it to the controllers only")
+REASON(RULE_CONTROLLER_LOST, drop,     "a flow rule sends it to the controllers only, and user space did not take it")

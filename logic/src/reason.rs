@@ -13,6 +13,8 @@ pub enum Class {
     Control,
     /// Dropped.
     Drop,
+    /// Dropped by the program, once user space had a copy: it does the rest.
+    Taken,
     /// Forwarded, and lost on its way out.
     Lost,
 }
@@ -60,5 +62,6 @@ mod tests {
         assert_eq!(Reason::from_abi(Reason::COUNT as u32), None);
         assert_eq!(Reason::TtlExceeded.name(), "ttl_exceeded");
         assert_eq!(Reason::Policed.class(), Class::Drop);
+        assert_eq!((Reason::RuleSlow.class(), Reason::RuleController.class()), (Class::Taken, Class::Taken));
     }
 }

@@ -244,6 +244,8 @@ mod tests {
             ("FLOW_SLOW", v(encoding::verdict::SLOW)),
             ("FLOW_STEPS", v(encoding::verdict::STEPS)),
             ("FLOW_CORE", v(encoding::verdict::CORE)),
+            ("FLOW_CONTROLLER", v(encoding::verdict::CONTROLLER)),
+            ("FLOW_CONTROLLER_LOST", v(encoding::verdict::CONTROLLER_LOST)),
             ("FLOW_GROUP_SLOTS", logic::flow::group::SLOTS as u32),
             ("FLOW_BANDS", logic::flow::table::BANDS as u32),
             ("FLOW_TICKS", encoding::TICKS as u32),

@@ -165,6 +165,7 @@ fn add_file(instance: &Instance, file: &Path) -> Result<FlowsChanged> {
             modified: sum.modified + done.modified,
             deleted: sum.deleted + done.deleted,
             failed: done.failed.or_else(|| end.clone().flatten()),
+            note: done.note,
         };
         if end.is_some() || sum.failed.is_some() {
             return Ok(sum);
@@ -212,10 +213,13 @@ fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result
         let file = file.map_or(String::new(), |file| format!(" of {}", file.display()));
         bail!("line {line}{file}, {flow:?}: {why}; before it: {said}");
     }
+    let note = report.note.as_ref().map_or(String::new(), |note| format!("note: {note}\n"));
     match report {
         _ if output.json => print_json(report),
-        FlowsChanged { added: 0, modified: 0, deleted: 0, .. } => print("no rule is concerned\n"),
-        _ => print(&format!("{said}\n")),
+        FlowsChanged { added: 0, modified: 0, deleted: 0, .. } => {
+            print(&format!("no rule is concerned\n{note}"))
+        }
+        _ => print(&format!("{said}\n{note}")),
     }
 }
 

@@ -32,7 +32,7 @@ use crate::{
     },
     hex,
     netns::Source,
-    switch::controllers::ControllerReport,
+    switch::controllers::ControllersReport,
 };
 use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
@@ -122,7 +122,7 @@ The file of --config, every key optional, with the defaults:
   [openflow]                # docs/openflow.md
   controllers = []          # as --controller
   version = \"1.3\"           # or \"1.0\"; without this line both
-  fail = \"standalone\"       # no controller: forward as without rules; \"secure\": the rules stay
+  fail = \"standalone\"       # no dialled controller: forward as without rules; \"secure\": the rules apply
   datapath_id = \"0000020000000001\"  # without this line made of the first port's MAC address
   packet_in_pps = 1000      # most packets per second that are handed to controllers
   echo_interval = \"10s\"     # how long a controller may be silent before it is asked
@@ -271,7 +271,7 @@ impl Cli {
             Command::Cores(o) => show(o, &get::<CoresReport>(&instance, "/cores")?, cores::cores),
             Command::Events(events) => return events.run(&instance),
             Command::Controllers(o) => {
-                show(o, &get::<Vec<ControllerReport>>(&instance, "/controllers")?, |r| text::controllers(r))
+                show(o, &get::<ControllersReport>(&instance, "/controllers")?, text::controllers)
             }
             Command::Stop(o) => show(o, &stop(&instance)?, text::stop),
         }?;

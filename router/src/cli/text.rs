@@ -9,7 +9,10 @@ use crate::daemon::report::{
     Families, HopReport, InterfaceReport, LeftInterface, PortReport, ReasonCount, RouteReport, RouterReport,
     Status, StopReport, VerifyReport, VerifyRouter,
 };
-use crate::switch::controllers::ControllerReport;
+use crate::switch::{
+    controllers::{Connection, ControllerReport, ControllersReport},
+    report::ControllerLost,
+};
 
 /// Reasons that `status` shows.
 const TOP_REASONS: usize = 8;
@@ -47,8 +50,12 @@ pub fn status(s: &Status) -> String {
         0 => String::new(),
         n => format!("; {n} of those forwarded were lost at the egress port"),
     };
+    let taken = match s.packets.taken {
+        0 => String::new(),
+        n => format!(", {n} taken by user space"),
+    };
     text += &format!(
-        "packets     {} forwarded ({}){cost}, {} to the kernel, {} dropped{lost}\n",
+        "packets     {} forwarded ({}){cost}, {} to the kernel{taken}, {} dropped{lost}\n",
         s.packets.forwarded,
         size(s.packets.forwarded_bytes),
         s.packets.passed,
@@ -59,7 +66,7 @@ pub fn status(s: &Status) -> String {
         s.routes.ipv4, s.routes.ipv6, s.neighbours, s.generation
     );
     if s.flows.rules > 0 || s.flows.in_charge {
-        let charge = if s.flows.in_charge { "before routing" } else { "NOT IN CHARGE, packets are routed" };
+        let charge = standing("before routing", s.flows.in_charge, s.flows.why_not.as_deref());
         let looked_up = s.flows.cache_hits + s.flows.cache_misses;
         let cached = match (s.flows.cache_hits.saturating_mul(100)).checked_div(looked_up) {
             None => String::new(),
@@ -69,7 +76,8 @@ pub fn status(s: &Status) -> String {
             (0, 0) => String::new(),
             (done, lost) => format!("; {done} packets done by user space, {lost} lost there"),
         };
-        text += &format!("flow rules  {}, {charge}{cached}{slow}\n", s.flows.rules);
+        let lost = controller_lost(&s.flows.controller_lost);
+        text += &format!("flow rules  {}, {charge}{cached}{slow}{lost}\n", s.flows.rules);
     }
     let shown = &s.reasons[..s.reasons.len().min(TOP_REASONS)];
     for part in [ports(&s.ports), routers(&s.routers), reasons(shown), tables(s)] {
@@ -78,6 +86,27 @@ pub fn status(s: &Status) -> String {
         }
     }
     text
+}
+
+/// Whether packets go by rules (`yes`), or why not.
+fn standing(yes: &str, in_charge: bool, why_not: Option<&str>) -> String {
+    let why = why_not.map_or(String::new(), |why| format!(": {why}"));
+    if in_charge { yes.into() } else { format!("NOT IN CHARGE, packets are routed{why}") }
+}
+
+/// What was lost on the way to controllers, if something was.
+fn controller_lost(lost: &ControllerLost) -> String {
+    let parts = [
+        (lost.no_controller, "as none was connected"),
+        (lost.over_rate, "over packet_in_pps"),
+        (lost.not_read, "as none read fast enough"),
+    ];
+    let said: Vec<_> = parts.iter().filter(|(n, _)| *n > 0).map(|(n, why)| format!("{n} {why}")).collect();
+    if said.is_empty() {
+        String::new()
+    } else {
+        format!("; packets lost to controllers: {}", said.join(", "))
+    }
 }
 
 fn tables(s: &Status) -> String {
@@ -95,6 +124,7 @@ fn reasons(reasons: &[ReasonCount]) -> String {
         let went = match r.class.as_str() {
             "drop" => "dropped",
             "lost" => "lost",
+            "taken" => "to user space",
             _ => "to the kernel",
         };
         table.row([r.reason.clone(), r.packets.to_string(), went.into(), r.text.clone()]);
@@ -121,42 +151,40 @@ pub fn ports(ports: &[PortReport]) -> String {
     table.text() + &lines.collect::<String>()
 }
 
-/// `millrace routers`: a row each, then why something is not accelerated.
-/// `millrace controllers`.
-pub fn controllers(controllers: &[ControllerReport]) -> String {
-    if controllers.is_empty() {
-        return "no controllers: name some with --controller, or `controllers` of [openflow] in the configuration\n".into();
+/// `millrace controllers`: a row for each connection, then what went before, and what it means for rules.
+pub fn controllers(r: &ControllersReport) -> String {
+    let mut text = match r.controllers.is_empty() {
+        true => "no controllers: name some with --controller, or `controllers` of [openflow] in the configuration\n".into(),
+        false => connections(&r.controllers),
+    };
+    for c in &r.controllers {
+        if let (Some(end), Some(age_s)) = (&c.last_end, c.last_end_age_s) {
+            let before = if c.connections.is_empty() { "" } else { "another connection, " };
+            text += &format!("  {}: {before}{} ago: {end}\n", c.target, span(age_s as u64));
+        }
     }
-    let mut table = Table::new(&[
-        "TARGET",
-        "PEER",
-        "VERSION",
-        "ROLE",
-        "FOR",
-        "MESSAGES",
-        "PACKET-INS",
-        "DROPPED",
-        "LAST END",
-    ]);
+    let charge = match r.rules == 0 && !r.in_charge {
+        true => "none".into(),
+        false => format!("{}, {}", r.rules, standing("in charge", r.in_charge, r.why_not.as_deref())),
+    };
+    let fail = match &r.fail {
+        Some(mode) => format!("fail mode {mode}"),
+        None => "no fail mode, as no controller is to be dialled: rules always apply".into(),
+    };
+    text + &format!("flow rules  {charge}; {fail}{}\n", controller_lost(&r.lost))
+}
+
+fn connections(controllers: &[ControllerReport]) -> String {
+    let heads = ["TARGET", "PEER", "VERSION", "ROLE", "FOR", "MESSAGES", "PACKET-INS", "DROPPED"];
+    let mut table = Table::new(&heads);
     for c in controllers {
-        let end = c.last_end.clone().unwrap_or_default();
         if c.connections.is_empty() {
             let state = if c.listening.is_some() { "nobody" } else { "not connected" };
-            let nothing = || String::new();
-            table.row([
-                c.target.clone(),
-                state.into(),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                nothing(),
-                end.clone(),
-            ]);
+            let nothing = (2..heads.len()).map(|_| String::new());
+            table.row([c.target.clone(), state.into()].into_iter().chain(nothing));
         }
-        for peer in &c.connections {
-            table.row([
+        let row = |peer: &Connection| {
+            [
                 c.target.clone(),
                 peer.peer.clone(),
                 peer.version.clone().unwrap_or_else(|| "no hello yet".into()),
@@ -165,13 +193,14 @@ pub fn controllers(controllers: &[ControllerReport]) -> String {
                 peer.messages.to_string(),
                 peer.packet_ins.to_string(),
                 peer.packet_ins_dropped.to_string(),
-                end.clone(),
-            ]);
-        }
+            ]
+        };
+        c.connections.iter().for_each(|peer| table.row(row(peer)));
     }
     table.text()
 }
 
+/// `millrace routers`: a row each, then why something is not accelerated.
 pub fn routers(routers: &[RouterReport]) -> String {
     let mut table = Table::new(&[
         "ROUTER",

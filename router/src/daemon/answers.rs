@@ -91,10 +91,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             flows: FlowsStatus {
                 rules: self.switch.gauge.rules.load(Relaxed),
                 in_charge: self.rules.is_some(),
+                why_not: self.switch.gauge.why_not().clone(),
                 cache_hits,
                 cache_misses,
                 slow_done: self.switch.gauge.slow_done.load(Relaxed),
                 slow_lost: self.switch.gauge.slow_lost.load(Relaxed),
+                controller_lost: self.switch.gauge.controller_lost(),
             },
             ports,
             routers,
@@ -353,6 +355,7 @@ fn packets(count: &InterfaceCount, totals: &Counters, is_payer: impl Fn(Charge) 
             let field = match reason.class() {
                 Class::Lost => continue,
                 Class::Drop => &mut packets.dropped,
+                Class::Taken => &mut packets.taken,
                 Class::Pass | Class::Exception | Class::Control => &mut packets.passed,
             };
             *field = field.wrapping_add(*n);
@@ -386,6 +389,7 @@ pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
         Class::Exception => "exception",
         Class::Control => "control",
         Class::Drop => "drop",
+        Class::Taken => "taken",
         Class::Lost => "lost",
     };
     ReasonCount { reason: reason.name().into(), class: class.into(), text: reason.text().into(), packets }

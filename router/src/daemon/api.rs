@@ -12,7 +12,7 @@
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
 //! | `GET /cores` | `CoresReport` ([`crate::cores::report`]) |
 //! | `GET /events[?after=NUMBER]` | a list of `EventReport`s, decisions about cores |
-//! | `GET /controllers` | a list of `ControllerReport` ([`crate::switch::controllers`]) |
+//! | `GET /controllers` | a `ControllersReport` ([`crate::switch::controllers`]) |
 //! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
 //! | `POST /stop` | `StopReport`, once everything is removed |
@@ -27,7 +27,7 @@ use crate::{
     },
     hex,
     observer::Waker,
-    switch::{self, controllers::ControllerReport, report::FlowsChanged},
+    switch::{self, controllers::ControllersReport, report::FlowsChanged},
 };
 use axum::{
     Json, Router,
@@ -264,7 +264,7 @@ async fn list_flows(
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::new(lines)).into_response())
 }
 
-async fn controllers(State(switch): State<switch::Handle>) -> Result<Json<Vec<ControllerReport>>, ApiError> {
+async fn controllers(State(switch): State<switch::Handle>) -> Result<Json<ControllersReport>, ApiError> {
     switch.controllers().await.map(Json)
 }
 

@@ -79,8 +79,11 @@ pub struct Packets {
     pub forwarded_bytes: u64,
     /// Passed up to the kernel.
     pub passed: u64,
-    /// Dropped by a limit.
+    /// Dropped, by a limit or a flow rule.
     pub dropped: u64,
+    /// Taken by user space, which does the rest: what flow rules say, or hands them to controllers.
+    #[serde(default)]
+    pub taken: u64,
 }
 
 /// How often packets were not forwarded for one reason.
@@ -88,7 +91,7 @@ pub struct Packets {
 pub struct ReasonCount {
     /// `ttl_exceeded`.
     pub reason: String,
-    /// `pass`, `exception`, `control`, `drop` or `lost`.
+    /// `pass`, `exception`, `control`, `drop`, `taken` or `lost`.
     pub class: String,
     pub text: String,
     pub packets: u64,

@@ -6,6 +6,7 @@ use crate::{
     classifier::Classifier,
     ethtool::Problem,
     plane::{Counters, Mode, Settings, Step, TestRun},
+    switch::report::ControllerLost,
 };
 use anyhow::Result;
 use logic::{
@@ -18,7 +19,11 @@ use logic::{
 };
 use std::{
     net::IpAddr,
-    sync::{Arc, atomic::AtomicU64, mpsc::Receiver},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc::Receiver,
+    },
     time::Duration,
 };
 
@@ -114,6 +119,27 @@ pub struct Gauge {
     pub slow_done: AtomicU64,
     /// Packets that it was to do, or to send, and could not.
     pub slow_lost: AtomicU64,
+    /// Packets for controllers that none got ([`logic::openflow::agent::PacketInsLost`]).
+    pub no_controller: AtomicU64,
+    pub over_rate: AtomicU64,
+    pub not_read: AtomicU64,
+    /// Why packets do not go by rules, as a sentence; `None`: they do, or there are none.
+    why_not: Mutex<Option<String>>,
+}
+
+impl Gauge {
+    pub fn controller_lost(&self) -> ControllerLost {
+        ControllerLost {
+            no_controller: self.no_controller.load(Relaxed),
+            over_rate: self.over_rate.load(Relaxed),
+            not_read: self.not_read.load(Relaxed),
+        }
+    }
+
+    /// A thread that panicked while it had it left a whole sentence.
+    pub fn why_not(&self) -> MutexGuard<'_, Option<String>> {
+        self.why_not.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What the control loop tells the switch thread.

@@ -1,12 +1,30 @@
 //! `millrace controllers`: whom we speak OpenFlow with, and how that goes.
 
-use super::net;
+use super::{net, report::ControllerLost};
+use crate::{
+    config::{FailMode, OpenFlowSettings},
+    daemon::seam::Gauge,
+};
 use logic::openflow::{
     agent::{ConnectionReport as Said, Version},
     message::Role,
 };
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::atomic::Ordering::Relaxed};
+
+/// Those that are configured, and what they mean for flow rules.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ControllersReport {
+    pub controllers: Vec<ControllerReport>,
+    /// "standalone" or "secure"; `None`: no controller is to be dialled, so rules always apply.
+    pub fail: Option<String>,
+    pub rules: u64,
+    /// Packets go by them; else they are routed.
+    pub in_charge: bool,
+    /// Why they do not, though there are rules, as a sentence.
+    pub why_not: Option<String>,
+    pub lost: ControllerLost,
+}
 
 /// A configured target: one that we connect to, or an address that we listen on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,8 +38,11 @@ pub struct ControllerReport {
     pub attempts: u64,
     /// Connections that a listener refused because it had too many.
     pub refused: u64,
-    /// Why the last attempt failed, or the last connection ended.
+    /// Why the last attempt failed, or the last connection ended: not those of `connections`.
     pub last_end: Option<String>,
+    /// Seconds since then.
+    #[serde(default)]
+    pub last_end_age_s: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,8 +63,23 @@ pub struct Connection {
     pub unsent_bytes: usize,
 }
 
-/// What the network knows, and what was said.
-pub(super) fn report(targets: Vec<net::ControllerReport>, said: &[Said]) -> Vec<ControllerReport> {
+/// What `fail` of the configuration means.
+pub(super) fn fail_mode(settings: &OpenFlowSettings) -> Option<&'static str> {
+    let dials = settings.controllers.iter().any(|target| !target.listens);
+    dials.then_some(match settings.fail {
+        FailMode::Standalone => "standalone",
+        FailMode::Secure => "secure",
+    })
+}
+
+/// What the network knows, what was said, and what it means for rules.
+pub(super) fn report(
+    targets: Vec<net::ControllerReport>,
+    said: &[Said],
+    fail: Option<&str>,
+    in_charge: bool,
+    gauge: &Gauge,
+) -> ControllersReport {
     let connection = |c: net::ConnectionReport| {
         let said = said.iter().find(|said| said.connection.0 == c.connection)?;
         Some(Connection {
@@ -73,6 +109,14 @@ pub(super) fn report(targets: Vec<net::ControllerReport>, said: &[Said]) -> Vec<
         attempts: t.attempts,
         refused: t.refused,
         last_end: t.last_end,
+        last_end_age_s: t.last_end_age_s,
     };
-    targets.into_iter().map(target).collect()
+    ControllersReport {
+        controllers: targets.into_iter().map(target).collect(),
+        fail: fail.map(String::from),
+        rules: gauge.rules.load(Relaxed),
+        in_charge,
+        why_not: gauge.why_not().clone(),
+        lost: gauge.controller_lost(),
+    }
 }

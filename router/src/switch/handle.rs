@@ -3,7 +3,7 @@
 use super::{
     Event,
     change::Change,
-    controllers::ControllerReport,
+    controllers::ControllersReport,
     explain,
     listing::{self, Started},
     report::{FlowsChanged, FlowsRequest, RulesReport},
@@ -67,7 +67,7 @@ impl Handle {
     ///
     /// # Errors
     /// The daemon is ending.
-    pub async fn controllers(&self) -> Result<Vec<ControllerReport>, ApiError> {
+    pub async fn controllers(&self) -> Result<ControllersReport, ApiError> {
         let _place = self.place()?;
         self.ask(Event::Controllers).await
     }

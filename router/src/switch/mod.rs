@@ -5,6 +5,7 @@
 //! | `mod.rs` | [`start`], the events and the loop |
 //! | `rules.rs` | rules and their maps, once there are some; what [`logic::openflow::agent`] decides is done |
 //! | `batches.rs` | grace periods, waited for by a helper thread |
+//! | `charge.rs` | which program is attached, and why not the other one |
 //! | `change.rs` | what clients add, modify and delete |
 //! | `device.rs` | ports up and down, their counters |
 //! | `controllers.rs` | controllers told to clients |
@@ -21,6 +22,7 @@
 
 mod batches;
 mod change;
+mod charge;
 pub mod controllers;
 mod device;
 mod explain;
@@ -47,7 +49,8 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use change::{Change, Changing};
-use controllers::ControllerReport;
+use charge::Charge;
+use controllers::ControllersReport;
 use device::Devices;
 use listing::Listings;
 use net::{NetEvent, Network};
@@ -86,7 +89,7 @@ enum Event {
     Passed(Result<()>),
     Net(NetEvent),
     Proxied(ProxiedFrame),
-    Controllers(oneshot::Sender<Vec<ControllerReport>>),
+    Controllers(oneshot::Sender<ControllersReport>),
 }
 
 /// The thread's state.
@@ -115,17 +118,6 @@ struct Switch {
     ticked: Duration,
 }
 
-/// Which program is attached, and what was asked for.
-struct Charge {
-    orders: Sender<Option<Arc<FlowMaps>>>,
-    waker: Waker,
-    in_charge: bool,
-    /// The control loop has yet to answer.
-    asked: bool,
-    /// Why not, from the last answer; asked again with the next tick.
-    failed: Option<String>,
-}
-
 /// Starts the thread. It ends with the process.
 ///
 /// # Errors
@@ -134,7 +126,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
     let (to, events) = mpsc::channel();
     let (orders, ordered) = mpsc::channel();
     let gauge = Arc::new(Gauge::default());
-    let charge = Charge { orders, waker, in_charge: false, asked: false, failed: None };
+    let charge = Charge::new(orders, waker);
     let net_to = to.clone();
     let told = move |event| drop(net_to.send(Event::Net(event)));
     let network = match config.openflow.controllers.is_empty() {
@@ -238,7 +230,9 @@ impl Switch {
             Event::Controllers(reply) => {
                 let said = self.rules.as_ref().map(|rules| rules.agent.report()).unwrap_or_default();
                 let targets = self.network.as_ref().map(Network::report).unwrap_or_default();
-                let _ = reply.send(controllers::report(targets, &said));
+                let fail = controllers::fail_mode(&self.config.openflow);
+                let in_charge = self.charge.in_charge();
+                let _ = reply.send(controllers::report(targets, &said, fail, in_charge, &self.gauge));
             }
         }
     }
@@ -265,8 +259,15 @@ impl Switch {
     fn explain(&mut self, request: explain::Request) {
         let ports = self.ports.as_deref().unwrap_or_default();
         let explain::Request { port, frame, reply } = request;
-        let rules = self.rules.as_mut().filter(|_| self.charge.in_charge);
-        let told = rules.and_then(|rules| explain::report(&mut rules.agent, ports, &port, frame, now_ms()));
+        let rules = self.rules.as_mut().filter(|_| self.charge.in_charge());
+        let told = rules.and_then(|rules| {
+            let mut told = explain::report(&mut rules.agent, ports, &port, frame, now_ms())?;
+            if told.outputs.iter().any(|output| output.to == "CONTROLLER") && !rules.agent.has_peer() {
+                let state = if self.network.is_some() { "connected" } else { "configured" };
+                told.notes.push(format!("no controller is {state}: what goes to CONTROLLER is lost"));
+            }
+            Some(told)
+        });
         // The client may have gone; that is its business.
         let _ = reply.send(told);
     }
@@ -327,7 +328,11 @@ impl Switch {
         let most = self.config.flows.rules.0;
         let done = self.rules().map(|rules| {
             let batch = rules.next_batch();
-            (batch, change::apply(&mut rules.agent, &change.request, &ports, most, now_ms()))
+            let mut report = change::apply(&mut rules.agent, &change.request, &ports, most, now_ms());
+            let stands_alone = rules.agent.has_rules() && rules.agent.stands_alone();
+            report.note =
+                stands_alone.then(|| format!("packets do not go by rules: {}", charge::STANDS_ALONE));
+            (batch, report)
         });
         match done {
             Ok((batch, report)) if change.request.wait => self.changing.wait(batch, report, change.reply),
@@ -339,7 +344,7 @@ impl Switch {
 
     fn tick(&mut self) {
         self.ticked = monotonic();
-        self.charge.failed = None;
+        self.charge.tick();
         if let Some(rules) = &mut self.rules {
             rules.agent.tick(now_ms());
         }
@@ -355,31 +360,15 @@ impl Switch {
         let wanted = rules.agent.wants_rules();
         rules.carry_out(self.network.as_ref(), ports);
         self.gauge.rules.store(rules.count(), Relaxed);
+        let lost = rules.agent.packet_ins_lost();
+        self.gauge.no_controller.store(lost.no_controller, Relaxed);
+        self.gauge.over_rate.store(lost.over_rate, Relaxed);
+        self.gauge.not_read.store(lost.not_read, Relaxed);
         self.charge.want(wanted.then(|| rules.maps()));
-        self.changing.answer(rules.over(), self.charge.is(wanted), self.charge.failed.as_deref());
-    }
-}
-
-impl Charge {
-    /// Is the program attached everywhere that is wanted?
-    fn is(&self, by_rules: bool) -> bool {
-        self.in_charge == by_rules && !self.asked
-    }
-
-    /// Has these rules put in charge, or none; one order at a time.
-    fn want(&mut self, rules: Option<&Arc<FlowMaps>>) {
-        if self.in_charge != rules.is_some() && !self.asked && self.failed.is_none() {
-            self.asked = self.orders.send(rules.cloned()).is_ok();
-            self.waker.wake();
-        }
-    }
-
-    fn answered(&mut self, done: Result<bool, String>) {
-        self.asked = false;
-        match done {
-            Ok(in_charge) => self.in_charge = in_charge,
-            Err(why) => self.failed = Some(why),
-        }
+        let standing = self.charge.standing(rules.agent.has_rules(), rules.agent.stands_alone());
+        self.charge.tell(&standing);
+        *self.gauge.why_not() = standing.why_not().filter(|_| !self.charge.in_charge());
+        self.changing.answer(rules.over(), self.charge.is(wanted), self.charge.failed());
     }
 }
 

@@ -43,6 +43,9 @@ pub struct FlowsChanged {
     pub deleted: u64,
     /// Where it ended; what was before that line is done, what is behind it is not.
     pub failed: Option<FailedLine>,
+    /// That packets do not go by the rules, and why, as a sentence.
+    #[serde(default)]
+    pub note: Option<String>,
 }
 
 /// A line that could not be done.
@@ -129,11 +132,14 @@ pub struct OutputReport {
 }
 
 /// Flow rules in `millrace status`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowsStatus {
     pub rules: u64,
     /// Packets go by them; else they are routed.
     pub in_charge: bool,
+    /// Why they do not, though there are rules, as a sentence.
+    #[serde(default)]
+    pub why_not: Option<String>,
     /// Packets whose decision was cached, and those whose was not, since there were rules; 0 while none are in charge.
     pub cache_hits: u64,
     pub cache_misses: u64,
@@ -141,4 +147,17 @@ pub struct FlowsStatus {
     pub slow_done: u64,
     /// Packets that it had no room for, or could not send.
     pub slow_lost: u64,
+    #[serde(default)]
+    pub controller_lost: ControllerLost,
+}
+
+/// Packets for controllers that none got, since there were rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControllerLost {
+    /// None was connected that wanted them.
+    pub no_controller: u64,
+    /// More came than `packet_in_pps` of `[openflow]` lets pass.
+    pub over_rate: u64,
+    /// Those that were connected did not read fast enough.
+    pub not_read: u64,
 }

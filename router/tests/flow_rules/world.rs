@@ -156,7 +156,9 @@ impl FlowWorld {
             (ports, action)
         };
         match last.verdict as u8 {
-            kernel::verdict::DROP => (vec![], Some(XDP_DROP)),
+            kernel::verdict::DROP | kernel::verdict::CONTROLLER | kernel::verdict::CONTROLLER_LOST => {
+                (vec![], Some(XDP_DROP))
+            }
             kernel::verdict::OUTPUT => redirected(others(vec![Port(last.port + 1)])),
             kernel::verdict::IN_PORT => redirected(vec![in_port]),
             kernel::verdict::BROADCAST => redirected(others(self.memory.ports_of_set(last.port.into()))),

@@ -4,6 +4,7 @@ mod bed;
 #[path = "../common/mod.rs"]
 mod common;
 mod cores;
+mod standing;
 #[allow(dead_code)]
 #[path = "../differential/wire.rs"]
 mod wire;

@@ -22,6 +22,9 @@ pub mod verdict {
     pub const STEPS: u8 = 7;
     /// In the core table only.
     pub const CORE: u8 = 9;
+    /// Of a packet, in no rule.
+    pub const CONTROLLER: u8 = 10;
+    pub const CONTROLLER_LOST: u8 = 11;
 }
 
 /// `enum flow_op`, in its order.

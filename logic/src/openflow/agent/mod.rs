@@ -39,6 +39,7 @@ mod tests;
 
 pub use core_table::{CoreRule, ProxiedCount};
 pub use machine::WORKLOADS;
+pub use packets::PacketInsLost;
 pub use ports::{PortFlags, PortInfo};
 pub use session::Version;
 
@@ -154,8 +155,7 @@ pub struct Agent<M> {
     /// The last generation of masters.
     generation: Option<u64>,
     packet_ins: TokenBucket,
-    /// Beyond [`Settings::packet_in_pps`].
-    packet_ins_over_rate: u64,
+    packet_ins_lost: PacketInsLost,
     /// Packets for user space of which not all came.
     packets_cut: u64,
 }
@@ -176,7 +176,7 @@ impl<M: FlowMemory> Agent<M> {
             sealed: 0,
             finished: 0,
             generation: None,
-            packet_ins_over_rate: 0,
+            packet_ins_lost: PacketInsLost::default(),
             packets_cut: 0,
         }
     }
@@ -264,9 +264,13 @@ impl<M: FlowMemory> Agent<M> {
 
     /// Should packets be decided by rules?
     pub fn wants_rules(&self) -> bool {
+        self.has_rules() && !self.stands_alone()
+    }
+
+    /// Are packets treated in another way by rules, or by what becomes of those that no rule matches, than without them?
+    pub fn has_rules(&self) -> bool {
         let normal = Instructions::apply([Action::output(Port::NORMAL)]);
-        let any = self.settings.miss != normal || !self.flows.tables().is_empty();
-        any && !self.stands_alone()
+        self.settings.miss != normal || !self.flows.tables().is_empty()
     }
 
     /// Do packets not go by rules because no controller that we connect to has said hello, as [`Settings::fail`] wants?
@@ -280,9 +284,14 @@ impl<M: FlowMemory> Agent<M> {
         self.ports.flags(port)
     }
 
-    /// Packet-ins that were not sent because of [`Settings::packet_in_pps`].
-    pub fn packet_ins_over_rate(&self) -> u64 {
-        self.packet_ins_over_rate
+    /// Packets for controllers that none got.
+    pub fn packet_ins_lost(&self) -> PacketInsLost {
+        self.packet_ins_lost
+    }
+
+    /// Has anybody said hello, dialled or not?
+    pub fn has_peer(&self) -> bool {
+        self.connections.values().any(|c| c.version.is_some())
     }
 
     /// Packets for user space that it could do nothing with: not all of them came.

@@ -56,6 +56,17 @@ impl TokenBucket {
     }
 }
 
+/// Packets for controllers that none got. Those of a port that a controller has told to send none are not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PacketInsLost {
+    /// Nobody was connected that wanted them.
+    pub no_controller: u64,
+    /// More came than [`Settings::packet_in_pps`](super::Settings::packet_in_pps) lets pass.
+    pub over_rate: u64,
+    /// Who was connected did not read fast enough.
+    pub not_read: u64,
+}
+
 /// A packet for controllers.
 struct ForControllers<'a> {
     /// Its first bytes, as many as are shown.
@@ -180,22 +191,26 @@ impl<M: FlowMemory> Agent<M> {
         let wants = self.connections.iter().filter(|(_, c)| c.wants(c.wants.packet_in, packet.reason as u32));
         let ids: Vec<ConnectionId> = wants.map(|(&id, _)| id).collect();
         if ids.is_empty() {
+            self.packet_ins_lost.no_controller += 1;
             return;
         }
         if !self.packet_ins.take(now_ns) {
-            self.packet_ins_over_rate += 1;
+            self.packet_ins_lost.over_rate += 1;
             return;
         }
         let message = packet.message();
+        let mut taken = false;
         for id in ids {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             if connection.has_room() {
+                taken = true;
                 connection.packet_ins += 1;
                 self.tell(id, 0, &message);
             } else {
                 connection.packet_ins_dropped += 1;
             }
         }
+        self.packet_ins_lost.not_read += u64::from(!taken);
     }
 }
 

@@ -27,7 +27,7 @@ fn sample() -> Status {
         accelerated: Families { ipv4: true, ipv6: true },
         interfaces: 2,
         routes: Families { ipv4: 901_899, ipv6: 3 },
-        packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3 },
+        packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3, taken: 0 },
         ns_per_packet: Some(211.6),
         ..RouterReport::default()
     };
@@ -41,7 +41,7 @@ fn sample() -> Status {
         uptime_s: 3725,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
         generation: 2,
-        packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3 },
+        packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3, taken: 0 },
         lost: 9,
         ns_per_packet: Some(211.6),
         ports: vec![
@@ -79,10 +79,12 @@ fn sample() -> Status {
         flows: FlowsStatus {
             rules: 3,
             in_charge: true,
+            why_not: None,
             cache_hits: 90,
             cache_misses: 10,
             slow_done: 7,
             slow_lost: 1,
+            controller_lost: ControllerLost::default(),
         },
     }
 }
@@ -393,6 +395,74 @@ verdict: forwarded by port eth2
     assert_eq!(
         explanations(&[Explained::Report(Box::new(only))], false),
         "verdict: goes to the controllers\n"
+    );
+}
+
+#[test]
+fn rules_that_are_not_in_charge_say_why() {
+    let flows = FlowsStatus {
+        rules: 1,
+        why_not: Some("nobody is connected".into()),
+        controller_lost: ControllerLost { no_controller: 4, over_rate: 0, not_read: 2 },
+        ..FlowsStatus::default()
+    };
+    let packets = Packets { taken: 5, ..Packets::default() };
+    let reasons = vec![reason("rule_controller", "taken", "to the controllers", 5)];
+    let text = status(&Status { flows, packets, reasons, ..Status::default() });
+    for line in [
+        "packets     0 forwarded (0 B), 0 to the kernel, 5 taken by user space, 0 dropped\n",
+        "flow rules  1, NOT IN CHARGE, packets are routed: nobody is connected; packets lost to controllers: \
+         4 as none was connected, 2 as none read fast enough\n",
+        "rule_controller        5  to user space  to the controllers\n",
+    ] {
+        assert!(text.contains(line), "{text:?} lacks {line:?}");
+    }
+}
+
+#[test]
+fn controllers_who_is_there_and_who_was() {
+    let mut report = ControllersReport::default();
+    assert_eq!(
+        controllers(&report),
+        "no controllers: name some with --controller, or `controllers` of [openflow] in the configuration\n\
+         flow rules  none; no fail mode, as no controller is to be dialled: rules always apply\n"
+    );
+    let connection = Connection {
+        peer: "tcp:127.0.0.1:5".into(),
+        age_s: 61.0,
+        version: Some("1.3".into()),
+        role: "equal".into(),
+        messages: 3,
+        packet_ins: 2,
+        packet_ins_dropped: 1,
+        unsaid: 0,
+        unsent_bytes: 0,
+    };
+    let target = |target: &str, connections, end: &str, age_s| ControllerReport {
+        target: target.into(),
+        listening: target.starts_with('p').then(|| "127.0.0.1:6653".parse().unwrap()),
+        connections,
+        attempts: 0,
+        refused: 0,
+        last_end: Some(end.into()),
+        last_end_age_s: Some(age_s),
+    };
+    report.controllers = vec![
+        target("tcp:a:6653", vec![], "connecting: Connection refused", 3.0),
+        target("ptcp:6653:127.0.0.1", vec![connection], "closed by the peer", 125.0),
+    ];
+    report.fail = Some("standalone".into());
+    (report.rules, report.why_not) = (2, Some("nobody is connected".into()));
+    assert_eq!(
+        controllers(&report),
+        "\
+TARGET               PEER             VERSION  ROLE         FOR  MESSAGES  PACKET-INS  DROPPED
+tcp:a:6653           not connected          -  -              -         -           -        -
+ptcp:6653:127.0.0.1  tcp:127.0.0.1:5      1.3  equal  1 min 1 s         3           2        1
+  tcp:a:6653: 3 s ago: connecting: Connection refused
+  ptcp:6653:127.0.0.1: another connection, 2 min 5 s ago: closed by the peer
+flow rules  2, NOT IN CHARGE, packets are routed: nobody is connected; fail mode standalone
+"
     );
 }
 

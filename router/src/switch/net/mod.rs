@@ -67,6 +67,8 @@ pub struct ControllerReport {
     pub refused: u64,
     /// Why the last attempt failed or the last connection ended.
     pub last_end: Option<String>,
+    /// Seconds since then.
+    pub last_end_age_s: Option<f64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -215,7 +217,7 @@ struct TargetState {
     connections: Vec<(ConnectionId, String, Instant)>,
     attempts: u64,
     refused: u64,
-    last_end: Option<String>,
+    last_end: Option<(String, Instant)>,
 }
 
 impl TargetState {
@@ -236,7 +238,18 @@ impl TargetState {
             connections: self.connections.iter().map(connection).collect(),
             attempts: self.attempts,
             refused: self.refused,
-            last_end: self.last_end.clone(),
+            last_end: self.last_end.as_ref().map(|(why, _)| why.clone()),
+            last_end_age_s: self.last_end.as_ref().map(|(_, at)| at.elapsed().as_secs_f64()),
+        }
+    }
+}
+
+impl TargetState {
+    /// Tools come to listeners and go all the time: that is nothing to be told of each time.
+    fn log(&self, what: &str) {
+        match self.listening {
+            Some(_) => tracing::debug!("OpenFlow: {}: {what}", self.target),
+            None => tracing::info!("OpenFlow: {what}"),
         }
     }
 }
@@ -259,8 +272,8 @@ impl Shared {
         state.next = state.next.wrapping_add(1);
         state.orders.insert(connection, to);
         state.targets[target].connections.push((connection, peer.to_owned(), Instant::now()));
+        state.targets[target].log(&format!("connected with {peer}"));
         drop(state);
-        tracing::info!("OpenFlow: connected with {peer}");
         self.tell(NetEvent::Connected { connection, peer: peer.to_owned(), target });
         (connection, orders)
     }
@@ -269,9 +282,9 @@ impl Shared {
         let mut state = self.state();
         state.orders.remove(&connection);
         state.targets[target].connections.retain(|(id, ..)| *id != connection);
-        state.targets[target].last_end = Some(why.clone());
+        state.targets[target].last_end = Some((why.clone(), Instant::now()));
+        state.targets[target].log(&format!("connection with {peer} ended: {why}"));
         drop(state);
-        tracing::info!("OpenFlow: connection with {peer} ended: {why}");
         self.tell(NetEvent::Closed { connection, why });
     }
 
@@ -279,9 +292,9 @@ impl Shared {
     fn failed(&self, target: usize, why: String) {
         let mut state = self.state();
         let target = &mut state.targets[target];
-        if target.last_end.as_ref() != Some(&why) {
+        if target.last_end.as_ref().is_none_or(|(before, _)| *before != why) {
             tracing::warn!("OpenFlow: {}: {why}", target.target);
         }
-        target.last_end = Some(why);
+        target.last_end = Some((why, Instant::now()));
     }
 }

@@ -64,6 +64,15 @@ fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
 #[test]
 fn packets_are_kept_from_controllers_that_want_none() {
     let mut b = bench(Settings { packet_in_pps: 8, ..settings() });
+    let lost = |b: &Bench| {
+        let PacketInsLost { no_controller, over_rate, not_read } = b.agent.packet_ins_lost();
+        [no_controller, over_rate, not_read]
+    };
+    notice(&mut b, 1, NoticeReason::Action, &[0; 100]);
+    b.connect(1, true);
+    notice(&mut b, 1, NoticeReason::Action, &[0; 100]);
+    assert_eq!((lost(&b), b.agent.has_peer()), ([2, 0, 0], false));
+    b.agent.closed(ConnectionId(1));
     b.open(1, OpenFlow10);
     let offer = |b: &mut Bench| {
         notice(b, 1, NoticeReason::Action, &[0; 100]);
@@ -71,7 +80,7 @@ fn packets_are_kept_from_controllers_that_want_none() {
     };
     b.now_ms += 10_000;
     assert_eq!([offer(&mut b), offer(&mut b), offer(&mut b)], [1, 1, 0], "bursts of two");
-    assert_eq!(b.agent.packet_ins_over_rate(), 1);
+    assert_eq!((lost(&b), b.agent.has_peer()), ([2, 1, 0], true));
     b.now_ms += 125;
     assert_eq!([offer(&mut b), offer(&mut b)], [1, 0]);
     b.now_ms += 10_000;
@@ -99,6 +108,8 @@ fn a_peer_that_does_not_read_gets_no_more_packets() {
     (0..30).for_each(|_| notice(&mut b, 1, NoticeReason::Action, &frame));
     let report = b.report(1);
     assert_eq!((report.packet_ins, report.packet_ins_dropped), (18, 12));
+    let not_read = PacketInsLost { not_read: 12, ..PacketInsLost::default() };
+    assert_eq!(b.agent.packet_ins_lost(), not_read, "each once, not for each peer");
     assert!(report.unsent_bytes < UNSENT + 60_100);
     b.agent.take_effects();
     b.agent.written(ConnectionId(1), 100_000, b.now_ms, &Counters);

@@ -1,0 +1,146 @@
+//! Which program is attached, and why not the other one.
+
+use crate::{observer::Waker, plane::FlowMaps};
+use std::sync::{Arc, mpsc::Sender};
+
+/// What was asked of the control loop, and what it has answered.
+pub struct Charge {
+    orders: Sender<Option<Arc<FlowMaps>>>,
+    waker: Waker,
+    in_charge: bool,
+    /// The control loop has yet to answer.
+    pub asked: bool,
+    /// Why the last order could not be done.
+    failed: Option<String>,
+    /// It is given again with the next tick.
+    waits: bool,
+    told: Standing,
+}
+
+/// Do packets go by rules?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    NoRules,
+    Yes,
+    /// By fail mode.
+    StandsAlone,
+    Failed(String),
+    /// Not yet, or still: the control loop is at it.
+    Changes,
+}
+
+impl Standing {
+    /// Why packets do not go by rules though there are some, and what can be done, as a sentence.
+    pub fn why_not(&self) -> Option<String> {
+        match self {
+            Standing::NoRules | Standing::Yes => None,
+            Standing::StandsAlone => Some(STANDS_ALONE.into()),
+            Standing::Failed(why) => {
+                Some(format!("they could not be attached, which is tried again each second: {why}"))
+            }
+            Standing::Changes => Some("they are being attached".into()),
+        }
+    }
+}
+
+/// Why rules do not apply, and what can be done.
+pub const STANDS_ALONE: &str = "fail mode is \"standalone\" and no controller that is dialled is connected; they apply when \
+                                one is, or with fail = \"secure\" in [openflow]";
+
+impl Charge {
+    pub fn new(orders: Sender<Option<Arc<FlowMaps>>>, waker: Waker) -> Charge {
+        let (in_charge, asked, waits) = (false, false, false);
+        Charge { orders, waker, in_charge, asked, failed: None, waits, told: Standing::NoRules }
+    }
+
+    /// Do packets go by rules, as far as it was answered?
+    pub fn in_charge(&self) -> bool {
+        self.in_charge
+    }
+
+    /// Is the program attached everywhere that is wanted?
+    pub fn is(&self, by_rules: bool) -> bool {
+        self.in_charge == by_rules && !self.asked
+    }
+
+    /// Why the program that is wanted is not attached, until it is tried again.
+    pub fn failed(&self) -> Option<&str> {
+        self.failed.as_deref().filter(|_| self.waits)
+    }
+
+    /// Has these rules put in charge, or none; one order at a time.
+    pub fn want(&mut self, rules: Option<&Arc<FlowMaps>>) {
+        if self.in_charge != rules.is_some() && !self.asked && !self.waits {
+            self.asked = self.orders.send(rules.cloned()).is_ok();
+            self.waker.wake();
+        }
+    }
+
+    pub fn answered(&mut self, done: Result<bool, String>) {
+        self.asked = false;
+        match done {
+            Ok(in_charge) => (self.in_charge, self.failed) = (in_charge, None),
+            Err(why) => (self.failed, self.waits) = (Some(why), true),
+        }
+    }
+
+    /// What failed is tried again.
+    pub fn tick(&mut self) {
+        self.waits = false;
+    }
+
+    /// How it stands, if there are rules and fail mode lets packets go by them or not.
+    pub fn standing(&self, has_rules: bool, stands_alone: bool) -> Standing {
+        let wanted = has_rules && !stands_alone;
+        match &self.failed {
+            _ if self.is(wanted) && wanted => Standing::Yes,
+            _ if self.is(wanted) && has_rules => Standing::StandsAlone,
+            _ if self.is(wanted) => Standing::NoRules,
+            Some(why) if wanted => Standing::Failed(why.clone()),
+            _ => Standing::Changes,
+        }
+    }
+
+    /// Says in the log that rules are in charge now, or are not, each time that is new.
+    pub fn tell(&mut self, now: &Standing) {
+        if *now == self.told || matches!(now, Standing::Failed(_) | Standing::Changes) {
+            return;
+        }
+        match (now, &self.told) {
+            (Standing::Yes, Standing::StandsAlone) => {
+                tracing::info!("flow rules are in charge: a controller is connected");
+            }
+            (Standing::Yes, _) => tracing::info!("flow rules are in charge: there are some now"),
+            (Standing::StandsAlone, _) => tracing::info!("flow rules are not in charge: {STANDS_ALONE}"),
+            _ => tracing::info!("flow rules are not in charge: there are none any more"),
+        }
+        self.told = now.clone();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn it_is_told_whether_packets_go_by_rules_and_why_not() {
+        let (orders, _ordered) = mpsc::channel();
+        let mut charge = Charge::new(orders, Waker::new().unwrap());
+        let standing = |charge: &Charge| charge.standing(true, false);
+        assert_eq!(charge.standing(false, true), Standing::NoRules);
+        assert_eq!(charge.standing(true, true), Standing::StandsAlone);
+        assert_eq!(standing(&charge), Standing::Changes);
+        charge.answered(Err("no memory".into()));
+        assert_eq!(
+            (standing(&charge), charge.failed()),
+            (Standing::Failed("no memory".into()), Some("no memory"))
+        );
+        charge.tick();
+        // It is tried again: nobody is answered with what is past, and people still see why.
+        assert_eq!((standing(&charge), charge.failed()), (Standing::Failed("no memory".into()), None));
+        charge.answered(Ok(true));
+        assert_eq!((standing(&charge), charge.in_charge()), (Standing::Yes, true));
+        assert_eq!(charge.standing(true, true), Standing::Changes, "until they are out of charge");
+    }
+}
