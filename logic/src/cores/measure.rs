@@ -3,8 +3,9 @@
 use super::{CoreId, Queue, QueueId, View};
 use std::collections::BTreeMap;
 
-/// A core that was busy for this fraction of a period had no time left: what waited then lacked time, not only its turn.
-const FULL: f64 = 0.95;
+/// What could have run for this fraction of a period never slept, so it lacked time. What slept had all that it wanted, however
+/// long it waited for its turn before: behind other queues, or on a core that applications keep busy.
+const ALWAYS: f64 = 0.95;
 /// What lacked time is thought to want at most this much more than it got, as a fraction of it. How long it waited does not
 /// say: eight queues on a full core wait seven eighths of the time each, however little is missing. With a quarter a full core
 /// becomes two, not four; if that is not enough, the next decision sees it two periods later.
@@ -33,18 +34,17 @@ pub(super) fn fraction(value: f64) -> f64 {
     if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) }
 }
 
+/// Of a core.
 #[derive(Default)]
 struct Time {
     other: f64,
-    ran: f64,
     waited: f64,
 }
 
 impl Time {
-    /// What is wanted by something that ran and waited here. While there was time left, all that waited got its time in the
-    /// end, so what it wants is what it got.
+    /// What is wanted by something that ran and waited here.
     fn want(&self, ran: f64, waited: f64) -> f64 {
-        if self.other + self.ran < FULL || waited <= 0.0 {
+        if ran + waited < ALWAYS || waited <= 0.0 {
             return ran;
         }
         // Without other work it would have had that time, too.
@@ -60,8 +60,7 @@ pub(super) fn wants(view: &View, shares: impl Fn(QueueId) -> bool) -> BTreeMap<Q
     }
     for (core, ran, waited) in view.queues.iter().flat_map(ran_and_waited) {
         let time = times.entry(core).or_default();
-        time.ran += ran;
-        time.waited += waited;
+        time.waited += if ran + waited < ALWAYS { 0.0 } else { waited };
     }
     let want = |queue: &Queue| {
         let wants = ran_and_waited(queue).map(|(core, ran, waited)| times[&core].want(ran, waited));
@@ -98,14 +97,16 @@ mod tests {
 
     /// Queues of one core that ran and waited this long beside other work, and what they want.
     #[test]
-    fn waiting_counts_when_there_was_no_time_left() {
+    fn waiting_counts_for_what_never_slept() {
         type Case = (f64, &'static [(f64, f64)], &'static [f64]);
-        let table: [Case; 7] = [
+        let table: [Case; 8] = [
             (0.0, &[(0.4, 0.3), (0.4, 0.3)], &[0.4, 0.4]),
             (0.0, &[(0.5, 0.5), (0.5, 0.5)], &[0.625, 0.625]),
-            (0.0, &[(0.5, 0.1), (0.5, 0.0)], &[0.6, 0.5]),
+            (0.0, &[(0.5, 0.1), (0.5, 0.0)], &[0.5, 0.5]),
+            // Applications take all that queues leave, and give way to them.
+            (0.8, &[(0.1, 0.3), (0.1, 0.3)], &[0.1, 0.1]),
             (0.5, &[(0.5, 0.5)], &[1.0]),
-            (0.5, &[(0.25, 0.75), (0.25, 0.25)], &[0.25 + 0.4375, 0.25 + 0.1875]),
+            (0.5, &[(0.25, 0.75), (0.25, 0.25)], &[0.25 + 0.0625 + 0.5, 0.25]),
             (1.0, &[(0.0, 1.0)], &[1.0]),
             (f64::NAN, &[(f64::NAN, 7.0), (f64::INFINITY, -1.0)], &[0.0, 1.0]),
         ];

@@ -17,10 +17,10 @@
 //! The policy `pack` keeps forwarding on few cores (Q7): the others belong to applications, and a busy core takes fewer
 //! interrupts for a packet.
 //!
-//! **Wants.** What a queue wants of a core is the time that it ran. What it waited counts only while its core had no time left
-//! (95 % busy): with time left it only waited for its turn, and two queues that share a half-idle core would otherwise seem to
-//! fill it. On a full core it may want a quarter more than it got, and its part of what other work took: how much is missing
-//! cannot be seen, so a full core becomes two, and if these are full, too, four, 20 ms later.
+//! **Wants.** What a queue wants of a core is the time that it ran. What it waited counts only if it never slept (ran or waited for
+//! 95 % of the period): what slept had all that it wanted, and waited for its turn before, behind other queues or applications.
+//! One that never slept may want a quarter more than it got, and its part of what other work took: how much is missing cannot be
+//! seen, so a full core becomes two, and if these are full, too, four, 20 ms later.
 //!
 //! **Grow** at once. A core whose queues wanted more than `high` (85 %: what is left carries bursts of the 10 ms between decisions)
 //! in *both* of the last two periods gives queues away, so that one noisy period moves nothing and a step is answered after
