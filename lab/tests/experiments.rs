@@ -309,7 +309,7 @@ fn an_idle_daemon_is_measured_with_few_routes_and_with_many() {
     assert_eq!(samples.iter().map(routes).collect::<Vec<_>>(), [0, 0, 21_000, 21_000]);
     for line in &samples {
         let number = |name: &str| line["sample"][name].as_f64().unwrap();
-        // It confirms its mirror every second, and does not poll.
+        // It looks at its cores fifty times a second.
         assert!(number("wakeups_per_s") > 0.0 && number("wakeups_per_s") < 100.0, "{line}");
         assert!(number("cpu") > 0.0 && number("cpu") < 0.2, "{line}");
         assert!(number("anonymous_mb") > 0.5 && number("map_mb") > 1.0, "{line}");

@@ -145,7 +145,7 @@ fn queues_are_packed_and_put_back() {
             let places: BTreeSet<_> = places(report).into_iter().collect();
             report["queues"].as_array().unwrap().len() == 4 && places.len() == 1
         });
-        assert_eq!((&packed["policy"], &packed["period_ms"]), (&"pack".into(), &10.into()));
+        assert_eq!((&packed["policy"], &packed["period_ms"]), (&"pack".into(), &20.into()));
         assert!(packed["queues"][0]["moved_by"].as_str().unwrap().starts_with("thread "));
         assert_eq!(packed["troubles"], serde_json::json!([]));
         let core = places(&packed)[0].unwrap();
@@ -183,12 +183,20 @@ fn after_a_kill_the_next_one_knows_what_was() {
         bed.end();
         let stayed: Vec<BTreeSet<u16>> = [0, 1, 1, 0].map(|core| [core].into()).into();
         assert_eq!(bed.allowed(), stayed);
-        // Another daemon, which moves nothing itself, and a third command, without one.
-        bed.start("policy = \"off\"");
-        bed.wait_for("an answer", |report| report["policy"] == "off" && places(report) == placed);
+        // Another daemon that moves queues, and a command without one.
+        bed.start("policy = \"fixed\"\nfixed = { p0 = [1, 0], p1 = [0, 1] }");
+        bed.wait_for("other places", |report| places(report) == [Some(1), Some(0), Some(0), Some(1)]);
         bed.daemon.as_mut().unwrap().kill().unwrap();
         bed.end();
         bed.millrace(&["stop"]);
+        assert_eq!(bed.allowed(), before);
+        // One that shall leave queues alone puts them back.
+        bed.start(fixed);
+        bed.wait_for("the places of the configuration", |report| places(report) == placed);
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        bed.start("policy = \"off\"");
+        bed.wait_for("an answer", |report| report["policy"] == "off");
         assert_eq!(bed.allowed(), before);
     });
 }

@@ -37,8 +37,8 @@ pub(super) struct State {
     /// In the last two periods, the older first. It wanted nothing before it was there.
     recent: [Want; 2],
     pub moved: Option<Duration>,
-    /// The reason to stay that people were told.
-    told: Option<Discriminant<Why>>,
+    /// The reason to stay that people were told, and when it last held.
+    told: Option<(Discriminant<Why>, Duration)>,
 }
 
 /// A decision in the making.
@@ -175,21 +175,26 @@ impl Allocator {
 
     /// Tells people, once, that a queue stays although it should not.
     pub(super) fn tell(&mut self, step: &mut Step, id: QueueId, why: Why) {
-        let Some(state) = self.queues.get_mut(&id).filter(|s| s.told != Some(discriminant(&why))) else {
+        let (Some(state), Some(item)) = (self.queues.get_mut(&id), step.board.items().get(&id)) else {
             return;
         };
-        let Some(item) = step.board.items().get(&id) else { return };
-        state.told = Some(discriminant(&why));
+        let before = state.told.replace((discriminant(&why), step.now));
+        if before.is_some_and(|(told, _)| told == discriminant(&why)) {
+            return;
+        }
         let at = named(&item.spot);
         step.events.push(Event { queue: id, from: at.clone(), to: at, why });
     }
 
-    /// Once all is well again, the same reason is told again.
+    /// Once all was well for a hold time, the same reason is told again.
     fn forget_told(&mut self, step: &Step) {
-        for state in self.queues.values_mut().filter(|state| state.told.is_some()) {
+        for state in self.queues.values_mut() {
+            let Some((_, last)) = &mut state.told else { continue };
             let home = state.spot.home;
             let calm = step.board.peak(home) <= step.settings.low && step.board.workloads(home) == 0;
-            if calm && step.board.is_allowed(home) {
+            if !(calm && step.board.is_allowed(home)) {
+                *last = step.now;
+            } else if step.now.saturating_sub(*last) >= step.settings.hold {
                 state.told = None;
             }
         }

@@ -9,7 +9,7 @@ use super::{
     workloads::Workload,
 };
 use crate::{
-    config::Config,
+    config::{Config, PlacementPolicy},
     daemon::{instance::Instance, kernel::monotonic},
 };
 use anyhow::{Context, Result};
@@ -33,18 +33,23 @@ pub struct Thread {
     placing: Shared,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    put_back: bool,
 }
 
 /// Tells clients; to be cloned.
 #[derive(Clone)]
 pub struct Handle(Shared);
 
-/// Starts it for the ports of a configuration, in the calling thread's network namespace.
+/// Starts it for the ports of a configuration, in the calling thread's network namespace. With the policy `off` what a daemon
+/// before this one has moved is put back.
 ///
 /// # Errors
 /// /proc or /sys cannot be read, or no thread be had.
 pub fn start(config: &Config, instance: &Instance) -> Result<Thread> {
     let ports = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
+    if config.cores.policy == PlacementPolicy::Off {
+        clean(instance).iter().for_each(|line| tracing::info!("{line}"));
+    }
     let roots = Roots::here().context("opening /sys of this network namespace")?;
     let file = instance.cores_file();
     let placing = Placing::new(roots, affinity::Kernel, ask(), config.cores.clone(), ports, file)
@@ -55,7 +60,7 @@ pub fn start(config: &Config, instance: &Instance) -> Result<Thread> {
         let (placing, stop) = (placing.clone(), stop.clone());
         thread::Builder::new().name("cores".into()).spawn(move || run(&placing, &stop))?
     };
-    Ok(Thread { placing, stop, thread: Some(thread) })
+    Ok(Thread { placing, stop, thread: Some(thread), put_back: true })
 }
 
 /// Puts back what a daemon that is gone has changed; says what it did.
@@ -78,13 +83,20 @@ impl Thread {
         Handle(self.placing.clone())
     }
 
-    /// Ends it. `put_back`: queues may then run where they might before; else they stay where they are.
-    pub fn end(mut self, put_back: bool) {
+    /// Ends it, and leaves queues where they are, for the next daemon.
+    pub fn leave(mut self) {
+        self.put_back = false;
+    }
+}
+
+impl Drop for Thread {
+    /// Queues may then run where they might before.
+    fn drop(&mut self) {
         self.stop.store(true, Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that places queues had ended");
         }
-        if put_back {
+        if self.put_back {
             let troubles = lock(&self.placing).end();
             troubles.iter().for_each(|trouble| tracing::warn!("{trouble}"));
         }
@@ -92,20 +104,26 @@ impl Thread {
 }
 
 fn run(placing: &Shared, stop: &AtomicBool) {
-    if let Err(error) = go_first() {
+    if let Err(error) = go_first(true) {
         tracing::warn!("placing of queues may be late on busy cores: no real-time priority: {error}");
     }
     let mut next = monotonic();
     while !stop.load(Relaxed) {
+        let mut locked = lock(placing);
+        if locked.is_look_due(monotonic()) {
+            // Waits for locks of the kernel, and may be long.
+            let _ = go_first(false);
+            locked.look(monotonic());
+            let _ = go_first(true);
+        }
         let now = monotonic();
-        let period = {
-            let mut placing = lock(placing);
-            for Happened { event, .. } in placing.round(now) {
-                let port = placing.name(event.queue.port);
-                tracing::info!("queue {} of {port}: {}", event.queue.index, event.change());
-            }
-            placing.period()
-        };
+        let happened = locked.round(now);
+        let (ports, period) = (locked.ports.clone(), locked.period());
+        drop(locked);
+        for Happened { event, .. } in happened {
+            let port = &ports[usize::from(event.queue.port)];
+            tracing::info!("queue {} of {port}: {}", event.queue.index, event.change());
+        }
         next = (next + period).max(now);
         let at =
             rustix::thread::Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };
@@ -114,11 +132,13 @@ fn run(placing: &Shared, stop: &AtomicBool) {
     }
 }
 
-/// Before all normal threads: a core that is full is where it is needed. Some ten microseconds every ten milliseconds.
-fn go_first() -> io::Result<()> {
-    let parameters = libc::sched_param { sched_priority: 1 };
+/// Before all normal threads, or as one of them: a core that is full is where a round is needed, which takes some ten microseconds
+/// every ten milliseconds.
+fn go_first(first: bool) -> io::Result<()> {
+    let (policy, sched_priority) = if first { (libc::SCHED_FIFO, 1) } else { (libc::SCHED_OTHER, 0) };
+    let parameters = libc::sched_param { sched_priority };
     // SAFETY: the kernel only reads the parameters.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+    let result = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -59,7 +59,7 @@ pub fn of_device(roots: &Roots, device: &str) -> BTreeMap<u16, u32> {
         places.iter().map(|place| numbered(place, "")).find(|irqs| !irqs.is_empty())
     };
     // "virtio3-input.0": a PCI function may list those of several devices.
-    let bus = fs::canonicalize(&hardware).ok();
+    let bus = fs::read_link(&hardware).ok();
     let bus = bus.as_deref().and_then(|path| path.file_name()?.to_str()).unwrap_or_default();
     let Some(irqs) = listed() else {
         return by_queue(roots, &numbered(&roots.proc("irq"), ""), device, |action| begins(action, device));

@@ -77,12 +77,12 @@ impl QueueTime for ThreadTime {
     }
 }
 
-/// Of a queue whose interrupt fires on a core. Whoever moves it says so here, and how many such queues its core has.
+/// Of a queue whose interrupt fires on a core. Whoever moves it says so by [`SoftirqShare::is_on`].
 #[derive(Clone, Debug)]
 pub struct SoftirqShare {
-    pub core: CoreId,
+    core: CoreId,
     /// On the core, this one included.
-    pub queues: u16,
+    queues: u16,
     last: Option<CoreTime>,
     times: Times,
 }
@@ -90,6 +90,14 @@ pub struct SoftirqShare {
 impl SoftirqShare {
     pub fn new(core: CoreId, queues: u16) -> SoftirqShare {
         SoftirqShare { core, queues, last: None, times: Times::default() }
+    }
+
+    /// It is on this core from now on, one of so many; `cores` as last read.
+    pub fn is_on(&mut self, core: CoreId, queues: u16, cores: &[CoreTime]) {
+        if core != self.core {
+            self.last = cores.iter().find(|time| time.id == core).copied();
+        }
+        (self.core, self.queues) = (core, queues);
     }
 }
 
@@ -135,6 +143,11 @@ impl CoreTimes {
         let open = |name| File::open(roots.proc(name));
         let (stat, softirqs) = (open("stat")?, open("softirqs")?);
         Ok(CoreTimes { stat, softirqs, buffer: vec![0; 16 << 10], cores: Vec::new() })
+    }
+
+    /// As last read.
+    pub fn last(&self) -> &[CoreTime] {
+        &self.cores
     }
 
     /// Those online, ascending.
@@ -357,11 +370,11 @@ mod tests {
         assert_eq!(read(&mut queue, &[core(0, 5, 5), core(1, 1000, 10)]), (0, 0), "a beginning");
         assert_eq!(read(&mut queue, &[core(0, 9, 9), core(1, 1600, 13)]), (300, 3));
         assert_eq!(read(&mut queue, &[core(1, 1900, 13)]), (300, 3), "nothing was received");
-        queue.core = 2;
-        assert_eq!(read(&mut queue, &[core(1, 9000, 99), core(2, 700, 7)]), (300, 3), "moved");
-        queue.queues = 1;
-        assert_eq!(read(&mut queue, &[core(2, 800, 8)]), (400, 4));
-        assert_eq!(read(&mut queue, &[]), (400, 4), "its core is offline");
+        queue.is_on(2, 2, &[core(2, 500, 5)]);
+        assert_eq!(read(&mut queue, &[core(1, 9000, 99), core(2, 700, 7)]), (400, 5), "moved");
+        queue.is_on(2, 1, &[]);
+        assert_eq!(read(&mut queue, &[core(2, 800, 8)]), (500, 6));
+        assert_eq!(read(&mut queue, &[]), (500, 6), "its core is offline");
     }
 
     #[test]

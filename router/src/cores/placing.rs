@@ -7,7 +7,7 @@ use super::{
     load::{CoreTimes, Others},
     machine::Machine,
     originals::Originals,
-    queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+    queues::{PortQueues, QueueSource, Told},
     watched::Watched,
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
@@ -25,6 +25,10 @@ use std::{
 
 /// How often queues are placed.
 const PERIOD: Duration = Duration::from_millis(10);
+/// The same while there is next to nothing to forward: a step is still answered within 50 ms.
+const IDLE_PERIOD: Duration = Duration::from_millis(20);
+/// Of one core.
+const IDLE_LOAD: f64 = 0.05;
 /// The same where queues are only looked at.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
 /// How often ports, queues and cores are looked for.
@@ -112,24 +116,36 @@ impl<A: Affinity + Clone> Placing<A> {
 
     /// Time between two rounds.
     pub fn period(&self) -> Duration {
-        if self.is_off() { LOOKING_PERIOD } else { PERIOD }
+        let load: f64 = self.view.queues.iter().map(|queue| queue.ran + queue.waited).sum();
+        match load {
+            _ if self.is_off() => LOOKING_PERIOD,
+            ..IDLE_LOAD => IDLE_PERIOD,
+            _ => PERIOD,
+        }
     }
 
     fn is_off(&self) -> bool {
         self.wanted.policy == PlacementPolicy::Off
     }
 
-    /// Observes, decides, applies. Returns what was decided anew.
-    pub fn round(&mut self, now: Duration) -> Vec<Happened> {
-        if self.looked.is_none_or(|looked| now.saturating_sub(looked) >= LOOK) {
-            self.looked = Some(now);
-            self.troubles.clear();
-            self.look();
-        }
+    /// Is it time to look for what there is?
+    pub fn is_look_due(&self, now: Duration) -> bool {
+        self.looked.is_none_or(|looked| now.saturating_sub(looked) >= LOOK)
+    }
+
+    /// Looks for cores, queues and workloads. Takes milliseconds, and on large machines more.
+    pub fn look(&mut self, now: Duration) {
+        self.looked = Some(now);
+        self.troubles.clear();
+        self.find_queues(now);
         let online = self.machine.online();
         if self.scanner.scan(&self.roots, &online, now) {
             self.find_workloads();
         }
+    }
+
+    /// Observes, decides, applies; `now` as read just before. Returns what was decided anew, and done.
+    pub fn round(&mut self, now: Duration) -> Vec<Happened> {
         self.measure(now);
         self.view = self.view();
         if self.is_off() {
@@ -137,10 +153,10 @@ impl<A: Affinity + Clone> Placing<A> {
         }
         let decision = self.allocator.decide(now, &self.view, &self.settings);
         self.plan = decision.plan;
-        self.apply();
+        let refused = self.apply(now);
+        let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
         let first = self.events.back().map_or(1, |last| last.number + 1);
-        let happened =
-            (first..).zip(decision.events).map(|(number, event)| Happened { number, at: now, event });
+        let happened = (first..).zip(done).map(|(number, event)| Happened { number, at: now, event });
         let happened: Vec<Happened> = happened.collect();
         self.events.extend(happened.iter().cloned());
         self.events.drain(..self.events.len().saturating_sub(MOST_EVENTS));
@@ -153,8 +169,8 @@ impl<A: Affinity + Clone> Placing<A> {
         self.originals.put_back(&self.roots, &self.affinity)
     }
 
-    /// Looks for cores, and for the queues of each port; those that are as they were keep their measurements.
-    fn look(&mut self) {
+    /// Cores, and the queues of each port; those that are as they were keep their measurements.
+    fn find_queues(&mut self, now: Duration) {
         match Machine::observe(&self.roots) {
             Ok(machine) => self.machine = machine,
             Err(error) => self.fail(format!("cores: {error}")),
@@ -164,22 +180,28 @@ impl<A: Affinity + Clone> Placing<A> {
             let found =
                 (self.ask)(&device).and_then(|told| PortQueues::observe(&self.roots, port, &device, &told));
             match found {
-                Ok(found) => self.take(found, &mut before),
+                Ok(found) => self.take(found, &mut before, now),
                 // A port may come later.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => self.fail(format!("queues of {device}: {error}")),
+                Err(error) => {
+                    self.fail(format!("queues of {device}: {error}"));
+                    let (kept, others) =
+                        std::mem::take(&mut before).into_iter().partition(|(id, _)| id.port == port);
+                    before = others;
+                    self.queues.extend::<BTreeMap<_, _>>(kept);
+                }
             }
         }
         self.settings = self.settings();
         self.share_softirqs();
     }
 
-    fn take(&mut self, found: PortQueues, before: &mut BTreeMap<QueueId, Watched>) {
+    fn take(&mut self, found: PortQueues, before: &mut BTreeMap<QueueId, Watched>, now: Duration) {
         for source in found.queues {
             let id = source.id;
             let known = before.remove(&id).filter(|known| known.is_polled_as(&source));
             let watched = match known {
-                Some(known) => Ok(known.seen_again(source)),
+                Some(known) => Ok(known.seen_again(source, now)),
                 None => Watched::new(&self.roots, source, found.node),
             };
             match watched {
@@ -197,7 +219,7 @@ impl<A: Affinity + Clone> Placing<A> {
         let estimated = self.queues.values().filter(|queue| queue.is_estimate());
         estimated.filter_map(|queue| queue.source.core).for_each(|core| *on.entry(core).or_default() += 1);
         for queue in self.queues.values_mut() {
-            queue.shares(|core| on.get(&core).copied().unwrap_or(1));
+            queue.shares(|core| on.get(&core).copied().unwrap_or(1), self.core_times.last());
         }
     }
 
@@ -298,8 +320,9 @@ impl<A: Affinity + Clone> Placing<A> {
         }
     }
 
-    /// Moves what is not where the plan has it, or may run elsewhere too.
-    fn apply(&mut self) {
+    /// Moves what is not where the plan has it, or may run elsewhere too; which were not moved.
+    fn apply(&mut self, now: Duration) -> BTreeSet<QueueId> {
+        let mut refused = BTreeSet::new();
         for (id, core) in self.plan.home.clone() {
             let Some(queue) = self.queues.get(&id).filter(|queue| queue.is_movable()) else { continue };
             if queue.source.core == Some(core) && queue.source.confined {
@@ -314,19 +337,20 @@ impl<A: Affinity + Clone> Placing<A> {
                     }
                     self.share_softirqs();
                 }
-                Err(MoveError::Gone) => self.looked = None,
                 Err(error) => {
+                    refused.insert(id);
+                    if matches!(error, MoveError::Gone) {
+                        self.looked = None;
+                        continue;
+                    }
                     self.fail(format!("queue {} of {device} is not moved to core {core}: {error}", id.index));
                     if let Some(queue) = self.queues.get_mut(&id) {
-                        let why = match error {
-                            MoveError::Immovable(why) => why,
-                            _ => Obstacle::Refused,
-                        };
-                        queue.source.control = Control::None { why };
+                        queue.is_refused(now);
                     }
                 }
             }
         }
+        refused
     }
 
     fn move_queue(&mut self, device: &str, source: &QueueSource, core: CoreId) -> Result<(), MoveError> {

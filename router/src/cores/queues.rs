@@ -70,7 +70,7 @@ pub enum Obstacle {
     Unmatched { instances: usize },
     /// No interrupt of the device is known to be that of the queue.
     InterruptUnknown,
-    /// The kernel did not move it; it is asked again within a second.
+    /// The kernel did not move it; it is asked again, each time after twice as long.
     Refused,
     /// The kernel places the interrupt itself.
     InterruptManaged { irq: u32 },
@@ -96,7 +96,7 @@ impl fmt::Display for Obstacle {
             Obstacle::InterruptUnknown => {
                 f.write_str("none of the device's interrupts is named after the queue, and the driver does not tell its own")
             }
-            Obstacle::Refused => f.write_str("the kernel did not move it, and is asked again"),
+            Obstacle::Refused => f.write_str("the kernel did not move it, and is asked again later"),
             Obstacle::InterruptManaged { irq } => write!(f, "interrupt {irq} is placed by the kernel alone"),
         }
     }

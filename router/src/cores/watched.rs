@@ -17,10 +17,16 @@ pub struct Watched {
     pub load: Load,
     time: Time,
     meter: Meter,
-    ran_ns: u64,
+    /// At the last reading.
+    ran_ns: Option<u64>,
     /// What polled it is not there any more.
     is_gone: bool,
+    /// The kernel did not move it: when it is asked again, and how long was waited for that.
+    refused: Option<(Duration, Duration)>,
 }
+
+/// How long a queue that was not moved is left alone, at first and at most; each time twice as long.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(256)];
 
 /// What tells its time.
 #[derive(Debug)]
@@ -44,7 +50,7 @@ impl Watched {
             _ => Time::Nothing,
         };
         let (load, meter) = (Load::default(), Meter::default());
-        Ok(Watched { source, node, load, time, meter, ran_ns: 0, is_gone: false })
+        Ok(Watched { source, node, load, time, meter, ran_ns: None, is_gone: false, refused: None })
     }
 
     /// Is its time that of softirqs?
@@ -69,19 +75,30 @@ impl Watched {
     }
 
     /// The same queue, looked at again: somebody may have moved it.
-    pub fn seen_again(self, source: QueueSource) -> Watched {
-        Watched { source, ..self }
+    pub fn seen_again(self, source: QueueSource, now: Duration) -> Watched {
+        let mut seen = Watched { source, ..self };
+        if seen.refused.is_some_and(|(until, _)| now < until) {
+            seen.source.control = Control::None { why: Obstacle::Refused };
+        }
+        seen
     }
 
     /// It is on this core alone from now on.
     pub fn is_now_on(&mut self, core: CoreId) {
-        (self.source.core, self.source.confined) = (Some(core), true);
+        (self.source.core, self.source.confined, self.refused) = (Some(core), true, None);
     }
 
-    /// On each core are so many queues whose time is an estimate.
-    pub fn shares(&mut self, estimated: impl Fn(CoreId) -> u16) {
+    /// The kernel did not move it: it is left alone for a while.
+    pub fn is_refused(&mut self, now: Duration) {
+        let pause = self.refused.map_or(PAUSES[0], |(_, pause)| (pause * 2).min(PAUSES[1]));
+        self.refused = Some((now + pause, pause));
+        self.source.control = Control::None { why: Obstacle::Refused };
+    }
+
+    /// On each core are so many queues whose time is an estimate; times of cores as last read.
+    pub fn shares(&mut self, estimated: impl Fn(CoreId) -> u16, cores: &[CoreTime]) {
         if let (Time::Softirqs(share), Some(core)) = (&mut self.time, self.source.core) {
-            (share.core, share.queues) = (core, estimated(core));
+            share.is_on(core, estimated(core), cores);
         }
     }
 
@@ -104,8 +121,8 @@ impl Watched {
     }
 
     fn ran_since(&mut self, times: Times) -> u64 {
-        let before = std::mem::replace(&mut self.ran_ns, times.ran_ns);
         // The first reading is since long before.
-        if before == 0 { 0 } else { times.ran_ns.saturating_sub(before) }
+        let before = self.ran_ns.replace(times.ran_ns).unwrap_or(times.ran_ns);
+        times.ran_ns.saturating_sub(before)
     }
 }

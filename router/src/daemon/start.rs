@@ -70,9 +70,10 @@ fn run_alone<O: Observe>(
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
-    let ended = control.run(&requests);
-    cores.end(matches!(ended, Ok(Ended::Stopped)));
-    let ended = ended?;
+    let ended = control.run(&requests)?;
+    if ended == (Ended::Left { forwarding: true }) {
+        cores.leave();
+    }
     match ended {
         Ended::Stopped => tracing::info!("stopped: nothing of Millrace is left in the kernel"),
         Ended::Left { forwarding: false } => {

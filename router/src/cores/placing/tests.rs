@@ -90,6 +90,9 @@ impl World {
                 (*ran, *waited) = (*ran + ran_ms * 1_000_000, *waited + waited_ms * 1_000_000);
                 self.tree.write(&format!("proc/{pid}/schedstat"), &format!("{ran} {waited} 1\n"));
             }
+            if self.placing.is_look_due(self.now) {
+                self.placing.look(self.now);
+            }
             for happened in self.placing.round(self.now) {
                 let at = (happened.at - 1000 * MS).as_millis();
                 writeln!(told, "{at} ms: {}", happened.event).unwrap();
@@ -167,7 +170,7 @@ fn a_thread_that_is_replaced_is_found_again() {
 fn what_is_refused_is_told_and_tried_again() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 1] }");
     world.fake.0.lock().unwrap().refuses = libc::EPERM;
-    world.periods(5, &[(70, 1, 0)]);
+    assert_eq!(world.periods(5, &[(70, 1, 0)]), "", "nothing was done");
     assert_eq!(world.cores(70), [0]);
     let troubles: Vec<&String> = world.placing.troubles.iter().collect();
     assert!(troubles[0].starts_with("queue 0 of eth0 is not moved to core 2: "), "{troubles:?}");
