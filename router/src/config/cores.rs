@@ -109,24 +109,14 @@ impl FromStr for CoreList {
     }
 }
 
-/// 1 to 100.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Percent(pub u8);
+bounded!(
+    /// Of a core's time.
+    Percent, |v| (1..=100).contains(&v), "1 to 100 percent of a core"
+);
 
 impl Percent {
     pub fn fraction(self) -> f64 {
         f64::from(self.0) / 100.0
-    }
-}
-
-impl<'de> Deserialize<'de> for Percent {
-    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
-        let value = i64::deserialize(d)?;
-        u8::try_from(value)
-            .ok()
-            .filter(|percent| (1..=100).contains(percent))
-            .map(Self)
-            .ok_or_else(|| D::Error::custom(format!("{value} is not allowed: 1 to 100 percent of a core")))
     }
 }
 

@@ -7,7 +7,7 @@ use super::{
     queues::{Control, Obstacle, QueueSource},
 };
 use logic::cpus;
-use std::{collections::BTreeSet, fs, io};
+use std::{collections::BTreeSet, fs, io, path::PathBuf};
 
 /// A queue was not moved.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +48,14 @@ pub fn move_queue(
             .map_err(|error| classify(error, core, Some(irq)))?,
         Control::None { why } => return Err(MoveError::Immovable(why)),
     }
-    let xps = roots.device(device).join(format!("queues/tx-{}/xps_cpus", queue.id.index));
+    let xps = xps(roots, device, queue.id.index);
     // ENOENT is also what a device with one TX queue answers.
     Ok(Moved { transmit: xps.exists() && fs::write(xps, cpus::mask(&only)).is_ok() })
+}
+
+/// The file that says, and sets, which cores send on a TX queue.
+pub(super) fn xps(roots: &Roots, device: &str, queue: u16) -> PathBuf {
+    roots.device(device).join(format!("queues/tx-{queue}/xps_cpus"))
 }
 
 /// `irq`: it was an interrupt's affinity that was set (`write_irq_affinity`, kernel/irq/proc.c).

@@ -117,13 +117,14 @@ fn run(placing: &Shared, stop: &AtomicBool) {
             let _ = go_first(true);
         }
         let now = monotonic();
-        let happened = locked.round(now);
-        let (ports, period) = (locked.ports.clone(), locked.period());
+        let happened = locked.round(now).into_iter();
+        let line = |Happened { event, .. }: Happened| {
+            format!("queue {} of {}: {}", event.queue.index, locked.name(event.queue.port), event.change())
+        };
+        let lines: Vec<String> = happened.map(line).collect();
+        let period = locked.period();
         drop(locked);
-        for Happened { event, .. } in happened {
-            let port = &ports[usize::from(event.queue.port)];
-            tracing::info!("queue {} of {port}: {}", event.queue.index, event.change());
-        }
+        lines.iter().for_each(|line| tracing::info!("{line}"));
         next = (next + period).max(now);
         let at =
             rustix::thread::Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };

@@ -2,7 +2,7 @@
 //!
 //! It is written to a file before the first move of each, so that whoever comes after `kill -9` can put it back.
 
-use super::{CoreId, Roots, affinity::Affinity, irqs, queues::Control, threads};
+use super::{CoreId, Roots, affinity::Affinity, apply::xps, irqs, queues::Control, threads};
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeSet, fs, io, path::PathBuf};
 
@@ -74,7 +74,7 @@ impl Originals {
             Control::None { .. } => {}
         }
         // A device with one TX queue has none.
-        if let Ok(mask) = fs::read_to_string(transmit(roots, device, queue)) {
+        if let Ok(mask) = fs::read_to_string(xps(roots, device, queue)) {
             let cores = mask.trim().into();
             found.push(Original::Transmit { device: device.into(), queue, cores });
         }
@@ -104,7 +104,7 @@ impl Originals {
                     (format!("interrupt {irq}"), fs::write(irqs::affinity(roots, *irq), cores))
                 }
                 Original::Transmit { device, queue, cores } => {
-                    (format!("{device} TX queue {queue}"), fs::write(transmit(roots, device, *queue), cores))
+                    (format!("{device} TX queue {queue}"), fs::write(xps(roots, device, *queue), cores))
                 }
             };
             match put {
@@ -122,10 +122,6 @@ impl Originals {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
-}
-
-fn transmit(roots: &Roots, device: &str, queue: u16) -> PathBuf {
-    roots.device(device).join(format!("queues/tx-{queue}/xps_cpus"))
 }
 
 #[cfg(test)]

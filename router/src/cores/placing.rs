@@ -110,6 +110,7 @@ impl<A: Affinity + Clone> Placing<A> {
             originals: Originals::read(file),
             troubles: BTreeSet::new(),
         };
+        placing.settings = placing.settings();
         placing.find_workloads();
         Ok(placing)
     }
@@ -192,7 +193,6 @@ impl<A: Affinity + Clone> Placing<A> {
                 }
             }
         }
-        self.settings = self.settings();
         self.share_softirqs();
     }
 

@@ -11,9 +11,9 @@ pub struct CoresReport {
     /// Cores that may forward; absent: all.
     pub allowed: Option<Vec<CoreId>>,
     /// Above this, percent of a core, queues are given away.
-    pub high: u8,
+    pub high: u32,
     /// A core is given back when the others then have no more than this, percent.
-    pub low: u8,
+    pub low: u32,
     pub hold_s: f64,
     /// Time between two decisions.
     pub period_ms: u64,
