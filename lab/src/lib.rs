@@ -15,6 +15,7 @@
 //! | [`record`], [`progress`] | raw results as JSON lines; how far a long run is |
 //! | [`figure`], [`report`] | what to draw of results; results as HTML and Markdown |
 //! | [`figures`] | the experiments behind the papers' figures, and what the papers say |
+//! | `built_in` | files that come with the lab under a name |
 //! | [`simulation`] | machines with more cores than there are, in virtual time |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
@@ -24,6 +25,7 @@
 pub mod addresses;
 pub mod application;
 pub mod bpf;
+mod built_in;
 pub mod check;
 pub mod clock;
 pub mod command;

@@ -1,11 +1,13 @@
 //! What a testbed is made of, as data: read from a small TOML file (lab/README.md says how to write one), and refused before
 //! anything is built if it cannot exist.
 
-use std::{collections::HashSet, path::Path, str::FromStr};
+use std::{collections::HashSet, str::FromStr};
 
 use anyhow::{Context, Result, bail};
 use logic::net::{Prefix, Prefix4, Prefix6};
 use serde::Deserialize;
+
+use crate::built_in;
 
 mod check;
 
@@ -131,20 +133,7 @@ pub struct Interface {
 impl Topology {
     /// A built-in one by its name, or one from a file.
     pub fn named(name_or_path: &str) -> Result<Self> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
-            return Self::parse(name_or_path, text);
-        }
-        let path = Path::new(name_or_path);
-        if !path.exists() {
-            let names = BUILT_IN.map(|(name, _)| name).join(", ");
-            bail!("no topology is called {name_or_path}, and there is no such file; there are: {names}");
-        }
-        let text = std::fs::read_to_string(path).with_context(|| {
-            format!(
-                "cannot read {name_or_path}, where a topology was expected: a TOML file as in lab/README.md"
-            )
-        })?;
-        Self::parse(name_or_path, &text)
+        Self::parse(name_or_path, &built_in::text("topology", &BUILT_IN, name_or_path)?)
     }
 
     /// One router between a generator and a sink: what is measured unless something else is asked for.

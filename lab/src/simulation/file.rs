@@ -1,14 +1,16 @@
 //! A scenario as a TOML file (lab/README.md says how to write one).
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use logic::{
     cores::{CoreId, Settings},
     plan::PortId,
     sim,
 };
 use serde::Deserialize;
+
+use crate::built_in;
 
 /// Those that come with the lab: name and text.
 const BUILT_IN: [(&str, &str); 7] = [
@@ -35,20 +37,7 @@ pub struct Named {
 impl Named {
     /// A built-in one by its name, or one from a file.
     pub fn find(name_or_path: &str) -> Result<Self> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
-            return Self::parse(name_or_path, text);
-        }
-        let path = Path::new(name_or_path);
-        if !path.exists() {
-            let names = BUILT_IN.map(|(name, _)| name).join(", ");
-            bail!("no scenario is called {name_or_path}, and there is no such file; there are: {names}");
-        }
-        let text = std::fs::read_to_string(path).with_context(|| {
-            format!(
-                "cannot read {name_or_path}, where a scenario was expected: a TOML file as in lab/README.md"
-            )
-        })?;
-        Self::parse(name_or_path, &text)
+        Self::parse(name_or_path, &built_in::text("scenario", &BUILT_IN, name_or_path)?)
     }
 
     /// All that are built in.
