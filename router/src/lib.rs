@@ -11,6 +11,7 @@
 //! | [`classifier`] | the rules of a NIC that steer flows to its queues |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
+//! | `priority` | how urgent threads are |
 
 pub mod abi;
 pub mod classifier;
@@ -27,5 +28,6 @@ pub mod netlink;
 pub mod netns;
 pub mod observer;
 pub mod plane;
+mod priority;
 pub mod privileges;
 pub mod switch;

@@ -47,7 +47,10 @@ pub fn cores(report: &CoresReport) -> String {
             percent(queue.waited),
             format!("{:.0}", queue.wakeups_per_s),
             match (&queue.moved_by, &queue.why_not) {
-                (Some(by), _) => by.clone(),
+                (Some(by), _) => match &queue.moved_with {
+                    Some(leader) => format!("{by}, with {leader}"),
+                    None => by.clone(),
+                },
                 (None, why) => format!("nothing: {}", why.as_deref().unwrap_or("?")),
             },
         ]);

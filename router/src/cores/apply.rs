@@ -1,10 +1,13 @@
 //! Moving a queue to another core: what polls it first, then what is sent on the TX queue of the same number (Q1, XPS).
+//!
+//! Moving waits for nobody but the cores concerned. Setting XPS waits for the lock of all network configuration, which anybody may
+//! hold, so that is not for a thread in a hurry.
 
 use super::{
     CoreId, Roots,
     affinity::Affinity,
     irqs, is_gone,
-    queues::{Control, Obstacle, QueueSource},
+    queues::{Control, Obstacle},
 };
 use logic::cpus;
 use std::{collections::BTreeSet, fs, io, path::PathBuf};
@@ -23,34 +26,31 @@ pub enum MoveError {
     Io(io::Error),
 }
 
-/// A queue was moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moved {
-    /// So was its TX queue; not where there is none, or a single one.
-    pub transmit: bool,
-}
-
-/// Moves a queue of this device. Doing it twice is harmless.
+/// Moves a queue. Doing it twice is harmless.
 ///
 /// # Errors
 /// See [`MoveError`]; nothing has been moved then. A driver that refuses is [`Obstacle::InterruptManaged`].
 pub fn move_queue(
     roots: &Roots,
     affinity: &impl Affinity,
-    device: &str,
-    queue: &QueueSource,
+    control: Control,
     core: CoreId,
-) -> Result<Moved, MoveError> {
-    let only = BTreeSet::from([core]);
-    match queue.control {
-        Control::Thread { pid } => affinity.allow(pid, &only).map_err(|error| classify(error, core, None))?,
+) -> Result<(), MoveError> {
+    match control {
+        Control::Thread { pid } => {
+            affinity.allow(pid, &BTreeSet::from([core])).map_err(|error| classify(error, core, None))
+        }
         Control::Interrupt { irq } => fs::write(irqs::affinity(roots, irq), core.to_string())
-            .map_err(|error| classify(error, core, Some(irq)))?,
-        Control::None { why } => return Err(MoveError::Immovable(why)),
+            .map_err(|error| classify(error, core, Some(irq))),
+        Control::None { why } => Err(MoveError::Immovable(why)),
     }
-    let xps = xps(roots, device, queue.id.index);
+}
+
+/// Lets a TX queue of a device be used by this core alone. Returns whether it is now; not where there is none, or a single one.
+pub fn transmit_from(roots: &Roots, device: &str, queue: u16, core: CoreId) -> bool {
+    let xps = xps(roots, device, queue);
     // ENOENT is also what a device with one TX queue answers.
-    Ok(Moved { transmit: xps.exists() && fs::write(xps, cpus::mask(&only)).is_ok() })
+    xps.exists() && fs::write(xps, cpus::mask(&BTreeSet::from([core]))).is_ok()
 }
 
 /// The file that says, and sets, which cores send on a TX queue.
@@ -74,7 +74,7 @@ fn classify(error: io::Error, core: CoreId, irq: Option<u32>) -> MoveError {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{QueueId, affinity::CoreMask, tree::Tree},
+        super::{affinity::CoreMask, tree::Tree},
         *,
     };
     use std::cell::RefCell;
@@ -93,31 +93,23 @@ mod tests {
         }
     }
 
-    fn queue(index: u16, control: Control) -> QueueSource {
-        QueueSource { id: QueueId { port: 0, index }, napi: None, control, core: None, confined: false }
-    }
-
     #[test]
     fn a_thread_is_moved_and_its_tx_queue_follows() {
         let (tree, fake) = (Tree::new(), Fake(Default::default(), 0));
         tree.device("eth0", 2, true);
-        let moved = |index, core| {
-            let queue = queue(index, Control::Thread { pid: 70 });
-            move_queue(&tree.roots(), &fake, "eth0", &queue, core).unwrap()
-        };
-        assert_eq!(moved(1, 35), Moved { transmit: true });
+        move_queue(&tree.roots(), &fake, Control::Thread { pid: 70 }, 35).unwrap();
+        assert_eq!(*fake.0.borrow(), [(70, vec![35])]);
+        assert!(transmit_from(&tree.roots(), "eth0", 1, 35));
         assert_eq!(tree.read("sys/class/net/eth0/queues/tx-1/xps_cpus"), "00000008,00000000");
         assert_eq!(tree.read("sys/class/net/eth0/queues/tx-0/xps_cpus"), "00000000\n");
-        assert_eq!(moved(2, 1), Moved { transmit: false }, "more RX queues than TX queues");
-        assert_eq!(*fake.0.borrow(), [(70, vec![35]), (70, vec![1])]);
+        assert!(!transmit_from(&tree.roots(), "eth0", 2, 1), "more RX queues than TX queues");
     }
 
     #[test]
     fn an_interrupt_is_moved() {
         let (tree, fake) = (Tree::new(), Fake(Default::default(), 0));
-        tree.device("eth0", 1, false);
         tree.irq(38, "eth0-TxRx-0", "0-7", "0");
-        let moving = |control| move_queue(&tree.roots(), &fake, "eth0", &queue(0, control), 5);
+        let moving = |control| move_queue(&tree.roots(), &fake, control, 5);
         moving(Control::Interrupt { irq: 38 }).unwrap();
         assert_eq!(tree.read("proc/irq/38/smp_affinity_list"), "5");
         assert!(matches!(moving(Control::Interrupt { irq: 39 }), Err(MoveError::Gone)));
@@ -127,18 +119,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_moved_has_a_name_and_leaves_transmission_alone() {
+    fn what_was_not_moved_has_a_name() {
         let tree = Tree::new();
-        tree.device("eth0", 1, true);
         let refused = |errno| {
             let fake = Fake(Default::default(), errno);
-            let queue = queue(0, Control::Thread { pid: 70 });
-            move_queue(&tree.roots(), &fake, "eth0", &queue, 5).unwrap_err()
+            move_queue(&tree.roots(), &fake, Control::Thread { pid: 70 }, 5).unwrap_err()
         };
         assert!(matches!(refused(libc::ESRCH), MoveError::Gone));
         assert!(matches!(refused(libc::EINVAL), MoveError::Core { core: 5, .. }));
         assert!(matches!(refused(libc::EPERM), MoveError::Io(_)));
-        assert_eq!(tree.read("sys/class/net/eth0/queues/tx-0/xps_cpus"), "00000000\n");
         let irq = |errno| classify(io::Error::from_raw_os_error(errno), 5, Some(38));
         for errno in [libc::EIO, libc::EPERM] {
             assert!(matches!(irq(errno), MoveError::Immovable(Obstacle::InterruptManaged { irq: 38 })));

@@ -10,22 +10,29 @@
 //! | [`affinity`] | where threads may run, asked and said |
 //! | [`load`] | from counters that only grow to fractions of a control period |
 //! | [`apply`], [`originals`] | moving a queue, and putting back what was |
+//! | [`look`] | what there is, found once a second |
 //! | [`watched`] | a queue and its time |
-//! | [`placing`] | all of that in each control period, around `logic`'s allocator |
-//! | [`report`], [`handle`] | what clients are told; the thread |
+//! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
+//! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
+//! | [`report`], [`handle`] | what clients are told |
 //!
 //! Files are read below two [`Roots`], so that tests put a machine of their own there.
 
 pub mod affinity;
 pub mod apply;
+mod exchange;
+#[cfg(test)]
+mod fake;
 pub mod handle;
 pub mod irqs;
 pub mod load;
+pub mod look;
 pub mod machine;
 pub mod originals;
 pub mod placing;
 pub mod queues;
 pub mod report;
+pub mod running;
 pub mod threads;
 #[cfg(test)]
 mod tree;

@@ -58,10 +58,10 @@ impl Originals {
         affinity: &impl Affinity,
         device: &str,
         queue: u16,
-        control: &Control,
+        control: Control,
     ) -> io::Result<()> {
         let mut found = Vec::new();
-        match *control {
+        match control {
             Control::Thread { pid } => {
                 let Some(stat) = threads::stat(roots, pid)? else { return Ok(()) };
                 let cores = affinity.allowed(pid)?.cores().collect();
@@ -156,16 +156,16 @@ mod tests {
         let mut originals = Originals::read(file.clone());
         assert!(originals.is_empty() && !file.exists());
         let thread = |pid| Control::Thread { pid };
-        originals.note(&roots, &fake, "eth0", 0, &thread(70)).unwrap();
-        originals.note(&roots, &fake, "eth0", 1, &thread(71)).unwrap();
-        originals.note(&roots, &fake, "eth9", 0, &Control::Interrupt { irq: 38 }).unwrap();
+        originals.note(&roots, &fake, "eth0", 0, thread(70)).unwrap();
+        originals.note(&roots, &fake, "eth0", 1, thread(71)).unwrap();
+        originals.note(&roots, &fake, "eth9", 0, Control::Interrupt { irq: 38 }).unwrap();
         fake.allow(70, &[1].into()).unwrap();
         fake.allow(71, &[2].into()).unwrap();
         tree.write("proc/irq/38/smp_affinity_list", "5\n");
         tree.write("sys/class/net/eth0/queues/tx-1/xps_cpus", "00000004\n");
         // Killed; the next one moves a queue again, and another thread has taken the other's number.
         let mut originals = Originals::read(file.clone());
-        originals.note(&roots, &fake, "eth0", 0, &thread(70)).unwrap();
+        originals.note(&roots, &fake, "eth0", 0, thread(70)).unwrap();
         tree.thread(71, 71, "somebody", false, "0-3", 0);
         assert_eq!(originals.put_back(&roots, &fake), Vec::<String>::new());
         let cores = fake.0.borrow();
@@ -182,7 +182,7 @@ mod tests {
         assert!(Originals::read(tree.path("m.cores")).is_empty());
         tree.thread(70, 70, "napi/eth0-8", true, "0-3", 0);
         let mut originals = Originals::read(tree.path("nowhere/m.cores"));
-        let noted = originals.note(&tree.roots(), &fake, "eth0", 0, &Control::Thread { pid: 70 });
+        let noted = originals.note(&tree.roots(), &fake, "eth0", 0, Control::Thread { pid: 70 });
         assert_eq!(noted.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

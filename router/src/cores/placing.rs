@@ -4,12 +4,13 @@ use super::{
     CoreId, QueueId, Roots,
     affinity::Affinity,
     apply::{self, MoveError},
+    exchange::{News, QueueNow, Snapshot},
     load::{CoreTimes, Others},
-    machine::Machine,
-    originals::Originals,
-    queues::{PortQueues, QueueSource, Told},
+    look::Found,
+    machine::CoreSite,
+    queues::Control,
     watched::Watched,
-    workloads::{self, Scanner, Workload, WorkloadKind},
+    workloads,
 };
 use crate::config::{CoresSettings, PlacementPolicy};
 use logic::{
@@ -17,9 +18,9 @@ use logic::{
     plan::PortId,
 };
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     io,
-    path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -31,39 +32,32 @@ const IDLE_PERIOD: Duration = Duration::from_millis(20);
 const IDLE_LOAD: f64 = 0.05;
 /// The same where queues are only looked at.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
-/// How often ports, queues and cores are looked for.
-const LOOK: Duration = Duration::from_secs(1);
-/// Decisions that are remembered.
-const MOST_EVENTS: usize = 1024;
-
-/// What the kernel tells of a device in the daemon's namespace; an error of the kind `NotFound`: there is none.
-pub type Ask = Box<dyn Fn(&str) -> io::Result<Told> + Send>;
 
 /// Queues of some ports, placed on cores.
 pub struct Placing<A> {
     roots: Roots,
     affinity: A,
-    ask: Ask,
-    pub(super) wanted: CoresSettings,
     /// Names, by [`QueueId::port`].
-    pub(super) ports: Vec<String>,
-    pub(super) machine: Machine,
-    pub(super) queues: BTreeMap<QueueId, Watched>,
-    scanner: Scanner<A>,
-    pub(super) workloads: Vec<Workload>,
+    ports: Arc<[String]>,
+    settings: Settings,
+    is_off: bool,
+    /// As last looked at.
+    found: Option<Arc<Found>>,
+    queues: BTreeMap<QueueId, Watched>,
     core_times: CoreTimes,
-    pub(super) others: Others,
+    others: Others,
     /// Time that queues ran since the beginning, by the core that they ran on.
     forwarding_ns: BTreeMap<CoreId, u64>,
-    settings: Settings,
     allocator: Allocator,
-    pub(super) view: View,
-    pub(super) plan: Plan,
-    pub(super) events: VecDeque<Happened>,
-    looked: Option<Duration>,
-    originals: Originals,
-    /// What failed since the last look, as sentences.
-    pub(super) troubles: BTreeSet<String>,
+    view: View,
+    plan: Plan,
+    /// Decisions that were made.
+    decided: u64,
+    pub(super) news: News,
+    /// What polled a queue is gone: its successor is to be looked for.
+    is_something_gone: bool,
+    /// What could not be read since the last look, as sentences.
+    troubles: BTreeSet<String>,
 }
 
 /// A decision, and when it was made.
@@ -75,142 +69,124 @@ pub struct Happened {
     pub event: Event,
 }
 
-impl<A: Affinity + Clone> Placing<A> {
-    /// Of these ports; `file` is where is written down what was changed. Nothing is looked at yet.
+impl<A: Affinity> Placing<A> {
+    /// Of these ports. Nothing is known yet: see [`Placing::take`].
     ///
     /// # Errors
-    /// /proc or /sys cannot be read.
+    /// /proc cannot be read.
     pub fn new(
         roots: Roots,
         affinity: A,
-        ask: Ask,
-        wanted: CoresSettings,
-        ports: Vec<String>,
-        file: PathBuf,
+        wanted: &CoresSettings,
+        ports: Arc<[String]>,
     ) -> io::Result<Placing<A>> {
-        let mut placing = Placing {
-            machine: Machine::observe(&roots)?,
+        Ok(Placing {
             core_times: CoreTimes::open(&roots)?,
-            scanner: Scanner::new(affinity.clone(), std::process::id()),
+            settings: settings(wanted, &ports),
+            is_off: wanted.policy == PlacementPolicy::Off,
             roots,
             affinity,
-            ask,
-            wanted,
             ports,
+            found: None,
             queues: BTreeMap::new(),
-            workloads: Vec::new(),
             others: Others::default(),
             forwarding_ns: BTreeMap::new(),
-            settings: Settings::default(),
             allocator: Allocator::default(),
             view: View::default(),
             plan: Plan::default(),
-            events: VecDeque::new(),
-            looked: None,
-            originals: Originals::read(file),
+            decided: 0,
+            news: News::default(),
+            is_something_gone: false,
             troubles: BTreeSet::new(),
-        };
-        placing.settings = placing.settings();
-        placing.find_workloads();
-        Ok(placing)
+        })
     }
 
     /// Time between two rounds.
     pub fn period(&self) -> Duration {
         let load: f64 = self.view.queues.iter().map(|queue| queue.ran + queue.waited).sum();
         match load {
-            _ if self.is_off() => LOOKING_PERIOD,
+            _ if self.is_off => LOOKING_PERIOD,
             ..IDLE_LOAD => IDLE_PERIOD,
             _ => PERIOD,
         }
     }
 
-    fn is_off(&self) -> bool {
-        self.wanted.policy == PlacementPolicy::Off
+    /// Has something been missed, so that a look is needed? Asking answers it.
+    pub fn take_look_wanted(&mut self) -> bool {
+        std::mem::take(&mut self.is_something_gone)
     }
 
-    /// Is it time to look for what there is?
-    pub fn is_look_due(&self, now: Duration) -> bool {
-        self.looked.is_none_or(|looked| now.saturating_sub(looked) >= LOOK)
-    }
-
-    /// Looks for cores, queues and workloads. Takes milliseconds, and on large machines more.
-    pub fn look(&mut self, now: Duration) {
-        self.looked = Some(now);
+    /// Takes over what was found. Queues that are as they were keep their measurements.
+    pub fn take(&mut self, found: Arc<Found>) {
         self.troubles.clear();
-        self.find_queues(now);
-        let online = self.machine.online();
-        if self.scanner.scan(&self.roots, &online, now) {
-            self.find_workloads();
+        let mut before = std::mem::take(&mut self.queues);
+        let mut leaders: BTreeMap<Control, QueueId> = BTreeMap::new();
+        for queue in &found.queues {
+            let source = queue.source;
+            let leader = match source.control {
+                Control::None { .. } => source.id,
+                control => *leaders.entry(control).or_insert(source.id),
+            };
+            let known = before.remove(&source.id).filter(|known| known.is_polled_as(&source, leader));
+            let watched = match known {
+                Some(mut known) => {
+                    known.seen_again(source, found.began);
+                    Ok(known)
+                }
+                None => Watched::new(&self.roots, source, queue.node, leader),
+            };
+            match watched {
+                Ok(watched) => {
+                    self.queues.insert(source.id, watched);
+                }
+                Err(error) => {
+                    let trouble = format!("{}: {error}", self.named(source.id));
+                    self.troubles.insert(trouble);
+                }
+            }
         }
+        self.found = Some(found);
+        self.share_softirqs();
     }
 
-    /// Observes, decides, applies; `now` as read just before. Returns what was decided anew, and done.
-    pub fn round(&mut self, now: Duration) -> Vec<Happened> {
+    /// Observes, decides, applies; `now` as read just before. What was done is in the news.
+    pub fn round(&mut self, now: Duration) {
         self.measure(now);
-        self.view = self.view();
-        if self.is_off() {
-            return Vec::new();
+        self.view = self.view(now);
+        if self.is_off {
+            return;
         }
         let decision = self.allocator.decide(now, &self.view, &self.settings);
         self.plan = decision.plan;
         let refused = self.apply(now);
-        let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
-        let first = self.events.back().map_or(1, |last| last.number + 1);
-        let happened = (first..).zip(done).map(|(number, event)| Happened { number, at: now, event });
-        let happened: Vec<Happened> = happened.collect();
-        self.events.extend(happened.iter().cloned());
-        self.events.drain(..self.events.len().saturating_sub(MOST_EVENTS));
-        happened
+        for event in decision.events.into_iter().filter(|event| !refused.contains(&event.queue)) {
+            self.decided += 1;
+            self.news.events.push(Happened { number: self.decided, at: now, event });
+        }
     }
 
-    /// Everything that was changed is as it was; nothing is placed any more. Says what could not be put back.
-    pub fn end(&mut self) -> Vec<String> {
-        self.wanted.policy = PlacementPolicy::Off;
-        self.originals.put_back(&self.roots, &self.affinity)
-    }
-
-    /// Cores, and the queues of each port; those that are as they were keep their measurements.
-    fn find_queues(&mut self, now: Duration) {
-        match Machine::observe(&self.roots) {
-            Ok(machine) => self.machine = machine,
-            Err(error) => self.fail(format!("cores: {error}")),
-        }
-        let mut before = std::mem::take(&mut self.queues);
-        for (port, device) in (0..).zip(self.ports.clone()) {
-            let found =
-                (self.ask)(&device).and_then(|told| PortQueues::observe(&self.roots, port, &device, &told));
-            match found {
-                Ok(found) => self.take(found, &mut before, now),
-                // A port may come later.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    self.fail(format!("queues of {device}: {error}"));
-                    let (kept, others) =
-                        std::mem::take(&mut before).into_iter().partition(|(id, _)| id.port == port);
-                    before = others;
-                    self.queues.extend::<BTreeMap<_, _>>(kept);
-                }
-            }
-        }
-        self.share_softirqs();
-    }
-
-    fn take(&mut self, found: PortQueues, before: &mut BTreeMap<QueueId, Watched>, now: Duration) {
-        for source in found.queues {
-            let id = source.id;
-            let known = before.remove(&id).filter(|known| known.is_polled_as(&source));
-            let watched = match known {
-                Some(known) => Ok(known.seen_again(source, now)),
-                None => Watched::new(&self.roots, source, found.node),
-            };
-            match watched {
-                Ok(watched) => {
-                    self.queues.insert(id, watched);
-                }
-                Err(error) => self.fail(format!("queue {} of {}: {error}", id.index, self.name(id.port))),
-            }
-        }
+    /// How everything is; none before anything was found.
+    pub fn snapshot(&self, now: Duration) -> Option<Snapshot> {
+        let found = self.found.clone()?;
+        let queue = |queue: &Watched| QueueNow {
+            source: queue.source,
+            leader: queue.leader,
+            load: queue.load,
+            is_estimate: queue.is_estimate(),
+            refused: queue.refused(now),
+        };
+        let other = |site: &CoreSite| Some((site.id, self.others.of(site.id)?));
+        let refused = self.queues.values().filter_map(Watched::trouble);
+        let troubles = self.troubles.iter().chain(&found.troubles).map(String::as_str).chain(refused);
+        Some(Snapshot {
+            period: self.period(),
+            view: self.view.clone(),
+            plan: self.plan.clone(),
+            queues: self.queues.values().map(queue).collect(),
+            others: found.machine.cores.iter().filter_map(other).collect(),
+            troubles: troubles.map(str::to_owned).collect(),
+            found,
+        })
     }
 
     /// Queues of interrupts on one core share what its softirqs took.
@@ -221,43 +197,6 @@ impl<A: Affinity + Clone> Placing<A> {
         for queue in self.queues.values_mut() {
             queue.shares(|core| on.get(&core).copied().unwrap_or(1), self.core_times.last());
         }
-    }
-
-    fn settings(&self) -> Settings {
-        let wanted = &self.wanted;
-        let queues_of = |(port, cores): (&crate::config::PortName, &Vec<CoreId>)| {
-            let port = self.ports.iter().position(|name| name == port.as_str());
-            let port = port.and_then(|port| PortId::try_from(port).ok());
-            let queues = (0..).zip(cores.clone());
-            port.into_iter()
-                .flat_map(move |port| {
-                    queues.clone().map(move |(index, core)| (QueueId { port, index }, core))
-                })
-                .collect::<Vec<_>>()
-        };
-        Settings {
-            policy: match wanted.policy {
-                PlacementPolicy::Spread => Policy::Spread,
-                PlacementPolicy::Fixed => Policy::Fixed(wanted.fixed.iter().flat_map(queues_of).collect()),
-                PlacementPolicy::Pack | PlacementPolicy::Off => Policy::Pack,
-            },
-            allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
-            high: wanted.high.fraction(),
-            low: wanted.low.fraction(),
-            hold: wanted.hold.0,
-            splits: false,
-        }
-    }
-
-    fn find_workloads(&mut self) {
-        // Numbers that no process has.
-        let declared = (0..).zip(&self.wanted.workloads).map(|(nth, declared)| Workload {
-            id: u32::MAX - nth,
-            name: declared.name.clone(),
-            kind: WorkloadKind::Declared,
-            cores: declared.cores.0.clone(),
-        });
-        self.workloads = workloads::merge(self.scanner.workloads(), &declared.collect::<Vec<_>>());
     }
 
     /// Reads the time of queues and, when it is due, of cores.
@@ -281,8 +220,7 @@ impl<A: Affinity + Clone> Placing<A> {
                     let core = queue.source.core.unwrap_or_default();
                     *self.forwarding_ns.entry(core).or_default() += ran_ns;
                 }
-                // Its successor is looked for in the next round.
-                Ok(None) => self.looked = None,
+                Ok(None) => self.is_something_gone = true,
                 Err(error) => {
                     let port = &self.ports[usize::from(id.port)];
                     self.troubles.insert(format!("time of queue {} of {port}: {error}", id.index));
@@ -294,9 +232,11 @@ impl<A: Affinity + Clone> Placing<A> {
         }
     }
 
-    fn view(&self) -> View {
-        let pinned = workloads::per_core(&self.workloads);
-        let core = |site: &super::machine::CoreSite| Core {
+    /// Of queues that are moved together the lowest stands for all.
+    fn view(&self, now: Duration) -> View {
+        let Some(found) = &self.found else { return View::default() };
+        let pinned = workloads::per_core(&found.workloads);
+        let core = |site: &CoreSite| Core {
             id: site.id,
             node: site.node,
             physical: site.physical,
@@ -308,44 +248,40 @@ impl<A: Affinity + Clone> Placing<A> {
                 id,
                 node: watched.node,
                 core: watched.source.core.filter(|_| watched.is_measured())?,
-                movable: watched.is_movable(),
+                movable: watched.is_movable(now),
                 ran: watched.load.ran,
                 waited: watched.load.waited,
                 parts: Vec::new(),
             })
         };
         View {
-            cores: self.machine.cores.iter().map(core).collect(),
+            cores: found.machine.cores.iter().map(core).collect(),
             queues: self.queues.iter().filter_map(queue).collect(),
         }
     }
 
     /// Moves what is not where the plan has it, or may run elsewhere too; which were not moved.
     fn apply(&mut self, now: Duration) -> BTreeSet<QueueId> {
+        let is_elsewhere = |(id, core): (&QueueId, &CoreId)| {
+            let queue = self.queues.get(id).filter(|queue| queue.is_movable(now))?;
+            let is_there = queue.source.core == Some(*core) && queue.source.confined;
+            (!is_there).then_some((*id, *core))
+        };
+        let moves: Vec<(QueueId, CoreId)> = self.plan.home.iter().filter_map(is_elsewhere).collect();
         let mut refused = BTreeSet::new();
-        for (id, core) in self.plan.home.clone() {
-            let Some(queue) = self.queues.get(&id).filter(|queue| queue.is_movable()) else { continue };
-            if queue.source.core == Some(core) && queue.source.confined {
-                continue;
-            }
-            let device = self.name(id.port).to_owned();
-            let source = queue.source.clone();
-            match self.move_queue(&device, &source, core) {
-                Ok(()) => {
-                    if let Some(queue) = self.queues.get_mut(&id) {
-                        queue.is_now_on(core);
-                    }
-                    self.share_softirqs();
-                }
+        for (id, core) in moves {
+            let Some(queue) = self.queues.get(&id) else { continue };
+            match apply::move_queue(&self.roots, &self.affinity, queue.source.control, core) {
+                Ok(()) => self.is_now_on(id, core, now),
                 Err(error) => {
                     refused.insert(id);
                     if matches!(error, MoveError::Gone) {
-                        self.looked = None;
+                        self.is_something_gone = true;
                         continue;
                     }
-                    self.fail(format!("queue {} of {device} is not moved to core {core}: {error}", id.index));
+                    let trouble = format!("{} is not moved to core {core}: {error}", self.named(id));
                     if let Some(queue) = self.queues.get_mut(&id) {
-                        queue.is_refused(now);
+                        queue.is_refused(now, trouble);
                     }
                 }
             }
@@ -353,22 +289,41 @@ impl<A: Affinity + Clone> Placing<A> {
         refused
     }
 
-    fn move_queue(&mut self, device: &str, source: &QueueSource, core: CoreId) -> Result<(), MoveError> {
-        self.originals
-            .note(&self.roots, &self.affinity, device, source.id.index, &source.control)
-            .map_err(MoveError::Io)?;
-        apply::move_queue(&self.roots, &self.affinity, device, source, core).map(drop)
-    }
-
-    /// The device of a port.
-    pub(super) fn name(&self, port: PortId) -> &str {
-        self.ports.get(usize::from(port)).map_or("?", String::as_str)
-    }
-
-    fn fail(&mut self, trouble: String) {
-        if self.troubles.insert(trouble.clone()) {
-            tracing::debug!("{trouble}");
+    /// A queue has been moved, and those that are moved with it.
+    fn is_now_on(&mut self, leader: QueueId, core: CoreId, now: Duration) {
+        for (id, queue) in self.queues.iter_mut().filter(|(_, queue)| queue.leader == leader) {
+            queue.is_now_on(core, now);
+            self.news.moved.push((*id, core));
         }
+        self.share_softirqs();
+    }
+
+    fn named(&self, id: QueueId) -> String {
+        format!("queue {} of {}", id.index, self.ports.get(usize::from(id.port)).map_or("?", String::as_str))
+    }
+}
+
+/// What people want, for the allocator.
+fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
+    let queues_of = |(port, cores): (&crate::config::PortName, &Vec<CoreId>)| {
+        let port = ports.iter().position(|name| name == port.as_str());
+        let port = port.and_then(|port| PortId::try_from(port).ok());
+        let queues = (0..).zip(cores.clone());
+        port.into_iter()
+            .flat_map(move |port| queues.clone().map(move |(index, core)| (QueueId { port, index }, core)))
+            .collect::<Vec<_>>()
+    };
+    Settings {
+        policy: match wanted.policy {
+            PlacementPolicy::Spread => Policy::Spread,
+            PlacementPolicy::Fixed => Policy::Fixed(wanted.fixed.iter().flat_map(queues_of).collect()),
+            PlacementPolicy::Pack | PlacementPolicy::Off => Policy::Pack,
+        },
+        allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
+        high: wanted.high.fraction(),
+        low: wanted.low.fraction(),
+        hold: wanted.hold.0,
+        splits: false,
     }
 }
 

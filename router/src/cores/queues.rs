@@ -34,7 +34,7 @@ pub struct PortQueues {
 }
 
 /// One RX queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSource {
     pub id: QueueId,
     /// Of its NAPI instance, if that is known.
@@ -46,8 +46,8 @@ pub struct QueueSource {
     pub confined: bool,
 }
 
-/// What moves a queue.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What moves a queue; queues with the same one are moved together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Control {
     /// The affinity of its NAPI thread.
     Thread { pid: u32 },
@@ -58,7 +58,7 @@ pub enum Control {
 }
 
 /// Why a queue cannot be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Obstacle {
     /// It has neither an interrupt nor a NAPI thread.
     SenderCore,
@@ -72,6 +72,8 @@ pub enum Obstacle {
     InterruptUnknown,
     /// The kernel did not move it; it is asked again, each time after twice as long.
     Refused,
+    /// Where it was cannot be written down, and so not be put back.
+    Unnoted,
     /// The kernel places the interrupt itself.
     InterruptManaged { irq: u32 },
 }
@@ -97,6 +99,7 @@ impl fmt::Display for Obstacle {
                 f.write_str("none of the device's interrupts is named after the queue, and the driver does not tell its own")
             }
             Obstacle::Refused => f.write_str("the kernel did not move it, and is asked again later"),
+            Obstacle::Unnoted => f.write_str("where it was cannot be written down, to be put back"),
             Obstacle::InterruptManaged { irq } => write!(f, "interrupt {irq} is placed by the kernel alone"),
         }
     }

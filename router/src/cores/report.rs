@@ -56,6 +56,8 @@ pub struct QueueReport {
     pub moved_by: Option<String>,
     /// Why nothing does.
     pub why_not: Option<String>,
+    /// `PORT/QUEUE`: the queue with which it shares what polls or moves it; that one's numbers are theirs together.
+    pub moved_with: Option<String>,
     /// Fraction of its core's time that it took in the last control period.
     pub ran: f64,
     /// Fraction of that period that it could have run and something else did.

@@ -1,7 +1,7 @@
 //! A queue that is watched: its time, read in each control period.
 
 use super::{
-    CoreId, Roots,
+    CoreId, QueueId, Roots,
     load::{CoreTime, Load, Meter, QueueTime as _, Reading, SoftirqShare, ThreadTime, Times},
     queues::{Control, Obstacle, QueueSource},
 };
@@ -13,6 +13,8 @@ pub struct Watched {
     pub source: QueueSource,
     /// NUMA node of its port.
     pub node: Option<u16>,
+    /// The lowest of the queues that are moved with it; its time is theirs. Itself, if it is that.
+    pub leader: QueueId,
     /// In the last period; of one that only softirqs tell of, over [`super::load::WINDOW`].
     pub load: Load,
     time: Time,
@@ -21,8 +23,17 @@ pub struct Watched {
     ran_ns: Option<u64>,
     /// What polled it is not there any more.
     is_gone: bool,
-    /// The kernel did not move it: when it is asked again, and how long was waited for that.
-    refused: Option<(Duration, Duration)>,
+    moved: Option<Duration>,
+    refusal: Option<Refusal>,
+}
+
+/// The kernel did not move it.
+#[derive(Debug)]
+struct Refusal {
+    /// It is asked again then, and if in vain, after twice the pause.
+    until: Duration,
+    pause: Duration,
+    trouble: String,
 }
 
 /// How long a queue that was not moved is left alone, at first and at most; each time twice as long.
@@ -36,21 +47,45 @@ enum Time {
     Nothing,
 }
 
+impl Time {
+    fn of_softirqs(source: &QueueSource) -> Time {
+        let has_interrupt = matches!(
+            source.control,
+            Control::Interrupt { .. } | Control::None { why: Obstacle::InterruptManaged { .. } }
+        );
+        let core = source.core.filter(|_| has_interrupt);
+        core.map_or(Time::Nothing, |core| Time::Softirqs(SoftirqShare::new(core, 1)))
+    }
+}
+
 impl Watched {
-    /// A queue as it was found.
+    /// A queue as it was found, with the queue whose time is its time, too.
     ///
     /// # Errors
     /// Its thread's time cannot be opened.
-    pub fn new(roots: &Roots, source: QueueSource, node: Option<u16>) -> io::Result<Watched> {
-        let time = match (&source.control, source.core) {
-            (Control::Thread { pid }, _) => {
-                ThreadTime::open(roots, *pid)?.map_or(Time::Nothing, Time::Thread)
-            }
-            (Control::Interrupt { .. }, Some(core)) => Time::Softirqs(SoftirqShare::new(core, 1)),
-            _ => Time::Nothing,
+    pub fn new(
+        roots: &Roots,
+        source: QueueSource,
+        node: Option<u16>,
+        leader: QueueId,
+    ) -> io::Result<Watched> {
+        let time = match source.control {
+            _ if leader != source.id => Time::Nothing,
+            Control::Thread { pid } => ThreadTime::open(roots, pid)?.map_or(Time::Nothing, Time::Thread),
+            _ => Time::of_softirqs(&source),
         };
-        let (load, meter) = (Load::default(), Meter::default());
-        Ok(Watched { source, node, load, time, meter, ran_ns: None, is_gone: false, refused: None })
+        Ok(Watched {
+            source,
+            node,
+            leader,
+            load: Load::default(),
+            time,
+            meter: Meter::default(),
+            ran_ns: None,
+            is_gone: false,
+            moved: None,
+            refusal: None,
+        })
     }
 
     /// Is its time that of softirqs?
@@ -63,36 +98,49 @@ impl Watched {
         self.source.core.is_some() && !matches!(self.time, Time::Nothing)
     }
 
-    /// What moves it is known.
-    pub fn is_movable(&self) -> bool {
-        !matches!(self.source.control, Control::None { .. })
+    /// Something moves it, and has not refused to just now.
+    pub fn is_movable(&self, now: Duration) -> bool {
+        !matches!(self.source.control, Control::None { .. }) && self.refused(now).is_none()
     }
 
-    /// Is this the same queue, polled by the same?
-    pub fn is_polled_as(&self, source: &QueueSource) -> bool {
-        let same = |a: &Control, b: &Control| a == b || matches!(a, Control::None { why: Obstacle::Refused });
-        self.source.id == source.id && same(&self.source.control, &source.control) && !self.is_gone
+    /// Why it is not moved now, although something could.
+    pub fn refused(&self, now: Duration) -> Option<Obstacle> {
+        self.refusal.as_ref().filter(|refusal| now < refusal.until).map(|_| Obstacle::Refused)
     }
 
-    /// The same queue, looked at again: somebody may have moved it.
-    pub fn seen_again(self, source: QueueSource, now: Duration) -> Watched {
-        let mut seen = Watched { source, ..self };
-        if seen.refused.is_some_and(|(until, _)| now < until) {
-            seen.source.control = Control::None { why: Obstacle::Refused };
+    /// What was refused last, as a sentence.
+    pub fn trouble(&self) -> Option<&str> {
+        self.refusal.as_ref().map(|refusal| refusal.trouble.as_str())
+    }
+
+    /// Is this the same queue, polled and moved by the same?
+    pub fn is_polled_as(&self, source: &QueueSource, leader: QueueId) -> bool {
+        let (a, b) = (&self.source, source);
+        (a.id, a.control, self.leader) == (b.id, b.control, leader) && !self.is_gone
+    }
+
+    /// The same queue, where it was in a look that began then: somebody may have moved it, but not if we did since.
+    pub fn seen_again(&mut self, source: QueueSource, began: Duration) {
+        if self.moved.is_some_and(|moved| moved >= began) {
+            return;
         }
-        seen
+        self.source = source;
+        // It may not have been known where its interrupt fires.
+        if matches!(self.time, Time::Nothing) && self.leader == source.id {
+            self.time = Time::of_softirqs(&source);
+        }
     }
 
     /// It is on this core alone from now on.
-    pub fn is_now_on(&mut self, core: CoreId) {
-        (self.source.core, self.source.confined, self.refused) = (Some(core), true, None);
+    pub fn is_now_on(&mut self, core: CoreId, now: Duration) {
+        (self.source.core, self.source.confined) = (Some(core), true);
+        (self.moved, self.refusal) = (Some(now), None);
     }
 
     /// The kernel did not move it: it is left alone for a while.
-    pub fn is_refused(&mut self, now: Duration) {
-        let pause = self.refused.map_or(PAUSES[0], |(_, pause)| (pause * 2).min(PAUSES[1]));
-        self.refused = Some((now + pause, pause));
-        self.source.control = Control::None { why: Obstacle::Refused };
+    pub fn is_refused(&mut self, now: Duration, trouble: String) {
+        let pause = self.refusal.as_ref().map_or(PAUSES[0], |refusal| (refusal.pause * 2).min(PAUSES[1]));
+        self.refusal = Some(Refusal { until: now + pause, pause, trouble });
     }
 
     /// On each core are so many queues whose time is an estimate; times of cores as last read.

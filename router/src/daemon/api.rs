@@ -200,7 +200,7 @@ fn routes(requests: Requests, switch: switch::Handle, cores: Option<cores::handl
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
-        .route("/status", fixed(Query::Status))
+        .route("/status", get(status).with_state((requests.clone(), cores.clone())))
         .route("/ports", fixed(Query::Ports))
         .route("/routers", fixed(Query::Routers))
         .route("/interfaces", fixed(Query::Interfaces))
@@ -216,6 +216,18 @@ fn routes(requests: Requests, switch: switch::Handle, cores: Option<cores::handl
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(requests)
+}
+
+/// What is wrong with placing is wrong with the daemon.
+async fn status(
+    State((to, cores)): State<(Requests, Option<cores::handle::Handle>)>,
+) -> Result<Json<serde_json::Value>, ApiError> {
+    let Json(mut status) = ask(to, Query::Status).await?;
+    let troubles = status.get_mut("troubles").and_then(serde_json::Value::as_array_mut);
+    if let Some((cores, troubles)) = cores.zip(troubles) {
+        troubles.extend(cores.troubles().into_iter().map(serde_json::Value::String));
+    }
+    Ok(Json(status))
 }
 
 async fn explain(

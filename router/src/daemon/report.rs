@@ -18,7 +18,7 @@ pub struct Status {
     pub ready: bool,
     /// Why not ready.
     pub problem: Option<String>,
-    /// What of Linux cannot be read, as sentences; the routers concerned are not accelerated.
+    /// What of Linux cannot be read, as sentences, the routers concerned are not accelerated; and what is wrong with placing queues.
     pub troubles: Vec<String>,
     /// Of the daemon, seconds.
     pub uptime_s: u64,

@@ -65,7 +65,7 @@ fn run_alone<O: Observe>(
     let (requests_to, requests) = Requests::queue(waker);
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
-    let cores = cores::handle::start(&config, instance)?;
+    let cores = cores::running::start(&config, instance)?;
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;
     tracing::info!("ready: {}", control.summary());
@@ -97,7 +97,7 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     if let Some(classifier) = kernel::classifier() {
         done.extend(steering::clean(&*classifier, &instance.steering_file()));
     }
-    done.extend(cores::handle::clean(instance));
+    done.extend(cores::running::clean(instance));
     done.extend(lock.clean().into_iter().map(|path| format!("removed {}", path.display())));
     kernel::release_bpffs();
     Ok(done)

@@ -1,5 +1,6 @@
 //! Waiting until no running program can still see what was unpublished.
 
+use crate::priority::set_policy;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
 use logic::cpus::parse_list;
@@ -91,7 +92,7 @@ pub fn online_cpus() -> io::Result<Vec<usize>> {
 struct Scheduling {
     cpus: CpuSet,
     policy: libc::c_int,
-    parameters: libc::sched_param,
+    priority: libc::c_int,
 }
 
 impl Scheduling {
@@ -109,8 +110,8 @@ impl Scheduling {
         }
         // SAFETY: asks for a constant of the kernel's.
         let highest = unsafe { libc::sched_get_priority_max(libc::SCHED_FIFO) };
-        set_policy(libc::SCHED_FIFO, libc::sched_param { sched_priority: highest });
-        Ok(Scheduling { cpus, policy, parameters })
+        let _ = set_policy(libc::SCHED_FIFO, highest);
+        Ok(Scheduling { cpus, policy, priority: parameters.sched_priority })
     }
 }
 
@@ -119,13 +120,9 @@ impl Drop for Scheduling {
         if let Err(error) = sched_setaffinity(None, &self.cpus) {
             tracing::warn!("a thread stays on the CPU that it visited: {error}");
         }
-        set_policy(self.policy, self.parameters);
+        // What the kernel does not allow stays as it is.
+        let _ = set_policy(self.policy, self.priority);
     }
-}
-
-fn set_policy(policy: libc::c_int, parameters: libc::sched_param) {
-    // SAFETY: of the calling thread, from a struct of ours. What the kernel does not allow stays as it is.
-    unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
 }
 
 #[cfg(test)]

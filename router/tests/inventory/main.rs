@@ -11,7 +11,7 @@ use router::{
     cores::{
         CoreId, Roots,
         affinity::{Affinity, Kernel},
-        apply::{MoveError, Moved, move_queue},
+        apply::{MoveError, move_queue, transmit_from},
         load::{CoreTimes, Meter, Others, QueueTime, Reading, ThreadTime},
         machine::Machine,
         queues::{Control, Obstacle, PortQueues, QueueSource, Told},
@@ -73,10 +73,10 @@ fn queues_without_threads_cannot_be_moved_and_say_why() {
         let roots = veth();
         let before = observe(&roots);
         let sender = Control::None { why: Obstacle::SenderCore };
-        let found = before.queues.iter().map(|q| (q.id.index, q.control.clone(), q.core)).collect::<Vec<_>>();
-        assert_eq!(found, [(0, sender.clone(), None), (1, sender.clone(), None)]);
+        let found = before.queues.iter().map(|q| (q.id.index, q.control, q.core)).collect::<Vec<_>>();
+        assert_eq!(found, [(0, sender, None), (1, sender, None)]);
         assert_eq!((before.threaded, before.node, before.rss, before.xps.len()), (false, None, 0, 2));
-        let refused = move_queue(&roots, &Kernel, "v0", &before.queues[0], 0).unwrap_err();
+        let refused = move_queue(&roots, &Kernel, before.queues[0].control, 0).unwrap_err();
         assert!(matches!(refused, MoveError::Immovable(Obstacle::SenderCore)), "{refused}");
         // Threads that have come and gone are none; some kernels keep them.
         set_threaded(&roots, true);
@@ -106,17 +106,15 @@ fn threads_are_found_and_moved_and_their_end_is_told() {
 
         let cores: Vec<CoreId> = online_cpus().unwrap().into_iter().map(|core| core as CoreId).collect();
         for &core in [&cores[..], &cores[..1]].concat().iter() {
-            assert_eq!(
-                move_queue(&roots, &Kernel, "v0", &queues[1], core).unwrap(),
-                Moved { transmit: true }
-            );
+            move_queue(&roots, &Kernel, queues[1].control, core).unwrap();
+            assert!(transmit_from(&roots, "v0", 1, core));
             let now = observe(&roots);
             assert_eq!((now.queues[1].core, now.queues[1].confined), (Some(core), true));
             assert_eq!((now.queues[0].confined, &now.xps[0]), (false, &Some(BTreeSet::new())));
             assert_eq!(now.xps[1], Some([core].into()));
         }
         let offline = cores[cores.len() - 1] + 1;
-        let refused = move_queue(&roots, &Kernel, "v0", &queues[1], offline).unwrap_err();
+        let refused = move_queue(&roots, &Kernel, queues[1].control, offline).unwrap_err();
         assert!(matches!(refused, MoveError::Core { core, .. } if core == offline), "{refused}");
 
         let mut time = ThreadTime::open(&roots, pid(&queues[0])).unwrap().unwrap();
@@ -127,7 +125,7 @@ fn threads_are_found_and_moved_and_their_end_is_told() {
             assert!(Instant::now() < until, "the thread has not ended");
             thread::sleep(Duration::from_millis(5));
         }
-        let refused = move_queue(&roots, &Kernel, "v0", &queues[0], cores[0]).unwrap_err();
+        let refused = move_queue(&roots, &Kernel, queues[0].control, cores[0]).unwrap_err();
         assert!(matches!(refused, MoveError::Gone), "{refused}");
         assert!(ThreadTime::open(&roots, pid(&queues[0])).unwrap().is_none());
     });

@@ -1,48 +1,28 @@
 //! Periods of a machine that is made up: files in a directory, affinities in memory.
 
-use super::super::{affinity::CoreMask, tree::Tree};
-use super::*;
-use crate::netlink::netdev::Napi;
-use std::{
-    fmt::Write as _,
-    sync::{Arc, Mutex},
+use super::super::{
+    fake::{Fake, Netlink},
+    look::{LOOK, Looker},
+    queues::Told,
+    tree::Tree,
 };
+use super::*;
+use crate::netlink::netdev::{Napi, RxQueue};
+use std::fmt::Write as _;
 
 const MS: Duration = Duration::from_millis(1);
-
-/// Affinities of threads, and the error that setting one gets.
-#[derive(Clone, Default)]
-struct Fake(Arc<Mutex<Affinities>>);
-
-#[derive(Default)]
-struct Affinities {
-    of: BTreeMap<u32, BTreeSet<CoreId>>,
-    refuses: i32,
-}
-
-impl Affinity for Fake {
-    fn allowed(&self, thread: u32) -> io::Result<CoreMask> {
-        Ok(self.0.lock().unwrap().of.get(&thread).into_iter().flatten().collect())
-    }
-    fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
-        let mut state = self.0.lock().unwrap();
-        if state.refuses != 0 {
-            return Err(io::Error::from_raw_os_error(state.refuses));
-        }
-        state.of.insert(thread, cores.clone());
-        Ok(())
-    }
-}
 
 /// Cores 0..4; eth0 with two queues, whose threads 70 and 71 are on cores 0 and 1.
 struct World {
     tree: Tree,
     fake: Fake,
+    looker: Looker<Fake>,
     placing: Placing<Fake>,
+    looked: Duration,
     now: Duration,
     /// By thread: time run and waited, ns.
     times: BTreeMap<u32, (u64, u64)>,
-    told: Arc<Mutex<Vec<u32>>>,
+    netlink: Netlink,
 }
 
 impl World {
@@ -53,21 +33,16 @@ impl World {
         tree.write("proc/softirqs", " CPU0 CPU1 CPU2 CPU3\nNET_RX: 0 0 0 0\nBLOCK:\n");
         tree.device("eth0", 2, true);
         let fake = Fake::default();
-        let told = Arc::new(Mutex::new(vec![70, 71]));
-        let napis = told.clone();
-        let ask: Ask = Box::new(move |device| {
-            if device != "eth0" {
-                return Err(io::ErrorKind::NotFound.into());
-            }
-            let napi = |&pid: &u32| Napi { id: 500 + pid, irq: None, pid: Some(pid), threaded: Some(true) };
-            Ok(Told { napis: Some(napis.lock().unwrap().iter().map(napi).collect()), ..Told::default() })
-        });
+        let netlink = Netlink::default();
+        netlink.threads(&[70, 71]);
         let file = std::path::Path::new("m.toml");
         let wanted = crate::config::Config::parse(file, &format!("[cores]\n{settings}")).unwrap().cores;
-        let ports = vec!["eth7".into(), "eth0".into()];
-        let state = tree.path("m.cores");
-        let placing = Placing::new(tree.roots(), fake.clone(), ask, wanted, ports, state).unwrap();
-        let mut world = World { tree, fake, placing, now: 1000 * MS, times: BTreeMap::new(), told };
+        let (wanted, ports) = (Arc::new(wanted), ["eth7", "eth0"].map(str::to_owned));
+        let (state, ask) = (tree.path("m.cores"), Box::new(netlink.clone()));
+        let looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &ports, state).unwrap();
+        let placing = Placing::new(tree.roots(), fake.clone(), &wanted, ports.into()).unwrap();
+        let (looked, now) = (Duration::ZERO, 1000 * MS);
+        let mut world = World { tree, fake, looker, placing, looked, now, times: BTreeMap::new(), netlink };
         world.thread(70, "0");
         world.thread(71, "1");
         world
@@ -76,7 +51,7 @@ impl World {
     fn thread(&mut self, pid: u32, cores: &str) {
         let name = format!("napi/eth0-{}", 500 + pid);
         self.tree.thread(pid, pid, &name, true, cores, cores[..1].parse().unwrap());
-        self.fake.0.lock().unwrap().of.insert(pid, logic::cpus::parse_list(cores).unwrap());
+        self.fake.get().of.insert(pid, logic::cpus::parse_list(cores).unwrap());
         self.times.insert(pid, (0, 0));
     }
 
@@ -90,15 +65,18 @@ impl World {
                 (*ran, *waited) = (*ran + ran_ms * 1_000_000, *waited + waited_ms * 1_000_000);
                 self.tree.write(&format!("proc/{pid}/schedstat"), &format!("{ran} {waited} 1\n"));
             }
-            if self.placing.is_look_due(self.now) {
-                self.placing.look(self.now);
+            let missed = self.placing.take_look_wanted();
+            if missed || self.now - self.looked >= LOOK {
+                self.looked = self.now;
+                self.placing.take(Arc::new(self.looker.look(self.now, missed)));
             }
-            for happened in self.placing.round(self.now) {
+            self.placing.round(self.now);
+            for happened in self.placing.news.events.drain(..) {
                 let at = (happened.at - 1000 * MS).as_millis();
                 writeln!(told, "{at} ms: {}", happened.event).unwrap();
             }
             // Where the threads may run is told by their files, too.
-            for (pid, cores) in &self.fake.0.lock().unwrap().of {
+            for (pid, cores) in &self.fake.get().of {
                 let cores = cores.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
                 let status = format!("proc/{pid}/status");
                 if self.tree.path(&status).exists() {
@@ -109,8 +87,12 @@ impl World {
         told
     }
 
+    fn troubles(&self) -> Vec<String> {
+        self.placing.snapshot(self.now).unwrap().troubles
+    }
+
     fn cores(&self, pid: u32) -> Vec<CoreId> {
-        self.fake.0.lock().unwrap().of[&pid].iter().copied().collect()
+        self.fake.cores(pid)
     }
 }
 
@@ -127,11 +109,10 @@ fn queues_are_packed_spread_on_overload_and_put_back() {
     let at: u64 = step.split(' ').next().unwrap().parse().unwrap();
     assert!(at <= 2090 + 30 && step.contains("core 0 had"), "{step}");
     assert_ne!(world.cores(70), world.cores(71));
-    assert_eq!(world.placing.end(), Vec::<String>::new());
+    assert_eq!(world.looker.put_back(), Vec::<String>::new());
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![1]));
     assert!(!world.tree.path("m.cores").exists());
-    let numbers: Vec<u64> = world.placing.events.iter().map(|happened| happened.number).collect();
-    assert_eq!(numbers, [1, 2]);
+    assert_eq!(world.placing.decided, 2);
 }
 
 #[test]
@@ -140,7 +121,7 @@ fn a_thread_that_may_run_anywhere_is_confined_where_it_is() {
     world.thread(70, "0-3");
     world.periods(1, &[(70, 1, 0), (71, 1, 0)]);
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![3]));
-    world.placing.end();
+    world.looker.put_back();
     assert_eq!((world.cores(70), world.cores(71)), (vec![0, 1, 2, 3], vec![1]));
 }
 
@@ -150,8 +131,9 @@ fn a_thread_that_is_replaced_is_found_again() {
     world.periods(2, &[(70, 1, 0), (71, 1, 0)]);
     // The device was taken down and up.
     world.tree.remove("proc/71");
+    world.fake.get().of.remove(&71);
     world.thread(99, "0");
-    *world.told.lock().unwrap() = vec![70, 99];
+    world.netlink.threads(&[70, 99]);
     world.periods(120, &[(70, 1, 0), (99, 3, 0)]);
     assert_eq!((world.cores(70), world.cores(99)), (vec![2], vec![3]));
     let queue = QueueId { port: 1, index: 1 };
@@ -159,24 +141,20 @@ fn a_thread_that_is_replaced_is_found_again() {
     // The port is gone, and the thread with it.
     world.tree.remove("sys/class/net/eth0");
     world.periods(120, &[]);
-    assert!(
-        world.placing.queues.is_empty() && world.placing.troubles.is_empty(),
-        "{:?}",
-        world.placing.troubles
-    );
+    assert!(world.placing.queues.is_empty() && world.troubles().is_empty(), "{:?}", world.troubles());
 }
 
 #[test]
 fn what_is_refused_is_told_and_tried_again() {
     let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 1] }");
-    world.fake.0.lock().unwrap().refuses = libc::EPERM;
+    world.fake.get().refuses = libc::EPERM;
     assert_eq!(world.periods(5, &[(70, 1, 0)]), "", "nothing was done");
     assert_eq!(world.cores(70), [0]);
-    let troubles: Vec<&String> = world.placing.troubles.iter().collect();
+    let troubles = world.troubles();
     assert!(troubles[0].starts_with("queue 0 of eth0 is not moved to core 2: "), "{troubles:?}");
-    world.fake.0.lock().unwrap().refuses = 0;
+    world.fake.get().refuses = 0;
     world.periods(110, &[(70, 1, 0)]);
-    assert_eq!((world.cores(70), world.placing.troubles.len()), (vec![2], 0));
+    assert_eq!((world.cores(70), world.troubles().len()), (vec![2], 0));
 }
 
 #[test]
@@ -193,4 +171,50 @@ fn declared_workloads_are_avoided() {
     let mut world = World::new("workloads = [{ name = \"db\", cores = \"0\" }]");
     world.periods(230, &[(70, 2, 0), (71, 1, 0)]);
     assert_eq!((world.cores(70), world.cores(71)), (vec![1], vec![1]));
+}
+
+/// Two queues of one NAPI instance: one thread, whose time is counted once, and which goes to one place.
+#[test]
+fn queues_of_one_instance_are_placed_together() {
+    for policy in ["policy = \"spread\"", "policy = \"fixed\"\nfixed = { eth0 = [2, 3] }"] {
+        let mut world = World::new(policy);
+        world.thread(70, "1");
+        let queue = |index| RxQueue { index, napi: Some(570) };
+        let napi = Napi { id: 570, irq: None, pid: Some(70), threaded: Some(true) };
+        let queues = Some(vec![queue(0), queue(1)]);
+        world.netlink.tell(Told { queues, napis: Some(vec![napi]), ..Told::default() });
+        world.periods(1, &[]);
+        let core = world.cores(70);
+        assert_eq!(core.len(), 1);
+        // Whatever the second queue should do, nothing goes back and forth.
+        for _ in 0..350 {
+            world.periods(1, &[(70, 4, 0)]);
+            assert_eq!(world.cores(70), core, "{policy}");
+        }
+        assert_eq!(world.placing.decided, 1, "{policy}");
+        let now = world.placing.snapshot(world.now).unwrap();
+        assert_eq!(now.view.queues.iter().map(|queue| queue.ran).collect::<Vec<_>>(), [0.4]);
+        let places: Vec<_> = now.queues.iter().map(|queue| (queue.source.core, queue.leader.index)).collect();
+        assert_eq!(places, [(Some(core[0]), 0), (Some(core[0]), 0)]);
+        let moved = std::mem::take(&mut world.placing.news.moved);
+        let expected = [0, 1].map(|index| (QueueId { port: 1, index }, core[0]));
+        assert_eq!(moved, expected, "both transmit from there");
+    }
+}
+
+/// A look takes time: what it saw before we moved a queue is not taken for somebody else's move.
+#[test]
+fn what_was_seen_before_a_move_is_out_of_date() {
+    let mut world = World::new("policy = \"fixed\"\nfixed = { eth0 = [2, 3] }");
+    let before = Arc::new(world.looker.look(world.now, true));
+    world.periods(1, &[]);
+    assert_eq!(world.cores(70), [2]);
+    world.placing.take(before);
+    let places = |world: &World| world.placing.queues.values().map(|q| q.source.core).collect::<Vec<_>>();
+    assert_eq!(places(&world), [Some(2), Some(3)]);
+    // What was seen after is taken.
+    world.fake.get().of.insert(70, [1].into());
+    let after = Arc::new(world.looker.look(world.now + MS, false));
+    world.placing.take(after);
+    assert_eq!(places(&world), [Some(1), Some(3)]);
 }

@@ -1,0 +1,217 @@
+//! What the threads of placing hand to each other and to clients.
+//!
+//! | what | from | to |
+//! |---|---|---|
+//! | [`Found`] | the thread that looks | the one that places |
+//! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
+//! | moved queues | the one that places | the one that looks: transmission follows |
+//! | that a thread failed | whoever sees it | clients |
+//!
+//! The thread that places is urgent, all others are not: on a busy core it would wait long for one of them that has a lock. So it
+//! never waits ([`Mutex::try_lock`]): what it cannot get or tell now, it does in the next round.
+
+use super::{
+    CoreId, QueueId,
+    load::Load,
+    look::Found,
+    placing::Happened,
+    queues::{Obstacle, QueueSource},
+};
+use logic::cores::{Plan, View};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+/// Decisions that are remembered.
+const MOST_EVENTS: usize = 1024;
+/// Of failures: they come once.
+const MOST_FAILURES: usize = 8;
+
+/// Everything as it was at the end of one control period.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub period: Duration,
+    pub found: Arc<Found>,
+    pub view: View,
+    pub plan: Plan,
+    /// By ascending id.
+    pub queues: Vec<QueueNow>,
+    /// What other work takes, as a fraction of each core; none of those of which it is not known yet.
+    pub others: BTreeMap<CoreId, f64>,
+    /// What cannot be read or done, as sentences.
+    pub troubles: Vec<String>,
+}
+
+/// A queue at that time.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueNow {
+    pub source: QueueSource,
+    /// The lowest of the queues that are moved with it; itself, if it is that.
+    pub leader: QueueId,
+    pub load: Load,
+    pub is_estimate: bool,
+    /// Why it is not moved now, although something could.
+    pub refused: Option<Obstacle>,
+}
+
+/// What a round has done.
+#[derive(Debug, Default)]
+pub struct News {
+    pub events: Vec<Happened>,
+    /// Queues and where they are now.
+    pub moved: Vec<(QueueId, CoreId)>,
+}
+
+impl News {
+    fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.moved.is_empty()
+    }
+}
+
+#[derive(Default)]
+struct Published {
+    snapshot: Option<Arc<Snapshot>>,
+    events: VecDeque<Happened>,
+    moved: Vec<(QueueId, CoreId)>,
+}
+
+/// See the head of the file.
+#[derive(Default)]
+pub struct Exchange {
+    found: Mutex<Option<Arc<Found>>>,
+    published: Mutex<Published>,
+    failures: Mutex<Vec<String>>,
+    is_look_wanted: AtomicBool,
+    is_ending: AtomicBool,
+}
+
+impl Exchange {
+    /// From the thread that looks; what was not taken yet is out of date.
+    pub fn found(&self, found: Arc<Found>) {
+        *lock(&self.found) = Some(found);
+    }
+
+    /// To the thread that places.
+    pub fn take_found(&self) -> Option<Arc<Found>> {
+        try_lock(&self.found)?.take()
+    }
+
+    /// From the thread that places; what was told is taken away. Has the other thread something to do?
+    pub fn publish(&self, snapshot: Option<Arc<Snapshot>>, news: &mut News) -> bool {
+        let Some(mut published) = try_lock(&self.published) else { return false };
+        if snapshot.is_some() {
+            published.snapshot = snapshot;
+        }
+        if news.is_empty() {
+            return false;
+        }
+        published.events.extend(news.events.drain(..));
+        let forgotten = published.events.len().saturating_sub(MOST_EVENTS);
+        published.events.drain(..forgotten);
+        published.moved.append(&mut news.moved);
+        true
+    }
+
+    /// The last one; none before the first round.
+    pub fn snapshot(&self) -> Option<Arc<Snapshot>> {
+        lock(&self.published).snapshot.clone()
+    }
+
+    /// Decisions with higher numbers than this, in order; of those, the ones that are still remembered.
+    pub fn events(&self, after: u64) -> Vec<Happened> {
+        lock(&self.published).events.iter().filter(|happened| happened.number > after).cloned().collect()
+    }
+
+    /// Queues that were moved since the last call, each with where it is now.
+    pub fn take_moved(&self) -> BTreeMap<QueueId, CoreId> {
+        std::mem::take(&mut lock(&self.published).moved).into_iter().collect()
+    }
+
+    /// Something was missed: ports are looked at again, thoroughly.
+    pub fn want_look(&self) {
+        self.is_look_wanted.store(true, Relaxed);
+    }
+
+    pub fn take_look_wanted(&self) -> bool {
+        self.is_look_wanted.swap(false, Relaxed)
+    }
+
+    /// Both threads shall end.
+    pub fn end(&self) {
+        self.is_ending.store(true, Relaxed);
+    }
+
+    pub fn is_ending(&self) -> bool {
+        self.is_ending.load(Relaxed)
+    }
+
+    /// Placing has failed, as a whole or in part, for good; not for the thread that places.
+    pub fn fail(&self, failure: String) {
+        tracing::error!("{failure}");
+        let mut failures = lock(&self.failures);
+        if failures.len() < MOST_FAILURES {
+            failures.push(failure);
+        }
+    }
+
+    /// What has failed for good, as sentences.
+    pub fn failures(&self) -> Vec<String> {
+        lock(&self.failures).clone()
+    }
+}
+
+/// What is kept here is whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use logic::cores::{Event, Why};
+
+    /// Whoever holds a lock here, the thread that places goes on, and tells later.
+    #[test]
+    fn nobody_makes_the_thread_that_places_wait() {
+        let exchange = Exchange::default();
+        let queue = QueueId { port: 0, index: 0 };
+        let event = Event { queue, from: vec![0], to: vec![1], why: Why::Policy };
+        let happened = Happened { number: 1, at: Duration::ZERO, event };
+        let mut news = News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)] };
+        let held = (exchange.published.lock().unwrap(), exchange.found.lock().unwrap());
+        assert!(exchange.take_found().is_none());
+        assert!(!exchange.publish(None, &mut news));
+        assert_eq!((news.events.len(), news.moved.len()), (1, 2));
+        drop(held);
+        assert!(exchange.publish(None, &mut news) && news.is_empty());
+        assert!(!exchange.publish(None, &mut news), "nothing new");
+        assert_eq!((exchange.events(0), exchange.events(1)), (vec![happened], vec![]));
+        assert_eq!((exchange.take_moved(), exchange.take_moved()), ([(queue, 2)].into(), [].into()));
+    }
+
+    #[test]
+    fn events_are_remembered_up_to_a_number() {
+        let exchange = Exchange::default();
+        let event =
+            Event { queue: QueueId { port: 0, index: 0 }, from: vec![], to: vec![], why: Why::NoCore };
+        for number in 1..=MOST_EVENTS as u64 + 5 {
+            let happened = Happened { number, at: Duration::ZERO, event: event.clone() };
+            exchange.publish(None, &mut News { events: vec![happened], moved: Vec::new() });
+        }
+        let events = exchange.events(0);
+        assert_eq!((events.len(), events[0].number), (MOST_EVENTS, 6));
+    }
+}

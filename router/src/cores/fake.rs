@@ -1,0 +1,82 @@
+//! What tests have in place of the kernel, beside files: affinities of threads, and what netlink tells.
+
+use super::{
+    CoreId,
+    affinity::{Affinity, CoreMask},
+    look::Ask,
+    queues::Told,
+};
+use crate::netlink::netdev::Napi;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// Affinities of threads, and how setting one goes wrong.
+#[derive(Clone, Default)]
+pub struct Fake(Arc<Mutex<Affinities>>);
+
+#[derive(Default)]
+pub struct Affinities {
+    pub of: BTreeMap<u32, BTreeSet<CoreId>>,
+    /// The error that setting one gets; 0: none.
+    pub refuses: i32,
+    pub panics: bool,
+}
+
+impl Fake {
+    pub fn get(&self) -> MutexGuard<'_, Affinities> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn cores(&self, thread: u32) -> Vec<CoreId> {
+        self.get().of[&thread].iter().copied().collect()
+    }
+}
+
+impl Affinity for Fake {
+    fn allowed(&self, thread: u32) -> io::Result<CoreMask> {
+        let state = self.get();
+        let cores = state.of.get(&thread).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?;
+        Ok(cores.iter().collect())
+    }
+
+    fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()> {
+        let mut state = self.get();
+        if std::mem::take(&mut state.panics) {
+            panic!("a fault that a test has made");
+        }
+        if state.refuses != 0 {
+            return Err(io::Error::from_raw_os_error(state.refuses));
+        }
+        state.of.insert(thread, cores.clone());
+        Ok(())
+    }
+}
+
+/// What netlink tells of eth0.
+#[derive(Clone, Default)]
+pub struct Netlink(Arc<Mutex<Told>>);
+
+impl Netlink {
+    /// Its NAPI instances have these threads, in the order of its queues.
+    pub fn threads(&self, threads: &[u32]) {
+        let napi = |&pid: &u32| Napi { id: 500 + pid, irq: None, pid: Some(pid), threaded: Some(true) };
+        self.tell(Told { napis: Some(threads.iter().map(napi).collect()), ..Told::default() });
+    }
+
+    pub fn tell(&self, told: Told) {
+        *self.0.lock().unwrap() = told;
+    }
+}
+
+impl Ask for Netlink {
+    fn ifindex(&self, device: &str) -> io::Result<u32> {
+        if device == "eth0" { Ok(8) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    fn told(&self, _: u32, _: &str) -> io::Result<Told> {
+        Ok(self.0.lock().unwrap().clone())
+    }
+}

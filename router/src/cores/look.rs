@@ -1,0 +1,376 @@
+//! Looking for what there is to place: cores, the queues of ports, workloads. It may take long, and has a thread of its own.
+//!
+//! What seldom changes is looked at seldom: which cores there are when the list of those online changes; a port's queues, and what
+//! polls each, when its number, its mode or the number of its queues has changed, and every [`THOROUGH`]. Each second it is only
+//! asked where each queue may be polled. Before anybody else hears of a queue, what it had is written down (see
+//! [`super::originals`]).
+
+use super::{
+    CoreId, QueueId, Roots,
+    affinity::Affinity,
+    apply, irqs,
+    machine::Machine,
+    number, numbered,
+    originals::Originals,
+    queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+    threads,
+    workloads::{self, Scanner, Workload, WorkloadKind},
+};
+use crate::config::{CoresSettings, PlacementPolicy};
+use logic::plan::PortId;
+use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
+
+/// Time between two looks.
+pub const LOOK: Duration = Duration::from_secs(1);
+/// How often a port is asked everything, although nothing seems to have changed.
+const THOROUGH: Duration = Duration::from_secs(10);
+
+/// What the kernel tells of devices in the daemon's namespace.
+pub trait Ask: Send {
+    /// The number of a device; an error of the kind `NotFound`: there is none of this name.
+    fn ifindex(&self, device: &str) -> io::Result<u32>;
+
+    /// What it tells of its queues.
+    fn told(&self, ifindex: u32, device: &str) -> io::Result<Told>;
+}
+
+/// What there was when it was looked at.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// When the look began: what was moved since is elsewhere by now.
+    pub began: Duration,
+    pub machine: Arc<Machine>,
+    /// By ascending id.
+    pub queues: Vec<FoundQueue>,
+    pub workloads: Arc<Vec<Workload>>,
+    /// What could not be looked at, as sentences.
+    pub troubles: Vec<String>,
+}
+
+/// A queue, and the NUMA node of its port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundQueue {
+    pub source: QueueSource,
+    pub node: Option<u16>,
+}
+
+/// Looks.
+pub struct Looker<A> {
+    roots: Roots,
+    affinity: A,
+    ask: Box<dyn Ask>,
+    wanted: Arc<CoresSettings>,
+    ports: Vec<Port>,
+    /// As read when the machine was looked at.
+    online: String,
+    machine: Arc<Machine>,
+    scanner: Scanner<A>,
+    workloads: Arc<Vec<Workload>>,
+    originals: Originals,
+}
+
+/// A port, by its name, and what is known of it.
+struct Port {
+    name: String,
+    known: Option<Known>,
+}
+
+struct Known {
+    shape: Shape,
+    queues: PortQueues,
+    /// When everything was asked.
+    asked: Duration,
+    /// What was wrong then, as sentences.
+    troubles: Vec<String>,
+}
+
+/// What is told of a device when its queues change.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    ifindex: u32,
+    threaded: Option<u8>,
+    queues: usize,
+}
+
+impl<A: Affinity + Clone> Looker<A> {
+    /// For these ports; `file` is where is written down what queues had.
+    ///
+    /// # Errors
+    /// /sys cannot be read.
+    pub fn new(
+        roots: Roots,
+        affinity: A,
+        ask: Box<dyn Ask>,
+        wanted: Arc<CoresSettings>,
+        ports: &[String],
+        file: PathBuf,
+    ) -> io::Result<Looker<A>> {
+        let port = |name: &String| Port { name: name.clone(), known: None };
+        let mut looker = Looker {
+            online: online(&roots)?,
+            machine: Arc::new(Machine::observe(&roots)?),
+            scanner: Scanner::new(affinity.clone(), std::process::id()),
+            roots,
+            affinity,
+            ask,
+            wanted,
+            ports: ports.iter().map(port).collect(),
+            workloads: Arc::default(),
+            originals: Originals::read(file),
+        };
+        looker.find_workloads();
+        Ok(looker)
+    }
+
+    /// Looks at everything; `thoroughly`: somebody has missed something. Takes milliseconds, and on large machines more.
+    pub fn look(&mut self, now: Duration, thoroughly: bool) -> Found {
+        let mut troubles = Vec::new();
+        if let Err(error) = self.find_cores() {
+            troubles.push(format!("cores: {error}"));
+        }
+        let mut queues = Vec::new();
+        for port in 0..self.ports.len() {
+            self.find_queues(port, now, thoroughly, &mut troubles);
+            let Some(known) = &self.ports[port].known else { continue };
+            let found = |&source: &QueueSource| FoundQueue { source, node: known.queues.node };
+            queues.extend(known.queues.queues.iter().map(found));
+            troubles.extend(known.troubles.iter().cloned());
+        }
+        if self.scanner.scan(&self.roots, &self.machine.online(), now) {
+            self.find_workloads();
+        }
+        let (machine, workloads) = (self.machine.clone(), self.workloads.clone());
+        Found { began: now, machine, queues, workloads, troubles }
+    }
+
+    /// Lets what is sent on the TX queue of a queue's number follow it to a core.
+    pub fn transmit_from(&self, queue: QueueId, core: CoreId) {
+        if let Some(port) = self.ports.get(usize::from(queue.port)) {
+            apply::transmit_from(&self.roots, &port.name, queue.index, core);
+        }
+    }
+
+    /// Everything that was changed is as it was. Says what could not be put back.
+    pub fn put_back(&mut self) -> Vec<String> {
+        self.originals.put_back(&self.roots, &self.affinity)
+    }
+
+    fn find_cores(&mut self) -> io::Result<()> {
+        let online = online(&self.roots)?;
+        if online != self.online {
+            self.machine = Arc::new(Machine::observe(&self.roots)?);
+            self.online = online;
+        }
+        Ok(())
+    }
+
+    /// A port that cannot be read keeps the queues that it had; one that is not there may come later.
+    fn find_queues(&mut self, port: usize, now: Duration, thoroughly: bool, troubles: &mut Vec<String>) {
+        let known = self.ports[port].known.take();
+        let name = self.ports[port].name.clone();
+        let found = self.shape(&name).and_then(|shape| {
+            let fresh = known.as_ref().filter(|known| {
+                known.shape == shape && !thoroughly && now.saturating_sub(known.asked) < THOROUGH
+            });
+            if let Some(known) = fresh
+                && let Some(sources) = self.places(&known.queues.queues)?
+            {
+                let queues = PortQueues { queues: sources, ..known.queues.clone() };
+                return Ok(Known { queues, troubles: known.troubles.clone(), ..*known });
+            }
+            let told = self.ask.told(shape.ifindex, &name)?;
+            let mut queues = PortQueues::observe(&self.roots, port as PortId, &name, &told)?;
+            let troubles = self.note(&name, &mut queues.queues);
+            Ok(Known { shape, queues, asked: now, troubles })
+        });
+        self.ports[port].known = match found {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => {
+                troubles.push(format!("queues of {name}: {error}"));
+                known
+            }
+        };
+    }
+
+    fn shape(&self, device: &str) -> io::Result<Shape> {
+        let directory = self.roots.device(device);
+        let ifindex = self.ask.ifindex(device)?;
+        let queues = numbered(&directory.join("queues"), "rx-").len();
+        Ok(Shape { ifindex, threaded: number(&directory.join("threaded")), queues })
+    }
+
+    /// The same queues, where they are now; `None`: something is not there any more.
+    fn places(&self, queues: &[QueueSource]) -> io::Result<Option<Vec<QueueSource>>> {
+        queues.iter().map(|queue| self.place(queue)).collect()
+    }
+
+    fn place(&self, queue: &QueueSource) -> io::Result<Option<QueueSource>> {
+        let (core, confined) = match queue.control {
+            Control::Thread { pid } => {
+                let Some(allowed) = super::unless_gone(self.affinity.allowed(pid))? else { return Ok(None) };
+                match (allowed.len(), allowed.cores().next()) {
+                    (1, only) => (only, true),
+                    _ => (threads::stat(&self.roots, pid)?.map(|stat| stat.last_core), false),
+                }
+            }
+            Control::Interrupt { irq } | Control::None { why: Obstacle::InterruptManaged { irq } } => {
+                let Some(place) = irqs::place(&self.roots, irq) else { return Ok(None) };
+                (place.core, place.allowed.len() == 1)
+            }
+            Control::None { .. } => (queue.core, queue.confined),
+        };
+        Ok(Some(QueueSource { core, confined, ..*queue }))
+    }
+
+    /// Writes down what queues have that may be moved. Those for which that fails may not be, for the reasons returned.
+    fn note(&mut self, device: &str, queues: &mut [QueueSource]) -> Vec<String> {
+        let mut troubles = Vec::new();
+        if self.wanted.policy == PlacementPolicy::Off {
+            return troubles;
+        }
+        for queue in queues.iter_mut().filter(|queue| !matches!(queue.control, Control::None { .. })) {
+            let index = queue.id.index;
+            let noted = self.originals.note(&self.roots, &self.affinity, device, index, queue.control);
+            if let Err(error) = noted {
+                troubles.push(format!(
+                    "queue {index} of {device} is not moved: what it has cannot be written down: {error}"
+                ));
+                queue.control = Control::None { why: Obstacle::Unnoted };
+            }
+        }
+        troubles
+    }
+
+    fn find_workloads(&mut self) {
+        // Numbers that no process has.
+        let declared = (0..).zip(&self.wanted.workloads).map(|(nth, declared)| Workload {
+            id: u32::MAX - nth,
+            name: declared.name.clone(),
+            kind: WorkloadKind::Declared,
+            cores: declared.cores.0.clone(),
+        });
+        let all = workloads::merge(self.scanner.workloads(), &declared.collect::<Vec<_>>());
+        self.workloads = Arc::new(all);
+    }
+}
+
+/// The list of cores online, as the kernel writes it.
+fn online(roots: &Roots) -> io::Result<String> {
+    fs::read_to_string(roots.sys("devices/system/cpu/online"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{fake::Fake, tree::Tree},
+        *,
+    };
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    };
+
+    /// Counts how often it is asked for everything.
+    struct Counting(Arc<AtomicU32>, Arc<Mutex<u32>>);
+
+    impl Ask for Counting {
+        fn ifindex(&self, _: &str) -> io::Result<u32> {
+            Ok(*self.1.lock().unwrap())
+        }
+
+        fn told(&self, _: u32, _: &str) -> io::Result<Told> {
+            self.0.fetch_add(1, Relaxed);
+            Ok(Told::default())
+        }
+    }
+
+    struct World {
+        tree: Tree,
+        looker: Looker<Fake>,
+        asked: Arc<AtomicU32>,
+        ifindex: Arc<Mutex<u32>>,
+    }
+
+    impl World {
+        /// eth0 with two queues, whose threads are 70 and 71.
+        fn new(file: &str) -> World {
+            let (tree, fake) = (Tree::two_sockets(), Fake::default());
+            tree.device("eth0", 2, true);
+            for pid in [70, 71] {
+                tree.thread(pid, pid, &format!("napi/eth0-{pid}"), true, "0-1", 1);
+                fake.get().of.insert(pid, [0, 1].into());
+            }
+            let (asked, ifindex) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(8)));
+            let ask = Box::new(Counting(asked.clone(), ifindex.clone()));
+            let (wanted, file) = (Arc::default(), tree.path(file));
+            let looker = Looker::new(tree.roots(), fake, ask, wanted, &["eth0".into()], file).unwrap();
+            World { tree, looker, asked, ifindex }
+        }
+
+        /// How often everything was asked in a look after so many seconds.
+        fn look(&mut self, second: u64) -> (u32, Found) {
+            let before = self.asked.load(Relaxed);
+            let found = self.looker.look(Duration::from_secs(second), false);
+            (self.asked.load(Relaxed) - before, found)
+        }
+    }
+
+    #[test]
+    fn everything_is_asked_when_something_has_changed_and_each_ten_seconds() {
+        let mut world = World::new("m.cores");
+        let asked: Vec<u32> = (0..21).map(|second| world.look(second).0).collect();
+        let expected: Vec<u32> = (0..21).map(|second| u32::from(second % 10 == 0)).collect();
+        assert_eq!(asked, expected);
+        world.tree.write("sys/class/net/eth0/queues/rx-2/rps_cpus", "0\n");
+        assert_eq!((world.look(21).0, world.look(22).0), (1, 0));
+        *world.ifindex.lock().unwrap() = 9;
+        assert_eq!((world.look(23).0, world.look(24).0), (1, 0));
+        world.tree.write("sys/class/net/eth0/threaded", "0\n");
+        assert_eq!((world.look(25).0, world.look(26).0), (1, 0));
+        assert_eq!(world.asked.load(Relaxed), 6);
+    }
+
+    #[test]
+    fn where_queues_are_is_asked_each_time() {
+        let mut world = World::new("m.cores");
+        let places = |found: Found| -> Vec<(Option<CoreId>, bool)> {
+            found.queues.iter().map(|queue| (queue.source.core, queue.source.confined)).collect()
+        };
+        assert_eq!(places(world.look(0).1), [(Some(1), false); 2]);
+        world.looker.affinity.get().of.insert(71, [5].into());
+        assert_eq!(places(world.look(1).1), [(Some(1), false), (Some(5), true)]);
+        // A thread has ended: its successor is asked for at once.
+        world.looker.affinity.get().of.remove(&70);
+        world.tree.remove("proc/70");
+        let (asked, found) = world.look(2);
+        assert_eq!(asked, 1);
+        assert!(matches!(found.queues[0].source.control, Control::None { .. }), "{found:?}");
+    }
+
+    #[test]
+    fn cores_are_looked_at_when_others_are_online() {
+        let mut world = World::new("m.cores");
+        let first = world.look(0).1.machine;
+        assert!(Arc::ptr_eq(&first, &world.look(1).1.machine));
+        world.tree.write("sys/devices/system/cpu/online", "0-3\n");
+        assert_eq!(world.look(2).1.machine.online(), [0, 1, 2, 3].into());
+        world.tree.remove("sys/devices/system/cpu");
+        let (_, found) = world.look(3);
+        assert_eq!((found.machine.cores.len(), found.troubles.len()), (4, 1), "{:?}", found.troubles);
+    }
+
+    #[test]
+    fn what_cannot_be_written_down_is_not_moved() {
+        let mut world = World::new("nowhere/m.cores");
+        for second in 0..2 {
+            let found = world.look(second).1;
+            let unnoted = Control::None { why: Obstacle::Unnoted };
+            assert!(found.queues.iter().all(|queue| queue.source.control == unnoted), "{found:?}");
+            assert_eq!(found.troubles.len(), 2);
+            assert!(
+                found.troubles[0].starts_with("queue 0 of eth0 is not moved: what it has cannot be written")
+            );
+        }
+    }
+}

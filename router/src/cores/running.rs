@@ -1,0 +1,251 @@
+//! The two threads: one that places queues in each control period, before all others, and one that does what may take long.
+//!
+//! The second starts the first, looks for what there is, lets transmission follow, writes the log, and puts queues back at the end,
+//! whatever that is: told to, or one of the two has failed. Then it is said so, and forwarding goes on where it was before.
+
+use super::{
+    Roots,
+    affinity::{self, Affinity},
+    exchange::Exchange,
+    handle::Handle,
+    look::{Ask, LOOK, Looker},
+    originals::Originals,
+    placing::Placing,
+    queues::Told,
+};
+use crate::{
+    config::{Config, PlacementPolicy},
+    daemon::{instance::Instance, kernel::monotonic},
+    priority::set_policy,
+};
+use anyhow::{Context, Result};
+use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
+use std::{
+    ffi::CString,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// What was missed is not looked for more often than this.
+const LEAST: Duration = Duration::from_millis(100);
+/// How often clients are told anew.
+const PUBLISH: Duration = Duration::from_millis(100);
+/// One above all normal threads: a core that is full is where a round is needed, and takes some ten microseconds of ten milliseconds.
+const PRIORITY: libc::c_int = 1;
+
+/// The threads of a daemon; when dropped, they end, and queues may run where they might before.
+pub struct Threads {
+    handle: Handle,
+    leave: Arc<AtomicBool>,
+    looking: Option<JoinHandle<()>>,
+}
+
+/// Starts placing for the ports of a configuration, in the calling thread's network namespace. With the policy `off` what a
+/// daemon before this one has moved is put back.
+///
+/// # Errors
+/// /proc or /sys cannot be read, or no thread be had.
+pub fn start(config: &Config, instance: &Instance) -> Result<Threads> {
+    if config.cores.policy == PlacementPolicy::Off {
+        clean(instance).iter().for_each(|line| tracing::info!("{line}"));
+    }
+    let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
+    let roots = || Roots::here().context("opening /sys of this network namespace");
+    let (kernel, wanted) = (affinity::Kernel, Arc::new(config.cores.clone()));
+    let file = instance.cores_file();
+    let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), &names, file)
+        .context("reading which cores there are")?;
+    let placing = Placing::new(roots()?, kernel, &wanted, names.clone()).context("reading times of cores")?;
+    Ok(run(looker, placing, Handle { exchange: Arc::default(), wanted, names })?)
+}
+
+/// Puts back what a daemon that is gone has changed; says what it did.
+pub fn clean(instance: &Instance) -> Vec<String> {
+    let file = instance.cores_file();
+    if !file.exists() {
+        return Vec::new();
+    }
+    let Ok(roots) = Roots::here() else {
+        return vec!["queues stay where they are: /sys cannot be read".into()];
+    };
+    let troubles = Originals::read(file).put_back(&roots, &affinity::Kernel);
+    let mut done = vec!["queues may run where they might before".to_owned()];
+    done.extend(troubles);
+    done
+}
+
+impl Threads {
+    pub fn handle(&self) -> Handle {
+        self.handle.clone()
+    }
+
+    /// Ends them, and leaves queues where they are, for the next daemon.
+    pub fn leave(self) {
+        self.leave.store(true, Relaxed);
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.handle.exchange.end();
+        if let Some(looking) = self.looking.take() {
+            looking.thread().unpark();
+            if looking.join().is_err() {
+                tracing::error!("queues stay where they are: putting them back has failed");
+            }
+        }
+    }
+}
+
+/// Begins.
+fn run<A: Affinity + Clone + Send + 'static>(
+    mut looker: Looker<A>,
+    placing: Placing<A>,
+    handle: Handle,
+) -> io::Result<Threads> {
+    let leave = Arc::new(AtomicBool::new(false));
+    let looking = {
+        let (handle, leave) = (handle.clone(), leave.clone());
+        thread::Builder::new().name("cores".into()).spawn(move || {
+            let placing = begin(placing, &handle);
+            let failed = catch_unwind(AssertUnwindSafe(|| look(&mut looker, &handle))).is_err();
+            finish(&mut looker, placing, failed, leave.load(Relaxed), &handle);
+        })?
+    };
+    Ok(Threads { handle, leave, looking: Some(looking) })
+}
+
+/// Starts the thread that places queues.
+fn begin<A: Affinity + Send + 'static>(placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
+    let (exchange, is_off, looking) = (handle.exchange.clone(), handle.is_off(), thread::current());
+    let started = thread::Builder::new().name("placing".into()).spawn(move || {
+        let _ending = Ending(&exchange, &looking);
+        if !is_off && let Err(error) = set_policy(libc::SCHED_FIFO, PRIORITY) {
+            tracing::warn!("placing of queues may be late on busy cores: no real-time priority: {error}");
+        }
+        place(placing, &exchange, &looking);
+    });
+    if started.is_err() {
+        handle.exchange.end();
+    }
+    started
+}
+
+/// However the thread that places ends, the other one learns of it at once.
+struct Ending<'a>(&'a Exchange, &'a thread::Thread);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+        self.1.unpark();
+    }
+}
+
+/// Places queues until the end. A period begins anew after it was late: what was missed is not made up for.
+fn place<A: Affinity>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) {
+    let (mut next, mut told) = (monotonic(), None::<Duration>);
+    while !exchange.is_ending() {
+        if let Some(found) = exchange.take_found() {
+            placing.take(found);
+        }
+        let now = monotonic();
+        placing.round(now);
+        let is_due = told.is_none_or(|told| now.saturating_sub(told) >= PUBLISH);
+        let snapshot = if is_due { placing.snapshot(now) } else { None };
+        if snapshot.is_some() {
+            told = Some(now);
+        }
+        let mut wake = exchange.publish(snapshot.map(Arc::new), &mut placing.news);
+        if placing.take_look_wanted() {
+            exchange.want_look();
+            wake = true;
+        }
+        if wake {
+            looking.unpark();
+        }
+        next = (next + placing.period()).max(now);
+        let at = Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };
+        // A signal ends it early: then a round comes early.
+        let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
+    }
+}
+
+/// Looks, and does what follows from what was placed, until the end.
+fn look<A: Affinity + Clone>(looker: &mut Looker<A>, handle: &Handle) {
+    let exchange = &handle.exchange;
+    let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
+    while !exchange.is_ending() {
+        missed |= exchange.take_look_wanted();
+        let now = monotonic();
+        if now >= due || missed && now >= looked + LEAST {
+            exchange.found(Arc::new(looker.look(now, missed)));
+            (looked, due, missed) = (now, now + LOOK, false);
+        }
+        for (queue, core) in exchange.take_moved() {
+            looker.transmit_from(queue, core);
+        }
+        for happened in exchange.events(logged) {
+            tracing::info!("{}", handle.line(&happened));
+            logged = happened.number;
+        }
+        let next = if missed { looked + LEAST } else { due };
+        thread::park_timeout(next.saturating_sub(monotonic()));
+    }
+}
+
+/// Everything is as it was, unless it shall be left to the next daemon.
+fn finish<A: Affinity + Clone>(
+    looker: &mut Looker<A>,
+    placing: io::Result<JoinHandle<()>>,
+    looking_failed: bool,
+    leave: bool,
+    handle: &Handle,
+) {
+    let exchange = &handle.exchange;
+    exchange.end();
+    let placing_failed = match placing {
+        Ok(placing) => placing.join().is_err(),
+        Err(error) => {
+            exchange.fail(format!("queues are not placed: no thread can be had: {error}"));
+            false
+        }
+    };
+    let failed = looking_failed || placing_failed;
+    if failed {
+        let who = if placing_failed { "placing queues" } else { "looking for queues" };
+        exchange.fail(format!(
+            "{who} has failed (a fault of Millrace, see the log): queues may run where they might before, and are placed no more \
+             until the next start"
+        ));
+    }
+    if failed || !leave {
+        looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
+    }
+}
+
+/// The kernel, asked about the calling thread's network namespace.
+struct Netlink;
+
+impl Ask for Netlink {
+    fn ifindex(&self, device: &str) -> io::Result<u32> {
+        let name = CString::new(device)?;
+        // SAFETY: the name is a C string.
+        match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+            0 => Err(io::ErrorKind::NotFound.into()),
+            ifindex => Ok(ifindex),
+        }
+    }
+
+    fn told(&self, ifindex: u32, device: &str) -> io::Result<Told> {
+        Told::ask(ifindex, device)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! Both threads on a machine that is made up, and what becomes of it when one of them fails.
+
+use super::super::{
+    fake::{self, Fake},
+    tree::Tree,
+};
+use super::*;
+use crate::cores::{look::LOOK, queues::Told};
+use std::time::Instant;
+
+/// Cores 0..4; eth0 with two queues, whose threads 70 and 71 may run on cores 0 and 1, and shall on 2 and 3.
+struct World {
+    tree: Tree,
+    fake: Fake,
+    threads: Option<Threads>,
+}
+
+impl World {
+    fn new(ask: impl FnOnce(fake::Netlink) -> Box<dyn Ask>) -> World {
+        let (tree, fake, netlink) = (Tree::new(), Fake::default(), fake::Netlink::default());
+        tree.write("sys/devices/system/cpu/online", "0-3\n");
+        tree.write("proc/stat", "cpu0 0 0 0 1\nintr 0\n");
+        tree.write("proc/softirqs", " CPU0\nNET_RX: 0\nBLOCK:\n");
+        tree.device("eth0", 2, true);
+        for (pid, core) in [(70, 0), (71, 1)] {
+            tree.thread(pid, pid, &format!("napi/eth0-{}", 500 + pid), true, &core.to_string(), core);
+            fake.get().of.insert(pid, [core].into());
+        }
+        netlink.threads(&[70, 71]);
+        let text = "[cores]\npolicy = \"fixed\"\nfixed = { eth0 = [2, 3] }";
+        let config = Config::parse(std::path::Path::new("m.toml"), text).unwrap();
+        let (wanted, names) = (Arc::new(config.cores), Arc::<[String]>::from(["eth0".to_owned()]));
+        let (ask, file) = (ask(netlink), tree.path("m.cores"));
+        let looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, file).unwrap();
+        let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
+        let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
+        World { tree, fake, threads: Some(threads) }
+    }
+
+    fn handle(&self) -> Handle {
+        self.threads.as_ref().unwrap().handle()
+    }
+
+    #[track_caller]
+    fn wait_for(&self, what: &str, condition: impl Fn() -> bool) {
+        let began = Instant::now();
+        while !condition() {
+            assert!(began.elapsed() < Duration::from_secs(10), "waited in vain for {what}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn places(&self) -> [Vec<u16>; 2] {
+        [70, 71].map(|pid| self.fake.cores(pid))
+    }
+}
+
+#[test]
+fn queues_are_placed_told_of_and_put_back() {
+    let mut world = World::new(|netlink| Box::new(netlink));
+    let handle = world.handle();
+    world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
+    let xps = |queue| world.tree.read(&format!("sys/class/net/eth0/queues/tx-{queue}/xps_cpus"));
+    world.wait_for("transmission to follow", || (xps(0).trim(), xps(1).trim()) == ("00000004", "00000008"));
+    world
+        .wait_for("a report", || handle.cores().queues.iter().map(|queue| queue.core).eq([Some(2), Some(3)]));
+    let events = handle.events(0);
+    let told: Vec<_> =
+        events.iter().map(|event| (event.number, &*event.port, event.queue, &event.to)).collect();
+    assert_eq!(told, [(1, "eth0", 0, &vec![2]), (2, "eth0", 1, &vec![3])]);
+    assert_eq!((handle.events(1).len(), handle.troubles()), (1, vec![]));
+    drop(world.threads.take());
+    assert_eq!(world.places(), [vec![0], vec![1]]);
+    assert_eq!(xps(0), "00000000");
+    assert!(!world.tree.path("m.cores").exists());
+}
+
+#[test]
+fn queues_stay_for_the_next_daemon() {
+    let mut world = World::new(|netlink| Box::new(netlink));
+    world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
+    world.threads.take().unwrap().leave();
+    assert_eq!(world.places(), [vec![2], vec![3]]);
+    assert!(world.tree.path("m.cores").exists());
+}
+
+#[test]
+fn when_placing_fails_it_is_told_at_once_and_queues_are_put_back() {
+    let world = World::new(|netlink| Box::new(netlink));
+    let handle = world.handle();
+    world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
+    // Somebody moves a queue, and moving it back fails.
+    world.fake.get().panics = true;
+    world.fake.get().of.insert(70, [1].into());
+    world.wait_for("the failure", || !handle.troubles().is_empty());
+    let trouble = &handle.troubles()[0];
+    assert!(trouble.starts_with("placing queues has failed"), "{trouble}");
+    world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
+    assert_eq!(handle.cores().troubles.len(), 1);
+}
+
+/// Tells everything twice, then fails.
+struct Failing(fake::Netlink, AtomicBool);
+
+impl Ask for Failing {
+    fn ifindex(&self, device: &str) -> io::Result<u32> {
+        assert!(!self.1.load(Relaxed), "a fault that a test has made");
+        self.0.ifindex(device)
+    }
+
+    fn told(&self, ifindex: u32, device: &str) -> io::Result<Told> {
+        self.1.store(true, Relaxed);
+        self.0.told(ifindex, device)
+    }
+}
+
+#[test]
+fn when_looking_fails_it_is_told_at_once_and_queues_are_put_back() {
+    let began = Instant::now();
+    let world = World::new(|netlink| Box::new(Failing(netlink, AtomicBool::new(false))));
+    let handle = world.handle();
+    world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
+    world.wait_for("the failure", || !handle.troubles().is_empty());
+    assert!(began.elapsed() < 2 * LOOK + Duration::from_millis(500));
+    assert!(handle.troubles()[0].starts_with("looking for queues has failed"), "{:?}", handle.troubles());
+    world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
+}
