@@ -34,6 +34,11 @@ pub(super) fn fraction(value: f64) -> f64 {
     if value.is_nan() { 0.0 } else { value.clamp(0.0, 1.0) }
 }
 
+/// Did what ran and waited for these fractions of a period lack time?
+pub(super) fn lacks_time(ran: f64, waited: f64) -> bool {
+    fraction(ran) + fraction(waited) >= ALWAYS && fraction(waited) > 0.0
+}
+
 /// Of a core.
 #[derive(Default)]
 struct Time {
@@ -44,7 +49,7 @@ struct Time {
 impl Time {
     /// What is wanted by something that ran and waited here.
     fn want(&self, ran: f64, waited: f64) -> f64 {
-        if ran + waited < ALWAYS || waited <= 0.0 {
+        if !lacks_time(ran, waited) {
             return ran;
         }
         // Without other work it would have had that time, too.

@@ -11,6 +11,8 @@
 //! | `allocator` | what is remembered from period to period; cores that must be left; the policies `spread` and `fixed` |
 //! | `grow` | a core that has too much gives queues away, or shares one |
 //! | `release` | cores that are not needed are given back, split queues joined |
+//! | `floor` | what applications are left of a core that forwards, too |
+//! | `serve` | the cores of applications that follow forwarding |
 //! | `event`, `role` | what people are told |
 //!
 //! # Packing
@@ -46,15 +48,19 @@
 mod allocator;
 mod board;
 mod event;
+mod floor;
 mod grow;
 mod history;
 mod measure;
 mod release;
 mod role;
+mod serve;
 
 pub use allocator::Allocator;
 pub use event::{Event, Why};
+pub use floor::Floor;
 pub use role::{Role, roles};
+pub use serve::serving;
 
 use crate::plan::PortId;
 use std::{
@@ -175,6 +181,13 @@ pub struct Plan {
     /// Of each queue that is split: the cores that share its flows evenly, ascending, at least one other than its home. If the
     /// home is among them it keeps its share, and hands the rest on; else it hands on all.
     pub split: BTreeMap<QueueId, Vec<CoreId>>,
+}
+
+impl Plan {
+    /// Those that forward.
+    pub fn cores(&self) -> BTreeSet<CoreId> {
+        self.home.values().chain(self.split.values().flatten()).copied().collect()
+    }
 }
 
 /// What follows from a view.

@@ -1,7 +1,7 @@
 //! What cores are for, as people see them.
 
 use super::{Core, CoreId, Plan, View, measure::fraction};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Other work above this fraction of a core's time makes it serve; below is what any kernel does anyway.
 const SERVES: f64 = 0.05;
@@ -31,7 +31,7 @@ impl Role {
 
 /// What each online core does in a plan.
 pub fn roles(view: &View, plan: &Plan) -> BTreeMap<CoreId, Role> {
-    let used: BTreeSet<CoreId> = plan.home.values().chain(plan.split.values().flatten()).copied().collect();
+    let used = plan.cores();
     let role = |core: &Core| {
         let serves = core.workloads > 0 || fraction(core.other) > SERVES;
         match (used.contains(&core.id), serves) {
