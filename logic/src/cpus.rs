@@ -63,6 +63,25 @@ pub fn mask(cores: &BTreeSet<u16>) -> String {
     text
 }
 
+/// These cores, as [`parse_list`] reads them: "0-3,8".
+pub fn list(cores: &BTreeSet<u16>) -> String {
+    let mut text = String::new();
+    let mut left = cores.iter().copied().peekable();
+    while let Some(first) = left.next() {
+        let mut last = first;
+        while let Some(next) = left.next_if(|next| *next == last.saturating_add(1)) {
+            last = next;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        let _ = if first == last {
+            write!(text, "{comma}{first}")
+        } else {
+            write!(text, "{comma}{first}-{last}")
+        };
+    }
+    text
+}
+
 /// What stands between commas; nothing at all in a blank text.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     let text = text.trim();
@@ -94,6 +113,17 @@ mod tests {
         for (text, cores) in table {
             assert_eq!(parse_list(text), cores.map(|cores| cores.iter().copied().collect()), "{text}");
         }
+    }
+
+    #[test]
+    fn what_is_listed_is_read_again() {
+        assert_eq!(list(&[0, 1, 2, 5, 7, 8].into()), "0-2,5,7-8");
+        assert_eq!(list(&BTreeSet::new()), "");
+        assert_eq!(list(&[65534, 65535].into()), "65534-65535");
+        proptest!(|(cores: BTreeSet<u16>)| {
+            let cores: BTreeSet<u16> = cores.into_iter().map(|core| core % MOST_CORES).collect();
+            prop_assert_eq!(parse_list(&list(&cores)), Some(cores));
+        });
     }
 
     #[test]

@@ -29,8 +29,10 @@ const STEP: f64 = 1.25;
 const CLEARLY: f64 = 0.7;
 
 /// Decides on the `nice` of NAPI threads, and keeps what it needs of the past.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Floor {
+    /// The fraction of a core for applications, above 0 and below 1.
+    floor: f64,
     cores: BTreeMap<CoreId, State>,
 }
 
@@ -46,21 +48,24 @@ struct State {
 }
 
 impl Floor {
-    /// The `nice` of each of these threads, after the control period that ends `now`. `floor`: the fraction of a core for applications,
-    /// above 0 and below 1.
+    /// `floor`: the fraction of a core for applications, above 0 and below 1.
+    pub fn new(floor: f64) -> Floor {
+        Floor { floor: floor.clamp(0.01, 0.99), cores: BTreeMap::new() }
+    }
+
+    /// The `nice` of each of these queues' threads, after the control period that ends `now`.
     pub fn decide(
         &mut self,
         now: Duration,
         view: &View,
         threads: &BTreeSet<QueueId>,
-        floor: f64,
     ) -> BTreeMap<QueueId, i8> {
         let mut on: BTreeMap<CoreId, Vec<&Queue>> = BTreeMap::new();
         for queue in view.queues.iter().filter(|queue| threads.contains(&queue.id)) {
             on.entry(queue.core).or_default().push(queue);
         }
         self.cores.retain(|core, _| on.contains_key(core));
-        let suits_one = nice_of((1.0 - floor) / floor);
+        let suits_one = nice_of((1.0 - self.floor) / self.floor);
         let mut all = BTreeMap::new();
         for (core, queues) in on {
             let first = || State { nice: suits_one, since: now, ..State::default() };
@@ -137,7 +142,7 @@ mod tests {
 
     /// What all threads and the applications get of a core, period by period.
     fn run(wants: &[f64], periods: u32, mut apps: impl FnMut(u32) -> (f64, f64)) -> Vec<(f64, f64)> {
-        let mut floor = Floor::default();
+        let mut floor = Floor::new(0.4);
         let threads: BTreeSet<QueueId> = (0..).zip(wants).map(|(index, _)| queue(index, 0).id).collect();
         let mut nice: BTreeMap<QueueId, i8> = BTreeMap::new();
         let mut story = Vec::new();
@@ -151,7 +156,7 @@ mod tests {
                 ..queue(index, 0)
             });
             let view = View { cores: vec![core(0)], queues: queues.collect() };
-            nice = floor.decide(PERIOD * period, &view, &threads, 0.4);
+            nice = floor.decide(PERIOD * period, &view, &threads);
             story.push((got.iter().sum(), apps));
         }
         story

@@ -19,6 +19,14 @@ pub fn cores(report: &CoresReport) -> String {
             report.high, report.low, report.hold_s
         ),
     };
+    if let Some(floor) = report.floor {
+        text +=
+            &format!("floor       {floor} % of a core that forwards is left to applications that want it\n");
+    }
+    if let Some(serve) = &report.serve {
+        let cores = serve.cores.as_ref().map_or("not known yet".into(), |cores| list(cores));
+        text += &format!("serve       {} has the cores that do not forward: {cores}\n", serve.directory);
+    }
     report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
     for core in &report.cores {
@@ -103,7 +111,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{CoreReport, QueueReport, WorkloadReport};
+    use crate::cores::report::{CoreReport, QueueReport, ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {
@@ -134,6 +142,8 @@ mod tests {
             high: 85,
             low: 70,
             hold_s: 2.0,
+            floor: Some(40),
+            serve: Some(ServeReport { directory: "/apps".into(), cores: Some(vec![0, 2]) }),
             period_ms: 10,
             cores: vec![
                 CoreReport { workloads: vec!["db".into()], ..core(0, "serve", 0.0, Some(0.25)) },
@@ -147,6 +157,8 @@ mod tests {
         assert_eq!(
             cores(&report),
             "policy      pack; may forward: 0,1; above 85 % a core gives queues away, below 70 % one is given back after 2 s\n\
+             floor       40 % of a core that forwards is left to applications that want it\n\
+             serve       /apps has the cores that do not forward: 0,2\n\
              problem     x\n\
              \n\
              CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \

@@ -5,6 +5,7 @@ use logic::{cores::CoreId, cpus};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     str::FromStr,
     time::Duration,
 };
@@ -22,6 +23,10 @@ pub struct CoresSettings {
     pub low: Percent,
     /// How long a lower load must have lasted before a core is given back.
     pub hold: Interval,
+    /// What applications are left of a core that forwards too, percent; `None`: what Linux gives them.
+    pub floor: Option<Floor>,
+    /// The directory of the control group that has the cores that do not forward.
+    pub serve: Option<PathBuf>,
     /// With the policy `fixed`: the core of each queue of a port.
     pub fixed: BTreeMap<PortName, Vec<CoreId>>,
     /// Workloads that are not found by themselves.
@@ -36,6 +41,8 @@ impl Default for CoresSettings {
             high: Percent(85),
             low: Percent(70),
             hold: Interval(Duration::from_secs(2)),
+            floor: None,
+            serve: None,
             fixed: BTreeMap::new(),
             workloads: Vec::new(),
         }
@@ -56,6 +63,16 @@ impl CoresSettings {
         }
         if self.policy != PlacementPolicy::Fixed && !self.fixed.is_empty() {
             return Err(BadValue("cores.fixed is for policy = \"fixed\" only".into()));
+        }
+        if self.policy == PlacementPolicy::Off && (self.floor.is_some() || self.serve.is_some()) {
+            return Err(BadValue(
+                "with cores.policy = \"off\" cores.floor and cores.serve do nothing: leave them out".into(),
+            ));
+        }
+        if let Some(serve) = self.serve.as_ref().filter(|serve| !serve.is_absolute()) {
+            return Err(BadValue(format!(
+                "cores.serve is {serve:?}: it must be the whole path of a directory of the cpuset controller"
+            )));
         }
         Ok(())
     }
@@ -114,7 +131,18 @@ bounded!(
     Percent, |v| (1..=100).contains(&v), "1 to 100 percent of a core"
 );
 
+bounded!(
+    /// The part of a core's time that applications are left.
+    Floor, |v| (5..=95).contains(&v), "5 to 95 percent of a core"
+);
+
 impl Percent {
+    pub fn fraction(self) -> f64 {
+        f64::from(self.0) / 100.0
+    }
+}
+
+impl Floor {
     pub fn fraction(self) -> f64 {
         f64::from(self.0) / 100.0
     }
@@ -129,12 +157,14 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 7] = [
+pub(super) const FORMS: [(&str, &str); 9] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
     ("cores.low", "low = 70"),
     ("cores.hold", "hold = \"2s\""),
+    ("cores.floor", "floor = 40"),
+    ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
     ("cores.workloads", "workloads = [{ name = \"database\", cores = \"4-7\" }]"),
 ];
@@ -158,6 +188,8 @@ mod tests {
             high = 90
             low = 50
             hold = "5s"
+            floor = 40
+            serve = "/sys/fs/cgroup/apps"
             fixed = { eth1 = [0, 3], eth2 = [1] }
             workloads = [{ name = "db", cores = "2" }]
             "#,
@@ -172,6 +204,8 @@ mod tests {
                 high: Percent(90),
                 low: Percent(50),
                 hold: Interval(Duration::from_secs(5)),
+                floor: Some(Floor(40)),
+                serve: Some("/sys/fs/cgroup/apps".into()),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
@@ -189,6 +223,8 @@ mod tests {
             ("allowed = \"\"", &["m.toml:2: cores.allowed: ", "\"0-3,8\""]),
             ("high = 0", &["m.toml:2: cores.high: ", "0 is not allowed: 1 to 100"]),
             ("high = 300", &["m.toml:2: cores.high: ", "300 is not allowed: 1 to 100"]),
+            ("floor = 99", &["m.toml:2: cores.floor: ", "99 is not allowed: 5 to 95"]),
+            ("serve = 1", &["m.toml:2: cores.serve: ", "such as: serve = \"/sys/fs/cgroup/apps\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
             ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),
             ("workloads = [{ cores = \"1\" }]", &["m.toml:2: cores.workloads: ", "missing field 'name'"]),
@@ -198,6 +234,8 @@ mod tests {
         }
         let check = |text: &str| parse(&format!("[cores]\n{text}")).unwrap().check().unwrap_err().to_string();
         assert!(check("low = 85").contains("cores.low is 85 and cores.high 85"));
+        assert!(check("serve = \"apps\"").contains("whole path"));
+        assert!(check("policy = \"off\"\nfloor = 40").contains("leave them out"));
         assert!(check("fixed = { eth1 = [0] }").contains("policy = \"fixed\""));
     }
 }

@@ -1,6 +1,7 @@
-//! Where threads may run, by system calls: asking costs a third of a microsecond, a /proc/PID/status a hundred times that.
+//! Where threads may run, and how urgent they are, by system calls: asking costs a third of a microsecond, a /proc/PID/status a hundred times that.
 
 use super::CoreId;
+use crate::priority::Urgency;
 use logic::cpus::MOST_CORES;
 use std::{collections::BTreeSet, io};
 
@@ -44,13 +45,22 @@ impl<'a> FromIterator<&'a CoreId> for CoreMask {
     }
 }
 
-/// Affinities of threads.
+/// Where threads may run.
 pub trait Affinity {
     /// Where a thread may run, of the cores in use; `ESRCH` if it is gone.
     fn allowed(&self, thread: u32) -> io::Result<CoreMask>;
 
     /// Lets a thread run there only; `ESRCH` if it is gone.
     fn allow(&self, thread: u32, cores: &BTreeSet<CoreId>) -> io::Result<()>;
+}
+
+/// Where threads may run, and how urgent they are.
+pub trait Scheduling: Affinity {
+    /// How urgent a thread is; `ESRCH` if it is gone.
+    fn urgency(&self, thread: u32) -> io::Result<Urgency>;
+
+    /// Makes a thread this urgent; `ESRCH` if it is gone.
+    fn set_urgency(&self, thread: u32, urgency: Urgency) -> io::Result<()>;
 }
 
 /// Of this machine.
@@ -73,6 +83,16 @@ impl Affinity for Kernel {
         let result =
             unsafe { libc::sched_setaffinity(pid(thread)?, size_of_val(&mask.0), mask.0.as_ptr().cast()) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
+impl Scheduling for Kernel {
+    fn urgency(&self, thread: u32) -> io::Result<Urgency> {
+        Urgency::of(pid(thread)?)
+    }
+
+    fn set_urgency(&self, thread: u32, urgency: Urgency) -> io::Result<()> {
+        urgency.set(pid(thread)?)
     }
 }
 
@@ -108,5 +128,19 @@ mod tests {
         .unwrap();
         assert_eq!(Kernel.allowed(0).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         assert_eq!(Kernel.allowed(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+
+    #[test]
+    fn a_thread_is_as_urgent_as_it_was_told() {
+        std::thread::spawn(|| {
+            let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            let before = Kernel.urgency(thread).unwrap();
+            assert_eq!(before, Urgency::usual(before.nice));
+            Kernel.set_urgency(thread, Urgency::usual(19)).unwrap();
+            assert_eq!(Kernel.urgency(thread).unwrap(), Urgency::usual(19));
+            assert_eq!(Kernel.urgency(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+        })
+        .join()
+        .unwrap();
     }
 }

@@ -68,7 +68,7 @@ pub struct News {
 }
 
 impl News {
-    fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.events.is_empty() && self.moved.is_empty()
     }
 }

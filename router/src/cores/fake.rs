@@ -2,11 +2,11 @@
 
 use super::{
     CoreId,
-    affinity::{Affinity, CoreMask},
+    affinity::{Affinity, CoreMask, Scheduling},
     look::Ask,
     queues::Told,
 };
-use crate::netlink::netdev::Napi;
+use crate::{netlink::netdev::Napi, priority::Urgency};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -20,6 +20,8 @@ pub struct Fake(Arc<Mutex<Affinities>>);
 #[derive(Default)]
 pub struct Affinities {
     pub of: BTreeMap<u32, BTreeSet<CoreId>>,
+    /// How urgent threads are that are not as usual.
+    pub urgency: BTreeMap<u32, Urgency>,
     /// The error that setting one gets; 0: none.
     pub refuses: i32,
     pub panics: bool,
@@ -51,6 +53,17 @@ impl Affinity for Fake {
             return Err(io::Error::from_raw_os_error(state.refuses));
         }
         state.of.insert(thread, cores.clone());
+        Ok(())
+    }
+}
+
+impl Scheduling for Fake {
+    fn urgency(&self, thread: u32) -> io::Result<Urgency> {
+        Ok(self.get().urgency.get(&thread).copied().unwrap_or(Urgency::usual(0)))
+    }
+
+    fn set_urgency(&self, thread: u32, urgency: Urgency) -> io::Result<()> {
+        self.get().urgency.insert(thread, urgency);
         Ok(())
     }
 }

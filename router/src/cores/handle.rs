@@ -5,7 +5,7 @@ use super::{
     machine::CoreSite,
     placing::Happened,
     queues::Control,
-    report::{CoreReport, CoresReport, EventReport, QueueReport, WorkloadReport},
+    report::{CoreReport, CoresReport, EventReport, QueueReport, ServeReport, WorkloadReport},
     workloads::Workload,
 };
 use crate::{
@@ -40,12 +40,19 @@ impl Handle {
             high: wanted.high.0,
             low: wanted.low.0,
             hold_s: hold.as_secs_f64(),
+            floor: wanted.floor.map(|floor| floor.0),
+            serve: wanted
+                .serve
+                .as_ref()
+                .map(|directory| ServeReport { directory: directory.display().to_string(), cores: None }),
             ..CoresReport::default()
         };
         let Some(now) = self.exchange.snapshot() else {
             return CoresReport { troubles: self.troubles(), ..report };
         };
+        let given = now.found.served.as_ref().map(|cores| cores.iter().copied().collect());
         CoresReport {
+            serve: report.serve.clone().map(|serve| ServeReport { cores: given, ..serve }),
             period_ms: now.period.as_millis() as u64,
             cores: now.found.machine.cores.iter().map(|site| self.core(&now, site)).collect(),
             queues: now.queues.iter().map(|queue| self.queue(queue)).collect(),

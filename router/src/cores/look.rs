@@ -7,18 +7,22 @@
 
 use super::{
     CoreId, QueueId, Roots,
-    affinity::Affinity,
+    affinity::Scheduling,
     apply, irqs,
     machine::Machine,
     number, numbered,
     originals::Originals,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+    serve::Serve,
     threads,
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::config::{CoresSettings, PlacementPolicy};
-use logic::plan::PortId;
-use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
+use logic::{
+    cores::{Plan, View, serving},
+    plan::PortId,
+};
+use std::{collections::BTreeSet, fs, io, path::PathBuf, sync::Arc, time::Duration};
 
 /// Time between two looks.
 pub const LOOK: Duration = Duration::from_secs(1);
@@ -43,6 +47,8 @@ pub struct Found {
     /// By ascending id.
     pub queues: Vec<FoundQueue>,
     pub workloads: Arc<Vec<Workload>>,
+    /// The cores that were given to applications.
+    pub served: Option<BTreeSet<CoreId>>,
     /// What could not be looked at, as sentences.
     pub troubles: Vec<String>,
 }
@@ -67,6 +73,8 @@ pub struct Looker<A> {
     scanner: Scanner<A>,
     workloads: Arc<Vec<Workload>>,
     originals: Originals,
+    /// Applications whose cores follow.
+    serve: Option<Serve>,
 }
 
 /// A port, by its name, and what is known of it.
@@ -92,7 +100,7 @@ struct Shape {
     queues: usize,
 }
 
-impl<A: Affinity + Clone> Looker<A> {
+impl<A: Scheduling + Clone> Looker<A> {
     /// For these ports; `file` is where is written down what queues had.
     ///
     /// # Errors
@@ -109,15 +117,20 @@ impl<A: Affinity + Clone> Looker<A> {
         let mut looker = Looker {
             online: online(&roots)?,
             machine: Arc::new(Machine::observe(&roots)?),
-            scanner: Scanner::new(affinity.clone(), std::process::id()),
+            scanner: Scanner::new(affinity.clone(), std::process::id(), wanted.serve.clone()),
             roots,
             affinity,
             ask,
-            wanted,
             ports: ports.iter().map(port).collect(),
             workloads: Arc::default(),
             originals: Originals::read(file),
+            serve: wanted.serve.as_deref().map(Serve::new),
+            wanted,
         };
+        let (floor, serve) = (looker.wanted.floor.is_some(), looker.wanted.serve.as_deref());
+        for trouble in looker.originals.put_back_unwanted(&looker.roots, &looker.affinity, floor, serve) {
+            tracing::warn!("{trouble}");
+        }
         looker.find_workloads();
         Ok(looker)
     }
@@ -136,11 +149,24 @@ impl<A: Affinity + Clone> Looker<A> {
             queues.extend(known.queues.queues.iter().map(found));
             troubles.extend(known.troubles.iter().cloned());
         }
+        if let Some(serve) = &mut self.serve {
+            serve.open(&mut self.originals);
+            troubles.extend(serve.trouble.clone());
+        }
         if self.scanner.scan(&self.roots, &self.machine.online(), now) {
             self.find_workloads();
         }
         let (machine, workloads) = (self.machine.clone(), self.workloads.clone());
-        Found { began: now, machine, queues, workloads, troubles }
+        let served = self.serve.as_ref().and_then(Serve::set).cloned();
+        Found { began: now, machine, queues, workloads, served, troubles }
+    }
+
+    /// Gives applications the cores that a plan leaves.
+    pub fn serve(&mut self, view: &View, plan: &Plan) {
+        let Some(serve) = &mut self.serve else { return };
+        if let Some(may) = serve.may() {
+            serve.give(serving(view, plan, may));
+        }
     }
 
     /// Lets what is sent on the TX queue of a queue's number follow it to a core.
@@ -180,7 +206,8 @@ impl<A: Affinity + Clone> Looker<A> {
             }
             let told = self.ask.told(shape.ifindex, &name)?;
             let mut queues = PortQueues::observe(&self.roots, port as PortId, &name, &told)?;
-            let troubles = self.note(&name, &mut queues.queues);
+            let mut troubles = self.note(&name, &mut queues.queues);
+            troubles.extend(self.no_floor(&name, &queues.queues));
             Ok(Known { shape, queues, asked: now, troubles })
         });
         self.ports[port].known = match found {
@@ -240,6 +267,17 @@ impl<A: Affinity + Clone> Looker<A> {
             }
         }
         troubles
+    }
+
+    /// Says where applications can be left no floor.
+    fn no_floor(&self, device: &str, queues: &[QueueSource]) -> Option<String> {
+        let has_none = queues.iter().any(|queue| !matches!(queue.control, Control::Thread { .. }));
+        (self.wanted.floor.is_some() && has_none).then(|| {
+            format!(
+                "applications have no floor beside queues of {device}: softirqs poll them, which go before all threads \
+                 (echo 1 > /sys/class/net/{device}/threaded)"
+            )
+        })
     }
 
     fn find_workloads(&mut self) {

@@ -13,6 +13,7 @@
 //! | [`look`] | what there is, found once a second |
 //! | [`watched`] | a queue and its time |
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
+//! | [`serve`] | the cores of applications follow |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
 //! | [`report`], [`handle`] | what clients are told |
 //!
@@ -33,6 +34,7 @@ pub mod placing;
 pub mod queues;
 pub mod report;
 pub mod running;
+pub mod serve;
 pub mod threads;
 #[cfg(test)]
 mod tree;

@@ -2,7 +2,7 @@
 
 use super::{
     CoreId, QueueId, Roots,
-    affinity::Affinity,
+    affinity::Scheduling,
     apply::{self, MoveError},
     exchange::{News, QueueNow, Snapshot},
     load::{CoreTimes, Others},
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::config::{CoresSettings, PlacementPolicy};
 use logic::{
-    cores::{Allocator, Core, Event, Plan, Policy, Queue, Settings, View},
+    cores::{Allocator, Core, Event, Floor, Plan, Policy, Queue, Settings, View},
     plan::PortId,
 };
 use std::{
@@ -49,6 +49,7 @@ pub struct Placing<A> {
     /// Time that queues ran since the beginning, by the core that they ran on.
     forwarding_ns: BTreeMap<CoreId, u64>,
     allocator: Allocator,
+    floor: Option<Floor>,
     view: View,
     plan: Plan,
     /// Decisions that were made.
@@ -69,7 +70,7 @@ pub struct Happened {
     pub event: Event,
 }
 
-impl<A: Affinity> Placing<A> {
+impl<A: Scheduling> Placing<A> {
     /// Of these ports. Nothing is known yet: see [`Placing::take`].
     ///
     /// # Errors
@@ -92,6 +93,7 @@ impl<A: Affinity> Placing<A> {
             others: Others::default(),
             forwarding_ns: BTreeMap::new(),
             allocator: Allocator::default(),
+            floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
             plan: Plan::default(),
             decided: 0,
@@ -109,6 +111,11 @@ impl<A: Affinity> Placing<A> {
             ..IDLE_LOAD => IDLE_PERIOD,
             _ => PERIOD,
         }
+    }
+
+    /// Is there something to tell at once?
+    pub fn has_news(&self) -> bool {
+        !self.news.is_empty()
     }
 
     /// Has something been missed, so that a look is needed? Asking answers it.
@@ -159,6 +166,7 @@ impl<A: Affinity> Placing<A> {
         let decision = self.allocator.decide(now, &self.view, &self.settings);
         self.plan = decision.plan;
         let refused = self.apply(now);
+        self.leave_floor(now);
         for event in decision.events.into_iter().filter(|event| !refused.contains(&event.queue)) {
             self.decided += 1;
             self.news.events.push(Happened { number: self.decided, at: now, event });
@@ -296,6 +304,28 @@ impl<A: Affinity> Placing<A> {
             self.news.moved.push((*id, core));
         }
         self.share_softirqs();
+    }
+
+    /// Makes NAPI threads as urgent as leaves applications their floor.
+    fn leave_floor(&mut self, now: Duration) {
+        let Some(floor) = &mut self.floor else { return };
+        let threads = self.queues.iter().filter(|(_, queue)| queue.thread().is_some()).map(|(id, _)| *id);
+        let mut gone = false;
+        for (id, nice) in floor.decide(now, &self.view, &threads.collect()) {
+            let Some(queue) = self.queues.get_mut(&id) else { continue };
+            match queue.renice(&self.affinity, nice) {
+                Ok(()) => {}
+                Err(error) if super::is_gone(&error) => gone = true,
+                Err(error) => {
+                    let port = &self.ports[usize::from(id.port)];
+                    self.troubles.insert(format!(
+                        "applications may get less than their floor beside queue {} of {port}: {error}",
+                        id.index
+                    ));
+                }
+            }
+        }
+        self.is_something_gone |= gone;
     }
 
     fn named(&self, id: QueueId) -> String {

@@ -15,6 +15,10 @@ pub struct CoresReport {
     /// A core is given back when the others then have no more than this, percent.
     pub low: u32,
     pub hold_s: f64,
+    /// What applications are left of a core that forwards too, percent; absent: what Linux gives them.
+    pub floor: Option<u32>,
+    /// The control group of applications whose cores follow forwarding.
+    pub serve: Option<ServeReport>,
     /// Time between two decisions.
     pub period_ms: u64,
     /// Online, by ascending number.
@@ -23,6 +27,15 @@ pub struct CoresReport {
     pub workloads: Vec<WorkloadReport>,
     /// What cannot be read or done, as sentences.
     pub troubles: Vec<String>,
+}
+
+/// Applications' control group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ServeReport {
+    /// Its directory.
+    pub directory: String,
+    /// The cores that it was given; absent: none yet.
+    pub cores: Option<Vec<CoreId>>,
 }
 
 /// A core. Fractions of its time.

@@ -5,7 +5,7 @@
 
 use super::{
     Roots,
-    affinity::{self, Affinity},
+    affinity::{self, Scheduling},
     exchange::Exchange,
     handle::Handle,
     look::{Ask, LOOK, Looker},
@@ -104,7 +104,7 @@ impl Drop for Threads {
 }
 
 /// Begins.
-fn run<A: Affinity + Clone + Send + 'static>(
+fn run<A: Scheduling + Clone + Send + 'static>(
     mut looker: Looker<A>,
     placing: Placing<A>,
     handle: Handle,
@@ -122,7 +122,7 @@ fn run<A: Affinity + Clone + Send + 'static>(
 }
 
 /// Starts the thread that places queues.
-fn begin<A: Affinity + Send + 'static>(placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
+fn begin<A: Scheduling + Send + 'static>(placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
     let (exchange, is_off, looking) = (handle.exchange.clone(), handle.is_off(), thread::current());
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
         let _ending = Ending(&exchange, &looking);
@@ -148,7 +148,7 @@ impl Drop for Ending<'_> {
 }
 
 /// Places queues until the end. A period begins anew after it was late: what was missed is not made up for.
-fn place<A: Affinity>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) {
+fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &thread::Thread) {
     let (mut next, mut told) = (monotonic(), None::<Duration>);
     while !exchange.is_ending() {
         if let Some(found) = exchange.take_found() {
@@ -156,7 +156,7 @@ fn place<A: Affinity>(mut placing: Placing<A>, exchange: &Exchange, looking: &th
         }
         let now = monotonic();
         placing.round(now);
-        let is_due = told.is_none_or(|told| now.saturating_sub(told) >= PUBLISH);
+        let is_due = placing.has_news() || told.is_none_or(|told| now.saturating_sub(told) >= PUBLISH);
         let snapshot = if is_due { placing.snapshot(now) } else { None };
         if snapshot.is_some() {
             told = Some(now);
@@ -177,7 +177,7 @@ fn place<A: Affinity>(mut placing: Placing<A>, exchange: &Exchange, looking: &th
 }
 
 /// Looks, and does what follows from what was placed, until the end.
-fn look<A: Affinity + Clone>(looker: &mut Looker<A>, handle: &Handle) {
+fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
     let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
     while !exchange.is_ending() {
@@ -190,6 +190,9 @@ fn look<A: Affinity + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         for (queue, core) in exchange.take_moved() {
             looker.transmit_from(queue, core);
         }
+        if let Some(snapshot) = exchange.snapshot() {
+            looker.serve(&snapshot.view, &snapshot.plan);
+        }
         for happened in exchange.events(logged) {
             tracing::info!("{}", handle.line(&happened));
             logged = happened.number;
@@ -200,7 +203,7 @@ fn look<A: Affinity + Clone>(looker: &mut Looker<A>, handle: &Handle) {
 }
 
 /// Everything is as it was, unless it shall be left to the next daemon.
-fn finish<A: Affinity + Clone>(
+fn finish<A: Scheduling + Clone>(
     looker: &mut Looker<A>,
     placing: io::Result<JoinHandle<()>>,
     looking_failed: bool,

@@ -2,9 +2,11 @@
 
 use super::{
     CoreId, QueueId, Roots,
+    affinity::Scheduling,
     load::{CoreTime, Load, Meter, QueueTime as _, Reading, SoftirqShare, ThreadTime, Times},
     queues::{Control, Obstacle, QueueSource},
 };
+use crate::priority::Urgency;
 use std::{io, time::Duration};
 
 /// A queue, where it is, and what it takes.
@@ -23,6 +25,8 @@ pub struct Watched {
     ran_ns: Option<u64>,
     /// What polled it is not there any more.
     is_gone: bool,
+    /// As its thread was made.
+    nice: Option<i8>,
     moved: Option<Duration>,
     refusal: Option<Refusal>,
 }
@@ -83,9 +87,29 @@ impl Watched {
             meter: Meter::default(),
             ran_ns: None,
             is_gone: false,
+            nice: None,
             moved: None,
             refusal: None,
         })
+    }
+
+    /// Its NAPI thread, if it has one.
+    pub fn thread(&self) -> Option<u32> {
+        match self.source.control {
+            Control::Thread { pid } => Some(pid),
+            _ => None,
+        }
+    }
+
+    /// Makes its thread this nice, if it is not yet; of an error it is told once.
+    pub fn renice(&mut self, threads: &impl Scheduling, nice: i8) -> io::Result<()> {
+        match self.thread() {
+            Some(pid) if self.nice != Some(nice) => {
+                self.nice = Some(nice);
+                threads.set_urgency(pid, Urgency::usual(nice.into()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Is its time that of softirqs?

@@ -9,12 +9,13 @@
 use super::{
     CoreId, Roots,
     affinity::{Affinity, CoreMask},
-    numbered, threads,
+    numbered, serve, threads,
 };
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt, fs,
     os::unix::fs::MetadataExt as _,
+    path::PathBuf,
     time::Duration,
 };
 
@@ -72,6 +73,8 @@ pub struct Scanner<A> {
     affinity: A,
     /// This process: its threads are none.
     own: u32,
+    /// Processes of this control group are none: its cores follow forwarding.
+    served: Option<PathBuf>,
     next: Option<Duration>,
     walk: Option<fs::ReadDir>,
     /// By process.
@@ -81,9 +84,9 @@ pub struct Scanner<A> {
 }
 
 impl<A: Affinity> Scanner<A> {
-    /// `own`: the number of this process.
-    pub fn new(affinity: A, own: u32) -> Scanner<A> {
-        Scanner { affinity, own, next: None, walk: None, pinned: BTreeMap::new(), looked_at: 0 }
+    /// `own`: the number of this process; `served`: the directory of a control group whose processes are left out.
+    pub fn new(affinity: A, own: u32, served: Option<PathBuf>) -> Scanner<A> {
+        Scanner { affinity, own, served, next: None, walk: None, pinned: BTreeMap::new(), looked_at: 0 }
     }
 
     /// Looks at the next part of /proc, if it is time to. Has any workload come, gone or changed?
@@ -183,6 +186,11 @@ impl<A: Affinity> Scanner<A> {
         let stat = threads::stat(roots, process).ok().flatten().filter(|stat| !stat.kernel && !stat.ended)?;
         let text =
             |file: &str| fs::read_to_string(roots.proc(format!("{process}/{file}"))).unwrap_or_default();
+        // Of cgroup v2 it is the nearest one above that has the controller.
+        let cpuset = text("cpuset");
+        if self.served.as_ref().is_some_and(|served| serve::is_within(cpuset.trim_end(), served)) {
+            return None;
+        }
         let is_vcpu =
             |&&(thread, _): &&(u32, CoreMask)| vcpu(text(&format!("task/{thread}/comm")).trim_end());
         let cores = |threads: &mut dyn Iterator<Item = &(u32, CoreMask)>| {
@@ -194,8 +202,6 @@ impl<A: Affinity> Scanner<A> {
             return Some(Pinned { name, kind: WorkloadKind::VirtualMachine, cores: vcpus });
         }
         let cores = cores(&mut narrow.iter());
-        // Of cgroup v2 it is the nearest one above that has the controller.
-        let cpuset = text("cpuset");
         Some(match cpuset.trim_end() {
             "" | "/" => Pinned { name: stat.name, kind: WorkloadKind::Process, cores },
             path => Pinned { name: path.into(), kind: WorkloadKind::Container, cores },
@@ -308,7 +314,7 @@ mod tests {
         tree.thread(42, 42, "ksoftirqd/1", true, "1", 1);
         tree.thread(OWN, OWN, "millrace", false, "1", 1);
         tree.thread(60, 60, "offline", false, "9-10", 1);
-        let mut scanner = Scanner::new(Files(&tree), OWN);
+        let mut scanner = Scanner::new(Files(&tree), OWN, None);
         assert!(scanner.scan(&tree.roots(), &online(), second(0)));
         let found = scanner.workloads();
         use WorkloadKind::*;
@@ -325,14 +331,27 @@ mod tests {
     }
 
     #[test]
+    fn whose_cores_follow_forwarding_is_none() {
+        let tree = Tree::new();
+        for (process, cpuset) in [(31, "/apps"), (32, "/apps/web"), (33, "/others")] {
+            tree.thread(process, process, "nginx", false, "4", 4);
+            tree.write(&format!("proc/{process}/cpuset"), &format!("{cpuset}\n"));
+        }
+        let served = Some("/sys/fs/cgroup/apps".into());
+        let mut scanner = Scanner::new(Files(&tree), OWN, served);
+        scanner.scan(&tree.roots(), &online(), second(0));
+        assert_eq!(scanner.workloads(), [workload(33, "/others", WorkloadKind::Container, &[4])]);
+    }
+
+    #[test]
     fn with_two_cores_few_is_one() {
         let tree = Tree::new();
         tree.thread(20, 20, "both", false, "0-1", 0);
         tree.thread(21, 21, "one", false, "1", 0);
-        let mut scanner = Scanner::new(Files(&tree), OWN);
+        let mut scanner = Scanner::new(Files(&tree), OWN, None);
         scanner.scan(&tree.roots(), &[0, 1].into(), second(0));
         assert_eq!(scanner.workloads(), [workload(21, "one", WorkloadKind::Process, &[1])]);
-        let mut scanner = Scanner::new(Files(&tree), OWN);
+        let mut scanner = Scanner::new(Files(&tree), OWN, None);
         scanner.scan(&tree.roots(), &[1].into(), second(0));
         assert_eq!(scanner.workloads(), [], "of a single core all is everything");
     }
@@ -342,7 +361,7 @@ mod tests {
         let tree = Tree::new();
         tree.thread(20, 20, "a", false, "1", 1);
         tree.thread(21, 21, "b", false, "1", 1);
-        let mut scanner = Scanner::new(Files(&tree), OWN);
+        let mut scanner = Scanner::new(Files(&tree), OWN, None);
         let mut scan = |at: f64| scanner.scan(&tree.roots(), &online(), Duration::from_secs_f64(at));
         assert_eq!([scan(5.0), scan(6.0)], [true, false]);
         tree.thread(21, 21, "b", false, "2", 2);
@@ -370,7 +389,7 @@ mod tests {
             }
         }
         let count = Counting(0.into());
-        let mut scanner = Scanner::new(&count, OWN);
+        let mut scanner = Scanner::new(&count, OWN, None);
         let mut asked = Vec::new();
         for at in 0..3 {
             scanner.scan(&tree.roots(), &online(), second(at));

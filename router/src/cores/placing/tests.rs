@@ -7,7 +7,10 @@ use super::super::{
     tree::Tree,
 };
 use super::*;
-use crate::netlink::netdev::{Napi, RxQueue};
+use crate::{
+    netlink::netdev::{Napi, RxQueue},
+    priority::Urgency,
+};
 use std::fmt::Write as _;
 
 const MS: Duration = Duration::from_millis(1);
@@ -164,6 +167,41 @@ fn off_only_looks() {
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![1]));
     assert_eq!(world.placing.queues[&QueueId { port: 1, index: 0 }].load.ran, 1.0);
     assert_eq!(world.placing.period(), LOOKING_PERIOD);
+}
+
+/// Both threads together have what leaves an application 40 %; put back is what they had.
+#[test]
+fn threads_are_as_nice_as_the_floor_asks() {
+    let mut world = World::new("floor = 40\nallowed = \"0\"");
+    let before = Urgency { policy: libc::SCHED_RR, priority: 50, nice: 0 };
+    world.fake.set_urgency(70, before).unwrap();
+    world.periods(300, &[(70, 3, 7), (71, 3, 7)]);
+    let urgency = |world: &World| [70, 71].map(|pid| world.fake.urgency(pid).unwrap());
+    assert_eq!(urgency(&world), [Urgency::usual(1); 2]);
+    assert!(world.troubles().is_empty(), "{:?}", world.troubles());
+    world.looker.put_back();
+    assert_eq!(urgency(&world), [before, Urgency::usual(0)]);
+}
+
+#[test]
+fn a_floor_needs_threads() {
+    let mut world = World::new("floor = 40");
+    world.tree.write("sys/class/net/eth0/threaded", "0\n");
+    world.netlink.tell(Told::default());
+    world.periods(1, &[]);
+    assert!(world.troubles()[0].starts_with("applications have no floor beside queues of eth0"));
+}
+
+/// What a daemon with a floor left is not there for one without.
+#[test]
+fn a_floor_that_is_not_asked_for_any_more_is_taken_back() {
+    let mut world = World::new("floor = 90\nallowed = \"0\"");
+    world.periods(2, &[(70, 3, 7)]);
+    assert!(world.fake.urgency(70).unwrap().nice > 5);
+    let (wanted, ask) = (Arc::default(), Box::new(world.netlink.clone()));
+    let (fake, file) = (world.fake.clone(), world.tree.path("m.cores"));
+    Looker::new(world.tree.roots(), fake, ask, wanted, &["eth0".into()], file).unwrap();
+    assert_eq!(world.fake.urgency(70).unwrap(), Urgency::usual(0));
 }
 
 #[test]
