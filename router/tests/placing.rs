@@ -12,6 +12,7 @@ use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
@@ -214,5 +215,84 @@ fn the_other_core_when_one_is_not_allowed() {
         bed.wait_for("roles", |report| {
             report["cores"][1]["role"] == "forward" || report["cores"][1]["role"] == "both"
         });
+    });
+}
+
+/// A control group of the cpuset controller with a process in it.
+struct Group {
+    directory: PathBuf,
+    sleeper: Child,
+}
+
+impl Group {
+    /// With both cores; none where the controller is not to be had.
+    fn new(name: &str) -> Option<Group> {
+        let above = ["/sys/fs/cgroup/cpuset", "/sys/fs/cgroup"].map(PathBuf::from);
+        let above = above.into_iter().find(|above| {
+            let effective = ["cpuset.cpus.effective", "cpuset.effective_cpus"];
+            effective.iter().any(|file| above.join(file).exists())
+        })?;
+        let directory = above.join(name);
+        fs::create_dir(&directory).unwrap();
+        fs::write(directory.join("cpuset.cpus"), "0-1").unwrap();
+        fs::write(directory.join("cpuset.mems"), "0").unwrap();
+        let sleeper = Command::new("sleep").arg("60").spawn().unwrap();
+        fs::write(directory.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
+        Some(Group { directory, sleeper })
+    }
+
+    fn cores(&self) -> String {
+        fs::read_to_string(self.directory.join("cpuset.cpus")).unwrap().trim().to_owned()
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = (self.sleeper.kill(), self.sleeper.wait());
+        let gone = Instant::now() + PATIENCE;
+        while fs::remove_dir(&self.directory).is_err() && Instant::now() < gone {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn applications_have_the_cores_that_do_not_forward() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("s");
+        let Some(group) = Group::new(&bed.name) else {
+            println!("SKIPPED: no cpuset controller");
+            return;
+        };
+        let serve = format!("serve = {:?}\n", group.directory);
+        let sleeper = |cores: &[u16]| {
+            let allowed: Vec<u16> = Kernel.allowed(group.sleeper.id()).unwrap().cores().collect();
+            allowed == cores
+        };
+        bed.start(&format!("{serve}policy = \"fixed\"\nfixed = {{ p0 = [1, 1], p1 = [1, 1] }}"));
+        let report = bed.wait_for("core 0 for applications", |report| {
+            report["serve"]["cores"] == serde_json::json!([0]) && sleeper(&[0])
+        });
+        assert_eq!(report["workloads"], serde_json::json!([]), "those whose cores follow are none");
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        assert_eq!(group.cores(), "0");
+        // Another one, which forwards on both: applications have both.
+        bed.start(&format!("{serve}policy = \"spread\""));
+        bed.wait_for("both for applications", |report| {
+            report["serve"]["cores"] == serde_json::json!([0, 1]) && sleeper(&[0, 1])
+        });
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        // And one that packs, and ends as it should.
+        bed.start(&format!("{serve}allowed = \"0\""));
+        bed.wait_for("core 1 for applications", |report| {
+            report["serve"]["cores"] == serde_json::json!([1]) && sleeper(&[1])
+        });
+        bed.millrace(&["stop"]);
+        bed.end();
+        assert_eq!(group.cores(), "0-1");
+        assert!(sleeper(&[0, 1]));
     });
 }

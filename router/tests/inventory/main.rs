@@ -288,7 +288,7 @@ fn a_process_that_is_pinned_is_a_workload_until_it_ends() {
     let mut sleepers = Sleepers::start(2);
     let [pinned, free] = [0, 1].map(|i| sleepers.0[i].id());
     Kernel.allow(pinned, &[core].into()).unwrap();
-    let mut scanner = Scanner::new(Kernel, std::process::id());
+    let mut scanner = Scanner::new(Kernel, std::process::id(), None);
     let roots = Roots::at("/proc", "/sys");
     let scan =
         |scanner: &mut Scanner<Kernel>, second| scanner.scan(&roots, &online, Duration::from_secs(second));

@@ -26,7 +26,7 @@ fn walking_two_thousand_processes() {
     let sleepers = Sleepers::start(2000);
     let last = sleepers.0.last().unwrap().id();
     Kernel.allow(last, &[*online.first().unwrap()].into()).unwrap();
-    let (mut scanner, roots) = (Scanner::new(Kernel, std::process::id()), Roots::here().unwrap());
+    let (mut scanner, roots) = (Scanner::new(Kernel, std::process::id(), None), Roots::here().unwrap());
     let (mut costs, mut found_after) = (Vec::new(), None);
     for second in 0..20 {
         let before = cpu_time();
