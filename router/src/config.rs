@@ -234,18 +234,23 @@ impl FromStr for Interval {
                 "{s:?} is not allowed: a time from 2s to 24h, such as \"30s\", \"1500ms\", \"5m\" or \"1h\""
             ))
         };
-        let digits = s.bytes().take_while(u8::is_ascii_digit).count();
-        let number: u64 = s[..digits].parse().map_err(|_| bad())?;
-        let unit_ms = match &s[digits..] {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            _ => return Err(bad()),
-        };
-        let ms = number.checked_mul(unit_ms).filter(|ms| (2000..=86_400_000).contains(ms)).ok_or_else(bad)?;
+        let ms = parse_ms(s).filter(|ms| (2000..=86_400_000).contains(ms)).ok_or_else(bad)?;
         Ok(Self(Duration::from_millis(ms)))
     }
+}
+
+/// Milliseconds of a time with its unit, such as `30s`.
+pub(crate) fn parse_ms(s: &str) -> Option<u64> {
+    let digits = s.bytes().take_while(u8::is_ascii_digit).count();
+    let number: u64 = s[..digits].parse().ok()?;
+    let unit_ms = match &s[digits..] {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return None,
+    };
+    number.checked_mul(unit_ms)
 }
 
 macro_rules! deserialize_by_parsing {

@@ -157,6 +157,15 @@ fn queues_are_packed_and_put_back() {
             thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(bed.allowed(), vec![only; 4]);
+        let top = bed.millrace(&["top", "--once", "--interval", "300ms"]);
+        assert!(top.contains(", policy pack\n") && top.contains("0 flow rules, packets are routed"), "{top}");
+        let row =
+            |start: &str| top.lines().find(|line| line.trim_start().starts_with(start)).unwrap_or_default();
+        assert!(row(&format!("{core}  [")).contains("p0/0 p0/1 p1/0 p1/1"), "{top}");
+        // It ran, if only for microseconds.
+        assert!(row("p0        0").contains("  0%  ") && row("p0        0").contains("  thread "), "{top}");
+        assert!(row("host").starts_with("host    fast  kernel            0"), "{top}");
+        assert!(row("DECISIONS").len() == 9 && top.contains("is given back"), "{top}");
         // Every queue that was elsewhere has its event.
         let events = bed.json(&["events"]).unwrap();
         assert_eq!(events.as_array().unwrap().len(), 2, "{events}");

@@ -87,7 +87,8 @@ pub fn events(events: &[EventReport], silent: bool) -> String {
     events.iter().map(event).collect()
 }
 
-fn event(event: &EventReport) -> String {
+/// A line of `millrace events`.
+pub fn event(event: &EventReport) -> String {
     let cores = |cores: &[CoreId]| cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join("+");
     let EventReport { unix_s, port, queue, from, to, why, .. } = event;
     let change = if from == to { cores(from) } else { format!("{} -> {}", cores(from), cores(to)) };
@@ -144,6 +145,7 @@ mod tests {
             hold_s: 2.0,
             floor: Some(40),
             serve: Some(ServeReport { directory: "/apps".into(), cores: Some(vec![0, 2]) }),
+            at_s: 1.0,
             period_ms: 10,
             cores: vec![
                 CoreReport { workloads: vec!["db".into()], ..core(0, "serve", 0.0, Some(0.25)) },

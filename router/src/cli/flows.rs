@@ -224,7 +224,11 @@ fn changed(output: Output, report: &FlowsChanged, file: Option<&Path>) -> Result
 }
 
 /// Each rule that is meant, as it comes.
-fn each(instance: &Instance, matching: &str, with: impl FnMut(FlowReport) -> Result<()>) -> Result<()> {
+pub(super) fn each(
+    instance: &Instance,
+    matching: &str,
+    with: impl FnMut(FlowReport) -> Result<()>,
+) -> Result<()> {
     let path = format!("/flows?match={}", percent(matching));
     client::lines(&instance.socket(), &path, PATIENCE, with)
         .map_err(|error| error.downcast().map_or_else(|other| other, |call| said(instance, call)))
@@ -269,11 +273,11 @@ fn row(flow: &FlowReport) -> String {
 }
 
 /// Who does what it says.
-fn by(flow: &FlowReport) -> &'static str {
+pub(super) fn by(flow: &FlowReport) -> &'static str {
     if flow.slow { "user" } else { "kernel" }
 }
 
-fn rule(flow: &FlowReport) -> String {
+pub(super) fn rule(flow: &FlowReport) -> String {
     let cookie = (flow.cookie != 0).then(|| format!("cookie={:#x}", flow.cookie));
     let timeout = |name: &str, seconds: u16| (seconds != 0).then(|| format!("{name}={seconds}"));
     let timeouts =

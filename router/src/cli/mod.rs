@@ -7,6 +7,7 @@
 //! | `table.rs` | columns |
 //! | `flows.rs` | `millrace flows` |
 //! | `cores.rs` | cores and events as text |
+//! | `top/` | `millrace top` |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 pub(crate) mod capture;
@@ -14,6 +15,7 @@ mod cores;
 mod flows;
 mod table;
 mod text;
+mod top;
 
 use crate::{
     config::{Config, Interval, OpenFlowVersion, PortName, Target},
@@ -88,6 +90,9 @@ enum Command {
     Cores(Output),
     /// What was decided about queues and cores, when and why.
     Events(Events),
+    /// Cores, queues, routers and flow rules, live.
+    #[command(after_help = top::HELP)]
+    Top(top::Top),
     /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
     Controllers(Output),
     /// Take everything out of the kernel: plain Linux forwards.
@@ -238,7 +243,7 @@ pub fn main() -> ExitCode {
 impl Command {
     fn is_json(&self) -> bool {
         match self {
-            Command::Run(_) => false,
+            Command::Run(_) | Command::Top(_) => false,
             Command::Status(o)
             | Command::Controllers(o)
             | Command::Cores(o)
@@ -272,6 +277,7 @@ impl Cli {
             Command::Flows(flows) => flows.run(&instance),
             Command::Cores(o) => show(o, &get::<CoresReport>(&instance, "/cores")?, cores::cores),
             Command::Events(events) => return events.run(&instance),
+            Command::Top(top) => return top.run(instance),
             Command::Controllers(o) => {
                 show(o, &get::<ControllersReport>(&instance, "/controllers")?, text::controllers)
             }
@@ -542,6 +548,7 @@ mod tests {
             "flows mod --strict in_port=1,actions=drop",
             "flows del",
             "flows watch --json",
+            "top --interval 500ms --once",
         ];
         for line in fine {
             let words = line.split(' ').map(|w| w.replace('_', " "));
@@ -561,6 +568,7 @@ mod tests {
             ("flows add", "required"),
             ("flows add actions=drop --file f", "cannot be used with"),
             ("flows mod", "required"),
+            ("top --interval 1h", "200ms to 1m"),
         ];
         for (line, part) in wrong {
             let error =

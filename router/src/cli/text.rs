@@ -239,7 +239,7 @@ pub fn routers(routers: &[RouterReport]) -> String {
 }
 
 /// Of a router's interfaces: all, some or none of a family.
-fn how_much(r: &RouterReport) -> Families<&'static str> {
+pub fn how_much(r: &RouterReport) -> Families<&'static str> {
     let word = |accelerated: bool, why_not: &[String], own: fn(&LeftInterface) -> bool| {
         let left = r.left_to_kernel.iter().filter(|i| own(i)).count() as u64;
         match accelerated {
@@ -380,7 +380,7 @@ pub fn stop(s: &StopReport) -> String {
     s.done.iter().map(|line| format!("{line}\n")).collect()
 }
 
-fn span(seconds: u64) -> String {
+pub fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),

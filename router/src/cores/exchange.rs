@@ -12,7 +12,7 @@
 
 use super::{
     CoreId, QueueId,
-    load::Load,
+    load::{Load, Times},
     look::Found,
     placing::Happened,
     queues::{Obstacle, QueueSource},
@@ -35,6 +35,8 @@ const MOST_FAILURES: usize = 8;
 /// Everything as it was at the end of one control period.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
+    /// When that was, since boot.
+    pub at: Duration,
     pub period: Duration,
     pub found: Arc<Found>,
     pub view: View,
@@ -43,6 +45,8 @@ pub struct Snapshot {
     pub queues: Vec<QueueNow>,
     /// What other work takes, as a fraction of each core; none of those of which it is not known yet.
     pub others: BTreeMap<CoreId, f64>,
+    /// Time that queues ran since the beginning, by the core that they ran on.
+    pub forwarding_ns: BTreeMap<CoreId, u64>,
     /// What cannot be read or done, as sentences.
     pub troubles: Vec<String>,
 }
@@ -54,6 +58,7 @@ pub struct QueueNow {
     /// The lowest of the queues that are moved with it; itself, if it is that.
     pub leader: QueueId,
     pub load: Load,
+    pub times: Times,
     pub is_estimate: bool,
     /// Why it is not moved now, although something could.
     pub refused: Option<Obstacle>,

@@ -53,6 +53,7 @@ impl Handle {
         let given = now.found.served.as_ref().map(|cores| cores.iter().copied().collect());
         CoresReport {
             serve: report.serve.clone().map(|serve| ServeReport { cores: given, ..serve }),
+            at_s: now.at.as_secs_f64(),
             period_ms: now.period.as_millis() as u64,
             cores: now.found.machine.cores.iter().map(|site| self.core(&now, site)).collect(),
             queues: now.queues.iter().map(|queue| self.queue(queue)).collect(),
@@ -102,6 +103,7 @@ impl Handle {
             physical: site.physical,
             role: roles.get(&site.id).map_or("idle", |role| role.name()).into(),
             may_forward: self.wanted.allowed.as_ref().is_none_or(|allowed| allowed.0.contains(&site.id)),
+            forwarding_ns: now.forwarding_ns.get(&site.id).copied().unwrap_or(0),
             forwarding: here.fold(0.0, |sum, queue| sum + queue.ran),
             other: now.others.get(&site.id).copied(),
             workloads: pinned.map(|workload| workload.name.clone()).collect(),
@@ -109,7 +111,7 @@ impl Handle {
     }
 
     fn queue(&self, queue: &QueueNow) -> QueueReport {
-        let QueueNow { source, load, leader, .. } = queue;
+        let QueueNow { source, load, leader, times, .. } = queue;
         let (moved_by, why_not) = match (queue.refused, source.control) {
             (Some(why), _) | (None, Control::None { why }) => (None, Some(why.to_string())),
             (None, Control::Thread { pid }) => (Some(format!("thread {pid}")), None),
@@ -125,6 +127,8 @@ impl Handle {
             ran: load.ran,
             waited: load.waited,
             wakeups_per_s: load.wakeups_per_s,
+            ran_ns: times.ran_ns,
+            wakeups: times.wakeups,
             is_estimate: queue.is_estimate,
         }
     }

@@ -180,6 +180,7 @@ impl<A: Scheduling> Placing<A> {
             source: queue.source,
             leader: queue.leader,
             load: queue.load,
+            times: queue.times,
             is_estimate: queue.is_estimate(),
             refused: queue.refused(now),
         };
@@ -187,11 +188,13 @@ impl<A: Scheduling> Placing<A> {
         let refused = self.queues.values().filter_map(Watched::trouble);
         let troubles = self.troubles.iter().chain(&found.troubles).map(String::as_str).chain(refused);
         Some(Snapshot {
+            at: now,
             period: self.period(),
             view: self.view.clone(),
             plan: self.plan.clone(),
             queues: self.queues.values().map(queue).collect(),
             others: found.machine.cores.iter().filter_map(other).collect(),
+            forwarding_ns: self.forwarding_ns.clone(),
             troubles: troubles.map(str::to_owned).collect(),
             found,
         })

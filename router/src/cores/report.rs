@@ -19,6 +19,9 @@ pub struct CoresReport {
     pub floor: Option<u32>,
     /// The control group of applications whose cores follow forwarding.
     pub serve: Option<ServeReport>,
+    /// When cores and queues were measured, seconds since boot (CLOCK_MONOTONIC).
+    #[serde(default)]
+    pub at_s: f64,
     /// Time between two decisions.
     pub period_ms: u64,
     /// Online, by ascending number.
@@ -52,6 +55,9 @@ pub struct CoreReport {
     pub may_forward: bool,
     /// In the last control period.
     pub forwarding: f64,
+    /// That it forwarded, nanoseconds since the daemon's start.
+    #[serde(default)]
+    pub forwarding_ns: u64,
     /// Neither forwarding nor idle, in the last 200 ms; absent: not known yet.
     pub other: Option<f64>,
     /// Names of workloads that are pinned to it.
@@ -76,6 +82,11 @@ pub struct QueueReport {
     /// Fraction of that period that it could have run and something else did.
     pub waited: f64,
     pub wakeups_per_s: f64,
+    /// That it ran, nanoseconds, and how often it began to; both since some moment.
+    #[serde(default)]
+    pub ran_ns: u64,
+    #[serde(default)]
+    pub wakeups: u64,
     /// Time is known to some 200 ms only, and shared with other softirqs of the core.
     pub is_estimate: bool,
 }

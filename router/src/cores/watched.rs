@@ -19,6 +19,8 @@ pub struct Watched {
     pub leader: QueueId,
     /// In the last period; of one that only softirqs tell of, over [`super::load::WINDOW`].
     pub load: Load,
+    /// At the last reading.
+    pub times: Times,
     time: Time,
     meter: Meter,
     /// At the last reading.
@@ -83,6 +85,7 @@ impl Watched {
             node,
             leader,
             load: Load::default(),
+            times: Times::default(),
             time,
             meter: Meter::default(),
             ran_ns: None,
@@ -186,6 +189,7 @@ impl Watched {
             return Ok(None);
         };
         let ran_ns = self.ran_since(times);
+        self.times = times;
         if let Some(load) = self.meter.load(now, times) {
             self.load = load;
         }

@@ -117,9 +117,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let found = self.steerer.as_ref().map_or("none".into(), |steerer| steerer.describe(id));
             self.config.steering.then_some(found)
         };
-        let report = |(id, port): (&PortId, &PortState)| PortReport {
-            classifier: classifier(*id),
-            ..port_report(*id, port, totals)
+        let mut counts: BTreeMap<PortId, InterfaceCount> = BTreeMap::new();
+        for interface in self.world.mirror.interfaces() {
+            let count = interface.interface.and_then(|id| totals.interfaces.get(&id));
+            counts.entry(interface.port).or_default().add(count.copied().unwrap_or_default());
+        }
+        let report = |(id, port): (&PortId, &PortState)| {
+            let count = counts.get(id).copied().unwrap_or_default();
+            PortReport { classifier: classifier(*id), ..port_report(*id, port, count, totals) }
         };
         self.world.ports.iter().map(report).collect()
     }
@@ -321,9 +326,10 @@ fn json(value: &impl Serialize) -> Answer {
     serde_json::to_value(value).map_err(|e| ApiError::failed(e.to_string()))
 }
 
-fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
+fn port_report(id: PortId, port: &PortState, count: InterfaceCount, totals: &Counters) -> PortReport {
     let charged = reasons(totals, |payer| payer == Charge::Port(id)).into_iter();
-    let (lost, unclassified) = charged.partition(|reason| reason.class == "lost");
+    let (lost, unclassified): (_, Vec<_>) = charged.partition(|reason| reason.class == "lost");
+    let nobodys = unclassified.iter().fold(0, |sum, reason| reason.packets.wrapping_add(sum));
     PortReport {
         port: port.name.clone(),
         id,
@@ -333,6 +339,8 @@ fn port_report(id: PortId, port: &PortState, totals: &Counters) -> PortReport {
         problems: port.obstacles(),
         note: port.note.clone(),
         classifier: None,
+        rx_packets: count.rx_packets().wrapping_add(nobodys),
+        tx_packets: count.tx_packets,
         unclassified,
         lost,
     }

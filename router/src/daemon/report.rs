@@ -116,6 +116,11 @@ pub struct PortReport {
     /// What its classifier does; `None`: flows are not to be steered.
     #[serde(default)]
     pub classifier: Option<String>,
+    /// Packets that arrived, and those that were routed out through it. What flow rules send without routing is in neither.
+    #[serde(default)]
+    pub rx_packets: u64,
+    #[serde(default)]
+    pub tx_packets: u64,
     /// Packets that belong to no interface, by reason.
     pub unclassified: Vec<ReasonCount>,
     /// Packets redirected to it that it did not take, by reason.

@@ -142,7 +142,7 @@ fn a_start_that_fails_after_attaching_leaves_what_it_found() {
 
 #[test]
 fn counters_go_on_after_a_restart_and_a_growth() {
-    let count = InterfaceCount { forwarded_packets: 5, ..InterfaceCount::default() };
+    let count = InterfaceCount { forwarded_packets: 5, tx_packets: 4, ..InterfaceCount::default() };
     let counted = Counters {
         packets: 9,
         interfaces: [(1, count)].into(),
@@ -171,6 +171,8 @@ fn counters_go_on_after_a_restart_and_a_growth() {
     assert_eq!(told(&status.ports[1].lost), [("tx_ring_full".into(), 6)]);
     assert_eq!(told(&status.ports[1].unclassified), [("not_our_mac".into(), 2)]);
     assert_eq!(told(&status.ports[0].lost), []);
+    let counts = status.ports.iter().map(|port| (port.rx_packets, port.tx_packets));
+    assert_eq!(counts.collect::<Vec<_>>(), [(10, 8), (2, 0)], "of its interfaces, and of none");
 }
 
 #[test]

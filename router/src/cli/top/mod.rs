@@ -1,0 +1,109 @@
+//! `millrace top`: cores, queues, routers and flow rules, live.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `reading.rs`, `ticks.rs` | what the daemon and /proc/stat say at one moment |
+//! | `model.rs` | from two of them to rates and rows; pure |
+//! | `draw.rs`, `columns.rs` | rows as lines, and lines on a terminal; pure |
+//! | `state.rs` | what is chosen, and keys |
+//! | `mod.rs`, `terminal.rs` | the loop; keys, signals and readings as they come |
+
+mod columns;
+mod draw;
+mod model;
+mod reading;
+mod state;
+mod terminal;
+mod ticks;
+
+use super::print;
+use crate::daemon::instance::Instance;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use model::Model;
+use ratatui::crossterm::terminal::size;
+use reading::{Reader, Reading};
+use state::{Period, State, View};
+use std::{
+    io::{self, IsTerminal},
+    process::ExitCode,
+    sync::mpsc::RecvTimeoutError,
+    thread,
+    time::{Duration, Instant},
+};
+use terminal::{Event, Events, Screen};
+
+pub const HELP: &str = "\
+Keys: 1 to 4 or Tab: cores, queues, routers, flows; arrows, PgUp, PgDn, Home, End scroll; + and - ask less or more often; space
+holds the picture; q, Esc or Ctrl-C ends. A core's time goes to forwarding (#), the rest of the kernel (+), applications (=) and,
+on a virtual machine, others (!); forwarding of queues that nothing moves counts as the kernel's. Without colours: NO_COLOR=1.
+docs/top.md explains every column.";
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Time between two readings.
+    #[arg(long, value_name = "TIME", default_value = "1s")]
+    interval: Period,
+    /// Print all views as text, with the rates of one interval, and end; needs no terminal.
+    #[arg(long)]
+    once: bool,
+}
+
+impl Top {
+    pub fn run(self, instance: Instance) -> Result<ExitCode> {
+        let mut reader = Reader::new(instance);
+        if self.once {
+            return once(&mut reader, self.interval.0);
+        }
+        if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
+            bail!("this is no terminal: `millrace top --once` prints everything once, as text");
+        }
+        let code = live(reader, State::new(self.interval))?;
+        Ok(ExitCode::from(code))
+    }
+}
+
+fn once(reader: &mut Reader, interval: Duration) -> Result<ExitCode> {
+    let told = |reading: Reading| match reading.daemon {
+        Ok(_) => Ok(reading),
+        Err(error) => bail!(error),
+    };
+    let before = told(reader.read(true))?;
+    thread::sleep(interval);
+    let now = told(reader.read(true))?;
+    let width = match io::stdout().is_terminal() {
+        true => size().map_or(80, |(columns, _)| columns.into()),
+        false => usize::MAX,
+    };
+    print(&draw::text(&Model::new(Some(&before), &now), width))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Until a key or a signal ends it; the exit code.
+fn live(reader: Reader, mut state: State) -> Result<u8> {
+    let mut screen = Screen::open().context("opening the terminal")?;
+    let events = Events::start(reader)?;
+    let mut last: Option<Reading> = None;
+    let mut model = None;
+    let mut asked = events.ask(state.view == View::Flows);
+    let mut asked_at = Instant::now();
+    loop {
+        screen.draw(|frame| draw::frame(frame, model.as_ref(), &mut state))?;
+        let due = (!asked && !state.paused).then(|| state.period.saturating_sub(asked_at.elapsed()));
+        match events.next(due) {
+            Err(RecvTimeoutError::Timeout) => {
+                asked = events.ask(state.view == View::Flows);
+                asked_at = Instant::now();
+            }
+            Ok(Event::Read(reading)) => {
+                asked = false;
+                model = Some(Model::new(last.as_ref(), &reading));
+                last = Some(*reading);
+            }
+            Ok(Event::Key(key)) if !state.press(key) => return Ok(0),
+            Ok(Event::Key(_) | Event::Resized) => {}
+            Ok(Event::End(code)) => return Ok(code),
+            Err(RecvTimeoutError::Disconnected) => return Ok(1),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! From two readings to rows: rates are what was counted meanwhile, over the time between them. `None`: not known, as of something
+//! that was not there before, or whose counter began anew.
+
+use super::{
+    reading::{Daemon, Reading},
+    ticks::Ticks,
+};
+use crate::{
+    cli::{flows, text::how_much},
+    cores::report::{CoreReport, EventReport, QueueReport},
+    daemon::report::{PortReport, ReasonCount, RouterReport, Status},
+    switch::report::{FlowReport, FlowsStatus},
+};
+use logic::cores::CoreId;
+use std::collections::{BTreeMap, HashMap};
+
+/// Reasons that a router is shown with.
+const TOP_REASONS: usize = 3;
+/// Rules that are shown.
+const TOP_RULES: usize = 40;
+
+/// All that is shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    /// The kernel tells of them without a daemon, too.
+    pub cores: Vec<CoreRow>,
+    /// Or why there is no daemon to ask.
+    pub daemon: Result<Told, String>,
+}
+
+/// What the daemon tells.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    pub head: Head,
+    pub queues: Vec<QueueRow>,
+    pub ports: Vec<PortRow>,
+    pub routers: Vec<RouterRow>,
+    pub rules: Rules,
+    /// The last one first.
+    pub events: Vec<EventReport>,
+}
+
+/// How it goes as a whole.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Head {
+    pub version: String,
+    pub instance: Option<String>,
+    pub uptime_s: u64,
+    pub policy: String,
+    /// What is wrong, the worst first.
+    pub problems: Vec<String>,
+    pub forwarded_pps: Option<f64>,
+    pub forwarded_bps: Option<f64>,
+    pub passed_pps: Option<f64>,
+    pub dropped_pps: Option<f64>,
+    pub lost_pps: Option<f64>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CoreRow {
+    pub core: CoreId,
+    pub role: String,
+    pub shares: Option<Shares>,
+    /// `eth1/0`.
+    pub queues: Vec<String>,
+    pub workloads: Vec<String>,
+}
+
+/// Fractions of a core's time; what is left is idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shares {
+    /// Of queues whose time is known.
+    pub forwarding: f64,
+    /// Of the rest; forwarding that is not known, too.
+    pub kernel: f64,
+    pub applications: f64,
+    /// By a hypervisor.
+    pub stolen: f64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct QueueRow {
+    pub port: String,
+    pub queue: u16,
+    pub core: Option<CoreId>,
+    /// Fraction of a core.
+    pub load: Option<f64>,
+    pub is_estimate: bool,
+    /// Of a port's only queue.
+    pub pps: Option<f64>,
+    pub wakeups_per_s: Option<f64>,
+    /// Or why nothing does.
+    pub moved_by: Result<String, String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PortRow {
+    pub port: String,
+    pub mode: String,
+    pub rx_pps: Option<f64>,
+    pub tx_pps: Option<f64>,
+    pub lost_pps: Option<f64>,
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RouterRow {
+    pub router: String,
+    /// `fast`, `partly` or `kernel`.
+    pub ipv4: &'static str,
+    pub ipv6: &'static str,
+    pub forwarded_pps: Option<f64>,
+    pub passed_pps: Option<f64>,
+    pub dropped_pps: Option<f64>,
+    pub ns_per_packet: Option<f64>,
+    /// Why packets were not forwarded, the most frequent now first.
+    pub reasons: Vec<(String, f64)>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rules {
+    pub status: FlowsStatus,
+    /// Of the packets that were looked up, how many the cache knew.
+    pub hit_rate: Option<f64>,
+    pub hits_pps: Option<f64>,
+    pub misses_pps: Option<f64>,
+    pub slow_pps: Option<f64>,
+    pub slow_lost_pps: Option<f64>,
+    /// The busiest first; `None`: not listed.
+    pub busiest: Option<Vec<RuleRow>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RuleRow {
+    pub pps: Option<f64>,
+    pub bps: Option<f64>,
+    pub packets: u64,
+    /// `kernel` or `user`.
+    pub by: &'static str,
+    pub rule: String,
+}
+
+impl Model {
+    /// Of a reading and the one before it.
+    pub fn new(before: Option<&Reading>, now: &Reading) -> Model {
+        let ticks = before.map_or(&[][..], |before| &before.ticks);
+        let told = match &now.daemon {
+            Ok(told) => told,
+            Err(error) => {
+                return Model {
+                    cores: cores(&[], &[], ticks, now, Seconds(0.0)),
+                    daemon: Err(error.clone()),
+                };
+            }
+        };
+        let nothing = Daemon::default();
+        let (old, seconds) = match before.and_then(|before| Some((before.daemon.as_ref().ok()?, before.at))) {
+            Some((old, at)) => (old, Seconds(now.at.saturating_sub(at).as_secs_f64())),
+            // No time has passed: there are no rates.
+            None => (&nothing, Seconds(0.0)),
+        };
+        let ports = ports(&old.status, &told.status, seconds);
+        // Cores were measured some time before they were asked for.
+        let measured = Seconds(if seconds.0 > 0.0 { told.cores.at_s - old.cores.at_s } else { 0.0 });
+        let mut cores = cores(&old.cores.cores, &told.cores.cores, ticks, now, measured);
+        for row in &mut cores {
+            let here = told.cores.queues.iter().filter(|queue| queue.core == Some(row.core));
+            row.queues = here.map(|queue| format!("{}/{}", queue.port, queue.queue)).collect();
+        }
+        let told = Told {
+            head: head(old, told, seconds),
+            queues: queues(old, told, &ports, measured),
+            ports,
+            routers: routers(&old.status.routers, &told.status.routers, seconds),
+            rules: rules(old, told, seconds),
+            events: told.events.iter().rev().cloned().collect(),
+        };
+        Model { cores, daemon: Ok(told) }
+    }
+}
+
+/// Time that has passed.
+#[derive(Clone, Copy)]
+struct Seconds(f64);
+
+impl Seconds {
+    fn rate(self, before: Option<u64>, now: u64) -> Option<f64> {
+        let counted = now.checked_sub(before?)?;
+        (self.0 > 0.0).then(|| counted as f64 / self.0)
+    }
+
+    /// Of nanoseconds that were spent, of one core.
+    fn fraction(self, before: Option<u64>, now: u64) -> Option<f64> {
+        self.rate(before, now).map(|ns_per_s| (ns_per_s / 1e9).min(1.0))
+    }
+}
+
+fn head(old: &Daemon, told: &Daemon, seconds: Seconds) -> Head {
+    let (was, is) = (&old.status, &told.status);
+    let problems = is.problem.iter().cloned();
+    let unread = is.troubles.iter().map(|trouble| format!("cannot be read: {trouble}"));
+    let ports = is.ports.iter().flat_map(|port| {
+        port.problems.iter().map(move |problem| format!("port {} is not trusted: {problem}", port.port))
+    });
+    Head {
+        version: is.version.clone(),
+        instance: is.instance.clone(),
+        uptime_s: is.uptime_s,
+        policy: told.cores.policy.clone(),
+        problems: problems.chain(unread).chain(ports).chain(told.cores.troubles.iter().cloned()).collect(),
+        forwarded_pps: seconds.rate(Some(was.packets.forwarded), is.packets.forwarded),
+        forwarded_bps: seconds
+            .rate(Some(was.packets.forwarded_bytes), is.packets.forwarded_bytes)
+            .map(|bytes| 8.0 * bytes),
+        passed_pps: seconds.rate(Some(was.packets.passed), is.packets.passed),
+        dropped_pps: seconds.rate(Some(was.packets.dropped), is.packets.dropped),
+        lost_pps: seconds.rate(Some(was.lost), is.lost),
+    }
+}
+
+/// Those the daemon or the kernel names.
+fn cores(
+    was: &[CoreReport],
+    is: &[CoreReport],
+    ticks: &[Ticks],
+    now: &Reading,
+    seconds: Seconds,
+) -> Vec<CoreRow> {
+    let mut rows: BTreeMap<CoreId, CoreRow> = BTreeMap::new();
+    let was: HashMap<_, _> = was.iter().map(|core| (core.core, core.forwarding_ns)).collect();
+    let mut forwarding: HashMap<CoreId, f64> = HashMap::new();
+    for core in is {
+        let role =
+            if core.may_forward { core.role.clone() } else { format!("{}, may not forward", core.role) };
+        let workloads = core.workloads.clone();
+        rows.insert(core.core, CoreRow { core: core.core, role, workloads, ..CoreRow::default() });
+        if let Some(fraction) = seconds.fraction(was.get(&core.core).copied(), core.forwarding_ns) {
+            forwarding.insert(core.core, fraction);
+        }
+    }
+    let before: HashMap<_, _> = ticks.iter().map(|ticks| (ticks.core, ticks)).collect();
+    for ticks in &now.ticks {
+        let row =
+            rows.entry(ticks.core).or_insert_with(|| CoreRow { core: ticks.core, ..CoreRow::default() });
+        let forwarding = forwarding.get(&ticks.core).copied().unwrap_or(0.0);
+        row.shares = before.get(&ticks.core).and_then(|before| shares(before, ticks, forwarding));
+    }
+    rows.into_values().collect()
+}
+
+/// Forwarding is known better than what ticks found: the rest is fitted to it.
+fn shares(before: &Ticks, now: &Ticks, forwarding: f64) -> Option<Shares> {
+    let all = now.sum().checked_sub(before.sum()).filter(|ticks| *ticks > 0)? as f64;
+    let part = |before: u64, now: u64| now.saturating_sub(before) as f64 / all;
+    let forwarding = forwarding.clamp(0.0, 1.0);
+    let applications = part(before.applications, now.applications).min(1.0 - forwarding);
+    let stolen = part(before.stolen, now.stolen).min(1.0 - forwarding - applications);
+    let kernel = part(before.kernel, now.kernel) - forwarding;
+    let kernel = kernel.clamp(0.0, (1.0 - forwarding - applications - stolen).max(0.0));
+    Some(Shares { forwarding, kernel, applications, stolen })
+}
+
+fn queues(old: &Daemon, told: &Daemon, ports: &[PortRow], seconds: Seconds) -> Vec<QueueRow> {
+    let name = |queue: &QueueReport| (queue.port.clone(), queue.queue);
+    let was: HashMap<_, _> = old.cores.queues.iter().map(|queue| (name(queue), queue)).collect();
+    let mut of_port: HashMap<&str, usize> = HashMap::new();
+    told.cores.queues.iter().for_each(|queue| *of_port.entry(&queue.port).or_default() += 1);
+    let row = |queue: &QueueReport| {
+        let was = was.get(&name(queue));
+        let is_measured = queue.core.is_some() && (queue.moved_by.is_some() || queue.is_estimate);
+        let is_measured = is_measured && queue.moved_with.is_none();
+        let load = seconds.fraction(was.map(|was| was.ran_ns), queue.ran_ns);
+        let wakeups_per_s = seconds.rate(was.map(|was| was.wakeups), queue.wakeups);
+        let port = ports.iter().find(|port| port.port == queue.port);
+        QueueRow {
+            port: queue.port.clone(),
+            queue: queue.queue,
+            core: queue.core,
+            load: load.filter(|_| is_measured),
+            is_estimate: queue.is_estimate,
+            pps: port.filter(|_| of_port[&*queue.port] == 1).and_then(|port| port.rx_pps),
+            wakeups_per_s: wakeups_per_s.filter(|_| is_measured),
+            moved_by: match (&queue.moved_by, &queue.moved_with) {
+                (Some(_), Some(leader)) => Ok(format!("with {leader}")),
+                (Some(by), None) => Ok(by.clone()),
+                (None, _) => Err(queue.why_not.clone().unwrap_or_default()),
+            },
+        }
+    };
+    told.cores.queues.iter().map(row).collect()
+}
+
+fn ports(was: &Status, is: &Status, seconds: Seconds) -> Vec<PortRow> {
+    let was: HashMap<_, _> = was.ports.iter().map(|port| (&port.port, port)).collect();
+    let lost = |port: &PortReport| port.lost.iter().fold(0_u64, |sum, lost| sum.saturating_add(lost.packets));
+    let row = |port: &PortReport| {
+        let was = was.get(&port.port);
+        PortRow {
+            port: port.port.clone(),
+            mode: port.mode.clone(),
+            rx_pps: seconds.rate(was.map(|was| was.rx_packets), port.rx_packets),
+            tx_pps: seconds.rate(was.map(|was| was.tx_packets), port.tx_packets),
+            lost_pps: seconds.rate(was.map(|was| lost(was)), lost(port)),
+            problems: port.problems.clone(),
+        }
+    };
+    is.ports.iter().map(row).collect()
+}
+
+fn routers(was: &[RouterReport], is: &[RouterReport], seconds: Seconds) -> Vec<RouterRow> {
+    let was: HashMap<_, _> = was.iter().map(|router| (&router.router, router)).collect();
+    let row = |router: &RouterReport| {
+        let was = was.get(&router.router);
+        let how = how_much(router);
+        let rate = |field: fn(&RouterReport) -> u64| seconds.rate(was.map(|was| field(was)), field(router));
+        RouterRow {
+            router: router.router.clone(),
+            ipv4: how.ipv4,
+            ipv6: how.ipv6,
+            forwarded_pps: rate(|router| router.packets.forwarded),
+            passed_pps: rate(|router| router.packets.passed),
+            dropped_pps: rate(|router| router.packets.dropped),
+            ns_per_packet: router.ns_per_packet,
+            reasons: was.map_or_else(Vec::new, |was| reasons(&was.reasons, &router.reasons, seconds)),
+        }
+    };
+    is.iter().map(row).collect()
+}
+
+/// Those that count now.
+fn reasons(was: &[ReasonCount], is: &[ReasonCount], seconds: Seconds) -> Vec<(String, f64)> {
+    let before = |reason: &str| was.iter().find(|was| was.reason == reason).map_or(0, |was| was.packets);
+    let rate = |now: &ReasonCount| seconds.rate(Some(before(&now.reason)), now.packets);
+    let mut rates: Vec<_> = is.iter().filter_map(|now| Some((now.reason.clone(), rate(now)?))).collect();
+    rates.retain(|(_, pps)| *pps > 0.0);
+    rates.sort_by(|a, b| b.1.total_cmp(&a.1));
+    rates.truncate(TOP_REASONS);
+    rates
+}
+
+fn rules(old: &Daemon, told: &Daemon, seconds: Seconds) -> Rules {
+    let (was, is) = (&old.status.flows, &told.status.flows);
+    let rate = |field: fn(&FlowsStatus) -> u64| seconds.rate(Some(field(was)), field(is));
+    let (hits_pps, misses_pps) = (rate(|flows| flows.cache_hits), rate(|flows| flows.cache_misses));
+    let hit_rate = hits_pps.zip(misses_pps).map(|(hits, misses)| hits / (hits + misses));
+    Rules {
+        status: is.clone(),
+        // Nothing was looked up: no rate.
+        hit_rate: hit_rate.filter(|rate| rate.is_finite()),
+        hits_pps,
+        misses_pps,
+        slow_pps: rate(|flows| flows.slow_done),
+        slow_lost_pps: rate(|flows| flows.slow_lost),
+        busiest: told.rules.as_ref().map(|now| busiest(old.rules.as_deref(), now, seconds)),
+    }
+}
+
+fn busiest(was: Option<&[FlowReport]>, is: &[FlowReport], seconds: Seconds) -> Vec<RuleRow> {
+    fn name(rule: &FlowReport) -> (u8, u16, &str) {
+        (rule.table, rule.priority, &rule.matching)
+    }
+    let was: HashMap<_, _> = was.into_iter().flatten().map(|rule| (name(rule), rule)).collect();
+    let row = |rule: &FlowReport| {
+        let was = was.get(&name(rule));
+        RuleRow {
+            pps: seconds.rate(was.map(|was| was.packets), rule.packets),
+            bps: seconds.rate(was.map(|was| was.bytes), rule.bytes).map(|bytes| 8.0 * bytes),
+            packets: rule.packets,
+            by: flows::by(rule),
+            rule: flows::rule(rule),
+        }
+    };
+    let mut rows: Vec<RuleRow> = is.iter().map(row).collect();
+    let pps = |row: &RuleRow| row.pps.unwrap_or(0.0);
+    rows.sort_by(|a, b| pps(b).total_cmp(&pps(a)).then(b.packets.cmp(&a.packets)));
+    rows.truncate(TOP_RULES);
+    rows
+}
+
+#[cfg(test)]
+pub mod tests;

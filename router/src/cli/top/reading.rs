@@ -1,0 +1,106 @@
+//! What is asked of the daemon and of /proc at one moment. Everything is bounded: answers by the client, rules and decisions here.
+
+use super::ticks::{self, Ticks};
+use crate::{
+    cli::{flows, get},
+    cores::report::{CoresReport, EventReport},
+    daemon::{instance::Instance, kernel::monotonic, report::Status},
+    switch::report::FlowReport,
+};
+use anyhow::{Result, bail};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{self, Read as _},
+    time::Duration,
+};
+
+/// Rules that are listed at a time: with more, asking for them would be a load of its own.
+pub const MOST_RULES: usize = 1000;
+/// Decisions that are kept.
+const MOST_EVENTS: usize = 64;
+
+/// What was known at one moment.
+#[derive(Clone, Debug)]
+pub struct Reading {
+    /// Since boot.
+    pub at: Duration,
+    /// Or why there is no daemon to ask.
+    pub daemon: Result<Daemon, String>,
+    pub ticks: Vec<Ticks>,
+}
+
+/// What the daemon said.
+#[derive(Clone, Debug, Default)]
+pub struct Daemon {
+    pub status: Status,
+    pub cores: CoresReport,
+    /// The last ones, in order.
+    pub events: Vec<EventReport>,
+    /// `None`: not asked for, or more than [`MOST_RULES`].
+    pub rules: Option<Vec<FlowReport>>,
+}
+
+/// Asks; remembers which decisions it has seen.
+pub struct Reader {
+    instance: Instance,
+    /// Process of the daemon that made `events`.
+    pid: u32,
+    events: VecDeque<EventReport>,
+}
+
+impl Reader {
+    pub fn new(instance: Instance) -> Reader {
+        Reader { instance, pid: 0, events: VecDeque::new() }
+    }
+
+    /// Now; `rules`: with what each flow rule has counted.
+    pub fn read(&mut self, rules: bool) -> Reading {
+        let daemon = self.ask(rules).map_err(|error| format!("{error:#}"));
+        let ticks = read_ticks().unwrap_or_default();
+        Reading { at: monotonic(), daemon, ticks }
+    }
+
+    fn ask(&mut self, rules: bool) -> Result<Daemon> {
+        let status: Status = get(&self.instance, "/status")?;
+        let cores = get(&self.instance, "/cores")?;
+        self.ask_events(status.pid)?;
+        let rules = match rules && status.flows.rules <= MOST_RULES as u64 {
+            true => self.ask_rules()?,
+            false => None,
+        };
+        Ok(Daemon { status, cores, events: self.events.iter().cloned().collect(), rules })
+    }
+
+    fn ask_events(&mut self, pid: u32) -> Result<()> {
+        if pid != self.pid {
+            // Another daemon counts from 1 again.
+            (self.pid, self.events) = (pid, VecDeque::new());
+        }
+        let seen = self.events.back().map_or(0, |event| event.number);
+        let new: Vec<EventReport> = get(&self.instance, &format!("/events?after={seen}"))?;
+        self.events.extend(new);
+        self.events.drain(..self.events.len().saturating_sub(MOST_EVENTS));
+        Ok(())
+    }
+
+    fn ask_rules(&self) -> Result<Option<Vec<FlowReport>>> {
+        let mut rules = Vec::new();
+        let mut is_whole = true;
+        let listed = flows::each(&self.instance, "", |flow| {
+            is_whole = rules.len() < MOST_RULES;
+            if !is_whole {
+                bail!("more rules than are listed");
+            }
+            rules.push(flow);
+            Ok(())
+        });
+        if is_whole { listed.map(|()| Some(rules)) } else { Ok(None) }
+    }
+}
+
+fn read_ticks() -> io::Result<Vec<Ticks>> {
+    let mut text = String::new();
+    File::open("/proc/stat")?.take(ticks::MOST_BYTES).read_to_string(&mut text)?;
+    Ok(ticks::parse(&text))
+}

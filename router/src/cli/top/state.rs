@@ -1,0 +1,175 @@
+//! What the person at the terminal has chosen, and what keys change of it.
+
+use crate::config::{BadValue, parse_ms};
+use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use std::{str::FromStr, time::Duration};
+
+/// Between two readings: what `+` and `-` choose from, milliseconds.
+const PERIODS_MS: [u64; 7] = [200, 500, 1000, 2000, 5000, 10_000, 60_000];
+
+/// Time between two readings, 200 ms to a minute: the daemon tells of queues ten times a second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Period(pub Duration);
+
+impl FromStr for Period {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let bounds = PERIODS_MS[0]..=PERIODS_MS[PERIODS_MS.len() - 1];
+        let ms = parse_ms(s).filter(|ms| bounds.contains(ms));
+        ms.map(|ms| Self(Duration::from_millis(ms))).ok_or_else(|| {
+            BadValue(format!("{s:?} is not allowed: a time from 200ms to 1m, such as \"500ms\" or \"2s\""))
+        })
+    }
+}
+
+/// What is looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum View {
+    #[default]
+    Cores,
+    Queues,
+    Routers,
+    Flows,
+}
+
+impl View {
+    pub const ALL: [View; 4] = [View::Cores, View::Queues, View::Routers, View::Flows];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            View::Cores => "cores",
+            View::Queues => "queues",
+            View::Routers => "routers",
+            View::Flows => "flows",
+        }
+    }
+}
+
+/// What is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    pub view: View,
+    /// Lines that are above the first one shown.
+    pub scroll: usize,
+    /// Nothing is asked.
+    pub paused: bool,
+    pub period: Duration,
+    /// Lines that are shown at a time, as last drawn.
+    pub page: usize,
+}
+
+impl State {
+    pub fn new(period: Period) -> State {
+        State { view: View::default(), scroll: 0, paused: false, period: period.0, page: 1 }
+    }
+
+    /// A key was pressed; `false`: that was all.
+    pub fn press(&mut self, key: KeyEvent) -> bool {
+        if key.kind == KeyEventKind::Release {
+            return true;
+        }
+        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+        match key.code {
+            KeyCode::Char('q') | KeyCode::Esc => return false,
+            KeyCode::Char('c' | 'd') if control => return false,
+            KeyCode::Char(digit @ '1'..='4') => self.look_at(View::ALL[digit as usize - '1' as usize]),
+            KeyCode::Tab => self.turn(1),
+            KeyCode::BackTab => self.turn(View::ALL.len() - 1),
+            KeyCode::Up => self.scroll = self.scroll.saturating_sub(1),
+            KeyCode::Down => self.scroll = self.scroll.saturating_add(1),
+            KeyCode::PageUp => self.scroll = self.scroll.saturating_sub(self.page),
+            KeyCode::PageDown => self.scroll = self.scroll.saturating_add(self.page),
+            KeyCode::Home => self.scroll = 0,
+            KeyCode::End => self.scroll = usize::MAX,
+            KeyCode::Char(' ') => self.paused = !self.paused,
+            KeyCode::Char('+' | '=') => self.period = longer(self.period),
+            KeyCode::Char('-') => self.period = shorter(self.period),
+            _ => {}
+        }
+        true
+    }
+
+    fn look_at(&mut self, view: View) {
+        (self.view, self.scroll) = (view, 0);
+    }
+
+    fn turn(&mut self, by: usize) {
+        self.look_at(View::ALL[(self.view as usize + by) % View::ALL.len()]);
+    }
+}
+
+fn longer(period: Duration) -> Duration {
+    let mut periods = PERIODS_MS.into_iter().map(Duration::from_millis);
+    periods.find(|p| *p > period).unwrap_or(period)
+}
+
+fn shorter(period: Duration) -> Duration {
+    let mut periods = PERIODS_MS.into_iter().rev().map(Duration::from_millis);
+    periods.find(|p| *p < period).unwrap_or(period)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    #[test]
+    fn periods_are_bounded() {
+        for (text, expected) in [
+            ("1s", Some(1000)),
+            ("200ms", Some(200)),
+            ("1m", Some(60_000)),
+            ("199ms", None),
+            ("61s", None),
+            ("1h", None),
+            ("1", None),
+            ("", None),
+            ("-1s", None),
+        ] {
+            assert_eq!(text.parse::<Period>().ok(), expected.map(|it| Period(ms(it))), "{text}");
+        }
+    }
+
+    #[test]
+    fn keys_choose() {
+        let start = State::new(Period(ms(1000)));
+        let key = |code| KeyEvent::new(code, KeyModifiers::NONE);
+        let pressed = |codes: &[KeyCode]| {
+            let mut state = State { page: 10, ..start };
+            assert!(codes.iter().all(|code| state.press(key(*code))), "{codes:?}");
+            State { page: 1, ..state }
+        };
+        use KeyCode::{BackTab, Char, Down, End, Home, PageDown, PageUp, Tab, Up};
+        let table: [(&[KeyCode], State); 13] = [
+            (&[Tab], State { view: View::Queues, ..start }),
+            (&[BackTab], State { view: View::Flows, ..start }),
+            (&[Tab, Tab, Tab, Tab], start),
+            (&[Char('3')], State { view: View::Routers, ..start }),
+            (&[Char('5'), Char('0'), Char('x'), Up, Home], start),
+            (&[Down, Down, Up], State { scroll: 1, ..start }),
+            (&[Down, Char('2')], State { view: View::Queues, ..start }),
+            (&[PageDown, Down, PageUp], State { scroll: 1, ..start }),
+            (&[End, Down, PageDown], State { scroll: usize::MAX, ..start }),
+            (&[Char(' ')], State { paused: true, ..start }),
+            (&[Char('+')], State { period: ms(2000), ..start }),
+            (&[Char('-'), Char('-'), Char('-'), Char('-')], State { period: ms(200), ..start }),
+            (&[Char('+'); 9], State { period: ms(60_000), ..start }),
+        ];
+        for (codes, expected) in table {
+            assert_eq!(pressed(codes), expected, "{codes:?}");
+        }
+        let mut state = start;
+        assert!(!state.press(key(KeyCode::Esc)) && !state.press(key(Char('q'))));
+        assert!(!state.press(KeyEvent::new(Char('c'), KeyModifiers::CONTROL)));
+        assert!(state.press(key(Char('c'))));
+        let odd = State { period: ms(1500), ..start };
+        for (code, period) in [('+', 2000), ('-', 1000)] {
+            let mut state = odd;
+            state.press(key(Char(code)));
+            assert_eq!(state.period, ms(period));
+        }
+    }
+}
