@@ -268,7 +268,7 @@ deserialize_by_parsing!(PortName, Source, Interval, Miss, CoreList, PlacementPol
 mod cores;
 mod openflow;
 
-pub use cores::{CoreList, CoresSettings, DeclaredWorkload, Percent, PlacementPolicy};
+pub use cores::{CoreList, CoresSettings, DeclaredWorkload, Floor, Percent, PlacementPolicy};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 
 /// A configuration that cannot be used.

@@ -6,7 +6,7 @@
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
-//! | `CAP_SYS_NICE` | moving NAPI threads to cores, and the priority of whoever does |
+//! | `CAP_SYS_NICE` | moving NAPI threads to cores, and the priority of whoever does; not needed to leave queues alone |
 //! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket |
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,
@@ -23,18 +23,23 @@ const NEEDED: [(CapabilitySet, &str, &str); 7] = [
     (CapabilitySet::PERFMON, "CAP_PERFMON", "load XDP programs that read the clock and kernel types"),
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN", "enter the namespaces of routers"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "find the namespaces of other processes"),
-    (CapabilitySet::SYS_NICE, "CAP_SYS_NICE", "place queues on cores"),
+    (
+        CapabilitySet::SYS_NICE,
+        "CAP_SYS_NICE",
+        "place queues on cores, which policy = \"off\" in [cores] leaves alone",
+    ),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW", "see netfilter rules"),
 ];
 
 /// The oldest kernel supported.
 const OLDEST: (u32, u32) = (6, 1);
 
-/// Refuses to start without a capability, naming it.
-pub fn check_capabilities() -> Result<()> {
+/// Refuses to start without a capability, naming it. `places`: queues are placed on cores.
+pub fn check_capabilities(places: bool) -> Result<()> {
     let have = capabilities(None).context("reading this process's capabilities")?.effective;
     let missing: Vec<_> = NEEDED
         .iter()
+        .filter(|(c, ..)| places || *c != CapabilitySet::SYS_NICE)
         .filter(|(c, ..)| !have.contains(*c))
         .map(|(_, name, why)| format!("{name} (to {why})"))
         .collect();

@@ -12,9 +12,14 @@ use serde_json::Value;
 use std::{
     collections::BTreeSet,
     fs,
+    net::UdpSocket,
     path::PathBuf,
     process::{Child, Command, Stdio},
-    thread,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -86,10 +91,7 @@ impl Bed {
             thread::sleep(Duration::from_millis(50));
         }
         let log = fs::read_to_string(self.file("log")).unwrap_or_default();
-        panic!(
-            "waited in vain for {what}: {:?}\n{log}",
-            self.json(&["cores"]).map(|c| c["queues"].to_string())
-        );
+        panic!("waited in vain for {what}: {:?}\n{log}", self.json(&["cores"]).map(|c| c.to_string()));
     }
 
     fn end(&mut self) {
@@ -303,5 +305,188 @@ fn applications_have_the_cores_that_do_not_forward() {
         bed.end();
         assert_eq!(group.cores(), "0-1");
         assert!(sleeper(&[0, 1]));
+    });
+}
+
+/// Sends as much as it can out of q0, so that p0 receives, until it is told to stop or q0 is gone.
+struct Traffic(Arc<AtomicBool>, Option<JoinHandle<()>>);
+
+impl Traffic {
+    fn new() -> Traffic {
+        run("ip addr add 192.0.2.1/24 dev q0");
+        run("ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev q0");
+        let stop = Arc::new(AtomicBool::new(false));
+        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+        let stopped = stop.clone();
+        let sending = thread::spawn(move || {
+            while !stopped.load(Relaxed) {
+                let _ = socket.send_to(&[0; 20], "192.0.2.2:9");
+            }
+        });
+        Traffic(stop, Some(sending))
+    }
+}
+
+impl Drop for Traffic {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+        let _ = self.1.take().map(JoinHandle::join);
+    }
+}
+
+fn whys(events: &Value) -> Vec<String> {
+    let why = |event: &Value| {
+        format!("{}/{} {}", event["port"].as_str().unwrap(), event["queue"], event["why"].as_str().unwrap())
+    };
+    events.as_array().unwrap().iter().map(why).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_goes_under_traffic_with_its_threads_and_comes_back() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("g");
+        bed.start("");
+        // Cores are told of before anything is attached, and a port that goes then ends the start.
+        bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|status| status["ready"] == true));
+        let traffic = Traffic::new();
+        bed.wait_for("traffic", |report| {
+            report["queues"][0]["ran"].as_f64().unwrap() > 0.02
+                || report["queues"][1]["ran"].as_f64().unwrap() > 0.02
+        });
+        run("ip link del p0");
+        let began = Instant::now();
+        let left = bed.wait_for("two queues left", |report| report["queues"].as_array().unwrap().len() == 2);
+        assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+        assert!(left["queues"].as_array().unwrap().iter().all(|queue| queue["port"] == "p1"), "{left}");
+        assert_eq!(left["troubles"], serde_json::json!([]));
+        drop(traffic);
+        let told = whys(&bed.json(&["events"]).unwrap());
+        assert!(
+            told.contains(&"p0/0 it is gone".to_owned()) && told.contains(&"p0/1 it is gone".into()),
+            "{told:?}"
+        );
+        // Another device of that name is another one.
+        let queues = "numrxqueues 2 numtxqueues 2";
+        run(&format!("ip link add p0 {queues} type veth peer name q0 {queues}"));
+        run("ethtool -K p0 gro on");
+        run("ip link set p0 up");
+        run("ip link set q0 up");
+        fs::write(bed.roots.device("p0").join("threaded"), "1").unwrap();
+        bed.wait_for("four queues again, on one core", |report| {
+            let places: BTreeSet<_> = places(report).into_iter().collect();
+            let queues = report["queues"].as_array().unwrap();
+            queues.len() == 4 && queues.iter().all(|queue| queue["moved_by"].is_string()) && places.len() == 1
+        });
+        let told = whys(&bed.json(&["events"]).unwrap());
+        assert!(told.contains(&"p0/0 it has come".to_owned()), "{told:?}");
+        bed.millrace(&["stop"]);
+        bed.end();
+        assert!(bed.allowed().iter().all(|cores| cores.len() > 1), "{:?}", bed.allowed());
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn who_moves_queues_is_told_of_and_in_the_end_left_alone() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("w");
+        bed.start("policy = \"fixed\"\nfixed = { p0 = [0, 0], p1 = [0, 0] }");
+        bed.wait_for("core 0", |report| places(report) == [Some(0); 4]);
+        let thread = bed.threads()[0];
+        for times in 1..=3 {
+            // What is placed is believed once a look has begun after it.
+            thread::sleep(Duration::from_millis(1100));
+            Kernel.allow(thread, &[1].into()).unwrap();
+            bed.wait_for("that it is noticed", |report| {
+                let troubles = report["troubles"].as_array().unwrap();
+                troubles
+                    .iter()
+                    .any(|t| t.as_str().unwrap().contains(&format!("by somebody else, {times} times")))
+            });
+        }
+        let status = bed.json(&["status"]).unwrap();
+        assert!(status["troubles"].to_string().contains("is left alone for 30 s at a time"), "{status}");
+        thread::sleep(Duration::from_millis(1500));
+        assert_eq!(Vec::from_iter(Kernel.allowed(thread).unwrap().cores()), [1]);
+        let told = whys(&bed.json(&["events"]).unwrap());
+        assert!(
+            told.iter().any(|why| why.starts_with("p0/0 moved by somebody else, 3 times so far; it is left"))
+        );
+        let log = fs::read_to_string(bed.file("log")).unwrap();
+        assert!(log.contains("queue 0 of p0 is moved by somebody else"), "{log}");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_pinned_workload_that_ends_is_told_and_gives_its_core_back() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("e");
+        let mut child = Command::new("taskset").args(["-c", "0", "sleep", "60"]).spawn().unwrap();
+        bed.start("");
+        let id = u64::from(child.id());
+        let is_pinned = move |report: &Value| {
+            report["workloads"].as_array().unwrap().iter().any(|workload| workload["id"] == id)
+        };
+        bed.wait_for("the workload", is_pinned);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        bed.wait_for("its end", move |report| !is_pinned(report));
+        let told = whys(&bed.json(&["events"]).unwrap());
+        assert!(
+            told.contains(&format!("/0 process sleep ({id}) has ended, or is pinned no more")),
+            "{told:?}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn ports_that_are_none_any_more_are_put_back() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("r");
+        bed.start("policy = \"fixed\"\nfixed = { p0 = [1, 1], p1 = [1, 1] }");
+        bed.wait_for("core 1", |report| places(report) == [Some(1); 4]);
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        let config = bed.file("toml");
+        fs::write(&config, "[cores]\npolicy = \"fixed\"\nfixed = { p0 = [1, 1] }").unwrap();
+        let child = Command::new(MILLRACE)
+            .args(["run", "--instance", &bed.name, "--config", &config, "--port", "p0"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        bed.daemon = Some(child.unwrap());
+        bed.wait_for("an answer", |report| places(report) == [Some(1); 2]);
+        let widths: Vec<usize> = bed.allowed().iter().map(BTreeSet::len).collect();
+        assert!(widths[0] == 1 && widths[1] == 1 && widths[2] > 1 && widths[3] > 1, "{widths:?}");
+    });
+}
+
+/// Without the right to place threads a daemon that leaves queues alone starts; another says what is missing, and how to do without.
+#[test]
+#[ignore = "needs root"]
+fn who_leaves_queues_alone_needs_no_right_to_move_them() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("n");
+        let (config, log) = (bed.file("toml"), bed.file("log"));
+        let start = |cores: &str| {
+            fs::write(&config, format!("[cores]\n{cores}")).unwrap();
+            Command::new("setpriv")
+                .args(["--bounding-set=-sys_nice", "--inh-caps=-sys_nice", "--", MILLRACE])
+                .args(["run", "--instance", &bed.name, "--config", &config, "--port", "p0", "--port", "p1"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(fs::File::create(&log).unwrap())
+                .spawn()
+                .unwrap()
+        };
+        assert!(!start("policy = \"pack\"").wait().unwrap().success());
+        let why = fs::read_to_string(&log).unwrap();
+        assert!(why.contains("CAP_SYS_NICE") && why.contains("policy = \"off\""), "{why}");
+        bed.daemon = Some(start("policy = \"off\""));
+        let report = bed.wait_for("an answer", |report| report["queues"].as_array().unwrap().len() == 4);
+        assert_eq!(report["troubles"], serde_json::json!([]));
     });
 }

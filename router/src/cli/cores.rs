@@ -94,7 +94,8 @@ pub fn event(event: &EventReport) -> String {
     let change = if from == to { cores(from) } else { format!("{} -> {}", cores(from), cores(to)) };
     let (s, ms) = (*unix_s as u64, (unix_s.fract() * 1000.0) as u64);
     let (hours, minutes, seconds) = (s / 3600 % 24, s / 60 % 60, s % 60);
-    format!("{hours:02}:{minutes:02}:{seconds:02}.{ms:03} UTC  {port}/{queue}  core {change}  {why}\n")
+    let about = if port.is_empty() { "-".into() } else { format!("{port}/{queue}  core {change}") };
+    format!("{hours:02}:{minutes:02}:{seconds:02}.{ms:03} UTC  {about}  {why}\n")
 }
 
 fn percent(fraction: f64) -> String {
@@ -204,6 +205,9 @@ mod tests {
             events(std::slice::from_ref(&happened), false),
             "01:46:40.250 UTC  eth1/2  core 0 -> 0+1  it alone wants 90 %\n"
         );
+        let about_a_core =
+            EventReport { port: String::new(), why: "core 1 is online".into(), ..happened.clone() };
+        assert_eq!(events(&[about_a_core], true), "01:46:40.250 UTC  -  core 1 is online\n");
         let stays = EventReport { to: vec![0], ..happened };
         assert_eq!(events(&[stays], true), "01:46:40.250 UTC  eth1/2  core 0  it alone wants 90 %\n");
     }

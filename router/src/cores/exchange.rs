@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`Found`] | the thread that looks | the one that places |
 //! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
+//! | what it has noticed, as [`Happened`] | the thread that looks | clients |
 //! | moved queues | the one that places | the one that looks: transmission follows |
 //! | that a thread failed | whoever sees it | clients |
 //!
@@ -82,7 +83,20 @@ impl News {
 struct Published {
     snapshot: Option<Arc<Snapshot>>,
     events: VecDeque<Happened>,
+    /// The number of the last event.
+    number: u64,
     moved: Vec<(QueueId, CoreId)>,
+}
+
+impl Published {
+    fn tell(&mut self, events: impl Iterator<Item = Happened>) {
+        for happened in events {
+            self.number += 1;
+            self.events.push_back(Happened { number: self.number, ..happened });
+        }
+        let forgotten = self.events.len().saturating_sub(MOST_EVENTS);
+        self.events.drain(..forgotten);
+    }
 }
 
 /// See the head of the file.
@@ -115,11 +129,14 @@ impl Exchange {
         if news.is_empty() {
             return false;
         }
-        published.events.extend(news.events.drain(..));
-        let forgotten = published.events.len().saturating_sub(MOST_EVENTS);
-        published.events.drain(..forgotten);
+        published.tell(news.events.drain(..));
         published.moved.append(&mut news.moved);
         true
+    }
+
+    /// From the thread that looks: what it has noticed.
+    pub fn tell(&self, noticed: Vec<Happened>) {
+        lock(&self.published).tell(noticed.into_iter());
     }
 
     /// The last one; none before the first round.
@@ -186,15 +203,13 @@ fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use logic::cores::{Event, Why};
 
     /// Whoever holds a lock here, the thread that places goes on, and tells later.
     #[test]
     fn nobody_makes_the_thread_that_places_wait() {
         let exchange = Exchange::default();
         let queue = QueueId { port: 0, index: 0 };
-        let event = Event { queue, from: vec![0], to: vec![1], why: Why::Policy };
-        let happened = Happened { number: 1, at: Duration::ZERO, event };
+        let happened = Happened { queue: Some(queue), ..Happened::default() };
         let mut news = News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)] };
         let held = (exchange.published.lock().unwrap(), exchange.found.lock().unwrap());
         assert!(exchange.take_found().is_none());
@@ -203,19 +218,17 @@ mod tests {
         drop(held);
         assert!(exchange.publish(None, &mut news) && news.is_empty());
         assert!(!exchange.publish(None, &mut news), "nothing new");
-        assert_eq!((exchange.events(0), exchange.events(1)), (vec![happened], vec![]));
+        exchange.tell(vec![happened.clone()]);
+        let numbered = |number| Happened { number, ..happened.clone() };
+        assert_eq!(exchange.events(0), [numbered(1), numbered(2)]);
+        assert_eq!(exchange.events(1), [numbered(2)]);
         assert_eq!((exchange.take_moved(), exchange.take_moved()), ([(queue, 2)].into(), [].into()));
     }
 
     #[test]
     fn events_are_remembered_up_to_a_number() {
         let exchange = Exchange::default();
-        let event =
-            Event { queue: QueueId { port: 0, index: 0 }, from: vec![], to: vec![], why: Why::NoCore };
-        for number in 1..=MOST_EVENTS as u64 + 5 {
-            let happened = Happened { number, at: Duration::ZERO, event: event.clone() };
-            exchange.publish(None, &mut News { events: vec![happened], moved: Vec::new() });
-        }
+        (0..MOST_EVENTS + 5).for_each(|_| exchange.tell(vec![Happened::default()]));
         let events = exchange.events(0);
         assert_eq!((events.len(), events[0].number), (MOST_EVENTS, 6));
     }

@@ -1,6 +1,7 @@
 //! What clients are told: reports, made of what the placing thread has published.
 
 use super::{
+    CoreId,
     exchange::{Exchange, QueueNow, Snapshot},
     machine::CoreSite,
     placing::Happened,
@@ -75,21 +76,27 @@ impl Handle {
         let now_unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = monotonic();
         let unix_s = |at: Duration| now_unix.saturating_sub(now.saturating_sub(at)).as_secs_f64();
-        let report = |Happened { number, at, event }: Happened| EventReport {
+        let report = |Happened { number, at, queue, from, to, why }: Happened| EventReport {
             number,
             unix_s: unix_s(at),
-            port: self.name(event.queue.port).into(),
-            queue: event.queue.index,
-            from: event.from.clone(),
-            to: event.to.clone(),
-            why: event.why.to_string(),
+            port: queue.map_or(String::new(), |queue| self.name(queue.port).into()),
+            queue: queue.map_or(0, |queue| queue.index),
+            from,
+            to,
+            why,
         };
         self.exchange.events(after).into_iter().map(report).collect()
     }
 
     /// An event as a line of the log.
-    pub(super) fn line(&self, Happened { event, .. }: &Happened) -> String {
-        format!("queue {} of {}: {}", event.queue.index, self.name(event.queue.port), event.change())
+    pub(super) fn line(&self, Happened { queue, from, to, why, .. }: &Happened) -> String {
+        let Some(id) = queue else { return why.clone() };
+        let cores = |cores: &[CoreId]| cores.iter().map(CoreId::to_string).collect::<Vec<_>>().join("+");
+        let change = match from == to {
+            true => format!("core {}", cores(from)),
+            false => format!("core {} -> core {}", cores(from), cores(to)),
+        };
+        format!("queue {} of {}: {change}: {why}", id.index, self.name(id.port))
     }
 
     fn core(&self, now: &Snapshot, site: &CoreSite) -> CoreReport {

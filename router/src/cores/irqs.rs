@@ -24,7 +24,7 @@ const BEFORE_NUMBER: [&str; 7] = [
 pub struct IrqPlace {
     /// Where it may.
     pub allowed: BTreeSet<CoreId>,
-    /// Where it does, if that is one core.
+    /// Where it does or will, if that is one core.
     pub core: Option<CoreId>,
     /// False: the kernel keeps its affinity to itself ("managed" interrupts).
     pub settable: bool,
@@ -37,7 +37,8 @@ pub fn place(roots: &Roots, irq: u32) -> Option<IrqPlace> {
     // Not there before Linux 4.15, nor on machines that do not tell.
     let effective = cores(&path.with_file_name("effective_affinity_list")).filter(|cores| !cores.is_empty());
     let only = |cores: &BTreeSet<CoreId>| cores.first().copied().filter(|_| cores.len() == 1);
-    let core = only(effective.as_ref().unwrap_or(&allowed));
+    // One that was moved fires where it did once more: it is moved then.
+    let core = only(&allowed).or_else(|| only(effective.as_ref()?));
     let settable = fs::metadata(&path).is_ok_and(|file| file.permissions().mode() & 0o222 != 0);
     Some(IrqPlace { allowed, core, settable })
 }
@@ -84,11 +85,14 @@ fn by_queue(roots: &Roots, irqs: &[u32], device: &str, ours: impl Fn(&str) -> bo
     }
 }
 
-/// Names of the handlers of an interrupt: a directory each (`register_handler_proc`, kernel/irq/proc.c).
-fn actions(roots: &Roots, irq: u32) -> Vec<String> {
+/// Names of the handlers of an interrupt, sorted: a directory each (`register_handler_proc`, kernel/irq/proc.c).
+pub fn actions(roots: &Roots, irq: u32) -> Vec<String> {
     let entries = fs::read_dir(roots.proc(format!("irq/{irq}"))).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    directories.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+    let mut actions: Vec<String> =
+        directories.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    actions.sort_unstable();
+    actions
 }
 
 /// The RX queue that the name of an interrupt of `device` tells.

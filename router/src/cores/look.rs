@@ -8,7 +8,9 @@
 use super::{
     CoreId, QueueId, Roots,
     affinity::Scheduling,
-    apply, irqs,
+    apply,
+    balancer::Balancer,
+    irqs,
     machine::Machine,
     number, numbered,
     originals::Originals,
@@ -28,6 +30,8 @@ use std::{collections::BTreeSet, fs, io, path::PathBuf, sync::Arc, time::Duratio
 pub const LOOK: Duration = Duration::from_secs(1);
 /// How often a port is asked everything, although nothing seems to have changed.
 const THOROUGH: Duration = Duration::from_secs(10);
+/// How often it is looked whether irqbalance runs.
+const BALANCER: Duration = Duration::from_secs(60);
 
 /// What the kernel tells of devices in the daemon's namespace.
 pub trait Ask: Send {
@@ -49,6 +53,8 @@ pub struct Found {
     pub workloads: Arc<Vec<Workload>>,
     /// The cores that were given to applications.
     pub served: Option<BTreeSet<CoreId>>,
+    /// Where interrupts are placed: irqbalance, if it runs.
+    pub balancer: Option<Arc<Balancer>>,
     /// What could not be looked at, as sentences.
     pub troubles: Vec<String>,
 }
@@ -72,9 +78,13 @@ pub struct Looker<A> {
     machine: Arc<Machine>,
     scanner: Scanner<A>,
     workloads: Arc<Vec<Workload>>,
+    /// When it was looked for, and what was found.
+    balancer: (Option<Duration>, Option<Arc<Balancer>>),
     originals: Originals,
     /// Applications whose cores follow.
     serve: Option<Serve>,
+    /// What ports of before keep, as sentences.
+    leftovers: Vec<String>,
 }
 
 /// A port, by its name, and what is known of it.
@@ -101,7 +111,7 @@ struct Shape {
 }
 
 impl<A: Scheduling + Clone> Looker<A> {
-    /// For these ports; `file` is where is written down what queues had.
+    /// For these ports; `file` is where is written down what queues had. What a daemon before changed of others is put back.
     ///
     /// # Errors
     /// /sys cannot be read.
@@ -123,21 +133,24 @@ impl<A: Scheduling + Clone> Looker<A> {
             ask,
             ports: ports.iter().map(port).collect(),
             workloads: Arc::default(),
+            balancer: (None, None),
             originals: Originals::read(file),
             serve: wanted.serve.as_deref().map(Serve::new),
             wanted,
+            leftovers: Vec::new(),
         };
-        let (floor, serve) = (looker.wanted.floor.is_some(), looker.wanted.serve.as_deref());
-        for trouble in looker.originals.put_back_unwanted(&looker.roots, &looker.affinity, floor, serve) {
-            tracing::warn!("{trouble}");
-        }
         looker.find_workloads();
+        let (roots, affinity) = (&looker.roots, &looker.affinity);
+        looker.leftovers = looker.originals.put_back_unwanted(roots, affinity, ports, &looker.wanted);
         Ok(looker)
     }
 
     /// Looks at everything; `thoroughly`: somebody has missed something. Takes milliseconds, and on large machines more.
     pub fn look(&mut self, now: Duration, thoroughly: bool) -> Found {
-        let mut troubles = Vec::new();
+        let mut troubles = self.leftovers.clone();
+        if thoroughly && let Err(error) = self.originals.forget_gone(&self.roots) {
+            troubles.push(format!("what queues had cannot be written down: {error}"));
+        }
         if let Err(error) = self.find_cores() {
             troubles.push(format!("cores: {error}"));
         }
@@ -156,9 +169,10 @@ impl<A: Scheduling + Clone> Looker<A> {
         if self.scanner.scan(&self.roots, &self.machine.online(), now) {
             self.find_workloads();
         }
+        let balancer = self.find_balancer(&queues, now, thoroughly, &mut troubles);
         let (machine, workloads) = (self.machine.clone(), self.workloads.clone());
         let served = self.serve.as_ref().and_then(Serve::set).cloned();
-        Found { began: now, machine, queues, workloads, served, troubles }
+        Found { began: now, machine, queues, workloads, served, balancer, troubles }
     }
 
     /// Gives applications the cores that a plan leaves.
@@ -212,7 +226,8 @@ impl<A: Scheduling + Clone> Looker<A> {
         });
         self.ports[port].known = match found {
             Ok(found) => Some(found),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            // It may go in the middle of a look.
+            Err(error) if super::is_gone(&error) || error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 troubles.push(format!("queues of {name}: {error}"));
                 known
@@ -278,6 +293,31 @@ impl<A: Scheduling + Clone> Looker<A> {
                  (echo 1 > /sys/class/net/{device}/threaded)"
             )
         })
+    }
+
+    /// Looks for irqbalance, where it could move what we place.
+    fn find_balancer(
+        &mut self,
+        queues: &[FoundQueue],
+        now: Duration,
+        thoroughly: bool,
+        troubles: &mut Vec<String>,
+    ) -> Option<Arc<Balancer>> {
+        let irq = |queue: &FoundQueue| match queue.source.control {
+            Control::Interrupt { irq } => Some(irq),
+            _ => None,
+        };
+        let mut irqs = queues.iter().filter_map(irq).peekable();
+        if irqs.peek().is_none() || self.wanted.policy == PlacementPolicy::Off {
+            return None;
+        }
+        let (looked, found) = &mut self.balancer;
+        if thoroughly || looked.is_none_or(|looked| now.saturating_sub(looked) >= BALANCER) {
+            (*looked, *found) = (Some(now), Balancer::find(&self.roots).map(Arc::new));
+        }
+        let found = found.clone()?;
+        troubles.extend(found.trouble(irqs));
+        Some(found)
     }
 
     fn find_workloads(&mut self) {
@@ -396,6 +436,24 @@ mod tests {
         world.tree.remove("sys/devices/system/cpu");
         let (_, found) = world.look(3);
         assert_eq!((found.machine.cores.len(), found.troubles.len()), (4, 1), "{:?}", found.troubles);
+    }
+
+    #[test]
+    fn irqbalance_is_warned_of_where_queues_have_interrupts() {
+        let mut world = World::new("m.cores");
+        world.tree.thread(812, 812, "irqbalance", false, "0-7", 0);
+        let (_, found) = world.look(0);
+        assert_eq!((found.balancer, found.troubles), (None, vec![]), "it moves no threads");
+        world.tree.write("sys/class/net/eth0/threaded", "0\n");
+        world.tree.hardware("eth0", "", 0, &[38, 39]);
+        world.tree.irq(38, "eth0-TxRx-0", "0-7", "5");
+        world.tree.irq(39, "eth0-TxRx-1", "0-7", "5");
+        world.tree.write("proc/812/cmdline", "irqbalance\0--banirq=39\0");
+        let (_, found) = world.look(1);
+        assert!(found.troubles[0].starts_with("irqbalance (process 812) moves interrupts of queues"));
+        assert!(found.troubles[0].contains("--banirq=38 ("), "{:?}", found.troubles);
+        world.tree.write("proc/812/cmdline", "irqbalance\0--banirq=39\0-i38\0");
+        assert_eq!(world.looker.look(Duration::from_secs(2), true).troubles, Vec::<String>::new());
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //! | [`load`] | from counters that only grow to fractions of a control period |
 //! | [`apply`], [`originals`] | moving a queue, and putting back what was |
 //! | [`look`] | what there is, found once a second |
+//! | [`balancer`], [`contest`] | irqbalance; what is done about somebody else who moves queues |
+//! | [`notices`] | what has changed between two looks, as events |
 //! | [`watched`] | a queue and its time |
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
 //! | [`serve`] | the cores of applications follow |
@@ -21,6 +23,8 @@
 
 pub mod affinity;
 pub mod apply;
+pub mod balancer;
+mod contest;
 mod exchange;
 #[cfg(test)]
 mod fake;
@@ -29,6 +33,7 @@ pub mod irqs;
 pub mod load;
 pub mod look;
 pub mod machine;
+pub mod notices;
 pub mod originals;
 pub mod placing;
 pub mod queues;
@@ -111,7 +116,7 @@ fn numbered(directory: &Path, prefix: &str) -> Vec<u32> {
     numbers
 }
 
-/// Threads and processes end at any time: that is an answer, not an error.
+/// Threads, processes and devices end at any time: that is an answer, not an error.
 fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -121,5 +126,5 @@ fn unless_gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 }
 
 fn is_gone(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT | libc::ENODEV))
 }

@@ -1,9 +1,11 @@
 //! What threads, interrupts and TX queues had before queues were moved, to be put back at the end.
 //!
-//! It is written to a file before the first move of each, so that whoever comes after `kill -9` can put it back.
+//! It is written to a file before the first move of each, so that whoever comes after `kill -9` can put it back. What could not be
+//! put back stays in the file, for the next attempt; what is gone does not, and nothing is put back to something else that has the
+//! same number by now.
 
-use super::{CoreId, Roots, affinity::Scheduling, apply::xps, irqs, queues::Control, serve, threads};
-use crate::priority::Urgency;
+use super::{CoreId, Roots, affinity::Scheduling, apply::xps, irqs, number, queues::Control, serve, threads};
+use crate::{config::CoresSettings, priority::Urgency};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
@@ -13,36 +15,82 @@ use std::{
 
 /// One thing that was changed, and what it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Original {
-    /// A NAPI thread of this name, and the cores that it had.
-    Thread { pid: u32, name: String, cores: BTreeSet<CoreId> },
-    /// An interrupt, and the list of its cores.
-    Interrupt { irq: u32, cores: String },
-    /// A TX queue of a device, and the mask of its cores.
-    Transmit { device: String, queue: u16, cores: String },
-    /// A NAPI thread of this name, and how urgent it was.
-    Urgency { pid: u32, name: String, urgency: Urgency },
-    /// A control group, and the list of its cores.
-    Cpuset { directory: PathBuf, cores: String },
+struct Original {
+    /// The port that it was changed for; empty: for none.
+    device: String,
+    what: What,
+    was: Was,
+}
+
+/// What was changed, told from others with the same number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum What {
+    /// A NAPI thread of this name.
+    Thread { pid: u32, name: String },
+    /// An interrupt with handlers of these names.
+    Interrupt { irq: u32, actions: Vec<String> },
+    /// A TX queue of the device, which has this number.
+    Transmit { ifindex: Option<u32>, queue: u16 },
+    /// How urgent a NAPI thread of this name is.
+    Urgency { pid: u32, name: String },
+    /// The cores of a control group.
+    Cpuset { directory: PathBuf },
+}
+
+/// What it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Was {
+    Cores(BTreeSet<CoreId>),
+    /// Cores as the file has them.
+    Text(String),
+    Urgency(Urgency),
 }
 
 impl Original {
-    /// Is it about the same thing?
-    fn is_of(&self, other: &Original) -> bool {
-        match (self, other) {
-            (Original::Thread { pid: a, name: m, .. }, Original::Thread { pid: b, name: n, .. }) => {
-                (a, m) == (b, n)
+    /// That it could not be put back, in words.
+    fn kept(&self) -> String {
+        let device = &self.device;
+        match &self.what {
+            What::Thread { name, .. } => format!("thread {name} keeps its cores"),
+            What::Urgency { name, .. } => format!("thread {name} is as urgent as it was made"),
+            What::Cpuset { directory } => format!("{} keeps its cores", directory.display()),
+            What::Interrupt { irq, .. } => format!("interrupt {irq} of {device} keeps its cores"),
+            What::Transmit { queue, .. } => format!("TX queue {queue} of {device} keeps its cores"),
+        }
+    }
+
+    /// Is it still there, and the same?
+    fn is_there(&self, roots: &Roots) -> bool {
+        match &self.what {
+            What::Thread { pid, name } | What::Urgency { pid, name } => {
+                threads::stat(roots, *pid).is_ok_and(|stat| stat.is_some_and(|stat| stat.name == *name))
             }
-            (Original::Urgency { pid: a, name: m, .. }, Original::Urgency { pid: b, name: n, .. }) => {
-                (a, m) == (b, n)
+            What::Interrupt { irq, actions } => {
+                // Handlers are named anew when a device has been renamed and comes up.
+                let is_devices = || irqs::of_device(roots, &self.device).values().any(|of| of == irq);
+                irqs::affinity(roots, *irq).exists()
+                    && (irqs::actions(roots, *irq) == *actions || is_devices())
             }
-            (Original::Interrupt { irq: a, .. }, Original::Interrupt { irq: b, .. }) => a == b,
-            (Original::Cpuset { directory: a, .. }, Original::Cpuset { directory: b, .. }) => a == b,
-            (
-                Original::Transmit { device: a, queue: m, .. },
-                Original::Transmit { device: b, queue: n, .. },
-            ) => (a, m) == (b, n),
-            _ => false,
+            What::Transmit { ifindex, queue } => {
+                xps(roots, &self.device, *queue).exists() && number_of(roots, &self.device) == *ifindex
+            }
+            What::Cpuset { directory } => serve::file(directory).exists(),
+        }
+    }
+
+    fn put_back(&self, roots: &Roots, affinity: &impl Scheduling) -> io::Result<()> {
+        match (&self.what, &self.was) {
+            (What::Urgency { pid, .. }, Was::Urgency(urgency)) => affinity.set_urgency(*pid, *urgency),
+            // Nothing is written by a line of its own.
+            (What::Cpuset { directory }, Was::Text(cores)) => {
+                fs::write(serve::file(directory), format!("{cores}\n"))
+            }
+            (What::Thread { pid, .. }, Was::Cores(cores)) => affinity.allow(*pid, cores),
+            (What::Interrupt { irq, .. }, Was::Text(cores)) => fs::write(irqs::affinity(roots, *irq), cores),
+            (What::Transmit { queue, .. }, Was::Text(cores)) => {
+                fs::write(xps(roots, &self.device, *queue), cores)
+            }
+            _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 }
@@ -78,22 +126,23 @@ impl Originals {
             Control::Thread { pid } => {
                 let Some(stat) = threads::stat(roots, pid)? else { return Ok(()) };
                 let cores = affinity.allowed(pid)?.cores().collect();
-                let urgency = affinity.urgency(pid)?;
-                found.push(Original::Urgency { pid, name: stat.name.clone(), urgency });
-                found.push(Original::Thread { pid, name: stat.name, cores });
+                let (urgency, name) = (affinity.urgency(pid)?, stat.name.clone());
+                found.push((What::Urgency { pid, name }, Was::Urgency(urgency)));
+                found.push((What::Thread { pid, name: stat.name }, Was::Cores(cores)));
             }
             Control::Interrupt { irq } => {
                 let cores = fs::read_to_string(irqs::affinity(roots, irq))?.trim().into();
-                found.push(Original::Interrupt { irq, cores });
+                found.push((What::Interrupt { irq, actions: irqs::actions(roots, irq) }, Was::Text(cores)));
             }
             Control::None { .. } => {}
         }
         // A device with one TX queue has none.
         if let Ok(mask) = fs::read_to_string(xps(roots, device, queue)) {
-            let cores = mask.trim().into();
-            found.push(Original::Transmit { device: device.into(), queue, cores });
+            let what = What::Transmit { ifindex: number_of(roots, device), queue };
+            found.push((what, Was::Text(mask.trim().into())));
         }
-        self.add(found)
+        let original = |(what, was)| Original { device: device.into(), what, was };
+        self.add(found.into_iter().map(original).collect())
     }
 
     /// Called before the cores of a control group are changed: notes them, if they are not noted yet. Returns the list as it
@@ -103,50 +152,77 @@ impl Originals {
     /// It cannot be read, or not be written down: then it may not be changed.
     pub fn note_cpuset(&mut self, directory: &Path) -> io::Result<String> {
         let now = fs::read_to_string(serve::file(directory))?.trim().to_owned();
-        self.add(vec![Original::Cpuset { directory: directory.into(), cores: now.clone() }])?;
-        let noted = self.all.iter().find_map(|original| match original {
-            Original::Cpuset { directory: noted, cores } if noted == directory => Some(cores.clone()),
-            _ => None,
-        });
-        Ok(noted.unwrap_or(now))
+        let what = What::Cpuset { directory: directory.into() };
+        let found = Original { device: String::new(), what: what.clone(), was: Was::Text(now.clone()) };
+        self.add(vec![found])?;
+        Ok(match self.all.iter().find(|original| original.what == what).map(|original| &original.was) {
+            Some(Was::Text(noted)) => noted.clone(),
+            _ => now,
+        })
     }
 
     /// Those that are not there yet.
     fn add(&mut self, mut found: Vec<Original>) -> io::Result<()> {
-        found.retain(|new| !self.all.iter().any(|old| old.is_of(new)));
+        let is_noted =
+            |new: &Original| self.all.iter().any(|old| (&old.device, &old.what) == (&new.device, &new.what));
+        found.retain(|new| !is_noted(new));
         if found.is_empty() {
             return Ok(());
         }
-        let all: Vec<Original> = self.all.iter().cloned().chain(found).collect();
-        let new = self.file.with_extension("cores.new");
-        fs::write(&new, serde_json::to_vec(&all)?)?;
-        fs::rename(&new, &self.file)?;
-        self.all = all;
-        Ok(())
+        self.write(self.all.iter().cloned().chain(found).collect())
     }
 
-    /// Puts back what a daemon before this one has changed and this one has no business with: how urgent threads are without a
-    /// `floor`, cores of control groups other than `serve`. It stays noted.
+    /// Forgets what is gone.
+    ///
+    /// # Errors
+    /// The file cannot be written: nothing is forgotten.
+    pub fn forget_gone(&mut self, roots: &Roots) -> io::Result<()> {
+        self.write(self.all.iter().filter(|original| original.is_there(roots)).cloned().collect())
+    }
+
+    /// Puts everything back that is still there; says what could not be put back.
+    pub fn put_back(&mut self, roots: &Roots, affinity: &impl Scheduling) -> Vec<String> {
+        self.put_back_those(roots, affinity, |_| true)
+    }
+
+    /// Puts back what a daemon before this one has changed and this one has no business with: of devices that are not its
+    /// ports, how urgent threads are without a floor, cores of control groups other than its own; says what could not be put back.
     pub fn put_back_unwanted(
-        &self,
+        &mut self,
         roots: &Roots,
         affinity: &impl Scheduling,
-        floor: bool,
-        serve: Option<&Path>,
+        ports: &[String],
+        wanted: &CoresSettings,
     ) -> Vec<String> {
-        let unwanted = |original: &&Original| match original {
-            Original::Urgency { .. } => !floor,
-            Original::Cpuset { directory, .. } => serve != Some(directory),
-            _ => false,
-        };
-        let unwanted: Vec<Original> = self.all.iter().filter(unwanted).cloned().collect();
-        put_back(unwanted, roots, affinity)
+        self.put_back_those(roots, affinity, |Original { device, what, .. }| match what {
+            What::Cpuset { directory } => wanted.serve.as_deref() != Some(directory),
+            What::Urgency { .. } if wanted.floor.is_none() => true,
+            _ => !ports.contains(device),
+        })
     }
 
-    /// Puts everything back that is still there, and removes the file; says what could not be put back.
-    pub fn put_back(&mut self, roots: &Roots, affinity: &impl Scheduling) -> Vec<String> {
-        let troubles = put_back(self.all.drain(..).collect(), roots, affinity);
-        let _ = fs::remove_file(&self.file);
+    fn put_back_those(
+        &mut self,
+        roots: &Roots,
+        affinity: &impl Scheduling,
+        chosen: impl Fn(&Original) -> bool,
+    ) -> Vec<String> {
+        let mut troubles = Vec::new();
+        let (gone, mut kept) = (|original: &Original| !original.is_there(roots), Vec::new());
+        for original in std::mem::take(&mut self.all) {
+            if !chosen(&original) {
+                kept.push(original);
+            } else if !gone(&original)
+                && let Err(error) = original.put_back(roots, affinity)
+                && !gone(&original)
+            {
+                troubles.push(format!("{}: {error}", original.kept()));
+                kept.push(original);
+            }
+        }
+        if let Err(error) = self.write(kept) {
+            troubles.push(format!("{} cannot be written: {error}", self.file.display()));
+        }
         troubles
     }
 
@@ -154,43 +230,23 @@ impl Originals {
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }
+
+    fn write(&mut self, all: Vec<Original>) -> io::Result<()> {
+        if all.is_empty() {
+            super::unless_gone(fs::remove_file(&self.file))?;
+        } else if all != self.all {
+            let new = self.file.with_extension("cores.new");
+            fs::write(&new, serde_json::to_vec(&all)?)?;
+            fs::rename(&new, &self.file)?;
+        }
+        self.all = all;
+        Ok(())
+    }
 }
 
-/// What each was, if it is still there; says what could not be put back.
-fn put_back(all: Vec<Original>, roots: &Roots, affinity: &impl Scheduling) -> Vec<String> {
-    let mut troubles = Vec::new();
-    for original in all {
-        let (what, put) = match &original {
-            Original::Thread { pid, name, cores } => {
-                // Its number may be somebody else's by now.
-                let same = threads::stat(roots, *pid).is_ok_and(|s| s.is_some_and(|s| s.name == *name));
-                (format!("thread {name}"), if same { affinity.allow(*pid, cores) } else { Ok(()) })
-            }
-            Original::Urgency { pid, name, urgency } => {
-                let same = threads::stat(roots, *pid).is_ok_and(|s| s.is_some_and(|s| s.name == *name));
-                let put = if same { affinity.set_urgency(*pid, *urgency) } else { Ok(()) };
-                (format!("thread {name}"), put)
-            }
-            Original::Cpuset { directory, cores } => {
-                // Nothing is written by a line of its own.
-                let put = fs::write(serve::file(directory), format!("{cores}\n"));
-                (directory.display().to_string(), put)
-            }
-            Original::Interrupt { irq, cores } => {
-                (format!("interrupt {irq}"), fs::write(irqs::affinity(roots, *irq), cores))
-            }
-            Original::Transmit { device, queue, cores } => {
-                (format!("{device} TX queue {queue}"), fs::write(xps(roots, device, *queue), cores))
-            }
-        };
-        match put {
-            Err(error) if !super::is_gone(&error) => {
-                troubles.push(format!("{what} keeps its cores: {error}"));
-            }
-            _ => {}
-        }
-    }
-    troubles
+/// The number of a device, where the machine tells.
+fn number_of(roots: &Roots, device: &str) -> Option<u32> {
+    number(&roots.device(device).join("ifindex"))
 }
 
 #[cfg(test)]
@@ -200,10 +256,15 @@ mod tests {
         *,
     };
 
-    #[test]
-    fn what_was_is_put_back_by_the_next_daemon_too() {
-        let (tree, fake) = (Tree::new(), Fake::default());
-        let (roots, file) = (tree.roots(), tree.path("m.cores"));
+    const ROUND_ROBIN: Urgency = Urgency { policy: libc::SCHED_RR, priority: 3, nice: 0 };
+
+    fn thread(pid: u32) -> Control {
+        Control::Thread { pid }
+    }
+
+    /// eth0 with two queues and an interrupt 38, and threads 70 and 71, all noted and then moved.
+    fn moved(tree: &Tree, fake: &Fake) -> Originals {
+        let roots = tree.roots();
         tree.device("eth0", 2, true);
         tree.write("sys/class/net/eth0/queues/tx-1/xps_cpus", "00000003\n");
         tree.irq(38, "eth0-TxRx-0", "0-7", "0");
@@ -211,29 +272,84 @@ mod tests {
             tree.thread(pid, pid, name, true, "0-3", 0);
             fake.allow(pid, &[0, 1, 2, 3].into()).unwrap();
         }
-        let rt = Urgency { policy: libc::SCHED_RR, priority: 3, nice: 0 };
-        fake.set_urgency(70, rt).unwrap();
-        let mut originals = Originals::read(file.clone());
-        assert!(originals.is_empty() && !file.exists());
-        let thread = |pid| Control::Thread { pid };
-        originals.note(&roots, &fake, "eth0", 0, thread(70)).unwrap();
-        originals.note(&roots, &fake, "eth0", 1, thread(71)).unwrap();
-        originals.note(&roots, &fake, "eth9", 0, Control::Interrupt { irq: 38 }).unwrap();
+        fake.set_urgency(70, ROUND_ROBIN).unwrap();
+        let mut originals = Originals::read(tree.path("m.cores"));
+        assert!(originals.is_empty() && !tree.path("m.cores").exists());
+        originals.note(&roots, fake, "eth0", 0, thread(70)).unwrap();
+        originals.note(&roots, fake, "eth0", 1, thread(71)).unwrap();
+        originals.note(&roots, fake, "eth9", 0, Control::Interrupt { irq: 38 }).unwrap();
         fake.allow(70, &[1].into()).unwrap();
         fake.allow(71, &[2].into()).unwrap();
         [70, 71].into_iter().for_each(|pid| fake.set_urgency(pid, Urgency::usual(9)).unwrap());
         tree.write("proc/irq/38/smp_affinity_list", "5\n");
         tree.write("sys/class/net/eth0/queues/tx-1/xps_cpus", "00000004\n");
+        originals
+    }
+
+    #[test]
+    fn what_was_is_put_back_by_the_next_daemon_too() {
+        let (tree, fake) = (Tree::new(), Fake::default());
+        let roots = tree.roots();
+        moved(&tree, &fake);
         // Killed; the next one moves a queue again, and another thread has taken the other's number.
-        let mut originals = Originals::read(file.clone());
+        let mut originals = Originals::read(tree.path("m.cores"));
         originals.note(&roots, &fake, "eth0", 0, thread(70)).unwrap();
         tree.thread(71, 71, "somebody", false, "0-3", 0);
         assert_eq!(originals.put_back(&roots, &fake), Vec::<String>::new());
         assert_eq!((fake.cores(70), fake.cores(71)), (vec![0, 1, 2, 3], vec![2]));
-        assert_eq!((fake.urgency(70).unwrap(), fake.urgency(71).unwrap().nice), (rt, 9));
+        assert_eq!((fake.urgency(70).unwrap(), fake.urgency(71).unwrap().nice), (ROUND_ROBIN, 9));
         assert_eq!(tree.read("proc/irq/38/smp_affinity_list"), "0-7");
         assert_eq!(tree.read("sys/class/net/eth0/queues/tx-1/xps_cpus"), "00000003");
-        assert!(!file.exists() && originals.is_empty());
+        assert!(!tree.path("m.cores").exists() && originals.is_empty());
+    }
+
+    #[test]
+    fn another_device_with_the_same_number_keeps_what_it_has() {
+        let (tree, fake) = (Tree::new(), Fake::default());
+        let mut originals = moved(&tree, &fake);
+        tree.remove("proc/irq/38");
+        tree.irq(38, "nvme0q1", "5", "5");
+        tree.write("sys/class/net/eth0/ifindex", "12\n");
+        assert_eq!(originals.put_back(&tree.roots(), &fake), Vec::<String>::new());
+        assert_eq!(tree.read("proc/irq/38/smp_affinity_list"), "5\n");
+        assert_eq!(tree.read("sys/class/net/eth0/queues/tx-1/xps_cpus"), "00000004\n");
+    }
+
+    #[test]
+    fn what_cannot_be_put_back_stays_in_the_file() {
+        let (tree, fake) = (Tree::new(), Fake::default());
+        let mut originals = moved(&tree, &fake);
+        fake.get().refuses = libc::EPERM;
+        let troubles = originals.put_back(&tree.roots(), &fake);
+        assert_eq!(troubles.len(), 2, "{troubles:?}");
+        assert!(troubles[0].starts_with("thread napi/eth0-8 keeps its cores: "), "{troubles:?}");
+        // Tried again, by whoever comes next.
+        fake.get().refuses = 0;
+        let mut originals = Originals::read(tree.path("m.cores"));
+        assert_eq!(originals.put_back(&tree.roots(), &fake), Vec::<String>::new());
+        assert_eq!((fake.cores(70), fake.cores(71)), (vec![0, 1, 2, 3], vec![0, 1, 2, 3]));
+        assert!(!tree.path("m.cores").exists());
+    }
+
+    #[test]
+    fn what_is_gone_leaves_the_file_and_ports_of_before_are_put_back() {
+        let (tree, fake) = (Tree::new(), Fake::default());
+        let (roots, lines) = (tree.roots(), |tree: &Tree| tree.read("m.cores").matches("device").count());
+        let mut originals = moved(&tree, &fake);
+        let wanted = CoresSettings { floor: Some(crate::config::Floor(40)), ..CoresSettings::default() };
+        assert_eq!(lines(&tree), 7);
+        tree.remove("proc/71");
+        tree.thread(72, 72, "napi/eth0-10", true, "0-3", 0);
+        fake.allow(72, &[0, 1].into()).unwrap();
+        originals.note(&roots, &fake, "eth0", 1, thread(72)).unwrap();
+        originals.forget_gone(&roots).unwrap();
+        assert_eq!(lines(&tree), 7, "two more, two less");
+        assert_eq!(
+            originals.put_back_unwanted(&roots, &fake, &["eth0".into()], &wanted),
+            Vec::<String>::new()
+        );
+        assert_eq!((lines(&tree), tree.read("proc/irq/38/smp_affinity_list")), (6, "0-7".into()));
+        assert_eq!(fake.cores(70), [1], "still a port");
     }
 
     #[test]
@@ -244,7 +360,7 @@ mod tests {
         tree.thread(70, 70, "napi/eth0-8", true, "0-3", 0);
         fake.allow(70, &[0].into()).unwrap();
         let mut originals = Originals::read(tree.path("nowhere/m.cores"));
-        let noted = originals.note(&tree.roots(), &fake, "eth0", 0, Control::Thread { pid: 70 });
+        let noted = originals.note(&tree.roots(), &fake, "eth0", 0, thread(70));
         assert_eq!(noted.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -52,22 +52,31 @@ pub struct Placing<A> {
     floor: Option<Floor>,
     view: View,
     plan: Plan,
-    /// Decisions that were made.
-    decided: u64,
     pub(super) news: News,
-    /// What polled a queue is gone: its successor is to be looked for.
-    is_something_gone: bool,
+    /// What polled a queue is gone, or moved by somebody: a thorough look is needed.
+    is_something_missed: bool,
     /// What could not be read since the last look, as sentences.
     troubles: BTreeSet<String>,
 }
 
-/// A decision, and when it was made.
-#[derive(Clone, Debug, PartialEq)]
+/// A decision, or what was noticed.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Happened {
-    /// Counts up from 1.
+    /// Counts up from 1; 0 before it is published.
     pub number: u64,
     pub at: Duration,
-    pub event: Event,
+    /// What it is about; `None`: no single queue.
+    pub queue: Option<QueueId>,
+    /// Cores before and from then on, if it is about cores.
+    pub from: Vec<CoreId>,
+    pub to: Vec<CoreId>,
+    pub why: String,
+}
+
+impl Happened {
+    fn decided(at: Duration, Event { queue, from, to, why }: Event) -> Happened {
+        Happened { number: 0, at, queue: Some(queue), from, to, why: why.to_string() }
+    }
 }
 
 impl<A: Scheduling> Placing<A> {
@@ -96,9 +105,8 @@ impl<A: Scheduling> Placing<A> {
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
             plan: Plan::default(),
-            decided: 0,
             news: News::default(),
-            is_something_gone: false,
+            is_something_missed: false,
             troubles: BTreeSet::new(),
         })
     }
@@ -120,7 +128,7 @@ impl<A: Scheduling> Placing<A> {
 
     /// Has something been missed, so that a look is needed? Asking answers it.
     pub fn take_look_wanted(&mut self) -> bool {
-        std::mem::take(&mut self.is_something_gone)
+        std::mem::take(&mut self.is_something_missed)
     }
 
     /// Takes over what was found. Queues that are as they were keep their measurements.
@@ -137,7 +145,12 @@ impl<A: Scheduling> Placing<A> {
             let known = before.remove(&source.id).filter(|known| known.is_polled_as(&source, leader));
             let watched = match known {
                 Some(mut known) => {
-                    known.seen_again(source, found.began);
+                    let strayed = known.seen_again(source, found.began);
+                    let online = |core: &CoreId| found.machine.cores.iter().any(|site| site.id == *core);
+                    // From a core that is offline the kernel moves what it likes.
+                    if let Some(core) = strayed.filter(online).filter(|_| leader == source.id) {
+                        self.strays(&mut known, core, &found);
+                    }
                     Ok(known)
                 }
                 None => Watched::new(&self.roots, source, queue.node, leader),
@@ -156,6 +169,16 @@ impl<A: Scheduling> Placing<A> {
         self.share_softirqs();
     }
 
+    /// A queue was found elsewhere than on the core that we put it on.
+    fn strays(&mut self, queue: &mut Watched, core: CoreId, found: &Found) {
+        let why = queue.strays(found.began, found.balancer.as_deref());
+        // Whoever does it may have been started since the last thorough look.
+        self.is_something_missed = true;
+        let (from, to) = (vec![core], Vec::from_iter(queue.source.core));
+        let queue = Some(queue.source.id);
+        self.news.events.push(Happened { number: 0, at: found.began, queue, from, to, why });
+    }
+
     /// Observes, decides, applies; `now` as read just before. What was done is in the news.
     pub fn round(&mut self, now: Duration) {
         self.measure(now);
@@ -167,10 +190,8 @@ impl<A: Scheduling> Placing<A> {
         self.plan = decision.plan;
         let refused = self.apply(now);
         self.leave_floor(now);
-        for event in decision.events.into_iter().filter(|event| !refused.contains(&event.queue)) {
-            self.decided += 1;
-            self.news.events.push(Happened { number: self.decided, at: now, event });
-        }
+        let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
+        self.news.events.extend(done.map(|event| Happened::decided(now, event)));
     }
 
     /// How everything is; none before anything was found.
@@ -185,8 +206,10 @@ impl<A: Scheduling> Placing<A> {
             refused: queue.refused(now),
         };
         let other = |site: &CoreSite| Some((site.id, self.others.of(site.id)?));
-        let refused = self.queues.values().filter_map(Watched::trouble);
-        let troubles = self.troubles.iter().chain(&found.troubles).map(String::as_str).chain(refused);
+        let balancer = found.balancer.as_deref();
+        let troubles = self.troubles.iter().chain(&found.troubles).cloned();
+        let of_queue = |(&id, queue): (&QueueId, &Watched)| queue.trouble(&self.named(id), now, balancer);
+        let troubles = troubles.chain(self.queues.iter().filter_map(of_queue));
         Some(Snapshot {
             at: now,
             period: self.period(),
@@ -195,7 +218,7 @@ impl<A: Scheduling> Placing<A> {
             queues: self.queues.values().map(queue).collect(),
             others: found.machine.cores.iter().filter_map(other).collect(),
             forwarding_ns: self.forwarding_ns.clone(),
-            troubles: troubles.map(str::to_owned).collect(),
+            troubles: troubles.collect(),
             found,
         })
     }
@@ -231,7 +254,7 @@ impl<A: Scheduling> Placing<A> {
                     let core = queue.source.core.unwrap_or_default();
                     *self.forwarding_ns.entry(core).or_default() += ran_ns;
                 }
-                Ok(None) => self.is_something_gone = true,
+                Ok(None) => self.is_something_missed = true,
                 Err(error) => {
                     let port = &self.ports[usize::from(id.port)];
                     self.troubles.insert(format!("time of queue {} of {port}: {error}", id.index));
@@ -286,13 +309,10 @@ impl<A: Scheduling> Placing<A> {
                 Ok(()) => self.is_now_on(id, core, now),
                 Err(error) => {
                     refused.insert(id);
-                    if matches!(error, MoveError::Gone) {
-                        self.is_something_gone = true;
-                        continue;
-                    }
-                    let trouble = format!("{} is not moved to core {core}: {error}", self.named(id));
-                    if let Some(queue) = self.queues.get_mut(&id) {
-                        queue.is_refused(now, trouble);
+                    // Its core may just have gone offline.
+                    self.is_something_missed |= matches!(error, MoveError::Gone | MoveError::Core { .. });
+                    if !matches!(error, MoveError::Gone) {
+                        self.is_refused(id, core, now, &error);
                     }
                 }
             }
@@ -328,7 +348,23 @@ impl<A: Scheduling> Placing<A> {
                 }
             }
         }
-        self.is_something_gone |= gone;
+        self.is_something_missed |= gone;
+    }
+
+    /// The kernel did not move a queue.
+    fn is_refused(&mut self, id: QueueId, core: CoreId, now: Duration, error: &MoveError) {
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        let why = format!("is not moved to core {core}: {error}");
+        let at = Vec::from_iter(queue.source.core);
+        queue.is_refused(now, why.clone());
+        self.news.events.push(Happened {
+            number: 0,
+            at: now,
+            queue: Some(id),
+            from: at.clone(),
+            to: at,
+            why,
+        });
     }
 
     fn named(&self, id: QueueId) -> String {
@@ -360,5 +396,7 @@ fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
     }
 }
 
+#[cfg(test)]
+mod faults;
 #[cfg(test)]
 mod tests;

@@ -72,6 +72,8 @@ pub enum Obstacle {
     InterruptUnknown,
     /// The kernel did not move it; it is asked again, each time after twice as long.
     Refused,
+    /// Somebody else moves it, too.
+    Contested,
     /// Where it was cannot be written down, and so not be put back.
     Unnoted,
     /// The kernel places the interrupt itself.
@@ -99,6 +101,7 @@ impl fmt::Display for Obstacle {
                 f.write_str("none of the device's interrupts is named after the queue, and the driver does not tell its own")
             }
             Obstacle::Refused => f.write_str("the kernel did not move it, and is asked again later"),
+            Obstacle::Contested => f.write_str("somebody else moves it, too, and it is left alone for a while"),
             Obstacle::Unnoted => f.write_str("where it was cannot be written down, to be put back"),
             Obstacle::InterruptManaged { irq } => write!(f, "interrupt {irq} is placed by the kernel alone"),
         }

@@ -101,16 +101,17 @@ pub struct WorkloadReport {
     pub cores: Vec<CoreId>,
 }
 
-/// A decision about a queue.
+/// A decision about a queue, or what has happened to it, to a core, or to a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EventReport {
     /// Counts up from 1.
     pub number: u64,
     /// Seconds since 1970.
     pub unix_s: f64,
+    /// Empty, and `queue` 0: it is about no single queue.
     pub port: String,
     pub queue: u16,
-    /// Cores that did its packets, and do from then on; the same: it stays.
+    /// Cores that did its packets, and do from then on; the same: it stays. Of a workload those it was, and is, pinned to.
     pub from: Vec<CoreId>,
     pub to: Vec<CoreId>,
     pub why: String,

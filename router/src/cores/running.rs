@@ -8,7 +8,8 @@ use super::{
     affinity::{self, Scheduling},
     exchange::Exchange,
     handle::Handle,
-    look::{Ask, LOOK, Looker},
+    look::{Ask, Found, LOOK, Looker},
+    notices::noticed,
     originals::Originals,
     placing::Placing,
     queues::Told,
@@ -50,19 +51,35 @@ pub struct Threads {
 /// daemon before this one has moved is put back.
 ///
 /// # Errors
-/// /proc or /sys cannot be read, or no thread be had.
+/// /proc or /sys cannot be read (with `off` that is told to clients only), or no thread be had.
 pub fn start(config: &Config, instance: &Instance) -> Result<Threads> {
     if config.cores.policy == PlacementPolicy::Off {
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
     }
     let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
-    let roots = || Roots::here().context("opening /sys of this network namespace");
-    let (kernel, wanted) = (affinity::Kernel, Arc::new(config.cores.clone()));
+    let handle = Handle { exchange: Arc::default(), wanted: Arc::new(config.cores.clone()), names };
+    match prepare(instance, &handle) {
+        Ok((looker, placing)) => Ok(run(looker, placing, handle)?),
+        // Who only looks can do without.
+        Err(error) if handle.is_off() => {
+            handle.exchange.fail(format!("nothing can be told of cores and queues: {error:#}"));
+            Ok(Threads { handle, leave: Arc::default(), looking: None })
+        }
+        Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] does without)")),
+    }
+}
+
+fn prepare(
+    instance: &Instance,
+    handle: &Handle,
+) -> Result<(Looker<affinity::Kernel>, Placing<affinity::Kernel>)> {
+    let roots = || Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)");
+    let (kernel, Handle { wanted, names, .. }) = (affinity::Kernel, handle);
     let file = instance.cores_file();
-    let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), &names, file)
+    let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), names, file)
         .context("reading which cores there are")?;
-    let placing = Placing::new(roots()?, kernel, &wanted, names.clone()).context("reading times of cores")?;
-    Ok(run(looker, placing, Handle { exchange: Arc::default(), wanted, names })?)
+    let placing = Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
+    Ok((looker, placing))
 }
 
 /// Puts back what a daemon that is gone has changed; says what it did.
@@ -179,13 +196,18 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
 /// Looks, and does what follows from what was placed, until the end.
 fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
+    let (mut before, mut troubles) = (None::<Arc<Found>>, Vec::new());
     let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
     while !exchange.is_ending() {
         missed |= exchange.take_look_wanted();
         let now = monotonic();
         if now >= due || missed && now >= looked + LEAST {
-            exchange.found(Arc::new(looker.look(now, missed)));
+            let found = Arc::new(looker.look(now, missed));
+            exchange.tell(before.as_ref().map_or(Vec::new(), |before| noticed(before, &found)));
+            exchange.found(found.clone());
+            before = Some(found);
             (looked, due, missed) = (now, now + LOOK, false);
+            log_new(&mut troubles, handle.troubles());
         }
         for (queue, core) in exchange.take_moved() {
             looker.transmit_from(queue, core);
@@ -200,6 +222,15 @@ fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         let next = if missed { looked + LEAST } else { due };
         thread::park_timeout(next.saturating_sub(monotonic()));
     }
+}
+
+/// Troubles go to the log when they begin.
+fn log_new(known: &mut Vec<String>, troubles: Vec<String>) {
+    troubles
+        .iter()
+        .filter(|trouble| !known.contains(trouble))
+        .for_each(|trouble| tracing::warn!("{trouble}"));
+    *known = troubles;
 }
 
 /// Everything is as it was, unless it shall be left to the next daemon.

@@ -3,6 +3,8 @@
 use super::{
     CoreId, QueueId, Roots,
     affinity::Scheduling,
+    balancer::{self, Balancer},
+    contest::Contest,
     load::{CoreTime, Load, Meter, QueueTime as _, Reading, SoftirqShare, ThreadTime, Times},
     queues::{Control, Obstacle, QueueSource},
 };
@@ -29,8 +31,10 @@ pub struct Watched {
     is_gone: bool,
     /// As its thread was made.
     nice: Option<i8>,
-    moved: Option<Duration>,
+    /// The core that we put it on, and when.
+    placed: Option<(CoreId, Duration)>,
     refusal: Option<Refusal>,
+    contest: Contest,
 }
 
 /// The kernel did not move it.
@@ -39,7 +43,8 @@ struct Refusal {
     /// It is asked again then, and if in vain, after twice the pause.
     until: Duration,
     pause: Duration,
-    trouble: String,
+    /// As a sentence without its name.
+    why: String,
 }
 
 /// How long a queue that was not moved is left alone, at first and at most; each time twice as long.
@@ -91,8 +96,9 @@ impl Watched {
             ran_ns: None,
             is_gone: false,
             nice: None,
-            moved: None,
+            placed: None,
             refusal: None,
+            contest: Contest::default(),
         })
     }
 
@@ -132,12 +138,47 @@ impl Watched {
 
     /// Why it is not moved now, although something could.
     pub fn refused(&self, now: Duration) -> Option<Obstacle> {
-        self.refusal.as_ref().filter(|refusal| now < refusal.until).map(|_| Obstacle::Refused)
+        let refused = self.refusal.as_ref().filter(|refusal| now < refusal.until).map(|_| Obstacle::Refused);
+        refused.or_else(|| self.contest.is_left_alone(now).then_some(Obstacle::Contested))
     }
 
-    /// What was refused last, as a sentence.
-    pub fn trouble(&self) -> Option<&str> {
-        self.refusal.as_ref().map(|refusal| refusal.trouble.as_str())
+    /// What is wrong with moving it, as a sentence; `name`: its own.
+    pub fn trouble(&self, name: &str, now: Duration, balancer: Option<&Balancer>) -> Option<String> {
+        if let Some(refusal) = &self.refusal {
+            return Some(format!("{name} {}", refusal.why));
+        }
+        let Contest { times, pause, .. } = self.contest;
+        if !self.contest.goes_on(now) {
+            return None;
+        }
+        let left_alone = match pause.as_secs() {
+            0 => "was moved back".to_owned(),
+            seconds => format!("is left alone for {seconds} s at a time"),
+        };
+        let (who, way_out) = self.rival(balancer);
+        Some(format!("{name} is moved by {who}, {times} times so far, and {left_alone}: {way_out}"))
+    }
+
+    /// Somebody else has moved it. Returns what is told of that.
+    pub fn strays(&mut self, now: Duration, balancer: Option<&Balancer>) -> String {
+        self.contest.strayed(now);
+        let Contest { times, pause, .. } = self.contest;
+        let then = match pause.as_secs() {
+            0 => "it is moved back".to_owned(),
+            seconds => format!("it is left alone for {seconds} s"),
+        };
+        format!("moved by {}, {times} times so far; {then}", self.rival(balancer).0)
+    }
+
+    /// Who may move it beside us, and what to do about that.
+    fn rival(&self, balancer: Option<&Balancer>) -> (String, String) {
+        match (self.source.control, balancer) {
+            (Control::Interrupt { irq }, Some(balancer)) => {
+                let who = format!("somebody else, probably irqbalance (process {})", balancer.pid);
+                (who, balancer::way_out(&[irq].into()))
+            }
+            _ => ("somebody else".into(), "stop whoever does, or set policy = \"off\" in [cores]".into()),
+        }
     }
 
     /// Is this the same queue, polled and moved by the same?
@@ -146,28 +187,32 @@ impl Watched {
         (a.id, a.control, self.leader) == (b.id, b.control, leader) && !self.is_gone
     }
 
-    /// The same queue, where it was in a look that began then: somebody may have moved it, but not if we did since.
-    pub fn seen_again(&mut self, source: QueueSource, began: Duration) {
-        if self.moved.is_some_and(|moved| moved >= began) {
-            return;
+    /// The same queue, where it was in a look that began then. If somebody else has moved it, the core that we had put it on.
+    pub fn seen_again(&mut self, source: QueueSource, began: Duration) -> Option<CoreId> {
+        if self.placed.is_some_and(|(_, at)| at >= began) {
+            return None;
         }
         self.source = source;
         // It may not have been known where its interrupt fires.
         if matches!(self.time, Time::Nothing) && self.leader == source.id {
             self.time = Time::of_softirqs(&source);
         }
+        let is_elsewhere = |core: &CoreId| !source.confined || source.core != Some(*core);
+        let strayed = self.placed.map(|(core, _)| core).filter(is_elsewhere)?;
+        self.placed = None;
+        Some(strayed)
     }
 
     /// It is on this core alone from now on.
     pub fn is_now_on(&mut self, core: CoreId, now: Duration) {
         (self.source.core, self.source.confined) = (Some(core), true);
-        (self.moved, self.refusal) = (Some(now), None);
+        (self.placed, self.refusal) = (Some((core, now)), None);
     }
 
     /// The kernel did not move it: it is left alone for a while.
-    pub fn is_refused(&mut self, now: Duration, trouble: String) {
+    pub fn is_refused(&mut self, now: Duration, why: String) {
         let pause = self.refusal.as_ref().map_or(PAUSES[0], |refusal| (refusal.pause * 2).min(PAUSES[1]));
-        self.refusal = Some(Refusal { until: now + pause, pause, trouble });
+        self.refusal = Some(Refusal { until: now + pause, pause, why });
     }
 
     /// On each core are so many queues whose time is an estimate; times of cores as last read.

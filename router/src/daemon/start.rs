@@ -9,7 +9,12 @@ use super::{
     steering,
     world::PortState,
 };
-use crate::{config::Config, cores, observer::Waker, privileges, switch};
+use crate::{
+    config::{Config, PlacementPolicy},
+    cores,
+    observer::Waker,
+    privileges, switch,
+};
 use anyhow::{Context, Result, bail};
 use std::{
     fs,
@@ -29,7 +34,7 @@ pub fn run<O: Observe>(
 ) -> Result<()> {
     check_ports(&config)?;
     privileges::check_kernel()?;
-    privileges::check_capabilities()?;
+    privileges::check_capabilities(config.cores.policy != PlacementPolicy::Off)?;
     let lock = Lock::take(&instance)?;
     let ended = run_alone(config, &instance, &lock, observer);
     let left = Bpf::new(&instance, false).pinned_ports();

@@ -1,0 +1,165 @@
+//! What has happened to the machine between two looks, as events for people.
+
+use super::{
+    CoreId, QueueId,
+    look::{Found, FoundQueue},
+    placing::Happened,
+    queues::Control,
+    workloads::Workload,
+};
+use std::collections::BTreeMap;
+
+/// Of workloads, in one look: who starts a hundred processes knows.
+const MOST_WORKLOADS: usize = 8;
+
+/// In the order cores, queues, workloads.
+pub fn noticed(before: &Found, after: &Found) -> Vec<Happened> {
+    let mut all = cores(before, after);
+    all.extend(queues(before, after));
+    all.extend(workloads(before, after));
+    all.into_iter().map(|happened| Happened { at: after.began, ..happened }).collect()
+}
+
+fn happened(queue: Option<QueueId>, from: Vec<CoreId>, to: Vec<CoreId>, why: String) -> Happened {
+    Happened { queue, from, to, why, ..Happened::default() }
+}
+
+fn cores(before: &Found, after: &Found) -> Vec<Happened> {
+    let (then, now) = (before.machine.online(), after.machine.online());
+    let gone = then.difference(&now);
+    let gone = gone.map(|&core| happened(None, vec![core], vec![], format!("core {core} has gone offline")));
+    let come = now.difference(&then);
+    gone.chain(come.map(|&core| happened(None, vec![], vec![core], format!("core {core} is online"))))
+        .collect()
+}
+
+fn queues(before: &Found, after: &Found) -> Vec<Happened> {
+    let by_id = |found: &Found| -> BTreeMap<QueueId, FoundQueue> {
+        found.queues.iter().map(|queue| (queue.source.id, *queue)).collect()
+    };
+    let (then, now) = (by_id(before), by_id(after));
+    let place = |queue: &FoundQueue| Vec::from_iter(queue.source.core);
+    let gone = then.iter().filter(|(id, _)| !now.contains_key(id));
+    let gone = gone.map(|(id, queue)| happened(Some(*id), place(queue), vec![], "it is gone".into()));
+    let other = now.iter().filter_map(|(id, queue)| {
+        let Some(old) = then.get(id) else {
+            return Some(happened(Some(*id), vec![], place(queue), "it has come".into()));
+        };
+        let (old_control, control) = (old.source.control, queue.source.control);
+        let why = format!("it is moved by {}, no longer by {}", mover(control), mover(old_control));
+        (old_control != control).then(|| happened(Some(*id), place(old), place(queue), why))
+    });
+    gone.chain(other).collect()
+}
+
+fn mover(control: Control) -> String {
+    match control {
+        Control::Thread { pid } => format!("thread {pid}"),
+        Control::Interrupt { irq } => format!("interrupt {irq}"),
+        Control::None { why } => format!("nothing ({why})"),
+    }
+}
+
+fn workloads(before: &Found, after: &Found) -> Vec<Happened> {
+    let by_id = |found: &Found| -> BTreeMap<u32, Workload> {
+        found.workloads.iter().map(|workload| (workload.id, workload.clone())).collect()
+    };
+    let (then, now) = (by_id(before), by_id(after));
+    let cores = |workload: &Workload| Vec::from_iter(workload.cores.iter().copied());
+    let named = |workload: &Workload| format!("{} {} ({})", workload.kind, workload.name, workload.id);
+    let gone = then.values().filter(|workload| !now.contains_key(&workload.id));
+    let gone = gone.map(|old| {
+        happened(None, cores(old), vec![], format!("{} has ended, or is pinned no more", named(old)))
+    });
+    let other = now.values().filter(|&workload| then.get(&workload.id) != Some(workload));
+    let other = other.map(|new| {
+        let from = then.get(&new.id).map(cores).unwrap_or_default();
+        happened(None, from, cores(new), format!("{} is pinned there", named(new)))
+    });
+    let mut all: Vec<Happened> = gone.chain(other).collect();
+    let more = all.len().saturating_sub(MOST_WORKLOADS);
+    if more > 0 {
+        all.truncate(MOST_WORKLOADS);
+        all.push(happened(None, vec![], vec![], format!("{more} more workloads have ended or come")));
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            machine::{CoreSite, Machine},
+            queues::QueueSource,
+            workloads::WorkloadKind,
+        },
+        *,
+    };
+    use std::{sync::Arc, time::Duration};
+
+    fn found(cores: &[CoreId], queues: &[(u16, u32)], workloads: &[(u32, CoreId)]) -> Found {
+        let site = |&id: &CoreId| CoreSite {
+            id,
+            node: 0,
+            socket: 0,
+            physical: id,
+            isolated: false,
+            nohz_full: false,
+        };
+        let queue = |&(index, pid): &(u16, u32)| {
+            let (id, control) = (QueueId { port: 0, index }, Control::Thread { pid });
+            let source = QueueSource { id, napi: None, control, core: Some(index), confined: true };
+            FoundQueue { source, node: None }
+        };
+        let workload = |&(id, core): &(u32, CoreId)| Workload {
+            id,
+            name: "db".into(),
+            kind: WorkloadKind::Process,
+            cores: [core].into(),
+        };
+        Found {
+            began: Duration::from_secs(7),
+            machine: Arc::new(Machine { cores: cores.iter().map(site).collect(), caches: Vec::new() }),
+            queues: queues.iter().map(queue).collect(),
+            workloads: Arc::new(workloads.iter().map(workload).collect()),
+            served: None,
+            balancer: None,
+            troubles: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_comes_goes_and_changes_is_told() {
+        let before = found(&[0, 1, 2], &[(0, 70), (1, 71)], &[(40, 1), (41, 2)]);
+        assert_eq!(noticed(&before, &before), []);
+        let after = found(&[0, 2, 3], &[(1, 99), (2, 72)], &[(41, 3), (42, 0)]);
+        let told = noticed(&before, &after).into_iter().map(|happened| {
+            assert_eq!((happened.at, happened.number), (Duration::from_secs(7), 0));
+            (happened.queue.map(|queue| queue.index), happened.from, happened.to, happened.why)
+        });
+        let told: Vec<_> = told.collect();
+        let line = |queue, from: &[CoreId], to: &[CoreId], why: &str| {
+            (queue, from.to_vec(), to.to_vec(), why.to_owned())
+        };
+        assert_eq!(
+            told,
+            [
+                line(None, &[1], &[], "core 1 has gone offline"),
+                line(None, &[], &[3], "core 3 is online"),
+                line(Some(0), &[0], &[], "it is gone"),
+                line(Some(1), &[1], &[1], "it is moved by thread 99, no longer by thread 71"),
+                line(Some(2), &[], &[2], "it has come"),
+                line(None, &[1], &[], "process db (40) has ended, or is pinned no more"),
+                line(None, &[2], &[3], "process db (41) is pinned there"),
+                line(None, &[], &[0], "process db (42) is pinned there"),
+            ]
+        );
+    }
+
+    #[test]
+    fn many_workloads_are_few_events() {
+        let many: Vec<(u32, CoreId)> = (0..100).map(|id| (id, 0)).collect();
+        let told = noticed(&found(&[0], &[], &[]), &found(&[0], &[], &many));
+        assert_eq!((told.len(), &*told[8].why), (9, "92 more workloads have ended or come"));
+    }
+}
