@@ -31,6 +31,7 @@ pub fn status(s: &Status) -> String {
     for trouble in &s.troubles {
         text += &format!("problem     cannot be read: {trouble}\n");
     }
+    s.placing.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     for port in &s.ports {
         for problem in &port.problems {
             text += &format!("problem     port {} is not trusted: {problem}\n", port.port);

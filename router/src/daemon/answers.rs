@@ -75,6 +75,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             ready: problem.is_none(),
             problem,
             troubles: self.troubles(),
+            // Others know.
+            placing: Vec::new(),
             uptime_s: now.saturating_sub(self.times.started).as_secs(),
             heartbeat: Heartbeat {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),

@@ -223,9 +223,8 @@ async fn status(
     State((to, cores)): State<(Requests, Option<cores::handle::Handle>)>,
 ) -> Result<Json<serde_json::Value>, ApiError> {
     let Json(mut status) = ask(to, Query::Status).await?;
-    let troubles = status.get_mut("troubles").and_then(serde_json::Value::as_array_mut);
-    if let Some((cores, troubles)) = cores.zip(troubles) {
-        troubles.extend(cores.troubles().into_iter().map(serde_json::Value::String));
+    if let Some(cores) = cores {
+        status["placing"] = cores.troubles().into();
     }
     Ok(Json(status))
 }

@@ -18,8 +18,11 @@ pub struct Status {
     pub ready: bool,
     /// Why not ready.
     pub problem: Option<String>,
-    /// What of Linux cannot be read, as sentences, the routers concerned are not accelerated; and what is wrong with placing queues.
+    /// What of Linux cannot be read, as sentences; the routers concerned are not accelerated.
     pub troubles: Vec<String>,
+    /// What is wrong with placing queues, as sentences.
+    #[serde(default)]
+    pub placing: Vec<String>,
     /// Of the daemon, seconds.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,

@@ -38,6 +38,7 @@ fn sample() -> Status {
         ready: true,
         problem: None,
         troubles: Vec::new(),
+        placing: vec!["queue 1 of eth2 is not moved to core 3: refused".into()],
         uptime_s: 3725,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
         generation: 2,
@@ -93,6 +94,7 @@ fn sample() -> Status {
 fn status_of_a_running_daemon() {
     let expected = "\
 millrace 0.1.0, process 42, up 1 h 2 min: forwarding
+problem     queue 1 of eth2 is not moved to core 3: refused
 problem     port eth2 is not trusted: LRO is on
 note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s

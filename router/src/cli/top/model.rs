@@ -12,7 +12,10 @@ use crate::{
     switch::report::{FlowReport, FlowsStatus},
 };
 use logic::cores::CoreId;
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 /// Reasons that a router is shown with.
 const TOP_REASONS: usize = 3;
@@ -154,9 +157,10 @@ impl Model {
             }
         };
         let nothing = Daemon::default();
-        let (old, seconds) = match before.and_then(|before| Some((before.daemon.as_ref().ok()?, before.at))) {
-            Some((old, at)) => (old, Seconds(now.at.saturating_sub(at).as_secs_f64())),
-            // No time has passed: there are no rates.
+        let same = |old: &&Daemon| old.status.pid == told.status.pid;
+        let (old, seconds) = match before.and_then(|before| before.daemon.as_ref().ok().filter(same)) {
+            Some(old) => (old, Seconds::between(old.at, told.at)),
+            // No time has passed, or another daemon counts: there are no rates.
             None => (&nothing, Seconds(0.0)),
         };
         let ports = ports(&old.status, &told.status, seconds);
@@ -184,6 +188,10 @@ impl Model {
 struct Seconds(f64);
 
 impl Seconds {
+    fn between(before: Duration, now: Duration) -> Seconds {
+        Seconds(now.saturating_sub(before).as_secs_f64())
+    }
+
     fn rate(self, before: Option<u64>, now: u64) -> Option<f64> {
         let counted = now.checked_sub(before?)?;
         (self.0 > 0.0).then(|| counted as f64 / self.0)
@@ -207,7 +215,7 @@ fn head(old: &Daemon, told: &Daemon, seconds: Seconds) -> Head {
         instance: is.instance.clone(),
         uptime_s: is.uptime_s,
         policy: told.cores.policy.clone(),
-        problems: problems.chain(unread).chain(ports).chain(told.cores.troubles.iter().cloned()).collect(),
+        problems: problems.chain(unread).chain(is.placing.iter().cloned()).chain(ports).collect(),
         forwarded_pps: seconds.rate(Some(was.packets.forwarded), is.packets.forwarded),
         forwarded_bps: seconds
             .rate(Some(was.packets.forwarded_bytes), is.packets.forwarded_bytes)
@@ -343,6 +351,7 @@ fn rules(old: &Daemon, told: &Daemon, seconds: Seconds) -> Rules {
     let rate = |field: fn(&FlowsStatus) -> u64| seconds.rate(Some(field(was)), field(is));
     let (hits_pps, misses_pps) = (rate(|flows| flows.cache_hits), rate(|flows| flows.cache_misses));
     let hit_rate = hits_pps.zip(misses_pps).map(|(hits, misses)| hits / (hits + misses));
+    let listed = Seconds::between(old.listed_at, told.listed_at);
     Rules {
         status: is.clone(),
         // Nothing was looked up: no rate.
@@ -351,7 +360,7 @@ fn rules(old: &Daemon, told: &Daemon, seconds: Seconds) -> Rules {
         misses_pps,
         slow_pps: rate(|flows| flows.slow_done),
         slow_lost_pps: rate(|flows| flows.slow_lost),
-        busiest: told.rules.as_ref().map(|now| busiest(old.rules.as_deref(), now, seconds)),
+        busiest: told.rules.as_ref().map(|now| busiest(old.rules.as_deref(), now, listed)),
     }
 }
 

@@ -23,8 +23,6 @@ const MOST_EVENTS: usize = 64;
 /// What was known at one moment.
 #[derive(Clone, Debug)]
 pub struct Reading {
-    /// Since boot.
-    pub at: Duration,
     /// Or why there is no daemon to ask.
     pub daemon: Result<Daemon, String>,
     pub ticks: Vec<Ticks>,
@@ -33,12 +31,16 @@ pub struct Reading {
 /// What the daemon said.
 #[derive(Clone, Debug, Default)]
 pub struct Daemon {
+    /// When it gave its status, since boot.
+    pub at: Duration,
     pub status: Status,
     pub cores: CoresReport,
     /// The last ones, in order.
     pub events: Vec<EventReport>,
     /// `None`: not asked for, or more than [`MOST_RULES`].
     pub rules: Option<Vec<FlowReport>>,
+    /// When it listed them.
+    pub listed_at: Duration,
 }
 
 /// Asks; remembers which decisions it has seen.
@@ -58,18 +60,20 @@ impl Reader {
     pub fn read(&mut self, rules: bool) -> Reading {
         let daemon = self.ask(rules).map_err(|error| format!("{error:#}"));
         let ticks = read_ticks().unwrap_or_default();
-        Reading { at: monotonic(), daemon, ticks }
+        Reading { daemon, ticks }
     }
 
     fn ask(&mut self, rules: bool) -> Result<Daemon> {
         let status: Status = get(&self.instance, "/status")?;
+        let at = monotonic();
         let cores = get(&self.instance, "/cores")?;
         self.ask_events(status.pid)?;
         let rules = match rules && status.flows.rules <= MOST_RULES as u64 {
             true => self.ask_rules()?,
             false => None,
         };
-        Ok(Daemon { status, cores, events: self.events.iter().cloned().collect(), rules })
+        let listed_at = monotonic();
+        Ok(Daemon { at, status, cores, events: self.events.iter().cloned().collect(), rules, listed_at })
     }
 
     fn ask_events(&mut self, pid: u32) -> Result<()> {

@@ -9,7 +9,8 @@ pub fn ticks(core: CoreId, parts: [u64; 4]) -> Ticks {
 }
 
 fn reading(at_s: u64, daemon: Daemon, ticks: Vec<Ticks>) -> Reading {
-    Reading { at: Duration::from_secs(at_s), daemon: Ok(daemon), ticks }
+    let at = Duration::from_secs(at_s);
+    Reading { daemon: Ok(Daemon { at, listed_at: at, ..daemon }), ticks }
 }
 
 fn reason(reason: &str, packets: u64) -> ReasonCount {
@@ -200,7 +201,14 @@ fn without_a_reading_before_there_are_no_rates() {
         assert_eq!((told.rules.hit_rate, told.ports[0].rx_pps), (None, None));
     }
     assert_eq!(Model::new(None, &now).cores[0].shares, None);
-    let gone_later = Reading { at: Duration::from_secs(13), ticks: vec![ticks(0, [100, 200, 0, 0])], ..gone };
+    // Another one counts anew, and may have counted further.
+    let mut another = reading(13, machine(12.5, 9_000_000_000, 900), Vec::new());
+    if let Ok(daemon) = &mut another.daemon {
+        daemon.status.pid += 1;
+    }
+    let told = Model::new(Some(&now), &another).daemon.unwrap();
+    assert_eq!((told.head.forwarded_pps, told.queues[0].load), (None, None));
+    let gone_later = Reading { ticks: vec![ticks(0, [100, 200, 0, 0])], ..gone };
     let model = Model::new(Some(&now), &gone_later);
     assert_eq!(model.daemon, Err("gone".into()));
     let shares = Shares { kernel: 0.5, applications: 0.5, ..Shares::default() };
@@ -280,8 +288,9 @@ pub fn any_reading() -> impl Strategy<Value = Reading> {
             daemon.rules = Some((0..many).map(rule).collect());
             let parts = [number(), number(), number(), number()];
             let ticks = (0..many).map(|core| ticks(core, parts)).collect();
+            (daemon.at, daemon.listed_at) = (Duration::from_secs(at), Duration::from_secs(at));
             let daemon = if is_there { Ok(daemon) } else { Err(name()) };
-            Reading { at: Duration::from_secs(at), daemon, ticks }
+            Reading { daemon, ticks }
         },
     )
 }
