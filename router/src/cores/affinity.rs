@@ -61,6 +61,10 @@ pub trait Scheduling: Affinity {
 
     /// Makes a thread this urgent; `ESRCH` if it is gone.
     fn set_urgency(&self, thread: u32, urgency: Urgency) -> io::Result<()>;
+
+    /// Makes a thread this nice, and changes nothing else; `ESRCH` if it is gone. Unlike [`Scheduling::set_urgency`] it waits for
+    /// nobody (`__sched_setscheduler` of Linux 5.3 to 6.4 waits for who changes cpusets).
+    fn renice(&self, thread: u32, nice: i8) -> io::Result<()>;
 }
 
 /// Of this machine.
@@ -93,6 +97,11 @@ impl Scheduling for Kernel {
 
     fn set_urgency(&self, thread: u32, urgency: Urgency) -> io::Result<()> {
         urgency.set(pid(thread)?)
+    }
+
+    fn renice(&self, thread: u32, nice: i8) -> io::Result<()> {
+        let thread = rustix::process::Pid::from_raw(pid(thread)?);
+        Ok(rustix::process::setpriority_process(thread, nice.into())?)
     }
 }
 
@@ -138,6 +147,8 @@ mod tests {
             assert_eq!(before, Urgency::usual(before.nice));
             Kernel.set_urgency(thread, Urgency::usual(19)).unwrap();
             assert_eq!(Kernel.urgency(thread).unwrap(), Urgency::usual(19));
+            Kernel.renice(thread, 7).unwrap();
+            assert_eq!(Kernel.urgency(thread).unwrap(), Urgency::usual(7));
             assert_eq!(Kernel.urgency(u32::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
         })
         .join()

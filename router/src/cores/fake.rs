@@ -66,6 +66,11 @@ impl Scheduling for Fake {
         self.get().urgency.insert(thread, urgency);
         Ok(())
     }
+
+    fn renice(&self, thread: u32, nice: i8) -> io::Result<()> {
+        let before = self.urgency(thread)?;
+        self.set_urgency(thread, Urgency { nice: nice.into(), ..before })
+    }
 }
 
 /// What netlink tells of eth0.

@@ -14,10 +14,11 @@ use crate::{
     daemon::kernel::monotonic,
 };
 use logic::{
-    cores::{QueueId, roles},
+    cores::{QueueId, Role, roles},
     plan::PortId,
 };
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -52,11 +53,12 @@ impl Handle {
             return CoresReport { troubles: self.troubles(), ..report };
         };
         let given = now.found.served.as_ref().map(|cores| cores.iter().copied().collect());
+        let roles = roles(&now.view, &now.plan);
         CoresReport {
             serve: report.serve.clone().map(|serve| ServeReport { cores: given, ..serve }),
             at_s: now.at.as_secs_f64(),
             period_ms: now.period.as_millis() as u64,
-            cores: now.found.machine.cores.iter().map(|site| self.core(&now, site)).collect(),
+            cores: now.found.machine.cores.iter().map(|site| self.core(&now, &roles, site)).collect(),
             queues: now.queues.iter().map(|queue| self.queue(queue)).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
             troubles: self.troubles(),
@@ -99,8 +101,7 @@ impl Handle {
         format!("queue {} of {}: {change}: {why}", id.index, self.name(id.port))
     }
 
-    fn core(&self, now: &Snapshot, site: &CoreSite) -> CoreReport {
-        let roles = roles(&now.view, &now.plan);
+    fn core(&self, now: &Snapshot, roles: &BTreeMap<CoreId, Role>, site: &CoreSite) -> CoreReport {
         let here = now.view.queues.iter().filter(|queue| queue.core == site.id);
         let pinned = now.found.workloads.iter().filter(|workload| workload.cores.contains(&site.id));
         CoreReport {

@@ -15,11 +15,14 @@ use super::{
     number, numbered,
     originals::Originals,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
-    serve::Serve,
+    serve::{self, Serve},
     threads,
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
-use crate::config::{CoresSettings, PlacementPolicy};
+use crate::{
+    config::{CoresSettings, PlacementPolicy},
+    priority::Urgency,
+};
 use logic::{
     cores::{Plan, View, serving},
     plan::PortId,
@@ -127,7 +130,11 @@ impl<A: Scheduling + Clone> Looker<A> {
         let mut looker = Looker {
             online: online(&roots)?,
             machine: Arc::new(Machine::observe(&roots)?),
-            scanner: Scanner::new(affinity.clone(), std::process::id(), wanted.serve.clone()),
+            scanner: Scanner::new(
+                affinity.clone(),
+                std::process::id(),
+                wanted.serve.as_deref().and_then(|directory| serve::path(&roots, directory)),
+            ),
             roots,
             affinity,
             ask,
@@ -163,8 +170,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             troubles.extend(known.troubles.iter().cloned());
         }
         if let Some(serve) = &mut self.serve {
-            serve.open(&mut self.originals);
-            troubles.extend(serve.trouble.clone());
+            troubles.extend(serve.look(&self.roots, &mut self.originals));
         }
         if self.scanner.scan(&self.roots, &self.machine.online(), now) {
             self.find_workloads();
@@ -210,7 +216,8 @@ impl<A: Scheduling + Clone> Looker<A> {
         let name = self.ports[port].name.clone();
         let found = self.shape(&name).and_then(|shape| {
             let fresh = known.as_ref().filter(|known| {
-                known.shape == shape && !thoroughly && now.saturating_sub(known.asked) < THOROUGH
+                let is_recent = now.saturating_sub(known.asked) < THOROUGH && !known.queues.is_incomplete();
+                known.shape == shape && !thoroughly && is_recent
             });
             if let Some(known) = fresh
                 && let Some(sources) = self.places(&known.queues.queues)?
@@ -271,17 +278,30 @@ impl<A: Scheduling + Clone> Looker<A> {
         if self.wanted.policy == PlacementPolicy::Off {
             return troubles;
         }
+        let floor = self.wanted.floor.is_some();
         for queue in queues.iter_mut().filter(|queue| !matches!(queue.control, Control::None { .. })) {
             let index = queue.id.index;
-            let noted = self.originals.note(&self.roots, &self.affinity, device, index, queue.control);
+            let noted = self.originals.note(&self.roots, &self.affinity, device, index, queue.control, floor);
             if let Err(error) = noted {
                 troubles.push(format!(
                     "queue {index} of {device} is not moved: what it has cannot be written down: {error}"
                 ));
                 queue.control = Control::None { why: Obstacle::Unnoted };
+            } else if floor && let Err(error) = self.make_usual(queue.control) {
+                troubles
+                    .push(format!("applications have no floor beside queue {index} of {device}: {error}"));
             }
         }
         troubles
+    }
+
+    /// A real-time thread leaves applications nothing, whatever its `nice`.
+    fn make_usual(&self, control: Control) -> io::Result<()> {
+        let Control::Thread { pid } = control else { return Ok(()) };
+        match self.affinity.urgency(pid)? {
+            Urgency { policy: libc::SCHED_OTHER, .. } => Ok(()),
+            Urgency { nice, .. } => self.affinity.set_urgency(pid, Urgency::usual(nice)),
+        }
     }
 
     /// Says where applications can be left no floor.

@@ -109,7 +109,7 @@ impl Originals {
         Originals { file, all: left.unwrap_or_default() }
     }
 
-    /// Called before a queue of this device is moved: notes what is not noted yet.
+    /// Called before a queue of this device is moved: notes what is not noted yet; with a `floor` also how urgent its thread is.
     ///
     /// # Errors
     /// It cannot be read, or not be written down: then nothing may be moved.
@@ -120,14 +120,17 @@ impl Originals {
         device: &str,
         queue: u16,
         control: Control,
+        floor: bool,
     ) -> io::Result<()> {
         let mut found = Vec::new();
         match control {
             Control::Thread { pid } => {
                 let Some(stat) = threads::stat(roots, pid)? else { return Ok(()) };
                 let cores = affinity.allowed(pid)?.cores().collect();
-                let (urgency, name) = (affinity.urgency(pid)?, stat.name.clone());
-                found.push((What::Urgency { pid, name }, Was::Urgency(urgency)));
+                if floor {
+                    let what = What::Urgency { pid, name: stat.name.clone() };
+                    found.push((what, Was::Urgency(affinity.urgency(pid)?)));
+                }
                 found.push((What::Thread { pid, name: stat.name }, Was::Cores(cores)));
             }
             Control::Interrupt { irq } => {
@@ -275,9 +278,9 @@ mod tests {
         fake.set_urgency(70, ROUND_ROBIN).unwrap();
         let mut originals = Originals::read(tree.path("m.cores"));
         assert!(originals.is_empty() && !tree.path("m.cores").exists());
-        originals.note(&roots, fake, "eth0", 0, thread(70)).unwrap();
-        originals.note(&roots, fake, "eth0", 1, thread(71)).unwrap();
-        originals.note(&roots, fake, "eth9", 0, Control::Interrupt { irq: 38 }).unwrap();
+        originals.note(&roots, fake, "eth0", 0, thread(70), true).unwrap();
+        originals.note(&roots, fake, "eth0", 1, thread(71), true).unwrap();
+        originals.note(&roots, fake, "eth9", 0, Control::Interrupt { irq: 38 }, true).unwrap();
         fake.allow(70, &[1].into()).unwrap();
         fake.allow(71, &[2].into()).unwrap();
         [70, 71].into_iter().for_each(|pid| fake.set_urgency(pid, Urgency::usual(9)).unwrap());
@@ -293,7 +296,7 @@ mod tests {
         moved(&tree, &fake);
         // Killed; the next one moves a queue again, and another thread has taken the other's number.
         let mut originals = Originals::read(tree.path("m.cores"));
-        originals.note(&roots, &fake, "eth0", 0, thread(70)).unwrap();
+        originals.note(&roots, &fake, "eth0", 0, thread(70), true).unwrap();
         tree.thread(71, 71, "somebody", false, "0-3", 0);
         assert_eq!(originals.put_back(&roots, &fake), Vec::<String>::new());
         assert_eq!((fake.cores(70), fake.cores(71)), (vec![0, 1, 2, 3], vec![2]));
@@ -341,7 +344,7 @@ mod tests {
         tree.remove("proc/71");
         tree.thread(72, 72, "napi/eth0-10", true, "0-3", 0);
         fake.allow(72, &[0, 1].into()).unwrap();
-        originals.note(&roots, &fake, "eth0", 1, thread(72)).unwrap();
+        originals.note(&roots, &fake, "eth0", 1, thread(72), true).unwrap();
         originals.forget_gone(&roots).unwrap();
         assert_eq!(lines(&tree), 7, "two more, two less");
         assert_eq!(
@@ -360,7 +363,7 @@ mod tests {
         tree.thread(70, 70, "napi/eth0-8", true, "0-3", 0);
         fake.allow(70, &[0].into()).unwrap();
         let mut originals = Originals::read(tree.path("nowhere/m.cores"));
-        let noted = originals.note(&tree.roots(), &fake, "eth0", 0, thread(70));
+        let noted = originals.note(&tree.roots(), &fake, "eth0", 0, thread(70), true);
         assert_eq!(noted.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

@@ -43,6 +43,8 @@ pub struct Placing<A> {
     is_off: bool,
     /// As last looked at.
     found: Option<Arc<Found>>,
+    /// Workloads pinned to each core that has any.
+    pinned: BTreeMap<CoreId, u16>,
     queues: BTreeMap<QueueId, Watched>,
     core_times: CoreTimes,
     others: Others,
@@ -98,6 +100,7 @@ impl<A: Scheduling> Placing<A> {
             affinity,
             ports,
             found: None,
+            pinned: BTreeMap::new(),
             queues: BTreeMap::new(),
             others: Others::default(),
             forwarding_ns: BTreeMap::new(),
@@ -165,6 +168,7 @@ impl<A: Scheduling> Placing<A> {
                 }
             }
         }
+        self.pinned = workloads::per_core(&found.workloads);
         self.found = Some(found);
         self.share_softirqs();
     }
@@ -269,12 +273,11 @@ impl<A: Scheduling> Placing<A> {
     /// Of queues that are moved together the lowest stands for all.
     fn view(&self, now: Duration) -> View {
         let Some(found) = &self.found else { return View::default() };
-        let pinned = workloads::per_core(&found.workloads);
         let core = |site: &CoreSite| Core {
             id: site.id,
             node: site.node,
             physical: site.physical,
-            workloads: pinned.get(&site.id).copied().unwrap_or(0),
+            workloads: self.pinned.get(&site.id).copied().unwrap_or(0),
             other: self.others.of(site.id).unwrap_or(0.0),
         };
         let queue = |(&id, watched): (&QueueId, &Watched)| {
@@ -302,7 +305,7 @@ impl<A: Scheduling> Placing<A> {
             (!is_there).then_some((*id, *core))
         };
         let moves: Vec<(QueueId, CoreId)> = self.plan.home.iter().filter_map(is_elsewhere).collect();
-        let mut refused = BTreeSet::new();
+        let (mut refused, moved) = (BTreeSet::new(), !moves.is_empty());
         for (id, core) in moves {
             let Some(queue) = self.queues.get(&id) else { continue };
             match apply::move_queue(&self.roots, &self.affinity, queue.source.control, core) {
@@ -317,6 +320,9 @@ impl<A: Scheduling> Placing<A> {
                 }
             }
         }
+        if moved {
+            self.share_softirqs();
+        }
         refused
     }
 
@@ -326,7 +332,6 @@ impl<A: Scheduling> Placing<A> {
             queue.is_now_on(core, now);
             self.news.moved.push((*id, core));
         }
-        self.share_softirqs();
     }
 
     /// Makes NAPI threads as urgent as leaves applications their floor.

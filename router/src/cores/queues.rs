@@ -129,6 +129,15 @@ impl Told {
 }
 
 impl PortQueues {
+    /// Is what moves a queue missing that may come at any time, as when the device comes up?
+    pub fn is_incomplete(&self) -> bool {
+        self.queues.iter().any(|queue| {
+            let may_come =
+                |why| matches!(why, Obstacle::ThreadUnseen | Obstacle::InterruptUnknown | Obstacle::Unnoted);
+            matches!(queue.control, Control::None { why } if may_come(why))
+        })
+    }
+
     /// Of the device of this name in the namespace of `roots`, of which the kernel told that much.
     ///
     /// # Errors

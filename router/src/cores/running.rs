@@ -186,7 +186,9 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         if wake {
             looking.unpark();
         }
-        next = (next + placing.period()).max(now);
+        // A period that would be shorter says little of loads.
+        let (ended, period) = (monotonic(), placing.period());
+        next = if next + period > ended { next + period } else { ended + period };
         let at = Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };
         // A signal ends it early: then a round comes early.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
@@ -271,7 +273,10 @@ impl Ask for Netlink {
         let name = CString::new(device)?;
         // SAFETY: the name is a C string.
         match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-            0 => Err(io::ErrorKind::NotFound.into()),
+            0 => Err(match io::Error::last_os_error() {
+                error if error.raw_os_error() == Some(libc::ENODEV) => io::ErrorKind::NotFound.into(),
+                error => error,
+            }),
             ifindex => Ok(ifindex),
         }
     }

@@ -8,7 +8,6 @@ use super::{
     load::{CoreTime, Load, Meter, QueueTime as _, Reading, SoftirqShare, ThreadTime, Times},
     queues::{Control, Obstacle, QueueSource},
 };
-use crate::priority::Urgency;
 use std::{io, time::Duration};
 
 /// A queue, where it is, and what it takes.
@@ -110,12 +109,13 @@ impl Watched {
         }
     }
 
-    /// Makes its thread this nice, if it is not yet; of an error it is told once.
+    /// Makes its thread this nice, if it is not yet, as far as is known.
     pub fn renice(&mut self, threads: &impl Scheduling, nice: i8) -> io::Result<()> {
         match self.thread() {
             Some(pid) if self.nice != Some(nice) => {
+                threads.renice(pid, nice)?;
                 self.nice = Some(nice);
-                threads.set_urgency(pid, Urgency::usual(nice.into()))
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -193,6 +193,8 @@ impl Watched {
             return None;
         }
         self.source = source;
+        // Somebody may have made its thread more or less so.
+        self.nice = None;
         // It may not have been known where its interrupt fires.
         if matches!(self.time, Time::Nothing) && self.leader == source.id {
             self.time = Time::of_softirqs(&source);

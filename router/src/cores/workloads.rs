@@ -84,7 +84,8 @@ pub struct Scanner<A> {
 }
 
 impl<A: Affinity> Scanner<A> {
-    /// `own`: the number of this process; `served`: the directory of a control group whose processes are left out.
+    /// `own`: the number of this process; `served`: the path of a control group whose processes are left out, as /proc/PID/cpuset has
+    /// it.
     pub fn new(affinity: A, own: u32, served: Option<PathBuf>) -> Scanner<A> {
         Scanner { affinity, own, served, next: None, walk: None, pinned: BTreeMap::new(), looked_at: 0 }
     }
@@ -337,7 +338,7 @@ mod tests {
             tree.thread(process, process, "nginx", false, "4", 4);
             tree.write(&format!("proc/{process}/cpuset"), &format!("{cpuset}\n"));
         }
-        let served = Some("/sys/fs/cgroup/apps".into());
+        let served = Some("/apps".into());
         let mut scanner = Scanner::new(Files(&tree), OWN, served);
         scanner.scan(&tree.roots(), &online(), second(0));
         assert_eq!(scanner.workloads(), [workload(33, "/others", WorkloadKind::Container, &[4])]);
