@@ -6,7 +6,7 @@
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
-//! | `CAP_SYS_NICE` | moving NAPI threads to cores, and the priority of whoever does; not needed to leave queues alone |
+//! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is; not needed to leave queues alone |
 //! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket |
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,

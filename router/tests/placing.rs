@@ -406,7 +406,7 @@ fn who_moves_queues_is_told_of_and_in_the_end_left_alone() {
             });
         }
         let status = bed.json(&["status"]).unwrap();
-        assert!(status["troubles"].to_string().contains("is left alone for 30 s at a time"), "{status}");
+        assert!(status["placing"].to_string().contains("is left alone for 30 s at a time"), "{status}");
         thread::sleep(Duration::from_millis(1500));
         assert_eq!(Vec::from_iter(Kernel.allowed(thread).unwrap().cores()), [1]);
         let told = whys(&bed.json(&["events"]).unwrap());
