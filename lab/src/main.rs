@@ -32,6 +32,8 @@ enum Command {
     Figures(figures::Options),
     /// How queues are placed on machines that are not there, in virtual time: packed, spread and hashed; needs no root
     Sim(simulation::Options),
+    /// This traffic, this machine: how many cores forward it, and what is left for applications; needs no root
+    Plan(simulation::plan::Options),
     /// HTML with pictures, and Markdown, out of the raw results in a directory
     Report(report::Options),
     #[command(name = cpu::Spinner::COMMAND, hide = true)]
@@ -45,6 +47,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Sim(options) => {
             return simulation::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
         }
+        Command::Plan(options) => {
+            return simulation::plan::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
+        }
         Command::Shell(options) if options.list => return shell::list().map(|()| ExitCode::SUCCESS),
         _ => {}
     }
@@ -57,7 +62,7 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
         Command::Figures(options) => figures::run(&options, std::env::args().collect()),
         Command::Bench(options) => bench::bench(&options),
-        Command::Spin { .. } | Command::Report(_) | Command::Sim(_) => Ok(()),
+        Command::Spin { .. } | Command::Report(_) | Command::Sim(_) | Command::Plan(_) => Ok(()),
     };
     ran.map(|()| ExitCode::SUCCESS)
 }

@@ -97,8 +97,10 @@ fn one() -> u16 {
 }
 
 /// Two hyper-threads do together a fifth more than one (P10: 12 to 30 %).
+pub(super) const SIBLING_SPEED: f64 = 0.6;
+
 fn sibling_speed() -> f64 {
-    0.6
+    SIBLING_SPEED
 }
 
 #[derive(Deserialize)]
@@ -142,8 +144,10 @@ struct Port {
 }
 
 /// What drivers of fast NICs begin with.
+pub(super) const RING: u32 = 1024;
+
 fn ring() -> u32 {
-    1024
+    RING
 }
 
 #[derive(Deserialize)]

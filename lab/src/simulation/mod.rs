@@ -1,4 +1,4 @@
-//! `millrace-lab sim`: the allocator on machines that are not there, in virtual time ([`logic::sim`]). Needs no root.
+//! `millrace-lab sim` and `plan`: the allocator on machines that are not there, in virtual time ([`logic::sim`]). Needs no root.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use crate::record::Output;
 
 mod file;
+pub mod plan;
 
 pub use file::Named;
 
@@ -90,19 +91,22 @@ fn row(results: &Results) -> [String; 7] {
     let latency = &results.latency;
     let quantile = |share: f64| latency.quantile_ns(share).unwrap_or(0);
     let us = |ns: u64| format!("{:.1}", ns as f64 / 1e3);
-    let lost = match results.dropped {
-        0 => "0".to_owned(),
-        dropped => format!("{dropped} ({:.3} %)", results.loss() * 100.0),
-    };
     [
-        format!("{:.2} ({})", results.cores.mean(), results.cores.most),
-        lost,
+        format!("{:.2} ({})", results.cores.mean(), results.cores.most()),
+        lost(results),
         format!("{}, {}, {}", us(quantile(0.5)), us(quantile(0.99)), us(latency.max_ns)),
         or_none(results.application_share().map(|share| format!("{share:.3}"))),
         or_none(results.ns_per_packet().map(|ns| format!("{ns:.0}"))),
         format!("{}, {}", results.moves.len(), results.splits),
         or_none(results.reaction.map(|time| milliseconds(time).to_string())),
     ]
+}
+
+fn lost(results: &Results) -> String {
+    match results.dropped {
+        0 => "0".into(),
+        dropped => format!("{dropped} ({:.3} %)", results.loss() * 100.0),
+    }
 }
 
 fn milliseconds(time: Duration) -> u64 {
@@ -114,7 +118,7 @@ fn line(named: &Named, placement: &str, results: &Results) -> Value {
     json!({"record": "sample", "case": "sim", "subject": placement, "parameters": {"scenario": named.name},
     "sample": {
         "sent": results.sent, "forwarded": results.forwarded, "dropped": results.dropped,
-        "cores_mean": results.cores.mean(), "cores_most": results.cores.most,
+        "cores_mean": results.cores.mean(), "cores_most": results.cores.most(),
         "p50_ns": latency.quantile_ns(0.5), "p99_ns": latency.quantile_ns(0.99), "max_ns": latency.max_ns,
         "application_share": results.application_share(), "ns_per_packet": results.ns_per_packet(),
         "moves": results.moves.len(), "splits": results.splits,

@@ -34,23 +34,38 @@ pub struct Results {
     pub reaction: Option<Duration>,
 }
 
-/// Numbers of cores, by control period.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How many cores, by control period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cores {
-    pub most: u16,
-    pub sum: u64,
-    pub periods: u64,
+    /// Control periods, by number of cores.
+    pub periods: Vec<u64>,
 }
 
 impl Cores {
     pub(super) fn count(&mut self, cores: u16) {
-        self.most = self.most.max(cores);
-        self.sum += u64::from(cores);
-        self.periods += 1;
+        let cores = usize::from(cores);
+        self.periods.resize(self.periods.len().max(cores + 1), 0);
+        self.periods[cores] += 1;
     }
 
     pub fn mean(&self) -> f64 {
-        self.sum as f64 / self.periods.max(1) as f64
+        let sum: u64 = (0..).zip(&self.periods).map(|(cores, periods)| cores * periods).sum();
+        sum as f64 / self.periods.iter().sum::<u64>().max(1) as f64
+    }
+
+    /// What this share of the periods did not exceed; 0 if there were none.
+    pub fn quantile(&self, share: f64) -> u16 {
+        let all: u64 = self.periods.iter().sum();
+        let mut below = 0;
+        let reached = self.periods.iter().position(|periods| {
+            below += periods;
+            below as f64 >= all as f64 * share
+        });
+        reached.unwrap_or(0) as u16
+    }
+
+    pub fn most(&self) -> u16 {
+        self.periods.len().saturating_sub(1) as u16
     }
 }
 
@@ -97,6 +112,15 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cores_are_counted_by_period() {
+        let mut cores = Cores::default();
+        assert_eq!((cores.mean(), cores.quantile(0.5), cores.most()), (0.0, 0, 0));
+        [1, 3, 1, 2].into_iter().for_each(|n| cores.count(n));
+        assert_eq!((cores.mean(), cores.most()), (1.75, 3));
+        assert_eq!([0.0, 0.5, 0.51, 0.75, 1.0].map(|share| cores.quantile(share)), [0, 1, 2, 2, 3]);
+    }
 
     #[test]
     fn moves_within_a_time_are_those_of_one_queue() {
