@@ -18,7 +18,7 @@ fn main() {
     let clang = clang();
     println!("cargo::rerun-if-changed=bpf/lab.h");
     println!("cargo::rerun-if-changed=../bpf/kernel.h");
-    for name in ["generator", "sink", "baselines", "cost", "faulty", "redirects", "replay"] {
+    for name in ["generator", "sink", "baselines", "cost", "faulty", "redirects", "replay", "work"] {
         let source = format!("bpf/{name}.bpf.c");
         println!("cargo::rerun-if-changed={source}");
         SkeletonBuilder::new()

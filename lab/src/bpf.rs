@@ -41,6 +41,11 @@ pub mod replay {
     include!(concat!(env!("OUT_DIR"), "/replay.skel.rs"));
 }
 
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
+pub mod work {
+    include!(concat!(env!("OUT_DIR"), "/work.skel.rs"));
+}
+
 /// Map values that may be read and written as bytes.
 ///
 /// # Safety

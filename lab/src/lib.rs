@@ -6,6 +6,7 @@
 //! | [`topology`], [`testbed`], [`addresses`], [`namespace`] | throwaway testbeds that clean up after themselves |
 //! | [`generator`], [`sink`], [`packet`], [`histogram`], [`bpf`] | packets in and out, what they look like, how long they took |
 //! | [`subject`] | what can be measured: one small file each |
+//! | [`work`] | packets that take longer |
 //! | [`measure`], [`check`], [`cpu`], [`clock`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
 //! | [`application`] | benchmarks and servers on the cores that forward |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
@@ -57,4 +58,5 @@ pub mod subject;
 pub mod sys;
 pub mod testbed;
 pub mod topology;
+pub mod work;
 pub mod workload;

@@ -89,6 +89,9 @@ pub struct Sample {
     pub ns_per_packet: Option<f64>,
     /// Share of the window the router's threads were running.
     pub busy: f64,
+    /// Share of the window that the subject's programs ran, on whatever core: a daemon that does not forward by itself is
+    /// not in `busy`.
+    pub programs_busy: f64,
     /// Share of the window in which somebody else had a core that the router wanted: a noisy machine.
     pub stolen: f64,
     /// Share of the window that a process of the lowest priority had of the router's cores (the mean), where it
@@ -136,6 +139,7 @@ struct Moment {
     sent: Vec<Sent>,
     received: Received,
     times: Vec<cpu::Time>,
+    programs: Duration,
     left_ns: BTreeMap<usize, u64>,
     activity: Activity,
 }
@@ -249,6 +253,7 @@ fn run<T>(
         received_pps: packets as f64 / seconds,
         ns_per_packet: (packets > 0).then(|| busy_ns / packets as f64),
         busy: busy_ns / 1e9 / seconds,
+        programs_busy: (last.programs.saturating_sub(first.programs)).as_secs_f64() / seconds,
         stolen: cpu::stolen_ns(&times) as f64 / 1e9 / seconds,
         cpu_left: mean(&left, &testbed.topology.cores.router),
         cpu_left_by_core: left,
@@ -351,6 +356,7 @@ fn moment(testbed: &Testbed, threads: &Threads, watch: Watch) -> Result<Moment> 
         sent: testbed.generator.sent()?,
         received: Received::now(testbed, watch)?,
         times: threads.times()?,
+        programs: testbed.subject_cpu()?,
         left_ns: testbed.spinners.on_cpu_ns()?,
         activity: Activity::now(threads, &testbed.topology.cores.router)?,
     })

@@ -83,6 +83,21 @@ impl Output {
         let text = serde_json::to_string_pretty(&document)? + "\n";
         std::fs::write(path, text).with_context(|| path.display().to_string())
     }
+
+    /// The same with a list "lines", each of which is one line of the file.
+    pub fn document_of_lines(&self, mut document: Value, lines: &[Value]) -> Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        document["run"] = run(&self.command)?;
+        let text = with_lines(&document, lines)?;
+        std::fs::write(path, text).with_context(|| path.display().to_string())
+    }
+}
+
+fn with_lines(document: &Value, lines: &[Value]) -> Result<String> {
+    let text = serde_json::to_string_pretty(document)?;
+    let all: Vec<String> = lines.iter().map(|line| format!("    {line}")).collect();
+    let head = text.strip_suffix("\n}").context("a document is an object with something in it")?;
+    Ok(format!("{head},\n  \"lines\": [\n{}\n  ]\n}}\n", all.join(",\n")))
 }
 
 /// However they are called.
@@ -193,6 +208,15 @@ mod tests {
         }
         assert!(format!("{:#}", output(".").check(&[]).unwrap_err()).contains("/./results.jsonl"));
         Output { path: None, command: Vec::new() }.check(&[]).unwrap();
+    }
+
+    #[test]
+    fn lines_of_a_document_are_lines_of_its_file() {
+        let lines = [json!({"a": 1}), json!({"b": [2, 3]})];
+        let text = with_lines(&json!({"run": {"cores": 2}, "x": null}), &lines).unwrap();
+        assert_eq!(text.matches('\n').count(), 10, "{text}");
+        let read: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(read, json!({"run": {"cores": 2}, "x": null, "lines": lines}));
     }
 
     #[test]

@@ -140,9 +140,14 @@ impl Sink {
 
     /// Test packets in all since the sink was attached.
     pub fn arrived_in_all(&self) -> Result<u64> {
+        Ok(self.arrived_by_core()?.iter().sum())
+    }
+
+    /// The same by the core that the sink ran on: the one that forwarded, where the sink has no threads of its own.
+    pub fn arrived_by_core(&self) -> Result<Vec<u64>> {
         let rows: Vec<skeleton::types::arrived_in_all> =
             bpf::read_per_cpu(&self.skeleton.maps.arrived_in_all, 0)?;
-        Ok(rows.iter().map(|row| row.packets).sum())
+        Ok(rows.iter().map(|row| row.packets).collect())
     }
 
     /// The counter behind [`Sink::arrived_in_all`], one row per CPU, for the generator.

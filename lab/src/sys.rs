@@ -141,6 +141,17 @@ pub fn set_affinity(thread_id: i32, cores: &[usize]) -> io::Result<()> {
     }
 }
 
+/// The cores that a thread may run on.
+pub fn affinity(thread_id: i32) -> io::Result<Vec<usize>> {
+    // SAFETY: cpu_set_t is plain bits, all-zero is the empty set, and the kernel writes at most its size; CPU_ISSET is asked
+    // for numbers within it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        check(libc::sched_getaffinity(thread_id, size_of_val(&set), &mut set))?;
+        Ok((0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect())
+    }
+}
+
 /// Sets the nice value of one thread.
 pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     // SAFETY: takes no pointers; thread ids are positive.
@@ -153,6 +164,34 @@ pub fn set_group_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     match std::fs::write(format!("/proc/{thread_id}/autogroup"), nice.to_string()) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// The session of this process, as one of great weight among sessions: what is in it goes before nearly all normal threads.
+/// Dropped, it is as it was.
+pub struct Weighty {
+    before: String,
+}
+
+impl Weighty {
+    const FILE: &str = "/proc/self/autogroup";
+
+    /// From now on. Where sched_autogroup is off there are no such weights, and nothing to do.
+    pub fn own_session() -> io::Result<Self> {
+        let text = std::fs::read_to_string(Self::FILE).unwrap_or_default();
+        let before = text.split("nice ").nth(1).map_or_else(String::new, |nice| nice.trim().to_owned());
+        if !before.is_empty() {
+            std::fs::write(Self::FILE, "-20")?;
+        }
+        Ok(Self { before })
+    }
+}
+
+impl Drop for Weighty {
+    fn drop(&mut self) {
+        if !self.before.is_empty() {
+            let _ = std::fs::write(Self::FILE, &self.before);
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 use std::{
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -21,7 +22,7 @@ use crate::{
     addresses::{self, mac_text},
     command::{self, Running},
     cpu,
-    generator::Generator,
+    generator::{Generator, Turn},
     losses::Redirects,
     namespace::{Namespace, unique_run_name},
     netlink::{Change, Netlink, Route},
@@ -52,6 +53,9 @@ pub enum Priority {
     Rates,
     /// Everybody before the generator (which never sleeps): how fast a daemon reacts is measured.
     Reaction,
+    /// The router before the generator, whose core it may use too, as its subject places queues: nobody else pins their
+    /// threads.
+    Placing,
 }
 
 /// A running testbed.
@@ -77,11 +81,12 @@ pub struct Testbed {
     pub name: String,
     /// What subjects with flow tables are given when they start, instead of what they would do by themselves.
     pub rules: Option<Arc<Rules>>,
-    /// Millrace places queues by itself; else they stay on the cores where the testbed has them.
-    pub placing: bool,
+    /// What Millrace's configuration says of `[cores]`. Queues stay on the cores where the testbed has them until this is
+    /// another policy.
+    pub placing: String,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,
-    router_nice: i32,
+    priority: Priority,
 }
 
 impl Testbed {
@@ -124,9 +129,9 @@ impl Testbed {
             topology: topology.clone(),
             name,
             rules: None,
-            placing: false,
+            placing: "policy = \"off\"".into(),
             subject: Mutex::default(),
-            router_nice: 0,
+            priority: Priority::Reaction,
         };
         testbed.thread_napi()?;
         Ok(testbed)
@@ -211,6 +216,15 @@ impl Testbed {
         subject.1.iter().try_for_each(Running::check)
     }
 
+    /// CPU time of the programs that the subject needs, so far.
+    pub fn subject_cpu(&self) -> Result<Duration> {
+        let subject = self.subject.lock().unwrap_or_else(PoisonError::into_inner);
+        let cpu = |program: &Running| {
+            sys::process_cpu(program.pid).with_context(|| format!("CPU time of {}", program.name))
+        };
+        subject.1.iter().map(cpu).sum()
+    }
+
     /// Threads that forward: those of all ports, queue by queue, and those of the subject, pinned to the router's cores in
     /// turn (again: attaching a program may have made new ones); and those that run these cores' softirqs when the others
     /// do not.
@@ -222,9 +236,9 @@ impl Testbed {
         let first = of_subject.is_empty() && self.generator.ports().len() <= 1;
         let mut threads = self.pin(ports, cores, first)?;
         for (&id, core) in of_subject.iter().zip(cores.iter().cycle()) {
-            sys::set_group_nice(id, self.router_nice).context("priority of a subject")?;
+            sys::set_group_nice(id, self.router_nice()).context("priority of a subject")?;
             sys::set_affinity(id, &[*core]).context("pinning a subject's thread")?;
-            sys::set_nice(id, self.router_nice).context("priority of a subject's thread")?;
+            sys::set_nice(id, self.router_nice()).context("priority of a subject's thread")?;
         }
         threads.0.extend(of_subject);
         threads.0.extend(cpu::softirq_threads(cores)?);
@@ -259,23 +273,37 @@ impl Testbed {
             ids.extend(found);
         }
         for (&id, core) in ids.iter().zip(cores.iter().cycle()) {
-            sys::set_affinity(id, &[*core])
-                .with_context(|| format!("pinning a NAPI thread to core {core}"))?;
+            if self.priority != Priority::Placing {
+                sys::set_affinity(id, &[*core])
+                    .with_context(|| format!("pinning a NAPI thread to core {core}"))?;
+            }
             sys::set_realtime(id, level).context("priority of a NAPI thread")?;
-            sys::set_nice(id, self.router_nice).context("priority of a NAPI thread")?;
+            sys::set_nice(id, self.router_nice()).context("priority of a NAPI thread")?;
         }
         Ok(cpu::Threads(ids))
     }
 
     fn napi_level(&self, first: bool) -> Option<i32> {
-        (first && self.router_nice == FIRST_NICE).then_some(NAPI_LEVEL)
+        let first = match self.priority {
+            Priority::Rates => first,
+            Priority::Reaction => false,
+            Priority::Placing => true,
+        };
+        first.then_some(NAPI_LEVEL)
+    }
+
+    fn router_nice(&self) -> i32 {
+        if self.priority == Priority::Reaction { 0 } else { FIRST_NICE }
     }
 
     /// Who goes first on busy cores from now on. The calling thread is the one that measures.
     pub fn set_priority(&mut self, priority: Priority) -> Result<()> {
-        let rates = priority == Priority::Rates;
-        self.router_nice = if rates { FIRST_NICE } else { 0 };
-        self.generator.go_first(rates)?;
+        self.priority = priority;
+        self.generator.set_order(match priority {
+            Priority::Rates => Turn::First,
+            Priority::Reaction => Turn::Last,
+            Priority::Placing => Turn::FirstOfNormal,
+        })?;
         self.sink_threads()?;
         self.router_threads().map(drop)
     }

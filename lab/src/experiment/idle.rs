@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// From ready to idle: until then what loading took is given back, and old tables after their grace period.
-const SETTLE: Duration = Duration::from_secs(5);
+pub(super) const SETTLE: Duration = Duration::from_secs(5);
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -68,11 +68,11 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     Ok(())
 }
 
-struct Idle {
+pub(super) struct Idle {
     /// Share of a core.
-    cpu: f64,
+    pub cpu: f64,
     /// Of all its threads.
-    wakeups_per_s: f64,
+    pub wakeups_per_s: f64,
     anonymous_mb: f64,
     map_mb: f64,
 }
@@ -85,7 +85,7 @@ fn with_table(
     progress: &mut Progress,
 ) -> Result<Vec<Idle>> {
     let mut testbed = testbed(0)?;
-    testbed.placing = true;
+    testbed.placing = "policy = \"pack\"".into();
     testbed.set_priority(Priority::Reaction)?;
     testbed.load_routes(table)?;
     let daemon = Millrace::start(&testbed)?;
@@ -109,7 +109,7 @@ fn with_table(
     Ok(found)
 }
 
-fn measure(pid: u32, length: Duration) -> Result<Idle> {
+pub(super) fn measure(pid: u32, length: Duration) -> Result<Idle> {
     let cpu = || sys::process_cpu(pid as i32).context("CPU time of the daemon");
     let (started, cpu_before, threads) = (Instant::now(), cpu()?, threads(pid)?);
     let before = Activity::now(&threads, &[])?;

@@ -5,6 +5,7 @@ pub(crate) mod apps;
 pub mod bench;
 mod capacity;
 mod compare;
+mod cores;
 mod flow_changes;
 mod flows;
 mod idle;
@@ -75,6 +76,8 @@ pub enum Experiment {
     Load(load::Options),
     /// CPU time, wake-ups and memory of a daemon that has nothing to do
     Idle(idle::Options),
+    /// Queues on cores: how fast a second core forwards, what is lost or reordered meanwhile, and what a packet costs by load
+    Cores(cores::Options),
 }
 
 impl Experiment {
@@ -101,6 +104,7 @@ impl Experiment {
             Self::Apps(options) => apps::run(&options, &output),
             Self::Load(options) => load::run(&options, &output),
             Self::Idle(options) => idle::run(&options, &output),
+            Self::Cores(options) => cores::run(&options, &output),
         };
         if let (Err(_), Some(path)) = (&ran, &output.path)
             && output.modified() != before
@@ -128,6 +132,7 @@ impl Experiment {
             Self::Apps(options) => &options.json,
             Self::Load(options) => &options.json,
             Self::Idle(options) => &options.json,
+            Self::Cores(options) => &options.json,
         };
         json.as_ref()
     }
@@ -162,7 +167,7 @@ impl Experiment {
             Self::RouteLatency(options) => &options.subjects,
             Self::Replay(options) => &options.subjects,
             Self::Apps(options) => &options.subjects,
-            Self::Rfc2544(_) | Self::Load(_) | Self::Idle(_) | Self::FlowChanges(_) => &[],
+            Self::Rfc2544(_) | Self::Load(_) | Self::Idle(_) | Self::FlowChanges(_) | Self::Cores(_) => &[],
         }
     }
 }

@@ -106,6 +106,18 @@ pub struct Generator {
     prompt: bool,
     thread_id: i32,
     sink_cores: Vec<usize>,
+    session: Option<sys::Weighty>,
+}
+
+/// When the generator's thread gets its core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Before all normal threads, but after the caller.
+    First,
+    /// After threads with a real-time priority, the caller's among them, and before nearly all others.
+    FirstOfNormal,
+    /// Before nobody.
+    Last,
 }
 
 /// Between the owner and the thread. Not a channel: those of the standard library spin and yield for a moment, and an owner
@@ -203,6 +215,7 @@ impl Generator {
             epoch: 0,
             prompt: false,
             thread_id,
+            session: None,
             sink_cores: if cores.sink.is_empty() { cores.router.clone() } else { cores.sink.clone() },
         };
         for (place, (namespace, device)) in devices.iter().enumerate() {
@@ -267,13 +280,21 @@ impl Generator {
         self.prompt = prompt;
     }
 
-    /// Before all normal threads (but after the caller, who is to measure on time), or after them.
-    pub fn go_first(&self, first: bool) -> Result<()> {
-        const NICE: i32 = 19;
-        let level = |level| first.then_some(level);
-        sys::set_realtime(self.thread_id, level(1)).context("priority of the generator")?;
-        sys::set_realtime(0, level(2)).context("priority of the measuring thread")?;
-        sys::set_nice(self.thread_id, if first { 0 } else { NICE }).context("priority of the generator")
+    /// Who goes first, of the generator and the caller, which is to measure on time.
+    pub fn set_order(&mut self, turn: Turn) -> Result<()> {
+        let (generator, caller, nice) = match turn {
+            Turn::First => (Some(1), Some(2), 0),
+            Turn::FirstOfNormal => (None, Some(2), 0),
+            Turn::Last => (None, None, 19),
+        };
+        sys::set_realtime(self.thread_id, generator).context("priority of the generator")?;
+        sys::set_realtime(0, caller).context("priority of the measuring thread")?;
+        sys::set_nice(self.thread_id, nice).context("priority of the generator")?;
+        self.session = None;
+        if turn == Turn::FirstOfNormal {
+            self.session = Some(sys::Weighty::own_session().context("weight of the generator's session")?);
+        }
+        Ok(())
     }
 
     /// Those that the streams leave by.
@@ -302,7 +323,13 @@ impl Generator {
             _ if self.prompt => prompt_batch(pps),
             _ => batch(pps),
         };
-        self.order(None, batch)
+        self.order(None, batch, BACKLOG / self.streams.len().max(1) as u32)
+    }
+
+    /// The same by a generator that goes after a router on its core, at rates that will change: so many packets leave together, and
+    /// so many of each stream at once after being held up.
+    pub fn start_held_up(&mut self, batch: u32, backlog: u32) -> Result<()> {
+        self.order(None, batch, backlog)
     }
 
     /// Sends exactly so many packets, as fast as it can, and returns when they are on the wire.
@@ -315,7 +342,7 @@ impl Generator {
     pub fn send_stream(&mut self, packets: u32) -> Result<()> {
         let flat_out = self.streams.iter().all(|stream| stream.pace == Pace::FlatOut);
         ensure!(flat_out, "so many packets are sent as fast as the generator can: a pace cannot be kept");
-        self.order(Some(packets), 64)?;
+        self.order(Some(packets), 64, BACKLOG)?;
         self.wait()
     }
 
@@ -349,7 +376,7 @@ impl Generator {
         Ok(())
     }
 
-    fn order(&mut self, packets: Option<u32>, batch: u32) -> Result<()> {
+    fn order(&mut self, packets: Option<u32>, batch: u32, backlog: u32) -> Result<()> {
         ensure!(!self.running, "the generator is running");
         ensure!(!self.streams.is_empty(), "the generator has no targets");
         stream::check(&self.streams)?;
@@ -373,7 +400,7 @@ impl Generator {
             stream_count: count,
             frame_bytes: frame_bytes.into(),
             written_bytes: self.written_bytes.into(),
-            backlog: BACKLOG / count,
+            backlog,
             window: if saturate { WINDOW } else { 0 },
             sink_cpu: sink_core as u32,
             stamped: self.streams.iter().all(Stream::is_stamped).into(),

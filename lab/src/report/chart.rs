@@ -48,6 +48,8 @@ const LEGEND_ROW: f64 = 22.0;
 const BAR: f64 = 20.0;
 /// Of the font in chart.css, on average; a little more than it takes.
 const LETTER: f64 = 7.1;
+/// A curve with more values has no marks.
+const MOST_MARKS: usize = 60;
 /// In chart.css; more lines repeat them.
 pub(super) const COLORS: usize = 8;
 
@@ -206,7 +208,8 @@ fn curve(chart: &Chart, line: &Line, x: Option<&Axis>, y: &Axis) -> String {
     if marks.len() > 1 {
         let _ = write!(out, "<path class=\"line\" d=\"M{}\"/>", points(&|mark| mark.y, &mut marks.iter()));
     }
-    for (x, mark) in &marks {
+    let dense = marks.len() > MOST_MARKS;
+    for (x, mark) in marks.iter().filter(|_| !dense) {
         if let [_] = marks[..] {
             let (low, high) = (y.place(mark.low), y.place(mark.high));
             let _ = write!(out, "<path class=\"whisker\" d=\"M{x:.1} {low:.1}V{high:.1}\"/>");

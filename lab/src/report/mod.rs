@@ -60,8 +60,8 @@ pub fn write(directory: &Path, out: Option<&Path>) -> Result<()> {
     Ok(())
 }
 
-/// Case of the trials of searches, which are too many to be read.
-const TRIALS: &str = "trial";
+/// The trials of searches, and what was seen over time: too many lines to be read.
+const MANY: [&str; 5] = ["trial", "moment", "core", "move", "calibration"];
 
 const TITLE: &str = "Millrace: measured";
 
@@ -90,9 +90,9 @@ fn blocks(results: &Results) -> Vec<Block> {
         }
         for experiment in experiment::experiments(run) {
             blocks.push(Block::Heading(3, experiment.name.clone()));
-            if experiment.name == TRIALS {
+            if MANY.contains(&experiment.name.as_str()) {
                 blocks.push(Block::Text(
-                    "What the above was computed from is in the file, trial by trial.".into(),
+                    "What the above was computed from is in the file, line by line.".into(),
                 ));
                 blocks.extend(notices(tables::doubts(&experiment)));
                 continue;

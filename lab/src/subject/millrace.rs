@@ -210,8 +210,7 @@ fn binary() -> Result<PathBuf> {
 fn configuration(testbed: &Testbed, instance: &str) -> Result<PathBuf> {
     let path = configuration_path(instance);
     let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
-    let policy = if testbed.placing { "pack" } else { "off" };
-    std::fs::write(&path, format!("[cores]\npolicy = {policy:?}\n[flows]\nrules = {most}\n"))
+    std::fs::write(&path, format!("[cores]\n{}\n[flows]\nrules = {most}\n", testbed.placing))
         .with_context(|| path.display().to_string())?;
     Ok(path)
 }

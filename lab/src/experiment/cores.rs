@@ -1,0 +1,174 @@
+//! `millrace-lab cores`: does forwarding take a second core when it must, and only then, and lose nothing on the way? A running
+//! daemon with `policy = "pack"` on a testbed with three ports in and one out, and what a packet costs by load beside Linux.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`bed`] | the daemon, the generator that leaves it a core, how much a core carries |
+//! | [`watch`] | traffic whose rate changes, and what is seen of it over time |
+//! | [`parts`] | steps, ramps, wobbles, a flash crowd |
+//! | [`cost`] | CPU time of a packet by load |
+//! | [`keys`] | what the document says of all that |
+
+mod bed;
+mod cost;
+mod keys;
+mod parts;
+mod watch;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum, value_parser};
+use serde_json::{Value, json};
+
+use self::{bed::Bed, cost::Cost, parts::Parts};
+use super::{idle, with_end};
+use crate::{progress::Progress, record::Output, sys, topology::Topology};
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+#[command(after_long_help = keys::HELP)]
+pub struct Options {
+    /// Only these parts; the keys of others are null
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum, default_values_t = Part::value_variants().to_vec())]
+    only: Vec<Part>,
+    /// How often each is repeated, 1 to 100; wobble and crowd are not
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = value_parser!(u16).range(1..=100))]
+    repeat: u16,
+    /// Length of each measurement of idle time and of the cost of a packet, 0.1 to 600 seconds
+    #[arg(long, default_value_t = 1.0, value_parser = super::seconds)]
+    seconds: f64,
+    /// Where the results go, as one document; `millrace-lab report` draws it
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
+}
+
+/// A part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// CPU of the daemon when nothing comes
+    Idle,
+    /// CPU time of a packet at 2 to 80 % of what one core of Millrace carries, and saturated, beside Linux
+    Cost,
+    /// From 30 % of the high mark to 120 %, at once
+    Step,
+    /// From 60 % of the high mark to 120 %, in four seconds
+    Ramp,
+    /// Around the high mark, for five hold times
+    Wobble,
+    /// From 5 % of the high mark to 120 %, and back after two seconds
+    Crowd,
+    /// Steps, where packets leave by two transmit queues
+    Order,
+}
+
+pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
+    let mut found = Found::default();
+    let mut progress = Progress::new(0);
+    let ran = measure(options, &mut found, &mut progress);
+    drop(progress);
+    output.document_of_lines(with_end(keys::document(&found), &ran), &found.lines)?;
+    keys::print(&found);
+    ran
+}
+
+/// What was measured until now.
+#[derive(Default)]
+struct Found {
+    lines: Vec<Value>,
+    idle_cpu: Vec<f64>,
+    cost: Option<Cost>,
+    /// What takes the high mark of a core, packets a second.
+    mark_pps: Option<f64>,
+}
+
+fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Result<()> {
+    found.lines.extend(keys::figures());
+    let wants = |part: Part| options.only.contains(&part);
+    let repeats = usize::from(options.repeat);
+    let of_bed = [Part::Idle, Part::Step, Part::Ramp, Part::Wobble, Part::Crowd, Part::Order];
+    let later: usize = of_bed.into_iter().filter(|part| wants(*part)).map(|part| steps(part, repeats)).sum();
+    if wants(Part::Cost) {
+        progress.then(later as u64);
+        found.cost = Some(cost::curve(options.seconds, repeats, &mut found.lines, progress)?);
+        progress.then(0);
+    }
+    progress.expect(later as u64);
+    if of_bed.into_iter().any(|part| wants(part) && part != Part::Idle) {
+        calibrate(found)?;
+    }
+    if of_bed.into_iter().any(|part| wants(part) && part != Part::Order) {
+        placed(options, found, progress)?;
+    }
+    if wants(Part::Order) {
+        let mut bed = Bed::start(2, "")?;
+        parts(&mut bed, found, progress)?.steps(keys::TO_TWO, repeats)?;
+    }
+    Ok(())
+}
+
+/// A daemon as it is by itself.
+fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Result<()> {
+    let wants = |part: Part| options.only.contains(&part);
+    let repeats = usize::from(options.repeat);
+    let mut bed = Bed::start(1, "")?;
+    if wants(Part::Idle) {
+        idles(&bed, options, found, progress)?;
+    }
+    if !options.only.iter().any(|part| ![Part::Idle, Part::Cost, Part::Order].contains(part)) {
+        return Ok(());
+    }
+    let mut parts = parts(&mut bed, found, progress)?;
+    for part in &options.only {
+        match part {
+            Part::Step => parts.steps("step", repeats)?,
+            Part::Ramp => parts.ramps(repeats)?,
+            Part::Wobble => parts.wobbles(1)?,
+            Part::Crowd => parts.crowds(1)?,
+            Part::Idle | Part::Cost | Part::Order => {}
+        }
+    }
+    Ok(())
+}
+
+/// Trials of a part.
+fn steps(part: Part, repeats: usize) -> usize {
+    match part {
+        Part::Crowd | Part::Wobble => 1,
+        Part::Step | Part::Idle | Part::Ramp | Part::Order | Part::Cost => repeats,
+    }
+}
+
+fn parts<'a>(bed: &'a mut Bed, found: &'a mut Found, progress: &'a mut Progress) -> Result<Parts<'a>> {
+    let mark_pps = found.mark_pps.context("the mark is not known")?;
+    Ok(Parts { bed, mark_pps, lines: &mut found.lines, progress })
+}
+
+/// Finds which rate takes the high mark of the router's core, with a daemon that may use no other.
+fn calibrate(found: &mut Found) -> Result<()> {
+    let core = Topology::named(bed::TOPOLOGY)?.cores.router[0];
+    let loads = Bed::start(1, &format!("allowed = \"{core}\""))?.loads()?;
+    let high = loads.last().map_or(f64::NAN, |(_, load)| *load);
+    found.lines.extend(
+        loads.iter().map(|(pps, load)| json!({"record": "calibration", "received_pps": pps, "load": load})),
+    );
+    let [.., (pps_a, load_a), (pps_b, load_b)] = loads[..] else {
+        bail!("the lowest rate takes {high} of a core");
+    };
+    found.mark_pps = Some(pps_a + (pps_b - pps_a) * (bed::HIGH - load_a) / (load_b - load_a));
+    Ok(())
+}
+
+fn idles(bed: &Bed, options: &Options, found: &mut Found, progress: &mut Progress) -> Result<()> {
+    bed.packed()?;
+    sys::sleep(idle::SETTLE)?;
+    for repeat in 0..options.repeat {
+        let idle = idle::measure(bed.daemon.pid(), Duration::from_secs_f64(3.0 * options.seconds))?;
+        bed.check()?;
+        progress.step(&format!("idle #{}: {:.2} % of a core", repeat + 1, idle.cpu * 100.0));
+        found.lines.push(json!({"record": "sample", "case": "idle", "subject": "millrace", "repeat": repeat,
+            "sample": {"cpu": idle.cpu, "wakeups_per_s": idle.wakeups_per_s}}));
+        found.idle_cpu.push(idle.cpu);
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! What the document says at its top: a few numbers, each computed from the lines beneath.
+
+use serde_json::{Value, json};
+
+use super::{Found, watch::told};
+use crate::{
+    experiment::{print_head, print_row, show},
+    figure::{Axis, Figure},
+    measure::{Spread, median, ratios, spread},
+};
+
+/// Name of the steps where packets leave by two transmit queues.
+pub(super) const TO_TWO: &str = "step, two queues";
+/// Parts in which they leave by one.
+const TO_ONE: [&str; 4] = ["step", "ramp", "wobble", "crowd"];
+
+/// What each key means.
+pub(super) const HELP: &str = "\
+Keys of the document (\"lines\" has every trial, and what was seen over time):
+  step_reaction_ms       from the load of the packed core passing the high mark to the first packet that another core has
+                         forwarded (looked for each 2 ms). It passes when the generator's rate becomes 120 % of mark_pps;
+                         if the core's load, noted each 20 ms, was above the mark only later, then. Median; _range: of all
+  ramp_loss              share of all packets of the ramps that were sent and not received, wherever they were lost
+  ramp_ring_full         the share that found the ring of a port full, before the router: its core was late, or the
+                         machine had taken it. In ramp_loss
+  ramp_loss_in_router    the rest of ramp_loss: in the router, or behind it
+  wobble_moves_per_hold  the most moves of one queue in any hold time, while the load wobbled around the high mark
+  reordered              packets that came after a later one of their flow, in all parts with one transmit queue
+                         (reordered_of_moves: during so many moves); reordered_multi_queue_egress: with two
+  idle_cpu_percent       CPU of the daemon when nothing comes, all threads, percent of a core. Median; also _range
+  ns_per_packet_at_10_percent, linux_ns_per_packet_at_10_percent
+                         CPU time of the threads that forward, for each packet received, at 10 % of Millrace's saturation
+                         on one core (ratio_at_10_percent: pair by pair); daemon_ns_per_packet_at_10_percent: what the
+                         daemon took meanwhile, for each packet, which is not in it
+  ns_per_packet_at_saturation
+                         the same when the core is kept busy and nothing is lost (saturation_pps)
+Loads are parts of mark_pps, the rate that takes the high mark of one core, as found at the beginning.";
+
+/// All keys; `null` where a part was not measured.
+pub(super) fn document(found: &Found) -> Value {
+    let lines = &found.lines;
+    let values = |part: &str, name: &str| told(lines, part, name).collect::<Vec<f64>>();
+    let sum = |parts: &[&str], name: &str| -> Option<u64> {
+        let all: Vec<f64> = parts.iter().flat_map(|part| values(part, name)).collect();
+        (!all.is_empty()).then(|| all.iter().sum::<f64>() as u64)
+    };
+    let of_ramps = |name: &str| sum(&["ramp"], name);
+    let lost =
+        of_ramps("sent").zip(of_ramps("received")).map(|(sent, received)| sent.saturating_sub(received));
+    let share = |packets: Option<u64>| Some(packets? as f64 / of_ramps("sent")?.max(1) as f64);
+    let in_router = lost.zip(of_ramps("ring_full")).map(|(lost, full)| lost.saturating_sub(full));
+    let reactions = values("step", "reaction_ms");
+    let idle: Vec<f64> = found.idle_cpu.iter().map(|cpu| cpu * 100.0).collect();
+    let cost = |of: &dyn Fn(&super::Cost) -> f64| found.cost.as_ref().map(of);
+    json!({
+        "experiment": "cores",
+        "step_reaction_ms": one(&reactions),
+        "step_reaction_ms_range": range(&reactions),
+        "ramp_loss": share(lost),
+        "ramp_ring_full": share(of_ramps("ring_full")),
+        "ramp_loss_in_router": share(in_router),
+        "wobble_moves_per_hold": values("wobble", "moves_per_hold").into_iter().reduce(f64::max),
+        "reordered": sum(&TO_ONE, "reordered"),
+        "reordered_of_moves": sum(&TO_ONE, "moves"),
+        "reordered_multi_queue_egress": sum(&[TO_TWO], "reordered"),
+        "reordered_multi_queue_egress_of_moves": sum(&[TO_TWO], "moves"),
+        "idle_cpu_percent": one(&idle),
+        "idle_cpu_percent_range": range(&idle),
+        "ns_per_packet_at_10_percent": cost(&|cost| median(&cost.millrace_at_10)),
+        "linux_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.linux_at_10)),
+        "ratio_at_10_percent": cost(&|cost| ratios(&cost.millrace_at_10, &cost.linux_at_10).median),
+        "daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.daemon_at_10)),
+        "ns_per_packet_at_saturation": cost(&|cost| cost.millrace_saturated),
+        "saturation_pps": cost(&|cost| cost.saturation_pps),
+        "mark_pps": found.mark_pps,
+    })
+}
+
+fn one(values: &[f64]) -> Option<f64> {
+    (!values.is_empty()).then(|| median(values))
+}
+
+fn range(values: &[f64]) -> Option<[f64; 2]> {
+    let Spread { min, max, .. } = spread(values);
+    (!values.is_empty()).then_some([min, max])
+}
+
+/// The same for people.
+pub(super) fn print(found: &Found) {
+    print_head("Queues on cores", &["", "measured"]);
+    let Value::Object(keys) = document(found) else { return };
+    for (key, value) in keys.iter().filter(|(key, value)| !value.is_null() && *key != "experiment") {
+        print_row(&[key.replace('_', " "), value.to_string()]);
+    }
+    if let Some(cost) = &found.cost {
+        let ns = |values: &[f64]| show(spread(values), 1.0, 0);
+        print_row(&[
+            "millrace, linux at 10 %, ns".into(),
+            format!("{}; {}", ns(&cost.millrace_at_10), ns(&cost.linux_at_10)),
+        ]);
+    }
+}
+
+/// What is to be drawn.
+pub(super) fn figures() -> Vec<Value> {
+    let time = || Some(Axis::new("/at_s", "time", "s"));
+    let mut figures = vec![
+        Figure::new(
+            "cost",
+            "CPU per packet by load",
+            Some(Axis::new("/parameters/load_percent", "load", "% of Millrace's saturation").log()),
+            Axis::new("/sample/ns_per_packet", "CPU per packet", "ns"),
+        )
+        .only("/case", "cost")
+        .series("/subject"),
+    ];
+    for (part, title) in
+        [("step", "A step"), ("ramp", "A ramp"), ("wobble", "A wobble"), ("crowd", "A flash crowd")]
+    {
+        let figure = |kind: &str, said: &str, y: Axis| {
+            Figure::new(&format!("{part}-{kind}"), &format!("{title}: {said}"), time(), y)
+                .only("/part", part)
+                .only("/repeat", 0)
+        };
+        let of_moment = |at: &str, label: &str, unit: &str| Axis::new(at, label, unit);
+        figures.push(
+            figure("load", "load of each core", of_moment("/load", "forwarding", "% of a core").times(100.0))
+                .only("/record", "core")
+                .series("/core"),
+        );
+        let moment = |kind: &str, said: &str, y: Axis| figure(kind, said, y).only("/record", "moment");
+        figures.push(moment(
+            "rate",
+            "what arrived",
+            of_moment("/received_pps", "received", "Mpps").times(1e-6),
+        ));
+        figures.push(moment("cores", "cores that forward", of_moment("/cores", "cores", "")));
+        figures.push(moment(
+            "lost",
+            "packets that found a ring full",
+            of_moment("/ring_full", "lost", "packets"),
+        ));
+    }
+    figures.iter().filter_map(|figure| serde_json::to_value(figure).ok()).collect()
+}

@@ -1,0 +1,139 @@
+//! Loads that make cores come and go, each a few times.
+
+use std::{f64::consts::TAU, time::Duration};
+
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
+use super::{
+    bed::{Bed, HIGH},
+    watch::{Course, Seen, second_core},
+};
+use crate::progress::Progress;
+
+/// Loads are parts of what takes the high mark of one core. Two cores carry this; one does not.
+const MUCH: f64 = 1.2;
+const LITTLE: f64 = 0.3;
+/// A flash crowd comes from next to nothing.
+const NEXT_TO_NOTHING: f64 = 0.05;
+/// A load that did not reach the high mark, as the machine has become faster since that was looked for, is raised by so much
+/// and tried again.
+const RAISE: f64 = 1.15;
+const ATTEMPTS: usize = 4;
+/// Between notes where nothing is sudden.
+const CALM: Duration = Duration::from_millis(50);
+const SUDDEN: Duration = Duration::from_millis(20);
+
+/// A bed, what a core carries, and where everything goes.
+pub(super) struct Parts<'a> {
+    pub bed: &'a mut Bed,
+    /// Packets a second that take the high mark of one core.
+    pub mark_pps: f64,
+    pub lines: &'a mut Vec<Value>,
+    pub progress: &'a mut Progress,
+}
+
+impl Parts<'_> {
+    /// From little to much at once: `reaction_ms` is the time from the high mark being passed to the first packet by the
+    /// second core.
+    pub fn steps(&mut self, part: &str, repeats: usize) -> Result<()> {
+        const BEFORE_S: f64 = 0.5;
+        let mark = self.mark_pps;
+        let rate = move |at_s: f64| mark * if at_s < BEFORE_S { LITTLE } else { MUCH };
+        self.trials(part, repeats, 1.5, &rate, SUDDEN, |seen, first| {
+            let passed_s = seen.passed(first, HIGH, BEFORE_S);
+            let reaction_ms = (second_core(seen, first)? - passed_s) * 1e3;
+            ensure!(reaction_ms > 0.0, "a second core forwarded before the step");
+            let late_ms = (passed_s - BEFORE_S) * 1e3;
+            Ok((
+                json!({"reaction_ms": reaction_ms, "passed_after_ms": late_ms}),
+                format!("second core after {reaction_ms:.0} ms"),
+            ))
+        })
+    }
+
+    /// From well below the mark to well above it, in four seconds.
+    pub fn ramps(&mut self, repeats: usize) -> Result<()> {
+        const SECONDS: f64 = 4.0;
+        const FROM: f64 = 0.6;
+        let mark = self.mark_pps;
+        // In steps: each change of the rate begins pacing anew.
+        let rate = move |at_s: f64| {
+            let risen = ((at_s / SECONDS).min(1.0) * 200.0).floor() / 200.0;
+            mark * (FROM + (MUCH - FROM) * risen)
+        };
+        self.trials("ramp", repeats, SECONDS + 0.5, &rate, CALM, |seen, first| {
+            let second_core_s = second_core(seen, first)?;
+            Ok((json!({"second_core_s": second_core_s}), format!("second core after {second_core_s:.2} s")))
+        })
+    }
+
+    /// Around the mark, a sixth to each side of it, twice a second, for five hold times.
+    pub fn wobbles(&mut self, repeats: usize) -> Result<()> {
+        const PER_SECOND: f64 = 2.0;
+        const SWING: f64 = 0.16;
+        const HOLDS: f64 = 5.0;
+        let (mark, hold) = (self.mark_pps, self.bed.hold);
+        let rate =
+            move |at_s: f64| mark * (1.0 + SWING * ((at_s * PER_SECOND * 40.0).floor() / 40.0 * TAU).sin());
+        self.trials("wobble", repeats, HOLDS * hold.as_secs_f64(), &rate, CALM, |seen, _| {
+            ensure!(
+                !seen.moves.is_empty(),
+                "a load that wobbled around the mark moved nothing: it did not reach it"
+            );
+            let most = seen.moves_within(hold);
+            Ok((
+                json!({"moves_per_hold": most, "holds": HOLDS}),
+                format!("at most {most} moves of a queue in a hold time"),
+            ))
+        })
+    }
+
+    /// From next to nothing to much, for two seconds, and back.
+    pub fn crowds(&mut self, repeats: usize) -> Result<()> {
+        let mark = self.mark_pps;
+        let rate = move |at_s: f64| mark * if (1.0..3.0).contains(&at_s) { MUCH } else { NEXT_TO_NOTHING };
+        self.trials("crowd", repeats, 3.5, &rate, SUDDEN, |seen, first| {
+            let second_core_s = second_core(seen, first)?;
+            Ok((json!({"second_core_s": second_core_s}), format!("second core after {second_core_s:.2} s")))
+        })
+    }
+
+    /// Trials of one part, each until the second core has been given back at a low rate. `tell`: more for the record, and for people, of what was seen; the core that was packed is given.
+    fn trials(
+        &mut self,
+        part: &str,
+        repeats: usize,
+        seconds: f64,
+        rate: &dyn Fn(f64) -> f64,
+        every: Duration,
+        tell: impl Fn(&Seen, usize) -> Result<(Value, String)>,
+    ) -> Result<()> {
+        let mark_pps = self.mark_pps;
+        for repeat in 0..repeats {
+            for attempt in 1.. {
+                let first = self.bed.packed()?;
+                let raised = self.mark_pps / mark_pps;
+                let rate = |at_s: f64| rate(at_s) * raised;
+                let little_pps = LITTLE * self.mark_pps;
+                let course = Course { part, repeat, seconds, rate: &rate, little_pps, every };
+                let seen = self.bed.follow(&course)?;
+                if attempt < ATTEMPTS
+                    && seen.moves.is_empty()
+                    && seen.highest_load() < HIGH
+                    && !seen.is_noisy()
+                {
+                    self.mark_pps *= RAISE;
+                    continue;
+                }
+                let told = tell(&seen, first);
+                self.lines.extend(seen.time_line(&course));
+                let (more, words) = told.map_err(|error| error.context(format!("{part} #{}", repeat + 1)))?;
+                self.lines.push(seen.sample(&course, more));
+                self.progress.step(&format!("{part} #{}: {words}; {}", repeat + 1, seen.in_words()));
+                break;
+            }
+        }
+        Ok(())
+    }
+}
