@@ -123,16 +123,7 @@ __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __
 static __always_inline __u32 spread(struct xdp_md *ctx, struct flow_layout *l)
 {
 	read_layout(ctx, l);
-	__u64 h = flow_fold(l->addresses) * K1 + flow_fold(l->ports | (__u64)l->protocol << 32) * K2;
-
-	if (l->network == 6) {
-		const struct ipv6 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
-
-		if (ip)
-			h += flow_fold(ip->source[0]) * K1 + flow_fold(ip->source[1]) * K2 + flow_fold(ip->destination[0]) * K3 +
-			     flow_fold(ip->destination[1]) * K4;
-	}
-	return flow_mix(h) >> 32;
+	return flow_spread(ctx, l);
 }
 
 /* One step. 0: go on with the next; a row of flow_steps: go on there; -1: the packet's fate is sealed. */
@@ -330,17 +321,6 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 	return 0;
 }
 
-/*
- * Gives the packet, as it came, to the core that rules name: there the same is decided, and done. False: it goes on here. `core`
- * as plan_rules returns it.
- */
-static __always_inline bool hand_over(const struct packet *p, int core)
-{
-	if (p->handed || core <= 0 || !p->port_hands_over || core - 1 == (int)p->cpu)
-		return false;
-	return bpf_redirect_map(&rule_cores, core - 1, 0) == XDP_REDIRECT;
-}
-
 static __always_inline void count_rules(const struct packet *p, const struct flow_scratch *s)
 {
 	for (int i = 0; i < FLOW_RULES && s->rule[i]; i++) {
@@ -415,14 +395,14 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
 	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
 	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {
-		if ((__u8)decision != FLOW_SLOW && hand_over(p, only->flags >> FLOW_RULE_CORE_SHIFT))
+		if ((__u8)decision != FLOW_SLOW && hand_over(p, s, only->flags >> FLOW_RULE_CORE_SHIFT, s->rule[0]))
 			return REASON_NONE;
 		s->verdict = (__u8)decision;
 		s->port = decision >> 16;
 	} else {
 		int core = plan_rules(s);
 
-		if (hand_over(p, core))
+		if (hand_over(p, s, core, s->rule[0]))
 			return REASON_NONE;
 		if (core < 0)
 			s->verdict = FLOW_SLOW;

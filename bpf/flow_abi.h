@@ -7,7 +7,8 @@
  *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters; it
  *                      zeroes words of flow_cache
  *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows;
- *                      with user space, by atomic operations: what is spent and counted in flow_meters
+ *                      with user space, by atomic operations: what is spent and counted in flow_meters; flow_choices, and of
+ *                      core_queues who may leave
  *   flow_counters has one more lot of rows, behind those of the CPUs: what user space does with packets is counted there
  */
 #pragma once
@@ -74,7 +75,7 @@ enum flow_verdict {
 	FLOW_SLOW      = 6,	/* to user space, which does what the rules say; decided before anything is rewritten */
 	FLOW_STEPS     = 7,	/* in a rule only: flow_steps say */
 	FLOW_NO_ROOM   = 8,	/* in no rule: what was to go in front of the frame finds no room; dropped */
-	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core whose number + 1 is in `port` goes on */
+	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core that `port` names goes on */
 	FLOW_CONTROLLER = 10,	/* in no rule: nobody but the controllers gets it */
 	FLOW_CONTROLLER_LOST = 11,	/* in no rule: the same, and user space did not take it */
 };
@@ -87,7 +88,9 @@ enum flow_rule_flags {
 	FLOW_RULE_BROADCASTS = 4,	/* its steps or its part of the set send to a set of ports */
 	FLOW_RULE_CORE_OF_SET = 8,	/* its part of the set names the core */
 };
-#define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names + 1, or 0 */
+#define FLOW_RULE_CORE_SHIFT 4	/* flags, from here on: the core that it names + 1, or the numbers below, or 0 */
+#define FLOW_CHOOSE_FIRST 4094	/* the switch chooses, for a priority flow (V7), */
+#define FLOW_CHOOSE 4095	/* and for another (V3) */
 
 /* Rule ids 1..FLOW_RULES are what a table does with a packet that no rule of it matches; 0 is no rule. */
 struct flow_rule {		/* 64 bytes, one cache line */
@@ -96,7 +99,7 @@ struct flow_rule {		/* 64 bytes, one cache line */
 	__u16 priority;
 	__u8  kind;		/* enum flow_verdict; this word, to `steps`, changes in place and is stored whole */
 	__u8  next_table;	/* goes on to this table; 0: ends here */
-	__u16 port;		/* FLOW_OUTPUT: port id; FLOW_BROADCAST: row of flow_sets; FLOW_CORE: core + 1 */
+	__u16 port;		/* FLOW_OUTPUT: port id; FLOW_BROADCAST: row of flow_sets; FLOW_CORE: core + 1, or FLOW_CHOOSE */
 	__u32 steps;		/* FLOW_STEPS: row of flow_steps */
 	__u64 key[FLOW_FRONT];	/* masked */
 	__u32 rest;		/* row of flow_rest with the other words; 0: the mask has none */
@@ -196,6 +199,48 @@ struct flow_meter {
 	__u64 pad;
 	struct flow_band band[FLOW_BANDS];	/* the highest rate first */
 	__u64 pad2[5];
+};
+
+/* --- cores that are chosen --------------------------------------------------------------------------------------- */
+
+/*
+ * Flows whose rule lets the switch choose: which core each is on. By a hash of the rule, addresses, protocol and ports; flows of
+ * one slot are one flow. Zeroed by user space when none of them came for long (V4).
+ */
+#define CHOICE_SLOTS 4096
+#define CHOICE_CORE  0xffff	/* bits of its core + 1; 0: none was chosen */
+#define CHOICE_FIRST 0x10000	/* a priority flow */
+#define CHOICE_HANDED 0x20000	/* its last packet went through that core's queue */
+#define CHOICE_JIFFIES_SHIFT 32	/* from here on: when its last packet came */
+
+/* Cores for flows that are new, to be taken in turn. Row 0 of core_rings, and row 1 for priority flows. */
+#define CHOICE_RING 64
+struct core_ring {
+	__u64 count;		/* of cores; 0: flows stay where they come in */
+	__u64 turn;
+	__u16 core[CHOICE_RING];	/* core + 1 */
+	__u64 pad[6];
+};
+
+/* A core that packets are handed to, by one CPU map: what waits there, and what is chosen for it. A line for each writer. */
+struct core_queue {
+	/* by whoever hands over, atomic */
+	__u64 handed;		/* packets given to its queue, */
+	__u64 dropped;		/* and those of them that found it full */
+	__u64 given;		/* flows that were given to this core, */
+	__u64 given_first;	/* and priority flows */
+	__u64 pad[4];
+	/* by its thread */
+	__u64 done;		/* packets that have left the queue and been sent, passed or dropped */
+	__u64 drained_jiffies;	/* all that was handed over before then is done, */
+	__u64 before_jiffies;	/* and by the time that `mark` of them are, all before this */
+	__u64 mark_jiffies;
+	__u64 mark;
+	__u64 pad2[3];
+	/* by user space */
+	__u64 leave;		/* so many flows may go to other cores; counted down here */
+	__u64 leave_first;	/* and so many priority flows */
+	__u64 pad3[6];
 };
 
 /* --- cache -------------------------------------------------------------------------------------------------------- */

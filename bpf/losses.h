@@ -3,7 +3,8 @@
  * Packets lost after the redirect: run() has counted them as forwarded, but the egress port, or the core that they were to go on
  * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port (a core's to no port) with a
  * reason of class `lost`. The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
- * that a swap counts nothing twice.
+ * that a swap counts nothing twice. What is handed to a core is accounted for here, too, in core_queues, by each generation of its
+ * own cores.
  */
 #pragma once
 
@@ -15,6 +16,22 @@ const volatile __u32 netns_inode = 0;
 static __always_inline __u64 port_of(const struct net_device *device)
 {
 	return device->nd_net.net->ns.inum == netns_inode ? find_port(device->ifindex) : 0;
+}
+
+/* Is this the CPU map by which this generation hands packets over? */
+static __always_inline bool is_core_map(__u32 map)
+{
+	const struct control *c = ROW(control, 0);
+
+	return c && *(volatile const __u64 *)&c->core_map == map;
+}
+
+static __always_inline void count_dropped(__u32 core, __u64 packets)
+{
+	struct core_queue *q = ROW(core_queues, core);
+
+	if (q)
+		__sync_fetch_and_add(&q->dropped, packets);
 }
 
 /* Of whom no port is known. */
@@ -57,6 +74,8 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 			     err == -EMSGSIZE ? REASON_OVER_PORT_MTU :
 			     err == -EOPNOTSUPP ? REASON_TX_REFUSED : REASON_REDIRECT_FAILED;
 
+	if (type == BPF_MAP_TYPE_CPUMAP && is_core_map(map))
+		count_dropped(slot, 1);
 	if (!port_of(from))
 		return 0;
 	if (type == BPF_MAP_TYPE_CPUMAP)
@@ -68,11 +87,34 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 SEC("tp_btf/xdp_cpumap_enqueue")
 int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int drops, int core)
 {
-	const struct control *c = ROW(control, 0);
-
-	if (!drops || !c || *(volatile const __u64 *)&c->core_map != (__u32)map)
+	if (!drops || !is_core_map(map))
 		return 0;
+	count_dropped(core, drops);
 	return count_lost(NO_PORT, REASON_RULE_CORE_FULL, drops);
+}
+
+/*
+ * cpu_map_kthread_run, kernel/bpf/cpumap.c, once for up to 8 packets, when what was redirected of them has left. A packet that was
+ * counted as handed over before `mark` was set may wait in another CPU's bulk until the end of its poll and be overtaken
+ * meanwhile; not so one that was there a tick before.
+ */
+SEC("tp_btf/xdp_cpumap_kthread")
+int BPF_PROG(done_on_core, int map, unsigned int processed)
+{
+	struct core_queue *q;
+	__u64 now;
+
+	if (!processed || !is_core_map(map) || !(q = ROW(core_queues, bpf_get_smp_processor_id())))
+		return 0;
+	q->done += processed;
+	now = bpf_jiffies64();
+	if (now != q->mark_jiffies && q->done + *(volatile __u64 *)&q->dropped >= q->mark) {
+		q->drained_jiffies = q->before_jiffies;
+		q->before_jiffies = q->mark_jiffies;
+		q->mark_jiffies = now;
+		q->mark = *(volatile __u64 *)&q->handed;
+	}
+	return 0;
 }
 
 /* generic_xdp_tx, net/core/dev.c: the queue of a port was stopped, in generic mode. No program of ours returns XDP_TX. */

@@ -38,6 +38,7 @@ ARRAY(counters, struct interface_counters, 1, BPF_F_MMAPABLE);
 ARRAY(charges, struct charges, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
 ARRAY(trace, struct trace, 1, 0);
+ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);	/* by core: flow_abi.h */
 
 /* Flow rules (flow_abi.h); used by millrace_flow only. */
 const volatile __u32 flow_rows = 1;		/* rows of `flow_counters` per CPU: highest rule id + 1 */
@@ -63,6 +64,9 @@ struct {
 	__type(key, __u32);
 	__type(value, struct bpf_cpumap_val);
 } rule_cores SEC(".maps");
+
+ARRAY(flow_choices, __u64, CHOICE_SLOTS, BPF_F_MMAPABLE);
+ARRAY(core_rings, struct core_ring, 2, BPF_F_MMAPABLE);
 
 /* Sets of ports, one map each: a packet to a set goes to all of them but the one it came in by. */
 struct port_set {

@@ -29,6 +29,7 @@
 #include "flow_rules.h"
 #include "flow_cache.h"
 #include "flow_rewrite.h"
+#include "flow_choice.h"
 
 /* Has no daemon confirmed the mirror in time? Then Linux forwards. */
 static __always_inline bool mirror_expired(void)

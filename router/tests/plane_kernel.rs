@@ -161,8 +161,8 @@ fn maps_are_pinned_over_older_ones() {
         let mut names: Vec<_> =
             pins.0.read_dir().unwrap().map(|f| f.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        let listeners = ["xdp_cpumap_enqueue", "xdp_devmap_xmit", "xdp_exception", "xdp_redirect_err"];
-        let listeners = listeners.map(|tracepoint| format!("losses-{tracepoint}"));
+        let listeners = ["cpumap_enqueue", "cpumap_kthread", "devmap_xmit", "exception", "redirect_err"];
+        let listeners = listeners.map(|tracepoint| format!("losses-xdp_{tracepoint}"));
         let maps = ["charges-7", "control", "counters-7"].map(String::from);
         assert_eq!(names, [&maps[..], &listeners].concat());
     });

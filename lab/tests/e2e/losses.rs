@@ -100,7 +100,7 @@ fn every_packet_forwarded_arrives_or_is_counted_as_lost() {
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
     assert!(text.contains(&format!("{second} tx_ring_full")), "{text}");
     let listeners = listeners(&testbed.name);
-    assert_eq!(listeners.len(), 4);
+    assert_eq!(listeners.len(), 5);
     daemon.stop();
     let left = || query::LinkInfoIter::default().filter(|link| listeners.contains(&link.id)).count();
     eventually_true("`stop` leaves nothing", || left() == 0);

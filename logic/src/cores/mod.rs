@@ -13,6 +13,7 @@
 //! | `release` | cores that are not needed are given back, split queues joined |
 //! | `floor` | what applications are left of a core that forwards, too |
 //! | `serve` | the cores of applications that follow forwarding |
+//! | `choice` | which core a flow gets whose rule lets the switch choose |
 //! | `event`, `role` | what people are told |
 //!
 //! # Packing
@@ -47,6 +48,7 @@
 
 mod allocator;
 mod board;
+pub mod choice;
 mod event;
 mod floor;
 mod grow;

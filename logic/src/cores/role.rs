@@ -18,6 +18,11 @@ pub enum Role {
 }
 
 impl Role {
+    /// What [`Role::name`] says.
+    pub fn named(name: &str) -> Option<Role> {
+        [Role::Forward, Role::Serve, Role::Both, Role::Idle].into_iter().find(|role| role.name() == name)
+    }
+
     /// For people and JSON.
     pub fn name(self) -> &'static str {
         match self {

@@ -117,6 +117,8 @@ pub enum CoreChoice {
     This(u16),
     /// The least loaded without a pinned workload, chosen at the flow's first packet.
     Choose,
+    /// The same for a priority flow, which gets the least loaded cores first (V7).
+    ChooseFirst,
 }
 
 /// What a rule does (OpenFlow 1.3 section 5.9). OpenFlow 1.0 has only `apply`.

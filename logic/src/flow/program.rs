@@ -29,7 +29,7 @@ pub enum Verdict {
     /// User space does what the rules say; before anything was rewritten.
     Slow,
     /// In the core table: this core goes on with the packet.
-    Core(u16),
+    Core(CoreChoice),
 }
 
 /// A set of ports that one broadcast reaches.
@@ -109,7 +109,7 @@ pub struct Program {
     pub patch: Option<Patch>,
     /// The core that goes on with the packet: named in the rule's part of the action set, which is done last, or before the last
     /// output of its list. A packet is handed over once, before anything is done to it.
-    pub core: Option<u16>,
+    pub core: Option<CoreChoice>,
     /// It is named in the rule's part of the action set.
     pub core_of_set: bool,
 }
@@ -263,7 +263,7 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
                 return Some((steps, true));
             }
             // Not the packet's: the rule names it.
-            Action::SetCore(CoreChoice::This(_)) => {}
+            Action::SetCore(_) => {}
             other => {
                 rewrite(other, &mut steps)?;
                 rewritten_since = true;
@@ -278,11 +278,11 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
 
 /// The core that a list names for what it sends, or, if it sends nothing or the packet goes on, for what is done after it
 /// (`after`).
-fn core(actions: &[Action], after: bool) -> Option<u16> {
+fn core(actions: &[Action], after: bool) -> Option<CoreChoice> {
     let sends = |a: &Action| matches!(a, Action::Output { .. } | Action::Group(_));
     let last = if after { Some(actions.len()) } else { actions.iter().rposition(sends) };
     actions[..last?].iter().rev().find_map(|action| match action {
-        Action::SetCore(CoreChoice::This(core)) => Some(*core),
+        Action::SetCore(core) => Some(*core),
         _ => None,
     })
 }

@@ -1,7 +1,7 @@
 //! `millrace cores` and `millrace events` as text for people.
 
 use super::table::Table;
-use crate::cores::report::{CoresReport, EventReport};
+use crate::cores::report::{CoreReport, CoresReport, EventReport};
 use logic::cores::CoreId;
 
 /// Cells of a bar: one for 5 % of a core.
@@ -44,6 +44,22 @@ pub fn cores(report: &CoresReport) -> String {
     }
     text += "\n";
     text += &cores.text();
+    let steered = |core: &&CoreReport| core.handed_packets > 0 || core.flows > 0;
+    if report.cores.iter().any(|core| steered(&core)) {
+        let mut handed = Table::new(&["CORE", "HANDED PACKETS", "DROPPED", "FLOWS", "PRIORITY"]);
+        for core in report.cores.iter().filter(steered) {
+            let CoreReport { core, handed_packets, handed_dropped, flows, priority_flows, .. } = core;
+            handed.row([
+                core.to_string(),
+                handed_packets.to_string(),
+                handed_dropped.to_string(),
+                flows.to_string(),
+                priority_flows.to_string(),
+            ]);
+        }
+        text += "\n";
+        text += &handed.text();
+    }
     let mut queues = Table::new(&["PORT", "QUEUE", "CORE", "RAN", "WAITED", "WAKE-UPS/S", "MOVED BY"]);
     for queue in &report.queues {
         let about = if queue.is_estimate { "about " } else { "" };
@@ -113,7 +129,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{CoreReport, QueueReport, ServeReport, WorkloadReport};
+    use crate::cores::report::{QueueReport, ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {
@@ -176,6 +192,19 @@ mod tests {
              WORKLOAD  ID  KIND     CORES\n\
              db         7  process    0,2\n"
         );
+        let steered = CoreReport {
+            handed_packets: 5000,
+            handed_dropped: 7,
+            flows: 12,
+            priority_flows: 1,
+            ..core(1, "both", 0.0, None)
+        };
+        let steered =
+            CoresReport { cores: vec![core(0, "idle", 0.0, None), steered], ..CoresReport::default() };
+        assert!(cores(&steered).ends_with(
+            "\n\nCORE  HANDED PACKETS  DROPPED  FLOWS  PRIORITY\n   \
+             1            5000        7     12         1\n"
+        ));
         let off = CoresReport { policy: "off".into(), ..CoresReport::default() };
         assert!(cores(&off).starts_with("policy      off: queues are left alone\n"));
     }

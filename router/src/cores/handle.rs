@@ -115,6 +115,7 @@ impl Handle {
             forwarding: here.fold(0.0, |sum, queue| sum + queue.ran),
             other: now.others.get(&site.id).copied(),
             workloads: pinned.map(|workload| workload.name.clone()).collect(),
+            ..CoreReport::default()
         }
     }
 

@@ -62,6 +62,16 @@ pub struct CoreReport {
     pub other: Option<f64>,
     /// Names of workloads that are pinned to it.
     pub workloads: Vec<String>,
+    /// Packets that other cores handed to it because rules say so, and those of them that it had no room for.
+    #[serde(default)]
+    pub handed_packets: u64,
+    #[serde(default)]
+    pub handed_dropped: u64,
+    /// Flows that are on it by choice, and those of them that are priority flows.
+    #[serde(default)]
+    pub flows: u32,
+    #[serde(default)]
+    pub priority_flows: u32,
 }
 
 /// An RX queue.

@@ -207,7 +207,7 @@ fn routes(requests: Requests, switch: switch::Handle, cores: Option<cores::handl
         .route("/verify", fixed(Query::Verify))
         .route("/route", get(|State(to), Url(route)| ask(to, Query::Route(route))))
         .route("/explain", explain)
-        .route("/cores", get(cores_report).with_state(cores.clone()))
+        .route("/cores", get(cores_report).with_state((cores.clone(), switch.clone())))
         .route("/events", get(events).with_state(cores))
         .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
@@ -280,9 +280,11 @@ async fn controllers(State(switch): State<switch::Handle>) -> Result<Json<Contro
 }
 
 async fn cores_report(
-    State(cores): State<Option<cores::handle::Handle>>,
+    State((cores, switch)): State<(Option<cores::handle::Handle>, switch::Handle)>,
 ) -> Result<Json<CoresReport>, ApiError> {
-    cores.map(|cores| Json(cores.cores())).ok_or_else(ApiError::ending)
+    let mut report = cores.ok_or_else(ApiError::ending)?.cores();
+    switch.add_handed(&mut report);
+    Ok(Json(report))
 }
 
 /// Which decisions are asked for.

@@ -71,6 +71,7 @@ fn run_alone<O: Observe>(
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
     let cores = cores::running::start(&config, instance)?;
+    switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;
     tracing::info!("ready: {}", control.summary());

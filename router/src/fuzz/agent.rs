@@ -30,7 +30,7 @@ use logic::{
         agent::{
             Agent, ConnectionId, Effect, FailMode, Outside, PortInfo, Settings, UNREAD, UNSENT, Version,
         },
-        extension::{Core, Cores, Features, PROXY_ETHER_TYPE, Workload},
+        extension::{Core, CoreStats, Cores, Features, PROXY_ETHER_TYPE, Workload},
         message::{Description, PortStats},
         v10, v13,
         wire::{HEADER, Split, split},
@@ -49,6 +49,9 @@ struct Nothing;
 
 impl Outside for Nothing {
     fn port_stats(&self) -> Vec<PortStats> {
+        Vec::new()
+    }
+    fn core_stats(&self) -> Vec<CoreStats> {
         Vec::new()
     }
 }

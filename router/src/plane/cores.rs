@@ -1,57 +1,146 @@
 //! Cores that flow rules hand packets to (SET_CORE): a CPU map of each generation of the program, with an entry, which is a
-//! queue and a kernel thread, for each core that some rule has named since the daemon began. Without such a rule there are none.
+//! queue and a kernel thread, for each core that some rule has named, or that was chosen, since the daemon began. Without such a
+//! rule there are none. What each queue took and did is in `core_queues`, which goes with the map.
 
+use super::Words64;
+use crate::abi::types;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use logic::cores::{CoreId, choice::Leave};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
+    mem::offset_of,
     os::fd::{AsRawFd, OwnedFd},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering::AcqRel},
 };
 
 /// Packets that may wait for a core, 16 KiB: one to two milliseconds of what a core carries. That is how long another thread
 /// may keep the core from its own; what would wait longer is better dropped.
 const QUEUE_PACKETS: u32 = 2048;
 
+/// Words of `struct core_queue`.
+const QUEUE: usize = size_of::<types::core_queue>() / 8;
+const HANDED: usize = offset_of!(types::core_queue, handed) / 8;
+const DROPPED: usize = offset_of!(types::core_queue, dropped) / 8;
+const GIVEN: usize = offset_of!(types::core_queue, given) / 8;
+const GIVEN_FIRST: usize = offset_of!(types::core_queue, given_first) / 8;
+const DONE: usize = offset_of!(types::core_queue, done) / 8;
+const DRAINED: usize = offset_of!(types::core_queue, drained_jiffies) / 8;
+const LEAVE: usize = offset_of!(types::core_queue, leave) / 8;
+const LEAVE_FIRST: usize = offset_of!(types::core_queue, leave_first) / 8;
+
+/// What was handed to a core, since the daemon began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Handed {
+    /// Packets,
+    pub packets: u64,
+    /// and those of them that found its queue full.
+    pub dropped: u64,
+    /// Flows that were given to it by choice, and priority flows.
+    pub flows: u64,
+    pub first: u64,
+}
+
+impl Handed {
+    fn add(&mut self, other: Handed) {
+        self.packets += other.packets;
+        self.dropped += other.dropped;
+        self.flows += other.flows;
+        self.first += other.first;
+    }
+}
+
 /// The cores of one generation.
 pub(super) struct CoreMap {
     pub map: MapHandle,
     /// `millrace_flow_core` of the same generation.
     pub program: OwnedFd,
+    /// Rows of `core_queues`.
+    pub queues: Words64,
+    /// Where its counts go when it ends.
+    pub past: Past,
 }
+
+/// Counts of generations that are gone.
+pub(super) type Past = Arc<Mutex<BTreeMap<CoreId, Handed>>>;
 
 impl CoreMap {
     /// Packets can be handed to this core from now on.
-    fn make(&self, core: u16) -> Result<()> {
+    fn make(&self, core: CoreId) -> Result<()> {
         // `struct bpf_cpumap_val`: length of the queue, descriptor of the program.
         let [queue, program] = [QUEUE_PACKETS, self.program.as_raw_fd() as u32].map(u32::to_ne_bytes);
         self.map
             .update(&u32::from(core).to_ne_bytes(), &[queue, program].concat(), MapFlags::ANY)
             .with_context(|| format!("making core {core} ready for packets of flow rules"))
     }
+
+    fn word(&self, core: CoreId, word: usize) -> u64 {
+        self.queues.load(usize::from(core) * QUEUE + word)
+    }
+
+    fn cores(&self) -> impl Iterator<Item = CoreId> {
+        (0..self.queues.len() / QUEUE).filter_map(|core| core.try_into().ok())
+    }
+
+    fn handed(&self, core: CoreId) -> Handed {
+        let [packets, dropped, flows, first] =
+            [HANDED, DROPPED, GIVEN, GIVEN_FIRST].map(|word| self.word(core, word));
+        Handed { packets, dropped, flows, first }
+    }
+
+    /// Has all that was handed over before this moment been done? As `queue_is_past` of `bpf/flow_choice.h`.
+    fn is_past(&self, core: CoreId, jiffies: u32) -> bool {
+        let done = self.word(core, DONE) + self.word(core, DROPPED);
+        done == self.word(core, HANDED) || (self.word(core, DRAINED) as u32).wrapping_sub(jiffies) as i32 > 0
+    }
 }
 
-/// All cores that were ever named, in the maps of all generations that are there.
+impl Drop for CoreMap {
+    fn drop(&mut self) {
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        self.cores().for_each(|core| past.entry(core).or_default().add(self.handed(core)));
+    }
+}
+
+/// All cores that were ever named or chosen, in the maps of all generations that are there.
 #[derive(Default)]
-pub(super) struct NamedCores(Mutex<State>);
+pub(super) struct NamedCores {
+    state: Mutex<State>,
+    past: Past,
+}
 
 #[derive(Default)]
 struct State {
-    named: BTreeSet<u16>,
+    named: BTreeSet<CoreId>,
     maps: Vec<Weak<CoreMap>>,
 }
 
+impl State {
+    fn maps(&self) -> impl Iterator<Item = Arc<CoreMap>> {
+        self.maps.iter().filter_map(Weak::upgrade)
+    }
+}
+
 impl NamedCores {
-    /// A rule names a core.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts of maps that end go there.
+    pub fn past(&self) -> Past {
+        self.past.clone()
+    }
+
+    /// A rule names a core, or it may be chosen.
     ///
     /// # Errors
     /// There is no such core, or no memory.
-    pub fn name(&self, core: u16) -> Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+    pub fn name(&self, core: CoreId) -> Result<()> {
+        let mut state = self.state();
         if state.named.contains(&core) {
             return Ok(());
         }
-        state.maps.iter().filter_map(Weak::upgrade).try_for_each(|map| map.make(core))?;
+        state.maps().try_for_each(|map| map.make(core))?;
         state.named.insert(core);
         Ok(())
     }
@@ -61,10 +150,40 @@ impl NamedCores {
     /// # Errors
     /// One of the cores that are named cannot be had any more.
     pub fn add(&self, map: &Arc<CoreMap>) -> Result<()> {
-        let mut state = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.state();
         state.named.iter().try_for_each(|&core| map.make(core))?;
         state.maps.retain(|map| map.strong_count() > 0);
         state.maps.push(Arc::downgrade(map));
         Ok(())
+    }
+
+    /// What was handed to each core that was ever named or chosen.
+    pub fn handed(&self) -> BTreeMap<CoreId, Handed> {
+        let state = self.state();
+        let maps: Vec<_> = state.maps().collect();
+        let past = self.past.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let all = |core: &CoreId| {
+            let mut sum = past.get(core).copied().unwrap_or_default();
+            maps.iter().for_each(|map| sum.add(map.handed(*core)));
+            (*core, sum)
+        };
+        state.named.iter().map(all).collect()
+    }
+
+    /// So many flows may leave this core.
+    pub fn let_leave(&self, core: CoreId, leave: Leave) {
+        for map in self.state().maps() {
+            for (word, flows) in [(LEAVE, leave.others), (LEAVE_FIRST, leave.first)] {
+                let at = usize::from(core) * QUEUE + word;
+                if let Some(word) = map.queues.as_slice().get(at) {
+                    word.swap(flows.into(), AcqRel);
+                }
+            }
+        }
+    }
+
+    /// Has everything that was handed to this core before a moment been done?
+    pub fn is_past(&self, core: CoreId, jiffies: u32) -> bool {
+        self.state().maps().all(|map| map.is_past(core, jiffies))
     }
 }

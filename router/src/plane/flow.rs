@@ -29,7 +29,7 @@ pub struct FlowPlane {
 }
 
 impl FlowPlane {
-    /// Loads it beside a plane; it is in charge of nothing yet.
+    /// Loads it beside a plane, which from now on accounts for packets on other cores; it is in charge of nothing yet.
     ///
     /// # Errors
     /// The kernel refuses; the verifier's words are in the chain. Or a core that rules name cannot be had.
@@ -50,8 +50,12 @@ impl FlowPlane {
         let cores = Arc::new(CoreMap {
             map: MapHandle::try_from(&skel.maps.rule_cores).context("keeping the map of cores")?,
             program: program.context("keeping the program of other cores")?,
+            queues: plane.core_queues()?,
+            past: maps.memory().cores().past(),
         });
         maps.memory().cores().add(&cores)?;
+        let map = skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id;
+        plane.control.store(super::CORE_MAP, map.into());
         Ok(FlowPlane { skel, maps: maps.clone(), _cores: cores })
     }
 
@@ -71,11 +75,6 @@ impl FlowPlane {
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
         self.skel.progs.millrace_flow.as_fd()
-    }
-
-    /// The kernel's id of its map of cores, by which it is told what they had no room for.
-    pub fn core_map(&self) -> Result<u32> {
-        Ok(self.skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id)
     }
 
     /// Runs the program on a frame as if it came in by `ifindex`. The caller must be in the device's namespace.

@@ -1,7 +1,8 @@
 //! The maps of flow rules and their memory: created with the first rule, they outlive every generation of routing tables.
 
 use super::{
-    cores::NamedCores,
+    choices::{ChoiceMaps, ChosenFlows},
+    cores::{Handed, NamedCores},
     inject::Injector,
     memory::{Mapping, Words64},
     port_sets::PortSets,
@@ -13,8 +14,12 @@ use libbpf_rs::{
     skel::{OpenSkel, SkelBuilder},
 };
 use logic::{
+    cores::{
+        CoreId,
+        choice::{Choices, Leave},
+    },
     flow::{
-        Port,
+        CoreChoice, Port,
         kernel::{FIRST_ROW, FlowCapacity, FlowMemory, MASKS, Notice, Seed, TABLE_ROWS, words},
         program::Ports,
     },
@@ -26,7 +31,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -83,6 +88,8 @@ macro_rules! flow_maps {
             &$($mutable)? $maps.flow_seen,
             &$($mutable)? $maps.flow_counters,
             &$($mutable)? $maps.flow_scratch,
+            &$($mutable)? $maps.flow_choices,
+            &$($mutable)? $maps.core_rings,
             &$($mutable)? $maps.flow_sets,
             &$($mutable)? $maps.flow_notices,
             &$($mutable)? $maps.rule_ports,
@@ -305,6 +312,9 @@ pub struct MappedFlows {
     scratch: Words64,
     sets: Arc<PortSets>,
     cores: NamedCores,
+    choices: ChoiceMaps,
+    /// A rule asked for a choice.
+    chooses: AtomicBool,
     cpus: usize,
 }
 
@@ -340,12 +350,41 @@ impl MappedFlows {
             scratch: map(maps.flow_scratch.as_fd(), size_of::<types::flow_scratch>() / 8, cpus)?,
             sets,
             cores: NamedCores::default(),
+            choices: ChoiceMaps::new(maps)?,
+            chooses: AtomicBool::new(false),
             cpus,
         })
     }
 
     pub(super) fn cores(&self) -> &NamedCores {
         &self.cores
+    }
+
+    /// Has any rule asked for a choice since the daemon began? Then [`choose`](MappedFlows::choose) says what flows get.
+    pub fn chooses(&self) -> bool {
+        self.chooses.load(Relaxed)
+    }
+
+    /// What was handed to each core that was named or chosen.
+    pub fn handed(&self) -> BTreeMap<CoreId, Handed> {
+        self.cores.handed()
+    }
+
+    /// Flows that are on cores by choice; those of which nothing came for long end.
+    pub fn chosen_flows(&self, now: Duration) -> BTreeMap<CoreId, ChosenFlows> {
+        self.choices.look(now, |core, jiffies| self.cores.is_past(core, jiffies))
+    }
+
+    /// From now on flows are given to these cores, and so many may leave these.
+    ///
+    /// # Errors
+    /// A core cannot be made ready for packets: nothing has changed.
+    pub fn choose(&self, choices: &Choices, leave: &BTreeMap<CoreId, Leave>) -> Result<()> {
+        choices.ring.iter().chain(&choices.ring_first).try_for_each(|&core| self.cores.name(core))?;
+        self.choices.write_ring(false, &choices.ring);
+        self.choices.write_ring(true, &choices.ring_first);
+        leave.iter().for_each(|(&core, &leave)| self.cores.let_leave(core, leave));
+        Ok(())
     }
 
     /// The ports that rules send to: number, device, and whether FLOOD reaches it. What sends to another one drops.
@@ -382,7 +421,11 @@ impl FlowMemory for MappedFlows {
             .inspect_err(|e| tracing::warn!("a set of ports for flow rules: {e:#}"))
             .is_ok()
     }
-    fn write_core(&self, core: u16) -> bool {
+    fn write_core(&self, choice: CoreChoice) -> bool {
+        let CoreChoice::This(core) = choice else {
+            self.chooses.store(true, Relaxed);
+            return true;
+        };
         let named = self.cores.name(core);
         named.inspect_err(|e| tracing::warn!("a core that a flow rule names: {e:#}")).is_ok()
     }

@@ -21,7 +21,8 @@ pub(super) struct Losses {
 }
 
 /// Tracepoints, in the order of [`programs`].
-const TRACEPOINTS: [&str; 4] = ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception", "xdp_cpumap_enqueue"];
+const TRACEPOINTS: [&str; 5] =
+    ["xdp_devmap_xmit", "xdp_redirect_err", "xdp_exception", "xdp_cpumap_enqueue", "xdp_cpumap_kthread"];
 
 /// Leaves the programs whose tracepoint this kernel lacks out of loading, which would fail as a whole.
 pub(super) fn select(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
@@ -32,6 +33,7 @@ pub(super) fn select(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
         &mut progs.lost_on_redirect,
         &mut progs.lost_in_generic_mode,
         &mut progs.lost_on_hand_over,
+        &mut progs.done_on_core,
     ];
     for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {
         program.set_autoload(has(&kernel, tracepoint));
@@ -50,6 +52,7 @@ pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) {
     progs.lost_on_redirect.set_autoload(false);
     progs.lost_in_generic_mode.set_autoload(false);
     progs.lost_on_hand_over.set_autoload(false);
+    progs.done_on_core.set_autoload(false);
 }
 
 fn has(kernel: &Btf<'_>, tracepoint: &str) -> bool {
@@ -66,6 +69,7 @@ impl Losses {
             &progs.lost_on_redirect,
             &progs.lost_in_generic_mode,
             &progs.lost_on_hand_over,
+            &progs.done_on_core,
         ];
         let mut losses = Losses { links: Vec::new(), troubles: Vec::new() };
         for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {

@@ -11,6 +11,7 @@
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
 //! | `port_sets.rs` | the devices that flow rules send to, one by one and in sets |
 //! | `cores.rs` | cores that flow rules hand packets to |
+//! | `choices.rs` | flows whose core is chosen |
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
@@ -19,6 +20,7 @@
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
+pub(crate) mod choices;
 mod cores;
 mod counters;
 mod flow;
@@ -34,6 +36,8 @@ mod samples;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
+pub use choices::ChosenFlows;
+pub use cores::Handed;
 pub use counters::{Charge, Counters, InterfaceCount};
 pub use flow::FlowPlane;
 pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
@@ -254,7 +258,6 @@ impl Plane {
             && self.rules.as_ref().is_none_or(|rules| !Arc::ptr_eq(rules.maps(), maps))
         {
             let rules = FlowPlane::load(self, maps)?;
-            self.control.store(CORE_MAP, rules.core_map()?.into());
             self.rules = Some(rules);
             if self.rules_outlast_daemon() {
                 self.control.store(RULES_DEADLINE, u64::MAX);
@@ -262,6 +265,12 @@ impl Plane {
         }
         self.by_rules = maps.is_some();
         Ok(())
+    }
+
+    /// Rows of `core_queues`.
+    fn core_queues(&self) -> Result<Words64> {
+        let map = self.skel.maps.core_queues.as_fd();
+        Ok(Mapping::new(map, size_of::<types::core_queue>(), self.cpus)?.into())
     }
 
     /// CLOCK_MONOTONIC and jiffies, now.
@@ -389,6 +398,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.queues, ours.queues.as_fd()),
         (&mut theirs.flow_samples, ours.flow_samples.as_fd()),
         (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
+        (&mut theirs.core_queues, ours.core_queues.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with another program")?;
     }
@@ -417,6 +427,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         (&mut maps.counters, cpus * settings.interface_rows as usize),
         (&mut maps.charges, charge_rows),
         (&mut maps.policers, charge_rows),
+        (&mut maps.core_queues, cpus),
     ] {
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
         map.set_max_entries(rows).context("sizing a map")?;

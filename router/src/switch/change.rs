@@ -168,9 +168,6 @@ fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort]) -> String {
         (Refused::BadAction, Some(_)) if ports.iter().any(|port| port.generic) => {
             format!("{refused}: set_core, while a port is in generic mode, whose packets stay where they are")
         }
-        (Refused::BadArgument, Some(CoreChoice::Choose)) => {
-            "a later version will choose cores; name one: set_core:CORE".into()
-        }
         (Refused::BadArgument, Some(CoreChoice::This(core))) => {
             let cores: Vec<_> = cores(ports).cores.iter().map(|core| core.number).collect();
             if cores.contains(&core) {
@@ -208,7 +205,6 @@ mod tests {
         let flow = |text: &str| text::parse_flow(text, FlowCommand::Add).unwrap();
         let says = |actions: &str| explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[]);
         assert!(says("set_core:4999,1").starts_with("set_core:4999: there is no core 4999; there are: 0"));
-        assert!(says("set_core:choose,1").starts_with("a later version will choose cores"));
         assert_eq!(says("mod_vlan_vid:1"), "this action's argument is out of range");
     }
 }

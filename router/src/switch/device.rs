@@ -1,13 +1,18 @@
 //! Devices of ports: up and down, and what they have counted.
 
-use crate::daemon::seam::SwitchPort;
+use super::machine;
+use crate::{cores::handle, daemon::seam::SwitchPort, plane::MappedFlows};
 use anyhow::{Context, Result};
-use logic::openflow::{agent::Outside, message::PortStats};
+use logic::openflow::{agent::Outside, extension::CoreStats, message::PortStats};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::{fs, io, mem, os::fd::AsRawFd};
 
-/// Counters of devices, read when they are asked for.
-pub struct Devices<'a>(pub &'a [SwitchPort]);
+/// Counters of devices and cores, read when they are asked for.
+pub struct Devices<'a> {
+    pub ports: &'a [SwitchPort],
+    pub machine: Option<&'a handle::Handle>,
+    pub memory: &'a MappedFlows,
+}
 
 impl Outside for Devices<'_> {
     fn port_stats(&self) -> Vec<PortStats> {
@@ -18,7 +23,11 @@ impl Outside for Devices<'_> {
                 table.lines().find_map(|line| line.trim_start().strip_prefix(&port.name)?.strip_prefix(':'));
             stats(port, line?)
         };
-        self.0.iter().filter(|port| port.ifindex.is_some()).filter_map(known).collect()
+        self.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known).collect()
+    }
+
+    fn core_stats(&self) -> Vec<CoreStats> {
+        machine::stats(self.ports, self.machine, Some(self.memory))
     }
 }
 

@@ -80,6 +80,10 @@ fn notes(
     } else if names_core && slow {
         notes.push("`set_core` changes nothing where user space does what rules say".into());
     }
+    let chosen = |output: &Output| matches!(output.core, Some(CoreChoice::Choose | CoreChoice::ChooseFirst));
+    if !slow && done.outputs.last().is_some_and(chosen) {
+        notes.push("the switch chooses the core when the flow's first packet comes (`millrace cores` shows loads and flows)".into());
+    }
     let unrouted = |output: &&Output| output.frame.get(..6) == Some(&arrives.mac.0[..]);
     let unrouted = done.outputs.iter().filter(unrouted).filter_map(|output| numbered(ports, output.port));
     notes.extend(unrouted.map(|port| {

@@ -6,15 +6,20 @@ use super::{
     controllers::ControllersReport,
     explain,
     listing::{self, Started},
+    machine,
     report::{FlowsChanged, FlowsRequest, RulesReport},
 };
-use crate::daemon::api::ApiError;
+use crate::{
+    cores::{self, report::CoresReport},
+    daemon::api::ApiError,
+    plane::FlowMaps,
+};
 use axum::body::Bytes;
 use hyper::body::{Body, Frame};
 use std::{
     convert::Infallible,
     pin::Pin,
-    sync::{Arc, mpsc::Sender},
+    sync::{Arc, OnceLock, mpsc::Sender},
     task::{Context, Poll},
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
@@ -27,11 +32,25 @@ const PLACES: usize = 16;
 pub struct Handle {
     to: Sender<Event>,
     places: Arc<Semaphore>,
+    maps: Arc<OnceLock<Arc<FlowMaps>>>,
 }
 
 impl Handle {
-    pub(super) fn new(to: Sender<Event>) -> Handle {
-        Handle { to, places: Arc::new(Semaphore::new(PLACES)) }
+    pub(super) fn new(to: Sender<Event>, maps: Arc<OnceLock<Arc<FlowMaps>>>) -> Handle {
+        Handle { to, places: Arc::new(Semaphore::new(PLACES)), maps }
+    }
+
+    /// From now on it knows of cores and workloads, and who asks is told.
+    pub fn set_machine(&self, machine: cores::handle::Handle) {
+        // The daemon may be ending.
+        let _ = self.to.send(Event::Machine(machine));
+    }
+
+    /// Adds what was handed to cores to what clients are told.
+    pub fn add_handed(&self, report: &mut CoresReport) {
+        if let Some(maps) = self.maps.get() {
+            machine::add_handed(report, maps.memory());
+        }
     }
 
     /// Changes rules; waits until packets obey, if that is asked for.

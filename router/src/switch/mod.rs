@@ -7,6 +7,8 @@
 //! | `batches.rs` | grace periods, waited for by a helper thread |
 //! | `charge.rs` | which program is attached, and why not the other one |
 //! | `change.rs` | what clients add, modify and delete |
+//! | `choosing.rs` | cores for flows whose rules ask for a choice |
+//! | `machine.rs` | cores and workloads told to controllers and clients |
 //! | `device.rs` | ports up and down, their counters |
 //! | `controllers.rs` | controllers told to clients |
 //! | `slow.rs` | packets that user space does |
@@ -23,11 +25,13 @@
 mod batches;
 mod change;
 mod charge;
+mod choosing;
 pub mod controllers;
 mod device;
 mod explain;
 mod handle;
 mod listing;
+pub mod machine;
 pub mod net;
 mod proxied;
 pub mod report;
@@ -39,6 +43,7 @@ pub use rules::capacity;
 
 use crate::{
     config::{Config, Miss},
+    cores,
     daemon::{
         api::ApiError,
         kernel::monotonic,
@@ -60,7 +65,7 @@ use slow::{Handed, Waiting};
 use std::{
     collections::VecDeque,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::Ordering::Relaxed,
         mpsc::{self, Receiver, RecvTimeoutError, Sender},
     },
@@ -89,6 +94,8 @@ enum Event {
     Passed(Result<()>),
     Net(NetEvent),
     Proxied(ProxiedFrame),
+    /// Who knows of cores.
+    Machine(cores::handle::Handle),
     Controllers(oneshot::Sender<ControllersReport>),
 }
 
@@ -105,6 +112,12 @@ struct Switch {
     network: Option<Network>,
     /// `None`: the control loop has not told yet; changes wait.
     ports: Option<Vec<SwitchPort>>,
+    /// `None`: nobody has told.
+    machine: Option<cores::handle::Handle>,
+    /// Cores are chosen for flows.
+    chooses: bool,
+    /// Where the maps of rules are told of.
+    told_maps: Arc<OnceLock<Arc<FlowMaps>>>,
     early: Vec<Event>,
     /// What came from controllers while the program that their answers are about was not attached yet.
     held: VecDeque<NetEvent>,
@@ -137,6 +150,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         proxied::listen(to.clone())?;
     }
     let (hand, handed) = mpsc::channel();
+    let told_maps = Arc::<OnceLock<_>>::default();
     let switch = Switch {
         events,
         to_self: to.clone(),
@@ -146,6 +160,9 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         config: config.clone(),
         network,
         ports: None,
+        machine: None,
+        chooses: false,
+        told_maps: told_maps.clone(),
         early: Vec::new(),
         held: VecDeque::new(),
         rules: None,
@@ -162,7 +179,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         .context("starting the switch thread")?;
     let told_to = to.clone();
     let tell = Box::new(move |told| drop(told_to.send(Event::Told(told))));
-    Ok((Handle::new(to), SwitchEnd { orders: ordered, tell, gauge }))
+    Ok((Handle::new(to, told_maps), SwitchEnd { orders: ordered, tell, gauge }))
 }
 
 impl Switch {
@@ -227,6 +244,10 @@ impl Switch {
             Event::Net(event) if self.charge.asked || !self.held.is_empty() => self.held.push_back(event),
             Event::Net(event) => self.net(event),
             Event::Proxied(frame) => self.proxied(&frame),
+            Event::Machine(machine) => {
+                self.machine = Some(machine);
+                self.show_machine();
+            }
             Event::Controllers(reply) => {
                 let said = self.rules.as_ref().map(|rules| rules.agent.report()).unwrap_or_default();
                 let targets = self.network.as_ref().map(Network::report).unwrap_or_default();
@@ -239,10 +260,13 @@ impl Switch {
 
     fn net(&mut self, event: NetEvent) {
         let ports = self.ports.clone().unwrap_or_default();
+        let machine = self.machine.clone();
         let listens = |target: usize| self.config.openflow.controllers.get(target).is_some_and(|t| t.listens);
         let dialled = matches!(event, NetEvent::Connected { target, .. } if !listens(target));
         let Ok(rules) = self.rules() else { return };
-        let (agent, outside) = (&mut rules.agent, &Devices(&ports));
+        let maps = rules.maps().clone();
+        let outside = &Devices { ports: &ports, machine: machine.as_ref(), memory: maps.memory() };
+        let agent = &mut rules.agent;
         match event {
             NetEvent::Connected { connection, peer, .. } => {
                 agent.connected(connection, &peer, dialled, now_ms())
@@ -285,7 +309,7 @@ impl Switch {
 
     fn set_ports(&mut self, ports: Vec<SwitchPort>) {
         if let Some(rules) = &mut self.rules {
-            rules.set_ports(&ports);
+            rules.set_ports(&ports, self.machine.as_ref());
         }
         let first = self.ports.replace(ports).is_none();
         if first && (self.config.flows.miss != Miss::Normal || self.network.is_some()) {
@@ -317,7 +341,9 @@ impl Switch {
             });
             let mut rules =
                 made.map_err(|e| ApiError::failed(format!("there can be no flow rules: {e:#}")))?;
-            rules.set_ports(self.ports.as_deref().unwrap_or_default());
+            rules.set_ports(self.ports.as_deref().unwrap_or_default(), self.machine.as_ref());
+            // There are no others yet.
+            let _ = self.told_maps.set(rules.maps().clone());
             self.rules = Some(rules);
         }
         self.rules.as_mut().ok_or_else(|| ApiError::failed("there are no flow rules"))
@@ -348,14 +374,35 @@ impl Switch {
         if let Some(rules) = &mut self.rules {
             rules.agent.tick(now_ms());
         }
+        self.show_machine();
+    }
+
+    fn show_machine(&mut self) {
+        let ports = self.ports.as_deref().unwrap_or_default();
+        if let (Some(rules), Some(machine)) = (&mut self.rules, &self.machine) {
+            rules.show_machine(ports, Some(machine));
+        }
+    }
+
+    /// Chooses cores for flows from the first rule on that asks for it.
+    fn choose(&mut self) {
+        let (Some(rules), Some(machine), false) = (&self.rules, &self.machine, self.chooses) else { return };
+        if !rules.maps().memory().chooses() {
+            return;
+        }
+        self.chooses = true;
+        if let Err(error) = choosing::start(rules.maps().clone(), machine.clone(), &self.config.cores) {
+            tracing::error!("flows whose rules ask for a choice stay where they come in: {error:#}");
+        }
     }
 
     /// Whatever happened: ends batches, has the right program attached, does what the agent wants, and answers what obeys by
     /// now.
     fn settle(&mut self) {
+        self.choose();
         let Some(rules) = &mut self.rules else { return };
         let ports = self.ports.as_deref().unwrap_or_default();
-        rules.settle(self.charge.is(rules.agent.wants_rules()), ports);
+        rules.settle(self.charge.is(rules.agent.wants_rules()), ports, self.machine.as_ref());
         // Whoever has waited for a barrier goes on, and may change that.
         let wanted = rules.agent.wants_rules();
         rules.carry_out(self.network.as_ref(), ports);
@@ -370,6 +417,11 @@ impl Switch {
         *self.gauge.why_not() = standing.why_not().filter(|_| !self.charge.in_charge());
         self.changing.answer(rules.over(), self.charge.is(wanted), self.charge.failed());
     }
+}
+
+/// CLOCK_MONOTONIC.
+fn now() -> Duration {
+    monotonic()
 }
 
 /// CLOCK_MONOTONIC in milliseconds.

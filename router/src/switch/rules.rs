@@ -3,12 +3,14 @@
 use super::{
     batches::Batches,
     device::{self, Devices},
+    machine,
     net::Network,
     now_ms,
     slow::Exits,
 };
 use crate::{
     config::{self, Config},
+    cores::handle,
     daemon::{
         kernel::monotonic,
         seam::{Gauge, SwitchPort, rule_port},
@@ -120,12 +122,21 @@ impl Rules {
     }
 
     /// The ports of the box.
-    pub fn set_ports(&mut self, ports: &[SwitchPort]) {
+    pub fn set_ports(&mut self, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
         let there = ports.iter().filter(|port| port.ifindex.is_some());
         self.agent.set_ports(there.map(info).collect());
-        self.agent.set_cores(cores(ports), now_ms());
+        self.show_machine(ports, machine);
         self.exits.set_ports(ports);
         self.show_ports(ports);
+    }
+
+    /// Cores and workloads as they are, for controllers that want to know.
+    pub fn show_machine(&mut self, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
+        let report = machine.map(handle::Handle::cores);
+        self.agent.set_cores(machine::told(ports, report.as_ref()), now_ms());
+        if let Some(report) = report {
+            self.agent.set_workloads(machine::workloads(&report), now_ms());
+        }
     }
 
     /// Where rules send to, and from where packets are taken, as controllers have set it.
@@ -189,9 +200,9 @@ impl Rules {
     }
 
     /// Begins a batch of what was changed, if none is under way. `obeys`: the right program is attached everywhere.
-    pub fn settle(&mut self, obeys: bool, ports: &[SwitchPort]) {
+    pub fn settle(&mut self, obeys: bool, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
         if self.phase == Phase::Over && obeys {
-            self.agent.finish(now_ms(), &Devices(ports));
+            self.agent.finish(now_ms(), &Devices { ports, machine, memory: self.maps.memory() });
             self.phase = Phase::Idle;
         }
         if self.phase != Phase::Idle {
@@ -277,7 +288,7 @@ fn proxy_ports(names: &[String], ports: &[SwitchPort]) -> BTreeSet<Port> {
     names.iter().filter_map(named).collect()
 }
 
-/// What controllers that ask are told of this machine's cores. Their loads are not known, nor who is pinned to them.
+/// This machine's cores, without their loads and who is pinned to them.
 pub(super) fn cores(ports: &[SwitchPort]) -> Cores {
     let online = online_cpus().inspect_err(|error| tracing::warn!("which cores there are: {error}"));
     let numbers = online.unwrap_or_default().into_iter().filter_map(|cpu| u16::try_from(cpu).ok());

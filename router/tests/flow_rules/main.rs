@@ -1,6 +1,7 @@
 //! The kernel plane's flow rules against the references in `logic`: the real program, by BPF_PROG_TEST_RUN, on random
 //! frames, rules and actions.
 
+mod choices;
 #[path = "../common/mod.rs"]
 mod common;
 mod cores;

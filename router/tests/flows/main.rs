@@ -1,6 +1,7 @@
 //! `millrace flows` and a running daemon: rules beside routing, what obeys when, and what becomes of rules.
 
 mod bed;
+mod choosing;
 #[path = "../common/mod.rs"]
 mod common;
 mod cores;

@@ -1,5 +1,6 @@
 //! A machine in virtual time whose queues are placed by an allocator.
 
+mod choice;
 mod properties;
 mod stories;
 

@@ -146,9 +146,9 @@ impl<M: FlowMemory> Flows<M> {
         }
         let memory = self.writer.memory();
         let ready = |action: &Action| match action {
-            Action::SetCore(CoreChoice::This(core)) => {
-                !self.tables.has_core(*core) || memory.write_core(*core)
-            }
+            // It is refused later.
+            Action::SetCore(CoreChoice::This(core)) if !self.tables.has_core(*core) => true,
+            Action::SetCore(choice) => memory.write_core(*choice),
             _ => true,
         };
         if request.instructions.actions().all(ready) { Ok(()) } else { Err(Refused::BadArgument) }

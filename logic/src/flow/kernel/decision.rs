@@ -1,7 +1,7 @@
 //! What a rule does, as words of its row, and how that changes while packets run.
 
 use super::{
-    CORE_SHIFT, CORES, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS, FlowMemory, Writer,
+    CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS, FlowMemory, Writer, core_word,
     groups::Groups,
     memory::words,
     meters::Meters,
@@ -125,9 +125,10 @@ impl<M: FlowMemory> Writer<M> {
     /// `None`: a row is missing; none is taken but those of sets of ports, which are in `taken`.
     fn try_decision(&mut self, program: &Program, taken: &mut Vec<u32>) -> Option<Decision> {
         let Self { memory, sets, meters, groups, deaf, .. } = self;
-        if program.core.is_some_and(|core| core >= CORES) {
-            return None;
-        }
+        let core = match program.core {
+            None => 0,
+            Some(choice) => u64::from(core_word(choice)?),
+        };
         let mut naming = Naming { memory, sets, taken, meters, groups, deaf };
         let next = u64::from(program.next_table.unwrap_or(0)) << 8;
         let (decision, list) = match program.steps.as_slice() {
@@ -159,7 +160,7 @@ impl<M: FlowMemory> Writer<M> {
             | flag(program.sends, FLAG_SENDS)
             | flag(program.broadcasts(), FLAG_BROADCASTS)
             | flag(program.core_of_set, FLAG_CORE_OF_SET)
-            | program.core.map_or(0, |core| u64::from(core) + 1) << CORE_SHIFT;
+            | core << CORE_SHIFT;
         Some(Decision {
             decision: decision | next | u64::from(lists[0]) << 32,
             patch: patch?,

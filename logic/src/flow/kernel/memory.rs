@@ -1,6 +1,6 @@
 //! The memory of flow rules, as slices of atomic words: `bpf/flow_abi.h` is the layout.
 
-use crate::flow::{Key, program::Ports, rule::CORE_TABLE};
+use crate::flow::{CoreChoice, Key, program::Ports, rule::CORE_TABLE};
 use std::sync::{Arc, Mutex, atomic::AtomicU64};
 
 /// Words of one row of each region.
@@ -74,8 +74,9 @@ pub trait FlowMemory {
     fn write_set(&self, row: u32, ports: &Ports) -> bool;
     /// No rule names the row any more; it may be written again.
     fn forget_set(&self, row: u32);
-    /// Makes a core ready for packets, before a rule names it. False: they cannot be handed to it.
-    fn write_core(&self, core: u16) -> bool;
+    /// Makes a core ready for packets, before a rule names it; or what chooses cores, before a rule asks for it. False: packets
+    /// cannot be handed to it.
+    fn write_core(&self, choice: CoreChoice) -> bool;
 }
 
 impl<T: FlowMemory> FlowMemory for Arc<T> {
@@ -124,8 +125,8 @@ impl<T: FlowMemory> FlowMemory for Arc<T> {
     fn forget_set(&self, row: u32) {
         (**self).forget_set(row);
     }
-    fn write_core(&self, core: u16) -> bool {
-        (**self).write_core(core)
+    fn write_core(&self, choice: CoreChoice) -> bool {
+        (**self).write_core(choice)
     }
 }
 
@@ -204,7 +205,7 @@ impl FlowMemory for HeapFlows {
             *set = None;
         }
     }
-    fn write_core(&self, core: u16) -> bool {
-        usize::from(core) < self.cpus
+    fn write_core(&self, choice: CoreChoice) -> bool {
+        !matches!(choice, CoreChoice::This(core) if usize::from(core) >= self.cpus)
     }
 }

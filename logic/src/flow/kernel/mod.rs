@@ -50,7 +50,7 @@ pub(super) mod tests;
 /// What words are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
-        CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS,
+        CHOOSE, CHOOSE_FIRST, CORE_SHIFT, FLAG_BROADCASTS, FLAG_CLEAR, FLAG_CORE_OF_SET, FLAG_SENDS,
         memory::ORDER_RANK_SHIFT,
         meters::{COST_SHIFT, TICKS, band_word, meter_word},
         rule_word,
@@ -69,7 +69,7 @@ pub use notice::{Notice, NoticeReason};
 pub use steps::verdict;
 
 use super::{
-    Action, Instructions, Port, Refused,
+    Action, CoreChoice, Instructions, Port, Refused,
     program::Ports,
     rule::{TABLES, TableId},
     table::{Change, Count, RuleId, Tables},
@@ -101,10 +101,22 @@ pub const FLAG_CLEAR: u64 = 1;
 pub const FLAG_SENDS: u64 = 2;
 pub const FLAG_BROADCASTS: u64 = 4;
 pub const FLAG_CORE_OF_SET: u64 = 8;
-/// Flags from here on: the core that the rule names + 1, or 0.
+/// Flags from here on: the core that the rule names, as [`core_word`] has it, or 0.
 pub const CORE_SHIFT: u32 = 4;
+/// In place of a core's number + 1: the switch chooses, for a priority flow and for another.
+pub const CHOOSE_FIRST: u16 = (1 << (16 - CORE_SHIFT)) - 2;
+pub const CHOOSE: u16 = CHOOSE_FIRST + 1;
 /// The highest number of a core that a rule can name, and one more.
-pub const CORES: u16 = (1 << (16 - CORE_SHIFT)) - 1;
+pub const CORES: u16 = CHOOSE_FIRST - 1;
+
+/// What a rule says about the core, never 0; `None`: it can not be said.
+fn core_word(choice: CoreChoice) -> Option<u16> {
+    match choice {
+        CoreChoice::This(core) => (core < CORES).then_some(core + 1),
+        CoreChoice::Choose => Some(CHOOSE),
+        CoreChoice::ChooseFirst => Some(CHOOSE_FIRST),
+    }
+}
 
 /// Rows below this one are no rule, and what tables do without a matching rule.
 pub const FIRST_ROW: usize = 1 + TABLE_ROWS;

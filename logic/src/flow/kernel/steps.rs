@@ -1,6 +1,6 @@
 //! Steps as `struct flow_step` of `bpf/flow_abi.h`.
 
-use super::memory::words;
+use super::{core_word, memory::words};
 use crate::flow::{
     action::Port,
     program::{Ports, Step, Verdict},
@@ -115,7 +115,7 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
         Verdict::Local => (verdict::LOCAL, 0),
         Verdict::Broadcast(ports) => (verdict::BROADCAST, rows.set(ports)?),
         Verdict::Slow => (verdict::SLOW, 0),
-        Verdict::Core(core) => (verdict::CORE, core.checked_add(1)?),
+        Verdict::Core(core) => (verdict::CORE, core_word(*core)?),
     })
 }
 

@@ -74,25 +74,27 @@ fn the_core_of_the_last_output_is_named_once_for_the_whole_packet() {
         assert!(!program.is_slow());
         (program.core, program.steps.len(), program.set_ranks)
     };
+    let this = |core| Some(CoreChoice::This(core));
     for (apply, core, steps) in [
-        ("set_core:3,output:1", Some(3), 1),
-        ("set_core:3,dec_ttl,output:1", Some(3), 2),
-        ("set_core:3,output:1,set_core:4,output:2", Some(4), 1),
+        ("set_core:3,output:1", this(3), 1),
+        ("set_core:3,dec_ttl,output:1", this(3), 2),
+        ("set_core:3,output:1,set_core:4,output:2", this(4), 1),
         ("output:1,set_core:3", None, 1),
-        ("set_core:3", Some(3), 0),
-        ("controller,set_core:3", Some(3), 1),
-        ("set_core:3,controller", Some(3), 1),
-        ("set_core:3,group:1", Some(3), 1),
+        ("set_core:3", this(3), 0),
+        ("controller,set_core:3", this(3), 1),
+        ("set_core:3,controller", this(3), 1),
+        ("set_core:3,group:1", this(3), 1),
         ("output:1", None, 1),
     ] {
         assert_eq!(named(apply, "drop", None), (core, steps, 0), "{apply}");
     }
-    assert_eq!(named("set_core:3", "drop", Some(1)), (Some(3), 0, 0), "for later tables");
-    assert_eq!(named("set_core:3", "output:1,set_core:5", None), (Some(5), 0, 0b1_0000_0000));
-    assert_eq!(named("set_core:3", "output:1", None), (Some(3), 0, 0b1_0000_0000), "the set sends");
+    assert_eq!(named("set_core:3", "drop", Some(1)), (this(3), 0, 0), "for later tables");
+    assert_eq!(named("set_core:3", "output:1,set_core:5", None), (this(5), 0, 0b1_0000_0000));
+    assert_eq!(named("set_core:3", "output:1", None), (this(3), 0, 0b1_0000_0000), "the set sends");
     // A packet has been handed over, or not, before it comes to a group.
     assert_eq!(compile_bucket(&parse_actions("set_core:3,output:1").unwrap()), None);
-    assert!(program("set_core:choose,output:1").is_slow());
+    assert_eq!(program("set_core:choose,output:1").core, Some(CoreChoice::Choose));
+    assert_eq!(program("set_core:choose,set_core:choose_first,output:1").core, Some(CoreChoice::ChooseFirst));
 }
 
 #[test]

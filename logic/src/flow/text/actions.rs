@@ -177,10 +177,11 @@ fn one(word: Word<'_>) -> Result<Action, BadText> {
         "set_fcf" => set_fcf(word),
         "set_core" => match word.value()? {
             "choose" => Ok(Action::SetCore(CoreChoice::Choose)),
+            "choose_first" => Ok(Action::SetCore(CoreChoice::ChooseFirst)),
             _ => word
                 .number(0xffff)
                 .map(|core| Action::SetCore(CoreChoice::This(core)))
-                .map_err(|_| word.bad("needs the number of a core: set_core:1")),
+                .map_err(|_| word.bad("needs the number of a core, choose or choose_first: set_core:1")),
         },
         key if FOREIGN.contains(&key) => Err(word.bad("an action of Open vSwitch that is not known here")),
         _ => Err(word.bad(none_of(word.key, "an action", ACTIONS.iter().map(|(name, _)| *name)))),
@@ -222,7 +223,7 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("encap_vxlan", "encap_vxlan(vni=VNI,src=IPV4,dst=IPV4[,eth_src=MAC][,eth_dst=MAC][,port=4789])"),
     ("decap_vxlan", "decap_vxlan"),
     ("set_fcf", "set_fcf(tos|vlan,workload=N[,priority=0|1])"),
-    ("set_core", "set_core:CORE"),
+    ("set_core", "set_core:CORE|choose|choose_first"),
     ("meter", "meter:N"),
     ("clear_actions", "clear_actions"),
     ("write_actions", "write_actions(ACTION[,ACTION...])"),
@@ -418,6 +419,7 @@ impl fmt::Display for OneText<'_> {
             }
             Action::SetCore(CoreChoice::This(core)) => write!(f, "set_core:{core}"),
             Action::SetCore(CoreChoice::Choose) => f.write_str("set_core:choose"),
+            Action::SetCore(CoreChoice::ChooseFirst) => f.write_str("set_core:choose_first"),
         }
     }
 }

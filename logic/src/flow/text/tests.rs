@@ -172,7 +172,7 @@ fn what_is_ours_is_written_as_it_is_read() {
     for (text, written) in [
         ("set_fcf(tos,workload=3,priority=1)", ""),
         ("set_fcf(vlan,workload=4095,priority=0)", ""),
-        ("set_core:7,set_core:choose", ""),
+        ("set_core:7,set_core:choose,set_core:choose_first", ""),
         ("decap_vxlan,output:1", ""),
         (
             "encap_vxlan(vni=5,src=192.0.2.1,dst=192.0.2.2,eth_src=02:00:00:00:00:01,eth_dst=02:00:00:00:00:02,port=8472),output:1",
@@ -318,7 +318,11 @@ fn what_is_wrong_is_named() {
         ("actions=set_field:x->udp_dst", "set_field:x->udp_dst", "needs a number"),
         ("actions=encap_vxlan(vni=1)", "encap_vxlan(vni=1)", "needs at least vni, src and dst"),
         ("actions=set_fcf(tos,workload=32)", "workload=32", "from 0 to 31"),
-        ("actions=set_core:many", "set_core:many", "needs the number of a core: set_core:1"),
+        (
+            "actions=set_core:many",
+            "set_core:many",
+            "needs the number of a core, choose or choose_first: set_core:1",
+        ),
         ("actions=write_actions(1", "write_actions(1", "needs a )"),
         ("actions=enqueue(1,2)3", "enqueue(1,2)3", "after the )"),
     ] {
@@ -465,6 +469,7 @@ fn any_action() -> impl Strategy<Value = Action> {
         }),
         any::<u16>().prop_map(|core| Action::SetCore(CoreChoice::This(core))),
         Just(Action::SetCore(CoreChoice::Choose)),
+        Just(Action::SetCore(CoreChoice::ChooseFirst)),
     ]
 }
 

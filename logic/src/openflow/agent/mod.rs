@@ -43,7 +43,10 @@ pub use packets::PacketInsLost;
 pub use ports::{PortFlags, PortInfo};
 pub use session::Version;
 
-use super::message::{Description, PortStats, Role};
+use super::{
+    extension::CoreStats,
+    message::{Description, PortStats, Role},
+};
 use crate::flow::{Action, Dialect, FlowMod, Instructions, Port, Refused, flows::Flows, kernel::FlowMemory};
 use connection::Connection;
 use machine::Machine;
@@ -87,6 +90,8 @@ pub enum Effect {
 pub trait Outside {
     /// Counters of all ports.
     fn port_stats(&self) -> Vec<PortStats>;
+    /// What was done on all cores.
+    fn core_stats(&self) -> Vec<CoreStats>;
 }
 
 /// What becomes of the rules while no controller that we connect to is connected.

@@ -31,7 +31,9 @@ impl<M: FlowMemory> Agent<M> {
         let reply = match message {
             Message::Hello { .. } | Message::Error(_) | Message::EchoReply(_) => return Ok(()),
             Message::EchoRequest(data) => Message::EchoReply(data),
-            Message::Experimenter(message) => return self.extension(id, version, xid, &message, now_ms),
+            Message::Experimenter(message) => {
+                return self.extension(id, version, xid, &message, now_ms, outside);
+            }
             Message::FeaturesRequest => Message::FeaturesReply(self.features(version)),
             Message::GetConfigRequest => Message::GetConfigReply(connection.config),
             Message::SetConfig(config) => return self.set_config(id, config),
@@ -94,6 +96,7 @@ impl<M: FlowMemory> Agent<M> {
         xid: u32,
         message: &Experimenter,
         now_ms: u64,
+        outside: &dyn Outside,
     ) -> Result<(), BadMessage> {
         match Extension::decode(message)? {
             Extension::Subscribe { cores, workloads } => {
@@ -101,9 +104,16 @@ impl<M: FlowMemory> Agent<M> {
                 Ok(())
             }
             Extension::CoreFlowMod(inner) => self.core_flow_mod(id, version, &inner, now_ms),
-            Extension::Cores(_) | Extension::WorkloadStart(_) | Extension::WorkloadStop { .. } => {
-                Err(BadMessage::ExperimenterType)
+            Extension::CoreStatsRequest { core } => {
+                let mut cores = outside.core_stats();
+                cores.retain(|stats| core.is_none_or(|core| core == stats.number));
+                self.tell(id, xid, &Message::Experimenter(Extension::CoreStats(cores).encode()));
+                Ok(())
             }
+            Extension::Cores(_)
+            | Extension::WorkloadStart(_)
+            | Extension::WorkloadStop { .. }
+            | Extension::CoreStats(_) => Err(BadMessage::ExperimenterType),
         }
     }
 }

@@ -16,8 +16,9 @@ const DECAP_VXLAN: u16 = 2;
 const SET_FCF: u16 = 3;
 const SET_CORE: u16 = 4;
 
-/// Core number for "choose".
+/// Core numbers for "choose", and for "choose, for a priority flow".
 const CHOOSE: u16 = 0xffff;
+const CHOOSE_FIRST: u16 = 0xfffe;
 
 /// Reads an action of the experimenter `id`: all that follows the id.
 pub fn read(id: u32, r: &mut Reader<'_>) -> Result<Action, BadMessage> {
@@ -31,7 +32,11 @@ pub fn read(id: u32, r: &mut Reader<'_>) -> Result<Action, BadMessage> {
         SET_CORE => {
             let core = r.u16()?;
             r.skip(4)?;
-            Action::SetCore(if core == CHOOSE { CoreChoice::Choose } else { CoreChoice::This(core) })
+            Action::SetCore(match core {
+                CHOOSE => CoreChoice::Choose,
+                CHOOSE_FIRST => CoreChoice::ChooseFirst,
+                core => CoreChoice::This(core),
+            })
         }
         _ => return Err(BadMessage::ActionExperimenterType),
     })
@@ -97,6 +102,7 @@ pub fn write(action: &Action, out: &mut Vec<u8>) {
             out.u16(match core {
                 CoreChoice::This(core) => core,
                 CoreChoice::Choose => CHOOSE,
+                CoreChoice::ChooseFirst => CHOOSE_FIRST,
             });
             out.zeros(4);
         }

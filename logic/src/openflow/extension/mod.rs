@@ -4,13 +4,16 @@
 //! | file | holds |
 //! |---|---|
 //! | `mod.rs` | messages: cores and acceleration features, workloads, rules of the core table |
+//! | `stats.rs` | what was done on cores |
 //! | `actions.rs` | VXLAN, flow control field, core |
 
 mod actions;
+mod stats;
 #[cfg(test)]
 mod tests;
 
 pub use actions::{read as read_action, write as write_action};
+pub use stats::CoreStats;
 
 use super::{
     BadMessage, EXPERIMENTER,
@@ -25,6 +28,8 @@ mod subtype {
     pub const WORKLOAD_START: u32 = 3;
     pub const WORKLOAD_STOP: u32 = 4;
     pub const CORE_FLOW_MOD: u32 = 5;
+    pub const CORE_STATS_REQUEST: u32 = 6;
+    pub const CORE_STATS: u32 = 7;
 }
 
 /// EtherType (IEEE 802 local experimental 1) of a frame that carries an OpenFlow message to a switch which its controller reaches
@@ -47,6 +52,11 @@ pub enum Extension {
     },
     /// Controller to switch: a whole flow-mod of the connection's version, for the core table.
     CoreFlowMod(Vec<u8>),
+    /// Controller to switch: asks for [`CoreStats`](Extension::CoreStats) of one core, or of all.
+    CoreStatsRequest {
+        core: Option<u16>,
+    },
+    CoreStats(Vec<CoreStats>),
 }
 
 /// What the machine has (V2).
@@ -89,6 +99,8 @@ pub struct Workload {
 
 /// Load that is not known.
 const UNKNOWN: u16 = 0xffff;
+/// In place of a core's number.
+const ALL: u16 = 0xffff;
 
 impl Extension {
     /// Reads a message of ours.
@@ -116,12 +128,18 @@ impl Extension {
             }
             subtype::WORKLOAD_STOP => Extension::WorkloadStop { id: r.u32()?, tenant: r.u32()? },
             subtype::CORE_FLOW_MOD => Extension::CoreFlowMod(r.take(r.rest().len())?.to_vec()),
+            subtype::CORE_STATS_REQUEST => {
+                let core = r.u16()?;
+                r.skip(6)?;
+                Extension::CoreStatsRequest { core: (core != ALL).then_some(core) }
+            }
+            subtype::CORE_STATS => Extension::CoreStats(stats::read(&mut r)?),
             _ => return Err(BadMessage::ExperimenterType),
         };
         if r.is_empty() { Ok(read) } else { Err(BadMessage::Length) }
     }
 
-    /// The message's body and subtype. More than 4,096 cores are cut.
+    /// The message's body and subtype. More than 4,096 cores are cut, of statistics more than 2,000.
     pub fn encode(&self) -> Experimenter {
         let mut body = Vec::new();
         let subtype = match self {
@@ -152,6 +170,15 @@ impl Extension {
             Extension::CoreFlowMod(message) => {
                 body.extend_from_slice(message);
                 subtype::CORE_FLOW_MOD
+            }
+            Extension::CoreStatsRequest { core } => {
+                body.u16(core.unwrap_or(ALL));
+                body.zeros(6);
+                subtype::CORE_STATS_REQUEST
+            }
+            Extension::CoreStats(cores) => {
+                stats::write(cores, &mut body);
+                subtype::CORE_STATS
             }
         };
         Experimenter { id: EXPERIMENTER, subtype, body }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::{
+    cores::Role,
     flow::{Action, CoreChoice, FcfPlace, Vxlan},
     openflow::{Message, v10, v13},
 };
@@ -27,6 +28,36 @@ fn examples() -> Vec<(Extension, u32, &'static str)> {
         (workload(&[1, 2, 3]), 3, "00000007 00000009 0003 0000 0001 0002 0003 0000 00000000"),
         (Extension::WorkloadStop { id: 7, tenant: 9 }, 4, "00000007 00000009"),
         (Extension::CoreFlowMod(vec![1, 2, 3]), 5, "010203"),
+        (Extension::CoreStatsRequest { core: Some(3) }, 6, "0003 000000000000"),
+        (Extension::CoreStatsRequest { core: None }, 6, "ffff 000000000000"),
+        (
+            Extension::CoreStats(vec![
+                CoreStats {
+                    number: 1,
+                    load: Some(250),
+                    role: Some(Role::Both),
+                    workloads: 2,
+                    packets: 5,
+                    dropped: 1,
+                    flows: 4,
+                    first: 3,
+                },
+                CoreStats {
+                    number: 2,
+                    load: None,
+                    role: None,
+                    workloads: 0,
+                    packets: 0,
+                    dropped: 0,
+                    flows: 0,
+                    first: 0,
+                },
+            ]),
+            7,
+            "0002 000000000000 \
+             0001 00fa 03 00 0002 0000000000000005 0000000000000001 00000004 00000003 \
+             0002 ffff ff 00 0000 0000000000000000 0000000000000000 00000000 00000000",
+        ),
     ]
 }
 
@@ -66,7 +97,7 @@ fn what_is_cut_or_too_long_or_unknown_is_refused() {
         assert_eq!(Extension::decode(&long), Err(BadMessage::Length));
     }
     let decode = |id, subtype| Extension::decode(&Experimenter { id, subtype, body: vec![0; 8] });
-    assert_eq!(decode(EXPERIMENTER, 6), Err(BadMessage::ExperimenterType));
+    assert_eq!(decode(EXPERIMENTER, 8), Err(BadMessage::ExperimenterType));
     assert_eq!(decode(0x2320, 1), Err(BadMessage::Experimenter));
 }
 
@@ -90,6 +121,7 @@ fn actions() -> Vec<(Action, &'static str)> {
         (fcf(FcfPlace::Vlan, 0xabc, false), "ffff 0010 4d4c5243 0003 01 00 0abc 0000"),
         (Action::SetCore(CoreChoice::This(3)), "ffff 0010 4d4c5243 0004 0003 00000000"),
         (Action::SetCore(CoreChoice::Choose), "ffff 0010 4d4c5243 0004 ffff 00000000"),
+        (Action::SetCore(CoreChoice::ChooseFirst), "ffff 0010 4d4c5243 0004 fffe 00000000"),
     ]
 }
 

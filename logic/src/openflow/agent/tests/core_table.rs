@@ -44,7 +44,7 @@ const MODIFY: FlowCommand = FlowCommand::Modify { strict: false };
 const MODIFY_STRICT: FlowCommand = FlowCommand::Modify { strict: true };
 const DELETE: FlowCommand = FlowCommand::Delete { strict: false };
 const DELETE_STRICT: FlowCommand = FlowCommand::Delete { strict: true };
-use CoreChoice::{Choose, This};
+use CoreChoice::{Choose, ChooseFirst, This};
 
 /// A flow-mod that adds (1.0, 1.3): in_port=1, priority 5, idle 6, hard 7, cookie 2, SET_CORE 3.
 const ADD_10: &str =
@@ -109,7 +109,7 @@ fn where_they_can_rules_and_packets_name_a_core_that_is_there() {
     for version in [OpenFlow10, OpenFlow13] {
         let mut b = with_cores(settings());
         b.open(1, version);
-        for (core, refused) in [("choose", true), ("3", false), ("4", true)] {
+        for (core, refused) in [("3", false), ("4", true)] {
             let bytes = encoded(version, 9, &add(&format!("in_port=1,actions=set_core:{core},output:2")));
             b.bytes(1, &bytes);
             let expected = if refused { vec![Said(1, 9, error(2, 5, &bytes))] } else { vec![] };
@@ -117,8 +117,11 @@ fn where_they_can_rules_and_packets_name_a_core_that_is_there() {
         }
         assert_eq!(b.rules(), 1);
         b.agent.set_cores(Cores { cores: vec![], ..machine() }, b.now_ms);
-        assert_eq!(change(&mut b, 1, ADD, "actions=set_core:3").len(), 1);
-        assert_eq!((change(&mut b, 1, ADD, "actions=set_core:choose").len(), rules(&b)), (1, vec![]));
+        assert_eq!((change(&mut b, 1, ADD, "actions=set_core:3").len(), rules(&b)), (1, vec![]));
+        for (text, choice) in [("choose", Choose), ("choose_first", ChooseFirst)] {
+            assert_eq!(change(&mut b, 1, ADD, &format!("actions=set_core:{text}")), []);
+            assert_eq!(rules(&b).iter().map(|rule| rule.1).collect::<Vec<_>>(), [choice]);
+        }
     }
 }
 
@@ -192,7 +195,6 @@ fn errors_are_those_of_the_flow_mod_inside() {
     cases.extend(both("actions=drop", (3, 5), (3, 1)));
     cases.extend(both("actions=set_core:3,set_core:0", (2, 7), (2, 7)));
     cases.extend(both("actions=set_core:4", (2, 5), (2, 5)));
-    cases.extend(both("actions=set_core:choose", (2, 5), (2, 5)));
     cases.extend(both("send_flow_rem,actions=set_core:3", (3, 2), (5, 7)));
     cases.extend([
         thirteen(with(|f| f.table = Some(1)), 5, 2),

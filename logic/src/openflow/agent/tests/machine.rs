@@ -77,10 +77,25 @@ fn a_subscription_is_answered_in_order_and_changes_follow() {
         b.bytes(1, &says(4, "00000001 00000001 00000000"));
         assert_eq!(b.sent(1), says(4, &format!("00000002 {list}")));
         b.agent.set_workloads(vec![], b.now_ms);
-        assert_eq!(b.sent(1), []);
+        assert_eq!(b.sent(1), [0; 0]);
         b.bytes(1, &says(5, "00000001 00000000 00000000"));
         b.agent.set_cores(cores(&[], 0), b.now_ms);
-        assert_eq!(b.sent(1), []);
+        assert_eq!(b.sent(1), [0; 0]);
+    }
+}
+
+#[test]
+fn what_was_done_on_cores_is_told_who_asks() {
+    for version in BOTH {
+        let mut b = bench(settings());
+        b.open(1, version);
+        for (core, expected) in
+            [(None, vec![core_stats(0), core_stats(3)]), (Some(3), vec![core_stats(3)]), (Some(7), vec![])]
+        {
+            let asks = Message::Experimenter(Extension::CoreStatsRequest { core }.encode());
+            b.bytes(1, &encoded(version, 9, &asks));
+            assert_eq!(told(b.done()), [(1, 9, Extension::CoreStats(expected))]);
+        }
     }
 }
 
@@ -97,7 +112,9 @@ fn what_only_a_switch_says_and_broken_messages_are_refused() {
             ("00000004 00000007 00000005", 4),
             ("00000005", 6),
             ("00000005 01 0e 0008 000000", 6),
-            ("00000006 00000000", 4),
+            ("00000006 00000000", 6),
+            ("00000007 0000 000000000000", 4),
+            ("00000008 00000000", 4),
         ] {
             let bytes = raw(version, VENDOR, 8, &format!("4d4c5243 {body}"));
             b.bytes(1, &bytes);

@@ -23,6 +23,7 @@ mod roles;
 
 use super::*;
 use crate::{
+    cores::Role as CoreRole,
     flow::{
         FlowCommand, FlowFlags,
         kernel::{FlowCapacity, HeapFlows, Seed},
@@ -85,6 +86,15 @@ impl Outside for Counters {
     fn port_stats(&self) -> Vec<PortStats> {
         (1..=4).map(port_stats).collect()
     }
+    fn core_stats(&self) -> Vec<CoreStats> {
+        [0, 3].map(core_stats).to_vec()
+    }
+}
+
+fn core_stats(number: u16) -> CoreStats {
+    let packets = u64::from(number) + 10;
+    let role = Some(CoreRole::Both);
+    CoreStats { number, load: Some(500), role, workloads: 1, packets, dropped: 2, flows: 3, first: 1 }
 }
 
 fn port_stats(n: u16) -> PortStats {

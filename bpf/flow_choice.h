@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * SET_CORE "choose" (V3, V7, V8): a flow's first packet takes the next core of the ring that user space keeps, and the flow stays
+ * there. When user space wants flows off a core, some go to others: each only at a moment when none of its packets can
+ * still wait in the old core's queue, so their order is kept. logic::cores::choice decides about rings and who leaves.
+ */
+#pragma once
+
+/* Of addresses, protocol and ports as the layout has them. */
+static __always_inline __u32 flow_spread(struct xdp_md *ctx, const struct flow_layout *l)
+{
+	__u64 h = flow_fold(l->addresses) * K1 + flow_fold(l->ports | (__u64)l->protocol << 32) * K2;
+
+	if (l->network == 6) {
+		const struct ipv6 *ip = flow_header(ctx, l->ip_offset, sizeof(*ip));
+
+		if (ip)
+			h += flow_fold(ip->source[0]) * K1 + flow_fold(ip->source[1]) * K2 + flow_fold(ip->destination[0]) * K3 +
+			     flow_fold(ip->destination[1]) * K4;
+	}
+	return flow_mix(h) >> 32;
+}
+
+/* The priority bit of the flow control field (V6): the lowest of DSCP, the highest of PCP. */
+static __always_inline bool asks_to_be_first(const struct flow_layout *l)
+{
+	return l->tos & 4 || l->tci & bpf_htons(0x8000);
+}
+
+/* Has all that was handed to a core before this moment been done there? */
+static __always_inline bool queue_is_past(const struct core_queue *q, __u32 jiffies)
+{
+	volatile const struct core_queue *now = q;
+
+	/* In this order: what is done was handed over before. */
+	__u64 done = now->done + now->dropped;
+
+	return done == now->handed || (__s32)((__u32)now->drained_jiffies - jiffies) > 0;
+}
+
+/* The next core of a ring, + 1; 0: none has room. */
+static __always_inline __u32 take_core(bool first)
+{
+	struct core_ring *ring = ROW(core_rings, first);
+	__u64 count = ring ? *(volatile __u64 *)&ring->count : 0;
+	struct core_queue *q;
+
+	if (!count)
+		return 0;
+	__u64 turn = __sync_fetch_and_add(&ring->turn, 1) % count;
+	__u32 core = *(volatile __u16 *)&ring->core[turn & (CHOICE_RING - 1)];
+	q = ROW(core_queues, core - 1);
+	if (q)
+		__sync_fetch_and_add(first ? &q->given_first : &q->given, 1);
+	return core;
+}
+
+static __always_inline __u64 *leave_of(struct core_queue *q, bool first)
+{
+	return first ? &q->leave_first : &q->leave;
+}
+
+/*
+ * Where a flow goes on that is on `core`, + 1, or is new (0), with its first packet in a tick. *waits: has that packet to go through
+ * the core's queue? What goes on here, and may leave, goes through this core's own queue first: a packet before it may still be
+ * in the bulk for its TX queue, and the core's thread runs after this poll. (What stayed here because no core had room goes at once.)
+ */
+static __always_inline __u32 next_core(__u32 core, __u64 word, __u32 cpu, bool first, bool *waits)
+{
+	struct core_queue *q = core ? ROW(core_queues, core - 1) : NULL;
+	__u64 *leave = q ? leave_of(q, word & CHOICE_FIRST) : NULL;
+	bool may_leave = leave && (__s64)*(volatile __u64 *)leave > 0;
+	bool past = !*waits || (q && queue_is_past(q, word >> CHOICE_JIFFIES_SHIFT));
+	__u32 next = 0;
+
+	if (!core || (may_leave && *waits && past))
+		next = take_core(first);
+	if (next && leave)
+		__sync_fetch_and_add(leave, -1);
+	if (next)
+		core = next;
+	/* The receive queue may have come to this core: what it handed over before goes first. */
+	*waits = core - 1 != cpu || (!next && (may_leave || !past));
+	return core;
+}
+
+/*
+ * The core that a packet whose rule lets the switch choose is to be handed to, + 1; 0: it goes on here. What a slot says is changed
+ * by compare and exchange only, and a flow leaves its core only with its first packet in a tick: another CPU with a packet for
+ * the same slot comes before that, or sees the new core.
+ */
+__noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 cpu, __u32 first)
+{
+	if (!s)
+		return 0;
+	first = first || asks_to_be_first(&s->layout);
+	__u32 hash = flow_mix(flow_spread(ctx, &s->layout) + (__u64)rule * K3);
+	__u64 *slot = ROW(flow_choices, hash & (CHOICE_SLOTS - 1));
+	__u32 now = bpf_jiffies64();
+
+	if (!slot)
+		return 0;
+	__u64 word = *(volatile __u64 *)slot;
+	__u32 core = word & CHOICE_CORE;
+	bool waits = word & CHOICE_HANDED;
+
+	/* Or its receive queue has gone elsewhere within a tick, and what was done here is handed over now. */
+	if (!core || word >> CHOICE_JIFFIES_SHIFT != now || (!waits && core - 1 != cpu)) {
+		core = next_core(core, word, cpu, first, &waits);
+		if (!core)
+			return 0;
+		__u64 new = core | (first ? CHOICE_FIRST : 0) | (waits ? CHOICE_HANDED : 0) | (__u64)now << CHOICE_JIFFIES_SHIFT;
+		__u64 was = __sync_val_compare_and_swap(slot, word, new);
+		if (was != word) {
+			core = was & CHOICE_CORE;
+			waits = was & CHOICE_HANDED;
+		}
+	}
+	return core - 1 == cpu && !waits ? 0 : core;
+}
+
+/*
+ * Gives the packet, as it came, to the core that a rule names: there the same is decided, and done. False: it goes on here.
+ * `core` as plan_rules returns it, because of `rule`.
+ */
+static __always_inline bool hand_over(const struct packet *p, struct flow_scratch *s, int core, __u32 rule)
+{
+	struct core_queue *q;
+
+	if (p->handed || core <= 0 || !p->port_hands_over)
+		return false;
+	if (core >= FLOW_CHOOSE_FIRST)
+		core = choose_core(p->ctx, s, rule, p->cpu, core == FLOW_CHOOSE_FIRST);
+	else if (core - 1 == (int)p->cpu)
+		return false;
+	if (core <= 0 || bpf_redirect_map(&rule_cores, core - 1, 0) != XDP_REDIRECT)
+		return false;
+	q = ROW(core_queues, core - 1);
+	if (q)
+		__sync_fetch_and_add(&q->handed, 1);
+	return true;
+}

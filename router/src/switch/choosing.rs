@@ -1,0 +1,121 @@
+//! Choosing cores for flows whose rules ask for it: what is decided in `logic::cores::choice` goes to the kernel plane, ten times
+//! a second from the first such rule on.
+
+use super::now;
+use crate::{
+    config::CoresSettings,
+    cores::{
+        Roots, handle,
+        load::{CoreTimes, Others},
+    },
+    plane::FlowMaps,
+};
+use anyhow::{Context, Result};
+use logic::cores::{
+    Core, CoreId, Settings, View,
+    choice::{Choices, Chooser, Flows},
+};
+use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+
+/// Loads are known anew every second time.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// Starts the thread; it ends with the process. Flows find cores from when this returns.
+///
+/// # Errors
+/// /proc cannot be read, or no thread be had.
+pub fn start(maps: Arc<FlowMaps>, cores: handle::Handle, wanted: &CoresSettings) -> Result<()> {
+    let times = CoreTimes::open(&Roots::at("/proc", "/sys")).context("reading times of cores")?;
+    let mut choosing = Choosing {
+        maps,
+        cores,
+        settings: settings(wanted),
+        times,
+        busy: Others::default(),
+        chooser: Chooser::default(),
+        last: Choices::default(),
+        trouble: None,
+    };
+    choosing.round(now());
+    let run = move || {
+        loop {
+            thread::sleep(PERIOD);
+            choosing.round(now());
+        }
+    };
+    thread::Builder::new()
+        .name("choosing".into())
+        .spawn(run)
+        .context("starting the thread that chooses cores")?;
+    Ok(())
+}
+
+/// What counts here.
+fn settings(wanted: &CoresSettings) -> Settings {
+    Settings {
+        allowed: wanted.allowed.as_ref().map(|allowed| allowed.0.clone()),
+        high: wanted.high.fraction(),
+        low: wanted.low.fraction(),
+        hold: wanted.hold.0,
+        ..Settings::default()
+    }
+}
+
+struct Choosing {
+    maps: Arc<FlowMaps>,
+    cores: handle::Handle,
+    settings: Settings,
+    times: CoreTimes,
+    /// All but idling.
+    busy: Others,
+    chooser: Chooser,
+    /// As the kernel plane has it, without who leaves.
+    last: Choices,
+    trouble: Option<String>,
+}
+
+impl Choosing {
+    fn round(&mut self, now: Duration) {
+        let done = self.choose(now).map_err(|error| format!("{error:#}")).err();
+        if let Some(trouble) = done.as_ref().filter(|trouble| Some(*trouble) != self.trouble.as_ref()) {
+            tracing::warn!("cores for flows: {trouble}");
+        }
+        self.trouble = done;
+    }
+
+    fn choose(&mut self, now: Duration) -> Result<()> {
+        if self.busy.is_due(now) {
+            let times = self.times.read().context("reading times of cores")?;
+            self.busy.update(now, times, &BTreeMap::new());
+        }
+        let memory = self.maps.memory();
+        let mut flows: BTreeMap<CoreId, Flows> = BTreeMap::new();
+        for (core, handed) in memory.handed() {
+            flows.insert(core, Flows { given: handed.flows, given_first: handed.first, ..Flows::default() });
+        }
+        for (core, chosen) in memory.chosen_flows(now) {
+            let flows = flows.entry(core).or_default();
+            (flows.others, flows.first) = (chosen.others, chosen.first);
+        }
+        let mut choices = self.chooser.decide(now, &self.view(), &flows, &self.settings);
+        let leave = std::mem::take(&mut choices.leave);
+        if choices == self.last && leave.is_empty() {
+            return Ok(());
+        }
+        memory.choose(&choices, &leave)?;
+        self.last = choices;
+        Ok(())
+    }
+
+    /// Cores with all that they do as other work.
+    fn view(&self) -> View {
+        let core = |core: crate::cores::report::CoreReport| Core {
+            id: core.core,
+            node: core.node,
+            physical: core.physical,
+            workloads: core.workloads.len().try_into().unwrap_or(u16::MAX),
+            other: self.busy.of(core.core).unwrap_or(core.forwarding + core.other.unwrap_or(0.0)),
+        };
+        View { cores: self.cores.cores().cores.into_iter().map(core).collect(), queues: Vec::new() }
+    }
+}

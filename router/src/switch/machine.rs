@@ -1,0 +1,106 @@
+//! The machine as controllers see it: cores, what they do, who is pinned to them.
+
+use super::rules::cores;
+use crate::{
+    cores::{
+        handle,
+        report::{CoreReport, CoresReport},
+    },
+    daemon::seam::SwitchPort,
+    plane::MappedFlows,
+};
+use logic::{
+    cores::Role,
+    openflow::extension::{CoreStats, Cores, Workload},
+};
+
+/// Cores with what is known of them.
+pub fn told(ports: &[SwitchPort], report: Option<&CoresReport>) -> Cores {
+    let mut told = cores(ports);
+    for core in &mut told.cores {
+        if let Some(known) = report.and_then(|report| of(report, core.number)) {
+            (core.load, core.workloads) = (load(known), workloads_of(known));
+        }
+    }
+    told
+}
+
+/// Who runs here.
+pub fn workloads(report: &CoresReport) -> Vec<Workload> {
+    // Nobody has told of tenants.
+    let workload =
+        |w: &crate::cores::report::WorkloadReport| Workload { id: w.id, tenant: 0, cores: w.cores.clone() };
+    report.workloads.iter().map(workload).collect()
+}
+
+/// What was done on each core; `flows` as they are now.
+pub fn stats(
+    ports: &[SwitchPort],
+    machine: Option<&handle::Handle>,
+    memory: Option<&MappedFlows>,
+) -> Vec<CoreStats> {
+    let report = machine.map(handle::Handle::cores);
+    let handed = memory.map(MappedFlows::handed).unwrap_or_default();
+    let chosen = memory.map(|memory| memory.chosen_flows(super::now())).unwrap_or_default();
+    let stats = |core: logic::openflow::extension::Core| {
+        let known = report.as_ref().and_then(|report| of(report, core.number));
+        let handed = handed.get(&core.number).copied().unwrap_or_default();
+        let flows = chosen.get(&core.number).copied().unwrap_or_default();
+        CoreStats {
+            number: core.number,
+            load: core.load,
+            role: known.and_then(|known| Role::named(&known.role)),
+            workloads: core.workloads,
+            packets: handed.packets,
+            dropped: handed.dropped,
+            flows: flows.others + flows.first,
+            first: flows.first,
+        }
+    };
+    told(ports, report.as_ref()).cores.into_iter().map(stats).collect()
+}
+
+/// Adds what was handed to cores to what clients are told.
+pub fn add_handed(report: &mut CoresReport, memory: &MappedFlows) {
+    let (handed, chosen) = (memory.handed(), memory.chosen_flows(super::now()));
+    for core in &mut report.cores {
+        let handed = handed.get(&core.core).copied().unwrap_or_default();
+        let flows = chosen.get(&core.core).copied().unwrap_or_default();
+        core.handed_packets = handed.packets;
+        core.handed_dropped = handed.dropped;
+        core.flows = flows.others + flows.first;
+        core.priority_flows = flows.first;
+    }
+}
+
+fn of(report: &CoresReport, core: u16) -> Option<&CoreReport> {
+    report.cores.iter().find(|known| known.core == core)
+}
+
+/// In thousandths.
+fn load(core: &CoreReport) -> Option<u16> {
+    let load = (core.forwarding + core.other?).clamp(0.0, 1.0);
+    Some((load * 1000.0).round() as u16)
+}
+
+fn workloads_of(core: &CoreReport) -> u16 {
+    core.workloads.len().try_into().unwrap_or(u16::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_are_told_as_far_as_they_are_known() {
+        let core = |forwarding, other| CoreReport { forwarding, other, ..CoreReport::default() };
+        let cases = [(0.25, Some(0.5), Some(750)), (0.25, None, None), (0.7, Some(0.7), Some(1000))];
+        for (forwarding, other, expected) in cases {
+            assert_eq!(load(&core(forwarding, other)), expected);
+        }
+        for role in [Role::Forward, Role::Serve, Role::Both, Role::Idle] {
+            assert_eq!(Role::named(role.name()), Some(role));
+        }
+        assert_eq!(Role::named("x"), None);
+    }
+}

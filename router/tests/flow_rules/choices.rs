@@ -1,0 +1,273 @@
+//! SET_CORE "choose" in the program, with rings as the test says: who gets which core, that he stays, and that nothing is
+//! reordered when he is moved.
+
+use crate::{
+    common::{frame::Frame, in_new_namespace, run},
+    wire::Wire,
+    world::FlowWorld,
+};
+use logic::{
+    cores::{
+        CoreId,
+        choice::{Choices, Leave},
+    },
+    flow::{
+        Action, CoreChoice, Field, FlowCommand, Instructions, Match, Port,
+        kernel::{self, FlowMemory},
+    },
+    net::Mac,
+};
+use router::plane::{MappedFlows, online_cpus};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{
+        AtomicBool, AtomicU64,
+        Ordering::{Acquire, Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A frame of this flow, with a number in it.
+fn frame(flow: u16, tos: u8, number: u32) -> Vec<u8> {
+    let frame = Frame::udp4(Mac([2, 0, 0, 0, 1, 0]), "10.0.0.1", "10.0.0.2");
+    let frame = frame.ip4(|ip| {
+        ip[1] = tos;
+        ip[20..22].copy_from_slice(&flow.to_be_bytes());
+        let at = ip.len() - 4;
+        ip[at..].copy_from_slice(&number.to_be_bytes());
+    });
+    frame.bytes()
+}
+
+/// The ports of a world, up, and one rule; `choice` of which core, then out of the second port.
+fn world(choice: CoreChoice) -> FlowWorld {
+    let mut w = FlowWorld::new();
+    for device in ["p0", "q0", "p1", "q1"] {
+        run(&format!("ip link set {device} up"));
+    }
+    run("ethtool -K q1 gro on");
+    w.control.rules.set_cores(Some(online_cpus().unwrap().into_iter().map(|cpu| cpu as u16).collect()));
+    let ip = Match::ANY.with(Field::EthType, 0x0800_u16);
+    let actions = [Action::SetCore(choice), Action::output(Port(2))];
+    w.change(FlowCommand::Add, 0, 1, ip, Instructions::apply(actions));
+    w.finish();
+    w
+}
+
+/// The core that this thread, and so what it sends, is on, and another; `None`: there is no other.
+fn two_cores() -> Option<(CoreId, CoreId)> {
+    let here = sched_getcpu();
+    let other = online_cpus().unwrap().into_iter().find(|cpu| *cpu != here)?;
+    Some((here as CoreId, other as CoreId))
+}
+
+fn rings(ring: &[CoreId], first: &[CoreId]) -> Choices {
+    Choices { ring: ring.into(), ring_first: first.into(), leave: BTreeMap::new() }
+}
+
+/// Sends frames one by one, and says which core did each.
+struct Sender<'a> {
+    w: &'a FlowWorld,
+    wire: Wire,
+}
+
+impl Sender<'_> {
+    fn counted(&self) -> Vec<u64> {
+        let row = kernel::row(self.w.control.rules.tables().ids().next().unwrap());
+        let counters = self.w.memory.counters();
+        self.w.memory.counters_of(row).map(|at| counters[at].load(Acquire)).collect()
+    }
+
+    #[track_caller]
+    fn core_of(&self, flow: u16, tos: u8) -> CoreId {
+        let before = self.counted();
+        self.wire.send(&frame(flow, tos, 0));
+        let start = Instant::now();
+        loop {
+            let now = self.counted();
+            if let Some(core) = now.iter().zip(&before).position(|(now, before)| now > before) {
+                return core as CoreId;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "nobody counted it");
+            thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_get_the_cores_of_a_ring_in_turn_and_stay() {
+    in_new_namespace(|| {
+        let w = world(CoreChoice::Choose);
+        let Some((here, other)) = two_cores() else { return };
+        let _link = w.attach(0);
+        let memory = &w.memory;
+        let s = Sender { w: &w, wire: Wire::open("q0") };
+        assert!(memory.chooses());
+
+        // No core has room: they stay, and get one when there is one.
+        assert_eq!([s.core_of(1, 0), s.core_of(1, 4)], [here; 2]);
+        memory.choose(&rings(&[other, here], &[here]), &BTreeMap::new()).unwrap();
+        let flows: Vec<CoreId> = (1..33).map(|flow| s.core_of(flow, 0)).collect();
+        assert_eq!(flows, [other, here].repeat(16));
+
+        // Others come, or none; who is there stays. Priority flows, by the lowest bit of DSCP, have their own ring.
+        memory.choose(&rings(&[here], &[other, here]), &BTreeMap::new()).unwrap();
+        assert_eq!([100, 101].map(|flow| s.core_of(flow, 0)), [here; 2]);
+        assert_eq!([200, 201, 202].map(|flow| s.core_of(flow, 4 | 8)), [other, here, other]);
+        memory.choose(&rings(&[], &[]), &BTreeMap::new()).unwrap();
+        for _ in 0..3 {
+            let again: Vec<CoreId> = (1..33).map(|flow| s.core_of(flow, 0)).collect();
+            assert_eq!(again, flows);
+            assert_eq!([200, 201, 202].map(|flow| s.core_of(flow, 4 | 8)), [other, here, other]);
+        }
+        let now = Duration::from_secs(1000);
+        let count = |now| memory.chosen_flows(now).into_iter().map(|(core, on)| (core, on.others, on.first));
+        let mut expected = vec![(here, 18, 1), (other, 16, 2)];
+        expected.sort_unstable();
+        assert_eq!(count(now).collect::<Vec<_>>(), expected);
+        let handed = memory.handed();
+        assert_eq!((handed[&other].flows, handed[&other].first, handed[&other].dropped), (16, 2, 0));
+        assert_eq!(handed[&other].packets, 16 * 4 + 2 * 4);
+        assert_eq!((handed[&here].flows, handed[&here].first, handed[&here].packets), (18, 1, 0));
+
+        // One that nothing comes of for ten seconds is new.
+        s.core_of(1, 0);
+        assert_eq!(count(now + Duration::from_secs(9)).count(), 2);
+        assert_eq!(count(now + Duration::from_secs(11)).collect::<Vec<_>>(), [(other, 1, 0)]);
+        memory.choose(&rings(&[other], &[]), &BTreeMap::new()).unwrap();
+        assert_eq!([2, 1].map(|flow| s.core_of(flow, 0)), [other; 2]);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_rule_may_say_that_its_flows_come_first() {
+    in_new_namespace(|| {
+        let w = world(CoreChoice::ChooseFirst);
+        let Some((here, other)) = two_cores() else { return };
+        let _link = w.attach(0);
+        let s = Sender { w: &w, wire: Wire::open("q0") };
+        w.memory.choose(&rings(&[here], &[other]), &BTreeMap::new()).unwrap();
+        assert_eq!([1, 2, 1].map(|flow| s.core_of(flow, 0)), [other; 3]);
+    });
+}
+
+/// As many as may, and only those.
+#[test]
+#[ignore = "needs root"]
+fn so_many_flows_leave_a_core_as_may() {
+    in_new_namespace(|| {
+        let w = world(CoreChoice::Choose);
+        let Some((here, other)) = two_cores() else { return };
+        let _link = w.attach(0);
+        let s = Sender { w: &w, wire: Wire::open("q0") };
+        let cores = |flows: std::ops::Range<u16>, tos| {
+            // Each with its first packet in a tick.
+            thread::sleep(Duration::from_millis(20));
+            flows.map(|flow| s.core_of(flow, tos)).collect::<Vec<_>>()
+        };
+        w.memory.choose(&rings(&[other], &[other]), &BTreeMap::new()).unwrap();
+        assert_eq!([cores(1..9, 0), cores(21..25, 4)].concat(), [other; 12]);
+        let leave = BTreeMap::from([(other, Leave { others: 3, first: 1 })]);
+        w.memory.choose(&rings(&[here], &[here]), &leave).unwrap();
+        let expected = [&[here; 3][..], &[other; 5]].concat();
+        for _ in 0..2 {
+            assert_eq!(cores(1..9, 0), expected);
+            assert_eq!(cores(21..25, 4), [here, other, other, other]);
+        }
+        // It is taken back before they can.
+        w.memory
+            .choose(&rings(&[here], &[]), &BTreeMap::from([(other, Leave { others: 9, first: 9 })]))
+            .unwrap();
+        w.memory.choose(&rings(&[here], &[]), &BTreeMap::from([(other, Leave::default())])).unwrap();
+        assert_eq!(cores(1..9, 0), expected);
+    });
+}
+
+const FLOWS: u16 = 16;
+const PACKETS: u32 = 300_000;
+/// Under way: fewer than a veth has room for (256), so that none is lost.
+const MOST: u64 = 200;
+
+/// Sends numbered packets of all flows, no more under way than there is room for.
+fn send_all(wire: &Wire, received: &AtomicU64) {
+    for number in 0..PACKETS {
+        wire.send(&frame(1 + number as u16 % FLOWS, 0, number));
+        while u64::from(number) >= received.load(Relaxed) + MOST {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Packets that were overtaken by a later one of their flow, of all that come.
+fn overtaken(wire: &Wire, received: &AtomicU64) -> u64 {
+    let mut last = [0; FLOWS as usize];
+    let (mut overtaken, mut heard) = (0, Instant::now());
+    while received.load(Relaxed) < PACKETS.into() && heard.elapsed() < Duration::from_secs(5) {
+        // The kernel's own IPv6 packets come here, too.
+        let Some(bytes) = wire.receive().filter(|bytes| bytes[12..14] == [8, 0]) else {
+            thread::yield_now();
+            continue;
+        };
+        let number = u32::from_be_bytes(*bytes.last_chunk().unwrap());
+        let last = &mut last[(number % u32::from(FLOWS)) as usize];
+        overtaken += u64::from(number < *last);
+        *last = number.max(*last);
+        received.fetch_add(1, Relaxed);
+        heard = Instant::now();
+    }
+    overtaken
+}
+
+/// Sends all flows from one core to the other, again and again.
+fn shift(memory: &MappedFlows, (here, other): (CoreId, CoreId), done: &AtomicBool) {
+    let all = Leave { others: FLOWS.into(), first: 0 };
+    for (from, to) in [(here, other), (other, here)].into_iter().cycle() {
+        memory.choose(&rings(&[to], &[]), &BTreeMap::from([(from, all)])).unwrap();
+        thread::sleep(Duration::from_millis(10));
+        if done.load(Relaxed) {
+            return;
+        }
+    }
+}
+
+fn any_core() {
+    let mut all = CpuSet::new();
+    online_cpus().unwrap().into_iter().for_each(|cpu| all.set(cpu));
+    sched_setaffinity(None, &all).unwrap();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_that_change_their_core_keep_their_order() {
+    in_new_namespace(|| {
+        let w = world(CoreChoice::Choose);
+        let Some((here, other)) = two_cores() else { return };
+        let _link = w.attach(0);
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        let overtaken = thread::scope(|scope| {
+            scope.spawn(|| {
+                any_core();
+                shift(&w.memory, (here, other), &done);
+            });
+            let counting = scope.spawn(|| {
+                any_core();
+                overtaken(&to, &received)
+            });
+            send_all(&from, &received);
+            let overtaken = counting.join().unwrap();
+            done.store(true, Relaxed);
+            overtaken
+        });
+        let handed = w.memory.handed();
+        let changes: u64 = handed.values().map(|handed| handed.flows).sum::<u64>() - u64::from(FLOWS);
+        eprintln!("{changes} changes, {} packets handed over", handed[&other].packets);
+        assert_eq!((overtaken, received.load(Relaxed)), (0, PACKETS.into()));
+        assert!(changes > 200, "{changes}");
+        assert!(handed[&other].packets > 1000 && handed.values().all(|handed| handed.dropped == 0));
+    });
+}
