@@ -1,21 +1,30 @@
 //! Compiles the kernel plane and generates its skeleton: types, maps and constants come from BTF.
 
 use libbpf_cargo::SkeletonBuilder;
-use std::{env, path::PathBuf, process::Command};
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap()).join("../bpf");
-    let out = PathBuf::from(env::var("OUT_DIR").unwrap()).join("millrace.skel.rs");
-    SkeletonBuilder::new()
-        .source(root.join("millrace.bpf.c"))
-        .clang(clang())
-        .clang_args(["-Wall", "-Wextra", "-Wshadow", "-Werror", "-Wno-unused-parameter", &system_headers()])
-        .build_and_generate(&out)
-        .unwrap_or_else(|e| {
-            panic!("the kernel plane does not compile (is clang installed? `make setup`): {e:#}")
-        });
+    let out = PathBuf::from(env::var("OUT_DIR").unwrap());
+    let failed = |e| panic!("the kernel plane does not compile (is clang installed? `make setup`): {e:#}");
+    builder(&root, "millrace").build_and_generate(out.join("millrace.skel.rs")).unwrap_or_else(failed);
+    builder(&root, "polls").obj(out.join("polls.bpf.o")).build().unwrap_or_else(failed);
     println!("cargo::rerun-if-changed={}", root.display());
     println!("cargo::rerun-if-env-changed=CLANG");
+}
+
+fn builder(root: &Path, name: &str) -> SkeletonBuilder {
+    let warnings = ["-Wall", "-Wextra", "-Wshadow", "-Werror", "-Wno-unused-parameter"];
+    let mut builder = SkeletonBuilder::new();
+    builder
+        .source(root.join(format!("{name}.bpf.c")))
+        .clang(clang())
+        .clang_args(warnings.map(str::to_owned).into_iter().chain([system_headers()]));
+    builder
 }
 
 fn clang() -> String {

@@ -490,3 +490,32 @@ fn who_leaves_queues_alone_needs_no_right_to_move_them() {
         assert_eq!(report["troubles"], serde_json::json!([]));
     });
 }
+
+#[test]
+#[ignore = "needs root"]
+fn packets_and_polls_of_queues_are_counted() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("c");
+        bed.start("policy = \"off\"");
+        bed.wait_for("all queues", |report| report["queues"][3]["packets_per_s"].is_number());
+        run("ip addr add 192.0.2.1/24 dev q0");
+        run("ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev q0");
+        let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
+        let sent = 10_000;
+        for n in 0..sent {
+            socket.send_to(&[0; 20], "192.0.2.2:9").unwrap();
+            // The ring of a veth has room for 256.
+            if n % 50 == 0 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let total = |report: &Value, what: &str| -> u64 {
+            report["queues"].as_array().unwrap().iter().map(|queue| queue[what].as_u64().unwrap()).sum()
+        };
+        let report = bed.wait_for("the packets", |report| total(report, "packets") >= sent);
+        // Some of the kernel's own come, too.
+        let (packets, polls) = (total(&report, "packets"), total(&report, "polls"));
+        assert!(packets < sent + 100 && (1..=packets).contains(&polls), "{sent} {packets} {polls}");
+        assert_eq!(report["troubles"], serde_json::json!([]));
+    });
+}

@@ -1,7 +1,7 @@
 //! `millrace cores` and `millrace events` as text for people.
 
 use super::table::Table;
-use crate::cores::report::{CoreReport, CoresReport, EventReport};
+use crate::cores::report::{CoreReport, CoresReport, EventReport, QueueReport};
 use logic::cores::CoreId;
 
 /// Cells of a bar: one for 5 % of a core.
@@ -60,7 +60,17 @@ pub fn cores(report: &CoresReport) -> String {
         text += "\n";
         text += &handed.text();
     }
-    let mut queues = Table::new(&["PORT", "QUEUE", "CORE", "RAN", "WAITED", "WAKE-UPS/S", "MOVED BY"]);
+    let mut queues = Table::new(&[
+        "PORT",
+        "QUEUE",
+        "CORE",
+        "RAN",
+        "WAITED",
+        "WAKE-UPS/S",
+        "PACKETS/S",
+        "A POLL",
+        "MOVED BY",
+    ]);
     for queue in &report.queues {
         let about = if queue.is_estimate { "about " } else { "" };
         queues.row([
@@ -70,6 +80,8 @@ pub fn cores(report: &CoresReport) -> String {
             format!("{about}{}", percent(queue.ran)),
             percent(queue.waited),
             format!("{:.0}", queue.wakeups_per_s),
+            queue.packets_per_s.map_or(String::new(), |packets| format!("{packets:.0}")),
+            a_poll(queue).map_or(String::new(), |packets| format!("{packets:.1}")),
             match (&queue.moved_by, &queue.why_not) {
                 (Some(by), _) => match &queue.moved_with {
                     Some(leader) => format!("{by}, with {leader}"),
@@ -114,6 +126,12 @@ pub fn event(event: &EventReport) -> String {
     format!("{hours:02}:{minutes:02}:{seconds:02}.{ms:03} UTC  {about}  {why}\n")
 }
 
+/// Packets of a poll on average.
+fn a_poll(queue: &QueueReport) -> Option<f64> {
+    let (packets, polls) = queue.packets_per_s.zip(queue.polls_per_s)?;
+    (polls > 0.0).then(|| packets / polls)
+}
+
 fn percent(fraction: f64) -> String {
     format!("{:.0} %", fraction * 100.0)
 }
@@ -149,6 +167,8 @@ mod tests {
             ran: 0.5,
             waited: 0.01,
             wakeups_per_s: 1999.6,
+            packets_per_s: Some(48_000.4),
+            polls_per_s: Some(4000.0),
             ..QueueReport::default()
         };
         let why_not = Some("it has no interrupt".into());
@@ -185,9 +205,9 @@ mod tests {
              1     0  forward                    50 %      -  [##########          ]  eth1/0  -\n   \
              2     0  idle, may not forward       0 %    0 %  [                    ]  -       -\n\
              \n\
-             PORT  QUEUE  CORE  RAN        WAITED  WAKE-UPS/S  MOVED BY\n\
-             eth1      0     1  50 %          1 %        2000  thread 42\n\
-             eth2      0     -  about 0 %     0 %           0  nothing: it has no interrupt\n\
+             PORT  QUEUE  CORE  RAN        WAITED  WAKE-UPS/S  PACKETS/S  A POLL  MOVED BY\n\
+             eth1      0     1  50 %          1 %        2000      48000    12.0  thread 42\n\
+             eth2      0     -  about 0 %     0 %           0          -       -  nothing: it has no interrupt\n\
              \n\
              WORKLOAD  ID  KIND     CORES\n\
              db         7  process    0,2\n"

@@ -17,6 +17,7 @@ use super::{
     look::Found,
     placing::Happened,
     queues::{Obstacle, QueueSource},
+    traffic::TrafficMeter,
 };
 use logic::cores::{Plan, View};
 use std::{
@@ -59,6 +60,7 @@ pub struct QueueNow {
     /// The lowest of the queues that are moved with it; itself, if it is that.
     pub leader: QueueId,
     pub load: Load,
+    pub traffic: TrafficMeter,
     pub times: Times,
     pub is_estimate: bool,
     /// Why it is not moved now, although something could.

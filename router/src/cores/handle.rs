@@ -138,6 +138,10 @@ impl Handle {
             wakeups_per_s: load.wakeups_per_s,
             ran_ns: times.ran_ns,
             wakeups: times.wakeups,
+            packets_per_s: queue.traffic.traffic.map(|traffic| traffic.packets_per_s),
+            polls_per_s: queue.traffic.traffic.map(|traffic| traffic.polls_per_s),
+            packets: queue.traffic.total.packets,
+            polls: queue.traffic.total.polls,
             is_estimate: queue.is_estimate,
         }
     }

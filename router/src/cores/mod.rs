@@ -9,6 +9,7 @@
 //! | [`workloads`] | who else is pinned to few cores (V2) |
 //! | [`affinity`] | where threads may run, asked and said |
 //! | [`load`] | from counters that only grow to fractions of a control period |
+//! | [`traffic`] | packets and polls of a queue |
 //! | [`apply`], [`originals`] | moving a queue, and putting back what was |
 //! | [`look`] | what there is, found once a second |
 //! | [`balancer`], [`contest`] | irqbalance; what is done about somebody else who moves queues |
@@ -41,6 +42,7 @@ pub mod report;
 pub mod running;
 pub mod serve;
 pub mod threads;
+pub mod traffic;
 #[cfg(test)]
 mod tree;
 pub mod watched;

@@ -12,7 +12,10 @@ use super::{
     watched::Watched,
     workloads,
 };
-use crate::config::{CoresSettings, PlacementPolicy};
+use crate::{
+    config::{CoresSettings, PlacementPolicy},
+    plane::Polls,
+};
 use logic::{
     cores::{Allocator, Core, Event, Floor, Plan, Policy, Queue, Settings, View},
     plan::PortId,
@@ -50,6 +53,9 @@ pub struct Placing<A> {
     others: Others,
     /// Time that queues ran since the beginning, by the core that they ran on.
     forwarding_ns: BTreeMap<CoreId, u64>,
+    /// Where what queues poll is counted; or why it is not, as a sentence.
+    polls: Option<Polls>,
+    uncounted: Option<String>,
     allocator: Allocator,
     floor: Option<Floor>,
     view: View,
@@ -104,6 +110,8 @@ impl<A: Scheduling> Placing<A> {
             queues: BTreeMap::new(),
             others: Others::default(),
             forwarding_ns: BTreeMap::new(),
+            polls: None,
+            uncounted: None,
             allocator: Allocator::default(),
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
@@ -112,6 +120,14 @@ impl<A: Scheduling> Placing<A> {
             is_something_missed: false,
             troubles: BTreeSet::new(),
         })
+    }
+
+    /// Counts packets and polls from now on.
+    pub fn count(&mut self, polls: anyhow::Result<Polls>) {
+        match polls {
+            Ok(polls) => self.polls = Some(polls),
+            Err(error) => self.uncounted = Some(format!("packets of queues are not counted: {error:#}")),
+        }
     }
 
     /// Time between two rounds.
@@ -171,6 +187,9 @@ impl<A: Scheduling> Placing<A> {
         self.pinned = workloads::per_core(&found.workloads);
         self.found = Some(found);
         self.share_softirqs();
+        if let Some(polls) = &mut self.polls {
+            polls.watch(&self.queues.values().filter_map(|queue| queue.source.napi).collect());
+        }
     }
 
     /// A queue was found elsewhere than on the core that we put it on.
@@ -205,13 +224,14 @@ impl<A: Scheduling> Placing<A> {
             source: queue.source,
             leader: queue.leader,
             load: queue.load,
+            traffic: queue.traffic,
             times: queue.times,
             is_estimate: queue.is_estimate(),
             refused: queue.refused(now),
         };
         let other = |site: &CoreSite| Some((site.id, self.others.of(site.id)?));
         let balancer = found.balancer.as_deref();
-        let troubles = self.troubles.iter().chain(&found.troubles).cloned();
+        let troubles = self.troubles.iter().chain(&found.troubles).chain(&self.uncounted).cloned();
         let of_queue = |(&id, queue): (&QueueId, &Watched)| queue.trouble(&self.named(id), now, balancer);
         let troubles = troubles.chain(self.queues.iter().filter_map(of_queue));
         Some(Snapshot {
@@ -249,6 +269,9 @@ impl<A: Scheduling> Placing<A> {
             }
         };
         for (id, queue) in &mut self.queues {
+            let napi = queue.source.napi.filter(|_| queue.leader == *id);
+            let polled = self.polls.as_ref().zip(napi).and_then(|(polls, napi)| polls.of(napi));
+            queue.traffic.read(now, polled);
             // Softirqs are counted in steps that are longer than a period.
             if queue.is_estimate() && !due {
                 continue;

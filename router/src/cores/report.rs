@@ -97,6 +97,16 @@ pub struct QueueReport {
     pub ran_ns: u64,
     #[serde(default)]
     pub wakeups: u64,
+    /// That it received, and how often it was polled for them, in the last control period; absent: not counted.
+    #[serde(default)]
+    pub packets_per_s: Option<f64>,
+    #[serde(default)]
+    pub polls_per_s: Option<f64>,
+    /// The same, all since it is counted.
+    #[serde(default)]
+    pub packets: u64,
+    #[serde(default)]
+    pub polls: u64,
     /// Time is known to some 200 ms only, and shared with other softirqs of the core.
     pub is_estimate: bool,
 }

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     config::{Config, PlacementPolicy},
     daemon::{instance::Instance, kernel::monotonic},
+    plane::Polls,
     priority::set_policy,
 };
 use anyhow::{Context, Result};
@@ -78,7 +79,9 @@ fn prepare(
     let file = instance.cores_file();
     let looker = Looker::new(roots()?, kernel, Box::new(Netlink), wanted.clone(), names, file)
         .context("reading which cores there are")?;
-    let placing = Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
+    let mut placing =
+        Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
+    placing.count(Polls::start());
     Ok((looker, placing))
 }
 

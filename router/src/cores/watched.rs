@@ -7,6 +7,7 @@ use super::{
     contest::Contest,
     load::{CoreTime, Load, Meter, QueueTime as _, Reading, SoftirqShare, ThreadTime, Times},
     queues::{Control, Obstacle, QueueSource},
+    traffic::TrafficMeter,
 };
 use std::{io, time::Duration};
 
@@ -20,6 +21,7 @@ pub struct Watched {
     pub leader: QueueId,
     /// In the last period; of one that only softirqs tell of, over [`super::load::WINDOW`].
     pub load: Load,
+    pub traffic: TrafficMeter,
     /// At the last reading.
     pub times: Times,
     time: Time,
@@ -89,6 +91,7 @@ impl Watched {
             node,
             leader,
             load: Load::default(),
+            traffic: TrafficMeter::default(),
             times: Times::default(),
             time,
             meter: Meter::default(),

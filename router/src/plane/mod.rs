@@ -6,6 +6,7 @@
 //! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
+//! | `polls.rs` | counting what queues poll |
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
@@ -30,6 +31,7 @@ mod inject;
 mod link;
 mod losses;
 mod memory;
+mod polls;
 mod port_sets;
 mod run;
 mod samples;
@@ -55,6 +57,7 @@ use logic::{
 use losses::Losses;
 pub use memory::MappedMemory;
 use memory::{Mapping, Words64};
+pub use polls::{Polled, Polls};
 pub use run::{Step, TestRun};
 use samples::Samples;
 use std::{

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
+/*
+ * What each NAPI instance that is watched has polled: __napi_poll, net/core/dev.c, says it once for up to 64 packets, of threads and
+ * softirqs alike. An instance polls on one CPU at a time, so its row has one writer.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+struct napi_struct {
+	unsigned int napi_id;
+} __attribute__((preserve_access_index));
+
+/* A power of two. Ids count up as instances are added, so those of a machine seldom share a row. */
+#define ROWS 4096
+
+struct polled {
+	__u64 napi_id;		/* 0: nobody's */
+	__u64 polls;
+	__u64 packets;
+	__u64 unused;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, ROWS);
+	__type(key, __u32);
+	__type(value, struct polled);
+} polled SEC(".maps");
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
+{
+	__u32 id = napi->napi_id, at = id & (ROWS - 1);
+	struct polled *row = bpf_map_lookup_elem(&polled, &at);
+
+	if (!row || row->napi_id != id || !id)
+		return 0;
+	row->polls++;
+	if (work > 0)
+		row->packets += work;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";
