@@ -20,7 +20,7 @@ use crate::{
     record::{Output, Recorder},
     subject::{self, Subject},
     sys::{self, Interrupted},
-    testbed::Testbed,
+    testbed::{Priority, Testbed},
     topology::Topology,
     workload::{Family, Workload},
 };
@@ -51,6 +51,10 @@ pub struct Options {
     /// Cores of the applications [default: those of the topology]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) cores: Vec<usize>,
+    /// What Millrace leaves applications of the router's core, 5 to 95 percent. Threads that forward are then usual ones, of
+    /// all subjects [default: they go before applications, as softirqs do]
+    #[arg(long, value_name = "PERCENT", value_parser = value_parser!(u8).range(5..=95))]
+    pub(crate) floor: Option<u8>,
     /// Length of each measurement, 1 to 600 whole seconds
     #[arg(long, default_value_t = 5, value_parser = value_parser!(u16).range(1..=600))]
     pub(crate) seconds: u16,
@@ -89,6 +93,10 @@ pub(crate) fn measure_beside(
     recorder: &mut Recorder,
 ) -> Result<()> {
     let mut testbed = Testbed::for_rates(topology)?;
+    if let Some(floor) = options.floor {
+        testbed.set_priority(Priority::Reaction)?;
+        testbed.placing = format!("policy = \"fixed\"\nfloor = {floor}");
+    }
     let steps = subject::named(&options.subjects).len()
         * options.workloads.len()
         * options.rates.len()
@@ -280,7 +288,7 @@ impl Experiment<'_> {
         sample["application"] = json!({"index": index, "errors": errors, "p99_us": p99_us, "unit": benchmark.unit,
             "scores": scores, "without_traffic": without_traffic});
         let mut parameters = json!({"workload": benchmark.name, "load_pps": load_pps,
-            "topology": testbed.topology.name, "router_cores": cores.router, "cores": cores.applications});
+            "floor_percent": self.options.floor, "topology": testbed.topology.name, "router_cores": cores.router, "cores": cores.applications});
         if let Some(name) = traffic.name {
             parameters["forwarding"] = name.into();
         }

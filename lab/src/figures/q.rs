@@ -105,6 +105,7 @@ fn integer(options: &Options, rates: &[u64]) -> apps::Options {
         workloads: vec!["integer".into()],
         rates: rates.to_vec(),
         topology: "rfc2544".into(),
+        floor: None,
         router_cores: Vec::new(),
         cores: Vec::new(),
         // The benchmark's clock is in whole seconds.
