@@ -284,7 +284,7 @@ impl Generator {
     pub fn set_order(&mut self, turn: Turn) -> Result<()> {
         let (generator, caller, nice) = match turn {
             Turn::First => (Some(1), Some(2), 0),
-            Turn::FirstOfNormal => (None, Some(2), 0),
+            Turn::FirstOfNormal => (None, Some(2), -20),
             Turn::Last => (None, None, 19),
         };
         sys::set_realtime(self.thread_id, generator).context("priority of the generator")?;

@@ -17,7 +17,7 @@ const LITTLE: f64 = 0.3;
 /// A flash crowd comes from next to nothing.
 const NEXT_TO_NOTHING: f64 = 0.05;
 /// A load that did not reach the high mark, as the machine has become faster since that was looked for, is raised by so much
-/// and tried again.
+/// and tried again. So is one that could not be sent as it should, as it is.
 const RAISE: f64 = 1.15;
 const ATTEMPTS: usize = 4;
 /// Between notes where nothing is sudden.
@@ -118,12 +118,9 @@ impl Parts<'_> {
                 let little_pps = LITTLE * self.mark_pps;
                 let course = Course { part, repeat, seconds, rate: &rate, little_pps, every };
                 let seen = self.bed.follow(&course)?;
-                if attempt < ATTEMPTS
-                    && seen.moves.is_empty()
-                    && seen.highest_load() < HIGH
-                    && !seen.is_noisy()
-                {
-                    self.mark_pps *= RAISE;
+                let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;
+                if attempt < ATTEMPTS && (is_low || seen.is_noisy()) {
+                    self.mark_pps *= if seen.is_noisy() { 1.0 } else { RAISE };
                     continue;
                 }
                 let told = tell(&seen, first);
