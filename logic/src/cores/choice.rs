@@ -16,7 +16,8 @@
 //!
 //! **Leaving** (V8). All flows leave a core that may not forward any more, is offline, or got a workload, if there is a candidate.
 //! If a core was above `high` for a whole hold time, as many flows leave it as would bring it down to `low`, and find
-//! room below `low` elsewhere: so a flow that alone is too much stays, and no core sends flows away twice in a hold time.
+//! room below `low` elsewhere, were they twice as heavy as the average: so a flow that alone is too much stays. If flows have to
+//! leave again soon after, it was the wrong ones: each time what follows is twice as far away, from a hold time on.
 //! Priority flows stay then.
 
 use super::{CoreId, Settings, View, measure::fraction};
@@ -32,6 +33,8 @@ pub const RING: usize = 64;
 const FLOW: f64 = 0.02;
 /// The same of a priority flow: the next one looks for another core.
 const FIRST: f64 = 0.1;
+/// At most so many hold times pass until flows may leave again.
+const PATIENCE: u32 = 64;
 /// Sums of fractions are this exact.
 const EXACT: f64 = 1e-9;
 /// Loads are means of so long.
@@ -71,6 +74,8 @@ pub struct Chooser {
     cores: BTreeMap<CoreId, Known>,
     /// When the present window began.
     since: Option<Duration>,
+    /// When flows were told last to leave a core that is too busy, and how long others stay after that.
+    told: Option<(Duration, Duration)>,
 }
 
 /// A core.
@@ -173,7 +178,8 @@ impl Chooser {
         flows: &BTreeMap<CoreId, Flows>,
         settings: &Settings,
     ) -> BTreeMap<CoreId, Leave> {
-        let mut leave = BTreeMap::new();
+        let (mut leave, mut told) = (BTreeMap::new(), false);
+        let waits = self.told.is_some_and(|(at, pause)| now.saturating_sub(at) < pause);
         // What candidates can take and stay below the low mark.
         let mut room: Vec<f64> = candidates.iter().map(|c| settings.low - c.expected).collect();
         for (&core, on) in flows.iter().filter(|(_, on)| on.others + on.first > 0) {
@@ -184,16 +190,22 @@ impl Chooser {
             }
             let Some(known) = self.cores.get_mut(&core) else { continue };
             let lasts = known.high_since.is_some_and(|at| now.saturating_sub(at) >= settings.hold);
-            if lasts {
+            if lasts && !waits {
                 let each = known.load / f64::from(on.others + on.first);
                 let wanted = ((known.load - settings.low) / each - EXACT).ceil() as u32;
-                let others = find_room(&mut room, each, wanted.min(on.others));
+                let others = find_room(&mut room, 2.0 * each, wanted.min(on.others));
                 // What has not left by then need not, or is decided anew.
                 (known.high_since, known.told) = (Some(now), others > 0);
                 leave.insert(core, Leave { others, first: 0 });
+                told |= others > 0;
             } else if known.high_since.is_none() && std::mem::take(&mut known.told) {
                 leave.insert(core, Leave::default());
             }
+        }
+        if told {
+            let again = self.told.filter(|&(at, pause)| now.saturating_sub(at) < 2 * pause + settings.hold);
+            let pause = again.map_or(settings.hold, |(_, pause)| (2 * pause).min(PATIENCE * settings.hold));
+            self.told = Some((now, pause));
         }
         leave
     }

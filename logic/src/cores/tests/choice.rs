@@ -245,6 +245,7 @@ proptest! {
         }
         b.run(10_000);
         let settled = b.left.len();
+        // Whoever left for the wrong core leaves again, ever more seldom: after 4, 8, 16 hold times.
         b.run(60_000);
         let loads = b.loads();
         for core in 0..cores {
@@ -252,7 +253,8 @@ proptest! {
             let burdened = b.cores[usize::from(core)].workloads > 0;
             prop_assert!(burdened || at.windows(2).all(|pair| pair[1] - pair[0] >= b.settings.hold), "{:?}", b.left);
         }
-        prop_assert!(b.left.len() <= settled + 1, "{:?}", &b.left[settled..]);
+        let times: BTreeSet<Duration> = b.left[settled..].iter().map(|(at, ..)| *at).collect();
+        prop_assert!(times.len() <= 4, "{:?}", b.left);
         if let Some(&first) = b.choices.ring_first.first() {
             let least = b.cores.iter().filter(|c| c.workloads == 0).map(|c| loads[&c.id]).fold(f64::MAX, f64::min);
             prop_assert!((loads[&first] - least).abs() < 1e-9);
