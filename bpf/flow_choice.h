@@ -33,9 +33,9 @@ static __always_inline bool queue_is_past(const struct core_queue *q, __u32 jiff
 	volatile const struct core_queue *now = q;
 
 	/* In this order: what is done was handed over before. */
-	__u64 done = now->done + now->dropped;
+	__u64 done = now->done + now->dropped, drained = now->drained_jiffies;
 
-	return done == now->handed || (__s32)((__u32)now->drained_jiffies - jiffies) > 0;
+	return done == now->handed || (drained && (__s32)((__u32)drained - jiffies) > 0);
 }
 
 /* The next core of a ring, + 1; 0: none has room. */

@@ -91,7 +91,8 @@ impl CoreMap {
     /// Has all that was handed over before this moment been done? As `queue_is_past` of `bpf/flow_choice.h`.
     fn is_past(&self, core: CoreId, jiffies: u32) -> bool {
         let done = self.word(core, DONE) + self.word(core, DROPPED);
-        done == self.word(core, HANDED) || (self.word(core, DRAINED) as u32).wrapping_sub(jiffies) as i32 > 0
+        let drained = self.word(core, DRAINED);
+        done == self.word(core, HANDED) || drained != 0 && (drained as u32).wrapping_sub(jiffies) as i32 > 0
     }
 }
 
