@@ -49,7 +49,7 @@ const BAR: f64 = 20.0;
 /// Of the font in chart.css, on average; a little more than it takes.
 const LETTER: f64 = 7.1;
 /// A curve with more values has no marks.
-const MOST_MARKS: usize = 60;
+pub(super) const MOST_MARKS: usize = 60;
 /// In chart.css; more lines repeat them.
 pub(super) const COLORS: usize = 8;
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::{
-    chart::{Chart, Line, Mark},
+    chart::{Chart, Line, MOST_MARKS, Mark},
     experiment::{self, Experiment, Group, words},
     metric::{Metric, number, range},
     page::Table,
@@ -276,8 +276,11 @@ impl Drawn<'_> {
         found
     }
 
-    /// Every value drawn, for readers without pictures.
-    pub fn values(&self) -> Table {
+    /// Every value drawn, for readers without pictures; `None` if there are too many to be read.
+    pub fn values(&self) -> Option<Table> {
+        if self.series.iter().any(|(_, points)| points.len() > MOST_MARKS) {
+            return None;
+        }
         let row = |name: &str, point: &Joined| {
             vec![name.to_owned(), show(&point.x), range(point.y), point.repeats.to_string()]
         };
@@ -288,7 +291,7 @@ impl Drawn<'_> {
             .collect();
         let x = self.figure.x.as_ref().map_or(String::new(), |x| x.caption(&x.unit));
         let head = vec![String::new(), x, self.figure.y.caption(&self.figure.unit()), "n".into()];
-        Table { title: format!("{}: values", self.figure.title), head, rows, words: 1, folded: true }
+        Some(Table { title: format!("{}: values", self.figure.title), head, rows, words: 1, folded: true })
     }
 }
 

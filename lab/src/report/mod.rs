@@ -121,7 +121,7 @@ fn picture(drawn: &Drawn<'_>, colors: &mut Colors) -> Vec<Block> {
     blocks.extend(drawn.note().map(Block::Text));
     blocks.extend(chart::svg(&chart).map(Block::Picture));
     blocks.extend(drawn.table().map(Block::Table));
-    blocks.push(Block::Table(drawn.values()));
+    blocks.extend(drawn.values().map(Block::Table));
     blocks
 }
 

@@ -136,7 +136,7 @@ fn a_report_shows_what_ran_what_was_measured_and_what_is_doubtful() {
 fn ratios_are_drawn_repeat_by_repeat() {
     let runs = read::runs("a.jsonl", &results()).unwrap();
     let figure = runs[0].figures.iter().find(|figure| figure.name == "relative").unwrap();
-    let values = draw::draw(figure, &runs[0]).unwrap().values();
+    let values = draw::draw(figure, &runs[0]).unwrap().values().unwrap();
     let millrace = values.rows.iter().find(|row| row[0] == "millrace").unwrap();
     assert_eq!(millrace[1..], ["1", "2.583", "3"]);
 }
@@ -146,7 +146,7 @@ fn ratios_to_the_first_are_those_of_each_curve() {
     let runs = read::runs("a.jsonl", &results()).unwrap();
     let load = runs[0].figures.iter().find(|figure| figure.name == "load").unwrap();
     let figure = load.clone().relative_to(Reference::First);
-    let values = draw::draw(&figure, &runs[0]).unwrap().values();
+    let values = draw::draw(&figure, &runs[0]).unwrap().values().unwrap();
     assert_eq!(values.head[2], "throughput (× the first)");
     let of = |name: &str| {
         values.rows.iter().filter(|row| row[0] == name).map(|row| row[2].clone()).collect::<Vec<_>>()

@@ -1,6 +1,6 @@
 //! What a packet costs by load, beside Linux: on one core, the generator on the other.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, rc::Rc, time::Duration};
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -16,6 +16,8 @@ use crate::{
 };
 
 const DESTINATIONS: u32 = 4096;
+/// Threads know their work at once: there is no table to read.
+const WARM_UP: Duration = Duration::from_millis(200);
 /// Percent of what Millrace carries.
 pub(super) const LOADS: [u64; 6] = [2, 5, 10, 20, 40, 80];
 
@@ -50,7 +52,7 @@ pub(super) fn curve(
             Ok(())
         })
     };
-    let window = Window::seconds(seconds);
+    let window = Window::new(WARM_UP, Duration::from_secs_f64(seconds));
     let plan = |subjects, paces, repeats| Plan {
         case: "cost",
         parameters: json!({}),
