@@ -5,8 +5,8 @@
  *
  * Who writes what
  *   user space writes: port_index, tx_ports, rule_ports, interface_index, routers, fib, fib_tails, nexthops, neighbour_index,
- *   queues, control
- *   the program writes: counters, charges, policers, flow_samples, nexthop.used; millrace_explain only trace
+ *   queues, control, share.admit and share.own_admit
+ *   the program writes: the rest of a share, counters, charges, policers, flow_samples, nexthop.used; millrace_explain only trace
  * Words that user space changes while packets run are aligned and written whole (u32 or u64), so a reader sees the old
  * or the new value. Everything else in an entry is constant from the moment the entry is published (its id stored in a
  * fib slot or an index) until an RCU grace period after the last reference to it is gone.
@@ -223,7 +223,21 @@ struct control {
 	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
 	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel */
 	__u64 core_map;		/* kernel's id of this generation's rule_cores; 0: none */
-	__u64 pad[2];
+	__u64 shares_deadline_jiffies;	/* until then shares are in force; 0: they are not */
+	__u64 pad;
+};
+
+/*
+ * What a router may take of a core that is full: shares[cpu * MAX_ROUTERS + router], decided by logic::shares. Of what may be
+ * cut, `admit` packets of 2^32 are carried out, evenly: each adds it to `credit`, and is carried out when that overflows.
+ */
+struct share {			/* half a cache line */
+	__u32 admit;		/* of packets to be forwarded; 0: all */
+	__u32 credit;
+	__u32 own_admit;	/* of packets for the router itself; 0: all */
+	__u32 own_credit;
+	__u64 packets;		/* that came while shares were in force */
+	__u64 own_cut;		/* of the second kind, how many were cut */
 };
 
 /*

@@ -36,7 +36,9 @@ ARRAY(queues, struct queue_row, 1, BPF_F_MMAPABLE);
 ARRAY(flow_samples, struct flow_samples, 1, BPF_F_MMAPABLE);
 ARRAY(counters, struct interface_counters, 1, BPF_F_MMAPABLE);
 ARRAY(charges, struct charges, 1, BPF_F_MMAPABLE);
+ARRAY(shares, struct share, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
+
 ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);	/* by core: flow_abi.h */
 

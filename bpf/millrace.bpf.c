@@ -2,8 +2,8 @@
 /*
  * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
  * untouched, with a counted reason. Read forward() first: it is the whole path. While there are flow rules, millrace_flow
- * is attached in place of millrace: without them nothing of theirs is paid for. millrace_flow_core is the same on another core,
- * which a rule has named.
+ * is attached in place of millrace, and while a core is full, millrace_shared: without them nothing of theirs is paid for.
+ * millrace_flow_core is the first of these on another core, which a rule has named.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -23,6 +23,7 @@
 #include "egress.h"
 #include "ipv4.h"
 #include "ipv6.h"
+#include "shares.h"
 #include "queues.h"
 #include "losses.h"
 #include "flow_key.h"
@@ -46,9 +47,6 @@ static __always_inline bool rules_expired(void)
 
 	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->rules_deadline_jiffies;
 }
-
-#define ICMPV6_ROUTER_SOLICITATION 133
-#define ICMPV6_REDIRECT 137
 
 /* A better name for some packets that go up: ARP and neighbour discovery have a reserve of their own. */
 static __always_inline bool neighbour_discovery(const struct packet *p)
@@ -97,6 +95,8 @@ static __always_inline enum reason route(struct packet *p)
 
 	if (!router)
 		return REASON_ROUTER_NOT_ACCELERATED;
+	if (p->shared && cut_by_share(p))
+		return REASON_OVER_SHARE;
 	switch (p->ether_type) {
 	case ETH_P_IP:
 		return p->flags & IF_IPV4 ? forward_ipv4(p, router) : REASON_ROUTER_NOT_ACCELERATED;
@@ -134,6 +134,7 @@ static __always_inline enum reason forward_normal(struct packet *p)
 /* How a packet comes in. */
 enum entry {
 	ROUTED,
+	SHARED,			/* the same, while shares are in force */
 	BY_RULES,
 	HANDED_OVER,		/* by rules, from another core */
 	EXPLAINED,
@@ -159,6 +160,7 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry)
 	struct packet packet = {
 		.ctx = ctx,
 		.explain = entry == EXPLAINED,
+		.shared = entry != ROUTED && entry != EXPLAINED,
 		.handed = entry == HANDED_OVER,
 		.cpu = bpf_get_smp_processor_id(),
 		.payer = CHARGE_ROWS - 1,
@@ -179,6 +181,13 @@ SEC("xdp.frags")
 int millrace(struct xdp_md *ctx)
 {
 	return run(ctx, ROUTED);
+}
+
+/* With shares of a full core. */
+SEC("xdp.frags")
+int millrace_shared(struct xdp_md *ctx)
+{
+	return run(ctx, SHARED);
 }
 
 /* With flow rules before the routers. */

@@ -35,6 +35,7 @@ struct packet {
 	bool  port_hands_over;	/* flow rules may hand them to another core */
 	/* Constants in each program: the compiler removes what they switch off. */
 	bool  explain;
+	bool  shared;		/* shares of the core may be in force */
 	bool  handed;		/* it came from another core, and stays */
 };
 

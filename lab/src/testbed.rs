@@ -84,6 +84,8 @@ pub struct Testbed {
     /// What Millrace's configuration says of `[cores]`. Queues stay on the cores where the testbed has them until this is
     /// another policy.
     pub placing: String,
+    /// Millrace enforces shares of full cores.
+    pub shares: bool,
     /// See [`Testbed::forwarded_by`].
     subject: Mutex<(Vec<i32>, Vec<Running>)>,
     priority: Priority,
@@ -130,6 +132,7 @@ impl Testbed {
             name,
             rules: None,
             placing: "policy = \"off\"".into(),
+            shares: false,
             subject: Mutex::default(),
             priority: Priority::Reaction,
         };

@@ -10,6 +10,7 @@
 //! | [`fib`] | the forwarding table itself |
 //! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
 //! | [`cores`] | which core each RX queue is placed on |
+//! | [`share`] | what each router may take of a core that is full
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`sim`] | nothing: the allocator of `cores` in virtual time
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
@@ -30,6 +31,7 @@ pub mod observe;
 pub mod openflow;
 pub mod plan;
 pub mod reason;
+pub mod share;
 pub mod sim;
 pub mod steer;
 pub mod tables;

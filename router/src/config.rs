@@ -30,6 +30,7 @@ pub struct Config {
     pub limits: Limits,
     pub flows: Flows,
     pub cores: CoresSettings,
+    pub shares: SharesSettings,
     pub openflow: OpenFlowSettings,
 }
 
@@ -46,6 +47,7 @@ impl Default for Config {
             limits: Limits::default(),
             flows: Flows::default(),
             cores: CoresSettings::default(),
+            shares: SharesSettings::default(),
             openflow: OpenFlowSettings::default(),
         }
     }
@@ -267,9 +269,11 @@ deserialize_by_parsing!(PortName, Source, Interval, Miss, CoreList, PlacementPol
 // Behind the macros, which they use.
 mod cores;
 mod openflow;
+mod shares;
 
 pub use cores::{CoreList, CoresSettings, DeclaredWorkload, Floor, Percent, PlacementPolicy};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
+pub use shares::{SharesSettings, Weight};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -299,6 +303,7 @@ impl Config {
                 let form = FORMS
                     .iter()
                     .chain(&cores::FORMS)
+                    .chain(&shares::FORMS)
                     .chain(&openflow::FORMS)
                     .find(|(name, _)| key.as_deref() == Some(name));
                 message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));

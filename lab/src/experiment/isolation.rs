@@ -1,5 +1,6 @@
 //! `millrace-lab isolation`: what one virtual router (router 2, the victim) loses while another (router 1, its neighbour) is
-//! sent more and more. Both are on the same core; they share ports and queues, or each has ports of its own.
+//! sent more and more. Both are on the same core; they share ports and queues, or each has ports of its own. Losses are those of
+//! the window, once the overload has lasted for the warm-up; what it takes to answer its beginning is told apart (`at the step`).
 
 use std::collections::BTreeMap;
 
@@ -27,6 +28,9 @@ use crate::{
 };
 
 const CASE: &str = "isolation";
+const MILLRACE: &str = "millrace";
+/// The same without shares.
+const UNSHARED: &str = "millrace-unshared";
 const DESTINATIONS_EACH: u32 = 256;
 const VICTIM: u16 = 2;
 const NEIGHBOUR: u16 = 1;
@@ -39,8 +43,9 @@ pub struct Options {
     /// shared: both routers on the same ports and queues; pairs: each on two ports of its own
     #[arg(long, value_parser = ["shared", "pairs"], default_value = "shared")]
     topology: String,
-    /// What to measure
-    #[arg(long, value_delimiter = ',', value_parser = ["linux", "millrace"], default_values = ["linux", "millrace"])]
+    /// What to measure; millrace-unshared: without shares
+    #[arg(long, value_delimiter = ',', value_parser = ["linux", MILLRACE, UNSHARED],
+        default_values = ["linux", UNSHARED, MILLRACE])]
     pub(super) subjects: Vec<String>,
     /// Packets per second for the victim, up to 20M; k and M are thousands and millions
     #[arg(long, value_name = "PPS", value_parser = some_packets_per_second, default_value = "200k")]
@@ -77,7 +82,9 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let mut found: BTreeMap<String, Found> = BTreeMap::new();
     for repeat in 0..repeats {
         for name in subjects.clone() {
-            let Some(subject) = prepare(&mut testbed, &workload, CASE, name, &mut recorder)? else {
+            testbed.shares = name != UNSHARED;
+            let subject = if name == UNSHARED { MILLRACE } else { name };
+            let Some(subject) = prepare(&mut testbed, &workload, CASE, subject, &mut recorder)? else {
                 subjects.retain(|subject| *subject != name);
                 continue;
             };
@@ -157,8 +164,7 @@ impl TwoStreams for Trial<'_> {
         self.testbed.generator.set_streams(streams.collect())?;
         let sample = measure_streams(self.testbed, self.window)?;
         let of = |at: usize| sample.streams.get(at).copied().unwrap_or_default();
-        let streams =
-            Streams { victim: outcome(of(0), sample.stolen), neighbour: outcome(of(1), sample.stolen) };
+        let streams = Streams { victim: outcome(of(0), &sample), neighbour: outcome(of(1), &sample) };
         self.record((victim_pps, neighbour_pps), &sample, &streams)?;
         *self.found.sent.entry(neighbour_pps).or_default() += sample.sent;
         let lost = self.found.lost.entry(neighbour_pps).or_default();
@@ -181,8 +187,10 @@ impl Trial<'_> {
     fn record(&mut self, (victim, neighbour): (u64, u64), sample: &Sample, streams: &Streams) -> Result<()> {
         let targets: Vec<&Target> = self.streams.iter().flat_map(|stream| &stream.targets).collect();
         let mut measured = serde_json::to_value(sample)?;
-        for (who, outcome) in [("victim", &streams.victim), ("neighbour", &streams.neighbour)] {
-            measured[who] = of_stream(outcome);
+        let each = [("victim", &streams.victim), ("neighbour", &streams.neighbour)];
+        for (at, (who, outcome)) in each.into_iter().enumerate() {
+            let whole = sample.streams.get(at).copied().unwrap_or_default();
+            measured[who] = of_stream(outcome, whole);
         }
         self.recorder.line(&json!({"record": "sample", "case": CASE,
             "parameters": {"topology": self.testbed.topology.name, "victim_pps": victim,
@@ -192,13 +200,26 @@ impl Trial<'_> {
     }
 }
 
-fn of_stream(outcome: &Outcome) -> Value {
-    json!({"offered_pps": outcome.offered_pps, "received_pps": outcome.received_pps, "loss": outcome.loss()})
+/// `whole`: of the whole run, its beginning included.
+fn of_stream(outcome: &Outcome, whole: StreamSample) -> Value {
+    json!({"offered_pps": outcome.offered_pps, "received_pps": outcome.received_pps, "loss": outcome.loss(),
+        "lost_at_step": at_step(outcome, whole)})
 }
 
-fn outcome(seen: StreamSample, stolen: f64) -> Outcome {
-    let StreamSample { offered_pps, received_pps, sent, skipped, received } = seen;
-    Outcome { sent, skipped, received, stolen, offered_pps, received_pps, latency: None }
+/// Packets that were lost before the window.
+fn at_step(outcome: &Outcome, whole: StreamSample) -> u64 {
+    let lost = |sent: u64, received: u64| sent.saturating_sub(received);
+    lost(whole.sent, whole.received).saturating_sub(lost(outcome.sent, outcome.received))
+}
+
+/// Of the window.
+fn outcome(seen: StreamSample, sample: &Sample) -> Outcome {
+    let StreamSample { offered_pps, received_pps, skipped, .. } = seen;
+    let packets = |pps: f64| (pps * sample.seconds).round() as u64;
+    let sent = packets(offered_pps);
+    // What was on its way when the window began may have come in it.
+    let received = packets(received_pps).min(sent);
+    Outcome { sent, skipped, received, stolen: sample.stolen, offered_pps, received_pps, latency: None }
 }
 
 fn print(name: &str, found: &Found) {

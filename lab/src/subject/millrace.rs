@@ -206,12 +206,13 @@ fn binary() -> Result<PathBuf> {
     found.with_context(|| format!("no millrace binary beside {}: run `make build`", lab.display()))
 }
 
-/// A file that says how many rules there may be, and who places queues.
+/// A file that says how many rules there may be, who places queues, and whether shares are enforced.
 fn configuration(testbed: &Testbed, instance: &str) -> Result<PathBuf> {
     let path = configuration_path(instance);
     let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
-    std::fs::write(&path, format!("[cores]\n{}\n[flows]\nrules = {most}\n", testbed.placing))
-        .with_context(|| path.display().to_string())?;
+    let (cores, enforce) = (&testbed.placing, testbed.shares);
+    let text = format!("[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n");
+    std::fs::write(&path, text).with_context(|| path.display().to_string())?;
     Ok(path)
 }
 

@@ -214,6 +214,8 @@ pub fn routers(routers: &[RouterReport]) -> String {
         "TO KERNEL",
         "DROPPED",
         "NS/PACKET",
+        "WEIGHT",
+        "SHARE",
     ]);
     for r in routers {
         let how = how_much(r);
@@ -228,10 +230,18 @@ pub fn routers(routers: &[RouterReport]) -> String {
             r.packets.passed.to_string(),
             r.packets.dropped.to_string(),
             r.ns_per_packet.map_or(String::new(), |ns| format!("{ns:.0}")),
+            r.weight.to_string(),
+            r.share.map_or(String::new(), |share| format!("{:.0}%", share * 100.0)),
         ]);
     }
     let mut text = table.text();
     for r in routers {
+        if r.cut > 0 {
+            text += &format!(
+                "  {}: {} of those dropped were cut on a full core: it had had its share\n",
+                r.router, r.cut
+            );
+        }
         for line in r.why_not.sentences().into_iter().chain(left(&r.left_to_kernel, Families::sentences)) {
             text += &format!("  {}: {line}\n", r.router);
         }

@@ -17,6 +17,7 @@
 //! | [`watched`] | a queue and its time |
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
 //! | [`serve`] | the cores of applications follow |
+//! | [`shares`] | what routers may take of cores that are full |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
 //! | [`report`], [`handle`] | what clients are told |
 //!
@@ -41,6 +42,7 @@ pub mod queues;
 pub mod report;
 pub mod running;
 pub mod serve;
+pub mod shares;
 pub mod threads;
 pub mod traffic;
 #[cfg(test)]

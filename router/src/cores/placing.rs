@@ -9,6 +9,7 @@ use super::{
     look::Found,
     machine::CoreSite,
     queues::Control,
+    shares::Sharing,
     watched::Watched,
     workloads,
 };
@@ -33,6 +34,8 @@ const PERIOD: Duration = Duration::from_millis(10);
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// Of one core.
 const IDLE_LOAD: f64 = 0.05;
+/// Of all queues together: below, no core is full.
+const BUSY_LOAD: f64 = 0.8;
 /// The same where queues are only looked at.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
 
@@ -61,6 +64,8 @@ pub struct Placing<A> {
     view: View,
     plan: Plan,
     pub(super) news: News,
+    /// Of cores that are full.
+    pub(super) sharing: Sharing,
     /// What polled a queue is gone, or moved by somebody: a thorough look is needed.
     is_something_missed: bool,
     /// What could not be read since the last look, as sentences.
@@ -117,6 +122,7 @@ impl<A: Scheduling> Placing<A> {
             view: View::default(),
             plan: Plan::default(),
             news: News::default(),
+            sharing: Sharing::default(),
             is_something_missed: false,
             troubles: BTreeSet::new(),
         })
@@ -134,7 +140,7 @@ impl<A: Scheduling> Placing<A> {
     pub fn period(&self) -> Duration {
         let load: f64 = self.view.queues.iter().map(|queue| queue.ran + queue.waited).sum();
         match load {
-            _ if self.is_off => LOOKING_PERIOD,
+            _ if self.is_off && !(load >= BUSY_LOAD && self.sharing.is_enforced()) => LOOKING_PERIOD,
             ..IDLE_LOAD => IDLE_PERIOD,
             _ => PERIOD,
         }
@@ -206,6 +212,9 @@ impl<A: Scheduling> Placing<A> {
     pub fn round(&mut self, now: Duration) {
         self.measure(now);
         self.view = self.view(now);
+        if let Err(error) = self.sharing.round(now, &self.view) {
+            self.troubles.insert(format!("shares of full cores: {error:#}"));
+        }
         if self.is_off {
             return;
         }

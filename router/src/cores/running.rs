@@ -13,11 +13,12 @@ use super::{
     originals::Originals,
     placing::Placing,
     queues::Told,
+    shares::Sharing,
 };
 use crate::{
     config::{Config, PlacementPolicy},
     daemon::{instance::Instance, kernel::monotonic},
-    plane::Polls,
+    plane::{Polls, SharesInCharge},
     priority::set_policy,
 };
 use anyhow::{Context, Result};
@@ -48,22 +49,25 @@ pub struct Threads {
     looking: Option<JoinHandle<()>>,
 }
 
-/// Starts placing for the ports of a configuration, in the calling thread's network namespace. With the policy `off` what a
-/// daemon before this one has moved is put back.
+/// Starts placing for the ports of a configuration, and sharing of full cores by what is in charge of them, in the calling
+/// thread's network namespace. With the policy `off` what a daemon before this one has moved is put back.
 ///
 /// # Errors
 /// /proc or /sys cannot be read (with `off` that is told to clients only), or no thread be had.
-pub fn start(config: &Config, instance: &Instance) -> Result<Threads> {
+pub fn start(config: &Config, instance: &Instance, shares: SharesInCharge) -> Result<Threads> {
     if config.cores.policy == PlacementPolicy::Off {
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
     }
     let names: Arc<[String]> = config.ports.iter().map(|port| port.as_str().to_owned()).collect();
     let handle = Handle { exchange: Arc::default(), wanted: Arc::new(config.cores.clone()), names };
-    match prepare(instance, &handle) {
+    let shares = config.shares.enforce.then_some(shares);
+    match prepare(instance, &handle, shares) {
         Ok((looker, placing)) => Ok(run(looker, placing, handle)?),
         // Who only looks can do without.
         Err(error) if handle.is_off() => {
-            handle.exchange.fail(format!("nothing can be told of cores and queues: {error:#}"));
+            handle.exchange.fail(format!(
+                "nothing can be told of cores and queues, and full cores are not shared: {error:#}"
+            ));
             Ok(Threads { handle, leave: Arc::default(), looking: None })
         }
         Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] does without)")),
@@ -73,6 +77,7 @@ pub fn start(config: &Config, instance: &Instance) -> Result<Threads> {
 fn prepare(
     instance: &Instance,
     handle: &Handle,
+    shares: Option<SharesInCharge>,
 ) -> Result<(Looker<affinity::Kernel>, Placing<affinity::Kernel>)> {
     let roots = || Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)");
     let (kernel, Handle { wanted, names, .. }) = (affinity::Kernel, handle);
@@ -82,6 +87,9 @@ fn prepare(
     let mut placing =
         Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
     placing.count(Polls::start());
+    if let Some(shares) = shares {
+        placing.sharing = Sharing::new(shares);
+    }
     Ok((looker, placing))
 }
 
@@ -143,10 +151,11 @@ fn run<A: Scheduling + Clone + Send + 'static>(
 
 /// Starts the thread that places queues.
 fn begin<A: Scheduling + Send + 'static>(placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
-    let (exchange, is_off, looking) = (handle.exchange.clone(), handle.is_off(), thread::current());
+    let (exchange, looking) = (handle.exchange.clone(), thread::current());
+    let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
         let _ending = Ending(&exchange, &looking);
-        if !is_off && let Err(error) = set_policy(libc::SCHED_FIFO, PRIORITY) {
+        if !is_patient && let Err(error) = set_policy(libc::SCHED_FIFO, PRIORITY) {
             tracing::warn!("placing of queues may be late on busy cores: no real-time priority: {error}");
         }
         place(placing, &exchange, &looking);

@@ -168,6 +168,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let is_left = |family: fn(&Families<Vec<String>>) -> &Vec<String>| {
             sum.left.iter().any(|interface| !family(&interface.why_not).is_empty())
         };
+        let weighed = router.name.clone();
         RouterReport {
             router: router.name,
             id: router.router,
@@ -181,6 +182,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             neighbours: sum.neighbours,
             packets: packets(&sum.count, totals, is_ours),
             ns_per_packet: ns_per_packet(&sum.count),
+            weight: self.config.shares.weight(&weighed),
+            share: router.router.and_then(|id| self.generation.plane.taken_of_cores(id)),
+            cut: cut_packets(totals, is_ours),
             reasons: reasons(totals, is_ours),
             why_not: Families { ipv4: router.ipv4, ipv6: router.ipv6 },
         }
@@ -390,6 +394,13 @@ fn reasons(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> Vec<ReasonCo
     let mut rows: Vec<_> = sum.into_iter().map(|(reason, n)| reason_count(reason, n)).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.packets));
     rows
+}
+
+/// Over their share of a full core.
+fn cut_packets(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> u64 {
+    let cut =
+        totals.charges.iter().filter(|((payer, reason), _)| *reason == Reason::OverShare && is_payer(*payer));
+    cut.map(|(_, packets)| packets).sum()
 }
 
 /// A reason as it is told.

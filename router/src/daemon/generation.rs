@@ -370,6 +370,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let now = self.kernel.now();
         // Those that are attached already: after the swap their packets must find them as before.
         self.trust_ports(now);
+        self.weigh();
         if self.trouble.is_none() {
             self.generation.confirm_until(now + self.config.heartbeat.0);
             self.times.confirmed = Some(now);

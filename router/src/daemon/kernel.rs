@@ -15,9 +15,11 @@ use super::{
 };
 use crate::classifier::{Classifier, Ntuple};
 use crate::ethtool::Ethtool;
-use crate::plane::{Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, Step, TestRun};
+use crate::plane::{
+    Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, Step, TestRun,
+};
 use anyhow::{Context, Result};
-use logic::plan::PortId;
+use logic::plan::{PortId, RouterId};
 use std::{
     collections::BTreeMap,
     fs::{self, File},
@@ -43,6 +45,7 @@ pub struct Bpf {
     links: BTreeMap<String, PortLink>,
     /// Why native mode was refused.
     refusals: BTreeMap<String, String>,
+    shares: SharesInCharge,
 }
 
 impl Bpf {
@@ -53,7 +56,13 @@ impl Bpf {
             generic_allowed,
             links: BTreeMap::new(),
             refusals: BTreeMap::new(),
+            shares: SharesInCharge::default(),
         }
+    }
+
+    /// Those of the generation in charge.
+    pub fn shares(&self) -> SharesInCharge {
+        self.shares.clone()
     }
 
     /// Names of the ports whose links are pinned, whether a daemon runs or not.
@@ -235,7 +244,12 @@ impl Kernel for Bpf {
         stale.iter().for_each(|port| self.detach_port(port));
         self.links.append(&mut new);
         plane.count_losses(&self.directory);
+        self.shares.put(Some(plane.shares().clone()));
         Ok(())
+    }
+
+    fn swap(&mut self, plane: &Plane, devices: &[Device]) -> Result<()> {
+        self.replace(plane, devices).map_err(|(_, error)| error)
     }
 
     fn mode(&self, device: &Device) -> Option<Mode> {
@@ -345,6 +359,18 @@ impl FastPath for Plane {
     }
     fn take_samples(&mut self) -> Vec<logic::steer::Sample> {
         Plane::take_samples(self)
+    }
+    fn follow_shares(&mut self) -> bool {
+        let wanted = self.shares().wanted();
+        let changes = wanted != self.is_shared();
+        self.set_shared(wanted);
+        changes
+    }
+    fn set_weight(&self, router: RouterId, weight: u16) {
+        self.shares().set_weight(router, weight);
+    }
+    fn taken_of_cores(&self, router: RouterId) -> Option<f64> {
+        self.shares().taken_of_cores(router).map(|thousandths| f64::from(thousandths) / 1000.0)
     }
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)> {
         Plane::explain(self, ifindex, frame)

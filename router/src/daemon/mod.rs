@@ -168,6 +168,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.generation.reclaim(now);
         self.grow(now)?;
         self.follow_switch();
+        self.follow_shares();
         self.confirm(now);
         self.keep_alive(now);
         self.steer(now);
@@ -245,6 +246,30 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if due && self.trouble.is_none() {
             self.generation.confirm_until(now + self.config.heartbeat.0);
             self.times.confirmed = Some(now);
+            self.weigh();
+        }
+    }
+
+    /// A core is full: the program with shares takes over; or none is any more.
+    fn follow_shares(&mut self) {
+        if !self.generation.plane.follow_shares() {
+            return;
+        }
+        let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
+        if let Err(error) = self.kernel.swap(&self.generation.plane, &devices) {
+            tracing::warn!("routers on full cores are not cut as they should be: {error:#}");
+        }
+    }
+
+    /// Tells what weights routers have; all that are not named have 1.
+    fn weigh(&self) {
+        if self.config.shares.weights.is_empty() {
+            return;
+        }
+        for router in self.world.mirror.routers() {
+            if let Some(id) = router.router {
+                self.generation.plane.set_weight(id, self.config.shares.weight(&router.name));
+            }
         }
     }
 

@@ -148,6 +148,15 @@ pub struct RouterReport {
     pub neighbours: u64,
     pub packets: Packets,
     pub ns_per_packet: Option<f64>,
+    /// Of its share of a full core, in relation to others'.
+    #[serde(default)]
+    pub weight: u16,
+    /// Of full cores, how much of one it took in the last control period, what was cut included; absent: none was full.
+    #[serde(default)]
+    pub share: Option<f64>,
+    /// Packets that were cut because it had had its share; they are among those dropped.
+    #[serde(default)]
+    pub cut: u64,
     pub reasons: Vec<ReasonCount>,
 }
 

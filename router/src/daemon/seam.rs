@@ -14,7 +14,7 @@ use logic::{
     memory::Memory,
     net::Mac,
     observe::{Dump, Event, NamespaceId},
-    plan::PortId,
+    plan::{PortId, RouterId},
     steer::Sample,
 };
 use std::{
@@ -70,6 +70,11 @@ pub trait Kernel {
     /// Afterwards exactly these devices run this generation, each swapped between two packets; or, on an error, what ran
     /// before still runs and the error says which device failed.
     fn attach(&mut self, plane: &Self::Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)>;
+
+    /// These devices, which run this generation, run the program that it now wants.
+    fn swap(&mut self, _plane: &Self::Plane, _devices: &[Device]) -> Result<()> {
+        Ok(())
+    }
 
     /// Where a program of this instance runs on a device; `None`: it runs none.
     fn mode(&self, device: &Device) -> Option<Mode>;
@@ -197,6 +202,16 @@ pub trait FastPath {
     /// Forwarded packets that were sampled since the last call; none unless it was loaded for that.
     fn take_samples(&mut self) -> Vec<Sample> {
         Vec::new()
+    }
+    /// The program with shares is to be attached, or not any more: then from the next [`Kernel::swap`] on it is the one.
+    fn follow_shares(&mut self) -> bool {
+        false
+    }
+    /// Of a router's share of a full core, in relation to others'.
+    fn set_weight(&self, _router: RouterId, _weight: u16) {}
+    /// Of full cores, how much a router took in the last control period; `None`: none was full.
+    fn taken_of_cores(&self, _router: RouterId) -> Option<f64> {
+        None
     }
     /// What would become of a frame, without a trace of it in counters or budgets.
     fn explain(&self, ifindex: u32, frame: &[u8]) -> Result<(TestRun, Vec<Step>)>;

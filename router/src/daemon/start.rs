@@ -67,10 +67,10 @@ fn run_alone<O: Observe>(
     let (observer, waker) = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
-    let (requests_to, requests) = Requests::queue(waker);
+    let (requests_to, requests) = Requests::queue(waker.clone());
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
-    let cores = cores::running::start(&config, instance)?;
+    let cores = cores::running::start(&config, instance, bpf.shares().waking(waker))?;
     switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;

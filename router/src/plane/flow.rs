@@ -44,6 +44,7 @@ impl FlowPlane {
         let cores = u32::try_from(plane.cpus).context("more than 2^32 CPUs")?;
         open.maps.rule_cores.set_max_entries(cores).context("sizing the map of cores")?;
         open.progs.millrace_explain.set_autoload(false);
+        open.progs.millrace_shared.set_autoload(false);
         super::losses::leave_out(&mut open);
         let skel = open.load().context("loading the kernel plane for flow rules")?;
         let program = skel.progs.millrace_flow_core.as_fd().try_clone_to_owned();

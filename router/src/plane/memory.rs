@@ -30,10 +30,10 @@ impl Mapping {
         Ok(Mapping { map, bytes })
     }
 
-    fn words<T>(&self) -> &[T] {
+    pub(super) fn words<T>(&self) -> &[T] {
         const { assert!(size_of::<T>() == 4 || size_of::<T>() == 8) };
         // SAFETY: the mapping is page-aligned, at least `bytes` long, readable and writable, and lives as long as
-        // `self`; T is AtomicU32 or AtomicU64 (the only callers), valid for any bits and for concurrent writers.
+        // `self`; T is AtomicU32 or AtomicU64 (the only uses), valid for any bits and for concurrent writers.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.bytes / size_of::<T>()) }
     }
 }

@@ -13,6 +13,7 @@
 //! | `port_sets.rs` | the devices that flow rules send to, one by one and in sets |
 //! | `cores.rs` | cores that flow rules hand packets to |
 //! | `choices.rs` | flows whose core is chosen |
+//! | `shares.rs` | what routers may take of a full core |
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
@@ -35,6 +36,7 @@ mod polls;
 mod port_sets;
 mod run;
 mod samples;
+mod shares;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
@@ -60,6 +62,7 @@ use memory::{Mapping, Words64};
 pub use polls::{Polled, Polls};
 pub use run::{Step, TestRun};
 use samples::Samples;
+pub use shares::{Shares, SharesInCharge, Taken};
 use std::{
     cell::RefCell,
     mem::MaybeUninit,
@@ -106,6 +109,7 @@ pub struct Plane {
     samples: Option<Samples>,
     settings: Settings,
     memory: Arc<MappedMemory>,
+    shares: Arc<Shares>,
     control: Words64,
     port_index: Words64,
     pace: Pace,
@@ -116,6 +120,8 @@ pub struct Plane {
     rules: Option<FlowPlane>,
     /// It is the one to attach.
     by_rules: bool,
+    /// The one with shares is.
+    shared: bool,
 }
 
 impl Plane {
@@ -151,7 +157,9 @@ impl Plane {
             settings.queue_rows.then(|| Samples::new(skel.maps.flow_samples.as_fd(), cpus)).transpose()?;
         let control = Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
         let (at, jiffies) = read_clock(&skel, &control)?;
+        let shares = Arc::new(Shares::new(&skel, cpus, Pace { at, jiffies })?);
         Ok(Plane {
+            shares,
             control,
             pace: Pace { at, jiffies },
             port_index: Mapping::new(
@@ -169,12 +177,27 @@ impl Plane {
             explainer: RefCell::default(),
             rules: None,
             by_rules: false,
+            shared: false,
         })
     }
 
     /// The tables, for `logic::tables`.
     pub fn memory(&self) -> Arc<MappedMemory> {
         self.memory.clone()
+    }
+
+    /// What routers may take of full cores.
+    pub fn shares(&self) -> &Arc<Shares> {
+        &self.shares
+    }
+
+    /// [`Plane::program`] is the one with shares, or not. With flow rules it always has them.
+    pub fn set_shared(&mut self, shared: bool) {
+        self.shared = shared;
+    }
+
+    pub fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// What it was loaded with.
@@ -305,6 +328,7 @@ impl Plane {
     pub fn program(&self) -> BorrowedFd<'_> {
         match &self.rules {
             Some(rules) if self.by_rules => rules.program(),
+            _ if self.shared => self.skel.progs.millrace_shared.as_fd(),
             _ => self.skel.progs.millrace.as_fd(),
         }
     }
@@ -402,6 +426,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.flow_samples, ours.flow_samples.as_fd()),
         (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
         (&mut theirs.core_queues, ours.core_queues.as_fd()),
+        (&mut theirs.shares, ours.shares.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with another program")?;
     }
@@ -431,6 +456,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         (&mut maps.charges, charge_rows),
         (&mut maps.policers, charge_rows),
         (&mut maps.core_queues, cpus),
+        (&mut maps.shares, cpus * MAX_ROUTERS),
     ] {
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
         map.set_max_entries(rows).context("sizing a map")?;

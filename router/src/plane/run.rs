@@ -137,12 +137,14 @@ impl Plane {
     /// Runs the real program on a frame as if it came in by `ifindex`; counters and budgets change as for any packet.
     /// Nothing is transmitted. The caller must be in the device's namespace.
     pub fn run(&mut self, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
-        run(&mut self.skel.progs.millrace, ifindex, frame)
+        self.run_from(ifindex, 0, frame)
     }
 
     /// As [`Plane::run`], by one of the device's RX queues.
     pub fn run_from(&mut self, ifindex: u32, queue: u32, frame: &[u8]) -> Result<TestRun> {
-        run_from(&mut self.skel.progs.millrace, ifindex, queue, frame)
+        let programs = &mut self.skel.progs;
+        let program = if self.shared { &mut programs.millrace_shared } else { &mut programs.millrace };
+        run_from(program, ifindex, queue, frame)
     }
 
     /// Runs a copy of the program, on the same tables, that records what it does and touches nothing else. The copy is
@@ -172,6 +174,7 @@ impl Plane {
         super::size(&mut open, &self.settings, self.cpus)?;
         share(&mut open, self)?;
         open.progs.millrace.set_autoload(false);
+        open.progs.millrace_shared.set_autoload(false);
         // It looks everything up.
         if let Some(constants) = open.maps.rodata_data.as_deref_mut() {
             constants.queue_rows = false;

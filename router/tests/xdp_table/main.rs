@@ -3,9 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod random;
+mod shares;
 mod world;
 
-use common::{frame::Frame, ifindex, in_new_namespace};
+use common::{frame::Frame, ifindex, in_new_namespace, run};
 use logic::{
     net::{Mac, Tag},
     plan::{Hop, Interface, Op, ReversePath, Target},

@@ -19,6 +19,7 @@ fn sample() -> Status {
         id: Some(1),
         why_not: Families { ipv4: vec!["a rule".into()], ipv6: vec!["forwarding is off".into()] },
         interfaces: 1,
+        weight: 1,
         ..RouterReport::default()
     };
     let host = RouterReport {
@@ -29,6 +30,9 @@ fn sample() -> Status {
         routes: Families { ipv4: 901_899, ipv6: 3 },
         packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3, taken: 0 },
         ns_per_packet: Some(211.6),
+        weight: 20,
+        share: Some(0.613),
+        cut: 2,
         ..RouterReport::default()
     };
     Status {
@@ -107,9 +111,10 @@ eth1       1       2  native                             -  -
 eth2       2      13  generic  8 tx_ring_full, 1 port_down  LRO is on
 classifier of eth2: none
 
-ROUTER  IPV4    IPV6    INTERFACES  ROUTES4  ROUTES6  FORWARDED  TO KERNEL  DROPPED  NS/PACKET
-host    fast    fast             2   901899        3     123456         12        3        212
-red     kernel  kernel           1        0        0          0          0        0          -
+ROUTER  IPV4    IPV6    INTERFACES  ROUTES4  ROUTES6  FORWARDED  TO KERNEL  DROPPED  NS/PACKET  WEIGHT  SHARE
+host    fast    fast             2   901899        3     123456         12        3        212      20    61%
+red     kernel  kernel           1        0        0          0          0        0          -       1      -
+  host: 2 of those dropped were cut on a full core: it had had its share
   red: IPv4: a rule
   red: IPv6: forwarding is off
 

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Shares of a core that is full (M4, P12): a router that wants more than its share is cut here, before work is spent on its
+ * packets. User space says how much of what comes is carried out, and until when that holds; without it nothing is cut, and
+ * all of this is in a program that is not attached. (In the one that is, a word that says so costs 2 to 7 ns: registers.) Packets are cut evenly, one by one: a budget that lasts for a clock's tick
+ * would let all packets of its first half pass, and fill the port's ring meanwhile, which others share.
+ */
+#pragma once
+
+#define ICMPV6_ROUTER_SOLICITATION 133
+#define ICMPV6_REDIRECT 137
+
+/* One packet more of a kind of which `admit` in 2^32 are carried out, evenly, and all if it is 0. False: not this one. */
+static __always_inline bool admitted(__u32 admit, __u32 *credit)
+{
+	if (!admit)
+		return true;
+	*credit += admit;
+	return *credit < admit;
+}
+
+/* A group that does not leave the link (routing protocols), or all on it; or maybe an address of the router itself. */
+static __always_inline bool maybe_own4(const struct router *router, __u32 to)
+{
+	return to >> 8 == 0xe00000 || to == 0xffffffff || maybe_local(router, to);
+}
+
+/* The same, for certain: there is no filter of IPv6 addresses, so the table has to tell. */
+static __always_inline bool is_own6(const struct router *router, __u64 hi, __u64 lo)
+{
+	const struct packet untraced = {};
+	const struct nexthop *n;
+
+	if (hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6)
+		return true;
+	__u32 slot = fib6_lookup(&untraced, *(volatile const __u64 *)&router->fib6, hi, lo);
+	if (slot >> FIB_KIND_SHIFT != FIB_NEXTHOP)
+		return false;
+	n = ROW(nexthops, slot & FIB_INDEX_MASK);
+	return n && n->flags & NEXTHOP_LOCAL;
+}
+
+enum share_kind { SHARE_TRANSIT, SHARE_OWN, SHARE_NEVER_CUT };
+
+static __always_inline enum share_kind kind_of(struct xdp_md *ctx, const struct router *router, __u32 ether_type, __u32 offset)
+{
+	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
+	const struct ipv4 *v4 = data + (offset & 0xff);
+	const struct ipv6 *v6 = data + (offset & 0xff);
+	const __u8 *type = (const void *)(v6 + 1);
+
+	if (ether_type == ETH_P_ARP)
+		return SHARE_NEVER_CUT;
+	if (ether_type == ETH_P_IP && (void *)(v4 + 1) <= end)
+		return maybe_own4(router, bpf_ntohl(v4->destination)) ? SHARE_OWN : SHARE_TRANSIT;
+	if (ether_type != ETH_P_IPV6 || (void *)(type + 1) > end)
+		return SHARE_OWN;
+	if (v6->next_header == IPPROTO_ICMPV6 && *type >= ICMPV6_ROUTER_SOLICITATION && *type <= ICMPV6_REDIRECT)
+		return SHARE_NEVER_CUT;
+	return is_own6(router, bpf_be64_to_cpu(v6->destination[0]), bpf_be64_to_cpu(v6->destination[1])) ? SHARE_OWN
+													    : SHARE_TRANSIT;
+}
+
+/*
+ * Counts a packet of which no more than its router is known; 1: it is one too many. What is for the router itself comes first in
+ * its share, and is cut only where it is more than that alone. ARP and neighbour discovery have a reserve of their own. A function of
+ * its own: packets that nobody cuts would pay for the registers that it takes.
+ */
+__noinline int over_share(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32 offset)
+{
+	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));
+	struct share *s = ROW(shares, row);
+
+	if (!s || !router)
+		return 0;
+	s->packets++;
+	__u32 admit = *(volatile const __u32 *)&s->admit, own_admit = *(volatile const __u32 *)&s->own_admit;
+	if (!admit && !own_admit)
+		return 0;
+	switch (kind_of(ctx, router, ether_type, offset)) {
+	case SHARE_TRANSIT:
+		return !admitted(admit, &s->credit);
+	case SHARE_OWN:
+		if (admitted(own_admit, &s->own_credit))
+			return 0;
+		s->own_cut++;
+		return 1;
+	default:
+		return 0;
+	}
+}
+
+/* A daemon that has ended meanwhile cuts nothing. */
+static __always_inline bool cut_by_share(const struct packet *p)
+{
+	const struct control *c = ROW(control, 0);
+
+	return c && bpf_jiffies64() <= *(volatile const __u64 *)&c->shares_deadline_jiffies &&
+	       over_share(p->ctx, p->cpu * MAX_ROUTERS + p->router, p->ether_type, p->ip_offset);
+}

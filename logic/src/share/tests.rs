@@ -1,0 +1,301 @@
+//! Division by its properties; shares in a core of fluid, period by period.
+
+use super::*;
+use proptest::prelude::*;
+
+const PERIOD: Duration = Duration::from_millis(10);
+
+fn wants() -> impl Strategy<Value = Vec<Want>> {
+    let want = (1_u16..100, prop_oneof![Just(0.0), 0.0..3.0_f64]);
+    prop::collection::vec(want, 1..20)
+        .prop_map(|all| all.into_iter().map(|(w, amount)| Want { weight: f64::from(w), amount }).collect())
+}
+
+proptest! {
+    /// Nobody gets more than it wants, nor less than its part unless it wants less; nothing is left that somebody wants.
+    #[test]
+    fn division_is_max_min_fair(wants in wants(), capacity in 0.0..2.0_f64) {
+        let shares = fill(capacity, &wants);
+        let sum: f64 = shares.iter().sum();
+        let wanted: f64 = wants.iter().map(|want| want.amount).sum();
+        prop_assert!((sum - capacity.min(wanted)).abs() < 1e-9, "{sum} of {capacity}, {wanted} wanted");
+        let weights: f64 = wants.iter().map(|want| want.weight).sum();
+        for (share, want) in shares.iter().zip(&wants) {
+            prop_assert!(*share <= want.amount);
+            let part = capacity * want.weight / weights;
+            prop_assert!(*share >= part.min(want.amount) - 1e-9, "{share} of a part of {part}");
+            // Whoever gets less than it wants has no less for its weight than anybody.
+            if *share < want.amount {
+                let most = shares.iter().zip(&wants).map(|(s, w)| s / w.weight).fold(0.0, f64::max);
+                prop_assert!(share / want.weight >= most - 1e-9);
+            }
+        }
+    }
+
+    #[test]
+    fn more_weight_is_never_less(mut wants in wants(), which in any::<prop::sample::Index>(), more in 1.0..50.0_f64) {
+        let which = which.index(wants.len());
+        let before = fill(0.9, &wants)[which];
+        wants[which].weight += more;
+        prop_assert!(fill(0.9, &wants)[which] >= before - 1e-9);
+    }
+
+    /// Whatever is sent and whatever packets cost: after a while the core keeps up with all that comes, unless it cannot even
+    /// cut it; then routers within their share lose nothing, the others have theirs, and no time is wasted.
+    #[test]
+    fn routers_within_their_share_lose_nothing(
+        sent in prop::collection::vec((1_u16..5, 10_000.0..2.5e6_f64, 0.0..0.1_f64), 2..5),
+        costs in (200e-9..400e-9_f64, 0.4..0.75_f64, 2.0..4.0_f64),
+    ) {
+        let routers = sent.iter().map(|&(weight, rate, own)| Router { weight, rate: rate * (1.0 - own), own: rate * own });
+        let mut core = Core::new(routers.collect(), costs);
+        // Beyond that no cutting helps.
+        let wanted: Vec<Want> = core.wants().collect();
+        let fair = fill(TARGET, &wanted);
+        prop_assume!(core.shed_each().zip(&fair).all(|(shed, fair)| shed < 0.8 * fair));
+        core.run(100);
+        for _ in 0..20 {
+            core.run(1);
+            if !core.sharer.is_sharing {
+                prop_assert!(core.lost == 0.0 || alike_by(&wanted, 1.6), "lost {} unnoticed: {wanted:?}", core.lost);
+                continue;
+            }
+            prop_assert_eq!(core.lost, 0.0, "{:?} {:?}", core.busy, wanted);
+            prop_assert!(core.busy > 0.78, "{} busy", core.busy);
+            for (i, (want, fair)) in wanted.iter().zip(&fair).enumerate() {
+                if want.amount < 0.7 * fair {
+                    prop_assert_eq!(core.cut[i], 0.0, "router {} wants {} of {}", i, want.amount, fair);
+                }
+                prop_assert!(core.took[i] > 0.75 * fair.min(want.amount), "router {i} has {} of {fair}", core.took[i]);
+            }
+        }
+    }
+}
+
+fn alike_by(wants: &[Want], times: f64) -> bool {
+    let each = || wants.iter().map(|want| want.amount / want.weight);
+    each().fold(0.0, f64::max) <= times * each().fold(f64::INFINITY, f64::min)
+}
+
+#[derive(Clone, Copy)]
+struct Router {
+    weight: u16,
+    /// Packets per second to be forwarded, and for itself.
+    rate: f64,
+    own: f64,
+}
+
+/// A core, and a ring before it that holds nothing: what comes beyond what the core can do is lost, of all routers alike.
+struct Core {
+    routers: Vec<Router>,
+    /// True costs: of a packet forwarded, in seconds; of one cut and one passed up, in relation.
+    packet_s: f64,
+    cut_cost: f64,
+    up_cost: f64,
+    sharer: Sharer,
+    now: Duration,
+    decision: Decision,
+    /// In the last period, and the fraction of all that was lost in the ring, and of each router's that was cut.
+    busy: f64,
+    lost: f64,
+    cut: Vec<f64>,
+    took: Vec<f64>,
+}
+
+impl Core {
+    fn new(routers: Vec<Router>, (packet_s, cut_cost, up_cost): (f64, f64, f64)) -> Core {
+        let none = vec![0.0; routers.len()];
+        let (sharer, decision) = (Sharer::default(), Decision::default());
+        let (cut, took) = (none.clone(), none);
+        let now = Duration::ZERO;
+        Core { routers, packet_s, cut_cost, up_cost, sharer, now, decision, busy: 0.0, lost: 0.0, cut, took }
+    }
+
+    fn wants(&self) -> impl Iterator<Item = Want> + '_ {
+        let amount = |r: &Router| (r.rate + r.own * self.up_cost) * self.packet_s;
+        self.routers.iter().map(move |r| Want { weight: f64::from(r.weight), amount: amount(r) })
+    }
+
+    /// What it takes to cut everything of each.
+    fn shed_each(&self) -> impl Iterator<Item = f64> + '_ {
+        self.routers.iter().map(|r| (r.rate + r.own) * self.cut_cost * self.packet_s)
+    }
+
+    fn run(&mut self, periods: u32) {
+        for _ in 0..periods {
+            self.period();
+        }
+    }
+
+    fn period(&mut self) {
+        let part = |admit: u32| if admit == 0 { 1.0 } else { f64::from(admit) / 2_f64.powi(32) };
+        let grant = |i: usize| self.decision.grants.get(&(i as RouterId)).copied().unwrap_or(Grant::ALL);
+        let time: Vec<f64> = (0..)
+            .zip(&self.routers)
+            .map(|(i, r)| {
+                let (admit, own) = (part(grant(i).admit), part(grant(i).own_admit));
+                let transit = r.rate * (admit + (1.0 - admit) * self.cut_cost);
+                (transit + r.own * (own * self.up_cost + (1.0 - own) * self.cut_cost)) * self.packet_s
+            })
+            .collect();
+        let wanted: f64 = time.iter().sum();
+        let got = if wanted > 1.0 { 1.0 / wanted } else { 1.0 };
+        (self.busy, self.lost) = (wanted.min(1.0), 1.0 - got);
+        self.took = time.iter().map(|time| time * got).collect();
+        let count = |packets: f64| (packets * got * PERIOD.as_secs_f64()).round() as u64;
+        let counted = (0..).zip(&self.routers).map(|(i, r)| {
+            let (admit, own) = (part(grant(usize::from(i)).admit), part(grant(usize::from(i)).own_admit));
+            Counted {
+                router: i,
+                weight: r.weight,
+                forwarded: count(r.rate * admit),
+                cut: count(r.rate * (1.0 - admit)),
+                own: count(r.own * own),
+                own_cut: count(r.own * (1.0 - own)),
+                other: 0,
+            }
+        });
+        let counted: Vec<Counted> = counted.collect();
+        self.cut = counted.iter().map(|c| (c.cut + c.own_cut) as f64 / offered(c).max(1) as f64).collect();
+        self.now += PERIOD;
+        let counted = if self.decision.counting { &counted[..] } else { &[] };
+        let period = Period { length: PERIOD, busy: self.busy, counted };
+        self.decision = self.sharer.decide(self.now, &period);
+    }
+}
+
+fn transit(rate: f64) -> Router {
+    Router { weight: 1, rate, own: 0.0 }
+}
+
+/// Costs as measured on veth.
+fn veth(routers: &[Router]) -> Core {
+    Core::new(routers.to_vec(), (290e-9, 0.6, 3.0))
+}
+
+/// The victim is the first; after how many periods it loses nothing any more, and of the neighbour's packets what is forwarded.
+fn settles(neighbour: f64) -> (u32, f64) {
+    let mut core = veth(&[transit(200e3), transit(neighbour)]);
+    let mut last_loss = 0;
+    for period in 1..=300 {
+        core.period();
+        if core.lost > 0.0 || core.cut[0] > 0.0 {
+            last_loss = period;
+        }
+    }
+    (last_loss, 1.0 - core.cut[1])
+}
+
+#[test]
+fn a_step_is_answered_within_a_few_periods() {
+    // Two full periods until it is believed, and as many more as it takes to see how much comes.
+    for (neighbour, periods, least, most) in
+        [(3.5e6, 3, 0.5, 0.9), (4e6, 3, 0.3, 0.6), (4.5e6, 4, 0.1, 0.4), (4.9e6, 5, 0.02, 0.2)]
+    {
+        let (settled, forwarded) = settles(neighbour);
+        assert!(settled <= periods, "{neighbour}: {settled} periods");
+        assert!((least..most).contains(&forwarded), "{neighbour}: {forwarded} forwarded");
+    }
+}
+
+#[test]
+fn beyond_what_a_core_can_cut_it_is_said_so() {
+    let mut core = veth(&[transit(200e3), transit(7e6)]);
+    core.run(50);
+    assert!(core.decision.beyond && core.lost > 0.0);
+    assert_eq!(core.cut[0], 0.0, "the one within its share is not cut besides");
+    assert!((0.001..0.1).contains(&(1.0 - core.cut[1])), "{}", core.cut[1]);
+}
+
+#[test]
+fn a_core_with_time_left_cuts_and_counts_nothing() {
+    let mut core = veth(&[transit(200e3), transit(2.9e6)]);
+    core.run(100);
+    assert_eq!((core.decision.clone(), core.cut), (Decision::default(), vec![0.0, 0.0]));
+}
+
+#[test]
+fn one_router_alone_and_routers_that_want_alike_are_not_cut() {
+    for routers in [vec![transit(6e6)], vec![transit(2.4e6), transit(2.5e6)], vec![transit(1e6); 8]] {
+        let mut core = veth(&routers);
+        core.run(100);
+        assert!(core.decision.counting && core.lost > 0.0);
+        assert!(core.cut.iter().all(|cut| *cut == 0.0), "{:?}", core.cut);
+    }
+}
+
+#[test]
+fn when_the_overload_ends_nothing_is_cut_and_then_nothing_counted() {
+    let mut core = veth(&[transit(200e3), transit(4e6)]);
+    core.run(50);
+    assert!(core.cut[1] > 0.3);
+    core.routers[1].rate = 2e6;
+    core.run(12);
+    assert_eq!(core.cut, [0.0, 0.0]);
+    core.run(110);
+    assert_eq!(core.decision, Decision::default());
+}
+
+#[test]
+fn an_idle_routers_part_goes_to_the_others_and_comes_back_at_once() {
+    let mut core = veth(&[transit(1.4e6), transit(3e6)]);
+    core.run(50);
+    let beside = core.took[1];
+    core.routers[0].rate = 10e3;
+    core.run(50);
+    assert!(core.took[1] > beside + 0.3, "{} after {beside}", core.took[1]);
+    core.routers[0].rate = 1.4e6;
+    core.run(6);
+    assert!(core.lost == 0.0 && core.cut[0] == 0.0, "{} {:?}", core.lost, core.cut);
+}
+
+#[test]
+fn weights_count() {
+    let heavy = Router { weight: 3, ..transit(2.4e6) };
+    let mut core = veth(&[heavy, transit(2.4e6)]);
+    core.run(60);
+    let ratio = core.took[0] / core.took[1];
+    assert!(core.cut[1] > core.cut[0], "{:?}", core.cut);
+    assert!((1.0..3.2).contains(&ratio), "{ratio}");
+}
+
+/// For 20 ms each: the victim does not lose whenever it comes again.
+#[test]
+fn a_neighbour_that_comes_and_goes_is_taken_at_its_height() {
+    for low in [3.4e6, 1e6, 0.0] {
+        let mut core = veth(&[transit(200e3), transit(4.2e6)]);
+        core.run(30);
+        for wobble in 0..50 {
+            core.routers[1].rate = if wobble % 2 == 0 { low } else { 4.2e6 };
+            for _ in 0..2 {
+                core.period();
+                assert_eq!((core.lost, core.cut[0]), (0.0, 0.0), "{low}, {wobble}");
+            }
+        }
+    }
+}
+
+/// What is for the neighbour itself is answered first, but not at the victim's cost.
+#[test]
+fn a_flood_to_the_box_is_its_routers_own() {
+    let flooded = |own: f64, rate: f64| {
+        let mut core = veth(&[transit(200e3), Router { weight: 1, rate, own }]);
+        core.run(100);
+        (core.lost, core.cut[0], core.decision.grants[&1])
+    };
+    let (lost, victim_cut, grant) = flooded(20e3, 4e6);
+    assert_eq!((lost, victim_cut, grant.own_admit), (0.0, 0.0, 0), "a few for the box: none is cut");
+    assert!(grant.admit > 0);
+    let (lost, victim_cut, grant) = flooded(2e6, 0.0);
+    assert_eq!((lost, victim_cut), (0.0, 0.0));
+    assert!(grant.own_admit > 0);
+}
+
+#[test]
+fn the_busiest_tells_of_its_core() {
+    let busy = |queues: &[(f64, f64)]| busy(queues.iter().copied());
+    assert_eq!(busy(&[]), 0.0);
+    assert!((busy(&[(0.3, 0.1), (0.4, 0.0)]) - 0.7).abs() < 1e-9);
+    assert_eq!(busy(&[(0.5, 0.5), (0.1, 0.0)]), 1.0, "one never slept");
+    assert_eq!(busy(&[(0.9, 0.3), (0.4, 0.0)]), 1.0);
+}

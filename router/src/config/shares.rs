@@ -1,0 +1,59 @@
+//! `[shares]`: what routers may take of a core that is full.
+
+use serde::{Deserialize, Deserializer, de::Error as _};
+use std::collections::BTreeMap;
+
+/// `logic::share` says how it is divided.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SharesSettings {
+    /// On a full core routers over their share are cut.
+    pub enforce: bool,
+    /// By the name of a router; others have 1.
+    pub weights: BTreeMap<String, Weight>,
+}
+
+impl SharesSettings {
+    /// Of the router with this name.
+    pub fn weight(&self, router: &str) -> u16 {
+        self.weights.get(router).map_or(1, |weight| weight.0 as u16)
+    }
+}
+
+bounded!(
+    /// In relation to other routers.
+    Weight, |v| (1..=1000).contains(&v), "1 to 1000"
+);
+
+/// Keys, and how they are written.
+pub(super) const FORMS: [(&str, &str); 2] =
+    [("shares.enforce", "enforce = true"), ("shares.weights", "weights = { red = 2 }")];
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Config, *};
+    use std::path::Path;
+
+    fn parse(text: &str) -> Result<SharesSettings, String> {
+        let text = format!("[shares]\n{text}");
+        Config::parse(Path::new("m.toml"), &text).map(|config| config.shares).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn weights_have_names_and_bounds() {
+        let shares = parse("enforce = true\nweights = { red = 3, host = 1000 }").unwrap();
+        assert!(shares.enforce);
+        assert_eq!(["red", "host", "blue"].map(|name| shares.weight(name)), [3, 1000, 1]);
+        assert_eq!(parse("").unwrap(), SharesSettings::default());
+        for (text, parts) in [
+            ("weights = { red = 0 }", &["m.toml:2: shares.weights: ", "0 is not allowed: 1 to 1000"][..]),
+            ("weights = { red = 1001 }", &["m.toml:2: shares.weights: ", "1 to 1000"]),
+            ("weights = [2]", &["m.toml:2: shares.weights: ", "such as: weights = { red = 2 }"]),
+            ("enforce = 1", &["m.toml:2: shares.enforce: ", "such as: enforce = true"]),
+            ("weight = 1", &["m.toml:2: shares.weight: ", "unknown field"]),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Shares of full cores, once around: counts what came for each router, has `logic::share` decide, tells the program.
+
+use super::CoreId;
+use crate::plane::{MAX_ROUTERS, Shares, SharesInCharge, Taken};
+use logic::{
+    cores::View,
+    plan::RouterId,
+    share::{Counted, Decision, Grant, Period, Sharer, busy},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+/// How long what was decided holds without another round. Several rounds: one that is late changes nothing; and a daemon that has
+/// ended cuts nothing any more.
+const IN_FORCE: Duration = Duration::from_millis(100);
+
+/// Shares of all cores.
+#[derive(Default)]
+pub struct Sharing {
+    /// `None`: not enforced.
+    in_charge: Option<SharesInCharge>,
+    /// Those that were in charge in the last round.
+    shares: Option<Arc<Shares>>,
+    cores: BTreeMap<CoreId, Sharer>,
+    /// Cores on which packets are counted, and what has been counted by router.
+    counting: BTreeMap<CoreId, Vec<Taken>>,
+    last: Option<Duration>,
+    /// More comes for these than they can cut.
+    pub(super) beyond: BTreeSet<CoreId>,
+}
+
+impl Sharing {
+    pub fn new(in_charge: SharesInCharge) -> Sharing {
+        Sharing { in_charge: Some(in_charge), ..Sharing::default() }
+    }
+
+    pub fn is_enforced(&self) -> bool {
+        self.in_charge.is_some()
+    }
+
+    /// Decides anew; `view` is of the period that ends now. An error: what was decided ends with the time it holds for.
+    pub fn round(&mut self, now: Duration, view: &View) -> anyhow::Result<()> {
+        let Some(in_charge) = &self.in_charge else { return Ok(()) };
+        let shares = in_charge.get().unwrap_or_else(|| self.shares.clone());
+        if !self.shares.as_ref().zip(shares.as_ref()).is_some_and(|(a, b)| Arc::ptr_eq(a, b)) {
+            self.forget();
+        }
+        let length = self.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_sub(last));
+        let Some(shares) = shares else { return Ok(()) };
+        self.shares = Some(shares.clone());
+        let was_counting = !self.counting.is_empty();
+        let mut taken: BTreeMap<RouterId, f64> = BTreeMap::new();
+        self.beyond.clear();
+        let mut ran: BTreeMap<CoreId, Vec<(f64, f64)>> = BTreeMap::new();
+        for queue in &view.queues {
+            ran.entry(queue.core).or_default().push((queue.ran, queue.waited));
+        }
+        self.cores.retain(|core, _| ran.contains_key(core));
+        for (core, queues) in ran {
+            let counted = self.count(&shares, core);
+            let period = Period { length, busy: busy(queues.into_iter()), counted: &counted };
+            let decision = self.cores.entry(core).or_default().decide(now, &period);
+            decision.taken.iter().for_each(|(router, part)| *taken.entry(*router).or_default() += part);
+            self.apply(&shares, core, &decision);
+        }
+        let left: Vec<CoreId> =
+            self.counting.keys().filter(|core| !self.cores.contains_key(core)).copied().collect();
+        left.into_iter().for_each(|core| self.apply(&shares, core, &Decision::default()));
+        if self.counting.is_empty() && !was_counting {
+            return Ok(());
+        }
+        for router in 0..=RouterId::MAX {
+            let part = taken.get(&router).map(|part| (part * 1000.0).round() as u32);
+            shares.set_taken_of_cores(router, part.filter(|_| !self.counting.is_empty()));
+        }
+        let in_force = shares.in_force(if self.counting.is_empty() { Duration::ZERO } else { IN_FORCE });
+        if let Some(in_charge) = self.in_charge.as_ref().filter(|_| was_counting == self.counting.is_empty())
+        {
+            in_charge.wake();
+        }
+        in_force
+    }
+
+    /// Another generation is in charge, or none: nothing is known of it.
+    fn forget(&mut self) {
+        let in_charge = self.in_charge.clone();
+        if let Some(shares) = &self.shares {
+            let _ = shares.in_force(Duration::ZERO);
+        }
+        *self = Sharing { in_charge, last: self.last, ..Sharing::default() };
+    }
+
+    /// What came for each router since the last round.
+    fn count(&mut self, shares: &Shares, core: CoreId) -> Vec<Counted> {
+        let Some(before) = self.counting.get_mut(&core) else { return Vec::new() };
+        let mut counted = Vec::new();
+        for (router, before) in (0..=RouterId::MAX).zip(before) {
+            if shares.packets(core, router) == before.packets {
+                continue;
+            }
+            let now = shares.taken(core, router);
+            let since = |field: fn(&Taken) -> u64| field(&now).saturating_sub(field(before));
+            let (own, other) = (since(|t| t.own), since(|t| t.other));
+            let (cut, own_cut) = (since(|t| t.cut), since(|t| t.own_cut));
+            let forwarded = since(|t| t.packets).saturating_sub(own + other + cut + own_cut);
+            let weight = shares.weight(router);
+            counted.push(Counted { router, weight, forwarded, own, other, cut, own_cut });
+            *before = now;
+        }
+        counted
+    }
+
+    fn apply(&mut self, shares: &Shares, core: CoreId, decision: &Decision) {
+        if decision.beyond {
+            self.beyond.insert(core);
+        }
+        if !decision.counting {
+            if self.counting.remove(&core).is_some() {
+                (0..=RouterId::MAX).for_each(|router| shares.set(core, router, Grant::ALL));
+            }
+            return;
+        }
+        let routers = || (0..MAX_ROUTERS).map(|router| router as RouterId);
+        self.counting
+            .entry(core)
+            .or_insert_with(|| routers().map(|router| shares.taken(core, router)).collect());
+        for router in routers() {
+            shares.set(core, router, decision.grants.get(&router).copied().unwrap_or(Grant::ALL));
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What routers may take of a core that is full, as the program reads it (`bpf/shares.h`), and what they took (`unsafe` lives here).
+
+use super::{MAX_ROUTERS, Pace, counters::CHARGE_ROWS, memory::Mapping, memory::Words64};
+use crate::{
+    abi::{self, types},
+    daemon::kernel::monotonic,
+    observer::Waker,
+};
+use anyhow::{Context, Result};
+use libbpf_rs::libbpf_sys as sys;
+use logic::{
+    cores::CoreId,
+    plan::RouterId,
+    reason::{Class, Reason},
+    share::Grant,
+};
+use std::{
+    io,
+    mem::offset_of,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::{
+        Arc, Mutex, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+const SHARE_WORDS: usize = size_of::<types::share>() / 8;
+const OWN_ADMIT: usize = offset_of!(types::share, own_admit) / 4;
+const PACKETS: usize = offset_of!(types::share, packets) / 8;
+const OWN_CUT: usize = offset_of!(types::share, own_cut) / 8;
+const CHARGE_WORDS: usize = size_of::<types::charges>() / 8;
+const DEADLINE: usize = offset_of!(types::control, shares_deadline_jiffies) / 8;
+const JIFFIES: usize = offset_of!(types::control, jiffies) / 8;
+
+const _: () = assert!(offset_of!(types::share, admit) == 0);
+
+/// Shares of one generation. The placing thread reads and writes rows, the control loop weights.
+pub struct Shares {
+    rows: Mapping,
+    charges: Words64,
+    control: Words64,
+    clock: OwnedFd,
+    pace: Pace,
+    cpus: usize,
+    wanted: AtomicBool,
+    /// By router; 0: as by default, 1.
+    weights: Vec<AtomicU16>,
+    /// By router: thousandths of a core that it took of full ones in the last period, + 1; 0: none was full.
+    taken: Vec<AtomicU32>,
+}
+
+/// What became of a router's packets on a core since the generation was loaded, while shares were in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// All that came.
+    pub packets: u64,
+    /// Cut, of those to be forwarded and of those for the router itself.
+    pub cut: u64,
+    pub own_cut: u64,
+    /// For the router itself, and passed up.
+    pub own: u64,
+    /// Passed up or dropped for other reasons.
+    pub other: u64,
+}
+
+impl Shares {
+    pub(super) fn new(skel: &abi::MillraceSkel<'_>, cpus: usize, pace: Pace) -> Result<Shares> {
+        let maps = &skel.maps;
+        let rows = Mapping::new(maps.shares.as_fd(), size_of::<types::share>(), cpus * MAX_ROUTERS)?;
+        let charges = Mapping::new(maps.charges.as_fd(), size_of::<types::charges>(), cpus * CHARGE_ROWS)?;
+        let control = Mapping::new(maps.control.as_fd(), size_of::<types::control>(), 1)?;
+        let clock = skel.progs.millrace_clock.as_fd().try_clone_to_owned();
+        Ok(Shares {
+            rows,
+            charges: charges.into(),
+            control: control.into(),
+            clock: clock.context("keeping the program that reads the clock")?,
+            pace,
+            cpus,
+            wanted: AtomicBool::new(false),
+            weights: (0..MAX_ROUTERS).map(|_| AtomicU16::new(0)).collect(),
+            taken: (0..MAX_ROUTERS).map(|_| AtomicU32::new(0)).collect(),
+        })
+    }
+
+    /// Is the program with shares to be attached?
+    pub fn wanted(&self) -> bool {
+        self.wanted.load(Relaxed)
+    }
+
+    /// Shares are in force from now on, for so long, as soon as their program is attached; zero: they are not any more.
+    ///
+    /// # Errors
+    /// The kernel would not run the program that reads jiffies; nothing has changed.
+    pub fn in_force(&self, time: Duration) -> Result<()> {
+        self.wanted.store(!time.is_zero(), Relaxed);
+        if time.is_zero() {
+            self.control.store(DEADLINE, 0);
+            return Ok(());
+        }
+        let mut opts =
+            sys::bpf_test_run_opts { sz: size_of::<sys::bpf_test_run_opts>() as _, ..Default::default() };
+        // SAFETY: a valid descriptor; the program takes and gives no data.
+        let rc = unsafe { sys::bpf_prog_test_run_opts(self.clock.as_raw_fd(), &mut opts) };
+        if rc < 0 {
+            return Err(io::Error::from_raw_os_error(-rc)).context("reading the kernel's clock");
+        }
+        let jiffies = self.control.load(JIFFIES);
+        let ticks = (time.as_secs_f64() * self.pace.hz(monotonic(), jiffies)).ceil() as u64;
+        self.control.store(DEADLINE, jiffies.saturating_add(ticks));
+        Ok(())
+    }
+
+    /// What a router may have of a core, while shares are in force.
+    pub fn set(&self, core: CoreId, router: RouterId, grant: Grant) {
+        if let Some(row) = self.row(core, router) {
+            let words: &[AtomicU32] = self.rows.words();
+            words[row * SHARE_WORDS * 2].store(grant.admit, Relaxed);
+            words[row * SHARE_WORDS * 2 + OWN_ADMIT].store(grant.own_admit, Relaxed);
+        }
+    }
+
+    /// [`Taken::packets`].
+    pub fn packets(&self, core: CoreId, router: RouterId) -> u64 {
+        self.row(core, router).map_or(0, |row| self.word(row, PACKETS))
+    }
+
+    fn word(&self, row: usize, word: usize) -> u64 {
+        let words: &[AtomicU64] = self.rows.words();
+        words[row * SHARE_WORDS + word].load(Relaxed)
+    }
+
+    /// What came for a router on a core.
+    pub fn taken(&self, core: CoreId, router: RouterId) -> Taken {
+        let Some(row) = self.row(core, router) else { return Taken::default() };
+        let charges = (usize::from(core) * CHARGE_ROWS + usize::from(router)) * CHARGE_WORDS;
+        let mut taken =
+            Taken { packets: self.word(row, PACKETS), own_cut: self.word(row, OWN_CUT), ..Taken::default() };
+        for reason in Reason::all() {
+            let packets = self.charges.load(charges + reason as usize);
+            match reason.class() {
+                _ if reason == Reason::OverShare => taken.cut = packets.saturating_sub(taken.own_cut),
+                Class::Pass => taken.own += packets,
+                _ => taken.other += packets,
+            }
+        }
+        taken
+    }
+
+    fn row(&self, core: CoreId, router: RouterId) -> Option<usize> {
+        let fits = usize::from(core) < self.cpus && usize::from(router) < MAX_ROUTERS;
+        fits.then(|| usize::from(core) * MAX_ROUTERS + usize::from(router))
+    }
+
+    /// Of a router; at least 1.
+    pub fn weight(&self, router: RouterId) -> u16 {
+        self.weights.get(usize::from(router)).map_or(1, |weight| weight.load(Relaxed).max(1))
+    }
+
+    pub fn set_weight(&self, router: RouterId, weight: u16) {
+        if let Some(word) = self.weights.get(usize::from(router)) {
+            word.store(weight, Relaxed);
+        }
+    }
+
+    /// Thousandths of a core that a router took of full cores in the last period; `None`: no core was full.
+    pub fn taken_of_cores(&self, router: RouterId) -> Option<u32> {
+        self.taken.get(usize::from(router))?.load(Relaxed).checked_sub(1)
+    }
+
+    pub fn set_taken_of_cores(&self, router: RouterId, thousandths: Option<u32>) {
+        if let Some(word) = self.taken.get(usize::from(router)) {
+            word.store(thousandths.map_or(0, |taken| taken.saturating_add(1)), Relaxed);
+        }
+    }
+}
+
+/// The shares of the generation that is in charge, for the placing thread; to be cloned.
+#[derive(Clone, Default)]
+pub struct SharesInCharge {
+    shares: Arc<Mutex<Option<Arc<Shares>>>>,
+    /// Of the control loop, which attaches programs.
+    waker: Option<Waker>,
+}
+
+impl SharesInCharge {
+    /// The same; who wants another program wakes this.
+    pub fn waking(&self, waker: Waker) -> SharesInCharge {
+        SharesInCharge { waker: Some(waker), ..self.clone() }
+    }
+
+    /// The control loop has to look at [`Shares::wanted`].
+    pub fn wake(&self) {
+        self.waker.iter().for_each(Waker::wake);
+    }
+
+    pub fn put(&self, shares: Option<Arc<Shares>>) {
+        *self.shares.lock().unwrap_or_else(PoisonError::into_inner) = shares;
+    }
+
+    /// `Some(None)`: none is in charge; `None`: they are just being put there, and nobody waits for that.
+    pub fn get(&self) -> Option<Option<Arc<Shares>>> {
+        match self.shares.try_lock() {
+            Ok(shares) => Some(shares.clone()),
+            Err(TryLockError::Poisoned(shares)) => Some(shares.into_inner().clone()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
