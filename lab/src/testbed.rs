@@ -132,7 +132,7 @@ impl Testbed {
             name,
             rules: None,
             placing: "policy = \"off\"".into(),
-            shares: false,
+            shares: true,
             subject: Mutex::default(),
             priority: Priority::Reaction,
         };

@@ -22,7 +22,7 @@ use crate::{
     progress::Progress,
     record::{Output, Recorder},
     sink::Watch,
-    testbed::Testbed,
+    testbed::{Priority, Testbed},
     topology::Topology,
     workload::{Way, Workload},
 };
@@ -74,6 +74,8 @@ pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
     let topology = Topology::named(&options.topology)?;
     let workload = Workload::across(&topology, &ways(&topology)?, DESTINATIONS_EACH)?;
     let mut testbed = Testbed::for_rates(&topology)?;
+    // Shares are a daemon's work: it must not wait for the cores that are sent too much.
+    testbed.set_priority(Priority::Reaction)?;
     let mut recorder = output.recorder()?;
     figures(options).iter().try_for_each(|figure| recorder.figure(figure))?;
     let mut subjects: Vec<&str> = options.subjects.iter().map(String::as_str).collect();

@@ -55,7 +55,7 @@ impl Sharing {
         let mut taken: BTreeMap<RouterId, f64> = BTreeMap::new();
         self.beyond.clear();
         let mut ran: BTreeMap<CoreId, Vec<(f64, f64)>> = BTreeMap::new();
-        for queue in &view.queues {
+        for queue in view.queues.iter().filter(|_| shares.are_divided()) {
             ran.entry(queue.core).or_default().push((queue.ran, queue.waited));
         }
         self.cores.retain(|core, _| ran.contains_key(core));

@@ -366,8 +366,8 @@ impl FastPath for Plane {
         self.set_shared(wanted);
         changes
     }
-    fn set_weight(&self, router: RouterId, weight: u16) {
-        self.shares().set_weight(router, weight);
+    fn set_weights(&self, weights: &BTreeMap<RouterId, u16>) {
+        self.shares().set_weights(weights);
     }
     fn taken_of_cores(&self, router: RouterId) -> Option<f64> {
         self.shares().taken_of_cores(router).map(|thousandths| f64::from(thousandths) / 1000.0)

@@ -168,6 +168,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.generation.reclaim(now);
         self.grow(now)?;
         self.follow_switch();
+        self.weigh();
         self.follow_shares();
         self.confirm(now);
         self.keep_alive(now);
@@ -246,7 +247,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if due && self.trouble.is_none() {
             self.generation.confirm_until(now + self.config.heartbeat.0);
             self.times.confirmed = Some(now);
-            self.weigh();
         }
     }
 
@@ -261,16 +261,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Tells what weights routers have; all that are not named have 1.
+    /// Tells which routers there are, and their weights.
     fn weigh(&self) {
-        if self.config.shares.weights.is_empty() {
-            return;
-        }
-        for router in self.world.mirror.routers() {
-            if let Some(id) = router.router {
-                self.generation.plane.set_weight(id, self.config.shares.weight(&router.name));
-            }
-        }
+        let routers = self.world.mirror.routers();
+        let weight = |name: &str| self.config.shares.weight(name);
+        let weights = routers.filter_map(|router| Some((router.router?, weight(&router.name)))).collect();
+        self.generation.plane.set_weights(&weights);
     }
 
     /// Makes the kernel look after neighbours that only the fast path uses.

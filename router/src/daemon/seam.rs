@@ -18,6 +18,7 @@ use logic::{
     steer::Sample,
 };
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -207,8 +208,8 @@ pub trait FastPath {
     fn follow_shares(&mut self) -> bool {
         false
     }
-    /// Of a router's share of a full core, in relation to others'.
-    fn set_weight(&self, _router: RouterId, _weight: u16) {}
+    /// Of all routers that there are: of their shares of a full core, in relation to others'.
+    fn set_weights(&self, _weights: &BTreeMap<RouterId, u16>) {}
     /// Of full cores, how much a router took in the last control period; `None`: none was full.
     fn taken_of_cores(&self, _router: RouterId) -> Option<f64> {
         None

@@ -15,6 +15,7 @@ use logic::{
     share::Grant,
 };
 use std::{
+    collections::BTreeMap,
     io,
     mem::offset_of,
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -44,7 +45,7 @@ pub struct Shares {
     pace: Pace,
     cpus: usize,
     wanted: AtomicBool,
-    /// By router; 0: as by default, 1.
+    /// By router; 0: there is no such router.
     weights: Vec<AtomicU16>,
     /// By router: thousandths of a core that it took of full ones in the last period, + 1; 0: none was full.
     taken: Vec<AtomicU32>,
@@ -158,10 +159,16 @@ impl Shares {
         self.weights.get(usize::from(router)).map_or(1, |weight| weight.load(Relaxed).max(1))
     }
 
-    pub fn set_weight(&self, router: RouterId, weight: u16) {
-        if let Some(word) = self.weights.get(usize::from(router)) {
-            word.store(weight, Relaxed);
+    /// Of all routers that there are.
+    pub fn set_weights(&self, weights: &BTreeMap<RouterId, u16>) {
+        for (router, word) in (0..=RouterId::MAX).zip(&self.weights) {
+            word.store(weights.get(&router).copied().unwrap_or(0), Relaxed);
         }
+    }
+
+    /// Are there several routers? One alone shares with nobody.
+    pub fn are_divided(&self) -> bool {
+        self.weights.iter().filter(|weight| weight.load(Relaxed) > 0).nth(1).is_some()
     }
 
     /// Thousandths of a core that a router took of full cores in the last period; `None`: no core was full.
