@@ -132,7 +132,7 @@ impl Testbed {
             name,
             rules: None,
             placing: "policy = \"off\"".into(),
-            shares: true,
+            shares: false,
             subject: Mutex::default(),
             priority: Priority::Reaction,
         };

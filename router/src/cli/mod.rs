@@ -127,7 +127,7 @@ The file of --config, every key optional, with the defaults:
   fixed = { eth1 = [0, 1] } # with policy = \"fixed\": the core of each queue of a port
   workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those found by themselves
   [shares]                  # what routers may take of a core that is full; see docs/shares.md
-  enforce = true            # routers over their share are cut, so that others lose nothing
+  enforce = true            # routers over their share are cut, so that others lose nothing; without this line nobody is
   weights = { red = 2 }     # by router; others have 1
   [openflow]                # docs/openflow.md
   controllers = []          # as --controller

@@ -4,19 +4,13 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use std::collections::BTreeMap;
 
 /// `logic::share` says how it is divided.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SharesSettings {
     /// On a full core routers over their share are cut.
     pub enforce: bool,
     /// By the name of a router; others have 1.
     pub weights: BTreeMap<String, Weight>,
-}
-
-impl Default for SharesSettings {
-    fn default() -> SharesSettings {
-        SharesSettings { enforce: true, weights: BTreeMap::new() }
-    }
 }
 
 impl SharesSettings {
@@ -33,7 +27,7 @@ bounded!(
 
 /// Keys, and how they are written.
 pub(super) const FORMS: [(&str, &str); 2] =
-    [("shares.enforce", "enforce = false"), ("shares.weights", "weights = { red = 2 }")];
+    [("shares.enforce", "enforce = true"), ("shares.weights", "weights = { red = 2 }")];
 
 #[cfg(test)]
 mod tests {
@@ -47,16 +41,16 @@ mod tests {
 
     #[test]
     fn weights_have_names_and_bounds() {
-        let shares = parse("enforce = false\nweights = { red = 3, host = 1000 }").unwrap();
-        assert!(!shares.enforce);
+        let shares = parse("enforce = true\nweights = { red = 3, host = 1000 }").unwrap();
+        assert!(shares.enforce);
         assert_eq!(["red", "host", "blue"].map(|name| shares.weight(name)), [3, 1000, 1]);
         assert_eq!(parse("").unwrap(), SharesSettings::default());
-        assert!(SharesSettings::default().enforce);
+        assert!(!SharesSettings::default().enforce);
         for (text, parts) in [
             ("weights = { red = 0 }", &["m.toml:2: shares.weights: ", "0 is not allowed: 1 to 1000"][..]),
             ("weights = { red = 1001 }", &["m.toml:2: shares.weights: ", "1 to 1000"]),
             ("weights = [2]", &["m.toml:2: shares.weights: ", "such as: weights = { red = 2 }"]),
-            ("enforce = 1", &["m.toml:2: shares.enforce: ", "such as: enforce = false"]),
+            ("enforce = 1", &["m.toml:2: shares.enforce: ", "such as: enforce = true"]),
             ("weight = 1", &["m.toml:2: shares.weight: ", "unknown field"]),
         ] {
             let error = parse(text).unwrap_err();

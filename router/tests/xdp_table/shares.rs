@@ -124,7 +124,7 @@ fn a_round_counts_and_cuts_and_ends() {
     in_new_namespace(|| {
         let (mut w, cpu) = with_grant(Grant::ALL);
         w.plane.shares().in_force(Duration::ZERO).unwrap();
-        w.plane.shares().set_weight(1, 2);
+        w.plane.shares().set_weights(&[(0, 1)].into());
         let in_charge = SharesInCharge::default();
         in_charge.put(Some(w.plane.shares().clone()));
         let mut sharing = Sharing::new(in_charge.clone());
@@ -153,6 +153,10 @@ fn a_round_counts_and_cuts_and_ends() {
             [0, 1].map(|router| w.plane.shares().taken(cpu, router))
         };
         assert_eq!(round(&mut w, 0.9), [Taken::default(); 2], "a core with time left counts nothing");
+        for _ in 0..4 {
+            assert_eq!(round(&mut w, 1.0), [Taken::default(); 2], "one router shares with nobody");
+        }
+        w.plane.shares().set_weights(&[(0, 1), (1, 2)].into());
         let cut = |taken: [Taken; 2]| taken.map(|taken| taken.cut);
         (0..2).for_each(|_| assert_eq!(cut(round(&mut w, 1.0)), [0, 0], "cut too early"));
         let [big, small] = round(&mut w, 0.93);
