@@ -36,6 +36,8 @@ const IDLE_PERIOD: Duration = Duration::from_millis(20);
 const IDLE_LOAD: f64 = 0.05;
 /// Of all queues together: below, no core is full.
 const BUSY_LOAD: f64 = 0.8;
+/// While nothing is polled at all there is a round this often.
+const RESTING: Duration = Duration::from_millis(100);
 /// The same where queues are only looked at.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
 
@@ -66,6 +68,8 @@ pub struct Placing<A> {
     pub(super) news: News,
     /// Of cores that are full.
     pub(super) sharing: Sharing,
+    /// The last round; `None`: something was found since.
+    rounded: Option<Duration>,
     /// What polled a queue is gone, or moved by somebody: a thorough look is needed.
     is_something_missed: bool,
     /// What could not be read since the last look, as sentences.
@@ -123,6 +127,7 @@ impl<A: Scheduling> Placing<A> {
             plan: Plan::default(),
             news: News::default(),
             sharing: Sharing::default(),
+            rounded: None,
             is_something_missed: false,
             troubles: BTreeSet::new(),
         })
@@ -158,6 +163,7 @@ impl<A: Scheduling> Placing<A> {
 
     /// Takes over what was found. Queues that are as they were keep their measurements.
     pub fn take(&mut self, found: Arc<Found>) {
+        self.rounded = None;
         self.troubles.clear();
         let mut before = std::mem::take(&mut self.queues);
         let mut leaders: BTreeMap<Control, QueueId> = BTreeMap::new();
@@ -208,8 +214,23 @@ impl<A: Scheduling> Placing<A> {
         self.news.events.push(Happened { number: 0, at: found.began, queue, from, to, why });
     }
 
+    /// Nothing was polled lately, which the counts of polls tell without a system call, and the last round was not long ago: another
+    /// one would find nothing else.
+    pub fn rests(&mut self, now: Duration) -> bool {
+        let is_due = |last: Duration| now.saturating_sub(last) >= RESTING;
+        let (Some(polls), false) = (&self.polls, self.rounded.is_none_or(is_due)) else { return false };
+        let is_still =
+            |queue: &Watched| queue.leader != queue.source.id || queue.is_still(|napi| polls.of(napi));
+        let rests = !self.sharing.is_counting() && self.queues.values().all(is_still);
+        if rests {
+            self.queues.values_mut().for_each(|queue| queue.rest(now));
+        }
+        rests
+    }
+
     /// Observes, decides, applies; `now` as read just before. What was done is in the news.
     pub fn round(&mut self, now: Duration) {
+        self.rounded = Some(now);
         self.measure(now);
         self.view = self.view(now);
         if let Err(error) = self.sharing.round(now, &self.view) {

@@ -184,19 +184,9 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
             placing.take(found);
         }
         let now = monotonic();
-        placing.round(now);
-        let is_due = placing.has_news() || told.is_none_or(|told| now.saturating_sub(told) >= PUBLISH);
-        let snapshot = if is_due { placing.snapshot(now) } else { None };
-        if snapshot.is_some() {
-            told = Some(now);
-        }
-        let mut wake = exchange.publish(snapshot.map(Arc::new), &mut placing.news);
-        if placing.take_look_wanted() {
-            exchange.want_look();
-            wake = true;
-        }
-        if wake {
-            looking.unpark();
+        if !placing.rests(now) {
+            placing.round(now);
+            tell(&mut placing, now, &mut told, exchange, looking);
         }
         // A period that would be shorter says little of loads.
         let (ended, period) = (monotonic(), placing.period());
@@ -204,6 +194,29 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         let at = Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };
         // A signal ends it early: then a round comes early.
         let _ = clock_nanosleep_absolute(ClockId::Monotonic, &at);
+    }
+}
+
+/// Tells the other thread, and through it clients, what came of a round.
+fn tell<A: Scheduling>(
+    placing: &mut Placing<A>,
+    now: Duration,
+    told: &mut Option<Duration>,
+    exchange: &Exchange,
+    looking: &thread::Thread,
+) {
+    let is_due = placing.has_news() || told.is_none_or(|told| now.saturating_sub(told) >= PUBLISH);
+    let snapshot = if is_due { placing.snapshot(now) } else { None };
+    if snapshot.is_some() {
+        *told = Some(now);
+    }
+    let mut wake = exchange.publish(snapshot.map(Arc::new), &mut placing.news);
+    if placing.take_look_wanted() {
+        exchange.want_look();
+        wake = true;
+    }
+    if wake {
+        looking.unpark();
     }
 }
 

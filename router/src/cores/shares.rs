@@ -41,6 +41,11 @@ impl Sharing {
         self.in_charge.is_some()
     }
 
+    /// Are packets counted, as a core is full or was just now?
+    pub fn is_counting(&self) -> bool {
+        !self.counting.is_empty()
+    }
+
     /// Decides anew; `view` is of the period that ends now. An error: what was decided ends with the time it holds for.
     pub fn round(&mut self, now: Duration, view: &View) -> anyhow::Result<()> {
         let Some(in_charge) = &self.in_charge else { return Ok(()) };
@@ -51,7 +56,7 @@ impl Sharing {
         let length = self.last.replace(now).map_or(Duration::ZERO, |last| now.saturating_sub(last));
         let Some(shares) = shares else { return Ok(()) };
         self.shares = Some(shares.clone());
-        let was_counting = !self.counting.is_empty();
+        let was_counting = self.is_counting();
         let mut taken: BTreeMap<RouterId, f64> = BTreeMap::new();
         self.beyond.clear();
         let mut ran: BTreeMap<CoreId, Vec<(f64, f64)>> = BTreeMap::new();
@@ -69,16 +74,15 @@ impl Sharing {
         let left: Vec<CoreId> =
             self.counting.keys().filter(|core| !self.cores.contains_key(core)).copied().collect();
         left.into_iter().for_each(|core| self.apply(&shares, core, &Decision::default()));
-        if self.counting.is_empty() && !was_counting {
+        if !self.is_counting() && !was_counting {
             return Ok(());
         }
         for router in 0..=RouterId::MAX {
             let part = taken.get(&router).map(|part| (part * 1000.0).round() as u32);
-            shares.set_taken_of_cores(router, part.filter(|_| !self.counting.is_empty()));
+            shares.set_taken_of_cores(router, part.filter(|_| self.is_counting()));
         }
-        let in_force = shares.in_force(if self.counting.is_empty() { Duration::ZERO } else { IN_FORCE });
-        if let Some(in_charge) = self.in_charge.as_ref().filter(|_| was_counting == self.counting.is_empty())
-        {
+        let in_force = shares.in_force(if self.is_counting() { IN_FORCE } else { Duration::ZERO });
+        if let Some(in_charge) = self.in_charge.as_ref().filter(|_| was_counting != self.is_counting()) {
             in_charge.wake();
         }
         in_force

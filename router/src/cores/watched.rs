@@ -9,6 +9,7 @@ use super::{
     queues::{Control, Obstacle, QueueSource},
     traffic::TrafficMeter,
 };
+use crate::plane::Polled;
 use std::{io, time::Duration};
 
 /// A queue, where it is, and what it takes.
@@ -244,6 +245,23 @@ impl Watched {
             self.load = load;
         }
         Ok(Some(ran_ns))
+    }
+
+    /// It took nothing in the last period, and has polled nothing since.
+    pub fn is_still(&self, polled: impl Fn(u32) -> Option<Polled>) -> bool {
+        let now = self.source.napi.and_then(polled);
+        let is_idle = self.load.ran == 0.0 && self.load.waited == 0.0;
+        is_idle && now.is_some_and(|now| now == self.traffic.total)
+    }
+
+    /// As [`Watched::read`] of a queue that is still, and costs next to nothing.
+    pub fn rest(&mut self, now: Duration) {
+        if self.traffic.traffic.is_some() {
+            self.traffic.read(now, Some(self.traffic.total));
+        }
+        if let (Time::Thread(_), Some(load)) = (&self.time, self.meter.load(now, self.times)) {
+            self.load = load;
+        }
     }
 
     fn ran_since(&mut self, times: Times) -> u64 {

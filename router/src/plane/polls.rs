@@ -71,30 +71,39 @@ fn row(napi: u32) -> usize {
 }
 
 #[cfg(test)]
+impl Polls {
+    /// Of a program that is not there.
+    pub fn fake() -> Polls {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len((ROWS * WORDS * 8) as u64).unwrap();
+        let rows = Mapping::new(file.as_fd(), WORDS * 8, ROWS).unwrap().into();
+        Polls { rows, watched: BTreeSet::new(), _link: None }
+    }
+
+    /// As the program does.
+    pub fn count(&self, napi: u32, packets: u64) {
+        let row = row(napi);
+        if self.rows.load(row) == u64::from(napi) {
+            self.rows.store(row + 1, self.rows.load(row + 1) + 1);
+            self.rows.store(row + 2, self.rows.load(row + 2) + packets);
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn instances_are_counted_while_they_are_watched() {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len((ROWS * WORDS * 8) as u64).unwrap();
-        let rows = Mapping::new(file.as_fd(), WORDS * 8, ROWS).unwrap().into();
-        let mut polls = Polls { rows, watched: BTreeSet::new(), _link: None };
-        // As the program does.
-        let count = |polls: &Polls, napi: u32, packets| {
-            let row = row(napi);
-            if polls.rows.load(row) == u64::from(napi) {
-                polls.rows.store(row + 1, polls.rows.load(row + 1) + 1);
-                polls.rows.store(row + 2, polls.rows.load(row + 2) + packets);
-            }
-        };
+        let mut polls = Polls::fake();
         polls.watch(&[8193, 8194].into());
-        [8193, 8193, 8195].into_iter().for_each(|napi| count(&polls, napi, 7));
+        [8193, 8193, 8195].into_iter().for_each(|napi| polls.count(napi, 7));
         let polled = |polls, packets| Some(Polled { polls, packets });
         assert_eq!([8193, 8194, 8195].map(|napi| polls.of(napi)), [polled(2, 14), polled(0, 0), None]);
         // One more, whose row is taken; one less.
         polls.watch(&[8193, 8193 + ROWS as u32].into());
-        count(&polls, 8193, 1);
+        polls.count(8193, 1);
         assert_eq!([8193, 8194].map(|napi| polls.of(napi)), [polled(3, 15), None]);
         assert_eq!(polls.of(8193 + ROWS as u32), None);
         polls.watch(&[8193 + ROWS as u32].into());

@@ -257,3 +257,38 @@ fn what_was_seen_before_a_move_is_out_of_date() {
     world.placing.take(after);
     assert_eq!(places(&world), [Some(1), Some(3)]);
 }
+
+/// Schedstat is not read while the counts of polls say that nothing was polled, and what comes then is not spread over the rest.
+#[test]
+fn nothing_is_read_while_nothing_is_polled() {
+    let mut world = World::new("");
+    world.placing.count(Ok(Polls::fake()));
+    world.periods(3, &[(70, 0, 0), (71, 0, 0)]);
+    let napi = world.placing.queues.values().map(|queue| queue.source.napi.unwrap()).next().unwrap();
+    let loads = |world: &World| world.placing.queues.values().map(|queue| queue.load.ran).collect::<Vec<_>>();
+    let rests = |world: &mut World, ms: u32| {
+        world.now += ms * MS;
+        world.placing.rests(world.now)
+    };
+    for _ in 0..4 {
+        assert!(rests(&mut world, 20));
+    }
+    assert!(!rests(&mut world, 20), "a tenth of a second is over");
+    world.periods(2, &[(70, 0, 0)]);
+    for _ in 0..3 {
+        assert!(rests(&mut world, 20));
+    }
+    world.placing.polls.as_ref().unwrap().count(napi, 1);
+    assert!(!world.placing.rests(world.now + 10 * MS), "something was polled");
+    world.periods(1, &[(70, 9, 0)]);
+    assert_eq!(loads(&world), [0.9, 0.0], "of the last period, not of all since the last round");
+    assert!(!rests(&mut world, 10), "it was busy in the last period");
+    world.periods(1, &[(70, 0, 0)]);
+    assert!(rests(&mut world, 10));
+    let found = world.looker.look(world.now, false);
+    world.placing.take(Arc::new(found));
+    assert!(!rests(&mut world, 10), "something was found");
+    world.placing.polls = None;
+    world.periods(1, &[]);
+    assert!(!rests(&mut world, 10), "nobody counts");
+}
