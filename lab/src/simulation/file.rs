@@ -13,10 +13,11 @@ use serde::Deserialize;
 use crate::built_in;
 
 /// Those that come with the lab: name and text.
-const BUILT_IN: [(&str, &str); 7] = [
+const BUILT_IN: [(&str, &str); 8] = [
     ("step", include_str!("../../scenarios/step.toml")),
     ("ramp", include_str!("../../scenarios/ramp.toml")),
     ("wobble", include_str!("../../scenarios/wobble.toml")),
+    ("quarters", include_str!("../../scenarios/quarters.toml")),
     ("flash-crowd", include_str!("../../scenarios/flash-crowd.toml")),
     ("diurnal-8", include_str!("../../scenarios/diurnal-8.toml")),
     ("elephants-32", include_str!("../../scenarios/elephants-32.toml")),

@@ -3,9 +3,12 @@
 use super::{
     CoreId, Decision, Event, Plan, Policy, Queue, QueueId, Settings, View, Why,
     board::{Board, Item, Spot},
+    cost::{Cost, Costs, Doubt},
     history::History,
     measure::{self, Want},
+    release,
 };
+use crate::plan::PortId;
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem::{Discriminant, discriminant},
@@ -17,6 +20,8 @@ use std::{
 pub struct Allocator {
     pub(super) queues: BTreeMap<QueueId, State>,
     pub(super) history: History,
+    costs: Costs,
+    doubt: Doubt,
     /// No core is given back before.
     pub(super) quiet_until: Duration,
     /// When a core was given back last.
@@ -91,25 +96,63 @@ impl Allocator {
         }
         self.adopt(&step);
         let mut events = step.events;
+        if events.iter().any(|event| matches!(event.why, Why::Overload { .. } | Why::NoRoom { .. })) {
+            self.doubt.misses(now, settings.hold);
+        }
         if settings.policy == Policy::Pack && seventh_began && now >= self.quiet_until {
-            let history = &self.history;
-            let board = self.board(view, settings, history.len(), |_, id| history.of(id));
-            let mut step = Step { now, settings, board, events: Vec::new() };
-            super::release::release(&mut step);
-            if !step.events.is_empty() {
-                self.adopt(&step);
-                self.released = Some(now);
-            }
-            events.append(&mut step.events);
+            events.append(&mut self.release(now, view, settings));
         }
         self.burdened = burdened(view);
         Decision { plan: self.plan(), events }
     }
 
+    /// Joins queues and gives back cores; what was done.
+    fn release(&mut self, now: Duration, view: &View, settings: &Settings) -> Vec<Event> {
+        let mut step =
+            Step { now, settings, board: self.past(view, settings, Want::not_alone), events: Vec::new() };
+        let given_back = release::release(&mut step);
+        self.adopt(&step);
+        let measured = self.past(view, settings, |want| want);
+        if given_back {
+            if measured.forwarding().any(|core| !measured.is_below(core, settings.low)) {
+                self.doubt.relies(now);
+            }
+        } else {
+            let mut others = Step { now, settings, board: measured, events: Vec::new() };
+            release::reorder(&mut others);
+            self.adopt(&others);
+            step.events.append(&mut others.events);
+        }
+        if !step.events.is_empty() {
+            self.released = Some(now);
+        }
+        step.events
+    }
+
+    /// The board of the last hold time.
+    fn past(&self, view: &View, settings: &Settings, wants: impl Fn(Want) -> Want) -> Board {
+        let of = |_: &_, id| self.history.of(id).into_iter().map(&wants).collect();
+        self.board(view, settings, self.history.len(), of)
+    }
+
+    /// What packets of a port cost; `None`: what was seen does not tell.
+    pub fn cost(&self, port: PortId) -> Option<Cost> {
+        self.costs.of(port)
+    }
+
+    /// The fraction of a core that a queue would want beside others, as last measured. `None`: no such queue.
+    pub fn beside_others(&self, queue: QueueId) -> Option<f64> {
+        self.queues.get(&queue).map(|state| state.recent[1].beside_others)
+    }
+
     /// Takes in what was measured. Returns whether a seventh of the hold time began, and which queues were never seen before.
     fn observe(&mut self, now: Duration, view: &View, settings: &Settings) -> (bool, BTreeSet<QueueId>) {
         let shares = |id| self.queues.get(&id).is_none_or(|s| s.spot.shares.contains(&s.spot.home));
-        let wants = measure::wants(view, shares);
+        let mut wants = measure::wants(view, shares);
+        self.costs.note(now, view);
+        if self.doubt.trusts(now) {
+            self.costs.apply(&mut wants, view, settings);
+        }
         self.queues.retain(|id, _| wants.contains_key(id));
         let mut strangers = BTreeSet::new();
         for queue in &view.queues {

@@ -9,7 +9,7 @@ use std::{
 /// Parts of a hold time of which one moment each is kept.
 pub(super) const MOMENTS: u32 = 7;
 
-/// The moment when all queues together wanted most, for each seventh of the hold time: at most nine, however long it is.
+/// The moment when all queues together wanted most, on cores that others keep busy, for each seventh of the hold time: at most nine, however long it is.
 /// Queues that want much at different times may share a core, so their peaks are not added up.
 #[derive(Debug, Default)]
 pub(super) struct History {
@@ -36,7 +36,7 @@ impl History {
         {
             self.moments.pop_front();
         }
-        let total = wants.values().map(|want| want.work).sum();
+        let total = wants.values().map(|want| want.beside_others).sum();
         match self.moments.back_mut().filter(|moment| !ended(moment)) {
             Some(moment) => {
                 if total > moment.total {
@@ -70,7 +70,7 @@ mod tests {
     const QUEUES: [QueueId; 2] = [QueueId { port: 0, index: 0 }, QueueId { port: 0, index: 1 }];
 
     fn wants(works: [f64; 2]) -> BTreeMap<QueueId, Want> {
-        let wants = works.map(|work| Want { work, handing: 0.0 });
+        let wants = works.map(|work| Want { work, beside_others: work, handing: 0.0 });
         QUEUES.into_iter().zip(wants).collect()
     }
 

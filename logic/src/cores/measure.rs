@@ -19,13 +19,25 @@ const HANDING: f64 = 0.3;
 pub(super) struct Want {
     /// Of the core or cores that do its packets.
     pub work: f64,
+    /// The same of a core that others keep busy: less, where waking up takes much and it is known how much.
+    pub beside_others: f64,
     /// Of its home in addition while it is split.
     pub handing: f64,
 }
 
 impl Want {
     pub fn mean(a: Want, b: Want) -> Want {
-        Want { work: (a.work + b.work) / 2.0, handing: (a.handing + b.handing) / 2.0 }
+        let mean = |of: fn(Want) -> f64| (of(a) + of(b)) / 2.0;
+        Want {
+            work: mean(|want| want.work),
+            beside_others: mean(|want| want.beside_others),
+            handing: mean(|want| want.handing),
+        }
+    }
+
+    /// As it would be if it were not alone.
+    pub fn not_alone(self) -> Want {
+        Want { work: self.beside_others, ..self }
     }
 }
 
@@ -85,11 +97,11 @@ fn ran_and_waited(queue: &Queue) -> impl Iterator<Item = (CoreId, f64, f64)> + '
 fn divide(wants: &[f64], home_shares: bool) -> Want {
     let (home, parts) = (wants[0], &wants[1..]);
     if parts.is_empty() {
-        return Want { work: home, handing: home * HANDING };
+        return Want { work: home, beside_others: home, handing: home * HANDING };
     }
     let work: f64 = parts.iter().sum();
     let share = if home_shares { home.min(work / parts.len() as f64) } else { 0.0 };
-    Want { work: work + share, handing: home - share }
+    Want { work: work + share, beside_others: work + share, handing: home - share }
 }
 
 #[cfg(test)]
@@ -131,7 +143,7 @@ mod tests {
         let view =
             View { cores: vec![], queues: vec![Queue { ran: 0.75, parts: parts.into(), ..queue(0, 0) }] };
         let id = view.queues[0].id;
-        assert_eq!(wants(&view, |_| true)[&id], Want { work: 1.5, handing: 0.25 });
-        assert_eq!(wants(&view, |_| false)[&id], Want { work: 1.0, handing: 0.75 });
+        assert_eq!(wants(&view, |_| true)[&id], Want { work: 1.5, beside_others: 1.5, handing: 0.25 });
+        assert_eq!(wants(&view, |_| false)[&id], Want { work: 1.0, beside_others: 1.0, handing: 0.75 });
     }
 }

@@ -6,6 +6,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `measure` | what a queue wants, from what was measured |
+//! | `cost` | what of that waking up took, and what queues would want of a core that others keep busy |
 //! | `history` | what queues wanted over the last hold time |
 //! | `board` | queues on cores as they would be, and which core is tried first |
 //! | `allocator` | what is remembered from period to period; cores that must be left; the policies `spread` and `fixed` |
@@ -36,7 +37,9 @@
 //! shares, too, unless handing packets on fills it.
 //!
 //! **Release** slowly. What all wanted together in the worst moment of each seventh of the last hold time (2 s) must fit the cores
-//! that remain, each below `low`. Then as many cores as can be are emptied in one step, and split queues joined. Nothing is given
+//! that remain, each below `low`. What counts is what they would want there: a busy core is woken less often, and where it is known
+//! what that saves (`cost`), queues want less together than of a core each. Then as many cores as can be are emptied in one step, and split queues joined. If none can, all queues are
+//! placed anew where that takes fewer cores, by what was measured. Nothing is given
 //! back within a hold time after any move, and not within two if the last core was missed within one: on average there is one
 //! step per hold time at most, although growing never waits.
 //!
@@ -49,6 +52,7 @@
 mod allocator;
 mod board;
 pub mod choice;
+mod cost;
 mod event;
 mod floor;
 mod grow;
@@ -59,6 +63,7 @@ mod role;
 mod serve;
 
 pub use allocator::Allocator;
+pub use cost::Cost;
 pub use event::{Event, Why};
 pub use floor::Floor;
 pub use role::{Role, roles};
@@ -109,8 +114,18 @@ pub struct Queue {
     pub ran: f64,
     /// Fraction of the period that it could have run on its own core and did not, because something else ran.
     pub waited: f64,
+    /// `None`: not known.
+    pub counted: Option<Counted>,
     /// What other cores did for it, while it is split.
     pub parts: Vec<Part>,
+}
+
+/// What a queue's own core did for it, in one control period.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counted {
+    pub packets_per_s: f64,
+    /// It began to run.
+    pub wakeups_per_s: f64,
 }
 
 /// Another core that does a share of a queue's work, in one control period.

@@ -8,19 +8,22 @@ use super::{
 };
 use std::borrow::Cow;
 
-/// Joins queues and gives back cores, as many as can be. The step's board has what queues wanted at the moments of the last hold
-/// time.
-pub(super) fn release(step: &mut Step) {
+/// Joins queues and gives back cores, as many as can be. Were any? The step's board has what queues would have wanted beside others
+/// at the moments of the last hold time.
+pub(super) fn release(step: &mut Step) -> bool {
     join(step);
     let low = step.settings.low;
     let mut fewest = step.board.clone();
     while let Some(board) = emptied(&fewest, low) {
         fewest = board;
     }
-    let before = step.board.forwarding().count();
-    let given_back = take_over(step, &fewest, |core| Why::Release { core, low });
-    if !given_back
-        && step.board.may_be_fewer(low)
+    take_over(step, &fewest, |core| Why::Release { core, low })
+}
+
+/// All queues are placed anew if that takes fewer cores. It moves many, so the step's board has what was really wanted.
+pub(super) fn reorder(step: &mut Step) {
+    let (low, before) = (step.settings.low, step.board.forwarding().count());
+    if step.board.may_be_fewer(low)
         && let Some(board) = repack(&step.board, low)
         && board.forwarding().count() < before
     {

@@ -23,6 +23,9 @@ pub(super) struct Task {
     /// In this control period, as the kernel counts it (schedstat).
     pub ran_ns: u64,
     pub waited_ns: u64,
+    /// In this control period: packets that it is done with, and the time that waking up took.
+    pub done: u64,
+    pub waking_ns: u64,
 }
 
 impl Task {
@@ -37,6 +40,8 @@ impl Task {
             begun_ns: 0,
             ran_ns: 0,
             waited_ns: 0,
+            done: 0,
+            waking_ns: 0,
         }
     }
 
@@ -123,15 +128,17 @@ impl Core {
     }
 
     /// Of a slice: tasks first, then applications that share fairly.
-    fn want(&mut self, time_ns: u64, tasks: &[Task], cost: &Cost) {
+    fn want(&mut self, time_ns: u64, tasks: &mut [Task], cost: &Cost) {
         let of_tasks = || self.tasks.iter().map(|&number| &tasks[number]);
         let came: u64 = of_tasks().map(|task| task.came).sum();
         let packets_ns: u64 = of_tasks().map(Task::packets_ns).sum();
         let wakes_ns = cost.wakes_ns(came, packets_ns, time_ns);
         self.wants.clear();
         for &number in &self.tasks {
-            let task = &tasks[number];
-            self.wants.push(task.packets_ns() + (wakes_ns * task.came).checked_div(came).unwrap_or(0));
+            let task = &mut tasks[number];
+            let waking_ns = (wakes_ns * task.came).checked_div(came).unwrap_or(0);
+            task.waking_ns += waking_ns;
+            self.wants.push(task.packets_ns() + waking_ns);
         }
         self.wants.extend(self.fair_ns.iter().map(|ns| ns * time_ns / SLICE_NS));
     }
@@ -144,6 +151,7 @@ impl Task {
         let waiting = self.ring.waiting();
         let time_ns = self.begun_ns + ns;
         let done = (time_ns / self.ns_per_packet).min(waiting);
+        self.done += done;
         let is_done = done == waiting;
         self.begun_ns = if is_done { 0 } else { time_ns - done * self.ns_per_packet };
         let is_prompt = is_done && waiting == self.came;

@@ -1,7 +1,7 @@
 //! Where queues are: what the allocator sees of a run, and what it changes.
 
 use super::{PERIOD, core::Task, results::Move, ring::Leaving, run::Run};
-use crate::cores::{self, CoreId, Part, Plan, QueueId, View};
+use crate::cores::{self, CoreId, Counted, Part, Plan, QueueId, View};
 use std::time::Duration;
 
 /// An RX queue.
@@ -67,12 +67,19 @@ impl Run<'_> {
             movable: true,
             ran: fraction(home.ran_ns),
             waited: fraction(home.waited_ns),
+            counted: Some(self.counted(home)),
             parts: self.parts(queue, home.core, fraction),
         };
         View {
             cores: (0..machine.cores).map(core).collect(),
             queues: self.queues.iter().zip(&self.tasks).map(queue).collect(),
         }
+    }
+
+    fn counted(&self, home: &Task) -> Counted {
+        let per_s = |count: f64| count / PERIOD.as_secs_f64();
+        let wakeups = home.waking_ns as f64 / self.scenario.cost.wake_ns.max(1) as f64;
+        Counted { packets_per_s: per_s(home.done as f64), wakeups_per_s: per_s(wakeups) }
     }
 
     fn parts(&self, queue: &Queue, home: CoreId, fraction: impl Fn(u64) -> f64) -> Vec<Part> {

@@ -181,7 +181,7 @@ impl<'a> Run<'a> {
             (core.forwarded_ns, core.other_ns) = (0, 0);
         }
         for task in &mut self.tasks {
-            (task.ran_ns, task.waited_ns) = (0, 0);
+            (task.ran_ns, task.waited_ns, task.done, task.waking_ns) = (0, 0, 0, 0);
         }
         self.queues.iter_mut().for_each(|queue| queue.came = 0);
     }

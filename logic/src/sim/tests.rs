@@ -2,7 +2,7 @@
 
 use super::{run::Run, *};
 use crate::{
-    cores::{CoreId, Plan, Policy, QueueId, Settings},
+    cores::{CoreId, Counted, Plan, Policy, QueueId, Settings},
     fib::synthetic::Random,
 };
 
@@ -147,6 +147,15 @@ fn the_allocator_sees_what_cores_queues_and_applications_did() {
     assert_eq!((other(0), other(1)), ((0, 0.0), (1, 0.0)));
     let seen: Vec<_> = view.queues.iter().map(|q| (q.id.index, q.core, q.ran, q.waited, q.node)).collect();
     assert_eq!(seen, [(0, 0, 0.1, 0.0, Some(0)), (1, 1, 1.0, 0.0, Some(0))]);
+    let counted = |packets_per_s| Some(Counted { packets_per_s, wakeups_per_s: 0.0 });
+    assert_eq!(view.queues[0].counted, counted(100_000.0));
+    assert_eq!(view.queues[1].counted, counted(1_000_000.0), "what came is not what was done");
+    let scenario = Scenario { cost: Cost::MILLRACE, ..scenario };
+    let mut run = Run::new(&scenario, None, &[2]);
+    (0..100).for_each(|now| run.slice(now, &[50, 0]));
+    // 500,000 a second on a core that works for 36 % of the time.
+    let counted = run.view().queues[0].counted.unwrap();
+    assert_eq!((counted.packets_per_s, counted.wakeups_per_s.round()), (500_000.0, 318_942.0));
 }
 
 /// Anything that can be simulated, small.
@@ -246,6 +255,17 @@ fn what_cannot_be_simulated_is_refused() {
     assert_eq!(bad(|s| s.duration = Duration::MAX), "time: above 0, at most an hour with settling");
     assert_eq!(bad(|s| s.sources[0].rate = Rate::Line(vec![])), "line: 1 to 10000 points");
     assert_eq!(bad(|s| s.cost.ns_per_packet = 0), "ns per packet: 1 to 100000");
+}
+
+/// Four queues that take 36 % of a core each, after a while with twice as much, so that it is known what waking up costs.
+#[test]
+fn queues_that_fit_a_core_together_share_one_and_lose_nothing() {
+    let quarters = growing(4, 4, &[(0.0, 4_000_000), (2.0, 4_000_000), (2.0, 1_985_000)]);
+    let [packed, spread] = [PACK, SPREAD].map(|placement| quarters.run(&placement).unwrap());
+    assert_eq!((packed.dropped, packed.cores.mean(), packed.moves.len()), (0, 2.0, 0));
+    let of_core = |results: &Results, cores: f64| results.forwarding.as_secs_f64() / 10.0 / cores;
+    assert!((0.355..0.365).contains(&of_core(&spread, 4.0)), "{}", of_core(&spread, 4.0));
+    assert!((0.575..0.585).contains(&of_core(&packed, 2.0)), "{}", of_core(&packed, 2.0));
 }
 
 /// A load that one core can carry, later another one; packets cost what was measured.

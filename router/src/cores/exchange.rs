@@ -19,7 +19,7 @@ use super::{
     queues::{Obstacle, QueueSource},
     traffic::TrafficMeter,
 };
-use logic::cores::{Plan, View};
+use logic::cores::{Cost, Plan, View};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
@@ -61,6 +61,9 @@ pub struct QueueNow {
     pub leader: QueueId,
     pub load: Load,
     pub traffic: TrafficMeter,
+    /// As the allocator sees it; `None`: it is not placed, or costs are not known.
+    pub beside_others: Option<f64>,
+    pub cost: Option<Cost>,
     pub times: Times,
     pub is_estimate: bool,
     /// Why it is not moved now, although something could.

@@ -143,6 +143,9 @@ impl Handle {
             packets: queue.traffic.total.packets,
             polls: queue.traffic.total.polls,
             is_estimate: queue.is_estimate,
+            beside_others: queue.beside_others,
+            packet_ns: queue.cost.map(|cost| cost.packet_ns),
+            wake_ns: queue.cost.map(|cost| cost.wake_ns),
         }
     }
 

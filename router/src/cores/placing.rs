@@ -255,6 +255,8 @@ impl<A: Scheduling> Placing<A> {
             leader: queue.leader,
             load: queue.load,
             traffic: queue.traffic,
+            beside_others: self.allocator.beside_others(queue.source.id),
+            cost: self.allocator.cost(queue.source.id.port),
             times: queue.times,
             is_estimate: queue.is_estimate(),
             refused: queue.refused(now),
@@ -341,6 +343,7 @@ impl<A: Scheduling> Placing<A> {
                 movable: watched.is_movable(now),
                 ran: watched.load.ran,
                 waited: watched.load.waited,
+                counted: watched.counted(),
                 parts: Vec::new(),
             })
         };

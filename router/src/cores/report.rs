@@ -109,6 +109,14 @@ pub struct QueueReport {
     pub polls: u64,
     /// Time is known to some 200 ms only, and shared with other softirqs of the core.
     pub is_estimate: bool,
+    /// Fraction of a core that it would want where others keep that busy, by which cores are given back; absent: it is not placed.
+    #[serde(default)]
+    pub beside_others: Option<f64>,
+    /// What a packet costs queues of this port without waking up, and a wake-up at the least; absent: what was seen does not tell.
+    #[serde(default)]
+    pub packet_ns: Option<f64>,
+    #[serde(default)]
+    pub wake_ns: Option<f64>,
 }
 
 /// Somebody with cores of his own (V2).

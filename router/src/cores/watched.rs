@@ -7,9 +7,10 @@ use super::{
     contest::Contest,
     load::{CoreTime, Load, Meter, QueueTime as _, Reading, SoftirqShare, ThreadTime, Times},
     queues::{Control, Obstacle, QueueSource},
-    traffic::TrafficMeter,
+    traffic::{Traffic, TrafficMeter},
 };
 use crate::plane::Polled;
+use logic::cores::Counted;
 use std::{io, time::Duration};
 
 /// A queue, where it is, and what it takes.
@@ -133,6 +134,13 @@ impl Watched {
     /// Is it known where it is and what it takes?
     pub fn is_measured(&self) -> bool {
         self.source.core.is_some() && !matches!(self.time, Time::Nothing)
+    }
+
+    /// Packets and wake-ups of the last period, if both are known exactly.
+    pub fn counted(&self) -> Option<Counted> {
+        let traffic = self.traffic.traffic.filter(|_| matches!(self.time, Time::Thread(_)))?;
+        let Traffic { packets_per_s, .. } = traffic;
+        Some(Counted { packets_per_s, wakeups_per_s: self.load.wakeups_per_s })
     }
 
     /// Something moves it, and has not refused to just now.

@@ -137,6 +137,7 @@ fn a_round_counts_and_cuts_and_ends() {
                 movable: true,
                 ran,
                 waited: 0.0,
+                counted: None,
                 parts: Vec::new(),
             }],
         };

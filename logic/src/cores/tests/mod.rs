@@ -3,6 +3,7 @@
 mod choice;
 mod properties;
 mod stories;
+mod waking;
 
 use super::*;
 
@@ -16,7 +17,7 @@ pub fn core(id: CoreId) -> Core {
 
 pub fn queue(index: u16, core: CoreId) -> Queue {
     let id = QueueId { port: 0, index };
-    Queue { id, node: None, core, movable: true, ran: 0.0, waited: 0.0, parts: vec![] }
+    Queue { id, node: None, core, movable: true, ran: 0.0, waited: 0.0, counted: None, parts: vec![] }
 }
 
 /// Does at once what plans say; cores share their time evenly by what is wanted of them.

@@ -51,7 +51,7 @@ fn repacked(sizes: &[f64], cores: u16, goal: f64) -> Option<usize> {
     let view = View { cores: (0..cores).map(core).collect(), queues: vec![] };
     let mut board = Board::new(&view, &Settings::default(), 1);
     for (index, size) in (0..).zip(sizes) {
-        let wants = vec![Want { work: *size, handing: 0.0 }];
+        let wants = vec![Want { work: *size, beside_others: *size, handing: 0.0 }];
         let item = Item { spot: Spot::at(index % cores), movable: true, node: None, wants };
         board.put(QueueId { port: 0, index }, item);
     }
@@ -246,7 +246,8 @@ proptest! {
         for ((cores, queues), time) in views.into_iter().zip(times) {
             let cores = cores.into_iter().map(|(id, other)| Core { other, ..core(id) }).collect();
             let queues = queues.into_iter().map(|(index, core, ran, waited, part)| Queue {
-                ran, waited, parts: vec![Part { core: part, ran, waited }; usize::from(part % 3)], ..queue(index, core)
+                ran, waited, counted: Some(Counted { packets_per_s: waited, wakeups_per_s: ran }),
+                parts: vec![Part { core: part, ran, waited }; usize::from(part % 3)], ..queue(index, core)
             });
             let view = View { cores, queues: queues.collect() };
             let plan = allocator.decide(Duration::from_secs(time), &view, &settings).plan;

@@ -9,8 +9,10 @@ use super::super::{
 use super::*;
 use crate::{
     netlink::netdev::{Napi, RxQueue},
+    plane::Polled,
     priority::Urgency,
 };
+use logic::cores::Counted;
 use std::fmt::Write as _;
 
 const MS: Duration = Duration::from_millis(1);
@@ -117,6 +119,24 @@ fn queues_are_packed_spread_on_overload_and_put_back() {
     assert_eq!(world.looker.put_back(), Vec::<String>::new());
     assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![1]));
     assert!(!world.tree.path("m.cores").exists());
+}
+
+/// By packets and wake-ups the allocator tells what queues would want together; both must be known, of threads.
+#[test]
+fn packets_and_wakeups_are_counted_where_both_are_known() {
+    let mut world = World::new("");
+    world.periods(3, &[(70, 3, 0), (71, 1, 0)]);
+    let counted = |world: &World| -> Vec<_> {
+        world.placing.view(world.now).queues.iter().map(|queue| queue.counted).collect()
+    };
+    assert_eq!(counted(&world), [None, None], "nothing counts packets");
+    let queue = world.placing.queues.values_mut().next().unwrap();
+    for (at, packets) in [(10, 100), (20, 600)] {
+        queue.traffic.read(at * MS, Some(Polled { polls: 0, packets }));
+    }
+    queue.load.wakeups_per_s = 7000.0;
+    let expected = Counted { packets_per_s: 50_000.0, wakeups_per_s: 7000.0 };
+    assert_eq!(counted(&world), [Some(expected), None]);
 }
 
 #[test]

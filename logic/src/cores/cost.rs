@@ -1,0 +1,354 @@
+//! What a packet costs and what a wake-up, and what a queue would want of a core that others keep busy.
+//!
+//! At low load nearly every packet wakes a NAPI thread, and costs a multiple of what it costs on a core that never sleeps.
+//! Queues that share a core take less of it than they take of one each: while one runs, packets of the others gather. So giving
+//! cores back goes by less than the sum of what was measured; growing never does, as what is measured then is true.
+//!
+//! # Model
+//! A queue runs for `packets * packet_ns + wakeups * wake_ns`. A packet wakes somebody if it comes while the core sleeps, so of
+//! a core that is busy for the fraction `u` there are `1 - u` times as many wake-ups as there were if it hardly worked: a queue that
+//! had `wakeups` on a core busy for `u` would have `wakeups * (1 - low) / (1 - u)` on one that is busy for `low`. Queues that so
+//! want `low` together make such a core, and if they want less they do not fill it: what is wanted falls while load grows. So
+//! queues are added up as they would be at `low`, and need not be known before.
+//!
+//! # Estimate
+//! For each port, whose queues go through the same driver and program: the line `ns per packet = packet_ns + wake_ns * wake-ups per
+//! packet` through what was seen in the last minutes. What was seen is kept by wake-ups per packet, as a mean of each half octave:
+//! hours of the same load do not blot out the minutes of another one. `wake_ns` counts with what is sure of it, two standard errors
+//! below the best line: where there was ever the same load, no line is sure, and nothing is taken off.
+//!
+//! # Bounds
+//! Never less is taken for wanted than packets cost without wake-ups, nor with three quarters of the wake-ups that there were ([`LEAST`]). If
+//! a core has too much soon after one was given back because of this, what was measured counts for a while, each time twice
+//! as long ([`Doubt`]).
+
+use super::{
+    CoreId, Counted, Queue, QueueId, Settings, View,
+    measure::{Want, fraction},
+};
+use crate::plan::PortId;
+use std::{array, collections::BTreeMap, time::Duration};
+
+/// At least so much of what wake-ups took stays. Threads wake each other, too, and packets do not gather while a core wakes up: of
+/// two queues on veth 0.6 stayed at 25,000 to 100,000 packets a second each, all at 200,000, 0.9 at 300,000, 0.6 at 450,000; of three 0.7
+/// and less (lab/runs/2026-11-22-queues-together.jsonl, with 600 ns a packet). Where all stays too little is thought to be wanted: 60 %
+/// of a core at 200,000, where it was 76. The room up to `high` takes that, and if it does not, [`Doubt`].
+const LEAST: f64 = 0.75;
+/// What ran for less than this fraction of a period says little: cores that sleep long get cold.
+const SAMPLE: f64 = 0.02;
+/// Half octaves of wake-ups per packet, from one per packet to one for 2^12 and less.
+const BINS: usize = 24;
+/// Periods that a bin's mean is of, about, and as many as make one.
+const MOST: f64 = 256.0;
+const ENOUGH: f64 = 32.0;
+/// What was seen longer ago may have been other traffic, or other rules.
+const MEMORY: Duration = Duration::from_secs(300);
+/// Means are thought to be no more exact than this: their spread does not show what caches and neighbours did meanwhile.
+const EXACT: f64 = 0.02;
+/// Standard errors below the best line.
+const SURE: f64 = 2.0;
+/// Measured wants count for so many hold times after a core was missed, at first and at most.
+const PAUSES: [u32; 2] = [8, 512];
+
+/// Of one port.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cost {
+    /// Of a packet, waking up not included.
+    pub packet_ns: f64,
+    /// Of a wake-up, at least.
+    pub wake_ns: f64,
+}
+
+/// What is known of each port.
+#[derive(Debug, Default)]
+pub(super) struct Costs {
+    ports: BTreeMap<PortId, Seen>,
+}
+
+#[derive(Debug)]
+struct Seen {
+    bins: [Bin; BINS],
+    cost: Option<Cost>,
+}
+
+/// Periods with about as many wake-ups per packet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    /// How many count, at most [`MOST`].
+    periods: f64,
+    wakeups: f64,
+    /// Of a packet: mean and variance.
+    ns: f64,
+    variance: f64,
+    last: Duration,
+}
+
+impl Costs {
+    /// Takes in what was measured.
+    pub fn note(&mut self, now: Duration, view: &View) {
+        for queue in &view.queues {
+            let Some((wakeups, ns)) = sample(queue) else { continue };
+            let seen = self.ports.entry(queue.id.port).or_insert_with(Seen::new);
+            seen.note(now, wakeups, ns);
+        }
+    }
+
+    /// Makes of wants what they would be beside others.
+    pub fn apply(&self, wants: &mut BTreeMap<QueueId, Want>, view: &View, settings: &Settings) {
+        if self.ports.values().all(|seen| seen.cost.is_none()) {
+            return;
+        }
+        let mut busy: BTreeMap<CoreId, f64> = BTreeMap::new();
+        for queue in &view.queues {
+            *busy.entry(queue.core).or_default() += fraction(queue.ran);
+        }
+        for queue in &view.queues {
+            if let Some((cost, want)) = self.of(queue.id.port).zip(wants.get_mut(&queue.id)) {
+                let low = fraction(settings.low);
+                want.beside_others = cost.beside_others(queue, want.work, busy[&queue.core], low);
+            }
+        }
+    }
+
+    /// `None`: what was seen does not tell.
+    pub fn of(&self, port: PortId) -> Option<Cost> {
+        self.ports.get(&port)?.cost
+    }
+}
+
+/// Wake-ups and nanoseconds per packet; none of what says little.
+fn sample(queue: &Queue) -> Option<(f64, f64)> {
+    let Counted { packets_per_s, wakeups_per_s } = queue.counted.filter(|_| queue.parts.is_empty())?;
+    let ran = Some(fraction(queue.ran)).filter(|ran| *ran >= SAMPLE)?;
+    let (wakeups, ns) = (wakeups_per_s / packets_per_s, ran * 1e9 / packets_per_s);
+    let is_sound = packets_per_s >= 1.0 && wakeups_per_s >= 0.0 && wakeups.is_finite() && ns > 0.0;
+    is_sound.then_some((wakeups, ns))
+}
+
+impl Seen {
+    fn new() -> Self {
+        Self { bins: array::from_fn(|_| Bin::default()), cost: None }
+    }
+
+    fn note(&mut self, now: Duration, wakeups: f64, ns: f64) {
+        // What no packet woke is the last of all.
+        let bin = &mut self.bins[((-2.0 * wakeups.log2()).max(0.0) as usize).min(BINS - 1)];
+        if now.saturating_sub(bin.last) >= MEMORY {
+            *bin = Bin::default();
+        }
+        bin.last = now;
+        bin.periods = (bin.periods + 1.0).min(MOST);
+        let (part, above) = (1.0 / bin.periods, ns - bin.ns);
+        bin.wakeups += part * (wakeups - bin.wakeups);
+        bin.ns += part * above;
+        bin.variance = (1.0 - part) * (bin.variance + part * above * above);
+        let is_known = |bin: &&Bin| bin.periods >= ENOUGH && now.saturating_sub(bin.last) < MEMORY;
+        self.cost = line(self.bins.iter().filter(is_known));
+    }
+}
+
+/// Weighted least squares. The weights are one over what means are wrong by, squared; if they are further off the line than that,
+/// they are thought to be so much more wrong.
+fn line<'a>(bins: impl Iterator<Item = &'a Bin> + Clone) -> Option<Cost> {
+    let weight = |bin: &Bin| 1.0 / ((EXACT * bin.ns).powi(2) + bin.variance / bin.periods);
+    let sum = |of: &dyn Fn(&Bin) -> f64| bins.clone().map(|bin| weight(bin) * of(bin)).sum::<f64>();
+    let (one, x, y) = (sum(&|_| 1.0), sum(&|bin| bin.wakeups), sum(&|bin| bin.ns));
+    let (xx, xy) = (sum(&|bin| bin.wakeups * bin.wakeups), sum(&|bin| bin.wakeups * bin.ns));
+    let determinant = one * xx - x * x;
+    let (packet_ns, wake_ns) = ((xx * y - x * xy) / determinant, (one * xy - x * y) / determinant);
+    let off = sum(&|bin| (bin.ns - packet_ns - wake_ns * bin.wakeups).powi(2));
+    let free = bins.clone().count().checked_sub(2)?.max(1) as f64;
+    let wrong_ns = (one / determinant * (off / free).max(1.0)).sqrt();
+    let cost = Cost { packet_ns, wake_ns: wake_ns - SURE * wrong_ns };
+    // Not so where the line is none.
+    (cost.packet_ns > 0.0 && cost.wake_ns > 0.0 && cost.wake_ns.is_finite()).then_some(cost)
+}
+
+impl Cost {
+    /// What a queue would want of a core that is busy for the fraction `low`, at most `work`, which it wanted of its own, busy for
+    /// the fraction `busy`.
+    pub fn beside_others(&self, queue: &Queue, work: f64, busy: f64, low: f64) -> f64 {
+        let Some(counted) = queue.counted.filter(|_| sample(queue).is_some() && busy < low) else {
+            return work;
+        };
+        let stay = ((1.0 - low) / (1.0 - busy)).max(LEAST);
+        let waking = (counted.wakeups_per_s * self.wake_ns / 1e9).min(fraction(queue.ran));
+        let least = counted.packets_per_s * self.packet_ns / 1e9;
+        (work - (1.0 - stay) * waking).max(least.min(work))
+    }
+}
+
+/// Whether what was given back because of costs was missed.
+#[derive(Debug, Default)]
+pub(super) struct Doubt {
+    relied: Option<Duration>,
+    until: Duration,
+    pause: Duration,
+}
+
+impl Doubt {
+    /// Do costs count now?
+    pub fn trusts(&self, now: Duration) -> bool {
+        now >= self.until
+    }
+
+    /// A core was given back that would not have been by what was measured.
+    pub fn relies(&mut self, now: Duration) {
+        self.relied = Some(now);
+    }
+
+    /// A core has too much.
+    pub fn misses(&mut self, now: Duration, hold: Duration) {
+        let [first, most] = PAUSES.map(|holds| hold.saturating_mul(holds));
+        let Some(relied) = self.relied.take() else { return };
+        let lasted = now.saturating_sub(relied);
+        if lasted < first.max(self.pause) {
+            self.pause = self.pause.saturating_mul(2).clamp(first, most);
+            self.until = now.saturating_add(self.pause);
+        } else {
+            self.pause = Duration::ZERO;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cores::tests::queue, fib::synthetic::Random};
+    use proptest::prelude::*;
+
+    /// As measured on veth: packets and wake-ups a second, thousands, where a packet takes 330 ns and a wake-up 7.5 us.
+    const LOADS: [(f64, f64); 5] =
+        [(50.0, 33.0), (250.0, 34.7), (500.0, 25.7), (1000.0, 17.6), (2000.0, 6.1)];
+    const TRUE: Cost = Cost { packet_ns: 330.0, wake_ns: 7500.0 };
+
+    fn loaded((packets, wakeups): (f64, f64), cost: Cost) -> Queue {
+        let counted = Counted { packets_per_s: packets * 1e3, wakeups_per_s: wakeups * 1e3 };
+        let ran = (packets * cost.packet_ns + wakeups * cost.wake_ns) / 1e6;
+        Queue { ran, counted: Some(counted), ..queue(0, 0) }
+    }
+
+    /// What is known after so many periods of each load, one of them after the other. Times and counts are each wrong by up to this
+    /// fraction.
+    fn seen(periods: u64, loads: &[(f64, f64)], noise: f64) -> Costs {
+        let (mut costs, mut random) = (Costs::default(), Random(1));
+        let mut wrong = || 1.0 + noise * (f64::from(random.below(2001)) / 1000.0 - 1.0);
+        for period in 0..periods * loads.len() as u64 {
+            let (packets, wakeups) = loads[(period / periods) as usize];
+            let mut queue = loaded((packets * wrong(), wakeups * wrong()), TRUE);
+            queue.ran *= wrong();
+            let view = View { cores: vec![], queues: vec![queue] };
+            costs.note(Duration::from_millis(10 * period), &view);
+        }
+        costs
+    }
+
+    #[test]
+    fn both_costs_are_found_in_noise() {
+        for noise in [0.0, 0.05, 0.2] {
+            let cost = seen(100, &LOADS, noise).of(0).unwrap();
+            assert!((cost.packet_ns - 330.0).abs() < 0.1 * 330.0, "{noise}: {cost:?}");
+            assert!((0.75 * 7500.0..7500.0).contains(&cost.wake_ns), "{noise}: {cost:?}");
+        }
+    }
+
+    /// A load that was always the same tells nothing, or next to nothing where noise makes two of it; nor does one that was seen for a moment.
+    #[test]
+    fn what_cannot_be_told_apart_is_as_measured() {
+        type Case = (u64, &'static [(f64, f64)], f64);
+        const TABLE: [Case; 4] = [
+            (1000, &[LOADS[2]], 0.0),
+            (1000, &[LOADS[2]], 0.1),
+            // Between two bins.
+            (1000, &[(500.0, 22.1)], 0.1),
+            (20, &LOADS, 0.0),
+        ];
+        for (periods, loads, noise) in TABLE {
+            let cost = seen(periods, loads, noise).of(0);
+            let queue = loaded(loads[loads.len() / 2], TRUE);
+            let wants = cost.map_or(queue.ran, |cost| cost.beside_others(&queue, queue.ran, queue.ran, 0.7));
+            assert!(wants >= 0.96 * queue.ran, "{periods} {loads:?} {noise}: {cost:?}");
+        }
+        assert_eq!(seen(100, &LOADS, 0.0).of(1), None, "another port");
+    }
+
+    /// Packets of one load cost more than any wake-ups explain.
+    #[test]
+    fn what_lies_on_no_line_is_not_sure() {
+        let mut costs = seen(100, &LOADS, 0.0);
+        let sure = costs.of(0).unwrap();
+        for _ in 0..300 {
+            let other = loaded((800.0, 22.0), Cost { packet_ns: 2000.0, wake_ns: 7500.0 });
+            costs.note(Duration::from_secs(5), &View { cores: vec![], queues: vec![other] });
+        }
+        let unsure = costs.of(0).map_or(0.0, |cost| cost.wake_ns);
+        assert!(unsure < 0.6 * sure.wake_ns, "{unsure} {sure:?}");
+    }
+
+    #[test]
+    fn what_was_seen_long_ago_is_forgotten() {
+        let mut costs = seen(100, &LOADS, 0.0);
+        let note = |costs: &mut Costs, at: Duration| {
+            costs.note(at, &View { cores: vec![], queues: vec![loaded(LOADS[2], TRUE)] });
+            costs.of(0).is_some()
+        };
+        assert!(note(&mut costs, MEMORY));
+        assert!(!note(&mut costs, MEMORY + Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn queues_want_less_of_a_core_that_others_keep_busy() {
+        let queue = loaded(LOADS[2], TRUE);
+        let wants = |busy, low| (1000.0 * TRUE.beside_others(&queue, queue.ran, busy, low)).round();
+        assert_eq!((1000.0 * queue.ran).round(), 358.0);
+        // 165 for packets, and of 193 for wake-ups three quarters where 0.3 / 0.642 would stay; 0.5 / 0.642.
+        assert_eq!((wants(0.358, 0.7), wants(0.358, 0.5)), (310.0, 315.0));
+        // It is beside others already.
+        assert_eq!((wants(0.65, 0.7), wants(0.7, 0.7), wants(0.9, 0.7)), (330.0, 358.0, 358.0));
+        let uncounted = Queue { counted: None, ..queue.clone() };
+        assert_eq!(TRUE.beside_others(&uncounted, 0.358, 0.358, 0.7), 0.358);
+    }
+
+    proptest! {
+        /// Whatever is believed and measured: no more than was wanted, no less than packets take, and all but a quarter of the time it ran.
+        #[test]
+        fn no_more_is_taken_off_than_a_quarter_of_what_it_ran(
+            packet_ns in prop::num::f64::POSITIVE, wake_ns in prop::num::f64::POSITIVE,
+            packets_per_s in prop::num::f64::ANY, wakeups_per_s in prop::num::f64::ANY,
+            (ran, more, busy, low) in (0.0f64..1.0, 0.0f64..1.0, 0.0f64..1.5, 0.0f64..1.0),
+        ) {
+            let counted = Some(Counted { packets_per_s, wakeups_per_s });
+            let (queue, work) = (Queue { ran, counted, ..queue(0, 0) }, ran + more);
+            let wants = Cost { packet_ns, wake_ns }.beside_others(&queue, work, busy, low);
+            prop_assert!(wants <= work && wants >= work - ran / 4.0 - 1e-9, "{}", wants);
+            let packets = packets_per_s * packet_ns / 1e9;
+            prop_assert!(packets.is_nan() || packets_per_s < 1.0 || wants >= packets.min(work));
+        }
+    }
+
+    #[test]
+    fn who_was_wrong_waits_ever_longer() {
+        let (hold, mut doubt, mut now) = (Duration::from_secs(2), Doubt::default(), Duration::from_secs(9));
+        let mut pauses = Vec::new();
+        doubt.misses(now, hold);
+        assert!(doubt.trusts(now), "nobody relied on it");
+        for _ in 0..9 {
+            doubt.relies(now);
+            doubt.misses(now + hold, hold);
+            doubt.misses(now + hold, hold);
+            pauses.push((doubt.until - now - hold).as_secs());
+            assert!(!doubt.trusts(doubt.until - Duration::from_nanos(1)));
+            now = doubt.until;
+            assert!(doubt.trusts(now));
+        }
+        assert_eq!(pauses, [16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
+        // This one was right for long, and what came then was more traffic.
+        doubt.relies(now);
+        now += Duration::from_secs(1024);
+        doubt.misses(now, hold);
+        assert!(doubt.trusts(now));
+        doubt.relies(now);
+        doubt.misses(now, hold);
+        assert_eq!(doubt.until, now + 8 * hold);
+    }
+}
