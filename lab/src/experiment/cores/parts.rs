@@ -17,7 +17,8 @@ const LITTLE: f64 = 0.3;
 /// A flash crowd comes from next to nothing.
 const NEXT_TO_NOTHING: f64 = 0.05;
 /// A load that did not reach the high mark, as the machine has become faster since that was looked for, is raised by so much
-/// and tried again. So is one that could not be sent as it should, as it is.
+/// and tried again. So is one that could not be sent as it should, or where the machine stood still and the second core forwarded
+/// before it had to, as it is.
 const RAISE: f64 = 1.15;
 const ATTEMPTS: usize = 4;
 /// Between notes where nothing is sudden.
@@ -119,11 +120,11 @@ impl Parts<'_> {
                 let course = Course { part, repeat, seconds, rate: &rate, little_pps, every };
                 let seen = self.bed.follow(&course)?;
                 let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;
-                if attempt < ATTEMPTS && (is_low || seen.is_noisy()) {
-                    self.mark_pps *= if seen.is_noisy() { 1.0 } else { RAISE };
+                let told = tell(&seen, first);
+                if attempt < ATTEMPTS && (is_low || seen.is_noisy() || told.is_err()) {
+                    self.mark_pps *= if is_low && !seen.is_noisy() { RAISE } else { 1.0 };
                     continue;
                 }
-                let told = tell(&seen, first);
                 self.lines.extend(seen.time_line(&course));
                 let (more, words) = told.map_err(|error| error.context(format!("{part} #{}", repeat + 1)))?;
                 self.lines.push(seen.sample(&course, more));
