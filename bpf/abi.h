@@ -228,7 +228,7 @@ struct control {
 };
 
 /*
- * What a router may take of a core that is full: shares[cpu * MAX_ROUTERS + router], decided by logic::shares. Of what may be
+ * What a router may take of a core that is full: shares[cpu * MAX_ROUTERS + router], decided by logic::share. Of what may be
  * cut, `admit` packets of 2^32 are carried out, evenly: each adds it to `credit`, and is carried out when that overflows.
  */
 struct share {			/* half a cache line */

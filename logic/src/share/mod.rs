@@ -77,9 +77,9 @@ pub struct Counted {
     /// 1 or more.
     pub weight: u16,
     pub forwarded: u64,
-    /// For the router itself, or forwarded by the kernel: passed up, and not for a reason that is policed.
+    /// For the router itself.
     pub own: u64,
-    /// Not forwarded for other reasons.
+    /// Passed up or dropped for other reasons, as what the kernel forwards is.
     pub other: u64,
     /// Over the router's share, and to be forwarded.
     pub cut: u64,

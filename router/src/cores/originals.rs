@@ -105,8 +105,18 @@ pub struct Originals {
 impl Originals {
     /// With what a daemon before this one left in the file.
     pub fn read(file: PathBuf) -> Originals {
-        let left = fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        Originals { file, all: left.unwrap_or_default() }
+        let left: Option<Vec<serde_json::Value>> =
+            fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let known = |entry: serde_json::Value| {
+            let words = entry.to_string();
+            serde_json::from_value(entry)
+                .inspect_err(|error| {
+                    tracing::warn!("{}: {words} is not put back: {error}", file.display());
+                })
+                .ok()
+        };
+        let all = left.into_iter().flatten().filter_map(known).collect();
+        Originals { file, all }
     }
 
     /// Called before a queue of this device is moved: notes what is not noted yet; with a `floor` also how urgent its thread is.
@@ -360,6 +370,10 @@ mod tests {
         let (tree, fake) = (Tree::new(), Fake::default());
         tree.write("m.cores", "[{");
         assert!(Originals::read(tree.path("m.cores")).is_empty());
+        // One that another version wrote costs no other.
+        let known = r#"{"device":"eth0","what":{"Thread":{"pid":70,"name":"a"}},"was":{"Cores":[0]}}"#;
+        tree.write("m.cores", &format!(r#"[{{"device":"eth0","what":"Future"}},{known}]"#));
+        assert_eq!(Originals::read(tree.path("m.cores")).all.len(), 1);
         tree.thread(70, 70, "napi/eth0-8", true, "0-3", 0);
         fake.allow(70, &[0].into()).unwrap();
         let mut originals = Originals::read(tree.path("nowhere/m.cores"));

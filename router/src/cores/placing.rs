@@ -34,8 +34,6 @@ const PERIOD: Duration = Duration::from_millis(10);
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// Of one core.
 const IDLE_LOAD: f64 = 0.05;
-/// Of all queues together: below, no core is full.
-const BUSY_LOAD: f64 = 0.8;
 /// While nothing is polled at all there is a round this often.
 const RESTING: Duration = Duration::from_millis(100);
 /// The same where queues are only looked at.
@@ -145,7 +143,8 @@ impl<A: Scheduling> Placing<A> {
     pub fn period(&self) -> Duration {
         let load: f64 = self.view.queues.iter().map(|queue| queue.ran + queue.waited).sum();
         match load {
-            _ if self.is_off && !(load >= BUSY_LOAD && self.sharing.is_enforced()) => LOOKING_PERIOD,
+            _ if self.sharing.is_counting() => PERIOD,
+            _ if self.is_off && !self.sharing.is_enforced() => LOOKING_PERIOD,
             ..IDLE_LOAD => IDLE_PERIOD,
             _ => PERIOD,
         }
@@ -233,9 +232,7 @@ impl<A: Scheduling> Placing<A> {
         self.rounded = Some(now);
         self.measure(now);
         self.view = self.view(now);
-        if let Err(error) = self.sharing.round(now, &self.view) {
-            self.troubles.insert(format!("shares of full cores: {error:#}"));
-        }
+        self.share(now);
         if self.is_off {
             return;
         }
@@ -245,6 +242,17 @@ impl<A: Scheduling> Placing<A> {
         self.leave_floor(now);
         let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
         self.news.events.extend(done.map(|event| Happened::decided(now, event)));
+    }
+
+    /// Shares full cores among routers. What is cut there wanted a core.
+    fn share(&mut self, now: Duration) {
+        let is_estimate = |id| self.queues.get(&id).is_some_and(Watched::is_estimate);
+        if let Err(error) = self.sharing.round(now, &self.view, is_estimate) {
+            self.troubles.insert(format!("shares of full cores: {error:#}"));
+        }
+        for queue in self.view.queues.iter_mut().filter(|queue| self.sharing.is_cutting(queue.core)) {
+            queue.waited = queue.waited.max(1.0 - queue.ran);
+        }
     }
 
     /// How everything is; none before anything was found.
@@ -263,6 +271,11 @@ impl<A: Scheduling> Placing<A> {
         };
         let other = |site: &CoreSite| Some((site.id, self.others.of(site.id)?));
         let balancer = found.balancer.as_deref();
+        let beyond = self.sharing.beyond.iter().map(|core| {
+            format!(
+                "core {core} is sent more than it can cut: routers on it lose packets whatever their shares"
+            )
+        });
         let troubles = self.troubles.iter().chain(&found.troubles).chain(&self.uncounted).cloned();
         let of_queue = |(&id, queue): (&QueueId, &Watched)| queue.trouble(&self.named(id), now, balancer);
         let troubles = troubles.chain(self.queues.iter().filter_map(of_queue));
@@ -274,7 +287,7 @@ impl<A: Scheduling> Placing<A> {
             queues: self.queues.values().map(queue).collect(),
             others: found.machine.cores.iter().filter_map(other).collect(),
             forwarding_ns: self.forwarding_ns.clone(),
-            troubles: troubles.collect(),
+            troubles: troubles.chain(beyond).collect(),
             found,
         })
     }

@@ -3,7 +3,7 @@
 use super::CoreId;
 use crate::plane::{MAX_ROUTERS, Shares, SharesInCharge, Taken};
 use logic::{
-    cores::View,
+    cores::{QueueId, View},
     plan::RouterId,
     share::{Counted, Decision, Grant, Period, Sharer, busy},
 };
@@ -25,11 +25,21 @@ pub struct Sharing {
     /// Those that were in charge in the last round.
     shares: Option<Arc<Shares>>,
     cores: BTreeMap<CoreId, Sharer>,
-    /// Cores on which packets are counted, and what has been counted by router.
-    counting: BTreeMap<CoreId, Vec<Taken>>,
+    /// Cores on which packets are counted.
+    counting: BTreeMap<CoreId, Counting>,
+    /// Cores on which routers are cut.
+    cutting: BTreeSet<CoreId>,
     last: Option<Duration>,
     /// More comes for these than they can cut.
     pub(super) beyond: BTreeSet<CoreId>,
+}
+
+/// What was counted on a core until the last round.
+struct Counting {
+    /// By router.
+    before: Vec<Taken>,
+    /// The program has counted something: it is attached some time after counting was decided.
+    has_begun: bool,
 }
 
 impl Sharing {
@@ -46,8 +56,19 @@ impl Sharing {
         !self.counting.is_empty()
     }
 
-    /// Decides anew; `view` is of the period that ends now. An error: what was decided ends with the time it holds for.
-    pub fn round(&mut self, now: Duration, view: &View) -> anyhow::Result<()> {
+    /// Are routers cut on this core? Then it is full, however much time cutting leaves.
+    pub fn is_cutting(&self, core: CoreId) -> bool {
+        self.cutting.contains(&core)
+    }
+
+    /// Decides anew; `view` is of the period that ends now, but for the queues whose time is an `estimate` of long before: their cores
+    /// are not shared. An error: what was decided ends with the time it holds for.
+    pub fn round(
+        &mut self,
+        now: Duration,
+        view: &View,
+        is_estimate: impl Fn(QueueId) -> bool,
+    ) -> anyhow::Result<()> {
         let Some(in_charge) = &self.in_charge else { return Ok(()) };
         let shares = in_charge.get().unwrap_or_else(|| self.shares.clone());
         if !self.shares.as_ref().zip(shares.as_ref()).is_some_and(|(a, b)| Arc::ptr_eq(a, b)) {
@@ -62,6 +83,9 @@ impl Sharing {
         let mut ran: BTreeMap<CoreId, Vec<(f64, f64)>> = BTreeMap::new();
         for queue in view.queues.iter().filter(|_| shares.are_divided()) {
             ran.entry(queue.core).or_default().push((queue.ran, queue.waited));
+        }
+        for queue in view.queues.iter().filter(|queue| is_estimate(queue.id)) {
+            ran.remove(&queue.core);
         }
         self.cores.retain(|core, _| ran.contains_key(core));
         for (core, queues) in ran {
@@ -99,7 +123,14 @@ impl Sharing {
 
     /// What came for each router since the last round.
     fn count(&mut self, shares: &Shares, core: CoreId) -> Vec<Counted> {
-        let Some(before) = self.counting.get_mut(&core) else { return Vec::new() };
+        let Some(Counting { before, has_begun }) = self.counting.get_mut(&core) else { return Vec::new() };
+        if !*has_begun {
+            *has_begun = (0..)
+                .zip(before.iter())
+                .any(|(router, before)| shares.packets(core, router) != before.packets);
+            *before = all(shares, core);
+            return Vec::new();
+        }
         let mut counted = Vec::new();
         for (router, before) in (0..=RouterId::MAX).zip(before) {
             if shares.packets(core, router) == before.packets {
@@ -121,6 +152,11 @@ impl Sharing {
         if decision.beyond {
             self.beyond.insert(core);
         }
+        if decision.grants.values().any(|grant| *grant != Grant::ALL) {
+            self.cutting.insert(core);
+        } else {
+            self.cutting.remove(&core);
+        }
         if !decision.counting {
             if self.counting.remove(&core).is_some() {
                 (0..=RouterId::MAX).for_each(|router| shares.set(core, router, Grant::ALL));
@@ -128,11 +164,14 @@ impl Sharing {
             return;
         }
         let routers = || (0..MAX_ROUTERS).map(|router| router as RouterId);
-        self.counting
-            .entry(core)
-            .or_insert_with(|| routers().map(|router| shares.taken(core, router)).collect());
+        self.counting.entry(core).or_insert_with(|| Counting { before: all(shares, core), has_begun: false });
         for router in routers() {
             shares.set(core, router, decision.grants.get(&router).copied().unwrap_or(Grant::ALL));
         }
     }
+}
+
+/// What was counted of all routers.
+fn all(shares: &Shares, core: CoreId) -> Vec<Taken> {
+    (0..MAX_ROUTERS).map(|router| shares.taken(core, router as RouterId)).collect()
 }

@@ -199,15 +199,20 @@ impl<A: Affinity> Scanner<A> {
         };
         let vcpus = cores(&mut narrow.iter().filter(is_vcpu));
         if !vcpus.is_empty() {
-            let name = guest(&text("cmdline")).unwrap_or(stat.name);
+            let name = printable(&guest(&text("cmdline")).unwrap_or(stat.name));
             return Some(Pinned { name, kind: WorkloadKind::VirtualMachine, cores: vcpus });
         }
         let cores = cores(&mut narrow.iter());
         Some(match cpuset.trim_end() {
-            "" | "/" => Pinned { name: stat.name, kind: WorkloadKind::Process, cores },
-            path => Pinned { name: path.into(), kind: WorkloadKind::Container, cores },
+            "" | "/" => Pinned { name: printable(&stat.name), kind: WorkloadKind::Process, cores },
+            path => Pinned { name: printable(path), kind: WorkloadKind::Container, cores },
         })
     }
+}
+
+/// Whoever runs a process names it, and the name ends up in terminals and logs.
+fn printable(name: &str) -> String {
+    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// The threads of a process, if it is there.
@@ -310,7 +315,7 @@ mod tests {
             tree.thread(process, process, "nginx", false, cores, 4);
             tree.write(&format!("proc/{process}/cpuset"), "/docker/3f2a\n");
         }
-        tree.thread(40, 40, "stress-ng", false, "0-3", 1);
+        tree.thread(40, 40, "stress\u{1b}[2J", false, "0-3", 1);
         tree.thread(41, 41, "just too wide", false, "0-4", 1);
         tree.thread(42, 42, "ksoftirqd/1", true, "1", 1);
         tree.thread(OWN, OWN, "millrace", false, "1", 1);
@@ -324,7 +329,7 @@ mod tests {
             [
                 workload(20, "web", VirtualMachine, &[2, 6]),
                 workload(31, "/docker/3f2a", Container, &[4, 5]),
-                workload(40, "stress-ng", Process, &[0, 1, 2, 3]),
+                workload(40, "stress?[2J", Process, &[0, 1, 2, 3]),
             ]
         );
         let per_core = per_core(&found);

@@ -366,6 +366,10 @@ impl FastPath for Plane {
         self.set_shared(wanted);
         changes
     }
+    fn unfollow_shares(&mut self) {
+        let shared = self.is_shared();
+        self.set_shared(!shared);
+    }
     fn set_weights(&self, weights: &BTreeMap<RouterId, u16>) {
         self.shares().set_weights(weights);
     }

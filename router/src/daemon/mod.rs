@@ -51,7 +51,7 @@ use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
 use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort};
-use std::{sync::mpsc::Receiver, time::Duration};
+use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
 use totals::Totals;
 use verify::Verifying;
@@ -258,11 +258,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let (_, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
         if let Err(error) = self.kernel.swap(&self.generation.plane, &devices) {
             tracing::warn!("routers on full cores are not cut as they should be: {error:#}");
+            self.generation.plane.unfollow_shares();
         }
     }
 
     /// Tells which routers there are, and their weights.
     fn weigh(&self) {
+        if !self.config.shares.enforce {
+            return;
+        }
         let routers = self.world.mirror.routers();
         let weight = |name: &str| self.config.shares.weight(name);
         let weights = routers.filter_map(|router| Some((router.router?, weight(&router.name)))).collect();
@@ -313,7 +317,21 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn troubles(&self) -> Vec<String> {
         let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
         let uncounted = self.generation.plane.troubles();
-        self.observer.troubles().into_iter().chain(uncounted).chain(stuck).collect()
+        let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck);
+        troubles.chain(self.unknown_weights()).collect()
+    }
+
+    /// Routers that have a weight and are none: maybe misspelt.
+    fn unknown_weights(&self) -> impl Iterator<Item = String> {
+        let mut names: BTreeSet<&String> = self.config.shares.weights.keys().collect();
+        if !names.is_empty() {
+            self.world.mirror.routers().for_each(|router| {
+                names.remove(&router.name);
+            });
+        }
+        names
+            .into_iter()
+            .map(|name| format!("shares.weights: there is no router {name} (see `millrace routers`)"))
     }
 
     fn write_state(&self) -> Result<()> {

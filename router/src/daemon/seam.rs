@@ -208,6 +208,8 @@ pub trait FastPath {
     fn follow_shares(&mut self) -> bool {
         false
     }
+    /// Attaching failed: that is to be tried again.
+    fn unfollow_shares(&mut self) {}
     /// Of all routers that there are: of their shares of a full core, in relation to others'.
     fn set_weights(&self, _weights: &BTreeMap<RouterId, u16>) {}
     /// Of full cores, how much a router took in the last control period; `None`: none was full.

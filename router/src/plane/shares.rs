@@ -8,12 +8,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use libbpf_rs::libbpf_sys as sys;
-use logic::{
-    cores::CoreId,
-    plan::RouterId,
-    reason::{Class, Reason},
-    share::Grant,
-};
+use logic::{cores::CoreId, plan::RouterId, reason::Reason, share::Grant};
 use std::{
     collections::BTreeMap,
     io,
@@ -61,7 +56,7 @@ pub struct Taken {
     pub own_cut: u64,
     /// For the router itself, and passed up.
     pub own: u64,
-    /// Passed up or dropped for other reasons.
+    /// Passed up or dropped for other reasons: forwarded by the kernel, too.
     pub other: u64,
 }
 
@@ -95,8 +90,8 @@ impl Shares {
     /// # Errors
     /// The kernel would not run the program that reads jiffies; nothing has changed.
     pub fn in_force(&self, time: Duration) -> Result<()> {
-        self.wanted.store(!time.is_zero(), Relaxed);
         if time.is_zero() {
+            self.wanted.store(false, Relaxed);
             self.control.store(DEADLINE, 0);
             return Ok(());
         }
@@ -110,6 +105,7 @@ impl Shares {
         let jiffies = self.control.load(JIFFIES);
         let ticks = (time.as_secs_f64() * self.pace.hz(monotonic(), jiffies)).ceil() as u64;
         self.control.store(DEADLINE, jiffies.saturating_add(ticks));
+        self.wanted.store(true, Relaxed);
         Ok(())
     }
 
@@ -140,9 +136,9 @@ impl Shares {
             Taken { packets: self.word(row, PACKETS), own_cut: self.word(row, OWN_CUT), ..Taken::default() };
         for reason in Reason::all() {
             let packets = self.charges.load(charges + reason as usize);
-            match reason.class() {
-                _ if reason == Reason::OverShare => taken.cut = packets.saturating_sub(taken.own_cut),
-                Class::Pass => taken.own += packets,
+            match reason {
+                Reason::OverShare => taken.cut = packets.saturating_sub(taken.own_cut),
+                Reason::Local | Reason::Broadcast | Reason::NotIp => taken.own += packets,
                 _ => taken.other += packets,
             }
         }

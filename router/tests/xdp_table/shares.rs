@@ -143,13 +143,14 @@ fn a_round_counts_and_cuts_and_ends() {
         };
         let (big, small) =
             (Frame::udp4(A, "10.0.1.5", "10.0.2.9").bytes(), Frame::udp4(V, "10.1.1.5", "10.0.2.9").bytes());
-        let mut now = Duration::from_secs(100);
+        let (mut now, cutting) = (Duration::from_secs(100), std::cell::Cell::new(false));
         let mut round = |w: &mut World, ran: f64| {
             for i in 0..400 {
                 w.plane.run(w.port[0], if i % 40 == 0 { &small } else { &big }).unwrap();
             }
             now += Duration::from_millis(10);
-            sharing.round(now, &view(ran)).unwrap();
+            sharing.round(now, &view(ran), |_| false).unwrap();
+            cutting.set(sharing.is_cutting(cpu));
             w.plane.set_shared(w.plane.shares().wanted());
             [0, 1].map(|router| w.plane.shares().taken(cpu, router))
         };
@@ -159,9 +160,11 @@ fn a_round_counts_and_cuts_and_ends() {
         }
         w.plane.shares().set_weights(&[(0, 1), (1, 2)].into());
         let cut = |taken: [Taken; 2]| taken.map(|taken| taken.cut);
-        (0..2).for_each(|_| assert_eq!(cut(round(&mut w, 1.0)), [0, 0], "cut too early"));
+        // Full once, the first counts, full twice.
+        (0..3).for_each(|_| assert_eq!(cut(round(&mut w, 1.0)), [0, 0], "cut too early"));
+        assert!(cutting.get());
         let [big, small] = round(&mut w, 0.93);
-        assert!(big.cut > 100 && small.cut == 0 && small.packets == 20, "{big:?} {small:?}");
+        assert!(big.cut > 100 && small.cut == 0 && small.packets == 30, "{big:?} {small:?}");
         let share = |router| w.plane.shares().taken_of_cores(router).unwrap();
         assert!(share(0) > 5 * share(1) && (920..=940).contains(&(share(0) + share(1))));
         assert_eq!(w.plane.shares().weight(1), 2);

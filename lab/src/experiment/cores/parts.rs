@@ -122,6 +122,13 @@ impl Parts<'_> {
                 let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;
                 let told = tell(&seen, first);
                 if attempt < ATTEMPTS && (is_low || seen.is_noisy() || told.is_err()) {
+                    let why = match &told {
+                        _ if seen.is_noisy() => "not sent as it should be".to_owned(),
+                        _ if is_low => "the mark was not reached".to_owned(),
+                        Ok(_) => String::new(),
+                        Err(error) => format!("{error:#}"),
+                    };
+                    self.lines.push(json!({"record": "again", "case": part, "repeat": repeat, "why": why}));
                     self.mark_pps *= if is_low && !seen.is_noisy() { RAISE } else { 1.0 };
                     continue;
                 }

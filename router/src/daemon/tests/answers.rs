@@ -231,3 +231,15 @@ fn explain_says_what_it_assumes() {
     let report: ExplainReport = case.ask(Query::Explain(request));
     assert!(report.notes[0].contains("interface eth2: this box sent the frame"), "{report:?}");
 }
+
+#[test]
+fn weights_of_routers_that_are_none_are_told() {
+    let mut config = config();
+    config.shares.weights = [("host".into(), Weight(3)), ("hsot".into(), Weight(2))].into();
+    let mut case = start_with(config, linux()).unwrap();
+    let troubles = case.status().troubles;
+    assert_eq!(troubles, ["shares.weights: there is no router hsot (see `millrace routers`)"]);
+    let routers: Vec<report::RouterReport> = case.ask(Query::Routers);
+    let weights: Vec<u16> = routers.iter().map(|router| router.weight).collect();
+    assert_eq!(weights, [3]);
+}

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     classifier::{Classifier, Ntuple, fake::Nic},
-    config::{Config, MemoryMib},
+    config::{Config, MemoryMib, Weight},
     ethtool::{Problem, ProblemKind},
     plane::{Charge, Counters, InterfaceCount, Mode, Settings, Step, TestRun},
 };
