@@ -28,6 +28,7 @@ pub mod netlink;
 pub mod netns;
 pub mod observer;
 pub mod plane;
+mod printable;
 mod priority;
 pub mod privileges;
 pub mod switch;

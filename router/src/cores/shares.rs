@@ -1,7 +1,7 @@
 //! Shares of full cores, once around: counts what came for each router, has `logic::share` decide, tells the program.
 
 use super::CoreId;
-use crate::plane::{MAX_ROUTERS, Shares, SharesInCharge, Taken};
+use crate::plane::{Shares, SharesInCharge, Taken};
 use logic::{
     cores::{QueueId, View},
     plan::RouterId,
@@ -81,10 +81,11 @@ impl Sharing {
         let mut taken: BTreeMap<RouterId, f64> = BTreeMap::new();
         self.beyond.clear();
         let mut ran: BTreeMap<CoreId, Vec<(f64, f64)>> = BTreeMap::new();
-        for queue in view.queues.iter().filter(|_| shares.are_divided()) {
+        let queues: &[_] = if shares.are_divided() { &view.queues } else { &[] };
+        for queue in queues {
             ran.entry(queue.core).or_default().push((queue.ran, queue.waited));
         }
-        for queue in view.queues.iter().filter(|queue| is_estimate(queue.id)) {
+        for queue in queues.iter().filter(|queue| is_estimate(queue.id)) {
             ran.remove(&queue.core);
         }
         self.cores.retain(|core, _| ran.contains_key(core));
@@ -163,9 +164,8 @@ impl Sharing {
             }
             return;
         }
-        let routers = || (0..MAX_ROUTERS).map(|router| router as RouterId);
         self.counting.entry(core).or_insert_with(|| Counting { before: all(shares, core), has_begun: false });
-        for router in routers() {
+        for router in 0..=RouterId::MAX {
             shares.set(core, router, decision.grants.get(&router).copied().unwrap_or(Grant::ALL));
         }
     }
@@ -173,5 +173,5 @@ impl Sharing {
 
 /// What was counted of all routers.
 fn all(shares: &Shares, core: CoreId) -> Vec<Taken> {
-    (0..MAX_ROUTERS).map(|router| shares.taken(core, router as RouterId)).collect()
+    (0..=RouterId::MAX).map(|router| shares.taken(core, router)).collect()
 }

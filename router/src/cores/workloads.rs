@@ -11,6 +11,7 @@ use super::{
     affinity::{Affinity, CoreMask},
     numbered, serve, threads,
 };
+use crate::printable::printable;
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt, fs,
@@ -208,11 +209,6 @@ impl<A: Affinity> Scanner<A> {
             path => Pinned { name: printable(path), kind: WorkloadKind::Container, cores },
         })
     }
-}
-
-/// Whoever runs a process names it, and the name ends up in terminals and logs.
-fn printable(name: &str) -> String {
-    name.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 /// The threads of a process, if it is there.

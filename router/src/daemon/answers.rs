@@ -168,7 +168,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let is_left = |family: fn(&Families<Vec<String>>) -> &Vec<String>| {
             sum.left.iter().any(|interface| !family(&interface.why_not).is_empty())
         };
-        let weighed = router.name.clone();
+        let weight = self.config.shares.weight(&router.name);
         RouterReport {
             router: router.name,
             id: router.router,
@@ -182,7 +182,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             neighbours: sum.neighbours,
             packets: packets(&sum.count, totals, is_ours),
             ns_per_packet: ns_per_packet(&sum.count),
-            weight: self.config.shares.weight(&weighed),
+            weight,
             share: router.router.and_then(|id| self.generation.plane.taken_of_cores(id)),
             cut: cut_packets(totals, is_ours),
             reasons: reasons(totals, is_ours),

@@ -121,13 +121,12 @@ impl Parts<'_> {
                 let seen = self.bed.follow(&course)?;
                 let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;
                 let told = tell(&seen, first);
-                if attempt < ATTEMPTS && (is_low || seen.is_noisy() || told.is_err()) {
-                    let why = match &told {
-                        _ if seen.is_noisy() => "not sent as it should be".to_owned(),
-                        _ if is_low => "the mark was not reached".to_owned(),
-                        Ok(_) => String::new(),
-                        Err(error) => format!("{error:#}"),
-                    };
+                let again = match &told {
+                    _ if seen.is_noisy() => Some("not sent as it should be".to_owned()),
+                    _ if is_low => Some("the mark was not reached".to_owned()),
+                    told => told.as_ref().err().map(|error| format!("{error:#}")),
+                };
+                if let Some(why) = again.filter(|_| attempt < ATTEMPTS) {
                     self.lines.push(json!({"record": "again", "case": part, "repeat": repeat, "why": why}));
                     self.mark_pps *= if is_low && !seen.is_noisy() { RAISE } else { 1.0 };
                     continue;
