@@ -25,7 +25,8 @@
 enum port_flags {
 	PORT_READY = 1,		/* trusted: packets from it may be accelerated */
 	PORT_NO_RECV = 2,	/* flow rules drop what arrives (OFPPC_NO_RECV) */
-	PORT_HANDS_OVER = 4,	/* flow rules may hand what arrives to another core */
+	PORT_HANDS_OVER = 4,	/* what arrives may be handed to another core */
+	PORT_SPLITS = 8,	/* flows of a queue of it are shared among cores */
 };
 
 struct port {			/* one word, read and written whole */
@@ -210,6 +211,53 @@ struct flow_samples {
 	struct flow_sample sample[FLOW_SAMPLES];
 };
 
+/* --- packets on other cores --------------------------------------------------------------------------------------- */
+
+/* Where a flow is that is handed to another core, or may be. Changed by compare and exchange only. */
+#define PLACE_CORE   0xffff	/* bits of its core + 1; 0: it is new */
+#define PLACE_FIRST  0x10000	/* a priority flow */
+#define PLACE_HANDED 0x20000	/* its last packet went through that core's queue */
+#define PLACE_JIFFIES_SHIFT 32	/* from here on: the tick of its last packet, or so */
+
+/*
+ * A queue whose flows are shared among cores: by their hash in buckets, each on one core. split_index says which row of
+ * split_queues is a queue's: split_index[port id * MAX_QUEUES + queue] is the row + 1, or 0.
+ */
+#define SPLIT_BUCKETS 64
+#define SPLIT_QUEUES 64
+struct split_bucket {
+	__u64 place;
+	__u64 to;		/* core + 1 where it shall be; 0: the core that receives it */
+};
+
+struct split_queue {
+	struct split_bucket bucket[SPLIT_BUCKETS];
+};
+
+/*
+ * A core that packets are handed to by one CPU map: what waits there, and what is chosen for it. A line for each writer.
+ * core_queues[core] by rule_cores, core_queues[cores + core] by split_cores.
+ */
+struct core_queue {
+	/* by whoever hands over, atomic */
+	__u64 handed;		/* packets given to its queue, */
+	__u64 dropped;		/* and those of them that found it full */
+	__u64 given;		/* flows that were given to this core, */
+	__u64 given_first;	/* and priority flows */
+	__u64 pad[4];
+	/* by its thread */
+	__u64 done;		/* packets that have left the queue and been sent, passed or dropped */
+	__u64 drained_jiffies;	/* all that was handed over before then is done, */
+	__u64 before_jiffies;	/* and by the time that `mark` of them are, all before this */
+	__u64 mark_jiffies;
+	__u64 mark;
+	__u64 pad2[3];
+	/* by user space */
+	__u64 leave;		/* so many flows may go to other cores; counted down here */
+	__u64 leave_first;	/* and so many priority flows */
+	__u64 pad3[6];
+};
+
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */
 
 /*
@@ -224,7 +272,7 @@ struct control {
 	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel */
 	__u64 core_map;		/* kernel's id of this generation's rule_cores; 0: none */
 	__u64 shares_deadline_jiffies;	/* until then shares are in force; 0: they are not */
-	__u64 pad;
+	__u64 split_map;	/* the same as core_map, of split_cores */
 };
 
 /*

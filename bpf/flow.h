@@ -356,7 +356,7 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 			return REASON_RULE_NO_PORT;
 		return redirected(bpf_redirect_map(set, 0, BPF_F_BROADCAST | BPF_F_EXCLUDE_INGRESS));
 	case FLOW_NORMAL:
-		return forward_normal(p);
+		return forward_normal(p, false);
 	case FLOW_LOCAL:
 		return REASON_RULE_LOCAL;
 	case FLOW_SLOW:
@@ -372,8 +372,25 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
 	}
 }
 
+/*
+ * Of a queue whose flows are shared among cores; not if a rule names a core, which has the last word, and only what rules send to
+ * ports: what is for the router itself is not known here of what goes NORMAL. The hash is not that of split.h: while rules come
+ * and go, flows may be overtaken.
+ */
+static __always_inline bool hand_over_flow(const struct packet *p, struct flow_scratch *s)
+{
+	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+
+		if (!rule || rule->kind == FLOW_CORE || rule->kind == FLOW_NORMAL || rule->kind == FLOW_LOCAL ||
+		    rule->kind == FLOW_SLOW || rule->flags >> FLOW_RULE_CORE_SHIFT)
+			return false;
+	}
+	return SPLIT(p, flow_spread(p->ctx, &s->layout), rule_cores, 0);
+}
+
 /* By flow rules, from the first byte to the packet's fate. */
-static __always_inline enum reason forward_by_rules(struct packet *p)
+static __always_inline enum reason forward_by_rules(struct packet *p, bool may_hand_over)
 {
 	struct flow_scratch *s = ROW(flow_scratch, p->cpu);
 	const struct flow_rule *only;
@@ -392,17 +409,19 @@ static __always_inline enum reason forward_by_rules(struct packet *p)
 		s->verdict = FLOW_SLOW;
 		return carry_out(p, s);
 	}
+	if (may_hand_over && p->port_splits && hand_over_flow(p, s))
+		return REASON_NONE;
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
 	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
 	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {
-		if ((__u8)decision != FLOW_SLOW && hand_over(p, s, only->flags >> FLOW_RULE_CORE_SHIFT, s->rule[0]))
+		if ((__u8)decision != FLOW_SLOW && may_hand_over && hand_over(p, s, only->flags >> FLOW_RULE_CORE_SHIFT, s->rule[0]))
 			return REASON_NONE;
 		s->verdict = (__u8)decision;
 		s->port = decision >> 16;
 	} else {
 		int core = plan_rules(s);
 
-		if (hand_over(p, s, core, s->rule[0]))
+		if (may_hand_over && hand_over(p, s, core, s->rule[0]))
 			return REASON_NONE;
 		if (core < 0)
 			s->verdict = FLOW_SLOW;

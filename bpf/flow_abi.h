@@ -208,10 +208,6 @@ struct flow_meter {
  * one slot are one flow. Zeroed by user space when none of them came for long (V4).
  */
 #define CHOICE_SLOTS 4096
-#define CHOICE_CORE  0xffff	/* bits of its core + 1; 0: none was chosen */
-#define CHOICE_FIRST 0x10000	/* a priority flow */
-#define CHOICE_HANDED 0x20000	/* its last packet went through that core's queue */
-#define CHOICE_JIFFIES_SHIFT 32	/* from here on: when its last packet came */
 
 /* Cores for flows that are new, to be taken in turn. Row 0 of core_rings, and row 1 for priority flows. */
 #define CHOICE_RING 64
@@ -220,27 +216,6 @@ struct core_ring {
 	__u64 turn;
 	__u16 core[CHOICE_RING];	/* core + 1 */
 	__u64 pad[6];
-};
-
-/* A core that packets are handed to, by one CPU map: what waits there, and what is chosen for it. A line for each writer. */
-struct core_queue {
-	/* by whoever hands over, atomic */
-	__u64 handed;		/* packets given to its queue, */
-	__u64 dropped;		/* and those of them that found it full */
-	__u64 given;		/* flows that were given to this core, */
-	__u64 given_first;	/* and priority flows */
-	__u64 pad[4];
-	/* by its thread */
-	__u64 done;		/* packets that have left the queue and been sent, passed or dropped */
-	__u64 drained_jiffies;	/* all that was handed over before then is done, */
-	__u64 before_jiffies;	/* and by the time that `mark` of them are, all before this */
-	__u64 mark_jiffies;
-	__u64 mark;
-	__u64 pad2[3];
-	/* by user space */
-	__u64 leave;		/* so many flows may go to other cores; counted down here */
-	__u64 leave_first;	/* and so many priority flows */
-	__u64 pad3[6];
 };
 
 /* --- cache -------------------------------------------------------------------------------------------------------- */

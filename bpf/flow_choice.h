@@ -27,17 +27,6 @@ static __always_inline bool asks_to_be_first(const struct flow_layout *l)
 	return l->tos & 4 || l->tci & bpf_htons(0x8000);
 }
 
-/* Has all that was handed to a core before this moment been done there? */
-static __always_inline bool queue_is_past(const struct core_queue *q, __u32 jiffies)
-{
-	volatile const struct core_queue *now = q;
-
-	/* In this order: what is done was handed over before. */
-	__u64 done = now->done + now->dropped, drained = now->drained_jiffies;
-
-	return done == now->handed || (drained && (__s32)((__u32)drained - jiffies) > 0);
-}
-
 /* The next core of a ring, + 1; 0: none has room. */
 static __always_inline __u32 take_core(bool first)
 {
@@ -68,9 +57,9 @@ static __always_inline __u64 *leave_of(struct core_queue *q, bool first)
 static __always_inline __u32 next_core(__u32 core, __u64 word, __u32 cpu, bool first, bool *waits)
 {
 	struct core_queue *q = core ? ROW(core_queues, core - 1) : NULL;
-	__u64 *leave = q ? leave_of(q, word & CHOICE_FIRST) : NULL;
+	__u64 *leave = q ? leave_of(q, word & PLACE_FIRST) : NULL;
 	bool may_leave = leave && (__s64)*(volatile __u64 *)leave > 0;
-	bool past = !*waits || (q && queue_is_past(q, word >> CHOICE_JIFFIES_SHIFT));
+	bool past = !*waits || (q && queue_is_past(q, word >> PLACE_JIFFIES_SHIFT));
 	__u32 next = 0;
 
 	if (!core || (may_leave && *waits && past))
@@ -84,39 +73,29 @@ static __always_inline __u32 next_core(__u32 core, __u64 word, __u32 cpu, bool f
 	return core;
 }
 
-/*
- * The core that a packet whose rule lets the switch choose is to be handed to, + 1; 0: it goes on here. What a slot says is changed
- * by compare and exchange only, and a flow leaves its core only with its first packet in a tick: another CPU with a packet for
- * the same slot comes before that, or sees the new core.
- */
+/* The core that a packet whose rule lets the switch choose is to be handed to, + 1; 0: it goes on here. */
 __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __u32 cpu, __u32 first)
 {
 	if (!s)
 		return 0;
 	first = first || asks_to_be_first(&s->layout);
 	__u32 hash = flow_mix(flow_spread(ctx, &s->layout) + (__u64)rule * K3);
-	__u64 *slot = ROW(flow_choices, hash & (CHOICE_SLOTS - 1));
+	__u64 *place = ROW(flow_choices, hash & (CHOICE_SLOTS - 1));
 	__u32 now = bpf_jiffies64();
 
-	if (!slot)
+	if (!place)
 		return 0;
-	__u64 word = *(volatile __u64 *)slot;
-	__u32 core = word & CHOICE_CORE;
-	bool waits = word & CHOICE_HANDED;
+	__u64 word = *(volatile __u64 *)place;
+	bool waits = word & PLACE_HANDED;
 
-	/* Or its receive queue has gone elsewhere within a tick, and what was done here is handed over now. */
-	if (!core || word >> CHOICE_JIFFIES_SHIFT != now || (!waits && core - 1 != cpu)) {
-		core = next_core(core, word, cpu, first, &waits);
+	if (place_is_due(word, now, cpu)) {
+		__u32 core = next_core(word & PLACE_CORE, word, cpu, first, &waits);
+
 		if (!core)
 			return 0;
-		__u64 new = core | (first ? CHOICE_FIRST : 0) | (waits ? CHOICE_HANDED : 0) | (__u64)now << CHOICE_JIFFIES_SHIFT;
-		__u64 was = __sync_val_compare_and_swap(slot, word, new);
-		if (was != word) {
-			core = was & CHOICE_CORE;
-			waits = was & CHOICE_HANDED;
-		}
+		word = put_place(place, word, core, waits, first ? PLACE_FIRST : 0, now);
 	}
-	return core - 1 == cpu && !waits ? 0 : core;
+	return handed_to(word, cpu);
 }
 
 /*
@@ -125,9 +104,7 @@ __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rul
  */
 static __always_inline bool hand_over(const struct packet *p, struct flow_scratch *s, int core, __u32 rule)
 {
-	struct core_queue *q;
-
-	if (p->handed || core <= 0 || !p->port_hands_over)
+	if (core <= 0 || !p->port_hands_over)
 		return false;
 	if (core >= FLOW_CHOOSE_FIRST)
 		core = choose_core(p->ctx, s, rule, p->cpu, core == FLOW_CHOOSE_FIRST);
@@ -135,8 +112,6 @@ static __always_inline bool hand_over(const struct packet *p, struct flow_scratc
 		return false;
 	if (core <= 0 || bpf_redirect_map(&rule_cores, core - 1, 0) != XDP_REDIRECT)
 		return false;
-	q = ROW(core_queues, core - 1);
-	if (q)
-		__sync_fetch_and_add(&q->handed, 1);
+	count_handed(core - 1);
 	return true;
 }

@@ -18,17 +18,21 @@ static __always_inline __u64 port_of(const struct net_device *device)
 	return device->nd_net.net->ns.inum == netns_inode ? find_port(device->ifindex) : 0;
 }
 
-/* Is this the CPU map by which this generation hands packets over? */
-static __always_inline bool is_core_map(__u32 map)
+/* The first row of core_queues for a CPU map by which this generation hands packets over; -1: it does not. */
+static __always_inline int first_row(__u32 map)
 {
 	const struct control *c = ROW(control, 0);
 
-	return c && *(volatile const __u64 *)&c->core_map == map;
+	if (!c)
+		return -1;
+	if (*(volatile const __u64 *)&c->core_map == map)
+		return 0;
+	return *(volatile const __u64 *)&c->split_map == map ? (int)core_rows : -1;
 }
 
-static __always_inline void count_dropped(__u32 core, __u64 packets)
+static __always_inline void count_dropped(__u32 row, __u64 packets)
 {
-	struct core_queue *q = ROW(core_queues, core);
+	struct core_queue *q = ROW(core_queues, row);
 
 	if (q)
 		__sync_fetch_and_add(&q->dropped, packets);
@@ -74,8 +78,10 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 			     err == -EMSGSIZE ? REASON_OVER_PORT_MTU :
 			     err == -EOPNOTSUPP ? REASON_TX_REFUSED : REASON_REDIRECT_FAILED;
 
-	if (type == BPF_MAP_TYPE_CPUMAP && is_core_map(map))
-		count_dropped(slot, 1);
+	int rows = type == BPF_MAP_TYPE_CPUMAP ? first_row(map) : -1;
+
+	if (rows >= 0)
+		count_dropped(rows + slot, 1);
 	if (!port_of(from))
 		return 0;
 	if (type == BPF_MAP_TYPE_CPUMAP)
@@ -87,10 +93,12 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 SEC("tp_btf/xdp_cpumap_enqueue")
 int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int drops, int core)
 {
-	if (!drops || !is_core_map(map))
+	int rows = first_row(map);
+
+	if (!drops || rows < 0)
 		return 0;
-	count_dropped(core, drops);
-	return count_lost(NO_PORT, REASON_RULE_CORE_FULL, drops);
+	count_dropped(rows + core, drops);
+	return count_lost(NO_PORT, rows ? REASON_SPLIT_CORE_FULL : REASON_RULE_CORE_FULL, drops);
 }
 
 /*
@@ -101,10 +109,11 @@ int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int dr
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(done_on_core, int map, unsigned int processed)
 {
+	int rows = first_row(map);
 	struct core_queue *q;
 	__u64 now;
 
-	if (!processed || !is_core_map(map) || !(q = ROW(core_queues, bpf_get_smp_processor_id())))
+	if (!processed || rows < 0 || !(q = ROW(core_queues, rows + bpf_get_smp_processor_id())))
 		return 0;
 	q->done += processed;
 	now = bpf_jiffies64();

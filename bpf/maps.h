@@ -10,6 +10,8 @@ const volatile __u32 interface_rows = 1;	/* rows of `counters` per CPU */
 const volatile __u32 interface_mask = 0;	/* buckets of `interface_index` - 1 */
 const volatile __u32 neighbour_mask = 0;	/* buckets of `neighbour_index` - 1 */
 const volatile bool queue_rows = false;	/* a port has a classifier: `queues` has rows, and flows are sampled */
+const volatile bool splits_queues = true;	/* false: frames of user space, which are of no queue */
+const volatile __u32 core_rows = 1;		/* rows of `core_queues` for each map: cores */
 const volatile __u32 sample_mask = 127;		/* time one packet in (mask + 1) per CPU */
 const volatile __u64 exception_cost_ns = 0;	/* 1/rate of packets that need the slow path, per CPU and payer; 0: no limit */
 const volatile __u64 control_cost_ns = 0;	/* the same for ARP and neighbour discovery */
@@ -40,7 +42,17 @@ ARRAY(shares, struct share, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
 
 ARRAY(trace, struct trace, 1, 0);
-ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);	/* by core: flow_abi.h */
+ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);
+ARRAY(split_index, __u64, MAX_PORTS * MAX_QUEUES, BPF_F_MMAPABLE);
+ARRAY(split_queues, struct split_queue, SPLIT_QUEUES, BPF_F_MMAPABLE);
+
+/* Cores that share queues, by number, each with millrace_core; entries are made when one does. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} split_cores SEC(".maps");
 
 /* Flow rules (flow_abi.h); used by millrace_flow only. */
 const volatile __u32 flow_rows = 1;		/* rows of `flow_counters` per CPU: highest rule id + 1 */

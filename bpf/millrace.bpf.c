@@ -3,7 +3,8 @@
  * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
  * untouched, with a counted reason. Read forward() first: it is the whole path. While there are flow rules, millrace_flow
  * is attached in place of millrace, and while a core is full, millrace_shared: without them nothing of theirs is paid for.
- * millrace_flow_core is the first of these on another core, which a rule has named.
+ * millrace_flow_core and millrace_core are the first of these and millrace on another core, which a rule has named, or which does
+ * part of a queue.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -25,6 +26,8 @@
 #include "ipv6.h"
 #include "shares.h"
 #include "queues.h"
+#include "hand_over.h"
+#include "split.h"
 #include "losses.h"
 #include "flow_key.h"
 #include "flow_rules.h"
@@ -112,8 +115,11 @@ static __always_inline enum reason route(struct packet *p)
 	}
 }
 
-/* As Linux would. */
-static __always_inline enum reason forward_normal(struct packet *p)
+/*
+ * As Linux would. may_hand_over, a constant here and below: the program of another core must not know the map of cores, which
+ * holds it: neither would ever go.
+ */
+static __always_inline enum reason forward_normal(struct packet *p, bool may_hand_over)
 {
 	enum reason reason;
 
@@ -126,6 +132,8 @@ static __always_inline enum reason forward_normal(struct packet *p)
 	trace_step(p, TRACE_PARSED, p->vlan, p->ether_type);
 	if ((reason = classify(p)) != REASON_NONE)
 		return reason;
+	if (may_hand_over && hand_over_part(p))
+		return REASON_NONE;
 	return route(p);
 }
 
@@ -137,6 +145,7 @@ enum entry {
 	SHARED,			/* the same, while shares are in force */
 	BY_RULES,
 	HANDED_OVER,		/* by rules, from another core */
+	PART,			/* of a queue that is split, from its core */
 	EXPLAINED,
 };
 
@@ -150,9 +159,12 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry)
 	p->port_ready = port_flags & PORT_READY;
 	p->port_no_recv = port_flags & PORT_NO_RECV;
 	p->port_hands_over = port_flags & PORT_HANDS_OVER;
+	p->port_splits = port_flags & PORT_SPLITS;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
-	return entry == BY_RULES || entry == HANDED_OVER ? forward_by_rules(p) : forward_normal(p);
+	if (entry == BY_RULES || entry == HANDED_OVER)
+		return forward_by_rules(p, entry == BY_RULES);
+	return forward_normal(p, entry == ROUTED || entry == SHARED);
 }
 
 static __always_inline int run(struct xdp_md *ctx, enum entry entry)
@@ -161,7 +173,7 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry)
 		.ctx = ctx,
 		.explain = entry == EXPLAINED,
 		.shared = entry != ROUTED && entry != EXPLAINED,
-		.handed = entry == HANDED_OVER,
+		.handed = entry == HANDED_OVER || entry == PART,
 		.cpu = bpf_get_smp_processor_id(),
 		.payer = CHARGE_ROWS - 1,
 	};
@@ -205,6 +217,13 @@ SEC("xdp.frags/cpumap")
 int millrace_flow_core(struct xdp_md *ctx)
 {
 	return run(ctx, HANDED_OVER);
+}
+
+/* The first, for packets of a queue that is shared among cores (split_cores). */
+SEC("xdp.frags/cpumap")
+int millrace_core(struct xdp_md *ctx)
+{
+	return run(ctx, PART);
 }
 
 /* For packets that user space hands to the kernel. */

@@ -32,7 +32,8 @@ struct packet {
 	bool  multi_buffer;
 	bool  port_ready;	/* packets from its port may be trusted */
 	bool  port_no_recv;	/* flow rules drop them */
-	bool  port_hands_over;	/* flow rules may hand them to another core */
+	bool  port_hands_over;	/* they may be handed to another core */
+	bool  port_splits;	/* flows of one of its queues are shared among cores */
 	/* Constants in each program: the compiler removes what they switch off. */
 	bool  explain;
 	bool  shared;		/* shares of the core may be in force */

@@ -200,7 +200,7 @@ pub(crate) mod header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plane::{MAX_PORTS, MAX_ROUTERS, PORT_HANDS_OVER, PORT_NO_RECV, PORT_READY};
+    use crate::plane::{MAX_PORTS, MAX_ROUTERS, PORT_HANDS_OVER, PORT_NO_RECV, PORT_READY, PORT_SPLITS};
 
     #[test]
     fn numbers_of_flow_rules_are_those_of_the_header() {
@@ -251,7 +251,6 @@ mod tests {
             ("CHOICE_SLOTS", crate::plane::choices::SLOTS as u32),
             ("CHOICE_RING", crate::plane::choices::RING as u32),
             ("CHOICE_RING", logic::cores::choice::RING as u32),
-            ("CHOICE_JIFFIES_SHIFT", crate::plane::choices::JIFFIES_SHIFT),
             ("FLOW_GROUP_SLOTS", logic::flow::group::SLOTS as u32),
             ("FLOW_BANDS", logic::flow::table::BANDS as u32),
             ("FLOW_TICKS", encoding::TICKS as u32),
@@ -295,6 +294,10 @@ mod tests {
             ("MAX_QUEUES", encoding::MAX_QUEUES as u32),
             ("QUEUE_WAYS", encoding::QUEUE_WAYS as u32),
             ("QUEUE_FAMILY_WAYS", encoding::FAMILY_WAYS as u32),
+            ("PORT_SPLITS", PORT_SPLITS as u32),
+            ("SPLIT_BUCKETS", logic::cores::split::BUCKETS as u32),
+            ("SPLIT_QUEUES", crate::plane::splits::QUEUES as u32),
+            ("PLACE_JIFFIES_SHIFT", crate::plane::choices::JIFFIES_SHIFT),
             ("MAX_PORTS", MAX_PORTS as u32),
             ("MAX_ROUTERS", MAX_ROUTERS as u32),
         ];

@@ -15,6 +15,7 @@
 //! | `floor` | what applications are left of a core that forwards, too |
 //! | `serve` | the cores of applications that follow forwarding |
 //! | `choice` | which core a flow gets whose rule lets the switch choose |
+//! | `split` | a split queue's flows in buckets, each on one core |
 //! | `event`, `role` | what people are told |
 //!
 //! # Packing
@@ -61,6 +62,7 @@ mod measure;
 mod release;
 mod role;
 mod serve;
+pub mod split;
 
 pub use allocator::Allocator;
 pub use cost::Cost;

@@ -76,7 +76,7 @@ pub fn cores(report: &CoresReport) -> String {
         queues.row([
             queue.port.clone(),
             queue.queue.to_string(),
-            queue.core.map_or(String::new(), |core| core.to_string()),
+            core_of(queue),
             format!("{about}{}", percent(queue.ran)),
             percent(queue.waited),
             format!("{:.0}", queue.wakeups_per_s),
@@ -132,6 +132,13 @@ fn a_poll(queue: &QueueReport) -> Option<f64> {
     (polls > 0.0).then(|| packets / polls)
 }
 
+/// Where a queue is polled, and who shares it.
+fn core_of(queue: &QueueReport) -> String {
+    let core = queue.core.map_or(String::new(), |core| core.to_string());
+    let shared: Vec<String> = queue.shared.iter().map(CoreId::to_string).collect();
+    if shared.is_empty() { core } else { format!("{core}, shared by {}", shared.join("+")) }
+}
+
 fn percent(fraction: f64) -> String {
     format!("{:.0} %", fraction * 100.0)
 }
@@ -147,7 +154,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{QueueReport, ServeReport, WorkloadReport};
+    use crate::cores::report::{ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {
@@ -227,6 +234,13 @@ mod tests {
         ));
         let off = CoresReport { policy: "off".into(), ..CoresReport::default() };
         assert!(cores(&off).starts_with("policy      off: queues are left alone\n"));
+    }
+
+    #[test]
+    fn who_shares_a_queue_is_shown() {
+        let queue = |shared| QueueReport { core: Some(1), shared, ..QueueReport::default() };
+        assert_eq!(core_of(&queue(vec![])), "1");
+        assert_eq!(core_of(&queue(vec![1, 3])), "1, shared by 1+3");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct CoresSettings {
     pub low: Percent,
     /// How long a lower load must have lasted before a core is given back.
     pub hold: Interval,
+    /// Flows of a queue that alone is too much for a core are shared among several.
+    pub split: bool,
     /// What applications are left of a core that forwards too, percent; `None`: what Linux gives them.
     pub floor: Option<Floor>,
     /// The directory of the control group that has the cores that do not forward.
@@ -41,6 +43,7 @@ impl Default for CoresSettings {
             high: Percent(85),
             low: Percent(70),
             hold: Interval(Duration::from_secs(2)),
+            split: false,
             floor: None,
             serve: None,
             fixed: BTreeMap::new(),
@@ -68,6 +71,9 @@ impl CoresSettings {
             return Err(BadValue(
                 "with cores.policy = \"off\" cores.floor and cores.serve do nothing: leave them out".into(),
             ));
+        }
+        if self.policy != PlacementPolicy::Pack && self.split {
+            return Err(BadValue("cores.split is for policy = \"pack\" only".into()));
         }
         if let Some(serve) = self.serve.as_ref().filter(|serve| !serve.is_absolute()) {
             return Err(BadValue(format!(
@@ -157,12 +163,13 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 9] = [
+pub(super) const FORMS: [(&str, &str); 10] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
     ("cores.low", "low = 70"),
     ("cores.hold", "hold = \"2s\""),
+    ("cores.split", "split = false"),
     ("cores.floor", "floor = 40"),
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
@@ -188,6 +195,7 @@ mod tests {
             high = 90
             low = 50
             hold = "5s"
+            split = true
             floor = 40
             serve = "/sys/fs/cgroup/apps"
             fixed = { eth1 = [0, 3], eth2 = [1] }
@@ -204,13 +212,14 @@ mod tests {
                 high: Percent(90),
                 low: Percent(50),
                 hold: Interval(Duration::from_secs(5)),
+                split: true,
                 floor: Some(Floor(40)),
                 serve: Some("/sys/fs/cgroup/apps".into()),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
         );
-        assert_eq!(cores.check(), Ok(()));
+        assert_eq!(CoresSettings { split: false, ..cores }.check(), Ok(()));
         assert_eq!(parse("").unwrap(), CoresSettings::default());
     }
 

@@ -5,6 +5,7 @@
 //! | [`Found`] | the thread that looks | the one that places |
 //! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
 //! | what it has noticed, as [`Happened`] | the thread that looks | clients |
+//! | queues that are split | the one that places | the one that looks, which tells the kernel plane |
 //! | moved queues | the one that places | the one that looks: transmission follows |
 //! | that a thread failed | whoever sees it | clients |
 //!
@@ -17,6 +18,7 @@ use super::{
     look::Found,
     placing::Happened,
     queues::{Obstacle, QueueSource},
+    splitting::SplitQueues,
     traffic::TrafficMeter,
 };
 use logic::cores::{Cost, Plan, View};
@@ -76,11 +78,13 @@ pub struct News {
     pub events: Vec<Happened>,
     /// Queues and where they are now.
     pub moved: Vec<(QueueId, CoreId)>,
+    /// What is split now, if that has changed.
+    pub splits: Option<SplitQueues>,
 }
 
 impl News {
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.moved.is_empty()
+        self.events.is_empty() && self.moved.is_empty() && self.splits.is_none()
     }
 }
 
@@ -91,6 +95,7 @@ struct Published {
     /// The number of the last event.
     number: u64,
     moved: Vec<(QueueId, CoreId)>,
+    splits: Option<SplitQueues>,
 }
 
 impl Published {
@@ -136,6 +141,7 @@ impl Exchange {
         }
         published.tell(news.events.drain(..));
         published.moved.append(&mut news.moved);
+        published.splits = news.splits.take().or(published.splits.take());
         true
     }
 
@@ -157,6 +163,11 @@ impl Exchange {
     /// Queues that were moved since the last call, each with where it is now.
     pub fn take_moved(&self) -> BTreeMap<QueueId, CoreId> {
         std::mem::take(&mut lock(&self.published).moved).into_iter().collect()
+    }
+
+    /// What is split now, if that has changed since the last call.
+    pub fn take_splits(&self) -> Option<SplitQueues> {
+        lock(&self.published).splits.take()
     }
 
     /// Something was missed: ports are looked at again, thoroughly.
@@ -215,7 +226,8 @@ mod tests {
         let exchange = Exchange::default();
         let queue = QueueId { port: 0, index: 0 };
         let happened = Happened { queue: Some(queue), ..Happened::default() };
-        let mut news = News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)] };
+        let mut news =
+            News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)], splits: None };
         let held = (exchange.published.lock().unwrap(), exchange.found.lock().unwrap());
         assert!(exchange.take_found().is_none());
         assert!(!exchange.publish(None, &mut news));

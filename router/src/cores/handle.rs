@@ -59,7 +59,7 @@ impl Handle {
             at_s: now.at.as_secs_f64(),
             period_ms: now.period.as_millis() as u64,
             cores: now.found.machine.cores.iter().map(|site| self.core(&now, &roles, site)).collect(),
-            queues: now.queues.iter().map(|queue| self.queue(queue)).collect(),
+            queues: now.queues.iter().map(|queue| self.queue(&now, queue)).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
             troubles: self.troubles(),
             ..report
@@ -103,6 +103,9 @@ impl Handle {
 
     fn core(&self, now: &Snapshot, roles: &BTreeMap<CoreId, Role>, site: &CoreSite) -> CoreReport {
         let here = now.view.queues.iter().filter(|queue| queue.core == site.id);
+        let shares =
+            now.view.queues.iter().flat_map(|queue| &queue.parts).filter(|part| part.core == site.id);
+        let shares = shares.map(|part| part.ran);
         let pinned = now.found.workloads.iter().filter(|workload| workload.cores.contains(&site.id));
         CoreReport {
             core: site.id,
@@ -112,14 +115,14 @@ impl Handle {
             role: roles.get(&site.id).map_or("idle", |role| role.name()).into(),
             may_forward: self.wanted.allowed.as_ref().is_none_or(|allowed| allowed.0.contains(&site.id)),
             forwarding_ns: now.forwarding_ns.get(&site.id).copied().unwrap_or(0),
-            forwarding: here.fold(0.0, |sum, queue| sum + queue.ran),
+            forwarding: here.map(|queue| queue.ran).chain(shares).sum(),
             other: now.others.get(&site.id).copied(),
             workloads: pinned.map(|workload| workload.name.clone()).collect(),
             ..CoreReport::default()
         }
     }
 
-    fn queue(&self, queue: &QueueNow) -> QueueReport {
+    fn queue(&self, now: &Snapshot, queue: &QueueNow) -> QueueReport {
         let QueueNow { source, load, leader, times, .. } = queue;
         let (moved_by, why_not) = match (queue.refused, source.control) {
             (Some(why), _) | (None, Control::None { why }) => (None, Some(why.to_string())),
@@ -146,6 +149,7 @@ impl Handle {
             beside_others: queue.beside_others,
             packet_ns: queue.cost.map(|cost| cost.packet_ns),
             wake_ns: queue.cost.map(|cost| cost.wake_ns),
+            shared: now.plan.split.get(&source.id).cloned().unwrap_or_default(),
         }
     }
 

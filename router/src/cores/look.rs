@@ -16,7 +16,8 @@ use super::{
     originals::Originals,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
     serve::{self, Serve},
-    threads,
+    splitting::Splitter,
+    threads::{self, PartThread},
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::{
@@ -58,6 +59,10 @@ pub struct Found {
     pub served: Option<BTreeSet<CoreId>>,
     /// Where interrupts are placed: irqbalance, if it runs.
     pub balancer: Option<Arc<Balancer>>,
+    /// Threads that do shares of queues that are split.
+    pub parts: Vec<PartThread>,
+    /// Can queues be split?
+    pub may_split: bool,
     /// What could not be looked at, as sentences.
     pub troubles: Vec<String>,
 }
@@ -88,6 +93,7 @@ pub struct Looker<A> {
     serve: Option<Serve>,
     /// What ports of before keep, as sentences.
     leftovers: Vec<String>,
+    pub(super) splitter: Splitter,
 }
 
 /// A port, by its name, and what is known of it.
@@ -143,6 +149,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             balancer: (None, None),
             originals: Originals::read(file),
             serve: wanted.serve.as_deref().map(Serve::new),
+            splitter: Splitter::default(),
             wanted,
             leftovers: Vec::new(),
         };
@@ -178,7 +185,11 @@ impl<A: Scheduling + Clone> Looker<A> {
         let balancer = self.find_balancer(&queues, now, thoroughly, &mut troubles);
         let (machine, workloads) = (self.machine.clone(), self.workloads.clone());
         let served = self.serve.as_ref().and_then(Serve::set).cloned();
-        Found { began: now, machine, queues, workloads, served, balancer, troubles }
+        troubles.extend(self.splitter.apply(now));
+        let ports = (0..).zip(&self.ports).filter(|(_, port)| port.known.is_some());
+        let may_split = self.wanted.split && self.splitter.may_split(ports.map(|(id, _)| id));
+        let parts = self.splitter.threads(&self.roots);
+        Found { began: now, machine, queues, workloads, served, balancer, parts, may_split, troubles }
     }
 
     /// Gives applications the cores that a plan leaves.

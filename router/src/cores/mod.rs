@@ -15,6 +15,7 @@
 //! | [`balancer`], [`contest`] | irqbalance; what is done about somebody else who moves queues |
 //! | [`notices`] | what has changed between two looks, as events |
 //! | [`watched`] | a queue and its time |
+//! | [`splitting`] | queues whose flows are shared among cores |
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
 //! | [`serve`] | the cores of applications follow |
 //! | [`shares`] | what routers may take of cores that are full |
@@ -43,6 +44,7 @@ pub mod report;
 pub mod running;
 pub mod serve;
 pub mod shares;
+pub mod splitting;
 pub mod threads;
 pub mod traffic;
 #[cfg(test)]

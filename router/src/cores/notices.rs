@@ -124,6 +124,8 @@ mod tests {
             workloads: Arc::new(workloads.iter().map(workload).collect()),
             served: None,
             balancer: None,
+            parts: Vec::new(),
+            may_split: false,
             troubles: Vec::new(),
         }
     }

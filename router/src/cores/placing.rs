@@ -10,6 +10,7 @@ use super::{
     machine::CoreSite,
     queues::Control,
     shares::Sharing,
+    splitting::{Parts, split_queues},
     watched::Watched,
     workloads,
 };
@@ -60,6 +61,7 @@ pub struct Placing<A> {
     polls: Option<Polls>,
     uncounted: Option<String>,
     allocator: Allocator,
+    parts: Parts,
     floor: Option<Floor>,
     view: View,
     plan: Plan,
@@ -120,6 +122,7 @@ impl<A: Scheduling> Placing<A> {
             polls: None,
             uncounted: None,
             allocator: Allocator::default(),
+            parts: Parts::default(),
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
             plan: Plan::default(),
@@ -196,6 +199,8 @@ impl<A: Scheduling> Placing<A> {
             }
         }
         self.pinned = workloads::per_core(&found.workloads);
+        self.parts.take(&self.roots, &found.parts);
+        self.settings.splits = found.may_split;
         self.found = Some(found);
         self.share_softirqs();
         if let Some(polls) = &mut self.polls {
@@ -220,7 +225,9 @@ impl<A: Scheduling> Placing<A> {
         let (Some(polls), false) = (&self.polls, self.rounded.is_none_or(is_due)) else { return false };
         let is_still =
             |queue: &Watched| queue.leader != queue.source.id || queue.is_still(|napi| polls.of(napi));
-        let rests = !self.sharing.is_counting() && self.queues.values().all(is_still);
+        // Other cores may have much left to do for a queue that is not polled any more.
+        let is_split = !self.plan.split.is_empty() || !self.parts.is_empty();
+        let rests = !is_split && !self.sharing.is_counting() && self.queues.values().all(is_still);
         if rests {
             self.queues.values_mut().for_each(|queue| queue.rest(now));
         }
@@ -237,6 +244,10 @@ impl<A: Scheduling> Placing<A> {
             return;
         }
         let decision = self.allocator.decide(now, &self.view, &self.settings);
+        let splits = split_queues(&decision.plan);
+        if splits != split_queues(&self.plan) {
+            self.news.splits = Some(splits);
+        }
         self.plan = decision.plan;
         let refused = self.apply(now);
         self.leave_floor(now);
@@ -333,6 +344,7 @@ impl<A: Scheduling> Placing<A> {
                 }
             }
         }
+        self.parts.read(now, &mut self.forwarding_ns);
         if due && !cores.is_empty() {
             self.others.update(now, cores, &self.forwarding_ns);
         }
@@ -349,15 +361,16 @@ impl<A: Scheduling> Placing<A> {
             other: self.others.of(site.id).unwrap_or(0.0),
         };
         let queue = |(&id, watched): (&QueueId, &Watched)| {
+            let core = watched.source.core.filter(|_| watched.is_measured())?;
             Some(Queue {
                 id,
                 node: watched.node,
-                core: watched.source.core.filter(|_| watched.is_measured())?,
+                core,
                 movable: watched.is_movable(now),
                 ran: watched.load.ran,
                 waited: watched.load.waited,
                 counted: watched.counted(),
-                parts: Vec::new(),
+                parts: self.parts.of(id, core, &self.plan),
             })
         };
         View {

@@ -107,6 +107,9 @@ pub struct QueueReport {
     pub packets: u64,
     #[serde(default)]
     pub polls: u64,
+    /// The cores that share its flows, if it is split.
+    #[serde(default)]
+    pub shared: Vec<CoreId>,
     /// Time is known to some 200 ms only, and shared with other softirqs of the core.
     pub is_estimate: bool,
     /// Fraction of a core that it would want where others keep that busy, by which cores are given back; absent: it is not placed.

@@ -14,6 +14,7 @@ use super::{
     placing::Placing,
     queues::Told,
     shares::Sharing,
+    splitting::{SplitQueues, Splitter},
 };
 use crate::{
     config::{Config, PlacementPolicy},
@@ -54,7 +55,12 @@ pub struct Threads {
 ///
 /// # Errors
 /// /proc or /sys cannot be read (with `off` that is told to clients only), or no thread be had.
-pub fn start(config: &Config, instance: &Instance, shares: SharesInCharge) -> Result<Threads> {
+pub fn start(
+    config: &Config,
+    instance: &Instance,
+    shares: SharesInCharge,
+    splitter: Splitter,
+) -> Result<Threads> {
     if config.cores.policy == PlacementPolicy::Off {
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
     }
@@ -62,7 +68,10 @@ pub fn start(config: &Config, instance: &Instance, shares: SharesInCharge) -> Re
     let handle = Handle { exchange: Arc::default(), wanted: Arc::new(config.cores.clone()), names };
     let shares = config.shares.enforce.then_some(shares);
     match prepare(instance, &handle, shares) {
-        Ok((looker, placing)) => Ok(run(looker, placing, handle)?),
+        Ok((mut looker, placing)) => {
+            looker.splitter = splitter;
+            Ok(run(looker, placing, handle)?)
+        }
         // Who only looks can do without.
         Err(error) if handle.is_off() => {
             handle.exchange.fail(format!(
@@ -236,6 +245,11 @@ fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             (looked, due, missed) = (now, now + LOOK, false);
             log_new(&mut troubles, handle.troubles());
         }
+        if let Some(splits) = exchange.take_splits() {
+            looker.splitter.set(splits);
+            // The threads of other cores are told of at once.
+            due = Duration::ZERO;
+        }
         for (queue, core) in exchange.take_moved() {
             looker.transmit_from(queue, core);
         }
@@ -286,6 +300,9 @@ fn finish<A: Scheduling + Clone>(
         ));
     }
     if failed || !leave {
+        // Nobody would notice any more that a core has too much.
+        looker.splitter.set(SplitQueues::new());
+        looker.splitter.apply(monotonic()).into_iter().for_each(|trouble| exchange.fail(trouble));
         looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
     }
 }

@@ -87,7 +87,7 @@ pub fn kernel_threads(roots: &Roots, prefix: &str) -> Vec<(u32, String)> {
 }
 
 /// The thread of a core that packets are handed to, of one CPU map (`__cpu_map_entry_alloc`, kernel/bpf/cpumap.c).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PartThread {
     pub pid: u32,
     pub core: CoreId,

@@ -16,7 +16,8 @@ use super::{
 use crate::classifier::{Classifier, Ntuple};
 use crate::ethtool::Ethtool;
 use crate::plane::{
-    Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, Step, TestRun,
+    Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
+    Step, TestRun,
 };
 use anyhow::{Context, Result};
 use logic::plan::{PortId, RouterId};
@@ -46,6 +47,8 @@ pub struct Bpf {
     /// Why native mode was refused.
     refusals: BTreeMap<String, String>,
     shares: SharesInCharge,
+    /// Of those who split queues.
+    seat: SplitSeat,
 }
 
 impl Bpf {
@@ -57,12 +60,18 @@ impl Bpf {
             links: BTreeMap::new(),
             refusals: BTreeMap::new(),
             shares: SharesInCharge::default(),
+            seat: SplitSeat::default(),
         }
     }
 
     /// Those of the generation in charge.
     pub fn shares(&self) -> SharesInCharge {
         self.shares.clone()
+    }
+
+    /// Where the tables in charge are told of, to those who split queues.
+    pub fn seat(&self) -> SplitSeat {
+        self.seat.clone()
     }
 
     /// Names of the ports whose links are pinned, whether a daemon runs or not.
@@ -227,6 +236,12 @@ impl Kernel for Bpf {
                 "what user space sends to NORMAL and LOCAL is lost, or goes by old tables: {error:#}"
             );
         }
+        // Before its first packet: a queue that is whole for a moment overflows.
+        if let Some(before) = self.seat.get()
+            && let Err(error) = plane.splits().take_over(&before)
+        {
+            tracing::warn!("a queue that is split is whole for a moment: {error:#}");
+        }
         let mut new = BTreeMap::new();
         let attached = self.attach_new(plane, devices, &mut new);
         if let Err(error) = attached.and_then(|()| self.replace(plane, devices)) {
@@ -245,6 +260,7 @@ impl Kernel for Bpf {
         self.links.append(&mut new);
         plane.count_losses(&self.directory);
         self.shares.put(Some(plane.shares().clone()));
+        self.seat.set(plane.splits().clone());
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     config::{Config, PlacementPolicy},
     cores,
+    cores::splitting::Splitter,
     observer::Waker,
     privileges, switch,
 };
@@ -70,7 +71,8 @@ fn run_alone<O: Observe>(
     let (requests_to, requests) = Requests::queue(waker.clone());
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
-    let cores = cores::running::start(&config, instance, bpf.shares().waking(waker))?;
+    let splitter = Splitter::new(bpf.seat(), switch.maps().clone());
+    let cores = cores::running::start(&config, instance, bpf.shares().waking(waker), splitter)?;
     switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;

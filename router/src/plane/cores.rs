@@ -10,7 +10,7 @@ use logic::cores::{CoreId, choice::Leave};
 use std::{
     collections::{BTreeMap, BTreeSet},
     mem::offset_of,
-    os::fd::{AsRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd, RawFd},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, atomic::Ordering::AcqRel},
 };
 
@@ -19,7 +19,7 @@ use std::{
 const QUEUE_PACKETS: u32 = 2048;
 
 /// Words of `struct core_queue`.
-const QUEUE: usize = size_of::<types::core_queue>() / 8;
+pub(super) const QUEUE: usize = size_of::<types::core_queue>() / 8;
 const HANDED: usize = offset_of!(types::core_queue, handed) / 8;
 const DROPPED: usize = offset_of!(types::core_queue, dropped) / 8;
 const GIVEN: usize = offset_of!(types::core_queue, given) / 8;
@@ -67,15 +67,7 @@ pub(super) type Past = Arc<Mutex<BTreeMap<CoreId, Handed>>>;
 impl CoreMap {
     /// Packets can be handed to this core from now on.
     fn make(&self, core: CoreId) -> Result<()> {
-        // `struct bpf_cpumap_val`: length of the queue, descriptor of the program.
-        let [queue, program] = [QUEUE_PACKETS, self.program.as_raw_fd() as u32].map(u32::to_ne_bytes);
-        self.map
-            .update(&u32::from(core).to_ne_bytes(), &[queue, program].concat(), MapFlags::ANY)
-            .with_context(|| format!("making core {core} ready for packets of flow rules"))
-    }
-
-    fn word(&self, core: CoreId, word: usize) -> u64 {
-        self.queues.load(usize::from(core) * QUEUE + word)
+        make(&self.map, self.program.as_raw_fd(), core)
     }
 
     fn cores(&self) -> impl Iterator<Item = CoreId> {
@@ -83,17 +75,34 @@ impl CoreMap {
     }
 
     fn handed(&self, core: CoreId) -> Handed {
-        let [packets, dropped, flows, first] =
-            [HANDED, DROPPED, GIVEN, GIVEN_FIRST].map(|word| self.word(core, word));
-        Handed { packets, dropped, flows, first }
+        handed(&self.queues, usize::from(core))
     }
 
-    /// Has all that was handed over before this moment been done? As `queue_is_past` of `bpf/flow_choice.h`.
     fn is_past(&self, core: CoreId, jiffies: u32) -> bool {
-        let done = self.word(core, DONE) + self.word(core, DROPPED);
-        let drained = self.word(core, DRAINED);
-        done == self.word(core, HANDED) || drained != 0 && (drained as u32).wrapping_sub(jiffies) as i32 > 0
+        is_past(&self.queues, usize::from(core), jiffies)
     }
+}
+
+/// Packets can be handed to this core from now on.
+pub(super) fn make(map: &MapHandle, program: RawFd, core: CoreId) -> Result<()> {
+    // `struct bpf_cpumap_val`: length of the queue, descriptor of the program.
+    let [queue, program] = [QUEUE_PACKETS, program as u32].map(u32::to_ne_bytes);
+    map.update(&u32::from(core).to_ne_bytes(), &[queue, program].concat(), MapFlags::ANY)
+        .with_context(|| format!("making core {core} ready for packets of other cores"))
+}
+
+/// What a row of `core_queues` says.
+pub(super) fn handed(queues: &Words64, row: usize) -> Handed {
+    let word = |word| queues.load(row * QUEUE + word);
+    Handed { packets: word(HANDED), dropped: word(DROPPED), flows: word(GIVEN), first: word(GIVEN_FIRST) }
+}
+
+/// Has all that was handed over before this moment been done? As `queue_is_past` of `bpf/hand_over.h`.
+pub(super) fn is_past(queues: &Words64, row: usize, jiffies: u32) -> bool {
+    let word = |word| queues.load(row * QUEUE + word);
+    let drained = word(DRAINED);
+    word(DONE) + word(DROPPED) == word(HANDED)
+        || drained != 0 && (drained as u32).wrapping_sub(jiffies) as i32 > 0
 }
 
 impl Drop for CoreMap {
@@ -156,6 +165,11 @@ impl NamedCores {
         state.maps.retain(|map| map.strong_count() > 0);
         state.maps.push(Arc::downgrade(map));
         Ok(())
+    }
+
+    /// The kernel's id of the newest map.
+    pub fn map(&self) -> Option<u32> {
+        Some(self.state().maps().last()?.map.info().ok()?.info.id)
     }
 
     /// What was handed to each core that was ever named or chosen.

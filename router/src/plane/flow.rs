@@ -45,6 +45,10 @@ impl FlowPlane {
         open.maps.rule_cores.set_max_entries(cores).context("sizing the map of cores")?;
         open.progs.millrace_explain.set_autoload(false);
         open.progs.millrace_shared.set_autoload(false);
+        open.progs.millrace_core.set_autoload(false);
+        // Frames of user space go through `millrace`, and came from no queue.
+        let constants = open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
+        constants.splits_queues = false;
         super::losses::leave_out(&mut open);
         let skel = open.load().context("loading the kernel plane for flow rules")?;
         let program = skel.progs.millrace_flow_core.as_fd().try_clone_to_owned();

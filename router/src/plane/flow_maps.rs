@@ -114,12 +114,14 @@ impl FlowMaps {
             &mut open.progs.millrace_flow,
             &mut open.progs.millrace_flow_core,
             &mut open.progs.millrace_pass,
+            &mut open.progs.millrace_core,
             &mut open.progs.millrace_clock,
         ] {
             program.set_autoload(false);
         }
         super::losses::leave_out(&mut open);
         open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
+        open.maps.split_cores.set_autocreate(false).context("leaving out the map of cores")?;
         size(&mut open, c, cpus)?;
         let outer = PortSets::outer(c.port_sets)?;
         open.maps.flow_sets.reuse_fd(outer.as_fd()).context("giving the program its sets of ports")?;
@@ -363,6 +365,19 @@ impl MappedFlows {
     /// Has any rule asked for a choice since the daemon began? Then [`choose`](MappedFlows::choose) says what flows get.
     pub fn chooses(&self) -> bool {
         self.chooses.load(Relaxed)
+    }
+
+    /// Packets can be handed to this core, whether rules name it or not.
+    ///
+    /// # Errors
+    /// There is no such core, or no memory.
+    pub fn make_ready(&self, core: CoreId) -> Result<()> {
+        self.cores.name(core)
+    }
+
+    /// The kernel's id of the map by which rules hand packets over; none before they were in charge.
+    pub fn core_map(&self) -> Option<u32> {
+        self.cores.map()
     }
 
     /// What was handed to each core that was named or chosen.

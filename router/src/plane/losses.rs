@@ -90,6 +90,12 @@ impl Losses {
         losses
     }
 
+    /// Is it known of packets on other cores when they are done, or lost?
+    pub fn counts_handed(&self) -> bool {
+        let listens = |tracepoint: &&str| self.links.iter().any(|(known, _)| known == tracepoint);
+        ["xdp_redirect_err", "xdp_cpumap_enqueue", "xdp_cpumap_kthread"].iter().all(listens)
+    }
+
     /// Counting survives this process. May be repeated.
     pub fn pin(&mut self, directory: &Path) -> Result<()> {
         for (tracepoint, link) in &mut self.links {

@@ -14,6 +14,7 @@
 //! | `cores.rs` | cores that flow rules hand packets to |
 //! | `choices.rs` | flows whose core is chosen |
 //! | `shares.rs` | what routers may take of a full core |
+//! | `splits.rs` | queues whose flows are shared among cores |
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
@@ -37,6 +38,7 @@ mod port_sets;
 mod run;
 mod samples;
 mod shares;
+pub(crate) mod splits;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
@@ -63,6 +65,7 @@ pub use polls::{Polled, Polls};
 pub use run::{Step, TestRun};
 use samples::Samples;
 pub use shares::{Shares, SharesInCharge, Taken};
+pub use splits::{SplitSeat, Splits};
 use std::{
     cell::RefCell,
     mem::MaybeUninit,
@@ -93,8 +96,10 @@ pub struct Settings {
 pub(crate) const PORT_READY: u64 = 1;
 pub(crate) const PORT_NO_RECV: u64 = 2;
 pub(crate) const PORT_HANDS_OVER: u64 = 4;
+pub(crate) const PORT_SPLITS: u64 = 8;
 /// Words of `struct control`.
 const RULES_DEADLINE: usize = std::mem::offset_of!(types::control, rules_deadline_jiffies) / 8;
+const SPLIT_MAP: usize = std::mem::offset_of!(types::control, split_map) / 8;
 const CORE_MAP: usize = std::mem::offset_of!(types::control, core_map) / 8;
 
 /// Limits of the ABI.
@@ -107,6 +112,7 @@ pub struct Plane {
     skel: abi::MillraceSkel<'static>,
     losses: Losses,
     samples: Option<Samples>,
+    splits: Arc<Splits>,
     settings: Settings,
     memory: Arc<MappedMemory>,
     shares: Arc<Shares>,
@@ -155,7 +161,12 @@ impl Plane {
         let memory = Arc::new(MappedMemory::new(&skel, &settings)?);
         let samples =
             settings.queue_rows.then(|| Samples::new(skel.maps.flow_samples.as_fd(), cpus)).transpose()?;
-        let control = Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
+        let control: Words64 =
+            Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
+        let losses = Losses::attach(&skel);
+        let program = skel.progs.millrace_core.as_fd();
+        let splits = Arc::new(Splits::new(&skel.maps, program, cpus, losses.counts_handed())?);
+        control.store(SPLIT_MAP, splits.map()?.into());
         let (at, jiffies) = read_clock(&skel, &control)?;
         let shares = Arc::new(Shares::new(&skel, cpus, Pace { at, jiffies })?);
         Ok(Plane {
@@ -168,8 +179,9 @@ impl Plane {
                 skel.maps.port_index.max_entries() as usize,
             )?
             .into(),
-            losses: Losses::attach(&skel),
+            losses,
             samples,
+            splits,
             skel,
             settings,
             memory,
@@ -230,19 +242,25 @@ impl Plane {
             self.clear_slot(id)?;
         }
         let no_recv = self.rules.as_ref().is_some_and(|rules| rules.maps().no_recv(id));
-        let flags = u64::from(ready) * PORT_READY
-            + u64::from(no_recv) * PORT_NO_RECV
-            + u64::from(hands_over(ifindex)) * PORT_HANDS_OVER;
-        self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | flags << 48);
+        let hands_over = hands_over(ifindex);
+        self.splits.with_port(id, |splits| {
+            let flags = u64::from(ready) * PORT_READY
+                + u64::from(no_recv) * PORT_NO_RECV
+                + u64::from(hands_over) * PORT_HANDS_OVER
+                + u64::from(hands_over && splits) * PORT_SPLITS;
+            self.port_index.store(at, u64::from(ifindex) | u64::from(id) << 32 | flags << 48);
+        });
         Ok(())
     }
 
     /// Forgets a port: nothing is taken from it or sent to it.
     pub fn clear_port(&self, id: PortId, ifindex: u32) -> Result<()> {
         let at = ifindex as usize % self.port_index.len();
-        if self.port_index.load(at) as u32 == ifindex {
-            self.port_index.store(at, 0);
-        }
+        self.splits.with_port(id, |_| {
+            if self.port_index.load(at) as u32 == ifindex {
+                self.port_index.store(at, 0);
+            }
+        });
         self.clear_slot(id)
     }
 
@@ -293,7 +311,12 @@ impl Plane {
         Ok(())
     }
 
-    /// Rows of `core_queues`.
+    /// Queues that are split in this generation.
+    pub fn splits(&self) -> &Arc<Splits> {
+        &self.splits
+    }
+
+    /// Rows of `core_queues`, of cores that flow rules hand packets to.
     fn core_queues(&self) -> Result<Words64> {
         let map = self.skel.maps.core_queues.as_fd();
         Ok(Mapping::new(map, size_of::<types::core_queue>(), self.cpus)?.into())
@@ -427,6 +450,9 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.tx_ports, ours.tx_ports.as_fd()),
         (&mut theirs.core_queues, ours.core_queues.as_fd()),
         (&mut theirs.shares, ours.shares.as_fd()),
+        (&mut theirs.split_index, ours.split_index.as_fd()),
+        (&mut theirs.split_queues, ours.split_queues.as_fd()),
+        (&mut theirs.split_cores, ours.split_cores.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with another program")?;
     }
@@ -455,13 +481,15 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         (&mut maps.counters, cpus * settings.interface_rows as usize),
         (&mut maps.charges, charge_rows),
         (&mut maps.policers, charge_rows),
-        (&mut maps.core_queues, cpus),
+        (&mut maps.core_queues, 2 * cpus),
+        (&mut maps.split_cores, cpus),
         (&mut maps.shares, cpus * MAX_ROUTERS),
     ] {
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
         map.set_max_entries(rows).context("sizing a map")?;
     }
     let constants = maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
+    constants.core_rows = u32::try_from(cpus).context("more than 2^32 CPUs")?;
     constants.interface_rows = settings.interface_rows;
     constants.interface_mask = capacity.interface_buckets as u32 - 1;
     constants.neighbour_mask = capacity.neighbour_buckets as u32 - 1;

@@ -46,6 +46,11 @@ impl Handle {
         let _ = self.to.send(Event::Machine(machine));
     }
 
+    /// Where the maps of rules are, once there are some.
+    pub fn maps(&self) -> &Arc<OnceLock<Arc<FlowMaps>>> {
+        &self.maps
+    }
+
     /// Adds what was handed to cores to what clients are told.
     pub fn add_handed(&self, report: &mut CoresReport) {
         if let Some(maps) = self.maps.get() {

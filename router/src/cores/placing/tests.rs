@@ -4,6 +4,7 @@ use super::super::{
     fake::{Fake, Netlink},
     look::{LOOK, Looker},
     queues::Told,
+    threads::PartThread,
     tree::Tree,
 };
 use super::*;
@@ -308,6 +309,16 @@ fn nothing_is_read_while_nothing_is_polled() {
     let found = world.looker.look(world.now, false);
     world.placing.take(Arc::new(found));
     assert!(!rests(&mut world, 10), "something was found");
+    let queue = world.placing.queues.values().map(|queue| queue.source.id).next().unwrap();
+    world.periods(1, &[]);
+    world.placing.plan.split.insert(queue, vec![0, 1]);
+    assert!(!rests(&mut world, 10), "it is split");
+    world.placing.plan.split.clear();
+    assert!(rests(&mut world, 10));
+    let other = PartThread { pid: 70, core: 2, map: 9 };
+    world.placing.parts.take(&world.tree.roots(), &[other]);
+    assert!(!rests(&mut world, 10), "packets may wait for another core");
+    world.placing.parts = Parts::default();
     world.placing.polls = None;
     world.periods(1, &[]);
     assert!(!rests(&mut world, 10), "nobody counts");

@@ -1,0 +1,78 @@
+//! The flows of a split queue, by their hash in buckets, each on one core.
+
+use super::CoreId;
+
+/// Buckets of a queue: of up to 16 cores none has a quarter more than another.
+pub const BUCKETS: usize = 64;
+
+/// The cores of a queue's buckets, as evenly as can be on these, with as few changes as can be: what changes its core is late for a
+/// moment. `before`: where they were, or any other core. Without cores, as before.
+pub fn buckets(before: &[CoreId; BUCKETS], cores: &[CoreId]) -> [CoreId; BUCKETS] {
+    let mut after = *before;
+    if cores.is_empty() {
+        return after;
+    }
+    let (least, mut extra) = (BUCKETS / cores.len(), BUCKETS % cores.len());
+    let mut counts = vec![0; cores.len()];
+    let mut loose = Vec::new();
+    for (bucket, core) in before.iter().enumerate() {
+        match cores.iter().position(|one| one == core) {
+            Some(at) if counts[at] < least => counts[at] += 1,
+            Some(at) if counts[at] == least && extra > 0 => {
+                counts[at] += 1;
+                extra -= 1;
+            }
+            _ => loose.push(bucket),
+        }
+    }
+    for bucket in loose {
+        let Some(at) = (0..cores.len()).min_by_key(|&at| counts[at]) else { break };
+        counts[at] += 1;
+        after[bucket] = cores[at];
+    }
+    after
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn half_of_the_buckets_go_to_a_second_core_and_come_back() {
+        let all = buckets(&[7; BUCKETS], &[3]);
+        assert_eq!(all, [3; BUCKETS]);
+        let two = buckets(&all, &[3, 5]);
+        let changed = |a: &[CoreId], b: &[CoreId]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+        assert_eq!(changed(&all, &two), 32);
+        let three = buckets(&two, &[3, 5, 9]);
+        assert_eq!(changed(&two, &three), 21);
+        assert_eq!(changed(&three, &buckets(&three, &[3])), 64 - three.iter().filter(|c| **c == 3).count());
+        assert_eq!(buckets(&three, &[]), three);
+    }
+
+    proptest! {
+        #[test]
+        fn shares_are_even_and_no_more_moves_than_needs(
+            lists in prop::collection::vec(prop::collection::btree_set(0..100_u16, 1..80), 1..6),
+        ) {
+            let mut before = [200; BUCKETS];
+            for cores in lists {
+                let list: Vec<CoreId> = cores.iter().copied().collect();
+                let after = buckets(&before, &list);
+                let count = |core: CoreId, all: &[CoreId]| all.iter().filter(|&&c| c == core).count();
+                let used: BTreeSet<CoreId> = after.iter().copied().collect();
+                prop_assert!(used.is_subset(&cores));
+                let counts: Vec<usize> = list.iter().map(|&core| count(core, &after)).collect();
+                prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
+                let stayed = before.iter().zip(&after).filter(|(a, b)| a == b).count();
+                // What each core had and may keep.
+                let least: usize = list.iter().map(|&core| count(core, &before).min(BUCKETS / list.len())).sum();
+                prop_assert!(stayed >= least);
+                prop_assert_eq!(buckets(&after, &list), after);
+                before = after;
+            }
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! A queue whose flows are shared among cores: every packet is forwarded once, in the order of its flow, however often cores come and
+//! go; what a core has no room for is counted by name, and what is for the router itself stays. Nothing is left of it.
+
+mod common;
+#[allow(dead_code)]
+#[path = "differential/wire.rs"]
+mod wire;
+
+use common::{
+    SMALL,
+    frame::{Frame, vlan},
+    ifindex, in_new_namespace, run,
+};
+use logic::{
+    cores::{CoreId, QueueId},
+    net::Mac,
+    plan::{Hop, Interface, Op, ReversePath, Target},
+    reason::Reason,
+    tables::Tables,
+};
+use router::{
+    daemon::kernel::monotonic,
+    plane::{MappedMemory, Mode, Plane, PortLink, Settings, Splits, online_cpus},
+};
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+use wire::Wire;
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
+const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 7, 1]);
+const QUEUE: QueueId = QueueId { port: 0, index: 0 };
+const SETTINGS: Settings = Settings {
+    capacity: SMALL,
+    interface_rows: 8,
+    sample_interval: 128,
+    exception_pps: 0,
+    control_pps: 0,
+    queue_rows: false,
+};
+
+/// Port 0 is p0, whose wire's end is q0; port 1 is p1, and 10.0.2.9 is behind it.
+struct World {
+    plane: Plane,
+    _tables: Tables<Arc<MappedMemory>>,
+    link: PortLink,
+}
+
+fn interface(port: u8, mac: Mac) -> Interface {
+    Interface {
+        router: 0,
+        port,
+        vlan: vlan(&[]),
+        mac,
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path: ReversePath::Off,
+        redirects: false,
+    }
+}
+
+fn only_on(cores: impl IntoIterator<Item = usize>) {
+    let mut set = CpuSet::new();
+    cores.into_iter().for_each(|core| set.set(core));
+    sched_setaffinity(None, &set).unwrap();
+}
+
+/// Loaded, and filled with the tables of [`World`].
+fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
+    let plane = Plane::load(SETTINGS).unwrap_or_else(|e| panic!("{e:#}"));
+    plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
+    for (id, device) in (0..).zip(["p0", "p1"]) {
+        plane.set_port(id, ifindex(device), true, true).unwrap();
+    }
+    let mut tables = Tables::new(plane.memory());
+    let hop = Target::Hop(Hop { interface: 2, gateway: None, mtu: 1500 });
+    let local = Target::Pass { reason: Reason::Local, unicast: true };
+    for op in [
+        Op::Port { port: 0, frags: false },
+        Op::Port { port: 1, frags: false },
+        Op::Router { router: 0, multipath_l4: [false, false] },
+        Op::LocalAddresses { router: 0, addresses: [0x0a00_0101].into() },
+        Op::Interface(1, interface(0, A)),
+        Op::Interface(2, interface(1, B)),
+        Op::Route4(0, "10.0.1.1/32".parse().unwrap(), Some(local.clone())),
+        Op::Route4(0, "10.0.2.0/24".parse().unwrap(), Some(hop.clone())),
+        Op::Neighbour(2, "10.0.2.9".parse().unwrap(), Some(NEIGHBOUR)),
+        Op::Route6(0, "fd00:1::1/128".parse().unwrap(), Some(local)),
+        Op::Route6(0, "fd00:2::/64".parse().unwrap(), Some(hop)),
+        Op::Neighbour(2, "fd00:2::9".parse().unwrap(), Some(NEIGHBOUR)),
+    ] {
+        tables.apply(&op).unwrap();
+    }
+    (plane, tables)
+}
+
+impl World {
+    /// On this thread's core, from now on, and another.
+    fn new() -> Option<(World, CoreId, CoreId)> {
+        let here = sched_getcpu();
+        only_on([here]);
+        let other = online_cpus().unwrap().into_iter().find(|cpu| *cpu != here)?;
+        for pair in ["p0 type veth peer name q0", "p1 type veth peer name q1"] {
+            run(&format!("ip link add {pair}"));
+        }
+        ["p0", "q0", "p1", "q1"].iter().for_each(|device| drop(run(&format!("ip link set {device} up"))));
+        run("ethtool -K q1 gro on");
+        let (plane, tables) = loaded();
+        plane.count_losses(Path::new("/sys/fs/bpf/nowhere"));
+        let link = PortLink::attach(plane.program(), ifindex("p0"), Mode::Native).unwrap();
+        // What the program may do with packets of a port depends on how it is attached.
+        plane.set_port(0, ifindex("p0"), true, true).unwrap();
+        Some((World { plane, _tables: tables, link }, here as CoreId, other as CoreId))
+    }
+
+    fn forwarded(&self) -> u64 {
+        self.plane.counters().unwrap().interfaces.get(&1).map_or(0, |c| c.forwarded_packets)
+    }
+
+    fn charged(&self, reason: Reason) -> u64 {
+        let charges = self.plane.counters().unwrap().charges;
+        charges.into_iter().filter(|((_, why), _)| *why == reason).map(|(_, packets)| packets).sum()
+    }
+}
+
+const FLOWS: u16 = 64;
+const PACKETS: u32 = 300_000;
+/// Under way: fewer than a veth has room for (256), so that none is lost.
+const MOST: u64 = 200;
+
+fn frame(number: u32) -> Vec<u8> {
+    let frame = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
+    let frame = frame.ip4(|ip| {
+        ip[20..22].copy_from_slice(&(number as u16 % FLOWS).to_be_bytes());
+        let at = ip.len() - 4;
+        ip[at..].copy_from_slice(&number.to_be_bytes());
+    });
+    frame.bytes()
+}
+
+/// Sends numbered packets of all flows, no more under way than there is room for.
+fn send_all(wire: &Wire, received: &AtomicU64) {
+    for number in 0..PACKETS {
+        wire.send(&frame(number));
+        while u64::from(number) >= received.load(Relaxed) + MOST {
+            thread::yield_now();
+        }
+    }
+}
+
+/// Packets that were overtaken by a later one of their flow, of all that come.
+fn overtaken(wire: &Wire, received: &AtomicU64) -> u64 {
+    let mut last = [0; FLOWS as usize];
+    let (mut overtaken, mut heard) = (0, Instant::now());
+    while received.load(Relaxed) < PACKETS.into() && heard.elapsed() < Duration::from_secs(5) {
+        // The kernel's own IPv6 packets come here, too.
+        let Some(bytes) = wire.receive().filter(|bytes| bytes[12..14] == [8, 0]) else {
+            thread::yield_now();
+            continue;
+        };
+        let number = u32::from_be_bytes(*bytes.last_chunk().unwrap());
+        let last = &mut last[(number % u32::from(FLOWS)) as usize];
+        overtaken += u64::from(number < *last);
+        *last = number.max(*last);
+        received.fetch_add(1, Relaxed);
+        heard = Instant::now();
+    }
+    overtaken
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = World::new() else { return };
+        let splits = world.plane.splits().clone();
+        assert!(splits.may_split(0) && !splits.may_split(1), "p1 runs no program");
+        splits.share(QueueId { port: 1, index: 0 }, here, &[here, other]).unwrap_err();
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        let (overtaken, changes) = thread::scope(|scope| {
+            let changing = scope.spawn(|| {
+                only_on(online_cpus().unwrap());
+                let both = [here, other];
+                let turns: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
+                let mut changes = 0;
+                for cores in turns.into_iter().cycle() {
+                    match cores {
+                        [] => splits.join(QUEUE),
+                        cores => splits.share(QUEUE, here, cores).unwrap(),
+                    }
+                    thread::sleep(Duration::from_millis(15));
+                    splits.tidy(monotonic());
+                    changes += 1;
+                    if done.load(Relaxed) {
+                        return changes;
+                    }
+                }
+                unreachable!()
+            });
+            let counting = scope.spawn(|| {
+                only_on(online_cpus().unwrap());
+                overtaken(&to, &received)
+            });
+            send_all(&from, &received);
+            let overtaken = counting.join().unwrap();
+            done.store(true, Relaxed);
+            (overtaken, changing.join().unwrap())
+        });
+        let handed = splits.handed(other);
+        eprintln!("{changes} changes, {} of {PACKETS} packets handed over", handed.packets);
+        assert_eq!((overtaken, received.load(Relaxed)), (0, PACKETS.into()));
+        assert!(changes > 100 && handed.packets > u64::from(PACKETS) / 10, "{changes} {handed:?}");
+        assert_eq!((handed.dropped, world.forwarded()), (0, PACKETS.into()));
+
+        // Nothing is left of it.
+        splits.join(QUEUE);
+        let start = Instant::now();
+        while !splits.queues().is_empty() || splits.is_tidying() {
+            splits.tidy(monotonic());
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
+        let before = all_handed(&splits, &[here, other]);
+        (0..100).for_each(|n| from.send(&frame(n)));
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(all_handed(&splits, &[here, other]), before);
+
+        // Neither keeps the other there: the program of other cores, and the map of cores that has it.
+        let map = splits.map().unwrap();
+        assert_eq!(threads(map), 2);
+        drop((splits, world));
+        let start = Instant::now();
+        while threads(map) != 0 {
+            assert!(start.elapsed() < Duration::from_secs(10), "threads stay");
+            thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
+
+fn all_handed(splits: &Splits, cores: &[CoreId]) -> u64 {
+    cores.iter().map(|&core| splits.handed(core).packets).sum()
+}
+
+/// Local delivery, routing protocols, ARP and neighbour discovery: as if the queue were whole.
+#[test]
+#[ignore = "needs root"]
+fn only_what_is_to_be_forwarded_goes_to_another_core() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = World::new() else { return };
+        let splits = world.plane.splits();
+        splits.share(QUEUE, here, &[other]).unwrap();
+        let wire = Wire::open("q0");
+        let solicitation = Frame::udp6(A, "fd00:1::5", "fd00:1::1").with(|ip| (ip[6], ip[40]) = (58, 135));
+        let stays = [
+            (Some(Reason::Local), Frame::udp4(A, "10.0.1.5", "10.0.1.1")),
+            (Some(Reason::Local), Frame::udp6(A, "fd00:1::5", "fd00:1::1")),
+            (Some(Reason::NeighbourDiscovery), solicitation),
+            (Some(Reason::Arp), Frame::new(A, 0x806, vec![0; 46])),
+            // As the tables have it, which know no groups here.
+            (None, Frame::udp4(A, "10.0.1.5", "224.0.0.5")),
+        ];
+        const EACH: u64 = 200;
+        for (reason, frame) in &stays {
+            let charged = || reason.map_or(0, |reason| world.charged(reason));
+            let before = charged();
+            (0..EACH).for_each(|_| wire.send(&frame.bytes()));
+            thread::sleep(Duration::from_millis(50));
+            assert_eq!(all_handed(splits, &[here, other]), 0, "{reason:?}");
+            assert!(reason.is_none() || charged() >= before + EACH, "{reason:?} {}", charged());
+        }
+        for frame in [Frame::udp4(A, "10.0.1.5", "10.0.2.9"), Frame::udp6(A, "fd00:1::5", "fd00:2::9")] {
+            let before = splits.handed(other).packets;
+            let start = Instant::now();
+            while splits.handed(other).packets < before + EACH {
+                wire.send(&frame.bytes());
+                assert!(start.elapsed() < Duration::from_secs(5));
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn larger_tables_share_a_queue_from_their_first_packet_on() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = World::new() else { return };
+        world.plane.splits().share(QUEUE, here, &[other]).unwrap();
+        let (next, _tables) = loaded();
+        let splits = next.splits();
+        splits.take_over(world.plane.splits()).unwrap();
+        world.link.replace(next.program()).unwrap();
+        assert_eq!(splits.queues(), [QUEUE]);
+        let wire = Wire::open("q0");
+        (0..100).for_each(|n| wire.send(&frame(n)));
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!((splits.handed(other).packets, splits.handed(here).packets), (100, 0));
+        // What is joined is not split again by the next.
+        splits.join(QUEUE);
+        let (third, _more_tables) = loaded();
+        third.splits().take_over(splits).unwrap();
+        assert_eq!(third.splits().queues(), []);
+    });
+}
+
+/// A place that says where packets went says the same of those that may come in the same tick.
+#[test]
+#[ignore = "needs root"]
+fn a_row_is_given_up_when_its_places_are_old() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = World::new() else { return };
+        let splits = world.plane.splits();
+        splits.share(QUEUE, here, &[other]).unwrap();
+        let wire = Wire::open("q0");
+        while splits.handed(other).packets < 1000 {
+            (0..64).for_each(|n| wire.send(&frame(n)));
+        }
+        thread::sleep(Duration::from_millis(100));
+        splits.join(QUEUE);
+        let now = monotonic();
+        for ms in [0, 20, 40] {
+            splits.tidy(now + Duration::from_millis(ms));
+            assert!(splits.is_tidying(), "after {ms} ms");
+        }
+        splits.tidy(now + Duration::from_millis(60));
+        assert!(!splits.is_tidying());
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nothing_is_split_where_nobody_tells_what_other_cores_have_done() {
+    in_new_namespace(|| {
+        let Some((_world, here, other)) = World::new() else { return };
+        let plane = Plane::load_changed(SETTINGS, |open| {
+            open.progs.done_on_core.set_autoload(false);
+            Ok(())
+        })
+        .unwrap();
+        plane.set_port(0, ifindex("p0"), true, true).unwrap();
+        assert!(!plane.splits().may_split(0));
+        let error = plane.splits().share(QUEUE, here, &[other]).unwrap_err();
+        assert!(error.to_string().contains("does not tell"), "{error:#}");
+    });
+}
+
+/// Of this map of cores.
+fn threads(map: u32) -> usize {
+    let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
+    let names = fs::read_dir("/proc").unwrap().filter_map(|entry| name(entry.unwrap()));
+    let end = format!("/map:{map}");
+    names.filter(|name| name.starts_with("cpumap/") && name.trim_end().ends_with(&end)).count()
+}
+
+/// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
+fn hogged<T>(core: CoreId, body: impl FnOnce() -> T) -> T {
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // However `body` ends.
+        let _ends = Ends(&done);
+        let (begun_to, begun) = mpsc::channel();
+        scope.spawn({
+            let done = &done;
+            move || {
+                only_on([usize::from(core)]);
+                let parameters = libc::sched_param { sched_priority: 50 };
+                // SAFETY: of the calling thread, from a struct of ours.
+                let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+                begun_to.send(rc).unwrap();
+                while !done.load(Relaxed) {}
+            }
+        });
+        assert_eq!(begun.recv().unwrap(), 0);
+        body()
+    })
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = World::new() else { return };
+        let splits = world.plane.splits();
+        splits.share(QUEUE, here, &[other]).unwrap();
+        let wire = Wire::open("q0");
+        // Until the first of each flow has gone over.
+        while splits.handed(other).packets < 1000 {
+            (0..64).for_each(|n| wire.send(&frame(n)));
+        }
+        thread::sleep(Duration::from_millis(200));
+        let (before, forwarded) = (splits.handed(other), world.forwarded());
+        assert_eq!(before.dropped, 0);
+        const SENT: u64 = 4000;
+        hogged(other, || (0..SENT).for_each(|n| wire.send(&frame(n as u32))));
+        let start = Instant::now();
+        let lost = || splits.handed(other).dropped;
+        while world.forwarded() + lost() < forwarded + SENT && start.elapsed() < Duration::from_secs(5) {
+            thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(splits.handed(other).packets - before.packets, SENT);
+        assert_eq!(world.forwarded() - forwarded, SENT - lost());
+        // The core's thread frees the places of what it has taken by sixteens.
+        assert!((1000..SENT - 2048 + 16).contains(&lost()), "{}", lost());
+        assert_eq!(world.charged(Reason::SplitCoreFull), lost());
+    });
+}
