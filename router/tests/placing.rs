@@ -538,9 +538,9 @@ fn ramp(stopped: &AtomicBool) {
         .collect();
     let (start, mut sent) = (Instant::now(), 0.0);
     while !stopped.load(Relaxed) {
-        // 20,000 a second, and as many more each second.
+        // 20,000 a second, and 60,000 more each second.
         let seconds = start.elapsed().as_secs_f64();
-        let due = 20_000.0 * seconds + 10_000.0 * seconds * seconds;
+        let due = 20_000.0 * seconds + 30_000.0 * seconds * seconds;
         if sent < due {
             frames.iter().for_each(|frame| wire.send(frame));
             sent += 64.0;
@@ -569,6 +569,9 @@ fn nothing_is_left_of_a_queue_that_was_split() {
         let mut bed = Bed::new("l");
         run("ip link set p0 address 02:00:00:00:00:01");
         run("ip neigh add 10.0.1.9 lladdr 02:00:00:00:07:01 dev p1");
+        // One queue gets all, and no other can leave its core instead.
+        run("ethtool -L q0 tx 1");
+        fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
         for is_killed in [false, true] {
             let before = maps();
             // Of a core, so that two carry what one alone does not.

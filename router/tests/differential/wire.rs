@@ -37,13 +37,15 @@ impl Wire {
             let rc =
                 libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32);
             assert_eq!(rc, 0, "binding to {device}: {}", io::Error::last_os_error());
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_RCVBUFFORCE,
-                (&raw const BUFFER_BYTES).cast(),
-                size_of_val(&BUFFER_BYTES) as u32,
-            );
+            for option in [libc::SO_RCVBUFFORCE, libc::SO_SNDBUFFORCE] {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    option,
+                    (&raw const BUFFER_BYTES).cast(),
+                    size_of_val(&BUFFER_BYTES) as u32,
+                );
+            }
         }
         Wire { socket }
     }
