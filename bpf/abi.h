@@ -228,11 +228,16 @@ struct flow_samples {
 struct split_bucket {
 	__u64 place;
 	__u64 to;		/* core + 1 where it shall be; 0: the core that receives it */
+	__u64 poll;		/* `polls` of the core that receives it, at its last packet that stayed there */
+	__u64 pad;
 };
 
 struct split_queue {
 	struct split_bucket bucket[SPLIT_BUCKETS];
 };
+
+/* Packets that wait for a core, at most: of each CPU map. */
+#define CORE_QUEUE_PACKETS 2048
 
 /*
  * A core that packets are handed to by one CPU map: what waits there, and what is chosen for it. A line for each writer.
@@ -251,7 +256,8 @@ struct core_queue {
 	__u64 before_jiffies;	/* and by the time that `mark` of them are, all before this */
 	__u64 mark_jiffies;
 	__u64 mark;
-	__u64 pad2[3];
+	__u64 polls;		/* rows of split_cores: polls of all NAPI instances on it that have ended, while queues are split */
+	__u64 pad2[2];
 	/* by user space */
 	__u64 leave;		/* so many flows may go to other cores; counted down here */
 	__u64 leave_first;	/* and so many priority flows */

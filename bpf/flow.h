@@ -377,14 +377,14 @@ static __always_inline enum reason carry_out(struct packet *p, struct flow_scrat
  * ports: what is for the router itself is not known here of what goes NORMAL. The hash is not that of split.h: while rules come
  * and go, flows may be overtaken.
  */
-static __always_inline bool hand_over_flow(const struct packet *p, struct flow_scratch *s)
+static __always_inline int hand_over_flow(const struct packet *p, struct flow_scratch *s)
 {
 	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
 		if (!rule || rule->kind == FLOW_CORE || rule->kind == FLOW_NORMAL || rule->kind == FLOW_LOCAL ||
 		    rule->kind == FLOW_SLOW || rule->flags >> FLOW_RULE_CORE_SHIFT)
-			return false;
+			return SPLIT_STAYS;
 	}
 	return SPLIT(p, flow_spread(p->ctx, &s->layout), rule_cores, 0);
 }
@@ -409,8 +409,9 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 		s->verdict = FLOW_SLOW;
 		return carry_out(p, s);
 	}
-	if (may_hand_over && p->port_splits && hand_over_flow(p, s))
-		return REASON_NONE;
+	int fate = may_hand_over && p->port_splits ? hand_over_flow(p, s) : SPLIT_STAYS;
+	if (fate != SPLIT_STAYS)
+		return fate == SPLIT_DROPPED ? REASON_SPLIT_LEAVES : REASON_NONE;
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
 	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
 	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {

@@ -101,6 +101,18 @@ int BPF_PROG(lost_on_hand_over, int map, unsigned int processed, unsigned int dr
 	return count_lost(NO_PORT, rows ? REASON_SPLIT_CORE_FULL : REASON_RULE_CORE_FULL, drops);
 }
 
+/* The core that this thread of a CPU map is for, "cpumap/CORE/map:ID": it runs elsewhere while that is offline. */
+static __always_inline __u32 core_of_thread(void)
+{
+	char name[16] = {};
+	__u32 core = 0;
+
+	bpf_get_current_comm(name, sizeof(name));
+	for (__u32 i = sizeof("cpumap/") - 1; i < sizeof("cpumap/65535") - 1 && name[i] >= '0' && name[i] <= '9'; i++)
+		core = core * 10 + name[i] - '0';
+	return core;
+}
+
 /*
  * cpu_map_kthread_run, kernel/bpf/cpumap.c, once for up to 8 packets, when what was redirected of them has left. A packet that was
  * counted as handed over before `mark` was set may wait in another CPU's bulk until the end of its poll and be overtaken
@@ -113,7 +125,7 @@ int BPF_PROG(done_on_core, int map, unsigned int processed)
 	struct core_queue *q;
 	__u64 now;
 
-	if (!processed || rows < 0 || !(q = ROW(core_queues, rows + bpf_get_smp_processor_id())))
+	if (!processed || rows < 0 || !(q = ROW(core_queues, rows + core_of_thread())))
 		return 0;
 	q->done += processed;
 	now = bpf_jiffies64();

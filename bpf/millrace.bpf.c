@@ -122,6 +122,7 @@ static __always_inline enum reason route(struct packet *p)
 static __always_inline enum reason forward_normal(struct packet *p, bool may_hand_over)
 {
 	enum reason reason;
+	int fate;
 
 	if (mirror_expired())
 		return REASON_FALLBACK;
@@ -132,8 +133,9 @@ static __always_inline enum reason forward_normal(struct packet *p, bool may_han
 	trace_step(p, TRACE_PARSED, p->vlan, p->ether_type);
 	if ((reason = classify(p)) != REASON_NONE)
 		return reason;
-	if (may_hand_over && hand_over_part(p))
-		return REASON_NONE;
+	fate = may_hand_over ? hand_over_part(p) : SPLIT_STAYS;
+	if (fate != SPLIT_STAYS)
+		return fate == SPLIT_DROPPED ? REASON_SPLIT_LEAVES : REASON_NONE;
 	return route(p);
 }
 

@@ -62,3 +62,4 @@ REASON(RULE_CONTROLLER,     taken,     "a flow rule sends it to the controllers 
 REASON(RULE_CONTROLLER_LOST, drop,     "a flow rule sends it to the controllers only, and user space did not take it")
 REASON(OVER_SHARE,          drop,      "its core is full, and its router has had its share of it (see `millrace routers`)")
 REASON(SPLIT_CORE_FULL,     lost,      "the core that shares its queue had no room for it")
+REASON(SPLIT_LEAVES,        drop,      "its flow is leaving a core that shares its queue and cannot keep up")

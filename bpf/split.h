@@ -6,33 +6,55 @@
  */
 #pragma once
 
-/*
- * Where a bucket goes on. What goes on on the receiving core passes through that core's own queue before it leaves: a packet before
- * it may still be in the bulk for its TX queue, and the core's thread runs after this poll. rows: the first row of core_queues
- * of the map by which packets are handed over.
- */
-static __always_inline __u64 move_bucket(struct split_bucket *b, __u64 word, __u32 cpu, __u32 rows, __u32 now)
-{
-	__u64 wanted = *(volatile __u64 *)&b->to;
-	__u32 core = word & PLACE_CORE ? : cpu + 1, to = wanted ? : cpu + 1;
-	struct core_queue *q = ROW(core_queues, rows + core - 1);
-	bool waits = word & PLACE_HANDED;
-	bool past = !waits || (q && queue_is_past(q, word >> PLACE_JIFFIES_SHIFT));
+enum split_fate {
+	SPLIT_DROPPED = -1,	/* a core + 1: handed to it */
+	SPLIT_STAYS,
+};
 
-	if (core == to) {
-		waits = core - 1 != cpu || !past;
-	} else if (core - 1 == cpu && !waits) {
-		waits = true;
-	} else if (past) {
-		core = to;
-		waits = core - 1 != cpu;
-	} else {
-		waits = true;
-	}
-	return put_place(&b->place, word, core, waits, 0, now);
+/*
+ * Is this the first packet of a bucket in a poll, of those that stay on the core that receives them? What was before it has left:
+ * it waits in no bulk for a TX queue any more.
+ */
+static __always_inline bool begins_poll(struct split_bucket *b, __u32 cpu)
+{
+	const struct core_queue *own = ROW(core_queues, core_rows + cpu);
+	__u64 polls = own ? *(volatile const __u64 *)&own->polls : b->poll, before = b->poll;
+
+	b->poll = polls;
+	return before != polls;
 }
 
-/* The core that a packet is to be handed to, + 1; 0: it goes on here. queue: port id * MAX_QUEUES + index. */
+/* Does so much wait for a core that what is handed to it is likely to find its queue full? */
+static __always_inline bool is_crowded(const struct core_queue *q)
+{
+	volatile const struct core_queue *now = q;
+
+	return (__s64)(now->handed - now->done - now->dropped) > CORE_QUEUE_PACKETS / 4 * 3;
+}
+
+/*
+ * A bucket that is on another core, or was received by one, with its first packet in a tick: it leaves when nothing of it can wait
+ * there any more. Where that would never be, because the queue there does not run empty, what comes of it is dropped until it is:
+ * for a moment, and not for long as what finds that queue full. rows: the first row of core_queues of the map by which packets
+ * are handed over.
+ */
+static __always_inline int move_bucket(struct split_bucket *b, __u64 word, __u32 cpu, __u32 rows, __u32 now)
+{
+	__u64 wanted = *(volatile __u64 *)&b->to;
+	__u32 core = word & PLACE_CORE, to = wanted ? : cpu + 1;
+	struct core_queue *q = ROW(core_queues, rows + core - 1);
+	bool waits = word & PLACE_HANDED;
+
+	if (!waits || (q && queue_is_past(q, word >> PLACE_JIFFIES_SHIFT))) {
+		core = to;
+		waits = core - 1 != cpu;
+	} else if (core != to && q && is_crowded(q)) {
+		return SPLIT_DROPPED;
+	}
+	return handed_to(put_place(&b->place, word, core, waits, 0, now), cpu);
+}
+
+/* The core that a packet is to be handed to, + 1, or what else becomes of it. queue: port id * MAX_QUEUES + index. */
 __noinline int split_core(__u32 queue, __u32 hash, __u32 cpu, __u32 rows)
 {
 	const __u64 *row = ROW(split_index, queue);
@@ -41,23 +63,35 @@ __noinline int split_core(__u32 queue, __u32 hash, __u32 cpu, __u32 rows)
 	__u32 now = bpf_jiffies64();
 
 	if (!b)
-		return 0;
-	__u64 word = *(volatile __u64 *)&b->place;
-	if (place_is_due(word, now, cpu))
-		word = move_bucket(b, word, cpu, rows, now);
-	return handed_to(word, cpu);
+		return SPLIT_STAYS;
+	__u64 word = *(volatile __u64 *)&b->place, to = *(volatile __u64 *)&b->to;
+	__u32 core = word & PLACE_CORE ? : cpu + 1;
+	int fate = handed_to(word, cpu);
+
+	if (core - 1 == cpu && !(word & PLACE_HANDED)) {
+		bool may_leave = begins_poll(b, cpu);
+
+		fate = !to || to == core || !may_leave ? SPLIT_STAYS :
+		       handed_to(put_place(&b->place, word, to, true, 0, now), cpu);
+	} else if (place_is_due(word, now, cpu)) {
+		fate = move_bucket(b, word, cpu, rows, now);
+		if (fate == SPLIT_STAYS)
+			begins_poll(b, cpu);
+	}
+	return fate;
 }
 
-/* Has this packet's queue shares, and is this not the core for it? Then it is handed over, as it came. */
+/* What becomes of a packet, by its queue's shares; if this is not the core for it, it is handed over, as it came. */
 #define SPLIT(p_, hash_, map_, rows_) ({							\
 	__u32 queue__ = (p_)->ctx->rx_queue_index;						\
-	int core__ = queue__ < MAX_QUEUES ?							\
-		split_core((p_)->port * MAX_QUEUES + queue__, hash_, (p_)->cpu, rows_) : 0;	\
-	bool handed__ = core__ > 0 && bpf_redirect_map(&map_, core__ - 1, 0) == XDP_REDIRECT;	\
+	int fate__ = queue__ < MAX_QUEUES ?							\
+		split_core((p_)->port * MAX_QUEUES + queue__, hash_, (p_)->cpu, rows_) : SPLIT_STAYS; \
 												\
-	if (handed__)										\
-		count_handed((rows_) + core__ - 1);						\
-	handed__;										\
+	if (fate__ > 0 && bpf_redirect_map(&map_, fate__ - 1, 0) == XDP_REDIRECT)		\
+		count_handed((rows_) + fate__ - 1);						\
+	else if (fate__ > 0)									\
+		fate__ = SPLIT_STAYS;								\
+	fate__;											\
 })
 
 /* The flow's hash as ECMP takes it, without regard to what the router says; false: not IP, or not all of its header. */
@@ -88,11 +122,24 @@ __noinline int is_transit(struct xdp_md *ctx, __u32 row, __u32 ether_type, __u32
 	return router && kind_of(ctx, router, ether_type, offset) == SHARE_TRANSIT;
 }
 
-/* Without rules; what its router is, is known. */
-static __always_inline bool hand_over_part(const struct packet *p)
+/* Without rules; what its router is, is known. As SPLIT. */
+static __always_inline int hand_over_part(const struct packet *p)
 {
 	__u32 hash;
 
-	return splits_queues && p->port_splits && is_transit(p->ctx, p->router, p->ether_type, p->ip_offset) &&
-	       split_hash(p, &hash) && SPLIT(p, hash, split_cores, core_rows);
+	if (!splits_queues || !p->port_splits || !is_transit(p->ctx, p->router, p->ether_type, p->ip_offset) ||
+	    !split_hash(p, &hash))
+		return SPLIT_STAYS;
+	return SPLIT(p, hash, split_cores, core_rows);
+}
+
+/* __napi_poll, net/core/dev.c: what a poll has redirected has left. Attached while a queue is split. */
+SEC("tp_btf/napi_poll")
+int BPF_PROG(poll_ended)
+{
+	struct core_queue *own = ROW(core_queues, core_rows + bpf_get_smp_processor_id());
+
+	if (own)
+		own->polls++;
+	return 0;
 }

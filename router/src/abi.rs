@@ -297,6 +297,7 @@ mod tests {
             ("PORT_SPLITS", PORT_SPLITS as u32),
             ("SPLIT_BUCKETS", logic::cores::split::BUCKETS as u32),
             ("SPLIT_QUEUES", crate::plane::splits::QUEUES as u32),
+            ("CORE_QUEUE_PACKETS", crate::plane::cores::QUEUE_PACKETS),
             ("PLACE_JIFFIES_SHIFT", crate::plane::choices::JIFFIES_SHIFT),
             ("MAX_PORTS", MAX_PORTS as u32),
             ("MAX_ROUTERS", MAX_ROUTERS as u32),

@@ -296,12 +296,16 @@ fn larger_tables_share_a_queue_from_their_first_packet_on() {
     in_new_namespace(|| {
         let Some((world, here, other)) = World::new() else { return };
         world.plane.splits().share(QUEUE, here, &[other]).unwrap();
+        let wire = Wire::open("q0");
+        while world.plane.splits().handed(other).packets < 1000 {
+            (0..64).for_each(|n| wire.send(&frame(n)));
+        }
+        thread::sleep(Duration::from_millis(50));
         let (next, _tables) = loaded();
         let splits = next.splits();
         splits.take_over(world.plane.splits()).unwrap();
         world.link.replace(next.program()).unwrap();
         assert_eq!(splits.queues(), [QUEUE]);
-        let wire = Wire::open("q0");
         (0..100).for_each(|n| wire.send(&frame(n)));
         thread::sleep(Duration::from_millis(50));
         assert_eq!((splits.handed(other).packets, splits.handed(here).packets), (100, 0));
@@ -418,5 +422,85 @@ fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
         // The core's thread frees the places of what it has taken by sixteens.
         assert!((1000..SENT - 2048 + 16).contains(&lost()), "{}", lost());
         assert_eq!(world.charged(Reason::SplitCoreFull), lost());
+    });
+}
+
+/// Such a core's queue would never run empty, so its flows could never leave it in order.
+#[test]
+#[ignore = "needs root"]
+fn flows_leave_a_core_that_cannot_keep_up() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = World::new() else { return };
+        let splits = world.plane.splits();
+        splits.share(QUEUE, here, &[other]).unwrap();
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let mut number = 0;
+        let mut send = |packets: u32| {
+            for _ in 0..packets {
+                from.send(&frame(number));
+                number += 1;
+            }
+        };
+        while splits.handed(other).packets < 1000 {
+            send(64);
+        }
+        thread::sleep(Duration::from_millis(100));
+        let leaves = || world.charged(Reason::SplitLeaves);
+        assert_eq!(leaves(), 0);
+        hogged(other, || {
+            send(3000);
+            splits.share(QUEUE, here, &[here]).unwrap();
+            let before = splits.handed(other).packets;
+            thread::sleep(Duration::from_millis(20));
+            send(1000);
+            assert_eq!((splits.handed(other).packets, leaves()), (before, 1000));
+        });
+        // What waited is done.
+        thread::sleep(Duration::from_millis(200));
+        let before = (splits.handed(other).packets, leaves(), world.forwarded());
+        while to.receive().is_some() {}
+        send(100);
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(splits.handed(other).packets, before.0);
+        assert_eq!((leaves(), world.forwarded()), (before.1, before.2 + 100));
+    });
+}
+
+/// Its thread goes on elsewhere, and tells of its own queue. Only where nobody else needs the core.
+#[test]
+#[ignore = "needs root, and a virtual machine of its own"]
+fn flows_leave_a_core_that_goes_offline() {
+    if std::env::var_os("MILLRACE_VM_NIC").is_none() {
+        return;
+    }
+    in_new_namespace(|| {
+        // The first cannot go offline.
+        only_on([0]);
+        let (world, here, other) = World::new().unwrap();
+        let splits = world.plane.splits();
+        splits.share(QUEUE, here, &[other]).unwrap();
+        let wire = Wire::open("q0");
+        let mut number = 0;
+        let mut send = |packets: u32| {
+            for _ in 0..packets {
+                wire.send(&frame(number));
+                number += 1;
+            }
+            thread::sleep(Duration::from_millis(300));
+        };
+        while splits.handed(other).packets < 1000 {
+            send(64);
+        }
+        let online = format!("/sys/devices/system/cpu/cpu{other}/online");
+        fs::write(&online, "0").unwrap();
+        let (before, forwarded) = (splits.handed(other).packets, world.forwarded());
+        send(200);
+        assert_eq!((splits.handed(other).packets, world.forwarded()), (before + 200, forwarded + 200));
+        splits.share(QUEUE, here, &[here]).unwrap();
+        send(200);
+        let before = splits.handed(other).packets;
+        send(200);
+        assert_eq!((splits.handed(other).packets, world.forwarded()), (before, forwarded + 600));
+        fs::write(&online, "1").unwrap();
     });
 }

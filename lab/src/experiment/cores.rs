@@ -60,6 +60,8 @@ enum Part {
     Crowd,
     /// Steps, where packets leave by two transmit queues
     Order,
+    /// A queue that alone is too much for a core: whole, and shared by flow (`[cores] split`)
+    Split,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
@@ -86,7 +88,7 @@ fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Res
     found.lines.extend(keys::figures());
     let wants = |part: Part| options.only.contains(&part);
     let repeats = usize::from(options.repeat);
-    let of_bed = [Part::Idle, Part::Step, Part::Ramp, Part::Wobble, Part::Crowd, Part::Order];
+    let of_bed = [Part::Idle, Part::Step, Part::Ramp, Part::Wobble, Part::Crowd, Part::Order, Part::Split];
     let later: usize = of_bed.into_iter().filter(|part| wants(*part)).map(|part| steps(part, repeats)).sum();
     if wants(Part::Cost) {
         progress.then(later as u64);
@@ -97,12 +99,21 @@ fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Res
     if of_bed.into_iter().any(|part| wants(part) && part != Part::Idle) {
         calibrate(found)?;
     }
-    if of_bed.into_iter().any(|part| wants(part) && part != Part::Order) {
+    if of_bed.into_iter().any(|part| wants(part) && ![Part::Order, Part::Split].contains(&part)) {
         placed(options, found, progress)?;
     }
     if wants(Part::Order) {
         let mut bed = Bed::start(2, "")?;
         parts(&mut bed, found, progress)?.steps(keys::TO_TWO, repeats)?;
+    }
+    if wants(Part::Split) {
+        for repeat in 0..repeats {
+            for (part, split) in [(keys::WHOLE, false), (keys::SPLIT, true)] {
+                let mut bed = Bed::start(1, &format!("split = {split}"))?;
+                bed.be_hot()?;
+                parts(&mut bed, found, progress)?.hot(part, repeat)?;
+            }
+        }
     }
     Ok(())
 }
@@ -115,7 +126,7 @@ fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Resu
     if wants(Part::Idle) {
         idles(&bed, options, found, progress)?;
     }
-    if !options.only.iter().any(|part| ![Part::Idle, Part::Cost, Part::Order].contains(part)) {
+    if !options.only.iter().any(|part| ![Part::Idle, Part::Cost, Part::Order, Part::Split].contains(part)) {
         return Ok(());
     }
     let mut parts = parts(&mut bed, found, progress)?;
@@ -125,7 +136,7 @@ fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Resu
             Part::Ramp => parts.ramps(repeats)?,
             Part::Wobble => parts.wobbles(1)?,
             Part::Crowd => parts.crowds(1)?,
-            Part::Idle | Part::Cost | Part::Order => {}
+            Part::Idle | Part::Cost | Part::Order | Part::Split => {}
         }
     }
     Ok(())
@@ -135,6 +146,7 @@ fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Resu
 fn steps(part: Part, repeats: usize) -> usize {
     match part {
         Part::Crowd | Part::Wobble => 1,
+        Part::Split => 2 * repeats,
         Part::Step | Part::Idle | Part::Ramp | Part::Order | Part::Cost => repeats,
     }
 }

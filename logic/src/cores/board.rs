@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 
 /// Sums of fractions are this exact.
 const EXACT: f64 = 1e-9;
+/// A queue that shares its core with others who want no more than this together has it to itself.
+const NEXT_TO_NOTHING: f64 = 0.01;
 
 /// Where a queue is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,11 @@ impl Spot {
     /// The cores it uses, its home first.
     pub fn cores(&self) -> impl Iterator<Item = CoreId> + '_ {
         std::iter::once(self.home).chain(self.shares.iter().copied().filter(|&core| core != self.home))
+    }
+
+    /// What it takes from a core at one moment.
+    fn load(&self, core: CoreId, want: Want) -> f64 {
+        self.loads(want).find(|(used, _)| *used == core).map_or(0.0, |(_, load)| load)
     }
 
     /// What it takes from each core at one moment.
@@ -62,6 +69,11 @@ impl Item {
         self.wants.iter().map(|want| want.work).fold(0.0, f64::max)
     }
 
+    /// What it wants at each moment.
+    fn works(&self) -> Vec<f64> {
+        self.wants.iter().map(|want| want.work).collect()
+    }
+
     /// Can it go to another core as a whole?
     pub fn is_loose(&self) -> bool {
         self.movable && self.spot.shares.is_empty()
@@ -77,7 +89,7 @@ struct Bin {
     other: u8,
     allowed: bool,
     /// Queues that use it.
-    users: usize,
+    users: Vec<QueueId>,
     /// At each moment.
     loads: Vec<f64>,
 }
@@ -100,7 +112,7 @@ impl Board {
             workloads: core.workloads,
             other: (fraction(core.other) * 10.0) as u8,
             allowed: settings.allows(core.id),
-            users: 0,
+            users: Vec::new(),
             loads: vec![0.0; moments],
         };
         let bins = view.cores.iter().map(|core| (core.id, bin(core))).collect();
@@ -114,10 +126,10 @@ impl Board {
     pub fn put(&mut self, id: QueueId, item: Item) {
         for core in item.spot.cores() {
             let Some(bin) = self.bins.get_mut(&core) else { continue };
-            if bin.users == 0 {
+            if bin.users.is_empty() {
                 *self.siblings.entry(bin.physical).or_default() += 1;
             }
-            bin.users += 1;
+            bin.users.push(id);
         }
         self.add_loads(&item, 1.0);
         self.items.insert(id, item);
@@ -128,8 +140,8 @@ impl Board {
         self.add_loads(&item, -1.0);
         for core in item.spot.cores() {
             let Some(bin) = self.bins.get_mut(&core) else { continue };
-            bin.users -= 1;
-            if bin.users == 0 {
+            bin.users.retain(|user| *user != id);
+            if bin.users.is_empty() {
                 bin.loads.fill(0.0);
                 *self.siblings.entry(bin.physical).or_default() -= 1;
             }
@@ -155,19 +167,17 @@ impl Board {
 
     /// Cores that forward: a queue uses them.
     pub fn forwarding(&self) -> impl Iterator<Item = CoreId> + '_ {
-        self.bins.iter().filter(|(_, bin)| bin.users > 0).map(|(id, _)| *id)
+        self.bins.iter().filter(|(_, bin)| !bin.users.is_empty()).map(|(id, _)| *id)
     }
 
     /// Queues that use a core.
     pub fn users(&self, core: CoreId) -> impl Iterator<Item = (QueueId, &Item)> {
-        self.items
-            .iter()
-            .filter(move |(_, item)| item.spot.cores().any(|c| c == core))
-            .map(|(id, item)| (*id, item))
+        let users = self.bins.get(&core).map_or(&[][..], |bin| &bin.users);
+        users.iter().filter_map(|id| Some((*id, self.items.get(id)?)))
     }
 
     pub fn forwards(&self, core: CoreId) -> bool {
-        self.bins.get(&core).is_some_and(|bin| bin.users > 0)
+        self.bins.get(&core).is_some_and(|bin| !bin.users.is_empty())
     }
 
     pub fn is_allowed(&self, core: CoreId) -> bool {
@@ -197,17 +207,29 @@ impl Board {
         self.bins.get(&core).map_or(0.0, |bin| bin.loads.iter().copied().reduce(f64::min).unwrap_or(0.0))
     }
 
-    /// Is the load of a core at most `goal` throughout? A queue alone is as well off as it can be on one core.
+    /// Is the load of a core at most `goal` throughout, or nearly all of it one queue's? That is as well off as it can be on one
+    /// core.
     pub fn is_below(&self, core: CoreId, goal: f64) -> bool {
-        self.peak(core) <= goal + EXACT || self.bins.get(&core).is_none_or(|bin| bin.users < 2)
+        self.peak(core) <= goal + EXACT || self.has_one(core)
     }
 
     /// The same for a core that this whole queue leaves.
-    pub fn is_below_without(&self, core: CoreId, item: &Item, goal: f64) -> bool {
+    pub fn is_below_without(&self, core: CoreId, (id, item): (QueueId, &Item), goal: f64) -> bool {
         self.bins.get(&core).is_none_or(|bin| {
             let left = |(load, want): (&f64, &Want)| load - want.work <= goal + EXACT;
-            bin.users <= 2 || bin.loads.iter().zip(&item.wants).all(left)
+            bin.loads.iter().zip(&item.wants).all(left) || is_one(self.loads_of(core, Some(id)))
         })
+    }
+
+    /// Has one queue this core to itself, or nearly so? So it is where there is none.
+    pub fn has_one(&self, core: CoreId) -> bool {
+        is_one(self.loads_of(core, None))
+    }
+
+    /// What each of its queues takes of a core at each moment, but for one.
+    fn loads_of(&self, core: CoreId, but: Option<QueueId>) -> impl Iterator<Item = Vec<f64>> + '_ {
+        let users = self.users(core).filter(move |(id, _)| Some(*id) != but);
+        users.map(move |(_, item)| item.wants.iter().map(|want| item.spot.load(core, *want)).collect())
     }
 
     /// Would all load fit one core less, if it could be cut at will?
@@ -227,17 +249,17 @@ impl Board {
     /// The order in which cores are tried: those without workloads, that forward already, with no hyper-thread sibling that
     /// forwards, of the port's node, with the least other work.
     fn preference(&self, id: CoreId, bin: &Bin, node: Option<u16>) -> impl Ord + use<> {
-        let sibling = bin.users == 0 && self.siblings.get(&bin.physical).is_some_and(|&n| n > 0);
+        let sibling = bin.users.is_empty() && self.siblings.get(&bin.physical).is_some_and(|&n| n > 0);
         let far = node.is_some_and(|node| node != bin.node);
-        (bin.workloads, bin.users == 0, sibling, far, bin.other, id)
+        (bin.workloads, bin.users.is_empty(), sibling, far, bin.other, id)
     }
 
-    /// The first core that can take a whole queue and stay at most at `goal`. One that nobody uses can take any: no other would
-    /// do better.
+    /// The first core that can take a whole queue, which is not there, and stay at most at `goal`, or would be nearly all for one
+    /// queue: no other would do better.
     pub fn target(&self, item: &Item, goal: f64, may: impl Fn(&Board, CoreId) -> bool) -> Option<CoreId> {
         let takes = |core: CoreId| {
-            let empty = self.bins.get(&core).is_some_and(|bin| bin.allowed && bin.users == 0);
-            empty || self.has_room(core, |moment| item.wants[moment].work, goal)
+            self.has_room(core, |moment| item.wants[moment].work, goal)
+                || self.is_allowed(core) && is_one(self.loads_of(core, None).chain([item.works()]))
         };
         let cores = self.bins.iter().filter(|&(&core, _)| may(self, core) && takes(core));
         cores.min_by_key(|(id, bin)| self.preference(**id, bin, item.node)).map(|(id, _)| *id)
@@ -288,4 +310,12 @@ impl Board {
             others(n - 1, n - 1).filter(|_| hands_on && n > 2).map(sorted)
         })
     }
+}
+
+/// Is what queues take of a core, each at some moments, nearly all one queue's, always the same one's?
+fn is_one(loads: impl Iterator<Item = Vec<f64>>) -> bool {
+    let mut loads: Vec<Vec<f64>> = loads.collect();
+    loads.sort_by(|a, b| b.iter().sum::<f64>().total_cmp(&a.iter().sum()));
+    let others = |moment: usize| loads[1..].iter().map(|loads| loads[moment]).sum::<f64>();
+    loads.first().is_none_or(|one| (0..one.len()).all(|moment| others(moment) <= NEXT_TO_NOTHING))
 }

@@ -24,7 +24,7 @@ impl Allocator {
         let why = Why::Overload { core, load, high };
         let users = step.board.users(core).map(|(id, item)| (id, item.size()));
         let Some((id, size)) = users.max_by(|a, b| a.1.total_cmp(&b.1)) else { return };
-        let is_alone = step.board.users(core).count() == 1;
+        let is_alone = step.board.has_one(core);
         if !is_alone && let Some(moves) = self.moves(step, core) {
             moves.into_iter().for_each(|(id, spot)| step.go(id, spot, why));
         } else if size > high
@@ -72,7 +72,7 @@ fn shed(
         let mut loose: Vec<(QueueId, &Item)> = loose.collect();
         loose.sort_by(|a, b| a.1.size().total_cmp(&b.1.size()));
         let (enough, less): (Vec<_>, Vec<_>) =
-            loose.into_iter().partition(|(_, item)| board.is_below_without(core, item, goal));
+            loose.into_iter().partition(|user| board.is_below_without(core, *user, goal));
         let target =
             |(id, item): (QueueId, &Item)| Some((id, board.target(item, goal, |_, other| other != core)?));
         let (id, to) = enough.into_iter().chain(less.into_iter().rev()).find_map(target)?;

@@ -185,11 +185,16 @@ impl<A: Scheduling + Clone> Looker<A> {
         let balancer = self.find_balancer(&queues, now, thoroughly, &mut troubles);
         let (machine, workloads) = (self.machine.clone(), self.workloads.clone());
         let served = self.serve.as_ref().and_then(Serve::set).cloned();
-        troubles.extend(self.splitter.apply(now));
+        troubles.extend(self.split(now));
         let ports = (0..).zip(&self.ports).filter(|(_, port)| port.known.is_some());
         let may_split = self.wanted.split && self.splitter.may_split(ports.map(|(id, _)| id));
         let parts = self.splitter.threads(&self.roots);
         Found { began: now, machine, queues, workloads, served, balancer, parts, may_split, troubles }
+    }
+
+    /// Queues are split as was decided; what cannot be done, as sentences.
+    pub fn split(&self, now: Duration) -> Vec<String> {
+        self.splitter.apply(now, &self.machine)
     }
 
     /// Gives applications the cores that a plan leaves.

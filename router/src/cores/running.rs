@@ -302,7 +302,7 @@ fn finish<A: Scheduling + Clone>(
     if failed || !leave {
         // Nobody would notice any more that a core has too much.
         looker.splitter.set(SplitQueues::new());
-        looker.splitter.apply(monotonic()).into_iter().for_each(|trouble| exchange.fail(trouble));
+        looker.split(monotonic()).into_iter().for_each(|trouble| exchange.fail(trouble));
         looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
     }
 }

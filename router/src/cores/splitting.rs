@@ -3,6 +3,7 @@
 
 use super::{
     CoreId, QueueId, Roots,
+    machine::Machine,
     queues::{Control, QueueSource},
     threads::{self, PartThread},
     watched::Watched,
@@ -62,8 +63,9 @@ impl Splitter {
     }
 
     /// Makes it so, in the tables that are in charge at `now`; what cannot be done, as sentences.
-    pub fn apply(&self, now: Duration) -> Vec<String> {
+    pub fn apply(&self, now: Duration, machine: &Machine) -> Vec<String> {
         let Some(splits) = self.seat.get() else { return Vec::new() };
+        splits.keep(|core| machine.cores.iter().any(|site| site.id == core));
         let mut troubles = Vec::new();
         for (&queue, Split { home, cores }) in &self.wanted {
             let ready = self.rules.get().map_or(Ok(()), |rules| {

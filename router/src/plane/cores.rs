@@ -16,7 +16,7 @@ use std::{
 
 /// Packets that may wait for a core, 16 KiB: one to two milliseconds of what a core carries. That is how long another thread
 /// may keep the core from its own; what would wait longer is better dropped.
-const QUEUE_PACKETS: u32 = 2048;
+pub(crate) const QUEUE_PACKETS: u32 = 2048;
 
 /// Words of `struct core_queue`.
 pub(super) const QUEUE: usize = size_of::<types::core_queue>() / 8;

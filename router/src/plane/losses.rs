@@ -38,6 +38,8 @@ pub(super) fn select(open: &mut abi::OpenMillraceSkel<'_>) -> Result<()> {
     for (program, tracepoint) in programs.into_iter().zip(TRACEPOINTS) {
         program.set_autoload(has(&kernel, tracepoint));
     }
+    // No loss, but a tracepoint, too: attached by `Splits`.
+    progs.poll_ended.set_autoload(has(&kernel, "napi_poll"));
     let own =
         std::fs::metadata("/proc/thread-self/ns/net").context("looking at the own network namespace")?;
     let constants = open.maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
@@ -53,6 +55,7 @@ pub(super) fn leave_out(open: &mut abi::OpenMillraceSkel<'_>) {
     progs.lost_in_generic_mode.set_autoload(false);
     progs.lost_on_hand_over.set_autoload(false);
     progs.done_on_core.set_autoload(false);
+    progs.poll_ended.set_autoload(false);
 }
 
 fn has(kernel: &Btf<'_>, tracepoint: &str) -> bool {

@@ -24,7 +24,7 @@
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
 pub(crate) mod choices;
-mod cores;
+pub(crate) mod cores;
 mod counters;
 mod flow;
 mod flow_maps;
@@ -164,8 +164,7 @@ impl Plane {
         let control: Words64 =
             Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into();
         let losses = Losses::attach(&skel);
-        let program = skel.progs.millrace_core.as_fd();
-        let splits = Arc::new(Splits::new(&skel.maps, program, cpus, losses.counts_handed())?);
+        let splits = Arc::new(Splits::new(&skel, cpus, losses.counts_handed())?);
         control.store(SPLIT_MAP, splits.map()?.into());
         let (at, jiffies) = read_clock(&skel, &control)?;
         let shares = Arc::new(Shares::new(&skel, cpus, Pace { at, jiffies })?);

@@ -4,7 +4,7 @@
 use super::{MAX_PORTS, Mapping, PORT_HANDS_OVER, PORT_SPLITS, Words64, cores};
 use crate::abi::{self, types};
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::{MapCore, MapHandle};
+use libbpf_rs::{MapCore, MapHandle, libbpf_sys};
 use logic::{
     cores::{
         CoreId, QueueId,
@@ -15,7 +15,10 @@ use logic::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    io,
+    mem::offset_of,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
@@ -23,25 +26,32 @@ use std::{
             Ordering::{AcqRel, Acquire, Release},
         },
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Rows of `split_queues`: queues that are split at a time.
 pub(crate) const QUEUES: usize = 64;
-/// Words of a row, two for each bucket: its place, and where it shall be.
+/// Words of a row, and of each of its buckets.
 const ROW: usize = size_of::<types::split_queue>() / 8;
+const BUCKET: usize = size_of::<types::split_bucket>() / 8;
+const TO: usize = offset_of!(types::split_bucket, to) / 8;
+const POLLS: usize = offset_of!(types::core_queue, polls) / 8;
 /// As in `bpf/abi.h`.
 const CORE: u64 = 0xffff;
 const HANDED: u64 = 0x20000;
 const JIFFIES_SHIFT: u32 = 32;
 /// More than a tick of the slowest clock.
 const TICKS: Duration = Duration::from_millis(50);
+/// Longer than a poll of 64 packets takes.
+const POLL: Duration = Duration::from_millis(20);
 
 /// Of one generation.
 pub struct Splits {
     map: MapHandle,
     /// `millrace_core`.
     program: OwnedFd,
+    /// The program that counts polls; `None`: this kernel does not tell of them.
+    polls: Option<OwnedFd>,
     index: Words64,
     buckets: Words64,
     core_queues: Words64,
@@ -55,6 +65,8 @@ pub struct Splits {
 
 #[derive(Default)]
 struct State {
+    /// Polls are counted for as long as this is kept.
+    counting: Option<OwnedFd>,
     made: BTreeSet<CoreId>,
     rows: BTreeMap<QueueId, usize>,
     /// Joined, but what was handed over may still wait: what its places said, and since when.
@@ -84,16 +96,14 @@ impl SplitSeat {
 
 impl Splits {
     /// `counted`: the kernel tells what other cores have done.
-    pub(super) fn new(
-        maps: &abi::MillraceMaps<'_>,
-        program: BorrowedFd<'_>,
-        cpus: usize,
-        counted: bool,
-    ) -> Result<Splits> {
+    pub(super) fn new(skel: &abi::MillraceSkel<'_>, cpus: usize, counted: bool) -> Result<Splits> {
+        let (maps, progs) = (&skel.maps, &skel.progs);
+        let keep = |program: BorrowedFd<'_>| program.try_clone_to_owned().context("keeping a program");
         let words = |fd, row: usize, rows: usize| Mapping::new(fd, row, rows).map(Words64::from);
         Ok(Splits {
             map: MapHandle::try_from(&maps.split_cores).context("keeping the map of cores")?,
-            program: program.try_clone_to_owned().context("keeping the program of other cores")?,
+            program: keep(progs.millrace_core.as_fd())?,
+            polls: progs.poll_ended.autoload().then(|| keep(progs.poll_ended.as_fd())).transpose()?,
             index: words(maps.split_index.as_fd(), 8, MAX_PORTS * MAX_QUEUES)?,
             buckets: words(maps.split_queues.as_fd(), ROW * 8, QUEUES)?,
             core_queues: words(maps.core_queues.as_fd(), cores::QUEUE * 8, 2 * cpus)?,
@@ -112,6 +122,10 @@ impl Splits {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn counts_all(&self) -> bool {
+        self.counted && self.polls.is_some()
+    }
+
     /// The kernel's id of the map, by which its threads are named.
     pub fn map(&self) -> Result<u32> {
         Ok(self.map.info().context("asking for the map of cores that share queues")?.info.id)
@@ -121,7 +135,7 @@ impl Splits {
     /// other cores have done: no flow could be moved in order.
     pub fn may_split(&self, port: PortId) -> bool {
         let hands_over = |at| self.ports.load(at) >> 48 & PORT_HANDS_OVER != 0;
-        self.counted && self.word_of(port).is_some_and(hands_over)
+        self.counts_all() && self.word_of(port).is_some_and(hands_over)
     }
 
     /// Changes what the program knows of a port while nobody else does, and tells whether one of its queues is split.
@@ -144,14 +158,29 @@ impl Splits {
         let mut state = self.state();
         let (at, row) = self.room(&state, queue)?;
         self.make_all(&mut state, cores.iter().chain([&home]))?;
+        if !state.rows.contains_key(&queue) {
+            // All of it stays, until no packet can be under way of which its bucket does not know.
+            (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
+            self.begin(&mut state, queue, at, row);
+            self.pass_poll(home);
+        }
+        state.joining.remove(&queue);
         let before =
             std::array::from_fn(|bucket| (self.to(row, bucket).load(Acquire) as u16).wrapping_sub(1));
         let after: [CoreId; BUCKETS] = buckets(&before, cores);
         for (bucket, core) in after.into_iter().enumerate() {
             self.to(row, bucket).store(u64::from(core) + 1, Release);
         }
-        self.begin(&mut state, queue, at, row);
         Ok(())
+    }
+
+    /// Waits for the end of a poll that a core may be in.
+    fn pass_poll(&self, core: CoreId) {
+        let polls = || self.core_queues.load((self.first_row + usize::from(core)) * cores::QUEUE + POLLS);
+        let (before, start) = (polls(), Instant::now());
+        while polls() == before && start.elapsed() < POLL {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// To be called before this generation is put in charge: the queues that are split in the one before are split in this one, from
@@ -175,7 +204,8 @@ impl Splits {
                 let to = before.to(from, bucket).load(Acquire);
                 self.to(row, bucket).store(to, Release);
                 // As if it had been there long.
-                self.place(row, bucket).store(to | HANDED, Release);
+                let is_home = before.place(from, bucket).load(Acquire) & HANDED == 0;
+                self.place(row, bucket).store(if is_home { 0 } else { to | HANDED }, Release);
             }
             self.begin(&mut state, queue, at, row);
         }
@@ -184,7 +214,7 @@ impl Splits {
 
     /// Its port's word, and its row or a free one.
     fn room(&self, state: &State, queue: QueueId) -> Result<(usize, usize)> {
-        ensure!(self.counted, "this kernel does not tell what other cores have done");
+        ensure!(self.counts_all(), "this kernel does not tell what other cores have done");
         let at = self.word_of(queue.port).filter(|_| self.may_split(queue.port));
         let at =
             at.context("its port is not attached, or in generic mode, whose packets stay where they are")?;
@@ -194,7 +224,11 @@ impl Splits {
         Ok((at, row))
     }
 
+    /// Packets can be handed to these cores from now on.
     fn make_all<'a>(&self, state: &mut State, cores: impl Iterator<Item = &'a CoreId>) -> Result<()> {
+        if let (None, Some(polls)) = (&state.counting, &self.polls) {
+            state.counting = Some(listen(polls.as_fd()).context("counting polls")?);
+        }
         for &core in cores {
             if !state.made.contains(&core) {
                 cores::make(&self.map, self.program.as_raw_fd(), core)?;
@@ -207,9 +241,13 @@ impl Splits {
     /// The row is complete: packets go by it.
     fn begin(&self, state: &mut State, queue: QueueId, at: usize, row: usize) {
         state.rows.insert(queue, row);
-        state.joining.remove(&queue);
         self.index.store(index_of(queue), row as u64 + 1);
         self.ports.as_slice()[at].fetch_or(PORT_SPLITS << 48, AcqRel);
+    }
+
+    /// The thread of a core that goes offline may run anywhere from then on: the core gets a new one when it shares again.
+    pub fn keep(&self, is_online: impl Fn(CoreId) -> bool) {
+        self.state().made.retain(|core| is_online(*core));
     }
 
     /// From now on a queue's flows go back to the core that receives it.
@@ -252,6 +290,9 @@ impl Splits {
                 self.ports.as_slice()[at].fetch_and(!(PORT_SPLITS << 48), AcqRel);
             }
         }
+        if state.rows.is_empty() {
+            state.counting = None;
+        }
     }
 
     /// Ends the bucket's place, if nothing of it can wait any more. Only while it is joined. A place that is handed says the same
@@ -271,17 +312,28 @@ impl Splits {
     }
 
     fn place(&self, row: usize, bucket: usize) -> &AtomicU64 {
-        &self.buckets.as_slice()[row * ROW + 2 * bucket]
+        &self.buckets.as_slice()[row * ROW + BUCKET * bucket]
     }
 
     fn to(&self, row: usize, bucket: usize) -> &AtomicU64 {
-        &self.buckets.as_slice()[row * ROW + 2 * bucket + 1]
+        &self.buckets.as_slice()[row * ROW + BUCKET * bucket + TO]
     }
 
     /// Packets that were handed over, and those of them that found a queue full.
     pub fn handed(&self, core: CoreId) -> cores::Handed {
         cores::handed(&self.core_queues, self.first_row + usize::from(core))
     }
+}
+
+/// Attaches a loaded program to the tracepoint it was written for, until the descriptor is closed.
+fn listen(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    // SAFETY: takes no name for such a program, which was loaded with its tracepoint.
+    let fd = unsafe { libbpf_sys::bpf_raw_tracepoint_open(ptr::null(), program.as_raw_fd()) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn index_of(queue: QueueId) -> usize {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{
     check::check_forwarding,
     cpu::Threads,
-    generator::Pace,
+    generator::{Pace, Turn},
     sink::Watch,
     subject::{Millrace, Subject},
     sys,
@@ -36,6 +36,8 @@ const BATCH: u32 = 16;
 const BACKLOG: u32 = 64;
 /// The lowest rate that is asked for: a stream needs one.
 const LOWEST_PPS: u64 = 1000;
+/// Of ports beside a hot one: too little for a queue to be moved instead.
+const NEXT_TO_NOTHING_PPS: u64 = 10;
 /// What core loads are measured over.
 const LOOK: Duration = Duration::from_millis(250);
 /// Rates that are tried until a core has more than its mark.
@@ -52,6 +54,8 @@ pub(super) struct Bed {
     pub queues: Threads,
     /// How long a lower load must have lasted before a core is given back.
     pub hold: Duration,
+    /// All but next to nothing comes by the first port.
+    is_hot: bool,
     events_seen: u64,
     _work: Work,
 }
@@ -95,7 +99,14 @@ impl Bed {
         let queues = queue_threads(&testbed, ports_in)?;
         let seconds = daemon.ask(&["cores"])?["hold_s"].as_f64().context("millrace cores has no hold_s")?;
         let hold = Duration::from_secs_f64(seconds);
-        Ok(Self { daemon, testbed, queues, hold, events_seen: 0, _work: work })
+        Ok(Self { daemon, testbed, queues, hold, is_hot: false, events_seen: 0, _work: work })
+    }
+
+    /// From now on all but next to nothing comes by the first port. The generator goes last: threads of CPU maps, which do shares of
+    /// that queue, are not as urgent as those of NAPI instances are here.
+    pub fn be_hot(&mut self) -> Result<()> {
+        self.is_hot = true;
+        self.testbed.generator.set_order(Turn::Last)
     }
 
     /// The core that each queue is on; one that may still run on several has none.
@@ -107,10 +118,18 @@ impl Bed {
         self.queues.0.iter().map(place).collect()
     }
 
-    /// The core that all queues are on, if it is one.
+    /// The core that all queues are on, if it is one, and does all for them.
     pub fn packed_on(&self) -> Result<Option<usize>> {
         let places = self.places()?;
-        Ok(places[0].filter(|_| places.iter().all(|place| *place == places[0])))
+        let core = places[0].filter(|_| places.iter().all(|place| *place == places[0]));
+        Ok(core.filter(|_| !self.is_hot || self.is_whole().unwrap_or(false)))
+    }
+
+    /// Is no queue split? Asking the daemon takes a while.
+    fn is_whole(&self) -> Result<bool> {
+        let cores = self.daemon.ask(&["cores"])?;
+        let queues = cores["queues"].as_array().context("millrace cores has no queues")?;
+        Ok(queues.iter().all(|queue| queue["shared"].as_array().is_none_or(Vec::is_empty)))
     }
 
     /// Waits for that.
@@ -128,8 +147,15 @@ impl Bed {
     /// All streams together, at so many packets a second.
     pub fn set_rate(&mut self, pps: f64) -> Result<()> {
         let streams = self.queues.0.len();
-        let each = (pps as u64 / streams as u64).max(LOWEST_PPS);
-        (0..streams).try_for_each(|stream| self.testbed.generator.set_rate(stream, each))
+        let even = (pps as u64 / streams as u64).max(LOWEST_PPS);
+        (0..streams).try_for_each(|stream| {
+            let pps = match stream {
+                _ if !self.is_hot => even,
+                0 => (pps as u64).max(LOWEST_PPS),
+                _ => NEXT_TO_NOTHING_PPS,
+            };
+            self.testbed.generator.set_rate(stream, pps)
+        })
     }
 
     /// Begins to send at this rate; what arrives is watched for its order, from the beginning.

@@ -11,6 +11,9 @@ use crate::{
 
 /// Name of the steps where packets leave by two transmit queues.
 pub(super) const TO_TWO: &str = "step, two queues";
+/// A queue that is too much for a core, without and with `[cores] split`.
+pub(super) const WHOLE: &str = "hot queue, whole";
+pub(super) const SPLIT: &str = "hot queue, split";
 /// Parts in which they leave by one.
 const TO_ONE: [&str; 4] = ["step", "ramp", "wobble", "crowd"];
 
@@ -27,6 +30,10 @@ Keys of the document (\"lines\" has every trial, and what was seen over time):
   wobble_moves_per_hold  the most moves of one queue in any hold time, while the load wobbled around the high mark
   reordered              packets that came after a later one of their flow, in all parts with one transmit queue
                          (reordered_of_moves: during so many moves); reordered_multi_queue_egress: with two
+  split_carried, whole_carried
+                         packets a second that arrived of a queue that alone brings 150 % of mark_pps (a core carries some 118 %),
+                         parts of what was asked for: its flows shared by two cores, and not. The generator has what is left
+                         of one of them. Medians; split_reordered: of all trials with shares
   idle_cpu_percent       CPU of the daemon when nothing comes, all threads, percent of a core. Median; also _range
   ns_per_packet_at_10_percent, linux_ns_per_packet_at_10_percent
                          CPU time of the threads that forward, for each packet received, at 10 % of Millrace's saturation
@@ -51,6 +58,13 @@ pub(super) fn document(found: &Found) -> Value {
     let in_router = lost.zip(of_ramps("ring_full")).map(|(lost, full)| lost.saturating_sub(full));
     let reactions = values("step", "reaction_ms");
     let idle: Vec<f64> = found.idle_cpu.iter().map(|cpu| cpu * 100.0).collect();
+    let carried = |part: &str| -> Vec<f64> {
+        values(part, "carried_pps")
+            .iter()
+            .zip(values(part, "asked_pps"))
+            .map(|(carried, asked)| carried / asked)
+            .collect()
+    };
     let cost = |of: &dyn Fn(&super::Cost) -> f64| found.cost.as_ref().map(of);
     json!({
         "experiment": "cores",
@@ -64,6 +78,9 @@ pub(super) fn document(found: &Found) -> Value {
         "reordered_of_moves": sum(&TO_ONE, "moves"),
         "reordered_multi_queue_egress": sum(&[TO_TWO], "reordered"),
         "reordered_multi_queue_egress_of_moves": sum(&[TO_TWO], "moves"),
+        "split_carried": one(&carried(SPLIT)),
+        "whole_carried": one(&carried(WHOLE)),
+        "split_reordered": sum(&[SPLIT], "reordered"),
         "idle_cpu_percent": one(&idle),
         "idle_cpu_percent_range": range(&idle),
         "ns_per_packet_at_10_percent": cost(&|cost| median(&cost.millrace_at_10)),

@@ -2,7 +2,7 @@
 
 use std::{f64::consts::TAU, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{
@@ -13,6 +13,8 @@ use crate::progress::Progress;
 
 /// Loads are parts of what takes the high mark of one core. Two cores carry this; one does not.
 const MUCH: f64 = 1.2;
+/// So much of one queue: a core carries three quarters of it.
+const HOT: f64 = 1.5;
 const LITTLE: f64 = 0.3;
 /// A flash crowd comes from next to nothing.
 const NEXT_TO_NOTHING: f64 = 0.05;
@@ -100,6 +102,25 @@ impl Parts<'_> {
         })
     }
 
+    /// A queue that alone wants more than a core, for three seconds. `part` says whether its flows may be shared.
+    pub fn hot(&mut self, part: &str, repeat: usize) -> Result<()> {
+        const BEFORE_S: f64 = 0.5;
+        const AFTER_S: f64 = 4.0;
+        /// By then it is shared, if it ever is.
+        const SETTLED_S: f64 = 1.5;
+        let mark = self.mark_pps;
+        let rate = move |at_s: f64| mark * if at_s < BEFORE_S { LITTLE } else { HOT };
+        self.trial(part, repeat, AFTER_S, &rate, SUDDEN, |seen, first| {
+            let carried_pps = seen.carried_pps(SETTLED_S, AFTER_S).context("nothing was noted")?;
+            let other_s = seen.first_s.iter().find(|(core, _)| **core != first).map(|(_, at_s)| *at_s);
+            let shared_after_ms = other_s.map(|at_s| (at_s - BEFORE_S) * 1e3);
+            Ok((
+                json!({"carried_pps": carried_pps, "asked_pps": mark * HOT, "shared_after_ms": shared_after_ms}),
+                format!("{carried_pps:.0} of {:.0} packets a second", mark * HOT),
+            ))
+        })
+    }
+
     /// Trials of one part, each until the second core has been given back at a low rate. `tell`: more for the record, and for people, of what was seen; the core that was packed is given.
     fn trials(
         &mut self,
@@ -110,33 +131,43 @@ impl Parts<'_> {
         every: Duration,
         tell: impl Fn(&Seen, usize) -> Result<(Value, String)>,
     ) -> Result<()> {
+        (0..repeats).try_for_each(|repeat| self.trial(part, repeat, seconds, rate, every, &tell))
+    }
+
+    fn trial(
+        &mut self,
+        part: &str,
+        repeat: usize,
+        seconds: f64,
+        rate: &dyn Fn(f64) -> f64,
+        every: Duration,
+        tell: impl Fn(&Seen, usize) -> Result<(Value, String)>,
+    ) -> Result<()> {
         let mark_pps = self.mark_pps;
-        for repeat in 0..repeats {
-            for attempt in 1.. {
-                let first = self.bed.packed()?;
-                let raised = self.mark_pps / mark_pps;
-                let rate = |at_s: f64| rate(at_s) * raised;
-                let little_pps = LITTLE * self.mark_pps;
-                let course = Course { part, repeat, seconds, rate: &rate, little_pps, every };
-                let seen = self.bed.follow(&course)?;
-                let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;
-                let told = tell(&seen, first);
-                let again = match &told {
-                    _ if seen.is_noisy() => Some("not sent as it should be".to_owned()),
-                    _ if is_low => Some("the mark was not reached".to_owned()),
-                    told => told.as_ref().err().map(|error| format!("{error:#}")),
-                };
-                if let Some(why) = again.filter(|_| attempt < ATTEMPTS) {
-                    self.lines.push(json!({"record": "again", "case": part, "repeat": repeat, "why": why}));
-                    self.mark_pps *= if is_low && !seen.is_noisy() { RAISE } else { 1.0 };
-                    continue;
-                }
-                self.lines.extend(seen.time_line(&course));
-                let (more, words) = told.map_err(|error| error.context(format!("{part} #{}", repeat + 1)))?;
-                self.lines.push(seen.sample(&course, more));
-                self.progress.step(&format!("{part} #{}: {words}; {}", repeat + 1, seen.in_words()));
-                break;
+        for attempt in 1.. {
+            let first = self.bed.packed()?;
+            let raised = self.mark_pps / mark_pps;
+            let rate = |at_s: f64| rate(at_s) * raised;
+            let little_pps = LITTLE * self.mark_pps;
+            let course = Course { part, repeat, seconds, rate: &rate, little_pps, every };
+            let seen = self.bed.follow(&course)?;
+            let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;
+            let told = tell(&seen, first);
+            let again = match &told {
+                _ if seen.is_noisy() => Some("not sent as it should be".to_owned()),
+                _ if is_low => Some("the mark was not reached".to_owned()),
+                told => told.as_ref().err().map(|error| format!("{error:#}")),
+            };
+            if let Some(why) = again.filter(|_| attempt < ATTEMPTS) {
+                self.lines.push(json!({"record": "again", "case": part, "repeat": repeat, "why": why}));
+                self.mark_pps *= if is_low && !seen.is_noisy() { RAISE } else { 1.0 };
+                continue;
             }
+            self.lines.extend(seen.time_line(&course));
+            let (more, words) = told.map_err(|error| error.context(format!("{part} #{}", repeat + 1)))?;
+            self.lines.push(seen.sample(&course, more));
+            self.progress.step(&format!("{part} #{}: {words}; {}", repeat + 1, seen.in_words()));
+            break;
         }
         Ok(())
     }

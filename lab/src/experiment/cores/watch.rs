@@ -127,8 +127,10 @@ impl Bed {
             }
             ensure!(
                 at_s < longest_s,
-                "the second core is not given back; queues are on cores {:?}",
-                self.places()?
+                "the second core is not given back; queues are on cores {:?}; {:?}",
+                self.places()?,
+                self.daemon.ask(&["cores"])?["queues"].to_string()
+                    + &self.daemon.ask(&["events"])?.to_string()
             );
             next_tick = (next_tick + TICK).max(Instant::now());
             sys::sleep(next_tick.saturating_duration_since(Instant::now()))?;
@@ -211,6 +213,13 @@ impl Seen {
             .map(|pair| pair[0].at_s)
             .filter(|at_s| *at_s < other_s)
             .map_or(after_s, |at_s| at_s.max(after_s))
+    }
+
+    /// Packets a second that arrived from `from_s` to `to_s`, by the notes.
+    pub fn carried_pps(&self, from_s: f64, to_s: f64) -> Option<f64> {
+        let mut within = self.moments.iter().filter(|moment| (from_s..=to_s).contains(&moment.at_s));
+        let (first, last) = (within.next()?, within.next_back()?);
+        Some((last.received - first.received) as f64 / (last.at_s - first.at_s))
     }
 
     /// The highest load that a core had in a tenth of a second.

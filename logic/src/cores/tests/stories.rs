@@ -394,3 +394,19 @@ fn roles_follow_from_the_view_and_the_plan() {
     let roles: Vec<_> = roles(&view, &plan).into_iter().map(|(core, role)| (core, role.name())).collect();
     assert_eq!(roles, [(0, "forward"), (1, "serve"), (2, "both"), (3, "idle"), (4, "forward")]);
 }
+
+/// A queue that has next to nothing is not worth a move: it would go to and fro between cores that each have a queue too large for
+/// the mark.
+#[test]
+fn queues_without_load_do_not_go_to_and_fro() {
+    let mut machine = Machine::new(2, &[0, 1, 0, 0]);
+    (machine.settings.low, machine.settings.high) = (0.2, 0.4);
+    (machine.wants[2], machine.wants[3]) = (0.001, 0.0);
+    for round in 0..50 {
+        // By turns.
+        let (more, less) = (round % 2, 1 - round % 2);
+        (machine.wants[more], machine.wants[less]) = (0.5, 0.3);
+        machine.until(100 * (round as u64 + 1));
+        assert_eq!(machine.homes(), [0, 1, 0, 0], "{round}");
+    }
+}
