@@ -217,6 +217,7 @@ struct flow_samples {
 #define PLACE_CORE   0xffff	/* bits of its core + 1; 0: it is new */
 #define PLACE_FIRST  0x10000	/* a priority flow */
 #define PLACE_HANDED 0x20000	/* its last packet went through that core's queue */
+#define PLACE_LEAVES 0x40000	/* it is dropped until what went through that queue is done: split queues only */
 #define PLACE_JIFFIES_SHIFT 32	/* from here on: the tick of its last packet, or so */
 
 /*

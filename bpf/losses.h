@@ -127,7 +127,8 @@ int BPF_PROG(done_on_core, int map, unsigned int processed)
 
 	if (!processed || rows < 0 || !(q = ROW(core_queues, rows + core_of_thread())))
 		return 0;
-	q->done += processed;
+	/* Two threads may have the same core for a moment, after it was offline. */
+	__sync_fetch_and_add(&q->done, processed);
 	now = bpf_jiffies64();
 	if (now != q->mark_jiffies && q->done >= q->mark) {
 		q->drained_jiffies = q->before_jiffies;

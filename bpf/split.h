@@ -34,21 +34,22 @@ static __always_inline bool is_crowded(const struct core_queue *q)
 
 /*
  * A bucket that is on another core, or was received by one, with its first packet in a tick: it leaves when nothing of it can wait
- * there any more. Where that would never be, because the queue there does not run empty, what comes of it is dropped until it is:
- * for a moment, and not for long as what finds that queue full. rows: the first row of core_queues of the map by which packets
- * are handed over.
+ * there any more. Where that would never be, because the queue there does not run empty, what comes of it is dropped from now on
+ * until it is: some milliseconds' worth. rows: the first row of core_queues of the map by which packets are handed over.
  */
 static __always_inline int move_bucket(struct split_bucket *b, __u64 word, __u32 cpu, __u32 rows, __u32 now)
 {
 	__u64 wanted = *(volatile __u64 *)&b->to;
-	__u32 core = word & PLACE_CORE, to = wanted ? : cpu + 1;
+	__u32 core = word & PLACE_CORE, to = wanted ? : cpu + 1, handed_at = word >> PLACE_JIFFIES_SHIFT;
 	struct core_queue *q = ROW(core_queues, rows + core - 1);
 	bool waits = word & PLACE_HANDED;
 
-	if (!waits || (q && queue_is_past(q, word >> PLACE_JIFFIES_SHIFT))) {
+	if (!waits || (q && queue_is_past(q, handed_at))) {
 		core = to;
 		waits = core - 1 != cpu;
-	} else if (core != to && q && is_crowded(q)) {
+	} else if (core != to && (word & PLACE_LEAVES || (q && is_crowded(q)))) {
+		if (!(word & PLACE_LEAVES))
+			put_place(&b->place, word, core, true, PLACE_LEAVES, handed_at);
 		return SPLIT_DROPPED;
 	}
 	return handed_to(put_place(&b->place, word, core, waits, 0, now), cpu);

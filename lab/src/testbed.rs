@@ -43,7 +43,7 @@ const FIRST_NICE: i32 = -20;
 /// Real-time priority of NAPI threads, which go before all normal threads, as the softirqs do whose work they have: one that
 /// is woken would wait for a time slice of whoever has the core, however light, and a ring is full after 256 packets. Only
 /// where one port is sent to: real-time threads of equal priority take turns of 100 ms, softirqs of 64 packets.
-const NAPI_LEVEL: i32 = 1;
+pub(crate) const NAPI_LEVEL: i32 = 1;
 
 /// Who goes first on busy cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Sums of fractions are this exact.
 const EXACT: f64 = 1e-9;
 /// A queue that shares its core with others who want no more than this together has it to itself.
-const NEXT_TO_NOTHING: f64 = 0.01;
+pub(super) const NEXT_TO_NOTHING: f64 = 0.01;
 
 /// Where a queue is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,20 +210,20 @@ impl Board {
     /// Is the load of a core at most `goal` throughout, or nearly all of it one queue's? That is as well off as it can be on one
     /// core.
     pub fn is_below(&self, core: CoreId, goal: f64) -> bool {
-        self.peak(core) <= goal + EXACT || self.has_one(core)
+        self.peak(core) <= goal + EXACT || self.has_one(core, goal)
     }
 
     /// The same for a core that this whole queue leaves.
     pub fn is_below_without(&self, core: CoreId, (id, item): (QueueId, &Item), goal: f64) -> bool {
         self.bins.get(&core).is_none_or(|bin| {
             let left = |(load, want): (&f64, &Want)| load - want.work <= goal + EXACT;
-            bin.loads.iter().zip(&item.wants).all(left) || is_one(self.loads_of(core, Some(id)))
+            bin.loads.iter().zip(&item.wants).all(left) || is_one(self.loads_of(core, Some(id)), goal)
         })
     }
 
-    /// Has one queue this core to itself, or nearly so? So it is where there is none.
-    pub fn has_one(&self, core: CoreId) -> bool {
-        is_one(self.loads_of(core, None))
+    /// Has one queue, which wants more than `goal`, this core to itself, or nearly so? So it is where there is none.
+    pub fn has_one(&self, core: CoreId, goal: f64) -> bool {
+        is_one(self.loads_of(core, None), goal)
     }
 
     /// What each of its queues takes of a core at each moment, but for one.
@@ -254,15 +254,19 @@ impl Board {
         (bin.workloads, bin.users.is_empty(), sibling, far, bin.other, id)
     }
 
-    /// The first core that can take a whole queue, which is not there, and stay at most at `goal`, or would be nearly all for one
-    /// queue: no other would do better.
+    /// The first core that can take a whole queue, which is not there, and stay at most at `goal`; else the first that one queue
+    /// would have nearly to itself: where that is this one, no other core would do better.
     pub fn target(&self, item: &Item, goal: f64, may: impl Fn(&Board, CoreId) -> bool) -> Option<CoreId> {
-        let takes = |core: CoreId| {
-            self.has_room(core, |moment| item.wants[moment].work, goal)
-                || self.is_allowed(core) && is_one(self.loads_of(core, None).chain([item.works()]))
+        let first = |takes: &dyn Fn(CoreId) -> bool| {
+            let cores = self.bins.iter().filter(|&(&core, _)| may(self, core) && takes(core));
+            cores.min_by_key(|(id, bin)| self.preference(**id, bin, item.node)).map(|(id, _)| *id)
         };
-        let cores = self.bins.iter().filter(|&(&core, _)| may(self, core) && takes(core));
-        cores.min_by_key(|(id, bin)| self.preference(**id, bin, item.node)).map(|(id, _)| *id)
+        let has_room = |core| self.has_room(core, |moment| item.wants[moment].work, goal);
+        let for_one = |core| {
+            let loads = || self.loads_of(core, None).chain([item.works()]);
+            self.is_allowed(core) && is_one(loads(), goal)
+        };
+        first(&has_room).or_else(|| first(&for_one))
     }
 
     /// The allowed core with the lowest load.
@@ -312,10 +316,12 @@ impl Board {
     }
 }
 
-/// Is what queues take of a core, each at some moments, nearly all one queue's, always the same one's?
-fn is_one(loads: impl Iterator<Item = Vec<f64>>) -> bool {
+/// Is what queues take of a core, each at some moments, nearly all one queue's, always the same one's, which wants more than `goal`?
+fn is_one(loads: impl Iterator<Item = Vec<f64>>, goal: f64) -> bool {
     let mut loads: Vec<Vec<f64>> = loads.collect();
     loads.sort_by(|a, b| b.iter().sum::<f64>().total_cmp(&a.iter().sum()));
     let others = |moment: usize| loads[1..].iter().map(|loads| loads[moment]).sum::<f64>();
-    loads.first().is_none_or(|one| (0..one.len()).all(|moment| others(moment) <= NEXT_TO_NOTHING))
+    let is_large = |one: &Vec<f64>| one.iter().any(|load| *load > goal + EXACT);
+    let has_it = |one: &Vec<f64>| (0..one.len()).all(|moment| others(moment) <= NEXT_TO_NOTHING);
+    loads.first().is_none_or(|one| loads.len() == 1 || is_large(one) && has_it(one))
 }

@@ -24,7 +24,7 @@ impl Allocator {
         let why = Why::Overload { core, load, high };
         let users = step.board.users(core).map(|(id, item)| (id, item.size()));
         let Some((id, size)) = users.max_by(|a, b| a.1.total_cmp(&b.1)) else { return };
-        let is_alone = step.board.has_one(core);
+        let is_alone = step.board.has_one(core, high);
         if !is_alone && let Some(moves) = self.moves(step, core) {
             moves.into_iter().for_each(|(id, spot)| step.go(id, spot, why));
         } else if size > high

@@ -3,7 +3,7 @@
 use super::{
     CoreId, QueueId, Why,
     allocator::Step,
-    board::{Board, Item, Spot},
+    board::{Board, Item, NEXT_TO_NOTHING, Spot},
     grow::repack,
 };
 use std::borrow::Cow;
@@ -56,7 +56,8 @@ fn join(step: &mut Step) {
 fn emptied(board: &Board, goal: f64) -> Option<Board> {
     let mut cores: Vec<CoreId> = board.forwarding().collect();
     let fewer = board.may_be_fewer(goal);
-    cores.retain(|&core| fewer || board.workloads(core) > 0);
+    let may = |core| fewer || board.workloads(core) > 0 || board.peak(core) <= NEXT_TO_NOTHING;
+    cores.retain(|&core| may(core));
     cores.sort_by(|&a, &b| {
         let wanted = board.workloads(b).cmp(&board.workloads(a));
         wanted.then(board.peak(a).total_cmp(&board.peak(b))).then(b.cmp(&a))

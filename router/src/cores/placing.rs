@@ -10,7 +10,7 @@ use super::{
     machine::CoreSite,
     queues::Control,
     shares::Sharing,
-    splitting::{Parts, split_queues},
+    splitting::{Parts, SplitQueues, split_queues},
     watched::Watched,
     workloads,
 };
@@ -62,6 +62,8 @@ pub struct Placing<A> {
     uncounted: Option<String>,
     allocator: Allocator,
     parts: Parts,
+    /// As last told.
+    splits: SplitQueues,
     floor: Option<Floor>,
     view: View,
     plan: Plan,
@@ -123,6 +125,7 @@ impl<A: Scheduling> Placing<A> {
             uncounted: None,
             allocator: Allocator::default(),
             parts: Parts::default(),
+            splits: SplitQueues::new(),
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
             plan: Plan::default(),
@@ -244,15 +247,23 @@ impl<A: Scheduling> Placing<A> {
             return;
         }
         let decision = self.allocator.decide(now, &self.view, &self.settings);
-        let splits = split_queues(&decision.plan);
-        if splits != split_queues(&self.plan) {
-            self.news.splits = Some(splits);
-        }
         self.plan = decision.plan;
+        self.split();
         let refused = self.apply(now);
         self.leave_floor(now);
         let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
         self.news.events.extend(done.map(|event| Happened::decided(now, event)));
+    }
+
+    /// Tells which queues are split. Those that are moved together are split together.
+    fn split(&mut self) {
+        let of_leader = split_queues(&self.plan);
+        let of = |(id, queue): (&QueueId, &Watched)| Some((*id, of_leader.get(&queue.leader)?.clone()));
+        let splits: SplitQueues = self.queues.iter().filter_map(of).collect();
+        if splits != self.splits {
+            self.news.splits = Some(splits.clone());
+            self.splits = splits;
+        }
     }
 
     /// Shares full cores among routers. What is cut there wanted a core.

@@ -14,7 +14,7 @@ use super::{
     placing::Placing,
     queues::Told,
     shares::Sharing,
-    splitting::{SplitQueues, Splitter},
+    splitting::Splitter,
 };
 use crate::{
     config::{Config, PlacementPolicy},
@@ -301,8 +301,7 @@ fn finish<A: Scheduling + Clone>(
     }
     if failed || !leave {
         // Nobody would notice any more that a core has too much.
-        looker.splitter.set(SplitQueues::new());
-        looker.split(monotonic()).into_iter().for_each(|trouble| exchange.fail(trouble));
+        looker.splitter.end();
         looker.put_back().into_iter().for_each(|trouble| exchange.fail(trouble));
     }
 }

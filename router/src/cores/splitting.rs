@@ -8,7 +8,10 @@ use super::{
     threads::{self, PartThread},
     watched::Watched,
 };
-use crate::plane::{FlowMaps, SplitSeat};
+use crate::{
+    daemon::kernel::monotonic,
+    plane::{FlowMaps, SplitSeat},
+};
 use logic::{
     cores::{Part, Plan},
     plan::PortId,
@@ -18,6 +21,9 @@ use std::{
     sync::{Arc, OnceLock},
     time::Duration,
 };
+
+/// How often it is looked whether queues that were joined are whole, at most.
+const JOINING: usize = 20;
 
 /// Which cores share each queue that is split.
 pub type SplitQueues = BTreeMap<QueueId, Split>;
@@ -65,9 +71,12 @@ impl Splitter {
     /// Makes it so, in the tables that are in charge at `now`; what cannot be done, as sentences.
     pub fn apply(&self, now: Duration, machine: &Machine) -> Vec<String> {
         let Some(splits) = self.seat.get() else { return Vec::new() };
-        splits.keep(|core| machine.cores.iter().any(|site| site.id == core));
+        let is_online = |core| machine.cores.iter().any(|site| site.id == core);
+        splits.keep(is_online);
         let mut troubles = Vec::new();
-        for (&queue, Split { home, cores }) in &self.wanted {
+        // The next plan leaves a core that is offline.
+        let can_be = |split: &Split| split.cores.iter().chain([&split.home]).all(|core| is_online(*core));
+        for (&queue, Split { home, cores }) in self.wanted.iter().filter(|(_, split)| can_be(split)) {
             let ready = self.rules.get().map_or(Ok(()), |rules| {
                 cores.iter().chain([home]).try_for_each(|&core| rules.memory().make_ready(core))
             });
@@ -83,6 +92,20 @@ impl Splitter {
             .for_each(|queue| splits.join(queue));
         splits.tidy(now);
         troubles
+    }
+
+    /// Joins all, and waits until that is done: where nobody calls any more.
+    pub fn end(&mut self) {
+        self.wanted.clear();
+        let Some(splits) = self.seat.get() else { return };
+        splits.queues().into_iter().for_each(|queue| splits.join(queue));
+        for _ in 0..JOINING {
+            splits.tidy(monotonic());
+            if !splits.is_tidying() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// The threads that do shares, if queues are split, or were and packets may still wait.

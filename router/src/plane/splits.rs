@@ -26,7 +26,7 @@ use std::{
             Ordering::{AcqRel, Acquire, Release},
         },
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Rows of `split_queues`: queues that are split at a time.
@@ -35,7 +35,6 @@ pub(crate) const QUEUES: usize = 64;
 const ROW: usize = size_of::<types::split_queue>() / 8;
 const BUCKET: usize = size_of::<types::split_bucket>() / 8;
 const TO: usize = offset_of!(types::split_bucket, to) / 8;
-const POLLS: usize = offset_of!(types::core_queue, polls) / 8;
 /// As in `bpf/abi.h`.
 const CORE: u64 = 0xffff;
 const HANDED: u64 = 0x20000;
@@ -162,7 +161,7 @@ impl Splits {
             // All of it stays, until no packet can be under way of which its bucket does not know.
             (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
             self.begin(&mut state, queue, at, row);
-            self.pass_poll(home);
+            std::thread::sleep(POLL);
         }
         state.joining.remove(&queue);
         let before =
@@ -172,15 +171,6 @@ impl Splits {
             self.to(row, bucket).store(u64::from(core) + 1, Release);
         }
         Ok(())
-    }
-
-    /// Waits for the end of a poll that a core may be in.
-    fn pass_poll(&self, core: CoreId) {
-        let polls = || self.core_queues.load((self.first_row + usize::from(core)) * cores::QUEUE + POLLS);
-        let (before, start) = (polls(), Instant::now());
-        while polls() == before && start.elapsed() < POLL {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 
     /// To be called before this generation is put in charge: the queues that are split in the one before are split in this one, from
@@ -304,8 +294,10 @@ impl Splits {
             *seen = (word, now);
         }
         let may_wait = |core: u64| {
-            let (row, jiffies) = (self.first_row + core as usize, (word >> JIFFIES_SHIFT) as u32);
-            now.saturating_sub(seen.1) < TICKS || !cores::is_past(&self.core_queues, row, jiffies)
+            // In the queue of flow rules, if these are in charge.
+            let rows = [core as usize, self.first_row + core as usize];
+            let is_past = |row: usize| cores::is_past(&self.core_queues, row, (word >> JIFFIES_SHIFT) as u32);
+            now.saturating_sub(seen.1) < TICKS || !rows.into_iter().all(is_past)
         };
         let waits = (word & CORE).checked_sub(1).filter(|_| word & HANDED != 0).is_some_and(may_wait);
         !waits && (word == 0 || place.compare_exchange(word, 0, AcqRel, Acquire).is_ok())

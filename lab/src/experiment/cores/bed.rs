@@ -10,12 +10,12 @@ use serde_json::Value;
 
 use crate::{
     check::check_forwarding,
-    cpu::Threads,
-    generator::{Pace, Turn},
+    cpu::{self, Threads},
+    generator::Pace,
     sink::Watch,
     subject::{Millrace, Subject},
     sys,
-    testbed::{Priority, Testbed},
+    testbed::{NAPI_LEVEL, Priority, Testbed},
     topology::Topology,
     work::Work,
     workload::{Way, Workload},
@@ -55,7 +55,9 @@ pub(super) struct Bed {
     /// How long a lower load must have lasted before a core is given back.
     pub hold: Duration,
     /// All but next to nothing comes by the first port.
-    is_hot: bool,
+    pub is_hot: bool,
+    /// Threads of CPU maps that are somebody else's.
+    strangers: Vec<i32>,
     events_seen: u64,
     _work: Work,
 }
@@ -99,14 +101,34 @@ impl Bed {
         let queues = queue_threads(&testbed, ports_in)?;
         let seconds = daemon.ask(&["cores"])?["hold_s"].as_f64().context("millrace cores has no hold_s")?;
         let hold = Duration::from_secs_f64(seconds);
-        Ok(Self { daemon, testbed, queues, hold, is_hot: false, events_seen: 0, _work: work })
+        Ok(Self {
+            daemon,
+            testbed,
+            queues,
+            hold,
+            is_hot: false,
+            strangers: Vec::new(),
+            events_seen: 0,
+            _work: work,
+        })
     }
 
-    /// From now on all but next to nothing comes by the first port. The generator goes last: threads of CPU maps, which do shares of
-    /// that queue, are not as urgent as those of NAPI instances are here.
+    /// From now on all but next to nothing comes by the first port.
     pub fn be_hot(&mut self) -> Result<()> {
         self.is_hot = true;
-        self.testbed.generator.set_order(Turn::Last)
+        self.strangers = cpu::cpu_map_threads()?;
+        Ok(())
+    }
+
+    /// Makes threads of CPU maps, which do shares of a hot port's queue, as urgent as those of NAPI instances are here. Are there
+    /// any? Finding out takes a while.
+    pub fn urge_parts(&self) -> Result<bool> {
+        let mut parts = cpu::cpu_map_threads()?;
+        parts.retain(|id| !self.strangers.contains(id));
+        for &id in &parts {
+            sys::set_realtime(id, Some(NAPI_LEVEL)).context("priority of a CPU map's thread")?;
+        }
+        Ok(!parts.is_empty())
     }
 
     /// The core that each queue is on; one that may still run on several has none.

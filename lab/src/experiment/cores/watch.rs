@@ -15,6 +15,8 @@ use crate::{cpu, losses::Losses, sys};
 const TICK: Duration = Duration::from_millis(2);
 /// Packets between two looks of a core that forwards: a queue that was moved may leave one or two behind.
 const FORWARDS: u64 = 16;
+/// Between two looks whether a hot queue is shared.
+const URGE_EVERY_S: f64 = 0.1;
 /// Seconds of the low rate at least, so that what was decided just before its end is seen.
 const AFTER_S: f64 = 0.1;
 /// Packets that are on their way when the generator stops have arrived after that, or are lost.
@@ -104,6 +106,7 @@ impl Bed {
         let mut by_core = self.testbed.sink.arrived_by_core()?;
         let lost_before = self.lost()?;
         let mut next_tick = started;
+        let mut urge_at_s = if self.is_hot { 0.0 } else { f64::INFINITY };
         let longest_s = course.seconds + 4.0 * self.hold.as_secs_f64() + 5.0;
         loop {
             let at_s = started.elapsed().as_secs_f64();
@@ -111,6 +114,9 @@ impl Bed {
             if pps != asked_pps {
                 self.set_rate(pps)?;
                 asked_pps = pps;
+            }
+            if at_s >= urge_at_s {
+                urge_at_s = if self.urge_parts()? { f64::INFINITY } else { at_s + URGE_EVERY_S };
             }
             let now = self.testbed.sink.arrived_by_core()?;
             for (core, _) in
@@ -127,10 +133,8 @@ impl Bed {
             }
             ensure!(
                 at_s < longest_s,
-                "the second core is not given back; queues are on cores {:?}; {:?}",
-                self.places()?,
-                self.daemon.ask(&["cores"])?["queues"].to_string()
-                    + &self.daemon.ask(&["events"])?.to_string()
+                "the second core is not given back; queues are on cores {:?}",
+                self.places()?
             );
             next_tick = (next_tick + TICK).max(Instant::now());
             sys::sleep(next_tick.saturating_duration_since(Instant::now()))?;

@@ -410,3 +410,18 @@ fn queues_without_load_do_not_go_to_and_fro() {
         assert_eq!(machine.homes(), [0, 1, 0, 0], "{round}");
     }
 }
+
+/// A core that only such queues use is given back, whatever the others have; but they go where there is room, if there is.
+#[test]
+fn queues_without_load_keep_no_core() {
+    let mut machine = Machine::new(3, &[0, 1, 2]);
+    machine.settings.splits = false;
+    machine.wants = vec![1.0, 0.1, 0.002];
+    machine.until(10_000);
+    assert_eq!(machine.homes(), [0, 1, 1]);
+    let mut machine = Machine::new(2, &[0, 1]);
+    machine.settings.splits = false;
+    machine.wants = vec![0.95, 0.002];
+    machine.until(10_000);
+    assert_eq!(machine.homes(), [0, 0]);
+}
