@@ -221,7 +221,7 @@ fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
         let handed = splits.handed(other);
         eprintln!("{changes} changes, {} of {PACKETS} packets handed over", handed.packets);
         assert_eq!((overtaken, received.load(Relaxed)), (0, PACKETS.into()));
-        assert!(changes > 100 && handed.packets > u64::from(PACKETS) / 10, "{changes} {handed:?}");
+        assert!(changes > 50 && handed.packets > u64::from(PACKETS) / 10, "{changes} {handed:?}");
         assert_eq!((handed.dropped, world.forwarded()), (0, PACKETS.into()));
 
         // Nothing is left of it.
