@@ -18,7 +18,8 @@ fn main() {
     let clang = clang();
     println!("cargo::rerun-if-changed=bpf/lab.h");
     println!("cargo::rerun-if-changed=../bpf/kernel.h");
-    for name in ["generator", "sink", "baselines", "cost", "faulty", "redirects", "replay", "work"] {
+    for name in ["generator", "sink", "baselines", "cost", "decrypt", "faulty", "redirects", "replay", "work"]
+    {
         let source = format!("bpf/{name}.bpf.c");
         println!("cargo::rerun-if-changed={source}");
         SkeletonBuilder::new()

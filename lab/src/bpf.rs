@@ -6,7 +6,7 @@
 use std::{
     io,
     mem::MaybeUninit,
-    os::fd::{AsRawFd, BorrowedFd},
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     time::Duration,
 };
 
@@ -32,6 +32,10 @@ pub mod cost {
     include!(concat!(env!("OUT_DIR"), "/cost.skel.rs"));
 }
 
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
+pub mod decrypt {
+    include!(concat!(env!("OUT_DIR"), "/decrypt.skel.rs"));
+}
 #[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs)]
 pub mod redirects {
     include!(concat!(env!("OUT_DIR"), "/redirects.skel.rs"));
@@ -121,6 +125,19 @@ pub fn run_live(program: BorrowedFd<'_>, frame: &[u8], repeat: u32, batch: u32) 
     // SAFETY: the descriptor is open, the options are whole, and the frame lives until the call returns.
     let result = unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut options) };
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+}
+
+/// Puts a program on what a device receives (tcx, Linux 6.6), until the descriptor is closed. libbpf-rs has no name for that.
+pub fn attach_ingress(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+    // SAFETY: the descriptor is open, and without options nothing is read.
+    let link = unsafe {
+        sys::bpf_link_create(program.as_raw_fd(), ifindex as i32, sys::BPF_TCX_INGRESS, std::ptr::null())
+    };
+    if link < 0 {
+        return Err(io::Error::from_raw_os_error(-link));
+    }
+    // SAFETY: the descriptor has just been opened and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
 /// Waits for what comes out of a ring buffer, and hands it on. A signal ends the wait; after one that asks us to stop this

@@ -9,6 +9,7 @@
 //! | [`work`] | packets that take longer |
 //! | [`measure`], [`check`], [`cpu`], [`clock`], [`losses`] | one measurement; bytes compared before it; CPU time and losses by name |
 //! | [`application`] | benchmarks and servers on the cores that forward |
+//! | [`steering`] | a server of virtual machines behind a tunnel, and flows to them |
 //! | [`method`] | RFC 2544 and its successors as procedures over trials |
 //! | [`compare`], [`workload`] | subjects on the same work, alternately; what that work is |
 //! | [`replay`] | captures, sent through subjects and compared |
@@ -54,6 +55,7 @@ pub mod rules;
 pub mod shell;
 pub mod simulation;
 pub mod sink;
+pub mod steering;
 pub mod subject;
 pub mod sys;
 pub mod testbed;

@@ -152,6 +152,37 @@ pub fn affinity(thread_id: i32) -> io::Result<Vec<usize>> {
     }
 }
 
+/// Which queue of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// What it received.
+    Receive,
+    /// What it sent, until it is freed wherever it is.
+    Send,
+}
+
+/// Lets a queue of a socket hold so many bytes, more than the machine lets others have.
+pub fn set_buffer(socket: BorrowedFd<'_>, queue: Queue, bytes: i32) -> io::Result<()> {
+    let option = match queue {
+        Queue::Receive => libc::SO_RCVBUFFORCE,
+        Queue::Send => libc::SO_SNDBUFFORCE,
+    };
+    set_socket_option(socket, option, bytes)
+}
+
+/// Datagrams of this socket leave without a checksum of UDP.
+pub fn without_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_socket_option(socket, libc::SO_NO_CHECK, 1)
+}
+
+fn set_socket_option(socket: BorrowedFd<'_>, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let length = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: `value` is valid for `length` bytes.
+    check(unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, (&raw const value).cast(), length)
+    })
+}
+
 /// Sets the nice value of one thread.
 pub fn set_nice(thread_id: i32, nice: i32) -> io::Result<()> {
     // SAFETY: takes no pointers; thread ids are positive.

@@ -193,7 +193,9 @@ fn figures_have_all_their_series_and_a_picture_each() {
     let directory = tempfile::tempdir().unwrap();
     let mt1 = figure(directory.path(), "MT1");
     let mt1 = samples(&mt1);
-    assert_eq!(distinct(&mt1, "MT1", "/subject"), ["\"linux\"", "\"millrace\""].map(String::from).into());
+    let subjects = ["linux", "millrace", "millrace-unshared"].map(|name| format!("\"{name}\""));
+    assert_eq!(distinct(&mt1, "MT1", "/subject"), subjects.into());
+    assert_eq!(distinct(&mt1, "MT1", "/parameters/ports").len(), 2);
     let routers = ["VR1", "VR2", "total", "VR1 of 300", "VR2 of 300", "total of 600"];
     let routers: BTreeSet<String> = routers.map(|name| format!("\"{name}\"")).into();
     assert_eq!(distinct(&mt1, "MT1", "/parameters/router"), routers);
@@ -211,6 +213,42 @@ fn figures_have_all_their_series_and_a_picture_each() {
     let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
     assert!(report.matches("<svg class=\"chart\"").count() >= 2);
     for title in ["M, table 1: Isolation", "M, fig. 5: Load and throughput"] {
+        assert!(report.contains(&format!("aria-label=\"{title}")), "no picture of {title}");
+    }
+}
+
+/// What is drawn of a figure: subject and where it is on the x axis.
+fn drawn(lines: &[Value], id: &str, x: &str) -> BTreeSet<(String, String)> {
+    let of_case = samples(lines).into_iter().filter(|line| line["case"] == id);
+    let word = |line: &Value, at: &str| line.pointer(at).map(|value| value.to_string()).unwrap_or_default();
+    of_case.map(|line| (word(line, "/subject"), word(line, x))).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn figures_of_flows_and_of_more_cores_have_all_they_show() {
+    let directory = tempfile::tempdir().unwrap();
+    let vt4 = figure(directory.path(), "VT4");
+    let cases: BTreeSet<String> =
+        drawn(&vt4, "VT4", "/parameters/case").into_iter().map(|(_, x)| x).collect();
+    assert_eq!(cases.len(), 4, "{cases:?}");
+    for line in samples(&vt4).into_iter().filter(|line| line["case"] == "VT4") {
+        assert!(line["sample"]["mbps"].as_f64().unwrap() > 0.0, "{line}");
+        let vm = line["parameters"]["case"].as_str().unwrap().contains("VM");
+        assert_eq!(line["sample"]["index"].is_number(), vm, "{line}");
+    }
+    let vt7 = figure(directory.path(), "VT7");
+    assert_eq!(drawn(&vt7, "VT7", "/parameters/machine").len(), 3 * 6);
+    let q3 = figure(directory.path(), "Q3");
+    let of = |subject: &str| {
+        let ours = drawn(&q3, "Q3", "/parameters/cores").into_iter().filter(|(name, _)| name == subject);
+        ours.count()
+    };
+    assert_eq!(["\"linux\"", "\"millrace\"", "\"millrace, simulated\""].map(of), [1, 1, 8]);
+    let q8 = figure(directory.path(), "Q8");
+    assert!(samples(&q8).iter().all(|line| line["subject"] == "millrace, simulated"), "{q8:?}");
+    let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
+    for title in ["V, table IV: Two flows", "V, table VII: A flow", "Q, fig. 3: Throughput", "Q, fig. 8: "] {
         assert!(report.contains(&format!("aria-label=\"{title}")), "no picture of {title}");
     }
 }
@@ -236,7 +274,10 @@ fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
         eprintln!("NOT TESTED: {skipped}");
         return;
     }
-    let samples = samples(&lines);
+    let all = samples(&lines);
+    let (simulated, samples): (Vec<&Value>, Vec<&Value>) =
+        all.into_iter().partition(|line| line["subject"] == "millrace, simulated");
+    assert_eq!(simulated.len(), 2 * 6);
     let mut seen = BTreeMap::new();
     for line in &samples {
         let (parameters, sample) = (&line["parameters"], &line["sample"]);
@@ -246,21 +287,28 @@ fn the_figure_of_two_cores_has_every_record_and_picture_whatever_the_cores() {
         assert_eq!(line["targets"], if both { 200 } else { 100 }, "as many through each port");
         let load_pps = parameters["load_pps"].as_u64().unwrap();
         assert_eq!(load_pps > 0, sample["received_pps"].as_f64().unwrap() > 0.0, "{line}");
-        let words =
-            ["/subject", "/parameters/forwarding"].map(|at| line.pointer(at).unwrap().as_str().unwrap());
+        let words = ["/subject", "/parameters/forwarding", "/parameters/workload"]
+            .map(|at| line.pointer(at).unwrap().as_str().unwrap());
         let loads: &mut Vec<u64> = seen.entry(words).or_default();
         loads.push(load_pps);
     }
-    let series = ["linux", "millrace"].map(|name| ["both cores", "one core"].map(|who| [name, who])).concat();
+    let of = |name| {
+        let cores = ["both cores", "one core"];
+        cores.map(|who| ["integer", "nginx"].map(|workload| [name, who, workload])).concat()
+    };
+    let series = ["linux", "millrace"].map(of).concat();
     assert_eq!(seen.keys().copied().collect::<Vec<_>>(), series);
     for (series, loads) in seen {
         assert!(loads.len() == 6 && loads.is_sorted() && loads[0] == 0, "{series:?}: {loads:?}");
     }
     let report = std::fs::read_to_string(directory.path().join("report.html")).unwrap();
-    for title in ["Q, fig. 7: Applications on two cores", "Q, fig. 7: what is forwarded"] {
+    let titles =
+        ["Q, fig. 7: Applications on two cores", "Q, fig. 7: what is forwarded", "Q, fig. 7: a web server"];
+    for title in titles {
         assert!(report.contains(&format!("aria-label=\"{title}")), "no picture of {title}");
     }
-    for series in ["millrace, one core", "millrace, both cores", "case 1: one core forwards"] {
+    let simulated = "millrace, simulated, one core";
+    for series in ["millrace, one core", "millrace, both cores", simulated, "case 1: one core forwards"] {
         assert!(report.contains(series), "no curve of {series}");
     }
 }

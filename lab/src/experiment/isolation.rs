@@ -30,7 +30,7 @@ use crate::{
 const CASE: &str = "isolation";
 const MILLRACE: &str = "millrace";
 /// The same without shares.
-const UNSHARED: &str = "millrace-unshared";
+pub(crate) const UNSHARED: &str = "millrace-unshared";
 const DESTINATIONS_EACH: u32 = 256;
 const VICTIM: u16 = 2;
 const NEIGHBOUR: u16 = 1;

@@ -9,7 +9,7 @@ mod cores;
 mod flow_changes;
 mod flows;
 mod idle;
-mod isolation;
+pub(crate) mod isolation;
 mod latency;
 mod load;
 mod on_testbed;

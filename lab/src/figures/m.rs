@@ -8,12 +8,13 @@ use serde_json::json;
 use super::{Options, in_kpps, kpps, picture, published::PaperFigure};
 use crate::{
     compare::{Plan, compare, figures, pps, prepare},
+    experiment::isolation::UNSHARED,
     figure::{Axis, Figure, Reference},
     generator::Pace,
     measure::{Sample, measure_streams, median},
     record::Recorder,
     sink::Watch,
-    testbed::Testbed,
+    testbed::{Priority, Testbed},
     topology::Topology,
     workload::{Family, Way, Workload},
 };
@@ -171,23 +172,36 @@ const CAPACITY_KPPS: u64 = 700;
 const LOADS: [([u64; 2], [&str; 3]); 2] =
     [([1000, 300], ["VR1", "VR2", "total"]), ([300, 300], ["VR1 of 300", "VR2 of 300", "total of 600"])];
 
-/// MT1: isolation of two virtual routers.
+/// MT1: isolation of two virtual routers, on ports of their own as in the paper, and on the same ports; Millrace with and without
+/// shares.
 pub(super) fn isolation(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
     let ours = format!(
         "each subject is first saturated through both routers in turn; that is its capacity C, taken anew in each repeat. A load \
          of n kpps in the table is n / {CAPACITY_KPPS} x C here, and a throughput of p packets a second is shown as p x \
          {CAPACITY_KPPS} / C kpps. {CAPACITY_KPPS} kpps is what NAPI-macvlan carries in the paper, 690 what macvlan does. The last three \
-         bars: 300 kpps each. 100 destinations each; {OF_TOPOLOGY}"
+         bars: 300 kpps each. 100 destinations each; {OF_TOPOLOGY}. NAPI threads have usual priorities. millrace enforces shares \
+         (docs/shares.md), {UNSHARED} does not"
     );
     let x = Axis::new("/parameters/router", "", "");
     let y = Axis::new("/sample/scaled_kpps", "throughput, scaled", "kpps");
-    recorder.figure(&picture(figure, x, y, &ours))?;
-    let topology = Topology::named("pairs")?;
-    let mut testbed = Testbed::for_rates(&topology)?;
-    for repeat in 0..options.repeat {
-        for name in PLAIN {
-            let mut case = Pairs { figure, name, repeat, options, recorder: &mut *recorder };
-            case.measure(&mut testbed, &topology)?;
+    let own = picture(figure, x, y, &ours);
+    let title = format!("{}: on the same ports", figure.paper);
+    let same = Figure { name: "MT1 same ports".into(), title, ..own.clone() };
+    recorder.figure(&own.only("/parameters/ports", "own"))?;
+    recorder.figure(&same.only("/parameters/ports", "the same"))?;
+    for (ports, topology, from_to) in
+        [("own", "pairs", [(0, 1), (2, 3)]), ("the same", "shared", [(0, 1); 2])]
+    {
+        let topology = Topology::named(topology)?;
+        let mut testbed = Testbed::for_rates(&topology)?;
+        // Shares are a daemon's work: it must not wait for the core that is sent too much.
+        testbed.set_priority(Priority::Reaction)?;
+        for repeat in 0..options.repeat {
+            for name in ["linux", UNSHARED, "millrace"] {
+                let mut case =
+                    Pairs { figure, name, ports, from_to, repeat, options, recorder: &mut *recorder };
+                case.measure(&mut testbed, &topology)?;
+            }
         }
     }
     Ok(())
@@ -197,6 +211,9 @@ pub(super) fn isolation(figure: &PaperFigure, options: &Options, recorder: &mut 
 struct Pairs<'a> {
     figure: &'a PaperFigure,
     name: &'a str,
+    /// Of each router.
+    ports: &'a str,
+    from_to: [(u8, u8); 2],
     repeat: u16,
     options: &'a Options,
     recorder: &'a mut Recorder,
@@ -204,15 +221,18 @@ struct Pairs<'a> {
 
 impl Pairs<'_> {
     fn measure(&mut self, testbed: &mut Testbed, topology: &Topology) -> Result<()> {
-        let workload = |[one, two]: [u64; 2]| {
-            let ways = [
-                Way { router: 1, from: 0, to: 1, weight: one },
-                Way { router: 2, from: 2, to: 3, weight: two },
-            ];
-            Workload::across(topology, &ways, 100)
+        let from_to = self.from_to;
+        let workload = |weights: [u64; 2]| {
+            let way = |place: usize| {
+                let (from, to) = from_to[place];
+                Way { router: place as u16 + 1, from, to, weight: weights[place] }
+            };
+            Workload::across(topology, &[way(0), way(1)], 100)
         };
         let even = workload([1, 1])?;
-        let subject = prepare(testbed, &even, &self.figure.id, self.name, self.recorder)?;
+        testbed.shares = self.name != UNSHARED;
+        let subject = if self.name == UNSHARED { "millrace" } else { self.name };
+        let subject = prepare(testbed, &even, &self.figure.id, subject, self.recorder)?;
         let Some(_subject) = subject else { return Ok(()) };
         let capacity = measure_streams(testbed, self.options.window())?;
         self.run(Pace::Saturate, "saturated", &capacity)?;
@@ -230,9 +250,15 @@ impl Pairs<'_> {
 
     /// What was measured.
     fn run(&mut self, pace: Pace, offered: &str, sample: &Sample) -> Result<()> {
-        eprintln!("  {} #{} {offered}: {:.3} Mpps", self.name, self.repeat + 1, sample.received_pps / 1e6);
-        self.recorder
-            .line(&json!({"record": "sample", "case": "MT1 runs", "parameters": {"offered": offered},
+        eprintln!(
+            "  {} on {} ports #{} {offered}: {:.3} Mpps",
+            self.name,
+            self.ports,
+            self.repeat + 1,
+            sample.received_pps / 1e6
+        );
+        let parameters = json!({"offered": offered, "ports": self.ports});
+        self.recorder.line(&json!({"record": "sample", "case": "MT1 runs", "parameters": parameters,
             "subject": self.name, "repeat": self.repeat, "pace": pace, "sample": sample}))
     }
 
@@ -241,11 +267,10 @@ impl Pairs<'_> {
         let [one, two] = &sample.streams[..] else { bail!("two streams were sent") };
         let total = one.received_pps + two.received_pps;
         for (router, received_pps) in names.iter().zip([one.received_pps, two.received_pps, total]) {
-            self.recorder.line(
-                &json!({"record": "sample", "case": self.figure.id, "parameters": {"router": router},
+            self.recorder.line(&json!({"record": "sample", "case": self.figure.id,
+                "parameters": {"router": router, "ports": self.ports},
                 "subject": self.name, "repeat": self.repeat,
-                "sample": {"received_pps": received_pps, "scaled_kpps": received_pps * scale}}),
-            )?;
+                "sample": {"received_pps": received_pps, "scaled_kpps": received_pps * scale}}))?;
         }
         Ok(())
     }

@@ -1,10 +1,13 @@
 //! `millrace-lab figures`: the experiments behind the papers' figures, on our testbed; ours are drawn beside what the papers
 //! say ([`published`]). Each experiment describes its picture in its result file, so that `report` can draw it again.
-//! Experiments are in a file for each group of papers: `m` (virtual routers), `q` (Q and O: forwarding beside applications).
+//! Experiments are in a file for each group of papers: `m` (virtual routers), `q` (Q and O: forwarding beside applications), `v` (which
+//! core receives a flow); `simulated` has what needs more cores than there are.
 
 mod m;
 pub mod published;
 mod q;
+mod simulated;
+mod v;
 
 use std::{
     path::{Path, PathBuf},
@@ -17,7 +20,6 @@ use serde_json::Value;
 
 use crate::{
     compare::Plan,
-    cpu,
     experiment::seconds,
     figure::{Axis, Figure},
     generator::Pace,
@@ -33,7 +35,7 @@ use published::PaperFigure;
 const PAPERS: [&str; 5] = ["Q", "O", "P", "V", "M"];
 
 /// What can be measured: the figure's id, and its experiment.
-const FIGURES: [(&str, Experiment); 12] = [
+const FIGURES: [(&str, Experiment); 18] = [
     ("M4", m::load),
     ("M5", m::several_into_one),
     ("M6", m::routers),
@@ -42,10 +44,16 @@ const FIGURES: [(&str, Experiment); 12] = [
     ("M9", m::latency),
     ("MT1", m::isolation),
     ("Q2", q::entries),
+    ("Q3", q::scaling),
     ("Q4", q::core_load),
     ("Q5", q::wakeups),
     ("Q7", q::two_cores),
+    ("Q8", q::four_cores),
     ("O2", q::application),
+    ("VT4", v::collisions),
+    ("VT5", v::cores),
+    ("VT6", v::losses),
+    ("VT7", v::priority),
 ];
 
 /// Load before counting begins: there are many points.
@@ -95,13 +103,7 @@ impl Options {
 
 /// Measures, and writes the report of all that the directory holds; also when it is interrupted.
 pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
-    let cores = cpu::online()?;
-    let mut chosen = choose(options, cores)?;
-    chosen.retain(|(id, _)| {
-        let why = too_few_cores(id, options, cores);
-        why.iter().for_each(|why| eprintln!("{id} is left out: {why}"));
-        why.is_none()
-    });
+    let chosen = choose(options)?;
     std::fs::create_dir_all(&options.out).with_context(|| options.out.display().to_string())?;
     let measured = measure(&chosen, options, &command);
     report::write(&options.out, None).and(measured)
@@ -132,8 +134,8 @@ fn output(directory: &Path, id: &str, command: &[String]) -> Output {
     Output { path: Some(directory.join(format!("{id}.jsonl"))), command: command.to_vec() }
 }
 
-/// Those asked for; an error if it is one that this machine cannot measure.
-fn choose(options: &Options, cores: usize) -> Result<Vec<(&'static str, Experiment)>> {
+/// Those asked for.
+fn choose(options: &Options) -> Result<Vec<(&'static str, Experiment)>> {
     let there_are = || FIGURES.map(|(id, _)| id).join(", ");
     if let Some(id) = &options.only {
         ensure!(
@@ -141,13 +143,6 @@ fn choose(options: &Options, cores: usize) -> Result<Vec<(&'static str, Experime
             "no figure is called {id}; there are: {}",
             there_are()
         );
-        if let Some(why) = too_few_cores(id, options, cores) {
-            bail!(
-                "{id} ({}) cannot be measured here: {why}; there are: {}",
-                published::figure(id)?.paper,
-                there_are()
-            )
-        }
     }
     let of_paper = |id: &str| options.paper.as_deref().is_none_or(|paper| id.starts_with(paper));
     let asked = |id: &str| options.only.as_deref().is_none_or(|only| only == id) && of_paper(id);
@@ -158,17 +153,6 @@ fn choose(options: &Options, cores: usize) -> Result<Vec<(&'static str, Experime
         bail!("{what} paper {paper}, or it comes with the part that it measures; there are: {}", there_are());
     }
     Ok(chosen)
-}
-
-/// Why a machine with so many cores cannot measure this figure; `None` if it can.
-fn too_few_cores(id: &str, options: &Options, cores: usize) -> Option<String> {
-    let needed = options.cores.iter().max().map_or(1, |last| last + 1);
-    (id == "Q7" && cores < needed).then(|| {
-        format!(
-            "it needs {needed} cores, one for the generator and two that forward and run applications with a queue each; \
-             this machine has {cores}"
-        )
-    })
 }
 
 /// The picture of a paper's figure: lines of its case, by subject.
@@ -200,7 +184,7 @@ mod tests {
     }
 
     fn chosen(paper: Option<&str>, only: Option<&str>) -> Result<Vec<&'static str>, String> {
-        let chosen = choose(&options(paper, only), 2).map_err(|error| error.to_string())?;
+        let chosen = choose(&options(paper, only)).map_err(|error| error.to_string())?;
         Ok(chosen.into_iter().map(|(id, _)| id).collect())
     }
 
@@ -219,19 +203,6 @@ mod tests {
         };
         assert_eq!(error(Some("P"), None), late("no figure of paper P"));
         assert_eq!(error(Some("M"), Some("Q2")), late("Q2 is not of paper M"));
-    }
-
-    #[test]
-    fn what_needs_more_cores_says_how_many() {
-        let why = "it needs 3 cores, one for the generator and two that forward and run applications with a queue each; \
-                   this machine has 2";
-        let error = chosen(None, Some("Q7")).unwrap_err();
-        assert!(error.starts_with(&format!("Q7 (Q, fig. 7) cannot be measured here: {why}; ")), "{error}");
-        let q7 = options(None, Some("Q7"));
-        assert_eq!(choose(&q7, 3).unwrap().len(), 1);
-        let left_out = |id, cores| too_few_cores(id, &q7, cores);
-        assert_eq!(left_out("Q7", 2).as_deref(), Some(why));
-        assert_eq!([left_out("Q7", 3), left_out("Q5", 2)], [None, None]);
     }
 
     #[test]

@@ -59,7 +59,13 @@ mod tests {
     fn every_curve_says_where_it_stands_and_has_numbers_or_says_that_there_are_none() {
         let all = all().unwrap();
         let ids: Vec<&str> = all.iter().map(|figure| figure.id.as_str()).collect();
-        assert_eq!(ids, ["M4", "M5", "M6", "M7", "M8", "M9", "MT1", "Q2", "Q4", "Q5", "Q7", "O2"]);
+        assert_eq!(
+            ids,
+            [
+                "M4", "M5", "M6", "M7", "M8", "M9", "MT1", "Q2", "Q3", "Q4", "Q5", "Q7", "Q8", "O2", "VT4",
+                "VT5", "VT6", "VT7"
+            ]
+        );
         assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len());
         for figure in all {
             assert!(figure.setup.contains('('), "{}: no section", figure.id);
@@ -88,6 +94,8 @@ mod tests {
         assert_eq!(points("Q7", 0), [(Value::Null, 0.5)]);
         assert_eq!(points("Q7", 1), [(Value::Null, 1100.0)]);
         assert_eq!(points("O2", 1), [(json!(550), 0.14)]);
+        assert_eq!(points("VT4", 1)[0], (json!("flows collision"), 954.9));
+        assert_eq!(points("VT7", 1)[3], (json!("VM1, 1400 bytes"), 745.3));
         assert_eq!(figure("X1").unwrap_err().to_string(), "published.toml has no figure X1");
     }
 }

@@ -1,15 +1,24 @@
 //! Q and O: forwarding beside applications. Their Quickpath and offloaded router have their counterpart in Millrace.
 
 use anyhow::Result;
-use serde_json::json;
+use logic::{
+    cores::Policy,
+    sim::{Cost, Placement},
+};
+use serde_json::{Value, json};
 
-use super::{Options, in_kpps, kpps, picture, published::PaperFigure};
+use super::{
+    Options, in_kpps, kpps, picture,
+    published::PaperFigure,
+    simulated::{self, MARK, Simulated},
+};
 use crate::{
-    compare::compare,
-    cpu::Spinners,
+    compare::{compare, figures, pps},
+    cpu::{self, Spinners},
     experiment::apps::{self, Traffic},
     figure::{Axis, Figure, Reference},
     generator::Pace,
+    measure::median,
     prefixes::{self, Prefixes},
     record::Recorder,
     testbed::Testbed,
@@ -41,6 +50,105 @@ pub(super) fn entries(figure: &PaperFigure, options: &Options, recorder: &mut Re
         let parameters = json!({"entries": entries, "prefixes": full.source});
         let plan = options.plan(figure, parameters, &FORWARDERS, &[Pace::Saturate]);
         compare(&mut testbed, &workload, &plan, recorder)?;
+    }
+    Ok(())
+}
+
+/// Q3: the number of cores that forward. One is measured, as the generator has the other one of this machine; from two on they are
+/// simulated, at the cost of a packet that was measured on one.
+pub(super) fn scaling(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+    const CORES: u16 = 8;
+    let ours = "one core is measured (saturated), one more of this machine is the generator's: what is called simulated is computed in \
+                virtual time at the cost of a packet measured on one core, with a queue for each core. Cores 5 to 8 are \
+                hyper-threads, two of which do 1.2 of what one does. Open vSwitch (if installed) is its userspace datapath over AF_XDP";
+    let x = Axis::new("/parameters/cores", "cores", "");
+    recorder.figure(&picture(figure, x, kpps("/sample/received_pps", "throughput"), ours))?;
+    let mut testbed = Testbed::for_rates(&Topology::rfc2544())?;
+    let workload = Workload::benchmark(Family::V4, FLOWS, 0..=0);
+    let plan = options.plan(figure, json!({"cores": 1}), &FORWARDERS, &[Pace::Saturate]);
+    let one = compare(&mut testbed, &workload, &plan, recorder)?;
+    for subject in one.keys() {
+        let ns_per_packet = (1e9 / median(&figures(&one, subject, 0, pps))) as u64;
+        for cores in 1..=CORES {
+            let received_pps = simulated::throughput(cores, Cost { ns_per_packet, ..Cost::MILLRACE })?;
+            let sample = json!({"received_pps": received_pps});
+            line(figure, &format!("{subject}{MARK}"), json!({"cores": cores}), None, sample, recorder)?;
+        }
+    }
+    Ok(())
+}
+
+/// A simulated measurement: one is enough, as the next is the same.
+fn line(
+    figure: &PaperFigure,
+    subject: &str,
+    parameters: Value,
+    pace: Option<Pace>,
+    sample: Value,
+    recorder: &mut Recorder,
+) -> Result<()> {
+    recorder.line(&json!({"record": "sample", "case": figure.id, "parameters": parameters,
+        "subject": subject, "repeat": 0, "pace": pace, "sample": sample}))
+}
+
+/// The machine of Q8.
+fn of_four(policy: Policy) -> Simulated {
+    Simulated {
+        cores: 4,
+        hyper_threads: false,
+        forwarding: 4,
+        queues: 16,
+        cost: Cost::MILLRACE,
+        placement: Placement::Allocator(policy),
+        applications: true,
+    }
+}
+
+/// Q8: applications on four cores, of which as many forward as are needed, or all.
+pub(super) fn four_cores(figure: &PaperFigure, _: &Options, recorder: &mut Recorder) -> Result<()> {
+    const STEPS: u64 = 16;
+    let cost = Cost::MILLRACE;
+    let all_pps = 4 * 1_000_000_000 / cost.ns_per_packet;
+    let ours = format!(
+        "simulated, as this machine has two cores: the allocator of Millrace on four cores with sixteen queues and an application that \
+         wants all that is left on each, at the costs that were measured on one ({} ns a packet saturated). Packed: cores are added and \
+         given back as ever (policy pack); spread: policy spread. Each load grows from nothing within 10 s; the highest is what all cores \
+         carry, {} kpps",
+        cost.ns_per_packet,
+        all_pps / 1000
+    );
+    let x = kpps("/sample/offered_pps", "offered");
+    let loss = Axis::new("/sample/loss", "loss", "%").times(100.0);
+    let lost = picture(figure, x, loss, &ours).series("/parameters/forwarding");
+    let index = Figure {
+        name: "Q8 index".into(),
+        title: format!("{}: what applications achieve", figure.paper),
+        y: Axis::new("/sample/index", "applications on all cores", "index"),
+        ..lost.clone()
+    };
+    let used = Figure {
+        name: "Q8 cores".into(),
+        title: format!("{}: cores that forward", figure.paper),
+        y: Axis::new("/sample/cores_mean", "cores, mean", ""),
+        ..lost.clone()
+    };
+    [index, lost, used].iter().try_for_each(|figure| recorder.figure(figure))?;
+    for step in 0..=STEPS {
+        let offered = all_pps * step / STEPS;
+        for (forwarding, policy) in [("packed", Policy::Pack), ("spread", Policy::Spread)] {
+            let results = of_four(policy).run(offered)?;
+            let sample = json!({"offered_pps": offered, "loss": results.loss(),
+                "index": results.application_share(), "cores_mean": results.cores.mean()});
+            let parameters = json!({"forwarding": forwarding});
+            line(
+                figure,
+                &format!("millrace{MARK}"),
+                parameters,
+                Some(Pace::Rate(offered)),
+                sample,
+                recorder,
+            )?;
+        }
     }
     Ok(())
 }
@@ -116,23 +224,64 @@ fn integer(options: &Options, rates: &[u64]) -> apps::Options {
 }
 
 /// Q7: applications on two cores, one of which forwards all, or both a half. As in the paper (Q6) both have a receive queue at
-/// all times, and it is the packets that are sent to one or to both.
+/// all times, and it is the packets that are sent to one or to both. Measured where there is a core for the generator, too, and
+/// simulated everywhere.
 pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
     const RATES_PPS: [u64; 6] = [0, 250_000, 500_000, 1_000_000, 1_500_000, 3_000_000];
-    let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of real-time priority. The \
+    let ours = "an integer benchmark of stress-ng on each core, nice 0, beside NAPI threads of real-time priority; the same with nginx \
+                asked by wrk. The \
                 queue of a core is a port: one core forwards when all packets come to one port, both when they come to two in turn; each port has a \
-                port out of its own, so that the cores share nothing. 100 destinations behind each";
+                port out of its own, so that the cores share nothing. 100 destinations behind each. Simulated: two cores in virtual time, at \
+                the costs that were measured on one, beside applications that want all that is left";
     let x = kpps("/sample/offered_pps", "offered").by("/pace");
-    let y = Axis::new("/sample/application/index", "integer benchmark on both cores", "index");
-    let index = picture(figure, x, y, ours).series("/parameters/forwarding");
+    let of = |workload: &str, said: &str| {
+        let y = Axis::new("/sample/application/index", said, "index");
+        let picture = picture(figure, x.clone(), y, ours).series("/parameters/forwarding");
+        picture.only("/parameters/workload", workload)
+    };
+    let index = of("integer", "integer benchmark on both cores");
+    let server = Figure {
+        name: "Q7 server".into(),
+        title: format!("{}: a web server on both cores", figure.paper),
+        ..of("nginx", "nginx on both cores")
+    };
     let throughput = Figure {
         name: "Q7 throughput".into(),
         title: format!("{}: what is forwarded", figure.paper),
         y: kpps("/sample/received_pps", "throughput"),
         ..index.clone()
     };
-    recorder.figure(&index)?;
-    recorder.figure(&throughput)?;
+    [index, server, throughput].iter().try_for_each(|figure| recorder.figure(figure))?;
+    for (forwarding, forward) in [("one core", 1), ("both cores", 2)] {
+        let machine = Simulated {
+            cores: 2,
+            hyper_threads: false,
+            forwarding: forward,
+            queues: forward,
+            cost: Cost::MILLRACE,
+            placement: Placement::Allocator(Policy::Spread),
+            applications: true,
+        };
+        for offered in RATES_PPS {
+            let results = machine.run(offered)?;
+            let sample = json!({"offered_pps": offered, "received_pps": offered as f64 * (1.0 - results.loss()),
+                "application": {"index": results.application_share()}});
+            let parameters = json!({"forwarding": forwarding, "workload": "integer"});
+            line(
+                figure,
+                &format!("millrace{MARK}"),
+                parameters,
+                Some(Pace::Rate(offered)),
+                sample,
+                recorder,
+            )?;
+        }
+    }
+    if let Some(why) = too_few_cores(options, cpu::online()?) {
+        eprintln!("Q7 is only simulated: {why}");
+        return recorder
+            .line(&json!({"record": "skipped", "case": figure.id, "subject": "millrace", "why": why}));
+    }
     let topology = Topology::named("two-ways")?;
     let cores = Cores {
         router: options.cores.clone(),
@@ -145,5 +294,50 @@ pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut 
         Ok(Traffic { name: Some(name), workload: Workload::across(&topology, ways, FLOWS)? })
     };
     let traffic = [through("one core", &ways[..1])?, through("both cores", &ways)?];
-    apps::measure_beside(&integer(options, &RATES_PPS), &topology, &traffic, &figure.id, recorder)
+    let mut measured = integer(options, &RATES_PPS);
+    measured.workloads.push("nginx".into());
+    apps::measure_beside(&measured, &topology, &traffic, &figure.id, recorder)
+}
+
+/// Why a machine with so many cores can only simulate Q7; `None` if it can measure it.
+fn too_few_cores(options: &Options, cores: usize) -> Option<String> {
+    let needed = options.cores.iter().max().map_or(1, |last| last + 1);
+    (cores < needed).then(|| {
+        format!(
+            "it needs {needed} cores, one for the generator and two that forward and run applications with a queue each; \
+             this machine has {cores}"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn what_needs_more_cores_says_how_many() {
+        let options =
+            |cores| Options { paper: None, only: None, out: PathBuf::new(), seconds: 1.0, repeat: 1, cores };
+        let why = "it needs 3 cores, one for the generator and two that forward and run applications with a queue each; \
+                   this machine has 2";
+        assert_eq!(too_few_cores(&options(vec![1, 2]), 2).as_deref(), Some(why));
+        assert_eq!(
+            [too_few_cores(&options(vec![1, 2]), 3), too_few_cores(&options(vec![1]), 2)],
+            [None, None]
+        );
+    }
+
+    #[test]
+    fn packing_leaves_applications_more_until_all_cores_forward_and_drops_nothing() {
+        let of = |policy, pps| {
+            let results = of_four(policy).run(pps).unwrap();
+            (results.application_share().unwrap(), results.dropped)
+        };
+        for (pps, gain) in [(1_600_000, 0.08), (4_000_000, 0.05), (9_000_000, -1e-3)] {
+            let [(packed, lost), (spread, _)] = [Policy::Pack, Policy::Spread].map(|policy| of(policy, pps));
+            assert!(packed > spread + gain && lost == 0, "{pps}: {packed} {spread} {lost}");
+        }
+    }
 }

@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::Subject;
 use crate::{
     command::{self, Running},
+    namespace::Namespace,
     openflow,
     rules::Rules,
     sys,
@@ -23,6 +24,19 @@ use crate::{
 /// A full table takes seconds to mirror.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(20);
+
+/// What a daemon is started with.
+pub(crate) struct Launch<'a> {
+    /// It runs there, with the mounts of the machine.
+    pub namespace: &'a Namespace,
+    /// As the kernel and `--instance` tell daemons apart.
+    pub instance: &'a str,
+    pub ports: Vec<&'a str>,
+    /// Its configuration file.
+    pub configuration: String,
+    /// OpenFlow controllers may dial it.
+    pub controllers: bool,
+}
 
 /// A running daemon. Dropped, it is stopped with `millrace stop`.
 pub struct Millrace {
@@ -43,15 +57,21 @@ impl Millrace {
 
     /// As [`Millrace::start`], ready when so many routers are accelerated, the host among them.
     pub(super) fn start_for(testbed: &Testbed, routers: usize) -> Result<Self> {
-        let (binary, instance) = (binary()?, testbed.name.clone());
-        let started = Instant::now();
-        let child = launch(testbed, &binary, &instance)?;
-        let mut daemon = Self { child, binary, instance, routers, ready_after: Duration::ZERO };
-        daemon.wait_until_ready()?;
-        daemon.ready_after = started.elapsed();
+        let daemon = Self::launch(&Launch::of(testbed), routers)?;
         if let Some(rules) = &testbed.rules {
             daemon.add_rules(rules)?;
         }
+        Ok(daemon)
+    }
+
+    /// Starts it, and waits until so many routers are accelerated, the host among them.
+    pub(crate) fn launch(launch: &Launch<'_>, routers: usize) -> Result<Self> {
+        let (binary, instance) = (binary()?, launch.instance.to_owned());
+        let started = Instant::now();
+        let child = launch.spawn(&binary)?;
+        let mut daemon = Self { child, binary, instance, routers, ready_after: Duration::ZERO };
+        daemon.wait_until_ready()?;
+        daemon.ready_after = started.elapsed();
         Ok(daemon)
     }
 
@@ -101,8 +121,18 @@ impl Millrace {
     }
 
     fn add_rules(&self, rules: &Rules) -> Result<()> {
+        self.add_flows(&rules.text)
+    }
+
+    fn add_flows(&self, text: &str) -> Result<()> {
         let mut add = self.control(&["flows", "add", "--file", "-"]);
-        command::run_with_input(&mut add, &rules.text).map(drop).context("flow rules")
+        command::run_with_input(&mut add, text).map(drop).context("flow rules")
+    }
+
+    /// Its flow rules are these from now on, one a line, and no others.
+    pub(crate) fn set_flows(&self, text: &str) -> Result<()> {
+        command::run(&mut self.control(&["flows", "del"]))?;
+        self.add_flows(text)
     }
 
     fn log(&self) -> String {
@@ -123,7 +153,7 @@ impl Subject for Millrace {
 
     fn take_over(&mut self, testbed: &Testbed) -> Result<bool> {
         command::wait(&mut self.child, STOP_LIMIT)?.context("millrace does not end when it is killed")?;
-        self.child = launch(testbed, &self.binary, &self.instance)?;
+        self.child = Launch::of(testbed).spawn(&self.binary)?;
         self.wait_until_ready()?;
         Ok(true)
     }
@@ -153,23 +183,42 @@ impl Drop for Millrace {
     }
 }
 
-/// A daemon on all ports.
-fn launch(testbed: &Testbed, binary: &Path, instance: &str) -> Result<Child> {
-    let mut run = testbed.box_namespace.command(binary);
-    sys::end_with_parent(&mut run);
-    sys::start_on_all_cores(&mut run);
-    // Ctrl-C is for us; the daemon is stopped when everything else is put away.
-    run.process_group(0);
-    run.args(["run", "--instance", instance]);
-    for port in &testbed.topology.ports {
-        run.args(["--port", &port.name]);
+impl<'a> Launch<'a> {
+    /// On all ports. The configuration says how many rules there may be, who places queues, and whether shares are enforced.
+    fn of(testbed: &'a Testbed) -> Self {
+        let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
+        let (cores, enforce) = (&testbed.placing, testbed.shares);
+        Self {
+            namespace: &testbed.box_namespace,
+            instance: &testbed.name,
+            ports: testbed.topology.ports.iter().map(|port| port.name.as_str()).collect(),
+            configuration: format!(
+                "[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n"
+            ),
+            controllers: testbed.rules.is_some(),
+        }
     }
-    run.arg("--config").arg(configuration(testbed, instance)?);
-    if testbed.rules.is_some() {
-        run.arg("--controller").arg(format!("ptcp:{}:127.0.0.1", openflow::PORT));
+
+    fn spawn(&self, binary: &Path) -> Result<Child> {
+        let mut run = self.namespace.command(binary);
+        sys::end_with_parent(&mut run);
+        sys::start_on_all_cores(&mut run);
+        // Ctrl-C is for us; the daemon is stopped when everything else is put away.
+        run.process_group(0);
+        run.args(["run", "--instance", self.instance]);
+        for port in &self.ports {
+            run.args(["--port", port]);
+        }
+        let configuration = configuration_path(self.instance);
+        std::fs::write(&configuration, &self.configuration)
+            .with_context(|| configuration.display().to_string())?;
+        run.arg("--config").arg(configuration);
+        if self.controllers {
+            run.arg("--controller").arg(format!("ptcp:{}:127.0.0.1", openflow::PORT));
+        }
+        let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(self.instance)?).spawn();
+        child.with_context(|| format!("cannot start {}", binary.display()))
     }
-    let child = run.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log_file(instance)?).spawn();
-    child.with_context(|| format!("cannot start {}", binary.display()))
 }
 
 /// By `millrace status --json`: it says it is ready, its ports have no problems, and this many routers are accelerated for
@@ -204,16 +253,6 @@ fn binary() -> Result<PathBuf> {
     let candidates = lab.ancestors().skip(1).take(2).map(|directory| directory.join("millrace"));
     let found = candidates.into_iter().find(|path| path.is_file());
     found.with_context(|| format!("no millrace binary beside {}: run `make build`", lab.display()))
-}
-
-/// A file that says how many rules there may be, who places queues, and whether shares are enforced.
-fn configuration(testbed: &Testbed, instance: &str) -> Result<PathBuf> {
-    let path = configuration_path(instance);
-    let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
-    let (cores, enforce) = (&testbed.placing, testbed.shares);
-    let text = format!("[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n");
-    std::fs::write(&path, text).with_context(|| path.display().to_string())?;
-    Ok(path)
 }
 
 fn configuration_path(instance: &str) -> PathBuf {

@@ -29,6 +29,7 @@ use crate::{
     testbed::Testbed,
 };
 
+pub(crate) use millrace::Launch;
 pub use millrace::Millrace;
 
 /// Their names, in the order of reports.

@@ -1,0 +1,102 @@
+//! Cores that this machine has not: the parts of figures that need more of them, in virtual time ([`logic::sim`], whose head says what is
+//! modelled and how wrong that is). What comes from here is called "simulated" wherever it is shown.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::Result;
+use logic::{
+    cores::{Policy, Settings},
+    sim::{
+        Application, Arrivals, Cost, Machine, Placement, Point, Port, Rate, Results, Scenario, Sharing,
+        Source,
+    },
+};
+
+/// The load grows from nothing for so long, as in the paper (Q, IV.D): packing begins on one core.
+const GROWS: Duration = Duration::from_secs(10);
+/// Until it has found its places.
+const SETTLE: Duration = Duration::from_secs(16);
+/// From then on; the load is level, so more makes no difference.
+const COUNTED: Duration = Duration::from_secs(4);
+/// As drivers of fast NICs begin with.
+const RING: u32 = 1024;
+/// As `sim` and `plan` have it.
+const SIBLING_SPEED: u16 = 600;
+
+/// What a subject has by being called this, after its own name.
+pub(super) const MARK: &str = ", simulated";
+
+/// A machine that forwards.
+pub(super) struct Simulated {
+    /// Cores of the machine; the upper half are siblings of the lower one with hyper-threads.
+    pub cores: u16,
+    pub hyper_threads: bool,
+    /// Of these the first so many forward.
+    pub forwarding: u16,
+    pub queues: u16,
+    pub cost: Cost,
+    pub placement: Placement,
+    /// An application wants all that is left of each core.
+    pub applications: bool,
+}
+
+impl Simulated {
+    /// At so many packets a second, independent of each other.
+    pub fn run(&self, pps: u64) -> Result<Results> {
+        let line = [(Duration::ZERO, 0), (GROWS, pps)].map(|(at, pps)| Point { at, pps });
+        let application = Application { cores: None, wants: 1000, sharing: Sharing::Rest, pinned: false };
+        let scenario = Scenario {
+            machine: Machine {
+                cores: self.cores,
+                nodes: 1,
+                siblings: if self.hyper_threads { 2 } else { 1 },
+                sibling_speed: SIBLING_SPEED,
+            },
+            cost: self.cost,
+            ports: vec![Port { queues: self.queues, node: None, ring: RING }],
+            sources: vec![Source {
+                port: 0,
+                flows: None,
+                rate: Rate::Line(line.to_vec()),
+                arrivals: Arrivals::Poisson,
+            }],
+            applications: self.applications.then_some(application).into_iter().collect(),
+            settings: Settings {
+                allowed: Some((0..self.forwarding).collect::<BTreeSet<_>>()),
+                ..Settings::default()
+            },
+            settle: SETTLE,
+            duration: COUNTED,
+            seed: 1,
+        };
+        Ok(scenario.run(&self.placement)?)
+    }
+}
+
+/// Packets a second that so many cores forward when more come than they can; from the fifth on they are siblings of the first four.
+pub(super) fn throughput(cores: u16, cost: Cost) -> Result<f64> {
+    let machine = Simulated {
+        cores: 8,
+        hyper_threads: true,
+        forwarding: cores,
+        queues: cores,
+        cost,
+        placement: Placement::Allocator(Policy::Spread),
+        applications: false,
+    };
+    let too_much = 2 * u64::from(cores) * 1_000_000_000 / cost.ns_per_packet;
+    Ok(machine.run(too_much)?.forwarded as f64 / COUNTED.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_forward_as_much_each_until_they_are_siblings() {
+        let of = |cores| throughput(cores, Cost { ns_per_packet: 1000, ..Cost::MILLRACE }).unwrap() / 1e6;
+        assert!((of(1) - 1.0).abs() < 0.01 && (of(4) - 4.0).abs() < 0.04, "{} {}", of(1), of(4));
+        // Two siblings do 1.2 of what one does alone.
+        assert!((of(5) - 4.2).abs() < 0.05 && (of(8) - 4.8).abs() < 0.05, "{} {}", of(5), of(8));
+    }
+}

@@ -1,0 +1,361 @@
+//! V: which core receives a flow to a virtual machine. Their RSS is Linux's receive packet steering here (veth ports hash nothing), their VSE
+//! Millrace's flow rules that name a core, or let the switch choose one (docs/flow-rules.md).
+//!
+//! Loads are parts of C, what one core receives of frames with 1,400 bytes, as Linux does it, measured first; frames with 64 bytes
+//! come at the same rate, as in the paper, where the sender is what limits them. Theirs are four cores, two of them the machines';
+//! ours are two, so each table has its own arrangement of the part that it is about.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::{Options, picture, published::PaperFigure};
+use crate::{
+    figure::{Axis, Figure},
+    record::Recorder,
+    steering::{BUSY, Bed, FREE, Seen, Steering, machine::Guest, sender::Flow},
+};
+
+/// Bytes of payload inside of the tunnel. The paper's 8,192 come as fragments; ours fit a packet.
+const PAYLOADS: [u16; 2] = [64, 1400];
+const HEAVY: u16 = 1400;
+/// More than a core receives.
+const TOO_MUCH_PPS: f64 = 150_000.0;
+/// Flows begin one after another, so that a choice sees what the one before takes.
+const APART: Duration = Duration::from_millis(300);
+/// After the last has begun.
+const WARM_UP: Duration = Duration::from_millis(300);
+/// Pairs of source ports in a repeat: hashes are another draw with each.
+const DRAWS: u16 = 5;
+
+const LINUX: &str = "linux";
+const HASHED: &str = "linux, hashed";
+const NAMED: &str = "millrace";
+const CHOSEN: &str = "millrace, chosen";
+
+/// Of one table.
+struct Table<'a> {
+    figure: &'a PaperFigure,
+    options: &'a Options,
+    recorder: &'a mut Recorder,
+    bed: Bed,
+    /// C.
+    capacity_pps: f64,
+}
+
+/// One measurement.
+struct Case<'a> {
+    subject: &'a str,
+    steering: Steering,
+    queue_core: usize,
+    guests: Vec<Guest>,
+    /// Of C, for each machine's flow from the first on.
+    loads: &'a [f64],
+    payload: u16,
+    /// Which source ports.
+    draw: u16,
+    repeat: u16,
+    parameters: Value,
+}
+
+/// VT4: two flows on one core or on two, and a flow on the core of its machine or on the other.
+pub(super) fn collisions(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+    const LOAD: f64 = 0.75;
+    let ours = format!(
+        "{}. Flows are placed by flow rules in all four cases; the port's queue is on the sender's core. Two flows to machines that \
+         only receive, each {LOAD} C; one flow of {LOAD} C to a machine that computes on its core all the time",
+        set_up()
+    );
+    let x = Axis::new("/parameters/case", "", "");
+    let y = Axis::new("/sample/mbps", "arrived", "Mbit/s");
+    recorder.figure(&picture_of(figure, x.clone(), y, &ours).series("/parameters/payload"))?;
+    let index = Axis::new("/sample/index", "what the machine computes, of what it does alone", "");
+    let title = format!("{}: what the machine still computes", figure.paper);
+    let computed = Figure {
+        name: "VT4 index".into(),
+        title,
+        y: index,
+        ..picture_of(figure, x, Axis::new("", "", ""), &ours)
+    };
+    recorder.figure(&computed.series("/parameters/payload"))?;
+    let cases: [(&str, &[&str], &[f64], Guest); 4] = [
+        ("flows collision", &["1", "1"], &[LOAD; 2], Guest::Idle),
+        ("non-flows collision", &["0", "1"], &[LOAD; 2], Guest::Idle),
+        ("flow-VM collision", &["1"], &[LOAD], Guest::Busy(BUSY)),
+        ("non flow-VM collision", &["0"], &[LOAD], Guest::Busy(BUSY)),
+    ];
+    let mut table = Table::new(figure, options, recorder, 2)?;
+    for repeat in 0..options.repeat {
+        let alone = table.bed.alone(BUSY, table.window())?;
+        for payload in PAYLOADS {
+            for (name, cores, loads, guest) in cases {
+                let seen = table.measure(&Case {
+                    subject: NAMED,
+                    steering: rules(cores),
+                    queue_core: FREE,
+                    guests: vec![guest; loads.len()],
+                    loads,
+                    payload,
+                    draw: 0,
+                    repeat,
+                    parameters: json!({"case": name}),
+                })?;
+                let busy = guest != Guest::Idle;
+                let sample = json!({"mbps": seen.machines.iter().map(|machine| machine.mbps).sum::<f64>(),
+                    "index": busy.then(|| seen.machines[0].units_per_s / alone)});
+                table.line(NAMED, repeat, json!({"case": name, "payload": bytes(payload)}), sample)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// VT5: how much of the traffic the core of a machine receives.
+pub(super) fn cores(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+    const LOADS: [f64; 2] = [0.3; 2];
+    let ours = format!(
+        "{}. One machine computes, pinned to a core, where Millrace finds it by itself; the other core is free, and has the port's \
+         queue. A flow of 0.3 C to this machine and one to another that only receives. {DRAWS} pairs of source ports in each repeat. \
+         Published: packets on cores 0 and 1, where their machines are, of all in table V",
+        set_up()
+    );
+    let x = Axis::new("/parameters/payload", "", "");
+    let y = Axis::new("/sample/machine_core", "received on the machine's core", "%").times(100.0);
+    recorder.figure(&picture_of(figure, x.clone(), y, &ours).series("/subject"))?;
+    let index = Axis::new("/sample/index", "what the machine computes, of what it does alone", "");
+    let title = format!("{}: what the machine still computes", figure.paper);
+    let computed = Figure {
+        name: "VT5 index".into(),
+        title,
+        y: index,
+        ..picture_of(figure, x, Axis::new("", "", ""), &ours)
+    };
+    recorder.figure(&computed.series("/subject"))?;
+    let subjects = [(LINUX, Steering::Queue), (HASHED, Steering::Hash), (CHOSEN, rules(&["choose"; 2]))];
+    let mut table = Table::new(figure, options, recorder, 2)?;
+    for repeat in 0..options.repeat {
+        let alone = table.bed.alone(BUSY, table.window())?;
+        for (subject, steering) in &subjects {
+            for (draw, payload) in draws(repeat) {
+                let seen = table.measure(&Case {
+                    subject,
+                    steering: steering.clone(),
+                    queue_core: FREE,
+                    guests: vec![Guest::Busy(BUSY), Guest::Idle],
+                    loads: &LOADS,
+                    payload,
+                    draw,
+                    repeat,
+                    parameters: json!({}),
+                })?;
+                let on =
+                    |core: usize| seen.machines.iter().map(|machine| machine.by_core_pps[core]).sum::<f64>();
+                let sample = json!({"machine_core": on(BUSY) / (on(BUSY) + on(FREE)),
+                    "index": seen.machines[0].units_per_s / alone});
+                table.line(subject, draw, json!({"payload": bytes(payload)}), sample)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// VT6: what two flows lose.
+pub(super) fn losses(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+    const LOADS: [f64; 2] = [0.75; 2];
+    let ours = format!(
+        "{}. Two flows of 0.75 C each to machines that only receive, on any core; the port's queue is on the core that is not the \
+         sender's. Millrace's rules name a core for each flow, as the paper's did, or let it choose. {DRAWS} pairs of source ports in \
+         each repeat",
+        set_up()
+    );
+    let x = Axis::new("/parameters/machine", "", "");
+    let y = Axis::new("/sample/loss", "loss", "%").times(100.0);
+    recorder.figure(&picture_of(figure, x, y, &ours).series("/subject"))?;
+    let subjects = [
+        (LINUX, Steering::Queue),
+        (HASHED, Steering::Hash),
+        (NAMED, rules(&["0", "1"])),
+        (CHOSEN, rules(&["choose"; 2])),
+    ];
+    let mut table = Table::new(figure, options, recorder, 2)?;
+    for repeat in 0..options.repeat {
+        for (subject, steering) in &subjects {
+            table.by_machine(subject, steering, BUSY, &LOADS, repeat)?;
+        }
+    }
+    Ok(())
+}
+
+/// VT7: a flow that goes first.
+pub(super) fn priority(figure: &PaperFigure, options: &Options, recorder: &mut Recorder) -> Result<()> {
+    const LOADS: [f64; 3] = [0.6; 3];
+    let ours = format!(
+        "{}. Three flows of 0.6 C each to machines that only receive, on any core, so two cores cannot receive all; the port's queue is \
+         on the sender's core. Named: VM1's flow on that core, the others on the other one, as the paper has VM1's on a core of its own. \
+         Chosen: Millrace chooses, for VM1's flow first (set_core:choose_first). It begins first, and gets the first of two idle cores, \
+         which has the queue; were it the other one, it would lose as much as the others, in the port's ring, which the core \
+         that they fill then has to empty. {DRAWS} sets of source \
+         ports in each repeat",
+        set_up()
+    );
+    let x = Axis::new("/parameters/machine", "", "");
+    let y = Axis::new("/sample/mbps", "arrived", "Mbit/s");
+    recorder.figure(&picture_of(figure, x, y, &ours).series("/subject"))?;
+    let subjects = [
+        (HASHED, Steering::Hash),
+        (NAMED, rules(&["0", "1", "1"])),
+        (CHOSEN, rules(&["choose_first", "choose", "choose"])),
+    ];
+    let mut table = Table::new(figure, options, recorder, 3)?;
+    for repeat in 0..options.repeat {
+        for (subject, steering) in &subjects {
+            table.by_machine(subject, steering, FREE, &LOADS, repeat)?;
+        }
+    }
+    Ok(())
+}
+
+impl<'a> Table<'a> {
+    fn new(
+        figure: &'a PaperFigure,
+        options: &'a Options,
+        recorder: &'a mut Recorder,
+        machines: u8,
+    ) -> Result<Self> {
+        let bed = Bed::new(machines)?;
+        let mut table = Self { figure, options, recorder, bed, capacity_pps: TOO_MUCH_PPS };
+        let seen = table.measure(&Case {
+            subject: LINUX,
+            steering: Steering::Queue,
+            queue_core: BUSY,
+            guests: vec![Guest::Idle],
+            loads: &[1.0],
+            payload: HEAVY,
+            draw: 0,
+            repeat: 0,
+            parameters: json!({"case": "C"}),
+        })?;
+        table.capacity_pps = seen.machines[0].received_pps;
+        Ok(table)
+    }
+
+    fn window(&self) -> Duration {
+        Duration::from_secs_f64(self.options.seconds)
+    }
+
+    /// All draws and payloads; a line for each machine.
+    fn by_machine(
+        &mut self,
+        subject: &str,
+        steering: &Steering,
+        queue_core: usize,
+        loads: &[f64],
+        repeat: u16,
+    ) -> Result<()> {
+        for (draw, payload) in draws(repeat) {
+            let seen = self.measure(&Case {
+                subject,
+                steering: steering.clone(),
+                queue_core,
+                guests: vec![Guest::Idle; loads.len()],
+                loads,
+                payload,
+                draw,
+                repeat,
+                parameters: json!({}),
+            })?;
+            for (number, machine) in (1..).zip(&seen.machines) {
+                let sample = json!({"loss": machine.loss, "mbps": machine.mbps});
+                let parameters = json!({"machine": format!("VM{number}, {}", bytes(payload))});
+                self.line(subject, draw, parameters, sample)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, case: &Case<'_>) -> Result<Seen> {
+        let Case { subject, loads, payload, draw, repeat, .. } = case;
+        let flow = |(number, load): (u8, &f64)| Flow {
+            machine: number,
+            source_port: source_port(*draw, *payload, number),
+            pps: load * self.capacity_pps,
+            payload_bytes: *payload,
+            begins: u32::from(number - 1) * APART,
+        };
+        let flows: Vec<Flow> = (1..).zip(*loads).map(flow).collect();
+        self.bed.steer(&case.steering, case.queue_core)?;
+        let warm_up = WARM_UP + (loads.len() - 1) as u32 * APART;
+        let seen = self.bed.measure(&case.guests, &flows, warm_up, self.window())?;
+        let mut parameters = case.parameters.clone();
+        parameters["payload"] = bytes(*payload).into();
+        parameters["draw"] = (*draw).into();
+        let told: Vec<String> = seen
+            .machines
+            .iter()
+            .map(|machine| format!("{:.1} Mbit/s, {:.1} % lost", machine.mbps, machine.loss * 100.0))
+            .collect();
+        eprintln!("  {subject} #{} {parameters}: {}", repeat + 1, told.join("; "));
+        self.recorder.line(&json!({"record": "sample", "case": format!("{} runs", self.figure.id),
+            "parameters": parameters, "subject": subject, "repeat": repeat, "sample": seen,
+            "flows": flows.iter().map(|flow| json!({"pps": flow.pps, "source_port": flow.source_port}))
+                .collect::<Vec<_>>()}))?;
+        Ok(seen)
+    }
+
+    /// What is drawn.
+    fn line(&mut self, subject: &str, repeat: u16, parameters: Value, sample: Value) -> Result<()> {
+        self.recorder.line(&json!({"record": "sample", "case": self.figure.id, "parameters": parameters,
+            "subject": subject, "repeat": repeat, "sample": sample}))
+    }
+}
+
+/// What all tables have in common.
+fn set_up() -> String {
+    "two cores, one of them the sender's too (which goes first there; sender_cpu in the raw data says how much it takes), veth instead of 40 \
+     gigabit Ethernet; machines are threads in network namespaces; each frame is decrypted with the kernel's AES-256 where \
+     it leaves the tunnel, in plain C, as this kernel has no IPsec and no AES instructions"
+        .into()
+}
+
+fn picture_of(figure: &PaperFigure, x: Axis, y: Axis, ours: &str) -> Figure {
+    Figure { series: Vec::new(), ..picture(figure, x, y, ours) }
+}
+
+fn rules(cores: &[&str]) -> Steering {
+    Steering::Rules(cores.iter().map(|core| core.to_string()).collect())
+}
+
+fn bytes(payload: u16) -> String {
+    format!("{payload} bytes")
+}
+
+/// Of a repeat: numbers of draws, no two repeats have the same, with each payload.
+fn draws(repeat: u16) -> impl Iterator<Item = (u16, u16)> {
+    let of_repeat = repeat * DRAWS..(repeat + 1) * DRAWS;
+    of_repeat.flat_map(|draw| PAYLOADS.map(|payload| (draw, payload)))
+}
+
+/// Ports far apart, the same in every run (49,152 and above are nobody's, RFC 6335). Flows with another payload are other flows: what
+/// was chosen for one is kept for ten seconds.
+fn source_port(draw: u16, payload: u16, machine: u8) -> u16 {
+    let place = PAYLOADS.iter().position(|of| *of == payload).unwrap_or_default() as u16;
+    49_152 + ((2 * draw + place) * 8 + u16::from(machine)).wrapping_mul(40_503) % 16_000
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn each_draw_has_ports_of_its_own() {
+        let draws: Vec<u16> = (0..4).flat_map(super::draws).map(|(draw, _)| draw).collect();
+        assert_eq!(draws.iter().collect::<HashSet<_>>().len(), 20);
+        let of = |(draw, payload)| (1..=3).map(move |machine| source_port(draw, payload, machine));
+        let ports: HashSet<u16> = (0..4).flat_map(super::draws).flat_map(of).collect();
+        assert_eq!(ports.len(), 120);
+        assert!(ports.iter().all(|port| *port >= 49_152));
+    }
+}
