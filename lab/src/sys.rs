@@ -1,4 +1,4 @@
-//! The few system calls the standard library lacks. All `unsafe` about processes and threads is here.
+//! The few system calls the standard library lacks. All `unsafe` about processes, threads and options of sockets is here.
 
 use std::{
     ffi::CString,

@@ -35,7 +35,7 @@ use self::{
 };
 use crate::{
     addresses::{self, mac_text},
-    command,
+    command, cpu,
     namespace::{Namespace, unique_run_name},
     netlink,
     subject::{Launch, Millrace},
@@ -59,7 +59,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 pub enum Steering {
     /// Nobody: the core of the port's queue (V's `default`).
     Queue,
-    /// Linux, by a hash of outer addresses and ports, over all cores: receive packet steering, the same that V is built on, in place of a
+    /// Linux, by a hash of outer addresses and ports, over both cores: receive packet steering, the same that V is built on, in place of a
     /// NIC's `rss`.
     Hash,
     /// Millrace, by what its flow rules say of each machine's core, from the first on: `0`, `choose`, `choose_first`.
@@ -113,6 +113,8 @@ impl Bed {
     /// With so many machines.
     pub fn new(machines: u8) -> Result<Self> {
         ensure!(sys::is_root(), "building a testbed needs root");
+        let cores = cpu::online()?;
+        ensure!(cores > BUSY, "flows to virtual machines need two cores; this machine has {cores}");
         // A process that is pinned counts as a machine.
         sys::set_affinity(0, &[])?;
         let name = unique_run_name();
@@ -141,7 +143,8 @@ impl Bed {
     }
 
     fn change(&mut self, steering: &Steering, queue_core: usize) -> Result<()> {
-        let cores = if *steering == Steering::Hash { "3" } else { "0" };
+        let both = format!("{:x}", 1 << FREE | 1 << BUSY);
+        let cores = if *steering == Steering::Hash { &both } else { "0" };
         self.write_sys(&format!("class/net/{PORT}/queues/rx-0/rps_cpus"), cores)?;
         if let Steering::Rules(cores) = steering {
             if self.daemon.is_none() {
@@ -193,7 +196,9 @@ impl Bed {
             namespace: &self.server,
             instance: &self.name,
             ports: vec![PORT],
-            configuration: "[cores]\npolicy = \"off\"\n[flows]\nrules = 1000\n".into(),
+            configuration: format!(
+                "[cores]\npolicy = \"off\"\nallowed = \"{FREE},{BUSY}\"\n[flows]\nrules = 1000\n"
+            ),
             controllers: false,
         };
         Millrace::launch(&launch, 1)
@@ -263,6 +268,7 @@ impl Moment {
                 let (sent, earlier) = (self.sent[at], before.sent[at]);
                 seen.sent_pps += rate(sent.packets, earlier.packets);
                 seen.due_pps += rate(sent.packets + sent.skipped, earlier.packets + earlier.skipped);
+                // A machine's flows have the same payload.
                 seen.mbps = seen.received_pps * f64::from(flow.payload_bytes) * 8e-6;
             }
             // What was sent before the window and arrives in it makes it a little less than nothing.
