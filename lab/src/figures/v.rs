@@ -70,15 +70,7 @@ pub(super) fn collisions(figure: &PaperFigure, options: &Options, recorder: &mut
     let x = Axis::new("/parameters/case", "", "");
     let y = Axis::new("/sample/mbps", "arrived", "Mbit/s");
     recorder.figure(&picture_of(figure, x.clone(), y, &ours).series("/parameters/payload"))?;
-    let index = Axis::new("/sample/index", "what the machine computes, of what it does alone", "");
-    let title = format!("{}: what the machine still computes", figure.paper);
-    let computed = Figure {
-        name: "VT4 index".into(),
-        title,
-        y: index,
-        ..picture_of(figure, x, Axis::new("", "", ""), &ours)
-    };
-    recorder.figure(&computed.series("/parameters/payload"))?;
+    recorder.figure(&computed(figure, x, &ours).series("/parameters/payload"))?;
     let cases: [(&str, &[&str], &[f64], Guest); 4] = [
         ("flows collision", &["1", "1"], &[LOAD; 2], Guest::Idle),
         ("non-flows collision", &["0", "1"], &[LOAD; 2], Guest::Idle),
@@ -123,15 +115,7 @@ pub(super) fn cores(figure: &PaperFigure, options: &Options, recorder: &mut Reco
     let x = Axis::new("/parameters/payload", "", "");
     let y = Axis::new("/sample/machine_core", "received on the machine's core", "%").times(100.0);
     recorder.figure(&picture_of(figure, x.clone(), y, &ours).series("/subject"))?;
-    let index = Axis::new("/sample/index", "what the machine computes, of what it does alone", "");
-    let title = format!("{}: what the machine still computes", figure.paper);
-    let computed = Figure {
-        name: "VT5 index".into(),
-        title,
-        y: index,
-        ..picture_of(figure, x, Axis::new("", "", ""), &ours)
-    };
-    recorder.figure(&computed.series("/subject"))?;
+    recorder.figure(&computed(figure, x, &ours).series("/subject"))?;
     let subjects = [(LINUX, Steering::Queue), (HASHED, Steering::Hash), (CHOSEN, rules(&["choose"; 2]))];
     let mut table = Table::new(figure, options, recorder, 2)?;
     for repeat in 0..options.repeat {
@@ -322,6 +306,13 @@ fn picture_of(figure: &PaperFigure, x: Axis, y: Axis, ours: &str) -> Figure {
     Figure { series: Vec::new(), ..picture(figure, x, y, ours) }
 }
 
+/// Beside it, what the machine still computes.
+fn computed(figure: &PaperFigure, x: Axis, ours: &str) -> Figure {
+    let y = Axis::new("/sample/index", "what the machine computes, of what it does alone", "");
+    let title = format!("{}: what the machine still computes", figure.paper);
+    Figure { name: format!("{} index", figure.id), title, ..picture_of(figure, x, y, ours) }
+}
+
 fn rules(cores: &[&str]) -> Steering {
     Steering::Rules(cores.iter().map(|core| core.to_string()).collect())
 }
@@ -339,8 +330,9 @@ fn draws(repeat: u16) -> impl Iterator<Item = (u16, u16)> {
 /// Ports far apart, the same in every run (49,152 and above are nobody's, RFC 6335). Flows with another payload are other flows: what
 /// was chosen for one is kept for ten seconds.
 fn source_port(draw: u16, payload: u16, machine: u8) -> u16 {
-    let place = PAYLOADS.iter().position(|of| *of == payload).unwrap_or_default() as u16;
-    49_152 + ((2 * draw + place) * 8 + u16::from(machine)).wrapping_mul(40_503) % 16_000
+    let place = PAYLOADS.iter().position(|of| *of == payload).unwrap_or_default() as u32;
+    let number = (2 * u32::from(draw) + place) * 8 + u32::from(machine);
+    49_152 + (number * 8503 % 16_000) as u16
 }
 
 #[cfg(test)]
@@ -357,5 +349,6 @@ mod tests {
         let ports: HashSet<u16> = (0..4).flat_map(super::draws).flat_map(of).collect();
         assert_eq!(ports.len(), 120);
         assert!(ports.iter().all(|port| *port >= 49_152));
+        assert_ne!(source_port(4999, HEAVY, 1), source_port(4999, HEAVY, 2));
     }
 }
