@@ -177,9 +177,9 @@ pub(super) fn priority(figure: &PaperFigure, options: &Options, recorder: &mut R
     let ours = format!(
         "{}. Three flows of 0.6 C each to machines that only receive, on any core, so two cores cannot receive all; the port's queue is \
          on the sender's core. Named: VM1's flow on that core, the others on the other one, as the paper has VM1's on a core of its own. \
-         Chosen: Millrace chooses, for VM1's flow first (set_core:choose_first). It begins first, and gets the first of two idle cores, \
-         which has the queue; were it the other one, it would lose as much as the others, in the port's ring, which the core \
-         that they fill then has to empty. {DRAWS} sets of source \
+         Chosen: Millrace chooses, for VM1's flow first (set_core:choose_first). It begins first and has one of two idle cores for itself. If \
+         that is not the one with the queue, it loses as much as the others: in the port's ring, which the core that they fill has \
+         to empty. {DRAWS} sets of source \
          ports in each repeat",
         set_up()
     );
