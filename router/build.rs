@@ -12,7 +12,9 @@ fn main() {
     let out = PathBuf::from(env::var("OUT_DIR").unwrap());
     let failed = |e| panic!("the kernel plane does not compile (is clang installed? `make setup`): {e:#}");
     builder(&root, "millrace").build_and_generate(out.join("millrace.skel.rs")).unwrap_or_else(failed);
-    builder(&root, "polls").obj(out.join("polls.bpf.o")).build().unwrap_or_else(failed);
+    for object in ["polls", "transmit"] {
+        builder(&root, object).obj(out.join(format!("{object}.bpf.o"))).build().unwrap_or_else(failed);
+    }
     println!("cargo::rerun-if-changed={}", root.display());
     println!("cargo::rerun-if-env-changed=CLANG");
 }

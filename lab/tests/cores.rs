@@ -12,7 +12,7 @@ fn measured() -> &'static Value {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("cores.json");
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace-lab"));
-        command.args(["cores", "--only", "step,ramp,wobble", "--repeat", "3", "--json"]).arg(&path);
+        command.args(["cores", "--only", "step,ramp,wobble,drain", "--repeat", "3", "--json"]).arg(&path);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
@@ -66,4 +66,19 @@ fn moves_reorder_nothing() {
     let sum = |name: &str| all.iter().map(|sample| sample[name].as_u64().unwrap()).sum::<u64>();
     assert!(sum("moves") >= 12, "{all:#?}");
     assert_eq!((sum("reordered"), sum("duplicates")), (0, 0), "{all:#?}");
+}
+
+/// Of six times a hundred moves each way some reorder, if they do not wait for what was sent before.
+#[test]
+#[ignore = "needs root"]
+fn moves_to_another_transmit_queue_that_wait_reorder_nothing() {
+    let sum = |way: &str, name: &str| -> u64 {
+        let lines = measured()["lines"].as_array().unwrap();
+        let of_way = lines.iter().filter(|line| line["case"] == "drain" && line["subject"] == way);
+        of_way.map(|line| line["sample"][name].as_u64().unwrap()).sum()
+    };
+    assert!(sum("at once", "reordered") > 0);
+    assert_eq!((sum("waiting", "moves"), sum("waiting", "reordered")), (600, 0));
+    // The machine may stand still.
+    assert!(sum("waiting", "remained") < 60);
 }

@@ -21,6 +21,7 @@ use std::{
 
 const SIOCETHTOOL: u64 = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 0x03;
+const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
@@ -78,6 +79,17 @@ impl Ethtool {
         words[0] = ETHTOOL_GDRVINFO;
         self.call(device, &mut words)?;
         Ok(wire::text(&bytes(&words[1..1 + NAME_BYTES / 4])))
+    }
+
+    /// Entries of each RX queue. `Ok(None)`: the driver does not tell.
+    pub fn rx_entries(&self, device: &str) -> io::Result<Option<u32>> {
+        // struct ethtool_ringparam: four limits, then what is set, of which the first is that of usual packets.
+        let mut words = [ETHTOOL_GRINGPARAM, 0, 0, 0, 0, 0, 0, 0, 0];
+        match self.call(device, &mut words) {
+            Ok(()) => Ok(Some(words[5])),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Names of the features that are on: `rx-gro`, `tx-checksum-ip-generic`.

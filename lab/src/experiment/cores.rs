@@ -6,11 +6,13 @@
 //! | [`bed`] | the daemon, the generator that leaves it a core, how much a core carries |
 //! | [`watch`] | traffic whose rate changes, and what is seen of it over time |
 //! | [`parts`] | steps, ramps, wobbles, a flash crowd |
+//! | [`drain`] | a queue that is moved to and fro, with a slow receiver behind two transmit queues |
 //! | [`cost`] | CPU time of a packet by load |
 //! | [`keys`] | what the document says of all that |
 
 mod bed;
 mod cost;
+mod drain;
 mod keys;
 mod parts;
 mod watch;
@@ -62,6 +64,9 @@ enum Part {
     Order,
     /// A queue that alone is too much for a core: whole, and shared by flow (`[cores] split`)
     Split,
+    /// A queue moved to and fro a hundred times, where packets leave by two transmit queues that are slow: with moves that wait until
+    /// what was sent before has left, and with moves that do not
+    Drain,
 }
 
 pub(super) fn run(options: &Options, output: &Output) -> Result<()> {
@@ -89,7 +94,8 @@ fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Res
     let wants = |part: Part| options.only.contains(&part);
     let repeats = usize::from(options.repeat);
     let of_bed = [Part::Idle, Part::Step, Part::Ramp, Part::Wobble, Part::Crowd, Part::Order, Part::Split];
-    let later: usize = of_bed.into_iter().filter(|part| wants(*part)).map(|part| steps(part, repeats)).sum();
+    let later = of_bed.into_iter().chain([Part::Drain]).filter(|part| wants(*part));
+    let later: usize = later.map(|part| steps(part, repeats)).sum();
     if wants(Part::Cost) {
         progress.then(later as u64);
         found.cost = Some(cost::curve(options.seconds, repeats, &mut found.lines, progress)?);
@@ -115,6 +121,9 @@ fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Res
             }
         }
     }
+    if wants(Part::Drain) {
+        drain::trials(repeats, &mut found.lines, progress)?;
+    }
     Ok(())
 }
 
@@ -126,7 +135,8 @@ fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Resu
     if wants(Part::Idle) {
         idles(&bed, options, found, progress)?;
     }
-    if !options.only.iter().any(|part| ![Part::Idle, Part::Cost, Part::Order, Part::Split].contains(part)) {
+    const OTHER: [Part; 5] = [Part::Idle, Part::Cost, Part::Order, Part::Split, Part::Drain];
+    if !options.only.iter().any(|part| !OTHER.contains(part)) {
         return Ok(());
     }
     let mut parts = parts(&mut bed, found, progress)?;
@@ -136,7 +146,7 @@ fn placed(options: &Options, found: &mut Found, progress: &mut Progress) -> Resu
             Part::Ramp => parts.ramps(repeats)?,
             Part::Wobble => parts.wobbles(1)?,
             Part::Crowd => parts.crowds(1)?,
-            Part::Idle | Part::Cost | Part::Order | Part::Split => {}
+            Part::Idle | Part::Cost | Part::Order | Part::Split | Part::Drain => {}
         }
     }
     Ok(())
@@ -148,6 +158,7 @@ fn steps(part: Part, repeats: usize) -> usize {
         Part::Crowd | Part::Wobble => 1,
         Part::Split => 2 * repeats,
         Part::Step | Part::Idle | Part::Ramp | Part::Order | Part::Cost => repeats,
+        Part::Drain => drain::WAYS.len() * drain::PLACES.len() * repeats,
     }
 }
 

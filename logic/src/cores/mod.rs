@@ -12,6 +12,7 @@
 //! | `allocator` | what is remembered from period to period; cores that must be left; the policies `spread` and `fixed` |
 //! | `grow` | a core that has too much gives queues away, or shares one |
 //! | `release` | cores that are not needed are given back, split queues joined |
+//! | `drain` | how long a move may wait for what was sent before it |
 //! | `floor` | what applications are left of a core that forwards, too |
 //! | `serve` | the cores of applications that follow forwarding |
 //! | `choice` | which core a flow gets whose rule lets the switch choose |
@@ -54,6 +55,7 @@ mod allocator;
 mod board;
 pub mod choice;
 mod cost;
+pub mod drain;
 mod event;
 mod floor;
 mod grow;
@@ -66,6 +68,7 @@ pub mod split;
 
 pub use allocator::Allocator;
 pub use cost::Cost;
+pub use drain::Ring;
 pub use event::{Event, Why};
 pub use floor::Floor;
 pub use role::{Role, roles};

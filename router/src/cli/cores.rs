@@ -27,6 +27,12 @@ pub fn cores(report: &CoresReport) -> String {
         let cores = serve.cores.as_ref().map_or("not known yet".into(), |cores| list(cores));
         text += &format!("serve       {} has the cores that do not forward: {cores}\n", serve.directory);
     }
+    if let Some(drains) = report.drains.as_ref().filter(|drains| drains.left + drains.remained > 0) {
+        text += &format!(
+            "moves       {} waited until all had left that was sent before, {} us at most; {} did not\n",
+            drains.left, drains.longest_us, drains.remained
+        );
+    }
     report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
     for core in &report.cores {
@@ -154,7 +160,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{ServeReport, WorkloadReport};
+    use crate::cores::report::{DrainsReport, QueueReport, ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {
@@ -191,6 +197,7 @@ mod tests {
             serve: Some(ServeReport { directory: "/apps".into(), cores: Some(vec![0, 2]) }),
             at_s: 1.0,
             period_ms: 10,
+            drains: Some(DrainsReport { left: 3, longest_us: 90, remained: 1 }),
             cores: vec![
                 CoreReport { workloads: vec!["db".into()], ..core(0, "serve", 0.0, Some(0.25)) },
                 core(1, "forward", 0.5, None),
@@ -205,6 +212,7 @@ mod tests {
             "policy      pack; may forward: 0,1; above 85 % a core gives queues away, below 70 % one is given back after 2 s\n\
              floor       40 % of a core that forwards is left to applications that want it\n\
              serve       /apps has the cores that do not forward: 0,2\n\
+             moves       3 waited until all had left that was sent before, 90 us at most; 1 did not\n\
              problem     x\n\
              \n\
              CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \

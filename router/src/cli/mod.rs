@@ -123,6 +123,7 @@ The file of --config, every key optional, with the defaults:
   low = 70                  # a core is given back when the others then have no more than this
   hold = \"2s\"              # how long a lower load must have lasted for that
   split = false             # share flows of a queue that alone is too much for a core among several
+  drain = false             # a queue that is moved does not wait until what it sent has left; without this line it does
   floor = 40                # percent of a core that forwards, left to applications; without this line what Linux gives them
   serve = \"/sys/fs/cgroup/apps\"  # a control group of applications: it gets the cores that do not forward
   fixed = { eth1 = [0, 1] } # with policy = \"fixed\": the core of each queue of a port

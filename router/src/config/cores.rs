@@ -25,6 +25,8 @@ pub struct CoresSettings {
     pub hold: Interval,
     /// Flows of a queue that alone is too much for a core are shared among several.
     pub split: bool,
+    /// Does a queue that is moved wait until what it sent before has left?
+    pub drain: bool,
     /// What applications are left of a core that forwards too, percent; `None`: what Linux gives them.
     pub floor: Option<Floor>,
     /// The directory of the control group that has the cores that do not forward.
@@ -44,6 +46,7 @@ impl Default for CoresSettings {
             low: Percent(70),
             hold: Interval(Duration::from_secs(2)),
             split: false,
+            drain: true,
             floor: None,
             serve: None,
             fixed: BTreeMap::new(),
@@ -163,13 +166,14 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 10] = [
+pub(super) const FORMS: [(&str, &str); 11] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
     ("cores.low", "low = 70"),
     ("cores.hold", "hold = \"2s\""),
     ("cores.split", "split = false"),
+    ("cores.drain", "drain = false"),
     ("cores.floor", "floor = 40"),
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
@@ -196,6 +200,7 @@ mod tests {
             low = 50
             hold = "5s"
             split = true
+            drain = false
             floor = 40
             serve = "/sys/fs/cgroup/apps"
             fixed = { eth1 = [0, 3], eth2 = [1] }
@@ -213,6 +218,7 @@ mod tests {
                 low: Percent(50),
                 hold: Interval(Duration::from_secs(5)),
                 split: true,
+                drain: false,
                 floor: Some(Floor(40)),
                 serve: Some("/sys/fs/cgroup/apps".into()),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
@@ -235,6 +241,7 @@ mod tests {
             ("floor = 99", &["m.toml:2: cores.floor: ", "99 is not allowed: 5 to 95"]),
             ("serve = 1", &["m.toml:2: cores.serve: ", "such as: serve = \"/sys/fs/cgroup/apps\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
+            ("drain = \"1ms\"", &["m.toml:2: cores.drain: ", "such as: drain = false"]),
             ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),
             ("workloads = [{ cores = \"1\" }]", &["m.toml:2: cores.workloads: ", "missing field 'name'"]),
         ] {

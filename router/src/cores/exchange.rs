@@ -10,10 +10,11 @@
 //! | that a thread failed | whoever sees it | clients |
 //!
 //! The thread that places is urgent, all others are not: on a busy core it would wait long for one of them that has a lock. So it
-//! never waits ([`Mutex::try_lock`]): what it cannot get or tell now, it does in the next round.
+//! never waits for any ([`Mutex::try_lock`]): what it cannot get or tell now, it does in the next round.
 
 use super::{
     CoreId, QueueId,
+    drain::Drained,
     load::{Load, Times},
     look::Found,
     placing::Happened,
@@ -51,6 +52,8 @@ pub struct Snapshot {
     pub others: BTreeMap<CoreId, f64>,
     /// Time that queues ran since the beginning, by the core that they ran on.
     pub forwarding_ns: BTreeMap<CoreId, u64>,
+    /// `None`: moves wait for nothing.
+    pub drained: Option<Drained>,
     /// What cannot be read or done, as sentences.
     pub troubles: Vec<String>,
 }

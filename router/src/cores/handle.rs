@@ -2,11 +2,12 @@
 
 use super::{
     CoreId,
+    drain::Drained,
     exchange::{Exchange, QueueNow, Snapshot},
     machine::CoreSite,
     placing::Happened,
     queues::Control,
-    report::{CoreReport, CoresReport, EventReport, QueueReport, ServeReport, WorkloadReport},
+    report::{CoreReport, CoresReport, DrainsReport, EventReport, QueueReport, ServeReport, WorkloadReport},
     workloads::Workload,
 };
 use crate::{
@@ -58,6 +59,7 @@ impl Handle {
             serve: report.serve.clone().map(|serve| ServeReport { cores: given, ..serve }),
             at_s: now.at.as_secs_f64(),
             period_ms: now.period.as_millis() as u64,
+            drains: now.drained.map(drains),
             cores: now.found.machine.cores.iter().map(|site| self.core(&now, &roles, site)).collect(),
             queues: now.queues.iter().map(|queue| self.queue(&now, queue)).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
@@ -165,6 +167,14 @@ impl Handle {
 
     pub(super) fn is_off(&self) -> bool {
         self.wanted.policy == PlacementPolicy::Off
+    }
+}
+
+fn drains(drained: Drained) -> DrainsReport {
+    DrainsReport {
+        left: drained.left,
+        longest_us: drained.longest.as_micros() as u64,
+        remained: drained.remained,
     }
 }
 

@@ -10,6 +10,7 @@ use super::{
     affinity::Scheduling,
     apply,
     balancer::Balancer,
+    drain::Exit,
     irqs,
     machine::Machine,
     number, numbered,
@@ -54,6 +55,8 @@ pub struct Found {
     pub machine: Arc<Machine>,
     /// By ascending id.
     pub queues: Vec<FoundQueue>,
+    /// The ports that are there.
+    pub exits: Vec<Exit>,
     pub workloads: Arc<Vec<Workload>>,
     /// The cores that were given to applications.
     pub served: Option<BTreeSet<CoreId>>,
@@ -67,11 +70,12 @@ pub struct Found {
     pub troubles: Vec<String>,
 }
 
-/// A queue, and the NUMA node of its port.
+/// A queue, the NUMA node of its port, and its entries, if the driver tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundQueue {
     pub source: QueueSource,
     pub node: Option<u16>,
+    pub entries: Option<u32>,
 }
 
 /// Looks.
@@ -168,11 +172,13 @@ impl<A: Scheduling + Clone> Looker<A> {
         if let Err(error) = self.find_cores() {
             troubles.push(format!("cores: {error}"));
         }
-        let mut queues = Vec::new();
+        let (mut queues, mut exits) = (Vec::new(), Vec::new());
         for port in 0..self.ports.len() {
             self.find_queues(port, now, thoroughly, &mut troubles);
             let Some(known) = &self.ports[port].known else { continue };
-            let found = |&source: &QueueSource| FoundQueue { source, node: known.queues.node };
+            let PortQueues { node, entries, several_tx, .. } = known.queues;
+            exits.push(Exit { ifindex: known.shape.ifindex, several: several_tx });
+            let found = |&source: &QueueSource| FoundQueue { source, node, entries };
             queues.extend(known.queues.queues.iter().map(found));
             troubles.extend(known.troubles.iter().cloned());
         }
@@ -189,7 +195,7 @@ impl<A: Scheduling + Clone> Looker<A> {
         let ports = (0..).zip(&self.ports).filter(|(_, port)| port.known.is_some());
         let may_split = self.wanted.split && self.splitter.may_split(ports.map(|(id, _)| id));
         let parts = self.splitter.threads(&self.roots);
-        Found { began: now, machine, queues, workloads, served, balancer, parts, may_split, troubles }
+        Found { began: now, machine, queues, exits, workloads, served, balancer, parts, may_split, troubles }
     }
 
     /// Queues are split as was decided; what cannot be done, as sentences.

@@ -11,6 +11,7 @@
 //! | [`load`] | from counters that only grow to fractions of a control period |
 //! | [`traffic`] | packets and polls of a queue |
 //! | [`apply`], [`originals`] | moving a queue, and putting back what was |
+//! | [`drain`] | what a queue sent before it is moved leaves first |
 //! | [`look`] | what there is, found once a second |
 //! | [`balancer`], [`contest`] | irqbalance; what is done about somebody else who moves queues |
 //! | [`notices`] | what has changed between two looks, as events |
@@ -28,6 +29,7 @@ pub mod affinity;
 pub mod apply;
 pub mod balancer;
 mod contest;
+pub mod drain;
 mod exchange;
 #[cfg(test)]
 mod fake;
@@ -62,7 +64,7 @@ use std::{
     str::FromStr,
 };
 
-pub use logic::cores::{CoreId, QueueId};
+pub use logic::cores::{CoreId, QueueId, Ring};
 
 /// Where the kernel's files are: those of processes, and those of devices in one network namespace.
 #[derive(Debug)]

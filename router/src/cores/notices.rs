@@ -109,7 +109,7 @@ mod tests {
         let queue = |&(index, pid): &(u16, u32)| {
             let (id, control) = (QueueId { port: 0, index }, Control::Thread { pid });
             let source = QueueSource { id, napi: None, control, core: Some(index), confined: true };
-            FoundQueue { source, node: None }
+            FoundQueue { source, node: None, entries: None }
         };
         let workload = |&(id, core): &(u32, CoreId)| Workload {
             id,
@@ -121,6 +121,7 @@ mod tests {
             began: Duration::from_secs(7),
             machine: Arc::new(Machine { cores: cores.iter().map(site).collect(), caches: Vec::new() }),
             queues: queues.iter().map(queue).collect(),
+            exits: Vec::new(),
             workloads: Arc::new(workloads.iter().map(workload).collect()),
             served: None,
             balancer: None,

@@ -4,6 +4,7 @@ use super::{
     CoreId, QueueId, Roots,
     affinity::Scheduling,
     apply::{self, MoveError},
+    drain::Drains,
     exchange::{News, QueueNow, Snapshot},
     load::{CoreTimes, Others},
     look::Found,
@@ -64,6 +65,8 @@ pub struct Placing<A> {
     parts: Parts,
     /// As last told.
     splits: SplitQueues,
+    /// `None`: moves wait for nothing.
+    pub(super) drains: Option<Drains>,
     floor: Option<Floor>,
     view: View,
     plan: Plan,
@@ -126,6 +129,7 @@ impl<A: Scheduling> Placing<A> {
             allocator: Allocator::default(),
             parts: Parts::default(),
             splits: SplitQueues::new(),
+            drains: None,
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
             plan: Plan::default(),
@@ -204,6 +208,9 @@ impl<A: Scheduling> Placing<A> {
         self.pinned = workloads::per_core(&found.workloads);
         self.parts.take(&self.roots, &found.parts);
         self.settings.splits = found.may_split;
+        if let Some(drains) = &mut self.drains {
+            drains.leave_by(found.exits.clone());
+        }
         self.found = Some(found);
         self.share_softirqs();
         if let Some(polls) = &mut self.polls {
@@ -309,6 +316,7 @@ impl<A: Scheduling> Placing<A> {
             queues: self.queues.values().map(queue).collect(),
             others: found.machine.cores.iter().filter_map(other).collect(),
             forwarding_ns: self.forwarding_ns.clone(),
+            drained: self.drains.as_ref().map(|drains| drains.told),
             troubles: troubles.chain(beyond).collect(),
             found,
         })
@@ -397,11 +405,13 @@ impl<A: Scheduling> Placing<A> {
             let is_there = queue.source.core == Some(*core) && queue.source.confined;
             (!is_there).then_some((*id, *core))
         };
-        let moves: Vec<(QueueId, CoreId)> = self.plan.home.iter().filter_map(is_elsewhere).collect();
+        let mut moves: BTreeMap<CoreId, Vec<QueueId>> = BTreeMap::new();
+        for (id, core) in self.plan.home.iter().filter_map(is_elsewhere) {
+            moves.entry(core).or_default().push(id);
+        }
         let (mut refused, moved) = (BTreeSet::new(), !moves.is_empty());
-        for (id, core) in moves {
-            let Some(queue) = self.queues.get(&id) else { continue };
-            match apply::move_queue(&self.roots, &self.affinity, queue.source.control, core) {
+        for (id, core, result) in self.go(&moves, now) {
+            match result {
                 Ok(()) => self.is_now_on(id, core, now),
                 Err(error) => {
                     refused.insert(id);
@@ -496,5 +506,6 @@ fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
 
 #[cfg(test)]
 mod faults;
+mod moves;
 #[cfg(test)]
 mod tests;

@@ -29,6 +29,10 @@ pub struct PortQueues {
     pub queues: Vec<QueueSource>,
     /// How many of them packets are spread over, by their hash (RSS).
     pub rss: usize,
+    /// Entries of each RX queue, if the driver tells.
+    pub entries: Option<u32>,
+    /// Cores may have TX queues of their own; a NIC's driver may keep those of XDP to itself.
+    pub several_tx: bool,
     /// By TX queue, the cores whose packets are sent on it (XPS); `None`: not to be set, as with a single queue.
     pub xps: Vec<Option<BTreeSet<CoreId>>>,
 }
@@ -117,14 +121,18 @@ pub struct Told {
     pub napis: Option<Vec<Napi>>,
     /// The RX queues that packets are spread over, by their hash (RSS); empty: they are not.
     pub indirection: Vec<u32>,
+    /// Entries of each RX queue; `None`: the driver does not tell.
+    pub entries: Option<u32>,
 }
 
 impl Told {
     /// Of a device in the calling thread's namespace.
     pub fn ask(ifindex: u32, device: &str) -> io::Result<Told> {
+        let entries = Ethtool::open()?.rx_entries(device)?;
         let indirection = Ntuple(Ethtool::open()?).indirection(device)?;
-        let Some(mut netdev) = Netdev::open()? else { return Ok(Told { indirection, ..Told::default() }) };
-        Ok(Told { queues: netdev.rx_queues(ifindex)?, napis: netdev.napis(ifindex)?, indirection })
+        let told = Told { indirection, entries, ..Told::default() };
+        let Some(mut netdev) = Netdev::open()? else { return Ok(told) };
+        Ok(Told { queues: netdev.rx_queues(ifindex)?, napis: netdev.napis(ifindex)?, ..told })
     }
 }
 
@@ -150,6 +158,7 @@ impl PortQueues {
         let xps =
             |index| cpus::parse_mask(&fs::read_to_string(queues.join(format!("tx-{index}/xps_cpus"))).ok()?);
         let sources = seen.queues.iter().map(|&index| seen.source(roots, QueueId { port, index }));
+        let transmit = numbered(&queues, "tx-");
         Ok(PortQueues {
             // -1: none. A virtio device has that of what it hangs on.
             node: ["device/numa_node", "device/../numa_node"]
@@ -158,7 +167,9 @@ impl PortQueues {
             threaded: seen.threaded,
             queues: sources.collect::<io::Result<_>>()?,
             rss: BTreeSet::from_iter(&told.indirection).len(),
-            xps: numbered(&queues, "tx-").into_iter().map(xps).collect(),
+            entries: told.entries,
+            several_tx: seen.hardware || transmit.len() > 1,
+            xps: transmit.into_iter().map(xps).collect(),
         })
     }
 }
@@ -301,6 +312,7 @@ mod tests {
             queues: Some(vec![RxQueue { index: 0, napi: Some(601) }, RxQueue { index: 1, napi: Some(600) }]),
             napis: Some(vec![napi(600, Some(42), None), napi(601, Some(41), None)]),
             indirection: vec![0, 1, 0, 1],
+            entries: Some(1024),
         };
         let port = observe(&tree, "eth9", &told);
         let queues = vec![
@@ -308,7 +320,9 @@ mod tests {
             source(1, Some(600), Control::Interrupt { irq: 42 }, Some(3), true),
         ];
         let xps = vec![Some(BTreeSet::new()), Some([3, 7].into())];
-        assert_eq!(port, PortQueues { node: Some(1), threaded: false, queues, rss: 2, xps });
+        let (entries, several_tx) = (Some(1024), true);
+        let wanted = PortQueues { node: Some(1), threaded: false, queues, rss: 2, entries, several_tx, xps };
+        assert_eq!(port, wanted);
     }
 
     #[test]

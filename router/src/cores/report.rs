@@ -24,12 +24,25 @@ pub struct CoresReport {
     pub at_s: f64,
     /// Time between two decisions.
     pub period_ms: u64,
+    /// Moves that waited until what was sent before had left; absent: they wait for nothing.
+    #[serde(default)]
+    pub drains: Option<DrainsReport>,
     /// Online, by ascending number.
     pub cores: Vec<CoreReport>,
     pub queues: Vec<QueueReport>,
     pub workloads: Vec<WorkloadReport>,
     /// What cannot be read or done, as sentences.
     pub troubles: Vec<String>,
+}
+
+/// Moves of queues to a core, since the daemon's start; not those where nothing could be passed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DrainsReport {
+    /// What waited in the old TX queue had left before; how long that took at most.
+    pub left: u64,
+    pub longest_us: u64,
+    /// Not all of it had: flows may have been reordered.
+    pub remained: u64,
 }
 
 /// Applications' control group.

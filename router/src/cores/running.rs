@@ -6,6 +6,7 @@
 use super::{
     Roots,
     affinity::{self, Scheduling},
+    drain::{Drains, Look},
     exchange::Exchange,
     handle::Handle,
     look::{Ask, Found, LOOK, Looker},
@@ -19,7 +20,7 @@ use super::{
 use crate::{
     config::{Config, PlacementPolicy},
     daemon::{instance::Instance, kernel::monotonic},
-    plane::{Polls, SharesInCharge},
+    plane::{Polls, SharesInCharge, TransmitRings},
     priority::set_policy,
 };
 use anyhow::{Context, Result};
@@ -40,8 +41,9 @@ use std::{
 const LEAST: Duration = Duration::from_millis(100);
 /// How often clients are told anew.
 const PUBLISH: Duration = Duration::from_millis(100);
-/// One above all normal threads: a core that is full is where a round is needed, and takes some ten microseconds of ten milliseconds.
-const PRIORITY: libc::c_int = 1;
+/// Above all normal threads, and NAPI threads of the lowest real-time priority: a core that is full is where a round is needed, and
+/// takes some ten microseconds of ten milliseconds. What is to be held up ([`super::drain`]) must be below.
+pub(super) const PRIORITY: libc::c_int = 2;
 
 /// The threads of a daemon; when dropped, they end, and queues may run where they might before.
 pub struct Threads {
@@ -96,10 +98,23 @@ fn prepare(
     let mut placing =
         Placing::new(roots()?, kernel, wanted, names.clone()).context("reading times of cores")?;
     placing.count(Polls::start());
+    if wanted.drain && wanted.policy != PlacementPolicy::Off {
+        placing.drains = Some(Drains::new(rings()));
+    }
     if let Some(shares) = shares {
         placing.sharing = Sharing::new(shares);
     }
     Ok((looker, placing))
+}
+
+/// Where TX rings can be seen, if the kernel lets us.
+fn rings() -> Option<Box<dyn Look>> {
+    let not_seen = |error: &anyhow::Error| {
+        tracing::warn!(
+            "what waits in TX rings of veth and tap is not seen, and waited for blindly: {error:#}"
+        );
+    };
+    TransmitRings::open().inspect_err(not_seen).ok().map(|rings| Box::new(rings) as Box<dyn Look>)
 }
 
 /// Puts back what a daemon that is gone has changed; says what it did.
@@ -159,13 +174,23 @@ fn run<A: Scheduling + Clone + Send + 'static>(
 }
 
 /// Starts the thread that places queues.
-fn begin<A: Scheduling + Send + 'static>(placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
+fn begin<A: Scheduling + Send + 'static>(
+    mut placing: Placing<A>,
+    handle: &Handle,
+) -> io::Result<JoinHandle<()>> {
     let (exchange, looking) = (handle.exchange.clone(), thread::current());
     let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
         let _ending = Ending(&exchange, &looking);
         if !is_patient && let Err(error) = set_policy(libc::SCHED_FIFO, PRIORITY) {
-            tracing::warn!("placing of queues may be late on busy cores: no real-time priority: {error}");
+            tracing::warn!(
+                "placing of queues may be late on busy cores, and moves may reorder flows: no real-time priority: {error}"
+            );
+            placing.drains = None;
+        }
+        if let Some(Err(error)) = placing.drains.as_mut().map(Drains::begin) {
+            tracing::warn!("moves may reorder flows: {error}");
+            placing.drains = None;
         }
         place(placing, &exchange, &looking);
     });

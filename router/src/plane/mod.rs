@@ -7,6 +7,7 @@
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
 //! | `polls.rs` | counting what queues poll |
+//! | `transmit.rs` | what waits where a core's packets leave (`unsafe` lives here) |
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
 //! | `flow_maps.rs` | flow rules' maps and memory, which outlive a generation |
@@ -39,6 +40,7 @@ mod run;
 mod samples;
 mod shares;
 pub(crate) mod splits;
+mod transmit;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
@@ -74,6 +76,7 @@ use std::{
     sync::Arc,
     time::Duration,
 };
+pub use transmit::{Transmit, TransmitRings};
 
 /// What is fixed when a generation is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

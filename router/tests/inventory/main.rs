@@ -9,7 +9,7 @@ use common::{ifindex, in_new_namespace, run};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys::bpf_map_create_opts};
 use router::{
     cores::{
-        CoreId, Roots,
+        CoreId, Ring, Roots,
         affinity::{Affinity, Kernel},
         apply::{MoveError, move_queue, transmit_from},
         load::{CoreTimes, Meter, Others, QueueTime, Reading, ThreadTime},
@@ -18,7 +18,7 @@ use router::{
         threads::{PartThread, part_threads},
         workloads::{Scanner, WorkloadKind},
     },
-    plane::online_cpus,
+    plane::{TransmitRings, online_cpus},
 };
 use std::{
     collections::BTreeSet,
@@ -311,4 +311,39 @@ fn a_process_that_is_pinned_is_a_workload_until_it_ends() {
     }
     assert!(scan(&mut scanner, 1000), "it has ended, though its parent has not waited for it");
     assert_eq!(find(&scanner, pinned), None);
+}
+
+/// Veth rings as user space sees them, which the driver tells nobody.
+#[test]
+#[ignore = "needs root"]
+fn what_waits_to_be_received_by_a_veth_is_seen_at_its_sender() {
+    in_new_namespace(|| {
+        run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
+        run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
+        veth();
+        run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev v1");
+        let rings = TransmitRings::open().unwrap();
+        let v1 = ifindex("v1");
+        let look = |core| {
+            let seen = rings.look(v1, core).unwrap().unwrap();
+            assert_eq!((seen.rings, seen.taker), (u32::from(QUEUES), None));
+            seen.ring.unwrap()
+        };
+        assert_eq!([0, 1].map(look), [2, 3].map(look), "by their number modulo that of queues");
+        let before = [0, 1].map(look);
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        (0..10).for_each(|_| drop(socket.send_to(b"x", "192.0.2.9:9").unwrap()));
+        let is_still = |ring: &Ring| ring.is_empty && !ring.is_taking && ring.head == ring.tail;
+        let start = Instant::now();
+        while ![0, 1].map(look).iter().all(is_still) && start.elapsed() < Duration::from_secs(5) {}
+        let after = [0, 1].map(look);
+        assert!(after.iter().all(|ring| is_still(ring) && ring.size == 256), "{after:?}");
+        let taken = |n: usize| (after[n].head + 256 - before[n].head) % 256;
+        assert_eq!(taken(0) + taken(1), 10, "{before:?} {after:?}");
+        // With threads it is known where they take.
+        set_threaded(&Roots::here().unwrap(), true);
+        (0..10).for_each(|_| drop(socket.send_to(b"x", "192.0.2.9:9").unwrap()));
+        assert!([0, 1].iter().any(|&core| rings.look(v1, core).unwrap().unwrap().taker.is_some()));
+        assert_eq!([ifindex("lo"), 99_999].map(|ifindex| rings.look(ifindex, 0).unwrap()), [None, None]);
+    });
 }

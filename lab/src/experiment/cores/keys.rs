@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Found, watch::told};
+use super::{Found, drain, watch::told};
 use crate::{
     experiment::{print_head, print_row, show},
     figure::{Axis, Figure},
@@ -34,6 +34,10 @@ Keys of the document (\"lines\" has every trial, and what was seen over time):
                          packets a second that arrived of a queue that alone brings 150 % of mark_pps (a core carries some 118 %),
                          parts of what was asked for: its flows shared by two cores, and not. The generator has what is left
                          of one of them. Medians; split_reordered: of all trials with shares
+  reordered_by_moves_at_once, reordered_by_moves_that_wait
+                         packets that came after a later one of their flow, where one queue was moved to and fro, and what it
+                         sends leaves by two transmit queues whose receivers others keep from running for 0.5 ms, a quarter
+                         of all time. moves_that_wait: of so many; moves_that_waited_in_vain of them; longest_wait_us: of all
   idle_cpu_percent       CPU of the daemon when nothing comes, all threads, percent of a core. Median; also _range
   ns_per_packet_at_10_percent, linux_ns_per_packet_at_10_percent
                          CPU time of the threads that forward, for each packet received, at 10 % of Millrace's saturation
@@ -65,6 +69,14 @@ pub(super) fn document(found: &Found) -> Value {
             .map(|(carried, asked)| carried / asked)
             .collect()
     };
+    let drained = |way: &str, name: &str| -> Vec<f64> {
+        let of_way = lines.iter().filter(|line| line["case"] == drain::CASE && line["subject"] == way);
+        of_way.filter_map(|line| line["sample"][name].as_f64()).collect()
+    };
+    let moved = |way: &str, name: &str| -> Option<u64> {
+        let all = drained(way, name);
+        (!all.is_empty()).then(|| all.iter().sum::<f64>() as u64)
+    };
     let cost = |of: &dyn Fn(&super::Cost) -> f64| found.cost.as_ref().map(of);
     json!({
         "experiment": "cores",
@@ -81,6 +93,11 @@ pub(super) fn document(found: &Found) -> Value {
         "split_carried": one(&carried(SPLIT)),
         "whole_carried": one(&carried(WHOLE)),
         "split_reordered": sum(&[SPLIT], "reordered"),
+        "reordered_by_moves_at_once": moved(drain::WAYS[0], "reordered"),
+        "reordered_by_moves_that_wait": moved(drain::WAYS[1], "reordered"),
+        "moves_that_wait": moved(drain::WAYS[1], "moves"),
+        "moves_that_waited_in_vain": moved(drain::WAYS[1], "remained"),
+        "longest_wait_us": drained(drain::WAYS[1], "longest_us").into_iter().reduce(f64::max),
         "idle_cpu_percent": one(&idle),
         "idle_cpu_percent_range": range(&idle),
         "ns_per_packet_at_10_percent": cost(&|cost| median(&cost.millrace_at_10)),

@@ -1,6 +1,7 @@
 //! Periods of a machine that is made up: files in a directory, affinities in memory.
 
 use super::super::{
+    drain::Look,
     fake::{Fake, Netlink},
     look::{LOOK, Looker},
     queues::Told,
@@ -10,10 +11,10 @@ use super::super::{
 use super::*;
 use crate::{
     netlink::netdev::{Napi, RxQueue},
-    plane::Polled,
+    plane::{Polled, Transmit},
     priority::Urgency,
 };
-use logic::cores::Counted;
+use logic::cores::{Counted, Ring};
 use std::fmt::Write as _;
 
 const MS: Duration = Duration::from_millis(1);
@@ -322,4 +323,45 @@ fn nothing_is_read_while_nothing_is_polled() {
     world.placing.polls = None;
     world.periods(1, &[]);
     assert!(!rests(&mut world, 10), "nobody counts");
+}
+
+/// Of each device and core, one of two rings; packets stay in it, or leave it at once.
+struct Rings {
+    stuck: bool,
+}
+
+impl Look for Rings {
+    fn look(&self, ifindex: u32, core: CoreId) -> io::Result<Option<Transmit>> {
+        assert_eq!((ifindex, core < 4), (8, true));
+        let ring = Ring { size: 256, head: 7, tail: 9, is_empty: false, is_taking: false };
+        let left = Ring { head: 9, is_empty: true, ..ring };
+        let ring = if self.stuck { ring } else { left };
+        Ok(Some(Transmit { rings: 2, ring: Some(ring), taker: None }))
+    }
+}
+
+#[test]
+fn a_queue_that_is_moved_waits_until_what_it_sent_has_left() {
+    let moved = |stuck, urgency| {
+        let mut world = World::new("");
+        world.placing.drains = Some(Drains::new(Some(Box::new(Rings { stuck }))));
+        let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        world.fake.get().of.insert(me, [0, 1, 2, 3].into());
+        world.fake.set_urgency(71, urgency).unwrap();
+        let told = world.periods(209, &[(70, 2, 0), (71, 1, 0)]);
+        assert_eq!((world.cores(70), world.cores(71)), (vec![0], vec![0]));
+        assert_eq!(world.cores(me), [0, 1, 2, 3]);
+        let drained = world.placing.snapshot(world.now).unwrap().drained.unwrap();
+        (told, drained.left, drained.remained)
+    };
+    let usual = Urgency::usual(0);
+    let (told, left, remained) = moved(false, usual);
+    // Both are confined to their cores; one moves.
+    assert_eq!((told.lines().count(), left, remained), (1, 1, 0), "{told}");
+    let (told, left, remained) = moved(true, usual);
+    assert!(told.contains("queue 1 [0] -> [0]: has not waited until all had left"), "{told}");
+    assert_eq!((told.lines().count(), left, remained), (2, 0, 1), "{told}");
+    // It could not be held up.
+    let above = Urgency { policy: libc::SCHED_FIFO, priority: 50, nice: 0 };
+    assert_eq!(moved(true, above).1, 0);
 }

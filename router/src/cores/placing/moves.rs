@@ -1,0 +1,88 @@
+//! Moving queues to their cores, after what they sent before has left.
+
+use super::{
+    super::{
+        drain::{Leaving, MOST, Outcome},
+        running::PRIORITY,
+    },
+    *,
+};
+use logic::cores::drain::patience;
+
+/// A queue, where it was to go, and whether it did.
+type Moved = (QueueId, CoreId, Result<(), MoveError>);
+
+impl<A: Scheduling> Placing<A> {
+    /// Moves queues to cores, and says of each how it went. Of those that had no time left to wait in this round it says nothing.
+    pub(super) fn go(&mut self, moves: &BTreeMap<CoreId, Vec<QueueId>>, now: Duration) -> Vec<Moved> {
+        let mut drains = self.drains.take();
+        let mut moved = Vec::new();
+        if let Some(drains) = &mut drains {
+            drains.begin_round();
+        }
+        for (&core, queues) in moves {
+            match &mut drains {
+                None => moved.extend(self.go_to(core, queues)),
+                Some(drains) if drains.has_time() => moved.extend(self.drained(drains, core, queues, now)),
+                Some(_) => break,
+            }
+        }
+        self.drains = drains;
+        moved
+    }
+
+    fn go_to(&self, core: CoreId, queues: &[QueueId]) -> Vec<Moved> {
+        let go = |id: &QueueId| {
+            let control = self.queues.get(id)?.source.control;
+            Some((*id, core, apply::move_queue(&self.roots, &self.affinity, control, core)))
+        };
+        queues.iter().filter_map(go).collect()
+    }
+
+    /// The same, where they wait.
+    fn drained(
+        &mut self,
+        drains: &mut Drains,
+        core: CoreId,
+        queues: &[QueueId],
+        now: Duration,
+    ) -> Vec<Moved> {
+        let found = self.found.iter().flat_map(|found| &found.queues);
+        let entries: BTreeMap<QueueId, u32> =
+            found.filter_map(|queue| Some((queue.source.id, queue.entries?))).collect();
+        let leaving = self.leaving(core, queues);
+        let patience = |on| patience(&self.view, on, queues, &entries, MOST);
+        let (moved, outcome) = drains.around(&self.affinity, &leaving, patience, || self.go_to(core, queues));
+        if let Outcome::Remains(why) = outcome {
+            let why = format!(
+                "has not waited until all had left that it sent on another TX queue, so flows may have been reordered: {why}"
+            );
+            let told = moved.iter().filter(|(_, _, result)| result.is_ok());
+            self.news.events.extend(told.map(|(id, core, _)| Happened {
+                number: 0,
+                at: now,
+                queue: Some(*id),
+                from: vec![*core],
+                to: vec![*core],
+                why: why.clone(),
+            }));
+        }
+        moved
+    }
+
+    /// Only usual threads can be held up, by one that goes before them.
+    fn leaving(&self, to: CoreId, queues: &[QueueId]) -> Leaving {
+        let mut leaving = Leaving { threads: Vec::new(), from: BTreeSet::new(), to, confined: true };
+        for queue in queues.iter().filter_map(|id| self.queues.get(id)) {
+            if let Some(thread) = queue.thread()
+                && self.affinity.urgency(thread).is_ok_and(|urgency| urgency.priority < PRIORITY)
+                && let Some(core) = queue.source.core
+            {
+                leaving.threads.push(thread);
+                leaving.from.insert(core);
+                leaving.confined &= queue.source.confined;
+            }
+        }
+        leaving
+    }
+}
