@@ -12,7 +12,9 @@ const PATIENCE: Duration = Duration::from_millis(1);
 
 /// Rings by device and core, each as it is at one look after the other, and then stays.
 #[derive(Clone, Default)]
-struct Rings(Arc<Mutex<BTreeMap<(u32, CoreId), Vec<Transmit>>>>);
+struct Rings(Arc<Mutex<Looks>>);
+
+type Looks = BTreeMap<(u32, CoreId), Vec<Transmit>>;
 
 impl Look for Rings {
     fn look(&self, ifindex: u32, core: CoreId) -> io::Result<Option<Transmit>> {
