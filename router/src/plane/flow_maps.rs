@@ -110,6 +110,7 @@ impl FlowMaps {
             abi::MillraceSkelBuilder::default().open(&mut storage).context("opening the kernel plane")?;
         for program in [
             &mut open.progs.millrace,
+            &mut open.progs.millrace_shared,
             &mut open.progs.millrace_explain,
             &mut open.progs.millrace_flow,
             &mut open.progs.millrace_flow_core,
