@@ -41,8 +41,7 @@ impl Parts<'_> {
     /// second core.
     pub fn steps(&mut self, part: &str, repeats: usize) -> Result<()> {
         const BEFORE_S: f64 = 0.5;
-        let mark = self.mark_pps;
-        let rate = move |at_s: f64| mark * if at_s < BEFORE_S { LITTLE } else { MUCH };
+        let rate = |at_s: f64| if at_s < BEFORE_S { LITTLE } else { MUCH };
         self.trials(part, repeats, 1.5, &rate, SUDDEN, |seen, first| {
             let passed_s = seen.passed(first, HIGH, BEFORE_S);
             let reaction_ms = (second_core(seen, first)? - passed_s) * 1e3;
@@ -59,11 +58,10 @@ impl Parts<'_> {
     pub fn ramps(&mut self, repeats: usize) -> Result<()> {
         const SECONDS: f64 = 4.0;
         const FROM: f64 = 0.6;
-        let mark = self.mark_pps;
         // In steps: each change of the rate begins pacing anew.
-        let rate = move |at_s: f64| {
+        let rate = |at_s: f64| {
             let risen = ((at_s / SECONDS).min(1.0) * 200.0).floor() / 200.0;
-            mark * (FROM + (MUCH - FROM) * risen)
+            FROM + (MUCH - FROM) * risen
         };
         self.trials("ramp", repeats, SECONDS + 0.5, &rate, CALM, |seen, first| {
             let second_core_s = second_core(seen, first)?;
@@ -76,9 +74,8 @@ impl Parts<'_> {
         const PER_SECOND: f64 = 2.0;
         const SWING: f64 = 0.16;
         const HOLDS: f64 = 5.0;
-        let (mark, hold) = (self.mark_pps, self.bed.hold);
-        let rate =
-            move |at_s: f64| mark * (1.0 + SWING * ((at_s * PER_SECOND * 40.0).floor() / 40.0 * TAU).sin());
+        let hold = self.bed.hold;
+        let rate = |at_s: f64| 1.0 + SWING * ((at_s * PER_SECOND * 40.0).floor() / 40.0 * TAU).sin();
         self.trials("wobble", repeats, HOLDS * hold.as_secs_f64(), &rate, CALM, |seen, _| {
             ensure!(
                 !seen.moves.is_empty(),
@@ -94,8 +91,7 @@ impl Parts<'_> {
 
     /// From next to nothing to much, for two seconds, and back.
     pub fn crowds(&mut self, repeats: usize) -> Result<()> {
-        let mark = self.mark_pps;
-        let rate = move |at_s: f64| mark * if (1.0..3.0).contains(&at_s) { MUCH } else { NEXT_TO_NOTHING };
+        let rate = |at_s: f64| if (1.0..3.0).contains(&at_s) { MUCH } else { NEXT_TO_NOTHING };
         self.trials("crowd", repeats, 3.5, &rate, SUDDEN, |seen, first| {
             let second_core_s = second_core(seen, first)?;
             Ok((json!({"second_core_s": second_core_s}), format!("second core after {second_core_s:.2} s")))
@@ -108,20 +104,19 @@ impl Parts<'_> {
         const AFTER_S: f64 = 4.0;
         /// By then it is shared, if it ever is.
         const SETTLED_S: f64 = 1.5;
-        let mark = self.mark_pps;
-        let rate = move |at_s: f64| mark * if at_s < BEFORE_S { LITTLE } else { HOT };
+        let rate = |at_s: f64| if at_s < BEFORE_S { LITTLE } else { HOT };
         self.trial(part, repeat, AFTER_S, &rate, SUDDEN, |seen, first| {
-            let carried_pps = seen.carried_pps(SETTLED_S, AFTER_S).context("nothing was noted")?;
+            let (carried_pps, asked_pps) = seen.carried_pps(SETTLED_S, AFTER_S).context("nothing was noted")?;
             let other_s = seen.first_s.iter().find(|(core, _)| **core != first).map(|(_, at_s)| *at_s);
             let shared_after_ms = other_s.map(|at_s| (at_s - BEFORE_S) * 1e3);
             Ok((
-                json!({"carried_pps": carried_pps, "asked_pps": mark * HOT, "shared_after_ms": shared_after_ms}),
-                format!("{carried_pps:.0} of {:.0} packets a second", mark * HOT),
+                json!({"carried_pps": carried_pps, "asked_pps": asked_pps, "shared_after_ms": shared_after_ms}),
+                format!("{carried_pps:.0} of {asked_pps:.0} packets a second"),
             ))
         })
     }
 
-    /// Trials of one part, each until the second core has been given back at a low rate. `tell`: more for the record, and for people, of what was seen; the core that was packed is given.
+    /// Trials of one part, each until the second core has been given back at a low rate. `rate`: as a part of the mark's. `tell`: more for the record, and for people, of what was seen; the core that was packed is given.
     fn trials(
         &mut self,
         part: &str,
@@ -143,12 +138,11 @@ impl Parts<'_> {
         every: Duration,
         tell: impl Fn(&Seen, usize) -> Result<(Value, String)>,
     ) -> Result<()> {
-        let mark_pps = self.mark_pps;
         for attempt in 1.. {
             let first = self.bed.packed()?;
-            let raised = self.mark_pps / mark_pps;
-            let rate = |at_s: f64| rate(at_s) * raised;
-            let little_pps = LITTLE * self.mark_pps;
+            let mark_pps = self.mark_pps;
+            let rate = |at_s: f64| rate(at_s) * mark_pps;
+            let little_pps = LITTLE * mark_pps;
             let course = Course { part, repeat, seconds, rate: &rate, little_pps, every };
             let seen = self.bed.follow(&course)?;
             let is_low = seen.moves.is_empty() && seen.highest_load() < HIGH;

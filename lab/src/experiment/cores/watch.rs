@@ -219,11 +219,11 @@ impl Seen {
             .map_or(after_s, |at_s| at_s.max(after_s))
     }
 
-    /// Packets a second that arrived from `from_s` to `to_s`, by the notes.
-    pub fn carried_pps(&self, from_s: f64, to_s: f64) -> Option<f64> {
+    /// Packets a second that arrived from `from_s` to `to_s`, by the notes, and that were asked for.
+    pub fn carried_pps(&self, from_s: f64, to_s: f64) -> Option<(f64, f64)> {
         let mut within = self.moments.iter().filter(|moment| (from_s..=to_s).contains(&moment.at_s));
         let (first, last) = (within.next()?, within.next_back()?);
-        Some((last.received - first.received) as f64 / (last.at_s - first.at_s))
+        Some(((last.received - first.received) as f64 / (last.at_s - first.at_s), first.asked_pps))
     }
 
     /// The highest load that a core had in a tenth of a second.
