@@ -9,7 +9,7 @@ mod wire;
 use common::{
     SMALL,
     frame::{Frame, vlan},
-    ifindex, in_new_namespace, run,
+    hogged, ifindex, in_new_namespace, only_on, run,
 };
 use logic::{
     cores::{CoreId, QueueId},
@@ -22,14 +22,13 @@ use router::{
     daemon::kernel::monotonic,
     plane::{MappedMemory, Mode, Plane, PortLink, Settings, Splits, online_cpus},
 };
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::sched_getcpu;
 use std::{
     fs,
     path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-        mpsc,
     },
     thread,
     time::{Duration, Instant},
@@ -68,12 +67,6 @@ fn interface(port: u8, mac: Mac) -> Interface {
         reverse_path: ReversePath::Off,
         redirects: false,
     }
-}
-
-fn only_on(cores: impl IntoIterator<Item = usize>) {
-    let mut set = CpuSet::new();
-    cores.into_iter().for_each(|core| set.set(core));
-    sched_setaffinity(None, &set).unwrap();
 }
 
 /// Loaded, and filled with the tables of [`World`].
@@ -366,35 +359,6 @@ fn threads(map: u32) -> usize {
     names.filter(|name| name.starts_with("cpumap/") && name.trim_end().ends_with(&end)).count()
 }
 
-/// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
-fn hogged<T>(core: CoreId, body: impl FnOnce() -> T) -> T {
-    struct Ends<'a>(&'a AtomicBool);
-    impl Drop for Ends<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
-    let done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        // However `body` ends.
-        let _ends = Ends(&done);
-        let (begun_to, begun) = mpsc::channel();
-        scope.spawn({
-            let done = &done;
-            move || {
-                only_on([usize::from(core)]);
-                let parameters = libc::sched_param { sched_priority: 50 };
-                // SAFETY: of the calling thread, from a struct of ours.
-                let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
-                begun_to.send(rc).unwrap();
-                while !done.load(Relaxed) {}
-            }
-        });
-        assert_eq!(begun.recv().unwrap(), 0);
-        body()
-    })
-}
-
 #[test]
 #[ignore = "needs root"]
 fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
@@ -411,7 +375,7 @@ fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
         let (before, forwarded) = (splits.handed(other), world.forwarded());
         assert_eq!(before.dropped, 0);
         const SENT: u64 = 4000;
-        hogged(other, || (0..SENT).for_each(|n| wire.send(&frame(n as u32))));
+        hogged(other.into(), || (0..SENT).for_each(|n| wire.send(&frame(n as u32))));
         let start = Instant::now();
         let lost = || splits.handed(other).dropped;
         while world.forwarded() + lost() < forwarded + SENT && start.elapsed() < Duration::from_secs(5) {
@@ -447,7 +411,7 @@ fn flows_leave_a_core_that_cannot_keep_up() {
         thread::sleep(Duration::from_millis(100));
         let leaves = || world.charged(Reason::SplitLeaves);
         assert_eq!(leaves(), 0);
-        hogged(other, || {
+        hogged(other.into(), || {
             send(3000);
             splits.share(QUEUE, here, &[here]).unwrap();
             let before = splits.handed(other).packets;

@@ -4,7 +4,15 @@
 pub mod frame;
 
 use logic::memory::Capacity;
-use std::{process::Command, thread};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::{
+    process::Command,
+    sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+};
 
 /// Tables for a test's few routes.
 pub const SMALL: Capacity = Capacity {
@@ -47,4 +55,40 @@ pub fn ifindex(device: &str) -> u32 {
     let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
     assert_ne!(index, 0, "{device}: no such device");
     index
+}
+
+/// The calling thread runs on these cores from now on.
+pub fn only_on(cores: impl IntoIterator<Item = usize>) {
+    let mut set = CpuSet::new();
+    cores.into_iter().for_each(|core| set.set(core));
+    sched_setaffinity(None, &set).unwrap();
+}
+
+/// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
+pub fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Relaxed);
+        }
+    }
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // However `body` ends.
+        let _ends = Ends(&done);
+        let (begun_to, begun) = mpsc::channel();
+        scope.spawn({
+            let done = &done;
+            move || {
+                only_on([core]);
+                let parameters = libc::sched_param { sched_priority: 50 };
+                // SAFETY: of the calling thread, from a struct of ours.
+                let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+                begun_to.send(rc).unwrap();
+                while !done.load(Relaxed) {}
+            }
+        });
+        assert_eq!(begun.recv().unwrap(), 0);
+        body()
+    })
 }

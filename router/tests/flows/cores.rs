@@ -2,7 +2,7 @@
 
 use crate::{
     bed::{Bed, host_mac, port_mac, routable},
-    common::{in_new_namespace, run},
+    common::{hogged, in_new_namespace, only_on, run},
     redirected,
     wire::Wire,
 };
@@ -19,32 +19,21 @@ use logic::{
     },
 };
 use router::plane::online_cpus;
-use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
-    sync::{
-        atomic::{AtomicBool, Ordering::Relaxed},
-        mpsc,
-    },
     thread,
     time::{Duration, Instant},
 };
-
-/// This thread, and with it the ports that it sends to, on this core.
-fn stay_on(core: usize) {
-    let mut one = CpuSet::new();
-    one.set(core);
-    sched_setaffinity(None, &one).unwrap();
-}
 
 /// A test in a namespace of its own, on core 0; there has to be another one.
 pub fn on_several_cores(test: impl FnOnce() + Send + 'static) {
     if online_cpus().unwrap()[..] != [0] {
         in_new_namespace(|| {
-            stay_on(0);
+            // With this thread the ports that it sends to.
+            only_on([0]);
             test();
         });
     }
@@ -429,35 +418,6 @@ fn the_core_table_says_where_and_the_flow_tables_what() {
         controller.say(&Message::BarrierRequest);
         assert_eq!(controller.hear(), Message::BarrierReply);
     });
-}
-
-/// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
-fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
-    struct Ends<'a>(&'a AtomicBool);
-    impl Drop for Ends<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
-    let done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        // However `body` ends.
-        let _ends = Ends(&done);
-        let (begun_to, begun) = mpsc::channel();
-        scope.spawn({
-            let done = &done;
-            move || {
-                stay_on(core);
-                let parameters = libc::sched_param { sched_priority: 50 };
-                // SAFETY: of the calling thread, from a struct of ours.
-                let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
-                begun_to.send(rc).unwrap();
-                while !done.load(Relaxed) {}
-            }
-        });
-        assert_eq!(begun.recv().unwrap(), 0);
-        body()
-    })
 }
 
 #[test]
