@@ -82,7 +82,9 @@ fn leaving(testbed: &mut Testbed, frames: usize, work: impl FnOnce(&mut Testbed)
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("sent.pcap");
     let mut tcpdump = testbed.box_namespace.command("tcpdump");
-    let arguments = format!("-i {PORT_OUT} -Q out -n -U -B 8192 -c {frames} ether src 02:6d:02:00:00:00 -w");
+    let arguments = format!(
+        "-i {PORT_OUT} -Q out -n -U -B 8192 -c {frames} ether src 02:6d:02:00:00:00 and not ether multicast -w"
+    );
     tcpdump.args(arguments.split_whitespace()).arg(&file).stderr(Stdio::piped());
     let mut running = Running(tcpdump.spawn().unwrap());
     running.0.stderr.as_mut().unwrap().read_exact(&mut [0; 16]).unwrap();
