@@ -103,6 +103,14 @@ impl Mirror {
         self.standings.iter().map(|standing| self.interface_view(standing))
     }
 
+    /// Which routers have interfaces on which ports, as of the last plan.
+    pub fn routers_on_ports(&self) -> impl Iterator<Item = (PortId, RouterId)> {
+        self.standings.iter().filter_map(|standing| {
+            let router = self.spaces.get(&standing.shape.link.0)?.router?;
+            Some((standing.shape.address.0, router.id))
+        })
+    }
+
     fn interface_view(&self, standing: &Standing) -> InterfaceView {
         let shape = &standing.shape;
         let planned = self.held.get(&shape.link).map(|held| &held.interface);

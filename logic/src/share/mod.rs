@@ -14,9 +14,11 @@
 //!
 //! **When.** A core on which no queue lacks time cuts nothing, and counts nothing. When it was full for a period, what comes is
 //! counted by router; when it was for another one, shares are decided, each period anew. Cutting ends when all want less than there is,
-//! counting when the core was not full for [`HOLD`]. Nothing is cut where no router is within its share, or where they want alike
-//! ([`ALIKE`]): then cutting would only take time from all. So one router alone is never cut, whatever it is sent: what the ring
+//! counting when the core was not full for [`HOLD`]. Nothing is cut where routers want alike ([`ALIKE`]): then cutting would only take time from all. So one router alone is never cut, whatever it is sent: what the ring
 //! has no room for costs nothing.
+//!
+//! Nor where each router has its share by rings that others do not fill (`turns`): the threads that poll them take turns on the core,
+//! and cutting would only take some of its time.
 //!
 //! **How much comes** cannot be seen while the core is full, as the ring is: it is then thought to be [`HIDDEN`] times what was
 //! seen. If it is more, the core is still full in the next period, having seen more; if less, too much was cut for 10 ms.
@@ -37,13 +39,16 @@
 mod cost;
 mod cut;
 mod fill;
+mod turns;
 
 use crate::plan::RouterId;
 use cost::Costs;
 use cut::Sent;
 use std::{collections::BTreeMap, time::Duration};
+use turns::Due;
 
 pub use fill::{Want, fill};
+pub use turns::{Rings, grouped};
 
 /// Of a full core's time, how much is divided. The rest carries bursts.
 pub const TARGET: f64 = 0.92;
@@ -120,6 +125,8 @@ pub struct Period<'a> {
     pub busy: f64,
     /// All that had packets, if they were counted.
     pub counted: &'a [Counted],
+    /// The rings before it.
+    pub rings: &'a [Rings],
 }
 
 /// What follows for a core.
@@ -207,7 +214,7 @@ impl Sharer {
         let taken = self.take_in(now, period);
         let mut decision = Decision { counting: true, taken, ..Decision::default() };
         self.correct(is_full);
-        self.divide(is_full, &mut decision);
+        self.divide(is_full, period.rings, &mut decision);
         decision
     }
 
@@ -249,7 +256,7 @@ impl Sharer {
     }
 
     /// Who is cut.
-    fn divide(&mut self, is_full: bool, decision: &mut Decision) {
+    fn divide(&mut self, is_full: bool, rings: &[Rings], decision: &mut Decision) {
         let price = self.costs.price();
         if price.packet_s <= 0.0 {
             return;
@@ -267,21 +274,26 @@ impl Sharer {
             amount: sent.units() * price.packet_s,
         };
         let wants: Vec<Want> = self.routers.values().zip(&sent).map(want).collect();
+        let shares = fill(self.aim, &wants);
+        // What is hidden is not held against those within their share.
+        let is_within = |share: f64, want: &Want| share >= want.amount / hidden;
+        let due =
+            |(share, want): (&f64, &Want)| Due { wants: want.amount, least: share.min(want.amount / hidden) };
+        let due = self.routers.keys().copied().zip(shares.iter().zip(&wants).map(due)).collect();
         self.is_sharing = (self.is_sharing || self.full_periods >= 2)
             && !alike(&wants)
-            && wants.iter().map(|want| want.amount).sum::<f64>() > self.aim;
+            && wants.iter().map(|want| want.amount).sum::<f64>() > self.aim
+            && !turns::serve(&due, rings, self.aim, hidden);
         decision.grants = self.routers.keys().map(|router| (*router, Grant::ALL)).collect();
         let before = std::mem::take(&mut self.grants);
         if !self.is_sharing {
             return;
         }
         let mut all = 0.0;
-        let shares = fill(self.aim, &wants);
         for (((router, grant), sent), (share, want)) in
             decision.grants.iter_mut().zip(&sent).zip(shares.iter().zip(&wants))
         {
-            // What is hidden is not held against those within their share.
-            if *share < want.amount / hidden {
+            if !is_within(*share, want) {
                 let units = share / price.packet_s;
                 let eased = sent.grant(units).eased(before.get(router).copied().unwrap_or_default());
                 all += share.max(sent.least(units) * price.packet_s);

@@ -93,6 +93,7 @@ struct Core {
     cut_cost: f64,
     up_cost: f64,
     sharer: Sharer,
+    rings: Vec<Rings>,
     now: Duration,
     decision: Decision,
     /// In the last period, and the fraction of all that was lost in the ring, and of each router's that was cut.
@@ -108,7 +109,21 @@ impl Core {
         let (sharer, decision) = (Sharer::default(), Decision::default());
         let (cut, took) = (none.clone(), none);
         let now = Duration::ZERO;
-        Core { routers, packet_s, cut_cost, up_cost, sharer, now, decision, busy: 0.0, lost: 0.0, cut, took }
+        let rings = grouped([(0..routers.len() as RouterId).collect()]);
+        Core {
+            routers,
+            packet_s,
+            cut_cost,
+            up_cost,
+            sharer,
+            rings,
+            now,
+            decision,
+            busy: 0.0,
+            lost: 0.0,
+            cut,
+            took,
+        }
     }
 
     fn wants(&self) -> impl Iterator<Item = Want> + '_ {
@@ -159,7 +174,7 @@ impl Core {
         self.cut = counted.iter().map(|c| (c.cut + c.own_cut) as f64 / offered(c).max(1) as f64).collect();
         self.now += PERIOD;
         let counted = if self.decision.counting { &counted[..] } else { &[] };
-        let period = Period { length: PERIOD, busy: self.busy, counted };
+        let period = Period { length: PERIOD, busy: self.busy, counted, rings: &self.rings };
         self.decision = self.sharer.decide(self.now, &period);
     }
 }
@@ -222,6 +237,21 @@ fn one_router_alone_and_routers_that_want_alike_are_not_cut() {
         assert!(core.decision.counting && core.lost > 0.0);
         assert!(core.cut.iter().all(|cut| *cut == 0.0), "{:?}", core.cut);
     }
+}
+
+/// As M table 1 has them: one is sent more than the core carries, the other its part. (The core here has one ring, so what each loses is
+/// not looked at.)
+#[test]
+fn routers_on_rings_of_their_own_are_not_cut() {
+    let cut = |rings: &[&[RouterId]]| {
+        let mut core = veth(&[transit(3.9e6), transit(1.3e6)]);
+        core.rings = grouped(rings.iter().map(|ring| ring.iter().copied().collect()));
+        core.run(50);
+        assert!(core.decision.counting);
+        core.cut[0]
+    };
+    assert_eq!(cut(&[&[0], &[1]]), 0.0);
+    assert!(cut(&[&[0, 1]]) > 0.3 && cut(&[&[0], &[0, 1]]) > 0.3);
 }
 
 #[test]

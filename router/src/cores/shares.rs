@@ -5,7 +5,7 @@ use crate::plane::{Shares, SharesInCharge, Taken};
 use logic::{
     cores::{QueueId, View},
     plan::RouterId,
-    share::{Counted, Decision, Grant, Period, Sharer, busy},
+    share::{Counted, Decision, Grant, Period, Rings, Sharer, busy, grouped},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -91,7 +91,8 @@ impl Sharing {
         self.cores.retain(|core, _| ran.contains_key(core));
         for (core, queues) in ran {
             let counted = self.count(&shares, core);
-            let period = Period { length, busy: busy(queues.into_iter()), counted: &counted };
+            let rings = if counted.is_empty() { Vec::new() } else { rings(&shares, view, core) };
+            let period = Period { length, busy: busy(queues.into_iter()), counted: &counted, rings: &rings };
             let decision = self.cores.entry(core).or_default().decide(now, &period);
             decision.taken.iter().for_each(|(router, part)| *taken.entry(*router).or_default() += part);
             self.apply(&shares, core, &decision);
@@ -169,6 +170,12 @@ impl Sharing {
             shares.set(core, router, decision.grants.get(&router).copied().unwrap_or(Grant::ALL));
         }
     }
+}
+
+/// The queues of a core, by whose packets they may hold.
+fn rings(shares: &Shares, view: &View, core: CoreId) -> Vec<Rings> {
+    let on_core = view.queues.iter().filter(|queue| queue.core == core);
+    grouped(on_core.map(|queue| shares.routers_on(queue.id.port)))
 }
 
 /// What was counted of all routers.

@@ -22,7 +22,7 @@ use crate::plane::{
 use anyhow::{Context, Result};
 use logic::plan::{PortId, RouterId};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::fd::{AsFd, OwnedFd},
@@ -386,8 +386,8 @@ impl FastPath for Plane {
         let shared = self.is_shared();
         self.set_shared(!shared);
     }
-    fn set_weights(&self, weights: &BTreeMap<RouterId, u16>) {
-        self.shares().set_weights(weights);
+    fn set_routers(&self, weights: &BTreeMap<RouterId, u16>, present: &BTreeSet<(PortId, RouterId)>) {
+        self.shares().set_routers(weights, present);
     }
     fn taken_of_cores(&self, router: RouterId) -> Option<f64> {
         self.shares().taken_of_cores(router).map(|thousandths| f64::from(thousandths) / 1000.0)

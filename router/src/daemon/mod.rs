@@ -106,6 +106,8 @@ struct Times {
     kept_alive: Duration,
     looked_at_port: Duration,
     remembered: Duration,
+    /// The revision of the mirror that routers were last weighed by.
+    weighed: Option<u64>,
 }
 
 /// How the loop ended.
@@ -168,7 +170,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.generation.reclaim(now);
         self.grow(now)?;
         self.follow_switch();
-        self.weigh();
+        if self.times.weighed != Some(self.world.mirror.revision()) {
+            self.weigh();
+        }
         self.follow_shares();
         self.confirm(now);
         self.keep_alive(now);
@@ -263,14 +267,16 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// Tells which routers there are, and their weights.
-    fn weigh(&self) {
+    fn weigh(&mut self) {
         if !self.config.shares.enforce {
             return;
         }
+        self.times.weighed = Some(self.world.mirror.revision());
         let routers = self.world.mirror.routers();
         let weight = |name: &str| self.config.shares.weight(name);
         let weights = routers.filter_map(|router| Some((router.router?, weight(&router.name)))).collect();
-        self.generation.plane.set_weights(&weights);
+        let present = self.world.mirror.routers_on_ports().collect();
+        self.generation.plane.set_routers(&weights, &present);
     }
 
     /// Makes the kernel look after neighbours that only the fast path uses.

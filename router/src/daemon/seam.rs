@@ -18,7 +18,7 @@ use logic::{
     steer::Sample,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -210,8 +210,8 @@ pub trait FastPath {
     }
     /// Attaching failed: that is to be tried again.
     fn unfollow_shares(&mut self) {}
-    /// Of all routers that there are: of their shares of a full core, in relation to others'.
-    fn set_weights(&self, _weights: &BTreeMap<RouterId, u16>) {}
+    /// Of all routers that there are: the weight of their shares of a full core, and on which ports they have interfaces.
+    fn set_routers(&self, _weights: &BTreeMap<RouterId, u16>, _present: &BTreeSet<(PortId, RouterId)>) {}
     /// Of full cores, how much a router took in the last control period; `None`: none was full.
     fn taken_of_cores(&self, _router: RouterId) -> Option<f64> {
         None

@@ -1,6 +1,6 @@
 //! What routers may take of a core that is full, as the program reads it (`bpf/shares.h`), and what they took (`unsafe` lives here).
 
-use super::{MAX_ROUTERS, Pace, counters::CHARGE_ROWS, memory::Mapping, memory::Words64};
+use super::{MAX_PORTS, MAX_ROUTERS, Pace, counters::CHARGE_ROWS, memory::Mapping, memory::Words64};
 use crate::{
     abi::{self, types},
     daemon::kernel::monotonic,
@@ -8,9 +8,14 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use libbpf_rs::libbpf_sys as sys;
-use logic::{cores::CoreId, plan::RouterId, reason::Reason, share::Grant};
+use logic::{
+    cores::CoreId,
+    plan::{PortId, RouterId},
+    reason::Reason,
+    share::Grant,
+};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     mem::offset_of,
     os::fd::{AsFd, AsRawFd, OwnedFd},
@@ -42,6 +47,8 @@ pub struct Shares {
     wanted: AtomicBool,
     /// By router; 0: there is no such router.
     weights: Vec<AtomicU16>,
+    /// By port and router: has it interfaces there?
+    present: Vec<AtomicBool>,
     /// By router: thousandths of a core that it took of full ones in the last period, + 1; 0: none was full.
     taken: Vec<AtomicU32>,
 }
@@ -76,6 +83,7 @@ impl Shares {
             cpus,
             wanted: AtomicBool::new(false),
             weights: (0..MAX_ROUTERS).map(|_| AtomicU16::new(0)).collect(),
+            present: (0..MAX_PORTS * MAX_ROUTERS).map(|_| AtomicBool::new(false)).collect(),
             taken: (0..MAX_ROUTERS).map(|_| AtomicU32::new(0)).collect(),
         })
     }
@@ -155,11 +163,22 @@ impl Shares {
         self.weights.get(usize::from(router)).map_or(1, |weight| weight.load(Relaxed).max(1))
     }
 
-    /// Of all routers that there are.
-    pub fn set_weights(&self, weights: &BTreeMap<RouterId, u16>) {
+    /// All routers that there are, and on which ports they have interfaces.
+    pub fn set_routers(&self, weights: &BTreeMap<RouterId, u16>, present: &BTreeSet<(PortId, RouterId)>) {
         for (router, word) in (0..=RouterId::MAX).zip(&self.weights) {
             word.store(weights.get(&router).copied().unwrap_or(0), Relaxed);
         }
+        for (port, row) in (0..).zip(self.present.chunks(MAX_ROUTERS)) {
+            (0..=RouterId::MAX)
+                .zip(row)
+                .for_each(|(router, is)| is.store(present.contains(&(port, router)), Relaxed));
+        }
+    }
+
+    /// Those that have interfaces on a port.
+    pub fn routers_on(&self, port: PortId) -> BTreeSet<RouterId> {
+        let row = self.present.chunks(MAX_ROUTERS).nth(usize::from(port)).unwrap_or_default();
+        (0..=RouterId::MAX).zip(row).filter(|(_, is)| is.load(Relaxed)).map(|(router, _)| router).collect()
     }
 
     /// Are there several routers? One alone shares with nobody.

@@ -124,22 +124,24 @@ fn a_round_counts_and_cuts_and_ends() {
     in_new_namespace(|| {
         let (mut w, cpu) = with_grant(Grant::ALL);
         w.plane.shares().in_force(Duration::ZERO).unwrap();
-        w.plane.shares().set_weights(&[(0, 1)].into());
+        w.plane.shares().set_routers(&[(0, 1)].into(), &[(0, 0)].into());
         let in_charge = SharesInCharge::default();
         in_charge.put(Some(w.plane.shares().clone()));
         let mut sharing = Sharing::new(in_charge.clone());
         let view = |ran: f64| View {
             cores: Vec::new(),
-            queues: vec![Queue {
-                id: QueueId { port: 0, index: 0 },
-                node: None,
-                core: cpu,
-                movable: true,
-                ran,
-                waited: 0.0,
-                counted: None,
-                parts: Vec::new(),
-            }],
+            queues: [(0, ran), (1, 0.0)]
+                .map(|(port, ran)| Queue {
+                    id: QueueId { port, index: 0 },
+                    node: None,
+                    core: cpu,
+                    movable: true,
+                    ran,
+                    waited: 0.0,
+                    counted: None,
+                    parts: Vec::new(),
+                })
+                .into(),
         };
         let (big, small) =
             (Frame::udp4(A, "10.0.1.5", "10.0.2.9").bytes(), Frame::udp4(V, "10.1.1.5", "10.0.2.9").bytes());
@@ -158,7 +160,8 @@ fn a_round_counts_and_cuts_and_ends() {
         for _ in 0..4 {
             assert_eq!(round(&mut w, 1.0), [Taken::default(); 2], "one router shares with nobody");
         }
-        w.plane.shares().set_weights(&[(0, 1), (1, 2)].into());
+        let weights = [(0, 1), (1, 2)].into();
+        w.plane.shares().set_routers(&weights, &[(0, 0), (0, 1), (1, 1)].into());
         let cut = |taken: [Taken; 2]| taken.map(|taken| taken.cut);
         // Full once, the first counts, full twice.
         (0..3).for_each(|_| assert_eq!(cut(round(&mut w, 1.0)), [0, 0], "cut too early"));
@@ -168,6 +171,13 @@ fn a_round_counts_and_cuts_and_ends() {
         let share = |router| w.plane.shares().taken_of_cores(router).unwrap();
         assert!(share(0) > 5 * share(1) && (920..=940).contains(&(share(0) + share(1))));
         assert_eq!(w.plane.shares().weight(1), 2);
+        // Each has a ring of its own: their threads take turns.
+        w.plane.shares().set_routers(&weights, &[(0, 0), (1, 1)].into());
+        round(&mut w, 1.0);
+        assert_eq!((round(&mut w, 1.0)[0].cut, cutting.get()), (round(&mut w, 1.0)[0].cut, false));
+        w.plane.shares().set_routers(&weights, &[(0, 0), (0, 1)].into());
+        (0..2).for_each(|_| _ = round(&mut w, 1.0));
+        assert!(cutting.get());
         // Another generation: the old one cuts nothing any more.
         in_charge.put(None);
         let before = round(&mut w, 1.0);

@@ -1,0 +1,126 @@
+//! Threads that poll rings take turns on a core: whoever shares its rings with nobody who wants too much needs no other protection.
+
+use super::{Want, fill};
+use crate::plan::RouterId;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Sums are this exact.
+const EXACT: f64 = 1e-9;
+
+/// Rings, each polled by a thread of its own, and all routers whose packets they hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rings {
+    pub threads: u16,
+    pub routers: BTreeSet<RouterId>,
+}
+
+/// Rings of one thread each, so that no router is in two groups of them.
+pub fn grouped(rings: impl IntoIterator<Item = BTreeSet<RouterId>>) -> Vec<Rings> {
+    let mut groups: Vec<Rings> = Vec::new();
+    for routers in rings {
+        let mut group = Rings { threads: 1, routers };
+        groups.retain(|other| {
+            let is_apart = other.routers.is_disjoint(&group.routers);
+            if !is_apart {
+                group.threads += other.threads;
+                group.routers.extend(&other.routers);
+            }
+            is_apart
+        });
+        groups.push(group);
+    }
+    groups
+}
+
+/// Of a router, in parts of the core.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Due {
+    /// What it wants, where what is hidden counts.
+    pub wants: f64,
+    /// What it must have, of what it is known to want.
+    pub least: f64,
+}
+
+/// Do all routers have what they must by turns of `time` alone? One that has its rings to itself, if their turns are enough for
+/// that; others, if these are enough for all that is known to be in them, so that nothing is lost there. In a group of several rings each is thought
+/// to hold as much. `hidden`: so many times what is known is counted.
+pub(super) fn serve(due: &BTreeMap<RouterId, Due>, rings: &[Rings], time: f64, hidden: f64) -> bool {
+    let of = |group: &Rings| -> Vec<Due> {
+        let present = group.routers.iter().filter_map(|router| due.get(router).copied());
+        present.filter(|due| due.wants > 0.0).collect()
+    };
+    let groups: Vec<Vec<Due>> = rings.iter().map(of).collect();
+    let want = |(group, due): (&Rings, &Vec<Due>)| Want {
+        weight: f64::from(group.threads.max(1)),
+        amount: due.iter().map(|due| due.wants).sum(),
+    };
+    let wants: Vec<Want> = rings.iter().zip(&groups).map(want).collect();
+    let mut turns = fill(time, &wants).into_iter().zip(groups.iter().zip(&wants));
+    let is_known = |router| rings.iter().any(|group| group.routers.contains(router));
+    due.keys().all(is_known)
+        && turns.all(|(turns, (due, want))| match due[..] {
+            [alone] => turns >= alone.least - EXACT,
+            _ => turns >= want.amount / hidden - EXACT,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rings(of: &[&[RouterId]]) -> Vec<Rings> {
+        grouped(of.iter().map(|routers| routers.iter().copied().collect()))
+    }
+
+    #[test]
+    fn rings_with_a_router_in_common_are_one_group() {
+        let group =
+            |threads, routers: &[RouterId]| Rings { threads, routers: routers.iter().copied().collect() };
+        assert_eq!(rings(&[&[1], &[2], &[3, 4]]), [group(1, &[1]), group(1, &[2]), group(1, &[3, 4])]);
+        // The last joins the first two.
+        assert_eq!(rings(&[&[1, 2], &[3, 4], &[5], &[2, 3]]), [group(1, &[5]), group(3, &[1, 2, 3, 4])]);
+        assert_eq!(rings(&[&[7], &[7], &[7]]), [group(3, &[7])], "queues of one port");
+    }
+
+    /// Of routers that want so much, and have weights; nothing is hidden.
+    fn served(of: &[&[RouterId]], wants: &[(f64, f64)]) -> bool {
+        let wants: Vec<Want> = wants.iter().map(|&(amount, weight)| Want { weight, amount }).collect();
+        let due = |(least, want): (f64, &Want)| Due { wants: want.amount, least };
+        let due = (1..).zip(fill(0.92, &wants).into_iter().zip(&wants).map(due)).collect();
+        serve(&due, &rings(of), 0.92, 1.0)
+    }
+
+    #[test]
+    fn turns_serve_whom_no_other_is_in_the_way_of() {
+        let own: &[&[RouterId]] = &[&[1], &[2], &[3]];
+        assert!(served(own, &[(1.4, 1.0), (0.1, 1.0), (0.4, 1.0)]));
+        assert!(served(own, &[(1.4, 1.0), (2.0, 1.0), (0.5, 1.0)]), "all want more");
+        assert!(
+            !served(own, &[(1.4, 1.0), (0.1, 1.0), (0.5, 3.0)]),
+            "its weight gives it more than its turns"
+        );
+        let first_two: &[&[RouterId]] = &[&[1, 2], &[3]];
+        assert!(!served(first_two, &[(1.4, 1.0), (0.1, 1.0), (0.1, 1.0)]));
+        assert!(!served(first_two, &[(1.4, 1.0), (1.2, 1.0), (0.1, 1.0)]), "not as they share");
+        assert!(served(first_two, &[(1.4, 1.0), (0.0, 1.0), (0.1, 1.0)]), "nothing comes for the other");
+        assert!(served(first_two, &[(0.2, 1.0), (0.1, 1.0), (1.4, 1.0)]), "another ring has too much");
+        assert!(!served(first_two, &[(0.3, 1.0), (0.3, 1.0), (1.4, 1.0)]), "both are within their share");
+        assert!(
+            !served(&[&[1], &[2]], &[(1.4, 1.0), (0.1, 1.0), (0.1, 1.0)]),
+            "nobody knows where the third is"
+        );
+        let two_threads: &[&[RouterId]] = &[&[1], &[2], &[2]];
+        assert!(!served(two_threads, &[(1.4, 1.0), (0.6, 1.0)]), "two threads have more turns than a share");
+        assert!(served(two_threads, &[(1.4, 1.0), (0.6, 2.0)]));
+    }
+
+    /// A full ring may hide more than is seen; what was seen came through.
+    #[test]
+    fn what_is_hidden_is_not_held_against_others() {
+        let due = [(1.4, 0.46), (0.6, 0.4)].map(|(wants, least)| Due { wants, least });
+        let due = [(1, due[0]), (2, due[1])].into();
+        assert!(serve(&due, &rings(&[&[1], &[2]]), 0.92, 1.5));
+        assert!(!serve(&due, &rings(&[&[1, 2]]), 0.92, 1.5));
+        assert!(serve(&due, &rings(&[&[1, 2]]), 0.92, 2.5), "what is known to come has room");
+    }
+}
