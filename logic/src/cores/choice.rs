@@ -12,7 +12,9 @@
 //! those that come at once are spread.
 //!
 //! **Priority flows** (V7) get the least loaded cores first: they have a ring of their own, in which one weighs more, and other flows keep
-//! off the cores where some are, unless there is no other candidate and that one is loaded below `low`.
+//! off the cores where some are, unless there is no other candidate and that one is loaded below `low`. Of cores loaded about alike
+//! ([`POLLS`]) priority flows get those that poll queues: a core that others then fill drops their packets behind the port's ring, not
+//! in it, where it would drop those of the priority flow, too.
 //!
 //! **Leaving** (V8). All flows leave a core that may not forward any more, is offline, or got a workload, if there is a candidate.
 //! If a core was above `high` for a whole hold time, as many flows leave it as would bring it down to `low`, and find
@@ -33,6 +35,8 @@ pub const RING: usize = 64;
 const FLOW: f64 = 0.02;
 /// The same of a priority flow: the next one looks for another core.
 const FIRST: f64 = 0.1;
+/// A core that polls a queue may be loaded by so much more than another, and get the priority flow.
+const POLLS: f64 = 0.1;
 /// At most so many hold times pass until flows may leave again.
 const PATIENCE: u32 = 64;
 /// Sums of fractions are this exact.
@@ -107,6 +111,7 @@ struct Candidate {
     core: CoreId,
     expected: f64,
     has_first: bool,
+    polls: bool,
 }
 
 impl Chooser {
@@ -126,6 +131,7 @@ impl Chooser {
             core,
             expected: self.cores.get(&core).map_or(0.0, Known::expected),
             has_first: of(core).first > 0,
+            polls: view.queues.iter().any(|queue| queue.core == core && queue.ran > 0.0),
         });
         let candidates: Vec<Candidate> = candidates.filter(|c| c.expected <= settings.high).collect();
         let leave = if window_ends {
@@ -134,8 +140,10 @@ impl Chooser {
             BTreeMap::new()
         };
         Choices {
-            ring: ring(&for_others(&candidates, settings.low), FLOW, settings.high),
-            ring_first: ring(&candidates.iter().collect::<Vec<_>>(), FIRST, settings.high),
+            ring: ring(&for_others(&candidates, settings.low), FLOW, settings.high, |_| 0.0),
+            ring_first: ring(&Vec::from_iter(&candidates), FIRST, settings.high, |c| {
+                if c.polls { POLLS } else { 0.0 }
+            }),
             leave,
         }
     }
@@ -243,15 +251,19 @@ fn for_others(candidates: &[Candidate], low: f64) -> Vec<&Candidate> {
     if free.is_empty() { candidates.iter().filter(|c| c.expected < low).collect() } else { free }
 }
 
-/// The least loaded candidate for each of the next flows, if each adds so much, until all have too much.
-fn ring(candidates: &[&Candidate], each: f64, high: f64) -> Vec<CoreId> {
-    let mut loads: Vec<(f64, CoreId)> = candidates.iter().map(|c| (c.expected, c.core)).collect();
+/// The least loaded candidate for each of the next flows, if each adds so much, until all have too much. `favour`: as if it were loaded
+/// by so much less.
+fn ring(candidates: &[&Candidate], each: f64, high: f64, favour: impl Fn(&Candidate) -> f64) -> Vec<CoreId> {
+    let mut loads: Vec<(f64, f64, CoreId)> =
+        candidates.iter().map(|c| (c.expected - favour(c), c.expected, c.core)).collect();
     let mut ring = Vec::new();
     while ring.len() < RING {
-        let least = loads.iter_mut().min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-        let Some((load, core)) = least.filter(|(load, _)| *load <= high) else { break };
+        let open = loads.iter_mut().filter(|(_, load, _)| *load <= high);
+        let Some((rank, load, core)) = open.min_by(|a, b| a.0.total_cmp(&b.0).then(a.2.cmp(&b.2))) else {
+            break;
+        };
         ring.push(*core);
-        *load += each;
+        (*rank, *load) = (*rank + each, *load + each);
     }
     ring
 }

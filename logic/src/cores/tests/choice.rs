@@ -14,6 +14,7 @@ struct Flow {
 
 struct Bench {
     cores: Vec<Core>,
+    queues: Vec<Queue>,
     flows: Vec<Flow>,
     given: BTreeMap<CoreId, Flows>,
     chooser: Chooser,
@@ -29,6 +30,7 @@ impl Bench {
     fn new(cores: u16) -> Bench {
         let mut bench = Bench {
             cores: (0..cores).map(core).collect(),
+            queues: Vec::new(),
             flows: Vec::new(),
             given: BTreeMap::new(),
             chooser: Chooser::default(),
@@ -73,7 +75,7 @@ impl Bench {
         }
         let loads = self.loads();
         let cores = self.cores.iter().map(|c| Core { other: loads[&c.id], ..c.clone() }).collect();
-        let view = View { cores, queues: vec![] };
+        let view = View { cores, queues: self.queues.clone() };
         self.choices = self.chooser.decide(self.now, &view, &self.given, &self.settings);
         self.turns = [0; 2];
         for (core, leave) in self.choices.leave.clone() {
@@ -157,6 +159,23 @@ fn priority_flows_come_first_and_others_keep_off() {
     b.cores[2].other = 0.7;
     b.run(500);
     assert_eq!((b.begin(0.05, false), b.begin(0.05, true)), (None, Some(1)), "room for a priority flow only");
+}
+
+/// As in table VII of paper V on two cores: what others have too much is then lost by them, and not in the port's ring.
+#[test]
+fn priority_flows_get_the_core_of_the_ports_queue_if_it_is_about_as_free() {
+    let first = |ran| {
+        let mut b = Bench::new(3);
+        b.cores[0].other = 0.2;
+        b.queues = vec![Queue { ran, ..queue(0, 1) }, Queue { ran: 0.0, ..queue(1, 2) }];
+        b.run(500);
+        let got = [true, true, false].map(|first| b.begin(0.0, first));
+        b.queues.clear();
+        got
+    };
+    assert_eq!(first(0.09), [Some(1), Some(2), Some(2)], "one weighs more, so the next has another");
+    assert_eq!(first(0.11), [Some(2), Some(1), Some(2)], "the other is freer");
+    assert_eq!(first(0.0)[0], Some(1), "nothing is polled");
 }
 
 #[test]
