@@ -75,7 +75,7 @@ struct run {
 	__u32 window;		/* most packets between generator and sink, of one stream that is not paced; 0: no matter how many */
 	__u32 sink_cpu;		/* where the sink runs */
 	__u32 stamped;		/* are all packets? */
-	__u32 pad;
+	__u32 yields;		/* to whoever shall run on its core, at once */
 };
 
 #define NOTES 32		/* a window's worth of them, and more */
@@ -290,6 +290,25 @@ static __always_inline __u32 pick_any(const struct run *r, struct generated *g)
 	return first ? pick(r, g, first->rate) : NONE;
 }
 
+/* Kernel threads that run here would else wait for a whole batch, some 100 us, and the scheduler books that time as theirs. */
+extern int LINUX_KERNEL_VERSION __kconfig;
+
+struct thread_info {
+	unsigned long flags;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct thread_info thread_info;
+} __attribute__((preserve_access_index));
+
+/* Shall somebody else run on this core? TIF_NEED_RESCHED and TIF_NEED_RESCHED_LAZY of x86. */
+static __always_inline bool is_wanted(const struct run *r)
+{
+	unsigned long resched = LINUX_KERNEL_VERSION >= (6 << 16 | 18 << 8) ? 1 << 4 | 1 << 5 : 1 << 3 | 1 << 4;
+
+	return r->yields && ((struct task_struct *)bpf_get_current_task_btf())->thread_info.flags & resched;
+}
+
 struct waited {
 	__u64 stream;
 };
@@ -301,7 +320,7 @@ static long look(__u32 i, struct waited *waited)
 	struct generated *g = bpf_map_lookup_elem(&generated, &zero);
 
 	waited->stream = r && g ? pick_any(r, g) : NONE;
-	return waited->stream != NONE;
+	return waited->stream != NONE || (r && is_wanted(r));
 }
 
 /*
@@ -458,8 +477,8 @@ int generate(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	if (r->limit && g->packets >= r->limit)
 		return XDP_DROP;
-	stream = pick_any(r, g);
-	if (stream == NONE)
+	stream = is_wanted(r) ? NONE : pick_any(r, g);
+	if (stream == NONE && !is_wanted(r))
 		stream = wait_for_stream();
 	if (stream == NONE) {
 		g->held++;

@@ -323,13 +323,13 @@ impl Generator {
             _ if self.prompt => prompt_batch(pps),
             _ => batch(pps),
         };
-        self.order(None, batch, BACKLOG / self.streams.len().max(1) as u32)
+        self.order(None, batch, BACKLOG / self.streams.len().max(1) as u32, false)
     }
 
-    /// The same by a generator that goes after a router on its core, at rates that will change: so many packets leave together, and
-    /// so many of each stream at once after being held up.
+    /// The same by a generator that goes after a router on its core, at rates that will change: it gives its core away at once, so many
+    /// packets leave together at most, and so many of each stream at once after being held up.
     pub fn start_held_up(&mut self, batch: u32, backlog: u32) -> Result<()> {
-        self.order(None, batch, backlog)
+        self.order(None, batch, backlog, true)
     }
 
     /// Sends exactly so many packets, as fast as it can, and returns when they are on the wire.
@@ -342,7 +342,7 @@ impl Generator {
     pub fn send_stream(&mut self, packets: u32) -> Result<()> {
         let flat_out = self.streams.iter().all(|stream| stream.pace == Pace::FlatOut);
         ensure!(flat_out, "so many packets are sent as fast as the generator can: a pace cannot be kept");
-        self.order(Some(packets), 64, BACKLOG)?;
+        self.order(Some(packets), 64, BACKLOG, false)?;
         self.wait()
     }
 
@@ -376,7 +376,7 @@ impl Generator {
         Ok(())
     }
 
-    fn order(&mut self, packets: Option<u32>, batch: u32, backlog: u32) -> Result<()> {
+    fn order(&mut self, packets: Option<u32>, batch: u32, backlog: u32, yields: bool) -> Result<()> {
         ensure!(!self.running, "the generator is running");
         ensure!(!self.streams.is_empty(), "the generator has no targets");
         stream::check(&self.streams)?;
@@ -404,7 +404,7 @@ impl Generator {
             window: if saturate { WINDOW } else { 0 },
             sink_cpu: sink_core as u32,
             stamped: self.streams.iter().all(Stream::is_stamped).into(),
-            pad: 0,
+            yields: yields.into(),
         };
         bpf::write(&self.maps.run, 0, &run)?;
         bpf::write(&self.maps.generated, 0, &skeleton::types::generated::default())?;

@@ -30,7 +30,7 @@ const FLOWS: u32 = 256;
 /// for as many packets as fill another, and the 256 packets that a veth's ring holds would come in a quarter of a millisecond: on
 /// a shared machine a core is away for longer now and then. So it is 5 ms, as with 4096 packets of a NIC's ring at 0.8 Mpps.
 const WORK_NS: u32 = 5000;
-/// Packets that leave the generator together: it gives its core away only after so many.
+/// Packets that leave the generator together at most.
 const BATCH: u32 = 16;
 /// Packets of a port sent at once after the generator was held up: a quarter of the port's ring.
 const BACKLOG: u32 = 64;
