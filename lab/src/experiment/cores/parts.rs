@@ -13,8 +13,8 @@ use crate::progress::Progress;
 
 /// Loads are parts of what takes the high mark of one core. Two cores carry this; one does not.
 const MUCH: f64 = 1.2;
-/// So much of one queue: a full core carries two thirds of it.
-const HOT: f64 = 1.9;
+/// So much of one queue: a full core carries three quarters of it, and more the generator has no time for beside another one.
+const HOT: f64 = 1.6;
 const LITTLE: f64 = 0.3;
 /// A flash crowd comes from next to nothing.
 const NEXT_TO_NOTHING: f64 = 0.05;
