@@ -18,7 +18,8 @@
 //! has no room for costs nothing.
 //!
 //! Nor where each router has its share by rings that others do not fill (`turns`): the threads that poll them take turns on the core,
-//! and cutting would only take some of its time.
+//! and cutting would only take some of its time. For that it does not count to whom only a packet came now and then: all ports are the host's,
+//! too.
 //!
 //! **How much comes** cannot be seen while the core is full, as the ring is: it is then thought to be [`HIDDEN`] times what was
 //! seen. If it is more, the core is still full in the next period, having seen more; if less, too much was cut for 10 ms.
@@ -44,11 +45,13 @@ mod turns;
 use crate::plan::RouterId;
 use cost::Costs;
 use cut::Sent;
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 use turns::Due;
 
 pub use fill::{Want, fill};
-pub use turns::{Rings, grouped};
 
 /// Of a full core's time, how much is divided. The rest carries bursts.
 pub const TARGET: f64 = 0.92;
@@ -125,8 +128,8 @@ pub struct Period<'a> {
     pub busy: f64,
     /// All that had packets, if they were counted.
     pub counted: &'a [Counted],
-    /// The rings before it.
-    pub rings: &'a [Rings],
+    /// The rings before it: whose packets each may hold.
+    pub rings: &'a [BTreeSet<RouterId>],
 }
 
 /// What follows for a core.
@@ -177,17 +180,28 @@ struct Seen {
     cost: f64,
 }
 
+impl Seen {
+    /// Packets came in a quarter of the last periods, or more.
+    fn is_steady(&self) -> bool {
+        let both = self.rate.last.iter().zip(&self.own_rate.last);
+        4 * both.filter(|(rate, own)| **rate + **own > 0.0).count() >= self.rate.periods
+    }
+}
+
 /// The highest of the last [`RECENT`] rates.
 #[derive(Clone, Copy, Debug, Default)]
 struct Highest {
     last: [f64; RECENT],
     next: usize,
+    /// As many as there were, at most [`RECENT`].
+    periods: usize,
 }
 
 impl Highest {
     fn add(&mut self, rate: f64) {
         self.last[self.next] = rate;
         self.next = (self.next + 1) % RECENT;
+        self.periods = (self.periods + 1).min(RECENT);
     }
 
     fn get(&self) -> f64 {
@@ -256,7 +270,7 @@ impl Sharer {
     }
 
     /// Who is cut.
-    fn divide(&mut self, is_full: bool, rings: &[Rings], decision: &mut Decision) {
+    fn divide(&mut self, is_full: bool, rings: &[BTreeSet<RouterId>], decision: &mut Decision) {
         let price = self.costs.price();
         if price.packet_s <= 0.0 {
             return;
@@ -279,7 +293,9 @@ impl Sharer {
         let is_within = |share: f64, want: &Want| share >= want.amount / hidden;
         let due =
             |(share, want): (&f64, &Want)| Due { wants: want.amount, least: share.min(want.amount / hidden) };
-        let due = self.routers.keys().copied().zip(shares.iter().zip(&wants).map(due)).collect();
+        let due = self.routers.iter().zip(shares.iter().zip(&wants).map(due));
+        let due =
+            due.filter(|((_, seen), _)| seen.is_steady()).map(|((router, _), due)| (*router, due)).collect();
         self.is_sharing = (self.is_sharing || self.full_periods >= 2)
             && !alike(&wants)
             && wants.iter().map(|want| want.amount).sum::<f64>() > self.aim

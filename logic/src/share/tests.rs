@@ -93,7 +93,7 @@ struct Core {
     cut_cost: f64,
     up_cost: f64,
     sharer: Sharer,
-    rings: Vec<Rings>,
+    rings: Vec<BTreeSet<RouterId>>,
     now: Duration,
     decision: Decision,
     /// In the last period, and the fraction of all that was lost in the ring, and of each router's that was cut.
@@ -109,7 +109,7 @@ impl Core {
         let (sharer, decision) = (Sharer::default(), Decision::default());
         let (cut, took) = (none.clone(), none);
         let now = Duration::ZERO;
-        let rings = grouped([(0..routers.len() as RouterId).collect()]);
+        let rings = vec![(0..routers.len() as RouterId).collect()];
         Core {
             routers,
             packet_s,
@@ -245,13 +245,31 @@ fn one_router_alone_and_routers_that_want_alike_are_not_cut() {
 fn routers_on_rings_of_their_own_are_not_cut() {
     let cut = |rings: &[&[RouterId]]| {
         let mut core = veth(&[transit(3.9e6), transit(1.3e6)]);
-        core.rings = grouped(rings.iter().map(|ring| ring.iter().copied().collect()));
+        core.rings = rings.iter().map(|ring| ring.iter().copied().collect()).collect();
         core.run(50);
         assert!(core.decision.counting);
         core.cut[0]
     };
     assert_eq!(cut(&[&[0], &[1]]), 0.0);
     assert!(cut(&[&[0, 1]]) > 0.3 && cut(&[&[0], &[0, 1]]) > 0.3);
+}
+
+/// All ports are the host's, which has something to say now and then.
+#[test]
+fn who_has_a_packet_now_and_then_joins_no_rings() {
+    let cut = |every: u32| {
+        let mut core = veth(&[transit(3.9e6), transit(1.3e6), transit(0.0)]);
+        core.rings = vec![[0, 2].into(), [1, 2].into()];
+        let mut cut = 0.0;
+        for period in 0..200 {
+            core.routers[2].rate = if period % every == 0 { 100.0 } else { 0.0 };
+            core.period();
+            cut = if period < 100 { 0.0 } else { core.cut[0].max(cut) };
+        }
+        cut
+    };
+    assert_eq!(cut(5), 0.0);
+    assert!(cut(1) > 0.3, "what always comes may be lost where others are too much");
 }
 
 #[test]

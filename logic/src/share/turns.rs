@@ -9,13 +9,13 @@ const EXACT: f64 = 1e-9;
 
 /// Rings, each polled by a thread of its own, and all routers whose packets they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Rings {
-    pub threads: u16,
-    pub routers: BTreeSet<RouterId>,
+struct Rings {
+    threads: u16,
+    routers: BTreeSet<RouterId>,
 }
 
 /// Rings of one thread each, so that no router is in two groups of them.
-pub fn grouped(rings: impl IntoIterator<Item = BTreeSet<RouterId>>) -> Vec<Rings> {
+fn grouped(rings: impl IntoIterator<Item = BTreeSet<RouterId>>) -> Vec<Rings> {
     let mut groups: Vec<Rings> = Vec::new();
     for routers in rings {
         let mut group = Rings { threads: 1, routers };
@@ -42,40 +42,46 @@ pub(super) struct Due {
 }
 
 /// Do all routers have what they must by turns of `time` alone? One that has its rings to itself, if their turns are enough for
-/// that; others, if these are enough for all that is known to be in them, so that nothing is lost there. In a group of several rings each is thought
-/// to hold as much. `hidden`: so many times what is known is counted.
-pub(super) fn serve(due: &BTreeMap<RouterId, Due>, rings: &[Rings], time: f64, hidden: f64) -> bool {
-    let of = |group: &Rings| -> Vec<Due> {
-        let present = group.routers.iter().filter_map(|router| due.get(router).copied());
-        present.filter(|due| due.wants > 0.0).collect()
+/// that; others, if these are enough for all that is known to be in them, so that nothing is lost there. Of routers that have several rings in common each
+/// ring is thought to hold as much. `rings`: whose packets each may hold. `hidden`: so many times what is known is counted.
+pub(super) fn serve(
+    due: &BTreeMap<RouterId, Due>,
+    rings: &[BTreeSet<RouterId>],
+    time: f64,
+    hidden: f64,
+) -> bool {
+    let is_used =
+        |ring: &BTreeSet<RouterId>| ring.iter().copied().filter(|router| due.contains_key(router)).collect();
+    let groups = grouped(rings.iter().map(is_used));
+    let of = |group: &Rings| Vec::from_iter(group.routers.iter().map(|router| due[router]));
+    let want = |group: &Rings| Want {
+        weight: f64::from(group.threads),
+        amount: of(group).iter().map(|due| due.wants).sum(),
     };
-    let groups: Vec<Vec<Due>> = rings.iter().map(of).collect();
-    let want = |(group, due): (&Rings, &Vec<Due>)| Want {
-        weight: f64::from(group.threads.max(1)),
-        amount: due.iter().map(|due| due.wants).sum(),
-    };
-    let wants: Vec<Want> = rings.iter().zip(&groups).map(want).collect();
-    let mut turns = fill(time, &wants).into_iter().zip(groups.iter().zip(&wants));
-    let is_known = |router| rings.iter().any(|group| group.routers.contains(router));
+    let wants: Vec<Want> = groups.iter().map(want).collect();
+    let is_known = |router| groups.iter().any(|group| group.routers.contains(router));
     due.keys().all(is_known)
-        && turns.all(|(turns, (due, want))| match due[..] {
-            [alone] => turns >= alone.least - EXACT,
-            _ => turns >= want.amount / hidden - EXACT,
-        })
+        && fill(time, &wants).into_iter().zip(groups.iter().zip(&wants)).all(
+            |(turns, (group, want))| match of(group)[..] {
+                [alone] => turns >= alone.least - EXACT,
+                _ => turns >= want.amount / hidden - EXACT,
+            },
+        )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn rings(of: &[&[RouterId]]) -> Vec<Rings> {
-        grouped(of.iter().map(|routers| routers.iter().copied().collect()))
+    fn rings(of: &[&[RouterId]]) -> Vec<BTreeSet<RouterId>> {
+        of.iter().map(|routers| routers.iter().copied().collect()).collect()
     }
 
     #[test]
     fn rings_with_a_router_in_common_are_one_group() {
         let group =
             |threads, routers: &[RouterId]| Rings { threads, routers: routers.iter().copied().collect() };
+        let rings = |of: &[&[RouterId]]| grouped(rings(of));
         assert_eq!(rings(&[&[1], &[2], &[3, 4]]), [group(1, &[1]), group(1, &[2]), group(1, &[3, 4])]);
         // The last joins the first two.
         assert_eq!(rings(&[&[1, 2], &[3, 4], &[5], &[2, 3]]), [group(1, &[5]), group(3, &[1, 2, 3, 4])]);
@@ -102,13 +108,14 @@ mod tests {
         let first_two: &[&[RouterId]] = &[&[1, 2], &[3]];
         assert!(!served(first_two, &[(1.4, 1.0), (0.1, 1.0), (0.1, 1.0)]));
         assert!(!served(first_two, &[(1.4, 1.0), (1.2, 1.0), (0.1, 1.0)]), "not as they share");
-        assert!(served(first_two, &[(1.4, 1.0), (0.0, 1.0), (0.1, 1.0)]), "nothing comes for the other");
         assert!(served(first_two, &[(0.2, 1.0), (0.1, 1.0), (1.4, 1.0)]), "another ring has too much");
         assert!(!served(first_two, &[(0.3, 1.0), (0.3, 1.0), (1.4, 1.0)]), "both are within their share");
         assert!(
             !served(&[&[1], &[2]], &[(1.4, 1.0), (0.1, 1.0), (0.1, 1.0)]),
             "nobody knows where the third is"
         );
+        // The fourth, for whom nothing comes, is on all.
+        assert!(served(&[&[1, 4], &[2, 4], &[3, 4]], &[(1.4, 1.0), (0.1, 1.0), (0.4, 1.0)]));
         let two_threads: &[&[RouterId]] = &[&[1], &[2], &[2]];
         assert!(!served(two_threads, &[(1.4, 1.0), (0.6, 1.0)]), "two threads have more turns than a share");
         assert!(served(two_threads, &[(1.4, 1.0), (0.6, 2.0)]));

@@ -5,7 +5,7 @@ use crate::plane::{Shares, SharesInCharge, Taken};
 use logic::{
     cores::{QueueId, View},
     plan::RouterId,
-    share::{Counted, Decision, Grant, Period, Rings, Sharer, busy, grouped},
+    share::{Counted, Decision, Grant, Period, Sharer, busy},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -172,10 +172,10 @@ impl Sharing {
     }
 }
 
-/// The queues of a core, by whose packets they may hold.
-fn rings(shares: &Shares, view: &View, core: CoreId) -> Vec<Rings> {
+/// Of each queue of a core, whose packets it may hold.
+fn rings(shares: &Shares, view: &View, core: CoreId) -> Vec<BTreeSet<RouterId>> {
     let on_core = view.queues.iter().filter(|queue| queue.core == core);
-    grouped(on_core.map(|queue| shares.routers_on(queue.id.port)))
+    on_core.map(|queue| shares.routers_on(queue.id.port)).collect()
 }
 
 /// What was counted of all routers.
