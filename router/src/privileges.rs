@@ -2,7 +2,7 @@
 //!
 //! | capability | kept for |
 //! |---|---|
-//! | `CAP_NET_ADMIN` | attaching XDP, netlink requests, ethtool |
+//! | `CAP_NET_ADMIN` | attaching XDP, netlink requests, ethtool, tables of local delivery |
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |

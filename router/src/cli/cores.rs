@@ -27,6 +27,12 @@ pub fn cores(report: &CoresReport) -> String {
         let cores = serve.cores.as_ref().map_or("not known yet".into(), |cores| list(cores));
         text += &format!("serve       {} has the cores that do not forward: {cores}\n", serve.directory);
     }
+    if let Some(local) = &report.local {
+        text += &format!(
+            "local       packets of {} of {} queues go where their sockets are read\n",
+            local.follow, local.queues
+        );
+    }
     if let Some(drains) = report.drains.as_ref().filter(|drains| drains.left + drains.remained > 0) {
         text += &format!(
             "moves       {} waited until all had left that was sent before, {} us at most; {} did not\n",
@@ -160,7 +166,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{DrainsReport, QueueReport, ServeReport, WorkloadReport};
+    use crate::cores::report::{DrainsReport, LocalReport, QueueReport, ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {
@@ -195,6 +201,7 @@ mod tests {
             hold_s: 2.0,
             floor: Some(40),
             serve: Some(ServeReport { directory: "/apps".into(), cores: Some(vec![0, 2]) }),
+            local: Some(LocalReport { queues: 2, follow: 1, sockets: 65536 }),
             at_s: 1.0,
             period_ms: 10,
             drains: Some(DrainsReport { left: 3, longest_us: 90, remained: 1 }),
@@ -212,6 +219,7 @@ mod tests {
             "policy      pack; may forward: 0,1; above 85 % a core gives queues away, below 70 % one is given back after 2 s\n\
              floor       40 % of a core that forwards is left to applications that want it\n\
              serve       /apps has the cores that do not forward: 0,2\n\
+             local       packets of 1 of 2 queues go where their sockets are read\n\
              moves       3 waited until all had left that was sent before, 90 us at most; 1 did not\n\
              problem     x\n\
              \n\

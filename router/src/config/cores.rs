@@ -31,6 +31,8 @@ pub struct CoresSettings {
     pub floor: Option<Floor>,
     /// The directory of the control group that has the cores that do not forward.
     pub serve: Option<PathBuf>,
+    /// Where the stack works for sockets of this machine.
+    pub local: LocalDelivery,
     /// With the policy `fixed`: the core of each queue of a port.
     pub fixed: BTreeMap<PortName, Vec<CoreId>>,
     /// Workloads that are not found by themselves.
@@ -49,6 +51,7 @@ impl Default for CoresSettings {
             drain: true,
             floor: None,
             serve: None,
+            local: LocalDelivery::Stay,
             fixed: BTreeMap::new(),
             workloads: Vec::new(),
         }
@@ -122,6 +125,26 @@ impl FromStr for PlacementPolicy {
     }
 }
 
+/// On which core the stack works for sockets of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalDelivery {
+    /// Where packets are received.
+    Stay,
+    /// Where a socket is read. The kernel needs a table for that, which is the machine's.
+    Follow,
+}
+
+impl FromStr for LocalDelivery {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        match s {
+            "stay" => Ok(Self::Stay),
+            "follow" => Ok(Self::Follow),
+            _ => Err(BadValue(format!("{s:?} is not allowed: \"stay\" or \"follow\""))),
+        }
+    }
+}
+
 /// Cores, written as Linux does: `0-3,8`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CoreList(pub BTreeSet<CoreId>);
@@ -166,7 +189,7 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 11] = [
+pub(super) const FORMS: [(&str, &str); 12] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
@@ -176,6 +199,7 @@ pub(super) const FORMS: [(&str, &str); 11] = [
     ("cores.drain", "drain = false"),
     ("cores.floor", "floor = 40"),
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
+    ("cores.local", "local = \"follow\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
     ("cores.workloads", "workloads = [{ name = \"database\", cores = \"4-7\" }]"),
 ];
@@ -203,6 +227,7 @@ mod tests {
             drain = false
             floor = 40
             serve = "/sys/fs/cgroup/apps"
+            local = "follow"
             fixed = { eth1 = [0, 3], eth2 = [1] }
             workloads = [{ name = "db", cores = "2" }]
             "#,
@@ -221,6 +246,7 @@ mod tests {
                 drain: false,
                 floor: Some(Floor(40)),
                 serve: Some("/sys/fs/cgroup/apps".into()),
+                local: LocalDelivery::Follow,
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
@@ -240,6 +266,8 @@ mod tests {
             ("high = 300", &["m.toml:2: cores.high: ", "300 is not allowed: 1 to 100"]),
             ("floor = 99", &["m.toml:2: cores.floor: ", "99 is not allowed: 5 to 95"]),
             ("serve = 1", &["m.toml:2: cores.serve: ", "such as: serve = \"/sys/fs/cgroup/apps\""]),
+            ("local = \"here\"", &["m.toml:2: cores.local: ", "\"here\" is not allowed: \"stay\" or"]),
+            ("local = true", &["m.toml:2: cores.local: ", "such as: local = \"follow\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
             ("drain = \"1ms\"", &["m.toml:2: cores.drain: ", "such as: drain = false"]),
             ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),

@@ -4,14 +4,18 @@ use super::{
     CoreId,
     drain::Drained,
     exchange::{Exchange, QueueNow, Snapshot},
+    local::Following,
     machine::CoreSite,
     placing::Happened,
     queues::Control,
-    report::{CoreReport, CoresReport, DrainsReport, EventReport, QueueReport, ServeReport, WorkloadReport},
+    report::{
+        CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, QueueReport, ServeReport,
+        WorkloadReport,
+    },
     workloads::Workload,
 };
 use crate::{
-    config::{CoresSettings, PlacementPolicy},
+    config::{CoresSettings, LocalDelivery, PlacementPolicy},
     daemon::kernel::monotonic,
 };
 use logic::{
@@ -48,6 +52,7 @@ impl Handle {
                 .serve
                 .as_ref()
                 .map(|directory| ServeReport { directory: directory.display().to_string(), cores: None }),
+            local: (wanted.local == LocalDelivery::Follow).then(LocalReport::default),
             ..CoresReport::default()
         };
         let Some(now) = self.exchange.snapshot() else {
@@ -57,6 +62,7 @@ impl Handle {
         let roles = roles(&now.view, &now.plan);
         CoresReport {
             serve: report.serve.clone().map(|serve| ServeReport { cores: given, ..serve }),
+            local: now.found.following.map(local),
             at_s: now.at.as_secs_f64(),
             period_ms: now.period.as_millis() as u64,
             drains: now.drained.map(drains),
@@ -176,6 +182,10 @@ fn drains(drained: Drained) -> DrainsReport {
         longest_us: drained.longest.as_micros() as u64,
         remained: drained.remained,
     }
+}
+
+fn local(Following { sockets, queues, follow }: Following) -> LocalReport {
+    LocalReport { queues: queues as u32, follow: follow as u32, sockets }
 }
 
 fn workload(workload: &Workload) -> WorkloadReport {

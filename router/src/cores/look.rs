@@ -12,6 +12,7 @@ use super::{
     balancer::Balancer,
     drain::Exit,
     irqs,
+    local::{Following, Local},
     machine::Machine,
     number, numbered,
     originals::Originals,
@@ -22,7 +23,7 @@ use super::{
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::{
-    config::{CoresSettings, PlacementPolicy},
+    config::{CoresSettings, LocalDelivery, PlacementPolicy},
     priority::Urgency,
 };
 use logic::{
@@ -60,6 +61,8 @@ pub struct Found {
     pub workloads: Arc<Vec<Workload>>,
     /// The cores that were given to applications.
     pub served: Option<BTreeSet<CoreId>>,
+    /// How far local delivery follows; `None`: it shall not.
+    pub following: Option<Following>,
     /// Where interrupts are placed: irqbalance, if it runs.
     pub balancer: Option<Arc<Balancer>>,
     /// Threads that do shares of queues that are split.
@@ -95,6 +98,8 @@ pub struct Looker<A> {
     originals: Originals,
     /// Applications whose cores follow.
     serve: Option<Serve>,
+    /// Where local delivery follows.
+    local: Option<Local>,
     /// What ports of before keep, as sentences.
     leftovers: Vec<String>,
     pub(super) splitter: Splitter,
@@ -153,6 +158,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             balancer: (None, None),
             originals: Originals::read(file),
             serve: wanted.serve.as_deref().map(Serve::new),
+            local: (wanted.local == LocalDelivery::Follow).then(Local::default),
             splitter: Splitter::default(),
             wanted,
             leftovers: Vec::new(),
@@ -185,6 +191,7 @@ impl<A: Scheduling + Clone> Looker<A> {
         if let Some(serve) = &mut self.serve {
             troubles.extend(serve.look(&self.roots, &mut self.originals));
         }
+        let following = self.follow(&mut troubles);
         if self.scanner.scan(&self.roots, &self.machine.online(), now) {
             self.find_workloads();
         }
@@ -195,7 +202,27 @@ impl<A: Scheduling + Clone> Looker<A> {
         let ports = (0..).zip(&self.ports).filter(|(_, port)| port.known.is_some());
         let may_split = self.wanted.split && self.splitter.may_split(ports.map(|(id, _)| id));
         let parts = self.splitter.threads(&self.roots);
-        Found { began: now, machine, queues, exits, workloads, served, balancer, parts, may_split, troubles }
+        Found {
+            began: now,
+            machine,
+            queues,
+            exits,
+            workloads,
+            served,
+            following,
+            balancer,
+            parts,
+            may_split,
+            troubles,
+        }
+    }
+
+    /// Lets local delivery follow, if it shall.
+    fn follow(&mut self, troubles: &mut Vec<String>) -> Option<Following> {
+        let there = self.ports.iter().filter(|port| port.known.is_some()).map(|port| port.name.as_str());
+        let (following, new) = self.local.as_mut()?.look(&self.roots, &mut self.originals, there);
+        troubles.extend(new);
+        Some(following)
     }
 
     /// Queues are split as was decided; what cannot be done, as sentences.

@@ -19,6 +19,7 @@
 //! | [`splitting`] | queues whose flows are shared among cores |
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
 //! | [`serve`] | the cores of applications follow |
+//! | [`local`] | local delivery follows the application |
 //! | [`shares`] | what routers may take of cores that are full |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
 //! | [`report`], [`handle`] | what clients are told |
@@ -36,6 +37,7 @@ mod fake;
 pub mod handle;
 pub mod irqs;
 pub mod load;
+pub mod local;
 pub mod look;
 pub mod machine;
 pub mod notices;

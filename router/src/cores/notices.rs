@@ -2,6 +2,7 @@
 
 use super::{
     CoreId, QueueId,
+    local::Following,
     look::{Found, FoundQueue},
     placing::Happened,
     queues::Control,
@@ -12,11 +13,15 @@ use std::collections::BTreeMap;
 /// Of workloads, in one look: who starts a hundred processes knows.
 const MOST_WORKLOADS: usize = 8;
 
-/// In the order cores, queues, workloads.
-pub fn noticed(before: &Found, after: &Found) -> Vec<Happened> {
-    let mut all = cores(before, after);
-    all.extend(queues(before, after));
-    all.extend(workloads(before, after));
+/// In the order cores, queues, workloads, local delivery; of the first look only the last.
+pub fn noticed(before: Option<&Found>, after: &Found) -> Vec<Happened> {
+    let mut all = Vec::new();
+    if let Some(before) = before {
+        all.extend(cores(before, after));
+        all.extend(queues(before, after));
+        all.extend(workloads(before, after));
+    }
+    all.extend(local(before.and_then(|before| before.following), after.following));
     all.into_iter().map(|happened| Happened { at: after.began, ..happened }).collect()
 }
 
@@ -85,6 +90,12 @@ fn workloads(before: &Found, after: &Found) -> Vec<Happened> {
     all
 }
 
+fn local(before: Option<Following>, after: Option<Following>) -> Option<Happened> {
+    let Following { follow, queues, .. } = after.filter(|_| before != after)?;
+    let why = format!("local packets of {follow} of {queues} queues go where their sockets are read");
+    Some(happened(None, vec![], vec![], why))
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
@@ -124,6 +135,7 @@ mod tests {
             exits: Vec::new(),
             workloads: Arc::new(workloads.iter().map(workload).collect()),
             served: None,
+            following: None,
             balancer: None,
             parts: Vec::new(),
             may_split: false,
@@ -134,9 +146,9 @@ mod tests {
     #[test]
     fn what_comes_goes_and_changes_is_told() {
         let before = found(&[0, 1, 2], &[(0, 70), (1, 71)], &[(40, 1), (41, 2)]);
-        assert_eq!(noticed(&before, &before), []);
+        assert_eq!((noticed(Some(&before), &before), noticed(None, &before)), (vec![], vec![]));
         let after = found(&[0, 2, 3], &[(1, 99), (2, 72)], &[(41, 3), (42, 0)]);
-        let told = noticed(&before, &after).into_iter().map(|happened| {
+        let told = noticed(Some(&before), &after).into_iter().map(|happened| {
             assert_eq!((happened.at, happened.number), (Duration::from_secs(7), 0));
             (happened.queue.map(|queue| queue.index), happened.from, happened.to, happened.why)
         });
@@ -162,7 +174,23 @@ mod tests {
     #[test]
     fn many_workloads_are_few_events() {
         let many: Vec<(u32, CoreId)> = (0..100).map(|id| (id, 0)).collect();
-        let told = noticed(&found(&[0], &[], &[]), &found(&[0], &[], &many));
+        let told = noticed(Some(&found(&[0], &[], &[])), &found(&[0], &[], &many));
         assert_eq!((told.len(), &*told[8].why), (9, "92 more workloads have ended or come"));
+    }
+
+    #[test]
+    fn how_far_local_delivery_follows_is_told_when_it_changes() {
+        let following = |follow| Found {
+            following: Some(Following { sockets: 65536, queues: 2, follow }),
+            ..found(&[0], &[], &[])
+        };
+        let told = |before: Option<&Found>, follow| -> Vec<String> {
+            noticed(before, &following(follow)).into_iter().map(|happened| happened.why).collect()
+        };
+        let line =
+            |follow: u32| format!("local packets of {follow} of 2 queues go where their sockets are read");
+        assert_eq!(told(None, 2), [line(2)]);
+        assert_eq!(told(Some(&following(2)), 1), [line(1)]);
+        assert_eq!(told(Some(&following(2)), 2), [""; 0]);
     }
 }

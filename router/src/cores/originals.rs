@@ -1,11 +1,17 @@
-//! What threads, interrupts and TX queues had before queues were moved, to be put back at the end.
+//! What threads, interrupts and TX queues had before queues were moved, and whatever else was changed for cores, to be put back at the end.
 //!
 //! It is written to a file before the first move of each, so that whoever comes after `kill -9` can put it back. What could not be
 //! put back stays in the file, for the next attempt; what is gone does not, and nothing is put back to something else that has the
 //! same number by now.
 
-use super::{CoreId, Roots, affinity::Scheduling, apply::xps, irqs, number, queues::Control, serve, threads};
-use crate::{config::CoresSettings, priority::Urgency};
+use super::{
+    CoreId, Roots, affinity::Scheduling, apply::xps, irqs, local::Table, number, queues::Control, serve,
+    threads,
+};
+use crate::{
+    config::{CoresSettings, LocalDelivery},
+    priority::Urgency,
+};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
@@ -35,6 +41,8 @@ enum What {
     Urgency { pid: u32, name: String },
     /// The cores of a control group.
     Cpuset { directory: PathBuf },
+    /// A table of local delivery that was given so many entries; that of an RX queue is of the device which has this number.
+    Table { table: Table, ifindex: Option<u32>, entries: u32 },
 }
 
 /// What it was.
@@ -44,6 +52,7 @@ enum Was {
     /// Cores as the file has them.
     Text(String),
     Urgency(Urgency),
+    Entries(u32),
 }
 
 impl Original {
@@ -56,6 +65,7 @@ impl Original {
             What::Cpuset { directory } => format!("{} keeps its cores", directory.display()),
             What::Interrupt { irq, .. } => format!("interrupt {irq} of {device} keeps its cores"),
             What::Transmit { queue, .. } => format!("TX queue {queue} of {device} keeps its cores"),
+            What::Table { table, entries, .. } => format!("{table} stays {entries}"),
         }
     }
 
@@ -75,6 +85,11 @@ impl Original {
                 xps(roots, &self.device, *queue).exists() && number_of(roots, &self.device) == *ifindex
             }
             What::Cpuset { directory } => serve::file(directory).exists(),
+            // With other entries it is somebody's.
+            What::Table { table, ifindex, entries } => {
+                table.entries(roots).is_ok_and(|now| now == *entries)
+                    && (*table == Table::Sockets || number_of(roots, &self.device) == *ifindex)
+            }
         }
     }
 
@@ -90,6 +105,7 @@ impl Original {
             (What::Transmit { queue, .. }, Was::Text(cores)) => {
                 fs::write(xps(roots, &self.device, *queue), cores)
             }
+            (What::Table { table, .. }, Was::Entries(entries)) => table.resize(roots, *entries),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -174,6 +190,30 @@ impl Originals {
         })
     }
 
+    /// Called before tables without entries are given some, so many each: notes those that are not noted yet.
+    ///
+    /// # Errors
+    /// They cannot be written down: then they may not be given any.
+    pub fn note_tables<'a>(
+        &mut self,
+        roots: &Roots,
+        tables: impl Iterator<Item = (&'a Table, u32)>,
+    ) -> io::Result<()> {
+        let original = |(table, entries): (&Table, u32)| {
+            let device = match table {
+                Table::Sockets => String::new(),
+                Table::Flows { device, .. } => device.clone(),
+            };
+            let ifindex = number_of(roots, &device);
+            Original {
+                device,
+                what: What::Table { table: table.clone(), ifindex, entries },
+                was: Was::Entries(0),
+            }
+        };
+        self.add(tables.map(original).collect())
+    }
+
     /// Those that are not there yet.
     fn add(&mut self, mut found: Vec<Original>) -> io::Result<()> {
         let is_noted =
@@ -199,7 +239,8 @@ impl Originals {
     }
 
     /// Puts back what a daemon before this one has changed and this one has no business with: of devices that are not its
-    /// ports, how urgent threads are without a floor, cores of control groups other than its own; says what could not be put back.
+    /// ports, how urgent threads are without a floor, cores of control groups other than its own, tables of local delivery where that
+    /// stays; says what could not be put back.
     pub fn put_back_unwanted(
         &mut self,
         roots: &Roots,
@@ -210,6 +251,8 @@ impl Originals {
         self.put_back_those(roots, affinity, |Original { device, what, .. }| match what {
             What::Cpuset { directory } => wanted.serve.as_deref() != Some(directory),
             What::Urgency { .. } if wanted.floor.is_none() => true,
+            What::Table { .. } if wanted.local == LocalDelivery::Stay => true,
+            What::Table { table: Table::Sockets, .. } => false,
             _ => !ports.contains(device),
         })
     }

@@ -19,6 +19,9 @@ pub struct CoresReport {
     pub floor: Option<u32>,
     /// The control group of applications whose cores follow forwarding.
     pub serve: Option<ServeReport>,
+    /// How far local delivery follows; absent: it stays where packets are received.
+    #[serde(default)]
+    pub local: Option<LocalReport>,
     /// When cores and queues were measured, seconds since boot (CLOCK_MONOTONIC).
     #[serde(default)]
     pub at_s: f64,
@@ -52,6 +55,16 @@ pub struct ServeReport {
     pub directory: String,
     /// The cores that it was given; absent: none yet.
     pub cores: Option<Vec<CoreId>>,
+}
+
+/// Local delivery that follows the application.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LocalReport {
+    /// RX queues of the ports that are there, and those whose packets follow.
+    pub queues: u32,
+    pub follow: u32,
+    /// Entries of the kernel's table of sockets; 0: it has none, or is not known.
+    pub sockets: u32,
 }
 
 /// A core. Fractions of its time.

@@ -77,7 +77,8 @@ pub fn start(
         // Who only looks can do without.
         Err(error) if handle.is_off() => {
             handle.exchange.fail(format!(
-                "nothing can be told of cores and queues, and full cores are not shared: {error:#}"
+                "nothing can be told of cores and queues, full cores are not shared, and local delivery does not follow: \
+                 {error:#}"
             ));
             Ok(Threads { handle, leave: Arc::default(), looking: None })
         }
@@ -264,7 +265,7 @@ fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         let now = monotonic();
         if now >= due || missed && now >= looked + LEAST {
             let found = Arc::new(looker.look(now, missed));
-            exchange.tell(before.as_ref().map_or(Vec::new(), |before| noticed(before, &found)));
+            exchange.tell(noticed(before.as_deref(), &found));
             exchange.found(found.clone());
             before = Some(found);
             (looked, due, missed) = (now, now + LOOK, false);

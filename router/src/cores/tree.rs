@@ -63,6 +63,7 @@ impl Tree {
         self.write(&format!("{at}/threaded"), if threaded { "1\n" } else { "0\n" });
         for queue in 0..queues {
             self.write(&format!("{at}/queues/rx-{queue}/rps_cpus"), "0\n");
+            self.write(&format!("{at}/queues/rx-{queue}/rps_flow_cnt"), "0\n");
             self.write(&format!("{at}/queues/tx-{queue}/xps_cpus"), "00000000\n");
         }
     }

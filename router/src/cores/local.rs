@@ -1,0 +1,347 @@
+//! Local delivery that follows: what the stack does for a socket of this machine, it does on the core where that is read.
+//!
+//! Linux does it by receive flow steering (`get_rps_cpu`, net/core/dev.c; `Documentation/networking/scaling.rst`): who reads a
+//! connected socket leaves his core in a table; what XDP passes up is handed to that core, and to another one only when what was
+//! handed over before is done, as V8 wants it. Its tables have no entries when Linux has started: that of sockets, which is the
+//! machine's, and one of flows for each RX queue. One that has entries is somebody's, and left as it is.
+//!
+//! What XDP forwards sees none of this. To look sockets up in XDP instead would be paid for by every packet, and would take a program
+//! that is told of each read, and what still waits on each core: that is what these tables of Linux are.
+
+use super::{Roots, is_gone, numbered, originals::Originals};
+use crate::netns;
+use serde::{Deserialize, Serialize};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+/// Entries of the table of sockets, four bytes each. Sockets that share one take it from each other, and then packets may
+/// overtake, so there are many more than sockets that are busy at a time. A power of two: Linux rounds up to one.
+const SOCKETS: u32 = 65536;
+/// Of the table of one queue of many, at least.
+const LEAST_FLOWS: u32 = 1024;
+
+/// One of the tables.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Table {
+    /// On which core each is read, of the whole machine.
+    Sockets,
+    /// On which core flows of an RX queue of a device are.
+    Flows { device: String, queue: u16 },
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Table::Sockets => f.write_str("net.core.rps_sock_flow_entries"),
+            Table::Flows { device, queue } => write!(f, "rps_flow_cnt of queue {queue} of {device}"),
+        }
+    }
+}
+
+impl Table {
+    /// How many entries it has.
+    ///
+    /// # Errors
+    /// `NotFound`: the kernel has no such table, the device is gone, or the machine's first network namespace is out of sight.
+    pub fn entries(&self, roots: &Roots) -> io::Result<u32> {
+        let read = |path: &Path| fs::read_to_string(path)?.trim().parse().map_err(io::Error::other);
+        self.on_file(roots, read)
+    }
+
+    /// Gives it so many; what it has learnt is forgotten.
+    pub fn resize(&self, roots: &Roots, entries: u32) -> io::Result<()> {
+        let text = entries.to_string();
+        let write = |path: &Path| {
+            OpenOptions::new().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
+        };
+        self.on_file(roots, write)
+    }
+
+    fn on_file<T: Send>(
+        &self,
+        roots: &Roots,
+        task: impl Fn(&Path) -> io::Result<T> + Send + Sync,
+    ) -> io::Result<T> {
+        let path = match self {
+            Table::Flows { device, queue } => return task(&flows(roots, device, *queue)),
+            Table::Sockets => roots.proc("sys/net/core/rps_sock_flow_entries"),
+        };
+        match task(&path) {
+            // It is in the machine's first network namespace alone, which is that of the kernel's threads: process 2 is their parent.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let first = File::open(roots.proc("2/ns/net"))?;
+                netns::inside(&first, || task(&path))?
+            }
+            done => done,
+        }
+    }
+}
+
+fn flows(roots: &Roots, device: &str, queue: u16) -> PathBuf {
+    roots.device(device).join(format!("queues/rx-{queue}/rps_flow_cnt"))
+}
+
+/// How far local delivery follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Following {
+    /// Entries of the table of sockets; 0: it has none, or is not known.
+    pub sockets: u32,
+    /// RX queues of the ports that are there, and those of them whose packets follow.
+    pub queues: usize,
+    pub follow: usize,
+}
+
+/// A table as it was found, and the entries that it gets if it has none.
+struct Found {
+    table: Table,
+    entries: u32,
+    wanted: u32,
+}
+
+/// Sees to it that the tables have entries.
+#[derive(Debug, Default)]
+pub struct Local {
+    /// Those that had some after the last look.
+    filled: BTreeSet<Table>,
+}
+
+impl Local {
+    /// Gives entries to the tables of these devices, and to that of sockets, where they have none; that is written down before. Says
+    /// how far packets follow, and as sentences why not further.
+    pub fn look<'a>(
+        &mut self,
+        roots: &Roots,
+        originals: &mut Originals,
+        devices: impl Iterator<Item = &'a str>,
+    ) -> (Following, Vec<String>) {
+        let before = std::mem::take(&mut self.filled);
+        let (mut following, mut troubles) = (Following::default(), Vec::new());
+        let devices: Vec<(&str, Vec<u32>)> =
+            devices.map(|device| (device, numbered(&roots.device(device).join("queues"), "rx-"))).collect();
+        following.queues = devices.iter().map(|(_, queues)| queues.len()).sum();
+        if following.queues == 0 {
+            return (following, troubles);
+        }
+        let found = find(roots, &devices, &mut troubles);
+        if self.fill(roots, originals, &found, &before, &mut troubles) {
+            (following.sockets, following.follow) = (found[0].wanted, self.filled.len() - 1);
+        }
+        (following, troubles)
+    }
+
+    /// Returns whether the table of sockets, which is the first, has entries: without it the others are of no use, and left alone.
+    fn fill(
+        &mut self,
+        roots: &Roots,
+        originals: &mut Originals,
+        found: &[Found],
+        before: &BTreeSet<Table>,
+        troubles: &mut Vec<String>,
+    ) -> bool {
+        let empty = found.iter().filter(|found| found.entries == 0);
+        let noted = originals.note_tables(roots, empty.map(|found| (&found.table, found.wanted)));
+        if let Err(error) = &noted {
+            troubles.push(format!(
+                "local delivery stays where packets are received: what was cannot be written down: {error}"
+            ));
+        }
+        for Found { table, entries, wanted } in found {
+            let has_some = *entries > 0
+                || noted.is_ok() && {
+                    if before.contains(table) {
+                        troubles.push(format!("{table} had become 0, and is set again (cores.local)"));
+                    }
+                    resize(roots, table, *wanted, troubles)
+                };
+            if has_some {
+                self.filled.insert(table.clone());
+            } else if *table == Table::Sockets {
+                return false;
+            }
+        }
+        !found.is_empty()
+    }
+}
+
+/// That of sockets, and then those of queues; none if that is not known. What is not is added to the sentences.
+fn find(roots: &Roots, devices: &[(&str, Vec<u32>)], troubles: &mut Vec<String>) -> Vec<Found> {
+    let entries = match Table::Sockets.entries(roots) {
+        Ok(entries) => entries,
+        Err(error) => {
+            troubles.push(stays(&Table::Sockets, &error));
+            return Vec::new();
+        }
+    };
+    let sockets = if entries > 0 { entries } else { SOCKETS };
+    let mut found = vec![Found { table: Table::Sockets, entries, wanted: sockets }];
+    for (device, queues) in devices {
+        // As Linux's documentation advises.
+        let wanted = (sockets / queues.len().max(1) as u32).next_power_of_two().max(LEAST_FLOWS);
+        for queue in queues.iter().filter_map(|&queue| u16::try_from(queue).ok()) {
+            let table = Table::Flows { device: (*device).into(), queue };
+            match table.entries(roots) {
+                Ok(entries) => found.push(Found { table, entries, wanted }),
+                // It may go in the middle of a look.
+                Err(error) if is_gone(&error) => {}
+                Err(error) => troubles.push(stays(&table, &error)),
+            }
+        }
+    }
+    found
+}
+
+/// Is done; not if it is gone, or for a reason that is added to the sentences.
+fn resize(roots: &Roots, table: &Table, entries: u32, troubles: &mut Vec<String>) -> bool {
+    let done = table.resize(roots, entries);
+    if let Err(error) = &done
+        && !is_gone(error)
+    {
+        troubles.push(stays(table, error));
+    }
+    done.is_ok()
+}
+
+fn stays(table: &Table, error: &io::Error) -> String {
+    let why = match error.kind() {
+        io::ErrorKind::NotFound => {
+            " (the kernel has no receive flow steering, CONFIG_RPS, or the machine's first network namespace is out of sight of this \
+             PID namespace)"
+        }
+        _ => "",
+    };
+    format!("local delivery stays where packets are received: {table}: {error}{why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{fake::Fake, tree::Tree},
+        *,
+    };
+
+    const TABLE: &str = "proc/sys/net/core/rps_sock_flow_entries";
+
+    /// eth0 with two queues, and eth1 with one.
+    struct World {
+        tree: Tree,
+        local: Local,
+        originals: Originals,
+    }
+
+    impl World {
+        fn new(file: &str) -> World {
+            let tree = Tree::new();
+            tree.write(TABLE, "0\n");
+            tree.device("eth0", 2, true);
+            tree.device("eth1", 1, true);
+            World { local: Local::default(), originals: Originals::read(tree.path(file)), tree }
+        }
+
+        fn look(&mut self) -> (Following, Vec<String>) {
+            self.local.look(&self.tree.roots(), &mut self.originals, ["eth0", "eth1"].into_iter())
+        }
+
+        fn put_back(&mut self) {
+            assert_eq!(self.originals.put_back(&self.tree.roots(), &Fake::default()), Vec::<String>::new());
+        }
+
+        /// Of sockets, and of the queues.
+        fn entries(&self) -> [u32; 4] {
+            let flows = |device: &str, queue| Table::Flows { device: device.into(), queue };
+            let tables = [Table::Sockets, flows("eth0", 0), flows("eth0", 1), flows("eth1", 0)];
+            tables.map(|table| table.entries(&self.tree.roots()).unwrap())
+        }
+    }
+
+    fn flows(device: &str, queue: u16) -> String {
+        format!("sys/class/net/{device}/queues/rx-{queue}/rps_flow_cnt")
+    }
+
+    fn all(sockets: u32) -> Following {
+        Following { sockets, queues: 3, follow: 3 }
+    }
+
+    #[test]
+    fn tables_get_entries_and_are_as_before_in_the_end() {
+        let mut world = World::new("m.cores");
+        for _ in 0..2 {
+            assert_eq!(world.look(), (all(65536), vec![]));
+            assert_eq!(world.entries(), [65536, 32768, 32768, 65536]);
+        }
+        // Killed; the next one finds them filled, and puts back what was.
+        (world.local, world.originals) = (Local::default(), Originals::read(world.tree.path("m.cores")));
+        assert_eq!(world.look(), (all(65536), vec![]));
+        world.put_back();
+        assert_eq!(world.entries(), [0; 4]);
+        assert!(!world.tree.path("m.cores").exists());
+    }
+
+    #[test]
+    fn what_somebody_has_set_is_left_alone() {
+        let mut world = World::new("m.cores");
+        world.tree.write(TABLE, "4096\n");
+        world.tree.write(&flows("eth0", 1), "256\n");
+        assert_eq!(world.look(), (all(4096), vec![]));
+        assert_eq!(world.entries(), [4096, 2048, 256, 4096]);
+        // So is what is set later.
+        world.tree.write(&flows("eth1", 0), "512\n");
+        assert_eq!(world.look(), (all(4096), vec![]));
+        world.put_back();
+        assert_eq!(world.entries(), [4096, 0, 256, 512]);
+    }
+
+    #[test]
+    fn who_empties_a_table_is_told_of_and_ports_come_and_go() {
+        let mut world = World::new("m.cores");
+        world.look();
+        world.tree.write(TABLE, "0\n");
+        let (following, troubles) = world.look();
+        assert_eq!((following, troubles.len()), (all(65536), 1));
+        assert!(troubles[0].starts_with("net.core.rps_sock_flow_entries had become 0"), "{troubles:?}");
+        assert_eq!(world.look(), (all(65536), vec![]));
+        world.tree.remove("sys/class/net/eth0");
+        assert_eq!(world.look(), (Following { queues: 1, follow: 1, ..all(65536) }, vec![]));
+        // Another device of that name is a new one.
+        world.tree.device("eth0", 1, true);
+        world.tree.write("sys/class/net/eth0/ifindex", "12\n");
+        assert_eq!(world.look(), (Following { queues: 2, follow: 2, ..all(65536) }, vec![]));
+        world.put_back();
+        assert_eq!((world.tree.read(TABLE), world.tree.read(&flows("eth0", 0))), ("0".into(), "0".into()));
+    }
+
+    #[test]
+    fn without_ports_the_machine_is_left_alone() {
+        let mut world = World::new("m.cores");
+        ["eth0", "eth1"].iter().for_each(|device| world.tree.remove(&format!("sys/class/net/{device}")));
+        assert_eq!(world.look(), (Following::default(), vec![]));
+        assert_eq!(world.tree.read(TABLE), "0\n");
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_told() {
+        let none = Following { sockets: 0, queues: 3, follow: 0 };
+        // What was cannot be written down.
+        let mut world = World::new("nowhere/m.cores");
+        let (following, troubles) = world.look();
+        assert_eq!((following, troubles.len(), world.entries()), (none, 1, [0; 4]));
+        assert!(troubles[0].contains("what was cannot be written down"), "{troubles:?}");
+        // A kernel without.
+        let mut world = World::new("m.cores");
+        fs::remove_file(world.tree.path(TABLE)).unwrap();
+        let (following, troubles) = world.look();
+        assert_eq!((following, troubles.len()), (none, 1));
+        assert!(troubles[0].contains("CONFIG_RPS"), "{troubles:?}");
+        assert_eq!(world.tree.read(&flows("eth0", 0)), "0\n");
+        // One queue refuses: the others follow.
+        let mut world = World::new("m.cores");
+        fs::remove_file(world.tree.path(&flows("eth0", 1))).unwrap();
+        world.tree.write(&format!("{}/x", flows("eth0", 1)), "");
+        let (following, troubles) = world.look();
+        assert_eq!((following, troubles.len()), (Following { follow: 2, ..all(65536) }, 1), "{troubles:?}");
+    }
+}
