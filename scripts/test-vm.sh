@@ -17,7 +17,7 @@ readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan 8021q
 # What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these.
 readonly TOOLS=(bash ip tc nft ping ethtool unshare timeout)
 # Test binaries of crate millrace that are worth running on another kernel.
-readonly SUITES=(plane_kernel xdp_table flow_rules netlink losses splits vm)
+readonly SUITES=(plane_kernel xdp_table flow_rules netlink losses splits local vm)
 
 # The static `millrace` and test binaries, into image/millrace/. Tests bring the program itself along.
 build() {

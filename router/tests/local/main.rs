@@ -19,8 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-const PATIENCE: Duration = Duration::from_secs(30);
-const PACKETS: u64 = 4000;
+const PATIENCE: Duration = Duration::from_secs(90);
+const PACKETS: u64 = 1000;
 /// What else goes on in the machine, and what goes before Linux knows where a socket is read.
 const OTHERS: u64 = PACKETS / 10;
 const FOLLOW: &str = "local = \"follow\"";
