@@ -103,8 +103,10 @@ mod tests {
         thread::spawn(move || {
             let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
             let last = Kernel.allowed(me).unwrap().cores().last().unwrap();
-            elsewhere.put(&[me, u32::MAX], last);
-            assert_eq!(Vec::from_iter(Kernel.allowed(me).unwrap().cores()), [last]);
+            let on = || Vec::from_iter(Kernel.allowed(me).unwrap().cores());
+            // Where others are busy it may not be done in time, and is left undone.
+            let mut tries = (0..1000).map(|_| elsewhere.put(&[me, u32::MAX], last));
+            assert!(tries.any(|()| on() == [last]), "{:?}", on());
         })
         .join()
         .unwrap();
