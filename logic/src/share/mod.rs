@@ -18,8 +18,8 @@
 //! has no room for costs nothing.
 //!
 //! Nor where each router has its share by rings that others do not fill (`turns`): the threads that poll them take turns on the core,
-//! and cutting would only take some of its time. For that it does not count to whom only a packet came now and then: all ports are the host's,
-//! too.
+//! and cutting would only take some of its time. Where something comes for the host now and then only, that is not counted: all ports
+//! are the host's, too, and nobody knows by which of them it came.
 //!
 //! **How much comes** cannot be seen while the core is full, as the ring is: it is then thought to be [`HIDDEN`] times what was
 //! seen. If it is more, the core is still full in the next period, having seen more; if less, too much was cut for 10 ms.
@@ -128,8 +128,10 @@ pub struct Period<'a> {
     pub busy: f64,
     /// All that had packets, if they were counted.
     pub counted: &'a [Counted],
-    /// The rings before it: whose packets each may hold.
+    /// The rings before it, whose threads take turns: whose packets each may hold. None: it is not known, or they take none.
     pub rings: &'a [BTreeSet<RouterId>],
+    /// The router that all ports belong to.
+    pub host: Option<RouterId>,
 }
 
 /// What follows for a core.
@@ -228,7 +230,7 @@ impl Sharer {
         let taken = self.take_in(now, period);
         let mut decision = Decision { counting: true, taken, ..Decision::default() };
         self.correct(is_full);
-        self.divide(is_full, period.rings, &mut decision);
+        self.divide(is_full, period, &mut decision);
         decision
     }
 
@@ -270,7 +272,7 @@ impl Sharer {
     }
 
     /// Who is cut.
-    fn divide(&mut self, is_full: bool, rings: &[BTreeSet<RouterId>], decision: &mut Decision) {
+    fn divide(&mut self, is_full: bool, period: &Period<'_>, decision: &mut Decision) {
         let price = self.costs.price();
         if price.packet_s <= 0.0 {
             return;
@@ -291,15 +293,19 @@ impl Sharer {
         let shares = fill(self.aim, &wants);
         // What is hidden is not held against those within their share.
         let is_within = |share: f64, want: &Want| share >= want.amount / hidden;
-        let due =
-            |(share, want): (&f64, &Want)| Due { wants: want.amount, least: share.min(want.amount / hidden) };
-        let due = self.routers.iter().zip(shares.iter().zip(&wants).map(due));
-        let due =
-            due.filter(|((_, seen), _)| seen.is_steady()).map(|((router, _), due)| (*router, due)).collect();
+        let due = |((&router, seen), (share, want)): ((&RouterId, &Seen), (&f64, &Want))| {
+            let due = Due {
+                wants: want.amount,
+                least: share.min(want.amount / hidden),
+                is_steady: seen.is_steady(),
+            };
+            (period.host != Some(router) || due.is_steady).then_some((router, due))
+        };
+        let due = self.routers.iter().zip(shares.iter().zip(&wants)).filter_map(due).collect();
         self.is_sharing = (self.is_sharing || self.full_periods >= 2)
             && !alike(&wants)
             && wants.iter().map(|want| want.amount).sum::<f64>() > self.aim
-            && !turns::serve(&due, rings, self.aim, hidden);
+            && !turns::serve(&due, period.rings, self.aim, hidden);
         decision.grants = self.routers.keys().map(|router| (*router, Grant::ALL)).collect();
         let before = std::mem::take(&mut self.grants);
         if !self.is_sharing {

@@ -4,6 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 const PERIOD: Duration = Duration::from_millis(10);
+const HOST: RouterId = 2;
 
 fn wants() -> impl Strategy<Value = Vec<Want>> {
     let want = (1_u16..100, prop_oneof![Just(0.0), 0.0..3.0_f64]);
@@ -174,7 +175,8 @@ impl Core {
         self.cut = counted.iter().map(|c| (c.cut + c.own_cut) as f64 / offered(c).max(1) as f64).collect();
         self.now += PERIOD;
         let counted = if self.decision.counting { &counted[..] } else { &[] };
-        let period = Period { length: PERIOD, busy: self.busy, counted, rings: &self.rings };
+        let period =
+            Period { length: PERIOD, busy: self.busy, counted, rings: &self.rings, host: Some(HOST) };
         self.decision = self.sharer.decide(self.now, &period);
     }
 }
@@ -254,22 +256,28 @@ fn routers_on_rings_of_their_own_are_not_cut() {
     assert!(cut(&[&[0, 1]]) > 0.3 && cut(&[&[0], &[0, 1]]) > 0.3);
 }
 
-/// All ports are the host's, which has something to say now and then.
+/// All ports are the host's, which has something to say now and then; others that have may be in the way of who has too much.
 #[test]
-fn who_has_a_packet_now_and_then_joins_no_rings() {
-    let cut = |every: u32| {
-        let mut core = veth(&[transit(3.9e6), transit(1.3e6), transit(0.0)]);
-        core.rings = vec![[0, 2].into(), [1, 2].into()];
+fn the_hosts_few_packets_join_no_rings() {
+    let cut = |rings: &[BTreeSet<RouterId>], every: u32| {
+        let routers = [transit(3.9e6), transit(1.3e6), transit(0.0), transit(0.0)];
+        let mut core = veth(&routers);
+        core.rings = rings.to_vec();
         let mut cut = 0.0;
         for period in 0..200 {
-            core.routers[2].rate = if period % every == 0 { 100.0 } else { 0.0 };
+            let rate = if period % every == 0 { 100.0 } else { 0.0 };
+            let last = if rings[0].contains(&HOST) { usize::from(HOST) } else { 3 };
+            core.routers[last].rate = rate;
             core.period();
             cut = if period < 100 { 0.0 } else { core.cut[0].max(cut) };
         }
         cut
     };
-    assert_eq!(cut(5), 0.0);
-    assert!(cut(1) > 0.3, "what always comes may be lost where others are too much");
+    let of_host = [[0, HOST].into(), [1, HOST].into()];
+    assert_eq!(cut(&of_host, 5), 0.0);
+    assert!(cut(&of_host, 1) > 0.3, "what always comes may be lost where others are too much");
+    assert!(cut(&[[0, 3].into(), [1].into()], 5) > 0.3, "a router that has few packets loses them there");
+    assert_eq!(cut(&[[0].into(), [1, 3].into()], 5), 0.0, "and not here");
 }
 
 #[test]

@@ -7,23 +7,25 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Sums are this exact.
 const EXACT: f64 = 1e-9;
 
-/// Rings, each polled by a thread of its own, and all routers whose packets they hold.
+/// Rings, each polled by a thread of its own, and whose packets they hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rings {
     threads: u16,
     routers: BTreeSet<RouterId>,
+    /// To these something comes now and then only.
+    beside: BTreeSet<RouterId>,
 }
 
-/// Rings of one thread each, so that no router is in two groups of them.
-fn grouped(rings: impl IntoIterator<Item = BTreeSet<RouterId>>) -> Vec<Rings> {
+/// Rings of one thread each, so that no router is in two groups of them; those beside may be.
+fn grouped(rings: impl IntoIterator<Item = Rings>) -> Vec<Rings> {
     let mut groups: Vec<Rings> = Vec::new();
-    for routers in rings {
-        let mut group = Rings { threads: 1, routers };
+    for mut group in rings {
         groups.retain(|other| {
             let is_apart = other.routers.is_disjoint(&group.routers);
             if !is_apart {
                 group.threads += other.threads;
                 group.routers.extend(&other.routers);
+                group.beside.extend(&other.beside);
             }
             is_apart
         });
@@ -39,6 +41,8 @@ pub(super) struct Due {
     pub wants: f64,
     /// What it must have, of what it is known to want.
     pub least: f64,
+    /// Something comes all the time: its rings are one group.
+    pub is_steady: bool,
 }
 
 /// Do all routers have what they must by turns of `time` alone? One that has its rings to itself, if their turns are enough for
@@ -50,23 +54,27 @@ pub(super) fn serve(
     time: f64,
     hidden: f64,
 ) -> bool {
-    let is_used =
-        |ring: &BTreeSet<RouterId>| ring.iter().copied().filter(|router| due.contains_key(router)).collect();
-    let groups = grouped(rings.iter().map(is_used));
-    let of = |group: &Rings| Vec::from_iter(group.routers.iter().map(|router| due[router]));
+    let ring = |ring: &BTreeSet<RouterId>| {
+        let used = ring.iter().copied().filter(|router| due.contains_key(router));
+        let (routers, beside) = used.partition(|router| due[router].is_steady);
+        Rings { threads: 1, routers, beside }
+    };
+    let groups = grouped(rings.iter().map(ring));
+    let all =
+        |group: &Rings| Vec::from_iter(group.routers.iter().chain(&group.beside).map(|router| due[router]));
     let want = |group: &Rings| Want {
         weight: f64::from(group.threads),
-        amount: of(group).iter().map(|due| due.wants).sum(),
+        amount: all(group).iter().map(|due| due.wants).sum(),
     };
     let wants: Vec<Want> = groups.iter().map(want).collect();
-    let is_known = |router| groups.iter().any(|group| group.routers.contains(router));
+    let is_known = |router| rings.iter().any(|ring| ring.contains(router));
     due.keys().all(is_known)
-        && fill(time, &wants).into_iter().zip(groups.iter().zip(&wants)).all(
-            |(turns, (group, want))| match of(group)[..] {
+        && fill(time, &wants).into_iter().zip(groups.iter().zip(&wants)).all(|(turns, (group, want))| {
+            match all(group)[..] {
                 [alone] => turns >= alone.least - EXACT,
                 _ => turns >= want.amount / hidden - EXACT,
-            },
-        )
+            }
+        })
 }
 
 #[cfg(test)]
@@ -79,19 +87,35 @@ mod tests {
 
     #[test]
     fn rings_with_a_router_in_common_are_one_group() {
-        let group =
-            |threads, routers: &[RouterId]| Rings { threads, routers: routers.iter().copied().collect() };
-        let rings = |of: &[&[RouterId]]| grouped(rings(of));
+        let group = |threads, routers: &[RouterId]| {
+            let routers = routers.iter().copied().collect();
+            Rings { threads, routers, beside: [9].into() }
+        };
+        let rings = |of: &[&[RouterId]]| grouped(of.iter().map(|routers| group(1, routers)));
         assert_eq!(rings(&[&[1], &[2], &[3, 4]]), [group(1, &[1]), group(1, &[2]), group(1, &[3, 4])]);
         // The last joins the first two.
         assert_eq!(rings(&[&[1, 2], &[3, 4], &[5], &[2, 3]]), [group(1, &[5]), group(3, &[1, 2, 3, 4])]);
         assert_eq!(rings(&[&[7], &[7], &[7]]), [group(3, &[7])], "queues of one port");
     }
 
+    #[test]
+    fn who_has_little_is_not_lost_beside_who_has_too_much() {
+        let due = |wants: f64, is_steady| Due { wants, least: wants.min(0.46), is_steady };
+        let served = |of: &[&[RouterId]], second: Due, third: Due| {
+            let due = [(1, due(1.4, true)), (2, second), (3, third)].into();
+            serve(&due, &rings(of), 0.92, 1.5)
+        };
+        let (some, little) = (due(0.4, true), due(0.0001, false));
+        assert!(served(&[&[1], &[2, 3]], some, little));
+        assert!(!served(&[&[1, 3], &[2]], some, little), "it shares a ring with who has too much");
+        assert!(!served(&[&[1, 3], &[2, 3]], some, little), "it may");
+        assert!(!served(&[&[1, 2, 3]], little, little));
+    }
+
     /// Of routers that want so much, and have weights; nothing is hidden.
     fn served(of: &[&[RouterId]], wants: &[(f64, f64)]) -> bool {
         let wants: Vec<Want> = wants.iter().map(|&(amount, weight)| Want { weight, amount }).collect();
-        let due = |(least, want): (f64, &Want)| Due { wants: want.amount, least };
+        let due = |(least, want): (f64, &Want)| Due { wants: want.amount, least, is_steady: true };
         let due = (1..).zip(fill(0.92, &wants).into_iter().zip(&wants).map(due)).collect();
         serve(&due, &rings(of), 0.92, 1.0)
     }
@@ -124,7 +148,7 @@ mod tests {
     /// A full ring may hide more than is seen; what was seen came through.
     #[test]
     fn what_is_hidden_is_not_held_against_others() {
-        let due = [(1.4, 0.46), (0.6, 0.4)].map(|(wants, least)| Due { wants, least });
+        let due = [(1.4, 0.46), (0.6, 0.4)].map(|(wants, least)| Due { wants, least, is_steady: true });
         let due = [(1, due[0]), (2, due[1])].into();
         assert!(serve(&due, &rings(&[&[1], &[2]]), 0.92, 1.5));
         assert!(!serve(&due, &rings(&[&[1, 2]]), 0.92, 1.5));

@@ -189,7 +189,7 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 13] = [
+pub(super) const FORMS: [(&str, &str); 12] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),

@@ -18,6 +18,7 @@ use super::{
 use crate::{
     config::{CoresSettings, PlacementPolicy},
     plane::Polls,
+    priority::Urgency,
 };
 use logic::{
     cores::{Allocator, Core, Event, Floor, Plan, Policy, Queue, Settings, View},
@@ -276,7 +277,10 @@ impl<A: Scheduling> Placing<A> {
     /// Shares full cores among routers. What is cut there wanted a core.
     fn share(&mut self, now: Duration) {
         let is_estimate = |id| self.queues.get(&id).is_some_and(Watched::is_estimate);
-        if let Err(error) = self.sharing.round(now, &self.view, is_estimate) {
+        let is_usual =
+            |thread| self.affinity.urgency(thread).is_ok_and(|urgency| urgency == Urgency::usual(0));
+        let takes_turns = |id| self.queues.get(&id).and_then(Watched::thread).is_some_and(is_usual);
+        if let Err(error) = self.sharing.round(now, &self.view, is_estimate, takes_turns) {
             self.troubles.insert(format!("shares of full cores: {error:#}"));
         }
         for queue in self.view.queues.iter_mut().filter(|queue| self.sharing.is_cutting(queue.core)) {

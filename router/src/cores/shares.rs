@@ -62,12 +62,13 @@ impl Sharing {
     }
 
     /// Decides anew; `view` is of the period that ends now, but for the queues whose time is an `estimate` of long before: their cores
-    /// are not shared. An error: what was decided ends with the time it holds for.
+    /// are not shared. `takes_turns`: is it polled by a thread that is as urgent as others? An error: what was decided ends with the time it holds for.
     pub fn round(
         &mut self,
         now: Duration,
         view: &View,
         is_estimate: impl Fn(QueueId) -> bool,
+        takes_turns: impl Fn(QueueId) -> bool,
     ) -> anyhow::Result<()> {
         let Some(in_charge) = &self.in_charge else { return Ok(()) };
         let shares = in_charge.get().unwrap_or_else(|| self.shares.clone());
@@ -91,8 +92,15 @@ impl Sharing {
         self.cores.retain(|core, _| ran.contains_key(core));
         for (core, queues) in ran {
             let counted = self.count(&shares, core);
-            let rings = if counted.is_empty() { Vec::new() } else { rings(&shares, view, core) };
-            let period = Period { length, busy: busy(queues.into_iter()), counted: &counted, rings: &rings };
+            let rings =
+                if counted.is_empty() { Vec::new() } else { rings(&shares, view, core, &takes_turns) };
+            let period = Period {
+                length,
+                busy: busy(queues.into_iter()),
+                counted: &counted,
+                rings: &rings,
+                host: shares.host(),
+            };
             let decision = self.cores.entry(core).or_default().decide(now, &period);
             decision.taken.iter().for_each(|(router, part)| *taken.entry(*router).or_default() += part);
             self.apply(&shares, core, &decision);
@@ -172,10 +180,19 @@ impl Sharing {
     }
 }
 
-/// Of each queue of a core, whose packets it may hold.
-fn rings(shares: &Shares, view: &View, core: CoreId) -> Vec<BTreeSet<RouterId>> {
-    let on_core = view.queues.iter().filter(|queue| queue.core == core);
-    on_core.map(|queue| shares.routers_on(queue.id.port)).collect()
+/// Of each queue of a core, whose packets it may hold; none where something else than its threads, all alike, does what they do.
+fn rings(
+    shares: &Shares,
+    view: &View,
+    core: CoreId,
+    takes_turns: impl Fn(QueueId) -> bool,
+) -> Vec<BTreeSet<RouterId>> {
+    let does_part = view.queues.iter().flat_map(|queue| &queue.parts).any(|part| part.core == core);
+    let on_core = || view.queues.iter().filter(|queue| queue.core == core);
+    if does_part || !on_core().all(|queue| takes_turns(queue.id)) {
+        return Vec::new();
+    }
+    on_core().map(|queue| shares.routers_on(queue.id.port)).collect()
 }
 
 /// What was counted of all routers.

@@ -386,8 +386,14 @@ impl FastPath for Plane {
         let shared = self.is_shared();
         self.set_shared(!shared);
     }
-    fn set_routers(&self, weights: &BTreeMap<RouterId, u16>, present: &BTreeSet<(PortId, RouterId)>) {
+    fn set_routers(
+        &self,
+        weights: &BTreeMap<RouterId, u16>,
+        present: &BTreeSet<(PortId, RouterId)>,
+        host: Option<RouterId>,
+    ) {
         self.shares().set_routers(weights, present);
+        self.shares().set_host(host);
     }
     fn taken_of_cores(&self, router: RouterId) -> Option<f64> {
         self.shares().taken_of_cores(router).map(|thousandths| f64::from(thousandths) / 1000.0)

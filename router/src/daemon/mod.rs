@@ -276,7 +276,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let weight = |name: &str| self.config.shares.weight(name);
         let weights = routers.filter_map(|router| Some((router.router?, weight(&router.name)))).collect();
         let present = self.world.mirror.routers_on_ports().collect();
-        self.generation.plane.set_routers(&weights, &present);
+        let host = self.world.mirror.routers().find(|router| router.host).and_then(|router| router.router);
+        self.generation.plane.set_routers(&weights, &present, host);
     }
 
     /// Makes the kernel look after neighbours that only the fast path uses.

@@ -210,8 +210,14 @@ pub trait FastPath {
     }
     /// Attaching failed: that is to be tried again.
     fn unfollow_shares(&mut self) {}
-    /// Of all routers that there are: the weight of their shares of a full core, and on which ports they have interfaces.
-    fn set_routers(&self, _weights: &BTreeMap<RouterId, u16>, _present: &BTreeSet<(PortId, RouterId)>) {}
+    /// Of all routers that there are: the weight of their shares of a full core, on which ports they have interfaces, which is the host.
+    fn set_routers(
+        &self,
+        _weights: &BTreeMap<RouterId, u16>,
+        _present: &BTreeSet<(PortId, RouterId)>,
+        _host: Option<RouterId>,
+    ) {
+    }
     /// Of full cores, how much a router took in the last control period; `None`: none was full.
     fn taken_of_cores(&self, _router: RouterId) -> Option<f64> {
         None

@@ -49,6 +49,8 @@ pub struct Shares {
     weights: Vec<AtomicU16>,
     /// By port and router: has it interfaces there?
     present: Vec<AtomicBool>,
+    /// The host's number, + 1; 0: it has none.
+    host: AtomicU32,
     /// By router: thousandths of a core that it took of full ones in the last period, + 1; 0: none was full.
     taken: Vec<AtomicU32>,
 }
@@ -83,6 +85,7 @@ impl Shares {
             cpus,
             wanted: AtomicBool::new(false),
             weights: (0..MAX_ROUTERS).map(|_| AtomicU16::new(0)).collect(),
+            host: AtomicU32::new(0),
             present: (0..MAX_PORTS * MAX_ROUTERS).map(|_| AtomicBool::new(false)).collect(),
             taken: (0..MAX_ROUTERS).map(|_| AtomicU32::new(0)).collect(),
         })
@@ -173,6 +176,16 @@ impl Shares {
                 .zip(row)
                 .for_each(|(router, is)| is.store(present.contains(&(port, router)), Relaxed));
         }
+    }
+
+    /// The one among them that is the host.
+    pub fn set_host(&self, host: Option<RouterId>) {
+        self.host.store(host.map_or(0, |host| u32::from(host) + 1), Relaxed);
+    }
+
+    /// As set.
+    pub fn host(&self) -> Option<RouterId> {
+        RouterId::try_from(self.host.load(Relaxed).checked_sub(1)?).ok()
     }
 
     /// Those that have interfaces on a port.

@@ -146,12 +146,13 @@ fn a_round_counts_and_cuts_and_ends() {
         let (big, small) =
             (Frame::udp4(A, "10.0.1.5", "10.0.2.9").bytes(), Frame::udp4(V, "10.1.1.5", "10.0.2.9").bytes());
         let (mut now, cutting) = (Duration::from_secs(100), std::cell::Cell::new(false));
+        let turns = std::cell::Cell::new(true);
         let mut round = |w: &mut World, ran: f64| {
             for i in 0..400 {
                 w.plane.run(w.port[0], if i % 40 == 0 { &small } else { &big }).unwrap();
             }
             now += Duration::from_millis(10);
-            sharing.round(now, &view(ran), |_| false).unwrap();
+            sharing.round(now, &view(ran), |_| false, |_| turns.get()).unwrap();
             cutting.set(sharing.is_cutting(cpu));
             w.plane.set_shared(w.plane.shares().wanted());
             [0, 1].map(|router| w.plane.shares().taken(cpu, router))
@@ -175,6 +176,10 @@ fn a_round_counts_and_cuts_and_ends() {
         w.plane.shares().set_routers(&weights, &[(0, 0), (1, 1)].into());
         round(&mut w, 1.0);
         assert_eq!((round(&mut w, 1.0)[0].cut, cutting.get()), (round(&mut w, 1.0)[0].cut, false));
+        turns.set(false);
+        (0..2).for_each(|_| _ = round(&mut w, 1.0));
+        assert!(cutting.get(), "their threads are not alike");
+        turns.set(true);
         w.plane.shares().set_routers(&weights, &[(0, 0), (0, 1)].into());
         (0..2).for_each(|_| _ = round(&mut w, 1.0));
         assert!(cutting.get());
