@@ -131,7 +131,7 @@ impl Chooser {
             core,
             expected: self.cores.get(&core).map_or(0.0, Known::expected),
             has_first: of(core).first > 0,
-            polls: view.queues.iter().any(|queue| queue.core == core && queue.ran > 0.0),
+            polls: view.queues.iter().any(|queue| queue.core == core),
         });
         let candidates: Vec<Candidate> = candidates.filter(|c| c.expected <= settings.high).collect();
         let leave = if window_ends {

@@ -12,7 +12,7 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use logic::cores::{
-    Core, CoreId, Settings, View,
+    Core, CoreId, Queue, QueueId, Settings, View,
     choice::{Choices, Chooser, Flows},
 };
 use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
@@ -107,8 +107,20 @@ impl Choosing {
         Ok(())
     }
 
-    /// Cores with all that they do as other work.
+    /// Cores with all that they do as other work, and queues that do nothing beyond it.
     fn view(&self) -> View {
+        let report = self.cores.cores();
+        let polled = report.queues.iter().filter_map(|queue| queue.core);
+        let queue = |(index, core)| Queue {
+            id: QueueId { port: 0, index },
+            node: None,
+            core,
+            movable: false,
+            ran: 0.0,
+            waited: 0.0,
+            counted: None,
+            parts: Vec::new(),
+        };
         let core = |core: crate::cores::report::CoreReport| Core {
             id: core.core,
             node: core.node,
@@ -116,6 +128,9 @@ impl Choosing {
             workloads: core.workloads.len().try_into().unwrap_or(u16::MAX),
             other: self.busy.of(core.core).unwrap_or(core.forwarding + core.other.unwrap_or(0.0)),
         };
-        View { cores: self.cores.cores().cores.into_iter().map(core).collect(), queues: Vec::new() }
+        View {
+            queues: (0..).zip(polled).map(queue).collect(),
+            cores: report.cores.into_iter().map(core).collect(),
+        }
     }
 }
