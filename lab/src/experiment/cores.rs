@@ -63,7 +63,7 @@ enum Part {
     /// Steps, where packets leave by two transmit queues
     Order,
     /// A queue that alone is too much for a core: whole, and shared by flow (`[cores] split`). Only if asked for: with two cores the
-    /// generator is in its way, and it may end without a figure
+    /// generator lacks time for it, so trials are done again and again
     Split,
     /// A queue moved to and fro a hundred times, where packets leave by two transmit queues that are slow: with moves that wait until
     /// what was sent before has left, and with moves that do not

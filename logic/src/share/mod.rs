@@ -14,8 +14,8 @@
 //!
 //! **When.** A core on which no queue lacks time cuts nothing, and counts nothing. When it was full for a period, what comes is
 //! counted by router; when it was for another one, shares are decided, each period anew. Cutting ends when all want less than there is,
-//! counting when the core was not full for [`HOLD`]. Nothing is cut where routers want alike ([`ALIKE`]): then cutting would only take time from all. So one router alone is never cut, whatever it is sent: what the ring
-//! has no room for costs nothing.
+//! counting when the core was not full for [`HOLD`]. Nothing is cut where routers want alike ([`ALIKE`]): then cutting would only
+//! take time from all. So one router alone is never cut, whatever it is sent: what the ring has no room for costs nothing.
 //!
 //! Nor where each router has its share by rings that others do not fill (`turns`): the threads that poll them take turns on the core,
 //! and cutting would only take some of its time. Where something comes for the host now and then only, that is not counted: all ports

@@ -272,11 +272,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             return;
         }
         self.times.weighed = Some(self.world.mirror.revision());
-        let routers = self.world.mirror.routers();
+        let routers = Vec::from_iter(self.world.mirror.routers());
         let weight = |name: &str| self.config.shares.weight(name);
-        let weights = routers.filter_map(|router| Some((router.router?, weight(&router.name)))).collect();
+        let weights =
+            routers.iter().filter_map(|router| Some((router.router?, weight(&router.name)))).collect();
         let present = self.world.mirror.routers_on_ports().collect();
-        let host = self.world.mirror.routers().find(|router| router.host).and_then(|router| router.router);
+        let host = routers.iter().find(|router| router.host).and_then(|router| router.router);
         self.generation.plane.set_routers(&weights, &present, host);
     }
 
