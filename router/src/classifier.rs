@@ -46,6 +46,8 @@ const MOST: u32 = 1 << 16;
 pub trait Ioctl {
     /// `request` is a whole structure, as long as its command makes the kernel write.
     fn ethtool(&self, device: &str, request: &mut [u8]) -> io::Result<()>;
+    /// What a device of this namespace is called now; `None`: it is not there.
+    fn name(&self, ifindex: u32) -> io::Result<Option<String>>;
 }
 
 impl Ioctl for Ethtool {
@@ -57,6 +59,10 @@ impl Ioctl for Ethtool {
         let bytes = words.iter().flat_map(|w| w.to_ne_bytes());
         request.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
         Ok(())
+    }
+
+    fn name(&self, ifindex: u32) -> io::Result<Option<String>> {
+        Ethtool::name(self, ifindex)
     }
 }
 
@@ -120,7 +126,9 @@ impl Spec {
 }
 
 /// A device's classifier and the spreading beside it.
-pub trait Classifier {
+pub trait Classifier: Send {
+    /// What a device of this namespace is called now; `None`: it is not there.
+    fn name(&self, ifindex: u32) -> io::Result<Option<String>>;
     /// `None`: the device has no classifier.
     fn capabilities(&self, device: &str) -> io::Result<Option<Capabilities>>;
     /// All rules, whoever made them.
@@ -128,6 +136,8 @@ pub trait Classifier {
     /// Returns the place it got: one that the driver chose, or a free one.
     fn insert(&self, device: &str, spec: &Spec) -> io::Result<u32>;
     fn delete(&self, device: &str, location: u32) -> io::Result<()>;
+    /// RX queues of a device that spreads.
+    fn queues(&self, device: &str) -> io::Result<u32>;
     /// The queues that packets without a rule are spread over, by their hash (RSS); empty: the device does not spread.
     fn indirection(&self, device: &str) -> io::Result<Vec<u32>>;
     /// Empty: as the driver would.
@@ -175,7 +185,11 @@ impl<I: Ioctl> Ntuple<I> {
     }
 }
 
-impl<I: Ioctl> Classifier for Ntuple<I> {
+impl<I: Ioctl + Send> Classifier for Ntuple<I> {
+    fn name(&self, ifindex: u32) -> io::Result<Option<String>> {
+        self.0.name(ifindex)
+    }
+
     fn capabilities(&self, device: &str) -> io::Result<Option<Capabilities>> {
         let asked = self.rxnfc(device, ETHTOOL_GRXRINGS, |_| {}).and_then(|r| Ok((r, self.count(device)?)));
         match asked {
@@ -223,6 +237,10 @@ impl<I: Ioctl> Classifier for Ntuple<I> {
             request[SPEC_AT + LOCATION_AT..][..4].copy_from_slice(&location.to_ne_bytes());
         };
         self.rxnfc(device, ETHTOOL_SRXCLSRLDEL, place).map(drop)
+    }
+
+    fn queues(&self, device: &str) -> io::Result<u32> {
+        Ok(u32_at(&self.rxnfc(device, ETHTOOL_GRXRINGS, |_| {})?, DATA_AT))
     }
 
     fn indirection(&self, device: &str) -> io::Result<Vec<u32>> {

@@ -72,6 +72,15 @@ impl Ethtool {
         std::net::UdpSocket::bind("0.0.0.0:0").map(|socket| Ethtool(socket.into()))
     }
 
+    /// What a device of the namespace is called now; `None`: it is not there.
+    pub fn name(&self, ifindex: u32) -> io::Result<Option<String>> {
+        match rustix::net::netdevice::index_to_name(&self.0, ifindex) {
+            Ok(name) => Ok(Some(name)),
+            Err(rustix::io::Errno::NODEV) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// The driver's name: `veth`, `virtio_net`, `mlx5_core`.
     pub fn driver(&self, device: &str) -> io::Result<String> {
         // struct ethtool_drvinfo is 196 bytes; the name comes first.

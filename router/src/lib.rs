@@ -8,7 +8,8 @@
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
 //! | [`cores`] | cores, queues, loads and workloads: measured, and queues moved |
-//! | [`classifier`] | the rules of a NIC that steer flows to its queues |
+//! | [`classifier`] | the rules of a NIC that steer flows to its queues, and its indirection table |
+//! | [`spreading`] | who wants what of an indirection table |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
 //! | `priority` | how urgent threads are |
@@ -31,4 +32,5 @@ pub mod plane;
 mod printable;
 mod priority;
 pub mod privileges;
+pub mod spreading;
 pub mod switch;

@@ -97,7 +97,7 @@ impl OtherDaemon {
             let bpf = OtherVersion(Bpf::new(&instance, false));
             let (observer, waker) = observing::open(&config).unwrap();
             let (_switch, rules) = router::switch::start(&config, waker.clone()).unwrap();
-            let control = Control::start(config, instance, bpf, observer, rules).unwrap();
+            let control = Control::start(config, instance, bpf, observer, rules, None).unwrap();
             ready.send(waker).unwrap();
             control.run(&queue).unwrap()
         });

@@ -17,6 +17,7 @@
 //! | `serve` | the cores of applications that follow forwarding |
 //! | `choice` | which core a flow gets whose rule lets the switch choose |
 //! | `split` | a split queue's flows in buckets, each on one core |
+//! | `in_use` | how many queues of a port packets are spread over |
 //! | `event`, `role` | what people are told |
 //!
 //! # Packing
@@ -60,6 +61,7 @@ mod event;
 mod floor;
 mod grow;
 mod history;
+pub mod in_use;
 mod measure;
 mod release;
 mod role;

@@ -2,9 +2,8 @@
 
 use super::*;
 use std::{
-    cell::{Cell, RefCell},
     collections::BTreeMap,
-    rc::Rc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// A device that has none.
@@ -12,110 +11,173 @@ const WITHOUT: &str = "eth2";
 
 /// Rules by place, each a whole `struct ethtool_rx_flow_spec`; copies are the same NIC.
 #[derive(Clone)]
-pub struct Nic(Rc<State>);
+pub struct Nic(Arc<Mutex<State>>);
 
+#[derive(Default)]
 struct State {
     queues: u32,
     places: u32,
     chooses: bool,
-    rules: RefCell<BTreeMap<u32, Vec<u8>>>,
-    rings: RefCell<Vec<u32>>,
-    requests: RefCell<Vec<Vec<u8>>>,
-    last: RefCell<Vec<u8>>,
-    errno: Cell<Option<i32>>,
+    rules: BTreeMap<u32, Vec<u8>>,
+    rings: Vec<u32>,
+    requests: Vec<Vec<u8>>,
+    last: Vec<u8>,
+    errno: Option<i32>,
+    /// The same where a table is to be set.
+    table_errno: Option<i32>,
+    /// It does so all the same.
+    does_it: bool,
+    is_down: bool,
+    /// Somebody has set the table (`IFF_RXFH_CONFIGURED`).
+    is_set: bool,
+    /// What devices are called that have another name than their number gives them, or none any more.
+    names: BTreeMap<u32, Option<String>>,
 }
 
 impl Nic {
     pub fn new(queues: u32, places: u32, chooses: bool) -> Nic {
-        let nic = Nic(Rc::new(State {
-            queues,
-            places,
-            chooses,
-            rules: RefCell::default(),
-            rings: RefCell::default(),
-            requests: RefCell::default(),
-            last: RefCell::default(),
-            errno: Cell::default(),
-        }));
-        nic.spread();
-        nic
+        let mut state = State { queues, places, chooses, ..State::default() };
+        state.spread();
+        Nic(Arc::new(Mutex::new(state)))
     }
 
-    fn spread(&self) {
-        *self.0.rings.borrow_mut() = (0..8).map(|i| i % self.0.queues).collect();
+    fn get(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on everything fails so.
     pub fn fail(&self, errno: Option<i32>) {
-        self.0.errno.set(errno);
+        self.get().errno = errno;
+    }
+
+    /// The same of setting an indirection table.
+    pub fn refuse_tables(&self, errno: Option<i32>) {
+        self.get().table_errno = errno;
+    }
+
+    /// A device is called so from now on; `None`: it is gone.
+    pub fn rename(&self, ifindex: u32, name: Option<&str>) {
+        self.get().names.insert(ifindex, name.map(str::to_owned));
+    }
+
+    /// As drivers that note a table, fail, and set it with their next reset.
+    pub fn refuse_and_do_it(&self, errno: i32) {
+        let mut state = self.get();
+        (state.table_errno, state.does_it) = (Some(errno), true);
+    }
+
+    /// As drivers that tell of a table of zeros then.
+    pub fn set_down(&self, is_down: bool) {
+        self.get().is_down = is_down;
     }
 
     /// As a device that was made again.
     pub fn forget_all(&self) {
-        self.0.rules.borrow_mut().clear();
-        self.spread();
+        let mut state = self.get();
+        state.rules.clear();
+        state.spread();
+    }
+
+    /// It has so many queues from now on (`ethtool -L`, or programs that want some for themselves); its driver keeps a table that
+    /// somebody has set, and makes another one anew.
+    pub fn set_queues(&self, queues: u32) {
+        let mut state = self.get();
+        state.queues = queues;
+        if !state.is_set {
+            state.spread();
+        }
     }
 
     /// The last structure, as it was answered.
     pub fn last(&self) -> Vec<u8> {
-        self.0.last.borrow().clone()
+        self.get().last.clone()
     }
 
     /// All requests of this command, as they were asked.
     pub fn asked(&self, command: u32) -> Vec<Vec<u8>> {
-        self.0.requests.borrow().iter().filter(|r| u32_at(r, 0) == command).cloned().collect()
+        self.get().requests.iter().filter(|r| u32_at(r, 0) == command).cloned().collect()
     }
 
-    fn answer(&self, request: &mut [u8]) -> Result<(), i32> {
-        let location = || u32_at(request, SPEC_AT + LOCATION_AT);
-        let mut rules = self.0.rules.borrow_mut();
-        let special = if self.0.chooses { RX_CLS_LOC_SPECIAL } else { 0 };
+    /// Tables that were to be set, each ring by ring; empty: the default.
+    pub fn tables(&self) -> Vec<Vec<u32>> {
+        let rings =
+            |request: Vec<u8>| request[RINGS_AT..].chunks_exact(4).map(|ring| u32_at(ring, 0)).collect();
+        self.asked(ETHTOOL_SRXFHINDIR).into_iter().map(rings).collect()
+    }
+}
+
+impl State {
+    /// As drivers begin.
+    fn spread(&mut self) {
+        self.is_set = false;
+        let entries = match self.rings.len() {
+            0 if self.queues > 8 => 128,
+            0 => 8,
+            as_ever => as_ever,
+        };
+        let entries = entries as u32;
+        self.rings = (0..entries).map(|i| i % self.queues).collect();
+    }
+
+    fn answer(&mut self, request: &mut [u8]) -> Result<(), i32> {
+        let location = u32_at(request, SPEC_AT + LOCATION_AT);
+        let special = if self.chooses { RX_CLS_LOC_SPECIAL } else { 0 };
         let put = |request: &mut [u8], at: usize, value: u32| {
             request[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         };
         match u32_at(request, 0) {
-            ETHTOOL_GRXRINGS => put(request, DATA_AT, self.0.queues),
+            ETHTOOL_GRXRINGS => put(request, DATA_AT, self.queues),
             ETHTOOL_GRXCLSRLCNT => {
-                put(request, COUNT_AT, rules.len() as u32);
-                put(request, DATA_AT, self.0.places | special);
+                put(request, COUNT_AT, self.rules.len() as u32);
+                put(request, DATA_AT, self.places | special);
             }
             ETHTOOL_GRXCLSRLALL => {
-                if (u32_at(request, COUNT_AT) as usize) < rules.len() {
+                if (u32_at(request, COUNT_AT) as usize) < self.rules.len() {
                     return Err(libc::EMSGSIZE);
                 }
-                for (i, at) in rules.keys().enumerate() {
+                for (i, at) in self.rules.keys().enumerate() {
                     put(request, LOCATIONS_AT + 4 * i, *at);
                 }
-                put(request, COUNT_AT, rules.len() as u32);
-                put(request, DATA_AT, self.0.places);
+                put(request, COUNT_AT, self.rules.len() as u32);
+                put(request, DATA_AT, self.places);
             }
             ETHTOOL_GRXCLSRULE => {
-                let spec = rules.get(&location()).ok_or(libc::ENOENT)?;
+                let spec = self.rules.get(&location).ok_or(libc::ENOENT)?;
                 request[SPEC_AT..][..SPEC_BYTES].copy_from_slice(spec);
             }
-            ETHTOOL_SRXCLSRLDEL => drop(rules.remove(&location()).ok_or(libc::ENOENT)?),
+            ETHTOOL_SRXCLSRLDEL => drop(self.rules.remove(&location).ok_or(libc::ENOENT)?),
             ETHTOOL_SRXCLSRLINS => {
-                let free = (0..self.0.places).find(|at| !rules.contains_key(at));
-                let at = match location() {
-                    RX_CLS_LOC_ANY if self.0.chooses => free.ok_or(libc::ENOSPC)?,
-                    at if at < self.0.places => at,
+                let free = (0..self.places).find(|at| !self.rules.contains_key(at));
+                let at = match location {
+                    RX_CLS_LOC_ANY if self.chooses => free.ok_or(libc::ENOSPC)?,
+                    at if at < self.places => at,
                     _ => return Err(libc::EINVAL),
                 };
                 put(request, SPEC_AT + LOCATION_AT, at);
-                rules.insert(at, request[SPEC_AT..][..SPEC_BYTES].to_vec());
+                self.rules.insert(at, request[SPEC_AT..][..SPEC_BYTES].to_vec());
             }
             ETHTOOL_GRXFHINDIR => {
-                let rings = self.0.rings.borrow();
                 let size = u32_at(request, 4) as usize;
-                put(request, 4, rings.len() as u32);
-                for (i, ring) in rings.iter().enumerate().take(size) {
-                    put(request, RINGS_AT + 4 * i, *ring);
+                put(request, 4, self.rings.len() as u32);
+                for (i, ring) in self.rings.iter().enumerate().take(size) {
+                    put(request, RINGS_AT + 4 * i, if self.is_down { 0 } else { *ring });
                 }
             }
+            ETHTOOL_SRXFHINDIR if self.table_errno.is_some() && !self.does_it => {
+                return Err(self.table_errno.unwrap_or(0));
+            }
             ETHTOOL_SRXFHINDIR if u32_at(request, 4) == 0 => self.spread(),
+            // As the kernel checks it (`ethtool_copy_validate_indir`).
             ETHTOOL_SRXFHINDIR => {
-                let rings = request[RINGS_AT..].chunks_exact(4).map(|ring| u32_at(ring, 0));
-                *self.0.rings.borrow_mut() = rings.collect();
+                let rings: Vec<u32> =
+                    request[RINGS_AT..].chunks_exact(4).map(|ring| u32_at(ring, 0)).collect();
+                if rings.len() != self.rings.len() || rings.iter().any(|ring| *ring >= self.queues) {
+                    return Err(libc::EINVAL);
+                }
+                (self.rings, self.is_set) = (rings, true);
+                if let Some(errno) = self.table_errno {
+                    return Err(errno);
+                }
             }
             _ => return Err(libc::EOPNOTSUPP),
         }
@@ -125,19 +187,29 @@ impl Nic {
 
 impl Ioctl for &Nic {
     fn ethtool(&self, device: &str, request: &mut [u8]) -> io::Result<()> {
-        self.0.requests.borrow_mut().push(request.to_vec());
-        let answered = match self.0.errno.get() {
+        let mut state = self.get();
+        state.requests.push(request.to_vec());
+        let answered = match state.errno {
             Some(errno) => Err(errno),
             None if device == WITHOUT => Err(libc::EOPNOTSUPP),
-            None => self.answer(request),
+            None => state.answer(request),
         };
-        *self.0.last.borrow_mut() = request.to_vec();
+        state.last = request.to_vec();
         answered.map_err(io::Error::from_raw_os_error)
+    }
+
+    fn name(&self, ifindex: u32) -> io::Result<Option<String>> {
+        let usual = || Some(format!("eth{ifindex}"));
+        Ok(self.get().names.get(&ifindex).cloned().unwrap_or_else(usual))
     }
 }
 
 impl Ioctl for Nic {
     fn ethtool(&self, device: &str, request: &mut [u8]) -> io::Result<()> {
         (&self).ethtool(device, request)
+    }
+
+    fn name(&self, ifindex: u32) -> io::Result<Option<String>> {
+        (&self).name(ifindex)
     }
 }

@@ -1,7 +1,7 @@
 //! `millrace cores` and `millrace events` as text for people.
 
 use super::table::Table;
-use crate::cores::report::{CoreReport, CoresReport, EventReport, QueueReport};
+use crate::cores::report::{CoreReport, CoresReport, EventReport, QueueReport, SpreadReport};
 use logic::cores::CoreId;
 
 /// Cells of a bar: one for 5 % of a core.
@@ -38,6 +38,12 @@ pub fn cores(report: &CoresReport) -> String {
             "moves       {} waited until all had left that was sent before, {} us at most; {} did not\n",
             drains.left, drains.longest_us, drains.remained
         );
+    }
+    for SpreadReport { port, used, of, why_not } in &report.spreads {
+        text += &match why_not {
+            Some(why) => format!("spreading   {port}: over {used} queues; {why}\n"),
+            None => format!("spreading   {port}: over {used} of {of} queues\n"),
+        };
     }
     report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
@@ -211,6 +217,10 @@ mod tests {
                 core(2, "idle", 0.0, Some(0.0)),
             ],
             queues: vec![queue, fixed],
+            spreads: vec![
+                SpreadReport { port: "eth1".into(), used: 4, of: 16, why_not: None },
+                SpreadReport { port: "eth2".into(), used: 3, of: 3, why_not: Some("why".into()) },
+            ],
             workloads: vec![workload],
             troubles: vec!["x".into()],
         };
@@ -221,6 +231,8 @@ mod tests {
              serve       /apps has the cores that do not forward: 0,2\n\
              local       packets of 1 of 2 queues go where their sockets are read\n\
              moves       3 waited until all had left that was sent before, 90 us at most; 1 did not\n\
+             spreading   eth1: over 4 of 16 queues\n\
+             spreading   eth2: over 3 queues; why\n\
              problem     x\n\
              \n\
              CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \

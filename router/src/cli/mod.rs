@@ -124,6 +124,7 @@ The file of --config, every key optional, with the defaults:
   hold = \"2s\"              # how long a lower load must have lasted for that
   split = false             # share flows of a queue that alone is too much for a core among several
   drain = false             # a queue that is moved does not wait until what it sent has left; without this line it does
+  rss = true                # NICs spread packets over as few queues as the cores that forward need
   floor = 40                # percent of a core that forwards, left to applications; without this line what Linux gives them
   serve = \"/sys/fs/cgroup/apps\"  # a control group of applications: it gets the cores that do not forward
   local = \"stay\"            # or \"follow\": sockets of this machine are served on the core where each is read
@@ -457,8 +458,8 @@ fn stop(instance: &Instance) -> Result<StopReport> {
             other => other?,
         };
     for _ in 0..100 {
-        if start::clean_up(instance).is_ok() {
-            return Ok(asked);
+        if let Ok(left) = start::clean_up(instance) {
+            return Ok(StopReport { done: [asked.done, left].concat() });
         }
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -27,6 +27,8 @@ pub struct CoresSettings {
     pub split: bool,
     /// Does a queue that is moved wait until what it sent before has left?
     pub drain: bool,
+    /// With the policy `pack`: do NICs spread packets over the fewest queues that the cores that forward need?
+    pub rss: bool,
     /// What applications are left of a core that forwards too, percent; `None`: what Linux gives them.
     pub floor: Option<Floor>,
     /// The directory of the control group that has the cores that do not forward.
@@ -49,6 +51,7 @@ impl Default for CoresSettings {
             hold: Interval(Duration::from_secs(2)),
             split: false,
             drain: true,
+            rss: false,
             floor: None,
             serve: None,
             local: LocalDelivery::Stay,
@@ -59,6 +62,11 @@ impl Default for CoresSettings {
 }
 
 impl CoresSettings {
+    /// Do the indirection tables of NICs follow?
+    pub fn uses_rss(&self) -> bool {
+        self.rss && self.policy == PlacementPolicy::Pack
+    }
+
     /// Do the values fit together?
     ///
     /// # Errors
@@ -189,7 +197,7 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 12] = [
+pub(super) const FORMS: [(&str, &str); 13] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
@@ -197,6 +205,7 @@ pub(super) const FORMS: [(&str, &str); 12] = [
     ("cores.hold", "hold = \"2s\""),
     ("cores.split", "split = false"),
     ("cores.drain", "drain = false"),
+    ("cores.rss", "rss = true"),
     ("cores.floor", "floor = 40"),
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
     ("cores.local", "local = \"follow\""),
@@ -225,6 +234,7 @@ mod tests {
             hold = "5s"
             split = true
             drain = false
+            rss = true
             floor = 40
             serve = "/sys/fs/cgroup/apps"
             local = "follow"
@@ -244,6 +254,7 @@ mod tests {
                 hold: Interval(Duration::from_secs(5)),
                 split: true,
                 drain: false,
+                rss: true,
                 floor: Some(Floor(40)),
                 serve: Some("/sys/fs/cgroup/apps".into()),
                 local: LocalDelivery::Follow,

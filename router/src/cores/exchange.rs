@@ -6,6 +6,7 @@
 //! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
 //! | what it has noticed, as [`Happened`] | the thread that looks | clients |
 //! | queues that are split | the one that places | the one that looks, which tells the kernel plane |
+//! | over how many queues packets shall be spread | the one that places | the one that looks, which tells NICs |
 //! | moved queues | the one that places | the one that looks: transmission follows |
 //! | that a thread failed | whoever sees it | clients |
 //!
@@ -22,7 +23,7 @@ use super::{
     splitting::SplitQueues,
     traffic::TrafficMeter,
 };
-use logic::cores::{Cost, Plan, View};
+use logic::cores::{Cost, Plan, View, in_use::Resize};
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{
@@ -83,11 +84,13 @@ pub struct News {
     pub moved: Vec<(QueueId, CoreId)>,
     /// What is split now, if that has changed.
     pub splits: Option<SplitQueues>,
+    /// When it was decided over how many queues ports spread packets.
+    pub resizes: Vec<(Duration, Resize)>,
 }
 
 impl News {
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.moved.is_empty() && self.splits.is_none()
+        self.events.is_empty() && self.moved.is_empty() && self.splits.is_none() && self.resizes.is_empty()
     }
 }
 
@@ -99,6 +102,7 @@ struct Published {
     number: u64,
     moved: Vec<(QueueId, CoreId)>,
     splits: Option<SplitQueues>,
+    resizes: Vec<(Duration, Resize)>,
 }
 
 impl Published {
@@ -144,6 +148,7 @@ impl Exchange {
         }
         published.tell(news.events.drain(..));
         published.moved.append(&mut news.moved);
+        published.resizes.append(&mut news.resizes);
         published.splits = news.splits.take().or(published.splits.take());
         true
     }
@@ -171,6 +176,11 @@ impl Exchange {
     /// What is split now, if that has changed since the last call.
     pub fn take_splits(&self) -> Option<SplitQueues> {
         lock(&self.published).splits.take()
+    }
+
+    /// Over how many queues ports shall spread packets, in the order in which it was decided, since the last call.
+    pub fn take_resizes(&self) -> Vec<(Duration, Resize)> {
+        std::mem::take(&mut lock(&self.published).resizes)
     }
 
     /// Something was missed: ports are looked at again, thoroughly.
@@ -230,7 +240,7 @@ mod tests {
         let queue = QueueId { port: 0, index: 0 };
         let happened = Happened { queue: Some(queue), ..Happened::default() };
         let mut news =
-            News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)], splits: None };
+            News { events: vec![happened.clone()], moved: vec![(queue, 1), (queue, 2)], ..News::default() };
         let held = (exchange.published.lock().unwrap(), exchange.found.lock().unwrap());
         assert!(exchange.take_found().is_none());
         assert!(!exchange.publish(None, &mut news));

@@ -10,16 +10,17 @@ use super::{
     queues::Control,
     report::{
         CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, QueueReport, ServeReport,
-        WorkloadReport,
+        SpreadReport, WorkloadReport,
     },
     workloads::Workload,
 };
 use crate::{
     config::{CoresSettings, LocalDelivery, PlacementPolicy},
     daemon::kernel::monotonic,
+    spreading::Spreads,
 };
 use logic::{
-    cores::{QueueId, Role, roles},
+    cores::{QueueId, Role, in_use::Spread, roles},
     plan::PortId,
 };
 use std::{
@@ -68,6 +69,7 @@ impl Handle {
             drains: now.drained.map(drains),
             cores: now.found.machine.cores.iter().map(|site| self.core(&now, &roles, site)).collect(),
             queues: now.queues.iter().map(|queue| self.queue(&now, queue)).collect(),
+            spreads: now.found.spreads.iter().map(|(port, spreads)| self.spread(*port, spreads)).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
             troubles: self.troubles(),
             ..report
@@ -159,6 +161,14 @@ impl Handle {
             wake_ns: queue.cost.map(|cost| cost.wake_ns),
             shared: now.plan.split.get(&source.id).cloned().unwrap_or_default(),
         }
+    }
+
+    fn spread(&self, port: PortId, spreads: &Spreads) -> SpreadReport {
+        let (used, of, why_not) = match *spreads {
+            Spreads::Over(Spread { used, all }) => (used, all, None),
+            Spreads::LeftAlone(queues, why) => (queues, queues, Some(why.to_owned())),
+        };
+        SpreadReport { port: self.name(port).into(), used, of, why_not }
     }
 
     /// As in the tables of the command line.

@@ -16,21 +16,30 @@ use super::{
     machine::Machine,
     number, numbered,
     originals::Originals,
+    placing::Happened,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
     serve::{self, Serve},
     splitting::Splitter,
+    spreads::Spreader,
     threads::{self, PartThread},
     workloads::{self, Scanner, Workload, WorkloadKind},
 };
 use crate::{
     config::{CoresSettings, LocalDelivery, PlacementPolicy},
     priority::Urgency,
+    spreading::Spreads,
 };
 use logic::{
-    cores::{Plan, View, serving},
+    cores::{Plan, View, in_use::Resize, serving},
     plan::PortId,
 };
-use std::{collections::BTreeSet, fs, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 /// Time between two looks.
 pub const LOOK: Duration = Duration::from_secs(1);
@@ -69,6 +78,8 @@ pub struct Found {
     pub parts: Vec<PartThread>,
     /// Can queues be split?
     pub may_split: bool,
+    /// Of ports that spread packets over their queues, where that is ours to change.
+    pub spreads: BTreeMap<PortId, Spreads>,
     /// What could not be looked at, as sentences.
     pub troubles: Vec<String>,
 }
@@ -103,6 +114,7 @@ pub struct Looker<A> {
     /// What ports of before keep, as sentences.
     leftovers: Vec<String>,
     pub(super) splitter: Splitter,
+    pub(super) spreader: Spreader,
 }
 
 /// A port, by its name, and what is known of it.
@@ -118,6 +130,9 @@ struct Known {
     asked: Duration,
     /// What was wrong then, as sentences.
     troubles: Vec<String>,
+    spreads: Option<Spreads>,
+    /// Why it is to be asked again over which queues packets are spread, as a sentence.
+    untold: Option<String>,
 }
 
 /// What is told of a device when its queues change.
@@ -160,6 +175,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             serve: wanted.serve.as_deref().map(Serve::new),
             local: (wanted.local == LocalDelivery::Follow).then(Local::default),
             splitter: Splitter::default(),
+            spreader: Spreader::default(),
             wanted,
             leftovers: Vec::new(),
         };
@@ -178,7 +194,7 @@ impl<A: Scheduling + Clone> Looker<A> {
         if let Err(error) = self.find_cores() {
             troubles.push(format!("cores: {error}"));
         }
-        let (mut queues, mut exits) = (Vec::new(), Vec::new());
+        let (mut queues, mut exits, mut spreads) = (Vec::new(), Vec::new(), BTreeMap::new());
         for port in 0..self.ports.len() {
             self.find_queues(port, now, thoroughly, &mut troubles);
             let Some(known) = &self.ports[port].known else { continue };
@@ -186,8 +202,10 @@ impl<A: Scheduling + Clone> Looker<A> {
             exits.push(Exit { ifindex: known.shape.ifindex, several: several_tx });
             let found = |&source: &QueueSource| FoundQueue { source, node, entries };
             queues.extend(known.queues.queues.iter().map(found));
-            troubles.extend(known.troubles.iter().cloned());
+            troubles.extend(known.troubles.iter().chain(&known.untold).cloned());
+            known.spreads.into_iter().for_each(|found| _ = spreads.insert(port as PortId, found));
         }
+        troubles.extend(self.spreader.troubles(now));
         if let Some(serve) = &mut self.serve {
             troubles.extend(serve.look(&self.roots, &mut self.originals));
         }
@@ -213,6 +231,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             balancer,
             parts,
             may_split,
+            spreads,
             troubles,
         }
     }
@@ -228,6 +247,18 @@ impl<A: Scheduling + Clone> Looker<A> {
     /// Queues are split as was decided; what cannot be done, as sentences.
     pub fn split(&self, now: Duration) -> Vec<String> {
         self.splitter.apply(now, &self.machine)
+    }
+
+    /// Spreads packets of a port over as many queues as was decided at this time; says what came of it.
+    pub fn resize(&mut self, at: Duration, resize: &Resize) -> Option<Happened> {
+        let Port { name, known } = self.ports.get_mut(usize::from(resize.port))?;
+        let known = known.as_mut()?;
+        let ifindex = known.shape.ifindex;
+        let told = self.spreader.resize(name, ifindex, at, resize);
+        if let Ok(spreads) = self.spreader.look(name, ifindex) {
+            known.spreads = spreads;
+        }
+        told
     }
 
     /// Gives applications the cores that a plan leaves.
@@ -247,7 +278,9 @@ impl<A: Scheduling + Clone> Looker<A> {
 
     /// Everything that was changed is as it was. Says what could not be put back.
     pub fn put_back(&mut self) -> Vec<String> {
-        self.originals.put_back(&self.roots, &self.affinity)
+        let mut troubles = self.originals.put_back(&self.roots, &self.affinity);
+        troubles.extend(self.spreader.end());
+        troubles
     }
 
     fn find_cores(&mut self) -> io::Result<()> {
@@ -272,23 +305,47 @@ impl<A: Scheduling + Clone> Looker<A> {
                 && let Some(sources) = self.places(&known.queues.queues)?
             {
                 let queues = PortQueues { queues: sources, ..known.queues.clone() };
-                return Ok(Known { queues, troubles: known.troubles.clone(), ..*known });
+                let (mut spreads, mut untold) = (known.spreads, known.untold.clone());
+                if untold.is_some() {
+                    (spreads, untold) = self.spreads(&name, shape.ifindex, Some(known));
+                }
+                return Ok(Known { queues, troubles: known.troubles.clone(), spreads, untold, ..*known });
             }
             let told = self.ask.told(shape.ifindex, &name)?;
             let mut queues = PortQueues::observe(&self.roots, port as PortId, &name, &told)?;
             let mut troubles = self.note(&name, &mut queues.queues);
             troubles.extend(self.no_floor(&name, &queues.queues));
-            Ok(Known { shape, queues, asked: now, troubles })
+            let (spreads, untold) = self.spreads(&name, shape.ifindex, known.as_ref());
+            Ok(Known { shape, queues, asked: now, troubles, spreads, untold })
         });
         self.ports[port].known = match found {
             Ok(found) => Some(found),
             // It may go in the middle of a look.
-            Err(error) if super::is_gone(&error) || error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if super::is_gone(&error) || error.kind() == io::ErrorKind::NotFound => {
+                known.into_iter().for_each(|known| self.spreader.let_go(&name, known.shape.ifindex));
+                None
+            }
             Err(error) => {
                 troubles.push(format!("queues of {name}: {error}"));
                 known
             }
         };
+    }
+
+    /// How a port spreads packets: as far as is known; and why it is not known better.
+    fn spreads(
+        &mut self,
+        name: &str,
+        ifindex: u32,
+        known: Option<&Known>,
+    ) -> (Option<Spreads>, Option<String>) {
+        match self.spreader.look(name, ifindex) {
+            Ok(spreads) => (spreads, None),
+            Err(why) => {
+                let before = known.filter(|known| known.shape.ifindex == ifindex);
+                (before.and_then(|known| known.spreads), Some(why))
+            }
+        }
     }
 
     fn shape(&self, device: &str) -> io::Result<Shape> {

@@ -17,6 +17,7 @@
 //! | [`notices`] | what has changed between two looks, as events |
 //! | [`watched`] | a queue and its time |
 //! | [`splitting`] | queues whose flows are shared among cores |
+//! | [`spreads`] | over how many queues a NIC spreads packets |
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
 //! | [`serve`] | the cores of applications follow |
 //! | [`local`] | local delivery follows the application |
@@ -49,6 +50,7 @@ pub mod running;
 pub mod serve;
 pub mod shares;
 pub mod splitting;
+pub mod spreads;
 pub mod threads;
 pub mod traffic;
 #[cfg(test)]

@@ -139,6 +139,7 @@ mod tests {
             balancer: None,
             parts: Vec::new(),
             may_split: false,
+            spreads: BTreeMap::new(),
             troubles: Vec::new(),
         }
     }

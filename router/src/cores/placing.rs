@@ -19,9 +19,13 @@ use crate::{
     config::{CoresSettings, PlacementPolicy},
     plane::Polls,
     priority::Urgency,
+    spreading::Spreads,
 };
 use logic::{
-    cores::{Allocator, Core, Event, Floor, Plan, Policy, Queue, Settings, View},
+    cores::{
+        Allocator, Core, Event, Floor, Plan, Policy, Queue, Settings, View,
+        in_use::{self, InUse},
+    },
     plan::PortId,
 };
 use std::{
@@ -41,6 +45,9 @@ const IDLE_LOAD: f64 = 0.05;
 const RESTING: Duration = Duration::from_millis(100);
 /// The same where queues are only looked at.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
+
+/// Queues that are not in use and moved in one round, so that it takes no longer for that.
+const MOST_IDLE: usize = 8;
 
 /// Queues of some ports, placed on cores.
 pub struct Placing<A> {
@@ -66,6 +73,9 @@ pub struct Placing<A> {
     parts: Parts,
     /// As last told.
     splits: SplitQueues,
+    in_use: InUse,
+    /// Queues that are not in use, each with the one that has its packets.
+    goes_with: BTreeMap<QueueId, QueueId>,
     /// `None`: moves wait for nothing.
     pub(super) drains: Option<Drains>,
     floor: Option<Floor>,
@@ -130,6 +140,8 @@ impl<A: Scheduling> Placing<A> {
             allocator: Allocator::default(),
             parts: Parts::default(),
             splits: SplitQueues::new(),
+            in_use: InUse::default(),
+            goes_with: BTreeMap::new(),
             drains: None,
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
             view: View::default(),
@@ -250,17 +262,46 @@ impl<A: Scheduling> Placing<A> {
         self.rounded = Some(now);
         self.measure(now);
         self.view = self.view(now);
+        self.goes_with = self.goes_with(now);
+        in_use::merge(&mut self.view, &self.goes_with);
         self.share(now);
         if self.is_off {
             return;
         }
         let decision = self.allocator.decide(now, &self.view, &self.settings);
         self.plan = decision.plan;
+        in_use::go_along(&mut self.plan, &self.goes_with);
         self.split();
+        self.resize(now);
         let refused = self.apply(now);
         self.leave_floor(now);
         let done = decision.events.into_iter().filter(|event| !refused.contains(&event.queue));
         self.news.events.extend(done.map(|event| Happened::decided(now, event)));
+    }
+
+    /// Queues that get no packets, as a NIC spreads them over fewer; not those that cannot be moved.
+    fn goes_with(&self, now: Duration) -> BTreeMap<QueueId, QueueId> {
+        let Some(found) = &self.found else { return BTreeMap::new() };
+        let with = |(&id, queue): (&QueueId, &Watched)| {
+            let Some(Spreads::Over(spread)) = found.spreads.get(&id.port) else { return None };
+            let owner = self.queues.get(&QueueId { index: spread.owner(id.index)?, ..id })?;
+            let with = self.queues.get(&owner.leader).filter(|with| with.is_measured())?.source.id;
+            let is_alone = with != id && with.port == id.port && queue.leader == id;
+            (is_alone && queue.is_movable(now)).then_some((id, with))
+        };
+        self.queues.iter().filter_map(with).collect()
+    }
+
+    /// Tells over how many queues ports shall spread their packets.
+    fn resize(&mut self, now: Duration) {
+        let Some(found) = &self.found else { return };
+        let ours = |(port, spreads): (&PortId, &Spreads)| match spreads {
+            Spreads::Over(spread) => Some((*port, *spread)),
+            Spreads::LeftAlone(..) => None,
+        };
+        let ports = found.spreads.iter().filter_map(ours).collect();
+        let resizes = self.in_use.decide(now, &self.view, &self.plan, &ports, &self.settings);
+        self.news.resizes.extend(resizes.into_iter().map(|resize| (now, resize)));
     }
 
     /// Tells which queues are split. Those that are moved together are split together.
@@ -409,12 +450,19 @@ impl<A: Scheduling> Placing<A> {
             let is_there = queue.source.core == Some(*core) && queue.source.confined;
             (!is_there).then_some((*id, *core))
         };
-        let mut moves: BTreeMap<CoreId, Vec<QueueId>> = BTreeMap::new();
-        for (id, core) in self.plan.home.iter().filter_map(is_elsewhere) {
-            moves.entry(core).or_default().push(id);
-        }
-        let (mut refused, moved) = (BTreeSet::new(), !moves.is_empty());
-        for (id, core, result) in self.go(&moves, now) {
+        // Somebody's own rules may send packets to a queue that is not in use.
+        let is_idle = |(id, _): &(QueueId, CoreId)| {
+            self.goes_with.contains_key(id) && self.queues.get(id).is_some_and(|queue| queue.load.ran == 0.0)
+        };
+        let moves = self.plan.home.iter().filter_map(is_elsewhere);
+        let (idle, moves): (Vec<_>, Vec<_>) = moves.partition(is_idle);
+        let (mut refused, moved) = (BTreeSet::new(), !moves.is_empty() || !idle.is_empty());
+        let mut done = self.go(&by_core(moves), now);
+        // They send nothing, so nothing has to leave.
+        by_core(idle.into_iter().take(MOST_IDLE))
+            .iter()
+            .for_each(|(core, queues)| done.extend(self.go_to(*core, queues)));
+        for (id, core, result) in done {
             match result {
                 Ok(()) => self.is_now_on(id, core, now),
                 Err(error) => {
@@ -484,6 +532,12 @@ impl<A: Scheduling> Placing<A> {
     }
 }
 
+fn by_core(moves: impl IntoIterator<Item = (QueueId, CoreId)>) -> BTreeMap<CoreId, Vec<QueueId>> {
+    let mut all: BTreeMap<CoreId, Vec<QueueId>> = BTreeMap::new();
+    moves.into_iter().for_each(|(id, core)| all.entry(core).or_default().push(id));
+    all
+}
+
 /// What people want, for the allocator.
 fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
     let queues_of = |(port, cores): (&crate::config::PortName, &Vec<CoreId>)| {
@@ -511,5 +565,7 @@ fn settings(wanted: &CoresSettings, ports: &[String]) -> Settings {
 #[cfg(test)]
 mod faults;
 mod moves;
+#[cfg(test)]
+mod rss;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,9 @@ pub struct CoresReport {
     /// Online, by ascending number.
     pub cores: Vec<CoreReport>,
     pub queues: Vec<QueueReport>,
+    /// Of ports that spread packets over their queues.
+    #[serde(default)]
+    pub spreads: Vec<SpreadReport>,
     pub workloads: Vec<WorkloadReport>,
     /// What cannot be read or done, as sentences.
     pub troubles: Vec<String>,
@@ -146,6 +149,17 @@ pub struct QueueReport {
     pub packet_ns: Option<f64>,
     #[serde(default)]
     pub wake_ns: Option<f64>,
+}
+
+/// Over how many of its queues a port spreads packets, by their hash: the first ones (RSS).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SpreadReport {
+    pub port: String,
+    /// Queues in use, of so many that could be.
+    pub used: u16,
+    pub of: u16,
+    /// Why they do not follow the cores that forward; absent: they do.
+    pub why_not: Option<String>,
 }
 
 /// Somebody with cores of his own (V2).

@@ -16,12 +16,14 @@ use super::{
     queues::Told,
     shares::Sharing,
     splitting::Splitter,
+    spreads::Spreader,
 };
 use crate::{
     config::{Config, PlacementPolicy},
     daemon::{instance::Instance, kernel::monotonic},
     plane::{Polls, SharesInCharge, TransmitRings},
     priority::set_policy,
+    spreading::Spreading,
 };
 use anyhow::{Context, Result};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
@@ -62,6 +64,7 @@ pub fn start(
     instance: &Instance,
     shares: SharesInCharge,
     splitter: Splitter,
+    spreading: Option<Spreading>,
 ) -> Result<Threads> {
     if config.cores.policy == PlacementPolicy::Off {
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
@@ -72,6 +75,9 @@ pub fn start(
     match prepare(instance, &handle, shares) {
         Ok((mut looker, placing)) => {
             looker.splitter = splitter;
+            if let Some(spreading) = spreading.filter(|_| config.cores.uses_rss()) {
+                looker.spreader = Spreader::new(spreading);
+            }
             Ok(run(looker, placing, handle)?)
         }
         // Who only looks can do without.
@@ -266,6 +272,7 @@ fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         if now >= due || missed && now >= looked + LEAST {
             let found = Arc::new(looker.look(now, missed));
             exchange.tell(noticed(before.as_deref(), &found));
+            exchange.tell(looker.spreader.take_news(now));
             exchange.found(found.clone());
             before = Some(found);
             (looked, due, missed) = (now, now + LOOK, false);
@@ -273,7 +280,13 @@ fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
         }
         if let Some(splits) = exchange.take_splits() {
             looker.splitter.set(splits);
-            // The threads of other cores are told of at once.
+            // At once, as packets are lost meanwhile. The look tells of the threads of other cores, and of what could not be done.
+            looker.split(monotonic());
+            due = Duration::ZERO;
+        }
+        for (at, resize) in exchange.take_resizes() {
+            exchange.tell(Vec::from_iter(looker.resize(at, &resize)));
+            // Queues that are not in use go with others.
             due = Duration::ZERO;
         }
         for (queue, core) in exchange.take_moved() {

@@ -17,6 +17,7 @@ use crate::{
     config::Config,
     ethtool::ProblemKind,
     plane::{Counters, Mode, Settings},
+    spreading::Spreading,
 };
 use anyhow::{Context, Result};
 use logic::{
@@ -212,10 +213,20 @@ fn build<K: Kernel>(
     }
 }
 
-/// Where it is wanted and a port has a classifier. What an earlier daemon left in classifiers is taken back in any case.
-fn steerer<K: Kernel>(config: &Config, instance: &Instance, kernel: &K, world: &World) -> Option<Steerer> {
-    let steerer = Steerer::new(kernel.classifier()?, instance.steering_file());
+/// Where it is wanted and a port has a classifier.
+fn steerer<K: Kernel>(
+    config: &Config,
+    instance: &Instance,
+    kernel: &K,
+    spreading: Option<Spreading>,
+    world: &World,
+) -> Option<Steerer> {
+    let (classifier, spreading) = (kernel.classifier()?, spreading?);
+    let steerer = Steerer::new(classifier, spreading.clone(), instance.steering_file());
     let wanted = config.steering && steerer.finds_any(world.ports.values().map(|port| port.name.as_str()));
+    if !wanted {
+        spreading.release_all();
+    }
     wanted.then_some(steerer)
 }
 
@@ -228,6 +239,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         mut kernel: K,
         mut observer: O,
         switch: SwitchEnd<<K::Plane as FastPath>::Rules>,
+        spreading: Option<Spreading>,
     ) -> Result<Self> {
         let started = kernel.now();
         let mut world = World::new(&config);
@@ -238,7 +250,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         world.plan();
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
-        let steerer = steerer(&config, &instance, &kernel, &world);
+        let steerer = steerer(&config, &instance, &kernel, spreading, &world);
         let rows = steerer.is_some();
         let generation = build(&mut kernel, &config, &world, fitting(&world), number, None, rows)?;
         let mut control = Control {

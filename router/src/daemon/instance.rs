@@ -90,6 +90,11 @@ impl Instance {
         self.directory.join(format!("{}.cores", self.label()))
     }
 
+    /// What the indirection tables of NICs were, for whoever comes after.
+    pub fn spreading_file(&self) -> PathBuf {
+        self.directory.join(format!("{}.spreading", self.label()))
+    }
+
     /// What was changed in the classifiers of NICs, for whoever comes after.
     pub fn steering_file(&self) -> PathBuf {
         self.directory.join(format!("{}.steering", self.label()))

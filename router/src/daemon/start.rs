@@ -14,7 +14,7 @@ use crate::{
     cores,
     cores::splitting::Splitter,
     observer::Waker,
-    privileges, switch,
+    privileges, spreading, switch,
 };
 use anyhow::{Context, Result, bail};
 use std::{
@@ -72,10 +72,13 @@ fn run_alone<O: Observe>(
     leave_on_signal(requests_to.clone())?;
     // Before anything is attached, as it may fail; whoever asks already is answered when the loop begins.
     let splitter = Splitter::new(bpf.seat(), switch.maps().clone());
-    let cores = cores::running::start(&config, instance, bpf.shares().waking(waker), splitter)?;
+    let placed = |port: &str| config.cores.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
+    let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
+    let shares = bpf.shares().waking(waker);
+    let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone())?;
     switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
-    let control = Control::start(config, instance.clone(), bpf, observer, switch_end)?;
+    let control = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
     let ended = control.run(&requests)?;
@@ -104,6 +107,7 @@ pub fn clean_up(instance: &Instance) -> Result<Vec<String>> {
     let mut done = Bpf::new(instance, false).remove()?;
     if let Some(classifier) = kernel::classifier() {
         done.extend(steering::clean(&*classifier, &instance.steering_file()));
+        done.extend(spreading::clean(classifier, &instance.spreading_file()));
     }
     done.extend(cores::running::clean(instance));
     done.extend(lock.clean().into_iter().map(|path| format!("removed {}", path.display())));

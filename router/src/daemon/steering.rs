@@ -1,10 +1,15 @@
 //! Classifiers of NICs put to use: samples in, rules of the NIC and rows of the tables out (Q3, Q4).
 //!
 //! What was changed in a NIC is written down before, so that whoever comes after `kill -9` can undo it: rules are told from
-//! other people's by all their bytes. Rules only make packets come in by another queue: none is needed for forwarding, and one
+//! other people's by all their bytes; the queues that are taken out of what a NIC spreads packets over are [`Spreading`]'s. Rules only
+//! make packets come in by another queue: none is needed for forwarding, and one
 //! that is left over does no harm.
 
-use crate::classifier::{Capabilities, Classifier, Spec};
+use super::instance::Instance;
+use crate::{
+    classifier::{Capabilities, Classifier, Spec},
+    spreading::Spreading,
+};
 use anyhow::{Context, Result};
 use logic::{
     memory::Memory,
@@ -28,6 +33,7 @@ const QUEUES_PER_STEERED: u32 = 4;
 /// The classifiers of the ports that have one.
 pub struct Steerer {
     classifier: Box<dyn Classifier>,
+    spreading: Spreading,
     steering: Steering,
     ports: BTreeMap<PortId, Port>,
     file: PathBuf,
@@ -54,14 +60,14 @@ struct Used {
     installed: BTreeMap<Rule, u32>,
     /// What was there before us.
     foreign: BTreeSet<Spec>,
-    spread: Vec<u32>,
 }
 
 /// What of a device is ours, as the next daemon reads it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Left {
     rules: Vec<String>,
-    /// What the indirection table was; empty: it was left alone.
+    /// What its indirection table was, as daemons wrote that changed it themselves.
+    #[serde(default, skip_serializing)]
     spread: Vec<u32>,
 }
 
@@ -70,14 +76,6 @@ fn queues_for_steering(capabilities: &Capabilities) -> Vec<u8> {
     let all = capabilities.queues.min(logic::tables::MAX_QUEUES as u32);
     let steered = if all < 2 { 0 } else { (all / QUEUES_PER_STEERED).max(1) };
     (all - steered..all).map(|queue| queue as u8).collect()
-}
-
-/// The same spreading without these queues: their entries go to the others in turn.
-fn spread_without(spread: &[u32], queues: &[u8]) -> Option<Vec<u32>> {
-    let is_steered = |ring: u32| queues.iter().any(|queue| u32::from(*queue) == ring);
-    let others: BTreeSet<u32> = spread.iter().copied().filter(|ring| !is_steered(*ring)).collect();
-    let mut turn = others.iter().copied().cycle();
-    spread.iter().map(|ring| if is_steered(*ring) { turn.next() } else { Some(*ring) }).collect()
 }
 
 fn unusable(error: anyhow::Error) -> Found {
@@ -96,18 +94,14 @@ fn look(classifier: &dyn Classifier, device: &str) -> Result<Found> {
     let rules = classifier.rules(device).context("reading its rules")?;
     let foreign: BTreeSet<Spec> = rules.into_iter().map(|rule| rule.spec).collect();
     let room = if capabilities.locations == 0 { MOST_RULES } else { capabilities.locations as usize };
-    let spread = classifier.indirection(device).context("reading how it spreads packets")?;
     let rules = MOST_RULES.min(room.saturating_sub(foreign.len()));
-    Ok(Found::Used(Used { queues, rules, installed: BTreeMap::new(), foreign, spread }))
+    Ok(Found::Used(Used { queues, rules, installed: BTreeMap::new(), foreign }))
 }
 
 impl Steerer {
-    /// Undoes what a daemon before this one left, and asks each port's device what it has; changes nothing else.
-    pub fn new(classifier: Box<dyn Classifier>, file: PathBuf) -> Steerer {
-        for line in clean(&*classifier, &file) {
-            tracing::info!("{line}");
-        }
-        Steerer { classifier, steering: Steering::default(), ports: BTreeMap::new(), file }
+    /// See [`take_over`] for `spreading`; `file` is where rules are written down. Changes nothing yet.
+    pub fn new(classifier: Box<dyn Classifier>, spreading: Spreading, file: PathBuf) -> Steerer {
+        Steerer { classifier, spreading, steering: Steering::default(), ports: BTreeMap::new(), file }
     }
 
     /// Does a port among these have a classifier?
@@ -129,12 +123,13 @@ impl Steerer {
         for id in gone {
             self.steering.port_gone(id);
             // A device that was replaced took its rules along; one that is only let go of did not.
-            let Some(Port { device, found: Found::Used(used), .. }) = self.ports.remove(&id) else {
+            let Some(Port { device, ifindex, found: Found::Used(used) }) = self.ports.remove(&id) else {
                 continue;
             };
             if !devices.contains_key(&id) {
                 let specs = used.installed.keys().map(Spec::of).collect();
-                take_back(&*self.classifier, &device, &specs, &used.spread);
+                delete_all(&*self.classifier, &device, &specs);
+                self.release(&device, ifindex);
             }
         }
         for (id, (device, ifindex)) in devices {
@@ -154,13 +149,13 @@ impl Steerer {
     /// Takes queues of a port out of spreading, if it can be used.
     fn begin(&mut self, id: PortId) -> Result<()> {
         self.write_down(&[])?;
-        let Some(Port { device, found: Found::Used(used), .. }) = self.ports.get(&id) else { return Ok(()) };
-        if !used.spread.is_empty() {
-            let without = spread_without(&used.spread, &used.queues);
-            let without = without.context("it spreads packets over queues for steered flows only")?;
-            let set = self.classifier.set_indirection(device, &without);
-            set.context("taking queues out of what it spreads packets over")?;
-        }
+        let Some(Port { ifindex, found, .. }) = self.ports.get(&id) else { return Ok(()) };
+        let Found::Used(used) = found else {
+            // A daemon before this one may have used it.
+            return self.spreading.release(*ifindex);
+        };
+        let reserved = self.spreading.reserve(*ifindex, &used.queues);
+        reserved.context("taking queues out of what it spreads packets over")?;
         self.steering.set_port(id, used.queues.clone(), used.rules);
         Ok(())
     }
@@ -248,7 +243,7 @@ impl Steerer {
             let rules = used.installed.keys().chain(coming);
             let rules = rules.map(Spec::of).filter(|spec| !used.foreign.contains(spec));
             let rules = rules.map(Spec::to_text).collect();
-            left.insert(&port.device, Left { rules, spread: used.spread.clone() });
+            left.insert(&port.device, Left { rules, spread: Vec::new() });
         }
         if left.is_empty() && !self.file.exists() {
             return Ok(());
@@ -264,9 +259,20 @@ impl Steerer {
     /// Takes everything back; says what it did.
     pub fn end(&mut self) -> Vec<String> {
         let done = clean(&*self.classifier, &self.file);
-        self.ports.keys().for_each(|id| self.steering.port_gone(*id));
+        for (id, port) in &self.ports {
+            self.steering.port_gone(*id);
+            if matches!(port.found, Found::Used(_)) {
+                self.release(&port.device, port.ifindex);
+            }
+        }
         self.ports.clear();
         done
+    }
+
+    fn release(&self, device: &str, ifindex: u32) {
+        if let Err(error) = self.spreading.release(ifindex) {
+            tracing::warn!("queues for steered flows of {device} are not given back: {error:#}");
+        }
     }
 
     /// Of a port, in words.
@@ -282,29 +288,39 @@ impl Steerer {
     }
 }
 
-/// Deletes these rules of a device, wherever they are, and restores its spreading: how many, and whether.
-fn take_back(
-    classifier: &dyn Classifier,
-    device: &str,
-    ours: &BTreeSet<Spec>,
-    spread: &[u32],
-) -> (usize, bool) {
-    let found = if ours.is_empty() { Vec::new() } else { classifier.rules(device).unwrap_or_default() };
-    let found = found.into_iter().filter(|rule| ours.contains(&rule.spec));
-    let deleted = found.filter(|rule| classifier.delete(device, rule.location).is_ok()).count();
-    (deleted, !spread.is_empty() && classifier.set_indirection(device, spread).is_ok())
+/// What a daemon before this one left in NICs: its rules are deleted, and tables put back, but for the devices of which placing takes
+/// them over. Before anybody else looks at them.
+pub fn take_over(
+    classifier: Box<dyn Classifier>,
+    instance: &Instance,
+    placed: impl Fn(&str) -> bool,
+) -> Spreading {
+    for line in clean(&*classifier, &instance.steering_file()) {
+        tracing::info!("{line}");
+    }
+    Spreading::open(classifier, instance.spreading_file(), placed)
 }
 
-/// Takes back what is written down in `file`: rules that are there byte for byte, and spreading; says what it did.
+/// Deletes these rules of a device, wherever they are; how many.
+fn delete_all(classifier: &dyn Classifier, device: &str, ours: &BTreeSet<Spec>) -> usize {
+    let found = if ours.is_empty() { Vec::new() } else { classifier.rules(device).unwrap_or_default() };
+    let found = found.into_iter().filter(|rule| ours.contains(&rule.spec));
+    found.filter(|rule| classifier.delete(device, rule.location).is_ok()).count()
+}
+
+/// Deletes the rules that are written down in `file` and are there byte for byte; says what it did.
 pub fn clean(classifier: &dyn Classifier, file: &Path) -> Vec<String> {
     let Ok(text) = fs::read_to_string(file) else { return Vec::new() };
     let left: BTreeMap<String, Left> = serde_json::from_str(&text).unwrap_or_default();
     let mut done = Vec::new();
     for (device, left) in left {
         let ours = left.rules.iter().filter_map(|text| Spec::from_text(text)).collect();
-        let (deleted, spread) = take_back(classifier, &device, &ours, &left.spread);
-        if deleted > 0 || spread {
-            done.push(format!("port {device}: {deleted} rules of its classifier deleted, queues given back"));
+        let deleted = delete_all(classifier, &device, &ours);
+        if deleted > 0 {
+            done.push(format!("port {device}: {deleted} rules of its classifier deleted"));
+        }
+        if !left.spread.is_empty() && classifier.set_indirection(&device, &left.spread).is_ok() {
+            done.push(format!("port {device}: packets are spread over all queues again"));
         }
     }
     let _ = fs::remove_file(file);
@@ -334,8 +350,12 @@ mod tests {
         directory: tempfile::TempDir,
     }
 
+    /// Of a daemon that does not place queues.
     fn steerer(nic: &Nic, directory: &tempfile::TempDir) -> Steerer {
-        Steerer::new(Box::new(Ntuple(nic.clone())), directory.path().join("x.steering"))
+        let classifier = || Box::new(Ntuple(nic.clone()));
+        let instance = Instance::under(directory.path(), None);
+        let spreading = take_over(classifier(), &instance, |_| false);
+        Steerer::new(classifier(), spreading, instance.steering_file())
     }
 
     fn flow(last: u8) -> Flow {
@@ -418,13 +438,23 @@ mod tests {
                 drop(steerer(&case.nic, &case.directory));
             } else {
                 let done = case.steerer.end();
-                assert!(done[0].contains("rules of its classifier deleted, queues given back"), "{done:?}");
+                assert!(done[0].contains("rules of its classifier deleted"), "{done:?}");
             }
             let left = Ntuple(case.nic.clone()).rules("eth1").unwrap();
             assert_eq!(left.into_iter().map(|r| r.spec).collect::<Vec<_>>(), [foreign], "another's stays");
             assert_eq!(case.spread(), [0, 1, 2, 3, 0, 1, 2, 3]);
             assert_eq!(fs::read_dir(case.directory.path()).unwrap().count(), 0);
         }
+    }
+
+    #[test]
+    fn a_table_that_a_daemon_of_before_wrote_down_with_its_rules_is_put_back() {
+        let (nic, directory) = (Nic::new(4, 64, false), tempfile::tempdir().unwrap());
+        Ntuple(nic.clone()).set_indirection("eth1", &[0, 1, 2, 0, 0, 1, 2, 1]).unwrap();
+        let left = r#"{"eth1": {"rules": [], "spread": [0, 1, 2, 3, 0, 1, 2, 3]}}"#;
+        fs::write(Instance::under(directory.path(), None).steering_file(), left).unwrap();
+        drop(steerer(&nic, &directory));
+        assert_eq!(Ntuple(nic).indirection("eth1").unwrap(), [0, 1, 2, 3, 0, 1, 2, 3]);
     }
 
     #[test]
@@ -476,7 +506,5 @@ mod tests {
         let queues = |queues| queues_for_steering(&Capabilities { queues, locations: 9, chooses: false });
         assert_eq!((queues(1), queues(2), queues(3), queues(8)), (vec![], vec![1], vec![2], vec![6, 7]));
         assert_eq!((queues(200).len(), queues(200).last()), (16, Some(&63)));
-        assert_eq!(spread_without(&[3, 3], &[3]), None, "nothing would be left");
-        assert_eq!(spread_without(&[], &[3]), Some(vec![]));
     }
 }

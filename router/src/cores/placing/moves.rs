@@ -31,7 +31,7 @@ impl<A: Scheduling> Placing<A> {
         moved
     }
 
-    fn go_to(&self, core: CoreId, queues: &[QueueId]) -> Vec<Moved> {
+    pub(super) fn go_to(&self, core: CoreId, queues: &[QueueId]) -> Vec<Moved> {
         let go = |id: &QueueId| {
             let control = self.queues.get(id)?.source.control;
             Some((*id, core, apply::move_queue(&self.roots, &self.affinity, control, core)))

@@ -78,6 +78,11 @@ impl World {
                 self.placing.take(Arc::new(self.looker.look(self.now, missed)));
             }
             self.placing.round(self.now);
+            for (at, resize) in std::mem::take(&mut self.placing.news.resizes) {
+                let told = self.looker.resize(at, &resize);
+                self.placing.news.events.extend(told);
+                self.placing.take(Arc::new(self.looker.look(self.now, false)));
+            }
             for happened in self.placing.news.events.drain(..) {
                 let at = (happened.at - 1000 * MS).as_millis();
                 let about = happened.queue.map_or(String::new(), |id| format!("queue {} ", id.index));

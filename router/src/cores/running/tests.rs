@@ -5,8 +5,12 @@ use super::super::{
     tree::Tree,
 };
 use super::*;
-use crate::cores::{look::LOOK, queues::Told};
-use std::time::Instant;
+use crate::{
+    classifier::{Classifier as _, Ntuple, fake::Nic},
+    config::{CoresSettings, Interval},
+    cores::{look::LOOK, queues::Told},
+};
+use std::{collections::BTreeSet, io::Write as _, time::Instant};
 
 /// Cores 0..4; eth0 with two queues, whose threads 70 and 71 may run on cores 0 and 1, and shall on 2 and 3.
 struct World {
@@ -124,4 +128,91 @@ fn when_looking_fails_it_is_told_at_once_and_queues_are_put_back() {
     assert!(began.elapsed() < 2 * LOOK + Duration::from_millis(500));
     assert!(handle.troubles()[0].starts_with("looking for queues has failed"), "{:?}", handle.troubles());
     world.wait_for("the places of before", || world.places() == [vec![0], vec![1]]);
+}
+
+/// eth0 with eight queues, whose threads 70..78 are on core 0, and a NIC that spreads packets over them; hold times of 100 ms.
+fn spreading(nic: &Nic, file: &str) -> World {
+    let (tree, fake, netlink) = (Tree::new(), Fake::default(), fake::Netlink::default());
+    tree.write("sys/devices/system/cpu/online", "0-3\n");
+    tree.write("proc/stat", "cpu0 0 0 0 1\nintr 0\n");
+    tree.write("proc/softirqs", " CPU0\nNET_RX: 0\nBLOCK:\n");
+    tree.device("eth0", 8, true);
+    for pid in 70..78 {
+        tree.thread(pid, pid, &format!("napi/eth0-{}", 500 + pid), true, "0", 0);
+        fake.get().of.insert(pid, [0].into());
+    }
+    netlink.threads(&(70..78).collect::<Vec<_>>());
+    let wanted = CoresSettings { hold: Interval(Duration::from_millis(100)), ..CoresSettings::default() };
+    let (wanted, names) = (Arc::new(wanted), Arc::<[String]>::from(["eth0".to_owned()]));
+    let (state, ask) = (tree.path("m.cores"), Box::new(netlink));
+    let mut looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, state).unwrap();
+    let classifier = Box::new(Ntuple(nic.clone()));
+    looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
+    let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
+    let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
+    World { tree, fake, threads: Some(threads) }
+}
+
+#[test]
+fn a_table_follows_the_cores_that_forward_and_is_put_back() {
+    let (nic, directory) = (Nic::new(8, 64, false), tempfile::tempdir().unwrap());
+    let file = directory.path().join("m.spreading");
+    let table = || Ntuple(&nic).indirection("eth0").unwrap();
+    let (few, all) = (vec![0, 1, 2, 3, 0, 1, 2, 3], (0..8).collect::<Vec<_>>());
+    let mut world = spreading(&nic, file.to_str().unwrap());
+    let handle = world.handle();
+    world.wait_for("fewer queues", || table() == few);
+    world.wait_for("a report", || {
+        handle.cores().spreads.iter().map(|spread| (spread.used, spread.of)).eq([(4, 8)])
+    });
+    assert!(file.exists());
+    // The core has too much: another one, and as soon as that forwards more queues, not when it is looked for ports the next time.
+    let (began, added) = (Instant::now(), std::cell::Cell::new(None::<Instant>));
+    world.wait_for("more queues", || {
+        let ns = began.elapsed().as_nanos();
+        for pid in 70..74 {
+            let (ran, waited) = (ns / 4, ns * 3 / 4);
+            // Never empty, as who reads it meanwhile would find nothing.
+            let schedstat = world.tree.path(&format!("proc/{pid}/schedstat"));
+            let mut schedstat = std::fs::OpenOptions::new().write(true).open(schedstat).unwrap();
+            schedstat.write_all(format!("{ran:020} {waited:020} 1\n").as_bytes()).unwrap();
+        }
+        let cores: BTreeSet<Vec<u16>> = (70..74).map(|pid| world.fake.cores(pid)).collect();
+        if cores.len() > 1 && added.get().is_none() {
+            added.set(Some(Instant::now()));
+        }
+        table() == all
+    });
+    let took = added.get().unwrap().elapsed();
+    assert!(took < Duration::from_millis(500), "{took:?}");
+    let resizes = || -> Vec<String> {
+        let told = handle.events(0).into_iter().map(|event| event.why);
+        told.filter(|why| why.contains("are spread over")).collect()
+    };
+    world.wait_for("what was done is told", || resizes().len() > 1);
+    let told = resizes();
+    assert!(told[0].starts_with("packets of eth0 are spread over 4 queues, no longer over 8: "), "{told:?}");
+    assert!(told[1].contains("over 8 queues, no longer over 4: "), "{told:?}");
+    world.wait_for("fewer queues again", || table() == few);
+    drop(world.threads.take());
+    assert_eq!((table(), file.exists()), (all, false));
+}
+
+#[test]
+fn a_table_stays_for_the_next_daemon_which_goes_on_with_it() {
+    let (nic, directory) = (Nic::new(8, 64, false), tempfile::tempdir().unwrap());
+    let file = directory.path().join("m.spreading");
+    let table = || Ntuple(&nic).indirection("eth0").unwrap();
+    let mut world = spreading(&nic, file.to_str().unwrap());
+    world.wait_for("fewer queues", || table().iter().max() == Some(&3));
+    world.threads.take().unwrap().leave();
+    assert_eq!((table().iter().max(), file.exists()), (Some(&3), true));
+    let mut world = spreading(&nic, file.to_str().unwrap());
+    let handle = world.handle();
+    world.wait_for("a report", || {
+        handle.cores().spreads.iter().map(|spread| (spread.used, spread.of)).eq([(4, 8)])
+    });
+    assert_eq!(nic.tables().len(), 1, "nothing was done about it");
+    drop(world.threads.take());
+    assert_eq!((table(), file.exists()), ((0..8).collect(), false));
 }

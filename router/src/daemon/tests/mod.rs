@@ -20,6 +20,7 @@ use crate::{
     config::{Config, MemoryMib, Weight},
     ethtool::{Problem, ProblemKind},
     plane::{Charge, Counters, InterfaceCount, Mode, Settings, Step, TestRun},
+    spreading::Spreading,
 };
 use anyhow::{Result, anyhow, bail};
 use logic::{
@@ -375,11 +376,17 @@ fn switch(linux: &Linux) -> (Sender<Option<u32>>, SwitchEnd<u32>) {
     (orders_to, SwitchEnd { orders, tell, gauge: Arc::default() })
 }
 
+/// Nobody places queues here.
+fn spreading(linux: &Linux, instance: &Instance) -> Option<Spreading> {
+    Some(crate::daemon::steering::take_over(linux.classifier()?, instance, |_| false))
+}
+
 fn start_with(config: Config, linux: Linux) -> Result<Case> {
     let directory = tempfile::tempdir()?;
     let instance = Instance::under(directory.path(), None);
     let (orders, switch) = switch(&linux);
-    let control = Control::start(config, instance, linux.clone(), linux.clone(), switch)?;
+    let spreading = spreading(&linux, &instance);
+    let control = Control::start(config, instance, linux.clone(), linux.clone(), switch, spreading)?;
     Ok(Case { linux, control, orders, _directory: directory })
 }
 
@@ -448,7 +455,9 @@ impl Case {
         let instance = self.control.instance.clone();
         drop(self.control);
         let (orders, switch) = switch(&linux);
-        let control = Control::start(config(), instance, linux.clone(), linux.clone(), switch).unwrap();
+        let spreading = spreading(&linux, &instance);
+        let control =
+            Control::start(config(), instance, linux.clone(), linux.clone(), switch, spreading).unwrap();
         Case { linux, control, orders, _directory: self._directory }
     }
 }
