@@ -16,6 +16,8 @@ readonly LIMIT_S=${MILLRACE_VM_LIMIT_S:-600}
 readonly MODULES=(virtio_pci virtio_net failover net_failover veth macvlan 8021q vrf bonding dummy nf_tables sch_tbf)
 # What tests call, where busybox's own is too plain; bash is /bin/sh, for busybox's runs its own applets instead of these.
 readonly TOOLS=(bash ip tc nft ping ethtool unshare timeout)
+# The check that wants many queues.
+readonly WIDE=an_indirection_table_follows_and_is_put_back
 # Test binaries of crate millrace that are worth running on another kernel.
 readonly SUITES=(plane_kernel xdp_table flow_rules netlink losses splits local vm)
 
@@ -73,20 +75,22 @@ make_image() {
 }
 
 # In a network namespace of our own: four multi-queue taps, bridged in pairs, so that what one NIC sends the other gets:
-# nic0 <-> nic1, nic2 <-> nic3.
+# nic0 <-> nic1, nic2 <-> nic3. nic1 has an indirection table.
+#   boot PROCESSORS [only=NAME]   only the checks of this name
 boot() {
-	local devices=() i
+	local devices=() i queues options
 	for i in 0 1 2 3; do
 		ip tuntap add "nic$i" mode tap multi_queue vnet_hdr
 		sysctl -qw "net.ipv6.conf.nic$i.disable_ipv6=1"
 		((i % 2)) || ip link add "wire$i" up type bridge stp_state 0 mcast_snooping 0
 		ip link set "nic$i" mtu 9000 master "wire$((i & ~1))" up
-		devices+=(-netdev "tap,id=n$i,ifname=nic$i,queues=4,script=no,downscript=no"
-			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=10")
+		((i == 1)) && queues=16 options=,rss=on,hash=on || queues=4 options=
+		devices+=(-netdev "tap,id=n$i,ifname=nic$i,queues=$queues,script=no,downscript=no"
+			-device "virtio-net-pci,netdev=n$i,mac=02:00:00:00:ff:0$i,mq=on,vectors=$((2 * queues + 2))$options")
 	done
-	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max -smp 2 -m 1024 -display none -no-reboot -nodefaults \
+	exec timeout "$LIMIT_S" qemu-system-x86_64 -accel tcg -cpu max -smp "$1" -m 1024 -display none -no-reboot -nodefaults \
 		-kernel "$KERNEL" -initrd "$CACHE/initramfs.gz" \
-		-append 'console=ttyS0 panic=-1 quiet mitigations=off' -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
+		-append "console=ttyS0 panic=-1 quiet mitigations=off ${2-}" -serial "file:$CACHE/console.log" -serial stdio "${devices[@]}" </dev/null
 }
 
 # Passes the guest's words on, and ends with the count.
@@ -95,8 +99,10 @@ judge() {
 		{ sub(/\r$/, ""); print; fflush() }
 		/^test .* \.\.\. ok/ { passed++ }
 		/^test .* \.\.\. FAILED/ { failed++ }
-		/^vm: done$/ { done = 1 }
+		/^vm: Linux / { begun++ }
+		/^vm: done$/ { ended++ }
 		END {
+			done = begun && begun == ended
 			if (!done) print "test-vm: the machine stopped or the time limit passed; see target/vm/console.log"
 			printf "%d passed, %d failed\n", passed, failed
 			exit !(done && passed && !failed)
@@ -113,7 +119,11 @@ main() {
 	make_image "$@"
 	export CACHE KERNEL LIMIT_S
 	export -f boot
-	unshare --net bash -c 'set -euo pipefail; boot' | judge
+	{
+		unshare --net bash -c 'set -euo pipefail; boot 2'
+		# A NIC has as many queues as there are processors.
+		(($#)) || unshare --net bash -c "set -euo pipefail; boot 8 only=$WIDE"
+	} | judge
 }
 
 main "$@"
