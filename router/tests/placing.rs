@@ -1,11 +1,8 @@
 //! A running daemon places the queues of its ports on cores, tells of it, and puts back what it changed.
 
 mod common;
-#[allow(dead_code)]
-#[path = "differential/wire.rs"]
-mod wire;
 
-use common::{frame::Frame, ifindex, in_new_namespace, run};
+use common::{frame::Frame, ifindex, in_new_namespace, run, wire::Wire};
 use libbpf_rs::query::MapInfoIter;
 use router::cores::{
     Roots,
@@ -529,7 +526,7 @@ fn packets_and_polls_of_queues_are_counted() {
 
 /// Frames from q0 to a host behind p1, of 64 flows, ever more in a second until it is told to stop.
 fn ramp(stopped: &AtomicBool) {
-    let wire = wire::Wire::open("q0");
+    let wire = Wire::open("q0");
     let frames: Vec<Vec<u8>> = (0..64_u16)
         .map(|flow| {
             let frame = Frame::udp4(logic::net::Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");

@@ -1,7 +1,10 @@
-//! What the root tests share: a namespace of their own, and frames.
+//! What the root tests share: a namespace of their own, frames, the ends of wires, and a small router.
 #![allow(dead_code)]
 
 pub mod frame;
+pub mod order;
+pub mod wire;
+pub mod world;
 
 use logic::memory::Capacity;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -64,31 +67,39 @@ pub fn only_on(cores: impl IntoIterator<Item = usize>) {
     sched_setaffinity(None, &set).unwrap();
 }
 
+/// The calling thread goes before all usual ones from now on.
+pub fn be_urgent() {
+    let parameters = libc::sched_param { sched_priority: 50 };
+    // SAFETY: of the calling thread, from a struct of ours.
+    let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Tells other threads that this one has done its part, however it ends.
+pub struct Ends<'a>(pub &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 /// A thread of real-time priority keeps a core to itself, for as long as `body` takes.
 pub fn hogged<T>(core: usize, body: impl FnOnce() -> T) -> T {
-    struct Ends<'a>(&'a AtomicBool);
-    impl Drop for Ends<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Relaxed);
-        }
-    }
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        // However `body` ends.
         let _ends = Ends(&done);
         let (begun_to, begun) = mpsc::channel();
         scope.spawn({
             let done = &done;
             move || {
                 only_on([core]);
-                let parameters = libc::sched_param { sched_priority: 50 };
-                // SAFETY: of the calling thread, from a struct of ours.
-                let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) };
-                begun_to.send(rc).unwrap();
+                be_urgent();
+                begun_to.send(()).unwrap();
                 while !done.load(Relaxed) {}
             }
         });
-        assert_eq!(begun.recv().unwrap(), 0);
+        begun.recv().unwrap();
         body()
     })
 }

@@ -13,7 +13,6 @@ mod common;
 mod packets;
 mod routes;
 mod topology;
-mod wire;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -72,7 +71,7 @@ fn round(seed: u64) {
 
 /// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
 fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
-    let wires: Vec<_> = topology.outside().map(|device| wire::Wire::open(&device)).collect();
+    let wires: Vec<_> = topology.outside().map(|device| common::wire::Wire::open(&device)).collect();
     let mut seen = BTreeMap::new();
     let mut collect = |for_how_long: Duration| {
         let until = Instant::now() + for_how_long;

@@ -2,8 +2,13 @@
 //! reordered when he is moved.
 
 use crate::{
-    common::{frame::Frame, in_new_namespace, run},
-    wire::Wire,
+    common::{
+        frame::Frame,
+        in_new_namespace,
+        order::{numbered, send_while},
+        run,
+        wire::Wire,
+    },
     world::FlowWorld,
 };
 use logic::{
@@ -18,13 +23,10 @@ use logic::{
     net::Mac,
 };
 use router::plane::{MappedFlows, online_cpus};
-use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+use rustix::thread::sched_getcpu;
 use std::{
     collections::BTreeMap,
-    sync::atomic::{
-        AtomicBool, AtomicU64,
-        Ordering::{Acquire, Relaxed},
-    },
+    sync::atomic::Ordering::Acquire,
     thread,
     time::{Duration, Instant},
 };
@@ -32,13 +34,7 @@ use std::{
 /// A frame of this flow, with a number in it.
 fn frame(flow: u16, tos: u8, number: u32) -> Vec<u8> {
     let frame = Frame::udp4(Mac([2, 0, 0, 0, 1, 0]), "10.0.0.1", "10.0.0.2");
-    let frame = frame.ip4(|ip| {
-        ip[1] = tos;
-        ip[20..22].copy_from_slice(&flow.to_be_bytes());
-        let at = ip.len() - 4;
-        ip[at..].copy_from_slice(&number.to_be_bytes());
-    });
-    frame.bytes()
+    numbered(frame.ip4(|ip| ip[1] = tos), flow, number)
 }
 
 /// The ports of a world, up, and one rule; `choice` of which core, then out of the second port.
@@ -188,56 +184,14 @@ fn so_many_flows_leave_a_core_as_may() {
 }
 
 const FLOWS: u16 = 16;
-const PACKETS: u32 = 300_000;
-/// Under way: fewer than a veth has room for (256), so that none is lost.
-const MOST: u64 = 200;
-
-/// Sends numbered packets of all flows, no more under way than there is room for.
-fn send_all(wire: &Wire, received: &AtomicU64) {
-    for number in 0..PACKETS {
-        wire.send(&frame(1 + number as u16 % FLOWS, 0, number));
-        while u64::from(number) >= received.load(Relaxed) + MOST {
-            thread::yield_now();
-        }
-    }
-}
-
-/// Packets that were overtaken by a later one of their flow, of all that come.
-fn overtaken(wire: &Wire, received: &AtomicU64) -> u64 {
-    let mut last = [0; FLOWS as usize];
-    let (mut overtaken, mut heard) = (0, Instant::now());
-    while received.load(Relaxed) < PACKETS.into() && heard.elapsed() < Duration::from_secs(5) {
-        // The kernel's own IPv6 packets come here, too.
-        let Some(bytes) = wire.receive().filter(|bytes| bytes[12..14] == [8, 0]) else {
-            thread::yield_now();
-            continue;
-        };
-        let number = u32::from_be_bytes(*bytes.last_chunk().unwrap());
-        let last = &mut last[(number % u32::from(FLOWS)) as usize];
-        overtaken += u64::from(number < *last);
-        *last = number.max(*last);
-        received.fetch_add(1, Relaxed);
-        heard = Instant::now();
-    }
-    overtaken
-}
 
 /// Sends all flows from one core to the other, again and again.
-fn shift(memory: &MappedFlows, (here, other): (CoreId, CoreId), done: &AtomicBool) {
+fn shift(memory: &MappedFlows, (here, other): (CoreId, CoreId)) {
     let all = Leave { others: FLOWS.into(), first: 0 };
-    for (from, to) in [(here, other), (other, here)].into_iter().cycle() {
+    for (from, to) in [(here, other), (other, here)].into_iter().cycle().take(200) {
         memory.choose(&rings(&[to], &[]), &BTreeMap::from([(from, all)])).unwrap();
         thread::sleep(Duration::from_millis(10));
-        if done.load(Relaxed) {
-            return;
-        }
     }
-}
-
-fn any_core() {
-    let mut all = CpuSet::new();
-    online_cpus().unwrap().into_iter().for_each(|cpu| all.set(cpu));
-    sched_setaffinity(None, &all).unwrap();
 }
 
 #[test]
@@ -248,25 +202,17 @@ fn flows_that_change_their_core_keep_their_order() {
         let Some((here, other)) = two_cores() else { return };
         let _link = w.attach(0);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-        let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
-        let overtaken = thread::scope(|scope| {
-            scope.spawn(|| {
-                any_core();
-                shift(&w.memory, (here, other), &done);
-            });
-            let counting = scope.spawn(|| {
-                any_core();
-                overtaken(&to, &received)
-            });
-            send_all(&from, &received);
-            let overtaken = counting.join().unwrap();
-            done.store(true, Relaxed);
-            overtaken
-        });
+        let came = send_while(
+            (&from, &to),
+            FLOWS,
+            |number| frame(1 + number as u16 % FLOWS, 0, number),
+            |_, _| (),
+            || shift(&w.memory, (here, other)),
+        );
         let handed = w.memory.handed();
         let changes: u64 = handed.values().map(|handed| handed.flows).sum::<u64>() - u64::from(FLOWS);
         eprintln!("{changes} changes, {} packets handed over", handed[&other].packets);
-        assert_eq!((overtaken, received.load(Relaxed)), (0, PACKETS.into()));
+        assert_eq!((came.overtaken, came.received), (0, came.sent));
         assert!(changes > 200, "{changes}");
         assert!(handed[&other].packets > 1000 && handed.values().all(|handed| handed.dropped == 0));
     });

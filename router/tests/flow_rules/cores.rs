@@ -1,8 +1,7 @@
 //! Packets that are handed to another core, by the program where it is attached.
 
 use crate::{
-    common::{in_new_namespace, run},
-    wire::Wire,
+    common::{in_new_namespace, run, wire::Wire},
     world::FlowWorld,
 };
 use logic::flow::{

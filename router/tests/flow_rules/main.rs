@@ -11,9 +11,6 @@ mod meters;
 mod notices;
 mod patches;
 mod ports;
-#[allow(dead_code)]
-#[path = "../differential/wire.rs"]
-mod wire;
 mod world;
 
 use common::in_new_namespace;

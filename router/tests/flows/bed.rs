@@ -1,9 +1,6 @@
 //! A daemon with three ports, and raw sockets on the other ends of their wires.
 
-use crate::{
-    common::{frame::Frame, run},
-    wire::Wire,
-};
+use crate::common::{frame::Frame, run, wire::Wire};
 use logic::net::Mac;
 use serde_json::Value;
 use std::{

@@ -2,9 +2,8 @@
 
 use crate::{
     bed::{Bed, host_mac, port_mac, routable},
-    common::{hogged, in_new_namespace, only_on, run},
+    common::{hogged, in_new_namespace, only_on, run, wire::Wire},
     redirected,
-    wire::Wire,
 };
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle,

@@ -6,9 +6,6 @@ mod choosing;
 mod common;
 mod cores;
 mod standing;
-#[allow(dead_code)]
-#[path = "../differential/wire.rs"]
-mod wire;
 
 use bed::{Bed, host_mac, port_mac, routable};
 use common::{
@@ -372,7 +369,7 @@ fn ports_go_and_come_back_under_rules() {
         assert!(bed.refused(&["add", "in_port=3,actions=output:2"]).contains("no such port"));
 
         bed.plug(1);
-        bed.wires[1] = wire::Wire::open("q1");
+        bed.wires[1] = common::wire::Wire::open("q1");
         bed.wait_for("the port's return", |s| {
             s["ready"] == true && s["ports"][1]["problems"] == serde_json::json!([])
         });

@@ -1,221 +1,83 @@
 //! A queue whose flows are shared among cores: every packet is forwarded once, in the order of its flow, however often cores come and
 //! go; what a core has no room for is counted by name, and what is for the router itself stays. Nothing is left of it.
 
+#[path = "../common/mod.rs"]
 mod common;
-#[allow(dead_code)]
-#[path = "differential/wire.rs"]
-mod wire;
 
 use common::{
-    SMALL,
-    frame::{Frame, vlan},
-    hogged, ifindex, in_new_namespace, only_on, run,
+    frame::Frame,
+    hogged, ifindex, in_new_namespace, only_on,
+    order::{numbered, send_while},
+    run,
+    wire::Wire,
+    world::{A, SETTINGS, World, loaded},
 };
 use logic::{
     cores::{CoreId, QueueId},
-    net::Mac,
-    plan::{Hop, Interface, Op, ReversePath, Target},
     reason::Reason,
-    tables::Tables,
 };
 use router::{
     daemon::kernel::monotonic,
-    plane::{MappedMemory, Mode, Plane, PortLink, Settings, Splits, online_cpus},
+    plane::{Plane, Splits, online_cpus},
 };
 use rustix::thread::sched_getcpu;
 use std::{
-    fs,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
-use wire::Wire;
 
-const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
-const B: Mac = Mac([2, 0, 0, 0, 0, 2]);
-const NEIGHBOUR: Mac = Mac([2, 0, 0, 0, 7, 1]);
 const QUEUE: QueueId = QueueId { port: 0, index: 0 };
-const SETTINGS: Settings = Settings {
-    capacity: SMALL,
-    interface_rows: 8,
-    sample_interval: 128,
-    exception_pps: 0,
-    control_pps: 0,
-    queue_rows: false,
-};
-
-/// Port 0 is p0, whose wire's end is q0; port 1 is p1, and 10.0.2.9 is behind it.
-struct World {
-    plane: Plane,
-    _tables: Tables<Arc<MappedMemory>>,
-    link: PortLink,
-}
-
-fn interface(port: u8, mac: Mac) -> Interface {
-    Interface {
-        router: 0,
-        port,
-        vlan: vlan(&[]),
-        mac,
-        ipv4: true,
-        ipv6: true,
-        transmit: true,
-        reverse_path: ReversePath::Off,
-        redirects: false,
-    }
-}
-
-/// Loaded, and filled with the tables of [`World`].
-fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
-    let plane = Plane::load(SETTINGS).unwrap_or_else(|e| panic!("{e:#}"));
-    plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
-    for (id, device) in (0..).zip(["p0", "p1"]) {
-        plane.set_port(id, ifindex(device), true, true).unwrap();
-    }
-    let mut tables = Tables::new(plane.memory());
-    let hop = Target::Hop(Hop { interface: 2, gateway: None, mtu: 1500 });
-    let local = Target::Pass { reason: Reason::Local, unicast: true };
-    for op in [
-        Op::Port { port: 0, frags: false },
-        Op::Port { port: 1, frags: false },
-        Op::Router { router: 0, multipath_l4: [false, false] },
-        Op::LocalAddresses { router: 0, addresses: [0x0a00_0101].into() },
-        Op::Interface(1, interface(0, A)),
-        Op::Interface(2, interface(1, B)),
-        Op::Route4(0, "10.0.1.1/32".parse().unwrap(), Some(local.clone())),
-        Op::Route4(0, "10.0.2.0/24".parse().unwrap(), Some(hop.clone())),
-        Op::Neighbour(2, "10.0.2.9".parse().unwrap(), Some(NEIGHBOUR)),
-        Op::Route6(0, "fd00:1::1/128".parse().unwrap(), Some(local)),
-        Op::Route6(0, "fd00:2::/64".parse().unwrap(), Some(hop)),
-        Op::Neighbour(2, "fd00:2::9".parse().unwrap(), Some(NEIGHBOUR)),
-    ] {
-        tables.apply(&op).unwrap();
-    }
-    (plane, tables)
-}
-
-impl World {
-    /// On this thread's core, from now on, and another.
-    fn new() -> Option<(World, CoreId, CoreId)> {
-        let here = sched_getcpu();
-        only_on([here]);
-        let other = online_cpus().unwrap().into_iter().find(|cpu| *cpu != here)?;
-        for pair in ["p0 type veth peer name q0", "p1 type veth peer name q1"] {
-            run(&format!("ip link add {pair}"));
-        }
-        ["p0", "q0", "p1", "q1"].iter().for_each(|device| drop(run(&format!("ip link set {device} up"))));
-        run("ethtool -K q1 gro on");
-        let (plane, tables) = loaded();
-        plane.count_losses(Path::new("/sys/fs/bpf/nowhere"));
-        let link = PortLink::attach(plane.program(), ifindex("p0"), Mode::Native).unwrap();
-        // What the program may do with packets of a port depends on how it is attached.
-        plane.set_port(0, ifindex("p0"), true, true).unwrap();
-        Some((World { plane, _tables: tables, link }, here as CoreId, other as CoreId))
-    }
-
-    fn forwarded(&self) -> u64 {
-        self.plane.counters().unwrap().interfaces.get(&1).map_or(0, |c| c.forwarded_packets)
-    }
-
-    fn charged(&self, reason: Reason) -> u64 {
-        let charges = self.plane.counters().unwrap().charges;
-        charges.into_iter().filter(|((_, why), _)| *why == reason).map(|(_, packets)| packets).sum()
-    }
-}
-
 const FLOWS: u16 = 64;
-const PACKETS: u32 = 300_000;
-/// Under way: fewer than a veth has room for (256), so that none is lost.
-const MOST: u64 = 200;
+/// Changes of what is split, under traffic.
+const TURNS: usize = 100;
+
+/// On this thread's core, from now on, and another; p0 has so many queues.
+fn world(queues: u16) -> Option<(World, CoreId, CoreId)> {
+    let here = sched_getcpu();
+    only_on([here]);
+    let other = online_cpus().unwrap().into_iter().find(|cpu| *cpu != here)?;
+    let world = World::new(queues);
+    world.count_losses();
+    run("ethtool -K q1 gro on");
+    Some((world, here as CoreId, other as CoreId))
+}
 
 fn frame(number: u32) -> Vec<u8> {
-    let frame = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
-    let frame = frame.ip4(|ip| {
-        ip[20..22].copy_from_slice(&(number as u16 % FLOWS).to_be_bytes());
-        let at = ip.len() - 4;
-        ip[at..].copy_from_slice(&number.to_be_bytes());
-    });
-    frame.bytes()
-}
-
-/// Sends numbered packets of all flows, no more under way than there is room for.
-fn send_all(wire: &Wire, received: &AtomicU64) {
-    for number in 0..PACKETS {
-        wire.send(&frame(number));
-        while u64::from(number) >= received.load(Relaxed) + MOST {
-            thread::yield_now();
-        }
-    }
-}
-
-/// Packets that were overtaken by a later one of their flow, of all that come.
-fn overtaken(wire: &Wire, received: &AtomicU64) -> u64 {
-    let mut last = [0; FLOWS as usize];
-    let (mut overtaken, mut heard) = (0, Instant::now());
-    while received.load(Relaxed) < PACKETS.into() && heard.elapsed() < Duration::from_secs(5) {
-        // The kernel's own IPv6 packets come here, too.
-        let Some(bytes) = wire.receive().filter(|bytes| bytes[12..14] == [8, 0]) else {
-            thread::yield_now();
-            continue;
-        };
-        let number = u32::from_be_bytes(*bytes.last_chunk().unwrap());
-        let last = &mut last[(number % u32::from(FLOWS)) as usize];
-        overtaken += u64::from(number < *last);
-        *last = number.max(*last);
-        received.fetch_add(1, Relaxed);
-        heard = Instant::now();
-    }
-    overtaken
+    numbered(Frame::udp4(A, "10.0.1.5", "10.0.2.9"), number as u16 % FLOWS, number)
 }
 
 #[test]
 #[ignore = "needs root"]
 fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
     in_new_namespace(|| {
-        let Some((world, here, other)) = World::new() else { return };
+        let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits().clone();
         assert!(splits.may_split(0) && !splits.may_split(1), "p1 runs no program");
         splits.share(QueueId { port: 1, index: 0 }, here, &[here, other]).unwrap_err();
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-        let (received, done) = (AtomicU64::new(0), AtomicBool::new(false));
-        let (overtaken, changes) = thread::scope(|scope| {
-            let changing = scope.spawn(|| {
-                only_on(online_cpus().unwrap());
-                let both = [here, other];
-                let turns: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
-                let mut changes = 0;
-                for cores in turns.into_iter().cycle() {
+        let both = [here, other];
+        let turns: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
+        let came = send_while(
+            (&from, &to),
+            FLOWS,
+            frame,
+            |_, _| (),
+            || {
+                for cores in turns.into_iter().cycle().take(TURNS) {
                     match cores {
                         [] => splits.join(QUEUE),
                         cores => splits.share(QUEUE, here, cores).unwrap(),
                     }
                     thread::sleep(Duration::from_millis(15));
                     splits.tidy(monotonic());
-                    changes += 1;
-                    if done.load(Relaxed) {
-                        return changes;
-                    }
                 }
-                unreachable!()
-            });
-            let counting = scope.spawn(|| {
-                only_on(online_cpus().unwrap());
-                overtaken(&to, &received)
-            });
-            send_all(&from, &received);
-            let overtaken = counting.join().unwrap();
-            done.store(true, Relaxed);
-            (overtaken, changing.join().unwrap())
-        });
+            },
+        );
         let handed = splits.handed(other);
-        eprintln!("{changes} changes, {} of {PACKETS} packets handed over", handed.packets);
-        assert_eq!((overtaken, received.load(Relaxed)), (0, PACKETS.into()));
-        assert!(changes > 50 && handed.packets > u64::from(PACKETS) / 10, "{changes} {handed:?}");
-        assert_eq!((handed.dropped, world.forwarded()), (0, PACKETS.into()));
+        eprintln!("{TURNS} changes, {} of {} packets handed over", handed.packets, came.sent);
+        assert_eq!((came.overtaken, came.received), (0, came.sent));
+        assert!(handed.packets > came.sent / 10, "{came:?} {handed:?}");
+        assert_eq!((handed.dropped, world.forwarded()), (0, came.sent));
 
         // Nothing is left of it.
         splits.join(QUEUE);
@@ -250,7 +112,7 @@ fn all_handed(splits: &Splits, cores: &[CoreId]) -> u64 {
 #[ignore = "needs root"]
 fn only_what_is_to_be_forwarded_goes_to_another_core() {
     in_new_namespace(|| {
-        let Some((world, here, other)) = World::new() else { return };
+        let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits();
         splits.share(QUEUE, here, &[other]).unwrap();
         let wire = Wire::open("q0");
@@ -287,7 +149,7 @@ fn only_what_is_to_be_forwarded_goes_to_another_core() {
 #[ignore = "needs root"]
 fn larger_tables_share_a_queue_from_their_first_packet_on() {
     in_new_namespace(|| {
-        let Some((world, here, other)) = World::new() else { return };
+        let Some((world, here, other)) = world(1) else { return };
         world.plane.splits().share(QUEUE, here, &[other]).unwrap();
         let wire = Wire::open("q0");
         while world.plane.splits().handed(other).packets < 1000 {
@@ -315,7 +177,7 @@ fn larger_tables_share_a_queue_from_their_first_packet_on() {
 #[ignore = "needs root"]
 fn a_row_is_given_up_when_its_places_are_old() {
     in_new_namespace(|| {
-        let Some((world, here, other)) = World::new() else { return };
+        let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits();
         splits.share(QUEUE, here, &[other]).unwrap();
         let wire = Wire::open("q0");
@@ -338,7 +200,7 @@ fn a_row_is_given_up_when_its_places_are_old() {
 #[ignore = "needs root"]
 fn nothing_is_split_where_nobody_tells_what_other_cores_have_done() {
     in_new_namespace(|| {
-        let Some((_world, here, other)) = World::new() else { return };
+        let Some((_world, here, other)) = world(1) else { return };
         let plane = Plane::load_changed(SETTINGS, |open| {
             open.progs.done_on_core.set_autoload(false);
             Ok(())
@@ -363,7 +225,7 @@ fn threads(map: u32) -> usize {
 #[ignore = "needs root"]
 fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
     in_new_namespace(|| {
-        let Some((world, here, other)) = World::new() else { return };
+        let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits();
         splits.share(QUEUE, here, &[other]).unwrap();
         let wire = Wire::open("q0");
@@ -394,7 +256,7 @@ fn what_a_core_that_shares_a_queue_has_no_room_for_is_counted_by_name() {
 #[ignore = "needs root"]
 fn flows_leave_a_core_that_cannot_keep_up() {
     in_new_namespace(|| {
-        let Some((world, here, other)) = World::new() else { return };
+        let Some((world, here, other)) = world(1) else { return };
         let splits = world.plane.splits();
         splits.share(QUEUE, here, &[other]).unwrap();
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
@@ -440,7 +302,7 @@ fn flows_leave_a_core_that_goes_offline() {
     in_new_namespace(|| {
         // The first cannot go offline.
         only_on([0]);
-        let (world, here, other) = World::new().unwrap();
+        let (world, here, other) = world(1).unwrap();
         let splits = world.plane.splits();
         splits.share(QUEUE, here, &[other]).unwrap();
         let wire = Wire::open("q0");

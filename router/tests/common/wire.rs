@@ -1,6 +1,6 @@
 //! A raw socket on one end of a veth: sends frames as they are, receives what comes out of the other end.
 
-use crate::common::ifindex;
+use super::ifindex;
 use std::{
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},

@@ -1,0 +1,96 @@
+//! Numbered packets of several flows, and whether one of them overtakes another of its flow.
+
+use super::{Ends, frame::Frame, only_on, wire::Wire};
+use router::plane::online_cpus;
+use std::{
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Under way: fewer than a veth has room for (256), so that none is lost.
+const MOST: u64 = 200;
+const UDP: u8 = 17;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What came of packets that were sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Came {
+    pub sent: u64,
+    pub received: u64,
+    /// By a later one of their flow, or by themselves.
+    pub overtaken: u64,
+}
+
+/// Of IPv4 and UDP: from this port, and with a number in its last bytes.
+pub fn numbered(frame: Frame, flow: u16, number: u32) -> Vec<u8> {
+    let frame = frame.ip4(|ip| {
+        ip[20..22].copy_from_slice(&flow.to_be_bytes());
+        let at = ip.len() - 4;
+        ip[at..].copy_from_slice(&number.to_be_bytes());
+    });
+    frame.bytes()
+}
+
+/// Sends packet after packet, flow after flow, for as long as `meanwhile` takes, which has a thread of its own; no more at a time
+/// than there is room for. `frame`: the packet with a number; `look`: at what has come of it.
+pub fn send_while(
+    (from, to): (&Wire, &Wire),
+    flows: u16,
+    frame: impl Fn(u32) -> Vec<u8>,
+    look: impl FnMut(u32, &[u8]) + Send,
+    meanwhile: impl FnOnce() + Send,
+) -> Came {
+    let (received, all, over) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let _ends = Ends(&over);
+            only_on(online_cpus().unwrap());
+            meanwhile();
+        });
+        let receiving = scope.spawn(|| {
+            let _ends = Ends(&over);
+            only_on(online_cpus().unwrap());
+            overtaken(to, flows, &received, &all, look)
+        });
+        let mut sent = 0;
+        while !over.load(Relaxed) {
+            if u64::from(sent) < received.load(Relaxed) + MOST {
+                from.send(&frame(sent));
+                sent += 1;
+            } else {
+                thread::yield_now();
+            }
+        }
+        all.store(sent.into(), Relaxed);
+        let overtaken = receiving.join().unwrap();
+        Came { sent: sent.into(), received: received.load(Relaxed), overtaken }
+    })
+}
+
+/// Until all have come, or nothing does any more.
+fn overtaken(
+    wire: &Wire,
+    flows: u16,
+    received: &AtomicU64,
+    all: &AtomicU64,
+    mut look: impl FnMut(u32, &[u8]),
+) -> u64 {
+    let mut last = vec![None; flows.into()];
+    let (mut overtaken, mut heard) = (0, Instant::now());
+    while received.load(Relaxed) < all.load(Relaxed) && heard.elapsed() < PATIENCE {
+        // The kernel's own packets come here, too.
+        let Some(bytes) = wire.receive().filter(|bytes| bytes[12..14] == [8, 0] && bytes[23] == UDP) else {
+            thread::yield_now();
+            continue;
+        };
+        let number = u32::from_be_bytes(*bytes.last_chunk().unwrap());
+        let last = &mut last[(number % u32::from(flows)) as usize];
+        overtaken += u64::from(Some(number) <= *last);
+        *last = Some(number).max(*last);
+        look(number, &bytes);
+        received.fetch_add(1, Relaxed);
+        heard = Instant::now();
+    }
+    overtaken
+}
