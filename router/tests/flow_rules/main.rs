@@ -11,6 +11,7 @@ mod meters;
 mod notices;
 mod patches;
 mod ports;
+mod splits;
 mod world;
 
 use common::in_new_namespace;

@@ -13,7 +13,7 @@ use logic::flow::{
 use logic::reason::Reason;
 use router::plane::{
     Charge, FlowLast, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows, Mode, Plane, PortLink, Settings,
-    TestRun,
+    Splits, TestRun,
 };
 use std::{
     sync::{Arc, atomic::Ordering::Acquire},
@@ -111,6 +111,11 @@ impl FlowWorld {
         let link = PortLink::attach(self.flows.program(), ifindex, Mode::Native).unwrap();
         self.plane.set_port(port, ifindex, true, true).unwrap();
         link
+    }
+
+    /// Queues of its ports that are shared among cores.
+    pub fn splits(&self) -> &Splits {
+        self.plane.splits()
     }
 
     pub fn run(&mut self, port: usize, frame: &[u8]) -> TestRun {

@@ -1,9 +1,10 @@
 //! A running daemon places the queues of its ports on cores, tells of it, and puts back what it changed.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod splits;
 
-use common::{frame::Frame, ifindex, in_new_namespace, run, wire::Wire};
-use libbpf_rs::query::MapInfoIter;
+use common::{ifindex, in_new_namespace, run};
 use router::cores::{
     Roots,
     affinity::{Affinity, Kernel},
@@ -521,87 +522,5 @@ fn packets_and_polls_of_queues_are_counted() {
         let (packets, polls) = (total(&report, "packets"), total(&report, "polls"));
         assert!(packets < sent + 100 && (1..=packets).contains(&polls), "{sent} {packets} {polls}");
         assert_eq!(report["troubles"], serde_json::json!([]));
-    });
-}
-
-/// Frames from q0 to a host behind p1, of 64 flows, ever more in a second until it is told to stop.
-fn ramp(stopped: &AtomicBool) {
-    let wire = Wire::open("q0");
-    let frames: Vec<Vec<u8>> = (0..64_u16)
-        .map(|flow| {
-            let frame = Frame::udp4(logic::net::Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");
-            frame.with(|ip| ip[20..22].copy_from_slice(&flow.to_be_bytes())).bytes()
-        })
-        .collect();
-    let (start, mut sent) = (Instant::now(), 0.0);
-    while !stopped.load(Relaxed) {
-        // 20,000 a second, and 60,000 more each second.
-        let seconds = start.elapsed().as_secs_f64();
-        let due = 20_000.0 * seconds + 30_000.0 * seconds * seconds;
-        if sent < due {
-            frames.iter().for_each(|frame| wire.send(frame));
-            sent += 64.0;
-        } else {
-            thread::sleep(Duration::from_micros(200));
-        }
-    }
-}
-
-fn maps() -> BTreeSet<u32> {
-    MapInfoIter::default().map(|map| map.id).collect()
-}
-
-/// Threads of these CPU maps.
-fn threads_of(maps: &BTreeSet<u32>) -> usize {
-    let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
-    let names = fs::read_dir("/proc").unwrap().filter_map(|entry| name(entry.unwrap()));
-    let map = |name: String| name.trim_end().strip_prefix("cpumap/")?.split_once("/map:")?.1.parse().ok();
-    names.filter_map(map).filter(|map| maps.contains(map)).count()
-}
-
-#[test]
-#[ignore = "needs root"]
-fn nothing_is_left_of_a_queue_that_was_split() {
-    in_new_namespace(|| {
-        let mut bed = Bed::new("l");
-        run("ip link set p0 address 02:00:00:00:00:01");
-        run("ip neigh add 10.0.1.9 lladdr 02:00:00:00:07:01 dev p1");
-        // One queue gets all, and no other can leave its core instead.
-        run("ethtool -L q0 tx 1");
-        fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
-        for is_killed in [false, true] {
-            let before = maps();
-            // Of a core, so that two carry what one alone does not.
-            bed.start("split = true\nhigh = 40\nlow = 20");
-            bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|s| s["ready"] == true));
-            let traffic = Traffic::of(ramp);
-            let ours = || -> BTreeSet<u32> { maps().difference(&before).copied().collect() };
-            let report = bed.wait_for("a queue that is split", |report| {
-                let queues = report["queues"].as_array().unwrap();
-                let split = |queue: &Value| queue["shared"].as_array().is_some_and(|cores| cores.len() == 2);
-                queues.iter().any(split) && threads_of(&ours()) == 2
-            });
-            let ours = ours();
-            drop(traffic);
-            assert_eq!(report["troubles"], serde_json::json!([]));
-            if is_killed {
-                bed.daemon.as_mut().unwrap().kill().unwrap();
-                bed.end();
-                assert!(threads_of(&ours) > 0, "forwarding goes on");
-                bed.millrace(&["stop"]);
-            } else {
-                bed.millrace(&["stop"]);
-                bed.end();
-            }
-            let start = Instant::now();
-            loop {
-                let left: Vec<u32> = maps().intersection(&ours).copied().collect();
-                if left.is_empty() && threads_of(&ours) == 0 {
-                    break;
-                }
-                assert!(start.elapsed() < PATIENCE, "killed: {is_killed}, {left:?}, {}", threads_of(&ours));
-                thread::sleep(Duration::from_millis(50));
-            }
-        }
     });
 }

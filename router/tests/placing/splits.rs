@@ -1,0 +1,186 @@
+//! A daemon splits a queue that alone is too much for a core: in order, with flow rules in charge; and nothing is left of it.
+
+use super::{Bed, PATIENCE, Traffic};
+use crate::common::{
+    frame::Frame,
+    in_new_namespace,
+    order::{numbered, send_while},
+    run,
+    wire::Wire,
+};
+use libbpf_rs::query::MapInfoIter;
+use logic::net::Mac;
+use serde_json::Value;
+use std::{
+    collections::BTreeSet,
+    fs,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Frames from q0 to a host behind p1, of 64 flows, ever more in a second until it is told to stop.
+fn ramp(stopped: &AtomicBool) {
+    let wire = Wire::open("q0");
+    let frames: Vec<Vec<u8>> = (0..64_u16)
+        .map(|flow| {
+            let frame = Frame::udp4(Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");
+            frame.with(|ip| ip[20..22].copy_from_slice(&flow.to_be_bytes())).bytes()
+        })
+        .collect();
+    let (start, mut sent) = (Instant::now(), 0.0);
+    while !stopped.load(Relaxed) {
+        // 20,000 a second, and 60,000 more each second.
+        let seconds = start.elapsed().as_secs_f64();
+        let due = 20_000.0 * seconds + 30_000.0 * seconds * seconds;
+        if sent < due {
+            frames.iter().for_each(|frame| wire.send(frame));
+            sent += 64.0;
+        } else {
+            thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+fn maps() -> BTreeSet<u32> {
+    MapInfoIter::default().map(|map| map.id).collect()
+}
+
+/// Threads of these CPU maps.
+fn threads_of(maps: &BTreeSet<u32>) -> usize {
+    let name = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("comm")).ok();
+    let names = fs::read_dir("/proc").unwrap().filter_map(|entry| name(entry.unwrap()));
+    let map = |name: String| name.trim_end().strip_prefix("cpumap/")?.split_once("/map:")?.1.parse().ok();
+    names.filter_map(map).filter(|map| maps.contains(map)).count()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn nothing_is_left_of_a_queue_that_was_split() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new("l");
+        run("ip link set p0 address 02:00:00:00:00:01");
+        run("ip neigh add 10.0.1.9 lladdr 02:00:00:00:07:01 dev p1");
+        // One queue gets all, and no other can leave its core instead.
+        run("ethtool -L q0 tx 1");
+        fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
+        for is_killed in [false, true] {
+            let before = maps();
+            // Of a core, so that two carry what one alone does not.
+            bed.start("split = true\nhigh = 40\nlow = 20");
+            bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|s| s["ready"] == true));
+            let traffic = Traffic::of(ramp);
+            let ours = || -> BTreeSet<u32> { maps().difference(&before).copied().collect() };
+            let report = bed.wait_for("a queue that is split", |report| {
+                let queues = report["queues"].as_array().unwrap();
+                let split = |queue: &Value| queue["shared"].as_array().is_some_and(|cores| cores.len() == 2);
+                queues.iter().any(split) && threads_of(&ours()) == 2
+            });
+            let ours = ours();
+            drop(traffic);
+            assert_eq!(report["troubles"], serde_json::json!([]));
+            if is_killed {
+                bed.daemon.as_mut().unwrap().kill().unwrap();
+                bed.end();
+                assert!(threads_of(&ours) > 0, "forwarding goes on");
+                bed.millrace(&["stop"]);
+            } else {
+                bed.millrace(&["stop"]);
+                bed.end();
+            }
+            let start = Instant::now();
+            loop {
+                let left: Vec<u32> = maps().intersection(&ours).copied().collect();
+                if left.is_empty() && threads_of(&ours) == 0 {
+                    break;
+                }
+                assert!(start.elapsed() < PATIENCE, "killed: {is_killed}, {left:?}, {}", threads_of(&ours));
+                thread::sleep(Duration::from_millis(50));
+            }
+        }
+    });
+}
+
+/// Packets of so many flows.
+const FLOWS: u16 = 64;
+/// Of flows, by DSCP.
+const KINDS: u16 = 3;
+/// Of a core, so that a queue that a test can fill wants more than one.
+const SPLITS: &str = "split = true\nhigh = 15\nlow = 5";
+
+/// A daemon on ports of which one queue gets all, and whose packets leave by one queue.
+fn hot(name: &str) -> Bed {
+    let mut bed = Bed::new(name);
+    run("ip link set p0 address 02:00:00:00:00:01");
+    run("ip neigh add 10.0.1.9 lladdr 02:00:00:00:07:01 dev p1");
+    run("ethtool -L q0 tx 1");
+    run("ethtool -L q1 rx 1");
+    fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
+    bed.start(SPLITS);
+    bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|status| status["ready"] == true));
+    bed
+}
+
+fn frame(number: u32) -> Vec<u8> {
+    let frame = Frame::udp4(Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");
+    let flow = number as u16 % FLOWS;
+    numbered(frame.ip4(|ip| ip[1] = (flow % KINDS) as u8 * 4), flow, number)
+}
+
+/// The queue that is split.
+fn split(report: &Value) -> Option<&Value> {
+    let is_split = |queue: &&Value| queue["shared"].as_array().is_some_and(|cores| cores.len() == 2);
+    report["queues"].as_array().unwrap().iter().find(is_split)
+}
+
+#[test]
+#[ignore = "needs root"]
+fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
+    in_new_namespace(|| {
+        let bed = hot("f");
+        // By priority.
+        let actions = ["output:2", "mod_dl_dst:02:00:00:00:07:02,output:2", "set_core:1,output:2"];
+        for (kind, actions) in actions.iter().enumerate() {
+            let rule = format!("priority={kind},in_port=1,ip,ip_dscp={kind},actions={actions}");
+            bed.millrace(&["flows", "add", &rule]);
+        }
+        let counted = || -> Vec<(u64, u64)> {
+            let rules = bed.json(&["flows", "list"]).unwrap();
+            let mut rules = rules.as_array().unwrap().clone();
+            rules.sort_by_key(|rule| rule["priority"].as_u64());
+            let number = |rule: &Value, name: &str| rule[name].as_u64().unwrap();
+            rules.iter().map(|rule| (number(rule, "packets"), number(rule, "bytes"))).collect()
+        };
+        assert_eq!(counted(), [(0, 0); 3]);
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let (mut all, mut wrong) = ([(0, 0); 3], 0);
+        // Split, whole, and both again.
+        for _ in 0..2 {
+            let came = send_while(
+                (&from, &to),
+                FLOWS,
+                frame,
+                |number, bytes| {
+                    let mut expected = frame(number);
+                    if expected[15] == 4 {
+                        expected[..6].copy_from_slice(&[2, 0, 0, 0, 7, 2]);
+                    }
+                    wrong += u64::from(bytes != expected);
+                },
+                || {
+                    bed.wait_for("a queue that is split", |report| split(report).is_some());
+                    thread::sleep(Duration::from_secs(1));
+                },
+            );
+            eprintln!("{came:?}");
+            assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0));
+            bed.wait_for("one that is whole", |report| split(report).is_none());
+            for (kind, (packets, bytes)) in (0..KINDS.into()).zip(&mut all) {
+                let is_it = |number: &u64| number % u64::from(FLOWS) % u64::from(KINDS) == kind;
+                *packets += (0..came.sent).filter(is_it).count() as u64;
+                *bytes = *packets * frame(0).len() as u64;
+            }
+            assert_eq!(counted(), all);
+        }
+    });
+}
