@@ -1,6 +1,7 @@
-//! A daemon splits a queue that alone is too much for a core: in order, with flow rules in charge; and nothing is left of it.
+//! A daemon splits a queue that alone is too much for a core: in order, with flow rules in charge, whoever moves its home; and nothing
+//! is left of it.
 
-use super::{Bed, PATIENCE, Traffic};
+use super::{Bed, PATIENCE, Traffic, whys};
 use crate::common::{
     frame::Frame,
     in_new_namespace,
@@ -10,6 +11,7 @@ use crate::common::{
 };
 use libbpf_rs::query::MapInfoIter;
 use logic::net::Mac;
+use router::cores::affinity::{Affinity, Kernel};
 use serde_json::Value;
 use std::{
     collections::BTreeSet,
@@ -182,5 +184,53 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
             }
             assert_eq!(counted(), all);
         }
+    });
+}
+
+/// Twice it is moved back, then its thread stays where it is, and is the home.
+#[test]
+#[ignore = "needs root"]
+fn the_home_of_a_queue_that_is_split_is_moved_by_somebody_and_nothing_is_lost() {
+    in_new_namespace(|| {
+        let bed = hot("h");
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let is_on = |report: &Value, core: u64| split(report).is_some_and(|queue| queue["core"] == core);
+        let came = send_while(
+            (&from, &to),
+            FLOWS,
+            frame,
+            |_, _| (),
+            || {
+                let report = bed.wait_for("a queue that is split", |report| split(report).is_some());
+                let home = split(&report).unwrap()["core"].as_u64().unwrap();
+                let thread = split(&report).unwrap()["moved_by"].as_str().unwrap();
+                let thread = thread.strip_prefix("thread ").unwrap().parse().unwrap();
+                for times in 1..=3 {
+                    // What is placed is believed once a look has begun after it.
+                    thread::sleep(Duration::from_millis(1100));
+                    Kernel.allow(thread, &[1 - home as u16].into()).unwrap();
+                    bed.wait_for("that it is noticed", |report| {
+                        report["troubles"].to_string().contains(&format!("by somebody else, {times} times"))
+                    });
+                    if times < 3 {
+                        bed.wait_for("its old home", |report| is_on(report, home));
+                    }
+                }
+                bed.wait_for("its new home", |report| is_on(report, 1 - home));
+                thread::sleep(Duration::from_secs(1));
+            },
+        );
+        eprintln!("{came:?}");
+        assert_eq!((came.overtaken, came.received), (0, came.sent));
+        let told = whys(&bed.json(&["events"]).unwrap());
+        let moved: Vec<_> = told.iter().filter(|why| why.contains("moved by somebody else")).collect();
+        let ends = [
+            "1 times so far; it is moved back",
+            "2 times so far; it is moved back",
+            "3 times so far; it is left alone for 30 s",
+        ];
+        assert!(moved.len() == 3 && moved.iter().zip(ends).all(|(why, end)| why.ends_with(end)), "{told:?}");
+        let status = bed.json(&["status"]).unwrap();
+        assert!(status["placing"].to_string().contains("is left alone for 30 s at a time"), "{status}");
     });
 }

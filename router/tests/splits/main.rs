@@ -17,6 +17,11 @@ use logic::{
     reason::Reason,
 };
 use router::{
+    cores::{
+        Roots,
+        affinity::{Affinity, Kernel},
+        queues::{Control, PortQueues, QueueSource, Told},
+    },
     daemon::kernel::monotonic,
     plane::{Plane, Splits, online_cpus},
 };
@@ -100,6 +105,75 @@ fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
             assert!(start.elapsed() < Duration::from_secs(10), "threads stay");
             thread::sleep(Duration::from_millis(20));
         }
+    });
+}
+
+/// The threads that poll p0's queues.
+fn polling_threads() -> Vec<u32> {
+    let roots = Roots::here().unwrap();
+    fs::write(roots.device("p0").join("threaded"), "1").unwrap();
+    let thread = |queue: &QueueSource| match queue.control {
+        Control::Thread { pid } => Some(pid),
+        _ => None,
+    };
+    let start = Instant::now();
+    loop {
+        let told = Told::ask(ifindex("p0"), "p0").unwrap();
+        let queues = PortQueues::observe(&roots, 0, "p0", &told).unwrap().queues;
+        if let Some(threads) = queues.iter().map(thread).collect() {
+            return threads;
+        }
+        // Before Linux 6.8 they are found by name, and those of a namespace before may still be there.
+        assert!(start.elapsed() < Duration::from_secs(10), "{queues:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Its home is moved first and told of then, as a daemon does, or as somebody else does whom nobody knows of; it is split before and
+/// after by the same cores, or by others.
+#[test]
+#[ignore = "needs root"]
+fn the_home_of_a_queue_that_is_split_moves_and_flows_keep_their_order() {
+    in_new_namespace(|| {
+        let Some((world, here, other)) = world(1) else { return };
+        let splits = world.plane.splits();
+        let thread = polling_threads()[0];
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        let both = [here, other];
+        let homes: [(CoreId, &[CoreId]); 7] = [
+            (here, &both),
+            (other, &both),
+            (here, &[other]),
+            (other, &[other]),
+            (here, &[here]),
+            (other, &[here]),
+            (here, &[]),
+        ];
+        let came = send_while(
+            (&from, &to),
+            FLOWS,
+            frame,
+            |_, _| (),
+            || {
+                for (turn, (home, cores)) in homes.into_iter().cycle().take(TURNS).enumerate() {
+                    Kernel.allow(thread, &[home].into()).unwrap();
+                    thread::sleep(Duration::from_millis(turn as u64 % 2 * 5));
+                    match cores {
+                        [] => splits.join(QUEUE),
+                        cores => splits.share(QUEUE, home, cores).unwrap(),
+                    }
+                    thread::sleep(Duration::from_millis(10));
+                    splits.tidy(monotonic());
+                }
+            },
+        );
+        let handed = [here, other].map(|core| splits.handed(core));
+        eprintln!("{TURNS} moves, {came:?}, {handed:?}");
+        assert_eq!((came.overtaken, came.received, world.forwarded()), (0, came.sent, came.sent));
+        assert!(
+            handed.iter().all(|handed| handed.packets > came.sent / 20 && handed.dropped == 0),
+            "{handed:?}"
+        );
     });
 }
 
