@@ -66,6 +66,27 @@ impl Wire {
         );
     }
 
+    /// From now on nothing is received, and to find that out takes the kernel so many divisions for each frame that comes in by the device.
+    pub fn refuse_slowly(&self, divisions: u16) {
+        let [divide, end] =
+            [(libc::BPF_ALU | libc::BPF_DIV | libc::BPF_K, 3), (libc::BPF_RET | libc::BPF_K, 0)]
+                .map(|(code, k)| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k });
+        let mut filter = vec![divide; divisions.into()];
+        filter.push(end);
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        // SAFETY: `program` and what it points to are readable for the sizes given.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_ATTACH_FILTER,
+                (&raw const program).cast(),
+                size_of_val(&program) as u32,
+            )
+        };
+        assert_eq!(rc, 0, "a filter: {}", io::Error::last_os_error());
+    }
+
     /// The next frame that came out, `None` if there is none now.
     pub fn receive(&self) -> Option<Vec<u8>> {
         let mut buffer = vec![0_u8; 16384];

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod polls;
 
 use common::{
     frame::Frame,
