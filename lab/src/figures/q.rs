@@ -91,6 +91,17 @@ fn line(
         "subject": subject, "repeat": 0, "pace": pace, "sample": sample}))
 }
 
+/// One of Millrace, at so many packets a second.
+fn at_load(
+    figure: &PaperFigure,
+    parameters: Value,
+    offered: u64,
+    sample: Value,
+    recorder: &mut Recorder,
+) -> Result<()> {
+    line(figure, &format!("millrace{MARK}"), parameters, Some(Pace::Rate(offered)), sample, recorder)
+}
+
 /// The machine of Q8.
 fn of_four(policy: Policy) -> Simulated {
     Simulated {
@@ -140,14 +151,7 @@ pub(super) fn four_cores(figure: &PaperFigure, _: &Options, recorder: &mut Recor
             let sample = json!({"offered_pps": offered, "loss": results.loss(),
                 "index": results.application_share(), "cores_mean": results.cores.mean()});
             let parameters = json!({"forwarding": forwarding});
-            line(
-                figure,
-                &format!("millrace{MARK}"),
-                parameters,
-                Some(Pace::Rate(offered)),
-                sample,
-                recorder,
-            )?;
+            at_load(figure, parameters, offered, sample, recorder)?;
         }
     }
     Ok(())
@@ -267,14 +271,7 @@ pub(super) fn two_cores(figure: &PaperFigure, options: &Options, recorder: &mut 
             let sample = json!({"offered_pps": offered, "received_pps": offered as f64 * (1.0 - results.loss()),
                 "application": {"index": results.application_share()}});
             let parameters = json!({"forwarding": forwarding, "workload": "integer"});
-            line(
-                figure,
-                &format!("millrace{MARK}"),
-                parameters,
-                Some(Pace::Rate(offered)),
-                sample,
-                recorder,
-            )?;
+            at_load(figure, parameters, offered, sample, recorder)?;
         }
     }
     if let Some(why) = too_few_cores(options, cpu::online()?) {
