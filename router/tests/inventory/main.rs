@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod drains;
 mod measure;
 
 use common::{ifindex, in_new_namespace, run};
