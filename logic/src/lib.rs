@@ -11,8 +11,9 @@
 //! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
 //! | [`cores`] | which core each RX queue is placed on |
 //! | [`share`] | what each router may take of a core that is full
+//! | [`paths`] | which forwarding path of the user plane runs next on a worker, how long, and on which worker
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
-//! | [`sim`] | nothing: the allocator of `cores` in virtual time
+//! | [`sim`] | nothing: the allocator of `cores`, and a worker of `paths`, in virtual time
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
 //! | [`cpus`] | nothing: sets of cores as the kernel writes them |
 //!
@@ -29,6 +30,7 @@ pub mod mirror;
 pub mod net;
 pub mod observe;
 pub mod openflow;
+pub mod paths;
 pub mod plan;
 pub mod reason;
 pub mod share;

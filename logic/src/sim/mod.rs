@@ -12,6 +12,7 @@
 //! | [`core`], [`ring`] | a core that shares its time; packets that wait for it |
 //! | [`run`], [`place`] | slice by slice; what the allocator sees and changes |
 //! | [`results`], [`latency`], [`reaction`] | what is counted |
+//! | [`worker`] | one worker of the user plane, apart from all that: the very same [`crate::paths::Scheduler`] |
 //!
 //! # What is modelled
 //!
@@ -53,6 +54,7 @@ mod ring;
 mod run;
 mod scenario;
 mod traffic;
+pub mod worker;
 
 pub use cost::Cost;
 pub use latency::Latency;

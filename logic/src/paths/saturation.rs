@@ -1,0 +1,133 @@
+//! Which resource is the scarce one now (P7): the one that packets are shared by.
+
+use super::resource::{RESOURCES, Resource, Used};
+
+/// Of 1000: from here on a resource is saturated.
+pub const SATURATED: u16 = 900;
+/// Down to here it stays the scarce one.
+const RELEASED: u16 = 800;
+/// Another one takes its place that is used by so much more.
+const CLEARLY: u16 = 50;
+/// In so many control periods in a row, before anything changes.
+const PERIODS: u8 = 2;
+
+/// How much of each resource is used, of 1000; `None`: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Utilisation([Option<u16>; RESOURCES.len()]);
+
+impl Utilisation {
+    /// What was used of what there is in the same time: of cycles those of the worker's core that were not spent asking paths without work, of
+    /// the others all that the machine used. What there is of them benchmarks say (P, footnote 7).
+    pub fn new(used: &Used, capacity: &Used) -> Self {
+        Utilisation(RESOURCES.map(|resource| {
+            let (used, capacity) = (used.get(resource)?, capacity.get(resource)?);
+            let of_1000 = (u128::from(used) * 1000).checked_div(capacity.into())?;
+            Some(of_1000.min(u16::MAX.into()) as u16)
+        }))
+    }
+
+    /// Of this one; what is not known is not saturated.
+    fn of(&self, resource: Resource) -> u16 {
+        self.0[resource as usize].unwrap_or(0)
+    }
+}
+
+/// Follows what is scarce, from control period to control period.
+///
+/// **Cycles come last.** A core whose packets wait for memory looks busy, so where memory, I/O or the cache is saturated, cycles are, too, and
+/// to share these would let paths take what is really scarce. So cycles are shared while nothing else is
+/// saturated. (Workers poll: a share of cycles that nobody wants harms nobody.)
+///
+/// **No flapping.** A resource is scarce from 90 % of its capacity in two periods on, until it is below 80 % for two, or another one
+/// is saturated by 5 % more.
+#[derive(Clone, Copy, Debug)]
+pub struct Saturation {
+    scarce: Resource,
+    /// What it may become, and for how many periods.
+    next: (Resource, u8),
+}
+
+impl Default for Saturation {
+    fn default() -> Self {
+        Saturation { scarce: Resource::Cycles, next: (Resource::Cycles, 0) }
+    }
+}
+
+impl Saturation {
+    /// Takes in a control period; what is scarce from now on.
+    pub fn decide(&mut self, utilisation: &Utilisation) -> Resource {
+        let wanted = self.wanted(utilisation);
+        self.next = (wanted, if self.next.0 == wanted { self.next.1.saturating_add(1) } else { 1 });
+        if self.next.1 >= PERIODS {
+            self.scarce = wanted;
+        }
+        self.scarce
+    }
+
+    /// As if one period were enough.
+    fn wanted(&self, utilisation: &Utilisation) -> Resource {
+        let shared = RESOURCES.into_iter().filter(|&resource| resource != Resource::Cycles);
+        // The first one of those that are used most.
+        let most = shared.rev().max_by_key(|&resource| utilisation.of(resource));
+        let saturated = most.filter(|&resource| utilisation.of(resource) >= SATURATED);
+        let now = utilisation.of(self.scarce);
+        if self.scarce == Resource::Cycles || now < RELEASED {
+            return saturated.unwrap_or(Resource::Cycles);
+        }
+        saturated
+            .filter(|&resource| utilisation.of(resource) >= now.saturating_add(CLEARLY))
+            .unwrap_or(self.scarce)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Resource::*;
+
+    fn used(cycles: u64, memory: u64, io: u64) -> Utilisation {
+        let used = Used::cycles(cycles).with(Memory, memory).with(Io, io);
+        let capacity = Used::cycles(1000).with(Memory, 1000).with(Io, 1000).with(CacheMisses, 0);
+        Utilisation::new(&used, &capacity)
+    }
+
+    #[test]
+    fn the_scarce_resource_is_followed_without_flapping() {
+        let mut saturation = Saturation::default();
+        for (period, (cycles, memory, io, scarce)) in [
+            (1000, 300, 100, Cycles),
+            // Memory makes cores wait: both look full.
+            (1000, 950, 100, Cycles),
+            (1000, 950, 100, Memory),
+            (1000, 820, 100, Memory),
+            (1000, 950, 960, Memory),
+            (1000, 950, 960, Memory),
+            (1000, 940, 990, Memory),
+            (1000, 940, 990, Io),
+            (1000, 990, 400, Io),
+            (1000, 990, 960, Io),
+            (1000, 990, 400, Io),
+            (1000, 990, 400, Memory),
+            (500, 700, 400, Memory),
+            (500, 950, 400, Memory),
+            (500, 700, 400, Memory),
+            (500, 700, 400, Cycles),
+            (500, 890, 890, Cycles),
+            (500, 890, 890, Cycles),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(saturation.decide(&used(cycles, memory, io)), scarce, "period {period}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_saturated() {
+        let mut saturation = Saturation::default();
+        let unknown = Utilisation::new(&Used::cycles(999), &Used::cycles(1000).with(Memory, 10));
+        let endless = Utilisation::new(&Used::default().with(Io, u64::MAX), &Used::default().with(Io, 1));
+        assert_eq!([0; 3].map(|_| saturation.decide(&unknown)), [Cycles; 3]);
+        assert_eq!([0; 3].map(|_| saturation.decide(&endless)), [Cycles, Io, Io]);
+    }
+}

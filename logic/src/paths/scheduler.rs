@@ -1,0 +1,294 @@
+//! The paths of one worker: whose turn it is, and what a run is charged (P5 to P8, P12). [`super`] says by what rules.
+//!
+//! [`Scheduler::pick`] and [`Scheduler::charge`] allocate nothing, and search nothing but two short lists. What a run touches: the words of
+//! routers, those of one router's paths (8 to a cache line), a stride and a place of each, and the path's slot, a line where nothing was measured.
+//! How long that takes stands in [`super::stride`].
+
+use super::{
+    cost::Cost,
+    idle,
+    printed::DTV,
+    resource::{NotCounted, Resource},
+    slot::{Path, PathId, Price, Run, Settings, Slot},
+    stride::{Full, MOST_TASKS, Stride, Task},
+};
+use crate::plan::RouterId;
+use std::collections::BTreeMap;
+
+/// Why a path is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// It is here already.
+    #[error("path {0} is on this core already")]
+    Twice(PathId),
+    /// Too many.
+    #[error(transparent)]
+    Full(#[from] Full),
+}
+
+/// Where a path is in its scheduler, as long as it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Handle {
+    router: Task,
+    path: Task,
+}
+
+/// What to do now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Next {
+    /// Which path runs.
+    pub handle: Handle,
+    /// Its number.
+    pub id: PathId,
+    /// For up to so many packets, 1 or more.
+    pub burst: u32,
+    /// What the run uses is to be measured.
+    pub measure: bool,
+}
+
+/// A path as it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Which.
+    pub path: Path,
+    /// Its router's weight.
+    pub router_weight: u16,
+    /// What is left of its weight x [`DTV`] while it finds no work.
+    pub tickets: u32,
+    /// Packets of a run.
+    pub burst: u32,
+    /// Of a packet.
+    pub cost: Cost,
+    /// Dealt with.
+    pub packets: u64,
+    /// All, and those that found nothing.
+    pub runs: u64,
+    /// Those that found nothing.
+    pub empty_runs: u64,
+    /// That were charged, or would have been if cycles were scarce.
+    pub cycles: u64,
+}
+
+/// A router with paths here.
+#[derive(Clone, Debug)]
+struct Member {
+    id: RouterId,
+    paths: Stride,
+    halvings: [u8; MOST_TASKS],
+    slots: Vec<Slot>,
+}
+
+/// Paths that share a worker.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    settings: Settings,
+    /// `None`: cycles are charged.
+    price: Option<Price>,
+    routers: Stride,
+    /// By their task.
+    members: Vec<Member>,
+    /// Of routers that were given one.
+    weights: BTreeMap<RouterId, u16>,
+}
+
+impl Scheduler {
+    /// Without paths. An error if cycles are not counted: nothing can be shared then.
+    pub fn new(settings: Settings) -> Result<Self, NotCounted> {
+        settings.counted.require(Resource::Cycles)?;
+        let (routers, members, weights) = (Stride::default(), Vec::new(), BTreeMap::new());
+        Ok(Scheduler { settings, price: None, routers, members, weights })
+    }
+
+    /// A router's weight among all that have paths here, 1 or more, now and whenever it has any. 1 where it was not set.
+    pub fn weigh(&mut self, router: RouterId, weight: u16) {
+        self.weights.insert(router, weight.max(1));
+        if let Some(task) = self.router(router) {
+            self.routers.set_tickets(task, weight.into());
+        }
+    }
+
+    /// Takes a path, awake. What is known of its cost is that of another worker that had it; nothing: its first run is measured.
+    pub fn add(&mut self, path: Path, cost: Cost) -> Result<Handle, Refused> {
+        if self.find(path.id).is_some() {
+            return Err(Refused::Twice(path.id));
+        }
+        let router = match self.router(path.router) {
+            Some(router) => router,
+            None => self.add_router(path.router)?,
+        };
+        let member = &mut self.members[router.index()];
+        let task = member.paths.add(path.weight.into())?;
+        let slot = Slot::new(path, cost, &self.settings, self.price);
+        match member.slots.get_mut(task.index()) {
+            Some(free) => *free = slot,
+            None => member.slots.push(slot),
+        }
+        member.halvings[task.index()] = 0;
+        self.routers.wake(router);
+        Ok(Handle { router, path: task })
+    }
+
+    fn add_router(&mut self, id: RouterId) -> Result<Task, Full> {
+        let router = self.routers.add(self.weight(id).into())?;
+        let member = Member { id, paths: Stride::default(), halvings: [0; MOST_TASKS], slots: Vec::new() };
+        match self.members.get_mut(router.index()) {
+            Some(free) => *free = member,
+            None => self.members.push(member),
+        }
+        Ok(router)
+    }
+
+    /// The path is gone; what it cost.
+    pub fn remove(&mut self, handle: Handle) -> Cost {
+        let member = &mut self.members[handle.router.index()];
+        member.paths.remove(handle.path);
+        if member.paths.is_empty() {
+            self.routers.remove(handle.router);
+        } else if member.paths.all_sleep() {
+            self.routers.sleep(handle.router);
+        }
+        member.slots[handle.path.index()].cost
+    }
+
+    /// Another weight of a path.
+    pub fn set_weight(&mut self, handle: Handle, weight: u16) {
+        let member = &mut self.members[handle.router.index()];
+        member.slots[handle.path.index()].weight = weight.max(1);
+        member.paths.set_tickets(handle.path, weight.into());
+    }
+
+    /// The path is not picked until it wakes: its ring is known to be empty.
+    pub fn sleep(&mut self, handle: Handle) {
+        let member = &mut self.members[handle.router.index()];
+        member.paths.sleep(handle.path);
+        if member.paths.all_sleep() {
+            self.routers.sleep(handle.router);
+        }
+    }
+
+    /// It has work again. It has saved nothing, and has all its tickets. Nothing if it is awake.
+    pub fn wake(&mut self, handle: Handle) {
+        let member = &mut self.members[handle.router.index()];
+        if !member.paths.is_awake(handle.path) {
+            member.paths.wake(handle.path);
+            member.halvings[handle.path.index()] = 0;
+            self.routers.wake(handle.router);
+        }
+    }
+
+    /// Who runs now; `None`: there is no path, or all sleep.
+    #[inline]
+    pub fn pick(&mut self) -> Option<Next> {
+        let router = self.routers.pick()?;
+        let member = &mut self.members[router.index()];
+        let path = member.paths.pick()?;
+        let slot = &member.slots[path.index()];
+        let (burst, measure) = (slot.burst.into(), slot.sampler.is_due());
+        Some(Next { handle: Handle { router, path }, id: slot.id, burst, measure })
+    }
+
+    /// Takes in what was run, before the next is picked.
+    #[inline]
+    pub fn charge(&mut self, handle: Handle, run: &Run) {
+        let member = &mut self.members[handle.router.index()];
+        let slot = &mut member.slots[handle.path.index()];
+        let cycles = slot.cycles_of(run, &self.settings);
+        let units = slot.units_of(run, cycles, self.price);
+        slot.count(run, cycles, &self.settings, self.price);
+        let (of_path, of_router) = if run.packets == 0 {
+            slot.empty_runs += 1;
+            let longest = self.settings.bursts.longest_cycles.into();
+            let halvings = member.halve(handle.path);
+            (idle::charge(units, halvings, longest), idle::charge(units, member.least_halvings(), longest))
+        } else {
+            member.double(handle.path);
+            (units, units)
+        };
+        member.paths.charge(handle.path, of_path);
+        self.routers.charge(handle.router, of_router);
+    }
+
+    /// This resource is the scarce one: shares are of it from now on. Said once in a control period, as what its unit counts
+    /// as follows what packets cost. Cycles are shared while nothing is known of what packets take of it.
+    pub fn share(&mut self, resource: Resource) -> Result<(), NotCounted> {
+        self.settings.counted.require(resource)?;
+        let costs = self.handles().map(|handle| &self.slot(handle).cost);
+        self.price = (resource != Resource::Cycles).then(|| Price::new(resource, costs)).flatten();
+        for slot in self.members.iter_mut().flat_map(|member| &mut member.slots) {
+            slot.retune(&self.settings, self.price);
+        }
+        Ok(())
+    }
+
+    /// What runs are charged by now.
+    pub fn shared(&self) -> Resource {
+        self.price.map_or(Resource::Cycles, |price| price.resource)
+    }
+
+    /// Its handle.
+    pub fn find(&self, id: PathId) -> Option<Handle> {
+        self.handles().find(|handle| self.slot(*handle).id == id)
+    }
+
+    /// All paths, by router.
+    pub fn accounts(&self) -> impl Iterator<Item = Account> {
+        self.handles().map(|handle| {
+            let (member, slot) = (&self.members[handle.router.index()], self.slot(handle));
+            Account {
+                path: Path { id: slot.id, router: member.id, weight: slot.weight },
+                router_weight: self.weight(member.id),
+                tickets: idle::tickets(DTV * u32::from(slot.weight), member.halvings[handle.path.index()]),
+                burst: slot.burst.into(),
+                cost: slot.cost,
+                packets: slot.packets,
+                runs: slot.runs,
+                empty_runs: slot.empty_runs,
+                cycles: slot.cycles,
+            }
+        })
+    }
+
+    fn handles(&self) -> impl Iterator<Item = Handle> {
+        self.routers.tasks().flat_map(|router| {
+            let paths = self.members[router.index()].paths.tasks();
+            paths.map(move |path| Handle { router, path })
+        })
+    }
+
+    fn slot(&self, handle: Handle) -> &Slot {
+        &self.members[handle.router.index()].slots[handle.path.index()]
+    }
+
+    fn router(&self, id: RouterId) -> Option<Task> {
+        self.routers.tasks().find(|router| self.members[router.index()].id == id)
+    }
+
+    fn weight(&self, router: RouterId) -> u16 {
+        self.weights.get(&router).copied().unwrap_or(1)
+    }
+}
+
+impl Member {
+    /// The path found nothing; how often its tickets are halved now.
+    fn halve(&mut self, path: Task) -> u8 {
+        let halvings = &mut self.halvings[path.index()];
+        *halvings = (*halvings + 1).min(idle::MOST_HALVINGS);
+        *halvings
+    }
+
+    /// The path found something.
+    fn double(&mut self, path: Task) {
+        let halvings = &mut self.halvings[path.index()];
+        *halvings = halvings.saturating_sub(1);
+    }
+
+    /// A router is as idle as the busiest of its paths.
+    fn least_halvings(&self) -> u8 {
+        self.paths
+            .tasks()
+            .filter(|path| self.paths.is_awake(*path))
+            .map(|path| self.halvings[path.index()])
+            .min()
+            .unwrap_or(0)
+    }
+}

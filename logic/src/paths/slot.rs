@@ -1,0 +1,166 @@
+//! One path of a worker: what is kept of it, and what a run of it is charged (P6, P7).
+
+use super::{
+    burst::Bursts,
+    cost::{Cost, Sampler},
+    resource::{Counters, Resource, Used},
+    stride::MOST_UNITS,
+};
+use crate::plan::RouterId;
+
+/// A path's number in the configuration.
+pub type PathId = u16;
+
+/// However little a run uses of the scarce resource, it is charged a part of its cycles, a 16th. Else a path that uses none of it
+/// would have the core whenever it has packets.
+const FLOOR_BITS: u32 = 4;
+/// Cycles for a packet of a path that was never measured.
+const UNKNOWN_CYCLES: u64 = 1000;
+/// Of a price.
+const PRICE_BITS: u32 = 16;
+
+/// What people and calibration set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// What bounds a run.
+    pub bursts: Bursts,
+    /// One packet in so many is measured (P6), 1 or more.
+    pub sample_every: u16,
+    /// What measuring a run tells.
+    pub counted: Counters,
+}
+
+/// A path that a worker is to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Its number.
+    pub id: PathId,
+    /// Whose it is.
+    pub router: RouterId,
+    /// W_i, among the paths of its router; 1 or more.
+    pub weight: u16,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Packets that were dealt with; 0: there were none.
+    pub packets: u32,
+    /// What was used, the switch included: since the run before ended, or the worker woke. `None`: it was not measured. More may be
+    /// measured than is asked for, such as a clock with each run: what is measured is charged as it is.
+    pub used: Option<Used>,
+}
+
+/// What a unit of the scarce resource counts as: so many cycles / 2^16. It is what packets of all paths take of both, on
+/// average, so that passes go on as before when another resource becomes the scarce one. Each path counts once (as in C_total of
+/// P6): by packets, a path that gets less would have dearer units, and get still less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Price {
+    pub resource: Resource,
+    pub cycles: u64,
+}
+
+/// A path. A run that is not measured touches the first cache line only.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
+pub(super) struct Slot {
+    pub sampler: Sampler,
+    /// Of a packet, in 256ths.
+    cycles_256: u64,
+    /// What is charged for a packet, where that is not cycles, in 256ths.
+    units_256: u64,
+    pub packets: u64,
+    pub cycles: u64,
+    pub runs: u64,
+    pub burst: u16,
+    pub id: PathId,
+    pub cost: Cost,
+    pub empty_runs: u64,
+    pub weight: u16,
+}
+
+const _: () = assert!(std::mem::offset_of!(Slot, cost) == 64);
+
+impl Slot {
+    pub fn new(path: Path, cost: Cost, settings: &Settings, price: Option<Price>) -> Self {
+        let mut slot = Slot {
+            sampler: Sampler::new(settings.sample_every, 1 + u32::from(path.id)),
+            cycles_256: 0,
+            units_256: 0,
+            packets: 0,
+            cycles: 0,
+            runs: 0,
+            burst: 1,
+            id: path.id,
+            cost,
+            empty_runs: 0,
+            weight: path.weight.max(1),
+        };
+        slot.retune(settings, price);
+        slot
+    }
+
+    /// What follows from its cost.
+    pub fn retune(&mut self, settings: &Settings, price: Option<Price>) {
+        self.cycles_256 = self.cost.in_256ths(Resource::Cycles).unwrap_or(UNKNOWN_CYCLES << 8);
+        let units = price.and_then(|price| Some(price.of(self.cost.in_256ths(price.resource)?)));
+        self.units_256 = units.unwrap_or(self.cycles_256);
+        self.burst = settings.bursts.of(&self.cost).min(u16::MAX.into()) as u16;
+    }
+
+    /// Measured, or by what packets cost.
+    #[inline]
+    pub fn cycles_of(&self, run: &Run, settings: &Settings) -> u64 {
+        let measured = run.used.as_ref().and_then(|used| used.get(Resource::Cycles));
+        let estimate = || {
+            let packets = self.cycles_256.saturating_mul(run.packets.into()) >> 8;
+            packets.saturating_add(settings.bursts.switch_cycles.into())
+        };
+        measured.unwrap_or_else(estimate).min(MOST_UNITS)
+    }
+
+    /// What is charged: cycles, or what was used of the scarce resource as cycles.
+    #[inline]
+    pub fn units_of(&self, run: &Run, cycles: u64, price: Option<Price>) -> u64 {
+        let Some(price) = price.filter(|_| run.packets > 0) else { return cycles };
+        let measured =
+            run.used.as_ref().and_then(|used| used.get(price.resource)).map(|amount| price.of(amount));
+        let estimate = || self.units_256.saturating_mul(run.packets.into()) >> 8;
+        let units = measured.unwrap_or_else(estimate);
+        units.clamp(cycles >> FLOOR_BITS, MOST_UNITS)
+    }
+
+    #[inline]
+    pub fn count(&mut self, run: &Run, cycles: u64, settings: &Settings, price: Option<Price>) {
+        self.packets += u64::from(run.packets);
+        self.cycles += cycles;
+        self.runs += 1;
+        // A run without packets would say nothing: the next is asked for.
+        let sample = run.used.as_ref().filter(|_| run.packets > 0 && self.sampler.is_due());
+        self.sampler.count(run.packets, cycles, sample.is_some());
+        if let Some(used) = sample {
+            self.cost.take_in(used, run.packets, settings.bursts.switch_cycles.into());
+            self.retune(settings, price);
+        }
+    }
+}
+
+impl Price {
+    /// By what a packet of each path takes; `None`: nothing is known to be taken of this resource.
+    pub fn new<'a>(resource: Resource, costs: impl Iterator<Item = &'a Cost>) -> Option<Self> {
+        let known = |cost: &Cost| Some((cost.in_256ths(Resource::Cycles)?, cost.in_256ths(resource)?));
+        let add = |(cycles, amount), (of_cycles, of_amount)| {
+            (cycles + u128::from(of_cycles), amount + u128::from(of_amount))
+        };
+        let (cycles, amount) = costs.filter_map(known).fold((0, 0), add);
+        let cycles = (cycles << PRICE_BITS).checked_div(amount)?.min(u64::MAX.into()) as u64;
+        Some(Price { resource, cycles })
+    }
+
+    /// What an amount counts as, in cycles.
+    #[inline]
+    pub fn of(self, amount: u64) -> u64 {
+        let cycles = (u128::from(amount) * u128::from(self.cycles)) >> PRICE_BITS;
+        cycles.min(u64::MAX.into()) as u64
+    }
+}

@@ -1,0 +1,58 @@
+//! What the scheduler does with whole workers, in virtual time.
+
+mod order;
+mod properties;
+mod shares;
+
+use super::*;
+use crate::sim::worker::{Outcome, Source, Worker};
+
+/// Cycles in a second.
+const HZ: u64 = 3_000_000_000;
+/// 50 us.
+const LONGEST: u32 = 150_000;
+const SWITCH: u32 = 200;
+
+fn settings() -> Settings {
+    Settings {
+        bursts: Bursts { longest_cycles: LONGEST, switch_cycles: SWITCH, most: 256 },
+        sample_every: 20,
+        counted: Counters::CYCLES.with(Resource::Memory),
+    }
+}
+
+fn scheduler() -> Scheduler {
+    Scheduler::new(settings()).unwrap()
+}
+
+/// Measures what it must, paths are asked, bursts are the scheduler's.
+const SAMPLED: Worker = Worker {
+    switch_cycles: SWITCH as u64,
+    burst: None,
+    clocked: false,
+    sleeps: false,
+    shares: None,
+    seed: 1,
+};
+
+/// A path of router 0.
+fn path(id: PathId, weight: u16) -> Path {
+    Path { id, router: 0, weight }
+}
+
+/// What became of paths in so many cycles.
+fn outcomes(worker: &Worker, sources: &[Source], cycles: u64) -> Vec<Outcome> {
+    worker.run(scheduler(), sources, cycles).unwrap().0
+}
+
+/// Of all cycles, how many each took.
+fn parts(outcomes: &[Outcome]) -> Vec<f64> {
+    let all: u64 = outcomes.iter().map(|outcome| outcome.cycles).sum();
+    outcomes.iter().map(|outcome| outcome.cycles as f64 / all as f64).collect()
+}
+
+/// Each within so much of itself.
+fn are_near(found: &[f64], expected: &[f64], off: f64) -> bool {
+    found.len() == expected.len()
+        && found.iter().zip(expected).all(|(found, expected)| (found / expected - 1.0).abs() <= off)
+}

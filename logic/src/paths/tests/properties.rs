@@ -1,0 +1,135 @@
+//! What holds for any paths.
+
+use super::*;
+use crate::sim::worker::{Arrivals, Price};
+use proptest::prelude::*;
+
+/// Weights of one to three routers.
+fn weights() -> impl Strategy<Value = Vec<u16>> {
+    prop::collection::vec(1u16..10, 1..4)
+}
+
+/// One to seven paths by router, of these weights; costs, and one in ten that costs more.
+fn sources(extra: bool) -> impl Strategy<Value = Vec<Source>> {
+    let cycles = prop_oneof![40u64..400, 200u64..8000];
+    let one = (0u8..3, 1u16..10, cycles, 0u64..3).prop_map(move |(router, weight, cycles, dear)| {
+        let price = Price { one_in: 10, extra: if extra { dear * cycles } else { 0 }, ..Price::even(cycles) };
+        Source { prices: vec![price], ..Source::new(Path { id: 0, router, weight }, 0) }
+    });
+    prop::collection::vec(one, 1..8).prop_map(|sources| {
+        let numbered = |(id, mut source): (PathId, Source)| {
+            source.path.id = id;
+            source
+        };
+        (0..).zip(sources).map(numbered).collect()
+    })
+}
+
+fn weighed(weights: &[u16]) -> Scheduler {
+    let mut scheduler = scheduler();
+    (0..).zip(weights).for_each(|(router, weight)| scheduler.weigh(router, *weight));
+    scheduler
+}
+
+fn weight_of(weights: &[u16], router: u8) -> f64 {
+    f64::from(weights.get(usize::from(router)).copied().unwrap_or(1))
+}
+
+/// What each is promised of the core.
+fn promised(weights: &[u16], sources: &[Source]) -> Vec<f64> {
+    let in_router = |router: u8| sources.iter().filter(move |source| source.path.router == router);
+    let routers: f64 = (0..3)
+        .filter(|&router| in_router(router).next().is_some())
+        .map(|router| weight_of(weights, router))
+        .sum();
+    let share = |source: &Source| {
+        let paths: f64 = in_router(source.path.router).map(|other| f64::from(other.path.weight)).sum();
+        weight_of(weights, source.path.router) / routers * f64::from(source.path.weight) / paths
+    };
+    sources.iter().map(share).collect()
+}
+
+/// Is each within 2 %, and two runs, of what it was promised?
+fn hold(outcomes: &[Outcome], promised: &[f64]) -> bool {
+    let longest = outcomes.iter().map(|outcome| outcome.longest_run).max().unwrap_or(0) as f64;
+    let two_runs = 2.0 * longest / HZ as f64;
+    let mut both = parts(outcomes).into_iter().zip(promised);
+    both.all(|(found, promised)| (found - promised).abs() <= 0.02 * promised + two_runs)
+}
+
+/// The longest that a path whose ring is full waits between two runs, when no run is longer than `longest`. Until it runs again each path of its
+/// router uses at most what its own run is to it, and a run; so for routers, with all of that.
+fn longest_wait(weights: &[u16], sources: &[Source], of: &Source, longest: f64) -> f64 {
+    let paths =
+        sources.iter().filter(|other| other.path.router == of.path.router && other.path.id != of.path.id);
+    let router: f64 = longest
+        + paths
+            .map(|other| longest * (1.0 + f64::from(other.path.weight) / f64::from(of.path.weight)))
+            .sum::<f64>();
+    let mine = weight_of(weights, of.path.router);
+    let routers = (0..3)
+        .filter(|&other| other != of.path.router && sources.iter().any(|source| source.path.router == other));
+    router + routers.map(|other| longest + router * weight_of(weights, other) / mine).sum::<f64>()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// Within 2 % of each share (and two runs) over one second, whatever weights, costs and bursts. Measured is one packet in twenty.
+    #[test]
+    fn shares_hold(
+        weights in weights(), sources in sources(false), burst in prop::option::weighted(0.5, 1u32..65), seed: u64
+    ) {
+        let worker = Worker { burst, seed, ..SAMPLED };
+        let (outcomes, _) = worker.run(weighed(&weights), &sources, HZ).unwrap();
+        let (found, promised) = (parts(&outcomes), promised(&weights, &sources));
+        prop_assert!(hold(&outcomes, &promised), "{found:?} {promised:?}");
+    }
+
+    /// The same where one packet in ten takes up to three times as long, and a clock is read with every run. Nobody starves.
+    #[test]
+    fn shares_hold_and_nobody_starves(
+        weights in weights(), sources in sources(true), burst in prop::option::weighted(0.5, 1u32..65), seed: u64
+    ) {
+        let worker = Worker { burst, seed, clocked: true, ..SAMPLED };
+        let (outcomes, _) = worker.run(weighed(&weights), &sources, HZ).unwrap();
+        let (found, promised) = (parts(&outcomes), promised(&weights, &sources));
+        prop_assert!(hold(&outcomes, &promised), "{found:?} {promised:?}");
+        let longest = outcomes.iter().map(|outcome| outcome.longest_run).max().unwrap_or(0) as f64;
+        for (source, outcome) in sources.iter().zip(&outcomes) {
+            let bound = longest_wait(&weights, &sources, source, longest);
+            prop_assert!(outcome.longest_wait as f64 <= bound, "{source:?} {outcome:?} {bound}");
+        }
+    }
+
+    /// In a tenth of a second: a core that somebody wants more of asks in vain for less than a tenth of it, and who wants less
+    /// than its share gets all that it wants.
+    #[test]
+    fn nothing_is_left_and_nothing_taken_away(
+        weights in weights(), sources in sources(false), wants in prop::collection::vec(0.01..3.0, 8), sleeps: bool, seed: u64
+    ) {
+        let promised = promised(&weights, &sources);
+        let arriving = |((mut source, promised), want): ((Source, &f64), f64)| {
+            // With a switch for each packet, at worst.
+            let cycles = source.prices[0].cycles + u64::from(SWITCH);
+            source.arrivals = Arrivals::Random(((cycles as f64) / (want * promised)) as u64 + 1);
+            source.ring = if want < 0.9 { 1 << 16 } else { 1024 };
+            source
+        };
+        let sources: Vec<Source> = sources.into_iter().zip(&promised).zip(wants.iter().copied()).map(arriving).collect();
+        let worker = Worker { sleeps, seed, ..SAMPLED };
+        let (outcomes, _) = worker.run(weighed(&weights), &sources, HZ / 10).unwrap();
+        for ((outcome, want), source) in outcomes.iter().zip(&wants).zip(&sources) {
+            if *want < 0.9 {
+                prop_assert_eq!(outcome.dropped, 0, "{:?} {}", source, want);
+                // What is left waits for its next run.
+                let left = outcome.came - outcome.packets;
+                prop_assert!(left as f64 <= 0.02 * outcome.came as f64 + 1024.0, "{outcome:?} {want} {source:?}");
+            }
+        }
+        if outcomes.iter().any(|outcome| outcome.dropped > outcome.came / 50) {
+            let working: u64 = outcomes.iter().map(|outcome| outcome.cycles - outcome.idle_cycles).sum();
+            prop_assert!(working as f64 >= 0.09 * HZ as f64, "{outcomes:?}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! One worker of the user plane in virtual time: the very same [`Scheduler`] as in the daemon, without packets.
+//!
+//! Time goes on by what runs take, in cycles. Packets of every path come to its ring, which drops what it has no room for;
+//! the worker picks a path, takes up to a burst of what is in its ring, and charges the scheduler what it is told
+//! to measure. What paths really took is counted beside it.
+//!
+//! Not modelled: caches that a path finds cold, so a switch always costs the same; transmit rings; what workers do to
+//! each other.
+
+use super::random::{Poisson, stream};
+use crate::{
+    fib::synthetic::Random,
+    paths::{Cost, Handle, Path, Refused, Resource, Run, Scheduler, Used},
+};
+
+/// What comes for a path. Times in cycles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    /// The ring is always full.
+    Always,
+    /// One packet in every so many cycles, 1 or more.
+    Even(u64),
+    /// The same on average, independent of each other.
+    Random(u64),
+    /// Evenly for a while, then nothing for a while.
+    Bursts {
+        /// Between two packets, 1 or more.
+        gap: u64,
+        /// How long they come.
+        on: u64,
+        /// And do not.
+        off: u64,
+    },
+}
+
+/// What packets cost from some time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Price {
+    /// Cycles from the start.
+    pub from: u64,
+    /// Of most packets.
+    pub cycles: u64,
+    /// One packet in so many, at random, is dear; 0: none.
+    pub one_in: u64,
+    /// It takes so many cycles more.
+    pub extra: u64,
+    /// Bytes of memory bandwidth; `None`: that is not counted.
+    pub memory: Option<u64>,
+}
+
+impl Price {
+    /// Always so many cycles.
+    pub const fn even(cycles: u64) -> Self {
+        Price { from: 0, cycles, one_in: 0, extra: 0, memory: None }
+    }
+}
+
+/// A path and what comes for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Source {
+    /// The path.
+    pub path: Path,
+    /// What comes while it is there.
+    pub arrivals: Arrivals,
+    /// In the order of time, the first from 0.
+    pub prices: Vec<Price>,
+    /// Packets that its ring holds.
+    pub ring: u64,
+    /// When the path is there, in cycles: from, up to.
+    pub there: [u64; 2],
+}
+
+impl Source {
+    /// A path whose ring of 1,024 packets is always full, and whose packets cost always the same.
+    pub fn new(path: Path, cycles: u64) -> Self {
+        Source {
+            path,
+            arrivals: Arrivals::Always,
+            prices: vec![Price::even(cycles)],
+            ring: 1024,
+            there: [0, u64::MAX],
+        }
+    }
+}
+
+/// How a worker works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worker {
+    /// What a switch really takes; the scheduler may think something else.
+    pub switch_cycles: u64,
+    /// Instead of the scheduler's.
+    pub burst: Option<u32>,
+    /// Cycles are read with every run; else only when a run is to be measured.
+    pub clocked: bool,
+    /// Paths whose rings are empty sleep; else they are asked.
+    pub sleeps: bool,
+    /// The scarce resource is told each so many cycles; `None`: never, so it is cycles.
+    pub shares: Option<(Resource, u64)>,
+    /// Of everything that is random.
+    pub seed: u64,
+}
+
+/// What became of a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Of its runs with packets and without, context switches included.
+    pub cycles: u64,
+    /// Of those without.
+    pub idle_cycles: u64,
+    /// Memory bandwidth, bytes.
+    pub memory: u64,
+    /// Packets that came, that were dealt with, and that found the ring full. Of [`Arrivals::Always`] none come.
+    pub came: u64,
+    /// Dealt with.
+    pub packets: u64,
+    /// Dropped.
+    pub dropped: u64,
+    /// Runs, those without packets included.
+    pub runs: u64,
+    /// The longest time for which packets waited without any of the path's being taken.
+    pub longest_wait: u64,
+    /// The longest run.
+    pub longest_run: u64,
+}
+
+/// One path in a run.
+struct Lane<'a> {
+    source: &'a Source,
+    handle: Option<Handle>,
+    random: Random,
+    arrived_until: u64,
+    waiting: u64,
+    waits_since: u64,
+    outcome: Outcome,
+}
+
+impl Worker {
+    /// Lets the scheduler run these paths for so many cycles. The outcome of each, and the scheduler as it is then.
+    pub fn run(
+        &self,
+        mut scheduler: Scheduler,
+        sources: &[Source],
+        cycles: u64,
+    ) -> Result<(Vec<Outcome>, Scheduler), Refused> {
+        let lane = |(number, source)| Lane {
+            source,
+            handle: None,
+            random: stream(self.seed, number),
+            arrived_until: 0,
+            waiting: 0,
+            waits_since: 0,
+            outcome: Outcome::default(),
+        };
+        let mut lanes: Vec<Lane<'_>> = (0..).zip(sources).map(lane).collect();
+        let (mut now, mut told) = (0, 0);
+        while now < cycles {
+            for lane in &mut lanes {
+                lane.come_and_go(now, &mut scheduler)?;
+                // Who is asked sees what came when it is.
+                if self.sleeps && lane.handle.is_some_and(|_| lane.arrive(now) > 0) {
+                    lane.handle.into_iter().for_each(|handle| scheduler.wake(handle));
+                }
+            }
+            if let Some((resource, _)) = self.shares.filter(|(_, period)| now >= told + period) {
+                told = now;
+                scheduler.share(resource).unwrap_or_else(|e| panic!("{e}"));
+            }
+            let next = scheduler.pick();
+            let picked = next.and_then(|next| {
+                Some((next, lanes.iter_mut().find(|lane| lane.handle == Some(next.handle))?))
+            });
+            let Some((next, lane)) = picked else {
+                now += self.switch_cycles.max(100);
+                continue;
+            };
+            let used = lane.serve(now, self.burst.unwrap_or(next.burst), self.switch_cycles);
+            now += used.cycles;
+            let memory = used.memory.map_or(Used::cycles(used.cycles), |memory| {
+                Used::cycles(used.cycles).with(Resource::Memory, memory)
+            });
+            let told = match (next.measure, self.clocked) {
+                (true, _) => Some(memory),
+                (false, true) => Some(Used::cycles(used.cycles)),
+                (false, false) => None,
+            };
+            scheduler.charge(next.handle, &Run { packets: used.packets, used: told });
+            if self.sleeps && lane.arrive(now) == 0 {
+                scheduler.sleep(next.handle);
+            }
+        }
+        Ok((lanes.into_iter().map(|lane| lane.outcome).collect(), scheduler))
+    }
+}
+
+/// Of a run.
+struct Took {
+    packets: u32,
+    cycles: u64,
+    memory: Option<u64>,
+}
+
+impl Lane<'_> {
+    fn come_and_go(&mut self, now: u64, scheduler: &mut Scheduler) -> Result<(), Refused> {
+        let [from, to] = self.source.there;
+        let is_there = (from..to).contains(&now);
+        match self.handle {
+            None if is_there => {
+                self.handle = Some(scheduler.add(self.source.path, Cost::default())?);
+                (self.arrived_until, self.waits_since) = (now, now);
+            }
+            Some(handle) if !is_there => {
+                scheduler.remove(handle);
+                (self.handle, self.waiting) = (None, 0);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What came up to now is in the ring; how many wait there.
+    fn arrive(&mut self, now: u64) -> u64 {
+        let (before, was_empty) = (self.arrived_until, self.waiting == 0);
+        self.arrived_until = now;
+        let came = match self.source.arrivals {
+            Arrivals::Always => {
+                self.waiting = self.source.ring;
+                0
+            }
+            Arrivals::Even(gap) => now / gap - before / gap,
+            Arrivals::Random(gap) => Poisson::new((now - before) as f64 / gap as f64).draw(&mut self.random),
+            Arrivals::Bursts { gap, on, off } => {
+                let until = |time: u64| time / (on + off) * (on / gap) + (time % (on + off)).min(on) / gap;
+                until(now) - until(before)
+            }
+        };
+        let kept = came.min(self.source.ring - self.waiting);
+        self.waiting += kept;
+        self.outcome.came += came;
+        self.outcome.dropped += came - kept;
+        if was_empty {
+            // The first of them came after `before`.
+            self.waits_since = before.max(self.waits_since);
+        }
+        self.waiting
+    }
+
+    /// A run of up to so many packets that begins now.
+    fn serve(&mut self, now: u64, burst: u32, switch_cycles: u64) -> Took {
+        let packets = self.arrive(now).min(burst.into());
+        if packets > 0 {
+            self.outcome.longest_wait = self.outcome.longest_wait.max(now - self.waits_since);
+        }
+        let price = self
+            .source
+            .prices
+            .iter()
+            .rev()
+            .find(|price| price.from <= now)
+            .copied()
+            .unwrap_or(Price::even(0));
+        let dear = match price.one_in {
+            0 => 0,
+            one_in => Poisson::new(packets as f64 / one_in as f64).draw(&mut self.random),
+        };
+        let cycles = (switch_cycles + packets * price.cycles + dear * price.extra).max(1);
+        self.waiting -= packets;
+        self.waits_since = now + cycles;
+        let memory = price.memory.map(|memory| memory * packets);
+        let outcome = &mut self.outcome;
+        outcome.cycles += cycles;
+        outcome.idle_cycles += if packets == 0 { cycles } else { 0 };
+        outcome.memory += memory.unwrap_or(0);
+        outcome.packets += packets;
+        outcome.runs += 1;
+        outcome.longest_run = outcome.longest_run.max(cycles);
+        Took { packets: packets as u32, cycles, memory }
+    }
+}
