@@ -1,4 +1,4 @@
-//! The forwarding paths of the user plane on their workers: who runs next and how long, by what it really costs (P5 to P8,
+//! The forwarding paths of the user plane on their workers: who runs next and how long, by what it really costs (P5 to P8, P10,
 //! P12).
 //!
 //! A worker asks a [`Scheduler`] which path runs next ([`Scheduler::pick`]), runs it for up to [`Next::burst`] packets, and says what that
@@ -17,6 +17,7 @@
 //! | [`burst`] | how many packets a run may have (P8) |
 //! | [`calibrate`] | what a context switch costs (P8) |
 //! | [`printed`] | the paper's formula for tickets (P6), to compare with |
+//! | [`place`] | which path goes to which core (P10) |
 //!
 //! # What is charged
 //! P6 makes paths equal by their tickets, `T_i = DTV C_total / (N C_i) W_i`, where every run counts alike: a path that costs twice as
@@ -42,6 +43,7 @@ pub mod burst;
 pub mod calibrate;
 pub mod cost;
 mod idle;
+pub mod place;
 pub mod printed;
 mod resource;
 mod saturation;
