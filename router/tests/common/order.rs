@@ -35,8 +35,20 @@ pub fn numbered(frame: Frame, flow: u16, number: u32) -> Vec<u8> {
 /// Sends packet after packet, flow after flow, for as long as `meanwhile` takes, which has a thread of its own; no more at a time
 /// than there is room for. `frame`: the packet with a number; `look`: at what has come of it.
 pub fn send_while(
+    wires: (&Wire, &Wire),
+    flows: u16,
+    frame: impl Fn(u32) -> Vec<u8>,
+    look: impl FnMut(u32, &[u8]) + Send,
+    meanwhile: impl FnOnce() + Send,
+) -> Came {
+    send_paced_while(wires, flows, |_| u32::MAX, frame, look, meanwhile)
+}
+
+/// The same, no more by any moment than are due; `due` is asked with the time since the first.
+pub fn send_paced_while(
     (from, to): (&Wire, &Wire),
     flows: u16,
+    due: impl Fn(Duration) -> u32,
     frame: impl Fn(u32) -> Vec<u8>,
     look: impl FnMut(u32, &[u8]) + Send,
     meanwhile: impl FnOnce() + Send,
@@ -53,9 +65,9 @@ pub fn send_while(
             only_on(online_cpus().unwrap());
             overtaken(to, flows, &received, &all, look)
         });
-        let mut sent = 0;
+        let (mut sent, began) = (0, Instant::now());
         while !over.load(Relaxed) {
-            if u64::from(sent) < received.load(Relaxed) + MOST {
+            if sent < due(began.elapsed()) && u64::from(sent) < received.load(Relaxed) + MOST {
                 from.send(&frame(sent));
                 sent += 1;
             } else {

@@ -5,7 +5,7 @@ use super::{Bed, PATIENCE, Traffic, whys};
 use crate::common::{
     frame::Frame,
     in_new_namespace,
-    order::{numbered, send_while},
+    order::{numbered, send_paced_while},
     run,
     wire::Wire,
 };
@@ -21,6 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// 20,000 a second, and 60,000 more each second: so there is a time when a queue is too much for one core, and not for two.
+fn ramp_due(time: Duration) -> u32 {
+    let seconds = time.as_secs_f64();
+    (20_000.0 * seconds + 30_000.0 * seconds * seconds) as u32
+}
+
 /// Frames from q0 to a host behind p1, of 64 flows, ever more in a second until it is told to stop.
 fn ramp(stopped: &AtomicBool) {
     let wire = Wire::open("q0");
@@ -30,14 +36,11 @@ fn ramp(stopped: &AtomicBool) {
             frame.with(|ip| ip[20..22].copy_from_slice(&flow.to_be_bytes())).bytes()
         })
         .collect();
-    let (start, mut sent) = (Instant::now(), 0.0);
+    let (start, mut sent) = (Instant::now(), 0);
     while !stopped.load(Relaxed) {
-        // 20,000 a second, and 60,000 more each second.
-        let seconds = start.elapsed().as_secs_f64();
-        let due = 20_000.0 * seconds + 30_000.0 * seconds * seconds;
-        if sent < due {
+        if sent < ramp_due(start.elapsed()) {
             frames.iter().for_each(|frame| wire.send(frame));
-            sent += 64.0;
+            sent += 64;
         } else {
             thread::sleep(Duration::from_micros(200));
         }
@@ -108,7 +111,7 @@ const FLOWS: u16 = 64;
 /// Of flows, by DSCP.
 const KINDS: u16 = 3;
 /// Of a core, so that a queue that a test can fill wants more than one.
-const SPLITS: &str = "split = true\nhigh = 15\nlow = 5";
+const SPLITS: &str = "split = true\nhigh = 30\nlow = 10";
 
 /// A daemon on ports of which one queue gets all, and whose packets leave by one queue.
 fn hot(name: &str) -> Bed {
@@ -158,9 +161,10 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
         let (mut all, mut wrong) = ([(0, 0); 3], 0);
         // Split, whole, and both again.
         for _ in 0..2 {
-            let came = send_while(
+            let came = send_paced_while(
                 (&from, &to),
                 FLOWS,
+                ramp_due,
                 frame,
                 |number, bytes| {
                     let mut expected = frame(number);
@@ -195,9 +199,10 @@ fn the_home_of_a_queue_that_is_split_is_moved_by_somebody_and_nothing_is_lost() 
         let bed = hot("h");
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         let is_on = |report: &Value, core: u64| split(report).is_some_and(|queue| queue["core"] == core);
-        let came = send_while(
+        let came = send_paced_while(
             (&from, &to),
             FLOWS,
+            ramp_due,
             frame,
             |_, _| (),
             || {
