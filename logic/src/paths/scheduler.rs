@@ -26,11 +26,13 @@ pub enum Refused {
     Full(#[from] Full),
 }
 
-/// Where a path is in its scheduler, as long as it is there.
+/// Where a path is in its scheduler, as long as it is there. What is said of one that is gone changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle {
     router: Task,
     path: Task,
+    /// Of the path.
+    pub id: PathId,
 }
 
 /// What to do now.
@@ -38,8 +40,6 @@ pub struct Handle {
 pub struct Next {
     /// Which path runs.
     pub handle: Handle,
-    /// Its number.
-    pub id: PathId,
     /// For up to so many packets, 1 or more.
     pub burst: u32,
     /// What the run uses is to be measured.
@@ -125,7 +125,7 @@ impl Scheduler {
         }
         member.halvings[task.index()] = 0;
         self.routers.wake(router);
-        Ok(Handle { router, path: task })
+        Ok(Handle { router, path: task, id: path.id })
     }
 
     fn add_router(&mut self, id: RouterId) -> Result<Task, Full> {
@@ -138,28 +138,29 @@ impl Scheduler {
         Ok(router)
     }
 
-    /// The path is gone; what it cost.
-    pub fn remove(&mut self, handle: Handle) -> Cost {
-        let member = &mut self.members[handle.router.index()];
+    /// The path is gone; what it cost. `None`: it was not there.
+    pub fn remove(&mut self, handle: Handle) -> Option<Cost> {
+        let member = member_of(&mut self.members, handle)?;
         member.paths.remove(handle.path);
         if member.paths.is_empty() {
             self.routers.remove(handle.router);
         } else if member.paths.all_sleep() {
             self.routers.sleep(handle.router);
         }
-        member.slots[handle.path.index()].cost
+        Some(member.slots[handle.path.index()].cost)
     }
 
     /// Another weight of a path.
     pub fn set_weight(&mut self, handle: Handle, weight: u16) {
-        let member = &mut self.members[handle.router.index()];
-        member.slots[handle.path.index()].weight = weight.max(1);
-        member.paths.set_tickets(handle.path, weight.into());
+        if let Some(member) = member_of(&mut self.members, handle) {
+            member.slots[handle.path.index()].weight = weight.max(1);
+            member.paths.set_tickets(handle.path, weight.into());
+        }
     }
 
     /// The path is not picked until it wakes: its ring is known to be empty.
     pub fn sleep(&mut self, handle: Handle) {
-        let member = &mut self.members[handle.router.index()];
+        let Some(member) = member_of(&mut self.members, handle) else { return };
         member.paths.sleep(handle.path);
         if member.paths.all_sleep() {
             self.routers.sleep(handle.router);
@@ -168,7 +169,7 @@ impl Scheduler {
 
     /// It has work again. It has saved nothing, and has all its tickets. Nothing if it is awake.
     pub fn wake(&mut self, handle: Handle) {
-        let member = &mut self.members[handle.router.index()];
+        let Some(member) = member_of(&mut self.members, handle) else { return };
         if !member.paths.is_awake(handle.path) {
             member.paths.wake(handle.path);
             member.halvings[handle.path.index()] = 0;
@@ -184,13 +185,13 @@ impl Scheduler {
         let path = member.paths.pick()?;
         let slot = &member.slots[path.index()];
         let (burst, measure) = (slot.burst.into(), slot.sampler.is_due());
-        Some(Next { handle: Handle { router, path }, id: slot.id, burst, measure })
+        Some(Next { handle: Handle { router, path, id: slot.id }, burst, measure })
     }
 
     /// Takes in what was run, before the next is picked.
     #[inline]
     pub fn charge(&mut self, handle: Handle, run: &Run) {
-        let member = &mut self.members[handle.router.index()];
+        let Some(member) = member_of(&mut self.members, handle) else { return };
         let slot = &mut member.slots[handle.path.index()];
         let cycles = slot.cycles_of(run, &self.settings);
         let units = slot.units_of(run, cycles, self.price);
@@ -227,7 +228,7 @@ impl Scheduler {
 
     /// Its handle.
     pub fn find(&self, id: PathId) -> Option<Handle> {
-        self.handles().find(|handle| self.slot(*handle).id == id)
+        self.handles().find(|handle| handle.id == id)
     }
 
     /// All paths, by router.
@@ -250,8 +251,8 @@ impl Scheduler {
 
     fn handles(&self) -> impl Iterator<Item = Handle> {
         self.routers.tasks().flat_map(|router| {
-            let paths = self.members[router.index()].paths.tasks();
-            paths.map(move |path| Handle { router, path })
+            let Member { paths, slots, .. } = &self.members[router.index()];
+            paths.tasks().map(move |path| Handle { router, path, id: slots[path.index()].id })
         })
     }
 
@@ -266,6 +267,14 @@ impl Scheduler {
     fn weight(&self, router: RouterId) -> u16 {
         self.weights.get(&router).copied().unwrap_or(1)
     }
+}
+
+/// The router of a path that is there.
+#[inline]
+fn member_of(members: &mut [Member], handle: Handle) -> Option<&mut Member> {
+    let member = members.get_mut(handle.router.index())?;
+    let is_there = member.paths.has(handle.path) && member.slots[handle.path.index()].id == handle.id;
+    is_there.then_some(member)
 }
 
 impl Member {

@@ -58,6 +58,7 @@ impl Task {
         usize::from(self.0) % MOST_TASKS
     }
 
+    #[inline]
     fn bit(self) -> u64 {
         1 << self.index()
     }
@@ -158,7 +159,7 @@ impl Stride {
 
     /// It has work again: it comes in at the global pass, or where its last run left it if that is ahead. Nothing if it is awake.
     pub fn wake(&mut self, task: Task) {
-        if self.present & task.bit() != 0 && !self.is_awake(task) {
+        if self.has(task) && !self.is_awake(task) {
             self.place[task.index()] = self.awake as u8;
             self.awake += 1;
             self.put(task, self.asleep_at[task.index()].max(self.global));
@@ -178,6 +179,12 @@ impl Stride {
             Some(word) => *word = at as u64 | u64::from(task.0),
             None => self.asleep_at[task.index()] = at,
         }
+    }
+
+    /// Is there a task with this number?
+    #[inline]
+    pub fn has(&self, task: Task) -> bool {
+        self.present & task.bit() != 0
     }
 
     /// May it be picked?

@@ -72,6 +72,35 @@ fn longest_wait(weights: &[u16], sources: &[Source], of: &Source, longest: f64) 
     router + routers.map(|other| longest + router * weight_of(weights, other) / mine).sum::<f64>()
 }
 
+#[derive(Clone, Debug)]
+enum Do {
+    Add(u8, u16),
+    Remove(usize),
+    Sleep(usize),
+    Wake(usize),
+    Weigh(u8, u16),
+    Share(Resource),
+    Run,
+}
+
+/// Something that is done, and a run after it, measured or not, of any size.
+fn what() -> impl Strategy<Value = (Do, Run)> {
+    let what = prop_oneof![
+        2 => (0u8..3, 0u16..9).prop_map(|(router, weight)| Do::Add(router, weight)),
+        1 => (0usize..8).prop_map(Do::Remove),
+        2 => (0usize..8).prop_map(Do::Sleep),
+        2 => (0usize..8).prop_map(Do::Wake),
+        1 => (0u8..3, any::<u16>()).prop_map(|(router, weight)| Do::Weigh(router, weight)),
+        1 => prop_oneof![Just(Resource::Cycles), Just(Resource::Memory), Just(Resource::Io)].prop_map(Do::Share),
+        9 => Just(Do::Run),
+    ];
+    let amount = || prop_oneof![Just(0), Just(u64::MAX), 0u64..1_000_000];
+    let used =
+        (amount(), amount()).prop_map(|(cycles, memory)| Used::cycles(cycles).with(Resource::Memory, memory));
+    let packets = prop_oneof![Just(0), Just(u32::MAX), 1u32..300];
+    (what, (packets, prop::option::of(used)).prop_map(|(packets, used)| Run { packets, used }))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
@@ -130,6 +159,44 @@ proptest! {
         if outcomes.iter().any(|outcome| outcome.dropped > outcome.came / 50) {
             let working: u64 = outcomes.iter().map(|outcome| outcome.cycles - outcome.idle_cycles).sum();
             prop_assert!(working as f64 >= 0.09 * HZ as f64, "{outcomes:?}");
+        }
+    }
+
+    /// Whatever is done and said: somebody is picked whenever anybody is awake, and nobody else. Handles of paths that are gone do no harm.
+    #[test]
+    fn who_is_awake_is_picked(todo in prop::collection::vec(what(), 1..300)) {
+        let mut scheduler = scheduler();
+        let mut paths: Vec<(Handle, PathId, bool)> = Vec::new();
+        for (id, (what, run)) in (0..).zip(todo) {
+            match what {
+                Do::Add(router, weight) => {
+                    let handle = scheduler.add(Path { id, router, weight }, Cost::default()).unwrap();
+                    paths.push((handle, id, true));
+                }
+                Do::Weigh(router, weight) => scheduler.weigh(router, weight),
+                Do::Share(resource) => prop_assert_eq!(scheduler.share(resource).is_ok(), resource != Resource::Io),
+                Do::Remove(i) | Do::Sleep(i) | Do::Wake(i) => {
+                    let Some(path) = paths.get_mut(i) else { continue };
+                    let is_there = scheduler.find(path.1).is_some();
+                    match what {
+                        Do::Sleep(_) => scheduler.sleep(path.0),
+                        Do::Wake(_) => scheduler.wake(path.0),
+                        _ => prop_assert_eq!(scheduler.remove(path.0).is_some(), is_there),
+                    }
+                    path.2 = is_there && (matches!(what, Do::Wake(_)));
+                }
+                Do::Run => {}
+            }
+            let next = scheduler.pick();
+            let awake = paths.iter().filter(|path| path.2).count();
+            prop_assert_eq!(next.is_some(), awake > 0);
+            if let Some(next) = next {
+                prop_assert!(paths.contains(&(next.handle, next.handle.id, true)) && (1..=256).contains(&next.burst));
+                scheduler.charge(next.handle, &run);
+            }
+            if let Some((handle, ..)) = paths.first() {
+                scheduler.charge(*handle, &run);
+            }
         }
     }
 }

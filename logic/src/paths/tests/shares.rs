@@ -221,9 +221,10 @@ fn paths_come_and_go_and_take_what_is_known_of_them_along() {
     let handle = scheduler.add(path(7, 1), Cost::default()).unwrap();
     assert_eq!(scheduler.add(path(7, 2), Cost::default()), Err(Refused::Twice(7)));
     let next = scheduler.pick().unwrap();
-    assert_eq!((next.handle, next.id, next.burst, next.measure), (handle, 7, Bursts::UNKNOWN, true));
+    assert_eq!((next.handle, handle.id, next.burst, next.measure), (handle, 7, Bursts::UNKNOWN, true));
     scheduler.charge(handle, &Run { packets: 8, used: Some(Used::cycles(8200)) });
-    let cost = scheduler.remove(handle);
+    let cost = scheduler.remove(handle).unwrap();
+    assert_eq!(scheduler.remove(handle), None);
     assert_eq!(
         (scheduler.pick(), scheduler.accounts().count(), cost.of(Resource::Cycles)),
         (None, 0, Some(1000))
