@@ -24,14 +24,14 @@
 //!
 //! | tasks | 4 | 8 | 16 | 64 |
 //! |---|---|---|---|---|
-//! | pass and task in one word, scanned | 7.4 | 8.6 | 17 | 26 |
-//! | passes without gaps, scanned | 6.7 | 9.1 | 15 | 40 |
-//! | passes by task, a bit for each that is awake | 6.6 | 8.6 | 15 | 56 |
-//! | binary heap (passes that do not wrap) | 12 | 18 | 20 | 21 |
+//! | pass and task in one word, scanned | 7.7 | 8.6 | 19 | 20 |
+//! | passes without gaps, scanned | 6.7 | 8.4 | 20 | 38 |
+//! | passes by task, a bit for each that is awake | 6.6 | 8.6 | 14 | 41 |
+//! | binary heap (passes that do not wrap) | 12 | 17 | 19 | 21 |
 //!
-//! A heap is better with 64 in one list only, where branches that nobody foretells cost less than the scan. Paths come by router (see
-//! [`super`]), so lists are short. The whole scheduler, for a run of one packet / for one of 32 that is measured and changes what is known
-//! of its path's cost: 4 paths of one router 13 / 24, 16 of one 17 / 35, 64 of one 38 / 37, 4 of each of four 16 / 26, 8 of each of eight 18 / 31.
+//! Lists are short, as paths come by router (see [`super`]), and with words long ones are no slower than a heap. The whole scheduler,
+//! for a run of one packet / for one of 32 that is measured and changes what is known of its path's cost: 4 paths of one router 14 / 23,
+//! 16 of one 17 / 28, 64 of one 28 / 36, 4 of each of four 19 / 31, 8 of each of eight 19 / 27.
 
 /// Tasks of one scheduler.
 pub const MOST_TASKS: usize = 1 << TASK_BITS;
