@@ -219,6 +219,13 @@ impl<A: Scheduling + Clone> Looker<A> {
         troubles.extend(self.split(now));
         let ports = (0..).zip(&self.ports).filter(|(_, port)| port.known.is_some());
         let may_split = self.wanted.split && self.splitter.may_split(ports.map(|(id, _)| id));
+        if may_split {
+            let mut cores = self.machine.online();
+            if let Some(allowed) = &self.wanted.allowed {
+                cores.retain(|core| allowed.0.contains(core));
+            }
+            troubles.extend(self.splitter.make_ready(&cores));
+        }
         let parts = self.splitter.threads(&self.roots);
         Found {
             began: now,

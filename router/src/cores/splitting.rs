@@ -17,7 +17,7 @@ use logic::{
     plan::PortId,
 };
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -61,6 +61,17 @@ impl Splitter {
     /// Can queues of all these ports be split?
     pub fn may_split(&self, mut ports: impl Iterator<Item = PortId>) -> bool {
         self.seat.get().is_some_and(|splits| ports.all(|port| splits.may_split(port)))
+    }
+
+    /// These cores are ready to share queues; what cannot be done, as a sentence.
+    pub fn make_ready(&self, cores: &BTreeSet<CoreId>) -> Option<String> {
+        let splits = self.seat.get()?;
+        let of_rules = || {
+            let Some(rules) = self.rules.get() else { return Ok(()) };
+            cores.iter().try_for_each(|&core| rules.memory().make_ready(core))
+        };
+        let error = splits.make_ready(cores.iter().copied()).and_then(|()| of_rules()).err()?;
+        Some(format!("queues cannot be split: {error:#}"))
     }
 
     /// What was decided anew.

@@ -148,6 +148,15 @@ impl Splits {
         self.ports.as_slice().iter().position(|word| is(word.load(Acquire)))
     }
 
+    /// These cores can share queues from now on: each has a kernel thread, which sleeps until then. To begin one takes long where cores are
+    /// busy, as others have to sleep first.
+    ///
+    /// # Errors
+    /// One cannot be made ready.
+    pub fn make_ready(&self, cores: impl Iterator<Item = CoreId>) -> Result<()> {
+        self.make(&mut self.state(), cores)
+    }
+
     /// From now on these cores share a queue's flows evenly. `home` polls it: through its own CPU map's queue goes what other cores
     /// do from then on. May be repeated.
     ///
@@ -156,7 +165,7 @@ impl Splits {
     pub fn share(&self, queue: QueueId, home: CoreId, cores: &[CoreId]) -> Result<()> {
         let mut state = self.state();
         let (at, row) = self.room(&state, queue)?;
-        self.make_all(&mut state, cores.iter().chain([&home]))?;
+        self.make_all(&mut state, cores.iter().chain([&home]).copied())?;
         if !state.rows.contains_key(&queue) {
             // All of it stays, until no packet can be under way of which its bucket does not know.
             (0..BUCKETS).for_each(|bucket| self.to(row, bucket).store(0, Release));
@@ -189,7 +198,7 @@ impl Splits {
                 continue;
             }
             let (at, row) = self.room(&state, queue)?;
-            self.make_all(&mut state, theirs.made.iter())?;
+            self.make_all(&mut state, theirs.made.iter().copied())?;
             for bucket in 0..BUCKETS {
                 let to = before.to(from, bucket).load(Acquire);
                 self.to(row, bucket).store(to, Release);
@@ -215,11 +224,15 @@ impl Splits {
     }
 
     /// Packets can be handed to these cores from now on.
-    fn make_all<'a>(&self, state: &mut State, cores: impl Iterator<Item = &'a CoreId>) -> Result<()> {
+    fn make_all(&self, state: &mut State, cores: impl Iterator<Item = CoreId>) -> Result<()> {
         if let (None, Some(polls)) = (&state.counting, &self.polls) {
             state.counting = Some(listen(polls.as_fd()).context("counting polls")?);
         }
-        for &core in cores {
+        self.make(state, cores)
+    }
+
+    fn make(&self, state: &mut State, cores: impl Iterator<Item = CoreId>) -> Result<()> {
+        for core in cores {
             if !state.made.contains(&core) {
                 cores::make(&self.map, self.program.as_raw_fd(), core)?;
                 state.made.insert(core);
