@@ -12,6 +12,7 @@ use crate::{
     daemon::kernel::monotonic,
     plane::{FlowMaps, SplitSeat},
 };
+use anyhow::Result;
 use logic::{
     cores::{Part, Plan},
     plan::PortId,
@@ -66,12 +67,14 @@ impl Splitter {
     /// These cores are ready to share queues; what cannot be done, as a sentence.
     pub fn make_ready(&self, cores: &BTreeSet<CoreId>) -> Option<String> {
         let splits = self.seat.get()?;
-        let of_rules = || {
-            let Some(rules) = self.rules.get() else { return Ok(()) };
-            cores.iter().try_for_each(|&core| rules.memory().make_ready(core))
-        };
-        let error = splits.make_ready(cores.iter().copied()).and_then(|()| of_rules()).err()?;
-        Some(format!("queues cannot be split: {error:#}"))
+        let ready = splits.make_ready(cores.iter().copied()).and_then(|()| self.make_rules_ready(cores));
+        Some(format!("queues cannot be split: {:#}", ready.err()?))
+    }
+
+    /// While flow rules are in charge packets go by their map.
+    fn make_rules_ready<'a>(&self, cores: impl IntoIterator<Item = &'a CoreId>) -> Result<()> {
+        let Some(rules) = self.rules.get() else { return Ok(()) };
+        cores.into_iter().try_for_each(|&core| rules.memory().make_ready(core))
     }
 
     /// What was decided anew.
@@ -88,9 +91,7 @@ impl Splitter {
         // The next plan leaves a core that is offline.
         let can_be = |split: &Split| split.cores.iter().chain([&split.home]).all(|core| is_online(*core));
         for (&queue, Split { home, cores }) in self.wanted.iter().filter(|(_, split)| can_be(split)) {
-            let ready = self.rules.get().map_or(Ok(()), |rules| {
-                cores.iter().chain([home]).try_for_each(|&core| rules.memory().make_ready(core))
-            });
+            let ready = self.make_rules_ready(cores.iter().chain([home]));
             if let Err(error) = ready.and_then(|()| splits.share(queue, *home, cores)) {
                 let QueueId { port, index } = queue;
                 troubles.push(format!("queue {index} of port {port} is not shared among cores: {error:#}"));

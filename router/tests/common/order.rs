@@ -1,7 +1,11 @@
 //! Numbered packets of several flows, and whether one of them overtakes another of its flow.
 
 use super::{Ends, frame::Frame, only_on, wire::Wire};
-use router::plane::online_cpus;
+use logic::cores::{CoreId, QueueId};
+use router::{
+    daemon::kernel::monotonic,
+    plane::{Splits, online_cpus},
+};
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
@@ -78,6 +82,20 @@ pub fn send_paced_while(
         let overtaken = receiving.join().unwrap();
         Came { sent: sent.into(), received: received.load(Relaxed), overtaken }
     })
+}
+
+/// Changes so many times which cores share a queue that the first one polls: both, one of them, or it is whole.
+pub fn split_and_join(splits: &Splits, queue: QueueId, [here, other]: [CoreId; 2], turns: usize) {
+    let both = [here, other];
+    let shares: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
+    for cores in shares.into_iter().cycle().take(turns) {
+        match cores {
+            [] => splits.join(queue),
+            cores => splits.share(queue, here, cores).unwrap(),
+        }
+        thread::sleep(Duration::from_millis(15));
+        splits.tidy(monotonic());
+    }
 }
 
 /// Until all have come, or nothing does any more.

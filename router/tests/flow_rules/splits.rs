@@ -5,7 +5,7 @@ use crate::{
     common::{
         frame::Frame,
         in_new_namespace, only_on,
-        order::{Came, numbered, send_while},
+        order::{Came, numbered, send_while, split_and_join},
         run,
         wire::Wire,
     },
@@ -115,18 +115,7 @@ fn a_queue_that_is_split_and_joined_obeys_rules_in_order() {
                 *expected.last_chunk_mut().unwrap() = number.to_be_bytes();
                 wrong += u64::from(bytes != expected);
             },
-            || {
-                let both = [here, other];
-                let turns: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
-                for cores in turns.into_iter().cycle().take(TURNS) {
-                    match cores {
-                        [] => splits.join(QUEUE),
-                        cores => splits.share(QUEUE, here, cores).unwrap(),
-                    }
-                    thread::sleep(Duration::from_millis(15));
-                    splits.tidy(monotonic());
-                }
-            },
+            || split_and_join(splits, QUEUE, [here, other], TURNS),
         );
         let why = [Reason::SplitLeaves, Reason::RuleSlow].map(|reason| w.charged(reason));
         assert_eq!((came.overtaken, came.received, wrong), (0, came.sent, 0), "{why:?}");

@@ -8,7 +8,7 @@ mod polls;
 use common::{
     frame::Frame,
     hogged, ifindex, in_new_namespace, only_on,
-    order::{numbered, send_while},
+    order::{numbered, send_while, split_and_join},
     run,
     wire::Wire,
     world::{A, SETTINGS, World, loaded},
@@ -61,23 +61,12 @@ fn flows_of_a_queue_that_is_split_and_joined_keep_their_order() {
         assert!(splits.may_split(0) && !splits.may_split(1), "p1 runs no program");
         splits.share(QueueId { port: 1, index: 0 }, here, &[here, other]).unwrap_err();
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-        let both = [here, other];
-        let turns: [&[CoreId]; 5] = [&both, &[other], &[], &both, &[here]];
         let came = send_while(
             (&from, &to),
             FLOWS,
             frame,
             |_, _| (),
-            || {
-                for cores in turns.into_iter().cycle().take(TURNS) {
-                    match cores {
-                        [] => splits.join(QUEUE),
-                        cores => splits.share(QUEUE, here, cores).unwrap(),
-                    }
-                    thread::sleep(Duration::from_millis(15));
-                    splits.tidy(monotonic());
-                }
-            },
+            || split_and_join(&splits, QUEUE, [here, other], TURNS),
         );
         let handed = splits.handed(other);
         eprintln!("{TURNS} changes, {} of {} packets handed over", handed.packets, came.sent);
