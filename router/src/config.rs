@@ -264,14 +264,16 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(PortName, Source, Interval, Miss, CoreList, PlacementPolicy, LocalDelivery);
+deserialize_by_parsing!(PortName, Source, Interval, Miss, CoreList, PlacementPolicy, LocalDelivery, Latency);
 
 // Behind the macros, which they use.
 mod cores;
 mod openflow;
 mod shares;
 
-pub use cores::{CoreList, CoresSettings, DeclaredWorkload, Floor, LocalDelivery, Percent, PlacementPolicy};
+pub use cores::{
+    CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
+};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use shares::{SharesSettings, Weight};
 

@@ -13,6 +13,7 @@ use crate::{
         wire::{self, Request},
     },
 };
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
     fmt, io,
@@ -21,6 +22,8 @@ use std::{
 
 const SIOCETHTOOL: u64 = 0x8946;
 const ETHTOOL_GDRVINFO: u32 = 0x03;
+const ETHTOOL_GCOALESCE: u32 = 0x0e;
+const ETHTOOL_SCOALESCE: u32 = 0x0f;
 const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
@@ -62,6 +65,20 @@ impl fmt::Display for Problem {
     }
 }
 
+/// How long a device holds interrupts back after a packet was received (`ethtool -c`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Coalescing {
+    /// Microseconds; of one that adapts what it has now, if its driver tells.
+    pub us: u32,
+    /// The driver changes that as traffic does.
+    pub adaptive: bool,
+}
+
+/// `struct ethtool_coalesce`, of whose words these are ours.
+const COALESCE_WORDS: usize = 23;
+const RX_USECS: usize = 1;
+const USE_ADAPTIVE_RX: usize = 10;
+
 /// Asks about devices of the namespace it was opened in.
 #[derive(Debug)]
 pub struct Ethtool(OwnedFd);
@@ -99,6 +116,27 @@ impl Ethtool {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// How far interrupts are held back. `Ok(None)`: the driver does not tell.
+    pub fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
+        let mut words = [0; COALESCE_WORDS];
+        words[0] = ETHTOOL_GCOALESCE;
+        match self.call(device, &mut words) {
+            Ok(()) => Ok(Some(Coalescing { us: words[RX_USECS], adaptive: words[USE_ADAPTIVE_RX] != 0 })),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Holds interrupts back so far, and leaves all else of it as it is.
+    pub fn coalesce(&self, device: &str, Coalescing { us, adaptive }: Coalescing) -> io::Result<()> {
+        let mut words = [0; COALESCE_WORDS];
+        words[0] = ETHTOOL_GCOALESCE;
+        self.call(device, &mut words)?;
+        words[0] = ETHTOOL_SCOALESCE;
+        (words[RX_USECS], words[USE_ADAPTIVE_RX]) = (us, adaptive.into());
+        self.call(device, &mut words)
     }
 
     /// Names of the features that are on: `rx-gro`, `tx-checksum-ip-generic`.

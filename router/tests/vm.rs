@@ -345,6 +345,74 @@ fn an_indirection_table_follows_and_is_put_back() {
     sh("ethtool -X eth1 default");
 }
 
+/// Packets wait for others by NAPI's timer, as the driver of this kernel refuses to hold interrupts back itself; afterwards as it was.
+#[test]
+#[ignore = "needs the virtual machine"]
+fn wake_ups_are_held_back_and_put_back() {
+    if !in_the_machine() {
+        return;
+    }
+    let mut bed = Bed::new();
+    let as_it_was = ["0".to_owned(), "0".to_owned()];
+    assert_eq!(timers("eth1"), as_it_was);
+    bed.run();
+    accelerated("10.2.0.2", "eth1", "eth2");
+    let before = interrupts_of_a_stream();
+    bed.stop();
+
+    fs::write("/tmp/held.toml", "ports = [\"eth1\", \"eth2\"]\n[cores]\nmoderation = \"1000us\"\n").unwrap();
+    bed.run_with(&["--config", "/tmp/held.toml"]);
+    wait_for("the report of it", || ask("cores")["moderations"][1]["us"] == 1000.0);
+    assert_eq!(
+        ask("cores")["moderations"][0].to_string(),
+        r#"{"by":"NAPI","port":"eth1","us":1000.0,"why_not":null}"#
+    );
+    for port in PORTS {
+        assert_eq!(timers(port), ["1000000", "1"], "{port}");
+    }
+    accelerated("10.2.0.2", "eth1", "eth2");
+    let after = interrupts_of_a_stream();
+    println!("interrupts of 2,000 packets: {before}, and {after} where they wait up to 1 ms");
+    assert!(after * 2 < before, "{before} interrupts before, {after} after");
+
+    // After a kill whoever comes puts it back; what is somebody else's stays.
+    let mut daemon = bed.daemon.take().unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    fs::write("/sys/class/net/eth2/napi_defer_hard_irqs", "3").unwrap();
+    sh(&format!("{MILLRACE} stop"));
+    assert_eq!((timers("eth1"), timers("eth2")), (as_it_was, ["1000000".into(), "3".into()]));
+    sh("for f in napi_defer_hard_irqs gro_flush_timeout; do echo 0 > /sys/class/net/eth2/$f; done");
+}
+
+/// What NAPI waits for, nanoseconds, and how often.
+fn timers(device: &str) -> [String; 2] {
+    ["gro_flush_timeout", "napi_defer_hard_irqs"].map(|name| {
+        let text = fs::read_to_string(format!("/sys/class/net/{device}/{name}")).unwrap();
+        text.trim().to_owned()
+    })
+}
+
+/// Of the port that receives 2,000 packets, one each 0.2 ms, or as soon as this machine can; all arrive.
+fn interrupts_of_a_stream() -> u64 {
+    let sink = in_namespace("sink", || UdpSocket::bind("10.2.0.2:9000").unwrap());
+    let sender = in_namespace("gen", || UdpSocket::bind("10.1.0.2:20000").unwrap());
+    sink.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let interrupts = || queues("eth1").iter().map(|(_, interrupts)| interrupts).sum::<u64>();
+    let before = interrupts();
+    thread::scope(|scope| {
+        let all = scope.spawn(|| (0..2000).take_while(|_| sink.recv(&mut [0; 16]).is_ok()).count());
+        let mut next = Instant::now();
+        for _ in 0..2000 {
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            next += Duration::from_micros(200);
+            assert_eq!(sender.send_to(b"millrace", "10.2.0.2:9000").unwrap(), 8);
+        }
+        assert_eq!(all.join().unwrap(), 2000, "arrived");
+    });
+    interrupts() - before
+}
+
 /// Where interrupts of RX queues may go, by number; where they do is known to this kernel with the next one only.
 fn interrupts_of(device: &str) -> BTreeMap<String, String> {
     let virtio = fs::read_link(format!("/sys/class/net/{device}/device")).unwrap();

@@ -1,7 +1,9 @@
 //! `millrace cores` and `millrace events` as text for people.
 
 use super::table::Table;
-use crate::cores::report::{CoreReport, CoresReport, EventReport, QueueReport, SpreadReport};
+use crate::cores::report::{
+    CoreReport, CoresReport, EventReport, ModerationReport, QueueReport, SpreadReport,
+};
 use logic::cores::CoreId;
 
 /// Cells of a bar: one for 5 % of a core.
@@ -43,6 +45,14 @@ pub fn cores(report: &CoresReport) -> String {
         text += &match why_not {
             Some(why) => format!("spreading   {port}: over {used} queues; {why}\n"),
             None => format!("spreading   {port}: over {used} of {of} queues\n"),
+        };
+    }
+    for ModerationReport { port, by, us, why_not } in &report.moderations {
+        text += &match (by, us) {
+            (Some(by), Some(us)) => {
+                format!("moderation  {port}: packets wait up to {us} us for others, by {by}\n")
+            }
+            _ => format!("moderation  {port}: {}\n", why_not.as_deref().unwrap_or("not known yet")),
         };
     }
     report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
@@ -172,7 +182,7 @@ fn bar(forwarding: f64, other: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cores::report::{DrainsReport, LocalReport, QueueReport, ServeReport, WorkloadReport};
+    use crate::cores::report::{DrainsReport, LocalReport, ServeReport, WorkloadReport};
 
     #[test]
     fn cores_are_shown() {
@@ -221,6 +231,19 @@ mod tests {
                 SpreadReport { port: "eth1".into(), used: 4, of: 16, why_not: None },
                 SpreadReport { port: "eth2".into(), used: 3, of: 3, why_not: Some("why".into()) },
             ],
+            moderations: vec![
+                ModerationReport {
+                    port: "eth1".into(),
+                    by: Some("the device".into()),
+                    us: Some(50.0),
+                    ..ModerationReport::default()
+                },
+                ModerationReport {
+                    port: "eth2".into(),
+                    why_not: Some("why".into()),
+                    ..ModerationReport::default()
+                },
+            ],
             workloads: vec![workload],
             troubles: vec!["x".into()],
         };
@@ -233,6 +256,8 @@ mod tests {
              moves       3 waited until all had left that was sent before, 90 us at most; 1 did not\n\
              spreading   eth1: over 4 of 16 queues\n\
              spreading   eth2: over 3 queues; why\n\
+             moderation  eth1: packets wait up to 50 us for others, by the device\n\
+             moderation  eth2: why\n\
              problem     x\n\
              \n\
              CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \

@@ -35,6 +35,8 @@ pub struct CoresSettings {
     pub serve: Option<PathBuf>,
     /// Where the stack works for sockets of this machine.
     pub local: LocalDelivery,
+    /// How long packets may wait for others, so that fewer wake-ups do; `None`: as the device has it.
+    pub moderation: Option<Latency>,
     /// With the policy `fixed`: the core of each queue of a port.
     pub fixed: BTreeMap<PortName, Vec<CoreId>>,
     /// Workloads that are not found by themselves.
@@ -55,6 +57,7 @@ impl Default for CoresSettings {
             floor: None,
             serve: None,
             local: LocalDelivery::Stay,
+            moderation: None,
             fixed: BTreeMap::new(),
             workloads: Vec::new(),
         }
@@ -176,6 +179,20 @@ bounded!(
     Floor, |v| (5..=95).contains(&v), "5 to 95 percent of a core"
 );
 
+/// How long a packet may wait, microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Latency(pub u32);
+
+impl FromStr for Latency {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let us = s.strip_suffix("us").and_then(|us| us.parse().ok()).filter(|us| (2..=1000).contains(us));
+        us.map(Self).ok_or_else(|| {
+            BadValue(format!("{s:?} is not allowed: a time from 2us to 1000us, such as \"50us\""))
+        })
+    }
+}
+
 impl Percent {
     pub fn fraction(self) -> f64 {
         f64::from(self.0) / 100.0
@@ -197,7 +214,7 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 13] = [
+pub(super) const FORMS: [(&str, &str); 14] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
@@ -209,6 +226,7 @@ pub(super) const FORMS: [(&str, &str); 13] = [
     ("cores.floor", "floor = 40"),
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
     ("cores.local", "local = \"follow\""),
+    ("cores.moderation", "moderation = \"50us\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
     ("cores.workloads", "workloads = [{ name = \"database\", cores = \"4-7\" }]"),
 ];
@@ -238,6 +256,7 @@ mod tests {
             floor = 40
             serve = "/sys/fs/cgroup/apps"
             local = "follow"
+            moderation = "50us"
             fixed = { eth1 = [0, 3], eth2 = [1] }
             workloads = [{ name = "db", cores = "2" }]
             "#,
@@ -258,6 +277,7 @@ mod tests {
                 floor: Some(Floor(40)),
                 serve: Some("/sys/fs/cgroup/apps".into()),
                 local: LocalDelivery::Follow,
+                moderation: Some(Latency(50)),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
@@ -279,6 +299,12 @@ mod tests {
             ("serve = 1", &["m.toml:2: cores.serve: ", "such as: serve = \"/sys/fs/cgroup/apps\""]),
             ("local = \"here\"", &["m.toml:2: cores.local: ", "\"here\" is not allowed: \"stay\" or"]),
             ("local = true", &["m.toml:2: cores.local: ", "such as: local = \"follow\""]),
+            (
+                "moderation = \"1ms\"",
+                &["m.toml:2: cores.moderation: ", "\"1ms\" is not allowed: a time from 2us"],
+            ),
+            ("moderation = \"1us\"", &["m.toml:2: cores.moderation: ", "\"1us\" is not allowed"]),
+            ("moderation = 50", &["m.toml:2: cores.moderation: ", "such as: moderation = \"50us\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
             ("drain = \"1ms\"", &["m.toml:2: cores.drain: ", "such as: drain = false"]),
             ("fixed = { eth1 = 1 }", &["m.toml:2: cores.fixed: ", "such as: fixed = { eth1 = [0, 1] }"]),

@@ -1,12 +1,13 @@
-//! What tests have in place of the kernel, beside files: affinities of threads, and what netlink tells.
+//! What tests have in place of the kernel, beside files: affinities of threads, interrupts of devices, and what netlink tells.
 
 use super::{
     CoreId,
     affinity::{Affinity, CoreMask, Scheduling},
     look::Ask,
+    originals::Coalesce,
     queues::Told,
 };
-use crate::{netlink::netdev::Napi, priority::Urgency};
+use crate::{ethtool::Coalescing, netlink::netdev::Napi, priority::Urgency};
 use std::{
     collections::{BTreeMap, BTreeSet},
     io,
@@ -25,6 +26,7 @@ pub struct Affinities {
     /// The error that setting one gets; 0: none.
     pub refuses: i32,
     pub panics: bool,
+    pub interrupts: BTreeMap<String, Interrupts>,
 }
 
 impl Fake {
@@ -80,7 +82,13 @@ pub struct Netlink(Arc<Mutex<Told>>);
 impl Netlink {
     /// Its NAPI instances have these threads, in the order of its queues.
     pub fn threads(&self, threads: &[u32]) {
-        let napi = |&pid: &u32| Napi { id: 500 + pid, irq: None, pid: Some(pid), threaded: Some(true) };
+        let napi = |&pid: &u32| Napi {
+            id: 500 + pid,
+            irq: None,
+            pid: Some(pid),
+            threaded: Some(true),
+            defers: false,
+        };
         self.tell(Told { napis: Some(threads.iter().map(napi).collect()), ..Told::default() });
     }
 
@@ -96,5 +104,46 @@ impl Ask for Netlink {
 
     fn told(&self, _: u32, _: &str) -> io::Result<Told> {
         Ok(self.0.lock().unwrap().clone())
+    }
+}
+
+/// How a device of tests holds interrupts back, and what its driver makes of what it is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Interrupts {
+    pub now: Coalescing,
+    /// In steps of so many microseconds.
+    pub step: u32,
+    /// The error that setting it gets; 0: none.
+    pub refuses: i32,
+    /// It says yes, and does nothing.
+    pub ignores: bool,
+    /// It does it, and reports the error all the same.
+    pub half: bool,
+}
+
+impl Interrupts {
+    pub fn new(us: u32, adaptive: bool) -> Interrupts {
+        Interrupts { now: Coalescing { us, adaptive }, step: 1, refuses: 0, ignores: false, half: false }
+    }
+}
+
+impl Coalesce for Fake {
+    fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
+        Ok(self.get().interrupts.get(device).map(|interrupts| interrupts.now))
+    }
+
+    fn coalesce(&self, device: &str, wanted: Coalescing) -> io::Result<()> {
+        let mut state = self.get();
+        let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        let interrupts = state.interrupts.get_mut(device).ok_or_else(unsupported)?;
+        let Interrupts { now, step, refuses, ignores, half } = *interrupts;
+        // As ice does.
+        if wanted.adaptive && wanted.us != now.us {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        if !ignores && (refuses == 0 || half) {
+            interrupts.now = Coalescing { us: wanted.us / step * step, ..wanted };
+        }
+        if refuses == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(refuses)) }
     }
 }

@@ -6,11 +6,12 @@ use super::{
     exchange::{Exchange, QueueNow, Snapshot},
     local::Following,
     machine::CoreSite,
+    moderation::Moderated,
     placing::Happened,
     queues::Control,
     report::{
-        CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, QueueReport, ServeReport,
-        SpreadReport, WorkloadReport,
+        CoreReport, CoresReport, DrainsReport, EventReport, LocalReport, ModerationReport, QueueReport,
+        ServeReport, SpreadReport, WorkloadReport,
     },
     workloads::Workload,
 };
@@ -70,6 +71,7 @@ impl Handle {
             cores: now.found.machine.cores.iter().map(|site| self.core(&now, &roles, site)).collect(),
             queues: now.queues.iter().map(|queue| self.queue(&now, queue)).collect(),
             spreads: now.found.spreads.iter().map(|(port, spreads)| self.spread(*port, spreads)).collect(),
+            moderations: now.found.moderated.iter().map(moderation).collect(),
             workloads: now.found.workloads.iter().map(workload).collect(),
             troubles: self.troubles(),
             ..report
@@ -196,6 +198,14 @@ fn drains(drained: Drained) -> DrainsReport {
 
 fn local(Following { sockets, queues, follow }: Following) -> LocalReport {
     LocalReport { queues: queues as u32, follow: follow as u32, sockets }
+}
+
+fn moderation((port, moderated): (&String, &Moderated)) -> ModerationReport {
+    let report = ModerationReport { port: port.clone(), ..ModerationReport::default() };
+    match moderated {
+        Moderated::By(set) => ModerationReport { by: Some(set.by().into()), us: Some(set.us()), ..report },
+        Moderated::Not(why) => ModerationReport { why_not: Some(why.clone()), ..report },
+    }
 }
 
 fn workload(workload: &Workload) -> WorkloadReport {

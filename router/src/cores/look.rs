@@ -6,16 +6,15 @@
 //! [`super::originals`]).
 
 use super::{
-    CoreId, QueueId, Roots,
-    affinity::Scheduling,
-    apply,
+    CoreId, QueueId, Roots, apply,
     balancer::Balancer,
     drain::Exit,
     irqs,
     local::{Following, Local},
     machine::Machine,
+    moderation::{Asked, Moderated, Moderation, overflows},
     number, numbered,
-    originals::Originals,
+    originals::{Originals, System},
     placing::Happened,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
     serve::{self, Serve},
@@ -80,6 +79,8 @@ pub struct Found {
     pub may_split: bool,
     /// Of ports that spread packets over their queues, where that is ours to change.
     pub spreads: BTreeMap<PortId, Spreads>,
+    /// Whether wake-ups of ports are held back, by name, if they shall be.
+    pub moderated: BTreeMap<String, Moderated>,
     /// What could not be looked at, as sentences.
     pub troubles: Vec<String>,
 }
@@ -111,6 +112,8 @@ pub struct Looker<A> {
     serve: Option<Serve>,
     /// Where local delivery follows.
     local: Option<Local>,
+    /// Holds wake-ups back, if they shall be.
+    moderation: Option<Moderation>,
     /// What ports of before keep, as sentences.
     leftovers: Vec<String>,
     pub(super) splitter: Splitter,
@@ -133,6 +136,7 @@ struct Known {
     spreads: Option<Spreads>,
     /// Why it is to be asked again over which queues packets are spread, as a sentence.
     untold: Option<String>,
+    moderated: Option<Moderated>,
 }
 
 /// What is told of a device when its queues change.
@@ -143,7 +147,7 @@ struct Shape {
     queues: usize,
 }
 
-impl<A: Scheduling + Clone> Looker<A> {
+impl<A: System + Clone> Looker<A> {
     /// For these ports; `file` is where is written down what queues had. What a daemon before changed of others is put back.
     ///
     /// # Errors
@@ -174,6 +178,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             originals: Originals::read(file),
             serve: wanted.serve.as_deref().map(Serve::new),
             local: (wanted.local == LocalDelivery::Follow).then(Local::default),
+            moderation: wanted.moderation.map(|longest| Moderation::new(longest.0)),
             splitter: Splitter::default(),
             spreader: Spreader::default(),
             wanted,
@@ -188,13 +193,14 @@ impl<A: Scheduling + Clone> Looker<A> {
     /// Looks at everything; `thoroughly`: somebody has missed something. Takes milliseconds, and on large machines more.
     pub fn look(&mut self, now: Duration, thoroughly: bool) -> Found {
         let mut troubles = self.leftovers.clone();
-        if thoroughly && let Err(error) = self.originals.forget_gone(&self.roots) {
+        if thoroughly && let Err(error) = self.originals.forget_gone(&self.roots, &self.affinity) {
             troubles.push(format!("what queues had cannot be written down: {error}"));
         }
         if let Err(error) = self.find_cores() {
             troubles.push(format!("cores: {error}"));
         }
-        let (mut queues, mut exits, mut spreads) = (Vec::new(), Vec::new(), BTreeMap::new());
+        let (mut queues, mut exits) = (Vec::new(), Vec::new());
+        let (mut spreads, mut moderated) = (BTreeMap::new(), BTreeMap::new());
         for port in 0..self.ports.len() {
             self.find_queues(port, now, thoroughly, &mut troubles);
             let Some(known) = &self.ports[port].known else { continue };
@@ -204,6 +210,8 @@ impl<A: Scheduling + Clone> Looker<A> {
             queues.extend(known.queues.queues.iter().map(found));
             troubles.extend(known.troubles.iter().chain(&known.untold).cloned());
             known.spreads.into_iter().for_each(|found| _ = spreads.insert(port as PortId, found));
+            let name = &self.ports[port].name;
+            known.moderated.iter().for_each(|found| _ = moderated.insert(name.clone(), found.clone()));
         }
         troubles.extend(self.spreader.troubles(now));
         if let Some(serve) = &mut self.serve {
@@ -239,6 +247,7 @@ impl<A: Scheduling + Clone> Looker<A> {
             parts,
             may_split,
             spreads,
+            moderated,
             troubles,
         }
     }
@@ -316,20 +325,28 @@ impl<A: Scheduling + Clone> Looker<A> {
                 if untold.is_some() {
                     (spreads, untold) = self.spreads(&name, shape.ifindex, Some(known));
                 }
-                return Ok(Known { queues, troubles: known.troubles.clone(), spreads, untold, ..*known });
+                let (troubles, moderated) = (known.troubles.clone(), known.moderated.clone());
+                return Ok(Known { queues, troubles, spreads, untold, moderated, ..*known });
             }
             let told = self.ask.told(shape.ifindex, &name)?;
             let mut queues = PortQueues::observe(&self.roots, port as PortId, &name, &told)?;
             let mut troubles = self.note(&name, &mut queues.queues);
             troubles.extend(self.no_floor(&name, &queues.queues));
             let (spreads, untold) = self.spreads(&name, shape.ifindex, known.as_ref());
-            Ok(Known { shape, queues, asked: now, troubles, spreads, untold })
+            let moderated = self.moderate(&name, shape.ifindex, &told);
+            if let Some(Moderated::By(set)) = moderated {
+                troubles.extend(overflows(&self.roots, &name, told.entries, set));
+            }
+            Ok(Known { shape, queues, asked: now, troubles, spreads, untold, moderated })
         });
         self.ports[port].known = match found {
             Ok(found) => Some(found),
             // It may go in the middle of a look.
             Err(error) if super::is_gone(&error) || error.kind() == io::ErrorKind::NotFound => {
-                known.into_iter().for_each(|known| self.spreader.let_go(&name, known.shape.ifindex));
+                if let Some(known) = known {
+                    self.spreader.let_go(&name, known.shape.ifindex);
+                    self.moderation.iter_mut().for_each(|moderation| moderation.forget(known.shape.ifindex));
+                }
                 None
             }
             Err(error) => {
@@ -353,6 +370,12 @@ impl<A: Scheduling + Clone> Looker<A> {
                 (before.and_then(|known| known.spreads), Some(why))
             }
         }
+    }
+
+    fn moderate(&mut self, device: &str, ifindex: u32, told: &Told) -> Option<Moderated> {
+        let port = Asked { device, ifindex, told };
+        let moderation = self.moderation.as_mut()?;
+        Some(moderation.look(&self.roots, &self.affinity, &mut self.originals, &port))
     }
 
     fn shape(&self, device: &str) -> io::Result<Shape> {

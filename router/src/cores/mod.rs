@@ -21,6 +21,7 @@
 //! | [`placing`] | one control period around `logic`'s allocator: measured, decided, moved |
 //! | [`serve`] | the cores of applications follow |
 //! | [`local`] | local delivery follows the application |
+//! | [`moderation`] | wake-ups that packets wait for together |
 //! | [`shares`] | what routers may take of cores that are full |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
 //! | [`report`], [`handle`] | what clients are told |
@@ -41,6 +42,7 @@ pub mod load;
 pub mod local;
 pub mod look;
 pub mod machine;
+pub mod moderation;
 pub mod notices;
 pub mod originals;
 pub mod placing;

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 /// Of workloads, in one look: who starts a hundred processes knows.
 const MOST_WORKLOADS: usize = 8;
 
-/// In the order cores, queues, workloads, local delivery; of the first look only the last.
+/// In the order cores, queues, workloads, local delivery, wake-ups; of the first look only the last two.
 pub fn noticed(before: Option<&Found>, after: &Found) -> Vec<Happened> {
     let mut all = Vec::new();
     if let Some(before) = before {
@@ -22,6 +22,7 @@ pub fn noticed(before: Option<&Found>, after: &Found) -> Vec<Happened> {
         all.extend(workloads(before, after));
     }
     all.extend(local(before.and_then(|before| before.following), after.following));
+    all.extend(moderated(before, after));
     all.into_iter().map(|happened| Happened { at: after.began, ..happened }).collect()
 }
 
@@ -96,16 +97,24 @@ fn local(before: Option<Following>, after: Option<Following>) -> Option<Happened
     Some(happened(None, vec![], vec![], why))
 }
 
+fn moderated(before: Option<&Found>, after: &Found) -> Vec<Happened> {
+    let known = |port| before.and_then(|before| before.moderated.get(port));
+    let new = after.moderated.iter().filter(|(port, moderated)| known(*port) != Some(*moderated));
+    new.map(|(port, moderated)| happened(None, vec![], vec![], format!("{port}: {moderated}"))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::{
         super::{
             machine::{CoreSite, Machine},
+            moderation::{Moderated, Setting},
             queues::QueueSource,
             workloads::WorkloadKind,
         },
         *,
     };
+    use crate::ethtool::Coalescing;
     use std::{sync::Arc, time::Duration};
 
     fn found(cores: &[CoreId], queues: &[(u16, u32)], workloads: &[(u32, CoreId)]) -> Found {
@@ -140,6 +149,7 @@ mod tests {
             parts: Vec::new(),
             may_split: false,
             spreads: BTreeMap::new(),
+            moderated: BTreeMap::new(),
             troubles: Vec::new(),
         }
     }
@@ -193,5 +203,19 @@ mod tests {
         assert_eq!(told(None, 2), [line(2)]);
         assert_eq!(told(Some(&following(2)), 1), [line(1)]);
         assert_eq!(told(Some(&following(2)), 2), [""; 0]);
+    }
+
+    #[test]
+    fn wake_ups_that_are_held_back_are_told_when_that_changes() {
+        let moderated = |us| {
+            let set = Setting::Device(Coalescing { us, adaptive: false });
+            Found { moderated: [("eth1".into(), Moderated::By(set))].into(), ..found(&[0], &[], &[]) }
+        };
+        let told = |before: Option<&Found>, us| -> Vec<String> {
+            noticed(before, &moderated(us)).into_iter().map(|happened| happened.why).collect()
+        };
+        assert_eq!(told(None, 50), ["eth1: packets wait up to 50 µs for others, by the device"]);
+        assert_eq!(told(Some(&moderated(50)), 50), [""; 0]);
+        assert_eq!(told(Some(&moderated(50)), 48).len(), 1);
     }
 }

@@ -5,11 +5,19 @@
 //! same number by now.
 
 use super::{
-    CoreId, Roots, affinity::Scheduling, apply::xps, irqs, local::Table, number, queues::Control, serve,
-    threads,
+    CoreId, Roots,
+    affinity::{self, Scheduling},
+    apply::xps,
+    irqs,
+    local::Table,
+    moderation::Setting,
+    number,
+    queues::Control,
+    serve, threads,
 };
 use crate::{
     config::{CoresSettings, LocalDelivery},
+    ethtool::{Coalescing, Ethtool},
     priority::Urgency,
 };
 use serde::{Deserialize, Serialize};
@@ -18,6 +26,29 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
 };
+
+/// How devices hold interrupts back.
+pub trait Coalesce {
+    /// `Ok(None)`: the driver does not tell.
+    fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>>;
+    fn coalesce(&self, device: &str, coalescing: Coalescing) -> io::Result<()>;
+}
+
+/// Of the calling thread's namespace.
+impl Coalesce for affinity::Kernel {
+    fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
+        Ethtool::open()?.coalescing(device)
+    }
+
+    fn coalesce(&self, device: &str, coalescing: Coalescing) -> io::Result<()> {
+        Ethtool::open()?.coalesce(device, coalescing)
+    }
+}
+
+/// What is changed by system calls, not by files.
+pub trait System: Scheduling + Coalesce {}
+
+impl<S: Scheduling + Coalesce> System for S {}
 
 /// One thing that was changed, and what it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +74,8 @@ enum What {
     Cpuset { directory: PathBuf },
     /// A table of local delivery that was given so many entries; that of an RX queue is of the device which has this number.
     Table { table: Table, ifindex: Option<u32>, entries: u32 },
+    /// Wake-ups of the device which has this number; `None`: whatever it is now, as that was about to be set.
+    Moderation { ifindex: u32, set: Option<Setting> },
 }
 
 /// What it was.
@@ -53,6 +86,7 @@ enum Was {
     Text(String),
     Urgency(Urgency),
     Entries(u32),
+    Setting(Setting),
 }
 
 impl Original {
@@ -66,11 +100,13 @@ impl Original {
             What::Interrupt { irq, .. } => format!("interrupt {irq} of {device} keeps its cores"),
             What::Transmit { queue, .. } => format!("TX queue {queue} of {device} keeps its cores"),
             What::Table { table, entries, .. } => format!("{table} stays {entries}"),
+            What::Moderation { set: Some(set), .. } => format!("{device} keeps {set}"),
+            What::Moderation { set: None, .. } => format!("{device} holds wake-ups back"),
         }
     }
 
     /// Is it still there, and the same?
-    fn is_there(&self, roots: &Roots) -> bool {
+    fn is_there(&self, roots: &Roots, system: &impl System) -> bool {
         match &self.what {
             What::Thread { pid, name } | What::Urgency { pid, name } => {
                 threads::stat(roots, *pid).is_ok_and(|stat| stat.is_some_and(|stat| stat.name == *name))
@@ -90,22 +126,27 @@ impl Original {
                 table.entries(roots).is_ok_and(|now| now == *entries)
                     && (*table == Table::Sockets || number_of(roots, &self.device) == *ifindex)
             }
+            What::Moderation { ifindex, set } => {
+                number_of(roots, &self.device) == Some(*ifindex)
+                    && set.is_none_or(|set| set.is_set(roots, system, &self.device))
+            }
         }
     }
 
-    fn put_back(&self, roots: &Roots, affinity: &impl Scheduling) -> io::Result<()> {
+    fn put_back(&self, roots: &Roots, system: &impl System) -> io::Result<()> {
         match (&self.what, &self.was) {
-            (What::Urgency { pid, .. }, Was::Urgency(urgency)) => affinity.set_urgency(*pid, *urgency),
+            (What::Urgency { pid, .. }, Was::Urgency(urgency)) => system.set_urgency(*pid, *urgency),
             // Nothing is written by a line of its own.
             (What::Cpuset { directory }, Was::Text(cores)) => {
                 fs::write(serve::file(directory), format!("{cores}\n"))
             }
-            (What::Thread { pid, .. }, Was::Cores(cores)) => affinity.allow(*pid, cores),
+            (What::Thread { pid, .. }, Was::Cores(cores)) => system.allow(*pid, cores),
             (What::Interrupt { irq, .. }, Was::Text(cores)) => fs::write(irqs::affinity(roots, *irq), cores),
             (What::Transmit { queue, .. }, Was::Text(cores)) => {
                 fs::write(xps(roots, &self.device, *queue), cores)
             }
             (What::Table { table, .. }, Was::Entries(entries)) => table.resize(roots, *entries),
+            (What::Moderation { .. }, Was::Setting(was)) => was.write(roots, system, &self.device),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -214,6 +255,42 @@ impl Originals {
         self.add(tables.map(original).collect())
     }
 
+    /// Called before wake-ups of a device are held back, and after, with what it has then. Replaces what was noted of it.
+    ///
+    /// # Errors
+    /// It cannot be written down: then they may not be.
+    pub fn note_moderation(
+        &mut self,
+        device: &str,
+        ifindex: u32,
+        set: Option<Setting>,
+        was: Setting,
+    ) -> io::Result<()> {
+        let what = What::Moderation { ifindex, set };
+        let new = Original { device: device.into(), what, was: Was::Setting(was) };
+        self.write(self.without_moderation(ifindex).chain([new]).collect())
+    }
+
+    /// What a device was given to hold wake-ups back, `None` if it was about to be, and what it had before.
+    pub fn moderation(&self, device: u32) -> Option<(Option<Setting>, Setting)> {
+        self.all.iter().find_map(|original| match (&original.what, &original.was) {
+            (What::Moderation { ifindex, set }, Was::Setting(was)) if *ifindex == device => {
+                Some((*set, *was))
+            }
+            _ => None,
+        })
+    }
+
+    /// A device has what it had.
+    pub fn forget_moderation(&mut self, ifindex: u32) -> io::Result<()> {
+        self.write(self.without_moderation(ifindex).collect())
+    }
+
+    fn without_moderation(&self, device: u32) -> impl Iterator<Item = Original> {
+        let is_it = move |original: &&Original| matches!(original.what, What::Moderation { ifindex, .. } if ifindex == device);
+        self.all.iter().filter(move |original| !is_it(original)).cloned()
+    }
+
     /// Those that are not there yet.
     fn add(&mut self, mut found: Vec<Original>) -> io::Result<()> {
         let is_noted =
@@ -229,30 +306,31 @@ impl Originals {
     ///
     /// # Errors
     /// The file cannot be written: nothing is forgotten.
-    pub fn forget_gone(&mut self, roots: &Roots) -> io::Result<()> {
-        self.write(self.all.iter().filter(|original| original.is_there(roots)).cloned().collect())
+    pub fn forget_gone(&mut self, roots: &Roots, system: &impl System) -> io::Result<()> {
+        self.write(self.all.iter().filter(|original| original.is_there(roots, system)).cloned().collect())
     }
 
     /// Puts everything back that is still there; says what could not be put back.
-    pub fn put_back(&mut self, roots: &Roots, affinity: &impl Scheduling) -> Vec<String> {
-        self.put_back_those(roots, affinity, |_| true)
+    pub fn put_back(&mut self, roots: &Roots, system: &impl System) -> Vec<String> {
+        self.put_back_those(roots, system, |_| true)
     }
 
     /// Puts back what a daemon before this one has changed and this one has no business with: of devices that are not its
     /// ports, how urgent threads are without a floor, cores of control groups other than its own, tables of local delivery where that
-    /// stays; says what could not be put back.
+    /// stays, wake-ups that are not to be held back; says what could not be put back.
     pub fn put_back_unwanted(
         &mut self,
         roots: &Roots,
-        affinity: &impl Scheduling,
+        system: &impl System,
         ports: &[String],
         wanted: &CoresSettings,
     ) -> Vec<String> {
-        self.put_back_those(roots, affinity, |Original { device, what, .. }| match what {
+        self.put_back_those(roots, system, |Original { device, what, .. }| match what {
             What::Cpuset { directory } => wanted.serve.as_deref() != Some(directory),
             What::Urgency { .. } if wanted.floor.is_none() => true,
             What::Table { .. } if wanted.local == LocalDelivery::Stay => true,
             What::Table { table: Table::Sockets, .. } => false,
+            What::Moderation { .. } if wanted.moderation.is_none() => true,
             _ => !ports.contains(device),
         })
     }
@@ -260,16 +338,16 @@ impl Originals {
     fn put_back_those(
         &mut self,
         roots: &Roots,
-        affinity: &impl Scheduling,
+        system: &impl System,
         chosen: impl Fn(&Original) -> bool,
     ) -> Vec<String> {
         let mut troubles = Vec::new();
-        let (gone, mut kept) = (|original: &Original| !original.is_there(roots), Vec::new());
+        let (gone, mut kept) = (|original: &Original| !original.is_there(roots, system), Vec::new());
         for original in std::mem::take(&mut self.all) {
             if !chosen(&original) {
                 kept.push(original);
             } else if !gone(&original)
-                && let Err(error) = original.put_back(roots, affinity)
+                && let Err(error) = original.put_back(roots, system)
                 && !gone(&original)
             {
                 troubles.push(format!("{}: {error}", original.kept()));
@@ -398,7 +476,7 @@ mod tests {
         tree.thread(72, 72, "napi/eth0-10", true, "0-3", 0);
         fake.allow(72, &[0, 1].into()).unwrap();
         originals.note(&roots, &fake, "eth0", 1, thread(72), true).unwrap();
-        originals.forget_gone(&roots).unwrap();
+        originals.forget_gone(&roots, &fake).unwrap();
         assert_eq!(lines(&tree), 7, "two more, two less");
         assert_eq!(
             originals.put_back_unwanted(&roots, &fake, &["eth0".into()], &wanted),

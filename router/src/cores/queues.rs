@@ -249,7 +249,7 @@ fn napis_by_name(roots: &Roots, device: &str) -> Vec<Napi> {
     let napi = |(pid, rest): (u32, String)| {
         let (name, id) = rest.rsplit_once('-')?;
         let id = id.parse().ok().filter(|id| *id != 0 && name == device)?;
-        Some(Napi { id, irq: None, pid: Some(pid), threaded: Some(true) })
+        Some(Napi { id, irq: None, pid: Some(pid), threaded: Some(true), defers: false })
     };
     let mut napis: Vec<Napi> = threads::kernel_threads(roots, NAPI).into_iter().filter_map(napi).collect();
     napis.sort_unstable();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     fn napi(id: u32, irq: Option<u32>, pid: Option<u32>) -> Napi {
-        Napi { id, irq, pid, threaded: None }
+        Napi { id, irq, pid, threaded: None, defers: false }
     }
 
     fn source(

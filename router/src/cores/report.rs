@@ -36,6 +36,9 @@ pub struct CoresReport {
     /// Of ports that spread packets over their queues.
     #[serde(default)]
     pub spreads: Vec<SpreadReport>,
+    /// Of ports whose wake-ups are to be held back.
+    #[serde(default)]
+    pub moderations: Vec<ModerationReport>,
     pub workloads: Vec<WorkloadReport>,
     /// What cannot be read or done, as sentences.
     pub troubles: Vec<String>,
@@ -159,6 +162,17 @@ pub struct SpreadReport {
     pub used: u16,
     pub of: u16,
     /// Why they do not follow the cores that forward; absent: they do.
+    pub why_not: Option<String>,
+}
+
+/// How long packets of a port may wait for others, so that fewer wake-ups do.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ModerationReport {
+    pub port: String,
+    /// Who lets them wait: `the device` or `NAPI`, and how long, microseconds; absent: nobody.
+    pub by: Option<String>,
+    pub us: Option<f64>,
+    /// Why nobody does; absent: somebody does.
     pub why_not: Option<String>,
 }
 

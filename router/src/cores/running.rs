@@ -11,7 +11,7 @@ use super::{
     handle::Handle,
     look::{Ask, Found, LOOK, Looker},
     notices::noticed,
-    originals::Originals,
+    originals::{Originals, System},
     placing::Placing,
     queues::Told,
     shares::Sharing,
@@ -163,7 +163,7 @@ impl Drop for Threads {
 }
 
 /// Begins.
-fn run<A: Scheduling + Clone + Send + 'static>(
+fn run<A: System + Clone + Send + 'static>(
     mut looker: Looker<A>,
     placing: Placing<A>,
     handle: Handle,
@@ -181,10 +181,7 @@ fn run<A: Scheduling + Clone + Send + 'static>(
 }
 
 /// Starts the thread that places queues.
-fn begin<A: Scheduling + Send + 'static>(
-    mut placing: Placing<A>,
-    handle: &Handle,
-) -> io::Result<JoinHandle<()>> {
+fn begin<A: System + Send + 'static>(mut placing: Placing<A>, handle: &Handle) -> io::Result<JoinHandle<()>> {
     let (exchange, looking) = (handle.exchange.clone(), thread::current());
     let is_patient = handle.is_off() && !placing.sharing.is_enforced();
     let started = thread::Builder::new().name("placing".into()).spawn(move || {
@@ -262,7 +259,7 @@ fn tell<A: Scheduling>(
 }
 
 /// Looks, and does what follows from what was placed, until the end.
-fn look<A: Scheduling + Clone>(looker: &mut Looker<A>, handle: &Handle) {
+fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
     let exchange = &handle.exchange;
     let (mut before, mut troubles) = (None::<Arc<Found>>, Vec::new());
     let (mut looked, mut due, mut missed, mut logged) = (Duration::ZERO, Duration::ZERO, false, 0);
@@ -314,7 +311,7 @@ fn log_new(known: &mut Vec<String>, troubles: Vec<String>) {
 }
 
 /// Everything is as it was, unless it shall be left to the next daemon.
-fn finish<A: Scheduling + Clone>(
+fn finish<A: System + Clone>(
     looker: &mut Looker<A>,
     placing: io::Result<JoinHandle<()>>,
     looking_failed: bool,

@@ -214,7 +214,7 @@ mod tests {
         assert_eq!(world.serve.may(), None);
         world.tree.write("cgroup/other/cpuset.cpus", "2\n");
         world.tree.write("cgroup/apps/cpuset.cpus", "0-3\n");
-        world.originals.forget_gone(&world.tree.roots()).unwrap();
+        world.originals.forget_gone(&world.tree.roots(), &Fake::default()).unwrap();
         assert_eq!((world.look(), world.serve.may()), (vec![], Some(&[0, 1, 2, 3].into())));
         world.serve.give([3].into());
         assert_eq!(world.list(), "3");

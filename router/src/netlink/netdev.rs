@@ -30,6 +30,9 @@ const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_IRQ: u16 = 3;
 const NETDEV_A_NAPI_PID: u16 = 4;
+const NETDEV_A_NAPI_DEFER_HARD_IRQS: u16 = 5;
+const NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT: u16 = 6;
+const NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT: u16 = 7;
 const NETDEV_A_NAPI_THREADED: u16 = 8;
 
 /// `struct genlmsghdr`.
@@ -46,6 +49,8 @@ pub struct Napi {
     pub pid: Option<u32>,
     /// The thread polls; told since Linux 6.17.
     pub threaded: Option<bool>,
+    /// A timer polls before its interrupt may come; told since Linux 6.13.
+    pub defers: bool,
 }
 
 /// An RX queue in use.
@@ -142,7 +147,11 @@ pub fn parse_napi(payload: &[u8], ifindex: u32) -> Option<Napi> {
     let number = |kind| number(payload, kind);
     let id = number(NETDEV_A_NAPI_ID).filter(|_| number(NETDEV_A_NAPI_IFINDEX) == Some(ifindex))?;
     let threaded = number(NETDEV_A_NAPI_THREADED).map(|how| how != 0);
-    Some(Napi { id, irq: number(NETDEV_A_NAPI_IRQ), pid: number(NETDEV_A_NAPI_PID), threaded })
+    let timers =
+        [NETDEV_A_NAPI_DEFER_HARD_IRQS, NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT, NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT];
+    let defers = wire::attributes_after(payload, HEADER)
+        .any(|(kind, value)| timers.contains(&kind) && value.iter().any(|byte| *byte != 0));
+    Some(Napi { id, irq: number(NETDEV_A_NAPI_IRQ), pid: number(NETDEV_A_NAPI_PID), threaded, defers })
 }
 
 fn number(payload: &[u8], kind: u16) -> Option<u32> {
@@ -170,11 +179,15 @@ mod tests {
         assert_eq!(queue(&[(1, 3), (2, 7), (3, 1)]), None, "a TX queue");
         assert_eq!(queue(&[(1, 3), (2, 8), (3, 0)]), None, "another device");
         let napi = |attributes: &[(u16, u32)]| parse_napi(&answer(attributes), 7);
-        let of = |irq, pid, threaded| Some(Napi { id: 8195, irq, pid, threaded });
+        let of = |irq, pid, threaded| Some(Napi { id: 8195, irq, pid, threaded, defers: false });
         assert_eq!(napi(&[(1, 7), (2, 8195), (3, 41)]), of(Some(41), None, None));
         assert_eq!(napi(&[(1, 7), (2, 8195), (4, 99), (8, 1)]), of(None, Some(99), Some(true)));
         assert_eq!(napi(&[(1, 7), (2, 8195), (4, 99), (8, 0)]), of(None, Some(99), Some(false)));
         assert_eq!(napi(&[(1, 8), (2, 8195)]), None, "another device");
+        assert_eq!(napi(&[(1, 7), (2, 8195), (5, 0), (6, 0), (7, 0)]), of(None, None, None));
+        for timer in 5..8 {
+            assert!(napi(&[(1, 7), (2, 8195), (timer, 256)]).unwrap().defers);
+        }
     }
 
     proptest! {

@@ -15,10 +15,14 @@ use router::{
         apply::{MoveError, move_queue, transmit_from},
         load::{CoreTimes, Meter, Others, QueueTime, Reading, ThreadTime},
         machine::Machine,
+        moderation::{Asked, Moderated, Moderation},
+        originals::{Coalesce, Originals},
         queues::{Control, Obstacle, PortQueues, QueueSource, Told},
         threads::{PartThread, part_threads},
         workloads::{Scanner, WorkloadKind},
     },
+    ethtool::Coalescing,
+    netlink::netdev::Napi,
     plane::{TransmitRings, online_cpus},
 };
 use std::{
@@ -42,6 +46,44 @@ fn veth() -> Roots {
     run("ip link set v1 up");
     run("ethtool -K v0 gro on");
     Roots::here().unwrap()
+}
+
+/// What drivers of this kernel say to being asked to hold interrupts back: a veth's tells nothing, a tap's takes no time.
+#[test]
+#[ignore = "needs root"]
+fn software_devices_hold_nothing_back() {
+    in_new_namespace(|| {
+        let roots = veth();
+        assert_eq!(Kernel.coalescing("v0").unwrap(), None);
+        run("ip tuntap add t0 mode tap");
+        let as_it_was = Coalescing { us: 0, adaptive: false };
+        assert_eq!(Kernel.coalescing("t0").unwrap(), Some(as_it_was));
+        let refused = Kernel.coalesce("t0", Coalescing { us: 50, ..as_it_was }).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+        assert_eq!(Kernel.coalescing("none").unwrap_err().raw_os_error(), Some(libc::ENODEV));
+
+        let file = tempfile::tempdir().unwrap();
+        let (mut originals, mut moderation) =
+            (Originals::read(file.path().join("m.cores")), Moderation::new(50));
+        let told = Told::ask(ifindex("v0"), "v0").unwrap();
+        let port = Asked { device: "v0", ifindex: ifindex("v0"), told: &told };
+        let Moderated::Not(why) = moderation.look(&roots, &Kernel, &mut originals, &port) else {
+            panic!("a veth has no interrupts");
+        };
+        assert_eq!((why.as_str(), originals.is_empty()), ("it has no interrupts", true));
+        let timer = fs::read_to_string(roots.device("v0").join("gro_flush_timeout")).unwrap();
+        assert_eq!(timer, "0\n");
+
+        // Settings of NAPI instances are told since Linux 6.13.
+        let defer = || Vec::from_iter(told_napis("v0").iter().map(|napi| napi.defers));
+        assert_eq!(defer(), [false; QUEUES as usize]);
+        fs::write(roots.device("v0").join("gro_flush_timeout"), "20000").unwrap();
+        assert_eq!(defer(), [true; QUEUES as usize]);
+    });
+}
+
+fn told_napis(device: &str) -> Vec<Napi> {
+    Told::ask(ifindex(device), device).unwrap().napis.unwrap()
 }
 
 fn set_threaded(roots: &Roots, threaded: bool) {

@@ -248,7 +248,7 @@ fn queues_of_one_instance_are_placed_together() {
         let mut world = World::new(policy);
         world.thread(70, "1");
         let queue = |index| RxQueue { index, napi: Some(570) };
-        let napi = Napi { id: 570, irq: None, pid: Some(70), threaded: Some(true) };
+        let napi = Napi { id: 570, irq: None, pid: Some(70), threaded: Some(true), defers: false };
         let queues = Some(vec![queue(0), queue(1)]);
         world.netlink.tell(Told { queues, napis: Some(vec![napi]), ..Told::default() });
         let told = world.periods(1, &[]);

@@ -1,0 +1,326 @@
+//! Wake-ups that packets wait for together: a port's interrupts come no sooner after each other than a latency that the configuration allows.
+//!
+//! By what the device offers, the first of these that its driver takes:
+//! * its own timer (interrupt moderation, `ethtool -C DEVICE rx-usecs`), which then no longer adapts to the traffic;
+//! * NAPI's (`Documentation/networking/napi.rst`, "Software IRQ coalescing"): after a poll that found packets the interrupt stays off until
+//!   a timer has polled once more.
+//!
+//! A device without interrupts has nothing to hold back. What was is written down before ([`Originals`]); a setting that is neither ours nor
+//! what was is somebody's, and left alone from then on. What was is what drivers have that begin anew: then ours is set again.
+
+use super::{
+    Roots, irqs, number,
+    originals::{Originals, System},
+    queues::Told,
+};
+use crate::ethtool::Coalescing;
+use serde::{Deserialize, Serialize};
+use std::{collections::BTreeMap, fmt, fs, io};
+
+/// Bytes that the smallest packet takes of a link, with preamble and gap, in bits.
+const SMALLEST_BITS: u64 = 672;
+
+/// What holds wake-ups back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    Device,
+    Napi,
+}
+
+/// How far wake-ups of a device are held back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Setting {
+    /// By the device.
+    Device(Coalescing),
+    /// By NAPI: `gro_flush_timeout` and `napi_defer_hard_irqs`.
+    Napi { timeout_ns: u64, defers: u32 },
+}
+
+impl Setting {
+    /// Held back so long.
+    fn within(means: Means, us: u32) -> Setting {
+        match means {
+            Means::Device => Setting::Device(Coalescing { us, adaptive: false }),
+            // Once: who polls in vain lets the device interrupt.
+            Means::Napi => Setting::Napi { timeout_ns: u64::from(us) * 1000, defers: 1 },
+        }
+    }
+
+    fn means(self) -> Means {
+        match self {
+            Setting::Device(_) => Means::Device,
+            Setting::Napi { .. } => Means::Napi,
+        }
+    }
+
+    /// What a device has of this kind; `None`: it has no such.
+    fn read(means: Means, roots: &Roots, system: &impl System, device: &str) -> io::Result<Option<Setting>> {
+        match means {
+            Means::Device => Ok(system.coalescing(device)?.map(Setting::Device)),
+            Means::Napi => {
+                let directory = roots.device(device);
+                let timeout_ns = number(&directory.join("gro_flush_timeout"));
+                let defers = number(&directory.join("napi_defer_hard_irqs"));
+                Ok(timeout_ns.zip(defers).map(|(timeout_ns, defers)| Setting::Napi { timeout_ns, defers }))
+            }
+        }
+    }
+
+    /// Does a device have it still?
+    pub fn is_set(self, roots: &Roots, system: &impl System, device: &str) -> bool {
+        Setting::read(self.means(), roots, system, device).is_ok_and(|now| now == Some(self))
+    }
+
+    /// Gives it to a device.
+    pub fn write(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<()> {
+        match self {
+            Setting::Device(coalescing) => {
+                if coalescing.adaptive {
+                    // Some drivers (ice) refuse to set the time of one that adapts.
+                    let fixed = Coalescing { adaptive: false, ..coalescing };
+                    system.coalesce(device, fixed)?;
+                }
+                system.coalesce(device, coalescing)
+            }
+            Setting::Napi { timeout_ns, defers } => {
+                let directory = roots.device(device);
+                fs::write(directory.join("gro_flush_timeout"), timeout_ns.to_string())?;
+                fs::write(directory.join("napi_defer_hard_irqs"), defers.to_string())
+            }
+        }
+    }
+
+    /// Is it what was? The time of one that adapts is now this and now that.
+    fn is_as(self, was: Setting) -> bool {
+        match (self, was) {
+            (Setting::Device(now), Setting::Device(was)) => now == was || now.adaptive && was.adaptive,
+            _ => self == was,
+        }
+    }
+
+    /// How long, microseconds.
+    pub fn us(self) -> f64 {
+        match self {
+            Setting::Device(Coalescing { us, .. }) => us.into(),
+            Setting::Napi { timeout_ns, .. } => timeout_ns as f64 / 1000.0,
+        }
+    }
+
+    /// By whom, in words.
+    pub fn by(self) -> &'static str {
+        match self {
+            Setting::Device(_) => "the device",
+            Setting::Napi { .. } => "NAPI",
+        }
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Setting::Device(Coalescing { us, adaptive: true }) => {
+                write!(f, "rx-usecs {us} that adapt (ethtool -c)")
+            }
+            Setting::Device(Coalescing { us, .. }) => write!(f, "rx-usecs {us} (ethtool -c)"),
+            Setting::Napi { timeout_ns, defers } => {
+                write!(f, "gro_flush_timeout {timeout_ns} with napi_defer_hard_irqs {defers}")
+            }
+        }
+    }
+}
+
+/// Whether wake-ups of a port are held back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moderated {
+    By(Setting),
+    /// They come as before, for this reason.
+    Not(String),
+}
+
+impl fmt::Display for Moderated {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Moderated::By(set) => write!(f, "packets wait up to {} µs for others, by {}", set.us(), set.by()),
+            Moderated::Not(why) => write!(f, "wake-ups are as before: {why}"),
+        }
+    }
+}
+
+const SOFTWARE: &str = "it has no interrupts";
+const SOMEBODY: &str = "somebody has set napi_defer_hard_irqs, gro_flush_timeout or the like of it";
+const CHANGED: &str = "somebody else has set it: it is left alone until the next start";
+const REFUSED: &str = "its driver neither takes `ethtool -C rx-usecs`, nor has NAPI a timer for it";
+const UNTOLD: &str = "its driver tells nothing of it now";
+
+/// Holds wake-ups back.
+#[derive(Debug)]
+pub struct Moderation {
+    /// So long, microseconds.
+    us: u32,
+    /// By number of the device.
+    devices: BTreeMap<u32, Device>,
+}
+
+/// What is known of a device.
+#[derive(Clone, Debug)]
+enum Device {
+    Ours {
+        set: Setting,
+        was: Setting,
+    },
+    /// Until the next start.
+    LeftAlone(&'static str),
+}
+
+/// A port, as the kernel tells of it.
+pub struct Asked<'a> {
+    pub device: &'a str,
+    pub ifindex: u32,
+    pub told: &'a Told,
+}
+
+impl Moderation {
+    pub fn new(us: u32) -> Moderation {
+        Moderation { us, devices: BTreeMap::new() }
+    }
+
+    /// Holds the wake-ups of a port back, if that is not done already.
+    pub fn look(
+        &mut self,
+        roots: &Roots,
+        system: &impl System,
+        originals: &mut Originals,
+        port: &Asked<'_>,
+    ) -> Moderated {
+        let looked = match self.devices.get(&port.ifindex) {
+            Some(Device::LeftAlone(why)) => return Moderated::Not((*why).into()),
+            Some(&Device::Ours { set, was }) => self.look_again(roots, system, originals, port, [set, was]),
+            None => self.begin(roots, system, originals, port),
+        };
+        match looked {
+            Ok(moderated) => moderated,
+            Err(error) => Moderated::Not(error.to_string()),
+        }
+    }
+
+    /// A port that is gone, or another one with its number.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.devices.remove(&ifindex);
+    }
+
+    fn look_again(
+        &mut self,
+        roots: &Roots,
+        system: &impl System,
+        originals: &mut Originals,
+        port: &Asked<'_>,
+        [set, was]: [Setting; 2],
+    ) -> io::Result<Moderated> {
+        let Some(now) = Setting::read(set.means(), roots, system, port.device)? else {
+            return Ok(Moderated::Not(UNTOLD.into()));
+        };
+        if now == set {
+            return Ok(Moderated::By(set));
+        }
+        if now.is_as(was) {
+            let again = self.set(roots, system, originals, port, [now, was])?;
+            return Ok(again.unwrap_or_else(|| self.leave(port, CHANGED)));
+        }
+        Ok(self.leave(port, CHANGED))
+    }
+
+    fn leave(&mut self, port: &Asked<'_>, why: &'static str) -> Moderated {
+        self.devices.insert(port.ifindex, Device::LeftAlone(why));
+        Moderated::Not(why.into())
+    }
+
+    fn begin(
+        &mut self,
+        roots: &Roots,
+        system: &impl System,
+        originals: &mut Originals,
+        port: &Asked<'_>,
+    ) -> io::Result<Moderated> {
+        let napis = port.told.napis.iter().flatten();
+        if irqs::of_device(roots, port.device).is_empty() && napis.clone().all(|napi| napi.irq.is_none()) {
+            return Ok(Moderated::Not(SOFTWARE.into()));
+        }
+        let noted = originals.moderation(port.ifindex);
+        let is_noted = |means| noted.is_none_or(|(_, was)| was.means() == means);
+        for means in [Means::Device, Means::Napi].into_iter().filter(|means| is_noted(*means)) {
+            let Some(now) = Setting::read(means, roots, system, port.device)? else { continue };
+            // Of a daemon before this one, that may have ended in the middle.
+            let is_ours = |(set, was): &(Option<Setting>, Setting)| {
+                was.means() == means && set.is_none_or(|set| set == now)
+            };
+            let was = noted.filter(is_ours).map_or(now, |(_, was)| was);
+            let is_taken = || was != Setting::Napi { timeout_ns: 0, defers: 0 };
+            if means == Means::Napi && (is_taken() || napis.clone().any(|napi| was == now && napi.defers)) {
+                return Ok(self.leave(port, SOMEBODY));
+            }
+            if let Some(done) = self.set(roots, system, originals, port, [now, was])? {
+                return Ok(done);
+            }
+        }
+        Ok(self.leave(port, REFUSED))
+    }
+
+    /// `None`: the driver does not take it, and has what it had.
+    fn set(
+        &mut self,
+        roots: &Roots,
+        system: &impl System,
+        originals: &mut Originals,
+        port: &Asked<'_>,
+        [now, was]: [Setting; 2],
+    ) -> io::Result<Option<Moderated>> {
+        let (means, device) = (was.means(), port.device);
+        let wanted = Setting::within(means, self.us);
+        if now != wanted {
+            originals.note_moderation(device, port.ifindex, None, was)?;
+            let written = wanted.write(roots, system, device);
+            // Drivers round; some say yes and do nothing, or no when they have begun.
+            let set = Setting::read(means, roots, system, device)?.unwrap_or(was);
+            if written.is_err() || set.is_as(was) {
+                if set != was
+                    && let Err(error) = was.write(roots, system, device)
+                    && !was.is_set(roots, system, device)
+                {
+                    return Err(error);
+                }
+                originals.forget_moderation(port.ifindex)?;
+                return match written {
+                    Err(error) if !is_refusal(&error) => Err(error),
+                    _ => Ok(None),
+                };
+            }
+            originals.note_moderation(device, port.ifindex, Some(set), was)?;
+            self.devices.insert(port.ifindex, Device::Ours { set, was });
+            return Ok(Some(Moderated::By(set)));
+        }
+        self.devices.insert(port.ifindex, Device::Ours { set: now, was });
+        Ok(Some(Moderated::By(now)))
+    }
+}
+
+fn is_refusal(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
+}
+
+/// Says so where a queue may overflow while it waits.
+pub fn overflows(roots: &Roots, device: &str, entries: Option<u32>, set: Setting) -> Option<String> {
+    // -1 where the driver does not know.
+    let speed: u32 = number(&roots.device(device).join("speed")).filter(|speed| *speed > 0)?;
+    let entries = entries.filter(|entries| *entries > 0)?;
+    let holds_us = (u64::from(entries) * SMALLEST_BITS) as f64 / f64::from(speed);
+    (holds_us < set.us()).then(|| {
+        format!(
+            "a queue of {device} has {entries} entries, which {speed} Mbit/s of the smallest packets fill in {holds_us:.0} µs, and they wait \
+             up to {} (ethtool -G {device} rx, or a shorter cores.moderation)",
+            set.us()
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests;
