@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
 /*
  * What each NAPI instance that is watched has polled: __napi_poll, net/core/dev.c, says it once for up to 64 packets, of threads and
- * softirqs alike. An instance polls on one CPU at a time, so its row has one writer.
+ * softirqs alike. An instance polls on one CPU at a time, so its row has one writer. Who sleeps until one polls is woken.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -18,7 +18,7 @@ struct polled {
 	__u64 napi_id;		/* 0: nobody's */
 	__u64 polls;
 	__u64 packets;
-	__u64 unused;
+	__u64 is_awaited;	/* somebody sleeps until it polls */
 };
 
 struct {
@@ -28,6 +28,12 @@ struct {
 	__type(key, __u32);
 	__type(value, struct polled);
 } polled SEC(".maps");
+
+/* Ids of those that were awaited. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} began SEC(".maps");
 
 SEC("tp_btf/napi_poll")
 int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
@@ -40,6 +46,11 @@ int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
 	row->polls++;
 	if (work > 0)
 		row->packets += work;
+	if (row->is_awaited) {
+		row->is_awaited = 0;
+		/* No room: so many are there already that whoever sleeps is awake. */
+		bpf_ringbuf_output(&began, &id, sizeof(id), BPF_RB_FORCE_WAKEUP);
+	}
 	return 0;
 }
 

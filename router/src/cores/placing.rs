@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     config::{CoresSettings, PlacementPolicy},
-    plane::Polls,
+    plane::{Polls, Slept},
     priority::Urgency,
     spreading::Spreads,
 };
@@ -36,13 +36,13 @@ use std::{
 };
 
 /// How often queues are placed.
-const PERIOD: Duration = Duration::from_millis(10);
+pub(super) const PERIOD: Duration = Duration::from_millis(10);
 /// The same while there is next to nothing to forward: a step is still answered within 50 ms.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// Of one core.
 const IDLE_LOAD: f64 = 0.05;
 /// While nothing is polled at all there is a round this often.
-const RESTING: Duration = Duration::from_millis(100);
+const RESTING: Duration = Duration::from_millis(200);
 /// The same where queues are only looked at.
 const LOOKING_PERIOD: Duration = Duration::from_millis(100);
 
@@ -84,8 +84,6 @@ pub struct Placing<A> {
     pub(super) news: News,
     /// Of cores that are full.
     pub(super) sharing: Sharing,
-    /// The last round; `None`: something was found since.
-    rounded: Option<Duration>,
     /// What polled a queue is gone, or moved by somebody: a thorough look is needed.
     is_something_missed: bool,
     /// What could not be read since the last look, as sentences.
@@ -148,7 +146,6 @@ impl<A: Scheduling> Placing<A> {
             plan: Plan::default(),
             news: News::default(),
             sharing: Sharing::default(),
-            rounded: None,
             is_something_missed: false,
             troubles: BTreeSet::new(),
         })
@@ -185,7 +182,6 @@ impl<A: Scheduling> Placing<A> {
 
     /// Takes over what was found. Queues that are as they were keep their measurements.
     pub fn take(&mut self, found: Arc<Found>) {
-        self.rounded = None;
         self.troubles.clear();
         let mut before = std::mem::take(&mut self.queues);
         let mut leaders: BTreeMap<Control, QueueId> = BTreeMap::new();
@@ -241,25 +237,37 @@ impl<A: Scheduling> Placing<A> {
         self.news.events.push(Happened { number: 0, at: found.began, queue, from, to, why });
     }
 
-    /// Nothing was polled lately, which the counts of polls tell without a system call, and the last round was not long ago: another
-    /// one would find nothing else.
-    pub fn rests(&mut self, now: Duration) -> bool {
-        let is_due = |last: Duration| now.saturating_sub(last) >= RESTING;
-        let (Some(polls), false) = (&self.polls, self.rounded.is_none_or(is_due)) else { return false };
+    /// Sleeps while nothing is polled, up to the next round that is to be even so: others would find nothing else.
+    pub fn sleep(&mut self) -> Slept {
+        let Some(polls) = self.polls.as_ref().filter(|_| self.may_rest()) else { return Slept::No };
+        polls.sleep(RESTING, |polls| self.is_still(polls)).unwrap_or_else(|error| {
+            self.troubles.insert(format!("{error:#}"));
+            Slept::No
+        })
+    }
+
+    /// Until now nothing was polled, which costs less to know than to measure.
+    pub fn rest(&mut self, now: Duration) {
+        self.queues.values_mut().for_each(|queue| queue.rest(now));
+    }
+
+    /// Other cores may have much left to do for a queue that is not polled any more.
+    fn may_rest(&self) -> bool {
+        self.found.is_some()
+            && self.plan.split.is_empty()
+            && self.parts.is_empty()
+            && !self.sharing.is_counting()
+    }
+
+    /// No queue took anything in the last period, nor was polled since.
+    fn is_still(&self, polls: &Polls) -> bool {
         let is_still =
             |queue: &Watched| queue.leader != queue.source.id || queue.is_still(|napi| polls.of(napi));
-        // Other cores may have much left to do for a queue that is not polled any more.
-        let is_split = !self.plan.split.is_empty() || !self.parts.is_empty();
-        let rests = !is_split && !self.sharing.is_counting() && self.queues.values().all(is_still);
-        if rests {
-            self.queues.values_mut().for_each(|queue| queue.rest(now));
-        }
-        rests
+        self.queues.values().all(is_still)
     }
 
     /// Observes, decides, applies; `now` as read just before. What was done is in the news.
     pub fn round(&mut self, now: Duration) {
-        self.rounded = Some(now);
         self.measure(now);
         self.view = self.view(now);
         self.goes_with = self.goes_with(now);

@@ -12,7 +12,7 @@ use super::{
     look::{Ask, Found, LOOK, Looker},
     notices::noticed,
     originals::{Originals, System},
-    placing::Placing,
+    placing::{PERIOD, Placing},
     queues::Told,
     shares::Sharing,
     splitting::Splitter,
@@ -21,7 +21,7 @@ use super::{
 use crate::{
     config::{Config, PlacementPolicy},
     daemon::{instance::Instance, kernel::monotonic},
-    plane::{Polls, SharesInCharge, TransmitRings},
+    plane::{Polls, SharesInCharge, Slept, TransmitRings},
     priority::set_policy,
     spreading::Spreading,
 };
@@ -222,12 +222,19 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
             placing.take(found);
         }
         let now = monotonic();
-        if !placing.rests(now) {
-            placing.round(now);
-            tell(&mut placing, now, &mut told, exchange, looking);
-        }
+        placing.round(now);
+        tell(&mut placing, now, &mut told, exchange, looking);
         // A period that would be shorter says little of loads.
-        let (ended, period) = (monotonic(), placing.period());
+        let period = match placing.sleep() {
+            Slept::Long => continue,
+            Slept::No => placing.period(),
+            Slept::UntilPolled => {
+                next = monotonic();
+                placing.rest(next);
+                PERIOD
+            }
+        };
+        let ended = monotonic();
         next = if next + period > ended { next + period } else { ended + period };
         let at = Timespec { tv_sec: next.as_secs() as i64, tv_nsec: next.subsec_nanos().into() };
         // A signal ends it early: then a round comes early.

@@ -63,7 +63,7 @@ use logic::{
 use losses::Losses;
 pub use memory::MappedMemory;
 use memory::{Mapping, Words64};
-pub use polls::{Polled, Polls};
+pub use polls::{Polled, Polls, Slept};
 pub use run::{Step, TestRun};
 use samples::Samples;
 pub use shares::{Shares, SharesInCharge, Taken};

@@ -2,14 +2,16 @@
 
 use super::{Mapping, Words64};
 use anyhow::{Context, Result};
-use libbpf_rs::{Link, MapCore, ObjectBuilder};
-use std::{collections::BTreeSet, os::fd::AsFd};
+use libbpf_rs::{Link, MapCore, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use std::{collections::BTreeSet, io, os::fd::AsFd, time::Duration};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/polls.bpf.o"));
 /// `ROWS` of the program.
 const ROWS: usize = 4096;
 /// Words of `struct polled`.
 const WORDS: usize = 4;
+/// The word that says that somebody waits for a poll.
+const AWAITED: usize = 3;
 
 /// Of one NAPI instance, since it is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,10 +20,22 @@ pub struct Polled {
     pub packets: u64,
 }
 
+/// What came of [`Polls::sleep`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slept {
+    /// There was no time to.
+    No,
+    /// As long as it might.
+    Long,
+    UntilPolled,
+}
+
 /// Counts.
 pub struct Polls {
     rows: Words64,
     watched: BTreeSet<u32>,
+    /// Tells of polls that were awaited.
+    began: Option<RingBuffer<'static>>,
     /// Ends the counting when dropped.
     _link: Option<Link>,
 }
@@ -36,7 +50,36 @@ impl Polls {
         let link = program.attach_trace().context("attaching to the tracepoint napi_poll")?;
         let map = object.maps().find(|map| map.name() == "polled").context("no map counts polls")?;
         let rows = Mapping::new(map.as_fd(), WORDS * 8, ROWS)?.into();
-        Ok(Polls { rows, watched: BTreeSet::new(), _link: Some(link) })
+        let map = object.maps().find(|map| map.name() == "began").context("no map tells of polls")?;
+        let mut began = RingBufferBuilder::new();
+        began.add(&map, |_| 0).context("the ring that tells of polls")?;
+        let began = began.build().context("the ring that tells of polls")?;
+        Ok(Polls { rows, watched: BTreeSet::new(), began: Some(began), _link: Some(link) })
+    }
+
+    /// Sleeps until an instance that is watched polls, up to this long; only if `is_still`, asked when each poll from then on will be
+    /// seen.
+    ///
+    /// # Errors
+    /// It is not known whether one has polled.
+    pub fn sleep(&self, longest: Duration, is_still: impl FnOnce(&Polls) -> bool) -> Result<Slept> {
+        let Some(began) = &self.began else { return Ok(Slept::No) };
+        self.await_polls(true);
+        let told = if is_still(self) { Some(began.poll_raw(longest)) } else { None };
+        self.await_polls(false);
+        match told {
+            None => Ok(Slept::No),
+            Some(1..) => Ok(Slept::UntilPolled),
+            Some(0) => Ok(Slept::Long),
+            Some(error) if error == -libc::EINTR => Ok(Slept::Long),
+            Some(error) => {
+                Err(io::Error::from_raw_os_error(-error)).context("waiting until a queue is polled")
+            }
+        }
+    }
+
+    fn await_polls(&self, awaited: bool) {
+        self.watched.iter().for_each(|&napi| self.rows.store(row(napi) + AWAITED, awaited.into()));
     }
 
     /// Watches these instances, and no others; those that were watched go on counting. Two of which the ids are alike in their
@@ -77,7 +120,7 @@ impl Polls {
         let file = tempfile::tempfile().unwrap();
         file.set_len((ROWS * WORDS * 8) as u64).unwrap();
         let rows = Mapping::new(file.as_fd(), WORDS * 8, ROWS).unwrap().into();
-        Polls { rows, watched: BTreeSet::new(), _link: None }
+        Polls { rows, watched: BTreeSet::new(), began: None, _link: None }
     }
 
     /// As the program does.

@@ -23,7 +23,7 @@ use router::{
     },
     ethtool::Coalescing,
     netlink::netdev::Napi,
-    plane::{TransmitRings, online_cpus},
+    plane::{Polls, Slept, TransmitRings, online_cpus},
 };
 use std::{
     collections::BTreeSet,
@@ -79,6 +79,66 @@ fn software_devices_hold_nothing_back() {
         assert_eq!(defer(), [false; QUEUES as usize]);
         fs::write(roots.device("v0").join("gro_flush_timeout"), "20000").unwrap();
         assert_eq!(defer(), [true; QUEUES as usize]);
+    });
+}
+
+/// Who sleeps until a queue polls is woken by the first poll, also by one between the question whether all is still and the sleep.
+#[test]
+#[ignore = "needs root"]
+fn the_first_poll_wakes_who_sleeps() {
+    in_new_namespace(|| {
+        let roots = veth();
+        set_threaded(&roots, true);
+        // Else what cannot be merged goes past NAPI (veth_skb_is_eligible_for_gro).
+        run("ethtool -K v1 tso off");
+        ["v0", "v1"].iter().for_each(|v| _ = run(&format!("sysctl -qw net.ipv6.conf.{v}.disable_ipv6=1")));
+        run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev v1");
+        let sender = UdpSocket::bind("192.0.2.1:0").unwrap();
+        let send = || _ = sender.send_to(b"x", "192.0.2.9:9").unwrap();
+        let napis: BTreeSet<u32> = observe(&roots).queues.iter().filter_map(|queue| queue.napi).collect();
+        assert_eq!(napis.len(), usize::from(QUEUES));
+        let mut polls = Polls::start().unwrap();
+        polls.watch(&napis);
+        let total = |polls: &Polls| napis.iter().map(|&napi| polls.of(napi).unwrap().packets).sum::<u64>();
+        let long = Duration::from_millis(300);
+        let sleep = |is_still: &dyn Fn(&Polls) -> bool| {
+            let began = Instant::now();
+            (polls.sleep(long, is_still).unwrap(), began.elapsed())
+        };
+
+        let quiet = |polls: &Polls| {
+            let before = total(polls);
+            thread::sleep(Duration::from_millis(50));
+            total(polls) == before
+        };
+        // What is sent when devices come up.
+        while !quiet(&polls) {}
+        let (slept, took) = sleep(&|_| true);
+        assert_eq!((slept, took >= long), (Slept::Long, true), "{took:?}");
+        assert_eq!(sleep(&|_| false).0, Slept::No);
+
+        let before = total(&polls);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                send();
+            });
+            let (slept, took) = sleep(&|_| true);
+            assert_eq!((slept, total(&polls)), (Slept::UntilPolled, before + 1), "{took:?}");
+            assert!((50..200).contains(&took.as_millis()), "{took:?}");
+        });
+        assert_eq!(total(&polls), before + 1);
+        let (slept, took) = sleep(&|polls| {
+            send();
+            while total(polls) == before + 1 {}
+            true
+        });
+        assert_eq!((slept, took < long / 2), (Slept::UntilPolled, true), "{took:?}");
+
+        // Nobody is waited for: nothing is left to wake the next one.
+        (0..3).for_each(|_| send());
+        while !quiet(&polls) {}
+        assert_eq!(sleep(&|_| true).0, Slept::Long);
     });
 }
 
@@ -368,6 +428,8 @@ fn what_waits_to_be_received_by_a_veth_is_seen_at_its_sender() {
         run("sysctl -qw net.ipv6.conf.all.disable_ipv6=1");
         run("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
         veth();
+        // Else what cannot be merged goes past NAPI (veth_skb_is_eligible_for_gro).
+        run("ethtool -K v1 tso off");
         run("ip neigh add 192.0.2.9 lladdr 02:00:00:00:00:09 dev v1");
         // Else what sockets send does not go through rings.
         run("ethtool -K v1 tso off");

@@ -285,49 +285,39 @@ fn what_was_seen_before_a_move_is_out_of_date() {
     assert_eq!(places(&world), [Some(1), Some(3)]);
 }
 
-/// Schedstat is not read while the counts of polls say that nothing was polled, and what comes then is not spread over the rest.
+/// While the counts of polls say that nothing was polled there is nothing to be found, and what comes then is not spread over the rest.
 #[test]
-fn nothing_is_read_while_nothing_is_polled() {
+fn it_may_sleep_while_nothing_is_polled() {
     let mut world = World::new("");
     world.placing.count(Ok(Polls::fake()));
     world.periods(3, &[(70, 0, 0), (71, 0, 0)]);
     let napi = world.placing.queues.values().map(|queue| queue.source.napi.unwrap()).next().unwrap();
     let loads = |world: &World| world.placing.queues.values().map(|queue| queue.load.ran).collect::<Vec<_>>();
-    let rests = |world: &mut World, ms: u32| {
-        world.now += ms * MS;
-        world.placing.rests(world.now)
+    let may_sleep = |world: &World| {
+        let placing = &world.placing;
+        placing.may_rest() && placing.is_still(placing.polls.as_ref().unwrap())
     };
-    for _ in 0..4 {
-        assert!(rests(&mut world, 20));
-    }
-    assert!(!rests(&mut world, 20), "a tenth of a second is over");
-    world.periods(2, &[(70, 0, 0)]);
-    for _ in 0..3 {
-        assert!(rests(&mut world, 20));
-    }
+    assert!(may_sleep(&world));
+    world.now += 150 * MS;
     world.placing.polls.as_ref().unwrap().count(napi, 1);
-    assert!(!world.placing.rests(world.now + 10 * MS), "something was polled");
+    assert!(!may_sleep(&world), "something was polled");
+    world.placing.rest(world.now);
     world.periods(1, &[(70, 9, 0)]);
     assert_eq!(loads(&world), [0.9, 0.0], "of the last period, not of all since the last round");
-    assert!(!rests(&mut world, 10), "it was busy in the last period");
+    assert!(!may_sleep(&world), "it was busy in the last period");
     world.periods(1, &[(70, 0, 0)]);
-    assert!(rests(&mut world, 10));
-    let found = world.looker.look(world.now, false);
-    world.placing.take(Arc::new(found));
-    assert!(!rests(&mut world, 10), "something was found");
+    assert!(may_sleep(&world));
     let queue = world.placing.queues.values().map(|queue| queue.source.id).next().unwrap();
-    world.periods(1, &[]);
     world.placing.plan.split.insert(queue, vec![0, 1]);
-    assert!(!rests(&mut world, 10), "it is split");
+    assert!(!may_sleep(&world), "it is split");
     world.placing.plan.split.clear();
-    assert!(rests(&mut world, 10));
+    assert!(may_sleep(&world));
     let other = PartThread { pid: 70, core: 2, map: 9 };
     world.placing.parts.take(&world.tree.roots(), &[other]);
-    assert!(!rests(&mut world, 10), "packets may wait for another core");
+    assert!(!may_sleep(&world), "packets may wait for another core");
     world.placing.parts = Parts::default();
     world.placing.polls = None;
-    world.periods(1, &[]);
-    assert!(!rests(&mut world, 10), "nobody counts");
+    assert_eq!(world.placing.sleep(), Slept::No, "nobody counts");
 }
 
 /// Of each device and core, one of two rings; packets stay in it, or leave it at once.
