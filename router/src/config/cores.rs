@@ -186,9 +186,9 @@ pub struct Latency(pub u32);
 impl FromStr for Latency {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
-        let us = s.strip_suffix("us").and_then(|us| us.parse().ok()).filter(|us| (2..=1000).contains(us));
+        let us = s.strip_suffix("us").and_then(|us| us.parse().ok()).filter(|us| (10..=1000).contains(us));
         us.map(Self).ok_or_else(|| {
-            BadValue(format!("{s:?} is not allowed: a time from 2us to 1000us, such as \"50us\""))
+            BadValue(format!("{s:?} is not allowed: a time from 10us to 1000us, such as \"50us\""))
         })
     }
 }
@@ -301,9 +301,9 @@ mod tests {
             ("local = true", &["m.toml:2: cores.local: ", "such as: local = \"follow\""]),
             (
                 "moderation = \"1ms\"",
-                &["m.toml:2: cores.moderation: ", "\"1ms\" is not allowed: a time from 2us"],
+                &["m.toml:2: cores.moderation: ", "\"1ms\" is not allowed: a time from 10us"],
             ),
-            ("moderation = \"1us\"", &["m.toml:2: cores.moderation: ", "\"1us\" is not allowed"]),
+            ("moderation = \"9us\"", &["m.toml:2: cores.moderation: ", "\"9us\" is not allowed"]),
             ("moderation = 50", &["m.toml:2: cores.moderation: ", "such as: moderation = \"50us\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
             ("drain = \"1ms\"", &["m.toml:2: cores.drain: ", "such as: drain = false"]),

@@ -23,6 +23,7 @@ use super::{
     splitting::SplitQueues,
     traffic::TrafficMeter,
 };
+use crate::observer::Waker;
 use logic::cores::{Cost, Plan, View, in_use::Resize};
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -117,8 +118,9 @@ impl Published {
 }
 
 /// See the head of the file.
-#[derive(Default)]
 pub struct Exchange {
+    /// Of the thread that places, where it sleeps as nothing is polled; `None`: there was no descriptor for one, and things wait.
+    pub waker: Option<Waker>,
     found: Mutex<Option<Arc<Found>>>,
     published: Mutex<Published>,
     failures: Mutex<Vec<String>>,
@@ -126,10 +128,28 @@ pub struct Exchange {
     is_ending: AtomicBool,
 }
 
+impl Default for Exchange {
+    fn default() -> Exchange {
+        Exchange {
+            waker: Waker::new().ok(),
+            found: Mutex::default(),
+            published: Mutex::default(),
+            failures: Mutex::default(),
+            is_look_wanted: AtomicBool::default(),
+            is_ending: AtomicBool::default(),
+        }
+    }
+}
+
 impl Exchange {
     /// From the thread that looks; what was not taken yet is out of date.
     pub fn found(&self, found: Arc<Found>) {
         *lock(&self.found) = Some(found);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        self.waker.iter().for_each(Waker::wake);
     }
 
     /// To the thread that places.
@@ -195,6 +215,7 @@ impl Exchange {
     /// Both threads shall end.
     pub fn end(&self) {
         self.is_ending.store(true, Relaxed);
+        self.wake();
     }
 
     pub fn is_ending(&self) -> bool {

@@ -27,6 +27,8 @@ pub struct Affinities {
     pub refuses: i32,
     pub panics: bool,
     pub interrupts: BTreeMap<String, Interrupts>,
+    /// Its driver answers nothing but this error; 0: it answers.
+    pub is_silent: i32,
 }
 
 impl Fake {
@@ -119,26 +121,42 @@ pub struct Interrupts {
     pub ignores: bool,
     /// It does it, and reports the error all the same.
     pub half: bool,
+    /// It refuses to adapt.
+    pub never_adapts: bool,
 }
 
 impl Interrupts {
     pub fn new(us: u32, adaptive: bool) -> Interrupts {
-        Interrupts { now: Coalescing { us, adaptive }, step: 1, refuses: 0, ignores: false, half: false }
+        Interrupts {
+            now: Coalescing { us, adaptive },
+            step: 1,
+            refuses: 0,
+            ignores: false,
+            half: false,
+            never_adapts: false,
+        }
     }
 }
 
 impl Coalesce for Fake {
     fn coalescing(&self, device: &str) -> io::Result<Option<Coalescing>> {
-        Ok(self.get().interrupts.get(device).map(|interrupts| interrupts.now))
+        let state = self.get();
+        match state.is_silent {
+            0 => Ok(state.interrupts.get(device).map(|interrupts| interrupts.now)),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
     }
 
     fn coalesce(&self, device: &str, wanted: Coalescing) -> io::Result<()> {
         let mut state = self.get();
         let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
+        if state.is_silent != 0 {
+            return Err(io::Error::from_raw_os_error(state.is_silent));
+        }
         let interrupts = state.interrupts.get_mut(device).ok_or_else(unsupported)?;
-        let Interrupts { now, step, refuses, ignores, half } = *interrupts;
+        let Interrupts { now, step, refuses, ignores, half, .. } = *interrupts;
         // As ice does.
-        if wanted.adaptive && wanted.us != now.us {
+        if wanted.adaptive && (wanted.us != now.us || interrupts.never_adapts) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
         if !ignores && (refuses == 0 || half) {

@@ -40,7 +40,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// As of a control period in the last tenth of a second.
+    /// As of a control period of the last tenth of a second, or two while nothing is polled.
     pub fn cores(&self) -> CoresReport {
         let (wanted, hold) = (&self.wanted, self.wanted.hold.0);
         let report = CoresReport {

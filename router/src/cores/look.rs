@@ -344,8 +344,12 @@ impl<A: System + Clone> Looker<A> {
             // It may go in the middle of a look.
             Err(error) if super::is_gone(&error) || error.kind() == io::ErrorKind::NotFound => {
                 if let Some(known) = known {
-                    self.spreader.let_go(&name, known.shape.ifindex);
-                    self.moderation.iter_mut().for_each(|moderation| moderation.forget(known.shape.ifindex));
+                    let ifindex = known.shape.ifindex;
+                    self.spreader.let_go(&name, ifindex);
+                    // One that is there, but answers nothing now, has what it had.
+                    if self.ask.ifindex(&name).ok() != Some(ifindex) {
+                        self.moderation.iter_mut().for_each(|moderation| moderation.forget(ifindex));
+                    }
                 }
                 None
             }

@@ -17,7 +17,7 @@ use crate::ethtool::Coalescing;
 use serde::{Deserialize, Serialize};
 use std::{collections::BTreeMap, fmt, fs, io};
 
-/// Bytes that the smallest packet takes of a link, with preamble and gap, in bits.
+/// Bits that the smallest packet takes of a link, with preamble and gap.
 const SMALLEST_BITS: u64 = 672;
 
 /// What holds wake-ups back.
@@ -67,8 +67,8 @@ impl Setting {
     }
 
     /// Does a device have it still?
-    pub fn is_set(self, roots: &Roots, system: &impl System, device: &str) -> bool {
-        Setting::read(self.means(), roots, system, device).is_ok_and(|now| now == Some(self))
+    pub fn is_set(self, roots: &Roots, system: &impl System, device: &str) -> io::Result<bool> {
+        Ok(Setting::read(self.means(), roots, system, device)? == Some(self))
     }
 
     /// Gives it to a device.
@@ -98,6 +98,13 @@ impl Setting {
         }
     }
 
+    /// Does this one let packets wait, and no longer than that?
+    fn is_kept_by(self, other: Setting) -> bool {
+        !matches!(other, Setting::Device(Coalescing { adaptive: true, .. }))
+            && other.us() > 0.0
+            && other.us() <= self.us()
+    }
+
     /// How long, microseconds.
     pub fn us(self) -> f64 {
         match self {
@@ -111,20 +118,6 @@ impl Setting {
         match self {
             Setting::Device(_) => "the device",
             Setting::Napi { .. } => "NAPI",
-        }
-    }
-}
-
-impl fmt::Display for Setting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Setting::Device(Coalescing { us, adaptive: true }) => {
-                write!(f, "rx-usecs {us} that adapt (ethtool -c)")
-            }
-            Setting::Device(Coalescing { us, .. }) => write!(f, "rx-usecs {us} (ethtool -c)"),
-            Setting::Napi { timeout_ns, defers } => {
-                write!(f, "gro_flush_timeout {timeout_ns} with napi_defer_hard_irqs {defers}")
-            }
         }
     }
 }
@@ -146,10 +139,11 @@ impl fmt::Display for Moderated {
     }
 }
 
-const SOFTWARE: &str = "it has no interrupts";
+const SOFTWARE: &str = "it has no interrupts that are known";
 const SOMEBODY: &str = "somebody has set napi_defer_hard_irqs, gro_flush_timeout or the like of it";
 const CHANGED: &str = "somebody else has set it: it is left alone until the next start";
 const REFUSED: &str = "its driver neither takes `ethtool -C rx-usecs`, nor has NAPI a timer for it";
+const KEPT: &str = "its driver has an rx-usecs of its own (ethtool -c), and takes no other";
 const UNTOLD: &str = "its driver tells nothing of it now";
 
 /// Holds wake-ups back.
@@ -203,7 +197,7 @@ impl Moderation {
         }
     }
 
-    /// A port that is gone, or another one with its number.
+    /// A port that is gone.
     pub fn forget(&mut self, ifindex: u32) {
         self.devices.remove(&ifindex);
     }
@@ -224,7 +218,7 @@ impl Moderation {
         }
         if now.is_as(was) {
             let again = self.set(roots, system, originals, port, [now, was])?;
-            return Ok(again.unwrap_or_else(|| self.leave(port, CHANGED)));
+            return Ok(again.unwrap_or_else(|| self.leave(port, REFUSED)));
         }
         Ok(self.leave(port, CHANGED))
     }
@@ -261,6 +255,10 @@ impl Moderation {
             if let Some(done) = self.set(roots, system, originals, port, [now, was])? {
                 return Ok(done);
             }
+            // Two timers would add up.
+            if matches!(now, Setting::Device(Coalescing { us, adaptive }) if us > 0 || adaptive) {
+                return Ok(self.leave(port, KEPT));
+            }
         }
         Ok(self.leave(port, REFUSED))
     }
@@ -279,12 +277,17 @@ impl Moderation {
         if now != wanted {
             originals.note_moderation(device, port.ifindex, None, was)?;
             let written = wanted.write(roots, system, device);
-            // Drivers round; some say yes and do nothing, or no when they have begun.
+            // Drivers round, to what was, too; some say yes and do nothing, or no when they have begun.
             let set = Setting::read(means, roots, system, device)?.unwrap_or(was);
+            if written.is_ok() && set == was && wanted.is_kept_by(set) {
+                originals.forget_moderation(port.ifindex)?;
+                self.devices.insert(port.ifindex, Device::Ours { set, was });
+                return Ok(Some(Moderated::By(set)));
+            }
             if written.is_err() || set.is_as(was) {
                 if set != was
                     && let Err(error) = was.write(roots, system, device)
-                    && !was.is_set(roots, system, device)
+                    && !was.is_set(roots, system, device)?
                 {
                     return Err(error);
                 }
@@ -297,6 +300,9 @@ impl Moderation {
             originals.note_moderation(device, port.ifindex, Some(set), was)?;
             self.devices.insert(port.ifindex, Device::Ours { set, was });
             return Ok(Some(Moderated::By(set)));
+        }
+        if was != now {
+            originals.note_moderation(device, port.ifindex, Some(now), was)?;
         }
         self.devices.insert(port.ifindex, Device::Ours { set: now, was });
         Ok(Some(Moderated::By(now)))

@@ -100,8 +100,7 @@ impl Original {
             What::Interrupt { irq, .. } => format!("interrupt {irq} of {device} keeps its cores"),
             What::Transmit { queue, .. } => format!("TX queue {queue} of {device} keeps its cores"),
             What::Table { table, entries, .. } => format!("{table} stays {entries}"),
-            What::Moderation { set: Some(set), .. } => format!("{device} keeps {set}"),
-            What::Moderation { set: None, .. } => format!("{device} holds wake-ups back"),
+            What::Moderation { .. } => format!("wake-ups of {device} are not as they were"),
         }
     }
 
@@ -126,10 +125,10 @@ impl Original {
                 table.entries(roots).is_ok_and(|now| now == *entries)
                     && (*table == Table::Sockets || number_of(roots, &self.device) == *ifindex)
             }
-            What::Moderation { ifindex, set } => {
-                number_of(roots, &self.device) == Some(*ifindex)
-                    && set.is_none_or(|set| set.is_set(roots, system, &self.device))
-            }
+            // With another setting it is somebody's; one that does not tell may have ours.
+            What::Moderation { ifindex, set } => named(roots, *ifindex).is_some_and(|device| {
+                set.is_none_or(|set| set.is_set(roots, system, &device).unwrap_or(true))
+            }),
         }
     }
 
@@ -146,7 +145,9 @@ impl Original {
                 fs::write(xps(roots, &self.device, *queue), cores)
             }
             (What::Table { table, .. }, Was::Entries(entries)) => table.resize(roots, *entries),
-            (What::Moderation { .. }, Was::Setting(was)) => was.write(roots, system, &self.device),
+            (What::Moderation { ifindex, .. }, Was::Setting(was)) => {
+                was.write(roots, system, &named(roots, *ifindex).ok_or(io::ErrorKind::NotFound)?)
+            }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -331,6 +332,9 @@ impl Originals {
             What::Table { .. } if wanted.local == LocalDelivery::Stay => true,
             What::Table { table: Table::Sockets, .. } => false,
             What::Moderation { .. } if wanted.moderation.is_none() => true,
+            What::Moderation { ifindex, .. } => {
+                !named(roots, *ifindex).is_some_and(|device| ports.contains(&device))
+            }
             _ => !ports.contains(device),
         })
     }
@@ -342,6 +346,16 @@ impl Originals {
         chosen: impl Fn(&Original) -> bool,
     ) -> Vec<String> {
         let mut troubles = Vec::new();
+        // Putting back takes several steps: whoever ends in the middle leaves neither ours nor what was.
+        let begun = |original: &Original| match &original.what {
+            What::Moderation { ifindex, .. } if chosen(original) && original.is_there(roots, system) => {
+                Original { what: What::Moderation { ifindex: *ifindex, set: None }, ..original.clone() }
+            }
+            _ => original.clone(),
+        };
+        if let Err(error) = self.write(self.all.iter().map(begun).collect()) {
+            troubles.push(format!("{} cannot be written: {error}", self.file.display()));
+        }
         let (gone, mut kept) = (|original: &Original| !original.is_there(roots, system), Vec::new());
         for original in std::mem::take(&mut self.all) {
             if !chosen(&original) {
@@ -376,6 +390,13 @@ impl Originals {
         self.all = all;
         Ok(())
     }
+}
+
+/// What the device with this number is called now; `None`: it is not in this network namespace.
+fn named(roots: &Roots, ifindex: u32) -> Option<String> {
+    let devices = fs::read_dir(roots.sys("class/net")).ok()?.flatten();
+    let mut names = devices.filter_map(|device| device.file_name().into_string().ok());
+    names.find(|name| number_of(roots, name) == Some(ifindex))
 }
 
 /// The number of a device, where the machine tells.

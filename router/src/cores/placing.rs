@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     config::{CoresSettings, PlacementPolicy},
+    observer::Waker,
     plane::{Polls, Slept},
     priority::Urgency,
     spreading::Spreads,
@@ -238,9 +239,10 @@ impl<A: Scheduling> Placing<A> {
     }
 
     /// Sleeps while nothing is polled, up to the next round that is to be even so: others would find nothing else.
-    pub fn sleep(&mut self) -> Slept {
-        let Some(polls) = self.polls.as_ref().filter(|_| self.may_rest()) else { return Slept::No };
-        polls.sleep(RESTING, |polls| self.is_still(polls)).unwrap_or_else(|error| {
+    pub fn sleep(&mut self, waker: Option<&Waker>) -> Slept {
+        let may_rest = |polls: &&Polls| self.may_rest() && self.is_still(polls);
+        let Some(polls) = self.polls.as_ref().filter(may_rest) else { return Slept::No };
+        polls.sleep(RESTING, waker, |polls| self.is_still(polls)).unwrap_or_else(|error| {
             self.troubles.insert(format!("{error:#}"));
             Slept::No
         })
@@ -251,9 +253,10 @@ impl<A: Scheduling> Placing<A> {
         self.queues.values_mut().for_each(|queue| queue.rest(now));
     }
 
-    /// Other cores may have much left to do for a queue that is not polled any more.
+    /// Other cores may have much left to do for a queue that is not polled any more, and what is not told yet is to be told.
     fn may_rest(&self) -> bool {
         self.found.is_some()
+            && self.news.is_empty()
             && self.plan.split.is_empty()
             && self.parts.is_empty()
             && !self.sharing.is_counting()

@@ -83,7 +83,8 @@ pub fn start(
         // Who only looks can do without.
         Err(error) if handle.is_off() => {
             handle.exchange.fail(format!(
-                "nothing can be told of cores and queues, full cores are not shared, and local delivery does not follow: \
+                "nothing can be told of cores and queues, full cores are not shared, local delivery does not follow, and wake-ups \
+                 are not held back: \
                  {error:#}"
             ));
             Ok(Threads { handle, leave: Arc::default(), looking: None })
@@ -225,10 +226,10 @@ fn place<A: Scheduling>(mut placing: Placing<A>, exchange: &Exchange, looking: &
         placing.round(now);
         tell(&mut placing, now, &mut told, exchange, looking);
         // A period that would be shorter says little of loads.
-        let period = match placing.sleep() {
+        let period = match placing.sleep(exchange.waker.as_ref()) {
             Slept::Long => continue,
             Slept::No => placing.period(),
-            Slept::UntilPolled => {
+            Slept::Woken => {
                 next = monotonic();
                 placing.rest(next);
                 PERIOD

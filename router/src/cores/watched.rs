@@ -259,7 +259,7 @@ impl Watched {
     pub fn is_still(&self, polled: impl Fn(u32) -> Option<Polled>) -> bool {
         let now = self.source.napi.and_then(polled);
         let is_idle = self.load.ran == 0.0 && self.load.waited == 0.0;
-        is_idle && now.is_some_and(|now| now == self.traffic.total)
+        is_idle && !self.is_gone && now.is_some_and(|now| now == self.traffic.total)
     }
 
     /// As [`Watched::read`] of a queue that is still, and costs next to nothing.

@@ -1,9 +1,20 @@
 //! Counting what NAPI instances poll (`bpf/polls.bpf.c`): packets and polls of each queue, for as long as this is kept.
 
 use super::{Mapping, Words64};
+use crate::observer::Waker;
 use anyhow::{Context, Result};
 use libbpf_rs::{Link, MapCore, ObjectBuilder, RingBuffer, RingBufferBuilder};
-use std::{collections::BTreeSet, io, os::fd::AsFd, time::Duration};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+    time::Timespec,
+};
+use std::{
+    collections::BTreeSet,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
 
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/polls.bpf.o"));
 /// `ROWS` of the program.
@@ -25,9 +36,10 @@ pub struct Polled {
 pub enum Slept {
     /// There was no time to.
     No,
-    /// As long as it might.
+    /// As long as it might, or until a signal.
     Long,
-    UntilPolled,
+    /// Until a poll, or somebody woke.
+    Woken,
 }
 
 /// Counts.
@@ -57,25 +69,22 @@ impl Polls {
         Ok(Polls { rows, watched: BTreeSet::new(), began: Some(began), _link: Some(link) })
     }
 
-    /// Sleeps until an instance that is watched polls, up to this long; only if `is_still`, asked when each poll from then on will be
-    /// seen.
+    /// Sleeps until an instance that is watched polls, or somebody wakes, up to this long; only if `is_still`, asked when polls from then
+    /// on are told of. One that ends while that is asked may not be seen, only the next.
     ///
     /// # Errors
     /// It is not known whether one has polled.
-    pub fn sleep(&self, longest: Duration, is_still: impl FnOnce(&Polls) -> bool) -> Result<Slept> {
+    pub fn sleep(
+        &self,
+        longest: Duration,
+        waker: Option<&Waker>,
+        is_still: impl FnOnce(&Polls) -> bool,
+    ) -> Result<Slept> {
         let Some(began) = &self.began else { return Ok(Slept::No) };
         self.await_polls(true);
-        let told = if is_still(self) { Some(began.poll_raw(longest)) } else { None };
+        let slept = if is_still(self) { wait(began, longest, waker) } else { Ok(Slept::No) };
         self.await_polls(false);
-        match told {
-            None => Ok(Slept::No),
-            Some(1..) => Ok(Slept::UntilPolled),
-            Some(0) => Ok(Slept::Long),
-            Some(error) if error == -libc::EINTR => Ok(Slept::Long),
-            Some(error) => {
-                Err(io::Error::from_raw_os_error(-error)).context("waiting until a queue is polled")
-            }
-        }
+        slept.context("waiting until a queue is polled")
     }
 
     fn await_polls(&self, awaited: bool) {
@@ -105,6 +114,25 @@ impl Polls {
         self.watched
             .contains(&napi)
             .then(|| Polled { polls: self.rows.load(row + 1), packets: self.rows.load(row + 2) })
+    }
+}
+
+fn wait(began: &RingBuffer<'_>, longest: Duration, waker: Option<&Waker>) -> io::Result<Slept> {
+    // SAFETY: the ring has its descriptor for as long as it is borrowed.
+    let ring = unsafe { BorrowedFd::borrow_raw(began.epoll_fd()) };
+    let waking = waker.map(|waker| PollFd::new(waker, PollFlags::IN));
+    let mut ready: Vec<PollFd<'_>> =
+        waking.into_iter().chain([PollFd::from_borrowed_fd(ring, PollFlags::IN)]).collect();
+    let longest = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+    let polled = poll(&mut ready, Some(&longest));
+    waker.into_iter().for_each(Waker::clear);
+    match polled {
+        Ok(0) | Err(Errno::INTR) => Ok(Slept::Long),
+        Ok(_) => {
+            began.consume_raw();
+            Ok(Slept::Woken)
+        }
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -226,10 +226,72 @@ fn what_cannot_be_done_is_told_and_tried_again() {
     assert_eq!(world.look(), device(50));
     // What cannot be put back stays written down.
     world.change(|it| it.refuses = EIO);
-    assert!(world.put_back()[0].starts_with("eth0 keeps rx-usecs 50 (ethtool -c): "));
+    assert!(world.put_back()[0].starts_with("wake-ups of eth0 are not as they were: "));
     world.change(|it| it.refuses = 0);
     world.restart(50);
     assert_eq!((world.put_back(), world.now()), (vec![], (8, true)));
+}
+
+/// As of a device whose driver is resetting it.
+#[test]
+fn a_driver_that_answers_nothing_costs_no_original() {
+    let mut world = World::new(Some(Interrupts::new(8, true)));
+    world.look();
+    world.fake.get().is_silent = libc::ENODEV;
+    world.originals.forget_gone(&world.tree.roots(), &world.fake).unwrap();
+    assert!(matches!(world.look(), Moderated::Not(_)));
+    assert_eq!(world.put_back().len(), 1);
+    world.fake.get().is_silent = 0;
+    assert_eq!((world.put_back(), world.now()), (vec![], (8, true)));
+}
+
+#[test]
+fn what_is_half_put_back_is_put_back_later() {
+    let mut world = World::new(Some(Interrupts::new(8, true)));
+    world.look();
+    world.change(|it| it.never_adapts = true);
+    assert_eq!((world.put_back().len(), world.now()), (1, (8, false)));
+    world.change(|it| it.never_adapts = false);
+    world.restart(50);
+    assert_eq!((world.put_back(), world.now()), (vec![], (8, true)));
+}
+
+#[test]
+fn what_was_about_to_be_set_and_is_is_ours_and_no_more() {
+    let mut world = World::new(Some(Interrupts::new(8, false)));
+    let was = Setting::Device(Coalescing { us: 8, adaptive: false });
+    world.originals.note_moderation("eth0", 8, None, was).unwrap();
+    world.set(50, false);
+    world.restart(50);
+    assert_eq!(world.look(), device(50));
+    world.set(200, false);
+    assert_eq!((world.look(), world.put_back(), world.now()), (not(CHANGED), vec![], (200, false)));
+}
+
+#[test]
+fn a_device_is_known_by_its_number() {
+    let mut world = World::new(Some(Interrupts::new(8, true)));
+    world.look();
+    let [old, new] = ["eth0", "wan0"].map(|name| world.tree.path(&format!("sys/class/net/{name}")));
+    fs::rename(old, new).unwrap();
+    let renamed = world.fake.get().interrupts.remove("eth0").unwrap();
+    world.fake.get().interrupts.insert("wan0".into(), renamed);
+    world.originals.forget_gone(&world.tree.roots(), &world.fake).unwrap();
+    assert_eq!(world.put_back(), [""; 0]);
+    assert_eq!(world.fake.get().interrupts["wan0"].now, Coalescing { us: 8, adaptive: true });
+}
+
+/// NAPI's timer would come on top of the device's.
+#[test]
+fn a_device_that_holds_back_by_itself_is_left_at_that() {
+    let untouched = ["0".to_owned(), "0".to_owned()];
+    let mut world = World::new(Some(Interrupts { step: 8, ..Interrupts::new(48, false) }));
+    for _ in 0..2 {
+        assert_eq!((world.look(), world.napi()), (device(48), untouched.clone()));
+    }
+    assert!(!world.tree.path("m.cores").exists());
+    let mut world = World::new(Some(Interrupts { refuses: UNSUPPORTED, ..Interrupts::new(80, false) }));
+    assert_eq!((world.look(), world.napi()), (not(KEPT), untouched));
 }
 
 #[test]

@@ -316,8 +316,8 @@ fn it_may_sleep_while_nothing_is_polled() {
     world.placing.parts.take(&world.tree.roots(), &[other]);
     assert!(!may_sleep(&world), "packets may wait for another core");
     world.placing.parts = Parts::default();
-    world.placing.polls = None;
-    assert_eq!(world.placing.sleep(), Slept::No, "nobody counts");
+    world.placing.news.moved.push((queue, 1));
+    assert!(!may_sleep(&world), "something is to be told");
 }
 
 /// Of each device and core, one of two rings; packets stay in it, or leave it at once.
