@@ -12,6 +12,7 @@
 //! | [`cores`] | which core each RX queue is placed on |
 //! | [`share`] | what each router may take of a core that is full
 //! | [`paths`] | which forwarding path of the user plane runs next on a worker, how long, and on which worker
+//! | [`elements`] | what those paths do with their packets
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`sim`] | nothing: the allocator of `cores`, and a worker of `paths`, in virtual time
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
@@ -22,6 +23,7 @@
 
 pub mod cores;
 pub mod cpus;
+pub mod elements;
 pub mod fib;
 pub mod flow;
 pub mod hash;

@@ -122,24 +122,60 @@ pub fn empty_root<A: Address>() -> u64 {
 ///
 /// Safe on any contents of memory: what does not lead anywhere is "no route".
 pub fn lookup<A: Address>(memory: &(impl Memory + ?Sized), root: u64, address: A) -> Slot {
-    let (first, shift) = (root as u32, ((root >> 32) as u8).min(A::BITS));
-    let mut block = first.wrapping_add(address.head(shift)) as usize;
-    let mut offset = A::BITS - shift;
-    while offset <= A::BITS - 8 {
-        let at = block * words::FIB_BLOCK + usize::from(address.octet(offset));
-        let Some(word) = memory.fib().get(at) else { return Slot::NO_ROUTE };
-        let mut slot = Slot(word.load(Acquire));
-        let mut next = offset + 8;
-        if slot.kind() == Kind::Tail {
-            (slot, next) = lookup_tail(memory, slot.index(), address);
-        }
-        match slot.kind() {
-            Kind::Nexthop | Kind::Group => return slot,
-            Kind::Child if next > offset => (block, offset) = (slot.index() as usize, next),
-            Kind::Child | Kind::Tail => return Slot::NO_ROUTE,
+    let mut walk = Walk::new(root, address);
+    loop {
+        match walk.leaf() {
+            Some(leaf) => return leaf,
+            None => walk = walk.step(memory, address),
         }
     }
-    Slot::NO_ROUTE
+}
+
+/// How far a lookup has come. Each step waits for memory once, so many lookups that take their steps in turn wait together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walk {
+    slot: Slot,
+    /// Of the address, so many bits are behind it.
+    bits: u8,
+}
+
+impl Walk {
+    const NOWHERE: Walk = Walk { slot: Slot::NO_ROUTE, bits: 0 };
+
+    /// At the block of the root that the address is in.
+    #[inline]
+    pub fn new<A: Address>(root: u64, address: A) -> Walk {
+        let (first, shift) = (root as u32, ((root >> 32) as u8).min(A::BITS));
+        Walk { slot: Slot::child(first.wrapping_add(address.head(shift))), bits: A::BITS - shift }
+    }
+
+    /// The answer, once it is found.
+    #[inline]
+    pub fn leaf(self) -> Option<Slot> {
+        matches!(self.slot.kind(), Kind::Nexthop | Kind::Group).then_some(self.slot)
+    }
+
+    /// One step further; after the last of an address, which no memory can put off, there is a leaf.
+    #[inline]
+    pub fn step<A: Address>(self, memory: &(impl Memory + ?Sized), address: A) -> Walk {
+        match self.slot.kind() {
+            Kind::Nexthop | Kind::Group => self,
+            Kind::Child if self.bits <= A::BITS - 8 => {
+                let at = self.slot.index() as usize * words::FIB_BLOCK + usize::from(address.octet(self.bits));
+                let Some(word) = memory.fib().get(at) else { return Walk::NOWHERE };
+                Walk { slot: Slot(word.load(Acquire)), bits: self.bits + 8 }
+            }
+            Kind::Child => Walk::NOWHERE,
+            Kind::Tail => {
+                let (slot, bits) = lookup_tail(memory, self.slot.index(), address);
+                match slot.kind() {
+                    Kind::Nexthop | Kind::Group => Walk { slot, bits },
+                    Kind::Child if bits >= self.bits => Walk { slot, bits },
+                    Kind::Child | Kind::Tail => Walk::NOWHERE,
+                }
+            }
+        }
+    }
 }
 
 /// The slot the tail leads to, and the bit after its prefix.

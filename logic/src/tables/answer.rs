@@ -3,8 +3,8 @@
 use super::{
     Tables,
     links::SLOT_WORDS,
-    nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, address_bytes},
-    routes::Family,
+    nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, USED_WORD, address_bytes},
+    routes::{FILTER_WORD, FLAGS_WORD, Family, local_filter_bit},
 };
 use crate::{
     fib::{self, Kind, Slot, empty_root},
@@ -14,7 +14,10 @@ use crate::{
     plan::{InterfaceId, PortId, RouterId},
     reason::Reason,
 };
-use std::{net::IpAddr, sync::atomic::Ordering::Acquire};
+use std::{
+    net::IpAddr,
+    sync::atomic::{AtomicU64, Ordering::{Acquire, Relaxed}},
+};
 
 /// What becomes of a packet to some address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,9 +65,53 @@ pub fn lookup(memory: &(impl Memory + ?Sized), router: RouterId, address: IpAddr
 }
 
 fn leaf_of<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address: A) -> Slot {
-    let root = memory.routers().get(usize::from(router) * words::ROUTER + A::ROOT_WORD);
-    let root = root.map_or(empty_root::<A>(), |word| word.load(Acquire));
-    fib::lookup(memory, root, address)
+    fib::lookup(memory, RouterRow::of(memory, router).root::<A>(), address)
+}
+
+/// A router's row of `routers`; that of one there is no room for is that of one without routes.
+#[derive(Clone, Copy)]
+pub(crate) struct RouterRow<'a>(&'a [AtomicU64]);
+
+impl<'a> RouterRow<'a> {
+    #[inline]
+    pub fn of(memory: &'a (impl Memory + ?Sized), router: RouterId) -> Self {
+        let at = usize::from(router) * words::ROUTER;
+        RouterRow(memory.routers().get(at..at + words::ROUTER).unwrap_or_default())
+    }
+
+    #[inline]
+    fn root<A: Family>(self) -> u64 {
+        self.0.get(A::ROOT_WORD).map_or(empty_root::<A>(), |word| word.load(Acquire))
+    }
+
+    /// Root word of its IPv4 table.
+    #[inline]
+    pub fn root4(self) -> u64 {
+        self.root::<u32>()
+    }
+
+    /// Root word of its IPv6 table.
+    #[inline]
+    pub fn root6(self) -> u64 {
+        self.root::<u128>()
+    }
+
+    /// ECMP of IPv4 goes by the 5-tuple.
+    pub fn multipath_l4_ipv4(self) -> bool {
+        self.0.get(FLAGS_WORD).is_some_and(|word| word.load(Acquire) & 1 != 0)
+    }
+
+    /// ECMP of IPv6 does.
+    pub fn multipath_l4_ipv6(self) -> bool {
+        self.0.get(FLAGS_WORD).is_some_and(|word| word.load(Acquire) & 2 != 0)
+    }
+
+    /// This may be one of its own addresses; false: it is not.
+    #[inline]
+    pub fn maybe_local(self, address: u32) -> bool {
+        let bit = local_filter_bit(address);
+        self.0.get(FILTER_WORD + bit / 64).is_some_and(|word| word.load(Acquire) >> (bit % 64) & 1 != 0)
+    }
 }
 
 fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address: A) -> Vec<Answer> {
@@ -104,45 +151,66 @@ pub(super) fn only_next_hop(
     }
 }
 
-/// One row of `nexthops`, decoded.
-struct Nexthop {
-    link: u64,
-    first: u64,
-    second: u64,
+/// One row of `nexthops`. What may change under a reader has been read, once; the rest is read when asked for.
+pub(crate) struct Nexthop<'a> {
+    row: &'a [AtomicU64; words::NEXTHOP],
     state: u64,
-    address: [u8; 16],
+    /// The neighbour's MAC address; 0: not known.
+    pub link: u64,
 }
 
-fn nexthop(memory: &(impl Memory + ?Sized), id: u32) -> Option<Nexthop> {
+#[inline]
+pub(crate) fn nexthop(memory: &(impl Memory + ?Sized), id: u32) -> Option<Nexthop<'_>> {
     let at = id as usize * words::NEXTHOP;
-    let row = memory.nexthops().get(at..at + words::NEXTHOP)?;
-    let word = |i: usize| row[i].load(Acquire);
-    let (low, high) = (word(4).to_le_bytes(), word(5).to_le_bytes());
-    let address = std::array::from_fn(|i| if i < 8 { low[i] } else { high[i - 8] });
-    Some(Nexthop { link: word(0), first: word(1), second: word(2), state: word(3), address })
+    let row: &[_; words::NEXTHOP] = memory.nexthops().get(at..)?.first_chunk()?;
+    // As the program does: a link that has just gone is not seen with the reason from before.
+    let (state, link) = (row[3].load(Acquire), row[0].load(Acquire));
+    Some(Nexthop { row, state, link })
 }
 
-impl Nexthop {
-    fn interface(&self) -> u16 {
+impl Nexthop<'_> {
+    fn word(&self, at: usize) -> u64 {
+        self.row[at].load(Acquire)
+    }
+    /// The source MAC address in its low bytes, and the port.
+    pub fn source_port(&self) -> u64 {
+        self.word(1)
+    }
+    /// VLAN key.
+    pub fn vlan(&self) -> u32 {
+        self.word(2) as u32
+    }
+    /// Longest IP packet.
+    pub fn mtu(&self) -> u32 {
+        (self.word(2) >> 32) as u32
+    }
+    pub fn interface(&self) -> u16 {
         self.state as u16
     }
-    fn mtu(&self) -> u32 {
-        (self.second >> 32) as u32
-    }
-    fn kind(&self) -> u8 {
+    pub fn kind(&self) -> u8 {
         (self.state >> 16) as u8
     }
-    fn reason(&self) -> Reason {
+    pub fn reason(&self) -> Reason {
         Reason::from_abi((self.state >> 24) as u32 & 0xff).unwrap_or(Reason::NoRoute)
     }
-    fn has(&self, flag: u8) -> bool {
+    pub fn has(&self, flag: u8) -> bool {
         (self.state >> 32) as u8 & flag != 0
     }
+    fn address(&self) -> [u8; 16] {
+        (u128::from(self.word(4)) | u128::from(self.word(5)) << 64).to_le_bytes()
+    }
     fn neighbour(&self) -> IpAddr {
-        let [a, b, c, d, ..] = self.address;
+        let [a, b, c, d, ..] = self.address();
         match (self.state >> 40) as u8 {
             4 => IpAddr::from([a, b, c, d]),
-            _ => IpAddr::from(self.address),
+            _ => IpAddr::from(self.address()),
+        }
+    }
+    /// A packet goes through it: its neighbour is to be kept alive.
+    #[inline]
+    pub fn mark_used(&self) {
+        if self.row[USED_WORD].load(Relaxed) == 0 {
+            self.row[USED_WORD].store(1, Relaxed);
         }
     }
 }
@@ -183,9 +251,9 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
         }
     }
     answer.interface = Some(hop.interface());
-    answer.source = mac(hop.first);
-    answer.port = (hop.first >> 48) as u8;
-    answer.vlan = Vlan::from_key(hop.second as u32);
+    answer.source = mac(hop.source_port());
+    answer.port = (hop.source_port() >> 48) as u8;
+    answer.vlan = Vlan::from_key(hop.vlan());
     answer.mtu = answer.mtu.min(hop.mtu());
     answer.frags = hop.has(FLAG_FRAGS);
     answer.neighbour = Some(destination);
@@ -224,11 +292,11 @@ pub(super) fn find_interface(memory: &(impl Memory + ?Sized), first: u64, vlan: 
 }
 
 /// The neighbour index: the home bucket, and the next one only if that is full.
-fn find_neighbour(
+pub(crate) fn find_neighbour(
     memory: &(impl Memory + ?Sized),
     interface: InterfaceId,
     address: IpAddr,
-) -> Option<(u32, Nexthop)> {
+) -> Option<(u32, Nexthop<'_>)> {
     let index = memory.neighbour_index();
     let bytes = address_bytes(address);
     let mask = (index.len() / words::NEIGHBOUR_BUCKET).checked_sub(1)?;
@@ -244,7 +312,7 @@ fn find_neighbour(
                 continue;
             }
             let found = nexthop(memory, word as u32)?;
-            if found.interface() == interface && found.address == bytes {
+            if found.interface() == interface && found.address() == bytes {
                 return Some((word as u32, found));
             }
         }

@@ -23,6 +23,9 @@ pub const FLAG_UNICAST: u8 = 1;
 pub const FLAG_FRAGS: u8 = 2;
 pub const FLAG_LOCAL: u8 = 4;
 
+/// Word of `struct nexthop` that holds `used`.
+pub(super) const USED_WORD: usize = 6;
+
 /// Next hop 0: no route.
 pub(super) const NO_ROUTE: u32 = 0;
 /// Next hop 1: what found no room. Its sources are not known to be reachable, so it has no flags.
@@ -273,7 +276,7 @@ impl Nexthops {
         let mut used = Vec::new();
         for (id, entry) in self.entries.iter().enumerate() {
             let Some(Entry { key: Key::Via { interface, address, .. }, .. }) = entry else { continue };
-            let Some(word) = memory.nexthops().get(id * words::NEXTHOP + 6) else { continue };
+            let Some(word) = memory.nexthops().get(id * words::NEXTHOP + USED_WORD) else { continue };
             if word.load(Relaxed) != 0 {
                 word.store(0, Relaxed);
                 used.push((*interface, *address));

@@ -19,8 +19,8 @@ use std::{
 };
 
 /// Word of `struct router` that holds the flags, and where `local4` begins.
-const FLAGS_WORD: usize = 2;
-const FILTER_WORD: usize = 8;
+pub(super) const FLAGS_WORD: usize = 2;
+pub(super) const FILTER_WORD: usize = 8;
 
 /// The tables of one router.
 #[derive(Default)]

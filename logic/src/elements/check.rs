@@ -1,0 +1,131 @@
+//! `check`: Ethernet, VLAN tags and the IP header are right.
+//!
+//! Comes in: any frame. Goes on: an IPv4 packet without options, or an IPv6 packet without hop-by-hop options, whole, on an
+//! interface whose IPv4 or IPv6 is accelerated; where its header is is known from here on. Nothing is written.
+//!
+//! Goes up, in this order, as in `bpf/packet.h`, `bpf/ipv4.h` and `bpf/ipv6.h`: `malformed` (less than an Ethernet header, or than two
+//! tags where there is one), `arp`, `not_ip` (three tags too), `router_not_accelerated`, `ipv4_options`, `ipv4_bad_header` (version, header
+//! length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2), `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections
+//! 3 and 4.3). Parameters: none.
+
+use super::{
+    Batch, Contract, Counters, Element, Known, Now,
+    packet::{Family, Headers, Packet, Verdict},
+};
+use crate::{
+    flow::field::ether_type,
+    reason::Reason,
+    tables::encoding::{IF_IPV4, IF_IPV6},
+};
+
+/// Bytes of an Ethernet header.
+pub(super) const ETHERNET: usize = 14;
+/// Bytes of a VLAN tag.
+pub(super) const TAG: usize = 4;
+/// Bytes of the headers.
+pub(super) const IPV4: usize = 20;
+pub(super) const IPV6: usize = 40;
+
+/// Version 4, header of five words.
+const IPV4_PLAIN: u8 = 0x45;
+/// Hop-by-hop options, the one extension header that a router looks at.
+const HOP_BY_HOP: u8 = 0;
+
+/// See the head of this file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Check;
+
+impl Element for Check {
+    fn name(&self) -> &'static str {
+        "check"
+    }
+
+    fn contract(&self) -> Contract {
+        Contract { gives: Known::HEADERS, passes_up: true, ..Contract::default() }
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        batch.each(counters, |packet| match look(packet) {
+            Ok(headers) => {
+                packet.headers = headers;
+                None
+            }
+            Err(reason) => Some(Verdict::Up(reason)),
+        });
+    }
+}
+
+#[inline]
+fn look(packet: &Packet<'_>) -> Result<Headers, Reason> {
+    let (data, flags) = (packet.data(), packet.ingress.flags);
+    let (kind, offset) = ethernet(data).ok_or(Reason::Malformed)?;
+    let ip = data.get(offset..).unwrap_or_default();
+    let mut headers = match kind {
+        ether_type::IPV4 if flags & IF_IPV4 != 0 => ipv4(ip)?,
+        ether_type::IPV6 if flags & IF_IPV6 != 0 => ipv6(ip)?,
+        ether_type::IPV4 | ether_type::IPV6 => return Err(Reason::RouterNotAccelerated),
+        ether_type::ARP => return Err(Reason::Arp),
+        _ => return Err(Reason::NotIp),
+    };
+    headers.ip = (packet.head_room() + offset) as u16;
+    Ok(headers)
+}
+
+/// EtherType and length of what comes before the IP header; `None`: it is not whole.
+#[inline]
+fn ethernet(data: &[u8]) -> Option<(u16, usize)> {
+    let header = data.first_chunk::<ETHERNET>()?;
+    let kind = u16::from_be_bytes([header[12], header[13]]);
+    if !is_tag(kind) {
+        return Some((kind, ETHERNET));
+    }
+    let tags = data[ETHERNET..].first_chunk::<{ 2 * TAG }>()?;
+    let kind = u16::from_be_bytes([tags[2], tags[3]]);
+    if !is_tag(kind) {
+        return Some((kind, ETHERNET + TAG));
+    }
+    Some((u16::from_be_bytes([tags[6], tags[7]]), ETHERNET + 2 * TAG))
+}
+
+fn is_tag(kind: u16) -> bool {
+    matches!(kind, ether_type::VLAN | ether_type::SERVICE_VLAN)
+}
+
+#[inline]
+fn ipv4(ip: &[u8]) -> Result<Headers, Reason> {
+    let header = ip.first_chunk::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
+    if header[0] != IPV4_PLAIN {
+        let options = header[0] >> 4 == 4 && header[0] & 15 > 5;
+        return Err(if options { Reason::Ipv4Options } else { Reason::Ipv4BadHeader });
+    }
+    let bytes = u16::from_be_bytes([header[2], header[3]]);
+    if usize::from(bytes) < IPV4 || usize::from(bytes) > ip.len() || !checksum_is_right(header) {
+        return Err(Reason::Ipv4BadHeader);
+    }
+    let destination = u32::from_be_bytes([header[16], header[17], header[18], header[19]]);
+    Ok(Headers { family: Family::V4, ip: 0, bytes, destination })
+}
+
+/// The ones' complement sum of the header is that of nothing but ones, in any byte order (RFC 1071 section 2 B).
+#[inline]
+fn checksum_is_right(header: &[u8; IPV4]) -> bool {
+    let (words, _) = header.as_chunks();
+    let sum = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum::<u64>();
+    let sum = (sum >> 32) + (sum & 0xffff_ffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    let sum = (sum >> 16) + (sum & 0xffff);
+    (sum >> 16) + (sum & 0xffff) == 0xffff
+}
+
+#[inline]
+fn ipv6(ip: &[u8]) -> Result<Headers, Reason> {
+    let header = ip.first_chunk::<IPV6>().ok_or(Reason::Ipv6BadHeader)?;
+    let bytes = IPV6 + usize::from(u16::from_be_bytes([header[4], header[5]]));
+    if header[0] >> 4 != 6 || bytes > ip.len() {
+        return Err(Reason::Ipv6BadHeader);
+    }
+    if header[6] == HOP_BY_HOP {
+        return Err(Reason::Ipv6Extension);
+    }
+    Ok(Headers { family: Family::V6, bytes: bytes as u16, ..Headers::default() })
+}

@@ -1,0 +1,31 @@
+//! `count`: packets and bytes that pass. Goes on: all. Counts besides packets: `bytes`, of the data as it is here, from the Ethernet
+//! header on, without frame check sequence. Parameters: none.
+
+use super::{Batch, Contract, Counters, Element, Now};
+
+/// See the head of this file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Count {
+    bytes: u64,
+}
+
+impl Element for Count {
+    fn name(&self) -> &'static str {
+        "count"
+    }
+
+    fn contract(&self) -> Contract {
+        Contract::default()
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        batch.each(counters, |packet| {
+            self.bytes += packet.length() as u64;
+            None
+        });
+    }
+
+    fn counted(&self) -> Vec<(&'static str, u64)> {
+        vec![("bytes", self.bytes)]
+    }
+}

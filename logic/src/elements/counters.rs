@@ -1,0 +1,66 @@
+//! What an element did, by name.
+
+use super::packet::{Loss, Verdict};
+use crate::reason::Reason;
+
+/// Packets that came to an element, and the verdicts it gave; the others went on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counters {
+    packets: u64,
+    to: u64,
+    up: [u64; Reason::COUNT],
+    dropped: [u64; Loss::ALL.len()],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Counters { packets: 0, to: 0, up: [0; Reason::COUNT], dropped: [0; Loss::ALL.len()] }
+    }
+}
+
+impl Counters {
+    /// So many packets come.
+    pub(super) fn come(&mut self, packets: usize) {
+        self.packets += packets as u64;
+    }
+
+    pub(super) fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::To(_) => self.to += 1,
+            Verdict::Up(reason) => self.up[reason as usize] += 1,
+            Verdict::Drop(loss) => self.dropped[loss as usize] += 1,
+        }
+    }
+
+    /// That came.
+    pub fn packets(&self) -> u64 {
+        self.packets
+    }
+
+    /// That left by a port.
+    pub fn to(&self) -> u64 {
+        self.to
+    }
+
+    /// Passed up for this reason.
+    pub fn up(&self, reason: Reason) -> u64 {
+        self.up[reason as usize]
+    }
+
+    /// Dropped for this reason.
+    pub fn dropped(&self, loss: Loss) -> u64 {
+        self.dropped[loss as usize]
+    }
+
+    /// That went on without a verdict.
+    pub fn went_on(&self) -> u64 {
+        self.packets - self.to - self.up.iter().chain(&self.dropped).sum::<u64>()
+    }
+
+    /// Everything passed up or dropped, by name.
+    pub fn lost(&self) -> impl Iterator<Item = (Verdict, u64)> {
+        let up = Reason::all().map(|reason| (Verdict::Up(reason), self.up(reason)));
+        let dropped = Loss::ALL.into_iter().map(|loss| (Verdict::Drop(loss), self.dropped(loss)));
+        up.chain(dropped).filter(|(_, packets)| *packets > 0)
+    }
+}

@@ -1,0 +1,260 @@
+//! A packet as elements see it: a frame that is lent, and what is known of it.
+//!
+//! ```text
+//! frame    | head room |  data: Ethernet header, tags, IP packet, ...  | tail room |
+//!          0           start       ip                               end           frame.len()
+//! ```
+//! `start <= end <= frame.len() <= 65,535` always holds; [`Packet::push`] and the others keep it. What is known of headers are places in
+//! the frame, so it stays true when the data begins elsewhere.
+
+use crate::{
+    plan::{InterfaceId, PortId, RouterId},
+    reason::Reason,
+};
+use std::fmt;
+
+/// Where a packet came in: the port, and what the interface index says of its VLAN and destination MAC address
+/// (`struct interface_slot` of `bpf/abi.h`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ingress {
+    /// Port it came in by.
+    pub port: PortId,
+    /// Router it belongs to.
+    pub router: RouterId,
+    /// Interface it is for.
+    pub interface: InterfaceId,
+    /// That interface's flags (`IF_` of [`crate::tables::encoding`]).
+    pub flags: u8,
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It leaves by this port.
+    To(PortId),
+    /// To the kernel.
+    Up(Reason),
+    /// It is gone.
+    Drop(Loss),
+}
+
+impl fmt::Display for Verdict {
+    /// As counters call it: `to 3`, `up ttl_exceeded`, `dropped over_rate`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::To(port) => write!(f, "to {port}"),
+            Verdict::Up(reason) => write!(f, "up {}", reason.name()),
+            Verdict::Drop(loss) => write!(f, "dropped {}", loss.name()),
+        }
+    }
+}
+
+/// Why an element dropped a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Loss {
+    /// The path ends so.
+    Discarded,
+    /// Over the rate of a policer.
+    OverRate,
+    /// The CRC-32 at its end is not that of its bytes.
+    BadCrc,
+    /// The port it is to leave by cannot transmit.
+    NoPort,
+    /// Its frame has no room for what is put in front of it or behind it.
+    NoRoom,
+    /// No element found an exit for it: never of a chain that [`super::Chain::new`] accepts.
+    NoExit,
+}
+
+impl Loss {
+    /// All, in order.
+    pub const ALL: [Loss; 6] =
+        [Loss::Discarded, Loss::OverRate, Loss::BadCrc, Loss::NoPort, Loss::NoRoom, Loss::NoExit];
+
+    /// Short name, for counters and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Loss::Discarded => "discarded",
+            Loss::OverRate => "over_rate",
+            Loss::BadCrc => "bad_crc",
+            Loss::NoPort => "no_port",
+            Loss::NoRoom => "no_room",
+            Loss::NoExit => "no_exit",
+        }
+    }
+}
+
+/// A frame that cannot be lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAFrame {
+    /// Data beyond the frame, or a frame over 65,535 bytes.
+    #[error("the data is not within a frame of up to 65,535 bytes")]
+    Bounds,
+    /// The batch has [`super::MOST_PACKETS`].
+    #[error("the batch is full")]
+    Full,
+}
+
+/// What the IP packet in a frame is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Family {
+    /// Not looked at, or no longer known.
+    #[default]
+    Unknown,
+    V4,
+    V6,
+}
+
+/// Where the IP packet is: what `check` found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Headers {
+    pub family: Family,
+    /// Its first byte, in the frame.
+    pub ip: u16,
+    /// Its length; what follows is Ethernet padding.
+    pub bytes: u16,
+    /// IPv4 only, host byte order.
+    pub destination: u32,
+}
+
+/// Where it leaves: what `route` found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Hop {
+    /// Destination and source MAC address, as they are in memory.
+    pub macs: [u32; 3],
+    /// VLAN key.
+    pub vlan: u32,
+    pub port: PortId,
+}
+
+/// See the head of this file. A batch of them is walked through by each element, so it is no more than a cache line.
+#[derive(Debug)]
+pub struct Packet<'a> {
+    frame: &'a mut [u8],
+    start: u16,
+    end: u16,
+    pub(super) ingress: Ingress,
+    pub(super) verdict: Option<Verdict>,
+    /// The port it leaves by, unless it gets a verdict before the chain ends.
+    pub(super) exit: Option<PortId>,
+    pub(super) headers: Headers,
+    pub(super) hop: Hop,
+}
+
+const _: () = assert!(size_of::<Packet<'_>>() == 64);
+
+impl<'a> Packet<'a> {
+    /// Is there such data in the frame?
+    #[inline]
+    pub(super) fn fits(frame: &[u8], start: usize, length: usize) -> bool {
+        frame.len() <= u16::MAX.into() && start <= frame.len() && length <= frame.len() - start
+    }
+
+    /// Of data that fits.
+    #[inline]
+    pub(super) fn new(frame: &'a mut [u8], start: usize, length: usize, ingress: Ingress) -> Self {
+        Packet {
+            frame,
+            start: start as u16,
+            end: (start + length) as u16,
+            ingress,
+            verdict: None,
+            exit: None,
+            headers: Headers::default(),
+            hop: Hop::default(),
+        }
+    }
+
+    /// What became of it; `None` before the end of a run.
+    #[inline]
+    pub fn verdict(&self) -> Option<Verdict> {
+        self.verdict
+    }
+
+    /// Where it came in.
+    #[inline]
+    pub fn ingress(&self) -> Ingress {
+        self.ingress
+    }
+
+    /// Where its data begins in the frame, bytes: the head room.
+    #[inline]
+    pub fn head_room(&self) -> usize {
+        self.start.into()
+    }
+
+    /// Bytes behind the data.
+    #[inline]
+    pub fn tail_room(&self) -> usize {
+        self.frame.len() - usize::from(self.end)
+    }
+
+    /// Bytes of data.
+    #[inline]
+    pub fn length(&self) -> usize {
+        usize::from(self.end - self.start)
+    }
+
+    /// The data.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        self.frame.get(self.start.into()..self.end.into()).unwrap_or_default()
+    }
+
+    /// The data.
+    #[inline]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        self.frame.get_mut(self.start.into()..self.end.into()).unwrap_or_default()
+    }
+
+    /// From the IP header to the end of the data; empty if it is not known where that is.
+    #[inline]
+    pub(super) fn ip(&self) -> &[u8] {
+        self.frame.get(self.headers.ip.into()..self.end.into()).unwrap_or_default()
+    }
+
+    /// The same.
+    #[inline]
+    pub(super) fn ip_mut(&mut self) -> &mut [u8] {
+        self.frame.get_mut(self.headers.ip.into()..self.end.into()).unwrap_or_default()
+    }
+
+    /// The data begins so many bytes earlier. False, and nothing is changed, if there is no room.
+    #[must_use]
+    pub fn push(&mut self, bytes: usize) -> bool {
+        self.begin_at(self.head_room().checked_sub(bytes))
+    }
+
+    /// The data begins so many bytes later. False, and nothing is changed, if there are not so many.
+    #[must_use]
+    pub fn pull(&mut self, bytes: usize) -> bool {
+        self.begin_at(self.head_room().checked_add(bytes))
+    }
+
+    /// The data ends so many bytes later. False, and nothing is changed, if there is no room.
+    #[must_use]
+    pub fn append(&mut self, bytes: usize) -> bool {
+        self.end_at(usize::from(self.end).checked_add(bytes))
+    }
+
+    /// The data ends so many bytes earlier. False, and nothing is changed, if there are not so many.
+    #[must_use]
+    pub fn trim(&mut self, bytes: usize) -> bool {
+        self.end_at(usize::from(self.end).checked_sub(bytes))
+    }
+
+    /// The data begins there in the frame.
+    #[inline]
+    pub(super) fn begin_at(&mut self, start: Option<usize>) -> bool {
+        let start = start.filter(|start| *start <= usize::from(self.end));
+        start.map(|start| self.start = start as u16).is_some()
+    }
+
+    /// The data ends there in the frame.
+    #[inline]
+    pub(super) fn end_at(&mut self, end: Option<usize>) -> bool {
+        let end = end.filter(|end| (self.start.into()..=self.frame.len()).contains(end));
+        end.map(|end| self.end = end as u16).is_some()
+    }
+}

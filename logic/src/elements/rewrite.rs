@@ -1,0 +1,92 @@
+//! `rewrite`: the frame as it goes to its next hop.
+//!
+//! Comes in: IP packets whose next hop `route` has found and whose hop `ttl` has counted. Goes on: the IP packet without Ethernet padding,
+//! which Linux cuts off too (`pskb_trim_rcsum`), behind an Ethernet header with the next hop's addresses and its VLAN tags, priority and DEI
+//! 0; it leaves by the next hop's port. Dropped: `no_room`, for tags the frame has no head room for; `route` has asked for that already, so
+//! only if an element between took the room. Parameters: none.
+
+use super::{
+    Batch, Contract, Counters, Element, Known, Now,
+    check::{ETHERNET, TAG},
+    packet::{Family, Loss, Packet, Verdict},
+};
+use crate::{
+    flow::field::ether_type,
+    net::Vlan,
+};
+
+/// Of a VLAN key (`bpf/abi.h`).
+const VLAN_VID: u16 = 0x0fff;
+const VLAN_AD: u32 = 0x1000;
+const VLAN_PRESENT: u32 = 0x2000;
+
+/// See the head of this file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rewrite;
+
+impl Element for Rewrite {
+    fn name(&self) -> &'static str {
+        "rewrite"
+    }
+
+    fn contract(&self) -> Contract {
+        Contract {
+            needs: Known::HEADERS | Known::NEXT_HOP | Known::HOP_COUNTED,
+            gives: Known::EXIT | Known::WRITTEN,
+            forgets: Known::NEXT_HOP | Known::HOP_COUNTED,
+            passes_up: false,
+        }
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        batch.each(counters, |packet| rewrite(packet).is_none().then_some(Verdict::Drop(Loss::NoRoom)));
+    }
+}
+
+#[inline]
+fn rewrite(packet: &mut Packet<'_>) -> Option<()> {
+    let (headers, hop) = (packet.headers, packet.hop);
+    let kind = match headers.family {
+        Family::V4 => ether_type::IPV4,
+        Family::V6 => ether_type::IPV6,
+        Family::Unknown => return None,
+    };
+    let ip = usize::from(headers.ip);
+    // An element between may have made it shorter.
+    let end = (ip + usize::from(headers.bytes)).min(packet.head_room() + packet.length());
+    let tags = Vlan::from_key(hop.vlan).tags();
+    if !packet.end_at(Some(end)) || !packet.begin_at(ip.checked_sub(ETHERNET + TAG * tags)) {
+        return None;
+    }
+    let data = packet.data_mut();
+    let first = data.first_chunk_mut::<ETHERNET>()?;
+    let (words, last) = first.as_chunks_mut();
+    for (place, word) in words.iter_mut().zip(hop.macs) {
+        *place = word.to_le_bytes();
+    }
+    last.copy_from_slice(&kind.to_be_bytes());
+    if tags > 0 {
+        write_tags(data, hop.vlan, kind);
+    }
+    packet.exit = Some(hop.port);
+    Some(())
+}
+
+/// The tags of this VLAN key behind the addresses, and the EtherType behind them.
+#[cold]
+fn write_tags(data: &mut [u8], vlan: u32, kind: u16) {
+    let mut at = ETHERNET - 2;
+    for word in [vlan, vlan >> 16].into_iter().filter(|word| word & VLAN_PRESENT != 0) {
+        let tag = if word & VLAN_AD != 0 { ether_type::SERVICE_VLAN } else { ether_type::VLAN };
+        write(data, at, tag);
+        write(data, at + 2, word as u16 & VLAN_VID);
+        at += TAG;
+    }
+    write(data, at, kind);
+}
+
+fn write(data: &mut [u8], at: usize, value: u16) {
+    if let Some(place) = data.get_mut(at..at + 2) {
+        place.copy_from_slice(&value.to_be_bytes());
+    }
+}

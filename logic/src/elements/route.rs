@@ -1,0 +1,138 @@
+//! `route`: finds where a packet goes, in the forwarding table that both planes share.
+//!
+//! Comes in: IP packets whose headers `check` has found right. Goes on, unwritten: those that Linux would forward and that need nothing
+//! special; their next hop is known from here on, its MAC address and port too (`rewrite` sends them there), and room for its VLAN
+//! tags is there. The next hop is marked as used, so that it is kept alive.
+//!
+//! Goes up, for the first of these reasons, in the order of `forward_ipv4` and `forward_ipv6` in `bpf/`: `no_route`; what the next hop says
+//! (`local`, `broadcast`, `special_route`, `unresolved` ...; `neighbour_discovery` in place of `local` where it is that); `over_mtu` of a
+//! connected route; `bad_source`, `reverse_path`, `source_unsure` (RFC 3704, `fib_validate_source`); `ttl_exceeded`; `same_interface`;
+//! `over_mtu`; `tx_not_ready`; `no_headroom`. Parameters: none; the tables are given.
+//!
+//! # Many lookups at once
+//! A lookup in a full table waits for memory, mostly once (DIR-24-8, `fib` says why), and a core can wait for many words at once, if it
+//! comes to them: so all packets take the first step of their lookups in one short loop, those who need more the next, and only
+//! then is it decided packet by packet.
+
+mod hop;
+mod source;
+
+use super::{
+    Batch, Contract, Counters, Element, Known, MOST_PACKETS, Now,
+    check::IPV6,
+    packet::{Family, Packet, Verdict},
+};
+use crate::{
+    fib::{Slot, Walk},
+    memory::Memory,
+    net::Address,
+    reason::Reason,
+    tables::RouterRow,
+};
+
+/// See the head of this file.
+pub struct Route<M> {
+    memory: M,
+    /// What was found, by the order of the packets that have no verdict.
+    leaves: Box<[Slot; MOST_PACKETS]>,
+    open4: Vec<Open<u32>>,
+    open6: Vec<Open<u128>>,
+}
+
+/// A lookup that is not done.
+struct Open<A> {
+    packet: u16,
+    address: A,
+    walk: Walk,
+}
+
+impl<M: Memory> Route<M> {
+    /// By the tables in this memory.
+    pub fn new(memory: M) -> Self {
+        let leaves = Box::new([Slot::NO_ROUTE; MOST_PACKETS]);
+        Route { memory, leaves, open4: Vec::new(), open6: Vec::new() }
+    }
+
+    /// Notes which lookups there are.
+    fn begin(&mut self, batch: &mut Batch<'_>, counters: &mut Counters) {
+        let Route { memory, open4, open6, .. } = self;
+        let mut packet_number = 0..;
+        batch.each(counters, |packet| {
+            let router = RouterRow::of(memory, packet.ingress.router);
+            match packet.headers.family {
+                Family::V4 => {
+                    let (root, address) = (router.root4(), packet.headers.destination);
+                    open4.push(Open::new(packet_number.next()?, root, address));
+                }
+                Family::V6 => {
+                    let Some(address) = destination6(packet) else {
+                        return Some(Verdict::Up(Reason::Ipv6BadHeader));
+                    };
+                    open6.push(Open::new(packet_number.next()?, router.root6(), address));
+                }
+                Family::Unknown => return Some(Verdict::Up(Reason::NotIp)),
+            }
+            None
+        });
+    }
+}
+
+impl<A: Address> Open<A> {
+    #[inline]
+    fn new(packet: u16, root: u64, address: A) -> Self {
+        Open { packet, address, walk: Walk::new(root, address) }
+    }
+}
+
+/// A step of all lookups, and another, until all are done.
+fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mut [Slot; MOST_PACKETS]) {
+    while !open.is_empty() {
+        let mut done = 0;
+        // So short that a core has many of these loads under way at once.
+        for lookup in open.iter_mut() {
+            lookup.walk = lookup.walk.step(memory, lookup.address);
+            if let (Some(leaf), Some(place)) = (lookup.walk.leaf(), leaves.get_mut(usize::from(lookup.packet))) {
+                *place = leaf;
+                done += 1;
+            }
+        }
+        if done == open.len() {
+            open.clear();
+        } else {
+            open.retain(|lookup| lookup.walk.leaf().is_none());
+        }
+    }
+}
+
+/// Host byte order.
+fn destination6(packet: &Packet<'_>) -> Option<u128> {
+    let header = packet.ip().first_chunk::<IPV6>()?;
+    header.last_chunk().map(|address| u128::from_be_bytes(*address))
+}
+
+impl<M: Memory + Send> Element for Route<M> {
+    fn name(&self) -> &'static str {
+        "route"
+    }
+
+    fn contract(&self) -> Contract {
+        Contract { needs: Known::HEADERS, gives: Known::NEXT_HOP, passes_up: true, ..Contract::default() }
+    }
+
+    fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        self.begin(batch, counters);
+        finish(&self.memory, &mut self.open4, &mut self.leaves);
+        finish(&self.memory, &mut self.open6, &mut self.leaves);
+        let mut leaves = self.leaves.iter();
+        batch.each(counters, |packet| {
+            let leaf = leaves.next().copied().unwrap_or(Slot::NO_ROUTE);
+            match hop::decide(&self.memory, now, packet, leaf) {
+                Ok(hop) => {
+                    packet.hop = hop;
+                    None
+                }
+                Err(reason) => Some(Verdict::Up(reason)),
+            }
+        });
+    }
+}

@@ -1,0 +1,77 @@
+//! Sources that Linux validates: `check_source` and `look_at_source` of `bpf/ipv4.h`, `bad_source6` of `bpf/ipv6.h`.
+
+use super::super::packet::Packet;
+use crate::{
+    fib::{self, Kind, Slot},
+    memory::{Memory, words},
+    reason::Reason,
+    tables::{
+        RouterRow,
+        encoding::{FLAG_LOCAL, FLAG_UNICAST, IF_RPF_LOOSE, IF_RPF_STRICT},
+        nexthop,
+    },
+};
+use std::sync::atomic::Ordering::Acquire;
+
+#[inline]
+pub(super) fn check4(
+    memory: &impl Memory,
+    router: RouterRow<'_>,
+    packet: &Packet<'_>,
+    source: u32,
+) -> Result<(), Reason> {
+    if is_martian(source) {
+        return Err(Reason::BadSource);
+    }
+    if packet.ingress.flags & (IF_RPF_LOOSE | IF_RPF_STRICT) != 0 || router.maybe_local(source) {
+        return look(memory, router, packet, source);
+    }
+    Ok(())
+}
+
+/// Refused on every interface (`ip_route_input_slow`): 0/8, 127/8, multicast, limited broadcast.
+fn is_martian(source: u32) -> bool {
+    let top = source >> 24;
+    top == 0 || top == 127 || top & 0xf0 == 0xe0 || source == u32::MAX
+}
+
+/// The source must not be ours, and with reverse path filtering it must lead back (RFC 3704, `fib_validate_source`).
+#[cold]
+fn look(
+    memory: &impl Memory,
+    router: RouterRow<'_>,
+    packet: &Packet<'_>,
+    source: u32,
+) -> Result<(), Reason> {
+    let flags = packet.ingress.flags;
+    let (filtered, strict) = (flags & (IF_RPF_LOOSE | IF_RPF_STRICT) != 0, flags & IF_RPF_STRICT != 0);
+    let mut leaf = fib::lookup(memory, router.root4(), source);
+    let group = leaf.kind() == Kind::Group;
+    if group {
+        // Any member will do: strict mode leaves groups to the kernel.
+        let first = memory.fib().get(leaf.index() as usize * words::FIB_BLOCK);
+        leaf = first.map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)));
+    }
+    let hop = nexthop(memory, leaf.index()).filter(|hop| hop.reason() != Reason::MapFull);
+    let hop = hop.ok_or(Reason::SourceUnsure)?;
+    if hop.has(FLAG_LOCAL) {
+        // A broadcast address Linux refuses only sometimes.
+        let unsure = hop.reason() == Reason::Broadcast && !filtered;
+        return Err(if unsure { Reason::SourceUnsure } else { Reason::BadSource });
+    }
+    if !filtered {
+        return Ok(());
+    }
+    if hop.reason() == Reason::ComplexRoute || group && strict {
+        return Err(Reason::SourceUnsure);
+    }
+    let elsewhere = strict && hop.interface() != packet.ingress.interface;
+    if !hop.has(FLAG_UNICAST) || elsewhere { Err(Reason::ReversePath) } else { Ok(()) }
+}
+
+/// Refused by `ip6_rcv_core` and `ip6_forward`: unspecified, loopback, multicast, link-local.
+#[inline]
+pub(super) fn check6(source: u128) -> Result<(), Reason> {
+    let bad = source >> 120 == 0xff || source >> 118 == 0xfe80 >> 6 || source <= 1;
+    if bad { Err(Reason::BadSource) } else { Ok(()) }
+}
