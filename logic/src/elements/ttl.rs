@@ -52,7 +52,7 @@ fn decrement4(header: &mut [u8; IPV4]) -> Result<(), Reason> {
     }
     header[8] -= 1;
     let sum = u32::from(u16::from_be_bytes([header[10], header[11]])) + 0x0100;
-    let checksum = sum as u16 + u16::from(sum >= 0xffff);
+    let checksum = (sum as u16).wrapping_add(u16::from(sum >= 0xffff));
     [header[10], header[11]] = checksum.to_be_bytes();
     Ok(())
 }

@@ -21,7 +21,7 @@
 //! The codecs in [`crate::openflow`] translate between these and the wire.
 
 pub mod action;
-mod checksum;
+pub(crate) mod checksum;
 pub mod execute;
 pub mod explain;
 pub mod field;

@@ -1,0 +1,161 @@
+//! Which lists are chains, and random lists over arbitrary bytes: no panic, each packet within its frame and with one verdict, counters that
+//! add up.
+
+use super::{routing::packets, *};
+use crate::elements::{BadChain, Contract, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Known, Loss, Police, Rate};
+use proptest::prelude::*;
+
+const KINDS: u8 = 10;
+
+fn element(world: &World, kind: u8) -> Box<dyn Element> {
+    match kind {
+        0 => Box::new(Check),
+        1 => Box::new(Route::new(world.memory())),
+        2 => Box::new(Ttl),
+        3 => Box::new(Rewrite),
+        4 => Box::new(Forward::new(2)),
+        5 => Box::new(CrcAppend),
+        6 => Box::new(CrcCheck),
+        7 => Box::new(Police::new(Rate::Packets { per_second: 1000, burst: 8 })),
+        8 => Box::new(Count::default()),
+        _ => Box::new(Discard),
+    }
+}
+
+fn list(names: &str) -> Result<Chain, BadChain> {
+    let world = World::new();
+    let one = |name: &str| (0..KINDS).map(|kind| element(&world, kind)).find(|e| e.name() == name).expect(name);
+    Chain::new(names.split_whitespace().map(one).collect())
+}
+
+#[test]
+fn lists_that_are_no_chains_are_refused() {
+    let good = [
+        "discard",
+        "forward",
+        "check route ttl rewrite",
+        "count crc_check check police route count ttl rewrite crc_append count",
+        "check ttl forward",
+        "crc_append forward",
+        "check discard",
+    ];
+    for names in good {
+        assert_eq!(list(names).err(), None, "{names}");
+    }
+    let needs = |at, name, missing| BadChain::Needs { at, name, missing };
+    let bad = [
+        ("", BadChain::Empty),
+        ("check", BadChain::NoExit),
+        ("check route ttl", BadChain::NoExit),
+        ("route ttl rewrite", needs(1, "route", Known::HEADERS)),
+        ("check route rewrite", needs(3, "rewrite", Known::HOP_COUNTED)),
+        ("check ttl rewrite", needs(3, "rewrite", Known::NEXT_HOP)),
+        ("check crc_check ttl forward", needs(3, "ttl", Known::HEADERS)),
+        ("check ttl route rewrite", BadChain::TooLate { at: 3, name: "route" }),
+        ("check route ttl ttl rewrite", BadChain::TooLate { at: 4, name: "ttl" }),
+        ("crc_append check forward", BadChain::TooLate { at: 2, name: "check" }),
+        ("check route ttl rewrite rewrite", needs(5, "rewrite", Known::NEXT_HOP | Known::HOP_COUNTED)),
+    ];
+    for (names, error) in bad {
+        assert_eq!(list(names).err(), Some(error), "{names}");
+    }
+    assert_eq!(
+        list("check route rewrite").err().unwrap().to_string(),
+        "element 3, rewrite, needs to know of a packet: that the hop is counted (ttl)"
+    );
+}
+
+/// Says that it gives an exit, and does not.
+struct Liar;
+
+impl Element for Liar {
+    fn name(&self) -> &'static str {
+        "liar"
+    }
+    fn contract(&self) -> Contract {
+        Contract { gives: Known::EXIT, ..Contract::default() }
+    }
+    fn run(&mut self, _: &Now, _: &mut Batch<'_>, _: &mut Counters) {}
+}
+
+#[test]
+fn a_packet_without_exit_is_dropped_and_counted() {
+    let mut chain = Chain::new(vec![Box::new(Liar)]).unwrap();
+    let seen = run(&mut chain, &READY, &[(vec![0; 60], ingress(1, 0))]);
+    assert_eq!(seen[0].0, Verdict::Drop(Loss::NoExit));
+    assert_eq!((chain.whole().dropped(Loss::NoExit), chain.whole().to()), (1, 0));
+}
+
+/// What each element was shown is what the one before it let go on; what left and what was lost is all that came.
+fn counters_add_up(chain: &Chain, packets: u64) -> Result<(), TestCaseError> {
+    let mut coming = packets;
+    let mut lost = 0;
+    for (name, counters, _) in chain.counters() {
+        prop_assert_eq!(counters.packets(), coming, "{}", name);
+        coming = counters.went_on();
+        lost += counters.lost().map(|(_, packets)| packets).sum::<u64>();
+    }
+    let whole = chain.whole();
+    prop_assert_eq!((whole.packets(), whole.to() + lost, whole.to()), (packets, packets, coming));
+    prop_assert_eq!(whole.dropped(Loss::NoExit), 0);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    /// Lists that begin as a router's do are chains more often.
+    #[test]
+    fn random_chains(
+        route in any::<bool>(),
+        kinds in prop::collection::vec(0..KINDS, 1..7),
+        data in prop::collection::vec(packets(), 0..60),
+        ports in any::<u64>(),
+    ) {
+        let world = World::new();
+        let router = if route { vec![0, 8, 1, 7, 2, 3] } else { vec![] };
+        let kinds: Vec<u8> = router.into_iter().chain(kinds).collect();
+        let Ok(mut chain) = Chain::new(kinds.iter().map(|kind| element(&world, *kind)).collect()) else { return Ok(()) };
+        let data: Vec<_> = data.into_iter().map(|packet| (packet, ingress(1, 0))).collect();
+        let now = Now { ns: 5, ports };
+        let look = |packet: &Packet<'_>| {
+            let whole = packet.head_room() + packet.length() + packet.tail_room();
+            (packet.verdict(), whole, packet.length(), packet.data().to_vec())
+        };
+        let seen = with_batch(&data, |batch| chain.run(&now, batch), look);
+        let mut to = 0;
+        for ((verdict, whole, length, bytes), (packet, _)) in seen.into_iter().zip(&data) {
+            prop_assert_eq!((whole, length), (HEAD + packet.len() + TAIL, bytes.len()));
+            match verdict {
+                Some(Verdict::To(_)) => to += 1,
+                // As it came, but for a CRC that was taken off.
+                Some(Verdict::Up(_)) => prop_assert!(packet.starts_with(&bytes)),
+                Some(Verdict::Drop(_)) => {}
+                None => prop_assert!(false, "no verdict"),
+            }
+        }
+        prop_assert_eq!(chain.whole().to(), to);
+        counters_add_up(&chain, data.len() as u64)?;
+    }
+
+    /// Any elements in any order, whatever they need: none panics, all packets keep within their frames.
+    #[test]
+    fn elements_without_their_contract(
+        kinds in prop::collection::vec(0..KINDS, 1..10),
+        data in prop::collection::vec(packets(), 0..20),
+    ) {
+        let world = World::new();
+        let data: Vec<_> = data.into_iter().map(|packet| (packet, ingress(1, 0))).collect();
+        let mut counters = Counters::default();
+        let all = |batch: &mut Batch<'_>| {
+            counters.come(batch.going());
+            kinds.iter().for_each(|kind| element(&world, *kind).run(&READY, batch, &mut counters));
+            assert_eq!(counters.went_on(), batch.going() as u64);
+        };
+        let look = |packet: &Packet<'_>| (packet.head_room() + packet.length() + packet.tail_room(), packet.data().len() == packet.length());
+        let seen = with_batch(&data, all, look);
+        for (seen, (packet, _)) in seen.into_iter().zip(&data) {
+            prop_assert_eq!(seen, (HEAD + packet.len() + TAIL, true));
+        }
+    }
+}
