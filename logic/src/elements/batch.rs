@@ -1,4 +1,18 @@
 //! The packets of one run.
+//!
+//! # How those without a verdict are found
+//! By looking at each packet, or by a list of their numbers that is compacted as it is walked. Measured on one core of an AMD EPYC (3.9 GHz),
+//! a router's chain, batches of 64, the copy into the frame included, medians of two rounds in turn, nanoseconds a packet
+//! (`lab/runs/2026-11-23-elements.txt`):
+//!
+//! | | looked at | list | list from the first verdict on |
+//! |---|---|---|---|
+//! | all go on, 1,024 flows | **27.2 to 28.8** | 30.6 to 31.0 | 31.6 to 32.2 |
+//! | all go on, 1,000,000 destinations in a full table | **52.8 to 60.2** | 57.7 to 61.7 | 57.0 to 57.4 |
+//! | every second, at random, goes up at the first element | 41.8 to 43.6 | **22.3 to 22.4** | 27.0 to 28.4 |
+//!
+//! A list saves the branches that cannot be foretold, one for each element, where verdicts are mixed; where packets go on, as nearly
+//! all of a path do, it costs a tenth. So they are looked at.
 
 use super::{
     Counters,
@@ -24,9 +38,10 @@ impl Default for Batch<'_> {
 impl<'a> Batch<'a> {
     /// An empty one for other frames, in the same memory.
     #[inline]
-    pub fn emptied<'b>(self) -> Batch<'b> {
+    pub fn emptied<'b>(mut self) -> Batch<'b> {
+        self.packets.clear();
         // Collected in place: the memory of a vector is kept by one of things of the same size.
-        let packets = self.packets.into_iter().filter_map(|_| None).collect();
+        let packets = self.packets.into_iter().map_while(|_| None).collect();
         Batch { packets, going: 0 }
     }
 

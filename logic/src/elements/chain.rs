@@ -31,7 +31,9 @@ impl Chain {
             counters.come(batch.going());
             element.run(now, batch, counters);
         }
-        batch.each(&mut self.whole, |packet| Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To)));
+        batch.each(&mut self.whole, |packet| {
+            Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To))
+        });
     }
 
     /// Each element's name and counters, in order, and what it counted besides.

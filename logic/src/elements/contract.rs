@@ -91,7 +91,9 @@ pub enum BadChain {
         missing: Known,
     },
     /// It passes up what must go up as it came.
-    #[error("element {at}, {name}, may pass packets to the kernel: it must come before those that write to them")]
+    #[error(
+        "element {at}, {name}, may pass packets to the kernel: it must come before those that write to them"
+    )]
     TooLate {
         /// Which.
         at: usize,

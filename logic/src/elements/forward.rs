@@ -7,7 +7,10 @@
 //! |---|---|
 //! | `port` | the port's number |
 
-use super::{Batch, Contract, Counters, Element, Known, Now, packet::{Loss, Verdict}};
+use super::{
+    Batch, Contract, Counters, Element, Known, Now,
+    packet::{Loss, Verdict},
+};
 use crate::plan::PortId;
 
 /// See the head of this file.

@@ -10,10 +10,7 @@ use super::{
     check::{ETHERNET, TAG},
     packet::{Family, Loss, Packet, Verdict},
 };
-use crate::{
-    flow::field::ether_type,
-    net::Vlan,
-};
+use crate::{flow::field::ether_type, net::Vlan};
 
 /// Of a VLAN key (`bpf/abi.h`).
 const VLAN_VID: u16 = 0x0fff;

@@ -12,7 +12,9 @@
 //! # Many lookups at once
 //! A lookup in a full table waits for memory, mostly once (DIR-24-8, `fib` says why), and a core can wait for many words at once, if it
 //! comes to them: so all packets take the first step of their lookups in one short loop, those who need more the next, and only
-//! then is it decided packet by packet.
+//! then is it decided packet by packet. A router's chain, measured as in `batch`, medians of two rounds, against lookups packet by packet: 1,024
+//! flows 28.5 and 26.7 to 27.6 ns; 1,000,000 random destinations in 901,899 real prefixes 60.2 and 113.6, of which about 9
+//! are the copy from a trace that is in no cache.
 
 mod hop;
 mod source;
@@ -91,7 +93,9 @@ fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mu
         // So short that a core has many of these loads under way at once.
         for lookup in open.iter_mut() {
             lookup.walk = lookup.walk.step(memory, lookup.address);
-            if let (Some(leaf), Some(place)) = (lookup.walk.leaf(), leaves.get_mut(usize::from(lookup.packet))) {
+            if let (Some(leaf), Some(place)) =
+                (lookup.walk.leaf(), leaves.get_mut(usize::from(lookup.packet)))
+            {
                 *place = leaf;
                 done += 1;
             }

@@ -161,7 +161,8 @@ impl Walk {
         match self.slot.kind() {
             Kind::Nexthop | Kind::Group => self,
             Kind::Child if self.bits <= A::BITS - 8 => {
-                let at = self.slot.index() as usize * words::FIB_BLOCK + usize::from(address.octet(self.bits));
+                let at =
+                    self.slot.index() as usize * words::FIB_BLOCK + usize::from(address.octet(self.bits));
                 let Some(word) = memory.fib().get(at) else { return Walk::NOWHERE };
                 Walk { slot: Slot(word.load(Acquire)), bits: self.bits + 8 }
             }

@@ -3,7 +3,9 @@
 use super::{
     Tables,
     links::SLOT_WORDS,
-    nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, USED_WORD, address_bytes},
+    nexthops::{
+        FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, USED_WORD, address_bytes,
+    },
     routes::{FILTER_WORD, FLAGS_WORD, Family, local_filter_bit},
 };
 use crate::{
@@ -16,7 +18,10 @@ use crate::{
 };
 use std::{
     net::IpAddr,
-    sync::atomic::{AtomicU64, Ordering::{Acquire, Relaxed}},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{Acquire, Relaxed},
+    },
 };
 
 /// What becomes of a packet to some address.

@@ -37,12 +37,7 @@ fn is_martian(source: u32) -> bool {
 
 /// The source must not be ours, and with reverse path filtering it must lead back (RFC 3704, `fib_validate_source`).
 #[cold]
-fn look(
-    memory: &impl Memory,
-    router: RouterRow<'_>,
-    packet: &Packet<'_>,
-    source: u32,
-) -> Result<(), Reason> {
+fn look(memory: &impl Memory, router: RouterRow<'_>, packet: &Packet<'_>, source: u32) -> Result<(), Reason> {
     let flags = packet.ingress.flags;
     let (filtered, strict) = (flags & (IF_RPF_LOOSE | IF_RPF_STRICT) != 0, flags & IF_RPF_STRICT != 0);
     let mut leaf = fib::lookup(memory, router.root4(), source);

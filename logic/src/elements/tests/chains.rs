@@ -2,7 +2,9 @@
 //! add up.
 
 use super::{routing::packets, *};
-use crate::elements::{BadChain, Contract, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Known, Loss, Police, Rate};
+use crate::elements::{
+    BadChain, Contract, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Known, Loss, Police, Rate,
+};
 use proptest::prelude::*;
 
 const KINDS: u8 = 10;
@@ -24,7 +26,8 @@ fn element(world: &World, kind: u8) -> Box<dyn Element> {
 
 fn list(names: &str) -> Result<Chain, BadChain> {
     let world = World::new();
-    let one = |name: &str| (0..KINDS).map(|kind| element(&world, kind)).find(|e| e.name() == name).expect(name);
+    let one =
+        |name: &str| (0..KINDS).map(|kind| element(&world, kind)).find(|e| e.name() == name).expect(name);
     Chain::new(names.split_whitespace().map(one).collect())
 }
 

@@ -146,14 +146,23 @@ fn a_policer_lets_the_burst_pass_and_then_the_rate() {
 fn forward_count_and_discard() {
     let data = vec![plain(&[0; 60]), plain(&[0; 100])];
     let mut to = chain(vec![Box::new(Count::default()), Box::new(Forward::new(3))]);
-    assert_eq!(run(&mut to, &READY, &data), data.iter().map(|d| (Verdict::To(3), d.0.clone())).collect::<Vec<_>>());
+    assert_eq!(
+        run(&mut to, &READY, &data),
+        data.iter().map(|d| (Verdict::To(3), d.0.clone())).collect::<Vec<_>>()
+    );
     assert_eq!(to.counters().next().unwrap().2, [("bytes", 160)]);
     let mut gone = chain(vec![Box::new(Discard)]);
-    assert!(run(&mut gone, &READY, &data).iter().all(|(verdict, _)| *verdict == Verdict::Drop(Loss::Discarded)));
+    assert!(
+        run(&mut gone, &READY, &data).iter().all(|(verdict, _)| *verdict == Verdict::Drop(Loss::Discarded))
+    );
     assert_eq!((gone.whole().packets(), gone.whole().to()), (2, 0));
     for port in [4, 63, 64, 255] {
         let mut nowhere = chain(vec![Box::new(Forward::new(port))]);
-        assert!(run(&mut nowhere, &READY, &data).iter().all(|(verdict, _)| *verdict == Verdict::Drop(Loss::NoPort)));
+        assert!(
+            run(&mut nowhere, &READY, &data)
+                .iter()
+                .all(|(verdict, _)| *verdict == Verdict::Drop(Loss::NoPort))
+        );
     }
 }
 

@@ -32,7 +32,8 @@ fn interface(id: InterfaceId) -> Interface {
     let tag = |vid, service| Tag { vid, service };
     let one = Vlan::NONE.push(tag(100, false)).unwrap();
     let two = Vlan::NONE.push(tag(200, true)).unwrap().push(tag(7, false)).unwrap();
-    let (port, vlan) = [(1, Vlan::NONE), (2, Vlan::NONE), (3, one), (3, two), (9, Vlan::NONE)][usize::from(id) - 1];
+    let (port, vlan) =
+        [(1, Vlan::NONE), (2, Vlan::NONE), (3, one), (3, two), (9, Vlan::NONE)][usize::from(id) - 1];
     let mac = Mac([2, 0, 0, 0, 0, id as u8]);
     let redirects = id == 1;
     let reverse_path = ReversePath::Off;
@@ -42,7 +43,12 @@ fn interface(id: InterfaceId) -> Interface {
 /// What came to interface `id`, with these flags besides.
 fn ingress(id: InterfaceId, flags: u8) -> Ingress {
     let redirects = if id == 1 { IF_REDIRECTS } else { 0 };
-    Ingress { port: interface(id).port, router: 0, interface: id, flags: IF_IPV4 | IF_IPV6 | redirects | flags }
+    Ingress {
+        port: interface(id).port,
+        router: 0,
+        interface: id,
+        flags: IF_IPV4 | IF_IPV6 | redirects | flags,
+    }
 }
 
 fn target(interface: InterfaceId, gateway: Option<&str>, mtu: u32) -> Target {
@@ -138,7 +144,8 @@ fn run(chain: &mut Chain, now: &Now, data: &[(Vec<u8>, Ingress)]) -> Vec<(Verdic
 
 /// An IPv4 UDP packet with right checksums.
 fn udp4(source: [u8; 4], destination: [u8; 4], ttl: u8, payload: usize) -> Vec<u8> {
-    let build = etherparse::PacketBuilder::ethernet2([9; 6], [2, 0, 0, 0, 0, 1]).ipv4(source, destination, ttl);
+    let build =
+        etherparse::PacketBuilder::ethernet2([9; 6], [2, 0, 0, 0, 0, 1]).ipv4(source, destination, ttl);
     let mut packet = Vec::new();
     build.udp(1000, 2000).write(&mut packet, &vec![7; payload]).unwrap();
     packet

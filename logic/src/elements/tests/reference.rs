@@ -136,7 +136,9 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
         _ if !loose && !strict => Ok(()),
         Some(Reason::ComplexRoute) => Err(Reason::SourceUnsure),
         _ if strict && back.len() > 1 => Err(Reason::SourceUnsure),
-        _ if !first.unicast || strict && first.interface != Some(ingress.interface) => Err(Reason::ReversePath),
+        _ if !first.unicast || strict && first.interface != Some(ingress.interface) => {
+            Err(Reason::ReversePath)
+        }
         _ => Ok(()),
     }
 }

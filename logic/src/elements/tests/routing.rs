@@ -19,7 +19,8 @@ fn verdict(packet: Vec<u8>, ingress: Ingress) -> Verdict {
     let expected = reference::route(&world, &READY, &packet, ingress);
     assert!(expected.contains(&seen), "{seen:02x?} is none of {expected:02x?}");
     assert_eq!(chain.whole().packets(), 1);
-    let lost: Vec<_> = chain.counters().flat_map(|(_, counters, _)| counters.lost().collect::<Vec<_>>()).collect();
+    let lost: Vec<_> =
+        chain.counters().flat_map(|(_, counters, _)| counters.lost().collect::<Vec<_>>()).collect();
     match seen.0 {
         Verdict::To(_) => assert_eq!((chain.whole().to(), lost), (1, vec![])),
         other => assert_eq!((chain.whole().to(), lost), (0, vec![(other, 1)])),
@@ -42,7 +43,11 @@ fn packets_leave_or_go_up_as_named() {
         ("one tag", to(1, 7, 1), Verdict::To(3)),
         ("two tags, by a tail", to(1, 7, 65), Verdict::To(3)),
         ("tags are taken off", tagged(&to(1, 0, 1), &[[0x81, 0, 0, 9]]), Verdict::To(2)),
-        ("two tags come, one leaves", tagged(&to(1, 7, 1), &[[0x88, 0xa8, 0, 9], [0x81, 0, 0, 9]]), Verdict::To(3)),
+        (
+            "two tags come, one leaves",
+            tagged(&to(1, 7, 1), &[[0x88, 0xa8, 0, 9], [0x81, 0, 0, 9]]),
+            Verdict::To(3),
+        ),
         ("three tags", tagged(&to(1, 0, 1), &[[0x81, 0, 0, 9]; 3]), Verdict::Up(NotIp)),
         ("connected", udp4(from, [192, 0, 2, 50], 64, 20), Verdict::To(2)),
         ("connected, over its MTU", udp4(from, [192, 0, 2, 50], 64, 40), Verdict::Up(OverMtu)),
@@ -68,7 +73,11 @@ fn packets_leave_or_go_up_as_named() {
         ("IPv6, over MTU", udp6("2001:db8:7::1", "2001:db8:1:7:1::1", 64, 40), Verdict::Up(OverMtu)),
         ("IPv6 connected", udp6("2001:db8:7::1", "2001:db8::32", 64, 0), Verdict::To(2)),
         ("IPv6 hop limit", udp6("2001:db8:7::1", "2001:db8:1::1", 1, 0), Verdict::Up(TtlExceeded)),
-        ("IPv6 out where it came in", udp6("2001:db8:7::1", "2001:db8:2::1", 9, 0), Verdict::Up(SameInterface)),
+        (
+            "IPv6 out where it came in",
+            udp6("2001:db8:7::1", "2001:db8:2::1", 9, 0),
+            Verdict::Up(SameInterface),
+        ),
         ("link-local source", udp6("fe80::1", "2001:db8:1::1", 64, 0), Verdict::Up(BadSource)),
         ("IPv6 local", udp6("2001:db8:7::1", "2001:db8:9::1", 64, 0), Verdict::Up(Local)),
     ];
@@ -161,7 +170,11 @@ fn tags_need_head_room() {
 /// A packet to somewhere interesting, some of them broken somewhere.
 pub fn packets() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![0u8..10, Just(7), Just(50), Just(255), any::<u8>()];
-    let source4 = prop_oneof![Just([198, 51, 100, 1]), (0u8..11, byte.clone(), byte.clone()).prop_map(|(a, b, c)| [10, a, b, c]), any::<[u8; 4]>()];
+    let source4 = prop_oneof![
+        Just([198, 51, 100, 1]),
+        (0u8..11, byte.clone(), byte.clone()).prop_map(|(a, b, c)| [10, a, b, c]),
+        any::<[u8; 4]>()
+    ];
     let to4 = prop_oneof![
         4 => (0u8..11, byte.clone(), byte.clone()).prop_map(|(a, b, c)| [10, a, b, c]),
         1 => byte.clone().prop_map(|last| [192, 0, 2, last]),
@@ -169,9 +182,25 @@ pub fn packets() -> impl Strategy<Value = Vec<u8>> {
     ];
     let hops = prop_oneof![Just(64u8), 0u8..4];
     let four = (source4, to4, hops.clone(), 0usize..60).prop_map(|(s, d, ttl, n)| udp4(s, d, ttl, n));
-    let net = prop_oneof![Just("2001:db8:1:"), Just("2001:db8:1:7:"), Just("2001:db8:1:7:1:"), Just("2001:db8:2:"), Just("2001:db8:9:"), Just("2001:db8:"), Just("fe80:"), Just("ff02:"), Just(":")];
-    let six = (net.clone(), net, any::<u8>(), hops, 0usize..60)
-        .prop_map(|(s, d, n, hops, payload)| udp6(&format!("{s}:{n:x}").replace(":::", "::"), &format!("{d}:{:x}", n & 0x33).replace(":::", "::"), hops, payload));
+    let net = prop_oneof![
+        Just("2001:db8:1:"),
+        Just("2001:db8:1:7:"),
+        Just("2001:db8:1:7:1:"),
+        Just("2001:db8:2:"),
+        Just("2001:db8:9:"),
+        Just("2001:db8:"),
+        Just("fe80:"),
+        Just("ff02:"),
+        Just(":")
+    ];
+    let six = (net.clone(), net, any::<u8>(), hops, 0usize..60).prop_map(|(s, d, n, hops, payload)| {
+        udp6(
+            &format!("{s}:{n:x}").replace(":::", "::"),
+            &format!("{d}:{:x}", n & 0x33).replace(":::", "::"),
+            hops,
+            payload,
+        )
+    });
     let tags = prop::collection::vec(prop_oneof![Just([0x81, 0, 0, 9]), Just([0x88, 0xa8, 0, 9])], 0..3);
     let broken = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3);
     let cut = prop_oneof![6 => Just(None), 1 => any::<prop::sample::Index>().prop_map(Some)];
