@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
+//! | [`af_xdp`] | packets of ports in user space and out again |
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
@@ -15,6 +16,7 @@
 //! | `priority` | how urgent threads are |
 
 pub mod abi;
+pub mod af_xdp;
 pub mod classifier;
 pub mod cli;
 pub mod config;

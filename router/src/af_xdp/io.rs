@@ -1,0 +1,142 @@
+//! All that a worker owns: its frames, its queues of all ports, and its ways out (P1). Of one thread; what it is made of may go on to
+//! another ([`Io::dismantle`]).
+
+use super::{
+    Fault, OpenError, Output, Queue, Sender, Umem,
+    buffer::{Buffer, Pool},
+    open::Polling,
+    socket,
+};
+use std::{io, os::fd::AsRawFd, sync::Arc, time::Duration};
+
+/// A worker's packets, in and out.
+pub struct Io {
+    // In the order in which they go: packets that wait, TX rings, queues, frames.
+    outputs: Vec<Output>,
+    queues: Vec<Queue>,
+    /// Of each path: the queue that is first next time.
+    turns: Vec<usize>,
+    pool: Pool,
+}
+
+impl Io {
+    /// For the calling thread, which has at most `in_hand` packets at a time beside those that wait for TX rings.
+    ///
+    /// # Errors
+    /// There are too few frames.
+    pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Io, OpenError> {
+        Ok(Io { outputs: Vec::new(), queues: Vec::new(), turns: Vec::new(), pool: Pool::new(umem, in_hand)? })
+    }
+
+    /// Receives by this queue too; its number among them is returned.
+    pub fn add_queue(&mut self, mut queue: Queue) -> usize {
+        queue.refill(&self.pool);
+        self.queues.push(queue);
+        self.queues.len() - 1
+    }
+
+    /// Sends by this TX ring too, with an auxiliary queue of so many packets; its number is returned.
+    ///
+    /// # Errors
+    /// There are too few frames for those that wait.
+    pub fn add_output(&mut self, sender: Sender, auxiliary: usize) -> Result<usize, OpenError> {
+        self.pool.allow(auxiliary)?;
+        self.outputs.push(Output::new(sender, auxiliary));
+        Ok(self.outputs.len() - 1)
+    }
+
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    pub fn queues(&self) -> &[Queue] {
+        &self.queues
+    }
+
+    /// To add paths.
+    pub fn queues_mut(&mut self) -> &mut [Queue] {
+        &mut self.queues
+    }
+
+    pub fn outputs(&self) -> &[Output] {
+        &self.outputs
+    }
+
+    /// Takes up to `most` packets of a path from all queues; says how many (P9). Each queue may give an equal part, and what
+    /// some leave the others may give; the first is another each time. Packets of a queue are in order.
+    pub fn receive(&mut self, path: usize, most: usize, to: &mut Vec<Buffer>) -> usize {
+        let count = self.queues.len();
+        if count == 0 {
+            return 0;
+        }
+        let first = self.turn(path) % count;
+        let part = most.div_ceil(count);
+        let (mut received, mut more) = (0, false);
+        for n in 0..count {
+            let queue = &mut self.queues[(first + n) % count];
+            queue.collect(&self.pool);
+            let got = queue.receive(path, &self.pool, part.min(most - received), to);
+            more |= got == part;
+            received += got;
+        }
+        for n in 0..count {
+            if !more || received == most {
+                break;
+            }
+            received += self.queues[(first + n) % count].receive(path, &self.pool, most - received, to);
+        }
+        received
+    }
+
+    fn turn(&mut self, path: usize) -> usize {
+        if path >= self.turns.len() {
+            self.turns.resize(path + 1, 0);
+        }
+        let turn = self.turns[path];
+        self.turns[path] = turn.wrapping_add(1);
+        turn
+    }
+
+    /// Sends packets by an output, after all that it was given before. `packets` is empty then.
+    ///
+    /// # Errors
+    /// The port is down: they wait, as far as there is room. It is gone: they are dropped, and counted.
+    pub fn send(&mut self, output: usize, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
+        self.outputs[output].send(packets)
+    }
+
+    /// To be called by timer, and before sleep: sends what waits for room, and takes back what was sent.
+    pub fn flush(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
+        for output in &mut self.outputs {
+            // A port that is down keeps its packets; the next one to send is told.
+            let _ = output.flush();
+        }
+    }
+
+    /// Packets wait for room in a TX ring, or the kernel has not looked at some: to be flushed soon.
+    pub fn has_waiting(&self) -> bool {
+        self.outputs.iter().any(|output| output.waiting() > 0 || output.sender().waiting() > 0)
+    }
+
+    /// Sleeps until a packet of one of these paths is there, or `longest` is over. Devices that are polled busily are polled instead, once.
+    pub fn wait(&self, paths: &[usize], longest: Duration) -> io::Result<bool> {
+        let busy = |queue: &&Queue| queue.wanted().polling != Polling::Interrupts;
+        if self.queues.iter().filter(busy).inspect(|queue| queue.ask()).count() > 0 {
+            return Ok(true);
+        }
+        let sockets = self.queues.iter().flat_map(|queue| queue.sockets(paths));
+        socket::wait(sockets.map(|fd| fd.as_raw_fd()), longest)
+    }
+
+    /// What is wrong with ports, by number of the queue. A port that is gone takes its queue with it: it can only be dropped.
+    pub fn faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
+        self.queues.iter().enumerate().filter_map(|(n, queue)| Some((n, queue.check().err()?)))
+    }
+
+    /// Queues and TX rings, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX
+    /// ring.
+    pub fn dismantle(self) -> (Vec<Queue>, Vec<Sender>) {
+        (self.queues, self.outputs.into_iter().map(Output::into_sender).collect())
+    }
+}

@@ -1,0 +1,98 @@
+//! AF_XDP: packets of a port in user space and out of it again, owned by one worker on the way (P1-P4, P9).
+//!
+//! ```text
+//!            Umem: one memory of frames; who holds each; a depot of free ones, and what is promised of them
+//!              │ 64 frames at a time
+//!            Pool: a worker's free frames ────────────── Buffer: a packet in one frame
+//!              │ ▲                                            ▲             │
+//!         fill │ │ completion          Queue::receive (path)  │             │ Output::send: TX ring, auxiliary queue
+//!              ▼ │                                            │             ▼
+//!            Queue: fill ring, completion ring,   RX ring of each path    Sender: a TX ring
+//! ```
+//!
+//! * [`Umem`] is the memory, registered once and shared by all sockets (XDP_SHARED_UMEM). Each frame has a holder: user space, or
+//!   the kernel through one queue. A frame that the kernel hands over is taken only if it was given to it there, so two
+//!   [`Buffer`]s of one frame cannot be, whatever a driver writes into a ring.
+//! * [`Buffer`] owns a frame: neither `Copy` nor `Clone`, and not `Send`, as a packet stays on its core (P2). Dropping it gives
+//!   the frame back to its [`Pool`].
+//! * [`Queue`] is what one worker owns of an RX queue of a port: the kernel gives a queue one fill and one completion ring, whatever
+//!   the number of its sockets, so one thread has them. Each path has an RX ring of its own (P4): a path that is not read
+//!   overflows that ring and nothing else. [`Sender`] is a TX ring: the first comes with the queue; a worker without a queue
+//!   of its own on a port asks the owner of one for another ([`Queue::another_sender`]). Those frames complete in the
+//!   owner's ring, into the owner's pool, and come back through the depot.
+//! * [`Output`] is a sender with the auxiliary queue of P3, and [`Io`] all that a worker owns: it receives from all its queues in turns (P9).
+//!
+//! No frame is missing, by construction: whatever can hold frames says how many at most when it is made, and is refused
+//! ([`OpenError::TooFewFrames`]) if all that were promised together exceed the memory. So the pool always exceeds the RX rings
+//! and what is in flight, and nobody's hoard starves a neighbour.
+//!
+//! Who writes what: a ring's producer index, entries and consumer index have one writer each, as `ring.rs` says. A frame's holder is
+//! written by who has the frame: user space before it gives it to a ring, and after it took it from one. The depot has a lock,
+//! taken once for 64 frames, and by nobody as long as workers send what they receive.
+//!
+//! Over the kernel's own interface (`linux/if_xdp.h`) and not over xsk-rs: that is libxdp, which finds the rings of a queue by
+//! (ifindex, queue) without the namespace, so that it confuses veths of equal index; its frame descriptors are `Copy`, and
+//! frames reached through `unsafe` only; and what it would save are some ten system calls, in `socket.rs`.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `umem.rs` | [`Umem`]: memory, holders, depot, promises |
+//! | `buffer.rs` | [`Pool`], [`Buffer`] (`unsafe` lives here) |
+//! | `ring.rs` | producers and consumers, and their memory ordering |
+//! | `ring_memory.rs` | a mapped ring as atomic words (`unsafe` lives here) |
+//! | `socket.rs` | system calls (`unsafe` lives here) |
+//! | `descriptor.rs` | what the kernel puts into a ring, checked |
+//! | `queue.rs`, `open.rs` | [`Queue`]: receiving, filling, completing; opened in the mode the driver can |
+//! | `sender.rs`, `output.rs` | [`Sender`], [`Output`] |
+//! | `io.rs` | [`Io`] |
+
+mod buffer;
+mod descriptor;
+mod io;
+mod open;
+mod output;
+mod queue;
+mod ring;
+mod ring_memory;
+mod sender;
+mod socket;
+mod umem;
+
+pub use buffer::{Buffer, HEAD_ROOM, Pool};
+pub use io::Io;
+pub use open::{Polling, Rings, Wanted};
+pub use output::{Output, OutputCounts};
+pub use queue::{Queue, QueueCounts};
+pub use sender::Sender;
+pub use socket::Statistics;
+pub use umem::Umem;
+
+use std::io::Error as IoError;
+
+/// Why something cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{what} may hold {needed} frames; of {frames}, {promised} are promised to others")]
+    TooFewFrames { what: &'static str, needed: u32, promised: u32, frames: u32 },
+    #[error("a ring of {0} entries: the kernel wants a power of two, and at least 64 are useful")]
+    RingSize(u32),
+    #[error("{0} frames of {1} bytes: a frame has 2048 or 4096, and there are at most 2^24")]
+    Frames(u32, u32),
+    #[error("path {path} has an RX ring on queue {queue} already")]
+    PathTaken { path: usize, queue: u32 },
+    #[error("more than {0} queues")]
+    TooManyQueues(usize),
+    #[error("queue {queue} of device {ifindex}: {what}")]
+    Kernel { what: &'static str, ifindex: u32, queue: u32, source: IoError },
+    #[error("memory for packets")]
+    Memory(#[source] IoError),
+}
+
+/// Why a port takes no packets now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error("the port is down")]
+    Down,
+    #[error("the port is gone")]
+    Gone,
+}

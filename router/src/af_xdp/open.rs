@@ -1,0 +1,204 @@
+//! Opening the sockets of a queue, in the mode that the driver can.
+//!
+//! One memory for all: the first socket of each mode registers it, others share it (XDP_SHARED_UMEM). The kernel keeps the
+//! mode with the registration, and a socket that shares one must have its mode; so where some drivers can do zero-copy and
+//! others cannot the same memory is registered twice, once for each, and packets go from port to port all the same.
+
+use super::{
+    OpenError,
+    queue::Queue,
+    ring::{Consumer, Producer},
+    ring_memory::RingMemory,
+    sender::{Sender, Slot},
+    socket::{Socket, Which},
+    umem::{Anchor, QueueId, Umem},
+};
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The kernel lets go of a queue a moment after its last socket was closed (a work item, `xp_release_deferred`).
+const LETS_GO: Duration = Duration::from_millis(500);
+
+/// Entries of rings, each a power of two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rings {
+    /// Frames that wait for packets, for all paths of a queue.
+    pub fill: u32,
+    /// Frames that were sent and are not taken back yet, of all senders of a queue.
+    pub completion: u32,
+    /// Packets of a path that wait.
+    pub receive: u32,
+    /// Packets that wait to be sent.
+    pub transmit: u32,
+}
+
+impl Default for Rings {
+    fn default() -> Rings {
+        Rings { fill: 2048, completion: 2048, receive: 1024, transmit: 1024 }
+    }
+}
+
+/// How the worker that owns a queue asks for packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Polling {
+    /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::Io::wait`]).
+    #[default]
+    Interrupts,
+    /// The worker polls the device itself, up to so many packets at a time, for so long (SO_PREFER_BUSY_POLL). The
+    /// administrator defers the device's interrupts (`napi_defer_hard_irqs`, `gro_flush_timeout`), or they come as well.
+    Busy { microseconds: u32, budget: u16 },
+}
+
+/// A queue, as it is to be opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// In the calling thread's namespace.
+    pub ifindex: u32,
+    pub queue: u32,
+    /// Try zero-copy first.
+    pub zero_copy: bool,
+    pub polling: Polling,
+    pub rings: Rings,
+}
+
+impl Wanted {
+    /// In the best mode the driver can, with interrupts and rings of usual size.
+    pub fn new(ifindex: u32, queue: u32) -> Wanted {
+        Wanted { ifindex, queue, zero_copy: true, polling: Polling::default(), rings: Rings::default() }
+    }
+
+    pub(super) fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+        let Wanted { ifindex, queue, .. } = *self;
+        move |source| OpenError::Kernel { what, ifindex, queue, source }
+    }
+
+    fn check_sizes(&self) -> Result<(), OpenError> {
+        let Rings { fill, completion, receive, transmit } = self.rings;
+        match [fill, completion, receive, transmit].into_iter().find(|n| !n.is_power_of_two() || *n < 64) {
+            Some(size) => Err(OpenError::RingSize(size)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The first socket of a queue, bound, and its rings.
+struct First {
+    socket: Socket,
+    fill: Producer<1>,
+    completion: Consumer<1>,
+    transmit: Producer<2>,
+}
+
+impl Queue {
+    /// Takes a queue of a port, for one worker, with a TX ring and no path yet. The worker may be another thread than this.
+    ///
+    /// # Errors
+    /// Somebody has the queue, there is no such queue or device, too few frames, or the kernel refuses.
+    pub fn open(umem: &Arc<Umem>, wanted: Wanted) -> Result<(Queue, Sender), OpenError> {
+        wanted.check_sizes()?;
+        let rings = wanted.rings;
+        let needed = u64::from(rings.fill) + u64::from(rings.completion) + u64::from(rings.transmit);
+        let promise = umem.promise("a queue's fill, completion and TX ring", saturate(needed))?;
+        let id = umem.new_queue()?;
+        let mut copies_because = None;
+        let opened = if wanted.zero_copy {
+            bind_in_mode(umem, id, &wanted, true).or_else(|why| {
+                copies_because = Some(why);
+                bind_in_mode(umem, id, &wanted, false)
+            })
+        } else {
+            bind_in_mode(umem, id, &wanted, false)
+        };
+        let first = opened.inspect_err(|_| umem.end_queue(id, false)).map_err(wanted.failed("binding"))?;
+        let slot = Slot::new(umem, id, first.socket, promise);
+        // From here on the slot gives back what it has.
+        let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
+        if let Polling::Busy { microseconds, budget } = wanted.polling {
+            slot.socket().poll_busily(microseconds, budget).map_err(wanted.failed("busy polling"))?;
+        }
+        let sender = Sender::new(slot.clone(), None, first.transmit, None);
+        Ok((Queue::new(slot, wanted, first.fill, first.completion, copies_because), sender))
+    }
+
+    /// Another TX ring on this queue, for a worker that has no queue of its own on the port.
+    ///
+    /// # Errors
+    /// Too few frames, or the kernel refuses.
+    pub fn another_sender(&self) -> Result<Sender, OpenError> {
+        let wanted = self.wanted();
+        let promise = self.slot().umem().promise("a TX ring", wanted.rings.transmit)?;
+        let (socket, ring) = self.shared(Which::Transmit, wanted.rings.transmit)?;
+        Ok(Sender::new(self.slot().clone(), Some(socket), Producer::new(ring), Some(promise)))
+    }
+
+    /// A socket with one ring, which shares fill and completion ring.
+    pub(super) fn shared(&self, which: Which, entries: u32) -> Result<(Socket, RingMemory), OpenError> {
+        let wanted = self.wanted();
+        let socket = Socket::open().map_err(wanted.failed("opening a socket"))?;
+        let ring = socket.ring(which, entries).map_err(wanted.failed("making a ring"))?;
+        let base = self.slot().socket().as_fd().as_raw_fd();
+        socket
+            .bind(wanted.ifindex, wanted.queue, 0, Some(base))
+            .map_err(wanted.failed("sharing the queue"))?;
+        if let Polling::Busy { microseconds, budget } = wanted.polling {
+            socket.poll_busily(microseconds, budget).map_err(wanted.failed("busy polling"))?;
+        }
+        Ok((socket, ring))
+    }
+}
+
+pub(super) fn saturate(frames: u64) -> u32 {
+    u32::try_from(frames).unwrap_or(u32::MAX)
+}
+
+/// Binds the first socket of a queue: to the memory of another socket of that mode, or registers it. A queue that somebody
+/// has is waited for a moment.
+fn bind_in_mode(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> io::Result<First> {
+    let begun = Instant::now();
+    loop {
+        match bind_once(umem, id, wanted, zero_copy) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < LETS_GO => {
+                thread::sleep(Duration::from_millis(5));
+            }
+            bound => return bound,
+        }
+    }
+}
+
+fn bind_once(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> io::Result<First> {
+    // Held until it is done: what is listed stays open, and two do not register the memory at once.
+    let mut anchors = umem.anchors();
+    let mut candidates =
+        anchors.iter().filter(|a| a.zero_copy == zero_copy).map(|a| Some(a.fd)).collect::<Vec<_>>();
+    candidates.push(None);
+    let mut bound = Err(io::Error::from_raw_os_error(libc::EBADF));
+    for shared in candidates {
+        bound = bind_to(umem, wanted, zero_copy, shared);
+        // The device of that socket is gone: the next.
+        if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBADF)) {
+            break;
+        }
+    }
+    let first = bound?;
+    anchors.push(Anchor { queue: id, zero_copy, fd: first.socket.as_fd().as_raw_fd() });
+    Ok(first)
+}
+
+fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -> io::Result<First> {
+    let socket = Socket::open()?;
+    if shared.is_none() {
+        socket.register(umem)?;
+    }
+    let rings = wanted.rings;
+    let fill = Producer::new(socket.ring(Which::Fill, rings.fill)?);
+    let completion = Consumer::new(socket.ring(Which::Completion, rings.completion)?);
+    let transmit = Producer::new(socket.ring(Which::Transmit, rings.transmit)?);
+    let mode = if zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY };
+    socket.bind(wanted.ifindex, wanted.queue, mode | libc::XDP_USE_NEED_WAKEUP, shared)?;
+    Ok(First { socket, fill, completion, transmit })
+}

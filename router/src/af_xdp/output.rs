@@ -1,0 +1,115 @@
+//! A TX ring with the auxiliary queue of P3: what finds the ring full waits, is sent before any newer packet, and there is an end to it.
+
+use super::{Fault, buffer::Buffer, descriptor::SHORTEST, sender::Sender};
+use std::collections::VecDeque;
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutputCounts {
+    /// Given to the kernel.
+    pub sent_packets: u64,
+    /// Had to wait in the auxiliary queue; they are sent, or wait, or were lost with the port.
+    pub delayed_packets: u64,
+    /// Dropped as the auxiliary queue was full too.
+    pub dropped_full: u64,
+    /// Dropped as they had no whole Ethernet header.
+    pub dropped_short: u64,
+    /// Dropped as the port is gone.
+    pub dropped_gone: u64,
+}
+
+/// A way out by one port.
+pub struct Output {
+    auxiliary: VecDeque<Buffer>,
+    most: usize,
+    counts: OutputCounts,
+    sender: Sender,
+}
+
+impl Output {
+    /// `most` packets may wait.
+    pub(super) fn new(sender: Sender, most: usize) -> Output {
+        Output { auxiliary: VecDeque::with_capacity(most), most, counts: OutputCounts::default(), sender }
+    }
+
+    pub fn counts(&self) -> OutputCounts {
+        self.counts
+    }
+
+    /// Packets that wait in the auxiliary queue.
+    pub fn waiting(&self) -> usize {
+        self.auxiliary.len()
+    }
+
+    pub fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    /// Sends these after all earlier ones. `packets` is empty then: those that find no room wait, or are dropped and counted.
+    ///
+    /// # Errors
+    /// The port is down, and packets wait as far as there is room; or it is gone, and they are dropped.
+    pub(super) fn send(&mut self, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
+        let mut result = self.flush();
+        let all = packets.len();
+        packets.retain(|packet| packet.len() >= usize::from(SHORTEST));
+        self.counts.dropped_short += (all - packets.len()) as u64;
+        let mut rest = packets.drain(..);
+        if result.is_ok() && self.auxiliary.is_empty() {
+            result = transmit(&mut self.sender, &mut self.counts, &mut rest);
+        }
+        if result == Err(Fault::Gone) {
+            self.counts.dropped_gone += rest.len() as u64;
+            return result;
+        }
+        for packet in rest {
+            if self.auxiliary.len() < self.most {
+                self.auxiliary.push_back(packet);
+                self.counts.delayed_packets += 1;
+            } else {
+                self.counts.dropped_full += 1;
+            }
+        }
+        result
+    }
+
+    /// Sends what waits; by timer, where there are no new packets to do it.
+    ///
+    /// # Errors
+    /// As [`Output::send`].
+    pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        if self.auxiliary.is_empty() && self.sender.waiting() == 0 {
+            return Ok(());
+        }
+        let waiting = &mut self.auxiliary;
+        let result =
+            transmit(&mut self.sender, &mut self.counts, &mut std::iter::from_fn(|| waiting.pop_front()));
+        if result == Err(Fault::Gone) {
+            self.counts.dropped_gone += self.auxiliary.len() as u64;
+            self.auxiliary.clear();
+        }
+        result
+    }
+
+    pub(super) fn into_sender(self) -> Sender {
+        self.sender
+    }
+}
+
+/// As long as the kernel takes some and there are more. `packets` keeps those there was no room for.
+fn transmit(
+    sender: &mut Sender,
+    counts: &mut OutputCounts,
+    packets: &mut impl Iterator<Item = Buffer>,
+) -> Result<(), Fault> {
+    loop {
+        let room = sender.room(u32::MAX);
+        let pushed = sender.push(packets, room);
+        counts.sent_packets += u64::from(pushed);
+        sender.kick()?;
+        // It stopped for want of packets, or there was no room at all.
+        if pushed < room || room == 0 {
+            return Ok(());
+        }
+    }
+}

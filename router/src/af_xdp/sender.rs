@@ -1,0 +1,188 @@
+//! A TX ring, and what all sockets of a queue share.
+
+use super::{
+    Fault, Statistics,
+    buffer::Buffer,
+    descriptor,
+    ring::Producer,
+    socket::Socket,
+    umem::{Promise, QueueId, Umem},
+};
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+};
+
+/// Packets that the kernel sends in one call in copy mode (TX_BATCH_SIZE).
+const PER_CALL: u32 = 32;
+
+/// A queue's place in the memory, and its first socket. With the last of its sockets it goes, and gives back what the kernel had.
+pub(super) struct Slot {
+    umem: Arc<Umem>,
+    id: QueueId,
+    /// `None` while it is dropped.
+    socket: Option<Socket>,
+    zero_copy: bool,
+    /// Frames given to the kernel to be sent, by all senders, and not completed.
+    in_flight: AtomicU32,
+    _promise: Promise,
+}
+
+impl Slot {
+    pub(super) fn new(umem: &Arc<Umem>, id: QueueId, socket: Socket, promise: Promise) -> io::Result<Slot> {
+        let zero_copy = socket.is_zero_copy();
+        // If the kernel does not say, the worst is true until the slot is dropped, below.
+        let slot = Slot {
+            umem: umem.clone(),
+            id,
+            socket: Some(socket),
+            zero_copy: *zero_copy.as_ref().unwrap_or(&true),
+            in_flight: AtomicU32::new(0),
+            _promise: promise,
+        };
+        zero_copy.map(|_| slot)
+    }
+
+    pub(super) fn umem(&self) -> &Arc<Umem> {
+        &self.umem
+    }
+
+    pub(super) fn id(&self) -> QueueId {
+        self.id
+    }
+
+    pub(super) fn socket(&self) -> &Socket {
+        self.socket.as_ref().expect("it is there until the slot is dropped")
+    }
+
+    pub(super) fn is_zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    pub(super) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Relaxed)
+    }
+
+    pub(super) fn sent(&self, frames: u32) {
+        self.in_flight.fetch_add(frames, Relaxed);
+    }
+
+    pub(super) fn completed(&self, frames: u32) {
+        self.in_flight.fetch_sub(frames, Relaxed);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // Nobody shares the memory by this socket after it is closed.
+        self.umem.anchors().retain(|anchor| anchor.queue != self.id);
+        // Rings are unmapped and other sockets closed already: they hold references to this. Now the kernel copies no more
+        // packets (`xsk_unbind_dev` waits for those in progress).
+        drop(self.socket.take());
+        self.umem.end_queue(self.id, self.zero_copy);
+    }
+}
+
+/// A TX ring of one worker on one queue of a port. Frames that were sent complete with the queue's owner.
+pub struct Sender {
+    ring: Producer<2>,
+    /// `None`: the queue's first.
+    socket: Option<Socket>,
+    _promise: Option<Promise>,
+    slot: Arc<Slot>,
+}
+
+impl Sender {
+    pub(super) fn new(
+        slot: Arc<Slot>,
+        socket: Option<Socket>,
+        ring: Producer<2>,
+        promise: Option<Promise>,
+    ) -> Sender {
+        Sender { ring, socket, _promise: promise, slot }
+    }
+
+    /// What the kernel counts of it.
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        self.socket().statistics()
+    }
+
+    /// Frames that all senders of the queue gave to the kernel, and that are not taken back yet.
+    pub fn in_flight(&self) -> u32 {
+        self.slot.in_flight()
+    }
+
+    fn socket(&self) -> &Socket {
+        self.socket.as_ref().unwrap_or_else(|| self.slot.socket())
+    }
+
+    /// Packets there is room for, up to `wanted`.
+    #[inline]
+    pub(super) fn room(&mut self, wanted: u32) -> u32 {
+        self.ring.room(wanted)
+    }
+
+    /// Puts packets into the ring while there is room for them; says how many. They are seen by the kernel, and sent when it is
+    /// told to ([`Sender::kick`]).
+    pub(super) fn push(&mut self, packets: &mut impl Iterator<Item = Buffer>, most: u32) -> u32 {
+        let umem = self.slot.umem();
+        let count = self.ring.room(most);
+        let mut pushed = 0;
+        while pushed < count
+            && let Some(buffer) = packets.next()
+        {
+            let packet = buffer.into_packet();
+            umem.give_to_send(packet.frame, self.slot.id());
+            let fitted = self.ring.push(descriptor::write(&packet, umem.frame_bytes()));
+            debug_assert!(fitted);
+            pushed += 1;
+        }
+        if pushed > 0 {
+            // Before the kernel can complete them.
+            self.slot.sent(pushed);
+            self.ring.publish();
+        }
+        pushed
+    }
+
+    /// Has the kernel send what is in the ring. What it does not take now stays there.
+    ///
+    /// # Errors
+    /// The port is down or gone.
+    pub(super) fn kick(&self) -> Result<(), Fault> {
+        // A kernel before Linux 6.17 tells late what it took, so its answers count the calls, and not the ring.
+        let mut calls = self.ring.waiting() / PER_CALL + 1;
+        while calls > 0 && self.ring.waiting() > 0 && self.ring.needs_wakeup() {
+            if self.socket().send()? {
+                break;
+            }
+            calls -= 1;
+        }
+        Ok(())
+    }
+
+    /// The kernel has not taken this many, as far as it tells.
+    pub(super) fn waiting(&self) -> u32 {
+        self.ring.waiting()
+    }
+}
+
+/// What the kernel does not take even now is free. In zero-copy mode the driver looks whenever it likes, so there it is the slot's.
+impl Drop for Sender {
+    fn drop(&mut self) {
+        let _ = self.kick();
+        if self.slot.is_zero_copy() {
+            return;
+        }
+        let umem = self.slot.umem();
+        let left =
+            self.ring.unconsumed().map(|[address, _]| descriptor::frame_of(address, umem.frame_bytes()));
+        // A kernel that tells late may have copied some of them already: their completion is refused then.
+        let mut free: Vec<u32> = left.filter(|frame| umem.take_sent(*frame, self.slot.id())).collect();
+        self.slot.completed(free.len() as u32);
+        umem.put(&mut free, 0);
+    }
+}

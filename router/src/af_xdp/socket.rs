@@ -1,0 +1,285 @@
+//! An AF_XDP socket's system calls. `unsafe` is needed for those that libc only declares.
+//!
+//! Kernel source: `include/uapi/linux/if_xdp.h`, `net/xdp/xsk.c`. Nothing here needs more than Linux 5.11.
+
+use super::{
+    Fault,
+    ring_memory::{Offsets, RingMemory},
+    umem::Umem,
+};
+use memmap2::MmapOptions;
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+/// Of what a socket did not take or send, since it was made. The kernel's words: `struct xdp_statistics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets longer than a frame has room for, or for which there was no frame.
+    pub received_dropped: u64,
+    /// Frames in the fill ring that are not of the memory.
+    pub received_invalid: u64,
+    /// Packets of the TX ring that are not wholly in a frame of the memory.
+    pub sent_invalid: u64,
+    /// Packets that found the RX ring full: the path did not keep up with what is sent to it.
+    pub receive_ring_full: u64,
+    /// Times that the queue's fill ring was found empty; the same for all sockets of a queue.
+    pub fill_ring_empty: u64,
+    /// Times that the TX ring was found empty: nothing is wrong.
+    pub transmit_ring_empty: u64,
+}
+
+/// Which ring, and how many entries of how many words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Which {
+    Receive,
+    Transmit,
+    Fill,
+    Completion,
+}
+
+impl Which {
+    fn option(self) -> libc::c_int {
+        match self {
+            Which::Receive => libc::XDP_RX_RING,
+            Which::Transmit => libc::XDP_TX_RING,
+            Which::Fill => libc::XDP_UMEM_FILL_RING,
+            Which::Completion => libc::XDP_UMEM_COMPLETION_RING,
+        }
+    }
+
+    /// Where the ring is mapped.
+    fn page(self) -> u64 {
+        match self {
+            Which::Receive => libc::XDP_PGOFF_RX_RING as u64,
+            Which::Transmit => libc::XDP_PGOFF_TX_RING as u64,
+            Which::Fill => libc::XDP_UMEM_PGOFF_FILL_RING,
+            Which::Completion => libc::XDP_UMEM_PGOFF_COMPLETION_RING,
+        }
+    }
+
+    fn words(self) -> usize {
+        match self {
+            Which::Receive | Which::Transmit => 2,
+            Which::Fill | Which::Completion => 1,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Socket(OwnedFd);
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Socket {
+    /// In the calling thread's namespace, where devices are looked for when it is bound.
+    pub(super) fn open() -> io::Result<Socket> {
+        // SAFETY: a plain system call.
+        let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor just returned to us.
+        Ok(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// The memory of all packets.
+    pub(super) fn register(&self, umem: &Umem) -> io::Result<()> {
+        let registration = libc::xdp_umem_reg {
+            addr: umem.memory().as_mut_ptr() as u64,
+            len: u64::from(umem.frames()) * u64::from(umem.frame_bytes()),
+            chunk_size: umem.frame_bytes(),
+            // Beside the kernel's own 256 bytes.
+            headroom: 0,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        self.set(libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)
+    }
+
+    /// Makes a ring and maps it: both before the socket is bound.
+    pub(super) fn ring(&self, which: Which, entries: u32) -> io::Result<RingMemory> {
+        self.set(libc::SOL_XDP, which.option(), &entries)?;
+        let mut offsets =
+            libc::xdp_mmap_offsets { rx: NO_OFFSETS, tx: NO_OFFSETS, fr: NO_OFFSETS, cr: NO_OFFSETS };
+        self.get(libc::XDP_MMAP_OFFSETS, &mut offsets)?;
+        let at = match which {
+            Which::Receive => offsets.rx,
+            Which::Transmit => offsets.tx,
+            Which::Fill => offsets.fr,
+            Which::Completion => offsets.cr,
+        };
+        let at = Offsets {
+            producer: at.producer as usize,
+            consumer: at.consumer as usize,
+            flags: at.flags as usize,
+            entries: at.desc as usize,
+        };
+        let words = entries as usize * which.words();
+        let map = MmapOptions::new()
+            .offset(which.page())
+            .len(at.entries.saturating_add(words * 8))
+            .populate()
+            .map_raw(self.0.as_raw_fd())?;
+        RingMemory::new(Arc::new(map), at, words)
+    }
+
+    /// To a queue of a device of the namespace the socket was opened in. `shared`: with the memory of that socket, and then
+    /// without flags, which are that socket's.
+    pub(super) fn bind(&self, ifindex: u32, queue: u32, flags: u16, shared: Option<i32>) -> io::Result<()> {
+        let address = libc::sockaddr_xdp {
+            sxdp_family: libc::AF_XDP as u16,
+            sxdp_flags: if shared.is_some() { libc::XDP_SHARED_UMEM } else { flags },
+            sxdp_ifindex: ifindex,
+            sxdp_queue_id: queue,
+            sxdp_shared_umem_fd: shared.unwrap_or(0) as u32,
+        };
+        // SAFETY: `address` is readable for the size given.
+        let rc = unsafe {
+            libc::bind(self.0.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32)
+        };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// XDP_OPTIONS: packets are not copied.
+    pub(super) fn is_zero_copy(&self) -> io::Result<bool> {
+        let mut options = libc::xdp_options { flags: 0 };
+        self.get(libc::XDP_OPTIONS, &mut options)?;
+        Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+    }
+
+    pub(super) fn statistics(&self) -> io::Result<Statistics> {
+        let mut s = libc::xdp_statistics {
+            rx_dropped: 0,
+            rx_invalid_descs: 0,
+            tx_invalid_descs: 0,
+            rx_ring_full: 0,
+            rx_fill_ring_empty_descs: 0,
+            tx_ring_empty_descs: 0,
+        };
+        self.get(libc::XDP_STATISTICS, &mut s)?;
+        Ok(Statistics {
+            received_dropped: s.rx_dropped,
+            received_invalid: s.rx_invalid_descs,
+            sent_invalid: s.tx_invalid_descs,
+            receive_ring_full: s.rx_ring_full,
+            fill_ring_empty: s.rx_fill_ring_empty_descs,
+            transmit_ring_empty: s.tx_ring_empty_descs,
+        })
+    }
+
+    /// The thread that receives polls the device itself, when it asks for packets, rather than being interrupted.
+    pub(super) fn poll_busily(&self, microseconds: u32, budget: u16) -> io::Result<()> {
+        let budget = u32::from(budget);
+        for (option, value) in [
+            (libc::SO_PREFER_BUSY_POLL, 1),
+            (libc::SO_BUSY_POLL, microseconds),
+            (libc::SO_BUSY_POLL_BUDGET, budget),
+        ] {
+            self.set(libc::SOL_SOCKET, option, &value)?;
+        }
+        Ok(())
+    }
+
+    /// The kernel looks at the TX ring. `Ok(false)`: it could not do all now.
+    pub(super) fn send(&self) -> Result<bool, Fault> {
+        // SAFETY: an empty message.
+        let rc = unsafe {
+            libc::sendto(self.0.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0)
+        };
+        outcome(rc)
+    }
+
+    /// The kernel looks at the fill ring, and polls the device if it was told to. It says too whether the port is there.
+    pub(super) fn receive(&self) -> Result<bool, Fault> {
+        // SAFETY: an empty message.
+        let rc = unsafe {
+            libc::recvfrom(
+                self.0.as_raw_fd(),
+                std::ptr::null_mut(),
+                0,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        outcome(rc)
+    }
+
+    fn set<T>(&self, level: libc::c_int, option: libc::c_int, value: &T) -> io::Result<()> {
+        // SAFETY: `value` is readable for its size; the options used here read that much at most.
+        let rc = unsafe {
+            libc::setsockopt(
+                self.0.as_raw_fd(),
+                level,
+                option,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>() as u32,
+            )
+        };
+        if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// # Errors
+    /// Also if the kernel knows a shorter answer.
+    fn get<T>(&self, option: libc::c_int, value: &mut T) -> io::Result<()> {
+        let mut length = size_of::<T>() as libc::socklen_t;
+        // SAFETY: `value`, a plain C structure of integers, is writable for the length given.
+        let rc = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_XDP,
+                option,
+                std::ptr::from_mut(value).cast(),
+                &raw mut length,
+            )
+        };
+        if rc < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if (length as usize) < size_of::<T>() {
+            return Err(io::Error::other("the kernel is too old for AF_XDP as it is used here (Linux 5.11)"));
+        }
+        Ok(())
+    }
+}
+
+const NO_OFFSETS: libc::xdp_ring_offset =
+    libc::xdp_ring_offset { producer: 0, consumer: 0, desc: 0, flags: 0 };
+
+/// Of a call that wakes the kernel up. What is unknown is for later, as a driver may say anything when it is busy.
+fn outcome(rc: isize) -> Result<bool, Fault> {
+    if rc >= 0 {
+        return Ok(true);
+    }
+    match io::Error::last_os_error().raw_os_error() {
+        // The socket was unbound: NETDEV_UNREGISTER.
+        Some(libc::ENXIO) => Err(Fault::Gone),
+        Some(libc::ENETDOWN) => Err(Fault::Down),
+        _ => Ok(false),
+    }
+}
+
+/// Sleeps until one of these sockets has a packet, or `longest` is over; says which.
+pub(super) fn wait(sockets: impl Iterator<Item = i32>, longest: Duration) -> io::Result<bool> {
+    let mut polled: Vec<libc::pollfd> =
+        sockets.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+    // Rounded up: no sleep of less than a millisecond is none.
+    let longest_ms = longest.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
+    // SAFETY: `polled` is writable for its length.
+    let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, longest_ms) };
+    match ready {
+        0.. => Ok(ready > 0),
+        _ => Err(io::Error::last_os_error()).or_else(|e| match e.kind() {
+            io::ErrorKind::Interrupted => Ok(false),
+            _ => Err(e),
+        }),
+    }
+}
