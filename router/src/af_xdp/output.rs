@@ -55,7 +55,7 @@ impl Output {
         packets.retain(|packet| packet.len() >= usize::from(SHORTEST));
         self.counts.dropped_short += (all - packets.len()) as u64;
         let mut rest = packets.drain(..);
-        if result.is_ok() && self.auxiliary.is_empty() {
+        if result != Err(Fault::Gone) && self.auxiliary.is_empty() {
             result = transmit(&mut self.sender, &mut self.counts, &mut rest);
         }
         if result == Err(Fault::Gone) {

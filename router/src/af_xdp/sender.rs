@@ -164,8 +164,8 @@ impl Sender {
         Ok(())
     }
 
-    /// The kernel has not taken this many, as far as it tells.
-    pub(super) fn waiting(&self) -> u32 {
+    /// Packets in the ring that the kernel has not taken, as far as it tells.
+    pub fn waiting(&self) -> u32 {
         self.ring.waiting()
     }
 }

@@ -117,6 +117,11 @@ impl Umem {
         self.books().free.len() as u32
     }
 
+    /// Frames that queues and pools may hold, all together.
+    pub fn promised_frames(&self) -> u32 {
+        self.books().promised
+    }
+
     /// Frames that are not used again: a NIC had them when their queue was closed, and may write to them at any time.
     pub fn retired_frames(&self) -> u32 {
         self.books().retired

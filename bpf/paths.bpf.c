@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
+/*
+ * Frames for paths of the user plane, sent into the RX rings of their queue: for tests and measurements of AF_XDP alone. Which path,
+ * the byte behind the Ethernet header says, of frames with an EtherType for experiments (IEEE 802, 9.2.4).
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define ETH_P_EXPERIMENT 0x88b5
+#define ETHERNET_BYTES	14
+
+/* router/tests/af_xdp/bed.rs has these too. */
+#define PATHS		4
+#define QUEUES		8
+
+/* A socket gets packets of its own port and queue only, so a slot is of one of both; each port has a program of its own. */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, QUEUES * PATHS);
+	__type(key, __u32);
+	__type(value, __u32);
+} paths SEC(".maps");
+
+SEC("xdp")
+int to_path(struct xdp_md *ctx)
+{
+	const __u8 *frame = (void *)(long)ctx->data;
+
+	if (frame + ETHERNET_BYTES + 1 > (const __u8 *)(long)ctx->data_end)
+		return XDP_PASS;
+	if (*(const __be16 *)(frame + 12) != bpf_htons(ETH_P_EXPERIMENT) || frame[ETHERNET_BYTES] >= PATHS)
+		return XDP_PASS;
+	/* Nobody at that slot: the kernel has it. */
+	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS + frame[ETHERNET_BYTES], XDP_PASS);
+}
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,156 @@
+//! Veths with AF_XDP on one end: ports whose frames go into rings of paths, and frames that tell which they are.
+
+use crate::common::{ifindex, run};
+use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
+use router::{
+    af_xdp::{Buffer, Io, Queue, Rings, Sender, Umem, Wanted},
+    plane::{Mode, PortLink},
+};
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/paths.bpf.o"));
+/// Of `bpf/paths.bpf.c`.
+const PATHS: u32 = 4;
+
+/// Small rings: what is full and what wraps is seen soon.
+pub const SMALL: Rings = Rings { fill: 128, completion: 64, receive: 64, transmit: 64 };
+
+/// `pN` with so many queues, whose wire's other end is `qN`; both up, and quiet.
+pub fn make_port(n: usize, queues: usize) {
+    let queues = format!("numrxqueues {queues} numtxqueues {queues}");
+    run(&format!("ip link add p{n} {queues} type veth peer name q{n} {queues}"));
+    for device in [format!("p{n}"), format!("q{n}")] {
+        run(&format!("sysctl -qw net.ipv6.conf.{device}.disable_ipv6=1"));
+        run(&format!("ip link set {device} up"));
+    }
+}
+
+/// The program on a port, and its slots.
+pub struct Port {
+    object: Object,
+    _link: PortLink,
+}
+
+impl Port {
+    pub fn attach(device: &str) -> Port {
+        let object = ObjectBuilder::default().open_memory(PROGRAM).unwrap().load().unwrap();
+        let program = object.progs().next().unwrap();
+        let link = PortLink::attach(program.as_fd(), ifindex(device), Mode::Native).unwrap();
+        Port { _link: link, object }
+    }
+
+    /// Packets of this path go into its ring from now on.
+    pub fn redirect(&self, queue: &Queue, path: usize) {
+        let slot = queue.wanted().queue * PATHS + path as u32;
+        let socket = queue.path_fd(path).unwrap().as_raw_fd();
+        let map = self.object.maps().next().unwrap();
+        map.update(&slot.to_ne_bytes(), &socket.to_ne_bytes(), MapFlags::ANY).unwrap();
+    }
+}
+
+pub fn wanted(device: &str, queue: u32, rings: Rings) -> Wanted {
+    Wanted { rings, ..Wanted::new(ifindex(device), queue) }
+}
+
+/// A queue with these paths, that get their packets.
+pub fn open(umem: &Arc<Umem>, port: &Port, wanted: Wanted, paths: &[usize]) -> (Queue, Sender) {
+    let (mut queue, sender) = Queue::open(umem, wanted).unwrap();
+    for path in paths {
+        queue.add_path(*path).unwrap();
+        port.redirect(&queue, *path);
+    }
+    (queue, sender)
+}
+
+/// For a path, with a number, so many bytes long; no two are equal.
+pub fn frame(path: u8, number: u32, length: usize) -> Vec<u8> {
+    let mut frame = vec![0xff; 6];
+    frame.extend([2, 0, 0, 0, 9, 9, 0x88, 0xb5, path]);
+    frame.extend(number.to_be_bytes());
+    frame.extend((frame.len()..length).map(|n| (n as u32).wrapping_mul(number | 1) as u8));
+    frame
+}
+
+/// The number of a frame.
+pub fn number(frame: &[u8]) -> u32 {
+    u32::from_be_bytes(*frame[15..].first_chunk().unwrap())
+}
+
+pub fn numbers(buffers: &[Buffer]) -> Vec<u32> {
+    buffers.iter().map(|buffer| number(buffer.data())).collect()
+}
+
+/// Sends frames out of one end of a wire by AF_XDP: what is sent by queue n arrives on queue n of the other end.
+pub struct Generator {
+    umem: Arc<Umem>,
+    io: Io,
+    packets: Vec<Buffer>,
+}
+
+impl Generator {
+    pub fn new(device: &str, queues: u32) -> Generator {
+        let umem = Umem::new(4096, 2048).unwrap();
+        let mut io = Io::new(&umem, 256).unwrap();
+        for queue in 0..queues {
+            let (queue, sender) = Queue::open(&umem, wanted(device, queue, SMALL)).unwrap();
+            io.add_queue(queue);
+            io.add_output(sender, 0).unwrap();
+        }
+        Generator { umem, io, packets: Vec::new() }
+    }
+
+    /// Returns when they have arrived, or were dropped there.
+    pub fn send(&mut self, queue: usize, frames: impl IntoIterator<Item = Vec<u8>>) {
+        let mut frames = frames.into_iter().peekable();
+        while frames.peek().is_some() {
+            for bytes in frames.by_ref().take(32) {
+                let mut buffer = self.io.pool().allocate().expect("a frame to send");
+                assert!(buffer.fill(&bytes));
+                self.packets.push(buffer);
+            }
+            self.io.send(queue, &mut self.packets).unwrap();
+            until("the generator's frames to arrive", || {
+                self.io.flush();
+                self.io.outputs()[queue].sender().in_flight() == 0
+            });
+        }
+        assert_eq!(self.io.outputs()[queue].counts().dropped_full, 0);
+    }
+
+    pub fn end(self) {
+        let Generator { umem, io, .. } = self;
+        drop(io);
+        whole(&umem);
+    }
+}
+
+/// No frame is missing.
+#[track_caller]
+pub fn whole(umem: &Umem) {
+    assert_eq!((umem.free_frames(), umem.retired_frames()), (umem.frames(), 0), "free and retired");
+}
+
+#[track_caller]
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "waited in vain for {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Takes packets of a path until there are so many.
+#[track_caller]
+pub fn receive(io: &mut Io, path: usize, count: usize) -> Vec<Buffer> {
+    let mut packets = Vec::new();
+    until(&format!("{count} packets of path {path}"), || {
+        io.receive(path, count - packets.len(), &mut packets);
+        packets.len() == count
+    });
+    packets
+}
