@@ -56,6 +56,8 @@ mod ring;
 mod ring_memory;
 mod sender;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod umem;
 
 pub use buffer::{Buffer, HEAD_ROOM, Pool};

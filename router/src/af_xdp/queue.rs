@@ -87,6 +87,16 @@ impl Queue {
         Ok(())
     }
 
+    /// A path whose ring is filled by a test.
+    #[cfg(test)]
+    pub(super) fn fake_path(&mut self, path: usize, ring: Consumer<2>) {
+        let entries = self.wanted.rings.receive;
+        let promise = self.slot.umem().promise("a path's RX ring", entries).unwrap();
+        self.paths.resize_with(self.paths.len().max(path + 1), || None);
+        self.paths[path] = Some(Path { ring, socket: Socket::fake(), within: false, _promise: promise });
+        self.allowed += entries;
+    }
+
     /// The socket to redirect a path's packets to, by an XSKMAP.
     pub fn path_fd(&self, path: usize) -> Option<BorrowedFd<'_>> {
         self.paths.get(path)?.as_ref().map(|path| path.socket.as_fd())

@@ -46,6 +46,13 @@ impl Slot {
         zero_copy.map(|_| slot)
     }
 
+    #[cfg(test)]
+    pub(super) fn fake(umem: &Arc<Umem>, socket: Socket, zero_copy: bool, promise: Promise) -> Slot {
+        let id = umem.new_queue().unwrap();
+        let in_flight = AtomicU32::new(0);
+        Slot { umem: umem.clone(), id, socket: Some(socket), zero_copy, in_flight, _promise: promise }
+    }
+
     pub(super) fn umem(&self) -> &Arc<Umem> {
         &self.umem
     }

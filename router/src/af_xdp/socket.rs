@@ -90,6 +90,12 @@ impl Socket {
         Ok(Socket(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
+    /// One that refuses everything.
+    #[cfg(test)]
+    pub(super) fn fake() -> Socket {
+        Socket(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
     /// The memory of all packets.
     pub(super) fn register(&self, umem: &Umem) -> io::Result<()> {
         let registration = libc::xdp_umem_reg {

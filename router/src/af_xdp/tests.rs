@@ -1,0 +1,358 @@
+//! Queue, sender and output over plain memory, with a kernel of ours on the other side of the rings.
+
+use super::{
+    ring::{Consumer, Producer},
+    ring_memory::tests::two_sides,
+    sender::Slot,
+    socket::Socket,
+    *,
+};
+use proptest::prelude::*;
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+};
+
+const RINGS: Rings = Rings { fill: 64, completion: 64, receive: 64, transmit: 64 };
+const FRAME_BYTES: u64 = 2048;
+/// Just before indexes wrap.
+const LATE: u32 = u32::MAX - 100;
+
+/// The other side of a queue's rings.
+struct Device {
+    fill: Consumer<1>,
+    completion: Producer<1>,
+    receive: Producer<2>,
+    transmit: Consumer<2>,
+}
+
+/// With path 0.
+fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Sender, Device) {
+    let pair = |words: u32| two_sides(words as usize, LATE);
+    let ([fill, their_fill], [completion, their_completion]) = (pair(RINGS.fill), pair(RINGS.completion));
+    let ([receive, their_receive], [transmit, their_transmit]) =
+        (pair(2 * RINGS.receive), pair(2 * RINGS.transmit));
+    let promise = umem.promise("a queue", RINGS.fill + RINGS.completion + RINGS.transmit).unwrap();
+    let slot = Arc::new(Slot::fake(umem, Socket::fake(), zero_copy, promise));
+    let wanted = Wanted { rings: RINGS, ..Wanted::new(1, 0) };
+    let mut queue = Queue::new(slot.clone(), wanted, Producer::new(fill), Consumer::new(completion), None);
+    queue.fake_path(0, Consumer::<2>::new(receive));
+    let sender = Sender::new(slot, None, Producer::new(transmit), None);
+    let device = Device {
+        fill: Consumer::new(their_fill),
+        completion: Producer::new(their_completion),
+        receive: Producer::new(their_receive),
+        transmit: Consumer::new(their_transmit),
+    };
+    (queue, sender, device)
+}
+
+fn whole(umem: &Umem, retired: u32) {
+    assert_eq!((umem.free_frames(), umem.retired_frames()), (umem.frames() - retired, retired));
+    assert_eq!(umem.promised_frames(), 0);
+}
+
+/// A packet's number is told by its length.
+fn length(number: u64) -> u64 {
+    14 + number % 1500
+}
+
+/// The second word of a descriptor.
+fn word(length: u64) -> u64 {
+    let [a, b, c, d] = (length as u32).to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
+}
+
+impl Device {
+    /// Packets from `next` on, as many as there are frames and places for; says the next.
+    fn deliver(&mut self, frames: &mut VecDeque<u64>, mut next: u64, end: u64) -> u64 {
+        while let Some([address]) = self.fill.pop() {
+            frames.push_back(address);
+        }
+        self.fill.release();
+        while next < end && self.receive.room(1) > 0 {
+            let Some(address) = frames.pop_front() else { break };
+            assert!(self.receive.push([address + 256, word(length(next))]));
+            next += 1;
+        }
+        self.receive.publish();
+        next
+    }
+
+    /// Sends what is there, which is packets from `next` on, in order; says the next.
+    fn send(&mut self, mut next: u64) -> u64 {
+        while self.completion.room(1) > 0
+            && let Some([address, rest]) = self.transmit.pop()
+        {
+            assert_eq!(rest, word(length(next)), "in order");
+            assert!(self.completion.push([address]));
+            next += 1;
+        }
+        self.transmit.release();
+        self.completion.publish();
+        next
+    }
+}
+
+#[test]
+fn packets_go_round_in_order_and_no_frame_is_lost() {
+    const COUNT: u64 = 300_000;
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, mut device) = fake(&umem, false);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, 64).unwrap();
+    let kernel = thread::spawn(move || {
+        let (mut frames, mut delivered, mut sent) = (VecDeque::new(), 0, 0);
+        while sent < COUNT {
+            let before = (delivered, sent);
+            delivered = device.deliver(&mut frames, delivered, COUNT);
+            sent = device.send(sent);
+            if before == (delivered, sent) {
+                thread::yield_now();
+            }
+        }
+    });
+    let (mut packets, mut received) = (Vec::new(), 0);
+    while !kernel.is_finished() {
+        if !io.has_waiting() && io.receive(0, 32, &mut packets) > 0 {
+            for packet in &packets {
+                assert_eq!((packet.len() as u64, packet.head_room()), (length(received), 256));
+                received += 1;
+            }
+            io.send(0, &mut packets).unwrap();
+        } else {
+            io.flush();
+            thread::yield_now();
+        }
+    }
+    kernel.join().unwrap();
+    let counts = io.queues()[0].counts();
+    assert_eq!(counts, QueueCounts { received_packets: COUNT, ..QueueCounts::default() });
+    let out = io.outputs()[0].counts();
+    assert_eq!((out.sent_packets, out.dropped_full), (COUNT, 0));
+    drop(io);
+    whole(&umem, 0);
+}
+
+#[test]
+fn what_the_kernel_never_had_is_refused() {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, mut device) = fake(&umem, false);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, 0).unwrap();
+    let given: Vec<u64> = std::iter::from_fn(|| device.fill.pop()).map(|[a]| a).collect();
+    assert_eq!(given.len(), 64);
+    let mine = io.pool().allocate().unwrap();
+    let first = given[0];
+    let part = u64::from_ne_bytes([60, 0, 0, 0, 1, 0, 0, 0]);
+    let not_given = 1199 * FRAME_BYTES;
+    assert!(!given.contains(&not_given));
+    for entry in [
+        [first, 60],
+        [first, 60],
+        [not_given, 60],
+        [1200 * FRAME_BYTES, 60],
+        [given[1], 2049],
+        // A packet in three frames, and one behind it.
+        [given[2], part],
+        [given[3], part],
+        [given[4], 60],
+        [given[5], 60],
+    ] {
+        assert!(device.receive.push(entry));
+    }
+    device.receive.publish();
+    for address in [first, not_given, u64::MAX] {
+        assert!(device.completion.push([address]));
+    }
+    device.completion.publish();
+    let mut packets = Vec::new();
+    assert_eq!(io.receive(0, 32, &mut packets), 2, "the first, and the last");
+    // Completions are looked at when something was sent.
+    let mut sent = vec![mine];
+    assert!(sent[0].fill(&[0; 60]));
+    io.send(0, &mut sent).unwrap();
+    io.flush();
+    let counts = io.queues()[0].counts();
+    assert_eq!((counts.refused, counts.multi_buffer), (4 + 3, 1));
+    packets.clear();
+    drop(io);
+    // The one that was sent never came back.
+    drop(device);
+    whole(&umem, 0);
+}
+
+#[test]
+fn frames_of_a_nic_are_not_used_again() {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, mut device) = fake(&umem, true);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, 0).unwrap();
+    let mut frames = VecDeque::new();
+    device.deliver(&mut frames, 0, 10);
+    let mut packets = Vec::new();
+    assert_eq!(io.receive(0, 4, &mut packets), 4);
+    io.send(0, &mut packets).unwrap();
+    // All that it had to receive into, and those to be sent.
+    let its = io.queues()[0].given_frames() + 4;
+    assert!(its > 64);
+    drop(io);
+    whole(&umem, its);
+}
+
+/// While the ring is full packets wait, and newer ones never overtake them.
+#[test]
+fn the_auxiliary_queue_keeps_order_and_ends() {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, mut device) = fake(&umem, false);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, 40).unwrap();
+    let send = |io: &mut Io, numbers: std::ops::Range<u64>| {
+        let mut packets = Vec::new();
+        for number in numbers {
+            let mut packet = io.pool().allocate().unwrap();
+            assert!(packet.fill(&vec![0; length(number) as usize]));
+            packets.push(packet);
+        }
+        io.send(0, &mut packets).unwrap();
+    };
+    (0..10).for_each(|n| send(&mut io, n * 10..(n + 1) * 10));
+    assert_eq!(io.outputs()[0].waiting(), 36);
+    send(&mut io, 100..107);
+    let counts = io.outputs()[0].counts();
+    assert_eq!((counts.sent_packets, counts.delayed_packets, counts.dropped_full), (64, 40, 3));
+    // The device takes some; a new packet goes behind those that wait.
+    assert_eq!(device.send(0), 64);
+    send(&mut io, 104..106);
+    assert_eq!((io.outputs()[0].waiting(), device.send(64)), (0, 64), "no completion is taken back yet");
+    io.flush();
+    assert_eq!(device.send(64), 106);
+    assert_eq!(io.outputs()[0].counts().sent_packets, 106);
+    io.flush();
+    assert_eq!(io.outputs()[0].sender().in_flight(), 0);
+    drop(io);
+    whole(&umem, 0);
+}
+
+#[test]
+fn queues_give_equal_parts_and_what_others_leave() {
+    let umem = Umem::new(4000, FRAME_BYTES as u32).unwrap();
+    let mut io = Io::new(&umem, 300).unwrap();
+    let mut devices = Vec::new();
+    for _ in 0..3 {
+        let (queue, _, device) = fake(&umem, false);
+        io.add_queue(queue);
+        devices.push((device, VecDeque::new()));
+    }
+    let mut deliver = |counts: [u64; 3]| {
+        for ((device, frames), count) in devices.iter_mut().zip(counts) {
+            assert_eq!(device.deliver(frames, 0, count), count);
+        }
+    };
+    deliver([50, 50, 0]);
+    let mut took = [50, 50, 0];
+    for most in [30, 30, 30, 30] {
+        let before = io.queues().iter().map(|q| q.counts().received_packets).collect::<Vec<_>>();
+        let got = io.receive(0, most, &mut Vec::new());
+        let now = io.queues().iter().map(|q| q.counts().received_packets).collect::<Vec<_>>();
+        let part = [0, 1, 2].map(|n| now[n] - before[n]);
+        assert_eq!(part.iter().sum::<u64>(), got as u64);
+        assert!(part[0] >= 10.min(took[0]) && part[1] >= 10.min(took[1]), "{part:?}");
+        assert_eq!(got, (took.iter().sum::<u64>() as usize).min(30), "as many as there are");
+        (0..3).for_each(|n| took[n] -= part[n]);
+    }
+    assert_eq!(took, [0, 0, 0]);
+    // In hand as many as was said at most.
+    deliver([60, 60, 60]);
+    deliver([4, 4, 4]);
+    let mut packets = Vec::new();
+    let keep: Vec<_> = (0..200).map(|_| io.pool().allocate().unwrap()).collect();
+    assert_eq!(io.receive(0, 1000, &mut packets), 100);
+    drop((keep, packets, io));
+    whole(&umem, 0);
+}
+
+proptest! {
+    /// Whatever is in the rings: no panic, no frame twice, none missing.
+    #[test]
+    fn any_entries_leave_the_pool_whole(
+        entries in prop::collection::vec((0_u64..1300, 0_u64..2048, 0_u32..2500, 0_u32..3), 0..200),
+        raw in prop::collection::vec(any::<[u64; 2]>(), 0..20),
+    ) {
+        let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+        let (queue, sender, mut device) = fake(&umem, false);
+        let mut io = Io::new(&umem, 128).unwrap();
+        io.add_queue(queue);
+        io.add_output(sender, 8).unwrap();
+        let entries = entries.into_iter().map(|(frame, start, length, options)| {
+            let [a, b, c, d] = length.to_ne_bytes();
+            let [e, f, g, h] = options.to_ne_bytes();
+            // Mostly low frames: those the kernel has are the highest of the first batches.
+            [(frame % 200 * 6 + start / 2000) * FRAME_BYTES + start, u64::from_ne_bytes([a, b, c, d, e, f, g, h])]
+        });
+        let mut packets = Vec::new();
+        for (n, entry) in entries.chain(raw).enumerate() {
+            let _ = device.receive.push(entry) | device.completion.push([entry[0]]);
+            device.receive.publish();
+            device.completion.publish();
+            if n % 7 == 0 {
+                io.receive(0, 16, &mut packets);
+                for (n, packet) in (0_u32..).zip(&mut packets) {
+                    if packet.len() >= 4 {
+                        packet.data_mut()[..4].copy_from_slice(&n.to_ne_bytes());
+                    }
+                }
+                let marked = (0_u32..).zip(&packets).filter(|(_, packet)| packet.len() >= 4);
+                for (n, packet) in marked {
+                    prop_assert_eq!(&packet.data()[..4], &n.to_ne_bytes());
+                }
+                packets.truncate(20);
+                if n % 3 == 0 {
+                    io.send(0, &mut packets).unwrap();
+                }
+            }
+        }
+        drop((packets, io, device));
+        whole(&umem, 0);
+    }
+}
+
+/// Of [`Queue`]'s drop: what is in flight is waited for only a moment.
+#[test]
+fn a_queue_waits_for_what_is_on_its_way() {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, mut device) = fake(&umem, false);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, 0).unwrap();
+    let mut packets: Vec<_> = (0..10).map(|_| io.pool().allocate().unwrap()).collect();
+    for packet in &mut packets {
+        assert!(packet.fill(&[0; 60]));
+    }
+    io.send(0, &mut packets).unwrap();
+    // The device took four, and is done with three of them, one a little later.
+    let taken: Vec<u64> = (0..4).map(|_| device.transmit.pop().unwrap()[0]).collect();
+    device.transmit.release();
+    assert!(device.completion.push([taken[0]]) && device.completion.push([taken[1]]));
+    device.completion.publish();
+    let late = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(std::time::Duration::from_millis(20));
+            assert!(device.completion.push([taken[2]]));
+            device.completion.publish();
+            late.store(true, Relaxed);
+        });
+        drop(io);
+        assert!(late.load(Relaxed));
+    });
+    whole(&umem, 1);
+}
