@@ -22,6 +22,14 @@ struct {
 	__type(value, __u32);
 } paths SEC(".maps");
 
+/* Where generated frames go. */
+struct {
+	__uint(type, BPF_MAP_TYPE_DEVMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} out SEC(".maps");
+
 SEC("xdp")
 int to_path(struct xdp_md *ctx)
 {
@@ -33,6 +41,26 @@ int to_path(struct xdp_md *ctx)
 		return XDP_PASS;
 	/* Nobody at that slot: the kernel has it. */
 	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS + frame[ETHERNET_BYTES], XDP_PASS);
+}
+
+/* Run by BPF_PROG_TEST_RUN with live frames: each is for path 0, and leaves by `out`. */
+SEC("xdp")
+int generate(struct xdp_md *ctx)
+{
+	__u8 *frame = (void *)(long)ctx->data;
+
+	if (frame + ETHERNET_BYTES + 1 > (__u8 *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	*(__be16 *)(frame + 12) = bpf_htons(ETH_P_EXPERIMENT);
+	frame[ETHERNET_BYTES] = 0;
+	return bpf_redirect_map(&out, 0, 0);
+}
+
+/* At the other end. */
+SEC("xdp")
+int sink(struct xdp_md *ctx)
+{
+	return XDP_DROP;
 }
 
 char LICENSE[] SEC("license") = "GPL";

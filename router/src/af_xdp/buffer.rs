@@ -20,12 +20,13 @@ pub struct Pool {
     inner: Rc<Inner>,
     /// Buffers there may be at a time.
     in_hand: usize,
-    promises: Vec<Promise>,
 }
 
 struct Inner {
     umem: Arc<Umem>,
     free: RefCell<Vec<u32>>,
+    /// Until the last buffer is gone.
+    promises: RefCell<Vec<Promise>>,
 }
 
 /// A packet: bytes in a frame that is nobody else's, with room before and behind.
@@ -50,17 +51,16 @@ impl Pool {
     /// There are too few frames.
     pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Pool, OpenError> {
         let needed = u32::try_from(in_hand.saturating_add(KEPT)).unwrap_or(u32::MAX);
-        Ok(Pool {
-            promises: vec![umem.promise("a worker's pool", needed)?],
-            inner: Rc::new(Inner { umem: umem.clone(), free: RefCell::new(Vec::with_capacity(KEPT + 1)) }),
-            in_hand,
-        })
+        let promises = RefCell::new(vec![umem.promise("a worker's pool", needed)?]);
+        let free = RefCell::new(Vec::with_capacity(KEPT + 1));
+        Ok(Pool { inner: Rc::new(Inner { umem: umem.clone(), free, promises }), in_hand })
     }
 
     /// So many more buffers may be in hand.
     pub(super) fn allow(&mut self, more: usize) -> Result<(), OpenError> {
         let needed = u32::try_from(more).unwrap_or(u32::MAX);
-        self.promises.push(self.umem().promise("packets that wait for a TX ring", needed)?);
+        let promise = self.umem().promise("packets that wait for a TX ring", needed)?;
+        self.inner.promises.borrow_mut().push(promise);
         self.in_hand += more;
         Ok(())
     }
@@ -204,6 +204,12 @@ impl Buffer {
             self.data_mut().copy_from_slice(bytes);
         }
         right
+    }
+
+    /// Its frame is of this memory.
+    #[inline]
+    pub(super) fn is_of(&self, umem: &Arc<Umem>) -> bool {
+        Arc::ptr_eq(&self.pool.umem, umem)
     }
 
     /// The frame leaves with what it holds, to be given to a ring.

@@ -7,7 +7,7 @@ use super::{
     open::Polling,
     socket,
 };
-use std::{io, os::fd::AsRawFd, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 /// A worker's packets, in and out.
 pub struct Io {
@@ -29,7 +29,11 @@ impl Io {
     }
 
     /// Receives by this queue too; its number among them is returned.
+    ///
+    /// # Panics
+    /// It is of another memory.
     pub fn add_queue(&mut self, mut queue: Queue) -> usize {
+        assert!(Arc::ptr_eq(queue.slot().umem(), self.pool.umem()), "a queue of another memory");
         queue.refill(&self.pool);
         self.queues.push(queue);
         self.queues.len() - 1
@@ -39,7 +43,11 @@ impl Io {
     ///
     /// # Errors
     /// There are too few frames for those that wait.
+    ///
+    /// # Panics
+    /// It is of another memory.
     pub fn add_output(&mut self, sender: Sender, auxiliary: usize) -> Result<usize, OpenError> {
+        assert!(Arc::ptr_eq(sender.umem(), self.pool.umem()), "a TX ring of another memory");
         self.pool.allow(auxiliary)?;
         self.outputs.push(Output::new(sender, auxiliary));
         Ok(self.outputs.len() - 1)
@@ -126,7 +134,7 @@ impl Io {
             return Ok(true);
         }
         let sockets = self.queues.iter().flat_map(|queue| queue.sockets(paths));
-        socket::wait(sockets.map(|fd| fd.as_raw_fd()), longest)
+        socket::wait(sockets, longest)
     }
 
     /// What is wrong with ports, by number of the queue. A port that is gone takes its queue with it: it can only be dropped.

@@ -94,6 +94,22 @@ struct First {
     transmit: Producer<2>,
 }
 
+/// What the kernel did not do.
+struct Refused {
+    what: &'static str,
+    error: io::Error,
+}
+
+impl Refused {
+    fn to(what: &'static str) -> impl FnOnce(io::Error) -> Refused {
+        move |error| Refused { what, error }
+    }
+
+    fn is(&self, errno: i32) -> bool {
+        self.error.raw_os_error() == Some(errno)
+    }
+}
+
 impl Queue {
     /// Takes a queue of a port, for one worker, with a TX ring and no path yet. The worker may be another thread than this.
     ///
@@ -108,13 +124,15 @@ impl Queue {
         let mut copies_because = None;
         let opened = if wanted.zero_copy {
             bind_in_mode(umem, id, &wanted, true).or_else(|why| {
-                copies_because = Some(why);
+                copies_because = Some(why.error);
                 bind_in_mode(umem, id, &wanted, false)
             })
         } else {
             bind_in_mode(umem, id, &wanted, false)
         };
-        let first = opened.inspect_err(|_| umem.end_queue(id, false)).map_err(wanted.failed("binding"))?;
+        let first = opened
+            .inspect_err(|_| umem.end_queue(id, false))
+            .map_err(|no| wanted.failed(no.what)(no.error))?;
         let slot = Slot::new(umem, id, first.socket, promise);
         // From here on the slot gives back what it has.
         let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
@@ -158,11 +176,11 @@ pub(super) fn saturate(frames: u64) -> u32 {
 
 /// Binds the first socket of a queue: to the memory of another socket of that mode, or registers it. A queue that somebody
 /// has is waited for a moment.
-fn bind_in_mode(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> io::Result<First> {
+fn bind_in_mode(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> Result<First, Refused> {
     let begun = Instant::now();
     loop {
         match bind_once(umem, id, wanted, zero_copy) {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && begun.elapsed() < LETS_GO => {
+            Err(refused) if refused.is(libc::EBUSY) && begun.elapsed() < LETS_GO => {
                 thread::sleep(Duration::from_millis(5));
             }
             bound => return bound,
@@ -170,35 +188,36 @@ fn bind_in_mode(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool)
     }
 }
 
-fn bind_once(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> io::Result<First> {
+fn bind_once(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) -> Result<First, Refused> {
     // Held until it is done: what is listed stays open, and two do not register the memory at once.
     let mut anchors = umem.anchors();
-    let mut candidates =
-        anchors.iter().filter(|a| a.zero_copy == zero_copy).map(|a| Some(a.fd)).collect::<Vec<_>>();
-    candidates.push(None);
-    let mut bound = Err(io::Error::from_raw_os_error(libc::EBADF));
-    for shared in candidates {
-        bound = bind_to(umem, wanted, zero_copy, shared);
-        // The device of that socket is gone: the next.
-        if !bound.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::EBADF)) {
-            break;
+    let mut others: Vec<i32> =
+        anchors.iter().filter(|anchor| anchor.zero_copy == zero_copy).map(|anchor| anchor.fd).collect();
+    let first = loop {
+        // Without another: registered by this one.
+        let shared = others.pop();
+        match bind_to(umem, wanted, zero_copy, shared) {
+            // The device of that socket is gone: the next.
+            Err(refused) if shared.is_some() && refused.is(libc::EBADF) => {}
+            bound => break bound?,
         }
-    }
-    let first = bound?;
+    };
     anchors.push(Anchor { queue: id, zero_copy, fd: first.socket.as_fd().as_raw_fd() });
     Ok(first)
 }
 
-fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -> io::Result<First> {
-    let socket = Socket::open()?;
+fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -> Result<First, Refused> {
+    let socket = Socket::open().map_err(Refused::to("opening a socket"))?;
     if shared.is_none() {
-        socket.register(umem)?;
+        socket.register(umem).map_err(Refused::to("registering the memory (it is locked: CAP_IPC_LOCK)"))?;
     }
+    let ring = |which, entries| socket.ring(which, entries).map_err(Refused::to("making a ring"));
     let rings = wanted.rings;
-    let fill = Producer::new(socket.ring(Which::Fill, rings.fill)?);
-    let completion = Consumer::new(socket.ring(Which::Completion, rings.completion)?);
-    let transmit = Producer::new(socket.ring(Which::Transmit, rings.transmit)?);
+    let fill = Producer::new(ring(Which::Fill, rings.fill)?);
+    let completion = Consumer::new(ring(Which::Completion, rings.completion)?);
+    let transmit = Producer::new(ring(Which::Transmit, rings.transmit)?);
     let mode = if zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY };
-    socket.bind(wanted.ifindex, wanted.queue, mode | libc::XDP_USE_NEED_WAKEUP, shared)?;
+    let bound = socket.bind(wanted.ifindex, wanted.queue, mode | libc::XDP_USE_NEED_WAKEUP, shared);
+    bound.map_err(Refused::to("binding"))?;
     Ok(First { socket, fill, completion, transmit })
 }

@@ -12,8 +12,8 @@ pub struct OutputCounts {
     pub delayed_packets: u64,
     /// Dropped as the auxiliary queue was full too.
     pub dropped_full: u64,
-    /// Dropped as they had no whole Ethernet header.
-    pub dropped_short: u64,
+    /// Dropped as they had no whole Ethernet header, or their frame is of another memory.
+    pub dropped_unfit: u64,
     /// Dropped as the port is gone.
     pub dropped_gone: u64,
 }
@@ -52,8 +52,9 @@ impl Output {
     pub(super) fn send(&mut self, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
         let mut result = self.flush();
         let all = packets.len();
-        packets.retain(|packet| packet.len() >= usize::from(SHORTEST));
-        self.counts.dropped_short += (all - packets.len()) as u64;
+        let umem = self.sender.umem();
+        packets.retain(|packet| packet.len() >= usize::from(SHORTEST) && packet.is_of(umem));
+        self.counts.dropped_unfit += (all - packets.len()) as u64;
         let mut rest = packets.drain(..);
         if result != Err(Fault::Gone) && self.auxiliary.is_empty() {
             result = transmit(&mut self.sender, &mut self.counts, &mut rest);
@@ -107,8 +108,8 @@ fn transmit(
         let pushed = sender.push(packets, room);
         counts.sent_packets += u64::from(pushed);
         sender.kick()?;
-        // It stopped for want of packets, or there was no room at all.
-        if pushed < room || room == 0 {
+        // It stopped for want of packets, or the kernel took none.
+        if pushed < room || sender.room(1) == 0 {
             return Ok(());
         }
     }

@@ -6,7 +6,7 @@ use super::{
     descriptor::{self, Received},
     ring::{Consumer, Producer},
     sender::Slot,
-    socket::{Socket, Which},
+    socket::{self, Socket, Which},
     umem::{BATCH, Promise},
 };
 use std::{
@@ -198,10 +198,12 @@ impl Queue {
 
     /// Has the driver look at the fill ring, or be polled.
     pub(super) fn ask(&self) {
-        if let Some(path) = self.paths.iter().flatten().next() {
-            // A port that is gone is told of by `check`.
-            let _ = path.socket.receive();
-        }
+        // A port that is gone is told of by `check`.
+        let _ = match self.paths.iter().flatten().next() {
+            Some(path) => path.socket.receive().is_ok(),
+            // A socket without an RX ring cannot be asked for packets, but looked at.
+            None => socket::wait([self.slot.socket().as_fd()].into_iter(), Duration::ZERO).is_ok(),
+        };
     }
 
     /// Takes back frames that were sent.

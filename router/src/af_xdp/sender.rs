@@ -33,17 +33,12 @@ pub(super) struct Slot {
 
 impl Slot {
     pub(super) fn new(umem: &Arc<Umem>, id: QueueId, socket: Socket, promise: Promise) -> io::Result<Slot> {
-        let zero_copy = socket.is_zero_copy();
-        // If the kernel does not say, the worst is true until the slot is dropped, below.
-        let slot = Slot {
-            umem: umem.clone(),
-            id,
-            socket: Some(socket),
-            zero_copy: *zero_copy.as_ref().unwrap_or(&true),
-            in_flight: AtomicU32::new(0),
-            _promise: promise,
-        };
-        zero_copy.map(|_| slot)
+        let mode = socket.is_zero_copy();
+        // If the kernel does not say, it goes as if it were the dearer one.
+        let zero_copy = *mode.as_ref().unwrap_or(&true);
+        let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
+        let slot = Slot { umem, id, socket, zero_copy, in_flight, _promise: promise };
+        mode.map(|_| slot)
     }
 
     #[cfg(test)]
@@ -112,6 +107,10 @@ impl Sender {
         Sender { ring, socket, _promise: promise, slot }
     }
 
+    pub(super) fn umem(&self) -> &Arc<Umem> {
+        self.slot.umem()
+    }
+
     /// What the kernel counts of it.
     pub fn statistics(&self) -> io::Result<Statistics> {
         self.socket().statistics()
@@ -132,7 +131,7 @@ impl Sender {
         self.ring.room(wanted)
     }
 
-    /// Puts packets into the ring while there is room for them; says how many. They are seen by the kernel, and sent when it is
+    /// Puts packets, of this memory, into the ring while there is room for them; says how many. They are sent when the kernel is
     /// told to ([`Sender::kick`]).
     pub(super) fn push(&mut self, packets: &mut impl Iterator<Item = Buffer>, most: u32) -> u32 {
         let umem = self.slot.umem();

@@ -274,9 +274,9 @@ fn outcome(rc: isize) -> Result<bool, Fault> {
 }
 
 /// Sleeps until one of these sockets has a packet, or `longest` is over; says which.
-pub(super) fn wait(sockets: impl Iterator<Item = i32>, longest: Duration) -> io::Result<bool> {
+pub(super) fn wait<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>, longest: Duration) -> io::Result<bool> {
     let mut polled: Vec<libc::pollfd> =
-        sockets.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect();
+        sockets.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
     // Rounded up: no sleep of less than a millisecond is none.
     let longest_ms = longest.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
     // SAFETY: `polled` is writable for its length.

@@ -119,7 +119,8 @@ fn packets_go_round_in_order_and_no_frame_is_lost() {
     });
     let (mut packets, mut received) = (Vec::new(), 0);
     while !kernel.is_finished() {
-        if !io.has_waiting() && io.receive(0, 32, &mut packets) > 0 {
+        // None is dropped, but some are sent while others wait.
+        if io.outputs()[0].waiting() <= 32 && io.receive(0, 32, &mut packets) > 0 {
             for packet in &packets {
                 assert_eq!((packet.len() as u64, packet.head_room()), (length(received), 256));
                 received += 1;

@@ -7,7 +7,7 @@ use router::{
     plane::{Mode, PortLink},
 };
 use std::{
-    os::fd::{AsFd, AsRawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -30,6 +30,16 @@ pub fn make_port(n: usize, queues: usize) {
     }
 }
 
+pub fn load() -> Object {
+    ObjectBuilder::default().open_memory(PROGRAM).unwrap().load().unwrap()
+}
+
+pub fn program<'a>(object: &'a Object, name: &str) -> BorrowedFd<'a> {
+    let program = object.progs().find(|program| program.name() == name).unwrap();
+    // SAFETY: the descriptor is the object's, open as long as it lives.
+    unsafe { BorrowedFd::borrow_raw(program.as_fd().as_raw_fd()) }
+}
+
 /// The program on a port, and its slots.
 pub struct Port {
     object: Object,
@@ -37,10 +47,14 @@ pub struct Port {
 }
 
 impl Port {
+    /// Frames go to paths.
     pub fn attach(device: &str) -> Port {
-        let object = ObjectBuilder::default().open_memory(PROGRAM).unwrap().load().unwrap();
-        let program = object.progs().next().unwrap();
-        let link = PortLink::attach(program.as_fd(), ifindex(device), Mode::Native).unwrap();
+        Self::with(device, "to_path")
+    }
+
+    pub fn with(device: &str, program: &str) -> Port {
+        let object = load();
+        let link = PortLink::attach(self::program(&object, program), ifindex(device), Mode::Native).unwrap();
         Port { _link: link, object }
     }
 
@@ -48,7 +62,7 @@ impl Port {
     pub fn redirect(&self, queue: &Queue, path: usize) {
         let slot = queue.wanted().queue * PATHS + path as u32;
         let socket = queue.path_fd(path).unwrap().as_raw_fd();
-        let map = self.object.maps().next().unwrap();
+        let map = self.object.maps().find(|map| map.name() == "paths").unwrap();
         map.update(&slot.to_ne_bytes(), &socket.to_ne_bytes(), MapFlags::ANY).unwrap();
     }
 }

@@ -3,6 +3,7 @@
 mod bed;
 #[path = "../common/mod.rs"]
 mod common;
+mod measure;
 
 use bed::*;
 use common::{ifindex, in_new_namespace, run, wire::Wire};
@@ -94,7 +95,7 @@ fn bytes_that_come_in_go_out_in_order() {
 
 #[test]
 #[ignore = "needs root"]
-fn packets_grow_at_both_ends_and_too_short_ones_are_dropped() {
+fn packets_grow_at_both_ends_and_unfit_ones_are_dropped() {
     in_new_namespace(|| {
         let mut world = World::new(&[0], SMALL, 0);
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
@@ -112,12 +113,17 @@ fn packets_grow_at_both_ends_and_too_short_ones_are_dropped() {
             let at = packet.head_room();
             assert!(packet.set_range(at..at + length));
         }
+        let other = Umem::new(300, 2048).unwrap();
+        let mut stranger = Io::new(&other, 1).unwrap().pool().allocate().unwrap();
+        assert!(stranger.fill(&sent));
+        packets.push(stranger);
         world.io.send(OUT, &mut packets).unwrap();
         let out = out_of(&to, 1).remove(0);
         assert_eq!(out.len(), 50 + 60 + 16);
         assert_eq!((&out[..14], &out[14..50], &out[50..110]), (&sent[..14], &[0xaa; 36][..], &sent[..]));
         assert_eq!(out[110..], [0xbb; 16]);
-        assert_eq!(world.io.outputs()[OUT].counts().dropped_short, 2);
+        assert_eq!(world.io.outputs()[OUT].counts().dropped_unfit, 3);
+        whole(&other);
         world.end();
     });
 }

@@ -1,0 +1,227 @@
+//! What a packet costs: `cargo test --release -p millrace --test af_xdp -- --ignored --nocapture measure`, as root. The veths' receive
+//! threads and the worker share core 1; the generator, and what takes the packets at the end, have core 0.
+
+use super::{bed::*, common::*};
+use libbpf_rs::{MapCore, MapFlags, libbpf_sys as sys};
+use router::{
+    af_xdp::{Buffer, Io, Pool, Queue, Rings, Umem},
+    cores::Roots,
+    netlink::netdev::Netdev,
+};
+use rustix::{
+    process::Pid,
+    thread::{CpuSet, sched_setaffinity},
+};
+use std::{
+    fs,
+    hint::black_box,
+    os::fd::AsRawFd,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::{Duration, Instant},
+};
+
+const ROUNDS: usize = 5;
+const BATCHES: [usize; 3] = [1, 16, 64];
+
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+fn list(of: &[f64]) -> String {
+    of.iter().map(|n| format!("{n:.1}")).collect::<Vec<_>>().join(" ")
+}
+
+/// Of this thread, system calls included.
+fn cpu_time() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
+}
+
+/// The thread that polls the only queue of a device.
+struct Receiver(u32);
+
+impl Receiver {
+    /// Makes it, on this core.
+    fn new(device: &str, core: usize) -> Receiver {
+        let roots = Roots::here().unwrap();
+        fs::write(roots.device(device).join("threaded"), "1").unwrap();
+        let napis = Netdev::open().unwrap().expect("the netdev family").napis(ifindex(device)).unwrap();
+        let pid = napis.expect("NAPI instances")[0].pid.expect("a thread");
+        let mut cores = CpuSet::new();
+        cores.set(core);
+        sched_setaffinity(Pid::from_raw(pid as i32), &cores).unwrap();
+        Receiver(pid)
+    }
+
+    fn cpu_ns(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/schedstat", self.0)).unwrap();
+        stat.split(' ').next().unwrap().parse().unwrap()
+    }
+}
+
+/// Frames without pause, on core 0, until told to stop.
+fn generate(device: &str, over: &AtomicBool) {
+    only_on([0]);
+    let object = load();
+    let out = object.maps().find(|map| map.name() == "out").unwrap();
+    out.update(&[0; 4], &ifindex(device).to_ne_bytes(), MapFlags::ANY).unwrap();
+    let program = program(&object, "generate");
+    let frame = frame(0, 0, 60);
+    while !over.load(Relaxed) {
+        let mut opts = sys::bpf_test_run_opts {
+            sz: size_of::<sys::bpf_test_run_opts>() as _,
+            data_in: frame.as_ptr().cast(),
+            data_size_in: frame.len() as u32,
+            repeat: 1 << 20,
+            batch_size: 64,
+            flags: sys::BPF_F_TEST_XDP_LIVE_FRAMES,
+            ..Default::default()
+        };
+        // SAFETY: a valid descriptor; `frame` is readable for its length, and outlives the call.
+        let rc = unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut opts) };
+        assert_eq!(rc, 0, "generating");
+    }
+}
+
+/// What one round saw.
+struct Round {
+    forwarded_pps: f64,
+    worker_ns: f64,
+    receiver_ns: f64,
+}
+
+/// Forwards for a while; offered is more than can be.
+fn forward(io: &mut Io, receiver: &Receiver, batch: usize) -> Round {
+    let mut packets: Vec<Buffer> = Vec::new();
+    let received = |io: &Io| {
+        let ring_full = io.queues()[0].statistics(0).unwrap().unwrap().receive_ring_full;
+        (io.queues()[0].counts().received_packets, ring_full)
+    };
+    let mut go = |io: &mut Io, time: Duration| {
+        let begun = Instant::now();
+        while begun.elapsed() < time {
+            for _ in 0..64 {
+                if io.receive(0, batch, &mut packets) > 0 {
+                    io.send(0, &mut packets).unwrap();
+                } else {
+                    thread::yield_now();
+                }
+            }
+        }
+    };
+    go(io, Duration::from_millis(200));
+    let (begun, cpu, polled, before) = (Instant::now(), cpu_time(), receiver.cpu_ns(), received(io));
+    go(io, Duration::from_secs(1));
+    let (now, cpu, polled) = (received(io), cpu_time() - cpu, receiver.cpu_ns() - polled);
+    let packets = (now.0 - before.0) as f64;
+    Round {
+        forwarded_pps: packets / begun.elapsed().as_secs_f64(),
+        worker_ns: cpu.as_nanos() as f64 / packets,
+        receiver_ns: polled as f64 / (packets + (now.1 - before.1) as f64),
+    }
+}
+
+#[test]
+#[ignore = "a measurement; needs root"]
+fn receive_and_send() {
+    in_new_namespace(|| {
+        make_port(0, 1);
+        make_port(1, 1);
+        let (port, _sink) = (Port::attach("p0"), Port::with("q1", "sink"));
+        let (receiver, _end) = (Receiver::new("p0", 1), Receiver::new("q1", 0));
+        let umem = Umem::new(16384, 2048).unwrap();
+        println!("huge pages: {}", umem.has_huge_pages());
+        let mut io = Io::new(&umem, 128).unwrap();
+        let (queue, _sender) = open(&umem, &port, wanted("p0", 0, Rings::default()), &[0]);
+        println!(
+            "zero-copy: {} ({:?})",
+            queue.is_zero_copy(),
+            queue.copies_because().map(ToString::to_string)
+        );
+        io.add_queue(queue);
+        let (queue, sender) = Queue::open(&umem, wanted("p1", 0, Rings::default())).unwrap();
+        io.add_queue(queue);
+        io.add_output(sender, 1024).unwrap();
+        only_on([1]);
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let _ends = Ends(&over);
+            // A new thread is in this one's namespace.
+            scope.spawn(|| generate("q0", &over));
+            for round in 0..ROUNDS {
+                for batch in BATCHES {
+                    let Round { forwarded_pps, worker_ns, receiver_ns } = forward(&mut io, &receiver, batch);
+                    println!(
+                        "round {round}, batch {batch:2}: forwarded {:.3} Mpps; ns of CPU a packet: worker {worker_ns:.0}, \
+                         receive thread {receiver_ns:.0} (those for a full ring included)",
+                        forwarded_pps / 1e6
+                    );
+                }
+            }
+        });
+        let out = io.outputs()[0].counts();
+        println!("{out:?}");
+        drop((io, _sender));
+        whole(&umem);
+    });
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn buffers_alone() {
+    const PACKETS: usize = 20_000_000;
+    let umem = Umem::new(8192, 2048).unwrap();
+    let pool = Pool::new(&umem, 1024).unwrap();
+    let mut bare: Vec<u32> = (0..1024).collect();
+    let time = |mut run: Box<dyn FnMut() + '_>, batch: usize| {
+        let cpu = cpu_time();
+        (0..PACKETS / batch).for_each(|_| run());
+        (cpu_time() - cpu).as_nanos() as f64 / PACKETS as f64
+    };
+    for batch in BATCHES {
+        let (mut numbers, mut buffers, mut touched) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            // Frame numbers only: what a scheme would cost that knows no owner.
+            let mut taken: Vec<u32> = Vec::with_capacity(batch);
+            numbers.push(time(
+                Box::new(|| {
+                    taken.extend((0..batch).filter_map(|_| bare.pop()));
+                    bare.extend(black_box(&mut taken).drain(..));
+                }),
+                batch,
+            ));
+            let mut held: Vec<Buffer> = Vec::with_capacity(batch);
+            buffers.push(time(
+                Box::new(|| {
+                    held.extend((0..batch).filter_map(|_| pool.allocate()));
+                    black_box(&mut held).clear();
+                }),
+                batch,
+            ));
+            let mut held: Vec<Buffer> = Vec::with_capacity(batch);
+            touched.push(time(
+                Box::new(|| {
+                    held.extend((0..batch).filter_map(|_| pool.allocate()));
+                    for buffer in &mut held {
+                        assert!(buffer.set_range(256..316));
+                        let data = buffer.data_mut();
+                        data[22] = data[22].wrapping_sub(1);
+                    }
+                    black_box(&mut held).clear();
+                }),
+                batch,
+            ));
+        }
+        for (what, of) in [
+            ("numbers of frames, taken and put back", numbers),
+            ("buffers, allocated and dropped", buffers),
+            ("buffers, allocated, one byte read and written, dropped", touched),
+        ] {
+            println!("batch {batch:2}: {what}: median {:.2} ns a packet ({})", median(of.clone()), list(&of));
+        }
+    }
+    drop(pool);
+    whole(&umem);
+}
