@@ -326,6 +326,40 @@ proptest! {
     }
 }
 
+/// Both sides of the rings by one thread, the device's too: `cargo test --release -p millrace --lib -- --ignored --nocapture rings_alone`.
+#[test]
+#[ignore = "a measurement"]
+fn measure_rings_alone() {
+    const PACKETS: u64 = 20_000_000;
+    let umem = Umem::new(4096, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, mut device) = fake(&umem, false);
+    let mut io = Io::new(&umem, 128).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, 64).unwrap();
+    let (mut frames, mut packets, mut delivered, mut sent) = (VecDeque::new(), Vec::new(), 0, 0);
+    for batch in [1, 16, 64, 1, 16, 64] {
+        let (begun, end) = (std::time::Instant::now(), delivered + PACKETS);
+        let mut both = std::time::Duration::ZERO;
+        while sent < end {
+            // The device's part by itself, of 64 packets.
+            let device_begun = std::time::Instant::now();
+            delivered = device.deliver(&mut frames, delivered, (sent + 64).min(end));
+            both += device_begun.elapsed();
+            while io.receive(0, batch, &mut packets) > 0 {
+                io.send(0, &mut packets).unwrap();
+            }
+            let device_begun = std::time::Instant::now();
+            sent = device.send(sent);
+            both += device_begun.elapsed();
+        }
+        let ours = (begun.elapsed() - both).as_nanos() as f64 / PACKETS as f64;
+        println!(
+            "batch {batch:2}: rings, buffers and pool: {ours:.1} ns a packet; the device {:.1}",
+            both.as_nanos() as f64 / PACKETS as f64
+        );
+    }
+}
+
 /// Of [`Queue`]'s drop: what is in flight is waited for only a moment.
 #[test]
 fn a_queue_waits_for_what_is_on_its_way() {

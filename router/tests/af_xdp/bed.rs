@@ -7,6 +7,7 @@ use router::{
     plane::{Mode, PortLink},
 };
 use std::{
+    fs,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::Arc,
     thread,
@@ -25,7 +26,7 @@ pub fn make_port(n: usize, queues: usize) {
     let queues = format!("numrxqueues {queues} numtxqueues {queues}");
     run(&format!("ip link add p{n} {queues} type veth peer name q{n} {queues}"));
     for device in [format!("p{n}"), format!("q{n}")] {
-        run(&format!("sysctl -qw net.ipv6.conf.{device}.disable_ipv6=1"));
+        fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "1").unwrap();
         run(&format!("ip link set {device} up"));
     }
 }
