@@ -197,7 +197,7 @@ fn buffers_alone() {
             numbers.push(time(
                 Box::new(|| {
                     taken.extend((0..batch).filter_map(|_| bare.pop()));
-                    bare.extend(black_box(&mut taken).drain(..));
+                    bare.append(black_box(&mut taken));
                 }),
                 batch,
             ));
