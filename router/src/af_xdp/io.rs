@@ -142,9 +142,9 @@ impl Io {
         self.queues.iter().enumerate().filter_map(|(n, queue)| Some((n, queue.check().err()?)))
     }
 
-    /// Queues and TX rings, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX
-    /// ring.
-    pub fn dismantle(self) -> (Vec<Queue>, Vec<Sender>) {
-        (self.queues, self.outputs.into_iter().map(Output::into_sender).collect())
+    /// TX rings and queues, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX
+    /// ring. If nobody goes on, TX rings are to be dropped before queues, which wait for what those sent.
+    pub fn dismantle(self) -> (Vec<Sender>, Vec<Queue>) {
+        (self.outputs.into_iter().map(Output::into_sender).collect(), self.queues)
     }
 }

@@ -382,7 +382,7 @@ fn another_thread_goes_on_where_one_panicked() {
         let parts = io.dismantle();
         let mut generator = Generator::new("q0", 1);
         generator.send(0, (0..30).map(|n| frame(0, n, 60)));
-        let work = |umem: Arc<Umem>, (queues, senders): (Vec<Queue>, Vec<_>), panics: bool| {
+        let work = |umem: Arc<Umem>, (senders, queues): (Vec<_>, Vec<Queue>), panics: bool| {
             thread::spawn(move || {
                 let mut io = Io::new(&umem, 256).unwrap();
                 for queue in queues {
