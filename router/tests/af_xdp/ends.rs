@@ -1,0 +1,202 @@
+//! Queues that are opened and closed, workers that end, ports that vanish.
+
+use super::*;
+use router::af_xdp::{Fault, Wanted};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_worker_had_goes_back_when_it_is_dropped() {
+    in_new_namespace(|| {
+        let World { umem, io, port } = World::new(&[0, 1], SMALL, 100);
+        let mut io = io;
+        let mut generator = Generator::new("q0", 1);
+        run("ip link set p1 down");
+        // In hand, in RX rings, in a TX ring, and in the auxiliary queue.
+        generator.send(0, (0..60).map(|n| frame(1, n, 60)));
+        for _ in 0..3 {
+            generator.send(0, (0..32).map(|n| frame(0, n, 60)));
+            let mut packets = receive(&mut io, 0, 32);
+            assert_eq!(io.send(OUT, &mut packets), Err(Fault::Down));
+        }
+        generator.send(0, (0..40).map(|n| frame(0, n, 60)));
+        let in_hand = receive(&mut io, 0, 20);
+        assert_eq!((io.outputs()[OUT].waiting(), io.outputs()[OUT].sender().waiting()), (32, 64));
+        assert!(umem.free_frames() < umem.frames());
+        drop(io);
+        assert_eq!(numbers(&in_hand), (0..20).collect::<Vec<_>>(), "a buffer outlives its worker");
+        drop(in_hand);
+        whole(&umem);
+        // The queue is free again at once, for us.
+        let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
+        let mut io = Io::new(&umem, 64).unwrap();
+        io.add_queue(queue);
+        generator.send(0, [frame(0, 77, 60)]);
+        assert_eq!(numbers(&receive(&mut io, 0, 1)), [77]);
+        generator.end();
+        drop((io, _sender));
+        whole(&umem);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn another_thread_goes_on_where_one_panicked() {
+    in_new_namespace(|| {
+        make_port(0, 1);
+        let (umem, port) = (Umem::new(2048, 2048).unwrap(), Port::attach("p0"));
+        let (queue, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
+        // The first of its workers fills the fill ring, and has no time for more.
+        let mut io = Io::new(&umem, 256).unwrap();
+        io.add_queue(queue);
+        io.add_output(sender, 10).unwrap();
+        let parts = io.dismantle();
+        let mut generator = Generator::new("q0", 1);
+        generator.send(0, (0..30).map(|n| frame(0, n, 60)));
+        let work = |umem: Arc<Umem>, (senders, queues): (Vec<_>, Vec<Queue>), panics: bool| {
+            thread::spawn(move || {
+                let mut io = Io::new(&umem, 256).unwrap();
+                for queue in queues {
+                    io.add_queue(queue);
+                }
+                for sender in senders {
+                    io.add_output(sender, 10).unwrap();
+                }
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    let packets = receive(&mut io, 0, 10);
+                    assert!(!panics, "as it was told to, with {} packets", packets.len());
+                    numbers(&packets)
+                }));
+                (io.dismantle(), result.ok())
+            })
+            .join()
+            .unwrap()
+        };
+        let (parts, result) = work(umem.clone(), parts, true);
+        assert_eq!(result, None);
+        let (parts, result) = work(umem.clone(), parts, false);
+        assert_eq!(
+            result,
+            Some((10..20).collect::<Vec<_>>()),
+            "only what the other had in its hands is lost"
+        );
+        generator.send(0, (30..40).map(|n| frame(0, n, 60)));
+        let (parts, result) = work(umem.clone(), parts, false);
+        assert_eq!(result, Some((20..30).collect::<Vec<_>>()));
+        generator.end();
+        drop(parts);
+        whole(&umem);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_deleted_is_told_of() {
+    in_new_namespace(|| {
+        let World { umem, port: _port, mut io } = World::new(&[0], SMALL, 100);
+        let (stop, stopped) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let wire = Wire::open("q0");
+            scope.spawn(move || {
+                // Until the other end is gone too.
+                for n in 0.. {
+                    if stopped.try_recv() != Err(mpsc::TryRecvError::Empty) {
+                        break;
+                    }
+                    let _ = catch_unwind(AssertUnwindSafe(|| wire.send(&frame(0, n, 60))));
+                }
+            });
+            let forward = |io: &mut Io| {
+                let mut packets = Vec::new();
+                io.wait(&[0], Duration::from_millis(20)).unwrap();
+                io.receive(0, 32, &mut packets);
+                let count = packets.len();
+                (count, io.send(OUT, &mut packets))
+            };
+            assert_eq!(io.faults().next(), None);
+            until("traffic", || matches!(forward(&mut io), (10.., Ok(()))));
+            run("ip link del p1");
+            until("an error of the output", || forward(&mut io).1 == Err(Fault::Gone));
+            assert_eq!(io.faults().collect::<Vec<_>>(), [(1, Fault::Gone)]);
+            until("packets that are dropped", || {
+                let _ = forward(&mut io);
+                io.outputs()[OUT].counts().dropped_gone > 0
+            });
+            drop(stop);
+        });
+        run("ip link set p0 down");
+        assert_eq!(io.faults().collect::<Vec<_>>(), [(0, Fault::Down), (1, Fault::Gone)]);
+        run("ip link del p0");
+        assert_eq!(io.faults().collect::<Vec<_>>(), [(0, Fault::Gone), (1, Fault::Gone)]);
+        let begun = Instant::now();
+        assert_eq!(io.wait(&[0], Duration::from_millis(50)).ok(), Some(false));
+        drop(io);
+        assert!(begun.elapsed() < Duration::from_secs(1), "nothing hangs");
+        whole(&umem);
+        // The same memory, when all who had registered it are gone.
+        make_port(0, 1);
+        let port = Port::attach("p0");
+        let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
+        let mut io = Io::new(&umem, 64).unwrap();
+        io.add_queue(queue);
+        let wire = Wire::open("q0");
+        wire.send(&frame(0, 3, 60));
+        assert_eq!(numbers(&receive(&mut io, 0, 1)), [3]);
+    });
+}
+
+/// The memory was registered by a socket of a device that is gone; others go on, and new ones come.
+#[test]
+#[ignore = "needs root"]
+fn the_memory_outlives_the_port_that_registered_it() {
+    in_new_namespace(|| {
+        let mut world = World::new(&[0], SMALL, 0);
+        run("ip link del p0");
+        make_port(2, 1);
+        let port = Port::attach("p2");
+        // By the socket of p1, as that of p0 cannot be shared any more.
+        let (queue, _sender) = open(&world.umem, &port, wanted("p2", 0, SMALL), &[0]);
+        world.io.add_queue(queue);
+        let (from, to) = (Wire::open("q2"), Wire::open("q1"));
+        from.send(&frame(0, 4, 60));
+        let mut packets = receive(&mut world.io, 0, 1);
+        world.io.send(OUT, &mut packets).unwrap();
+        assert_eq!(out_of(&to, 1), [frame(0, 4, 60)]);
+        drop(_sender);
+        world.end();
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_cannot_be_opened_says_why() {
+    in_new_namespace(|| {
+        make_port(0, 1);
+        let few = Umem::new(300, 2048).unwrap();
+        let error = |result: Result<_, OpenError>| result.err().unwrap().to_string();
+        let wanted = wanted("p0", 0, SMALL);
+        let (mut queue, _sender) = Queue::open(&few, wanted).unwrap();
+        assert_eq!(
+            error(queue.add_path(0)),
+            "a path's RX ring may hold 64 frames; of 300, 256 are promised to others"
+        );
+        assert_eq!(
+            error(Io::new(&few, 10).map(drop)),
+            "a worker's pool may hold 266 frames; of 300, 256 are promised to others"
+        );
+        let umem = Umem::new(4096, 2048).unwrap();
+        let open = |wanted| error(Queue::open(&umem, wanted).map(drop));
+        assert_eq!(open(wanted), format!("queue 0 of device {}: binding", wanted.ifindex), "somebody has it");
+        assert!(open(Wanted { queue: 1, ..wanted }).starts_with("queue 1"), "there is none");
+        assert!(open(Wanted { ifindex: 999, ..wanted }).starts_with("queue 0 of device 999"));
+        let rings = Rings { receive: 100, ..SMALL };
+        assert!(open(Wanted { rings, ..wanted }).starts_with("a ring of 100 entries"));
+        drop((queue, _sender));
+        whole(&few);
+        whole(&umem);
+        assert!(umem.promised_frames() == 0);
+    });
+}
