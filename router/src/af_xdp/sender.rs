@@ -159,7 +159,7 @@ impl Sender {
     /// # Errors
     /// The port is down or gone.
     pub(super) fn kick(&self) -> Result<(), Fault> {
-        // A kernel before Linux 6.17 tells late what it took, so its answers count the calls, and not the ring.
+        // Older kernels tell late what they took (`__xskq_cons_release`), so its answers count the calls, and not the ring.
         let mut calls = self.ring.waiting() / PER_CALL + 1;
         while calls > 0 && self.ring.waiting() > 0 && self.ring.needs_wakeup() {
             if self.socket().send()? {

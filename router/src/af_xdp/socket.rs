@@ -1,6 +1,6 @@
 //! An AF_XDP socket's system calls. `unsafe` is needed for those that libc only declares.
 //!
-//! Kernel source: `include/uapi/linux/if_xdp.h`, `net/xdp/xsk.c`. Nothing here needs more than Linux 5.11.
+//! Kernel source: `include/uapi/linux/if_xdp.h`, `net/xdp/xsk.c`.
 
 use super::{
     Fault,
@@ -251,7 +251,7 @@ impl Socket {
             return Err(io::Error::last_os_error());
         }
         if (length as usize) < size_of::<T>() {
-            return Err(io::Error::other("the kernel is too old for AF_XDP as it is used here (Linux 5.11)"));
+            return Err(io::Error::other("the kernel is too old for AF_XDP as it is used here"));
         }
         Ok(())
     }
