@@ -87,6 +87,9 @@ impl<'a> Batch<'a> {
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
             if let Some(verdict) = step(packet) {
                 packet.verdict = Some(verdict);
+                if let Verdict::Up(_) = verdict {
+                    packet.go_up();
+                }
                 self.going -= 1;
                 counters.count(verdict);
             }

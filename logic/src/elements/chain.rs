@@ -9,8 +9,19 @@ use super::{
 /// A path's elements, each with what it counted. One dynamic call per element and batch.
 pub struct Chain {
     links: Vec<(Box<dyn Element>, Counters)>,
-    /// What came, and what left at the end.
+    /// What came, and the verdicts of those that none of them gave one.
     whole: Counters,
+}
+
+/// Packets of a whole chain; those that elements passed up or dropped are in theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// That came.
+    pub packets: u64,
+    /// That left by a port.
+    pub to: u64,
+    /// Dropped at the end ([`Loss::NoExit`]).
+    pub no_exit: u64,
 }
 
 impl Chain {
@@ -41,8 +52,9 @@ impl Chain {
         self.links.iter().map(|(element, counters)| (element.name(), counters, element.counted()))
     }
 
-    /// Of all that came: what left by a port is [`Counters::to`], what elements passed up and dropped is theirs.
-    pub fn whole(&self) -> &Counters {
-        &self.whole
+    /// All that came, and what left at the end.
+    pub fn whole(&self) -> Whole {
+        let Chain { whole, .. } = self;
+        Whole { packets: whole.packets(), to: whole.to(), no_exit: whole.dropped(Loss::NoExit) }
     }
 }

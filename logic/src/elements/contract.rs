@@ -100,6 +100,14 @@ pub enum BadChain {
         /// Its name.
         name: &'static str,
     },
+    /// It would send packets elsewhere than an element before it, which has written to them for that.
+    #[error("element {at}, {name}, says where packets leave, which one before it has said")]
+    TwoExits {
+        /// Which.
+        at: usize,
+        /// Its name.
+        name: &'static str,
+    },
     /// Nothing says where packets leave.
     #[error("no element says where packets leave: rewrite, forward or discard")]
     NoExit,
@@ -118,6 +126,9 @@ pub(super) fn check(elements: &[Box<dyn Element>]) -> Result<(), BadChain> {
         }
         if contract.passes_up && known.has(Known::WRITTEN) {
             return Err(BadChain::TooLate { at, name });
+        }
+        if known.has(Known::EXIT) && contract.gives.has(Known::EXIT) {
+            return Err(BadChain::TwoExits { at, name });
         }
         known = known.without(contract.forgets) | contract.gives;
     }

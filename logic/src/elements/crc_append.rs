@@ -1,7 +1,9 @@
 //! `crc_append`: CRC-32 of the frame behind it (CRC of P11): IEEE 802.3 section 3.2.9, over all data, least significant byte first,
 //! as a frame check sequence is sent.
 //!
-//! Goes on: the frame, 4 bytes longer. Dropped: `no_room`, without 4 bytes of tail room. Parameters: none.
+//! A frame of less than 56 bytes gets zeros first: devices pad what is sent to 60, and the CRC would not be at the end any more.
+//!
+//! Goes on: the frame, 4 bytes longer, 60 at least. Dropped: `no_room`, without tail room for that. Parameters: none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
@@ -10,6 +12,8 @@ use super::{
 
 /// Bytes of a CRC-32.
 pub(super) const CRC: usize = 4;
+/// The shortest frame that devices send as it is (IEEE 802.3 section 3.2.8, without the frame check sequence).
+const SHORTEST: usize = 60;
 
 /// See the head of this file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -21,7 +25,8 @@ impl Element for CrcAppend {
     }
 
     fn contract(&self) -> Contract {
-        Contract { gives: Known::WRITTEN, ..Contract::default() }
+        // `rewrite` would cut it off.
+        Contract { gives: Known::WRITTEN, forgets: Known::HEADERS | Known::NEXT_HOP, ..Contract::default() }
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
@@ -30,13 +35,12 @@ impl Element for CrcAppend {
 }
 
 fn append(packet: &mut Packet<'_>) -> bool {
-    let crc = crc32fast::hash(packet.data());
-    if !packet.append(CRC) {
+    let length = packet.length();
+    if !packet.append((length + CRC).max(SHORTEST) - length) {
         return false;
     }
-    match packet.data_mut().last_chunk_mut::<CRC>() {
-        Some(end) => *end = crc.to_le_bytes(),
-        None => return false,
-    }
+    let Some((data, end)) = packet.data_mut().split_last_chunk_mut::<CRC>() else { return false };
+    data.iter_mut().skip(length).for_each(|byte| *byte = 0);
+    *end = crc32fast::hash(data).to_le_bytes();
     true
 }

@@ -1,6 +1,6 @@
 //! `crc_check`: the last 4 bytes are the CRC-32 of all before them, as `crc_append` writes it.
 //!
-//! Goes on: the frame without them; what was known of its headers no longer is. Dropped: `bad_crc`, also what is shorter than 4 bytes.
+//! Goes on: the frame without them, which has them again if it goes up; what was known of its headers no longer is. Dropped: `bad_crc`, also what is shorter than 4 bytes.
 //! Parameters: none.
 
 use super::{
@@ -30,5 +30,5 @@ impl Element for CrcCheck {
 fn check(packet: &mut Packet<'_>) -> bool {
     packet.headers = Headers::default();
     let Some((data, crc)) = packet.data().split_last_chunk::<CRC>() else { return false };
-    crc32fast::hash(data) == u32::from_le_bytes(*crc) && packet.trim(CRC)
+    crc32fast::hash(data) == u32::from_le_bytes(*crc) && packet.cut(CRC)
 }

@@ -56,7 +56,7 @@ mod route;
 mod ttl;
 
 pub use batch::{Batch, MOST_PACKETS};
-pub use chain::Chain;
+pub use chain::{Chain, Whole};
 pub use check::Check;
 pub use contract::{BadChain, Contract, Known};
 pub use count::Count;

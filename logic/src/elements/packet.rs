@@ -136,6 +136,8 @@ pub struct Packet<'a> {
     end: u16,
     pub(super) ingress: Ingress,
     pub(super) verdict: Option<Verdict>,
+    /// Bytes behind the data that it has again if it goes up.
+    behind: u8,
     /// The port it leaves by, unless it gets a verdict before the chain ends.
     pub(super) exit: Option<PortId>,
     pub(super) headers: Headers,
@@ -160,6 +162,7 @@ impl<'a> Packet<'a> {
             end: (start + length) as u16,
             ingress,
             verdict: None,
+            behind: 0,
             exit: None,
             headers: Headers::default(),
             hop: Hop::default(),
@@ -242,6 +245,23 @@ impl<'a> Packet<'a> {
     #[must_use]
     pub fn trim(&mut self, bytes: usize) -> bool {
         self.end_at(usize::from(self.end).checked_sub(bytes))
+    }
+
+    /// As [`Packet::trim`], but it goes up with these bytes.
+    #[must_use]
+    pub(super) fn cut(&mut self, bytes: usize) -> bool {
+        let behind = u8::try_from(bytes).ok().and_then(|bytes| self.behind.checked_add(bytes));
+        let Some(behind) = behind.filter(|_| self.trim(bytes)) else { return false };
+        self.behind = behind;
+        true
+    }
+
+    /// It goes up as it came.
+    #[inline]
+    pub(super) fn go_up(&mut self) {
+        if self.behind > 0 {
+            let _ = self.append(self.behind.into());
+        }
     }
 
     /// The data begins there in the frame.

@@ -31,14 +31,26 @@ use crate::{
     reason::Reason,
     tables::RouterRow,
 };
+use std::sync::atomic::Ordering::Acquire;
 
 /// See the head of this file.
 pub struct Route<M> {
     memory: M,
     /// What was found, by the order of the packets that have no verdict.
     leaves: Box<[Slot; MOST_PACKETS]>,
+    first4: Box<[First; MOST_PACKETS]>,
     open4: Vec<Open<u32>>,
     open6: Vec<Open<u128>>,
+}
+
+/// A lookup before its first step, which is the last of nearly all (DIR-24-8).
+#[derive(Clone, Copy)]
+struct First {
+    /// Where that looks.
+    at: usize,
+    address: u32,
+    walk: Walk,
+    packet: u16,
 }
 
 /// A lookup that is not done.
@@ -52,19 +64,22 @@ impl<M: Memory> Route<M> {
     /// By the tables in this memory.
     pub fn new(memory: M) -> Self {
         let leaves = Box::new([Slot::NO_ROUTE; MOST_PACKETS]);
-        Route { memory, leaves, open4: Vec::new(), open6: Vec::new() }
+        let none = First { at: 0, address: 0, walk: Walk::new(0, 0u32), packet: 0 };
+        Route { memory, leaves, first4: Box::new([none; MOST_PACKETS]), open4: Vec::new(), open6: Vec::new() }
     }
 
-    /// Notes which lookups there are.
-    fn begin(&mut self, batch: &mut Batch<'_>, counters: &mut Counters) {
-        let Route { memory, open4, open6, .. } = self;
-        let mut packet_number = 0..;
+    /// Notes which lookups there are; how many of IPv4.
+    fn begin(&mut self, batch: &mut Batch<'_>, counters: &mut Counters) -> usize {
+        let Route { memory, first4, open6, .. } = self;
+        let (mut packet_number, mut places) = (0u16.., first4.iter_mut());
         batch.each(counters, |packet| {
             let router = RouterRow::of(memory, packet.ingress.router);
             match packet.headers.family {
                 Family::V4 => {
-                    let (root, address) = (router.root4(), packet.headers.destination);
-                    open4.push(Open::new(packet_number.next()?, root, address));
+                    let address = packet.headers.destination;
+                    let walk = Walk::new(router.root4(), address);
+                    let at = walk.first(address);
+                    *places.next()? = First { at, address, walk, packet: packet_number.next()? };
                 }
                 Family::V6 => {
                     let Some(address) = destination6(packet) else {
@@ -76,6 +91,24 @@ impl<M: Memory> Route<M> {
             }
             None
         });
+        MOST_PACKETS - places.len()
+    }
+
+    /// Takes the first step of so many lookups of IPv4, and notes those that need another.
+    fn step4(&mut self, lookups: usize) {
+        let Route { memory, first4, leaves, open4, .. } = self;
+        let (fib, first4) = (memory.fib(), first4.get(..lookups).unwrap_or_default());
+        // So short that a core has many of these loads under way at once: nothing is asked of what comes.
+        for first in first4 {
+            let slot = fib.get(first.at).map_or(Slot::NO_ROUTE, |word| Slot(word.load(Acquire)));
+            leaves[usize::from(first.packet) % MOST_PACKETS] = slot;
+        }
+        for &First { address, walk, packet, .. } in first4 {
+            let walk = walk.found(leaves[usize::from(packet) % MOST_PACKETS]);
+            if walk.leaf().is_none() {
+                open4.push(Open { packet, address, walk });
+            }
+        }
     }
 }
 
@@ -109,6 +142,7 @@ fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mu
 }
 
 /// Host byte order.
+#[inline]
 fn destination6(packet: &Packet<'_>) -> Option<u128> {
     let header = packet.ip().first_chunk::<IPV6>()?;
     header.last_chunk().map(|address| u128::from_be_bytes(*address))
@@ -124,7 +158,8 @@ impl<M: Memory + Send> Element for Route<M> {
     }
 
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        self.begin(batch, counters);
+        let lookups = self.begin(batch, counters);
+        self.step4(lookups);
         finish(&self.memory, &mut self.open4, &mut self.leaves);
         finish(&self.memory, &mut self.open6, &mut self.leaves);
         let mut leaves = self.leaves.iter();

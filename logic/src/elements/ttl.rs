@@ -44,7 +44,7 @@ fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
 
 /// HC' = ~(~HC + ~m + m') (RFC 1624 section 3), where m' = m - 0x0100 for the word of TTL and protocol. As ~m + m' = 0xffff -
 /// 0x0100, and 0xffff is nothing in ones' complement, that is HC' = HC + 0x0100 with the carry added again (`ip_decrease_ttl`
-/// of Linux). A sum of 0xffff becomes 0, as 0xffff stands in no right header.
+/// of Linux). A sum of 0xffff becomes 0, which is the same.
 #[inline]
 fn decrement4(header: &mut [u8; IPV4]) -> Result<(), Reason> {
     if header[8] <= 1 {

@@ -149,6 +149,21 @@ impl Walk {
         Walk { slot: Slot::child(first.wrapping_add(address.head(shift))), bits: A::BITS - shift }
     }
 
+    /// Where its first step looks in `fib`, or nowhere.
+    #[inline]
+    pub fn first<A: Address>(self, address: A) -> usize {
+        if self.bits > A::BITS - 8 {
+            return usize::MAX;
+        }
+        self.slot.index() as usize * words::FIB_BLOCK + usize::from(address.octet(self.bits))
+    }
+
+    /// After its first step, which found this.
+    #[inline]
+    pub fn found(self, slot: Slot) -> Walk {
+        Walk { slot, bits: self.bits + 8 }
+    }
+
     /// The answer, once it is found.
     #[inline]
     pub fn leaf(self) -> Option<Slot> {

@@ -168,36 +168,44 @@ pub(crate) struct Nexthop<'a> {
 pub(crate) fn nexthop(memory: &(impl Memory + ?Sized), id: u32) -> Option<Nexthop<'_>> {
     let at = id as usize * words::NEXTHOP;
     let row: &[_; words::NEXTHOP] = memory.nexthops().get(at..)?.first_chunk()?;
-    // As the program does: a link that has just gone is not seen with the reason from before.
+    // State first, as the program does: with a link that goes meanwhile a packet may go up for the reason from before, but to no
+    // wrong neighbour.
     let (state, link) = (row[3].load(Acquire), row[0].load(Acquire));
     Some(Nexthop { row, state, link })
 }
 
 impl Nexthop<'_> {
+    #[inline]
     fn word(&self, at: usize) -> u64 {
         self.row[at].load(Acquire)
     }
     /// The source MAC address in its low bytes, and the port.
+    #[inline]
     pub fn source_port(&self) -> u64 {
         self.word(1)
     }
-    /// VLAN key.
-    pub fn vlan(&self) -> u32 {
-        self.word(2) as u32
+    /// VLAN key, and the longest IP packet.
+    #[inline]
+    pub fn vlan_and_mtu(&self) -> (u32, u32) {
+        let word = self.word(2);
+        (word as u32, (word >> 32) as u32)
     }
-    /// Longest IP packet.
+    #[inline]
     pub fn mtu(&self) -> u32 {
-        (self.word(2) >> 32) as u32
+        self.vlan_and_mtu().1
     }
+    #[inline]
     pub fn interface(&self) -> u16 {
         self.state as u16
     }
+    #[inline]
     pub fn kind(&self) -> u8 {
         (self.state >> 16) as u8
     }
     pub fn reason(&self) -> Reason {
         Reason::from_abi((self.state >> 24) as u32 & 0xff).unwrap_or(Reason::NoRoute)
     }
+    #[inline]
     pub fn has(&self, flag: u8) -> bool {
         (self.state >> 32) as u8 & flag != 0
     }
@@ -258,8 +266,9 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
     answer.interface = Some(hop.interface());
     answer.source = mac(hop.source_port());
     answer.port = (hop.source_port() >> 48) as u8;
-    answer.vlan = Vlan::from_key(hop.vlan());
-    answer.mtu = answer.mtu.min(hop.mtu());
+    let (vlan, mtu) = hop.vlan_and_mtu();
+    answer.vlan = Vlan::from_key(vlan);
+    answer.mtu = answer.mtu.min(mtu);
     answer.frags = hop.has(FLAG_FRAGS);
     answer.neighbour = Some(destination);
     if hop.kind() == KIND_VIA {

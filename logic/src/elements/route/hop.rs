@@ -132,10 +132,11 @@ fn is_neighbour_discovery(packet: &Packet<'_>) -> bool {
 /// How it leaves, if nothing is in the way.
 #[inline]
 fn send(now: &Now, packet: &Packet<'_>, hop: &Nexthop<'_>) -> Result<Hop, Reason> {
-    if u32::from(packet.headers.bytes) > hop.mtu() {
+    let (vlan, mtu) = hop.vlan_and_mtu();
+    if u32::from(packet.headers.bytes) > mtu {
         return Err(Reason::OverMtu);
     }
-    let (source_port, vlan) = (hop.source_port(), hop.vlan());
+    let source_port = hop.source_port();
     let port = (source_port >> 48) as u8;
     if !now.can_send(port) {
         return Err(Reason::TxNotReady);

@@ -1,4 +1,5 @@
-//! Elements against references that are written another way: etherparse, `flow::checksum`, `tables::lookup`.
+//! Elements against references: etherparse, `flow::checksum`, CRCs bit by bit; `tables::lookup`, whose longest prefixes are tested against a
+//! linear search (`fib`), while its next hops are read by the same code as here.
 
 mod chains;
 mod exact;
@@ -21,7 +22,7 @@ use std::{net::IpAddr, sync::Arc};
 const READY: Now = Now { ns: 0, ports: 0b1111 };
 /// Bytes before and behind the data of a frame.
 const HEAD: usize = 32;
-const TAIL: usize = 16;
+const TAIL: usize = 64;
 
 /// One router: interface 1 on port 1, 2 on port 2, 3 with VLAN 100 on port 3, 4 with two tags on port 3, 5 on port 9, which cannot transmit.
 struct World {
