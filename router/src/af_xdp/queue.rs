@@ -244,7 +244,7 @@ impl Drop for Queue {
         let (begun, mut frames) = (Instant::now(), Vec::new());
         loop {
             self.collect_each(|frame| frames.push(frame));
-            if self.slot.in_flight() == 0 || begun.elapsed() > DRAIN {
+            if self.slot.is_quiet() || begun.elapsed() > DRAIN {
                 break;
             }
             thread::sleep(Duration::from_millis(1));

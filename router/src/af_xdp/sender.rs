@@ -9,9 +9,9 @@ use super::{
     umem::{Promise, QueueId, Umem},
 };
 use std::{
-    io,
+    io, mem,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
 };
@@ -28,7 +28,16 @@ pub(super) struct Slot {
     zero_copy: bool,
     /// Frames given to the kernel to be sent, by all senders, and not completed.
     in_flight: AtomicU32,
+    left: Mutex<Left>,
     _promise: Promise,
+}
+
+/// What senders that are gone left in TX rings, as far as the kernel told then: it may have taken it all the same, and complete it,
+/// or take it yet.
+#[derive(Default)]
+struct Left {
+    frames: Vec<u32>,
+    _promises: Vec<Promise>,
 }
 
 impl Slot {
@@ -37,7 +46,7 @@ impl Slot {
         // If the kernel does not say, it goes as if it were the dearer one.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
         let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
-        let slot = Slot { umem, id, socket, zero_copy, in_flight, _promise: promise };
+        let slot = Slot { umem, id, socket, zero_copy, in_flight, left: Mutex::default(), _promise: promise };
         mode.map(|_| slot)
     }
 
@@ -45,7 +54,8 @@ impl Slot {
     pub(super) fn fake(umem: &Arc<Umem>, socket: Socket, zero_copy: bool, promise: Promise) -> Slot {
         let id = umem.new_queue().unwrap();
         let in_flight = AtomicU32::new(0);
-        Slot { umem: umem.clone(), id, socket: Some(socket), zero_copy, in_flight, _promise: promise }
+        let (umem, socket, left) = (umem.clone(), Some(socket), Mutex::default());
+        Slot { umem, id, socket, zero_copy, in_flight, left, _promise: promise }
     }
 
     pub(super) fn umem(&self) -> &Arc<Umem> {
@@ -68,6 +78,15 @@ impl Slot {
         self.in_flight.load(Relaxed)
     }
 
+    /// Is all back that may still come back, as far as is known?
+    pub(super) fn is_quiet(&self) -> bool {
+        self.in_flight() as usize <= self.left().frames.len()
+    }
+
+    fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn sent(&self, frames: u32) {
         self.in_flight.fetch_add(frames, Relaxed);
     }
@@ -84,6 +103,11 @@ impl Drop for Slot {
         // Rings are unmapped and other sockets closed already: they hold references to this. Now the kernel copies no more
         // packets (`xsk_unbind_dev` waits for those in progress).
         drop(self.socket.take());
+        if !self.zero_copy {
+            let mut free = mem::take(&mut self.left().frames);
+            free.retain(|frame| self.umem.take_sent(*frame, self.id));
+            self.umem.put(&mut free, 0);
+        }
         self.umem.end_queue(self.id, self.zero_copy);
     }
 }
@@ -93,7 +117,7 @@ pub struct Sender {
     ring: Producer<2>,
     /// `None`: the queue's first.
     socket: Option<Socket>,
-    _promise: Option<Promise>,
+    promise: Option<Promise>,
     slot: Arc<Slot>,
 }
 
@@ -104,7 +128,7 @@ impl Sender {
         ring: Producer<2>,
         promise: Option<Promise>,
     ) -> Sender {
-        Sender { ring, socket, _promise: promise, slot }
+        Sender { ring, socket, promise, slot }
     }
 
     pub(super) fn umem(&self) -> &Arc<Umem> {
@@ -176,19 +200,15 @@ impl Sender {
     }
 }
 
-/// What the kernel does not take even now is free. In zero-copy mode the driver looks whenever it likes, so there it is the slot's.
+/// What the kernel does not take even now is the slot's, until no socket of the queue is left: a kernel that tells late may have taken
+/// it, and a completion must not come for a frame that is in use again.
 impl Drop for Sender {
     fn drop(&mut self) {
         let _ = self.kick();
-        if self.slot.is_zero_copy() {
-            return;
-        }
-        let umem = self.slot.umem();
-        let left =
-            self.ring.unconsumed().map(|[address, _]| descriptor::frame_of(address, umem.frame_bytes()));
-        // A kernel that tells late may have copied some of them already: their completion is refused then.
-        let mut free: Vec<u32> = left.filter(|frame| umem.take_sent(*frame, self.slot.id())).collect();
-        self.slot.completed(free.len() as u32);
-        umem.put(&mut free, 0);
+        let frame_bytes = self.slot.umem().frame_bytes();
+        let mut left = self.slot.left();
+        left.frames
+            .extend(self.ring.unconsumed().map(|[address, _]| descriptor::frame_of(address, frame_bytes)));
+        left._promises.extend(self.promise.take());
     }
 }
