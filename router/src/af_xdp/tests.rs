@@ -51,6 +51,24 @@ fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Sender, Device) {
     (queue, sender, device)
 }
 
+/// A worker with that queue, path 0 and an output with so long an auxiliary queue, in a memory of its own.
+fn worker(zero_copy: bool, auxiliary: usize) -> (Arc<Umem>, Io, Device) {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, sender, device) = fake(&umem, zero_copy);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_queue(queue);
+    io.add_output(sender, auxiliary).unwrap();
+    (umem, io, device)
+}
+
+fn send_ten(io: &mut Io) {
+    let mut packets: Vec<_> = (0..10).map(|_| io.pool().allocate().unwrap()).collect();
+    for packet in &mut packets {
+        assert!(packet.fill(&[0; 60]));
+    }
+    io.send(0, &mut packets).unwrap();
+}
+
 fn whole(umem: &Umem, retired: u32) {
     assert_eq!((umem.free_frames(), umem.retired_frames()), (umem.frames() - retired, retired));
     assert_eq!(umem.promised_frames(), 0);
@@ -101,11 +119,7 @@ impl Device {
 #[test]
 fn packets_go_round_in_order_and_no_frame_is_lost() {
     const COUNT: u64 = 300_000;
-    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, false);
-    let mut io = Io::new(&umem, 64).unwrap();
-    io.add_queue(queue);
-    io.add_output(sender, 64).unwrap();
+    let (umem, mut io, mut device) = worker(false, 64);
     let kernel = thread::spawn(move || {
         let (mut frames, mut delivered, mut sent) = (VecDeque::new(), 0, 0);
         while sent < COUNT {
@@ -142,11 +156,7 @@ fn packets_go_round_in_order_and_no_frame_is_lost() {
 
 #[test]
 fn what_the_kernel_never_had_is_refused() {
-    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, false);
-    let mut io = Io::new(&umem, 64).unwrap();
-    io.add_queue(queue);
-    io.add_output(sender, 0).unwrap();
+    let (umem, mut io, mut device) = worker(false, 0);
     let given: Vec<u64> = std::iter::from_fn(|| device.fill.pop()).map(|[a]| a).collect();
     assert_eq!(given.len(), 64);
     let mine = io.pool().allocate().unwrap();
@@ -191,11 +201,7 @@ fn what_the_kernel_never_had_is_refused() {
 
 #[test]
 fn frames_of_a_nic_are_not_used_again() {
-    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, true);
-    let mut io = Io::new(&umem, 64).unwrap();
-    io.add_queue(queue);
-    io.add_output(sender, 0).unwrap();
+    let (umem, mut io, mut device) = worker(true, 0);
     let mut frames = VecDeque::new();
     device.deliver(&mut frames, 0, 10);
     let mut packets = Vec::new();
@@ -211,11 +217,7 @@ fn frames_of_a_nic_are_not_used_again() {
 /// While the ring is full packets wait, and newer ones never overtake them.
 #[test]
 fn the_auxiliary_queue_keeps_order_and_ends() {
-    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, false);
-    let mut io = Io::new(&umem, 64).unwrap();
-    io.add_queue(queue);
-    io.add_output(sender, 40).unwrap();
+    let (umem, mut io, mut device) = worker(false, 40);
     let send = |io: &mut Io, numbers: std::ops::Range<u64>| {
         let mut packets = Vec::new();
         for number in numbers {
@@ -364,16 +366,8 @@ fn measure_rings_alone() {
 /// A kernel may tell late what it took of a TX ring (Linux 6.1): then its completion comes when the sender is gone.
 #[test]
 fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
-    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, false);
-    let mut io = Io::new(&umem, 64).unwrap();
-    io.add_queue(queue);
-    io.add_output(sender, 0).unwrap();
-    let mut packets: Vec<_> = (0..10).map(|_| io.pool().allocate().unwrap()).collect();
-    for packet in &mut packets {
-        assert!(packet.fill(&[0; 60]));
-    }
-    io.send(0, &mut packets).unwrap();
+    let (umem, mut io, mut device) = worker(false, 0);
+    send_ten(&mut io);
     // Taken, and not told.
     let taken: Vec<u64> = (0..4).map(|_| device.transmit.pop().unwrap()[0]).collect();
     let (senders, queues) = io.dismantle();
@@ -395,16 +389,8 @@ fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
 /// Of [`Queue`]'s drop: what is in flight is waited for only a moment.
 #[test]
 fn a_queue_waits_for_what_is_on_its_way() {
-    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, false);
-    let mut io = Io::new(&umem, 64).unwrap();
-    io.add_queue(queue);
-    io.add_output(sender, 0).unwrap();
-    let mut packets: Vec<_> = (0..10).map(|_| io.pool().allocate().unwrap()).collect();
-    for packet in &mut packets {
-        assert!(packet.fill(&[0; 60]));
-    }
-    io.send(0, &mut packets).unwrap();
+    let (umem, mut io, mut device) = worker(false, 0);
+    send_ten(&mut io);
     // The device took four, and is done with three of them, one a little later.
     let taken: Vec<u64> = (0..4).map(|_| device.transmit.pop().unwrap()[0]).collect();
     device.transmit.release();
