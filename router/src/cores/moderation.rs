@@ -228,6 +228,11 @@ impl Moderation {
         Moderated::Not(why.into())
     }
 
+    fn ours(&mut self, port: &Asked<'_>, set: Setting, was: Setting) -> Moderated {
+        self.devices.insert(port.ifindex, Device::Ours { set, was });
+        Moderated::By(set)
+    }
+
     fn begin(
         &mut self,
         roots: &Roots,
@@ -244,9 +249,7 @@ impl Moderation {
         for means in [Means::Device, Means::Napi].into_iter().filter(|means| is_noted(*means)) {
             let Some(now) = Setting::read(means, roots, system, port.device)? else { continue };
             // Of a daemon before this one, that may have ended in the middle.
-            let is_ours = |(set, was): &(Option<Setting>, Setting)| {
-                was.means() == means && set.is_none_or(|set| set == now)
-            };
+            let is_ours = |(set, _): &(Option<Setting>, Setting)| set.is_none_or(|set| set == now);
             let was = noted.filter(is_ours).map_or(now, |(_, was)| was);
             let is_taken = || was != Setting::Napi { timeout_ns: 0, defers: 0 };
             if means == Means::Napi && (is_taken() || napis.clone().any(|napi| was == now && napi.defers)) {
@@ -274,38 +277,35 @@ impl Moderation {
     ) -> io::Result<Option<Moderated>> {
         let (means, device) = (was.means(), port.device);
         let wanted = Setting::within(means, self.us);
-        if now != wanted {
-            originals.note_moderation(device, port.ifindex, None, was)?;
-            let written = wanted.write(roots, system, device);
-            // Drivers round, to what was, too; some say yes and do nothing, or no when they have begun.
-            let set = Setting::read(means, roots, system, device)?.unwrap_or(was);
-            if written.is_ok() && set == was && wanted.is_kept_by(set) {
-                originals.forget_moderation(port.ifindex)?;
-                self.devices.insert(port.ifindex, Device::Ours { set, was });
-                return Ok(Some(Moderated::By(set)));
+        if now == wanted {
+            if was != now {
+                originals.note_moderation(device, port.ifindex, Some(now), was)?;
             }
-            if written.is_err() || set.is_as(was) {
-                if set != was
-                    && let Err(error) = was.write(roots, system, device)
-                    && !was.is_set(roots, system, device)?
-                {
-                    return Err(error);
-                }
-                originals.forget_moderation(port.ifindex)?;
-                return match written {
-                    Err(error) if !is_refusal(&error) => Err(error),
-                    _ => Ok(None),
-                };
-            }
+            return Ok(Some(self.ours(port, now, was)));
+        }
+        originals.note_moderation(device, port.ifindex, None, was)?;
+        let written = wanted.write(roots, system, device);
+        // Drivers round, to what was, too; some say yes and do nothing, or no when they have begun.
+        let set = Setting::read(means, roots, system, device)?.unwrap_or(was);
+        if written.is_ok() && set == was && wanted.is_kept_by(set) {
+            originals.forget_moderation(port.ifindex)?;
+            return Ok(Some(self.ours(port, set, was)));
+        }
+        if written.is_ok() && !set.is_as(was) {
             originals.note_moderation(device, port.ifindex, Some(set), was)?;
-            self.devices.insert(port.ifindex, Device::Ours { set, was });
-            return Ok(Some(Moderated::By(set)));
+            return Ok(Some(self.ours(port, set, was)));
         }
-        if was != now {
-            originals.note_moderation(device, port.ifindex, Some(now), was)?;
+        if set != was
+            && let Err(error) = was.write(roots, system, device)
+            && !was.is_set(roots, system, device)?
+        {
+            return Err(error);
         }
-        self.devices.insert(port.ifindex, Device::Ours { set: now, was });
-        Ok(Some(Moderated::By(now)))
+        originals.forget_moderation(port.ifindex)?;
+        match written {
+            Err(error) if !is_refusal(&error) => Err(error),
+            _ => Ok(None),
+        }
     }
 }
 
