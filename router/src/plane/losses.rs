@@ -116,7 +116,9 @@ pub(super) fn take_over(control: &Words64, directory: &Path) {
     if control.load(COUNTS_LOSSES) != 0 {
         return;
     }
-    if let Some(before) = pinned_control(directory) {
+    let before = pinned_control(directory);
+    // One right behind the other, with no system call (an unmapping) between: what is lost meanwhile is counted by neither.
+    if let Some(before) = &before {
         before.store(COUNTS_LOSSES, 0);
     }
     control.store(COUNTS_LOSSES, 1);
