@@ -6,7 +6,7 @@
  * Who writes what
  *   user space writes: flow_masks, flow_tables, flow_index, flow_rules, flow_rest, flow_steps; flow_groups, flow_meters; it
  *                      zeroes words of flow_cache
- *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows;
+ *   the program writes: flow_cache, flow_cache_rest, flow_seen, flow_counters, flow_scratch, each only its CPU's rows; rule_seats;
  *                      with user space, by atomic operations: what is spent and counted in flow_meters; flow_choices, and of
  *                      core_queues who may leave
  *   flow_counters has one more lot of rows, behind those of the CPUs: what user space does with packets is counted there

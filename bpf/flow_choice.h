@@ -99,6 +99,34 @@ __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rul
 }
 
 /*
+ * Has a packet whose rule names a core, + 1, to go through that core's queue? If it is this one, only when what polls the packet's
+ * queue has come here, and as long as what was handed over before may still wait: then it goes first. One writer at a time: a
+ * queue is polled by one core.
+ */
+static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
+{
+	__u32 queue = p->ctx->rx_queue_index, here = p->cpu + 1, now = bpf_jiffies64();
+	__u64 *seat = queue < MAX_QUEUES ? ROW(rule_seats, p->port * MAX_QUEUES + queue) : NULL;
+	__u64 word = seat ? *seat : here;
+	bool has_come = (word & PLACE_CORE) != here;
+
+	if (core != here || (!has_come && !(word & PLACE_HANDED))) {
+		if (has_come && seat)
+			*seat = here;
+		return core != here;
+	}
+	if (has_come || word >> PLACE_JIFFIES_SHIFT != now) {
+		const struct core_queue *q = ROW(core_queues, p->cpu);
+		bool waits = q && !queue_is_past(q, has_come ? now : word >> PLACE_JIFFIES_SHIFT);
+
+		word = here | (waits ? PLACE_HANDED : 0) | (__u64)now << PLACE_JIFFIES_SHIFT;
+		if (seat)
+			*seat = word;
+	}
+	return word & PLACE_HANDED;
+}
+
+/*
  * Gives the packet, as it came, to the core that a rule names: there the same is decided, and done. False: it goes on here.
  * `core` as plan_rules returns it, because of `rule`.
  */
@@ -108,7 +136,7 @@ static __always_inline bool hand_over(const struct packet *p, struct flow_scratc
 		return false;
 	if (core >= FLOW_CHOOSE_FIRST)
 		core = choose_core(p->ctx, s, rule, p->cpu, core == FLOW_CHOOSE_FIRST);
-	else if (core - 1 == (int)p->cpu)
+	else if (!goes_by_queue(p, core))
 		return false;
 	if (core <= 0 || bpf_redirect_map(&rule_cores, core - 1, 0) != XDP_REDIRECT)
 		return false;

@@ -79,6 +79,8 @@ struct {
 	__type(value, struct bpf_cpumap_val);
 } rule_cores SEC(".maps");
 
+/* By queue, as split_index: the core that polls it, + 1, as a place. */
+ARRAY(rule_seats, __u64, MAX_PORTS * MAX_QUEUES, 0);
 ARRAY(flow_choices, __u64, CHOICE_SLOTS, BPF_F_MMAPABLE);
 ARRAY(core_rings, struct core_ring, 2, BPF_F_MMAPABLE);
 

@@ -1,10 +1,10 @@
-//! SET_CORE "choose" in the program, with rings as the test says: who gets which core, that he stays, and that nothing is
+//! SET_CORE in the program, of a core and "choose", with rings as the test says: who gets which core, that he stays, and that nothing is
 //! reordered when he is moved.
 
 use crate::{
     common::{
         frame::Frame,
-        in_new_namespace,
+        in_new_namespace, only_on,
         order::{numbered, send_while},
         run,
         wire::Wire,
@@ -215,5 +215,32 @@ fn flows_that_change_their_core_keep_their_order() {
         assert_eq!((came.overtaken, came.received), (0, came.sent));
         assert!(changes > 200, "{changes}");
         assert!(handed[&other].packets > 1000 && handed.values().all(|handed| handed.dropped == 0));
+    });
+}
+
+/// What is received on the core that the rule names does not overtake what was handed to it before, from another.
+#[test]
+#[ignore = "needs root"]
+fn packets_keep_their_order_when_their_queue_comes_to_the_core_that_a_rule_names() {
+    in_new_namespace(|| {
+        let Some((here, other)) = two_cores() else { return };
+        let w = world(CoreChoice::This(other));
+        let _link = w.attach(0);
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        // A veth is polled where it is sent to.
+        let frame = |number: u32| {
+            if number % 100 == 0 {
+                only_on([[here, other][number as usize / 100 % 2].into()]);
+            }
+            frame(1 + number as u16 % FLOWS, 0, number)
+        };
+        let came =
+            send_while((&from, &to), FLOWS, frame, |_, _| (), || thread::sleep(Duration::from_secs(3)));
+        let handed = w.memory.handed()[&other];
+        eprintln!("{} of {} packets handed over", handed.packets, came.sent);
+        assert_eq!((came.overtaken, came.received, handed.dropped), (0, came.sent, 0));
+        assert!(came.sent > 10_000, "{came:?}");
+        // Most of those that come there are done there.
+        assert!((came.sent / 3..came.sent * 9 / 10).contains(&handed.packets), "{handed:?} {came:?}");
     });
 }
