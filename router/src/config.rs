@@ -264,7 +264,17 @@ macro_rules! deserialize_by_parsing {
         }
     )*};
 }
-deserialize_by_parsing!(PortName, Source, Interval, Miss, CoreList, PlacementPolicy, LocalDelivery, Latency);
+deserialize_by_parsing!(
+    PortName,
+    Source,
+    Interval,
+    Miss,
+    CoreList,
+    PlacementPolicy,
+    LocalDelivery,
+    Latency,
+    ResumeLatency
+);
 
 // Behind the macros, which they use.
 mod cores;
@@ -273,6 +283,7 @@ mod shares;
 
 pub use cores::{
     CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
+    ResumeLatency,
 };
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use shares::{SharesSettings, Weight};

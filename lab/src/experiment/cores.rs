@@ -105,8 +105,8 @@ fn measure(options: &Options, found: &mut Found, progress: &mut Progress) -> Res
     let later = of_bed.into_iter().chain([Part::Drain]).filter(|part| wants(*part));
     let later: usize = later.map(|part| steps(part, repeats)).sum();
     if wants(Part::Cost) {
-        progress.then(later as u64);
-        found.cost = Some(cost::curve(options.seconds, repeats, &mut found.lines, progress)?);
+        let (lines, later) = (&mut found.lines, later as u64);
+        found.cost = Some(cost::curve(options.seconds, repeats, lines, progress, later)?);
         progress.then(0);
     }
     progress.expect(later as u64);

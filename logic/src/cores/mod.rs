@@ -15,6 +15,7 @@
 //! | `drain` | how long a move may wait for what was sent before it |
 //! | `floor` | what applications are left of a core that forwards, too |
 //! | `serve` | the cores of applications that follow forwarding |
+//! | `awake` | cores that shall not sleep deep, as they forward |
 //! | `choice` | which core a flow gets whose rule lets the switch choose |
 //! | `split` | a split queue's flows in buckets, each on one core |
 //! | `in_use` | how many queues of a port packets are spread over |
@@ -53,6 +54,7 @@
 //! are left at once, cores that get a workload if others have room.
 
 mod allocator;
+mod awake;
 mod board;
 pub mod choice;
 mod cost;
@@ -69,6 +71,7 @@ mod serve;
 pub mod split;
 
 pub use allocator::Allocator;
+pub use awake::Awake;
 pub use cost::Cost;
 pub use drain::Ring;
 pub use event::{Event, Why};

@@ -55,6 +55,13 @@ pub fn cores(report: &CoresReport) -> String {
             _ => format!("moderation  {port}: {}\n", why_not.as_deref().unwrap_or("not known yet")),
         };
     }
+    for core in &report.cores {
+        let CoreReport { core, resume_us: Some(us), deepest_idle, .. } = core else { continue };
+        let deepest = deepest_idle
+            .as_ref()
+            .map_or(String::new(), |state| format!(", and sleeps no deeper than {state}"));
+        text += &format!("awake       core {core} wakes up within {us} us while it forwards{deepest}\n");
+    }
     report.troubles.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     let mut cores = Table::new(&["CORE", "NODE", "ROLE", "FORWARDS", "OTHER", "LOAD", "QUEUES", "WORKLOADS"]);
     for core in &report.cores {
@@ -223,7 +230,11 @@ mod tests {
             drains: Some(DrainsReport { left: 3, longest_us: 90, remained: 1 }),
             cores: vec![
                 CoreReport { workloads: vec!["db".into()], ..core(0, "serve", 0.0, Some(0.25)) },
-                core(1, "forward", 0.5, None),
+                CoreReport {
+                    resume_us: Some(20),
+                    deepest_idle: Some("C1".into()),
+                    ..core(1, "forward", 0.5, None)
+                },
                 core(2, "idle", 0.0, Some(0.0)),
             ],
             queues: vec![queue, fixed],
@@ -258,6 +269,7 @@ mod tests {
              spreading   eth2: over 3 queues; why\n\
              moderation  eth1: packets wait up to 50 us for others, by the device\n\
              moderation  eth2: why\n\
+             awake       core 1 wakes up within 20 us while it forwards, and sleeps no deeper than C1\n\
              problem     x\n\
              \n\
              CORE  NODE  ROLE                   FORWARDS  OTHER  LOAD                    QUEUES  WORKLOADS\n   \

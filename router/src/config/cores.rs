@@ -5,6 +5,7 @@ use logic::{cores::CoreId, cpus};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
     path::PathBuf,
     str::FromStr,
     time::Duration,
@@ -37,6 +38,8 @@ pub struct CoresSettings {
     pub local: LocalDelivery,
     /// How long packets may wait for others, so that fewer wake-ups do; `None`: as the device has it.
     pub moderation: Option<Latency>,
+    /// How long a core that forwards may take to wake up; `None`: as the machine has it.
+    pub resume_latency: Option<ResumeLatency>,
     /// With the policy `fixed`: the core of each queue of a port.
     pub fixed: BTreeMap<PortName, Vec<CoreId>>,
     /// Workloads that are not found by themselves.
@@ -58,6 +61,7 @@ impl Default for CoresSettings {
             serve: None,
             local: LocalDelivery::Stay,
             moderation: None,
+            resume_latency: None,
             fixed: BTreeMap::new(),
             workloads: Vec::new(),
         }
@@ -186,11 +190,27 @@ pub struct Latency(pub u32);
 impl FromStr for Latency {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
-        let us = s.strip_suffix("us").and_then(|us| us.parse().ok()).filter(|us| (10..=1000).contains(us));
-        us.map(Self).ok_or_else(|| {
-            BadValue(format!("{s:?} is not allowed: a time from 10us to 1000us, such as \"50us\""))
-        })
+        microseconds(s, 10..=1000).map(Self)
     }
+}
+
+/// How long a core may take to wake up, microseconds; with 0 it does not sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResumeLatency(pub u32);
+
+impl FromStr for ResumeLatency {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        microseconds(s, 0..=1000).map(Self)
+    }
+}
+
+fn microseconds(s: &str, allowed: RangeInclusive<u32>) -> Result<u32, BadValue> {
+    let us = s.strip_suffix("us").and_then(|us| us.parse().ok()).filter(|us| allowed.contains(us));
+    us.ok_or_else(|| {
+        let (least, most) = (allowed.start(), allowed.end());
+        BadValue(format!("{s:?} is not allowed: a time from {least}us to {most}us, such as \"50us\""))
+    })
 }
 
 impl Percent {
@@ -214,7 +234,7 @@ pub struct DeclaredWorkload {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 14] = [
+pub(super) const FORMS: [(&str, &str); 15] = [
     ("cores.policy", "policy = \"pack\""),
     ("cores.allowed", "allowed = \"0-3,8\""),
     ("cores.high", "high = 85"),
@@ -227,6 +247,7 @@ pub(super) const FORMS: [(&str, &str); 14] = [
     ("cores.serve", "serve = \"/sys/fs/cgroup/apps\""),
     ("cores.local", "local = \"follow\""),
     ("cores.moderation", "moderation = \"50us\""),
+    ("cores.resume_latency", "resume_latency = \"0us\""),
     ("cores.fixed", "fixed = { eth1 = [0, 1] }"),
     ("cores.workloads", "workloads = [{ name = \"database\", cores = \"4-7\" }]"),
 ];
@@ -257,6 +278,7 @@ mod tests {
             serve = "/sys/fs/cgroup/apps"
             local = "follow"
             moderation = "50us"
+            resume_latency = "0us"
             fixed = { eth1 = [0, 3], eth2 = [1] }
             workloads = [{ name = "db", cores = "2" }]
             "#,
@@ -278,6 +300,7 @@ mod tests {
                 serve: Some("/sys/fs/cgroup/apps".into()),
                 local: LocalDelivery::Follow,
                 moderation: Some(Latency(50)),
+                resume_latency: Some(ResumeLatency(0)),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
@@ -304,6 +327,10 @@ mod tests {
                 &["m.toml:2: cores.moderation: ", "\"1ms\" is not allowed: a time from 10us"],
             ),
             ("moderation = \"9us\"", &["m.toml:2: cores.moderation: ", "\"9us\" is not allowed"]),
+            (
+                "resume_latency = \"2ms\"",
+                &["m.toml:2: cores.resume_latency: ", "\"2ms\" is not allowed: a time from 0us to 1000us"],
+            ),
             ("moderation = 50", &["m.toml:2: cores.moderation: ", "such as: moderation = \"50us\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
             ("drain = \"1ms\"", &["m.toml:2: cores.drain: ", "such as: drain = false"]),

@@ -6,6 +6,7 @@
 //! | [`Snapshot`], [`Happened`] | the one that places | clients, and the one that looks, which writes the log |
 //! | what it has noticed, as [`Happened`] | the thread that looks | clients |
 //! | queues that are split | the one that places | the one that looks, which tells the kernel plane |
+//! | which cores forward | the one that places | the one that looks, which lets no other sleep less deep |
 //! | over how many queues packets shall be spread | the one that places | the one that looks, which tells NICs |
 //! | moved queues | the one that places | the one that looks: transmission follows |
 //! | that a thread failed | whoever sees it | clients |
@@ -26,7 +27,7 @@ use super::{
 use crate::observer::Waker;
 use logic::cores::{Cost, Plan, View, in_use::Resize};
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -85,13 +86,16 @@ pub struct News {
     pub moved: Vec<(QueueId, CoreId)>,
     /// What is split now, if that has changed.
     pub splits: Option<SplitQueues>,
+    /// Which cores shall wake up quickly now, if that has changed.
+    pub awake: Option<BTreeSet<CoreId>>,
     /// When it was decided over how many queues ports spread packets.
     pub resizes: Vec<(Duration, Resize)>,
 }
 
 impl News {
     pub fn is_empty(&self) -> bool {
-        self.events.is_empty() && self.moved.is_empty() && self.splits.is_none() && self.resizes.is_empty()
+        let Self { events, moved, splits, awake, resizes } = self;
+        events.is_empty() && moved.is_empty() && splits.is_none() && awake.is_none() && resizes.is_empty()
     }
 }
 
@@ -103,6 +107,7 @@ struct Published {
     number: u64,
     moved: Vec<(QueueId, CoreId)>,
     splits: Option<SplitQueues>,
+    awake: Option<BTreeSet<CoreId>>,
     resizes: Vec<(Duration, Resize)>,
 }
 
@@ -170,6 +175,7 @@ impl Exchange {
         published.moved.append(&mut news.moved);
         published.resizes.append(&mut news.resizes);
         published.splits = news.splits.take().or(published.splits.take());
+        published.awake = news.awake.take().or(published.awake.take());
         true
     }
 
@@ -196,6 +202,11 @@ impl Exchange {
     /// What is split now, if that has changed since the last call.
     pub fn take_splits(&self) -> Option<SplitQueues> {
         lock(&self.published).splits.take()
+    }
+
+    /// Which cores shall wake up quickly, if that has changed since the last call.
+    pub fn take_awake(&self) -> Option<BTreeSet<CoreId>> {
+        lock(&self.published).awake.take()
     }
 
     /// Over how many queues ports shall spread packets, in the order in which it was decided, since the last call.

@@ -118,6 +118,7 @@ impl Handle {
         let shares =
             now.view.queues.iter().flat_map(|queue| &queue.parts).filter(|part| part.core == site.id);
         let shares = shares.map(|part| part.ran);
+        let held = now.found.awake.get(&site.id);
         let pinned = now.found.workloads.iter().filter(|workload| workload.cores.contains(&site.id));
         CoreReport {
             core: site.id,
@@ -130,6 +131,8 @@ impl Handle {
             forwarding: here.map(|queue| queue.ran).chain(shares).sum(),
             other: now.others.get(&site.id).copied(),
             workloads: pinned.map(|workload| workload.name.clone()).collect(),
+            resume_us: held.map(|held| held.us),
+            deepest_idle: held.and_then(|held| held.deepest.clone()),
             ..CoreReport::default()
         }
     }

@@ -17,6 +17,7 @@ use super::{
     originals::{Originals, System},
     placing::Happened,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
+    resume::{Held, Resume},
     serve::{self, Serve},
     splitting::Splitter,
     spreads::Spreader,
@@ -81,6 +82,8 @@ pub struct Found {
     pub spreads: BTreeMap<PortId, Spreads>,
     /// Whether wake-ups of ports are held back, by name, if they shall be.
     pub moderated: BTreeMap<String, Moderated>,
+    /// Cores that are to wake up quickly, as they forward.
+    pub awake: BTreeMap<CoreId, Held>,
     /// What could not be looked at, as sentences.
     pub troubles: Vec<String>,
 }
@@ -114,6 +117,8 @@ pub struct Looker<A> {
     local: Option<Local>,
     /// Holds wake-ups back, if they shall be.
     moderation: Option<Moderation>,
+    /// Lets cores that forward wake up quickly, if they shall.
+    resume: Option<Resume>,
     /// What ports of before keep, as sentences.
     leftovers: Vec<String>,
     pub(super) splitter: Splitter,
@@ -179,6 +184,7 @@ impl<A: System + Clone> Looker<A> {
             serve: wanted.serve.as_deref().map(Serve::new),
             local: (wanted.local == LocalDelivery::Follow).then(Local::default),
             moderation: wanted.moderation.map(|longest| Moderation::new(longest.0)),
+            resume: wanted.resume_latency.map(|longest| Resume::new(longest.0)),
             splitter: Splitter::default(),
             spreader: Spreader::default(),
             wanted,
@@ -217,6 +223,7 @@ impl<A: System + Clone> Looker<A> {
         if let Some(serve) = &mut self.serve {
             troubles.extend(serve.look(&self.roots, &mut self.originals));
         }
+        troubles.extend(self.resume.as_mut().into_iter().flat_map(|resume| resume.look(&self.roots)));
         let following = self.follow(&mut troubles);
         if self.scanner.scan(&self.roots, &self.machine.online(), now) {
             self.find_workloads();
@@ -248,6 +255,7 @@ impl<A: System + Clone> Looker<A> {
             may_split,
             spreads,
             moderated,
+            awake: self.resume.as_ref().map(Resume::held).unwrap_or_default(),
             troubles,
         }
     }
@@ -283,6 +291,12 @@ impl<A: System + Clone> Looker<A> {
         if let Some(may) = serve.may() {
             serve.give(serving(view, plan, may));
         }
+    }
+
+    /// Lets these cores wake up quickly, and no others; what could not be put back, as sentences.
+    pub fn keep_awake(&mut self, cores: &BTreeSet<CoreId>) -> Vec<String> {
+        let Some(resume) = &mut self.resume else { return Vec::new() };
+        resume.set(&self.roots, &self.affinity, &mut self.originals, cores)
     }
 
     /// Lets what is sent on the TX queue of a queue's number follow it to a core.

@@ -22,6 +22,7 @@
 //! | [`serve`] | the cores of applications follow |
 //! | [`local`] | local delivery follows the application |
 //! | [`moderation`] | wake-ups that packets wait for together |
+//! | [`resume`] | how long cores that forward may take to wake up |
 //! | [`shares`] | what routers may take of cores that are full |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
 //! | [`report`], [`handle`] | what clients are told |
@@ -48,6 +49,7 @@ pub mod originals;
 pub mod placing;
 pub mod queues;
 pub mod report;
+pub mod resume;
 pub mod running;
 pub mod serve;
 pub mod shares;

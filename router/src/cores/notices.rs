@@ -150,6 +150,7 @@ mod tests {
             may_split: false,
             spreads: BTreeMap::new(),
             moderated: BTreeMap::new(),
+            awake: BTreeMap::new(),
             troubles: Vec::new(),
         }
     }

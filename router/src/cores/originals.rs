@@ -13,7 +13,7 @@ use super::{
     moderation::Setting,
     number,
     queues::Control,
-    serve, threads,
+    resume, serve, threads,
 };
 use crate::{
     config::{CoresSettings, LocalDelivery},
@@ -76,13 +76,15 @@ enum What {
     Table { table: Table, ifindex: Option<u32>, entries: u32 },
     /// Wake-ups of the device which has this number; `None`: whatever it is now, as that was about to be set.
     Moderation { ifindex: u32, set: Option<Setting> },
+    /// How long a core may take to wake up, which was given this limit.
+    Resume { core: CoreId, set: String },
 }
 
 /// What it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Was {
     Cores(BTreeSet<CoreId>),
-    /// Cores as the file has them.
+    /// As the file has it.
     Text(String),
     Urgency(Urgency),
     Entries(u32),
@@ -101,6 +103,7 @@ impl Original {
             What::Transmit { queue, .. } => format!("TX queue {queue} of {device} keeps its cores"),
             What::Table { table, entries, .. } => format!("{table} stays {entries}"),
             What::Moderation { .. } => format!("wake-ups of {device} are not as they were"),
+            What::Resume { core, set } => format!("core {core} may take {set} us to wake up, and no longer"),
         }
     }
 
@@ -129,6 +132,7 @@ impl Original {
             What::Moderation { ifindex, set } => named(roots, *ifindex).is_some_and(|device| {
                 set.is_none_or(|set| set.is_set(roots, system, &device).unwrap_or(true))
             }),
+            What::Resume { core, set } => resume::limit(roots, *core).is_ok_and(|now| now == *set),
         }
     }
 
@@ -148,6 +152,7 @@ impl Original {
             (What::Moderation { ifindex, .. }, Was::Setting(was)) => {
                 was.write(roots, system, &named(roots, *ifindex).ok_or(io::ErrorKind::NotFound)?)
             }
+            (What::Resume { core, .. }, Was::Text(was)) => fs::write(resume::file(roots, *core), was),
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
@@ -292,6 +297,21 @@ impl Originals {
         self.all.iter().filter(move |original| !is_it(original)).cloned()
     }
 
+    /// Called before a core may take no longer than `set` to wake up, and now may take `was`.
+    ///
+    /// # Errors
+    /// It cannot be written down: then it may not be changed.
+    pub fn note_resume(&mut self, core: CoreId, set: String, was: String) -> io::Result<()> {
+        let what = What::Resume { core, set };
+        self.add(vec![Original { device: String::new(), what, was: Was::Text(was) }])
+    }
+
+    /// A core may take as long to wake up as before; says what could not be put back.
+    pub fn put_back_resume(&mut self, roots: &Roots, system: &impl System, of: CoreId) -> Vec<String> {
+        let is_it = |original: &Original| matches!(original.what, What::Resume { core, .. } if core == of);
+        self.put_back_those(roots, system, is_it)
+    }
+
     /// Those that are not there yet.
     fn add(&mut self, mut found: Vec<Original>) -> io::Result<()> {
         let is_noted =
@@ -318,7 +338,8 @@ impl Originals {
 
     /// Puts back what a daemon before this one has changed and this one has no business with: of devices that are not its
     /// ports, how urgent threads are without a floor, cores of control groups other than its own, tables of local delivery where that
-    /// stays, wake-ups that are not to be held back; says what could not be put back.
+    /// stays, wake-ups that are not to be held back, and how long cores may take to wake up, which follows what they forward from now
+    /// on; says what could not be put back.
     pub fn put_back_unwanted(
         &mut self,
         roots: &Roots,
@@ -331,6 +352,7 @@ impl Originals {
             What::Urgency { .. } if wanted.floor.is_none() => true,
             What::Table { .. } if wanted.local == LocalDelivery::Stay => true,
             What::Table { table: Table::Sockets, .. } => false,
+            What::Resume { .. } => true,
             What::Moderation { .. } if wanted.moderation.is_none() => true,
             What::Moderation { ifindex, .. } => {
                 !named(roots, *ifindex).is_some_and(|device| ports.contains(&device))

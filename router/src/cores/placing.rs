@@ -24,7 +24,7 @@ use crate::{
 };
 use logic::{
     cores::{
-        Allocator, Core, Event, Floor, Plan, Policy, Queue, Settings, View,
+        Allocator, Awake, Core, Event, Floor, Plan, Policy, Queue, Settings, View,
         in_use::{self, InUse},
     },
     plan::PortId,
@@ -75,6 +75,9 @@ pub struct Placing<A> {
     /// As last told.
     splits: SplitQueues,
     in_use: InUse,
+    /// Which cores shall wake up quickly, if that is asked for; and those that were told.
+    awake: Option<Awake>,
+    kept_awake: BTreeSet<CoreId>,
     /// Queues that are not in use, each with the one that has its packets.
     goes_with: BTreeMap<QueueId, QueueId>,
     /// `None`: moves wait for nothing.
@@ -140,6 +143,8 @@ impl<A: Scheduling> Placing<A> {
             parts: Parts::default(),
             splits: SplitQueues::new(),
             in_use: InUse::default(),
+            awake: wanted.resume_latency.map(|_| Awake::default()),
+            kept_awake: BTreeSet::new(),
             goes_with: BTreeMap::new(),
             drains: None,
             floor: wanted.floor.map(|floor| Floor::new(floor.fraction())),
@@ -259,6 +264,7 @@ impl<A: Scheduling> Placing<A> {
             && self.news.is_empty()
             && self.plan.split.is_empty()
             && self.parts.is_empty()
+            && self.kept_awake.is_empty()
             && !self.sharing.is_counting()
     }
 
@@ -276,6 +282,7 @@ impl<A: Scheduling> Placing<A> {
         self.goes_with = self.goes_with(now);
         in_use::merge(&mut self.view, &self.goes_with);
         self.share(now);
+        self.keep_awake(now);
         if self.is_off {
             return;
         }
@@ -301,6 +308,16 @@ impl<A: Scheduling> Placing<A> {
             (is_alone && queue.is_movable(now)).then_some((id, with))
         };
         self.queues.iter().filter_map(with).collect()
+    }
+
+    /// Tells which cores shall wake up quickly.
+    fn keep_awake(&mut self, now: Duration) {
+        let Some(awake) = &mut self.awake else { return };
+        let cores = awake.decide(now, &self.view, self.settings.hold);
+        if cores != self.kept_awake {
+            self.news.awake = Some(cores.clone());
+            self.kept_awake = cores;
+        }
     }
 
     /// Tells over how many queues ports shall spread their packets.

@@ -94,6 +94,12 @@ pub struct CoreReport {
     pub other: Option<f64>,
     /// Names of workloads that are pinned to it.
     pub workloads: Vec<String>,
+    /// It forwards, and so may take no longer to wake up, microseconds, nor sleep deeper than in this idle state; absent: as the
+    /// machine has it.
+    #[serde(default)]
+    pub resume_us: Option<u32>,
+    #[serde(default)]
+    pub deepest_idle: Option<String>,
     /// Packets that other cores handed to it because rules say so, and those of them that it had no room for.
     #[serde(default)]
     pub handed_packets: u64,

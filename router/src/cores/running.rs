@@ -28,6 +28,7 @@ use crate::{
 use anyhow::{Context, Result};
 use rustix::thread::{ClockId, Timespec, clock_nanosleep_absolute};
 use std::{
+    collections::BTreeSet,
     ffi::CString,
     io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -83,8 +84,8 @@ pub fn start(
         // Who only looks can do without.
         Err(error) if handle.is_off() => {
             handle.exchange.fail(format!(
-                "nothing can be told of cores and queues, full cores are not shared, local delivery does not follow, and wake-ups \
-                 are not held back: \
+                "nothing can be told of cores and queues, full cores are not shared, local delivery does not follow, wake-ups are not \
+                 held back, and cores wake up as late as ever: \
                  {error:#}"
             ));
             Ok(Threads { handle, leave: Arc::default(), looking: None })
@@ -289,6 +290,11 @@ fn look<A: System + Clone>(looker: &mut Looker<A>, handle: &Handle) {
             looker.split(monotonic());
             due = Duration::ZERO;
         }
+        if let Some(cores) = exchange.take_awake() {
+            looker.keep_awake(&cores).iter().for_each(|trouble| tracing::warn!("{trouble}"));
+            // Clients are told by the look.
+            due = Duration::ZERO;
+        }
         for (at, resize) in exchange.take_resizes() {
             exchange.tell(Vec::from_iter(looker.resize(at, &resize)));
             // Queues that are not in use go with others.
@@ -343,6 +349,8 @@ fn finish<A: System + Clone>(
              until the next start"
         ));
     }
+    // Nobody would let them sleep again.
+    looker.keep_awake(&BTreeSet::new()).into_iter().for_each(|trouble| exchange.fail(trouble));
     if failed || !leave {
         // Nobody would notice any more that a core has too much.
         looker.splitter.end();

@@ -315,8 +315,8 @@ struct Traffic(Arc<AtomicBool>, Option<JoinHandle<()>>);
 
 impl Traffic {
     fn new() -> Traffic {
-        run("ip addr add 192.0.2.1/24 dev q0");
-        run("ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev q0");
+        run("ip addr replace 192.0.2.1/24 dev q0");
+        run("ip neigh replace 192.0.2.2 lladdr 02:00:00:00:00:02 dev q0");
         let socket = UdpSocket::bind("192.0.2.1:0").unwrap();
         Traffic::of(move |stopped| {
             while !stopped.load(Relaxed) {
@@ -466,6 +466,60 @@ fn ports_that_are_none_any_more_are_put_back() {
         bed.wait_for("an answer", |report| places(report) == [Some(1); 2]);
         let widths: Vec<usize> = bed.allowed().iter().map(BTreeSet::len).collect();
         assert!(widths[0] == 1 && widths[1] == 1 && widths[2] > 1 && widths[3] > 1, "{widths:?}");
+    });
+}
+
+/// How long each core may take to wake up.
+fn limits() -> Vec<String> {
+    let cores = (0..).map(|core| format!("/sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"));
+    cores.map_while(|file| fs::read_to_string(file).ok()).map(|limit| limit.trim().to_owned()).collect()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_core_that_forwards_polls_until_it_forwards_no_more() {
+    in_new_namespace(|| {
+        let before = limits();
+        let driver = fs::read_to_string("/sys/devices/system/cpu/cpuidle/current_driver").unwrap_or_default();
+        let mut bed = Bed::new("q");
+        let settings = "policy = \"fixed\"\nfixed = { p0 = [1, 1], p1 = [1, 1] }\nresume_latency = \"0us\"";
+        bed.start(settings);
+        bed.wait_for("core 1", |report| places(report) == [Some(1); 4]);
+        assert_eq!(limits(), before, "nothing is forwarded");
+        let traffic = Traffic::new();
+        if ["", "none"].contains(&driver.trim()) {
+            let told =
+                |report: &Value| report["troubles"].to_string().contains("resume_latency changes nothing");
+            bed.wait_for("that it is of no use", told);
+            return;
+        }
+        let polls = |report: &Value| report["cores"][1]["resume_us"] == 0;
+        bed.wait_for("a core that polls", polls);
+        let polling = [before[0].clone(), "n/a".into()];
+        assert_eq!(limits()[..2], polling, "the other one does not");
+        assert!(
+            bed.millrace(&["cores"]).contains("awake       core 1 wakes up within 0 us while it forwards")
+        );
+        drop(traffic);
+        let began = Instant::now();
+        bed.wait_for("that it sleeps again", |report| !polls(report));
+        assert!(began.elapsed() > Duration::from_millis(1500), "not before a hold time has passed");
+        assert_eq!(limits(), before);
+        // Killed, it leaves what it has set, until somebody puts it back.
+        let traffic = Traffic::new();
+        bed.wait_for("a core that polls", polls);
+        bed.daemon.as_mut().unwrap().kill().unwrap();
+        bed.end();
+        assert_eq!(limits()[..2], polling);
+        bed.millrace(&["stop"]);
+        assert_eq!(limits(), before);
+        // Told to end, it does so itself.
+        bed.start(settings);
+        bed.wait_for("a core that polls", polls);
+        run(&format!("kill {}", bed.daemon.as_ref().unwrap().id()));
+        bed.end();
+        assert_eq!(limits(), before);
+        drop(traffic);
     });
 }
 

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::super::testbed;
 use crate::{
-    compare::{Plan, compare_in, figures, ns, pps},
+    compare::{Plan, Results, compare_in, figures, ns, pps},
     generator::Pace,
-    measure::{Window, median},
+    measure::{Sample, Window, median},
     progress::Progress,
     record::Recorder,
     workload::{Family, Workload},
@@ -21,10 +21,20 @@ const WARM_UP: Duration = Duration::from_millis(200);
 /// Percent of what Millrace carries.
 pub(super) const LOADS: [u64; 6] = [2, 5, 10, 20, 40, 80];
 
-/// Medians, ns of CPU time a packet.
+/// Cases, and what Millrace's configuration has for each besides: as it is by itself, and with cores that poll while they forward.
+pub(super) const CASES: [(&str, &str); 2] = [("cost", ""), ("cost, awake", "resume_latency = \"0us\"")];
+
+/// What was found of each case.
 pub(super) struct Cost {
     pub saturation_pps: f64,
-    pub millrace_saturated: f64,
+    pub usual: Curve,
+    pub awake: Curve,
+}
+
+/// Of each repeat, ns of CPU time a packet.
+#[derive(Default)]
+pub(super) struct Curve {
+    pub saturated: Vec<f64>,
     pub millrace_at_10: Vec<f64>,
     pub linux_at_10: Vec<f64>,
     /// Of the daemon itself, for each packet.
@@ -33,17 +43,37 @@ pub(super) struct Cost {
 
 pub(super) const SUBJECTS: [&str; 2] = ["linux", "millrace"];
 
-/// Both at each load in turn, so many times. What was measured is added to `lines`.
+/// Both at each load, in each case, in turn, so many times. What was measured is added to `lines`; `later` steps are to come after.
 pub(super) fn curve(
     seconds: f64,
     repeats: usize,
     lines: &mut Vec<Value>,
     progress: &mut Progress,
+    later: u64,
 ) -> Result<Cost> {
     let mut testbed = testbed(0)?;
     // As it is by itself, but on the core that Linux has too.
-    testbed.placing = format!("policy = \"pack\"\nallowed = \"{}\"", testbed.topology.cores.router[0]);
+    let placing = format!("policy = \"pack\"\nallowed = \"{}\"", testbed.topology.cores.router[0]);
     let workload = Workload::benchmark(Family::V4, DESTINATIONS, 0..=0);
+    let window = Window::new(WARM_UP, Duration::from_secs_f64(seconds));
+    let plan = |case, subjects, paces, repeats| Plan {
+        case,
+        parameters: json!({}),
+        subjects,
+        paces,
+        repeats,
+        window,
+    };
+    testbed.placing = placing.clone();
+    let first = plan(CASES[0].0, &["millrace"], &[Pace::Saturate], 0..1);
+    let round = (SUBJECTS.len() * (LOADS.len() + 1)) as u64;
+    let mut left = round * (CASES.len() * repeats) as u64;
+    progress.then(left + later);
+    let saturated = compare_in(&mut testbed, &workload, &first, &mut Recorder::none(), progress)?;
+    let saturation_pps = median(&figures(&saturated, "millrace", 0, pps));
+    let rate = |percent: u64| (saturation_pps * percent as f64 / 100.0) as u64;
+    let mut paces: Vec<Pace> = LOADS.iter().map(|percent| Pace::Rate(rate(*percent))).collect();
+    paces.push(Pace::Saturate);
     let kept = Rc::new(RefCell::new(Vec::new()));
     let mut recorder = {
         let kept = kept.clone();
@@ -52,47 +82,36 @@ pub(super) fn curve(
             Ok(())
         })
     };
-    let window = Window::new(WARM_UP, Duration::from_secs_f64(seconds));
-    let plan = |subjects, paces, repeats| Plan {
-        case: "cost",
-        parameters: json!({}),
-        subjects,
-        paces,
-        repeats,
-        window,
-    };
-    let saturated = compare_in(
-        &mut testbed,
-        &workload,
-        &plan(&["millrace"], &[Pace::Saturate], 0..1),
-        &mut Recorder::none(),
-        progress,
-    )?;
-    let saturation_pps = median(&figures(&saturated, "millrace", 0, pps));
-    let mut paces: Vec<Pace> =
-        LOADS.iter().map(|percent| Pace::Rate((saturation_pps * *percent as f64 / 100.0) as u64)).collect();
-    paces.push(Pace::Saturate);
-    let results =
-        compare_in(&mut testbed, &workload, &plan(&SUBJECTS, &paces, 0..repeats), &mut recorder, progress)?;
+    let mut curves = [Curve::default(), Curve::default()];
+    for repeat in 0..repeats {
+        for ((case, besides), curve) in CASES.iter().zip(&mut curves) {
+            testbed.placing = format!("{placing}\n{besides}");
+            left -= round;
+            progress.then(left + later);
+            let plan = plan(*case, &SUBJECTS, &paces, repeat..repeat + 1);
+            curve.add(&compare_in(&mut testbed, &workload, &plan, &mut recorder, progress)?)?;
+        }
+    }
     drop(recorder);
-    let at_10 = LOADS.iter().position(|percent| *percent == 10).context("no load of 10 %")?;
-    let percent = |line: &Value| {
-        let rate = line["pace"]["rate"].as_u64();
-        rate.and_then(|rate| paces.iter().position(|pace| *pace == Pace::Rate(rate))).map(|at| LOADS[at])
-    };
     for mut line in kept.take() {
-        if let Some(percent) = percent(&line) {
+        let percent = LOADS.into_iter().find(|percent| line["pace"]["rate"] == rate(*percent));
+        if let Some(percent) = percent {
             line["parameters"]["load_percent"] = percent.into();
         }
         lines.push(line);
     }
-    Ok(Cost {
-        saturation_pps,
-        millrace_saturated: median(&figures(&results, "millrace", paces.len() - 1, ns)),
-        millrace_at_10: figures(&results, "millrace", at_10, ns),
-        linux_at_10: figures(&results, "linux", at_10, ns),
-        daemon_at_10: figures(&results, "millrace", at_10, |sample| {
-            sample.programs_busy * 1e9 / sample.received_pps
-        }),
-    })
+    let [usual, awake] = curves;
+    Ok(Cost { saturation_pps, usual, awake })
+}
+
+impl Curve {
+    fn add(&mut self, results: &Results) -> Result<()> {
+        let at_10 = LOADS.iter().position(|percent| *percent == 10).context("no load of 10 %")?;
+        self.saturated.extend(figures(results, "millrace", LOADS.len(), ns));
+        self.millrace_at_10.extend(figures(results, "millrace", at_10, ns));
+        self.linux_at_10.extend(figures(results, "linux", at_10, ns));
+        let of_daemon = |sample: &Sample| sample.programs_busy * 1e9 / sample.received_pps;
+        self.daemon_at_10.extend(figures(results, "millrace", at_10, of_daemon));
+        Ok(())
+    }
 }

@@ -2,7 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::{Found, drain, watch::told};
+use super::{
+    Found,
+    cost::{self, Curve},
+    drain,
+    watch::told,
+};
 use crate::{
     experiment::{print_head, print_row, show},
     figure::{Axis, Figure},
@@ -45,6 +50,8 @@ Keys of the document (\"lines\" has every trial, and what was seen over time):
                          daemon took meanwhile, for each packet, which is not in it
   ns_per_packet_at_saturation
                          the same when the core is kept busy and nothing is lost (saturation_pps)
+  awake_...              the same with `[cores] resume_latency = \"0us\"`: the core polls between packets while it forwards. That
+                         is idle time, of which others get as much as before, but it saves no power. Linux is as it was
 Loads are parts of mark_pps, the rate that takes the high mark of one core, as found at the beginning.";
 
 /// All keys; `null` where a part was not measured.
@@ -100,14 +107,23 @@ pub(super) fn document(found: &Found) -> Value {
         "longest_wait_us": drained(drain::WAYS[1], "longest_us").into_iter().reduce(f64::max),
         "idle_cpu_percent": one(&idle),
         "idle_cpu_percent_range": range(&idle),
-        "ns_per_packet_at_10_percent": cost(&|cost| median(&cost.millrace_at_10)),
-        "linux_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.linux_at_10)),
-        "ratio_at_10_percent": cost(&|cost| ratios(&cost.millrace_at_10, &cost.linux_at_10).median),
-        "daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.daemon_at_10)),
-        "ns_per_packet_at_saturation": cost(&|cost| cost.millrace_saturated),
+        "ns_per_packet_at_10_percent": cost(&|cost| median(&cost.usual.millrace_at_10)),
+        "linux_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.usual.linux_at_10)),
+        "ratio_at_10_percent": cost(&|cost| ratio(&cost.usual)),
+        "daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.usual.daemon_at_10)),
+        "ns_per_packet_at_saturation": cost(&|cost| median(&cost.usual.saturated)),
+        "awake_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.awake.millrace_at_10)),
+        "awake_ratio_at_10_percent": cost(&|cost| ratio(&cost.awake)),
+        "awake_daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.awake.daemon_at_10)),
+        "awake_ns_per_packet_at_saturation": cost(&|cost| median(&cost.awake.saturated)),
         "saturation_pps": cost(&|cost| cost.saturation_pps),
         "mark_pps": found.mark_pps,
     })
+}
+
+/// Pair by pair.
+fn ratio(curve: &Curve) -> f64 {
+    ratios(&curve.millrace_at_10, &curve.linux_at_10).median
 }
 
 fn one(values: &[f64]) -> Option<f64> {
@@ -128,25 +144,32 @@ pub(super) fn print(found: &Found) {
     }
     if let Some(cost) = &found.cost {
         let ns = |values: &[f64]| show(spread(values), 1.0, 0);
-        print_row(&[
-            "millrace, linux at 10 %, ns".into(),
-            format!("{}; {}", ns(&cost.millrace_at_10), ns(&cost.linux_at_10)),
-        ]);
+        for (case, curve) in [("", &cost.usual), (", awake", &cost.awake)] {
+            print_row(&[
+                format!("millrace{case}, linux at 10 %, ns"),
+                format!("{}; {}", ns(&curve.millrace_at_10), ns(&curve.linux_at_10)),
+            ]);
+        }
     }
 }
 
 /// What is to be drawn.
 pub(super) fn figures() -> Vec<Value> {
     let time = || Some(Axis::new("/at_s", "time", "s"));
-    let mut figures = vec![
+    let cost = |name: &str, case: &str, title: &str| {
         Figure::new(
-            "cost",
-            "CPU per packet by load",
+            name,
+            title,
             Some(Axis::new("/parameters/load_percent", "load", "% of Millrace's saturation").log()),
             Axis::new("/sample/ns_per_packet", "CPU per packet", "ns"),
         )
-        .only("/case", "cost")
-        .series("/subject"),
+        .only("/case", case)
+        .series("/subject")
+    };
+    let [usual, awake] = cost::CASES.map(|(case, _)| case);
+    let mut figures = vec![
+        cost("cost", usual, "CPU per packet by load"),
+        cost("cost-awake", awake, "CPU per packet by load, cores of Millrace polling while they forward"),
     ];
     for (part, title) in
         [("step", "A step"), ("ramp", "A ramp"), ("wobble", "A wobble"), ("crowd", "A flash crowd")]

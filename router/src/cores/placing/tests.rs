@@ -320,6 +320,29 @@ fn it_may_sleep_while_nothing_is_polled() {
     assert!(!may_sleep(&world), "something is to be told");
 }
 
+#[test]
+fn cores_that_forward_are_told_and_it_does_not_sleep_before_they_may() {
+    // Also where queues are only looked at.
+    for settings in ["", "policy = \"off\"\n"] {
+        let mut world = World::new(&format!("{settings}resume_latency = \"0us\""));
+        world.periods(20, &[(70, 0, 0), (71, 0, 0)]);
+        assert_eq!((world.placing.news.awake.take(), world.placing.may_rest()), (None, true));
+        world.periods(2, &[(70, 3, 0)]);
+        assert_eq!(world.placing.news.awake.take(), Some([0].into()));
+        assert!(!world.placing.may_rest(), "nobody would let it sleep");
+        world.periods(199, &[]);
+        assert_eq!(world.placing.news.awake.take(), None);
+        world.periods(1, &[]);
+        assert_eq!(world.placing.news.awake, Some([].into()));
+        assert!(!world.placing.may_rest(), "that is to be told");
+        world.placing.news = News::default();
+        assert!(world.placing.may_rest());
+    }
+    let mut world = World::new("");
+    world.periods(2, &[(70, 3, 0)]);
+    assert_eq!(world.placing.news.awake, None);
+}
+
 /// Of each device and core, one of two rings; packets stay in it, or leave it at once.
 struct Rings {
     stuck: bool,

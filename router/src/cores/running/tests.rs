@@ -21,6 +21,10 @@ struct World {
 
 impl World {
     fn new(ask: impl FnOnce(fake::Netlink) -> Box<dyn Ask>) -> World {
+        World::with("", ask)
+    }
+
+    fn with(settings: &str, ask: impl FnOnce(fake::Netlink) -> Box<dyn Ask>) -> World {
         let (tree, fake, netlink) = (Tree::new(), Fake::default(), fake::Netlink::default());
         tree.write("sys/devices/system/cpu/online", "0-3\n");
         tree.write("proc/stat", "cpu0 0 0 0 1\nintr 0\n");
@@ -31,8 +35,10 @@ impl World {
             fake.get().of.insert(pid, [core].into());
         }
         netlink.threads(&[70, 71]);
-        let text = "[cores]\npolicy = \"fixed\"\nfixed = { eth0 = [2, 3] }";
-        let config = Config::parse(std::path::Path::new("m.toml"), text).unwrap();
+        tree.write("sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n");
+        (0..4).for_each(|core| tree.write(&limit(core), "0\n"));
+        let text = format!("[cores]\npolicy = \"fixed\"\nfixed = {{ eth0 = [2, 3] }}\n{settings}");
+        let config = Config::parse(std::path::Path::new("m.toml"), &text).unwrap();
         let (wanted, names) = (Arc::new(config.cores), Arc::<[String]>::from(["eth0".to_owned()]));
         let (ask, file) = (ask(netlink), tree.path("m.cores"));
         let looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, file).unwrap();
@@ -77,6 +83,30 @@ fn queues_are_placed_told_of_and_put_back() {
     assert_eq!(world.places(), [vec![0], vec![1]]);
     assert_eq!(xps(0), "00000000");
     assert!(!world.tree.path("m.cores").exists());
+}
+
+/// How long a core may take to wake up.
+fn limit(core: u16) -> String {
+    format!("sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us")
+}
+
+/// Whatever is left to the next daemon: nobody would notice that it forwards no more.
+#[test]
+fn a_core_that_forwards_wakes_up_quickly_until_the_daemon_ends() {
+    let mut world = World::with("resume_latency = \"30us\"", |netlink| Box::new(netlink));
+    let limits = |world: &World| [2, 3].map(|core| world.tree.read(&limit(core)).trim().to_owned());
+    let (mut ran, handle) = (0_u64, world.handle());
+    let held = || handle.cores().cores.iter().map(|core| core.resume_us).collect::<Vec<_>>();
+    let began = Instant::now();
+    while held() != [None, None, None, Some(30)] {
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", held());
+        ran += 1_000_000;
+        world.tree.write("proc/71/schedstat", &format!("{ran} 0 1\n"));
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(limits(&world), ["0", "30"]);
+    world.threads.take().unwrap().leave();
+    assert_eq!((limits(&world), world.places()), (["0".into(), "0".into()], [vec![2], vec![3]]));
 }
 
 #[test]

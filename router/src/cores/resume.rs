@@ -1,0 +1,290 @@
+//! How long cores that forward may take to wake up, which is how deep they sleep between packets.
+//!
+//! Each core has a limit in microseconds, which governors of cpuidle keep to: states that take longer to leave are not entered, and with
+//! a limit of nothing the core polls (`power/pm_qos_resume_latency_us`: `Documentation/ABI/testing/sysfs-devices-power`,
+//! `kernel/sched/idle.c`). It is lowered while a core forwards, and raised again after, so that who does not forward saves power as ever.
+//! What was is written down before ([`Originals`]). Somebody's own limit stays where it is as low, or is set meanwhile.
+
+use super::{
+    CoreId, Roots, number, numbered,
+    originals::{Originals, System},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::PathBuf,
+};
+
+/// A core that is held to the limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Microseconds.
+    pub us: u32,
+    /// The deepest idle state that it may then enter, where the machine tells.
+    pub deepest: Option<String>,
+}
+
+/// Lowers and raises limits.
+#[derive(Debug)]
+pub struct Resume {
+    us: u32,
+    cores: BTreeMap<CoreId, Core>,
+    /// Why limits change nothing here, as a sentence.
+    useless: Option<String>,
+}
+
+/// What became of a core that forwards.
+#[derive(Debug)]
+enum Core {
+    Held(Held),
+    /// Somebody's limit is as low.
+    Low,
+    /// Why it is left alone as long as it forwards, as a sentence.
+    LeftAlone(String),
+}
+
+impl Resume {
+    pub fn new(us: u32) -> Resume {
+        Resume { us, cores: BTreeMap::new(), useless: None }
+    }
+
+    /// These cores forward, and no others.
+    pub fn set(
+        &mut self,
+        roots: &Roots,
+        system: &impl System,
+        originals: &mut Originals,
+        forwarding: &BTreeSet<CoreId>,
+    ) -> Vec<String> {
+        let mut troubles = Vec::new();
+        let resting: Vec<_> = self.cores.keys().filter(|core| !forwarding.contains(core)).copied().collect();
+        for core in resting {
+            self.cores.remove(&core);
+            troubles.extend(originals.put_back_resume(roots, system, core));
+        }
+        let new = forwarding.iter().filter(|core| !self.cores.contains_key(core));
+        let new: Vec<_> = new.copied().collect();
+        self.useless = has_no_driver(roots);
+        for core in new.into_iter().filter(|_| self.useless.is_none()) {
+            let held = self.hold(roots, originals, core).unwrap_or_else(|error| {
+                Core::LeftAlone(format!(
+                    "core {core} wakes up as late as before (cores.resume_latency): {error}"
+                ))
+            });
+            self.cores.insert(core, held);
+        }
+        troubles
+    }
+
+    fn hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> io::Result<Core> {
+        let was = limit(roots, core)?;
+        if microseconds(&was).is_some_and(|was| was <= self.us) {
+            return Ok(Core::Low);
+        }
+        originals.note_resume(core, self.text(), was)?;
+        fs::write(file(roots, core), self.text())?;
+        Ok(Core::Held(Held { us: self.us, deepest: deepest(roots, core, self.us) }))
+    }
+
+    /// As the kernel writes it.
+    fn text(&self) -> String {
+        match self.us {
+            0 => "n/a".into(),
+            us => us.to_string(),
+        }
+    }
+
+    /// Is all as it was left? What is wrong, as sentences.
+    pub fn look(&mut self, roots: &Roots) -> Vec<String> {
+        let ours = self.text();
+        for (core, held) in self.cores.iter_mut().filter(|(_, held)| matches!(held, Core::Held(_))) {
+            match limit(roots, *core) {
+                Ok(now) if now == ours => {}
+                _ => {
+                    *held = Core::LeftAlone(format!(
+                        "somebody else has set how long core {core} may take to wake up ({}): it is left alone while it forwards",
+                        file(roots, *core).display()
+                    ));
+                }
+            }
+        }
+        let left = self.cores.values().filter_map(|core| match core {
+            Core::LeftAlone(why) => Some(why.clone()),
+            Core::Held(_) | Core::Low => None,
+        });
+        self.useless.iter().cloned().chain(left).collect()
+    }
+
+    /// The cores that are held to the limit.
+    pub fn held(&self) -> BTreeMap<CoreId, Held> {
+        let held = |(core, state): (&CoreId, &Core)| match state {
+            Core::Held(held) => Some((*core, held.clone())),
+            Core::Low | Core::LeftAlone(_) => None,
+        };
+        self.cores.iter().filter_map(held).collect()
+    }
+}
+
+/// The limit of a core.
+pub(super) fn file(roots: &Roots, core: CoreId) -> PathBuf {
+    roots.sys(format!("devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us"))
+}
+
+/// The same as it is now: `n/a` is none at all, 0 as long as it likes.
+pub(super) fn limit(roots: &Roots, core: CoreId) -> io::Result<String> {
+    Ok(fs::read_to_string(file(roots, core))?.trim().into())
+}
+
+/// Of a limit as the kernel writes it; `None`: there is none.
+fn microseconds(limit: &str) -> Option<u32> {
+    match limit {
+        "n/a" => Some(0),
+        "0" => None,
+        us => us.parse().ok(),
+    }
+}
+
+/// Without one a core that has nothing to do always halts.
+fn has_no_driver(roots: &Roots) -> Option<String> {
+    let driver = fs::read_to_string(roots.sys("devices/system/cpu/cpuidle/current_driver"));
+    let driver = driver.map_or_else(|_| "none".into(), |driver| driver.trim().to_owned());
+    (driver == "none").then(|| {
+        "cores.resume_latency changes nothing: no driver of this machine decides how deep cores sleep (cpuidle)".into()
+    })
+}
+
+/// States are numbered from the lightest.
+fn deepest(roots: &Roots, core: CoreId, us: u32) -> Option<String> {
+    let states = roots.sys(format!("devices/system/cpu/cpu{core}/cpuidle"));
+    let state = |index| states.join(format!("state{index}"));
+    let is_quick = |index: &u32| number::<u32>(&state(*index).join("latency")).is_some_and(|exit| exit <= us);
+    let last = numbered(&states, "state").into_iter().rfind(is_quick)?;
+    Some(fs::read_to_string(state(last).join("name")).ok()?.trim().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{fake::Fake, tree::Tree},
+        *,
+    };
+
+    /// Two cores with three idle states, that may sleep as deep as they like.
+    struct World {
+        tree: Tree,
+        resume: Resume,
+        originals: Originals,
+    }
+
+    impl World {
+        fn new(us: u32) -> World {
+            let tree = Tree::new();
+            tree.write("sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n");
+            for core in 0..2 {
+                tree.write(&at(core), "0\n");
+                for (state, name, latency) in [(0, "POLL", "0"), (1, "C1", "2"), (2, "C6", "133")] {
+                    let state = format!("sys/devices/system/cpu/cpu{core}/cpuidle/state{state}");
+                    tree.write(&format!("{state}/name"), &format!("{name}\n"));
+                    tree.write(&format!("{state}/latency"), &format!("{latency}\n"));
+                }
+            }
+            let originals = Originals::read(tree.path("m.cores"));
+            World { tree, resume: Resume::new(us), originals }
+        }
+
+        fn set(&mut self, cores: &[CoreId]) -> Vec<String> {
+            let cores = cores.iter().copied().collect();
+            self.resume.set(&self.tree.roots(), &Fake::default(), &mut self.originals, &cores)
+        }
+
+        fn look(&mut self) -> Vec<String> {
+            self.resume.look(&self.tree.roots())
+        }
+
+        fn limits(&self) -> [String; 2] {
+            [0, 1].map(|core| self.tree.read(&at(core)).trim().to_owned())
+        }
+    }
+
+    fn at(core: CoreId) -> String {
+        format!("sys/devices/system/cpu/cpu{core}/power/pm_qos_resume_latency_us")
+    }
+
+    #[test]
+    fn limits_follow_the_cores_that_forward() {
+        for (us, text, deepest) in [(0, "n/a", "POLL"), (20, "20", "C1"), (500, "500", "C6")] {
+            let mut world = World::new(us);
+            assert_eq!((world.set(&[1]), world.look()), (vec![], vec![]));
+            assert_eq!(world.limits(), ["0", text]);
+            let held = Held { us, deepest: Some(deepest.into()) };
+            assert_eq!(world.resume.held(), [(1, held)].into());
+            assert_eq!((world.set(&[0]), world.limits()), (vec![], [text, "0"].map(String::from)));
+            assert_eq!((world.set(&[]), world.limits()), (vec![], ["0", "0"].map(String::from)));
+            assert!(world.originals.is_empty() && !world.tree.path("m.cores").exists());
+        }
+    }
+
+    #[test]
+    fn limits_are_put_back_after_the_end() {
+        let mut world = World::new(0);
+        world.tree.write(&at(0), "100\n");
+        world.set(&[0, 1]);
+        assert_eq!(world.limits(), ["n/a", "n/a"]);
+        // Killed; somebody has set one since.
+        world.tree.write(&at(1), "7\n");
+        let mut originals = Originals::read(world.tree.path("m.cores"));
+        let (roots, wanted) = (world.tree.roots(), crate::config::CoresSettings::default());
+        assert_eq!(originals.put_back_unwanted(&roots, &Fake::default(), &[], &wanted), Vec::<String>::new());
+        assert_eq!(world.limits(), ["100", "7"]);
+        assert!(originals.is_empty());
+    }
+
+    #[test]
+    fn somebodys_own_limit_stays() {
+        let mut world = World::new(20);
+        world.tree.write(&at(0), "n/a\n");
+        world.tree.write(&at(1), "20\n");
+        assert_eq!((world.set(&[0, 1]), world.look()), (vec![], vec![]));
+        assert_eq!(world.limits(), ["n/a", "20"]);
+        assert!(world.originals.is_empty() && world.resume.held().is_empty());
+        world.set(&[]);
+        world.tree.write(&at(0), "0\n");
+        world.set(&[0]);
+        assert_eq!(world.limits(), ["20", "20"]);
+        world.tree.write(&at(0), "5\n");
+        assert!(world.look()[0].starts_with("somebody else has set how long core 0 may take"));
+        assert!(world.resume.held().is_empty());
+        world.set(&[]);
+        assert_eq!((world.limits(), world.look()), (["5", "20"].map(String::from), vec![]));
+        assert!(world.originals.is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_told() {
+        let mut world = World::new(20);
+        world.tree.remove("sys/devices/system/cpu/cpu1/power");
+        world.set(&[0, 1]);
+        assert_eq!(world.look().len(), 1);
+        assert!(world.look()[0].starts_with("core 1 wakes up as late as before (cores.resume_latency): "));
+        assert_eq!(world.limits_of_first(), "20");
+        world.set(&[]);
+        world.tree.write("sys/devices/system/cpu/cpuidle/current_driver", "none\n");
+        world.set(&[0]);
+        assert!(world.look()[0].starts_with("cores.resume_latency changes nothing"));
+        assert_eq!(world.limits_of_first(), "0");
+        world.tree.write("sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n");
+        world.set(&[0]);
+        assert_eq!((world.look(), world.limits_of_first()), (vec![], "20".into()));
+        // What cannot be written down is not changed.
+        let mut world = World::new(20);
+        world.originals = Originals::read(world.tree.path("nowhere/m.cores"));
+        world.set(&[0]);
+        assert_eq!((world.look().len(), world.limits_of_first()), (1, "0".into()));
+    }
+
+    impl World {
+        fn limits_of_first(&self) -> String {
+            self.tree.read(&at(0)).trim().into()
+        }
+    }
+}
