@@ -229,7 +229,7 @@ fn packets_keep_their_order_when_their_queue_comes_to_the_core_that_a_rule_names
         let (from, to) = (Wire::open("q0"), Wire::open("q1"));
         // A veth is polled where it is sent to.
         let frame = |number: u32| {
-            if number % 100 == 0 {
+            if number.is_multiple_of(100) {
                 only_on([[here, other][number as usize / 100 % 2].into()]);
             }
             frame(1 + number as u16 % FLOWS, 0, number)
