@@ -6,8 +6,10 @@ use std::{
     time::Duration,
 };
 
-/// A core that forwards for less than this fraction of its time may sleep as deep as it likes.
-const FORWARDS: f64 = 0.02;
+/// A core that forwards for this fraction of its time shall wake up quickly, and shall until it forwards for less than the second one:
+/// once it does, packets cost it less.
+const BEGINS: f64 = 0.10;
+const ENDS: f64 = 0.03;
 
 /// Which cores forward, and until when each that did counts as one of them.
 #[derive(Debug, Default)]
@@ -16,7 +18,7 @@ pub struct Awake {
 }
 
 impl Awake {
-    /// The cores online that forward, queues or shares of them, or did so within `hold`.
+    /// The cores online that forward much, queues or shares of them, or did so within `hold`.
     pub fn decide(&mut self, now: Duration, view: &View, hold: Duration) -> BTreeSet<CoreId> {
         let mut loads: BTreeMap<CoreId, f64> = BTreeMap::new();
         for queue in &view.queues {
@@ -25,8 +27,11 @@ impl Awake {
                 *loads.entry(core).or_default() += ran;
             }
         }
-        let forwarding = loads.into_iter().filter(|(_, load)| *load >= FORWARDS);
-        self.until.extend(forwarding.map(|(core, _)| (core, now + hold)));
+        let is_awake = |core| self.until.contains_key(core);
+        let forwarding =
+            loads.iter().filter(|(core, load)| **load >= if is_awake(core) { ENDS } else { BEGINS });
+        let until: Vec<_> = forwarding.map(|(core, _)| (*core, now + hold)).collect();
+        self.until.extend(until);
         self.until.retain(|id, until| now < *until && view.cores.iter().any(|core| core.id == *id));
         self.until.keys().copied().collect()
     }
@@ -57,9 +62,10 @@ mod tests {
             Vec::from_iter(found)
         };
         let on = |core, ran| Queue { ran, ..queue(core, core) };
-        assert_eq!(after(10, 4, &[on(0, 0.0), on(1, 0.019)]), []);
+        assert_eq!(after(10, 4, &[on(0, 0.0), on(1, 0.09)]), []);
         // Little of each, but of one core.
-        assert_eq!(after(1, 4, &[on(1, 0.015), Queue { core: 1, ..on(2, 0.015) }]), [1]);
+        assert_eq!(after(1, 4, &[on(1, 0.06), Queue { core: 1, ..on(2, 0.06) }]), [1]);
+        assert_eq!(after(1000, 4, &[on(0, 0.04), on(1, 0.04)]), [1], "what packets cost less now");
         let part = Part { core: 3, ran: 0.5, waited: 0.0 };
         assert_eq!(after(1, 4, &[Queue { parts: vec![part], ..on(0, 0.9) }]), [0, 1, 3]);
         assert_eq!(after(1, 3, &[]), [0, 1], "3 has gone offline");

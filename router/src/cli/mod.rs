@@ -129,7 +129,7 @@ The file of --config, every key optional, with the defaults:
   serve = \"/sys/fs/cgroup/apps\"  # a control group of applications: it gets the cores that do not forward
   local = \"stay\"            # or \"follow\": sockets of this machine are served on the core where each is read
   moderation = \"50us\"       # packets wait so long for others, so that fewer wake-ups do; without this line as the device has it
-  resume_latency = \"20us\"   # cores wake up so quickly while they forward, and sleep less deep; \"0us\": they poll
+  resume_latency = \"0us\"    # cores wake up so quickly while they forward much; \"0us\": they poll; \"any\": as the machine has it
   fixed = { eth1 = [0, 1] } # with policy = \"fixed\": the core of each queue of a port
   workloads = [{ name = \"database\", cores = \"4-7\" }]  # pinned, besides those found by themselves
   [shares]                  # what routers may take of a core that is full; see docs/shares.md

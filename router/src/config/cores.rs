@@ -38,7 +38,8 @@ pub struct CoresSettings {
     pub local: LocalDelivery,
     /// How long packets may wait for others, so that fewer wake-ups do; `None`: as the device has it.
     pub moderation: Option<Latency>,
-    /// How long a core that forwards may take to wake up; `None`: as the machine has it.
+    /// How long a core that forwards may take to wake up; `None`: no time, where queues are placed. See
+    /// [`CoresSettings::resume_us`].
     pub resume_latency: Option<ResumeLatency>,
     /// With the policy `fixed`: the core of each queue of a port.
     pub fixed: BTreeMap<PortName, Vec<CoreId>>,
@@ -72,6 +73,15 @@ impl CoresSettings {
     /// Do the indirection tables of NICs follow?
     pub fn uses_rss(&self) -> bool {
         self.rss && self.policy == PlacementPolicy::Pack
+    }
+
+    /// How long a core that forwards may take to wake up, microseconds; `None`: as the machine has it.
+    pub fn resume_us(&self) -> Option<u32> {
+        match self.resume_latency {
+            Some(ResumeLatency::Within(us)) => Some(us),
+            None if self.policy != PlacementPolicy::Off => Some(0),
+            Some(ResumeLatency::Any) | None => None,
+        }
     }
 
     /// Do the values fit together?
@@ -194,14 +204,23 @@ impl FromStr for Latency {
     }
 }
 
-/// How long a core may take to wake up, microseconds; with 0 it does not sleep.
+/// How long a core may take to wake up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ResumeLatency(pub u32);
+pub enum ResumeLatency {
+    /// Microseconds; 0: it does not sleep.
+    Within(u32),
+    /// As the machine has it.
+    Any,
+}
 
 impl FromStr for ResumeLatency {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
-        microseconds(s, 0..=1000).map(Self)
+        if s == "any" {
+            return Ok(Self::Any);
+        }
+        let within = microseconds(s, 0..=1000).map(Self::Within);
+        within.map_err(|BadValue(why)| BadValue(format!("{why}, or \"any\"")))
     }
 }
 
@@ -300,7 +319,7 @@ mod tests {
                 serve: Some("/sys/fs/cgroup/apps".into()),
                 local: LocalDelivery::Follow,
                 moderation: Some(Latency(50)),
-                resume_latency: Some(ResumeLatency(0)),
+                resume_latency: Some(ResumeLatency::Within(0)),
                 fixed: BTreeMap::from([(port("eth1"), vec![0, 3]), (port("eth2"), vec![1])]),
                 workloads: vec![DeclaredWorkload { name: "db".into(), cores: CoreList([2].into()) }],
             }
@@ -329,7 +348,11 @@ mod tests {
             ("moderation = \"9us\"", &["m.toml:2: cores.moderation: ", "\"9us\" is not allowed"]),
             (
                 "resume_latency = \"2ms\"",
-                &["m.toml:2: cores.resume_latency: ", "\"2ms\" is not allowed: a time from 0us to 1000us"],
+                &[
+                    "m.toml:2: cores.resume_latency: ",
+                    "\"2ms\" is not allowed: a time from 0us to 1000us",
+                    "or \"any\"",
+                ],
             ),
             ("moderation = 50", &["m.toml:2: cores.moderation: ", "such as: moderation = \"50us\""]),
             ("hold = \"1s\"", &["m.toml:2: cores.hold: ", "2s to 24h"]),
@@ -345,5 +368,14 @@ mod tests {
         assert!(check("serve = \"apps\"").contains("whole path"));
         assert!(check("policy = \"off\"\nfloor = 40").contains("leave them out"));
         assert!(check("fixed = { eth1 = [0] }").contains("policy = \"fixed\""));
+    }
+
+    #[test]
+    fn cores_wake_up_at_once_where_queues_are_placed() {
+        let resume = |text: &str| parse(&format!("[cores]\n{text}")).unwrap().resume_us();
+        assert_eq!(resume(""), Some(0));
+        assert_eq!(resume("policy = \"off\""), None);
+        assert_eq!(resume("policy = \"off\"\nresume_latency = \"20us\""), Some(20));
+        assert_eq!(resume("resume_latency = \"any\""), None);
     }
 }

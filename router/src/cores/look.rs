@@ -184,7 +184,7 @@ impl<A: System + Clone> Looker<A> {
             serve: wanted.serve.as_deref().map(Serve::new),
             local: (wanted.local == LocalDelivery::Follow).then(Local::default),
             moderation: wanted.moderation.map(|longest| Moderation::new(longest.0)),
-            resume: wanted.resume_latency.map(|longest| Resume::new(longest.0)),
+            resume: wanted.resume_us().map(Resume::new),
             splitter: Splitter::default(),
             spreader: Spreader::default(),
             wanted,
@@ -224,6 +224,9 @@ impl<A: System + Clone> Looker<A> {
             troubles.extend(serve.look(&self.roots, &mut self.originals));
         }
         troubles.extend(self.resume.as_mut().into_iter().flat_map(|resume| resume.look(&self.roots)));
+        if self.wanted.resume_latency.is_some() {
+            troubles.extend(self.resume.iter().filter_map(Resume::useless));
+        }
         let following = self.follow(&mut troubles);
         if self.scanner.scan(&self.roots, &self.machine.online(), now) {
             self.find_workloads();

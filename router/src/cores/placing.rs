@@ -143,7 +143,7 @@ impl<A: Scheduling> Placing<A> {
             parts: Parts::default(),
             splits: SplitQueues::new(),
             in_use: InUse::default(),
-            awake: wanted.resume_latency.map(|_| Awake::default()),
+            awake: wanted.resume_us().map(|_| Awake::default()),
             kept_awake: BTreeSet::new(),
             goes_with: BTreeMap::new(),
             drains: None,

@@ -29,8 +29,8 @@ pub struct Held {
 pub struct Resume {
     us: u32,
     cores: BTreeMap<CoreId, Core>,
-    /// Why limits change nothing here, as a sentence.
-    useless: Option<String>,
+    /// Limits change nothing here.
+    is_useless: bool,
 }
 
 /// What became of a core that forwards.
@@ -45,7 +45,7 @@ enum Core {
 
 impl Resume {
     pub fn new(us: u32) -> Resume {
-        Resume { us, cores: BTreeMap::new(), useless: None }
+        Resume { us, cores: BTreeMap::new(), is_useless: false }
     }
 
     /// These cores forward, and no others.
@@ -64,8 +64,8 @@ impl Resume {
         }
         let new = forwarding.iter().filter(|core| !self.cores.contains_key(core));
         let new: Vec<_> = new.copied().collect();
-        self.useless = has_no_driver(roots);
-        for core in new.into_iter().filter(|_| self.useless.is_none()) {
+        self.is_useless = has_no_driver(roots);
+        for core in new.into_iter().filter(|_| !self.is_useless) {
             let held = self.hold(roots, originals, core).unwrap_or_else(|error| {
                 Core::LeftAlone(format!(
                     "core {core} wakes up as late as before (cores.resume_latency): {error}"
@@ -112,7 +112,14 @@ impl Resume {
             Core::LeftAlone(why) => Some(why.clone()),
             Core::Held(_) | Core::Low => None,
         });
-        self.useless.iter().cloned().chain(left).collect()
+        left.collect()
+    }
+
+    /// Why it changes nothing on this machine, as a sentence, if so.
+    pub fn useless(&self) -> Option<String> {
+        self.is_useless.then(|| {
+            "cores.resume_latency changes nothing: no driver of this machine decides how deep cores sleep (cpuidle)".into()
+        })
     }
 
     /// The cores that are held to the limit.
@@ -145,12 +152,9 @@ fn microseconds(limit: &str) -> Option<u32> {
 }
 
 /// Without one a core that has nothing to do always halts.
-fn has_no_driver(roots: &Roots) -> Option<String> {
+fn has_no_driver(roots: &Roots) -> bool {
     let driver = fs::read_to_string(roots.sys("devices/system/cpu/cpuidle/current_driver"));
-    let driver = driver.map_or_else(|_| "none".into(), |driver| driver.trim().to_owned());
-    (driver == "none").then(|| {
-        "cores.resume_latency changes nothing: no driver of this machine decides how deep cores sleep (cpuidle)".into()
-    })
+    driver.map_or(true, |driver| driver.trim() == "none")
 }
 
 /// States are numbered from the lightest.
@@ -270,11 +274,11 @@ mod tests {
         world.set(&[]);
         world.tree.write("sys/devices/system/cpu/cpuidle/current_driver", "none\n");
         world.set(&[0]);
-        assert!(world.look()[0].starts_with("cores.resume_latency changes nothing"));
-        assert_eq!(world.limits_of_first(), "0");
+        assert!(world.resume.useless().unwrap().starts_with("cores.resume_latency changes nothing"));
+        assert_eq!((world.look(), world.limits_of_first()), (vec![], "0".into()));
         world.tree.write("sys/devices/system/cpu/cpuidle/current_driver", "intel_idle\n");
         world.set(&[0]);
-        assert_eq!((world.look(), world.limits_of_first()), (vec![], "20".into()));
+        assert_eq!((world.resume.useless(), world.limits_of_first()), (None, "20".into()));
         // What cannot be written down is not changed.
         let mut world = World::new(20);
         world.originals = Originals::read(world.tree.path("nowhere/m.cores"));

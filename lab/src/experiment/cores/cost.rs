@@ -21,14 +21,14 @@ const WARM_UP: Duration = Duration::from_millis(200);
 /// Percent of what Millrace carries.
 pub(super) const LOADS: [u64; 6] = [2, 5, 10, 20, 40, 80];
 
-/// Cases, and what Millrace's configuration has for each besides: as it is by itself, and with cores that poll while they forward.
-pub(super) const CASES: [(&str, &str); 2] = [("cost", ""), ("cost, awake", "resume_latency = \"0us\"")];
+/// Cases, and what Millrace's configuration has for each besides: as it is by itself, and with cores that sleep between packets.
+pub(super) const CASES: [(&str, &str); 2] = [("cost", ""), ("cost, asleep", "resume_latency = \"any\"")];
 
 /// What was found of each case.
 pub(super) struct Cost {
     pub saturation_pps: f64,
     pub usual: Curve,
-    pub awake: Curve,
+    pub asleep: Curve,
 }
 
 /// Of each repeat, ns of CPU time a packet.
@@ -100,8 +100,8 @@ pub(super) fn curve(
         }
         lines.push(line);
     }
-    let [usual, awake] = curves;
-    Ok(Cost { saturation_pps, usual, awake })
+    let [usual, asleep] = curves;
+    Ok(Cost { saturation_pps, usual, asleep })
 }
 
 impl Curve {

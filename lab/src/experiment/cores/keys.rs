@@ -50,8 +50,8 @@ Keys of the document (\"lines\" has every trial, and what was seen over time):
                          daemon took meanwhile, for each packet, which is not in it
   ns_per_packet_at_saturation
                          the same when the core is kept busy and nothing is lost (saturation_pps)
-  awake_...              the same with `[cores] resume_latency = \"0us\"`: the core polls between packets while it forwards. That
-                         is idle time, of which others get as much as before, but it saves no power. Linux is as it was
+  asleep_...             the same with `[cores] resume_latency = \"any\"`: cores sleep between packets. By default they poll then
+                         while they forward, which is idle time, of which others get as much, but saves no power
 Loads are parts of mark_pps, the rate that takes the high mark of one core, as found at the beginning.";
 
 /// All keys; `null` where a part was not measured.
@@ -112,10 +112,10 @@ pub(super) fn document(found: &Found) -> Value {
         "ratio_at_10_percent": cost(&|cost| ratio(&cost.usual)),
         "daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.usual.daemon_at_10)),
         "ns_per_packet_at_saturation": cost(&|cost| median(&cost.usual.saturated)),
-        "awake_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.awake.millrace_at_10)),
-        "awake_ratio_at_10_percent": cost(&|cost| ratio(&cost.awake)),
-        "awake_daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.awake.daemon_at_10)),
-        "awake_ns_per_packet_at_saturation": cost(&|cost| median(&cost.awake.saturated)),
+        "asleep_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.asleep.millrace_at_10)),
+        "asleep_ratio_at_10_percent": cost(&|cost| ratio(&cost.asleep)),
+        "asleep_daemon_ns_per_packet_at_10_percent": cost(&|cost| median(&cost.asleep.daemon_at_10)),
+        "asleep_ns_per_packet_at_saturation": cost(&|cost| median(&cost.asleep.saturated)),
         "saturation_pps": cost(&|cost| cost.saturation_pps),
         "mark_pps": found.mark_pps,
     })
@@ -144,7 +144,7 @@ pub(super) fn print(found: &Found) {
     }
     if let Some(cost) = &found.cost {
         let ns = |values: &[f64]| show(spread(values), 1.0, 0);
-        for (case, curve) in [("", &cost.usual), (", awake", &cost.awake)] {
+        for (case, curve) in [("", &cost.usual), (", asleep", &cost.asleep)] {
             print_row(&[
                 format!("millrace{case}, linux at 10 %, ns"),
                 format!("{}; {}", ns(&curve.millrace_at_10), ns(&curve.linux_at_10)),
@@ -166,10 +166,10 @@ pub(super) fn figures() -> Vec<Value> {
         .only("/case", case)
         .series("/subject")
     };
-    let [usual, awake] = cost::CASES.map(|(case, _)| case);
+    let [usual, asleep] = cost::CASES.map(|(case, _)| case);
     let mut figures = vec![
         cost("cost", usual, "CPU per packet by load"),
-        cost("cost-awake", awake, "CPU per packet by load, cores of Millrace polling while they forward"),
+        cost("cost-asleep", asleep, "CPU per packet by load, Millrace's cores sleeping between packets"),
     ];
     for (part, title) in
         [("step", "A step"), ("ramp", "A ramp"), ("wobble", "A wobble"), ("crowd", "A flash crowd")]

@@ -288,7 +288,7 @@ fn what_was_seen_before_a_move_is_out_of_date() {
 /// While the counts of polls say that nothing was polled there is nothing to be found, and what comes then is not spread over the rest.
 #[test]
 fn it_may_sleep_while_nothing_is_polled() {
-    let mut world = World::new("");
+    let mut world = World::new("resume_latency = \"any\"");
     world.placing.count(Ok(Polls::fake()));
     world.periods(3, &[(70, 0, 0), (71, 0, 0)]);
     let napi = world.placing.queues.values().map(|queue| queue.source.napi.unwrap()).next().unwrap();
@@ -338,9 +338,13 @@ fn cores_that_forward_are_told_and_it_does_not_sleep_before_they_may() {
         world.placing.news = News::default();
         assert!(world.placing.may_rest());
     }
-    let mut world = World::new("");
-    world.periods(2, &[(70, 3, 0)]);
-    assert_eq!(world.placing.news.awake, None);
+    for (settings, told) in
+        [("", Some([0].into())), ("policy = \"off\"", None), ("resume_latency = \"any\"", None)]
+    {
+        let mut world = World::new(settings);
+        world.periods(2, &[(70, 3, 0)]);
+        assert_eq!(world.placing.news.awake, told, "{settings}");
+    }
 }
 
 /// Of each device and core, one of two rings; packets stay in it, or leave it at once.
