@@ -100,8 +100,9 @@ __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rul
 
 /*
  * Has a packet whose rule names a core, + 1, to go through that core's queue? If it is this one, only when what polls the packet's
- * queue has come here, and as long as what was handed over before may still wait: then it goes first. One writer at a time: a
- * queue is polled by one core.
+ * queue has come here, and as long as what was handed over before may still wait: then it goes first. Where there is so much of it
+ * that packets would soon be lost, order is given up. One writer at a time, as a queue is polled by one core; of threads that
+ * write to one tap nobody knows an order.
  */
 static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
 {
@@ -110,20 +111,17 @@ static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
 	__u64 word = seat ? *seat : here;
 	bool has_come = (word & PLACE_CORE) != here;
 
-	if (core != here || (!has_come && !(word & PLACE_HANDED))) {
+	if (core != here || !word || (!has_come && !(word & PLACE_HANDED))) {
 		if (has_come && seat)
 			*seat = here;
 		return core != here;
 	}
-	if (has_come || word >> PLACE_JIFFIES_SHIFT != now) {
-		const struct core_queue *q = ROW(core_queues, p->cpu);
-		bool waits = q && !queue_is_past(q, has_come ? now : word >> PLACE_JIFFIES_SHIFT);
+	const struct core_queue *q = ROW(core_queues, p->cpu);
+	bool waits = q && !queue_is_past(q, has_come ? now : word >> PLACE_JIFFIES_SHIFT) && !is_crowded(q);
 
-		word = here | (waits ? PLACE_HANDED : 0) | (__u64)now << PLACE_JIFFIES_SHIFT;
-		if (seat)
-			*seat = word;
-	}
-	return word & PLACE_HANDED;
+	if (seat)
+		*seat = here | (waits ? PLACE_HANDED : 0) | (__u64)now << PLACE_JIFFIES_SHIFT;
+	return waits;
 }
 
 /*

@@ -223,7 +223,9 @@ impl<A: System + Clone> Looker<A> {
         if let Some(serve) = &mut self.serve {
             troubles.extend(serve.look(&self.roots, &mut self.originals));
         }
-        troubles.extend(self.resume.as_mut().into_iter().flat_map(|resume| resume.look(&self.roots)));
+        if let Some(resume) = &mut self.resume {
+            troubles.extend(resume.look(&self.roots, &mut self.originals));
+        }
         if self.wanted.resume_latency.is_some() {
             troubles.extend(self.resume.iter().filter_map(Resume::useless));
         }

@@ -379,7 +379,7 @@ impl Originals {
             troubles.push(format!("{} cannot be written: {error}", self.file.display()));
         }
         let (gone, mut kept) = (|original: &Original| !original.is_there(roots, system), Vec::new());
-        for original in std::mem::take(&mut self.all) {
+        for original in self.all.clone() {
             if !chosen(&original) {
                 kept.push(original);
             } else if !gone(&original)
@@ -390,8 +390,10 @@ impl Originals {
                 kept.push(original);
             }
         }
-        if let Err(error) = self.write(kept) {
+        if let Err(error) = self.write(kept.clone()) {
             troubles.push(format!("{} cannot be written: {error}", self.file.display()));
+            // The file has more: what is there no more, or not as it was set.
+            self.all = kept;
         }
         troubles
     }

@@ -39,6 +39,8 @@ enum Core {
     Held(Held),
     /// Somebody's limit is as low.
     Low,
+    /// It could not be held, for this reason, as a sentence; it is tried again.
+    Refused(String),
     /// Why it is left alone as long as it forwards, as a sentence.
     LeftAlone(String),
 }
@@ -66,17 +68,18 @@ impl Resume {
         let new: Vec<_> = new.copied().collect();
         self.is_useless = has_no_driver(roots);
         for core in new.into_iter().filter(|_| !self.is_useless) {
-            let held = self.hold(roots, originals, core).unwrap_or_else(|error| {
-                Core::LeftAlone(format!(
-                    "core {core} wakes up as late as before (cores.resume_latency): {error}"
-                ))
-            });
-            self.cores.insert(core, held);
+            self.cores.insert(core, self.hold(roots, originals, core));
         }
         troubles
     }
 
-    fn hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> io::Result<Core> {
+    fn hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> Core {
+        self.try_to_hold(roots, originals, core).unwrap_or_else(|error| {
+            Core::Refused(format!("core {core} wakes up as late as before (cores.resume_latency): {error}"))
+        })
+    }
+
+    fn try_to_hold(&self, roots: &Roots, originals: &mut Originals, core: CoreId) -> io::Result<Core> {
         let was = limit(roots, core)?;
         if microseconds(&was).is_some_and(|was| was <= self.us) {
             return Ok(Core::Low);
@@ -94,25 +97,25 @@ impl Resume {
         }
     }
 
-    /// Is all as it was left? What is wrong, as sentences.
-    pub fn look(&mut self, roots: &Roots) -> Vec<String> {
-        let ours = self.text();
-        for (core, held) in self.cores.iter_mut().filter(|(_, held)| matches!(held, Core::Held(_))) {
-            match limit(roots, *core) {
-                Ok(now) if now == ours => {}
-                _ => {
-                    *held = Core::LeftAlone(format!(
-                        "somebody else has set how long core {core} may take to wake up ({}): it is left alone while it forwards",
-                        file(roots, *core).display()
-                    ));
-                }
+    /// Is all as it was left, and does somebody's limit still do? What is wrong, as sentences.
+    pub fn look(&mut self, roots: &Roots, originals: &mut Originals) -> Vec<String> {
+        let mut troubles = Vec::new();
+        for (core, before) in std::mem::take(&mut self.cores) {
+            let now = match before {
+                Core::Held(_) if limit(roots, core).is_ok_and(|now| now == self.text()) => before,
+                Core::Held(_) => Core::LeftAlone(format!(
+                    "somebody else has set how long core {core} may take to wake up ({}): it is left alone while it forwards",
+                    file(roots, core).display()
+                )),
+                Core::Low | Core::Refused(_) => self.hold(roots, originals, core),
+                Core::LeftAlone(_) => before,
+            };
+            if let Core::Refused(why) | Core::LeftAlone(why) = &now {
+                troubles.push(why.clone());
             }
+            self.cores.insert(core, now);
         }
-        let left = self.cores.values().filter_map(|core| match core {
-            Core::LeftAlone(why) => Some(why.clone()),
-            Core::Held(_) | Core::Low => None,
-        });
-        left.collect()
+        troubles
     }
 
     /// Why it changes nothing on this machine, as a sentence, if so.
@@ -126,7 +129,7 @@ impl Resume {
     pub fn held(&self) -> BTreeMap<CoreId, Held> {
         let held = |(core, state): (&CoreId, &Core)| match state {
             Core::Held(held) => Some((*core, held.clone())),
-            Core::Low | Core::LeftAlone(_) => None,
+            Core::Low | Core::Refused(_) | Core::LeftAlone(_) => None,
         };
         self.cores.iter().filter_map(held).collect()
     }
@@ -202,7 +205,7 @@ mod tests {
         }
 
         fn look(&mut self) -> Vec<String> {
-            self.resume.look(&self.tree.roots())
+            self.resume.look(&self.tree.roots(), &mut self.originals)
         }
 
         fn limits(&self) -> [String; 2] {
@@ -251,10 +254,9 @@ mod tests {
         assert_eq!((world.set(&[0, 1]), world.look()), (vec![], vec![]));
         assert_eq!(world.limits(), ["n/a", "20"]);
         assert!(world.originals.is_empty() && world.resume.held().is_empty());
-        world.set(&[]);
+        // It does no more.
         world.tree.write(&at(0), "0\n");
-        world.set(&[0]);
-        assert_eq!(world.limits(), ["20", "20"]);
+        assert_eq!((world.look(), world.limits()), (vec![], ["20", "20"].map(String::from)));
         world.tree.write(&at(0), "5\n");
         assert!(world.look()[0].starts_with("somebody else has set how long core 0 may take"));
         assert!(world.resume.held().is_empty());
@@ -284,6 +286,16 @@ mod tests {
         world.originals = Originals::read(world.tree.path("nowhere/m.cores"));
         world.set(&[0]);
         assert_eq!((world.look().len(), world.limits_of_first()), (1, "0".into()));
+        // Once it can, it is.
+        fs::create_dir(world.tree.path("nowhere")).unwrap();
+        assert_eq!((world.look(), world.limits_of_first()), (vec![], "20".into()));
+        // What is put back while the file cannot be written is not forgotten of others.
+        world.set(&[0, 1]);
+        world.tree.remove("nowhere");
+        assert_eq!(world.set(&[1]).len(), 1);
+        assert_eq!(world.limits(), ["0", "20"]);
+        fs::create_dir(world.tree.path("nowhere")).unwrap();
+        assert_eq!((world.set(&[]), world.limits()), (vec![], ["0", "0"].map(String::from)));
     }
 
     impl World {

@@ -65,7 +65,7 @@ pub(super) fn curve(
         window,
     };
     testbed.placing = placing.clone();
-    let first = plan(CASES[0].0, &["millrace"], &[Pace::Saturate], 0..1);
+    let first = plan(CASES[0].0, &["millrace"], &[Pace::Saturate], 0..3);
     let round = (SUBJECTS.len() * (LOADS.len() + 1)) as u64;
     let mut left = round * (CASES.len() * repeats) as u64;
     progress.then(left + later);

@@ -327,12 +327,12 @@ fn cores_that_forward_are_told_and_it_does_not_sleep_before_they_may() {
         let mut world = World::new(&format!("{settings}resume_latency = \"0us\""));
         world.periods(20, &[(70, 0, 0), (71, 0, 0)]);
         assert_eq!((world.placing.news.awake.take(), world.placing.may_rest()), (None, true));
-        world.periods(2, &[(70, 3, 0)]);
+        world.periods(50, &[(70, 3, 0)]);
         assert_eq!(world.placing.news.awake.take(), Some([0].into()));
         assert!(!world.placing.may_rest(), "nobody would let it sleep");
-        world.periods(199, &[]);
+        world.periods(200, &[]);
         assert_eq!(world.placing.news.awake.take(), None);
-        world.periods(1, &[]);
+        world.periods(200, &[]);
         assert_eq!(world.placing.news.awake, Some([].into()));
         assert!(!world.placing.may_rest(), "that is to be told");
         world.placing.news = News::default();
@@ -342,7 +342,7 @@ fn cores_that_forward_are_told_and_it_does_not_sleep_before_they_may() {
         [("", Some([0].into())), ("policy = \"off\"", None), ("resume_latency = \"any\"", None)]
     {
         let mut world = World::new(settings);
-        world.periods(2, &[(70, 3, 0)]);
+        world.periods(50, &[(70, 3, 0)]);
         assert_eq!(world.placing.news.awake, told, "{settings}");
     }
 }
