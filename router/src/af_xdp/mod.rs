@@ -19,12 +19,12 @@
 //!   the number of its sockets, so one thread has them. Each path has an RX ring of its own (P4): a path that is not read
 //!   overflows that ring and nothing else. [`Sender`] is a TX ring: the first comes with the queue; a worker without a queue
 //!   of its own on a port asks the owner of one for another ([`Queue::another_sender`]). Those frames complete in the
-//!   owner's ring, into the owner's pool, and come back through the depot.
+//!   owner's ring, into the owner's pool, and come back through the depot; without an owner, its senders take them back.
 //! * [`Output`] is a sender with the auxiliary queue of P3, and [`Io`] all that a worker owns: it receives from all its queues in turns (P9).
 //!
 //! No frame is missing, by construction: whatever can hold frames says how many at most when it is made, and is refused
-//! ([`OpenError::TooFewFrames`]) if all that were promised together exceed the memory. So the pool always exceeds the RX rings
-//! and what is in flight, and nobody's hoard starves a neighbour.
+//! ([`OpenError::TooFewFrames`]) if all that were promised together exceed what there is: the memory without frames that are retired.
+//! So the pool always exceeds the RX rings and what is in flight, and nobody's hoard starves a neighbour.
 //!
 //! Who writes what: a ring's producer index, entries and consumer index have one writer each, as `ring.rs` says. A frame's holder is
 //! written by who has the frame: user space before it gives it to a ring, and after it took it from one. The depot has a lock,
@@ -74,8 +74,10 @@ use std::io::Error as IoError;
 /// Why something cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("{what} may hold {needed} frames; of {frames}, {promised} are promised to others")]
-    TooFewFrames { what: &'static str, needed: u32, promised: u32, frames: u32 },
+    #[error(
+        "{what} may hold {needed} frames; of {frames}, {promised} are promised to others, {retired} retired"
+    )]
+    TooFewFrames { what: &'static str, needed: u32, promised: u32, retired: u32, frames: u32 },
     #[error("a ring of {0} entries: the kernel wants a power of two, and at least 64 are useful")]
     RingSize(u32),
     #[error("{0} frames of {1} bytes: a frame has 2048 or 4096, and there are at most 2^24")]

@@ -79,6 +79,7 @@ impl Output {
     /// # Errors
     /// As [`Output::send`].
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
+        self.sender.collect();
         if self.auxiliary.is_empty() && self.sender.waiting() == 0 {
             return Ok(());
         }

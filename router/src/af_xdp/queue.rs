@@ -13,12 +13,8 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
-
-/// What is on its way out when a queue is closed has so long to arrive.
-const DRAIN: Duration = Duration::from_millis(100);
 
 /// What a queue's owner counts; what the kernel does is in [`Statistics`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +33,8 @@ pub struct Queue {
     /// By number.
     paths: Vec<Option<Path>>,
     fill: Producer<1>,
-    completion: Consumer<1>,
+    /// `None` while it is dropped.
+    completion: Option<Consumer<1>>,
     /// Frames that the kernel has to receive into, and that it may have.
     given: u32,
     allowed: u32,
@@ -53,7 +50,7 @@ struct Path {
     socket: Socket,
     /// The last entry was part of a packet that goes on.
     within: bool,
-    _promise: Promise,
+    promise: Promise,
 }
 
 impl Queue {
@@ -65,7 +62,7 @@ impl Queue {
         copies_because: Option<io::Error>,
     ) -> Queue {
         let allowed = wanted.rings.fill;
-        let (paths, counts) = (Vec::new(), QueueCounts::default());
+        let (paths, counts, completion) = (Vec::new(), QueueCounts::default(), Some(completion));
         Queue { paths, fill, completion, given: 0, allowed, counts, wanted, copies_because, slot }
     }
 
@@ -82,7 +79,7 @@ impl Queue {
         let promise = self.slot.umem().promise("a path's RX ring", entries)?;
         let (socket, ring) = self.shared(Which::Receive, entries)?;
         self.paths.resize_with(self.paths.len().max(path + 1), || None);
-        self.paths[path] = Some(Path { ring: Consumer::new(ring), socket, within: false, _promise: promise });
+        self.paths[path] = Some(Path { ring: Consumer::new(ring), socket, within: false, promise });
         self.allowed += entries;
         Ok(())
     }
@@ -93,7 +90,7 @@ impl Queue {
         let entries = self.wanted.rings.receive;
         let promise = self.slot.umem().promise("a path's RX ring", entries).unwrap();
         self.paths.resize_with(self.paths.len().max(path + 1), || None);
-        self.paths[path] = Some(Path { ring, socket: Socket::fake(), within: false, _promise: promise });
+        self.paths[path] = Some(Path { ring, socket: Socket::fake(), within: false, promise });
         self.allowed += entries;
     }
 
@@ -208,27 +205,10 @@ impl Queue {
 
     /// Takes back frames that were sent.
     pub(super) fn collect(&mut self, pool: &Pool) {
-        if self.slot.in_flight() > 0 {
-            self.collect_each(|frame| pool.put(frame));
-        }
-    }
-
-    fn collect_each(&mut self, mut take: impl FnMut(u32)) {
-        let umem = self.slot.umem();
-        let (mut completed, mut read) = (0, false);
-        while let Some([address]) = self.completion.pop() {
-            read = true;
-            let frame = descriptor::frame_of(address, umem.frame_bytes());
-            if umem.take_sent(frame, self.slot.id()) {
-                take(frame);
-                completed += 1;
-            } else {
-                self.counts.refused += 1;
-            }
-        }
-        if read {
-            self.completion.release();
-            self.slot.completed(completed);
+        if self.slot.in_flight() > 0
+            && let Some(ring) = &mut self.completion
+        {
+            self.counts.refused += self.slot.take_completed(ring, |frame| pool.put(frame));
         }
     }
 
@@ -238,17 +218,11 @@ impl Queue {
     }
 }
 
-/// What was sent is waited for, for a moment. All else the slot gives back when its last socket is closed.
+/// What was sent is the slot's from now on: it waits for it, or senders that stay take it back. So is what may be held: the kernel has
+/// frames to receive into until the last socket is closed.
 impl Drop for Queue {
     fn drop(&mut self) {
-        let (begun, mut frames) = (Instant::now(), Vec::new());
-        loop {
-            self.collect_each(|frame| frames.push(frame));
-            if self.slot.is_quiet() || begun.elapsed() > DRAIN {
-                break;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        self.slot.umem().put(&mut frames, 0);
+        let promises = self.paths.drain(..).flatten().map(|path| path.promise).collect();
+        self.slot.leave(self.completion.take(), promises);
     }
 }

@@ -4,7 +4,7 @@ use super::{
     Fault, Statistics,
     buffer::Buffer,
     descriptor,
-    ring::Producer,
+    ring::{Consumer, Producer},
     socket::Socket,
     umem::{Promise, QueueId, Umem},
 };
@@ -12,12 +12,19 @@ use std::{
     io, mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU32,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 /// Packets that the kernel sends in one call in copy mode (TX_BATCH_SIZE).
 const PER_CALL: u32 = 32;
+/// What is on its way out when the last socket of a queue is closed has so long to arrive.
+const DRAIN: Duration = Duration::from_millis(100);
 
 /// A queue's place in the memory, and its first socket. With the last of its sockets it goes, and gives back what the kernel had.
 pub(super) struct Slot {
@@ -29,15 +36,19 @@ pub(super) struct Slot {
     /// Frames given to the kernel to be sent, by all senders, and not completed.
     in_flight: AtomicU32,
     left: Mutex<Left>,
+    /// The completion ring is among what is left.
+    ownerless: AtomicBool,
     _promise: Promise,
 }
 
-/// What senders that are gone left in TX rings, as far as the kernel told then: it may have taken it all the same, and complete it,
-/// or take it yet.
+/// Of a queue's owner and its senders that are gone.
 #[derive(Default)]
 struct Left {
+    /// In TX rings, as far as the kernel told then: it may have taken them all the same, and complete them, or take them yet.
     frames: Vec<u32>,
-    _promises: Vec<Promise>,
+    /// Of TX rings and RX rings: the kernel has their frames until the last socket is closed.
+    promises: Vec<Promise>,
+    completion: Option<Consumer<1>>,
 }
 
 impl Slot {
@@ -46,7 +57,8 @@ impl Slot {
         // If the kernel does not say, it goes as if it were the dearer one.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
         let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
-        let slot = Slot { umem, id, socket, zero_copy, in_flight, left: Mutex::default(), _promise: promise };
+        let (left, ownerless) = (Mutex::default(), AtomicBool::new(false));
+        let slot = Slot { umem, id, socket, zero_copy, in_flight, left, ownerless, _promise: promise };
         mode.map(|_| slot)
     }
 
@@ -55,7 +67,8 @@ impl Slot {
         let id = umem.new_queue().unwrap();
         let in_flight = AtomicU32::new(0);
         let (umem, socket, left) = (umem.clone(), Some(socket), Mutex::default());
-        Slot { umem, id, socket, zero_copy, in_flight, left, _promise: promise }
+        let ownerless = AtomicBool::new(false);
+        Slot { umem, id, socket, zero_copy, in_flight, left, ownerless, _promise: promise }
     }
 
     pub(super) fn umem(&self) -> &Arc<Umem> {
@@ -79,7 +92,7 @@ impl Slot {
     }
 
     /// Is all back that may still come back, as far as is known?
-    pub(super) fn is_quiet(&self) -> bool {
+    fn is_quiet(&self) -> bool {
         self.in_flight() as usize <= self.left().frames.len()
     }
 
@@ -91,17 +104,62 @@ impl Slot {
         self.in_flight.fetch_add(frames, Relaxed);
     }
 
-    pub(super) fn completed(&self, frames: u32) {
-        self.in_flight.fetch_sub(frames, Relaxed);
+    /// Takes frames that were sent out of the queue's completion ring; says how many entries were no such frames.
+    pub(super) fn take_completed(&self, ring: &mut Consumer<1>, mut take: impl FnMut(u32)) -> u64 {
+        let (mut completed, mut refused) = (0, 0);
+        while let Some([address]) = ring.pop() {
+            let frame = descriptor::frame_of(address, self.umem.frame_bytes());
+            if self.umem.take_sent(frame, self.id) {
+                take(frame);
+                completed += 1;
+            } else {
+                refused += 1;
+            }
+        }
+        if u64::from(completed) + refused > 0 {
+            ring.release();
+            self.in_flight.fetch_sub(completed, Relaxed);
+        }
+        refused
+    }
+
+    /// The queue's owner goes: from now on its senders take back what they sent.
+    pub(super) fn leave(&self, completion: Option<Consumer<1>>, promises: Vec<Promise>) {
+        let mut left = self.left();
+        left.completion = completion;
+        left.promises.extend(promises);
+        self.ownerless.store(true, Release);
+    }
+
+    /// Where the queue's owner is gone: what was sent goes to the depot.
+    fn take_back(&self) {
+        if !self.ownerless.load(Acquire) || self.in_flight() == 0 {
+            return;
+        }
+        let (mut free, mut left) = (Vec::new(), self.left());
+        if let Some(ring) = &mut left.completion {
+            // Of what is no frame nobody is left to tell.
+            self.take_completed(ring, |frame| free.push(frame));
+        }
+        self.umem.put(&mut free, 0);
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        let begun = Instant::now();
+        loop {
+            self.take_back();
+            if self.is_quiet() || begun.elapsed() > DRAIN {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
         // Nobody shares the memory by this socket after it is closed.
         self.umem.anchors().retain(|anchor| anchor.queue != self.id);
-        // Rings are unmapped and other sockets closed already: they hold references to this. Now the kernel copies no more
+        // Other rings are unmapped and other sockets closed already: they hold references to this. Now the kernel copies no more
         // packets (`xsk_unbind_dev` waits for those in progress).
+        drop(self.left().completion.take());
         drop(self.socket.take());
         if !self.zero_copy {
             let mut free = mem::take(&mut self.left().frames);
@@ -112,7 +170,8 @@ impl Drop for Slot {
     }
 }
 
-/// A TX ring of one worker on one queue of a port. Frames that were sent complete with the queue's owner.
+/// A TX ring of one worker on one queue of a port. Frames that were sent complete with the queue's owner, or go to the depot if there
+/// is none.
 pub struct Sender {
     ring: Producer<2>,
     /// `None`: the queue's first.
@@ -178,6 +237,12 @@ impl Sender {
         pushed
     }
 
+    /// Takes back what was sent, where no owner of the queue does any more.
+    #[inline]
+    pub(super) fn collect(&self) {
+        self.slot.take_back();
+    }
+
     /// Has the kernel send what is in the ring. What it does not take now stays there.
     ///
     /// # Errors
@@ -209,6 +274,6 @@ impl Drop for Sender {
         let mut left = self.slot.left();
         left.frames
             .extend(self.ring.unconsumed().map(|[address, _]| descriptor::frame_of(address, frame_bytes)));
-        left._promises.extend(self.promise.take());
+        left.promises.extend(self.promise.take());
     }
 }

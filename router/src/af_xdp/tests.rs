@@ -61,6 +61,15 @@ fn worker(zero_copy: bool, auxiliary: usize) -> (Arc<Umem>, Io, Device) {
     (umem, io, device)
 }
 
+/// Another TX ring on its queue, and the device's side of it.
+fn another_sender(queue: &Queue) -> (Sender, Consumer<2>) {
+    let [ours, theirs] = two_sides(2 * RINGS.transmit as usize, LATE);
+    let slot = queue.slot().clone();
+    let promise = slot.umem().promise("a TX ring", RINGS.transmit).unwrap();
+    let sender = Sender::new(slot, Some(Socket::fake()), Producer::new(ours), Some(promise));
+    (sender, Consumer::new(theirs))
+}
+
 fn send_ten(io: &mut Io) {
     let mut packets: Vec<_> = (0..10).map(|_| io.pool().allocate().unwrap()).collect();
     for packet in &mut packets {
@@ -386,7 +395,37 @@ fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
     whole(&umem, 0);
 }
 
-/// Of [`Queue`]'s drop: what is in flight is waited for only a moment.
+/// Another worker's frames come back, and what the kernel has to receive into stays promised.
+#[test]
+fn a_sender_outlives_its_queue() {
+    let (umem, io, mut device) = worker(false, 0);
+    let (guest, transmit) = another_sender(&io.queues()[0]);
+    device.transmit = transmit;
+    let mut other = Io::new(&umem, 64).unwrap();
+    other.add_output(guest, 0).unwrap();
+    let pool = 256 + 64;
+    let before = umem.promised_frames();
+    let begun = std::time::Instant::now();
+    drop(io);
+    assert!(begun.elapsed().as_millis() < 50, "nothing is waited for");
+    assert_eq!(umem.promised_frames(), before - pool);
+    // More than the completion ring has, and than there are frames.
+    for _ in 0..200 {
+        send_ten(&mut other);
+        while let Some([address, _]) = device.transmit.pop() {
+            assert!(device.completion.push([address]), "room for completions");
+        }
+        device.transmit.release();
+        device.completion.publish();
+    }
+    assert_eq!(other.outputs()[0].counts().sent_packets, 2000);
+    other.flush();
+    assert_eq!(other.outputs()[0].sender().in_flight(), 0);
+    drop(other);
+    whole(&umem, 0);
+}
+
+/// Of [`Slot`]'s drop: what is in flight is waited for only a moment.
 #[test]
 fn a_queue_waits_for_what_is_on_its_way() {
     let (umem, mut io, mut device) = worker(false, 0);

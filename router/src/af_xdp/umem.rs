@@ -142,9 +142,9 @@ impl Umem {
 
     pub(super) fn promise(self: &Arc<Self>, what: &'static str, needed: u32) -> Result<Promise, OpenError> {
         let mut books = self.books();
-        let promised = books.promised;
-        if promised.checked_add(needed).is_none_or(|all| all > self.frames) {
-            return Err(OpenError::TooFewFrames { what, needed, promised, frames: self.frames });
+        let (promised, retired, frames) = (books.promised, books.retired, self.frames);
+        if u64::from(promised) + u64::from(retired) + u64::from(needed) > u64::from(frames) {
+            return Err(OpenError::TooFewFrames { what, needed, promised, retired, frames });
         }
         books.promised += needed;
         Ok(Promise { umem: self.clone(), frames: needed })
@@ -246,7 +246,8 @@ mod tests {
         let umem = Umem::new(100, 2048).unwrap();
         let first = umem.promise("one", 60).unwrap();
         let error = umem.promise("another", 41).err().unwrap();
-        assert_eq!(error.to_string(), "another may hold 41 frames; of 100, 60 are promised to others");
+        let text = "another may hold 41 frames; of 100, 60 are promised to others, 0 retired";
+        assert_eq!(error.to_string(), text);
         let second = umem.promise("another", 40).unwrap();
         drop((first, second));
         assert!(umem.promise("all", 100).is_ok());
@@ -284,5 +285,7 @@ mod tests {
         assert_eq!((umem.free_frames(), umem.retired_frames()), (2, 3));
         assert_eq!(umem.new_queue().unwrap(), a, "ids are used again");
         assert!(!umem.take_sent(4, b), "for good");
+        // Nor promised: whoever may hold three finds them.
+        assert!(umem.promise("too many", 4).is_err() && umem.promise("what is there", 3).is_ok());
     }
 }

@@ -111,6 +111,38 @@ fn nothing_is_lost_where_completions_wait() {
     });
 }
 
+/// One packet, of a path and with a number, by the first output, as soon as there is room.
+fn send_one(io: &mut Io, path: u8, n: u32) {
+    let mut packet = io.pool().allocate().expect("frames come back by the depot");
+    assert!(packet.fill(&frame(path, n, 60)));
+    io.send(0, &mut vec![packet]).unwrap();
+    until("room", || {
+        io.flush();
+        !io.has_waiting()
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_worker_sends_on_when_the_owner_of_its_queue_is_gone() {
+    in_new_namespace(|| {
+        make_port(0, 1);
+        let umem = Umem::new(1024, 2048).unwrap();
+        let to = Wire::open("q0");
+        let parts = Queue::open(&umem, wanted("p0", 0, SMALL)).unwrap();
+        let mut io = Io::new(&umem, 64).unwrap();
+        io.add_output(parts.0.another_sender().unwrap(), 10).unwrap();
+        drop(parts);
+        // More than the memory has.
+        (0..3000).for_each(|n| send_one(&mut io, 0, n));
+        let out: Vec<u32> = out_of(&to, 3000).iter().map(|frame| number(frame)).collect();
+        assert_eq!(out, (0..3000).collect::<Vec<_>>());
+        drop(io);
+        whole(&umem);
+        assert_eq!(umem.promised_frames(), 0);
+    });
+}
+
 /// Two workers, one queue: the second has a TX ring of its own, and the first takes back what both sent.
 #[test]
 #[ignore = "needs root"]
@@ -121,15 +153,6 @@ fn two_workers_send_by_one_queue() {
         let to = Wire::open("q0");
         let (queue, sender) = Queue::open(&umem, wanted("p0", 0, SMALL)).unwrap();
         let guest = queue.another_sender().unwrap();
-        let send = |io: &mut Io, path: u8, n: u32| {
-            let mut packet = io.pool().allocate().expect("frames come back by the depot");
-            assert!(packet.fill(&frame(path, n, 60)));
-            io.send(0, &mut vec![packet]).unwrap();
-            until("room", || {
-                io.flush();
-                !io.has_waiting()
-            });
-        };
         let mut io = Io::new(&umem, 64).unwrap();
         io.add_queue(queue);
         io.add_output(sender, 10).unwrap();
@@ -139,9 +162,9 @@ fn two_workers_send_by_one_queue() {
                 let mut io = Io::new(&umem, 64).unwrap();
                 io.add_output(guest, 10).unwrap();
                 // Far more than the memory has.
-                (0..6000).for_each(|n| send(&mut io, 1, n));
+                (0..6000).for_each(|n| send_one(&mut io, 1, n));
             });
-            (0..3000).for_each(|n| send(&mut io, 0, n));
+            (0..3000).for_each(|n| send_one(&mut io, 0, n));
             while !other.is_finished() {
                 io.flush();
                 thread::yield_now();
