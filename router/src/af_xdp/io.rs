@@ -2,7 +2,7 @@
 //! another ([`Io::dismantle`]).
 
 use super::{
-    Fault, OpenError, Output, Queue, Sender, Umem,
+    Fault, MOST_PATHS, OpenError, Output, Queue, Sender, Umem,
     buffer::{Buffer, Pool},
     open::Polling,
     socket,
@@ -15,7 +15,7 @@ pub struct Io {
     outputs: Vec<Output>,
     queues: Vec<Queue>,
     /// Of each path: the queue that is first next time.
-    turns: Vec<usize>,
+    turns: Box<[usize; MOST_PATHS]>,
     pool: Pool,
 }
 
@@ -25,7 +25,8 @@ impl Io {
     /// # Errors
     /// There are too few frames.
     pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Io, OpenError> {
-        Ok(Io { outputs: Vec::new(), queues: Vec::new(), turns: Vec::new(), pool: Pool::new(umem, in_hand)? })
+        let turns = Box::new([0; MOST_PATHS]);
+        Ok(Io { outputs: Vec::new(), queues: Vec::new(), turns, pool: Pool::new(umem, in_hand)? })
     }
 
     /// Receives by this queue too; its number among them is returned.
@@ -71,38 +72,31 @@ impl Io {
     }
 
     /// Takes up to `most` packets of a path from all queues; says how many (P9). Each queue may give an equal part, and what
-    /// some leave the others may give; the first is another each time. Packets of a queue are in order.
+    /// some leave the others may give, in equal parts again; what cannot be divided is given in turns, which go on with the next call.
+    /// Packets of a queue are in order.
     pub fn receive(&mut self, path: usize, most: usize, to: &mut Vec<Buffer>) -> usize {
         let count = self.queues.len();
-        if count == 0 {
-            return 0;
-        }
-        let first = self.turn(path) % count;
-        let part = most.div_ceil(count);
-        let (mut received, mut more) = (0, false);
-        for n in 0..count {
-            let queue = &mut self.queues[(first + n) % count];
-            queue.collect(&self.pool);
-            let got = queue.receive(path, &self.pool, part.min(most - received), to);
-            more |= got == part;
-            received += got;
-        }
-        for n in 0..count {
-            if !more || received == most {
-                break;
+        self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
+        let Some(turn) = self.turns.get_mut(path).filter(|_| count > 0) else { return 0 };
+        let most = most.min(self.pool.left());
+        let first = *turn % count;
+        // Queues that gave all they might: they may have more.
+        let (mut received, mut full) = (0, count);
+        while full > 0 && received < most {
+            let part = ((most - received) / full).max(1);
+            full = 0;
+            for n in (first..first + count).map(|n| n % count) {
+                let got = self.queues[n].receive(path, &self.pool, part.min(most - received), to);
+                received += got;
+                full += usize::from(got == part);
+                if received == most {
+                    *turn = n + 1;
+                    break;
+                }
             }
-            received += self.queues[(first + n) % count].receive(path, &self.pool, most - received, to);
         }
+        self.queues.iter_mut().for_each(|queue| queue.refill(&self.pool));
         received
-    }
-
-    fn turn(&mut self, path: usize) -> usize {
-        if path >= self.turns.len() {
-            self.turns.resize(path + 1, 0);
-        }
-        let turn = self.turns[path];
-        self.turns[path] = turn.wrapping_add(1);
-        turn
     }
 
     /// Sends packets by an output, after all that it was given before. `packets` is empty then.

@@ -71,6 +71,9 @@ pub use umem::Umem;
 
 use std::io::Error as IoError;
 
+/// Paths of a worker, at most: as many as its scheduler has tasks.
+pub const MOST_PATHS: usize = logic::paths::stride::MOST_TASKS;
+
 /// Why something cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -84,6 +87,8 @@ pub enum OpenError {
     Frames(u32, u32),
     #[error("path {path} has an RX ring on queue {queue} already")]
     PathTaken { path: usize, queue: u32 },
+    #[error("path {0}: they are numbered from 0 to {last}", last = MOST_PATHS - 1)]
+    PathNumber(usize),
     #[error("more than {0} queues")]
     TooManyQueues(usize),
     #[error("queue {queue} of device {ifindex}: {what}")]

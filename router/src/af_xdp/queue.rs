@@ -1,7 +1,7 @@
 //! The rings of one RX queue of a port that one thread owns: fill, completion, and an RX ring for each path.
 
 use super::{
-    Fault, OpenError, Statistics, Wanted,
+    Fault, MOST_PATHS, OpenError, Statistics, Wanted,
     buffer::{Buffer, Pool},
     descriptor::{self, Received},
     ring::{Consumer, Producer},
@@ -70,9 +70,12 @@ impl Queue {
     /// port's namespace.
     ///
     /// # Errors
-    /// It has one; too few frames; or the kernel refuses.
+    /// It has one; no path has that number; too few frames; or the kernel refuses.
     pub fn add_path(&mut self, path: usize) -> Result<(), OpenError> {
         let (queue, entries) = (self.wanted.queue, self.wanted.rings.receive);
+        if path >= MOST_PATHS {
+            return Err(OpenError::PathNumber(path));
+        }
         if self.paths.get(path).is_some_and(Option::is_some) {
             return Err(OpenError::PathTaken { path, queue });
         }
@@ -137,7 +140,7 @@ impl Queue {
         &self.slot
     }
 
-    /// Takes up to `most` packets of a path, in order; then fills the fill ring up.
+    /// Takes up to `most` packets of a path, in order.
     pub(super) fn receive(&mut self, path: usize, pool: &Pool, most: usize, to: &mut Vec<Buffer>) -> usize {
         let before = to.len();
         if let Some(Some(path)) = self.paths.get_mut(path) {
@@ -164,7 +167,6 @@ impl Queue {
                 path.ring.release();
             }
         }
-        self.refill(pool);
         let received = to.len() - before;
         self.counts.received_packets += received as u64;
         received

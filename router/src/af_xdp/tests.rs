@@ -264,17 +264,18 @@ fn queues_give_equal_parts_and_what_others_leave() {
         io.add_queue(queue);
         devices.push((device, VecDeque::new()));
     }
-    let mut deliver = |counts: [u64; 3]| {
+    let deliver = |devices: &mut [(Device, VecDeque<u64>)], counts: [u64; 3]| {
         for ((device, frames), count) in devices.iter_mut().zip(counts) {
             assert_eq!(device.deliver(frames, 0, count), count);
         }
     };
-    deliver([50, 50, 0]);
+    let counted = |io: &Io| [0, 1, 2].map(|n| io.queues()[n].counts().received_packets);
+    deliver(&mut devices, [50, 50, 0]);
     let mut took = [50, 50, 0];
     for most in [30, 30, 30, 30] {
-        let before = io.queues().iter().map(|q| q.counts().received_packets).collect::<Vec<_>>();
+        let before = counted(&io);
         let got = io.receive(0, most, &mut Vec::new());
-        let now = io.queues().iter().map(|q| q.counts().received_packets).collect::<Vec<_>>();
+        let now = counted(&io);
         let part = [0, 1, 2].map(|n| now[n] - before[n]);
         assert_eq!(part.iter().sum::<u64>(), got as u64);
         assert!(part[0] >= 10.min(took[0]) && part[1] >= 10.min(took[1]), "{part:?}");
@@ -282,9 +283,23 @@ fn queues_give_equal_parts_and_what_others_leave() {
         (0..3).for_each(|n| took[n] -= part[n]);
     }
     assert_eq!(took, [0, 0, 0]);
+    // Of two that always have more, with one between them that never has: the same, though 1 and 7 cannot be divided.
+    for most in [1, 7] {
+        let before = counted(&io);
+        for _ in 0..30 {
+            for n in [0, 2] {
+                let (device, frames) = &mut devices[n];
+                device.deliver(frames, 0, 7);
+            }
+            assert_eq!(io.receive(0, most, &mut Vec::new()), most);
+        }
+        let now = counted(&io);
+        assert_eq!([0, 1, 2].map(|n| now[n] - before[n]), [15 * most as u64, 0, 15 * most as u64]);
+        while io.receive(0, 100, &mut Vec::new()) > 0 {}
+    }
     // In hand as many as was said at most.
-    deliver([60, 60, 60]);
-    deliver([4, 4, 4]);
+    deliver(&mut devices, [60, 60, 60]);
+    deliver(&mut devices, [4, 4, 4]);
     let mut packets = Vec::new();
     let keep: Vec<_> = (0..200).map(|_| io.pool().allocate().unwrap()).collect();
     assert_eq!(io.receive(0, 1000, &mut packets), 100);

@@ -9,7 +9,7 @@ mod output;
 
 use bed::*;
 use common::{ifindex, in_new_namespace, run, wire::Wire};
-use router::af_xdp::{Io, OpenError, OutputCounts, Queue, Rings, Umem};
+use router::af_xdp::{Io, MOST_PATHS, OpenError, OutputCounts, Queue, Rings, Umem};
 use std::{
     sync::{Arc, mpsc},
     thread,
@@ -130,25 +130,8 @@ fn a_worker_takes_from_its_queues_in_turns() {
             }
             took.push(of_ring);
         }
-        assert_eq!(
-            took,
-            [[10; 8]; 3]
-                .map(|mut part| {
-                    part[7] = part[7].min(10);
-                    part
-                })
-                .into_iter()
-                .enumerate()
-                .map(|(n, mut part)| {
-                    // The last has no more; what it leaves goes to the one whose turn it is.
-                    if n == 2 {
-                        part[7] = 0;
-                        part[2] += 10;
-                    }
-                    part
-                })
-                .collect::<Vec<_>>()
-        );
+        // The last has no more then; the others share what it leaves, and three of them get the rest.
+        assert_eq!(took, [[10; 8], [10; 8], [12, 12, 12, 11, 11, 11, 11, 0]]);
         assert_eq!(receive(&mut io, 2, 60).len(), 60, "what was left");
         assert_eq!(io.receive(2, 100, &mut Vec::new()), 0);
         generators.into_iter().for_each(Generator::end);
@@ -200,6 +183,9 @@ fn a_path_without_a_ring_is_the_kernels() {
             world.io.queues_mut()[0].add_path(1),
             Err(OpenError::PathTaken { path: 1, queue: 0 })
         ));
+        let no_path = world.io.queues_mut()[0].add_path(MOST_PATHS).err().unwrap();
+        assert_eq!(no_path.to_string(), "path 64: they are numbered from 0 to 63");
+        assert_eq!(world.io.receive(usize::MAX, 1, &mut Vec::new()), 0);
         world.port.redirect(&world.io.queues()[0], 1);
         from.send(&frame(1, 9, 60));
         assert_eq!(numbers(&receive(&mut world.io, 1, 1)), [9]);
