@@ -124,6 +124,10 @@ impl Queue {
         let mut copies_because = None;
         let opened = if wanted.zero_copy {
             bind_in_mode(umem, id, &wanted, true).or_else(|why| {
+                if why.is(libc::EBUSY) {
+                    // Somebody has the queue. That says nothing of the driver, and to copy would be for good.
+                    return Err(why);
+                }
                 copies_because = Some(why.error);
                 bind_in_mode(umem, id, &wanted, false)
             })

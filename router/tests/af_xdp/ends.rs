@@ -170,6 +170,35 @@ fn the_memory_outlives_the_port_that_registered_it() {
     });
 }
 
+/// It is waited for, and then refused: that somebody has it is no reason to copy.
+#[test]
+#[ignore = "needs root"]
+fn a_queue_that_somebody_has_is_not_opened_in_another_mode() {
+    in_new_namespace(|| {
+        make_port(0, 1);
+        let [theirs, ours] = [(); 2].map(|()| Umem::new(1024, 2048).unwrap());
+        let wanted = wanted("p0", 0, SMALL);
+        let open_while_held = |ms| {
+            let held = Queue::open(&theirs, wanted).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(move || {
+                    thread::sleep(Duration::from_millis(ms));
+                    drop(held);
+                });
+                Queue::open(&ours, wanted)
+            })
+        };
+        let error_of = |error: &std::io::Error| error.raw_os_error().unwrap();
+        let (queue, _sender) = open_while_held(250).unwrap();
+        assert_eq!(queue.copies_because().map(error_of), Some(libc::EOPNOTSUPP), "a veth copies");
+        drop((queue, _sender));
+        match open_while_held(750).map(drop) {
+            Err(OpenError::Kernel { source, .. }) => assert_eq!(error_of(&source), libc::EBUSY),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root"]
 fn what_cannot_be_opened_says_why() {
