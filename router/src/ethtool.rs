@@ -13,6 +13,7 @@ use crate::{
         wire::{self, Request},
     },
 };
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
@@ -28,6 +29,7 @@ const ETHTOOL_GRINGPARAM: u32 = 0x10;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_GFEATURES: u32 = 0x3a;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETH_SS_FEATURES: u32 = 4;
 const NAME_BYTES: usize = 32;
 /// The kernel has about 60 features; more than this is nonsense.
@@ -86,7 +88,7 @@ pub struct Ethtool(OwnedFd);
 impl Ethtool {
     /// For the calling thread's namespace.
     pub fn open() -> io::Result<Ethtool> {
-        std::net::UdpSocket::bind("0.0.0.0:0").map(|socket| Ethtool(socket.into()))
+        Ok(Ethtool(socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?))
     }
 
     /// What a device of the namespace is called now; `None`: it is not there.
@@ -115,6 +117,28 @@ impl Ethtool {
             Ok(()) => Ok(Some(words[5])),
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// TX queues in use. `Ok(None)`: the driver does not tell.
+    pub fn tx_queues(&self, device: &str) -> io::Result<Option<u32>> {
+        // struct ethtool_channels: four limits, then how many receive, transmit, do other things, or do both.
+        let mut words = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+        match self.call(device, &mut words) {
+            Ok(()) => Ok(Some(words[6].saturating_add(words[8]))),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// It is up and has a carrier (IFF_RUNNING; what `ip link` calls NO-CARRIER otherwise). The kernel tells a moment late.
+    pub fn is_running(&self, device: &str) -> io::Result<bool> {
+        let mut request = request(device)?;
+        // SAFETY: the request lives across the call.
+        match unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) } {
+            // SAFETY: the call has filled this member; every bit pattern of it is a number.
+            0 => Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }) & libc::IFF_RUNNING != 0),
+            _ => Err(io::Error::last_os_error()),
         }
     }
 
@@ -160,14 +184,7 @@ impl Ethtool {
 
     /// `words` is a whole structure of the ethtool interface, as long as its command makes the kernel write.
     pub(crate) fn call(&self, device: &str, words: &mut [u32]) -> io::Result<()> {
-        // SAFETY: all zeros is a value of this plain C struct.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        if device.len() >= request.ifr_name.len() {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
-            *to = from as libc::c_char;
-        }
+        let mut request = request(device)?;
         request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
         // SAFETY: the request and the words it points to live across the call, and callers size the words for what the
         // kernel writes, which it bounds by the counts within.
@@ -176,6 +193,19 @@ impl Ethtool {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+/// About this device, and nothing else in it.
+fn request(device: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: all zeros is a value of this plain C struct.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    if device.len() >= request.ifr_name.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
 }
 
 fn bytes(words: &[u32]) -> Vec<u8> {

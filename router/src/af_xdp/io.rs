@@ -102,7 +102,7 @@ impl Io {
     /// Sends packets by an output, after all that it was given before. `packets` is empty then.
     ///
     /// # Errors
-    /// The port is down: they wait, as far as there is room. It is gone: they are dropped, and counted.
+    /// The port is down: they wait, as far as there is room. It is gone, or has no such TX queue: they are dropped, and counted.
     pub fn send(&mut self, output: usize, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
         self.outputs[output].send(packets)
     }
@@ -116,9 +116,9 @@ impl Io {
         }
     }
 
-    /// Packets wait for room in a TX ring, or the kernel has not looked at some: to be flushed soon.
+    /// Packets wait for room in a TX ring, or the kernel has not looked at some: to be flushed soon. Not of a port that is gone.
     pub fn has_waiting(&self) -> bool {
-        self.outputs.iter().any(|output| output.waiting() > 0 || output.sender().waiting() > 0)
+        self.outputs.iter().any(Output::has_waiting)
     }
 
     /// Sleeps until a packet of one of these paths is there, or `longest` is over. Devices that are polled busily are polled instead, once.
@@ -131,9 +131,15 @@ impl Io {
         socket::wait(sockets, longest)
     }
 
-    /// What is wrong with ports, by number of the queue. A port that is gone takes its queue with it: it can only be dropped.
+    /// What is wrong with ports, by number of the queue; to be asked by timer, as sending does not find out that a carrier is missing.
+    /// A port that is gone takes its queue with it: it can only be dropped.
     pub fn faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
         self.queues.iter().enumerate().filter_map(|(n, queue)| Some((n, queue.check().err()?)))
+    }
+
+    /// The same, by number of the output: by another worker's queue too.
+    pub fn output_faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
+        self.outputs.iter().enumerate().filter_map(|(n, output)| Some((n, output.sender().check().err()?)))
     }
 
     /// TX rings and queues, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX

@@ -44,10 +44,12 @@
 //! | `descriptor.rs` | what the kernel puts into a ring, checked |
 //! | `queue.rs`, `open.rs` | [`Queue`]: receiving, filling, completing; opened in the mode the driver can |
 //! | `sender.rs`, `output.rs` | [`Sender`], [`Output`] |
+//! | `device.rs` | what a port's sockets do not tell: its TX queues, its carrier |
 //! | `io.rs` | [`Io`] |
 
 mod buffer;
 mod descriptor;
+mod device;
 mod io;
 mod open;
 mod output;
@@ -97,11 +99,15 @@ pub enum OpenError {
     Memory(#[source] IoError),
 }
 
-/// Why a port takes no packets now.
+/// Why a port carries no packets now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
     #[error("the port is down")]
     Down,
     #[error("the port is gone")]
     Gone,
+    #[error("the port has no carrier")]
+    NoCarrier,
+    #[error("the port has no TX queue of that number")]
+    NoTransmitQueue,
 }

@@ -6,6 +6,7 @@
 
 use super::{
     OpenError,
+    device::Device,
     queue::Queue,
     ring::{Consumer, Producer},
     ring_memory::RingMemory,
@@ -117,6 +118,8 @@ impl Queue {
     /// Somebody has the queue, there is no such queue or device, too few frames, or the kernel refuses.
     pub fn open(umem: &Arc<Umem>, wanted: Wanted) -> Result<(Queue, Sender), OpenError> {
         wanted.check_sizes()?;
+        let device = Device::open(wanted.ifindex, wanted.queue);
+        let device = device.map_err(wanted.failed("asking for its TX queues"))?;
         let rings = wanted.rings;
         let needed = u64::from(rings.fill) + u64::from(rings.completion) + u64::from(rings.transmit);
         let promise = umem.promise("a queue's fill, completion and TX ring", saturate(needed))?;
@@ -137,7 +140,7 @@ impl Queue {
         let first = opened
             .inspect_err(|_| umem.end_queue(id, false))
             .map_err(|no| wanted.failed(no.what)(no.error))?;
-        let slot = Slot::new(umem, id, first.socket, promise);
+        let slot = Slot::new(umem, id, first.socket, device, promise);
         // From here on the slot gives back what it has.
         let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
         if let Polling::Busy { microseconds, budget } = wanted.polling {

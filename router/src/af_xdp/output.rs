@@ -14,8 +14,10 @@ pub struct OutputCounts {
     pub dropped_full: u64,
     /// Dropped as they had no whole Ethernet header, or their frame is of another memory.
     pub dropped_unfit: u64,
-    /// Dropped as the port is gone.
+    /// Dropped as the port is gone. What its TX ring has then is in [`OutputCounts::sent_packets`], and is not counted here.
     pub dropped_gone: u64,
+    /// Dropped as the port has no TX queue of that number.
+    pub dropped_no_queue: u64,
 }
 
 /// A way out by one port.
@@ -23,13 +25,16 @@ pub struct Output {
     auxiliary: VecDeque<Buffer>,
     most: usize,
     counts: OutputCounts,
+    /// The kernel said so last: nobody will take what the TX ring has.
+    gone: bool,
     sender: Sender,
 }
 
 impl Output {
     /// `most` packets may wait.
     pub(super) fn new(sender: Sender, most: usize) -> Output {
-        Output { auxiliary: VecDeque::with_capacity(most), most, counts: OutputCounts::default(), sender }
+        let (auxiliary, counts) = (VecDeque::with_capacity(most), OutputCounts::default());
+        Output { auxiliary, most, counts, gone: false, sender }
     }
 
     pub fn counts(&self) -> OutputCounts {
@@ -41,6 +46,11 @@ impl Output {
         self.auxiliary.len()
     }
 
+    /// There are packets that may leave yet: in the auxiliary queue, or in the TX ring of a port that is not gone.
+    pub fn has_waiting(&self) -> bool {
+        !self.auxiliary.is_empty() || !self.gone && self.sender.waiting() > 0
+    }
+
     pub fn sender(&self) -> &Sender {
         &self.sender
     }
@@ -48,8 +58,13 @@ impl Output {
     /// Sends these after all earlier ones. `packets` is empty then: those that find no room wait, or are dropped and counted.
     ///
     /// # Errors
-    /// The port is down, and packets wait as far as there is room; or it is gone, and they are dropped.
+    /// The port is down, and packets wait as far as there is room; or it is gone or has no such TX queue, and they are dropped.
     pub(super) fn send(&mut self, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
+        if let Err(fault) = self.sender.has_queue() {
+            self.counts.dropped_no_queue += packets.len() as u64;
+            packets.clear();
+            return Err(fault);
+        }
         let mut result = self.flush();
         let all = packets.len();
         let umem = self.sender.umem();
@@ -58,6 +73,7 @@ impl Output {
         let mut rest = packets.drain(..);
         if result != Err(Fault::Gone) && self.auxiliary.is_empty() {
             result = transmit(&mut self.sender, &mut self.counts, &mut rest);
+            self.gone = result == Err(Fault::Gone);
         }
         if result == Err(Fault::Gone) {
             self.counts.dropped_gone += rest.len() as u64;
@@ -86,7 +102,8 @@ impl Output {
         let waiting = &mut self.auxiliary;
         let result =
             transmit(&mut self.sender, &mut self.counts, &mut std::iter::from_fn(|| waiting.pop_front()));
-        if result == Err(Fault::Gone) {
+        self.gone = result == Err(Fault::Gone);
+        if self.gone {
             self.counts.dropped_gone += self.auxiliary.len() as u64;
             self.auxiliary.clear();
         }

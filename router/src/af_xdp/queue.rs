@@ -131,9 +131,12 @@ impl Queue {
         self.paths.get(path)?.as_ref().map(|path| path.socket.statistics())
     }
 
-    /// Is the port there, and up? A port that vanishes is told by nothing else while it is quiet.
+    /// Is the port there, up, and has it a carrier?
+    ///
+    /// # Errors
+    /// What of that is missing.
     pub fn check(&self) -> Result<(), Fault> {
-        self.slot.socket().receive().map(drop)
+        self.slot.check()
     }
 
     pub(super) fn slot(&self) -> &Arc<Slot> {

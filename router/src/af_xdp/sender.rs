@@ -4,6 +4,7 @@ use super::{
     Fault, Statistics,
     buffer::Buffer,
     descriptor,
+    device::Device,
     ring::{Consumer, Producer},
     socket::Socket,
     umem::{Promise, QueueId, Umem},
@@ -32,6 +33,7 @@ pub(super) struct Slot {
     id: QueueId,
     /// `None` while it is dropped.
     socket: Option<Socket>,
+    device: Device,
     zero_copy: bool,
     /// Frames given to the kernel to be sent, by all senders, and not completed.
     in_flight: AtomicU32,
@@ -52,13 +54,20 @@ struct Left {
 }
 
 impl Slot {
-    pub(super) fn new(umem: &Arc<Umem>, id: QueueId, socket: Socket, promise: Promise) -> io::Result<Slot> {
+    pub(super) fn new(
+        umem: &Arc<Umem>,
+        id: QueueId,
+        socket: Socket,
+        device: Device,
+        promise: Promise,
+    ) -> io::Result<Slot> {
         let mode = socket.is_zero_copy();
         // If the kernel does not say, it goes as if it were the dearer one.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
         let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
         let (left, ownerless) = (Mutex::default(), AtomicBool::new(false));
-        let slot = Slot { umem, id, socket, zero_copy, in_flight, left, ownerless, _promise: promise };
+        let slot =
+            Slot { umem, id, socket, device, zero_copy, in_flight, left, ownerless, _promise: promise };
         mode.map(|_| slot)
     }
 
@@ -68,7 +77,8 @@ impl Slot {
         let in_flight = AtomicU32::new(0);
         let (umem, socket, left) = (umem.clone(), Some(socket), Mutex::default());
         let ownerless = AtomicBool::new(false);
-        Slot { umem, id, socket, zero_copy, in_flight, left, ownerless, _promise: promise }
+        let device = Device::open(0, 0).unwrap();
+        Slot { umem, id, socket, device, zero_copy, in_flight, left, ownerless, _promise: promise }
     }
 
     pub(super) fn umem(&self) -> &Arc<Umem> {
@@ -81,6 +91,12 @@ impl Slot {
 
     pub(super) fn socket(&self) -> &Socket {
         self.socket.as_ref().expect("it is there until the slot is dropped")
+    }
+
+    /// Is the port there, up, and has it a carrier? One that vanishes is told by nothing else while it is quiet.
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        self.socket().receive()?;
+        self.device.check()
     }
 
     pub(super) fn is_zero_copy(&self) -> bool {
@@ -206,6 +222,20 @@ impl Sender {
 
     fn socket(&self) -> &Socket {
         self.socket.as_ref().unwrap_or_else(|| self.slot.socket())
+    }
+
+    /// Does what is sent here leave? By a TX queue, of a port that is there, up, and has a carrier.
+    ///
+    /// # Errors
+    /// What of that is missing.
+    pub fn check(&self) -> Result<(), Fault> {
+        self.has_queue()?;
+        self.slot.check()
+    }
+
+    #[inline]
+    pub(super) fn has_queue(&self) -> Result<(), Fault> {
+        if self.slot.device.transmits() { Ok(()) } else { Err(Fault::NoTransmitQueue) }
     }
 
     /// Packets there is room for, up to `wanted`.

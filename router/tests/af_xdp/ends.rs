@@ -116,7 +116,7 @@ fn a_port_that_is_deleted_is_told_of() {
                 let count = packets.len();
                 (count, io.send(OUT, &mut packets))
             };
-            assert_eq!(io.faults().next(), None);
+            until("the carrier to be told", || io.faults().chain(io.output_faults()).next().is_none());
             until("traffic", || matches!(forward(&mut io), (10.., Ok(()))));
             run("ip link del p1");
             until("an error of the output", || forward(&mut io).1 == Err(Fault::Gone));
@@ -125,6 +125,9 @@ fn a_port_that_is_deleted_is_told_of() {
                 let _ = forward(&mut io);
                 io.outputs()[OUT].counts().dropped_gone > 0
             });
+            // Though its TX ring may have some that nobody will take.
+            assert!(!io.has_waiting(), "a worker comes to rest");
+            assert_eq!(io.output_faults().collect::<Vec<_>>(), [(OUT, Fault::Gone)]);
             drop(stop);
         });
         run("ip link set p0 down");
@@ -145,6 +148,62 @@ fn a_port_that_is_deleted_is_told_of() {
         let wire = Wire::open("q0");
         wire.send(&frame(0, 3, 60));
         assert_eq!(numbers(&receive(&mut io, 0, 1)), [3]);
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_missing_carrier_is_told_of() {
+    in_new_namespace(|| {
+        let mut world = World::new(&[0], SMALL, 100);
+        let faults = |io: &Io| (io.faults().collect::<Vec<_>>(), io.output_faults().collect::<Vec<_>>());
+        until("the carrier to be told", || faults(&world.io) == (vec![], vec![]));
+        run("ip link set q1 down");
+        let lost = (vec![(1, Fault::NoCarrier)], vec![(OUT, Fault::NoCarrier)]);
+        until("the missing carrier to be told", || faults(&world.io) == lost);
+        run("ip link set q1 up");
+        until("the carrier to be told", || faults(&world.io) == (vec![], vec![]));
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        from.send(&frame(0, 4, 60));
+        let mut packets = receive(&mut world.io, 0, 1);
+        world.io.send(OUT, &mut packets).unwrap();
+        assert_eq!(out_of(&to, 1), [frame(0, 4, 60)]);
+        world.end();
+    });
+}
+
+/// More RX queues than TX queues: the kernel takes nothing from a TX ring there, and says nothing.
+#[test]
+#[ignore = "needs root"]
+fn a_queue_that_only_receives_says_so() {
+    in_new_namespace(|| {
+        run("ip link add p0 numrxqueues 2 numtxqueues 1 type veth peer name q0 numrxqueues 1 numtxqueues 2");
+        for device in ["p0", "q0"] {
+            std::fs::write(format!("/proc/sys/net/ipv6/conf/{device}/disable_ipv6"), "1").unwrap();
+            run(&format!("ip link set {device} up"));
+        }
+        let (umem, port) = (Umem::new(4096, 2048).unwrap(), Port::attach("p0"));
+        let mut io = Io::new(&umem, 64).unwrap();
+        for n in 0..2 {
+            let (queue, sender) = open(&umem, &port, wanted("p0", n, SMALL), &[0]);
+            io.add_queue(queue);
+            io.add_output(sender, 10).unwrap();
+        }
+        until("the carrier to be told", || io.faults().next().is_none());
+        assert_eq!(io.output_faults().collect::<Vec<_>>(), [(1, Fault::NoTransmitQueue)]);
+        let to = Wire::open("q0");
+        let mut send = |output, n| {
+            let mut packet = io.pool().allocate().unwrap();
+            assert!(packet.fill(&frame(0, n, 60)));
+            let result = io.send(output, &mut vec![packet]);
+            (result, io.has_waiting())
+        };
+        assert_eq!(send(1, 1), (Err(Fault::NoTransmitQueue), false));
+        assert_eq!(send(0, 2), (Ok(()), false));
+        assert_eq!(out_of(&to, 1), [frame(0, 2, 60)]);
+        assert_eq!(io.outputs()[1].counts(), OutputCounts { dropped_no_queue: 1, ..OutputCounts::default() });
+        drop(io);
+        whole(&umem);
     });
 }
 
