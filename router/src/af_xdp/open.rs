@@ -213,6 +213,13 @@ fn bind_once(umem: &Arc<Umem>, id: QueueId, wanted: &Wanted, zero_copy: bool) ->
     Ok(first)
 }
 
+/// XDP_USE_NEED_WAKEUP saves calls of the kernel where rings say that it works on. Not in zero-copy mode: with it some drivers (ice,
+/// i40e, ixgbe) end their poll at a full RX ring (`ice_run_xdp_zc`: ICE_XDP_EXIT), so that a path which is not read would stop its
+/// queue; without it they drop what finds the ring full. Sockets that share the memory have the flag of the one they share it with.
+fn flags(zero_copy: bool) -> u16 {
+    if zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY | libc::XDP_USE_NEED_WAKEUP }
+}
+
 fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -> Result<First, Refused> {
     let socket = Socket::open().map_err(Refused::to("opening a socket"))?;
     if shared.is_none() {
@@ -223,8 +230,7 @@ fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -
     let fill = Producer::new(ring(Which::Fill, rings.fill)?);
     let completion = Consumer::new(ring(Which::Completion, rings.completion)?);
     let transmit = Producer::new(ring(Which::Transmit, rings.transmit)?);
-    let mode = if zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY };
-    let bound = socket.bind(wanted.ifindex, wanted.queue, mode | libc::XDP_USE_NEED_WAKEUP, shared);
+    let bound = socket.bind(wanted.ifindex, wanted.queue, flags(zero_copy), shared);
     bound.map_err(Refused::to("binding"))?;
     Ok(First { socket, fill, completion, transmit })
 }

@@ -4,6 +4,7 @@ use super::{
     Fault, MOST_PATHS, OpenError, Statistics, Wanted,
     buffer::{Buffer, Pool},
     descriptor::{self, Received},
+    open::Polling,
     ring::{Consumer, Producer},
     sender::Slot,
     socket::{self, Socket, Which},
@@ -89,11 +90,11 @@ impl Queue {
 
     /// A path whose ring is filled by a test.
     #[cfg(test)]
-    pub(super) fn fake_path(&mut self, path: usize, ring: Consumer<2>) {
+    pub(super) fn fake_path(&mut self, path: usize, ring: Consumer<2>, socket: Socket) {
         let entries = self.wanted.rings.receive;
         let promise = self.slot.umem().promise("a path's RX ring", entries).unwrap();
         self.paths.resize_with(self.paths.len().max(path + 1), || None);
-        self.paths[path] = Some(Path { ring, socket: Socket::fake(), within: false, promise });
+        self.paths[path] = Some(Path { ring, socket, within: false, promise });
         self.allowed += entries;
     }
 
@@ -198,14 +199,20 @@ impl Queue {
         }
     }
 
-    /// Has the driver look at the fill ring, or be polled.
+    /// Has the driver look at the fill ring, which any socket can ask for, or be polled. The kernel polls by a socket whose NAPI instance it
+    /// knows: of all from when they are bound on, or, on older ones, of those that had a packet (`sk_mark_napi_id_once_xdp`). So all ask.
     pub(super) fn ask(&self) {
-        // A port that is gone is told of by `check`.
-        let _ = match self.paths.iter().flatten().next() {
-            Some(path) => path.socket.receive().is_ok(),
+        let mut sockets = self.paths.iter().flatten().map(|path| &path.socket);
+        let Some(first) = sockets.next() else {
             // A socket without an RX ring cannot be asked for packets, but looked at.
-            None => socket::wait([self.slot.socket().as_fd()].into_iter(), Duration::ZERO).is_ok(),
+            let _ = socket::wait([self.slot.socket().as_fd()].into_iter(), Duration::ZERO);
+            return;
         };
+        // A port that is gone is told of by `check`.
+        let _ = first.receive();
+        if self.wanted.polling != Polling::Interrupts {
+            sockets.for_each(|socket| _ = socket.receive());
+        }
     }
 
     /// Takes back frames that were sent.

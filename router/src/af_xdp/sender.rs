@@ -280,7 +280,9 @@ impl Sender {
     pub(super) fn kick(&self) -> Result<(), Fault> {
         // Older kernels tell late what they took (`__xskq_cons_release`), so its answers count the calls, and not the ring.
         let mut calls = self.ring.waiting() / PER_CALL + 1;
-        while calls > 0 && self.ring.waiting() > 0 && self.ring.needs_wakeup() {
+        // In zero-copy mode the ring does not say (`open::flags`).
+        let wakes = self.slot.is_zero_copy() || self.ring.needs_wakeup();
+        while calls > 0 && self.ring.waiting() > 0 && wakes {
             if self.socket().send()? {
                 break;
             }

@@ -96,6 +96,14 @@ impl Socket {
         Socket(std::fs::File::open("/dev/null").unwrap().into())
     }
 
+    /// One whose calls the other end sees: the kernel is told to send by an empty message, and asked to receive by taking one.
+    #[cfg(test)]
+    pub(super) fn watched() -> (Socket, std::os::unix::net::UnixDatagram) {
+        let (ours, other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        other.set_nonblocking(true).unwrap();
+        (Socket(ours.into()), other)
+    }
+
     /// The memory of all packets.
     pub(super) fn register(&self, umem: &Umem) -> io::Result<()> {
         let registration = libc::xdp_umem_reg {

@@ -10,6 +10,7 @@ use super::{
 use proptest::prelude::*;
 use std::{
     collections::VecDeque,
+    os::unix::net::UnixDatagram,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -40,7 +41,7 @@ fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Sender, Device) {
     let slot = Arc::new(Slot::fake(umem, Socket::fake(), zero_copy, promise));
     let wanted = Wanted { rings: RINGS, ..Wanted::new(1, 0) };
     let mut queue = Queue::new(slot.clone(), wanted, Producer::new(fill), Consumer::new(completion), None);
-    queue.fake_path(0, Consumer::<2>::new(receive));
+    queue.fake_path(0, Consumer::<2>::new(receive), Socket::fake());
     let sender = Sender::new(slot, None, Producer::new(transmit), None);
     let device = Device {
         fill: Consumer::new(their_fill),
@@ -221,6 +222,53 @@ fn frames_of_a_nic_are_not_used_again() {
     assert!(its > 64);
     drop(io);
     whole(&umem, its);
+}
+
+/// Its rings do not say that the kernel waits for a call, so each batch is told; in copy mode they do.
+#[test]
+fn a_nic_is_told_of_each_batch() {
+    for zero_copy in [true, false] {
+        let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+        let (queue, sender, device) = fake(&umem, zero_copy);
+        let (socket, other) = Socket::watched();
+        let [ours, _theirs] = two_sides(2 * RINGS.transmit as usize, LATE);
+        drop(sender);
+        let mut io = Io::new(&umem, 64).unwrap();
+        io.add_output(Sender::new(queue.slot().clone(), Some(socket), Producer::new(ours), None), 0).unwrap();
+        for _ in 0..2 {
+            send_ten(&mut io);
+            let told = std::iter::from_fn(|| other.recv(&mut [0]).ok()).count();
+            assert_eq!(told > 0, zero_copy);
+        }
+        drop((io, queue, device));
+    }
+}
+
+/// Which of a queue's sockets the kernel polls by it does not tell.
+#[test]
+fn all_sockets_of_a_queue_that_is_polled_busily_ask() {
+    let polled = Polling::Busy { microseconds: 20, budget: 64 };
+    for (polling, expected) in [(Polling::Interrupts, [true, false, false]), (polled, [true; 3])] {
+        let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+        let slot = Arc::new(Slot::fake(&umem, Socket::fake(), false, umem.promise("a queue", 128).unwrap()));
+        let wanted = Wanted { rings: RINGS, polling, ..Wanted::new(1, 0) };
+        let ring = |words: u32| two_sides(words as usize, LATE).into_iter().next().unwrap();
+        let (fill, completion) = (Producer::new(ring(RINGS.fill)), Consumer::new(ring(RINGS.completion)));
+        let mut queue = Queue::new(slot, wanted, fill, completion, None);
+        let _others = [0, 1, 2].map(|path| {
+            let (socket, other) = Socket::watched();
+            other.send(&[0]).unwrap();
+            queue.fake_path(path, Consumer::new(ring(2 * RINGS.receive)), socket);
+            other
+        });
+        queue.ask();
+        let asked = [0, 1, 2].map(|path| {
+            let socket = UnixDatagram::from(queue.path_fd(path).unwrap().try_clone_to_owned().unwrap());
+            socket.set_nonblocking(true).unwrap();
+            socket.recv(&mut [0]).is_err()
+        });
+        assert_eq!(asked, expected);
+    }
 }
 
 /// While the ring is full packets wait, and newer ones never overtake them.
