@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod elements;
 mod random;
 mod shares;
 mod world;

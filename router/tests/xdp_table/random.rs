@@ -20,7 +20,7 @@ fn network(frame: &[u8]) -> Option<(u16, &[u8])> {
 }
 
 /// One that would be forwarded, then changed anywhere in its headers; in half of them the IPv4 checksum is right again.
-fn frame(rng: &mut Rng) -> Vec<u8> {
+pub fn frame(rng: &mut Rng) -> Vec<u8> {
     let mac = *rng.choice(&[A, A, A, A, A, A, B, V, Mac([255; 6])]).unwrap();
     let mut frame = if rng.bool() {
         let to =

@@ -1,10 +1,12 @@
-//! Elements against references: etherparse, `flow::checksum`, CRCs bit by bit; `tables::lookup`, whose longest prefixes are tested against a
-//! linear search (`fib`), while its next hops are read by the same code as here.
+//! Elements against references: etherparse, `flow::checksum`, CRCs bit by bit, and where packets go by the plan alone. Beside the program
+//! of the kernel plane, on the same tables, they are run in `router/tests/xdp_table/elements.rs`.
 
 mod chains;
 mod exact;
+mod race;
 mod reference;
 mod routing;
+mod ways;
 
 use super::{Batch, Chain, Check, Element, Ingress, Now, Packet, Rewrite, Route, Ttl, Verdict};
 use crate::{
@@ -27,6 +29,8 @@ const TAIL: usize = 64;
 /// One router: interface 1 on port 1, 2 on port 2, 3 with VLAN 100 on port 3, 4 with two tags on port 3, 5 on port 9, which cannot transmit.
 struct World {
     tables: Tables<Arc<HeapMemory>>,
+    /// All that the tables were told.
+    plan: Vec<Op>,
 }
 
 fn interface(id: InterfaceId) -> Interface {
@@ -83,7 +87,11 @@ impl World {
             routers: 2,
         }));
         let mut tables = Tables::new(memory);
-        let mut apply = |op| tables.apply(&op).unwrap();
+        let mut plan = Vec::new();
+        let mut apply = |op| {
+            tables.apply(&op).unwrap();
+            plan.push(op);
+        };
         apply(Op::Router { router: 0, multipath_l4: [true, true] });
         (1..=5).for_each(|id| apply(Op::Interface(id, interface(id))));
         let neighbours = [(1, 9), (2, 1), (3, 2), (4, 3), (5, 4), (2, 50)];
@@ -109,7 +117,7 @@ impl World {
         route("10.7.0.0/16", Target::Multi(members.into()));
         let local = [0x0a09_0001, 0x0a09_00ff].into();
         apply(Op::LocalAddresses { router: 0, addresses: local });
-        World { tables }
+        World { tables, plan }
     }
 
     fn memory(&self) -> Arc<HeapMemory> {

@@ -1,7 +1,10 @@
 //! What becomes of a packet in a router, slowly: one check after another, as `bpf/` has them, on copies.
 
-use super::*;
-use crate::{flow::checksum, tables::Answer};
+use super::{
+    ways::{Egress, Way},
+    *,
+};
+use crate::flow::checksum;
 
 /// Verdicts it may get, each with the bytes it has then; several only of ECMP groups.
 pub fn route(world: &World, now: &Now, frame: &[u8], ingress: Ingress) -> Vec<(Verdict, Vec<u8>)> {
@@ -31,12 +34,11 @@ pub fn route(world: &World, now: &Now, frame: &[u8], ingress: Ingress) -> Vec<(V
     };
     let width = if kind == 0x0800 { 4 } else { 16 };
     let (source, destination) = (addresses(address), addresses(address + width));
-    let answers = world.tables.lookup(0, destination);
-    let one = |answer: &Answer| match leave(world, now, ip, length, (source, destination), answer, ingress) {
-        Ok(()) => (Verdict::To(answer.port), rewritten(&ip[..length], answer)),
+    let one = |way: &Way| match leave(world, now, ip, length, source, way, ingress) {
+        Ok(egress) => (Verdict::To(egress.interface.port), rewritten(&ip[..length], egress)),
         Err(reason) => (Verdict::Up(reason), frame.to_vec()),
     };
-    answers.iter().map(one).collect()
+    ways::to(&world.plan, destination).iter().map(one).collect()
 }
 
 /// EtherType and where it ends.
@@ -76,23 +78,24 @@ fn check6(ip: &[u8]) -> Result<usize, Reason> {
     }
 }
 
-fn leave(
+fn leave<'a>(
     world: &World,
     now: &Now,
     ip: &[u8],
     length: usize,
-    (source, destination): (IpAddr, IpAddr),
-    answer: &Answer,
+    source: IpAddr,
+    way: &'a Way,
     ingress: Ingress,
-) -> Result<(), Reason> {
-    let too_long = answer.interface.is_some() && length > answer.mtu as usize;
-    if too_long && answer.neighbour == Some(destination) {
+) -> Result<&'a Egress, Reason> {
+    let too_long = |egress: &Egress| length > egress.mtu as usize;
+    if way.egress.as_ref().is_some_and(|egress| egress.connected && too_long(egress)) {
         return Err(Reason::OverMtu);
     }
-    if let Some(reason) = answer.reason {
+    if let Some(reason) = way.reason {
         let discovery = ip[0] >> 4 == 6 && ip[6] == 58 && matches!(ip.get(40), Some(133..=137));
         return Err(if reason == Reason::Local && discovery { Reason::NeighbourDiscovery } else { reason });
     }
+    let egress = way.egress.as_ref().expect("what has no reason can be sent to");
     let (hops, redirects) = match source {
         IpAddr::V4(address) => {
             let martian = address.octets()[0] == 0
@@ -115,15 +118,15 @@ fn leave(
     };
     match () {
         _ if hops <= 1 => Err(Reason::TtlExceeded),
-        _ if redirects && answer.interface == Some(ingress.interface) => Err(Reason::SameInterface),
-        _ if too_long => Err(Reason::OverMtu),
-        _ if !now.can_send(answer.port) => Err(Reason::TxNotReady),
-        _ => Ok(()),
+        _ if redirects && egress.id == ingress.interface => Err(Reason::SameInterface),
+        _ if too_long(egress) => Err(Reason::OverMtu),
+        _ if !now.can_send(egress.interface.port) => Err(Reason::TxNotReady),
+        _ => Ok(egress),
     }
 }
 
 fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), Reason> {
-    let back = world.tables.lookup(0, source);
+    let back = ways::to(&world.plan, source);
     let (loose, strict) = (ingress.flags & IF_RPF_LOOSE != 0, ingress.flags & IF_RPF_STRICT != 0);
     let first = &back[0];
     match first.reason {
@@ -136,7 +139,8 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
         _ if !loose && !strict => Ok(()),
         Some(Reason::ComplexRoute) => Err(Reason::SourceUnsure),
         _ if strict && back.len() > 1 => Err(Reason::SourceUnsure),
-        _ if !first.unicast || strict && first.interface != Some(ingress.interface) => {
+        _ if !first.unicast => Err(Reason::ReversePath),
+        _ if strict && first.egress.as_ref().is_none_or(|egress| egress.id != ingress.interface) => {
             Err(Reason::ReversePath)
         }
         _ => Ok(()),
@@ -144,9 +148,10 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
 }
 
 /// The IP packet one hop further, behind the header it leaves with; written and summed up by etherparse.
-fn rewritten(ip: &[u8], answer: &Answer) -> Vec<u8> {
-    let mut out = [answer.mac.unwrap().0, answer.source.0].concat();
-    for word in [answer.vlan.key(), answer.vlan.key() >> 16].into_iter().filter(|word| word & 0x2000 != 0) {
+pub fn rewritten(ip: &[u8], egress: &Egress) -> Vec<u8> {
+    let vlan = egress.interface.vlan.key();
+    let mut out = [egress.mac.unwrap().0, egress.interface.mac.0].concat();
+    for word in [vlan, vlan >> 16].into_iter().filter(|word| word & 0x2000 != 0) {
         out.extend(if word & 0x1000 != 0 { [0x88, 0xa8] } else { [0x81, 0x00] });
         out.extend((word as u16 & 0xfff).to_be_bytes());
     }
