@@ -41,6 +41,8 @@ fn frame(flow: u16, tos: u8, number: u32) -> Vec<u8> {
 fn world(choice: CoreChoice) -> FlowWorld {
     let mut w = FlowWorld::new();
     for device in ["p0", "q0", "p1", "q1"] {
+        // What the kernel itself sends, from whichever core, would have packets of others polled there.
+        run(&format!("ip link set {device} addrgenmode none"));
         run(&format!("ip link set {device} up"));
     }
     run("ethtool -K q1 gro on");
