@@ -11,6 +11,7 @@ pub struct Chain {
     links: Vec<(Box<dyn Element>, Counters)>,
     /// What came, and the verdicts of those that none of them gave one.
     whole: Counters,
+    asks_when: bool,
 }
 
 /// Packets of a whole chain; those that elements passed up or dropped are in theirs.
@@ -28,8 +29,9 @@ impl Chain {
     /// In this order.
     pub fn new(elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
         contract::check(&elements)?;
+        let asks_when = elements.iter().any(|element| element.contract().asks_when);
         let links = elements.into_iter().map(|element| (element, Counters::default())).collect();
-        Ok(Chain { links, whole: Counters::default() })
+        Ok(Chain { links, whole: Counters::default(), asks_when })
     }
 
     /// Gives every packet of the batch its verdict.
@@ -45,6 +47,11 @@ impl Chain {
         batch.each(&mut self.whole, |packet| {
             Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To))
         });
+    }
+
+    /// Does what it does depend on the time? If not, packets that came at different times may be of one run.
+    pub fn asks_when(&self) -> bool {
+        self.asks_when
     }
 
     /// Each element's name and counters, in order, and what it counted besides.

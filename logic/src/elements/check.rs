@@ -4,9 +4,9 @@
 //! interface whose IPv4 or IPv6 is accelerated; where its header is is known from here on. Nothing is written.
 //!
 //! Goes up, in this order, as in `bpf/packet.h`, `bpf/ipv4.h` and `bpf/ipv6.h`: `malformed` (less than an Ethernet header, or than two
-//! tags where there is one), `arp`, `not_ip` (three tags too), `router_not_accelerated`, `ipv4_options`, `ipv4_bad_header` (version, header
-//! length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2), `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections
-//! 3 and 4.3). Parameters: none.
+//! tags where there is one), `arp`, `not_ip` (three tags too), `not_our_mac` (an IP packet for no interface), `router_not_accelerated`,
+//! `ipv4_options`, `ipv4_bad_header` (version, header length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2),
+//! `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections 3 and 4.3). Parameters: none.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     flow::field::ether_type,
+    plan::InterfaceId,
     reason::Reason,
     tables::encoding::{IF_IPV4, IF_IPV6},
 };
@@ -63,12 +64,18 @@ fn look(packet: &Packet<'_>) -> Result<Headers, Reason> {
     let mut headers = match kind {
         ether_type::IPV4 if flags & IF_IPV4 != 0 => ipv4(ip)?,
         ether_type::IPV6 if flags & IF_IPV6 != 0 => ipv6(ip)?,
-        ether_type::IPV4 | ether_type::IPV6 => return Err(Reason::RouterNotAccelerated),
+        ether_type::IPV4 | ether_type::IPV6 => return Err(not_taken(packet.ingress.interface)),
         ether_type::ARP => return Err(Reason::Arp),
         _ => return Err(Reason::NotIp),
     };
     headers.ip = (packet.head_room() + offset) as u16;
     Ok(headers)
+}
+
+/// Interfaces are numbered from 1.
+#[cold]
+fn not_taken(interface: InterfaceId) -> Reason {
+    if interface == 0 { Reason::NotOurMac } else { Reason::RouterNotAccelerated }
 }
 
 /// EtherType and length of what comes before the IP header; `None`: it is not whole.

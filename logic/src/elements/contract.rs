@@ -72,6 +72,8 @@ pub struct Contract {
     pub forgets: Known,
     /// It may pass packets up: nothing may have been written to them.
     pub passes_up: bool,
+    /// What it does depends on the time ([`super::Now::ns`]).
+    pub asks_when: bool,
 }
 
 /// A list that is no chain. Elements are counted from 1.

@@ -21,7 +21,7 @@ pub struct Ingress {
     pub port: PortId,
     /// Router it belongs to.
     pub router: RouterId,
-    /// Interface it is for.
+    /// Interface it is for; 0: none.
     pub interface: InterfaceId,
     /// That interface's flags (`IF_` of [`crate::tables::encoding`]).
     pub flags: u8,

@@ -76,7 +76,7 @@ impl Element for Police {
     }
 
     fn contract(&self) -> Contract {
-        Contract::default()
+        Contract { asks_when: true, ..Contract::default() }
     }
 
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {

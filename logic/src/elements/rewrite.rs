@@ -31,7 +31,7 @@ impl Element for Rewrite {
             needs: Known::HEADERS | Known::NEXT_HOP | Known::HOP_COUNTED,
             gives: Known::EXIT | Known::WRITTEN,
             forgets: Known::NEXT_HOP | Known::HOP_COUNTED,
-            passes_up: false,
+            ..Contract::default()
         }
     }
 

@@ -17,6 +17,7 @@ pub fn route(world: &World, now: &Now, frame: &[u8], ingress: Ingress) -> Vec<(V
     let (checked, address) = match kind {
         0x0800 if ingress.flags & IF_IPV4 != 0 => (check4(ip), 12),
         0x86dd if ingress.flags & IF_IPV6 != 0 => (check6(ip), 8),
+        0x0800 | 0x86dd if ingress.interface == 0 => return up(Reason::NotOurMac),
         0x0800 | 0x86dd => return up(Reason::RouterNotAccelerated),
         0x0806 => return up(Reason::Arp),
         _ => return up(Reason::NotIp),

@@ -97,7 +97,9 @@ fn frames_that_are_no_ip_packets_go_up() {
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(verdict(arp, ingress(1, 0)), Verdict::Up(Reason::Arp));
     let off = Ingress { flags: 0, ..ingress(1, 0) };
-    assert_eq!(verdict(packet, off), Verdict::Up(Reason::RouterNotAccelerated));
+    assert_eq!(verdict(packet.clone(), off), Verdict::Up(Reason::RouterNotAccelerated));
+    let nobody = Ingress { flags: 0, interface: 0, ..ingress(1, 0) };
+    assert_eq!(verdict(packet, nobody), Verdict::Up(Reason::NotOurMac));
     let mut discovery = udp6("2001:db8:7::1", "2001:db8:9::1", 255, 20);
     (discovery[20], discovery[54]) = (58, 135);
     assert_eq!(verdict(discovery, ingress(1, 0)), Verdict::Up(Reason::NeighbourDiscovery));
