@@ -8,6 +8,7 @@
 //! | file | holds |
 //! |---|---|
 //! | [`stride`] | tickets and passes: who is next (P5) |
+//! | [`class`] | which packets are a path's (P4) |
 //! | `scheduler` | paths of virtual routers on one worker (P12) |
 //! | `slot` | one path there; what a run is charged (P6, P7) |
 //! | `idle` | tickets of paths that find no work (P5) |
@@ -41,6 +42,7 @@
 
 pub mod burst;
 pub mod calibrate;
+pub mod class;
 pub mod cost;
 mod idle;
 pub mod place;
