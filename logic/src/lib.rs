@@ -13,6 +13,7 @@
 //! | [`share`] | what each router may take of a core that is full
 //! | [`paths`] | which forwarding path of the user plane runs next on a worker, how long, and on which worker
 //! | [`elements`] | what those paths do with their packets
+//! | [`worker`] | nothing: lets `paths` pick and `elements` run, wherever packets come from
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`sim`] | nothing: the allocator of `cores`, and a worker of `paths`, in virtual time
 //! | [`openflow`] | nothing: OpenFlow messages on the wire |
@@ -39,3 +40,4 @@ pub mod share;
 pub mod sim;
 pub mod steer;
 pub mod tables;
+pub mod worker;

@@ -1,0 +1,193 @@
+//! A worker of the user plane: whose turn it is, that path's packets through its chain, and each where it goes.
+//!
+//! ```text
+//!   Exchange::receive ──► up to a burst of the path's frames, which the worker owns now
+//!        ▲                       │ lent for the run
+//!  Scheduler::pick           Chain::run
+//!        ▲                       │ a verdict each
+//!  Scheduler::charge ◄── Exchange::settle: to a port, up, or gone
+//! ```
+//!
+//! [`Worker::turn`] is one round of that, without I/O and without a clock: packets come from and go to an [`Exchange`], and what a run
+//! takes is read from a meter that the caller gives. [`Rings`] is the ingress where no device has one: it classifies frames ([`Classifier`])
+//! into a bounded queue for each path, so a path over its share fills its own queue and nobody else's (P2, P4).
+//!
+//! # When
+//! An element is told the time at which the packets of its run came ([`Frame::came_ns`]). Those that came together are run together; so are
+//! all of a burst where no element of the chain asks for the time ([`Chain::asks_when`]). So what becomes of a packet depends on the packets
+//! of its path before it and their times, not on how they were divided into runs.
+//!
+//! # What a run is charged
+//! What the meter says between the pick and the moment its last packet is settled, in runs that the scheduler wants measured (P6); other
+//! runs what packets of that path cost before. The pick itself is in no run.
+
+mod rings;
+#[cfg(test)]
+mod tests;
+
+pub use rings::{NotTaken, Rings};
+
+use crate::{
+    elements::{Batch, Chain, Ingress, Loss, MOST_PACKETS, Now, Verdict},
+    paths::{Account, Cost, Handle, NotCounted, Path, PathId, Refused, Run, Scheduler, Settings, Used},
+    plan::RouterId,
+};
+use std::{mem, ops::Range};
+
+/// A packet in memory of its own, up to 65,535 bytes with the room in front of it and behind it.
+pub trait Frame {
+    /// The data.
+    fn data(&self) -> &[u8];
+    /// All of the memory, and where in it the data is.
+    fn parts_mut(&mut self) -> (&mut [u8], Range<usize>);
+    /// The data is there now: within the memory.
+    fn set_range(&mut self, data: Range<usize>);
+    /// Where it came in.
+    fn ingress(&self) -> Ingress;
+    /// When it came, of the clock that elements are told.
+    fn came_ns(&self) -> u64;
+}
+
+/// Where packets come from and go to.
+pub trait Exchange {
+    /// What is exchanged.
+    type Frame: Frame;
+    /// Bit p: port p can transmit.
+    fn ports(&self) -> u64;
+    /// Up to so many packets of the path, in the order in which they came.
+    fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Self::Frame>);
+    /// The path is done with a packet, which is as its chain left it.
+    fn settle(&mut self, path: PathId, frame: Self::Frame, verdict: Verdict);
+}
+
+/// Whose turn it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// The path.
+    pub path: PathId,
+    /// How many packets it had.
+    pub packets: usize,
+}
+
+/// One path of a worker.
+struct Lane {
+    handle: Handle,
+    chain: Chain,
+}
+
+/// What became of a packet; nothing yet: it is in the batch.
+struct Fate {
+    verdict: Option<Verdict>,
+    data: Range<usize>,
+}
+
+/// See the head of this file.
+pub struct Worker<F> {
+    scheduler: Scheduler,
+    lanes: Vec<Lane>,
+    /// Memory that each turn uses anew.
+    batch: Batch<'static>,
+    frames: Vec<F>,
+    fates: Vec<Fate>,
+}
+
+impl<F: Frame> Worker<F> {
+    /// Without paths.
+    pub fn new(settings: Settings) -> Result<Self, NotCounted> {
+        let scheduler = Scheduler::new(settings)?;
+        Ok(Worker {
+            scheduler,
+            lanes: Vec::new(),
+            batch: Batch::default(),
+            frames: Vec::new(),
+            fates: Vec::new(),
+        })
+    }
+
+    /// A router's weight among all with paths here; 1 where it was not set.
+    pub fn weigh(&mut self, router: RouterId, weight: u16) {
+        self.scheduler.weigh(router, weight);
+    }
+
+    /// One more path, awake; paths are numbered from 0.
+    pub fn add(&mut self, router: RouterId, weight: u16, chain: Chain) -> Result<PathId, Refused> {
+        let id = self.lanes.len() as PathId;
+        let handle = self.scheduler.add(Path { id, router, weight }, Cost::default())?;
+        self.lanes.push(Lane { handle, chain });
+        Ok(id)
+    }
+
+    /// The path is not asked until it is woken: it has no packets.
+    pub fn sleep(&mut self, path: PathId) {
+        if let Some(lane) = self.lanes.get(usize::from(path)) {
+            self.scheduler.sleep(lane.handle);
+        }
+    }
+
+    /// The path has packets again.
+    #[inline]
+    pub fn wake(&mut self, path: PathId) {
+        if let Some(lane) = self.lanes.get(usize::from(path)) {
+            self.scheduler.wake(lane.handle);
+        }
+    }
+
+    /// Lets the path whose turn it is deal with up to a burst of its packets. `meter` counts cycles, or whatever else goes on evenly. `None`:
+    /// all paths sleep.
+    pub fn turn(
+        &mut self,
+        exchange: &mut impl Exchange<Frame = F>,
+        mut meter: impl FnMut() -> u64,
+    ) -> Option<Turn> {
+        let next = self.scheduler.pick()?;
+        let path = next.handle.id;
+        let before = next.measure.then(&mut meter);
+        exchange.receive(path, MOST_PACKETS.min(next.burst as usize), &mut self.frames);
+        let packets = self.frames.len();
+        self.run(path, exchange.ports());
+        for (mut frame, fate) in self.frames.drain(..).zip(self.fates.drain(..)) {
+            frame.set_range(fate.data);
+            exchange.settle(path, frame, fate.verdict.unwrap_or(Verdict::Drop(Loss::NoExit)));
+        }
+        let used = before.map(|before| Used::cycles(meter().saturating_sub(before)));
+        self.scheduler.charge(next.handle, &Run { packets: packets as u32, used });
+        Some(Turn { path, packets })
+    }
+
+    /// Gives each frame its fate, in order.
+    fn run(&mut self, path: PathId, ports: u64) {
+        let Some(lane) = self.lanes.get_mut(usize::from(path)) else { return };
+        let asks_when = lane.chain.asks_when();
+        let together = |one: &F, other: &F| !asks_when || one.came_ns() == other.came_ns();
+        for part in self.frames.chunk_by_mut(together).flat_map(|part| part.chunks_mut(MOST_PACKETS)) {
+            let now = Now { ns: part.first().map_or(0, F::came_ns), ports };
+            let first = self.fates.len();
+            let mut batch = mem::take(&mut self.batch).emptied();
+            for frame in part {
+                let ingress = frame.ingress();
+                let (memory, data) = frame.parts_mut();
+                let lent = batch.push(memory, data.start, data.len(), ingress);
+                // A frame that cannot be lent, as it is too long.
+                let verdict = lent.err().map(|_| Verdict::Drop(Loss::NoRoom));
+                self.fates.push(Fate { verdict, data });
+            }
+            lane.chain.run(&now, &mut batch);
+            let open = self.fates.iter_mut().skip(first).filter(|fate| fate.verdict.is_none());
+            for (fate, packet) in open.zip(batch.packets()) {
+                let start = packet.head_room();
+                *fate = Fate { verdict: packet.verdict(), data: start..start + packet.length() };
+            }
+            self.batch = batch.emptied();
+        }
+    }
+
+    /// What a path's elements counted.
+    pub fn chain(&self, path: PathId) -> Option<&Chain> {
+        self.lanes.get(usize::from(path)).map(|lane| &lane.chain)
+    }
+
+    /// What paths got and cost.
+    pub fn accounts(&self) -> impl Iterator<Item = Account> {
+        self.scheduler.accounts()
+    }
+}

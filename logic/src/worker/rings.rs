@@ -1,0 +1,63 @@
+//! The ingress in memory: classes, and a bounded queue for each path (P4).
+
+use super::Frame;
+use crate::paths::{
+    PathId,
+    class::{Class, Classifier},
+};
+use std::collections::VecDeque;
+
+/// Frames that wait for their path.
+pub struct Rings<F> {
+    classifier: Classifier,
+    rings: Vec<Ring<F>>,
+}
+
+struct Ring<F> {
+    frames: VecDeque<F>,
+    room: usize,
+}
+
+/// A frame that waits nowhere.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NotTaken<F> {
+    /// It is of no path's class.
+    NoPath(F),
+    /// The ring of its path is full.
+    Full(PathId, F),
+}
+
+impl<F: Frame> Rings<F> {
+    /// By path: its class, and how many frames wait for it at most.
+    pub fn new(paths: impl IntoIterator<Item = (Class, usize)>) -> Self {
+        let ring = |(class, room)| (class, Ring { frames: VecDeque::new(), room });
+        let (classes, rings) = paths.into_iter().map(ring).unzip();
+        Rings { classifier: Classifier::new(classes), rings }
+    }
+
+    /// Takes in a frame; whose it is.
+    pub fn offer(&mut self, frame: F) -> Result<PathId, NotTaken<F>> {
+        let path = self.classifier.path_of(frame.data(), frame.ingress());
+        let Some((path, ring)) = path.and_then(|path| Some((path, self.rings.get_mut(usize::from(path))?)))
+        else {
+            return Err(NotTaken::NoPath(frame));
+        };
+        if ring.frames.len() >= ring.room {
+            return Err(NotTaken::Full(path, frame));
+        }
+        ring.frames.push_back(frame);
+        Ok(path)
+    }
+
+    /// Hands over up to so many, the oldest first.
+    pub fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<F>) {
+        if let Some(Ring { frames, .. }) = self.rings.get_mut(usize::from(path)) {
+            to.extend(frames.drain(..most.min(frames.len())));
+        }
+    }
+
+    /// How many wait.
+    pub fn waiting(&self, path: PathId) -> usize {
+        self.rings.get(usize::from(path)).map_or(0, |ring| ring.frames.len())
+    }
+}

@@ -1,0 +1,198 @@
+//! Workers over frames in memory.
+
+use super::*;
+use crate::{
+    elements::{CrcAppend, Element, Forward, Police, Rate},
+    paths::{Bursts, Counters, class::Class},
+};
+use std::collections::BTreeMap;
+
+/// A packet that knows when it came, and its number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Packet {
+    memory: Vec<u8>,
+    data: Range<usize>,
+    port: u8,
+    ns: u64,
+    number: u32,
+}
+
+impl Packet {
+    fn new(port: u8, ns: u64, number: u32) -> Self {
+        Packet { memory: vec![number as u8; 100], data: 10..70, port, ns, number }
+    }
+}
+
+impl Frame for Packet {
+    fn data(&self) -> &[u8] {
+        &self.memory[self.data.clone()]
+    }
+    fn parts_mut(&mut self) -> (&mut [u8], Range<usize>) {
+        (&mut self.memory, self.data.clone())
+    }
+    fn set_range(&mut self, data: Range<usize>) {
+        self.data = data;
+    }
+    fn ingress(&self) -> Ingress {
+        Ingress { port: self.port, ..Ingress::default() }
+    }
+    fn came_ns(&self) -> u64 {
+        self.ns
+    }
+}
+
+struct Memory {
+    rings: Rings<Packet>,
+    settled: Vec<(PathId, Packet, Verdict)>,
+}
+
+impl Exchange for Memory {
+    type Frame = Packet;
+    fn ports(&self) -> u64 {
+        0b1111
+    }
+    fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Packet>) {
+        self.rings.receive(path, most, to);
+    }
+    fn settle(&mut self, path: PathId, frame: Packet, verdict: Verdict) {
+        self.settled.push((path, frame, verdict));
+    }
+}
+
+fn settings(most: u32) -> Settings {
+    let bursts = Bursts { longest_cycles: 100_000, switch_cycles: 0, most };
+    Settings { bursts, sample_every: 20, counted: Counters::CYCLES }
+}
+
+/// One path for each port, of the port's number, with these chains.
+fn world(most: u32, room: usize, chains: Vec<Vec<Box<dyn Element>>>) -> (Worker<Packet>, Memory) {
+    let mut worker = Worker::new(settings(most)).unwrap();
+    let class = |port| (Class { port: Some(port), ..Class::default() }, room);
+    let rings = Rings::new((0..chains.len() as u8).map(class));
+    for chain in chains {
+        worker.add(0, 1, Chain::new(chain).unwrap()).unwrap();
+    }
+    (worker, Memory { rings, settled: Vec::new() })
+}
+
+fn forward(port: u8) -> Box<dyn Element> {
+    Box::new(Forward::new(port))
+}
+
+fn no_meter() -> u64 {
+    0
+}
+
+/// Turns until all rings are empty.
+fn drain(worker: &mut Worker<Packet>, memory: &mut Memory) {
+    while let Some(turn) = worker.turn(memory, no_meter) {
+        if memory.rings.waiting(turn.path) == 0 {
+            worker.sleep(turn.path);
+        }
+    }
+}
+
+#[test]
+fn packets_leave_as_their_chain_says_in_order() {
+    let (mut worker, mut memory) =
+        world(4, 100, vec![vec![forward(3)], vec![Box::new(CrcAppend), forward(2)]]);
+    for number in 0..50 {
+        let port = (number % 3 == 0).into();
+        assert_eq!(memory.rings.offer(Packet::new(port, 0, number)), Ok(port.into()));
+    }
+    drain(&mut worker, &mut memory);
+    assert_eq!(memory.settled.len(), 50);
+    for (path, to, length) in [(0, 3, 60), (1, 2, 64)] {
+        let of_path: Vec<_> = memory.settled.iter().filter(|settled| settled.0 == path).collect();
+        assert!(of_path.iter().all(|(_, packet, verdict)| {
+            *verdict == Verdict::To(to)
+                && packet.data().len() == length
+                && packet.data()[0] == packet.number as u8
+        }));
+        assert!(of_path.is_sorted_by_key(|(_, packet, _)| packet.number));
+        assert_eq!(worker.chain(path).unwrap().whole().packets, of_path.len() as u64);
+    }
+}
+
+/// P4: a path that gets too much loses its own packets only.
+#[test]
+fn a_full_ring_is_its_paths_own() {
+    let (mut worker, mut memory) = world(4, 16, vec![vec![forward(3)], vec![forward(2)]]);
+    let mut refused = BTreeMap::<u16, u32>::new();
+    for number in 0..100 {
+        let port = u8::from(number % 10 == 0);
+        if let Err(NotTaken::Full(path, packet)) = memory.rings.offer(Packet::new(port, 0, number)) {
+            assert_eq!((path, packet.number), (port.into(), number));
+            *refused.entry(path).or_default() += 1;
+        }
+    }
+    assert_eq!(refused, BTreeMap::from([(0, 90 - 16)]));
+    let stranger = Packet::new(7, 0, 0);
+    assert_eq!(memory.rings.offer(stranger.clone()), Err(NotTaken::NoPath(stranger)));
+    drain(&mut worker, &mut memory);
+    assert_eq!(memory.settled.iter().filter(|settled| settled.0 == 1).count(), 10);
+    assert_eq!(memory.settled.len(), 26);
+}
+
+/// Two packets at once, then one in a millisecond: whatever the bursts are, the same pass.
+#[test]
+fn times_are_those_of_packets_however_they_are_run() {
+    let passed = |most| {
+        let police = Police::new(Rate::Packets { per_second: 1000, burst: 2 });
+        let (mut worker, mut memory) = world(most, 1000, vec![vec![Box::new(police), forward(1)]]);
+        for number in 0..40 {
+            memory.rings.offer(Packet::new(0, u64::from(number / 4) * 1_000_000, number)).unwrap();
+        }
+        drain(&mut worker, &mut memory);
+        let passed = memory.settled.into_iter().filter(|(.., verdict)| *verdict == Verdict::To(1));
+        passed.map(|(_, packet, _)| packet.number).collect::<Vec<_>>()
+    };
+    // Of four at a time the first two, then one each.
+    let expected: Vec<u32> = [0, 1].into_iter().chain((1..10).map(|tick| tick * 4)).collect();
+    for most in [1, 3, 8, 256] {
+        assert_eq!(passed(most), expected, "bursts of {most}");
+    }
+}
+
+/// Packets of equal cost by the meter: weights are shares.
+#[test]
+fn turns_follow_what_runs_cost() {
+    let mut worker = Worker::new(settings(8)).unwrap();
+    for weight in [3, 1] {
+        worker.add(0, weight, Chain::new(vec![forward(1)]).unwrap()).unwrap();
+    }
+    let classes = [0, 1].map(|port| (Class { port: Some(port), ..Class::default() }, 5000));
+    let mut memory = Memory { rings: Rings::new(classes), settled: Vec::new() };
+    for number in 0..10_000 {
+        memory.rings.offer(Packet::new(number as u8 % 2, 0, number)).unwrap();
+    }
+    let mut cycles = 0;
+    let mut packets = [0, 0];
+    for _ in 0..400 {
+        // Two readings a run: it took 800 cycles.
+        let turn = worker.turn(&mut memory, || {
+            cycles += 800;
+            cycles
+        });
+        let turn = turn.unwrap();
+        packets[usize::from(turn.path)] += turn.packets;
+    }
+    assert_eq!(packets, [2400, 800]);
+    assert!(worker.accounts().all(|account| account.cost.of(crate::paths::Resource::Cycles) == Some(100)));
+}
+
+/// What cannot be lent is dropped, and those beside it are not.
+#[test]
+fn a_frame_that_is_too_long_is_dropped() {
+    let (mut worker, mut memory) = world(8, 100, vec![vec![forward(1)]]);
+    for number in 0..3 {
+        let mut packet = Packet::new(0, 0, number);
+        if number == 1 {
+            packet.memory = vec![0; 70_000];
+        }
+        memory.rings.offer(packet).unwrap();
+    }
+    drain(&mut worker, &mut memory);
+    let verdicts: Vec<_> = memory.settled.iter().map(|settled| settled.2).collect();
+    assert_eq!(verdicts, [Verdict::To(1), Verdict::Drop(Loss::NoRoom), Verdict::To(1)]);
+}
