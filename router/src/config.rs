@@ -3,7 +3,10 @@
 //! A wrong file is refused with file, line, key and what is allowed; nothing is started with half a configuration.
 
 use crate::netns::Source;
-use serde::{Deserialize, Deserializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 use std::{
     fmt, fs, io,
     path::{Path, PathBuf},
@@ -273,12 +276,18 @@ deserialize_by_parsing!(
     PlacementPolicy,
     LocalDelivery,
     Latency,
-    ResumeLatency
+    ResumeLatency,
+    paths::Name,
+    class::MacText,
+    class::AddressesText
 );
 
 // Behind the macros, which they use.
+mod class;
 mod cores;
+mod elements;
 mod openflow;
+mod paths;
 mod shares;
 
 pub use cores::{
@@ -286,6 +295,7 @@ pub use cores::{
     ResumeLatency,
 };
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
+pub use paths::{PathConfig, PathsConfig, PortConfig, RouteConfig};
 pub use shares::{SharesSettings, Weight};
 
 /// A configuration that cannot be used.
@@ -308,26 +318,33 @@ impl Config {
 
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|e| {
-            let at = e.span().map_or(0, |s| s.start.min(text.len()));
-            let key = key_at(text, at);
-            let mut message = e.message().trim().replace('\n', "; ").replace('`', "'");
-            if message.starts_with("invalid type") {
-                let form = FORMS
-                    .iter()
-                    .chain(&cores::FORMS)
-                    .chain(&shares::FORMS)
-                    .chain(&openflow::FORMS)
-                    .find(|(name, _)| key.as_deref() == Some(name));
-                message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));
-            }
-            ConfigError::Wrong {
-                file: file.into(),
-                line: text.as_bytes()[..at].iter().filter(|b| **b == b'\n').count() + 1,
-                key,
-                message,
-            }
-        })
+        from_toml(file, text, &[&FORMS, &cores::FORMS, &shares::FORMS, &openflow::FORMS])
+    }
+}
+
+/// Reads TOML; `forms` says how keys are written, where a value is of the wrong type.
+fn from_toml<T: DeserializeOwned>(
+    file: &Path,
+    text: &str,
+    forms: &[&[(&str, &str)]],
+) -> Result<T, ConfigError> {
+    toml::from_str(text).map_err(|e| {
+        let at = e.span().map_or(0, |s| s.start.min(text.len()));
+        let mut message = e.message().trim().replace('\n', "; ").replace('`', "'");
+        let key = key_at(text, at);
+        if message.starts_with("invalid type") {
+            let form = forms.iter().copied().flatten().find(|(name, _)| key.as_deref() == Some(name));
+            message = form.map_or(message, |(_, form)| format!("not of the right type; such as: {form}"));
+        }
+        ConfigError::at(file, text, at, key, message)
+    })
+}
+
+impl ConfigError {
+    /// What is wrong at a byte of the text.
+    fn at(file: &Path, text: &str, at: usize, key: Option<String>, message: String) -> Self {
+        let line = text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;
+        ConfigError::Wrong { file: file.into(), line, key, message }
     }
 }
 
@@ -353,12 +370,22 @@ fn key_at(text: &str, at: usize) -> Option<String> {
     let before = text.get(..at)?;
     let line_start = before.rfind('\n').map_or(0, |i| i + 1);
     let line_end = text[line_start..].find('\n').map_or(text.len(), |i| line_start + i);
-    let is_key = |line: &&str| line.contains('=') && !line.trim_start().starts_with('#');
+    // What is wrong of a whole table is no key's fault.
+    if text[line_start..line_end].trim_start().starts_with('[') {
+        return None;
+    }
+    // Not so `{ element = ...`, within a list.
+    let is_key = |line: &&str| {
+        let key = line.split_once('=').map(|(key, _)| key.trim()).unwrap_or_default();
+        !key.is_empty() && !key.contains(['{', '[', '#'])
+    };
     let line =
         Some(&text[line_start..line_end]).filter(is_key).or_else(|| before.lines().rev().find(is_key))?;
     let key = line.split('=').next()?.trim();
-    let table =
-        before.lines().rev().find_map(|l| l.trim().strip_prefix('[')?.split(']').next().map(str::trim));
+    let table = before
+        .lines()
+        .rev()
+        .find_map(|l| l.trim().strip_prefix('[')?.split(']').next().map(|t| t.trim_matches(['[', ' '])));
     Some(match table {
         Some(table) => format!("{table}.{key}"),
         None => key.into(),

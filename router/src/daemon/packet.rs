@@ -215,7 +215,8 @@ fn vlan(text: &str) -> Option<Vlan> {
     })
 }
 
-fn mac(text: &str) -> Option<Mac> {
+/// Six bytes, two hexadecimal digits each.
+pub(crate) fn mac(text: &str) -> Option<Mac> {
     let mut bytes = [0; 6];
     let mut parts = text.split(':');
     for byte in &mut bytes {

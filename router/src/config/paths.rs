@@ -1,0 +1,431 @@
+//! Forwarding paths of the user plane, in a file of their own as long as the daemon runs none: `[[path]]`, and, for packets that come from
+//! no device, the ports and routes that Linux has otherwise: `[[port]]`, `[[route]]`. docs/user-plane.md has an example.
+//!
+//! Names become numbers here: ports in the order of the file, routers in the order in which they are first named, paths in the order
+//! of the file. Everything is checked, chains too ([`Chain::new`]).
+
+use super::{
+    BadValue, ConfigError, CoreList, PortName, Weight,
+    class::{AddressesText, ClassSettings, MacText},
+    elements::ElementSettings,
+    from_toml,
+};
+use logic::{
+    elements::{BadChain, Chain},
+    memory::{Capacity, HeapMemory, Memory},
+    net::Mac,
+    paths::class::{Addresses, Class, Impossible},
+    plan::{PortId, RouterId},
+};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Read,
+    path::Path,
+    str::FromStr,
+    sync::Arc,
+};
+use toml::Spanned;
+
+/// The most of each.
+const MOST_BYTES: u64 = 16 << 20;
+const MOST_PORTS: usize = 64;
+const MOST_PATHS: usize = 64;
+const MOST_ROUTES: usize = 100_000;
+const MOST_ELEMENTS: usize = 32;
+
+/// The file as it is written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Settings {
+    /// Of routers, by name; others have 1.
+    router_weights: BTreeMap<String, Weight>,
+    port: Vec<PortSettings>,
+    route: Vec<RouteSettings>,
+    path: Vec<PathSettings>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PortSettings {
+    name: Spanned<PortName>,
+    mac: Option<Spanned<MacText>>,
+    router: Option<Name>,
+    #[serde(default = "ethernet")]
+    mtu: Mtu,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RouteSettings {
+    prefix: Spanned<AddressesText>,
+    via: Spanned<MacText>,
+    port: Spanned<PortName>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PathSettings {
+    name: Spanned<Name>,
+    router: Option<Name>,
+    class: Option<Spanned<ClassSettings>>,
+    chain: Spanned<Vec<ElementSettings>>,
+    #[serde(default = "one")]
+    weight: Weight,
+    #[serde(default = "thousand")]
+    ring: RingSize,
+    cores: Option<CoreList>,
+}
+
+fn ethernet() -> Mtu {
+    Mtu(1500)
+}
+fn one() -> Weight {
+    Weight(1)
+}
+fn thousand() -> RingSize {
+    RingSize(1024)
+}
+
+bounded!(
+    /// The longest IP packet of a port, bytes.
+    Mtu, |v| (68..=65_000).contains(&v), "68 to 65000 bytes"
+);
+bounded!(
+    /// Packets that wait for a path.
+    RingSize, |v| v.is_power_of_two() && (64..=16_384).contains(&v), "a power of two from 64 to 16384 packets"
+);
+
+/// Of a path or a router.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Name(pub String);
+
+impl FromStr for Name {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        let fine = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if (1..=31).contains(&s.len()) && s.chars().all(fine) {
+            return Ok(Self(s.into()));
+        }
+        Err(BadValue(format!("{s:?} is not allowed: 1 to 31 letters, digits, '-', '_' and '.'")))
+    }
+}
+
+/// What a path file says, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathsConfig {
+    /// By number.
+    pub ports: Vec<PortConfig>,
+    /// By number: name and weight. The first is `host`, which has what is given to no other.
+    pub routers: Vec<(String, u16)>,
+    /// In the order of the file.
+    pub routes: Vec<RouteConfig>,
+    /// By number.
+    pub paths: Vec<PathConfig>,
+}
+
+/// A port.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PortConfig {
+    pub name: PortName,
+    /// `None`: nothing is routed there.
+    pub mac: Option<Mac>,
+    /// Its router.
+    pub router: RouterId,
+    /// The longest IP packet, bytes.
+    pub mtu: u32,
+}
+
+/// A route of the router whose port it leaves by.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouteConfig {
+    pub prefix: Addresses,
+    /// The next hop.
+    pub via: Mac,
+    pub port: PortId,
+}
+
+/// A path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PathConfig {
+    pub name: String,
+    /// Who owns it.
+    pub router: RouterId,
+    pub class: Class,
+    chain: Vec<ElementSettings>,
+    /// Among the paths of its router.
+    pub weight: u16,
+    /// Packets that may wait.
+    pub ring: usize,
+    /// On which it may run; `None`: on all.
+    pub cores: Option<CoreList>,
+}
+
+impl PathsConfig {
+    /// Reads and checks a file.
+    pub fn read(file: &Path) -> Result<Self, ConfigError> {
+        let fault = |source| ConfigError::Read { file: file.into(), source };
+        let mut text = String::new();
+        let opened = File::open(file).map_err(fault)?;
+        opened.take(MOST_BYTES + 1).read_to_string(&mut text).map_err(fault)?;
+        if text.len() as u64 > MOST_BYTES {
+            let message = format!("the file is longer than {} MiB", MOST_BYTES >> 20);
+            return Err(ConfigError::Wrong { file: file.into(), line: 1, key: None, message });
+        }
+        Self::parse(file, &text)
+    }
+
+    /// Checks `text`; `file` is only named in errors.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
+        let settings = from_toml(file, text, &[&FORMS])?;
+        Checker::default()
+            .check(settings)
+            .map_err(|Wrong { at, key, message }| ConfigError::at(file, text, at, Some(key), message))
+    }
+
+    /// The number of a port.
+    pub fn port(&self, name: &str) -> Option<PortId> {
+        let at = self.ports.iter().position(|port| port.name.as_str() == name)?;
+        Some(at as PortId)
+    }
+
+    /// The chain of each path, over these tables.
+    pub fn chains<M: Memory + Clone + Send + 'static>(&self, memory: &M) -> Result<Vec<Chain>, BadValue> {
+        let chain = |path: &PathConfig| path.chain(memory, &self.ports).map_err(|e| BadValue(e.to_string()));
+        self.paths.iter().map(chain).collect()
+    }
+}
+
+impl PathConfig {
+    fn chain<M: Memory + Clone + Send + 'static>(
+        &self,
+        memory: &M,
+        ports: &[PortConfig],
+    ) -> Result<Chain, NoChain> {
+        let port = |name: &PortName| (0..).zip(ports).find(|(_, port)| port.name == *name).map(|(id, _)| id);
+        let elements = (1..).zip(&self.chain).map(|(at, element)| {
+            element.element(memory, port).map_err(|name| NoChain::NoPort { at, name: name.clone() })
+        });
+        Ok(Chain::new(elements.collect::<Result<_, _>>()?)?)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum NoChain {
+    #[error(transparent)]
+    Bad(#[from] BadChain),
+    #[error("element {at}, forward, is to port {name}, which is no [[port]] of this file")]
+    NoPort { at: usize, name: PortName },
+}
+
+/// What is wrong at which byte.
+struct Wrong {
+    at: usize,
+    key: String,
+    message: String,
+}
+
+fn wrong<T>(at: usize, key: impl Into<String>, message: impl ToString) -> Result<T, Wrong> {
+    Err(Wrong { at, key: key.into(), message: message.to_string() })
+}
+
+/// Gives numbers to names.
+struct Checker {
+    ports: Vec<PortConfig>,
+    routers: Vec<(String, u16)>,
+}
+
+impl Default for Checker {
+    fn default() -> Self {
+        Checker { ports: Vec::new(), routers: vec![("host".into(), 1)] }
+    }
+}
+
+impl Checker {
+    fn check(mut self, settings: Settings) -> Result<PathsConfig, Wrong> {
+        let Settings { router_weights, port, route, path } = settings;
+        let counts = [
+            ("port", port.len(), MOST_PORTS),
+            ("route", route.len(), MOST_ROUTES),
+            ("path", path.len(), MOST_PATHS),
+        ];
+        for (what, count, most) in counts {
+            if count > most {
+                return wrong(0, what, format!("{count} are given, {most} are possible"));
+            }
+        }
+        if port.is_empty() || path.is_empty() {
+            let what = if port.is_empty() { "port" } else { "path" };
+            return wrong(0, what, format!("none is given: at least one [[{what}]] is needed"));
+        }
+        for port in port {
+            self.add_port(port)?;
+        }
+        let mut prefixes = BTreeSet::new();
+        let routes = route.into_iter().map(|route| self.route(route, &mut prefixes));
+        let routes = routes.collect::<Result<_, _>>()?;
+        let mut paths = Vec::<PathConfig>::new();
+        for path in path {
+            let path = self.path(path, &paths)?;
+            paths.push(path);
+        }
+        for (name, weight) in router_weights {
+            match self.routers.iter_mut().find(|router| router.0 == name) {
+                Some(router) => router.1 = weight.0 as u16,
+                None => {
+                    return wrong(0, "router_weights", format!("router {name:?} has no port and no path"));
+                }
+            }
+        }
+        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths })
+    }
+
+    fn router(&mut self, name: Option<Name>) -> RouterId {
+        let Some(Name(name)) = name else { return 0 };
+        let known = self.routers.iter().position(|router| router.0 == name);
+        // 64 ports and 64 paths name no more than 128 of them.
+        known.unwrap_or_else(|| {
+            self.routers.push((name, 1));
+            self.routers.len() - 1
+        }) as RouterId
+    }
+
+    fn find_port(&self, name: &PortName, at: usize, key: &str) -> Result<PortId, Wrong> {
+        match self.ports.iter().position(|port| port.name == *name) {
+            Some(port) => Ok(port as PortId),
+            None => wrong(at, key, format!("port {name} is no [[port]] of this file")),
+        }
+    }
+
+    fn add_port(&mut self, settings: PortSettings) -> Result<(), Wrong> {
+        let PortSettings { name, mac, router, mtu } = settings;
+        let at = name.span().start;
+        let name = name.into_inner();
+        if self.ports.iter().any(|port| port.name == name) {
+            return wrong(at, "port.name", format!("port {name} is given twice"));
+        }
+        if let Some(mac) = mac.as_ref() {
+            is_of_one(mac, "port.mac")?;
+        }
+        let router = self.router(router);
+        self.ports.push(PortConfig { name, mac: mac.map(|mac| mac.into_inner().0), router, mtu: mtu.0 });
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        settings: RouteSettings,
+        prefixes: &mut BTreeSet<(RouterId, Addresses)>,
+    ) -> Result<RouteConfig, Wrong> {
+        let RouteSettings { prefix, via, port } = settings;
+        let found = self.find_port(port.get_ref(), port.span().start, "route.port")?;
+        let PortConfig { router, mac, name, .. } = &self.ports[usize::from(found)];
+        if mac.is_none() {
+            let message = format!("port {name} has no mac: what leaves by a route has its port's as source");
+            return wrong(port.span().start, "route.port", message);
+        }
+        is_of_one(&via, "route.via")?;
+        let at = prefix.span().start;
+        let AddressesText(prefix) = prefix.into_inner();
+        if !prefixes.insert((*router, prefix)) {
+            let router = &self.routers[usize::from(*router)].0;
+            return wrong(at, "route.prefix", format!("{prefix} is given twice in router {router}"));
+        }
+        Ok(RouteConfig { prefix, via: via.into_inner().0, port: found })
+    }
+
+    fn path(&mut self, settings: PathSettings, before: &[PathConfig]) -> Result<PathConfig, Wrong> {
+        let PathSettings { name, router, class, chain, weight, ring, cores } = settings;
+        let at = name.span().start;
+        let Name(name) = name.into_inner();
+        if before.iter().any(|path| path.name == name) {
+            return wrong(at, "path.name", format!("path {name} is given twice"));
+        }
+        let of_router = router.is_some();
+        let router = self.router(router);
+        let class_at = class.as_ref().map_or(at, |class| class.span().start);
+        let class = class.map(Spanned::into_inner).unwrap_or_default();
+        let port =
+            class.port.as_ref().map(|port| self.find_port(port, class_at, "path.class")).transpose()?;
+        let class = class.class(port, of_router.then_some(router));
+        self.is_possible(&class)
+            .or_else(|why| wrong(class_at, "path.class", format!("path {name} gets no packet: {why}")))?;
+        if let Some(first) = before.iter().find(|path| path.class.covers(&class)) {
+            let message =
+                format!("path {name} gets no packet: path {}, before it, has all of them", first.name);
+            return wrong(class_at, "path.class", message);
+        }
+        let chain_at = chain.span().start;
+        let chain = chain.into_inner();
+        let in_chain = |message: String| wrong(chain_at, "path.chain", format!("path {name}: {message}"));
+        if chain.len() > MOST_ELEMENTS {
+            return in_chain(format!("{} elements, {MOST_ELEMENTS} are possible", chain.len()));
+        }
+        let (weight, ring) = (weight.0 as u16, ring.0 as usize);
+        let path = PathConfig { name: name.clone(), router, class, chain, weight, ring, cores };
+        match path.chain(&no_tables(), &self.ports) {
+            Ok(_) => Ok(path),
+            Err(why) => in_chain(why.to_string()),
+        }
+    }
+
+    fn is_possible(&self, class: &Class) -> Result<(), Impossible> {
+        class.check()?;
+        let of = |port: PortId| self.ports.get(usize::from(port));
+        match (class.port.and_then(of), class.router) {
+            (Some(port), Some(router)) if port.router != router => {
+                let name = |router: RouterId| &self.routers[usize::from(router)].0;
+                let port = format!("port {} (of router {})", port.name, name(port.router));
+                Err(Impossible::Both(port, format!("router {}", name(router))))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One station's address.
+fn is_of_one(mac: &Spanned<MacText>, key: &str) -> Result<(), Wrong> {
+    let MacText(address) = *mac.get_ref();
+    if address.is_group() || address.is_zero() {
+        return wrong(mac.span().start, key, format!("{address} is not the address of one station"));
+    }
+    Ok(())
+}
+
+/// To see whether chains are chains.
+fn no_tables() -> Arc<HeapMemory> {
+    Arc::new(HeapMemory::new(Capacity {
+        fib_blocks: 1,
+        fib_tails: 0,
+        nexthops: 1,
+        neighbour_buckets: 1,
+        interface_buckets: 1,
+        routers: 1,
+    }))
+}
+
+/// Keys, and how they are written.
+const FORMS: [(&str, &str); 18] = [
+    ("router_weights", "router_weights = { red = 2 }"),
+    ("port.name", "name = \"eth1\""),
+    ("port.mac", "mac = \"02:00:00:00:00:01\""),
+    ("port.router", "router = \"red\""),
+    ("port.mtu", "mtu = 1500"),
+    ("route.prefix", "prefix = \"192.0.2.0/24\""),
+    ("route.via", "via = \"02:00:00:00:00:02\""),
+    ("route.port", "port = \"eth2\""),
+    ("path.name", "name = \"web\""),
+    ("path.router", "router = \"red\""),
+    ("path.class", "class = { ether_type = \"ipv4\", protocol = \"tcp\", destination_port = 80 }"),
+    ("path.chain", "chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]"),
+    ("path.weight", "weight = 2"),
+    ("path.ring", "ring = 1024"),
+    ("path.cores", "cores = \"0-3,8\""),
+    ("port", "[[port]]"),
+    ("route", "[[route]]"),
+    ("path", "[[path]]"),
+];
+
+#[cfg(test)]
+mod tests;
