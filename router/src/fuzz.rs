@@ -5,10 +5,12 @@
 //! |---|---|
 //! | this one | the parsers |
 //! | `agent` | the switch's side of OpenFlow |
+//! | `paths` | a capture through forwarding paths |
 //! | `pipeline` | a packet through flow rules |
 //! | `rules` | flow rules, and whether the program finds what they say |
 
 mod agent;
+mod paths;
 mod pipeline;
 mod rules;
 
@@ -42,7 +44,7 @@ use std::{io::Cursor, path::Path};
 pub type Target = fn(&[u8]);
 
 /// By the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 12] = [
+pub const TARGETS: [(&str, Target); 13] = [
     ("actions", actions),
     ("agent", agent::agent),
     ("api", api),
@@ -53,6 +55,7 @@ pub const TARGETS: [(&str, Target); 12] = [
     ("netlink", netlink),
     ("openflow", openflow),
     ("packet", packet),
+    ("paths", paths::paths),
     ("pipeline", pipeline::pipeline),
     ("proc", proc),
 ];

@@ -5,6 +5,7 @@
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`af_xdp`] | packets of ports in user space and out again |
+//! | [`paths`] | packets of captures through forwarding paths |
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
@@ -30,6 +31,7 @@ mod hex;
 pub mod netlink;
 pub mod netns;
 pub mod observer;
+pub mod paths;
 pub mod plane;
 mod printable;
 mod priority;

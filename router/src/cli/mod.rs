@@ -8,11 +8,13 @@
 //! | `flows.rs` | `millrace flows` |
 //! | `cores.rs` | cores and events as text |
 //! | `top/` | `millrace top` |
+//! | `paths.rs` | `millrace paths` |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 pub(crate) mod capture;
 mod cores;
 mod flows;
+mod paths;
 mod table;
 mod text;
 mod top;
@@ -93,6 +95,9 @@ enum Command {
     /// Cores, queues, routers and flow rules, live.
     #[command(after_help = top::HELP)]
     Top(top::Top),
+    /// The user plane over captures.
+    #[command(subcommand)]
+    Paths(paths::Paths),
     /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
     Controllers(Output),
     /// Take everything out of the kernel: plain Linux forwards.
@@ -262,6 +267,7 @@ impl Command {
             | Command::Stop(o) => o.json,
             Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
+            Command::Paths(paths) => paths.is_json(),
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
         }
@@ -284,6 +290,7 @@ impl Cli {
             Command::Routes(routes) => return routes.run(&instance),
             Command::Explain(explain) => return explain.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
+            Command::Paths(paths) => return paths.run(),
             Command::Cores(o) => show(o, &get::<CoresReport>(&instance, "/cores")?, cores::cores),
             Command::Events(events) => return events.run(&instance),
             Command::Top(top) => return top.run(instance),
@@ -558,6 +565,8 @@ mod tests {
             "flows del",
             "flows watch --json",
             "top --interval 500ms --once",
+            "paths run --config p.toml --pcap in.pcap --out out.pcap",
+            "paths run --config p.toml --pcap lan=a.pcap --pcap wan=b.pcap --out wan=c.pcap --json",
         ];
         for line in fine {
             let words = line.split(' ').map(|w| w.replace('_', " "));
@@ -578,6 +587,9 @@ mod tests {
             ("flows add actions=drop --file f", "cannot be used with"),
             ("flows mod", "required"),
             ("top --interval 1h", "200ms to 1m"),
+            ("paths", "Usage"),
+            ("paths run --config p.toml", "--pcap"),
+            ("paths run --pcap in.pcap", "--config"),
         ];
         for (line, part) in wrong {
             let error =

@@ -1,0 +1,89 @@
+//! Packets that leave, in the order in which all came: paths take turns by what they cost, which differs each time, and what is written
+//! should not.
+
+use super::packet::Packet;
+use logic::plan::PortId;
+use std::collections::VecDeque;
+
+/// From the oldest packet on that has no fate yet.
+#[derive(Default)]
+pub struct Order {
+    first: u64,
+    fates: VecDeque<Fate>,
+}
+
+enum Fate {
+    Open,
+    /// It does not leave.
+    Gone,
+    Leaves(PortId, Packet),
+}
+
+impl Order {
+    /// One more packet comes; its number.
+    pub fn expect(&mut self) -> u64 {
+        self.fates.push_back(Fate::Open);
+        self.first + self.fates.len() as u64 - 1
+    }
+
+    /// The packet with this number does not leave.
+    pub fn gone(&mut self, number: u64) {
+        self.set(number, Fate::Gone);
+    }
+
+    /// The packet leaves by this port.
+    pub fn leaves(&mut self, port: PortId, packet: Packet) {
+        self.set(packet.number, Fate::Leaves(port, packet));
+    }
+
+    fn set(&mut self, number: u64, fate: Fate) {
+        let place = number.checked_sub(self.first).and_then(|at| self.fates.get_mut(at as usize));
+        debug_assert!(matches!(place, Some(Fate::Open)), "packet {number} has a fate already");
+        if let Some(place) = place {
+            *place = fate;
+        }
+    }
+
+    /// The next that leaves, if all before it have their fates.
+    pub fn next(&mut self) -> Option<(PortId, Packet)> {
+        loop {
+            match self.fates.front()? {
+                Fate::Open => return None,
+                Fate::Gone | Fate::Leaves(..) => self.first += 1,
+            }
+            if let Fate::Leaves(port, packet) = self.fates.pop_front()? {
+                return Some((port, packet));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn packets_leave_as_they_came() {
+        let mut order = Order::default();
+        let packet = |order: &mut Order| {
+            let mut packet = Packet::new(Vec::new(), &[1], Default::default(), Duration::ZERO);
+            packet.number = order.expect();
+            packet
+        };
+        let [a, b, c, d] = [(); 4].map(|()| packet(&mut order));
+        assert_eq!([a.number, b.number, c.number, d.number], [0, 1, 2, 3]);
+        order.leaves(1, d);
+        order.gone(b.number);
+        assert!(order.next().is_none());
+        order.leaves(2, a);
+        assert_eq!(order.next().map(|(port, packet)| (port, packet.number)), Some((2, 0)));
+        assert!(order.next().is_none());
+        let e = packet(&mut order);
+        order.gone(c.number);
+        assert_eq!(order.next().map(|(port, packet)| (port, packet.number)), Some((1, 3)));
+        order.leaves(3, e);
+        assert_eq!(order.next().map(|(port, packet)| (port, packet.number)), Some((3, 4)));
+        assert!(order.next().is_none());
+    }
+}

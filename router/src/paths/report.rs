@@ -1,0 +1,139 @@
+//! What became of the packets.
+
+use crate::config::PathsConfig;
+use logic::{
+    elements::Verdict,
+    paths::{PathId, Resource},
+    worker::Worker,
+};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Packets by port, or by reason.
+pub type Counts = BTreeMap<String, u64>;
+
+/// `millrace paths run --json`. Every packet is in exactly one of `out`, `up` and `dropped`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PathsReport {
+    /// That came.
+    pub packets: u64,
+    pub out: u64,
+    /// That the kernel would get.
+    pub up: u64,
+    pub dropped: u64,
+    /// Up: of no path's class.
+    pub no_path: u64,
+    /// Dropped: their end was not captured.
+    pub truncated: u64,
+    /// Dropped: longer than a frame.
+    pub too_long: u64,
+    pub paths: Vec<PathReport>,
+    /// Why a file was not read to its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// A path.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PathReport {
+    pub path: String,
+    pub router: String,
+    pub packets: u64,
+    /// By port.
+    pub out: Counts,
+    /// By reason.
+    pub up: Counts,
+    /// By reason.
+    pub dropped: Counts,
+    pub runs: u64,
+    /// Sampled; absent: nothing was measured.
+    pub ns_per_packet: Option<u64>,
+    pub elements: Vec<ElementReport>,
+}
+
+/// An element of a path.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ElementReport {
+    pub element: &'static str,
+    /// That came to it.
+    pub packets: u64,
+    /// That it passed up, by reason.
+    pub up: Counts,
+    /// That it dropped, by reason.
+    pub dropped: Counts,
+    /// What it counts besides.
+    pub counted: BTreeMap<&'static str, u64>,
+}
+
+impl PathReport {
+    /// A packet of the path is through.
+    pub fn count(&mut self, config: &PathsConfig, verdict: Verdict) {
+        let (counts, name) = match verdict {
+            Verdict::To(port) => {
+                (&mut self.out, config.ports.get(usize::from(port)).map(|port| port.name.as_str()))
+            }
+            Verdict::Up(reason) => (&mut self.up, Some(reason.name())),
+            Verdict::Drop(loss) => (&mut self.dropped, Some(loss.name())),
+        };
+        let name = name.unwrap_or("unknown");
+        match counts.get_mut(name) {
+            Some(count) => *count += 1,
+            None => drop(counts.insert(name.into(), 1)),
+        }
+        self.packets += 1;
+    }
+}
+
+impl PathsReport {
+    /// Of the paths of the file, nothing counted.
+    pub fn new(config: &PathsConfig) -> Self {
+        let router =
+            |id: u8| config.routers.get(usize::from(id)).map(|router| router.0.clone()).unwrap_or_default();
+        let path = |path: &crate::config::PathConfig| PathReport {
+            path: path.name.clone(),
+            router: router(path.router),
+            ..PathReport::default()
+        };
+        PathsReport { paths: config.paths.iter().map(path).collect(), ..PathsReport::default() }
+    }
+
+    /// Adds it up, with what the worker knows.
+    pub fn finish<F: logic::worker::Frame>(&mut self, worker: &Worker<F>) {
+        for account in worker.accounts() {
+            if let Some(path) = self.paths.get_mut(usize::from(account.path.id)) {
+                path.runs = account.runs;
+                path.ns_per_packet = account.cost.of(Resource::Cycles);
+            }
+        }
+        let sum = |counts: &Counts| counts.values().sum::<u64>();
+        for (id, path) in (0..).zip(&mut self.paths) {
+            path.elements = elements(worker, id);
+            self.out += sum(&path.out);
+            self.up += sum(&path.up);
+            self.dropped += sum(&path.dropped);
+        }
+        self.up += self.no_path;
+        self.dropped += self.truncated + self.too_long;
+    }
+}
+
+fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId) -> Vec<ElementReport> {
+    let Some(chain) = worker.chain(path) else { return Vec::new() };
+    let report = |(element, counters, counted): (_, &logic::elements::Counters, Vec<_>)| {
+        let mut report = ElementReport {
+            element,
+            packets: counters.packets(),
+            counted: counted.into_iter().collect(),
+            ..ElementReport::default()
+        };
+        for (verdict, packets) in counters.lost() {
+            match verdict {
+                Verdict::Up(reason) => report.up.insert(reason.name().into(), packets),
+                Verdict::Drop(loss) => report.dropped.insert(loss.name().into(), packets),
+                Verdict::To(_) => None,
+            };
+        }
+        report
+    };
+    chain.counters().map(report).collect()
+}

@@ -1,0 +1,252 @@
+//! `millrace paths run`, the binary over captures, with the example of docs/user-plane.md: bytes, counts, exit codes and errors.
+
+use pcap_file::{
+    DataLink, Endianness, TsResolution,
+    pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter},
+};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    time::Duration,
+};
+
+/// Nanoseconds and a frame.
+type Record = (u64, Vec<u8>);
+
+/// What the documentation shows.
+fn example() -> String {
+    let text = include_str!("../../docs/user-plane.md");
+    let start = text.find("```toml\n").expect("an example") + "```toml\n".len();
+    text[start..start + text[start..].find("```").unwrap()].into()
+}
+
+struct World {
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("p.toml"), example()).unwrap();
+        World { directory }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command
+            .args(["paths", "run", "--config", "p.toml"])
+            .args(arguments)
+            .current_dir(self.directory.path());
+        command.output().unwrap()
+    }
+
+    /// Runs what must fail; what it says.
+    fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn write(&self, name: &str, records: &[Record], datalink: DataLink, endianness: Endianness) {
+        let header = PcapHeader {
+            datalink,
+            endianness,
+            ts_resolution: TsResolution::NanoSecond,
+            ..PcapHeader::default()
+        };
+        let mut writer = PcapWriter::with_header(Vec::new(), header).unwrap();
+        for (ns, frame) in records {
+            let packet = PcapPacket::new(Duration::from_nanos(*ns), frame.len() as u32, frame);
+            writer.write_packet(&packet).unwrap();
+        }
+        fs::write(self.file(name), writer.into_writer()).unwrap();
+    }
+
+    fn ethernet(&self, name: &str, records: &[Record]) {
+        self.write(name, records, DataLink::ETHERNET, Endianness::Big);
+    }
+
+    fn read(&self, name: &str) -> Vec<Record> {
+        let bytes = fs::read(self.file(name)).unwrap();
+        let mut reader = PcapReader::new(&bytes[..]).unwrap();
+        assert_eq!(reader.header().datalink, DataLink::ETHERNET);
+        let mut records = Vec::new();
+        while let Some(packet) = reader.next_packet() {
+            let packet = packet.unwrap();
+            assert_eq!(packet.orig_len as usize, packet.data.len());
+            records.push((packet.timestamp.as_nanos() as u64, packet.data.to_vec()));
+        }
+        records
+    }
+}
+
+const HOST: [u8; 6] = [2, 0, 0, 0, 7, 7];
+const LAN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const WAN: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const NEXT_HOP: [u8; 6] = [2, 0, 0, 0, 9, 1];
+
+/// By etherparse, which writes lengths and checksums.
+fn udp4(macs: [[u8; 6]; 2], to: [u8; 4], ttl: u8) -> Vec<u8> {
+    let mut frame = Vec::new();
+    let builder = etherparse::PacketBuilder::ethernet2(macs[0], macs[1]).ipv4([10, 0, 0, 9], to, ttl);
+    builder.udp(1000, 2000).write(&mut frame, b"some payload").unwrap();
+    frame
+}
+
+fn udp6(macs: [[u8; 6]; 2], hops: u8) -> Vec<u8> {
+    let address = |last| [0x20, 1, 0xd, 0xb8, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, last];
+    let mut frame = Vec::new();
+    let builder = etherparse::PacketBuilder::ethernet2(macs[0], macs[1]).ipv6(address(1), address(2), hops);
+    builder.udp(1000, 2000).write(&mut frame, b"some payload").unwrap();
+    frame
+}
+
+fn syn(macs: [[u8; 6]; 2], ttl: u8, port: u16) -> Vec<u8> {
+    let mut frame = Vec::new();
+    let builder =
+        etherparse::PacketBuilder::ethernet2(macs[0], macs[1]).ipv4([10, 0, 0, 9], [10, 1, 2, 3], ttl);
+    builder.tcp(port, 80, 1, 1000).syn().write(&mut frame, &[]).unwrap();
+    frame
+}
+
+fn arp() -> Vec<u8> {
+    [&[0xff; 6][..], &HOST, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &[0; 38]].concat()
+}
+
+const COMES: [[u8; 6]; 2] = [HOST, LAN];
+const LEAVES: [[u8; 6]; 2] = [WAN, NEXT_HOP];
+
+#[test]
+fn the_documented_example_forwards_these_bytes() {
+    let world = World::new();
+    let padded = [udp4(COMES, [10, 1, 0, 2], 9), vec![0xee; 9]].concat();
+    let lan = [
+        (1_000, udp4(COMES, [10, 1, 0, 1], 64)),
+        (2_001, udp6(COMES, 64)),
+        (3_000, arp()),
+        (4_000, udp4(COMES, [10, 1, 0, 1], 1)),
+        (5_000, udp4(COMES, [10, 9, 0, 1], 64)),
+        (6_000, syn(COMES, 64, 1)),
+        (6_000, syn(COMES, 64, 2)),
+        (6_000, syn(COMES, 64, 3)),
+        (7_000, udp4([HOST, WAN], [10, 1, 0, 1], 64)),
+        (8_000, padded),
+        (1_006_000, syn(COMES, 64, 4)),
+    ];
+    world.ethernet("lan.pcap", &lan);
+    // By another port, of no path's router.
+    world.ethernet("tap.pcap", &[(2_000, udp4(COMES, [10, 1, 0, 1], 64))]);
+    let output = world.run(&[
+        "--pcap",
+        "lan=lan.pcap",
+        "--pcap",
+        "tap=tap.pcap",
+        "--out",
+        "all.pcap",
+        "--out",
+        "tap=arp.pcap",
+        "--json",
+    ]);
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{output:?}");
+    let expected = [
+        (1_000, udp4(LEAVES, [10, 1, 0, 1], 63)),
+        (2_001, udp6(LEAVES, 63)),
+        (3_000, arp()),
+        (6_000, syn(LEAVES, 63, 1)),
+        (6_000, syn(LEAVES, 63, 2)),
+        (8_000, udp4(LEAVES, [10, 1, 0, 2], 8)),
+        (1_006_000, syn(LEAVES, 63, 4)),
+    ];
+    assert_eq!(world.read("all.pcap"), expected);
+    assert_eq!(world.read("arp.pcap"), [(3_000, arp())]);
+
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let count = |pointer: &str| report.pointer(pointer).and_then(serde_json::Value::as_u64);
+    let counts = ["packets", "out", "up", "dropped", "no_path", "truncated"]
+        .map(|name| count(&format!("/{name}")).unwrap());
+    assert_eq!(counts, [12, 7, 4, 1, 1, 0]);
+    for (pointer, expected) in [
+        ("/paths/0/packets", 4),
+        ("/paths/0/out/wan", 3),
+        ("/paths/0/dropped/over_rate", 1),
+        ("/paths/1/out/tap", 1),
+        ("/paths/2/packets", 6),
+        ("/paths/2/out/wan", 3),
+        ("/paths/2/up/ttl_exceeded", 1),
+        ("/paths/2/up/no_route", 1),
+        ("/paths/2/up/not_our_mac", 1),
+        ("/paths/2/elements/0/packets", 6),
+        ("/paths/2/elements/0/up/not_our_mac", 1),
+        ("/paths/2/elements/3/packets", 3),
+    ] {
+        assert_eq!(count(pointer), Some(expected), "{pointer}: {report:#}");
+    }
+    let names = [0, 1, 2].map(|n| report.pointer(&format!("/paths/{n}/path")).unwrap().as_str().unwrap());
+    assert_eq!(names, ["syn", "arp", "routed"]);
+
+    // For people; the first port is lan.
+    let output = world.run(&["--pcap", "lan.pcap"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("packets     11 in: 7 out, 3 up, 1 dropped\n"), "{text}");
+    assert!(text.contains("to wan 3, up no_route 1, up not_our_mac 1, up ttl_exceeded 1"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_and_nothing_is_written() {
+    let world = World::new();
+    world.ethernet("in.pcap", &[(1, arp())]);
+    let run = |arguments: &[&str]| world.refused(arguments);
+    assert!(run(&["--pcap", "no.pcap", "--out", "out.pcap"]).contains("cannot read no.pcap: No such file"));
+    world.write("raw.pcap", &[], DataLink::RAW, Endianness::Little);
+    let error = run(&["--pcap", "raw.pcap", "--out", "out.pcap"]);
+    assert_eq!(error, "millrace: raw.pcap holds RAW frames: paths take Ethernet frames only\n");
+    let error = run(&["--pcap", "eth0=in.pcap", "--out", "out.pcap"]);
+    assert!(
+        error.contains("\"eth0\" in \"eth0=in.pcap\" is no port of the configuration: lan, wan, tap"),
+        "{error}"
+    );
+    let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "./in.pcap"]);
+    assert_eq!(error, "millrace: ./in.pcap would be written over: it is read already\n");
+    let error = run(&["--pcap", "in.pcap", "--out", "p.toml"]);
+    assert_eq!(error, "millrace: p.toml would be written over: it is the configuration already\n");
+    assert!(!world.file("out.pcap").exists());
+    let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "tap=out.pcap"]);
+    assert_eq!(error, "millrace: out.pcap would be written over: it is written already\n");
+    assert!(run(&["--pcap", "in.pcap", "--out", "none/out.pcap"]).contains("cannot write none/out.pcap"));
+    if Path::new("/dev/full").exists() {
+        let error = run(&["--pcap", "in.pcap", "--out", "/dev/full"]);
+        assert!(error.contains("cannot write /dev/full: ") && error.contains("No space left"), "{error}");
+    }
+    assert_eq!(world.read("in.pcap"), [(1, arp())]);
+
+    fs::write(world.file("p.toml"), example().replace("\"ttl\"", "\"tll\"")).unwrap();
+    let output = world.run(&["--pcap", "in.pcap", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let error = report["error"].as_str().unwrap();
+    assert!(error.starts_with("p.toml:") && error.contains("path.chain: \"tll\" is no element: "), "{error}");
+}
+
+#[test]
+fn a_broken_capture_is_run_up_to_where_it_is_broken() {
+    let world = World::new();
+    world.ethernet("in.pcap", &[(1, arp()), (2, arp())]);
+    let bytes = fs::read(world.file("in.pcap")).unwrap();
+    fs::write(world.file("in.pcap"), &bytes[..bytes.len() - 1]).unwrap();
+    let output = world.run(&["--pcap", "in.pcap", "--out", "out.pcap"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.starts_with("millrace: in.pcap is broken at packet 2; those before it were run: "),
+        "{error}"
+    );
+    assert!(
+        String::from_utf8(output.stdout).unwrap().starts_with("packets     1 in: 1 out, 0 up, 0 dropped\n")
+    );
+    assert_eq!(world.read("out.pcap"), [(1, arp())]);
+}
