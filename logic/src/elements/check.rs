@@ -3,9 +3,9 @@
 //! Comes in: any frame. Goes on: an IPv4 packet without options, or an IPv6 packet without hop-by-hop options, whole, on an
 //! interface whose IPv4 or IPv6 is accelerated; where its header is is known from here on. Nothing is written.
 //!
-//! Goes up, in this order, as in `bpf/packet.h`, `bpf/ipv4.h` and `bpf/ipv6.h`: `malformed` (less than an Ethernet header, or than two
-//! tags where there is one), `arp`, `not_ip` (three tags too), `not_our_mac` (an IP packet for no interface), `router_not_accelerated`,
-//! `ipv4_options`, `ipv4_bad_header` (version, header length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2),
+//! Goes up, in this order, as in `bpf/packet.h`, `bpf/millrace.bpf.c`, `bpf/ipv4.h` and `bpf/ipv6.h`: `malformed` (less than an Ethernet
+//! header, or than two tags where there is one); for no interface `arp`, `neighbour_discovery`, `broadcast` (a group address) or `not_our_mac`;
+//! for one `arp`, `not_ip` (three tags too), `router_not_accelerated`; `ipv4_options`, `ipv4_bad_header` (version, header length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2),
 //! `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections 3 and 4.3). Parameters: none.
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     packet::{Family, Headers, Packet, Verdict},
 };
 use crate::{
-    flow::field::ether_type,
+    flow::field::{ether_type, ip_proto},
     plan::InterfaceId,
     reason::Reason,
     tables::encoding::{IF_IPV4, IF_IPV6},
@@ -29,6 +29,11 @@ pub(super) const IPV6: usize = 40;
 
 /// Version 4, header of five words.
 const IPV4_PLAIN: u8 = 0x45;
+/// Interfaces are numbered from 1; what is for none has no flags.
+const NO_INTERFACE: InterfaceId = 0;
+/// ICMPv6 types of neighbour discovery (RFC 4861 section 4).
+const ROUTER_SOLICITATION: u8 = 133;
+const REDIRECT: u8 = 137;
 /// Hop-by-hop options, the one extension header that a router looks at.
 const HOP_BY_HOP: u8 = 0;
 
@@ -64,7 +69,8 @@ fn look(packet: &Packet<'_>) -> Result<Headers, Reason> {
     let mut headers = match kind {
         ether_type::IPV4 if flags & IF_IPV4 != 0 => ipv4(ip)?,
         ether_type::IPV6 if flags & IF_IPV6 != 0 => ipv6(ip)?,
-        ether_type::IPV4 | ether_type::IPV6 => return Err(not_taken(packet.ingress.interface)),
+        _ if packet.ingress.interface == NO_INTERFACE => return Err(unclassified(data, kind, ip)),
+        ether_type::IPV4 | ether_type::IPV6 => return Err(Reason::RouterNotAccelerated),
         ether_type::ARP => return Err(Reason::Arp),
         _ => return Err(Reason::NotIp),
     };
@@ -72,10 +78,22 @@ fn look(packet: &Packet<'_>) -> Result<Headers, Reason> {
     Ok(headers)
 }
 
-/// Interfaces are numbered from 1.
+/// What is for no interface, by the best name there is: `unclassified()` of `bpf/millrace.bpf.c`.
 #[cold]
-fn not_taken(interface: InterfaceId) -> Reason {
-    if interface == 0 { Reason::NotOurMac } else { Reason::RouterNotAccelerated }
+fn unclassified(data: &[u8], kind: u16, ip: &[u8]) -> Reason {
+    let is_group = data.first().is_some_and(|first| first & 1 != 0);
+    match kind {
+        ether_type::ARP => Reason::Arp,
+        ether_type::IPV6 if is_neighbour_discovery(ip) => Reason::NeighbourDiscovery,
+        _ if is_group => Reason::Broadcast,
+        _ => Reason::NotOurMac,
+    }
+}
+
+/// Is this, of EtherType IPv6, neighbour discovery? As `neighbour_discovery()` there.
+pub(super) fn is_neighbour_discovery(ip: &[u8]) -> bool {
+    let Some((header, [kind, ..])) = ip.split_first_chunk::<IPV6>() else { return false };
+    header[6] == ip_proto::ICMPV6 && (ROUTER_SOLICITATION..=REDIRECT).contains(kind)
 }
 
 /// EtherType and length of what comes before the IP header; `None`: it is not whole.

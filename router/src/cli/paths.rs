@@ -21,7 +21,7 @@ pub const HELP: &str = "\
 The file of --config says which paths there are, and has the ports and routes that Linux has otherwise (docs/user-plane.md):
   [[port]]                  # the first one is where packets come in by, unless --pcap says otherwise
   name = \"lan\"
-  mac = \"02:00:00:00:00:01\"  # packets to this address are routed; without it nothing is routed there
+  mac = \"02:00:00:00:00:01\"  # packets to this address, without VLAN tags, are routed; without it nothing is routed there
   router = \"red\"            # without this line \"host\"
   mtu = 1500                # longest IP packet that leaves here
   [[route]]

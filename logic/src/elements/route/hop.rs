@@ -4,7 +4,7 @@
 use super::{
     super::{
         Now,
-        check::{ETHERNET, IPV4, IPV6, TAG},
+        check::{ETHERNET, IPV4, IPV6, TAG, is_neighbour_discovery},
         packet::{Family, Hop, Packet},
     },
     destination6, source,
@@ -29,9 +29,6 @@ use std::{
 
 /// More fragments, or an offset.
 const FRAGMENT: u16 = 0x3fff;
-/// ICMPv6 types of neighbour discovery (RFC 4861 section 4).
-const ROUTER_SOLICITATION: u8 = 133;
-const REDIRECT: u8 = 137;
 
 #[inline]
 pub(super) fn decide(
@@ -117,16 +114,12 @@ fn neighbour<'m>(
 /// Why it cannot be sent to: neighbour discovery has a reserve of its own among what goes up.
 #[cold]
 fn reason(packet: &Packet<'_>, hop: &Nexthop<'_>) -> Reason {
-    let local = hop.reason() == Reason::Local && is_neighbour_discovery(packet);
-    if local { Reason::NeighbourDiscovery } else { hop.reason() }
-}
-
-fn is_neighbour_discovery(packet: &Packet<'_>) -> bool {
-    let Some((header, payload)) = packet.ip().split_first_chunk::<IPV6>() else { return false };
-    let kind = payload.first().copied().unwrap_or_default();
-    packet.headers.family == Family::V6
-        && header[6] == ip_proto::ICMPV6
-        && (ROUTER_SOLICITATION..=REDIRECT).contains(&kind)
+    let local = hop.reason() == Reason::Local;
+    let is_ipv6 = packet.headers.family == Family::V6;
+    if local && is_ipv6 && is_neighbour_discovery(packet.ip()) {
+        return Reason::NeighbourDiscovery;
+    }
+    hop.reason()
 }
 
 /// How it leaves, if nothing is in the way.

@@ -14,10 +14,12 @@ pub fn route(world: &World, now: &Now, frame: &[u8], ingress: Ingress) -> Vec<(V
         None => return up(Reason::Malformed),
     };
     let ip = &frame[at..];
+    if ingress.interface == 0 {
+        return up(unclassified(frame, kind, at));
+    }
     let (checked, address) = match kind {
         0x0800 if ingress.flags & IF_IPV4 != 0 => (check4(ip), 12),
         0x86dd if ingress.flags & IF_IPV6 != 0 => (check6(ip), 8),
-        0x0800 | 0x86dd if ingress.interface == 0 => return up(Reason::NotOurMac),
         0x0800 | 0x86dd => return up(Reason::RouterNotAccelerated),
         0x0806 => return up(Reason::Arp),
         _ => return up(Reason::NotIp),
@@ -54,6 +56,18 @@ fn ethernet(frame: &[u8]) -> Option<(u16, usize)> {
         }
         first => Some((first, 14)),
     }
+}
+
+/// For no interface: `unclassified()` and `neighbour_discovery()` of `bpf/millrace.bpf.c`.
+fn unclassified(frame: &[u8], kind: u16, ip: usize) -> Reason {
+    if kind == 0x0806 {
+        return Reason::Arp;
+    }
+    let types = 133..=137;
+    if kind == 0x86dd && frame.len() >= ip + 41 && frame[ip + 6] == 58 && types.contains(&frame[ip + 40]) {
+        return Reason::NeighbourDiscovery;
+    }
+    if frame[0] % 2 == 1 { Reason::Broadcast } else { Reason::NotOurMac }
 }
 
 fn check4(ip: &[u8]) -> Result<usize, Reason> {

@@ -28,6 +28,11 @@ fn verdict(packet: Vec<u8>, ingress: Ingress) -> Verdict {
     seen.0
 }
 
+/// Of what is for no interface.
+fn nobody() -> Ingress {
+    Ingress { flags: 0, interface: 0, ..ingress(1, 0) }
+}
+
 #[test]
 fn packets_leave_or_go_up_as_named() {
     use Reason::*;
@@ -98,11 +103,40 @@ fn frames_that_are_no_ip_packets_go_up() {
     assert_eq!(verdict(arp, ingress(1, 0)), Verdict::Up(Reason::Arp));
     let off = Ingress { flags: 0, ..ingress(1, 0) };
     assert_eq!(verdict(packet.clone(), off), Verdict::Up(Reason::RouterNotAccelerated));
-    let nobody = Ingress { flags: 0, interface: 0, ..ingress(1, 0) };
-    assert_eq!(verdict(packet, nobody), Verdict::Up(Reason::NotOurMac));
     let mut discovery = udp6("2001:db8:7::1", "2001:db8:9::1", 255, 20);
     (discovery[20], discovery[54]) = (58, 135);
     assert_eq!(verdict(discovery, ingress(1, 0)), Verdict::Up(Reason::NeighbourDiscovery));
+}
+
+#[test]
+fn what_is_for_no_interface_has_the_best_name_there_is() {
+    use Reason::*;
+    let ip = udp4([198, 51, 100, 1], [10, 1, 0, 1], 64, 20);
+    let mut discovery = udp6("2001:db8:7::1", "2001:db8:9::1", 255, 20);
+    (discovery[20], discovery[54]) = (58, 135);
+    let of_type = |kind: [u8; 2], frame: &[u8]| [&frame[..12], &kind, &frame[14..]].concat();
+    let mut error = discovery.clone();
+    error[54] = 132;
+    let tag = [0x81, 0, 0, 9];
+    // As it is, and to a group.
+    let cases = [
+        ("IPv4", ip.clone(), [NotOurMac, Broadcast]),
+        ("IPv4, its header broken", ip[..20].to_vec(), [NotOurMac, Broadcast]),
+        ("no IP", of_type([0x88, 0xcc], &ip), [NotOurMac, Broadcast]),
+        ("three tags", tagged(&ip, &[tag; 3]), [NotOurMac, Broadcast]),
+        ("ARP", of_type([8, 6], &ip), [Arp, Arp]),
+        ("neighbour discovery", discovery.clone(), [NeighbourDiscovery; 2]),
+        ("neighbour discovery, tagged", tagged(&discovery, &[tag]), [NeighbourDiscovery; 2]),
+        ("neighbour discovery, cut off", discovery[..54].to_vec(), [NotOurMac, Broadcast]),
+        ("another ICMPv6", error, [NotOurMac, Broadcast]),
+        ("less than a header", ip[..13].to_vec(), [Malformed, Malformed]),
+        ("less than two tags", tagged(&ip, &[tag])[..21].to_vec(), [Malformed, Malformed]),
+    ];
+    for (name, mut packet, [to_one, to_group]) in cases {
+        assert_eq!(verdict(packet.clone(), nobody()), Verdict::Up(to_one), "{name}");
+        packet[0] |= 1;
+        assert_eq!(verdict(packet, nobody()), Verdict::Up(to_group), "{name}, to a group");
+    }
 }
 
 #[test]
@@ -224,14 +258,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn a_batch_is_routed_as_the_reference_says(
-        data in prop::collection::vec((packets(), 1u16..4, 0u8..4), 0..40),
+        data in prop::collection::vec((packets(), 0u16..4, 0u8..4), 0..40),
         ports in any::<u64>(),
     ) {
         let world = World::new();
         let now = Now { ns: 0, ports };
         let mut chain = Chain::new(world.router()).unwrap();
         let flags = [0, IF_RPF_LOOSE, IF_RPF_STRICT, 0];
-        let data: Vec<_> = data.into_iter().map(|(packet, id, kind)| (packet, ingress(id, flags[usize::from(kind)]))).collect();
+        let data: Vec<_> = data.into_iter().map(|(packet, id, kind)| {
+            (packet, if id == 0 { nobody() } else { ingress(id, flags[usize::from(kind)]) })
+        }).collect();
         let seen = run(&mut chain, &now, &data);
         for (seen, (packet, ingress)) in seen.iter().zip(&data) {
             let expected = reference::route(&world, &now, packet, *ingress);
