@@ -40,7 +40,7 @@ const MOST_ELEMENTS: usize = 32;
 #[serde(deny_unknown_fields, default)]
 struct Settings {
     /// Of routers, by name; others have 1.
-    router_weights: BTreeMap<String, Weight>,
+    router_weights: BTreeMap<Spanned<String>, Weight>,
     port: Vec<PortSettings>,
     route: Vec<RouteSettings>,
     path: Vec<PathSettings>,
@@ -68,7 +68,7 @@ struct RouteSettings {
 #[serde(deny_unknown_fields)]
 struct PathSettings {
     name: Spanned<Name>,
-    router: Option<Name>,
+    router: Option<Spanned<Name>>,
     class: Option<Spanned<ClassSettings>>,
     chain: Spanned<Vec<ElementSettings>>,
     #[serde(default = "one")]
@@ -246,13 +246,13 @@ impl Checker {
     fn check(mut self, settings: Settings) -> Result<PathsConfig, Wrong> {
         let Settings { router_weights, port, route, path } = settings;
         let counts = [
-            ("port", port.len(), MOST_PORTS),
-            ("route", route.len(), MOST_ROUTES),
-            ("path", path.len(), MOST_PATHS),
+            ("port", port.len(), MOST_PORTS, port.get(MOST_PORTS).map(|port| port.name.span())),
+            ("route", route.len(), MOST_ROUTES, route.get(MOST_ROUTES).map(|route| route.prefix.span())),
+            ("path", path.len(), MOST_PATHS, path.get(MOST_PATHS).map(|path| path.name.span())),
         ];
-        for (what, count, most) in counts {
-            if count > most {
-                return wrong(0, what, format!("{count} are given, {most} are possible"));
+        for (what, count, most, too_many) in counts {
+            if let Some(first) = too_many {
+                return wrong(first.start, what, format!("{count} are given, {most} are possible"));
             }
         }
         if port.is_empty() || path.is_empty() {
@@ -271,24 +271,42 @@ impl Checker {
             paths.push(path);
         }
         for (name, weight) in router_weights {
-            match self.routers.iter_mut().find(|router| router.0 == name) {
+            match self.routers.iter_mut().find(|router| router.0 == *name.get_ref()) {
                 Some(router) => router.1 = weight.0 as u16,
                 None => {
-                    return wrong(0, "router_weights", format!("router {name:?} has no port and no path"));
+                    let at = name.span().start;
+                    return wrong(at, "router_weights", format!("router {:?} has no port", name.get_ref()));
                 }
             }
         }
         Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths })
     }
 
+    /// Of a port.
     fn router(&mut self, name: Option<Name>) -> RouterId {
         let Some(Name(name)) = name else { return 0 };
         let known = self.routers.iter().position(|router| router.0 == name);
-        // 64 ports and 64 paths name no more than 128 of them.
+        // 64 ports name no more than 64 of them.
         known.unwrap_or_else(|| {
             self.routers.push((name, 1));
             self.routers.len() - 1
         }) as RouterId
+    }
+
+    /// Of a path that has packets of this router's ports only, so that there is one.
+    fn router_with_port(&self, name: &Spanned<Name>) -> Result<RouterId, Wrong> {
+        let (Name(wanted), at) = (name.get_ref(), name.span().start);
+        let has_port = |router: RouterId| self.ports.iter().any(|port| port.router == router);
+        let with_port = || (0..).zip(&self.routers).filter(|(router, _)| has_port(*router));
+        match with_port().find(|(_, (name, _))| name == wanted) {
+            Some((router, _)) => Ok(router),
+            None => {
+                let names: Vec<_> = with_port().map(|(_, (name, _))| name.as_str()).collect();
+                let message =
+                    format!("router {wanted:?} has no port; those with ports: {}", names.join(", "));
+                wrong(at, "path.router", message)
+            }
+        }
     }
 
     fn find_port(&self, name: &PortName, at: usize, key: &str) -> Result<PortId, Wrong> {
@@ -342,13 +360,14 @@ impl Checker {
         if before.iter().any(|path| path.name == name) {
             return wrong(at, "path.name", format!("path {name} is given twice"));
         }
-        let of_router = router.is_some();
-        let router = self.router(router);
+        let given = router.map(|router| self.router_with_port(&router)).transpose()?;
         let class_at = class.as_ref().map_or(at, |class| class.span().start);
         let class = class.map(Spanned::into_inner).unwrap_or_default();
         let port =
             class.port.as_ref().map(|port| self.find_port(port, class_at, "path.class")).transpose()?;
-        let class = class.class(port, of_router.then_some(router));
+        // What comes in by a port is its router's, which a path before this one may be of.
+        let of_port = port.and_then(|port| self.ports.get(usize::from(port))).map(|port| port.router);
+        let class = class.class(port, given.or(of_port));
         self.is_possible(&class)
             .or_else(|why| wrong(class_at, "path.class", format!("path {name} gets no packet: {why}")))?;
         if let Some(first) = before.iter().find(|path| path.class.covers(&class)) {
@@ -363,7 +382,8 @@ impl Checker {
             return in_chain(format!("{} elements, {MOST_ELEMENTS} are possible", chain.len()));
         }
         let (weight, ring) = (weight.0 as u16, ring.0 as usize);
-        let path = PathConfig { name: name.clone(), router, class, chain, weight, ring, cores };
+        let path =
+            PathConfig { name: name.clone(), router: given.unwrap_or(0), class, chain, weight, ring, cores };
         match path.chain(&no_tables(), &self.ports) {
             Ok(_) => Ok(path),
             Err(why) => in_chain(why.to_string()),

@@ -172,12 +172,20 @@ fn errors_name_line_key_and_what_is_allowed() {
             &["p.toml:8: path.class: path a gets no packet: no packet has both tcp_syn and protocol 17"],
         ),
         (
-            "[[path]]\nname = \"a\"\nrouter = \"red\"\nclass = { port = \"lan\" }\nchain = [\"discard\"]",
+            "[[path]]\nname = \"a\"\nrouter = \"red\"\nclass = { port = \"lan\" }\nchain = [\"discard\"]\n[[port]]\nname = \"wan\"\nrouter = \"red\"",
             &["p.toml:9: path.class: ", "no packet has both port lan (of router host) and router red"],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [\"discard\"]\n[[path]]\nname = \"b\"\nclass = { tcp_syn = true }\nchain = [\"discard\"]",
             &["p.toml:11: path.class: path b gets no packet: path a, before it, has all of them"],
+        ),
+        (
+            "[[path]]\nname = \"a\"\nrouter = \"host\"\nchain = [\"discard\"]\n[[path]]\nname = \"b\"\nclass = { port = \"lan\" }\nchain = [\"discard\"]",
+            &["p.toml:12: path.class: path b gets no packet: path a, before it, has all of them"],
+        ),
+        (
+            "[[port]]\nname = \"x\"\nrouter = \"red\"\n[[path]]\nname = \"a\"\nrouter = \"rde\"\nchain = [\"discard\"]",
+            &["p.toml:11: path.router: router \"rde\" has no port; those with ports: host, red"],
         ),
         (
             "[[path]]\nname = \"a\"\nclass = { ethertype = 1 }\nchain = [\"discard\"]",
@@ -256,10 +264,12 @@ fn errors_name_line_key_and_what_is_allowed() {
     }
     let path = "[[path]]\nname = \"z\"\nchain = [\"discard\"]";
     assert_eq!(parse(path).unwrap_err(), "p.toml:1: port: none is given: at least one [[port]] is needed");
-    let weight = format!("router_weights = {{ red = 2 }}\n{PORTS}{path}");
+    let weight = format!("# Weights.\nrouter_weights = {{ host = 3, red = 2 }}\n{PORTS}{path}");
+    assert_eq!(parse(&weight).unwrap_err(), "p.toml:2: router_weights: router \"red\" has no port");
+    let all_red = "[[port]]\nname = \"x\"\nrouter = \"red\"\n[[path]]\nname = \"a\"\nrouter = \"host\"\nchain = [\"discard\"]";
     assert_eq!(
-        parse(&weight).unwrap_err(),
-        "p.toml:1: router_weights: router \"red\" has no port and no path"
+        parse(all_red).unwrap_err(),
+        "p.toml:6: path.router: router \"host\" has no port; those with ports: red"
     );
     let route = "[[route]]\nprefix = \"10.1.0.0/8\"\nvia = \"02:00:00:00:00:09\"\nport = \"lan\"\n";
     let twice = parse(&format!("{PORTS}{route}{route}{path}")).unwrap_err();
@@ -274,7 +284,9 @@ fn there_are_no_more_than_find_room() {
     let paths = |count: usize| (0..count).map(path).collect::<String>();
     assert_eq!(parse(&format!("{PORTS}{}", paths(64))).unwrap().paths.len(), 64);
     assert!(
-        parse(&format!("{PORTS}{}", paths(65))).unwrap_err().contains("path: 65 are given, 64 are possible")
+        parse(&format!("{PORTS}{}", paths(65)))
+            .unwrap_err()
+            .contains("p.toml:263: path: 65 are given, 64 are possible")
     );
     let ports =
         |count: usize| (0..count).map(|name| format!("[[port]]\nname = \"e{name}\"\n")).collect::<String>();
