@@ -218,10 +218,9 @@ fn what_cannot_be_run_is_refused_and_nothing_is_written() {
     let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "tap=out.pcap"]);
     assert_eq!(error, "millrace: out.pcap would be written over: it is written already\n");
     assert!(run(&["--pcap", "in.pcap", "--out", "none/out.pcap"]).contains("cannot write none/out.pcap"));
-    if Path::new("/dev/full").exists() {
-        let error = run(&["--pcap", "in.pcap", "--out", "/dev/full"]);
-        assert!(error.contains("cannot write /dev/full: ") && error.contains("No space left"), "{error}");
-    }
+    fs::write(world.file("old.pcap"), "something").unwrap();
+    run(&["--pcap", "in.pcap", "--out", "old.pcap", "--out", "none/out.pcap"]);
+    assert_eq!(fs::read(world.file("old.pcap")).unwrap(), b"something");
     assert_eq!(world.read("in.pcap"), [(1, arp())]);
 
     fs::write(world.file("p.toml"), example().replace("\"ttl\"", "\"tll\"")).unwrap();
@@ -249,4 +248,45 @@ fn a_broken_capture_is_run_up_to_where_it_is_broken() {
         String::from_utf8(output.stdout).unwrap().starts_with("packets     1 in: 1 out, 0 up, 0 dropped\n")
     );
     assert_eq!(world.read("out.pcap"), [(1, arp())]);
+}
+
+#[test]
+fn a_broken_capture_ends_and_the_others_are_run() {
+    let world = World::new();
+    let times = |first: u64| -> Vec<Record> { (0..20).map(|n| (first + 10 * n, arp())).collect() };
+    world.ethernet("broken.pcap", &times(0));
+    world.ethernet("whole.pcap", &times(5));
+    // In its seventh record.
+    let bytes = fs::read(world.file("broken.pcap")).unwrap();
+    fs::write(world.file("broken.pcap"), &bytes[..24 + 6 * (16 + arp().len()) + 20]).unwrap();
+    let output =
+        world.run(&["--pcap", "broken.pcap", "--pcap", "wan=whole.pcap", "--out", "out.pcap", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("millrace: broken.pcap is broken at packet 7; those before it"), "{error}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["packets"], &report["out"]), (&26.into(), &26.into()));
+    assert_eq!(report["errors"].as_array().map(Vec::len), Some(1), "{report:#}");
+    let mut expected = [&times(0)[..6], &times(5)].concat();
+    expected.sort_by_key(|record| record.0);
+    assert_eq!(world.read("out.pcap"), expected);
+}
+
+#[test]
+fn what_was_run_is_told_if_it_cannot_be_written() {
+    if !Path::new("/dev/full").exists() {
+        return;
+    }
+    let world = World::new();
+    world.ethernet("in.pcap", &[(1, arp()), (2, arp())]);
+    let output = world.run(&["--pcap", "in.pcap", "--out", "/dev/full", "--out", "out.pcap"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        error.starts_with("millrace: cannot write /dev/full: ") && error.contains("No space left"),
+        "{error}"
+    );
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.starts_with("packets     2 in: 2 out, 0 up, 0 dropped\n"), "{text}");
+    assert_eq!(world.read("out.pcap"), [(1, arp()), (2, arp())]);
 }

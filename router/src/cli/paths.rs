@@ -11,7 +11,7 @@ use logic::plan::PortId;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::BufWriter,
+    io::{self, BufWriter},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -41,7 +41,8 @@ The file of --config says which paths there are, and has the ports and routes th
 router_weights = { red = 2 }, before all these, says what routers get beside each other.
 
 Packets are dropped for what elements say, never for want of speed. The clock of the paths is the capture's. Exit code 1 if a file
-is broken or cannot be written; what was run before that is written and told.";
+is broken or cannot be written: a broken one ends there, and the others go on; when one cannot be written, no more packets are read.
+What was run is told in both cases.";
 
 /// Forwarding paths of the user plane.
 #[derive(Debug, Subcommand)]
@@ -92,26 +93,30 @@ impl Run {
         }
         let wanted = self.outputs.iter().map(|argument| port_and_file(&config, argument));
         let wanted = wanted.collect::<Result<Vec<_>>>()?;
-        // All before the first: nothing is lost of one if another is refused.
+        // All before the first, and as they are: nothing is lost of one if another is refused.
         wanted.iter().try_for_each(|(_, file)| files.refuse(Path::new(file)))?;
         let mut outputs = Vec::new();
         for (port, file) in wanted {
             files.refuse(Path::new(file))?;
-            let created = File::create(file).with_context(|| format!("cannot write {file}"))?;
+            let opened = File::options().write(true).create(true).truncate(false).open(file);
+            let opened = opened.with_context(|| format!("cannot write {file}"))?;
             files.keep(Path::new(file), "written")?;
-            outputs.push((file.to_string(), port, BufWriter::new(created)));
+            outputs.push((file.to_string(), port, BufWriter::new(opened)));
+        }
+        for (file, _, opened) in &outputs {
+            empty(opened.get_ref()).with_context(|| format!("cannot write {file}"))?;
         }
         let nanoseconds = inputs.iter().any(Input::has_nanoseconds);
         let report = paths::run(&config, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
         show(self.output, &report, text)?;
-        match &report.error {
-            None => Ok(ExitCode::SUCCESS),
-            Some(error) => {
-                eprintln!("millrace: {error}");
-                Ok(ExitCode::FAILURE)
-            }
-        }
+        report.errors.iter().for_each(|error| eprintln!("millrace: {error}"));
+        Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
+
+/// Devices and pipes have no length.
+fn empty(file: &File) -> io::Result<()> {
+    if file.metadata()?.is_file() { file.set_len(0) } else { Ok(()) }
 }
 
 /// `PORT=FILE`, or a file alone. What is before the first `=` is a port, unless it is a path with a slash.
@@ -160,12 +165,13 @@ impl Files {
 }
 
 fn text(report: &PathsReport) -> String {
-    let PathsReport { packets, out, up, dropped, no_path, truncated, too_long, .. } = report;
+    let PathsReport { packets, out, up, dropped, no_path, truncated, too_long, out_of_order, .. } = report;
     let mut text = format!("packets     {packets} in: {out} out, {up} up, {dropped} dropped\n");
     for (count, what) in [
         (no_path, "up, as they are of no path"),
         (truncated, "dropped, as they were captured without their end (tcpdump -s 0 captures it)"),
         (too_long, "dropped, as they are longer than a frame"),
+        (out_of_order, "were captured before one in front of them: for the paths they came with it"),
     ] {
         if *count > 0 {
             text += &format!("            {count} {what}\n");
@@ -221,6 +227,7 @@ mod tests {
             dropped: 2,
             no_path: 2,
             truncated: 1,
+            out_of_order: 3,
             paths: vec![web, idle],
             ..PathsReport::default()
         };
@@ -229,6 +236,7 @@ mod tests {
             "packets     15 in: 9 out, 4 up, 2 dropped\n\
              \x20           2 up, as they are of no path\n\
              \x20           1 dropped, as they were captured without their end (tcpdump -s 0 captures it)\n\
+             \x20           3 were captured before one in front of them: for the paths they came with it\n\
              PATH  ROUTER  PACKETS  OUT  UP  DROPPED  NS/PACKET  BY PORT AND REASON\n\
              web   red          12    9   2        1         85  to wan 9, up ttl_exceeded 2, dropped over_rate 1\n\
              idle  host          0    0   0        0          -  -\n"

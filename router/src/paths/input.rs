@@ -22,6 +22,7 @@ pub struct Input<R: Read> {
     /// How many records were read.
     records: u64,
     next: Option<Record>,
+    error: Option<String>,
 }
 
 /// What a file holds.
@@ -55,7 +56,7 @@ impl<R: Read> Input<R> {
             bail!("{name} holds {:?} frames: paths take Ethernet frames only", header.datalink);
         }
         let resolution = header.ts_resolution;
-        Ok(Input { name: name.into(), port, reader, resolution, records: 0, next: None })
+        Ok(Input { name: name.into(), port, reader, resolution, records: 0, next: None, error: None })
     }
 
     /// Its times are nanoseconds, not microseconds.
@@ -63,12 +64,20 @@ impl<R: Read> Input<R> {
         self.resolution == TsResolution::NanoSecond
     }
 
-    /// When the next record was captured; `None`: there is no other.
-    fn peek(&mut self) -> Result<Option<Duration>> {
-        if self.next.is_none() {
-            self.next = self.read()?;
+    /// Why it was not read to its end.
+    pub fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// When the next record was captured; `None`: there is no other. A file ends where it is broken.
+    fn peek(&mut self) -> Option<Duration> {
+        if self.next.is_none() && self.error.is_none() {
+            match self.read() {
+                Ok(next) => self.next = next,
+                Err(error) => self.error = Some(format!("{error:#}")),
+            }
         }
-        Ok(self.next.as_ref().map(|record| record.at))
+        self.next.as_ref().map(|record| record.at)
     }
 
     fn read(&mut self) -> Result<Option<Record>> {
@@ -93,15 +102,11 @@ impl<R: Read> Input<R> {
 }
 
 /// The earliest record of all files, and by which port it came; of equal times that of the first file.
-pub fn next<R: Read>(inputs: &mut [Input<R>]) -> Result<Option<(PortId, Record)>> {
-    let mut first: Option<(Duration, usize)> = None;
-    for (number, input) in inputs.iter_mut().enumerate() {
-        if let Some(at) = input.peek()? {
-            first = first.min(Some((at, number))).or(Some((at, number)));
-        }
-    }
-    let input = first.and_then(|(_, number)| inputs.get_mut(number));
-    Ok(input.and_then(|input| Some((input.port, input.next.take()?))))
+pub fn next<R: Read>(inputs: &mut [Input<R>]) -> Option<(PortId, Record)> {
+    let times = inputs.iter_mut().enumerate().filter_map(|(number, input)| Some((input.peek()?, number)));
+    let (_, number) = times.min()?;
+    let input = inputs.get_mut(number)?;
+    Some((input.port, input.next.take()?))
 }
 
 #[cfg(test)]
@@ -126,11 +131,14 @@ mod tests {
     fn all(bytes: &[u8]) -> Result<Vec<Record>> {
         let mut inputs = [Input::new("x.pcap", 3, bytes)?];
         let mut records = Vec::new();
-        while let Some((port, record)) = next(&mut inputs)? {
+        while let Some((port, record)) = next(&mut inputs) {
             assert_eq!(port, 3);
             records.push(record);
         }
-        Ok(records)
+        match inputs[0].error() {
+            Some(error) => bail!("{error}"),
+            None => Ok(records),
+        }
     }
 
     #[test]
@@ -155,7 +163,7 @@ mod tests {
         let mut inputs =
             [&one, &none, &two].map(|bytes| Input::new("x", bytes.len() as u8, &bytes[..]).unwrap());
         let mut lengths = Vec::new();
-        while let Some((_, record)) = next(&mut inputs).unwrap() {
+        while let Some((_, record)) = next(&mut inputs) {
             lengths.push(record.data.len());
         }
         assert_eq!(lengths, [20, 10, 11, 12, 21, 22]);

@@ -26,6 +26,11 @@ impl Order {
         self.first + self.fates.len() as u64 - 1
     }
 
+    /// How many packets there are since the oldest without a fate, that one too.
+    pub fn length(&self) -> usize {
+        self.fates.len()
+    }
+
     /// The packet with this number does not leave.
     pub fn gone(&mut self, number: u64) {
         self.set(number, Fate::Gone);
@@ -80,6 +85,7 @@ mod tests {
         assert_eq!(order.next().map(|(port, packet)| (port, packet.number)), Some((2, 0)));
         assert!(order.next().is_none());
         let e = packet(&mut order);
+        assert_eq!(order.length(), 3);
         order.gone(c.number);
         assert_eq!(order.next().map(|(port, packet)| (port, packet.number)), Some((1, 3)));
         order.leaves(3, e);

@@ -18,6 +18,7 @@ struct File<W: Write> {
     name: String,
     port: Option<PortId>,
     writer: PcapWriter<W>,
+    error: Option<String>,
 }
 
 impl<W: Write> Outputs<W> {
@@ -36,26 +37,39 @@ impl<W: Write> Outputs<W> {
         let open = |(name, port, file)| {
             let writer =
                 PcapWriter::with_header(file, header).with_context(|| format!("cannot write {name}"))?;
-            Ok(File { name, port, writer })
+            Ok(File { name, port, writer, error: None })
         };
         Ok(Outputs { files: files.into_iter().map(open).collect::<Result<_>>()? })
     }
 
-    /// A packet leaves by a port.
-    pub fn write(&mut self, port: PortId, packet: &Packet) -> Result<()> {
-        for file in self.files.iter_mut().filter(|file| file.port.is_none_or(|of| of == port)) {
+    /// A packet leaves by a port. What cannot be written ends its file.
+    pub fn write(&mut self, port: PortId, packet: &Packet) {
+        let of_port = |file: &&mut File<W>| file.port.is_none_or(|of| of == port);
+        for file in self.files.iter_mut().filter(of_port).filter(|file| file.error.is_none()) {
             let data = packet.data();
             let record = PcapPacket::new(packet.at, data.len() as u32, data);
-            file.writer.write_packet(&record).with_context(|| format!("cannot write {}", file.name))?;
+            let written = file.writer.write_packet(&record);
+            file.error = written.err().map(|error| cannot_write(&file.name, error));
         }
-        Ok(())
     }
 
-    /// All is written.
-    pub fn finish(self) -> Result<()> {
-        for File { name, writer, .. } in self.files {
-            writer.into_writer().flush().with_context(|| format!("cannot write {name}"))?;
-        }
-        Ok(())
+    /// Something could not be written.
+    pub fn has_failed(&self) -> bool {
+        self.files.iter().any(|file| file.error.is_some())
     }
+
+    /// All is written, but for these errors.
+    pub fn finish(self) -> Vec<String> {
+        let finish = |File { name, writer, error, .. }: File<W>| {
+            error.or_else(|| {
+                let flushed = writer.into_writer().flush();
+                flushed.err().map(|error| cannot_write(&name, error))
+            })
+        };
+        self.files.into_iter().filter_map(finish).collect()
+    }
+}
+
+fn cannot_write(name: &str, error: impl Into<anyhow::Error>) -> String {
+    format!("{:#}", error.into().context(format!("cannot write {name}")))
 }

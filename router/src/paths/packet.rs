@@ -9,6 +9,9 @@ const TAIL: usize = 64;
 /// The longest frame that is taken: a packet and its room are 65,535 bytes.
 pub const MOST_DATA: usize = u16::MAX as usize - HEAD - TAIL;
 
+/// Memory that is kept is for frames of common MTUs.
+const MOST_KEPT: usize = 4096;
+
 /// See the head of this file.
 #[derive(Debug)]
 pub struct Packet {
@@ -17,6 +20,8 @@ pub struct Packet {
     ingress: Ingress,
     /// Its time stamp.
     pub at: Duration,
+    /// When it came, by the clock of the paths.
+    pub came: Duration,
     /// Its place among all that came.
     pub number: u64,
 }
@@ -27,17 +32,17 @@ impl Packet {
         let range = HEAD..HEAD + data.len();
         memory.resize(range.end + TAIL, 0);
         memory[range.clone()].copy_from_slice(data);
-        Packet { memory, data: range, ingress, at, number: 0 }
+        Packet { memory, data: range, ingress, at, came: at, number: 0 }
     }
 
     /// What it takes of memory, with its room.
     pub fn bytes(&self) -> usize {
-        self.memory.len()
+        self.memory.capacity()
     }
 
-    /// Its memory, for another.
-    pub fn into_memory(self) -> Vec<u8> {
-        self.memory
+    /// Its memory, for another; `None`: it is so large that most others would waste it.
+    pub fn into_memory(self) -> Option<Vec<u8>> {
+        (self.bytes() <= MOST_KEPT).then_some(self.memory)
     }
 }
 
@@ -55,6 +60,19 @@ impl Frame for Packet {
         self.ingress
     }
     fn came_ns(&self) -> u64 {
-        self.at.as_nanos().try_into().unwrap_or(u64::MAX)
+        self.came.as_nanos().try_into().unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_counted_as_it_is_had_and_large_memory_is_not_kept() {
+        let of = |memory, length| Packet::new(memory, &vec![1; length], Ingress::default(), Duration::ZERO);
+        let used = of(Vec::new(), 1514).into_memory().expect("memory for 1514 bytes is kept");
+        assert!(of(used, 60).bytes() >= 1514 + HEAD + TAIL);
+        assert_eq!(of(Vec::new(), MOST_DATA).into_memory(), None);
     }
 }

@@ -28,9 +28,11 @@ pub struct PathsReport {
     /// Dropped: longer than a frame.
     pub too_long: u64,
     pub paths: Vec<PathReport>,
-    /// Why a file was not read to its end.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
+    /// That were captured before another in front of them: for the paths they came with that one.
+    pub out_of_order: u64,
+    /// Why files were not read or not written to their end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<String>,
 }
 
 /// A path.
@@ -45,6 +47,7 @@ pub struct PathReport {
     pub up: Counts,
     /// By reason.
     pub dropped: Counts,
+    /// In which it had packets.
     pub runs: u64,
     /// Sampled; absent: nothing was measured.
     pub ns_per_packet: Option<u64>,
@@ -101,7 +104,7 @@ impl PathsReport {
     pub fn finish<F: logic::worker::Frame>(&mut self, worker: &Worker<F>) {
         for account in worker.accounts() {
             if let Some(path) = self.paths.get_mut(usize::from(account.path.id)) {
-                path.runs = account.runs;
+                path.runs = account.runs - account.empty_runs;
                 path.ns_per_packet = account.cost.of(Resource::Cycles);
             }
         }

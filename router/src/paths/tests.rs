@@ -96,6 +96,10 @@ class = { destination_port = 2001 }
 chain = [{ element = "forward", port = "tap" }]
 ring = 64
 [[path]]
+name = "none"
+class = { tcp_syn = true }
+chain = ["discard"]
+[[path]]
 name = "rest"
 chain = ["check", "route", "ttl", "rewrite"]
 ring = 64
@@ -113,7 +117,8 @@ ring = 64
     let order: Vec<_> = written.iter().map(|(us, data, _)| (*us, data[42..50].to_vec())).collect();
     let expected: Vec<_> = (0..5000u64).map(|n| (n, n.to_be_bytes().to_vec())).collect();
     assert_eq!(order, expected);
-    let [some, rest] = &report.paths[..] else { panic!() };
+    let [some, none, rest] = &report.paths[..] else { panic!() };
+    assert_eq!((none.packets, none.runs), (0, 0));
     assert_eq!((some.out["tap"], rest.out["wan"]), (1800, 3200));
     assert!(rest.ns_per_packet.is_some_and(|ns| ns > 0) && rest.runs >= 3200 / 256);
 }
@@ -157,8 +162,42 @@ fn what_came_before_a_broken_packet_is_run() {
     let (report, written) = replay(paths, &[(0, bytes[..bytes.len() - 1].to_vec())]);
     is_whole(&report);
     assert_eq!(written, [whole(1, vec![1; 60])]);
-    let error = report.error.unwrap();
+    let [error] = &report.errors[..] else { panic!("{:?}", report.errors) };
     assert!(error.starts_with("in.pcap is broken at packet 2; those before it were run: "), "{error}");
+}
+
+/// Takes so many bytes.
+struct Full(usize);
+
+impl std::io::Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let taken = bytes.len().min(self.0);
+        self.0 -= taken;
+        if taken == 0 { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What has come has its fate nevertheless, and the other file has it.
+#[test]
+fn an_output_that_fails_ends_the_run() {
+    let paths = "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", port = \"tap\" }]\nring = 64";
+    let config = PathsConfig::parse(Path::new("p.toml"), &format!("{PORTS}{paths}")).unwrap();
+    let bytes = capture(&(0..5000).map(|n| whole(n, vec![1; 60])).collect::<Vec<_>>());
+    let mut inputs = [Input::new("in.pcap", 0, &bytes[..]).unwrap()];
+    let mut written = Vec::new();
+    let files: [(_, _, Box<dyn std::io::Write>); 2] = [
+        ("full.pcap".to_string(), None, Box::new(Full(24 + 76 * 10))),
+        ("out.pcap".to_string(), None, Box::new(&mut written)),
+    ];
+    let report = run(&config, &mut inputs, Outputs::new(files, false).unwrap()).unwrap();
+    is_whole(&report);
+    assert_eq!(report.errors.len(), 1, "{:?}", report.errors);
+    assert!(report.errors[0].starts_with("cannot write full.pcap: "), "{:?}", report.errors);
+    assert!((11..1000).contains(&report.packets) && report.out == report.packets, "{report:?}");
+    assert_eq!(written.len() as u64, 24 + 76 * report.out);
 }
 
 /// An element or two in front of an exit.
