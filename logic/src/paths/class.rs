@@ -2,7 +2,8 @@
 //!
 //! Headers are those of [`crate::flow::packet`]: behind up to two VLAN tags and behind IPv6 extension headers. A header that is not there
 //! whole is not there at all, and a class that asks for something of it does not have the packet. Nor has one that asks for ports or a
-//! TCP flag a fragment, so that all fragments of a packet are of one class.
+//! TCP flag a fragment, be it the first. So all fragments of a packet are of one class, unless one asks for `bytes`, in which they differ, or
+//! for a protocol that has an extension header between itself and the fragment header: later fragments have that header's number.
 
 use crate::{
     elements::Ingress,

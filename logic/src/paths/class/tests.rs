@@ -15,10 +15,52 @@ use std::net::IpAddr;
 struct Made {
     ingress: Ingress,
     mac: Mac,
-    tagged: bool,
+    /// VLAN tags, up to two.
+    tags: usize,
     source: IpAddr,
     destination: IpAddr,
+    part: Part,
+    /// Of IPv6: extension headers in front of where a fragment header is, and behind it.
+    before: Vec<Extension>,
+    behind: Option<Extension>,
+    /// Of IPv6: with a fragment header, though it is whole (RFC 6946).
+    atomic: bool,
     transport: Transport,
+}
+
+/// Which fragment it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Whole,
+    First,
+    Later,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Extension {
+    /// Of hop-by-hop or destination options: its number, and how many times 8 bytes it has besides the first.
+    Options { number: u8, more: u8 },
+    /// Offset, in units of 8 bytes, three bits on the left of "more fragments".
+    Fragment(u16),
+}
+
+impl Extension {
+    fn number(self) -> u8 {
+        match self {
+            Extension::Options { number, .. } => number,
+            Extension::Fragment(_) => 44,
+        }
+    }
+}
+
+impl Transport {
+    fn protocol(self) -> u8 {
+        match self {
+            Transport::Tcp { .. } => 6,
+            Transport::Udp { .. } => 17,
+            Transport::Other(protocol) => protocol,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,19 +104,72 @@ impl Made {
             ),
             _ => unreachable!("of one version"),
         };
-        if self.tagged {
-            write(ethernet.single_vlan(7.try_into().unwrap()).ip(headers));
-        } else {
-            write(ethernet.ip(headers));
-        }
+        write(ethernet.ip(headers));
+        self.fragment_and_extend(&mut frame);
+        self.tag(&mut frame);
         frame
     }
 
+    /// The fragment's fields of IPv4 (RFC 791 section 3.1), or what is between the IPv6 header and its payload (RFC 8200 section 4).
+    fn fragment_and_extend(&self, frame: &mut Vec<u8>) {
+        if self.source.is_ipv4() {
+            let field = match self.part {
+                Part::Whole => 0x4000,
+                Part::First => 0x2000,
+                Part::Later => 185,
+            };
+            frame[20..22].copy_from_slice(&u16::to_be_bytes(field));
+            return;
+        }
+        // From the last to the first: each says what follows it.
+        let mut next = self.transport.protocol();
+        for extension in self.extensions().into_iter().rev() {
+            let header = match extension {
+                Extension::Options { more, .. } => {
+                    let mut header = vec![0; 8 * (usize::from(more) + 1)];
+                    (header[0], header[1]) = (next, more);
+                    header
+                }
+                Extension::Fragment(offset_and_more) => {
+                    let [high, low] = offset_and_more.to_be_bytes();
+                    vec![next, 0, high, low, 0, 0, 0, 1]
+                }
+            };
+            frame.splice(54..54, header);
+            next = extension.number();
+        }
+        frame[20] = next;
+        let length = frame.len() as u16 - 54;
+        frame[18..20].copy_from_slice(&length.to_be_bytes());
+    }
+
+    fn tag(&self, frame: &mut Vec<u8>) {
+        let outer = [0x88, 0xa8, 0, 5];
+        let inner = [0x81, 0x00, 0xe0, 7];
+        let tags = [outer, inner];
+        frame.splice(12..12, tags[2 - self.tags..].concat());
+    }
+
+    fn extensions(&self) -> Vec<Extension> {
+        if self.source.is_ipv4() {
+            return Vec::new();
+        }
+        let mut extensions = self.before.clone();
+        match self.part {
+            Part::Whole if self.atomic => extensions.push(Extension::Fragment(0)),
+            Part::Whole => {}
+            Part::First => extensions.push(Extension::Fragment(1)),
+            Part::Later => extensions.push(Extension::Fragment(185 << 3)),
+        }
+        extensions.extend(self.behind);
+        extensions
+    }
+
+    /// What is behind all extension headers; of a later fragment, what its fragment header says.
     fn protocol(&self) -> u8 {
-        match self.transport {
-            Transport::Tcp { .. } => 6,
-            Transport::Udp { .. } => 17,
-            Transport::Other(protocol) => protocol,
+        match self.behind {
+            Some(behind) if self.part == Part::Later && self.source.is_ipv6() => behind.number(),
+            _ => self.transport.protocol(),
         }
     }
 
@@ -97,6 +192,8 @@ impl Made {
             Transport::Udp { ports } => (Some(ports), false),
             Transport::Other(_) => (None, false),
         };
+        let ports = ports.filter(|_| self.part == Part::Whole);
+        let syn = syn && self.part == Part::Whole;
         let frame = self.frame();
         let bytes = |bytes: TwoBytes| {
             let at = usize::from(bytes.offset);
@@ -152,13 +249,22 @@ fn made() -> impl Strategy<Value = Made> {
         prop_oneof![Just(47u8), Just(50), Just(89)].prop_map(Transport::Other),
     ];
     let addresses = prop_oneof![(address4(), address4()), (address6(), address6())];
-    (0u8..3, 0u8..2, mac(), any::<bool>(), addresses, transport).prop_map(
-        |(port, router, mac, tagged, (source, destination), transport)| Made {
+    let part = prop_oneof![3 => Just(Part::Whole), 1 => Just(Part::First), 1 => Just(Part::Later)];
+    let options = |number| (0u8..3).prop_map(move |more| Extension::Options { number, more });
+    let before = (prop::option::of(options(0)), prop::option::of(options(60)))
+        .prop_map(|(hop_by_hop, destination)| hop_by_hop.into_iter().chain(destination).collect());
+    let extensions = (part, before, prop::option::of(options(60)), any::<bool>());
+    (0u8..3, 0u8..2, mac(), 0usize..3, addresses, extensions, transport).prop_map(
+        |(port, router, mac, tags, (source, destination), (part, before, behind, atomic), transport)| Made {
             ingress: Ingress { port, router, ..Ingress::default() },
             mac,
-            tagged,
+            tags,
             source,
             destination,
+            part,
+            before,
+            behind,
+            atomic,
             transport,
         },
     )
