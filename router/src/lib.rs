@@ -14,6 +14,7 @@
 //! | [`spreading`] | who wants what of an indirection table |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
+//! | `pcap` | opens captures |
 //! | `priority` | how urgent threads are |
 
 pub mod abi;
@@ -32,6 +33,7 @@ pub mod netlink;
 pub mod netns;
 pub mod observer;
 pub mod paths;
+mod pcap;
 pub mod plane;
 mod printable;
 mod priority;

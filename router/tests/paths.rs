@@ -204,7 +204,7 @@ fn what_cannot_be_run_is_refused_and_nothing_is_written() {
     assert!(run(&["--pcap", "no.pcap", "--out", "out.pcap"]).contains("cannot read no.pcap: No such file"));
     world.write("raw.pcap", &[], DataLink::RAW, Endianness::Little);
     let error = run(&["--pcap", "raw.pcap", "--out", "out.pcap"]);
-    assert_eq!(error, "millrace: raw.pcap holds RAW frames: paths take Ethernet frames only\n");
+    assert_eq!(error, "millrace: raw.pcap holds RAW frames, not Ethernet\n");
     let error = run(&["--pcap", "eth0=in.pcap", "--out", "out.pcap"]);
     assert!(
         error.contains("\"eth0\" in \"eth0=in.pcap\" is no port of the configuration: lan, wan, tap"),

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! [`Worker::turn`] is one round of that, without I/O and without a clock: packets come from and go to an [`Exchange`], and what a run
-//! takes is read from a meter that the caller gives. [`Rings`] is the ingress where no device has one: it classifies frames ([`Classifier`])
-//! into a bounded queue for each path, so a path over its share fills its own queue and nobody else's (P2, P4).
+//! takes is read from a meter that the caller gives. [`Rings`] is the ingress where no device has one: it classifies frames
+//! ([`crate::paths::class`]) into a bounded ring for each path, so a path over its share fills its own ring and nobody else's (P2, P4).
 //!
 //! # When
 //! An element is told the time at which the packets of its run came ([`Frame::came_ns`]). Those that came together are run together; so are

@@ -1,4 +1,4 @@
-//! The ingress in memory: classes, and a bounded queue for each path (P4).
+//! The ingress in memory: classes, and a bounded ring for each path (P4).
 
 use super::Frame;
 use crate::paths::{

@@ -1,9 +1,9 @@
 //! Frames from a capture, pcap or pcapng.
 
-use anyhow::{Context, Result, bail};
+use crate::pcap;
+use anyhow::{Context, Result};
 use pcap_file::{
     DataLink, PcapError,
-    pcap::PcapReader,
     pcapng::{Block, PcapNgReader},
 };
 use std::{
@@ -16,8 +16,7 @@ use std::{
 /// Frames explained of one file.
 pub const MAX_FRAMES: usize = 1000;
 
-/// First bytes of a pcapng file, in either byte order.
-const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+const NEITHER: &str = "neither a pcap nor a pcapng file";
 
 /// A frame, or why it cannot be had.
 pub type Frame = Result<Vec<u8>, String>;
@@ -46,18 +45,13 @@ pub fn read(file: &Path) -> Result<Capture> {
 /// The Ethernet frames of a capture, which errors call `name`.
 pub(crate) fn frames(mut opened: impl Read + Seek, name: impl Display) -> Result<Capture> {
     let mut magic = [0; 4];
-    let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == PCAPNG;
+    let is_pcapng = opened.read_exact(&mut magic).is_ok() && magic == pcap::PCAPNG;
     opened.rewind().with_context(|| format!("cannot read {name}"))?;
-    let neither = || format!("{name} is neither a pcap nor a pcapng file");
     if is_pcapng {
-        let mut reader = PcapNgReader::new(opened).with_context(neither)?;
+        let mut reader = PcapNgReader::new(opened).with_context(|| format!("{name} is {NEITHER}"))?;
         return Ok(gather(|| next_of_pcapng(&mut reader)));
     }
-    let mut reader = PcapReader::new(opened).with_context(neither)?;
-    let link = reader.header().datalink;
-    if link != DataLink::ETHERNET {
-        bail!("{name} holds {link:?} frames, not Ethernet");
-    }
+    let mut reader = pcap::open(opened, name, NEITHER)?;
     Ok(gather(|| Some(reader.next_packet()?.map(|p| whole(&p.data, p.orig_len)))))
 }
 

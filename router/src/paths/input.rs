@@ -1,15 +1,15 @@
 //! Pcap files that are read, and merged by time.
 
-use anyhow::{Context, Result, bail, ensure};
+use crate::pcap;
+use anyhow::{Context, Result, ensure};
 use logic::plan::PortId;
-use pcap_file::{DataLink, TsResolution, pcap::PcapReader};
+use pcap_file::{TsResolution, pcap::PcapReader};
 use std::{
     io::{BufRead, BufReader, Read},
     time::Duration,
 };
 
-/// First bytes of what people take for pcap files.
-const PCAPNG: [u8; 4] = [0x0a, 0x0d, 0x0d, 0x0a];
+/// First bytes of a compressed file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// A file whose packets came in by a port.
@@ -46,16 +46,12 @@ impl<R: Read> Input<R> {
         let start = file.fill_buf().with_context(|| format!("cannot read {name}"))?;
         ensure!(!start.is_empty(), "{name} is empty");
         ensure!(
-            !start.starts_with(&PCAPNG),
+            !start.starts_with(&pcap::PCAPNG),
             "{name} is a pcapng file: `editcap -F pcap {name} plain.pcap` first"
         );
         ensure!(!start.starts_with(&GZIP), "{name} is compressed: `gunzip < {name} > plain.pcap` first");
-        let reader = PcapReader::new(file).with_context(|| format!("{name} is no pcap file"))?;
-        let header = reader.header();
-        if header.datalink != DataLink::ETHERNET {
-            bail!("{name} holds {:?} frames: paths take Ethernet frames only", header.datalink);
-        }
-        let resolution = header.ts_resolution;
+        let reader = pcap::open(file, name, "no pcap file")?;
+        let resolution = reader.header().ts_resolution;
         Ok(Input { name: name.into(), port, reader, resolution, records: 0, next: None, error: None })
     }
 
@@ -136,7 +132,7 @@ mod tests {
             records.push(record);
         }
         match inputs[0].error() {
-            Some(error) => bail!("{error}"),
+            Some(error) => anyhow::bail!("{error}"),
             None => Ok(records),
         }
     }
@@ -175,13 +171,14 @@ mod tests {
         assert_eq!(refused(&[]), "x.pcap is empty");
         assert!(refused(&[7; 100]).starts_with("x.pcap is no pcap file"));
         assert!(
-            refused(&PCAPNG).contains("x.pcap is a pcapng file: `editcap -F pcap x.pcap plain.pcap` first")
+            refused(&pcap::PCAPNG)
+                .contains("x.pcap is a pcapng file: `editcap -F pcap x.pcap plain.pcap` first")
         );
         assert!(refused(&[0x1f, 0x8b, 8, 0]).contains("x.pcap is compressed: `gunzip"));
         let link = refused(&file(MICRO, false, 101, &[]));
-        assert_eq!(link, "x.pcap holds RAW frames: paths take Ethernet frames only");
+        assert_eq!(link, "x.pcap holds RAW frames, not Ethernet");
         let link = refused(&file(NANO, true, 113, &[]));
-        assert_eq!(link, "x.pcap holds LINUX_SLL frames: paths take Ethernet frames only");
+        assert_eq!(link, "x.pcap holds LINUX_SLL frames, not Ethernet");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The user plane over captures: one worker, no privileges, no devices (`millrace paths run`).
 //!
 //! ```text
-//! Input, one for each file ──► by time ──► Rings: a class, a bounded queue for each path
+//! Input, one for each file ──► by time ──► Rings: a class, a bounded ring for each path
 //!                                             │
 //!                                     logic::worker::Worker
 //!                                             │ Replay::settle: counted, once
