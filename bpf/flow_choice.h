@@ -106,7 +106,7 @@ __noinline int choose_core(struct xdp_md *ctx, struct flow_scratch *s, __u32 rul
  */
 static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
 {
-	__u32 queue = p->ctx->rx_queue_index, here = p->cpu + 1, now = bpf_jiffies64();
+	__u32 queue = p->ctx->rx_queue_index, here = p->cpu + 1;
 	__u64 *seat = queue < MAX_QUEUES ? ROW(rule_seats, p->port * MAX_QUEUES + queue) : NULL;
 	__u64 word = seat ? *seat : here;
 	bool has_come = (word & PLACE_CORE) != here;
@@ -117,6 +117,7 @@ static __always_inline bool goes_by_queue(const struct packet *p, __u32 core)
 		return core != here;
 	}
 	const struct core_queue *q = ROW(core_queues, p->cpu);
+	__u32 now = bpf_jiffies64();
 	bool waits = q && !queue_is_past(q, has_come ? now : word >> PLACE_JIFFIES_SHIFT) && !is_crowded(q);
 
 	if (seat)
