@@ -64,8 +64,7 @@ impl Resume {
             self.cores.remove(&core);
             troubles.extend(originals.put_back_resume(roots, system, core));
         }
-        let new = forwarding.iter().filter(|core| !self.cores.contains_key(core));
-        let new: Vec<_> = new.copied().collect();
+        let new: Vec<_> = forwarding.iter().filter(|core| !self.cores.contains_key(core)).copied().collect();
         self.is_useless = has_no_driver(roots);
         for core in new.into_iter().filter(|_| !self.is_useless) {
             self.cores.insert(core, self.hold(roots, originals, core));
@@ -211,6 +210,10 @@ mod tests {
         fn limits(&self) -> [String; 2] {
             [0, 1].map(|core| self.tree.read(&at(core)).trim().to_owned())
         }
+
+        fn limits_of_first(&self) -> String {
+            self.tree.read(&at(0)).trim().into()
+        }
     }
 
     fn at(core: CoreId) -> String {
@@ -296,11 +299,5 @@ mod tests {
         assert_eq!(world.limits(), ["0", "20"]);
         fs::create_dir(world.tree.path("nowhere")).unwrap();
         assert_eq!((world.set(&[]), world.limits()), (vec![], ["0", "0"].map(String::from)));
-    }
-
-    impl World {
-        fn limits_of_first(&self) -> String {
-            self.tree.read(&at(0)).trim().into()
-        }
     }
 }
