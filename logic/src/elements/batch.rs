@@ -16,7 +16,7 @@
 
 use super::{
     Counters,
-    packet::{Ingress, NotAFrame, Packet, Verdict},
+    packet::{Ingress, Loss, NotAFrame, Packet, Verdict},
 };
 
 /// The most packets in a batch.
@@ -75,6 +75,18 @@ impl<'a> Batch<'a> {
     #[inline]
     pub fn going(&self) -> usize {
         self.going
+    }
+
+    /// The rest leave by their exits.
+    #[inline]
+    pub(super) fn leave(&mut self, counters: &mut Counters) {
+        let mut without = 0;
+        for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
+            without += usize::from(packet.exit.is_none());
+            packet.verdict = Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To));
+        }
+        counters.leave(self.going - without, without);
+        self.going = 0;
     }
 
     /// Shows each packet that has no verdict, in order; a verdict it is given is its last, and counted.

@@ -3,7 +3,7 @@
 use super::{
     Batch, Counters, Element, Now,
     contract::{self, BadChain},
-    packet::{Loss, Verdict},
+    packet::Loss,
 };
 
 /// A path's elements, each with what it counted. One dynamic call per element and batch.
@@ -44,9 +44,7 @@ impl Chain {
             counters.come(batch.going());
             element.run(now, batch, counters);
         }
-        batch.each(&mut self.whole, |packet| {
-            Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To))
-        });
+        batch.leave(&mut self.whole);
     }
 
     /// Does what it does depend on the time? If not, packets that came at different times may be of one run.

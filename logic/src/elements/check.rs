@@ -51,31 +51,30 @@ impl Element for Check {
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        batch.each(counters, |packet| match look(packet) {
-            Ok(headers) => {
-                packet.headers = headers;
-                None
-            }
-            Err(reason) => Some(Verdict::Up(reason)),
-        });
+        batch.each(counters, |packet| look(packet).err().map(Verdict::Up));
     }
 }
 
 #[inline]
-fn look(packet: &Packet<'_>) -> Result<Headers, Reason> {
+fn look(packet: &mut Packet<'_>) -> Result<(), Reason> {
     let (data, flags) = (packet.data(), packet.ingress.flags);
     let (kind, offset) = ethernet(data).ok_or(Reason::Malformed)?;
-    let ip = data.get(offset..).unwrap_or_default();
-    let mut headers = match kind {
-        ether_type::IPV4 if flags & IF_IPV4 != 0 => ipv4(ip)?,
-        ether_type::IPV6 if flags & IF_IPV6 != 0 => ipv6(ip)?,
+    let at = (packet.head_room() + offset) as u16;
+    let ip = data.get(offset..).ok_or(Reason::Malformed)?;
+    match kind {
+        ether_type::IPV4 if flags & IF_IPV4 != 0 => {
+            let (bytes, destination) = ipv4(ip)?;
+            packet.headers = Headers { family: Family::V4, ip: at, bytes, destination };
+        }
+        ether_type::IPV6 if flags & IF_IPV6 != 0 => {
+            packet.headers = Headers { family: Family::V6, ip: at, bytes: ipv6(ip)?, destination: 0 };
+        }
         _ if packet.ingress.interface == NO_INTERFACE => return Err(unclassified(data, kind, ip)),
         ether_type::IPV4 | ether_type::IPV6 => return Err(Reason::RouterNotAccelerated),
         ether_type::ARP => return Err(Reason::Arp),
         _ => return Err(Reason::NotIp),
-    };
-    headers.ip = (packet.head_room() + offset) as u16;
-    Ok(headers)
+    }
+    Ok(())
 }
 
 /// What is for no interface, by the best name there is: `unclassified()` of `bpf/millrace.bpf.c`.
@@ -101,7 +100,7 @@ pub(super) fn is_neighbour_discovery(ip: &[u8]) -> bool {
 fn ethernet(data: &[u8]) -> Option<(u16, usize)> {
     let header = data.first_chunk::<ETHERNET>()?;
     let kind = u16::from_be_bytes([header[12], header[13]]);
-    if !is_tag(kind) {
+    if kind == ether_type::IPV4 || !is_tag(kind) {
         return Some((kind, ETHERNET));
     }
     let tags = data[ETHERNET..].first_chunk::<{ 2 * TAG }>()?;
@@ -116,8 +115,9 @@ fn is_tag(kind: u16) -> bool {
     matches!(kind, ether_type::VLAN | ether_type::SERVICE_VLAN)
 }
 
+/// Its length, and its destination.
 #[inline]
-fn ipv4(ip: &[u8]) -> Result<Headers, Reason> {
+fn ipv4(ip: &[u8]) -> Result<(u16, u32), Reason> {
     let header = ip.first_chunk::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
     if header[0] != IPV4_PLAIN {
         let options = header[0] >> 4 == 4 && header[0] & 15 > 5;
@@ -127,23 +127,27 @@ fn ipv4(ip: &[u8]) -> Result<Headers, Reason> {
     if usize::from(bytes) < IPV4 || usize::from(bytes) > ip.len() || !checksum_is_right(header) {
         return Err(Reason::Ipv4BadHeader);
     }
-    let destination = u32::from_be_bytes([header[16], header[17], header[18], header[19]]);
-    Ok(Headers { family: Family::V4, ip: 0, bytes, destination })
+    Ok((bytes, u32::from_be_bytes([header[16], header[17], header[18], header[19]])))
 }
 
-/// The ones' complement sum of the header is that of nothing but ones, in any byte order (RFC 1071 section 2 B).
+/// The ones' complement sum of the header is that of nothing but ones, in any byte order and by words of any length (RFC 1071 section 2
+/// B and C).
 #[inline]
 fn checksum_is_right(header: &[u8; IPV4]) -> bool {
-    let (words, _) = header.as_chunks();
-    let sum = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum::<u64>();
-    let sum = (sum >> 32) + (sum & 0xffff_ffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    let sum = (sum >> 16) + (sum & 0xffff);
-    (sum >> 16) + (sum & 0xffff) == 0xffff
+    let (words, rest) = header.as_chunks();
+    let [first, second] = [0, 1].map(|n| words.get(n).map_or(0, |word| u64::from_ne_bytes(*word)));
+    let third = rest.first_chunk().map_or(0, |word| u64::from(u32::from_ne_bytes(*word)));
+    let (sum, carry) = first.overflowing_add(second);
+    let (sum, again) = sum.overflowing_add(third + u64::from(carry));
+    let sum = sum.wrapping_add(again.into());
+    // A word and itself with its halves exchanged: in the upper half is the sum of both, and what that carried.
+    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+    sum.wrapping_add(sum.rotate_left(16)) >> 16 == 0xffff
 }
 
+/// Its length.
 #[inline]
-fn ipv6(ip: &[u8]) -> Result<Headers, Reason> {
+fn ipv6(ip: &[u8]) -> Result<u16, Reason> {
     let header = ip.first_chunk::<IPV6>().ok_or(Reason::Ipv6BadHeader)?;
     let bytes = IPV6 + usize::from(u16::from_be_bytes([header[4], header[5]]));
     if header[0] >> 4 != 6 || bytes > ip.len() {
@@ -152,5 +156,51 @@ fn ipv6(ip: &[u8]) -> Result<Headers, Reason> {
     if header[6] == HOP_BY_HOP {
         return Err(Reason::Ipv6Extension);
     }
-    Ok(Headers { family: Family::V6, bytes: bytes as u16, ..Headers::default() })
+    Ok(bytes as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// RFC 1071 section 1, word by word.
+    fn sum_of_ones(header: &[u8; IPV4]) -> u16 {
+        let words = header.as_chunks().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
+        words.fold(0, |sum, word| {
+            let sum = sum + word;
+            (sum & 0xffff) + (sum >> 16)
+        }) as u16
+    }
+
+    proptest! {
+        /// Bytes of nothing but ones and zeros, which carry most.
+        #[test]
+        fn a_checksum_is_right_when_its_words_say_so(
+            bytes in prop::collection::vec(prop_oneof![4 => Just(0xff), 2 => Just(0), 1 => Just(0xfe), 1 => Just(1), 1 => any::<u8>()], IPV4),
+            at in 0..IPV4 / 2,
+            right in any::<bool>(),
+        ) {
+            let mut header: [u8; IPV4] = bytes.try_into().unwrap();
+            if right {
+                header[2 * at..2 * at + 2].fill(0);
+                let missing = 0xffff - sum_of_ones(&header);
+                header[2 * at..2 * at + 2].copy_from_slice(&missing.to_be_bytes());
+            }
+            prop_assert_eq!(checksum_is_right(&header), sum_of_ones(&header) == 0xffff);
+        }
+    }
+
+    #[test]
+    fn what_carries_in_the_last_step_is_counted() {
+        // Sixteen bytes that make a carry and nothing but ones, and four that carry again.
+        let mut header = [0xff; IPV4];
+        header[15] = 0xfe;
+        header[16..].copy_from_slice(&[0, 0, 0, 2]);
+        assert_eq!(checksum_is_right(&header), sum_of_ones(&header) == 0xffff);
+        for last in 0..=u8::MAX {
+            header[19] = last;
+            assert_eq!(checksum_is_right(&header), sum_of_ones(&header) == 0xffff, "{last}");
+        }
+    }
 }

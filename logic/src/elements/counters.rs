@@ -32,6 +32,12 @@ impl Counters {
         }
     }
 
+    /// So many leave by a port, and so many have no exit.
+    pub(super) fn leave(&mut self, to: usize, no_exit: usize) {
+        self.to += to as u64;
+        self.dropped[Loss::NoExit as usize] += no_exit as u64;
+    }
+
     /// That came.
     pub fn packets(&self) -> u64 {
         self.packets

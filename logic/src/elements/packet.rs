@@ -187,6 +187,12 @@ impl<'a> Packet<'a> {
         self.start.into()
     }
 
+    /// Where its data ends in the frame.
+    #[inline]
+    pub(super) fn end(&self) -> usize {
+        self.end.into()
+    }
+
     /// Bytes behind the data.
     #[inline]
     pub fn tail_room(&self) -> usize {
@@ -217,10 +223,32 @@ impl<'a> Packet<'a> {
         self.frame.get(self.headers.ip.into()..self.end.into()).unwrap_or_default()
     }
 
+    /// So much of the IP header; `None`: it is not there whole.
+    #[inline]
+    pub(super) fn header<const BYTES: usize>(&self) -> Option<&[u8; BYTES]> {
+        let ip = usize::from(self.headers.ip);
+        if ip + BYTES > self.end.into() {
+            return None;
+        }
+        self.frame.get(ip..)?.first_chunk()
+    }
+
     /// The same.
     #[inline]
-    pub(super) fn ip_mut(&mut self) -> &mut [u8] {
-        self.frame.get_mut(self.headers.ip.into()..self.end.into()).unwrap_or_default()
+    pub(super) fn header_mut<const BYTES: usize>(&mut self) -> Option<&mut [u8; BYTES]> {
+        let ip = usize::from(self.headers.ip);
+        if ip + BYTES > self.end.into() {
+            return None;
+        }
+        self.frame.get_mut(ip..)?.first_chunk_mut()
+    }
+
+    /// The data is there in the frame from now on: this. `None`, and nothing is changed: that is no place in it.
+    #[inline]
+    pub(super) fn move_to(&mut self, start: usize, end: usize) -> Option<&mut [u8]> {
+        let data = self.frame.get_mut(start..end)?;
+        (self.start, self.end) = (start as u16, end as u16);
+        Some(data)
     }
 
     /// The data begins so many bytes earlier. False, and nothing is changed, if there is no room.

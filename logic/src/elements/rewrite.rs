@@ -50,19 +50,16 @@ fn rewrite(packet: &mut Packet<'_>) -> Option<()> {
     };
     let ip = usize::from(headers.ip);
     // An element between may have made it shorter.
-    let end = (ip + usize::from(headers.bytes)).min(packet.head_room() + packet.length());
-    let tags = Vlan::from_key(hop.vlan).tags();
-    if !packet.end_at(Some(end)) || !packet.begin_at(ip.checked_sub(ETHERNET + TAG * tags)) {
-        return None;
-    }
-    let data = packet.data_mut();
+    let end = (ip + usize::from(headers.bytes)).min(packet.end());
+    let before = if hop.vlan == 0 { ETHERNET } else { ETHERNET + TAG * Vlan::from_key(hop.vlan).tags() };
+    let data = packet.move_to(ip.checked_sub(before)?, end)?;
     let first = data.first_chunk_mut::<ETHERNET>()?;
     let (words, last) = first.as_chunks_mut();
     for (place, word) in words.iter_mut().zip(hop.macs) {
         *place = word.to_le_bytes();
     }
     last.copy_from_slice(&kind.to_be_bytes());
-    if tags > 0 {
+    if hop.vlan != 0 {
         write_tags(data, hop.vlan, kind);
     }
     packet.exit = Some(hop.port);

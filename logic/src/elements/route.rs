@@ -26,11 +26,11 @@ use super::{
     packet::{Family, Packet, Verdict},
 };
 use crate::{
-    fib::{Slot, Walk},
+    fib::{Root4, Slot, Walk},
     memory::Memory,
     net::Address,
-    reason::Reason,
-    tables::RouterRow,
+    plan::RouterId,
+    tables::{RouterRow, nexthop_rows},
 };
 use std::sync::atomic::Ordering::Acquire;
 
@@ -39,24 +39,30 @@ pub struct Route<M> {
     memory: M,
     /// What was found, by the order of the packets that have no verdict.
     leaves: Box<[Slot; MOST_PACKETS]>,
+    /// In the same order.
     first4: Box<[First; MOST_PACKETS]>,
     open4: Vec<Open<u32>>,
     open6: Vec<Open<u128>>,
 }
 
-/// A lookup before its first step, which is the last of nearly all (DIR-24-8).
+/// A lookup of IPv4 before its first step, which is the last of nearly all (DIR-24-8).
 #[derive(Clone, Copy)]
 struct First {
     /// Where that looks.
     at: usize,
     address: u32,
-    walk: Walk,
-    packet: u16,
+    /// Of the address, so many bits are before what is behind that step.
+    bits: u8,
+}
+
+impl First {
+    /// Of a packet that has none.
+    const NOWHERE: First = First { at: usize::MAX, address: 0, bits: 0 };
 }
 
 /// A lookup that is not done.
 struct Open<A> {
-    packet: u16,
+    packet: usize,
     address: A,
     walk: Walk,
 }
@@ -65,30 +71,26 @@ impl<M: Memory> Route<M> {
     /// By the tables in this memory.
     pub fn new(memory: M) -> Self {
         let leaves = Box::new([Slot::NO_ROUTE; MOST_PACKETS]);
-        let none = First { at: 0, address: 0, walk: Walk::new(0, 0u32), packet: 0 };
-        Route { memory, leaves, first4: Box::new([none; MOST_PACKETS]), open4: Vec::new(), open6: Vec::new() }
+        let first4 = Box::new([First::NOWHERE; MOST_PACKETS]);
+        Route { memory, leaves, first4, open4: Vec::new(), open6: Vec::new() }
     }
 
-    /// Notes which lookups there are; how many of IPv4.
+    /// Notes which lookups there are; of how many packets.
     fn begin(&mut self, batch: &mut Batch<'_>, counters: &mut Counters) -> usize {
         let Route { memory, first4, open6, .. } = self;
-        let (mut packet_number, mut places) = (0u16.., first4.iter_mut());
+        let mut places = first4.iter_mut().enumerate();
+        let mut router = Router::of(memory, 0);
         batch.each(counters, |packet| {
-            let router = RouterRow::of(memory, packet.ingress.router);
-            match packet.headers.family {
-                Family::V4 => {
-                    let address = packet.headers.destination;
-                    let walk = Walk::new(router.root4(), address);
-                    let at = walk.first(address);
-                    *places.next()? = First { at, address, walk, packet: packet_number.next()? };
-                }
-                Family::V6 => {
-                    let Some(address) = destination6(packet) else {
-                        return Some(Verdict::Up(Reason::Ipv6BadHeader));
-                    };
-                    open6.push(Open::new(packet_number.next()?, router.root6(), address));
-                }
-                Family::Unknown => return Some(Verdict::Up(Reason::NotIp)),
+            if packet.ingress.router != router.id {
+                router = Router::of(memory, packet.ingress.router);
+            }
+            let (number, first) = places.next()?;
+            if packet.headers.family == Family::V4 {
+                let (address, root) = (packet.headers.destination, router.root4);
+                *first = First { at: root.place(address), address, bits: root.bits() };
+            } else {
+                *first = First::NOWHERE;
+                open6.extend(Open::of(number, packet, router.row));
             }
             None
         });
@@ -100,23 +102,42 @@ impl<M: Memory> Route<M> {
         let Route { memory, first4, leaves, open4, .. } = self;
         let (fib, first4) = (memory.fib(), first4.get(..lookups).unwrap_or_default());
         // So short that a core has many of these loads under way at once: nothing is asked of what comes.
-        for first in first4 {
-            let slot = fib.get(first.at).map_or(Slot::NO_ROUTE, |word| Slot(word.load(Acquire)));
-            leaves[usize::from(first.packet) % MOST_PACKETS] = slot;
+        let mut leaves_only = true;
+        for (first, leaf) in first4.iter().zip(leaves.iter_mut()) {
+            *leaf = fib.get(first.at).map_or(Slot::NO_ROUTE, |word| Slot(word.load(Acquire)));
+            leaves_only &= leaf.is_leaf();
         }
-        for &First { address, walk, packet, .. } in first4 {
-            let walk = walk.found(leaves[usize::from(packet) % MOST_PACKETS]);
-            if walk.leaf().is_none() {
-                open4.push(Open { packet, address, walk });
+        if leaves_only {
+            return;
+        }
+        for (packet, (first, leaf)) in first4.iter().zip(leaves.iter()).enumerate() {
+            if !leaf.is_leaf() {
+                open4.push(Open { packet, address: first.address, walk: Walk::after(first.bits, *leaf) });
             }
         }
     }
 }
 
-impl<A: Address> Open<A> {
-    #[inline]
-    fn new(packet: u16, root: u64, address: A) -> Self {
-        Open { packet, address, walk: Walk::new(root, address) }
+/// The router of the packets before, which is mostly that of the next.
+struct Router<'m> {
+    id: RouterId,
+    row: RouterRow<'m>,
+    root4: Root4,
+}
+
+impl<'m> Router<'m> {
+    fn of(memory: &'m impl Memory, id: RouterId) -> Self {
+        let row = RouterRow::of(memory, id);
+        Router { id, row, root4: Root4::new(row.root4()) }
+    }
+}
+
+impl Open<u128> {
+    /// Of a packet of IPv6, which is this one of those without a verdict.
+    #[inline(never)]
+    fn of(number: usize, packet: &Packet<'_>, router: RouterRow<'_>) -> Option<Self> {
+        let address = destination6(packet).filter(|_| packet.headers.family == Family::V6)?;
+        Some(Open { packet: number, address, walk: Walk::new(router.root6(), address) })
     }
 }
 
@@ -127,9 +148,7 @@ fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mu
         // So short that a core has many of these loads under way at once.
         for lookup in open.iter_mut() {
             lookup.walk = lookup.walk.step(memory, lookup.address);
-            if let (Some(leaf), Some(place)) =
-                (lookup.walk.leaf(), leaves.get_mut(usize::from(lookup.packet)))
-            {
+            if let (Some(leaf), Some(place)) = (lookup.walk.leaf(), leaves.get_mut(lookup.packet)) {
                 *place = leaf;
                 done += 1;
             }
@@ -145,8 +164,7 @@ fn finish<A: Address>(memory: &impl Memory, open: &mut Vec<Open<A>>, leaves: &mu
 /// Host byte order.
 #[inline]
 fn destination6(packet: &Packet<'_>) -> Option<u128> {
-    let header = packet.ip().first_chunk::<IPV6>()?;
-    header.last_chunk().map(|address| u128::from_be_bytes(*address))
+    packet.header::<IPV6>()?.last_chunk().map(|address| u128::from_be_bytes(*address))
 }
 
 impl<M: Memory + Send> Element for Route<M> {
@@ -163,10 +181,14 @@ impl<M: Memory + Send> Element for Route<M> {
         self.step4(lookups);
         finish(&self.memory, &mut self.open4, &mut self.leaves);
         finish(&self.memory, &mut self.open6, &mut self.leaves);
-        let mut leaves = self.leaves.iter();
+        let (memory, rows, mut leaves) = (&self.memory, nexthop_rows(&self.memory), self.leaves.iter());
+        let mut router = Router::of(memory, 0);
         batch.each(counters, |packet| {
+            if packet.ingress.router != router.id {
+                router = Router::of(memory, packet.ingress.router);
+            }
             let leaf = leaves.next().copied().unwrap_or(Slot::NO_ROUTE);
-            match hop::decide(&self.memory, now, packet, leaf) {
+            match hop::decide(memory, rows, router.row, now, packet, leaf) {
                 Ok(hop) => {
                     packet.hop = hop;
                     None

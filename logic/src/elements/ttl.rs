@@ -36,8 +36,8 @@ impl Element for Ttl {
 #[inline]
 fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
     match packet.headers.family {
-        Family::V4 => decrement4(packet.ip_mut().first_chunk_mut().ok_or(Reason::Ipv4BadHeader)?),
-        Family::V6 => decrement6(packet.ip_mut().first_chunk_mut().ok_or(Reason::Ipv6BadHeader)?),
+        Family::V4 => decrement4(packet.header_mut().ok_or(Reason::Ipv4BadHeader)?),
+        Family::V6 => decrement6(packet.header_mut().ok_or(Reason::Ipv6BadHeader)?),
         Family::Unknown => Err(Reason::NotIp),
     }
 }

@@ -107,6 +107,10 @@ impl Slot {
             _ => Kind::Tail,
         }
     }
+    /// A next hop or a group.
+    pub fn is_leaf(self) -> bool {
+        self.0 >> (KIND_SHIFT + 1) == 0
+    }
     /// Its row in the region of its kind.
     pub fn index(self) -> u32 {
         self.0 & MAX_INDEX
@@ -131,6 +135,39 @@ pub fn lookup<A: Address>(memory: &(impl Memory + ?Sized), root: u64, address: A
     }
 }
 
+/// A root word of IPv4, taken apart for many lookups that take their first step together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Root4 {
+    /// Slots before it.
+    base: usize,
+    /// Bits of an address behind that step.
+    behind: u8,
+}
+
+impl Root4 {
+    /// Of this word. One that is none leads nowhere.
+    #[inline]
+    pub fn new(root: u64) -> Root4 {
+        let (first, shift) = (root as u32 & MAX_INDEX, ((root >> 32) as u8).min(32));
+        match shift.checked_sub(8) {
+            Some(behind) => Root4 { base: first as usize * words::FIB_BLOCK, behind },
+            None => Root4 { base: usize::MAX >> 1, behind: 0 },
+        }
+    }
+
+    /// Where the first step looks in `fib`, or nowhere.
+    #[inline]
+    pub fn place(self, address: u32) -> usize {
+        self.base + (address >> (self.behind % 32)) as usize
+    }
+
+    /// Bits of an address up to the end of that step.
+    #[inline]
+    pub fn bits(self) -> u8 {
+        32 - self.behind
+    }
+}
+
 /// How far a lookup has come. Each step waits for memory once, so many lookups that take their steps in turn wait together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Walk {
@@ -149,25 +186,16 @@ impl Walk {
         Walk { slot: Slot::child(first.wrapping_add(address.head(shift))), bits: A::BITS - shift }
     }
 
-    /// Where its first step looks in `fib`, or nowhere.
+    /// After a first step taken elsewhere, which found this behind so many bits of the address.
     #[inline]
-    pub fn first<A: Address>(self, address: A) -> usize {
-        if self.bits > A::BITS - 8 {
-            return usize::MAX;
-        }
-        self.slot.index() as usize * words::FIB_BLOCK + usize::from(address.octet(self.bits))
-    }
-
-    /// After its first step, which found this.
-    #[inline]
-    pub fn found(self, slot: Slot) -> Walk {
-        Walk { slot, bits: self.bits + 8 }
+    pub fn after(bits: u8, slot: Slot) -> Walk {
+        Walk { slot, bits }
     }
 
     /// The answer, once it is found.
     #[inline]
     pub fn leaf(self) -> Option<Slot> {
-        matches!(self.slot.kind(), Kind::Nexthop | Kind::Group).then_some(self.slot)
+        self.slot.is_leaf().then_some(self.slot)
     }
 
     /// One step further; after the last of an address, which no memory can put off, there is a leaf.

@@ -333,6 +333,32 @@ fn memory_that_makes_no_sense_is_no_route() {
     assert_eq!(lookup(&bed.memory, empty_root::<u32>(), 0u32), Slot::NO_ROUTE);
 }
 
+proptest! {
+    /// Whatever the root word and the memory are.
+    #[test]
+    fn a_first_step_taken_apart_leads_to_the_same(
+        first in prop_oneof![0..4u32, any::<u32>()],
+        shift in 0..40u8,
+        slots in prop::collection::vec((0..4u32, 0..4u32), 1024),
+        addresses in prop::collection::vec(prop_oneof![any::<u32>(), 0..1024u32], 64),
+    ) {
+        let bed = Bed::<u32>::new(4, 4, SMALL);
+        for (word, (kind, index)) in bed.memory.fib().iter().zip(slots) {
+            word.store(kind << KIND_SHIFT | index, Relaxed);
+        }
+        let root = u64::from(shift) << 32 | u64::from(first);
+        for address in addresses {
+            let apart = Root4::new(root);
+            let slot = bed.memory.fib().get(apart.place(address)).map_or(Slot::NO_ROUTE, |word| Slot(word.load(Relaxed)));
+            let mut walk = Walk::after(apart.bits(), slot);
+            while walk.leaf().is_none() {
+                walk = walk.step(&bed.memory, address);
+            }
+            prop_assert_eq!(walk.leaf(), Some(lookup(&bed.memory, root, address)));
+        }
+    }
+}
+
 /// Readers look up addresses that are always covered by a stable route, whose answer may be that route's leaf or one of
 /// the leaves that come and go inside it, never another.
 fn readers_race<A: Address>(

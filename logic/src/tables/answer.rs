@@ -9,7 +9,7 @@ use super::{
     routes::{FILTER_WORD, FLAGS_WORD, Family, local_filter_bit},
 };
 use crate::{
-    fib::{self, Kind, Slot, empty_root},
+    fib::{self, Kind, Slot},
     hash,
     memory::{Memory, words},
     net::{Mac, Vlan},
@@ -75,18 +75,21 @@ fn leaf_of<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, address
 
 /// A router's row of `routers`; that of one there is no room for is that of one without routes.
 #[derive(Clone, Copy)]
-pub(crate) struct RouterRow<'a>(&'a [AtomicU64]);
+pub(crate) struct RouterRow<'a>(&'a [AtomicU64; words::ROUTER]);
+
+/// Its roots lead nowhere.
+static NO_ROUTER: [AtomicU64; words::ROUTER] = [const { AtomicU64::new(0) }; words::ROUTER];
 
 impl<'a> RouterRow<'a> {
     #[inline]
     pub fn of(memory: &'a (impl Memory + ?Sized), router: RouterId) -> Self {
-        let at = usize::from(router) * words::ROUTER;
-        RouterRow(memory.routers().get(at..at + words::ROUTER).unwrap_or_default())
+        let (rows, _) = memory.routers().as_chunks();
+        RouterRow(rows.get(usize::from(router)).unwrap_or(&NO_ROUTER))
     }
 
     #[inline]
     fn root<A: Family>(self) -> u64 {
-        self.0.get(A::ROOT_WORD).map_or(empty_root::<A>(), |word| word.load(Acquire))
+        self.0.get(A::ROOT_WORD).map_or(0, |word| word.load(Acquire))
     }
 
     /// Root word of its IPv4 table.
@@ -103,12 +106,12 @@ impl<'a> RouterRow<'a> {
 
     /// ECMP of IPv4 goes by the 5-tuple.
     pub fn multipath_l4_ipv4(self) -> bool {
-        self.0.get(FLAGS_WORD).is_some_and(|word| word.load(Acquire) & 1 != 0)
+        self.0[FLAGS_WORD].load(Acquire) & 1 != 0
     }
 
     /// ECMP of IPv6 does.
     pub fn multipath_l4_ipv6(self) -> bool {
-        self.0.get(FLAGS_WORD).is_some_and(|word| word.load(Acquire) & 2 != 0)
+        self.0[FLAGS_WORD].load(Acquire) & 2 != 0
     }
 
     /// This may be one of its own addresses; false: it is not.
@@ -164,10 +167,20 @@ pub(crate) struct Nexthop<'a> {
     pub link: u64,
 }
 
-#[inline]
 pub(crate) fn nexthop(memory: &(impl Memory + ?Sized), id: u32) -> Option<Nexthop<'_>> {
-    let at = id as usize * words::NEXTHOP;
-    let row: &[_; words::NEXTHOP] = memory.nexthops().get(at..)?.first_chunk()?;
+    nexthop_of(nexthop_rows(memory), id)
+}
+
+/// All rows, for those who look at many.
+#[inline]
+pub(crate) fn nexthop_rows(memory: &(impl Memory + ?Sized)) -> &[[AtomicU64; words::NEXTHOP]] {
+    memory.nexthops().as_chunks().0
+}
+
+/// As [`nexthop`].
+#[inline]
+pub(crate) fn nexthop_of(rows: &[[AtomicU64; words::NEXTHOP]], id: u32) -> Option<Nexthop<'_>> {
+    let row = rows.get(id as usize)?;
     // State first, as the program does: with a link that goes meanwhile a packet may go up for the reason from before, but to no
     // wrong neighbour.
     let (state, link) = (row[3].load(Acquire), row[0].load(Acquire));

@@ -45,7 +45,7 @@ pub mod encoding {
 
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
-pub(crate) use answer::{Nexthop, RouterRow, find_neighbour, nexthop};
+pub(crate) use answer::{Nexthop, RouterRow, find_neighbour, nexthop, nexthop_of, nexthop_rows};
 pub use queues::{MAX_QUEUES, Steered, queue_rows};
 pub use routes::{holds4, holds6};
 

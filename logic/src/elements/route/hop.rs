@@ -19,30 +19,33 @@ use crate::{
     tables::{
         Nexthop, RouterRow,
         encoding::{IF_REDIRECTS, KIND_ONLINK, KIND_VIA},
-        find_neighbour, nexthop,
+        find_neighbour, nexthop_of,
     },
 };
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
-    sync::atomic::Ordering::Acquire,
+    sync::atomic::{AtomicU64, Ordering::Acquire},
 };
 
 /// More fragments, or an offset.
 const FRAGMENT: u16 = 0x3fff;
 
+type Rows<'m> = &'m [[AtomicU64; words::NEXTHOP]];
+
 #[inline]
 pub(super) fn decide(
     memory: &impl Memory,
+    rows: Rows<'_>,
+    router: RouterRow<'_>,
     now: &Now,
     packet: &Packet<'_>,
     leaf: Slot,
 ) -> Result<Hop, Reason> {
-    let router = RouterRow::of(memory, packet.ingress.router);
     let leaf = if leaf.kind() == Kind::Group { member(memory, router, packet, leaf) } else { leaf };
-    let hop = match packet.headers.family {
-        Family::V4 => decide4(memory, router, packet, leaf)?,
-        Family::V6 => decide6(memory, packet, leaf)?,
-        Family::Unknown => return Err(Reason::NotIp),
+    let hop = if packet.headers.family == Family::V4 {
+        decide4(memory, rows, router, packet, leaf)?
+    } else {
+        decide6(memory, rows, packet, leaf)?
     };
     let sent = send(now, packet, &hop)?;
     hop.mark_used();
@@ -52,12 +55,13 @@ pub(super) fn decide(
 #[inline]
 fn decide4<'m>(
     memory: &'m impl Memory,
+    rows: Rows<'m>,
     router: RouterRow<'_>,
     packet: &Packet<'_>,
     leaf: Slot,
 ) -> Result<Nexthop<'m>, Reason> {
-    let ip = packet.ip().first_chunk::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
-    let hop = resolve(memory, packet, leaf)?;
+    let ip = packet.header::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
+    let hop = resolve(memory, rows, packet, leaf)?;
     source::check4(memory, router, packet, u32::from_be_bytes([ip[12], ip[13], ip[14], ip[15]]))?;
     if ip[8] <= 1 {
         return Err(Reason::TtlExceeded);
@@ -68,10 +72,18 @@ fn decide4<'m>(
     Ok(hop)
 }
 
-#[inline]
-fn decide6<'m>(memory: &'m impl Memory, packet: &Packet<'_>, leaf: Slot) -> Result<Nexthop<'m>, Reason> {
-    let ip = packet.ip().first_chunk::<IPV6>().ok_or(Reason::Ipv6BadHeader)?;
-    let hop = resolve(memory, packet, leaf)?;
+#[inline(never)]
+fn decide6<'m>(
+    memory: &'m impl Memory,
+    rows: Rows<'m>,
+    packet: &Packet<'_>,
+    leaf: Slot,
+) -> Result<Nexthop<'m>, Reason> {
+    if packet.headers.family != Family::V6 {
+        return Err(Reason::NotIp);
+    }
+    let ip = packet.header::<IPV6>().ok_or(Reason::Ipv6BadHeader)?;
+    let hop = resolve(memory, rows, packet, leaf)?;
     source::check6(u128::from_be_bytes(std::array::from_fn(|i| ip[8 + i])))?;
     if ip[7] <= 1 {
         return Err(Reason::TtlExceeded);
@@ -85,8 +97,13 @@ fn decide6<'m>(memory: &'m impl Memory, packet: &Packet<'_>, leaf: Slot) -> Resu
 
 /// What a leaf leads to, if that can be sent to.
 #[inline]
-fn resolve<'m>(memory: &'m impl Memory, packet: &Packet<'_>, leaf: Slot) -> Result<Nexthop<'m>, Reason> {
-    let mut hop = nexthop(memory, leaf.index()).ok_or(Reason::NoRoute)?;
+fn resolve<'m>(
+    memory: &'m impl Memory,
+    rows: Rows<'m>,
+    packet: &Packet<'_>,
+    leaf: Slot,
+) -> Result<Nexthop<'m>, Reason> {
+    let mut hop = nexthop_of(rows, leaf.index()).ok_or(Reason::NoRoute)?;
     if hop.kind() == KIND_ONLINK {
         hop = neighbour(memory, packet, &hop)?;
     }
@@ -134,7 +151,7 @@ fn send(now: &Now, packet: &Packet<'_>, hop: &Nexthop<'_>) -> Result<Hop, Reason
     if !now.can_send(port) {
         return Err(Reason::TxNotReady);
     }
-    if ETHERNET + TAG * Vlan::from_key(vlan).tags() > packet.headers.ip.into() {
+    if vlan != 0 && ETHERNET + TAG * Vlan::from_key(vlan).tags() > packet.headers.ip.into() {
         return Err(Reason::NoHeadroom);
     }
     // Both addresses are in memory order from the low byte of their words on.
