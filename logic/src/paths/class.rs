@@ -320,4 +320,4 @@ impl Classifier {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

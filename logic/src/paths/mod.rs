@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`stride`] | tickets and passes: who is next (P5) |
 //! | [`class`] | which packets are a path's (P4) |
+//! | [`rows`] | the same, as the kernel plane compares it |
 //! | `scheduler` | paths of virtual routers on one worker (P12) |
 //! | `slot` | one path there; what a run is charged (P6, P7) |
 //! | `idle` | tickets of paths that find no work (P5) |
@@ -48,6 +49,7 @@ mod idle;
 pub mod place;
 pub mod printed;
 mod resource;
+pub mod rows;
 mod saturation;
 mod scheduler;
 mod slot;

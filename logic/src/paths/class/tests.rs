@@ -12,8 +12,8 @@ use std::net::IpAddr;
 
 /// A packet as it is described, which the oracle asks instead of the bytes.
 #[derive(Clone, Debug)]
-struct Made {
-    ingress: Ingress,
+pub struct Made {
+    pub ingress: Ingress,
     mac: Mac,
     /// VLAN tags, up to two.
     tags: usize,
@@ -71,7 +71,7 @@ enum Transport {
 }
 
 impl Made {
-    fn frame(&self) -> Vec<u8> {
+    pub fn frame(&self) -> Vec<u8> {
         let mut frame = Vec::new();
         let ethernet = PacketBuilder::ethernet2([2; 6], self.mac.0);
         let mut write = |builder: etherparse::PacketBuilderStep<etherparse::IpHeaders>| match self.transport {
@@ -237,7 +237,7 @@ fn mac() -> impl Strategy<Value = Mac> {
     prop_oneof![Just(Mac([2, 0, 0, 0, 0, 1])), Just(Mac([2, 0, 0, 0, 0, 2])), any::<[u8; 6]>().prop_map(Mac)]
 }
 
-fn made() -> impl Strategy<Value = Made> {
+pub fn made() -> impl Strategy<Value = Made> {
     let ports = || [few(), few()];
     let transport = prop_oneof![
         (ports(), any::<bool>(), any::<bool>()).prop_map(|(ports, syn, ack)| Transport::Tcp {
@@ -284,7 +284,7 @@ fn maybe<T: Clone + std::fmt::Debug>(what: impl Strategy<Value = T>) -> impl Str
 }
 
 prop_compose! {
-    fn class()(
+    pub fn class()(
         (port, router) in (maybe(0u8..3), maybe(0u8..2)),
         destination_mac in maybe(mac()),
         ether_type in maybe(prop_oneof![Just(0x0800u16), Just(0x86dd), Just(0x0806)]),
@@ -303,7 +303,7 @@ prop_compose! {
 }
 
 /// The class, about as the packet is: what it says is mostly true.
-fn like(made: Made) -> impl Strategy<Value = (Made, Class)> {
+pub fn like(made: Made) -> impl Strategy<Value = (Made, Class)> {
     let (kind, protocol, frame) =
         (if made.source.is_ipv4() { 0x0800 } else { 0x86dd }, made.protocol(), made.frame());
     let prefix = move |address: IpAddr, length: u8| match address {
