@@ -359,6 +359,7 @@ enum trace_step {
 	TRACE_NEIGHBOUR,	/* a: next hop id, 0 if none; b: interface */
 	TRACE_TRANSMIT,		/* a: port id, b: VLAN key */
 	TRACE_VERDICT,		/* a: enum reason, b: XDP action */
+	TRACE_PATH,		/* a: path, b: why no worker has it, or REASON_NONE */
 };
 
 struct trace {

@@ -2,7 +2,7 @@
 /*
  * Packets lost after the redirect: run() has counted them as forwarded, but the egress port, or the core that they were to go on
  * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port (a core's to no port) with a
- * reason of class `lost`. The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
+ * reason of class `lost` (what was for a worker, to the port it came in by). The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
  * that a swap counts nothing twice. What is handed to a core is accounted for here, too, in core_queues, by each generation of its
  * own cores.
  */
@@ -69,7 +69,9 @@ int BPF_PROG(lost_on_transmit, const struct net_device *from, const struct net_d
 	return count_lost(MAX_ROUTERS + (__u16)(port >> 32), err ? REASON_TX_REFUSED : REASON_TX_RING_FULL, drops);
 }
 
-/* __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get as far as a bulk. `slot` is that of tx_ports, or a core. */
+/* __xdp_enqueue and xdp_ok_fwd_dev: the packet did not get as far as a bulk. `slot` is that of tx_ports, or a core, or a path's: what
+ * a worker's socket does not take is charged to the port it came in by (path.h counts it by path).
+ */
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *program, const void *to, int err,
 	     enum bpf_map_type type, __u32 map, __u32 slot)
@@ -86,6 +88,9 @@ int BPF_PROG(lost_on_redirect, const struct net_device *from, const void *progra
 		return 0;
 	if (type == BPF_MAP_TYPE_CPUMAP)
 		return count_lost(NO_PORT, reason, 1);
+	if (type == BPF_MAP_TYPE_XSKMAP)
+		return count_lost(MAX_ROUTERS + (__u16)(port_of(from) >> 32),
+				  err == -ENOBUFS ? REASON_PATH_RING_FULL : REASON_PATH_REFUSED, 1);
 	return slot < MAX_PORTS ? count_lost(MAX_ROUTERS + slot, reason, 1) : 0;
 }
 

@@ -84,6 +84,23 @@ ARRAY(rule_seats, __u64, MAX_PORTS * MAX_QUEUES, 0);
 ARRAY(flow_choices, __u64, CHOICE_SLOTS, BPF_F_MMAPABLE);
 ARRAY(core_rings, struct core_ring, 2, BPF_F_MMAPABLE);
 
+/* Paths of the user plane (path_abi.h); used by millrace_paths, millrace_flow_paths and millrace_explain. */
+ARRAY(path_control, struct path_control, 1, BPF_F_MMAPABLE);
+ARRAY(path_classes, struct path_classes, 2, BPF_F_MMAPABLE);
+ARRAY(path_counts, struct path_count, 1, BPF_F_MMAPABLE);
+ARRAY(path_scratch, struct path_scratch, 1, 0);
+
+/*
+ * RX rings of workers: (port id * MAX_QUEUES + queue) * MAX_PATHS + path. A socket gets packets of its own port and queue only. The
+ * kernel empties the slot of a socket that is closed.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_XSKMAP);
+	__uint(max_entries, MAX_PORTS * MAX_QUEUES * MAX_PATHS);
+	__type(key, __u32);
+	__type(value, __u32);
+} path_sockets SEC(".maps");
+
 /* Sets of ports, one map each: a packet to a set goes to all of them but the one it came in by. */
 struct port_set {
 	__uint(type, BPF_MAP_TYPE_DEVMAP);

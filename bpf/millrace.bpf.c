@@ -3,6 +3,7 @@
  * The kernel plane: one pass per packet on one core, no queue (M2). What it does not take goes up to the kernel
  * untouched, with a counted reason. Read forward() first: it is the whole path. While there are flow rules, millrace_flow
  * is attached in place of millrace, and while a core is full, millrace_shared: without them nothing of theirs is paid for.
+ * While there are paths of the user plane, millrace_paths is attached, or millrace_flow_paths.
  * millrace_flow_core and millrace_core are the first of these and millrace on another core, which a rule has named, or which does
  * part of a queue.
  */
@@ -17,6 +18,7 @@
 
 #include "abi.h"
 #include "flow_abi.h"
+#include "path_abi.h"
 #include "maps.h"
 #include "packet.h"
 #include "account.h"
@@ -140,6 +142,7 @@ static __always_inline enum reason forward_normal(struct packet *p, bool may_han
 }
 
 #include "flow.h"
+#include "path.h"
 
 /* How a packet comes in. */
 enum entry {
@@ -148,11 +151,16 @@ enum entry {
 	BY_RULES,
 	HANDED_OVER,		/* by rules, from another core */
 	PART,			/* of a queue that is split, from its core */
+	PATHS,			/* those of paths to workers, others as SHARED */
+	PATHS_BY_RULES,		/* those of paths to workers, others as BY_RULES */
 	EXPLAINED,
 };
 
 static __always_inline enum reason forward(struct packet *p, enum entry entry)
 {
+	bool by_rules = entry == BY_RULES || entry == PATHS_BY_RULES;
+	enum reason reason;
+
 	__u64 port = find_port(p->ctx->ingress_ifindex);
 	__u16 port_flags = port >> 48;
 	if (!port)
@@ -164,9 +172,11 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry)
 	p->port_splits = port_flags & PORT_SPLITS;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
-	if (entry == BY_RULES || entry == HANDED_OVER)
-		return forward_by_rules(p, entry == BY_RULES);
-	return forward_normal(p, entry == ROUTED || entry == SHARED);
+	if ((entry == PATHS || entry == EXPLAINED || (entry == PATHS_BY_RULES && !p->port_no_recv)) && taken_by_path(p, &reason))
+		return reason;
+	if (by_rules || entry == HANDED_OVER)
+		return forward_by_rules(p, by_rules);
+	return forward_normal(p, entry == ROUTED || entry == SHARED || entry == PATHS);
 }
 
 static __always_inline int run(struct xdp_md *ctx, enum entry entry)
@@ -226,6 +236,19 @@ SEC("xdp.frags/cpumap")
 int millrace_core(struct xdp_md *ctx)
 {
 	return run(ctx, PART);
+}
+
+/* While there are paths of the user plane, the first and the one with flow rules; shares may be in force with both. */
+SEC("xdp.frags")
+int millrace_paths(struct xdp_md *ctx)
+{
+	return run(ctx, PATHS);
+}
+
+SEC("xdp.frags")
+int millrace_flow_paths(struct xdp_md *ctx)
+{
+	return run(ctx, PATHS_BY_RULES);
 }
 
 /* For packets that user space hands to the kernel. */

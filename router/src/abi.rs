@@ -141,6 +141,28 @@ const _: () = {
     assert!(size_of::<flow_scratch>().is_multiple_of(64));
 };
 
+/// `logic::paths::rows`.
+const _: () = {
+    use logic::paths::rows::{KEY, MOST_PATHS, TABLE, TABLES, words};
+    assert!(size_of::<path_row>() == bytes(words::ROW));
+    assert!(offset_of!(path_row, value) == KEY);
+    assert!(offset_of!(path_row, bytes_mask) == 2 * KEY);
+    assert!(offset_of!(path_row, bytes_value) == 2 * KEY + 2);
+    assert!(offset_of!(path_row, bytes_offset) == 2 * KEY + 4);
+    assert!(offset_of!(path_row, path) == 2 * KEY + 5);
+    assert!(offset_of!(path_row, otherwise) == 2 * KEY + 6);
+    assert!(offset_of!(path_classes, rows) == bytes(0));
+    assert!(offset_of!(path_classes, drops) == bytes(1));
+    assert!(offset_of!(path_classes, asks_router) == bytes(2));
+    assert!(offset_of!(path_classes, place) == bytes(2) + 4);
+    assert!(offset_of!(path_classes, own_router) == bytes(3));
+    assert!(offset_of!(path_classes, row) == bytes(words::HEAD));
+    assert!(offset_of!(path_classes, may) == bytes(words::HEAD + MOST_PATHS * words::ROW));
+    assert!(size_of::<path_classes>() == bytes(words::CLASSES));
+    assert!(size_of::<path_classes>() - offset_of!(path_classes, may) == bytes(TABLES * TABLE));
+    assert!(size_of::<path_count>() == 128);
+};
+
 /// `crate::plane`.
 const _: () = {
     assert!(offset_of!(port, ifindex) == 0);
@@ -168,6 +190,11 @@ pub(crate) mod header {
     /// Those of flow rules.
     pub fn flow_numbers() -> BTreeMap<&'static str, u32> {
         numbers_of(include_str!("../../bpf/flow_abi.h"))
+    }
+
+    /// Those of paths.
+    pub fn path_numbers() -> BTreeMap<&'static str, u32> {
+        numbers_of(include_str!("../../bpf/path_abi.h"))
     }
 
     fn numbers_of(text: &'static str) -> BTreeMap<&'static str, u32> {
@@ -262,6 +289,28 @@ mod tests {
         let ops = encoding::OPS.map(|(name, number)| (name, v(number)));
         for (name, number) in ours.into_iter().chain(ops) {
             assert_eq!(header.get(name), Some(&number), "{name}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_paths_are_those_of_the_header() {
+        use logic::paths::rows::{self, flags};
+        let header = header::path_numbers();
+        let ours = [
+            ("MAX_PATHS", rows::MOST_PATHS),
+            ("PATH_WORDS", rows::WORDS),
+            ("PATH_DEPTH", rows::DEPTH),
+            ("PATH_TABLES", rows::TABLES),
+            ("PATH_TABLE_SIZE", rows::TABLE),
+            ("PATH_IPV4", flags::IPV4.into()),
+            ("PATH_IPV6", flags::IPV6.into()),
+            ("PATH_IP", flags::IP.into()),
+            ("PATH_PORTS", flags::PORTS.into()),
+            ("PATH_SYN", flags::SYN.into()),
+            ("PATH_REASONS", crate::plane::NOT_GIVEN.len()),
+        ];
+        for (name, number) in ours {
+            assert_eq!(header.get(name), Some(&(number as u32)), "{name}");
         }
     }
 

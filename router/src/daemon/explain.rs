@@ -17,6 +17,7 @@ use crate::{
 use logic::{
     mirror::InterfaceView,
     net::{Mac, Vlan},
+    paths::PathId,
     plan::{PortId, Target},
     reason::Reason,
 };
@@ -253,6 +254,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
+    fn path_name(&self, path: PathId) -> String {
+        format!("{path}")
+    }
+
     /// A step of the program in plain words.
     fn words(&self, step: &Step) -> String {
         match *step {
@@ -307,6 +312,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             Step::Transmit { port, vlan } => {
                 format!("leaves by port {}, {}", self.port_name(port as PortId), tags(Vlan::from_key(vlan)))
+            }
+            Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
+            Step::Path { path, why: Some(why) } => {
+                format!("path {}: {} ({})", self.path_name(path), why.text(), why.name())
             }
             Step::Verdict { reason: None, .. } => "forwarded".into(),
             Step::Verdict { reason: Some(reason), action } => {

@@ -1,11 +1,12 @@
 //! The kernel plane with flow rules in front: another program, `millrace_flow`, on the tables of a [`Plane`] and the maps of
-//! flow rules, attached in place of the first while there are rules.
+//! flow rules, attached in place of the first while there are rules; `millrace_flow_paths` where there may be paths.
 
 use super::{
     Plane,
     cores::CoreMap,
     flow_maps::{self, FlowMaps},
     inject::Injector,
+    paths,
     run::TestRun,
 };
 use crate::abi;
@@ -24,6 +25,8 @@ use std::{
 pub struct FlowPlane {
     skel: abi::MillraceSkel<'static>,
     maps: Arc<FlowMaps>,
+    /// Paths are asked for before rules.
+    with_paths: bool,
     /// Has the cores that rules name for as long as it is there.
     _cores: Arc<CoreMap>,
 }
@@ -39,7 +42,17 @@ impl FlowPlane {
         let mut open =
             abi::MillraceSkelBuilder::default().open(storage).context("opening the kernel plane")?;
         super::size(&mut open, &plane.settings, plane.cpus)?;
-        share(&mut open, plane)?;
+        super::share_with_counts(&mut open, plane)?;
+        let paths = plane.path_maps();
+        match paths {
+            Some(paths) => {
+                paths::share(&mut open, Some(paths))?;
+                open.progs.millrace_flow.set_autoload(false);
+                open.progs.millrace_paths.set_autoload(false);
+                open.progs.lost_to_path.set_autoload(false);
+            }
+            None => paths::leave_out(&mut open)?,
+        }
         flow_maps::share(&mut open, maps)?;
         let cores = u32::try_from(plane.cpus).context("more than 2^32 CPUs")?;
         open.maps.rule_cores.set_max_entries(cores).context("sizing the map of cores")?;
@@ -61,7 +74,7 @@ impl FlowPlane {
         maps.memory().cores().add(&cores)?;
         let map = skel.maps.rule_cores.info().context("asking for the map of cores")?.info.id;
         plane.control.store(super::CORE_MAP, map.into());
-        Ok(FlowPlane { skel, maps: maps.clone(), _cores: cores })
+        Ok(FlowPlane { skel, maps: maps.clone(), with_paths: paths.is_some(), _cores: cores })
     }
 
     /// Frames of user space are given to this generation's programs from now on.
@@ -79,25 +92,15 @@ impl FlowPlane {
 
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
-        self.skel.progs.millrace_flow.as_fd()
+        let programs = &self.skel.progs;
+        if self.with_paths { programs.millrace_flow_paths.as_fd() } else { programs.millrace_flow.as_fd() }
     }
 
     /// Runs the program on a frame as if it came in by `ifindex`. The caller must be in the device's namespace.
     pub fn run(&mut self, ifindex: u32, frame: &[u8]) -> Result<TestRun> {
-        super::run::run(&mut self.skel.progs.millrace_flow, ifindex, frame)
+        let programs = &mut self.skel.progs;
+        let program =
+            if self.with_paths { &mut programs.millrace_flow_paths } else { &mut programs.millrace_flow };
+        super::run::run(program, ifindex, frame)
     }
-}
-
-/// The program reads and counts what the plane does.
-fn share(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
-    super::share_tables(open, plane)?;
-    let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
-    for (map, fd) in [
-        (&mut theirs.counters, ours.counters.as_fd()),
-        (&mut theirs.charges, ours.charges.as_fd()),
-        (&mut theirs.policers, ours.policers.as_fd()),
-    ] {
-        map.reuse_fd(fd).context("sharing a map with the program for flow rules")?;
-    }
-    Ok(())
 }

@@ -121,6 +121,7 @@ impl FlowMaps {
             program.set_autoload(false);
         }
         super::losses::leave_out(&mut open);
+        super::paths::leave_out(&mut open)?;
         open.maps.rule_cores.set_autocreate(false).context("leaving out the map of cores")?;
         open.maps.split_cores.set_autocreate(false).context("leaving out the map of cores")?;
         size(&mut open, c, cpus)?;

@@ -15,6 +15,7 @@
 //! | `cores.rs` | cores that flow rules hand packets to |
 //! | `choices.rs` | flows whose core is chosen |
 //! | `shares.rs` | what routers may take of a full core |
+//! | `paths.rs` | paths of the user plane: their program, and its maps, which outlive a generation |
 //! | `splits.rs` | queues whose flows are shared among cores |
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
@@ -34,6 +35,7 @@ mod inject;
 mod link;
 mod losses;
 mod memory;
+mod paths;
 mod polls;
 mod port_sets;
 mod run;
@@ -63,6 +65,7 @@ use logic::{
 use losses::Losses;
 pub use memory::MappedMemory;
 use memory::{Mapping, Words64};
+pub use paths::{NOT_GIVEN, PathCounts, PathMaps, PathsPlane};
 pub use polls::{Polled, Polls, Slept};
 pub use run::{Step, TestRun};
 use samples::Samples;
@@ -131,6 +134,10 @@ pub struct Plane {
     by_rules: bool,
     /// The one with shares is.
     shared: bool,
+    /// The program with paths, if there may be some.
+    paths: Option<PathsPlane>,
+    /// It is the one to attach, or with rules the one that has both.
+    with_paths: bool,
 }
 
 impl Plane {
@@ -160,6 +167,7 @@ impl Plane {
         change(&mut open).context("changing the kernel plane")?;
         open.progs.millrace_explain.set_autoload(false);
         flow_maps::leave_out(&mut open)?;
+        paths::leave_out(&mut open)?;
         let skel = open.load().context("loading the kernel plane")?;
         let memory = Arc::new(MappedMemory::new(&skel, &settings)?);
         let samples =
@@ -192,6 +200,8 @@ impl Plane {
             rules: None,
             by_rules: false,
             shared: false,
+            paths: None,
+            with_paths: false,
         })
     }
 
@@ -313,6 +323,32 @@ impl Plane {
         Ok(())
     }
 
+    /// Packets may be given to these paths from now on, by a program that is not attached yet ([`Plane::set_with_paths`]); flow rules that come
+    /// later ask for paths first.
+    ///
+    /// # Errors
+    /// The program cannot be loaded, or there were flow rules before; nothing has changed.
+    pub fn set_paths(&mut self, maps: &Arc<PathMaps>) -> Result<()> {
+        anyhow::ensure!(self.rules.is_none(), "paths come before flow rules");
+        self.paths = Some(PathsPlane::load(self, maps)?);
+        self.explainer.take();
+        Ok(())
+    }
+
+    /// [`Plane::program`] is the one with paths, if there may be some, or not. With flow rules it always has them.
+    pub fn set_with_paths(&mut self, with_paths: bool) {
+        self.with_paths = with_paths && self.paths.is_some();
+    }
+
+    pub fn is_with_paths(&self) -> bool {
+        self.with_paths
+    }
+
+    /// Those that packets may be given to.
+    pub fn path_maps(&self) -> Option<&Arc<PathMaps>> {
+        self.paths.as_ref().map(PathsPlane::maps)
+    }
+
     /// Queues that are split in this generation.
     pub fn splits(&self) -> &Arc<Splits> {
         &self.splits
@@ -351,8 +387,9 @@ impl Plane {
 
     /// The program, to attach.
     pub fn program(&self) -> BorrowedFd<'_> {
-        match &self.rules {
-            Some(rules) if self.by_rules => rules.program(),
+        match (&self.rules, &self.paths) {
+            (Some(rules), _) if self.by_rules => rules.program(),
+            (_, Some(paths)) if self.with_paths => paths.program(),
             _ if self.shared => self.skel.progs.millrace_shared.as_fd(),
             _ => self.skel.progs.millrace.as_fd(),
         }
@@ -455,6 +492,20 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.split_index, ours.split_index.as_fd()),
         (&mut theirs.split_queues, ours.split_queues.as_fd()),
         (&mut theirs.split_cores, ours.split_cores.as_fd()),
+    ] {
+        map.reuse_fd(fd).context("sharing a map with another program")?;
+    }
+    Ok(())
+}
+
+/// It counts what the plane does, too.
+fn share_with_counts(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<()> {
+    share_tables(open, plane)?;
+    let (theirs, ours) = (&mut open.maps, &plane.skel.maps);
+    for (map, fd) in [
+        (&mut theirs.counters, ours.counters.as_fd()),
+        (&mut theirs.charges, ours.charges.as_fd()),
+        (&mut theirs.policers, ours.policers.as_fd()),
     ] {
         map.reuse_fd(fd).context("sharing a map with another program")?;
     }

@@ -7,7 +7,7 @@ use libbpf_rs::{
     MapCore, MapFlags, OpenObject, ProgramInput, ProgramMut,
     skel::{OpenSkel, SkelBuilder},
 };
-use logic::reason::Reason;
+use logic::{paths::PathId, reason::Reason};
 use std::mem::MaybeUninit;
 
 /// What became of one packet.
@@ -68,6 +68,11 @@ pub enum Step {
         port: u32,
         vlan: u32,
     },
+    /// `None`: it has been given to its worker.
+    Path {
+        path: PathId,
+        why: Option<Reason>,
+    },
     /// `None`: forwarded.
     Verdict {
         reason: Option<Reason>,
@@ -95,6 +100,7 @@ impl Step {
             12 => Step::Neighbour { id: a32, interface: b as u16 },
             13 => Step::Transmit { port: a32, vlan: b32 },
             14 => Step::Verdict { reason: Reason::from_abi(a32), action: b32 },
+            15 => Step::Path { path: a as PathId, why: Reason::from_abi(b32) },
             other => Step::Unknown(other),
         }
     }
@@ -108,7 +114,12 @@ pub(super) fn run(program: &mut ProgramMut<'_>, ifindex: u32, frame: &[u8]) -> R
 }
 
 /// As if it came in by that RX queue.
-fn run_from(program: &mut ProgramMut<'_>, ifindex: u32, queue: u32, frame: &[u8]) -> Result<TestRun> {
+pub(super) fn run_from(
+    program: &mut ProgramMut<'_>,
+    ifindex: u32,
+    queue: u32,
+    frame: &[u8],
+) -> Result<TestRun> {
     let end = u32::try_from(frame.len()).context("a frame of more than 4 GiB")?;
     let mut context = [0_u8; size_of::<types::xdp_md>()];
     for (value, at) in [(end, 4), (ifindex, 12), (queue, 16)] {
@@ -142,6 +153,9 @@ impl Plane {
 
     /// As [`Plane::run`], by one of the device's RX queues.
     pub fn run_from(&mut self, ifindex: u32, queue: u32, frame: &[u8]) -> Result<TestRun> {
+        if let Some(paths) = self.paths.as_mut().filter(|_| self.with_paths) {
+            return paths.run_from(ifindex, queue, frame);
+        }
         let programs = &mut self.skel.progs;
         let program = if self.shared { &mut programs.millrace_shared } else { &mut programs.millrace };
         run_from(program, ifindex, queue, frame)
@@ -181,6 +195,8 @@ impl Plane {
         }
         super::losses::leave_out(&mut open);
         super::flow_maps::leave_out(&mut open)?;
+        super::paths::leave_out_programs(&mut open);
+        super::paths::share(&mut open, self.path_maps().map(|maps| &**maps))?;
         open.load().context("loading the explaining copy")
     }
 }

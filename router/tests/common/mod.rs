@@ -1,6 +1,7 @@
 //! What the root tests share: a namespace of their own, frames, the ends of wires, and a small router.
 #![allow(dead_code)]
 
+pub mod driver;
 pub mod frame;
 pub mod order;
 pub mod wire;

@@ -2,8 +2,7 @@
 //! measure`. Raw figures go to the file that MILLRACE_MEASURE names, a line each, as JSON.
 
 use super::{steered, world::*};
-use crate::common::{frame::Frame, in_new_namespace};
-use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, ProgramInput};
+use crate::common::{driver::Driver, frame::Frame, in_new_namespace};
 use logic::{
     fib::synthetic::{self, Random},
     flow::{
@@ -17,89 +16,12 @@ use logic::{
     plan::Op,
 };
 use router::plane::{FlowMaps, FlowPlane, FlowSettings, Settings};
-use std::{
-    collections::BTreeSet,
-    io::Write,
-    os::fd::{AsFd, AsRawFd, BorrowedFd},
-    path::Path,
-    process::Command,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, io::Write, process::Command, sync::Arc};
 
-const PACKETS: u32 = 2_000_000;
 const ROUNDS: usize = 9;
 const DESTINATIONS: usize = 4096;
 const HOPS: u8 = 64;
-/// `HEADER_BYTES` of lab/bpf/cost.bpf.c.
-const HEADER_BYTES: usize = 56;
 const QUEUE: u32 = 2;
-
-/// Of this thread: what others do meanwhile does not count, as far as they leave the core's caches alone.
-fn cpu_time() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
-}
-
-/// lab/bpf/cost.bpf.c with frames: it hands one after another to the program under test.
-struct Driver(Object);
-
-impl Driver {
-    fn new(frames: &[Vec<u8>]) -> Driver {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lab/bpf");
-        let object = tempfile::NamedTempFile::new().unwrap();
-        let clang = std::env::var("CLANG").unwrap_or("clang-16".into());
-        let mut compile = Command::new(clang);
-        compile.args(["-target", "bpf", "-g", "-O2", "-I/usr/include/x86_64-linux-gnu", "-c", "-o"]);
-        let done = compile.arg(object.path()).arg(root.join("cost.bpf.c")).status().unwrap();
-        assert!(done.success());
-        let mut open = ObjectBuilder::default().open_file(object.path()).unwrap();
-        let count = frames.len() as u32;
-        for mut map in open.maps_mut() {
-            match map.name().to_string_lossy().as_ref() {
-                "frames" => map.set_max_entries(count).unwrap(),
-                name if name.ends_with(".rodata") => map.set_initial_value(&count.to_ne_bytes()).unwrap(),
-                _ => {}
-            }
-        }
-        let driver = Driver(open.load().unwrap());
-        for (i, frame) in (0..count).zip(frames) {
-            driver.map("frames", &i.to_ne_bytes(), &frame[..HEADER_BYTES]);
-        }
-        driver
-    }
-
-    fn map(&self, name: &str, key: &[u8], value: &[u8]) {
-        let map = self.0.maps().find(|m| m.name() == name).unwrap();
-        map.update(key, value, MapFlags::ANY).unwrap();
-    }
-
-    /// Nanoseconds per packet, those of the driver included.
-    fn run(&mut self, program: BorrowedFd<'_>, ifindex: u32, frame: &[u8]) -> f64 {
-        self.map("under_test", &[0; 4], &program.as_raw_fd().to_ne_bytes());
-        let mut context = [0_u8; 24];
-        for (value, at) in [(frame.len() as u32, 4), (ifindex, 12), (QUEUE, 16)] {
-            context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-        }
-        let each = self.0.progs_mut().find(|p| p.name() == "each").unwrap();
-        let started = cpu_time();
-        let input = ProgramInput {
-            context_in: Some(&mut context),
-            data_in: Some(frame),
-            repeat: PACKETS,
-            ..Default::default()
-        };
-        each.test_run(input).unwrap();
-        (cpu_time() - started).as_secs_f64() * 1e9 / f64::from(PACKETS)
-    }
-
-    /// What the driver costs by itself.
-    fn alone(&mut self, ifindex: u32, frame: &[u8]) -> f64 {
-        let drop = self.0.progs().find(|p| p.name() == "nothing").unwrap();
-        let drop = drop.as_fd().try_clone_to_owned().unwrap();
-        self.run(drop.as_fd(), ifindex, frame)
-    }
-}
 
 /// Those of the file that MILLRACE_PREFIXES names (gzip, one a line), else made up.
 fn prefixes() -> (Vec<Prefix4>, Vec<Prefix6>) {
@@ -219,14 +141,14 @@ fn routing(
             family,
             workload,
             &mut [
-                ("program without rows", &mut || a.run(plain.plane.program(), plain_port, &list[0])),
+                ("program without rows", &mut || a.run(plain.plane.program(), plain_port, QUEUE, &list[0])),
                 ("rows empty", &mut || {
                     tables.borrow_mut().set_steered(&BTreeSet::new());
-                    b.run(program, port, &list[0])
+                    b.run(program, port, QUEUE, &list[0])
                 }),
                 ("row of the one", &mut || {
                     tables.borrow_mut().set_steered(&BTreeSet::from([heavy]));
-                    c.run(program, port, &list[0])
+                    c.run(program, port, QUEUE, &list[0])
                 }),
             ],
         );
@@ -311,18 +233,18 @@ fn against_the_cache(family: &str, w: &mut World, frames: &[(String, Vec<u8>)]) 
             family,
             workload,
             &mut [
-                ("flow cache, output", &mut || a.run(output.program(), port, &list[0])),
+                ("flow cache, output", &mut || a.run(output.program(), port, QUEUE, &list[0])),
                 ("flow cache, NORMAL", &mut || {
                     rows(false);
-                    b.run(normal.program(), port, &list[0])
+                    b.run(normal.program(), port, QUEUE, &list[0])
                 }),
                 ("flow cache, NORMAL by a row", &mut || {
                     rows(true);
-                    c.run(normal.program(), port, &list[0])
+                    c.run(normal.program(), port, QUEUE, &list[0])
                 }),
                 ("row of the one, no flow rules", &mut || {
                     rows(true);
-                    d.run(program, port, &list[0])
+                    d.run(program, port, QUEUE, &list[0])
                 }),
             ],
         );

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0 */
+/*
+ * Packets of the user plane's paths (P2, P4): which path a packet is of, and into the RX ring of its port, queue and path. This is asked
+ * before flow rules, splits and other cores, which a queue's number does not reach; and of what comes by a port only.
+ */
+#pragma once
+
+#define TCP_SYN	0x02
+#define TCP_ACK	0x10
+
+/* Frames of several buffers whose first has so much show all that classes look at, but for what comes behind extension headers. */
+#define PATH_FIRST_BUFFER 128
+
+/* Of a word with one bit: which (Leiserson, Prokop, Randall: Using de Bruijn sequences to index a 1 in a computer word, 1998). */
+static const __u8 bit_of[64] = {
+	0, 1, 2, 53, 3, 7, 54, 27, 4, 38, 41, 8, 34, 55, 48, 28, 62, 5, 39, 46, 44, 42, 22, 9, 24, 35, 59, 56, 49, 18, 29, 11,
+	63, 52, 6, 26, 37, 40, 33, 47, 61, 45, 43, 21, 23, 58, 17, 10, 51, 25, 36, 32, 60, 20, 57, 16, 50, 31, 19, 15, 30, 14, 13, 12,
+};
+
+static __always_inline __u32 lowest_bit(__u64 word)
+{
+	return bit_of[(word & -word) * 0x022fdd63cc95386dULL >> 58];
+}
+
+static __always_inline void read_path_addresses(struct xdp_md *ctx, struct path_scratch *s)
+{
+	const struct flow_layout *l = &s->layout;
+	const struct ipv6 *ip = l->network == 6 ? flow_header(ctx, l->ip_offset, sizeof(*ip)) : NULL;
+	__u64 v4 = l->network == 4 ? l->addresses : 0;
+
+	s->key[PATH_WORD_SOURCE] = ip ? ip->source[0] : (__u32)v4;
+	s->key[PATH_WORD_SOURCE + 1] = ip ? ip->source[1] : 0;
+	s->key[PATH_WORD_DESTINATION] = ip ? ip->destination[0] : v4 >> 32;
+	s->key[PATH_WORD_DESTINATION + 1] = ip ? ip->destination[1] : 0;
+}
+
+/* s->port, s->router and s->layout.end are known. */
+static __always_inline void read_path_key(struct xdp_md *ctx, struct path_scratch *s)
+{
+	struct flow_layout *l = &s->layout;
+	__u64 flags = l->network == 4 ? PATH_IPV4 | PATH_IP : l->network == 6 ? PATH_IPV6 | PATH_IP : 0;
+	bool tcp = l->protocol == IPPROTO_TCP;
+
+	s->key[PATH_WORD_PORTS] = 0;
+	if (l->l4_offset && !l->fragment && (tcp || l->protocol == IPPROTO_UDP || l->protocol == IPPROTO_SCTP)) {
+		const __u8 *header = tcp ? flow_header(ctx, l->l4_offset, 20) : NULL;
+
+		flags |= PATH_PORTS;
+		if (header && (header[13] & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+			flags |= PATH_SYN;
+		s->key[PATH_WORD_PORTS] = l->ports;
+	}
+	s->key[PATH_WORD_INGRESS] = s->port | (__u64)s->router << 16 | (__u64)l->ether_type << 32 |
+				    (__u64)l->protocol << 48 | flags << 56;
+	s->key[PATH_WORD_MAC] = l->destination;
+	read_path_addresses(ctx, s);
+}
+
+/* Two bytes of the frame, as loaded; false: it does not have them. */
+static __always_inline bool path_bytes(struct xdp_md *ctx, __u8 offset, __u16 *bytes)
+{
+	const __u8 *data = (void *)(long)ctx->data;
+	__u64 at = offset;
+
+	barrier_var(at);
+	data += at & (PATH_DEPTH - 1);
+	if (data + 2 > (const __u8 *)(long)ctx->data_end)
+		return false;
+	*bytes = *(const __u16 *)data;
+	return true;
+}
+
+/* The rows that a packet may fit. */
+static __always_inline __u64 path_candidates(struct xdp_md *ctx, const struct path_scratch *s, const struct path_classes *c)
+{
+	__u64 left = c->rows;
+
+	for (int i = 0; i < PATH_TABLES; i++) {
+		__u64 place = c->place[i];
+		__u8 byte;
+
+		if (place == PATH_NOWHERE)
+			break;
+		barrier_var(place);
+		if (place < PATH_KEY_BYTES) {
+			byte = ((const __u8 *)s->key)[place];
+		} else {
+			const __u8 *data = (void *)(long)ctx->data;
+			__u64 at = place - PATH_KEY_BYTES;
+
+			barrier_var(at);
+			data += at & (PATH_DEPTH - 1);
+			if (data + 1 > (const __u8 *)(long)ctx->data_end)
+				continue;
+			byte = *data;
+		}
+		left &= c->may[i][byte];
+	}
+	return left;
+}
+
+static __always_inline __u64 differs(const struct path_scratch *s, const struct path_row *row, int word)
+{
+	return (s->key[word] ^ row->value[word]) & row->mask[word];
+}
+
+/* Of a packet whose headers are not seen: may it be of the class, as far as it is seen? */
+static __always_inline bool path_row_may(const struct path_scratch *s, const struct path_row *row)
+{
+	return !((__u32)differs(s, row, PATH_WORD_INGRESS) | differs(s, row, PATH_WORD_MAC));
+}
+
+static __always_inline bool path_row_has(struct xdp_md *ctx, const struct path_scratch *s, const struct path_row *row)
+{
+	__u16 bytes;
+
+	if (differs(s, row, PATH_WORD_INGRESS) || differs(s, row, PATH_WORD_PORTS))
+		return false;
+	if (differs(s, row, PATH_WORD_MAC) | differs(s, row, PATH_WORD_SOURCE) | differs(s, row, PATH_WORD_SOURCE + 1) |
+	    differs(s, row, PATH_WORD_DESTINATION) | differs(s, row, PATH_WORD_DESTINATION + 1))
+		return false;
+	if (row->bytes_offset == PATH_NOWHERE)
+		return true;
+	return path_bytes(ctx, row->bytes_offset, &bytes) && (bytes & row->bytes_mask) == row->bytes_value;
+}
+
+/*
+ * The row whose packet this is, + 1, or 0. Of what is not seen nobody knows the path: one that it may be of and that drops what workers
+ * cannot have is found, others are not. A global function: the verifier looks at its loops once.
+ */
+__noinline int find_path(struct xdp_md *ctx, struct path_scratch *s, __u32 half)
+{
+	const struct path_classes *c = ROW(path_classes, half & 1);
+
+	if (!s || !c || !read_frame(ctx, &s->layout, 0))
+		return 0;
+	read_path_key(ctx, s);
+	bool unseen = s->layout.unseen;
+	__u64 left = unseen ? c->drops : path_candidates(ctx, s, c);
+
+	for (int i = 0; i < MAX_PATHS && left; i++, left &= left - 1) {
+		__u32 row = lowest_bit(left);
+
+		if (unseen ? path_row_may(s, &c->row[row & (MAX_PATHS - 1)]) : path_row_has(ctx, s, &c->row[row & (MAX_PATHS - 1)]))
+			return row + 1;
+	}
+	return 0;
+}
+
+/* The second word of the slot of the interface that a packet is for; 0: there is none. */
+__noinline __u64 path_interface(struct xdp_md *ctx, __u32 port)
+{
+	struct packet p = { .ctx = ctx };
+	void *data = packet_data(&p);
+
+	if (parse_ethernet(&p) != REASON_NONE || data + ETHERNET_BYTES > packet_end(&p))
+		return 0;
+	return find_interface(*(__u64 *)data & 0xffffffffffffULL, port, p.vlan);
+}
+
+/* Why no worker can have it; the packet is in its worker's ring if none. */
+static __always_inline enum reason give_to_worker(struct packet *p, bool unseen, __u32 path, __u64 most_bytes)
+{
+	__u32 queue = p->ctx->rx_queue_index;
+
+	if (mirror_expired() || !p->port_ready)
+		return REASON_PATH_UNSURE;
+	if (p->multi_buffer || p->frame_bytes > most_bytes)
+		return REASON_PATH_FRAME_TOO_LONG;
+	if (unseen)
+		return REASON_PATH_UNSEEN;
+	if (queue >= MAX_QUEUES ||
+	    bpf_redirect_map(&path_sockets, (p->port * MAX_QUEUES + queue) * MAX_PATHS + path, 0) != XDP_REDIRECT)
+		return REASON_PATH_NO_WORKER;
+	return REASON_NONE;
+}
+
+static __always_inline void count_path(const struct packet *p, __u32 path, enum reason why, bool drops)
+{
+	struct path_count *count = ROW(path_counts, p->cpu * MAX_PATHS + path);
+	__u32 row = (why - REASON_PATH_UNSURE) & (PATH_REASONS - 1);
+
+	if (p->explain || !count)
+		return;
+	if (why == REASON_NONE) {
+		count->packets++;
+		count->bytes += p->frame_bytes;
+	} else if (drops) {
+		count->dropped[row]++;
+	} else {
+		count->up[row]++;
+	}
+}
+
+/* Is it a path's, and with that done with? Then *reason is why it is dropped, or REASON_NONE. Else it goes on. */
+static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
+{
+	const struct path_control *paths = ROW(path_control, 0);
+	struct path_scratch *s = ROW(path_scratch, p->cpu);
+	__u64 slot = 0;
+
+	if (!paths || !s)
+		return false;
+	__u32 half = *(volatile const __u64 *)&paths->half & 1;
+	const struct path_classes *c = ROW(path_classes, half);
+	if (!c || !c->rows)
+		return false;
+	p->multi_buffer = has_frags(p);
+	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
+	s->layout = (struct flow_layout){
+		.end = p->frame_bytes,
+		.unseen = p->multi_buffer && packet_data(p) + PATH_FIRST_BUFFER > packet_end(p),
+	};
+	s->port = p->port;
+	s->router = 0;
+	if (c->asks_router) {
+		slot = path_interface(p->ctx, p->port);
+		s->router = slot ? (__u8)(slot >> 48) + 1 : c->own_router[p->port & (MAX_PORTS - 1)];
+	}
+	int found = find_path(p->ctx, s, half);
+	if (found <= 0)
+		return false;
+	const struct path_row *row = &c->row[(found - 1) & (MAX_PATHS - 1)];
+	__u32 path = row->path & (MAX_PATHS - 1);
+	enum reason why = give_to_worker(p, s->layout.unseen, path, paths->most_bytes);
+	bool drops = row->otherwise == PATH_DROP;
+
+	trace_step(p, TRACE_PATH, path, why);
+	count_path(p, path, why, drops);
+	if (why != REASON_NONE && !drops)
+		return false;
+	*reason = why;
+	if (why == REASON_NONE)
+		return true;
+	slot = slot ? : path_interface(p->ctx, p->port);
+	if (slot) {
+		p->interface = slot >> 32;
+		p->payer = p->router = slot >> 48;
+	}
+	return true;
+}
+
+/* As losses.h, of a path: the packet was given to its worker's socket, which did not take it. */
+SEC("tp_btf/xdp_redirect_err")
+int BPF_PROG(lost_to_path, const struct net_device *from, const void *program, const void *to, int err,
+	     enum bpf_map_type type, __u32 map, __u32 slot)
+{
+	const struct path_control *paths = ROW(path_control, 0);
+	struct path_count *count;
+
+	if (type != BPF_MAP_TYPE_XSKMAP || !paths || paths->sockets != map)
+		return 0;
+	count = ROW(path_counts, bpf_get_smp_processor_id() * MAX_PATHS + (slot & (MAX_PATHS - 1)));
+	if (!count)
+		return 0;
+	if (err == -ENOBUFS)
+		count->ring_full++;
+	else
+		count->refused++;
+	return 0;
+}

@@ -1,0 +1,207 @@
+//! With sockets of workers: packets that come by a wire, in the ring of their port, queue and path.
+
+use super::*;
+use crate::{
+    bed::{self, Generator, SMALL, receive, until, whole},
+    common::{
+        wire::Wire,
+        world::{self, World},
+    },
+};
+use logic::reason::{Class as ReasonClass, Reason};
+use router::{
+    af_xdp::{Buffer, Io, Queue, Umem},
+    plane::Charge,
+};
+use std::{
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+};
+
+/// To UDP port `to`, with a number, of so many bytes.
+fn packet(to: u16, number: u32, bytes: usize) -> Vec<u8> {
+    let frame = Frame::udp4(world::A, "10.0.1.5", "10.0.2.9").ip4(|ip| {
+        ip.resize(bytes - 14, 0x77);
+        let length = ip.len() as u16;
+        ip[2..4].copy_from_slice(&length.to_be_bytes());
+        ip[22..24].copy_from_slice(&to.to_be_bytes());
+        ip[28..32].copy_from_slice(&number.to_be_bytes());
+    });
+    frame.bytes()
+}
+
+fn numbers(buffers: &[Buffer]) -> Vec<u32> {
+    buffers.iter().map(|buffer| u32::from_be_bytes(*buffer.data()[42..].first_chunk().unwrap())).collect()
+}
+
+fn udp_to(port: u16) -> Class {
+    Class { protocol: Some(17), destination_port: Some(port), ..Class::default() }
+}
+
+/// Workers with one queue of p0.
+struct Bed {
+    world: World,
+    maps: Arc<PathMaps>,
+    umem: Arc<Umem>,
+    io: Io,
+}
+
+impl Bed {
+    /// With sockets for these paths.
+    fn new(paths: &[usize]) -> Bed {
+        let mut world = World::new(1);
+        let maps = Arc::new(PathMaps::new(MOST_BYTES).unwrap());
+        give_paths(&mut world.plane, &maps);
+        world.link.replace(world.plane.program()).unwrap();
+        world.count_losses();
+        run("ethtool -K q1 gro on");
+        let umem = Umem::new(4096, 2048).unwrap();
+        let (mut queue, _) = Queue::open(&umem, bed::wanted("p0", 0, SMALL)).unwrap();
+        for path in paths {
+            queue.add_path(*path).unwrap();
+            maps.put(0, 0, *path as u16, queue.path_fd(*path).unwrap()).unwrap();
+        }
+        let mut io = Io::new(&umem, 1024).unwrap();
+        io.add_queue(queue);
+        Bed { world, maps, umem, io }
+    }
+
+    fn ring_full(&self, path: usize) -> u64 {
+        self.io.queues()[0].statistics(path).unwrap().unwrap().receive_ring_full
+    }
+
+    fn end(self) {
+        let Bed { umem, io, .. } = self;
+        drop(io);
+        whole(&umem);
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_come_to_their_paths_as_they_were_and_others_are_routed() {
+    in_new_namespace(|| {
+        let mut b = Bed::new(&[3, 60]);
+        let classes = [path(60, Otherwise::Drop, udp_to(2060)), path(3, Otherwise::Up, udp_to(2003))];
+        b.maps.set_classes(&classes, &own()).unwrap();
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        for n in 0..50 {
+            let bytes = 60 + 29 * n as usize;
+            for (to, number) in [(2060, n), (2003, 100 + n), (2000, 200 + n)] {
+                from.send(&packet(to, number, bytes));
+            }
+            for (path, to, number) in [(60, 2060, n), (3, 2003, 100 + n)] {
+                let packets = receive(&mut b.io, path, 1);
+                assert_eq!(hex(packets[0].data()), hex(&packet(to, number, bytes)));
+            }
+        }
+        until("50 routed packets", || b.world.forwarded() == 50);
+        let mut routed = 0;
+        until("50 packets at the other end", || {
+            routed += std::iter::from_fn(|| to.receive()).filter(|f| f[12..14] == [8, 0]).count();
+            routed == 50
+        });
+        let counts = b.maps.counts();
+        let bytes = (0..50).map(|n| 60 + 29 * n).sum();
+        for path in [3, 60] {
+            assert_eq!(counts[path], PathCounts { packets: 50, bytes, ..PathCounts::default() });
+        }
+        // Without its socket a packet takes its path's word.
+        [3, 60].iter().for_each(|path| b.maps.take(0, 0, *path).unwrap());
+        b.maps.take(0, 0, 60).unwrap();
+        from.send(&packet(2003, 1, 60));
+        from.send(&packet(2060, 1, 60));
+        until("the one that is routed", || b.world.forwarded() == 51);
+        until("the one that is dropped", || b.world.charged(Reason::PathNoWorker) == 1);
+        let counts = b.maps.counts();
+        assert_eq!((counts[3].up, counts[60].dropped), ([0, 0, 1, 0], [0, 0, 1, 0]));
+        assert!(b.maps.put(0, 64, 3, b.io.queues()[0].path_fd(3).unwrap()).is_err());
+        b.end();
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn what_a_full_ring_drops_is_its_paths() {
+    in_new_namespace(|| {
+        let mut b = Bed::new(&[0, 1]);
+        let classes = [path(0, Otherwise::Drop, udp_to(2000)), path(1, Otherwise::Drop, udp_to(2001))];
+        b.maps.set_classes(&classes, &own()).unwrap();
+        let mut generator = Generator::new("q0", 1);
+        let mut received = Vec::new();
+        // Nobody reads path 1, whose ring has 64.
+        for n in 0..20 {
+            let both = |n| [packet(2000, n, 60), packet(2001, n, 60)];
+            generator.send(0, (n * 32..(n + 1) * 32).flat_map(both));
+            received.extend(numbers(&receive(&mut b.io, 0, 32)));
+        }
+        assert_eq!(received, Vec::from_iter(0..20 * 32), "its neighbour does not notice");
+        let full = 20 * 32 - 64;
+        assert_eq!((b.ring_full(0), b.ring_full(1)), (0, full));
+        until("the tracepoint to tell", || b.maps.counts()[1].ring_full == full);
+        let counts = b.maps.counts();
+        assert_eq!((counts[0].ring_full, counts[0].packets, counts[1].packets), (0, 640, 640));
+        assert_eq!((counts[1].refused, counts[1].dropped), (0, [0; 4]));
+        let charges = b.world.plane.counters().unwrap().charges;
+        let lost: Vec<_> =
+            charges.into_iter().filter(|((_, why), _)| why.class() == ReasonClass::Lost).collect();
+        assert_eq!(lost, [((Charge::Port(0), Reason::PathRingFull), full)]);
+        assert_eq!(numbers(&receive(&mut b.io, 1, 64)), Vec::from_iter(0..64));
+        generator.end();
+        b.end();
+    });
+}
+
+/// Two orders of 64 classes: what is of path `n` by all of one is of path `n` by all of the other; by half of each it is another's.
+fn order(turned: bool) -> Vec<PathClass> {
+    let named = (0..63).map(|n| path(n, Otherwise::Drop, udp_to(2000 + n)));
+    let rest = path(63, Otherwise::Drop, Class { protocol: Some(17), ..Class::default() });
+    let mut all: Vec<_> = named.chain([rest]).collect();
+    if turned {
+        all[..63].reverse();
+    }
+    all
+}
+
+#[test]
+#[ignore = "needs root"]
+fn classes_that_change_under_load_lose_nothing_and_give_nothing_away() {
+    in_new_namespace(|| {
+        let paths = [0, 5, 31, 57, 62];
+        let mut b = Bed::new(&paths);
+        b.maps.set_classes(&order(false), &own()).unwrap();
+        let (done, maps) = (AtomicBool::new(false), b.maps.clone());
+        let (mut changes, mut next) = (0, [0_u32; 5]);
+        thread::scope(|scope| {
+            let changing = scope.spawn(|| {
+                let mut changes = 0;
+                while !done.load(Relaxed) {
+                    maps.set_classes(&order(changes % 2 == 0), &own()).unwrap();
+                    changes += 1;
+                }
+                changes
+            });
+            let mut generator = Generator::new("q0", 1);
+            for round in 0..2000 {
+                let frames =
+                    (0..50).map(|i| packet(2000 + paths[i % 5] as u16, round * 10 + i as u32 / 5, 60));
+                generator.send(0, frames);
+                for (path, next) in paths.iter().zip(&mut next) {
+                    let packets = receive(&mut b.io, *path, 10);
+                    assert_eq!(numbers(&packets), Vec::from_iter(*next..*next + 10), "path {path}");
+                    *next += 10;
+                }
+            }
+            generator.end();
+            done.store(true, Relaxed);
+            changes = changing.join().unwrap();
+        });
+        assert!(changes > 100, "{changes} changes");
+        let counts = b.maps.counts();
+        for (path, count) in counts.iter().enumerate() {
+            let packets = if paths.contains(&path) { 20_000 } else { 0 };
+            assert_eq!((count.packets, count.dropped), (packets, [0; 4]), "path {path}");
+        }
+        b.end();
+    });
+}
