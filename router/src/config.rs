@@ -35,6 +35,13 @@ pub struct Config {
     pub cores: CoresSettings,
     pub shares: SharesSettings,
     pub openflow: OpenFlowSettings,
+    pub workers: WorkersSettings,
+    /// As written; [`Config::paths`] are these, checked.
+    #[serde(rename = "path")]
+    path_settings: Vec<paths::PathSettings>,
+    /// Forwarding paths of the user plane.
+    #[serde(skip)]
+    pub paths: Vec<DaemonPath>,
 }
 
 impl Default for Config {
@@ -52,6 +59,9 @@ impl Default for Config {
             cores: CoresSettings::default(),
             shares: SharesSettings::default(),
             openflow: OpenFlowSettings::default(),
+            workers: WorkersSettings::default(),
+            path_settings: Vec::new(),
+            paths: Vec::new(),
         }
     }
 }
@@ -278,6 +288,7 @@ deserialize_by_parsing!(
     Latency,
     ResumeLatency,
     paths::Name,
+    paths::OtherwiseText,
     class::MacText,
     class::AddressesText
 );
@@ -289,14 +300,17 @@ mod elements;
 mod openflow;
 mod paths;
 mod shares;
+mod workers;
 
 pub use cores::{
     CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
     ResumeLatency,
 };
+pub use elements::ElementSettings;
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathsConfig, PortConfig, RouteConfig};
 pub use shares::{SharesSettings, Weight};
+pub use workers::{DaemonPath, WorkersSettings};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -318,7 +332,12 @@ impl Config {
 
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        from_toml(file, text, &[&FORMS, &cores::FORMS, &shares::FORMS, &openflow::FORMS])
+        let forms: &[&[_]] =
+            &[&FORMS, &cores::FORMS, &shares::FORMS, &openflow::FORMS, &paths::FORMS, &workers::FORMS];
+        let mut config: Config = from_toml(file, text, forms)?;
+        let paths = std::mem::take(&mut config.path_settings);
+        config.paths = workers::check(file, text, paths, &config.workers)?;
+        Ok(config)
     }
 }
 

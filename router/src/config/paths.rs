@@ -1,4 +1,4 @@
-//! Forwarding paths of the user plane, in a file of their own as long as the daemon runs none: `[[path]]`, and, for packets that come from
+//! Forwarding paths of the user plane over captures, in a file of their own: `[[path]]` ([`super::workers`] has those of the daemon), and, for packets that come from
 //! no device, the ports and routes that Linux has otherwise: `[[port]]`, `[[route]]`. docs/user-plane.md has an example.
 //!
 //! Names become numbers here: ports in the order of the file, routers in the order in which they are first named, paths in the order
@@ -14,7 +14,10 @@ use logic::{
     elements::{BadChain, Chain},
     memory::{Capacity, HeapMemory, Memory},
     net::Mac,
-    paths::class::{Addresses, Class, Impossible},
+    paths::{
+        class::{Addresses, Class, Impossible},
+        rows::Otherwise,
+    },
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -64,18 +67,22 @@ struct RouteSettings {
     port: Spanned<PortName>,
 }
 
-#[derive(Debug, Deserialize)]
+/// `[[path]]`, of the daemon's file, too.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PathSettings {
-    name: Spanned<Name>,
-    router: Option<Spanned<Name>>,
-    class: Option<Spanned<ClassSettings>>,
+pub struct PathSettings {
+    pub(super) name: Spanned<Name>,
+    pub(super) router: Option<Spanned<Name>>,
+    pub(super) class: Option<Spanned<ClassSettings>>,
     chain: Spanned<Vec<ElementSettings>>,
     #[serde(default = "one")]
     weight: Weight,
     #[serde(default = "thousand")]
     ring: RingSize,
     cores: Option<CoreList>,
+    /// Changes nothing over captures, of which workers can have every packet.
+    #[serde(default)]
+    pub(super) otherwise: OtherwiseText,
 }
 
 fn ethernet() -> Mtu {
@@ -96,6 +103,21 @@ bounded!(
     /// Packets that wait for a path.
     RingSize, |v| v.is_power_of_two() && (64..=16_384).contains(&v), "a power of two from 64 to 16384 packets"
 );
+
+/// `up` or `drop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OtherwiseText(pub Otherwise);
+
+impl FromStr for OtherwiseText {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        match s {
+            "up" => Ok(Self(Otherwise::Up)),
+            "drop" => Ok(Self(Otherwise::Drop)),
+            _ => Err(BadValue(format!("{s:?} is not allowed: \"up\" or \"drop\""))),
+        }
+    }
+}
 
 /// Of a path or a router.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -153,7 +175,7 @@ pub struct PathConfig {
     /// Who owns it.
     pub router: RouterId,
     pub class: Class,
-    chain: Vec<ElementSettings>,
+    pub(super) chain: Vec<ElementSettings>,
     /// Among the paths of its router.
     pub weight: u16,
     /// Packets that may wait.
@@ -179,9 +201,7 @@ impl PathsConfig {
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let settings = from_toml(file, text, &[&FORMS])?;
-        Checker::default()
-            .check(settings)
-            .map_err(|Wrong { at, key, message }| ConfigError::at(file, text, at, Some(key), message))
+        Checker::default().check(settings).map_err(|wrong| wrong.error(file, text))
     }
 
     /// The number of a port.
@@ -194,6 +214,16 @@ impl PathsConfig {
     pub fn chains<M: Memory + Clone + Send + 'static>(&self, memory: &M) -> Result<Vec<Chain>, BadValue> {
         let chain = |path: &PathConfig| path.chain(memory, &self.ports).map_err(|e| BadValue(e.to_string()));
         self.paths.iter().map(chain).collect()
+    }
+}
+
+impl PathSettings {
+    fn class_at(&self) -> usize {
+        self.class.as_ref().map_or(self.name.span().start, |class| class.span().start)
+    }
+
+    fn gets_nothing<T>(&self, class_at: usize, why: Impossible) -> Result<T, Wrong> {
+        wrong(class_at, "path.class", format!("path {} gets no packet: {why}", self.name.get_ref().0))
     }
 }
 
@@ -220,18 +250,25 @@ enum NoChain {
 }
 
 /// What is wrong at which byte.
-struct Wrong {
+pub(super) struct Wrong {
     at: usize,
     key: String,
     message: String,
 }
 
-fn wrong<T>(at: usize, key: impl Into<String>, message: impl ToString) -> Result<T, Wrong> {
+pub(super) fn wrong<T>(at: usize, key: impl Into<String>, message: impl ToString) -> Result<T, Wrong> {
     Err(Wrong { at, key: key.into(), message: message.to_string() })
 }
 
+impl Wrong {
+    /// In a file.
+    pub(super) fn error(self, file: &Path, text: &str) -> ConfigError {
+        ConfigError::at(file, text, self.at, Some(self.key), self.message)
+    }
+}
+
 /// Gives numbers to names.
-struct Checker {
+pub(super) struct Checker {
     ports: Vec<PortConfig>,
     routers: Vec<(String, u16)>,
 }
@@ -353,23 +390,79 @@ impl Checker {
         Ok(RouteConfig { prefix, via: via.into_inner().0, port: found })
     }
 
-    fn path(&mut self, settings: PathSettings, before: &[PathConfig]) -> Result<PathConfig, Wrong> {
-        let PathSettings { name, router, class, chain, weight, ring, cores } = settings;
-        let at = name.span().start;
-        let Name(name) = name.into_inner();
-        if before.iter().any(|path| path.name == name) {
-            return wrong(at, "path.name", format!("path {name} is given twice"));
-        }
-        let given = router.map(|router| self.router_with_port(&router)).transpose()?;
-        let class_at = class.as_ref().map_or(at, |class| class.span().start);
-        let class = class.map(Spanned::into_inner).unwrap_or_default();
+    fn path(&mut self, mut settings: PathSettings, before: &[PathConfig]) -> Result<PathConfig, Wrong> {
+        let given = settings.router.as_ref().map(|router| self.router_with_port(router)).transpose()?;
+        let class_at = settings.class_at();
+        let class = settings.class.take().map(Spanned::into_inner).unwrap_or_default();
         let port =
             class.port.as_ref().map(|port| self.find_port(port, class_at, "path.class")).transpose()?;
         // What comes in by a port is its router's, which a path before this one may be of.
         let of_port = port.and_then(|port| self.ports.get(usize::from(port))).map(|port| port.router);
         let class = class.class(port, given.or(of_port));
-        self.is_possible(&class)
-            .or_else(|why| wrong(class_at, "path.class", format!("path {name} gets no packet: {why}")))?;
+        self.is_possible(&class).or_else(|why| settings.gets_nothing(class_at, why))?;
+        self.checked(settings, class_at, given.unwrap_or(0), class, before)
+    }
+
+    /// Ports and routers of Linux, as far as these paths name them. There may be none of a name yet, and every router may have interfaces on
+    /// every port.
+    pub(super) fn of_names(paths: &[PathSettings]) -> Checker {
+        let class_port =
+            |path: &PathSettings| path.class.as_ref().and_then(|class| class.get_ref().port.clone());
+        let forwards =
+            paths.iter().flat_map(|path| path.chain.get_ref()).filter_map(|element| match element {
+                ElementSettings::Forward(name) => Some(name.clone()),
+                _ => None,
+            });
+        let ports: BTreeSet<PortName> = paths.iter().filter_map(class_port).chain(forwards).collect();
+        let routers: BTreeSet<&str> = paths
+            .iter()
+            .filter_map(|path| path.router.as_ref())
+            .map(|name| name.get_ref().0.as_str())
+            .collect();
+        Checker {
+            ports: ports
+                .into_iter()
+                .map(|name| PortConfig { name, mac: None, router: 0, mtu: ethernet().0 })
+                .collect(),
+            routers: routers.into_iter().map(|name| (name.to_owned(), 1)).collect(),
+        }
+    }
+
+    /// One of [`Checker::of_names`].
+    pub(super) fn path_by_names(
+        &mut self,
+        mut settings: PathSettings,
+        before: &[PathConfig],
+    ) -> Result<PathConfig, Wrong> {
+        let router = settings.router.as_ref().and_then(|name| {
+            self.routers.iter().position(|(known, _)| *known == name.get_ref().0).map(|at| at as RouterId)
+        });
+        let class_at = settings.class_at();
+        let class = settings.class.take().map(Spanned::into_inner).unwrap_or_default();
+        let port =
+            class.port.as_ref().map(|port| self.find_port(port, class_at, "path.class")).transpose()?;
+        self.checked(settings, class_at, router.unwrap_or(0), class.class(port, router), before)
+    }
+
+    /// With these packets, behind those paths.
+    fn checked(
+        &self,
+        settings: PathSettings,
+        class_at: usize,
+        router: RouterId,
+        class: Class,
+        before: &[PathConfig],
+    ) -> Result<PathConfig, Wrong> {
+        class.check().or_else(|why| settings.gets_nothing(class_at, why))?;
+        let PathSettings { name, chain, weight, ring, cores, .. } = settings;
+        let at = name.span().start;
+        let Name(name) = name.into_inner();
+        if before.len() >= MOST_PATHS {
+            return wrong(at, "path", format!("too many are given, {MOST_PATHS} are possible"));
+        }
+        if before.iter().any(|path| path.name == name) {
+            return wrong(at, "path.name", format!("path {name} is given twice"));
+        }
         if let Some(first) = before.iter().find(|path| path.class.covers(&class)) {
             let message =
                 format!("path {name} gets no packet: path {}, before it, has all of them", first.name);
@@ -382,16 +475,15 @@ impl Checker {
             return in_chain(format!("{} elements, {MOST_ELEMENTS} are possible", chain.len()));
         }
         let (weight, ring) = (weight.0 as u16, ring.0 as usize);
-        let path =
-            PathConfig { name: name.clone(), router: given.unwrap_or(0), class, chain, weight, ring, cores };
+        let path = PathConfig { name: name.clone(), router, class, chain, weight, ring, cores };
         match path.chain(&no_tables(), &self.ports) {
             Ok(_) => Ok(path),
             Err(why) => in_chain(why.to_string()),
         }
     }
 
+    /// As far as ports belong to routers.
     fn is_possible(&self, class: &Class) -> Result<(), Impossible> {
-        class.check()?;
         let of = |port: PortId| self.ports.get(usize::from(port));
         match (class.port.and_then(of), class.router) {
             (Some(port), Some(router)) if port.router != router => {
@@ -426,7 +518,7 @@ fn no_tables() -> Arc<HeapMemory> {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 18] = [
+pub(super) const FORMS: [(&str, &str); 19] = [
     ("router_weights", "router_weights = { red = 2 }"),
     ("port.name", "name = \"eth1\""),
     ("port.mac", "mac = \"02:00:00:00:00:01\""),
@@ -442,6 +534,7 @@ const FORMS: [(&str, &str); 18] = [
     ("path.weight", "weight = 2"),
     ("path.ring", "ring = 1024"),
     ("path.cores", "cores = \"0-3,8\""),
+    ("path.otherwise", "otherwise = \"drop\""),
     ("port", "[[port]]"),
     ("route", "[[route]]"),
     ("path", "[[path]]"),

@@ -1,0 +1,174 @@
+//! `[[path]]` and `[workers]` of the daemon: forwarding paths of the user plane over ports and routers of Linux, which have names here and may
+//! come and go. What a path says is checked as in a file of their own ([`super::paths`]).
+
+use super::{
+    ConfigError, CoreList, PortName,
+    elements::ElementSettings,
+    paths::{Checker, PathConfig, PathSettings, wrong},
+};
+use logic::{
+    paths::{class::Class, rows::Otherwise},
+    plan::{PortId, RouterId},
+};
+use serde::Deserialize;
+use std::path::Path;
+
+/// Threads that run paths.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkersSettings {
+    /// One on each of these; `None`: there are none, and so no paths.
+    pub cores: Option<CoreList>,
+}
+
+/// A path; its number is its place.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DaemonPath {
+    pub name: String,
+    /// Who owns it, and whose packets it has; `None`: the host, and those of all routers.
+    pub router: Option<String>,
+    /// By which its packets come in.
+    pub port: Option<PortName>,
+    class: Class,
+    pub chain: Vec<ElementSettings>,
+    /// Among the paths of its router.
+    pub weight: u16,
+    /// Packets that may wait.
+    pub ring: usize,
+    /// On which it may run; `None`: on all that have workers.
+    pub cores: Option<CoreList>,
+    /// What becomes of packets that no worker can have.
+    pub otherwise: Otherwise,
+}
+
+impl DaemonPath {
+    /// Its packets, where port and router have these numbers.
+    pub fn class(&self, port: Option<PortId>, router: Option<RouterId>) -> Class {
+        Class { port, router, ..self.class.clone() }
+    }
+}
+
+/// Checks the paths of a file.
+pub(super) fn check(
+    file: &Path,
+    text: &str,
+    settings: Vec<PathSettings>,
+    workers: &WorkersSettings,
+) -> Result<Vec<DaemonPath>, ConfigError> {
+    let mut checker = Checker::of_names(&settings);
+    let (mut checked, mut paths) = (Vec::<PathConfig>::new(), Vec::new());
+    for settings in settings {
+        let at = settings.name.span().start;
+        let router = settings.router.as_ref().map(|router| router.get_ref().0.clone());
+        let port = settings.class.as_ref().and_then(|class| class.get_ref().port.clone());
+        let otherwise = settings.otherwise.0;
+        let path = checker.path_by_names(settings, &checked).and_then(|path| match &workers.cores {
+            None => {
+                wrong(at, "path", "paths need workers to run on: write [workers], and there cores = \"2-3\"")
+            }
+            Some(all) if path.cores.as_ref().is_some_and(|cores| cores.0.is_disjoint(&all.0)) => {
+                wrong(at, "path.cores", format!("path {}: none of its cores is one of [workers]", path.name))
+            }
+            Some(_) => Ok(path),
+        });
+        let path = path.map_err(|wrong| wrong.error(file, text))?;
+        checked.push(path.clone());
+        let PathConfig { name, class, chain, weight, ring, cores, .. } = path;
+        paths.push(DaemonPath { name, router, port, class, chain, weight, ring, cores, otherwise });
+    }
+    Ok(paths)
+}
+
+/// Keys, and how they are written.
+pub(super) const FORMS: [(&str, &str); 1] = [("workers.cores", "cores = \"2-3\"")];
+
+#[cfg(test)]
+mod tests {
+    use super::{super::Config, *};
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("m.toml"), text).map_err(|e| e.to_string())
+    }
+
+    const WORKERS: &str = "[workers]\ncores = \"2-3\"\n";
+
+    #[test]
+    fn paths_of_the_daemon_have_names_of_linux() {
+        let text = format!(
+            r#"{WORKERS}
+            [[path]]
+            name = "vpn"
+            router = "red"
+            class = {{ port = "eth9", protocol = "udp", destination_port = 4500 }}
+            chain = ["check", "route", "ttl", "rewrite"]
+            weight = 3
+            ring = 256
+            cores = "3-4"
+            otherwise = "drop"
+            [[path]]
+            name = "rest"
+            chain = [{{ element = "forward", port = "eth1" }}]
+            "#
+        );
+        let config = parse(&text).unwrap();
+        let [vpn, rest] = &config.paths[..] else { panic!("{:?}", config.paths) };
+        assert_eq!(
+            (vpn.router.as_deref(), vpn.port.as_ref().map(PortName::as_str)),
+            (Some("red"), Some("eth9"))
+        );
+        assert_eq!((vpn.weight, vpn.ring, vpn.otherwise), (3, 256, Otherwise::Drop));
+        assert_eq!((rest.router.as_deref(), rest.otherwise, rest.chain.len()), (None, Otherwise::Up, 1));
+        let class = vpn.class(Some(7), None);
+        assert_eq!(
+            (class.port, class.router, class.protocol, class.destination_port),
+            (Some(7), None, Some(17), Some(4500))
+        );
+        assert_eq!(rest.class(None, None), Class::default());
+        assert_eq!(config.workers.cores.unwrap().0, [2, 3].into());
+        assert_eq!((parse("").unwrap().paths, parse("").unwrap().workers.cores), (vec![], None));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        const CHAIN: &str = "chain = [\"count\", \"discard\"]\n";
+        for (text, parts) in [
+            (
+                format!("[[path]]\nname = \"a\"\n{CHAIN}"),
+                &["m.toml:2: path: ", "need workers", "[workers]", "cores = \"2-3\""][..],
+            ),
+            (
+                format!("{WORKERS}[[path]]\nname = \"a\"\ncores = \"7\"\n{CHAIN}"),
+                &["m.toml:4: path.cores: ", "path a: none of its cores"],
+            ),
+            (
+                format!("{WORKERS}[[path]]\nname = \"a\"\n{CHAIN}otherwise = \"pass\"\n"),
+                &["m.toml:6: path.otherwise: ", "\"pass\" is not allowed: \"up\" or \"drop\""],
+            ),
+            (
+                format!("{WORKERS}[[path]]\nname = \"a\"\n{CHAIN}[[path]]\nname = \"a\"\n{CHAIN}"),
+                &["m.toml:7: path.name: ", "path a is given twice"],
+            ),
+            (
+                format!(
+                    "{WORKERS}[[path]]\nname = \"a\"\nclass = {{ port = \"x\" }}\n{CHAIN}[[path]]\nname = \"b\"\nrouter = \"red\"\nclass = {{ port = \"x\" }}\n{CHAIN}"
+                ),
+                &["m.toml:10: path.class: ", "path a, before it, has all of them"],
+            ),
+            (
+                format!(
+                    "{WORKERS}[[path]]\nname = \"a\"\nclass = {{ ether_type = \"arp\", protocol = \"udp\" }}\n{CHAIN}"
+                ),
+                &["m.toml:5: path.class: ", "path a gets no packet: "],
+            ),
+            (
+                format!("{WORKERS}[[path]]\nname = \"a\"\nchain = [\"ttl\"]\n"),
+                &["m.toml:5: path.chain: ", "path a: "],
+            ),
+            ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
+            ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+        }
+    }
+}
