@@ -2,7 +2,7 @@
 /*
  * Packets lost after the redirect: run() has counted them as forwarded, but the egress port, or the core that they were to go on
  * on, did not take them, and of that the kernel tells only tracepoints. Charged to the egress port (a core's to no port) with a
- * reason of class `lost` (what was for a worker, to the port it came in by). The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
+ * reason of class `lost`; what was for a worker, to the port it came in by, as dropped. The transmit one fires once for a bulk of up to 16 packets. Only the generation in charge counts, so
  * that a swap counts nothing twice. What is handed to a core is accounted for here, too, in core_queues, by each generation of its
  * own cores.
  */

@@ -67,5 +67,5 @@ REASON(PATH_UNSURE,         drop,      "of a path, for no worker: the mirror is 
 REASON(PATH_FRAME_TOO_LONG, drop,      "of a path, for no worker: longer than a worker's frame, or in several buffers")
 REASON(PATH_NO_WORKER,      drop,      "of a path, for no worker: none takes packets of its port, queue and path")
 REASON(PATH_UNSEEN,         drop,      "maybe of a path, for no worker: its headers lie further in than the program looks")
-REASON(PATH_RING_FULL,      lost,      "given to a worker, but the ring of its path was full")
-REASON(PATH_REFUSED,        lost,      "given to a worker, but its socket did not take it")
+REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its path was full")
+REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")

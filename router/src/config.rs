@@ -38,7 +38,7 @@ pub struct Config {
     pub workers: WorkersSettings,
     /// As written; [`Config::paths`] are these, checked.
     #[serde(rename = "path")]
-    path_settings: Vec<paths::PathSettings>,
+    pub(crate) path_settings: Vec<paths::PathSettings>,
     /// Forwarding paths of the user plane.
     #[serde(skip)]
     pub paths: Vec<DaemonPath>,

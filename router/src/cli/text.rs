@@ -6,8 +6,8 @@ pub use explain::explanations;
 
 use super::table::Table;
 use crate::daemon::report::{
-    Families, HopReport, InterfaceReport, LeftInterface, PortReport, ReasonCount, RouteReport, RouterReport,
-    Status, StopReport, VerifyReport, VerifyRouter,
+    Families, HopReport, InterfaceReport, LeftInterface, PathReport, PortReport, ReasonCount, RouteReport,
+    RouterReport, Status, StopReport, VerifyReport, VerifyRouter,
 };
 use crate::switch::{
     controllers::{Connection, ControllerReport, ControllersReport},
@@ -30,6 +30,11 @@ pub fn status(s: &Status) -> String {
     }
     for trouble in &s.troubles {
         text += &format!("problem     cannot be read: {trouble}\n");
+    }
+    for path in &s.paths {
+        if let Some(why) = &path.why_not {
+            text += &format!("note        path {} has no packets: {why}\n", path.path);
+        }
     }
     s.placing.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
     for port in &s.ports {
@@ -81,7 +86,7 @@ pub fn status(s: &Status) -> String {
         text += &format!("flow rules  {}, {charge}{cached}{slow}{lost}\n", s.flows.rules);
     }
     let shown = &s.reasons[..s.reasons.len().min(TOP_REASONS)];
-    for part in [ports(&s.ports), routers(&s.routers), reasons(shown), tables(s)] {
+    for part in [ports(&s.ports), routers(&s.routers), paths(&s.paths), reasons(shown), tables(s)] {
         if !part.is_empty() {
             text += &format!("\n{part}");
         }
@@ -131,6 +136,27 @@ fn reasons(reasons: &[ReasonCount]) -> String {
         table.row([r.reason.clone(), r.packets.to_string(), went.into(), r.text.clone()]);
     }
     table.text()
+}
+
+/// What became of packets of paths, before their workers have them.
+fn paths(paths: &[PathReport]) -> String {
+    let mut table = Table::new(&["PATH", "ROUTER", "PORT", "TO WORKERS", "LOST", "OTHERWISE", "WHY"]);
+    let sum = |counts: &[ReasonCount]| counts.iter().map(|r| r.packets).sum::<u64>();
+    for p in paths {
+        let not_given = p.up.iter().chain(&p.dropped);
+        let why: Vec<_> = not_given.map(|r| format!("{} {}", r.packets, r.reason)).collect();
+        let all = || "all".to_owned();
+        table.row([
+            p.path.clone(),
+            p.router.clone().unwrap_or_else(all),
+            p.port.clone().unwrap_or_else(all),
+            if p.why_not.is_none() { p.packets.to_string() } else { "inactive".into() },
+            sum(&p.lost).to_string(),
+            format!("{} {}", sum(&p.up) + sum(&p.dropped), p.otherwise),
+            why.join(", "),
+        ]);
+    }
+    if paths.is_empty() { String::new() } else { table.text() }
 }
 
 /// `millrace ports`.

@@ -102,6 +102,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             },
             ports,
             routers,
+            paths: self.path_reports(),
         })
     }
 

@@ -17,7 +17,6 @@ use crate::{
 use logic::{
     mirror::InterfaceView,
     net::{Mac, Vlan},
-    paths::PathId,
     plan::{PortId, Target},
     reason::Reason,
 };
@@ -83,6 +82,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             port: self.port_name(port),
             notes,
             rules: None,
+            path: self.path_of(&steps, reason),
             steps: self.told(&steps),
             verdict: verdict.into(),
             reason: reason.map(|r| reason_count(r, 1)),
@@ -254,8 +254,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    fn path_name(&self, path: PathId) -> String {
-        format!("{path}")
+    /// The path that a packet ends with: given to its worker, or dropped as it can have none.
+    fn path_of(&self, steps: &[Step], reason: Option<Reason>) -> Option<String> {
+        steps.iter().find_map(|step| match step {
+            Step::Path { path, why } if why.is_none() || *why == reason => Some(self.path_name(*path)),
+            _ => None,
+        })
     }
 
     /// A step of the program in plain words.
@@ -353,8 +357,11 @@ fn ether_type_name(ether_type: u16) -> String {
 }
 
 impl ExplainReport {
-    /// The program leaves the packet to the kernel before rules are asked.
+    /// The program leaves the packet to the kernel, or a path has it, before rules are asked.
     pub fn is_before_rules(&self) -> bool {
+        if self.path.is_some() {
+            return true;
+        }
         let reasons = [Reason::PortNotReady, Reason::Fallback].map(Reason::name);
         self.reason.as_ref().is_some_and(|reason| reasons.contains(&reason.reason.as_str()))
     }

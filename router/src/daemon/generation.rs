@@ -7,6 +7,7 @@ use super::{
     Control, Times,
     changes::Changes,
     instance::Instance,
+    paths::Following,
     reclaim::Reclaimer,
     seam::{FastPath, Kernel, Observe, SwitchEnd},
     steering::Steerer,
@@ -30,6 +31,9 @@ use std::{net::IpAddr, time::Duration};
 
 /// How long it takes to look at all ports for reasons not to trust them.
 const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
+
+/// The longest frame that workers have room for: frames of 2,048 bytes, less what the kernel keeps free (docs/af-xdp.md).
+const MOST_BYTES: u32 = 1792;
 
 /// How long after a failure to load larger tables to try again.
 const GROW_AGAIN: Duration = Duration::from_secs(30);
@@ -173,13 +177,14 @@ fn limit(config: &Config) -> usize {
 }
 
 /// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
-/// reached. Flow rules, if there are, go before it.
+/// reached. Paths and flow rules, if there are, go before it.
 fn build<K: Kernel>(
     kernel: &mut K,
     config: &Config,
     world: &World,
     mut capacity: Capacity,
     number: u64,
+    paths: Option<&<K::Plane as FastPath>::Paths>,
     rules: Option<&<K::Plane as FastPath>::Rules>,
     queue_rows: bool,
 ) -> Result<Generation<K::Plane>> {
@@ -193,6 +198,9 @@ fn build<K: Kernel>(
             queue_rows,
         };
         let mut plane = kernel.load(settings)?;
+        if let Some(paths) = paths {
+            plane.set_paths(paths)?;
+        }
         plane.set_rules(rules)?;
         let mut generation = Generation {
             tables: Tables::new(plane.memory()),
@@ -252,7 +260,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
         let steerer = steerer(&config, &instance, &kernel, spreading, &world);
         let rows = steerer.is_some();
-        let generation = build(&mut kernel, &config, &world, fitting(&world), number, None, rows)?;
+        let paths = match config.paths.is_empty() {
+            true => None,
+            false => Some(kernel.paths(MOST_BYTES).context("for the paths of the configuration")?),
+        };
+        let capacity = fitting(&world);
+        let generation = build(&mut kernel, &config, &world, capacity, number, paths.as_ref(), None, rows)?;
         let mut control = Control {
             config,
             kernel,
@@ -272,8 +285,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             switch,
             rules: None,
             told_ports: None,
+            paths: paths.map(Following::new),
             steerer,
         };
+        // What a path has to drop passes no program before.
+        control.tell_paths();
+        control.follow_paths_unattached();
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;
         control.inherit(before);
@@ -314,7 +331,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         } else {
             tracing::info!("{full}: moving to larger tables");
             let (rules, rows) = (self.rules.as_ref(), self.steerer.is_some());
-            build(&mut self.kernel, &self.config, &self.world, capacity, number, rules, rows)
+            let paths = self.paths.as_ref().map(|paths| &paths.maps);
+            build(&mut self.kernel, &self.config, &self.world, capacity, number, paths, rules, rows)
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
         match built {
@@ -335,10 +353,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             new.tables.set_steered(&steerer.steered());
         }
         let old = std::mem::replace(&mut self.generation, new);
+        self.follow_paths_unattached();
         self.world.ports.values_mut().for_each(|p| p.attached = None);
         self.attach_what_goes()?;
         self.totals.absorb(&old.counters()?);
         self.publish()
+    }
+
+    /// A generation that is about to be attached: the program with paths is the one, if there are some.
+    fn follow_paths_unattached(&mut self) {
+        let some = self.paths.as_ref().is_some_and(Following::are_some);
+        self.generation.plane.follow_paths(some);
     }
 
     /// Leaves what the next daemon needs. What is pinned and what is written belong together by the generation's number:

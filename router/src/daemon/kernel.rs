@@ -11,16 +11,19 @@
 use super::{
     instance::Instance,
     refusal,
-    seam::{Device, FastPath, Kernel},
+    seam::{Device, FastPath, Kernel, Paths},
 };
 use crate::classifier::{Classifier, Ntuple};
 use crate::ethtool::Ethtool;
 use crate::plane::{
-    Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
-    Step, TestRun,
+    Counters, FlowMaps, Grace, MappedMemory, Mode, PathCounts, PathMaps, Plane, PortLink, Settings,
+    SharesInCharge, SplitSeat, Step, TestRun,
 };
 use anyhow::{Context, Result};
-use logic::plan::{PortId, RouterId};
+use logic::{
+    paths::rows::PathClass,
+    plan::{PortId, RouterId},
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
@@ -268,6 +271,10 @@ impl Kernel for Bpf {
         self.replace(plane, devices).map_err(|(_, error)| error)
     }
 
+    fn paths(&mut self, most_bytes: u32) -> Result<Arc<PathMaps>> {
+        Ok(Arc::new(PathMaps::new(most_bytes)?))
+    }
+
     fn mode(&self, device: &Device) -> Option<Mode> {
         self.link(device).map(PortLink::mode)
     }
@@ -344,9 +351,22 @@ pub fn monotonic() -> Duration {
     Duration::new(t.tv_sec.try_into().unwrap_or(0), t.tv_nsec.try_into().unwrap_or(0))
 }
 
+impl Paths for Arc<PathMaps> {
+    fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()> {
+        PathMaps::set_classes(self, classes, own)
+    }
+    fn counts(&self) -> Vec<PathCounts> {
+        PathMaps::counts(self)
+    }
+    fn trouble(&self) -> Option<String> {
+        PathMaps::trouble(self).map(str::to_owned)
+    }
+}
+
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;
     type Rules = Arc<FlowMaps>;
+    type Paths = Arc<PathMaps>;
     fn set_rules(&mut self, rules: Option<&Arc<FlowMaps>>) -> Result<()> {
         Plane::set_rules(self, rules)
     }
@@ -385,6 +405,14 @@ impl FastPath for Plane {
     fn unfollow_shares(&mut self) {
         let shared = self.is_shared();
         self.set_shared(!shared);
+    }
+    fn set_paths(&mut self, paths: &Arc<PathMaps>) -> Result<()> {
+        Plane::set_paths(self, paths)
+    }
+    fn follow_paths(&mut self, some: bool) -> bool {
+        let changes = some != self.is_with_paths();
+        self.set_with_paths(some);
+        changes
     }
     fn set_routers(
         &self,

@@ -14,6 +14,7 @@
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
+//! | `paths.rs` | paths of the user plane: which are active |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
@@ -31,6 +32,7 @@ pub mod kernel;
 mod ledger;
 pub mod observing;
 pub mod packet;
+mod paths;
 mod reclaim;
 mod refusal;
 pub mod report;
@@ -50,7 +52,7 @@ use api::{Query, Request};
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
-use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort};
+use seam::{FastPath, Kernel, Observe, Paths, SwitchEnd, SwitchPort};
 use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
 use totals::Totals;
@@ -94,6 +96,8 @@ pub struct Control<K: Kernel, O> {
     rules: Option<<K::Plane as FastPath>::Rules>,
     /// What the switch thread knows.
     told_ports: Option<Vec<SwitchPort>>,
+    /// `None`: no path is configured.
+    paths: Option<paths::Following<<K::Plane as FastPath>::Paths>>,
     /// `None`: not configured, or no port had a classifier at the start.
     steerer: Option<Steerer>,
 }
@@ -173,6 +177,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if self.times.weighed != Some(self.world.mirror.revision()) {
             self.weigh();
         }
+        self.follow_paths();
         self.follow_shares();
         self.confirm(now);
         self.keep_alive(now);
@@ -325,7 +330,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn troubles(&self) -> Vec<String> {
         let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
         let uncounted = self.generation.plane.troubles();
-        let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck);
+        let paths =
+            self.paths.iter().flat_map(|paths| [paths.trouble.clone(), paths.maps.trouble()]).flatten();
+        let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
         troubles.chain(self.unknown_weights()).collect()
     }
 

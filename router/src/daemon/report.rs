@@ -41,6 +41,9 @@ pub struct Status {
     pub routes: Families<u64>,
     pub neighbours: u64,
     pub flows: FlowsStatus,
+    /// Of the user plane, in their order.
+    #[serde(default)]
+    pub paths: Vec<PathReport>,
 }
 
 /// How long forwarding goes on by itself.
@@ -192,6 +195,29 @@ pub struct InterfaceReport {
     pub tx_bytes: u64,
 }
 
+/// A path of the user plane, as the kernel plane gives packets to it. Counts begin with the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathReport {
+    pub path: String,
+    /// `None`: it has packets of all routers.
+    pub router: Option<String>,
+    /// `None`: it has packets of all ports.
+    pub port: Option<String>,
+    /// Why it has no packets, as a sentence; `None`: it is active.
+    pub why_not: Option<String>,
+    /// What becomes of packets that no worker can have: `up`, as if there were no path, or `drop`.
+    pub otherwise: String,
+    /// Given to its worker,
+    pub packets: u64,
+    pub bytes: u64,
+    /// and of those lost, by reason.
+    pub lost: Vec<ReasonCount>,
+    /// Not given, by what kept a worker from having them: went on as if there were no path,
+    pub up: Vec<ReasonCount>,
+    /// or were dropped.
+    pub dropped: Vec<ReasonCount>,
+}
+
 /// How full a table is, rows.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TableUse {
@@ -276,6 +302,9 @@ pub struct ExplainReport {
     pub rules: Option<RulesReport>,
     /// What the program that routes did, in order, in words; with flow rules, with what they send to NORMAL.
     pub steps: Vec<StepReport>,
+    /// Of the user plane: the path whose worker it is given to, or whose word drops it; `None`: it goes on without a path.
+    #[serde(default)]
+    pub path: Option<String>,
     /// `forward`, `pass`, `drop`, or `controller`: only controllers get it. Of several outputs of flow rules that to NORMAL, or
     /// else the first to a port counts.
     pub verdict: String,

@@ -5,7 +5,7 @@
 use crate::{
     classifier::Classifier,
     ethtool::Problem,
-    plane::{Counters, Mode, Settings, Step, TestRun},
+    plane::{Counters, Mode, PathCounts, Settings, Step, TestRun},
     switch::report::ControllerLost,
 };
 use anyhow::Result;
@@ -14,6 +14,7 @@ use logic::{
     memory::Memory,
     net::Mac,
     observe::{Dump, Event, NamespaceId},
+    paths::rows::PathClass,
     plan::{PortId, RouterId},
     steer::Sample,
 };
@@ -71,6 +72,9 @@ pub trait Kernel {
     /// Afterwards exactly these devices run this generation, each swapped between two packets; or, on an error, what ran
     /// before still runs and the error says which device failed.
     fn attach(&mut self, plane: &Self::Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)>;
+
+    /// What paths of the user plane have in common over all generations. `most_bytes`: the longest frame that workers have room for.
+    fn paths(&mut self, most_bytes: u32) -> Result<<Self::Plane as FastPath>::Paths>;
 
     /// These devices, which run this generation, run the program that it now wants.
     fn swap(&mut self, _plane: &Self::Plane, _devices: &[Device]) -> Result<()> {
@@ -180,12 +184,26 @@ pub struct SwitchPort {
     pub generic: bool,
 }
 
+/// Paths of the user plane, as the program knows them.
+pub trait Paths: Clone {
+    /// From now on these are the classes, in this order, of all packets at once. `own`: whose packets are that are for no interface of a port.
+    fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()>;
+    /// By number.
+    fn counts(&self) -> Vec<PathCounts>;
+    /// What it cannot count, as a sentence.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+}
+
 /// One generation of the program and its maps.
 pub trait FastPath {
     /// Its tables; whoever holds one keeps them mapped.
     type Memory: Memory + Send + 'static;
     /// Flow rules, which outlive generations.
     type Rules: Clone;
+    /// Paths of the user plane, which outlive generations.
+    type Paths: Paths;
     fn memory(&self) -> Self::Memory;
     /// From the next [`Kernel::attach`] on packets go by these rules, or by none; on an error, as before.
     fn set_rules(&mut self, rules: Option<&Self::Rules>) -> Result<()>;
@@ -210,6 +228,10 @@ pub trait FastPath {
     }
     /// Attaching failed: that is to be tried again.
     fn unfollow_shares(&mut self) {}
+    /// Packets may be given to these paths; called before any rules are set.
+    fn set_paths(&mut self, paths: &Self::Paths) -> Result<()>;
+    /// The program with paths is to be attached, or not: if that is new, from the next [`Kernel::swap`] or [`Kernel::attach`] on it is so.
+    fn follow_paths(&mut self, some: bool) -> bool;
     /// Of all routers that there are: the weight of their shares of a full core, on which ports they have interfaces, which is the host.
     fn set_routers(
         &self,

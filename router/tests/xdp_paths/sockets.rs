@@ -8,7 +8,7 @@ use crate::{
         world::{self, World},
     },
 };
-use logic::reason::{Class as ReasonClass, Reason};
+use logic::reason::Reason;
 use router::{
     af_xdp::{Buffer, Io, Queue, Umem},
     plane::Charge,
@@ -143,8 +143,8 @@ fn what_a_full_ring_drops_is_its_paths() {
         assert_eq!((counts[0].ring_full, counts[0].packets, counts[1].packets), (0, 640, 640));
         assert_eq!((counts[1].refused, counts[1].dropped), (0, [0; 4]));
         let charges = b.world.plane.counters().unwrap().charges;
-        let lost: Vec<_> =
-            charges.into_iter().filter(|((_, why), _)| why.class() == ReasonClass::Lost).collect();
+        let paths = [Reason::PathRingFull, Reason::PathRefused];
+        let lost: Vec<_> = charges.into_iter().filter(|((_, why), _)| paths.contains(why)).collect();
         assert_eq!(lost, [((Charge::Port(0), Reason::PathRingFull), full)]);
         assert_eq!(numbers(&receive(&mut b.io, 1, 64)), Vec::from_iter(0..64));
         generator.end();

@@ -91,6 +91,7 @@ fn sample() -> Status {
             slow_lost: 1,
             controller_lost: ControllerLost::default(),
         },
+        paths: Vec::new(),
     }
 }
 
@@ -481,4 +482,27 @@ fn spans_and_sizes() {
         stop(&StopReport::default()),
         "nothing to do: no program or pin of this instance is in the kernel\n"
     );
+}
+
+#[test]
+fn status_tells_of_paths() {
+    let path = |name: &str, why_not: Option<&str>| PathReport {
+        path: name.into(),
+        router: Some("red".into()),
+        why_not: why_not.map(Into::into),
+        otherwise: "drop".into(),
+        packets: 12,
+        lost: vec![reason("path_ring_full", "drop", "full", 3)],
+        dropped: vec![reason("path_no_worker", "drop", "none", 4), reason("path_unsure", "drop", "late", 1)],
+        ..PathReport::default()
+    };
+    let paths = vec![path("vpn", None), path("late", Some("its port eth9 is not there"))];
+    let text = status(&Status { paths, ..Status::default() });
+    assert!(text.contains("note        path late has no packets: its port eth9 is not there\n"), "{text}");
+    let table = "\
+PATH  ROUTER  PORT  TO WORKERS  LOST  OTHERWISE                              WHY
+vpn   red     all   12             3     5 drop  4 path_no_worker, 1 path_unsure
+late  red     all   inactive       3     5 drop  4 path_no_worker, 1 path_unsure
+";
+    assert!(text.contains(table), "{text}");
 }

@@ -12,6 +12,7 @@ fn nothing_is_attached_before_the_tables_are_full_and_confirmed() {
         filled: true,
         slots: vec![],
         rules: None,
+        paths: None,
     };
     assert_eq!(*case.linux.0.attached.borrow(), [expected]);
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod changes;
 mod lifetime;
+mod paths;
 mod ports;
 mod rules;
 mod steering;
@@ -12,14 +13,14 @@ use super::{
     api::{Query, Request, RouteQuery},
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
-    seam::{Device, FastPath, Kernel, Observe, Reread, SwitchEnd, Told},
+    seam::{Device, FastPath, Kernel, Observe, Paths, Reread, SwitchEnd, Told},
     totals::State,
 };
 use crate::{
     classifier::{Classifier, Ntuple, fake::Nic},
     config::{Config, MemoryMib, Weight},
     ethtool::{Problem, ProblemKind},
-    plane::{Charge, Counters, InterfaceCount, Mode, Settings, Step, TestRun},
+    plane::{Charge, Counters, InterfaceCount, Mode, PathCounts, Settings, Step, TestRun},
     spreading::Spreading,
 };
 use anyhow::{Result, anyhow, bail};
@@ -30,6 +31,7 @@ use logic::{
         Change, Dump, Event, Link, LinkConf4, LinkConf6, LinkKind, MacvlanMode, Namespace, NamespaceId,
         Neighbour, Next, NextHop, Port, Route, RouteKind, Settings as NamespaceSettings,
     },
+    paths::rows::PathClass,
     plan::PortId,
     reason::Reason,
     steer::Sample,
@@ -88,6 +90,33 @@ struct World {
     /// What the switch thread was told.
     told: Arc<Mutex<Vec<Told>>>,
     deadline: Rc<Cell<Duration>>,
+    /// What the program was told of paths, in order, and at each swap whether it was the one with paths.
+    classes: RefCell<Vec<(Vec<PathClass>, BTreeMap<PortId, u8>)>>,
+    swapped: RefCell<Vec<Option<bool>>>,
+    unclassed: RefCell<Option<String>>,
+}
+
+#[derive(Clone)]
+struct FakePaths(Rc<World>);
+
+impl Paths for FakePaths {
+    fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, u8>) -> Result<()> {
+        if let Some(why) = self.0.unclassed.borrow().as_ref() {
+            bail!("{why}");
+        }
+        self.0.classes.borrow_mut().push((classes.to_vec(), own.clone()));
+        Ok(())
+    }
+    fn counts(&self) -> Vec<PathCounts> {
+        let one = PathCounts {
+            packets: 5,
+            ring_full: 2,
+            up: [0, 0, 7, 0],
+            dropped: [1, 0, 0, 0],
+            ..PathCounts::default()
+        };
+        vec![one; 64]
+    }
 }
 
 /// One attachment, and the state of the generation at that moment.
@@ -98,6 +127,7 @@ struct Attachment {
     filled: bool,
     slots: Vec<PortId>,
     rules: Option<u32>,
+    paths: Option<bool>,
 }
 
 #[derive(Clone)]
@@ -109,6 +139,8 @@ struct Generation {
     deadline: Cell<Duration>,
     ports: RefCell<BTreeMap<PortId, PortRow>>,
     rules: Option<u32>,
+    /// The program with paths is loaded; is it the one?
+    paths: Option<bool>,
 }
 
 struct PortRow {
@@ -126,6 +158,7 @@ impl Generation {
 impl FastPath for Generation {
     type Memory = Shared;
     type Rules = u32;
+    type Paths = FakePaths;
     fn set_rules(&mut self, rules: Option<&u32>) -> Result<()> {
         if let (Some(why), Some(_)) = (self.world.unruly.borrow().as_ref(), rules) {
             bail!("{why}");
@@ -153,6 +186,15 @@ impl FastPath for Generation {
     }
     fn troubles(&self) -> Vec<String> {
         self.world.uncounted.borrow().clone()
+    }
+    fn set_paths(&mut self, _: &FakePaths) -> Result<()> {
+        self.paths = Some(false);
+        Ok(())
+    }
+    fn follow_paths(&mut self, some: bool) -> bool {
+        let changes = self.paths.is_some_and(|before| before != some);
+        self.paths = self.paths.map(|_| some);
+        changes
     }
     fn take_samples(&mut self) -> Vec<Sample> {
         self.world.samples.take()
@@ -183,7 +225,7 @@ impl Kernel for Linux {
         let memory = Arc::new(HeapMemory::with_queue_rows(settings.capacity, rows));
         *self.0.memory.borrow_mut() = Some(memory.clone());
         let (deadline, ports) = (Cell::default(), RefCell::default());
-        Ok(Generation { world: self.0.clone(), memory, deadline, ports, rules: None })
+        Ok(Generation { world: self.0.clone(), memory, deadline, ports, rules: None, paths: None })
     }
     fn attach(&mut self, plane: &Generation, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
         let refused = self.0.refused.borrow().clone();
@@ -200,8 +242,16 @@ impl Kernel for Linux {
             filled: plane.memory.routers().iter().any(|w| w.load(Relaxed) != 0),
             slots: plane.slots(),
             rules: plane.rules,
+            paths: plane.paths,
         });
         Ok(())
+    }
+    fn swap(&mut self, plane: &Generation, _: &[Device]) -> Result<()> {
+        self.0.swapped.borrow_mut().push(plane.paths);
+        Ok(())
+    }
+    fn paths(&mut self, _: u32) -> Result<FakePaths> {
+        Ok(FakePaths(self.0.clone()))
     }
     fn mode(&self, device: &Device) -> Option<Mode> {
         let running = self.0.running.borrow();

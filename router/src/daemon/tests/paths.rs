@@ -1,0 +1,91 @@
+//! Paths of the configuration, and what the program is told of them.
+
+use super::*;
+use logic::paths::{class::Class, rows::Otherwise};
+
+const PATHS: &str = r#"
+ports = ["eth1", "eth2"]
+[workers]
+cores = "0"
+[[path]]
+name = "late"
+router = "red"
+class = { protocol = "udp" }
+chain = ["count", "discard"]
+otherwise = "drop"
+[[path]]
+name = "here"
+class = { port = "eth1", protocol = "esp" }
+chain = ["count", "discard"]
+[[path]]
+name = "never"
+class = { port = "eth9" }
+chain = ["count", "discard"]
+"#;
+
+fn with_paths() -> Case {
+    let config = Config::parse(std::path::Path::new("m.toml"), PATHS).unwrap();
+    start_with(config, linux()).unwrap()
+}
+
+fn told(case: &Case) -> Vec<(Vec<PathClass>, BTreeMap<PortId, u8>)> {
+    case.linux.0.classes.borrow().clone()
+}
+
+#[test]
+fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
+    let mut case = with_paths();
+    let here = PathClass {
+        path: 1,
+        class: Class { port: Some(0), protocol: Some(50), ..Class::default() },
+        otherwise: Otherwise::Up,
+    };
+    let first = told(&case);
+    assert_eq!(first.last().unwrap().0, [here.clone()]);
+    assert_eq!(case.linux.0.attached.borrow()[0].paths, Some(true), "from the first packet on");
+    let reports = case.status().paths;
+    let why: Vec<_> = reports.iter().map(|p| p.why_not.as_deref().unwrap_or("active")).collect();
+    assert_eq!(
+        why,
+        [
+            "its router red is not there (see `millrace routers`)",
+            "active",
+            "its port eth9 is no port of Millrace (`ports`, --port)",
+        ]
+    );
+    assert_eq!((reports[0].packets, reports[0].up[0].packets, reports[0].lost[0].packets), (5, 7, 2));
+    assert_eq!(reports[0].dropped[0].reason, "path_unsure");
+    // Nothing new: nothing is told.
+    case.round(Ok(vec![]), 1.0);
+    assert_eq!(told(&case), first);
+    // The port is taken away: no path is left, and neither is their program.
+    case.round(Ok(vec![Event::PortGone(0)]), 1.0);
+    assert_eq!(told(&case).last().unwrap().0, []);
+    assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(false)));
+    case.round(Ok(vec![Event::Port(0, port(10))]), 1.0);
+    assert_eq!(told(&case).last().unwrap().0, [here]);
+    assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(true)));
+}
+
+#[test]
+fn classes_that_cannot_be_told_are_a_trouble() {
+    let mut case = with_paths();
+    *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
+    case.round(Ok(vec![Event::PortGone(0)]), 1.0);
+    let troubles = case.status().troubles;
+    assert!(
+        troubles.iter().any(|t| t == "packets of paths are told apart as before: no grace"),
+        "{troubles:?}"
+    );
+    *case.linux.0.unclassed.borrow_mut() = None;
+    case.round(Ok(vec![]), 1.0);
+    assert_eq!(told(&case).last().unwrap().0, [], "tried again");
+    assert_eq!(case.status().troubles, [""; 0]);
+}
+
+#[test]
+fn without_paths_there_is_no_program_with_paths() {
+    let case = start();
+    assert_eq!(case.linux.0.attached.borrow()[0].paths, None);
+    assert_eq!(told(&case), []);
+}
