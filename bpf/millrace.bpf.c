@@ -151,14 +151,15 @@ enum entry {
 	BY_RULES,
 	HANDED_OVER,		/* by rules, from another core */
 	PART,			/* of a queue that is split, from its core */
-	PATHS,			/* those of paths to workers, others as SHARED */
-	PATHS_BY_RULES,		/* those of paths to workers, others as BY_RULES */
 	EXPLAINED,
 };
 
-static __always_inline enum reason forward(struct packet *p, enum entry entry)
+/*
+ * paths: packets of paths go to workers first. (Not two more entries: clang does not see that what is compared with two constants at once
+ * is one itself, and leaves flow rules in programs without.)
+ */
+static __always_inline enum reason forward(struct packet *p, enum entry entry, bool paths)
 {
-	bool by_rules = entry == BY_RULES || entry == PATHS_BY_RULES;
 	enum reason reason;
 
 	__u64 port = find_port(p->ctx->ingress_ifindex);
@@ -172,14 +173,15 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry)
 	p->port_splits = port_flags & PORT_SPLITS;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
-	if ((entry == PATHS || entry == EXPLAINED || (entry == PATHS_BY_RULES && !p->port_no_recv)) && taken_by_path(p, &reason))
+	/* What rules do not let in, paths do not have. */
+	if (paths && !p->port_no_recv && taken_by_path(p, &reason))
 		return reason;
-	if (by_rules || entry == HANDED_OVER)
-		return forward_by_rules(p, by_rules);
-	return forward_normal(p, entry == ROUTED || entry == SHARED || entry == PATHS);
+	if (entry == BY_RULES || entry == HANDED_OVER)
+		return forward_by_rules(p, entry == BY_RULES);
+	return forward_normal(p, entry == ROUTED || entry == SHARED);
 }
 
-static __always_inline int run(struct xdp_md *ctx, enum entry entry)
+static __always_inline int run(struct xdp_md *ctx, enum entry entry, bool paths)
 {
 	struct packet packet = {
 		.ctx = ctx,
@@ -190,7 +192,7 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry)
 		.payer = CHARGE_ROWS - 1,
 	};
 	__u64 start_ns = sample_start(&packet);
-	enum reason reason = forward(&packet, entry);
+	enum reason reason = forward(&packet, entry, paths);
 
 	if (reason != REASON_NONE)
 		return pass_up(&packet, reason);
@@ -204,21 +206,21 @@ static __always_inline int run(struct xdp_md *ctx, enum entry entry)
 SEC("xdp.frags")
 int millrace(struct xdp_md *ctx)
 {
-	return run(ctx, ROUTED);
+	return run(ctx, ROUTED, false);
 }
 
 /* With shares of a full core. */
 SEC("xdp.frags")
 int millrace_shared(struct xdp_md *ctx)
 {
-	return run(ctx, SHARED);
+	return run(ctx, SHARED, false);
 }
 
 /* With flow rules before the routers. */
 SEC("xdp.frags")
 int millrace_flow(struct xdp_md *ctx)
 {
-	return run(ctx, BY_RULES);
+	return run(ctx, BY_RULES, false);
 }
 
 /*
@@ -228,27 +230,27 @@ int millrace_flow(struct xdp_md *ctx)
 SEC("xdp.frags/cpumap")
 int millrace_flow_core(struct xdp_md *ctx)
 {
-	return run(ctx, HANDED_OVER);
+	return run(ctx, HANDED_OVER, false);
 }
 
 /* The first, for packets of a queue that is shared among cores (split_cores). */
 SEC("xdp.frags/cpumap")
 int millrace_core(struct xdp_md *ctx)
 {
-	return run(ctx, PART);
+	return run(ctx, PART, false);
 }
 
 /* While there are paths of the user plane, the first and the one with flow rules; shares may be in force with both. */
 SEC("xdp.frags")
 int millrace_paths(struct xdp_md *ctx)
 {
-	return run(ctx, PATHS);
+	return run(ctx, SHARED, true);
 }
 
 SEC("xdp.frags")
 int millrace_flow_paths(struct xdp_md *ctx)
 {
-	return run(ctx, PATHS_BY_RULES);
+	return run(ctx, BY_RULES, true);
 }
 
 /* For packets that user space hands to the kernel. */
@@ -262,7 +264,7 @@ int millrace_pass(struct xdp_md *ctx)
 SEC("xdp.frags")
 int millrace_explain(struct xdp_md *ctx)
 {
-	return run(ctx, EXPLAINED);
+	return run(ctx, EXPLAINED, true);
 }
 
 /* Run by user space, which cannot read jiffies. */

@@ -27,3 +27,4 @@ mod refusals;
 mod sessions;
 mod stack;
 mod upgrade;
+mod user_plane;
