@@ -1,9 +1,6 @@
 //! Paths of the user plane in the daemon's configuration. No workers run yet, so packets take their path's word.
 
-use std::{
-    net::UdpSocket,
-    time::Duration,
-};
+use std::{net::UdpSocket, time::Duration};
 
 use lab::namespace::Namespace;
 use serde_json::Value;
@@ -72,13 +69,20 @@ otherwise = "drop"
     assert!(udp_arrives(&bed, 4000), "as if there were no path");
     assert!(!udp_arrives(&bed, 5000), "dropped");
     assert!(udp_arrives(&bed, 6000), "of no path");
-    assert_eq!((no_worker(&path(&daemon, "open")["up"]), no_worker(&path(&daemon, "sealed")["dropped"])), (1, 1));
+    assert_eq!(
+        (no_worker(&path(&daemon, "open")["up"]), no_worker(&path(&daemon, "sealed")["dropped"])),
+        (1, 1)
+    );
     let forwarded = daemon.forwarded();
     assert!(forwarded >= 12, "paths or not, {forwarded} packets were forwarded by the fast path");
     let why = path(&daemon, "later")["why_not"].clone();
     assert_eq!(why, format!("its router {blue_name} is not there (see `millrace routers`)"));
-    let explained = daemon.ask(&["explain", "udp from 10.7.1.2 to 10.7.2.2 dport 5000", "--router", red]);
-    assert_eq!((&explained["path"], &explained["verdict"]), (&"sealed".into(), &"drop".into()), "{explained:#}");
+    let explained = daemon.ask(&["explain", "udp 10.7.1.2:9 -> 10.7.2.2:5000", "--router", red]);
+    assert_eq!(
+        (&explained["path"], &explained["verdict"]),
+        (&"sealed".into(), &"drop".into()),
+        "{explained:#}"
+    );
     // A router that comes later.
     let blue = Namespace::create(&blue_name).unwrap();
     be_router(&blue);

@@ -7,6 +7,7 @@ mod bed;
 mod common;
 mod made;
 mod measure;
+mod rules;
 mod sockets;
 mod table;
 #[path = "../xdp_table/world.rs"]

@@ -4,11 +4,12 @@ use super::*;
 use crate::{
     bed::{self, Generator, SMALL, receive, until, whole},
     common::{
+        only_on,
         wire::Wire,
         world::{self, World},
     },
 };
-use logic::reason::Reason;
+use logic::{cores::QueueId, reason::Reason};
 use router::{
     af_xdp::{Buffer, Io, Queue, Umem},
     plane::Charge,
@@ -202,6 +203,33 @@ fn classes_that_change_under_load_lose_nothing_and_give_nothing_away() {
             let packets = if paths.contains(&path) { 20_000 } else { 0 };
             assert_eq!((count.packets, count.dropped), (packets, [0; 4]), "path {path}");
         }
+        b.end();
+    });
+}
+
+/// All flows of the queue go on on another core, but those of paths, which a CPU map would take the queue's number from.
+#[test]
+#[ignore = "needs root"]
+fn a_queue_that_is_split_gives_paths_their_packets_first() {
+    in_new_namespace(|| {
+        only_on([0]);
+        let mut b = Bed::new(&[7]);
+        b.maps.set_classes(&[path(7, Otherwise::Drop, udp_to(2007))], &own()).unwrap();
+        let splits = b.world.plane.splits().clone();
+        splits.share(QueueId { port: 0, index: 0 }, 0, &[1]).unwrap();
+        let from = Wire::open("q0");
+        let mut received = Vec::new();
+        for n in 0..10 {
+            for n in n * 20..(n + 1) * 20 {
+                from.send(&packet(2007, n, 60));
+                from.send(&packet(2000 + n as u16 % 7, n, 60));
+            }
+            received.extend(numbers(&receive(&mut b.io, 7, 20)));
+        }
+        assert_eq!(received, Vec::from_iter(0..200));
+        until("all others on the other core", || b.world.forwarded() == 200);
+        assert!(splits.handed(1).packets >= 190, "{:?}", splits.handed(1));
+        assert_eq!(b.maps.counts()[7].packets, 200);
         b.end();
     });
 }
