@@ -38,7 +38,8 @@ pub struct Config {
     pub workers: WorkersSettings,
     /// As written; [`Config::paths`] are these, checked.
     #[serde(rename = "path")]
-    pub(crate) path_settings: Vec<paths::PathSettings>,
+    #[doc(hidden)]
+    pub path_settings: Vec<PathSettings>,
     /// Forwarding paths of the user plane.
     #[serde(skip)]
     pub paths: Vec<DaemonPath>,
@@ -308,7 +309,7 @@ pub use cores::{
 };
 pub use elements::ElementSettings;
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
-pub use paths::{PathConfig, PathsConfig, PortConfig, RouteConfig};
+pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use shares::{SharesSettings, Weight};
 pub use workers::{DaemonPath, WorkersSettings};
 

@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    sync::mpsc::{SyncSender, sync_channel},
+    sync::{
+        Arc,
+        mpsc::{SyncSender, sync_channel},
+    },
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -21,7 +24,7 @@ use router::{
         seam::{Device, Kernel},
     },
     observer::Waker,
-    plane::{Counters, Mode, Plane, Settings},
+    plane::{Counters, Mode, PathMaps, Plane, Settings},
 };
 use tokio::sync::oneshot;
 
@@ -49,6 +52,9 @@ impl Kernel for OtherVersion {
     }
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, Error)> {
         self.0.attach(plane, devices)
+    }
+    fn paths(&mut self, most_bytes: u32) -> Result<Arc<PathMaps>> {
+        self.0.paths(most_bytes)
     }
     fn mode(&self, device: &Device) -> Option<Mode> {
         self.0.mode(device)

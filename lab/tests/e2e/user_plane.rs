@@ -66,6 +66,7 @@ otherwise = "drop"
     let mut daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.to_str().unwrap()]);
     daemon.until_accelerated(2);
     ping(&bed.client, "10.7.2.2", 5);
+    let before = daemon.forwarded();
     assert!(udp_arrives(&bed, 4000), "as if there were no path");
     assert!(!udp_arrives(&bed, 5000), "dropped");
     assert!(udp_arrives(&bed, 6000), "of no path");
@@ -73,18 +74,17 @@ otherwise = "drop"
         (no_worker(&path(&daemon, "open")["up"]), no_worker(&path(&daemon, "sealed")["dropped"])),
         (1, 1)
     );
-    let forwarded = daemon.forwarded();
-    assert!(forwarded >= 12, "paths or not, {forwarded} packets were forwarded by the fast path");
+    assert!(daemon.forwarded() - before >= 2, "what goes on is forwarded by the fast path");
     let why = path(&daemon, "later")["why_not"].clone();
     assert_eq!(why, format!("its router {blue_name} is not there (see `millrace routers`)"));
     let explained = daemon.ask(&["explain", "udp 10.7.1.2:9 -> 10.7.2.2:5000", "--router", red]);
     assert_eq!(
-        (&explained["path"], &explained["verdict"]),
+        (&explained[0]["path"], &explained[0]["verdict"]),
         (&"sealed".into(), &"drop".into()),
         "{explained:#}"
     );
     // A router that comes later.
-    let blue = Namespace::create(&blue_name).unwrap();
+    let blue = Namespace::create(blue_name.clone()).unwrap();
     be_router(&blue);
     bed.macvlan(&blue, "x", "p2");
     blue.ip_batch("link set x up\naddr add 10.9.0.2/24 dev x\n").unwrap();
