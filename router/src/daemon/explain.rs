@@ -319,7 +319,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             Step::Path { path, why: None } => format!("given to the worker of path {}", self.path_name(path)),
             Step::Path { path, why: Some(why) } => {
-                format!("path {}: {} ({})", self.path_name(path), why.text(), why.name())
+                format!("of path {}, and no worker has it ({})", self.path_name(path), why.name())
             }
             Step::Verdict { reason: None, .. } => "forwarded".into(),
             Step::Verdict { reason: Some(reason), action } => {

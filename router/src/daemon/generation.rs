@@ -176,6 +176,12 @@ fn limit(config: &Config) -> usize {
     config.limits.memory_mib.0 as usize * (1 << 20)
 }
 
+/// What is asked before packets are routed; both outlive a generation.
+struct Before<'a, P: FastPath> {
+    paths: Option<&'a P::Paths>,
+    rules: Option<&'a P::Rules>,
+}
+
 /// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
 /// reached. Paths and flow rules, if there are, go before it.
 fn build<K: Kernel>(
@@ -184,8 +190,7 @@ fn build<K: Kernel>(
     world: &World,
     mut capacity: Capacity,
     number: u64,
-    paths: Option<&<K::Plane as FastPath>::Paths>,
-    rules: Option<&<K::Plane as FastPath>::Rules>,
+    before: Before<'_, K::Plane>,
     queue_rows: bool,
 ) -> Result<Generation<K::Plane>> {
     loop {
@@ -198,10 +203,10 @@ fn build<K: Kernel>(
             queue_rows,
         };
         let mut plane = kernel.load(settings)?;
-        if let Some(paths) = paths {
+        if let Some(paths) = before.paths {
             plane.set_paths(paths)?;
         }
-        plane.set_rules(rules)?;
+        plane.set_rules(before.rules)?;
         let mut generation = Generation {
             tables: Tables::new(plane.memory()),
             plane,
@@ -265,7 +270,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             false => Some(kernel.paths(MOST_BYTES).context("for the paths of the configuration")?),
         };
         let capacity = fitting(&world);
-        let generation = build(&mut kernel, &config, &world, capacity, number, paths.as_ref(), None, rows)?;
+        let asked = Before { paths: paths.as_ref(), rules: None };
+        let generation = build(&mut kernel, &config, &world, capacity, number, asked, rows)?;
         let mut control = Control {
             config,
             kernel,
@@ -331,8 +337,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         } else {
             tracing::info!("{full}: moving to larger tables");
             let (rules, rows) = (self.rules.as_ref(), self.steerer.is_some());
-            let paths = self.paths.as_ref().map(|paths| &paths.maps);
-            build(&mut self.kernel, &self.config, &self.world, capacity, number, paths, rules, rows)
+            let before = Before { paths: self.paths.as_ref().map(|paths| &paths.maps), rules };
+            build(&mut self.kernel, &self.config, &self.world, capacity, number, before, rows)
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
         match built {

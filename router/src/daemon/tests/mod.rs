@@ -53,6 +53,9 @@ use tokio::sync::oneshot;
 
 type Shared = Arc<HeapMemory>;
 
+/// Classes, and whose the packets of a port are that are for no interface.
+type ToldPaths = (Vec<PathClass>, BTreeMap<PortId, u8>);
+
 /// What the fake Linux holds, seen by the test.
 #[derive(Default)]
 struct World {
@@ -91,7 +94,7 @@ struct World {
     told: Arc<Mutex<Vec<Told>>>,
     deadline: Rc<Cell<Duration>>,
     /// What the program was told of paths, in order, and at each swap whether it was the one with paths.
-    classes: RefCell<Vec<(Vec<PathClass>, BTreeMap<PortId, u8>)>>,
+    classes: RefCell<Vec<ToldPaths>>,
     swapped: RefCell<Vec<Option<bool>>>,
     unclassed: RefCell<Option<String>>,
 }

@@ -28,7 +28,7 @@ fn with_paths() -> Case {
     start_with(config, linux()).unwrap()
 }
 
-fn told(case: &Case) -> Vec<(Vec<PathClass>, BTreeMap<PortId, u8>)> {
+fn told(case: &Case) -> Vec<ToldPaths> {
     case.linux.0.classes.borrow().clone()
 }
 
@@ -41,7 +41,7 @@ fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
         otherwise: Otherwise::Up,
     };
     let first = told(&case);
-    assert_eq!(first.last().unwrap().0, [here.clone()]);
+    assert_eq!(first.last().unwrap().0, std::slice::from_ref(&here));
     assert_eq!(case.linux.0.attached.borrow()[0].paths, Some(true), "from the first packet on");
     let reports = case.status().paths;
     let why: Vec<_> = reports.iter().map(|p| p.why_not.as_deref().unwrap_or("active")).collect();
