@@ -13,6 +13,7 @@
 //! | [`share`] | what each router may take of a core that is full
 //! | [`paths`] | which forwarding path of the user plane runs next on a worker, how long, and on which worker
 //! | [`elements`] | what those paths do with their packets
+//! | [`esp`] | security associations: keys, sequence numbers, windows
 //! | [`worker`] | nothing: lets `paths` pick and `elements` run, wherever packets come from
 //! | [`flow`] | flow rules: what they match and do, and what the flow tables hold |
 //! | [`sim`] | nothing: the allocator of `cores`, and a worker of `paths`, in virtual time
@@ -25,6 +26,7 @@
 pub mod cores;
 pub mod cpus;
 pub mod elements;
+pub mod esp;
 pub mod fib;
 pub mod flow;
 pub mod hash;

@@ -89,6 +89,10 @@ impl<A: Address> Prefix<A> {
     pub fn everything() -> Self {
         Self { address: A::from_left_aligned(0), length: 0 }
     }
+    /// That of this address alone.
+    pub fn one(address: A) -> Self {
+        Self { address, length: A::BITS }
+    }
     /// The network address.
     pub fn address(self) -> A {
         self.address

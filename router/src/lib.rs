@@ -6,6 +6,7 @@
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`af_xdp`] | packets of ports in user space and out again |
 //! | [`paths`] | packets of captures through forwarding paths |
+//! | [`crypto`] | AES-GCM for ESP, by the fastest library there is |
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
@@ -23,6 +24,7 @@ pub mod classifier;
 pub mod cli;
 pub mod config;
 pub mod cores;
+pub mod crypto;
 pub mod daemon;
 pub mod ethtool;
 #[doc(hidden)]

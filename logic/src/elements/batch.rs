@@ -107,4 +107,28 @@ impl<'a> Batch<'a> {
             }
         }
     }
+
+    /// As [`Batch::each`], for work on many packets at once: what is made of a packet may hold on to it, and is put into `made`; or it
+    /// gets a verdict.
+    #[inline]
+    pub(super) fn gather<'b, T>(
+        &'b mut self,
+        counters: &mut Counters,
+        made: &mut Vec<T>,
+        mut step: impl FnMut(&'b mut Packet<'a>) -> Result<T, (&'b mut Packet<'a>, Verdict)>,
+    ) {
+        for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
+            match step(packet) {
+                Ok(of_packet) => made.push(of_packet),
+                Err((packet, verdict)) => {
+                    packet.verdict = Some(verdict);
+                    if let Verdict::Up(_) = verdict {
+                        packet.go_up();
+                    }
+                    self.going -= 1;
+                    counters.count(verdict);
+                }
+            }
+        }
+    }
 }

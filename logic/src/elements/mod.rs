@@ -23,6 +23,9 @@
 //! in: elements that may pass up only read, and [`Chain::new`] refuses them behind one that writes. Whether the mirror is confirmed and
 //! the port trusted the XDP program has asked before it hands a packet to a path.
 //!
+//!
+//! What [`EspEncrypt`] and [`EspDecrypt`] make is another packet than the one that came: from there on it goes up as it was made.
+//!
 //! # Shared tables
 //! [`Route`] reads the memory of [`crate::tables`] while it runs and keeps nothing of it: what a run has read may be reused once the
 //! run is over, so a worker is through with an epoch between any two runs.
@@ -34,6 +37,7 @@
 //! | `ttl` | [`Ttl`] | TTL or hop limit, one less |
 //! | `rewrite` | [`Rewrite`] | the Ethernet header of the next hop, and its port |
 //! | `forward` | [`Forward`] | to a given port |
+//! | `esp_encrypt`, `esp_decrypt` | [`EspEncrypt`], [`EspDecrypt`] | into and out of ESP ([`crate::esp`]) |
 //! | `crc_append`, `crc_check` | [`CrcAppend`], [`CrcCheck`] | CRC-32 behind the frame |
 //! | `police` | [`Police`] | a token bucket |
 //! | `count` | [`Count`] | packets and bytes |
@@ -48,6 +52,8 @@ mod counters;
 mod crc_append;
 mod crc_check;
 mod discard;
+mod esp_decrypt;
+mod esp_encrypt;
 mod forward;
 mod packet;
 mod police;
@@ -64,6 +70,8 @@ pub use counters::Counters;
 pub use crc_append::CrcAppend;
 pub use crc_check::CrcCheck;
 pub use discard::Discard;
+pub use esp_decrypt::EspDecrypt;
+pub use esp_encrypt::EspEncrypt;
 pub use forward::Forward;
 pub use packet::{Ingress, Loss, NotAFrame, Packet, Verdict};
 pub use police::{Police, Rate};

@@ -65,12 +65,60 @@ pub enum Loss {
     NoRoom,
     /// No element found an exit for it: never of a chain that [`super::Chain::new`] accepts.
     NoExit,
+    /// ESP: there is no SA to send it by.
+    NoSa,
+    /// ESP: not of the packets that the SA is for.
+    Policy,
+    /// ESP: a fragment, or with IPv6 extension headers, where transport mode wants what is whole.
+    NotWhole,
+    /// ESP: it would be longer than the path of the SA takes.
+    OverMtu,
+    /// ESP: the SA has no sequence number left.
+    SequenceExhausted,
+    /// ESP: no sequence number is reserved.
+    SequenceUnreserved,
+    /// ESP: shorter than what is always there, or than its own lengths.
+    Truncated,
+    /// ESP: the tag is not that of its bytes: changed, or of another key.
+    BadTag,
+    /// ESP: it came before.
+    Replayed,
+    /// ESP: its sequence number is before the anti-replay window.
+    TooOld,
+    /// ESP: the padding is not as it is written.
+    BadPadding,
+    /// ESP: a dummy packet, made to be dropped.
+    Dummy,
+    /// ESP: what is inside is no whole IP packet.
+    BadInner,
+    /// ESP: congestion was marked on a packet whose flow does not know such marks.
+    Congested,
 }
 
 impl Loss {
     /// All, in order.
-    pub const ALL: [Loss; 6] =
-        [Loss::Discarded, Loss::OverRate, Loss::BadCrc, Loss::NoPort, Loss::NoRoom, Loss::NoExit];
+    pub const ALL: [Loss; 20] = [
+        Loss::Discarded,
+        Loss::OverRate,
+        Loss::BadCrc,
+        Loss::NoPort,
+        Loss::NoRoom,
+        Loss::NoExit,
+        Loss::NoSa,
+        Loss::Policy,
+        Loss::NotWhole,
+        Loss::OverMtu,
+        Loss::SequenceExhausted,
+        Loss::SequenceUnreserved,
+        Loss::Truncated,
+        Loss::BadTag,
+        Loss::Replayed,
+        Loss::TooOld,
+        Loss::BadPadding,
+        Loss::Dummy,
+        Loss::BadInner,
+        Loss::Congested,
+    ];
 
     /// Short name, for counters and JSON.
     pub fn name(self) -> &'static str {
@@ -81,6 +129,20 @@ impl Loss {
             Loss::NoPort => "no_port",
             Loss::NoRoom => "no_room",
             Loss::NoExit => "no_exit",
+            Loss::NoSa => "no_sa",
+            Loss::Policy => "policy",
+            Loss::NotWhole => "not_whole",
+            Loss::OverMtu => "over_mtu",
+            Loss::SequenceExhausted => "sequence_exhausted",
+            Loss::SequenceUnreserved => "sequence_unreserved",
+            Loss::Truncated => "truncated",
+            Loss::BadTag => "bad_tag",
+            Loss::Replayed => "replayed",
+            Loss::TooOld => "too_old",
+            Loss::BadPadding => "bad_padding",
+            Loss::Dummy => "dummy",
+            Loss::BadInner => "bad_inner",
+            Loss::Congested => "congested",
         }
     }
 }
@@ -282,6 +344,13 @@ impl<'a> Packet<'a> {
         let Some(behind) = behind.filter(|_| self.trim(bytes)) else { return false };
         self.behind = behind;
         true
+    }
+
+    /// It is another packet from here on, which would go up as it is now: with these headers, or where they are is not known.
+    #[inline]
+    pub(super) fn renew(&mut self, headers: Headers) {
+        self.headers = headers;
+        self.behind = 0;
     }
 
     /// It goes up as it came.

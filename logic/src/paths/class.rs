@@ -15,7 +15,7 @@ use crate::{
     paths::PathId,
     plan::{PortId, RouterId},
 };
-use std::{fmt, str::FromStr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 /// The last byte at which a class may look.
 pub const DEPTH: u8 = 64;
@@ -261,6 +261,27 @@ impl Addresses {
         match self {
             Addresses::V4(_) => ether_type::IPV4,
             Addresses::V6(_) => ether_type::IPV6,
+        }
+    }
+}
+
+impl Addresses {
+    /// Is this address in it?
+    pub fn contains(self, address: IpAddr) -> bool {
+        match (self, address) {
+            (Addresses::V4(prefix), IpAddr::V4(address)) => prefix.contains(address.to_bits()),
+            (Addresses::V6(prefix), IpAddr::V6(address)) => prefix.contains(address.to_bits()),
+            _ => false,
+        }
+    }
+}
+
+/// One address alone.
+impl From<IpAddr> for Addresses {
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Addresses::V4(Prefix4::one(address.to_bits())),
+            IpAddr::V6(address) => Addresses::V6(Prefix6::one(address.to_bits())),
         }
     }
 }

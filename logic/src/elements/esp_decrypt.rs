@@ -1,0 +1,375 @@
+//! `esp_decrypt`: out of ESP (RFC 4303, RFC 4106), in UDP if the SA is so (RFC 3948).
+//!
+//! Comes in: IP packets whose headers `check` has found right. Goes on: what was inside, behind the Ethernet header and tags that it came with: in tunnel mode the
+//! inner packet, without traffic flow padding, and with the congestion marks of RFC 6040 section 4.2; in transport mode the packet with its payload. It is another packet than
+//! the one that came, of which nothing is known yet: `check` comes next; and if that or `route` pass it up, the kernel gets the decrypted packet.
+//!
+//! Goes up, unwritten, as `local`, what is not for an SA of this element; `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
+//! where the destination or UDP is not the SA's), `ike` (the non-ESP marker), `keepalives` (one byte 0xff).
+//!
+//! Dropped: `truncated`; `too_old` and `replayed`, by the window, before anything is decrypted; `bad_tag`; `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or not
+//! whole), `policy` (not of the SA's selectors), `congested` (RFC 6040: marked, but its flow does not know marks).
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `sas` | names of the SAs |
+//!
+//! In UDP of transport mode, checksums of what is inside are left as they are (RFC 3948 section 3.1.2 c): behind a NAT use tunnel mode.
+
+use super::{
+    Batch, Contract, Counters, Element, Known, Now,
+    check::{IPV4, IPV6},
+    esp_encrypt::{addresses, emptied, readdress},
+    packet::{Family, Headers, Loss, Packet, Verdict},
+};
+use crate::{
+    esp::{self, Inbound, Job, Mode, SaTable, Stale, TAG, View},
+    flow::field::{ether_type, ip_proto},
+    reason::Reason,
+};
+use rustc_hash::FxHashMap;
+use std::{mem, sync::Arc};
+
+const FRAGMENT: u16 = 0x3fff;
+/// In the low bits of TOS and traffic class (RFC 3168).
+const NOT_ECT: u8 = 0;
+const ECT1: u8 = 1;
+const ECT0: u8 = 2;
+const CE: u8 = 3;
+
+/// See the head of this file.
+pub struct EspDecrypt {
+    names: Vec<String>,
+    view: View,
+    sas: Sas,
+    /// Memory that each run uses anew: the n-th of each is of one packet.
+    jobs: Vec<Job<'static>>,
+    found: Vec<Found>,
+    ups: [u64; 5],
+}
+
+/// Those of this element.
+#[derive(Default)]
+struct Sas {
+    all: Vec<Arc<Inbound>>,
+    by_spi: FxHashMap<u32, u16>,
+    /// Our ports of ESP in UDP.
+    ports: Vec<u16>,
+}
+
+/// Why a packet is not ours, as [`EspDecrypt::ups`] has it.
+#[derive(Clone, Copy)]
+enum Up {
+    NotEsp,
+    Fragment,
+    UnknownSpi,
+    Ike,
+    Keepalive,
+}
+const UPS: [&str; 5] = ["not_esp", "fragments", "unknown_spi", "ike", "keepalives"];
+
+enum Not {
+    Ours(Up),
+    Right(Loss),
+}
+
+/// A packet of ESP.
+struct Found {
+    sa: u16,
+    number: u64,
+    /// Places in the data: of IP header, ESP header, text; and where the tag begins.
+    ip: u16,
+    esp: u16,
+    text: u16,
+    tag: u16,
+    tos: u8,
+    fate: Result<(), Loss>,
+}
+
+impl EspDecrypt {
+    /// By the SAs that have these names in the table.
+    pub fn new(table: Arc<SaTable>, names: Vec<String>) -> Self {
+        let view = View::new(table);
+        EspDecrypt { names, view, sas: Sas::default(), jobs: Vec::new(), found: Vec::new(), ups: [0; 5] }
+    }
+}
+
+impl Sas {
+    fn of(view: &View, names: &[String]) -> Sas {
+        let all: Vec<_> = names.iter().flat_map(|name| view.inbound(name)).cloned().collect();
+        let by_spi = (0..).zip(&all).map(|(at, sa): (u16, _)| (sa.spi, at)).collect();
+        let ports = all.iter().filter_map(|sa| sa.udp).map(|udp| udp.local).collect();
+        Sas { all, by_spi, ports }
+    }
+}
+
+impl Element for EspDecrypt {
+    fn name(&self) -> &'static str {
+        "esp_decrypt"
+    }
+
+    fn contract(&self) -> Contract {
+        let forgets = Known::HEADERS | Known::NEXT_HOP | Known::HOP_COUNTED | Known::WRITTEN;
+        Contract { needs: Known::HEADERS, forgets, passes_up: true, ..Contract::default() }
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        if self.view.renew() {
+            self.sas = Sas::of(&self.view, &self.names);
+        }
+        let EspDecrypt { sas, found, ups, .. } = self;
+        let mut jobs = emptied(mem::take(&mut self.jobs));
+        found.clear();
+        batch.gather(counters, &mut jobs, |packet| match find(sas, packet) {
+            Ok((sa, of_packet)) => {
+                let job = job(sa, packet, &of_packet);
+                found.push(of_packet);
+                Ok(job)
+            }
+            Err(Not::Ours(why)) => {
+                ups[why as usize] += 1;
+                Err((packet, Verdict::Up(Reason::Local)))
+            }
+            Err(Not::Right(loss)) => Err((packet, Verdict::Drop(loss))),
+        });
+        open(sas, found, &mut jobs);
+        self.jobs = emptied(jobs);
+        let mut found = found.iter();
+        batch.each(counters, |packet| {
+            let of_packet = found.next()?;
+            let sa = sas.all.get(usize::from(of_packet.sa))?;
+            of_packet.fate.and_then(|()| uncover(sa, packet, of_packet)).err().map(Verdict::Drop)
+        });
+    }
+
+    fn counted(&self) -> Vec<(&'static str, u64)> {
+        UPS.into_iter().zip(self.ups).collect()
+    }
+}
+
+/// Opens all, those of one SA that follow each other at once, and accepts the numbers of those that are right, in order.
+fn open(sas: &Sas, found: &mut [Found], jobs: &mut [Job<'_>]) {
+    let mut jobs = jobs;
+    for found in found.chunk_by_mut(|a, b| a.sa == b.sa) {
+        let Some((of_sa, rest)) = mem::take(&mut jobs).split_at_mut_checked(found.len()) else { return };
+        jobs = rest;
+        let Some(sa) = found.first().and_then(|first| sas.all.get(usize::from(first.sa))) else { continue };
+        sa.aead.open(of_sa);
+        let window = sa.window.lock();
+        for (packet, job) in found.iter_mut().zip(of_sa) {
+            packet.fate = match job.is_right {
+                true => window.accept(packet.number).map_err(stale),
+                false => Err(Loss::BadTag),
+            };
+        }
+    }
+}
+
+fn stale(stale: Stale) -> Loss {
+    match stale {
+        Stale::Replayed => Loss::Replayed,
+        Stale::TooOld => Loss::TooOld,
+    }
+}
+
+/// Which SA it is for. Nothing is written.
+#[inline]
+fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), Not> {
+    let Headers { family, ip: at, bytes, .. } = packet.headers;
+    let whole = packet.ip().get(..bytes.into()).ok_or(Not::Ours(Up::NotEsp))?;
+    let (tos, proto, is_fragment, ip_bytes) = match family {
+        Family::V4 => {
+            let header = whole.first_chunk::<IPV4>().ok_or(Not::Ours(Up::NotEsp))?;
+            let fragment = u16::from_be_bytes([header[6], header[7]]) & FRAGMENT != 0;
+            (header[1], header[9], fragment, IPV4)
+        }
+        Family::V6 => {
+            let header = whole.first_chunk::<IPV6>().ok_or(Not::Ours(Up::NotEsp))?;
+            (header[0] << 4 | header[1] >> 4, header[6], header[6] == FRAGMENT_HEADER, IPV6)
+        }
+        Family::Unknown => return Err(Not::Ours(Up::NotEsp)),
+    };
+    if is_fragment {
+        return Err(Not::Ours(Up::Fragment));
+    }
+    let behind = whole.get(ip_bytes..).unwrap_or_default();
+    let (ports, esp) = match proto {
+        esp::PROTO_ESP => (None, behind),
+        ip_proto::UDP => udp(sas, behind)?,
+        _ => return Err(Not::Ours(Up::NotEsp)),
+    };
+    let spi = esp.first_chunk().copied().map(u32::from_be_bytes).ok_or(Not::Right(Loss::Truncated))?;
+    let (sa_at, sa) = sas.by_spi.get(&spi).and_then(|at| Some((*at, sas.all.get(usize::from(*at))?)))
+        .filter(|(_, sa)| sa.udp.map(|udp| udp.local) == ports)
+        .filter(|(_, sa)| addresses(whole).is_some_and(|(_, to)| to == sa.local))
+        .ok_or(Not::Ours(Up::UnknownSpi))?;
+    let low = esp.get(4..).and_then(|low| low.first_chunk()).copied().map(u32::from_be_bytes);
+    let least = esp::HEADER + esp::IV + esp::TRAILER + TAG;
+    let low = low.filter(|_| esp.len() >= least).ok_or(Not::Right(Loss::Truncated))?;
+    let number = sa.window.infer(low).ok_or(Not::Right(Loss::TooOld))?;
+    sa.window.check(number).map_err(|why| Not::Right(stale(why)))?;
+    let ip = usize::from(at).checked_sub(packet.head_room()).ok_or(Not::Ours(Up::NotEsp))?;
+    // UDP may have been shorter than its packet: the tag is at its end.
+    let esp_at = ip + ip_bytes + if ports.is_some() { esp::UDP } else { 0 };
+    let text = esp_at + esp::HEADER + esp::IV;
+    let tag = esp_at + esp.len() - TAG;
+    let place = |at: usize| at as u16;
+    let found = Found {
+        sa: sa_at,
+        number,
+        ip: place(ip),
+        esp: place(esp_at),
+        text: place(text),
+        tag: place(tag),
+        tos,
+        fate: Ok(()),
+    };
+    Ok((sa, found))
+}
+
+/// Fragment header of IPv6.
+const FRAGMENT_HEADER: u8 = 44;
+
+/// What is in UDP, and our port (RFC 3948 sections 2.2 to 2.4).
+fn udp<'p>(sas: &Sas, behind: &'p [u8]) -> Result<(Option<u16>, &'p [u8]), Not> {
+    let header = behind.first_chunk::<{ esp::UDP }>().ok_or(Not::Ours(Up::NotEsp))?;
+    let (port, length) =
+        (u16::from_be_bytes([header[2], header[3]]), u16::from_be_bytes([header[4], header[5]]));
+    if !sas.ports.contains(&port) {
+        return Err(Not::Ours(Up::NotEsp));
+    }
+    let inside = behind.get(esp::UDP..length.into()).ok_or(Not::Right(Loss::Truncated))?;
+    match inside {
+        [0xff] => Err(Not::Ours(Up::Keepalive)),
+        [0, 0, 0, 0, ..] => Err(Not::Ours(Up::Ike)),
+        _ => Ok((Some(port), inside)),
+    }
+}
+
+#[inline]
+fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
+    let (at, text, end) = (usize::from(found.esp), usize::from(found.text), usize::from(found.tag) + TAG);
+    let data = packet.data_mut().get_mut(at..end).unwrap_or_default();
+    let (header, text) = data.split_at_mut_checked(text - at).unwrap_or_default();
+    let iv = header.last_chunk().copied().unwrap_or_default();
+    Job::new(sa.spi, sa.salt, iv, found.number, sa.is_extended, text)
+}
+
+/// Takes away all that is around a packet whose tag was right.
+#[inline]
+fn uncover(sa: &Inbound, packet: &mut Packet<'_>, found: &Found) -> Result<(), Loss> {
+    let (text_at, tag) = (usize::from(found.text), usize::from(found.tag));
+    let text = packet.data().get(text_at..tag).ok_or(Loss::Truncated)?;
+    let (text, [padding, next]) = text.split_last_chunk::<2>().ok_or(Loss::Truncated)?;
+    let (payload, padded) =
+        text.split_at_checked(text.len().wrapping_sub((*padding).into())).ok_or(Loss::BadPadding)?;
+    // RFC 4303 section 2.4.
+    if !padded.iter().zip(1..=u8::MAX).all(|(byte, n)| *byte == n) {
+        return Err(Loss::BadPadding);
+    }
+    if *next == esp::PROTO_NONE {
+        return Err(Loss::Dummy);
+    }
+    let (next, payload) = (*next, payload.len());
+    match sa.mode {
+        Mode::Tunnel => uncover_tunnel(sa, packet, found, next, payload),
+        Mode::Transport => uncover_transport(sa, packet, found, next, payload),
+    }
+}
+
+#[inline]
+fn uncover_tunnel(
+    sa: &Inbound,
+    packet: &mut Packet<'_>,
+    found: &Found,
+    next: u8,
+    payload: usize,
+) -> Result<(), Loss> {
+    let (ethernet, inner) = (usize::from(found.ip), usize::from(found.text));
+    let start = packet.head_room();
+    let data = packet.data_mut();
+    let ip = data.get_mut(inner..inner + payload).ok_or(Loss::BadInner)?;
+    let (length, kind) = match next {
+        esp::PROTO_IPV4 => (whole4(ip).ok_or(Loss::BadInner)?, ether_type::IPV4),
+        esp::PROTO_IPV6 => (whole6(ip).ok_or(Loss::BadInner)?, ether_type::IPV6),
+        _ => return Err(Loss::BadInner),
+    };
+    admits(sa, ip)?;
+    mark(ip, found.tos & 3)?;
+    // Ethernet header and tags are shorter than all that is between.
+    data.copy_within(..ethernet, inner - ethernet);
+    if let Some(place) = data.get_mut(inner - 2..inner) {
+        place.copy_from_slice(&kind.to_be_bytes());
+    }
+    packet.renew(Headers::default());
+    let fits = packet.end_at(Some(start + inner + length)) && packet.begin_at(Some(start + inner - ethernet));
+    if fits { Ok(()) } else { Err(Loss::BadInner) }
+}
+
+fn uncover_transport(
+    sa: &Inbound,
+    packet: &mut Packet<'_>,
+    found: &Found,
+    next: u8,
+    payload: usize,
+) -> Result<(), Loss> {
+    let (ethernet, esp, text) = (usize::from(found.ip), usize::from(found.esp), usize::from(found.text));
+    let udp = if sa.udp.is_some() { esp::UDP } else { 0 };
+    let start = packet.head_room();
+    let data = packet.data_mut();
+    let header = data.get_mut(ethernet..esp - udp).ok_or(Loss::BadInner)?;
+    let header_bytes = header.len();
+    admits(sa, header)?;
+    readdress(header, (header_bytes + payload) as u16, next);
+    let moved = text - (esp - udp);
+    data.copy_within(..esp - udp, moved);
+    packet.renew(Headers::default());
+    let fits = packet.end_at(Some(start + text + payload)) && packet.begin_at(Some(start + moved));
+    if fits { Ok(()) } else { Err(Loss::BadInner) }
+}
+
+/// What came by an SA must be of its selectors (RFC 4301 section 5.2 step 4).
+#[inline]
+fn admits(sa: &Inbound, ip: &[u8]) -> Result<(), Loss> {
+    let fits = sa.selectors.is_any() || addresses(ip).is_some_and(|(from, to)| sa.selectors.has(from, to));
+    if fits { Ok(()) } else { Err(Loss::Policy) }
+}
+
+/// Length of an IPv4 packet that is all there; `check` looks at the rest of its header.
+fn whole4(ip: &[u8]) -> Option<usize> {
+    let header = ip.first_chunk::<IPV4>()?;
+    let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
+    let header_bytes = usize::from(header[0] & 15) * 4;
+    (header[0] >> 4 == 4 && header_bytes >= IPV4 && (header_bytes..=ip.len()).contains(&length)).then_some(length)
+}
+
+fn whole6(ip: &[u8]) -> Option<usize> {
+    let header = ip.first_chunk::<IPV6>()?;
+    let length = IPV6 + usize::from(u16::from_be_bytes([header[4], header[5]]));
+    (header[0] >> 4 == 6 && length <= ip.len()).then_some(length)
+}
+
+/// Congestion marks of the outer header go to the inner one (RFC 6040 section 4.2).
+#[inline]
+fn mark(ip: &mut [u8], outer: u8) -> Result<(), Loss> {
+    let Some(first) = ip.first_chunk_mut::<IPV4>() else { return Err(Loss::BadInner) };
+    let is_ipv4 = first[0] >> 4 == 4;
+    let inner = if is_ipv4 { first[1] & 3 } else { first[1] >> 4 & 3 };
+    let marked = match (inner, outer) {
+        (NOT_ECT, CE) => return Err(Loss::Congested),
+        (ECT0 | ECT1, CE) => CE,
+        (ECT0, ECT1) => ECT1,
+        _ => return Ok(()),
+    };
+    if is_ipv4 {
+        first[1] = first[1] & !3 | marked;
+        // HC' = ~(~HC + ~m + m') (RFC 1624 section 3); m' - m is less than 4.
+        let more = u64::from(marked.wrapping_sub(inner)) & 0xff;
+        let more = if marked < inner { 0xffff - u64::from(inner - marked) } else { more };
+        let sum = u64::from(!u16::from_be_bytes([first[10], first[11]])) + more;
+        [first[10], first[11]] = (!esp::fold(sum)).to_be_bytes();
+    } else {
+        first[1] = first[1] & !0x30 | marked << 4;
+    }
+    Ok(())
+}

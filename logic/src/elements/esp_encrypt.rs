@@ -1,0 +1,288 @@
+//! `esp_encrypt`: into ESP (RFC 4303, RFC 4106), in UDP if the SA is so (RFC 3948).
+//!
+//! Comes in: IP packets whose headers `check` has found right. Goes on: in tunnel mode a packet of ours around the whole of it, in transport mode the same
+//! packet with its payload encrypted; behind the Ethernet header and tags that it came with. That is another packet than the one that came: its headers are
+//! known, its next hop is not (`route` may find it), and if it goes up it goes up encrypted. The outer header has TTL 64, DSCP and ECN of the inner one
+//! (RFC 4301 section 5.1.2.1, RFC 6040 normal mode), DF as the SA says, and as identification the low bits of the sequence number.
+//!
+//! What must not leave unencrypted never goes up. Dropped, before anything is written, and without a sequence number: `no_sa`, `policy` (not of the
+//! SA's selectors), `not_whole` (transport mode: a fragment, or IPv6 extension headers), `over_mtu` (longer than the SA's MTU when it is
+//! encrypted; a `route` in front with an MTU of so much less lets the kernel tell the sender), `no_room`, `sequence_exhausted`, `sequence_unreserved`.
+//!
+//! | parameter | meaning |
+//! |---|---|
+//! | `sa` | name of the SA |
+//!
+//! Counted besides: `bytes` of the IP packets that came and were encrypted; `near_end`: packets that were sent with less than an eighth of all sequence numbers left:
+//! it is time for another key.
+
+use super::{
+    Batch, Contract, Counters, Element, Known, Now,
+    check::{ETHERNET, IPV4, IPV6},
+    packet::{Family, Headers, Loss, Packet, Verdict},
+};
+use crate::esp::{self, Ends, Job, Mode, NoNumber, Outbound, SaTable, TAG, View};
+use std::{
+    mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ops::Range,
+    sync::Arc,
+};
+
+/// Multiple of which text, padding and trailer are (RFC 4303 section 2.4).
+const ALIGNMENT: usize = 4;
+/// IPv4: flags and fragment offset.
+const DONT_FRAGMENT: u8 = 0x40;
+const FRAGMENT: u16 = 0x3fff;
+
+/// See the head of this file.
+pub struct EspEncrypt {
+    name: String,
+    view: View,
+    sa: Option<Arc<Outbound>>,
+    /// Memory that each run uses anew.
+    jobs: Vec<Job<'static>>,
+    bytes: u64,
+    near_end: u64,
+}
+
+impl EspEncrypt {
+    /// By the SA that has this name in the table.
+    pub fn new(table: Arc<SaTable>, name: &str) -> Self {
+        let view = View::new(table);
+        EspEncrypt { name: name.into(), view, sa: None, jobs: Vec::new(), bytes: 0, near_end: 0 }
+    }
+}
+
+/// An empty one for other packets, in the same memory.
+pub(super) fn emptied<'b>(mut jobs: Vec<Job<'_>>) -> Vec<Job<'b>> {
+    jobs.clear();
+    jobs.into_iter().map_while(|_| None).collect()
+}
+
+impl Element for EspEncrypt {
+    fn name(&self) -> &'static str {
+        "esp_encrypt"
+    }
+
+    fn contract(&self) -> Contract {
+        let forgets = Known::NEXT_HOP | Known::WRITTEN;
+        Contract { needs: Known::HEADERS, gives: Known::HEADERS, forgets, ..Contract::default() }
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        if self.view.renew() {
+            self.sa = self.view.outbound(&self.name).cloned();
+        }
+        let Some(sa) = self.sa.as_deref() else {
+            return batch.each(counters, |_| Some(Verdict::Drop(Loss::NoSa)));
+        };
+        let mut numbers = sa.sequence.take(batch.going() as u64);
+        let mut jobs = emptied(mem::take(&mut self.jobs));
+        let (bytes, near_end) = (&mut self.bytes, &mut self.near_end);
+        batch.gather(counters, &mut jobs, |packet| {
+            let length = u64::from(packet.headers.bytes);
+            let number = numbers.start;
+            match layout(sa, packet).and_then(|layout| write(sa, packet, &layout, &numbers)) {
+                Ok(text) => {
+                    numbers.start += 1;
+                    *bytes += length;
+                    *near_end += u64::from(number > sa.soft);
+                    Ok(job(sa, packet, number, text))
+                }
+                Err(loss) => Err((packet, Verdict::Drop(loss))),
+            }
+        });
+        sa.aead.seal(&mut jobs);
+        self.jobs = emptied(jobs);
+        sa.sequence.give_back(numbers);
+        if sa.udp.is_some() && matches!(sa.ends, Ends::V6 { .. }) {
+            batch.each(counters, |packet| {
+                esp::udp6_checksum(packet.ip_mut());
+                None
+            });
+        }
+    }
+
+    fn counted(&self) -> Vec<(&'static str, u64)> {
+        vec![("bytes", self.bytes), ("near_end", self.near_end)]
+    }
+}
+
+/// What becomes of a packet; places are in the frame.
+struct Layout {
+    /// Bytes of Ethernet header and tags, and of the IP header that stays in front of ESP: they move.
+    moved: Range<usize>,
+    ethernet: usize,
+    /// Of the IP header in front of ESP, and the UDP header.
+    ip: usize,
+    udp: usize,
+    /// Where what is encrypted begins, and its bytes.
+    inner: usize,
+    payload: usize,
+    /// Padding bytes.
+    padding: usize,
+    next: u8,
+    tos: u8,
+    dont_fragment: bool,
+}
+
+#[inline]
+fn layout(sa: &Outbound, packet: &Packet<'_>) -> Result<Layout, Loss> {
+    let Headers { family, ip: at, bytes, .. } = packet.headers;
+    let (at, bytes) = (usize::from(at), usize::from(bytes));
+    let whole = packet.ip().get(..bytes).ok_or(Loss::NotWhole)?;
+    let (tos, dont_fragment, fixed, tunnelled) = match family {
+        Family::V4 => {
+            let header = whole.first_chunk::<IPV4>().ok_or(Loss::NotWhole)?;
+            (header[1], header[6] & DONT_FRAGMENT != 0, IPV4, esp::PROTO_IPV4)
+        }
+        Family::V6 => {
+            let header = whole.first_chunk::<IPV6>().ok_or(Loss::NotWhole)?;
+            (header[0] << 4 | header[1] >> 4, true, IPV6, esp::PROTO_IPV6)
+        }
+        Family::Unknown => return Err(Loss::NotWhole),
+    };
+    if !sa.selectors.is_any() && !addresses(whole).is_some_and(|(from, to)| sa.selectors.has(from, to)) {
+        return Err(Loss::Policy);
+    }
+    let udp = if sa.udp.is_some() { esp::UDP } else { 0 };
+    let ethernet = at.checked_sub(packet.head_room()).filter(|bytes| *bytes >= ETHERNET).ok_or(Loss::NotWhole)?;
+    let frame_start = at - ethernet;
+    let (ip, kept, next) = match sa.mode {
+        Mode::Tunnel => (sa.outer.bytes - udp, 0, tunnelled),
+        Mode::Transport => (fixed, fixed, carried(family, whole).ok_or(Loss::NotWhole)?),
+    };
+    let payload = bytes - kept;
+    let padding = (payload + esp::TRAILER).next_multiple_of(ALIGNMENT) - payload - esp::TRAILER;
+    let inner = at + kept;
+    Ok(Layout {
+        moved: frame_start..inner,
+        ethernet,
+        ip,
+        udp,
+        inner,
+        payload,
+        padding,
+        next,
+        tos,
+        dont_fragment,
+    })
+}
+
+/// The protocol that a whole packet carries directly behind its IP header.
+fn carried(family: Family, whole: &[u8]) -> Option<u8> {
+    if family == Family::V4 {
+        let header = whole.first_chunk::<IPV4>()?;
+        return (u16::from_be_bytes([header[6], header[7]]) & FRAGMENT == 0).then_some(header[9]);
+    }
+    // Those of RFC 8200 section 4, and of mobility, HIP and shim6.
+    let next = whole.first_chunk::<IPV6>()?[6];
+    (!matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140)).then_some(next)
+}
+
+/// Source and destination.
+pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    if ip.first()? >> 4 == 4 {
+        let header = ip.first_chunk::<IPV4>()?;
+        let of = |at| header.get(at..).and_then(|bytes: &[u8]| bytes.first_chunk::<4>());
+        return Some((Ipv4Addr::from(*of(12)?).into(), Ipv4Addr::from(*of(16)?).into()));
+    }
+    let header = ip.first_chunk::<IPV6>()?;
+    let of = |at| header.get(at..).and_then(|bytes: &[u8]| bytes.first_chunk::<16>());
+    Some((Ipv6Addr::from(*of(8)?).into(), Ipv6Addr::from(*of(24)?).into()))
+}
+
+/// Everything but the encryption, with the first of these numbers; where in the data the text and its tag are.
+#[inline]
+fn write(
+    sa: &Outbound,
+    packet: &mut Packet<'_>,
+    layout: &Layout,
+    numbers: &Range<u64>,
+) -> Result<Range<usize>, Loss> {
+    let Layout { ethernet, ip, udp, inner, payload, padding, tos, dont_fragment, .. } = *layout;
+    let front = ethernet + ip + udp + esp::HEADER + esp::IV;
+    let text = payload + padding + esp::TRAILER;
+    let total = front - ethernet + text + TAG;
+    if total > sa.mtu {
+        return Err(Loss::OverMtu);
+    }
+    if numbers.is_empty() {
+        return Err(match sa.sequence.why() {
+            NoNumber::Exhausted => Loss::SequenceExhausted,
+            NoNumber::Unreserved => Loss::SequenceUnreserved,
+        });
+    }
+    let number = numbers.start;
+    let old = layout.moved.start;
+    let start = inner.checked_sub(front).ok_or(Loss::NoRoom)?;
+    if !packet.end_at(Some(inner + text + TAG)) || !packet.begin_at(Some(start)) {
+        return Err(Loss::NoRoom);
+    }
+    let data = packet.data_mut();
+    data.copy_within(old - start..layout.moved.end - start, 0);
+    let (headers, rest) = data.split_at_mut_checked(front).ok_or(Loss::NoRoom)?;
+    let (headers, iv) = headers.split_last_chunk_mut::<{ esp::IV }>().ok_or(Loss::NoRoom)?;
+    let (headers, header) = headers.split_last_chunk_mut::<{ esp::HEADER }>().ok_or(Loss::NoRoom)?;
+    *iv = number.to_be_bytes();
+    let (spi, low) = header.split_at_mut(4);
+    spi.copy_from_slice(&sa.spi.to_be_bytes());
+    low.copy_from_slice(&(number as u32).to_be_bytes());
+    let trailer = rest.get_mut(payload..text).ok_or(Loss::NoRoom)?;
+    trailer.copy_from_slice(&TRAILERS[padding & 3][..padding + esp::TRAILER]);
+    *trailer.last_mut().ok_or(Loss::NoRoom)? = layout.next;
+    let outer = headers.get_mut(ethernet..).ok_or(Loss::NoRoom)?;
+    let family = match sa.mode {
+        Mode::Tunnel => {
+            if !sa.outer.write(outer, total as u16, tos, dont_fragment, number as u16) {
+                return Err(Loss::NoRoom);
+            }
+            if let Some(kind) = headers.get_mut(ethernet - 2..ethernet) {
+                kind.copy_from_slice(&sa.outer.kind);
+            }
+            if ip == IPV4 { Family::V4 } else { Family::V6 }
+        }
+        Mode::Transport => {
+            let proto = if udp == 0 { esp::PROTO_ESP } else { UDP };
+            let (header, behind) = outer.split_at_mut_checked(ip).ok_or(Loss::NoRoom)?;
+            readdress(header, total as u16, proto);
+            if !sa.outer.write_udp(behind, (total - ip) as u16) {
+                return Err(Loss::NoRoom);
+            }
+            packet.headers.family
+        }
+    };
+    let destination = match (sa.mode, sa.ends) {
+        (Mode::Tunnel, Ends::V4 { remote, .. }) => remote.to_bits(),
+        (Mode::Tunnel, Ends::V6 { .. }) => 0,
+        (Mode::Transport, _) => packet.headers.destination,
+    };
+    packet.renew(Headers { family, ip: (start + ethernet) as u16, bytes: total as u16, destination });
+    Ok(front..front + text + TAG)
+}
+
+/// IP protocol of UDP.
+const UDP: u8 = crate::flow::field::ip_proto::UDP;
+
+/// Padding of 0 to 3 bytes (RFC 4303 section 2.4), its length, and room for the next header.
+const TRAILERS: [[u8; 5]; 4] = [[0, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 2, 2, 0, 0], [1, 2, 3, 3, 0]];
+
+/// Another length and protocol in an IP header.
+pub(super) fn readdress(header: &mut [u8], total: u16, proto: u8) {
+    if let Ok(header) = <&mut [u8; IPV4]>::try_from(&mut *header) {
+        [header[2], header[3]] = total.to_be_bytes();
+        header[9] = proto;
+        [header[10], header[11]] = [0, 0];
+        [header[10], header[11]] = esp::checksum(header).to_be_bytes();
+    } else if let Some(header) = header.first_chunk_mut::<IPV6>() {
+        [header[4], header[5]] = total.saturating_sub(IPV6 as u16).to_be_bytes();
+        header[6] = proto;
+    }
+}
+
+#[inline]
+fn job<'t>(sa: &Outbound, packet: &'t mut Packet<'_>, number: u64, text: Range<usize>) -> Job<'t> {
+    let text = packet.data_mut().get_mut(text).unwrap_or_default();
+    Job::new(sa.spi, sa.salt, number.to_be_bytes(), number, sa.is_extended, text)
+}

@@ -1,0 +1,112 @@
+//! AES-GCM as ESP has it (RFC 4106): keys, and what a library is asked for.
+
+use std::fmt;
+use zeroize::Zeroize;
+
+/// Bytes of the tag that says that a packet is right.
+pub const TAG: usize = 16;
+/// Bytes of the salt behind the AES key (RFC 4106 section 8.1).
+const SALT: usize = 4;
+
+/// An AES key of 128 or 256 bits, and the salt. Nothing shows it, and its memory is zeroed.
+#[derive(Clone)]
+pub struct Key {
+    bytes: [u8; 32],
+    length: usize,
+    salt: [u8; SALT],
+}
+
+impl Key {
+    /// 16 or 32 bytes of key, and 4 of salt behind them.
+    pub fn new(bytes: &[u8]) -> Option<Key> {
+        let (aes, salt) = bytes.split_last_chunk::<SALT>()?;
+        let mut key = Key { bytes: [0; 32], length: aes.len(), salt: *salt };
+        match aes.len() {
+            16 | 32 => key.bytes.get_mut(..aes.len())?.copy_from_slice(aes),
+            _ => return None,
+        }
+        Some(key)
+    }
+
+    /// For the library.
+    pub fn aes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+
+    /// For nonces.
+    pub fn salt(&self) -> [u8; SALT] {
+        self.salt
+    }
+}
+
+impl Drop for Key {
+    fn drop(&mut self) {
+        self.bytes.zeroize();
+        self.salt.zeroize();
+    }
+}
+
+/// Whether they are equal, in a time that does not depend on where they differ.
+impl PartialEq for Key {
+    fn eq(&self, other: &Key) -> bool {
+        let mut differs = self.length ^ other.length;
+        let mine = self.bytes.iter().chain(&self.salt);
+        for (a, b) in mine.zip(other.bytes.iter().chain(&other.salt)) {
+            differs |= usize::from(a ^ b);
+        }
+        differs == 0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key")
+    }
+}
+
+/// One packet to be sealed or opened.
+#[derive(Debug)]
+pub struct Job<'t> {
+    /// Salt and IV.
+    pub nonce: [u8; 12],
+    /// What is authenticated besides the text, in the first [`Job::aad_bytes`].
+    pub aad: [u8; 12],
+    /// 8, or 12 with 64-bit sequence numbers.
+    pub aad_bytes: u8,
+    /// Set by [`Aead::open`]: the tag was right.
+    pub is_right: bool,
+    /// The text, and behind it the tag.
+    pub text: &'t mut [u8],
+}
+
+impl<'t> Job<'t> {
+    /// Of a packet of ESP (RFC 4106 sections 4 and 5).
+    #[inline]
+    pub(crate) fn new(
+        spi: u32,
+        salt: [u8; SALT],
+        iv: [u8; 8],
+        number: u64,
+        is_extended: bool,
+        text: &'t mut [u8],
+    ) -> Self {
+        let (mut nonce, mut aad) = ([0; 12], [0; 12]);
+        nonce[..4].copy_from_slice(&salt);
+        nonce[4..].copy_from_slice(&iv);
+        aad[..4].copy_from_slice(&spi.to_be_bytes());
+        if is_extended {
+            aad[4..].copy_from_slice(&number.to_be_bytes());
+        } else {
+            aad[4..8].copy_from_slice(&(number as u32).to_be_bytes());
+        }
+        Job { nonce, aad, aad_bytes: if is_extended { 12 } else { 8 }, is_right: false, text }
+    }
+}
+
+/// A key of some library's. Where a tag is wrong, what is left of the text is nobody's business.
+pub trait Aead: Send + Sync {
+    /// Encrypts the texts, and writes their tags.
+    fn seal(&self, jobs: &mut [Job<'_>]);
+    /// Decrypts the texts, and says whether their tags were right.
+    fn open(&self, jobs: &mut [Job<'_>]);
+}

@@ -1,0 +1,366 @@
+//! intel-ipsec-mb, in bursts: what `intel-ipsec-mb.h` of version 1.3.0 (Debian 12) says in C.
+//!
+//! The library is opened at run time, so the program runs without it, and is built without its headers. Its functions are in a structure that versions
+//! change, so only the version whose structure is written down here is taken; where in it things are is tested against the header when that is there
+//! (`structures_are_those_of_the_header`), and a known answer is asked for before the first key is expanded.
+//!
+//! Why bursts: they are the fastest way in that this library has, and its direct calls write to one global variable on every call (`imb_errno`), which cores
+//! would pass around (docs/esp.md has the figures). A manager has one thread at a time: each thread has one of its own.
+
+use libc::{c_char, c_int, c_uint, c_void};
+use logic::esp::{Aead, Job, Key, TAG};
+use std::{
+    cell::RefCell,
+    ffi::CStr,
+    mem::{offset_of, transmute},
+    ptr::{self, NonNull},
+    sync::OnceLock,
+};
+use zeroize::Zeroize;
+
+/// `libipsec-mb1` of Debian 12.
+const FILE: &CStr = c"libIPSec_MB.so.1";
+const VERSION: c_uint = 0x1_03_00;
+/// `IMB_MAX_BURST_SIZE`.
+const MOST_JOBS: usize = 128;
+/// Values of its enumerations.
+const CIPHER_GCM: u32 = 5;
+const HASH_GMAC: u32 = 9;
+const ENCRYPT: u32 = 1;
+const DECRYPT: u32 = 2;
+const CIPHER_THEN_HASH: u32 = 1;
+const COMPLETED: u32 = 3;
+/// `struct gcm_key_data` is 1008 bytes, and its alignment is that of a cache line.
+const KEY_BYTES: usize = 1024;
+
+/// Why the library is not used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Absent {
+    #[error("ipsec-mb is not used: this CPU has no AES or no carry-less multiplication")]
+    Cpu,
+    #[error("ipsec-mb is not used: {0} (Debian has it in the package libipsec-mb1)")]
+    NotThere(String),
+    #[error("ipsec-mb is not used: it is version {0:#x}, and only {VERSION:#x} (1.3.0) is known here")]
+    Version(c_uint),
+    #[error("ipsec-mb is not used: it gives a wrong answer")]
+    Wrong,
+}
+
+/// `IMB_JOB`.
+#[repr(C)]
+struct RawJob {
+    enc_keys: *const c_void,
+    dec_keys: *const c_void,
+    key_bytes: u64,
+    src: *const u8,
+    dst: *mut u8,
+    cipher_start: u64,
+    cipher_bytes: u64,
+    hash_start: u64,
+    hash_bytes: u64,
+    iv: *const u8,
+    iv_bytes: u64,
+    tag: *mut u8,
+    tag_bytes: u64,
+    aad: *const c_void,
+    aad_bytes: u64,
+    context: *mut c_void,
+    status: u32,
+    cipher_mode: u32,
+    direction: u32,
+    hash_algorithm: u32,
+    order: u32,
+    rest: [u64; 6],
+}
+
+const _: () = assert!(size_of::<RawJob>() == 200 && offset_of!(RawJob, status) == 128);
+
+/// The start of `IMB_MGR`.
+#[repr(C)]
+struct RawManager {
+    before: [u64; 56],
+    gcm128_pre: Option<Expand>,
+    gcm192_pre: Option<Expand>,
+    gcm256_pre: Option<Expand>,
+    between: [u64; 60],
+    get_next_burst: Option<GetNextBurst>,
+    submit_burst: Option<SubmitBurst>,
+    submit_burst_nocheck: Option<SubmitBurst>,
+}
+
+const _: () = assert!(offset_of!(RawManager, gcm128_pre) == 448 && offset_of!(RawManager, gcm256_pre) == 464);
+const _: () = assert!(offset_of!(RawManager, get_next_burst) == 952);
+const _: () = assert!(offset_of!(RawManager, submit_burst_nocheck) == 968);
+
+type Expand = unsafe extern "C" fn(*const c_void, *mut c_void);
+type GetNextBurst = unsafe extern "C" fn(*mut RawManager, u32, *mut *mut RawJob) -> u32;
+type SubmitBurst = unsafe extern "C" fn(*mut RawManager, u32, *mut *mut RawJob) -> u32;
+type Allocate = unsafe extern "C" fn(u64) -> *mut RawManager;
+type Initialize = unsafe extern "C" fn(*mut RawManager, *mut c_int);
+type Free = unsafe extern "C" fn(*mut RawManager);
+
+/// What is called by name. It stays open as long as the process lives.
+#[derive(Clone, Copy)]
+struct Functions {
+    allocate: Allocate,
+    initialize: Initialize,
+    free: Free,
+}
+
+/// Whether it can be used: asked once.
+pub fn check() -> Result<(), Absent> {
+    static CHECKED: OnceLock<Result<(), Absent>> = OnceLock::new();
+    CHECKED.get_or_init(|| functions().and_then(|_| known_answer())).clone()
+}
+
+fn functions() -> Result<Functions, Absent> {
+    static FUNCTIONS: OnceLock<Result<Functions, Absent>> = OnceLock::new();
+    FUNCTIONS.get_or_init(load).clone()
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_instructions() -> bool {
+    is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq")
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn has_instructions() -> bool {
+    false
+}
+
+fn load() -> Result<Functions, Absent> {
+    if !has_instructions() {
+        return Err(Absent::Cpu);
+    }
+    // SAFETY: a name that ends with zero; the library's constructors do nothing but set tables up. It is never closed.
+    let library = unsafe { libc::dlopen(FILE.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    let library = NonNull::new(library).ok_or_else(|| Absent::NotThere(last_error()))?;
+    let find = |name: &CStr| {
+        // SAFETY: the library is open, the name ends with zero.
+        NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
+            .ok_or_else(|| Absent::NotThere(format!("{} has no {}", FILE.to_string_lossy(), name.to_string_lossy())))
+    };
+    let version = find(c"imb_get_version")?;
+    // SAFETY: `unsigned imb_get_version(void)` in every version.
+    let version = unsafe { transmute::<*mut c_void, unsafe extern "C" fn() -> c_uint>(version.as_ptr())() };
+    if version != VERSION {
+        return Err(Absent::Version(version));
+    }
+    // SAFETY: functions of these names are so in the header of this version.
+    unsafe {
+        Ok(Functions {
+            allocate: transmute::<*mut c_void, Allocate>(find(c"alloc_mb_mgr")?.as_ptr()),
+            initialize: transmute::<*mut c_void, Initialize>(find(c"init_mb_mgr_auto")?.as_ptr()),
+            free: transmute::<*mut c_void, Free>(find(c"free_mb_mgr")?.as_ptr()),
+        })
+    }
+}
+
+fn last_error() -> String {
+    // SAFETY: after a failed call it is text that ends with zero, or null.
+    let error: *const c_char = unsafe { libc::dlerror() };
+    if error.is_null() {
+        return "it is not there".into();
+    }
+    // SAFETY: not null, and valid until the next such call of this thread.
+    unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned()
+}
+
+/// A known answer: test case 2 of McGrew and Viega, "The Galois/Counter Mode of Operation".
+fn known_answer() -> Result<(), Absent> {
+    let key = Key::new(&[0; 20]).ok_or(Absent::Wrong)?;
+    let expanded = Expanded::new(&key)?;
+    let mut text = [0; 32];
+    let mut job =
+        [Job { nonce: [0; 12], aad: [0; 12], aad_bytes: 0, is_right: false, text: &mut text }];
+    expanded.seal(&mut job);
+    let expected = 0x0388dace60b6a392f328c2b971b2fe78_u128.to_be_bytes();
+    let tag = 0xab6e47d42cec13bdf53a67b21257bddf_u128.to_be_bytes();
+    if text[..16] == expected && text[16..] == tag { Ok(()) } else { Err(Absent::Wrong) }
+}
+
+/// Of one thread.
+struct Manager {
+    raw: NonNull<RawManager>,
+    free: Free,
+    expand: [Expand; 2],
+    get_next_burst: GetNextBurst,
+    submit_burst: SubmitBurst,
+}
+
+thread_local! {
+    static MANAGER: RefCell<Option<Manager>> = const { RefCell::new(None) };
+}
+
+impl Manager {
+    fn new() -> Result<Self, Absent> {
+        let Functions { allocate, initialize, free } = functions()?;
+        // SAFETY: no flags; what is returned is null or a manager of ours.
+        let raw = NonNull::new(unsafe { allocate(0) }).ok_or(Absent::Wrong)?;
+        // SAFETY: a manager that was just allocated; the second argument may be null.
+        unsafe { initialize(raw.as_ptr(), ptr::null_mut()) };
+        // SAFETY: the version is that whose structure this is, and it is longer than what is read of it.
+        let manager = unsafe { raw.as_ref() };
+        let all = (manager.gcm128_pre, manager.gcm256_pre, manager.get_next_burst, manager.submit_burst_nocheck);
+        let (Some(expand128), Some(expand256), Some(get_next_burst), Some(submit_burst)) = all else {
+            return Err(Absent::Wrong);
+        };
+        Ok(Manager { raw, free, expand: [expand128, expand256], get_next_burst, submit_burst })
+    }
+
+    /// Runs all, in bursts.
+    fn run(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) {
+        let mut tags = [[0u8; TAG]; MOST_JOBS];
+        let mut jobs = jobs;
+        while !jobs.is_empty() {
+            let done = self.burst(key, direction, jobs, &mut tags);
+            if done == 0 {
+                return jobs.iter_mut().for_each(undo);
+            }
+            jobs = &mut jobs[done..];
+        }
+    }
+
+    /// Runs the first of these jobs; how many. `tags` is where tags of what is opened are computed.
+    #[inline]
+    fn burst(
+        &mut self,
+        key: &Expanded,
+        direction: u32,
+        jobs: &mut [Job<'_>],
+        tags: &mut [[u8; TAG]; MOST_JOBS],
+    ) -> usize {
+        let manager = self.raw.as_ptr();
+        let mut raw = [ptr::null_mut::<RawJob>(); MOST_JOBS];
+        let wanted = jobs.len().min(MOST_JOBS) as u32;
+        // SAFETY: a manager of ours, and room for as many pointers as are asked for.
+        let got = unsafe { (self.get_next_burst)(manager, wanted, raw.as_mut_ptr()) };
+        let got = (got as usize).min(jobs.len()).min(MOST_JOBS);
+        let (aes, aes_bytes) = (key.words.0.as_ptr().cast::<c_void>(), key.aes_bytes);
+        for ((raw, job), computed) in raw.iter().zip(&mut *jobs).zip(tags.iter_mut()).take(got) {
+            // What is shorter than a tag is no job; its answer is wrong (a text of 0 bytes is possible).
+            let text = job.text.len().saturating_sub(TAG);
+            let text_at = job.text.as_mut_ptr();
+            let tag = if direction == ENCRYPT && job.text.len() >= TAG {
+                // SAFETY: the tag is within the slice, behind the text.
+                unsafe { text_at.add(text) }
+            } else {
+                computed.as_mut_ptr()
+            };
+            // SAFETY: a job of the manager's that nobody else has until it is submitted. Text, tag, IV, additional data and key outlive the burst; the library
+            // reads and writes them only within the lengths given here.
+            unsafe {
+                let raw = &mut **raw;
+                raw.enc_keys = aes;
+                raw.dec_keys = aes;
+                raw.key_bytes = aes_bytes;
+                raw.src = text_at;
+                raw.dst = text_at;
+                raw.cipher_start = 0;
+                raw.cipher_bytes = text as u64;
+                raw.hash_start = 0;
+                raw.hash_bytes = text as u64;
+                raw.iv = job.nonce.as_ptr();
+                raw.iv_bytes = 12;
+                raw.tag = tag;
+                raw.tag_bytes = TAG as u64;
+                raw.aad = job.aad.as_ptr().cast();
+                raw.aad_bytes = job.aad_bytes.min(12).into();
+                raw.cipher_mode = CIPHER_GCM;
+                raw.direction = direction;
+                raw.hash_algorithm = HASH_GMAC;
+                raw.order = CIPHER_THEN_HASH;
+            }
+        }
+        // SAFETY: the jobs that the manager gave, in its order, all filled in. Jobs of GCM are done when the call returns.
+        let done = unsafe { (self.submit_burst)(manager, got as u32, raw.as_mut_ptr()) } as usize;
+        if done < got {
+            return 0;
+        }
+        for ((raw, job), computed) in raw.iter().zip(jobs).zip(tags).take(got) {
+            // SAFETY: a job that came back, in the order in which it was submitted.
+            let is_done = unsafe { (**raw).status } == COMPLETED;
+            if !is_done || job.text.len() < TAG {
+                undo(job);
+            } else if direction == DECRYPT {
+                job.is_right = is_equal(job.text, computed);
+            }
+        }
+        got
+    }
+}
+
+/// What was not done must not leave as it is, and is not right.
+#[cold]
+fn undo(job: &mut Job<'_>) {
+    job.is_right = false;
+    job.text.fill(0);
+}
+
+/// Does the text end with this tag? In a time that does not depend on where they differ.
+#[inline]
+fn is_equal(text: &[u8], computed: &[u8; TAG]) -> bool {
+    let came = text.last_chunk::<TAG>().copied().unwrap_or_default();
+    u128::from_ne_bytes(came) ^ u128::from_ne_bytes(*computed) == 0
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated by the same library, and nothing has it any more.
+        unsafe { (self.free)(self.raw.as_ptr()) }
+    }
+}
+
+/// With this thread's manager. False: there is none.
+fn with_manager(run: impl FnOnce(&mut Manager)) -> bool {
+    MANAGER.with_borrow_mut(|manager| {
+        if manager.is_none() {
+            *manager = Manager::new().ok();
+        }
+        manager.as_mut().map(run).is_some()
+    })
+}
+
+#[repr(C, align(64))]
+struct Words([u8; KEY_BYTES]);
+
+/// A key and what is computed from it.
+pub struct Expanded {
+    words: Box<Words>,
+    aes_bytes: u64,
+}
+
+impl Expanded {
+    pub fn new(key: &Key) -> Result<Self, Absent> {
+        functions()?;
+        let mut words = Box::new(Words([0; KEY_BYTES]));
+        let aes = key.aes();
+        let is_done = with_manager(|manager| {
+            let expand = manager.expand[usize::from(aes.len() == 32)];
+            // SAFETY: it reads the 16 or 32 bytes of the key, and writes a `struct gcm_key_data`, which is shorter than `Words` and
+            // wants no more alignment.
+            unsafe { expand(aes.as_ptr().cast(), words.0.as_mut_ptr().cast()) }
+        });
+        if is_done { Ok(Expanded { words, aes_bytes: aes.len() as u64 }) } else { Err(Absent::Wrong) }
+    }
+
+    fn run(&self, direction: u32, jobs: &mut [Job<'_>]) {
+        if !with_manager(|manager| manager.run(self, direction, jobs)) {
+            jobs.iter_mut().for_each(undo);
+        }
+    }
+}
+
+impl Drop for Expanded {
+    fn drop(&mut self) {
+        self.words.0.zeroize();
+    }
+}
+
+impl Aead for Expanded {
+    fn seal(&self, jobs: &mut [Job<'_>]) {
+        self.run(ENCRYPT, jobs);
+    }
+    fn open(&self, jobs: &mut [Job<'_>]) {
+        self.run(DECRYPT, jobs);
+    }
+}
