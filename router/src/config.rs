@@ -300,6 +300,7 @@ mod cores;
 mod elements;
 mod openflow;
 mod paths;
+mod sas;
 mod shares;
 mod workers;
 
@@ -310,6 +311,7 @@ pub use cores::{
 pub use elements::ElementSettings;
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
+pub use sas::{Direction, KeySource, SaConfig};
 pub use shares::{SharesSettings, Weight};
 pub use workers::{DaemonPath, WorkersSettings};
 
@@ -363,9 +365,13 @@ fn from_toml<T: DeserializeOwned>(
 impl ConfigError {
     /// What is wrong at a byte of the text.
     fn at(file: &Path, text: &str, at: usize, key: Option<String>, message: String) -> Self {
-        let line = text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;
-        ConfigError::Wrong { file: file.into(), line, key, message }
+        ConfigError::Wrong { file: file.into(), line: line_of(text, at), key, message }
     }
+}
+
+/// Lines are counted from 1.
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
 }
 
 /// Keys, and how they are written.

@@ -6,6 +6,7 @@
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`af_xdp`] | packets of ports in user space and out again |
 //! | [`paths`] | packets of captures through forwarding paths |
+//! | [`sas`] | security associations of a path file: keys, sequence numbers noted |
 //! | [`crypto`] | AES-GCM for ESP, by the fastest library there is |
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
@@ -40,5 +41,6 @@ pub mod plane;
 mod printable;
 mod priority;
 pub mod privileges;
+pub mod sas;
 pub mod spreading;
 pub mod switch;

@@ -199,7 +199,10 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
         _ => return Err(Not::Ours(Up::NotEsp)),
     };
     let spi = esp.first_chunk().copied().map(u32::from_be_bytes).ok_or(Not::Right(Loss::Truncated))?;
-    let (sa_at, sa) = sas.by_spi.get(&spi).and_then(|at| Some((*at, sas.all.get(usize::from(*at))?)))
+    let (sa_at, sa) = sas
+        .by_spi
+        .get(&spi)
+        .and_then(|at| Some((*at, sas.all.get(usize::from(*at))?)))
         .filter(|(_, sa)| sa.udp.map(|udp| udp.local) == ports)
         .filter(|(_, sa)| addresses(whole).is_some_and(|(_, to)| to == sa.local))
         .ok_or(Not::Ours(Up::UnknownSpi))?;
@@ -340,7 +343,8 @@ fn whole4(ip: &[u8]) -> Option<usize> {
     let header = ip.first_chunk::<IPV4>()?;
     let length = usize::from(u16::from_be_bytes([header[2], header[3]]));
     let header_bytes = usize::from(header[0] & 15) * 4;
-    (header[0] >> 4 == 4 && header_bytes >= IPV4 && (header_bytes..=ip.len()).contains(&length)).then_some(length)
+    (header[0] >> 4 == 4 && header_bytes >= IPV4 && (header_bytes..=ip.len()).contains(&length))
+        .then_some(length)
 }
 
 fn whole6(ip: &[u8]) -> Option<usize> {

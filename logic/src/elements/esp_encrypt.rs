@@ -147,7 +147,8 @@ fn layout(sa: &Outbound, packet: &Packet<'_>) -> Result<Layout, Loss> {
         return Err(Loss::Policy);
     }
     let udp = if sa.udp.is_some() { esp::UDP } else { 0 };
-    let ethernet = at.checked_sub(packet.head_room()).filter(|bytes| *bytes >= ETHERNET).ok_or(Loss::NotWhole)?;
+    let ethernet =
+        at.checked_sub(packet.head_room()).filter(|bytes| *bytes >= ETHERNET).ok_or(Loss::NotWhole)?;
     let frame_start = at - ethernet;
     let (ip, kept, next) = match sa.mode {
         Mode::Tunnel => (sa.outer.bytes - udp, 0, tunnelled),

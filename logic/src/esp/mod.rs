@@ -26,8 +26,8 @@ mod tests;
 mod window;
 
 pub use aead::{Aead, Job, Key, TAG};
-pub(crate) use headers::{checksum, fold, udp6_checksum};
 pub use headers::{Dont, Ends, Udp};
+pub(crate) use headers::{checksum, fold, udp6_checksum};
 pub use sa::{Common, Inbound, Mode, Outbound, Selectors};
 pub use sequence::{NoNumber, Sequence};
 pub use table::{SaTable, View};

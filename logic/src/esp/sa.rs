@@ -40,7 +40,8 @@ impl Selectors {
 
     /// May this packet be inside?
     pub fn has(&self, source: IpAddr, destination: IpAddr) -> bool {
-        let of = |list: &[Addresses], address| list.is_empty() || list.iter().any(|one| one.contains(address));
+        let of =
+            |list: &[Addresses], address| list.is_empty() || list.iter().any(|one| one.contains(address));
         of(&self.source, source) && of(&self.destination, destination)
     }
 }
@@ -124,13 +125,19 @@ impl Inbound {
 /// Without keys.
 impl fmt::Debug for Outbound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbound").field("spi", &self.spi).field("sequence", &self.sequence).finish_non_exhaustive()
+        f.debug_struct("Outbound")
+            .field("spi", &self.spi)
+            .field("sequence", &self.sequence)
+            .finish_non_exhaustive()
     }
 }
 
 /// Without keys.
 impl fmt::Debug for Inbound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbound").field("spi", &self.spi).field("top", &self.window.top()).finish_non_exhaustive()
+        f.debug_struct("Inbound")
+            .field("spi", &self.spi)
+            .field("top", &self.window.top())
+            .finish_non_exhaustive()
     }
 }

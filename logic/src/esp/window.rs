@@ -125,7 +125,8 @@ impl Accepting<'_> {
         let top = window.top();
         if number > top {
             let new = (number / WORD - top / WORD).min(window.ring.len() as u64);
-            (1..=new).for_each(|n| window.word((top / WORD).wrapping_add(n).wrapping_mul(WORD)).store(0, Relaxed));
+            (1..=new)
+                .for_each(|n| window.word((top / WORD).wrapping_add(n).wrapping_mul(WORD)).store(0, Relaxed));
             window.top.store(number, Relaxed);
         }
         let word = window.word(number);

@@ -4,6 +4,7 @@ use super::{Output, show, table::Table};
 use crate::{
     config::PathsConfig,
     paths::{self, Input, Outputs, PathReport, PathsReport},
+    sas::Sas,
 };
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, Subcommand};
@@ -82,7 +83,11 @@ impl Paths {
 impl Run {
     fn run(self) -> Result<ExitCode> {
         let config = PathsConfig::read(&self.config)?;
+        let sas = Sas::load(&config)?;
         let mut files = Files::default();
+        for file in config.sas.iter().flat_map(|sa| sa.files()) {
+            files.keep(file, "a key, or sequence numbers of one")?;
+        }
         files.keep(&self.config, "the configuration")?;
         let mut inputs = Vec::new();
         for argument in &self.inputs {
@@ -107,7 +112,7 @@ impl Run {
             empty(opened.get_ref()).with_context(|| format!("cannot write {file}"))?;
         }
         let nanoseconds = inputs.iter().any(Input::has_nanoseconds);
-        let report = paths::run(&config, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
+        let report = paths::run(&config, sas, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
         show(self.output, &report, text)?;
         report.errors.iter().for_each(|error| eprintln!("millrace: {error}"));
         Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -176,6 +181,10 @@ fn text(report: &PathsReport) -> String {
         if *count > 0 {
             text += &format!("            {count} {what}\n");
         }
+    }
+    if let Some(crypto) = &report.crypto {
+        let note = crypto.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
+        text += &format!("encryption  {}{note}\n", crypto.library);
     }
     let mut table =
         Table::new(&["PATH", "ROUTER", "PACKETS", "OUT", "UP", "DROPPED", "NS/PACKET", "BY PORT AND REASON"]);

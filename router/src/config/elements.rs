@@ -1,11 +1,13 @@
 //! Elements of a chain: `"check"`, or `{ element = "forward", port = "eth1" }` for those with parameters, which are those of the element's
 //! manual page (`logic/src/elements/`).
 
-use super::{BadValue, PortName};
+use super::{BadValue, PortName, paths::Name};
 use logic::{
     elements::{
-        Check, Count, CrcAppend, CrcCheck, Discard, Element, Forward, Police, Rate, Rewrite, Route, Ttl,
+        Check, Count, CrcAppend, CrcCheck, Discard, Element, EspDecrypt, EspEncrypt, Forward, Police, Rate,
+        Rewrite, Route, Ttl,
     },
+    esp::SaTable,
     memory::Memory,
     plan::PortId,
 };
@@ -13,7 +15,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 /// One of a chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,10 +30,16 @@ pub enum ElementSettings {
     Police(Rate),
     Count,
     Discard,
+    /// By this SA.
+    EspEncrypt(Name),
+    /// By any of these.
+    EspDecrypt(Vec<Name>),
 }
 
-const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\" or \"discard\"";
+const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\", \"discard\", \"esp_encrypt\" or \"esp_decrypt\"";
 const POLICE: &str = "{ element = \"police\", packets_per_second = 1000, burst_packets = 32 }, or bits_per_second and burst_bytes";
+const ENCRYPT: &str = "{ element = \"esp_encrypt\", sa = \"to-b\" }";
+const DECRYPT: &str = "{ element = \"esp_decrypt\", sas = [\"from-b\"] }";
 const FORWARD: &str = "{ element = \"forward\", port = \"eth1\" }";
 /// Of `police` (`logic/src/elements/police.rs`).
 const MOST_RATE: u64 = 1 << 40;
@@ -47,6 +55,8 @@ struct Table {
     bits_per_second: Option<i64>,
     burst_packets: Option<i64>,
     burst_bytes: Option<i64>,
+    sa: Option<Name>,
+    sas: Option<Vec<Name>>,
 }
 
 impl Table {
@@ -66,6 +76,17 @@ impl Table {
                 let port = self.port.ok_or_else(|| BadValue(format!("forward needs a port: {FORWARD}")))?;
                 return Ok(ElementSettings::Forward(port));
             }
+            "esp_encrypt" => {
+                self.has_only(&["sa"], ENCRYPT)?;
+                let sa = self.sa.ok_or_else(|| BadValue(format!("esp_encrypt needs an SA: {ENCRYPT}")))?;
+                return Ok(ElementSettings::EspEncrypt(sa));
+            }
+            "esp_decrypt" => {
+                self.has_only(&["sas"], DECRYPT)?;
+                let sas = self.sas.filter(|sas| !sas.is_empty());
+                let sas = sas.ok_or_else(|| BadValue(format!("esp_decrypt needs SAs: {DECRYPT}")))?;
+                return Ok(ElementSettings::EspDecrypt(sas));
+            }
             "police" => return self.rate().map(ElementSettings::Police),
             _ => return Err(BadValue(format!("{name:?} is no element: {NAMES}"))),
         };
@@ -79,6 +100,8 @@ impl Table {
             ("bits_per_second", self.bits_per_second.is_some()),
             ("burst_packets", self.burst_packets.is_some()),
             ("burst_bytes", self.burst_bytes.is_some()),
+            ("sa", self.sa.is_some()),
+            ("sas", self.sas.is_some()),
         ];
         match given.iter().find(|(name, given)| *given && !allowed.contains(name)) {
             Some((name, _)) => Err(BadValue(format!("{} has no parameter {name}: {form}", self.element))),
@@ -132,10 +155,11 @@ impl<'de> Visitor<'de> for NameOrTable {
 }
 
 impl ElementSettings {
-    /// The element, over these tables. `Err`: there is no such port.
+    /// The element, over these tables and SAs. `Err`: there is no such port.
     pub fn element<M: Memory + Clone + Send + 'static>(
         &self,
         memory: &M,
+        sas: &Arc<SaTable>,
         port: impl Fn(&PortName) -> Option<PortId>,
     ) -> Result<Box<dyn Element>, &PortName> {
         Ok(match self {
@@ -149,6 +173,11 @@ impl ElementSettings {
             Self::Police(rate) => Box::new(Police::new(*rate)),
             Self::Count => Box::<Count>::default(),
             Self::Discard => Box::new(Discard),
+            Self::EspEncrypt(Name(name)) => Box::new(EspEncrypt::new(sas.clone(), name)),
+            Self::EspDecrypt(names) => {
+                let names = names.iter().map(|name| name.0.clone()).collect();
+                Box::new(EspDecrypt::new(sas.clone(), names))
+            }
         })
     }
 }

@@ -8,10 +8,13 @@ use super::{
     BadValue, ConfigError, CoreList, PortName, Weight,
     class::{AddressesText, ClassSettings, MacText},
     elements::ElementSettings,
-    from_toml,
+    from_toml, line_of,
+    sas::{self, LibraryText, SaConfig, SaSettings},
 };
+use crate::crypto::Library;
 use logic::{
     elements::{BadChain, Chain},
+    esp::SaTable,
     memory::{Capacity, HeapMemory, Memory},
     net::Mac,
     paths::{
@@ -47,6 +50,9 @@ struct Settings {
     port: Vec<PortSettings>,
     route: Vec<RouteSettings>,
     path: Vec<PathSettings>,
+    /// Which library encrypts; the fastest otherwise.
+    crypto: Option<LibraryText>,
+    sa: Vec<SaSettings>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -145,6 +151,10 @@ pub struct PathsConfig {
     pub routes: Vec<RouteConfig>,
     /// By number.
     pub paths: Vec<PathConfig>,
+    /// Which library encrypts; the fastest otherwise.
+    pub crypto: Option<Library>,
+    /// In the order of the file.
+    pub sas: Vec<SaConfig>,
 }
 
 /// A port.
@@ -200,8 +210,8 @@ impl PathsConfig {
 
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        let settings = from_toml(file, text, &[&FORMS])?;
-        Checker::default().check(settings).map_err(|wrong| wrong.error(file, text))
+        let settings = from_toml(file, text, &[&FORMS, &sas::FORMS])?;
+        Checker::default().check(file, text, settings).map_err(|wrong| wrong.error(file, text))
     }
 
     /// The number of a port.
@@ -210,9 +220,14 @@ impl PathsConfig {
         Some(at as PortId)
     }
 
-    /// The chain of each path, over these tables.
-    pub fn chains<M: Memory + Clone + Send + 'static>(&self, memory: &M) -> Result<Vec<Chain>, BadValue> {
-        let chain = |path: &PathConfig| path.chain(memory, &self.ports).map_err(|e| BadValue(e.to_string()));
+    /// The chain of each path, over these tables and SAs.
+    pub fn chains<M: Memory + Clone + Send + 'static>(
+        &self,
+        memory: &M,
+        sas: &Arc<SaTable>,
+    ) -> Result<Vec<Chain>, BadValue> {
+        let chain =
+            |path: &PathConfig| path.chain(memory, sas, &self.ports).map_err(|e| BadValue(e.to_string()));
         self.paths.iter().map(chain).collect()
     }
 }
@@ -231,11 +246,12 @@ impl PathConfig {
     fn chain<M: Memory + Clone + Send + 'static>(
         &self,
         memory: &M,
+        sas: &Arc<SaTable>,
         ports: &[PortConfig],
     ) -> Result<Chain, NoChain> {
         let port = |name: &PortName| (0..).zip(ports).find(|(_, port)| port.name == *name).map(|(id, _)| id);
         let elements = (1..).zip(&self.chain).map(|(at, element)| {
-            element.element(memory, port).map_err(|name| NoChain::NoPort { at, name: name.clone() })
+            element.element(memory, sas, port).map_err(|name| NoChain::NoPort { at, name: name.clone() })
         });
         Ok(Chain::new(elements.collect::<Result<_, _>>()?)?)
     }
@@ -280,8 +296,8 @@ impl Default for Checker {
 }
 
 impl Checker {
-    fn check(mut self, settings: Settings) -> Result<PathsConfig, Wrong> {
-        let Settings { router_weights, port, route, path } = settings;
+    fn check(mut self, file: &Path, text: &str, settings: Settings) -> Result<PathsConfig, Wrong> {
+        let Settings { router_weights, port, route, path, crypto, sa } = settings;
         let counts = [
             ("port", port.len(), MOST_PORTS, port.get(MOST_PORTS).map(|port| port.name.span())),
             ("route", route.len(), MOST_ROUTES, route.get(MOST_ROUTES).map(|route| route.prefix.span())),
@@ -302,11 +318,18 @@ impl Checker {
         let mut prefixes = BTreeSet::new();
         let routes = route.into_iter().map(|route| self.route(route, &mut prefixes));
         let routes = routes.collect::<Result<_, _>>()?;
-        let mut paths = Vec::<PathConfig>::new();
+        let (mut paths, mut chains_at) = (Vec::<PathConfig>::new(), Vec::new());
         for path in path {
+            chains_at.push(path.chain.span().start);
             let path = self.path(path, &paths)?;
             paths.push(path);
         }
+        let chains: Vec<_> = paths
+            .iter()
+            .zip(chains_at)
+            .map(|(path, at)| (at, path.name.as_str(), path.chain.as_slice()))
+            .collect();
+        let sas = sas::check(file, |at| line_of(text, at), sa, &chains)?;
         for (name, weight) in router_weights {
             match self.routers.iter_mut().find(|router| router.0 == *name.get_ref()) {
                 Some(router) => router.1 = weight.0 as u16,
@@ -316,7 +339,8 @@ impl Checker {
                 }
             }
         }
-        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths })
+        let crypto = crypto.map(|library| library.0);
+        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths, crypto, sas })
     }
 
     /// Of a port.
@@ -476,7 +500,7 @@ impl Checker {
         }
         let (weight, ring) = (weight.0 as u16, ring.0 as usize);
         let path = PathConfig { name: name.clone(), router, class, chain, weight, ring, cores };
-        match path.chain(&no_tables(), &self.ports) {
+        match path.chain(&no_tables(), &Arc::default(), &self.ports) {
             Ok(_) => Ok(path),
             Err(why) => in_chain(why.to_string()),
         }

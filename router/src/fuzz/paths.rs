@@ -1,9 +1,11 @@
 //! Forwarding paths as somebody else configured them, over a capture that somebody else made.
 
 use crate::{
-    config::PathsConfig,
+    config::{PathsConfig, SaConfig},
     paths::{Input, Outputs, run},
+    sas::Sas,
 };
+use logic::esp::Key;
 use pcap_file::pcap::PcapReader;
 use std::path::Path;
 
@@ -19,7 +21,13 @@ pub(super) fn paths(bytes: &[u8]) {
     let mut written = Vec::new();
     let outputs =
         Outputs::new([("out".to_string(), None, &mut written)], true).expect("memory takes everything");
-    let report = run(&config, &mut [input], outputs).expect("what was checked runs");
+    // No file of a stranger's choice is read or made.
+    let key = |sa: &SaConfig| {
+        let bytes: [u8; 20] = std::array::from_fn(|i| sa.name.bytes().nth(i).unwrap_or_default());
+        Key::new(&bytes).expect("20 bytes are a key")
+    };
+    let Ok(sas) = Sas::forgetful(&config, key) else { return };
+    let report = run(&config, sas, &mut [input], outputs).expect("what was checked runs");
     assert_eq!(report.packets, report.out + report.up + report.dropped, "{report:?}");
     let mut reader = PcapReader::new(&written[..]).expect("what was written is read");
     let mut left = 0;

@@ -8,7 +8,7 @@ use super::{
     report::PathsReport,
     tables,
 };
-use crate::config::PathsConfig;
+use crate::{config::PathsConfig, sas::Sas};
 use anyhow::{Context, Result};
 use logic::{
     elements::{MOST_PACKETS, Verdict},
@@ -51,17 +51,19 @@ struct Replay<'a> {
     held: Option<Packet>,
 }
 
-/// Runs all packets of the inputs. The report says which of them are broken: those end there. If an output cannot be written, no more
+/// Runs all packets of the inputs, by these SAs, which nobody else has. The report says which of them are broken: those end there. If an output cannot be written, no more
 /// packets are taken in, and those that have come are run; the report says that too.
 ///
 /// # Errors
 /// The configuration cannot be run.
 pub fn run<R: Read, W: Write>(
     config: &PathsConfig,
+    mut sas: Sas,
     inputs: &mut [Input<R>],
     mut outputs: Outputs<W>,
 ) -> Result<PathsReport> {
-    let mut worker = worker(config)?;
+    let mut worker = worker(config, &sas)?;
+    let mut unreserved = None;
     let mut replay = Replay::new(config);
     let start = Instant::now();
     let meter = || start.elapsed().as_nanos() as u64;
@@ -75,21 +77,28 @@ pub fn run<R: Read, W: Write>(
             None => break,
         }
         replay.write(&mut outputs);
+        if unreserved.is_none() {
+            unreserved = sas.reserve().err();
+        }
     }
     replay.write(&mut outputs);
     let mut report = replay.report;
     report.errors = inputs.iter().filter_map(Input::error).map(Into::into).collect();
     report.errors.extend(outputs.finish());
     report.finish(&worker);
+    report.crypto = sas.crypto();
+    report.sas = sas.report();
+    drop(worker);
+    report.errors.extend([unreserved, sas.finish().err()].into_iter().flatten());
     Ok(report)
 }
 
-fn worker(config: &PathsConfig) -> Result<Worker<Packet>> {
+fn worker(config: &PathsConfig, sas: &Sas) -> Result<Worker<Packet>> {
     let mut worker = Worker::new(SETTINGS)?;
     for (router, (_, weight)) in (0..).zip(&config.routers) {
         worker.weigh(router, *weight);
     }
-    let chains = config.chains(&tables::build(config))?;
+    let chains = config.chains(&tables::build(config), &sas.table)?;
     for (path, chain) in config.paths.iter().zip(chains) {
         worker.add(path.router, path.weight, chain).with_context(|| format!("path {}", path.name))?;
     }
@@ -233,7 +242,7 @@ mod tests {
         let count = MOST_ORDERED as u64 + 5000;
         let bytes = capture(0..count, false);
         let mut inputs = [Input::new("in.pcap", 0, &bytes[..]).unwrap()];
-        let mut worker = worker(&config).unwrap();
+        let mut worker = worker(&config, &Sas::default()).unwrap();
         let mut replay = Replay::new(&config);
         let mut outputs = Outputs::<Vec<u8>>::new([], false).unwrap();
         for _ in 0..2 * MOST_ORDERED / MOST_PACKETS {
@@ -255,7 +264,10 @@ mod tests {
         let bytes = capture([5, 7, 6, 1, 7, 8].into_iter(), true);
         let mut inputs = [Input::new("in.pcap", 0, &bytes[..]).unwrap()];
         let mut replay = Replay::new(&config);
-        assert!(!replay.take_in(&mut inputs, &mut worker(&config).unwrap()), "these are all");
+        assert!(
+            !replay.take_in(&mut inputs, &mut worker(&config, &Sas::default()).unwrap()),
+            "these are all"
+        );
         let mut packets = Vec::new();
         replay.rings.receive(0, 10, &mut packets);
         let came: Vec<_> = packets.iter().map(|packet| packet.came_ns() / 1_000_000).collect();

@@ -1,6 +1,9 @@
 //! What became of the packets.
 
-use crate::config::PathsConfig;
+use crate::{
+    config::PathsConfig,
+    sas::{CryptoReport, SaReport},
+};
 use logic::{
     elements::Verdict,
     paths::{PathId, Resource},
@@ -30,6 +33,11 @@ pub struct PathsReport {
     pub paths: Vec<PathReport>,
     /// That were captured before another in front of them: for the paths they came with that one.
     pub out_of_order: u64,
+    /// Which library encrypts, where there are SAs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub crypto: Option<CryptoReport>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sas: Vec<SaReport>,
     /// Why files were not read or not written to their end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,

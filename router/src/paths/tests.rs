@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config::PathsConfig;
+use crate::sas::Sas;
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use proptest::prelude::*;
 use std::{path::Path, time::Duration};
@@ -49,7 +50,7 @@ fn replay(paths: &str, captures: &[(u8, Vec<u8>)]) -> (PathsReport, Vec<Record>)
     let inputs = captures.iter().map(|(port, bytes)| Input::new("in.pcap", *port, &bytes[..]).unwrap());
     let mut written = Vec::new();
     let outputs = Outputs::new([("out.pcap".to_string(), None, &mut written)], false).unwrap();
-    let report = run(&config, &mut inputs.collect::<Vec<_>>(), outputs).unwrap();
+    let report = run(&config, Sas::default(), &mut inputs.collect::<Vec<_>>(), outputs).unwrap();
     let mut reader = PcapReader::new(&written[..]).unwrap();
     let mut records = Vec::new();
     while let Some(packet) = reader.next_packet() {
@@ -192,7 +193,7 @@ fn an_output_that_fails_ends_the_run() {
         ("full.pcap".to_string(), None, Box::new(Full(24 + 76 * 10))),
         ("out.pcap".to_string(), None, Box::new(&mut written)),
     ];
-    let report = run(&config, &mut inputs, Outputs::new(files, false).unwrap()).unwrap();
+    let report = run(&config, Sas::default(), &mut inputs, Outputs::new(files, false).unwrap()).unwrap();
     is_whole(&report);
     assert_eq!(report.errors.len(), 1, "{:?}", report.errors);
     assert!(report.errors[0].starts_with("cannot write full.pcap: "), "{:?}", report.errors);

@@ -78,7 +78,7 @@ fn full_file() {
     assert_eq!(web.class, class);
     assert_eq!((rest.router, rest.weight, rest.ring, rest.cores.is_none()), (0, 1, 1024, true));
     assert_eq!(rest.class, Class::default());
-    let chains = config.chains(&no_tables()).unwrap();
+    let chains = config.chains(&no_tables(), &Arc::default()).unwrap();
     let names = |chain: &Chain| chain.counters().map(|(name, ..)| name).collect::<Vec<_>>();
     assert_eq!(names(&chains[0]), ["check", "route", "police", "ttl", "rewrite"]);
     assert_eq!(names(&chains[1]), ["count", "forward"]);

@@ -1,0 +1,129 @@
+//! Which sequence numbers of a key are used, noted before they are: no number is ever used twice with a key, whatever happens to the process, as the number
+//! is the IV of AES-GCM (docs/esp.md).
+//!
+//! One line: `millrace-sequence 1 KEY NUMBER`. KEY is a fingerprint, so that a file is never taken for another key's; NUMBER, the last that may have been
+//! used. It is written through to the disk before a number beyond the old one is given out, in blocks. A process that is killed loses the rest of its block:
+//! a gap, which the peer's window takes. The file is locked as long as the SA lives. What is not understood is never overwritten.
+
+use aws_lc_rs::digest;
+use logic::esp::{Key, Sequence};
+use rustix::{fs::FlockOperation, io::Errno};
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// How many are noted at once: 2^20 of 32-bit numbers, so that a few thousand killed processes do not use them up; 2^24 of others.
+const SMALL: u64 = 1 << 20;
+const LARGE: u64 = 1 << 24;
+const MAGIC: &str = "millrace-sequence 1";
+/// One line is always as long.
+const MOST_BYTES: u64 = 80;
+/// Digits of 2^64.
+const DIGITS: usize = 20;
+
+pub struct SequenceFile {
+    path: PathBuf,
+    file: File,
+    /// Fingerprint.
+    key: String,
+    used: u64,
+}
+
+/// Why there are no numbers.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    #[error("cannot {what} the sequence file {}: {source}", path.display())]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("the sequence file {} is in use by another process, or by another SA", .0.display())]
+    Locked(PathBuf),
+    #[error("the sequence file {} is another key's: a new key needs a file of its own", .0.display())]
+    OtherKey(PathBuf),
+    #[error("the sequence file {} is not as Millrace writes it: which numbers were used is not known, so the SA needs a new key and a new file", .0.display())]
+    Broken(PathBuf),
+}
+
+impl SequenceFile {
+    /// Opens it, or makes it for a key that was never used.
+    pub fn open(path: &Path, key: &Key) -> Result<Self, Fault> {
+        let io = |what| move |source| Fault::Io { what, path: path.into(), source };
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = options.custom_flags(libc::O_NONBLOCK).open(path).map_err(io("open"))?;
+        if !file.metadata().map_err(io("read"))?.is_file() {
+            return Err(Fault::Broken(path.into()));
+        }
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(Fault::Locked(path.into())),
+            Err(error) => return Err(io("lock")(error.into())),
+        }
+        let mut text = String::new();
+        (&mut file).take(MOST_BYTES + 1).read_to_string(&mut text).map_err(io("read"))?;
+        let key = fingerprint(key);
+        let used = match text.as_str() {
+            // Just made: nothing was used, as it is written before anything is.
+            "" => 0,
+            text => {
+                let parts = text.strip_prefix(MAGIC).and_then(|rest| rest.strip_suffix('\n'));
+                let parts = parts.and_then(|rest| rest.trim_start().split_once(' '));
+                let Some((of_key, number)) = parts else { return Err(Fault::Broken(path.into())) };
+                let is_number = number.len() == DIGITS && number.bytes().all(|digit| digit.is_ascii_digit());
+                let number = number.parse().ok().filter(|_| is_number);
+                let Some(number) = number else { return Err(Fault::Broken(path.into())) };
+                if of_key != key {
+                    return Err(Fault::OtherKey(path.into()));
+                }
+                number
+            }
+        };
+        let mut opened = SequenceFile { path: path.into(), file, key, used };
+        opened.note(used)?;
+        let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+        let directory = File::open(directory.unwrap_or(Path::new("."))).map_err(io("write"))?;
+        directory.sync_all().map_err(io("write"))?;
+        Ok(opened)
+    }
+
+    /// The last number that may have been used.
+    pub fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Gives out more where less than half a block is left.
+    pub fn reserve(&mut self, sequence: &Sequence) -> Result<(), Fault> {
+        let block = if sequence.last() <= u32::MAX.into() { SMALL } else { LARGE };
+        let (taken, reserved) = (sequence.taken(), sequence.reserved());
+        if reserved - taken > block / 2 || reserved == sequence.last() {
+            return Ok(());
+        }
+        let more = reserved.saturating_add(block).min(sequence.last());
+        self.note(more)?;
+        sequence.reserve(more);
+        Ok(())
+    }
+
+    /// The last that was used; nobody has the SA any more.
+    pub fn finish(mut self, taken: u64) -> Result<(), Fault> {
+        self.note(taken)
+    }
+
+    fn note(&mut self, number: u64) -> Result<(), Fault> {
+        let line = format!("{MAGIC} {} {number:0DIGITS$}\n", self.key);
+        let written = self.file.write_all_at(line.as_bytes(), 0).and_then(|()| self.file.sync_data());
+        written.map_err(|source| Fault::Io { what: "write", path: self.path.clone(), source })?;
+        self.used = number;
+        Ok(())
+    }
+}
+
+/// 64 bits of SHA-256, which say nothing of a key that cannot be guessed.
+fn fingerprint(key: &Key) -> String {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(b"millrace sequence numbers\0");
+    context.update(&key.salt());
+    context.update(key.aes());
+    crate::hex::encode(context.finish().as_ref().get(..8).unwrap_or_default())
+}
