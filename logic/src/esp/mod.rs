@@ -22,7 +22,7 @@ mod sa;
 mod sequence;
 mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod window;
 
 pub use aead::{Aead, Job, Key, TAG};

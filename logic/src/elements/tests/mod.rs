@@ -2,6 +2,7 @@
 //! of the kernel plane, on the same tables, they are run in `router/tests/xdp_table/elements.rs`.
 
 mod chains;
+mod esp;
 mod exact;
 mod race;
 mod reference;

@@ -1,0 +1,510 @@
+//! Into ESP and out of it: bytes as the RFCs have them, by etherparse and an AEAD of RustCrypto's; each thing that is wrong by its counter.
+
+use super::*;
+use crate::{
+    elements::{EspDecrypt, EspEncrypt, Forward, Loss},
+    esp::{
+        Aead, Common, Dont, Ends, Inbound, Job, Key, Mode, Outbound, SaTable, Selectors, Udp, tests::Oracle,
+    },
+};
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+struct Setting {
+    mode: Mode,
+    is_v6: bool,
+    udp: Option<Udp>,
+    is_extended: bool,
+    key_bytes: usize,
+    spi: u32,
+    window: u32,
+    mtu: u16,
+    used: u64,
+    selectors: Selectors,
+}
+
+const PLAIN: Setting = Setting {
+    mode: Mode::Tunnel,
+    is_v6: false,
+    udp: None,
+    is_extended: false,
+    key_bytes: 20,
+    spi: 0x1001,
+    window: 64,
+    mtu: 1500,
+    used: 0,
+    selectors: Selectors { source: Vec::new(), destination: Vec::new() },
+};
+const NAT: Option<Udp> = Some(Udp { local: 4500, remote: 4501 });
+const NAT_BACK: Option<Udp> = Some(Udp { local: 4501, remote: 4500 });
+
+impl Setting {
+    fn key(&self) -> Key {
+        let bytes: Vec<u8> = (0..self.key_bytes as u8).map(|n| n ^ self.spi as u8).collect();
+        Key::new(&bytes).unwrap()
+    }
+
+    fn common<'k>(&self, key: &'k Key, is_outbound: bool) -> Common<'k> {
+        let (a, b): (IpAddr, IpAddr) = match self.is_v6 {
+            false => ("10.0.0.1".parse().unwrap(), "10.1.0.1".parse().unwrap()),
+            true => ("2001:db8:2::1".parse().unwrap(), "2001:db8:1::1".parse().unwrap()),
+        };
+        let (local, remote, udp) = if is_outbound { (a, b, NAT) } else { (b, a, NAT_BACK) };
+        Common {
+            spi: self.spi,
+            key,
+            aead: Arc::new(Oracle::new(key)),
+            mode: self.mode,
+            is_extended: self.is_extended,
+            ends: Ends::new(local, remote).unwrap(),
+            udp: self.udp.and(udp),
+            selectors: self.selectors.clone(),
+        }
+    }
+
+    fn outbound(&self) -> Arc<Outbound> {
+        let key = self.key();
+        let sa = Outbound::new(self.common(&key, true), self.mtu, Dont::Copy, self.used);
+        sa.sequence.reserve(u64::MAX);
+        Arc::new(sa)
+    }
+
+    fn inbound(&self) -> Arc<Inbound> {
+        let key = self.key();
+        Arc::new(Inbound::new(self.common(&key, false), self.window).unwrap())
+    }
+}
+
+/// As `run` of these tests, in frames with as much room as AF_XDP's have.
+fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+    const ROOM: usize = 256;
+    let frame = |packet: &Vec<u8>| [&[0xaa; ROOM], &packet[..], &[0x55; 64]].concat();
+    let mut frames: Vec<Vec<u8>> = packets.iter().map(frame).collect();
+    let mut batch = Batch::default();
+    for (frame, packet) in frames.iter_mut().zip(packets) {
+        batch.push(frame, ROOM, packet.len(), ingress(1, 0)).unwrap();
+    }
+    chain.run(&READY, &mut batch);
+    batch.packets().iter().map(|packet| (packet.verdict().unwrap(), packet.data().to_vec())).collect()
+}
+
+/// Two chains, and the table that they read.
+struct Pair {
+    table: Arc<SaTable>,
+    out: Chain,
+    back: Chain,
+}
+
+impl Pair {
+    fn new(setting: &Setting) -> Self {
+        let table = Arc::new(SaTable::default());
+        table.set_outbound("a", setting.outbound());
+        assert!(table.add_inbound("a", setting.inbound()));
+        let encrypt = Box::new(EspEncrypt::new(table.clone(), "a"));
+        let decrypt = Box::new(EspDecrypt::new(table.clone(), vec!["a".into(), "b".into()]));
+        let out = Chain::new(vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]).unwrap();
+        let back = Chain::new(vec![Box::new(Check), decrypt, Box::new(Forward::new(1))]).unwrap();
+        Pair { table, out, back }
+    }
+
+    fn encrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+        run(&mut self.out, packets)
+    }
+
+    fn encrypted(&mut self, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+        let all = self.encrypt(packets).into_iter();
+        all.map(|(verdict, data)| {
+            assert_eq!(verdict, Verdict::To(2));
+            data
+        })
+        .collect()
+    }
+
+    fn decrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+        run(&mut self.back, packets)
+    }
+
+    fn fate(&mut self, packet: &[u8]) -> Verdict {
+        self.decrypt(&[packet.to_vec()]).remove(0).0
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        let all = self.out.counters().chain(self.back.counters()).flat_map(|(_, _, counted)| counted);
+        all.filter(|(of, _)| *of == name).map(|(_, count)| count).sum()
+    }
+}
+
+fn dropped(loss: Loss) -> Verdict {
+    Verdict::Drop(loss)
+}
+
+fn settings() -> impl Strategy<Value = Setting> {
+    let mode = prop_oneof![Just(Mode::Tunnel), Just(Mode::Transport)];
+    (mode, any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<u32>()).prop_map(
+        |(mode, is_v6, udp, is_extended, large, used)| Setting {
+            mode,
+            is_v6,
+            udp: NAT.filter(|_| udp),
+            is_extended,
+            key_bytes: if large { 36 } else { 20 },
+            // What is behind the window of one that saw nothing cannot be told.
+            used: if is_extended { u64::from(used >> 4) } else { u64::from(used >> 1) },
+            ..PLAIN
+        },
+    )
+}
+
+/// IP packets of both versions; in transport mode between the ends.
+fn inner() -> impl Strategy<Value = (bool, Vec<u8>, u8)> {
+    (any::<bool>(), prop::collection::vec(any::<u8>(), 0..200), any::<u8>())
+}
+
+fn packet(is_v6: bool, payload: &[u8], tos: u8) -> Vec<u8> {
+    let length = payload.len();
+    let mut packet = match is_v6 {
+        false => udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, length),
+        true => udp6("2001:db8:2::1", "2001:db8:1::1", 64, length),
+    };
+    let end = packet.len();
+    packet[end - length..].copy_from_slice(payload);
+    if is_v6 {
+        packet[14] |= tos >> 4;
+        packet[15] |= tos << 4;
+    } else {
+        packet[15] = tos;
+        packet[24..26].fill(0);
+        let sum = !crate::flow::checksum::sum(&packet[14..34]);
+        packet[24..26].copy_from_slice(&sum.to_be_bytes());
+    }
+    packet
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn what_is_encrypted_is_decrypted_to_what_it_was(
+        setting in settings(),
+        all in prop::collection::vec(inner(), 1..40),
+        pads in prop::collection::vec(0..6usize, 40),
+    ) {
+        let mut pair = Pair::new(&setting);
+        let is_v6 = |of: bool| if setting.mode == Mode::Transport { setting.is_v6 } else { of };
+        let plain: Vec<_> = all.iter().map(|(of, payload, tos)| packet(is_v6(*of), payload, *tos)).collect();
+        // Ethernet padding is no part of it.
+        let padded: Vec<_> = plain.iter().zip(&pads).map(|(packet, pad)| [&packet[..], &vec![0xee; *pad]].concat()).collect();
+        let sent = pair.encrypted(&padded);
+        for (n, (sent, plain)) in sent.iter().zip(&plain).enumerate() {
+            check_outer(&setting, setting.used + 1 + n as u64, sent, plain);
+        }
+        let back = pair.decrypt(&sent);
+        for ((verdict, back), plain) in back.iter().zip(&plain) {
+            prop_assert_eq!((*verdict, back), (Verdict::To(1), plain));
+        }
+        // Not a second time.
+        for (verdict, _) in pair.decrypt(&sent) {
+            prop_assert_eq!(verdict, dropped(Loss::Replayed));
+        }
+    }
+
+    #[test]
+    fn any_bytes_get_a_verdict(
+        setting in settings(),
+        packets in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..120), 0..4u8), 1..30),
+    ) {
+        let mut pair = Pair::new(&setting);
+        let make = |(is_v6, bytes, kind): &(bool, Vec<u8>, u8)| {
+            let mut packet = packet(*is_v6, bytes, 0);
+            let (proto, at) = if *is_v6 { (20, 54) } else { (23, 34) };
+            if *kind > 0 {
+                packet[proto] = 50;
+            }
+            if *kind > 1 {
+                packet[at..at + 4].copy_from_slice(&setting.spi.to_be_bytes());
+            }
+            if !*is_v6 {
+                packet[24..26].fill(0);
+                let sum = !crate::flow::checksum::sum(&packet[14..34]);
+                packet[24..26].copy_from_slice(&sum.to_be_bytes());
+            }
+            packet
+        };
+        let all: Vec<_> = packets.iter().map(make).collect();
+        for ((verdict, data), came) in pair.decrypt(&all).into_iter().zip(&all) {
+            prop_assert!(!matches!(verdict, Verdict::To(_)), "{:?}", verdict);
+            if let Verdict::Up(_) = verdict {
+                prop_assert_eq!(&data, came);
+            }
+        }
+        pair.encrypt(&all);
+    }
+}
+
+/// What is in front of the encrypted text, byte by byte.
+fn check_outer(setting: &Setting, number: u64, sent: &[u8], plain: &[u8]) {
+    let ip = &sent[14..];
+    assert_eq!(sent[..12], plain[..12]);
+    let is_v6 = ip[0] >> 4 == 6;
+    assert_eq!(sent[12..14], if is_v6 { [0x86, 0xdd] } else { [8, 0] });
+    let inner_tos = if plain[14] >> 4 == 4 { plain[15] } else { plain[14] << 4 | plain[15] >> 4 };
+    let (proto, header, tos) = if is_v6 {
+        let header = etherparse::Ipv6Header::from_slice(ip).unwrap().0;
+        assert_eq!(usize::from(header.payload_length), ip.len() - 40);
+        assert_eq!((header.hop_limit, header.flow_label.value()), (64, 0));
+        (header.next_header.0, 40, header.traffic_class)
+    } else {
+        let header = etherparse::Ipv4Header::from_slice(ip).unwrap().0;
+        assert_eq!((usize::from(header.total_len), header.time_to_live), (ip.len(), 64));
+        assert_eq!(header.header_checksum, header.calc_header_checksum());
+        if setting.mode == Mode::Tunnel {
+            let dont = plain[14] >> 4 == 6 || plain[20] & 0x40 != 0;
+            assert_eq!((header.identification, header.dont_fragment), (number as u16, dont));
+        }
+        (header.protocol.0, 20, ip[1])
+    };
+    assert_eq!(is_v6, setting.is_v6);
+    assert_eq!(tos, inner_tos);
+    let mut esp = &ip[header..];
+    if setting.udp.is_some() {
+        assert_eq!((proto, &esp[..4]), (17, &[4500u16.to_be_bytes(), 4501u16.to_be_bytes()].concat()[..]));
+        assert_eq!(u16::from_be_bytes([esp[4], esp[5]]) as usize, esp.len());
+        if is_v6 {
+            let (header, _) = etherparse::Ipv6Header::from_slice(ip).unwrap();
+            let (udp, payload) = etherparse::UdpHeader::from_slice(esp).unwrap();
+            assert_eq!(udp.checksum, udp.calc_checksum_ipv6(&header, payload).unwrap());
+        } else {
+            assert_eq!(esp[6..8], [0, 0]);
+        }
+        esp = &esp[8..];
+    } else {
+        assert_eq!(proto, 50);
+    }
+    assert_eq!(esp[..4], setting.spi.to_be_bytes());
+    assert_eq!(esp[4..8], (number as u32).to_be_bytes());
+    assert_eq!(esp[8..16], number.to_be_bytes());
+    assert_eq!(esp.len() % 4, 0);
+}
+
+/// A tunnel packet of our own making, whatever is inside.
+fn forged(setting: &Setting, number: u64, text: &[u8]) -> Vec<u8> {
+    let key = setting.key();
+    let mut text = [text, &[0; 16]].concat();
+    let mut nonce = [0; 12];
+    nonce[..4].copy_from_slice(&key.salt());
+    nonce[4..].copy_from_slice(&number.to_be_bytes());
+    let mut aad = [0; 12];
+    aad[..4].copy_from_slice(&setting.spi.to_be_bytes());
+    aad[4..8].copy_from_slice(&(number as u32).to_be_bytes());
+    Oracle::new(&key).seal(&mut [Job { nonce, aad, aad_bytes: 8, is_right: false, text: &mut text }]);
+    let esp = [&aad[..8], &number.to_be_bytes(), &text].concat();
+    let mut packet = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, esp.len() - 8);
+    packet[23] = 50;
+    packet[34..].copy_from_slice(&esp);
+    packet[24..26].fill(0);
+    let sum = !crate::flow::checksum::sum(&packet[14..34]);
+    packet[24..26].copy_from_slice(&sum.to_be_bytes());
+    packet
+}
+
+#[test]
+fn each_thing_that_is_wrong_is_counted_by_its_name() {
+    let mut pair = Pair::new(&PLAIN);
+    let plain = packet(false, b"some payload", 0);
+    let ip = &plain[14..];
+    let sent = pair.encrypted(&vec![plain.clone(); 200]);
+    assert_eq!(pair.fate(&sent[150]), Verdict::To(1));
+    assert_eq!(pair.fate(&sent[150]), dropped(Loss::Replayed));
+    assert_eq!(pair.fate(&sent[149]), Verdict::To(1));
+    assert_eq!(pair.fate(&sent[86]), dropped(Loss::TooOld));
+    assert_eq!(pair.fate(&sent[87]), Verdict::To(1));
+    // Twice in one batch: once.
+    let twice: Vec<_> =
+        pair.decrypt(&[sent[160].clone(), sent[160].clone()]).into_iter().map(|seen| seen.0).collect();
+    assert_eq!(twice, [Verdict::To(1), dropped(Loss::Replayed)]);
+    for at in [38, 42, 50, sent[170].len() - 1] {
+        let mut changed = sent[170].clone();
+        changed[at] ^= 0x01;
+        assert_eq!(pair.fate(&changed), dropped(Loss::BadTag), "{at}");
+    }
+    // A wrong tag moves no window.
+    assert_eq!(pair.fate(&sent[170]), Verdict::To(1));
+    let mut number = 1000..;
+    let mut forge = |text: &[u8]| forged(&PLAIN, number.next().unwrap(), text);
+    let with = |ip: &[u8], trailer: &[u8]| [ip, trailer].concat();
+    let cases = [
+        (with(ip, &[4, 3, 2, 1, 4, 4]), Loss::BadPadding),
+        (with(ip, &[200, 4]), Loss::BadPadding),
+        (with(b"nothing", &[1, 1, 59]), Loss::Dummy),
+        (with(ip, &[1, 1, 41]), Loss::BadInner),
+        (with(ip, &[1, 1, 17]), Loss::BadInner),
+        (with(&ip[..ip.len() - 1], &[1, 1, 4]), Loss::BadInner),
+        (with(&ip[..19], &[1, 1, 4]), Loss::BadInner),
+        (with(&[], &[0, 4]), Loss::BadInner),
+    ];
+    for (text, loss) in cases {
+        let packet = forge(&text);
+        assert_eq!(pair.fate(&packet), dropped(loss), "{text:02x?}");
+    }
+    // Traffic flow padding behind the inner packet is cut off.
+    let padded = forge(&with(&[ip, &[9; 40]].concat(), &[1, 2, 2, 4]));
+    assert_eq!(pair.decrypt(&[padded]).remove(0), (Verdict::To(1), plain.clone()));
+    // 33 bytes are header, IV and tag, and one more.
+    let short = forge(&[4]);
+    assert_eq!(pair.fate(&short), dropped(Loss::Truncated));
+    let mut other = sent[180].clone();
+    other[34] ^= 1;
+    assert_eq!(pair.decrypt(&[other.clone()]).remove(0), (Verdict::Up(Reason::Local), other));
+    assert_eq!(pair.fate(&plain), Verdict::Up(Reason::Local));
+    let mut fragment = sent[180].clone();
+    fragment[20] |= 0x20;
+    fragment[24..26].fill(0);
+    let sum = !crate::flow::checksum::sum(&fragment[14..34]);
+    fragment[24..26].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!(pair.decrypt(&[fragment.clone()]).remove(0), (Verdict::Up(Reason::Local), fragment));
+    assert_eq!(["unknown_spi", "not_esp", "fragments"].map(|name| pair.counted(name)), [1, 1, 1]);
+}
+
+#[test]
+fn ike_and_keepalives_go_up() {
+    let setting = Setting { udp: NAT, ..PLAIN };
+    let mut pair = Pair::new(&setting);
+    let to_4501 = |payload: &[u8]| {
+        let mut packet = packet(false, payload, 0);
+        packet[36..38].copy_from_slice(&4501u16.to_be_bytes());
+        packet
+    };
+    let ike = to_4501(&[&[0; 4][..], &[7; 40]].concat());
+    let keepalive = to_4501(&[0xff]);
+    let seen = pair.decrypt(&[ike.clone(), keepalive.clone(), to_4501(&[1, 2]), to_4501(&[])]);
+    assert_eq!(seen[..2], [(Verdict::Up(Reason::Local), ike), (Verdict::Up(Reason::Local), keepalive)]);
+    assert_eq!([seen[2].0, seen[3].0], [dropped(Loss::Truncated); 2]);
+    assert_eq!(["ike", "keepalives"].map(|name| pair.counted(name)), [1, 1]);
+    // Not in UDP where the SA is.
+    let sent = pair.encrypted(&[packet(false, b"x", 0)]).remove(0);
+    let mut bare = [&sent[..34], &sent[42..]].concat();
+    let length = (bare.len() - 14) as u16;
+    bare[16..18].copy_from_slice(&length.to_be_bytes());
+    bare[23] = 50;
+    bare[24..26].fill(0);
+    let sum = !crate::flow::checksum::sum(&bare[14..34]);
+    bare[24..26].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!((pair.fate(&bare), pair.fate(&sent)), (Verdict::Up(Reason::Local), Verdict::To(1)));
+}
+
+#[test]
+fn what_must_not_leave_is_dropped_and_takes_no_number() {
+    let to_other = Selectors { destination: vec!["10.1.0.2/32".parse().unwrap()], ..Selectors::default() };
+    let mut pair = Pair::new(&Setting { selectors: to_other, ..PLAIN });
+    let plain = packet(false, b"x", 0);
+    assert_eq!(pair.encrypt(&[plain.clone()]).remove(0), (dropped(Loss::Policy), plain.clone()));
+    let long = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, 1440 - 28);
+    let mut pair = Pair::new(&PLAIN);
+    // 20 + 16 + 1446 (with 1 to 3 bytes of padding and the trailer 1448) + 16 = 1500.
+    let fits = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, 1446 - 28);
+    let over = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, 1447 - 28);
+    let seen: Vec<_> = pair.encrypt(&[long, over.clone(), fits]).into_iter().collect();
+    assert_eq!(
+        (seen[0].0, &seen[1], seen[2].0),
+        (Verdict::To(2), &(dropped(Loss::OverMtu), over), Verdict::To(2))
+    );
+    assert_eq!((seen[2].1.len(), &seen[2].1[38..42]), (1514, &[0, 0, 0, 2][..]));
+    // No SA, then one.
+    let old = pair.table.remove_outbound("a").unwrap();
+    assert_eq!(pair.encrypt(&[plain.clone()]).remove(0).0, dropped(Loss::NoSa));
+    assert_eq!(old.sequence.taken(), 2);
+    let mut transport = Pair::new(&Setting { mode: Mode::Transport, ..PLAIN });
+    let mut fragment = plain;
+    fragment[21] = 1;
+    fragment[24..26].fill(0);
+    let sum = !crate::flow::checksum::sum(&fragment[14..34]);
+    fragment[24..26].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!(transport.encrypt(&[fragment.clone()]).remove(0), (dropped(Loss::NotWhole), fragment));
+}
+
+#[test]
+fn an_sa_stops_at_its_last_number_and_says_so_before() {
+    let last = u64::from(u32::MAX);
+    let mut pair = Pair::new(&Setting { used: last - last / 8 - 2, ..PLAIN });
+    let plain = packet(false, b"x", 0);
+    pair.encrypted(&vec![plain.clone(); 5]);
+    assert_eq!(pair.counted("near_end"), 3);
+    let mut pair = Pair::new(&Setting { used: last - 2, ..PLAIN });
+    let seen: Vec<_> = pair.encrypt(&vec![plain.clone(); 4]).into_iter().map(|seen| seen.0).collect();
+    let end = dropped(Loss::SequenceExhausted);
+    assert_eq!(seen, [Verdict::To(2), Verdict::To(2), end, end]);
+    assert_eq!(pair.encrypt(&[plain]).remove(0).0, end);
+}
+
+#[test]
+fn keys_change_without_a_loss() {
+    let mut pair = Pair::new(&PLAIN);
+    let new = Setting { spi: 0x2002, key_bytes: 36, ..PLAIN };
+    let plain = packet(false, b"some payload", 0);
+    let old = pair.encrypted(&vec![plain.clone(); 3]);
+    assert!(pair.table.add_inbound("b", new.inbound()));
+    assert!(!pair.table.add_inbound("a", new.inbound()), "its SPI is taken");
+    pair.table.set_outbound("a", new.outbound());
+    let sent = pair.encrypted(&vec![plain.clone(); 3]);
+    assert_eq!(
+        (&old[0][34..42], &sent[0][34..42]),
+        (&[0, 0, 0x10, 1, 0, 0, 0, 1][..], &[0, 0, 0x20, 2, 0, 0, 0, 1][..])
+    );
+    // Both, mixed.
+    let mixed: Vec<_> = old[..2].iter().zip(&sent[..2]).flat_map(|(a, b)| [b.clone(), a.clone()]).collect();
+    for seen in pair.decrypt(&mixed) {
+        assert_eq!(seen, (Verdict::To(1), plain.clone()));
+    }
+    assert!(pair.table.remove_inbound(PLAIN.spi).is_some() && pair.table.remove_inbound(1).is_none());
+    assert_eq!((pair.fate(&old[2]), pair.fate(&sent[2])), (Verdict::Up(Reason::Local), Verdict::To(1)));
+}
+
+/// RFC 6040 figure 4: rows are marks of the inner header, columns of the outer one: not-ECT, ECT(0), ECT(1), CE.
+#[test]
+fn congestion_marks_are_kept() {
+    let (not, ect0, ect1, ce) = (0, 2, 1, 3);
+    let table = [
+        (not, [Some(not), Some(not), Some(not), None]),
+        (ect0, [Some(ect0), Some(ect0), Some(ect1), Some(ce)]),
+        (ect1, [Some(ect1), Some(ect1), Some(ect1), Some(ce)]),
+        (ce, [Some(ce); 4]),
+    ];
+    for is_v6 in [false, true] {
+        for (inner, row) in table {
+            for (outer, expected) in [not, ect0, ect1, ce].into_iter().zip(row) {
+                let mut pair = Pair::new(&PLAIN);
+                let plain = |mark: u8| packet(is_v6, b"x", 0xb8 | mark);
+                let mut sent = pair.encrypted(&[plain(inner)]).remove(0);
+                sent[15] = sent[15] & !3 | outer;
+                sent[24..26].fill(0);
+                let sum = !crate::flow::checksum::sum(&sent[14..34]);
+                sent[24..26].copy_from_slice(&sum.to_be_bytes());
+                let (verdict, back) = pair.decrypt(&[sent]).remove(0);
+                match expected {
+                    Some(mark) => {
+                        assert_eq!((verdict, back), (Verdict::To(1), plain(mark)), "{inner} {outer}")
+                    }
+                    None => assert_eq!(verdict, dropped(Loss::Congested)),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn without_room_nothing_is_written() {
+    let table = Arc::new(SaTable::default());
+    table.set_outbound("a", PLAIN.outbound());
+    let encrypt = Box::new(EspEncrypt::new(table.clone(), "a"));
+    let mut chain = Chain::new(vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]).unwrap();
+    let plain = packet(false, b"1234567", 0);
+    // 36 bytes in front; 3 of padding, 2 of trailer and 16 of tag behind.
+    for (head, tail, fits) in [(36, 21, true), (35, 64, false), (64, 20, false)] {
+        let mut frame = [vec![0; head], plain.clone(), vec![0; tail]].concat();
+        let mut batch = Batch::default();
+        batch.push(&mut frame, head, plain.len(), ingress(1, 0)).unwrap();
+        chain.run(&READY, &mut batch);
+        let expected = if fits { Verdict::To(2) } else { dropped(Loss::NoRoom) };
+        assert_eq!(batch.packets()[0].verdict(), Some(expected), "{head} {tail}");
+    }
+    assert_eq!(table.remove_outbound("a").unwrap().sequence.taken(), 1);
+}
