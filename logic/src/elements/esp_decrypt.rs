@@ -18,7 +18,7 @@
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
-    check::{IPV4, IPV6},
+    check::{ETHERNET, IPV4, IPV6},
     esp_encrypt::{addresses, emptied, readdress},
     packet::{Family, Headers, Loss, Packet, Verdict},
 };
@@ -300,13 +300,26 @@ fn uncover_tunnel(
     admits(sa, ip)?;
     mark(ip, found.tos & 3)?;
     // Ethernet header and tags are shorter than all that is between.
-    data.copy_within(..ethernet, inner - ethernet);
+    back(data, ethernet, inner - ethernet);
     if let Some(place) = data.get_mut(inner - 2..inner) {
         place.copy_from_slice(&kind.to_be_bytes());
     }
     packet.renew(Headers::default());
     let fits = packet.end_at(Some(start + inner + length)) && packet.begin_at(Some(start + inner - ethernet));
     if fits { Ok(()) } else { Err(Loss::BadInner) }
+}
+
+/// Moves the first bytes there. An Ethernet header without tags by its known length: that is no call.
+#[inline]
+fn back(data: &mut [u8], bytes: usize, to: usize) {
+    if bytes == ETHERNET
+        && let Some(header) = data.first_chunk::<ETHERNET>().copied()
+        && let Some(place) = data.get_mut(to..).and_then(|data| data.first_chunk_mut::<ETHERNET>())
+    {
+        *place = header;
+    } else if to.checked_add(bytes).is_some_and(|end| end <= data.len()) {
+        data.copy_within(..bytes, to);
+    }
 }
 
 fn uncover_transport(

@@ -222,7 +222,7 @@ fn write(
         return Err(Loss::NoRoom);
     }
     let data = packet.data_mut();
-    data.copy_within(old - start..layout.moved.end - start, 0);
+    forth(data, old - start, layout.moved.len());
     let (headers, rest) = data.split_at_mut_checked(front).ok_or(Loss::NoRoom)?;
     let (headers, iv) = headers.split_last_chunk_mut::<{ esp::IV }>().ok_or(Loss::NoRoom)?;
     let (headers, header) = headers.split_last_chunk_mut::<{ esp::HEADER }>().ok_or(Loss::NoRoom)?;
@@ -230,9 +230,10 @@ fn write(
     let (spi, low) = header.split_at_mut(4);
     spi.copy_from_slice(&sa.spi.to_be_bytes());
     low.copy_from_slice(&(number as u32).to_be_bytes());
-    let trailer = rest.get_mut(payload..text).ok_or(Loss::NoRoom)?;
-    trailer.copy_from_slice(&TRAILERS[padding & 3][..padding + esp::TRAILER]);
-    *trailer.last_mut().ok_or(Loss::NoRoom)? = layout.next;
+    // What is beyond the trailer is the tag's, which is written later.
+    let trailer = rest.get_mut(payload..).and_then(|rest| rest.first_chunk_mut::<5>()).ok_or(Loss::NoRoom)?;
+    *trailer = TRAILERS[padding & 3];
+    trailer[(padding & 3) + 1] = layout.next;
     let outer = headers.get_mut(ethernet..).ok_or(Loss::NoRoom)?;
     let family = match sa.mode {
         Mode::Tunnel => {
@@ -261,6 +262,19 @@ fn write(
     };
     packet.renew(Headers { family, ip: (start + ethernet) as u16, bytes: total as u16, destination });
     Ok(front..front + text + TAG)
+}
+
+/// Moves so many bytes from there to the beginning. An Ethernet header without tags, as nearly all are, by its known length: that is no call.
+#[inline]
+fn forth(data: &mut [u8], from: usize, bytes: usize) {
+    if bytes == ETHERNET
+        && let Some(header) = data.get(from..).and_then(|data| data.first_chunk::<ETHERNET>()).copied()
+        && let Some(place) = data.first_chunk_mut::<ETHERNET>()
+    {
+        *place = header;
+    } else if let Some(end) = from.checked_add(bytes).filter(|end| *end <= data.len()) {
+        data.copy_within(from..end, 0);
+    }
 }
 
 /// IP protocol of UDP.

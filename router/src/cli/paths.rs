@@ -35,7 +35,8 @@ The file of --config says which paths there are, and has the ports and routes th
   class = { protocol = \"tcp\", destination_port = 80 }  # without this line all packets; also port, destination_mac,
                             # ether_type, source, destination, source_port, tcp_syn, bytes = { offset, mask, value }
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]         # also { element = \"forward\", port = \"wan\" }, \"count\", \"discard\",
-                            # \"crc_append\", \"crc_check\", { element = \"police\", packets_per_second = 1000, burst_packets = 32 }
+                            # \"crc_append\", \"crc_check\", { element = \"police\", packets_per_second = 1000, burst_packets = 32 },
+                            # { element = \"esp_encrypt\", sa = \"to-b\" }, { element = \"esp_decrypt\", sas = [\"from-b\"] } (docs/esp.md)
   weight = 1                # among the paths of its router, 1 to 1000
   ring = 1024               # packets that may wait for it
   cores = \"0-3\"             # where it may run: one worker has all paths here, so that changes nothing yet

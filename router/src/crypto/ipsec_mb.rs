@@ -185,6 +185,9 @@ struct Manager {
     expand: [Expand; 2],
     get_next_burst: GetNextBurst,
     submit_burst: SubmitBurst,
+    /// Memory that each burst uses anew: the jobs, and where tags of what is opened are computed.
+    jobs: [*mut RawJob; MOST_JOBS],
+    tags: [[u8; TAG]; MOST_JOBS],
 }
 
 thread_local! {
@@ -205,15 +208,16 @@ impl Manager {
         let (Some(expand128), Some(expand256), Some(get_next_burst), Some(submit_burst)) = all else {
             return Err(Absent::Wrong);
         };
-        Ok(Manager { raw, free, expand: [expand128, expand256], get_next_burst, submit_burst })
+        let expand = [expand128, expand256];
+        let (jobs, tags) = ([ptr::null_mut(); MOST_JOBS], [[0; TAG]; MOST_JOBS]);
+        Ok(Manager { raw, free, expand, get_next_burst, submit_burst, jobs, tags })
     }
 
     /// Runs all, in bursts.
     fn run(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) {
-        let mut tags = [[0u8; TAG]; MOST_JOBS];
         let mut jobs = jobs;
         while !jobs.is_empty() {
-            let done = self.burst(key, direction, jobs, &mut tags);
+            let done = self.burst(key, direction, jobs);
             if done == 0 {
                 return jobs.iter_mut().for_each(undo);
             }
@@ -221,17 +225,11 @@ impl Manager {
         }
     }
 
-    /// Runs the first of these jobs; how many. `tags` is where tags of what is opened are computed.
+    /// Runs the first of these jobs; how many.
     #[inline]
-    fn burst(
-        &mut self,
-        key: &Expanded,
-        direction: u32,
-        jobs: &mut [Job<'_>],
-        tags: &mut [[u8; TAG]; MOST_JOBS],
-    ) -> usize {
+    fn burst(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) -> usize {
         let manager = self.raw.as_ptr();
-        let mut raw = [ptr::null_mut::<RawJob>(); MOST_JOBS];
+        let (raw, tags) = (&mut self.jobs, &mut self.tags);
         let wanted = jobs.len().min(MOST_JOBS) as u32;
         // SAFETY: a manager of ours, and room for as many pointers as are asked for.
         let got = unsafe { (self.get_next_burst)(manager, wanted, raw.as_mut_ptr()) };

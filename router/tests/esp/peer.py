@@ -58,12 +58,16 @@ def frames(all_packets):
 def write(directory, case):
     wrpcap(f"{directory}/plain.pcap", frames(packets(case, True)))
     encrypted = []
-    for number, packet in enumerate(packets(case, False), case["first"]):
+    for index, packet in enumerate(packets(case, False)):
+        number = case["first"] + 3 * index
         sa = association(case, False, number >> 32)
         low = number & 0xFFFFFFFF
         iv = number.to_bytes(8, "big")
-        # Older scapy keeps ESN's high half as an attribute, and takes it into the additional data.
-        encrypted.append(sa.encrypt(packet, seq_num=low, iv=iv, esn_en=case["esn"], esn=number >> 32))
+        made = sa.encrypt(packet, seq_num=low, iv=iv, esn_en=case["esn"], esn=number >> 32)
+        if case["udp"]:
+            # Scapy writes the length before there is a payload.
+            made[UDP].len = len(bytes(made[UDP]))
+        encrypted.append(made)
     wrpcap(f"{directory}/encrypted.pcap", frames(encrypted))
     wrpcap(f"{directory}/expected.pcap", frames(packets(case, False)))
 

@@ -1,0 +1,203 @@
+//! ESP measured, memory to memory on one core, beside the library alone: `cargo bench -p millrace --bench esp`.
+//!
+//! 512 frames of 2,048 bytes, batches of 64. `library`: [`Aead::seal`] of jobs over texts in these frames, nothing else. `encrypt`: a batch through `check`,
+//! `esp_encrypt` (tunnel mode, IPv4) and `forward`, the first 64 bytes of each packet written anew before, as its header was encrypted. `both`: the same with
+//! `esp_decrypt` behind, beside seal and open of the library; nothing is written anew, as what comes out is what went in. Sizes are those of what is encrypted:
+//! the IP packet, padding and trailer. IMIX: 64, 576 and 1400 bytes, 7 to 4 to 1.
+//!
+//! Rounds in turn, library, element, library, element; medians of 11 rounds of 40 ms of this thread each, and the ratio of medians. Arguments: the beginnings of names.
+
+use logic::{
+    elements::{Batch, Chain, Check, EspDecrypt, EspEncrypt, Forward, Ingress, Now, Verdict},
+    esp::{Aead, Common, Dont, Ends, Inbound, Job, Key, Mode, Outbound, SaTable, Selectors, TAG},
+    tables::encoding::IF_IPV4,
+};
+use router::crypto::Library;
+use std::{hint::black_box, sync::Arc};
+
+const FRAMES: usize = 512;
+const FRAME: usize = 2048;
+const HEAD: usize = 256;
+const ETHERNET: usize = 14;
+const BATCH: usize = 64;
+const ROUNDS: usize = 11;
+const IMIX: [usize; 12] = [64, 64, 576, 64, 576, 64, 1400, 64, 576, 64, 576, 64];
+
+struct World {
+    library: Library,
+    aead: Arc<dyn Aead>,
+    pool: Vec<u8>,
+    /// Of each frame, what is encrypted.
+    texts: Vec<usize>,
+    headers: Vec<[u8; 64]>,
+    encrypt: Chain,
+    both: Chain,
+}
+
+impl World {
+    fn new(library: Library, key_bytes: usize, size: &dyn Fn(usize) -> usize) -> Self {
+        let key = Key::new(&vec![7; key_bytes]).expect("a key");
+        let aead = library.expand(&key).expect("it was checked");
+        let table = Arc::new(SaTable::default());
+        let common = |forth: bool| {
+            let (a, b) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+            let ends = if forth { Ends::new(a, b) } else { Ends::new(b, a) };
+            Common {
+                spi: 0x1001,
+                key: &key,
+                aead: aead.clone(),
+                mode: Mode::Tunnel,
+                is_extended: true,
+                ends: ends.expect("both are IPv4"),
+                udp: None,
+                selectors: Selectors::default(),
+            }
+        };
+        let outbound = Outbound::new(common(true), 9000, Dont::Copy, 0);
+        outbound.sequence.reserve(u64::MAX);
+        table.set_outbound("a", Arc::new(outbound));
+        assert!(table.add_inbound("a", Arc::new(Inbound::new(common(false), 1024).expect("a window"))));
+        let encrypt = || Box::new(EspEncrypt::new(table.clone(), "a"));
+        let decrypt = Box::new(EspDecrypt::new(table.clone(), vec!["a".into()]));
+        let forward = || Box::new(Forward::new(2));
+        let texts: Vec<usize> = (0..FRAMES).map(size).collect();
+        let mut pool = vec![1; FRAMES * FRAME];
+        let mut headers = Vec::new();
+        for (frame, text) in pool.chunks_exact_mut(FRAME).zip(&texts) {
+            let build = etherparse::PacketBuilder::ethernet2([9; 6], [2, 0, 0, 0, 0, 1]);
+            let mut packet = Vec::new();
+            let payload = vec![3; text - 2 - 28];
+            build
+                .ipv4([10, 0, 0, 1], [10, 1, 0, 1], 64)
+                .udp(1, 2)
+                .write(&mut packet, &payload)
+                .expect("written");
+            frame[HEAD..HEAD + packet.len()].copy_from_slice(&packet);
+            headers.push(frame[HEAD..HEAD + 64].try_into().expect("64 bytes"));
+        }
+        World {
+            library,
+            aead,
+            pool,
+            texts,
+            headers,
+            encrypt: Chain::new(vec![Box::new(Check), encrypt(), forward()]).expect("a chain"),
+            both: Chain::new(vec![Box::new(Check), encrypt(), decrypt, forward()]).expect("a chain"),
+        }
+    }
+
+    fn bare(&mut self, open: bool) {
+        let mut nonce = 0u64;
+        let frames = self.pool.chunks_mut(FRAME * BATCH).zip(self.texts.chunks(BATCH));
+        let mut jobs: Vec<Job<'static>> = Vec::with_capacity(BATCH);
+        for (frames, texts) in frames {
+            let mut of_batch: Vec<Job<'_>> = jobs.into_iter().map_while(|_| None).collect();
+            for (frame, text) in frames.chunks_exact_mut(FRAME).zip(texts) {
+                nonce += 1;
+                let mut bytes = [0; 12];
+                bytes[4..].copy_from_slice(&nonce.to_be_bytes());
+                let at = HEAD + ETHERNET;
+                let text = &mut frame[at..at + text + TAG];
+                of_batch.push(Job { nonce: bytes, aad: bytes, aad_bytes: 12, is_right: false, text });
+            }
+            self.aead.seal(&mut of_batch);
+            if open {
+                self.aead.open(&mut of_batch);
+            }
+            of_batch.clear();
+            jobs = of_batch.into_iter().map_while(|_| None).collect();
+        }
+    }
+
+    fn element(&mut self, open: bool) {
+        let ingress = Ingress { port: 1, router: 0, interface: 1, flags: IF_IPV4 };
+        let now = Now { ns: 0, ports: u64::MAX };
+        let chain = if open { &mut self.both } else { &mut self.encrypt };
+        let mut batch = Batch::default();
+        let frames = self.pool.chunks_mut(FRAME * BATCH);
+        for ((frames, texts), headers) in frames.zip(self.texts.chunks(BATCH)).zip(self.headers.chunks(BATCH))
+        {
+            let mut of_batch = batch.emptied();
+            for ((frame, text), header) in frames.chunks_exact_mut(FRAME).zip(texts).zip(headers) {
+                if !open {
+                    frame[HEAD..HEAD + 64].copy_from_slice(header);
+                }
+                of_batch.push(frame, HEAD, ETHERNET + text - 2, ingress).expect("it is within the frame");
+            }
+            chain.run(&now, &mut of_batch);
+            let sent = of_batch.packets().iter().filter(|packet| packet.verdict() == Some(Verdict::To(2)));
+            assert_eq!(black_box(sent.count()), texts.len());
+            batch = of_batch.emptied();
+        }
+    }
+}
+
+/// What this thread ran, so that what else the machine does counts less.
+fn thread_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Nanoseconds a packet.
+fn round(mut pass: impl FnMut()) -> f64 {
+    let (start, mut packets) = (thread_ns(), 0);
+    while thread_ns() - start < 40_000_000 {
+        pass();
+        packets += FRAMES;
+    }
+    (thread_ns() - start) as f64 / packets as f64
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
+}
+
+fn measure(name: &str, mut world: World, open: bool) {
+    let what = if open { "both" } else { "encrypt" };
+    let name = format!("{}, {name}, {what}", world.library);
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    if !wanted.is_empty() && !wanted.iter().any(|w| name.starts_with(w.as_str())) {
+        return;
+    }
+    world.element(open);
+    world.bare(open);
+    // What the library alone left in the frames is no packet.
+    let (mut bare, mut element) = (Vec::new(), Vec::new());
+    let kept = World::new(world.library, 20, &|n| world.texts[n]).pool;
+    for _ in 0..ROUNDS {
+        bare.push(round(|| world.bare(open)));
+        world.pool.copy_from_slice(&kept);
+        element.push(round(|| world.element(open)));
+    }
+    let bytes = world.texts.iter().sum::<usize>() as f64 / FRAMES as f64;
+    let (bare, element) = (median(bare), median(element));
+    println!(
+        "{name}: library {bare:.1} ns {:.1} Gbit/s, element {element:.1} ns {:.1} Gbit/s, ratio {:.2}",
+        bytes * 8.0 / bare,
+        bytes * 8.0 / element,
+        bare / element
+    );
+}
+
+fn main() {
+    for library in [Library::IpsecMb, Library::AwsLc] {
+        if let Err(why) = library.check() {
+            println!("{why}");
+            continue;
+        }
+        for (bits, key_bytes) in [(128, 20), (256, 36)] {
+            for open in [false, true] {
+                for size in [64, 1400] {
+                    measure(
+                        &format!("AES-{bits}, {size} B"),
+                        World::new(library, key_bytes, &|_| size),
+                        open,
+                    );
+                }
+                let imix = |n: usize| IMIX[n % IMIX.len()];
+                measure(&format!("AES-{bits}, IMIX"), World::new(library, key_bytes, &imix), open);
+            }
+        }
+    }
+}
