@@ -23,7 +23,7 @@ pub(super) fn paths(bytes: &[u8]) {
         Outputs::new([("out".to_string(), None, &mut written)], true).expect("memory takes everything");
     // No file of a stranger's choice is read or made.
     let key = |sa: &SaConfig| {
-        let bytes: [u8; 20] = std::array::from_fn(|i| sa.name.bytes().nth(i).unwrap_or_default());
+        let bytes: [u8; 20] = std::array::from_fn(|i| sa.name.as_bytes().get(i).copied().unwrap_or_default());
         Key::new(&bytes).expect("20 bytes are a key")
     };
     let Ok(sas) = Sas::forgetful(&config, key) else { return };

@@ -396,7 +396,7 @@ fn what_must_not_leave_is_dropped_and_takes_no_number() {
     let to_other = Selectors { destination: vec!["10.1.0.2/32".parse().unwrap()], ..Selectors::default() };
     let mut pair = Pair::new(&Setting { selectors: to_other, ..PLAIN });
     let plain = packet(false, b"x", 0);
-    assert_eq!(pair.encrypt(&[plain.clone()]).remove(0), (dropped(Loss::Policy), plain.clone()));
+    assert_eq!(pair.encrypt(std::slice::from_ref(&plain)).remove(0), (dropped(Loss::Policy), plain.clone()));
     let long = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, 1440 - 28);
     let mut pair = Pair::new(&PLAIN);
     // 20 + 16 + 1446 (with 1 to 3 bytes of padding and the trailer 1448) + 16 = 1500.
@@ -410,7 +410,7 @@ fn what_must_not_leave_is_dropped_and_takes_no_number() {
     assert_eq!((seen[2].1.len(), &seen[2].1[38..42]), (1514, &[0, 0, 0, 2][..]));
     // No SA, then one.
     let old = pair.table.remove_outbound("a").unwrap();
-    assert_eq!(pair.encrypt(&[plain.clone()]).remove(0).0, dropped(Loss::NoSa));
+    assert_eq!(pair.encrypt(std::slice::from_ref(&plain)).remove(0).0, dropped(Loss::NoSa));
     assert_eq!(old.sequence.taken(), 2);
     let mut transport = Pair::new(&Setting { mode: Mode::Transport, ..PLAIN });
     let mut fragment = plain;
