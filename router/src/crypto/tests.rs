@@ -146,7 +146,7 @@ fn libraries_agree_in_bursts() {
             let aads: Vec<[u8; 12]> =
                 (0..count).map(|_| rng.u128(..).to_be_bytes()[..12].try_into().unwrap()).collect();
             let nonces: Vec<[u8; 12]> = aads.iter().map(|aad| aad.map(|byte| !byte)).collect();
-            let length = |n: usize| if n % 2 == 0 { 8 } else { 12 };
+            let length = |n: usize| if n.is_multiple_of(2) { 8 } else { 12 };
             let mut frames: Vec<Vec<u8>> =
                 plain.iter().map(|text| [&[7], &text[..], &[0; TAG], &[9; 3]].concat()).collect();
             let mut jobs: Vec<_> = frames
