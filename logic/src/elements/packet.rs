@@ -285,6 +285,12 @@ impl<'a> Packet<'a> {
         self.frame.get(self.headers.ip.into()..self.end.into()).unwrap_or_default()
     }
 
+    /// The same.
+    #[inline]
+    pub(super) fn ip_mut(&mut self) -> &mut [u8] {
+        self.frame.get_mut(self.headers.ip.into()..self.end.into()).unwrap_or_default()
+    }
+
     /// So much of the IP header; `None`: it is not there whole.
     #[inline]
     pub(super) fn header<const BYTES: usize>(&self) -> Option<&[u8; BYTES]> {
