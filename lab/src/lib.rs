@@ -18,6 +18,7 @@
 //! | [`figure`], [`report`] | what to draw of results; results as HTML and Markdown |
 //! | [`figures`] | the experiments behind the papers' figures, and what the papers say |
 //! | `built_in` | files that come with the lab under a name |
+//! | [`paths`] | the user plane, memory to memory |
 //! | [`simulation`] | machines with more cores than there are, in virtual time |
 //! | [`experiment`], [`demo`], [`shell`] | the commands |
 //!
@@ -46,6 +47,7 @@ pub mod namespace;
 pub mod netlink;
 pub mod openflow;
 pub mod packet;
+pub mod paths;
 pub mod prefixes;
 pub mod progress;
 pub mod record;

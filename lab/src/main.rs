@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use lab::{
     cpu, demo,
     experiment::{Experiment, bench},
-    figures, namespace, report, shell, simulation, sys,
+    figures, namespace, paths, report, shell, simulation, sys,
 };
 
 /// Measures Millrace and what it is compared with, in throwaway network namespaces. Needs root.
@@ -32,6 +32,8 @@ enum Command {
     Figures(figures::Options),
     /// How queues are placed on machines that are not there, in virtual time: packed, spread and hashed; needs no root
     Sim(simulation::Options),
+    /// The user plane memory to memory on one core: chains, ESP beside the library alone, shares; needs no root
+    Paths(paths::Options),
     /// This traffic, this machine: how many cores forward it, and what is left for applications; needs no root
     Plan(simulation::plan::Options),
     /// HTML with pictures, and Markdown, out of the raw results in a directory
@@ -50,6 +52,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Plan(options) => {
             return simulation::plan::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
         }
+        Command::Paths(options) => {
+            return paths::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
+        }
         Command::Shell(options) if options.list => return shell::list().map(|()| ExitCode::SUCCESS),
         _ => {}
     }
@@ -62,7 +67,11 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Experiment(experiment) => experiment.run(std::env::args().collect()),
         Command::Figures(options) => figures::run(&options, std::env::args().collect()),
         Command::Bench(options) => bench::bench(&options),
-        Command::Spin { .. } | Command::Report(_) | Command::Sim(_) | Command::Plan(_) => Ok(()),
+        Command::Spin { .. }
+        | Command::Report(_)
+        | Command::Sim(_)
+        | Command::Plan(_)
+        | Command::Paths(_) => Ok(()),
     };
     ran.map(|()| ExitCode::SUCCESS)
 }

@@ -1,11 +1,11 @@
-//! ESP measured, memory to memory on one core, beside the library alone: `cargo bench -p millrace --bench esp`.
+//! ESP, memory to memory, beside the library alone.
 //!
-//! 512 frames of 2,048 bytes, batches of 64. `library`: [`Aead::seal`] of jobs over texts in these frames, nothing else. `encrypt`: a batch through `check`,
-//! `esp_encrypt` (tunnel mode, IPv4) and `forward`, the first 64 bytes of each packet written anew before, as its header was encrypted. `both`: the same with
-//! `esp_decrypt` behind, beside seal and open of the library; nothing is written anew, as what comes out is what went in. Sizes are those of what is encrypted:
-//! the IP packet, padding and trailer. IMIX: 64, 576 and 1400 bytes, 7 to 4 to 1.
+//! 512 frames of 2,048 bytes, batches of 64. `library`: [`Aead::seal`] of jobs over texts in these frames, nothing else. `esp_encrypt`: a batch
+//! through `check`, `esp_encrypt` (tunnel mode, IPv4) and `forward`, the first 64 bytes of each packet written anew before, as its header
+//! was encrypted. `both`: the same with `esp_decrypt` behind, beside seal and open of the library; nothing is written anew, as what comes out
+//! is what went in. Sizes are those of what is encrypted: the IP packet, padding and trailer. IMIX: 64, 576 and 1400 bytes, 7 to 4 to 1.
 //!
-//! Rounds in turn, library, element, library, element; medians of 11 rounds of 40 ms of this thread each, and the ratio of medians. Arguments: the beginnings of names.
+//! Rounds in turn, library, element, library, element, of 40 ms of this thread each.
 
 use logic::{
     elements::{Batch, Chain, Check, EspDecrypt, EspEncrypt, Forward, Ingress, Now, Verdict},
@@ -15,16 +15,20 @@ use logic::{
 use router::crypto::Library;
 use std::{hint::black_box, sync::Arc};
 
+use super::{Case, Ways};
+
 const FRAMES: usize = 512;
 const FRAME: usize = 2048;
 const HEAD: usize = 256;
 const ETHERNET: usize = 14;
 const BATCH: usize = 64;
-const ROUNDS: usize = 11;
+/// Of a key, the last bytes (RFC 4106 section 4).
+const SALT: usize = 4;
 const IMIX: [usize; 12] = [64, 64, 576, 64, 576, 64, 1400, 64, 576, 64, 576, 64];
 
 struct World {
     library: Library,
+    key_bytes: usize,
     aead: Arc<dyn Aead>,
     pool: Vec<u8>,
     /// Of each frame, what is encrypted.
@@ -77,6 +81,7 @@ impl World {
         }
         World {
             library,
+            key_bytes,
             aead,
             pool,
             texts,
@@ -148,56 +153,47 @@ fn round(mut pass: impl FnMut()) -> f64 {
     (thread_ns() - start) as f64 / packets as f64
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
-}
-
-fn measure(name: &str, mut world: World, open: bool) {
-    let what = if open { "both" } else { "encrypt" };
-    let name = format!("{}, {name}, {what}", world.library);
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    if !wanted.is_empty() && !wanted.iter().any(|w| name.starts_with(w.as_str())) {
-        return;
-    }
+/// Library and element, in turns.
+fn measure(size: &str, mut world: World, open: bool, ways: &mut Ways<'_>) -> anyhow::Result<()> {
     world.element(open);
     world.bare(open);
     // What the library alone left in the frames is no packet.
     let (mut bare, mut element) = (Vec::new(), Vec::new());
-    let kept = World::new(world.library, 20, &|n| world.texts[n]).pool;
-    for _ in 0..ROUNDS {
+    let kept = World::new(world.library, world.key_bytes, &|n| world.texts[n]).pool;
+    for _ in 0..ways.rounds {
         bare.push(round(|| world.bare(open)));
         world.pool.copy_from_slice(&kept);
         element.push(round(|| world.element(open)));
     }
     let bytes = world.texts.iter().sum::<usize>() as f64 / FRAMES as f64;
-    let (bare, element) = (median(bare), median(element));
-    println!(
-        "{name}: library {bare:.1} ns {:.1} Gbit/s, element {element:.1} ns {:.1} Gbit/s, ratio {:.2}",
-        bytes * 8.0 / bare,
-        bytes * 8.0 / element,
-        bare / element
-    );
+    let bits = (world.key_bytes - SALT) * 8;
+    let what = if open { "esp_encrypt, esp_decrypt" } else { "esp_encrypt" };
+    for (part, ns) in [("library of", bare), ("", element)] {
+        let name = format!("{part} {what}, AES-{bits}, {size}, {}", world.library).trim_start().to_owned();
+        ways.add(Case { name, bytes, frames: FRAMES, batch: BATCH, ns })?;
+    }
+    Ok(())
 }
 
-fn main() {
+/// Every library that is here; says which is not.
+pub(super) fn run(ways: &mut Ways<'_>) -> anyhow::Result<()> {
+    if !ways.wants("esp") {
+        return Ok(());
+    }
     for library in [Library::IpsecMb, Library::AwsLc] {
         if let Err(why) = library.check() {
-            println!("{why}");
+            ways.without(&why.to_string());
             continue;
         }
-        for (bits, key_bytes) in [(128, 20), (256, 36)] {
+        for key_bytes in [16 + SALT, 32 + SALT] {
             for open in [false, true] {
                 for size in [64, 1400] {
-                    measure(
-                        &format!("AES-{bits}, {size} B"),
-                        World::new(library, key_bytes, &|_| size),
-                        open,
-                    );
+                    measure(&format!("{size} B"), World::new(library, key_bytes, &|_| size), open, ways)?;
                 }
                 let imix = |n: usize| IMIX[n % IMIX.len()];
-                measure(&format!("AES-{bits}, IMIX"), World::new(library, key_bytes, &imix), open);
+                measure("IMIX", World::new(library, key_bytes, &imix), open, ways)?;
             }
         }
     }
+    Ok(())
 }

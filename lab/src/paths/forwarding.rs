@@ -1,40 +1,31 @@
-//! Chains of elements measured, memory to memory on one core: `cargo bench -p millrace-logic --bench elements`.
+//! Chains without encryption, memory to memory: forward, route, CRC.
 //!
 //! A packet is copied from a trace into the next frame of a pool (2,048 bytes each, data from byte 256 on, as AF_XDP has them), a batch of
 //! them runs through a chain, and the verdict and length of each is read. Trace: packets of `bytes` each, one after another in
 //! memory, each flow once. Pool: 512 frames (their headers stay in the second-level cache), or 32,768 (64 MiB, more than
 //! any cache: each header comes from memory, as after a NIC without direct cache access).
-//!
-//! A line says nanoseconds for each packet and millions in a second, by wall time: the best, median and worst of 9 runs of 2,000,000 packets or
-//! more. Real prefixes are taken from the file of shared/data beside the repository, or that which `PREFIXES` names, when it is
-//! there, made-up ones (`logic::fib::synthetic`) otherwise. Arguments: the beginnings of names of what is to be measured.
 
 use logic::{
     elements::{
         Batch, Chain, Check, CrcAppend, CrcCheck, Element, Forward, Ingress, Now, Rewrite, Route, Ttl,
+        Verdict,
     },
-    fib::synthetic::{self, Random},
     memory::{Capacity, HeapMemory},
     net::{Mac, Prefix4, Vlan},
     plan::{Hop, Interface, Op, ReversePath, Target},
     tables::{Tables, encoding::IF_IPV4},
 };
-use std::{path::Path, process::Command, sync::Arc, time::Instant};
+use std::{sync::Arc, time::Instant};
+
+use super::{Case, Ways};
+use crate::prefixes::Random;
 
 const FRAME: usize = 2048;
 const HEAD_ROOM: usize = 256;
 const NEXT_HOPS: u32 = 256;
+/// Of a round, or more.
+const PACKETS: usize = 2_000_000;
 const NOW: Now = Now { ns: 0, ports: u64::MAX };
-
-fn load() -> (&'static str, Vec<Prefix4>) {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data/internet-prefixes.txt.gz");
-    let real = std::env::var_os("PREFIXES").map_or(file, Into::into);
-    let real = Command::new("gzip").arg("-dc").arg(real).output();
-    match real.ok().filter(|o| o.status.success()).and_then(|o| String::from_utf8(o.stdout).ok()) {
-        Some(text) => ("real", text.lines().filter_map(|l| l.parse().ok()).collect()),
-        None => ("made-up", synthetic::prefixes4(900_000, 1)),
-    }
-}
 
 fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
     let memory = Arc::new(HeapMemory::new(Capacity {
@@ -87,8 +78,7 @@ const LINE: usize = 64;
 struct Trace {
     bytes: usize,
     packets: Vec<u8>,
-    /// With right headers.
-    right: usize,
+    flows: usize,
 }
 
 impl Trace {
@@ -97,8 +87,8 @@ impl Trace {
         let mut packets = Vec::with_capacity(flows * bytes.next_multiple_of(LINE));
         let mut flow = 0u32;
         while packets.len() < flows * bytes.next_multiple_of(LINE) {
-            let prefix = prefixes[random.below(prefixes.len() as u32) as usize];
-            let host = (random.next_u64() as u32).checked_shr(prefix.length().into()).unwrap_or(0);
+            let prefix = prefixes[random.below(prefixes.len())];
+            let host = (random.bits() as u32).checked_shr(prefix.length().into()).unwrap_or(0);
             let address = prefix.address() | host;
             if !(1..224).contains(&(address >> 24)) || address >> 24 == 127 {
                 continue;
@@ -111,19 +101,7 @@ impl Trace {
             build.write(&mut packets, &vec![0; bytes - 42]).expect("a packet can be written");
             packets.resize(packets.len().next_multiple_of(LINE), 0);
         }
-        Trace { bytes, packets, right: flows }
-    }
-
-    /// Every second packet, at random, gets a wrong header checksum.
-    fn half_broken(mut self) -> Self {
-        let mut random = Random(1);
-        for packet in self.packets.chunks_exact_mut(self.bytes.next_multiple_of(LINE)) {
-            if random.below(2) == 0 {
-                packet[24] ^= 1;
-                self.right -= 1;
-            }
-        }
-        self
+        Trace { bytes, packets, flows }
     }
 }
 
@@ -150,7 +128,7 @@ fn pass(trace: &Trace, pool: &mut [u8], chain: &mut Chain, most: usize) -> (usiz
             }
             chain.run(&NOW, &mut now);
             for packet in now.packets() {
-                if let Some(logic::elements::Verdict::To(_)) = packet.verdict() {
+                if let Some(Verdict::To(_)) = packet.verdict() {
                     sent += 1;
                     bytes += packet.length();
                 }
@@ -161,70 +139,75 @@ fn pass(trace: &Trace, pool: &mut [u8], chain: &mut Chain, most: usize) -> (usiz
     (sent, bytes)
 }
 
-fn measure(name: &str, trace: &Trace, frames: usize, most: usize, chain: Vec<Box<dyn Element>>) {
-    let name = format!("{name}, {} B, {frames} frames, batches of {most}", trace.bytes);
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    if !wanted.is_empty() && !wanted.iter().any(|w| name.starts_with(w.as_str())) {
-        return;
+/// What is to be measured: `family` is one of the names of the command line.
+struct Chosen<'a> {
+    name: &'static str,
+    family: &'static str,
+    trace: &'a Trace,
+    frames: usize,
+    batch: usize,
+    chain: Vec<Box<dyn Element>>,
+}
+
+fn measure(chosen: Chosen<'_>, ways: &mut Ways<'_>) -> anyhow::Result<()> {
+    let Chosen { name, family, trace, frames, batch, chain } = chosen;
+    if !ways.wants(family) {
+        return Ok(());
     }
-    let mut chain = Chain::new(chain).expect("it is a chain");
+    let mut chain = Chain::new(chain)?;
     let mut pool = vec![1; frames * FRAME];
-    let packets = trace.packets.len() / trace.bytes.next_multiple_of(LINE);
-    let passes = 2_000_000usize.div_ceil(packets);
-    let run = |chain: &mut Chain, pool: &mut [u8]| {
+    let passes = PACKETS.div_ceil(trace.flows);
+    let mut run = || {
         let start = Instant::now();
         for _ in 0..passes {
-            let (sent, _) = std::hint::black_box(pass(trace, pool, chain, most));
-            assert_eq!(sent, trace.right, "all right packets leave by a port");
+            let (sent, _) = std::hint::black_box(pass(trace, &mut pool, &mut chain, batch));
+            anyhow::ensure!(sent == trace.flows, "{name}: {sent} of {} packets left", trace.flows);
         }
-        start.elapsed().as_nanos() as f64 / (passes * packets) as f64
+        Ok(start.elapsed().as_nanos() as f64 / (passes * trace.flows) as f64)
     };
-    run(&mut chain, &mut pool);
-    let mut ns: Vec<f64> = (0..9).map(|_| run(&mut chain, &mut pool)).collect();
-    ns.sort_by(f64::total_cmp);
-    let line = |ns: f64| format!("{ns:.2} ns {:.1} Mpps", 1e3 / ns);
-    println!("{name}: best {}, median {}, worst {}", line(ns[0]), line(ns[4]), line(ns[8]));
+    run()?;
+    let ns = (0..ways.rounds).map(|_| run()).collect::<anyhow::Result<_>>()?;
+    ways.add(Case { name: name.into(), bytes: trace.bytes as f64, frames, batch, ns })
 }
 
 fn router(memory: &Arc<HeapMemory>) -> Vec<Box<dyn Element>> {
     vec![Box::new(Check), Box::new(Route::new(memory.clone())), Box::new(Ttl), Box::new(Rewrite)]
 }
 
-/// How fast the core is: multiplications that wait for each other.
-fn clock() {
-    let (start, mut x) = (Instant::now(), std::hint::black_box(3u64));
-    for _ in 0..100_000_000 {
-        x = x.wrapping_mul(x | 1);
-    }
-    std::hint::black_box(x);
-    println!(
-        "a multiplication and an or, one after another: {:.3} ns",
-        start.elapsed().as_nanos() as f64 / 1e8
-    );
+fn forward() -> Box<dyn Element> {
+    Box::new(Forward::new(2))
 }
 
-fn main() {
-    let (source, prefixes) = load();
-    println!("{source} prefixes: {}", prefixes.len());
-    let memory = tables(&prefixes);
-    let (few, many) = (Trace::new(1024, 60, &prefixes), Trace::new(1_000_000, 60, &prefixes));
-    clock();
-    let broken = Trace::new(16_384, 60, &prefixes).half_broken();
-    measure("RTR, 16,384 flows, half of them broken", &broken, 512, 64, router(&memory));
+/// All of them, over these routes.
+pub(super) fn run(prefixes: &[Prefix4], ways: &mut Ways<'_>) -> anyhow::Result<()> {
+    let memory = tables(prefixes);
+    let (few, many) = (Trace::new(1024, 60, prefixes), Trace::new(1_000_000, 60, prefixes));
     for frames in [512, 32_768] {
-        for most in [64, 256] {
-            measure("nothing but the copy", &few, frames, most, vec![Box::new(Forward::new(2))]);
-            measure("RTR, 1,024 flows", &few, frames, most, router(&memory));
-            measure("nothing but the copy, 1,000,000", &many, frames, most, vec![Box::new(Forward::new(2))]);
-            measure("RTR, 1,000,000 destinations", &many, frames, most, router(&memory));
+        for batch in [64, 256] {
+            let traces = [("fwd", "rtr", &few), ("fwd of 1,000,000", "rtr of 1,000,000", &many)];
+            for (fwd, rtr, trace) in traces {
+                measure(
+                    Chosen { name: fwd, family: "fwd", trace, frames, batch, chain: vec![forward()] },
+                    ways,
+                )?;
+                measure(
+                    Chosen { name: rtr, family: "rtr", trace, frames, batch, chain: router(&memory) },
+                    ways,
+                )?;
+            }
         }
     }
     for bytes in [60, 1400] {
-        let trace = Trace::new(1024, bytes, &prefixes);
+        let trace = &Trace::new(1024, bytes, prefixes);
         let append = || Box::new(CrcAppend) as Box<dyn Element>;
-        measure("FWD", &trace, 512, 64, vec![Box::new(Forward::new(2))]);
-        measure("CRC append", &trace, 512, 64, vec![append(), Box::new(Forward::new(2))]);
-        let check = Box::new(CrcCheck);
-        measure("CRC append and check", &trace, 512, 64, vec![append(), check, Box::new(Forward::new(2))]);
+        let (frames, batch) = (512, 64);
+        for (name, chain) in [
+            ("fwd", vec![forward()]),
+            ("crc_append", vec![append(), forward()]),
+            ("crc_append, crc_check", vec![append(), Box::new(CrcCheck), forward()]),
+        ] {
+            measure(Chosen { name, family: "crc", trace, frames, batch, chain }, ways)?;
+        }
     }
+    Ok(())
 }
