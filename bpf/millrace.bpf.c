@@ -173,8 +173,9 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	p->port_splits = port_flags & PORT_SPLITS;
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
-	/* What rules do not let in, paths do not have. */
-	if (paths && !p->port_no_recv && taken_by_path(p, &reason))
+	/* What rules do not let in, paths do not have, as long as rules are in force. */
+	bool refused = entry == BY_RULES && p->port_no_recv && !rules_expired();
+	if (paths && !refused && taken_by_path(p, &reason))
 		return reason;
 	if (entry == BY_RULES || entry == HANDED_OVER)
 		return forward_by_rules(p, entry == BY_RULES);

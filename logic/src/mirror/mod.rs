@@ -139,7 +139,11 @@ impl Mirror {
                 self.planned_ports.remove(&id);
             }
             Event::Namespace(id, about) => match self.spaces.entry(id) {
-                btree_map::Entry::Occupied(mut space) => space.get_mut().about = about,
+                btree_map::Entry::Occupied(mut space) => {
+                    // Routers are known by their names: weights and paths follow.
+                    self.unsettled |= space.get().about != about;
+                    space.get_mut().about = about;
+                }
                 btree_map::Entry::Vacant(slot) => {
                     slot.insert(Space::new(about));
                 }

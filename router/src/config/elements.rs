@@ -155,6 +155,11 @@ impl<'de> Visitor<'de> for NameOrTable {
 }
 
 impl ElementSettings {
+    /// It needs security associations.
+    pub fn needs_sas(&self) -> bool {
+        matches!(self, Self::EspEncrypt(_) | Self::EspDecrypt(_))
+    }
+
     /// The element, over these tables and SAs. `Err`: there is no such port.
     pub fn element<M: Memory + Clone + Send + 'static>(
         &self,

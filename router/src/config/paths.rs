@@ -80,7 +80,7 @@ pub struct PathSettings {
     pub(super) name: Spanned<Name>,
     pub(super) router: Option<Spanned<Name>>,
     pub(super) class: Option<Spanned<ClassSettings>>,
-    chain: Spanned<Vec<ElementSettings>>,
+    pub(super) chain: Spanned<Vec<ElementSettings>>,
     #[serde(default = "one")]
     weight: Weight,
     #[serde(default = "thousand")]

@@ -62,7 +62,18 @@ pub(super) fn check(
         let router = settings.router.as_ref().map(|router| router.get_ref().0.clone());
         let port = settings.class.as_ref().and_then(|class| class.get_ref().port.clone());
         let otherwise = settings.otherwise.0;
+        let chain_at = settings.chain.span().start;
+        let encrypts = settings.chain.get_ref().iter().any(ElementSettings::needs_sas);
         let path = checker.path_by_names(settings, &checked).and_then(|path| match &workers.cores {
+            // What is to be encrypted would leave as it is.
+            _ if encrypts => wrong(
+                chain_at,
+                "path.chain",
+                format!(
+                    "path {}: the daemon has no security associations yet; `millrace paths run` does",
+                    path.name
+                ),
+            ),
             None => {
                 wrong(at, "path", "paths need workers to run on: write [workers], and there cores = \"2-3\"")
             }
@@ -163,6 +174,12 @@ mod tests {
             (
                 format!("{WORKERS}[[path]]\nname = \"a\"\nchain = [\"ttl\"]\n"),
                 &["m.toml:5: path.chain: ", "path a: "],
+            ),
+            (
+                format!(
+                    "{WORKERS}[[path]]\nname = \"a\"\nchain = [\"check\", \"ttl\", {{ element = \"esp_encrypt\", sa = \"x\" }}, {{ element = \"forward\", port = \"p\" }}]\n"
+                ),
+                &["m.toml:5: path.chain: ", "path a: the daemon has no security associations yet"],
             ),
             ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),

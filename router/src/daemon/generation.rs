@@ -20,7 +20,7 @@ use crate::{
     plane::{Counters, Mode, Settings},
     spreading::Spreading,
 };
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use logic::{
     memory::{Capacity, words},
     mirror::MAX_INTERFACES,
@@ -296,6 +296,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         // What a path has to drop passes no program before.
         control.tell_paths();
+        if let Some(why) = control.paths.as_ref().and_then(|paths| paths.trouble.as_ref()) {
+            bail!("{why}");
+        }
         control.follow_paths_unattached();
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;

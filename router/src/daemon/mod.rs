@@ -177,7 +177,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if self.times.weighed != Some(self.world.mirror.revision()) {
             self.weigh();
         }
-        self.follow_paths();
         self.follow_shares();
         self.confirm(now);
         self.keep_alive(now);
@@ -230,6 +229,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let plan = self.world.plan();
         self.forget_gone(&plan)?;
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
+        // Before what they say is forwarded: a path's packets are so from the first one on.
+        self.follow_paths();
         self.generation.apply(plan.into_iter());
         Ok(())
     }

@@ -65,6 +65,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let Some(paths) = self.paths.as_mut() else { return };
         paths.revision = Some(revision);
         if paths.known.as_ref() == Some(&known) {
+            paths.trouble = None;
             return;
         }
         match paths.maps.set_classes(&known.classes, &known.own) {

@@ -387,3 +387,14 @@ fn what_is_shown_has_a_revision_and_links_are_up_or_not_or_gone() {
     bench.after([Event::LinkGone(HOST, 2)]);
     assert_eq!(bench.mirror.is_up(HOST, 2), None);
 }
+
+/// Weights and paths go by names.
+#[test]
+fn another_name_of_a_namespace_is_another_mirror() {
+    let mut bench = Bench::host(vec![], vec![]);
+    let before = bench.mirror.revision();
+    bench.after([Event::Namespace(HOST, namespace("host"))]);
+    assert_eq!(bench.mirror.revision(), before, "it says what was known");
+    bench.after([Event::Namespace(HOST, namespace("renamed"))]);
+    assert_ne!(bench.mirror.revision(), before);
+}

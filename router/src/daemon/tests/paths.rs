@@ -83,6 +83,27 @@ fn classes_that_cannot_be_told_are_a_trouble() {
     assert_eq!(case.status().troubles, [""; 0]);
 }
 
+/// What cannot be told is no trouble any more once it need not be told.
+#[test]
+fn a_world_that_is_as_it_was_ends_the_trouble() {
+    let mut case = with_paths();
+    *case.linux.0.unclassed.borrow_mut() = Some("no grace".into());
+    case.round(Ok(vec![Event::PortGone(0)]), 1.0);
+    assert!(!case.status().troubles.is_empty());
+    case.round(Ok(vec![Event::Port(0, port(10))]), 1.0);
+    assert_eq!(case.status().troubles, [""; 0]);
+}
+
+#[test]
+fn a_daemon_that_cannot_tell_paths_does_not_start() {
+    let linux = linux();
+    *linux.0.unclassed.borrow_mut() = Some("no grace".into());
+    let config = Config::parse(std::path::Path::new("m.toml"), PATHS).unwrap();
+    let error = start_with(config, linux.clone()).err().unwrap();
+    assert!(error.to_string().contains("no grace"), "{error:#}");
+    assert_eq!(linux.0.attached.borrow().len(), 0, "what ran goes on");
+}
+
 #[test]
 fn without_paths_there_is_no_program_with_paths() {
     let case = start();
