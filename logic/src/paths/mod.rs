@@ -20,6 +20,7 @@
 //! | [`calibrate`] | what a context switch costs (P8) |
 //! | [`printed`] | the paper's formula for tickets (P6), to compare with |
 //! | [`place`] | which path goes to which core (P10) |
+//! | [`layout`] | which worker has which queue, RX ring and TX ring |
 //!
 //! # What is charged
 //! P6 makes paths equal by their tickets, `T_i = DTV C_total / (N C_i) W_i`, where every run counts alike: a path that costs twice as
@@ -46,6 +47,7 @@ pub mod calibrate;
 pub mod class;
 pub mod cost;
 mod idle;
+pub mod layout;
 pub mod place;
 pub mod printed;
 mod resource;

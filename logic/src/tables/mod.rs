@@ -21,10 +21,12 @@
 //! | `queues` | rows of RX queues: what the tables say of destinations that a classifier steers there |
 //! | `nexthops`, `groups`, `buckets` | ids and words; shares of a group; where index keys sit |
 //! | `answer` | reading it all back as the program does |
+//! | `ingress` | which interface a frame is for |
 
 mod answer;
 mod buckets;
 mod groups;
+mod ingress;
 mod links;
 mod nexthops;
 mod queues;
@@ -46,6 +48,7 @@ pub mod encoding {
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
 pub(crate) use answer::{Nexthop, RouterRow, find_neighbour, nexthop, nexthop_of, nexthop_rows};
+pub use ingress::Arrivals;
 pub use queues::{MAX_QUEUES, Steered, queue_rows};
 pub use routes::{holds4, holds6};
 

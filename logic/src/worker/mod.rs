@@ -84,9 +84,10 @@ struct Fate {
 /// See the head of this file.
 pub struct Worker<F> {
     scheduler: Scheduler,
-    lanes: Vec<Lane>,
+    /// By path.
+    lanes: Vec<Option<Lane>>,
     /// Memory that each turn uses anew.
-    batch: Batch<'static>,
+    batch: Option<Batch<'static>>,
     frames: Vec<F>,
     fates: Vec<Fate>,
 }
@@ -95,13 +96,7 @@ impl<F: Frame> Worker<F> {
     /// Without paths.
     pub fn new(settings: Settings) -> Result<Self, NotCounted> {
         let scheduler = Scheduler::new(settings)?;
-        Ok(Worker {
-            scheduler,
-            lanes: Vec::new(),
-            batch: Batch::default(),
-            frames: Vec::new(),
-            fates: Vec::new(),
-        })
+        Ok(Worker { scheduler, lanes: Vec::new(), batch: None, frames: Vec::new(), fates: Vec::new() })
     }
 
     /// A router's weight among all with paths here; 1 where it was not set.
@@ -109,26 +104,70 @@ impl<F: Frame> Worker<F> {
         self.scheduler.weigh(router, weight);
     }
 
-    /// One more path, awake; paths are numbered from 0.
+    /// One more path, awake, behind all that are here; paths are numbered from 0.
     pub fn add(&mut self, router: RouterId, weight: u16, chain: Chain) -> Result<PathId, Refused> {
         let id = self.lanes.len() as PathId;
-        let handle = self.scheduler.add(Path { id, router, weight }, Cost::default())?;
-        self.lanes.push(Lane { handle, chain });
-        Ok(id)
+        self.insert(Path { id, router, weight }, chain, Cost::default()).map(|()| id)
+    }
+
+    /// One more path, awake. What is known of its cost is that of another worker that had it.
+    pub fn insert(&mut self, path: Path, chain: Chain, cost: Cost) -> Result<(), Refused> {
+        let handle = self.scheduler.add(path, cost)?;
+        let at = usize::from(path.id);
+        self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
+        if let Some(lane) = self.lanes.get_mut(at) {
+            *lane = Some(Lane { handle, chain });
+        }
+        Ok(())
+    }
+
+    /// The path is another's, or ends: its chain, and what it cost.
+    pub fn remove(&mut self, path: PathId) -> Option<(Chain, Cost)> {
+        let lane = self.lanes.get_mut(usize::from(path))?.take()?;
+        let cost = self.scheduler.remove(lane.handle).unwrap_or_default();
+        Some((lane.chain, cost))
+    }
+
+    /// The path's packets go through this chain from the next run on; the one until now.
+    pub fn replace(&mut self, path: PathId, chain: Chain) -> Option<Chain> {
+        let lane = self.lanes.get_mut(usize::from(path))?.as_mut()?;
+        Some(mem::replace(&mut lane.chain, chain))
+    }
+
+    /// Another weight of a path.
+    pub fn set_weight(&mut self, path: PathId, weight: u16) {
+        if let Some(handle) = self.handle(path) {
+            self.scheduler.set_weight(handle, weight);
+        }
     }
 
     /// The path is not asked until it is woken: it has no packets.
     pub fn sleep(&mut self, path: PathId) {
-        if let Some(lane) = self.lanes.get(usize::from(path)) {
-            self.scheduler.sleep(lane.handle);
+        if let Some(handle) = self.handle(path) {
+            self.scheduler.sleep(handle);
         }
     }
 
     /// The path has packets again.
     #[inline]
     pub fn wake(&mut self, path: PathId) {
-        if let Some(lane) = self.lanes.get(usize::from(path)) {
-            self.scheduler.wake(lane.handle);
+        if let Some(handle) = self.handle(path) {
+            self.scheduler.wake(handle);
+        }
+    }
+
+    #[inline]
+    fn handle(&self, path: PathId) -> Option<Handle> {
+        self.lanes.get(usize::from(path))?.as_ref().map(|lane| lane.handle)
+    }
+
+    /// A turn of this path ended by a panic: the packets it had in its hands are freed, and it is charged for having been asked. Its
+    /// chain may be in any state; other paths are as they were.
+    pub fn recover(&mut self, path: PathId) {
+        self.frames.clear();
+        self.fates.clear();
+        if let Some(handle) = self.handle(path) {
+            self.scheduler.charge(handle, &Run::default());
         }
     }
 
@@ -137,10 +176,21 @@ impl<F: Frame> Worker<F> {
     pub fn turn(
         &mut self,
         exchange: &mut impl Exchange<Frame = F>,
+        meter: impl FnMut() -> u64,
+    ) -> Option<Turn> {
+        self.turn_of(exchange, meter, |_| {})
+    }
+
+    /// As [`Worker::turn`]; whose turn it is is told before it begins: a panic leaves no other trace of that.
+    pub fn turn_of(
+        &mut self,
+        exchange: &mut impl Exchange<Frame = F>,
         mut meter: impl FnMut() -> u64,
+        begins: impl FnOnce(PathId),
     ) -> Option<Turn> {
         let next = self.scheduler.pick()?;
         let path = next.handle.id;
+        begins(path);
         let before = next.measure.then(&mut meter);
         exchange.receive(path, MOST_PACKETS.min(next.burst as usize), &mut self.frames);
         let packets = self.frames.len();
@@ -156,13 +206,13 @@ impl<F: Frame> Worker<F> {
 
     /// Gives each frame its fate, in order.
     fn run(&mut self, path: PathId, ports: u64) {
-        let Some(lane) = self.lanes.get_mut(usize::from(path)) else { return };
+        let Some(Some(lane)) = self.lanes.get_mut(usize::from(path)) else { return };
         let asks_when = lane.chain.asks_when();
         let together = |one: &F, other: &F| !asks_when || one.came_ns() == other.came_ns();
         for part in self.frames.chunk_by_mut(together).flat_map(|part| part.chunks_mut(MOST_PACKETS)) {
             let now = Now { ns: part.first().map_or(0, F::came_ns), ports };
             let first = self.fates.len();
-            let mut batch = mem::take(&mut self.batch).emptied();
+            let mut batch = self.batch.take().unwrap_or_default().emptied();
             for frame in part {
                 let ingress = frame.ingress();
                 let (memory, data) = frame.parts_mut();
@@ -177,13 +227,13 @@ impl<F: Frame> Worker<F> {
                 let start = packet.head_room();
                 *fate = Fate { verdict: packet.verdict(), data: start..start + packet.length() };
             }
-            self.batch = batch.emptied();
+            self.batch = Some(batch.emptied());
         }
     }
 
     /// What a path's elements counted.
     pub fn chain(&self, path: PathId) -> Option<&Chain> {
-        self.lanes.get(usize::from(path)).map(|lane| &lane.chain)
+        self.lanes.get(usize::from(path))?.as_ref().map(|lane| &lane.chain)
     }
 
     /// What paths got and cost.

@@ -196,3 +196,79 @@ fn a_frame_that_is_too_long_is_dropped() {
     let verdicts: Vec<_> = memory.settled.iter().map(|settled| settled.2).collect();
     assert_eq!(verdicts, [Verdict::To(1), Verdict::Drop(Loss::NoRoom), Verdict::To(1)]);
 }
+
+/// Panics at the packet with this number.
+struct Trap(u8);
+
+impl Element for Trap {
+    fn name(&self) -> &'static str {
+        "trap"
+    }
+    fn contract(&self) -> crate::elements::Contract {
+        crate::elements::Contract::default()
+    }
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut crate::elements::Counters) {
+        assert!(batch.packets().iter().all(|packet| packet.data()[0] != self.0), "as it is told to");
+    }
+}
+
+#[test]
+fn a_panic_costs_what_was_in_hand_and_no_other_path() {
+    let (mut worker, mut memory) = world(4, 100, vec![vec![Box::new(Trap(9)), forward(3)], vec![forward(2)]]);
+    for number in 0..40 {
+        let _ = memory.rings.offer(Packet::new((number % 2 == 0).into(), 0, number));
+    }
+    let turn = |worker: &mut Worker<Packet>, memory: &mut Memory| {
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| worker.turn(memory, no_meter)))
+    };
+    let mut lost = 0;
+    loop {
+        match turn(&mut worker, &mut memory) {
+            Ok(None) => break,
+            Ok(Some(turn)) if memory.rings.waiting(turn.path) == 0 => worker.sleep(turn.path),
+            Ok(Some(_)) => {}
+            Err(_) => {
+                lost += 1;
+                worker.recover(0);
+                let fresh = Chain::new(vec![forward(3)]).unwrap();
+                assert_eq!(worker.replace(0, fresh).map(|old| old.whole().packets), Some(8), "4 before");
+            }
+        }
+    }
+    // Packets 1, 3, 5, 7 left before; 9, 11, 13, 15 were in hand.
+    let numbers = |path| {
+        let of = memory.settled.iter().filter(move |settled| settled.0 == path);
+        of.map(|(_, packet, _)| packet.number).collect::<Vec<_>>()
+    };
+    assert_eq!((lost, numbers(0)), (1, vec![1, 3, 5, 7, 17, 19, 21, 23, 25, 27, 29, 31, 33, 35, 37, 39]));
+    assert_eq!(numbers(1), (0..20).map(|n| n * 2).collect::<Vec<_>>());
+}
+
+#[test]
+fn paths_come_and_go_by_number() {
+    let (mut worker, mut memory) = world(4, 100, vec![vec![forward(3)], vec![forward(2)]]);
+    let (chain, cost) = worker.remove(0).unwrap();
+    assert!(worker.remove(0).is_none() && worker.chain(0).is_none());
+    for number in 0..8 {
+        let _ = memory.rings.offer(Packet::new((number % 2) as u8, 0, number));
+    }
+    drain_of(&mut worker, &mut memory, 1);
+    worker.insert(Path { id: 0, router: 5, weight: 2 }, chain, cost).unwrap();
+    assert!(
+        worker
+            .insert(Path { id: 0, router: 0, weight: 1 }, Chain::new(vec![forward(1)]).unwrap(), cost)
+            .is_err()
+    );
+    worker.set_weight(0, 7);
+    assert_eq!(worker.accounts().find(|account| account.path.id == 0).unwrap().path.weight, 7);
+    drain(&mut worker, &mut memory);
+    let paths: Vec<_> = memory.settled.iter().map(|settled| settled.0).collect();
+    assert_eq!(paths, [1, 1, 1, 1, 0, 0, 0, 0]);
+}
+
+/// Turns until this path's ring is empty; it is the only one there.
+fn drain_of(worker: &mut Worker<Packet>, memory: &mut Memory, path: PathId) {
+    while memory.rings.waiting(path) > 0 {
+        assert_eq!(worker.turn(memory, no_meter).map(|turn| turn.path), Some(path));
+    }
+}

@@ -1,0 +1,130 @@
+//! Where a frame came in: `parse_ethernet()` and `classify()` of `bpf/`, but for the rows of queues, which say the same.
+
+use super::answer::find_interface;
+use crate::{
+    elements::Ingress,
+    memory::Memory,
+    net::{Tag, Vlan},
+    plan::PortId,
+};
+
+/// Bytes of an Ethernet header, and of a VLAN tag.
+const ETHERNET: usize = 14;
+const TAG: usize = 4;
+
+/// Looks up frames in the interface index. Of those that came together many are for one interface, so the last is remembered, for as
+/// long as one run: a worker forgets it between two runs, as all that it read of the tables.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrivals {
+    last: Option<(u64, u32, Ingress)>,
+}
+
+impl Arrivals {
+    /// Of a frame that came in by the port. For no interface: the port, and nothing else.
+    #[inline]
+    pub fn ingress(&mut self, memory: &(impl Memory + ?Sized), port: PortId, frame: &[u8]) -> Ingress {
+        let nowhere = Ingress { port, ..Ingress::default() };
+        let (Some(mac), Some(vlan)) = (frame.first_chunk::<6>(), vlan(frame)) else { return nowhere };
+        let [a, b, c, d, e, f] = *mac;
+        let first = u64::from_le_bytes([a, b, c, d, e, f, port, 0]);
+        match self.last {
+            Some((known, its_vlan, ingress)) if (known, its_vlan) == (first, vlan) => ingress,
+            _ => {
+                let found = find_interface(memory, first, vlan);
+                let ingress = found.map_or(nowhere, |second| Ingress {
+                    port,
+                    interface: (second >> 32) as u16,
+                    router: (second >> 48) as u8,
+                    flags: (second >> 56) as u8,
+                });
+                self.last = Some((first, vlan, ingress));
+                ingress
+            }
+        }
+    }
+}
+
+/// The key of up to two tags; `None`: there is no whole header, or not what must follow a tag.
+#[inline]
+fn vlan(frame: &[u8]) -> Option<u32> {
+    let header = frame.first_chunk::<ETHERNET>()?;
+    let Some(outer_is_service) = tag_kind([header[12], header[13]]) else { return Some(0) };
+    let tags = frame.get(ETHERNET..)?.first_chunk::<{ 2 * TAG }>()?;
+    let vid = |at: usize| u16::from_be_bytes([tags[at], tags[at + 1]]) & 0xfff;
+    let outer = Tag { vid: vid(0), service: outer_is_service };
+    let inner = tag_kind([tags[2], tags[3]]).map(|service| Tag { vid: vid(4), service });
+    // The outer tag is in the low half, as if pushed first.
+    let one = Vlan::NONE.push(outer)?;
+    Some(match inner {
+        Some(inner) => one.push(inner)?.key(),
+        None => one.key(),
+    })
+}
+
+/// A tag for a customer's VLAN, or a provider's.
+#[inline]
+fn tag_kind(kind: [u8; 2]) -> Option<bool> {
+    match kind {
+        [0x81, 0x00] => Some(false),
+        [0x88, 0xa8] => Some(true),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Tables, tests::plain_interface},
+        *,
+    };
+    use crate::{
+        memory::{Capacity, HeapMemory},
+        plan::{Interface, Op},
+    };
+
+    #[test]
+    fn frames_are_for_the_interface_of_their_port_tags_and_address() {
+        let tag = |vid, service| Tag { vid, service };
+        let one = Vlan::NONE.push(tag(100, false)).unwrap();
+        let two = Vlan::NONE.push(tag(7, true)).unwrap().push(tag(100, false)).unwrap();
+        let capacity = Capacity {
+            fib_blocks: 16,
+            fib_tails: 16,
+            nexthops: 16,
+            neighbour_buckets: 4,
+            interface_buckets: 4,
+            routers: 8,
+        };
+        let mut tables = Tables::new(HeapMemory::new(capacity));
+        for (id, vlan) in [(1, Vlan::NONE), (2, one), (3, two)] {
+            let interface = Interface { router: id as u8, vlan, ..plain_interface(5) };
+            tables.apply(&Op::Interface(id, interface)).unwrap();
+        }
+        let frame = |tags: &[u8]| {
+            let mut frame = vec![2, 0, 0, 0, 0, 5, 9, 9, 9, 9, 9, 9];
+            frame.extend(tags);
+            frame.extend([0x08, 0x00, 0x45, 0, 0, 20, 0, 0]);
+            frame
+        };
+        let mut arrivals = Arrivals::default();
+        let mut found = |port, tags: &[u8]| {
+            let ingress = arrivals.ingress(tables.memory(), port, &frame(tags));
+            (ingress.port, ingress.router, ingress.interface, ingress.flags & 3)
+        };
+        for _ in 0..2 {
+            assert_eq!(found(1, &[]), (1, 1, 1, 3));
+            assert_eq!(found(1, &[]), (1, 1, 1, 3), "remembered");
+            // Priority bits say nothing of the VLAN.
+            assert_eq!(found(1, &[0x81, 0, 0xe0, 100]), (1, 2, 2, 3));
+            assert_eq!(found(1, &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 100]), (1, 3, 3, 3));
+            assert_eq!(found(2, &[]), (2, 0, 0, 0), "another port");
+            assert_eq!(found(1, &[0x81, 0, 0, 101]), (1, 0, 0, 0));
+            assert_eq!(found(1, &[0x88, 0xa8, 0, 100]), (1, 0, 0, 0), "another kind of tag");
+        }
+        for end in 0..22 {
+            arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..end]);
+        }
+        let short = arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..21]);
+        assert_eq!(short.interface, 0, "as the kernel plane: malformed, so for nobody");
+    }
+}
