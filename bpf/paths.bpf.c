@@ -7,6 +7,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#define ETH_P_IP	0x0800
 #define ETH_P_EXPERIMENT 0x88b5
 #define ETHERNET_BYTES	14
 
@@ -41,6 +42,30 @@ int to_path(struct xdp_md *ctx)
 		return XDP_PASS;
 	/* Nobody at that slot: the kernel has it. */
 	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS + frame[ETHERNET_BYTES], XDP_PASS);
+}
+
+/* The same, and IPv4 is path 0's. */
+SEC("xdp")
+int ip_to_path(struct xdp_md *ctx)
+{
+	const __u8 *frame = (void *)(long)ctx->data;
+
+	if (frame + ETHERNET_BYTES > (const __u8 *)(long)ctx->data_end || *(const __be16 *)(frame + 12) != bpf_htons(ETH_P_IP))
+		return to_path(ctx);
+	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS, XDP_PASS);
+}
+
+SEC("xdp")
+int pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+/* Run by BPF_PROG_TEST_RUN with live frames, which leave by `out` as they are. */
+SEC("xdp")
+int repeat(struct xdp_md *ctx)
+{
+	return bpf_redirect_map(&out, 0, 0);
 }
 
 /* Run by BPF_PROG_TEST_RUN with live frames: each is for path 0, and leaves by `out`. */

@@ -91,6 +91,18 @@ impl Pool {
         Ok(())
     }
 
+    /// So many fewer, of those that were allowed at a time.
+    pub(super) fn disallow(&mut self, fewer: usize) {
+        let mut promises = self.inner().promises.borrow_mut();
+        // The first is the pool's own.
+        let own = promises.iter().skip(1).position(|promise| promise.frames() as usize == fewer);
+        let ended = own.map(|at| promises.remove(at + 1));
+        drop(promises);
+        if ended.is_some() {
+            self.in_hand -= fewer;
+        }
+    }
+
     pub fn umem(&self) -> &Arc<Umem> {
         &self.inner().umem
     }

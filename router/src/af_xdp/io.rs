@@ -1,22 +1,51 @@
-//! All that a worker owns: its frames, its queues of all ports, and its ways out (P1). Of one thread; what it is made of may go on to
-//! another ([`Io::dismantle`]).
+//! All that a worker owns: its frames, its queues of all ports, RX rings of its paths, and its ways out (P1). Of one thread; what it is made
+//! of may go on to another ([`Io::dismantle`], and [`Io::take_path`] and others while it runs).
 
 use super::{
-    Fault, MOST_PATHS, OpenError, Output, Queue, Sender, Umem,
+    Bell, Fault, MOST_PATHS, OpenError, Output, Queue, Receiver, Sender, Umem,
     buffer::{Buffer, Pool},
     open::Polling,
+    sender::Slot,
     socket,
 };
-use std::{io, sync::Arc, time::Duration};
+use logic::plan::PortId;
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 /// A worker's packets, in and out.
 pub struct Io {
-    // In the order in which they go: packets that wait, TX rings, queues, frames.
+    // In the order in which they go: packets that wait, TX rings, RX rings, queues, frames.
     outputs: Vec<Output>,
+    /// Of each path, one of each queue.
+    paths: Vec<Lane>,
     queues: Vec<Queue>,
-    /// Of each path: the queue that is first next time.
-    turns: Box<[usize; MOST_PATHS]>,
+    bell: Option<Arc<Bell>>,
     pool: Pool,
+}
+
+/// A path's RX rings.
+#[derive(Default)]
+struct Lane {
+    rings: Vec<Ring>,
+    /// The ring that is first next time.
+    turn: usize,
+}
+
+struct Ring {
+    receiver: Receiver,
+    /// Another worker owns the queue, and fills its fill ring.
+    foreign: bool,
+}
+
+/// What was sent until now, of one output.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    output: usize,
+    completed: u64,
 }
 
 impl Io {
@@ -25,19 +54,64 @@ impl Io {
     /// # Errors
     /// There are too few frames.
     pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Io, OpenError> {
-        let turns = Box::new([0; MOST_PATHS]);
-        Ok(Io { outputs: Vec::new(), queues: Vec::new(), turns, pool: Pool::new(umem, in_hand)? })
+        let pool = Pool::new(umem, in_hand)?;
+        let paths = (0..MOST_PATHS).map(|_| Lane::default()).collect();
+        Ok(Io { outputs: Vec::new(), paths, queues: Vec::new(), bell: None, pool })
     }
 
-    /// Receives by this queue too; its number among them is returned.
+    /// As [`Io::new`]; others ring this bell when a queue of this worker wants to be looked at ([`Io::look`]), as it may sleep.
+    ///
+    /// # Errors
+    /// There are too few frames.
+    pub fn with_bell(umem: &Arc<Umem>, in_hand: usize, bell: Arc<Bell>) -> Result<Io, OpenError> {
+        Ok(Io { bell: Some(bell), ..Io::new(umem, in_hand)? })
+    }
+
+    /// Owns this queue too; its number among them is returned.
     ///
     /// # Panics
     /// It is of another memory.
-    pub fn add_queue(&mut self, mut queue: Queue) -> usize {
+    pub fn add_queue(&mut self, queue: Queue) -> usize {
         assert!(Arc::ptr_eq(queue.slot().umem(), self.pool.umem()), "a queue of another memory");
-        queue.refill(&self.pool);
+        queue.slot().fill.is_owned_by(self.bell.clone());
         self.queues.push(queue);
+        self.know_own();
+        self.look();
         self.queues.len() - 1
+    }
+
+    /// Another worker is to own this queue. The next ones have another number then.
+    pub fn take_queue(&mut self, queue: usize) -> Queue {
+        let mut queue = self.queues.remove(queue);
+        queue.collect(&self.pool);
+        queue.slot().fill.is_owned_by(None);
+        self.know_own();
+        queue
+    }
+
+    /// Receives by this RX ring too.
+    ///
+    /// # Panics
+    /// It is of another memory.
+    pub fn add_receiver(&mut self, receiver: Receiver) {
+        assert!(Arc::ptr_eq(receiver.slot().umem(), self.pool.umem()), "an RX ring of another memory");
+        self.paths[receiver.path()].rings.push(Ring { receiver, foreign: true });
+        self.know_own();
+    }
+
+    /// Another worker is to have this path, or nobody: its RX rings, with what is in them.
+    pub fn take_path(&mut self, path: usize) -> Vec<Receiver> {
+        let Some(lane) = self.paths.get_mut(path) else { return Vec::new() };
+        std::mem::take(lane).rings.into_iter().map(|ring| ring.receiver).collect()
+    }
+
+    /// A path's RX ring on this queue of a port: see [`Io::take_path`].
+    pub fn take_receiver(&mut self, path: usize, port: PortId, queue: u32) -> Option<Receiver> {
+        let lane = self.paths.get_mut(path)?;
+        let is_it =
+            |ring: &Ring| (ring.receiver.wanted().port, ring.receiver.wanted().queue) == (port, queue);
+        let at = lane.rings.iter().position(is_it)?;
+        Some(lane.rings.remove(at).receiver)
     }
 
     /// Sends by this TX ring too, with an auxiliary queue of so many packets; its number is returned.
@@ -51,7 +125,28 @@ impl Io {
         assert!(Arc::ptr_eq(sender.umem(), self.pool.umem()), "a TX ring of another memory");
         self.pool.allow(auxiliary)?;
         self.outputs.push(Output::new(sender, auxiliary));
+        self.know_own();
         Ok(self.outputs.len() - 1)
+    }
+
+    /// What was sent there waits no longer, and what waits for room is dropped; says how many. The next ones have another number then.
+    pub fn take_output(&mut self, output: usize) -> (Sender, usize) {
+        let output = self.outputs.remove(output);
+        let waiting = output.waiting();
+        self.pool.disallow(output.most());
+        (output.into_sender(), waiting)
+    }
+
+    /// Whose queues they are.
+    fn know_own(&mut self) {
+        let Io { outputs, paths, queues, .. } = self;
+        let foreign = |slot: &Arc<Slot>| !queues.iter().any(|queue| Arc::ptr_eq(queue.slot(), slot));
+        for ring in paths.iter_mut().flat_map(|lane| &mut lane.rings) {
+            ring.foreign = foreign(ring.receiver.slot());
+        }
+        for output in outputs {
+            output.foreign = foreign(output.sender().slot());
+        }
     }
 
     pub fn pool(&self) -> &Pool {
@@ -62,40 +157,56 @@ impl Io {
         &self.queues
     }
 
-    /// To add paths.
-    pub fn queues_mut(&mut self) -> &mut [Queue] {
-        &mut self.queues
-    }
-
     pub fn outputs(&self) -> &[Output] {
         &self.outputs
+    }
+
+    /// Of one path.
+    pub fn receivers(&self, path: usize) -> impl Iterator<Item = &Receiver> {
+        self.paths.get(path).into_iter().flat_map(|lane| lane.rings.iter().map(|ring| &ring.receiver))
+    }
+
+    /// Is a packet of the path there?
+    #[inline]
+    pub fn has_packets(&self, path: usize) -> bool {
+        self.receivers(path).any(Receiver::has_packets)
     }
 
     /// Takes up to `most` packets of a path from all queues; says how many (P9). Each queue may give an equal part, and what
     /// some leave the others may give, in equal parts again; what cannot be divided is given in turns, which go on with the next call.
     /// Packets of a queue are in order.
     pub fn receive(&mut self, path: usize, most: usize, to: &mut Vec<Buffer>) -> usize {
-        let count = self.queues.len();
+        self.receive_from(path, most, |_, packet| to.push(packet))
+    }
+
+    /// As [`Io::receive`], with the port that each came in by.
+    #[inline]
+    pub fn receive_from(&mut self, path: usize, most: usize, mut to: impl FnMut(PortId, Buffer)) -> usize {
         self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
-        let Some(turn) = self.turns.get_mut(path).filter(|_| count > 0) else { return 0 };
+        let Some(Lane { rings, turn }) = self.paths.get_mut(path) else { return 0 };
+        let count = rings.len();
         let most = most.min(self.pool.left());
-        let first = *turn % count;
-        // Queues that gave all they might: they may have more.
+        let first = turn.checked_rem(count).unwrap_or(0);
+        // Rings that gave all they might: they may have more.
         let (mut received, mut full) = (0, count);
         while full > 0 && received < most {
             let part = ((most - received) / full).max(1);
             full = 0;
             for n in (first..first + count).map(|n| n % count) {
-                let got = self.queues[n].receive(path, &self.pool, part.min(most - received), to);
-                received += got;
-                full += usize::from(got == part);
+                let receiver = &mut rings[n].receiver;
+                let port = receiver.port();
+                let took =
+                    receiver.receive(&self.pool, part.min(most - received), &mut |packet| to(port, packet));
+                received += took;
+                full += usize::from(took == part);
                 if received == most {
                     *turn = n + 1;
                     break;
                 }
             }
         }
-        self.queues.iter_mut().for_each(|queue| queue.refill(&self.pool));
+        rings.iter().filter(|ring| ring.foreign).for_each(|ring| ring.receiver.slot().fill.ring_if_low());
+        self.refill();
         received
     }
 
@@ -105,6 +216,20 @@ impl Io {
     /// The port is down: they wait, as far as there is room. It is gone, or has no such TX queue: they are dropped, and counted.
     pub fn send(&mut self, output: usize, packets: &mut Vec<Buffer>) -> Result<(), Fault> {
         self.outputs[output].send(packets)
+    }
+
+    /// Takes back what was sent, and fills fill rings: what [`Io::receive`] does too.
+    pub fn look(&mut self) {
+        self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
+        self.refill();
+    }
+
+    fn refill(&mut self) {
+        for queue in &mut self.queues {
+            if queue.refill(&self.pool) {
+                queue.ask(self.paths.iter().flat_map(|lane| &lane.rings).map(|ring| &ring.receiver));
+            }
+        }
     }
 
     /// To be called by timer, and before sleep: sends what waits for room, and takes back what was sent.
@@ -121,14 +246,46 @@ impl Io {
         self.outputs.iter().any(Output::has_waiting)
     }
 
+    /// All that is sent until now. It has left when the device is done with it ([`Io::has_left`]).
+    pub fn marks(&self) -> Vec<Mark> {
+        let mark = |(output, of): (usize, &Output)| Mark { output, completed: of.sender().mark() };
+        self.outputs.iter().enumerate().map(mark).collect()
+    }
+
+    /// Has it, or can it not leave as the port is gone? Of packets in auxiliary queues this knows nothing.
+    pub fn has_left(&self, mark: Mark) -> bool {
+        let Some(output) = self.outputs.get(mark.output) else { return true };
+        output.is_gone() || output.waiting() == 0 && output.sender().completed() >= mark.completed
+    }
+
     /// Sleeps until a packet of one of these paths is there, or `longest` is over. Devices that are polled busily are polled instead, once.
     pub fn wait(&self, paths: &[usize], longest: Duration) -> io::Result<bool> {
-        let busy = |queue: &&Queue| queue.wanted().polling != Polling::Interrupts;
-        if self.queues.iter().filter(busy).inspect(|queue| queue.ask()).count() > 0 {
+        if self.poll() {
             return Ok(true);
         }
-        let sockets = self.queues.iter().flat_map(|queue| queue.sockets(paths));
-        socket::wait(sockets, longest)
+        socket::wait(self.sockets(paths.iter().copied()), Some(longest))
+    }
+
+    /// Sleeps until any packet is there, the bell rings, or `longest` is over.
+    pub fn sleep(&self, longest: Option<Duration>) -> io::Result<bool> {
+        let bell = self.bell.iter().map(|bell| bell.as_fd());
+        socket::wait(self.sockets(0..MOST_PATHS).chain(bell), longest)
+    }
+
+    /// The bell is silent until it is rung again.
+    pub fn hear(&self) -> bool {
+        self.bell.as_ref().is_some_and(|bell| bell.hear())
+    }
+
+    fn sockets(&self, paths: impl Iterator<Item = usize>) -> impl Iterator<Item = BorrowedFd<'_>> {
+        paths.flat_map(|path| self.receivers(path)).map(AsFd::as_fd)
+    }
+
+    /// Polls devices that are polled busily, once; are there any?
+    pub fn poll(&self) -> bool {
+        let busy = |queue: &&Queue| queue.wanted().polling != Polling::Interrupts;
+        let all = || self.paths.iter().flat_map(|lane| &lane.rings).map(|ring| &ring.receiver);
+        self.queues.iter().filter(busy).inspect(|queue| queue.ask(all())).count() > 0
     }
 
     /// What is wrong with ports, by number of the queue; to be asked by timer, as sending does not find out that a carrier is missing.
@@ -142,9 +299,11 @@ impl Io {
         self.outputs.iter().enumerate().filter_map(|(n, output)| Some((n, output.sender().check().err()?)))
     }
 
-    /// TX rings and queues, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX
+    /// All rings, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX
     /// ring. If nobody goes on, TX rings are to be dropped before queues, which wait for what those sent.
-    pub fn dismantle(self) -> (Vec<Sender>, Vec<Queue>) {
-        (self.outputs.into_iter().map(Output::into_sender).collect(), self.queues)
+    pub fn dismantle(self) -> (Vec<Sender>, Vec<Receiver>, Vec<Queue>) {
+        let senders = self.outputs.into_iter().map(Output::into_sender).collect();
+        let rings = self.paths.into_iter().flat_map(|lane| lane.rings);
+        (senders, rings.map(|ring| ring.receiver).collect(), self.queues)
     }
 }

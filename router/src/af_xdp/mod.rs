@@ -5,9 +5,9 @@
 //!              │ 64 frames at a time
 //!            Pool: a worker's free frames ────────────── Buffer: a packet in one frame
 //!              │ ▲                                            ▲             │
-//!         fill │ │ completion          Queue::receive (path)  │             │ Output::send: TX ring, auxiliary queue
+//!         fill │ │ completion                                 │             │ Output::send: TX ring, auxiliary queue
 //!              ▼ │                                            │             ▼
-//!            Queue: fill ring, completion ring,   RX ring of each path    Sender: a TX ring
+//!            Queue: fill ring, completion ring    Receiver: RX ring of a path    Sender: a TX ring
 //! ```
 //!
 //! * [`Umem`] is the memory, registered once and shared by all sockets (XDP_SHARED_UMEM). Each frame has a holder: user space, or
@@ -16,10 +16,11 @@
 //! * [`Buffer`] owns a frame: neither `Copy` nor `Clone`, and not `Send`, as a packet stays on its core (P2). Dropping it gives
 //!   the frame back to its [`Pool`].
 //! * [`Queue`] is what one worker owns of an RX queue of a port: the kernel gives a queue one fill and one completion ring, whatever
-//!   the number of its sockets, so one thread has them. Each path has an RX ring of its own (P4): a path that is not read
-//!   overflows that ring and nothing else. [`Sender`] is a TX ring: the first comes with the queue; a worker without a queue
-//!   of its own on a port asks the owner of one for another ([`Queue::another_sender`]). Those frames complete in the
-//!   owner's ring, into the owner's pool, and come back through the depot; without an owner, its senders take them back.
+//!   the number of its sockets, so one thread has them. [`Receiver`] is an RX ring; each path has its own (P4): a path that is
+//!   not read overflows that ring and nothing else. Its worker reads it, the queue's owner or another, whose frames go back through the depot.
+//!   [`Sender`] is a TX ring: the first comes with the queue; a worker without a queue of its own on a port gets another
+//!   ([`Opener`]). Those frames complete in the owner's ring, into the owner's pool, and come back through the depot; without
+//!   an owner, its senders take them back. An owner that sleeps is woken ([`Bell`]) when others used up a quarter of the fill ring.
 //! * [`Output`] is a sender with the auxiliary queue of P3, and [`Io`] all that a worker owns: it receives from all its queues in turns (P9).
 //!
 //! No frame is missing, by construction: whatever can hold frames says how many at most when it is made, and is refused
@@ -42,18 +43,23 @@
 //! | `ring_memory.rs` | a mapped ring as atomic words (`unsafe` lives here) |
 //! | `socket.rs` | system calls (`unsafe` lives here) |
 //! | `descriptor.rs` | what the kernel puts into a ring, checked |
-//! | `queue.rs`, `open.rs` | [`Queue`]: receiving, filling, completing; opened in the mode the driver can |
+//! | `queue.rs`, `open.rs` | [`Queue`]: filling, completing; opened in the mode the driver can |
+//! | `receiver.rs` | [`Receiver`] |
+//! | `fill.rs`, `bell.rs` | what the owner of a queue is told by others, and how it is woken |
 //! | `sender.rs`, `output.rs` | [`Sender`], [`Output`] |
 //! | `device.rs` | what a port's sockets do not tell: its TX queues, its carrier |
 //! | `io.rs` | [`Io`] |
 
+mod bell;
 mod buffer;
 mod descriptor;
 mod device;
+mod fill;
 mod io;
 mod open;
 mod output;
 mod queue;
+mod receiver;
 mod ring;
 mod ring_memory;
 mod sender;
@@ -62,11 +68,13 @@ mod socket;
 mod tests;
 mod umem;
 
+pub use bell::Bell;
 pub use buffer::{Buffer, HEAD_ROOM, Pool};
-pub use io::Io;
-pub use open::{Polling, Rings, Wanted};
+pub use io::{Io, Mark};
+pub use open::{Opener, Polling, Rings, Wanted};
 pub use output::{Output, OutputCounts};
 pub use queue::{Queue, QueueCounts};
+pub use receiver::Receiver;
 pub use sender::Sender;
 pub use socket::Statistics;
 pub use umem::Umem;
@@ -87,8 +95,6 @@ pub enum OpenError {
     RingSize(u32),
     #[error("{0} frames of {1} bytes: a frame has 2048 or 4096, and there are at most 2^24")]
     Frames(u32, u32),
-    #[error("path {path} has an RX ring on queue {queue} already")]
-    PathTaken { path: usize, queue: u32 },
     #[error("path {0}: they are numbered from 0 to {last}", last = MOST_PATHS - 1)]
     PathNumber(usize),
     #[error("more than {0} queues")]

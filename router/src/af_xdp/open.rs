@@ -5,8 +5,9 @@
 //! others cannot the same memory is registered twice, once for each, and packets go from port to port all the same.
 
 use super::{
-    OpenError,
+    Fault, OpenError,
     device::Device,
+    fill::Fill,
     queue::Queue,
     ring::{Consumer, Producer},
     ring_memory::RingMemory,
@@ -14,6 +15,7 @@ use super::{
     socket::{Socket, Which},
     umem::{Anchor, QueueId, Umem},
 };
+use logic::plan::PortId;
 use std::{
     io,
     os::fd::{AsFd, AsRawFd},
@@ -58,6 +60,8 @@ pub enum Polling {
 /// A queue, as it is to be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
+    /// As the plan numbers ports; nothing here depends on it.
+    pub port: PortId,
     /// In the calling thread's namespace.
     pub ifindex: u32,
     pub queue: u32,
@@ -70,7 +74,14 @@ pub struct Wanted {
 impl Wanted {
     /// In the best mode the driver can, with interrupts and rings of usual size.
     pub fn new(ifindex: u32, queue: u32) -> Wanted {
-        Wanted { ifindex, queue, zero_copy: true, polling: Polling::default(), rings: Rings::default() }
+        Wanted {
+            port: 0,
+            ifindex,
+            queue,
+            zero_copy: true,
+            polling: Polling::default(),
+            rings: Rings::default(),
+        }
     }
 
     pub(super) fn failed(&self, what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
@@ -90,7 +101,7 @@ impl Wanted {
 /// The first socket of a queue, bound, and its rings.
 struct First {
     socket: Socket,
-    fill: Producer<1>,
+    fill: RingMemory,
     completion: Consumer<1>,
     transmit: Producer<2>,
 }
@@ -140,14 +151,15 @@ impl Queue {
         let first = opened
             .inspect_err(|_| umem.end_queue(id, false))
             .map_err(|no| wanted.failed(no.what)(no.error))?;
-        let slot = Slot::new(umem, id, first.socket, device, promise);
+        let fill = Fill::new(first.fill.clone(), rings);
+        let slot = Slot::new(umem, id, first.socket, device, fill, promise);
         // From here on the slot gives back what it has.
         let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
         if let Polling::Busy { microseconds, budget } = wanted.polling {
             slot.socket().poll_busily(microseconds, budget).map_err(wanted.failed("busy polling"))?;
         }
         let sender = Sender::new(slot.clone(), None, first.transmit, None);
-        Ok((Queue::new(slot, wanted, first.fill, first.completion, copies_because), sender))
+        Ok((Queue::new(slot, wanted, Producer::new(first.fill), first.completion, copies_because), sender))
     }
 
     /// Another TX ring on this queue, for a worker that has no queue of its own on the port.
@@ -155,18 +167,49 @@ impl Queue {
     /// # Errors
     /// Too few frames, or the kernel refuses.
     pub fn another_sender(&self) -> Result<Sender, OpenError> {
-        let wanted = self.wanted();
-        let promise = self.slot().umem().promise("a TX ring", wanted.rings.transmit)?;
-        let (socket, ring) = self.shared(Which::Transmit, wanted.rings.transmit)?;
-        Ok(Sender::new(self.slot().clone(), Some(socket), Producer::new(ring), Some(promise)))
+        self.opener().sender()
+    }
+}
+
+/// Opens more rings of a queue that is somebody's. The queue is open as long as one of these is there.
+#[derive(Clone)]
+pub struct Opener {
+    pub(super) slot: Arc<Slot>,
+    pub(super) wanted: Wanted,
+}
+
+impl Opener {
+    /// RX rings opened by it have so many entries.
+    #[must_use]
+    pub fn with_ring(mut self, entries: u32) -> Opener {
+        self.wanted.rings.receive = entries;
+        self
+    }
+
+    /// As [`Queue::another_sender`].
+    ///
+    /// # Errors
+    /// Too few frames, or the kernel refuses.
+    pub fn sender(&self) -> Result<Sender, OpenError> {
+        let promise = self.slot.umem().promise("a TX ring", self.wanted.rings.transmit)?;
+        let (socket, ring) = self.shared(Which::Transmit, self.wanted.rings.transmit)?;
+        Ok(Sender::new(self.slot.clone(), Some(socket), Producer::new(ring), Some(promise)))
+    }
+
+    /// As [`Queue::check`].
+    ///
+    /// # Errors
+    /// What of the port is missing.
+    pub fn check(&self) -> Result<(), Fault> {
+        self.slot.check()
     }
 
     /// A socket with one ring, which shares fill and completion ring.
     pub(super) fn shared(&self, which: Which, entries: u32) -> Result<(Socket, RingMemory), OpenError> {
-        let wanted = self.wanted();
+        let wanted = self.wanted;
         let socket = Socket::open().map_err(wanted.failed("opening a socket"))?;
         let ring = socket.ring(which, entries).map_err(wanted.failed("making a ring"))?;
-        let base = self.slot().socket().as_fd().as_raw_fd();
+        let base = self.slot.socket().as_fd().as_raw_fd();
         socket
             .bind(wanted.ifindex, wanted.queue, 0, Some(base))
             .map_err(wanted.failed("sharing the queue"))?;
@@ -227,7 +270,7 @@ fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -
     }
     let ring = |which, entries| socket.ring(which, entries).map_err(Refused::to("making a ring"));
     let rings = wanted.rings;
-    let fill = Producer::new(ring(Which::Fill, rings.fill)?);
+    let fill = ring(Which::Fill, rings.fill)?;
     let completion = Consumer::new(ring(Which::Completion, rings.completion)?);
     let transmit = Producer::new(ring(Which::Transmit, rings.transmit)?);
     let bound = socket.bind(wanted.ifindex, wanted.queue, flags(zero_copy), shared);

@@ -27,6 +27,8 @@ pub struct Output {
     counts: OutputCounts,
     /// The kernel said so last: nobody will take what the TX ring has.
     gone: bool,
+    /// Another worker owns the queue, and takes back what is sent.
+    pub(super) foreign: bool,
     sender: Sender,
 }
 
@@ -34,7 +36,7 @@ impl Output {
     /// `most` packets may wait.
     pub(super) fn new(sender: Sender, most: usize) -> Output {
         let (auxiliary, counts) = (VecDeque::with_capacity(most), OutputCounts::default());
-        Output { auxiliary, most, counts, gone: false, sender }
+        Output { auxiliary, most, counts, gone: false, foreign: false, sender }
     }
 
     pub fn counts(&self) -> OutputCounts {
@@ -49,6 +51,15 @@ impl Output {
     /// There are packets that may leave yet: in the auxiliary queue, or in the TX ring of a port that is not gone.
     pub fn has_waiting(&self) -> bool {
         !self.auxiliary.is_empty() || !self.gone && self.sender.waiting() > 0
+    }
+
+    /// The kernel said so last.
+    pub fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    pub(super) fn most(&self) -> usize {
+        self.most
     }
 
     pub fn sender(&self) -> &Sender {
@@ -73,6 +84,9 @@ impl Output {
         let mut rest = packets.drain(..);
         if result != Err(Fault::Gone) && self.auxiliary.is_empty() {
             result = transmit(&mut self.sender, &mut self.counts, &mut rest);
+            if self.foreign {
+                self.sender.ring_if_many();
+            }
             self.gone = result == Err(Fault::Gone);
         }
         if result == Err(Fault::Gone) {
@@ -102,6 +116,9 @@ impl Output {
         let waiting = &mut self.auxiliary;
         let result =
             transmit(&mut self.sender, &mut self.counts, &mut std::iter::from_fn(|| waiting.pop_front()));
+        if self.foreign {
+            self.sender.ring_if_many();
+        }
         self.gone = result == Err(Fault::Gone);
         if self.gone {
             self.counts.dropped_gone += self.auxiliary.len() as u64;

@@ -1,23 +1,18 @@
-//! The rings of one RX queue of a port that one thread owns: fill, completion, and an RX ring for each path.
+//! The rings of one RX queue of a port that one thread owns: fill and completion. RX rings are in `receiver.rs`.
 
 use super::{
-    Fault, MOST_PATHS, OpenError, Statistics, Wanted,
-    buffer::{Buffer, Pool},
-    descriptor::{self, Received},
-    open::Polling,
+    Fault, Wanted,
+    buffer::Pool,
+    open::{Opener, Polling},
+    receiver::Receiver,
     ring::{Consumer, Producer},
     sender::Slot,
-    socket::{self, Socket, Which},
-    umem::{BATCH, Promise},
+    socket,
+    umem::BATCH,
 };
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
-/// What a queue's owner counts; what the kernel does is in [`Statistics`].
+/// What a queue's owner and its receivers count; what the kernel does is in [`super::Statistics`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {
     pub received_packets: u64,
@@ -31,27 +26,13 @@ pub struct QueueCounts {
 
 /// An RX queue of a port, owned by one worker.
 pub struct Queue {
-    /// By number.
-    paths: Vec<Option<Path>>,
     fill: Producer<1>,
     /// `None` while it is dropped.
     completion: Option<Consumer<1>>,
-    /// Frames that the kernel has to receive into, and that it may have.
-    given: u32,
-    allowed: u32,
     counts: QueueCounts,
     wanted: Wanted,
     copies_because: Option<io::Error>,
     slot: Arc<Slot>,
-}
-
-/// A path's RX ring.
-struct Path {
-    ring: Consumer<2>,
-    socket: Socket,
-    /// The last entry was part of a packet that goes on.
-    within: bool,
-    promise: Promise,
 }
 
 impl Queue {
@@ -62,45 +43,13 @@ impl Queue {
         completion: Consumer<1>,
         copies_because: Option<io::Error>,
     ) -> Queue {
-        let allowed = wanted.rings.fill;
-        let (paths, counts, completion) = (Vec::new(), QueueCounts::default(), Some(completion));
-        Queue { paths, fill, completion, given: 0, allowed, counts, wanted, copies_because, slot }
+        let (counts, completion) = (QueueCounts::default(), Some(completion));
+        Queue { fill, completion, counts, wanted, copies_because, slot }
     }
 
-    /// Gives a path an RX ring. Packets come into it once the XDP program redirects them to [`Queue::path_fd`]. To be called in the
-    /// port's namespace.
-    ///
-    /// # Errors
-    /// It has one; no path has that number; too few frames; or the kernel refuses.
-    pub fn add_path(&mut self, path: usize) -> Result<(), OpenError> {
-        let (queue, entries) = (self.wanted.queue, self.wanted.rings.receive);
-        if path >= MOST_PATHS {
-            return Err(OpenError::PathNumber(path));
-        }
-        if self.paths.get(path).is_some_and(Option::is_some) {
-            return Err(OpenError::PathTaken { path, queue });
-        }
-        let promise = self.slot.umem().promise("a path's RX ring", entries)?;
-        let (socket, ring) = self.shared(Which::Receive, entries)?;
-        self.paths.resize_with(self.paths.len().max(path + 1), || None);
-        self.paths[path] = Some(Path { ring: Consumer::new(ring), socket, within: false, promise });
-        self.allowed += entries;
-        Ok(())
-    }
-
-    /// A path whose ring is filled by a test.
-    #[cfg(test)]
-    pub(super) fn fake_path(&mut self, path: usize, ring: Consumer<2>, socket: Socket) {
-        let entries = self.wanted.rings.receive;
-        let promise = self.slot.umem().promise("a path's RX ring", entries).unwrap();
-        self.paths.resize_with(self.paths.len().max(path + 1), || None);
-        self.paths[path] = Some(Path { ring, socket, within: false, promise });
-        self.allowed += entries;
-    }
-
-    /// The socket to redirect a path's packets to, by an XSKMAP.
-    pub fn path_fd(&self, path: usize) -> Option<BorrowedFd<'_>> {
-        self.paths.get(path)?.as_ref().map(|path| path.socket.as_fd())
+    /// What opens more rings of it, for whichever worker.
+    pub fn opener(&self) -> Opener {
+        Opener { slot: self.slot.clone(), wanted: self.wanted }
     }
 
     /// What it was opened as.
@@ -118,18 +67,14 @@ impl Queue {
         self.copies_because.as_ref()
     }
 
+    /// Of its owner; what was received its receivers count.
     pub fn counts(&self) -> QueueCounts {
         self.counts
     }
 
     /// Frames that the kernel has to receive into now.
     pub fn given_frames(&self) -> u32 {
-        self.given
-    }
-
-    /// What the kernel counts of a path's RX ring.
-    pub fn statistics(&self, path: usize) -> Option<io::Result<Statistics>> {
-        self.paths.get(path)?.as_ref().map(|path| path.socket.statistics())
+        self.slot.fill.given()
     }
 
     /// Is the port there, up, and has it a carrier?
@@ -144,44 +89,15 @@ impl Queue {
         &self.slot
     }
 
-    /// Takes up to `most` packets of a path, in order.
-    pub(super) fn receive(&mut self, path: usize, pool: &Pool, most: usize, to: &mut Vec<Buffer>) -> usize {
-        let before = to.len();
-        if let Some(Some(path)) = self.paths.get_mut(path) {
-            let umem = pool.umem();
-            let count = path.ring.available(u32::try_from(most.min(pool.left())).unwrap_or(u32::MAX));
-            for _ in 0..count {
-                let Some(entry) = path.ring.pop() else { break };
-                let received = descriptor::read(entry, umem.frame_bytes(), umem.frames(), path.within);
-                path.within = matches!(received, Received::Part { more: true, .. });
-                match received {
-                    Received::Whole { frame, start, length } if umem.take_received(frame, self.slot.id()) => {
-                        self.given -= 1;
-                        to.push(pool.buffer(frame, start, length));
-                    }
-                    Received::Part { frame, more } if umem.take_received(frame, self.slot.id()) => {
-                        self.given -= 1;
-                        pool.put(frame);
-                        self.counts.multi_buffer += u64::from(!more);
-                    }
-                    _ => self.counts.refused += 1,
-                }
-            }
-            if count > 0 {
-                path.ring.release();
-            }
-        }
-        let received = to.len() - before;
-        self.counts.received_packets += received as u64;
-        received
-    }
-
-    /// Gives the kernel frames to receive into, several at a time.
-    pub(super) fn refill(&mut self, pool: &Pool) {
+    /// Gives the kernel frames to receive into, several at a time. True: it is to be asked to look at them ([`Queue::ask`]).
+    #[must_use]
+    pub(super) fn refill(&mut self, pool: &Pool) -> bool {
         let entries = self.wanted.rings.fill;
-        let room = self.fill.room((self.allowed - self.given).min(entries));
+        self.slot.fill.looks();
+        let room = self.fill.room(self.slot.fill.wanted());
         if room >= (entries / 4).min(BATCH as u32) {
             let (umem, frame_bytes) = (self.slot.umem(), u64::from(self.slot.umem().frame_bytes()));
+            let mut given = 0;
             for _ in 0..room {
                 let Some(frame) = pool.take() else {
                     self.counts.starved += 1;
@@ -190,28 +106,28 @@ impl Queue {
                 umem.give_to_receive(frame, self.slot.id());
                 let fitted = self.fill.push([u64::from(frame) * frame_bytes]);
                 debug_assert!(fitted);
-                self.given += 1;
+                given += 1;
             }
+            // Before one of them can be taken.
+            self.slot.fill.push(given);
             self.fill.publish();
         }
-        if self.fill.needs_wakeup() {
-            self.ask();
-        }
+        self.fill.needs_wakeup()
     }
 
     /// Has the driver look at the fill ring, which any socket can ask for, or be polled. The kernel polls by a socket whose NAPI instance it
     /// knows: of all from when they are bound on, or, on older ones, of those that had a packet (`sk_mark_napi_id_once_xdp`). So all ask.
-    pub(super) fn ask(&self) {
-        let mut sockets = self.paths.iter().flatten().map(|path| &path.socket);
-        let Some(first) = sockets.next() else {
+    pub(super) fn ask<'a>(&'a self, receivers: impl Iterator<Item = &'a Receiver>) {
+        let mut own = receivers.filter(|receiver| Arc::ptr_eq(receiver.slot(), &self.slot));
+        let Some(first) = own.next() else {
             // A socket without an RX ring cannot be asked for packets, but looked at.
-            let _ = socket::wait([self.slot.socket().as_fd()].into_iter(), Duration::ZERO);
+            let _ = socket::wait([self.slot.socket().as_fd()].into_iter(), Some(Duration::ZERO));
             return;
         };
         // A port that is gone is told of by `check`.
-        let _ = first.receive();
+        let _ = first.socket.receive();
         if self.wanted.polling != Polling::Interrupts {
-            sockets.for_each(|socket| _ = socket.receive());
+            own.for_each(|receiver| _ = receiver.socket.receive());
         }
     }
 
@@ -223,18 +139,12 @@ impl Queue {
             self.counts.refused += self.slot.take_completed(ring, |frame| pool.put(frame));
         }
     }
-
-    /// Sockets to sleep on.
-    pub(super) fn sockets(&self, paths: &[usize]) -> impl Iterator<Item = BorrowedFd<'_>> {
-        paths.iter().filter_map(|path| self.path_fd(*path))
-    }
 }
 
-/// What was sent is the slot's from now on: it waits for it, or senders that stay take it back. So is what may be held: the kernel has
-/// frames to receive into until the last socket is closed.
+/// What was sent is the slot's from now on: it waits for it, or senders that stay take it back.
 impl Drop for Queue {
     fn drop(&mut self) {
-        let promises = self.paths.drain(..).flatten().map(|path| path.promise).collect();
-        self.slot.leave(self.completion.take(), promises);
+        self.slot.fill.is_owned_by(None);
+        self.slot.leave(self.completion.take());
     }
 }

@@ -165,6 +165,12 @@ impl<const WORDS: usize> Consumer<WORDS> {
         Some(entry)
     }
 
+    /// Is an entry there that was not read?
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.produced != self.next || self.ring.memory.producer().load(Acquire) != self.next
+    }
+
     #[inline]
     pub(super) fn release(&self) {
         self.ring.memory.consumer().store(self.next, Release);

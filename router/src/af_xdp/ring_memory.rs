@@ -21,6 +21,7 @@ pub(super) struct Offsets {
     pub entries: usize,
 }
 
+#[derive(Clone)]
 pub(super) struct RingMemory {
     map: Arc<MmapRaw>,
     at: Offsets,

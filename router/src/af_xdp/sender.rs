@@ -5,6 +5,7 @@ use super::{
     buffer::Buffer,
     descriptor,
     device::Device,
+    fill::Fill,
     ring::{Consumer, Producer},
     socket::Socket,
     umem::{Promise, QueueId, Umem},
@@ -14,7 +15,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{
-            AtomicBool, AtomicU32,
+            AtomicBool, AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
         },
     },
@@ -37,6 +38,10 @@ pub(super) struct Slot {
     zero_copy: bool,
     /// Frames given to the kernel to be sent, by all senders, and not completed.
     in_flight: AtomicU32,
+    /// Frames that were completed, since the queue was opened.
+    completed: AtomicU64,
+    /// Of the fill ring.
+    pub(super) fill: Fill,
     left: Mutex<Left>,
     /// The completion ring is among what is left.
     ownerless: AtomicBool,
@@ -59,26 +64,45 @@ impl Slot {
         id: QueueId,
         socket: Socket,
         device: Device,
+        fill: Fill,
         promise: Promise,
     ) -> io::Result<Slot> {
         let mode = socket.is_zero_copy();
         // If the kernel does not say, it goes as if it were the dearer one.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
         let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
-        let (left, ownerless) = (Mutex::default(), AtomicBool::new(false));
-        let slot =
-            Slot { umem, id, socket, device, zero_copy, in_flight, left, ownerless, _promise: promise };
+        let (left, ownerless, completed) = (Mutex::default(), AtomicBool::new(false), AtomicU64::new(0));
+        let _promise = promise;
+        let slot = Slot {
+            umem,
+            id,
+            socket,
+            device,
+            zero_copy,
+            in_flight,
+            completed,
+            fill,
+            left,
+            ownerless,
+            _promise,
+        };
         mode.map(|_| slot)
     }
 
     #[cfg(test)]
-    pub(super) fn fake(umem: &Arc<Umem>, socket: Socket, zero_copy: bool, promise: Promise) -> Slot {
+    pub(super) fn fake(
+        umem: &Arc<Umem>,
+        socket: Socket,
+        zero_copy: bool,
+        fill: Fill,
+        promise: Promise,
+    ) -> Slot {
         let id = umem.new_queue().unwrap();
         let in_flight = AtomicU32::new(0);
         let (umem, socket, left) = (umem.clone(), Some(socket), Mutex::default());
-        let ownerless = AtomicBool::new(false);
-        let device = Device::open(0, 0).unwrap();
-        Slot { umem, id, socket, device, zero_copy, in_flight, left, ownerless, _promise: promise }
+        let (ownerless, completed) = (AtomicBool::new(false), AtomicU64::new(0));
+        let (device, _promise) = (Device::open(0, 0).unwrap(), promise);
+        Slot { umem, id, socket, device, zero_copy, in_flight, completed, fill, left, ownerless, _promise }
     }
 
     pub(super) fn umem(&self) -> &Arc<Umem> {
@@ -134,17 +158,21 @@ impl Slot {
         }
         if u64::from(completed) + refused > 0 {
             ring.release();
+            self.completed.fetch_add(completed.into(), Relaxed);
             self.in_flight.fetch_sub(completed, Relaxed);
         }
         refused
     }
 
     /// The queue's owner goes: from now on its senders take back what they sent.
-    pub(super) fn leave(&self, completion: Option<Consumer<1>>, promises: Vec<Promise>) {
-        let mut left = self.left();
-        left.completion = completion;
-        left.promises.extend(promises);
+    pub(super) fn leave(&self, completion: Option<Consumer<1>>) {
+        self.left().completion = completion;
         self.ownerless.store(true, Release);
+    }
+
+    /// May be held until the last socket of the queue is closed.
+    pub(super) fn keep(&self, promise: Promise) {
+        self.left().promises.push(promise);
     }
 
     /// Where the queue's owner is gone: what was sent goes to the depot.
@@ -222,6 +250,25 @@ impl Sender {
 
     fn socket(&self) -> &Socket {
         self.socket.as_ref().unwrap_or_else(|| self.slot.socket())
+    }
+
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    /// How many frames of the queue will have come back when all that is sent until now has, as [`Sender::completed`] counts.
+    pub(super) fn mark(&self) -> u64 {
+        self.completed() + u64::from(self.in_flight())
+    }
+
+    pub(super) fn completed(&self) -> u64 {
+        self.slot.completed.load(Relaxed)
+    }
+
+    /// By who does not own the queue.
+    #[inline]
+    pub(super) fn ring_if_many(&self) {
+        self.slot.fill.ring_if_many(self.in_flight());
     }
 
     /// Does what is sent here leave? By a TX queue, of a port that is there, up, and has a carrier.

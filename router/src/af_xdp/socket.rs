@@ -281,12 +281,16 @@ fn outcome(rc: isize) -> Result<bool, Fault> {
     }
 }
 
-/// Sleeps until one of these sockets has a packet, or `longest` is over; says which.
-pub(super) fn wait<'a>(sockets: impl Iterator<Item = BorrowedFd<'a>>, longest: Duration) -> io::Result<bool> {
+/// Sleeps until one of these has something to read, or `longest` is over; says which.
+pub(super) fn wait<'a>(
+    sockets: impl Iterator<Item = BorrowedFd<'a>>,
+    longest: Option<Duration>,
+) -> io::Result<bool> {
     let mut polled: Vec<libc::pollfd> =
         sockets.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }).collect();
     // Rounded up: no sleep of less than a millisecond is none.
-    let longest_ms = longest.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX);
+    let longest_ms =
+        longest.map_or(-1, |longest| longest.as_nanos().div_ceil(1_000_000).try_into().unwrap_or(i32::MAX));
     // SAFETY: `polled` is writable for its length.
     let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, longest_ms) };
     match ready {

@@ -1,8 +1,9 @@
 //! Queue, sender and output over plain memory, with a kernel of ours on the other side of the rings.
 
 use super::{
+    fill::Fill,
     ring::{Consumer, Producer},
-    ring_memory::tests::two_sides,
+    ring_memory::{RingMemory, tests::two_sides},
     sender::Slot,
     socket::Socket,
     *,
@@ -10,7 +11,7 @@ use super::{
 use proptest::prelude::*;
 use std::{
     collections::VecDeque,
-    os::unix::net::UnixDatagram,
+    os::{fd::AsFd, unix::net::UnixDatagram},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -32,16 +33,17 @@ struct Device {
 }
 
 /// With path 0.
-fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Sender, Device) {
+fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Receiver, Sender, Device) {
     let pair = |words: u32| two_sides(words as usize, LATE);
     let ([fill, their_fill], [completion, their_completion]) = (pair(RINGS.fill), pair(RINGS.completion));
     let ([receive, their_receive], [transmit, their_transmit]) =
         (pair(2 * RINGS.receive), pair(2 * RINGS.transmit));
     let promise = umem.promise("a queue", RINGS.fill + RINGS.completion + RINGS.transmit).unwrap();
-    let slot = Arc::new(Slot::fake(umem, Socket::fake(), zero_copy, promise));
+    let state = Fill::new(fill.clone(), RINGS);
+    let slot = Arc::new(Slot::fake(umem, Socket::fake(), zero_copy, state, promise));
     let wanted = Wanted { rings: RINGS, ..Wanted::new(1, 0) };
-    let mut queue = Queue::new(slot.clone(), wanted, Producer::new(fill), Consumer::new(completion), None);
-    queue.fake_path(0, Consumer::<2>::new(receive), Socket::fake());
+    let queue = Queue::new(slot.clone(), wanted, Producer::new(fill), Consumer::new(completion), None);
+    let receiver = another_receiver(&queue, 0, receive, Socket::fake());
     let sender = Sender::new(slot, None, Producer::new(transmit), None);
     let device = Device {
         fill: Consumer::new(their_fill),
@@ -49,14 +51,21 @@ fn fake(umem: &Arc<Umem>, zero_copy: bool) -> (Queue, Sender, Device) {
         receive: Producer::new(their_receive),
         transmit: Consumer::new(their_transmit),
     };
-    (queue, sender, device)
+    (queue, receiver, sender, device)
+}
+
+/// An RX ring over this memory.
+fn another_receiver(queue: &Queue, path: usize, ring: RingMemory, socket: Socket) -> Receiver {
+    let promise = queue.slot().umem().promise("a path's RX ring", RINGS.receive).unwrap();
+    Receiver::new(&queue.opener(), path, Consumer::new(ring), socket, promise)
 }
 
 /// A worker with that queue, path 0 and an output with so long an auxiliary queue, in a memory of its own.
 fn worker(zero_copy: bool, auxiliary: usize) -> (Arc<Umem>, Io, Device) {
     let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, device) = fake(&umem, zero_copy);
+    let (queue, receiver, sender, device) = fake(&umem, zero_copy);
     let mut io = Io::new(&umem, 64).unwrap();
+    io.add_receiver(receiver);
     io.add_queue(queue);
     io.add_output(sender, auxiliary).unwrap();
     (umem, io, device)
@@ -156,8 +165,9 @@ fn packets_go_round_in_order_and_no_frame_is_lost() {
         }
     }
     kernel.join().unwrap();
-    let counts = io.queues()[0].counts();
-    assert_eq!(counts, QueueCounts { received_packets: COUNT, ..QueueCounts::default() });
+    let counts = [io.queues()[0].counts(), io.receivers(0).next().unwrap().counts()];
+    let all = QueueCounts { received_packets: COUNT, ..QueueCounts::default() };
+    assert_eq!(counts, [QueueCounts::default(), all]);
     let out = io.outputs()[0].counts();
     assert_eq!((out.sent_packets, out.dropped_full), (COUNT, 0));
     drop(io);
@@ -200,8 +210,8 @@ fn what_the_kernel_never_had_is_refused() {
     assert!(sent[0].fill(&[0; 60]));
     io.send(0, &mut sent).unwrap();
     io.flush();
-    let counts = io.queues()[0].counts();
-    assert_eq!((counts.refused, counts.multi_buffer), (4 + 3, 1));
+    let [completed, received] = [io.queues()[0].counts(), io.receivers(0).next().unwrap().counts()];
+    assert_eq!((completed.refused, received.refused, received.multi_buffer), (3, 4, 1));
     packets.clear();
     drop(io);
     // The one that was sent never came back.
@@ -229,7 +239,7 @@ fn frames_of_a_nic_are_not_used_again() {
 fn a_nic_is_told_of_each_batch() {
     for zero_copy in [true, false] {
         let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-        let (queue, sender, device) = fake(&umem, zero_copy);
+        let (queue, receiver, sender, device) = fake(&umem, zero_copy);
         let (socket, other) = Socket::watched();
         let [ours, _theirs] = two_sides(2 * RINGS.transmit as usize, LATE);
         drop(sender);
@@ -240,7 +250,7 @@ fn a_nic_is_told_of_each_batch() {
             let told = std::iter::from_fn(|| other.recv(&mut [0]).ok()).count();
             assert_eq!(told > 0, zero_copy);
         }
-        drop((io, queue, device));
+        drop((io, queue, receiver, device));
     }
 }
 
@@ -250,20 +260,23 @@ fn all_sockets_of_a_queue_that_is_polled_busily_ask() {
     let polled = Polling::Busy { microseconds: 20, budget: 64 };
     for (polling, expected) in [(Polling::Interrupts, [true, false, false]), (polled, [true; 3])] {
         let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-        let slot = Arc::new(Slot::fake(&umem, Socket::fake(), false, umem.promise("a queue", 128).unwrap()));
         let wanted = Wanted { rings: RINGS, polling, ..Wanted::new(1, 0) };
         let ring = |words: u32| two_sides(words as usize, LATE).into_iter().next().unwrap();
-        let (fill, completion) = (Producer::new(ring(RINGS.fill)), Consumer::new(ring(RINGS.completion)));
-        let mut queue = Queue::new(slot, wanted, fill, completion, None);
-        let _others = [0, 1, 2].map(|path| {
-            let (socket, other) = Socket::watched();
-            other.send(&[0]).unwrap();
-            queue.fake_path(path, Consumer::new(ring(2 * RINGS.receive)), socket);
-            other
-        });
-        queue.ask();
-        let asked = [0, 1, 2].map(|path| {
-            let socket = UnixDatagram::from(queue.path_fd(path).unwrap().try_clone_to_owned().unwrap());
+        let (fill, completion) = (ring(RINGS.fill), Consumer::new(ring(RINGS.completion)));
+        let (state, promise) = (Fill::new(fill.clone(), RINGS), umem.promise("a queue", 128).unwrap());
+        let slot = Arc::new(Slot::fake(&umem, Socket::fake(), false, state, promise));
+        let queue = Queue::new(slot, wanted, Producer::new(fill), completion, None);
+        let (receivers, _others): (Vec<_>, Vec<_>) = [0, 1, 2]
+            .map(|path| {
+                let (socket, other) = Socket::watched();
+                other.send(&[0]).unwrap();
+                (another_receiver(&queue, path, ring(2 * RINGS.receive), socket), other)
+            })
+            .into_iter()
+            .unzip();
+        queue.ask(receivers.iter());
+        let asked = [0, 1, 2].map(|path: usize| {
+            let socket = UnixDatagram::from(receivers[path].as_fd().try_clone_to_owned().unwrap());
             socket.set_nonblocking(true).unwrap();
             socket.recv(&mut [0]).is_err()
         });
@@ -308,7 +321,8 @@ fn queues_give_equal_parts_and_what_others_leave() {
     let mut io = Io::new(&umem, 300).unwrap();
     let mut devices = Vec::new();
     for _ in 0..3 {
-        let (queue, _, device) = fake(&umem, false);
+        let (queue, receiver, _, device) = fake(&umem, false);
+        io.add_receiver(receiver);
         io.add_queue(queue);
         devices.push((device, VecDeque::new()));
     }
@@ -317,7 +331,7 @@ fn queues_give_equal_parts_and_what_others_leave() {
             assert_eq!(device.deliver(frames, 0, count), count);
         }
     };
-    let counted = |io: &Io| [0, 1, 2].map(|n| io.queues()[n].counts().received_packets);
+    let counted = |io: &Io| [0, 1, 2].map(|n| io.receivers(0).nth(n).unwrap().counts().received_packets);
     deliver(&mut devices, [50, 50, 0]);
     let mut took = [50, 50, 0];
     for most in [30, 30, 30, 30] {
@@ -363,8 +377,9 @@ proptest! {
         raw in prop::collection::vec(any::<[u64; 2]>(), 0..20),
     ) {
         let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-        let (queue, sender, mut device) = fake(&umem, false);
+        let (queue, receiver, sender, mut device) = fake(&umem, false);
         let mut io = Io::new(&umem, 128).unwrap();
+        io.add_receiver(receiver);
         io.add_queue(queue);
         io.add_output(sender, 8).unwrap();
         let entries = entries.into_iter().map(|(frame, start, length, options)| {
@@ -407,8 +422,9 @@ proptest! {
 fn measure_rings_alone() {
     const PACKETS: u64 = 20_000_000;
     let umem = Umem::new(4096, FRAME_BYTES as u32).unwrap();
-    let (queue, sender, mut device) = fake(&umem, false);
+    let (queue, receiver, sender, mut device) = fake(&umem, false);
     let mut io = Io::new(&umem, 128).unwrap();
+    io.add_receiver(receiver);
     io.add_queue(queue);
     io.add_output(sender, 64).unwrap();
     let (mut frames, mut packets, mut delivered, mut sent) = (VecDeque::new(), Vec::new(), 0, 0);
@@ -442,7 +458,7 @@ fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
     send_ten(&mut io);
     // Taken, and not told.
     let taken: Vec<u64> = (0..4).map(|_| device.transmit.pop().unwrap()[0]).collect();
-    let (senders, queues) = io.dismantle();
+    let (senders, receivers, queues) = io.dismantle();
     let free = umem.free_frames();
     drop(senders);
     assert_eq!(umem.free_frames(), free);
@@ -453,7 +469,7 @@ fn what_a_sender_left_is_not_used_before_its_completion_can_come() {
     io.flush();
     assert_eq!((io.queues()[0].counts().refused, io.queues()[0].slot().in_flight()), (0, 6));
     let begun = std::time::Instant::now();
-    drop(io);
+    drop((io, receivers));
     assert!(begun.elapsed().as_millis() < 50, "nothing more is waited for");
     whole(&umem, 0);
 }
@@ -510,4 +526,60 @@ fn a_queue_waits_for_what_is_on_its_way() {
         assert!(late.load(Relaxed));
     });
     whole(&umem, 1);
+}
+
+/// The owner of the queue sleeps, and another worker reads a path: the owner is told when a quarter of its fill ring is used up.
+#[test]
+fn who_takes_packets_of_anothers_queue_rings_its_bell() {
+    let umem = Umem::new(2400, FRAME_BYTES as u32).unwrap();
+    let (queue, receiver, _sender, mut device) = fake(&umem, false);
+    let bell = Arc::new(Bell::new().unwrap());
+    let mut owner = Io::with_bell(&umem, 64, bell.clone()).unwrap();
+    owner.add_queue(queue);
+    let mut reader = Io::new(&umem, 64).unwrap();
+    reader.add_receiver(receiver);
+    let (mut frames, mut packets) = (VecDeque::new(), Vec::new());
+    let mut take = |device: &mut Device, packets: &mut Vec<Buffer>, count: u64| {
+        assert_eq!(device.deliver(&mut frames, 0, count), count);
+        reader.receive(0, 64, packets) as u64
+    };
+    // The device takes all frames at once, so the ring is low when the first packet is read; but that it was could not be told yet.
+    assert_eq!(take(&mut device, &mut packets, 15), 15);
+    assert!(bell.hear() && !bell.hear(), "once");
+    assert_eq!(take(&mut device, &mut packets, 20), 20);
+    assert!(!bell.hear(), "it did not look yet");
+    owner.look();
+    assert_eq!(owner.queues()[0].given_frames(), 64 - 35 + 64);
+    assert_eq!(take(&mut device, &mut packets, 1), 1);
+    assert!(bell.hear());
+    owner.look();
+    assert_eq!(owner.queues()[0].given_frames(), 128, "as many as may be");
+    assert_eq!(take(&mut device, &mut packets, 1), 1);
+    assert!(!bell.hear(), "there is nothing to be filled");
+    assert_eq!(take(&mut device, &mut packets, 20), 20);
+    assert!(bell.hear());
+    owner.look();
+    drop((packets, reader, owner, device));
+    drop(_sender);
+    whole(&umem, 0);
+}
+
+/// A path that ends, and comes again.
+#[test]
+fn an_rx_ring_that_is_retired_gives_back_all() {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let (queue, receiver, sender, mut device) = fake(&umem, false);
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_receiver(receiver);
+    io.add_queue(queue);
+    let before = umem.promised_frames();
+    assert_eq!(device.deliver(&mut VecDeque::new(), 0, 30), 30);
+    assert_eq!(io.receive(0, 10, &mut Vec::new()), 10);
+    let [receiver]: [Receiver; 1] = io.take_path(0).try_into().ok().unwrap();
+    assert!(receiver.has_packets());
+    assert_eq!(receiver.retire(), 20, "were in it");
+    assert_eq!(umem.promised_frames(), before - RINGS.receive);
+    assert_eq!((io.receivers(0).count(), io.has_packets(0)), (0, false));
+    drop((io, sender));
+    whole(&umem, 0);
 }

@@ -66,6 +66,12 @@ pub(super) struct Promise {
     frames: u32,
 }
 
+impl Promise {
+    pub fn frames(&self) -> u32 {
+        self.frames
+    }
+}
+
 impl Drop for Promise {
     fn drop(&mut self) {
         self.umem.books().promised -= self.frames;

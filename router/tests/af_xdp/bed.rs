@@ -3,7 +3,7 @@
 use crate::common::{ifindex, run};
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
 use router::{
-    af_xdp::{Buffer, Io, Queue, Rings, Sender, Umem, Wanted},
+    af_xdp::{Buffer, Io, Queue, Receiver, Rings, Sender, Umem, Wanted},
     plane::{Mode, PortLink},
 };
 use std::{
@@ -43,7 +43,7 @@ pub fn program<'a>(object: &'a Object, name: &str) -> BorrowedFd<'a> {
 
 /// The program on a port, and its slots.
 pub struct Port {
-    object: Object,
+    pub object: Object,
     _link: PortLink,
 }
 
@@ -59,10 +59,10 @@ impl Port {
         Port { _link: link, object }
     }
 
-    /// Packets of this path go into its ring from now on.
-    pub fn redirect(&self, queue: &Queue, path: usize) {
-        let slot = queue.wanted().queue * PATHS + path as u32;
-        let socket = queue.path_fd(path).unwrap().as_raw_fd();
+    /// Packets of its path go into this ring from now on.
+    pub fn redirect(&self, receiver: &Receiver) {
+        let slot = receiver.wanted().queue * PATHS + receiver.path() as u32;
+        let socket = receiver.as_fd().as_raw_fd();
         let map = self.object.maps().find(|map| map.name() == "paths").unwrap();
         map.update(&slot.to_ne_bytes(), &socket.to_ne_bytes(), MapFlags::ANY).unwrap();
     }
@@ -72,14 +72,32 @@ pub fn wanted(device: &str, queue: u32, rings: Rings) -> Wanted {
     Wanted { rings, ..Wanted::new(ifindex(device), queue) }
 }
 
-/// A queue with these paths, that get their packets.
-pub fn open(umem: &Arc<Umem>, port: &Port, wanted: Wanted, paths: &[usize]) -> (Queue, Sender) {
-    let (mut queue, sender) = Queue::open(umem, wanted).unwrap();
-    for path in paths {
-        queue.add_path(*path).unwrap();
-        port.redirect(&queue, *path);
+/// A queue, and RX rings of paths there.
+pub struct Opened {
+    pub queue: Queue,
+    receivers: Vec<Receiver>,
+}
+
+impl Opened {
+    /// One worker has all.
+    pub fn add_to(self, io: &mut Io) {
+        io.add_queue(self.queue);
+        self.receivers.into_iter().for_each(|receiver| io.add_receiver(receiver));
     }
-    (queue, sender)
+}
+
+/// A queue with these paths, that get their packets.
+pub fn open(umem: &Arc<Umem>, port: &Port, wanted: Wanted, paths: &[usize]) -> (Opened, Sender) {
+    let (queue, sender) = Queue::open(umem, wanted).unwrap();
+    let receivers = paths.iter().map(|path| ring(port, &queue, *path)).collect();
+    (Opened { queue, receivers }, sender)
+}
+
+/// An RX ring of a path, that gets its packets.
+pub fn ring(port: &Port, queue: &Queue, path: usize) -> Receiver {
+    let receiver = queue.opener().receiver(path).unwrap();
+    port.redirect(&receiver);
+    receiver
 }
 
 /// For a path, with a number, so many bytes long; no two are equal.

@@ -1,7 +1,7 @@
 //! Queues that are opened and closed, workers that end, ports that vanish.
 
 use super::*;
-use router::af_xdp::{Fault, Wanted};
+use router::af_xdp::{Fault, OpenError, Wanted};
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
@@ -33,7 +33,7 @@ fn what_a_worker_had_goes_back_when_it_is_dropped() {
         // The queue is free again at once, for us.
         let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
         let mut io = Io::new(&umem, 64).unwrap();
-        io.add_queue(queue);
+        queue.add_to(&mut io);
         generator.send(0, [frame(0, 77, 60)]);
         assert_eq!(numbers(&receive(&mut io, 0, 1)), [77]);
         generator.end();
@@ -51,30 +51,34 @@ fn another_thread_goes_on_where_one_panicked() {
         let (queue, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
         // The first of its workers fills the fill ring, and has no time for more.
         let mut io = Io::new(&umem, 256).unwrap();
-        io.add_queue(queue);
+        queue.add_to(&mut io);
         io.add_output(sender, 10).unwrap();
         let parts = io.dismantle();
         let mut generator = Generator::new("q0", 1);
         generator.send(0, (0..30).map(|n| frame(0, n, 60)));
-        let work = |umem: Arc<Umem>, (senders, queues): (Vec<_>, Vec<Queue>), panics: bool| {
-            thread::spawn(move || {
-                let mut io = Io::new(&umem, 256).unwrap();
-                for queue in queues {
-                    io.add_queue(queue);
-                }
-                for sender in senders {
-                    io.add_output(sender, 10).unwrap();
-                }
-                let result = catch_unwind(AssertUnwindSafe(|| {
-                    let packets = receive(&mut io, 0, 10);
-                    assert!(!panics, "as it was told to, with {} packets", packets.len());
-                    numbers(&packets)
-                }));
-                (io.dismantle(), result.ok())
-            })
-            .join()
-            .unwrap()
-        };
+        let work =
+            |umem: Arc<Umem>, (senders, receivers, queues): (Vec<_>, Vec<_>, Vec<Queue>), panics: bool| {
+                thread::spawn(move || {
+                    let mut io = Io::new(&umem, 256).unwrap();
+                    for queue in queues {
+                        io.add_queue(queue);
+                    }
+                    for receiver in receivers {
+                        io.add_receiver(receiver);
+                    }
+                    for sender in senders {
+                        io.add_output(sender, 10).unwrap();
+                    }
+                    let result = catch_unwind(AssertUnwindSafe(|| {
+                        let packets = receive(&mut io, 0, 10);
+                        assert!(!panics, "as it was told to, with {} packets", packets.len());
+                        numbers(&packets)
+                    }));
+                    (io.dismantle(), result.ok())
+                })
+                .join()
+                .unwrap()
+            };
         let (parts, result) = work(umem.clone(), parts, true);
         assert_eq!(result, None);
         let (parts, result) = work(umem.clone(), parts, false);
@@ -144,7 +148,7 @@ fn a_port_that_is_deleted_is_told_of() {
         let port = Port::attach("p0");
         let (queue, _sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
         let mut io = Io::new(&umem, 64).unwrap();
-        io.add_queue(queue);
+        queue.add_to(&mut io);
         let wire = Wire::open("q0");
         wire.send(&frame(0, 3, 60));
         assert_eq!(numbers(&receive(&mut io, 0, 1)), [3]);
@@ -186,7 +190,7 @@ fn a_queue_that_only_receives_says_so() {
         let mut io = Io::new(&umem, 64).unwrap();
         for n in 0..2 {
             let (queue, sender) = open(&umem, &port, wanted("p0", n, SMALL), &[0]);
-            io.add_queue(queue);
+            queue.add_to(&mut io);
             io.add_output(sender, 10).unwrap();
         }
         until("the carrier to be told", || io.faults().next().is_none());
@@ -218,7 +222,7 @@ fn the_memory_outlives_the_port_that_registered_it() {
         let port = Port::attach("p2");
         // By the socket of p1, as that of p0 cannot be shared any more.
         let (queue, _sender) = open(&world.umem, &port, wanted("p2", 0, SMALL), &[0]);
-        world.io.add_queue(queue);
+        queue.add_to(&mut world.io);
         let (from, to) = (Wire::open("q2"), Wire::open("q1"));
         from.send(&frame(0, 4, 60));
         let mut packets = receive(&mut world.io, 0, 1);
@@ -266,9 +270,9 @@ fn what_cannot_be_opened_says_why() {
         let few = Umem::new(300, 2048).unwrap();
         let error = |result: Result<_, OpenError>| result.err().unwrap().to_string();
         let wanted = wanted("p0", 0, SMALL);
-        let (mut queue, _sender) = Queue::open(&few, wanted).unwrap();
+        let (queue, _sender) = Queue::open(&few, wanted).unwrap();
         assert_eq!(
-            error(queue.add_path(0)),
+            error(queue.opener().receiver(0).map(drop)),
             "a path's RX ring may hold 64 frames; of 300, 256 are promised to others, 0 retired"
         );
         assert_eq!(

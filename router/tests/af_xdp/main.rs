@@ -9,7 +9,7 @@ mod output;
 
 use bed::*;
 use common::{ifindex, in_new_namespace, run, wire::Wire};
-use router::af_xdp::{Io, MOST_PATHS, OpenError, OutputCounts, Queue, Rings, Umem};
+use router::af_xdp::{Io, MOST_PATHS, OutputCounts, Queue, Rings, Umem};
 use std::{
     sync::{Arc, mpsc},
     thread,
@@ -31,8 +31,7 @@ impl World {
         make_port(1, 1);
         let (umem, port) = (Umem::new(4096, 2048).unwrap(), Port::attach("p0"));
         let mut io = Io::new(&umem, 512).unwrap();
-        let (queue, _) = open(&umem, &port, wanted("p0", 0, rings), paths);
-        io.add_queue(queue);
+        open(&umem, &port, wanted("p0", 0, rings), paths).0.add_to(&mut io);
         let (queue, sender) = Queue::open(&umem, wanted("p1", 0, rings)).unwrap();
         io.add_queue(queue);
         io.add_output(sender, auxiliary).unwrap();
@@ -104,7 +103,7 @@ fn a_worker_takes_from_its_queues_in_turns() {
         let mut io = Io::new(&umem, 512).unwrap();
         for (device, port) in ["p0", "p1"].into_iter().zip(&ports) {
             for queue in 0..4 {
-                io.add_queue(open(&umem, port, wanted(device, queue, SMALL), &[2]).0);
+                open(&umem, port, wanted(device, queue, SMALL), &[2]).0.add_to(&mut io);
             }
         }
         let mut generators = [Generator::new("q0", 4), Generator::new("q1", 4)];
@@ -153,7 +152,7 @@ fn a_stalled_path_costs_its_neighbour_nothing() {
             received.extend(numbers(&receive(&mut world.io, 0, 32)));
         }
         assert_eq!(received, (0..40 * 32).collect::<Vec<_>>());
-        let statistics = |path| world.io.queues()[0].statistics(path).unwrap().unwrap();
+        let statistics = |path| world.io.receivers(path).next().unwrap().statistics().unwrap();
         let [reading, stalled] = [0, 1].map(statistics);
         assert_eq!((reading.receive_ring_full, reading.received_dropped), (0, 0));
         assert_eq!((stalled.receive_ring_full, stalled.received_dropped), (40 * 32 - 64, 0));
@@ -178,15 +177,11 @@ fn a_path_without_a_ring_is_the_kernels() {
         assert_eq!(numbers(&receive(&mut world.io, 0, 1)), [8]);
         assert_eq!(out_of(&kernel, 1), [frame(1, 7, 60)]);
         // A path that comes later.
-        world.io.queues_mut()[0].add_path(1).unwrap();
-        assert!(matches!(
-            world.io.queues_mut()[0].add_path(1),
-            Err(OpenError::PathTaken { path: 1, queue: 0 })
-        ));
-        let no_path = world.io.queues_mut()[0].add_path(MOST_PATHS).err().unwrap();
+        let receiver = ring(&world.port, &world.io.queues()[0], 1);
+        world.io.add_receiver(receiver);
+        let no_path = world.io.queues()[0].opener().receiver(MOST_PATHS).err().unwrap();
         assert_eq!(no_path.to_string(), "path 64: they are numbered from 0 to 63");
         assert_eq!(world.io.receive(usize::MAX, 1, &mut Vec::new()), 0);
-        world.port.redirect(&world.io.queues()[0], 1);
         from.send(&frame(1, 9, 60));
         assert_eq!(numbers(&receive(&mut world.io, 1, 1)), [9]);
         world.end();
@@ -207,7 +202,7 @@ fn frames_that_do_not_fit_are_dropped_and_counted() {
         let packets = receive(&mut world.io, 0, 2);
         assert_eq!(numbers(&packets), [1, 3]);
         assert_eq!((packets[0].len(), packets[0].tail_room()), (1792, 0));
-        assert_eq!(world.io.queues()[0].statistics(0).unwrap().unwrap().received_dropped, 1);
+        assert_eq!(world.io.receivers(0).next().unwrap().statistics().unwrap().received_dropped, 1);
         drop(packets);
         world.end();
     });
@@ -222,13 +217,13 @@ fn devices_of_equal_index_in_other_namespaces_are_others() {
             make_port(0, 1);
             indexes.send(ifindex("p0")).unwrap();
             let port = Port::attach("p0");
-            let (mut queue, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
+            let (opened, sender) = open(&umem, &port, wanted("p0", 0, SMALL), &[0]);
             meet.wait();
             // After both have the first socket: the second of each finds its own.
-            queue.add_path(1).unwrap();
-            port.redirect(&queue, 1);
+            let second = ring(&port, &opened.queue, 1);
             let mut io = Io::new(&umem, 64).unwrap();
-            io.add_queue(queue);
+            opened.add_to(&mut io);
+            io.add_receiver(second);
             io.add_output(sender, 0).unwrap();
             let wire = Wire::open("q0");
             for path in [0, 1] {

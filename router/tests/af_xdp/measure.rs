@@ -96,8 +96,8 @@ struct Round {
 fn forward(io: &mut Io, receiver: &Receiver, batch: usize) -> Round {
     let mut packets: Vec<Buffer> = Vec::new();
     let received = |io: &Io| {
-        let ring_full = io.queues()[0].statistics(0).unwrap().unwrap().receive_ring_full;
-        (io.queues()[0].counts().received_packets, ring_full)
+        let receiver = io.receivers(0).next().unwrap();
+        (receiver.counts().received_packets, receiver.statistics().unwrap().receive_ring_full)
     };
     let mut go = |io: &mut Io, time: Duration| {
         let begun = Instant::now();
@@ -148,9 +148,10 @@ fn forward_all(sink_core: Option<usize>) {
     let umem = Umem::new(16384, 2048).unwrap();
     println!("huge pages: {}", umem.has_huge_pages());
     let mut io = Io::new(&umem, 128).unwrap();
-    let (queue, _sender) = open(&umem, &port, wanted("p0", 0, Rings::default()), &[0]);
+    let (opened, _sender) = open(&umem, &port, wanted("p0", 0, Rings::default()), &[0]);
+    let queue = &opened.queue;
     println!("zero-copy: {} ({:?})", queue.is_zero_copy(), queue.copies_because().map(ToString::to_string));
-    io.add_queue(queue);
+    opened.add_to(&mut io);
     let (queue, sender) = Queue::open(&umem, wanted("p1", 0, Rings::default())).unwrap();
     io.add_queue(queue);
     io.add_output(sender, 1024).unwrap();

@@ -1,0 +1,177 @@
+//! An RX ring of one path on a queue of a port (P4), read by the path's worker, which need not be the queue's owner.
+//!
+//! The owner fills the queue's one fill ring. While it runs it looks at it with each run; while it sleeps it does not know what others
+//! take. So who takes packets rings its bell once the fill ring has less than three quarters: a quarter is what
+//! comes before the owner is there, and it is far from empty, whoever used it up. One that owns the queue itself never rings.
+
+use super::{
+    MOST_PATHS, OpenError, QueueCounts, Statistics, Wanted,
+    buffer::{Buffer, Pool},
+    descriptor::{self, Received},
+    open::Opener,
+    ring::Consumer,
+    sender::Slot,
+    socket::{Socket, Which},
+    umem::Promise,
+};
+use logic::plan::PortId;
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+/// See the head of this file. `Send`: a path that moves takes it along, with the packets in it.
+pub struct Receiver {
+    path: usize,
+    ring: Consumer<2>,
+    pub(super) socket: Socket,
+    /// The last entry was part of a packet that goes on.
+    within: bool,
+    counts: QueueCounts,
+    wanted: Wanted,
+    promise: Option<Promise>,
+    slot: Arc<Slot>,
+}
+
+impl Opener {
+    /// An RX ring for a path. Packets come into it once the XDP program redirects them to its socket ([`AsFd`]). To be called in the port's
+    /// namespace.
+    ///
+    /// # Errors
+    /// It has one, as far as the kernel tells; no path has that number; too few frames; or the kernel refuses.
+    pub fn receiver(&self, path: usize) -> Result<Receiver, OpenError> {
+        if path >= MOST_PATHS {
+            return Err(OpenError::PathNumber(path));
+        }
+        let entries = self.wanted.rings.receive;
+        let promise = self.slot.umem().promise("a path's RX ring", entries)?;
+        let (socket, ring) = self.shared(Which::Receive, entries)?;
+        Ok(Receiver::new(self, path, Consumer::new(ring), socket, promise))
+    }
+}
+
+impl Receiver {
+    pub(super) fn new(
+        opener: &Opener,
+        path: usize,
+        ring: Consumer<2>,
+        socket: Socket,
+        promise: Promise,
+    ) -> Receiver {
+        let Opener { slot, wanted } = opener.clone();
+        slot.fill.allow(wanted.rings.receive);
+        let (counts, promise) = (QueueCounts::default(), Some(promise));
+        Receiver { path, ring, socket, within: false, counts, wanted, promise, slot }
+    }
+
+    /// Whose packets come here.
+    pub fn path(&self) -> usize {
+        self.path
+    }
+
+    /// The port and queue that they came in by.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    pub(super) fn port(&self) -> PortId {
+        self.wanted.port
+    }
+
+    pub(super) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    /// What was taken of it.
+    pub fn counts(&self) -> QueueCounts {
+        self.counts
+    }
+
+    /// What the kernel counts of it.
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        self.socket.statistics()
+    }
+
+    /// Is a packet there?
+    #[inline]
+    pub fn has_packets(&self) -> bool {
+        self.ring.has_more()
+    }
+
+    /// Takes up to `most` packets, in order; says how many.
+    pub(super) fn receive(&mut self, pool: &Pool, most: usize, to: &mut impl FnMut(Buffer)) -> usize {
+        let (umem, mut received, mut frames) = (pool.umem(), 0, 0);
+        let count = self.ring.available(u32::try_from(most.min(pool.left())).unwrap_or(u32::MAX));
+        for _ in 0..count {
+            let Some(entry) = self.ring.pop() else { break };
+            let found = descriptor::read(entry, umem.frame_bytes(), umem.frames(), self.within);
+            self.within = matches!(found, Received::Part { more: true, .. });
+            match found {
+                Received::Whole { frame, start, length } if umem.take_received(frame, self.slot.id()) => {
+                    (received, frames) = (received + 1, frames + 1);
+                    to(pool.buffer(frame, start, length));
+                }
+                Received::Part { frame, more } if umem.take_received(frame, self.slot.id()) => {
+                    frames += 1;
+                    pool.put(frame);
+                    self.counts.multi_buffer += u64::from(!more);
+                }
+                _ => self.counts.refused += 1,
+            }
+        }
+        if count > 0 {
+            self.ring.release();
+            self.slot.fill.take(frames);
+        }
+        self.counts.received_packets += received as u64;
+        received
+    }
+
+    /// Closes a ring that the XDP program does not redirect to any more; says how many packets were in it, which are dropped. Unlike
+    /// of one that is just dropped, nothing of it stays promised.
+    pub fn retire(mut self) -> u64 {
+        let left = self.empty();
+        let entries = self.wanted.rings.receive;
+        self.slot.fill.disallow(entries);
+        drop(self.promise.take());
+        left
+    }
+
+    /// What is in the ring goes to the depot.
+    fn empty(&mut self) -> u64 {
+        let (umem, mut free) = (self.slot.umem().clone(), Vec::new());
+        let count = self.ring.available(u32::MAX);
+        for _ in 0..count {
+            let Some(entry) = self.ring.pop() else { break };
+            let found = descriptor::read(entry, umem.frame_bytes(), umem.frames(), false);
+            if let Received::Whole { frame, .. } | Received::Part { frame, .. } = found
+                && umem.take_received(frame, self.slot.id())
+            {
+                free.push(frame);
+            }
+        }
+        self.ring.release();
+        let left = free.len() as u32;
+        self.slot.fill.take(left);
+        umem.put(&mut free, 0);
+        left.into()
+    }
+}
+
+impl AsFd for Receiver {
+    /// To redirect packets to, by an XSKMAP, and to sleep on.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// The kernel may have put packets into it until now, and puts more until it is closed, so what it may hold stays promised until the
+/// last socket of the queue is closed.
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if let Some(promise) = self.promise.take() {
+            self.slot.keep(promise);
+        }
+    }
+}
