@@ -5,6 +5,7 @@
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`af_xdp`] | packets of ports in user space and out again |
+//! | [`workers`] | threads that run forwarding paths over `af_xdp` |
 //! | [`paths`] | packets of captures through forwarding paths |
 //! | [`sas`] | security associations of a path file: keys, sequence numbers noted |
 //! | [`crypto`] | AES-GCM for ESP, by the fastest library there is |
@@ -44,3 +45,4 @@ pub mod privileges;
 pub mod sas;
 pub mod spreading;
 pub mod switch;
+pub mod workers;

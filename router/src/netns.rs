@@ -188,7 +188,7 @@ fn is_network(file: &File) -> bool {
     kind == libc::CLONE_NEWNET
 }
 
-fn enter(namespace: &File) -> io::Result<()> {
+pub(crate) fn enter(namespace: &File) -> io::Result<()> {
     // SAFETY: setns takes a descriptor, open for as long as `namespace` is borrowed, and affects this thread only.
     match unsafe { libc::setns(namespace.as_fd().as_raw_fd(), libc::CLONE_NEWNET) } {
         0 => Ok(()),

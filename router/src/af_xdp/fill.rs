@@ -1,44 +1,47 @@
-//! What a queue's owner and those who take its packets know together: how full its fill ring is, and whom to tell.
+//! A queue's fill ring. Its owner fills it, between any two runs; whoever takes packets of the queue on another core fills it too when a
+//! quarter is missing, so that nobody waits for an owner that sleeps, or does not get on.
 //!
-//! `pushed` is written by the owner, `taken` by whoever takes packets, `allowed` by who opens and closes RX rings. `rung` is set by who rings
-//! the owner's bell, and cleared by the owner before it looks: so it is rung once for a look.
+//! `pushed` is written by who has the ring's lock, `taken` by whoever takes packets, `allowed` by who opens and closes RX rings. The lock is taken
+//! for 64 frames and more, and waited for by nobody: who finds it taken knows that somebody fills.
 
-use super::{Rings, bell::Bell, ring_memory::RingMemory};
+use super::{
+    Rings,
+    buffer::Pool,
+    ring::Producer,
+    ring_memory::RingMemory,
+    umem::{QueueId, Umem},
+};
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Mutex, TryLockError,
     atomic::{
-        AtomicBool, AtomicU32,
-        Ordering::{Acquire, Relaxed, SeqCst},
+        AtomicU32, AtomicU64,
+        Ordering::{Acquire, Relaxed},
     },
 };
 
 pub(super) struct Fill {
-    ring: RingMemory,
+    ring: Mutex<Producer<1>>,
+    /// The same, to look at.
+    memory: RingMemory,
     entries: u32,
-    completion: u32,
     /// Frames given to the kernel to be received into, and taken back, since the queue was opened; they wrap.
     pushed: AtomicU32,
     taken: AtomicU32,
     /// That the kernel may have at a time.
     allowed: AtomicU32,
-    rung: AtomicBool,
-    /// Of the owner, if it may sleep.
-    bell: Mutex<Option<Arc<Bell>>>,
+    starved: AtomicU64,
 }
 
 impl Fill {
-    /// The ring's memory, seen by others than its producer.
-    pub fn new(ring: RingMemory, rings: Rings) -> Fill {
-        let (entries, completion) = (rings.fill, rings.completion);
+    pub fn new(memory: RingMemory, rings: Rings) -> Fill {
         Fill {
-            ring,
-            entries,
-            completion,
+            ring: Mutex::new(Producer::new(memory.clone())),
+            memory,
+            entries: rings.fill,
             pushed: AtomicU32::new(0),
             taken: AtomicU32::new(0),
-            allowed: AtomicU32::new(entries),
-            rung: AtomicBool::new(false),
-            bell: Mutex::new(None),
+            allowed: AtomicU32::new(rings.fill),
+            starved: AtomicU64::new(0),
         }
     }
 
@@ -57,60 +60,73 @@ impl Fill {
         self.pushed.load(Relaxed).wrapping_sub(self.taken.load(Relaxed))
     }
 
+    /// Times that no frame was there.
+    pub fn starved(&self) -> u64 {
+        self.starved.load(Relaxed)
+    }
+
     /// Frames that it may get.
     #[inline]
-    pub fn wanted(&self) -> u32 {
+    fn wanted(&self) -> u32 {
         self.allowed.load(Relaxed).saturating_sub(self.given()).min(self.entries)
     }
 
-    #[inline]
-    pub fn push(&self, frames: u32) {
-        self.pushed.store(self.pushed.load(Relaxed).wrapping_add(frames), Relaxed);
-    }
-
+    /// Frames of it are the caller's.
     #[inline]
     pub fn take(&self, frames: u32) {
         self.taken.fetch_add(frames, Relaxed);
     }
 
-    /// Whose bell is rung; `None`: nobody's.
-    pub fn is_owned_by(&self, bell: Option<Arc<Bell>>) {
-        *self.bell.lock().unwrap_or_else(PoisonError::into_inner) = bell;
+    /// The kernel looks at the ring only when it is asked to.
+    #[inline]
+    pub fn needs_wakeup(&self) -> bool {
+        self.memory.flags().load(Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
 
-    /// The owner looks at its rings.
+    /// By the owner: gives what is missing, if it is so much.
     #[inline]
-    pub fn looks(&self) {
-        if self.rung.load(Relaxed) {
-            self.rung.swap(false, SeqCst);
+    pub fn fill(&self, umem: &Umem, queue: QueueId, pool: &Pool, least: u32) {
+        if self.wanted() >= least {
+            self.give(umem, queue, pool, least);
         }
     }
 
-    /// By who is not the owner: a quarter of the ring is missing, and could be filled.
+    /// By others: if a quarter of the ring is missing, and may be given. True: it was low.
     #[inline]
-    pub fn ring_if_low(&self) {
-        let (producer, consumer) = (self.ring.producer().load(Acquire), self.ring.consumer().load(Acquire));
+    pub fn help(&self, umem: &Umem, queue: QueueId, pool: &Pool) -> bool {
+        let (producer, consumer) =
+            (self.memory.producer().load(Acquire), self.memory.consumer().load(Acquire));
         let quarter = self.entries / 4;
-        if producer.wrapping_sub(consumer) < self.entries - quarter && self.wanted() >= quarter {
-            self.ring();
+        let is_low = producer.wrapping_sub(consumer) < self.entries - quarter && self.wanted() >= quarter;
+        if is_low {
+            self.give(umem, queue, pool, quarter);
         }
+        is_low
     }
 
-    /// By who is not the owner: of what the completion ring has room for, half is on its way, or waits there to be taken back.
-    #[inline]
-    pub fn ring_if_many(&self, in_flight: u32) {
-        if in_flight >= self.completion / 2 {
-            self.ring();
+    fn give(&self, umem: &Umem, queue: QueueId, pool: &Pool, least: u32) {
+        let mut ring = match self.ring.try_lock() {
+            Ok(ring) => ring,
+            Err(TryLockError::Poisoned(ring)) => ring.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let room = ring.room(self.wanted());
+        if room < least {
+            return;
         }
-    }
-
-    /// Has the owner look, if nobody did already.
-    #[cold]
-    fn ring(&self) {
-        if !self.rung.swap(true, SeqCst)
-            && let Some(bell) = &*self.bell.lock().unwrap_or_else(PoisonError::into_inner)
-        {
-            bell.ring();
+        let mut given = 0;
+        for _ in 0..room {
+            let Some(frame) = pool.take() else {
+                self.starved.fetch_add(1, Relaxed);
+                break;
+            };
+            umem.give_to_receive(frame, queue);
+            let fitted = ring.push([u64::from(frame) * u64::from(umem.frame_bytes())]);
+            debug_assert!(fitted);
+            given += 1;
         }
+        // Before one of them can be taken.
+        self.pushed.store(self.pushed.load(Relaxed).wrapping_add(given), Relaxed);
+        ring.publish();
     }
 }

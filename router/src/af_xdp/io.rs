@@ -37,7 +37,7 @@ struct Lane {
 
 struct Ring {
     receiver: Receiver,
-    /// Another worker owns the queue, and fills its fill ring.
+    /// Another worker owns the queue.
     foreign: bool,
 }
 
@@ -59,7 +59,7 @@ impl Io {
         Ok(Io { outputs: Vec::new(), paths, queues: Vec::new(), bell: None, pool })
     }
 
-    /// As [`Io::new`]; others ring this bell when a queue of this worker wants to be looked at ([`Io::look`]), as it may sleep.
+    /// As [`Io::new`]; [`Io::sleep`] ends when this bell is rung.
     ///
     /// # Errors
     /// There are too few frames.
@@ -73,7 +73,7 @@ impl Io {
     /// It is of another memory.
     pub fn add_queue(&mut self, queue: Queue) -> usize {
         assert!(Arc::ptr_eq(queue.slot().umem(), self.pool.umem()), "a queue of another memory");
-        queue.slot().fill.is_owned_by(self.bell.clone());
+        queue.slot().is_owned();
         self.queues.push(queue);
         self.know_own();
         self.look();
@@ -84,7 +84,7 @@ impl Io {
     pub fn take_queue(&mut self, queue: usize) -> Queue {
         let mut queue = self.queues.remove(queue);
         queue.collect(&self.pool);
-        queue.slot().fill.is_owned_by(None);
+        queue.slot().leave();
         self.know_own();
         queue
     }
@@ -125,7 +125,6 @@ impl Io {
         assert!(Arc::ptr_eq(sender.umem(), self.pool.umem()), "a TX ring of another memory");
         self.pool.allow(auxiliary)?;
         self.outputs.push(Output::new(sender, auxiliary));
-        self.know_own();
         Ok(self.outputs.len() - 1)
     }
 
@@ -139,13 +138,10 @@ impl Io {
 
     /// Whose queues they are.
     fn know_own(&mut self) {
-        let Io { outputs, paths, queues, .. } = self;
+        let Io { paths, queues, .. } = self;
         let foreign = |slot: &Arc<Slot>| !queues.iter().any(|queue| Arc::ptr_eq(queue.slot(), slot));
         for ring in paths.iter_mut().flat_map(|lane| &mut lane.rings) {
             ring.foreign = foreign(ring.receiver.slot());
-        }
-        for output in outputs {
-            output.foreign = foreign(output.sender().slot());
         }
     }
 
@@ -205,7 +201,7 @@ impl Io {
                 }
             }
         }
-        rings.iter().filter(|ring| ring.foreign).for_each(|ring| ring.receiver.slot().fill.ring_if_low());
+        rings.iter().filter(|ring| ring.foreign).for_each(|ring| ring.receiver.help(&self.pool));
         self.refill();
         received
     }

@@ -151,15 +151,16 @@ impl Queue {
         let first = opened
             .inspect_err(|_| umem.end_queue(id, false))
             .map_err(|no| wanted.failed(no.what)(no.error))?;
-        let fill = Fill::new(first.fill.clone(), rings);
-        let slot = Slot::new(umem, id, first.socket, device, fill, promise);
+        let fill = Fill::new(first.fill, rings);
+        let slot =
+            Slot::new(umem, id, first.socket, device, fill, (first.completion, rings.completion), promise);
         // From here on the slot gives back what it has.
         let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
         if let Polling::Busy { microseconds, budget } = wanted.polling {
             slot.socket().poll_busily(microseconds, budget).map_err(wanted.failed("busy polling"))?;
         }
         let sender = Sender::new(slot.clone(), None, first.transmit, None);
-        Ok((Queue::new(slot, wanted, Producer::new(first.fill), first.completion, copies_because), sender))
+        Ok((Queue::new(slot, wanted, copies_because), sender))
     }
 
     /// Another TX ring on this queue, for a worker that has no queue of its own on the port.

@@ -27,8 +27,6 @@ pub struct Output {
     counts: OutputCounts,
     /// The kernel said so last: nobody will take what the TX ring has.
     gone: bool,
-    /// Another worker owns the queue, and takes back what is sent.
-    pub(super) foreign: bool,
     sender: Sender,
 }
 
@@ -36,7 +34,7 @@ impl Output {
     /// `most` packets may wait.
     pub(super) fn new(sender: Sender, most: usize) -> Output {
         let (auxiliary, counts) = (VecDeque::with_capacity(most), OutputCounts::default());
-        Output { auxiliary, most, counts, gone: false, foreign: false, sender }
+        Output { auxiliary, most, counts, gone: false, sender }
     }
 
     pub fn counts(&self) -> OutputCounts {
@@ -84,9 +82,6 @@ impl Output {
         let mut rest = packets.drain(..);
         if result != Err(Fault::Gone) && self.auxiliary.is_empty() {
             result = transmit(&mut self.sender, &mut self.counts, &mut rest);
-            if self.foreign {
-                self.sender.ring_if_many();
-            }
             self.gone = result == Err(Fault::Gone);
         }
         if result == Err(Fault::Gone) {
@@ -116,9 +111,6 @@ impl Output {
         let waiting = &mut self.auxiliary;
         let result =
             transmit(&mut self.sender, &mut self.counts, &mut std::iter::from_fn(|| waiting.pop_front()));
-        if self.foreign {
-            self.sender.ring_if_many();
-        }
         self.gone = result == Err(Fault::Gone);
         if self.gone {
             self.counts.dropped_gone += self.auxiliary.len() as u64;

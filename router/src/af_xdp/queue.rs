@@ -5,7 +5,6 @@ use super::{
     buffer::Pool,
     open::{Opener, Polling},
     receiver::Receiver,
-    ring::{Consumer, Producer},
     sender::Slot,
     socket,
     umem::BATCH,
@@ -26,9 +25,6 @@ pub struct QueueCounts {
 
 /// An RX queue of a port, owned by one worker.
 pub struct Queue {
-    fill: Producer<1>,
-    /// `None` while it is dropped.
-    completion: Option<Consumer<1>>,
     counts: QueueCounts,
     wanted: Wanted,
     copies_because: Option<io::Error>,
@@ -36,15 +32,8 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(
-        slot: Arc<Slot>,
-        wanted: Wanted,
-        fill: Producer<1>,
-        completion: Consumer<1>,
-        copies_because: Option<io::Error>,
-    ) -> Queue {
-        let (counts, completion) = (QueueCounts::default(), Some(completion));
-        Queue { fill, completion, counts, wanted, copies_because, slot }
+    pub(super) fn new(slot: Arc<Slot>, wanted: Wanted, copies_because: Option<io::Error>) -> Queue {
+        Queue { counts: QueueCounts::default(), wanted, copies_because, slot }
     }
 
     /// What opens more rings of it, for whichever worker.
@@ -69,7 +58,7 @@ impl Queue {
 
     /// Of its owner; what was received its receivers count.
     pub fn counts(&self) -> QueueCounts {
-        self.counts
+        QueueCounts { starved: self.slot.fill.starved(), ..self.counts }
     }
 
     /// Frames that the kernel has to receive into now.
@@ -92,27 +81,9 @@ impl Queue {
     /// Gives the kernel frames to receive into, several at a time. True: it is to be asked to look at them ([`Queue::ask`]).
     #[must_use]
     pub(super) fn refill(&mut self, pool: &Pool) -> bool {
-        let entries = self.wanted.rings.fill;
-        self.slot.fill.looks();
-        let room = self.fill.room(self.slot.fill.wanted());
-        if room >= (entries / 4).min(BATCH as u32) {
-            let (umem, frame_bytes) = (self.slot.umem(), u64::from(self.slot.umem().frame_bytes()));
-            let mut given = 0;
-            for _ in 0..room {
-                let Some(frame) = pool.take() else {
-                    self.counts.starved += 1;
-                    break;
-                };
-                umem.give_to_receive(frame, self.slot.id());
-                let fitted = self.fill.push([u64::from(frame) * frame_bytes]);
-                debug_assert!(fitted);
-                given += 1;
-            }
-            // Before one of them can be taken.
-            self.slot.fill.push(given);
-            self.fill.publish();
-        }
-        self.fill.needs_wakeup()
+        let least = (self.wanted.rings.fill / 4).min(BATCH as u32);
+        self.slot.fill.fill(self.slot.umem(), self.slot.id(), pool, least);
+        self.slot.fill.needs_wakeup()
     }
 
     /// Has the driver look at the fill ring, which any socket can ask for, or be polled. The kernel polls by a socket whose NAPI instance it
@@ -133,18 +104,13 @@ impl Queue {
 
     /// Takes back frames that were sent.
     pub(super) fn collect(&mut self, pool: &Pool) {
-        if self.slot.in_flight() > 0
-            && let Some(ring) = &mut self.completion
-        {
-            self.counts.refused += self.slot.take_completed(ring, |frame| pool.put(frame));
-        }
+        self.counts.refused += self.slot.collect(|frame| pool.put(frame));
     }
 }
 
 /// What was sent is the slot's from now on: it waits for it, or senders that stay take it back.
 impl Drop for Queue {
     fn drop(&mut self) {
-        self.slot.fill.is_owned_by(None);
-        self.slot.leave(self.completion.take());
+        self.slot.leave();
     }
 }

@@ -1,8 +1,7 @@
 //! An RX ring of one path on a queue of a port (P4), read by the path's worker, which need not be the queue's owner.
 //!
-//! The owner fills the queue's one fill ring. While it runs it looks at it with each run; while it sleeps it does not know what others
-//! take. So who takes packets rings its bell once the fill ring has less than three quarters: a quarter is what
-//! comes before the owner is there, and it is far from empty, whoever used it up. One that owns the queue itself never rings.
+//! The owner fills the queue's one fill ring. Who takes packets elsewhere does so too when it is low ([`super::fill`]): so a path waits for
+//! nobody else's worker.
 
 use super::{
     MOST_PATHS, OpenError, QueueCounts, Statistics, Wanted,
@@ -126,6 +125,16 @@ impl Receiver {
         }
         self.counts.received_packets += received as u64;
         received
+    }
+
+    /// By who does not own the queue, after it took packets.
+    #[inline]
+    pub(super) fn help(&self, pool: &Pool) {
+        let fill = &self.slot.fill;
+        if fill.help(pool.umem(), self.slot.id(), pool) && fill.needs_wakeup() {
+            // A port that is gone is told of by `check`.
+            let _ = self.socket.receive();
+        }
     }
 
     /// Closes a ring that the XDP program does not redirect to any more; says how many packets were in it, which are dropped. Unlike

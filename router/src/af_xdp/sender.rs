@@ -13,7 +13,7 @@ use super::{
 use std::{
     io, mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{
             AtomicBool, AtomicU32, AtomicU64,
             Ordering::{Acquire, Relaxed, Release},
@@ -43,8 +43,11 @@ pub(super) struct Slot {
     /// Of the fill ring.
     pub(super) fill: Fill,
     left: Mutex<Left>,
-    /// The completion ring is among what is left.
+    /// Its owner is gone.
     ownerless: AtomicBool,
+    completion: Mutex<Consumer<1>>,
+    /// Half of what it has room for.
+    half: u32,
     _promise: Promise,
 }
 
@@ -55,7 +58,6 @@ struct Left {
     frames: Vec<u32>,
     /// Of TX rings and RX rings: the kernel has their frames until the last socket is closed.
     promises: Vec<Promise>,
-    completion: Option<Consumer<1>>,
 }
 
 impl Slot {
@@ -65,12 +67,14 @@ impl Slot {
         socket: Socket,
         device: Device,
         fill: Fill,
+        completion: (Consumer<1>, u32),
         promise: Promise,
     ) -> io::Result<Slot> {
         let mode = socket.is_zero_copy();
         // If the kernel does not say, it goes as if it were the dearer one.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
         let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
+        let (completion, half) = (Mutex::new(completion.0), completion.1 / 2);
         let (left, ownerless, completed) = (Mutex::default(), AtomicBool::new(false), AtomicU64::new(0));
         let _promise = promise;
         let slot = Slot {
@@ -84,6 +88,8 @@ impl Slot {
             fill,
             left,
             ownerless,
+            completion,
+            half,
             _promise,
         };
         mode.map(|_| slot)
@@ -95,14 +101,30 @@ impl Slot {
         socket: Socket,
         zero_copy: bool,
         fill: Fill,
+        completion: (Consumer<1>, u32),
         promise: Promise,
     ) -> Slot {
         let id = umem.new_queue().unwrap();
         let in_flight = AtomicU32::new(0);
         let (umem, socket, left) = (umem.clone(), Some(socket), Mutex::default());
+        let (completion, half) = (Mutex::new(completion.0), completion.1 / 2);
         let (ownerless, completed) = (AtomicBool::new(false), AtomicU64::new(0));
         let (device, _promise) = (Device::open(0, 0).unwrap(), promise);
-        Slot { umem, id, socket, device, zero_copy, in_flight, completed, fill, left, ownerless, _promise }
+        Slot {
+            umem,
+            id,
+            socket,
+            device,
+            zero_copy,
+            in_flight,
+            completed,
+            fill,
+            left,
+            ownerless,
+            completion,
+            half,
+            _promise,
+        }
     }
 
     pub(super) fn umem(&self) -> &Arc<Umem> {
@@ -164,10 +186,27 @@ impl Slot {
         refused
     }
 
+    /// Takes back what was sent, if nobody else does just now; says how many entries were no such frames.
+    #[inline]
+    pub(super) fn collect(&self, take: impl FnMut(u32)) -> u64 {
+        if self.in_flight() == 0 {
+            return 0;
+        }
+        match self.completion.try_lock() {
+            Ok(mut ring) => self.take_completed(&mut ring, take),
+            Err(TryLockError::Poisoned(ring)) => self.take_completed(&mut ring.into_inner(), take),
+            Err(TryLockError::WouldBlock) => 0,
+        }
+    }
+
     /// The queue's owner goes: from now on its senders take back what they sent.
-    pub(super) fn leave(&self, completion: Option<Consumer<1>>) {
-        self.left().completion = completion;
+    pub(super) fn leave(&self) {
         self.ownerless.store(true, Release);
+    }
+
+    /// Somebody owns it.
+    pub(super) fn is_owned(&self) {
+        self.ownerless.store(false, Release);
     }
 
     /// May be held until the last socket of the queue is closed.
@@ -175,16 +214,18 @@ impl Slot {
         self.left().promises.push(promise);
     }
 
-    /// Where the queue's owner is gone: what was sent goes to the depot.
+    /// By a sender that does not own the queue: where the owner is gone, or does not get on, so that half of what the completion ring has
+    /// room for is on its way or waits there, what was sent goes to the depot.
     fn take_back(&self) {
-        if !self.ownerless.load(Acquire) || self.in_flight() == 0 {
-            return;
+        if self.in_flight() >= self.half || self.ownerless.load(Acquire) {
+            self.take_all_back();
         }
-        let (mut free, mut left) = (Vec::new(), self.left());
-        if let Some(ring) = &mut left.completion {
-            // Of what is no frame nobody is left to tell.
-            self.take_completed(ring, |frame| free.push(frame));
-        }
+    }
+
+    fn take_all_back(&self) {
+        let mut free = Vec::new();
+        // Of what is no frame nobody is told.
+        self.collect(|frame| free.push(frame));
         self.umem.put(&mut free, 0);
     }
 }
@@ -193,7 +234,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let begun = Instant::now();
         loop {
-            self.take_back();
+            self.take_all_back();
             if self.is_quiet() || begun.elapsed() > DRAIN {
                 break;
             }
@@ -203,7 +244,6 @@ impl Drop for Slot {
         self.umem.anchors().retain(|anchor| anchor.queue != self.id);
         // Other rings are unmapped and other sockets closed already: they hold references to this. Now the kernel copies no more
         // packets (`xsk_unbind_dev` waits for those in progress).
-        drop(self.left().completion.take());
         drop(self.socket.take());
         if !self.zero_copy {
             let mut free = mem::take(&mut self.left().frames);
@@ -252,10 +292,6 @@ impl Sender {
         self.socket.as_ref().unwrap_or_else(|| self.slot.socket())
     }
 
-    pub(super) fn slot(&self) -> &Arc<Slot> {
-        &self.slot
-    }
-
     /// How many frames of the queue will have come back when all that is sent until now has, as [`Sender::completed`] counts.
     pub(super) fn mark(&self) -> u64 {
         self.completed() + u64::from(self.in_flight())
@@ -263,12 +299,6 @@ impl Sender {
 
     pub(super) fn completed(&self) -> u64 {
         self.slot.completed.load(Relaxed)
-    }
-
-    /// By who does not own the queue.
-    #[inline]
-    pub(super) fn ring_if_many(&self) {
-        self.slot.fill.ring_if_many(self.in_flight());
     }
 
     /// Does what is sent here leave? By a TX queue, of a port that is there, up, and has a carrier.
@@ -350,9 +380,11 @@ impl Drop for Sender {
     fn drop(&mut self) {
         let _ = self.kick();
         let frame_bytes = self.slot.umem().frame_bytes();
+        let waits = self.ring.waiting() > 0;
         let mut left = self.slot.left();
         left.frames
             .extend(self.ring.unconsumed().map(|[address, _]| descriptor::frame_of(address, frame_bytes)));
-        left.promises.extend(self.promise.take());
+        // What it took the completion ring was promised.
+        left.promises.extend(self.promise.take().filter(|_| waits));
     }
 }

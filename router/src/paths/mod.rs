@@ -36,4 +36,5 @@ mod tests;
 pub use input::Input;
 pub use output::Outputs;
 pub use replay::run;
-pub use report::{ElementReport, PathReport, PathsReport};
+pub(crate) use report::elements;
+pub use report::{Counts, ElementReport, PathReport, PathsReport};

@@ -128,7 +128,7 @@ impl PathsReport {
     }
 }
 
-fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId) -> Vec<ElementReport> {
+pub(crate) fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId) -> Vec<ElementReport> {
     let Some(chain) = worker.chain(path) else { return Vec::new() };
     let report = |(element, counters, counted): (_, &logic::elements::Counters, Vec<_>)| {
         let mut report = ElementReport {

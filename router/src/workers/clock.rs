@@ -1,0 +1,125 @@
+//! What workers measure by: cycles of the time stamp counter where it runs evenly and through sleep (CPUID says it is invariant), else
+//! nanoseconds of the monotonic clock, which costs about 20 ns more a reading (`unsafe` lives here, for that clock of the CPU).
+
+use std::time::{Duration, Instant};
+
+/// As long as the counter is compared with the monotonic clock: right to some hundred millionths.
+const COMPARED: Duration = Duration::from_millis(10);
+
+/// Copied to all workers: they read the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    source: Source,
+    hz: u64,
+    /// Nanoseconds of a cycle, in 2^-32.
+    ns_32: u64,
+    begun: Instant,
+    first: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    TimeStampCounter,
+    Monotonic,
+}
+
+impl Clock {
+    /// The better one that this machine has.
+    pub fn new() -> Clock {
+        let monotonic = Clock {
+            source: Source::Monotonic,
+            hz: 1_000_000_000,
+            ns_32: 1 << 32,
+            begun: Instant::now(),
+            first: 0,
+        };
+        if !is_invariant() {
+            return monotonic;
+        }
+        let (begun, first) = (Instant::now(), counter());
+        std::thread::sleep(COMPARED);
+        let (passed, cycles) = (begun.elapsed().as_nanos() as u64, counter().saturating_sub(first));
+        let Some(hz) = (u128::from(cycles) * 1_000_000_000).checked_div(passed.into()).filter(|hz| *hz > 0)
+        else {
+            return monotonic;
+        };
+        let ns_32 = (u128::from(passed) << 32) / u128::from(cycles);
+        Clock { source: Source::TimeStampCounter, hz: hz as u64, ns_32: ns_32 as u64, begun, first }
+    }
+
+    /// Counts on evenly.
+    #[inline]
+    pub fn cycles(&self) -> u64 {
+        match self.source {
+            Source::TimeStampCounter => counter(),
+            Source::Monotonic => self.begun.elapsed().as_nanos() as u64,
+        }
+    }
+
+    /// Of a reading, since the clock was made.
+    #[inline]
+    pub fn ns(&self, cycles: u64) -> u64 {
+        ((u128::from(cycles.saturating_sub(self.first)) * u128::from(self.ns_32)) >> 32) as u64
+    }
+
+    /// Cycles of a second.
+    pub fn hz(&self) -> u64 {
+        self.hz
+    }
+
+    /// Cycles of so long.
+    pub fn cycles_of(&self, time: Duration) -> u64 {
+        (time.as_nanos() * u128::from(self.hz) / 1_000_000_000) as u64
+    }
+
+    /// Its name, for reports.
+    pub fn name(&self) -> &'static str {
+        match self.source {
+            Source::TimeStampCounter => "time stamp counter",
+            Source::Monotonic => "monotonic clock",
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn counter() -> u64 {
+    // SAFETY: every x86-64 has it; Linux lets programs read it unless told otherwise by the program itself (PR_SET_TSC).
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn counter() -> u64 {
+    0
+}
+
+/// AMD64 Architecture Programmer's Manual volume 3, Fn8000_0007 EDX bit 8 (TscInvariant); Intel's is the same.
+#[cfg(target_arch = "x86_64")]
+fn is_invariant() -> bool {
+    use core::arch::x86_64::__cpuid;
+    const POWER_MANAGEMENT: u32 = 0x8000_0007;
+    __cpuid(0x8000_0000).eax >= POWER_MANAGEMENT && __cpuid(POWER_MANAGEMENT).edx & 1 << 8 != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn is_invariant() -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_runs_as_the_monotonic_clock_does() {
+        let clock = Clock::new();
+        let (begun, first) = (Instant::now(), clock.cycles());
+        std::thread::sleep(Duration::from_millis(50));
+        let (passed, last) = (begun.elapsed().as_nanos() as f64, clock.cycles());
+        let ratio = (clock.ns(last) - clock.ns(first)) as f64 / passed;
+        assert!((0.98..1.02).contains(&ratio), "{ratio}, by the {}", clock.name());
+        let second = clock.cycles_of(Duration::from_secs(1)) as f64 / clock.hz() as f64;
+        assert!((0.999..1.001).contains(&second));
+    }
+}

@@ -1,0 +1,175 @@
+//! Workers: threads pinned to cores that run forwarding paths over AF_XDP (P1-P4, P9, P10).
+//!
+//! ```text
+//!  WorkersPlan ──► Control ── steps ──► Thread (core 2): Inner ── Worker (logic): whose turn it is, chains
+//!  ports, paths,    opens sockets,      Thread (core 3)     ├──── Io (af_xdp): queues, RX rings, TX rings, frames
+//!  cores, weights   fills Slots                             └──── Desk: tables, fates, the way Up
+//! ```
+//!
+//! What the daemon does with it:
+//!
+//! * [`Workers::start`]`(settings, tables, slots, up)`: no threads yet.
+//! * [`Workers::apply`]`(plan)`: as it shall be, while packets run; returns what could not be done, which the next call tries again. To be
+//!   called when ports come, go or are others, when the configuration changes, and every few seconds, so that paths are placed by what they cost.
+//! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns.
+//! * [`Workers::epochs`]: for who waits before blocks of the tables are used again ([`Epochs::wait`] beside [`crate::plane::Grace::wait`]).
+//! * [`Workers::report`]: all that is counted. [`Workers::stop`], or drop: paths end as when they are not in the plan any more.
+//!
+//! It needs CAP_NET_RAW to open sockets, CAP_SYS_ADMIN to do so in other namespaces, CAP_IPC_LOCK or a limit for the memory of packets, and
+//! whatever `slots` and `up` need. Workers' own threads have no rights at all.
+//!
+//! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). `control.rs` has
+//! the plan and who has what, behind a lock that workers never take.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `plan.rs` | [`WorkersPlan`], and what is asked of others: [`Slots`], [`Tables`] |
+//! | `control.rs` | from how it stands to how it shall be |
+//! | `placing.rs` | which core a path goes to, by what was measured |
+//! | `thread.rs` | a thread, its commands, panics |
+//! | `inner.rs` | what it has, and its loop |
+//! | `exchange.rs` | packets from rings, and where they go |
+//! | `up.rs` | packets for the kernel |
+//! | `clock.rs`, `epochs.rs` | cycles; when tables are not read any more |
+//! | `report.rs` | [`WorkersReport`] |
+
+mod clock;
+mod control;
+mod epochs;
+mod exchange;
+mod inner;
+mod placing;
+mod plan;
+mod report;
+mod thread;
+mod up;
+
+pub use epochs::Epochs;
+pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan};
+pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};
+pub use up::{Budgets, Up, UpReport};
+
+use crate::af_xdp::Umem;
+use anyhow::{Context, Result};
+use clock::Clock;
+use control::Control;
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
+    time::Duration,
+};
+use up::Ups;
+
+/// What stays as it is while they run.
+#[derive(Clone, Debug)]
+pub struct WorkersSettings {
+    /// The memory for packets.
+    pub frames: u32,
+    /// 2048 or 4096.
+    pub frame_bytes: u32,
+    /// Packets that a worker has in its hands at most.
+    pub in_hand: usize,
+    /// Packets of a worker that wait for each TX ring (P3).
+    pub auxiliary: usize,
+    /// How long a worker looks for packets after it had some, before it sleeps.
+    pub spin: Duration,
+    /// R: the longest run of a path (P8).
+    pub longest_run: Duration,
+    /// C_cs: what a switch from path to path takes (`logic::paths::calibrate`).
+    pub switch_cycles: u32,
+    /// One packet in so many is measured (P6).
+    pub sample_every: u16,
+    /// For packets that go up.
+    pub budgets: Budgets,
+}
+
+impl Default for WorkersSettings {
+    fn default() -> WorkersSettings {
+        WorkersSettings {
+            frames: 1 << 16,
+            frame_bytes: 2048,
+            in_hand: 1024,
+            auxiliary: 1024,
+            spin: Duration::from_micros(50),
+            longest_run: Duration::from_micros(100),
+            switch_cycles: 0,
+            sample_every: 20,
+            budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
+        }
+    }
+}
+
+/// See the head of this file.
+pub struct Workers {
+    control: Arc<Mutex<Control>>,
+    epochs: Epochs,
+}
+
+impl Workers {
+    /// Without threads, ports and paths.
+    ///
+    /// # Errors
+    /// There is no memory for packets, or the kernel cannot wait for programs that run.
+    pub fn start(
+        settings: WorkersSettings,
+        tables: Arc<dyn Tables>,
+        slots: Box<dyn Slots>,
+        up: Box<dyn Up>,
+    ) -> Result<Workers> {
+        let umem = Umem::new(settings.frames, settings.frame_bytes)?;
+        let (tell, stopped) = channel();
+        let (epochs, ups) = (Epochs::default(), Ups::start(up, settings.budgets)?);
+        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs.clone(), ups, tell)?;
+        let control = Arc::new(Mutex::new(control));
+        let of = Arc::downgrade(&control);
+        // Ends with the last who could tell: the control, and workers.
+        let watch = move || {
+            for path in stopped {
+                let Some(control) = of.upgrade() else { return };
+                control.lock().unwrap_or_else(PoisonError::into_inner).path_stopped(path);
+            }
+        };
+        std::thread::Builder::new().name("stopped paths".into()).spawn(watch).context("starting a thread")?;
+        Ok(Workers { control, epochs })
+    }
+
+    fn control(&self) -> MutexGuard<'_, Control> {
+        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it shall be; what could not be done. It takes milliseconds, more where packets have to leave before.
+    pub fn apply(&self, plan: &WorkersPlan) -> Vec<String> {
+        self.control().apply(plan)
+    }
+
+    /// What paths and workers read from now on; what could not be done.
+    pub fn set_tables(&self, tables: Arc<dyn Tables>) -> Vec<String> {
+        self.control().set_tables(tables)
+    }
+
+    /// To wait for workers with.
+    pub fn epochs(&self) -> Epochs {
+        self.epochs.clone()
+    }
+
+    pub fn report(&self) -> WorkersReport {
+        self.control().report()
+    }
+
+    /// The memory of packets, which is whole again when they are stopped.
+    pub fn umem(&self) -> Arc<Umem> {
+        self.control().umem.clone()
+    }
+
+    /// Paths take what is in their rings, and all is closed; what could not be done.
+    pub fn stop(self) -> Vec<String> {
+        self.control().apply(&WorkersPlan::default())
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        for trouble in self.control().apply(&WorkersPlan::default()) {
+            tracing::warn!("{trouble}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! A worker's thread, on its core, without any rights, and what it is asked to do between two runs.
+//!
+//! A panic unwinds to here, and the same thread goes on at once with all its rings as they are: nothing has to be handed to another, so
+//! nothing but the packets in its hands is lost.
+
+use super::{
+    epochs::{Epoch, Epochs},
+    inner::Inner,
+};
+use crate::af_xdp::Bell;
+use anyhow::{Context, Result, anyhow};
+use logic::cores::CoreId;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, CpuSet, sched_setaffinity, set_capabilities, set_no_new_privs,
+};
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{
+            AtomicBool,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+        mpsc::sync_channel,
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// A worker answers between two runs, which take 100 us or one packet.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+type Command = Box<dyn FnOnce(&mut Inner) + Send>;
+
+/// What the thread and others share.
+struct Desk {
+    bell: Arc<Bell>,
+    epoch: Arc<Epoch>,
+    /// There are commands, or it is to end.
+    called: AtomicBool,
+    ends: AtomicBool,
+    commands: Mutex<VecDeque<Command>>,
+}
+
+/// A worker, for those who tell it what to do.
+pub(super) struct Thread {
+    pub core: CoreId,
+    desk: Arc<Desk>,
+    epochs: Epochs,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Thread {
+    /// Starts it. `make` is called on the thread, which may have rights until then.
+    ///
+    /// # Errors
+    /// The core is not there, or what `make` says.
+    pub fn start(
+        core: CoreId,
+        epochs: &Epochs,
+        make: impl FnOnce(Arc<Bell>) -> Result<Inner> + Send + 'static,
+    ) -> Result<Thread> {
+        let desk = Arc::new(Desk {
+            bell: Arc::new(Bell::new().context("a worker's bell")?),
+            epoch: Arc::default(),
+            called: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            commands: Mutex::default(),
+        });
+        let (started, starts) = sync_channel(1);
+        let its = desk.clone();
+        let thread = thread::Builder::new().name(format!("worker/{core}")).spawn(move || {
+            match pin(core)
+                .and_then(|()| make(its.bell.clone()))
+                .and_then(|inner| drop_rights().map(|()| inner))
+            {
+                Ok(mut inner) => {
+                    let _ = started.send(Ok(()));
+                    work(&its, &mut inner);
+                }
+                Err(error) => drop(started.send(Err(error))),
+            }
+        });
+        let thread = thread.context("starting a worker's thread")?;
+        starts.recv().map_err(|_| anyhow!("the thread of core {core} ended"))??;
+        epochs.add(desk.epoch.clone());
+        Ok(Thread { core, desk, epochs: epochs.clone(), thread: Some(thread) })
+    }
+
+    /// Has it do this between two runs; returns what that returns.
+    ///
+    /// # Errors
+    /// It panicked at it, or is in the same run for seconds.
+    pub fn ask<T: Send + 'static>(&self, what: impl FnOnce(&mut Inner) -> T + Send + 'static) -> Result<T> {
+        let (to, answer) = sync_channel(1);
+        let command: Command = Box::new(move |inner| drop(to.send(what(inner))));
+        self.desk.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+        self.desk.call();
+        answer
+            .recv_timeout(ANSWERS_WITHIN)
+            .with_context(|| format!("the worker on core {} does not answer", self.core))
+    }
+}
+
+impl Desk {
+    fn call(&self) {
+        self.called.store(true, Release);
+        self.bell.ring();
+    }
+}
+
+/// It ends when it is through with its run. What it has goes with it: rings are to be taken from it before.
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.desk.ends.store(true, Relaxed);
+        self.desk.call();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.epochs.remove(&self.desk.epoch);
+    }
+}
+
+fn pin(core: CoreId) -> Result<()> {
+    let mut only = CpuSet::new();
+    anyhow::ensure!(usize::from(core) < CpuSet::MAX_CPU, "core {core} is beyond {}", CpuSet::MAX_CPU);
+    only.set(core.into());
+    sched_setaffinity(None, &only).with_context(|| format!("putting a worker on core {core}"))
+}
+
+/// Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
+fn drop_rights() -> Result<()> {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    set_capabilities(None, sets).context("giving up a worker's rights")?;
+    set_no_new_privs(true).context("giving up the right to gain any")
+}
+
+fn work(desk: &Desk, inner: &mut Inner) {
+    // Awake.
+    desk.epoch.turn_over();
+    while !desk.ends.load(Relaxed) {
+        if catch_unwind(AssertUnwindSafe(|| rounds(desk, inner))).is_err() {
+            inner.recover();
+        }
+    }
+    desk.epoch.turn_over();
+}
+
+fn rounds(desk: &Desk, inner: &mut Inner) {
+    loop {
+        desk.epoch.pass();
+        if desk.called.load(Relaxed) {
+            desk.called.swap(false, Acquire);
+            if desk.ends.load(Relaxed) {
+                return;
+            }
+            let next = || desk.commands.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            while let Some(command) = next() {
+                command(inner);
+            }
+        }
+        inner.round(&desk.epoch);
+    }
+}

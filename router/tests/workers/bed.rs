@@ -1,0 +1,282 @@
+//! Workers between two veths, p0 and p1, whose other ends are the test's: what comes in by p0 is of the path that its byte says.
+
+use super::af_xdp_bed::{Port, make_port, number, program, until};
+use crate::common::{SMALL as FEW, ifindex, wire::Wire};
+use anyhow::Result;
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use logic::{
+    cores::{Core, CoreId},
+    elements::{Batch, Chain, Contract, Counters, Element, Forward, Now},
+    memory::{HeapMemory, Memory},
+    net::{Mac, Vlan},
+    paths::PathId,
+    plan::{Hop, Interface, Op, PortId, ReversePath, Target},
+    tables::Tables as Writer,
+};
+use router::{
+    af_xdp::{Polling, Rings, Umem},
+    config::ElementSettings,
+    plane::Injector,
+    workers::{
+        PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersReport,
+        WorkersSettings,
+    },
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    os::fd::{AsRawFd, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+/// Of `bpf/paths.bpf.c`.
+const PATHS: u32 = 4;
+/// Address of p0 and p1, and of who is at the other end of p1.
+pub const P0: Mac = Mac([2, 0, 0, 0, 0, 1]);
+pub const P1: Mac = Mac([2, 0, 0, 0, 0, 2]);
+pub const NEXT: Mac = Mac([2, 0, 0, 0, 9, 1]);
+
+/// What traps and brakes of chains are told: a path named `trap` panics at the packet with this number, one named `stuck` does
+/// not get on while it is to wait.
+#[derive(Default)]
+pub struct Told {
+    pub panics_at: AtomicU32,
+    pub waits: AtomicBool,
+}
+
+struct Trap(Arc<Told>);
+impl Element for Trap {
+    fn name(&self) -> &'static str {
+        "trap"
+    }
+    fn contract(&self) -> Contract {
+        Contract::default()
+    }
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
+        let at = self.0.panics_at.load(Relaxed);
+        assert!(batch.packets().iter().all(|packet| number(packet.data()) != at), "as it is told to");
+    }
+}
+
+struct Brake(Arc<Told>);
+impl Element for Brake {
+    fn name(&self) -> &'static str {
+        "brake"
+    }
+    fn contract(&self) -> Contract {
+        Contract::default()
+    }
+    fn run(&mut self, _: &Now, _: &mut Batch<'_>, _: &mut Counters) {
+        while self.0.waits.load(Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Tables whose chains may have traps and brakes.
+struct Rigged(Shared<Arc<HeapMemory>>, Arc<Told>);
+impl Tables for Rigged {
+    fn memory(&self) -> &dyn Memory {
+        self.0.memory()
+    }
+    fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain> {
+        let rigged: Box<dyn Element> = match path.name.as_str() {
+            "trap" => Box::new(Trap(self.1.clone())),
+            "stuck" => Box::new(Brake(self.1.clone())),
+            _ => return self.0.chain(path, ports),
+        };
+        Ok(Chain::new(vec![rigged, Box::new(Forward::new(1))])?)
+    }
+}
+
+/// The slots of the test's programs.
+struct Maps(BTreeMap<PortId, MapHandle>);
+impl Slots for Maps {
+    fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()> {
+        let slot = queue * PATHS + u32::from(path);
+        Ok(self.0[&port].update(&slot.to_ne_bytes(), &fd.as_raw_fd().to_ne_bytes(), MapFlags::ANY)?)
+    }
+    fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()> {
+        let slot = queue * PATHS + u32::from(path);
+        Ok(self.0[&port].delete(&slot.to_ne_bytes())?)
+    }
+}
+
+fn slots(port: &Port) -> MapHandle {
+    let map = port.object.maps().find(|map| map.name() == "paths").unwrap();
+    MapHandle::try_from(&map).unwrap()
+}
+
+pub struct Bed {
+    pub workers: Workers,
+    pub umem: Arc<Umem>,
+    pub told: Arc<Told>,
+    _ports: Vec<Port>,
+}
+
+pub const SMALL: Rings = Rings { fill: 128, completion: 64, receive: 64, transmit: 64 };
+
+impl Bed {
+    /// Between p0 and p1, with so many queues each.
+    pub fn new(queues: usize, settings: WorkersSettings) -> Bed {
+        let ports: Vec<Port> = [0, 1]
+            .map(|n| {
+                make_port(n, queues);
+                Port::with(&format!("p{n}"), "ip_to_path")
+            })
+            .into();
+        let maps = (0..).zip(&ports).map(|(n, port)| (n, slots(port))).collect();
+        let told = Arc::new(Told { panics_at: AtomicU32::new(u32::MAX), ..Told::default() });
+        let pass = program(&ports[0].object, "pass");
+        let up = Box::new(Injector::new(pass, pass).unwrap());
+        let tables = Arc::new(Rigged(Shared { memory: tables(), sas: Arc::default() }, told.clone()));
+        let workers = Workers::start(settings, tables, Box::new(Maps(maps)), up).unwrap();
+        Bed { umem: workers.umem(), workers, told, _ports: ports }
+    }
+
+    #[track_caller]
+    pub fn apply(&self, plan: &WorkersPlan) {
+        assert_eq!(self.workers.apply(plan), Vec::<String>::new());
+    }
+
+    pub fn report(&self) -> WorkersReport {
+        self.workers.report()
+    }
+
+    #[track_caller]
+    pub fn path(&self, id: PathId) -> PathStand {
+        self.report().paths.into_iter().find(|path| path.id == id).expect("a path of that number")
+    }
+
+    /// All goes, and no frame is missing.
+    #[track_caller]
+    pub fn end(self) {
+        let report = self.report();
+        for path in &report.paths {
+            let fates: u64 = path.out.values().chain(path.up.values()).chain(path.dropped.values()).sum();
+            assert_eq!(
+                fates + path.worker_panicked + path.stopped_packets,
+                path.packets,
+                "path {}",
+                path.path
+            );
+        }
+        assert!(
+            report.queues.iter().all(|queue| (queue.refused, queue.starved) == (0, 0)),
+            "{:?}",
+            report.queues
+        );
+        assert!(report.workers.iter().all(|worker| worker.panics == 0));
+        let Bed { workers, umem, .. } = self;
+        assert_eq!(workers.stop(), Vec::<String>::new());
+        until("all frames to be free", || umem.free_frames() == umem.frames());
+        assert_eq!((umem.retired_frames(), umem.promised_frames()), (0, 0));
+    }
+}
+
+/// What is for p0's address goes to 10.1.0.0/16, by p1.
+fn tables() -> Arc<HeapMemory> {
+    let mut tables = Writer::new(Arc::new(HeapMemory::new(FEW)));
+    let interface = |port, mac| Interface {
+        router: 0,
+        port,
+        vlan: Vlan::NONE,
+        mac,
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path: ReversePath::Off,
+        redirects: false,
+    };
+    let gateway = "10.9.0.1".parse().unwrap();
+    let hop = Target::Hop(Hop { interface: 2, gateway: Some(gateway), mtu: 1500 });
+    for op in [
+        Op::Router { router: 0, multipath_l4: [false; 2] },
+        Op::Port { port: 0, frags: false },
+        Op::Port { port: 1, frags: false },
+        Op::Interface(1, interface(0, P0)),
+        Op::Interface(2, interface(1, P1)),
+        Op::Neighbour(2, gateway, Some(NEXT)),
+        Op::Route4(0, "10.1.0.0/16".parse().unwrap(), Some(hop)),
+    ] {
+        tables.apply(&op).unwrap();
+    }
+    tables.memory().clone()
+}
+
+pub fn core(id: CoreId) -> Core {
+    Core { id, node: 0, physical: id, workloads: 0, other: 0.0 }
+}
+
+pub fn ports(queues: u32, rings: Rings) -> BTreeMap<PortId, PortPlan> {
+    let namespace = Arc::new(File::open("/proc/thread-self/ns/net").unwrap());
+    let port = |n: PortId| {
+        let name = format!("p{n}");
+        let (ifindex, namespace) = (ifindex(&name), namespace.clone());
+        (
+            n,
+            PortPlan {
+                name,
+                ifindex,
+                namespace,
+                queues,
+                zero_copy: true,
+                polling: Polling::Interrupts,
+                rings,
+            },
+        )
+    };
+    BTreeMap::from([port(0), port(1)])
+}
+
+/// From p0, on this core.
+pub fn path(name: &str, chain: &[&str], core: CoreId) -> PathPlan {
+    let chain = chain.iter().map(|element| match *element {
+        "forward" => element_of("{ element = \"forward\", port = \"p1\" }"),
+        name => element_of(&format!("\"{name}\"")),
+    });
+    PathPlan {
+        name: name.into(),
+        router: 0,
+        weight: 1,
+        chain: chain.collect(),
+        ports: BTreeSet::from([0]),
+        ring: 64,
+        cores: Some(BTreeSet::from([core])),
+    }
+}
+
+fn element_of(text: &str) -> ElementSettings {
+    #[derive(serde::Deserialize)]
+    struct One {
+        element: ElementSettings,
+    }
+    toml::from_str::<One>(&format!("element = {text}")).unwrap().element
+}
+
+pub fn plan(
+    cores: &[CoreId],
+    ports: &BTreeMap<PortId, PortPlan>,
+    paths: &[(PathId, PathPlan)],
+) -> WorkersPlan {
+    WorkersPlan {
+        cores: cores.iter().map(|id| core(*id)).collect(),
+        routers: BTreeMap::new(),
+        ports: ports.clone(),
+        paths: paths.iter().cloned().collect(),
+    }
+}
+
+/// Numbers of frames of a path that come out of a wire.
+pub fn numbers_of(wire: &Wire, path: u8, to: &mut Vec<u32>) {
+    while let Some(frame) = wire.receive() {
+        if frame.len() > 18 && frame[12..15] == [0x88, 0xb5, path] {
+            to.push(number(&frame));
+        }
+    }
+}

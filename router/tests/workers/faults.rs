@@ -1,0 +1,114 @@
+//! Chains that panic, and ports that go.
+
+use super::*;
+use crate::common::run;
+use router::workers::{PathPlan, PathStand};
+
+fn lost(path: &PathStand) -> u64 {
+    path.worker_panicked
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        // Both on one worker.
+        // And with room for what comes while a panic is told.
+        let mut paths = [(0, path("trap", &["forward"], 1)), (1, path("other", &["forward"], 1))];
+        paths.iter_mut().for_each(|(_, path)| path.ring = 1024);
+        bed.apply(&plan(&[1], &ports(1, SMALL), &paths));
+        let (mut generator, to, kernel) = (Generator::new("q0", 1), Wire::open("q1"), Wire::open("p0"));
+        let mut send = |range: std::ops::Range<u32>| {
+            for n in range.step_by(16) {
+                generator.send(0, (n..n + 16).flat_map(|n| [frame(0, n, 60), frame(1, n, 60)]));
+                thread::sleep(Duration::from_micros(300));
+            }
+        };
+        for (panics, at) in [(1, 500), (2, 1500)] {
+            bed.told.panics_at.store(at, Relaxed);
+            send((panics - 1) * 1008..panics * 1008);
+            until("all to be counted", || bed.path(1).packets == u64::from(panics) * 1008);
+            until("the panic", || bed.path(0).panics == u64::from(panics));
+        }
+        let trap = bed.path(0);
+        assert!((2..=2 * 256).contains(&lost(&trap)), "{trap:?}");
+        assert_eq!(trap.out["p1"] + lost(&trap), 2016, "{trap:?}");
+        let (mut of_trap, mut of_other) = (Vec::new(), Vec::new());
+        let out = out_of(&to, (2016 + trap.out["p1"]) as usize, |f| f[12..14] == [0x88, 0xb5]);
+        for frame in &out {
+            let to = if frame[14] == 0 { &mut of_trap } else { &mut of_other };
+            to.push(crate::af_xdp_bed::number(frame));
+        }
+        assert_eq!(of_other, (0..2016).collect::<Vec<_>>(), "it lost none");
+        assert!(of_trap.is_sorted() && !of_trap.contains(&500) && !of_trap.contains(&1500));
+        // The third within ten seconds.
+        bed.told.panics_at.store(2016, Relaxed);
+        send(2016..2032);
+        until("the path to be stopped", || bed.path(0).stopped.is_some());
+        until("the other path", || bed.path(1).out["p1"] == 2032);
+        // Its packets are what they are with an empty slot: the kernel's.
+        send(2032..2048);
+        assert_eq!(
+            out_of(&kernel, 16, |f| f[12..15] == [0x88, 0xb5, 0]),
+            (2032..2048).map(|n| frame(0, n, 60)).collect::<Vec<_>>()
+        );
+        // The same plan changes nothing; another chain starts it.
+        bed.apply(&plan(&[1], &ports(1, SMALL), &paths));
+        assert!(bed.path(0).stopped.is_some());
+        let mended = PathPlan { ring: 1024, ..path("mended", &["count", "forward"], 1) };
+        let mended = [(0, mended), paths[1].clone()];
+        bed.apply(&plan(&[1], &ports(1, SMALL), &mended));
+        let before = bed.path(0).out["p1"];
+        send(2048..2064);
+        until("the path to go on", || bed.path(0).out["p1"] == before + 16);
+        assert_eq!(bed.path(1).out["p1"], 2064);
+        generator.end();
+        bed.end();
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_goes_and_comes_back() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let paths = [(0, path("one", &["forward"], 0))];
+        bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
+        let from = Wire::open("q0");
+        let sends = |numbers: std::ops::Range<u32>| {
+            let to = Wire::open("q1");
+            for n in numbers.clone() {
+                from.send(&frame(0, n, 60));
+            }
+            let out = out_of(&to, numbers.len(), |f| f[12..14] == [0x88, 0xb5]);
+            assert_eq!(out, numbers.map(|n| frame(0, n, 60)).collect::<Vec<_>>());
+        };
+        sends(0..50);
+        run("ip link del p1");
+        until("packets to be dropped", || {
+            from.send(&frame(0, 60, 60));
+            bed.report().workers[0].outputs.iter().any(|output| output.port == 1 && output.dropped_gone > 0)
+        });
+        let told = bed.report();
+        assert_eq!(
+            told.queues.iter().find(|queue| queue.port == 1).unwrap().fault.as_deref(),
+            Some("the port is gone")
+        );
+        crate::af_xdp_bed::make_port(1, 1);
+        bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
+        sends(70..120);
+        // Without it, chains that name it cannot be made, and what is there stays.
+        let mut without = plan(
+            &[0],
+            &ports(1, SMALL),
+            &[(0, path("one", &["forward"], 0)), (1, path("two", &["forward"], 0))],
+        );
+        without.ports.remove(&1);
+        let troubles = bed.workers.apply(&without);
+        assert_eq!(troubles, ["path one: there is no port p1", "path two: there is no port p1"]);
+        bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
+        sends(200..220);
+        bed.end();
+    });
+}

@@ -1,0 +1,230 @@
+//! Workers over AF_XDP between veths: what comes out, in which order, what is counted, and that no frame is missing at the end.
+
+#[allow(dead_code)]
+#[path = "../af_xdp/bed.rs"]
+mod af_xdp_bed;
+mod bed;
+#[path = "../common/mod.rs"]
+mod common;
+mod faults;
+mod measure;
+
+use af_xdp_bed::{Generator, frame, until};
+use bed::*;
+use common::{frame::Frame, in_new_namespace, wire::Wire};
+use router::{
+    af_xdp::Rings,
+    workers::{PathPlan, WorkersSettings},
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Next frames out of a wire, of these whose first bytes are so.
+#[track_caller]
+fn out_of(wire: &Wire, count: usize, is_ours: impl Fn(&[u8]) -> bool) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    until(&format!("{count} frames"), || {
+        frames.extend(std::iter::from_fn(|| wire.receive()).filter(|frame| is_ours(frame)));
+        frames.len() >= count
+    });
+    assert_eq!(frames.len(), count);
+    frames
+}
+
+fn settings() -> WorkersSettings {
+    WorkersSettings { frames: 16384, auxiliary: 256, ..WorkersSettings::default() }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn bytes_go_through_their_chain_and_up() {
+    in_new_namespace(|| {
+        let bed = Bed::new(2, settings());
+        let route = path("routed", &["check", "route", "ttl", "rewrite"], 1);
+        bed.apply(&plan(&[1], &ports(2, SMALL), &[(0, route), (1, path("plain", &["forward"], 1))]));
+        let (from, to, kernel) = (Wire::open("q0"), Wire::open("q1"), Wire::open("p0"));
+        let is_ip = |frame: &[u8]| frame[12..14] == [8, 0];
+        let is_ours = |frame: &[u8]| frame[12..14] == [0x88, 0xb5];
+        for n in 0..100_u8 {
+            let sent = Frame::udp4(P0, "10.0.0.9", &format!("10.1.0.{n}"));
+            from.send(&sent.bytes());
+            from.send(&frame(1, n.into(), 60 + usize::from(n) * 11));
+            let [out]: [_; 1] = out_of(&to, 1, is_ip).try_into().unwrap();
+            assert_eq!(out, sent.routed(NEXT, P1, &[]));
+        }
+        assert_eq!(bed.path(0).out.get("p1"), Some(&100));
+        until("the other path", || bed.path(1).out.get("p1") == Some(&100));
+        for n in 0..20 {
+            from.send(&frame(1, n, 60));
+        }
+        assert_eq!(out_of(&to, 20, is_ours), (0..20).map(|n| frame(1, n, 60)).collect::<Vec<_>>());
+        // Up, as it came: a last hop, no route, another's address.
+        let last = Frame::udp4(P0, "10.0.0.9", "10.1.0.1").ip4(|ip| ip[8] = 1);
+        let ups = [last, Frame::udp4(P0, "10.0.0.9", "10.2.0.1"), Frame::udp4(NEXT, "10.0.0.9", "10.1.0.1")];
+        for sent in &ups {
+            from.send(&sent.bytes());
+        }
+        assert_eq!(out_of(&kernel, 3, is_ip), ups.map(|sent| sent.bytes()));
+        let up = bed.path(0).up;
+        let expected = ["ttl_exceeded", "no_route", "not_our_mac"].map(|reason| up.get(reason).copied());
+        assert_eq!(expected, [Some(1); 3]);
+        assert_eq!((bed.report().up.packets, bed.report().up.failed), (3, 0));
+        bed.end();
+    });
+}
+
+/// The owner of the only queue has nothing to do and sleeps, while another worker takes far more than the fill ring has.
+#[test]
+#[ignore = "needs root"]
+fn an_owner_that_sleeps_fills_for_its_neighbour() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let paths = [(0, path("idle", &["forward"], 0)), (1, path("busy", &["discard"], 1))];
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &paths));
+        assert!(bed.report().queues.iter().any(|queue| (queue.port, queue.owner) == (0, 0)));
+        let mut generator = Generator::new("q0", 1);
+        for n in 0..200 {
+            generator.send(0, (n * 32..(n + 1) * 32).map(|n| frame(1, n, 60)));
+            until("the path", || bed.path(1).packets == u64::from(n + 1) * 32);
+        }
+        assert_eq!((bed.path(1).ring_full, bed.path(1).dropped.get("discarded")), (0, Some(&6400)));
+        generator.end();
+        bed.end();
+    });
+}
+
+/// However the test ends.
+struct GoesOn(Arc<Told>);
+impl Drop for GoesOn {
+    fn drop(&mut self) {
+        self.0.waits.store(false, Relaxed);
+    }
+}
+
+/// One queue, two workers; the one does not get on at all, and its neighbour does not notice.
+#[test]
+#[ignore = "needs root"]
+fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let paths = [(0, path("going", &["forward"], 0)), (1, path("stuck", &["forward"], 1))];
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &paths));
+        let (mut generator, to) = (Generator::new("q0", 1), Wire::open("q1"));
+        let _goes_on = GoesOn(bed.told.clone());
+        bed.told.waits.store(true, Relaxed);
+        let mut out = Vec::new();
+        for n in 0..100 {
+            generator.send(0, (n * 16..(n + 1) * 16).flat_map(|n| [frame(0, n, 60), frame(1, n, 60)]));
+            until("the path that gets on", || {
+                numbers_of(&to, 0, &mut out);
+                out.len() == (n as usize + 1) * 16
+            });
+        }
+        assert_eq!(out, (0..1600).collect::<Vec<_>>());
+        bed.told.waits.store(false, Relaxed);
+        until("the one that was stalled", || {
+            let stuck = bed.path(1);
+            stuck.packets + stuck.ring_full == 1600
+        });
+        let (going, stuck) = (bed.path(0), bed.path(1));
+        assert_eq!((going.ring_full, going.packets), (0, 1600));
+        // What its ring has, and the runs that it was in.
+        assert!((64..64 + 256).contains(&stuck.packets), "{stuck:?}");
+        generator.end();
+        bed.end();
+    });
+}
+
+/// From worker to worker, through other chains, with other weights, beside paths that come and go: every packet comes out, in order.
+#[test]
+#[ignore = "needs root"]
+fn reconfiguration_loses_nothing_and_keeps_order() {
+    const COUNT: u32 = 12_000;
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        // While a path is on none of the workers its owner may sleep: the fill ring is to have room for its ring.
+        let ports = ports(1, Rings { fill: 1024, ..SMALL });
+        let mut first = path("moves", &["forward"], 0);
+        first.ring = 1024;
+        bed.apply(&plan(&[0, 1], &ports, &[(0, first.clone())]));
+        let to = Wire::open("q1");
+        let (came, mut out, mut changes) = (AtomicU32::new(0), Vec::new(), 0_u16);
+        thread::scope(|scope| {
+            let came = &came;
+            scope.spawn(move || {
+                let mut generator = Generator::new("q0", 1);
+                for n in 0..COUNT / 16 {
+                    generator.send(0, (n * 16..(n + 1) * 16).map(|n| frame(0, n, 60)));
+                    // So many are on their way at most: what a ring has while its path is on none of the workers.
+                    until("packets that come out", || (n + 1) * 16 < came.load(Relaxed) + 800);
+                }
+                generator.end();
+            });
+            scope.spawn(|| {
+                let begun = Instant::now();
+                while out.len() < COUNT as usize && begun.elapsed() < Duration::from_secs(8) {
+                    numbers_of(&to, 0, &mut out);
+                    came.store(out.len() as u32, Relaxed);
+                    thread::sleep(Duration::from_micros(200));
+                }
+            });
+            let begun = Instant::now();
+            while came.load(Relaxed) < COUNT && begun.elapsed() < Duration::from_secs(8) {
+                changes += 1;
+                let chain: &[&str] = if changes % 3 == 0 { &["count", "forward"] } else { &["forward"] };
+                // Now and then a worker ends, and the other has its queues.
+                let (here, alone) = (changes % 2, changes % 8 > 5);
+                let there = if alone { here } else { changes / 2 % 2 };
+                let weight = 1 + changes % 7;
+                let mut paths = vec![(0, PathPlan { ring: 1024, weight, ..path("moves", chain, here) })];
+                if changes % 4 < 2 {
+                    paths.push((1, path("other", &["forward"], there)));
+                }
+                let both = [0, 1];
+                let cores = if alone { &both[usize::from(here)..=usize::from(here)] } else { &both };
+                bed.apply(&plan(cores, &ports, &paths));
+                thread::sleep(Duration::from_millis(3));
+            }
+        });
+        let first_wrong = out.iter().zip(0..).find(|(number, at)| *number != at);
+        assert_eq!((first_wrong, out.len() as u32), (None, COUNT), "{:?}", bed.report());
+        let stand = bed.path(0);
+        assert_eq!(
+            (stand.packets, stand.out.get("p1"), stand.ring_full, stand.left),
+            (COUNT.into(), Some(&COUNT.into()), 0, 0)
+        );
+        println!("{changes} changes");
+        assert!(changes > 30, "{changes}");
+        bed.end();
+    });
+}
+
+/// Without packets a worker takes no time, and its epoch is over.
+#[test]
+#[ignore = "needs root"]
+fn a_worker_without_packets_sleeps() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(0, path("quiet", &["forward"], 0))]));
+        thread::sleep(Duration::from_millis(50));
+        let before = bed.report();
+        thread::sleep(Duration::from_millis(1500));
+        bed.workers.epochs().wait(Duration::from_millis(1)).unwrap();
+        let after = bed.report();
+        for (before, after) in before.workers.iter().zip(&after.workers) {
+            assert!(after.sleeps - before.sleeps <= 3, "it woke for reports only: {after:?}");
+            assert!(after.slept > 0.9, "{after:?}");
+        }
+        // And it is there when one comes.
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        from.send(&frame(0, 5, 60));
+        assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 5, 60)]);
+        bed.end();
+    });
+}
