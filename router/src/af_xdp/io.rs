@@ -244,14 +244,19 @@ impl Io {
 
     /// All that is sent until now. It has left when the device is done with it ([`Io::has_left`]).
     pub fn marks(&self) -> Vec<Mark> {
-        let mark = |(output, of): (usize, &Output)| Mark { output, completed: of.sender().mark() };
+        let mark = |(output, of): (usize, &Output)| {
+            let completed = of.sender().mark() + of.waiting() as u64;
+            Mark { output, completed }
+        };
         self.outputs.iter().enumerate().map(mark).collect()
     }
 
-    /// Has it, or can it not leave as the port is gone? Of packets in auxiliary queues this knows nothing.
+    /// Has it, or can it not leave as the port is gone?
     pub fn has_left(&self, mark: Mark) -> bool {
         let Some(output) = self.outputs.get(mark.output) else { return true };
-        output.is_gone() || output.waiting() == 0 && output.sender().completed() >= mark.completed
+        let sender = output.sender();
+        let has_left = output.waiting() == 0 && sender.waiting() == 0 && sender.completed() >= mark.completed;
+        output.is_gone() || has_left
     }
 
     /// Sleeps until a packet of one of these paths is there, or `longest` is over. Devices that are polled busily are polled instead, once.

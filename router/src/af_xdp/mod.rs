@@ -20,7 +20,7 @@
 //!   not read overflows that ring and nothing else. Its worker reads it, the queue's owner or another, whose frames go back through the depot.
 //!   [`Sender`] is a TX ring: the first comes with the queue; a worker without a queue of its own on a port gets another
 //!   ([`Opener`]). Those frames complete in the owner's ring, into the owner's pool, and come back through the depot; without
-//!   an owner, its senders take them back. An owner that sleeps is woken ([`Bell`]) when others used up a quarter of the fill ring.
+//!   an owner, its senders take them back. Who finds a fill ring low, or a completion ring full, does not wait for its owner.
 //! * [`Output`] is a sender with the auxiliary queue of P3, and [`Io`] all that a worker owns: it receives from all its queues in turns (P9).
 //!
 //! No frame is missing, by construction: whatever can hold frames says how many at most when it is made, and is refused
@@ -45,7 +45,8 @@
 //! | `descriptor.rs` | what the kernel puts into a ring, checked |
 //! | `queue.rs`, `open.rs` | [`Queue`]: filling, completing; opened in the mode the driver can |
 //! | `receiver.rs` | [`Receiver`] |
-//! | `fill.rs`, `bell.rs` | what the owner of a queue is told by others, and how it is woken |
+//! | `fill.rs` | a queue's fill ring |
+//! | `bell.rs` | [`Bell`]: what a sleeping worker is woken by, beside packets |
 //! | `sender.rs`, `output.rs` | [`Sender`], [`Output`] |
 //! | `device.rs` | what a port's sockets do not tell: its TX queues, its carrier |
 //! | `io.rs` | [`Io`] |

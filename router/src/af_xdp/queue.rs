@@ -1,4 +1,4 @@
-//! The rings of one RX queue of a port that one thread owns: fill and completion. RX rings are in `receiver.rs`.
+//! The rings of one RX queue of a port that one worker owns: fill (`fill.rs`) and completion. RX rings are in `receiver.rs`.
 
 use super::{
     Fault, Wanted,

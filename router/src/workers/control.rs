@@ -304,7 +304,11 @@ impl Control {
     fn end_output(&mut self, core: CoreId, port: PortId, troubles: &mut Troubles) {
         self.state.layout.outputs.remove(&(core, port));
         note(troubles, self.wait_for_sent(core));
-        drop(note(troubles, self.ask(core, move |inner| inner.take_output(port))));
+        let taken = note(troubles, self.ask(core, move |inner| inner.take_output(port))).flatten();
+        let held = taken.map_or(0, |(sender, waited)| waited + sender.waiting() as usize);
+        if held > 0 && !self.gone().contains(&port) {
+            troubles.push(format!("port {port}: it held {held} packets of core {core}, which are lost"));
+        }
     }
 
     /// Until all that the worker sent has left, or is held.

@@ -145,9 +145,10 @@ fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
 #[test]
 #[ignore = "needs root"]
 fn reconfiguration_loses_nothing_and_keeps_order() {
-    const COUNT: u32 = 12_000;
+    const COUNT: u32 = 30_000;
     in_new_namespace(|| {
-        let bed = Bed::new(1, settings());
+        // What waited while it moved is sent at once.
+        let bed = Bed::new(1, WorkersSettings { auxiliary: 1024, ..settings() });
         // While a path is on none of the workers its owner may sleep: the fill ring is to have room for its ring.
         let ports = ports(1, Rings { fill: 1024, ..SMALL });
         let mut first = path("moves", &["forward"], 0);
@@ -168,14 +169,14 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
             });
             scope.spawn(|| {
                 let begun = Instant::now();
-                while out.len() < COUNT as usize && begun.elapsed() < Duration::from_secs(8) {
+                while out.len() < COUNT as usize && begun.elapsed() < Duration::from_secs(20) {
                     numbers_of(&to, 0, &mut out);
                     came.store(out.len() as u32, Relaxed);
                     thread::sleep(Duration::from_micros(200));
                 }
             });
             let begun = Instant::now();
-            while came.load(Relaxed) < COUNT && begun.elapsed() < Duration::from_secs(8) {
+            while came.load(Relaxed) < COUNT && begun.elapsed() < Duration::from_secs(20) {
                 changes += 1;
                 let chain: &[&str] = if changes % 3 == 0 { &["count", "forward"] } else { &["forward"] };
                 // Now and then a worker ends, and the other has its queues.
@@ -200,7 +201,7 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
             (COUNT.into(), Some(&COUNT.into()), 0, 0)
         );
         println!("{changes} changes");
-        assert!(changes > 30, "{changes}");
+        assert!(changes > 8, "a worker has ended, and come again: {changes}");
         bed.end();
     });
 }
