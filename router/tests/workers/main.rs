@@ -145,7 +145,7 @@ fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
 #[test]
 #[ignore = "needs root"]
 fn reconfiguration_loses_nothing_and_keeps_order() {
-    const COUNT: u32 = 30_000;
+    const COUNT: u32 = 96_000;
     in_new_namespace(|| {
         // What waited while it moved is sent at once.
         let bed = Bed::new(1, WorkersSettings { auxiliary: 1024, ..settings() });
