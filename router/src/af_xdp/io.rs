@@ -2,7 +2,7 @@
 //! of may go on to another ([`Io::dismantle`], and [`Io::take_path`] and others while it runs).
 
 use super::{
-    Bell, Fault, MOST_PATHS, OpenError, Output, Queue, Receiver, Sender, Umem,
+    Bell, Fault, MOST_PATHS, OpenError, Output, OutputCounts, Queue, Receiver, Sender, Umem,
     buffer::{Buffer, Pool},
     open::Polling,
     sender::Slot,
@@ -46,6 +46,14 @@ struct Ring {
 pub struct Mark {
     output: usize,
     completed: u64,
+}
+
+/// What is left of an output.
+pub struct Closed {
+    pub sender: Sender,
+    pub counts: OutputCounts,
+    /// Packets that waited for room, and were dropped.
+    pub left: usize,
 }
 
 impl Io {
@@ -128,12 +136,12 @@ impl Io {
         Ok(self.outputs.len() - 1)
     }
 
-    /// What was sent there waits no longer, and what waits for room is dropped; says how many. The next ones have another number then.
-    pub fn take_output(&mut self, output: usize) -> (Sender, usize) {
+    /// Nothing is sent there any more, and what waits for room is dropped. The next ones have another number then.
+    pub fn take_output(&mut self, output: usize) -> Closed {
         let output = self.outputs.remove(output);
-        let waiting = output.waiting();
+        let (counts, left) = (output.counts(), output.waiting());
         self.pool.disallow(output.most());
-        (output.into_sender(), waiting)
+        Closed { sender: output.into_sender(), counts, left }
     }
 
     /// Whose queues they are.
@@ -255,6 +263,8 @@ impl Io {
     pub fn has_left(&self, mark: Mark) -> bool {
         let Some(output) = self.outputs.get(mark.output) else { return true };
         let sender = output.sender();
+        // The owner of the queue may sleep.
+        sender.collect_all();
         let has_left = output.waiting() == 0 && sender.waiting() == 0 && sender.completed() >= mark.completed;
         output.is_gone() || has_left
     }

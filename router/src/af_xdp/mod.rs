@@ -71,7 +71,7 @@ mod umem;
 
 pub use bell::Bell;
 pub use buffer::{Buffer, HEAD_ROOM, Pool};
-pub use io::{Io, Mark};
+pub use io::{Closed, Io, Mark};
 pub use open::{Opener, Polling, Rings, Wanted};
 pub use output::{Output, OutputCounts};
 pub use queue::{Queue, QueueCounts};

@@ -1,7 +1,7 @@
 //! The rings of one RX queue of a port that one worker owns: fill (`fill.rs`) and completion. RX rings are in `receiver.rs`.
 
 use super::{
-    Fault, Wanted,
+    Fault, Statistics, Wanted,
     buffer::Pool,
     open::{Opener, Polling},
     receiver::Receiver,
@@ -59,6 +59,11 @@ impl Queue {
     /// Of its owner; what was received its receivers count.
     pub fn counts(&self) -> QueueCounts {
         QueueCounts { starved: self.slot.fill.starved(), ..self.counts }
+    }
+
+    /// What the kernel counts of its first socket. How often the fill ring was empty is the same for all.
+    pub fn statistics(&self) -> io::Result<Statistics> {
+        self.slot.socket().statistics()
     }
 
     /// Frames that the kernel has to receive into now.

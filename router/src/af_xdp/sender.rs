@@ -350,6 +350,11 @@ impl Sender {
         self.slot.take_back();
     }
 
+    /// Takes back what was sent, for whoever owns the queue.
+    pub(super) fn collect_all(&self) {
+        self.slot.take_all_back();
+    }
+
     /// Has the kernel send what is in the ring. What it does not take now stays there.
     ///
     /// # Errors

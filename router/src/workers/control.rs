@@ -16,12 +16,12 @@ use super::{
     inner::{Inner, Moving},
     placing::Placing,
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan},
-    report::{WorkerStand, WorkersReport, told},
+    report::{OutputStand, WorkerStand, WorkersReport, told},
     thread::Thread,
     up::{Device, Ups},
 };
 use crate::{
-    af_xdp::{Io, MOST_PATHS, OpenError, Opener, Queue, Umem, Wanted},
+    af_xdp::{Closed, Io, MOST_PATHS, OpenError, Opener, Queue, Umem, Wanted},
     config::ElementSettings,
     netns,
     plane::Grace,
@@ -84,6 +84,8 @@ struct State {
     /// Who has what, of what is open.
     layout: Layout,
     stopped: BTreeMap<PathId, String>,
+    /// Of TX rings that were closed, all of a port together.
+    closed: BTreeMap<PortId, OutputStand>,
     names: PortNames,
     weights: BTreeMap<RouterId, u16>,
     placing: Placing,
@@ -132,13 +134,15 @@ impl Control {
         }
         self.weigh(plan, &mut troubles);
         let want = self.wanted(plan, &at);
+        self.open_ways_out(plan, &want, &mut troubles);
         self.change_paths(plan, &at, &renamed, &mut troubles);
         self.move_queues(&want, &mut troubles);
-        self.open(plan, &want, &mut troubles);
-        let ends: Vec<_> = self.state.threads.keys().copied().collect();
-        for core in ends.into_iter().filter(|core| !plan.cores.iter().any(|wanted| wanted.id == *core)) {
-            self.state.threads.remove(&core);
-        }
+        self.open_rings(plan, &want, &mut troubles);
+        let State { threads, at, .. } = &mut self.state;
+        // One whose path could not be moved stays for it.
+        threads.retain(|core, _| {
+            plan.cores.iter().any(|wanted| wanted.id == *core) || at.values().any(|has| has == core)
+        });
         troubles
     }
 
@@ -275,13 +279,7 @@ impl Control {
             let is_empty =
                 move |inner: &mut Inner| inner.is_stopped(path) || !inner.has_packets_of(path, port);
             note(troubles, self.until(core, DRAINS, is_empty));
-            let close = move |inner: &mut Inner| {
-                let left = inner.io.take_receiver(path.into(), port, queue).map_or(0, |ring| ring.retire());
-                if let Some(fates) = inner.desk.fates.get_mut(usize::from(path)) {
-                    fates.left += left;
-                }
-            };
-            note(troubles, self.ask(core, close));
+            note(troubles, self.ask(core, move |inner| inner.close_receiver(path, port, queue)));
         }
     }
 
@@ -305,7 +303,11 @@ impl Control {
         self.state.layout.outputs.remove(&(core, port));
         note(troubles, self.wait_for_sent(core));
         let taken = note(troubles, self.ask(core, move |inner| inner.take_output(port))).flatten();
-        let held = taken.map_or(0, |(sender, waited)| waited + sender.waiting() as usize);
+        let Some(Closed { sender, counts, left }) = taken else { return };
+        let closed = OutputStand::of(port, counts);
+        let all = self.state.closed.entry(port).or_insert(OutputStand { port, ..OutputStand::default() });
+        all.add(&OutputStand { left: left as u64, ..closed });
+        let held = left + sender.waiting() as usize;
         if held > 0 && !self.gone().contains(&port) {
             troubles.push(format!("port {port}: it held {held} packets of core {core}, which are lost"));
         }
@@ -313,6 +315,14 @@ impl Control {
 
     /// Until all that the worker sent has left, or is held.
     fn wait_for_sent(&self, core: CoreId) -> Result<bool> {
+        // What the kernel has taken leaves in that order, also by a queue that others send by.
+        let is_taken = |inner: &mut Inner| {
+            inner.io.flush();
+            !inner.io.has_waiting()
+        };
+        if !self.until(core, LEAVES, is_taken)? {
+            return Ok(false);
+        }
         let marks: Arc<[_]> = self.ask(core, |inner| inner.io.marks())?.into();
         self.until(core, LEAVES, move |inner| inner.has_left(&marks))
     }
@@ -373,7 +383,7 @@ impl Control {
     fn begin_path(&mut self, path: PathId, core: CoreId, plan: &PathPlan) -> Result<()> {
         let chain = self.tables.chain(plan, &self.state.names)?;
         let (plan, cost, fates) = (plan.clone(), Cost::default(), Box::default());
-        let moving = Moving { path, plan, chain, cost, receivers: Vec::new(), fates };
+        let moving = Moving { path, plan, chain, cost, receivers: Vec::new(), fates, stopped: false };
         self.ask(core, move |inner| inner.take_in(moving))??;
         self.state.at.insert(path, core);
         Ok(())
@@ -424,7 +434,8 @@ impl Control {
     fn move_queues(&mut self, want: &Layout, troubles: &mut Troubles) {
         let outputs = self.state.layout.outputs.clone();
         for ((core, port), queue) in outputs {
-            if want.outputs.get(&(core, port)) != Some(&queue) {
+            let has_paths = self.state.at.values().any(|has| *has == core);
+            if want.outputs.get(&(core, port)) != Some(&queue) && !has_paths {
                 self.end_output(core, port, troubles);
             }
         }
@@ -441,8 +452,8 @@ impl Control {
         }
     }
 
-    /// What is wanted and not there.
-    fn open(&mut self, plan: &WorkersPlan, want: &Layout, troubles: &mut Troubles) {
+    /// Queues and TX rings that are wanted and not there: before a path comes to a worker, or its packets would find no port.
+    fn open_ways_out(&mut self, plan: &WorkersPlan, want: &Layout, troubles: &mut Troubles) {
         for ((port, queue), owner) in &want.owner {
             if !self.state.layout.owner.contains_key(&(*port, *queue))
                 && let Some(of) = plan.ports.get(port)
@@ -457,6 +468,10 @@ impl Control {
                 note(troubles, opened.with_context(|| format!("port {port}: a TX ring for core {core}")));
             }
         }
+    }
+
+    /// RX rings that are wanted and not there.
+    fn open_rings(&mut self, plan: &WorkersPlan, want: &Layout, troubles: &mut Troubles) {
         for ((queue, path), core) in &want.rings {
             if !self.state.layout.rings.contains_key(&(*queue, *path))
                 && self.state.at.get(path) == Some(core)
@@ -584,6 +599,7 @@ impl Control {
             free_frames: self.umem.free_frames(),
             promised_frames: self.umem.promised_frames(),
             retired_frames: self.umem.retired_frames(),
+            closed_outputs: self.state.closed.values().cloned().collect(),
             ..WorkersReport::default()
         };
         for thread in self.state.threads.values() {

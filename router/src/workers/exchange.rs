@@ -63,6 +63,8 @@ pub(super) struct Fates {
     pub stopped: u64,
     /// In an RX ring that was closed.
     pub left: u64,
+    /// Of RX rings that were closed.
+    pub ring_full_before: u64,
     /// On other workers.
     pub cycles_before: u64,
     pub runs_before: u64,
@@ -78,6 +80,7 @@ impl Default for Fates {
             worker_panicked: 0,
             stopped: 0,
             left: 0,
+            ring_full_before: 0,
             cycles_before: 0,
             runs_before: 0,
         }

@@ -18,7 +18,7 @@ use super::{
     exchange::{Arrived, Desk, Fates, Hands, PortNames},
     plan::PathPlan,
 };
-use crate::af_xdp::{Io, MOST_PATHS, Mark, Queue, Receiver, Sender};
+use crate::af_xdp::{Closed, Io, MOST_PATHS, Mark, Queue, Receiver, Sender};
 use anyhow::{Context, Result};
 use logic::{
     elements::Chain,
@@ -72,6 +72,8 @@ pub(super) struct Moving {
     pub cost: Cost,
     pub receivers: Vec<Receiver>,
     pub fates: Box<Fates>,
+    /// Its chain is not to run.
+    pub stopped: bool,
 }
 
 /// See the head of this file.
@@ -285,7 +287,7 @@ impl Inner {
 
     /// Takes a path that is new, or was another worker's.
     pub fn take_in(&mut self, moving: Moving) -> Result<()> {
-        let Moving { path, plan, chain, cost, receivers, fates } = moving;
+        let Moving { path, plan, chain, cost, receivers, fates, stopped } = moving;
         let of = Path { id: path, router: plan.router, weight: plan.weight };
         self.worker.insert(of, chain, cost).with_context(|| format!("path {}", plan.name))?;
         if let Some(place) = self.desk.fates.get_mut(usize::from(path)) {
@@ -293,6 +295,10 @@ impl Inner {
         }
         self.lanes.insert(path, Lane { plan, panics: Vec::new(), panicked: 0 });
         receivers.into_iter().for_each(|receiver| self.io.add_receiver(receiver));
+        if stopped {
+            self.stopped |= bit(path);
+            self.worker.sleep(path);
+        }
         Ok(())
     }
 
@@ -301,6 +307,7 @@ impl Inner {
         let lane = self.lanes.remove(&path)?;
         let account = self.worker.accounts().find(|account| account.path.id == path);
         let (chain, cost) = self.worker.remove(path)?;
+        let stopped = self.is_stopped(path);
         self.sleeping &= !bit(path);
         self.stopped &= !bit(path);
         let mut fates = self.desk.fates.get_mut(usize::from(path)).map(std::mem::take).unwrap_or_default();
@@ -309,7 +316,7 @@ impl Inner {
             fates.runs_before += account.runs - account.empty_runs;
         }
         let receivers = self.io.take_path(path.into());
-        Some(Moving { path, plan: lane.plan, chain, cost, receivers, fates })
+        Some(Moving { path, plan: lane.plan, chain, cost, receivers, fates, stopped })
     }
 
     /// Another chain or weight from the next run on. One that was stopped goes on.
@@ -332,6 +339,17 @@ impl Inner {
         self.io.receivers(path.into()).any(|ring| ring.wanted().port == port && ring.has_packets())
     }
 
+    /// Closes an RX ring of a path, which gets no packets any more.
+    pub fn close_receiver(&mut self, path: PathId, port: PortId, queue: u32) {
+        let Some(ring) = self.io.take_receiver(path.into(), port, queue) else { return };
+        let ring_full = ring.statistics().map_or(0, |statistics| statistics.receive_ring_full);
+        let left = ring.retire();
+        if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
+            fates.left += left;
+            fates.ring_full_before += ring_full;
+        }
+    }
+
     pub fn take_queue(&mut self, port: PortId, queue: u32) -> Option<Queue> {
         let is_it = |q: &Queue| (q.wanted().port, q.wanted().queue) == (port, queue);
         let at = self.io.queues().iter().position(is_it)?;
@@ -344,8 +362,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Also how many packets it leaves that never found room.
-    pub fn take_output(&mut self, port: PortId) -> Option<(Sender, usize)> {
+    pub fn take_output(&mut self, port: PortId) -> Option<Closed> {
         let at = self.desk.take_output(port)?;
         Some(self.io.take_output(at))
     }

@@ -28,6 +28,8 @@ pub struct WorkersReport {
     pub paths: Vec<PathStand>,
     pub workers: Vec<WorkerStand>,
     pub queues: Vec<QueueStand>,
+    /// Of ways out that were closed since the start, all workers' of a port together.
+    pub closed_outputs: Vec<OutputStand>,
     pub up: UpReport,
     /// Of the memory for packets: all, free now and not in a worker's pool, promised, and not used again.
     pub frames: u32,
@@ -104,6 +106,43 @@ pub struct OutputStand {
     pub dropped_no_queue: u64,
     /// Wait for room now.
     pub waiting: usize,
+    /// Waited for room when it was closed, and are lost.
+    pub left: u64,
+}
+
+impl OutputStand {
+    pub(super) fn of(port: PortId, counts: OutputCounts) -> OutputStand {
+        let OutputCounts {
+            sent_packets,
+            delayed_packets,
+            dropped_full,
+            dropped_unfit,
+            dropped_gone,
+            dropped_no_queue,
+        } = counts;
+        OutputStand {
+            port,
+            sent_packets,
+            delayed_packets,
+            dropped_full,
+            dropped_unfit,
+            dropped_gone,
+            dropped_no_queue,
+            waiting: 0,
+            left: 0,
+        }
+    }
+
+    /// One more of the same port.
+    pub(super) fn add(&mut self, more: &OutputStand) {
+        self.sent_packets += more.sent_packets;
+        self.delayed_packets += more.delayed_packets;
+        self.dropped_full += more.dropped_full;
+        self.dropped_unfit += more.dropped_unfit;
+        self.dropped_gone += more.dropped_gone;
+        self.dropped_no_queue += more.dropped_no_queue;
+        self.left += more.left;
+    }
 }
 
 /// A queue of a port.
@@ -123,6 +162,8 @@ pub struct QueueStand {
     /// Times that no frame was there for the fill ring, and entries of the kernel's that are none.
     pub starved: u64,
     pub refused: u64,
+    /// Times that the kernel found the fill ring empty: packets of any of its paths were lost.
+    pub fill_empty: u64,
 }
 
 /// What one worker tells.
@@ -138,25 +179,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
     let part = |of: u64| of as f64 / now.saturating_sub(begun).max(1) as f64;
     let output = |(port, at): (PortId, usize)| {
         let output = inner.io.outputs().get(at)?;
-        let OutputCounts {
-            sent_packets,
-            delayed_packets,
-            dropped_full,
-            dropped_unfit,
-            dropped_gone,
-            dropped_no_queue,
-        } = output.counts();
-        let waiting = output.waiting();
-        Some(OutputStand {
-            port,
-            sent_packets,
-            delayed_packets,
-            dropped_full,
-            dropped_unfit,
-            dropped_gone,
-            dropped_no_queue,
-            waiting,
-        })
+        Some(OutputStand { waiting: output.waiting(), ..OutputStand::of(port, output.counts()) })
     };
     let outputs = inner.desk.outputs().filter_map(output).collect();
     let silent = None;
@@ -172,6 +195,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         fault: faults.get(&n).cloned(),
         starved: queue.counts().starved,
         refused: queue.counts().refused,
+        fill_empty: queue.statistics().map_or(0, |statistics| statistics.fill_ring_empty),
     };
     let queues = inner.io.queues().iter().enumerate().map(queue).collect();
     Told { worker, paths: paths(core, inner), queues }
@@ -183,12 +207,13 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
         let fates = inner.desk.fates.get(usize::from(id))?;
         let ring_full =
             |ring: &Receiver| ring.statistics().map_or(0, |statistics| statistics.receive_ring_full);
+        let ring_full = inner.io.receivers(id.into()).map(ring_full).sum::<u64>() + fates.ring_full_before;
         Some(PathStand {
             id,
             router: account.path.router,
             worker: core,
             panics: inner.panicked(id),
-            ring_full: inner.io.receivers(id.into()).map(ring_full).sum(),
+            ring_full,
             runs: fates.runs_before + account.runs - account.empty_runs,
             cycles: fates.cycles_before + account.cycles,
             cycles_per_packet: account.cost.of(Resource::Cycles),
