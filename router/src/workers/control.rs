@@ -525,6 +525,11 @@ impl Control {
     fn open_ring(&mut self, queue: PortQueue, path: PathId, core: CoreId, entries: u32) -> Result<()> {
         let (of, opener) = self.opener(queue)?;
         ensure!(entries.is_power_of_two() && entries >= 64, OpenError::RingSize(entries));
+        let fill = of.plan.rings.fill;
+        ensure!(
+            entries <= fill / 2,
+            "a ring of {entries} packets wants a fill ring of twice as many; the port's has {fill}"
+        );
         let opener = opener.with_ring(entries);
         let receiver = netns::inside(&of.plan.namespace, || opener.receiver(path.into()))??;
         let fd = receiver.as_fd().try_clone_to_owned()?;

@@ -42,7 +42,8 @@ pub struct PortPlan {
     /// Try it first.
     pub zero_copy: bool,
     pub polling: Polling,
-    /// The fill ring no smaller than any path's ring: while a path moves from worker to worker nobody may be awake to fill it.
+    /// The fill ring at least twice as large as any path's ring: a quarter of it may be missing when a worker does not get on for a while, or
+    /// while a path moves from worker to worker, and what then comes is to fit.
     pub rings: Rings,
 }
 

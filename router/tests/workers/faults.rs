@@ -20,7 +20,7 @@ fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
         // And with room for what comes while a panic is told.
         let mut paths = [(0, path("trap", &["forward"], 1)), (1, path("other", &["forward"], 1))];
         paths.iter_mut().for_each(|(_, path)| path.ring = 1024);
-        bed.apply(&plan(&[1], &ports(1, Rings { fill: 1024, ..SMALL }), &paths));
+        bed.apply(&plan(&[1], &ports(1, Rings { fill: 2048, ..SMALL }), &paths));
         let (mut generator, to, kernel) = (Generator::new("q0", 1), Wire::open("q1"), Wire::open("p0"));
         let mut send = |range: std::ops::Range<u32>| {
             for n in range.step_by(16) {
@@ -57,11 +57,11 @@ fn a_panic_costs_what_was_in_hand_and_the_third_stops_the_path_alone() {
             (2032..2048).map(|n| frame(0, n, 60)).collect::<Vec<_>>()
         );
         // The same plan changes nothing; another chain starts it.
-        bed.apply(&plan(&[1], &ports(1, Rings { fill: 1024, ..SMALL }), &paths));
+        bed.apply(&plan(&[1], &ports(1, Rings { fill: 2048, ..SMALL }), &paths));
         assert!(bed.path(0).stopped.is_some());
         let mended = PathPlan { ring: 1024, ..path("mended", &["count", "forward"], 1) };
         let mended = [(0, mended), paths[1].clone()];
-        bed.apply(&plan(&[1], &ports(1, Rings { fill: 1024, ..SMALL }), &mended));
+        bed.apply(&plan(&[1], &ports(1, Rings { fill: 2048, ..SMALL }), &mended));
         let before = bed.path(0).out["p1"];
         send(2048..2064);
         until("the path to go on", || bed.path(0).out["p1"] == before + 16);

@@ -149,15 +149,14 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
     in_new_namespace(|| {
         // What waited while it moved is sent at once.
         let bed = Bed::new(1, WorkersSettings { auxiliary: 1024, ..settings() });
-        // While a path is on none of the workers its owner may sleep: the fill ring is to have room for its ring.
-        let ports = ports(1, Rings { fill: 1024, ..SMALL });
+        let ports = ports(1, Rings { fill: 2048, ..SMALL });
         let mut first = path("moves", &["forward"], 0);
         first.ring = 1024;
         bed.apply(&plan(&[0, 1], &ports, &[(0, first.clone())]));
         let to = Wire::open("q1");
         let (came, mut out, mut changes) = (AtomicU32::new(0), Vec::new(), 0_u16);
         let ends = AtomicBool::new(false);
-        let goes_on = |begun: Instant| !ends.load(Relaxed) && begun.elapsed() < Duration::from_secs(60);
+        let goes_on = |begun: Instant| !ends.load(Relaxed) && begun.elapsed() < Duration::from_secs(15);
         thread::scope(|scope| {
             let (came, ends) = (&came, &ends);
             scope.spawn(move || {
