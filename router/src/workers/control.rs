@@ -12,7 +12,7 @@ use super::{
     WorkersSettings,
     clock::Clock,
     epochs::Epochs,
-    exchange::{Desk, PORTS, PortNames},
+    exchange::{Desk, Fates, PORTS, PortNames},
     inner::{Inner, Moving},
     placing::Placing,
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan},
@@ -382,7 +382,7 @@ impl Control {
 
     fn begin_path(&mut self, path: PathId, core: CoreId, plan: &PathPlan) -> Result<()> {
         let chain = self.tables.chain(plan, &self.state.names)?;
-        let (plan, cost, fates) = (plan.clone(), Cost::default(), Box::default());
+        let (plan, cost, fates) = (plan.clone(), Cost::default(), Fates::default());
         let moving = Moving { path, plan, chain, cost, receivers: Vec::new(), fates, stopped: false };
         self.ask(core, move |inner| inner.take_in(moving))??;
         self.state.at.insert(path, core);

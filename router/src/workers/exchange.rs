@@ -97,7 +97,7 @@ pub(super) struct Desk {
     /// Bit p: `outputs[p]` is there.
     ports: u64,
     /// By path.
-    pub fates: Vec<Box<Fates>>,
+    pub fates: Vec<Fates>,
     /// By port: what leaves after this turn.
     out: Vec<Vec<Buffer>>,
     /// Bit p: `out[p]` has some.
@@ -115,7 +115,7 @@ impl Desk {
             gate,
             outputs: [None; PORTS],
             ports: 0,
-            fates: (0..MOST_PATHS).map(|_| Box::default()).collect(),
+            fates: (0..MOST_PATHS).map(|_| Fates::default()).collect(),
             out: (0..PORTS).map(|_| Vec::new()).collect(),
             leaves: 0,
             in_hand: 0,

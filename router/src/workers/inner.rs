@@ -71,7 +71,7 @@ pub(super) struct Moving {
     pub chain: Chain,
     pub cost: Cost,
     pub receivers: Vec<Receiver>,
-    pub fates: Box<Fates>,
+    pub fates: Fates,
     /// Its chain is not to run.
     pub stopped: bool,
 }

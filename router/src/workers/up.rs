@@ -227,10 +227,15 @@ impl Bucket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::mpsc::sync_channel, time::Duration};
+    use std::{
+        sync::mpsc::{SyncSender, sync_channel},
+        time::Duration,
+    };
+
+    type Given = (u32, Vec<u8>);
 
     /// Says what it gets, when it may.
-    struct Told(Sender<(u32, Vec<u8>)>, Receiver<()>);
+    struct Told(Sender<Given>, Receiver<()>);
     impl Up for Told {
         fn up(&mut self, ifindex: u32, frame: &[u8]) -> Result<()> {
             self.1.recv()?;
@@ -238,7 +243,7 @@ mod tests {
         }
     }
 
-    fn start(budgets: Budgets) -> (Ups, Receiver<(u32, Vec<u8>)>, std::sync::mpsc::SyncSender<()>) {
+    fn start(budgets: Budgets) -> (Ups, Receiver<Given>, SyncSender<()>) {
         let ((told, tells), (go, may)) = (channel(), sync_channel(4096));
         let ups = Ups::start(Box::new(Told(told, may)), budgets).unwrap();
         let namespace = Arc::new(File::open("/proc/thread-self/ns/net").unwrap());
