@@ -15,6 +15,7 @@ use router::{
     plane::Charge,
 };
 use std::{
+    os::fd::AsFd,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
 };
@@ -57,18 +58,20 @@ impl Bed {
         world.count_losses();
         run("ethtool -K q1 gro on");
         let umem = Umem::new(4096, 2048).unwrap();
-        let (mut queue, _) = Queue::open(&umem, bed::wanted("p0", 0, SMALL)).unwrap();
-        for path in paths {
-            queue.add_path(*path).unwrap();
-            maps.put(0, 0, *path as u16, queue.path_fd(*path).unwrap()).unwrap();
-        }
-        let mut io = Io::new(&umem, 1024).unwrap();
+        let (queue, _) = Queue::open(&umem, bed::wanted("p0", 0, SMALL)).unwrap();
+        let (opener, mut io) = (queue.opener(), Io::new(&umem, 1024).unwrap());
         io.add_queue(queue);
+        for path in paths {
+            let ring = opener.receiver(*path).unwrap();
+            maps.put(0, 0, *path as u16, ring.as_fd()).unwrap();
+            io.add_receiver(ring);
+        }
         Bed { world, maps, umem, io }
     }
 
     fn ring_full(&self, path: usize) -> u64 {
-        self.io.queues()[0].statistics(path).unwrap().unwrap().receive_ring_full
+        let mut rings = self.io.receivers(path);
+        rings.next().unwrap().statistics().unwrap().receive_ring_full
     }
 
     fn end(self) {
@@ -116,7 +119,7 @@ fn packets_come_to_their_paths_as_they_were_and_others_are_routed() {
         until("the one that is dropped", || b.world.charged(Reason::PathNoWorker) == 1);
         let counts = b.maps.counts();
         assert_eq!((counts[3].up, counts[60].dropped), ([0, 0, 1, 0], [0, 0, 1, 0]));
-        assert!(b.maps.put(0, 64, 3, b.io.queues()[0].path_fd(3).unwrap()).is_err());
+        assert!(b.maps.put(0, 64, 3, b.io.receivers(3).next().unwrap().as_fd()).is_err());
         b.end();
     });
 }
