@@ -313,9 +313,8 @@ fn the_auxiliary_queue_keeps_order_and_ends() {
     // The device takes some; a new packet goes behind those that wait.
     assert_eq!(device.send(0), 64);
     send(&mut io, 104..106);
-    assert_eq!((io.outputs()[0].waiting(), device.send(64)), (0, 64), "no completion is taken back yet");
-    io.flush();
-    assert_eq!(device.send(64), 106);
+    // More than half of the completion ring was full, so the sender took back what was sent.
+    assert_eq!((io.outputs()[0].waiting(), device.send(64)), (0, 106));
     assert_eq!(io.outputs()[0].counts().sent_packets, 106);
     io.flush();
     assert_eq!(io.outputs()[0].sender().in_flight(), 0);
