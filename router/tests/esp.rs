@@ -242,6 +242,12 @@ fn numbers_are_never_used_again() {
     let (rest, number) = noted.trim_end().rsplit_once(' ').unwrap();
     assert_eq!(number, "00000000000000000005");
     assert_eq!(run("b.pcap"), [6, 7, 8, 9, 10]);
+    // A start that fails uses none.
+    assert!(!world.run("p.toml", &["--pcap", "none.pcap"]).status.success());
+    assert_eq!(
+        fs::read_to_string(world.file("out.sequence")).unwrap(),
+        format!("{rest} 00000000000000000010\n")
+    );
     // One that was killed had noted what it might have used.
     world.write("out.sequence", &format!("{rest} 00000000000001048576\n"));
     assert_eq!(run("c.pcap"), [1048577, 1048578, 1048579, 1048580, 1048581]);

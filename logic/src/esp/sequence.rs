@@ -4,7 +4,7 @@
 //! 0 ....... taken ....... reserved ....... last
 //!   used           may be used     not yet        2^32 - 1, or 2^64 - 1 with 64-bit numbers (RFC 4303 section 2.2.1)
 //! ```
-//! `taken <= reserved <= last`. Who makes an SA reserves numbers before they are used, and notes that somewhere a restart finds it:
+//! `taken <= reserved <= last`; behind more than 32 bits, of an SA that has no more than those any longer, `last` is less, and there is none. Who makes an SA reserves numbers before they are used, and notes that somewhere a restart finds it:
 //! it goes on behind what was reserved, never behind what was used. Workers share one `Sequence`; they take as many numbers as a batch has
 //! packets at once.
 
@@ -34,7 +34,6 @@ impl Sequence {
     /// Behind the numbers up to `used`; none is reserved.
     pub fn new(is_extended: bool, used: u64) -> Self {
         let last = if is_extended { u64::MAX } else { u32::MAX.into() };
-        let used = used.min(last);
         Sequence { taken: used.into(), reserved: used.into(), last }
     }
 

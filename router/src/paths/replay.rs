@@ -9,7 +9,7 @@ use super::{
     tables,
 };
 use crate::{config::PathsConfig, sas::Sas};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use logic::{
     elements::{MOST_PACKETS, Verdict},
     paths::{Bursts, Counters, PathId, Settings},
@@ -63,6 +63,12 @@ pub fn run<R: Read, W: Write>(
     mut outputs: Outputs<W>,
 ) -> Result<PathsReport> {
     let mut worker = worker(config, &sas)?;
+    if let Err(why) = sas.reserve() {
+        drop(worker);
+        // What was reserved of other SAs before is given back.
+        let more = sas.finish().err().map(|more| format!("; {more}")).unwrap_or_default();
+        bail!("{why}{more}");
+    }
     let mut unreserved = None;
     let mut replay = Replay::new(config);
     let start = Instant::now();

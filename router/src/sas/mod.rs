@@ -18,7 +18,7 @@ use crate::{
 use logic::esp::{Common, Inbound, Key, Outbound, SaTable};
 use sequence_file::SequenceFile;
 use serde::Serialize;
-use std::sync::Arc;
+use std::{fs::File, sync::Arc};
 
 /// See the head of this file. Nothing, by default.
 #[derive(Default)]
@@ -34,6 +34,8 @@ struct Made {
     name: String,
     spi: u32,
     kind: Kind,
+    /// Of the key of what is sent, locked as long as this is there.
+    key_file: Option<File>,
 }
 
 enum Kind {
@@ -62,7 +64,8 @@ pub struct SaReport {
 }
 
 impl Sas {
-    /// Those of a file; reads keys, and opens the files that have sequence numbers.
+    /// Those of a file; reads keys, and opens the files that have sequence numbers. None is reserved: [`Sas::reserve`] does that when all else
+    /// is there, as each start that fails behind it would cost a block.
     pub fn load(config: &PathsConfig) -> Result<Sas, ConfigError> {
         let open = |sa: &SaConfig, key: &Key| match &sa.direction {
             Direction::Inbound { .. } => Ok(None),
@@ -70,21 +73,22 @@ impl Sas {
                 SequenceFile::open(sequence_file, key).map(Some).map_err(|e| e.to_string())
             }
         };
-        Sas::made(config, |sa| key::read(&sa.key), open)
+        let key = |sa: &SaConfig| key::read(&sa.key, matches!(sa.direction, Direction::Outbound { .. }));
+        Sas::made(config, key, open)
     }
 
     /// For tests: with keys that are not read, and numbers that nobody notes.
     pub fn forgetful(config: &PathsConfig, key: impl Fn(&SaConfig) -> Key) -> Result<Sas, ConfigError> {
-        Sas::made(config, |sa| Ok(key(sa)), |_, _| Ok(None))
+        Sas::made(config, |sa| Ok((key(sa), None)), |_, _| Ok(None))
     }
 
     fn made(
         config: &PathsConfig,
-        key: impl Fn(&SaConfig) -> Result<Key, String>,
+        key: impl Fn(&SaConfig) -> Result<(Key, Option<File>), String>,
         open: impl Fn(&SaConfig, &Key) -> Result<Option<SequenceFile>, String>,
     ) -> Result<Sas, ConfigError> {
         let mut sas = Sas::default();
-        let mut keys = Vec::<Key>::new();
+        let mut keys = Vec::<Key>::with_capacity(config.sas.len());
         for sa in &config.sas {
             let wrong = |key: &str, message: String| ConfigError::Wrong {
                 file: sa.file.clone(),
@@ -105,7 +109,7 @@ impl Sas {
                 }
             };
             sas.library = Some(library);
-            let read = key(sa).map_err(|why| wrong("key", why))?;
+            let (read, key_file) = key(sa).map_err(|why| wrong("key", why))?;
             if let Some((_, other)) = keys.iter().zip(&config.sas).find(|(other, _)| **other == read) {
                 let message = format!(
                     "it has the key of SA {}: two SAs with one key encrypt different packets alike, and both can be read (docs/esp.md)",
@@ -126,14 +130,11 @@ impl Sas {
             };
             let kind = match sa.direction {
                 Direction::Outbound { mtu, dont_fragment, .. } => {
-                    let mut file = open(sa, &read).map_err(|why| wrong("sequence_file", why))?;
+                    let file = open(sa, &read).map_err(|why| wrong("sequence_file", why))?;
                     let used = file.as_ref().map_or(0, SequenceFile::used);
                     let outbound = Arc::new(Outbound::new(common, mtu, dont_fragment, used));
-                    match &mut file {
-                        Some(file) => file
-                            .reserve(&outbound.sequence)
-                            .map_err(|e| wrong("sequence_file", e.to_string()))?,
-                        None => outbound.sequence.reserve(u64::MAX),
+                    if file.is_none() {
+                        outbound.sequence.reserve(u64::MAX);
                     }
                     sas.table.set_outbound(&sa.name, outbound.clone());
                     Kind::Outbound(outbound, file)
@@ -147,13 +148,13 @@ impl Sas {
                     Kind::Inbound(inbound)
                 }
             };
-            sas.made.push(Made { name: sa.name.clone(), spi: sa.spi, kind });
+            sas.made.push(Made { name: sa.name.clone(), spi: sa.spi, kind, key_file });
             keys.push(read);
         }
         Ok(sas)
     }
 
-    /// Reserves more sequence numbers where few are left; to be called between runs. Where that cannot be noted, the SA sends
+    /// Reserves more sequence numbers where few are left; to be called before the first run, and between runs. Where that cannot be noted, the SA sends
     /// what it has, and stops.
     pub fn reserve(&mut self) -> Result<(), String> {
         for Made { name, kind, .. } in &mut self.made {
@@ -187,13 +188,14 @@ impl Sas {
         let Sas { table, made, .. } = self;
         made.iter().for_each(|made| drop(table.remove_outbound(&made.name)));
         drop(table);
-        for Made { name, kind, .. } in made {
+        for Made { name, kind, key_file, .. } in made {
             if let Kind::Outbound(sa, Some(file)) = kind {
                 // An element that still has it may still send: then what was reserved stays used.
                 if let Some(sa) = Arc::into_inner(sa) {
                     file.finish(sa.sequence.taken()).map_err(|e| format!("SA {name}: {e}"))?;
                 }
             }
+            drop(key_file);
         }
         Ok(())
     }

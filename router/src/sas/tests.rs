@@ -1,6 +1,10 @@
 //! Sequence files; the rest is in `router/tests/esp.rs`, over the binary.
 
-use super::sequence_file::{Fault, SequenceFile};
+use super::{
+    key,
+    sequence_file::{Fault, SequenceFile},
+};
+use crate::config::KeySource;
 use logic::esp::{Key, Sequence};
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -47,5 +51,79 @@ fn numbers_are_noted_before_they_can_be_taken() {
 fn what_is_no_file_is_refused() {
     for path in ["/dev/full", "/", "/nonexistent/a"] {
         assert!(SequenceFile::open(path.as_ref(), &key(1)).is_err(), "{path}");
+    }
+}
+
+/// Of an SA that has 32-bit numbers since, and had more: what was used stays used, and there is nothing left.
+#[test]
+fn what_is_noted_never_gets_less() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.sequence");
+    let used = (1 << 32) + 7;
+    SequenceFile::open(&path, &key(1)).unwrap().finish(used).unwrap();
+    let mut file = SequenceFile::open(&path, &key(1)).unwrap();
+    let sequence = Sequence::new(false, file.used());
+    file.reserve(&sequence).unwrap();
+    assert!(sequence.take(1).is_empty());
+    assert_eq!(noted(&path), used);
+    file.finish(sequence.taken()).unwrap();
+    assert_eq!(noted(&path), used);
+    SequenceFile::open(&path, &key(1)).unwrap().finish(3).unwrap();
+    assert_eq!(noted(&path), used);
+    let mut file = SequenceFile::open(&path, &key(1)).unwrap();
+    let sequence = Sequence::new(true, file.used());
+    file.reserve(&sequence).unwrap();
+    assert_eq!(sequence.take(1), used + 1..used + 2);
+}
+
+/// Its line is lost: nobody knows what was used.
+#[test]
+fn an_empty_file_is_broken_and_a_new_one_has_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.sequence");
+    drop(SequenceFile::open(&path, &key(1)).unwrap());
+    assert_eq!(noted(&path), 0);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    fs::write(&path, "").unwrap();
+    assert!(matches!(SequenceFile::open(&path, &key(1)), Err(Fault::Broken(_))));
+    assert_eq!(fs::read(&path).unwrap(), b"");
+}
+
+#[test]
+fn a_file_that_others_write_is_refused_and_so_is_a_link() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.sequence");
+    drop(SequenceFile::open(&path, &key(1)).unwrap());
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    assert!(matches!(SequenceFile::open(&link, &key(1)), Err(Fault::Io { what: "open", .. })));
+    for (mode, is_ours) in [(0o620, false), (0o602, false), (0o644, true)] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let opened = SequenceFile::open(&path, &key(1));
+        assert_eq!(opened.is_ok(), is_ours, "{mode:o}");
+        assert!(is_ours || matches!(opened, Err(Fault::NotOurs(_))), "{mode:o}");
+    }
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(1), None).unwrap();
+        assert!(matches!(SequenceFile::open(&path, &key(1)), Err(Fault::NotOurs(_))));
+    }
+}
+
+#[test]
+fn the_key_of_what_is_sent_is_in_one_place() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.key");
+    fs::write(&path, "01".repeat(20)).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let source = KeySource::File(path.clone());
+    let (read, held) = key::read(&source, true).unwrap();
+    assert!(read == key(1) && held.is_some());
+    assert!(key::read(&source, true).unwrap_err().contains("is in use by another process"));
+    assert!(key::read(&source, false).unwrap().1.is_none(), "the peer's side reads it");
+    drop(held);
+    assert!(key::read(&source, true).is_ok());
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(1), None).unwrap();
+        assert!(key::read(&source, false).unwrap_err().contains("does not belong"));
     }
 }
