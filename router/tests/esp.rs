@@ -306,6 +306,18 @@ fn what_is_wrong_is_refused_with_its_line() {
         (right.replace("key_file = \"in.key\"", &format!("key = \"{KEY_IN}\"")), "unknown field 'key'"),
         (right.replace("key_file = \"in.key\"", ""), "SA in needs a key"),
         (
+            right.replace("\"in.key\"", &format!("\"{KEY_IN}\"")),
+            "SA in has what looks like the key itself: key_file",
+        ),
+        (
+            right.replace("key_file = \"in.key\"", &format!("key_env = \"0x{KEY_OUT}\"")),
+            "SA in has what looks like the key itself: key_env",
+        ),
+        (
+            right.replace("mode = \"tunnel\"", "mode = \"transport\"\ndestination = [\"192.0.2.0/24\"]"),
+            "is of transport mode, whose packets are those between 192.0.2.1 and 192.0.2.2",
+        ),
+        (
             right.replace("key_file = \"in.key\"", "key_env = \"MILLRACE_NO_SUCH_KEY\""),
             "the environment has no MILLRACE_NO_SUCH_KEY",
         ),

@@ -28,7 +28,7 @@ use crate::{
     reason::Reason,
 };
 use rustc_hash::FxHashMap;
-use std::{mem, sync::Arc};
+use std::{mem, net::IpAddr, sync::Arc};
 
 const FRAGMENT: u16 = 0x3fff;
 /// In the low bits of TOS and traffic class (RFC 3168).
@@ -53,6 +53,8 @@ pub struct EspDecrypt {
 struct Sas {
     all: Vec<Arc<Inbound>>,
     by_spi: FxHashMap<u32, u16>,
+    /// Our addresses, each once.
+    locals: Vec<IpAddr>,
     /// Our ports of ESP in UDP.
     ports: Vec<u16>,
 }
@@ -83,6 +85,7 @@ struct Found {
     text: u16,
     tag: u16,
     tos: u8,
+    /// Until it was authenticated it is wrong.
     fate: Result<(), Loss>,
 }
 
@@ -99,7 +102,10 @@ impl Sas {
         let all: Vec<_> = names.iter().flat_map(|name| view.inbound(name)).cloned().collect();
         let by_spi = (0..).zip(&all).map(|(at, sa): (u16, _)| (sa.spi, at)).collect();
         let ports = all.iter().filter_map(|sa| sa.udp).map(|udp| udp.local).collect();
-        Sas { all, by_spi, ports }
+        let mut locals: Vec<_> = all.iter().map(|sa| sa.local).collect();
+        locals.sort_unstable();
+        locals.dedup();
+        Sas { all, by_spi, locals, ports }
     }
 }
 
@@ -136,9 +142,10 @@ impl Element for EspDecrypt {
         self.jobs = emptied(jobs);
         let mut found = found.iter();
         batch.each(counters, |packet| {
-            let of_packet = found.next()?;
-            let sa = sas.all.get(usize::from(of_packet.sa))?;
-            of_packet.fate.and_then(|()| uncover(sa, packet, of_packet)).err().map(Verdict::Drop)
+            let next = found.next().and_then(|found| Some((found, sas.all.get(usize::from(found.sa))?)));
+            let fate = next.ok_or(Loss::BadTag);
+            let fate = fate.and_then(|(found, sa)| found.fate.and_then(|()| uncover(sa, packet, found)));
+            fate.err().map(Verdict::Drop)
         });
     }
 
@@ -193,9 +200,12 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
         return Err(Not::Ours(Up::Fragment));
     }
     let behind = whole.get(ip_bytes..).unwrap_or_default();
+    // What is for others is not looked into: it may be as short as they like.
+    let is_local = addresses(whole).is_some_and(|(_, to)| sas.locals.contains(&to));
     let (ports, esp) = match proto {
-        esp::PROTO_ESP => (None, behind),
-        ip_proto::UDP => udp(sas, behind)?,
+        esp::PROTO_ESP if is_local => (None, behind),
+        esp::PROTO_ESP => return Err(Not::Ours(Up::UnknownSpi)),
+        ip_proto::UDP if is_local => udp(sas, behind)?,
         _ => return Err(Not::Ours(Up::NotEsp)),
     };
     let spi = esp.first_chunk().copied().map(u32::from_be_bytes).ok_or(Not::Right(Loss::Truncated))?;
@@ -225,7 +235,7 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
         text: place(text),
         tag: place(tag),
         tos,
-        fate: Ok(()),
+        fate: Err(Loss::BadTag),
     };
     Ok((sa, found))
 }
@@ -255,7 +265,7 @@ fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
     let data = packet.data_mut().get_mut(at..end).unwrap_or_default();
     let (header, text) = data.split_at_mut_checked(text - at).unwrap_or_default();
     let iv = header.last_chunk().copied().unwrap_or_default();
-    Job::new(sa.spi, sa.salt, iv, found.number, sa.is_extended, text)
+    Job::new(sa.spi, *sa.salt, iv, found.number, sa.is_extended, text)
 }
 
 /// Takes away all that is around a packet whose tag was right.

@@ -7,7 +7,7 @@
 //!
 //! What must not leave unencrypted never goes up. Dropped, before anything is written, and without a sequence number: `no_sa`, `policy` (not of the
 //! SA's selectors), `not_whole` (transport mode: a fragment, or IPv6 extension headers), `over_mtu` (longer than the SA's MTU when it is
-//! encrypted; a `route` in front with an MTU of so much less lets the kernel tell the sender), `no_room`, `sequence_exhausted`, `sequence_unreserved`.
+//! encrypted), `no_room`, `sequence_exhausted`, `sequence_unreserved`. `not_sealed`: the library did not encrypt it; its number is used.
 //!
 //! | parameter | meaning |
 //! |---|---|
@@ -94,11 +94,24 @@ impl Element for EspEncrypt {
             }
         });
         sa.aead.seal(&mut jobs);
+        let sealed = if jobs.iter().all(|job| job.is_right) {
+            None
+        } else {
+            Some(jobs.iter().map(|job| job.is_right).collect::<Vec<_>>())
+        };
         self.jobs = emptied(jobs);
         sa.sequence.give_back(numbers);
-        if sa.udp.is_some() && matches!(sa.ends, Ends::V6 { .. }) {
+        if let Some(sealed) = sealed {
+            let mut sealed = sealed.into_iter();
+            let lost = Some(Verdict::Drop(Loss::NotSealed));
+            batch.each(counters, |_| if sealed.next() == Some(true) { None } else { lost });
+        }
+        // In transport mode the IP header is the packet's own.
+        if sa.udp.is_some() && (sa.mode == Mode::Transport || matches!(sa.ends, Ends::V6 { .. })) {
             batch.each(counters, |packet| {
-                esp::udp6_checksum(packet.ip_mut());
+                if packet.headers.family == Family::V6 {
+                    esp::udp6_checksum(packet.ip_mut());
+                }
                 None
             });
         }
@@ -299,5 +312,5 @@ pub(super) fn readdress(header: &mut [u8], total: u16, proto: u8) {
 #[inline]
 fn job<'t>(sa: &Outbound, packet: &'t mut Packet<'_>, number: u64, text: Range<usize>) -> Job<'t> {
     let text = packet.data_mut().get_mut(text).unwrap_or_default();
-    Job::new(sa.spi, sa.salt, number.to_be_bytes(), number, sa.is_extended, text)
+    Job::new(sa.spi, *sa.salt, number.to_be_bytes(), number, sa.is_extended, text)
 }

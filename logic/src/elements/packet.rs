@@ -77,6 +77,8 @@ pub enum Loss {
     SequenceExhausted,
     /// ESP: no sequence number is reserved.
     SequenceUnreserved,
+    /// ESP: the library did not encrypt it.
+    NotSealed,
     /// ESP: shorter than what is always there, or than its own lengths.
     Truncated,
     /// ESP: the tag is not that of its bytes: changed, or of another key.
@@ -97,7 +99,7 @@ pub enum Loss {
 
 impl Loss {
     /// All, in order.
-    pub const ALL: [Loss; 20] = [
+    pub const ALL: [Loss; 21] = [
         Loss::Discarded,
         Loss::OverRate,
         Loss::BadCrc,
@@ -110,6 +112,7 @@ impl Loss {
         Loss::OverMtu,
         Loss::SequenceExhausted,
         Loss::SequenceUnreserved,
+        Loss::NotSealed,
         Loss::Truncated,
         Loss::BadTag,
         Loss::Replayed,
@@ -135,6 +138,7 @@ impl Loss {
             Loss::OverMtu => "over_mtu",
             Loss::SequenceExhausted => "sequence_exhausted",
             Loss::SequenceUnreserved => "sequence_unreserved",
+            Loss::NotSealed => "not_sealed",
             Loss::Truncated => "truncated",
             Loss::BadTag => "bad_tag",
             Loss::Replayed => "replayed",

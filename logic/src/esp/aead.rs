@@ -11,16 +11,17 @@ const SALT: usize = 4;
 /// An AES key of 128 or 256 bits, and the salt. Nothing shows it, and its memory is zeroed.
 #[derive(Clone)]
 pub struct Key {
-    bytes: [u8; 32],
+    /// In one place, as a move leaves a copy behind.
+    bytes: Box<[u8; 32]>,
     length: usize,
-    salt: [u8; SALT],
+    salt: Box<[u8; SALT]>,
 }
 
 impl Key {
     /// 16 or 32 bytes of key, and 4 of salt behind them.
     pub fn new(bytes: &[u8]) -> Option<Key> {
         let (aes, salt) = bytes.split_last_chunk::<SALT>()?;
-        let mut key = Key { bytes: [0; 32], length: aes.len(), salt: *salt };
+        let mut key = Key { bytes: Box::new([0; 32]), length: aes.len(), salt: Box::new(*salt) };
         match aes.len() {
             16 | 32 => key.bytes.get_mut(..aes.len())?.copy_from_slice(aes),
             _ => return None,
@@ -35,7 +36,7 @@ impl Key {
 
     /// For nonces.
     pub fn salt(&self) -> [u8; SALT] {
-        self.salt
+        *self.salt
     }
 }
 
@@ -50,8 +51,8 @@ impl Drop for Key {
 impl PartialEq for Key {
     fn eq(&self, other: &Key) -> bool {
         let mut differs = self.length ^ other.length;
-        let mine = self.bytes.iter().chain(&self.salt);
-        for (a, b) in mine.zip(other.bytes.iter().chain(&other.salt)) {
+        let mine = self.bytes.iter().chain(&*self.salt);
+        for (a, b) in mine.zip(other.bytes.iter().chain(&*other.salt)) {
             differs |= usize::from(a ^ b);
         }
         differs == 0
@@ -65,7 +66,6 @@ impl fmt::Debug for Key {
 }
 
 /// One packet to be sealed or opened.
-#[derive(Debug)]
 pub struct Job<'t> {
     /// Salt and IV.
     pub nonce: [u8; 12],
@@ -73,7 +73,7 @@ pub struct Job<'t> {
     pub aad: [u8; 12],
     /// 8, or 12 with 64-bit sequence numbers.
     pub aad_bytes: u8,
-    /// Set by [`Aead::open`]: the tag was right.
+    /// Set by [`Aead::seal`]: it was encrypted; and by [`Aead::open`]: the tag was right.
     pub is_right: bool,
     /// The text, and behind it the tag.
     pub text: &'t mut [u8],
@@ -103,9 +103,16 @@ impl<'t> Job<'t> {
     }
 }
 
+/// Without nonce, which has the salt, and text.
+impl fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("is_right", &self.is_right).finish_non_exhaustive()
+    }
+}
+
 /// A key of some library's. Where a tag is wrong, what is left of the text is nobody's business.
 pub trait Aead: Send + Sync {
-    /// Encrypts the texts, and writes their tags.
+    /// Encrypts the texts, and writes their tags, and says which it did.
     fn seal(&self, jobs: &mut [Job<'_>]);
     /// Decrypts the texts, and says whether their tags were right.
     fn open(&self, jobs: &mut [Job<'_>]);

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::paths::class::Addresses;
 use std::{fmt, net::IpAddr, sync::Arc};
+use zeroize::Zeroizing;
 
 /// What is inside (RFC 4303 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ impl Selectors {
 /// An SA that packets are sent by.
 pub struct Outbound {
     pub(crate) spi: u32,
-    pub(crate) salt: [u8; 4],
+    pub(crate) salt: Zeroizing<[u8; 4]>,
     pub(crate) aead: Arc<dyn Aead>,
     pub(crate) mode: Mode,
     pub(crate) is_extended: bool,
@@ -68,7 +69,7 @@ pub struct Outbound {
 /// An SA that packets come by.
 pub struct Inbound {
     pub(crate) spi: u32,
-    pub(crate) salt: [u8; 4],
+    pub(crate) salt: Zeroizing<[u8; 4]>,
     pub(crate) aead: Arc<dyn Aead>,
     pub(crate) mode: Mode,
     pub(crate) is_extended: bool,
@@ -107,7 +108,7 @@ impl Outbound {
         // An eighth is left.
         let soft = sequence.last() - sequence.last() / 8;
         let outer = Outer::new(ends, udp, dont);
-        let (salt, mtu) = (key.salt(), mtu.into());
+        let (salt, mtu) = (Zeroizing::new(key.salt()), mtu.into());
         Outbound { spi, salt, aead, mode, is_extended, udp, ends, outer, mtu, selectors, soft, sequence }
     }
 }
@@ -117,7 +118,7 @@ impl Inbound {
     pub fn new(common: Common<'_>, window: u32) -> Result<Self, BadWindow> {
         let Common { spi, key, aead, mode, is_extended, ends, udp, selectors } = common;
         let window = Window::new(window, is_extended)?;
-        let (salt, local) = (key.salt(), ends.local());
+        let (salt, local) = (Zeroizing::new(key.salt()), ends.local());
         Ok(Inbound { spi, salt, aead, mode, is_extended, udp, local, selectors, window })
     }
 }

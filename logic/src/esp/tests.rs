@@ -25,6 +25,7 @@ impl Aead for Oracle {
             }
             .unwrap()
             .into();
+            job.is_right = true;
         }
     }
 

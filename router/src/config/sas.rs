@@ -10,7 +10,10 @@ use super::{
     paths::{Mtu, Name, Wrong, wrong},
 };
 use crate::crypto::Library;
-use logic::esp::{Dont, Ends, Mode, Selectors, Udp};
+use logic::{
+    esp::{Dont, Ends, Mode, Selectors, Udp},
+    paths::class::Addresses,
+};
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
     net::IpAddr,
@@ -258,7 +261,15 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig,
     let at = sa.name.span().start;
     let Name(name) = sa.name.into_inner();
     let directory = file.parent().unwrap_or(Path::new(""));
+    let shown = |key: &str| {
+        let message = format!(
+            "SA {name} has what looks like the key itself: {key} says where the key is. What was written here must not be used any more"
+        );
+        wrong(at, format!("sa.{key}"), message)
+    };
     let key = match (sa.key_file, sa.key_env) {
+        (Some(key), None) if is_key(key.as_os_str().as_encoded_bytes()) => return shown("key_file"),
+        (None, Some(variable)) if is_key(variable.as_bytes()) => return shown("key_env"),
         (Some(key), None) => KeySource::File(directory.join(key)),
         (None, Some(variable)) => KeySource::Environment(variable),
         _ => {
@@ -311,11 +322,21 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig,
             Direction::Inbound { window: sa.window.map_or(DEFAULT_WINDOW, |window| window.get_ref().0) }
         }
     };
-    if sa.mode.0 == Mode::Transport && selectors.is_any() {
-        selectors = match used {
+    if sa.mode.0 == Mode::Transport {
+        let ends = match used {
             Used::ToEncrypt => Selectors::between(local, remote),
             _ => Selectors::between(remote, local),
         };
+        let is_within = |given: &[Addresses], end: &[Addresses]| given.iter().all(|one| end.contains(one));
+        if !is_within(&selectors.source, &ends.source)
+            || !is_within(&selectors.destination, &ends.destination)
+        {
+            let message = format!(
+                "SA {name} is of transport mode, whose packets are those between {local} and {remote}: other source or destination is not possible"
+            );
+            return wrong(at, "sa", message);
+        }
+        selectors = ends;
     }
     let (spi, mode, is_extended) = (sa.spi.get_ref().0, sa.mode.0, sa.esn);
     Ok(SaConfig {
@@ -331,6 +352,12 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig,
         file: file.into(),
         line,
     })
+}
+
+/// A key, and not where one is.
+fn is_key(text: &[u8]) -> bool {
+    let digits = text.strip_prefix(b"0x").unwrap_or(text);
+    [40, 72].contains(&digits.len()) && digits.iter().all(u8::is_ascii_hexdigit)
 }
 
 /// Keys, and how they are written.

@@ -17,12 +17,16 @@ impl Aead for Expanded {
     fn seal(&self, jobs: &mut [Job<'_>]) {
         for job in jobs {
             let aad = Aad::from(job.aad.get(..job.aad_bytes.into()).unwrap_or_default());
+            job.is_right = false;
             let Some((text, tag)) = job.text.split_last_chunk_mut::<TAG>() else { continue };
             let nonce = Nonce::assume_unique_for_key(job.nonce);
             let sealed =
                 self.0.as_ref().and_then(|key| key.seal_in_place_separate_tag(nonce, aad, text).ok());
             match sealed {
-                Some(sealed) => tag.copy_from_slice(sealed.as_ref()),
+                Some(sealed) => {
+                    tag.copy_from_slice(sealed.as_ref());
+                    job.is_right = true;
+                }
                 // Of texts that frames have room for it seals all; what it did not must not leave as it is.
                 None => job.text.fill(0),
             }

@@ -23,7 +23,9 @@ fn with_salt(aes: &[u8]) -> Key {
 
 fn sealed(aead: &dyn Aead, nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Vec<u8> {
     let mut text = [text, &[0xee; TAG]].concat();
-    aead.seal(&mut [job(nonce, aad, &mut text)]);
+    let mut jobs = [job(nonce, aad, &mut text)];
+    aead.seal(&mut jobs);
+    assert!(jobs[0].is_right);
     text
 }
 

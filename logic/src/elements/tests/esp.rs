@@ -508,3 +508,53 @@ fn without_room_nothing_is_written() {
     }
     assert_eq!(table.remove_outbound("a").unwrap().sequence.taken(), 1);
 }
+
+/// Seals the first of each batch only, and leaves the rest zeroed.
+struct Lazy(Oracle);
+
+impl Aead for Lazy {
+    fn seal(&self, jobs: &mut [Job<'_>]) {
+        for (n, job) in jobs.iter_mut().enumerate() {
+            if n == 0 {
+                self.0.seal(std::slice::from_mut(job));
+            } else {
+                job.text.fill(0);
+            }
+        }
+    }
+
+    fn open(&self, _: &mut [Job<'_>]) {}
+}
+
+#[test]
+fn what_the_library_did_not_encrypt_is_not_sent() {
+    let mut pair = Pair::new(&PLAIN);
+    let key = PLAIN.key();
+    let common = Common { aead: Arc::new(Lazy(Oracle::new(&key))), ..PLAIN.common(&key, true) };
+    let sa = Outbound::new(common, 1500, Dont::Copy, 0);
+    sa.sequence.reserve(u64::MAX);
+    pair.table.set_outbound("a", Arc::new(sa));
+    let seen = pair.encrypt(&vec![packet(false, b"x", 0); 3]);
+    let fates: Vec<_> = seen.iter().map(|seen| seen.0).collect();
+    assert_eq!(fates, [Verdict::To(2), dropped(Loss::NotSealed), dropped(Loss::NotSealed)]);
+    assert_eq!(pair.fate(&seen[0].1), Verdict::To(1));
+}
+
+/// Whatever its lengths say, and whatever port it goes to.
+#[test]
+fn what_is_for_others_is_passed_up_unread() {
+    let mut pair = Pair::new(&Setting { udp: NAT, ..PLAIN });
+    let mut short = udp4([10, 0, 0, 1], [10, 1, 0, 2], 64, 2);
+    short[36..38].copy_from_slice(&4501u16.to_be_bytes());
+    let mut esp = udp4([10, 0, 0, 1], [10, 1, 0, 2], 64, 0);
+    esp[23] = 50;
+    esp[24..26].fill(0);
+    let sum = !crate::flow::checksum::sum(&esp[14..34]);
+    esp[24..26].copy_from_slice(&sum.to_be_bytes());
+    for packet in [short, esp] {
+        assert_eq!(
+            pair.decrypt(std::slice::from_ref(&packet)).remove(0),
+            (Verdict::Up(Reason::Local), packet)
+        );
+    }
+}
