@@ -73,25 +73,7 @@ impl Slot {
         let mode = socket.is_zero_copy();
         // If the kernel does not say, it goes as if it were the dearer one.
         let zero_copy = *mode.as_ref().unwrap_or(&true);
-        let (umem, socket, in_flight) = (umem.clone(), Some(socket), AtomicU32::new(0));
-        let (completion, half) = (Mutex::new(completion.0), completion.1 / 2);
-        let (left, ownerless, completed) = (Mutex::default(), AtomicBool::new(false), AtomicU64::new(0));
-        let _promise = promise;
-        let slot = Slot {
-            umem,
-            id,
-            socket,
-            device,
-            zero_copy,
-            in_flight,
-            completed,
-            fill,
-            left,
-            ownerless,
-            completion,
-            half,
-            _promise,
-        };
+        let slot = Slot::in_mode(umem, id, socket, device, zero_copy, fill, completion, promise);
         mode.map(|_| slot)
     }
 
@@ -104,26 +86,35 @@ impl Slot {
         completion: (Consumer<1>, u32),
         promise: Promise,
     ) -> Slot {
-        let id = umem.new_queue().unwrap();
-        let in_flight = AtomicU32::new(0);
-        let (umem, socket, left) = (umem.clone(), Some(socket), Mutex::default());
-        let (completion, half) = (Mutex::new(completion.0), completion.1 / 2);
-        let (ownerless, completed) = (AtomicBool::new(false), AtomicU64::new(0));
-        let (device, _promise) = (Device::open(0, 0).unwrap(), promise);
+        let (id, device) = (umem.new_queue().unwrap(), Device::open(0, 0).unwrap());
+        Slot::in_mode(umem, id, socket, device, zero_copy, fill, completion, promise)
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "all that a slot is made of, in one place")]
+    fn in_mode(
+        umem: &Arc<Umem>,
+        id: QueueId,
+        socket: Socket,
+        device: Device,
+        zero_copy: bool,
+        fill: Fill,
+        (completion, entries): (Consumer<1>, u32),
+        promise: Promise,
+    ) -> Slot {
         Slot {
-            umem,
+            umem: umem.clone(),
             id,
-            socket,
+            socket: Some(socket),
             device,
             zero_copy,
-            in_flight,
-            completed,
+            in_flight: AtomicU32::new(0),
+            completed: AtomicU64::new(0),
             fill,
-            left,
-            ownerless,
-            completion,
-            half,
-            _promise,
+            left: Mutex::default(),
+            ownerless: AtomicBool::new(false),
+            completion: Mutex::new(completion),
+            half: entries / 2,
+            _promise: promise,
         }
     }
 
