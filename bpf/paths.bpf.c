@@ -55,12 +55,6 @@ int ip_to_path(struct xdp_md *ctx)
 	return bpf_redirect_map(&paths, ctx->rx_queue_index * PATHS, XDP_PASS);
 }
 
-SEC("xdp")
-int pass(struct xdp_md *ctx)
-{
-	return XDP_PASS;
-}
-
 /* Run by BPF_PROG_TEST_RUN with live frames, which leave by `out` as they are. */
 SEC("xdp")
 int repeat(struct xdp_md *ctx)

@@ -23,6 +23,8 @@ use std::{
 pub const HEAD_ROOM: usize = 256;
 /// Free frames that a pool keeps at most: several batches, so that one who sends as much as he receives never asks the depot.
 const KEPT: usize = 4 * BATCH;
+/// Frames that a pool may hold beside the packets in hand.
+pub const POOL_FRAMES: usize = KEPT;
 const NONE: u32 = u32::MAX;
 
 /// A worker's free frames.

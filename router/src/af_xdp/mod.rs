@@ -70,7 +70,7 @@ mod tests;
 mod umem;
 
 pub use bell::Bell;
-pub use buffer::{Buffer, HEAD_ROOM, Pool};
+pub use buffer::{Buffer, HEAD_ROOM, POOL_FRAMES, Pool};
 pub use io::{Closed, Io, Mark};
 pub use open::{Opener, Polling, Rings, Wanted};
 pub use output::{Output, OutputCounts};

@@ -27,6 +27,11 @@ use std::{
 /// The kernel lets go of a queue a moment after its last socket was closed (a work item, `xp_release_deferred`).
 const LETS_GO: Duration = Duration::from_millis(500);
 
+/// What rights it takes is said with what failed.
+const OPENING: &str = "opening an AF_XDP socket, which takes CAP_NET_RAW";
+const REGISTERING: &str =
+    "registering the memory, all of which is locked: that takes CAP_IPC_LOCK, or as high a limit (ulimit -l)";
+
 /// Entries of rings, each a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rings {
@@ -208,7 +213,7 @@ impl Opener {
     /// A socket with one ring, which shares fill and completion ring.
     pub(super) fn shared(&self, which: Which, entries: u32) -> Result<(Socket, RingMemory), OpenError> {
         let wanted = self.wanted;
-        let socket = Socket::open().map_err(wanted.failed("opening a socket"))?;
+        let socket = Socket::open().map_err(wanted.failed(OPENING))?;
         let ring = socket.ring(which, entries).map_err(wanted.failed("making a ring"))?;
         let base = self.slot.socket().as_fd().as_raw_fd();
         socket
@@ -265,9 +270,9 @@ fn flags(zero_copy: bool) -> u16 {
 }
 
 fn bind_to(umem: &Umem, wanted: &Wanted, zero_copy: bool, shared: Option<i32>) -> Result<First, Refused> {
-    let socket = Socket::open().map_err(Refused::to("opening a socket"))?;
+    let socket = Socket::open().map_err(Refused::to(OPENING))?;
     if shared.is_none() {
-        socket.register(umem).map_err(Refused::to("registering the memory (it is locked: CAP_IPC_LOCK)"))?;
+        socket.register(umem).map_err(Refused::to(REGISTERING))?;
     }
     let ring = |which, entries| socket.ring(which, entries).map_err(Refused::to("making a ring"));
     let rings = wanted.rings;

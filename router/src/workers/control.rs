@@ -15,8 +15,8 @@ use super::{
     exchange::{Desk, Fates, PORTS, PortNames},
     inner::{Inner, Moving},
     placing::Placing,
-    plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan},
-    report::{OutputStand, WorkerStand, WorkersReport, told},
+    plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
+    report::{OutputStand, WorkerStand, WorkersReport, port_name, told},
     thread::Thread,
     up::{Device, Ups},
 };
@@ -24,7 +24,6 @@ use crate::{
     af_xdp::{Closed, Io, MOST_PATHS, OpenError, Opener, Queue, Umem, Wanted},
     config::ElementSettings,
     netns,
-    plane::Grace,
 };
 use anyhow::{Context, Result, anyhow, ensure};
 use logic::{
@@ -38,6 +37,7 @@ use logic::{
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
     os::fd::AsFd,
     sync::{Arc, mpsc::Sender},
     thread,
@@ -65,7 +65,6 @@ pub(super) struct Control {
     pub slots: Box<dyn Slots>,
     pub tables: Arc<dyn Tables>,
     pub clock: Clock,
-    pub grace: Grace,
     pub epochs: Epochs,
     pub ups: Ups,
     /// Paths that workers stopped.
@@ -98,6 +97,11 @@ fn note<T>(troubles: &mut Troubles, result: Result<T>) -> Option<T> {
     result.map_err(|error| troubles.push(format!("{error:#}"))).ok()
 }
 
+/// In a port's namespace.
+fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> Result<T> {
+    netns::inside(namespace, task).context("entering the port's namespace, which takes CAP_SYS_ADMIN")
+}
+
 impl Control {
     #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub fn new(
@@ -109,9 +113,8 @@ impl Control {
         epochs: Epochs,
         ups: Ups,
         tell: Sender<PathId>,
-    ) -> Result<Control> {
-        let (grace, state) = (Grace::new()?, State::default());
-        Ok(Control { settings, umem, slots, tables, clock, grace, epochs, ups, tell, state })
+    ) -> Control {
+        Control { settings, umem, slots, tables, clock, epochs, ups, tell, state: State::default() }
     }
 
     /// See the head of this file; what could not be done.
@@ -151,9 +154,17 @@ impl Control {
         let ports = plan.ports.keys().filter(|port| usize::from(**port) >= PORTS);
         let paths = plan.paths.keys().filter(|path| usize::from(**path) >= MOST_PATHS);
         let ports = ports.map(|port| format!("port {port}: they are numbered from 0 to {}", PORTS - 1));
-        ports
-            .chain(paths.map(|path| format!("path {path}: they are numbered from 0 to {}", MOST_PATHS - 1)))
-            .collect()
+        let paths = paths.map(|path| format!("path {path}: they are numbered from 0 to {}", MOST_PATHS - 1));
+        let (needed, frames, retired) =
+            (frames_needed(plan, &self.settings), self.umem.frames(), self.umem.retired_frames());
+        let lacks = (needed > frames.saturating_sub(retired)).then(|| {
+            format!(
+                "memory for packets: the plan may need {needed} frames of {} bytes; there are {frames}, {retired} of them \
+                 retired: what finds none is not opened",
+                self.umem.frame_bytes()
+            )
+        });
+        ports.chain(paths).chain(lacks).collect()
     }
 
     fn place(&mut self, plan: &WorkersPlan, troubles: &mut Troubles) -> BTreeMap<PathId, CoreId> {
@@ -273,7 +284,7 @@ impl Control {
         for ((port, queue), path) in rings {
             note(troubles, self.slots.take(*port, *queue, *path));
         }
-        note(troubles, self.grace.wait());
+        note(troubles, self.slots.settle());
         for ring @ ((port, queue), path) in rings.iter().copied() {
             let Some(core) = self.state.layout.rings.remove(&ring) else { continue };
             let is_empty =
@@ -304,9 +315,10 @@ impl Control {
         note(troubles, self.wait_for_sent(core));
         let taken = note(troubles, self.ask(core, move |inner| inner.take_output(port))).flatten();
         let Some(Closed { sender, counts, left }) = taken else { return };
-        let closed = OutputStand::of(port, counts);
-        let all = self.state.closed.entry(port).or_insert(OutputStand { port, ..OutputStand::default() });
-        all.add(&OutputStand { left: left as u64, ..closed });
+        let closed = OutputStand::of(port, port_name(&self.state.names, port), counts);
+        let all = self.state.closed.entry(port).or_default();
+        (all.port, all.name) = (port, closed.name.clone());
+        all.add(&OutputStand { dropped_closed: left as u64, ..closed });
         let held = left + sender.waiting() as usize;
         if held > 0 && !self.gone().contains(&port) {
             troubles.push(format!("port {port}: it held {held} packets of core {core}, which are lost"));
@@ -496,7 +508,7 @@ impl Control {
     ) -> Result<()> {
         let PortPlan { ifindex, zero_copy, polling, rings, ref namespace, .. } = *plan;
         let wanted = Wanted { port, ifindex, queue, zero_copy, polling, rings };
-        let (opened, sender) = netns::inside(namespace, || Queue::open(&self.umem, wanted))??;
+        let (opened, sender) = inside(namespace, || Queue::open(&self.umem, wanted))??;
         let (opener, key) = (opened.opener(), netns::Key::of(namespace)?);
         self.ask(owner, move |inner| inner.io.add_queue(opened))?;
         self.state.layout.owner.insert((port, queue), owner);
@@ -516,7 +528,7 @@ impl Control {
 
     fn open_output(&mut self, core: CoreId, port: PortId, queue: u32) -> Result<()> {
         let (of, opener) = self.opener((port, queue))?;
-        let sender = netns::inside(&of.plan.namespace, || opener.sender())??;
+        let sender = inside(&of.plan.namespace, || opener.sender())??;
         self.ask(core, move |inner| inner.add_output(port, sender))??;
         self.state.layout.outputs.insert((core, port), queue);
         Ok(())
@@ -531,7 +543,7 @@ impl Control {
             "a ring of {entries} packets wants a fill ring of twice as many; the port's has {fill}"
         );
         let opener = opener.with_ring(entries);
-        let receiver = netns::inside(&of.plan.namespace, || opener.receiver(path.into()))??;
+        let receiver = inside(&of.plan.namespace, || opener.receiver(path.into()))??;
         let fd = receiver.as_fd().try_clone_to_owned()?;
         self.ask(core, move |inner| inner.io.add_receiver(receiver))?;
         self.state.layout.rings.insert((queue, path), core);
@@ -574,25 +586,25 @@ impl Control {
     }
 
     /// All chains over these from the next run on.
-    pub fn set_tables(&mut self, tables: Arc<dyn Tables>) -> Troubles {
-        let mut troubles = Vec::new();
+    pub fn set_tables(&mut self, tables: Arc<dyn Tables>) -> Result<()> {
+        let chain = |(path, plan): (&PathId, &PathPlan)| {
+            Ok((*path, plan.clone(), tables.chain(plan, &self.state.names)?))
+        };
+        let chains = self.state.paths.iter().map(chain).collect::<Result<Vec<_>>>()?;
         self.tables = tables;
         for core in self.state.threads.keys() {
             let tables = self.tables.clone();
-            note(&mut troubles, self.ask(*core, move |inner| inner.desk.tables = tables));
+            self.ask(*core, move |inner| inner.desk.tables = tables)?;
         }
-        for (path, plan) in &self.state.paths {
-            let changed = self.tables.chain(plan, &self.state.names).and_then(|chain| {
-                let (core, plan, path) = (self.state.at.get(path).context("no worker")?, plan.clone(), *path);
-                self.ask(*core, move |inner| {
-                    if !inner.is_stopped(path) {
-                        inner.change(path, plan, Some(chain));
-                    }
-                })
-            });
-            note(&mut troubles, changed);
+        for (path, plan, chain) in chains {
+            let core = *self.state.at.get(&path).context("a path without a worker")?;
+            self.ask(core, move |inner| {
+                if !inner.is_stopped(path) {
+                    inner.change(path, plan, Some(chain));
+                }
+            })?;
         }
-        troubles
+        Ok(())
     }
 
     pub fn report(&mut self) -> WorkersReport {

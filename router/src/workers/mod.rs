@@ -8,15 +8,17 @@
 //!
 //! What the daemon does with it:
 //!
-//! * [`Workers::start`]`(settings, tables, slots, up)`: no threads yet.
+//! * [`Workers::start`]`(settings, tables, slots, up)`: no threads yet. `frames` of the settings: at least [`frames_needed`] of the plans to
+//!   come. `slots`: an `Arc` of [`crate::plane::PathMaps`]; `up`: a [`PassUp`].
 //! * [`Workers::apply`]`(plan)`: as it shall be, while packets run; returns what could not be done, which the next call tries again. To be
 //!   called when ports come, go or are others, when the configuration changes, and every few seconds, so that paths are placed by what they cost.
-//! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns.
+//! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns without an error.
 //! * [`Workers::epochs`]: for who waits before blocks of the tables are used again ([`Epochs::wait`] beside [`crate::plane::Grace::wait`]).
 //! * [`Workers::report`]: all that is counted. [`Workers::stop`], or drop: paths end as when they are not in the plan any more.
 //!
-//! It needs CAP_NET_RAW to open sockets, CAP_SYS_ADMIN to do so in other namespaces, CAP_IPC_LOCK or a limit for the memory of packets, and
-//! whatever `slots` and `up` need. Workers' own threads have no rights at all.
+//! Rights, of the threads that call these: CAP_NET_RAW opens sockets, CAP_SYS_ADMIN does so in other namespaces, CAP_IPC_LOCK or a limit
+//! (`ulimit -l`) locks the memory of packets, CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel; what lacks one says which.
+//! Workers' own threads have no rights at all.
 //!
 //! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). `control.rs` has
 //! the plan and who has what, behind a lock that workers never take.
@@ -45,9 +47,9 @@ mod thread;
 mod up;
 
 pub use epochs::Epochs;
-pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan};
+pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
 pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};
-pub use up::{Budgets, Up, UpReport};
+pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 
 use crate::af_xdp::Umem;
 use anyhow::{Context, Result};
@@ -62,7 +64,7 @@ use up::Ups;
 /// What stays as it is while they run.
 #[derive(Clone, Debug)]
 pub struct WorkersSettings {
-    /// The memory for packets.
+    /// The memory for packets: [`frames_needed`].
     pub frames: u32,
     /// 2048 or 4096.
     pub frame_bytes: u32,
@@ -118,7 +120,7 @@ impl Workers {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
         let (epochs, ups) = (Epochs::default(), Ups::start(up, settings.budgets)?);
-        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs.clone(), ups, tell)?;
+        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs.clone(), ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.
@@ -141,8 +143,11 @@ impl Workers {
         self.control().apply(plan)
     }
 
-    /// What paths and workers read from now on; what could not be done.
-    pub fn set_tables(&self, tables: Arc<dyn Tables>) -> Vec<String> {
+    /// What paths and workers read from now on.
+    ///
+    /// # Errors
+    /// A chain cannot be made over them: nothing has changed. Or a worker does not answer: it reads the older ones still.
+    pub fn set_tables(&self, tables: Arc<dyn Tables>) -> Result<()> {
         self.control().set_tables(tables)
     }
 

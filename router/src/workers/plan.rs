@@ -1,8 +1,10 @@
 //! What workers are told to do.
 
+use super::WorkersSettings;
 use crate::{
-    af_xdp::{Polling, Rings},
+    af_xdp::{POOL_FRAMES, Polling, Rings},
     config::{ElementSettings, PortName},
+    plane::PathMaps,
 };
 use anyhow::{Context, Result};
 use logic::{
@@ -29,6 +31,28 @@ pub struct WorkersPlan {
     pub routers: BTreeMap<RouterId, u16>,
     pub ports: BTreeMap<PortId, PortPlan>,
     pub paths: BTreeMap<PathId, PathPlan>,
+}
+
+/// Frames that a plan may need at a time ([`WorkersSettings::frames`]): whatever may hold some is promised all it may hold. While the ring of
+/// a path is changed the larger of both is needed once more.
+pub fn frames_needed(plan: &WorkersPlan, settings: &WorkersSettings) -> u32 {
+    let wide = |frames: usize| u64::try_from(frames).unwrap_or(u64::MAX);
+    let workers = wide(plan.cores.len());
+    let pools = workers.saturating_mul(wide(settings.in_hand).saturating_add(wide(POOL_FRAMES)));
+    let port = |port: &PortPlan| {
+        let Rings { fill, completion, transmit, .. } = port.rings;
+        let [fill, completion, transmit] = [fill, completion, transmit].map(u64::from);
+        // A queue brings a TX ring; a worker that sends by another's queue has one of its own.
+        let queues = u64::from(port.queues).saturating_mul(fill + completion + transmit);
+        queues.saturating_add(workers.saturating_mul(wide(settings.auxiliary).saturating_add(transmit)))
+    };
+    let path = |path: &PathPlan| {
+        let ports = path.ports.iter().filter_map(|port| plan.ports.get(port));
+        ports.map(|port| u64::from(port.queues)).sum::<u64>().saturating_mul(path.ring.into())
+    };
+    let (ports, paths) = (plan.ports.values().map(port), plan.paths.values().map(path));
+    let all = ports.chain(paths).fold(pools, u64::saturating_add);
+    all.try_into().unwrap_or(u32::MAX)
 }
 
 /// A port whose packets go to paths, or that paths send by.
@@ -71,6 +95,23 @@ pub trait Slots: Send {
     /// # Errors
     /// The path may get packets still.
     fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()>;
+    /// Returns when no packet is on its way any more by what slots said at the call: what came is in its ring.
+    ///
+    /// # Errors
+    /// The kernel cannot wait.
+    fn settle(&self) -> Result<()>;
+}
+
+impl Slots for Arc<PathMaps> {
+    fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()> {
+        PathMaps::put(self, port, queue, path, fd)
+    }
+    fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()> {
+        PathMaps::take(self, port, queue, path)
+    }
+    fn settle(&self) -> Result<()> {
+        PathMaps::settle(self)
+    }
 }
 
 /// The tables that both planes read, and chains over them. Asked by workers too: whenever a chain is to be made anew.
@@ -101,5 +142,48 @@ impl<M: Memory + Clone + Send + Sync + 'static> Tables for Shared<M> {
         };
         let elements = path.chain.iter().map(element).collect::<Result<Vec<_>>>()?;
         Chain::new(elements).with_context(|| format!("path {}", path.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use logic::cores::Core;
+
+    #[test]
+    fn all_that_may_hold_frames_is_counted() {
+        let settings = WorkersSettings { in_hand: 1000, auxiliary: 100, ..WorkersSettings::default() };
+        let core = |id| Core { id, node: 0, physical: id, workloads: 0, other: 0.0 };
+        let port = PortPlan {
+            name: "p".into(),
+            ifindex: 1,
+            namespace: Arc::new(File::open("/dev/null").unwrap()),
+            queues: 4,
+            zero_copy: true,
+            polling: Polling::Interrupts,
+            rings: Rings { fill: 2048, completion: 512, receive: 7, transmit: 256 },
+        };
+        let path = PathPlan {
+            name: "a".into(),
+            router: 0,
+            weight: 1,
+            chain: Vec::new(),
+            ports: BTreeSet::from([0, 9]),
+            ring: 64,
+            cores: None,
+        };
+        let mut plan = WorkersPlan { cores: vec![core(2), core(3)], ..WorkersPlan::default() };
+        assert_eq!(frames_needed(&plan, &settings), 2 * (1000 + 256));
+        plan.ports = BTreeMap::from([(0, port.clone()), (1, port)]);
+        let ports = 2 * (4 * (2048 + 512 + 256) + 2 * (100 + 256));
+        assert_eq!(frames_needed(&plan, &settings), 2 * 1256 + ports);
+        plan.paths = BTreeMap::from([(0, path.clone()), (5, path)]);
+        assert_eq!(
+            frames_needed(&plan, &settings),
+            2 * 1256 + ports + 2 * 4 * 64,
+            "of a port there is not: none"
+        );
+        let settings = WorkersSettings { in_hand: usize::MAX, ..settings };
+        assert_eq!(frames_needed(&plan, &settings), u32::MAX);
     }
 }

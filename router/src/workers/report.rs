@@ -31,46 +31,53 @@ pub struct WorkersReport {
     /// Of ways out that were closed since the start, all workers' of a port together.
     pub closed_outputs: Vec<OutputStand>,
     pub up: UpReport,
-    /// Of the memory for packets: all, free now and not in a worker's pool, promised, and not used again.
+    /// Of the memory for packets: all frames,
     pub frames: u32,
+    /// those that nobody has now,
     pub free_frames: u32,
+    /// those that rings and pools may have, all together ([`super::frames_needed`]),
     pub promised_frames: u32,
+    /// and those that are not used again, as a NIC had them when its queue was closed.
     pub retired_frames: u32,
 }
 
-/// A path. Every packet of it is in `out`, `up`, `dropped`, `worker_panicked`, `stopped_packets`, or in its worker's hands.
+/// A path. Every packet of it is in exactly one of `out`, `up`, `dropped`, `worker_panicked` and `stopped_packets`, or in its worker's hands.
+/// Counts are from when the path was first planned on.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PathStand {
     pub id: PathId,
     pub path: String,
     pub router: RouterId,
+    /// The core it runs on.
     pub worker: CoreId,
     /// Why it does not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
     /// Taken from its RX rings.
     pub packets: u64,
-    /// By port.
+    /// Given to the worker's way out by a port, by the port's name; what became of them there is in [`OutputStand`].
     pub out: Counts,
-    /// By reason.
+    /// For the kernel, by reason; how many got there is in [`UpReport`].
     pub up: Counts,
-    /// By reason.
+    /// Dropped by its chain, by reason.
     pub dropped: Counts,
     /// Lost in the hands of its worker, when its chain panicked.
     pub worker_panicked: u64,
     /// Dropped because the path is stopped.
     pub stopped_packets: u64,
-    /// Panics of its chain on this worker.
+    /// Panics of its chain since it came to this worker.
     pub panics: u64,
-    /// That found their RX ring full, in the kernel.
+    /// Not in `packets`: lost as they found their RX ring full, in the kernel,
     pub ring_full: u64,
-    /// In RX rings that were closed; not in `packets`.
-    pub left: u64,
+    /// and in RX rings that were closed.
+    pub ring_closed: u64,
+    /// Turns that had packets.
     pub runs: u64,
+    /// That its turns took.
     pub cycles: u64,
     /// Sampled; absent: nothing was measured.
     pub cycles_per_packet: Option<u64>,
-    /// Of its worker's cycles, since the report before.
+    /// Of a core's cycles, of late.
     pub share: f64,
     /// Of the chain it has now.
     pub elements: Vec<ElementReport>,
@@ -88,30 +95,38 @@ pub struct WorkerStand {
     /// Fractions of the time since it was started: with packets, and asleep. What is missing it looked for packets.
     pub busy: f64,
     pub slept: f64,
+    /// Times that it fell asleep.
     pub sleeps: u64,
     /// Of no path's chain.
     pub panics: u64,
     pub outputs: Vec<OutputStand>,
 }
 
-/// A worker's way out by a port.
+/// A worker's way out by a port: every packet given to it is in exactly one of `sent_packets`, the `dropped` ones and `waiting`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct OutputStand {
     pub port: PortId,
+    pub name: String,
+    /// Put into its TX ring.
     pub sent_packets: u64,
+    /// Of all, those that found the TX ring full, and waited.
     pub delayed_packets: u64,
+    /// Dropped as more waited than may,
     pub dropped_full: u64,
+    /// as they had no whole Ethernet header,
     pub dropped_unfit: u64,
+    /// as the port is gone; what its TX ring had then is sent, as far as is known here,
     pub dropped_gone: u64,
+    /// as the port has no TX queue of that number,
     pub dropped_no_queue: u64,
+    /// as they waited when the way out was closed.
+    pub dropped_closed: u64,
     /// Wait for room now.
     pub waiting: usize,
-    /// Waited for room when it was closed, and are lost.
-    pub left: u64,
 }
 
 impl OutputStand {
-    pub(super) fn of(port: PortId, counts: OutputCounts) -> OutputStand {
+    pub(super) fn of(port: PortId, name: String, counts: OutputCounts) -> OutputStand {
         let OutputCounts {
             sent_packets,
             delayed_packets,
@@ -122,14 +137,15 @@ impl OutputStand {
         } = counts;
         OutputStand {
             port,
+            name,
             sent_packets,
             delayed_packets,
             dropped_full,
             dropped_unfit,
             dropped_gone,
             dropped_no_queue,
+            dropped_closed: 0,
             waiting: 0,
-            left: 0,
         }
     }
 
@@ -141,7 +157,7 @@ impl OutputStand {
         self.dropped_unfit += more.dropped_unfit;
         self.dropped_gone += more.dropped_gone;
         self.dropped_no_queue += more.dropped_no_queue;
-        self.left += more.left;
+        self.dropped_closed += more.dropped_closed;
     }
 }
 
@@ -149,18 +165,21 @@ impl OutputStand {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct QueueStand {
     pub port: PortId,
+    pub name: String,
     pub queue: u32,
-    /// Its worker.
+    /// The core of its worker.
     pub owner: CoreId,
+    /// Packets are not copied between the driver and the workers.
     pub zero_copy: bool,
-    /// Why not, although it was wanted.
+    /// Why they are, although it was wanted otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub copies_because: Option<String>,
-    /// What is wrong with it.
+    /// What is wrong with it now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
-    /// Times that no frame was there for the fill ring, and entries of the kernel's that are none.
+    /// Times that no frame was there for the fill ring: never, unless memory was retired ([`WorkersReport::retired_frames`]).
     pub starved: u64,
+    /// Entries of its rings that were none of the frames which the kernel had: a driver's fault.
     pub refused: u64,
     /// Times that the kernel found the fill ring empty: packets of any of its paths were lost.
     pub fill_empty: u64,
@@ -177,9 +196,11 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
     let now = inner.desk.clock.cycles();
     let Times { begun, busy, slept, sleeps, panics } = inner.times;
     let part = |of: u64| of as f64 / now.saturating_sub(begun).max(1) as f64;
+    let name = |port| port_name(&inner.names, port);
     let output = |(port, at): (PortId, usize)| {
         let output = inner.io.outputs().get(at)?;
-        Some(OutputStand { waiting: output.waiting(), ..OutputStand::of(port, output.counts()) })
+        let stand = OutputStand::of(port, name(port), output.counts());
+        Some(OutputStand { waiting: output.waiting(), ..stand })
     };
     let outputs = inner.desk.outputs().filter_map(output).collect();
     let silent = None;
@@ -188,6 +209,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         inner.io.faults().map(|(queue, fault)| (queue, fault.to_string())).collect();
     let queue = |(n, queue): (usize, &crate::af_xdp::Queue)| QueueStand {
         port: queue.wanted().port,
+        name: name(queue.wanted().port),
         queue: queue.wanted().queue,
         owner: core,
         zero_copy: queue.is_zero_copy(),
@@ -225,12 +247,14 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
     inner.worker.accounts().filter_map(path).collect()
 }
 
+/// Of a port that is not planned any more only the number is known.
+pub(super) fn port_name(names: &BTreeMap<String, PortId>, port: PortId) -> String {
+    let known = names.iter().find(|(_, id)| **id == port);
+    known.map_or_else(|| format!("port {port}"), |(name, _)| name.clone())
+}
+
 /// What a path's packets became.
 fn counted(fates: &Fates, names: &BTreeMap<String, PortId>) -> PathStand {
-    let name = |port: usize| {
-        let known = names.iter().find(|(_, id)| usize::from(**id) == port);
-        known.map_or_else(|| format!("port {port}"), |(name, _)| name.clone())
-    };
     let some = |counts: &[u64]| -> Vec<(usize, u64)> {
         counts.iter().copied().enumerate().filter(|(_, packets)| *packets > 0).collect()
     };
@@ -238,12 +262,15 @@ fn counted(fates: &Fates, names: &BTreeMap<String, PortId>) -> PathStand {
     let losses = Loss::ALL.into_iter().zip(fates.dropped).filter(|(_, packets)| *packets > 0);
     PathStand {
         packets: fates.packets,
-        out: some(&fates.out).into_iter().map(|(port, packets)| (name(port), packets)).collect(),
+        out: some(&fates.out)
+            .into_iter()
+            .map(|(port, packets)| (port_name(names, port as PortId), packets))
+            .collect(),
         up: reasons.map(|(reason, packets)| (reason.name().into(), packets)).collect(),
         dropped: losses.map(|(loss, packets)| (loss.name().into(), packets)).collect(),
         worker_panicked: fates.worker_panicked,
         stopped_packets: fates.stopped,
-        left: fates.left,
+        ring_closed: fates.left,
         ..PathStand::default()
     }
 }

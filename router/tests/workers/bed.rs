@@ -1,6 +1,6 @@
 //! Workers between two veths, p0 and p1, whose other ends are the test's: what comes in by p0 is of the path that its byte says.
 
-use super::af_xdp_bed::{Port, make_port, number, program, until};
+use super::af_xdp_bed::{Port, make_port, number, until};
 use crate::common::{SMALL as FEW, ifindex, wire::Wire};
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -16,9 +16,9 @@ use logic::{
 use router::{
     af_xdp::{Polling, Rings, Umem},
     config::ElementSettings,
-    plane::Injector,
+    plane::Grace,
     workers::{
-        PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersReport,
+        PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersReport,
         WorkersSettings,
     },
 };
@@ -95,7 +95,7 @@ impl Tables for Rigged {
 }
 
 /// The slots of the test's programs.
-struct Maps(BTreeMap<PortId, MapHandle>);
+struct Maps(BTreeMap<PortId, MapHandle>, Grace);
 impl Slots for Maps {
     fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()> {
         let slot = queue * PATHS + u32::from(path);
@@ -104,6 +104,9 @@ impl Slots for Maps {
     fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()> {
         let slot = queue * PATHS + u32::from(path);
         Ok(self.0[&port].delete(&slot.to_ne_bytes())?)
+    }
+    fn settle(&self) -> Result<()> {
+        self.1.wait()
     }
 }
 
@@ -132,10 +135,10 @@ impl Bed {
             .into();
         let maps = (0..).zip(&ports).map(|(n, port)| (n, slots(port))).collect();
         let told = Arc::new(Told { panics_at: AtomicU32::new(u32::MAX), ..Told::default() });
-        let pass = program(&ports[0].object, "pass");
-        let up = Box::new(Injector::new(pass, pass).unwrap());
+        let up = Box::new(PassUp::new().unwrap());
         let tables = Arc::new(Rigged(Shared { memory: tables(), sas: Arc::default() }, told.clone()));
-        let workers = Workers::start(settings, tables, Box::new(Maps(maps)), up).unwrap();
+        let workers =
+            Workers::start(settings, tables, Box::new(Maps(maps, Grace::new().unwrap())), up).unwrap();
         Bed { umem: workers.umem(), workers, told, _ports: ports }
     }
 
