@@ -7,7 +7,8 @@
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
 //! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is; not needed to leave queues alone |
-//! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket |
+//! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such |
+//! | `CAP_IPC_LOCK` | memory for packets of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,
 //! processes of others), not against a compromised daemon. `no_new_privs` and an empty inheritable set keep anything it
@@ -17,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 use std::path::Path;
 
-const NEEDED: [(CapabilitySet, &str, &str); 7] = [
+const NEEDED: [(CapabilitySet, &str, &str); 8] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "attach XDP programs and read the network configuration"),
     (CapabilitySet::BPF, "CAP_BPF", "load XDP programs"),
     (CapabilitySet::PERFMON, "CAP_PERFMON", "load XDP programs that read the clock and kernel types"),
@@ -29,17 +30,19 @@ const NEEDED: [(CapabilitySet, &str, &str); 7] = [
         "place queues on cores, which policy = \"off\" in [cores] leaves alone",
     ),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW", "see netfilter rules"),
+    (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK", "keep packets of workers in memory"),
 ];
 
 /// The oldest kernel supported.
 const OLDEST: (u32, u32) = (6, 1);
 
-/// Refuses to start without a capability, naming it. `places`: queues are placed on cores.
-pub fn check_capabilities(places: bool) -> Result<()> {
+/// Refuses to start without a capability, naming it. `places`: queues are placed on cores; `paths`: there are workers.
+pub fn check_capabilities(places: bool, paths: bool) -> Result<()> {
     let have = capabilities(None).context("reading this process's capabilities")?.effective;
     let missing: Vec<_> = NEEDED
         .iter()
         .filter(|(c, ..)| places || *c != CapabilitySet::SYS_NICE)
+        .filter(|(c, ..)| paths || *c != CapabilitySet::IPC_LOCK)
         .filter(|(c, ..)| !have.contains(*c))
         .map(|(_, name, why)| format!("{name} (to {why})"))
         .collect();

@@ -2,10 +2,7 @@
 
 use std::{
     fs,
-    sync::{
-        Arc,
-        mpsc::{SyncSender, sync_channel},
-    },
+    sync::mpsc::{SyncSender, sync_channel},
     thread::{self, JoinHandle},
     time::Duration,
 };
@@ -22,9 +19,10 @@ use router::{
         kernel::{self, Bpf},
         observing,
         seam::{Device, Kernel},
+        user_plane::UserPlane,
     },
     observer::Waker,
-    plane::{Counters, Mode, PathMaps, Plane, Settings},
+    plane::{Counters, Mode, Plane, Settings},
 };
 use tokio::sync::oneshot;
 
@@ -53,8 +51,8 @@ impl Kernel for OtherVersion {
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, Error)> {
         self.0.attach(plane, devices)
     }
-    fn paths(&mut self, most_bytes: u32) -> Result<Arc<PathMaps>> {
-        self.0.paths(most_bytes)
+    fn user_plane(&mut self, config: &Config) -> Result<UserPlane> {
+        self.0.user_plane(config)
     }
     fn mode(&self, device: &Device) -> Option<Mode> {
         self.0.mode(device)

@@ -1,12 +1,12 @@
-//! Paths of the user plane in the daemon's configuration. No workers run yet, so packets take their path's word.
+//! Paths of the user plane in the daemon's configuration: workers run them; what no worker can have takes its path's word.
 
-use std::{net::UdpSocket, time::Duration};
+use std::{net::UdpSocket, path::PathBuf, thread, time::Duration};
 
 use lab::namespace::Namespace;
 use serde_json::Value;
 
 use crate::{
-    bed::{Bed, be_router, ping},
+    bed::{Bed, be_router, output, ping},
     daemon::{Daemon, Leftovers, eventually_true},
 };
 
@@ -32,18 +32,183 @@ fn no_worker(counts: &Value) -> u64 {
     found.map_or(0, |count| count["packets"].as_u64().unwrap())
 }
 
+/// Removed when dropped.
+struct ConfigFile(PathBuf);
+
+impl Drop for ConfigFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn start(bed: &Bed, config: &str) -> (Daemon, ConfigFile) {
+    let file = ConfigFile(std::env::temp_dir().join(format!("{}.toml", bed.name)));
+    std::fs::write(&file.0, config).unwrap();
+    let mut daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.0.to_str().unwrap()]);
+    daemon.until_accelerated(2);
+    (daemon, file)
+}
+
+/// Numbered datagrams from the client to the server by red; those that came, in order.
+fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
+    let server = bed.server.enter(|| Ok(UdpSocket::bind(to)?)).unwrap();
+    server.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    let client = bed.client.enter(|| Ok(UdpSocket::bind(from)?)).unwrap();
+    client.connect(to).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..count {
+                client.send(&number.to_be_bytes()).unwrap();
+                thread::sleep(Duration::from_micros(200));
+            }
+        });
+        let mut bytes = [0; 4];
+        let mut came = Vec::new();
+        while came.len() < count as usize && server.recv(&mut bytes).is_ok() {
+            came.push(u32::from_be_bytes(bytes));
+        }
+        came
+    })
+}
+
+fn sum(counts: &Value) -> u64 {
+    counts.as_object().map_or(0, |counts| counts.values().filter_map(Value::as_u64).sum())
+}
+
+/// Until the path has a worker that has told of itself.
+fn until_run(daemon: &Daemon, name: &str) {
+    eventually_true("a worker has the path", || !path(daemon, name)["run"].is_null());
+}
+
+/// Everything of red that is IP goes through workers: its neighbours are found, its errors are answered, hop limits are counted down once,
+/// larger packets are reported, and what its host forwards is as it was.
 #[test]
 #[ignore = "needs root"]
-fn without_workers_packets_of_paths_take_their_paths_word() {
+fn workers_route_as_linux_does() {
     let bed = Bed::new();
-    let blue_name = format!("{}-blue", bed.name);
-    let file = std::env::temp_dir().join(format!("{}.toml", bed.name));
-    let red = bed.red_name();
+    let _leftovers = Leftovers(bed.name.clone());
+    let text = format!(
+        r#"
+ports = ["p1", "p2"]
+[workers]
+cores = "0-1"
+[[path]]
+name = "ipv4"
+router = "{red}"
+class = {{ ether_type = "ipv4" }}
+chain = ["check", "route", "ttl", "rewrite"]
+otherwise = "drop"
+[[path]]
+name = "ipv6"
+router = "{red}"
+class = {{ ether_type = "ipv6" }}
+chain = ["check", "route", "ttl", "rewrite"]
+otherwise = "drop"
+"#,
+        red = bed.red_name()
+    );
+    let (daemon, _file) = start(&bed, &text);
+    until_run(&daemon, "ipv4");
+    until_run(&daemon, "ipv6");
+    ping(&bed.client, "10.7.2.2", 50);
+    ping(&bed.client, "fd07:2::2", 50);
+    ping(&bed.client, "10.8.2.2", 5);
+    assert_eq!(numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 2000), Vec::from_iter(0..2000));
+    assert_eq!(numbered(&bed, "[fd07:1::2]:4000", "[fd07:2::2]:4000", 500), Vec::from_iter(0..500));
+    for (to, hop) in [("10.7.2.2", "10.7.1.1"), ("fd07:2::2", "fd07:1::1")] {
+        let text = output(&bed.client, &format!("traceroute -n -q 1 -w 5 -N 1 {to}"));
+        let hops: Vec<&str> =
+            text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
+        assert_eq!(hops, [hop, to], "{text}");
+    }
+    bed.red.ip_batch("link set out mtu 1300\n").unwrap();
+    eventually_true("too large for the way out", || {
+        output(&bed.client, "ping -n -c 1 -W 1 -M do -s 1372 10.7.2.2").contains("mtu = 1300")
+            || output(&bed.client, "ping -n -c 1 -W 1 -M do -s 1372 10.7.2.2").contains("mtu=1300")
+    });
+    ping(&bed.client, "10.7.1.1", 5);
+    eventually_true("what became of all packets", || {
+        let path = path(&daemon, "ipv4");
+        let run = &path["run"];
+        let told = |part: &str| sum(&run[part]);
+        run["packets"] == path["packets"]
+            && run["packets"].as_u64().unwrap() == told("out") + told("up") + told("dropped")
+    });
+    let path = path(&daemon, "ipv4");
+    let out = |port: &str| path["run"]["out"][port].as_u64().unwrap_or(0);
+    assert!(out("p2") >= 2050 && out("p1") >= 50, "{path:#}");
+    assert!(path["run"]["up"]["ttl_exceeded"].as_u64().unwrap() >= 1, "{path:#}");
+    assert_eq!(
+        (&path["lost"], &path["run"]["dropped"]),
+        (&Value::Array(Vec::new()), &serde_json::json!({})),
+        "{path:#}"
+    );
+    let status = daemon.ask(&["status"]);
+    assert_eq!(status["troubles"], Value::Array(Vec::new()), "{status:#}");
+    assert_eq!(status["workers"]["workers"].as_array().unwrap().len(), 2, "{status:#}");
+    daemon.stop();
+    ping(&bed.client, "10.7.2.2", 5);
+}
+
+/// A table grows while workers read it: they read the larger one from then on, and what Linux says.
+#[test]
+#[ignore = "needs root"]
+fn workers_follow_routes_into_larger_tables() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
     let text = format!(
         r#"
 ports = ["p1", "p2"]
 [workers]
 cores = "0"
+[[path]]
+name = "udp"
+router = "{red}"
+class = {{ protocol = "udp" }}
+chain = ["check", "route", "ttl", "rewrite"]
+otherwise = "drop"
+"#,
+        red = bed.red_name()
+    );
+    let (daemon, _file) = start(&bed, &text);
+    until_run(&daemon, "udp");
+    bed.server.ip_batch("route add local 198.51.100.0/24 dev lo\n").unwrap();
+    bed.client.ip_batch("route add 198.51.100.0/24 via 10.7.1.1\n").unwrap();
+    let first = daemon.ask(&["status"])["generation"].as_u64().unwrap();
+    thread::scope(|scope| {
+        let came = scope.spawn(|| numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 20_000));
+        let route = |n: u32| format!("route add 100.{}.{}.0/25 via 10.7.2.2\n", 64 + n / 256, n % 256);
+        bed.red.ip_batch(&(0..15_000).map(route).collect::<String>()).unwrap();
+        eventually_true("a larger generation", || {
+            daemon.ask(&["status"])["generation"].as_u64().unwrap() > first
+        });
+        bed.red.ip_batch("route add 198.51.100.0/24 via 10.7.2.2\n").unwrap();
+        assert_eq!(came.join().unwrap(), Vec::from_iter(0..20_000));
+    });
+    let to_new = || numbered(&bed, "10.7.1.2:4001", "198.51.100.7:4001", 100);
+    eventually_true("by a route of the larger table", || to_new() == Vec::from_iter(0..100));
+    let before = path(&daemon, "udp")["packets"].as_u64().unwrap();
+    assert_eq!(to_new(), Vec::from_iter(0..100));
+    assert_eq!(path(&daemon, "udp")["packets"].as_u64().unwrap() - before, 100, "by the worker");
+    // And one that is gone.
+    bed.red.ip_batch("route del 198.51.100.0/24 via 10.7.2.2\n").unwrap();
+    eventually_true("the route is gone", || {
+        numbered(&bed, "10.7.1.2:4001", "198.51.100.7:4001", 3).is_empty()
+    });
+    daemon.stop();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn without_workers_packets_of_paths_take_their_paths_word() {
+    let bed = Bed::new();
+    let blue_name = format!("{}-blue", bed.name);
+    let red = bed.red_name();
+    let text = format!(
+        r#"
+ports = ["p1", "p2"]
+[workers]
+cores = "1000"
 [[path]]
 name = "later"
 router = "{blue_name}"
@@ -61,10 +226,11 @@ chain = ["check", "route", "ttl", "rewrite"]
 otherwise = "drop"
 "#
     );
-    std::fs::write(&file, text).unwrap();
     let _leftovers = Leftovers(bed.name.clone());
-    let mut daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.to_str().unwrap()]);
-    daemon.until_accelerated(2);
+    let (daemon, _file) = start(&bed, &text);
+    let status = daemon.ask(&["status"]);
+    let troubles = status["troubles"].as_array().unwrap();
+    assert!(troubles.iter().any(|t| t == "workers.cores: core 1000 is not online"), "{status:#}");
     ping(&bed.client, "10.7.2.2", 5);
     let before = daemon.forwarded();
     assert!(udp_arrives(&bed, 4000), "as if there were no path");
@@ -102,5 +268,4 @@ otherwise = "drop"
     assert!(udp_arrives(&bed, 5000));
     assert_eq!(next.ask(&["status"])["paths"], Value::Array(Vec::new()));
     next.stop();
-    std::fs::remove_file(file).unwrap();
 }

@@ -13,6 +13,7 @@ use crate::switch::{
     controllers::{Connection, ControllerReport, ControllersReport},
     report::ControllerLost,
 };
+use crate::workers::PathStand;
 
 /// Reasons that `status` shows.
 const TOP_REASONS: usize = 8;
@@ -34,6 +35,9 @@ pub fn status(s: &Status) -> String {
     for path in &s.paths {
         if let Some(why) = &path.why_not {
             text += &format!("note        path {} has no packets: {why}\n", path.path);
+        }
+        if let Some(why) = path.run.as_ref().and_then(|run| run.stopped.as_ref()) {
+            text += &format!("problem     path {} is stopped: {why}\n", path.path);
         }
     }
     s.placing.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
@@ -138,19 +142,39 @@ fn reasons(reasons: &[ReasonCount]) -> String {
     table.text()
 }
 
-/// What became of packets of paths, before their workers have them.
+/// What became of packets of paths: with their workers, and of those that no worker could have.
 fn paths(paths: &[PathReport]) -> String {
-    let mut table = Table::new(&["PATH", "ROUTER", "PORT", "TO WORKERS", "LOST", "OTHERWISE", "WHY"]);
+    let mut table = Table::new(&[
+        "PATH",
+        "ROUTER",
+        "PORT",
+        "CORE",
+        "SHARE",
+        "PACKETS",
+        "OUT",
+        "TO KERNEL",
+        "DROPPED",
+        "LOST",
+        "OTHERWISE",
+        "WHY",
+    ]);
     let sum = |counts: &[ReasonCount]| counts.iter().map(|r| r.packets).sum::<u64>();
+    let all = || "all".to_owned();
     for p in paths {
         let not_given = p.up.iter().chain(&p.dropped);
         let why: Vec<_> = not_given.map(|r| format!("{} {}", r.packets, r.reason)).collect();
-        let all = || "all".to_owned();
+        let run = p.run.as_ref();
+        let of_run = |part: fn(&PathStand) -> u64| run.map_or(String::new(), |run| part(run).to_string());
         table.row([
             p.path.clone(),
             p.router.clone().unwrap_or_else(all),
             p.port.clone().unwrap_or_else(all),
+            run.map_or("-".into(), |run| run.worker.to_string()),
+            run.map_or(String::new(), |run| format!("{:.0}%", run.share * 100.0)),
             if p.why_not.is_none() { p.packets.to_string() } else { "inactive".into() },
+            of_run(|run| run.out.values().sum()),
+            of_run(|run| run.up.values().sum()),
+            of_run(|run| run.dropped.values().sum::<u64>() + run.worker_panicked + run.stopped_packets),
             sum(&p.lost).to_string(),
             format!("{} {}", sum(&p.up) + sum(&p.dropped), p.otherwise),
             why.join(", "),

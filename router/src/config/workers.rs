@@ -10,16 +10,31 @@ use logic::{
     paths::{class::Class, rows::Otherwise},
     plan::{PortId, RouterId},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 use std::path::Path;
 
 /// Threads that run paths.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkersSettings {
     /// One on each of these; `None`: there are none, and so no paths.
     pub cores: Option<CoreList>,
+    /// Try zero-copy first, which some drivers restart a port's queues for.
+    pub zero_copy: bool,
+    /// The room of a packet, of which 256 bytes are kept free in front.
+    pub frame_bytes: FrameBytes,
 }
+
+impl Default for WorkersSettings {
+    fn default() -> Self {
+        Self { cores: None, zero_copy: true, frame_bytes: FrameBytes(2048) }
+    }
+}
+
+bounded!(
+    /// As AF_XDP has them.
+    FrameBytes, |v| [2048, 4096].contains(&v), "2048 or 4096"
+);
 
 /// A path; its number is its place.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,7 +106,11 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 1] = [("workers.cores", "cores = \"2-3\"")];
+pub(super) const FORMS: [(&str, &str); 3] = [
+    ("workers.cores", "cores = \"2-3\""),
+    ("workers.zero_copy", "zero_copy = false"),
+    ("workers.frame_bytes", "frame_bytes = 4096"),
+];
 
 #[cfg(test)]
 mod tests {

@@ -111,6 +111,12 @@ impl Roots {
     pub fn device(&self, name: &str) -> PathBuf {
         self.sys.join("class/net").join(name)
     }
+
+    /// The numbers of a device's RX queues, ascending; none of one that is not there.
+    pub fn rx_queues(&self, device: &str) -> Vec<u16> {
+        let queues = numbered(&self.device(device).join("queues"), "rx-").into_iter();
+        queues.filter_map(|queue| u16::try_from(queue).ok()).collect()
+    }
 }
 
 /// The number that a file holds; `None` if it is not there, or holds none.

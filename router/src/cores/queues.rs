@@ -189,8 +189,7 @@ struct Seen {
 impl Seen {
     fn look(roots: &Roots, device: &str, told: &Told) -> Seen {
         let directory = roots.device(device);
-        let queues = numbered(&directory.join("queues"), "rx-").into_iter();
-        let queues: Vec<u16> = queues.filter_map(|queue| u16::try_from(queue).ok()).collect();
+        let queues = roots.rx_queues(device);
         let threaded = number::<u8>(&directory.join("threaded")).is_some_and(|threaded| threaded != 0);
         let by_name = || if threaded { napis_by_name(roots, device) } else { Vec::new() };
         let instances = told.napis.clone().unwrap_or_else(by_name);

@@ -103,6 +103,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             ports,
             routers,
             paths: self.path_reports(),
+            workers: self.workers_report(),
         })
     }
 

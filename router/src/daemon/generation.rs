@@ -9,7 +9,7 @@ use super::{
     instance::Instance,
     paths::Following,
     reclaim::Reclaimer,
-    seam::{FastPath, Kernel, Observe, SwitchEnd},
+    seam::{FastPath, Kernel, Observe, SwitchEnd, UserPlane},
     steering::Steerer,
     totals::{State, Totals},
     world::World,
@@ -31,9 +31,6 @@ use std::{net::IpAddr, time::Duration};
 
 /// How long it takes to look at all ports for reasons not to trust them.
 const LOOK_AT_PORTS: Duration = Duration::from_secs(2);
-
-/// The longest frame that workers have room for: frames of 2,048 bytes, less what the kernel keeps free (docs/af-xdp.md).
-const MOST_BYTES: u32 = 1792;
 
 /// How long after a failure to load larger tables to try again.
 const GROW_AGAIN: Duration = Duration::from_secs(30);
@@ -178,7 +175,7 @@ fn limit(config: &Config) -> usize {
 
 /// What is asked before packets are routed; both outlive a generation.
 struct Before<'a, P: FastPath> {
-    paths: Option<&'a P::Paths>,
+    paths: Option<&'a P::UserPlane>,
     rules: Option<&'a P::Rules>,
 }
 
@@ -267,7 +264,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let rows = steerer.is_some();
         let paths = match config.paths.is_empty() {
             true => None,
-            false => Some(kernel.paths(MOST_BYTES).context("for the paths of the configuration")?),
+            false => Some(kernel.user_plane(&config)?),
         };
         let capacity = fitting(&world);
         let asked = Before { paths: paths.as_ref(), rules: None };
@@ -302,6 +299,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         control.follow_paths_unattached();
         let adopted = control.world.devices().any(|(_, device)| control.kernel.mode(&device).is_some());
         control.attach().map_err(|(_, error)| error)?;
+        control.follow_tables();
+        control.want_paths();
         control.inherit(before);
         if let Err(error) = control.publish() {
             if !adopted {
@@ -340,7 +339,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         } else {
             tracing::info!("{full}: moving to larger tables");
             let (rules, rows) = (self.rules.as_ref(), self.steerer.is_some());
-            let before = Before { paths: self.paths.as_ref().map(|paths| &paths.maps), rules };
+            let before = Before { paths: self.paths.as_ref().map(|paths| &paths.plane), rules };
             build(&mut self.kernel, &self.config, &self.world, capacity, number, before, rows)
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
@@ -363,6 +362,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         let old = std::mem::replace(&mut self.generation, new);
         self.follow_paths_unattached();
+        self.follow_tables();
         self.world.ports.values_mut().for_each(|p| p.attached = None);
         self.attach_what_goes()?;
         self.totals.absorb(&old.counters()?);
@@ -373,6 +373,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn follow_paths_unattached(&mut self) {
         let some = self.paths.as_ref().is_some_and(Following::are_some);
         self.generation.plane.follow_paths(some);
+    }
+
+    /// Workers read the tables of the generation in charge.
+    fn follow_tables(&self) {
+        if let Some(paths) = &self.paths {
+            paths.plane.set_tables(self.generation.plane.memory());
+        }
     }
 
     /// Leaves what the next daemon needs. What is pinned and what is written belong together by the generation's number:

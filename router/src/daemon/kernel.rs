@@ -11,19 +11,21 @@
 use super::{
     instance::Instance,
     refusal,
-    seam::{Device, FastPath, Kernel, Paths},
+    seam::{Device, FastPath, Kernel},
+    user_plane::UserPlane,
 };
-use crate::classifier::{Classifier, Ntuple};
-use crate::ethtool::Ethtool;
-use crate::plane::{
-    Counters, FlowMaps, Grace, MappedMemory, Mode, PathCounts, PathMaps, Plane, PortLink, Settings,
-    SharesInCharge, SplitSeat, Step, TestRun,
+use crate::{
+    classifier::{Classifier, Ntuple},
+    config::Config,
+    ethtool::Ethtool,
+    plane::{
+        Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
+        Step, TestRun,
+    },
+    workers::Epochs,
 };
 use anyhow::{Context, Result};
-use logic::{
-    paths::rows::PathClass,
-    plan::{PortId, RouterId},
-};
+use logic::plan::{PortId, RouterId};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
@@ -39,6 +41,8 @@ pub const BPFFS: &str = "/sys/fs/bpf";
 const LINK: &str = "link-";
 /// Names of pins with a generation's number behind.
 const COUNTED: [&str; 2] = ["counters", "charges"];
+/// A run of a worker takes a fraction of a millisecond. After so long nothing is used again, and waited for anew.
+const LONGEST_RUN: Duration = Duration::from_secs(5);
 /// Source of the mount at [`BPFFS`] if Millrace made it.
 const MOUNT: &str = "millrace";
 
@@ -52,6 +56,8 @@ pub struct Bpf {
     shares: SharesInCharge,
     /// Of those who split queues.
     seat: SplitSeat,
+    /// Of workers, if there are any.
+    epochs: Epochs,
 }
 
 impl Bpf {
@@ -64,6 +70,7 @@ impl Bpf {
             refusals: BTreeMap::new(),
             shares: SharesInCharge::default(),
             seat: SplitSeat::default(),
+            epochs: Epochs::default(),
         }
     }
 
@@ -271,8 +278,10 @@ impl Kernel for Bpf {
         self.replace(plane, devices).map_err(|(_, error)| error)
     }
 
-    fn paths(&mut self, most_bytes: u32) -> Result<Arc<PathMaps>> {
-        Ok(Arc::new(PathMaps::new(most_bytes)?))
+    fn user_plane(&mut self, config: &Config) -> Result<UserPlane> {
+        let started = UserPlane::start(config)?;
+        self.epochs = started.epochs();
+        Ok(started)
     }
 
     fn mode(&self, device: &Device) -> Option<Mode> {
@@ -326,8 +335,11 @@ impl Kernel for Bpf {
     }
 
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>> {
-        let grace = Grace::new()?;
-        Ok(Box::new(move || grace.wait()))
+        let (grace, epochs) = (Grace::new()?, self.epochs.clone());
+        Ok(Box::new(move || {
+            grace.wait()?;
+            epochs.wait(LONGEST_RUN)
+        }))
     }
 
     fn classifier(&self) -> Option<Box<dyn Classifier>> {
@@ -351,22 +363,10 @@ pub fn monotonic() -> Duration {
     Duration::new(t.tv_sec.try_into().unwrap_or(0), t.tv_nsec.try_into().unwrap_or(0))
 }
 
-impl Paths for Arc<PathMaps> {
-    fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()> {
-        PathMaps::set_classes(self, classes, own)
-    }
-    fn counts(&self) -> Vec<PathCounts> {
-        PathMaps::counts(self)
-    }
-    fn trouble(&self) -> Option<String> {
-        PathMaps::trouble(self).map(str::to_owned)
-    }
-}
-
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;
     type Rules = Arc<FlowMaps>;
-    type Paths = Arc<PathMaps>;
+    type UserPlane = UserPlane;
     fn set_rules(&mut self, rules: Option<&Arc<FlowMaps>>) -> Result<()> {
         Plane::set_rules(self, rules)
     }
@@ -406,8 +406,8 @@ impl FastPath for Plane {
         let shared = self.is_shared();
         self.set_shared(!shared);
     }
-    fn set_paths(&mut self, paths: &Arc<PathMaps>) -> Result<()> {
-        Plane::set_paths(self, paths)
+    fn set_paths(&mut self, of: &UserPlane) -> Result<()> {
+        Plane::set_paths(self, of.maps())
     }
     fn follow_paths(&mut self, some: bool) -> bool {
         let changes = some != self.is_with_paths();

@@ -14,7 +14,7 @@
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
-//! | `paths.rs` | paths of the user plane: which are active |
+//! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
@@ -43,6 +43,7 @@ mod steering;
 #[cfg(test)]
 mod tests;
 mod totals;
+pub mod user_plane;
 mod verify;
 mod world;
 
@@ -52,7 +53,7 @@ use api::{Query, Request};
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
-use seam::{FastPath, Kernel, Observe, Paths, SwitchEnd, SwitchPort};
+use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort, UserPlane};
 use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
 use totals::Totals;
@@ -97,7 +98,7 @@ pub struct Control<K: Kernel, O> {
     /// What the switch thread knows.
     told_ports: Option<Vec<SwitchPort>>,
     /// `None`: no path is configured.
-    paths: Option<paths::Following<<K::Plane as FastPath>::Paths>>,
+    paths: Option<paths::Following<<K::Plane as FastPath>::UserPlane>>,
     /// `None`: not configured, or no port had a classifier at the start.
     steerer: Option<Steerer>,
 }
@@ -171,6 +172,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.apply()?;
         let now = self.kernel.now();
         self.settle_ports(now)?;
+        self.want_paths();
         self.generation.reclaim(now);
         self.grow(now)?;
         self.follow_switch();
@@ -331,10 +333,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn troubles(&self) -> Vec<String> {
         let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
         let uncounted = self.generation.plane.troubles();
-        let paths =
-            self.paths.iter().flat_map(|paths| [paths.trouble.clone(), paths.maps.trouble()]).flatten();
+        let of_workers = |plane: &<K::Plane as FastPath>::UserPlane| plane.stand().troubles.clone();
+        let paths = self
+            .paths
+            .iter()
+            .flat_map(|paths| paths.trouble.clone().into_iter().chain(of_workers(&paths.plane)));
         let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
-        troubles.chain(self.unknown_weights()).collect()
+        troubles.chain(self.past_paths()).chain(self.unknown_weights()).collect()
     }
 
     /// Routers that have a weight and are none: maybe misspelt.

@@ -1,17 +1,20 @@
 //! Paths of the user plane: which of those in the configuration are active, and what the program is told of them.
 //!
 //! Ports and routers are named, and come and go: a path whose port or router is not there has no class, and the others keep their order. The
-//! program is told whenever that is another set than before; the first class brings the program with paths, the last one takes it away.
+//! program is told whenever that is another set than before; the first class brings the program with paths, the last one takes it away. Workers
+//! are told what runs, and where its packets come from.
 
 use super::{
     Control,
     answers::reason_count,
     report::{PathReport, ReasonCount},
-    seam::{FastPath, Kernel, Observe, Paths},
+    seam::{Device, FastPath, Kernel, Observe, UserPlane, Wanted},
+    world::PortState,
 };
 use crate::{
     config::DaemonPath,
-    plane::{NOT_GIVEN, PathCounts},
+    plane::{Mode, NOT_GIVEN, PathCounts},
+    workers::{PathPlan, WorkersReport},
 };
 use logic::{
     mirror::RouterView,
@@ -34,17 +37,19 @@ pub(super) struct Known {
 
 /// Paths of the control loop.
 pub(super) struct Following<P> {
-    pub maps: P,
+    pub plane: P,
     known: Option<Known>,
     /// Of the mirror, when `known` was made.
     revision: Option<u64>,
+    /// Of the mirror, and the ports that could be had, when workers were told.
+    wanted_at: Option<(u64, BTreeMap<PortId, u32>)>,
     /// Why what the program knows is not what it should be.
     pub trouble: Option<String>,
 }
 
-impl<P: Paths> Following<P> {
-    pub fn new(maps: P) -> Self {
-        Following { maps, known: None, revision: None, trouble: None }
+impl<P> Following<P> {
+    pub fn new(plane: P) -> Self {
+        Following { plane, known: None, revision: None, wanted_at: None, trouble: None }
     }
 
     /// Has any path a class now?
@@ -68,7 +73,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             paths.trouble = None;
             return;
         }
-        match paths.maps.set_classes(&known.classes, &known.own) {
+        match paths.plane.set_classes(&known.classes, &known.own) {
             Ok(()) => (paths.known, paths.trouble) = (Some(known), None),
             Err(error) => {
                 let why = format!("packets of paths are told apart as before: {error:#}");
@@ -92,6 +97,49 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             tracing::warn!("the program with paths is not attached as it should be: {error:#}");
             self.generation.plane.follow_paths(!some);
         }
+    }
+
+    /// Tells workers what they are to do, if that is new.
+    pub(super) fn want_paths(&mut self) {
+        let Some(paths) = &self.paths else { return };
+        let ports = self.ports_of_workers();
+        let numbers = || ports.iter().map(|(id, device)| (*id, device.ifindex)).collect();
+        let at = (self.world.mirror.revision(), numbers());
+        if paths.wanted_at.as_ref() == Some(&at) {
+            return;
+        }
+        let routers: Vec<_> = self.world.mirror.routers().collect();
+        let host = routers.iter().find(|router| router.host).and_then(|router| router.router).unwrap_or(0);
+        let plan = |(id, path): (PathId, &DaemonPath)| {
+            let (port, router) = self.places(path, &routers).ok()?;
+            let plan = PathPlan {
+                name: path.name.clone(),
+                router: router.unwrap_or(host),
+                weight: path.weight,
+                chain: path.chain.clone(),
+                ports: port.map_or_else(|| ports.keys().copied().collect(), |port| [port].into()),
+                ring: path.ring as u32,
+                cores: path.cores.as_ref().map(|cores| cores.0.clone()),
+            };
+            Some((id, plan))
+        };
+        let weight = |router: &RouterView| Some((router.router?, self.config.shares.weight(&router.name)));
+        let wanted = Wanted {
+            routers: routers.iter().filter_map(weight).collect(),
+            paths: (0..).zip(&self.config.paths).filter_map(plan).collect(),
+            ports,
+        };
+        paths.plane.want(wanted);
+        if let Some(paths) = &mut self.paths {
+            paths.wanted_at = Some(at);
+        }
+    }
+
+    /// Not those in generic mode: there a packet that a path passes up would come to the program again, and so to the path.
+    fn ports_of_workers(&self) -> BTreeMap<PortId, Device> {
+        let native = self.world.ports.iter().filter(|(_, port)| port.mode == Some(Mode::Native));
+        let device = |port: &PortState| Some(Device { name: port.name.clone(), ifindex: port.attached? });
+        native.filter_map(|(id, port)| Some((*id, device(port)?))).collect()
     }
 
     fn known_paths(&self) -> Known {
@@ -129,8 +177,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// All that are configured.
     pub(super) fn path_reports(&self) -> Vec<PathReport> {
         let Some(paths) = &self.paths else { return Vec::new() };
-        let (counts, routers) = (paths.maps.counts(), Vec::from_iter(self.world.mirror.routers()));
-        let report = |(path, counts): (&DaemonPath, PathCounts)| PathReport {
+        let (counts, routers) = (paths.plane.counts(), Vec::from_iter(self.world.mirror.routers()));
+        let stand = paths.plane.stand();
+        let report = |((id, path), counts): ((PathId, &DaemonPath), PathCounts)| PathReport {
             path: path.name.clone(),
             router: path.router.clone(),
             port: path.port.as_ref().map(|port| port.to_string()),
@@ -144,8 +193,39 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             lost: counted([(Reason::PathRingFull, counts.ring_full), (Reason::PathRefused, counts.refused)]),
             up: counted(NOT_GIVEN.into_iter().zip(counts.up)),
             dropped: counted(NOT_GIVEN.into_iter().zip(counts.dropped)),
+            run: stand.workers.paths.iter().find(|path| path.id == id).cloned(),
         };
-        self.config.paths.iter().zip(counts).map(report).collect()
+        (0..).zip(&self.config.paths).zip(counts).map(report).collect()
+    }
+
+    /// What gets past a path that drops what workers cannot have, as sentences: the program is not where it comes in.
+    pub(super) fn past_paths(&self) -> Vec<String> {
+        let open: Vec<_> = self
+            .world
+            .ports
+            .values()
+            .filter(|port| port.up == Some(true) && port.attached.is_none())
+            .collect();
+        let drops = self.config.paths.iter().filter(|path| path.otherwise == Otherwise::Drop);
+        let past = |path: &DaemonPath| {
+            let by = |port: &&&PortState| path.port.as_ref().is_none_or(|name| name.as_str() == port.name);
+            let sentence = |port: &&PortState| {
+                format!(
+                    "path {}: what arrives at port {} is the kernel's, and not dropped: {}",
+                    path.name,
+                    port.name,
+                    port.obstacles().join("; ")
+                )
+            };
+            open.iter().filter(by).map(sentence).collect::<Vec<_>>()
+        };
+        drops.flat_map(past).collect()
+    }
+
+    /// Who runs them.
+    pub(super) fn workers_report(&self) -> WorkersReport {
+        let stand = self.paths.as_ref().map(|paths| paths.plane.stand());
+        stand.map(|stand| WorkersReport { paths: Vec::new(), ..stand.workers.clone() }).unwrap_or_default()
     }
 
     pub(super) fn path_name(&self, path: PathId) -> String {

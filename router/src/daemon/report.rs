@@ -3,7 +3,10 @@
 //! Field names are part of the interface. Counters count from the first start of the instance, across restarts.
 
 use super::packet::Headers;
-use crate::switch::report::{FlowsStatus, RulesReport};
+use crate::{
+    switch::report::{FlowsStatus, RulesReport},
+    workers::{PathStand, WorkersReport},
+};
 use serde::{Deserialize, Serialize};
 
 /// `millrace status`.
@@ -44,6 +47,9 @@ pub struct Status {
     /// Of the user plane, in their order.
     #[serde(default)]
     pub paths: Vec<PathReport>,
+    /// Who runs them; what each path got is with the path.
+    #[serde(default)]
+    pub workers: WorkersReport,
 }
 
 /// How long forwarding goes on by itself.
@@ -195,7 +201,7 @@ pub struct InterfaceReport {
     pub tx_bytes: u64,
 }
 
-/// A path of the user plane, as the kernel plane gives packets to it. Counts begin with the daemon.
+/// A path of the user plane: how the kernel plane gives packets to it, and what its worker did with them. Counts begin with the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathReport {
     pub path: String,
@@ -216,6 +222,9 @@ pub struct PathReport {
     pub up: Vec<ReasonCount>,
     /// or were dropped.
     pub dropped: Vec<ReasonCount>,
+    /// What its worker did, a second ago at most; `None`: none has it.
+    #[serde(default)]
+    pub run: Option<PathStand>,
 }
 
 /// How full a table is, rows.

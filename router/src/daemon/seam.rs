@@ -4,9 +4,11 @@
 
 use crate::{
     classifier::Classifier,
+    config::Config,
     ethtool::Problem,
     plane::{Counters, Mode, PathCounts, Settings, Step, TestRun},
     switch::report::ControllerLost,
+    workers::{PathPlan, WorkersReport},
 };
 use anyhow::Result;
 use logic::{
@@ -14,7 +16,7 @@ use logic::{
     memory::Memory,
     net::Mac,
     observe::{Dump, Event, NamespaceId},
-    paths::rows::PathClass,
+    paths::{PathId, rows::PathClass},
     plan::{PortId, RouterId},
     steer::Sample,
 };
@@ -73,8 +75,8 @@ pub trait Kernel {
     /// before still runs and the error says which device failed.
     fn attach(&mut self, plane: &Self::Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)>;
 
-    /// What paths of the user plane have in common over all generations. `most_bytes`: the longest frame that workers have room for.
-    fn paths(&mut self, most_bytes: u32) -> Result<<Self::Plane as FastPath>::Paths>;
+    /// The user plane of this configuration, which has paths: what it is over all generations.
+    fn user_plane(&mut self, config: &Config) -> Result<<Self::Plane as FastPath>::UserPlane>;
 
     /// These devices, which run this generation, run the program that it now wants.
     fn swap(&mut self, _plane: &Self::Plane, _devices: &[Device]) -> Result<()> {
@@ -99,7 +101,7 @@ pub trait Kernel {
     /// Takes every program off and removes every pin of this instance; says what it did.
     fn remove(&mut self) -> Result<Vec<String>>;
 
-    /// A function that returns when no program that ran at the call is running any more.
+    /// A function that returns when no program that ran at the call is running any more, and no run of a worker.
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>>;
 
     /// What speaks to the classifiers of the ports' devices, if anything can.
@@ -184,16 +186,39 @@ pub struct SwitchPort {
     pub generic: bool,
 }
 
-/// Paths of the user plane, as the program knows them.
-pub trait Paths: Clone {
+/// The user plane, as the control loop sees it: what the program knows of paths, and the workers that run them. It never makes the loop wait.
+pub trait UserPlane<M>: Clone {
     /// From now on these are the classes, in this order, of all packets at once. `own`: whose packets are that are for no interface of a port.
     fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()>;
     /// By number.
     fn counts(&self) -> Vec<PathCounts>;
-    /// What it cannot count, as a sentence.
-    fn trouble(&self) -> Option<String> {
-        None
+    /// Workers read these tables, which are kept equal to Linux from now on; those before are not any more.
+    fn set_tables(&self, tables: M);
+    /// What workers are to do from now on.
+    fn want(&self, wanted: Wanted);
+    /// How workers stood a moment ago.
+    fn stand(&self) -> Arc<Stand> {
+        Arc::default()
     }
+}
+
+/// What workers are to do, as far as the control loop knows. Numbers are those of the tables.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Wanted {
+    /// Those that run the program.
+    pub ports: BTreeMap<PortId, Device>,
+    /// Weights of routers; others have 1.
+    pub routers: BTreeMap<RouterId, u16>,
+    /// Those whose ports and router are there.
+    pub paths: BTreeMap<PathId, PathPlan>,
+}
+
+/// How the user plane stands.
+#[derive(Clone, Debug, Default)]
+pub struct Stand {
+    pub workers: WorkersReport,
+    /// What could not be done, or not be counted, as sentences.
+    pub troubles: Vec<String>,
 }
 
 /// One generation of the program and its maps.
@@ -202,8 +227,8 @@ pub trait FastPath {
     type Memory: Memory + Send + 'static;
     /// Flow rules, which outlive generations.
     type Rules: Clone;
-    /// Paths of the user plane, which outlive generations.
-    type Paths: Paths;
+    /// It outlives generations.
+    type UserPlane: UserPlane<Self::Memory>;
     fn memory(&self) -> Self::Memory;
     /// From the next [`Kernel::attach`] on packets go by these rules, or by none; on an error, as before.
     fn set_rules(&mut self, rules: Option<&Self::Rules>) -> Result<()>;
@@ -229,7 +254,7 @@ pub trait FastPath {
     /// Attaching failed: that is to be tried again.
     fn unfollow_shares(&mut self) {}
     /// Packets may be given to these paths; called before any rules are set.
-    fn set_paths(&mut self, paths: &Self::Paths) -> Result<()>;
+    fn set_paths(&mut self, of: &Self::UserPlane) -> Result<()>;
     /// The program with paths is to be attached, or not: if that is new, from the next [`Kernel::swap`] or [`Kernel::attach`] on it is so.
     fn follow_paths(&mut self, some: bool) -> bool;
     /// Of all routers that there are: the weight of their shares of a full core, on which ports they have interfaces, which is the host.

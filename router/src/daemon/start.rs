@@ -35,7 +35,7 @@ pub fn run<O: Observe>(
 ) -> Result<()> {
     check_ports(&config)?;
     privileges::check_kernel()?;
-    privileges::check_capabilities(config.cores.policy != PlacementPolicy::Off)?;
+    privileges::check_capabilities(config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty())?;
     let lock = Lock::take(&instance)?;
     let ended = run_alone(config, &instance, &lock, observer);
     let left = Bpf::new(&instance, false).pinned_ports();

@@ -9,7 +9,7 @@ use logic::{
     paths::{PathId, Resource},
     worker::Worker,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Packets by port, or by reason.
@@ -63,9 +63,9 @@ pub struct PathReport {
 }
 
 /// An element of a path.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ElementReport {
-    pub element: &'static str,
+    pub element: String,
     /// That came to it.
     pub packets: u64,
     /// That it passed up, by reason.
@@ -73,7 +73,7 @@ pub struct ElementReport {
     /// That it dropped, by reason.
     pub dropped: Counts,
     /// What it counts besides.
-    pub counted: BTreeMap<&'static str, u64>,
+    pub counted: Counts,
 }
 
 impl PathReport {
@@ -130,11 +130,11 @@ impl PathsReport {
 
 pub(crate) fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId) -> Vec<ElementReport> {
     let Some(chain) = worker.chain(path) else { return Vec::new() };
-    let report = |(element, counters, counted): (_, &logic::elements::Counters, Vec<_>)| {
+    let report = |(element, counters, counted): (&str, &logic::elements::Counters, Vec<_>)| {
         let mut report = ElementReport {
-            element,
+            element: element.into(),
             packets: counters.packets(),
-            counted: counted.into_iter().collect(),
+            counted: counted.into_iter().map(|(what, n): (&str, u64)| (what.into(), n)).collect(),
             ..ElementReport::default()
         };
         for (verdict, packets) in counters.lost() {

@@ -609,7 +609,7 @@ impl Control {
 
     pub fn report(&mut self) -> WorkersReport {
         let mut report = WorkersReport {
-            clock: self.clock.name(),
+            clock: self.clock.name().into(),
             hz: self.clock.hz(),
             up: self.ups.report(),
             frames: self.umem.frames(),

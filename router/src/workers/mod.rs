@@ -8,12 +8,12 @@
 //!
 //! What the daemon does with it:
 //!
-//! * [`Workers::start`]`(settings, tables, slots, up)`: no threads yet. `frames` of the settings: at least [`frames_needed`] of the plans to
+//! * [`Workers::start`]`(settings, epochs, tables, slots, up)`: no threads yet. `frames` of the settings: at least [`frames_needed`] of the plans to
 //!   come. `slots`: an `Arc` of [`crate::plane::PathMaps`]; `up`: a [`PassUp`].
 //! * [`Workers::apply`]`(plan)`: as it shall be, while packets run; returns what could not be done, which the next call tries again. To be
 //!   called when ports come, go or are others, when the configuration changes, and every few seconds, so that paths are placed by what they cost.
 //! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns without an error.
-//! * [`Workers::epochs`]: for who waits before blocks of the tables are used again ([`Epochs::wait`] beside [`crate::plane::Grace::wait`]).
+//! * [`Epochs`], which outlive them: for who waits before blocks of the tables are used again ([`Epochs::wait`] beside [`crate::plane::Grace::wait`]).
 //! * [`Workers::report`]: all that is counted. [`Workers::stop`], or drop: paths end as when they are not in the plan any more.
 //!
 //! Rights, of the threads that call these: CAP_NET_RAW opens sockets, CAP_SYS_ADMIN does so in other namespaces, CAP_IPC_LOCK or a limit
@@ -103,7 +103,6 @@ impl Default for WorkersSettings {
 /// See the head of this file.
 pub struct Workers {
     control: Arc<Mutex<Control>>,
-    epochs: Epochs,
 }
 
 impl Workers {
@@ -113,14 +112,15 @@ impl Workers {
     /// There is no memory for packets, or the kernel cannot wait for programs that run.
     pub fn start(
         settings: WorkersSettings,
+        epochs: Epochs,
         tables: Arc<dyn Tables>,
         slots: Box<dyn Slots>,
         up: Box<dyn Up>,
     ) -> Result<Workers> {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
-        let (epochs, ups) = (Epochs::default(), Ups::start(up, settings.budgets)?);
-        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs.clone(), ups, tell);
+        let ups = Ups::start(up, settings.budgets)?;
+        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs, ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.
@@ -131,7 +131,7 @@ impl Workers {
             }
         };
         std::thread::Builder::new().name("stopped paths".into()).spawn(watch).context("starting a thread")?;
-        Ok(Workers { control, epochs })
+        Ok(Workers { control })
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
@@ -149,11 +149,6 @@ impl Workers {
     /// A chain cannot be made over them: nothing has changed. Or a worker does not answer: it reads the older ones still.
     pub fn set_tables(&self, tables: Arc<dyn Tables>) -> Result<()> {
         self.control().set_tables(tables)
-    }
-
-    /// To wait for workers with.
-    pub fn epochs(&self) -> Epochs {
-        self.epochs.clone()
     }
 
     pub fn report(&self) -> WorkersReport {

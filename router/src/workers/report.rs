@@ -16,14 +16,14 @@ use logic::{
     plan::{PortId, RouterId},
     reason::Reason,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// All of it.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkersReport {
     /// What cycles are counted by, and how many a second has.
-    pub clock: &'static str,
+    pub clock: String,
     pub hz: u64,
     pub paths: Vec<PathStand>,
     pub workers: Vec<WorkerStand>,
@@ -43,7 +43,7 @@ pub struct WorkersReport {
 
 /// A path. Every packet of it is in exactly one of `out`, `up`, `dropped`, `worker_panicked` and `stopped_packets`, or in its worker's hands.
 /// Counts are from when the path was first planned on.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathStand {
     pub id: PathId,
     pub path: String,
@@ -51,7 +51,7 @@ pub struct PathStand {
     /// The core it runs on.
     pub worker: CoreId,
     /// Why it does not run.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
     /// Taken from its RX rings.
     pub packets: u64,
@@ -86,11 +86,11 @@ pub struct PathStand {
 }
 
 /// A worker.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStand {
     pub core: CoreId,
     /// Why it tells nothing: it is in the same run for seconds. Its paths and queues are missing too.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     /// Fractions of the time since it was started: with packets, and asleep. What is missing it looked for packets.
     pub busy: f64,
@@ -103,7 +103,7 @@ pub struct WorkerStand {
 }
 
 /// A worker's way out by a port: every packet given to it is in exactly one of `sent_packets`, the `dropped` ones and `waiting`.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct OutputStand {
     pub port: PortId,
     pub name: String,
@@ -162,7 +162,7 @@ impl OutputStand {
 }
 
 /// A queue of a port.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueStand {
     pub port: PortId,
     pub name: String,
@@ -172,10 +172,10 @@ pub struct QueueStand {
     /// Packets are not copied between the driver and the workers.
     pub zero_copy: bool,
     /// Why they are, although it was wanted otherwise.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies_because: Option<String>,
     /// What is wrong with it now.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
     /// Times that no frame was there for the fill ring: never, unless memory was retired ([`WorkersReport::retired_frames`]).
     pub starved: u64,

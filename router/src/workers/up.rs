@@ -16,7 +16,7 @@ use logic::{
     plan::{PortId, RouterId},
     reason::{Class, Reason},
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -79,7 +79,7 @@ pub struct Budgets {
 }
 
 /// What became of packets for the kernel, since the start. Those that are in none of these wait.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpCounts {
     /// The kernel has them.
     pub packets: u64,
@@ -94,9 +94,8 @@ pub struct UpCounts {
 }
 
 /// Of all, and of each payer that had some: by router, and by port those for no interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UpReport {
-    #[serde(flatten)]
     pub all: UpCounts,
     pub routers: BTreeMap<RouterId, UpCounts>,
     pub ports: BTreeMap<PortId, UpCounts>,

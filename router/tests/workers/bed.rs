@@ -18,8 +18,8 @@ use router::{
     config::ElementSettings,
     plane::Grace,
     workers::{
-        PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersReport,
-        WorkersSettings,
+        Epochs, PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
+        WorkersReport, WorkersSettings,
     },
 };
 use std::{
@@ -118,6 +118,7 @@ fn slots(port: &Port) -> MapHandle {
 pub struct Bed {
     pub workers: Workers,
     pub umem: Arc<Umem>,
+    pub epochs: Epochs,
     pub told: Arc<Told>,
     _ports: Vec<Port>,
 }
@@ -137,9 +138,9 @@ impl Bed {
         let told = Arc::new(Told { panics_at: AtomicU32::new(u32::MAX), ..Told::default() });
         let up = Box::new(PassUp::new().unwrap());
         let tables = Arc::new(Rigged(Shared { memory: tables(), sas: Arc::default() }, told.clone()));
-        let workers =
-            Workers::start(settings, tables, Box::new(Maps(maps, Grace::new().unwrap())), up).unwrap();
-        Bed { umem: workers.umem(), workers, told, _ports: ports }
+        let (epochs, slots) = (Epochs::default(), Box::new(Maps(maps, Grace::new().unwrap())));
+        let workers = Workers::start(settings, epochs.clone(), tables, slots, up).unwrap();
+        Bed { umem: workers.umem(), workers, epochs, told, _ports: ports }
     }
 
     #[track_caller]

@@ -233,7 +233,7 @@ fn a_worker_without_packets_sleeps() {
         thread::sleep(Duration::from_millis(50));
         let before = bed.report();
         thread::sleep(Duration::from_millis(1500));
-        bed.workers.epochs().wait(Duration::from_millis(1)).unwrap();
+        bed.epochs.wait(Duration::from_millis(1)).unwrap();
         let after = bed.report();
         for (before, after) in before.workers.iter().zip(&after.workers) {
             assert!(after.sleeps - before.sleeps <= 3, "it woke for reports only: {after:?}");

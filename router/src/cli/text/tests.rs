@@ -1,6 +1,7 @@
 //! What people see, letter by letter.
 
 use super::{super::Explained, *};
+use crate::workers::WorkersReport;
 use crate::{
     daemon::{
         packet::Headers,
@@ -78,6 +79,7 @@ fn sample() -> Status {
             reason("tx_ring_full", "lost", "the ring was full", 8),
             reason("policed", "drop", "over the limit", 3),
         ],
+        workers: WorkersReport::default(),
         tables: vec![TableUse { table: "fib".into(), used: 4096, capacity: 16384 }],
         routes: Families { ipv4: 901_899, ipv6: 3 },
         neighbours: 5,
@@ -496,13 +498,23 @@ fn status_tells_of_paths() {
         dropped: vec![reason("path_no_worker", "drop", "none", 4), reason("path_unsure", "drop", "late", 1)],
         ..PathReport::default()
     };
-    let paths = vec![path("vpn", None), path("late", Some("its port eth9 is not there"))];
+    let mut run = PathStand::default();
+    (run.worker, run.share, run.stopped) = (3, 0.256, Some("its chain panicked".into()));
+    run.out = [("eth1".into(), 4), ("eth2".into(), 2)].into();
+    run.up = [("ttl_exceeded".into(), 2)].into();
+    run.dropped = [("policed".into(), 1)].into();
+    (run.worker_panicked, run.stopped_packets) = (20, 300);
+    let paths = vec![
+        PathReport { run: Some(run), ..path("vpn", None) },
+        path("late", Some("its port eth9 is not there")),
+    ];
     let text = status(&Status { paths, ..Status::default() });
     assert!(text.contains("note        path late has no packets: its port eth9 is not there\n"), "{text}");
+    assert!(text.contains("problem     path vpn is stopped: its chain panicked\n"), "{text}");
     let table = "\
-PATH  ROUTER  PORT  TO WORKERS  LOST  OTHERWISE                              WHY
-vpn   red     all   12             3     5 drop  4 path_no_worker, 1 path_unsure
-late  red     all   inactive       3     5 drop  4 path_no_worker, 1 path_unsure
+PATH  ROUTER  PORT  CORE  SHARE  PACKETS   OUT  TO KERNEL  DROPPED  LOST  OTHERWISE                              WHY
+vpn   red     all      3    26%  12          6          2      321     3     5 drop  4 path_no_worker, 1 path_unsure
+late  red     all      -      -  inactive    -          -        -     3     5 drop  4 path_no_worker, 1 path_unsure
 ";
     assert!(text.contains(table), "{text}");
 }

@@ -13,7 +13,7 @@ use super::{
     api::{Query, Request, RouteQuery},
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
-    seam::{Device, FastPath, Kernel, Observe, Paths, Reread, SwitchEnd, Told},
+    seam::{Device, FastPath, Kernel, Observe, Reread, Stand, SwitchEnd, Told, UserPlane, Wanted},
     totals::State,
 };
 use crate::{
@@ -97,12 +97,16 @@ struct World {
     classes: RefCell<Vec<ToldPaths>>,
     swapped: RefCell<Vec<Option<bool>>>,
     unclassed: RefCell<Option<String>>,
+    /// What workers were told, in order; what they read; what troubles them.
+    wanted: RefCell<Vec<Wanted>>,
+    tables_of_workers: RefCell<Option<Shared>>,
+    stands: RefCell<Vec<String>>,
 }
 
 #[derive(Clone)]
 struct FakePaths(Rc<World>);
 
-impl Paths for FakePaths {
+impl UserPlane<Shared> for FakePaths {
     fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, u8>) -> Result<()> {
         if let Some(why) = self.0.unclassed.borrow().as_ref() {
             bail!("{why}");
@@ -119,6 +123,15 @@ impl Paths for FakePaths {
             ..PathCounts::default()
         };
         vec![one; 64]
+    }
+    fn set_tables(&self, tables: Shared) {
+        *self.0.tables_of_workers.borrow_mut() = Some(tables);
+    }
+    fn want(&self, wanted: Wanted) {
+        self.0.wanted.borrow_mut().push(wanted);
+    }
+    fn stand(&self) -> Arc<Stand> {
+        Arc::new(Stand { troubles: self.0.stands.borrow().clone(), ..Stand::default() })
     }
 }
 
@@ -161,7 +174,7 @@ impl Generation {
 impl FastPath for Generation {
     type Memory = Shared;
     type Rules = u32;
-    type Paths = FakePaths;
+    type UserPlane = FakePaths;
     fn set_rules(&mut self, rules: Option<&u32>) -> Result<()> {
         if let (Some(why), Some(_)) = (self.world.unruly.borrow().as_ref(), rules) {
             bail!("{why}");
@@ -253,7 +266,7 @@ impl Kernel for Linux {
         self.0.swapped.borrow_mut().push(plane.paths);
         Ok(())
     }
-    fn paths(&mut self, _: u32) -> Result<FakePaths> {
+    fn user_plane(&mut self, _: &Config) -> Result<FakePaths> {
         Ok(FakePaths(self.0.clone()))
     }
     fn mode(&self, device: &Device) -> Option<Mode> {

@@ -110,3 +110,52 @@ fn without_paths_there_is_no_program_with_paths() {
     assert_eq!(case.linux.0.attached.borrow()[0].paths, None);
     assert_eq!(told(&case), []);
 }
+
+#[test]
+fn workers_are_told_what_runs_and_what_they_read() {
+    let mut case = with_paths();
+    let wanted = || case.linux.0.wanted.borrow().clone();
+    let device = |name: &str, ifindex| Device { name: name.into(), ifindex };
+    let first = wanted().pop().unwrap();
+    assert_eq!(first.ports, [(0, device("eth1", 1)), (1, device("eth2", 2))].into());
+    let here = &first.paths[&1];
+    assert_eq!((first.paths.len(), here.name.as_str(), &here.ports), (1, "here", &[0].into()));
+    let same = |one: &Shared, other: &Shared| Arc::ptr_eq(one, other);
+    let read = case.linux.0.tables_of_workers.borrow().clone().unwrap();
+    assert!(same(&read, case.linux.0.memory.borrow().as_ref().unwrap()), "of the generation in charge");
+    let told = wanted().len();
+    case.round(Ok(vec![]), 1.0);
+    assert_eq!(case.linux.0.wanted.borrow().len(), told, "nothing is new");
+    // Its port goes, and comes back as another device.
+    case.round(Ok(vec![Event::PortGone(0)]), 1.0);
+    let gone = case.linux.0.wanted.borrow().last().cloned().unwrap();
+    assert_eq!((gone.ports, gone.paths), ([(1, device("eth2", 2))].into(), [].into()));
+    case.round(Ok(vec![Event::Port(0, port(11))]), 1.0);
+    let back = case.linux.0.wanted.borrow().last().cloned().unwrap();
+    assert_eq!(back.ports[&0], device("eth1", 11));
+    assert_eq!(back.paths, first.paths);
+}
+
+#[test]
+fn ports_in_generic_mode_are_not_for_workers() {
+    let linux = linux();
+    linux.0.generic.borrow_mut().insert("eth1".into());
+    let config = Config::parse(std::path::Path::new("m.toml"), PATHS).unwrap();
+    let case = start_with(config, linux).unwrap();
+    let wanted = case.linux.0.wanted.borrow().last().cloned().unwrap();
+    assert_eq!(wanted.ports.keys().copied().collect::<Vec<_>>(), [1]);
+}
+
+#[test]
+fn what_troubles_workers_and_what_gets_past_a_path_is_told() {
+    let mut case = with_paths();
+    *case.linux.0.stands.borrow_mut() = vec!["core 9 is not online".into()];
+    assert_eq!(case.status().troubles, ["core 9 is not online"]);
+    case.linux.0.stands.borrow_mut().clear();
+    *case.linux.0.refused.borrow_mut() = Some("eth2".into());
+    case.round(Ok(vec![Event::PortGone(1)]), 1.0);
+    case.round(Ok(vec![Event::Port(1, port(21)), Event::Link(0, link(21, "eth2"))]), 1.0);
+    let troubles = case.status().troubles;
+    let past = "path late: what arrives at port eth2 is the kernel's, and not dropped: not attached: another program is there";
+    assert_eq!(troubles, [past], "of those that drop, and have packets of that port");
+}
