@@ -177,8 +177,10 @@ otherwise = "drop"
     let first = daemon.ask(&["status"])["generation"].as_u64().unwrap();
     thread::scope(|scope| {
         let came = scope.spawn(|| numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 20_000));
-        let route = |n: u32| format!("route add 100.{}.{}.0/25 via 10.7.2.2\n", 64 + n / 256, n % 256);
-        bed.red.ip_batch(&(0..15_000).map(route).collect::<String>()).unwrap();
+        let route = |n: u32| {
+            format!("route add {}.{}.{}.128/25 via 10.7.2.2\n", 11 + (n >> 16), (n >> 8) & 255, n & 255)
+        };
+        bed.red.ip_batch(&(0..100_000).map(route).collect::<String>()).unwrap();
         eventually_true("a larger generation", || {
             daemon.ask(&["status"])["generation"].as_u64().unwrap() > first
         });
