@@ -113,6 +113,8 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 		}
 	}
 	int action = class_of[reason & (MAX_REASONS - 1)] >= CLASS_drop ? XDP_DROP : XDP_PASS;
+	if (reason == REASON_PATH_GIVEN)
+		action = XDP_REDIRECT;
 	trace_step(p, TRACE_VERDICT, reason, action);
 	return action;
 }

@@ -192,7 +192,7 @@ static __always_inline void count_path(const struct packet *p, __u32 path, enum 
 	}
 }
 
-/* Is it a path's, and with that done with? Then *reason is why it is dropped, or REASON_NONE. Else it goes on. */
+/* Is it a path's, and with that done with? Then *reason is why it is dropped, or REASON_PATH_GIVEN. Else it goes on. */
 static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 {
 	const struct path_control *paths = ROW(path_control, 0);
@@ -229,9 +229,7 @@ static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 	count_path(p, path, why, drops);
 	if (why != REASON_NONE && !drops)
 		return false;
-	*reason = why;
-	if (why == REASON_NONE)
-		return true;
+	*reason = why == REASON_NONE ? REASON_PATH_GIVEN : why;
 	slot = slot ? : path_interface(p->ctx, p->port);
 	if (slot) {
 		p->interface = slot >> 32;

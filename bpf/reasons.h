@@ -10,7 +10,7 @@
  *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
  *   class drop      dropped
- *   class taken     dropped here, once user space had a copy: it does the rest
+ *   class taken     dropped here, once user space has it, or a copy: that does the rest
  *   class lost      forwarded, and lost on its way out: charged to the egress port, if one is known (losses.h)
  */
 REASON(FALLBACK,            pass,      "no daemon has confirmed the mirror in time; the kernel forwards")
@@ -67,5 +67,6 @@ REASON(PATH_UNSURE,         drop,      "of a path, for no worker: the mirror is 
 REASON(PATH_FRAME_TOO_LONG, drop,      "of a path, for no worker: longer than a worker's frame, or in several buffers")
 REASON(PATH_NO_WORKER,      drop,      "of a path, for no worker: none takes packets of its port, queue and path")
 REASON(PATH_UNSEEN,         drop,      "maybe of a path, for no worker: its headers lie further in than the program looks")
+REASON(PATH_GIVEN,          taken,     "given to the worker of its path, which does the rest")
 REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its path was full")
 REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     bed::{Bed, be_router, output, ping},
-    daemon::{Daemon, Leftovers, eventually_true},
+    daemon::{Daemon, Leftovers, eventually_true, router},
 };
 
 /// To the server by red; did it come?
@@ -145,6 +145,11 @@ otherwise = "drop"
     );
     let status = daemon.ask(&["status"]);
     assert_eq!(status["troubles"], Value::Array(Vec::new()), "{status:#}");
+    let given: u64 = status["paths"].as_array().unwrap().iter().map(|p| p["packets"].as_u64().unwrap()).sum();
+    let red = router(&status, bed.red_name());
+    assert_eq!(red["packets"]["taken"], given, "each is counted where it came in: {status:#}");
+    let explained = daemon.ask(&["explain", "udp 10.7.1.2:9 -> 10.7.2.2:5000", "--router", bed.red_name()]);
+    assert_eq!((&explained[0]["path"], &explained[0]["verdict"]), (&"ipv4".into(), &"path".into()));
     assert_eq!(status["workers"]["workers"].as_array().unwrap().len(), 2, "{status:#}");
     daemon.stop();
     ping(&bed.client, "10.7.2.2", 5);

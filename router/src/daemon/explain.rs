@@ -74,6 +74,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             _ => None,
         });
         let verdict = match run.action {
+            _ if reason == Some(Reason::PathGiven) => "path",
             XDP_REDIRECT => "forward",
             XDP_PASS => "pass",
             _ => "drop",
@@ -322,6 +323,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 format!("of path {}, and no worker has it ({})", self.path_name(path), why.name())
             }
             Step::Verdict { reason: None, .. } => "forwarded".into(),
+            Step::Verdict { reason: Some(Reason::PathGiven), .. } => Reason::PathGiven.text().into(),
             Step::Verdict { reason: Some(reason), action } => {
                 let what = if action == XDP_PASS { "to the kernel" } else { "dropped" };
                 format!("{what}: {} ({})", reason.text(), reason.name())

@@ -314,7 +314,7 @@ pub struct ExplainReport {
     /// Of the user plane: the path whose worker it is given to, or whose word drops it; `None`: it goes on without a path.
     #[serde(default)]
     pub path: Option<String>,
-    /// `forward`, `pass`, `drop`, or `controller`: only controllers get it. Of several outputs of flow rules that to NORMAL, or
+    /// `forward`, `pass`, `drop`, `path`: its worker does the rest, or `controller`: only controllers get it. Of several outputs of flow rules that to NORMAL, or
     /// else the first to a port counts.
     pub verdict: String,
     /// `None`: forwarded.

@@ -83,6 +83,7 @@ fn by_rules(r: &RulesReport, before: Option<&Headers>) -> String {
 fn verdict(r: &ExplainReport) -> String {
     match (r.verdict.as_str(), &r.reason, &r.egress) {
         ("controller", ..) => "goes to the controllers".into(),
+        ("path", ..) => format!("given to the worker of path {}", r.path.as_deref().unwrap_or("?")),
         ("forward", _, Some(port)) => format!("forwarded by port {port}"),
         ("forward", ..) => "forwarded".into(),
         ("pass", Some(reason), _) => format!("goes to the kernel: {}", reason.text),
