@@ -1,13 +1,15 @@
 //! What is to be known of a port that its sockets do not tell: packets are taken from a TX ring, or wait in it, and none leaves.
 
 use super::Fault;
-use crate::ethtool::Ethtool;
-use std::io;
+use crate::{ethtool::Ethtool, netns};
+use std::{io, path::Path};
 
 /// A queue's device, asked in the namespace it was opened in.
 pub(super) struct Device {
     ethtool: Ethtool,
+    namespace: Option<netns::Key>,
     ifindex: u32,
+    queue: u32,
     transmits: bool,
 }
 
@@ -19,7 +21,23 @@ impl Device {
             Some(name) => ethtool.tx_queues(&name)?,
             None => None,
         };
-        Ok(Device { ethtool, ifindex, transmits: queues.is_none_or(|queues| queue < queues) })
+        let namespace = netns::Key::at(Path::new("/proc/thread-self/ns/net")).ok();
+        Ok(Device {
+            ethtool,
+            namespace,
+            ifindex,
+            queue,
+            transmits: queues.is_none_or(|queues| queue < queues),
+        })
+    }
+
+    pub(super) fn queue(&self) -> u32 {
+        self.queue
+    }
+
+    /// The one it was opened in.
+    pub(super) fn namespace(&self) -> Option<netns::Key> {
+        self.namespace
     }
 
     /// There was a TX queue of that number when it was opened, as far as the driver tells. The kernel binds a socket to an RX queue

@@ -2,19 +2,14 @@
 //! of may go on to another ([`Io::dismantle`], and [`Io::take_path`] and others while it runs).
 
 use super::{
-    Bell, Fault, MOST_PATHS, OpenError, Output, OutputCounts, Queue, Receiver, Sender, Umem,
+    Bell, Fault, MOST_PATHS, Mark, OpenError, Output, OutputCounts, Queue, Receiver, Sender, Umem,
     buffer::{Buffer, Pool},
     open::Polling,
     sender::Slot,
     socket,
 };
 use logic::plan::PortId;
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
 
 /// A worker's packets, in and out.
 pub struct Io {
@@ -39,13 +34,6 @@ struct Ring {
     receiver: Receiver,
     /// Another worker owns the queue.
     foreign: bool,
-}
-
-/// What was sent until now, of one output.
-#[derive(Clone, Copy, Debug)]
-pub struct Mark {
-    output: usize,
-    completed: u64,
 }
 
 /// What is left of an output.
@@ -250,46 +238,21 @@ impl Io {
         self.outputs.iter().any(Output::has_waiting)
     }
 
-    /// All that is sent until now. It has left when the device is done with it ([`Io::has_left`]).
-    pub fn marks(&self) -> Vec<Mark> {
-        let mark = |(output, of): (usize, &Output)| {
-            let completed = of.sender().mark() + of.waiting() as u64;
-            Mark { output, completed }
-        };
-        self.outputs.iter().enumerate().map(mark).collect()
-    }
-
-    /// Has it, or can it not leave as the port is gone?
-    pub fn has_left(&self, mark: Mark) -> bool {
-        let Some(output) = self.outputs.get(mark.output) else { return true };
-        let sender = output.sender();
-        // The owner of the queue may sleep.
-        sender.collect_all();
-        let has_left = output.waiting() == 0 && sender.waiting() == 0 && sender.completed() >= mark.completed;
-        output.is_gone() || has_left
-    }
-
-    /// Sleeps until a packet of one of these paths is there, or `longest` is over. Devices that are polled busily are polled instead, once.
-    pub fn wait(&self, paths: &[usize], longest: Duration) -> io::Result<bool> {
-        if self.poll() {
-            return Ok(true);
-        }
-        socket::wait(self.sockets(paths.iter().copied()), Some(longest))
+    /// As [`Output::mark`] says of an output: has it left, or can it not?
+    pub fn has_left(&self, output: usize, mark: &mut Mark) -> bool {
+        self.outputs.get(output).is_none_or(|output| output.has_left(mark))
     }
 
     /// Sleeps until any packet is there, the bell rings, or `longest` is over.
     pub fn sleep(&self, longest: Option<Duration>) -> io::Result<bool> {
         let bell = self.bell.iter().map(|bell| bell.as_fd());
-        socket::wait(self.sockets(0..MOST_PATHS).chain(bell), longest)
+        let sockets = (0..MOST_PATHS).flat_map(|path| self.receivers(path)).map(AsFd::as_fd);
+        socket::wait(sockets.chain(bell), longest)
     }
 
     /// The bell is silent until it is rung again.
     pub fn hear(&self) -> bool {
         self.bell.as_ref().is_some_and(|bell| bell.hear())
-    }
-
-    fn sockets(&self, paths: impl Iterator<Item = usize>) -> impl Iterator<Item = BorrowedFd<'_>> {
-        paths.flat_map(|path| self.receivers(path)).map(AsFd::as_fd)
     }
 
     /// Polls devices that are polled busily, once; are there any?
@@ -308,13 +271,5 @@ impl Io {
     /// The same, by number of the output: by another worker's queue too.
     pub fn output_faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
         self.outputs.iter().enumerate().filter_map(|(n, output)| Some((n, output.sender().check().err()?)))
-    }
-
-    /// All rings, as they are, for another thread to go on with: nothing is lost but packets that waited for a TX
-    /// ring. If nobody goes on, TX rings are to be dropped before queues, which wait for what those sent.
-    pub fn dismantle(self) -> (Vec<Sender>, Vec<Receiver>, Vec<Queue>) {
-        let senders = self.outputs.into_iter().map(Output::into_sender).collect();
-        let rings = self.paths.into_iter().flat_map(|lane| lane.rings);
-        (senders, rings.map(|ring| ring.receiver).collect(), self.queues)
     }
 }

@@ -71,9 +71,9 @@ mod umem;
 
 pub use bell::Bell;
 pub use buffer::{Buffer, HEAD_ROOM, POOL_FRAMES, Pool};
-pub use io::{Closed, Io, Mark};
+pub use io::{Closed, Io};
 pub use open::{Opener, Polling, Rings, Wanted};
-pub use output::{Output, OutputCounts};
+pub use output::{Mark, Output, OutputCounts};
 pub use queue::{Queue, QueueCounts};
 pub use receiver::Receiver;
 pub use sender::Sender;

@@ -15,6 +15,7 @@ use super::{
     socket::{Socket, Which},
     umem::{Anchor, QueueId, Umem},
 };
+use crate::netns;
 use logic::plan::PortId;
 use std::{
     io,
@@ -54,7 +55,7 @@ impl Default for Rings {
 /// How the worker that owns a queue asks for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Polling {
-    /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::Io::wait`]).
+    /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::Io::sleep`]).
     #[default]
     Interrupts,
     /// The worker polls the device itself, up to so many packets at a time, for so long (SO_PREFER_BUSY_POLL). The
@@ -200,6 +201,16 @@ impl Opener {
         let promise = self.slot.umem().promise("a TX ring", self.wanted.rings.transmit)?;
         let (socket, ring) = self.shared(Which::Transmit, self.wanted.rings.transmit)?;
         Ok(Sender::new(self.slot.clone(), Some(socket), Producer::new(ring), Some(promise)))
+    }
+
+    /// What the queue was opened as.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    /// The namespace it was opened in; `None`: that could not be told.
+    pub fn namespace(&self) -> Option<netns::Key> {
+        self.slot.namespace()
     }
 
     /// As [`Queue::check`].

@@ -20,6 +20,15 @@ pub struct OutputCounts {
     pub dropped_no_queue: u64,
 }
 
+/// What was given to an output until a moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark {
+    /// Packets that were sent, or waited to be.
+    given: u64,
+    /// Once the kernel has taken them all: what all senders of the queue had given to it by then.
+    sent: Option<u64>,
+}
+
 /// A way out by one port.
 pub struct Output {
     auxiliary: VecDeque<Buffer>,
@@ -117,6 +126,28 @@ impl Output {
             self.auxiliary.clear();
         }
         result
+    }
+
+    /// All that it was given until now.
+    pub fn mark(&self) -> Mark {
+        Mark { given: self.counts.sent_packets + self.auxiliary.len() as u64, sent: None }
+    }
+
+    /// Has it left, or can it not, as the port is gone, down, without a carrier or a TX queue? To be asked again and again.
+    ///
+    /// Completions do not say whose they are. But a device completes what the kernel takes in that order: when as many are completed as all senders
+    /// of the queue gave to it until the kernel had taken ours, ours are among them.
+    pub(super) fn has_left(&self, mark: &mut Mark) -> bool {
+        let taken = self.counts.sent_packets.saturating_sub(self.sender.waiting().into());
+        if taken >= mark.given {
+            let sent = *mark.sent.get_or_insert_with(|| self.sender.sent());
+            // The owner of the queue may sleep.
+            self.sender.collect_all();
+            if self.sender.completed() >= sent {
+                return true;
+            }
+        }
+        self.gone || self.sender.check().is_err()
     }
 
     pub(super) fn into_sender(self) -> Sender {

@@ -10,13 +10,14 @@ use super::{
     socket::Socket,
     umem::{Promise, QueueId, Umem},
 };
+use crate::netns;
 use std::{
     io, mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{
-            AtomicBool, AtomicU32, AtomicU64,
-            Ordering::{Acquire, Relaxed, Release},
+            AtomicBool, AtomicU64,
+            Ordering::{Acquire, Release},
         },
     },
     thread,
@@ -36,9 +37,8 @@ pub(super) struct Slot {
     socket: Option<Socket>,
     device: Device,
     zero_copy: bool,
-    /// Frames given to the kernel to be sent, by all senders, and not completed.
-    in_flight: AtomicU32,
-    /// Frames that were completed, since the queue was opened.
+    /// Frames given to the kernel to be sent, by all senders, and frames that were completed, since the queue was opened.
+    sent: AtomicU64,
     completed: AtomicU64,
     /// Of the fill ring.
     pub(super) fill: Fill,
@@ -107,7 +107,7 @@ impl Slot {
             socket: Some(socket),
             device,
             zero_copy,
-            in_flight: AtomicU32::new(0),
+            sent: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             fill,
             left: Mutex::default(),
@@ -140,8 +140,21 @@ impl Slot {
         self.zero_copy
     }
 
+    /// Frames that are not completed.
     pub(super) fn in_flight(&self) -> u32 {
-        self.in_flight.load(Relaxed)
+        // In this order: none is completed that was not sent before.
+        let completed = self.completed.load(Acquire);
+        self.sent.load(Acquire).saturating_sub(completed).try_into().unwrap_or(u32::MAX)
+    }
+
+    /// Its number on its port.
+    pub(super) fn queue(&self) -> u32 {
+        self.device.queue()
+    }
+
+    /// Where its port is; `None`: that could not be told.
+    pub(super) fn namespace(&self) -> Option<netns::Key> {
+        self.device.namespace()
     }
 
     /// Is all back that may still come back, as far as is known?
@@ -154,12 +167,12 @@ impl Slot {
     }
 
     pub(super) fn sent(&self, frames: u32) {
-        self.in_flight.fetch_add(frames, Relaxed);
+        self.sent.fetch_add(frames.into(), Release);
     }
 
     /// Takes frames that were sent out of the queue's completion ring; says how many entries were no such frames.
     pub(super) fn take_completed(&self, ring: &mut Consumer<1>, mut take: impl FnMut(u32)) -> u64 {
-        let (mut completed, mut refused) = (0, 0);
+        let (mut completed, mut refused) = (0, 0_u64);
         while let Some([address]) = ring.pop() {
             let frame = descriptor::frame_of(address, self.umem.frame_bytes());
             if self.umem.take_sent(frame, self.id) {
@@ -169,10 +182,9 @@ impl Slot {
                 refused += 1;
             }
         }
-        if u64::from(completed) + refused > 0 {
+        if completed + refused > 0 {
             ring.release();
-            self.completed.fetch_add(completed.into(), Relaxed);
-            self.in_flight.fetch_sub(completed, Relaxed);
+            self.completed.fetch_add(completed, Release);
         }
         refused
     }
@@ -283,13 +295,19 @@ impl Sender {
         self.socket.as_ref().unwrap_or_else(|| self.slot.socket())
     }
 
-    /// How many frames of the queue will have come back when all that is sent until now has, as [`Sender::completed`] counts.
-    pub(super) fn mark(&self) -> u64 {
-        self.completed() + u64::from(self.in_flight())
+    /// The queue of its port that it sends by.
+    pub fn queue(&self) -> u32 {
+        self.slot.queue()
     }
 
+    /// Frames that all senders of the queue gave to the kernel, since it was opened.
+    pub(super) fn sent(&self) -> u64 {
+        self.slot.sent.load(Acquire)
+    }
+
+    /// Those of them that were completed.
     pub(super) fn completed(&self) -> u64 {
-        self.slot.completed.load(Relaxed)
+        self.slot.completed.load(Acquire)
     }
 
     /// Does what is sent here leave? By a TX queue, of a port that is there, up, and has a carrier.

@@ -40,7 +40,8 @@ impl Epoch {
         fence(SeqCst);
     }
 
-    fn now(&self) -> u64 {
+    /// Another, once it went on.
+    pub fn now(&self) -> u64 {
         self.0.load(SeqCst)
     }
 }

@@ -138,6 +138,11 @@ impl Desk {
         Some(at)
     }
 
+    /// The number of its output.
+    pub fn output(&self, port: PortId) -> Option<usize> {
+        self.outputs.get(usize::from(port)).copied().flatten()
+    }
+
     pub fn outputs(&self) -> impl Iterator<Item = (PortId, usize)> {
         (0..).zip(&self.outputs).filter_map(|(port, output)| Some((port, (*output)?)))
     }

@@ -16,11 +16,13 @@
 use super::{
     epochs::Epoch,
     exchange::{Arrived, Desk, Fates, Hands, PortNames},
-    plan::PathPlan,
+    held::{HeldPath, Holds, Made},
+    plan::{PathPlan, Tables},
 };
 use crate::af_xdp::{Closed, Io, MOST_PATHS, Mark, Queue, Receiver, Sender};
 use anyhow::{Context, Result};
 use logic::{
+    cores::CoreId,
     elements::Chain,
     paths::{Cost, Path, PathId},
     plan::PortId,
@@ -28,7 +30,9 @@ use logic::{
 };
 use std::{
     collections::BTreeMap,
+    os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
     time::Duration,
 };
 
@@ -57,23 +61,47 @@ pub(super) struct Times {
 }
 
 /// A path as its worker has it.
-struct Lane {
-    plan: PathPlan,
+pub(super) struct Lane {
+    pub plan: PathPlan,
+    made: Made,
     /// When its chain panicked, the last times.
     panics: Vec<u64>,
     panicked: u64,
 }
 
+impl Lane {
+    pub fn new(plan: PathPlan, made: Made) -> Lane {
+        Lane { plan, made, panics: Vec::new(), panicked: 0 }
+    }
+}
+
 /// A path that goes from one worker to another, with all it has.
 pub(super) struct Moving {
     pub path: PathId,
-    pub plan: PathPlan,
+    pub lane: Lane,
     pub chain: Chain,
     pub cost: Cost,
     pub receivers: Vec<Receiver>,
     pub fates: Fates,
     /// Its chain is not to run.
     pub stopped: bool,
+    /// What it sent where it was, by port.
+    pub marks: Vec<(PortId, Mark)>,
+}
+
+impl Moving {
+    /// As it will be there.
+    pub fn held(&self, core: CoreId) -> HeldPath {
+        HeldPath {
+            core,
+            plan: self.lane.plan.clone(),
+            made: self.lane.made.clone(),
+            is_stopped: self.stopped,
+            packets: self.fates.packets,
+            cycles: self.fates.cycles_before,
+            cost: self.cost,
+        }
+    }
 }
 
 /// See the head of this file.
@@ -100,6 +128,8 @@ pub(super) struct Inner {
     worked: u64,
     /// Tells of paths that are stopped.
     tell: Box<dyn Fn(PathId)>,
+    /// Chains that panicked: who asks what is here takes them.
+    broken: Vec<Chain>,
 }
 
 const fn bit(path: PathId) -> u64 {
@@ -144,6 +174,7 @@ impl Inner {
             looked: now,
             worked: now,
             tell,
+            broken: Vec::new(),
         }
     }
 
@@ -251,7 +282,7 @@ impl Inner {
         let is_too_much = lane.panics.len() >= MOST_PANICS;
         let made = catch_unwind(AssertUnwindSafe(|| self.desk.tables.chain(&lane.plan, &self.names)));
         match made {
-            Ok(Ok(chain)) if !is_too_much => drop(self.worker.replace(path, chain)),
+            Ok(Ok(chain)) if !is_too_much => self.broken.extend(self.worker.replace(path, chain)),
             _ => self.stop(path),
         }
     }
@@ -283,17 +314,53 @@ impl Inner {
         self.lanes.get(&path).map_or(0, |lane| lane.panicked)
     }
 
+    pub fn name(&self, path: PathId) -> String {
+        self.lanes.get(&path).map(|lane| lane.plan.name.clone()).unwrap_or_default()
+    }
+
+    /// What it has.
+    pub fn holds(&mut self, core: CoreId) -> Holds {
+        let outputs = self.desk.outputs().filter_map(|(port, at)| {
+            let output = self.io.outputs().get(at)?;
+            Some((port, output.sender().queue()))
+        });
+        let rings = (0..MOST_PATHS)
+            .flat_map(|path| self.io.receivers(path).map(move |ring| (path as PathId, ring.wanted())));
+        let accounts: BTreeMap<_, _> =
+            self.worker.accounts().map(|account| (account.path.id, account)).collect();
+        let path = |(path, lane): (&PathId, &Lane)| {
+            let (fates, account) = (self.desk.fates.get(usize::from(*path))?, accounts.get(path)?);
+            let held = HeldPath {
+                core,
+                plan: lane.plan.clone(),
+                made: lane.made.clone(),
+                is_stopped: self.is_stopped(*path),
+                packets: fates.packets,
+                cycles: fates.cycles_before + account.cycles,
+                cost: account.cost,
+            };
+            Some((*path, held))
+        };
+        Holds {
+            queues: self.io.queues().iter().map(Queue::opener).collect(),
+            rings: rings.collect(),
+            outputs: outputs.collect(),
+            paths: self.lanes.iter().filter_map(path).collect(),
+            chains: std::mem::take(&mut self.broken),
+        }
+    }
+
     // Commands, between two runs.
 
     /// Takes a path that is new, or was another worker's.
     pub fn take_in(&mut self, moving: Moving) -> Result<()> {
-        let Moving { path, plan, chain, cost, receivers, fates, stopped } = moving;
-        let of = Path { id: path, router: plan.router, weight: plan.weight };
-        self.worker.insert(of, chain, cost).with_context(|| format!("path {}", plan.name))?;
+        let Moving { path, lane, chain, cost, receivers, fates, stopped, marks: _ } = moving;
+        let of = Path { id: path, router: lane.plan.router, weight: lane.plan.weight };
+        self.worker.insert(of, chain, cost).with_context(|| format!("path {}", lane.plan.name))?;
         if let Some(place) = self.desk.fates.get_mut(usize::from(path)) {
             *place = fates;
         }
-        self.lanes.insert(path, Lane { plan, panics: Vec::new(), panicked: 0 });
+        self.lanes.insert(path, lane);
         receivers.into_iter().for_each(|receiver| self.io.add_receiver(receiver));
         if stopped {
             self.stopped |= bit(path);
@@ -316,34 +383,57 @@ impl Inner {
             fates.runs_before += account.runs - account.empty_runs;
         }
         let receivers = self.io.take_path(path.into());
-        Some(Moving { path, plan: lane.plan, chain, cost, receivers, fates, stopped })
+        // By other ports it never sent.
+        let sent = (0..).zip(&fates.out).filter(|(_, packets)| **packets > 0);
+        let marks = self.marks(sent.map(|(port, _)| port));
+        Some(Moving { path, lane, chain, cost, receivers, fates, stopped, marks })
     }
 
-    /// Another chain or weight from the next run on. One that was stopped goes on.
-    pub fn change(&mut self, path: PathId, plan: PathPlan, chain: Option<Chain>) {
+    /// Another weight, or another chain from the next run on; the one until now. A path that was stopped goes on if other elements are planned.
+    pub fn change(&mut self, path: PathId, plan: PathPlan, chain: Option<(Chain, Made)>) -> Option<Chain> {
         self.worker.set_weight(path, plan.weight);
-        if let Some(chain) = chain {
-            self.worker.replace(path, chain);
+        let lane = self.lanes.get_mut(&path)?;
+        let is_other = lane.plan.chain != plan.chain;
+        lane.plan = plan;
+        let (chain, made) = chain?;
+        lane.made = made;
+        if is_other {
+            lane.panics.clear();
             self.stopped &= !bit(path);
             // Awake it finds out whether it has packets.
             self.sleeping &= !bit(path);
             self.worker.wake(path);
         }
-        if let Some(lane) = self.lanes.get_mut(&path) {
-            lane.plan = plan;
-            lane.panics.clear();
+        self.worker.replace(path, chain)
+    }
+
+    /// Reads these tables from the next run on, with chains made over them; the ones until now.
+    pub fn set_tables(&mut self, made: Made, chains: Vec<(PathId, Chain)>) -> (Arc<dyn Tables>, Vec<Chain>) {
+        let mut before = Vec::new();
+        for (path, chain) in chains {
+            if let Some(lane) = self.lanes.get_mut(&path) {
+                lane.made = made.clone();
+                before.extend(self.worker.replace(path, chain));
+            }
         }
+        (std::mem::replace(&mut self.desk.tables, made.tables), before)
     }
 
-    pub fn has_packets_of(&self, path: PathId, port: PortId) -> bool {
-        self.io.receivers(path.into()).any(|ring| ring.wanted().port == port && ring.has_packets())
+    pub fn has_packets_of(&self, path: PathId, port: PortId, queue: u32) -> bool {
+        self.ring(path, port, queue).is_some_and(Receiver::has_packets)
     }
 
-    /// Closes an RX ring of a path, which gets no packets any more.
-    pub fn close_receiver(&mut self, path: PathId, port: PortId, queue: u32) {
-        let Some(ring) = self.io.take_receiver(path.into(), port, queue) else { return };
-        let ring_full = ring.statistics().map_or(0, |statistics| statistics.receive_ring_full);
-        let left = ring.retire();
+    fn ring(&self, path: PathId, port: PortId, queue: u32) -> Option<&Receiver> {
+        self.io.receivers(path.into()).find(|ring| (ring.wanted().port, ring.wanted().queue) == (port, queue))
+    }
+
+    /// What the path's slot is to have.
+    pub fn socket_of(&self, path: PathId, port: PortId, queue: u32) -> Option<OwnedFd> {
+        self.ring(path, port, queue)?.as_fd().try_clone_to_owned().ok()
+    }
+
+    /// An RX ring of the path was closed.
+    pub fn count_closed(&mut self, path: PathId, ring_full: u64, left: u64) {
         if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
             fates.left += left;
             fates.ring_full_before += ring_full;
@@ -367,10 +457,19 @@ impl Inner {
         Some(self.io.take_output(at))
     }
 
-    /// Has all that was sent before left?
-    pub fn has_left(&mut self, marks: &[Mark]) -> bool {
+    /// All that was sent by these ports until now.
+    pub fn marks(&self, ports: impl IntoIterator<Item = PortId>) -> Vec<(PortId, Mark)> {
+        let mark = |port: PortId| Some((port, self.io.outputs().get(self.desk.output(port)?)?.mark()));
+        ports.into_iter().filter_map(mark).collect()
+    }
+
+    /// Those that have not left, and will.
+    pub fn have_not_left(&mut self, mut marks: Vec<(PortId, Mark)>) -> Vec<(PortId, Mark)> {
         self.io.flush();
-        marks.iter().all(|mark| self.io.has_left(*mark))
+        marks.retain_mut(|(port, mark)| {
+            self.desk.output(*port).is_some_and(|output| !self.io.has_left(output, mark))
+        });
+        marks
     }
 }
 

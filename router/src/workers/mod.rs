@@ -20,13 +20,15 @@
 //! (`ulimit -l`) locks the memory of packets, CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel; what lacks one says which.
 //! Workers' own threads have no rights at all.
 //!
-//! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). `control.rs` has
-//! the plan and who has what, behind a lock that workers never take.
+//! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). What it does not use
+//! any more it hands to `control.rs`, which decides who has what, behind a lock that workers never take.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `plan.rs` | [`WorkersPlan`], and what is asked of others: [`Slots`], [`Tables`] |
 //! | `control.rs` | from how it stands to how it shall be |
+//! | `held.rs` | how it stands: what workers say that they have |
+//! | `rings.rs`, `moving.rs` | the steps: queues, rings and slots; paths |
 //! | `placing.rs` | which core a path goes to, by what was measured |
 //! | `thread.rs` | a thread, its commands, panics |
 //! | `inner.rs` | what it has, and its loop |
@@ -39,10 +41,13 @@ mod clock;
 mod control;
 mod epochs;
 mod exchange;
+mod held;
 mod inner;
+mod moving;
 mod placing;
 mod plan;
 mod report;
+mod rings;
 mod thread;
 mod up;
 

@@ -12,7 +12,7 @@ use crate::{
 use logic::{
     cores::CoreId,
     elements::Loss,
-    paths::{Cost, PathId, Resource},
+    paths::{PathId, Resource},
     plan::{PortId, RouterId},
     reason::Reason,
 };
@@ -81,8 +81,6 @@ pub struct PathStand {
     pub share: f64,
     /// Of the chain it has now.
     pub elements: Vec<ElementReport>,
-    #[serde(skip)]
-    pub(super) cost: Cost,
 }
 
 /// A worker.
@@ -185,6 +183,9 @@ pub struct QueueStand {
     pub fill_empty: u64,
 }
 
+/// Why a path is.
+const STOPPED: &str = "its chain panicked again and again; another chain starts it";
+
 /// What one worker tells.
 pub(super) struct Told {
     pub worker: WorkerStand,
@@ -232,15 +233,16 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
         let ring_full = inner.io.receivers(id.into()).map(ring_full).sum::<u64>() + fates.ring_full_before;
         Some(PathStand {
             id,
+            path: inner.name(id),
             router: account.path.router,
             worker: core,
+            stopped: inner.is_stopped(id).then(|| STOPPED.into()),
             panics: inner.panicked(id),
             ring_full,
             runs: fates.runs_before + account.runs - account.empty_runs,
             cycles: fates.cycles_before + account.cycles,
             cycles_per_packet: account.cost.of(Resource::Cycles),
             elements: elements(&inner.worker, id),
-            cost: account.cost,
             ..counted(fates, &inner.names)
         })
     };

@@ -2,18 +2,22 @@
 //!
 //! A panic unwinds to here, and the same thread goes on at once with all its rings as they are: nothing has to be handed to another, so
 //! nothing but the packets in its hands is lost.
+//!
+//! What it is asked it does, or never: who waits for it in vain takes it back, whoever comes first. A worker that did not answer is not asked
+//! again before its epoch has moved.
 
 use super::{
     epochs::{Epoch, Epochs},
     inner::Inner,
 };
 use crate::af_xdp::Bell;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Error, Result, anyhow};
 use logic::cores::CoreId;
 use rustix::thread::{
     CapabilitySet, CapabilitySets, CpuSet, sched_setaffinity, set_capabilities, set_no_new_privs,
 };
 use std::{
+    cell::Cell,
     collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
@@ -22,16 +26,23 @@ use std::{
             AtomicBool,
             Ordering::{Acquire, Relaxed, Release},
         },
-        mpsc::sync_channel,
+        mpsc::{RecvTimeoutError, sync_channel},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// A worker answers between two runs, which take 100 us or one packet.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
 
 type Command = Box<dyn FnOnce(&mut Inner) + Send>;
+
+/// It was not done, and will not be.
+pub(super) struct NotTaken<A> {
+    pub error: Error,
+    /// What it was to be done with; `None`: it is lost, as the worker panicked at it, or is at it still.
+    pub thing: Option<A>,
+}
 
 /// What the thread and others share.
 struct Desk {
@@ -45,10 +56,12 @@ struct Desk {
 
 /// A worker, for those who tell it what to do.
 pub(super) struct Thread {
-    pub core: CoreId,
+    core: CoreId,
     desk: Arc<Desk>,
     epochs: Epochs,
     thread: Option<JoinHandle<()>>,
+    /// Where its epoch was when it did not answer, last.
+    silent: Cell<Option<u64>>,
 }
 
 impl Thread {
@@ -85,7 +98,7 @@ impl Thread {
         let thread = thread.context("starting a worker's thread")?;
         starts.recv().map_err(|_| anyhow!("the thread of core {core} ended"))??;
         epochs.add(desk.epoch.clone());
-        Ok(Thread { core, desk, epochs: epochs.clone(), thread: Some(thread) })
+        Ok(Thread { core, desk, epochs: epochs.clone(), thread: Some(thread), silent: Cell::new(None) })
     }
 
     /// Has it do this between two runs; returns what that returns.
@@ -93,13 +106,61 @@ impl Thread {
     /// # Errors
     /// It panicked at it, or is in the same run for seconds.
     pub fn ask<T: Send + 'static>(&self, what: impl FnOnce(&mut Inner) -> T + Send + 'static) -> Result<T> {
+        self.give((), |inner, ()| what(inner)).map_err(|not| not.error)
+    }
+
+    /// Has it take this.
+    pub fn give<A: Send + 'static, T: Send + 'static>(
+        &self,
+        thing: A,
+        take: impl FnOnce(&mut Inner, A) -> T + Send + 'static,
+    ) -> Result<T, NotTaken<A>> {
+        if self.is_silent() {
+            return Err(NotTaken { error: self.silence(), thing: Some(thing) });
+        }
+        // Whoever takes what is in it, the worker or who waited in vain, has it alone.
+        let offer = Arc::new(Mutex::new(Some((thing, take))));
+        let claim = |offer: &Mutex<Option<_>>| offer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (to, answer) = sync_channel(1);
-        let command: Command = Box::new(move |inner| drop(to.send(what(inner))));
+        let theirs = offer.clone();
+        let command: Command = Box::new(move |inner| {
+            if let Some((thing, take)) = claim(&theirs) {
+                let _ = to.send(take(inner, thing));
+            }
+        });
         self.desk.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
         self.desk.call();
-        answer
-            .recv_timeout(ANSWERS_WITHIN)
-            .with_context(|| format!("the worker on core {} does not answer", self.core))
+        let mut answered = answer.recv_timeout(ANSWERS_WITHIN);
+        if matches!(answered, Err(RecvTimeoutError::Timeout)) {
+            if let Some((thing, _)) = claim(&offer) {
+                return Err(NotTaken { error: self.is_silent_from_now_on(), thing: Some(thing) });
+            }
+            // It is at it.
+            answered = answer.recv_timeout(ANSWERS_WITHIN);
+        }
+        answered.map_err(|why| {
+            let error = match why {
+                RecvTimeoutError::Timeout => self.is_silent_from_now_on(),
+                RecvTimeoutError::Disconnected => {
+                    anyhow!("the worker on core {} panicked at a command", self.core)
+                }
+            };
+            NotTaken { error, thing: None }
+        })
+    }
+
+    /// It did not answer, and nothing has moved since.
+    fn is_silent(&self) -> bool {
+        self.silent.get() == Some(self.desk.epoch.now())
+    }
+
+    fn is_silent_from_now_on(&self) -> Error {
+        self.silent.set(Some(self.desk.epoch.now()));
+        self.silence()
+    }
+
+    fn silence(&self) -> Error {
+        anyhow!("the worker on core {} does not answer, and keeps what it has", self.core)
     }
 }
 
@@ -115,9 +176,19 @@ impl Drop for Thread {
     fn drop(&mut self) {
         self.desk.ends.store(true, Relaxed);
         self.desk.call();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        let Some(thread) = self.thread.take() else { return };
+        let begun = Instant::now();
+        while !thread.is_finished() {
+            if begun.elapsed() > ANSWERS_WITHIN || self.is_silent() {
+                // What it reads may not be used again: its epoch stays.
+                return tracing::error!(
+                    "the worker on core {} does not end, and keeps what it has",
+                    self.core
+                );
+            }
+            thread::sleep(Duration::from_micros(100));
         }
+        let _ = thread.join();
         self.epochs.remove(&self.desk.epoch);
     }
 }

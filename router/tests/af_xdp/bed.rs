@@ -3,7 +3,7 @@
 use crate::common::{ifindex, run};
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
 use router::{
-    af_xdp::{Buffer, Io, Queue, Receiver, Rings, Sender, Umem, Wanted},
+    af_xdp::{Buffer, Io, MOST_PATHS, Queue, Receiver, Rings, Sender, Umem, Wanted},
     plane::{Mode, PortLink},
 };
 use std::{
@@ -186,4 +186,12 @@ pub fn receive(io: &mut Io, path: usize, count: usize) -> Vec<Buffer> {
         packets.len() == count
     });
     packets
+}
+
+/// All rings, as they are, for another thread to go on with.
+pub fn dismantle(mut io: Io) -> (Vec<Sender>, Vec<Receiver>, Vec<Queue>) {
+    let senders = (0..io.outputs().len()).map(|_| io.take_output(0).sender).collect();
+    let receivers = (0..MOST_PATHS).flat_map(|path| io.take_path(path)).collect();
+    let queues = (0..io.queues().len()).map(|_| io.take_queue(0)).collect();
+    (senders, receivers, queues)
 }

@@ -53,7 +53,7 @@ fn another_thread_goes_on_where_one_panicked() {
         let mut io = Io::new(&umem, 256).unwrap();
         queue.add_to(&mut io);
         io.add_output(sender, 10).unwrap();
-        let parts = io.dismantle();
+        let parts = dismantle(io);
         let mut generator = Generator::new("q0", 1);
         generator.send(0, (0..30).map(|n| frame(0, n, 60)));
         let work =
@@ -74,7 +74,7 @@ fn another_thread_goes_on_where_one_panicked() {
                         assert!(!panics, "as it was told to, with {} packets", packets.len());
                         numbers(&packets)
                     }));
-                    (io.dismantle(), result.ok())
+                    (dismantle(io), result.ok())
                 })
                 .join()
                 .unwrap()
@@ -115,7 +115,7 @@ fn a_port_that_is_deleted_is_told_of() {
             });
             let forward = |io: &mut Io| {
                 let mut packets = Vec::new();
-                io.wait(&[0], Duration::from_millis(20)).unwrap();
+                io.sleep(Some(Duration::from_millis(20))).unwrap();
                 io.receive(0, 32, &mut packets);
                 let count = packets.len();
                 (count, io.send(OUT, &mut packets))
@@ -139,7 +139,7 @@ fn a_port_that_is_deleted_is_told_of() {
         run("ip link del p0");
         assert_eq!(io.faults().collect::<Vec<_>>(), [(0, Fault::Gone), (1, Fault::Gone)]);
         let begun = Instant::now();
-        assert_eq!(io.wait(&[0], Duration::from_millis(50)).ok(), Some(false));
+        assert_eq!(io.sleep(Some(Duration::from_millis(50))).ok(), Some(false));
         drop(io);
         assert!(begun.elapsed() < Duration::from_secs(1), "nothing hangs");
         whole(&umem);

@@ -108,7 +108,7 @@ fn forward(io: &mut Io, receiver: &Receiver, batch: usize) -> Round {
                 } else {
                     // Not in a loop: that would be counted.
                     io.flush();
-                    io.wait(&[0], Duration::from_millis(1)).unwrap();
+                    io.sleep(Some(Duration::from_millis(1))).unwrap();
                 }
             }
         }
