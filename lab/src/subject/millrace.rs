@@ -100,17 +100,23 @@ impl Millrace {
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
+        let routers = self.routers;
+        self.wait_for(|status| why_not_ready(status, routers))
+    }
+
+    /// Until the status gives no reason any more why it is not as it is to be.
+    pub(super) fn wait_for(&mut self, why_not: impl Fn(&Value) -> Option<String>) -> Result<()> {
         let end = Instant::now() + READY_LIMIT;
         loop {
             if let Some(status) = self.child.try_wait()? {
                 bail!("millrace ended at once ({status}): {}", self.log());
             }
             let answer = self.ask(&["status"]);
-            let why_not = match &answer {
-                Ok(status) => why_not_ready(status, self.routers),
+            let why = match &answer {
+                Ok(status) => why_not(status),
                 Err(error) => Some(format!("{error:#}")),
             };
-            match why_not {
+            match why {
                 None => return Ok(()),
                 Some(why) if Instant::now() > end => {
                     bail!("millrace does not become ready: {why}\n{}", self.log())
@@ -185,7 +191,7 @@ impl Drop for Millrace {
 
 impl<'a> Launch<'a> {
     /// On all ports. The configuration says how many rules there may be, who places queues, and whether shares are enforced.
-    fn of(testbed: &'a Testbed) -> Self {
+    pub(super) fn of(testbed: &'a Testbed) -> Self {
         let most = testbed.rules.as_ref().map_or(1000, |rules| rules.count.max(1000));
         let (cores, enforce) = (&testbed.placing, testbed.shares);
         Self {

@@ -10,6 +10,7 @@ mod linux_bridge_veth;
 mod linux_macvlan;
 mod millrace;
 mod millrace_macvlan;
+mod millrace_paths;
 mod ovs;
 mod process;
 mod redirect;
@@ -33,7 +34,7 @@ pub(crate) use millrace::Launch;
 pub use millrace::Millrace;
 
 /// Their names, in the order of reports.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     "linux",
     "linux-macvlan",
     "linux-bridge-veth",
@@ -48,6 +49,7 @@ pub const NAMES: [&str; 14] = [
     "touch",
     "millrace",
     "millrace-macvlan",
+    "millrace-paths",
 ];
 
 /// Those that run wherever the lab does, on every workload of the host: what is measured when nobody says what.
@@ -171,6 +173,7 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
         "touch" => Box::new(touch::Touch::start(testbed)?),
         "millrace" => Box::new(Millrace::start(testbed)?),
         "millrace-macvlan" => Box::new(millrace_macvlan::MillraceMacvlan::start(testbed)?),
+        "millrace-paths" => Box::new(millrace_paths::MillracePaths::start(testbed)?),
         _ => bail!("no subject is called {name}; there are: {}", NAMES.join(", ")),
     };
     testbed.forwarded_by(subject.threads(), subject.programs());
@@ -179,7 +182,8 @@ pub fn start(name: &str, testbed: &Testbed) -> Result<Box<dyn Subject>> {
 
 /// Does this subject forward between all ports of a testbed, however many?
 fn on_all_ports(name: &str) -> bool {
-    matches!(name, "linux" | "linux-macvlan" | "millrace" | "millrace-macvlan") || !NAMES.contains(&name)
+    matches!(name, "linux" | "linux-macvlan" | "millrace" | "millrace-macvlan" | "millrace-paths")
+        || !NAMES.contains(&name)
 }
 
 #[cfg(test)]
