@@ -148,6 +148,17 @@ The file of --config, every key optional, with the defaults:
   packet_in_pps = 1000      # most packets per second that are handed to controllers
   echo_interval = \"10s\"     # how long a controller may be silent before it is asked
   tls = { key = \"FILE\", certificate = \"FILE\", ca = \"FILE\" }  # for ssl: and pssl:, PEM
+  [workers]                 # of the user plane, docs/user-plane.md
+  cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
+  zero_copy = true          # where a driver can; some restart a port's queues for it
+  frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
+  [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; any number of them
+  name = \"vpn\"
+  router = \"red\"            # whose packets it has; without this line those of all, and it is the host's
+  class = { protocol = \"udp\", destination_port = 4500 }
+  chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]
+  weight = 1                # among the paths of its router; of routers [shares] says
+  otherwise = \"up\"          # what no worker can have goes on as if there were no path; or \"drop\"
 
 SIGINT, SIGTERM and kill -9 end the daemon; forwarding goes on for the heartbeat, until `millrace run` takes
 over, or the kernel does. `millrace stop` takes everything out. Inside a network namespace start the daemon with
