@@ -328,8 +328,10 @@ impl Control {
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let new = (made.clone(), chains.remove(&core).unwrap_or_default());
             let done = self.give(core, new, |inner, (made, chains)| inner.set_tables(made, chains));
-            // What it had goes here.
-            self.note(done.map_err(|not| not.error).map(drop));
+            if self.note(done.map_err(|not| not.error)).is_some() {
+                let of_core = self.held.paths.values_mut().filter(|path| path.core == core);
+                of_core.for_each(|path| path.made = made.clone());
+            }
         }
         anyhow::ensure!(self.troubles.is_empty(), "{}", mem::take(&mut self.troubles).join("; "));
         Ok(())

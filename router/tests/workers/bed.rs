@@ -16,6 +16,7 @@ use logic::{
 use router::{
     af_xdp::{Polling, Rings, Umem},
     config::ElementSettings,
+    netns,
     plane::Grace,
     workers::{
         PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan, WorkersReport,
@@ -42,12 +43,13 @@ pub const P1: Mac = Mac([2, 0, 0, 0, 0, 2]);
 pub const NEXT: Mac = Mac([2, 0, 0, 0, 9, 1]);
 
 /// What traps and brakes of chains are told: a path named `trap` panics at the packet with this number, and at all after it if it is to go on
-/// so; one named `stuck` does not get on while it is to wait. And what slots are: not to be filled, and not to settle.
+/// so; one named `stuck` does not get on while it is to wait. Chains of traps panic when they are made. And what slots are: not to be filled, and not to settle.
 #[derive(Default)]
 pub struct Told {
     pub panics_at: AtomicU32,
     pub panics_on: AtomicBool,
     pub waits: AtomicBool,
+    pub chains_panic: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
 }
@@ -83,13 +85,14 @@ impl Element for Brake {
 }
 
 /// Tables whose chains may have traps and brakes.
-struct Rigged(Shared<Arc<HeapMemory>>, Arc<Told>);
+pub struct Rigged(pub Shared<Arc<HeapMemory>>, pub Arc<Told>);
 impl Tables for Rigged {
     fn memory(&self) -> &dyn Memory {
         self.0.memory()
     }
     fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain> {
         let rigged: Box<dyn Element> = match path.name.as_str() {
+            "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
             "trap" => Box::new(Trap(self.1.clone())),
             "stuck" => Box::new(Brake(self.1.clone())),
             _ => return self.0.chain(path, ports),
@@ -149,7 +152,10 @@ impl Bed {
         let up = Box::new(PassUp::new().unwrap());
         let tables = Arc::new(Rigged(Shared { memory: tables(), sas: Arc::default() }, told.clone()));
         let maps = Box::new(Maps(maps, Grace::new().unwrap(), told.clone()));
-        let workers = Workers::start(settings, tables, maps, up).unwrap();
+        // Threads of theirs are elsewhere than ports.
+        let elsewhere = File::open("/proc/self/ns/net").unwrap();
+        let workers =
+            netns::inside(&elsewhere, || Workers::start(settings, tables, maps, up)).unwrap().unwrap();
         Bed { umem: workers.umem(), workers, told, _ports: ports }
     }
 
@@ -194,7 +200,7 @@ impl Bed {
 }
 
 /// What is for p0's address goes to 10.1.0.0/16, by p1.
-fn tables() -> Arc<HeapMemory> {
+pub fn tables() -> Arc<HeapMemory> {
     let mut tables = Writer::new(Arc::new(HeapMemory::new(FEW)));
     let interface = |port, mac| Interface {
         router: 0,

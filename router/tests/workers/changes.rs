@@ -3,7 +3,7 @@
 use super::*;
 use crate::common::run;
 use logic::plan::PortId;
-use router::workers::PortPlan;
+use router::workers::{PortPlan, Shared};
 use std::collections::BTreeMap;
 
 const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer, and keeps what it has";
@@ -208,6 +208,133 @@ fn that_a_path_was_stopped_is_told_too_late() {
         assert_eq!((path.panics, path.stopped_packets, path.stopped), (3, 7, None), "it was stopped");
         thread::sleep(Duration::from_millis(50));
         goes_through(20..40);
+        bed.end();
+    });
+}
+
+/// Whoever stops workers is not held up by one for ever.
+#[test]
+#[ignore = "needs root"]
+fn workers_that_do_not_end_are_left() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(1, path("stuck", &["forward"], 1))]));
+        let _goes_on = GoesOn(bed.told.clone());
+        bed.told.waits.store(true, Relaxed);
+        Wire::open("q0").send(&frame(1, 0, 60));
+        thread::sleep(Duration::from_millis(50));
+        let epochs = bed.workers.epochs();
+        let begun = Instant::now();
+        drop(bed);
+        assert!((4..8).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert!(epochs.wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
+    });
+}
+
+/// Tables that make no chains.
+struct Broken(Shared<Arc<logic::memory::HeapMemory>>);
+impl router::workers::Tables for Broken {
+    fn memory(&self) -> &dyn logic::memory::Memory {
+        self.0.memory()
+    }
+    fn chain(&self, path: &PathPlan, _: &BTreeMap<String, PortId>) -> anyhow::Result<logic::elements::Chain> {
+        anyhow::bail!("no chain for {}", path.name)
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn other_tables_take_the_place_of_all_or_none() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let police = "{ element = \"police\", packets_per_second = 1, burst_packets = 30 }";
+        let chain = [police, "\"count\"", "{ element = \"forward\", port = \"p1\" }"];
+        let limited = PathPlan { chain: chain.map(element_of).into(), ..path("limited", &[], 1) };
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(0, limited), (1, path("other", &["forward"], 0))]));
+        goes_through(0..20);
+        let shared = || Shared { memory: tables(), sas: Arc::default() };
+        let broken = Arc::new(Broken(shared()));
+        let refused = bed.workers.set_tables(broken.clone()).unwrap_err();
+        assert_eq!((refused.to_string().as_str(), Arc::strong_count(&broken)), ("no chain for limited", 1));
+        let first = Arc::new(Rigged(shared(), bed.told.clone()));
+        bed.workers.set_tables(first.clone()).unwrap();
+        assert!(Arc::strong_count(&first) > 3, "paths and workers read them");
+        bed.workers.set_tables(Arc::new(Rigged(shared(), bed.told.clone()))).unwrap();
+        assert_eq!(Arc::strong_count(&first), 1, "nobody reads them any more");
+        // The bucket had ten left.
+        let from = Wire::open("q0");
+        for n in 20..40 {
+            from.send(&frame(0, n, 60));
+        }
+        until("all to be counted", || bed.path(0).packets == 40);
+        let path = bed.path(0);
+        let of = |n: usize| (path.elements[n].element, path.elements[n].packets);
+        assert_eq!((path.out["p1"], path.dropped["over_rate"]), (30, 10), "{path:?}");
+        assert_eq!((of(0), of(1)), (("police", 40), ("count", 30)));
+        assert_eq!(path.elements[1].counted["bytes"], 1800);
+        bed.end();
+    });
+}
+
+/// The namespace of the thread that gives packets to the kernel.
+fn of_up() -> std::path::PathBuf {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let is_up = |task: &std::path::PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "up")
+    };
+    std::fs::read_link(tasks.filter(is_up).last().unwrap().join("ns/net")).unwrap()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_go_up_in_the_namespace_of_their_port_which_is_not_held() {
+    in_new_namespace(|| {
+        let [home, here] =
+            ["/proc/self/ns/net", "/proc/thread-self/ns/net"].map(|ns| std::fs::read_link(ns).unwrap());
+        let bed = Bed::new(1, settings());
+        let plan =
+            plan(&[1], &ports(1, SMALL), &[(0, path("routed", &["check", "route", "ttl", "rewrite"], 1))]);
+        bed.apply(&plan);
+        let (from, kernel) = (Wire::open("q0"), Wire::open("p0"));
+        let sent = Frame::udp4(NEXT, "10.0.0.9", "10.1.0.1").bytes();
+        for _ in 0..2 {
+            from.send(&sent);
+            assert_eq!(out_of(&kernel, 1, |f| f[12..14] == [8, 0]), std::slice::from_ref(&sent));
+            assert_eq!(of_up(), here);
+            bed.apply(&plan);
+            until("the thread to leave", || of_up() == home);
+        }
+        let up = bed.report().up;
+        assert_eq!((up.all.packets, up.all.failed, up.ports[&0].packets), (2, 0, 2), "for no interface");
+        bed.end();
+    });
+}
+
+/// A port that is down holds what it has, and its worker sleeps all the same.
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_down_lets_its_worker_sleep() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let ports = with_another(ports(1, SMALL));
+        let held = PathPlan {
+            chain: vec![element_of("{ element = \"forward\", port = \"p2\" }")],
+            ..path("held", &[], 1)
+        };
+        let plan = plan(&[1], &ports, &[(1, held)]);
+        bed.apply(&plan);
+        run("ip link set p2 down");
+        let (from, to) = (Wire::open("q0"), Wire::open("q2"));
+        from.send(&frame(1, 0, 60));
+        until("the packet to wait", || bed.path(1).out.get("p2") == Some(&1));
+        let sleeps = || bed.report().workers[0].sleeps;
+        let before = sleeps();
+        thread::sleep(Duration::from_millis(1500));
+        let slept = sleeps() - before;
+        assert!(slept <= 14, "{slept} times in 1.5 s");
+        run("ip link set p2 up");
+        bed.apply(&plan);
+        assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(1, 0, 60)]);
         bed.end();
     });
 }
