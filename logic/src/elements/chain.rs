@@ -34,6 +34,17 @@ impl Chain {
         Ok(Chain { links, whole: Counters::default(), asks_when })
     }
 
+    /// In place of another, of the same elements with the same parameters: counts go on, and so does what elements keep.
+    pub fn go_on_from(&mut self, before: &Chain) {
+        self.whole = before.whole.clone();
+        for ((element, counters), (of, counted)) in self.links.iter_mut().zip(&before.links) {
+            *counters = counted.clone();
+            if let Some(kept) = of.kept() {
+                element.go_on_from(kept);
+            }
+        }
+    }
+
     /// Gives every packet of the batch its verdict.
     pub fn run(&mut self, now: &Now, batch: &mut Batch<'_>) {
         self.whole.come(batch.going());

@@ -2,6 +2,7 @@
 //! header on, without frame check sequence. Parameters: none.
 
 use super::{Batch, Contract, Counters, Element, Now};
+use std::any::Any;
 
 /// See the head of this file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,6 +24,14 @@ impl Element for Count {
             self.bytes += packet.length() as u64;
             None
         });
+    }
+
+    fn kept(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn go_on_from(&mut self, kept: &dyn Any) {
+        *self = kept.downcast_ref().copied().unwrap_or(*self);
     }
 
     fn counted(&self) -> Vec<(&'static str, u64)> {

@@ -80,6 +80,7 @@ pub use route::Route;
 pub use ttl::Ttl;
 
 use crate::plan::PortId;
+use std::any::Any;
 
 /// What a run is told of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +113,14 @@ pub trait Element: Send {
     fn counted(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+
+    /// For the same element, made anew over other tables: what that goes on from. `None`: it begins anew.
+    fn kept(&self) -> Option<&dyn Any> {
+        None
+    }
+
+    /// Goes on from what the same element with the same parameters kept.
+    fn go_on_from(&mut self, _kept: &dyn Any) {}
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::{
     Batch, Contract, Counters, Element, Now,
     packet::{Loss, Verdict},
 };
+use std::any::Any;
 
 /// What is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +74,17 @@ impl Police {
 impl Element for Police {
     fn name(&self) -> &'static str {
         "police"
+    }
+
+    fn kept(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    /// From the same bucket.
+    fn go_on_from(&mut self, kept: &dyn Any) {
+        if let Some(before) = kept.downcast_ref::<Police>().filter(|before| before.rate == self.rate) {
+            *self = before.clone();
+        }
     }
 
     fn contract(&self) -> Contract {

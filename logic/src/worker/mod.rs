@@ -144,6 +144,13 @@ impl<F: Frame> Worker<F> {
         Some(mem::replace(&mut lane.chain, chain))
     }
 
+    /// As [`Worker::replace`] by a chain of the same elements, which goes on from the one until now ([`Chain::go_on_from`]).
+    pub fn renew(&mut self, path: PathId, mut chain: Chain) -> Option<Chain> {
+        let lane = self.lanes.get_mut(usize::from(path))?.as_mut()?;
+        chain.go_on_from(&lane.chain);
+        Some(mem::replace(&mut lane.chain, chain))
+    }
+
     /// Another weight of a path.
     pub fn set_weight(&mut self, path: PathId, weight: u16) {
         if let Some(handle) = self.handle(path) {

@@ -114,8 +114,8 @@ impl Control {
         self.open_ways_out(plan, &want);
         self.change_paths(plan, &at);
         self.move_queues(&want);
-        self.open_rings(plan, &want);
         self.open_otherwise(plan, &want);
+        self.open_rings(plan, &want, |_| true);
         self.end_workers(plan);
         mem::take(&mut self.troubles)
     }
@@ -126,16 +126,21 @@ impl Control {
         let paths = plan.paths.keys().filter(|path| usize::from(**path) >= MOST_PATHS);
         let ports = ports.map(|port| format!("port {port}: they are numbered from 0 to {}", PORTS - 1));
         let paths = paths.map(|path| format!("path {path}: they are numbered from 0 to {}", MOST_PATHS - 1));
-        let needed = frames_needed(plan, &self.settings);
-        let (frames, retired, bytes) =
-            (self.umem.frames(), self.umem.retired_frames(), self.umem.frame_bytes());
-        let lacks = (needed > frames.saturating_sub(retired)).then(|| {
+        let lacks = self.lacks(plan).map(|needed| {
+            let (frames, retired) = (self.umem.frames(), self.umem.retired_frames());
             format!(
-                "memory for packets: the plan may need {needed} frames of {bytes} bytes; there are {frames}, of which {retired} \
-                 are retired: what finds none is not opened"
+                "memory for packets: the plan may need {needed} frames of {} bytes; there are {frames}, of which {retired} are \
+                 retired: queues that are open stay as they are, and what finds no memory is not opened",
+                self.umem.frame_bytes()
             )
         });
         ports.chain(paths).chain(lacks).collect()
+    }
+
+    /// Frames it may need, if there are not so many.
+    pub fn lacks(&self, plan: &WorkersPlan) -> Option<u32> {
+        let there_are = self.umem.frames().saturating_sub(self.umem.retired_frames());
+        Some(frames_needed(plan, &self.settings)).filter(|needed| *needed > there_are)
     }
 
     /// What workers have.
@@ -323,8 +328,10 @@ impl Control {
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let new = (made.clone(), chains.remove(&core).unwrap_or_default());
             let done = self.give(core, new, |inner, (made, chains)| inner.set_tables(made, chains));
-            // What it had goes here.
-            self.note(done.map_err(|not| not.error).map(drop));
+            if self.note(done.map_err(|not| not.error)).is_some() {
+                let of_core = self.held.paths.values_mut().filter(|path| path.core == core);
+                of_core.for_each(|path| path.made = made.clone());
+            }
         }
         anyhow::ensure!(self.troubles.is_empty(), "{}", mem::take(&mut self.troubles).join("; "));
         Ok(())

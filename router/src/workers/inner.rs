@@ -1,23 +1,11 @@
-//! What a worker's thread has, and its loop: the path whose turn it is runs; without packets it spins for a while, then sleeps.
-//!
-//! ```text
-//!            ┌► between two runs: an epoch passes, commands are done
-//!            │  every us: paths that sleep and have packets wake
-//!            │  every 20 us: fill rings, completions, auxiliary queues
-//!            │     │
-//!            │  Worker::turn ── a path ran ──► its packets are sent; it sleeps if its rings are empty ─┐
-//!            │     │ all sleep                                                                         │
-//!            │  spin, as long as there was work a moment ago                                           │
-//!            │     │                                                                                   │
-//!            │  Io::sleep: until a packet comes, or the bell rings; a timer only if something waits    │
-//!            └─────┴───────────────────────────────────────────────────────────────────────────────────┘
-//! ```
+//! What a worker's thread has, and what it is told between two runs; its loop is in `rounds.rs`.
 
 use super::{
-    epochs::Epoch,
-    exchange::{Arrived, Desk, Fates, Hands, PortNames},
+    exchange::{Arrived, Desk, Fates, PortNames},
     held::{HeldPath, Holds, Made},
     plan::{PathPlan, Tables},
+    rounds::Rounds,
+    sleepers::Sleepers,
 };
 use crate::af_xdp::{Closed, Io, MOST_PATHS, Mark, Queue, Receiver, Sender};
 use anyhow::{Context, Result};
@@ -31,22 +19,9 @@ use logic::{
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd, OwnedFd},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
 };
-
-/// A path that sleeps is looked at so often.
-const LOOKS_FOR_PACKETS: Duration = Duration::from_micros(1);
-/// Rings are looked at so often, and what waits for a TX ring is flushed.
-const LOOKS_AFTER_RINGS: Duration = Duration::from_micros(20);
-/// A sleeping worker wakes so often as long as something waits for a TX ring.
-const FLUSHES: Duration = Duration::from_millis(1);
-/// So many panics in so long stop a path.
-const MOST_PANICS: usize = 3;
-const PANICS_WITHIN: Duration = Duration::from_secs(10);
-/// Packets of a stopped path that are dropped at a time.
-const DROPPED: usize = 64;
 
 /// What it counts of itself, in cycles.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,8 +40,8 @@ pub(super) struct Lane {
     pub plan: PathPlan,
     made: Made,
     /// When its chain panicked, the last times.
-    panics: Vec<u64>,
-    panicked: u64,
+    pub panics: Vec<u64>,
+    pub panicked: u64,
 }
 
 impl Lane {
@@ -109,35 +84,27 @@ pub(super) struct Inner {
     pub worker: Worker<Arrived>,
     pub desk: Desk,
     pub io: Io,
-    lanes: BTreeMap<PathId, Lane>,
+    pub lanes: BTreeMap<PathId, Lane>,
     pub names: PortNames,
     pub times: Times,
-    /// Bit p: the path sleeps; it is stopped.
-    sleeping: u64,
-    stopped: u64,
-    /// Whose turn it is.
-    current: Option<PathId>,
+    pub sleepers: Sleepers,
+    /// Bit p: the path is there; it is stopped.
+    pub there: u64,
+    pub stopped: u64,
+    pub rounds: Rounds,
     auxiliary: usize,
-    /// Cycles: how long, how often.
-    spins: u64,
-    looks_for_packets: u64,
-    looks_after_rings: u64,
-    /// Cycles: when what was done last.
-    woke: u64,
-    looked: u64,
-    worked: u64,
     /// Tells of paths that are stopped.
-    tell: Box<dyn Fn(PathId)>,
+    pub tell: Box<dyn Fn(PathId)>,
     /// Chains that panicked: who asks what is here takes them.
-    broken: Vec<Chain>,
+    pub broken: Vec<Chain>,
 }
 
-const fn bit(path: PathId) -> u64 {
+pub(super) const fn bit(path: PathId) -> u64 {
     1 << (path as u64 % MOST_PATHS as u64)
 }
 
 /// The numbers of the bits that are set.
-fn bits(mut of: u64) -> impl Iterator<Item = PathId> {
+pub(super) fn bits(mut of: u64) -> impl Iterator<Item = PathId> {
     std::iter::from_fn(move || {
         let n = (of != 0).then(|| of.trailing_zeros() as PathId);
         of &= of.wrapping_sub(1);
@@ -155,154 +122,21 @@ impl Inner {
         auxiliary: usize,
         tell: Box<dyn Fn(PathId)>,
     ) -> Inner {
-        let now = desk.clock.cycles();
+        let rounds = Rounds::new(desk.clock, spin);
         Inner {
-            spins: desk.clock.cycles_of(spin),
-            looks_for_packets: desk.clock.cycles_of(LOOKS_FOR_PACKETS),
-            looks_after_rings: desk.clock.cycles_of(LOOKS_AFTER_RINGS),
+            times: Times { begun: desk.clock.cycles(), ..Times::default() },
             worker,
             desk,
             io,
             lanes: BTreeMap::new(),
             names: PortNames::default(),
-            times: Times { begun: now, ..Times::default() },
-            sleeping: 0,
+            sleepers: Sleepers::default(),
+            there: 0,
             stopped: 0,
-            current: None,
+            rounds,
             auxiliary,
-            woke: now,
-            looked: now,
-            worked: now,
             tell,
             broken: Vec::new(),
-        }
-    }
-
-    /// One round of the loop.
-    #[inline]
-    pub fn round(&mut self, epoch: &Epoch) {
-        let clock = self.desk.clock;
-        let now = clock.cycles();
-        if now.saturating_sub(self.woke) > self.looks_for_packets {
-            self.woke = now;
-            self.wake();
-        }
-        if now.saturating_sub(self.looked) > self.looks_after_rings {
-            self.looked = now;
-            self.io.look();
-            self.io.flush();
-        }
-        let Inner { worker, desk, io, current, .. } = &mut *self;
-        let mut hands = Hands { io: &mut *io, desk: &mut *desk };
-        match worker.turn_of(&mut hands, || clock.cycles(), |path| *current = Some(path)) {
-            Some(turn) => {
-                desk.send(io);
-                if turn.packets > 0 {
-                    self.worked = clock.cycles();
-                    self.times.busy += self.worked - now;
-                }
-                self.current = None;
-                if !self.io.has_packets(turn.path.into()) {
-                    self.sleeping |= bit(turn.path);
-                    self.worker.sleep(turn.path);
-                }
-            }
-            None => self.idle(now, epoch),
-        }
-    }
-
-    /// Paths that have packets.
-    fn wake(&mut self) {
-        for path in bits(self.sleeping) {
-            if self.io.has_packets(path.into()) {
-                self.sleeping &= !bit(path);
-                self.worker.wake(path);
-            }
-        }
-        for path in bits(self.stopped) {
-            self.drop_packets(path);
-        }
-    }
-
-    /// Nobody has packets.
-    fn idle(&mut self, now: u64, epoch: &Epoch) {
-        self.io.poll();
-        self.wake();
-        if self.has_awake() {
-            return;
-        }
-        if now.saturating_sub(self.worked) < self.spins {
-            std::hint::spin_loop();
-            return;
-        }
-        self.io.look();
-        self.io.flush();
-        let longest = self.io.has_waiting().then_some(FLUSHES);
-        epoch.turn_over();
-        // If the kernel cannot sleep on the rings, the worker goes on without: it is only dearer.
-        let slept = self.io.sleep(longest);
-        epoch.turn_over();
-        self.io.hear();
-        if slept.is_err() {
-            std::thread::sleep(FLUSHES);
-        }
-        let woke = self.desk.clock.cycles();
-        self.times.slept += woke.saturating_sub(now);
-        self.times.sleeps += 1;
-        (self.woke, self.looked) = (woke, woke);
-        self.io.look();
-        self.wake();
-        if self.has_awake() {
-            self.worked = woke;
-        }
-    }
-
-    fn has_awake(&self) -> bool {
-        self.lanes.keys().any(|path| (self.sleeping | self.stopped) & bit(*path) == 0)
-    }
-
-    /// The thread's last turn ended by a panic: what was in hand is lost, and nothing else.
-    pub fn recover(&mut self) {
-        let lost = std::mem::take(&mut self.desk.in_hand);
-        let Some(path) = self.current.take() else {
-            self.times.panics += 1;
-            std::thread::sleep(FLUSHES);
-            return;
-        };
-        self.worker.recover(path);
-        if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
-            fates.worker_panicked += lost;
-        }
-        self.desk.send(&mut self.io);
-        let (now, within) = (self.desk.clock.cycles(), self.desk.clock.cycles_of(PANICS_WITHIN));
-        let Some(lane) = self.lanes.get_mut(&path) else { return };
-        lane.panicked += 1;
-        lane.panics.retain(|before| now.saturating_sub(*before) < within);
-        lane.panics.push(now);
-        let is_too_much = lane.panics.len() >= MOST_PANICS;
-        let made = catch_unwind(AssertUnwindSafe(|| self.desk.tables.chain(&lane.plan, &self.names)));
-        match made {
-            Ok(Ok(chain)) if !is_too_much => self.broken.extend(self.worker.replace(path, chain)),
-            _ => self.stop(path),
-        }
-    }
-
-    /// Its packets are dropped until it has another chain, or its slots are empty.
-    fn stop(&mut self, path: PathId) {
-        self.worker.sleep(path);
-        self.sleeping &= !bit(path);
-        self.stopped |= bit(path);
-        (self.tell)(path);
-    }
-
-    fn drop_packets(&mut self, path: PathId) {
-        let mut packets = Vec::new();
-        while self.io.receive(path.into(), DROPPED, &mut packets) > 0 {
-            if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
-                fates.packets += packets.len() as u64;
-                fates.stopped += packets.len() as u64;
-            }
-            packets.clear();
         }
     }
 
@@ -361,6 +195,7 @@ impl Inner {
             *place = fates;
         }
         self.lanes.insert(path, lane);
+        self.there |= bit(path);
         receivers.into_iter().for_each(|receiver| self.io.add_receiver(receiver));
         if stopped {
             self.stopped |= bit(path);
@@ -375,8 +210,9 @@ impl Inner {
         let account = self.worker.accounts().find(|account| account.path.id == path);
         let (chain, cost) = self.worker.remove(path)?;
         let stopped = self.is_stopped(path);
-        self.sleeping &= !bit(path);
+        self.sleepers.remove(path);
         self.stopped &= !bit(path);
+        self.there &= !bit(path);
         let mut fates = self.desk.fates.get_mut(usize::from(path)).map(std::mem::take).unwrap_or_default();
         if let Some(account) = account {
             fates.cycles_before += account.cycles;
@@ -389,7 +225,8 @@ impl Inner {
         Some(Moving { path, lane, chain, cost, receivers, fates, stopped, marks })
     }
 
-    /// Another weight, or another chain from the next run on; the one until now. A path that was stopped goes on if other elements are planned.
+    /// Another weight, or another chain from the next run on; the one until now. Where other elements are planned, a path that was stopped goes on,
+    /// and their counts begin; else they go on from what they were.
     pub fn change(&mut self, path: PathId, plan: PathPlan, chain: Option<(Chain, Made)>) -> Option<Chain> {
         self.worker.set_weight(path, plan.weight);
         let lane = self.lanes.get_mut(&path)?;
@@ -397,13 +234,14 @@ impl Inner {
         lane.plan = plan;
         let (chain, made) = chain?;
         lane.made = made;
-        if is_other {
-            lane.panics.clear();
-            self.stopped &= !bit(path);
-            // Awake it finds out whether it has packets.
-            self.sleeping &= !bit(path);
-            self.worker.wake(path);
+        if !is_other {
+            return self.worker.renew(path, chain);
         }
+        lane.panics.clear();
+        self.stopped &= !bit(path);
+        // Awake it finds out whether it has packets.
+        self.sleepers.remove(path);
+        self.worker.wake(path);
         self.worker.replace(path, chain)
     }
 
@@ -413,7 +251,7 @@ impl Inner {
         for (path, chain) in chains {
             if let Some(lane) = self.lanes.get_mut(&path) {
                 lane.made = made.clone();
-                before.extend(self.worker.replace(path, chain));
+                before.extend(self.worker.renew(path, chain));
             }
         }
         (std::mem::replace(&mut self.desk.tables, made.tables), before)

@@ -31,7 +31,8 @@
 //! | `rings.rs`, `moving.rs` | the steps: queues, rings and slots; paths |
 //! | `placing.rs` | which core a path goes to, by what was measured |
 //! | `thread.rs` | a thread, its commands, panics |
-//! | `inner.rs` | what it has, and its loop |
+//! | `inner.rs` | what it has, and what it is told |
+//! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and panic |
 //! | `exchange.rs` | packets from rings, and where they go |
 //! | `up.rs` | packets for the kernel |
 //! | `clock.rs`, `epochs.rs` | cycles; when tables are not read any more |
@@ -48,6 +49,8 @@ mod placing;
 mod plan;
 mod report;
 mod rings;
+mod rounds;
+mod sleepers;
 mod thread;
 mod up;
 

@@ -262,9 +262,9 @@ impl Control {
         self.add_output(core, port, queue, sender)
     }
 
-    /// RX rings that are wanted and not there, or of another size; and slots that are not filled.
-    pub(super) fn open_rings(&mut self, plan: &WorkersPlan, want: &Layout) {
-        for (ring @ ((port, queue), path), core) in &want.rings {
+    /// RX rings of these queues that are wanted and not there, or of another size; and all slots that are not filled.
+    pub(super) fn open_rings(&mut self, plan: &WorkersPlan, want: &Layout, on: impl Fn(PortQueue) -> bool) {
+        for (ring @ ((port, queue), path), core) in want.rings.iter().filter(|((queue, _), _)| on(*queue)) {
             let (Some(of), Some(on)) = (plan.paths.get(path), plan.ports.get(port)) else { continue };
             // Or its path could not be moved.
             let is_there = self.held.paths.get(path).is_some_and(|held| held.core == *core);
@@ -287,13 +287,14 @@ impl Control {
         port: &PortPlan,
         replaces: bool,
     ) -> Result<()> {
-        let (entries, fill) = (path.ring, port.rings.fill);
+        let (opener, entries) = (self.opener(ring.0)?, path.ring);
+        let fill = opener.wanted().rings.fill;
         ensure!(entries.is_power_of_two() && entries >= 64, OpenError::RingSize(entries));
         ensure!(
             entries <= fill / 2,
-            "a ring of {entries} packets wants a fill ring of twice as many; the port's has {fill}"
+            "a ring of {entries} packets wants a fill ring of twice as many; the queue's has {fill}"
         );
-        let opener = self.opener(ring.0)?.with_ring(entries);
+        let opener = opener.with_ring(entries);
         let receiver = inside(&port.namespace, || opener.receiver(ring.1.into()))??;
         if replaces {
             self.replace_ring(ring, core, receiver)?;
@@ -354,6 +355,10 @@ impl Control {
 
     /// Queues that are to have other rings, or to be polled otherwise: one after another, so that the others go on.
     pub(super) fn open_otherwise(&mut self, plan: &WorkersPlan, want: &Layout) {
+        if self.lacks(plan).is_some() {
+            // What is closed might not be opened again.
+            return;
+        }
         let is_other = |(queue, (_, opener)): &(&PortQueue, &(CoreId, Opener))| {
             plan.ports.get(&queue.0).is_some_and(|of| !is_as_wanted(opener, of))
         };
@@ -364,7 +369,7 @@ impl Control {
             self.end_rings(&rings);
             self.end_queue(queue);
             self.open_ways_out(plan, want);
-            self.open_rings(plan, want);
+            self.open_rings(plan, want, |of| of == queue);
         }
     }
 }

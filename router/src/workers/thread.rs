@@ -19,6 +19,7 @@ use rustix::thread::{
 use std::{
     cell::Cell,
     collections::VecDeque,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
@@ -212,11 +213,16 @@ fn work(desk: &Desk, inner: &mut Inner) {
     // Awake.
     desk.epoch.turn_over();
     while !desk.ends.load(Relaxed) {
-        if catch_unwind(AssertUnwindSafe(|| rounds(desk, inner))).is_err() {
-            inner.recover();
+        if !survives(|| rounds(desk, inner)) && !survives(|| inner.recover()) {
+            inner.give_up_on_it();
         }
     }
     desk.epoch.turn_over();
+}
+
+/// Does it not panic? What it panicked with is left: to drop it might panic, too.
+fn survives(run: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(run)).map_err(mem::forget).is_ok()
 }
 
 fn rounds(desk: &Desk, inner: &mut Inner) {
@@ -231,6 +237,7 @@ fn rounds(desk: &Desk, inner: &mut Inner) {
             while let Some(command) = next() {
                 command(inner);
             }
+            inner.is_told();
         }
         inner.round(&desk.epoch);
     }

@@ -16,6 +16,7 @@ use logic::{
 use router::{
     af_xdp::{Polling, Rings, Umem},
     config::ElementSettings,
+    netns,
     plane::Grace,
     workers::{
         Epochs, PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
@@ -41,12 +42,16 @@ pub const P0: Mac = Mac([2, 0, 0, 0, 0, 1]);
 pub const P1: Mac = Mac([2, 0, 0, 0, 0, 2]);
 pub const NEXT: Mac = Mac([2, 0, 0, 0, 9, 1]);
 
-/// What traps and brakes of chains are told: a path named `trap` panics at the packet with this number, one named `stuck` does
-/// not get on while it is to wait.
+/// What traps and brakes of chains are told: a path named `trap` panics at the packet with this number, and at all after it if it is to go on
+/// so; one named `stuck` does not get on while it is to wait. Chains of traps panic when they are made. And what slots are: not to be filled, and not to settle.
 #[derive(Default)]
 pub struct Told {
     pub panics_at: AtomicU32,
+    pub panics_on: AtomicBool,
     pub waits: AtomicBool,
+    pub chains_panic: AtomicBool,
+    pub put_fails: AtomicBool,
+    pub settles_not: AtomicBool,
 }
 
 struct Trap(Arc<Told>);
@@ -58,8 +63,9 @@ impl Element for Trap {
         Contract::default()
     }
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
-        let at = self.0.panics_at.load(Relaxed);
-        assert!(batch.packets().iter().all(|packet| number(packet.data()) != at), "as it is told to");
+        let (at, on) = (self.0.panics_at.load(Relaxed), self.0.panics_on.load(Relaxed));
+        let is_it = |number: u32| number == at || on && number > at;
+        assert!(!batch.packets().iter().any(|packet| is_it(number(packet.data()))), "as it is told to");
     }
 }
 
@@ -79,13 +85,14 @@ impl Element for Brake {
 }
 
 /// Tables whose chains may have traps and brakes.
-struct Rigged(Shared<Arc<HeapMemory>>, Arc<Told>);
+pub struct Rigged(pub Shared<Arc<HeapMemory>>, pub Arc<Told>);
 impl Tables for Rigged {
     fn memory(&self) -> &dyn Memory {
         self.0.memory()
     }
     fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain> {
         let rigged: Box<dyn Element> = match path.name.as_str() {
+            "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
             "trap" => Box::new(Trap(self.1.clone())),
             "stuck" => Box::new(Brake(self.1.clone())),
             _ => return self.0.chain(path, ports),
@@ -95,17 +102,24 @@ impl Tables for Rigged {
 }
 
 /// The slots of the test's programs.
-struct Maps(BTreeMap<PortId, MapHandle>, Grace);
+struct Maps(BTreeMap<PortId, MapHandle>, Grace, Arc<Told>);
 impl Slots for Maps {
     fn put(&self, port: PortId, queue: u32, path: PathId, fd: BorrowedFd<'_>) -> Result<()> {
+        anyhow::ensure!(!self.2.put_fails.load(Relaxed), "as it is told to");
         let slot = queue * PATHS + u32::from(path);
         Ok(self.0[&port].update(&slot.to_ne_bytes(), &fd.as_raw_fd().to_ne_bytes(), MapFlags::ANY)?)
     }
     fn take(&self, port: PortId, queue: u32, path: PathId) -> Result<()> {
         let slot = queue * PATHS + u32::from(path);
-        Ok(self.0[&port].delete(&slot.to_ne_bytes())?)
+        match self.0[&port].delete(&slot.to_ne_bytes()) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
     }
     fn settle(&self) -> Result<()> {
+        while self.2.settles_not.load(Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
         self.1.wait()
     }
 }
@@ -138,8 +152,11 @@ impl Bed {
         let told = Arc::new(Told { panics_at: AtomicU32::new(u32::MAX), ..Told::default() });
         let up = Box::new(PassUp::new().unwrap());
         let tables = Arc::new(Rigged(Shared { memory: tables(), sas: Arc::default() }, told.clone()));
-        let (epochs, slots) = (Epochs::default(), Box::new(Maps(maps, Grace::new().unwrap())));
-        let workers = Workers::start(settings, epochs.clone(), tables, slots, up).unwrap();
+        let (epochs, slots) = (Epochs::default(), Box::new(Maps(maps, Grace::new().unwrap(), told.clone())));
+        // Threads of theirs are elsewhere than ports.
+        let elsewhere = File::open("/proc/self/ns/net").unwrap();
+        let start = || Workers::start(settings, epochs.clone(), tables, slots, up);
+        let workers = netns::inside(&elsewhere, start).unwrap().unwrap();
         Bed { umem: workers.umem(), workers, epochs, told, _ports: ports }
     }
 
@@ -184,7 +201,7 @@ impl Bed {
 }
 
 /// What is for p0's address goes to 10.1.0.0/16, by p1.
-fn tables() -> Arc<HeapMemory> {
+pub fn tables() -> Arc<HeapMemory> {
     let mut tables = Writer::new(Arc::new(HeapMemory::new(FEW)));
     let interface = |port, mac| Interface {
         router: 0,
@@ -255,7 +272,7 @@ pub fn path(name: &str, chain: &[&str], core: CoreId) -> PathPlan {
     }
 }
 
-fn element_of(text: &str) -> ElementSettings {
+pub fn element_of(text: &str) -> ElementSettings {
     #[derive(serde::Deserialize)]
     struct One {
         element: ElementSettings,

@@ -115,3 +115,31 @@ fn a_port_that_goes_and_comes_back() {
         bed.end();
     });
 }
+
+/// A second panic, where the first is dealt with.
+#[test]
+#[ignore = "needs root"]
+fn a_chain_that_panics_when_it_is_made_anew_stops_its_path_alone() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        bed.apply(&plan(
+            &[1],
+            &ports(1, SMALL),
+            &[(0, path("trap", &["forward"], 1)), (1, path("other", &["forward"], 1))],
+        ));
+        bed.told.panics_at.store(5, Relaxed);
+        bed.told.chains_panic.store(true, Relaxed);
+        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+        from.send(&frame(0, 5, 60));
+        until("the path to be stopped", || bed.path(0).stopped.is_some());
+        assert_eq!((bed.path(0).panics, bed.path(0).worker_panicked), (1, 1));
+        for n in 0..20 {
+            from.send(&frame(1, n, 60));
+        }
+        assert_eq!(
+            out_of(&to, 20, |f| f[12..14] == [0x88, 0xb5]),
+            (0..20).map(|n| frame(1, n, 60)).collect::<Vec<_>>()
+        );
+        bed.end();
+    });
+}

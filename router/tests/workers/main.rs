@@ -4,6 +4,7 @@
 #[path = "../af_xdp/bed.rs"]
 mod af_xdp_bed;
 mod bed;
+mod changes;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
@@ -142,15 +143,15 @@ fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
     });
 }
 
-/// From worker to worker, through other chains, with other weights, beside paths that come and go: every packet comes out, in order.
+/// From worker to worker, through other chains and rings, with other weights, beside paths that come and go: every packet comes out, in order.
 #[test]
 #[ignore = "needs root"]
 fn reconfiguration_loses_nothing_and_keeps_order() {
     const COUNT: u32 = 192_000;
     in_new_namespace(|| {
         // What waited while it moved is sent at once.
-        let bed = Bed::new(1, WorkersSettings { auxiliary: 1024, ..settings() });
-        let ports = ports(1, Rings { fill: 2048, ..SMALL });
+        let bed = Bed::new(1, WorkersSettings { auxiliary: 1024, frames: 32768, ..settings() });
+        let ports = ports(1, Rings { fill: 4096, ..SMALL });
         let mut first = path("moves", &["forward"], 0);
         first.ring = 1024;
         bed.apply(&plan(&[0, 1], &ports, &[(0, first.clone())]));
@@ -193,7 +194,8 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
                 let (here, alone) = (changes % 2, changes % 8 > 5);
                 let there = if alone { here } else { changes / 2 % 2 };
                 let weight = 1 + changes % 7;
-                let mut paths = vec![(0, PathPlan { ring: 1024, weight, ..path("moves", chain, here) })];
+                let ring = if changes % 5 < 2 { 1024 } else { 2048 };
+                let mut paths = vec![(0, PathPlan { ring, weight, ..path("moves", chain, here) })];
                 if changes % 4 < 2 {
                     paths.push((1, path("other", &["forward"], there)));
                 }

@@ -147,6 +147,26 @@ fn a_policer_lets_the_burst_pass_and_then_the_rate() {
     assert_eq!(passed(packets(0, 0), &[0, 999 * MS, 1000 * MS]), [1, 0, 1]);
 }
 
+/// Made anew over other tables: the bucket is as empty, and counts go on.
+#[test]
+fn a_chain_goes_on_from_another() {
+    let new = |burst| {
+        let rate = Rate::Packets { per_second: 1000, burst };
+        chain(vec![Box::new(Count::default()), Box::new(Police::new(rate)), Box::new(Forward::new(1))])
+    };
+    let data = vec![plain(&[0; 100]); 20];
+    let (mut before, mut after, mut other) = (new(10), new(10), new(5));
+    run(&mut before, &READY, &data);
+    assert_eq!(before.whole().to, 10);
+    for (chain, to) in [(&mut after, 10), (&mut other, 15)] {
+        chain.go_on_from(&before);
+        run(chain, &READY, &data);
+        assert_eq!((chain.whole().packets, chain.whole().to), (40, to), "another bucket is full");
+        let counted: Vec<_> = chain.counters().map(|(_, counters, own)| (counters.packets(), own)).collect();
+        assert_eq!(counted, [(40, vec![("bytes", 4000)]), (40, vec![]), (to, vec![])]);
+    }
+}
+
 #[test]
 fn forward_count_and_discard() {
     let data = vec![plain(&[0; 60]), plain(&[0; 100])];

@@ -1,0 +1,380 @@
+//! What a plan changes, and what is in its way: ports that hold packets, slots that are refused, workers that do not answer.
+
+use super::*;
+use crate::common::run;
+use logic::plan::PortId;
+use router::workers::{PortPlan, Shared};
+use std::collections::BTreeMap;
+
+const DOES_NOT_ANSWER: &str = "the worker on core 1 does not answer, and keeps what it has";
+
+/// Numbers that come out by q1, of path 0, when these are sent.
+#[track_caller]
+fn goes_through(numbers: std::ops::Range<u32>) {
+    let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+    for n in numbers.clone() {
+        from.send(&frame(0, n, 60));
+    }
+    let mut out = Vec::new();
+    until("packets to come out", || {
+        numbers_of(&to, 0, &mut out);
+        out.len() >= numbers.len()
+    });
+    assert_eq!(out, numbers.collect::<Vec<_>>());
+}
+
+/// p2 beside p0 and p1, without a program.
+fn with_another(mut ports: BTreeMap<PortId, PortPlan>) -> BTreeMap<PortId, PortPlan> {
+    crate::af_xdp_bed::make_port(2, 1);
+    let third = PortPlan { name: "p2".into(), ifindex: common::ifindex("p2"), ..ports[&1].clone() };
+    ports.insert(2, third);
+    ports
+}
+
+/// A port that is down holds packets of one path. Another path moves past it at once, and the first one, too.
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_down_holds_up_no_move() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let ports = with_another(ports(1, SMALL));
+        let on = |core, held_on| {
+            let held = PathPlan {
+                chain: vec![element_of("{ element = \"forward\", port = \"p2\" }")],
+                ..path("held", &[], held_on)
+            };
+            plan(&[0, 1], &ports, &[(0, path("goes", &["forward"], core)), (1, held)])
+        };
+        bed.apply(&on(0, 0));
+        run("ip link set p2 down");
+        let from = Wire::open("q0");
+        for n in 0..50 {
+            from.send(&frame(1, n, 60));
+        }
+        until("packets to wait", || bed.path(1).out.get("p2") == Some(&50));
+        let waiting = |bed: &Bed| {
+            let outputs = bed.report().workers.into_iter().flat_map(|worker| worker.outputs);
+            outputs.filter(|output| output.port == 2).map(|output| output.sent_packets).sum::<u64>()
+        };
+        assert_eq!(waiting(&bed), 50, "its TX ring has them");
+        let begun = Instant::now();
+        for (n, (core, held_on)) in (0..).zip([(1, 0), (0, 0), (1, 1), (0, 0)]) {
+            bed.apply(&on(core, held_on));
+            goes_through(n * 20..(n + 1) * 20);
+        }
+        assert!(begun.elapsed() < Duration::from_millis(250), "{:?}", begun.elapsed());
+        run("ip link set p2 up");
+        bed.end();
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn workers_that_go_and_come_back_have_all_again() {
+    in_new_namespace(|| {
+        let bed = Bed::new(2, settings());
+        let ports = ports(2, SMALL);
+        let paths = [(0, path("one", &["forward"], 1))];
+        bed.apply(&plan(&[1], &ports, &paths));
+        goes_through(0..20);
+        assert_eq!(
+            bed.workers.apply(&plan(&[], &ports, &paths)),
+            ["path one: none of its cores has a worker"]
+        );
+        let report = bed.report();
+        assert_eq!((report.workers.len(), report.queues.len(), report.paths.len()), (0, 0, 0));
+        assert_eq!((report.free_frames, report.promised_frames), (report.frames, 0), "all is closed");
+        assert_eq!(report.closed_outputs.iter().map(|output| output.sent_packets).sum::<u64>(), 20);
+        // Until then its packets are the kernel's.
+        let (from, kernel) = (Wire::open("q0"), Wire::open("p0"));
+        from.send(&frame(0, 20, 60));
+        assert_eq!(out_of(&kernel, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 20, 60)]);
+        bed.apply(&plan(&[1], &ports, &paths));
+        goes_through(30..50);
+        assert_eq!(bed.report().queues.len(), 4);
+        bed.end();
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_slot_that_could_not_be_filled_is_filled_by_the_next_plan() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let plan = plan(&[1], &ports(1, SMALL), &[(0, path("one", &["forward"], 1))]);
+        bed.told.put_fails.store(true, Relaxed);
+        assert_eq!(bed.workers.apply(&plan), ["as it is told to"]);
+        let (from, kernel) = (Wire::open("q0"), Wire::open("p0"));
+        from.send(&frame(0, 7, 60));
+        assert_eq!(
+            out_of(&kernel, 1, |f| f[12..14] == [0x88, 0xb5]),
+            [frame(0, 7, 60)],
+            "the kernel has them"
+        );
+        bed.told.put_fails.store(false, Relaxed);
+        bed.apply(&plan);
+        goes_through(20..40);
+        // The same of a ring that is to be another: the old one stays.
+        bed.told.put_fails.store(true, Relaxed);
+        let larger = PathPlan { ring: 128, ..path("one", &["forward"], 1) };
+        let larger = super::plan(&[1], &ports(1, Rings { fill: 256, ..SMALL }), &[(0, larger)]);
+        assert!(!bed.workers.apply(&larger).is_empty());
+        bed.told.put_fails.store(false, Relaxed);
+        bed.apply(&larger);
+        goes_through(40..60);
+        bed.end();
+    });
+}
+
+/// However the test ends.
+struct GoesOn(Arc<Told>);
+impl Drop for GoesOn {
+    fn drop(&mut self) {
+        self.0.waits.store(false, Relaxed);
+        self.0.settles_not.store(false, Relaxed);
+    }
+}
+
+/// What a worker was asked in vain it does not do later; it is asked again when it goes on, and not before.
+#[test]
+#[ignore = "needs root"]
+fn what_was_asked_in_vain_is_not_done_later() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let ports = ports(1, SMALL);
+        let stuck = (1, path("stuck", &["forward"], 1));
+        let before = [(0, path("going", &["forward"], 0)), stuck.clone()];
+        let after = [(0, path("going", &["forward"], 0)), stuck, (2, path("new", &["forward"], 1))];
+        bed.apply(&plan(&[0, 1], &ports, &before));
+        let _goes_on = GoesOn(bed.told.clone());
+        bed.told.waits.store(true, Relaxed);
+        let from = Wire::open("q0");
+        from.send(&frame(1, 0, 60));
+        thread::sleep(Duration::from_millis(50));
+        let apply = || {
+            let begun = Instant::now();
+            (bed.workers.apply(&plan(&[0, 1], &ports, &after)), begun.elapsed())
+        };
+        let (troubles, took) = apply();
+        assert_eq!(troubles, [DOES_NOT_ANSWER]);
+        assert!((4..8).contains(&took.as_secs()), "one question is waited for: {took:?}");
+        let (troubles, took) = apply();
+        assert_eq!(troubles, [DOES_NOT_ANSWER]);
+        assert!(took < Duration::from_millis(200), "{took:?}");
+        // Nor does it cost anything to ask how all are; and others go on.
+        let report = bed.report();
+        assert_eq!(report.workers.iter().filter(|worker| worker.silent.is_some()).count(), 1);
+        goes_through(0..20);
+        assert!(bed.workers.epochs().wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
+        bed.told.waits.store(false, Relaxed);
+        until("the worker to go on", || bed.report().workers.iter().all(|worker| worker.silent.is_none()));
+        let paths: Vec<_> = bed.report().paths.into_iter().map(|path| path.path).collect();
+        assert_eq!(paths, ["going", "stuck"], "what it was asked in vain");
+        assert_eq!(apply().0, Vec::<String>::new());
+        let to = Wire::open("q1");
+        from.send(&frame(2, 5, 60));
+        assert_eq!(out_of(&to, 1, |f| f[12..15] == [0x88, 0xb5, 2]), [frame(2, 5, 60)]);
+        bed.end();
+    });
+}
+
+/// It is stopped while a plan is applied that starts it again with another chain.
+#[test]
+#[ignore = "needs root"]
+fn that_a_path_was_stopped_is_told_too_late() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let ports = ports(1, SMALL);
+        let leaves = (1, path("leaves", &["forward"], 1));
+        bed.apply(&plan(&[1], &ports, &[(0, path("trap", &["forward"], 1)), leaves]));
+        let _goes_on = GoesOn(bed.told.clone());
+        bed.told.settles_not.store(true, Relaxed);
+        let mended = plan(&[1], &ports, &[(0, path("mended", &["count", "forward"], 1))]);
+        thread::scope(|scope| {
+            let applies = scope.spawn(|| bed.workers.apply(&mended));
+            thread::sleep(Duration::from_millis(50));
+            bed.told.panics_at.store(0, Relaxed);
+            bed.told.panics_on.store(true, Relaxed);
+            let from = Wire::open("q0");
+            for n in 0..10 {
+                from.send(&frame(0, n, 60));
+                thread::sleep(Duration::from_millis(5));
+            }
+            assert!(!applies.is_finished());
+            bed.told.settles_not.store(false, Relaxed);
+            assert_eq!(applies.join().unwrap(), Vec::<String>::new());
+        });
+        let path = bed.path(0);
+        assert_eq!((path.panics, path.stopped_packets, path.stopped), (3, 7, None), "it was stopped");
+        thread::sleep(Duration::from_millis(50));
+        goes_through(20..40);
+        bed.end();
+    });
+}
+
+/// Whoever stops workers is not held up by one for ever.
+#[test]
+#[ignore = "needs root"]
+fn workers_that_do_not_end_are_left() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(1, path("stuck", &["forward"], 1))]));
+        let _goes_on = GoesOn(bed.told.clone());
+        bed.told.waits.store(true, Relaxed);
+        Wire::open("q0").send(&frame(1, 0, 60));
+        thread::sleep(Duration::from_millis(50));
+        let epochs = bed.workers.epochs();
+        let begun = Instant::now();
+        drop(bed);
+        assert!((4..8).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        assert!(epochs.wait(Duration::from_millis(1)).is_err(), "it reads the tables still");
+    });
+}
+
+/// Tables that make no chains.
+struct Broken(Shared<Arc<logic::memory::HeapMemory>>);
+impl router::workers::Tables for Broken {
+    fn memory(&self) -> &dyn logic::memory::Memory {
+        self.0.memory()
+    }
+    fn chain(&self, path: &PathPlan, _: &BTreeMap<String, PortId>) -> anyhow::Result<logic::elements::Chain> {
+        anyhow::bail!("no chain for {}", path.name)
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn other_tables_take_the_place_of_all_or_none() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let police = "{ element = \"police\", packets_per_second = 1, burst_packets = 30 }";
+        let chain = [police, "\"count\"", "{ element = \"forward\", port = \"p1\" }"];
+        let limited = PathPlan { chain: chain.map(element_of).into(), ..path("limited", &[], 1) };
+        bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(0, limited), (1, path("other", &["forward"], 0))]));
+        goes_through(0..20);
+        let shared = || Shared { memory: tables(), sas: Arc::default() };
+        let broken = Arc::new(Broken(shared()));
+        let refused = bed.workers.set_tables(broken.clone()).unwrap_err();
+        assert_eq!((refused.to_string().as_str(), Arc::strong_count(&broken)), ("no chain for limited", 1));
+        let first = Arc::new(Rigged(shared(), bed.told.clone()));
+        bed.workers.set_tables(first.clone()).unwrap();
+        assert!(Arc::strong_count(&first) > 3, "paths and workers read them");
+        bed.workers.set_tables(Arc::new(Rigged(shared(), bed.told.clone()))).unwrap();
+        assert_eq!(Arc::strong_count(&first), 1, "nobody reads them any more");
+        // The bucket had ten left.
+        let from = Wire::open("q0");
+        for n in 20..40 {
+            from.send(&frame(0, n, 60));
+        }
+        until("all to be counted", || bed.path(0).packets == 40);
+        let path = bed.path(0);
+        let of = |n: usize| (path.elements[n].element, path.elements[n].packets);
+        assert_eq!((path.out["p1"], path.dropped["over_rate"]), (30, 10), "{path:?}");
+        assert_eq!((of(0), of(1)), (("police", 40), ("count", 30)));
+        assert_eq!(path.elements[1].counted["bytes"], 1800);
+        bed.end();
+    });
+}
+
+/// The namespace of the thread that gives packets to the kernel.
+fn of_up() -> std::path::PathBuf {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
+    let is_up = |task: &std::path::PathBuf| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "up")
+    };
+    std::fs::read_link(tasks.filter(is_up).last().unwrap().join("ns/net")).unwrap()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_go_up_in_the_namespace_of_their_port_which_is_not_held() {
+    in_new_namespace(|| {
+        let [home, here] =
+            ["/proc/self/ns/net", "/proc/thread-self/ns/net"].map(|ns| std::fs::read_link(ns).unwrap());
+        let bed = Bed::new(1, settings());
+        let plan =
+            plan(&[1], &ports(1, SMALL), &[(0, path("routed", &["check", "route", "ttl", "rewrite"], 1))]);
+        bed.apply(&plan);
+        let (from, kernel) = (Wire::open("q0"), Wire::open("p0"));
+        let sent = Frame::udp4(NEXT, "10.0.0.9", "10.1.0.1").bytes();
+        for _ in 0..2 {
+            from.send(&sent);
+            assert_eq!(out_of(&kernel, 1, |f| f[12..14] == [8, 0]), std::slice::from_ref(&sent));
+            assert_eq!(of_up(), here);
+            bed.apply(&plan);
+            until("the thread to leave", || of_up() == home);
+        }
+        let up = bed.report().up;
+        assert_eq!((up.all.packets, up.all.failed, up.ports[&0].packets), (2, 0, 2), "for no interface");
+        bed.end();
+    });
+}
+
+/// A port that is down holds what it has, and its worker sleeps all the same.
+#[test]
+#[ignore = "needs root"]
+fn a_port_that_is_down_lets_its_worker_sleep() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let ports = with_another(ports(1, SMALL));
+        let held = PathPlan {
+            chain: vec![element_of("{ element = \"forward\", port = \"p2\" }")],
+            ..path("held", &[], 1)
+        };
+        let plan = plan(&[1], &ports, &[(1, held)]);
+        bed.apply(&plan);
+        run("ip link set p2 down");
+        let (from, to) = (Wire::open("q0"), Wire::open("q2"));
+        from.send(&frame(1, 0, 60));
+        until("the packet to wait", || bed.path(1).out.get("p2") == Some(&1));
+        let sleeps = || bed.report().workers[0].sleeps;
+        let before = sleeps();
+        thread::sleep(Duration::from_millis(1500));
+        let slept = sleeps() - before;
+        assert!(slept <= 14, "{slept} times in 1.5 s");
+        run("ip link set p2 up");
+        bed.apply(&plan);
+        assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(1, 0, 60)]);
+        bed.end();
+    });
+}
+
+/// Another fill ring: queues are closed and opened one after another, and packets go on.
+#[test]
+#[ignore = "needs root"]
+fn queues_are_opened_otherwise_and_wishes_that_cannot_be_are_told() {
+    in_new_namespace(|| {
+        let bed = Bed::new(2, settings());
+        let paths = [(0, path("one", &["forward"], 1))];
+        let with = |fill, ring| {
+            let paths = [(0, PathPlan { ring, ..paths[0].1.clone() })];
+            plan(&[1], &ports(2, Rings { fill, ..SMALL }), &paths)
+        };
+        bed.apply(&with(128, 64));
+        goes_through(0..20);
+        let promised = bed.report().promised_frames;
+        bed.apply(&with(256, 64));
+        goes_through(20..40);
+        assert_eq!(bed.report().promised_frames, promised + 4 * 128);
+        bed.apply(&with(256, 128));
+        goes_through(40..60);
+        let two = |what: &str| [0, 1].map(|queue| format!("path one: port p0, queue {queue}: {what}"));
+        let wants = "a ring of 256 packets wants a fill ring of twice as many; the queue's has 256";
+        assert_eq!(bed.workers.apply(&with(256, 256)), two(wants));
+        let size = "a ring of 100 entries: the kernel wants a power of two, and at least 64 are useful";
+        assert_eq!(bed.workers.apply(&with(256, 100)), two(size));
+        goes_through(60..80);
+        let stand = bed.path(0);
+        assert_eq!((stand.packets, stand.ring_full, stand.ring_closed), (80, 0, 0));
+        let all = "memory for packets: the plan may need 35328 frames of 2048 bytes; there are 16384, of which 0 are retired: queues \
+                   that are open stay as they are, and what finds no memory is not opened";
+        assert_eq!(bed.workers.apply(&with(8192, 64)), [all]);
+        goes_through(80..90);
+        // Both at once.
+        bed.apply(&with(128, 64));
+        goes_through(90..100);
+        bed.apply(&with(1024, 512));
+        goes_through(100..120);
+        bed.end();
+    });
+}
