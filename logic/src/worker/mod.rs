@@ -59,6 +59,8 @@ pub trait Exchange {
     fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Self::Frame>);
     /// The path is done with a packet, which is as its chain left it.
     fn settle(&mut self, path: PathId, frame: Self::Frame, verdict: Verdict);
+    /// The run is through with all of its packets: what is sent together is sent now, at the path's cost.
+    fn leave(&mut self) {}
 }
 
 /// Whose turn it was.
@@ -218,6 +220,7 @@ impl<F: Frame> Worker<F> {
             frame.set_range(fate.data);
             exchange.settle(path, frame, fate.verdict.unwrap_or(Verdict::Drop(Loss::NoExit)));
         }
+        exchange.leave();
         let ended = meter();
         let used = Some(Used::cycles(ended.saturating_sub(begun)));
         self.scheduler.charge(next.handle, &Run { packets: packets as u32, used });

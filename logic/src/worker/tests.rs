@@ -181,6 +181,56 @@ fn turns_follow_what_runs_cost() {
     assert!(worker.accounts().all(|account| account.cost.of(crate::paths::Resource::Cycles) == Some(100)));
 }
 
+/// Time passes when it sends.
+struct Sends<'a>(Memory, &'a std::cell::Cell<u64>);
+
+impl Exchange for Sends<'_> {
+    type Frame = Packet;
+    fn ports(&self) -> u64 {
+        self.0.ports()
+    }
+    fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Packet>) {
+        self.0.receive(path, most, to);
+    }
+    fn settle(&mut self, path: PathId, frame: Packet, verdict: Verdict) {
+        self.0.settle(path, frame, verdict);
+    }
+    fn leave(&mut self) {
+        self.1.set(self.1.get() + 700);
+    }
+}
+
+#[test]
+fn a_run_is_charged_from_the_end_of_the_one_before_and_with_what_it_sends() {
+    let (mut worker, memory) = world(1, 100, vec![vec![forward(1)]]);
+    let clock = std::cell::Cell::new(0);
+    let mut exchange = Sends(memory, &clock);
+    for number in 0..10 {
+        exchange.0.rings.offer(Packet::new(0, 0, number)).unwrap();
+    }
+    let pass = |cycles: u64| clock.set(clock.get() + cycles);
+    let mut charged = 0;
+    let mut turn = |worker: &mut Worker<Packet>| {
+        worker.turn(&mut exchange, || clock.get()).unwrap();
+        let all = worker.accounts().next().unwrap().cycles;
+        all - std::mem::replace(&mut charged, all)
+    };
+    pass(5000);
+    assert_eq!(turn(&mut worker), 700, "nothing was before it");
+    pass(30);
+    assert_eq!(turn(&mut worker), 730);
+    pass(1000);
+    worker.pause();
+    pass(20);
+    assert_eq!(turn(&mut worker), 700, "what came between was no path's");
+    // All sleep: that was nobody's time either.
+    worker.sleep(0);
+    assert_eq!(worker.turn(&mut Sends(world(1, 1, vec![]).1, &clock), || clock.get()), None);
+    pass(9000);
+    worker.wake(0);
+    assert_eq!(turn(&mut worker), 700);
+}
+
 /// What cannot be lent is dropped, and those beside it are not.
 #[test]
 fn a_frame_that_is_too_long_is_dropped() {

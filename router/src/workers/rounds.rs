@@ -88,7 +88,6 @@ impl Inner {
         let mut hands = Hands { io: &mut *io, desk: &mut *desk };
         match worker.turn_of(&mut hands, || clock.cycles(), |path| rounds.current = Some(path)) {
             Some(turn) => {
-                desk.send(io);
                 if turn.packets > 0 {
                     self.has_worked(clock.cycles());
                     self.times.busy += self.rounds.worked - now;
@@ -111,6 +110,7 @@ impl Inner {
     /// It did as it was told: there may be packets, and a port may be up again.
     pub fn is_told(&mut self) {
         self.rounds.flushes = FLUSHES;
+        self.worker.pause();
         bits(self.sleepers.all()).for_each(|path| self.sleepers.add(path));
     }
 
