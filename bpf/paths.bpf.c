@@ -10,6 +10,8 @@
 #define ETH_P_IP	0x0800
 #define ETH_P_EXPERIMENT 0x88b5
 #define ETHERNET_BYTES	14
+/* Behind IPv4 without options and UDP. */
+#define PAYLOAD		42
 
 /* router/tests/af_xdp/bed.rs has these too. */
 #define PATHS		4
@@ -72,6 +74,40 @@ int generate(struct xdp_md *ctx)
 		return XDP_ABORTED;
 	*(__be16 *)(frame + 12) = bpf_htons(ETH_P_EXPERIMENT);
 	frame[ETHERNET_BYTES] = 0;
+	return bpf_redirect_map(&out, 0, 0);
+}
+
+/*
+ * The same for an IPv4 frame that routers write to, and whose page comes back as they left it: its first 12 bytes, TTL and checksum are as
+ * its payload has them.
+ */
+SEC("xdp")
+int restore(struct xdp_md *ctx)
+{
+	__u8 *frame = (void *)(long)ctx->data;
+
+	if (frame + PAYLOAD + 15 > (__u8 *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	__builtin_memcpy(frame, frame + PAYLOAD, 12);
+	frame[22] = frame[PAYLOAD + 12];
+	__builtin_memcpy(frame + 24, frame + PAYLOAD + 13, 2);
+	return bpf_redirect_map(&out, 0, 0);
+}
+
+/* Frames of three paths: so many of path 0 as the second byte behind the header says, one of path 1 and one of path 2, and again. */
+SEC("xdp")
+int mix(struct xdp_md *ctx)
+{
+	static __u32 next;
+	__u8 *frame = (void *)(long)ctx->data;
+	__u32 favoured;
+
+	if (frame + ETHERNET_BYTES + 2 > (__u8 *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	favoured = frame[ETHERNET_BYTES + 1];
+	*(__be16 *)(frame + 12) = bpf_htons(ETH_P_EXPERIMENT);
+	frame[ETHERNET_BYTES] = next < favoured ? 0 : 1 + next - favoured;
+	next = next > favoured ? 0 : next + 1;
 	return bpf_redirect_map(&out, 0, 0);
 }
 

@@ -584,6 +584,42 @@ fn who_sends_by_anothers_queue_takes_back_what_it_does_not() {
     whole(&umem, 0);
 }
 
+/// What others send by the same queue meanwhile does not count, nor what the kernel has not taken.
+#[test]
+fn packets_have_left_when_those_sent_until_then_are_completed() {
+    let (umem, mut io, mut device) = worker(false, 16);
+    let (guest, mut others) = another_sender(&io.queues()[0]);
+    let mut other = Io::new(&umem, 64).unwrap();
+    other.add_output(guest, 0).unwrap();
+    let take = |ring: &mut Consumer<2>, count: usize| -> Vec<u64> {
+        let taken = (0..count).map(|_| ring.pop().unwrap()[0]).collect();
+        ring.release();
+        taken
+    };
+    let complete = |completion: &mut Producer<1>, frames: &[u64]| {
+        frames.iter().for_each(|frame| assert!(completion.push([*frame])));
+        completion.publish();
+    };
+    send_ten(&mut io);
+    let mut mark = io.outputs()[0].mark();
+    assert!(!io.has_left(0, &mut mark), "not taken");
+    // Twenty of another worker's go and are completed.
+    for _ in 0..2 {
+        send_ten(&mut other);
+        let theirs = take(&mut others, 10);
+        complete(&mut device.completion, &theirs);
+        assert!(!io.has_left(0, &mut mark), "others' have left");
+    }
+    let ours = take(&mut device.transmit, 10);
+    assert!(!io.has_left(0, &mut mark), "on their way");
+    complete(&mut device.completion, &ours[..9]);
+    assert!(!io.has_left(0, &mut mark), "the last one is");
+    // What is sent later need not leave.
+    send_ten(&mut io);
+    complete(&mut device.completion, &ours[9..]);
+    assert!(io.has_left(0, &mut mark) && io.outputs()[0].sender().in_flight() == 10);
+}
+
 /// A path that ends, and comes again.
 #[test]
 fn an_rx_ring_that_is_retired_gives_back_all() {

@@ -4,6 +4,7 @@ mod bed;
 #[path = "../common/mod.rs"]
 mod common;
 mod ends;
+mod flood;
 mod measure;
 mod output;
 

@@ -1,22 +1,15 @@
 //! What a packet costs: `cargo test --release -p millrace --test af_xdp -- --ignored --nocapture measure`, as root. The veths' receive
 //! threads and the worker share core 1; the generator, and what takes the packets at the end, have core 0.
 
-use super::{bed::*, common::*};
-use libbpf_rs::{MapCore, MapFlags, libbpf_sys as sys};
-use router::{
-    af_xdp::{Buffer, Io, Pool, Queue, Rings, Umem},
-    cores::Roots,
-    netlink::netdev::Netdev,
+use super::{
+    bed::*,
+    common::*,
+    flood::{Napi, flood},
 };
-use rustix::{
-    process::Pid,
-    thread::{CpuSet, sched_setaffinity},
-};
+use router::af_xdp::{Buffer, Io, Pool, Queue, Rings, Umem};
 use std::{
-    fs,
     hint::black_box,
-    os::fd::AsRawFd,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::AtomicBool,
     thread,
     time::{Duration, Instant},
 };
@@ -39,52 +32,6 @@ fn cpu_time() -> Duration {
     Duration::new(t.tv_sec.try_into().unwrap(), t.tv_nsec.try_into().unwrap())
 }
 
-/// The thread that polls the only queue of a device.
-struct Receiver(u32);
-
-impl Receiver {
-    /// Makes it, on this core.
-    fn new(device: &str, core: usize) -> Receiver {
-        let roots = Roots::here().unwrap();
-        fs::write(roots.device(device).join("threaded"), "1").unwrap();
-        let napis = Netdev::open().unwrap().expect("the netdev family").napis(ifindex(device)).unwrap();
-        let pid = napis.expect("NAPI instances")[0].pid.expect("a thread");
-        let mut cores = CpuSet::new();
-        cores.set(core);
-        sched_setaffinity(Pid::from_raw(pid as i32), &cores).unwrap();
-        Receiver(pid)
-    }
-
-    fn cpu_ns(&self) -> u64 {
-        let stat = fs::read_to_string(format!("/proc/{}/schedstat", self.0)).unwrap();
-        stat.split(' ').next().unwrap().parse().unwrap()
-    }
-}
-
-/// Frames without pause, on core 0, until told to stop.
-fn generate(device: &str, over: &AtomicBool) {
-    only_on([0]);
-    let object = load();
-    let out = object.maps().find(|map| map.name() == "out").unwrap();
-    out.update(&[0; 4], &ifindex(device).to_ne_bytes(), MapFlags::ANY).unwrap();
-    let program = program(&object, "generate");
-    let frame = frame(0, 0, 60);
-    while !over.load(Relaxed) {
-        let mut opts = sys::bpf_test_run_opts {
-            sz: size_of::<sys::bpf_test_run_opts>() as _,
-            data_in: frame.as_ptr().cast(),
-            data_size_in: frame.len() as u32,
-            repeat: 1 << 20,
-            batch_size: 64,
-            flags: sys::BPF_F_TEST_XDP_LIVE_FRAMES,
-            ..Default::default()
-        };
-        // SAFETY: a valid descriptor; `frame` is readable for its length, and outlives the call.
-        let rc = unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut opts) };
-        assert_eq!(rc, 0, "generating");
-    }
-}
-
 /// What one round saw.
 struct Round {
     forwarded_pps: f64,
@@ -93,7 +40,7 @@ struct Round {
 }
 
 /// Forwards for a while; offered is more than can be.
-fn forward(io: &mut Io, receiver: &Receiver, batch: usize) -> Round {
+fn forward(io: &mut Io, receiver: &Napi, batch: usize) -> Round {
     let mut packets: Vec<Buffer> = Vec::new();
     let received = |io: &Io| {
         let receiver = io.receivers(0).next().unwrap();
@@ -143,8 +90,8 @@ fn forward_all(sink_core: Option<usize>) {
     make_port(0, 1);
     make_port(1, 1);
     let (port, _sink) = (Port::attach("p0"), Port::with("q1", "sink"));
-    let receiver = Receiver::new("p0", 1);
-    let _end = sink_core.map(|core| Receiver::new("q1", core));
+    let receiver = Napi::new("p0", 1);
+    let _end = sink_core.map(|core| Napi::new("q1", core));
     let umem = Umem::new(16384, 2048).unwrap();
     println!("huge pages: {}", umem.has_huge_pages());
     let mut io = Io::new(&umem, 128).unwrap();
@@ -160,7 +107,7 @@ fn forward_all(sink_core: Option<usize>) {
     thread::scope(|scope| {
         let _ends = Ends(&over);
         // A new thread is in this one's namespace.
-        scope.spawn(|| generate("q0", &over));
+        scope.spawn(|| flood("q0", "generate", &frame(0, 0, 60), &over));
         for round in 0..ROUNDS {
             for batch in BATCHES {
                 let Round { forwarded_pps, worker_ns, receiver_ns } = forward(&mut io, &receiver, batch);

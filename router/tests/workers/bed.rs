@@ -1,6 +1,7 @@
 //! Workers between two veths, p0 and p1, whose other ends are the test's: what comes in by p0 is of the path that its byte says.
 
 use super::af_xdp_bed::{Port, make_port, number, until};
+pub use super::af_xdp_bed::{load, program};
 use crate::common::{SMALL as FEW, ifindex, wire::Wire};
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};

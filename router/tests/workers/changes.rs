@@ -126,15 +126,6 @@ fn a_slot_that_could_not_be_filled_is_filled_by_the_next_plan() {
     });
 }
 
-/// However the test ends.
-struct GoesOn(Arc<Told>);
-impl Drop for GoesOn {
-    fn drop(&mut self) {
-        self.0.waits.store(false, Relaxed);
-        self.0.settles_not.store(false, Relaxed);
-    }
-}
-
 /// What a worker was asked in vain it does not do later; it is asked again when it goes on, and not before.
 #[test]
 #[ignore = "needs root"]
@@ -335,6 +326,58 @@ fn a_port_that_is_down_lets_its_worker_sleep() {
         run("ip link set p2 up");
         bed.apply(&plan);
         assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(1, 0, 60)]);
+        bed.end();
+    });
+}
+
+/// A path comes and goes under traffic: each of its packets is its worker's or the kernel's, and none is lost.
+#[test]
+#[ignore = "needs root"]
+fn a_path_that_ends_loses_nothing() {
+    const COUNT: u32 = 100_000;
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let ports = ports(1, Rings { fill: 2048, ..SMALL });
+        let with = plan(&[1], &ports, &[(0, PathPlan { ring: 1024, ..path("one", &["forward"], 1) })]);
+        let without = plan(&[1], &ports, &[]);
+        let (to, kernel) = (Wire::open("q1"), Wire::open("p0"));
+        bed.apply(&with);
+        let (mut out, mut up, mut changes) = (Vec::new(), Vec::new(), 0);
+        let came = AtomicU32::new(0);
+        thread::scope(|scope| {
+            let sends = scope.spawn(|| {
+                let mut generator = Generator::new("q0", 1);
+                for n in (0..COUNT).step_by(16) {
+                    generator.send(0, (n..n + 16).map(|n| frame(0, n, 60)));
+                    let begun = Instant::now();
+                    while n >= came.load(Relaxed) + 200 && begun.elapsed() < Duration::from_secs(1) {
+                        thread::sleep(Duration::from_micros(20));
+                    }
+                }
+                generator.end();
+            });
+            let takes = scope.spawn(|| {
+                let begun = Instant::now();
+                while out.len() + up.len() < COUNT as usize && begun.elapsed() < Duration::from_secs(20) {
+                    numbers_of(&to, 0, &mut out);
+                    numbers_of(&kernel, 0, &mut up);
+                    came.store((out.len() + up.len()) as u32, Relaxed);
+                    thread::sleep(Duration::from_micros(50));
+                }
+            });
+            while !takes.is_finished() {
+                changes += 1;
+                bed.apply(if changes % 2 == 0 { &with } else { &without });
+                thread::sleep(Duration::from_millis(2));
+            }
+            sends.join().unwrap();
+        });
+        assert!(out.is_sorted() && out.len() > 100 && up.len() > 100, "{} out, {} up", out.len(), up.len());
+        let mut all = [out, up].concat();
+        all.sort_unstable();
+        let missing = (0..COUNT).find(|number| all.binary_search(number).is_err());
+        assert_eq!((missing, all.len() as u32), (None, COUNT), "{changes} changes");
+        assert!(changes > 8, "{changes}");
         bed.end();
     });
 }

@@ -8,6 +8,8 @@ mod changes;
 #[path = "../common/mod.rs"]
 mod common;
 mod faults;
+#[path = "../af_xdp/flood.rs"]
+mod flood;
 mod measure;
 
 use af_xdp_bed::{Generator, frame, until};
@@ -106,6 +108,7 @@ struct GoesOn(Arc<Told>);
 impl Drop for GoesOn {
     fn drop(&mut self) {
         self.0.waits.store(false, Relaxed);
+        self.0.settles_not.store(false, Relaxed);
     }
 }
 

@@ -1,40 +1,24 @@
-//! What a worker forwards, what that costs, and how soon it is there: `cargo test --release -p millrace --test workers -- --ignored --nocapture
-//! measure`, as root. The generator and the port's receive side are on core 0, the worker on core 1, and what leaves is dropped by a
-//! program at the other end, within the worker's calls.
+//! What a worker forwards, what that costs, how soon it is there, and what paths cost each other: `cargo test --release -p millrace --test
+//! workers -- --ignored --nocapture --test-threads=1 measure`, as root. The generator is on core 0. Where nothing else is said the port's
+//! receive side is there too, the worker on core 1, and what leaves is dropped by a program at the other end, within the worker's calls.
 
 use super::*;
 use crate::{
-    af_xdp_bed::{Port, load, program},
-    common::{Ends, ifindex, only_on},
+    af_xdp_bed::Port,
+    common::{Ends, be_urgent, only_on, world},
+    flood::{Napi, flood},
 };
-use libbpf_rs::{MapCore, MapFlags, libbpf_sys as sys};
-use router::af_xdp::Rings;
-use std::{fs, os::fd::AsRawFd, sync::atomic::AtomicBool, time::Instant};
+use logic::paths::{
+    class::Class,
+    rows::{Otherwise, PathClass},
+};
+use router::{
+    plane::PathMaps,
+    workers::{PassUp, PathStand, Shared, Workers, WorkersReport},
+};
+use std::{collections::BTreeMap, fs};
 
 const ROUNDS: usize = 5;
-
-/// Sends a frame without pause, until told to stop.
-fn flood(device: &str, frame: &[u8], over: &AtomicBool) {
-    only_on([0]);
-    let object = load();
-    let out = object.maps().find(|map| map.name() == "out").unwrap();
-    out.update(&[0; 4], &ifindex(device).to_ne_bytes(), MapFlags::ANY).unwrap();
-    let program = program(&object, "repeat");
-    while !over.load(Relaxed) {
-        let mut opts = sys::bpf_test_run_opts {
-            sz: size_of::<sys::bpf_test_run_opts>() as _,
-            data_in: frame.as_ptr().cast(),
-            data_size_in: frame.len() as u32,
-            repeat: 1 << 20,
-            batch_size: 64,
-            flags: sys::BPF_F_TEST_XDP_LIVE_FRAMES,
-            ..Default::default()
-        };
-        // SAFETY: a valid descriptor; `frame` is readable for its length, and outlives the call.
-        let rc = unsafe { sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut opts) };
-        assert_eq!(rc, 0, "generating");
-    }
-}
 
 /// Nanoseconds that the thread of this name had a core.
 fn cpu_ns(name: &str) -> u64 {
@@ -46,23 +30,43 @@ fn cpu_ns(name: &str) -> u64 {
     stat.split(' ').next().unwrap().parse().unwrap()
 }
 
+fn median(mut of: Vec<f64>) -> f64 {
+    of.sort_by(f64::total_cmp);
+    of[of.len() / 2]
+}
+
+/// While a frame is sent without pause.
+fn flooded<T>(by: &str, frame: &[u8], body: impl FnOnce() -> T) -> T {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _ends = Ends(&over);
+        scope.spawn(|| flood("q0", by, frame, &over));
+        thread::sleep(Duration::from_millis(300));
+        body()
+    })
+}
+
+fn quiet(bed: &Bed) {
+    until("the rest", || {
+        let packets = |report: WorkersReport| report.paths.iter().map(|path| path.packets).sum::<u64>();
+        let before = packets(bed.report());
+        thread::sleep(Duration::from_millis(20));
+        packets(bed.report()) == before
+    });
+}
+
+const ROUTED: [&str; 4] = ["check", "route", "ttl", "rewrite"];
+
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_forwarding() {
     in_new_namespace(|| {
         let bed = Bed::new(1, WorkersSettings::default());
         let _sink = Port::with("q1", "sink");
-        for (what, chain) in
-            [("routed", &["check", "route", "ttl", "rewrite"][..]), ("forwarded", &["forward"])]
-        {
+        for (what, chain) in [("routed", &ROUTED[..]), ("forwarded", &["forward"])] {
             let of = PathPlan { ring: 1024, ..path(what, chain, 1) };
             bed.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, of)]));
-            let over = AtomicBool::new(false);
-            let sent = Frame::udp4(P0, "10.0.0.9", "10.1.0.1").bytes();
-            thread::scope(|scope| {
-                let _ends = Ends(&over);
-                scope.spawn(|| flood("q0", &sent, &over));
-                thread::sleep(Duration::from_millis(300));
+            flooded("repeat", &Frame::udp4(P0, "10.0.0.9", "10.1.0.1").bytes(), || {
                 for round in 0..ROUNDS {
                     let (begun, before, cpu) = (Instant::now(), bed.path(0), cpu_ns("worker/1"));
                     thread::sleep(Duration::from_secs(1));
@@ -81,11 +85,7 @@ fn measure_forwarding() {
                     );
                 }
             });
-            until("the rest", || {
-                let before = bed.path(0).packets;
-                thread::sleep(Duration::from_millis(20));
-                bed.path(0).packets == before
-            });
+            quiet(&bed);
         }
         let report = bed.report();
         println!("clock: {}, {} Hz; {:?}", report.clock, report.hz, report.workers[0].outputs);
@@ -94,37 +94,217 @@ fn measure_forwarding() {
     });
 }
 
-/// From a packet socket at one end through the worker to one at the other.
+/// The same routes, in turn by the kernel plane and by a worker, which shares core 1 with the thread that receives.
+#[test]
+#[ignore = "a measurement; needs root"]
+fn measure_beside_the_kernel_plane() {
+    in_new_namespace(|| {
+        let mut world = world::World::new(1);
+        let _sink = Port::with("q1", "sink");
+        let napi = Napi::new("p0", 1);
+        let maps = Arc::new(PathMaps::new(1792).unwrap());
+        world.plane.set_paths(&maps).unwrap_or_else(|error| panic!("{error:#}"));
+        let udp = Class { protocol: Some(17), ..Class::default() };
+        let class = PathClass { path: 0, class: udp, otherwise: Otherwise::Drop };
+        maps.set_classes(&[class], &BTreeMap::from([(0, 0), (1, 0)])).unwrap();
+        let tables = Arc::new(Shared { memory: world.plane.memory(), sas: Arc::default() });
+        let up = Box::new(PassUp::new().unwrap());
+        let workers = Workers::start(WorkersSettings::default(), tables, Box::new(maps.clone()), up).unwrap();
+        let of = PathPlan { ring: 1024, ..path("routed", &ROUTED, 1) };
+        assert_eq!(workers.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, of)])), Vec::<String>::new());
+        // What a router writes to is behind the headers once more.
+        let mut sent = Frame::udp4(world::A, "10.0.1.5", "10.0.2.9").bytes();
+        let written: Vec<u8> = [&sent[..12], &sent[22..23], &sent[24..26]].concat();
+        sent[42..57].copy_from_slice(&written);
+        let forwarded = |world: &world::World| {
+            let path = workers.report().paths.remove(0);
+            (world.forwarded(), path.out.get("p1").copied().unwrap_or(0))
+        };
+        flooded("restore", &sent, || {
+            for round in 0..ROUNDS {
+                for with_paths in [false, true] {
+                    world.plane.set_with_paths(with_paths);
+                    world.link.replace(world.plane.program()).unwrap();
+                    thread::sleep(Duration::from_millis(300));
+                    let (begun, before) = (Instant::now(), forwarded(&world));
+                    let (received, worked) = (napi.cpu_ns(), cpu_ns("worker/1"));
+                    thread::sleep(Duration::from_secs(1));
+                    let (after, seconds) = (forwarded(&world), begun.elapsed().as_secs_f64());
+                    let (received, worked) = (napi.cpu_ns() - received, cpu_ns("worker/1") - worked);
+                    let packets = (after.0 - before.0, after.1 - before.1);
+                    let (which, packets) = if with_paths {
+                        ("worker", packets.1 as f64)
+                    } else {
+                        ("kernel plane", packets.0 as f64)
+                    };
+                    println!(
+                        "round {round}, {which}: {:.3} Mpps, {:.0} ns of CPU a packet that left: {:.0} of the receiving thread, {:.0} of \
+                         the worker",
+                        packets / seconds / 1e6,
+                        (received + worked) as f64 / packets,
+                        received as f64 / packets,
+                        worked as f64 / packets,
+                    );
+                }
+            }
+        });
+        let umem = workers.umem();
+        assert_eq!(workers.stop(), Vec::<String>::new());
+        assert_eq!(umem.free_frames(), umem.frames());
+    });
+}
+
+/// Microseconds from a packet socket at one end through the worker to one at the other: half, 90 % and 99 % took less.
+fn took(count: usize, mut pause: impl FnMut()) -> [f64; 3] {
+    let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+    let mut took = Vec::new();
+    for n in 0..count as u32 {
+        pause();
+        let (sent, begun) = (frame(0, n, 60), Instant::now());
+        from.send(&sent);
+        while to.receive().as_ref() != Some(&sent) {}
+        took.push(begun.elapsed().as_nanos() as f64 / 1e3);
+    }
+    took.sort_by(f64::total_cmp);
+    [500, 900, 990].map(|part| took[count * part / 1000])
+}
+
 #[test]
 #[ignore = "a measurement; needs root"]
 fn measure_waking() {
-    const COUNT: usize = 2000;
     for round in 0..3 {
         for (what, spin) in [("sleeps", Duration::ZERO), ("spins", Duration::from_secs(1))] {
             in_new_namespace(move || {
                 let bed = Bed::new(1, WorkersSettings { spin, ..WorkersSettings::default() });
                 bed.apply(&plan(&[1], &ports(1, SMALL), &[(0, path("one", &["forward"], 1))]));
                 only_on([0]);
-                let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-                let mut took = Vec::new();
-                for n in 0..COUNT as u32 {
-                    thread::sleep(Duration::from_micros(500));
-                    let (sent, begun) = (frame(0, n, 60), Instant::now());
-                    from.send(&sent);
-                    while to.receive().as_ref() != Some(&sent) {}
-                    took.push(begun.elapsed().as_nanos() as f64 / 1e3);
-                }
-                took.sort_by(f64::total_cmp);
-                let at = |part: usize| took[COUNT * part / 1000];
+                let [half, most, nearly_all] = took(2000, || thread::sleep(Duration::from_micros(500)));
                 println!(
-                    "round {round}: the worker {what}: microseconds: median {:.1}, 90 % {:.1}, 99 % {:.1}; it slept {} times",
-                    at(500),
-                    at(900),
-                    at(990),
+                    "round {round}: the worker {what}: microseconds: median {half:.1}, 90 % {most:.1}, 99 % {nearly_all:.1}; it slept {} times",
                     bed.report().workers[0].sleeps
                 );
                 bed.end();
             });
         }
     }
+}
+
+/// A path that sleeps while another of its worker has more than it can deal with; its packets are sent at real-time priority.
+#[test]
+#[ignore = "a measurement; needs root"]
+fn measure_waking_beside_a_busy_path() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, WorkersSettings::default());
+        let busy = PathPlan { ring: 1024, ..path("busy", &["count", "discard"], 1) };
+        bed.apply(&plan(
+            &[1],
+            &ports(1, Rings::default()),
+            &[(0, path("quiet", &["forward"], 1)), (1, busy)],
+        ));
+        flooded("repeat", &frame(1, 0, 60), || {
+            only_on([0]);
+            be_urgent();
+            for round in 0..ROUNDS {
+                let [half, most, nearly_all] = took(1000, || thread::sleep(Duration::from_millis(1)));
+                println!(
+                    "round {round}: microseconds: median {half:.1}, 90 % {most:.1}, 99 % {nearly_all:.1}"
+                );
+            }
+        });
+        let busy = bed.path(1);
+        println!("the busy path: {} packets, {} found its ring full", busy.packets, busy.ring_full);
+        quiet(&bed);
+        bed.end();
+    });
+}
+
+/// Two workers on one queue: what one forwards while the other gets on, and while it does not at all.
+#[test]
+#[ignore = "a measurement; needs root"]
+fn measure_what_a_stalled_path_costs() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, WorkersSettings::default());
+        let _sink = Port::with("q1", "sink");
+        let paths = [(0, path("going", &["forward"], 1)), (1, path("stuck", &["forward"], 0))];
+        let paths = paths.map(|(id, path)| (id, PathPlan { ring: 1024, ..path }));
+        bed.apply(&plan(&[0, 1], &ports(1, Rings::default()), &paths));
+        let _goes_on = GoesOn(bed.told.clone());
+        // Of three frames one is of each path; nobody has the third.
+        let mut sent = frame(0, 0, 60);
+        sent[15] = 1;
+        flooded("mix", &sent, || {
+            for round in 0..ROUNDS {
+                for stalls in [false, true] {
+                    bed.told.waits.store(stalls, Relaxed);
+                    thread::sleep(Duration::from_millis(200));
+                    // The first time its worker is waited for in vain, for seconds.
+                    bed.report();
+                    let (begun, before, cpu) = (Instant::now(), bed.path(0).packets, cpu_ns("worker/1"));
+                    thread::sleep(Duration::from_secs(1));
+                    let (packets, seconds) =
+                        ((bed.path(0).packets - before) as f64, begun.elapsed().as_secs_f64());
+                    println!(
+                        "round {round}, its neighbour {}: {:.4} Mpps, {:.0} ns of CPU a packet",
+                        if stalls { "stalls" } else { "gets on" },
+                        packets / seconds / 1e6,
+                        (cpu_ns("worker/1") - cpu) as f64 / packets
+                    );
+                }
+            }
+        });
+        bed.told.waits.store(false, Relaxed);
+        quiet(&bed);
+        let stuck = bed.path(1);
+        println!("the one that stalled: {} packets, {} found its ring full", stuck.packets, stuck.ring_full);
+        bed.end();
+    });
+}
+
+/// Three paths of one worker, all of which have more than it can deal with; then one of them ten times as much as the others.
+#[test]
+#[ignore = "a measurement; needs root"]
+fn measure_a_path_overloaded() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, WorkersSettings::default());
+        let _sink = Port::with("q1", "sink");
+        let of = |id, name| (id, PathPlan { ring: 1024, ..path(name, &["forward"], 1) });
+        let rings = Rings { fill: 4096, ..Rings::default() };
+        bed.apply(&plan(&[1], &ports(1, rings), &[of(0, "a"), of(1, "b"), of(2, "c")]));
+        let mut shares = [Vec::new(), Vec::new()];
+        for round in 0..ROUNDS {
+            for (overload, shares) in [1, 10].into_iter().zip(&mut shares) {
+                let mut sent = frame(0, 0, 60);
+                sent[15] = overload;
+                let (before, after) = flooded("mix", &sent, || {
+                    let before = bed.report().paths;
+                    thread::sleep(Duration::from_secs(1));
+                    (before, bed.report().paths)
+                });
+                let of = |what: fn(&PathStand) -> u64| -> Vec<f64> {
+                    after
+                        .iter()
+                        .zip(&before)
+                        .map(|(after, before)| (what(after) - what(before)) as f64)
+                        .collect()
+                };
+                let (cycles, packets) = (of(|path| path.cycles), of(|path| path.packets));
+                let offered: Vec<f64> =
+                    packets.iter().zip(of(|path| path.ring_full)).map(|(had, full)| had + full).collect();
+                let part: Vec<f64> = cycles.iter().map(|of| of / cycles.iter().sum::<f64>()).collect();
+                println!(
+                    "round {round}, {overload} to 1 to 1: shares {part:.4?}; packets {packets:?} of {offered:?} offered in a second"
+                );
+                shares.push(part);
+                quiet(&bed);
+            }
+        }
+        for path in 0..3 {
+            let [even, uneven] = [0, 1].map(|which: usize| {
+                median(shares[which].iter().map(|shares: &Vec<f64>| shares[path]).collect())
+            });
+            println!("path {path}: median share {even:.4}, with the overload {uneven:.4}");
+            assert!((uneven / even - 1.0).abs() < 0.01, "within 1 %");
+        }
+        bed.end();
+    });
 }
