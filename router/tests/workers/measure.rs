@@ -14,7 +14,7 @@ use logic::paths::{
 };
 use router::{
     plane::PathMaps,
-    workers::{PassUp, PathStand, Shared, Workers, WorkersReport},
+    workers::{Epochs, PassUp, PathStand, Shared, Workers, WorkersReport},
 };
 use std::{collections::BTreeMap, fs};
 
@@ -109,7 +109,9 @@ fn measure_beside_the_kernel_plane() {
         maps.set_classes(&[class], &BTreeMap::from([(0, 0), (1, 0)])).unwrap();
         let tables = Arc::new(Shared { memory: world.plane.memory(), sas: Arc::default() });
         let up = Box::new(PassUp::new().unwrap());
-        let workers = Workers::start(WorkersSettings::default(), tables, Box::new(maps.clone()), up).unwrap();
+        let slots = Box::new(maps.clone());
+        let workers =
+            Workers::start(WorkersSettings::default(), Epochs::default(), tables, slots, up).unwrap();
         let of = PathPlan { ring: 1024, ..path("routed", &ROUTED, 1) };
         assert_eq!(workers.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, of)])), Vec::<String>::new());
         // What a router writes to is behind the headers once more.
