@@ -159,13 +159,13 @@ __noinline __u64 path_interface(struct xdp_md *ctx, __u32 port)
 }
 
 /* Why no worker can have it; the packet is in its worker's ring if none. */
-static __always_inline enum reason give_to_worker(struct packet *p, bool unseen, __u32 path, __u64 most_bytes)
+static __always_inline enum reason give_to_worker(struct packet *p, bool unseen, __u32 path, const struct path_control *paths)
 {
 	__u32 queue = p->ctx->rx_queue_index;
 
-	if (mirror_expired() || !p->port_ready)
+	if (mirror_expired() || !p->port_ready || *(volatile const __u64 *)&paths->held)
 		return REASON_PATH_UNSURE;
-	if (p->multi_buffer || p->frame_bytes > most_bytes)
+	if (p->multi_buffer || p->frame_bytes > paths->most_bytes)
 		return REASON_PATH_FRAME_TOO_LONG;
 	if (unseen)
 		return REASON_PATH_UNSEEN;
@@ -222,7 +222,7 @@ static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 		return false;
 	const struct path_row *row = &c->row[(found - 1) & (MAX_PATHS - 1)];
 	__u32 path = row->path & (MAX_PATHS - 1);
-	enum reason why = give_to_worker(p, s->layout.unseen, path, paths->most_bytes);
+	enum reason why = give_to_worker(p, s->layout.unseen, path, paths);
 	bool drops = row->otherwise == PATH_DROP;
 
 	trace_step(p, TRACE_PATH, path, why);

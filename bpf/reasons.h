@@ -63,7 +63,7 @@ REASON(RULE_CONTROLLER_LOST, drop,     "a flow rule sends it to the controllers 
 REASON(OVER_SHARE,          drop,      "its core is full, and its router has had its share of it (see `millrace routers`)")
 REASON(SPLIT_CORE_FULL,     lost,      "the core that shares its queue had no room for it")
 REASON(SPLIT_LEAVES,        drop,      "its flow is leaving a core that shares its queue and cannot keep up")
-REASON(PATH_UNSURE,         drop,      "of a path, for no worker: the mirror is not confirmed in time, or the port is not trusted")
+REASON(PATH_UNSURE,         drop,      "of a path, for no worker: tables are not confirmed in time, or the port is not trusted")
 REASON(PATH_FRAME_TOO_LONG, drop,      "of a path, for no worker: longer than a worker's frame, or in several buffers")
 REASON(PATH_NO_WORKER,      drop,      "of a path, for no worker: none takes packets of its port, queue and path")
 REASON(PATH_UNSEEN,         drop,      "maybe of a path, for no worker: its headers lie further in than the program looks")

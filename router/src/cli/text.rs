@@ -13,7 +13,8 @@ use crate::switch::{
     controllers::{Connection, ControllerReport, ControllersReport},
     report::ControllerLost,
 };
-use crate::workers::PathStand;
+use crate::workers::{PathStand, WorkersReport};
+use std::collections::BTreeMap;
 
 /// Reasons that `status` shows.
 const TOP_REASONS: usize = 8;
@@ -30,7 +31,7 @@ pub fn status(s: &Status) -> String {
         text += &format!("problem     {problem}\n");
     }
     for trouble in &s.troubles {
-        text += &format!("problem     cannot be read: {trouble}\n");
+        text += &format!("problem     {trouble}\n");
     }
     for path in &s.paths {
         if let Some(why) = &path.why_not {
@@ -41,6 +42,7 @@ pub fn status(s: &Status) -> String {
         }
     }
     s.placing.iter().for_each(|trouble| text += &format!("problem     {trouble}\n"));
+    text += &workers(&s.workers);
     for port in &s.ports {
         for problem in &port.problems {
             text += &format!("problem     port {} is not trusted: {problem}\n", port.port);
@@ -140,6 +142,39 @@ fn reasons(reasons: &[ReasonCount]) -> String {
         table.row([r.reason.clone(), r.packets.to_string(), went.into(), r.text.clone()]);
     }
     table.text()
+}
+
+/// What is wrong with workers, and what they lost.
+fn workers(workers: &WorkersReport) -> String {
+    let mut text = String::new();
+    for silent in workers.workers.iter().filter_map(|worker| worker.silent.as_ref()) {
+        text += &format!("problem     {silent}\n");
+    }
+    for queue in &workers.queues {
+        if let Some(fault) = &queue.fault {
+            text += &format!("problem     port {}, queue {}, of workers: {fault}\n", queue.name, queue.queue);
+        }
+    }
+    let first = workers.queues.iter().filter(|queue| queue.queue == 0);
+    for (queue, why) in first.filter_map(|queue| Some((queue, queue.copies_because.as_ref()?))) {
+        text += &format!("note        port {}: packets are copied for workers: {why}\n", queue.name);
+    }
+    let outputs = workers.workers.iter().flat_map(|worker| &worker.outputs).chain(&workers.closed_outputs);
+    let mut lost = BTreeMap::<&str, u64>::new();
+    outputs.for_each(|output| *lost.entry(&output.name).or_default() += output.dropped());
+    for (port, lost) in lost.into_iter().filter(|(_, lost)| *lost > 0) {
+        text += &format!("note        port {port}: {lost} packets of workers were lost on their way out\n");
+    }
+    let up = &workers.up.all;
+    if up.queue_full + up.failed > 0 {
+        text += &format!(
+            "note        {} packets that paths passed up did not get to the kernel: {} as too many waited, {} as it did not take them\n",
+            up.queue_full + up.failed,
+            up.queue_full,
+            up.failed
+        );
+    }
+    text
 }
 
 /// What became of packets of paths: with their workers, and of those that no worker could have.

@@ -160,6 +160,14 @@ impl ElementSettings {
         matches!(self, Self::EspEncrypt(_) | Self::EspDecrypt(_))
     }
 
+    /// That it sends to, by name.
+    pub fn port(&self) -> Option<&PortName> {
+        match self {
+            Self::Forward(port) => Some(port),
+            _ => None,
+        }
+    }
+
     /// The element, over these tables and SAs. `Err`: there is no such port.
     pub fn element<M: Memory + Clone + Send + 'static>(
         &self,

@@ -301,6 +301,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         control.attach().map_err(|(_, error)| error)?;
         control.follow_tables();
         control.want_paths();
+        control.wait_for_paths();
         control.inherit(before);
         if let Err(error) = control.publish() {
             if !adopted {

@@ -35,7 +35,9 @@ impl Observe for Observer {
         Observer::port_problems(self, port)
     }
     fn troubles(&self) -> Vec<String> {
-        let sentence = |t: Trouble| format!("router {}: {} (since {})", t.namespace, t.what, clock(t.since));
+        let sentence = |t: Trouble| {
+            format!("router {} cannot be read: {} (since {})", t.namespace, t.what, clock(t.since))
+        };
         Observer::troubles(self).into_iter().map(sentence).collect()
     }
     fn reread(&mut self) -> Reread {

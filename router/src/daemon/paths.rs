@@ -25,7 +25,10 @@ use logic::{
     plan::{PortId, RouterId},
     reason::Reason,
 };
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
+
+/// To open all queues of many ports takes seconds.
+const FIRST_WORKERS: Duration = Duration::from_secs(5);
 
 /// What the program knows of paths.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -135,6 +138,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
+    /// At the start: who waits until it is ready finds paths with workers, where that is possible.
+    pub(super) fn wait_for_paths(&self) {
+        if let Some(paths) = &self.paths {
+            paths.plane.wait(FIRST_WORKERS);
+        }
+    }
+
     /// Not those in generic mode: there a packet that a path passes up would come to the program again, and so to the path.
     fn ports_of_workers(&self) -> BTreeMap<PortId, Device> {
         let native = self.world.ports.iter().filter(|(_, port)| port.mode == Some(Mode::Native));
@@ -198,28 +208,31 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         (0..).zip(&self.config.paths).zip(counts).map(report).collect()
     }
 
-    /// What gets past a path that drops what workers cannot have, as sentences: the program is not where it comes in.
+    /// Ports whose packets no path has, as sentences: the program is not there, or gives workers none.
     pub(super) fn past_paths(&self) -> Vec<String> {
-        let open: Vec<_> = self
-            .world
-            .ports
-            .values()
-            .filter(|port| port.up == Some(true) && port.attached.is_none())
-            .collect();
-        let drops = self.config.paths.iter().filter(|path| path.otherwise == Otherwise::Drop);
-        let past = |path: &DaemonPath| {
-            let by = |port: &&&PortState| path.port.as_ref().is_none_or(|name| name.as_str() == port.name);
-            let sentence = |port: &&PortState| {
-                format!(
-                    "path {}: what arrives at port {} is the kernel's, and not dropped: {}",
-                    path.name,
-                    port.name,
+        let past = |path: &DaemonPath, port: &PortState| {
+            let is_its = path.port.as_ref().is_none_or(|name| name.as_str() == port.name);
+            let (path_name, port_name) = (&path.name, &port.name);
+            if !is_its || port.up != Some(true) {
+                return None;
+            }
+            match (port.attached, port.mode, path.otherwise) {
+                (None, _, Otherwise::Drop) => Some(format!(
+                    "path {path_name}: what arrives at port {port_name} is the kernel's, and not dropped: {}",
                     port.obstacles().join("; ")
-                )
-            };
-            open.iter().filter(by).map(sentence).collect::<Vec<_>>()
+                )),
+                (Some(_), Some(Mode::Generic), otherwise) => Some(format!(
+                    "path {path_name}: workers have no packets of port {port_name}, as it is in generic mode: they {}",
+                    match otherwise {
+                        Otherwise::Up => "go on as if there were no path",
+                        Otherwise::Drop => "are dropped",
+                    }
+                )),
+                _ => None,
+            }
         };
-        drops.flat_map(past).collect()
+        let of_path = |path| self.world.ports.values().filter_map(move |port| past(path, port));
+        self.config.paths.iter().flat_map(of_path).collect()
     }
 
     /// Who runs them.

@@ -222,7 +222,8 @@ pub struct PathReport {
     pub up: Vec<ReasonCount>,
     /// or were dropped.
     pub dropped: Vec<ReasonCount>,
-    /// What its worker did, a second ago at most; `None`: none has it.
+    /// What its worker did, a second ago at most, since it was last begun: when its port and router were there, or memory had to grow. `None`:
+    /// none has it.
     #[serde(default)]
     pub run: Option<PathStand>,
 }

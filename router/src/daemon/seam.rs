@@ -186,16 +186,19 @@ pub struct SwitchPort {
     pub generic: bool,
 }
 
-/// The user plane, as the control loop sees it: what the program knows of paths, and the workers that run them. It never makes the loop wait.
+/// The user plane, as the control loop sees it: what the program knows of paths, and the workers that run them.
 pub trait UserPlane<M>: Clone {
     /// From now on these are the classes, in this order, of all packets at once. `own`: whose packets are that are for no interface of a port.
     fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()>;
     /// By number.
     fn counts(&self) -> Vec<PathCounts>;
-    /// Workers read these tables, which are kept equal to Linux from now on; those before are not any more.
+    /// These tables are kept equal to Linux from now on, and those before are not any more. Waits until workers read them, a second at most;
+    /// if they do not by then, none has packets until they do.
     fn set_tables(&self, tables: M);
-    /// What workers are to do from now on.
+    /// What workers are to do from now on. It is done later.
     fn want(&self, wanted: Wanted);
+    /// Until that is so, as far as it is possible, or for so long.
+    fn wait(&self, _longest: Duration) {}
     /// How workers stood a moment ago.
     fn stand(&self) -> Arc<Stand> {
         Arc::default()

@@ -10,7 +10,7 @@ use super::{
     world::PortState,
 };
 use crate::{
-    config::{Config, PlacementPolicy},
+    config::{Config, ElementSettings, PlacementPolicy},
     cores,
     cores::splitting::Splitter,
     observer::Waker,
@@ -130,6 +130,17 @@ fn check_ports(config: &Config) -> Result<()> {
     }
     if config.ports.iter().any(|port| port.as_str() == "lo") {
         bail!("lo cannot be a port: nothing arrives there but what this machine sends to itself");
+    }
+    for path in &config.paths {
+        let to = path.chain.iter().filter_map(ElementSettings::port);
+        if let Some(unknown) = to.into_iter().find(|to| !config.ports.contains(to)) {
+            let ports: Vec<_> = config.ports.iter().map(|port| port.as_str()).collect();
+            bail!(
+                "path {}: it sends to port {unknown}, which is none of the ports: {}",
+                path.name,
+                ports.join(", ")
+            );
+        }
     }
     let devices = devices();
     match config.ports.iter().find(|port| !devices.iter().any(|d| d == port.as_str())) {

@@ -5,6 +5,9 @@
 //!
 //! What the loop does not know is found here: the cores of the machine, the queues of a port, and how much memory packets need. If later ports
 //! want more than there is, workers begin anew with more: what comes meanwhile takes its path's word ([`crate::config::DaemonPath::otherwise`]).
+//!
+//! When the tables move to larger memory, the old one is kept up by nobody. Workers read the new one before the loop goes on; if they cannot in
+//! time, none of them has packets until they do ([`PathMaps::hold`]).
 
 use super::seam::{self, Device, Stand, Wanted};
 use crate::{
@@ -14,7 +17,8 @@ use crate::{
         CoreId, Roots,
         machine::{CoreSite, Machine},
     },
-    plane::{MappedMemory, PathCounts, PathMaps},
+    ethtool::Ethtool,
+    plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
     workers::{
         Budgets, Epochs, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan, WorkersSettings,
         frames_needed,
@@ -26,6 +30,7 @@ use logic::{
     esp::SaTable,
     paths::rows::PathClass,
     plan::{PortId, RouterId},
+    tables::encoding::MAX_QUEUES,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,9 +40,9 @@ use std::{
     time::Duration,
 };
 
-/// So often paths are placed, and what workers say is written down.
+/// So often paths are placed, what could not be done is tried again, and what workers say is written down.
 const LOOKS: Duration = Duration::from_secs(1);
-/// As long as the loop waits for workers to read other tables. Longer: they read the old ones until they are through.
+/// As long as the loop waits for workers to read other tables.
 const READS: Duration = Duration::from_secs(1);
 /// The least memory for packets, frames.
 const LEAST_FRAMES: u32 = 1 << 13;
@@ -62,14 +67,18 @@ struct Desk {
     stand: Mutex<Arc<Stand>>,
 }
 
+/// What is to be done, by the thread taken from here, and how far it is.
 #[derive(Default)]
 struct Orders {
     tables: Option<Arc<MappedMemory>>,
     wanted: Option<Wanted>,
-    /// Tables that were handed over, and those of them that workers read.
-    given: u64,
-    read: u64,
     ends: bool,
+    /// Orders so far;
+    given: u64,
+    /// those whose tables workers read,
+    read: u64,
+    /// and those that were carried out, as far as it was possible.
+    done: u64,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -90,7 +99,7 @@ impl UserPlane {
             },
             ..WorkersSettings::default()
         };
-        let longest = settings.frame_bytes - HEAD_ROOM as u32;
+        let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
         let keeper = Keeper {
@@ -98,14 +107,18 @@ impl UserPlane {
             epochs: epochs.clone(),
             settings,
             wants_zero_copy: config.workers.zero_copy,
+            longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
             cores: config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default(),
             roots: Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?,
             namespace: Arc::new(
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
             ),
+            ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
             workers: None,
             tables: None,
+            is_read: true,
             wanted: Wanted::default(),
+            told: Vec::new(),
         };
         let at = desk.clone();
         let thread = thread::Builder::new().name("user plane".into()).spawn(move || keeper.run(&at));
@@ -123,10 +136,21 @@ impl UserPlane {
         self.0.epochs.clone()
     }
 
-    fn order<T>(&self, what: impl FnOnce(&mut Orders) -> T) -> T {
-        let done = what(&mut locked(&self.0.desk.orders));
+    /// Which order it is.
+    fn order(&self, what: impl FnOnce(&mut Orders)) -> u64 {
+        let mut orders = locked(&self.0.desk.orders);
+        what(&mut orders);
+        orders.given += 1;
         self.0.desk.news.notify_all();
-        done
+        orders.given
+    }
+
+    /// Returns when it is so, or after so long, or when the thread is gone.
+    fn until(&self, longest: Duration, is: impl Fn(&Orders) -> bool) -> MutexGuard<'_, Orders> {
+        let desk = &self.0.desk;
+        let not_yet = |orders: &mut Orders| !is(orders) && !self.0.has_failed();
+        let waited = desk.news.wait_timeout_while(locked(&desk.orders), longest, not_yet);
+        waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
@@ -140,19 +164,13 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
     }
 
     fn set_tables(&self, tables: Arc<MappedMemory>) {
-        let given = self.order(|orders| {
-            orders.tables = Some(tables);
-            orders.given += 1;
-            orders.given
-        });
-        let desk = &self.0.desk;
-        let until = |orders: &mut Orders| orders.read < given;
-        let (_orders, waited) = desk
-            .news
-            .wait_timeout_while(locked(&desk.orders), READS, until)
-            .unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
-            tracing::warn!("workers are busy changing, and route by older tables until they are through");
+        let given = self.order(|orders| orders.tables = Some(tables));
+        let orders = self.until(READS, |orders| orders.read >= given);
+        if orders.read < given {
+            tracing::warn!(
+                "workers are busy changing, and have no packets until they read the present tables"
+            );
+            self.0.maps.hold(true);
         }
     }
 
@@ -160,8 +178,27 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
         self.order(|orders| orders.wanted = Some(wanted));
     }
 
+    fn wait(&self, longest: Duration) {
+        drop(self.until(longest, |orders| orders.done >= orders.given));
+    }
+
     fn stand(&self) -> Arc<Stand> {
-        locked(&self.0.desk.stand).clone()
+        let stand = locked(&self.0.desk.stand).clone();
+        if !self.0.has_failed() {
+            return stand;
+        }
+        let mut stand = Stand::clone(&stand);
+        stand
+            .troubles
+            .push("the user plane has failed, and no path has a worker: start the daemon again".into());
+        Arc::new(stand)
+    }
+}
+
+impl Running {
+    /// The thread panicked.
+    fn has_failed(&self) -> bool {
+        self.thread.as_ref().is_some_and(JoinHandle::is_finished)
     }
 }
 
@@ -181,13 +218,20 @@ struct Keeper {
     epochs: Epochs,
     settings: WorkersSettings,
     wants_zero_copy: bool,
+    /// Of all paths.
+    longest_ring: u32,
     cores: BTreeSet<CoreId>,
     roots: Roots,
+    ethtool: Ethtool,
     /// Of all ports.
     namespace: Arc<File>,
     workers: Option<Workers>,
     tables: Option<Arc<dyn Tables>>,
+    /// By all workers.
+    is_read: bool,
     wanted: Wanted,
+    /// What could not be done in the last round.
+    told: Vec<String>,
 }
 
 impl Keeper {
@@ -195,39 +239,51 @@ impl Keeper {
         loop {
             let mut orders = locked(&desk.orders);
             let nothing = |o: &mut Orders| !(o.ends || o.tables.is_some() || o.wanted.is_some());
-            orders = if self.workers.is_some() {
+            orders = if self.workers.is_some() || !self.wanted.paths.is_empty() {
                 let waited = desk.news.wait_timeout_while(orders, LOOKS, nothing);
                 waited.unwrap_or_else(PoisonError::into_inner).0
             } else {
                 desk.news.wait_while(orders, nothing).unwrap_or_else(PoisonError::into_inner)
             };
-            let (tables, wanted, given, ends) =
+            let (memory, wanted, given, ends) =
                 (orders.tables.take(), orders.wanted.take(), orders.given, orders.ends);
             drop(orders);
             if ends {
                 return self.end();
             }
-            let mut troubles = Vec::new();
-            if let Some(memory) = tables {
-                troubles.extend(self.read(memory));
-                locked(&desk.orders).read = given;
+            if let Some(memory) = memory {
+                self.tables = Some(Arc::new(Shared { memory, sas: Arc::<SaTable>::default() }));
+                self.is_read = false;
+            }
+            let mut troubles = Vec::from_iter(self.read());
+            if self.is_read {
+                let mut orders = locked(&desk.orders);
+                orders.read = given;
+                self.maps.hold(false);
                 desk.news.notify_all();
             }
             if let Some(wanted) = wanted {
                 self.wanted = wanted;
             }
             troubles.extend(self.round());
-            let workers = self.workers.as_ref().map(Workers::report).unwrap_or_default();
             troubles.extend(self.maps.trouble().map(str::to_owned));
+            troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
+            self.told.clone_from(&troubles);
+            let workers = self.workers.as_ref().map(Workers::report).unwrap_or_default();
             *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
+            locked(&desk.orders).done = given;
+            desk.news.notify_all();
         }
     }
 
-    fn read(&mut self, memory: Arc<MappedMemory>) -> Option<String> {
-        let tables: Arc<dyn Tables> = Arc::new(Shared { memory, sas: Arc::<SaTable>::default() });
-        self.tables = Some(tables.clone());
-        let read = self.workers.as_ref().map_or(Ok(()), |workers| workers.set_tables(tables));
-        read.err().map(|error| format!("workers route by older tables: {error:#}"))
+    /// Has workers read the tables, if they do not; why not.
+    fn read(&mut self) -> Option<String> {
+        let tables = self.tables.as_ref().filter(|_| !self.is_read)?;
+        let read = self.workers.as_ref().map_or(Ok(()), |workers| workers.set_tables(tables.clone()));
+        self.is_read = read.is_ok();
+        self.maps.hold(read.is_err());
+        read.err()
+            .map(|error| format!("workers have no packets until they read the present tables: {error:#}"))
     }
 
     /// Brings workers to what is wanted; what could not be done.
@@ -243,17 +299,22 @@ impl Keeper {
         }
         let needed = frames_needed(&plan, &self.settings).max(LEAST_FRAMES);
         if self.workers.is_none() || needed > self.settings.frames {
-            if let Some(workers) = self.workers.take() {
-                tracing::info!("paths need more memory: workers begin anew with {needed} frames");
-                troubles.extend(workers.stop());
-            }
             let settings = WorkersSettings { frames: needed, ..self.settings.clone() };
             let started = PassUp::new().and_then(|up| {
                 let slots = Box::new(self.maps.clone());
                 Workers::start(settings, self.epochs.clone(), tables.clone(), slots, Box::new(up))
             });
             match started {
-                Ok(workers) => (self.workers, self.settings.frames) = (Some(workers), needed),
+                Ok(workers) => {
+                    if let Some(before) = self.workers.replace(workers) {
+                        tracing::info!("paths need more memory: workers begin anew with {needed} frames");
+                        troubles.extend(before.stop());
+                    }
+                    self.settings.frames = needed;
+                }
+                Err(error) if self.workers.is_some() => {
+                    troubles.push(format!("not all paths can have the memory they need: {error:#}"));
+                }
                 Err(error) => {
                     troubles.push(format!("there are no workers for paths: {error:#}"));
                     return troubles;
@@ -268,8 +329,7 @@ impl Keeper {
 
     fn plan(&self, troubles: &mut Vec<String>) -> Result<WorkersPlan> {
         let Wanted { ports, routers, paths } = &self.wanted;
-        let longest = paths.values().map(|path| path.ring).max().unwrap_or(0);
-        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, longest))).collect();
+        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, troubles))).collect();
         Ok(WorkersPlan {
             cores: self.cores(troubles)?,
             routers: routers.clone(),
@@ -278,17 +338,26 @@ impl Keeper {
         })
     }
 
-    fn port(&self, device: &Device, longest_ring: u32) -> PortPlan {
+    fn port(&self, device: &Device, troubles: &mut Vec<String>) -> PortPlan {
+        let Device { name, ifindex } = device;
+        // It may have been renamed.
+        let known_as = self.ethtool.name(*ifindex).ok().flatten();
+        let there_are = known_as.map_or(0, |name| self.roots.rx_queues(&name).len());
+        if there_are > MAX_QUEUES {
+            troubles.push(format!(
+                "port {name}: of its {there_are} RX queues the first {MAX_QUEUES} can have paths"
+            ));
+        }
         let usual = Rings::default();
         PortPlan {
-            name: device.name.clone(),
-            ifindex: device.ifindex,
+            name: name.clone(),
+            ifindex: *ifindex,
             namespace: self.namespace.clone(),
-            queues: self.roots.rx_queues(&device.name).len() as u32,
+            queues: there_are.min(MAX_QUEUES) as u32,
             zero_copy: self.wants_zero_copy,
             polling: Polling::Interrupts,
-            // As much again as its longest path may have (`PortPlan::rings`).
-            rings: Rings { fill: usual.fill.max(2 * longest_ring), ..usual },
+            // As much again as the longest path may have (`PortPlan::rings`).
+            rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
         }
     }
 

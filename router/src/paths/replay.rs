@@ -76,6 +76,8 @@ pub fn run<R: Read, W: Write>(
     loop {
         let inputs: &mut [_] = if outputs.has_failed() { &mut [] } else { &mut *inputs };
         let more = replay.take_in(inputs, &mut worker);
+        // Files are no path's business.
+        worker.pause();
         match worker.turn(&mut replay, meter) {
             Some(turn) if replay.rings.waiting(turn.path) == 0 => worker.sleep(turn.path),
             Some(_) => {}

@@ -11,6 +11,9 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
 };
 
+/// The longest frame that can be given: a page, less what the kernel has before and behind it (`bpf_prog_test_run_xdp`).
+pub const MOST_INJECTED: u32 = 3400;
+
 /// Programs that frames can be given to.
 pub struct Injector {
     normal: OwnedFd,
@@ -27,7 +30,7 @@ impl Injector {
     /// As Linux would forward it.
     ///
     /// # Errors
-    /// The device is gone, or the frame is too short or longer than a page has room for (some 3,400 bytes).
+    /// The device is gone, or the frame is too short or longer than [`MOST_INJECTED`].
     pub fn normal(&self, ifindex: u32, frame: &[u8]) -> Result<()> {
         inject(&self.normal, ifindex, frame)
     }

@@ -84,8 +84,9 @@ impl Losses {
             match attached {
                 Ok(link) => losses.links.push((tracepoint, link)),
                 Err(why) => {
-                    let trouble = format!("packets lost after the redirect, by {tracepoint}: {why}");
-                    tracing::warn!("cannot be counted: {trouble}");
+                    let trouble =
+                        format!("packets lost after the redirect cannot be counted by {tracepoint}: {why}");
+                    tracing::warn!("{trouble}");
                     losses.troubles.push(trouble);
                 }
             }

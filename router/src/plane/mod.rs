@@ -52,7 +52,7 @@ pub use counters::{Charge, Counters, InterfaceCount};
 pub use flow::FlowPlane;
 pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
 pub use grace::{Grace, online_cpus};
-pub use inject::Injector;
+pub use inject::{Injector, MOST_INJECTED};
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
     skel::{OpenSkel, SkelBuilder},

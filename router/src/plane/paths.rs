@@ -36,6 +36,7 @@ use std::{
 const HALF: usize = offset_of!(types::path_control, half) / 8;
 const MOST_BYTES: usize = offset_of!(types::path_control, most_bytes) / 8;
 const SOCKETS: usize = offset_of!(types::path_control, sockets) / 8;
+const HELD: usize = offset_of!(types::path_control, held) / 8;
 const COUNT: usize = size_of::<types::path_count>() / 8;
 
 /// Why no worker can have a packet, in the order of `struct path_count`.
@@ -126,10 +127,9 @@ impl PathMaps {
         } else {
             Err("this kernel has no such tracepoint".into())
         };
-        let trouble = losses
-            .as_ref()
-            .err()
-            .map(|why| format!("packets lost to full rings of paths, by xdp_redirect_err: {why}"));
+        let trouble = losses.as_ref().err().map(|why| {
+            format!("packets lost to full rings of paths cannot be counted by xdp_redirect_err: {why}")
+        });
         let handles = path_maps!(maps).into_iter().map(MapHandle::try_from);
         let handles = handles.collect::<Result<Vec<_>, _>>().context("keeping the maps of paths")?;
         let map =
@@ -214,6 +214,11 @@ impl PathMaps {
     /// The kernel cannot wait.
     pub fn settle(&self) -> Result<()> {
         self.writing.lock().unwrap_or_else(PoisonError::into_inner).grace.wait()
+    }
+
+    /// No worker has packets ([`Reason::PathUnsure`]), or they have them again: for as long as they read tables that are not kept up.
+    pub fn hold(&self, holds: bool) {
+        self.control.store(HELD, holds.into());
     }
 
     /// Of every path, by its number.

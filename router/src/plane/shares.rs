@@ -150,6 +150,12 @@ impl Shares {
             match reason {
                 Reason::OverShare => taken.cut = packets.saturating_sub(taken.own_cut),
                 Reason::Local | Reason::Broadcast | Reason::NotIp => taken.own += packets,
+                // They were not among the packets: workers, who have their own shares, or nobody.
+                Reason::PathGiven
+                | Reason::PathUnsure
+                | Reason::PathFrameTooLong
+                | Reason::PathNoWorker
+                | Reason::PathUnseen => {}
                 _ => taken.other += packets,
             }
         }

@@ -20,6 +20,7 @@ use super::{
     up::{Device, Ups},
 };
 use crate::af_xdp::{Io, MOST_PATHS, Umem};
+use crate::config::ElementSettings;
 use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
@@ -120,7 +121,7 @@ impl Control {
         mem::take(&mut self.troubles)
     }
 
-    /// What no worker could run.
+    /// What no worker could run, or not as it is wanted.
     fn refuse(&self, plan: &WorkersPlan) -> Vec<String> {
         let ports = plan.ports.keys().filter(|port| usize::from(**port) >= PORTS);
         let paths = plan.paths.keys().filter(|path| usize::from(**path) >= MOST_PATHS);
@@ -134,7 +135,15 @@ impl Control {
                 self.umem.frame_bytes()
             )
         });
-        ports.chain(paths).chain(lacks).collect()
+        let known = |name: &str| plan.ports.values().any(|port| port.name == name);
+        let nowhere = plan.paths.values().flat_map(|path| {
+            let missing =
+                path.chain.iter().filter_map(ElementSettings::port).filter(|port| !known(port.as_str()));
+            missing.map(|port| {
+                format!("path {}: there is no port {port}: what it sends there is dropped", path.name)
+            })
+        });
+        ports.chain(paths).chain(lacks).chain(nowhere).collect()
     }
 
     /// Frames it may need, if there are not so many.
@@ -273,10 +282,12 @@ impl Control {
         self.weights.keys().for_each(|router| _ = weights.entry(*router).or_insert(1));
         self.weights = weights;
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
-            let (names, weights) = (self.names.clone(), self.weights.clone());
+            let (names, weights, tables) = (self.names.clone(), self.weights.clone(), self.tables.clone());
             let told = self.ask(core, move |inner| {
                 inner.names = names;
                 weights.into_iter().for_each(|(router, weight)| inner.worker.weigh(router, weight));
+                // Others than it has, where it did not answer when they were changed.
+                std::mem::replace(&mut inner.desk.tables, tables)
             });
             self.note(told);
         }

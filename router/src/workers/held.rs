@@ -32,10 +32,8 @@ pub(super) struct Made {
 impl Made {
     /// Would it be the same today?
     pub fn holds(&self, chain: &[ElementSettings], today: &Made) -> bool {
-        let port_of = |names: &PortNames, element: &ElementSettings| match element {
-            ElementSettings::Forward(port) => names.get(port.as_str()).copied(),
-            _ => None,
-        };
+        let port_of =
+            |names: &PortNames, element: &ElementSettings| names.get(element.port()?.as_str()).copied();
         let same = |element| port_of(&self.names, element) == port_of(&today.names, element);
         std::ptr::addr_eq(Arc::as_ptr(&self.tables), Arc::as_ptr(&today.tables)) && chain.iter().all(same)
     }

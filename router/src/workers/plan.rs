@@ -117,10 +117,15 @@ impl Slots for Arc<PathMaps> {
 /// The tables that both planes read, and chains over them. Asked by workers too: whenever a chain is to be made anew.
 pub trait Tables: Send + Sync {
     fn memory(&self) -> &dyn Memory;
+    /// What goes to a port that is not there is dropped (`no_port`).
+    ///
     /// # Errors
-    /// It is no chain, or names a port that there is not.
+    /// It is no chain.
     fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain>;
 }
+
+/// A port that never is.
+const NOWHERE: PortId = PortId::MAX;
 
 /// Tables in memory that can be shared, such as `Arc<MappedMemory>`, and SAs.
 pub struct Shared<M> {
@@ -134,7 +139,7 @@ impl<M: Memory + Clone + Send + Sync + 'static> Tables for Shared<M> {
     }
 
     fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain> {
-        let port = |name: &PortName| ports.get(name.as_str()).copied();
+        let port = |name: &PortName| ports.get(name.as_str()).copied().or(Some(NOWHERE));
         let element = |settings: &ElementSettings| {
             settings
                 .element(&self.memory, &self.sas, port)

@@ -147,6 +147,14 @@ impl OutputStand {
         }
     }
 
+    /// All that was.
+    pub fn dropped(&self) -> u64 {
+        let OutputStand {
+            dropped_full, dropped_unfit, dropped_gone, dropped_no_queue, dropped_closed, ..
+        } = self;
+        dropped_full + dropped_unfit + dropped_gone + dropped_no_queue + dropped_closed
+    }
+
     /// One more of the same port.
     pub(super) fn add(&mut self, more: &OutputStand) {
         self.sent_packets += more.sent_packets;

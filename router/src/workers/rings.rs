@@ -275,8 +275,7 @@ impl Control {
             let opened = self.open_ring(*ring, *core, of, on, now.is_some());
             self.note(opened.with_context(|| format!("path {}: port {}, queue {queue}", of.name, on.name)));
         }
-        let filled = self.fill_slots();
-        self.note(filled);
+        self.fill_slots();
     }
 
     fn open_ring(
@@ -338,18 +337,24 @@ impl Control {
     }
 
     /// Those of paths that run. When their worker has the ring, as packets come from then on.
-    fn fill_slots(&mut self) -> Result<()> {
+    fn fill_slots(&mut self) {
         let held = &self.held;
         let runs = |path: &PathId| held.paths.get(path).is_some_and(|path| !path.is_stopped);
         let is_empty = |ring: &Ring| !self.filled.contains(ring) && runs(&ring.1);
         let empty: Vec<_> =
             held.rings.iter().filter(|(ring, _)| is_empty(ring)).map(|(r, (c, _))| (*r, *c)).collect();
-        for (ring @ ((port, queue), path), core) in empty {
-            let fd = self.ask(core, move |inner| inner.socket_of(path, port, queue))?;
-            let fd = fd.with_context(|| format!("path {path}: its ring on port {port} is gone"))?;
-            self.slots.put(port, queue, path, fd.as_fd())?;
-            self.filled.insert(ring);
+        for (ring, core) in empty {
+            let filled = self.fill_slot(ring, core);
+            self.note(filled);
         }
+    }
+
+    fn fill_slot(&mut self, ring: Ring, core: CoreId) -> Result<()> {
+        let ((port, queue), path) = ring;
+        let fd = self.ask(core, move |inner| inner.socket_of(path, port, queue))?;
+        let fd = fd.with_context(|| format!("path {path}: its ring on port {port} is gone"))?;
+        self.slots.put(port, queue, path, fd.as_fd())?;
+        self.filled.insert(ring);
         Ok(())
     }
 

@@ -101,7 +101,7 @@ fn a_port_that_goes_and_comes_back() {
         crate::af_xdp_bed::make_port(1, 1);
         bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
         sends(70..120);
-        // Without it, chains that name it cannot be made, and what is there stays.
+        // Without it, what chains send there is dropped.
         let mut without = plan(
             &[0],
             &ports(1, SMALL),
@@ -109,7 +109,10 @@ fn a_port_that_goes_and_comes_back() {
         );
         without.ports.remove(&1);
         let troubles = bed.workers.apply(&without);
-        assert_eq!(troubles, ["path one: there is no port p1", "path two: there is no port p1"]);
+        let nowhere = |path| format!("path {path}: there is no port p1: what it sends there is dropped");
+        assert_eq!(troubles, [nowhere("one"), nowhere("two")]);
+        from.send(&frame(0, 150, 60));
+        until("a packet to be dropped", || bed.path(0).dropped.get("no_port") == Some(&1));
         bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
         sends(200..220);
         bed.end();

@@ -1,7 +1,7 @@
 //! What people see, letter by letter.
 
 use super::{super::Explained, *};
-use crate::workers::WorkersReport;
+use crate::workers::{OutputStand, QueueStand, WorkerStand, WorkersReport};
 use crate::{
     daemon::{
         packet::Headers,
@@ -508,7 +508,35 @@ fn status_tells_of_paths() {
         PathReport { run: Some(run), ..path("vpn", None) },
         path("late", Some("its port eth9 is not there")),
     ];
-    let text = status(&Status { paths, ..Status::default() });
+    let mut workers = WorkersReport::default();
+    let silent = Some("the worker on core 2 does not answer".into());
+    let output = |dropped_full, dropped_closed| OutputStand {
+        name: "eth2".into(),
+        sent_packets: 90,
+        dropped_full,
+        dropped_closed,
+        ..OutputStand::default()
+    };
+    workers.workers = vec![WorkerStand { silent, outputs: vec![output(3, 0)], ..WorkerStand::default() }];
+    workers.closed_outputs = vec![output(0, 4)];
+    let queue = |queue, fault: Option<&str>| QueueStand {
+        name: "eth1".into(),
+        queue,
+        copies_because: Some("no driver support".into()),
+        fault: fault.map(Into::into),
+        ..QueueStand::default()
+    };
+    workers.queues = vec![queue(0, None), queue(1, Some("the port is down"))];
+    (workers.up.all.queue_full, workers.up.all.failed) = (5, 6);
+    let text = status(&Status { paths, workers, ..Status::default() });
+    let told = "\
+problem     the worker on core 2 does not answer
+problem     port eth1, queue 1, of workers: the port is down
+note        port eth1: packets are copied for workers: no driver support
+note        port eth2: 7 packets of workers were lost on their way out
+note        11 packets that paths passed up did not get to the kernel: 5 as too many waited, 6 as it did not take them
+";
+    assert!(text.contains(told), "{text}");
     assert!(text.contains("note        path late has no packets: its port eth9 is not there\n"), "{text}");
     assert!(text.contains("problem     path vpn is stopped: its chain panicked\n"), "{text}");
     let table = "\

@@ -206,7 +206,7 @@ impl Seconds {
 fn head(old: &Daemon, told: &Daemon, seconds: Seconds) -> Head {
     let (was, is) = (&old.status, &told.status);
     let problems = is.problem.iter().cloned();
-    let unread = is.troubles.iter().map(|trouble| format!("cannot be read: {trouble}"));
+    let unread = is.troubles.iter().cloned();
     let ports = is.ports.iter().flat_map(|port| {
         port.problems.iter().map(move |problem| format!("port {} is not trusted: {problem}", port.port))
     });
