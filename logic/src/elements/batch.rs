@@ -15,7 +15,7 @@
 //! all of a path do, it costs a tenth. So they are looked at.
 
 use super::{
-    Counters,
+    Counters, clear,
     packet::{Ingress, Loss, NotAFrame, Packet, Verdict},
 };
 
@@ -27,11 +27,13 @@ pub struct Batch<'a> {
     packets: Vec<Packet<'a>>,
     /// How many have no verdict.
     going: usize,
+    /// The element that runs is in front of one that encrypts.
+    is_guarded: bool,
 }
 
 impl Default for Batch<'_> {
     fn default() -> Self {
-        Batch { packets: Vec::with_capacity(MOST_PACKETS), going: 0 }
+        Batch { packets: Vec::with_capacity(MOST_PACKETS), going: 0, is_guarded: false }
     }
 }
 
@@ -42,7 +44,7 @@ impl<'a> Batch<'a> {
         self.packets.clear();
         // Collected in place: the memory of a vector is kept by one of things of the same size.
         let packets = self.packets.into_iter().map_while(|_| None).collect();
-        Batch { packets, going: 0 }
+        Batch { packets, going: 0, is_guarded: false }
     }
 
     /// Lends a frame whose data is `length` bytes from `start` on.
@@ -77,6 +79,18 @@ impl<'a> Batch<'a> {
         self.going
     }
 
+    /// From here on elements in front of one that encrypts run, or no longer.
+    #[inline]
+    pub(super) fn guard(&mut self, is_guarded: bool) {
+        self.is_guarded = is_guarded;
+    }
+
+    /// Is the element that runs in front of one that encrypts?
+    #[inline]
+    pub(super) fn is_guarded(&self) -> bool {
+        self.is_guarded
+    }
+
     /// The rest leave by their exits.
     #[inline]
     pub(super) fn leave(&mut self, counters: &mut Counters) {
@@ -98,12 +112,8 @@ impl<'a> Batch<'a> {
     ) {
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
             if let Some(verdict) = step(packet) {
-                packet.verdict = Some(verdict);
-                if let Verdict::Up(_) = verdict {
-                    packet.go_up();
-                }
+                end(packet, verdict, self.is_guarded, counters);
                 self.going -= 1;
-                counters.count(verdict);
             }
         }
     }
@@ -121,14 +131,26 @@ impl<'a> Batch<'a> {
             match step(packet) {
                 Ok(of_packet) => made.push(of_packet),
                 Err((packet, verdict)) => {
-                    packet.verdict = Some(verdict);
-                    if let Verdict::Up(_) = verdict {
-                        packet.go_up();
-                    }
+                    end(packet, verdict, self.is_guarded, counters);
                     self.going -= 1;
-                    counters.count(verdict);
                 }
             }
         }
     }
+}
+
+/// A packet's last verdict, counted; what may not go up is dropped.
+fn end(packet: &mut Packet<'_>, verdict: Verdict, is_guarded: bool, counters: &mut Counters) {
+    let verdict = match verdict {
+        Verdict::Up(reason) if is_guarded && !clear::may_go_up(reason, packet) => {
+            counters.count_in_clear(reason);
+            Verdict::Drop(Loss::InClear)
+        }
+        verdict => verdict,
+    };
+    packet.verdict = Some(verdict);
+    if let Verdict::Up(_) = verdict {
+        packet.go_up();
+    }
+    counters.count(verdict);
 }

@@ -64,10 +64,11 @@ fn look(packet: &mut Packet<'_>) -> Result<(), Reason> {
     match kind {
         ether_type::IPV4 if flags & IF_IPV4 != 0 => {
             let (bytes, destination) = ipv4(ip)?;
-            packet.headers = Headers { family: Family::V4, ip: at, bytes, destination };
+            packet.headers = Headers { family: Family::V4, ip: at, bytes, destination, is_ours: false };
         }
         ether_type::IPV6 if flags & IF_IPV6 != 0 => {
-            packet.headers = Headers { family: Family::V6, ip: at, bytes: ipv6(ip)?, destination: 0 };
+            let bytes = ipv6(ip)?;
+            packet.headers = Headers { family: Family::V6, ip: at, bytes, ..Headers::default() };
         }
         _ if packet.ingress.interface == NO_INTERFACE => return Err(unclassified(data, kind, ip)),
         ether_type::IPV4 | ether_type::IPV6 => return Err(Reason::RouterNotAccelerated),
@@ -97,7 +98,7 @@ pub(super) fn is_neighbour_discovery(ip: &[u8]) -> bool {
 
 /// EtherType and length of what comes before the IP header; `None`: it is not whole.
 #[inline]
-fn ethernet(data: &[u8]) -> Option<(u16, usize)> {
+pub(super) fn ethernet(data: &[u8]) -> Option<(u16, usize)> {
     let header = data.first_chunk::<ETHERNET>()?;
     let kind = u16::from_be_bytes([header[12], header[13]]);
     if kind == ether_type::IPV4 || !is_tag(kind) {
@@ -111,7 +112,7 @@ fn ethernet(data: &[u8]) -> Option<(u16, usize)> {
     Some((u16::from_be_bytes([tags[6], tags[7]]), ETHERNET + 2 * TAG))
 }
 
-fn is_tag(kind: u16) -> bool {
+pub(super) fn is_tag(kind: u16) -> bool {
     matches!(kind, ether_type::VLAN | ether_type::SERVICE_VLAN)
 }
 

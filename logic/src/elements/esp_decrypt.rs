@@ -4,7 +4,7 @@
 //! inner packet, without traffic flow padding, and with the congestion marks of RFC 6040 section 4.2; in transport mode the packet with its payload. It is another packet than
 //! the one that came, of which nothing is known yet: `check` comes next; and if that or `route` pass it up, the kernel gets the decrypted packet.
 //!
-//! Goes up, unwritten, as `local`, what is not for an SA of this element; `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
+//! Goes up, unwritten, as `local`, what is not for an SA of this element (in front of one that encrypts only what is for an address of its SAs, and the rest is dropped as `in_clear`); `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
 //! where the destination or UDP is not the SA's), `ike` (the non-ESP marker), `keepalives` (one byte 0xff).
 //!
 //! Dropped: `truncated`; `too_old` and `replayed`, by the window, before anything is decrypted; `bad_tag`; `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or not
@@ -124,6 +124,7 @@ impl Element for EspDecrypt {
             self.sas = Sas::of(&self.view, &self.names);
         }
         let EspDecrypt { sas, found, ups, .. } = self;
+        let is_guarded = batch.is_guarded();
         let mut jobs = emptied(mem::take(&mut self.jobs));
         found.clear();
         batch.gather(counters, &mut jobs, |packet| match find(sas, packet) {
@@ -134,7 +135,10 @@ impl Element for EspDecrypt {
             }
             Err(Not::Ours(why)) => {
                 ups[why as usize] += 1;
-                Err((packet, Verdict::Up(Reason::Local)))
+                // In front of an element that encrypts, what is for others is not `local`.
+                let may_go_up = !is_guarded || is_local(sas, packet.ip());
+                let fate = if may_go_up { Verdict::Up(Reason::Local) } else { Verdict::Drop(Loss::InClear) };
+                Err((packet, fate))
             }
             Err(Not::Right(loss)) => Err((packet, Verdict::Drop(loss))),
         });
@@ -172,6 +176,11 @@ fn open(sas: &Sas, found: &mut [Found], jobs: &mut [Job<'_>]) {
     }
 }
 
+/// Is it for one of our addresses?
+fn is_local(sas: &Sas, ip: &[u8]) -> bool {
+    addresses(ip).is_some_and(|(_, to)| sas.locals.contains(&to))
+}
+
 fn stale(stale: Stale) -> Loss {
     match stale {
         Stale::Replayed => Loss::Replayed,
@@ -201,7 +210,7 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
     }
     let behind = whole.get(ip_bytes..).unwrap_or_default();
     // What is for others is not looked into: it may be as short as they like.
-    let is_local = addresses(whole).is_some_and(|(_, to)| sas.locals.contains(&to));
+    let is_local = is_local(sas, whole);
     let (ports, esp) = match proto {
         esp::PROTO_ESP if is_local => (None, behind),
         esp::PROTO_ESP => return Err(Not::Ours(Up::UnknownSpi)),

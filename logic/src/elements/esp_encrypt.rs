@@ -67,7 +67,13 @@ impl Element for EspEncrypt {
 
     fn contract(&self) -> Contract {
         let forgets = Known::NEXT_HOP | Known::WRITTEN;
-        Contract { needs: Known::HEADERS, gives: Known::HEADERS, forgets, ..Contract::default() }
+        Contract {
+            needs: Known::HEADERS,
+            gives: Known::HEADERS,
+            forgets,
+            encrypts: true,
+            ..Contract::default()
+        }
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
@@ -273,7 +279,15 @@ fn write(
         (Mode::Tunnel, Ends::V6 { .. }) => 0,
         (Mode::Transport, _) => packet.headers.destination,
     };
-    packet.renew(Headers { family, ip: (start + ethernet) as u16, bytes: total as u16, destination });
+    // In transport mode its source is whose it was.
+    let is_ours = sa.mode == Mode::Tunnel;
+    packet.renew(Headers {
+        family,
+        ip: (start + ethernet) as u16,
+        bytes: total as u16,
+        destination,
+        is_ours,
+    });
     Ok(front..front + text + TAG)
 }
 

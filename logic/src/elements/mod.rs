@@ -23,8 +23,8 @@
 //! in: elements that may pass up only read, and [`Chain::new`] refuses them behind one that writes. Whether the mirror is confirmed and
 //! the port trusted the XDP program has asked before it hands a packet to a path.
 //!
-//!
 //! What [`EspEncrypt`] and [`EspDecrypt`] make is another packet than the one that came: from there on it goes up as it was made.
+//! In front of [`EspEncrypt`] only what Linux never forwards goes up, and all else is dropped (`clear`).
 //!
 //! # Shared tables
 //! [`Route`] reads the memory of [`crate::tables`] while it runs and keeps nothing of it: what a run has read may be reused once the
@@ -46,6 +46,7 @@
 mod batch;
 mod chain;
 mod check;
+mod clear;
 mod contract;
 mod count;
 mod counters;

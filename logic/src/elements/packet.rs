@@ -79,6 +79,8 @@ pub enum Loss {
     SequenceUnreserved,
     /// ESP: the library did not encrypt it.
     NotSealed,
+    /// It was to be encrypted by a later element, and the kernel would have forwarded it in clear.
+    InClear,
     /// ESP: shorter than what is always there, or than its own lengths.
     Truncated,
     /// ESP: the tag is not that of its bytes: changed, or of another key.
@@ -99,7 +101,7 @@ pub enum Loss {
 
 impl Loss {
     /// All, in order.
-    pub const ALL: [Loss; 21] = [
+    pub const ALL: [Loss; 22] = [
         Loss::Discarded,
         Loss::OverRate,
         Loss::BadCrc,
@@ -113,6 +115,7 @@ impl Loss {
         Loss::SequenceExhausted,
         Loss::SequenceUnreserved,
         Loss::NotSealed,
+        Loss::InClear,
         Loss::Truncated,
         Loss::BadTag,
         Loss::Replayed,
@@ -139,6 +142,7 @@ impl Loss {
             Loss::SequenceExhausted => "sequence_exhausted",
             Loss::SequenceUnreserved => "sequence_unreserved",
             Loss::NotSealed => "not_sealed",
+            Loss::InClear => "in_clear",
             Loss::Truncated => "truncated",
             Loss::BadTag => "bad_tag",
             Loss::Replayed => "replayed",
@@ -182,6 +186,8 @@ pub(super) struct Headers {
     pub bytes: u16,
     /// IPv4 only, host byte order.
     pub destination: u32,
+    /// An element made it around what came: its source is our own.
+    pub is_ours: bool,
 }
 
 /// Where it leaves: what `route` found.

@@ -10,7 +10,7 @@ use crate::{
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
-struct Setting {
+pub(super) struct Setting {
     mode: Mode,
     is_v6: bool,
     udp: Option<Udp>,
@@ -23,7 +23,7 @@ struct Setting {
     selectors: Selectors,
 }
 
-const PLAIN: Setting = Setting {
+pub(super) const PLAIN: Setting = Setting {
     mode: Mode::Tunnel,
     is_v6: false,
     udp: None,
@@ -62,21 +62,21 @@ impl Setting {
         }
     }
 
-    fn outbound(&self) -> Arc<Outbound> {
+    pub(super) fn outbound(&self) -> Arc<Outbound> {
         let key = self.key();
         let sa = Outbound::new(self.common(&key, true), self.mtu, Dont::Copy, self.used);
         sa.sequence.reserve(u64::MAX);
         Arc::new(sa)
     }
 
-    fn inbound(&self) -> Arc<Inbound> {
+    pub(super) fn inbound(&self) -> Arc<Inbound> {
         let key = self.key();
         Arc::new(Inbound::new(self.common(&key, false), self.window).unwrap())
     }
 }
 
 /// As `run` of these tests, in frames with as much room as AF_XDP's have.
-fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+pub(super) fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
     const ROOM: usize = 256;
     let frame = |packet: &Vec<u8>| [&[0xaa; ROOM], &packet[..], &[0x55; 64]].concat();
     let mut frames: Vec<Vec<u8>> = packets.iter().map(frame).collect();
@@ -159,7 +159,7 @@ fn inner() -> impl Strategy<Value = (bool, Vec<u8>, u8)> {
     (any::<bool>(), prop::collection::vec(any::<u8>(), 0..200), any::<u8>())
 }
 
-fn packet(is_v6: bool, payload: &[u8], tos: u8) -> Vec<u8> {
+pub(super) fn packet(is_v6: bool, payload: &[u8], tos: u8) -> Vec<u8> {
     let length = payload.len();
     let mut packet = match is_v6 {
         false => udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, length),

@@ -2,6 +2,7 @@
 //! of the kernel plane, on the same tables, they are run in `router/tests/xdp_table/elements.rs`.
 
 mod chains;
+mod clear;
 mod esp;
 mod exact;
 mod race;
@@ -9,7 +10,9 @@ mod reference;
 mod routing;
 mod ways;
 
-use super::{Batch, Chain, Check, Element, Ingress, Now, Packet, Rewrite, Route, Ttl, Verdict};
+use super::{
+    Batch, Chain, Check, Contract, Element, Ingress, Known, Now, Packet, Rewrite, Route, Ttl, Verdict,
+};
 use crate::{
     memory::{Capacity, HeapMemory},
     net::{Mac, Tag, Vlan},
