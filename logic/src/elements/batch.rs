@@ -96,8 +96,11 @@ impl<'a> Batch<'a> {
     pub(super) fn leave(&mut self, counters: &mut Counters) {
         let mut without = 0;
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            without += usize::from(packet.exit.is_none());
-            packet.verdict = Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To));
+            packet.verdict = packet.exit.map(Verdict::To);
+            if packet.verdict.is_none() {
+                packet.verdict = Some(Verdict::Drop(Loss::NoExit));
+                without += 1;
+            }
         }
         counters.leave(self.going - without, without);
         self.going = 0;
@@ -118,22 +121,18 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// As [`Batch::each`], for work on many packets at once: what is made of a packet may hold on to it, and is put into `made`; or it
-    /// gets a verdict.
+    /// As [`Batch::each`], for work on many packets at once: what the step makes of a packet may hold on to it, which is then given back
+    /// only with a verdict.
     #[inline]
-    pub(super) fn gather<'b, T>(
+    pub(super) fn gather<'b>(
         &'b mut self,
         counters: &mut Counters,
-        made: &mut Vec<T>,
-        mut step: impl FnMut(&'b mut Packet<'a>) -> Result<T, (&'b mut Packet<'a>, Verdict)>,
+        mut step: impl FnMut(&'b mut Packet<'a>) -> Option<(&'b mut Packet<'a>, Verdict)>,
     ) {
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            match step(packet) {
-                Ok(of_packet) => made.push(of_packet),
-                Err((packet, verdict)) => {
-                    end(packet, verdict, self.is_guarded, counters);
-                    self.going -= 1;
-                }
+            if let Some((packet, verdict)) = step(packet) {
+                end(packet, verdict, self.is_guarded, counters);
+                self.going -= 1;
             }
         }
     }

@@ -67,11 +67,11 @@ pub enum Loss {
     NoExit,
     /// ESP: there is no SA to send it by.
     NoSa,
-    /// ESP: not of the packets that the SA is for.
+    /// ESP, VXLAN: not of the packets that the SA or the tunnel is for.
     Policy,
     /// ESP: a fragment, or with IPv6 extension headers, where transport mode wants what is whole.
     NotWhole,
-    /// ESP: it would be longer than the path of the SA takes.
+    /// ESP, VXLAN: it would be longer than the path there takes.
     OverMtu,
     /// ESP: the SA has no sequence number left.
     SequenceExhausted,
@@ -81,7 +81,7 @@ pub enum Loss {
     NotSealed,
     /// It was to be encrypted by a later element, and the kernel would have forwarded it in clear.
     InClear,
-    /// ESP: shorter than what is always there, or than its own lengths.
+    /// ESP, VXLAN: shorter than what is always there, or than its own lengths.
     Truncated,
     /// ESP: the tag is not that of its bytes: changed, or of another key.
     BadTag,
@@ -95,13 +95,17 @@ pub enum Loss {
     Dummy,
     /// ESP: what is inside is no whole IP packet.
     BadInner,
-    /// ESP: congestion was marked on a packet whose flow does not know such marks.
+    /// VXLAN: the checksum of UDP is not that of its bytes.
+    BadChecksum,
+    /// VXLAN: without the flag that its VNI is one.
+    BadVxlan,
+    /// ESP, VXLAN: congestion was marked on a packet whose flow does not know such marks.
     Congested,
 }
 
 impl Loss {
     /// All, in order.
-    pub const ALL: [Loss; 22] = [
+    pub const ALL: [Loss; 24] = [
         Loss::Discarded,
         Loss::OverRate,
         Loss::BadCrc,
@@ -123,6 +127,8 @@ impl Loss {
         Loss::BadPadding,
         Loss::Dummy,
         Loss::BadInner,
+        Loss::BadChecksum,
+        Loss::BadVxlan,
         Loss::Congested,
     ];
 
@@ -150,6 +156,8 @@ impl Loss {
             Loss::BadPadding => "bad_padding",
             Loss::Dummy => "dummy",
             Loss::BadInner => "bad_inner",
+            Loss::BadChecksum => "bad_checksum",
+            Loss::BadVxlan => "bad_vxlan",
             Loss::Congested => "congested",
         }
     }
@@ -265,6 +273,12 @@ impl<'a> Packet<'a> {
         self.end.into()
     }
 
+    /// Bytes of the frame.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.frame.len()
+    }
+
     /// Bytes behind the data.
     #[inline]
     pub fn tail_room(&self) -> usize {
@@ -367,6 +381,13 @@ impl<'a> Packet<'a> {
     pub(super) fn renew(&mut self, headers: Headers) {
         self.headers = headers;
         self.behind = 0;
+    }
+
+    /// The same, of one that is there in the frame from now on: this, which is to be written. Empty, and all else is as it says: that is no place in the frame.
+    #[inline]
+    pub(super) fn renew_at(&mut self, start: usize, end: usize, headers: Headers) -> &mut [u8] {
+        self.renew(headers);
+        self.move_to(start, end).unwrap_or_default()
     }
 
     /// It goes up as it came.

@@ -8,6 +8,7 @@ mod exact;
 mod race;
 mod reference;
 mod routing;
+mod vxlan;
 mod ways;
 
 use super::{
