@@ -15,7 +15,7 @@
 //! all of a path do, it costs a tenth. So they are looked at.
 
 use super::{
-    Counters,
+    Counters, clear,
     packet::{Ingress, Loss, NotAFrame, Packet, Verdict},
 };
 
@@ -27,11 +27,13 @@ pub struct Batch<'a> {
     packets: Vec<Packet<'a>>,
     /// How many have no verdict.
     going: usize,
+    /// The element that runs is in front of one that encrypts.
+    is_guarded: bool,
 }
 
 impl Default for Batch<'_> {
     fn default() -> Self {
-        Batch { packets: Vec::with_capacity(MOST_PACKETS), going: 0 }
+        Batch { packets: Vec::with_capacity(MOST_PACKETS), going: 0, is_guarded: false }
     }
 }
 
@@ -42,7 +44,7 @@ impl<'a> Batch<'a> {
         self.packets.clear();
         // Collected in place: the memory of a vector is kept by one of things of the same size.
         let packets = self.packets.into_iter().map_while(|_| None).collect();
-        Batch { packets, going: 0 }
+        Batch { packets, going: 0, is_guarded: false }
     }
 
     /// Lends a frame whose data is `length` bytes from `start` on.
@@ -77,13 +79,28 @@ impl<'a> Batch<'a> {
         self.going
     }
 
+    /// From here on elements in front of one that encrypts run, or no longer.
+    #[inline]
+    pub(super) fn guard(&mut self, is_guarded: bool) {
+        self.is_guarded = is_guarded;
+    }
+
+    /// Is the element that runs in front of one that encrypts?
+    #[inline]
+    pub(super) fn is_guarded(&self) -> bool {
+        self.is_guarded
+    }
+
     /// The rest leave by their exits.
     #[inline]
     pub(super) fn leave(&mut self, counters: &mut Counters) {
         let mut without = 0;
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            without += usize::from(packet.exit.is_none());
-            packet.verdict = Some(packet.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To));
+            packet.verdict = packet.exit.map(Verdict::To);
+            if packet.verdict.is_none() {
+                packet.verdict = Some(Verdict::Drop(Loss::NoExit));
+                without += 1;
+            }
         }
         counters.leave(self.going - without, without);
         self.going = 0;
@@ -98,37 +115,41 @@ impl<'a> Batch<'a> {
     ) {
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
             if let Some(verdict) = step(packet) {
-                packet.verdict = Some(verdict);
-                if let Verdict::Up(_) = verdict {
-                    packet.go_up();
-                }
+                end(packet, verdict, self.is_guarded, counters);
                 self.going -= 1;
-                counters.count(verdict);
             }
         }
     }
 
-    /// As [`Batch::each`], for work on many packets at once: what is made of a packet may hold on to it, and is put into `made`; or it
-    /// gets a verdict.
+    /// As [`Batch::each`], for work on many packets at once: what the step makes of a packet may hold on to it, which is then given back
+    /// only with a verdict.
     #[inline]
-    pub(super) fn gather<'b, T>(
+    pub(super) fn gather<'b>(
         &'b mut self,
         counters: &mut Counters,
-        made: &mut Vec<T>,
-        mut step: impl FnMut(&'b mut Packet<'a>) -> Result<T, (&'b mut Packet<'a>, Verdict)>,
+        mut step: impl FnMut(&'b mut Packet<'a>) -> Option<(&'b mut Packet<'a>, Verdict)>,
     ) {
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            match step(packet) {
-                Ok(of_packet) => made.push(of_packet),
-                Err((packet, verdict)) => {
-                    packet.verdict = Some(verdict);
-                    if let Verdict::Up(_) = verdict {
-                        packet.go_up();
-                    }
-                    self.going -= 1;
-                    counters.count(verdict);
-                }
+            if let Some((packet, verdict)) = step(packet) {
+                end(packet, verdict, self.is_guarded, counters);
+                self.going -= 1;
             }
         }
     }
+}
+
+/// A packet's last verdict, counted; what may not go up is dropped.
+fn end(packet: &mut Packet<'_>, verdict: Verdict, is_guarded: bool, counters: &mut Counters) {
+    let verdict = match verdict {
+        Verdict::Up(reason) if is_guarded && !clear::may_go_up(reason, packet) => {
+            counters.count_in_clear(reason);
+            Verdict::Drop(Loss::InClear)
+        }
+        verdict => verdict,
+    };
+    packet.verdict = Some(verdict);
+    if let Verdict::Up(_) = verdict {
+        packet.go_up();
+    }
+    counters.count(verdict);
 }

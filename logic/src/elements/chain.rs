@@ -8,10 +8,17 @@ use super::{
 
 /// A path's elements, each with what it counted. One dynamic call per element and batch.
 pub struct Chain {
-    links: Vec<(Box<dyn Element>, Counters)>,
+    links: Vec<Link>,
     /// What came, and the verdicts of those that none of them gave one.
     whole: Counters,
     asks_when: bool,
+}
+
+struct Link {
+    element: Box<dyn Element>,
+    counters: Counters,
+    /// It is in front of one that encrypts, so that it may not pass up what the kernel would forward (`clear`).
+    is_guarded: bool,
 }
 
 /// Packets of a whole chain; those that elements passed up or dropped are in theirs.
@@ -30,7 +37,9 @@ impl Chain {
     pub fn new(elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
         contract::check(&elements)?;
         let asks_when = elements.iter().any(|element| element.contract().asks_when);
-        let links = elements.into_iter().map(|element| (element, Counters::default())).collect();
+        let encrypts = elements.iter().rposition(|element| element.contract().encrypts).unwrap_or(0);
+        let link = |(at, element)| Link { element, counters: Counters::default(), is_guarded: at < encrypts };
+        let links = elements.into_iter().enumerate().map(link).collect();
         Ok(Chain { links, whole: Counters::default(), asks_when })
     }
 
@@ -48,11 +57,12 @@ impl Chain {
     /// Gives every packet of the batch its verdict.
     pub fn run(&mut self, now: &Now, batch: &mut Batch<'_>) {
         self.whole.come(batch.going());
-        for (element, counters) in &mut self.links {
+        for Link { element, counters, is_guarded } in &mut self.links {
             if batch.going() == 0 {
                 return;
             }
             counters.come(batch.going());
+            batch.guard(*is_guarded);
             element.run(now, batch, counters);
         }
         batch.leave(&mut self.whole);
@@ -63,9 +73,13 @@ impl Chain {
         self.asks_when
     }
 
-    /// Each element's name and counters, in order, and what it counted besides.
+    /// Each element's name and counters, in order, and what it counted besides; of [`Loss::InClear`] the reasons too.
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, &Counters, Vec<(&'static str, u64)>)> {
-        self.links.iter().map(|(element, counters)| (element.name(), counters, element.counted()))
+        self.links.iter().map(|Link { element, counters, .. }| {
+            let mut counted = element.counted();
+            counted.extend(counters.in_clear().map(|(reason, packets)| (reason.name(), packets)));
+            (element.name(), counters, counted)
+        })
     }
 
     /// All that came, and what left at the end.

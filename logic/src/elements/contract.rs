@@ -72,6 +72,8 @@ pub struct Contract {
     pub forgets: Known,
     /// It may pass packets up: nothing may have been written to them.
     pub passes_up: bool,
+    /// It encrypts: what an element in front of it passes up, the kernel would forward in clear (`clear`).
+    pub encrypts: bool,
     /// What it does depends on the time ([`super::Now::ns`]).
     pub asks_when: bool,
 }

@@ -10,11 +10,14 @@ pub struct Counters {
     to: u64,
     up: [u64; Reason::COUNT],
     dropped: [u64; Loss::ALL.len()],
+    /// Of those dropped as [`Loss::InClear`], why they were to go up.
+    in_clear: [u64; Reason::COUNT],
 }
 
 impl Default for Counters {
     fn default() -> Self {
-        Counters { packets: 0, to: 0, up: [0; Reason::COUNT], dropped: [0; Loss::ALL.len()] }
+        let none = [0; Reason::COUNT];
+        Counters { packets: 0, to: 0, up: none, dropped: [0; Loss::ALL.len()], in_clear: none }
     }
 }
 
@@ -30,6 +33,11 @@ impl Counters {
             Verdict::Up(reason) => self.up[reason as usize] += 1,
             Verdict::Drop(loss) => self.dropped[loss as usize] += 1,
         }
+    }
+
+    /// It is dropped in place of going up for this reason.
+    pub(super) fn count_in_clear(&mut self, reason: Reason) {
+        self.in_clear[reason as usize] += 1;
     }
 
     /// So many leave by a port, and so many have no exit.
@@ -56,6 +64,11 @@ impl Counters {
     /// Dropped for this reason.
     pub fn dropped(&self, loss: Loss) -> u64 {
         self.dropped[loss as usize]
+    }
+
+    /// Dropped as [`Loss::InClear`], by the reason for which they were to go up.
+    pub fn in_clear(&self) -> impl Iterator<Item = (Reason, u64)> {
+        Reason::all().zip(self.in_clear).filter(|(_, packets)| *packets > 0)
     }
 
     /// That went on without a verdict.

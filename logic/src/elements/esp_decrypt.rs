@@ -4,7 +4,7 @@
 //! inner packet, without traffic flow padding, and with the congestion marks of RFC 6040 section 4.2; in transport mode the packet with its payload. It is another packet than
 //! the one that came, of which nothing is known yet: `check` comes next; and if that or `route` pass it up, the kernel gets the decrypted packet.
 //!
-//! Goes up, unwritten, as `local`, what is not for an SA of this element; `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
+//! Goes up, unwritten, as `local`, what is not for an SA of this element (in front of one that encrypts only what is for an address of its SAs, and the rest is dropped as `in_clear`); `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
 //! where the destination or UDP is not the SA's), `ike` (the non-ESP marker), `keepalives` (one byte 0xff).
 //!
 //! Dropped: `truncated`; `too_old` and `replayed`, by the window, before anything is decrypted; `bad_tag`; `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or not
@@ -19,7 +19,7 @@
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
     check::{ETHERNET, IPV4, IPV6},
-    esp_encrypt::{addresses, emptied, readdress},
+    esp_encrypt::{addresses, admits, emptied, readdress},
     packet::{Family, Headers, Loss, Packet, Verdict},
 };
 use crate::{
@@ -124,19 +124,33 @@ impl Element for EspDecrypt {
             self.sas = Sas::of(&self.view, &self.names);
         }
         let EspDecrypt { sas, found, ups, .. } = self;
+        let is_guarded = batch.is_guarded();
         let mut jobs = emptied(mem::take(&mut self.jobs));
         found.clear();
-        batch.gather(counters, &mut jobs, |packet| match find(sas, packet) {
-            Ok((sa, of_packet)) => {
-                let job = job(sa, packet, &of_packet);
+        let mut last = 0;
+        batch.gather(counters, |packet| {
+            if let Some((sa, of_packet)) = again(sas, last, packet) {
+                jobs.push(job(sa, packet, &of_packet));
                 found.push(of_packet);
-                Ok(job)
+                return None;
             }
-            Err(Not::Ours(why)) => {
-                ups[why as usize] += 1;
-                Err((packet, Verdict::Up(Reason::Local)))
+            match find(sas, packet) {
+                Ok((sa, of_packet)) => {
+                    last = of_packet.sa;
+                    jobs.push(job(sa, packet, &of_packet));
+                    found.push(of_packet);
+                    None
+                }
+                Err(Not::Ours(why)) => {
+                    ups[why as usize] += 1;
+                    // In front of an element that encrypts, what is for others is not `local`.
+                    let may_go_up = !is_guarded || is_local(sas, packet.ip());
+                    let fate =
+                        if may_go_up { Verdict::Up(Reason::Local) } else { Verdict::Drop(Loss::InClear) };
+                    Some((packet, fate))
+                }
+                Err(Not::Right(loss)) => Some((packet, Verdict::Drop(loss))),
             }
-            Err(Not::Right(loss)) => Err((packet, Verdict::Drop(loss))),
         });
         open(sas, found, &mut jobs);
         self.jobs = emptied(jobs);
@@ -172,6 +186,11 @@ fn open(sas: &Sas, found: &mut [Found], jobs: &mut [Job<'_>]) {
     }
 }
 
+/// Is it for one of our addresses?
+fn is_local(sas: &Sas, ip: &[u8]) -> bool {
+    addresses(ip).is_some_and(|(_, to)| sas.locals.contains(&to))
+}
+
 fn stale(stale: Stale) -> Loss {
     match stale {
         Stale::Replayed => Loss::Replayed,
@@ -179,8 +198,47 @@ fn stale(stale: Stale) -> Loss {
     }
 }
 
-/// Which SA it is for. Nothing is written.
+/// The usual packet, by a short way: ESP over IPv4, whole, not in UDP, for the SA of the packet before. `None`: it is another, or is not to be opened, which
+/// [`find`] decides, as it would decide the same on these.
 #[inline]
+fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inbound, Found)> {
+    const BOTH: usize = IPV4 + esp::HEADER;
+    let Headers { family, ip: at, bytes, destination, .. } = packet.headers;
+    let sa = sas.all.get(usize::from(last))?;
+    let header = packet.header::<BOTH>()?;
+    let (ip, esp) = header.split_first_chunk::<IPV4>()?;
+    let [a, b, c, d, low @ ..] = *esp.first_chunk::<{ esp::HEADER }>()?;
+    let is_usual = family == Family::V4
+        && ip[9] == esp::PROTO_ESP
+        && u16::from_be_bytes([ip[6], ip[7]]) & FRAGMENT == 0
+        && sa.usual == Some(destination)
+        && sa.spi == u32::from_be_bytes([a, b, c, d])
+        && usize::from(bytes) >= BOTH + esp::IV + esp::TRAILER + TAG
+        && usize::from(at) + usize::from(bytes) <= packet.end();
+    if !is_usual {
+        return None;
+    }
+    let number = sa.window.infer(u32::from_be_bytes(low))?;
+    sa.window.check(number).ok()?;
+    let ip_at = at.checked_sub(packet.head_room() as u16)?;
+    let esp_at = ip_at + IPV4 as u16;
+    Some((
+        sa,
+        Found {
+            sa: last,
+            number,
+            ip: ip_at,
+            esp: esp_at,
+            text: esp_at + (esp::HEADER + esp::IV) as u16,
+            tag: ip_at + bytes - TAG as u16,
+            tos: ip[1],
+            fate: Err(Loss::BadTag),
+        },
+    ))
+}
+
+/// Which SA it is for. Nothing is written.
+#[inline(never)]
 fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), Not> {
     let Headers { family, ip: at, bytes, .. } = packet.headers;
     let whole = packet.ip().get(..bytes.into()).ok_or(Not::Ours(Up::NotEsp))?;
@@ -201,7 +259,7 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
     }
     let behind = whole.get(ip_bytes..).unwrap_or_default();
     // What is for others is not looked into: it may be as short as they like.
-    let is_local = addresses(whole).is_some_and(|(_, to)| sas.locals.contains(&to));
+    let is_local = is_local(sas, whole);
     let (ports, esp) = match proto {
         esp::PROTO_ESP if is_local => (None, behind),
         esp::PROTO_ESP => return Err(Not::Ours(Up::UnknownSpi)),
@@ -265,7 +323,7 @@ fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
     let data = packet.data_mut().get_mut(at..end).unwrap_or_default();
     let (header, text) = data.split_at_mut_checked(text - at).unwrap_or_default();
     let iv = header.last_chunk().copied().unwrap_or_default();
-    Job::new(sa.spi, *sa.salt, iv, found.number, sa.is_extended, text)
+    sa.jobs.job(iv, found.number, text)
 }
 
 /// Takes away all that is around a packet whose tag was right.
@@ -307,7 +365,7 @@ fn uncover_tunnel(
         esp::PROTO_IPV6 => (whole6(ip).ok_or(Loss::BadInner)?, ether_type::IPV6),
         _ => return Err(Loss::BadInner),
     };
-    admits(sa, ip)?;
+    may_be_inside(sa, ip)?;
     mark(ip, found.tos & 3)?;
     // Ethernet header and tags are shorter than all that is between.
     back(data, ethernet, inner - ethernet);
@@ -345,7 +403,7 @@ fn uncover_transport(
     let data = packet.data_mut();
     let header = data.get_mut(ethernet..esp - udp).ok_or(Loss::BadInner)?;
     let header_bytes = header.len();
-    admits(sa, header)?;
+    may_be_inside(sa, header)?;
     readdress(header, (header_bytes + payload) as u16, next);
     let moved = text - (esp - udp);
     data.copy_within(..esp - udp, moved);
@@ -356,9 +414,8 @@ fn uncover_transport(
 
 /// What came by an SA must be of its selectors (RFC 4301 section 5.2 step 4).
 #[inline]
-fn admits(sa: &Inbound, ip: &[u8]) -> Result<(), Loss> {
-    let fits = sa.selectors.is_any() || addresses(ip).is_some_and(|(from, to)| sa.selectors.has(from, to));
-    if fits { Ok(()) } else { Err(Loss::Policy) }
+fn may_be_inside(sa: &Inbound, ip: &[u8]) -> Result<(), Loss> {
+    if admits(&sa.selectors, ip) { Ok(()) } else { Err(Loss::Policy) }
 }
 
 /// Length of an IPv4 packet that is all there; `check` looks at the rest of its header.
@@ -378,7 +435,7 @@ fn whole6(ip: &[u8]) -> Option<usize> {
 
 /// Congestion marks of the outer header go to the inner one (RFC 6040 section 4.2).
 #[inline]
-fn mark(ip: &mut [u8], outer: u8) -> Result<(), Loss> {
+pub(super) fn mark(ip: &mut [u8], outer: u8) -> Result<(), Loss> {
     let Some(first) = ip.first_chunk_mut::<IPV4>() else { return Err(Loss::BadInner) };
     let is_ipv4 = first[0] >> 4 == 4;
     let inner = if is_ipv4 { first[1] & 3 } else { first[1] >> 4 & 3 };

@@ -5,7 +5,7 @@
 //! known, its next hop is not (`route` may find it), and if it goes up it goes up encrypted. The outer header has TTL 64, DSCP and ECN of the inner one
 //! (RFC 4301 section 5.1.2.1, RFC 6040 normal mode), DF as the SA says, and as identification the low bits of the sequence number.
 //!
-//! What must not leave unencrypted never goes up. Dropped, before anything is written, and without a sequence number: `no_sa`, `policy` (not of the
+//! What must not leave unencrypted never goes up, from elements in front of this one neither (`clear.rs`: `in_clear`). Dropped, before anything is written, and without a sequence number: `no_sa`, `policy` (not of the
 //! SA's selectors), `not_whole` (transport mode: a fragment, or IPv6 extension headers), `over_mtu` (longer than the SA's MTU when it is
 //! encrypted), `no_room`, `sequence_exhausted`, `sequence_unreserved`. `not_sealed`: the library did not encrypt it; its number is used.
 //!
@@ -16,18 +16,21 @@
 //! Counted besides: `bytes` of the IP packets that came and were encrypted; `near_end`: packets that were sent with less than an eighth of all sequence numbers left:
 //! it is time for another key.
 
+mod tunnel4;
+
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
     check::{ETHERNET, IPV4, IPV6},
     packet::{Family, Headers, Loss, Packet, Verdict},
 };
-use crate::esp::{self, Ends, Job, Mode, NoNumber, Outbound, SaTable, TAG, View};
+use crate::esp::{self, Ends, Job, Mode, NoNumber, Outbound, SaTable, Selectors, TAG, View};
 use std::{
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::Range,
     sync::Arc,
 };
+use tunnel4::Tunnel4;
 
 /// Multiple of which text, padding and trailer are (RFC 4303 section 2.4).
 const ALIGNMENT: usize = 4;
@@ -67,7 +70,13 @@ impl Element for EspEncrypt {
 
     fn contract(&self) -> Contract {
         let forgets = Known::NEXT_HOP | Known::WRITTEN;
-        Contract { needs: Known::HEADERS, gives: Known::HEADERS, forgets, ..Contract::default() }
+        Contract {
+            needs: Known::HEADERS,
+            gives: Known::HEADERS,
+            forgets,
+            encrypts: true,
+            ..Contract::default()
+        }
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
@@ -78,21 +87,29 @@ impl Element for EspEncrypt {
             return batch.each(counters, |_| Some(Verdict::Drop(Loss::NoSa)));
         };
         let mut numbers = sa.sequence.take(batch.going() as u64);
+        let first = numbers.start;
         let mut jobs = emptied(mem::take(&mut self.jobs));
-        let (bytes, near_end) = (&mut self.bytes, &mut self.near_end);
-        batch.gather(counters, &mut jobs, |packet| {
+        let bytes = &mut self.bytes;
+        let usual = Tunnel4::new(sa);
+        batch.gather(counters, |packet| {
             let length = u64::from(packet.headers.bytes);
             let number = numbers.start;
-            match layout(sa, packet).and_then(|layout| write(sa, packet, &layout, &numbers)) {
-                Ok(text) => {
-                    numbers.start += 1;
-                    *bytes += length;
-                    *near_end += u64::from(number > sa.soft);
-                    Ok(job(sa, packet, number, text))
+            let text = if let Some(usual) = usual.as_ref().filter(|_| !numbers.is_empty())
+                && let Some(place) = usual.place(packet)
+            {
+                usual.write(packet, &place, number)
+            } else {
+                match write(sa, packet, &numbers) {
+                    Ok(text) => packet.data_mut().get_mut(text..).unwrap_or_default(),
+                    Err(loss) => return Some((packet, Verdict::Drop(loss))),
                 }
-                Err(loss) => Err((packet, Verdict::Drop(loss))),
-            }
+            };
+            numbers.start += 1;
+            *bytes += length;
+            jobs.push(sa.jobs.job(number.to_be_bytes(), number, text));
+            None
         });
+        self.near_end += numbers.start.saturating_sub(first.max(sa.soft + 1));
         sa.aead.seal(&mut jobs);
         let sealed = if jobs.iter().all(|job| job.is_right) {
             None
@@ -140,7 +157,6 @@ struct Layout {
     dont_fragment: bool,
 }
 
-#[inline]
 fn layout(sa: &Outbound, packet: &Packet<'_>) -> Result<Layout, Loss> {
     let Headers { family, ip: at, bytes, .. } = packet.headers;
     let (at, bytes) = (usize::from(at), usize::from(bytes));
@@ -156,7 +172,7 @@ fn layout(sa: &Outbound, packet: &Packet<'_>) -> Result<Layout, Loss> {
         }
         Family::Unknown => return Err(Loss::NotWhole),
     };
-    if !sa.selectors.is_any() && !addresses(whole).is_some_and(|(from, to)| sa.selectors.has(from, to)) {
+    if !admits(&sa.selectors, whole) {
         return Err(Loss::Policy);
     }
     let udp = if sa.udp.is_some() { esp::UDP } else { 0 };
@@ -195,6 +211,12 @@ fn carried(family: Family, whole: &[u8]) -> Option<u8> {
     (!matches!(next, 0 | 43 | 44 | 51 | 60 | 135 | 139 | 140)).then_some(next)
 }
 
+/// May this packet be inside (RFC 4301 sections 5.1 and 5.2)?
+#[inline]
+pub(super) fn admits(selectors: &Selectors, ip: &[u8]) -> bool {
+    selectors.is_any() || addresses(ip).is_some_and(|(from, to)| selectors.has(from, to))
+}
+
 /// Source and destination.
 pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
     if ip.first()? >> 4 == 4 {
@@ -207,15 +229,11 @@ pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
     Some((Ipv6Addr::from(*of(8)?).into(), Ipv6Addr::from(*of(24)?).into()))
 }
 
-/// Everything but the encryption, with the first of these numbers; where in the data the text and its tag are.
-#[inline]
-fn write(
-    sa: &Outbound,
-    packet: &mut Packet<'_>,
-    layout: &Layout,
-    numbers: &Range<u64>,
-) -> Result<Range<usize>, Loss> {
-    let Layout { ethernet, ip, udp, inner, payload, padding, tos, dont_fragment, .. } = *layout;
+/// Everything but the encryption, with the first of these numbers; where in the data the text begins, which the tag ends.
+#[inline(never)]
+fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: &Range<u64>) -> Result<usize, Loss> {
+    let layout = layout(sa, packet)?;
+    let Layout { ethernet, ip, udp, inner, payload, padding, tos, dont_fragment, .. } = layout;
     let front = ethernet + ip + udp + esp::HEADER + esp::IV;
     let text = payload + padding + esp::TRAILER;
     let total = front - ethernet + text + TAG;
@@ -273,8 +291,16 @@ fn write(
         (Mode::Tunnel, Ends::V6 { .. }) => 0,
         (Mode::Transport, _) => packet.headers.destination,
     };
-    packet.renew(Headers { family, ip: (start + ethernet) as u16, bytes: total as u16, destination });
-    Ok(front..front + text + TAG)
+    // In transport mode its source is whose it was.
+    let is_ours = sa.mode == Mode::Tunnel;
+    packet.renew(Headers {
+        family,
+        ip: (start + ethernet) as u16,
+        bytes: total as u16,
+        destination,
+        is_ours,
+    });
+    Ok(front)
 }
 
 /// Moves so many bytes from there to the beginning. An Ethernet header without tags, as nearly all are, by its known length: that is no call.
@@ -307,10 +333,4 @@ pub(super) fn readdress(header: &mut [u8], total: u16, proto: u8) {
         [header[4], header[5]] = total.saturating_sub(IPV6 as u16).to_be_bytes();
         header[6] = proto;
     }
-}
-
-#[inline]
-fn job<'t>(sa: &Outbound, packet: &'t mut Packet<'_>, number: u64, text: Range<usize>) -> Job<'t> {
-    let text = packet.data_mut().get_mut(text).unwrap_or_default();
-    Job::new(sa.spi, *sa.salt, number.to_be_bytes(), number, sa.is_extended, text)
 }

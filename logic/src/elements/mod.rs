@@ -23,8 +23,8 @@
 //! in: elements that may pass up only read, and [`Chain::new`] refuses them behind one that writes. Whether the mirror is confirmed and
 //! the port trusted the XDP program has asked before it hands a packet to a path.
 //!
-//!
-//! What [`EspEncrypt`] and [`EspDecrypt`] make is another packet than the one that came: from there on it goes up as it was made.
+//! What [`EspEncrypt`], [`EspDecrypt`], [`VxlanEncap`] and [`VxlanDecap`] make is another packet than the one that came: from there on it goes up as it was made.
+//! In front of [`EspEncrypt`] only what Linux never forwards goes up, and all else is dropped (`clear`).
 //!
 //! # Shared tables
 //! [`Route`] reads the memory of [`crate::tables`] while it runs and keeps nothing of it: what a run has read may be reused once the
@@ -38,6 +38,7 @@
 //! | `rewrite` | [`Rewrite`] | the Ethernet header of the next hop, and its port |
 //! | `forward` | [`Forward`] | to a given port |
 //! | `esp_encrypt`, `esp_decrypt` | [`EspEncrypt`], [`EspDecrypt`] | into and out of ESP ([`crate::esp`]) |
+//! | `vxlan_encap`, `vxlan_decap` | [`VxlanEncap`], [`VxlanDecap`] | into and out of VXLAN |
 //! | `crc_append`, `crc_check` | [`CrcAppend`], [`CrcCheck`] | CRC-32 behind the frame |
 //! | `police` | [`Police`] | a token bucket |
 //! | `count` | [`Count`] | packets and bytes |
@@ -46,6 +47,7 @@
 mod batch;
 mod chain;
 mod check;
+mod clear;
 mod contract;
 mod count;
 mod counters;
@@ -60,6 +62,8 @@ mod police;
 mod rewrite;
 mod route;
 mod ttl;
+mod vxlan_decap;
+mod vxlan_encap;
 
 pub use batch::{Batch, MOST_PACKETS};
 pub use chain::{Chain, Whole};
@@ -78,6 +82,8 @@ pub use police::{Police, Rate};
 pub use rewrite::Rewrite;
 pub use route::Route;
 pub use ttl::Ttl;
+pub use vxlan_decap::VxlanDecap;
+pub use vxlan_encap::{Vxlan, VxlanEncap};
 
 use crate::plan::PortId;
 use std::any::Any;

@@ -67,11 +67,11 @@ pub enum Loss {
     NoExit,
     /// ESP: there is no SA to send it by.
     NoSa,
-    /// ESP: not of the packets that the SA is for.
+    /// ESP, VXLAN: not of the packets that the SA or the tunnel is for.
     Policy,
     /// ESP: a fragment, or with IPv6 extension headers, where transport mode wants what is whole.
     NotWhole,
-    /// ESP: it would be longer than the path of the SA takes.
+    /// ESP, VXLAN: it would be longer than the path there takes.
     OverMtu,
     /// ESP: the SA has no sequence number left.
     SequenceExhausted,
@@ -79,7 +79,9 @@ pub enum Loss {
     SequenceUnreserved,
     /// ESP: the library did not encrypt it.
     NotSealed,
-    /// ESP: shorter than what is always there, or than its own lengths.
+    /// It was to be encrypted by a later element, and the kernel would have forwarded it in clear.
+    InClear,
+    /// ESP, VXLAN: shorter than what is always there, or than its own lengths.
     Truncated,
     /// ESP: the tag is not that of its bytes: changed, or of another key.
     BadTag,
@@ -93,13 +95,17 @@ pub enum Loss {
     Dummy,
     /// ESP: what is inside is no whole IP packet.
     BadInner,
-    /// ESP: congestion was marked on a packet whose flow does not know such marks.
+    /// VXLAN: the checksum of UDP is not that of its bytes.
+    BadChecksum,
+    /// VXLAN: without the flag that its VNI is one.
+    BadVxlan,
+    /// ESP, VXLAN: congestion was marked on a packet whose flow does not know such marks.
     Congested,
 }
 
 impl Loss {
     /// All, in order.
-    pub const ALL: [Loss; 21] = [
+    pub const ALL: [Loss; 24] = [
         Loss::Discarded,
         Loss::OverRate,
         Loss::BadCrc,
@@ -113,6 +119,7 @@ impl Loss {
         Loss::SequenceExhausted,
         Loss::SequenceUnreserved,
         Loss::NotSealed,
+        Loss::InClear,
         Loss::Truncated,
         Loss::BadTag,
         Loss::Replayed,
@@ -120,6 +127,8 @@ impl Loss {
         Loss::BadPadding,
         Loss::Dummy,
         Loss::BadInner,
+        Loss::BadChecksum,
+        Loss::BadVxlan,
         Loss::Congested,
     ];
 
@@ -139,6 +148,7 @@ impl Loss {
             Loss::SequenceExhausted => "sequence_exhausted",
             Loss::SequenceUnreserved => "sequence_unreserved",
             Loss::NotSealed => "not_sealed",
+            Loss::InClear => "in_clear",
             Loss::Truncated => "truncated",
             Loss::BadTag => "bad_tag",
             Loss::Replayed => "replayed",
@@ -146,6 +156,8 @@ impl Loss {
             Loss::BadPadding => "bad_padding",
             Loss::Dummy => "dummy",
             Loss::BadInner => "bad_inner",
+            Loss::BadChecksum => "bad_checksum",
+            Loss::BadVxlan => "bad_vxlan",
             Loss::Congested => "congested",
         }
     }
@@ -182,6 +194,8 @@ pub(super) struct Headers {
     pub bytes: u16,
     /// IPv4 only, host byte order.
     pub destination: u32,
+    /// An element made it around what came: its source is our own.
+    pub is_ours: bool,
 }
 
 /// Where it leaves: what `route` found.
@@ -257,6 +271,12 @@ impl<'a> Packet<'a> {
     #[inline]
     pub(super) fn end(&self) -> usize {
         self.end.into()
+    }
+
+    /// Bytes of the frame.
+    #[inline]
+    pub(super) fn room(&self) -> usize {
+        self.frame.len()
     }
 
     /// Bytes behind the data.
@@ -361,6 +381,13 @@ impl<'a> Packet<'a> {
     pub(super) fn renew(&mut self, headers: Headers) {
         self.headers = headers;
         self.behind = 0;
+    }
+
+    /// The same, of one that is there in the frame from now on: this, which is to be written. Empty, and all else is as it says: that is no place in the frame.
+    #[inline]
+    pub(super) fn renew_at(&mut self, start: usize, end: usize, headers: Headers) -> &mut [u8] {
+        self.renew(headers);
+        self.move_to(start, end).unwrap_or_default()
     }
 
     /// It goes up as it came.

@@ -9,6 +9,9 @@
 //! connected route; `bad_source`, `reverse_path`, `source_unsure` (RFC 3704, `fib_validate_source`); `ttl_exceeded`; `same_interface`;
 //! `over_mtu`; `tx_not_ready`; `no_headroom`. Parameters: none; the tables are given.
 //!
+//! Of a packet that an element made here (`esp_encrypt` in tunnel mode) the source, which is our own, is not validated, nor its TTL, and it may leave where
+//! what is inside came in: so Linux does with its own. What `esp_decrypt` took out of one is a packet that came: with a source of ours it is a `bad_source`, as Linux has it.
+//!
 //! # Many lookups at once
 //! A lookup in a full table waits for memory, mostly once (DIR-24-8, `fib` says why), and a core can wait for many words at once, if it
 //! comes to them: so all packets take the first step of their lookups in one short loop, those who need more the next, and only

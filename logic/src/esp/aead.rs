@@ -1,7 +1,7 @@
 //! AES-GCM as ESP has it (RFC 4106): keys, and what a library is asked for.
 
 use std::fmt;
-use zeroize::Zeroize;
+use zeroize::{Zeroize, Zeroizing};
 
 /// Bytes of the tag that says that a packet is right.
 pub const TAG: usize = 16;
@@ -79,27 +79,29 @@ pub struct Job<'t> {
     pub text: &'t mut [u8],
 }
 
-impl<'t> Job<'t> {
-    /// Of a packet of ESP (RFC 4106 sections 4 and 5).
+/// What jobs of one SA have in common (RFC 4106 sections 4 and 5).
+pub(crate) struct Jobs {
+    salt: Zeroizing<[u8; SALT]>,
+    spi: [u8; 4],
+    aad_bytes: u8,
+    /// Of the additional data behind the SPI, 8 bytes: the whole sequence number, or its low half in front of zeros.
+    shift: u32,
+}
+
+impl Jobs {
+    pub(crate) fn new(spi: u32, salt: [u8; SALT], is_extended: bool) -> Self {
+        let (aad_bytes, shift) = if is_extended { (12, 0) } else { (8, 32) };
+        Jobs { salt: salt.into(), spi: spi.to_be_bytes(), aad_bytes, shift }
+    }
+
     #[inline]
-    pub(crate) fn new(
-        spi: u32,
-        salt: [u8; SALT],
-        iv: [u8; 8],
-        number: u64,
-        is_extended: bool,
-        text: &'t mut [u8],
-    ) -> Self {
+    pub(crate) fn job<'t>(&self, iv: [u8; 8], number: u64, text: &'t mut [u8]) -> Job<'t> {
         let (mut nonce, mut aad) = ([0; 12], [0; 12]);
-        nonce[..4].copy_from_slice(&salt);
+        nonce[..4].copy_from_slice(&*self.salt);
         nonce[4..].copy_from_slice(&iv);
-        aad[..4].copy_from_slice(&spi.to_be_bytes());
-        if is_extended {
-            aad[4..].copy_from_slice(&number.to_be_bytes());
-        } else {
-            aad[4..8].copy_from_slice(&(number as u32).to_be_bytes());
-        }
-        Job { nonce, aad, aad_bytes: if is_extended { 12 } else { 8 }, is_right: false, text }
+        aad[..4].copy_from_slice(&self.spi);
+        aad[4..].copy_from_slice(&(number << self.shift).to_be_bytes());
+        Job { nonce, aad, aad_bytes: self.aad_bytes, is_right: false, text }
     }
 }
 

@@ -1,11 +1,11 @@
-//! Headers in front of ESP: the outer IP header of tunnel mode (RFC 4301 section 5.1.2), and UDP (RFC 3948).
+//! Headers in front of ESP: the outer IP header of tunnel mode (RFC 4301 section 5.1.2), and UDP (RFC 3948); and those of VXLAN.
 
 use super::{PROTO_ESP, UDP};
 use crate::flow::field::ip_proto;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// TTL and hop limit of what is made here.
-const HOPS: u8 = 64;
+pub(crate) const HOPS: u8 = 64;
 const DONT_FRAGMENT: u16 = 0x4000;
 const IPV4: usize = 20;
 const IPV6: usize = 40;
@@ -87,26 +87,26 @@ pub(crate) struct Outer {
     ip_bytes: usize,
     /// Of the template of an IPv4 header.
     sum: u32,
-    dont: Dont,
+    pub(crate) dont: Dont,
     /// EtherType.
     pub(crate) kind: [u8; 2],
 }
 
 impl Outer {
-    pub(crate) fn new(ends: Ends, udp: Option<Udp>, dont: Dont) -> Outer {
+    pub(crate) fn new(ends: Ends, udp: Option<Udp>, dont: Dont, hops: u8) -> Outer {
         let mut template = [0; IPV6 + UDP];
         let proto = if udp.is_some() { ip_proto::UDP } else { PROTO_ESP };
         let (ip_bytes, kind) = match ends {
             Ends::V4 { local, remote } => {
                 template[0] = 0x45;
-                template[8..10].copy_from_slice(&[HOPS, proto]);
+                template[8..10].copy_from_slice(&[hops, proto]);
                 template[12..16].copy_from_slice(&local.octets());
                 template[16..20].copy_from_slice(&remote.octets());
                 (IPV4, [0x08, 0x00])
             }
             Ends::V6 { local, remote } => {
                 template[0] = 0x60;
-                template[6..8].copy_from_slice(&[proto, HOPS]);
+                template[6..8].copy_from_slice(&[proto, hops]);
                 template[8..24].copy_from_slice(&local.octets());
                 template[24..40].copy_from_slice(&remote.octets());
                 (IPV6, [0x86, 0xdd])
@@ -120,6 +120,11 @@ impl Outer {
         }
         let sum = sum(&template[..IPV4]) as u32;
         Outer { template, bytes, ip_bytes, sum, dont, kind }
+    }
+
+    /// An IPv4 header, but for what differs; `None`: there is another, or none.
+    pub(crate) fn ipv4(&self) -> Option<&[u8; IPV4]> {
+        self.template.first_chunk().filter(|_| self.ip_bytes == IPV4)
     }
 
     /// Writes the headers into exactly [`Outer::bytes`]; the packet is `total` bytes from them on. `tos`: DSCP and ECN of the inner
@@ -189,6 +194,16 @@ pub(crate) fn fold(mut sum: u64) -> u16 {
         sum = (sum >> 16) + (sum & 0xffff);
     }
     sum as u16
+}
+
+/// Is the checksum of this UDP header and payload, which is not 0, right? `ip` begins with the IP header.
+pub(crate) fn udp_checksum_is_right(ip: &[u8], segment: &[u8]) -> bool {
+    let addresses = match ip.first().map(|first| first >> 4) {
+        Some(4) => ip.get(12..IPV4),
+        _ => ip.get(8..IPV6),
+    };
+    let pseudo = sum(addresses.unwrap_or_default()) + segment.len() as u64 + u64::from(ip_proto::UDP);
+    fold(pseudo + sum(segment)) == 0xffff
 }
 
 /// Writes the checksum of UDP over IPv6, which may not be 0 (RFC 8200 section 8.1); `ip` is a whole packet without extension headers.

@@ -1,13 +1,12 @@
 //! Security associations.
 
 use super::{
-    Aead, Key, Sequence, Window,
-    headers::{Dont, Ends, Outer, Udp},
+    Aead, Jobs, Key, Sequence, Window,
+    headers::{Dont, Ends, HOPS, Outer, Udp},
     window::BadWindow,
 };
 use crate::paths::class::Addresses;
 use std::{fmt, net::IpAddr, sync::Arc};
-use zeroize::Zeroizing;
 
 /// What is inside (RFC 4303 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,10 +49,9 @@ impl Selectors {
 /// An SA that packets are sent by.
 pub struct Outbound {
     pub(crate) spi: u32,
-    pub(crate) salt: Zeroizing<[u8; 4]>,
+    pub(crate) jobs: Jobs,
     pub(crate) aead: Arc<dyn Aead>,
     pub(crate) mode: Mode,
-    pub(crate) is_extended: bool,
     pub(crate) udp: Option<Udp>,
     pub(crate) ends: Ends,
     pub(crate) outer: Outer,
@@ -69,12 +67,13 @@ pub struct Outbound {
 /// An SA that packets come by.
 pub struct Inbound {
     pub(crate) spi: u32,
-    pub(crate) salt: Zeroizing<[u8; 4]>,
+    pub(crate) jobs: Jobs,
     pub(crate) aead: Arc<dyn Aead>,
     pub(crate) mode: Mode,
-    pub(crate) is_extended: bool,
     pub(crate) udp: Option<Udp>,
     pub(crate) local: IpAddr,
+    /// That, where it is IPv4 and not in UDP, in host byte order.
+    pub(crate) usual: Option<u32>,
     pub(crate) selectors: Selectors,
     /// Numbers of what came.
     pub window: Window,
@@ -107,9 +106,9 @@ impl Outbound {
         let sequence = Sequence::new(is_extended, used);
         // An eighth is left.
         let soft = sequence.last() - sequence.last() / 8;
-        let outer = Outer::new(ends, udp, dont);
-        let (salt, mtu) = (Zeroizing::new(key.salt()), mtu.into());
-        Outbound { spi, salt, aead, mode, is_extended, udp, ends, outer, mtu, selectors, soft, sequence }
+        let outer = Outer::new(ends, udp, dont, HOPS);
+        let (jobs, mtu) = (Jobs::new(spi, key.salt(), is_extended), mtu.into());
+        Outbound { spi, jobs, aead, mode, udp, ends, outer, mtu, selectors, soft, sequence }
     }
 }
 
@@ -118,8 +117,12 @@ impl Inbound {
     pub fn new(common: Common<'_>, window: u32) -> Result<Self, BadWindow> {
         let Common { spi, key, aead, mode, is_extended, ends, udp, selectors } = common;
         let window = Window::new(window, is_extended)?;
-        let (salt, local) = (Zeroizing::new(key.salt()), ends.local());
-        Ok(Inbound { spi, salt, aead, mode, is_extended, udp, local, selectors, window })
+        let (jobs, local) = (Jobs::new(spi, key.salt(), is_extended), ends.local());
+        let usual = match (ends, udp) {
+            (Ends::V4 { local, .. }, None) => Some(local.to_bits()),
+            _ => None,
+        };
+        Ok(Inbound { spi, jobs, aead, mode, udp, local, usual, selectors, window })
     }
 }
 

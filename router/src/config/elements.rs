@@ -5,9 +5,9 @@ use super::{BadValue, PortName, paths::Name};
 use logic::{
     elements::{
         Check, Count, CrcAppend, CrcCheck, Discard, Element, EspDecrypt, EspEncrypt, Forward, Police, Rate,
-        Rewrite, Route, Ttl,
+        Rewrite, Route, Ttl, Vxlan, VxlanDecap, VxlanEncap,
     },
-    esp::SaTable,
+    esp::{Ends, SaTable},
     memory::Memory,
     plan::PortId,
 };
@@ -15,7 +15,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use std::{fmt, sync::Arc};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 /// One of a chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,16 +34,25 @@ pub enum ElementSettings {
     EspEncrypt(Name),
     /// By any of these.
     EspDecrypt(Vec<Name>),
+    VxlanEncap(Vxlan),
+    /// This VNI, to this address, from this one if one is given, to this UDP port.
+    VxlanDecap(u32, IpAddr, Option<IpAddr>, u16),
 }
 
-const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\", \"discard\", \"esp_encrypt\" or \"esp_decrypt\"";
+const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\", \"discard\", \"esp_encrypt\", \"esp_decrypt\", \"vxlan_encap\" or \"vxlan_decap\"";
 const POLICE: &str = "{ element = \"police\", packets_per_second = 1000, burst_packets = 32 }, or bits_per_second and burst_bytes";
 const ENCRYPT: &str = "{ element = \"esp_encrypt\", sa = \"to-b\" }";
 const DECRYPT: &str = "{ element = \"esp_decrypt\", sas = [\"from-b\"] }";
+const ENCAP: &str = "{ element = \"vxlan_encap\", vni = 100, local = \"192.0.2.1\", remote = \"192.0.2.2\" }, and udp_port, mtu, ttl and df";
+const DECAP: &str =
+    "{ element = \"vxlan_decap\", vni = 100, local = \"192.0.2.1\" }, and remote and udp_port";
 const FORWARD: &str = "{ element = \"forward\", port = \"eth1\" }";
 /// Of `police` (`logic/src/elements/police.rs`).
 const MOST_RATE: u64 = 1 << 40;
 const MOST_BURST: u64 = 1 << 31;
+/// RFC 7348 section 5.
+const MOST_VNI: u64 = (1 << 24) - 1;
+const VXLAN_PORT: u16 = 4789;
 
 /// An element with parameters.
 #[derive(Debug, Default, Deserialize)]
@@ -57,6 +66,13 @@ struct Table {
     burst_bytes: Option<i64>,
     sa: Option<Name>,
     sas: Option<Vec<Name>>,
+    vni: Option<i64>,
+    local: Option<IpAddr>,
+    remote: Option<IpAddr>,
+    udp_port: Option<i64>,
+    mtu: Option<i64>,
+    ttl: Option<i64>,
+    df: Option<String>,
 }
 
 impl Table {
@@ -87,6 +103,12 @@ impl Table {
                 let sas = sas.ok_or_else(|| BadValue(format!("esp_decrypt needs SAs: {DECRYPT}")))?;
                 return Ok(ElementSettings::EspDecrypt(sas));
             }
+            "vxlan_encap" => return self.vxlan_encap().map(ElementSettings::VxlanEncap),
+            "vxlan_decap" => {
+                self.has_only(&["vni", "local", "remote", "udp_port"], DECAP)?;
+                let (vni, local, port) = self.vxlan(DECAP)?;
+                return Ok(ElementSettings::VxlanDecap(vni, local, self.remote, port));
+            }
             "police" => return self.rate().map(ElementSettings::Police),
             _ => return Err(BadValue(format!("{name:?} is no element: {NAMES}"))),
         };
@@ -102,11 +124,59 @@ impl Table {
             ("burst_bytes", self.burst_bytes.is_some()),
             ("sa", self.sa.is_some()),
             ("sas", self.sas.is_some()),
+            ("vni", self.vni.is_some()),
+            ("local", self.local.is_some()),
+            ("remote", self.remote.is_some()),
+            ("udp_port", self.udp_port.is_some()),
+            ("mtu", self.mtu.is_some()),
+            ("ttl", self.ttl.is_some()),
+            ("df", self.df.is_some()),
         ];
         match given.iter().find(|(name, given)| *given && !allowed.contains(name)) {
             Some((name, _)) => Err(BadValue(format!("{} has no parameter {name}: {form}", self.element))),
             None => Ok(()),
         }
+    }
+
+    /// Within these bounds, or the default.
+    fn number(&self, name: &str, value: Option<i64>, least: u64, most: u64) -> Result<Option<u64>, BadValue> {
+        let wrong = |value| {
+            let element = &self.element;
+            BadValue(format!("{element}: {name} = {value} is not allowed: {least} to {most}"))
+        };
+        let within = |value: i64| u64::try_from(value).ok().filter(|value| (least..=most).contains(value));
+        value.map(|value| within(value).ok_or_else(|| wrong(value))).transpose()
+    }
+
+    /// What both ends of VXLAN have: VNI, our address, UDP port.
+    fn vxlan(&self, form: &str) -> Result<(u32, IpAddr, u16), BadValue> {
+        let needs = |what: &str| BadValue(format!("{} needs {what}: {form}", self.element));
+        let vni = self.number("vni", self.vni, 0, MOST_VNI)?.ok_or_else(|| needs("a vni"))?;
+        let local = self.local.ok_or_else(|| needs("local, our address"))?;
+        let port = self.number("udp_port", self.udp_port, 1, u16::MAX.into())?;
+        Ok((vni as u32, local, port.map_or(VXLAN_PORT, |port| port as u16)))
+    }
+
+    fn vxlan_encap(&self) -> Result<Vxlan, BadValue> {
+        self.has_only(&["vni", "local", "remote", "udp_port", "mtu", "ttl", "df"], ENCAP)?;
+        let (vni, local, port) = self.vxlan(ENCAP)?;
+        let remote = self.remote.ok_or_else(|| BadValue(format!("vxlan_encap needs a remote: {ENCAP}")))?;
+        let ends = Ends::new(local, remote);
+        let ends = ends.ok_or_else(|| {
+            BadValue(format!("vxlan_encap: {local} and {remote} are not of one version of IP"))
+        })?;
+        let mtu = self.number("mtu", self.mtu, 128, 65_000)?.unwrap_or(1500) as u16;
+        let hops = self.number("ttl", self.ttl, 1, u8::MAX.into())?.unwrap_or(64) as u8;
+        let is_whole = match self.df.as_deref() {
+            None | Some("clear") => false,
+            Some("set") => true,
+            Some(other) => {
+                return Err(BadValue(format!(
+                    "vxlan_encap: df = {other:?} is not allowed: \"set\" or \"clear\""
+                )));
+            }
+        };
+        Ok(Vxlan { vni, ends, port, mtu, hops, is_whole })
     }
 
     fn rate(&self) -> Result<Rate, BadValue> {
@@ -190,6 +260,10 @@ impl ElementSettings {
             Self::EspDecrypt(names) => {
                 let names = names.iter().map(|name| name.0.clone()).collect();
                 Box::new(EspDecrypt::new(sas.clone(), names))
+            }
+            Self::VxlanEncap(vxlan) => Box::new(VxlanEncap::new(*vxlan)),
+            Self::VxlanDecap(vni, local, remote, port) => {
+                Box::new(VxlanDecap::new(*vni, *local, *remote, *port))
             }
         })
     }

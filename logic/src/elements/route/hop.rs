@@ -62,6 +62,10 @@ fn decide4<'m>(
 ) -> Result<Nexthop<'m>, Reason> {
     let ip = packet.header::<IPV4>().ok_or(Reason::Ipv4BadHeader)?;
     let hop = resolve(memory, rows, packet, leaf)?;
+    // What was made here has our own source, and Linux owes nobody a redirect for it.
+    if packet.headers.is_ours {
+        return Ok(hop);
+    }
     source::check4(memory, router, packet, u32::from_be_bytes([ip[12], ip[13], ip[14], ip[15]]))?;
     if ip[8] <= 1 {
         return Err(Reason::TtlExceeded);
@@ -84,6 +88,9 @@ fn decide6<'m>(
     }
     let ip = packet.header::<IPV6>().ok_or(Reason::Ipv6BadHeader)?;
     let hop = resolve(memory, rows, packet, leaf)?;
+    if packet.headers.is_ours {
+        return Ok(hop);
+    }
     source::check6(u128::from_be_bytes(std::array::from_fn(|i| ip[8 + i])))?;
     if ip[7] <= 1 {
         return Err(Reason::TtlExceeded);

@@ -2,9 +2,7 @@
 //! add up.
 
 use super::{routing::packets, *};
-use crate::elements::{
-    BadChain, Contract, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Known, Loss, Police, Rate,
-};
+use crate::elements::{BadChain, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Loss, Police, Rate};
 use proptest::prelude::*;
 
 const KINDS: u8 = 10;

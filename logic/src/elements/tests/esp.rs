@@ -10,7 +10,7 @@ use crate::{
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
-struct Setting {
+pub(super) struct Setting {
     mode: Mode,
     is_v6: bool,
     udp: Option<Udp>,
@@ -23,7 +23,7 @@ struct Setting {
     selectors: Selectors,
 }
 
-const PLAIN: Setting = Setting {
+pub(super) const PLAIN: Setting = Setting {
     mode: Mode::Tunnel,
     is_v6: false,
     udp: None,
@@ -62,21 +62,21 @@ impl Setting {
         }
     }
 
-    fn outbound(&self) -> Arc<Outbound> {
+    pub(super) fn outbound(&self) -> Arc<Outbound> {
         let key = self.key();
         let sa = Outbound::new(self.common(&key, true), self.mtu, Dont::Copy, self.used);
         sa.sequence.reserve(u64::MAX);
         Arc::new(sa)
     }
 
-    fn inbound(&self) -> Arc<Inbound> {
+    pub(super) fn inbound(&self) -> Arc<Inbound> {
         let key = self.key();
         Arc::new(Inbound::new(self.common(&key, false), self.window).unwrap())
     }
 }
 
 /// As `run` of these tests, in frames with as much room as AF_XDP's have.
-fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+pub(super) fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
     const ROOM: usize = 256;
     let frame = |packet: &Vec<u8>| [&[0xaa; ROOM], &packet[..], &[0x55; 64]].concat();
     let mut frames: Vec<Vec<u8>> = packets.iter().map(frame).collect();
@@ -159,7 +159,7 @@ fn inner() -> impl Strategy<Value = (bool, Vec<u8>, u8)> {
     (any::<bool>(), prop::collection::vec(any::<u8>(), 0..200), any::<u8>())
 }
 
-fn packet(is_v6: bool, payload: &[u8], tos: u8) -> Vec<u8> {
+pub(super) fn packet(is_v6: bool, payload: &[u8], tos: u8) -> Vec<u8> {
     let length = payload.len();
     let mut packet = match is_v6 {
         false => udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, length),
@@ -197,7 +197,8 @@ proptest! {
         for (n, (sent, plain)) in sent.iter().zip(&plain).enumerate() {
             check_outer(&setting, setting.used + 1 + n as u64, sent, plain);
         }
-        let back = pair.decrypt(&sent);
+        let padded: Vec<_> = sent.iter().zip(&pads).map(|(packet, pad)| [&packet[..], &vec![0xee; *pad]].concat()).collect();
+        let back = pair.decrypt(&padded);
         for ((verdict, back), plain) in back.iter().zip(&plain) {
             prop_assert_eq!((*verdict, back), (Verdict::To(1), plain));
         }
@@ -556,5 +557,82 @@ fn what_is_for_others_is_passed_up_unread() {
             pair.decrypt(std::slice::from_ref(&packet)).remove(0),
             (Verdict::Up(Reason::Local), packet)
         );
+    }
+}
+
+/// What is behind an Ethernet header without tags goes by a short way, in tunnel mode over IPv4; what is behind one with a tag does not.
+#[test]
+fn the_short_way_makes_the_same_bytes() {
+    let lengths = [0, 1, 2, 3, 4, 5, 61, 62, 63, 64, 1400, 1419, 1418, 1420];
+    let source = ["10.0.0.0/31", "2001:db8:2::/48"].map(|prefix| prefix.parse().unwrap()).to_vec();
+    let selectors = Selectors { source, ..Selectors::default() };
+    for dont in [Dont::Copy, Dont::Set, Dont::Clear] {
+        for (is_extended, selectors) in [(false, Selectors::default()), (true, selectors.clone())] {
+            // Numbers whose low half carries into the checksum.
+            let setting = Setting { is_extended, selectors, used: 0xfff0, ..PLAIN };
+            let key = setting.key();
+            let chain = || {
+                let sa = Outbound::new(setting.common(&key, true), 1500, dont, setting.used);
+                sa.sequence.reserve(u64::MAX);
+                let table = Arc::new(SaTable::default());
+                table.set_outbound("a", Arc::new(sa));
+                let encrypt = Box::new(EspEncrypt::new(table, "a"));
+                Chain::new(vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]).unwrap()
+            };
+            let mut packets = Vec::new();
+            for (n, length) in lengths.into_iter().enumerate() {
+                let mut packet = packet(n % 3 == 2, &vec![n as u8; length], 0xff - n as u8);
+                if n % 2 == 0 && n % 3 < 2 {
+                    packet[20] |= 0x40;
+                    packet[24..26].fill(0);
+                    let sum = !crate::flow::checksum::sum(&packet[14..34]);
+                    packet[24..26].copy_from_slice(&sum.to_be_bytes());
+                }
+                packets.push(packet);
+            }
+            // Not of the selectors, where there are some.
+            packets.push(udp4([10, 0, 0, 2], [10, 1, 0, 1], 64, 9));
+            let tagged: Vec<_> = packets
+                .iter()
+                .map(|packet| [&packet[..12], &[0x81, 0, 0, 9], &packet[12..]].concat())
+                .collect();
+            let (plain, tagged) = (run(&mut chain(), &packets), run(&mut chain(), &tagged));
+            let mut left = 0;
+            for ((plain, tagged), packet) in plain.iter().zip(&tagged).zip(&packets) {
+                assert_eq!((plain.0, &plain.1[..12]), (tagged.0, &tagged.1[..12]));
+                assert_eq!(plain.1[12..], tagged.1[16..], "{}", packet.len());
+                left += usize::from(plain.0 == Verdict::To(2));
+            }
+            // 1446 bytes of IP are the most that fit: 1418 of payload over IPv4.
+            assert_eq!(left, 12 + usize::from(setting.selectors.is_any()));
+        }
+    }
+}
+
+/// Says that all is as it should be.
+struct Nothing;
+
+impl Aead for Nothing {
+    fn seal(&self, jobs: &mut [Job<'_>]) {
+        jobs.iter_mut().for_each(|job| job.is_right = true);
+    }
+
+    fn open(&self, _: &mut [Job<'_>]) {}
+}
+
+/// So also where a sum carries twice.
+#[test]
+fn outer_headers_have_right_checksums_with_every_identification() {
+    let key = PLAIN.key();
+    let common = Common { aead: Arc::new(Nothing), ..PLAIN.common(&key, true) };
+    let sa = Outbound::new(common, 1500, Dont::Copy, 0);
+    sa.sequence.reserve(u64::MAX);
+    let pair = Pair::new(&PLAIN);
+    pair.table.set_outbound("a", Arc::new(sa));
+    let mut chain = pair.out;
+    for _ in 0..256 {
+        for (_, sent) in run(&mut chain, &vec![packet(false, b"x", 0); 256]) {
+            assert_eq!(crate::flow::checksum::sum(&sent[14..34]), 0xffff, "{:02x?}", &sent[14..34]);
+        }
     }
 }

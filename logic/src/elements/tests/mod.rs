@@ -2,14 +2,18 @@
 //! of the kernel plane, on the same tables, they are run in `router/tests/xdp_table/elements.rs`.
 
 mod chains;
+mod clear;
 mod esp;
 mod exact;
 mod race;
 mod reference;
 mod routing;
+mod vxlan;
 mod ways;
 
-use super::{Batch, Chain, Check, Element, Ingress, Now, Packet, Rewrite, Route, Ttl, Verdict};
+use super::{
+    Batch, Chain, Check, Contract, Element, Ingress, Known, Now, Packet, Rewrite, Route, Ttl, Verdict,
+};
 use crate::{
     memory::{Capacity, HeapMemory},
     net::{Mac, Tag, Vlan},

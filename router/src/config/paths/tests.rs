@@ -84,6 +84,61 @@ fn full_file() {
     assert_eq!(names(&chains[1]), ["count", "forward"]);
 }
 
+#[test]
+fn vxlan_has_two_ends_of_one_version_and_numbers_in_bounds() {
+    let parse = |parameters: &str| {
+        let chain = format!("[{{ element = \"vxlan_{parameters} }}, \"route\", \"rewrite\"]");
+        let forward = "{ element = \"forward\", port = \"lan\" }";
+        let chain = match parameters.starts_with("decap") {
+            true => format!("[\"check\", {{ element = \"vxlan_{parameters} }}, {forward}]"),
+            false => chain,
+        };
+        let text = format!("{PORTS}[[path]]\nname = \"a\"\nchain = {chain}");
+        PathsConfig::parse(Path::new("p.toml"), &text).map_err(|e| e.to_string())
+    };
+    let right = [
+        "encap\", vni = 0, local = \"192.0.2.1\", remote = \"192.0.2.2\"",
+        "encap\", vni = 16777215, local = \"::1\", remote = \"::2\", udp_port = 8472, mtu = 9000, ttl = 1, df = \"set\"",
+        "decap\", vni = 100, local = \"192.0.2.1\"",
+        "decap\", vni = 100, local = \"192.0.2.1\", remote = \"192.0.2.2\", udp_port = 65535",
+    ];
+    for parameters in right {
+        assert_eq!(parse(parameters).map(|_| ()), Ok(()), "{parameters}");
+    }
+    let wrong = [
+        ("encap\"", "vxlan_encap needs a vni: { element"),
+        ("encap\", vni = 1", "vxlan_encap needs local, our address"),
+        ("encap\", vni = 1, local = \"192.0.2.1\"", "vxlan_encap needs a remote"),
+        (
+            "encap\", vni = 1, local = \"192.0.2.1\", remote = \"::2\"",
+            "192.0.2.1 and ::2 are not of one version of IP",
+        ),
+        (
+            "encap\", vni = 16777216, local = \"::1\", remote = \"::2\"",
+            "vni = 16777216 is not allowed: 0 to 16777215",
+        ),
+        ("encap\", vni = 1, local = \"::1\", remote = \"::2\", ttl = 0", "ttl = 0 is not allowed: 1 to 255"),
+        (
+            "encap\", vni = 1, local = \"::1\", remote = \"::2\", mtu = 65001",
+            "mtu = 65001 is not allowed: 128 to 65000",
+        ),
+        (
+            "encap\", vni = 1, local = \"::1\", remote = \"::2\", df = \"copy\"",
+            "df = \"copy\" is not allowed: \"set\" or \"clear\"",
+        ),
+        ("decap\", vni = 1, local = \"::1\", mtu = 1500", "vxlan_decap has no parameter mtu"),
+        (
+            "decap\", vni = 1, local = \"::1\", udp_port = 0",
+            "vxlan_decap: udp_port = 0 is not allowed: 1 to 65535",
+        ),
+        ("decap\", vni = 1", "vxlan_decap needs local"),
+    ];
+    for (parameters, message) in wrong {
+        let error = parse(parameters).unwrap_err();
+        assert!(error.starts_with("p.toml:8: path.chain: ") && error.contains(message), "{error}");
+    }
+}
+
 /// A path behind [`PORTS`], its first line the sixth, and what the error must contain, in order.
 #[test]
 fn errors_name_line_key_and_what_is_allowed() {
