@@ -46,10 +46,10 @@ impl Chain {
     /// In place of another, of the same elements with the same parameters: counts go on, and so does what elements keep.
     pub fn go_on_from(&mut self, before: &Chain) {
         self.whole = before.whole.clone();
-        for ((element, counters), (of, counted)) in self.links.iter_mut().zip(&before.links) {
-            *counters = counted.clone();
-            if let Some(kept) = of.kept() {
-                element.go_on_from(kept);
+        for (link, before) in self.links.iter_mut().zip(&before.links) {
+            link.counters = before.counters.clone();
+            if let Some(kept) = before.element.kept() {
+                link.element.go_on_from(kept);
             }
         }
     }
