@@ -7,6 +7,8 @@
 //! header, or than two tags where there is one); for no interface `arp`, `neighbour_discovery`, `broadcast` (a group address) or `not_our_mac`;
 //! for one `arp`, `not_ip` (three tags too), `router_not_accelerated`; `ipv4_options`, `ipv4_bad_header` (version, header length, total length, checksum: RFC 791 section 3.1, RFC 1812 section 5.2.2),
 //! `ipv6_bad_header`, `ipv6_extension` (RFC 8200 sections 3 and 4.3). Parameters: none.
+//!
+//! In front of an element that encrypts, here and in `route` and `ttl`, only what Linux never forwards goes up, and the rest is dropped (`in_clear`; `clear.rs`).
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,

@@ -319,11 +319,13 @@ fn udp<'p>(sas: &Sas, behind: &'p [u8]) -> Result<(Option<u16>, &'p [u8]), Not> 
 
 #[inline]
 fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
-    let (at, text, end) = (usize::from(found.esp), usize::from(found.text), usize::from(found.tag) + TAG);
-    let data = packet.data_mut().get_mut(at..end).unwrap_or_default();
-    let (header, text) = data.split_at_mut_checked(text - at).unwrap_or_default();
-    let iv = header.last_chunk().copied().unwrap_or_default();
-    sa.jobs.job(iv, found.number, text)
+    let (text, end) = (usize::from(found.text), usize::from(found.tag) + TAG);
+    let behind = packet.data_mut().get_mut(text.wrapping_sub(esp::IV)..end);
+    match behind.and_then(|behind| behind.split_first_chunk_mut()) {
+        Some((iv, text)) => sa.jobs.job(*iv, found.number, text),
+        // Of no text no tag is right.
+        None => sa.jobs.job([0; esp::IV], found.number, &mut []),
+    }
 }
 
 /// Takes away all that is around a packet whose tag was right.

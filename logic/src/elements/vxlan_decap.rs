@@ -29,7 +29,7 @@ use crate::{
     flow::field::{ether_type, ip_proto},
     reason::Reason,
 };
-use std::net::IpAddr;
+use std::{any::Any, net::IpAddr};
 
 /// IPv4: more fragments, and an offset; the fragment header of IPv6.
 const FRAGMENT: u16 = 0x3fff;
@@ -150,6 +150,14 @@ impl Element for VxlanDecap {
 
     fn counted(&self) -> Vec<(&'static str, u64)> {
         UPS.into_iter().zip(self.ups).collect()
+    }
+
+    fn kept(&self) -> Option<&dyn Any> {
+        Some(&self.ups)
+    }
+
+    fn go_on_from(&mut self, kept: &dyn Any) {
+        self.ups = kept.downcast_ref().copied().unwrap_or(self.ups);
     }
 }
 

@@ -28,6 +28,7 @@ use crate::{
     flow::field::{ether_type, ip_proto},
     hash,
 };
+use std::any::Any;
 
 /// Bytes of a UDP and of a VXLAN header.
 pub(super) const UDP: usize = 8;
@@ -129,6 +130,14 @@ impl Element for VxlanEncap {
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
         batch.each(counters, |packet| self.wrap(packet).err().map(Verdict::Drop));
+    }
+
+    fn kept(&self) -> Option<&dyn Any> {
+        Some(&self.id)
+    }
+
+    fn go_on_from(&mut self, kept: &dyn Any) {
+        self.id = kept.downcast_ref().copied().unwrap_or(self.id);
     }
 }
 

@@ -624,7 +624,8 @@ impl Aead for Nothing {
 #[test]
 fn outer_headers_have_right_checksums_with_every_identification() {
     let key = PLAIN.key();
-    let common = Common { aead: Arc::new(Nothing), ..PLAIN.common(&key, true) };
+    let ends = Ends::new("223.255.255.250".parse().unwrap(), "191.255.255.251".parse().unwrap()).unwrap();
+    let common = Common { aead: Arc::new(Nothing), ends, ..PLAIN.common(&key, true) };
     let sa = Outbound::new(common, 1500, Dont::Copy, 0);
     sa.sequence.reserve(u64::MAX);
     let pair = Pair::new(&PLAIN);

@@ -298,3 +298,22 @@ fn packets_made_here_are_routed_and_what_was_inside_never_goes_up() {
     );
     assert_eq!(list(Box::<crate::elements::Count>::default()), Ok(()));
 }
+
+#[test]
+fn a_chain_in_place_of_another_goes_on() {
+    let (mut before, mut after) = (encap(tunnel(false)), encap(tunnel(false)));
+    let frame = vec![9; 60];
+    esp::run(&mut before, &[frame.clone(), frame.clone()]);
+    after.go_on_from(&before);
+    check_outer(
+        &tunnel(false),
+        &esp::run(&mut after, std::slice::from_ref(&frame)).remove(0).1,
+        &frame,
+        2,
+        0,
+    );
+    let (mut before, mut after) = (decap(false, true), decap(false, true));
+    esp::run(&mut before, &[udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, 20)]);
+    after.go_on_from(&before);
+    assert_eq!(after.counters().nth(1).unwrap().2[0], ("not_vxlan", 1));
+}
