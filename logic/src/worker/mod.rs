@@ -18,7 +18,7 @@
 //! of its path before it and their times, not on how they were divided into runs.
 //!
 //! # What a run is charged
-//! What the meter says between the pick and the moment its last packet is settled, in runs that the scheduler wants measured (P6); other
+//! What the meter says between the pick and the moment its last packet is settled and sent ([`Exchange::end_run`]), in runs that the scheduler wants measured (P6); other
 //! runs what packets of that path cost before. The pick itself is in no run.
 
 mod rings;
@@ -58,6 +58,8 @@ pub trait Exchange {
     fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Self::Frame>);
     /// The path is done with a packet, which is as its chain left it.
     fn settle(&mut self, path: PathId, frame: Self::Frame, verdict: Verdict);
+    /// All packets of the run are settled: what is still to be done with them the path is charged, too.
+    fn end_run(&mut self) {}
 }
 
 /// Whose turn it was.
@@ -206,6 +208,7 @@ impl<F: Frame> Worker<F> {
             frame.set_range(fate.data);
             exchange.settle(path, frame, fate.verdict.unwrap_or(Verdict::Drop(Loss::NoExit)));
         }
+        exchange.end_run();
         let used = before.map(|before| Used::cycles(meter().saturating_sub(before)));
         self.scheduler.charge(next.handle, &Run { packets: packets as u32, used });
         Some(Turn { path, packets })

@@ -214,6 +214,11 @@ impl Exchange for Hands<'_> {
             Verdict::Drop(loss) => fates.dropped[loss as usize] += 1,
         }
     }
+
+    #[inline]
+    fn end_run(&mut self) {
+        self.desk.send(self.io);
+    }
 }
 
 /// Ports by name, as chains name them.

@@ -85,10 +85,9 @@ impl Inner {
             self.look_after_rings(now);
         }
         let Inner { worker, desk, io, rounds, .. } = &mut *self;
-        let mut hands = Hands { io: &mut *io, desk: &mut *desk };
+        let mut hands = Hands { io, desk };
         match worker.turn_of(&mut hands, || clock.cycles(), |path| rounds.current = Some(path)) {
             Some(turn) => {
-                desk.send(io);
                 if turn.packets > 0 {
                     self.has_worked(clock.cycles());
                     self.times.busy += self.rounds.worked - now;
