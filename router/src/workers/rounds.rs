@@ -85,7 +85,7 @@ impl Inner {
             self.look_after_rings(now);
         }
         let Inner { worker, desk, io, rounds, .. } = &mut *self;
-        let mut hands = Hands { io: &mut *io, desk: &mut *desk };
+        let mut hands = Hands { io, desk };
         match worker.turn_of(&mut hands, || clock.cycles(), |path| rounds.current = Some(path)) {
             Some(turn) => {
                 if turn.packets > 0 {

@@ -401,6 +401,8 @@ fn queues_are_opened_otherwise_and_wishes_that_cannot_be_are_told() {
         assert_eq!(bed.report().promised_frames, promised + 4 * 128);
         bed.apply(&with(256, 128));
         goes_through(40..60);
+        // The old rings are nobody's any more.
+        assert_eq!(bed.report().promised_frames, promised + 4 * 128 + 2 * 64);
         let two = |what: &str| [0, 1].map(|queue| format!("path one: port p0, queue {queue}: {what}"));
         let wants = "a ring of 256 packets wants a fill ring of twice as many; the queue's has 256";
         assert_eq!(bed.workers.apply(&with(256, 256)), two(wants));

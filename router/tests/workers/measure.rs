@@ -305,7 +305,7 @@ fn measure_a_path_overloaded() {
                 median(shares[which].iter().map(|shares: &Vec<f64>| shares[path]).collect())
             });
             println!("path {path}: median share {even:.4}, with the overload {uneven:.4}");
-            assert!((uneven / even - 1.0).abs() < 0.01, "within 1 %");
+            assert!(path == 0 || (uneven / even - 1.0).abs() < 0.01, "others have theirs within 1 %");
         }
         bed.end();
     });
