@@ -196,7 +196,9 @@ fn that_a_path_was_stopped_is_told_too_late() {
             assert_eq!(applies.join().unwrap(), Vec::<String>::new());
         });
         let path = bed.path(0);
-        assert_eq!((path.panics, path.stopped_packets, path.stopped), (3, 7, None), "it was stopped");
+        assert_eq!((path.panics, path.stopped.is_some()), (3, false), "it was stopped: {path:?}");
+        // How many a panic costs depends on how long it takes to tell of it.
+        assert_eq!(path.worker_panicked + path.stopped_packets, 10, "{path:?}");
         thread::sleep(Duration::from_millis(50));
         goes_through(20..40);
         bed.end();
@@ -249,7 +251,8 @@ fn other_tables_take_the_place_of_all_or_none() {
         assert_eq!((refused.to_string().as_str(), Arc::strong_count(&broken)), ("no chain for limited", 1));
         let first = Arc::new(Rigged(shared(), bed.told.clone()));
         bed.workers.set_tables(first.clone()).unwrap();
-        assert!(Arc::strong_count(&first) > 3, "paths and workers read them");
+        // Here, by control, by two workers, and by what is known of two paths there and with control.
+        assert_eq!(Arc::strong_count(&first), 1 + 1 + 2 + 2 * 2);
         bed.workers.set_tables(Arc::new(Rigged(shared(), bed.told.clone()))).unwrap();
         assert_eq!(Arc::strong_count(&first), 1, "nobody reads them any more");
         // The bucket had ten left.
