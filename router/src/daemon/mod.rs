@@ -19,7 +19,8 @@
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
 //! One thread runs the loop and owns everything that changes of routing. The API thread asks it through a queue, the grace
-//! thread waits for it, the switch thread ([`crate::switch`]) owns flow rules; none makes it wait.
+//! thread waits for it, the switch thread ([`crate::switch`]) owns flow rules; none makes it wait, but for
+//! the user plane, a second at most, when tables move to larger memory.
 
 mod answers;
 pub mod api;
