@@ -259,7 +259,8 @@ impl Keeper {
             if self.is_read {
                 let mut orders = locked(&desk.orders);
                 orders.read = given;
-                self.maps.hold(false);
+                // Others that came meanwhile are to be read before.
+                self.maps.hold(orders.tables.is_some());
                 desk.news.notify_all();
             }
             if let Some(wanted) = wanted {
@@ -281,9 +282,9 @@ impl Keeper {
         let tables = self.tables.as_ref().filter(|_| !self.is_read)?;
         let read = self.workers.as_ref().map_or(Ok(()), |workers| workers.set_tables(tables.clone()));
         self.is_read = read.is_ok();
-        self.maps.hold(read.is_err());
-        read.err()
-            .map(|error| format!("workers have no packets until they read the present tables: {error:#}"))
+        let error = read.err()?;
+        self.maps.hold(true);
+        Some(format!("workers have no packets until they read the present tables: {error:#}"))
     }
 
     /// Brings workers to what is wanted; what could not be done.
