@@ -49,6 +49,20 @@ fn start(bed: &Bed, config: &str) -> (Daemon, ConfigFile) {
     (daemon, file)
 }
 
+/// A configuration without paths yet.
+fn workers(cores: &str) -> String {
+    format!("ports = [\"p1\", \"p2\"]\n[workers]\ncores = \"{cores}\"\n")
+}
+
+/// A path of red's packets of a class, which are routed, or dropped.
+fn routed(bed: &Bed, name: &str, class: &str) -> String {
+    format!(
+        "[[path]]\nname = \"{name}\"\nrouter = \"{}\"\nclass = {{ {class} }}\n\
+         chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]\notherwise = \"drop\"\n",
+        bed.red_name()
+    )
+}
+
 /// Numbered datagrams from the client to the server by red; those that came, in order.
 fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
     let server = bed.server.enter(|| Ok(UdpSocket::bind(to)?)).unwrap();
@@ -82,26 +96,8 @@ fn sum(counts: &Value) -> u64 {
 fn workers_route_as_linux_does() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
-    let text = format!(
-        r#"
-ports = ["p1", "p2"]
-[workers]
-cores = "0-1"
-[[path]]
-name = "ipv4"
-router = "{red}"
-class = {{ ether_type = "ipv4" }}
-chain = ["check", "route", "ttl", "rewrite"]
-otherwise = "drop"
-[[path]]
-name = "ipv6"
-router = "{red}"
-class = {{ ether_type = "ipv6" }}
-chain = ["check", "route", "ttl", "rewrite"]
-otherwise = "drop"
-"#,
-        red = bed.red_name()
-    );
+    let path_of = |family| routed(&bed, family, &format!("ether_type = \"{family}\""));
+    let text = workers("0-1") + &path_of("ipv4") + &path_of("ipv6");
     let (daemon, _file) = start(&bed, &text);
     ping(&bed.client, "10.7.2.2", 50);
     ping(&bed.client, "fd07:2::2", 50);
@@ -116,8 +112,8 @@ otherwise = "drop"
     }
     bed.red.ip_batch("link set out mtu 1300\n").unwrap();
     eventually_true("too large for the way out", || {
-        output(&bed.client, "ping -n -c 1 -W 1 -M do -s 1372 10.7.2.2").contains("mtu = 1300")
-            || output(&bed.client, "ping -n -c 1 -W 1 -M do -s 1372 10.7.2.2").contains("mtu=1300")
+        let text = output(&bed.client, "ping -n -c 1 -W 1 -M do -s 1372 10.7.2.2");
+        text.contains("mtu = 1300") || text.contains("mtu=1300")
     });
     ping(&bed.client, "10.7.1.1", 5);
     eventually_true("what became of all packets", || {
@@ -154,24 +150,9 @@ otherwise = "drop"
 fn workers_keep_their_ports() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
-    let text = format!(
-        r#"
-ports = ["p1", "p2"]
-[workers]
-cores = "0"
-[[path]]
-name = "udp"
-router = "{red}"
-class = {{ protocol = "udp" }}
-chain = ["check", "route", "ttl", "rewrite"]
-otherwise = "drop"
-[[path]]
-name = "straight"
-class = {{ port = "p1", ether_type = 0x88b5 }}
-chain = [{{ element = "forward", port = "p2" }}]
-"#,
-        red = bed.red_name()
-    );
+    let straight = "[[path]]\nname = \"straight\"\nclass = { port = \"p1\", ether_type = 0x88b5 }\n\
+                    chain = [{ element = \"forward\", port = \"p2\" }]\n";
+    let text = workers("0") + &routed(&bed, "udp", "protocol = \"udp\"") + straight;
     let (daemon, _file) = start(&bed, &text);
     let sends = |count| {
         assert_eq!(numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", count), Vec::from_iter(0..count));
@@ -201,20 +182,7 @@ chain = [{{ element = "forward", port = "p2" }}]
 fn workers_follow_routes_into_larger_tables() {
     let bed = Bed::new();
     let _leftovers = Leftovers(bed.name.clone());
-    let text = format!(
-        r#"
-ports = ["p1", "p2"]
-[workers]
-cores = "0"
-[[path]]
-name = "udp"
-router = "{red}"
-class = {{ protocol = "udp" }}
-chain = ["check", "route", "ttl", "rewrite"]
-otherwise = "drop"
-"#,
-        red = bed.red_name()
-    );
+    let text = workers("0") + &routed(&bed, "udp", "protocol = \"udp\"");
     let (daemon, _file) = start(&bed, &text);
     bed.server.ip_batch("route add local 198.51.100.0/24 dev lo\n").unwrap();
     bed.client.ip_batch("route add 198.51.100.0/24 via 10.7.1.1\n").unwrap();

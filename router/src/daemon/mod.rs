@@ -334,11 +334,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn troubles(&self) -> Vec<String> {
         let stuck = self.stuck.as_ref().map(|stuck| stuck.why.clone());
         let uncounted = self.generation.plane.troubles();
-        let of_workers = |plane: &<K::Plane as FastPath>::UserPlane| plane.stand().troubles.clone();
-        let paths = self
-            .paths
-            .iter()
-            .flat_map(|paths| paths.trouble.clone().into_iter().chain(of_workers(&paths.plane)));
+        let of_paths = |paths: &paths::Following<<K::Plane as FastPath>::UserPlane>| {
+            paths.trouble.clone().into_iter().chain(paths.plane.stand().troubles.clone())
+        };
+        let paths = self.paths.iter().flat_map(of_paths);
         let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
         troubles.chain(self.past_paths()).chain(self.unknown_weights()).collect()
     }

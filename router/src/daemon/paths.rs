@@ -105,12 +105,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Tells workers what they are to do, if that is new.
     pub(super) fn want_paths(&mut self) {
         let Some(paths) = &self.paths else { return };
-        let ports = self.ports_of_workers();
-        let numbers = || ports.iter().map(|(id, device)| (*id, device.ifindex)).collect();
-        let at = (self.world.mirror.revision(), numbers());
+        let ports = || self.ports_of_workers();
+        let at = (self.world.mirror.revision(), ports().map(|(id, _, ifindex)| (id, ifindex)).collect());
         if paths.wanted_at.as_ref() == Some(&at) {
             return;
         }
+        let device = |(id, name, ifindex): (PortId, &str, u32)| (id, Device { name: name.into(), ifindex });
+        let ports: BTreeMap<_, _> = ports().map(device).collect();
         let routers: Vec<_> = self.world.mirror.routers().collect();
         let host = routers.iter().find(|router| router.host).and_then(|router| router.router).unwrap_or(0);
         let plan = |(id, path): (PathId, &DaemonPath)| {
@@ -145,11 +146,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
     }
 
-    /// Not those in generic mode: there a packet that a path passes up would come to the program again, and so to the path.
-    fn ports_of_workers(&self) -> BTreeMap<PortId, Device> {
+    /// With the devices that they are attached to. Not those in generic mode: there a packet that a path passes up would come to the program again,
+    /// and so to the path.
+    fn ports_of_workers(&self) -> impl Iterator<Item = (PortId, &str, u32)> {
         let native = self.world.ports.iter().filter(|(_, port)| port.mode == Some(Mode::Native));
-        let device = |port: &PortState| Some(Device { name: port.name.clone(), ifindex: port.attached? });
-        native.filter_map(|(id, port)| Some((*id, device(port)?))).collect()
+        native.filter_map(|(id, port)| Some((*id, port.name.as_str(), port.attached?)))
     }
 
     fn known_paths(&self) -> Known {
