@@ -8,11 +8,12 @@ use serde::{
     de::{DeserializeOwned, Error as _},
 };
 use std::{
-    fmt, fs, io,
+    fmt, fs, io, mem,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
 };
+use toml::Spanned;
 
 /// Everything `millrace run` needs to know, from file and command line.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -36,6 +37,17 @@ pub struct Config {
     pub shares: SharesSettings,
     pub openflow: OpenFlowSettings,
     pub workers: WorkersSettings,
+    /// As written: [`Config::sas`] are these, checked.
+    #[doc(hidden)]
+    pub crypto: Option<LibraryText>,
+    #[doc(hidden)]
+    pub sas_later: Vec<Spanned<paths::Name>>,
+    #[serde(rename = "sa")]
+    #[doc(hidden)]
+    pub sa_settings: Vec<SaSettings>,
+    /// Security associations of paths.
+    #[serde(skip)]
+    pub sas: SasConfig,
     /// As written; [`Config::paths`] are these, checked.
     #[serde(rename = "path")]
     #[doc(hidden)]
@@ -61,6 +73,10 @@ impl Default for Config {
             shares: SharesSettings::default(),
             openflow: OpenFlowSettings::default(),
             workers: WorkersSettings::default(),
+            crypto: None,
+            sas_later: Vec::new(),
+            sa_settings: Vec::new(),
+            sas: SasConfig::default(),
             path_settings: Vec::new(),
             paths: Vec::new(),
         }
@@ -311,7 +327,7 @@ pub use cores::{
 pub use elements::ElementSettings;
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
-pub use sas::{Direction, KeySource, SaConfig};
+pub use sas::{Direction, KeySource, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
 pub use workers::{DaemonPath, WorkersSettings};
 
@@ -336,10 +352,15 @@ impl Config {
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
         let forms: &[&[_]] =
-            &[&FORMS, &cores::FORMS, &shares::FORMS, &openflow::FORMS, &paths::FORMS, &workers::FORMS];
+            &[&FORMS, &cores::FORMS, &shares::FORMS, &openflow::FORMS, &paths::FORMS, &sas::FORMS, &workers::FORMS];
         let mut config: Config = from_toml(file, text, forms)?;
-        let paths = std::mem::take(&mut config.path_settings);
-        config.paths = workers::check(file, text, paths, &config.workers)?;
+        let paths = mem::take(&mut config.path_settings);
+        let sas = sas::SasSettings {
+            crypto: config.crypto.take(),
+            later: mem::take(&mut config.sas_later),
+            sas: mem::take(&mut config.sa_settings),
+        };
+        (config.paths, config.sas) = workers::check(file, text, paths, sas, &config.workers)?;
         Ok(config)
     }
 }

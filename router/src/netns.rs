@@ -11,6 +11,7 @@ use std::{
     os::{fd::AsFd, fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
 };
 
 /// Where `ip netns` keeps its names.
@@ -37,6 +38,34 @@ impl Key {
     /// The inode number, as `lsns` shows it.
     pub fn inode(self) -> u64 {
         self.inode
+    }
+}
+
+/// A namespace that is open, and so stays: equal to others of the same.
+#[derive(Clone, Debug)]
+pub struct OpenNamespace {
+    key: Key,
+    file: Arc<File>,
+}
+
+impl OpenNamespace {
+    /// Of a file of it.
+    pub fn new(key: Key, file: Arc<File>) -> Self {
+        OpenNamespace { key, file }
+    }
+
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl PartialEq for OpenNamespace {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
     }
 }
 

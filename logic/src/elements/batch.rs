@@ -145,11 +145,9 @@ fn end(packet: &mut Packet<'_>, verdict: Verdict, is_guarded: bool, counters: &m
             counters.count_in_clear(reason);
             Verdict::Drop(Loss::InClear)
         }
+        Verdict::Up(reason) => packet.go_up(reason),
         verdict => verdict,
     };
     packet.verdict = Some(verdict);
-    if let Verdict::Up(_) = verdict {
-        packet.go_up();
-    }
     counters.count(verdict);
 }

@@ -30,7 +30,7 @@ impl Counters {
     pub(super) fn count(&mut self, verdict: Verdict) {
         match verdict {
             Verdict::To(_) => self.to += 1,
-            Verdict::Up(reason) => self.up[reason as usize] += 1,
+            Verdict::Up(reason) | Verdict::Own(reason) => self.up[reason as usize] += 1,
             Verdict::Drop(loss) => self.dropped[loss as usize] += 1,
         }
     }

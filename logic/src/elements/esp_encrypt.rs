@@ -292,7 +292,7 @@ fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: &Range<u64>) -> Result
         (Mode::Transport, _) => packet.headers.destination,
     };
     // In transport mode its source is whose it was.
-    let is_ours = sa.mode == Mode::Tunnel;
+    let is_ours = sa.mode == Mode::Tunnel || packet.headers.is_ours;
     packet.renew(Headers {
         family,
         ip: (start + ethernet) as u16,

@@ -32,18 +32,21 @@ pub struct Ingress {
 pub enum Verdict {
     /// It leaves by this port.
     To(PortId),
-    /// To the kernel.
+    /// To the kernel, as it came.
     Up(Reason),
+    /// To the kernel, for this reason, to be sent as one of the machine's own: an element made it. Its data is the IP packet alone.
+    Own(Reason),
     /// It is gone.
     Drop(Loss),
 }
 
 impl fmt::Display for Verdict {
-    /// As counters call it: `to 3`, `up ttl_exceeded`, `dropped over_rate`.
+    /// As counters call it: `to 3`, `up ttl_exceeded`, `own unresolved`, `dropped over_rate`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Verdict::To(port) => write!(f, "to {port}"),
             Verdict::Up(reason) => write!(f, "up {}", reason.name()),
+            Verdict::Own(reason) => write!(f, "own {}", reason.name()),
             Verdict::Drop(loss) => write!(f, "dropped {}", loss.name()),
         }
     }
@@ -390,12 +393,18 @@ impl<'a> Packet<'a> {
         self.move_to(start, end).unwrap_or_default()
     }
 
-    /// It goes up as it came.
+    /// It goes up: as it came, or, if it was made here, as the IP packet that it is.
     #[inline]
-    pub(super) fn go_up(&mut self) {
+    pub(super) fn go_up(&mut self, reason: Reason) -> Verdict {
+        if self.headers.is_ours {
+            let ip = usize::from(self.headers.ip);
+            self.move_to(ip, ip + usize::from(self.headers.bytes));
+            return Verdict::Own(reason);
+        }
         if self.behind > 0 {
             let _ = self.append(self.behind.into());
         }
+        Verdict::Up(reason)
     }
 
     /// The data begins there in the frame.

@@ -9,12 +9,14 @@
 //! | `cores.rs` | cores and events as text |
 //! | `top/` | `millrace top` |
 //! | `paths.rs` | `millrace paths` |
+//! | `sas.rs` | `millrace sas` |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
 pub(crate) mod capture;
 mod cores;
 mod flows;
 mod paths;
+mod sas;
 mod table;
 mod text;
 mod top;
@@ -98,6 +100,9 @@ enum Command {
     /// The user plane over captures.
     #[command(subcommand)]
     Paths(paths::Paths),
+    /// Security associations of paths: list, set, remove.
+    #[command(after_help = sas::HELP)]
+    Sas(sas::Sas),
     /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
     Controllers(Output),
     /// Take everything out of the kernel: plain Linux forwards.
@@ -159,6 +164,7 @@ The file of --config, every key optional, with the defaults:
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]
   weight = 1                # among the paths of its router; of routers [shares] says
   otherwise = \"up\"          # what no worker can have goes on as if there were no path; or \"drop\"
+  [[sa]]                    # of ESP elements, docs/esp.md; `millrace sas` changes them
 
 SIGINT, SIGTERM and kill -9 end the daemon; forwarding goes on for the heartbeat, until `millrace run` takes
 over, or the kernel does. `millrace stop` takes everything out. Inside a network namespace start the daemon with
@@ -279,6 +285,7 @@ impl Command {
             Command::Events(events) => events.output.json,
             Command::Flows(flows) => flows.is_json(),
             Command::Paths(paths) => paths.is_json(),
+            Command::Sas(sas) => sas.is_json(),
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
         }
@@ -302,6 +309,7 @@ impl Cli {
             Command::Explain(explain) => return explain.run(&instance),
             Command::Flows(flows) => flows.run(&instance),
             Command::Paths(paths) => return paths.run(),
+            Command::Sas(sas) => sas.run(&instance),
             Command::Cores(o) => show(o, &get::<CoresReport>(&instance, "/cores")?, cores::cores),
             Command::Events(events) => return events.run(&instance),
             Command::Top(top) => return top.run(instance),

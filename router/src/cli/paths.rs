@@ -84,9 +84,9 @@ impl Paths {
 impl Run {
     fn run(self) -> Result<ExitCode> {
         let config = PathsConfig::read(&self.config)?;
-        let sas = Sas::load(&config)?;
+        let sas = Sas::load(&config.sas)?;
         let mut files = Files::default();
-        for file in config.sas.iter().flat_map(|sa| sa.files()) {
+        for file in config.sas.sas.iter().flat_map(|sa| sa.files()) {
             files.keep(file, "a key, or sequence numbers of one")?;
         }
         files.keep(&self.config, "the configuration")?;

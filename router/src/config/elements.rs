@@ -225,9 +225,9 @@ impl<'de> Visitor<'de> for NameOrTable {
 }
 
 impl ElementSettings {
-    /// It needs security associations.
-    pub fn needs_sas(&self) -> bool {
-        matches!(self, Self::EspEncrypt(_) | Self::EspDecrypt(_))
+    /// What comes to it must not leave as it is.
+    pub fn encrypts(&self) -> bool {
+        matches!(self, Self::EspEncrypt(_))
     }
 
     /// That it sends to, by name.

@@ -8,10 +8,9 @@ use super::{
     BadValue, ConfigError, CoreList, PortName, Weight,
     class::{AddressesText, ClassSettings, MacText},
     elements::ElementSettings,
-    from_toml, line_of,
-    sas::{self, LibraryText, SaConfig, SaSettings},
+    from_toml,
+    sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
 };
-use crate::crypto::Library;
 use logic::{
     elements::{BadChain, Chain},
     esp::SaTable,
@@ -151,10 +150,7 @@ pub struct PathsConfig {
     pub routes: Vec<RouteConfig>,
     /// By number.
     pub paths: Vec<PathConfig>,
-    /// Which library encrypts; the fastest otherwise.
-    pub crypto: Option<Library>,
-    /// In the order of the file.
-    pub sas: Vec<SaConfig>,
+    pub sas: SasConfig,
 }
 
 /// A port.
@@ -329,7 +325,8 @@ impl Checker {
             .zip(chains_at)
             .map(|(path, at)| (at, path.name.as_str(), path.chain.as_slice()))
             .collect();
-        let sas = sas::check(file, |at| line_of(text, at), sa, &chains)?;
+        let settings = SasSettings { crypto, later: Vec::new(), sas: sa };
+        let sas = SasConfig::check(file, text, settings, &chains)?;
         for (name, weight) in router_weights {
             match self.routers.iter_mut().find(|router| router.0 == *name.get_ref()) {
                 Some(router) => router.1 = weight.0 as u16,
@@ -339,8 +336,7 @@ impl Checker {
                 }
             }
         }
-        let crypto = crypto.map(|library| library.0);
-        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths, crypto, sas })
+        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths, sas })
     }
 
     /// Of a port.

@@ -1,12 +1,13 @@
-//! Security associations of ESP: `[[sa]]` of a path file. docs/esp.md says what each key means.
+//! Security associations of ESP: `[[sa]]` of a path file, of the daemon's, and of what is set while it runs. docs/esp.md says what each key means.
 //!
-//! What direction an SA has is said by the element that uses it. Keys are not in this file: it says where they are, and they are read when the
+//! What direction an SA has is said by the element that uses it. Keys are not in these files: they say where keys are, which are read when the
 //! paths are run ([`crate::sas`]).
 
 use super::{
-    BadValue,
+    BadValue, ConfigError,
     class::AddressesText,
     elements::ElementSettings,
+    from_toml, line_of,
     paths::{Mtu, Name, Wrong, wrong},
 };
 use crate::crypto::Library;
@@ -16,6 +17,7 @@ use logic::{
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
 use std::{
+    collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
     str::FromStr,
@@ -27,10 +29,11 @@ pub(super) const MOST_SAS: usize = 1024;
 const DEFAULT_WINDOW: u32 = 1024;
 const DEFAULT_MTU: u32 = 1500;
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct SaSettings {
-    pub name: Spanned<Name>,
+#[doc(hidden)]
+pub struct SaSettings {
+    pub(super) name: Spanned<Name>,
     spi: Spanned<Spi>,
     key_file: Option<PathBuf>,
     key_env: Option<String>,
@@ -63,14 +66,14 @@ bounded!(
     UdpPort, |v| (1..=0xffff).contains(&v), "a port, 1 to 65535"
 );
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UdpSettings {
     local: UdpPort,
     remote: UdpPort,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct ModeText(Mode);
 
 impl FromStr for ModeText {
@@ -84,7 +87,7 @@ impl FromStr for ModeText {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct DontText(Dont);
 
 impl FromStr for DontText {
@@ -100,8 +103,8 @@ impl FromStr for DontText {
 }
 
 /// `"ipsec-mb"` or `"aws-lc-rs"`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LibraryText(pub Library);
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LibraryText(pub Library);
 
 impl FromStr for LibraryText {
     type Err = BadValue;
@@ -179,85 +182,153 @@ impl SaConfig {
         };
         [key, sequence].into_iter().flatten()
     }
+
+    /// Could packets of the one be taken for the other's?
+    pub(crate) fn is_confused_with(&self, other: &SaConfig) -> bool {
+        let is_inbound = |sa: &SaConfig| matches!(sa.direction, Direction::Inbound { .. });
+        self.spi == other.spi
+            && is_inbound(self) == is_inbound(other)
+            && (is_inbound(self) || self.ends.remote() == other.ends.remote())
+    }
 }
 
-/// The SAs of a file, for the elements of these chains, each with the path it is of and where that is written.
-pub(super) fn check(
+/// What a file says of SAs, checked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SasConfig {
+    /// Which library encrypts; the fastest otherwise.
+    pub crypto: Option<Library>,
+    /// In the order of the file.
+    pub sas: Vec<SaConfig>,
+    /// What elements do with SAs, by name; those of `sas_later` among them.
+    uses: BTreeMap<String, Use>,
+}
+
+/// `crypto`, `sas_later` and `[[sa]]`, as they are written.
+pub(super) struct SasSettings {
+    pub crypto: Option<LibraryText>,
+    pub later: Vec<Spanned<Name>>,
+    pub sas: Vec<SaSettings>,
+}
+
+/// A chain, the path it is of, and where that is written.
+pub(super) type ChainAt<'a> = (usize, &'a str, &'a [ElementSettings]);
+
+impl SasConfig {
+    /// Those of a file, for the elements of these chains.
+    pub(super) fn check(
+        file: &Path,
+        text: &str,
+        settings: SasSettings,
+        chains: &[ChainAt<'_>],
+    ) -> Result<SasConfig, Wrong> {
+        let SasSettings { crypto, later, sas } = settings;
+        let given = sas.iter().map(|sa| sa.name.get_ref().0.clone());
+        let uses = uses(given.chain(later.iter().map(|name| name.get_ref().0.clone())), chains)?;
+        for name in later {
+            let (at, Name(name)) = (name.span().start, name.into_inner());
+            if !uses.contains_key(&name) {
+                return wrong(at, "sas_later", format!("SA {name} is used by no element"));
+            }
+        }
+        for (n, SaSettings { name, .. }) in sas.iter().enumerate() {
+            if sas[..n].iter().any(|other| other.name.get_ref() == name.get_ref()) {
+                let message = format!("SA {} is given twice", name.get_ref().0);
+                return wrong(name.span().start, "sa.name", message);
+            }
+        }
+        let sas = checked(file, text, sas, &uses)?;
+        let crypto = crypto.map(|library| library.0);
+        Ok(SasConfig { crypto, sas: sas.into_iter().map(|(_, sa)| sa).collect(), uses })
+    }
+
+    /// More of them, for the same elements: `[[sa]]` tables and nothing else. `file` says where paths in them begin, and is named in errors.
+    ///
+    /// # Errors
+    /// As of a file.
+    pub fn more(&self, file: &Path, text: &str) -> Result<Vec<SaConfig>, ConfigError> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct More {
+            sa: Vec<SaSettings>,
+        }
+        let More { sa } = from_toml(file, text, &[&FORMS])?;
+        let sas = checked(file, text, sa, &self.uses).map_err(|wrong| wrong.error(file, text))?;
+        Ok(sas.into_iter().map(|(_, sa)| sa).collect())
+    }
+}
+
+/// Each with the byte where it is named.
+fn checked(
     file: &Path,
-    line_of: impl Fn(usize) -> usize,
+    text: &str,
     sas: Vec<SaSettings>,
-    chains: &[(usize, &str, &[ElementSettings])],
-) -> Result<Vec<SaConfig>, Wrong> {
+    uses: &BTreeMap<String, Use>,
+) -> Result<Vec<(usize, SaConfig)>, Wrong> {
     if let Some(first) = sas.get(MOST_SAS) {
         let message = format!("{} are given, {MOST_SAS} are possible", sas.len());
         return wrong(first.name.span().start, "sa", message);
     }
-    let names: Vec<_> = sas.iter().map(|sa| sa.name.get_ref().0.clone()).collect();
-    let uses = uses(&names, chains)?;
-    let mut checked = Vec::<SaConfig>::new();
-    for (sa, used) in sas.into_iter().zip(uses) {
-        let at = sa.name.span().start;
-        let spi_at = sa.spi.span().start;
-        let sa = one(file, line_of(at), sa, used)?;
-        if checked.iter().any(|other| other.name == sa.name) {
-            return wrong(at, "sa.name", format!("SA {} is given twice", sa.name));
-        }
-        if let Some(other) = checked.iter().find(|other| has_same_packets(other, &sa)) {
+    let mut checked = Vec::<(usize, SaConfig)>::new();
+    for sa in sas {
+        let (at, spi_at) = (sa.name.span().start, sa.spi.span().start);
+        let Some(used) = uses.get(&sa.name.get_ref().0) else {
+            return wrong(at, "sa.name", format!("SA {} is used by no element", sa.name.get_ref().0));
+        };
+        let sa = one(file, line_of(text, at), sa, *used)?;
+        if let Some((_, other)) = checked.iter().find(|(_, other)| other.is_confused_with(&sa)) {
             let message = format!(
                 "SA {} has the SPI of SA {} already: SPIs of what comes must differ, and of what goes to one address",
                 sa.name, other.name
             );
             return wrong(spi_at, "sa.spi", message);
         }
-        checked.push(sa);
+        checked.push((at, sa));
     }
     Ok(checked)
 }
 
-fn has_same_packets(a: &SaConfig, b: &SaConfig) -> bool {
-    let is_inbound = |sa: &SaConfig| matches!(sa.direction, Direction::Inbound { .. });
-    a.spi == b.spi && is_inbound(a) == is_inbound(b) && (is_inbound(a) || a.ends.remote() == b.ends.remote())
+/// What elements do with an SA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Encrypt,
+    Decrypt,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Used {
-    Never,
-    ToEncrypt,
-    ToDecrypt,
-}
-
-/// What the elements do with each.
-fn uses(names: &[String], chains: &[(usize, &str, &[ElementSettings])]) -> Result<Vec<Used>, Wrong> {
-    let mut uses = vec![Used::Never; names.len()];
+/// By name, of those that are known.
+fn uses(
+    names: impl Iterator<Item = String>,
+    chains: &[ChainAt<'_>],
+) -> Result<BTreeMap<String, Use>, Wrong> {
+    let names: Vec<String> = names.collect();
+    let mut uses = BTreeMap::new();
     for (at, path, chain) in chains {
         for (position, element) in (1..).zip(*chain) {
             let (wanted, used) = match element {
-                ElementSettings::EspEncrypt(name) => (std::slice::from_ref(name), Used::ToEncrypt),
-                ElementSettings::EspDecrypt(names) => (names.as_slice(), Used::ToDecrypt),
+                ElementSettings::EspEncrypt(name) => (std::slice::from_ref(name), Use::Encrypt),
+                ElementSettings::EspDecrypt(names) => (names.as_slice(), Use::Decrypt),
                 _ => continue,
             };
             for Name(name) in wanted {
-                let Some(found) = names.iter().position(|known| known == name) else {
+                if !names.contains(name) {
                     let known = if names.is_empty() { "there is none".into() } else { names.join(", ") };
                     let message = format!(
                         "path {path}: element {position} uses {name}, which is no [[sa]] of this file: {known}"
                     );
                     return wrong(*at, "path.chain", message);
-                };
-                if ![Used::Never, used].contains(&uses[found]) {
+                }
+                if uses.insert(name.clone(), used).is_some_and(|before| before != used) {
                     let message = format!(
                         "path {path}: SA {name} is used by esp_encrypt and by esp_decrypt: an SA has one direction, and each its own key"
                     );
                     return wrong(*at, "path.chain", message);
                 }
-                uses[found] = used;
             }
         }
     }
     Ok(uses)
 }
 
-fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig, Wrong> {
+fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, Wrong> {
     let at = sa.name.span().start;
     let Name(name) = sa.name.into_inner();
     let directory = file.parent().unwrap_or(Path::new(""));
@@ -290,8 +361,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig,
         wrong(at, format!("sa.{key}"), format!("SA {name} is used by {who}, which has no {key}"))
     };
     let direction = match used {
-        Used::Never => return wrong(at, "sa.name", format!("SA {name} is used by no element")),
-        Used::ToEncrypt => {
+        Use::Encrypt => {
             if let Some(window) = sa.window {
                 return only("window", window.span().start, "esp_encrypt");
             }
@@ -308,7 +378,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig,
                 dont_fragment: sa.df.map_or(Dont::Copy, |df| df.get_ref().0),
             }
         }
-        Used::ToDecrypt => {
+        Use::Decrypt => {
             let given = [
                 ("sequence_file", sa.sequence_file.map(|key| key.span())),
                 ("mtu", sa.mtu.map(|key| key.span())),
@@ -324,7 +394,7 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Used) -> Result<SaConfig,
     };
     if sa.mode.0 == Mode::Transport {
         let ends = match used {
-            Used::ToEncrypt => Selectors::between(local, remote),
+            Use::Encrypt => Selectors::between(local, remote),
             _ => Selectors::between(remote, local),
         };
         let is_within = |given: &[Addresses], end: &[Addresses]| given.iter().all(|one| end.contains(one));
@@ -361,8 +431,9 @@ fn is_key(text: &[u8]) -> bool {
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 18] = [
+pub(super) const FORMS: [(&str, &str); 19] = [
     ("crypto", "crypto = \"ipsec-mb\""),
+    ("sas_later", "sas_later = [\"to-b\"]"),
     ("sa.name", "name = \"to-b\""),
     ("sa.spi", "spi = 0x1001"),
     ("sa.key_file", "key_file = \"to-b.key\""),

@@ -5,6 +5,7 @@ use super::{
     ConfigError, CoreList, PortName,
     elements::ElementSettings,
     paths::{Checker, PathConfig, PathSettings, wrong},
+    sas::{SasConfig, SasSettings},
 };
 use logic::{
     paths::{class::Class, rows::Otherwise},
@@ -63,29 +64,30 @@ impl DaemonPath {
     }
 }
 
-/// Checks the paths of a file.
+/// Checks the paths of a file, and the SAs that they use.
 pub(super) fn check(
     file: &Path,
     text: &str,
     settings: Vec<PathSettings>,
+    sas: SasSettings,
     workers: &WorkersSettings,
-) -> Result<Vec<DaemonPath>, ConfigError> {
+) -> Result<(Vec<DaemonPath>, SasConfig), ConfigError> {
     let mut checker = Checker::of_names(&settings);
-    let (mut checked, mut paths) = (Vec::<PathConfig>::new(), Vec::new());
+    let (mut checked, mut paths) = (Vec::<PathConfig>::new(), Vec::<DaemonPath>::new());
+    let chains_at: Vec<usize> = settings.iter().map(|path| path.chain.span().start).collect();
     for settings in settings {
         let at = settings.name.span().start;
         let router = settings.router.as_ref().map(|router| router.get_ref().0.clone());
         let port = settings.class.as_ref().and_then(|class| class.get_ref().port.clone());
         let otherwise = settings.otherwise.0;
-        let chain_at = settings.chain.span().start;
-        let encrypts = settings.chain.get_ref().iter().any(ElementSettings::needs_sas);
+        let encrypts = settings.chain.get_ref().iter().any(ElementSettings::encrypts);
         let path = checker.path_by_names(settings, &checked).and_then(|path| match &workers.cores {
             // What is to be encrypted would leave as it is.
-            _ if encrypts => wrong(
-                chain_at,
-                "path.chain",
+            _ if encrypts && otherwise != Otherwise::Drop => wrong(
+                at,
+                "path.otherwise",
                 format!(
-                    "path {}: the daemon has no security associations yet; `millrace paths run` does",
+                    "path {} encrypts: what no worker can have must not leave in clear, so otherwise = \"drop\" is needed",
                     path.name
                 ),
             ),
@@ -102,7 +104,10 @@ pub(super) fn check(
         let PathConfig { name, class, chain, weight, ring, cores, .. } = path;
         paths.push(DaemonPath { name, router, port, class, chain, weight, ring, cores, otherwise });
     }
-    Ok(paths)
+    let chains = chains_at.into_iter().zip(&paths);
+    let chains: Vec<_> = chains.map(|(at, path)| (at, path.name.as_str(), path.chain.as_slice())).collect();
+    let sas = SasConfig::check(file, text, sas, &chains).map_err(|wrong| wrong.error(file, text))?;
+    Ok((paths, sas))
 }
 
 /// Keys, and how they are written.

@@ -15,6 +15,8 @@
 //! | `GET /controllers` | a `ControllersReport` ([`crate::switch::controllers`]) |
 //! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
+//! | `GET /sas` | a `SasReport` ([`crate::sas`]) |
+//! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once packets go by it |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
@@ -27,6 +29,7 @@ use crate::{
     },
     hex,
     observer::Waker,
+    sas::{RunningSas, SaName, SasReport},
     switch::{self, controllers::ControllersReport, report::FlowsChanged},
 };
 use axum::{
@@ -45,11 +48,12 @@ use std::{
     io,
     net::IpAddr,
     os::unix::net::UnixListener,
+    path::PathBuf,
     sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     thread,
     time::Duration,
 };
-use tokio::{runtime, sync::oneshot, time::timeout};
+use tokio::{runtime, sync::oneshot, task, time::timeout};
 
 /// Longest request body: a frame with the longest IP packet in hexadecimal, and room. The program takes shorter ones only,
 /// but the answer shall say so.
@@ -178,13 +182,14 @@ pub fn serve(
     requests: Requests,
     switch: switch::Handle,
     cores: Option<cores::handle::Handle>,
+    sas: RunningSas,
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("api".into()).spawn(move || {
         runtime.block_on(async {
             let served = match tokio::net::UnixListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, routes(requests, switch, cores)).await,
+                Ok(listener) => axum::serve(listener, routes(requests, switch, cores, sas)).await,
                 Err(e) => Err(e),
             };
             if let Err(e) = served {
@@ -195,7 +200,12 @@ pub fn serve(
     Ok(())
 }
 
-fn routes(requests: Requests, switch: switch::Handle, cores: Option<cores::handle::Handle>) -> Router {
+fn routes(
+    requests: Requests,
+    switch: switch::Handle,
+    cores: Option<cores::handle::Handle>,
+    sas: RunningSas,
+) -> Router {
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
@@ -211,6 +221,7 @@ fn routes(requests: Requests, switch: switch::Handle, cores: Option<cores::handl
         .route("/events", get(events).with_state(cores))
         .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
+        .route("/sas", get(list_sas).post(change_sas).with_state(sas))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
         .fallback(|| async { ApiError::unknown("no such request") })
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
@@ -315,6 +326,40 @@ async fn change_flows(
     }
 }
 
+/// Changes of security associations: these are set, and then those removed, all or none.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SasRequest {
+    /// `[[sa]]` tables of TOML, as in the daemon's file.
+    #[serde(default)]
+    pub set: String,
+    /// Where relative paths in it begin, and what errors call it.
+    #[serde(default)]
+    pub file: PathBuf,
+    #[serde(default)]
+    pub remove: Vec<SaName>,
+}
+
+async fn list_sas(State(sas): State<RunningSas>) -> Json<SasReport> {
+    Json(sas.report())
+}
+
+/// Keys and numbers are files.
+async fn change_sas(
+    State(sas): State<RunningSas>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<SasReport>, ApiError> {
+    let SasRequest { set, file, remove } = request(body, "a request for SAs")?;
+    if !set.is_empty() && !file.is_absolute() {
+        return Err(ApiError::bad("file: the absolute path of the file that has these tables is wanted"));
+    }
+    let changed = task::spawn_blocking(move || {
+        sas.change(&file, &set, &remove).map_err(ApiError::bad)?;
+        Ok(Json(sas.report()))
+    });
+    changed.await.map_err(|e| ApiError::failed(format!("changing SAs: {e}")))?
+}
+
 /// Reads a body; `what` it is to be, for the error.
 fn request<T: DeserializeOwned>(body: Result<Bytes, BytesRejection>, what: &str) -> Result<T, ApiError> {
     let body = body.map_err(|e| ApiError { status: e.status().as_u16(), text: e.body_text() })?;
@@ -351,7 +396,7 @@ mod tests {
     use std::{
         io::{Read, Write},
         os::unix::net::UnixStream,
-        path::{Path, PathBuf},
+        path::Path,
     };
 
     fn start() -> (tempfile::TempDir, PathBuf, Receiver<Request>) {
@@ -361,7 +406,7 @@ mod tests {
         let waker = Waker::new().unwrap();
         let (switch, end) = switch::start(&Default::default(), waker).unwrap();
         (end.tell)(super::super::seam::Told::Ports(Vec::new()));
-        serve(UnixListener::bind(&path).unwrap(), to, switch, None).unwrap();
+        serve(UnixListener::bind(&path).unwrap(), to, switch, None, RunningSas::default()).unwrap();
         (directory, path, requests)
     }
 
@@ -432,6 +477,10 @@ mod tests {
             ("GET", "/flows?wants=1", "", 400, "unknown field `wants`"),
             ("POST", "/flows", "{", 400, "not a request for flows"),
             ("PUT", "/flows", "", 405, ""),
+            ("POST", "/sas", "{\"set\":\"[[sa]]\",\"file\":\"/x\"}", 400, "/x:1: sa: missing field"),
+            ("POST", "/sas", "{\"set\":\"[[sa]]\"}", 400, "file: the absolute path"),
+            ("POST", "/sas", "{\"remove\":[{\"sa\":\"a\",\"spi\":256}]}", 400, "there is no SA a with SPI 256"),
+            ("POST", "/sas", "{\"keys\":1}", 400, "unknown field `keys`"),
         ];
         for (method, path, body, status, part) in table {
             let length = body.len();

@@ -22,6 +22,7 @@ use crate::{
         Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
         Step, TestRun,
     },
+    sas::RunningSas,
     workers::Epochs,
 };
 use anyhow::{Context, Result};
@@ -58,6 +59,8 @@ pub struct Bpf {
     seat: SplitSeat,
     /// Of workers, if there are any.
     epochs: Epochs,
+    /// Of paths.
+    sas: RunningSas,
 }
 
 impl Bpf {
@@ -71,7 +74,13 @@ impl Bpf {
             shares: SharesInCharge::default(),
             seat: SplitSeat::default(),
             epochs: Epochs::default(),
+            sas: RunningSas::default(),
         }
+    }
+
+    /// With the SAs of the paths that it is to run.
+    pub fn with_sas(self, sas: RunningSas) -> Self {
+        Self { sas, ..self }
     }
 
     /// Those of the generation in charge.
@@ -279,7 +288,7 @@ impl Kernel for Bpf {
     }
 
     fn user_plane(&mut self, config: &Config) -> Result<UserPlane> {
-        let started = UserPlane::start(config)?;
+        let started = UserPlane::start(config, self.sas.clone())?;
         self.epochs = started.epochs();
         Ok(started)
     }

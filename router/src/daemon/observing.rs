@@ -4,6 +4,7 @@ use super::seam::{Observe, Reread};
 use crate::{
     config::Config,
     ethtool::Problem,
+    netns::OpenNamespace,
     observer::{Observer, ObserverConfig, Trouble, Waker, clock},
 };
 use anyhow::Result;
@@ -33,6 +34,9 @@ impl Observe for Observer {
     }
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
+    }
+    fn place(&self, namespace: NamespaceId) -> Option<OpenNamespace> {
+        Observer::place(self, namespace)
     }
     fn troubles(&self) -> Vec<String> {
         let sentence = |t: Trouble| {

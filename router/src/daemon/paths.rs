@@ -128,8 +128,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             Some((id, plan))
         };
         let weight = |router: &RouterView| Some((router.router?, self.config.shares.weight(&router.name)));
+        let place = |router: &RouterView| Some((router.router?, self.observer.place(router.namespace)?));
         let wanted = Wanted {
+            owners: self.owners(&routers),
             routers: routers.iter().filter_map(weight).collect(),
+            namespaces: routers.iter().filter_map(place).collect(),
             paths: (0..).zip(&self.config.paths).filter_map(plan).collect(),
             ports,
         };
@@ -159,11 +162,19 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let (port, router) = self.places(configured, &routers).ok()?;
             Some(PathClass { path, class: configured.class(port, router), otherwise: configured.otherwise })
         };
-        let own = self.world.ports.iter().filter_map(|(id, port)| {
+        Known {
+            classes: (0..).zip(&self.config.paths).filter_map(class).collect(),
+            own: self.owners(&routers),
+        }
+    }
+
+    /// Whose packets of a port are that are for no interface: of the router where it is.
+    fn owners(&self, routers: &[RouterView]) -> BTreeMap<PortId, RouterId> {
+        let owner = |(id, port): (&PortId, &PortState)| {
             let namespace = port.device.as_ref()?.namespace;
             Some((*id, routers.iter().find(|router| router.namespace == namespace)?.router?))
-        });
-        Known { classes: (0..).zip(&self.config.paths).filter_map(class).collect(), own: own.collect() }
+        };
+        self.world.ports.iter().filter_map(owner).collect()
     }
 
     /// Numbers of a path's port and router, as far as it names them. `Err`: one is not there.

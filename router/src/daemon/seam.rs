@@ -6,6 +6,7 @@ use crate::{
     classifier::Classifier,
     config::Config,
     ethtool::Problem,
+    netns::OpenNamespace,
     plane::{Counters, Mode, PathCounts, Settings, Step, TestRun},
     switch::report::ControllerLost,
     workers::{PathPlan, WorkersReport},
@@ -45,6 +46,11 @@ pub trait Observe {
 
     /// What keeps packets of a port from being trusted.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
+
+    /// A namespace that is observed.
+    fn place(&self, _namespace: NamespaceId) -> Option<OpenNamespace> {
+        None
+    }
 
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
@@ -210,8 +216,12 @@ pub trait UserPlane<M>: Clone {
 pub struct Wanted {
     /// Those that run the program.
     pub ports: BTreeMap<PortId, Device>,
+    /// Whose packets of a port are that are for no interface.
+    pub owners: BTreeMap<PortId, RouterId>,
     /// Weights of routers; others have 1.
     pub routers: BTreeMap<RouterId, u16>,
+    /// Where routers are.
+    pub namespaces: BTreeMap<RouterId, OpenNamespace>,
     /// Those whose ports and router are there.
     pub paths: BTreeMap<PathId, PathPlan>,
 }

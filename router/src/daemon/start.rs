@@ -14,7 +14,9 @@ use crate::{
     cores,
     cores::splitting::Splitter,
     observer::Waker,
-    privileges, spreading, switch,
+    privileges,
+    sas::RunningSas,
+    spreading, switch,
 };
 use anyhow::{Context, Result, bail};
 use std::{
@@ -63,7 +65,8 @@ fn run_alone<O: Observe>(
 ) -> Result<Ended> {
     let _held = kernel::ensure_bpffs()?;
     privileges::reduce()?;
-    let mut bpf = Bpf::new(instance, config.generic);
+    let sas = RunningSas::load(&config.sas)?;
+    let mut bpf = Bpf::new(instance, config.generic).with_sas(sas.clone());
     bpf.adopt()?;
     let (observer, waker) = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
@@ -77,11 +80,16 @@ fn run_alone<O: Observe>(
     let shares = bpf.shares().waking(waker);
     let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone())?;
     switch.set_machine(cores.handle());
-    api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()))?;
+    api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()), sas.clone())?;
     let control = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading)?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
-    let ended = control.run(&requests)?;
+    let ended = control.run(&requests);
+    // Workers are gone.
+    if let Err(error) = sas.finish() {
+        tracing::warn!("{error}");
+    }
+    let ended = ended?;
     if ended == (Ended::Left { forwarding: true }) {
         cores.leave();
     }

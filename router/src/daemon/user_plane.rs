@@ -19,6 +19,7 @@ use crate::{
     },
     ethtool::Ethtool,
     plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
+    sas::RunningSas,
     workers::{
         Budgets, Epochs, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan, WorkersSettings,
         frames_needed,
@@ -27,7 +28,6 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     cores::Core,
-    esp::SaTable,
     paths::rows::PathClass,
     plan::{PortId, RouterId},
     tables::encoding::MAX_QUEUES,
@@ -86,11 +86,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl UserPlane {
-    /// Without workers yet.
+    /// Without workers yet; with these SAs, which send from now on.
     ///
     /// # Errors
-    /// The kernel has not got the memory, or /sys cannot be read.
-    pub fn start(config: &Config) -> Result<UserPlane> {
+    /// The kernel has not got the memory, /sys cannot be read, or sequence numbers cannot be noted.
+    pub fn start(config: &Config, sas: RunningSas) -> Result<UserPlane> {
         let settings = WorkersSettings {
             frame_bytes: config.workers.frame_bytes.0,
             budgets: Budgets {
@@ -102,6 +102,7 @@ impl UserPlane {
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
+        sas.begin()?;
         let keeper = Keeper {
             maps: maps.clone(),
             epochs: epochs.clone(),
@@ -114,6 +115,7 @@ impl UserPlane {
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
             ),
             ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
+            sas,
             workers: None,
             tables: None,
             is_read: true,
@@ -225,6 +227,7 @@ struct Keeper {
     ethtool: Ethtool,
     /// Of all ports.
     namespace: Arc<File>,
+    sas: RunningSas,
     workers: Option<Workers>,
     tables: Option<Arc<dyn Tables>>,
     /// By all workers.
@@ -252,7 +255,7 @@ impl Keeper {
                 return self.end();
             }
             if let Some(memory) = memory {
-                self.tables = Some(Arc::new(Shared { memory, sas: Arc::<SaTable>::default() }));
+                self.tables = Some(Arc::new(Shared { memory, sas: self.sas.table() }));
                 self.is_read = false;
             }
             let mut troubles = Vec::from_iter(self.read());
@@ -267,7 +270,7 @@ impl Keeper {
                 self.wanted = wanted;
             }
             troubles.extend(self.round());
-            troubles.extend(self.maps.trouble().map(str::to_owned));
+            troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
             troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
             self.told.clone_from(&troubles);
             let workers = self.workers.as_ref().map(Workers::report).unwrap_or_default();
@@ -329,17 +332,19 @@ impl Keeper {
     }
 
     fn plan(&self, troubles: &mut Vec<String>) -> Result<WorkersPlan> {
-        let Wanted { ports, routers, paths } = &self.wanted;
-        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, troubles))).collect();
+        let Wanted { ports, owners, routers, namespaces, paths } = &self.wanted;
+        let owner = |port: &PortId| owners.get(port).copied().unwrap_or_default();
+        let ports = ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), troubles))).collect();
         Ok(WorkersPlan {
             cores: self.cores(troubles)?,
             routers: routers.clone(),
+            namespaces: namespaces.clone(),
             ports,
             paths: paths.clone(),
         })
     }
 
-    fn port(&self, device: &Device, troubles: &mut Vec<String>) -> PortPlan {
+    fn port(&self, device: &Device, router: RouterId, troubles: &mut Vec<String>) -> PortPlan {
         let Device { name, ifindex } = device;
         // It may have been renamed.
         let known_as = self.ethtool.name(*ifindex).ok().flatten();
@@ -354,6 +359,7 @@ impl Keeper {
             name: name.clone(),
             ifindex: *ifindex,
             namespace: self.namespace.clone(),
+            router,
             queues: there_are.min(MAX_QUEUES) as u32,
             zero_copy: self.wants_zero_copy,
             polling: Polling::Interrupts,

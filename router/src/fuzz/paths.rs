@@ -26,7 +26,7 @@ pub(super) fn paths(bytes: &[u8]) {
         let bytes: [u8; 20] = std::array::from_fn(|i| sa.name.as_bytes().get(i).copied().unwrap_or_default());
         Key::new(&bytes).expect("20 bytes are a key")
     };
-    let Ok(sas) = Sas::forgetful(&config, key) else { return };
+    let Ok(sas) = Sas::forgetful(&config.sas, key) else { return };
     let report = run(&config, sas, &mut [input], outputs).expect("what was checked runs");
     assert_eq!(report.packets, report.out + report.up + report.dropped, "{report:?}");
     let mut reader = PcapReader::new(&written[..]).expect("what was written is read");

@@ -33,7 +33,7 @@ use crate::{
     config::PortName,
     hazards::bpf,
     netlink::neighbour,
-    netns::{self, Found, Key, Source},
+    netns::{self, Found, Key, OpenNamespace, Source},
 };
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 pub use poller::Waker;
@@ -411,6 +411,11 @@ impl Observer {
     pub fn probe_neighbour(&mut self, id: NamespaceId, ifindex: u32, address: IpAddr) -> io::Result<()> {
         let space = self.spaces.get_mut(&id).ok_or(io::ErrorKind::NotFound)?;
         space.requests.ask(neighbour::touch(ifindex, address), |_| None::<()>).map(|_| ())
+    }
+
+    /// A namespace under observation. Whoever keeps it keeps the namespace, deleted or not.
+    pub fn place(&self, id: NamespaceId) -> Option<OpenNamespace> {
+        self.spaces.get(&id).map(|space| OpenNamespace::new(space.key, space.file.clone()))
     }
 
     /// Namespaces that are not observed as they should be. Nothing is accelerated there until they are.

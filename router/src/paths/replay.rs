@@ -215,7 +215,7 @@ impl Exchange for Replay<'_> {
         }
         match verdict {
             Verdict::To(port) => self.order.leaves(port, packet),
-            Verdict::Up(_) | Verdict::Drop(_) => {
+            Verdict::Up(_) | Verdict::Own(_) | Verdict::Drop(_) => {
                 self.order.gone(packet.number);
                 self.free(packet);
             }

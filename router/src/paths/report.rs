@@ -83,7 +83,7 @@ impl PathReport {
             Verdict::To(port) => {
                 (&mut self.out, config.ports.get(usize::from(port)).map(|port| port.name.as_str()))
             }
-            Verdict::Up(reason) => (&mut self.up, Some(reason.name())),
+            Verdict::Up(reason) | Verdict::Own(reason) => (&mut self.up, Some(reason.name())),
             Verdict::Drop(loss) => (&mut self.dropped, Some(loss.name())),
         };
         let name = name.unwrap_or("unknown");
@@ -139,7 +139,9 @@ pub(crate) fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId
         };
         for (verdict, packets) in counters.lost() {
             match verdict {
-                Verdict::Up(reason) => report.up.insert(reason.name().into(), packets),
+                Verdict::Up(reason) | Verdict::Own(reason) => {
+                    report.up.insert(reason.name().into(), packets)
+                }
                 Verdict::Drop(loss) => report.dropped.insert(loss.name().into(), packets),
                 Verdict::To(_) => None,
             };

@@ -1,41 +1,54 @@
-//! Security associations of a path file, made: keys read, expanded by a library, and sequence numbers reserved.
+//! Security associations of paths, made: keys read, expanded by a library, and sequence numbers reserved.
 //!
 //! | file | holds |
 //! |---|---|
-//! | this one | [`Sas`]: the table that elements read, and what keeps it going |
+//! | this one | [`Sas`]: the table that elements read, what keeps it going, and how it is changed |
+//! | `running.rs` | [`RunningSas`]: those of a daemon, with the thread that reserves numbers |
 //! | `key.rs` | keys, read |
 //! | `sequence_file.rs` | which sequence numbers are used, noted before they are |
 
 mod key;
+mod running;
 mod sequence_file;
 #[cfg(test)]
 mod tests;
 
+pub use running::RunningSas;
+
 use crate::{
-    config::{ConfigError, Direction, PathsConfig, SaConfig},
+    config::{ConfigError, Direction, SaConfig, SasConfig},
     crypto::Library,
 };
-use logic::esp::{Common, Inbound, Key, Outbound, SaTable};
+use logic::esp::{Common, Inbound, Key, Mode, Outbound, SaTable};
 use sequence_file::SequenceFile;
-use serde::Serialize;
-use std::{fs::File, sync::Arc};
+use serde::{Deserialize, Serialize};
+use std::{fs::File, mem, net::IpAddr, sync::Arc};
+
+/// The most SAs of one daemon.
+const MOST_SAS: usize = 1024;
 
 /// See the head of this file. Nothing, by default.
 #[derive(Default)]
 pub struct Sas {
     pub table: Arc<SaTable>,
+    /// That is wanted; the fastest otherwise.
+    wanted: Option<Library>,
     library: Option<Library>,
     /// Why that is not the fastest.
     note: Option<String>,
     made: Vec<Made>,
+    /// Those that were replaced or removed, while a worker may still have them.
+    leaving: Vec<Made>,
 }
 
+/// One of them.
 struct Made {
-    name: String,
-    spi: u32,
+    config: SaConfig,
+    /// Of the key.
+    fingerprint: String,
     kind: Kind,
     /// Of the key of what is sent, locked as long as this is there.
-    key_file: Option<File>,
+    _key_file: Option<File>,
 }
 
 enum Kind {
@@ -45,82 +58,136 @@ enum Kind {
 }
 
 /// Which library encrypts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CryptoReport {
-    pub library: &'static str,
+    pub library: String,
     /// Why it is not ipsec-mb.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
-/// An SA, when all is over.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// An SA.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaReport {
     pub sa: String,
     pub spi: u32,
-    pub direction: &'static str,
+    /// `outbound` or `inbound`.
+    pub direction: String,
+    /// `tunnel` or `transport`.
+    pub mode: String,
+    pub local: IpAddr,
+    pub remote: IpAddr,
     /// The last sequence number that was sent, or the highest that came.
     pub sequence: u64,
+    /// Outbound: how many it can still send.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left: Option<u64>,
 }
+
+/// All of them (`millrace sas`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SasReport {
+    /// `None`: there are no SAs.
+    pub crypto: Option<CryptoReport>,
+    pub sas: Vec<SaReport>,
+}
+
+/// Which SA is meant; several inbound ones may have one name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SaName {
+    pub sa: String,
+    pub spi: u32,
+}
+
+/// How keys are read, and numbers noted; tests do without.
+struct Means<'a> {
+    key: &'a dyn Fn(&SaConfig) -> Result<(Key, Option<File>), String>,
+    numbers: &'a dyn Fn(&SaConfig, &Key) -> Result<Option<SequenceFile>, String>,
+}
+
+const FILES: Means<'static> = Means {
+    key: &|sa| key::read(&sa.key, matches!(sa.direction, Direction::Outbound { .. })),
+    numbers: &|sa, key| match &sa.direction {
+        Direction::Inbound { .. } => Ok(None),
+        Direction::Outbound { sequence_file, .. } => {
+            SequenceFile::open(sequence_file, key).map(Some).map_err(|e| e.to_string())
+        }
+    },
+};
 
 impl Sas {
     /// Those of a file; reads keys, and opens the files that have sequence numbers. None is reserved: [`Sas::reserve`] does that when all else
     /// is there, as each start that fails behind it would cost a block.
-    pub fn load(config: &PathsConfig) -> Result<Sas, ConfigError> {
-        let open = |sa: &SaConfig, key: &Key| match &sa.direction {
-            Direction::Inbound { .. } => Ok(None),
-            Direction::Outbound { sequence_file, .. } => {
-                SequenceFile::open(sequence_file, key).map(Some).map_err(|e| e.to_string())
-            }
-        };
-        let key = |sa: &SaConfig| key::read(&sa.key, matches!(sa.direction, Direction::Outbound { .. }));
-        Sas::made(config, key, open)
+    pub fn load(config: &SasConfig) -> Result<Sas, ConfigError> {
+        Sas::by(config, &FILES)
     }
 
     /// For tests: with keys that are not read, and numbers that nobody notes.
-    pub fn forgetful(config: &PathsConfig, key: impl Fn(&SaConfig) -> Key) -> Result<Sas, ConfigError> {
-        Sas::made(config, |sa| Ok((key(sa), None)), |_, _| Ok(None))
+    pub fn forgetful(config: &SasConfig, key: impl Fn(&SaConfig) -> Key) -> Result<Sas, ConfigError> {
+        Sas::by(config, &Means { key: &|sa| Ok((key(sa), None)), numbers: &|_, _| Ok(None) })
     }
 
-    fn made(
-        config: &PathsConfig,
-        key: impl Fn(&SaConfig) -> Result<(Key, Option<File>), String>,
-        open: impl Fn(&SaConfig, &Key) -> Result<Option<SequenceFile>, String>,
-    ) -> Result<Sas, ConfigError> {
-        let mut sas = Sas::default();
-        let mut keys = Vec::<Key>::with_capacity(config.sas.len());
-        for sa in &config.sas {
+    fn by(config: &SasConfig, means: &Means<'_>) -> Result<Sas, ConfigError> {
+        let mut sas = Sas { wanted: config.crypto, ..Sas::default() };
+        let made = sas.make(&config.sas, means)?;
+        sas.put(made);
+        Ok(sas)
+    }
+
+    /// Sets these, and then removes those. An outbound SA takes the place of the one of its name, whole batches go by the one or by the other;
+    /// an inbound one comes beside those of its name, until they are removed.
+    ///
+    /// # Errors
+    /// Why one cannot be, and nothing is changed.
+    pub fn change(&mut self, set: &[SaConfig], remove: &[SaName]) -> Result<(), String> {
+        for SaName { sa, spi } in remove {
+            if !self.made.iter().any(|made| (&made.config.name, made.config.spi) == (sa, *spi)) {
+                return Err(format!("there is no SA {sa} with SPI {spi}: see `millrace sas`"));
+            }
+        }
+        let mut made = self.make(set, &FILES).map_err(|wrong| wrong.to_string())?;
+        made.iter_mut().try_for_each(Made::reserve)?;
+        self.put(made);
+        for SaName { sa, spi } in remove {
+            self.remove(sa, *spi);
+        }
+        self.tidy();
+        Ok(())
+    }
+
+    /// Without any of them in the table yet.
+    fn make(&mut self, sas: &[SaConfig], means: &Means<'_>) -> Result<Vec<Made>, ConfigError> {
+        let mut all = Vec::<Made>::new();
+        for sa in sas {
             let wrong = |key: &str, message: String| ConfigError::Wrong {
                 file: sa.file.clone(),
                 line: sa.line,
                 key: Some(format!("sa.{key}")),
                 message: format!("SA {}: {message}", sa.name),
             };
-            let library = match (sas.library, config.crypto) {
-                (Some(library), _) => library,
-                (None, Some(library)) => {
-                    library.check().map_err(|why| wrong("name", format!("crypto = \"{library}\": {why}")))?;
-                    library
-                }
-                (None, None) => {
-                    let (library, why) = Library::best();
-                    sas.note = why.map(|why| why.to_string());
-                    library
-                }
-            };
-            sas.library = Some(library);
-            let (read, key_file) = key(sa).map_err(|why| wrong("key", why))?;
-            if let Some((_, other)) = keys.iter().zip(&config.sas).find(|(other, _)| **other == read) {
+            if self.made.len() + self.leaving.len() + all.len() >= MOST_SAS {
+                return Err(wrong("name", format!("{MOST_SAS} SAs are possible")));
+            }
+            let library = self.library().map_err(|why| wrong("name", why))?;
+            let (key, key_file) = (means.key)(sa).map_err(|why| wrong("key", why))?;
+            let fingerprint = sequence_file::fingerprint(&key);
+            let mut others = self.made.iter().chain(&self.leaving).chain(&all);
+            if let Some(other) = others.clone().find(|other| other.fingerprint == fingerprint) {
                 let message = format!(
                     "it has the key of SA {}: two SAs with one key encrypt different packets alike, and both can be read (docs/esp.md)",
-                    other.name
+                    other.config.name
                 );
                 return Err(wrong("key", message));
             }
-            let aead = library.expand(&read).map_err(|why| wrong("name", why.to_string()))?;
+            if let Some(other) = others.find(|other| other.config.is_confused_with(sa)) {
+                let message = format!("its SPI is that of SA {} already", other.config.name);
+                return Err(wrong("spi", message));
+            }
+            let aead = library.expand(&key).map_err(|why| wrong("name", why.to_string()))?;
             let common = Common {
                 spi: sa.spi,
-                key: &read,
+                key: &key,
                 aead,
                 mode: sa.mode,
                 is_extended: sa.is_extended,
@@ -130,73 +197,163 @@ impl Sas {
             };
             let kind = match sa.direction {
                 Direction::Outbound { mtu, dont_fragment, .. } => {
-                    let file = open(sa, &read).map_err(|why| wrong("sequence_file", why))?;
+                    let file = (means.numbers)(sa, &key).map_err(|why| wrong("sequence_file", why))?;
                     let used = file.as_ref().map_or(0, SequenceFile::used);
                     let outbound = Arc::new(Outbound::new(common, mtu, dont_fragment, used));
                     if file.is_none() {
                         outbound.sequence.reserve(u64::MAX);
                     }
-                    sas.table.set_outbound(&sa.name, outbound.clone());
                     Kind::Outbound(outbound, file)
                 }
                 Direction::Inbound { window } => {
                     let inbound = Inbound::new(common, window).map_err(|e| wrong("window", e.to_string()))?;
-                    let inbound = Arc::new(inbound);
-                    if !sas.table.add_inbound(&sa.name, inbound.clone()) {
-                        return Err(wrong("spi", "its SPI is another SA's already".into()));
-                    }
-                    Kind::Inbound(inbound)
+                    Kind::Inbound(Arc::new(inbound))
                 }
             };
-            sas.made.push(Made { name: sa.name.clone(), spi: sa.spi, kind, key_file });
-            keys.push(read);
+            all.push(Made { config: sa.clone(), fingerprint, kind, _key_file: key_file });
         }
-        Ok(sas)
+        Ok(all)
+    }
+
+    fn library(&mut self) -> Result<Library, String> {
+        if let Some(library) = self.library {
+            return Ok(library);
+        }
+        let (library, note) = match self.wanted {
+            Some(library) => {
+                library.check().map_err(|why| format!("crypto = \"{library}\": {why}"))?;
+                (library, None)
+            }
+            None => Library::best(),
+        };
+        self.note = note.map(|why| why.to_string());
+        self.library = Some(library);
+        Ok(library)
+    }
+
+    fn put(&mut self, all: Vec<Made>) {
+        for made in all {
+            let name = &made.config.name;
+            match &made.kind {
+                Kind::Outbound(sa, _) => {
+                    self.table.set_outbound(name, sa.clone());
+                    let is_replaced = |old: &mut Made| {
+                        matches!(old.kind, Kind::Outbound(..)) && old.config.name == made.config.name
+                    };
+                    self.leaving.extend(self.made.extract_if(.., is_replaced));
+                }
+                Kind::Inbound(sa) => {
+                    let added = self.table.add_inbound(name, sa.clone());
+                    debug_assert!(added, "SPIs differ");
+                }
+            }
+            self.made.push(made);
+        }
+    }
+
+    fn remove(&mut self, name: &str, spi: u32) {
+        let is_it = |made: &mut Made| (made.config.name.as_str(), made.config.spi) == (name, spi);
+        for made in self.made.extract_if(.., is_it) {
+            match &made.kind {
+                Kind::Outbound(..) => drop(self.table.remove_outbound(name)),
+                Kind::Inbound(_) => drop(self.table.remove_inbound(spi)),
+            }
+            self.leaving.push(made);
+        }
+    }
+
+    /// Lets go of those that are in no worker's hands any more, and notes which numbers they really used.
+    fn tidy(&mut self) {
+        let is_free = |made: &mut Made| match &made.kind {
+            Kind::Outbound(sa, _) => Arc::strong_count(sa) == 1,
+            Kind::Inbound(sa) => Arc::strong_count(sa) == 1,
+        };
+        let free: Vec<Made> = self.leaving.extract_if(.., is_free).collect();
+        for made in free {
+            if let Err(error) = made.finish() {
+                tracing::warn!("{error}");
+            }
+        }
     }
 
     /// Reserves more sequence numbers where few are left; to be called before the first run, and between runs. Where that cannot be noted, the SA sends
     /// what it has, and stops.
     pub fn reserve(&mut self) -> Result<(), String> {
-        for Made { name, kind, .. } in &mut self.made {
-            if let Kind::Outbound(sa, Some(file)) = kind {
-                file.reserve(&sa.sequence).map_err(|e| format!("SA {name}: {e}"))?;
-            }
+        let mut first = Ok(());
+        for made in &mut self.made {
+            first = first.and(made.reserve());
         }
-        Ok(())
+        first
+    }
+
+    /// Does any send?
+    fn sends(&self) -> bool {
+        self.made.iter().any(|made| matches!(made.kind, Kind::Outbound(..)))
     }
 
     /// Which library there is; `None`: there are no SAs.
     pub fn crypto(&self) -> Option<CryptoReport> {
-        self.library.map(|library| CryptoReport { library: library.name(), note: self.note.clone() })
+        let library = self.library?.name().into();
+        Some(CryptoReport { library, note: self.note.clone() })
     }
 
     /// What was sent and what came.
     pub fn report(&self) -> Vec<SaReport> {
         let report = |made: &Made| {
-            let (direction, sequence) = match &made.kind {
-                Kind::Outbound(sa, _) => ("outbound", sa.sequence.taken()),
-                Kind::Inbound(sa) => ("inbound", sa.window.top()),
+            let (sequence, left) = match &made.kind {
+                Kind::Outbound(sa, _) => {
+                    (sa.sequence.taken(), Some(sa.sequence.last() - sa.sequence.taken()))
+                }
+                Kind::Inbound(sa) => (sa.window.top(), None),
             };
-            SaReport { sa: made.name.clone(), spi: made.spi, direction, sequence }
+            let SaConfig { name, spi, mode, ends, direction, .. } = &made.config;
+            let mode = match mode {
+                Mode::Tunnel => "tunnel",
+                Mode::Transport => "transport",
+            };
+            SaReport {
+                sa: name.clone(),
+                spi: *spi,
+                direction: direction.name().into(),
+                mode: mode.into(),
+                local: ends.local(),
+                remote: ends.remote(),
+                sequence,
+                left,
+            }
         };
         self.made.iter().map(report).collect()
     }
 
     /// Notes which numbers were really used, so that those that were reserved besides are not lost. Nothing may be sent any more: elements
     /// that had the table are gone.
-    pub fn finish(self) -> Result<(), String> {
-        let Sas { table, made, .. } = self;
-        made.iter().for_each(|made| drop(table.remove_outbound(&made.name)));
-        drop(table);
-        for Made { name, kind, key_file, .. } in made {
-            if let Kind::Outbound(sa, Some(file)) = kind {
-                // An element that still has it may still send: then what was reserved stays used.
-                if let Some(sa) = Arc::into_inner(sa) {
-                    file.finish(sa.sequence.taken()).map_err(|e| format!("SA {name}: {e}"))?;
-                }
+    pub fn finish(&mut self) -> Result<(), String> {
+        let mut first = Ok(());
+        for made in mem::take(&mut self.made).into_iter().chain(mem::take(&mut self.leaving)) {
+            match &made.kind {
+                Kind::Outbound(..) => drop(self.table.remove_outbound(&made.config.name)),
+                Kind::Inbound(_) => drop(self.table.remove_inbound(made.config.spi)),
             }
-            drop(key_file);
+            first = first.and(made.finish());
         }
-        Ok(())
+        first
+    }
+}
+
+impl Made {
+    fn reserve(&mut self) -> Result<(), String> {
+        let Kind::Outbound(sa, Some(file)) = &mut self.kind else { return Ok(()) };
+        file.reserve(&sa.sequence).map_err(|e| format!("SA {}: {e}", self.config.name))
+    }
+
+    /// An element that still has it may still send: then what was reserved stays used.
+    fn finish(self) -> Result<(), String> {
+        let Kind::Outbound(sa, Some(file)) = self.kind else { return Ok(()) };
+        match Arc::into_inner(sa) {
+            Some(sa) => {
+                file.finish(sa.sequence.taken()).map_err(|e| format!("SA {}: {e}", self.config.name))
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -161,7 +161,7 @@ fn lock(file: &File, path: &Path) -> Result<(), Fault> {
 }
 
 /// 64 bits of SHA-256, which say nothing of a key that cannot be guessed.
-fn fingerprint(key: &Key) -> String {
+pub fn fingerprint(key: &Key) -> String {
     let mut context = digest::Context::new(&digest::SHA256);
     context.update(b"millrace sequence numbers\0");
     context.update(&key.salt());

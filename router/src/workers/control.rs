@@ -14,10 +14,10 @@ use super::{
     held::{Held, Made, Ring},
     inner::Inner,
     placing::Placing,
-    plan::{PathPlan, Slots, Tables, WorkersPlan, frames_needed},
+    plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
     report::{OutputStand, WorkerStand, WorkersReport, told},
     thread::{NotTaken, Thread},
-    up::{Device, Ups},
+    up::{Device, Places, Ups},
 };
 use crate::af_xdp::{Io, MOST_PATHS, Umem};
 use crate::config::ElementSettings;
@@ -106,7 +106,7 @@ impl Control {
         self.placing.take_in(&self.held.paths, self.clock);
         let at = self.place(plan);
         self.names = Arc::new(plan.ports.iter().map(|(id, port)| (port.name.clone(), *id)).collect());
-        self.tell_ports(plan);
+        self.tell_places(plan);
         self.start_workers(plan);
         self.tell_workers(plan);
         self.end(plan, &at);
@@ -268,14 +268,13 @@ impl Control {
         }
     }
 
-    fn tell_ports(&self, plan: &WorkersPlan) {
-        let ports = plan.ports.iter();
-        let device = ports
-            .map(|(id, port)| (*id, Device { ifindex: port.ifindex, namespace: port.namespace.clone() }));
-        self.ups.set_ports(device.collect());
+    fn tell_places(&self, plan: &WorkersPlan) {
+        let device = |port: &PortPlan| Device { ifindex: port.ifindex, namespace: port.namespace.clone() };
+        let ports = plan.ports.iter().map(|(id, port)| (*id, device(port))).collect();
+        self.ups.set_places(Places { ports, routers: plan.namespaces.clone() });
     }
 
-    /// Weights of routers, and names of ports.
+    /// Weights of routers, and names and routers of ports.
     fn tell_workers(&mut self, plan: &WorkersPlan) {
         let mut weights = plan.routers.clone();
         // Those that are not in it any more.
@@ -283,8 +282,10 @@ impl Control {
         self.weights = weights;
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let (names, weights, tables) = (self.names.clone(), self.weights.clone(), self.tables.clone());
+            let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
             let told = self.ask(core, move |inner| {
                 inner.names = names;
+                inner.desk.set_owners(owners);
                 weights.into_iter().for_each(|(router, weight)| inner.worker.weigh(router, weight));
                 // Others than it has, where it did not answer when they were changed.
                 std::mem::replace(&mut inner.desk.tables, tables)

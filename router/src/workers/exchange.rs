@@ -8,7 +8,7 @@ use crate::af_xdp::{Buffer, Io, MOST_PATHS};
 use logic::{
     elements::{Ingress, Loss, Verdict},
     paths::PathId,
-    plan::PortId,
+    plan::{PortId, RouterId},
     reason::Reason,
     tables::Arrivals,
     worker::{Exchange, Frame},
@@ -96,6 +96,8 @@ pub(super) struct Desk {
     outputs: [Option<usize>; PORTS],
     /// Bit p: `outputs[p]` is there.
     ports: u64,
+    /// By port: whose packets are that are for no interface.
+    owners: [RouterId; PORTS],
     /// By path.
     pub fates: Vec<Fates>,
     /// By port: what leaves after this turn.
@@ -115,6 +117,7 @@ impl Desk {
             gate,
             outputs: [None; PORTS],
             ports: 0,
+            owners: [0; PORTS],
             fates: (0..MOST_PATHS).map(|_| Fates::default()).collect(),
             out: (0..PORTS).map(|_| Vec::new()).collect(),
             leaves: 0,
@@ -127,6 +130,14 @@ impl Desk {
         if let Some(place) = self.outputs.get_mut(usize::from(port)) {
             *place = Some(output);
             self.ports |= 1 << port;
+        }
+    }
+
+    pub fn set_owners(&mut self, owners: impl IntoIterator<Item = (PortId, RouterId)>) {
+        for (port, router) in owners {
+            if let Some(owner) = self.owners.get_mut(usize::from(port)) {
+                *owner = router;
+            }
         }
     }
 
@@ -177,12 +188,15 @@ impl Exchange for Hands<'_> {
 
     #[inline]
     fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Arrived>) {
-        let Desk { tables, clock, in_hand, now_ns, fates, .. } = &mut *self.desk;
+        let Desk { tables, clock, in_hand, now_ns, fates, owners, .. } = &mut *self.desk;
         let (memory, mut arrivals) = (tables.memory(), Arrivals::default());
         *now_ns = clock.ns(clock.cycles());
         let came_ns = *now_ns;
         let count = self.io.receive_from(usize::from(path), most, |port, buffer| {
-            let ingress = arrivals.ingress(memory, port, buffer.data());
+            let mut ingress = arrivals.ingress(memory, port, buffer.data());
+            if ingress.interface == 0 {
+                ingress.router = owners.get(usize::from(port)).copied().unwrap_or_default();
+            }
             to.push(Arrived { buffer, ingress, came_ns });
         });
         *in_hand += count as u64;
@@ -209,7 +223,11 @@ impl Exchange for Hands<'_> {
             }
             Verdict::Up(reason) => {
                 fates.up[reason as usize] += 1;
-                desk.gate.give(reason, frame.ingress, desk.now_ns, frame.data());
+                desk.gate.give(reason, false, frame.ingress, desk.now_ns, frame.data());
+            }
+            Verdict::Own(reason) => {
+                fates.up[reason as usize] += 1;
+                desk.gate.give(reason, true, frame.ingress, desk.now_ns, frame.data());
             }
             Verdict::Drop(loss) => fates.dropped[loss as usize] += 1,
         }

@@ -52,6 +52,7 @@ mod rings;
 mod rounds;
 mod sleepers;
 mod thread;
+mod own;
 mod up;
 
 pub use epochs::Epochs;

@@ -1,14 +1,17 @@
-//! Packets for the kernel, as they came in.
+//! Packets for the kernel: as they came in, or, if an element made them, to be sent as the machine's own ([`super::own`]).
 //!
-//! To give one to the kernel takes a system call of some 16 us (BPF_PROG_TEST_RUN with live frames; one packet each, as all of a call
+//! To give one to the kernel that came in takes a system call of some 16 us (BPF_PROG_TEST_RUN with live frames; one packet each, as all of a call
 //! have the same bytes), so it is not the workers' time: one thread does it, in the order of each worker. Before a packet is copied for it, its
 //! payer is charged as in the kernel plane (`bpf/account.h`): its router, or its port where it is for no interface. Budgets are each worker's.
 //!
 //! What may wait for the thread is bounded, and a quarter of that is for ARP and neighbour discovery alone. A payer has at most as many
 //! there as are free (dynamic thresholds; Choudhury and Hahne 1998, with alpha = 1): alone a half, and whoever comes always finds room.
 
-use super::exchange::PORTS;
-use crate::{netns, plane::Injector};
+use super::{exchange::PORTS, own::Senders};
+use crate::{
+    netns::{self, OpenNamespace},
+    plane::Injector,
+};
 use anyhow::{Context, Result};
 use libbpf_rs::ObjectBuilder;
 use logic::{
@@ -153,9 +156,26 @@ pub(super) struct Device {
     pub namespace: Arc<File>,
 }
 
+/// Where packets go up.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Places {
+    pub ports: BTreeMap<PortId, Device>,
+    /// Where what was made for a router is sent.
+    pub routers: BTreeMap<RouterId, OpenNamespace>,
+}
+
+/// A packet for the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum How {
+    /// A frame, as it came in by this port.
+    Came(PortId),
+    /// An IP packet, to be sent as this router's own.
+    Own(RouterId),
+}
+
 enum Message {
-    Packet { payer: usize, port: PortId, frame: Box<[u8]> },
-    Ports(BTreeMap<PortId, Device>),
+    Packet { payer: usize, how: How, data: Box<[u8]> },
+    Places(Places),
 }
 
 /// The thread, and the way to it.
@@ -180,8 +200,8 @@ impl Ups {
     }
 
     /// From now on.
-    pub fn set_ports(&self, ports: BTreeMap<PortId, Device>) {
-        let _ = self.to.send(Message::Ports(ports));
+    pub fn set_places(&self, places: Places) {
+        let _ = self.to.send(Message::Places(places));
     }
 
     /// For one worker.
@@ -214,21 +234,27 @@ impl Ups {
 }
 
 fn give(messages: &Receiver<Message>, up: Box<dyn Up>, line: &Line) {
-    let mut place = Place { up, ports: BTreeMap::new(), home: File::open(OWN).ok(), away: None };
+    let (places, senders) = (Places::default(), Senders::default());
+    let mut place = Place { up, places, senders, home: File::open(OWN).ok(), away: None };
     for message in messages {
         match message {
-            Message::Ports(ports) => {
+            Message::Places(places) => {
                 // One that is deleted is not held by us.
                 place.go_home();
-                place.ports = ports;
+                place.senders.keep(&places.routers);
+                place.places = places;
             }
-            Message::Packet { payer, port, frame } => {
+            Message::Packet { payer, how, data } => {
                 let Some(payer) = line.payers.get(payer) else { continue };
                 line.leave(payer);
-                match place.up(port, &frame) {
+                let given = match how {
+                    How::Came(port) => place.up(port, &data),
+                    How::Own(router) => place.send(router, &data),
+                };
+                match given {
                     Ok(()) => payer.packets.fetch_add(1, Relaxed),
                     Err(error) => {
-                        tracing::debug!("a packet of port {port} does not go up: {error:#}");
+                        tracing::debug!("the kernel does not take a packet ({how:?}): {error:#}");
                         payer.failed.fetch_add(1, Relaxed)
                     }
                 };
@@ -240,7 +266,8 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, line: &Line) {
 /// Where the thread is: a port's namespace, as long as packets come by it.
 struct Place {
     up: Box<dyn Up>,
-    ports: BTreeMap<PortId, Device>,
+    places: Places,
+    senders: Senders,
     home: Option<File>,
     /// The namespace it is in, if not its own.
     away: Option<netns::Key>,
@@ -248,14 +275,15 @@ struct Place {
 
 impl Place {
     fn up(&mut self, port: PortId, frame: &[u8]) -> Result<()> {
-        let device = self.ports.get(&port).context("the port is gone")?;
-        let key = netns::Key::of(&device.namespace)?;
-        if self.away != Some(key) {
-            // This thread's own business: it does nothing else.
-            netns::enter(&device.namespace).context("entering a port's namespace (CAP_SYS_ADMIN)")?;
-            self.away = Some(key);
-        }
-        self.up.up(device.ifindex, frame)
+        let Device { ifindex, namespace } = self.places.ports.get(&port).context("the port is gone")?;
+        enter(&mut self.away, namespace)?;
+        self.up.up(*ifindex, frame)
+    }
+
+    fn send(&mut self, router: RouterId, packet: &[u8]) -> Result<()> {
+        let namespace = self.places.routers.get(&router).context("the router is gone")?;
+        let open = || enter(&mut self.away, namespace.file());
+        self.senders.send(namespace.key(), packet, open)
     }
 
     fn go_home(&mut self) {
@@ -270,6 +298,16 @@ impl Place {
     }
 }
 
+/// This thread's own business: it does nothing else.
+fn enter(away: &mut Option<netns::Key>, namespace: &File) -> Result<()> {
+    let key = netns::Key::of(namespace)?;
+    if *away != Some(key) {
+        netns::enter(namespace).context("entering a namespace (CAP_SYS_ADMIN)")?;
+        *away = Some(key);
+    }
+    Ok(())
+}
+
 /// A worker's way to the thread.
 pub(super) struct Gate {
     to: Sender<Message>,
@@ -280,8 +318,8 @@ pub(super) struct Gate {
 }
 
 impl Gate {
-    /// What becomes of it is counted.
-    pub fn give(&mut self, reason: Reason, ingress: Ingress, now_ns: u64, frame: &[u8]) {
+    /// A frame that came in, or an IP packet that was made of it; what becomes of it is counted.
+    pub fn give(&mut self, reason: Reason, is_own: bool, ingress: Ingress, now_ns: u64, data: &[u8]) {
         let number = match ingress.interface {
             0 => ROUTERS + usize::from(ingress.port),
             _ => usize::from(ingress.router),
@@ -309,7 +347,8 @@ impl Gate {
             payer.queue_full.fetch_add(1, Relaxed);
             return;
         }
-        let message = Message::Packet { payer: number, port: ingress.port, frame: frame.into() };
+        let how = if is_own { How::Own(ingress.router) } else { How::Came(ingress.port) };
+        let message = Message::Packet { payer: number, how, data: data.into() };
         if self.to.send(message).is_err() {
             self.line.leave(payer);
             payer.failed.fetch_add(1, Relaxed);
@@ -363,7 +402,8 @@ mod tests {
         let ((told, tells), (go, may)) = (channel(), sync_channel(4096));
         let ups = Ups::start(Box::new(Told(told, may)), budgets).unwrap();
         let namespace = Arc::new(File::open("/proc/thread-self/ns/net").unwrap());
-        ups.set_ports(BTreeMap::from([(3, Device { ifindex: 77, namespace })]));
+        let ports = BTreeMap::from([(3, Device { ifindex: 77, namespace })]);
+        ups.set_places(Places { ports, ..Places::default() });
         (ups, tells, go)
     }
 
@@ -378,14 +418,14 @@ mod tests {
         let policed = || (ups.report().all.policed, ups.report().all.control_policed);
         // 100 ms of 1000 a second; another router has its own.
         for n in 0..500_u16 {
-            gate.give(Reason::TtlExceeded, of(1), 0, &n.to_be_bytes());
+            gate.give(Reason::TtlExceeded, false, of(1), 0, &n.to_be_bytes());
         }
         assert_eq!(policed(), (400, 0));
-        gate.give(Reason::TtlExceeded, of(2), 0, &[]);
-        gate.give(Reason::Arp, of(1), 0, &[]);
+        gate.give(Reason::TtlExceeded, false, of(2), 0, &[]);
+        gate.give(Reason::Arp, false, of(1), 0, &[]);
         assert_eq!(policed(), (400, 0));
-        gate.give(Reason::TtlExceeded, of(1), 1_000_000, &[]);
-        gate.give(Reason::TtlExceeded, of(1), 1_000_000, &[]);
+        gate.give(Reason::TtlExceeded, false, of(1), 1_000_000, &[]);
+        gate.give(Reason::TtlExceeded, false, of(1), 1_000_000, &[]);
         assert_eq!(policed(), (401, 0), "a millisecond later there is one more");
         assert_eq!(ups.report().routers[&1].policed, 401);
         assert!(ups.report().routers.get(&2).is_none_or(|other| other.policed == 0));
@@ -404,15 +444,15 @@ mod tests {
         let (ups, _tells, go) = start(Budgets { exception_pps: 0, control_pps: 0 });
         let mut gate = ups.gate();
         let full = |router| ups.report().routers.get(&router).map_or(0, |counts| counts.queue_full);
-        (0..2000).for_each(|_| gate.give(Reason::Local, of(1), 0, &[]));
+        (0..2000).for_each(|_| gate.give(Reason::Local, false, of(1), 0, &[]));
         // One may be with the thread.
         assert!((2000 - 385..=2000 - 384).contains(&full(1)), "half of what is for all: {}", full(1));
-        (0..2000).for_each(|_| gate.give(Reason::Local, of(2), 0, &[]));
+        (0..2000).for_each(|_| gate.give(Reason::Local, false, of(2), 0, &[]));
         assert!((2000 - 193..=2000 - 192).contains(&full(2)), "half of the rest: {}", full(2));
-        (0..96).for_each(|_| gate.give(Reason::Local, of(3), 0, &[]));
+        (0..96).for_each(|_| gate.give(Reason::Local, false, of(3), 0, &[]));
         assert_eq!(full(3), 0);
         // And control a quarter besides.
-        (0..128).for_each(|_| gate.give(Reason::Arp, of(4), 0, &[]));
+        (0..128).for_each(|_| gate.give(Reason::Arp, false, of(4), 0, &[]));
         assert_eq!(full(4), 0);
         (0..801).for_each(|_| _ = go.send(()));
         let report = || ups.report().all;
@@ -422,7 +462,7 @@ mod tests {
             }
             thread::sleep(Duration::from_millis(1));
         }
-        gate.give(Reason::Local, of(1), 0, &[]);
+        gate.give(Reason::Local, false, of(1), 0, &[]);
         assert_eq!(report().queue_full, full(1) + full(2), "there is room again: {:?}", report());
     }
 
@@ -432,7 +472,7 @@ mod tests {
         let mut gate = ups.gate();
         go.send(()).unwrap();
         for port in [3, 4] {
-            gate.give(Reason::Local, Ingress { port, ..Ingress::default() }, 0, &[]);
+            gate.give(Reason::Local, false, Ingress { port, ..Ingress::default() }, 0, &[]);
         }
         for _ in 0..1000 {
             if ups.report().all.packets + ups.report().all.failed == 2 {

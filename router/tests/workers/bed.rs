@@ -246,6 +246,7 @@ pub fn ports(queues: u32, rings: Rings) -> BTreeMap<PortId, PortPlan> {
                 name,
                 ifindex,
                 namespace,
+                router: 0,
                 queues,
                 zero_copy: true,
                 polling: Polling::Interrupts,
@@ -289,6 +290,7 @@ pub fn plan(
     WorkersPlan {
         cores: cores.iter().map(|id| core(*id)).collect(),
         routers: BTreeMap::new(),
+        namespaces: BTreeMap::new(),
         ports: ports.clone(),
         paths: paths.iter().cloned().collect(),
     }

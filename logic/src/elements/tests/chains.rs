@@ -139,7 +139,7 @@ proptest! {
                 Some(Verdict::To(_)) => to += 1,
                 Some(Verdict::Up(_)) => prop_assert_eq!(packet, &bytes),
                 Some(Verdict::Drop(_)) => {}
-                None => prop_assert!(false, "no verdict"),
+                Some(Verdict::Own(_)) | None => prop_assert!(false, "no verdict"),
             }
         }
         prop_assert_eq!(chain.whole().to, to);

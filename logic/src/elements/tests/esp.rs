@@ -11,16 +11,16 @@ use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 pub(super) struct Setting {
-    mode: Mode,
-    is_v6: bool,
-    udp: Option<Udp>,
-    is_extended: bool,
-    key_bytes: usize,
-    spi: u32,
-    window: u32,
-    mtu: u16,
-    used: u64,
-    selectors: Selectors,
+    pub mode: Mode,
+    pub is_v6: bool,
+    pub udp: Option<Udp>,
+    pub is_extended: bool,
+    pub key_bytes: usize,
+    pub spi: u32,
+    pub window: u32,
+    pub mtu: u16,
+    pub used: u64,
+    pub selectors: Selectors,
 }
 
 pub(super) const PLAIN: Setting = Setting {

@@ -5,6 +5,7 @@ mod chains;
 mod clear;
 mod esp;
 mod exact;
+mod own;
 mod race;
 mod reference;
 mod routing;

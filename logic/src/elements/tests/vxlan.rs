@@ -131,7 +131,7 @@ proptest! {
                 // What is inside, but for marks of congestion.
                 Verdict::To(1) => prop_assert!(data.len() < came.len() && data.len() >= 14),
                 Verdict::Drop(_) => {}
-                Verdict::To(_) => prop_assert!(false),
+                Verdict::To(_) | Verdict::Own(_) => prop_assert!(false),
             }
         }
         esp::run(&mut encap(tunnel(is_v6)), &packets);
