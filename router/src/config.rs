@@ -351,8 +351,15 @@ impl Config {
 
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        let forms: &[&[_]] =
-            &[&FORMS, &cores::FORMS, &shares::FORMS, &openflow::FORMS, &paths::FORMS, &sas::FORMS, &workers::FORMS];
+        let forms: &[&[_]] = &[
+            &FORMS,
+            &cores::FORMS,
+            &shares::FORMS,
+            &openflow::FORMS,
+            &paths::FORMS,
+            &sas::FORMS,
+            &workers::FORMS,
+        ];
         let mut config: Config = from_toml(file, text, forms)?;
         let paths = mem::take(&mut config.path_settings);
         let sas = sas::SasSettings {

@@ -11,11 +11,13 @@
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
+//! | `user_plane.rs`, `esp.rs` | paths of the user plane |
 //! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
 mod daemon;
+mod esp;
 mod frr;
 mod jumbo;
 mod lifetime;

@@ -21,7 +21,7 @@ fn udp_arrives(bed: &Bed, port: u16) -> bool {
     server.recv(&mut bytes).is_ok_and(|n| bytes[..n] == port.to_be_bytes())
 }
 
-fn path(daemon: &Daemon, name: &str) -> Value {
+pub fn path(daemon: &Daemon, name: &str) -> Value {
     let status = daemon.ask(&["status"]);
     let mut paths = status["paths"].as_array().unwrap().iter();
     paths.find(|path| path["path"] == name).cloned().unwrap_or_else(|| panic!("{status:#}"))
@@ -64,7 +64,7 @@ fn routed(bed: &Bed, name: &str, class: &str) -> String {
 }
 
 /// Numbered datagrams from the client to the server by red; those that came, in order.
-fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
+pub fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
     let server = bed.server.enter(|| Ok(UdpSocket::bind(to)?)).unwrap();
     server.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
     let client = bed.client.enter(|| Ok(UdpSocket::bind(from)?)).unwrap();
@@ -85,7 +85,7 @@ fn numbered(bed: &Bed, from: &str, to: &str, count: u32) -> Vec<u32> {
     })
 }
 
-fn sum(counts: &Value) -> u64 {
+pub fn sum(counts: &Value) -> u64 {
     counts.as_object().map_or(0, |counts| counts.values().filter_map(Value::as_u64).sum())
 }
 

@@ -295,10 +295,7 @@ enum Use {
 }
 
 /// By name, of those that are known.
-fn uses(
-    names: impl Iterator<Item = String>,
-    chains: &[ChainAt<'_>],
-) -> Result<BTreeMap<String, Use>, Wrong> {
+fn uses(names: impl Iterator<Item = String>, chains: &[ChainAt<'_>]) -> Result<BTreeMap<String, Use>, Wrong> {
     let names: Vec<String> = names.collect();
     let mut uses = BTreeMap::new();
     for (at, path, chain) in chains {

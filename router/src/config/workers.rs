@@ -119,7 +119,10 @@ pub(super) const FORMS: [(&str, &str); 3] = [
 
 #[cfg(test)]
 mod tests {
-    use super::{super::Config, *};
+    use super::{
+        super::{Config, Direction},
+        *,
+    };
 
     fn parse(text: &str) -> Result<Config, String> {
         Config::parse(Path::new("m.toml"), text).map_err(|e| e.to_string())
@@ -163,6 +166,32 @@ mod tests {
         assert_eq!((parse("").unwrap().paths, parse("").unwrap().workers.cores), (vec![], None));
     }
 
+    const ENCRYPT: &str = "chain = [\"check\", \"ttl\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n";
+    const SA: &str = "[[sa]]\nname = \"x\"\nspi = 256\nmode = \"tunnel\"\nlocal = \"192.0.2.1\"\nremote = \"192.0.2.2\"\nkey_file = \"k\"\nsequence_file = \"s\"\n";
+
+    /// Given in the file or not, they can be set later; whoever uses them says which direction they have.
+    #[test]
+    fn sas_are_those_that_elements_use() {
+        let path = format!("[[path]]\nname = \"a\"\n{ENCRYPT}otherwise = \"drop\"\n");
+        let given = parse(&format!("crypto = \"aws-lc-rs\"\n{WORKERS}{SA}{path}")).unwrap().sas;
+        assert_eq!((given.crypto, given.sas.len()), (Some(crate::crypto::Library::AwsLc), 1));
+        let later = parse(&format!("sas_later = [\"x\"]\n{WORKERS}{path}")).unwrap().sas;
+        assert_eq!(later.sas, []);
+        let more = |text: &str| later.more(Path::new("/etc/more.toml"), text).map_err(|e| e.to_string());
+        let set = more(SA).unwrap();
+        let Direction::Outbound { sequence_file, .. } = &set[0].direction else { panic!("{set:?}") };
+        assert_eq!((sequence_file.as_path(), set[0].line), (Path::new("/etc/s"), 2));
+        for (text, part) in [
+            (SA.replace("\"x\"", "\"y\""), "/etc/more.toml:2: sa.name: SA y is used by no element"),
+            (SA.replace("sequence_file = \"s\"\n", ""), "needs sequence_file"),
+            (format!("{SA}[workers]\n"), "/etc/more.toml:9: unknown field"),
+            (format!("{SA}{SA}"), "/etc/more.toml:11: sa.spi: SA x has the SPI of SA x already"),
+        ] {
+            let error = more(&text).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
     #[test]
     fn what_is_wrong_is_named() {
         const CHAIN: &str = "chain = [\"count\", \"discard\"]\n";
@@ -200,10 +229,22 @@ mod tests {
                 &["m.toml:5: path.chain: ", "path a: "],
             ),
             (
+                format!("sas_later = [\"x\"]\n{WORKERS}[[path]]\nname = \"a\"\n{ENCRYPT}"),
+                &["m.toml:5: path.otherwise: ", "path a encrypts", "otherwise = \"drop\" is needed"],
+            ),
+            (
+                format!("{WORKERS}[[path]]\nname = \"a\"\n{ENCRYPT}otherwise = \"drop\"\n"),
+                &["m.toml:5: path.chain: ", "element 3 uses x, which is no [[sa]] of this file"],
+            ),
+            (
                 format!(
-                    "{WORKERS}[[path]]\nname = \"a\"\nchain = [\"check\", \"ttl\", {{ element = \"esp_encrypt\", sa = \"x\" }}, {{ element = \"forward\", port = \"p\" }}]\n"
+                    "sas_later = [\"x\", \"y\"]\n{WORKERS}[[path]]\nname = \"a\"\n{ENCRYPT}otherwise = \"drop\"\n"
                 ),
-                &["m.toml:5: path.chain: ", "path a: the daemon has no security associations yet"],
+                &["m.toml:1: sas_later: ", "SA y is used by no element"],
+            ),
+            (
+                format!("{WORKERS}{SA}[[path]]\nname = \"a\"\nchain = [\"discard\"]\n"),
+                &["m.toml:4: sa.name: ", "SA x is used by no element"],
             ),
             ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),

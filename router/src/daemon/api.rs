@@ -477,9 +477,15 @@ mod tests {
             ("GET", "/flows?wants=1", "", 400, "unknown field `wants`"),
             ("POST", "/flows", "{", 400, "not a request for flows"),
             ("PUT", "/flows", "", 405, ""),
-            ("POST", "/sas", "{\"set\":\"[[sa]]\",\"file\":\"/x\"}", 400, "/x:1: sa: missing field"),
+            ("POST", "/sas", "{\"set\":\"[[sa]]\",\"file\":\"/x\"}", 400, "/x:1: missing field"),
             ("POST", "/sas", "{\"set\":\"[[sa]]\"}", 400, "file: the absolute path"),
-            ("POST", "/sas", "{\"remove\":[{\"sa\":\"a\",\"spi\":256}]}", 400, "there is no SA a with SPI 256"),
+            (
+                "POST",
+                "/sas",
+                "{\"remove\":[{\"sa\":\"a\",\"spi\":256}]}",
+                400,
+                "there is no SA a with SPI 256",
+            ),
             ("POST", "/sas", "{\"keys\":1}", 400, "unknown field `keys`"),
         ];
         for (method, path, body, status, part) in table {

@@ -139,9 +139,7 @@ pub(crate) fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId
         };
         for (verdict, packets) in counters.lost() {
             match verdict {
-                Verdict::Up(reason) | Verdict::Own(reason) => {
-                    report.up.insert(reason.name().into(), packets)
-                }
+                Verdict::Up(reason) | Verdict::Own(reason) => report.up.insert(reason.name().into(), packets),
                 Verdict::Drop(loss) => report.dropped.insert(loss.name().into(), packets),
                 Verdict::To(_) => None,
             };

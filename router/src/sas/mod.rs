@@ -350,9 +350,7 @@ impl Made {
     fn finish(self) -> Result<(), String> {
         let Kind::Outbound(sa, Some(file)) = self.kind else { return Ok(()) };
         match Arc::into_inner(sa) {
-            Some(sa) => {
-                file.finish(sa.sequence.taken()).map_err(|e| format!("SA {}: {e}", self.config.name))
-            }
+            Some(sa) => file.finish(sa.sequence.taken()).map_err(|e| format!("SA {}: {e}", self.config.name)),
             None => Ok(()),
         }
     }

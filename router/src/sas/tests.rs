@@ -1,12 +1,12 @@
 //! Sequence files; the rest is in `router/tests/esp.rs`, over the binary.
 
 use super::{
-    key,
+    RunningSas, SaName, key,
     sequence_file::{Fault, SequenceFile},
 };
-use crate::config::KeySource;
+use crate::config::{Config, KeySource};
 use logic::esp::{Key, Sequence};
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 fn key(byte: u8) -> Key {
     Key::new(&[byte; 20]).unwrap()
@@ -131,4 +131,99 @@ fn the_key_of_what_is_sent_is_in_one_place() {
         std::os::unix::fs::chown(&path, Some(1), None).unwrap();
         assert!(key::read(&source, false).unwrap_err().contains("does not belong"));
     }
+}
+
+/// A directory with keys `a` to `d`, and SAs of a daemon that go by `x` and come by `y`.
+fn running() -> (tempfile::TempDir, RunningSas) {
+    let directory = tempfile::tempdir().unwrap();
+    for (byte, name) in (1..).zip(["a", "b", "c", "d"]) {
+        let file = directory.path().join(name);
+        fs::write(&file, format!("{byte:02x}").repeat(20)).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let text = String::from(
+        "sas_later = [\"x\", \"y\"]\n[workers]\ncores = \"0\"\n[[path]]\nname = \"out\"\notherwise = \"drop\"\nclass = { port = \"p\" }\n\
+         chain = [\"check\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n\
+         [[path]]\nname = \"in\"\nchain = [\"check\", { element = \"esp_decrypt\", sas = [\"y\"] }, \"discard\"]\n",
+    );
+    let config = Config::parse(Path::new("m.toml"), &text).unwrap();
+    (directory, RunningSas::load(&config.sas).unwrap())
+}
+
+fn table(name: &str, spi: u32, key: &str) -> String {
+    let more = if name == "x" { format!("sequence_file = \"{key}.sequence\"\n") } else { String::new() };
+    format!(
+        "[[sa]]\nname = \"{name}\"\nspi = {spi}\nmode = \"tunnel\"\nlocal = \"192.0.2.1\"\nremote = \"192.0.2.2\"\nkey_file = \"{key}\"\n{more}"
+    )
+}
+
+fn spis(sas: &RunningSas) -> Vec<u32> {
+    sas.report().sas.iter().map(|sa| sa.spi).collect()
+}
+
+#[test]
+fn sas_change_all_or_none() {
+    let (directory, sas) = running();
+    sas.begin().unwrap();
+    let file = directory.path().join("set.toml");
+    let change = |text: &str, remove: &[SaName]| sas.change(&file, text, remove);
+    let name = |sa: &str, spi| SaName { sa: sa.into(), spi };
+    change(&(table("x", 1000, "a") + &table("y", 2000, "b")), &[]).unwrap();
+    assert_eq!(spis(&sas), [1000, 2000]);
+    for (text, remove, part) in [
+        (
+            table("x", 1001, "c") + &table("y", 2001, "b"),
+            vec![],
+            "set.toml:10: sa.key: SA y: it has the key of SA y",
+        ),
+        (table("x", 1001, "c") + &table("y", 2000, "d"), vec![], "its SPI is that of SA y already"),
+        (table("x", 1001, "none"), vec![], "cannot read the key file"),
+        (table("x", 1001, "c"), vec![name("y", 2001)], "there is no SA y with SPI 2001"),
+        (table("z", 1001, "c"), vec![], "SA z is used by no element"),
+    ] {
+        let why = change(&text, &remove).unwrap_err();
+        assert!(why.contains(part), "{why}");
+        assert_eq!(spis(&sas), [1000, 2000], "{part}");
+    }
+    // What was refused has left no key locked.
+    change(&(table("x", 1001, "c") + &table("y", 2001, "d")), &[name("y", 2000)]).unwrap();
+    assert_eq!(spis(&sas), [1001, 2001]);
+    let outbound = sas.table().outbound();
+    assert_eq!((outbound.len(), &outbound[0].0[..], outbound[0].1.sequence.taken()), (1, "x", 0));
+    assert_eq!(outbound[0].1.sequence.reserved(), 1 << 20, "before the first packet");
+    assert_eq!(noted(&directory.path().join("a.sequence")), 0, "of the old one none was used");
+    outbound[0].1.sequence.take(5);
+    drop(outbound);
+    sas.finish().unwrap();
+    assert_eq!(noted(&directory.path().join("c.sequence")), 5);
+    assert!(change("", &[]).is_err());
+}
+
+/// As long as a worker may send by it, its numbers stay reserved and its key locked.
+#[test]
+fn a_replaced_sa_ends_when_nobody_has_it_any_more() {
+    let (directory, sas) = running();
+    sas.begin().unwrap();
+    let file = directory.path().join("set.toml");
+    sas.change(&file, &table("x", 1000, "a"), &[]).unwrap();
+    let worker = sas.table().outbound().remove(0).1;
+    sas.change(&file, &table("x", 1001, "b"), &[]).unwrap();
+    worker.sequence.take(7);
+    let path = directory.path().join("a.sequence");
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(noted(&path), 1 << 20);
+    let again = sas.change(&file, &table("x", 1002, "a"), &[]).unwrap_err();
+    assert!(again.contains("in use by another process, or by another SA"), "{again}");
+    drop(worker);
+    for _ in 0..500 {
+        if noted(&path) == 7 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(noted(&path), 7);
+    // Its key goes on where it was.
+    sas.change(&file, &table("x", 1002, "a"), &[]).unwrap();
+    assert_eq!(sas.table().outbound()[0].1.sequence.taken(), 7);
+    sas.finish().unwrap();
 }

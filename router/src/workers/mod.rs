@@ -45,6 +45,7 @@ mod exchange;
 mod held;
 mod inner;
 mod moving;
+mod own;
 mod placing;
 mod plan;
 mod report;
@@ -52,7 +53,6 @@ mod rings;
 mod rounds;
 mod sleepers;
 mod thread;
-mod own;
 mod up;
 
 pub use epochs::Epochs;

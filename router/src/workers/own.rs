@@ -3,11 +3,12 @@
 //! Linux finds their next hop, resolves its address, and has them go through its output hooks, as it does with what its own tunnels make. It fragments
 //! none of them (`raw_send_hdrinc`): what is longer than the next hop's MTU is lost.
 
-use crate::netns::{OpenNamespace, Key};
+use crate::netns::{Key, OpenNamespace};
 use anyhow::{Context, Result, bail};
 use logic::plan::RouterId;
 use rustix::net::{
-    AddressFamily, SendFlags, SocketAddrV4, SocketAddrV6, SocketFlags, SocketType, ipproto, sendto, socket_with,
+    AddressFamily, SendFlags, SocketAddrV4, SocketAddrV6, SocketFlags, SocketType, ipproto, sendto,
+    socket_with,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,7 +43,8 @@ impl Senders {
             self.0.insert(key, opened);
         }
         let sender = self.0.get(&key).context("there is no socket")?;
-        let sent = match (packet.first().map(|first| first >> 4), packet.first_chunk(), packet.first_chunk()) {
+        let sent = match (packet.first().map(|first| first >> 4), packet.first_chunk(), packet.first_chunk())
+        {
             (Some(4), Some(header), _) => {
                 let [.., a, b, c, d]: [u8; 20] = *header;
                 sendto(&sender.ipv4, packet, SendFlags::empty(), &SocketAddrV4::new([a, b, c, d].into(), 0))

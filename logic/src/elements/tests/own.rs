@@ -10,7 +10,12 @@ use crate::{
 };
 
 /// Of this SA, or of none; where its packets' next hop is resolved, or not.
-fn sent(vxlan: Option<Vxlan>, setting: Option<&Setting>, is_resolved: bool, frame: &[u8]) -> (Verdict, Vec<u8>) {
+fn sent(
+    vxlan: Option<Vxlan>,
+    setting: Option<&Setting>,
+    is_resolved: bool,
+    frame: &[u8],
+) -> (Verdict, Vec<u8>) {
     let mut world = World::new();
     if !is_resolved {
         let gone = Op::Neighbour(2, IpAddr::from([192, 0, 2, 1]), None);
@@ -38,7 +43,8 @@ fn sent(vxlan: Option<Vxlan>, setting: Option<&Setting>, is_resolved: bool, fram
 #[test]
 fn what_is_made_here_goes_up_as_the_ip_packet_that_would_have_left() {
     let tunnel = |is_v6: bool| {
-        let [local, remote] = [["10.0.0.1", "10.1.0.1"], ["2001:db8:2::1", "2001:db8:1::1"]][usize::from(is_v6)];
+        let [local, remote] =
+            [["10.0.0.1", "10.1.0.1"], ["2001:db8:2::1", "2001:db8:1::1"]][usize::from(is_v6)];
         let ends = Ends::new(local.parse().unwrap(), remote.parse().unwrap()).unwrap();
         Vxlan { vni: 7, ends, port: 4789, mtu: 1500, hops: 64, is_whole: false }
     };
