@@ -10,7 +10,8 @@ what=${1:-test}
 build="clang-16 llvm-16 libelf-dev zlib1g-dev pkg-config make gcc"
 run="iproute2 iptables procps ethtool iputils-ping nftables tcpdump netsniff-ng tcpreplay iperf3 traceroute frr
 stress-ng sysbench nginx wrk openvswitch-switch openvswitch-common python3-venv
-python3-scapy python3-cryptography"
+python3-scapy python3-cryptography strongswan-charon strongswan-swanctl libcharon-extra-plugins
+libstrongswan-standard-plugins"
 # Made for x86-64; elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
 vm="qemu-system-x86 busybox-static cpio zstd"

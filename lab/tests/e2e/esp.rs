@@ -1,4 +1,6 @@
-//! ESP in the daemon: a tunnel from red to the server, whose end there is none of ours (`esp/peer.py`).
+//! ESP in the daemon: a tunnel from red to the server, whose end there is none of ours (`esp/peer.py`; [`strongswan`]).
+
+mod strongswan;
 
 use std::{
     fs,
@@ -85,9 +87,13 @@ impl Files {
     /// A key that is made of this byte.
     fn key(&self, name: &str, byte: u8) -> String {
         let digits = format!("{byte:02x}").repeat(20);
-        fs::write(self.path(name), &digits).unwrap();
-        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o600)).unwrap();
+        self.secret(name, &digits);
         digits
+    }
+
+    fn secret(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+        fs::set_permissions(self.path(name), fs::Permissions::from_mode(0o600)).unwrap();
     }
 
     fn write(&self, name: &str, text: &str) -> PathBuf {
