@@ -7,7 +7,7 @@
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
 //! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is; not needed to leave queues alone |
-//! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such |
+//! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such, and what elements made is sent by one |
 //! | `CAP_IPC_LOCK` | memory for packets of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,

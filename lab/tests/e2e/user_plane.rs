@@ -186,6 +186,8 @@ fn workers_follow_routes_into_larger_tables() {
     let (daemon, _file) = start(&bed, &text);
     bed.server.ip_batch("route add local 198.51.100.0/24 dev lo\n").unwrap();
     bed.client.ip_batch("route add 198.51.100.0/24 via 10.7.1.1\n").unwrap();
+    // What waits for a next hop goes up, and what comes when that is there overtakes it.
+    ping(&bed.client, "10.7.2.2", 5);
     let first = daemon.ask(&["status"])["generation"].as_u64().unwrap();
     thread::scope(|scope| {
         let came = scope.spawn(|| numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 20_000));

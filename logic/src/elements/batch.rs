@@ -141,7 +141,10 @@ impl<'a> Batch<'a> {
 /// A packet's last verdict, counted; what may not go up is dropped.
 fn end(packet: &mut Packet<'_>, verdict: Verdict, is_guarded: bool, counters: &mut Counters) {
     let verdict = match verdict {
-        Verdict::Up(reason) if is_guarded && !clear::may_go_up(reason, packet) => {
+        // What was made here the kernel would send, whatever it is.
+        Verdict::Up(reason)
+            if is_guarded && (packet.headers.is_ours || !clear::may_go_up(reason, packet)) =>
+        {
             counters.count_in_clear(reason);
             Verdict::Drop(Loss::InClear)
         }

@@ -68,6 +68,11 @@ impl Chain {
         batch.leave(&mut self.whole);
     }
 
+    /// Has all elements let go of what was replaced where they read, such as SAs.
+    pub fn refresh(&mut self) {
+        self.links.iter_mut().for_each(|link| link.element.refresh());
+    }
+
     /// Does what it does depend on the time? If not, packets that came at different times may be of one run.
     pub fn asks_when(&self) -> bool {
         self.asks_when

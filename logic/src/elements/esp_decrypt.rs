@@ -98,8 +98,8 @@ impl EspDecrypt {
 }
 
 impl Sas {
-    fn of(view: &View, names: &[String]) -> Sas {
-        let all: Vec<_> = names.iter().flat_map(|name| view.inbound(name)).cloned().collect();
+    fn of(all: &esp::Sas, names: &[String]) -> Sas {
+        let all: Vec<_> = names.iter().flat_map(|name| all.inbound(name)).cloned().collect();
         let by_spi = (0..).zip(&all).map(|(at, sa): (u16, _)| (sa.spi, at)).collect();
         let ports = all.iter().filter_map(|sa| sa.udp).map(|udp| udp.local).collect();
         let mut locals: Vec<_> = all.iter().map(|sa| sa.local).collect();
@@ -119,10 +119,15 @@ impl Element for EspDecrypt {
         Contract { needs: Known::HEADERS, forgets, passes_up: true, ..Contract::default() }
     }
 
-    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        if self.view.renew() {
-            self.sas = Sas::of(&self.view, &self.names);
+    #[inline]
+    fn refresh(&mut self) {
+        if let Some(all) = self.view.renew() {
+            self.sas = Sas::of(&all, &self.names);
         }
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        self.refresh();
         let EspDecrypt { sas, found, ups, .. } = self;
         let is_guarded = batch.is_guarded();
         let mut jobs = emptied(mem::take(&mut self.jobs));

@@ -79,10 +79,15 @@ impl Element for EspEncrypt {
         }
     }
 
-    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        if self.view.renew() {
-            self.sa = self.view.outbound(&self.name).cloned();
+    #[inline]
+    fn refresh(&mut self) {
+        if let Some(sas) = self.view.renew() {
+            self.sa = sas.outbound(&self.name).cloned();
         }
+    }
+
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
+        self.refresh();
         let Some(sa) = self.sa.as_deref() else {
             return batch.each(counters, |_| Some(Verdict::Drop(Loss::NoSa)));
         };

@@ -115,6 +115,9 @@ pub trait Element: Send {
     /// Runs over all packets of the batch that have no verdict.
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters);
 
+    /// Lets go of what was replaced where it reads: called now and then where no packets come.
+    fn refresh(&mut self) {}
+
     /// What it counted besides packets and verdicts.
     fn counted(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

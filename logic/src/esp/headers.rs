@@ -39,6 +39,18 @@ impl Ends {
         }
     }
 
+    /// Are both addresses of one machine each, wherever it is?
+    pub fn are_hosts(&self) -> bool {
+        [self.local(), self.remote()].into_iter().all(|end| match end {
+            IpAddr::V4(ip) => {
+                !(ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast() || ip.is_loopback())
+            }
+            IpAddr::V6(ip) => {
+                !(ip.is_unspecified() || ip.is_multicast() || ip.is_loopback() || ip.is_unicast_link_local())
+            }
+        })
+    }
+
     /// Ours.
     pub fn local(&self) -> IpAddr {
         match *self {

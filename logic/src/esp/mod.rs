@@ -31,7 +31,7 @@ pub use headers::{Dont, Ends, Udp};
 pub(crate) use headers::{Outer, checksum, fold, udp_checksum_is_right, udp6_checksum};
 pub use sa::{Common, Inbound, Mode, Outbound, Selectors};
 pub use sequence::{NoNumber, Sequence};
-pub use table::{SaTable, View};
+pub use table::{SaTable, Sas, View};
 pub use window::{BadWindow, Stale, Window};
 
 /// Bytes of the ESP header: SPI and sequence number.

@@ -1,8 +1,9 @@
 //! Security associations by name, changed while workers run.
 //!
-//! Who writes: whoever calls [`SaTable::change`], one at a time; it puts a new list in place, then counts `generation` up. Who reads: each element has a
-//! [`View`] of its own and asks once a run whether the generation is that of its list; only if not it waits for the lock. So a run sees one list from
-//! its first packet to its last, and a replaced SA lives until the last run that had it is over.
+//! Who writes: whoever calls [`SaTable::change`], one at a time; it puts a new list in place, then counts `generation` up. Who reads: each element has
+//! a [`View`] of its own and asks once a run whether the generation is the one that it has seen; only if not it waits for the lock, and takes the SAs that
+//! it uses. So a run sees one list from its first packet to its last, and a replaced SA lives until the last run that had it is over, or, where no packets
+//! come, until the element is asked to look ([`crate::elements::Chain::refresh`]).
 //!
 //! Rekey without loss: add the new inbound SA beside the old one; have the peer send by it; replace the outbound SA; remove the old inbound
 //! SA when what was under way has come.
@@ -83,34 +84,34 @@ impl SaTable {
 /// What an element has seen of a table.
 pub struct View {
     table: Arc<SaTable>,
-    sas: Arc<Sas>,
     generation: Option<u64>,
 }
 
 impl View {
     /// Of nothing yet.
     pub fn new(table: Arc<SaTable>) -> Self {
-        View { table, sas: Arc::default(), generation: None }
+        View { table, generation: None }
     }
 
-    /// Takes the newest list. False: it was that already.
+    /// The list, if it is another than before. Who keeps it keeps all of its SAs.
     #[inline]
-    pub(crate) fn renew(&mut self) -> bool {
+    pub(crate) fn renew(&mut self) -> Option<Arc<Sas>> {
         // Acquire: a list is in place before its generation is. Read before the list, it is that of an older one at worst, and the next run looks again.
         let generation = Some(self.table.generation.load(Ordering::Acquire));
         if self.generation == generation {
-            return false;
+            return None;
         }
-        self.sas = self.table.sas.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.generation = generation;
-        true
+        Some(self.table.sas.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
+}
 
+impl Sas {
     pub(crate) fn outbound(&self, name: &str) -> Option<&Arc<Outbound>> {
-        self.sas.outbound.get(name)
+        self.outbound.get(name)
     }
 
     pub(crate) fn inbound(&self, name: &str) -> &[Arc<Inbound>] {
-        self.sas.inbound.get(name).map(Vec::as_slice).unwrap_or_default()
+        self.inbound.get(name).map(Vec::as_slice).unwrap_or_default()
     }
 }

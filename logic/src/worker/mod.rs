@@ -153,6 +153,11 @@ impl<F: Frame> Worker<F> {
         Some(mem::replace(&mut lane.chain, chain))
     }
 
+    /// As [`Chain::refresh`], of all.
+    pub fn refresh(&mut self) {
+        self.lanes.iter_mut().flatten().for_each(|lane| lane.chain.refresh());
+    }
+
     /// Another weight of a path.
     pub fn set_weight(&mut self, path: PathId, weight: u16) {
         if let Some(handle) = self.handle(path) {

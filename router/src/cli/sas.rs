@@ -1,6 +1,6 @@
 //! `millrace sas`: security associations of a daemon's paths.
 
-use super::{Output, PATIENCE, get, said, show, table::Table};
+use super::{LONG_PATIENCE, Output, get, said, show, table::Table};
 use crate::{
     daemon::{api::SasRequest, client, instance::Instance},
     sas::{SaName, SaReport, SasReport},
@@ -90,7 +90,7 @@ impl Sas {
 
 fn change(instance: &Instance, request: SasRequest) -> Result<SasReport> {
     let body = serde_json::to_value(request)?;
-    client::call(&instance.socket(), "POST", "/sas", Some(body), PATIENCE).map_err(|e| said(instance, e))
+    client::call(&instance.socket(), "POST", "/sas", Some(body), LONG_PATIENCE).map_err(|e| said(instance, e))
 }
 
 fn text(report: &SasReport) -> String {

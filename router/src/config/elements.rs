@@ -165,6 +165,12 @@ impl Table {
         let ends = ends.ok_or_else(|| {
             BadValue(format!("vxlan_encap: {local} and {remote} are not of one version of IP"))
         })?;
+        if !ends.are_hosts() {
+            let wrong = format!(
+                "vxlan_encap: {local} and {remote} must be addresses of one machine each, and not of a link"
+            );
+            return Err(BadValue(wrong));
+        }
         let mtu = self.number("mtu", self.mtu, 128, 65_000)?.unwrap_or(1500) as u16;
         let hops = self.number("ttl", self.ttl, 1, u8::MAX.into())?.unwrap_or(64) as u8;
         let is_whole = match self.df.as_deref() {

@@ -230,12 +230,6 @@ impl SasConfig {
                 return wrong(at, "sas_later", format!("SA {name} is used by no element"));
             }
         }
-        for (n, SaSettings { name, .. }) in sas.iter().enumerate() {
-            if sas[..n].iter().any(|other| other.name.get_ref() == name.get_ref()) {
-                let message = format!("SA {} is given twice", name.get_ref().0);
-                return wrong(name.span().start, "sa.name", message);
-            }
-        }
         let sas = checked(file, text, sas, &uses)?;
         let crypto = crypto.map(|library| library.0);
         Ok(SasConfig { crypto, sas: sas.into_iter().map(|(_, sa)| sa).collect(), uses })
@@ -275,6 +269,10 @@ fn checked(
             return wrong(at, "sa.name", format!("SA {} is used by no element", sa.name.get_ref().0));
         };
         let sa = one(file, line_of(text, at), sa, *used)?;
+        // While keys change there are several that receive.
+        if *used == Use::Encrypt && checked.iter().any(|(_, other)| other.name == sa.name) {
+            return wrong(at, "sa.name", format!("SA {} is given twice: one sends", sa.name));
+        }
         if let Some((_, other)) = checked.iter().find(|(_, other)| other.is_confused_with(&sa)) {
             let message = format!(
                 "SA {} has the SPI of SA {} already: SPIs of what comes must differ, and of what goes to one address",
@@ -351,6 +349,11 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
         let message = format!("{local} and {remote} are not of one version of IP");
         return wrong(sa.local.span().start, "sa.local", message);
     };
+    if !ends.are_hosts() {
+        let message =
+            format!("{local} and {remote} must be addresses of one machine each, and not of a link");
+        return wrong(sa.local.span().start, "sa.local", message);
+    }
     let udp = sa.udp.map(|udp| Udp { local: udp.local.0 as u16, remote: udp.remote.0 as u16 });
     let list = |list: Vec<AddressesText>| list.into_iter().map(|one| one.0).collect::<Vec<_>>();
     let mut selectors = Selectors { source: list(sa.source), destination: list(sa.destination) };

@@ -185,7 +185,7 @@ mod tests {
             (SA.replace("\"x\"", "\"y\""), "/etc/more.toml:2: sa.name: SA y is used by no element"),
             (SA.replace("sequence_file = \"s\"\n", ""), "needs sequence_file"),
             (format!("{SA}[workers]\n"), "/etc/more.toml:9: unknown field"),
-            (format!("{SA}{SA}"), "/etc/more.toml:11: sa.spi: SA x has the SPI of SA x already"),
+            (format!("{SA}{SA}"), "/etc/more.toml:10: sa.name: SA x is given twice: one sends"),
         ] {
             let error = more(&text).unwrap_err();
             assert!(error.contains(part), "{error}");

@@ -16,7 +16,7 @@
 //! | `POST /flows` with a `FlowsRequest` ([`crate::switch::report`]) | `FlowsChanged`, once packets obey |
 //! | `GET /flows[?match=M]` | a line with a `FlowReport` for each rule that M means |
 //! | `GET /sas` | a `SasReport` ([`crate::sas`]) |
-//! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once packets go by it |
+//! | `POST /sas` with a [`SasRequest`] | a `SasReport`, once it is in place: the next batch of packets goes by it |
 //! | `POST /stop` | `StopReport`, once everything is removed |
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
@@ -60,6 +60,8 @@ use tokio::{runtime, sync::oneshot, task, time::timeout};
 pub const MAX_BODY_BYTES: usize = 160 * 1024;
 /// Longest request body with flows: some 30,000 of them. More are sent one body after another.
 pub const MAX_FLOWS_BYTES: usize = 4 << 20;
+/// Longest request body with SAs: all that there may be.
+pub const MAX_SAS_BYTES: usize = 1 << 20;
 /// Requests that may wait for the control thread.
 pub const QUEUE: usize = 16;
 /// How long a client waits for the control thread. Comparing or removing a full table takes seconds.
@@ -204,9 +206,10 @@ fn routes(
     requests: Requests,
     switch: switch::Handle,
     cores: Option<cores::handle::Handle>,
-    sas: RunningSas,
+    of_paths: RunningSas,
 ) -> Router {
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
+    let sas = get(list_sas).post(change_sas).layer(DefaultBodyLimit::max(MAX_SAS_BYTES));
     let flows = get(list_flows).post(change_flows).layer(DefaultBodyLimit::max(MAX_FLOWS_BYTES));
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
@@ -221,7 +224,7 @@ fn routes(
         .route("/events", get(events).with_state(cores))
         .route("/controllers", get(controllers).with_state(switch.clone()))
         .route("/flows", flows.with_state(switch))
-        .route("/sas", get(list_sas).post(change_sas).with_state(sas))
+        .route("/sas", sas.with_state(of_paths))
         .route("/stop", post(|State(to): State<Requests>| ask(to, Query::Stop)))
         .fallback(|| async { ApiError::unknown("no such request") })
         .method_not_allowed_fallback(|| async { ApiError { status: 405, text: "wrong method".into() } })
@@ -340,8 +343,9 @@ pub struct SasRequest {
     pub remove: Vec<SaName>,
 }
 
-async fn list_sas(State(sas): State<RunningSas>) -> Json<SasReport> {
-    Json(sas.report())
+async fn list_sas(State(sas): State<RunningSas>) -> Result<Json<SasReport>, ApiError> {
+    let listed = task::spawn_blocking(move || Json(sas.report())).await;
+    listed.map_err(|e| ApiError::failed(format!("listing SAs: {e}")))
 }
 
 /// Keys and numbers are files.

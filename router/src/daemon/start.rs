@@ -81,14 +81,15 @@ fn run_alone<O: Observe>(
     let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone())?;
     switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()), sas.clone())?;
-    let control = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading)?;
+    let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading);
+    if started.is_err() {
+        finish(&sas);
+    }
+    let control = started?;
     tracing::info!("ready: {}", control.summary());
     notify_systemd();
     let ended = control.run(&requests);
-    // Workers are gone.
-    if let Err(error) = sas.finish() {
-        tracing::warn!("{error}");
-    }
+    finish(&sas);
     let ended = ended?;
     if ended == (Ended::Left { forwarding: true }) {
         cores.leave();
@@ -107,6 +108,13 @@ fn run_alone<O: Observe>(
         ),
     }
     Ok(ended)
+}
+
+/// Workers are gone.
+fn finish(sas: &RunningSas) {
+    if let Err(error) = sas.finish() {
+        tracing::warn!("{error}");
+    }
 }
 
 /// Removes what a daemon that is gone left behind; says what it did. Harmless to repeat.

@@ -21,7 +21,7 @@ use crate::{
     plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
     sas::RunningSas,
     workers::{
-        Budgets, Epochs, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan, WorkersSettings,
+        Budgets, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan, WorkersSettings,
         frames_needed,
     },
 };
@@ -35,6 +35,7 @@ use logic::{
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    mem,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
     time::Duration,
@@ -55,6 +56,7 @@ struct Running {
     maps: Arc<PathMaps>,
     epochs: Epochs,
     desk: Arc<Desk>,
+    namespaces: Namespaces,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -91,7 +93,9 @@ impl UserPlane {
     /// # Errors
     /// The kernel has not got the memory, /sys cannot be read, or sequence numbers cannot be noted.
     pub fn start(config: &Config, sas: RunningSas) -> Result<UserPlane> {
+        let namespaces = Namespaces::default();
         let settings = WorkersSettings {
+            namespaces: namespaces.clone(),
             frame_bytes: config.workers.frame_bytes.0,
             budgets: Budgets {
                 exception_pps: config.policing.exception_pps.0.into(),
@@ -102,7 +106,6 @@ impl UserPlane {
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
-        sas.begin()?;
         let keeper = Keeper {
             maps: maps.clone(),
             epochs: epochs.clone(),
@@ -115,7 +118,7 @@ impl UserPlane {
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
             ),
             ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
-            sas,
+            sas: sas.clone(),
             workers: None,
             tables: None,
             is_read: true,
@@ -123,9 +126,11 @@ impl UserPlane {
             told: Vec::new(),
         };
         let at = desk.clone();
+        // Behind all that may fail: it costs numbers.
+        sas.begin()?;
         let thread = thread::Builder::new().name("user plane".into()).spawn(move || keeper.run(&at));
         let thread = Some(thread.context("starting the thread that keeps workers")?);
-        Ok(UserPlane(Arc::new(Running { maps, epochs, desk, thread })))
+        Ok(UserPlane(Arc::new(Running { maps, epochs, desk, namespaces, thread })))
     }
 
     /// What the program goes by.
@@ -176,7 +181,9 @@ impl seam::UserPlane<Arc<MappedMemory>> for UserPlane {
         }
     }
 
-    fn want(&self, wanted: Wanted) {
+    fn want(&self, mut wanted: Wanted) {
+        // At once: the next router may have the number of one that is gone.
+        self.0.namespaces.set(mem::take(&mut wanted.namespaces));
         self.order(|orders| orders.wanted = Some(wanted));
     }
 
@@ -332,19 +339,18 @@ impl Keeper {
     }
 
     fn plan(&self, troubles: &mut Vec<String>) -> Result<WorkersPlan> {
-        let Wanted { ports, owners, routers, namespaces, paths } = &self.wanted;
-        let owner = |port: &PortId| owners.get(port).copied().unwrap_or_default();
+        let Wanted { ports, owners, routers, paths, .. } = &self.wanted;
+        let owner = |port: &PortId| owners.get(port).copied();
         let ports = ports.iter().map(|(id, device)| (*id, self.port(device, owner(id), troubles))).collect();
         Ok(WorkersPlan {
             cores: self.cores(troubles)?,
             routers: routers.clone(),
-            namespaces: namespaces.clone(),
             ports,
             paths: paths.clone(),
         })
     }
 
-    fn port(&self, device: &Device, router: RouterId, troubles: &mut Vec<String>) -> PortPlan {
+    fn port(&self, device: &Device, router: Option<RouterId>, troubles: &mut Vec<String>) -> PortPlan {
         let Device { name, ifindex } = device;
         // It may have been renamed.
         let known_as = self.ethtool.name(*ifindex).ok().flatten();

@@ -22,7 +22,13 @@ use crate::{
 use logic::esp::{Common, Inbound, Key, Mode, Outbound, SaTable};
 use sequence_file::SequenceFile;
 use serde::{Deserialize, Serialize};
-use std::{fs::File, mem, net::IpAddr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    mem,
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// The most SAs of one daemon.
 const MOST_SAS: usize = 1024;
@@ -39,6 +45,16 @@ pub struct Sas {
     made: Vec<Made>,
     /// Those that were replaced or removed, while a worker may still have them.
     leaving: Vec<Made>,
+    /// Keys of those that are gone, by fingerprint.
+    spent: BTreeMap<String, Spent>,
+}
+
+/// What a key was used for.
+#[derive(Clone, Copy)]
+enum Spent {
+    /// To send, up to this number.
+    Outbound(u64),
+    Inbound,
 }
 
 /// One of them.
@@ -53,7 +69,7 @@ struct Made {
 
 enum Kind {
     /// Without a file: of a test, which has all numbers.
-    Outbound(Arc<Outbound>, Option<SequenceFile>),
+    Outbound(Arc<Outbound>, Option<Arc<Mutex<SequenceFile>>>),
     Inbound(Arc<Inbound>),
 }
 
@@ -146,8 +162,18 @@ impl Sas {
                 return Err(format!("there is no SA {sa} with SPI {spi}: see `millrace sas`"));
             }
         }
-        let mut made = self.make(set, &FILES).map_err(|wrong| wrong.to_string())?;
-        made.iter_mut().try_for_each(Made::reserve)?;
+        if let Some(both) =
+            set.iter().find(|sa| remove.iter().any(|gone| (&gone.sa, gone.spi) == (&sa.name, sa.spi)))
+        {
+            return Err(format!("SA {} with SPI {} is set and removed at once", both.name, both.spi));
+        }
+        let made = self.make(set, &FILES).map_err(|wrong| wrong.to_string())?;
+        if let Some((of, why)) = made.iter().find_map(|made| Some((made, made.reserve().err()?))) {
+            let why = of.config.wrong("sequence_file", why).to_string();
+            // What was reserved of others before is given back.
+            let given_back: Vec<_> = made.into_iter().filter_map(|made| made.finish().1.err()).collect();
+            return Err([vec![why], given_back].concat().join("; "));
+        }
         self.put(made);
         for SaName { sa, spi } in remove {
             self.remove(sa, *spi);
@@ -160,12 +186,7 @@ impl Sas {
     fn make(&mut self, sas: &[SaConfig], means: &Means<'_>) -> Result<Vec<Made>, ConfigError> {
         let mut all = Vec::<Made>::new();
         for sa in sas {
-            let wrong = |key: &str, message: String| ConfigError::Wrong {
-                file: sa.file.clone(),
-                line: sa.line,
-                key: Some(format!("sa.{key}")),
-                message: format!("SA {}: {message}", sa.name),
-            };
+            let wrong = |key: &str, message: String| sa.wrong(key, message);
             if self.made.len() + self.leaving.len() + all.len() >= MOST_SAS {
                 return Err(wrong("name", format!("{MOST_SAS} SAs are possible")));
             }
@@ -179,6 +200,13 @@ impl Sas {
                     other.config.name
                 );
                 return Err(wrong("key", message));
+            }
+            let is_outbound = matches!(sa.direction, Direction::Outbound { .. });
+            let spent = self.spent.get(&fingerprint).copied();
+            if spent.is_some_and(|spent| matches!(spent, Spent::Outbound(_)) != is_outbound) {
+                let message =
+                    "its key was another SA's, of the other direction (docs/esp.md): it needs one of its own";
+                return Err(wrong("key", message.into()));
             }
             if let Some(other) = others.find(|other| other.config.is_confused_with(sa)) {
                 let message = format!("its SPI is that of SA {} already", other.config.name);
@@ -199,11 +227,19 @@ impl Sas {
                 Direction::Outbound { mtu, dont_fragment, .. } => {
                     let file = (means.numbers)(sa, &key).map_err(|why| wrong("sequence_file", why))?;
                     let used = file.as_ref().map_or(0, SequenceFile::used);
+                    if let Some(Spent::Outbound(most)) = spent.filter(|_| file.is_some())
+                        && used < most
+                    {
+                        let message = format!(
+                            "{most} numbers were used with its key, and this file says {used}: with it they would be used again (docs/esp.md)"
+                        );
+                        return Err(wrong("sequence_file", message));
+                    }
                     let outbound = Arc::new(Outbound::new(common, mtu, dont_fragment, used));
                     if file.is_none() {
                         outbound.sequence.reserve(u64::MAX);
                     }
-                    Kind::Outbound(outbound, file)
+                    Kind::Outbound(outbound, file.map(|file| Arc::new(Mutex::new(file))))
                 }
                 Direction::Inbound { window } => {
                     let inbound = Inbound::new(common, window).map_err(|e| wrong("window", e.to_string()))?;
@@ -265,12 +301,16 @@ impl Sas {
     /// Lets go of those that are in no worker's hands any more, and notes which numbers they really used.
     fn tidy(&mut self) {
         let is_free = |made: &mut Made| match &made.kind {
-            Kind::Outbound(sa, _) => Arc::strong_count(sa) == 1,
+            Kind::Outbound(sa, file) => {
+                Arc::strong_count(sa) == 1 && file.as_ref().is_none_or(|file| Arc::strong_count(file) == 1)
+            }
             Kind::Inbound(sa) => Arc::strong_count(sa) == 1,
         };
-        let free: Vec<Made> = self.leaving.extract_if(.., is_free).collect();
-        for made in free {
-            if let Err(error) = made.finish() {
+        for made in self.leaving.extract_if(.., is_free) {
+            let fingerprint = made.fingerprint.clone();
+            let (spent, noted) = made.finish();
+            self.spent.insert(fingerprint, spent);
+            if let Err(error) = noted {
                 tracing::warn!("{error}");
             }
         }
@@ -279,16 +319,12 @@ impl Sas {
     /// Reserves more sequence numbers where few are left; to be called before the first run, and between runs. Where that cannot be noted, the SA sends
     /// what it has, and stops.
     pub fn reserve(&mut self) -> Result<(), String> {
-        let mut first = Ok(());
-        for made in &mut self.made {
-            first = first.and(made.reserve());
-        }
-        first
+        self.made.iter().fold(Ok(()), |first, made| first.and(made.reserve()))
     }
 
-    /// Does any send?
-    fn sends(&self) -> bool {
-        self.made.iter().any(|made| matches!(made.kind, Kind::Outbound(..)))
+    /// Those that send.
+    fn sending(&self) -> Vec<Sending> {
+        self.made.iter().filter_map(Made::sending).collect()
     }
 
     /// Which library there is; `None`: there are no SAs.
@@ -302,7 +338,7 @@ impl Sas {
         let report = |made: &Made| {
             let (sequence, left) = match &made.kind {
                 Kind::Outbound(sa, _) => {
-                    (sa.sequence.taken(), Some(sa.sequence.last() - sa.sequence.taken()))
+                    (sa.sequence.taken(), Some(sa.sequence.last().saturating_sub(sa.sequence.taken())))
                 }
                 Kind::Inbound(sa) => (sa.window.top(), None),
             };
@@ -334,24 +370,63 @@ impl Sas {
                 Kind::Outbound(..) => drop(self.table.remove_outbound(&made.config.name)),
                 Kind::Inbound(_) => drop(self.table.remove_inbound(made.config.spi)),
             }
-            first = first.and(made.finish());
+            first = first.and(made.finish().1);
         }
         first
     }
 }
 
+impl SaConfig {
+    fn wrong(&self, key: &str, message: String) -> ConfigError {
+        ConfigError::Wrong {
+            file: self.file.clone(),
+            line: self.line,
+            key: Some(format!("sa.{key}")),
+            message: format!("SA {}: {message}", self.name),
+        }
+    }
+}
+
+/// What is needed to reserve numbers of an SA.
+struct Sending {
+    name: String,
+    sa: Arc<Outbound>,
+    file: Arc<Mutex<SequenceFile>>,
+}
+
+impl Sending {
+    fn reserve(&self) -> Result<(), String> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.reserve(&self.sa.sequence).map_err(|e| format!("SA {}: {e}", self.name))
+    }
+}
+
 impl Made {
-    fn reserve(&mut self) -> Result<(), String> {
-        let Kind::Outbound(sa, Some(file)) = &mut self.kind else { return Ok(()) };
-        file.reserve(&sa.sequence).map_err(|e| format!("SA {}: {e}", self.config.name))
+    /// `None`: it does not send, or is of a test.
+    fn sending(&self) -> Option<Sending> {
+        let Kind::Outbound(sa, Some(file)) = &self.kind else { return None };
+        Some(Sending { name: self.config.name.clone(), sa: sa.clone(), file: file.clone() })
     }
 
-    /// An element that still has it may still send: then what was reserved stays used.
-    fn finish(self) -> Result<(), String> {
-        let Kind::Outbound(sa, Some(file)) = self.kind else { return Ok(()) };
-        match Arc::into_inner(sa) {
-            Some(sa) => file.finish(sa.sequence.taken()).map_err(|e| format!("SA {}: {e}", self.config.name)),
-            None => Ok(()),
+    fn reserve(&self) -> Result<(), String> {
+        self.sending().map_or(Ok(()), |sending| sending.reserve())
+    }
+
+    /// What its key was used for, and whether that is noted. An element that still has it may still send: then what was reserved stays used.
+    fn finish(self) -> (Spent, Result<(), String>) {
+        let Kind::Outbound(sa, file) = self.kind else { return (Spent::Inbound, Ok(())) };
+        let reserved = sa.sequence.reserved();
+        let file = file.and_then(Arc::into_inner);
+        match (Arc::into_inner(sa), file) {
+            (Some(sa), Some(file)) => {
+                let file = file.into_inner().unwrap_or_else(PoisonError::into_inner);
+                let taken = sa.sequence.taken();
+                (
+                    Spent::Outbound(taken),
+                    file.finish(taken).map_err(|e| format!("SA {}: {e}", self.config.name)),
+                )
+            }
+            _ => (Spent::Outbound(reserved), Ok(())),
         }
     }
 }

@@ -1,17 +1,20 @@
 //! SAs of a daemon: changed by whoever asks, while a thread keeps sequence numbers reserved.
+//!
+//! Numbers are noted on a disk, which may take long. So the thread that does that holds no lock meanwhile that anybody else needs, and neither workers nor who
+//! keeps them ever wait for one that is held over it.
 
-use super::{SaName, Sas, SasReport};
-use crate::config::{ConfigError, SaConfig, SasConfig};
+use super::{SaName, Sas, SasReport, Sending};
+use crate::config::{ConfigError, SasConfig};
 use anyhow::{Context, Result};
 use logic::esp::SaTable;
 use std::{
     path::Path,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
     thread,
     time::Duration,
 };
 
-/// Between two looks whether an SA that sends needs more numbers: what is reserved at least (2^19) lasts so long at ten million packets a second.
+/// Between two looks whether an SA that sends needs more numbers.
 const LOOKS: Duration = Duration::from_millis(50);
 
 /// See the head of this file.
@@ -21,39 +24,53 @@ pub struct RunningSas(Arc<Running>);
 #[derive(Default)]
 struct Running {
     config: SasConfig,
-    inner: Mutex<Inner>,
-    /// There is something to do.
+    table: Arc<SaTable>,
+    /// Held as long as one is changed.
+    sas: Mutex<Sas>,
+    work: Mutex<Work>,
+    /// Something about the work is new.
     news: Condvar,
+    /// Why numbers could not be noted, last.
+    trouble: Mutex<Option<String>>,
 }
 
+/// What the thread has to do.
 #[derive(Default)]
-struct Inner {
-    sas: Sas,
+struct Work {
+    sending: Vec<Arc<Sending>>,
+    /// SAs are to be let go of.
+    is_untidy: bool,
     /// The thread is there, or was.
     has_begun: bool,
     /// Nothing is sent any more.
     has_ended: bool,
-    /// Why numbers could not be noted, last.
-    trouble: Option<String>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Running {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    /// After each change.
+    fn tell(&self, sas: &Sas) {
+        let mut work = locked(&self.work);
+        work.sending = sas.sending().into_iter().map(Arc::new).collect();
+        work.is_untidy = !sas.leaving.is_empty();
+        self.news.notify_all();
     }
 }
 
 impl RunningSas {
     /// As [`Sas::load`].
     pub fn load(config: &SasConfig) -> Result<Self, ConfigError> {
-        let inner = Inner { sas: Sas::load(config)?, ..Inner::default() };
-        let config = config.clone();
-        Ok(Self(Arc::new(Running { config, inner: Mutex::new(inner), news: Condvar::new() })))
+        let sas = Sas::load(config)?;
+        let (config, table) = (config.clone(), sas.table.clone());
+        Ok(Self(Arc::new(Running { config, table, sas: Mutex::new(sas), ..Running::default() })))
     }
 
     /// What elements read.
     pub fn table(&self) -> Arc<SaTable> {
-        self.0.inner().sas.table.clone()
+        self.0.table.clone()
     }
 
     /// From now on numbers are reserved, before this returns the first: packets may come.
@@ -61,13 +78,15 @@ impl RunningSas {
     /// # Errors
     /// They cannot be noted, or there is no thread.
     pub fn begin(&self) -> Result<()> {
-        let mut inner = self.0.inner();
-        inner.sas.reserve().map_err(anyhow::Error::msg)?;
-        if !inner.has_begun {
+        let mut sas = locked(&self.0.sas);
+        sas.reserve().map_err(anyhow::Error::msg)?;
+        self.0.tell(&sas);
+        let mut work = locked(&self.0.work);
+        if !work.has_begun {
             let its = self.0.clone();
             let thread = thread::Builder::new().name("sas".into()).spawn(move || keep(&its));
             thread.context("starting the thread that reserves sequence numbers")?;
-            inner.has_begun = true;
+            work.has_begun = true;
         }
         Ok(())
     }
@@ -77,27 +96,28 @@ impl RunningSas {
     /// # Errors
     /// Why that cannot be; nothing is changed.
     pub fn change(&self, file: &Path, text: &str, remove: &[SaName]) -> Result<(), String> {
-        let set: Vec<SaConfig> = match text {
+        let set = match text {
             "" => Vec::new(),
             text => self.0.config.more(file, text).map_err(|wrong| wrong.to_string())?,
         };
-        let mut inner = self.0.inner();
-        if inner.has_ended {
+        let mut sas = locked(&self.0.sas);
+        if locked(&self.0.work).has_ended {
             return Err("the daemon is ending".into());
         }
-        let changed = inner.sas.change(&set, remove);
-        self.0.news.notify_all();
+        let changed = sas.change(&set, remove);
+        self.0.tell(&sas);
         changed
     }
 
+    /// Waits for a change that is under way.
     pub fn report(&self) -> SasReport {
-        let inner = self.0.inner();
-        SasReport { crypto: inner.sas.crypto(), sas: inner.sas.report() }
+        let sas = locked(&self.0.sas);
+        SasReport { crypto: sas.crypto(), sas: sas.report() }
     }
 
     /// As a sentence.
     pub fn trouble(&self) -> Option<String> {
-        self.0.inner().trouble.clone()
+        locked(&self.0.trouble).clone()
     }
 
     /// As [`Sas::finish`]; the thread ends.
@@ -105,29 +125,54 @@ impl RunningSas {
     /// # Errors
     /// They cannot be noted.
     pub fn finish(&self) -> Result<(), String> {
-        let mut inner = self.0.inner();
-        inner.has_ended = true;
+        let mut sas = locked(&self.0.sas);
+        let mut work = locked(&self.0.work);
+        work.has_ended = true;
+        // The thread may be at the last ones of them; it lets go of each when it has noted it.
+        let sending = std::mem::take(&mut work.sending);
         self.0.news.notify_all();
-        inner.sas.finish()
+        drop(work);
+        for sending in sending {
+            while Arc::strong_count(&sending) > 1 {
+                thread::sleep(Duration::from_millis(1));
+            }
+        }
+        sas.finish()
     }
 }
 
 fn keep(running: &Running) {
-    let mut inner = running.inner();
-    while !inner.has_ended {
-        inner = if inner.sas.sends() || !inner.sas.leaving.is_empty() {
-            running.news.wait_timeout(inner, LOOKS).unwrap_or_else(PoisonError::into_inner).0
+    let mut work = locked(&running.work);
+    while !work.has_ended {
+        work = if work.sending.is_empty() && !work.is_untidy {
+            running.news.wait(work).unwrap_or_else(PoisonError::into_inner)
         } else {
-            running.news.wait(inner).unwrap_or_else(PoisonError::into_inner)
+            running.news.wait_timeout(work, LOOKS).unwrap_or_else(PoisonError::into_inner).0
         };
-        if inner.has_ended {
-            return;
+        let (sending, is_untidy) = (work.sending.clone(), work.is_untidy);
+        drop(work);
+        let reserved = sending.into_iter().fold(Ok(()), |first, sending| first.and(sending.reserve()));
+        let mut trouble = locked(&running.trouble);
+        if let Some(new) = reserved.as_ref().err().filter(|new| trouble.as_ref() != Some(new)) {
+            tracing::warn!("{new}");
         }
-        let trouble = inner.sas.reserve().err();
-        if let Some(trouble) = trouble.as_ref().filter(|new| inner.trouble.as_ref() != Some(new)) {
-            tracing::warn!("{trouble}");
+        *trouble = reserved.err();
+        drop(trouble);
+        if is_untidy {
+            tidy(running);
         }
-        inner.trouble = trouble;
-        inner.sas.tidy();
+        work = locked(&running.work);
     }
+}
+
+/// Unless they are changed right now: then again.
+fn tidy(running: &Running) {
+    let mut sas = match running.sas.try_lock() {
+        Ok(sas) => sas,
+        Err(TryLockError::Poisoned(sas)) => sas.into_inner(),
+        Err(TryLockError::WouldBlock) => return,
+    };
+    sas.tidy();
+    let is_untidy = !sas.leaving.is_empty();
+    locked(&running.work).is_untidy = is_untidy;
 }

@@ -161,6 +161,17 @@ fn spis(sas: &RunningSas) -> Vec<u32> {
     sas.report().sas.iter().map(|sa| sa.spi).collect()
 }
 
+#[track_caller]
+fn will_note(file: &Path, number: u64) {
+    for _ in 0..500 {
+        if noted(file) == number {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(noted(file), number);
+}
+
 #[test]
 fn sas_change_all_or_none() {
     let (directory, sas) = running();
@@ -180,6 +191,18 @@ fn sas_change_all_or_none() {
         (table("x", 1001, "none"), vec![], "cannot read the key file"),
         (table("x", 1001, "c"), vec![name("y", 2001)], "there is no SA y with SPI 2001"),
         (table("z", 1001, "c"), vec![], "SA z is used by no element"),
+        (table("x", 1001, "c") + &table("x", 1002, "d"), vec![], "set.toml:10: sa.name: SA x is given twice"),
+        (table("y", 2000, "c"), vec![name("y", 2000)], "SA y with SPI 2000 is set and removed at once"),
+        (
+            table("y", 2001, "c").replace("192.0.2.2", "ff02::1").replace("192.0.2.1", "2001:db8::1"),
+            vec![],
+            "of one machine each",
+        ),
+        (
+            table("x", 1001, "c").replace("c.sequence", "none/c"),
+            vec![],
+            "set.toml:2: sa.sequence_file: SA x: cannot make",
+        ),
     ] {
         let why = change(&text, &remove).unwrap_err();
         assert!(why.contains(part), "{why}");
@@ -191,7 +214,8 @@ fn sas_change_all_or_none() {
     let outbound = sas.table().outbound();
     assert_eq!((outbound.len(), &outbound[0].0[..], outbound[0].1.sequence.taken()), (1, "x", 0));
     assert_eq!(outbound[0].1.sequence.reserved(), 1 << 20, "before the first packet");
-    assert_eq!(noted(&directory.path().join("a.sequence")), 0, "of the old one none was used");
+    // Of the old one none was used.
+    will_note(&directory.path().join("a.sequence"), 0);
     outbound[0].1.sequence.take(5);
     drop(outbound);
     sas.finish().unwrap();
@@ -215,15 +239,31 @@ fn a_replaced_sa_ends_when_nobody_has_it_any_more() {
     let again = sas.change(&file, &table("x", 1002, "a"), &[]).unwrap_err();
     assert!(again.contains("in use by another process, or by another SA"), "{again}");
     drop(worker);
-    for _ in 0..500 {
-        if noted(&path) == 7 {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert_eq!(noted(&path), 7);
-    // Its key goes on where it was.
+    will_note(&path, 7);
+    // With another file it would begin anew, and in the other direction too.
+    let other = table("x", 1002, "a").replace("a.sequence", "other.sequence");
+    let why = sas.change(&file, &other, &[]).unwrap_err();
+    assert!(
+        why.contains("sa.sequence_file: SA x: 7 numbers were used with its key, and this file says 0"),
+        "{why}"
+    );
+    let why = sas.change(&file, &table("y", 2000, "a"), &[]).unwrap_err();
+    assert!(why.contains("its key was another SA's, of the other direction"), "{why}");
+    // It goes on where it was.
     sas.change(&file, &table("x", 1002, "a"), &[]).unwrap();
     assert_eq!(sas.table().outbound()[0].1.sequence.taken(), 7);
+    sas.finish().unwrap();
+}
+
+#[test]
+fn one_key_in_two_files_is_one_key() {
+    let (directory, sas) = running();
+    sas.begin().unwrap();
+    let file = directory.path().join("set.toml");
+    fs::copy(directory.path().join("a"), directory.path().join("e")).unwrap();
+    sas.change(&file, &table("x", 1000, "a"), &[]).unwrap();
+    let why = sas.change(&file, &table("x", 1001, "e"), &[]).unwrap_err();
+    assert!(why.contains("it has the key of SA x"), "{why}");
+    assert_eq!((spis(&sas), sas.trouble()), (vec![1000], None));
     sas.finish().unwrap();
 }

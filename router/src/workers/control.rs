@@ -17,7 +17,7 @@ use super::{
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
     report::{OutputStand, WorkerStand, WorkersReport, told},
     thread::{NotTaken, Thread},
-    up::{Device, Places, Ups},
+    up::{Device, Ups},
 };
 use crate::af_xdp::{Io, MOST_PATHS, Umem};
 use crate::config::ElementSettings;
@@ -106,7 +106,7 @@ impl Control {
         self.placing.take_in(&self.held.paths, self.clock);
         let at = self.place(plan);
         self.names = Arc::new(plan.ports.iter().map(|(id, port)| (port.name.clone(), *id)).collect());
-        self.tell_places(plan);
+        self.tell_ports(plan);
         self.start_workers(plan);
         self.tell_workers(plan);
         self.end(plan, &at);
@@ -268,10 +268,9 @@ impl Control {
         }
     }
 
-    fn tell_places(&self, plan: &WorkersPlan) {
+    fn tell_ports(&self, plan: &WorkersPlan) {
         let device = |port: &PortPlan| Device { ifindex: port.ifindex, namespace: port.namespace.clone() };
-        let ports = plan.ports.iter().map(|(id, port)| (*id, device(port))).collect();
-        self.ups.set_places(Places { ports, routers: plan.namespaces.clone() });
+        self.ups.set_ports(plan.ports.iter().map(|(id, port)| (*id, device(port))).collect());
     }
 
     /// Weights of routers, and names and routers of ports.
@@ -286,6 +285,7 @@ impl Control {
             let told = self.ask(core, move |inner| {
                 inner.names = names;
                 inner.desk.set_owners(owners);
+                inner.worker.refresh();
                 weights.into_iter().for_each(|(router, weight)| inner.worker.weigh(router, weight));
                 // Others than it has, where it did not answer when they were changed.
                 std::mem::replace(&mut inner.desk.tables, tables)

@@ -18,6 +18,9 @@ use std::{ops::Range, sync::Arc};
 /// Ports that there may be.
 pub(super) const PORTS: usize = 64;
 
+/// A router without routes: the last number, which only the 256th of them would have.
+const NOBODY: RouterId = RouterId::MAX;
+
 /// A packet, and where and when it came in.
 pub(super) struct Arrived {
     buffer: Buffer,
@@ -117,7 +120,7 @@ impl Desk {
             gate,
             outputs: [None; PORTS],
             ports: 0,
-            owners: [0; PORTS],
+            owners: [NOBODY; PORTS],
             fates: (0..MOST_PATHS).map(|_| Fates::default()).collect(),
             out: (0..PORTS).map(|_| Vec::new()).collect(),
             leaves: 0,
@@ -133,10 +136,12 @@ impl Desk {
         }
     }
 
-    pub fn set_owners(&mut self, owners: impl IntoIterator<Item = (PortId, RouterId)>) {
+    /// By port; of others nobody.
+    pub fn set_owners(&mut self, owners: impl IntoIterator<Item = (PortId, Option<RouterId>)>) {
+        self.owners = [NOBODY; PORTS];
         for (port, router) in owners {
             if let Some(owner) = self.owners.get_mut(usize::from(port)) {
-                *owner = router;
+                *owner = router.unwrap_or(NOBODY);
             }
         }
     }
@@ -195,7 +200,7 @@ impl Exchange for Hands<'_> {
         let count = self.io.receive_from(usize::from(path), most, |port, buffer| {
             let mut ingress = arrivals.ingress(memory, port, buffer.data());
             if ingress.interface == 0 {
-                ingress.router = owners.get(usize::from(port)).copied().unwrap_or_default();
+                ingress.router = owners.get(usize::from(port)).copied().unwrap_or(NOBODY);
             }
             to.push(Arrived { buffer, ingress, came_ns });
         });

@@ -56,6 +56,7 @@ mod thread;
 mod up;
 
 pub use epochs::Epochs;
+pub use own::Namespaces;
 pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
 pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};
 pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
@@ -91,6 +92,8 @@ pub struct WorkersSettings {
     pub sample_every: u16,
     /// For packets that go up.
     pub budgets: Budgets,
+    /// Where routers are: what elements make for one, and cannot route, the kernel sends there.
+    pub namespaces: Namespaces,
 }
 
 impl Default for WorkersSettings {
@@ -105,6 +108,7 @@ impl Default for WorkersSettings {
             switch_cycles: 0,
             sample_every: 20,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
+            namespaces: Namespaces::default(),
         }
     }
 }
@@ -128,7 +132,7 @@ impl Workers {
     ) -> Result<Workers> {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
-        let ups = Ups::start(up, settings.budgets)?;
+        let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
         let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs, ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);

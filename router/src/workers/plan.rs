@@ -4,7 +4,6 @@ use super::WorkersSettings;
 use crate::{
     af_xdp::{POOL_FRAMES, Polling, Rings},
     config::{ElementSettings, PortName},
-    netns::OpenNamespace,
     plane::PathMaps,
 };
 use anyhow::{Context, Result};
@@ -30,8 +29,6 @@ pub struct WorkersPlan {
     pub cores: Vec<Core>,
     /// Weights of routers; others have 1.
     pub routers: BTreeMap<RouterId, u16>,
-    /// Where they are: what elements make for one, and cannot route, is sent by the kernel there.
-    pub namespaces: BTreeMap<RouterId, OpenNamespace>,
     pub ports: BTreeMap<PortId, PortPlan>,
     pub paths: BTreeMap<PathId, PathPlan>,
 }
@@ -65,8 +62,8 @@ pub struct PortPlan {
     pub ifindex: u32,
     /// The port's.
     pub namespace: Arc<File>,
-    /// Whose packets are that are for no interface.
-    pub router: RouterId,
+    /// Whose packets are that are for no interface; `None`: nobody's.
+    pub router: Option<RouterId>,
     pub queues: u32,
     /// Try it first.
     pub zero_copy: bool,
@@ -168,7 +165,7 @@ mod tests {
             name: "p".into(),
             ifindex: 1,
             namespace: Arc::new(File::open("/dev/null").unwrap()),
-            router: 0,
+            router: Some(0),
             queues: 4,
             zero_copy: true,
             polling: Polling::Interrupts,

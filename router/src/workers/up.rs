@@ -7,11 +7,11 @@
 //! What may wait for the thread is bounded, and a quarter of that is for ARP and neighbour discovery alone. A payer has at most as many
 //! there as are free (dynamic thresholds; Choudhury and Hahne 1998, with alpha = 1): alone a half, and whoever comes always finds room.
 
-use super::{exchange::PORTS, own::Senders};
-use crate::{
-    netns::{self, OpenNamespace},
-    plane::Injector,
+use super::{
+    exchange::PORTS,
+    own::{Namespaces, Senders},
 };
+use crate::{netns, plane::Injector};
 use anyhow::{Context, Result};
 use libbpf_rs::ObjectBuilder;
 use logic::{
@@ -156,14 +156,6 @@ pub(super) struct Device {
     pub namespace: Arc<File>,
 }
 
-/// Where packets go up.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Places {
-    pub ports: BTreeMap<PortId, Device>,
-    /// Where what was made for a router is sent.
-    pub routers: BTreeMap<RouterId, OpenNamespace>,
-}
-
 /// A packet for the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
@@ -175,7 +167,7 @@ pub(super) enum How {
 
 enum Message {
     Packet { payer: usize, how: How, data: Box<[u8]> },
-    Places(Places),
+    Ports(BTreeMap<PortId, Device>),
 }
 
 /// The thread, and the way to it.
@@ -187,21 +179,21 @@ pub(super) struct Ups {
 
 impl Ups {
     /// The thread ends when this and all gates are gone.
-    pub fn start(up: Box<dyn Up>, budgets: Budgets) -> Result<Ups> {
+    pub fn start(up: Box<dyn Up>, routers: Namespaces, budgets: Budgets) -> Result<Ups> {
         let (to, messages) = channel();
         let payers = std::array::from_fn(|_| Payer::default());
         let line = Arc::new(Line { waiting: AtomicUsize::new(0), payers });
         let its = line.clone();
         thread::Builder::new()
             .name("up".into())
-            .spawn(move || give(&messages, up, &its))
+            .spawn(move || give(&messages, up, routers, &its))
             .context("starting the thread that gives packets to the kernel")?;
         Ok(Ups { to, line, budgets })
     }
 
     /// From now on.
-    pub fn set_places(&self, places: Places) {
-        let _ = self.to.send(Message::Places(places));
+    pub fn set_ports(&self, ports: BTreeMap<PortId, Device>) {
+        let _ = self.to.send(Message::Ports(ports));
     }
 
     /// For one worker.
@@ -233,16 +225,16 @@ impl Ups {
     }
 }
 
-fn give(messages: &Receiver<Message>, up: Box<dyn Up>, line: &Line) {
-    let (places, senders) = (Places::default(), Senders::default());
-    let mut place = Place { up, places, senders, home: File::open(OWN).ok(), away: None };
+fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line: &Line) {
+    let (ports, senders) = (BTreeMap::new(), Senders::default());
+    let mut place = Place { up, ports, routers, senders, home: File::open(OWN).ok(), away: None };
     for message in messages {
         match message {
-            Message::Places(places) => {
+            Message::Ports(ports) => {
                 // One that is deleted is not held by us.
                 place.go_home();
-                place.senders.keep(&places.routers);
-                place.places = places;
+                place.senders.keep(&place.routers);
+                place.ports = ports;
             }
             Message::Packet { payer, how, data } => {
                 let Some(payer) = line.payers.get(payer) else { continue };
@@ -266,7 +258,8 @@ fn give(messages: &Receiver<Message>, up: Box<dyn Up>, line: &Line) {
 /// Where the thread is: a port's namespace, as long as packets come by it.
 struct Place {
     up: Box<dyn Up>,
-    places: Places,
+    ports: BTreeMap<PortId, Device>,
+    routers: Namespaces,
     senders: Senders,
     home: Option<File>,
     /// The namespace it is in, if not its own.
@@ -275,13 +268,13 @@ struct Place {
 
 impl Place {
     fn up(&mut self, port: PortId, frame: &[u8]) -> Result<()> {
-        let Device { ifindex, namespace } = self.places.ports.get(&port).context("the port is gone")?;
+        let Device { ifindex, namespace } = self.ports.get(&port).context("the port is gone")?;
         enter(&mut self.away, namespace)?;
         self.up.up(*ifindex, frame)
     }
 
     fn send(&mut self, router: RouterId, packet: &[u8]) -> Result<()> {
-        let namespace = self.places.routers.get(&router).context("the router is gone")?;
+        let namespace = self.routers.of(router).context("the router is gone")?;
         let open = || enter(&mut self.away, namespace.file());
         self.senders.send(namespace.key(), packet, open)
     }
@@ -400,10 +393,9 @@ mod tests {
 
     fn start(budgets: Budgets) -> (Ups, Receiver<Given>, SyncSender<()>) {
         let ((told, tells), (go, may)) = (channel(), sync_channel(4096));
-        let ups = Ups::start(Box::new(Told(told, may)), budgets).unwrap();
+        let ups = Ups::start(Box::new(Told(told, may)), Namespaces::default(), budgets).unwrap();
         let namespace = Arc::new(File::open("/proc/thread-self/ns/net").unwrap());
-        let ports = BTreeMap::from([(3, Device { ifindex: 77, namespace })]);
-        ups.set_places(Places { ports, ..Places::default() });
+        ups.set_ports(BTreeMap::from([(3, Device { ifindex: 77, namespace })]));
         (ups, tells, go)
     }
 

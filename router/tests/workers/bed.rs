@@ -246,7 +246,7 @@ pub fn ports(queues: u32, rings: Rings) -> BTreeMap<PortId, PortPlan> {
                 name,
                 ifindex,
                 namespace,
-                router: 0,
+                router: Some(0),
                 queues,
                 zero_copy: true,
                 polling: Polling::Interrupts,
@@ -290,7 +290,6 @@ pub fn plan(
     WorkersPlan {
         cores: cores.iter().map(|id| core(*id)).collect(),
         routers: BTreeMap::new(),
-        namespaces: BTreeMap::new(),
         ports: ports.clone(),
         paths: paths.iter().cloned().collect(),
     }

@@ -1,7 +1,8 @@
 """The other end of an ESP tunnel (RFC 4303, RFC 4106), in user space: raw sockets on one side, a tun device on the other.
 
 Lines on stdin: `in SPI KEY`, `out SPI KEY`, `drop SPI`, `report`. Each is answered by a line. KEY: AES key and 4 bytes of salt, in hexadecimal.
-A report is JSON: of each SPI how many packets came, were bad, were replayed, and the highest number.
+A report is JSON: of each SPI how many packets came, were bad, were replayed, and the highest number; how many came by SPIs that are not there; and how
+many frames of the wire were for the net behind the tunnel and in clear.
 """
 
 import fcntl
@@ -16,7 +17,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
-ESP, IPV4 = 50, 4
+ESP, IPV4, ALL = 50, 4, 3
 
 
 class Sa:
@@ -56,10 +57,12 @@ def main():
     wire = socket.socket(socket.AF_INET, socket.SOCK_RAW, ESP)
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
     wire.bind((local, 0))
-    inbound, outbound, strangers = {}, None, 0
+    tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL))
+    tap.bind(("eth0", ALL))
+    inbound, outbound, strangers, clear = {}, None, 0, 0
     print("ready", flush=True)
     while True:
-        ready, _, _ = select.select([wire, tun, sys.stdin], [], [])
+        ready, _, _ = select.select([wire, tun, tap, sys.stdin], [], [])
         if wire in ready:
             packet = wire.recv(65536)
             esp = packet[(packet[0] & 15) * 4 :]
@@ -68,6 +71,10 @@ def main():
                 strangers += 1
             elif (inner := unseal(sa, esp)) is not None:
                 os.write(tun, inner)
+        if tap in ready:
+            frame, where = tap.recvfrom(65536)
+            is_incoming = where[2] != socket.PACKET_OUTGOING
+            clear += is_incoming and frame[12:14] == b"\x08\x00" and frame[30:33] == bytes([10, 9, 0])
         if tun in ready:
             inner = os.read(tun, 65536)
             if outbound and inner[0] >> 4 == 4:
@@ -85,7 +92,7 @@ def main():
                 del inbound[int(words[1])]
             elif words[0] == "report":
                 report = {spi: sa.counts | {"top": max(sa.seen, default=0)} for spi, sa in inbound.items()}
-                answer = json.dumps(report | {"strangers": strangers})
+                answer = json.dumps(report | {"strangers": strangers, "clear": clear})
             print(answer, flush=True)
 
 

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::{
-    elements::{EspEncrypt, Vxlan, VxlanEncap},
+    elements::{EspEncrypt, Forward, Loss, Vxlan, VxlanEncap},
     esp::{Ends, Mode, SaTable},
 };
 
@@ -68,4 +68,29 @@ fn what_is_made_here_goes_up_as_the_ip_packet_that_would_have_left() {
         let (verdict, own) = sent(vxlan, setting.as_ref(), false, &frame);
         assert_eq!((verdict, &own[..]), (Verdict::Own(Reason::Unresolved), &left[14..]), "{name}");
     }
+}
+
+/// What Linux would not forward it would send, if it is its own.
+#[test]
+fn what_is_made_in_front_of_encryption_never_goes_up() {
+    let table = Arc::new(SaTable::default());
+    table.set_outbound("a", Setting { is_v6: true, ..PLAIN }.outbound());
+    let world = World::new();
+    let mut of = |remote: &str, hops: u8, middle: Box<dyn Element>| {
+        let ends = Ends::new("10.0.0.1".parse().unwrap(), remote.parse().unwrap()).unwrap();
+        let vxlan = Vxlan { vni: 7, ends, port: 4789, mtu: 1500, hops, is_whole: false };
+        let elements: Vec<Box<dyn Element>> = vec![
+            Box::new(VxlanEncap::new(vxlan)),
+            middle,
+            Box::new(EspEncrypt::new(table.clone(), "a")),
+            Box::new(Forward::new(2)),
+        ];
+        esp::run(&mut Chain::new(elements).unwrap(), &[packet(false, b"some payload", 0)]).remove(0).0
+    };
+    let route = || Box::new(Route::new(world.memory()));
+    let in_clear = Verdict::Drop(Loss::InClear);
+    // For the machine itself, on the link only, and without a hop left.
+    assert_eq!([of("10.9.0.1", 64, route()), of("10.9.0.255", 64, route())], [in_clear; 2]);
+    assert_eq!([of("10.3.0.1", 64, route()), of("10.1.0.1", 1, Box::new(Ttl))], [in_clear; 2]);
+    assert_eq!(of("10.1.0.1", 64, Box::new(Ttl)), Verdict::To(2));
 }

@@ -98,7 +98,7 @@ fn vxlan_has_two_ends_of_one_version_and_numbers_in_bounds() {
     };
     let right = [
         "encap\", vni = 0, local = \"192.0.2.1\", remote = \"192.0.2.2\"",
-        "encap\", vni = 16777215, local = \"::1\", remote = \"::2\", udp_port = 8472, mtu = 9000, ttl = 1, df = \"set\"",
+        "encap\", vni = 16777215, local = \"2001:db8::1\", remote = \"2001:db8::2\", udp_port = 8472, mtu = 9000, ttl = 1, df = \"set\"",
         "decap\", vni = 100, local = \"192.0.2.1\"",
         "decap\", vni = 100, local = \"192.0.2.1\", remote = \"192.0.2.2\", udp_port = 65535",
     ];
@@ -110,25 +110,28 @@ fn vxlan_has_two_ends_of_one_version_and_numbers_in_bounds() {
         ("encap\", vni = 1", "vxlan_encap needs local, our address"),
         ("encap\", vni = 1, local = \"192.0.2.1\"", "vxlan_encap needs a remote"),
         (
-            "encap\", vni = 1, local = \"192.0.2.1\", remote = \"::2\"",
-            "192.0.2.1 and ::2 are not of one version of IP",
+            "encap\", vni = 1, local = \"192.0.2.1\", remote = \"2001:db8::2\"",
+            "192.0.2.1 and 2001:db8::2 are not of one version of IP",
         ),
         (
-            "encap\", vni = 16777216, local = \"::1\", remote = \"::2\"",
+            "encap\", vni = 16777216, local = \"2001:db8::1\", remote = \"2001:db8::2\"",
             "vni = 16777216 is not allowed: 0 to 16777215",
         ),
-        ("encap\", vni = 1, local = \"::1\", remote = \"::2\", ttl = 0", "ttl = 0 is not allowed: 1 to 255"),
         (
-            "encap\", vni = 1, local = \"::1\", remote = \"::2\", mtu = 65001",
+            "encap\", vni = 1, local = \"2001:db8::1\", remote = \"2001:db8::2\", ttl = 0",
+            "ttl = 0 is not allowed: 1 to 255",
+        ),
+        (
+            "encap\", vni = 1, local = \"2001:db8::1\", remote = \"2001:db8::2\", mtu = 65001",
             "mtu = 65001 is not allowed: 128 to 65000",
         ),
         (
-            "encap\", vni = 1, local = \"::1\", remote = \"::2\", df = \"copy\"",
+            "encap\", vni = 1, local = \"2001:db8::1\", remote = \"2001:db8::2\", df = \"copy\"",
             "df = \"copy\" is not allowed: \"set\" or \"clear\"",
         ),
-        ("decap\", vni = 1, local = \"::1\", mtu = 1500", "vxlan_decap has no parameter mtu"),
+        ("decap\", vni = 1, local = \"2001:db8::1\", mtu = 1500", "vxlan_decap has no parameter mtu"),
         (
-            "decap\", vni = 1, local = \"::1\", udp_port = 0",
+            "decap\", vni = 1, local = \"2001:db8::1\", udp_port = 0",
             "vxlan_decap: udp_port = 0 is not allowed: 1 to 65535",
         ),
         ("decap\", vni = 1", "vxlan_decap needs local"),
