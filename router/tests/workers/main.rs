@@ -209,7 +209,13 @@ fn reconfiguration_loses_nothing_and_keeps_order() {
             }
         });
         let first_wrong = out.iter().zip(0..).find(|(number, at)| *number != at);
-        assert_eq!((first_wrong, out.len() as u32), (None, COUNT), "{:?}", bed.report());
+        assert_eq!(
+            (first_wrong, out.len() as u32),
+            (None, COUNT),
+            "{} never left; {:?}",
+            crate::af_xdp_bed::never_left("q0"),
+            bed.report()
+        );
         let stand = bed.path(0);
         assert_eq!(
             (stand.packets, stand.out.get("p1"), stand.ring_full, stand.ring_closed),

@@ -460,6 +460,23 @@ fn keys_change_without_a_loss() {
 }
 
 /// RFC 6040 figure 4: rows are marks of the inner header, columns of the outer one: not-ECT, ECT(0), ECT(1), CE.
+/// Keys of what is gone are in no memory, and nobody else's lists keep them.
+#[test]
+fn without_packets_old_sas_are_let_go_of() {
+    let mut pair = Pair::new(&PLAIN);
+    let sa = PLAIN.outbound();
+    pair.table.set_outbound("a", sa.clone());
+    let sent = pair.encrypted(&[packet(false, b"x", 0)]);
+    pair.decrypt(&sent);
+    pair.table.remove_outbound("a");
+    let of_other = pair.table.remove_inbound(PLAIN.spi).unwrap();
+    assert_eq!((Arc::strong_count(&sa), Arc::strong_count(&of_other)), (2, 2));
+    pair.out.refresh();
+    pair.back.refresh();
+    assert_eq!((Arc::strong_count(&sa), Arc::strong_count(&of_other)), (1, 1));
+    assert_eq!(pair.encrypt(&[packet(false, b"x", 0)])[0].0, dropped(Loss::NoSa));
+}
+
 #[test]
 fn congestion_marks_are_kept() {
     let (not, ect0, ect1, ce) = (0, 2, 1, 3);

@@ -76,7 +76,7 @@ fn what_is_made_in_front_of_encryption_never_goes_up() {
     let table = Arc::new(SaTable::default());
     table.set_outbound("a", Setting { is_v6: true, ..PLAIN }.outbound());
     let world = World::new();
-    let mut of = |remote: &str, hops: u8, middle: Box<dyn Element>| {
+    let of = |remote: &str, hops: u8, middle: Box<dyn Element>| {
         let ends = Ends::new("10.0.0.1".parse().unwrap(), remote.parse().unwrap()).unwrap();
         let vxlan = Vxlan { vni: 7, ends, port: 4789, mtu: 1500, hops, is_whole: false };
         let elements: Vec<Box<dyn Element>> = vec![
