@@ -162,13 +162,6 @@ impl Generator {
     }
 }
 
-/// Packets that a device dropped before they left: those for a veth whose peer has no room.
-pub fn never_left(device: &str) -> u32 {
-    let text = fs::read_to_string("/proc/thread-self/net/dev").unwrap();
-    let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{device}:"))).unwrap();
-    line.split_whitespace().nth(11).unwrap().parse().unwrap()
-}
-
 /// No frame is missing.
 #[track_caller]
 pub fn whole(umem: &Umem) {
