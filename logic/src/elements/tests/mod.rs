@@ -6,6 +6,7 @@ mod clear;
 mod esp;
 mod exact;
 mod own;
+mod mirror;
 mod race;
 mod reference;
 mod routing;
