@@ -74,6 +74,20 @@ fn a_path_is_captured_over_restarts() {
     all_arrive(&bed, 1000);
     assert_eq!(counted(&daemon, 1000)["written"], 1000);
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let says = |words: &[&str]| String::from_utf8(daemon.millrace(words).stdout).unwrap();
+    let metrics = says(&["metrics"]);
+    for sample in [
+        "millrace_path_given_packets_total{path=\"udp\"} 1000",
+        "millrace_path_out_packets_total{path=\"udp\",port=\"p2\"} 1000",
+        "millrace_path_core{path=\"udp\"} 0.0",
+        "millrace_path_counted_total{path=\"udp\",at=\"1\",element=\"mirror\",what=\"written\"} 1000",
+    ] {
+        assert!(metrics.lines().any(|line| line == sample), "{sample}: {metrics}");
+    }
+    let top = says(&["top", "--once"]);
+    let row: Vec<_> =
+        top.lines().skip_while(|line| !line.starts_with("PATH")).nth(1).unwrap().split_whitespace().collect();
+    assert_eq!([row[0], row[1], row[3], row[4], row[5]], ["udp", "0", "0", "0", "-"], "{top}");
     daemon.kill();
     assert_eq!(records(&file), 1000);
 

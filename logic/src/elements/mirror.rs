@@ -15,7 +15,7 @@
 //! `mirror_disk`, as the file cannot be written or the disk is full, `mirror_limit`, as the file has its size. These are of the file, and go on as long as it is
 //! written, whatever becomes of the chain.
 //!
-//! What it costs (`lab/runs/2026-11-23-mirror.txt`): see docs/user-plane.md.
+//! What it costs is in `lab/runs/2026-11-23-mirror.txt`: 20 ns for a packet of 60 bytes, 46 ns for 256 bytes.
 
 use super::{Batch, Contract, Copies, Counters, Element, NoCopy, Now};
 use std::{any::Any, sync::Arc};
