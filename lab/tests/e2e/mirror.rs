@@ -78,7 +78,7 @@ fn a_path_is_captured_over_restarts() {
     let metrics = says(&["metrics"]);
     for sample in [
         "millrace_path_given_packets_total{path=\"udp\"} 1000",
-        "millrace_path_out_packets_total{path=\"udp\",port=\"p2\"} 1000",
+        "millrace_path_run_packets_total{path=\"udp\"} 1000",
         "millrace_path_core{path=\"udp\"} 0.0",
         "millrace_path_counted_total{path=\"udp\",at=\"1\",element=\"mirror\",what=\"written\"} 1000",
     ] {

@@ -236,7 +236,7 @@ impl Taker {
         let place = self.copies.place(self.at);
         let mut words = self.copies.from(place).flatten().map(|word| word.load(Relaxed));
         let (at_ns, lengths) = (words.next()?, words.next()?);
-        let captured = lengths as u32;
+        let captured = (lengths as u32).min(MOST_BYTES as u32);
         let (count, end) = ((captured as usize).div_ceil(WORD), to.len() + captured as usize);
         words.take(count).for_each(|word| to.extend_from_slice(&word.to_ne_bytes()));
         to.truncate(end);
