@@ -10,7 +10,7 @@ use prometheus_client::{
     metrics::{counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 /// Of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -45,6 +45,8 @@ struct Family {
 }
 
 type Labels = Vec<(&'static str, String)>;
+/// A count of it.
+type Part = fn(&OutputStand) -> u64;
 
 enum Values {
     Counters(Vec<(Labels, u64)>),
@@ -240,13 +242,13 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
 fn of_workers(workers: &WorkersReport) -> Vec<Family> {
     let of = |worker: &WorkerStand| vec![("core", worker.core.to_string())];
     let heard = || workers.workers.iter().filter(|worker| worker.silent.is_none());
-    let sums = |part: fn(&OutputStand) -> u64| {
+    let sums = |part: Part| {
         let outputs = heard().flat_map(|worker| &worker.outputs).chain(&workers.closed_outputs);
-        let mut by_port = std::collections::BTreeMap::<&str, u64>::new();
+        let mut by_port = BTreeMap::<&str, u64>::new();
         outputs.for_each(|output| *by_port.entry(&output.name).or_default() += part(output));
         by_port
     };
-    let lost: [(&str, fn(&OutputStand) -> u64); 5] = [
+    let lost: [(&str, Part); 5] = [
         ("full", |output| output.dropped_full),
         ("unfit", |output| output.dropped_unfit),
         ("gone", |output| output.dropped_gone),

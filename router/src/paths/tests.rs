@@ -345,7 +345,7 @@ chain = [{ element = "mirror", file = "in", snap_bytes = 60 }, "check", "route",
          { element = "mirror", file = "out", snap_bytes = 65535, every_packets = 2 }]
 "#;
     // Every tenth goes up behind the first mirror.
-    let ttl = |n: u64| if n % 10 == 0 { 1 } else { 64 };
+    let ttl = |n: u64| if n.is_multiple_of(10) { 1 } else { 64 };
     let come: Vec<_> =
         (0..3000).map(|n: u64| whole(n, udp(1, [10, 1, 0, 1], ttl(n), &n.to_be_bytes().repeat(5)))).collect();
     let (report, written) = mirrored(ROUTED, &come, false);

@@ -3,7 +3,6 @@ use crate::{
     paths::ElementReport,
     workers::{QueueStand, UpCounts, UpReport},
 };
-use std::collections::BTreeMap;
 
 fn count(reason: &str, packets: u64) -> ReasonCount {
     ReasonCount { reason: reason.into(), packets, ..ReasonCount::default() }
