@@ -324,7 +324,7 @@ pub use cores::{
     CoreList, CoresSettings, DeclaredWorkload, Floor, Latency, LocalDelivery, Percent, PlacementPolicy,
     ResumeLatency,
 };
-pub use elements::ElementSettings;
+pub use elements::{ElementSettings, MirrorSettings};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use sas::{Direction, KeySource, LibraryText, SaConfig, SaSettings, SasConfig};

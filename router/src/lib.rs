@@ -7,6 +7,7 @@
 //! | [`af_xdp`] | packets of ports in user space and out again |
 //! | [`workers`] | threads that run forwarding paths over `af_xdp` |
 //! | [`paths`] | packets of captures through forwarding paths |
+//! | [`captures`] | files that packets are copied to, of both |
 //! | [`sas`] | security associations of a path file: keys, sequence numbers noted |
 //! | [`crypto`] | AES-GCM for ESP, by the fastest library there is |
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
@@ -22,6 +23,7 @@
 
 pub mod abi;
 pub mod af_xdp;
+pub mod captures;
 pub mod classifier;
 pub mod cli;
 pub mod config;

@@ -196,6 +196,48 @@ fn the_documented_example_forwards_these_bytes() {
     assert!(text.contains("to wan 3, up no_route 1, up not_our_mac 1, up ttl_exceeded 1"), "{text}");
 }
 
+/// What a path had, behind what it was before; and packets are none the worse for a disk that is full.
+#[test]
+fn a_mirror_has_copies() {
+    let world = World::new();
+    let with = |mirror: &str| {
+        let chain = "chain = [{ element = \"forward\", port = \"tap\" }]";
+        let chained = format!(
+            "chain = [{{ element = \"mirror\", {mirror} }}, {{ element = \"forward\", port = \"tap\" }}]"
+        );
+        fs::write(world.file("p.toml"), example().replace(chain, &chained)).unwrap();
+    };
+    let long: Vec<u8> = arp().into_iter().chain([5; 300]).collect();
+    world.ethernet("in.pcap", &[(1_000_000_001, arp()), (2, udp6(COMES, 64)), (3_000_000_000, long.clone())]);
+    fs::write(world.file("arp.pcap"), "x".repeat(5000)).unwrap();
+    with("file = \"arp.pcap\", snap_bytes = 100");
+    let output = world.run(&["--pcap", "in.pcap", "--out", "out.pcap", "--json"]);
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{output:?}");
+    let bytes = fs::read(world.file("arp.pcap")).unwrap();
+    let mut reader = PcapReader::new(&bytes[..]).unwrap();
+    let mut record = || {
+        let packet = reader.next_packet()?.unwrap();
+        Some((packet.timestamp.as_nanos(), packet.data.to_vec(), packet.orig_len))
+    };
+    assert_eq!(record(), Some((1_000_000_001, arp(), 60)));
+    assert_eq!(record(), Some((3_000_000_000, long[..100].to_vec(), 360)));
+    assert_eq!(record(), None);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let counted =
+        |report: &serde_json::Value| report.pointer("/paths/1/elements/0/counted").cloned().unwrap();
+    let all = serde_json::json!({ "written": 2, "mirror_full": 0, "mirror_disk": 0, "mirror_limit": 0 });
+    assert_eq!(counted(&report), all);
+
+    with("file = \"/dev/full\"");
+    let output = world.run(&["--pcap", "in.pcap", "--out", "out.pcap", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(error, "millrace: mirror /dev/full: cannot write it: No space left on device (os error 28)\n");
+    assert_eq!(world.read("out.pcap").len(), 3);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(counted(&report)["mirror_disk"], 2);
+}
+
 #[test]
 fn what_cannot_be_run_is_refused_and_nothing_is_written() {
     let world = World::new();
@@ -218,6 +260,22 @@ fn what_cannot_be_run_is_refused_and_nothing_is_written() {
     let error = run(&["--pcap", "in.pcap", "--out", "out.pcap", "--out", "tap=out.pcap"]);
     assert_eq!(error, "millrace: out.pcap would be written over: it is written already\n");
     assert!(run(&["--pcap", "in.pcap", "--out", "none/out.pcap"]).contains("cannot write none/out.pcap"));
+    let mirrored = |file: &str| {
+        let element = format!("{{ element = \"mirror\", file = \"{file}\" }}");
+        fs::write(
+            world.file("p.toml"),
+            example().replace("{ element = \"police\"", &format!("{element}, {{ element = \"police\"")),
+        )
+        .unwrap();
+    };
+    for (file, why) in [("./in.pcap", "read"), ("p.toml", "the configuration"), ("out.pcap", "written")] {
+        mirrored(file);
+        let error = run(&["--pcap", "in.pcap", "--out", "out.pcap"]);
+        assert_eq!(error, format!("millrace: {file} would be written over: it is {why} already\n"));
+    }
+    mirrored("none/m.pcap");
+    assert!(run(&["--pcap", "in.pcap"]).contains("cannot write none/m.pcap: No such file"));
+    fs::write(world.file("p.toml"), example()).unwrap();
     fs::write(world.file("old.pcap"), "something").unwrap();
     run(&["--pcap", "in.pcap", "--out", "old.pcap", "--out", "none/out.pcap"]);
     assert_eq!(fs::read(world.file("old.pcap")).unwrap(), b"something");

@@ -11,7 +11,7 @@
 //! | `bed.rs` | hosts with a real stack of their own on both sides of a box |
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
-//! | `user_plane.rs`, `esp.rs` | paths of the user plane |
+//! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
 //! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs` | tests with real hosts |
 
 mod bed;
@@ -23,6 +23,7 @@ mod jumbo;
 mod lifetime;
 mod load;
 mod losses;
+mod mirror;
 mod neighbours;
 mod paths;
 mod refusals;

@@ -33,7 +33,7 @@ fn no_worker(counts: &Value) -> u64 {
 }
 
 /// Removed when dropped.
-struct ConfigFile(PathBuf);
+pub struct ConfigFile(pub PathBuf);
 
 impl Drop for ConfigFile {
     fn drop(&mut self) {
@@ -41,7 +41,7 @@ impl Drop for ConfigFile {
     }
 }
 
-fn start(bed: &Bed, config: &str) -> (Daemon, ConfigFile) {
+pub fn start(bed: &Bed, config: &str) -> (Daemon, ConfigFile) {
     let file = ConfigFile(std::env::temp_dir().join(format!("{}.toml", bed.name)));
     std::fs::write(&file.0, config).unwrap();
     let mut daemon = Daemon::start(&bed.the_box, &bed.name, &["--config", file.0.to_str().unwrap()]);
@@ -50,7 +50,7 @@ fn start(bed: &Bed, config: &str) -> (Daemon, ConfigFile) {
 }
 
 /// A configuration without paths yet.
-fn workers(cores: &str) -> String {
+pub fn workers(cores: &str) -> String {
     format!("ports = [\"p1\", \"p2\"]\n[workers]\ncores = \"{cores}\"\n")
 }
 

@@ -42,6 +42,7 @@
 //! | `crc_append`, `crc_check` | [`CrcAppend`], [`CrcCheck`] | CRC-32 behind the frame |
 //! | `police` | [`Police`] | a token bucket |
 //! | `count` | [`Count`] | packets and bytes |
+//! | `mirror` | [`Mirror`] | copies to a file, by way of [`Copies`] |
 //! | `discard` | [`Discard`] | drops |
 
 mod batch;
@@ -49,6 +50,7 @@ mod chain;
 mod check;
 mod clear;
 mod contract;
+mod copies;
 mod count;
 mod counters;
 mod crc_append;
@@ -57,6 +59,7 @@ mod discard;
 mod esp_decrypt;
 mod esp_encrypt;
 mod forward;
+mod mirror;
 mod packet;
 mod police;
 mod rewrite;
@@ -69,6 +72,7 @@ pub use batch::{Batch, MOST_PACKETS};
 pub use chain::{Chain, Whole};
 pub use check::Check;
 pub use contract::{BadChain, Contract, Known};
+pub use copies::{Copied, Copies, NoCopy, Taker};
 pub use count::Count;
 pub use counters::Counters;
 pub use crc_append::CrcAppend;
@@ -77,6 +81,7 @@ pub use discard::Discard;
 pub use esp_decrypt::EspDecrypt;
 pub use esp_encrypt::EspEncrypt;
 pub use forward::Forward;
+pub use mirror::Mirror;
 pub use packet::{Ingress, Loss, NotAFrame, Packet, Verdict};
 pub use police::{Police, Rate};
 pub use rewrite::Rewrite;

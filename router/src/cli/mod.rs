@@ -94,7 +94,9 @@ enum Command {
     Cores(Output),
     /// What was decided about queues and cores, when and why.
     Events(Events),
-    /// Cores, queues, routers and flow rules, live.
+    /// What paths and workers do, as text for Prometheus (docs/metrics.md).
+    Metrics,
+    /// Cores, queues, routers, flow rules and paths, live.
     #[command(after_help = top::HELP)]
     Top(top::Top),
     /// The user plane over captures.
@@ -274,7 +276,7 @@ pub fn main() -> ExitCode {
 impl Command {
     fn is_json(&self) -> bool {
         match self {
-            Command::Run(_) | Command::Top(_) => false,
+            Command::Run(_) | Command::Top(_) | Command::Metrics => false,
             Command::Status(o)
             | Command::Controllers(o)
             | Command::Cores(o)
@@ -298,6 +300,10 @@ impl Cli {
         match self.command {
             Command::Run(run) => return run.run(instance),
             Command::Status(o) => show(o, &get::<Status>(&instance, "/status")?, text::status),
+            Command::Metrics => {
+                let text = client::text(&instance.socket(), "/metrics", PATIENCE);
+                print(&text.map_err(|e| said(&instance, e))?)
+            }
             Command::Ports(o) => show(o, &get::<Vec<PortReport>>(&instance, "/ports")?, |r| text::ports(r)),
             Command::Routers(o) => {
                 show(o, &get::<Vec<RouterReport>>(&instance, "/routers")?, |r| text::routers(r))

@@ -2,6 +2,7 @@
 
 use super::{Output, show, table::Table};
 use crate::{
+    captures::{CaptureWriters, OfRun, Sink},
     config::PathsConfig,
     paths::{self, Input, Outputs, PathReport, PathsReport},
     sas::Sas,
@@ -36,7 +37,8 @@ The file of --config says which paths there are, and has the ports and routes th
                             # ether_type, source, destination, source_port, tcp_syn, bytes = { offset, mask, value }
   chain = [\"check\", \"route\", \"ttl\", \"rewrite\"]         # also { element = \"forward\", port = \"wan\" }, \"count\", \"discard\",
                             # \"crc_append\", \"crc_check\", { element = \"police\", packets_per_second = 1000, burst_packets = 32 },
-                            # { element = \"esp_encrypt\", sa = \"to-b\" }, { element = \"esp_decrypt\", sas = [\"from-b\"] } (docs/esp.md)
+                            # { element = \"esp_encrypt\", sa = \"to-b\" }, { element = \"esp_decrypt\", sas = [\"from-b\"] } (docs/esp.md),
+                            # { element = \"mirror\", file = \"web.pcap\" }: copies
   weight = 1                # among the paths of its router, 1 to 1000
   ring = 1024               # packets that may wait for it
   cores = \"0-3\"             # where it may run: one worker has all paths here, so that changes nothing yet
@@ -109,11 +111,24 @@ impl Run {
             files.keep(Path::new(file), "written")?;
             outputs.push((file.to_string(), port, BufWriter::new(opened)));
         }
+        let mut copied = Vec::new();
+        for mirror in config.mirrors() {
+            files.refuse(&mirror.file)?;
+            let opened = File::options().write(true).create(true).truncate(false).open(&mirror.file);
+            let opened = opened.with_context(|| format!("cannot write {}", mirror.file.display()))?;
+            files.keep(&mirror.file, "written")?;
+            copied.push((mirror, opened));
+        }
+        for (mirror, opened) in &copied {
+            empty(opened).with_context(|| format!("cannot write {}", mirror.file.display()))?;
+        }
         for (file, _, opened) in &outputs {
             empty(opened.get_ref()).with_context(|| format!("cannot write {file}"))?;
         }
         let nanoseconds = inputs.iter().any(Input::has_nanoseconds);
-        let report = paths::run(&config, sas, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
+        let sink = |opened| Box::new(OfRun::new(opened)) as Box<dyn Sink>;
+        let captures = CaptureWriters::new(copied.into_iter().map(|(mirror, file)| (mirror, sink(file))));
+        let report = paths::run(&config, sas, captures, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
         show(self.output, &report, text)?;
         report.errors.iter().for_each(|error| eprintln!("millrace: {error}"));
         Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -2,10 +2,11 @@
 //! manual page (`logic/src/elements/`).
 
 use super::{BadValue, PortName, paths::Name};
+use crate::captures::Captures;
 use logic::{
     elements::{
-        Check, Count, CrcAppend, CrcCheck, Discard, Element, EspDecrypt, EspEncrypt, Forward, Police, Rate,
-        Rewrite, Route, Ttl, Vxlan, VxlanDecap, VxlanEncap,
+        Check, Count, CrcAppend, CrcCheck, Discard, Element, EspDecrypt, EspEncrypt, Forward, Mirror, Police,
+        Rate, Rewrite, Route, Ttl, Vxlan, VxlanDecap, VxlanEncap,
     },
     esp::{Ends, SaTable},
     memory::Memory,
@@ -15,7 +16,7 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{fmt, net::IpAddr, path::PathBuf, sync::Arc};
 
 /// One of a chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,6 +30,7 @@ pub enum ElementSettings {
     CrcCheck,
     Police(Rate),
     Count,
+    Mirror(MirrorSettings),
     Discard,
     /// By this SA.
     EspEncrypt(Name),
@@ -39,13 +41,24 @@ pub enum ElementSettings {
     VxlanDecap(u32, IpAddr, Option<IpAddr>, u16),
 }
 
-const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\", \"discard\", \"esp_encrypt\", \"esp_decrypt\", \"vxlan_encap\" or \"vxlan_decap\"";
+/// Of `mirror` (`logic/src/elements/mirror.rs`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorSettings {
+    pub file: PathBuf,
+    pub snap_bytes: usize,
+    /// The most bytes of the file.
+    pub file_bytes: u64,
+    pub every_packets: u32,
+}
+
+const NAMES: &str = "\"check\", \"route\", \"ttl\", \"rewrite\", \"forward\", \"crc_append\", \"crc_check\", \"police\", \"count\", \"mirror\", \"discard\", \"esp_encrypt\", \"esp_decrypt\", \"vxlan_encap\" or \"vxlan_decap\"";
 const POLICE: &str = "{ element = \"police\", packets_per_second = 1000, burst_packets = 32 }, or bits_per_second and burst_bytes";
 const ENCRYPT: &str = "{ element = \"esp_encrypt\", sa = \"to-b\" }";
 const DECRYPT: &str = "{ element = \"esp_decrypt\", sas = [\"from-b\"] }";
 const ENCAP: &str = "{ element = \"vxlan_encap\", vni = 100, local = \"192.0.2.1\", remote = \"192.0.2.2\" }, and udp_port, mtu, ttl and df";
 const DECAP: &str =
     "{ element = \"vxlan_decap\", vni = 100, local = \"192.0.2.1\" }, and remote and udp_port";
+const MIRROR: &str = "{ element = \"mirror\", file = \"/var/log/millrace/web.pcap\" }, and snap_bytes, file_mib and every_packets";
 const FORWARD: &str = "{ element = \"forward\", port = \"eth1\" }";
 /// Of `police` (`logic/src/elements/police.rs`).
 const MOST_RATE: u64 = 1 << 40;
@@ -73,6 +86,10 @@ struct Table {
     mtu: Option<i64>,
     ttl: Option<i64>,
     df: Option<String>,
+    file: Option<PathBuf>,
+    snap_bytes: Option<i64>,
+    file_mib: Option<i64>,
+    every_packets: Option<i64>,
 }
 
 impl Table {
@@ -109,6 +126,7 @@ impl Table {
                 let (vni, local, port) = self.vxlan(DECAP)?;
                 return Ok(ElementSettings::VxlanDecap(vni, local, self.remote, port));
             }
+            "mirror" => return self.mirror().map(ElementSettings::Mirror),
             "police" => return self.rate().map(ElementSettings::Police),
             _ => return Err(BadValue(format!("{name:?} is no element: {NAMES}"))),
         };
@@ -131,6 +149,10 @@ impl Table {
             ("mtu", self.mtu.is_some()),
             ("ttl", self.ttl.is_some()),
             ("df", self.df.is_some()),
+            ("file", self.file.is_some()),
+            ("snap_bytes", self.snap_bytes.is_some()),
+            ("file_mib", self.file_mib.is_some()),
+            ("every_packets", self.every_packets.is_some()),
         ];
         match given.iter().find(|(name, given)| *given && !allowed.contains(name)) {
             Some((name, _)) => Err(BadValue(format!("{} has no parameter {name}: {form}", self.element))),
@@ -183,6 +205,21 @@ impl Table {
             }
         };
         Ok(Vxlan { vni, ends, port, mtu, hops, is_whole })
+    }
+
+    fn mirror(&self) -> Result<MirrorSettings, BadValue> {
+        self.has_only(&["file", "snap_bytes", "file_mib", "every_packets"], MIRROR)?;
+        let file = self.file.clone().filter(|file| !file.as_os_str().is_empty());
+        let file = file.ok_or_else(|| BadValue(format!("mirror needs a file: {MIRROR}")))?;
+        let snap_bytes = self.number("snap_bytes", self.snap_bytes, 14, u16::MAX.into())?;
+        let file_mib = self.number("file_mib", self.file_mib, 1, 4096)?;
+        let every_packets = self.number("every_packets", self.every_packets, 1, 1 << 20)?;
+        Ok(MirrorSettings {
+            file,
+            snap_bytes: snap_bytes.unwrap_or(256) as usize,
+            file_bytes: file_mib.unwrap_or(100) << 20,
+            every_packets: every_packets.unwrap_or(1) as u32,
+        })
     }
 
     fn rate(&self) -> Result<Rate, BadValue> {
@@ -244,11 +281,20 @@ impl ElementSettings {
         }
     }
 
-    /// The element, over these tables and SAs. `Err`: there is no such port.
+    /// That it copies to.
+    pub fn mirror(&self) -> Option<&MirrorSettings> {
+        match self {
+            Self::Mirror(mirror) => Some(mirror),
+            _ => None,
+        }
+    }
+
+    /// The element, over these tables and SAs, and with these files to copy to. `Err`: there is no such port.
     pub fn element<M: Memory + Clone + Send + 'static>(
         &self,
         memory: &M,
         sas: &Arc<SaTable>,
+        captures: &Captures,
         port: impl Fn(&PortName) -> Option<PortId>,
     ) -> Result<Box<dyn Element>, &PortName> {
         Ok(match self {
@@ -261,6 +307,9 @@ impl ElementSettings {
             Self::CrcCheck => Box::new(CrcCheck),
             Self::Police(rate) => Box::new(Police::new(*rate)),
             Self::Count => Box::<Count>::default(),
+            Self::Mirror(MirrorSettings { file, snap_bytes, every_packets, .. }) => {
+                Box::new(Mirror::new(captures.copies(file), *snap_bytes, *every_packets))
+            }
             Self::Discard => Box::new(Discard),
             Self::EspEncrypt(Name(name)) => Box::new(EspEncrypt::new(sas.clone(), name)),
             Self::EspDecrypt(names) => {

@@ -7,10 +7,11 @@
 use super::{
     BadValue, ConfigError, CoreList, PortName, Weight,
     class::{AddressesText, ClassSettings, MacText},
-    elements::ElementSettings,
+    elements::{ElementSettings, MirrorSettings},
     from_toml,
     sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
 };
+use crate::captures::Captures;
 use logic::{
     elements::{BadChain, Chain},
     esp::SaTable,
@@ -39,6 +40,8 @@ const MOST_PORTS: usize = 64;
 const MOST_PATHS: usize = 64;
 const MOST_ROUTES: usize = 100_000;
 const MOST_ELEMENTS: usize = 32;
+/// Each has memory of its own, and in the daemon a thread.
+const MOST_MIRRORS: usize = 16;
 
 /// The file as it is written.
 #[derive(Debug, Default, Deserialize)]
@@ -216,15 +219,22 @@ impl PathsConfig {
         Some(at as PortId)
     }
 
-    /// The chain of each path, over these tables and SAs.
+    /// The chain of each path, over these tables and SAs, and with these files to copy to.
     pub fn chains<M: Memory + Clone + Send + 'static>(
         &self,
         memory: &M,
         sas: &Arc<SaTable>,
+        captures: &Captures,
     ) -> Result<Vec<Chain>, BadValue> {
-        let chain =
-            |path: &PathConfig| path.chain(memory, sas, &self.ports).map_err(|e| BadValue(e.to_string()));
+        let chain = |path: &PathConfig| {
+            path.chain(memory, sas, captures, &self.ports).map_err(|e| BadValue(e.to_string()))
+        };
         self.paths.iter().map(chain).collect()
+    }
+
+    /// What packets are copied to, in the order of the file.
+    pub fn mirrors(&self) -> impl Iterator<Item = &MirrorSettings> {
+        self.paths.iter().flat_map(|path| &path.chain).filter_map(ElementSettings::mirror)
     }
 }
 
@@ -243,11 +253,13 @@ impl PathConfig {
         &self,
         memory: &M,
         sas: &Arc<SaTable>,
+        captures: &Captures,
         ports: &[PortConfig],
     ) -> Result<Chain, NoChain> {
         let port = |name: &PortName| (0..).zip(ports).find(|(_, port)| port.name == *name).map(|(id, _)| id);
         let elements = (1..).zip(&self.chain).map(|(at, element)| {
-            element.element(memory, sas, port).map_err(|name| NoChain::NoPort { at, name: name.clone() })
+            let made = element.element(memory, sas, captures, port);
+            made.map_err(|name| NoChain::NoPort { at, name: name.clone() })
         });
         Ok(Chain::new(elements.collect::<Result<_, _>>()?)?)
     }
@@ -494,9 +506,13 @@ impl Checker {
         if chain.len() > MOST_ELEMENTS {
             return in_chain(format!("{} elements, {MOST_ELEMENTS} are possible", chain.len()));
         }
+        let chains = before.iter().map(|path| &path.chain).chain([&chain]);
+        if let Err(message) = are_each_once(chains.flatten().filter_map(ElementSettings::mirror)) {
+            return in_chain(message);
+        }
         let (weight, ring) = (weight.0 as u16, ring.0 as usize);
         let path = PathConfig { name: name.clone(), router, class, chain, weight, ring, cores };
-        match path.chain(&no_tables(), &Arc::default(), &self.ports) {
+        match path.chain(&no_tables(), &Arc::default(), &Captures::default(), &self.ports) {
             Ok(_) => Ok(path),
             Err(why) => in_chain(why.to_string()),
         }
@@ -514,6 +530,18 @@ impl Checker {
             _ => Ok(()),
         }
     }
+}
+
+/// Files are of one mirror each.
+fn are_each_once<'m>(mirrors: impl Iterator<Item = &'m MirrorSettings>) -> Result<(), String> {
+    let mut files = BTreeSet::new();
+    for mirror in mirrors {
+        if !files.insert(&mirror.file) {
+            return Err(format!("mirror: another one has the file {}", mirror.file.display()));
+        }
+    }
+    let most = MOST_MIRRORS;
+    if files.len() > most { Err(format!("mirror: too many are given, {most} are possible")) } else { Ok(()) }
 }
 
 /// One station's address.

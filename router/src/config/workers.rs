@@ -80,7 +80,10 @@ pub(super) fn check(
         let router = settings.router.as_ref().map(|router| router.get_ref().0.clone());
         let port = settings.class.as_ref().and_then(|class| class.get_ref().port.clone());
         let otherwise = settings.otherwise.0;
+        let chain_at = settings.chain.span().start;
         let encrypts = settings.chain.get_ref().iter().any(ElementSettings::encrypts);
+        let mut mirrors = settings.chain.get_ref().iter().filter_map(ElementSettings::mirror);
+        let relative = mirrors.find(|mirror| !mirror.file.is_absolute()).cloned();
         let path = checker.path_by_names(settings, &checked).and_then(|path| match &workers.cores {
             // What is to be encrypted would leave as it is.
             _ if encrypts && otherwise != Otherwise::Drop => wrong(
@@ -89,6 +92,16 @@ pub(super) fn check(
                 format!(
                     "path {} encrypts: what no worker can have must not leave in clear, so otherwise = \"drop\" is needed",
                     path.name
+                ),
+            ),
+            // Relative to what, nobody would know.
+            _ if relative.is_some() => wrong(
+                chain_at,
+                "path.chain",
+                format!(
+                    "path {}: mirror: {} is not allowed: a file of the daemon begins with a slash",
+                    path.name,
+                    relative.map(|mirror| mirror.file.display().to_string()).unwrap_or_default()
                 ),
             ),
             None => {
@@ -245,6 +258,15 @@ mod tests {
             (
                 format!("{WORKERS}{SA}[[path]]\nname = \"a\"\nchain = [\"discard\"]\n"),
                 &["m.toml:4: sa.name: ", "SA x is used by no element"],
+            ),
+            (
+                format!(
+                    "{WORKERS}[[path]]\nname = \"a\"\nchain = [{{ element = \"mirror\", file = \"a.pcap\" }}, \"discard\"]\n"
+                ),
+                &[
+                    "m.toml:5: path.chain: ",
+                    "path a: mirror: a.pcap is not allowed: a file of the daemon begins with a slash",
+                ],
             ),
             ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),

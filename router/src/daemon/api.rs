@@ -7,6 +7,7 @@
 //! | request | answer ([`super::report`]) |
 //! |---|---|
 //! | `GET /status`, `/ports`, `/routers`, `/interfaces` | `Status`, lists of reports |
+//! | `GET /metrics` | text for Prometheus (docs/metrics.md) |
 //! | `GET /route?address=A[&router=R]` | `RouteReport` |
 //! | `GET /verify` | `VerifyReport` |
 //! | `POST /explain` with an `ExplainRequest` | `ExplainReport` |
@@ -21,7 +22,10 @@
 //!
 //! Errors are `{"error": "text"}` with a fitting status.
 
-use super::report::{ExplainReport, ExplainRequest};
+use super::{
+    metrics,
+    report::{ExplainReport, ExplainRequest},
+};
 use crate::{
     cores::{
         self,
@@ -214,6 +218,7 @@ fn routes(
     let fixed = |query: Query| get(move |State(to): State<Requests>| ask(to, query.clone()));
     Router::new()
         .route("/status", get(status).with_state((requests.clone(), cores.clone())))
+        .route("/metrics", get(told_metrics))
         .route("/ports", fixed(Query::Ports))
         .route("/routers", fixed(Query::Routers))
         .route("/interfaces", fixed(Query::Interfaces))
@@ -241,6 +246,13 @@ async fn status(
         status["placing"] = cores.troubles().into();
     }
     Ok(Json(status))
+}
+
+async fn told_metrics(State(to): State<Requests>) -> Result<Response, ApiError> {
+    let Json(status) = ask(to, Query::Status).await?;
+    let status = serde_json::from_value(status).map_err(|e| ApiError::failed(format!("no status: {e}")))?;
+    let text = metrics::text(status).map_err(|e| ApiError::failed(format!("no metrics: {e}")))?;
+    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 async fn explain(

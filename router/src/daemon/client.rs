@@ -46,6 +46,23 @@ pub fn call<T: DeserializeOwned>(
     body: Option<serde_json::Value>,
     patience: Duration,
 ) -> Result<T, CallError> {
+    let bytes = exchanged(socket, method, path, body, patience)?;
+    serde_json::from_slice(&bytes).map_err(|e| CallError::Broken(e.to_string()))
+}
+
+/// Asks the daemon at `socket` for a text.
+pub fn text(socket: &Path, path: &str, patience: Duration) -> Result<String, CallError> {
+    let bytes = exchanged(socket, "GET", path, None, patience)?;
+    String::from_utf8(bytes.into()).map_err(|e| CallError::Broken(e.to_string()))
+}
+
+fn exchanged(
+    socket: &Path,
+    method: &str,
+    path: &str,
+    body: Option<serde_json::Value>,
+    patience: Duration,
+) -> Result<Bytes, CallError> {
     let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
     let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(|e| broken(&e))?;
     runtime.block_on(async {
@@ -89,21 +106,16 @@ pub fn lines<T: DeserializeOwned>(
     })
 }
 
-async fn exchange<T: DeserializeOwned>(
+async fn exchange(
     socket: &Path,
     method: &str,
     path: &str,
     body: Option<serde_json::Value>,
     peer: &Cell<i32>,
-) -> Result<T, CallError> {
-    let broken = |e: &dyn std::fmt::Display| CallError::Broken(e.to_string());
+) -> Result<Bytes, CallError> {
     let answer = send(socket, method, path, body, peer).await?;
-    let bytes = Limited::new(answered(answer).await?, MAX_ANSWER_BYTES)
-        .collect()
-        .await
-        .map_err(|e| broken(&e))?
-        .to_bytes();
-    serde_json::from_slice(&bytes).map_err(|e| broken(&e))
+    let whole = Limited::new(answered(answer).await?, MAX_ANSWER_BYTES).collect().await;
+    whole.map(|whole| whole.to_bytes()).map_err(|e| CallError::Broken(e.to_string()))
 }
 
 /// Sends a request; what comes back, once its head is there.

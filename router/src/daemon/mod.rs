@@ -31,6 +31,7 @@ mod generation;
 pub mod instance;
 pub mod kernel;
 mod ledger;
+mod metrics;
 pub mod observing;
 pub mod packet;
 mod paths;

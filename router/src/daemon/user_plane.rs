@@ -12,7 +12,8 @@
 use super::seam::{self, Device, Stand, Wanted};
 use crate::{
     af_xdp::{HEAD_ROOM, Polling, Rings},
-    config::Config,
+    captures::CaptureThreads,
+    config::{Config, ElementSettings},
     cores::{
         CoreId, Roots,
         machine::{CoreSite, Machine},
@@ -106,6 +107,7 @@ impl UserPlane {
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
+        let elements = config.paths.iter().flat_map(|path| &path.chain);
         let keeper = Keeper {
             maps: maps.clone(),
             epochs: epochs.clone(),
@@ -119,6 +121,7 @@ impl UserPlane {
             ),
             ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
             sas: sas.clone(),
+            captures: CaptureThreads::start(elements.filter_map(ElementSettings::mirror))?,
             workers: None,
             tables: None,
             is_read: true,
@@ -235,6 +238,7 @@ struct Keeper {
     /// Of all ports.
     namespace: Arc<File>,
     sas: RunningSas,
+    captures: CaptureThreads,
     workers: Option<Workers>,
     tables: Option<Arc<dyn Tables>>,
     /// By all workers.
@@ -262,7 +266,11 @@ impl Keeper {
                 return self.end();
             }
             if let Some(memory) = memory {
-                self.tables = Some(Arc::new(Shared { memory, sas: self.sas.table() }));
+                self.tables = Some(Arc::new(Shared {
+                    memory,
+                    sas: self.sas.table(),
+                    captures: self.captures.captures(),
+                }));
                 self.is_read = false;
             }
             let mut troubles = Vec::from_iter(self.read());
@@ -278,6 +286,7 @@ impl Keeper {
             }
             troubles.extend(self.round());
             troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
+            troubles.extend(self.captures.troubles());
             troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
             self.told.clone_from(&troubles);
             let workers = self.workers.as_ref().map(Workers::report).unwrap_or_default();
@@ -394,7 +403,9 @@ impl Keeper {
     }
 
     fn end(self) {
-        for trouble in self.workers.map(Workers::stop).unwrap_or_default() {
+        let stopped = self.workers.map(Workers::stop).unwrap_or_default();
+        // Nobody copies any more.
+        for trouble in stopped.into_iter().chain(self.captures.finish()) {
             tracing::warn!("{trouble}");
         }
     }

@@ -8,7 +8,11 @@ use super::{
     report::PathsReport,
     tables,
 };
-use crate::{config::PathsConfig, sas::Sas};
+use crate::{
+    captures::{CaptureWriters, Captures},
+    config::PathsConfig,
+    sas::Sas,
+};
 use anyhow::{Context, Result, bail};
 use logic::{
     elements::{MOST_PACKETS, Verdict},
@@ -52,17 +56,18 @@ struct Replay<'a> {
 }
 
 /// Runs all packets of the inputs, by these SAs, which nobody else has. The report says which of them are broken: those end there. If an output cannot be written, no more
-/// packets are taken in, and those that have come are run; the report says that too.
+/// packets are taken in, and those that have come are run; the report says that too. A capture that cannot be written ends nothing.
 ///
 /// # Errors
 /// The configuration cannot be run.
 pub fn run<R: Read, W: Write>(
     config: &PathsConfig,
     mut sas: Sas,
+    mut captures: CaptureWriters<'_>,
     inputs: &mut [Input<R>],
     mut outputs: Outputs<W>,
 ) -> Result<PathsReport> {
-    let mut worker = worker(config, &sas)?;
+    let mut worker = worker(config, &sas, &captures.captures())?;
     if let Err(why) = sas.reserve() {
         drop(worker);
         // What was reserved of other SAs before is given back.
@@ -84,6 +89,7 @@ pub fn run<R: Read, W: Write>(
             None if more => {}
             None => break,
         }
+        captures.drain();
         replay.write(&mut outputs);
         if unreserved.is_none() {
             unreserved = sas.reserve().err();
@@ -93,6 +99,7 @@ pub fn run<R: Read, W: Write>(
     let mut report = replay.report;
     report.errors = inputs.iter().filter_map(Input::error).map(Into::into).collect();
     report.errors.extend(outputs.finish());
+    report.errors.extend(captures.finish());
     report.finish(&worker);
     report.crypto = sas.crypto();
     report.sas = sas.report();
@@ -101,12 +108,12 @@ pub fn run<R: Read, W: Write>(
     Ok(report)
 }
 
-fn worker(config: &PathsConfig, sas: &Sas) -> Result<Worker<Packet>> {
+fn worker(config: &PathsConfig, sas: &Sas, captures: &Captures) -> Result<Worker<Packet>> {
     let mut worker = Worker::new(SETTINGS)?;
     for (router, (_, weight)) in (0..).zip(&config.routers) {
         worker.weigh(router, *weight);
     }
-    let chains = config.chains(&tables::build(config), &sas.table)?;
+    let chains = config.chains(&tables::build(config), &sas.table, captures)?;
     for (path, chain) in config.paths.iter().zip(chains) {
         worker.add(path.router, path.weight, chain).with_context(|| format!("path {}", path.name))?;
     }
@@ -250,7 +257,7 @@ mod tests {
         let count = MOST_ORDERED as u64 + 5000;
         let bytes = capture(0..count, false);
         let mut inputs = [Input::new("in.pcap", 0, &bytes[..]).unwrap()];
-        let mut worker = worker(&config, &Sas::default()).unwrap();
+        let mut worker = worker(&config, &Sas::default(), &Captures::default()).unwrap();
         let mut replay = Replay::new(&config);
         let mut outputs = Outputs::<Vec<u8>>::new([], false).unwrap();
         for _ in 0..2 * MOST_ORDERED / MOST_PACKETS {
@@ -273,7 +280,8 @@ mod tests {
         let mut inputs = [Input::new("in.pcap", 0, &bytes[..]).unwrap()];
         let mut replay = Replay::new(&config);
         assert!(
-            !replay.take_in(&mut inputs, &mut worker(&config, &Sas::default()).unwrap()),
+            !replay
+                .take_in(&mut inputs, &mut worker(&config, &Sas::default(), &Captures::default()).unwrap()),
             "these are all"
         );
         let mut packets = Vec::new();

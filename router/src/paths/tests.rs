@@ -1,11 +1,12 @@
 //! Captures in memory through paths: every packet has one fate, and it does not depend on speed.
 
 use super::*;
-use crate::config::PathsConfig;
+use crate::captures::{CaptureWriters, OfRun, Sink};
+use crate::config::{MirrorSettings, PathsConfig};
 use crate::sas::Sas;
 use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 use proptest::prelude::*;
-use std::{path::Path, time::Duration};
+use std::{fs::File, path::Path, time::Duration};
 
 /// A record: microseconds, data, length on the wire.
 type Record = (u64, Vec<u8>, u32);
@@ -50,7 +51,9 @@ fn replay(paths: &str, captures: &[(u8, Vec<u8>)]) -> (PathsReport, Vec<Record>)
     let inputs = captures.iter().map(|(port, bytes)| Input::new("in.pcap", *port, &bytes[..]).unwrap());
     let mut written = Vec::new();
     let outputs = Outputs::new([("out.pcap".to_string(), None, &mut written)], false).unwrap();
-    let report = run(&config, Sas::default(), &mut inputs.collect::<Vec<_>>(), outputs).unwrap();
+    let report =
+        run(&config, Sas::default(), CaptureWriters::default(), &mut inputs.collect::<Vec<_>>(), outputs)
+            .unwrap();
     let mut reader = PcapReader::new(&written[..]).unwrap();
     let mut records = Vec::new();
     while let Some(packet) = reader.next_packet() {
@@ -193,7 +196,14 @@ fn an_output_that_fails_ends_the_run() {
         ("full.pcap".to_string(), None, Box::new(Full(24 + 76 * 10))),
         ("out.pcap".to_string(), None, Box::new(&mut written)),
     ];
-    let report = run(&config, Sas::default(), &mut inputs, Outputs::new(files, false).unwrap()).unwrap();
+    let report = run(
+        &config,
+        Sas::default(),
+        CaptureWriters::default(),
+        &mut inputs,
+        Outputs::new(files, false).unwrap(),
+    )
+    .unwrap();
     is_whole(&report);
     assert_eq!(report.errors.len(), 1, "{:?}", report.errors);
     assert!(report.errors[0].starts_with("cannot write full.pcap: "), "{:?}", report.errors);
@@ -287,4 +297,83 @@ proptest! {
         prop_assert_eq!(report, again);
         prop_assert_eq!(written, rewritten);
     }
+}
+
+/// The report, and what mirrors wrote to files, nanoseconds, data, length on the wire; or to none, on a disk that is full.
+fn mirrored(paths: &str, frames: &[Record], is_full: bool) -> (PathsReport, Vec<Vec<(u64, Vec<u8>, u32)>>) {
+    let config = PathsConfig::parse(Path::new("p.toml"), &format!("{PORTS}{paths}")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &Path| if is_full { "/dev/full".into() } else { directory.path().join(name) };
+    let open =
+        |name: &Path| File::options().write(true).create(true).truncate(false).open(file(name)).unwrap();
+    let sink = |mirror: &MirrorSettings| Box::new(OfRun::new(open(&mirror.file))) as Box<dyn Sink>;
+    let captures = CaptureWriters::new(config.mirrors().map(|mirror| (mirror, sink(mirror))));
+    let capture = capture(frames);
+    let mut inputs = [Input::new("in.pcap", 0, &capture[..]).unwrap()];
+    let outputs = Outputs::<Vec<u8>>::new([], false).unwrap();
+    let report = run(&config, Sas::default(), captures, &mut inputs, outputs).unwrap();
+    if is_full {
+        return (report, Vec::new());
+    }
+    let read = |mirror: &MirrorSettings| {
+        let mut reader = PcapReader::new(File::open(file(&mirror.file)).unwrap()).unwrap();
+        assert_eq!(reader.header().ts_resolution, pcap_file::TsResolution::NanoSecond);
+        let mut records = Vec::new();
+        while let Some(packet) = reader.next_packet() {
+            let packet = packet.unwrap();
+            records.push((packet.timestamp.as_nanos() as u64, packet.data.to_vec(), packet.orig_len));
+        }
+        records
+    };
+    (report, config.mirrors().map(read).collect())
+}
+
+fn of_mirror<'r>(report: &'r PathsReport, what: &str) -> Vec<u64> {
+    let elements = report.paths.iter().flat_map(|path: &'r PathReport| &path.elements);
+    let mirrors = elements.filter(|element| element.element == "mirror");
+    mirrors.map(|mirror| mirror.counted.get(what).copied().unwrap_or_default()).collect()
+}
+
+/// Before and behind what a path writes to packets; more of them than a ring has room for.
+#[test]
+fn mirrors_have_what_comes_and_what_leaves() {
+    const ROUTED: &str = r#"
+[[path]]
+name = "routed"
+router = "red"
+chain = [{ element = "mirror", file = "in", snap_bytes = 60 }, "check", "route", "ttl", "rewrite",
+         { element = "mirror", file = "out", snap_bytes = 65535, every_packets = 2 }]
+"#;
+    // Every tenth goes up behind the first mirror.
+    let ttl = |n: u64| if n.is_multiple_of(10) { 1 } else { 64 };
+    let come: Vec<_> =
+        (0..3000).map(|n: u64| whole(n, udp(1, [10, 1, 0, 1], ttl(n), &n.to_be_bytes().repeat(5)))).collect();
+    let (report, written) = mirrored(ROUTED, &come, false);
+    is_whole(&report);
+    assert_eq!((report.out, report.up, &report.errors), (2700, 300, &vec![]));
+    assert_eq!(of_mirror(&report, "written"), [3000, 1350]);
+    assert_eq!([of_mirror(&report, "mirror_full"), of_mirror(&report, "mirror_disk")], [[0, 0], [0, 0]]);
+    let cut = come.iter().map(|(us, data, length)| (us * 1000, data[..60].to_vec(), *length));
+    assert_eq!(written[0], cut.collect::<Vec<_>>());
+    let left = come.iter().enumerate().filter(|(n, _)| n % 10 != 0).map(|(_, record)| record).step_by(2);
+    let left = left.map(|(us, data, length)| {
+        let routed = udp(1, [10, 1, 0, 1], 63, &data[42..]);
+        (us * 1000, [&[2, 0, 0, 0, 9, 1, 2, 0, 0, 0, 0, 2][..], &routed[12..]].concat(), *length)
+    });
+    assert_eq!(written[1], left.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_mirror_that_cannot_be_written_costs_no_packet_and_is_told() {
+    const MIRRORED: &str = r#"
+[[path]]
+name = "a"
+chain = [{ element = "mirror", file = "full" }, { element = "forward", port = "tap" }]
+"#;
+    let come: Vec<_> = (0..2000).map(|n: u64| whole(n, udp(1, [10, 1, 0, 1], 9, &n.to_be_bytes()))).collect();
+    let (report, _) = mirrored(MIRRORED, &come, true);
+    is_whole(&report);
+    assert_eq!(report.paths[0].out["tap"], 2000);
+    assert_eq!((of_mirror(&report, "written"), of_mirror(&report, "mirror_disk")), (vec![0], vec![2000]));
+    assert_eq!(report.errors, ["mirror full: cannot write it: No space left on device (os error 28)"]);
 }

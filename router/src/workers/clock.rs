@@ -1,7 +1,10 @@
 //! What workers measure by: cycles of the time stamp counter where it runs evenly and through sleep (CPUID says it is invariant), else
 //! nanoseconds of the monotonic clock, which costs about 20 ns more a reading (`unsafe` lives here, for that clock of the CPU).
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
 
 /// As long as the counter is compared with the monotonic clock: right to some hundred millionths.
 const COMPARED: Duration = Duration::from_millis(10);
@@ -25,8 +28,14 @@ enum Source {
 }
 
 impl Clock {
+    /// The one that all have who compare times.
+    pub fn of_process() -> Clock {
+        static CLOCK: OnceLock<Clock> = OnceLock::new();
+        *CLOCK.get_or_init(Clock::new)
+    }
+
     /// The better one that this machine has.
-    pub fn new() -> Clock {
+    fn new() -> Clock {
         let monotonic = Clock {
             source: Source::Monotonic,
             hz: 1_000_000_000,

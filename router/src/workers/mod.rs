@@ -55,6 +55,7 @@ mod sleepers;
 mod thread;
 mod up;
 
+pub(crate) use clock::Clock;
 pub use epochs::Epochs;
 pub use own::Namespaces;
 pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
@@ -63,7 +64,6 @@ pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 
 use crate::af_xdp::Umem;
 use anyhow::{Context, Result};
-use clock::Clock;
 use control::Control;
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
@@ -133,7 +133,7 @@ impl Workers {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
         let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
-        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs, ups, tell);
+        let control = Control::new(settings, umem, slots, tables, Clock::of_process(), epochs, ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.

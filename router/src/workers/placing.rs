@@ -150,8 +150,10 @@ mod tests {
             cores: None,
         };
         let memory = Arc::new(HeapMemory::new(NOTHING));
-        let made =
-            Made { names: PortNames::default(), tables: Arc::new(Shared { memory, sas: Arc::default() }) };
+        let made = Made {
+            names: PortNames::default(),
+            tables: Arc::new(Shared { memory, sas: Arc::default(), captures: Default::default() }),
+        };
         HeldPath { core: 1, plan, made, is_stopped: false, packets, cycles, cost: Cost::default() }
     }
 

@@ -3,6 +3,7 @@
 use super::WorkersSettings;
 use crate::{
     af_xdp::{POOL_FRAMES, Polling, Rings},
+    captures::Captures,
     config::{ElementSettings, PortName},
     plane::PathMaps,
 };
@@ -129,10 +130,11 @@ pub trait Tables: Send + Sync {
 /// A port that never is.
 const NOWHERE: PortId = PortId::MAX;
 
-/// Tables in memory that can be shared, such as `Arc<MappedMemory>`, and SAs.
+/// Tables in memory that can be shared, such as `Arc<MappedMemory>`, SAs, and files to copy to.
 pub struct Shared<M> {
     pub memory: M,
     pub sas: Arc<SaTable>,
+    pub captures: Captures,
 }
 
 impl<M: Memory + Clone + Send + Sync + 'static> Tables for Shared<M> {
@@ -144,7 +146,7 @@ impl<M: Memory + Clone + Send + Sync + 'static> Tables for Shared<M> {
         let port = |name: &PortName| ports.get(name.as_str()).copied().or(Some(NOWHERE));
         let element = |settings: &ElementSettings| {
             settings
-                .element(&self.memory, &self.sas, port)
+                .element(&self.memory, &self.sas, &self.captures, port)
                 .map_err(|name| anyhow::anyhow!("path {}: there is no port {}", path.name, name.as_str()))
         };
         let elements = path.chain.iter().map(element).collect::<Result<Vec<_>>>()?;

@@ -152,7 +152,10 @@ impl Bed {
         let maps = (0..).zip(&ports).map(|(n, port)| (n, slots(port))).collect();
         let told = Arc::new(Told { panics_at: AtomicU32::new(u32::MAX), ..Told::default() });
         let up = Box::new(PassUp::new().unwrap());
-        let tables = Arc::new(Rigged(Shared { memory: tables(), sas: Arc::default() }, told.clone()));
+        let tables = Arc::new(Rigged(
+            Shared { memory: tables(), sas: Arc::default(), captures: Default::default() },
+            told.clone(),
+        ));
         let (epochs, slots) = (Epochs::default(), Box::new(Maps(maps, Grace::new().unwrap(), told.clone())));
         // Threads of theirs are elsewhere than ports.
         let elsewhere = File::open("/proc/self/ns/net").unwrap();

@@ -251,7 +251,7 @@ fn other_tables_take_the_place_of_all_or_none() {
         let limited = PathPlan { chain: chain.map(element_of).into(), ..path("limited", &[], 1) };
         bed.apply(&plan(&[0, 1], &ports(1, SMALL), &[(0, limited), (1, path("other", &["forward"], 0))]));
         goes_through(0..20);
-        let shared = || Shared { memory: tables(), sas: Arc::default() };
+        let shared = || Shared { memory: tables(), sas: Arc::default(), captures: Default::default() };
         let broken = Arc::new(Broken(shared()));
         let refused = bed.workers.set_tables(broken.clone()).unwrap_err();
         assert_eq!((refused.to_string().as_str(), Arc::strong_count(&broken)), ("no chain for limited", 1));

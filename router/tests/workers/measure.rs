@@ -107,7 +107,11 @@ fn measure_beside_the_kernel_plane() {
         let udp = Class { protocol: Some(17), ..Class::default() };
         let class = PathClass { path: 0, class: udp, otherwise: Otherwise::Drop };
         maps.set_classes(&[class], &BTreeMap::from([(0, 0), (1, 0)])).unwrap();
-        let tables = Arc::new(Shared { memory: world.plane.memory(), sas: Arc::default() });
+        let tables = Arc::new(Shared {
+            memory: world.plane.memory(),
+            sas: Arc::default(),
+            captures: Default::default(),
+        });
         let up = Box::new(PassUp::new().unwrap());
         let slots = Box::new(maps.clone());
         let workers =

@@ -2,10 +2,12 @@
 //! add up.
 
 use super::{routing::packets, *};
-use crate::elements::{BadChain, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Loss, Police, Rate};
+use crate::elements::{
+    BadChain, Copies, Count, Counters, CrcAppend, CrcCheck, Discard, Forward, Loss, Mirror, Police, Rate,
+};
 use proptest::prelude::*;
 
-const KINDS: u8 = 10;
+const KINDS: u8 = 11;
 
 fn element(world: &World, kind: u8) -> Box<dyn Element> {
     match kind {
@@ -18,6 +20,8 @@ fn element(world: &World, kind: u8) -> Box<dyn Element> {
         6 => Box::new(CrcCheck),
         7 => Box::new(Police::new(Rate::Packets { per_second: 1000, burst: 8 })),
         8 => Box::new(Count::default()),
+        // A ring that is soon full.
+        9 => Box::new(Mirror::new(Copies::new(0).0, 60, 2)),
         _ => Box::new(Discard),
     }
 }
@@ -39,6 +43,7 @@ fn lists_that_are_no_chains_are_refused() {
         "check ttl forward",
         "crc_append forward",
         "check discard",
+        "mirror check mirror route mirror ttl rewrite mirror",
     ];
     for names in good {
         assert_eq!(list(names).err(), None, "{names}");

@@ -5,6 +5,7 @@ mod chains;
 mod clear;
 mod esp;
 mod exact;
+mod mirror;
 mod own;
 mod race;
 mod reference;

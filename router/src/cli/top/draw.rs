@@ -2,7 +2,7 @@
 
 use super::{
     columns::{self, Column},
-    model::{CoreRow, Head, Model, PortRow, QueueRow, RouterRow, RuleRow, Rules, Shares, Told},
+    model::{CoreRow, Head, Model, PathRow, PortRow, QueueRow, RouterRow, RuleRow, Rules, Shares, Told},
     reading::MOST_RULES,
     state::{State, View},
 };
@@ -136,6 +136,7 @@ fn view(model: &Model, view: View, width: usize) -> Vec<Line<'static>> {
         View::Cores | View::Queues => queues_view(told, width),
         View::Routers => routers_view(&told.routers, width),
         View::Flows => flows_view(&told.rules, width),
+        View::Paths => paths_view(&told.paths, width),
     }
 }
 
@@ -337,6 +338,32 @@ fn flows_view(rules: &Rules, width: usize) -> Vec<Line<'static>> {
         None => {}
     }
     lines
+}
+
+fn paths_view(rows: &[PathRow], width: usize) -> Vec<Line<'static>> {
+    let columns = [
+        left("PATH", 12, 0),
+        right("CORE", 2),
+        right("SHARE", 1),
+        right("PACKETS/S", 0),
+        right("LOST/S", 0),
+        left("LOST AS", 16, 3),
+    ];
+    let row = |row: &PathRow| {
+        let lost = |(reason, pps): &(String, f64)| format!("{reason} {}", amount(Some(*pps)));
+        vec![
+            text_cell(&row.path),
+            Line::raw(row.core.map_or("-".into(), |core| core.to_string())),
+            Line::raw(percent(row.share)),
+            Line::raw(amount(row.pps)),
+            Line::raw(amount(row.lost_pps)),
+            match &row.why_not {
+                Some(why) => text_cell(&format!("no packets: {why}")),
+                None => text_cell(&row.lost.iter().map(lost).collect::<Vec<_>>().join(", ")),
+            },
+        ]
+    };
+    columns::lines(&columns, rows.iter().map(row).collect(), width)
 }
 
 /// The last decisions about queues, the newest first.

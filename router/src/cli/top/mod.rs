@@ -1,4 +1,4 @@
-//! `millrace top`: cores, queues, routers and flow rules, live.
+//! `millrace top`: cores, queues, routers, flow rules and paths, live.
 //!
 //! | file | holds |
 //! |---|---|
@@ -34,7 +34,7 @@ use std::{
 use terminal::{Event, Events, Screen};
 
 pub const HELP: &str = "\
-Keys: 1 to 4 or Tab: cores, queues, routers, flows; arrows, PgUp, PgDn, Home, End scroll; + and - ask less or more often; space
+Keys: 1 to 5 or Tab: cores, queues, routers, flows, paths; arrows, PgUp, PgDn, Home, End scroll; + and - ask less or more often; space
 holds the picture; q, Esc or Ctrl-C ends. A core's time goes to forwarding (#), the rest of the kernel (+), applications (=) and,
 on a virtual machine, others (!); forwarding of queues that nothing moves counts as the kernel's. Without colours: NO_COLOR=1.
 docs/top.md explains every column.";

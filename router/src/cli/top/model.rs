@@ -8,7 +8,7 @@ use super::{
 use crate::{
     cli::{flows, text::how_much},
     cores::report::{CoreReport, EventReport, QueueReport},
-    daemon::report::{PortReport, ReasonCount, RouterReport, Status},
+    daemon::report::{PathReport, PortReport, ReasonCount, RouterReport, Status},
     switch::report::{FlowReport, FlowsStatus},
 };
 use logic::cores::CoreId;
@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-/// Reasons that a router is shown with.
+/// Reasons that a router or a path is shown with.
 const TOP_REASONS: usize = 3;
 /// Rules that are shown.
 const TOP_RULES: usize = 40;
@@ -39,6 +39,7 @@ pub struct Told {
     pub ports: Vec<PortRow>,
     pub routers: Vec<RouterRow>,
     pub rules: Rules,
+    pub paths: Vec<PathRow>,
     /// The last one first.
     pub events: Vec<EventReport>,
 }
@@ -143,6 +144,22 @@ pub struct RuleRow {
     pub rule: String,
 }
 
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PathRow {
+    pub path: String,
+    /// Whose worker runs it.
+    pub core: Option<CoreId>,
+    /// Fraction of that core's cycles.
+    pub share: Option<f64>,
+    /// Given to it.
+    pub pps: Option<f64>,
+    pub lost_pps: Option<f64>,
+    /// As what packets are lost, the most frequent now first.
+    pub lost: Vec<(String, f64)>,
+    /// Why it has none.
+    pub why_not: Option<String>,
+}
+
 impl Model {
     /// Of a reading and the one before it.
     pub fn new(before: Option<&Reading>, now: &Reading) -> Model {
@@ -177,6 +194,7 @@ impl Model {
             ports,
             routers: routers(&old.status.routers, &told.status.routers, seconds),
             rules: rules(old, told, seconds),
+            paths: paths(&old.status.paths, &told.status.paths, seconds),
             events: told.events.iter().rev().cloned().collect(),
         };
         Model { cores, daemon: Ok(told) }
@@ -344,6 +362,43 @@ fn reasons(was: &[ReasonCount], is: &[ReasonCount], seconds: Seconds) -> Vec<(St
     rates.sort_by(|a, b| b.1.total_cmp(&a.1));
     rates.truncate(TOP_REASONS);
     rates
+}
+
+fn paths(was: &[PathReport], is: &[PathReport], seconds: Seconds) -> Vec<PathRow> {
+    let was: HashMap<_, _> = was.iter().map(|path| (&path.path, path)).collect();
+    let row = |path: &PathReport| {
+        let (was, run) = (was.get(&path.path), path.run.as_ref());
+        let (now, before) = (lost(path), was.map(|was| lost(was)));
+        let sum = |counts: &[ReasonCount]| {
+            counts.iter().fold(0_u64, |sum, count| sum.saturating_add(count.packets))
+        };
+        PathRow {
+            path: path.path.clone(),
+            core: run.map(|run| run.worker),
+            share: run.map(|run| run.share),
+            pps: seconds.rate(was.map(|was| was.packets), path.packets),
+            lost_pps: seconds.rate(before.as_ref().map(|before| sum(before)), sum(&now)),
+            lost: before.map_or_else(Vec::new, |before| reasons(&before, &now, seconds)),
+            why_not: path.why_not.clone().or_else(|| run.and_then(|run| run.stopped.clone())),
+        }
+    };
+    is.iter().map(row).collect()
+}
+
+/// On the way to its worker, in place of going there, by its chain, and with its worker.
+fn lost(path: &PathReport) -> Vec<ReasonCount> {
+    let named =
+        |reason: &str, packets| ReasonCount { reason: reason.into(), packets, ..ReasonCount::default() };
+    let by_chain = path.run.iter().flat_map(|run| run.dropped.iter().map(|(reason, n)| named(reason, *n)));
+    let with_worker = path.run.iter().flat_map(|run| {
+        let of = [
+            ("worker_panicked", run.worker_panicked),
+            ("path_stopped", run.stopped_packets),
+            ("ring_closed", run.ring_closed),
+        ];
+        of.map(|(reason, packets)| named(reason, packets))
+    });
+    path.lost.iter().chain(&path.dropped).cloned().chain(by_chain).chain(with_worker).collect()
 }
 
 fn rules(old: &Daemon, told: &Daemon, seconds: Seconds) -> Rules {

@@ -30,10 +30,11 @@ pub enum View {
     Queues,
     Routers,
     Flows,
+    Paths,
 }
 
 impl View {
-    pub const ALL: [View; 4] = [View::Cores, View::Queues, View::Routers, View::Flows];
+    pub const ALL: [View; 5] = [View::Cores, View::Queues, View::Routers, View::Flows, View::Paths];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -41,6 +42,7 @@ impl View {
             View::Queues => "queues",
             View::Routers => "routers",
             View::Flows => "flows",
+            View::Paths => "paths",
         }
     }
 }
@@ -72,7 +74,7 @@ impl State {
         match key.code {
             KeyCode::Char('q') | KeyCode::Esc => return false,
             KeyCode::Char('c' | 'd') if control => return false,
-            KeyCode::Char(digit @ '1'..='4') => self.look_at(View::ALL[digit as usize - '1' as usize]),
+            KeyCode::Char(digit @ '1'..='5') => self.look_at(View::ALL[digit as usize - '1' as usize]),
             KeyCode::Tab => self.turn(1),
             KeyCode::BackTab => self.turn(View::ALL.len() - 1),
             KeyCode::Up => self.scroll = self.scroll.saturating_sub(1),
@@ -143,12 +145,13 @@ mod tests {
             State { page: 1, ..state }
         };
         use KeyCode::{BackTab, Char, Down, End, Home, PageDown, PageUp, Tab, Up};
-        let table: [(&[KeyCode], State); 13] = [
+        let table: [(&[KeyCode], State); 14] = [
             (&[Tab], State { view: View::Queues, ..start }),
-            (&[BackTab], State { view: View::Flows, ..start }),
-            (&[Tab, Tab, Tab, Tab], start),
+            (&[BackTab], State { view: View::Paths, ..start }),
+            (&[Tab, Tab, Tab, Tab, Tab], start),
             (&[Char('3')], State { view: View::Routers, ..start }),
-            (&[Char('5'), Char('0'), Char('x'), Up, Home], start),
+            (&[Char('5')], State { view: View::Paths, ..start }),
+            (&[Char('6'), Char('0'), Char('x'), Up, Home], start),
             (&[Down, Down, Up], State { scroll: 1, ..start }),
             (&[Down, Char('2')], State { view: View::Queues, ..start }),
             (&[PageDown, Down, PageUp], State { scroll: 1, ..start }),

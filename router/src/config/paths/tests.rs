@@ -78,7 +78,7 @@ fn full_file() {
     assert_eq!(web.class, class);
     assert_eq!((rest.router, rest.weight, rest.ring, rest.cores.is_none()), (0, 1, 1024, true));
     assert_eq!(rest.class, Class::default());
-    let chains = config.chains(&no_tables(), &Arc::default()).unwrap();
+    let chains = config.chains(&no_tables(), &Arc::default(), &Captures::default()).unwrap();
     let names = |chain: &Chain| chain.counters().map(|(name, ..)| name).collect::<Vec<_>>();
     assert_eq!(names(&chains[0]), ["check", "route", "police", "ttl", "rewrite"]);
     assert_eq!(names(&chains[1]), ["count", "forward"]);
@@ -143,6 +143,46 @@ fn vxlan_has_two_ends_of_one_version_and_numbers_in_bounds() {
 }
 
 /// A path behind [`PORTS`], its first line the sixth, and what the error must contain, in order.
+#[test]
+fn mirrors_have_a_file_each_and_numbers_in_bounds() {
+    let mirrors = |elements: &str| {
+        let text = format!(
+            "[[port]]\nname = \"lan\"\n[[path]]\nname = \"arp\"\nclass = {{ ether_type = \"arp\" }}\nchain = [{{ element = \"mirror\", file = \"d/arp\" }}, \"discard\"]\n\
+             [[path]]\nname = \"a\"\nchain = [{elements}, \"discard\"]"
+        );
+        parse(&text).map(|config| config.mirrors().cloned().collect::<Vec<_>>())
+    };
+    let settings = |file: &str, snap_bytes, mib: u64, every_packets| MirrorSettings {
+        file: file.into(),
+        snap_bytes,
+        file_bytes: mib << 20,
+        every_packets,
+    };
+    let given =
+        "{ element = \"mirror\", file = \"a/b\", snap_bytes = 14, file_mib = 4096, every_packets = 1048576 }";
+    let usual = settings("d/arp", 256, 100, 1);
+    assert_eq!(mirrors(given), Ok(vec![usual.clone(), settings("a/b", 14, 4096, 1 << 20)]));
+    let one = |text: &str| format!("{{ element = \"mirror\"{text} }}");
+    let file = ", file = \"x\"";
+    for (text, error) in [
+        (String::from("\"mirror\""), "mirror needs a file: { element = \"mirror\", file = "),
+        (one(", file = \"\""), "mirror needs a file"),
+        (one(&format!("{file}, snap_bytes = 13")), "snap_bytes = 13 is not allowed: 14 to 65535"),
+        (one(&format!("{file}, snap_bytes = 65536")), "snap_bytes = 65536 is not allowed"),
+        (one(&format!("{file}, file_mib = 0")), "file_mib = 0 is not allowed: 1 to 4096"),
+        (one(&format!("{file}, every_packets = 0")), "every_packets = 0 is not allowed: 1 to 1048576"),
+        (one(&format!("{file}, ttl = 1")), "mirror has no parameter ttl"),
+        (one(", file = \"d//./arp\""), "path a: mirror: another one has the file d//./arp"),
+        (
+            (0..16).map(|n| one(&format!(", file = \"{n}\""))).collect::<Vec<_>>().join(", "),
+            "path a: mirror: too many are given, 16 are possible",
+        ),
+    ] {
+        let told = mirrors(&text).unwrap_err();
+        assert!(told.starts_with("p.toml:9: path.chain: ") && told.contains(error), "{text}: {told}");
+    }
+}
+
 #[test]
 fn errors_name_line_key_and_what_is_allowed() {
     let cases: &[(&str, &[&str])] = &[

@@ -61,6 +61,22 @@ fn model() -> Model {
         by: "kernel",
         rule: "in_port=1 actions=output:2".into(),
     };
+    let vpn = PathRow {
+        path: "vpn".into(),
+        core: Some(3),
+        share: Some(0.25),
+        pps: Some(120_000.0),
+        lost_pps: Some(1010.0),
+        lost: vec![("path_ring_full".into(), 1000.0), ("over_rate".into(), 10.0)],
+        why_not: None,
+    };
+    let late = PathRow {
+        path: "late".into(),
+        pps: Some(0.0),
+        lost_pps: Some(0.0),
+        why_not: Some("its port eth9 is not there".into()),
+        ..PathRow::default()
+    };
     let event = EventReport {
         number: 1,
         unix_s: 1_000_000_000.25,
@@ -94,6 +110,7 @@ fn model() -> Model {
             slow_lost_pps: Some(0.0),
             busiest: Some(vec![rule]),
         },
+        paths: vec![vpn, late],
         events: vec![event],
     };
     let cores = vec![
@@ -122,7 +139,7 @@ fn cores_on_a_usual_terminal() {
     let expected = [
         "millrace 9, up 1 h 2 min, policy pack",
         "1.23 Mpps 4.92 Gbit/s forwarded; pps to the kernel 12, dropped 0, lost 0",
-        "[1 cores] 2 queues  3 routers  4 flows  every 1 s  q quit  space pause  +/- inte",
+        "[1 cores] 2 queues  3 routers  4 flows  5 paths  every 1 s  q quit  space pause",
         "CORE  TIME                    FORW  KERN  APPS  IDLE  ROLE     QUEUES",
         "   0  [############++=     ]   62%   10%    3%   25%  forward  eth1/0 eth2/0",
         "   1  [+==================!]    0%    5%   90%    0%  serve    -",
@@ -160,7 +177,7 @@ fn cores_on_a_small_terminal_scroll_under_their_head() {
 }
 
 #[test]
-fn queues_routers_and_flows() {
+fn queues_routers_flows_and_paths() {
     let body = |view, width| {
         let mut state = State { view, ..state() };
         screen(Some(&model()), &mut state, width, 10).split_off(3)
@@ -205,6 +222,26 @@ fn queues_routers_and_flows() {
         "",
     ];
     assert_eq!(body(View::Flows, 80), flows);
+    let paths = [
+        "PATH  CORE  SHARE  PACKETS/S  LOST/S  LOST AS",
+        "vpn      3    25%       120k   1.01k  path_ring_full 1.00k, over_rate 10",
+        "late     -      -          0       0  no packets: its port eth9 is not there",
+        "",
+        "",
+        "",
+        "",
+    ];
+    assert_eq!(body(View::Paths, 80), paths);
+    let few = [
+        "PATH  SHARE  PACKETS/S  LOST/S",
+        "vpn     25%       120k   1.01k",
+        "late      -          0       0",
+        "",
+        "",
+        "",
+        "",
+    ];
+    assert_eq!(body(View::Paths, 30), few);
 }
 
 #[test]
@@ -213,7 +250,7 @@ fn without_a_daemon_it_says_so_and_shows_cores() {
     let shown = screen(Some(&alone), &mut State { paused: true, ..state() }, 60, 5);
     let expected = [
         "no daemon is running?[2J",
-        "[1 cores] 2 queues  3 routers  4 flows  PAUSED  q quit  spac",
+        "[1 cores] 2 queues  3 routers  4 flows  5 paths  PAUSED  q q",
         "CORE  TIME                    FORW  KERN  APPS  ROLE",
         "   0  [############++=     ]   62%   10%    3%  forward",
         "   1  [+==================!]    0%    5%   90%  serve",
@@ -236,7 +273,10 @@ fn problems_are_shown_but_do_not_fill_the_screen() {
 fn a_pipe_gets_everything() {
     let text = text(&model(), usize::MAX);
     let starts: Vec<_> = text.split("\n\n").map(|part| part.split(' ').next().unwrap()).collect();
-    assert_eq!(starts, ["millrace", "CORE", "PORT", "PORT", "ROUTER", "1", "DECISIONS\n01:46:40.250"]);
+    assert_eq!(
+        starts,
+        ["millrace", "CORE", "PORT", "PORT", "ROUTER", "1", "PATH", "DECISIONS\n01:46:40.250"]
+    );
     assert!(text.contains("CORE  TIME                                        FORW"), "{text}");
     assert!(text.lines().all(|line| line == line.trim_end()) && text.ends_with("given back\n"));
 }
@@ -276,7 +316,7 @@ proptest! {
     fn any_screen_can_be_drawn(
         before in any_reading(),
         now in any_reading(),
-        view in 0_usize..4,
+        view in 0_usize..View::ALL.len(),
         scroll in any::<usize>(),
         width in 0_u16..200,
         height in 0_u16..60,

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{cores::report::CoresReport, daemon::report::Packets};
+use crate::{cores::report::CoresReport, daemon::report::Packets, workers::PathStand};
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 
@@ -97,6 +97,21 @@ fn machine(at_s: f64, ns: u64, packets: u64) -> Daemon {
         ],
         ..RouterReport::default()
     };
+    let path = |name: &str, runs| PathReport {
+        path: name.into(),
+        packets: if runs { packets } else { 0 },
+        lost: vec![reason("path_ring_full", packets / 4)],
+        dropped: vec![reason("path_unsure", 3)],
+        why_not: (!runs).then(|| "its port".into()),
+        run: runs.then(|| PathStand {
+            worker: 2,
+            share: 0.5,
+            dropped: [("over_rate".into(), packets / 2), ("no_sa".into(), 9)].into(),
+            worker_panicked: packets / 100,
+            ..PathStand::default()
+        }),
+        ..PathReport::default()
+    };
     Daemon {
         status: Status {
             version: "9".into(),
@@ -109,6 +124,7 @@ fn machine(at_s: f64, ns: u64, packets: u64) -> Daemon {
             lost: packets / 10,
             ports: vec![port("eth1"), port("eth2")],
             routers: vec![router("host", true), router("red", false)],
+            paths: vec![path("vpn", true), path("late", false)],
             flows: FlowsStatus {
                 cache_hits: 3 * packets,
                 cache_misses: packets,
@@ -187,6 +203,25 @@ fn two_readings_make_rates() {
         [named("ttl_exceeded", 100.0), named("no_route", 50.0), named("policed", 25.0)]
     );
     assert_eq!((told.rules.hit_rate, told.rules.misses_pps), (Some(0.75), Some(100.0)));
+
+    let vpn = PathRow {
+        path: "vpn".into(),
+        core: Some(2),
+        share: Some(0.5),
+        pps: Some(100.0),
+        lost_pps: Some(25.0 + 50.0 + 1.0),
+        lost: vec![named("over_rate", 50.0), named("path_ring_full", 25.0), named("worker_panicked", 1.0)],
+        why_not: None,
+    };
+    let late = PathRow {
+        path: "late".into(),
+        pps: Some(0.0),
+        lost_pps: Some(25.0),
+        lost: vec![named("path_ring_full", 25.0)],
+        why_not: Some("its port".into()),
+        ..PathRow::default()
+    };
+    assert_eq!(told.paths, [vpn, late]);
 }
 
 #[test]
@@ -200,6 +235,11 @@ fn without_a_reading_before_there_are_no_rates() {
         assert_eq!((told.queues[0].load, told.queues[0].wakeups_per_s), (None, None));
         assert_eq!((told.rules.hit_rate, told.ports[0].rx_pps), (None, None));
     }
+    let paths = Model::new(None, &now).daemon.unwrap().paths;
+    assert_eq!(
+        (paths[0].core, paths[0].pps, paths[0].lost_pps, paths[0].lost.len()),
+        (Some(2), None, None, 0)
+    );
     assert_eq!(Model::new(None, &now).cores[0].shares, None);
     // Another one counts anew, and may have counted further.
     let mut another = reading(13, machine(12.5, 9_000_000_000, 900), Vec::new());
@@ -272,6 +312,18 @@ pub fn any_reading() -> impl Strategy<Value = Reading> {
                     ns_per_packet: Some(fraction),
                     reasons: vec![reason(&name(), number()), reason(&name(), number())],
                     ..RouterReport::default()
+                });
+                daemon.status.paths.push(PathReport {
+                    path: name(),
+                    packets: number(),
+                    lost: vec![reason(&name(), number())],
+                    why_not: Some(name()),
+                    run: Some(PathStand {
+                        share: fraction,
+                        worker_panicked: number(),
+                        ..PathStand::default()
+                    }),
+                    ..PathReport::default()
                 });
                 daemon.events.push(EventReport {
                     unix_s: fraction * number() as f64,

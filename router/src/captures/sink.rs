@@ -1,0 +1,214 @@
+//! Where the bytes of a capture go.
+//!
+//! A file of the daemon is made for its user alone (0600), never over another, and through no symbolic link. One that is there already is gone on with, if it is a capture of
+//! ours that nobody else writes: so a daemon that starts again loses nothing, and the most bytes hold for all of them together. What a process that was killed left
+//! of a record is cut off.
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{fs::FlockOperation, io::Errno};
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Read, Write},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+/// Bytes in front of the data of a packet.
+pub(super) const RECORD: usize = 16;
+/// Of a packet.
+pub(super) const MOST_CAPTURED: usize = u16::MAX as usize;
+/// Of the file: pcap 2.4 with nanoseconds, little endian, of Ethernet; the same whatever is captured of each packet, so that a file can be gone on with.
+pub(super) const HEADER: [u8; 24] =
+    [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
+/// What group and others may not do.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// See the head of this file.
+pub trait Sink {
+    /// Opens it, again if need be: how many bytes it has then, the header and whole records.
+    ///
+    /// # Errors
+    /// It cannot be had: it may be tried again.
+    fn open(&mut self) -> Result<u64>;
+    /// Writes behind the first `at` bytes.
+    ///
+    /// # Errors
+    /// These are the last ones it has; it may be tried again.
+    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()>;
+    /// It is to be opened again.
+    fn is_gone(&self) -> bool;
+}
+
+impl Sink for Box<dyn Sink + '_> {
+    fn open(&mut self) -> Result<u64> {
+        (**self).open()
+    }
+    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+        (**self).write(at, records)
+    }
+    fn is_gone(&self) -> bool {
+        (**self).is_gone()
+    }
+}
+
+/// A file of the daemon, by its name.
+pub struct OfDaemon {
+    path: PathBuf,
+    file: Option<File>,
+}
+
+impl OfDaemon {
+    /// Not open yet.
+    pub fn new(path: &Path) -> OfDaemon {
+        OfDaemon { path: path.into(), file: None }
+    }
+}
+
+impl Sink for OfDaemon {
+    fn open(&mut self) -> Result<u64> {
+        // Unlocked, as it may have its name still.
+        self.file = None;
+        let file = file(&self.path)?;
+        let bytes = whole(&file, &self.path)?;
+        self.file = Some(file);
+        Ok(bytes)
+    }
+
+    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+        let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+        let (written, is_whole) = put(file, at, records);
+        if !is_whole {
+            // That is cut off when it is opened again.
+            self.file = None;
+        }
+        written
+    }
+
+    fn is_gone(&self) -> bool {
+        let same = |file: &File| {
+            let (ours, named) = (file.metadata().ok()?, fs::symlink_metadata(&self.path).ok()?);
+            Some((ours.dev(), ours.ino()) == (named.dev(), named.ino()))
+        };
+        self.file.as_ref().and_then(same) != Some(true)
+    }
+}
+
+/// Behind the first `at` bytes, all of it or nothing; and whether the file holds nothing else.
+fn put(file: &File, at: u64, records: &[u8]) -> (io::Result<()>, bool) {
+    let written = file.write_all_at(records, at);
+    let is_whole = written.is_ok() || file.set_len(at).is_ok();
+    (written, is_whole)
+}
+
+/// Opened, or made, and locked.
+fn file(path: &Path) -> Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
+    let opened = match options.open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return options
+                .create_new(true)
+                .mode(0o600)
+                .open(path)
+                .context("cannot make it")
+                .and_then(locked);
+        }
+        opened => opened.context("cannot open it")?,
+    };
+    let data = opened.metadata().context("cannot read it")?;
+    ensure!(data.is_file(), "it is there already, and no file");
+    let is_ours = data.uid() == rustix::process::geteuid().as_raw() && data.mode() & OTHERS_WRITE == 0;
+    ensure!(is_ours, "it is there already, and not this user's alone to write (chmod 600)");
+    locked(opened)
+}
+
+fn locked(file: File) -> Result<File> {
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => bail!("another process writes it, or another mirror"),
+        Err(error) => Err(error).context("cannot lock it"),
+    }
+}
+
+/// How far it is header and whole records, which is all of it from then on.
+fn whole(file: &File, path: &Path) -> Result<u64> {
+    let length = file.metadata().context("cannot read it")?.len();
+    if length == 0 {
+        return begin(file);
+    }
+    let mut reader = BufReader::new(file);
+    let mut header = [0; HEADER.len()];
+    let read = reader.read_exact(&mut header);
+    ensure!(
+        read.is_ok() && header == HEADER,
+        "it is there already, and no capture of Millrace: move it away"
+    );
+    let mut end = HEADER.len() as u64;
+    let mut record = [0; RECORD];
+    while length - end >= RECORD as u64 {
+        reader.read_exact(&mut record).context("cannot read it")?;
+        let [.., a, b, c, d, _, _, _, _] = record;
+        let captured = u32::from_le_bytes([a, b, c, d]);
+        ensure!(captured as usize <= MOST_CAPTURED, "it is broken: move it away");
+        let next = end + RECORD as u64 + u64::from(captured);
+        if next > length {
+            break;
+        }
+        reader.seek_relative(captured.into()).context("cannot read it")?;
+        end = next;
+    }
+    if end < length {
+        tracing::warn!(
+            "mirror {}: {} bytes of a packet that is not whole are cut off",
+            path.display(),
+            length - end
+        );
+        file.set_len(end).context("cannot cut it")?;
+    }
+    Ok(end)
+}
+
+fn begin(file: &File) -> Result<u64> {
+    file.write_all_at(&HEADER, 0)
+        .or_else(|error| file.set_len(0).and(Err(error)))
+        .context("cannot write it")?;
+    Ok(HEADER.len() as u64)
+}
+
+/// A file of a run, or a pipe or device: written from its beginning to its end.
+pub struct OfRun {
+    file: File,
+    is_seekable: bool,
+    is_broken: bool,
+}
+
+impl OfRun {
+    /// It is empty, and nobody else writes it.
+    pub fn new(file: File) -> Self {
+        let is_seekable = file.metadata().is_ok_and(|data| data.is_file());
+        OfRun { file, is_seekable, is_broken: false }
+    }
+}
+
+impl Sink for OfRun {
+    fn open(&mut self) -> Result<u64> {
+        self.write(0, &HEADER).context("cannot write it")?;
+        Ok(HEADER.len() as u64)
+    }
+
+    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+        if self.is_seekable {
+            return put(&self.file, at, records).0;
+        }
+        if self.is_broken {
+            return Err(io::Error::other("it ended before"));
+        }
+        let written = self.file.write_all(records);
+        self.is_broken = written.is_err();
+        written
+    }
+
+    fn is_gone(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,306 @@
+//! Captures read back, and files that cannot be had: what was lost is counted, and packets go on.
+
+use super::*;
+use logic::{
+    elements::{Batch, Chain, Discard, Ingress, Mirror, NoCopy, Now},
+    net::Mac,
+};
+use pcap_file::{DataLink, TsResolution, pcap::PcapReader};
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    os::unix::fs::{PermissionsExt, symlink},
+    sync::Mutex,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn mirror(file: PathBuf) -> MirrorSettings {
+    MirrorSettings { file, snap_bytes: 100, file_bytes: MIB, every_packets: 1 }
+}
+
+/// A chain that copies, and drops.
+fn chain(captures: &Captures, mirror: &MirrorSettings) -> Chain {
+    let mirror = Mirror::new(captures.copies(&mirror.file), mirror.snap_bytes, mirror.every_packets);
+    Chain::new(vec![Box::new(mirror), Box::new(Discard)]).unwrap()
+}
+
+fn frame(number: u32, length: usize) -> Vec<u8> {
+    let ethernet = etherparse::PacketBuilder::ethernet2([9; 6], Mac([2; 6]).0);
+    let mut frame = Vec::new();
+    let payload: Vec<u8> = number.to_be_bytes().into_iter().cycle().take(length - 42).collect();
+    ethernet.ipv4([198, 51, 100, 1], [10; 4], 9).udp(1, 2).write(&mut frame, &payload).unwrap();
+    frame
+}
+
+/// They all come at this time, and none goes another way for being copied.
+fn come(chain: &mut Chain, ns: u64, numbers: std::ops::Range<u32>, length: usize) {
+    let mut frames: Vec<_> = numbers.map(|number| frame(number, length)).collect();
+    for some in frames.chunks_mut(256) {
+        let mut batch = Batch::default();
+        for frame in some {
+            let end = frame.len();
+            batch.push(frame, 0, end, Ingress::default()).unwrap();
+        }
+        chain.run(&Now { ns, ports: 0 }, &mut batch);
+        assert!(batch.packets().iter().all(|packet| packet.verdict().is_some()));
+    }
+}
+
+fn counted(chain: &Chain) -> BTreeMap<&'static str, u64> {
+    chain.counters().next().unwrap().2.into_iter().filter(|(_, n)| *n > 0).collect()
+}
+
+type Record = (Duration, Vec<u8>, u32);
+
+fn records(bytes: &[u8]) -> Vec<Record> {
+    let mut reader = PcapReader::new(bytes).unwrap();
+    let header = reader.header();
+    assert_eq!((header.datalink, header.ts_resolution), (DataLink::ETHERNET, TsResolution::NanoSecond));
+    let mut records = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.unwrap();
+        records.push((packet.timestamp, packet.data.to_vec(), packet.orig_len));
+    }
+    records
+}
+
+fn of_file(file: &Path) -> Vec<Record> {
+    records(&fs::read(file).unwrap())
+}
+
+/// What it is of, of whole or cut frames.
+fn are(records: &[Record], numbers: std::ops::Range<u32>, length: usize) {
+    let expected = numbers.map(|number| frame(number, length)[..length.min(100)].to_vec());
+    assert!(records.iter().map(|(_, data, _)| data.clone()).eq(expected), "{} records", records.len());
+    assert!(records.iter().all(|(_, _, original)| *original as usize == length));
+}
+
+fn until(what: &str, is: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !is() {
+        assert!(Instant::now() < deadline, "waited for {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn now_ns() -> u64 {
+    let clock = Clock::of_process();
+    clock.ns(clock.cycles())
+}
+
+#[test]
+fn a_file_of_the_daemon_has_all_that_was_copied_before_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let mirror = mirror(directory.path().join("a.pcap"));
+    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let mut chain = chain(&threads.captures(), &mirror);
+    let began = unix_ns();
+    come(&mut chain, now_ns(), 0..300, 60);
+    // Made anew, as over other tables.
+    let before = std::mem::replace(&mut chain, self::chain(&threads.captures(), &mirror));
+    chain.go_on_from(&before);
+    come(&mut chain, now_ns(), 300..1000, 1400);
+    assert_eq!(threads.finish(), [""; 0]);
+    let ended = unix_ns();
+    let all = of_file(&mirror.file);
+    are(&all[..300], 0..300, 60);
+    are(&all[300..], 300..1000, 1400);
+    assert!(all.is_sorted_by_key(|(at, ..)| *at));
+    let bounds = Duration::from_nanos(began - 1_000_000)..=Duration::from_nanos(ended + 1_000_000);
+    assert!(all.iter().all(|(at, ..)| bounds.contains(at)), "{:?} in {bounds:?}", all[0].0);
+    assert_eq!(counted(&chain), BTreeMap::from([("written", 1000)]));
+    assert_eq!(fs::metadata(&mirror.file).unwrap().permissions().mode() & 0o777, 0o600);
+    // Nobody writes any more.
+    come(&mut chain, now_ns(), 0..3, 60);
+    assert_eq!(counted(&chain), BTreeMap::from([("written", 1000), ("mirror_disk", 3)]));
+}
+
+#[test]
+fn a_daemon_that_starts_again_goes_on_behind_the_last_whole_packet() {
+    let directory = tempfile::tempdir().unwrap();
+    let mirror = mirror(directory.path().join("a.pcap"));
+    for part in 0..3 {
+        let threads = CaptureThreads::start([&mirror]).unwrap();
+        let mut chain = chain(&threads.captures(), &mirror);
+        come(&mut chain, now_ns(), part * 10..part * 10 + 10, 200);
+        // A second one has to wait for the first.
+        if part == 1 {
+            until("the file", || counted(&chain).contains_key("written"));
+            let second = CaptureThreads::start([&mirror]).unwrap();
+            until("a trouble", || !second.troubles().is_empty());
+            let told =
+                format!("mirror {}: another process writes it, or another mirror", mirror.file.display());
+            assert_eq!(second.troubles(), [told]);
+        }
+        assert_eq!(threads.finish(), [""; 0]);
+        are(&of_file(&mirror.file), 0..part * 10 + 10, 200);
+        // A record of 100 bytes of which not all was written, and then not even all of its head.
+        let mut file = File::options().append(true).open(&mirror.file).unwrap();
+        let head = [1_u32, 2, 100, 200].map(u32::to_le_bytes).concat();
+        file.write_all(if part == 0 { &head } else { &head[..7] }).unwrap();
+    }
+}
+
+#[test]
+fn what_is_there_and_not_ours_is_left_as_it_is_and_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("text"), "twenty-four bytes and some more").unwrap();
+    fs::write(at("open.pcap"), sink::HEADER).unwrap();
+    fs::set_permissions(at("open.pcap"), fs::Permissions::from_mode(0o622)).unwrap();
+    fs::write(at("target.pcap"), sink::HEADER).unwrap();
+    symlink(at("target.pcap"), at("link.pcap")).unwrap();
+    symlink(at("not-there"), at("dangling.pcap")).unwrap();
+    let mut broken = sink::HEADER.to_vec();
+    broken.extend([1_u32, 2, 70_000, 70_000].map(u32::to_le_bytes).concat());
+    fs::write(at("broken.pcap"), broken).unwrap();
+    fs::create_dir(at("directory")).unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    for (name, why) in [
+        ("text", "it is there already, and no capture of Millrace: move it away"),
+        ("open.pcap", "it is there already, and not this user's alone to write (chmod 600)"),
+        ("link.pcap", "cannot open it: Too many levels of symbolic links (os error 40)"),
+        ("dangling.pcap", "cannot open it: Too many levels of symbolic links (os error 40)"),
+        ("broken.pcap", "it is broken: move it away"),
+        ("fifo", "it is there already, and no file"),
+        ("directory", "cannot open it: Is a directory (os error 21)"),
+        ("none/a.pcap", "cannot make it: No such file or directory (os error 2)"),
+    ] {
+        let read = |name: &str| {
+            fs::metadata(at(name)).ok().filter(|data| data.is_file()).map(|_| fs::read(at(name)).unwrap())
+        };
+        let before = read(name);
+        let mirror = mirror(at(name));
+        let threads = CaptureThreads::start([&mirror]).unwrap();
+        until("a trouble", || !threads.troubles().is_empty());
+        assert_eq!(threads.troubles(), [format!("mirror {}: {why}", mirror.file.display())]);
+        let mut chain = chain(&threads.captures(), &mirror);
+        come(&mut chain, 1, 0..5, 60);
+        assert_eq!(counted(&chain), BTreeMap::from([("mirror_disk", 5)]), "{name}");
+        assert_eq!(threads.finish(), [""; 0]);
+        assert_eq!(read(name), before, "{name}");
+    }
+    assert!(!at("not-there").exists());
+    assert_eq!(fs::read(at("target.pcap")).unwrap(), sink::HEADER);
+}
+
+#[test]
+fn a_file_that_can_be_had_later_is_had_later() {
+    let directory = tempfile::tempdir().unwrap();
+    let mirror = mirror(directory.path().join("none/a.pcap"));
+    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let mut chain = chain(&threads.captures(), &mirror);
+    until("a trouble", || !threads.troubles().is_empty());
+    fs::create_dir(directory.path().join("none")).unwrap();
+    until("no trouble", || threads.troubles().is_empty());
+    come(&mut chain, 1, 0..5, 60);
+    assert_eq!(threads.finish(), [""; 0]);
+    are(&of_file(&mirror.file), 0..5, 60);
+}
+
+#[test]
+fn a_file_has_its_most_bytes_and_one_that_is_moved_away_is_followed_by_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let mirror = mirror(directory.path().join("a.pcap"));
+    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let mut chain = chain(&threads.captures(), &mirror);
+    // Records of 116 bytes, one of which comes to lie across the end.
+    let fit = ((MIB - 24) / 116) as u32;
+    for from in (0..fit + 1000).step_by(1000) {
+        come(&mut chain, now_ns(), from..(from + 1000).min(fit + 1000), 200);
+        until("all", || counted(&chain).values().sum::<u64>() == u64::from((from + 1000).min(fit + 1000)));
+    }
+    let all = BTreeMap::from([("written", u64::from(fit)), ("mirror_limit", 1000)]);
+    assert_eq!(counted(&chain), all);
+    let told = "it has 1 MiB, the most it may have: move it away, and a new one begins";
+    assert_eq!(threads.troubles(), [format!("mirror {}: {told}", mirror.file.display())]);
+    assert_eq!(fs::metadata(&mirror.file).unwrap().len(), 24 + u64::from(fit) * 116);
+    let moved = directory.path().join("b.pcap");
+    fs::rename(&mirror.file, &moved).unwrap();
+    until("another file", || mirror.file.exists() && threads.troubles().is_empty());
+    come(&mut chain, now_ns(), 7..9, 200);
+    assert_eq!(threads.finish(), [""; 0]);
+    are(&of_file(&moved), 0..fit, 200);
+    are(&of_file(&mirror.file), 7..9, 200);
+}
+
+/// A disk with room for so many bytes.
+#[derive(Clone)]
+struct Disk(Arc<Mutex<(Vec<u8>, usize)>>);
+
+impl Sink for Disk {
+    fn open(&mut self) -> Result<u64> {
+        let (has, _) = &mut *self.0.lock().unwrap();
+        has.extend(sink::HEADER);
+        Ok(has.len() as u64)
+    }
+    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+        let (has, room) = &mut *self.0.lock().unwrap();
+        has.truncate(at as usize);
+        if has.len() + records.len() > *room {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        has.extend(records);
+        Ok(())
+    }
+    fn is_gone(&self) -> bool {
+        false
+    }
+}
+
+/// Until there is room again nothing is written, and what there is stays a capture.
+#[test]
+fn a_full_disk_loses_copies_until_there_is_room() {
+    let disk = Disk(Arc::new(Mutex::new((Vec::new(), 24 + 116 * 20))));
+    let mirror = mirror("a.pcap".into());
+    let (copies, taker) = Copies::new(0);
+    let mut writer = Writer::new(taker, disk.clone(), &mirror);
+    let fault = writer.fault();
+    let mut chain =
+        Chain::new(vec![Box::new(Mirror::new(copies.clone(), 100, 1)), Box::new(Discard)]).unwrap();
+    let start = Instant::now();
+    let mut at = |ms: u64, chain: &mut Chain, numbers: std::ops::Range<u32>| {
+        let count = numbers.len() as u64;
+        let before = counted(chain).values().sum::<u64>();
+        come(chain, 1, numbers, 200);
+        while writer.drain(start + Duration::from_millis(ms), 5_000_000_000) {}
+        assert_eq!(counted(chain).values().sum::<u64>(), before + count, "none is on its way");
+    };
+    at(0, &mut chain, 0..15);
+    assert_eq!((counted(&chain), writer::read(&fault)), (BTreeMap::from([("written", 15)]), None));
+    at(10, &mut chain, 90..100);
+    let told = Some("mirror a.pcap: cannot write it: no storage space".to_string());
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (10, told.clone()));
+    // Not tried again, but after a second; and still told, as nothing was written.
+    at(20, &mut chain, 15..20);
+    at(1000, &mut chain, 80..90);
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (25, told.clone()));
+    at(1010, &mut chain, 80..90);
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (35, told));
+    disk.0.lock().unwrap().1 = usize::MAX;
+    at(1999, &mut chain, 70..80);
+    at(2000, &mut chain, 70..80);
+    at(2010, &mut chain, 15..40);
+    assert_eq!(writer::read(&fault), None);
+    assert_eq!(counted(&chain), BTreeMap::from([("written", 40), ("mirror_disk", 55)]));
+    let all = records(&disk.0.lock().unwrap().0);
+    are(&all, 0..40, 200);
+    assert!(all.iter().all(|(at, ..)| *at == Duration::new(5, 1)), "{:?}", all[0].0);
+}
+
+/// Clocks that are compared anew do not make time go back; one that was set does.
+#[test]
+fn time_goes_back_only_with_the_clock() {
+    let disk = Disk(Arc::new(Mutex::new((Vec::new(), usize::MAX))));
+    let mirror = mirror("a.pcap".into());
+    let (copies, taker) = Copies::new(0);
+    let mut writer = Writer::new(taker, disk.clone(), &mirror);
+    let mut chain = Chain::new(vec![Box::new(Mirror::new(copies, 100, 1)), Box::new(Discard)]).unwrap();
+    for (ns, to_unix_ns) in [(10, 2_000_000_000), (20, 1_999_999_000), (2000, 1_999_999_000), (2010, 0)] {
+        come(&mut chain, ns, 0..1, 60);
+        while writer.drain(Instant::now(), to_unix_ns) {}
+    }
+    let times = records(&disk.0.lock().unwrap().0).iter().map(|(at, ..)| at.as_nanos()).collect::<Vec<_>>();
+    assert_eq!(times, [2_000_000_010, 2_000_000_010, 2_000_001_000, 2010]);
+}
