@@ -155,6 +155,11 @@ fn workers(workers: &WorkersReport) -> String {
             text += &format!("problem     port {}, queue {}, of workers: {fault}\n", queue.name, queue.queue);
         }
     }
+    if let Some(why) = &workers.switch.not_calibrated {
+        text += &format!(
+            "note        what a switch from path to path takes is part of what packets cost: {why} (`millrace calibrate` measures it)\n"
+        );
+    }
     let first = workers.queues.iter().filter(|queue| queue.queue == 0);
     for (queue, why) in first.filter_map(|queue| Some((queue, queue.copies_because.as_ref()?))) {
         text += &format!("note        port {}: packets are copied for workers: {why}\n", queue.name);

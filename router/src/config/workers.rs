@@ -7,12 +7,13 @@ use super::{
     paths::{Checker, PathConfig, PathSettings, wrong},
     sas::{SasConfig, SasSettings},
 };
+use crate::calibrate::DEFAULT_FILE;
 use logic::{
     paths::{class::Class, rows::Otherwise},
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Threads that run paths.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -24,11 +25,13 @@ pub struct WorkersSettings {
     pub zero_copy: bool,
     /// The room of a packet, of which 256 bytes are kept free in front.
     pub frame_bytes: FrameBytes,
+    /// Where `millrace calibrate` keeps what a switch from path to path takes.
+    pub calibration: PathBuf,
 }
 
 impl Default for WorkersSettings {
     fn default() -> Self {
-        Self { cores: None, zero_copy: true, frame_bytes: FrameBytes(2048) }
+        Self { cores: None, zero_copy: true, frame_bytes: FrameBytes(2048), calibration: DEFAULT_FILE.into() }
     }
 }
 
@@ -111,10 +114,11 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 3] = [
+pub(super) const FORMS: [(&str, &str); 4] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
     ("workers.frame_bytes", "frame_bytes = 4096"),
+    ("workers.calibration", "calibration = \"/var/lib/millrace/calibration.json\""),
 ];
 
 #[cfg(test)]

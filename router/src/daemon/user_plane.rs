@@ -97,6 +97,7 @@ impl UserPlane {
                 exception_pps: config.policing.exception_pps.0.into(),
                 control_pps: config.policing.control_pps.0.into(),
             },
+            calibration: Some(config.workers.calibration.clone()),
             ..WorkersSettings::default()
         };
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);

@@ -20,7 +20,7 @@ use super::{
     up::{Device, Places, Ups},
 };
 use crate::af_xdp::{Io, MOST_PATHS, Umem};
-use crate::config::ElementSettings;
+use crate::{calibrate::Switch, config::ElementSettings};
 use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
@@ -45,6 +45,7 @@ const ASKS: Duration = Duration::from_micros(200);
 
 /// See the head of this file. Its steps are in `rings.rs` and `moving.rs`.
 pub(super) struct Control {
+    switch: Switch,
     pub settings: WorkersSettings,
     pub umem: Arc<Umem>,
     pub slots: Box<dyn Slots>,
@@ -71,6 +72,7 @@ impl Control {
     #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub fn new(
         settings: WorkersSettings,
+        switch: Switch,
         umem: Arc<Umem>,
         slots: Box<dyn Slots>,
         tables: Arc<dyn Tables>,
@@ -81,6 +83,7 @@ impl Control {
     ) -> Control {
         Control {
             settings,
+            switch,
             umem,
             slots,
             tables,
@@ -243,11 +246,12 @@ impl Control {
 
     fn start(&self, core: CoreId) -> Result<Thread> {
         let (settings, umem, clock) = (self.settings.clone(), self.umem.clone(), self.clock);
+        let switch_cycles = self.switch.cycles;
         let (tables, gate, tell) = (self.tables.clone(), self.ups.gate(), self.tell.clone());
         Thread::start(core, &self.epochs, move |bell| {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
-            let bursts = Bursts { longest_cycles: longest, switch_cycles: settings.switch_cycles, most };
+            let bursts = Bursts { longest_cycles: longest, switch_cycles, most };
             let scheduling =
                 Settings { bursts, sample_every: settings.sample_every, counted: Counters::CYCLES };
             let worker = Worker::new(scheduling)?;
@@ -353,6 +357,7 @@ impl Control {
         let mut report = WorkersReport {
             clock: self.clock.name().into(),
             hz: self.clock.hz(),
+            switch: self.switch.clone(),
             up: self.ups.report(),
             frames: self.umem.frames(),
             free_frames: self.umem.free_frames(),

@@ -55,16 +55,18 @@ mod sleepers;
 mod thread;
 mod up;
 
+pub use clock::Clock;
 pub use epochs::Epochs;
 pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
 pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};
+pub(crate) use thread::pin;
 pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 
-use crate::af_xdp::Umem;
+use crate::{af_xdp::Umem, calibrate::Switch};
 use anyhow::{Context, Result};
-use clock::Clock;
 use control::Control;
 use std::{
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
     time::Duration,
 };
@@ -85,8 +87,8 @@ pub struct WorkersSettings {
     pub spin: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
-    /// C_cs: what a switch from path to path takes (`logic::paths::calibrate`).
-    pub switch_cycles: u32,
+    /// Where it stands what a switch from path to path takes ([`crate::calibrate`]); `None`: that is part of what packets cost.
+    pub calibration: Option<PathBuf>,
     /// One packet in so many is measured (P6).
     pub sample_every: u16,
     /// For packets that go up.
@@ -102,7 +104,7 @@ impl Default for WorkersSettings {
             auxiliary: 1024,
             spin: Duration::from_micros(50),
             longest_run: Duration::from_micros(100),
-            switch_cycles: 0,
+            calibration: None,
             sample_every: 20,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
         }
@@ -129,7 +131,10 @@ impl Workers {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
         let ups = Ups::start(up, settings.budgets)?;
-        let control = Control::new(settings, umem, slots, tables, Clock::new(), epochs, ups, tell);
+        let clock = Clock::new();
+        let switch = |file: &PathBuf| Switch::read(file, clock, settings.longest_run);
+        let switch = settings.calibration.as_ref().map(switch).unwrap_or_default();
+        let control = Control::new(settings, switch, umem, slots, tables, clock, epochs, ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     af_xdp::{OutputCounts, Receiver},
+    calibrate::Switch,
     paths::{Counts, ElementReport, elements},
 };
 use logic::{
@@ -25,6 +26,9 @@ pub struct WorkersReport {
     /// What cycles are counted by, and how many a second has.
     pub clock: String,
     pub hz: u64,
+    /// What a switch from path to path is taken to cost (P8).
+    #[serde(default)]
+    pub switch: Switch,
     pub paths: Vec<PathStand>,
     pub workers: Vec<WorkerStand>,
     pub queues: Vec<QueueStand>,
