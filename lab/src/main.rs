@@ -55,6 +55,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         Command::Paths(options) => {
             return paths::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
         }
+        Command::Figures(options) if !options.needs_root() => {
+            return figures::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
+        }
         Command::Shell(options) if options.list => return shell::list().map(|()| ExitCode::SUCCESS),
         _ => {}
     }
