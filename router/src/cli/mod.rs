@@ -162,6 +162,7 @@ The file of --config, every key optional, with the defaults:
   cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
   zero_copy = true          # where a driver can; some restart a port's queues for it
   frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
+  share = \"cycles\"          # what paths share by their weights: or \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"
   calibration = \"/var/lib/millrace/calibration.json\"  # what `millrace calibrate` found
   [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; any number of them
   name = \"vpn\"

@@ -155,6 +155,12 @@ fn workers(workers: &WorkersReport) -> String {
             text += &format!("problem     port {}, queue {}, of workers: {fault}\n", queue.name, queue.queue);
         }
     }
+    for resource in workers.resources.iter().filter(|resource| !resource.counted) {
+        text += &format!("note        {} of paths: {}\n", resource.resource, resource.basis);
+    }
+    if !matches!(workers.share.as_str(), "" | "CPU cycles") {
+        text += &format!("note        paths share {}\n", workers.share);
+    }
     if let Some(why) = &workers.switch.not_calibrated {
         text += &format!(
             "note        what a switch from path to path takes is part of what packets cost: {why} (`millrace calibrate` measures it)\n"

@@ -9,6 +9,7 @@
 use super::{
     WorkersSettings,
     clock::Clock,
+    counters::{ResourceStand, counters, resources},
     epochs::Epochs,
     exchange::{Desk, PORTS, PortNames},
     held::{Held, Made, Ring},
@@ -26,7 +27,7 @@ use logic::{
     cores::CoreId,
     elements::Chain,
     paths::{
-        Bursts, Counters, PathId, Settings,
+        Bursts, PathId, Settings,
         layout::{Layout, Parts, lay_out},
     },
     plan::{PortId, RouterId},
@@ -46,6 +47,7 @@ const ASKS: Duration = Duration::from_micros(200);
 /// See the head of this file. Its steps are in `rings.rs` and `moving.rs`.
 pub(super) struct Control {
     switch: Switch,
+    resources: Vec<ResourceStand>,
     pub settings: WorkersSettings,
     pub umem: Arc<Umem>,
     pub slots: Box<dyn Slots>,
@@ -84,6 +86,7 @@ impl Control {
         Control {
             settings,
             switch,
+            resources: resources(),
             umem,
             slots,
             tables,
@@ -252,11 +255,11 @@ impl Control {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
             let bursts = Bursts { longest_cycles: longest, switch_cycles, most };
-            let scheduling =
-                Settings { bursts, sample_every: settings.sample_every, counted: Counters::CYCLES };
+            let (counted, counter) = counters(settings.share)?;
+            let scheduling = Settings { bursts, sample_every: settings.sample_every, counted };
             let worker = Worker::new(scheduling)?;
             let io = Io::with_bell(&umem, settings.in_hand, bell)?;
-            let desk = Desk::new(tables, clock, gate);
+            let desk = Desk::new(tables, clock, gate, counter);
             let tell = Box::new(move |path| _ = tell.send(path));
             Ok(Inner::new(worker, desk, io, settings.spin, settings.auxiliary, tell))
         })
@@ -287,7 +290,10 @@ impl Control {
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let (names, weights, tables) = (self.names.clone(), self.weights.clone(), self.tables.clone());
             let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
+            let share = self.settings.share;
             let told = self.ask(core, move |inner| {
+                // What a unit of it counts as follows what packets cost; it is counted, or the worker would not be there.
+                let _ = inner.worker.share(share);
                 inner.names = names;
                 inner.desk.set_owners(owners);
                 weights.into_iter().for_each(|(router, weight)| inner.worker.weigh(router, weight));
@@ -358,6 +364,8 @@ impl Control {
             clock: self.clock.name().into(),
             hz: self.clock.hz(),
             switch: self.switch.clone(),
+            share: self.settings.share.to_string(),
+            resources: self.resources.clone(),
             up: self.ups.report(),
             frames: self.umem.frames(),
             free_frames: self.umem.free_frames(),

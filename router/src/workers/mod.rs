@@ -35,11 +35,13 @@
 //! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and panic |
 //! | `exchange.rs` | packets from rings, and where they go |
 //! | `up.rs` | packets for the kernel |
-//! | `clock.rs`, `epochs.rs` | cycles; when tables are not read any more |
+//! | `clock.rs`, `counters.rs` | cycles; what else is counted |
+//! | `epochs.rs` | when tables are not read any more |
 //! | `report.rs` | [`WorkersReport`] |
 
 mod clock;
 mod control;
+mod counters;
 mod epochs;
 mod exchange;
 mod held;
@@ -56,6 +58,7 @@ mod thread;
 mod up;
 
 pub use clock::Clock;
+pub use counters::{ResourceStand, check as check_counted, resources};
 pub use epochs::Epochs;
 pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
 pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};
@@ -65,6 +68,7 @@ pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 use crate::{af_xdp::Umem, calibrate::Switch};
 use anyhow::{Context, Result};
 use control::Control;
+use logic::paths::Resource;
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
@@ -91,6 +95,8 @@ pub struct WorkersSettings {
     pub calibration: Option<PathBuf>,
     /// One packet in so many is measured (P6).
     pub sample_every: u16,
+    /// What paths share by their weights (P7): one that this machine counts.
+    pub share: Resource,
     /// For packets that go up.
     pub budgets: Budgets,
 }
@@ -106,6 +112,7 @@ impl Default for WorkersSettings {
             longest_run: Duration::from_micros(100),
             calibration: None,
             sample_every: 20,
+            share: Resource::Cycles,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
         }
     }

@@ -43,7 +43,8 @@ fn on_one(paths: &[(u16, &'static str)], large: bool, world: &World, time: Durat
     let chains = paths.iter().map(|(weight, name)| Ok((*weight, chain(name, world)?)));
     let mut worker = worker(settings(clock, BURST), chains.collect::<Result<Vec<_>>>()?)?;
     let trace = if large { &world.large } else { &world.small };
-    let mut memory = Memory::new(paths.iter().map(|_| Source::new(trace, None)));
+    let mut memory =
+        Memory::new((0..paths.len()).map(|n| Source::from(trace, n as f64 / paths.len() as f64, None)));
     let mut run = |time| bed::run(&mut worker, &mut memory, clock, time, || clock.cycles());
     run(time / 20)?;
     let got = run(time)?;

@@ -1,7 +1,7 @@
 //! Figures 11 to 14: what paths that share a core get, by what they are charged. Click's default scheduler is ours with a meter that goes on by the
 //! same for every run, and runs of 8 packets at most: then all paths run equally often.
 
-use std::{cell::Cell, iter, time::Duration};
+use std::{cell::Cell, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result};
 use logic::{
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     figure::{Axis, Figure, Reference},
     figures::{Options, picture, published::PaperFigure},
+    paths::forwarding::Trace,
     record::Recorder,
 };
 
@@ -48,6 +49,8 @@ struct Way {
 
 struct Paths {
     names: Vec<&'static str>,
+    /// Packets of all, each path at its own place of it.
+    trace: fn(&World) -> &Arc<Trace>,
     chains: fn(&World) -> Result<Vec<Vec<Box<dyn Element>>>>,
 }
 
@@ -59,8 +62,9 @@ impl Paths {
         settings.counted = Counters::CYCLES.with(Resource::Io);
         let chains = (self.chains)(world)?;
         let mut worker = worker(settings, way.weights.iter().copied().zip(chains))?;
-        let source = || Source::new(&world.small, None);
-        let mut memory = Memory::new(iter::repeat_with(source).take(self.names.len()));
+        let paths = self.names.len();
+        let source = |path| Source::from((self.trace)(world), path as f64 / paths as f64, None);
+        let mut memory = Memory::new((0..paths).map(source));
         let runs = Cell::new(0);
         let mut run = |worker: &mut Worker<Packet>, time| match way.charge {
             Charge::Runs => {
@@ -159,11 +163,11 @@ pub(in super::super) fn unequal_paths(
     recorder: &mut Recorder,
 ) -> Result<()> {
     const FAIR: &str = "by cost";
-    let ours = "memory to memory, 64 bytes, 256,000 routes, random destinations: FP2 and FP3 route and append a CRC, FP1 checks it again. Runs of 8 packets at most, \
+    let ours = "memory to memory, 64 bytes, 1,024 flows over 256,000 routes: FP2 and FP3 route, FP1 appends a CRC too. Runs of 8 packets at most, \
                 but where it says that R alone bounds them (100 us, 256 packets). \"Printed formula\": runs count alike, tickets by P's formula";
     pictures(figure, ours, Some(FAIR), recorder)?;
-    let chains = |world: &World| Ok(vec![world.dearer(), world.cheaper(), world.cheaper()]);
-    let paths = Paths { names: vec!["FP1 (dear)", "FP2", "FP3"], chains };
+    let chains = |world: &World| Ok(vec![world.dearer(), world.rtr(), world.rtr()]);
+    let paths = Paths { names: vec!["FP1 (dear)", "FP2", "FP3"], trace: |world| &world.few, chains };
     let used = Charge::Used(Resource::Cycles);
     let way =
         |subject, charge, weights: [u16; 3], burst| Way { subject, charge, weights: weights.to_vec(), burst };
@@ -188,7 +192,7 @@ fn workloads(figure: &PaperFigure, ways: &[Way], options: &Options, recorder: &m
                 most; measured, where the paper computed it from what each workload took alone";
     pictures(figure, ours, None, recorder)?;
     let chains = |world: &World| Ok(vec![world.fwd(), world.rtr(), world.ipsec()?]);
-    let paths = Paths { names: vec!["FWD", "RTR", "IPsec"], chains };
+    let paths = Paths { names: vec!["FWD", "RTR", "IPsec"], trace: |world| &world.small, chains };
     paths.compare(figure, ways, &World::new()?, options, recorder).map(drop)
 }
 
