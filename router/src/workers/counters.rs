@@ -30,7 +30,7 @@ pub struct ResourceStand {
 }
 
 /// A counter of the thread that opened it, while that runs in user space.
-pub(super) struct Counter(File);
+pub struct Counter(File);
 
 impl Counter {
     /// Misses of the last cache.
@@ -80,7 +80,10 @@ impl Counter {
 }
 
 /// What a worker of this thread counts: what it shares by, and what always is. A counter of the CPU is read only where that is shared.
-pub(super) fn counters(share: Resource) -> Result<(Counters, Option<Counter>)> {
+///
+/// # Errors
+/// Paths cannot share this on this machine.
+pub fn counters(share: Resource) -> Result<(Counters, Option<Counter>)> {
     let always = Counters::CYCLES.with(Resource::Io);
     if always.has(share) {
         return Ok((always, None));

@@ -58,7 +58,7 @@ mod thread;
 mod up;
 
 pub use clock::Clock;
-pub use counters::{ResourceStand, check as check_counted, resources};
+pub use counters::{Counter, ResourceStand, check as check_counted, counters, resources};
 pub use epochs::Epochs;
 pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
 pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};

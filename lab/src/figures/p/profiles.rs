@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use logic::elements::Element;
-use router::workers::Clock;
+use logic::{
+    elements::Element,
+    paths::{Resource, Settings},
+};
+use router::workers::{Clock, check_counted, counters};
 use serde_json::json;
 
 use super::{
@@ -34,6 +37,8 @@ struct Got {
     name: &'static str,
     pps: f64,
     io_bytes_per_second: f64,
+    /// Where the CPU counts it.
+    memory_bytes_per_second: Option<f64>,
     cpu: f64,
 }
 
@@ -41,18 +46,24 @@ struct Got {
 fn on_one(paths: &[(u16, &'static str)], large: bool, world: &World, time: Duration) -> Result<Vec<Got>> {
     let clock = Clock::new();
     let chains = paths.iter().map(|(weight, name)| Ok((*weight, chain(name, world)?)));
-    let mut worker = worker(settings(clock, BURST), chains.collect::<Result<Vec<_>>>()?)?;
+    let (counted, counter) = counters(Resource::Memory).or_else(|_| counters(Resource::Cycles))?;
+    let settings = Settings { counted, ..settings(clock, BURST) };
+    let mut worker = worker(settings, chains.collect::<Result<Vec<_>>>()?)?;
     let trace = if large { &world.large } else { &world.small };
     let mut memory =
         Memory::new((0..paths.len()).map(|n| Source::from(trace, n as f64 / paths.len() as f64, None)));
+    memory.counter = counter;
     let mut run = |time| bed::run(&mut worker, &mut memory, clock, time, || clock.cycles());
     run(time / 20)?;
     let got = run(time)?;
     let cycles: u64 = got.iter().map(|got| got.cycles).sum();
     let seconds = cycles as f64 / clock.hz() as f64;
-    let each = paths.iter().zip(got).map(|((_, name), got)| Got {
+    let of_memory: Vec<Option<u64>> =
+        worker.accounts().map(|account| account.cost.of(Resource::Memory)).collect();
+    let each = paths.iter().zip(got).zip(of_memory).map(|(((_, name), got), memory)| Got {
         name,
         pps: got.packets as f64 / seconds,
+        memory_bytes_per_second: memory.map(|bytes| bytes as f64 * got.packets as f64 / seconds),
         io_bytes_per_second: got.io_bytes as f64 / seconds,
         cpu: got.cycles as f64 / cycles as f64,
     });
@@ -66,11 +77,13 @@ pub(in super::super) fn alike_on_a_core(
     recorder: &mut Recorder,
 ) -> Result<()> {
     let ours = "memory to memory, packets of 1,024 bytes; parts of 20 and 80 % are weights, as all paths always have packets; both cores are used whole. \
-                What a path takes of memory no counter of this machine tells; I/O is the bytes in and out";
+                I/O is the bytes in and out";
     let y = Axis::new("/sample/io_gbps", "I/O, both cores", "Gbit/s");
     recorder.figure(&bars(figure, y, ours))?;
     let pair = cores::within_a_package(&cores::all()?).context("needs two cores, and there is one")?;
-    skipped(figure, "memory", "this machine does not count what a path takes of memory bandwidth", recorder)?;
+    if let Err(refused) = check_counted(Resource::Memory) {
+        skipped(figure, "memory", &refused.to_string(), recorder)?;
+    }
     let (world, time) = (World::new()?, Duration::from_secs_f64(options.seconds));
     let ways = [
         ("50/50", [[(1, "IPsec"), (1, "IPsec")], [(1, "CRC"), (1, "CRC")]]),
@@ -90,7 +103,10 @@ pub(in super::super) fn alike_on_a_core(
                 .iter()
                 .map(|got| json!({"path": got.name, "pps": got.pps, "cpu_share": got.cpu}))
                 .collect();
-            sample(figure, subject, json!({}), repeat, json!({"io_gbps": io_gbps, "paths": of}), recorder)?;
+            let memory: Option<f64> = got.iter().map(|got| got.memory_bytes_per_second).sum();
+            let memory_gbps = memory.map(|bytes| bytes * 8e-9);
+            let values = json!({"io_gbps": io_gbps, "memory_gbps": memory_gbps, "paths": of});
+            sample(figure, subject, json!({}), repeat, values, recorder)?;
         }
     }
     Ok(())

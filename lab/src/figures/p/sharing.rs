@@ -6,10 +6,10 @@ use std::{cell::Cell, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use logic::{
     elements::Element,
-    paths::{Counters, Resource, printed},
+    paths::{Resource, printed},
     worker::Worker,
 };
-use router::workers::Clock;
+use router::workers::{Clock, check_counted, counters};
 use serde_json::json;
 
 use super::{
@@ -59,12 +59,17 @@ impl Paths {
     fn share(&self, way: &Way, world: &World, time: Duration) -> Result<Vec<Got>> {
         let clock = Clock::new();
         let mut settings = settings(clock, way.burst);
-        settings.counted = Counters::CYCLES.with(Resource::Io);
+        let counter = match way.charge {
+            Charge::Used(resource) => counters(resource)?,
+            Charge::Runs => counters(Resource::Cycles)?,
+        };
+        settings.counted = counter.0;
         let chains = (self.chains)(world)?;
         let mut worker = worker(settings, way.weights.iter().copied().zip(chains))?;
         let paths = self.names.len();
         let source = |path| Source::from((self.trace)(world), path as f64 / paths as f64, None);
         let mut memory = Memory::new((0..paths).map(source));
+        memory.counter = counter.1;
         let runs = Cell::new(0);
         let mut run = |worker: &mut Worker<Packet>, time| match way.charge {
             Charge::Runs => {
@@ -224,17 +229,19 @@ pub(in super::super) fn equal_memory(
     options: &Options,
     recorder: &mut Recorder,
 ) -> Result<()> {
-    let counted = Counters::CYCLES.with(Resource::Io);
-    if let Err(refused) = counted.require(Resource::Memory) {
-        skipped(figure, "equal memory", &refused.to_string(), recorder)?;
+    let mut ways = vec![equal("equal I/O", Charge::Used(Resource::Io))];
+    match check_counted(Resource::Memory) {
+        Ok(()) => ways.insert(0, equal("equal memory", Charge::Used(Resource::Memory))),
+        Err(refused) => skipped(figure, "equal memory", &refused.to_string(), recorder)?,
     }
-    workloads(figure, &[equal("equal I/O", Charge::Used(Resource::Io))], options, recorder)
+    workloads(figure, &ways, options, recorder)
 }
 
 /// The trace's packets are all alike, so bytes of I/O go by packets and by what a chain adds to them.
 #[cfg(test)]
 mod tests {
     use super::*;
+    use logic::paths::Counters;
 
     fn got(charge: Charge) -> Vec<Got> {
         let trace = bed::plain().unwrap();
