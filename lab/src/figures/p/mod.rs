@@ -15,8 +15,8 @@
 //! | 20 | IPsec and RTR on hyper-thread siblings: alike, unlike | where there are siblings |
 //!
 //! A packet that is received is copied into a frame from a trace (64 bytes unless said otherwise): that stands for the device. What is sent is
-//! counted, and its frame received into again. Runs have 32 packets at most in figures 6 to 9, as much as was usual then, 8 in 11 to 14 (Click's). Cores are
-//! real time on a virtual machine here: ratios hold, taken in turns; rates are those of one machine.
+//! counted, and its frame received into again. Runs have 32 packets at most in figures 6 to 9, as much as was usual then, and 8 in 11 to 14 (Click's).
+//! Ways take turns, so that ratios hold; rates are those of one machine.
 //!
 //! | file | holds |
 //! |---|---|
