@@ -123,7 +123,7 @@ fn figures_in_memory_are_measured_or_say_why_not() {
         ("P15", 1, 13, ""),
         ("P17", 3, 6, "pps"),
     ] {
-        lab(&format!("figures --only {id} --seconds 0.05 --repeat 2 --out"), directory.path());
+        lab(&format!("figures --only {id} --seconds 0.1 --repeat 2 --out"), directory.path());
         let lines = lines(&directory.path().join(format!("{id}.jsonl")));
         assert!(lines.iter().any(|line| line["record"] == "figure") && lines[0]["record"] == "run");
         assert!(lines.iter().any(|line| line["record"] == "published" && line["figure"] == id));
@@ -139,7 +139,7 @@ fn figures_in_memory_are_measured_or_say_why_not() {
         let sum: f64 = shares.sum();
         assert!(of_each != 3 || (sum - 2.0).abs() < 1e-9, "{id}: {sum}");
     }
-    lab("figures --only P20 --seconds 0.05 --repeat 1 --out", directory.path());
+    lab("figures --only P20 --seconds 0.1 --repeat 1 --out", directory.path());
     let lines = lines(&directory.path().join("P20.jsonl"));
     let why = lines.iter().find(|line| line["record"] == "skipped").map(|line| line["why"].as_str().unwrap());
     assert!(why.is_some_and(|why| why.contains("hyper-threads")) || samples(&lines).len() == 4);

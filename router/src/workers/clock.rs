@@ -24,6 +24,12 @@ enum Source {
     Monotonic,
 }
 
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Clock {
     /// The better one that this machine has.
     pub fn new() -> Clock {
