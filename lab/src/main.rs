@@ -28,7 +28,7 @@ enum Command {
     Experiment(Experiment),
     /// The experiments of SPEC.md, one after another
     Bench(bench::Options),
-    /// The experiments behind the papers' figures, ours drawn beside the published values
+    /// The experiments behind the papers' figures, ours drawn beside the published values; those of paper P need no root
     Figures(figures::Options),
     /// How queues are placed on machines that are not there, in virtual time: packed, spread and hashed; needs no root
     Sim(simulation::Options),
@@ -54,6 +54,9 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
         }
         Command::Paths(options) => {
             return paths::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
+        }
+        Command::Figures(options) if !options.needs_root() => {
+            return figures::run(&options, std::env::args().collect()).map(|()| ExitCode::SUCCESS);
         }
         Command::Shell(options) if options.list => return shell::list().map(|()| ExitCode::SUCCESS),
         _ => {}

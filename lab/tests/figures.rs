@@ -1,5 +1,5 @@
 //! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures, with tiny
-//! durations: structure and sanity, not speed. Root, in namespaces of their own; run one at a time.
+//! durations: structure and sanity, not speed. Root but for figures in memory, in namespaces of their own; run one at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -107,6 +107,46 @@ fn samples(lines: &[Value]) -> Vec<&Value> {
         assert!(unexplained.is_null() || unexplained == 0, "{line}");
     }
     samples
+}
+
+/// Needs no root. Each subject of a figure has what it is drawn from, once for each repeat, or it is said why not.
+#[test]
+fn figures_in_memory_are_measured_or_say_why_not() {
+    let directory = tempfile::tempdir().unwrap();
+    for (id, subjects, of_each, is) in [
+        ("P6", 2, 1, "pps"),
+        ("P7", 2, 1, "pps"),
+        ("P8", 3, 1, "pps"),
+        ("P9", 3, 1, "pps"),
+        ("P12", 1, 3, "cpu_share"),
+        ("P14", 1, 3, "io_share"),
+        ("P15", 1, 13, ""),
+        ("P17", 3, 6, "pps"),
+    ] {
+        lab(&format!("figures --only {id} --seconds 0.1 --repeat 2 --out"), directory.path());
+        let lines = lines(&directory.path().join(format!("{id}.jsonl")));
+        assert!(lines.iter().any(|line| line["record"] == "figure") && lines[0]["record"] == "run");
+        assert!(lines.iter().any(|line| line["record"] == "published" && line["figure"] == id));
+        let mut found: BTreeMap<String, usize> = BTreeMap::new();
+        for line in samples(&lines) {
+            *found.entry(line["subject"].to_string()).or_default() += 1;
+            assert!(is.is_empty() || line["sample"][is].as_f64().unwrap() > 0.0, "{line}");
+        }
+        // Where there are two sockets figure 6 has one more.
+        assert!(found.len() == subjects || id == "P6" && found.len() == subjects + 1, "{id}: {found:?}");
+        assert!(found.values().all(|count| *count == of_each * 2), "{id}: {found:?}");
+        let shares = samples(&lines).into_iter().filter_map(|line| line["sample"]["cpu_share"].as_f64());
+        let sum: f64 = shares.sum();
+        assert!(of_each != 3 || (sum - 2.0).abs() < 1e-9, "{id}: {sum}");
+    }
+    lab("figures --only P20 --seconds 0.1 --repeat 1 --out", directory.path());
+    let lines = lines(&directory.path().join("P20.jsonl"));
+    let why = lines.iter().find(|line| line["record"] == "skipped").map(|line| line["why"].as_str().unwrap());
+    assert!(why.is_some_and(|why| why.contains("hyper-threads")) || samples(&lines).len() == 4);
+    let report = std::fs::read_to_string(directory.path().join("report.md")).unwrap();
+    assert!(
+        report.contains("P, fig. 15") && report.contains("was skipped: paths cannot share memory bandwidth")
+    );
 }
 
 #[test]

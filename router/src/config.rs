@@ -306,6 +306,7 @@ deserialize_by_parsing!(
     ResumeLatency,
     paths::Name,
     paths::OtherwiseText,
+    workers::Shared,
     class::MacText,
     class::AddressesText
 );

@@ -5,6 +5,7 @@
 //! | [`plane`] | loads and attaches the XDP program, maps its memory, reads its counters |
 //! | [`daemon`] | observes, decides (in `logic`), applies; answers the API |
 //! | [`af_xdp`] | packets of ports in user space and out again |
+//! | [`calibrate`] | what a switch from path to path takes |
 //! | [`workers`] | threads that run forwarding paths over `af_xdp` |
 //! | [`paths`] | packets of captures through forwarding paths |
 //! | [`captures`] | files that packets are copied to, of both |
@@ -23,6 +24,7 @@
 
 pub mod abi;
 pub mod af_xdp;
+pub mod calibrate;
 pub mod captures;
 pub mod classifier;
 pub mod cli;

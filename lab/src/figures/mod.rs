@@ -1,9 +1,10 @@
 //! `millrace-lab figures`: the experiments behind the papers' figures, on our testbed; ours are drawn beside what the papers
 //! say ([`published`]). Each experiment describes its picture in its result file, so that `report` can draw it again.
 //! Experiments are in a file for each group of papers: `m` (virtual routers), `q` (Q and O: forwarding beside applications), `v` (which
-//! core receives a flow); `simulated` has what needs more cores than there are.
+//! core receives a flow), `p` (paths of the user plane, memory to memory); `simulated` has what needs more cores than there are.
 
 mod m;
+mod p;
 pub mod published;
 mod q;
 mod simulated;
@@ -35,7 +36,7 @@ use published::PaperFigure;
 const PAPERS: [&str; 5] = ["Q", "O", "P", "V", "M"];
 
 /// What can be measured: the figure's id, and its experiment.
-const FIGURES: [(&str, Experiment); 18] = [
+const FIGURES: [(&str, Experiment); 30] = [
     ("M4", m::load),
     ("M5", m::several_into_one),
     ("M6", m::routers),
@@ -50,11 +51,26 @@ const FIGURES: [(&str, Experiment); 18] = [
     ("Q7", q::two_cores),
     ("Q8", q::four_cores),
     ("O2", q::application),
+    ("P6", p::crossing_cores),
+    ("P7", p::one_phase),
+    ("P8", p::transmit_queues),
+    ("P9", p::receive_queues),
+    ("P11", p::unequal_paths),
+    ("P12", p::equal_runs),
+    ("P13", p::equal_cpu),
+    ("P14", p::equal_memory),
+    ("P15", p::batches),
+    ("P17", p::unified_input),
+    ("P19", p::alike_on_a_core),
+    ("P20", p::unlike_on_siblings),
     ("VT4", v::collisions),
     ("VT5", v::cores),
     ("VT6", v::losses),
     ("VT7", v::priority),
 ];
+
+/// Figures of this paper are measured memory to memory.
+const WITHOUT_ROOT: &str = "P";
 
 /// Load before counting begins: there are many points.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -85,6 +101,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether all that is asked for can be measured without.
+    pub fn needs_root(&self) -> bool {
+        let chosen = choose(self).unwrap_or_default();
+        chosen.iter().any(|(id, _)| !id.starts_with(WITHOUT_ROOT))
+    }
+
     fn window(&self) -> Window {
         Window::new(WARM_UP, Duration::from_secs_f64(self.seconds))
     }
@@ -201,8 +223,15 @@ mod tests {
         let late = |what: &str| {
             format!("{what}, or it comes with the part that it measures; there are: {there_are}")
         };
-        assert_eq!(error(Some("P"), None), late("no figure of paper P"));
+        assert_eq!(chosen(Some("P"), None).unwrap().len(), 12);
         assert_eq!(error(Some("M"), Some("Q2")), late("Q2 is not of paper M"));
+    }
+
+    #[test]
+    fn figures_in_memory_need_no_root() {
+        let needs = |paper, only| options(paper, only).needs_root();
+        assert!(!needs(Some("P"), None) && !needs(None, Some("P15")));
+        assert!(needs(None, None) && needs(Some("Q"), None) && needs(None, Some("MT1")));
     }
 
     #[test]

@@ -62,8 +62,9 @@ mod tests {
         assert_eq!(
             ids,
             [
-                "M4", "M5", "M6", "M7", "M8", "M9", "MT1", "Q2", "Q3", "Q4", "Q5", "Q7", "Q8", "O2", "VT4",
-                "VT5", "VT6", "VT7"
+                "M4", "M5", "M6", "M7", "M8", "M9", "MT1", "Q2", "Q3", "Q4", "Q5", "Q7", "Q8", "O2", "P6",
+                "P7", "P8", "P9", "P11", "P12", "P13", "P14", "P15", "P17", "P19", "P20", "VT4", "VT5",
+                "VT6", "VT7"
             ]
         );
         assert_eq!(ids.iter().collect::<HashSet<_>>().len(), ids.len());
@@ -94,6 +95,8 @@ mod tests {
         assert_eq!(points("Q7", 0), [(Value::Null, 0.5)]);
         assert_eq!(points("Q7", 1), [(Value::Null, 1100.0)]);
         assert_eq!(points("O2", 1), [(json!(550), 0.14)]);
+        assert_eq!(points("P15", 0), [(Value::Null, 6100.0)]);
+        assert_eq!(points("P17", 0), [(json!(32), 1.2), (Value::Null, 1.3)]);
         assert_eq!(points("VT4", 1)[0], (json!("flows collision"), 954.9));
         assert_eq!(points("VT7", 1)[3], (json!("VM1, 1400 bytes"), 745.3));
         assert_eq!(figure("X1").unwrap_err().to_string(), "published.toml has no figure X1");

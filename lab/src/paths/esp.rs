@@ -7,8 +7,9 @@
 //!
 //! Rounds in turn, library, element, library, element, of 40 ms of this thread each; it is asked for its time around each pass.
 
+use anyhow::Context;
 use logic::{
-    elements::{Batch, Chain, Check, EspDecrypt, EspEncrypt, Forward, Ingress, Now, Verdict},
+    elements::{Batch, Chain, Check, Element, EspDecrypt, EspEncrypt, Forward, Ingress, Now, Verdict},
     esp::{Aead, Common, Dont, Ends, Inbound, Job, Key, Mode, Outbound, SaTable, Selectors, TAG},
     tables::encoding::IF_IPV4,
 };
@@ -38,29 +39,44 @@ struct World {
     both: Chain,
 }
 
+/// The best library that is here, and chains of it: the first encrypts (AES-128-GCM, tunnel mode) and forwards.
+pub(crate) fn encrypting() -> anyhow::Result<(Library, Vec<Box<dyn Element>>)> {
+    let library = [Library::IpsecMb, Library::AwsLc].into_iter().find(|library| library.check().is_ok());
+    let library = library.context("no library encrypts here")?;
+    let table = associations(library, 16 + SALT).0;
+    let encrypt = Box::new(EspEncrypt::new(table, "a"));
+    Ok((library, vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]))
+}
+
+/// Both ends, with one key.
+fn associations(library: Library, key_bytes: usize) -> (Arc<SaTable>, Arc<dyn Aead>) {
+    let key = Key::new(&vec![7; key_bytes]).expect("a key");
+    let aead = library.expand(&key).expect("it was checked");
+    let table = Arc::new(SaTable::default());
+    let common = |forth: bool| {
+        let (a, b) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let ends = if forth { Ends::new(a, b) } else { Ends::new(b, a) };
+        Common {
+            spi: 0x1001,
+            key: &key,
+            aead: aead.clone(),
+            mode: Mode::Tunnel,
+            is_extended: true,
+            ends: ends.expect("both are IPv4"),
+            udp: None,
+            selectors: Selectors::default(),
+        }
+    };
+    let outbound = Outbound::new(common(true), 9000, Dont::Copy, 0);
+    outbound.sequence.reserve(u64::MAX);
+    table.set_outbound("a", Arc::new(outbound));
+    assert!(table.add_inbound("a", Arc::new(Inbound::new(common(false), 1024).expect("a window"))));
+    (table, aead)
+}
+
 impl World {
     fn new(library: Library, key_bytes: usize, size: &dyn Fn(usize) -> usize) -> Self {
-        let key = Key::new(&vec![7; key_bytes]).expect("a key");
-        let aead = library.expand(&key).expect("it was checked");
-        let table = Arc::new(SaTable::default());
-        let common = |forth: bool| {
-            let (a, b) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
-            let ends = if forth { Ends::new(a, b) } else { Ends::new(b, a) };
-            Common {
-                spi: 0x1001,
-                key: &key,
-                aead: aead.clone(),
-                mode: Mode::Tunnel,
-                is_extended: true,
-                ends: ends.expect("both are IPv4"),
-                udp: None,
-                selectors: Selectors::default(),
-            }
-        };
-        let outbound = Outbound::new(common(true), 9000, Dont::Copy, 0);
-        outbound.sequence.reserve(u64::MAX);
-        table.set_outbound("a", Arc::new(outbound));
-        assert!(table.add_inbound("a", Arc::new(Inbound::new(common(false), 1024).expect("a window"))));
+        let (table, aead) = associations(library, key_bytes);
         let encrypt = || Box::new(EspEncrypt::new(table.clone(), "a"));
         let decrypt = Box::new(EspDecrypt::new(table.clone(), vec!["a".into()]));
         let forward = || Box::new(Forward::new(2));

@@ -20,14 +20,16 @@ use std::{sync::Arc, time::Instant};
 use super::{Case, Ways};
 use crate::prefixes::Random;
 
-const FRAME: usize = 2048;
-const HEAD_ROOM: usize = 256;
+pub(crate) const FRAME: usize = 2048;
+pub(crate) const HEAD_ROOM: usize = 256;
 const NEXT_HOPS: u32 = 256;
 /// Of a round, or more.
 const PACKETS: usize = 2_000_000;
+/// Of all packets.
+pub(crate) const INGRESS: Ingress = Ingress { port: 1, router: 0, interface: 1, flags: IF_IPV4 };
 const NOW: Now = Now { ns: 0, ports: u64::MAX };
 
-fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
+pub(crate) fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
     let memory = Arc::new(HeapMemory::new(Capacity {
         fib_blocks: 200_000,
         fib_tails: 100_000,
@@ -72,17 +74,17 @@ fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
 }
 
 /// What is copied at once.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// Frames one behind another, each in lines of its own, to random addresses in random prefixes.
-struct Trace {
-    bytes: usize,
+pub(crate) struct Trace {
+    pub bytes: usize,
     packets: Vec<u8>,
     flows: usize,
 }
 
 impl Trace {
-    fn new(flows: usize, bytes: usize, prefixes: &[Prefix4]) -> Self {
+    pub(crate) fn new(flows: usize, bytes: usize, prefixes: &[Prefix4]) -> Self {
         let mut random = Random(flows as u64);
         let mut packets = Vec::with_capacity(flows * bytes.next_multiple_of(LINE));
         let mut flow = 0u32;
@@ -103,10 +105,26 @@ impl Trace {
         }
         Trace { bytes, packets, flows }
     }
+
+    /// How many packets it has.
+    pub(crate) fn flows(&self) -> usize {
+        self.flows
+    }
+
+    /// One of them, and what is behind it in its last line.
+    pub(crate) fn packet(&self, number: usize) -> &[u8] {
+        let bytes = self.bytes.next_multiple_of(LINE);
+        self.packets.get(number * bytes..(number + 1) * bytes).unwrap_or_default()
+    }
+
+    /// One after another, in lines of their own.
+    fn packets(&self) -> std::slice::ChunksExact<'_, u8> {
+        self.packets.chunks_exact(self.bytes.next_multiple_of(LINE))
+    }
 }
 
 /// By lines, so that the compiler knows how long it is.
-fn copy(frame: &mut [u8], packet: &[u8]) {
+pub(crate) fn copy(frame: &mut [u8], packet: &[u8]) {
     let (lines, _) = frame[HEAD_ROOM..].as_chunks_mut::<LINE>();
     for (line, from) in lines.iter_mut().zip(packet.as_chunks::<LINE>().0) {
         *line = *from;
@@ -115,9 +133,9 @@ fn copy(frame: &mut [u8], packet: &[u8]) {
 
 /// Runs the trace once: how many packets left by a port, and their bytes.
 fn pass(trace: &Trace, pool: &mut [u8], chain: &mut Chain, most: usize) -> (usize, usize) {
-    let ingress = Ingress { port: 1, router: 0, interface: 1, flags: IF_IPV4 };
+    let ingress = INGRESS;
     let (mut sent, mut bytes) = (0, 0);
-    let mut packets = trace.packets.chunks_exact(trace.bytes.next_multiple_of(LINE)).peekable();
+    let mut packets = trace.packets().peekable();
     let mut batch = Batch::default();
     while packets.peek().is_some() {
         for frames in pool.chunks_mut(FRAME * most) {
@@ -170,11 +188,11 @@ fn measure(chosen: Chosen<'_>, ways: &mut Ways<'_>) -> anyhow::Result<()> {
     ways.add(Case { name: name.into(), bytes: trace.bytes as f64, frames, batch, ns })
 }
 
-fn router(memory: &Arc<HeapMemory>) -> Vec<Box<dyn Element>> {
+pub(crate) fn router(memory: &Arc<HeapMemory>) -> Vec<Box<dyn Element>> {
     vec![Box::new(Check), Box::new(Route::new(memory.clone())), Box::new(Ttl), Box::new(Rewrite)]
 }
 
-fn forward() -> Box<dyn Element> {
+pub(crate) fn forward() -> Box<dyn Element> {
     Box::new(Forward::new(2))
 }
 

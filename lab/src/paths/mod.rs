@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::{prefixes, record::Output};
 
-mod esp;
-mod forwarding;
+pub(crate) mod esp;
+pub(crate) mod forwarding;
 mod share;
 
 /// Real tables have so many routes of IPv4 today; as many are made up where no list is given.

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use logic::{
-    elements::{Chain, CrcAppend, CrcCheck, Element, Forward, Ingress, MOST_PACKETS, Verdict},
+    elements::{Chain, CrcAppend, CrcCheck, Element, Forward, MOST_PACKETS, Verdict},
     paths::{Bursts, Counters, PathId, Settings},
     worker::{Exchange, Frame, Worker},
 };
+use router::calibrate::Buffer;
 use serde_json::{Value, json};
-use std::ops::Range;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Of the two paths.
@@ -50,29 +50,6 @@ impl Share {
     }
 }
 
-struct Buffer {
-    memory: Vec<u8>,
-    data: Range<usize>,
-}
-
-impl Frame for Buffer {
-    fn data(&self) -> &[u8] {
-        self.memory.get(self.data.clone()).unwrap_or_default()
-    }
-    fn parts_mut(&mut self) -> (&mut [u8], Range<usize>) {
-        (&mut self.memory, self.data.clone())
-    }
-    fn set_range(&mut self, data: Range<usize>) {
-        self.data = data;
-    }
-    fn ingress(&self) -> Ingress {
-        Ingress::default()
-    }
-    fn came_ns(&self) -> u64 {
-        0
-    }
-}
-
 /// Packets without end.
 struct Endless {
     free: Vec<Buffer>,
@@ -89,7 +66,10 @@ impl Exchange for Endless {
     fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Buffer>) {
         let bytes = self.bytes[usize::from(path) % 2];
         let from = self.free.len().saturating_sub(most);
-        to.extend(self.free.drain(from..).map(|buffer| Buffer { data: HEAD..HEAD + bytes, ..buffer }));
+        to.extend(self.free.drain(from..).map(|mut buffer| {
+            buffer.set_range(HEAD..HEAD + bytes);
+            buffer
+        }));
     }
 
     fn settle(&mut self, _: PathId, buffer: Buffer, _: Verdict) {
@@ -116,8 +96,8 @@ fn share(weights: [u16; 2], burst: u32) -> Result<Share> {
             vec![Box::new(CrcAppend), Box::new(CrcCheck), Box::new(Forward::new(1))];
         worker.add(0, weight, Chain::new(chain)?)?;
     }
-    let buffer = || Buffer { memory: vec![1; FRAME], data: HEAD..HEAD };
-    let mut endless = Endless { free: (0..MOST_PACKETS).map(|_| buffer()).collect(), bytes: [CHEAP; 2] };
+    let mut endless =
+        Endless { free: (0..MOST_PACKETS).map(|_| Buffer::new(FRAME)).collect(), bytes: [CHEAP; 2] };
     // Once, so that costs are known.
     for _ in 0..1000 {
         worker.turn(&mut endless, meter);

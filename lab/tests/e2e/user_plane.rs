@@ -3,6 +3,7 @@
 use std::{net::UdpSocket, path::PathBuf, thread, time::Duration};
 
 use lab::namespace::Namespace;
+use logic::paths::Resource;
 use serde_json::Value;
 
 use crate::{
@@ -142,6 +143,72 @@ fn workers_route_as_linux_does() {
     assert_eq!(status["workers"]["workers"].as_array().unwrap().len(), 2, "{status:#}");
     daemon.stop();
     ping(&bed.client, "10.7.2.2", 5);
+}
+
+/// What a switch costs is what was calibrated, and without that it is told; so is what nothing counts, which paths cannot share.
+#[test]
+#[ignore = "needs root"]
+fn workers_go_by_what_was_measured_and_share_what_is_counted() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let kept = tempfile::tempdir().unwrap();
+    let kept = kept.path().join("calibration.json");
+    let text = |share: &str| {
+        let more = format!("calibration = \"{}\"\nshare = \"{share}\"\n", kept.display());
+        workers("0-1") + &more + &routed(&bed, "ipv4", "ether_type = \"ipv4\"")
+    };
+    let workers_stand = |share: &str| {
+        let (mut daemon, _file) = start(&bed, &text(share));
+        let status =
+            daemon.until("workers", |status| !status["workers"]["clock"].as_str().unwrap().is_empty());
+        ping(&bed.client, "10.7.2.2", 20);
+        eventually_true("a packet's bytes", || {
+            !path(&daemon, "ipv4")["run"]["io_bytes_per_packet"].is_null()
+        });
+        let words = daemon.millrace(&["status"]);
+        let words = String::from_utf8(words.stdout).unwrap();
+        daemon.stop();
+        (status["workers"].clone(), words)
+    };
+    let (stand, words) = workers_stand("io");
+    assert_eq!((&stand["switch"]["cycles"], &stand["share"]), (&0.into(), &"I/O bandwidth".into()));
+    let told = format!("{} is not there (`millrace calibrate` measures it)", kept.display());
+    assert!(words.contains(&told) && words.contains("paths share I/O bandwidth"), "{words}");
+    let calibrate = std::process::Command::new(crate::daemon::binary())
+        .args(["calibrate", "--json", "--file"])
+        .arg(&kept)
+        .output()
+        .unwrap();
+    // A machine that is too busy says so, and keeps nothing.
+    if calibrate.status.success() {
+        let found: Value = serde_json::from_slice(&calibrate.stdout).unwrap();
+        let (stand, words) = workers_stand("cycles");
+        let cycles = found["switch_cycles"].as_f64().unwrap().round() as u64;
+        assert_eq!((&stand["switch"]["cycles"], &stand["share"]), (&cycles.into(), &"CPU cycles".into()));
+        assert_eq!(stand["switch"]["calibrated"], kept.to_str().unwrap());
+        assert!(!words.contains("millrace calibrate"), "{words}");
+    } else {
+        let words = String::from_utf8_lossy(&calibrate.stderr).into_owned();
+        assert!(words.contains("nothing is kept") && !kept.exists(), "{words}");
+    }
+    std::fs::write(&kept, "{").unwrap();
+    let (stand, words) = workers_stand("cycles");
+    assert_eq!(stand["switch"]["cycles"], 0);
+    assert!(words.contains(&format!("{} cannot be used: ", kept.display())), "{words}");
+    if let Err(why) = ::router::workers::check_counted(Resource::Memory).map_err(|error| error.to_string()) {
+        let memory = |line: &&str| {
+            line.starts_with("note        memory bandwidth of paths: estimated by the bytes of I/O")
+        };
+        assert_eq!(words.lines().filter(memory).count(), 1, "{words}");
+        let file = ConfigFile(std::env::temp_dir().join(format!("{}.toml", bed.name)));
+        std::fs::write(&file.0, text("memory")).unwrap();
+        let refused =
+            Daemon::launch(&bed.the_box, &bed.name, &["--config", file.0.to_str().unwrap()]).refused();
+        assert!(
+            refused.contains("workers.share: paths cannot share memory bandwidth fairly")
+                && refused.contains(&why)
+        );
+    }
 }
 
 /// A port that is renamed is the same port; one that was down is what it was; and workers that are gone leave their paths' word.

@@ -51,6 +51,23 @@ impl Used {
         self.0[resource as usize]
     }
 
+    /// With what the other knows besides.
+    pub fn and(mut self, other: &Used) -> Self {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine = mine.or(theirs);
+        }
+        self
+    }
+
+    /// What was used since another reading of the same counters; those that are in one of the two only are not known.
+    pub fn since(&self, before: &Used) -> Self {
+        let mut since = *self;
+        for (now, before) in since.0.iter_mut().zip(before.0) {
+            *now = now.zip(before).map(|(now, before)| now.saturating_sub(before));
+        }
+        since
+    }
+
     /// Which are known.
     pub fn counters(&self) -> Counters {
         RESOURCES
@@ -76,6 +93,11 @@ impl Counters {
     /// Is it counted?
     pub const fn has(self, resource: Resource) -> bool {
         self.0 & 1 << resource as u8 != 0
+    }
+
+    /// Are there any that counters of the CPU have, beside the clock?
+    pub const fn has_others(self) -> bool {
+        self.has(Resource::Memory) || self.has(Resource::CacheMisses)
     }
 
     /// An error if it is not: what is not counted cannot be shared fairly.

@@ -21,6 +21,9 @@
 //! What the meter says from the end of the run before it to its own: the pick is in it, and whatever the caller did between the two, if that
 //! is not the paths' ([`Worker::pause`]). A reading is some ten nanoseconds for a run; what it saves is that runs of little are charged
 //! less than they take. What packets of a path cost is learnt from some of them (P6).
+//!
+//! Where they are counted ([`Settings::counted`]), I/O is the bytes that were received and that left by ports, of every run, and what the
+//! exchange has counters of is read around the runs that the scheduler wants measured (P7).
 
 mod rings;
 #[cfg(test)]
@@ -30,7 +33,10 @@ pub use rings::{NotTaken, Rings};
 
 use crate::{
     elements::{Batch, Chain, Ingress, Loss, MOST_PACKETS, Now, Verdict},
-    paths::{Account, Cost, Handle, NotCounted, Path, PathId, Refused, Run, Scheduler, Settings, Used},
+    paths::{
+        Account, Cost, Counters, Handle, NotCounted, Path, PathId, Refused, Resource, Run, Scheduler,
+        Settings, Used,
+    },
     plan::RouterId,
 };
 use std::{mem, ops::Range};
@@ -49,6 +55,29 @@ pub trait Frame {
     fn came_ns(&self) -> u64;
 }
 
+impl<F: Frame> Frame for Box<F> {
+    #[inline]
+    fn data(&self) -> &[u8] {
+        (**self).data()
+    }
+    #[inline]
+    fn parts_mut(&mut self) -> (&mut [u8], Range<usize>) {
+        (**self).parts_mut()
+    }
+    #[inline]
+    fn set_range(&mut self, data: Range<usize>) {
+        (**self).set_range(data);
+    }
+    #[inline]
+    fn ingress(&self) -> Ingress {
+        (**self).ingress()
+    }
+    #[inline]
+    fn came_ns(&self) -> u64 {
+        (**self).came_ns()
+    }
+}
+
 /// Where packets come from and go to.
 pub trait Exchange {
     /// What is exchanged.
@@ -61,6 +90,10 @@ pub trait Exchange {
     fn settle(&mut self, path: PathId, frame: Self::Frame, verdict: Verdict);
     /// The run is through with all of its packets: what is sent together is sent now, at the path's cost.
     fn leave(&mut self) {}
+    /// What counters of the CPU read now, of resources other than cycles and I/O; asked around runs that are measured.
+    fn read_counters(&mut self) -> Used {
+        Used::default()
+    }
 }
 
 /// Whose turn it was.
@@ -95,14 +128,15 @@ pub struct Worker<F> {
     fates: Vec<Fate>,
     /// By the meter, when the last run ended; `None`: something else was done since.
     ended: Option<u64>,
+    counted: Counters,
 }
 
 impl<F: Frame> Worker<F> {
     /// Without paths.
     pub fn new(settings: Settings) -> Result<Self, NotCounted> {
-        let scheduler = Scheduler::new(settings)?;
+        let (scheduler, counted) = (Scheduler::new(settings)?, settings.counted);
         let (lanes, frames, fates) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Worker { scheduler, lanes, batch: None, frames, fates, ended: None })
+        Ok(Worker { scheduler, lanes, batch: None, frames, fates, ended: None, counted })
     }
 
     /// What is done from the last run on until the next is no path's.
@@ -114,6 +148,11 @@ impl<F: Frame> Worker<F> {
     /// A router's weight among all with paths here; 1 where it was not set.
     pub fn weigh(&mut self, router: RouterId, weight: u16) {
         self.scheduler.weigh(router, weight);
+    }
+
+    /// This resource is the scarce one, see [`Scheduler::share`].
+    pub fn share(&mut self, resource: Resource) -> Result<(), NotCounted> {
+        self.scheduler.share(resource)
     }
 
     /// One more path, awake, behind all that are here; paths are numbered from 0.
@@ -218,19 +257,37 @@ impl<F: Frame> Worker<F> {
         let next = self.scheduler.pick()?;
         let path = next.handle.id;
         begins(path);
+        let reads = next.measure && self.counted.has_others();
+        let before = reads.then(|| exchange.read_counters());
         exchange.receive(path, MOST_PACKETS.min(next.burst as usize), &mut self.frames);
         let packets = self.frames.len();
         self.run(path, exchange.ports());
+        let io = self.counted.has(Resource::Io).then(|| self.bytes());
         for (mut frame, fate) in self.frames.drain(..).zip(self.fates.drain(..)) {
             frame.set_range(fate.data);
             exchange.settle(path, frame, fate.verdict.unwrap_or(Verdict::Drop(Loss::NoExit)));
         }
         exchange.leave();
         let ended = meter();
-        let used = Some(Used::cycles(ended.saturating_sub(begun)));
-        self.scheduler.charge(next.handle, &Run { packets: packets as u32, used });
+        let mut used = Used::cycles(ended.saturating_sub(begun));
+        if let Some(bytes) = io {
+            used = used.with(Resource::Io, bytes);
+        }
+        if let Some(before) = before {
+            used = used.and(&exchange.read_counters().since(&before));
+        }
+        self.scheduler.charge(next.handle, &Run { packets: packets as u32, used: Some(used) });
         self.ended = Some(ended);
         Some(Turn { path, packets })
+    }
+
+    /// What the run's packets had when they came, and have as they leave by a port.
+    fn bytes(&self) -> u64 {
+        let of = |(frame, fate): (&F, &Fate)| {
+            let left = matches!(fate.verdict, Some(Verdict::To(_))).then_some(fate.data.len());
+            (frame.data().len() + left.unwrap_or(0)) as u64
+        };
+        self.frames.iter().zip(&self.fates).map(of).sum()
     }
 
     /// Gives each frame its fate, in order.

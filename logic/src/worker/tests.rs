@@ -83,6 +83,82 @@ fn no_meter() -> u64 {
     0
 }
 
+#[test]
+fn paths_share_io_by_the_bytes_of_their_packets_where_it_is_counted() {
+    let settings = |counted| Settings { counted, ..settings(1) };
+    let mut worker = Worker::new(settings(Counters::CYCLES)).unwrap();
+    assert_eq!(worker.share(Resource::Io), Err(NotCounted { resource: Resource::Io }));
+    worker = Worker::new(settings(Counters::CYCLES.with(Resource::Io))).unwrap();
+    let classes = (0..2).map(|port| (Class { port: Some(port), ..Class::default() }, 4000));
+    let mut memory = Memory { rings: Rings::new(classes), settled: Vec::new() };
+    for chain in [vec![forward(3)], vec![forward(3)]] {
+        worker.add(0, 1, Chain::new(chain).unwrap()).unwrap();
+    }
+    for number in 0..4000 {
+        memory.rings.offer(Packet::new(0, 0, number)).unwrap();
+        // A third of the bytes.
+        memory.rings.offer(Packet { data: 10..30, ..Packet::new(1, 0, number) }).unwrap();
+    }
+    let mut cycles = 0;
+    let mut meter = || {
+        cycles += 1000;
+        cycles
+    };
+    for (resource, first) in [(Resource::Cycles, 1000), (Resource::Io, 500)] {
+        worker.share(resource).unwrap();
+        for _ in 0..2000 {
+            worker.turn(&mut memory, &mut meter);
+        }
+        let of_first = memory.settled.drain(..).filter(|settled| settled.0 == 0).count();
+        assert!((first - 2..=first + 2).contains(&of_first), "{resource}: {of_first}");
+    }
+    let io: Vec<_> = worker.accounts().map(|account| account.cost.of(Resource::Io)).collect();
+    // In and out.
+    assert_eq!(io, [Some(120), Some(40)]);
+}
+
+/// Counters beside the clock, which go on by so much with each packet.
+struct Counting(Memory, u64);
+
+impl Exchange for Counting {
+    type Frame = Packet;
+    fn ports(&self) -> u64 {
+        self.0.ports()
+    }
+    fn receive(&mut self, path: PathId, most: usize, to: &mut Vec<Packet>) {
+        self.0.receive(path, most, to);
+        self.1 += to.len() as u64 * if path == 0 { 7 } else { 21 };
+    }
+    fn settle(&mut self, path: PathId, frame: Packet, verdict: Verdict) {
+        self.0.settle(path, frame, verdict);
+    }
+    fn read_counters(&mut self) -> Used {
+        Used::default().with(Resource::CacheMisses, self.1)
+    }
+}
+
+#[test]
+fn what_counters_read_is_what_packets_cost() {
+    let (_, memory) = world(4, 100, vec![vec![forward(3)], vec![forward(2)]]);
+    let counted = Counters::CYCLES.with(Resource::CacheMisses);
+    let mut worker = Worker::new(Settings { counted, ..settings(4) }).unwrap();
+    let mut counting = Counting(memory, 1_000_000);
+    for port in 0..2 {
+        worker.add(0, 1, Chain::new(vec![forward(3)]).unwrap()).unwrap();
+        for number in 0..50 {
+            counting.0.rings.offer(Packet::new(port, 0, number)).unwrap();
+        }
+    }
+    while let Some(turn) = worker.turn(&mut counting, no_meter) {
+        if counting.0.rings.waiting(turn.path) == 0 {
+            worker.sleep(turn.path);
+        }
+    }
+    let misses: Vec<_> = worker.accounts().map(|account| account.cost.of(Resource::CacheMisses)).collect();
+    assert_eq!(misses, [Some(7), Some(21)]);
+    assert!(worker.accounts().all(|account| account.cost.of(Resource::Memory).is_none()));
+}
+
 /// Turns until all rings are empty.
 fn drain(worker: &mut Worker<Packet>, memory: &mut Memory) {
     while let Some(turn) = worker.turn(memory, no_meter) {

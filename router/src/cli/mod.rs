@@ -10,8 +10,10 @@
 //! | `top/` | `millrace top` |
 //! | `paths.rs` | `millrace paths` |
 //! | `sas.rs` | `millrace sas` |
+//! | `calibrate.rs` | `millrace calibrate` |
 //! | `capture.rs` | frames from a pcap or pcapng file |
 
+mod calibrate;
 pub(crate) mod capture;
 mod cores;
 mod flows;
@@ -105,6 +107,9 @@ enum Command {
     /// Security associations of paths: list, set, remove.
     #[command(after_help = sas::HELP)]
     Sas(sas::Sas),
+    /// Measure what a switch from path to path takes on this machine, and keep it for workers.
+    #[command(after_help = calibrate::HELP)]
+    Calibrate(calibrate::Calibrate),
     /// OpenFlow controllers: whom the daemon dials and where it listens, who is connected and what came of it.
     Controllers(Output),
     /// Take everything out of the kernel: plain Linux forwards.
@@ -159,6 +164,8 @@ The file of --config, every key optional, with the defaults:
   cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
   zero_copy = true          # where a driver can; some restart a port's queues for it
   frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
+  share = \"cycles\"          # what paths share by their weights: or \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"
+  calibration = \"/var/lib/millrace/calibration.json\"  # what `millrace calibrate` found
   [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; any number of them
   name = \"vpn\"
   router = \"red\"            # whose packets it has; without this line those of all, and it is the host's
@@ -288,6 +295,7 @@ impl Command {
             Command::Flows(flows) => flows.is_json(),
             Command::Paths(paths) => paths.is_json(),
             Command::Sas(sas) => sas.is_json(),
+            Command::Calibrate(calibrate) => calibrate.is_json(),
             Command::Routes(routes) => routes.output.json,
             Command::Explain(explain) => explain.output.json,
         }
@@ -316,6 +324,7 @@ impl Cli {
             Command::Flows(flows) => flows.run(&instance),
             Command::Paths(paths) => return paths.run(),
             Command::Sas(sas) => sas.run(&instance),
+            Command::Calibrate(calibrate) => calibrate.run(),
             Command::Cores(o) => show(o, &get::<CoresReport>(&instance, "/cores")?, cores::cores),
             Command::Events(events) => return events.run(&instance),
             Command::Top(top) => return top.run(instance),

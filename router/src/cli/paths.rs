@@ -202,6 +202,9 @@ fn text(report: &PathsReport) -> String {
         let note = crypto.note.as_ref().map(|note| format!(" ({note})")).unwrap_or_default();
         text += &format!("encryption  {}{note}\n", crypto.library);
     }
+    for resource in report.resources.iter().filter(|resource| !resource.counted) {
+        text += &format!("note        {} of paths: {}\n", resource.resource, resource.basis);
+    }
     let mut table =
         Table::new(&["PATH", "ROUTER", "PACKETS", "OUT", "UP", "DROPPED", "NS/PACKET", "BY PORT AND REASON"]);
     for path in &report.paths {

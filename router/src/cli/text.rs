@@ -155,6 +155,17 @@ fn workers(workers: &WorkersReport) -> String {
             text += &format!("problem     port {}, queue {}, of workers: {fault}\n", queue.name, queue.queue);
         }
     }
+    for resource in workers.resources.iter().filter(|resource| !resource.counted) {
+        text += &format!("note        {} of paths: {}\n", resource.resource, resource.basis);
+    }
+    if !matches!(workers.share.as_str(), "" | "CPU cycles") {
+        text += &format!("note        paths share {}\n", workers.share);
+    }
+    if let Some(why) = &workers.switch.not_calibrated {
+        text += &format!(
+            "note        what a switch from path to path takes is part of what packets cost: {why} (`millrace calibrate` measures it)\n"
+        );
+    }
     let first = workers.queues.iter().filter(|queue| queue.queue == 0);
     for (queue, why) in first.filter_map(|queue| Some((queue, queue.copies_because.as_ref()?))) {
         text += &format!("note        port {}: packets are copied for workers: {why}\n", queue.name);

@@ -2,17 +2,21 @@
 //! come and go. What a path says is checked as in a file of their own ([`super::paths`]).
 
 use super::{
-    ConfigError, CoreList, PortName,
+    BadValue, ConfigError, CoreList, PortName,
     elements::ElementSettings,
     paths::{Checker, PathConfig, PathSettings, wrong},
     sas::{SasConfig, SasSettings},
 };
+use crate::calibrate::DEFAULT_FILE;
 use logic::{
-    paths::{class::Class, rows::Otherwise},
+    paths::{Resource, class::Class, rows::Otherwise},
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
-use std::path::Path;
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 /// Threads that run paths.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -24,11 +28,21 @@ pub struct WorkersSettings {
     pub zero_copy: bool,
     /// The room of a packet, of which 256 bytes are kept free in front.
     pub frame_bytes: FrameBytes,
+    /// Where `millrace calibrate` keeps what a switch from path to path takes.
+    pub calibration: PathBuf,
+    /// What paths share by their weights.
+    pub share: Shared,
 }
 
 impl Default for WorkersSettings {
     fn default() -> Self {
-        Self { cores: None, zero_copy: true, frame_bytes: FrameBytes(2048) }
+        Self {
+            cores: None,
+            zero_copy: true,
+            frame_bytes: FrameBytes(2048),
+            calibration: DEFAULT_FILE.into(),
+            share: Shared::default(),
+        }
     }
 }
 
@@ -36,6 +50,33 @@ bounded!(
     /// As AF_XDP has them.
     FrameBytes, |v| [2048, 4096].contains(&v), "2048 or 4096"
 );
+
+/// A resource that paths share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared(pub Resource);
+
+impl Default for Shared {
+    fn default() -> Self {
+        Shared(Resource::Cycles)
+    }
+}
+
+impl FromStr for Shared {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        Ok(Shared(match s {
+            "cycles" => Resource::Cycles,
+            "memory" => Resource::Memory,
+            "io" => Resource::Io,
+            "cache_misses" => Resource::CacheMisses,
+            _ => {
+                return Err(BadValue(format!(
+                    "{s:?} is not allowed: \"cycles\", \"memory\", \"io\" or \"cache_misses\""
+                )));
+            }
+        }))
+    }
+}
 
 /// A path; its number is its place.
 #[derive(Clone, Debug, PartialEq)]
@@ -124,10 +165,12 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 3] = [
+pub(super) const FORMS: [(&str, &str); 5] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
     ("workers.frame_bytes", "frame_bytes = 4096"),
+    ("workers.share", "share = \"cycles\""),
+    ("workers.calibration", "calibration = \"/var/lib/millrace/calibration.json\""),
 ];
 
 #[cfg(test)]
@@ -177,6 +220,11 @@ mod tests {
         assert_eq!(rest.class(None, None), Class::default());
         assert_eq!(config.workers.cores.unwrap().0, [2, 3].into());
         assert_eq!((parse("").unwrap().paths, parse("").unwrap().workers.cores), (vec![], None));
+        let shares = |text: &str| parse(text).unwrap().workers.share.0;
+        assert_eq!(
+            [shares(""), shares("workers.share = \"memory\""), shares("workers.share = \"io\"")],
+            [Resource::Cycles, Resource::Memory, Resource::Io]
+        );
     }
 
     const ENCRYPT: &str = "chain = [\"check\", \"ttl\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n";
@@ -269,6 +317,13 @@ mod tests {
                 ],
             ),
             ("[workers]\ncores = 2".into(), &["m.toml:2: workers.cores: ", "such as: cores = \"2-3\""]),
+            (
+                "[workers]\nshare = \"time\"".into(),
+                &[
+                    "m.toml:2: workers.share: ",
+                    "\"time\" is not allowed: \"cycles\", \"memory\", \"io\" or \"cache_misses\"",
+                ],
+            ),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),
         ] {
             let error = parse(&text).unwrap_err();

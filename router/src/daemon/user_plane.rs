@@ -23,7 +23,7 @@ use crate::{
     sas::RunningSas,
     workers::{
         Budgets, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan, WorkersSettings,
-        frames_needed,
+        check_counted, frames_needed,
     },
 };
 use anyhow::{Context, Result};
@@ -102,8 +102,11 @@ impl UserPlane {
                 exception_pps: config.policing.exception_pps.0.into(),
                 control_pps: config.policing.control_pps.0.into(),
             },
+            share: config.workers.share.0,
+            calibration: Some(config.workers.calibration.clone()),
             ..WorkersSettings::default()
         };
+        check_counted(settings.share).context("workers.share")?;
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());

@@ -3,6 +3,7 @@
 use crate::{
     config::PathsConfig,
     sas::{CryptoReport, SaReport},
+    workers::ResourceStand,
 };
 use logic::{
     elements::Verdict,
@@ -38,6 +39,8 @@ pub struct PathsReport {
     pub crypto: Option<CryptoReport>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sas: Vec<SaReport>,
+    /// What is known of what paths use on this machine.
+    pub resources: Vec<ResourceStand>,
     /// Why files were not read or not written to their end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<String>,
@@ -59,6 +62,10 @@ pub struct PathReport {
     pub runs: u64,
     /// Sampled; absent: nothing was measured.
     pub ns_per_packet: Option<u64>,
+    /// Sampled: as it came, and as it left by a port.
+    pub io_bytes_per_packet: Option<u64>,
+    /// Of memory bandwidth: counted, or estimated as [`PathsReport::resources`] says.
+    pub memory_bytes_per_packet: Option<u64>,
     pub elements: Vec<ElementReport>,
 }
 
@@ -114,6 +121,9 @@ impl PathsReport {
             if let Some(path) = self.paths.get_mut(usize::from(account.path.id)) {
                 path.runs = account.runs - account.empty_runs;
                 path.ns_per_packet = account.cost.of(Resource::Cycles);
+                path.io_bytes_per_packet = account.cost.of(Resource::Io);
+                path.memory_bytes_per_packet =
+                    account.cost.of(Resource::Memory).or(account.cost.of(Resource::Io));
             }
         }
         let sum = |counts: &Counts| counts.values().sum::<u64>();

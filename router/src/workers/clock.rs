@@ -27,6 +27,12 @@ enum Source {
     Monotonic,
 }
 
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Clock {
     /// The one that all have who compare times.
     pub fn of_process() -> Clock {

@@ -9,6 +9,7 @@
 use super::{
     WorkersSettings,
     clock::Clock,
+    counters::{ResourceStand, counters, resources},
     epochs::Epochs,
     exchange::{Desk, PORTS, PortNames},
     held::{Held, Made, Ring},
@@ -20,13 +21,13 @@ use super::{
     up::{Device, Ups},
 };
 use crate::af_xdp::{Io, MOST_PATHS, Umem};
-use crate::config::ElementSettings;
+use crate::{calibrate::Switch, config::ElementSettings};
 use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
     elements::Chain,
     paths::{
-        Bursts, Counters, PathId, Settings,
+        Bursts, PathId, Settings,
         layout::{Layout, Parts, lay_out},
     },
     plan::{PortId, RouterId},
@@ -45,6 +46,8 @@ const ASKS: Duration = Duration::from_micros(200);
 
 /// See the head of this file. Its steps are in `rings.rs` and `moving.rs`.
 pub(super) struct Control {
+    switch: Switch,
+    resources: Vec<ResourceStand>,
     pub settings: WorkersSettings,
     pub umem: Arc<Umem>,
     pub slots: Box<dyn Slots>,
@@ -71,6 +74,7 @@ impl Control {
     #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub fn new(
         settings: WorkersSettings,
+        switch: Switch,
         umem: Arc<Umem>,
         slots: Box<dyn Slots>,
         tables: Arc<dyn Tables>,
@@ -81,6 +85,8 @@ impl Control {
     ) -> Control {
         Control {
             settings,
+            switch,
+            resources: resources(),
             umem,
             slots,
             tables,
@@ -243,16 +249,17 @@ impl Control {
 
     fn start(&self, core: CoreId) -> Result<Thread> {
         let (settings, umem, clock) = (self.settings.clone(), self.umem.clone(), self.clock);
+        let switch_cycles = self.switch.cycles;
         let (tables, gate, tell) = (self.tables.clone(), self.ups.gate(), self.tell.clone());
         Thread::start(core, &self.epochs, move |bell| {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
-            let bursts = Bursts { longest_cycles: longest, switch_cycles: settings.switch_cycles, most };
-            let scheduling =
-                Settings { bursts, sample_every: settings.sample_every, counted: Counters::CYCLES };
+            let bursts = Bursts { longest_cycles: longest, switch_cycles, most };
+            let (counted, counter) = counters(settings.share)?;
+            let scheduling = Settings { bursts, sample_every: settings.sample_every, counted };
             let worker = Worker::new(scheduling)?;
             let io = Io::with_bell(&umem, settings.in_hand, bell)?;
-            let desk = Desk::new(tables, clock, gate);
+            let desk = Desk::new(tables, clock, gate, counter);
             let tell = Box::new(move |path| _ = tell.send(path));
             Ok(Inner::new(worker, desk, io, settings.spin, settings.auxiliary, tell))
         })
@@ -282,7 +289,10 @@ impl Control {
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let (names, weights, tables) = (self.names.clone(), self.weights.clone(), self.tables.clone());
             let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
+            let share = self.settings.share;
             let told = self.ask(core, move |inner| {
+                // What a unit of it counts as follows what packets cost; it is counted, or the worker would not be there.
+                let _ = inner.worker.share(share);
                 inner.names = names;
                 inner.desk.set_owners(owners);
                 inner.worker.refresh();
@@ -353,6 +363,9 @@ impl Control {
         let mut report = WorkersReport {
             clock: self.clock.name().into(),
             hz: self.clock.hz(),
+            switch: self.switch.clone(),
+            share: self.settings.share.to_string(),
+            resources: self.resources.clone(),
             up: self.ups.report(),
             frames: self.umem.frames(),
             free_frames: self.umem.free_frames(),

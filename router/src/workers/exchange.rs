@@ -3,11 +3,11 @@
 //! What leaves is collected by port for the time of a turn, and sent in one go. All that a path's packets became is counted here, apart
 //! from its chain, which may be another tomorrow.
 
-use super::{clock::Clock, plan::Tables, up::Gate};
+use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
 use crate::af_xdp::{Buffer, Io, MOST_PATHS};
 use logic::{
     elements::{Ingress, Loss, Verdict},
-    paths::PathId,
+    paths::{PathId, Used},
     plan::{PortId, RouterId},
     reason::Reason,
     tables::Arrivals,
@@ -110,10 +110,12 @@ pub(super) struct Desk {
     /// Packets that were received and have no fate yet.
     pub in_hand: u64,
     now_ns: u64,
+    /// Where a resource of its is shared.
+    counter: Option<Counter>,
 }
 
 impl Desk {
-    pub fn new(tables: Arc<dyn Tables>, clock: Clock, gate: Gate) -> Desk {
+    pub fn new(tables: Arc<dyn Tables>, clock: Clock, gate: Gate, counter: Option<Counter>) -> Desk {
         Desk {
             tables,
             clock,
@@ -125,6 +127,7 @@ impl Desk {
             out: (0..PORTS).map(|_| Vec::new()).collect(),
             leaves: 0,
             in_hand: 0,
+            counter,
             now_ns: 0,
         }
     }
@@ -189,6 +192,10 @@ impl Exchange for Hands<'_> {
     #[inline]
     fn ports(&self) -> u64 {
         self.desk.ports
+    }
+
+    fn read_counters(&mut self) -> Used {
+        self.desk.counter.as_ref().map(Counter::used).unwrap_or_default()
     }
 
     #[inline]

@@ -35,11 +35,13 @@
 //! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and panic |
 //! | `exchange.rs` | packets from rings, and where they go |
 //! | `up.rs` | packets for the kernel |
-//! | `clock.rs`, `epochs.rs` | cycles; when tables are not read any more |
+//! | `clock.rs`, `counters.rs` | cycles; what else is counted |
+//! | `epochs.rs` | when tables are not read any more |
 //! | `report.rs` | [`WorkersReport`] |
 
 mod clock;
 mod control;
+mod counters;
 mod epochs;
 mod exchange;
 mod held;
@@ -55,17 +57,21 @@ mod sleepers;
 mod thread;
 mod up;
 
-pub(crate) use clock::Clock;
+pub use clock::Clock;
+pub use counters::{Counter, ResourceStand, check as check_counted, counters, resources};
 pub use epochs::Epochs;
 pub use own::Namespaces;
 pub use plan::{PathPlan, PortPlan, Shared, Slots, Tables, WorkersPlan, frames_needed};
 pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport};
+pub(crate) use thread::pin;
 pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 
-use crate::af_xdp::Umem;
+use crate::{af_xdp::Umem, calibrate::Switch};
 use anyhow::{Context, Result};
 use control::Control;
+use logic::paths::Resource;
 use std::{
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
     time::Duration,
 };
@@ -86,10 +92,12 @@ pub struct WorkersSettings {
     pub spin: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
-    /// C_cs: what a switch from path to path takes (`logic::paths::calibrate`).
-    pub switch_cycles: u32,
+    /// Where it stands what a switch from path to path takes ([`crate::calibrate`]); `None`: that is part of what packets cost.
+    pub calibration: Option<PathBuf>,
     /// One packet in so many is measured (P6).
     pub sample_every: u16,
+    /// What paths share by their weights (P7): one that this machine counts.
+    pub share: Resource,
     /// For packets that go up.
     pub budgets: Budgets,
     /// Where routers are: what elements make for one, and cannot route, the kernel sends there.
@@ -105,8 +113,9 @@ impl Default for WorkersSettings {
             auxiliary: 1024,
             spin: Duration::from_micros(50),
             longest_run: Duration::from_micros(100),
-            switch_cycles: 0,
+            calibration: None,
             sample_every: 20,
+            share: Resource::Cycles,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
             namespaces: Namespaces::default(),
         }
@@ -133,7 +142,10 @@ impl Workers {
         let umem = Umem::new(settings.frames, settings.frame_bytes)?;
         let (tell, stopped) = channel();
         let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
-        let control = Control::new(settings, umem, slots, tables, Clock::of_process(), epochs, ups, tell);
+        let clock = Clock::of_process();
+        let switch = |file: &PathBuf| Switch::read(file, clock, settings.longest_run);
+        let switch = settings.calibration.as_ref().map(switch).unwrap_or_default();
+        let control = Control::new(settings, switch, umem, slots, tables, clock, epochs, ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.

@@ -1,12 +1,14 @@
 //! How workers stand.
 
 use super::{
+    counters::ResourceStand,
     exchange::Fates,
     inner::{Inner, Times},
     up::UpReport,
 };
 use crate::{
     af_xdp::{OutputCounts, Receiver},
+    calibrate::Switch,
     paths::{Counts, ElementReport, elements},
 };
 use logic::{
@@ -25,6 +27,15 @@ pub struct WorkersReport {
     /// What cycles are counted by, and how many a second has.
     pub clock: String,
     pub hz: u64,
+    /// What a switch from path to path is taken to cost (P8).
+    #[serde(default)]
+    pub switch: Switch,
+    /// What paths share by their weights (P7).
+    #[serde(default)]
+    pub share: String,
+    /// What is known of each resource on this machine.
+    #[serde(default)]
+    pub resources: Vec<ResourceStand>,
     pub paths: Vec<PathStand>,
     pub workers: Vec<WorkerStand>,
     pub queues: Vec<QueueStand>,
@@ -77,6 +88,12 @@ pub struct PathStand {
     pub cycles: u64,
     /// Sampled; absent: nothing was measured.
     pub cycles_per_packet: Option<u64>,
+    /// Sampled: as it came, and as it left by a port.
+    #[serde(default)]
+    pub io_bytes_per_packet: Option<u64>,
+    /// Of memory bandwidth: counted, or estimated as [`WorkersReport::resources`] says.
+    #[serde(default)]
+    pub memory_bytes_per_packet: Option<u64>,
     /// Of a core's cycles, of late.
     pub share: f64,
     /// Of the chain it has now.
@@ -250,6 +267,8 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
             runs: fates.runs_before + account.runs - account.empty_runs,
             cycles: fates.cycles_before + account.cycles,
             cycles_per_packet: account.cost.of(Resource::Cycles),
+            io_bytes_per_packet: account.cost.of(Resource::Io),
+            memory_bytes_per_packet: account.cost.of(Resource::Memory).or(account.cost.of(Resource::Io)),
             elements: elements(&inner.worker, id),
             ..counted(fates, &inner.names)
         })

@@ -194,7 +194,7 @@ impl Drop for Thread {
     }
 }
 
-fn pin(core: CoreId) -> Result<()> {
+pub(crate) fn pin(core: CoreId) -> Result<()> {
     let mut only = CpuSet::new();
     anyhow::ensure!(usize::from(core) < CpuSet::MAX_CPU, "core {core} is beyond {}", CpuSet::MAX_CPU);
     only.set(core.into());

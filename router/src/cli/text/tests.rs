@@ -1,7 +1,7 @@
 //! What people see, letter by letter.
 
 use super::{super::Explained, *};
-use crate::workers::{OutputStand, QueueStand, WorkerStand, WorkersReport};
+use crate::workers::{OutputStand, QueueStand, ResourceStand, WorkerStand, WorkersReport};
 use crate::{
     daemon::{
         packet::Headers,
@@ -527,11 +527,23 @@ fn status_tells_of_paths() {
         ..QueueStand::default()
     };
     workers.queues = vec![queue(0, None), queue(1, Some("the port is down"))];
+    let resource = |resource: &str, counted, basis: &str| ResourceStand {
+        resource: resource.into(),
+        counted,
+        basis: basis.into(),
+    };
+    workers.resources =
+        vec![resource("CPU cycles", true, "the clock"), resource("cache misses", false, "not known: why")];
+    workers.share = "I/O bandwidth".into();
+    workers.switch.not_calibrated = Some("FILE is not there".into());
     (workers.up.all.queue_full, workers.up.all.failed) = (5, 6);
     let text = status(&Status { paths, workers, ..Status::default() });
     let told = "\
 problem     the worker on core 2 does not answer
 problem     port eth1, queue 1, of workers: the port is down
+note        cache misses of paths: not known: why
+note        paths share I/O bandwidth
+note        what a switch from path to path takes is part of what packets cost: FILE is not there (`millrace calibrate` measures it)
 note        port eth1: packets are copied for workers: no driver support
 note        port eth2: 7 packets of workers were lost on their way out
 note        11 packets that paths passed up did not get to the kernel: 5 as too many waited, 6 as it did not take them

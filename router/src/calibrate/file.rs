@@ -1,0 +1,177 @@
+//! What was measured, in a file: JSON, as people and programs read it. It holds for the machine and the clock it was measured with, so both are
+//! in it; elsewhere, or spoilt, it is not used, and that is told.
+
+use crate::workers::Clock;
+use anyhow::{Context, Result, ensure};
+use logic::paths::calibrate::{Fit, Point, fit};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+/// Where it is, unless said otherwise.
+pub const DEFAULT_FILE: &str = "/var/lib/millrace/calibration.json";
+/// A file of ours has some 1,000 bytes.
+const MOST_BYTES: u64 = 1 << 16;
+/// The frequency of a clock is measured anew each time.
+const SAME_HZ: f64 = 0.01;
+
+/// `millrace calibrate --json`, and what it keeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// C_cs, what a switch from path to path takes, and its standard error.
+    pub switch_cycles: f64,
+    pub switch_error_cycles: f64,
+    /// The same in nanoseconds.
+    pub switch_ns: f64,
+    /// C of the packets that were used.
+    pub packet_cycles: f64,
+    /// What the line through the runs leaves unexplained, of what they took.
+    pub residual: f64,
+    /// What cycles were counted by, and how many a second has.
+    pub clock: String,
+    pub hz: u64,
+    /// The CPU's name, as /proc/cpuinfo has it.
+    pub cpu: String,
+    /// When.
+    pub unix_seconds: u64,
+    /// What the rest was computed from.
+    pub runs: Vec<Runs>,
+}
+
+/// Runs of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Runs {
+    pub packets: u32,
+    /// Of a run, the median.
+    pub cycles: f64,
+}
+
+impl Calibration {
+    /// Of this machine, now.
+    pub fn new(points: &[Point], fit: Fit, clock: Clock) -> Calibration {
+        let Fit { switch_cycles, switch_error, packet_cycles, residual } = fit;
+        Calibration {
+            switch_cycles,
+            switch_error_cycles: switch_error,
+            switch_ns: switch_cycles * 1e9 / clock.hz() as f64,
+            packet_cycles,
+            residual,
+            clock: clock.name().into(),
+            hz: clock.hz(),
+            cpu: cpu(),
+            unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            runs: points.iter().map(|&Point { batch, cycles }| Runs { packets: batch, cycles }).collect(),
+        }
+    }
+
+    /// Replaces what is there, whole or not at all.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let cannot = || format!("what was measured cannot be kept in {}", file.display());
+        if let Some(directory) = file.parent().filter(|parent| *parent != Path::new("")) {
+            fs::create_dir_all(directory).with_context(cannot)?;
+        }
+        let mut next = file.to_path_buf().into_os_string();
+        next.push(".new");
+        fs::write(&next, serde_json::to_string_pretty(self)? + "\n").with_context(cannot)?;
+        fs::rename(&next, file).with_context(cannot)
+    }
+
+    /// `None`: there is no file.
+    ///
+    /// # Errors
+    /// It cannot be read, or it is none of ours.
+    pub fn read(file: &Path) -> Result<Option<Calibration>> {
+        let data = match fs::metadata(file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            data => data.context("it cannot be read")?,
+        };
+        ensure!(data.is_file() && data.len() <= MOST_BYTES, "it is none that `millrace calibrate` wrote");
+        let text = fs::read_to_string(file).context("it cannot be read")?;
+        let read: Calibration =
+            serde_json::from_str(&text).context("it is none that `millrace calibrate` wrote")?;
+        let points: Vec<Point> =
+            read.runs.iter().map(|&Runs { packets, cycles }| Point { batch: packets, cycles }).collect();
+        let again = fit(&points).context("the runs in it tell no cost of a switch")?;
+        // The last digit may be another: serde_json reads numbers fast, not exactly.
+        ensure!(
+            (again.switch_cycles - read.switch_cycles).abs() < 0.01,
+            "it says {:.1} cycles, and the runs in it {:.1}",
+            read.switch_cycles,
+            again.switch_cycles
+        );
+        Ok(Some(read))
+    }
+
+    /// Was it measured on this machine, by this clock?
+    fn check(&self, clock: Clock, longest_run: Duration) -> Result<()> {
+        let (hz, cpu, longest) = (clock.hz() as f64, cpu(), clock.cycles_of(longest_run) as f64);
+        ensure!(self.cpu == cpu, "it was measured on another CPU, {:?}; this is {cpu:?}", self.cpu);
+        ensure!(
+            self.clock == clock.name() && (self.hz as f64 / hz - 1.0).abs() < SAME_HZ,
+            "it was measured by the {} at {} Hz, and workers go by the {} at {} Hz",
+            self.clock,
+            self.hz,
+            clock.name(),
+            clock.hz()
+        );
+        ensure!(
+            self.switch_cycles < longest,
+            "it says {:.0} cycles, and the longest run of a path is {longest:.0}",
+            self.switch_cycles
+        );
+        Ok(())
+    }
+}
+
+/// What workers take a switch to cost (P8), and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Switch {
+    /// 0: it is not known, and part of what packets cost.
+    pub cycles: u32,
+    /// Where that stands.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibrated: Option<String>,
+    /// Why it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_calibrated: Option<String>,
+}
+
+impl Switch {
+    /// From the file, if it is of this machine; a file that cannot be used is told in the log too.
+    pub fn read(file: &Path, clock: Clock, longest_run: Duration) -> Switch {
+        let name = file.display();
+        let why = match Calibration::read(file) {
+            Ok(None) => format!("{name} is not there"),
+            Ok(Some(read)) => match read.check(clock, longest_run) {
+                Ok(()) => {
+                    let cycles = read.switch_cycles.round() as u32;
+                    return Switch { cycles, calibrated: Some(name.to_string()), not_calibrated: None };
+                }
+                Err(error) => spoilt(file, &error),
+            },
+            Err(error) => spoilt(file, &error),
+        };
+        Switch { not_calibrated: Some(why), ..Switch::default() }
+    }
+}
+
+fn spoilt(file: &Path, error: &anyhow::Error) -> String {
+    let why = format!("{} cannot be used: {error:#}", file.display());
+    tracing::warn!("what a switch from path to path takes is not known: {why}");
+    why
+}
+
+/// Empty: it has no name here.
+fn cpu() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    name.map(|(_, name)| name.trim().to_owned()).unwrap_or_default()
+}
