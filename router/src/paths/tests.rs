@@ -301,8 +301,11 @@ proptest! {
     }
 }
 
+/// When it came, its bytes, and how long it was.
+type Copied = (u64, Vec<u8>, u32);
+
 /// The report, and what mirrors wrote to files, nanoseconds, data, length on the wire; or to none, on a disk that is full.
-fn mirrored(paths: &str, frames: &[Record], is_full: bool) -> (PathsReport, Vec<Vec<(u64, Vec<u8>, u32)>>) {
+fn mirrored(paths: &str, frames: &[Record], is_full: bool) -> (PathsReport, Vec<Vec<Copied>>) {
     let config = PathsConfig::parse(Path::new("p.toml"), &format!("{PORTS}{paths}")).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let file = |name: &Path| if is_full { "/dev/full".into() } else { directory.path().join(name) };

@@ -116,10 +116,15 @@ pub struct SaName {
     pub spi: u32,
 }
 
+/// A key; and its file, locked.
+type ReadKey = Result<(Key, Option<File>), String>;
+/// Where numbers are noted, if they are.
+type Numbers = Result<Option<SequenceFile>, String>;
+
 /// How keys are read, and numbers noted; tests do without.
 struct Means<'a> {
-    key: &'a dyn Fn(&SaConfig) -> Result<(Key, Option<File>), String>,
-    numbers: &'a dyn Fn(&SaConfig, &Key) -> Result<Option<SequenceFile>, String>,
+    key: &'a dyn Fn(&SaConfig) -> ReadKey,
+    numbers: &'a dyn Fn(&SaConfig, &Key) -> Numbers,
 }
 
 const FILES: Means<'static> = Means {
@@ -319,7 +324,7 @@ impl Sas {
     /// Reserves more sequence numbers where few are left; to be called before the first run, and between runs. Where that cannot be noted, the SA sends
     /// what it has, and stops.
     pub fn reserve(&mut self) -> Result<(), String> {
-        self.made.iter().fold(Ok(()), |first, made| first.and(made.reserve()))
+        first_error(self.made.iter().map(Made::reserve))
     }
 
     /// Those that send.
@@ -385,6 +390,12 @@ impl SaConfig {
             message: format!("SA {}: {message}", self.name),
         }
     }
+}
+
+/// All are done, whatever one says.
+fn first_error(all: impl Iterator<Item = Result<(), String>>) -> Result<(), String> {
+    let errors: Vec<_> = all.filter_map(Result::err).collect();
+    errors.into_iter().next().map_or(Ok(()), Err)
 }
 
 /// What is needed to reserve numbers of an SA.

@@ -3,7 +3,7 @@
 //! Numbers are noted on a disk, which may take long. So the thread that does that holds no lock meanwhile that anybody else needs, and neither workers nor who
 //! keeps them ever wait for one that is held over it.
 
-use super::{SaName, Sas, SasReport, Sending};
+use super::{SaName, Sas, SasReport, Sending, first_error};
 use crate::config::{ConfigError, SasConfig};
 use anyhow::{Context, Result};
 use logic::esp::SaTable;
@@ -151,7 +151,7 @@ fn keep(running: &Running) {
         };
         let (sending, is_untidy) = (work.sending.clone(), work.is_untidy);
         drop(work);
-        let reserved = sending.into_iter().fold(Ok(()), |first, sending| first.and(sending.reserve()));
+        let reserved = first_error(sending.into_iter().map(|sending| sending.reserve()));
         let mut trouble = locked(&running.trouble);
         if let Some(new) = reserved.as_ref().err().filter(|new| trouble.as_ref() != Some(new)) {
             tracing::warn!("{new}");

@@ -231,10 +231,12 @@ fn handed_on(
         }
         Ok(rate)
     };
-    let both: [(usize, Box<dyn FnOnce() -> Result<Rate> + Send>); 2] =
-        [(pair[0], Box::new(receives)), (pair[1], Box::new(sends))];
+    let both: [(usize, OnCore); 2] = [(pair[0], Box::new(receives)), (pair[1], Box::new(sends))];
     on_cores(both)
 }
+
+/// What one core does.
+type OnCore = Box<dyn FnOnce() -> Result<Rate> + Send>;
 
 /// Two cores of one socket.
 fn two() -> Result<[usize; 2]> {

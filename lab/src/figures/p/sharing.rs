@@ -51,8 +51,11 @@ struct Paths {
     names: Vec<&'static str>,
     /// Packets of all, each path at its own place of it.
     trace: fn(&World) -> &Arc<Trace>,
-    chains: fn(&World) -> Result<Vec<Vec<Box<dyn Element>>>>,
+    chains: fn(&World) -> Result<Vec<Elements>>,
 }
+
+/// Of a chain.
+type Elements = Vec<Box<dyn Element>>;
 
 impl Paths {
     /// What each gets in a second or so.

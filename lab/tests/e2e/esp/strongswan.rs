@@ -119,7 +119,7 @@ fn strongswan_is_the_other_end() {
     let initiated = here.swanctl("--initiate --child c --timeout 20");
     assert!(initiated.contains("initiate completed successfully"), "{initiated}");
     // No packet is sent before it can be encrypted.
-    assert_eq!(output(&bed.client, &format!("ping -n -c 1 -W 1 {FAR}")).contains("1 received"), false);
+    assert!(!output(&bed.client, &format!("ping -n -c 1 -W 1 {FAR}")).contains("1 received"));
 
     let mut old = None;
     for (round, count) in (1..).zip([1500, 700]) {
