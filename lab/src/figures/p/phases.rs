@@ -231,12 +231,12 @@ fn handed_on(
         }
         Ok(rate)
     };
-    let both: [(usize, OnCore); 2] = [(pair[0], Box::new(receives)), (pair[1], Box::new(sends))];
+    let both: [(usize, OnCore<'_>); 2] = [(pair[0], Box::new(receives)), (pair[1], Box::new(sends))];
     on_cores(both)
 }
 
 /// What one core does.
-type OnCore = Box<dyn FnOnce() -> Result<Rate> + Send>;
+type OnCore<'a> = Box<dyn FnOnce() -> Result<Rate> + Send + 'a>;
 
 /// Two cores of one socket.
 fn two() -> Result<[usize; 2]> {
