@@ -26,8 +26,9 @@ pub struct Fit {
     pub residual: f64,
 }
 
-/// More than this is left unexplained: it is no line. A quiet machine leaves 3 to 5 %, as loops of a dozen rounds and more are foretold
-/// less well; which sizes there are moves the switch by a tenth at most (`lab/runs/2026-11-23-figures/P15.jsonl`).
+/// More than this is left unexplained: it is no line. What was seen leaves 3 to 5 %, and not by chance: a packet of a run of 8 and more costs a quarter
+/// more than one of a run of 6 and fewer, so a line through small runs alone has a tenth more for the switch, and one through large ones a quarter
+/// less (`lab/runs/2026-11-23-figures/P15.jsonl`).
 pub const MOST_RESIDUAL: f64 = 0.10;
 /// Sizes that are needed: two make a line, and say nothing of whether it is one.
 pub const LEAST_SIZES: usize = 3;

@@ -6,8 +6,11 @@ use anyhow::{Context, Result, ensure};
 use logic::paths::calibrate::{Fit, Point, fit};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
+    process,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -15,6 +18,10 @@ use std::{
 pub const DEFAULT_FILE: &str = "/var/lib/millrace/calibration.json";
 /// A file of ours has some 1,000 bytes.
 const MOST_BYTES: u64 = 1 << 16;
+/// What group and others may not do.
+const OTHERS_WRITE: u32 = 0o022;
+/// A switch takes less than such a part of the longest run of a path, or it was none that was measured.
+const LEAST_RUNS: f64 = 10.0;
 /// The frequency of a clock is measured anew each time.
 const SAME_HZ: f64 = 0.01;
 
@@ -78,10 +85,19 @@ impl Calibration {
         if let Some(directory) = file.parent().filter(|parent| *parent != Path::new("")) {
             fs::create_dir_all(directory).with_context(cannot)?;
         }
+        let text = serde_json::to_string_pretty(self)? + "\n";
         let mut next = file.to_path_buf().into_os_string();
-        next.push(".new");
-        fs::write(&next, serde_json::to_string_pretty(self)? + "\n").with_context(cannot)?;
-        fs::rename(&next, file).with_context(cannot)
+        next.push(format!(".{}", process::id()));
+        // Nobody else's file or link is written to.
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+        let mut opened = options.open(&next).with_context(cannot)?;
+        let written = opened.write_all(text.as_bytes()).and_then(|()| opened.sync_all());
+        let placed = written.and_then(|()| fs::rename(&next, file));
+        if placed.is_err() {
+            let _ = fs::remove_file(&next);
+        }
+        placed.with_context(cannot)
     }
 
     /// `None`: there is no file.
@@ -89,12 +105,20 @@ impl Calibration {
     /// # Errors
     /// It cannot be read, or it is none of ours.
     pub fn read(file: &Path) -> Result<Option<Calibration>> {
-        let data = match fs::metadata(file) {
+        let mut options = File::options();
+        let opened = match options.read(true).custom_flags(libc::O_NONBLOCK).open(file) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            data => data.context("it cannot be read")?,
+            opened => opened.context("it cannot be read")?,
         };
+        let data = opened.metadata().context("it cannot be read")?;
         ensure!(data.is_file() && data.len() <= MOST_BYTES, "it is none that `millrace calibrate` wrote");
-        let text = fs::read_to_string(file).context("it cannot be read")?;
+        let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&data.uid());
+        ensure!(
+            is_ours && data.mode() & OTHERS_WRITE == 0,
+            "others may write it: it must belong to root or to who runs Millrace (chmod go-w)"
+        );
+        let mut text = String::new();
+        opened.take(MOST_BYTES).read_to_string(&mut text).context("it cannot be read")?;
         let read: Calibration =
             serde_json::from_str(&text).context("it is none that `millrace calibrate` wrote")?;
         let points: Vec<Point> =
@@ -113,6 +137,7 @@ impl Calibration {
     /// Was it measured on this machine, by this clock?
     fn check(&self, clock: Clock, longest_run: Duration) -> Result<()> {
         let (hz, cpu, longest) = (clock.hz() as f64, cpu(), clock.cycles_of(longest_run) as f64);
+        ensure!(!cpu.is_empty(), "this machine does not name its CPU, so whose it is is not known");
         ensure!(self.cpu == cpu, "it was measured on another CPU, {:?}; this is {cpu:?}", self.cpu);
         ensure!(
             self.clock == clock.name() && (self.hz as f64 / hz - 1.0).abs() < SAME_HZ,
@@ -123,8 +148,8 @@ impl Calibration {
             clock.hz()
         );
         ensure!(
-            self.switch_cycles < longest,
-            "it says {:.0} cycles, and the longest run of a path is {longest:.0}",
+            self.switch_cycles < longest / LEAST_RUNS,
+            "it says {:.0} cycles, and the longest run of a path is {longest:.0}: less than a tenth of that is believed",
             self.switch_cycles
         );
         Ok(())

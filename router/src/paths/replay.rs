@@ -102,7 +102,7 @@ pub fn run<R: Read, W: Write>(
     report.errors.extend(outputs.finish());
     report.errors.extend(captures.finish());
     report.finish(&worker);
-    report.resources = workers::resources();
+    report.resources = workers::resources(Resource::Cycles);
     report.crypto = sas.crypto();
     report.sas = sas.report();
     drop(worker);

@@ -84,9 +84,9 @@ impl Control {
         tell: Sender<PathId>,
     ) -> Control {
         Control {
+            resources: resources(settings.share),
             settings,
             switch,
-            resources: resources(),
             umem,
             slots,
             tables,

@@ -103,15 +103,24 @@ fn refused(resource: Resource, error: &io::Error) -> anyhow::Error {
 }
 
 fn no_counter(error: &io::Error) -> String {
-    format!("its CPU has no counter of cache misses for us: perf_event_open: {error}")
+    let way_out = match error.kind() {
+        io::ErrorKind::PermissionDenied => " (needs CAP_PERFMON, or kernel.perf_event_paranoid of 2 at most)",
+        _ => "",
+    };
+    format!("its CPU has no counter of cache misses for us: perf_event_open: {error}{way_out}")
 }
 
-/// All of them, on this machine.
-pub fn resources() -> Vec<ResourceStand> {
-    stands(&Counter::cache_misses().map(drop))
+/// All of them, on this machine, where paths share this one: a counter of the CPU is read only for that.
+pub fn resources(share: Resource) -> Vec<ResourceStand> {
+    stands(&match share {
+        Resource::Memory | Resource::CacheMisses => {
+            Counter::cache_misses().map(drop).map_err(|error| no_counter(&error))
+        }
+        Resource::Cycles | Resource::Io => Err("counted only where paths share it, or cache misses".into()),
+    })
 }
 
-fn stands(counter: &io::Result<()>) -> Vec<ResourceStand> {
+fn stands(counter: &Result<(), String>) -> Vec<ResourceStand> {
     let of = |resource: Resource| {
         let (counted, basis) = match (resource, counter) {
             (Resource::Cycles, _) => (true, "the clock, around every run".into()),
@@ -122,12 +131,11 @@ fn stands(counter: &io::Result<()>) -> Vec<ResourceStand> {
             (Resource::Memory, Ok(())) => {
                 (true, "cache misses, 64 bytes each; what is written back is not in it".into())
             }
-            (Resource::CacheMisses, Err(error)) => (false, format!("not known: {}", no_counter(error))),
-            (Resource::Memory, Err(error)) => (
+            (Resource::CacheMisses, Err(why)) => (false, format!("not known: {why}")),
+            (Resource::Memory, Err(why)) => (
                 false,
                 format!(
-                    "estimated by the bytes of I/O, as if nothing but packets went through memory: {}",
-                    no_counter(error)
+                    "estimated by the bytes of I/O, as if nothing but packets went through memory: {why}"
                 ),
             ),
         };
@@ -166,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_is_not_counted_is_told_with_what_stands_in_its_place_and_refused() {
-        let told = |counter: io::Result<()>| {
+        let told = |counter: Result<(), String>| {
             stands(&counter)
                 .into_iter()
                 .map(|stand| (stand.resource, stand.counted, stand.basis))
@@ -174,7 +182,7 @@ mod tests {
         };
         let with = told(Ok(()));
         assert!(with.iter().all(|(_, counted, _)| *counted), "{with:?}");
-        let without = told(Err(io::Error::from_raw_os_error(libc::ENOENT)));
+        let without = told(Err(no_counter(&io::Error::from_raw_os_error(libc::ENOENT))));
         let counted: Vec<_> =
             without.iter().map(|(resource, counted, _)| (resource.as_str(), *counted)).collect();
         let expected = [
@@ -193,6 +201,14 @@ mod tests {
             "paths cannot share memory bandwidth fairly: this machine does not count what each of them uses of it \
              (its CPU has no counter of cache misses for us: perf_event_open: No such file or directory (os error 2))"
         );
+    }
+
+    #[test]
+    fn what_is_not_read_is_not_called_counted() {
+        let counted: Vec<_> = resources(Resource::Io).into_iter().map(|stand| stand.counted).collect();
+        assert_eq!(counted, [true, false, true, false]);
+        let denied = no_counter(&io::Error::from_raw_os_error(libc::EACCES));
+        assert!(denied.ends_with("perf_event_paranoid of 2 at most)"), "{denied}");
     }
 
     #[test]

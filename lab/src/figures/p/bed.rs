@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use logic::{
     elements::{Chain, CrcAppend, Element, Verdict},
     memory::HeapMemory,
-    paths::{Bursts, Counters, PathId, Settings, Used},
+    paths::{Bursts, Counters, PathId, Resource, Settings, Used},
     worker::{Exchange, Frame, Worker},
 };
 use router::{
@@ -203,7 +203,7 @@ pub(super) fn settings(clock: Clock, most: u32) -> Settings {
     Settings {
         bursts: Bursts { longest_cycles, switch_cycles: 0, most },
         sample_every: 20,
-        counted: Counters::CYCLES,
+        counted: Counters::CYCLES.with(Resource::Io),
     }
 }
 

@@ -83,6 +83,13 @@ trait Ends: Exchange<Frame = Packet> {
     fn has_packets(&self, path: PathId) -> bool;
 }
 
+/// There are always some.
+impl Ends for Memory {
+    fn has_packets(&self, _: PathId) -> bool {
+        true
+    }
+}
+
 /// One turn, and paths with packets are awake, others asleep; how many it had. As a worker's loop does it (`router::workers`).
 fn turn(worker: &mut Worker<Packet>, ends: &mut impl Ends, paths: PathId, clock: Clock) -> u64 {
     let turn = worker.turn(ends, || clock.cycles());
@@ -104,8 +111,7 @@ fn apart(pair: [usize; 2], trace: &Arc<Trace>, time: Duration) -> Result<Vec<Rat
 fn alone(trace: &Arc<Trace>, time: Duration) -> Result<Rate> {
     let clock = Clock::of_process();
     let (mut worker, mut memory) = (forwarder(1, clock)?, Memory::new([Source::new(trace, None)]));
-    let rate =
-        rate(time, || worker.turn(&mut memory, || clock.cycles()).map_or(0, |turn| turn.packets as u64));
+    let rate = rate(time, || turn(&mut worker, &mut memory, 1, clock));
     whole(&memory.paths.iter().map(|(_, sent)| *sent).collect::<Vec<_>>())?;
     Ok(rate)
 }
