@@ -1,6 +1,6 @@
 use super::{file::Calibration, *};
 use logic::paths::calibrate::fit;
-use std::{fs, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 const LONGEST: Duration = Duration::from_micros(100);
 
@@ -95,6 +95,10 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
         let named = format!("{} cannot be used: ", file.display());
         assert!(told.starts_with(&named) && told.contains(why), "{why}: {told}");
     }
+    // One that others may write says what they want.
+    fs::write(&file, &text).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o664)).unwrap();
+    assert!(why_not(&file, clock).contains("others may write it"));
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     assert!(why_not(&file, clock).ends_with(none_of_ours));
