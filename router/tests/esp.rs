@@ -106,11 +106,15 @@ impl Case {
         })
     }
 
-    fn config(&self) -> String {
-        let (local, remote) = match self.outer {
+    fn ends(&self) -> (&'static str, &'static str) {
+        match self.outer {
             4 => ("192.0.2.1", "192.0.2.2"),
             _ => ("2001:db8::1", "2001:db8::2"),
-        };
+        }
+    }
+
+    fn config(&self) -> String {
+        let (local, remote) = self.ends();
         let udp = if self.udp { "udp = { local = 4500, remote = 4500 }" } else { "" };
         let sa = |name: &str, spi: u32, rest: &str| {
             format!(
@@ -191,9 +195,14 @@ fn scapy_decrypts_what_is_sent_and_what_it_encrypts_is_decrypted() {
         let report = directory.report(&file("p.toml"), &["--pcap", &plain, "--out", &sent]);
         assert_eq!((&report["out"], &report["packets"]), (&json!(43), &json!(43)), "{name}: {report:#}");
         assert_eq!(report["crypto"]["library"], case.library);
+        let last = if case.esn { u64::MAX } else { u32::MAX.into() };
+        let (local, remote) = case.ends();
         assert_eq!(
             report["sas"][0],
-            json!({ "sa": "out", "spi": 0x1001, "direction": "outbound", "sequence": 43 })
+            json!({
+                "sa": "out", "spi": 0x1001, "direction": "outbound", "mode": case.mode, "local": local,
+                "remote": remote, "sequence": 43, "left": last - 43,
+            })
         );
         let (encrypted, decrypted) = (file("encrypted.pcap"), file("decrypted.pcap"));
         let report = directory.report(&file("p.toml"), &["--pcap", &encrypted, "--out", &decrypted]);
