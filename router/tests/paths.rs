@@ -209,8 +209,17 @@ fn a_mirror_has_copies() {
     };
     let long: Vec<u8> = arp().into_iter().chain([5; 300]).collect();
     world.ethernet("in.pcap", &[(1_000_000_001, arp()), (2, udp6(COMES, 64)), (3_000_000_000, long.clone())]);
-    fs::write(world.file("arp.pcap"), "x".repeat(5000)).unwrap();
     with("file = \"arp.pcap\", snap_bytes = 100");
+    // What is there and no capture of ours stays, and nothing is made.
+    fs::write(world.file("arp.pcap"), "x".repeat(5000)).unwrap();
+    let error = world.refused(&["--pcap", "in.pcap", "--out", "out.pcap"]);
+    let told = "cannot write arp.pcap: it is there already, and no capture of Millrace: move it away";
+    assert_eq!(error, format!("millrace: {told}\n"));
+    assert_eq!(fs::read(world.file("arp.pcap")).unwrap(), [b'x'; 5000]);
+    assert!(!world.file("out.pcap").exists());
+    fs::remove_file(world.file("arp.pcap")).unwrap();
+    world.run(&["--pcap", "in.pcap"]);
+    // A capture of a run before is begun anew.
     let output = world.run(&["--pcap", "in.pcap", "--out", "out.pcap", "--json"]);
     assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{output:?}");
     let bytes = fs::read(world.file("arp.pcap")).unwrap();
@@ -270,8 +279,9 @@ fn what_cannot_be_run_is_refused_and_nothing_is_written() {
     };
     for (file, why) in [("./in.pcap", "read"), ("p.toml", "the configuration"), ("out.pcap", "written")] {
         mirrored(file);
-        let error = run(&["--pcap", "in.pcap", "--out", "out.pcap"]);
+        let error = run(&["--pcap", "in.pcap", "--out", "new.pcap", "--out", "lan=out.pcap"]);
         assert_eq!(error, format!("millrace: {file} would be written over: it is {why} already\n"));
+        assert_eq!(world.file("new.pcap").exists(), why == "written");
     }
     mirrored("none/m.pcap");
     assert!(run(&["--pcap", "in.pcap"]).contains("cannot write none/m.pcap: No such file"));

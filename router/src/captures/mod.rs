@@ -43,6 +43,9 @@ const RING_BYTES: usize = 4 << 20;
 const LOOKS: Duration = Duration::from_millis(10);
 /// The end of the daemon waits so long for all of them: a file system may never answer.
 const ENDS: Duration = Duration::from_secs(2);
+/// Clocks are compared so often at most, until so little time is between two readings.
+const COMPARES: usize = 5;
+const BETWEEN_NS: u64 = 100_000;
 /// Of threads that write.
 const NICE: i32 = 19;
 
@@ -141,10 +144,17 @@ fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
     // If the kernel does not allow it, copies are written as urgently as all else.
     let _ = Urgency::usual(NICE).set(0);
     let clock = Clock::of_process();
+    let worker_ns = || clock.ns(clock.cycles());
+    let mut to_unix_ns = unix_ns().wrapping_sub(worker_ns());
     loop {
         let is_last = ends.load(Ordering::Acquire);
-        // Compared anew each time, as the clock of workers is right to some hundred millionths only.
-        while writer.drain(Instant::now(), unix_ns().wrapping_sub(clock.ns(clock.cycles()))) {}
+        loop {
+            // Compared anew each time, as the clock of workers is right to some hundred millionths only.
+            to_unix_ns = apart(worker_ns, unix_ns).unwrap_or(to_unix_ns);
+            if !writer.drain(Instant::now(), to_unix_ns) {
+                break;
+            }
+        }
         if is_last {
             break;
         }
@@ -153,6 +163,15 @@ fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
     drop(writer);
     // Nobody may be there any more to hear it.
     let _ = ended.send(());
+}
+
+/// How far the second clock is ahead; `None`: each time too much came between their readings, as threads as urgent as this one easily wait there.
+fn apart(mut first: impl FnMut() -> u64, mut second: impl FnMut() -> u64) -> Option<u64> {
+    (0..COMPARES).find_map(|_| {
+        let (before, between, after) = (first(), second(), first());
+        let took = after.checked_sub(before).filter(|took| *took <= BETWEEN_NS)?;
+        Some(between.wrapping_sub(before + took / 2))
+    })
 }
 
 fn unix_ns() -> u64 {
@@ -193,10 +212,6 @@ impl<'s> CaptureWriters<'s> {
     /// Which files do not have all that they should.
     pub fn finish(mut self) -> Vec<String> {
         self.drain();
-        self.writers
-            .iter()
-            .filter(|writer| writer.has_failed())
-            .filter_map(|w| writer::read(&w.fault()))
-            .collect()
+        self.writers.iter().filter_map(Writer::failed).map(Into::into).collect()
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! A file of the daemon is made for its user alone (0600), never over another, and through no symbolic link. One that is there already is gone on with, if it is a capture of
 //! ours that nobody else writes: so a daemon that starts again loses nothing, and the most bytes hold for all of them together. What a process that was killed left
-//! of a record is cut off.
+//! of a record is cut off. What another process cuts it to, or adds, is noticed before anything is written behind it.
+//!
+//! A file of a run is emptied, as a run begins anew: so it has to be empty, or a capture of ours that nobody writes, under its own name. Pipes and devices hold nothing.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{fs::FlockOperation, io::Errno};
 use std::{
     fs::{self, File},
     io::{self, BufReader, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
@@ -20,6 +22,7 @@ pub(super) const MOST_CAPTURED: usize = u16::MAX as usize;
 /// Of the file: pcap 2.4 with nanoseconds, little endian, of Ethernet; the same whatever is captured of each packet, so that a file can be gone on with.
 pub(super) const HEADER: [u8; 24] =
     [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
+const NOT_OURS: &str = "it is there already, and no capture of Millrace: move it away";
 /// What group and others may not do.
 const OTHERS_WRITE: u32 = 0o022;
 
@@ -55,12 +58,14 @@ impl Sink for Box<dyn Sink + '_> {
 pub struct OfDaemon {
     path: PathBuf,
     file: Option<File>,
+    /// That it has, if nobody else changes it.
+    bytes: u64,
 }
 
 impl OfDaemon {
     /// Not open yet.
     pub fn new(path: &Path) -> OfDaemon {
-        OfDaemon { path: path.into(), file: None }
+        OfDaemon { path: path.into(), file: None, bytes: 0 }
     }
 }
 
@@ -69,17 +74,25 @@ impl Sink for OfDaemon {
         // Unlocked, as it may have its name still.
         self.file = None;
         let file = file(&self.path)?;
-        let bytes = whole(&file, &self.path)?;
+        self.bytes = whole(&file, &self.path)?;
         self.file = Some(file);
-        Ok(bytes)
+        Ok(self.bytes)
     }
 
     fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
         let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+        if file.metadata()?.len() != at {
+            // Behind the end there would be a hole, which no reader of captures gets over.
+            self.file = None;
+            return Err(io::Error::other("another process has cut or written it"));
+        }
         let (written, is_whole) = put(file, at, records);
         if !is_whole {
             // That is cut off when it is opened again.
             self.file = None;
+        }
+        if written.is_ok() {
+            self.bytes = at + records.len() as u64;
         }
         written
     }
@@ -87,7 +100,7 @@ impl Sink for OfDaemon {
     fn is_gone(&self) -> bool {
         let same = |file: &File| {
             let (ours, named) = (file.metadata().ok()?, fs::symlink_metadata(&self.path).ok()?);
-            Some((ours.dev(), ours.ino()) == (named.dev(), named.ino()))
+            Some((ours.dev(), ours.ino(), ours.len()) == (named.dev(), named.ino(), self.bytes))
         };
         self.file.as_ref().and_then(same) != Some(true)
     }
@@ -139,10 +152,7 @@ fn whole(file: &File, path: &Path) -> Result<u64> {
     let mut reader = BufReader::new(file);
     let mut header = [0; HEADER.len()];
     let read = reader.read_exact(&mut header);
-    ensure!(
-        read.is_ok() && header == HEADER,
-        "it is there already, and no capture of Millrace: move it away"
-    );
+    ensure!(read.is_ok() && header == HEADER, NOT_OURS);
     let mut end = HEADER.len() as u64;
     let mut record = [0; RECORD];
     while length - end >= RECORD as u64 {
@@ -179,14 +189,39 @@ fn begin(file: &File) -> Result<u64> {
 pub struct OfRun {
     file: File,
     is_seekable: bool,
-    is_broken: bool,
+    /// Why a pipe or device got no more: of which record it has only a part is not known.
+    ended: Option<String>,
 }
 
 impl OfRun {
     /// It is empty, and nobody else writes it.
     pub fn new(file: File) -> Self {
         let is_seekable = file.metadata().is_ok_and(|data| data.is_file());
-        OfRun { file, is_seekable, is_broken: false }
+        OfRun { file, is_seekable, ended: None }
+    }
+
+    /// What is to be emptied and written; nothing in it is changed yet.
+    ///
+    /// # Errors
+    /// It cannot be had, or holds something else than a capture of ours, or somebody writes it.
+    pub fn claim(path: &Path) -> Result<File> {
+        // Also by a link, as /dev/stdout is one.
+        let kind = path.metadata().ok().map(|data| data.file_type()).filter(|kind| !kind.is_file());
+        if let Some(kind) = kind {
+            ensure!(!kind.is_block_device(), "it is a disk");
+            let opened = File::options().write(true).open(path)?;
+            ensure!(opened.metadata()?.file_type() == kind, "something else came in its place");
+            return Ok(opened);
+        }
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let opened = options.custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
+        ensure!(opened.metadata()?.is_file(), "something else came in its place");
+        let opened = locked(opened)?;
+        let mut header = [0; HEADER.len()];
+        let mut is_ours = || opened.read_exact_at(&mut header, 0).is_ok() && header == HEADER;
+        ensure!(opened.metadata()?.len() == 0 || is_ours(), NOT_OURS);
+        Ok(opened)
     }
 }
 
@@ -200,11 +235,11 @@ impl Sink for OfRun {
         if self.is_seekable {
             return put(&self.file, at, records).0;
         }
-        if self.is_broken {
-            return Err(io::Error::other("it ended before"));
+        if let Some(why) = &self.ended {
+            return Err(io::Error::other(why.clone()));
         }
         let written = self.file.write_all(records);
-        self.is_broken = written.is_err();
+        self.ended = written.as_ref().err().map(ToString::to_string);
         written
     }
 

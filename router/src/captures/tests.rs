@@ -304,3 +304,133 @@ fn time_goes_back_only_with_the_clock() {
     let times = records(&disk.0.lock().unwrap().0).iter().map(|(at, ..)| at.as_nanos()).collect::<Vec<_>>();
     assert_eq!(times, [2_000_000_010, 2_000_000_010, 2_000_001_000, 2010]);
 }
+
+/// A file that was cut where it is, as by `: > a.pcap`, begins anew: a hole in its place would be no capture.
+#[test]
+fn a_file_that_another_process_cuts_has_no_hole() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.pcap");
+    let mut sink = OfDaemon::new(&path);
+    assert_eq!(sink.open().unwrap(), 24);
+    let record = [[1_u32, 2, 4, 4], [3; 4]].concat().into_iter().take(5).flat_map(u32::to_le_bytes);
+    let record: Vec<_> = record.collect();
+    sink.write(24, &record).unwrap();
+    assert!(!sink.is_gone());
+    File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+    assert!(sink.is_gone());
+    let error = sink.write(44, &record).unwrap_err();
+    assert_eq!(error.to_string(), "another process has cut or written it");
+    assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    assert!(sink.is_gone());
+    assert_eq!(sink.open().unwrap(), 24);
+    sink.write(24, &record).unwrap();
+    assert!(!sink.is_gone());
+    assert_eq!(records(&fs::read(&path).unwrap()), [(Duration::new(1, 2), vec![3, 0, 0, 0], 4)]);
+
+    let mirror = mirror(directory.path().join("b.pcap"));
+    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let mut chain = chain(&threads.captures(), &mirror);
+    come(&mut chain, now_ns(), 0..10, 60);
+    until("a file", || counted(&chain) == BTreeMap::from([("written", 10)]));
+    File::create(&mirror.file).unwrap();
+    until("a header", || fs::metadata(&mirror.file).unwrap().len() == 24);
+    come(&mut chain, now_ns(), 10..20, 60);
+    assert_eq!(threads.finish(), [""; 0]);
+    are(&of_file(&mirror.file), 10..20, 60);
+}
+
+/// The file gets its last packets and is full in one go: the former trouble is over, and this one is told.
+#[test]
+fn a_limit_that_is_met_when_the_disk_has_room_again_is_told() {
+    let disk = Disk(Arc::new(Mutex::new((Vec::new(), 0))));
+    let mirror = MirrorSettings { file_bytes: 24 + 116 * 20, ..mirror("a.pcap".into()) };
+    let mut writers = CaptureWriters::new([(&mirror, Box::new(disk.clone()) as Box<dyn Sink>)]);
+    let mut chain = chain(&writers.captures(), &mirror);
+    let start = Instant::now();
+    come(&mut chain, 1, 0..1, 200);
+    writers.writers[0].drain(start, 0);
+    disk.0.lock().unwrap().1 = usize::MAX;
+    let fault = writers.writers[0].fault();
+    assert_eq!(writer::read(&fault).unwrap(), "mirror a.pcap: cannot write it: no storage space");
+    let later = start + Duration::from_secs(1);
+    writers.writers[0].drain(later, 0);
+    come(&mut chain, 1, 0..25, 200);
+    writers.writers[0].drain(later, 0);
+    let told = "mirror a.pcap: it has 0 MiB, the most it may have: move it away, and a new one begins";
+    assert_eq!(writer::read(&fault).unwrap(), told);
+    assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 1), ("mirror_limit", 5)]));
+    // What went wrong first.
+    assert_eq!(writers.finish(), ["mirror a.pcap: cannot write it: no storage space"]);
+}
+
+/// What a run lost it tells in the end, also if there was room again, or nothing was wrong but the limit.
+#[test]
+fn a_run_tells_what_its_files_lack() {
+    let disk = Disk(Arc::new(Mutex::new((Vec::new(), usize::MAX))));
+    let small = MirrorSettings { file_bytes: 24 + 116 * 20, ..mirror("small.pcap".into()) };
+    let whole = mirror("whole.pcap".into());
+    let sink = || Box::new(disk.clone()) as Box<dyn Sink>;
+    let mut writers = CaptureWriters::new([(&small, sink())]);
+    let mut chain = chain(&writers.captures(), &small);
+    come(&mut chain, 1, 0..20, 200);
+    writers.drain();
+    come(&mut chain, 1, 0..1, 200);
+    assert_eq!(writers.finish(), ["mirror small.pcap: it has 0 MiB, the most it may have"]);
+    let mut writers = CaptureWriters::new([(&whole, sink())]);
+    let mut chain = self::chain(&writers.captures(), &whole);
+    come(&mut chain, 1, 0..20, 200);
+    writers.drain();
+    assert_eq!(writers.finish(), [""; 0]);
+}
+
+#[test]
+fn a_device_that_failed_is_told_as_it_failed() {
+    let mut sink = OfRun::new(OfRun::claim(Path::new("/dev/full")).unwrap());
+    for _ in 0..3 {
+        let error = format!("{:#}", sink.open().unwrap_err());
+        assert_eq!(error, "cannot write it: No space left on device (os error 28)");
+    }
+}
+
+/// Neither what is no capture of ours, nor what another writes, nor what a link names.
+#[test]
+fn a_run_claims_only_what_it_may_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let claim = |name: &str| OfRun::claim(&at(name)).map_err(|error| format!("{error:#}"));
+    let made = claim("new.pcap").unwrap();
+    assert_eq!(made.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    let error = "another process writes it, or another mirror";
+    assert_eq!(claim("new.pcap").unwrap_err(), error);
+    drop(made);
+    claim("new.pcap").unwrap();
+    fs::write(at("ours.pcap"), [&sink::HEADER[..], &[1; 9]].concat()).unwrap();
+    claim("ours.pcap").unwrap();
+    symlink(at("ours.pcap"), at("link.pcap")).unwrap();
+    assert_eq!(claim("link.pcap").unwrap_err(), "Too many levels of symbolic links (os error 40)");
+    for text in ["[[port]]", "twenty-four bytes and some more"] {
+        fs::write(at("text"), text).unwrap();
+        assert_eq!(
+            claim("text").unwrap_err(),
+            "it is there already, and no capture of Millrace: move it away"
+        );
+        assert_eq!(fs::read(at("text")).unwrap(), text.as_bytes());
+    }
+    assert_eq!(fs::metadata(at("ours.pcap")).unwrap().len(), 33);
+}
+
+/// A thread that waited between two readings reads again, and gives up at last.
+#[test]
+fn clocks_are_compared_only_when_little_time_is_between() {
+    let mut worker = [1_000, 900_000, 1_000_000, 1_000_200].into_iter();
+    let mut unix = [7, 9_000_000].into_iter();
+    let ahead = apart(|| worker.next().unwrap(), || unix.next().unwrap());
+    assert_eq!(ahead, Some(9_000_000 - 1_000_100));
+    let mut ns = 0;
+    let mut late = || {
+        ns += 200_000;
+        ns
+    };
+    assert_eq!(apart(&mut late, || 5), None);
+    assert_eq!(ns, 200_000 * 2 * COMPARES as u64);
+}

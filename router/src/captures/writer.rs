@@ -36,8 +36,8 @@ pub(super) struct Writer<S> {
     stopped: Option<NoCopy>,
     /// It could not be written, and is tried again.
     is_tried: bool,
-    /// Something was lost that was to be in the file.
-    has_failed: bool,
+    /// Why first something was lost that was to be in the file.
+    failed: Option<String>,
     fault: Fault,
     looked: Option<Instant>,
     /// Of the last record.
@@ -56,7 +56,7 @@ impl<S: Sink> Writer<S> {
             bytes: None,
             stopped: None,
             is_tried: false,
-            has_failed: false,
+            failed: None,
             fault: Fault::default(),
             looked: None,
             last_ns: 0,
@@ -68,8 +68,9 @@ impl<S: Sink> Writer<S> {
         self.fault.clone()
     }
 
-    pub fn has_failed(&self) -> bool {
-        self.has_failed
+    /// What the file lacks it lacks for this, also when it could be written again.
+    pub fn failed(&self) -> Option<&str> {
+        self.failed.as_deref()
     }
 
     /// Writes some of what was put; are there more? `to_unix_ns` makes the time of elements that of records.
@@ -92,10 +93,7 @@ impl<S: Sink> Writer<S> {
             };
             if self.stopped.is_none() && self.bytes.unwrap_or(0) + self.chunk.len() as u64 > self.most_bytes {
                 let mib = self.most_bytes >> 20;
-                self.stop(
-                    NoCopy::Limit,
-                    &format!("it has {mib} MiB, the most it may have: move it away, and a new one begins"),
-                );
+                self.stop(NoCopy::Limit, &format!("it has {mib} MiB, the most it may have"));
             }
             if self.stopped.is_some() {
                 self.chunk.truncate(start);
@@ -133,7 +131,10 @@ impl<S: Sink> Writer<S> {
                 self.taker.count_written(copies);
                 if self.is_tried {
                     self.is_tried = false;
-                    self.say(None);
+                    // These may be the last ones that it may have, which is told already.
+                    if self.stopped.is_none() {
+                        self.say(None);
+                    }
                 }
             }
             Err(error) => {
@@ -168,8 +169,10 @@ impl<S: Sink> Writer<S> {
     fn stop(&mut self, why: NoCopy, text: &str) {
         self.stopped = Some(why);
         self.taker.refuse(Some(why));
-        self.has_failed |= why == NoCopy::Disk;
-        self.say(Some(format!("mirror {}: {text}", self.file.display())));
+        let text = format!("mirror {}: {text}", self.file.display());
+        self.failed.get_or_insert_with(|| text.clone());
+        let advice = if why == NoCopy::Limit { ": move it away, and a new one begins" } else { "" };
+        self.say(Some(text + advice));
     }
 
     fn say(&self, text: Option<String>) {

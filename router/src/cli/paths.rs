@@ -45,8 +45,9 @@ The file of --config says which paths there are, and has the ports and routes th
 router_weights = { red = 2 }, before all these, says what routers get beside each other.
 
 Packets are dropped for what elements say, never for want of speed. The clock of the paths is the capture's. Exit code 1 if a file
-is broken or cannot be written: a broken one ends there, and the others go on; when one cannot be written, no more packets are read.
-What was run is told in both cases.";
+is broken or cannot be written: a broken one ends there, and the others go on; when one of --out cannot be written, no more packets
+are read; when a mirror lacks copies, as for its most bytes, packets go on. What was run is told in all cases. The file of a mirror
+is emptied if it is a capture of Millrace; another one is refused.";
 
 /// Forwarding paths of the user plane.
 #[derive(Debug, Subcommand)]
@@ -103,6 +104,16 @@ impl Run {
         let wanted = wanted.collect::<Result<Vec<_>>>()?;
         // All before the first, and as they are: nothing is lost of one if another is refused.
         wanted.iter().try_for_each(|(_, file)| files.refuse(Path::new(file)))?;
+        config.mirrors().try_for_each(|mirror| files.refuse(&mirror.file))?;
+        let mut copied = Vec::new();
+        // These first, as of them more is asked.
+        for mirror in config.mirrors() {
+            files.refuse(&mirror.file)?;
+            let opened = OfRun::claim(&mirror.file);
+            let opened = opened.with_context(|| format!("cannot write {}", mirror.file.display()))?;
+            files.keep(&mirror.file, "written")?;
+            copied.push((mirror, opened));
+        }
         let mut outputs = Vec::new();
         for (port, file) in wanted {
             files.refuse(Path::new(file))?;
@@ -110,14 +121,6 @@ impl Run {
             let opened = opened.with_context(|| format!("cannot write {file}"))?;
             files.keep(Path::new(file), "written")?;
             outputs.push((file.to_string(), port, BufWriter::new(opened)));
-        }
-        let mut copied = Vec::new();
-        for mirror in config.mirrors() {
-            files.refuse(&mirror.file)?;
-            let opened = File::options().write(true).create(true).truncate(false).open(&mirror.file);
-            let opened = opened.with_context(|| format!("cannot write {}", mirror.file.display()))?;
-            files.keep(&mirror.file, "written")?;
-            copied.push((mirror, opened));
         }
         for (mirror, opened) in &copied {
             empty(opened).with_context(|| format!("cannot write {}", mirror.file.display()))?;

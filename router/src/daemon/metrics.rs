@@ -183,6 +183,18 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
     });
     vec![
         gauges(
+            "millrace_path_stopped",
+            "",
+            "1: its chain panicked again and again, and it is run no more",
+            runs().map(|(path, run)| (of(path), f64::from(u8::from(run.stopped.is_some())))),
+        ),
+        counters(
+            "millrace_path_panics",
+            "",
+            "Times that its chain panicked",
+            runs().map(|(path, run)| (of(path), run.panics)),
+        ),
+        gauges(
             "millrace_path_core",
             "",
             "The core whose worker runs it",

@@ -204,3 +204,17 @@ proptest! {
         }
     }
 }
+
+/// Each copy is counted, also those that were on their way when who writes them ended.
+#[test]
+fn what_nobody_takes_any_more_is_lost() {
+    let (copies, mut taker) = Copies::new(1 << 17);
+    let mut chain = chain(Mirror::new(copies, 60, 1));
+    went_on(&mut chain, 7, &[packet(1, 60), packet(2, 60), packet(3, 60)]);
+    assert!(taker.take(&mut Vec::new()).is_some());
+    taker.count_written(1);
+    drop(taker);
+    assert_eq!(counted(&chain), [1, 0, 2, 0]);
+    went_on(&mut chain, 7, &[packet(4, 60)]);
+    assert_eq!(counted(&chain), [1, 0, 3, 0]);
+}

@@ -20,6 +20,8 @@ fn status() -> Status {
     };
     let run = PathStand {
         worker: 3,
+        stopped: Some("it panicked".into()),
+        panics: 8,
         share: 0.25,
         packets: 100,
         out: counts("eth2", 80),
@@ -83,6 +85,8 @@ fn all_of_paths_and_workers_is_told() {
         "millrace_path_lost_packets_total{path=\"vpn\",reason=\"path_ring_full\"} 20",
         "millrace_path_past_packets_total{path=\"vpn\",reason=\"path_no_worker\"} 3",
         "millrace_path_refused_packets_total{path=\"vpn\",reason=\"path_unsure\"} 2",
+        "millrace_path_stopped{path=\"vpn\"} 1.0",
+        "millrace_path_panics_total{path=\"vpn\"} 8",
         "millrace_path_core{path=\"vpn\"} 3.0",
         "millrace_path_share_ratio{path=\"vpn\"} 0.25",
         "millrace_path_packet_cycles{path=\"vpn\"} 510.0",
@@ -120,7 +124,7 @@ fn every_name_is_documented() {
     let text = text(status()).unwrap();
     let documentation = include_str!("../../../../docs/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(names.len(), 23);
+    assert_eq!(names.len(), 25);
     for line in &names {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.into() };
@@ -128,7 +132,7 @@ fn every_name_is_documented() {
     }
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 23);
+    assert_eq!(names.len(), 25);
     // Without paths there is nothing to tell.
     assert_eq!(super::text(Status::default()).unwrap(), "# EOF\n");
 }
