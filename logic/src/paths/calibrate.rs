@@ -27,8 +27,8 @@ pub struct Fit {
 }
 
 /// More than this is left unexplained: it is no line. What was seen leaves 3 to 5 %, and not by chance: a packet of a run of 8 and more costs a quarter
-/// more than one of a run of 6 and fewer, so a line through small runs alone has a tenth more for the switch, and one through large ones a quarter
-/// less (`lab/runs/2026-11-23-figures/P15.jsonl`).
+/// more than one of a run of 6 and fewer, so a line through small runs alone has a tenth more for the switch, and one through large ones three
+/// tenths less (`lab/runs/2026-11-23-figures/P15.jsonl`).
 pub const MOST_RESIDUAL: f64 = 0.10;
 /// Sizes that are needed: two make a line, and say nothing of whether it is one.
 pub const LEAST_SIZES: usize = 3;

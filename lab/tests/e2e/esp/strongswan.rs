@@ -37,14 +37,13 @@ impl<'a> Charon<'a> {
         );
         let (settings, run) = (files.write(&format!("{name}.conf"), &text), at("run"));
         files.write(&format!("{name}.swanctl"), connection);
-        // Its files under /run have names that two of them would share.
-        files.write(
-            &format!("{name}.sh"),
-            &format!(
-                "mkdir {run} && mount --bind {run} /run && STRONGSWAN_CONF={} exec /usr/lib/ipsec/charon\n",
-                settings.display()
-            ),
+        // Its files under /run have names that two of them would share; and where it is installed AppArmor lets it use no others than its own.
+        let binary = at("binary");
+        let script = format!(
+            "mkdir {run} && mount --bind {run} /run && cp /usr/lib/ipsec/charon {binary}\nSTRONGSWAN_CONF={} exec {binary}\n",
+            settings.display()
         );
+        files.write(&format!("{name}.sh"), &script);
         let process = Background::start(namespace, &format!("unshare -m sh -e {}", at("sh")));
         let charon = Self { files, name, namespace, _process: process };
         eventually_true("charon (strongswan-charon, libcharon-extra-plugins: `make setup`)", || {
