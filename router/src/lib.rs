@@ -35,6 +35,7 @@ pub mod daemon;
 pub mod ethtool;
 #[doc(hidden)]
 pub mod fuzz;
+mod guard;
 pub mod hazards;
 mod hex;
 pub mod netlink;

@@ -1,14 +1,14 @@
 //! What was measured, in a file: JSON, as people and programs read it. It holds for the machine and the clock it was measured with, so both are
 //! in it; elsewhere, or spoilt, it is not used, and that is told.
 
-use crate::workers::Clock;
+use crate::{guard::is_ours_or_roots_alone, workers::Clock};
 use anyhow::{Context, Result, ensure};
 use logic::paths::calibrate::{Fit, Point, fit};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
     process,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -18,8 +18,6 @@ use std::{
 pub const DEFAULT_FILE: &str = "/var/lib/millrace/calibration.json";
 /// A file of ours has some 1,000 bytes.
 const MOST_BYTES: u64 = 1 << 16;
-/// What group and others may not do.
-const OTHERS_WRITE: u32 = 0o022;
 /// A switch takes less than such a part of the longest run of a path, or it was none that was measured.
 const LEAST_RUNS: f64 = 10.0;
 /// The frequency of a clock is measured anew each time.
@@ -112,9 +110,8 @@ impl Calibration {
         };
         let data = opened.metadata().context("it cannot be read")?;
         ensure!(data.is_file() && data.len() <= MOST_BYTES, "it is none that `millrace calibrate` wrote");
-        let is_ours = [0, rustix::process::geteuid().as_raw()].contains(&data.uid());
         ensure!(
-            is_ours && data.mode() & OTHERS_WRITE == 0,
+            is_ours_or_roots_alone(&data),
             "others may write it: it must belong to root or to who runs Millrace (chmod go-w)"
         );
         let mut text = String::new();

@@ -6,6 +6,7 @@
 //!
 //! A file of a run is emptied, as a run begins anew: so it has to be empty, or a capture of ours that nobody writes, under its own name. Pipes and devices hold nothing.
 
+use crate::guard::is_ours_alone;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{fs::FlockOperation, io::Errno};
 use std::{
@@ -23,8 +24,6 @@ pub(super) const MOST_CAPTURED: usize = u16::MAX as usize;
 pub(super) const HEADER: [u8; 24] =
     [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
 const NOT_OURS: &str = "it is there already, and no capture of Millrace: move it away";
-/// What group and others may not do.
-const OTHERS_WRITE: u32 = 0o022;
 
 /// See the head of this file.
 pub trait Sink {
@@ -130,8 +129,7 @@ fn file(path: &Path) -> Result<File> {
     };
     let data = opened.metadata().context("cannot read it")?;
     ensure!(data.is_file(), "it is there already, and no file");
-    let is_ours = data.uid() == rustix::process::geteuid().as_raw() && data.mode() & OTHERS_WRITE == 0;
-    ensure!(is_ours, "it is there already, and not this user's alone to write (chmod 600)");
+    ensure!(is_ours_alone(&data), "it is there already, and not this user's alone to write (chmod 600)");
     locked(opened)
 }
 

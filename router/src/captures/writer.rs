@@ -1,11 +1,11 @@
 //! From a ring to the records of a pcap file.
 
 use super::sink::{MOST_CAPTURED, RECORD, Sink};
-use crate::config::MirrorSettings;
+use crate::{config::MirrorSettings, guard::locked};
 use logic::elements::{NoCopy, Taker};
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -21,7 +21,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub(super) type Fault = Arc<Mutex<Option<String>>>;
 
 pub(super) fn read(fault: &Fault) -> Option<String> {
-    fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    locked(fault).clone()
 }
 
 /// Takes copies from one ring to one file, of whole records at any time.
@@ -176,7 +176,7 @@ impl<S: Sink> Writer<S> {
     }
 
     fn say(&self, text: Option<String>) {
-        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = text;
+        *locked(&self.fault) = text;
     }
 
     /// Clocks are compared again and again: what came later is not told as earlier for that.

@@ -19,6 +19,7 @@ use crate::{
         machine::{CoreSite, Machine},
     },
     ethtool::Ethtool,
+    guard::locked,
     plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
     sas::RunningSas,
     workers::{
@@ -82,10 +83,6 @@ struct Orders {
     read: u64,
     /// and those that were carried out, as far as it was possible.
     done: u64,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl UserPlane {

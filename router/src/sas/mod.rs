@@ -18,6 +18,7 @@ pub use running::RunningSas;
 use crate::{
     config::{ConfigError, Direction, SaConfig, SasConfig},
     crypto::Library,
+    guard::locked,
 };
 use logic::esp::{Common, Inbound, Key, Mode, Outbound, SaTable};
 use sequence_file::SequenceFile;
@@ -407,7 +408,7 @@ struct Sending {
 
 impl Sending {
     fn reserve(&self) -> Result<(), String> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut file = locked(&self.file);
         file.reserve(&self.sa.sequence).map_err(|e| format!("SA {}: {e}", self.name))
     }
 }

@@ -4,12 +4,15 @@
 //! keeps them ever wait for one that is held over it.
 
 use super::{SaName, Sas, SasReport, Sending, first_error};
-use crate::config::{ConfigError, SasConfig};
+use crate::{
+    config::{ConfigError, SasConfig},
+    guard::locked,
+};
 use anyhow::{Context, Result};
 use logic::esp::SaTable;
 use std::{
     path::Path,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Condvar, Mutex, PoisonError, TryLockError},
     thread,
     time::Duration,
 };
@@ -44,10 +47,6 @@ struct Work {
     has_begun: bool,
     /// Nothing is sent any more.
     has_ended: bool,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Running {

@@ -6,13 +6,14 @@
 //! a gap, which the peer's window takes. The file is locked as long as the SA lives. What is not understood is never overwritten, and neither is a file that is
 //! empty: a new one gets its name when its first line is on the disk, so an empty one has lost its line.
 
+use crate::guard::is_ours_alone;
 use aws_lc_rs::digest;
 use logic::esp::{Key, Sequence};
 use rustix::{fs::FlockOperation, io::Errno};
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     process,
     time::SystemTime,
@@ -24,8 +25,6 @@ const LARGE: u64 = 1 << 24;
 const MAGIC: &str = "millrace-sequence 1";
 /// One line is always as long.
 const MOST_BYTES: u64 = 80;
-/// What group and others may not do.
-const OTHERS_WRITE: u32 = 0o022;
 /// Digits of 2^64.
 const DIGITS: usize = 20;
 
@@ -72,7 +71,7 @@ impl SequenceFile {
         if !data.is_file() {
             return Err(Fault::Broken(path.into()));
         }
-        if data.uid() != rustix::process::geteuid().as_raw() || data.mode() & OTHERS_WRITE != 0 {
+        if !is_ours_alone(&data) {
             return Err(Fault::NotOurs(path.into()));
         }
         lock(&file, path)?;

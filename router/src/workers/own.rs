@@ -3,7 +3,10 @@
 //! Linux finds their next hop by their addresses, resolves its address, and has them go through its output hooks, as it does with what its own tunnels make.
 //! What is longer than the MTU of the device that it leaves by is lost (`raw_send_hdrinc`).
 
-use crate::netns::{Key, OpenNamespace};
+use crate::{
+    guard::locked,
+    netns::{Key, OpenNamespace},
+};
 use anyhow::{Context, Result, bail};
 use logic::plan::RouterId;
 use rustix::net::{
@@ -14,7 +17,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 /// What may wait for next hops, bytes: so many that some hops that never answer leave room for others.
@@ -26,7 +29,7 @@ pub struct Namespaces(Arc<Mutex<BTreeMap<RouterId, OpenNamespace>>>);
 
 impl Namespaces {
     fn all(&self) -> MutexGuard<'_, BTreeMap<RouterId, OpenNamespace>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0)
     }
 
     /// Packets that wait for a router which is not here any more are not sent.
