@@ -6,7 +6,7 @@
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
-//! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is; not needed to leave queues alone |
+//! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is, and workers; not needed to leave queues and `nice` alone |
 //! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such, and what elements made is sent by one |
 //! | `CAP_IPC_LOCK` | memory for packets of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
 //!
@@ -27,7 +27,7 @@ const NEEDED: [(CapabilitySet, &str, &str); 8] = [
     (
         CapabilitySet::SYS_NICE,
         "CAP_SYS_NICE",
-        "place queues on cores, which policy = \"off\" in [cores] leaves alone",
+        "place queues on cores and have workers go first; policy = \"off\" in [cores] and nice = 0 in [workers] do without",
     ),
     (CapabilitySet::NET_RAW, "CAP_NET_RAW", "see netfilter rules"),
     (CapabilitySet::IPC_LOCK, "CAP_IPC_LOCK", "keep packets of workers in memory"),
@@ -36,12 +36,12 @@ const NEEDED: [(CapabilitySet, &str, &str); 8] = [
 /// The oldest kernel supported.
 const OLDEST: (u32, u32) = (6, 1);
 
-/// Refuses to start without a capability, naming it. `places`: queues are placed on cores; `paths`: there are workers.
-pub fn check_capabilities(places: bool, paths: bool) -> Result<()> {
+/// Refuses to start without a capability, naming it. `urgent`: queues are placed on cores, or threads made more urgent; `paths`: there are workers.
+pub fn check_capabilities(urgent: bool, paths: bool) -> Result<()> {
     let have = capabilities(None).context("reading this process's capabilities")?.effective;
     let missing: Vec<_> = NEEDED
         .iter()
-        .filter(|(c, ..)| places || *c != CapabilitySet::SYS_NICE)
+        .filter(|(c, ..)| urgent || *c != CapabilitySet::SYS_NICE)
         .filter(|(c, ..)| paths || *c != CapabilitySet::IPC_LOCK)
         .filter(|(c, ..)| !have.contains(*c))
         .map(|(_, name, why)| format!("{name} (to {why})"))

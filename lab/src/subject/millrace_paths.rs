@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 use std::time::Duration;
 
-use super::{Millrace, Subject, millrace::Launch};
+use super::{Millrace, Subject, millrace::Launch, process};
 use crate::{command::Running, sys, testbed::Testbed};
 
 /// After so long its status is about what is sent now.
@@ -38,6 +38,11 @@ impl MillracePaths {
 impl Subject for MillracePaths {
     fn name(&self) -> &'static str {
         "millrace-paths"
+    }
+
+    /// Workers, as of every subject with threads that poll AF_XDP sockets.
+    fn threads(&self) -> Vec<i32> {
+        process::threads(self.0.pid(), "worker/")
     }
 
     fn programs(&self) -> Vec<Running> {

@@ -16,6 +16,17 @@ use crate::{
 
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
+/// Threads of a process whose names begin like this.
+pub(super) fn threads(pid: u32, prefix: &str) -> Vec<i32> {
+    let task = format!("/proc/{pid}/task");
+    let entries = std::fs::read_dir(&task).into_iter().flatten().flatten();
+    let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let named = |id: &i32| {
+        std::fs::read_to_string(format!("{task}/{id}/comm")).is_ok_and(|name| name.starts_with(prefix))
+    };
+    ids.filter(named).collect()
+}
+
 /// The program of this name on PATH; `how` says how to get it.
 pub(super) fn on_path(name: &str, how: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -107,13 +118,7 @@ impl Process {
 
     /// Its threads whose names begin like this.
     pub(super) fn threads(&self, prefix: &str) -> Vec<i32> {
-        let task = format!("/proc/{}/task", self.child.id());
-        let entries = std::fs::read_dir(&task).into_iter().flatten().flatten();
-        let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let named = |id: &i32| {
-            std::fs::read_to_string(format!("{task}/{id}/comm")).is_ok_and(|name| name.starts_with(prefix))
-        };
-        ids.filter(named).collect()
+        threads(self.child.id(), prefix)
     }
 
     /// Does it have such threads, and do all of them poll (and not wait for anything)?

@@ -32,6 +32,8 @@ pub struct WorkersSettings {
     pub calibration: PathBuf,
     /// What paths share by their weights.
     pub share: Shared,
+    /// How they stand to applications on their cores.
+    pub nice: Nice,
 }
 
 impl Default for WorkersSettings {
@@ -42,7 +44,27 @@ impl Default for WorkersSettings {
             frame_bytes: FrameBytes(2048),
             calibration: DEFAULT_FILE.into(),
             share: Shared::default(),
+            nice: Nice::default(),
         }
+    }
+}
+
+/// Of threads (sched(7)): -20, before nearly all others, to 19.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nice(pub i8);
+
+impl Default for Nice {
+    /// What is on a worker's core besides has what the worker leaves: a path's share would be none, if it were shared with whoever is busy there.
+    fn default() -> Self {
+        Nice(-20)
+    }
+}
+
+impl<'de> Deserialize<'de> for Nice {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let nice = i64::deserialize(d)?;
+        let allowed = i8::try_from(nice).ok().filter(|nice| (-20..=19).contains(nice));
+        allowed.map(Nice).ok_or_else(|| D::Error::custom(format!("{nice} is not allowed: -20 to 19")))
     }
 }
 
@@ -165,11 +187,12 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 5] = [
+pub(super) const FORMS: [(&str, &str); 6] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
     ("workers.frame_bytes", "frame_bytes = 4096"),
     ("workers.share", "share = \"cycles\""),
+    ("workers.nice", "nice = -20"),
     ("workers.calibration", "calibration = \"/var/lib/millrace/calibration.json\""),
 ];
 
@@ -225,6 +248,8 @@ mod tests {
             [shares(""), shares("workers.share = \"memory\""), shares("workers.share = \"io\"")],
             [Resource::Cycles, Resource::Memory, Resource::Io]
         );
+        let nice = |text: &str| parse(text).unwrap().workers.nice.0;
+        assert_eq!([nice(""), nice("workers.nice = 19"), nice("workers.nice = 0")], [-20, 19, 0]);
     }
 
     const ENCRYPT: &str = "chain = [\"check\", \"ttl\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n";

@@ -37,7 +37,8 @@ pub fn run<O: Observe>(
 ) -> Result<()> {
     check_ports(&config)?;
     privileges::check_kernel()?;
-    privileges::check_capabilities(config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty())?;
+    let (places, paths) = (config.cores.policy != PlacementPolicy::Off, !config.paths.is_empty());
+    privileges::check_capabilities(places || paths && config.workers.nice.0 < 0, paths)?;
     let lock = Lock::take(&instance)?;
     let ended = run_alone(config, &instance, &lock, observer);
     let left = Bpf::new(&instance, false).pinned_ports();

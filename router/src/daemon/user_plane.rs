@@ -100,6 +100,7 @@ impl UserPlane {
                 control_pps: config.policing.control_pps.0.into(),
             },
             share: config.workers.share.0,
+            nice: config.workers.nice.0,
             calibration: Some(config.workers.calibration.clone()),
             ..WorkersSettings::default()
         };

@@ -251,7 +251,7 @@ impl Control {
         let (settings, umem, clock) = (self.settings.clone(), self.umem.clone(), self.clock);
         let switch_cycles = self.switch.cycles;
         let (tables, gate, tell) = (self.tables.clone(), self.ups.gate(), self.tell.clone());
-        Thread::start(core, &self.epochs, move |bell| {
+        Thread::start(core, settings.nice, &self.epochs, move |bell| {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
             let bursts = Bursts { longest_cycles: longest, switch_cycles, most };

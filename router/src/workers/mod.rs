@@ -17,7 +17,7 @@
 //! * [`Workers::report`]: all that is counted. [`Workers::stop`], or drop: paths end as when they are not in the plan any more.
 //!
 //! Rights, of the threads that call these: CAP_NET_RAW opens sockets, CAP_SYS_ADMIN does so in other namespaces, CAP_IPC_LOCK or a limit
-//! (`ulimit -l`) locks the memory of packets, CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel; what lacks one says which.
+//! (`ulimit -l`) locks the memory of packets, CAP_SYS_NICE puts workers before other threads, CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel; what lacks one says which.
 //! Workers' own threads have no rights at all.
 //!
 //! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). What it does not use
@@ -98,6 +98,8 @@ pub struct WorkersSettings {
     pub sample_every: u16,
     /// What paths share by their weights (P7): one that this machine counts.
     pub share: Resource,
+    /// How its threads stand to others of their cores (sched(7)): -20, before nearly all, to 19.
+    pub nice: i8,
     /// For packets that go up.
     pub budgets: Budgets,
     /// Where routers are: what elements make for one, and cannot route, the kernel sends there.
@@ -116,6 +118,7 @@ impl Default for WorkersSettings {
             calibration: None,
             sample_every: 20,
             share: Resource::Cycles,
+            nice: -20,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
             namespaces: Namespaces::default(),
         }

@@ -10,7 +10,7 @@ use super::{
     epochs::{Epoch, Epochs},
     inner::Inner,
 };
-use crate::af_xdp::Bell;
+use crate::{af_xdp::Bell, priority::Urgency};
 use anyhow::{Context, Error, Result, anyhow};
 use logic::cores::CoreId;
 use rustix::thread::{
@@ -66,12 +66,13 @@ pub(super) struct Thread {
 }
 
 impl Thread {
-    /// Starts it. `make` is called on the thread, which may have rights until then.
+    /// Starts it, this nice. `make` is called on the thread, which may have rights until then.
     ///
     /// # Errors
-    /// The core is not there, or what `make` says.
+    /// The core is not there, it may not be as urgent, or what `make` says.
     pub fn start(
         core: CoreId,
+        nice: i8,
         epochs: &Epochs,
         make: impl FnOnce(Arc<Bell>) -> Result<Inner> + Send + 'static,
     ) -> Result<Thread> {
@@ -86,6 +87,7 @@ impl Thread {
         let its = desk.clone();
         let thread = thread::Builder::new().name(format!("worker/{core}")).spawn(move || {
             match pin(core)
+                .and_then(|()| be_nice(core, nice))
                 .and_then(|()| make(its.bell.clone()))
                 .and_then(|inner| drop_rights().map(|()| inner))
             {
@@ -199,6 +201,12 @@ pub(crate) fn pin(core: CoreId) -> Result<()> {
     anyhow::ensure!(usize::from(core) < CpuSet::MAX_CPU, "core {core} is beyond {}", CpuSet::MAX_CPU);
     only.set(core.into());
     sched_setaffinity(None, &only).with_context(|| format!("putting a worker on core {core}"))
+}
+
+fn be_nice(core: CoreId, nice: i8) -> Result<()> {
+    Urgency::usual(nice.into()).set(0).with_context(|| {
+        format!("worker on core {core}: nice = {nice} needs CAP_SYS_NICE; nice = 0 does not")
+    })
 }
 
 /// Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.

@@ -20,6 +20,7 @@ use router::{
     netns::{Key, OpenNamespace},
     workers::{Namespaces, PathPlan, WorkersSettings},
 };
+use rustix::process::{Pid, getpriority_process};
 use std::{
     collections::BTreeMap,
     fs::File,
@@ -256,6 +257,21 @@ fn a_worker_without_packets_sleeps() {
         assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 5, 60)]);
         bed.end();
     });
+}
+
+/// Before nearly all other threads of its core, unless told otherwise.
+#[test]
+#[ignore = "needs root"]
+fn workers_are_as_urgent_as_they_are_told() {
+    for (settings, nice) in [(settings(), -20), (WorkersSettings { nice: 7, ..settings() }, 7)] {
+        in_new_namespace(move || {
+            let bed = Bed::new(1, settings);
+            bed.apply(&plan(&[1], &ports(1, SMALL), &[]));
+            let worker = measure::task("worker/1").file_name().to_str().unwrap().parse().unwrap();
+            assert_eq!(getpriority_process(Pid::from_raw(worker)), Ok(nice));
+            bed.end();
+        });
+    }
 }
 
 /// What an element made and `route` cannot send the kernel sends, as its own, where the router is; frames that are for no interface are their port's router's.

@@ -22,12 +22,16 @@ const ROUNDS: usize = 5;
 
 /// Nanoseconds that the thread of this name had a core.
 fn cpu_ns(name: &str) -> u64 {
+    let stat = fs::read_to_string(task(name).path().join("schedstat")).unwrap();
+    stat.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// The thread of this name.
+pub fn task(name: &str) -> fs::DirEntry {
     let is_it = |task: &fs::DirEntry| {
         fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm.trim() == name)
     };
-    let task = fs::read_dir("/proc/self/task").unwrap().flatten().find(is_it).expect("the worker's thread");
-    let stat = fs::read_to_string(task.path().join("schedstat")).unwrap();
-    stat.split(' ').next().unwrap().parse().unwrap()
+    fs::read_dir("/proc/self/task").unwrap().flatten().find(is_it).expect("the worker's thread")
 }
 
 fn median(mut of: Vec<f64>) -> f64 {
