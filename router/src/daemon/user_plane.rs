@@ -9,7 +9,10 @@
 //! When the tables move to larger memory, the old one is kept up by nobody. Workers read the new one before the loop goes on; if they cannot in
 //! time, none of them has packets until they do ([`PathMaps::hold`]).
 
-use super::seam::{self, Device, Stand, Wanted};
+use super::{
+    seam::{self, Device, Stand, Wanted},
+    tally::Tally,
+};
 use crate::{
     af_xdp::{HEAD_ROOM, Polling, Rings},
     captures::CaptureThreads,
@@ -127,6 +130,7 @@ impl UserPlane {
             is_read: true,
             wanted: Wanted::default(),
             told: Vec::new(),
+            tally: Tally::default(),
         };
         let at = desk.clone();
         // Behind all that may fail: it costs numbers.
@@ -246,6 +250,7 @@ struct Keeper {
     wanted: Wanted,
     /// What could not be done in the last round.
     told: Vec<String>,
+    tally: Tally,
 }
 
 impl Keeper {
@@ -289,7 +294,8 @@ impl Keeper {
             troubles.extend(self.captures.troubles());
             troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
             self.told.clone_from(&troubles);
-            let workers = self.workers.as_ref().map(Workers::report).unwrap_or_default();
+            let workers = self.workers.as_ref().map(Workers::report);
+            let workers = workers.map(|report| self.tally.of(report)).unwrap_or_default();
             *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
             locked(&desk.orders).done = given;
             desk.news.notify_all();
@@ -328,6 +334,7 @@ impl Keeper {
                 Ok(workers) => {
                     if let Some(before) = self.workers.replace(workers) {
                         tracing::info!("paths need more memory: workers begin anew with {needed} frames");
+                        self.tally.end(before.report());
                         troubles.extend(before.stop());
                     }
                     self.settings.frames = needed;
