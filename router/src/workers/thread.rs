@@ -10,12 +10,10 @@ use super::{
     epochs::{Epoch, Epochs},
     inner::Inner,
 };
-use crate::af_xdp::Bell;
+use crate::{af_xdp::Bell, privileges};
 use anyhow::{Context, Error, Result, anyhow};
 use logic::cores::CoreId;
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, CpuSet, sched_setaffinity, set_capabilities, set_no_new_privs,
-};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::{
     cell::Cell,
     collections::VecDeque,
@@ -87,7 +85,8 @@ impl Thread {
         let thread = thread::Builder::new().name(format!("worker/{core}")).spawn(move || {
             match pin(core)
                 .and_then(|()| make(its.bell.clone()))
-                .and_then(|inner| drop_rights().map(|()| inner))
+                // Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
+                .and_then(|inner| privileges::give_up_all().map(|()| inner))
             {
                 Ok(mut inner) => {
                     let _ = started.send(Ok(()));
@@ -199,14 +198,6 @@ pub(crate) fn pin(core: CoreId) -> Result<()> {
     anyhow::ensure!(usize::from(core) < CpuSet::MAX_CPU, "core {core} is beyond {}", CpuSet::MAX_CPU);
     only.set(core.into());
     sched_setaffinity(None, &only).with_context(|| format!("putting a worker on core {core}"))
-}
-
-/// Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
-fn drop_rights() -> Result<()> {
-    let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    set_capabilities(None, sets).context("giving up a worker's rights")?;
-    set_no_new_privs(true).context("giving up the right to gain any")
 }
 
 fn work(desk: &Desk, inner: &mut Inner) {
