@@ -115,6 +115,17 @@ impl SequenceFile {
         self.note(taken)
     }
 
+    /// As if its disk had failed.
+    #[cfg(test)]
+    pub fn cannot_be_written(&mut self) {
+        self.file = File::open(&self.path).unwrap();
+    }
+
+    #[cfg(test)]
+    pub fn is_mended(&mut self, file: File) {
+        self.file = file;
+    }
+
     fn note(&mut self, number: u64) -> Result<(), Fault> {
         let line = line(&self.key, number.max(self.used));
         let written = self.file.write_all_at(line.as_bytes(), 0).and_then(|()| self.file.sync_data());
