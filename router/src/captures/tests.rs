@@ -394,16 +394,18 @@ fn threads_of_mirrors_are_in_the_background() {
         thread::sleep(Duration::from_millis(1200));
         for (thread, (.., slept)) in of("mirror") {
             let slept = slept - before[&thread].3;
-            assert!((1..=3).contains(&slept), "{slept} times in 1.2 s");
+            assert!(slept < 20, "{slept} times in 1.2 s");
         }
     }
     assert_eq!(troubles(&mut threads), [""; 0]);
-    // They are woken.
+    // They are woken: by themselves they look once a second.
     let mut chain = chain(&threads.captures(), &mirrors[1]);
-    come(&mut chain, now_ns(), 0..10, 60);
     let begun = Instant::now();
-    until("copies", || counted(&chain) == BTreeMap::from([("written", 10)]));
-    assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    for copies in 1..=10 {
+        come(&mut chain, now_ns(), 0..1, 60);
+        until("a copy", || counted(&chain) == BTreeMap::from([("written", copies)]));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     assert_eq!(threads.finish(), [""; 0]);
 }
 

@@ -304,8 +304,15 @@ fn numbers_are_reserved_while_they_are_used() {
     sas.begin().unwrap();
     sas.change(&directory.path().join("set.toml"), &table("x", 1000, "a"), &[]).unwrap();
     sas.table().outbound()[0].1.sequence.take((1 << 19) + 1);
-    will_note(&directory.path().join("a.sequence"), 2 << 20);
+    // Noted first, and then reserved.
+    for _ in 0..500 {
+        if sas.table().outbound()[0].1.sequence.reserved() == 2 << 20 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
     assert_eq!(sas.table().outbound()[0].1.sequence.reserved(), 2 << 20);
+    assert_eq!(noted(&directory.path().join("a.sequence")), 2 << 20);
     sas.finish().unwrap();
     assert_eq!(noted(&directory.path().join("a.sequence")), (1 << 19) + 1);
 }
