@@ -6,9 +6,8 @@
 //!
 //! A file of a run is emptied, as a run begins anew: so it has to be empty, or a capture of ours that nobody writes, under its own name. Pipes and devices hold nothing.
 
-use crate::guard::is_ours_alone;
-use anyhow::{Context, Result, bail, ensure};
-use rustix::{fs::FlockOperation, io::Errno};
+use crate::guard::{is_ours_alone, lock_file};
+use anyhow::{Context, Result, ensure};
 use std::{
     fs::{self, File},
     io::{self, BufReader, Read, Write},
@@ -195,11 +194,8 @@ fn file(path: &Path) -> Result<File> {
 }
 
 fn locked(file: File) -> Result<File> {
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => bail!("another process writes it, or another mirror"),
-        Err(error) => Err(error).context("cannot lock it"),
-    }
+    ensure!(lock_file(&file).context("cannot lock it")?, "another process writes it, or another mirror");
+    Ok(file)
 }
 
 /// How far it is header and whole records, which is all of it from then on.
