@@ -1,7 +1,9 @@
 //! Locks, and files that are one user's.
 
+use rustix::{fs::FlockOperation, io::Errno};
 use std::{
-    fs::Metadata,
+    fs::{File, Metadata},
+    io,
     os::unix::fs::MetadataExt,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -12,6 +14,18 @@ const OTHERS_WRITE: u32 = 0o022;
 /// Also after a thread that had it panicked: what it guards is whole at every moment.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks it, as long as it is open here or where it was handed to; false: somebody else has. Advisory: flock(2).
+///
+/// # Errors
+/// Its file system has no locks, or fails.
+pub fn lock_file(file: &File) -> io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Does a file belong to who runs Millrace, and may nobody else write it?

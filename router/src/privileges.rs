@@ -12,7 +12,7 @@
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,
 //! processes of others), not against a compromised daemon. `no_new_privs` and an empty inheritable set keep anything it
-//! might execute from getting more.
+//! might execute from getting more. Threads that need none of them give up all ([`give_up_all`]): workers, and those that write copies of packets.
 
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
@@ -89,6 +89,14 @@ pub fn reduce() -> Result<()> {
     };
     set_no_new_privs(true).context("setting no_new_privs")?;
     set_capabilities(None, reduced).context("giving up capabilities")
+}
+
+/// All of them, of the calling thread alone, and the right to gain any: what it has open it uses without.
+pub fn give_up_all() -> Result<()> {
+    let none = CapabilitySet::empty();
+    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+    set_capabilities(None, sets).context("giving up a thread's rights")?;
+    set_no_new_privs(true).context("giving up the right to gain any")
 }
 
 #[cfg(test)]

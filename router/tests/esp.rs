@@ -377,3 +377,41 @@ fn the_documented_example_is_right() {
     assert_eq!(sent[..14], [2, 0, 0, 0, 9, 1, 2, 0, 0, 0, 0, 2, 8, 0]);
     assert_eq!((sent[22], sent[23], &sent[26..34]), (64, 50, &[192, 0, 2, 1, 192, 0, 2, 2][..]));
 }
+
+/// RFC 4301 section 5.2: what must come encrypted, and comes in clear, is discarded; what was inside ESP goes on.
+#[test]
+fn what_comes_in_clear_is_discarded() {
+    let world = Directory::new();
+    let text = include_str!("../../docs/esp.md");
+    let start = text.find("```toml\n").unwrap() + "```toml\n".len();
+    world.write("p.toml", &text[start..start + text[start..].find("```").unwrap()]);
+    world.write("to-b.key", KEY_OUT);
+    world.write("from-b.key", KEY_IN);
+    // The peer.
+    world.write(
+        "peer.toml",
+        "[[port]]\nname = \"p\"\nmac = \"02:00:00:00:00:02\"\n\
+         [[sa]]\nname = \"to-a\"\nspi = 0x2002\nmode = \"tunnel\"\nlocal = \"192.0.2.2\"\nremote = \"192.0.2.1\"\n\
+         key_file = \"from-b.key\"\nsequence_file = \"peer.sequence\"\n\
+         [[path]]\nname = \"out\"\nchain = [\"check\", { element = \"esp_encrypt\", sa = \"to-a\" }, { element = \"forward\", port = \"p\" }]\n",
+    );
+    let from_b = |from: [u8; 4]| {
+        let build = etherparse::PacketBuilder::ethernet2([2, 0, 0, 0, 9, 1], [2, 0, 0, 0, 0, 2]);
+        let mut frame = Vec::new();
+        build.ipv4(from, [10, 0, 0, 9], 64).udp(1, 2).write(&mut frame, b"some payload").unwrap();
+        frame
+    };
+    let inside = from_b([10, 1, 0, 9]);
+    world.capture("inside.pcap", std::slice::from_ref(&inside));
+    world.report("peer.toml", &["--pcap", "inside.pcap", "--out", "esp.pcap"]);
+    let esp = world.frames("esp.pcap").remove(0);
+    // In clear, as it is in ESP; and of somebody whom no SA protects.
+    world.capture("in.pcap", &[inside.clone(), esp, from_b([10, 2, 0, 9])]);
+    let report = world.report("p.toml", &["--pcap", "wan=in.pcap", "--out", "out.pcap"]);
+    let path = |n: usize| &report["paths"][n];
+    assert_eq!((&path(0)["packets"], &path(0)["out"]), (&json!(1), &json!({ "lan": 1 })), "{report:#}");
+    assert_eq!((&path(2)["packets"], &path(2)["dropped"]), (&json!(1), &json!({ "discarded": 1 })));
+    let out = world.frames("out.pcap");
+    assert_eq!((out.len(), &out[0][26..34]), (1, &inside[26..34]));
+    assert_eq!(out[0][34..], inside[34..]);
+}

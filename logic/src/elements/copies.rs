@@ -154,6 +154,11 @@ impl Copies {
         }
     }
 
+    /// Was any put that nobody took?
+    pub fn are_waiting(&self) -> bool {
+        self.put.0.load(Relaxed) != self.taken.0.load(Relaxed)
+    }
+
     /// Copies that are in the file.
     pub fn written(&self) -> u64 {
         self.written.load(Relaxed)

@@ -28,7 +28,7 @@ use crate::{
     reason::Reason,
 };
 use rustc_hash::FxHashMap;
-use std::{mem, net::IpAddr, sync::Arc};
+use std::{any::Any, mem, net::IpAddr, sync::Arc};
 
 const FRAGMENT: u16 = 0x3fff;
 /// In the low bits of TOS and traffic class (RFC 3168).
@@ -170,6 +170,15 @@ impl Element for EspDecrypt {
 
     fn counted(&self) -> Vec<(&'static str, u64)> {
         UPS.into_iter().zip(self.ups).collect()
+    }
+
+    /// Windows are the SAs', which the table has.
+    fn kept(&self) -> Option<&dyn Any> {
+        Some(&self.ups)
+    }
+
+    fn go_on_from(&mut self, kept: &dyn Any) {
+        self.ups = kept.downcast_ref().copied().unwrap_or(self.ups);
     }
 }
 

@@ -25,6 +25,7 @@ use super::{
 };
 use crate::esp::{self, Ends, Job, Mode, NoNumber, Outbound, SaTable, Selectors, TAG, View};
 use std::{
+    any::Any,
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     ops::Range,
@@ -45,6 +46,11 @@ pub struct EspEncrypt {
     sa: Option<Arc<Outbound>>,
     /// Memory that each run uses anew.
     jobs: Vec<Job<'static>>,
+    sent: Sent,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Sent {
     bytes: u64,
     near_end: u64,
 }
@@ -53,7 +59,7 @@ impl EspEncrypt {
     /// By the SA that has this name in the table.
     pub fn new(table: Arc<SaTable>, name: &str) -> Self {
         let view = View::new(table);
-        EspEncrypt { name: name.into(), view, sa: None, jobs: Vec::new(), bytes: 0, near_end: 0 }
+        EspEncrypt { name: name.into(), view, sa: None, jobs: Vec::new(), sent: Sent::default() }
     }
 }
 
@@ -94,7 +100,7 @@ impl Element for EspEncrypt {
         let mut numbers = sa.sequence.take(batch.going() as u64);
         let first = numbers.start;
         let mut jobs = emptied(mem::take(&mut self.jobs));
-        let bytes = &mut self.bytes;
+        let bytes = &mut self.sent.bytes;
         let usual = Tunnel4::new(sa);
         batch.gather(counters, |packet| {
             let length = u64::from(packet.headers.bytes);
@@ -114,7 +120,7 @@ impl Element for EspEncrypt {
             jobs.push(sa.jobs.job(number.to_be_bytes(), number, text));
             None
         });
-        self.near_end += numbers.start.saturating_sub(first.max(sa.soft + 1));
+        self.sent.near_end += numbers.start.saturating_sub(first.max(sa.soft + 1));
         sa.aead.seal(&mut jobs);
         let sealed = if jobs.iter().all(|job| job.is_right) {
             None
@@ -140,7 +146,16 @@ impl Element for EspEncrypt {
     }
 
     fn counted(&self) -> Vec<(&'static str, u64)> {
-        vec![("bytes", self.bytes), ("near_end", self.near_end)]
+        vec![("bytes", self.sent.bytes), ("near_end", self.sent.near_end)]
+    }
+
+    /// Sequence numbers are the SA's, which the table has.
+    fn kept(&self) -> Option<&dyn Any> {
+        Some(&self.sent)
+    }
+
+    fn go_on_from(&mut self, kept: &dyn Any) {
+        self.sent = kept.downcast_ref().copied().unwrap_or(self.sent);
     }
 }
 

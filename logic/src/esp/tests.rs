@@ -80,6 +80,8 @@ fn a_number_is_taken_once_and_none_beyond_what_is_reserved() {
 #[test]
 fn numbers_never_wrap() {
     for (is_extended, last) in [(false, u64::from(u32::MAX)), (true, u64::MAX)] {
+        let end = Sequence::new(is_extended, last - u64::from(is_extended));
+        assert_eq!(end.why(), NoNumber::Exhausted);
         let sequence = Sequence::new(is_extended, last - 3);
         sequence.reserve(u64::MAX);
         let taken = sequence.take(100);
@@ -144,6 +146,17 @@ proptest! {
         }
         prop_assert_eq!(Window::new(size, false).unwrap().infer(ahead as u32), Some(u64::from(ahead as u32)));
     }
+}
+
+/// Where the window begins at a number whose low half is 0, or one before.
+#[test]
+fn the_high_half_is_found_at_its_edges() {
+    let window = Window::new(64, true).unwrap();
+    window.lock().accept(1 << 32 | 62).unwrap();
+    assert_eq!((window.infer(0), window.infer(u32::MAX)), (Some(1 << 32), Some(u32::MAX.into())));
+    window.lock().accept(1 << 32 | 63).unwrap();
+    assert_eq!((window.infer(0), window.infer(63)), (Some(1 << 32), Some(1 << 32 | 63)));
+    assert_eq!(window.infer(u32::MAX), Some(1 << 32 | u64::from(u32::MAX)));
 }
 
 #[test]

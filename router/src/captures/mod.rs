@@ -5,6 +5,9 @@
 //!  in a worker's turn                   a thread of low priority each (the daemon), or between two turns (`millrace paths run`)
 //! ```
 //!
+//! Each file of the daemon has a thread, as one on a disk that hangs is not to keep others waiting. They sleep: one more thread looks at all rings, and wakes those whose
+//! rings have copies. To wake them is not the workers' work, as it may take a system call. All of these threads give up their rights, and stay away from cores of workers where there are others.
+//!
 //! A ring belongs to a file, not to a chain: chains that are made anew, over other tables or after a panic, find it by the file's name and go on.
 //! Whatever becomes of the file, the path does not notice: copies are lost, by name, and [`CaptureThreads::troubles`] says why.
 //!
@@ -21,18 +24,20 @@ mod writer;
 
 pub use sink::{OfDaemon, OfRun, Sink};
 
-use crate::{config::MirrorSettings, priority::Urgency, workers::Clock};
+use crate::{config::MirrorSettings, cores::CoreId, priority::Urgency, privileges, workers::Clock};
 use anyhow::{Context, Result};
-use logic::elements::{Copies, MOST_PACKETS};
+use logic::elements::{Copies, MOST_PACKETS, NoCopy};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    mem,
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::{Receiver, Sender, channel},
     },
-    thread::{self, JoinHandle},
+    thread::{self, JoinHandle, Thread},
     time::{Duration, Instant, SystemTime},
 };
 use writer::{Fault, Writer};
@@ -41,6 +46,8 @@ use writer::{Fault, Writer};
 const RING_BYTES: usize = 4 << 20;
 /// So often a thread looks whether there are copies. What comes meanwhile has to fit into the ring.
 const LOOKS: Duration = Duration::from_millis(10);
+/// So long it is told that a ring was full.
+const TELLS: Duration = Duration::from_secs(10);
 /// The end of the daemon waits so long for all of them: a file system may never answer.
 const ENDS: Duration = Duration::from_secs(2);
 /// Clocks are compared so often at most, until so little time is between two readings.
@@ -65,35 +72,60 @@ impl Captures {
 pub struct CaptureThreads {
     captures: Captures,
     threads: Vec<Running>,
+    ends: Arc<AtomicBool>,
 }
 
 struct Running {
     file: PathBuf,
-    ends: Arc<AtomicBool>,
     ended: Receiver<()>,
     thread: JoinHandle<()>,
     fault: Fault,
+    full: Full,
 }
 
 impl CaptureThreads {
-    /// A thread for each; files are opened by them, and tried again where that fails.
+    /// A thread for each; files are opened by them, and tried again where that fails. `workers`: cores that they leave alone, if there are others.
     ///
     /// # Errors
     /// There are no threads.
-    pub fn start<'m>(mirrors: impl IntoIterator<Item = &'m MirrorSettings>) -> Result<CaptureThreads> {
-        let (mut by_file, mut threads) = (BTreeMap::new(), Vec::new());
+    pub fn start<'m>(
+        mirrors: impl IntoIterator<Item = &'m MirrorSettings>,
+        workers: &BTreeSet<CoreId>,
+    ) -> Result<CaptureThreads> {
+        let (mut by_file, mut threads, mut rings) = (BTreeMap::new(), Vec::new(), Vec::new());
+        let ends = Arc::<AtomicBool>::default();
+        let cores = cores_but(workers);
+        let starting = "starting a thread of a mirror";
         for mirror in mirrors {
             let (copies, taker) = Copies::new(RING_BYTES);
-            let writer = Writer::new(taker, OfDaemon::new(&mirror.file), mirror);
-            let (fault, ends) = (writer.fault(), Arc::<AtomicBool>::default());
+            let writer = Writer::new(taker, OfDaemon::new(&mirror.file, ends.clone()), mirror);
+            let fault = writer.fault();
             let (tell, ended) = channel();
             let until = ends.clone();
             let thread = thread::Builder::new().name("mirror".into());
-            let thread = thread.spawn(move || run(writer, &until, tell)).context("starting a thread")?;
-            threads.push(Running { file: mirror.file.clone(), ends, ended, thread, fault });
+            let thread = thread.spawn(move || {
+                let ready = in_the_background(cores);
+                if let Err(error) = ready {
+                    return writer.fails(&format!("{error:#}"));
+                }
+                run(writer, &until, tell);
+            });
+            let thread = thread.context(starting)?;
+            rings.push((copies.clone(), thread.thread().clone()));
+            let full = Full { copies: copies.clone(), lost: 0, at: None };
+            threads.push(Running { file: mirror.file.clone(), ended, thread, fault, full });
             by_file.insert(mirror.file.clone(), copies);
         }
-        Ok(CaptureThreads { captures: Captures(Arc::new(by_file)), threads })
+        if !rings.is_empty() {
+            let until = ends.clone();
+            let looks = move || {
+                // If it cannot, it looks all the same: it does nothing else.
+                let _ = in_the_background(cores);
+                look(&rings, &until);
+            };
+            thread::Builder::new().name("mirrors".into()).spawn(looks).context(starting)?;
+        }
+        Ok(CaptureThreads { captures: Captures(Arc::new(by_file)), threads, ends })
     }
 
     /// For elements.
@@ -101,33 +133,37 @@ impl CaptureThreads {
         self.captures.clone()
     }
 
-    /// What is wrong now.
-    pub fn troubles(&self) -> Vec<String> {
-        let trouble = |running: &Running| {
-            let failed = || format!("mirror {}: its thread has failed", running.file.display());
-            running.thread.is_finished().then(failed).or_else(|| writer::read(&running.fault))
+    /// What is wrong now, or was a moment ago.
+    pub fn troubles(&mut self, now: Instant) -> Vec<String> {
+        let trouble = |running: &mut Running| {
+            let file = running.file.display();
+            let is_full = running.full.is_lately(now);
+            let lost =
+                || format!("mirror {file}: copies are lost, as more come than are written (mirror_full)");
+            let failed = || format!("mirror {file}: its thread has failed");
+            let fault = writer::read(&running.fault);
+            let fault = fault.or_else(|| running.thread.is_finished().then(failed));
+            fault.into_iter().chain(is_full.then(lost))
         };
-        self.threads.iter().filter_map(trouble).collect()
+        self.threads.iter_mut().flat_map(trouble).collect()
     }
 
-    /// Writes what was put before; which files did not get it in time.
+    /// Writes what was put before; which files did not get all of it, or not in time.
     pub fn finish(mut self) -> Vec<String> {
         self.end()
     }
 
     fn end(&mut self) -> Vec<String> {
-        for running in &self.threads {
-            running.ends.store(true, Ordering::Release);
-            running.thread.thread().unpark();
-        }
+        self.ends.store(true, Ordering::Release);
+        self.threads.iter().for_each(|running| running.thread.thread().unpark());
         let deadline = Instant::now() + ENDS;
         let end = |running: Running| {
             let left = deadline.saturating_duration_since(Instant::now());
             // An error as well: it is gone.
             let is_late = running.ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
-            is_late.then(|| {
-                format!("mirror {}: it takes too long to write, and is left", running.file.display())
-            })
+            let late =
+                || format!("mirror {}: it takes too long to write, and is left", running.file.display());
+            is_late.then(late).or_else(|| writer::read(&running.fault))
         };
         self.threads.drain(..).filter_map(end).collect()
     }
@@ -139,10 +175,54 @@ impl Drop for CaptureThreads {
     }
 }
 
+/// Whether a ring was full.
+struct Full {
+    copies: Arc<Copies>,
+    /// For that, when it was last asked.
+    lost: u64,
+    /// When that was more than before.
+    at: Option<Instant>,
+}
+
+impl Full {
+    fn is_lately(&mut self, now: Instant) -> bool {
+        let lost = self.copies.lost(NoCopy::Full);
+        if lost > mem::replace(&mut self.lost, lost) {
+            self.at = Some(now);
+        }
+        self.at.is_some_and(|at| now.saturating_duration_since(at) < TELLS)
+    }
+}
+
+/// Those that this thread may use, but for these, if any are left.
+fn cores_but(workers: &BTreeSet<CoreId>) -> Option<CpuSet> {
+    let mut cores = sched_getaffinity(None).ok()?;
+    workers
+        .iter()
+        .map(|core| usize::from(*core))
+        .filter(|core| *core < CpuSet::MAX_CPU)
+        .for_each(|core| cores.unset(core));
+    (cores.count() > 0).then_some(cores)
+}
+
+/// What a thread of a mirror is: it writes files of the daemon's user, which takes no rights, when there is nothing else to do.
+fn in_the_background(cores: Option<CpuSet>) -> Result<()> {
+    // If the kernel does not allow it, copies are written as urgently as all else, or anywhere.
+    let _ = Urgency::usual(NICE).set(0);
+    let _ = cores.map(|cores| sched_setaffinity(None, &cores));
+    privileges::give_up_all()
+}
+
+/// Wakes who has copies to write.
+fn look(rings: &[(Arc<Copies>, Thread)], ends: &AtomicBool) {
+    while !ends.load(Ordering::Acquire) {
+        rings.iter().filter(|(copies, _)| copies.are_waiting()).for_each(|(_, thread)| thread.unpark());
+        thread::sleep(LOOKS);
+    }
+}
+
 /// A thread.
 fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
-    // If the kernel does not allow it, copies are written as urgently as all else.
-    let _ = Urgency::usual(NICE).set(0);
     let clock = Clock::of_process();
     let worker_ns = || clock.ns(clock.cycles());
     let mut to_unix_ns = unix_ns().wrapping_sub(worker_ns());
@@ -158,7 +238,7 @@ fn run(mut writer: Writer<OfDaemon>, ends: &AtomicBool, ended: Sender<()>) {
         if is_last {
             break;
         }
-        thread::park_timeout(LOOKS);
+        thread::park_timeout(writer.rests(Instant::now()));
     }
     drop(writer);
     // Nobody may be there any more to hear it.

@@ -6,14 +6,17 @@
 //!
 //! A file of a run is emptied, as a run begins anew: so it has to be empty, or a capture of ours that nobody writes, under its own name. Pipes and devices hold nothing.
 
-use crate::guard::is_ours_alone;
-use anyhow::{Context, Result, bail, ensure};
-use rustix::{fs::FlockOperation, io::Errno};
+use crate::guard::{is_ours_alone, lock_file};
+use anyhow::{Context, Result, ensure};
 use std::{
     fs::{self, File},
     io::{self, BufReader, Read, Write},
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 /// Bytes in front of the data of a packet.
@@ -23,6 +26,8 @@ pub(super) const MOST_CAPTURED: usize = u16::MAX as usize;
 /// Of the file: pcap 2.4 with nanoseconds, little endian, of Ethernet; the same whatever is captured of each packet, so that a file can be gone on with.
 pub(super) const HEADER: [u8; 24] =
     [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 1, 0, 0, 0];
+/// Of a file that is there already so much is read before it is asked whether that is still wanted.
+const AT_ONCE: u64 = 16 << 20;
 const NOT_OURS: &str = "it is there already, and no capture of Millrace: move it away";
 
 /// See the head of this file.
@@ -35,17 +40,61 @@ pub trait Sink {
     /// Writes behind the first `at` bytes.
     ///
     /// # Errors
-    /// These are the last ones it has; it may be tried again.
-    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()>;
+    /// These, and the records that fit, are all it has; it may be tried again.
+    fn write(&mut self, at: u64, records: &[u8]) -> Result<(), Failed>;
     /// It is to be opened again.
     fn is_gone(&self) -> bool;
+}
+
+/// Not all was written.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Failed {
+    /// Why.
+    pub error: io::Error,
+    /// What was.
+    pub fit: Whole,
+}
+
+impl From<io::Error> for Failed {
+    /// Nothing was.
+    fn from(error: io::Error) -> Failed {
+        Failed { error, fit: Whole::default() }
+    }
+}
+
+/// Whole records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Whole {
+    pub records: u64,
+    pub bytes: usize,
+}
+
+impl Whole {
+    /// That these begin with.
+    pub fn of(bytes: &[u8]) -> Whole {
+        let mut whole = Whole::default();
+        while let Some(head) = bytes.get(whole.bytes..).and_then(<[u8]>::first_chunk)
+            && let end = whole.bytes + RECORD + captured(head)
+            && end <= bytes.len()
+        {
+            whole = Whole { records: whole.records + 1, bytes: end };
+        }
+        whole
+    }
+}
+
+/// Bytes of a packet behind the head of its record.
+fn captured(head: &[u8; RECORD]) -> usize {
+    let [.., a, b, c, d, _, _, _, _] = *head;
+    u32::from_le_bytes([a, b, c, d]) as usize
 }
 
 impl Sink for Box<dyn Sink + '_> {
     fn open(&mut self) -> Result<u64> {
         (**self).open()
     }
-    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+    fn write(&mut self, at: u64, records: &[u8]) -> Result<(), Failed> {
         (**self).write(at, records)
     }
     fn is_gone(&self) -> bool {
@@ -59,12 +108,14 @@ pub struct OfDaemon {
     file: Option<File>,
     /// That it has, if nobody else changes it.
     bytes: u64,
+    /// The daemon ends: it does not wait until a long file is read.
+    ends: Arc<AtomicBool>,
 }
 
 impl OfDaemon {
     /// Not open yet.
-    pub fn new(path: &Path) -> OfDaemon {
-        OfDaemon { path: path.into(), file: None, bytes: 0 }
+    pub fn new(path: &Path, ends: Arc<AtomicBool>) -> OfDaemon {
+        OfDaemon { path: path.into(), file: None, bytes: 0, ends }
     }
 }
 
@@ -73,26 +124,24 @@ impl Sink for OfDaemon {
         // Unlocked, as it may have its name still.
         self.file = None;
         let file = file(&self.path)?;
-        self.bytes = whole(&file, &self.path)?;
+        self.bytes = whole(&file, &self.path, &self.ends)?;
         self.file = Some(file);
         Ok(self.bytes)
     }
 
-    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
-        let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+    fn write(&mut self, at: u64, records: &[u8]) -> Result<(), Failed> {
+        let Some(file) = &self.file else { return Err(io::Error::from(io::ErrorKind::NotFound).into()) };
         if file.metadata()?.len() != at {
             // Behind the end there would be a hole, which no reader of captures gets over.
             self.file = None;
-            return Err(io::Error::other("another process has cut or written it"));
+            return Err(io::Error::other("another process has cut or written it").into());
         }
         let (written, is_whole) = put(file, at, records);
         if !is_whole {
             // That is cut off when it is opened again.
             self.file = None;
         }
-        if written.is_ok() {
-            self.bytes = at + records.len() as u64;
-        }
+        self.bytes = at + written.as_ref().map_or_else(|failed| failed.fit.bytes, |()| records.len()) as u64;
         written
     }
 
@@ -105,11 +154,22 @@ impl Sink for OfDaemon {
     }
 }
 
-/// Behind the first `at` bytes, all of it or nothing; and whether the file holds nothing else.
-fn put(file: &File, at: u64, records: &[u8]) -> (io::Result<()>, bool) {
-    let written = file.write_all_at(records, at);
-    let is_whole = written.is_ok() || file.set_len(at).is_ok();
-    (written, is_whole)
+/// Behind the first `at` bytes, as many records as fit; and whether the file holds nothing else.
+pub(super) fn put(file: &File, at: u64, records: &[u8]) -> (Result<(), Failed>, bool) {
+    let mut done = 0;
+    let error = loop {
+        let rest = records.get(done..).unwrap_or_default();
+        match file.write_at(rest, at + done as u64) {
+            _ if rest.is_empty() => return (Ok(()), true),
+            Ok(0) => break io::ErrorKind::WriteZero.into(),
+            Ok(more) => done += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => break error,
+        }
+    };
+    let fit = Whole::of(records.get(..done).unwrap_or_default());
+    let is_whole = file.set_len(at + fit.bytes as u64).is_ok();
+    (Err(Failed { error, fit }), is_whole)
 }
 
 /// Opened, or made, and locked.
@@ -134,15 +194,12 @@ fn file(path: &Path) -> Result<File> {
 }
 
 fn locked(file: File) -> Result<File> {
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(Errno::WOULDBLOCK) => bail!("another process writes it, or another mirror"),
-        Err(error) => Err(error).context("cannot lock it"),
-    }
+    ensure!(lock_file(&file).context("cannot lock it")?, "another process writes it, or another mirror");
+    Ok(file)
 }
 
 /// How far it is header and whole records, which is all of it from then on.
-fn whole(file: &File, path: &Path) -> Result<u64> {
+fn whole(file: &File, path: &Path, ends: &AtomicBool) -> Result<u64> {
     let length = file.metadata().context("cannot read it")?.len();
     if length == 0 {
         return begin(file);
@@ -153,16 +210,20 @@ fn whole(file: &File, path: &Path) -> Result<u64> {
     ensure!(read.is_ok() && header == HEADER, NOT_OURS);
     let mut end = HEADER.len() as u64;
     let mut record = [0; RECORD];
+    let mut looks = AT_ONCE;
     while length - end >= RECORD as u64 {
+        if end > looks {
+            ensure!(!ends.load(Relaxed), "the daemon ends before it has read what is there already");
+            looks += AT_ONCE;
+        }
         reader.read_exact(&mut record).context("cannot read it")?;
-        let [.., a, b, c, d, _, _, _, _] = record;
-        let captured = u32::from_le_bytes([a, b, c, d]);
-        ensure!(captured as usize <= MOST_CAPTURED, "it is broken: move it away");
-        let next = end + RECORD as u64 + u64::from(captured);
+        let captured = captured(&record);
+        ensure!(captured <= MOST_CAPTURED, "it is broken: move it away");
+        let next = end + (RECORD + captured) as u64;
         if next > length {
             break;
         }
-        reader.seek_relative(captured.into()).context("cannot read it")?;
+        reader.seek_relative(captured as i64).context("cannot read it")?;
         end = next;
     }
     if end < length {
@@ -229,16 +290,16 @@ impl Sink for OfRun {
         Ok(HEADER.len() as u64)
     }
 
-    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+    fn write(&mut self, at: u64, records: &[u8]) -> Result<(), Failed> {
         if self.is_seekable {
             return put(&self.file, at, records).0;
         }
         if let Some(why) = &self.ended {
-            return Err(io::Error::other(why.clone()));
+            return Err(io::Error::other(why.clone()).into());
         }
         let written = self.file.write_all(records);
         self.ended = written.as_ref().err().map(ToString::to_string);
-        written
+        Ok(written?)
     }
 
     fn is_gone(&self) -> bool {

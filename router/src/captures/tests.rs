@@ -1,6 +1,6 @@
 //! Captures read back, and files that cannot be had: what was lost is counted, and packets go on.
 
-use super::*;
+use super::{sink::Whole, *};
 use logic::{
     elements::{Batch, Chain, Discard, Ingress, Mirror, NoCopy, Now},
     net::Mac,
@@ -51,6 +51,15 @@ fn counted(chain: &Chain) -> BTreeMap<&'static str, u64> {
     chain.counters().next().unwrap().2.into_iter().filter(|(_, n)| *n > 0).collect()
 }
 
+/// No core is a worker's.
+fn start(mirror: &MirrorSettings) -> CaptureThreads {
+    CaptureThreads::start([mirror], &BTreeSet::new()).unwrap()
+}
+
+fn troubles(threads: &mut CaptureThreads) -> Vec<String> {
+    threads.troubles(Instant::now())
+}
+
 type Record = (Duration, Vec<u8>, u32);
 
 fn records(bytes: &[u8]) -> Vec<Record> {
@@ -76,7 +85,7 @@ fn are(records: &[Record], numbers: std::ops::Range<u32>, length: usize) {
     assert!(records.iter().all(|(_, _, original)| *original as usize == length));
 }
 
-fn until(what: &str, is: impl Fn() -> bool) {
+fn until(what: &str, mut is: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !is() {
         assert!(Instant::now() < deadline, "waited for {what}");
@@ -93,7 +102,7 @@ fn now_ns() -> u64 {
 fn a_file_of_the_daemon_has_all_that_was_copied_before_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let mirror = mirror(directory.path().join("a.pcap"));
-    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let threads = start(&mirror);
     let mut chain = chain(&threads.captures(), &mirror);
     let began = unix_ns();
     come(&mut chain, now_ns(), 0..300, 60);
@@ -121,17 +130,17 @@ fn a_daemon_that_starts_again_goes_on_behind_the_last_whole_packet() {
     let directory = tempfile::tempdir().unwrap();
     let mirror = mirror(directory.path().join("a.pcap"));
     for part in 0..3 {
-        let threads = CaptureThreads::start([&mirror]).unwrap();
+        let threads = start(&mirror);
         let mut chain = chain(&threads.captures(), &mirror);
         come(&mut chain, now_ns(), part * 10..part * 10 + 10, 200);
         // A second one has to wait for the first.
         if part == 1 {
             until("the file", || counted(&chain).contains_key("written"));
-            let second = CaptureThreads::start([&mirror]).unwrap();
-            until("a trouble", || !second.troubles().is_empty());
+            let mut second = start(&mirror);
+            until("a trouble", || !troubles(&mut second).is_empty());
             let told =
                 format!("mirror {}: another process writes it, or another mirror", mirror.file.display());
-            assert_eq!(second.troubles(), [told]);
+            assert_eq!(troubles(&mut second), [told]);
         }
         assert_eq!(threads.finish(), [""; 0]);
         are(&of_file(&mirror.file), 0..part * 10 + 10, 200);
@@ -172,13 +181,13 @@ fn what_is_there_and_not_ours_is_left_as_it_is_and_told() {
         };
         let before = read(name);
         let mirror = mirror(at(name));
-        let threads = CaptureThreads::start([&mirror]).unwrap();
-        until("a trouble", || !threads.troubles().is_empty());
-        assert_eq!(threads.troubles(), [format!("mirror {}: {why}", mirror.file.display())]);
+        let mut threads = start(&mirror);
+        until("a trouble", || !troubles(&mut threads).is_empty());
+        assert_eq!(troubles(&mut threads), [format!("mirror {}: {why}", mirror.file.display())]);
         let mut chain = chain(&threads.captures(), &mirror);
         come(&mut chain, 1, 0..5, 60);
         assert_eq!(counted(&chain), BTreeMap::from([("mirror_disk", 5)]), "{name}");
-        assert_eq!(threads.finish(), [""; 0]);
+        assert_eq!(threads.finish(), [format!("mirror {}: {why}", mirror.file.display())]);
         assert_eq!(read(name), before, "{name}");
     }
     assert!(!at("not-there").exists());
@@ -189,11 +198,11 @@ fn what_is_there_and_not_ours_is_left_as_it_is_and_told() {
 fn a_file_that_can_be_had_later_is_had_later() {
     let directory = tempfile::tempdir().unwrap();
     let mirror = mirror(directory.path().join("none/a.pcap"));
-    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let mut threads = start(&mirror);
     let mut chain = chain(&threads.captures(), &mirror);
-    until("a trouble", || !threads.troubles().is_empty());
+    until("a trouble", || !troubles(&mut threads).is_empty());
     fs::create_dir(directory.path().join("none")).unwrap();
-    until("no trouble", || threads.troubles().is_empty());
+    until("no trouble", || troubles(&mut threads).is_empty());
     come(&mut chain, 1, 0..5, 60);
     assert_eq!(threads.finish(), [""; 0]);
     are(&of_file(&mirror.file), 0..5, 60);
@@ -203,7 +212,7 @@ fn a_file_that_can_be_had_later_is_had_later() {
 fn a_file_has_its_most_bytes_and_one_that_is_moved_away_is_followed_by_another() {
     let directory = tempfile::tempdir().unwrap();
     let mirror = mirror(directory.path().join("a.pcap"));
-    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let mut threads = start(&mirror);
     let mut chain = chain(&threads.captures(), &mirror);
     // Records of 116 bytes, one of which comes to lie across the end.
     let fit = ((MIB - 24) / 116) as u32;
@@ -214,11 +223,11 @@ fn a_file_has_its_most_bytes_and_one_that_is_moved_away_is_followed_by_another()
     let all = BTreeMap::from([("written", u64::from(fit)), ("mirror_limit", 1000)]);
     assert_eq!(counted(&chain), all);
     let told = "it has 1 MiB, the most it may have: move it away, and a new one begins";
-    assert_eq!(threads.troubles(), [format!("mirror {}: {told}", mirror.file.display())]);
+    assert_eq!(troubles(&mut threads), [format!("mirror {}: {told}", mirror.file.display())]);
     assert_eq!(fs::metadata(&mirror.file).unwrap().len(), 24 + u64::from(fit) * 116);
     let moved = directory.path().join("b.pcap");
     fs::rename(&mirror.file, &moved).unwrap();
-    until("another file", || mirror.file.exists() && threads.troubles().is_empty());
+    until("another file", || mirror.file.exists() && troubles(&mut threads).is_empty());
     come(&mut chain, now_ns(), 7..9, 200);
     assert_eq!(threads.finish(), [""; 0]);
     are(&of_file(&moved), 0..fit, 200);
@@ -235,11 +244,13 @@ impl Sink for Disk {
         has.extend(sink::HEADER);
         Ok(has.len() as u64)
     }
-    fn write(&mut self, at: u64, records: &[u8]) -> io::Result<()> {
+    fn write(&mut self, at: u64, records: &[u8]) -> Result<(), sink::Failed> {
         let (has, room) = &mut *self.0.lock().unwrap();
         has.truncate(at as usize);
         if has.len() + records.len() > *room {
-            return Err(io::ErrorKind::StorageFull.into());
+            let fit = sink::Whole::of(&records[..room.saturating_sub(has.len())]);
+            has.extend(&records[..fit.bytes]);
+            return Err(sink::Failed { error: io::ErrorKind::StorageFull.into(), fit });
         }
         has.extend(records);
         Ok(())
@@ -269,24 +280,173 @@ fn a_full_disk_loses_copies_until_there_is_room() {
     };
     at(0, &mut chain, 0..15);
     assert_eq!((counted(&chain), writer::read(&fault)), (BTreeMap::from([("written", 15)]), None));
-    at(10, &mut chain, 90..100);
+    // Five of these fit, and half of one.
+    disk.0.lock().unwrap().1 += 58;
+    at(10, &mut chain, 15..25);
     let told = Some("mirror a.pcap: cannot write it: no storage space".to_string());
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (10, told.clone()));
+    assert_eq!(counted(&chain), BTreeMap::from([("written", 20), ("mirror_disk", 5)]));
+    assert_eq!(writer::read(&fault), told);
     // Not tried again, but after a second; and still told, as nothing was written.
     at(20, &mut chain, 15..20);
     at(1000, &mut chain, 80..90);
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (25, told.clone()));
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (20, told.clone()));
     at(1010, &mut chain, 80..90);
-    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (35, told));
+    assert_eq!((copies.lost(NoCopy::Disk), writer::read(&fault)), (30, told));
     disk.0.lock().unwrap().1 = usize::MAX;
     at(1999, &mut chain, 70..80);
     at(2000, &mut chain, 70..80);
-    at(2010, &mut chain, 15..40);
+    at(2010, &mut chain, 20..40);
     assert_eq!(writer::read(&fault), None);
-    assert_eq!(counted(&chain), BTreeMap::from([("written", 40), ("mirror_disk", 55)]));
+    assert_eq!(counted(&chain), BTreeMap::from([("written", 40), ("mirror_disk", 50)]));
     let all = records(&disk.0.lock().unwrap().0);
     are(&all, 0..40, 200);
     assert!(all.iter().all(|(at, ..)| *at == Duration::new(5, 1)), "{:?}", all[0].0);
+}
+
+/// A file that cannot grow has what fits, and no part of a record behind it.
+#[test]
+fn what_fits_is_in_the_file() {
+    let record = |n: u32| [[1, n, 8, 8].map(u32::to_le_bytes).concat(), vec![n as u8; 8]].concat();
+    let all: Vec<u8> = (0..1000).flat_map(record).collect();
+    for (bytes, records) in [(0, 0), (23, 0), (24, 1), (24 * 60 + 20, 60)] {
+        assert_eq!(Whole::of(&all[..bytes]), Whole { records, bytes: 24 * records as usize });
+    }
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING | rustix::fs::MemfdFlags::CLOEXEC;
+    let file = File::from(rustix::fs::memfd_create("full", flags).unwrap());
+    file.set_len(3 * 4096).unwrap();
+    rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::GROW).unwrap();
+    let (written, is_whole) = sink::put(&file, 30, &all);
+    let failed = written.unwrap_err();
+    assert_eq!(failed.fit, Whole { records: 510, bytes: 24 * 510 });
+    assert_eq!((failed.error.raw_os_error(), is_whole), (Some(libc::EPERM), true));
+    let mut bytes = vec![0; 30 + 24 * 510];
+    assert_eq!(file.metadata().unwrap().len(), bytes.len() as u64);
+    io::Read::read_exact(&mut &file, &mut bytes).unwrap();
+    assert_eq!(bytes[30..], all[..24 * 510]);
+}
+
+/// A long file takes long to read: not when the daemon ends.
+#[test]
+fn a_long_file_is_not_read_to_its_end_when_the_daemon_ends() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.pcap");
+    let file = File::create(&path).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+    (&file).write_all(&sink::HEADER).unwrap();
+    // Of packets of no bytes; and a part of one.
+    let length = 24 + (20 << 20);
+    file.set_len(length + 7).unwrap();
+    let ends = Arc::new(AtomicBool::new(true));
+    let mut sink = OfDaemon::new(&path, ends.clone());
+    let error = format!("{:#}", sink.open().unwrap_err());
+    assert_eq!(error, "the daemon ends before it has read what is there already");
+    assert_eq!(file.metadata().unwrap().len(), length + 7);
+    ends.store(false, Ordering::Relaxed);
+    assert_eq!(sink.open().unwrap(), length);
+    assert_eq!(file.metadata().unwrap().len(), length);
+}
+
+/// By name, cores and rights; and how often each slept since it began, by number.
+fn threads_of_this_process() -> BTreeMap<String, (String, String, u64, u64)> {
+    let mut all = BTreeMap::new();
+    for thread in fs::read_dir("/proc/self/task").unwrap() {
+        let thread = thread.unwrap();
+        // It may have ended.
+        let Ok(status) = fs::read_to_string(thread.path().join("status")) else { continue };
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim_start_matches(':').trim().to_owned()
+        };
+        let rights = ["CapEff", "CapPrm", "CapInh"].map(|set| u64::from_str_radix(&field(set), 16).unwrap());
+        let of = (
+            field("Name"),
+            field("Cpus_allowed_list"),
+            rights.iter().fold(0, |all, set| all | set),
+            field("voluntary_ctxt_switches").parse().unwrap(),
+        );
+        all.insert(thread.file_name().into_string().unwrap(), of);
+    }
+    all
+}
+
+/// Three threads sleep as long as nothing is copied; one looks for all. They have no rights, and stay away from workers.
+#[test]
+fn threads_of_mirrors_are_in_the_background() {
+    let may = sched_getaffinity(None).unwrap();
+    let may: Vec<_> = (0..CpuSet::MAX_CPU).filter(|core| may.is_set(*core)).collect();
+    let (ours, workers) = may.split_first().unwrap();
+    let workers: BTreeSet<CoreId> = workers.iter().map(|core| *core as CoreId).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let mirrors = [0, 1, 2].map(|n| mirror(directory.path().join(format!("{n}.pcap"))));
+    let mut threads = CaptureThreads::start(&mirrors, &workers).unwrap();
+    let of = |name: &str| {
+        let mut all = threads_of_this_process();
+        // Those of other tests may be anywhere.
+        all.retain(|_, (its, cores, ..)| its == name && (workers.is_empty() || *cores == ours.to_string()));
+        all
+    };
+    until("all files", || mirrors.iter().all(|mirror| mirror.file.exists()));
+    until("their threads", || of("mirror").len() >= 3 && !of("mirrors").is_empty());
+    let before = of("mirror");
+    assert!(before.values().chain(of("mirrors").values()).all(|(_, _, rights, _)| *rights == 0));
+    if !workers.is_empty() {
+        assert_eq!((before.len(), of("mirrors").len()), (3, 1));
+        thread::sleep(Duration::from_millis(1200));
+        for (thread, (.., slept)) in of("mirror") {
+            let slept = slept - before[&thread].3;
+            assert!(slept < 20, "{slept} times in 1.2 s");
+        }
+    }
+    assert_eq!(troubles(&mut threads), [""; 0]);
+    // They are woken: by themselves they look once a second.
+    let mut chain = chain(&threads.captures(), &mirrors[1]);
+    let begun = Instant::now();
+    for copies in 1..=10 {
+        come(&mut chain, now_ns(), 0..1, 60);
+        until("a copy", || counted(&chain) == BTreeMap::from([("written", copies)]));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert_eq!(threads.finish(), [""; 0]);
+}
+
+/// Where all cores are workers', they are where the daemon is.
+#[test]
+fn a_thread_has_a_core_whatever_workers_have() {
+    let all = sched_getaffinity(None).unwrap();
+    let cores = |set: &CpuSet| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect::<Vec<_>>();
+    let first = cores(&all)[0] as CoreId;
+    assert!(cores_but(&cores(&all).into_iter().map(|core| core as CoreId).collect()).is_none());
+    assert_eq!(cores(&cores_but(&BTreeSet::new()).unwrap()), cores(&all));
+    let rest = cores_but(&BTreeSet::from([first, CoreId::MAX]));
+    assert_eq!(rest.map(|rest| cores(&rest)).unwrap_or_default(), cores(&all)[1..]);
+}
+
+/// Who does not keep up is told, as long as it may have been overlooked.
+#[test]
+fn a_ring_that_was_full_is_told_for_a_while() {
+    let mut threads = CaptureThreads::default();
+    let (copies, _taker) = Copies::new(0);
+    let mut chain =
+        Chain::new(vec![Box::new(Mirror::new(copies.clone(), 100, 1)), Box::new(Discard)]).unwrap();
+    threads.threads.push(Running {
+        file: "a.pcap".into(),
+        ended: channel().1,
+        thread: thread::spawn(thread::park),
+        fault: Fault::default(),
+        full: Full { copies, lost: 0, at: None },
+    });
+    let told = "mirror a.pcap: copies are lost, as more come than are written (mirror_full)";
+    let start = Instant::now();
+    let at = |seconds: f32| start + Duration::from_secs_f32(seconds);
+    assert_eq!(threads.troubles(at(0.0)), [""; 0]);
+    come(&mut chain, 1, 0..2000, 200);
+    assert!(counted(&chain)["mirror_full"] > 0);
+    assert_eq!(threads.troubles(at(1.0)), [told]);
+    assert_eq!(threads.troubles(at(10.9)), [told]);
+    assert_eq!(threads.troubles(at(11.0)), [""; 0]);
+    come(&mut chain, 1, 0..1, 200);
+    assert_eq!(threads.troubles(at(12.0)), [told]);
+    drop(threads);
 }
 
 /// Clocks that are compared anew do not make time go back; one that was set does.
@@ -310,7 +470,7 @@ fn time_goes_back_only_with_the_clock() {
 fn a_file_that_another_process_cuts_has_no_hole() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("a.pcap");
-    let mut sink = OfDaemon::new(&path);
+    let mut sink = OfDaemon::new(&path, Arc::default());
     assert_eq!(sink.open().unwrap(), 24);
     let record = [[1_u32, 2, 4, 4], [3; 4]].concat().into_iter().take(5).flat_map(u32::to_le_bytes);
     let record: Vec<_> = record.collect();
@@ -328,7 +488,7 @@ fn a_file_that_another_process_cuts_has_no_hole() {
     assert_eq!(records(&fs::read(&path).unwrap()), [(Duration::new(1, 2), vec![3, 0, 0, 0], 4)]);
 
     let mirror = mirror(directory.path().join("b.pcap"));
-    let threads = CaptureThreads::start([&mirror]).unwrap();
+    let threads = start(&mirror);
     let mut chain = chain(&threads.captures(), &mirror);
     come(&mut chain, now_ns(), 0..10, 60);
     until("a file", || counted(&chain) == BTreeMap::from([("written", 10)]));

@@ -1,6 +1,6 @@
 //! From a ring to the records of a pcap file.
 
-use super::sink::{MOST_CAPTURED, RECORD, Sink};
+use super::sink::{Failed, MOST_CAPTURED, RECORD, Sink};
 use crate::{config::MirrorSettings, guard::locked};
 use logic::elements::{NoCopy, Taker};
 use std::{
@@ -73,6 +73,17 @@ impl<S: Sink> Writer<S> {
         self.failed.as_deref()
     }
 
+    /// Nothing will be written, for this reason: every copy is lost.
+    pub fn fails(mut self, why: &str) {
+        self.stop(NoCopy::Disk, why);
+    }
+
+    /// So long nothing needs to be done, if nothing is put.
+    pub fn rests(&self, now: Instant) -> Duration {
+        self.looked
+            .map_or(Duration::ZERO, |looked| LOOKS.saturating_sub(now.saturating_duration_since(looked)))
+    }
+
     /// Writes some of what was put; are there more? `to_unix_ns` makes the time of elements that of records.
     pub fn drain(&mut self, now: Instant, to_unix_ns: u64) -> bool {
         if self.looked.is_none_or(|looked| now.saturating_duration_since(looked) >= LOOKS) {
@@ -137,8 +148,10 @@ impl<S: Sink> Writer<S> {
                     }
                 }
             }
-            Err(error) => {
-                self.taker.lose(NoCopy::Disk, copies);
+            Err(Failed { error, fit }) => {
+                self.bytes = Some(at + fit.bytes as u64);
+                self.taker.count_written(fit.records);
+                self.taker.lose(NoCopy::Disk, copies - fit.records);
                 self.stop(NoCopy::Disk, &format!("cannot write it: {error}"));
                 self.is_tried = true;
             }

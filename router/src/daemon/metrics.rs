@@ -255,7 +255,8 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
     let of = |worker: &WorkerStand| vec![("core", worker.core.to_string())];
     let heard = || workers.workers.iter().filter(|worker| worker.silent.is_none());
     let sums = |part: Part| {
-        let outputs = heard().flat_map(|worker| &worker.outputs).chain(&workers.closed_outputs);
+        let of_workers = workers.workers.iter().flat_map(|worker| &worker.outputs);
+        let outputs = of_workers.chain(&workers.closed_outputs);
         let mut by_port = BTreeMap::<&str, u64>::new();
         outputs.for_each(|output| *by_port.entry(&output.name).or_default() += part(output));
         by_port
@@ -291,7 +292,7 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
         gauges(
             "millrace_worker_silent",
             "",
-            "1: it tells nothing, and its paths are missing",
+            "1: it tells nothing, and its paths and ports stand as it told them last",
             workers.workers.iter().map(|worker| (of(worker), silent(worker))),
         ),
         gauges(

@@ -15,6 +15,7 @@
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
+//! | `tally.rs` | counters of workers, whatever becomes of these |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
 //!
@@ -42,6 +43,7 @@ mod rules;
 pub mod seam;
 pub mod start;
 mod steering;
+mod tally;
 #[cfg(test)]
 mod tests;
 mod totals;

@@ -9,7 +9,10 @@
 //! When the tables move to larger memory, the old one is kept up by nobody. Workers read the new one before the loop goes on; if they cannot in
 //! time, none of them has packets until they do ([`PathMaps::hold`]).
 
-use super::seam::{self, Device, Stand, Wanted};
+use super::{
+    seam::{self, Device, Stand, Wanted},
+    tally::Tally,
+};
 use crate::{
     af_xdp::{HEAD_ROOM, Polling, Rings},
     captures::CaptureThreads,
@@ -40,7 +43,7 @@ use std::{
     mem,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// So often paths are placed, what could not be done is tried again, and what workers say is written down.
@@ -109,25 +112,27 @@ impl UserPlane {
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
         let elements = config.paths.iter().flat_map(|path| &path.chain);
+        let cores = config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default();
         let keeper = Keeper {
             maps: maps.clone(),
             epochs: epochs.clone(),
             settings,
             wants_zero_copy: config.workers.zero_copy,
             longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
-            cores: config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default(),
             roots: Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?,
             namespace: Arc::new(
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
             ),
             ethtool: Ethtool::open().context("opening a socket to ask for devices")?,
             sas: sas.clone(),
-            captures: CaptureThreads::start(elements.filter_map(ElementSettings::mirror))?,
+            captures: CaptureThreads::start(elements.filter_map(ElementSettings::mirror), &cores)?,
+            cores,
             workers: None,
             tables: None,
             is_read: true,
             wanted: Wanted::default(),
             told: Vec::new(),
+            tally: Tally::default(),
         };
         let at = desk.clone();
         // Behind all that may fail: it costs numbers.
@@ -247,6 +252,7 @@ struct Keeper {
     wanted: Wanted,
     /// What could not be done in the last round.
     told: Vec<String>,
+    tally: Tally,
 }
 
 impl Keeper {
@@ -287,10 +293,11 @@ impl Keeper {
             }
             troubles.extend(self.round());
             troubles.extend(self.maps.trouble().map(str::to_owned).into_iter().chain(self.sas.trouble()));
-            troubles.extend(self.captures.troubles());
+            troubles.extend(self.captures.troubles(Instant::now()));
             troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
             self.told.clone_from(&troubles);
-            let workers = self.workers.as_ref().map(Workers::report).unwrap_or_default();
+            let workers = self.workers.as_ref().map(Workers::report);
+            let workers = workers.map(|report| self.tally.of(report)).unwrap_or_default();
             *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
             locked(&desk.orders).done = given;
             desk.news.notify_all();
@@ -329,6 +336,7 @@ impl Keeper {
                 Ok(workers) => {
                     if let Some(before) = self.workers.replace(workers) {
                         tracing::info!("paths need more memory: workers begin anew with {needed} frames");
+                        self.tally.end(before.report());
                         troubles.extend(before.stop());
                     }
                     self.settings.frames = needed;
@@ -406,7 +414,8 @@ impl Keeper {
     fn end(self) {
         let stopped = self.workers.map(Workers::stop).unwrap_or_default();
         // Nobody copies any more.
-        for trouble in stopped.into_iter().chain(self.captures.finish()) {
+        let troubles = stopped.into_iter().chain(self.captures.finish());
+        for trouble in troubles.filter(|new| !self.told.contains(new)) {
             tracing::warn!("{trouble}");
         }
     }

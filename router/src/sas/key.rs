@@ -1,11 +1,8 @@
 //! Keys: hexadecimal digits in a file that only its owner may read, or in an environment variable. No error says what they are.
 
-use crate::config::KeySource;
+use crate::{config::KeySource, guard::lock_file};
 use logic::esp::Key;
-use rustix::{
-    fs::{FlockOperation, Mode, OFlags},
-    io::Errno,
-};
+use rustix::fs::{Mode, OFlags};
 use std::{
     env,
     fs::File,
@@ -50,12 +47,13 @@ pub fn read(source: &KeySource, is_alone: bool) -> Result<(Key, Option<File>), S
                 ));
             }
             if is_alone {
-                rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive).map_err(|e| match e {
-                    Errno::WOULDBLOCK => {
-                        format!("the key file {name} is in use by another process, or by another SA, that sends with this key")
-                    }
-                    e => format!("cannot lock the key file {name}: {e}"),
-                })?;
+                let is_locked =
+                    lock_file(&opened).map_err(|e| format!("cannot lock the key file {name}: {e}"))?;
+                if !is_locked {
+                    return Err(format!(
+                        "the key file {name} is in use by another process, or by another SA, that sends with this key"
+                    ));
+                }
             }
             let mut text = Zeroizing::new([0; MOST_BYTES + 1]);
             let bytes = fill(&mut opened, &mut *text).map_err(|e| cannot(&e))?;

@@ -28,7 +28,7 @@ use std::{
     fs::File,
     mem,
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, Weak},
 };
 
 /// The most SAs of one daemon.
@@ -158,11 +158,15 @@ impl Sas {
     }
 
     /// Sets these, and then removes those. An outbound SA takes the place of the one of its name, whole batches go by the one or by the other;
-    /// an inbound one comes beside those of its name, until they are removed.
+    /// an inbound one comes beside those of its name, until they are removed. What is replaced or removed is let go of by [`Sas::tidy`].
     ///
     /// # Errors
     /// Why one cannot be, and nothing is changed.
     pub fn change(&mut self, set: &[SaConfig], remove: &[SaName]) -> Result<(), String> {
+        self.change_by(set, remove, &FILES)
+    }
+
+    fn change_by(&mut self, set: &[SaConfig], remove: &[SaName], means: &Means<'_>) -> Result<(), String> {
         for SaName { sa, spi } in remove {
             if !self.made.iter().any(|made| (&made.config.name, made.config.spi) == (sa, *spi)) {
                 return Err(format!("there is no SA {sa} with SPI {spi}: see `millrace sas`"));
@@ -173,7 +177,7 @@ impl Sas {
         {
             return Err(format!("SA {} with SPI {} is set and removed at once", both.name, both.spi));
         }
-        let made = self.make(set, &FILES).map_err(|wrong| wrong.to_string())?;
+        let made = self.make(set, means).map_err(|wrong| wrong.to_string())?;
         if let Some((of, why)) = made.iter().find_map(|made| Some((made, made.reserve().err()?))) {
             let why = of.config.wrong("sequence_file", why).to_string();
             // What was reserved of others before is given back.
@@ -184,7 +188,6 @@ impl Sas {
         for SaName { sa, spi } in remove {
             self.remove(sa, *spi);
         }
-        self.tidy();
         Ok(())
     }
 
@@ -341,30 +344,11 @@ impl Sas {
 
     /// What was sent and what came.
     pub fn report(&self) -> Vec<SaReport> {
-        let report = |made: &Made| {
-            let (sequence, left) = match &made.kind {
-                Kind::Outbound(sa, _) => {
-                    (sa.sequence.taken(), Some(sa.sequence.last().saturating_sub(sa.sequence.taken())))
-                }
-                Kind::Inbound(sa) => (sa.window.top(), None),
-            };
-            let SaConfig { name, spi, mode, ends, direction, .. } = &made.config;
-            let mode = match mode {
-                Mode::Tunnel => "tunnel",
-                Mode::Transport => "transport",
-            };
-            SaReport {
-                sa: name.clone(),
-                spi: *spi,
-                direction: direction.name().into(),
-                mode: mode.into(),
-                local: ends.local(),
-                remote: ends.remote(),
-                sequence,
-                left,
-            }
-        };
-        self.made.iter().map(report).collect()
+        self.listed().iter().filter_map(Listed::report).collect()
+    }
+
+    fn listed(&self) -> Vec<Listed> {
+        self.made.iter().map(Listed::of).collect()
     }
 
     /// Notes which numbers were really used, so that those that were reserved besides are not lost. Nothing may be sent any more: elements
@@ -379,6 +363,55 @@ impl Sas {
             first = first.and(made.finish().1);
         }
         first
+    }
+}
+
+/// What is told of an SA, which it does not keep.
+struct Listed {
+    /// Without numbers.
+    sa: SaReport,
+    numbers: Counted,
+}
+
+enum Counted {
+    Outbound(Weak<Outbound>),
+    Inbound(Weak<Inbound>),
+}
+
+impl Listed {
+    fn of(made: &Made) -> Listed {
+        let SaConfig { name, spi, mode, ends, direction, .. } = &made.config;
+        let mode = match mode {
+            Mode::Tunnel => "tunnel",
+            Mode::Transport => "transport",
+        };
+        let sa = SaReport {
+            sa: name.clone(),
+            spi: *spi,
+            direction: direction.name().into(),
+            mode: mode.into(),
+            local: ends.local(),
+            remote: ends.remote(),
+            sequence: 0,
+            left: None,
+        };
+        let numbers = match &made.kind {
+            Kind::Outbound(sa, _) => Counted::Outbound(Arc::downgrade(sa)),
+            Kind::Inbound(sa) => Counted::Inbound(Arc::downgrade(sa)),
+        };
+        Listed { sa, numbers }
+    }
+
+    /// `None`: it is gone.
+    fn report(&self) -> Option<SaReport> {
+        let (sequence, left) = match &self.numbers {
+            Counted::Outbound(sa) => {
+                let sequence = &sa.upgrade()?.sequence;
+                (sequence.taken(), Some(sequence.last().saturating_sub(sequence.taken())))
+            }
+            Counted::Inbound(sa) => (sa.upgrade()?.window.top(), None),
+        };
+        Some(SaReport { sequence, left, ..self.sa.clone() })
     }
 }
 

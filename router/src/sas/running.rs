@@ -1,9 +1,10 @@
 //! SAs of a daemon: changed by whoever asks, while a thread keeps sequence numbers reserved.
 //!
 //! Numbers are noted on a disk, which may take long. So the thread that does that holds no lock meanwhile that anybody else needs, and neither workers nor who
-//! keeps them ever wait for one that is held over it.
+//! keeps them ever wait for one that is held over it. A change reads keys and opens files, which may take as long, under a lock that nobody takes but for a change: who lists SAs
+//! finds what the last change left, without keeping it from being let go of.
 
-use super::{SaName, Sas, SasReport, Sending, first_error};
+use super::{CryptoReport, Listed, SaName, Sas, SasReport, Sending, first_error};
 use crate::{
     config::{ConfigError, SasConfig},
     guard::locked,
@@ -30,11 +31,19 @@ struct Running {
     table: Arc<SaTable>,
     /// Held as long as one is changed.
     sas: Mutex<Sas>,
+    /// As the last change left them. Never held long.
+    listing: Mutex<Listing>,
     work: Mutex<Work>,
     /// Something about the work is new.
     news: Condvar,
     /// Why numbers could not be noted, last.
     trouble: Mutex<Option<String>>,
+}
+
+#[derive(Default)]
+struct Listing {
+    crypto: Option<CryptoReport>,
+    sas: Vec<Listed>,
 }
 
 /// What the thread has to do.
@@ -50,8 +59,9 @@ struct Work {
 }
 
 impl Running {
-    /// After each change.
+    /// After each change, and before what it replaced is let go of.
     fn tell(&self, sas: &Sas) {
+        *locked(&self.listing) = Listing { crypto: sas.crypto(), sas: sas.listed() };
         let mut work = locked(&self.work);
         work.sending = sas.sending().into_iter().map(Arc::new).collect();
         work.is_untidy = !sas.leaving.is_empty();
@@ -64,7 +74,8 @@ impl RunningSas {
     pub fn load(config: &SasConfig) -> Result<Self, ConfigError> {
         let sas = Sas::load(config)?;
         let (config, table) = (config.clone(), sas.table.clone());
-        Ok(Self(Arc::new(Running { config, table, sas: Mutex::new(sas), ..Running::default() })))
+        let listing = Mutex::new(Listing { crypto: sas.crypto(), sas: sas.listed() });
+        Ok(Self(Arc::new(Running { config, table, sas: Mutex::new(sas), listing, ..Running::default() })))
     }
 
     /// What elements read.
@@ -105,13 +116,16 @@ impl RunningSas {
         }
         let changed = sas.change(&set, remove);
         self.0.tell(&sas);
+        sas.tidy();
+        locked(&self.0.work).is_untidy = !sas.leaving.is_empty();
         changed
     }
 
-    /// Waits for a change that is under way.
+    /// Does not wait for a change that is under way, of which it has nothing yet.
     pub fn report(&self) -> SasReport {
-        let sas = locked(&self.0.sas);
-        SasReport { crypto: sas.crypto(), sas: sas.report() }
+        let listing = locked(&self.0.listing);
+        let sas = listing.sas.iter().filter_map(Listed::report).collect();
+        SasReport { crypto: listing.crypto.clone(), sas }
     }
 
     /// As a sentence.
@@ -136,6 +150,8 @@ impl RunningSas {
                 thread::sleep(Duration::from_millis(1));
             }
         }
+        // Nobody looks at them while they are let go of.
+        locked(&self.0.listing).sas.clear();
         sas.finish()
     }
 }
@@ -174,4 +190,76 @@ fn tidy(running: &Running) {
     sas.tidy();
     let is_untidy = !sas.leaving.is_empty();
     locked(&running.work).is_untidy = is_untidy;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Kind, tests},
+        *,
+    };
+    use std::{fs, sync::mpsc::channel};
+
+    /// A disk may take long to open what a change names.
+    #[test]
+    fn who_lists_does_not_wait_for_a_change() {
+        let sas = RunningSas::default();
+        let changing = locked(&sas.0.sas);
+        let (tell, listed) = channel();
+        let asks = sas.clone();
+        thread::spawn(move || tell.send(asks.report()));
+        assert_eq!(listed.recv_timeout(Duration::from_secs(10)), Ok(SasReport::default()));
+        drop(changing);
+    }
+    /// An SA that sends, and its sequence file.
+    fn sending() -> (tempfile::TempDir, RunningSas, std::path::PathBuf) {
+        let (directory, sas) = tests::running();
+        sas.begin().unwrap();
+        sas.change(&directory.path().join("set.toml"), &tests::table("x", 1000, "a"), &[]).unwrap();
+        let file = directory.path().join("a.sequence");
+        (directory, sas, file)
+    }
+
+    /// The thread may be noting numbers of an SA: then it has its file.
+    #[test]
+    fn the_end_waits_for_numbers_that_are_being_noted() {
+        let (_directory, sas, file) = sending();
+        let at_it = locked(&sas.0.work).sending[0].clone();
+        sas.table().outbound()[0].1.sequence.take(3);
+        let noting = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(300));
+            drop(at_it);
+        });
+        sas.finish().unwrap();
+        noting.join().unwrap();
+        assert_eq!(tests::noted(&file), 3);
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_noted_are_a_trouble_as_long_as_it_is_so() {
+        let (_directory, sas, file) = sending();
+        assert_eq!(sas.trouble(), None);
+        let told = |what: &str, is: &dyn Fn(Option<String>) -> bool| {
+            let found = (0..500).any(|_| {
+                thread::sleep(Duration::from_millis(10));
+                is(sas.trouble())
+            });
+            assert!(found, "{what}: {:?}", sas.trouble());
+        };
+        let its = match &locked(&sas.0.sas).made[0].kind {
+            Kind::Outbound(_, file) => file.clone().unwrap(),
+            Kind::Inbound(_) => unreachable!(),
+        };
+        let mended = fs::File::options().write(true).open(&file).unwrap();
+        locked(&its).cannot_be_written();
+        let sequence = &sas.table().outbound()[0].1.clone().sequence;
+        sequence.take((1 << 20) - 1);
+        told("a trouble", &|trouble| {
+            trouble.is_some_and(|text| text.starts_with("SA x: cannot write the sequence file"))
+        });
+        assert_eq!((tests::noted(&file), sequence.reserved()), (1 << 20, 1 << 20));
+        locked(&its).is_mended(mended);
+        told("no trouble", &|trouble| trouble.is_none());
+        assert_eq!((tests::noted(&file), sequence.reserved()), (2 << 20, 2 << 20));
+    }
 }

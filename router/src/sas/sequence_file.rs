@@ -6,10 +6,9 @@
 //! a gap, which the peer's window takes. The file is locked as long as the SA lives. What is not understood is never overwritten, and neither is a file that is
 //! empty: a new one gets its name when its first line is on the disk, so an empty one has lost its line.
 
-use crate::guard::is_ours_alone;
+use crate::guard::{is_ours_alone, lock_file};
 use aws_lc_rs::digest;
 use logic::esp::{Key, Sequence};
-use rustix::{fs::FlockOperation, io::Errno};
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
@@ -115,6 +114,17 @@ impl SequenceFile {
         self.note(taken)
     }
 
+    /// As if its disk had failed.
+    #[cfg(test)]
+    pub fn cannot_be_written(&mut self) {
+        self.file = File::open(&self.path).unwrap();
+    }
+
+    #[cfg(test)]
+    pub fn is_mended(&mut self, file: File) {
+        self.file = file;
+    }
+
     fn note(&mut self, number: u64) -> Result<(), Fault> {
         let line = line(&self.key, number.max(self.used));
         let written = self.file.write_all_at(line.as_bytes(), 0).and_then(|()| self.file.sync_data());
@@ -152,10 +162,10 @@ fn make(path: &Path, line: &str) -> Result<File, Fault> {
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), Fault> {
-    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(Fault::Locked(path.into())),
-        Err(error) => Err(Fault::Io { what: "lock", path: path.into(), source: error.into() }),
+    match lock_file(file) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Fault::Locked(path.into())),
+        Err(source) => Err(Fault::Io { what: "lock", path: path.into(), source }),
     }
 }
 

@@ -1,11 +1,14 @@
 //! Sequence files; the rest is in `router/tests/esp.rs`, over the binary.
 
 use super::{
-    RunningSas, SaName, key,
+    FILES, Means, RunningSas, SaName, Sas, key,
     sequence_file::{Fault, SequenceFile},
 };
 use crate::config::{Config, KeySource};
-use logic::esp::{Key, Sequence};
+use logic::{
+    elements::{Element, EspDecrypt},
+    esp::{Key, Sequence},
+};
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 fn key(byte: u8) -> Key {
@@ -13,7 +16,7 @@ fn key(byte: u8) -> Key {
 }
 
 /// What a process that is killed now would find.
-fn noted(file: &std::path::Path) -> u64 {
+pub(super) fn noted(file: &std::path::Path) -> u64 {
     fs::read_to_string(file).unwrap().trim_end().rsplit_once(' ').unwrap().1.parse().unwrap()
 }
 
@@ -134,7 +137,7 @@ fn the_key_of_what_is_sent_is_in_one_place() {
 }
 
 /// A directory with keys `a` to `d`, and SAs of a daemon that go by `x` and come by `y`.
-fn running() -> (tempfile::TempDir, RunningSas) {
+pub(super) fn running() -> (tempfile::TempDir, RunningSas) {
     let directory = tempfile::tempdir().unwrap();
     for (byte, name) in (1..).zip(["a", "b", "c", "d"]) {
         let file = directory.path().join(name);
@@ -150,7 +153,7 @@ fn running() -> (tempfile::TempDir, RunningSas) {
     (directory, RunningSas::load(&config.sas).unwrap())
 }
 
-fn table(name: &str, spi: u32, key: &str) -> String {
+pub(super) fn table(name: &str, spi: u32, key: &str) -> String {
     let more = if name == "x" { format!("sequence_file = \"{key}.sequence\"\n") } else { String::new() };
     format!(
         "[[sa]]\nname = \"{name}\"\nspi = {spi}\nmode = \"tunnel\"\nlocal = \"192.0.2.1\"\nremote = \"192.0.2.2\"\nkey_file = \"{key}\"\n{more}"
@@ -211,6 +214,7 @@ fn sas_change_all_or_none() {
     // What was refused has left no key locked.
     change(&(table("x", 1001, "c") + &table("y", 2001, "d")), &[name("y", 2000)]).unwrap();
     assert_eq!(spis(&sas), [1001, 2001]);
+    assert!(sas.table().remove_inbound(2000).is_none(), "no element finds it");
     let outbound = sas.table().outbound();
     assert_eq!((outbound.len(), &outbound[0].0[..], outbound[0].1.sequence.taken()), (1, "x", 0));
     assert_eq!(outbound[0].1.sequence.reserved(), 1 << 20, "before the first packet");
@@ -218,6 +222,9 @@ fn sas_change_all_or_none() {
     will_note(&directory.path().join("a.sequence"), 0);
     outbound[0].1.sequence.take(5);
     drop(outbound);
+    change("", &[name("x", 1001)]).unwrap();
+    assert_eq!((spis(&sas), sas.table().outbound().len()), (vec![2001], 0));
+    will_note(&directory.path().join("c.sequence"), 5);
     sas.finish().unwrap();
     assert_eq!(noted(&directory.path().join("c.sequence")), 5);
     assert!(change("", &[]).is_err());
@@ -238,6 +245,8 @@ fn a_replaced_sa_ends_when_nobody_has_it_any_more() {
     assert_eq!(noted(&path), 1 << 20);
     let again = sas.change(&file, &table("x", 1002, "a"), &[]).unwrap_err();
     assert!(again.contains("in use by another process, or by another SA"), "{again}");
+    // It is looked after until that is so.
+    std::thread::sleep(std::time::Duration::from_millis(200));
     drop(worker);
     will_note(&path, 7);
     // With another file it would begin anew, and in the other direction too.
@@ -265,5 +274,76 @@ fn one_key_in_two_files_is_one_key() {
     let why = sas.change(&file, &table("x", 1001, "e"), &[]).unwrap_err();
     assert!(why.contains("it has the key of SA x"), "{why}");
     assert_eq!((spis(&sas), sas.trouble()), (vec![1000], None));
+    sas.finish().unwrap();
+}
+
+/// Also where no file says so: what comes may still be decrypted by it.
+#[test]
+fn a_key_is_an_sas_as_long_as_an_element_has_it() {
+    let (directory, sas) = running();
+    sas.begin().unwrap();
+    let file = directory.path().join("set.toml");
+    sas.change(&file, &table("y", 2000, "a"), &[]).unwrap();
+    let mut element = EspDecrypt::new(sas.table(), vec!["y".into()]);
+    element.refresh();
+    sas.change(&file, "", &[SaName { sa: "y".into(), spi: 2000 }]).unwrap();
+    let why = sas.change(&file, &table("y", 2001, "a"), &[]).unwrap_err();
+    assert!(why.contains("it has the key of SA y"), "{why}");
+    let why = sas.change(&file, &table("y", 2000, "b"), &[]).unwrap_err();
+    assert!(why.contains("its SPI is that of SA y already"), "{why}");
+    assert_eq!(spis(&sas), [0; 0]);
+    element.refresh();
+    sas.change(&file, "", &[]).unwrap();
+    sas.change(&file, &table("y", 2001, "a"), &[]).unwrap();
+    sas.finish().unwrap();
+}
+
+#[test]
+fn numbers_are_reserved_while_they_are_used() {
+    let (directory, sas) = running();
+    sas.begin().unwrap();
+    sas.change(&directory.path().join("set.toml"), &table("x", 1000, "a"), &[]).unwrap();
+    sas.table().outbound()[0].1.sequence.take((1 << 19) + 1);
+    // Noted first, and then reserved.
+    for _ in 0..500 {
+        if sas.table().outbound()[0].1.sequence.reserved() == 2 << 20 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(sas.table().outbound()[0].1.sequence.reserved(), 2 << 20);
+    assert_eq!(noted(&directory.path().join("a.sequence")), 2 << 20);
+    sas.finish().unwrap();
+    assert_eq!(noted(&directory.path().join("a.sequence")), (1 << 19) + 1);
+}
+
+/// Of two, whose numbers are noted one after another.
+#[test]
+fn numbers_of_a_change_that_fails_are_given_back() {
+    let (directory, _) = running();
+    let text = String::from(
+        "sas_later = [\"x\", \"w\"]\n[workers]\ncores = \"0\"\n[[path]]\nname = \"out\"\notherwise = \"drop\"\nclass = { port = \"p\" }\n\
+         chain = [\"check\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n\
+         [[path]]\nname = \"more\"\notherwise = \"drop\"\n\
+         chain = [\"check\", { element = \"esp_encrypt\", sa = \"w\" }, { element = \"forward\", port = \"p\" }]\n",
+    );
+    let config = Config::parse(Path::new("m.toml"), &text).unwrap();
+    let set = table("x", 1000, "a") + &table("x", 1001, "b").replace("name = \"x\"", "name = \"w\"");
+    let set = config.sas.more(&directory.path().join("set.toml"), &set).unwrap();
+    let broken = Means {
+        numbers: &|sa, key| {
+            let mut file = (FILES.numbers)(sa, key)?;
+            file.iter_mut().filter(|_| sa.name == "w").for_each(SequenceFile::cannot_be_written);
+            Ok(file)
+        },
+        ..FILES
+    };
+    let mut sas = Sas::load(&config.sas).unwrap();
+    let why = sas.change_by(&set, &[], &broken).unwrap_err();
+    assert!(why.contains("sa.sequence_file: SA w: SA w: cannot write the sequence file"), "{why}");
+    assert_eq!(noted(&directory.path().join("a.sequence")), 0);
+    assert!(sas.report().is_empty() && sas.table.outbound().is_empty());
+    sas.change(&set, &[]).unwrap();
+    assert_eq!(noted(&directory.path().join("a.sequence")), 1 << 20);
     sas.finish().unwrap();
 }

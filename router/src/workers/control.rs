@@ -11,7 +11,7 @@ use super::{
     clock::Clock,
     counters::{ResourceStand, counters, resources},
     epochs::Epochs,
-    exchange::{Desk, PORTS, PortNames},
+    exchange::{Desk, PORTS, PortNames, PortsByNumber},
     held::{Held, Made, Ring},
     inner::Inner,
     placing::Placing,
@@ -64,6 +64,7 @@ pub(super) struct Control {
     /// Of TX rings that were closed, all of a port together.
     pub closed: BTreeMap<PortId, OutputStand>,
     pub names: PortNames,
+    pub known_ports: PortsByNumber,
     weights: BTreeMap<RouterId, u16>,
     placing: Placing,
     /// What went wrong this time, for people.
@@ -99,6 +100,7 @@ impl Control {
             filled: BTreeSet::new(),
             closed: BTreeMap::new(),
             names: PortNames::default(),
+            known_ports: PortsByNumber::default(),
             weights: BTreeMap::new(),
             placing: Placing::default(),
             troubles: Vec::new(),
@@ -112,6 +114,8 @@ impl Control {
         self.placing.take_in(&self.held.paths, self.clock);
         let at = self.place(plan);
         self.names = Arc::new(plan.ports.iter().map(|(id, port)| (port.name.clone(), *id)).collect());
+        let names = plan.ports.iter().map(|(id, port)| (*id, port.name.clone()));
+        Arc::make_mut(&mut self.known_ports).extend(names);
         self.tell_ports(plan);
         self.start_workers(plan);
         self.tell_workers(plan);
@@ -288,12 +292,14 @@ impl Control {
         self.weights = weights;
         for core in self.threads.keys().copied().collect::<Vec<_>>() {
             let (names, weights, tables) = (self.names.clone(), self.weights.clone(), self.tables.clone());
+            let known_ports = self.known_ports.clone();
             let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
             let share = self.settings.share;
             let told = self.ask(core, move |inner| {
                 // What a unit of it counts as follows what packets cost; it is counted, or the worker would not be there.
                 let _ = inner.worker.share(share);
                 inner.names = names;
+                inner.known_ports = known_ports;
                 inner.desk.set_owners(owners);
                 inner.worker.refresh();
                 weights.into_iter().for_each(|(router, weight)| inner.worker.weigh(router, weight));

@@ -253,3 +253,5 @@ impl Exchange for Hands<'_> {
 
 /// Ports by name, as chains name them.
 pub(super) type PortNames = Arc<std::collections::BTreeMap<String, PortId>>;
+/// Names of ports, also of those that are planned no more: counts outlive plans.
+pub(super) type PortsByNumber = Arc<std::collections::BTreeMap<PortId, String>>;

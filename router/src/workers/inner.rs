@@ -1,7 +1,7 @@
 //! What a worker's thread has, and what it is told between two runs; its loop is in `rounds.rs`.
 
 use super::{
-    exchange::{Arrived, Desk, Fates, PortNames},
+    exchange::{Arrived, Desk, Fates, PortNames, PortsByNumber},
     held::{HeldPath, Holds, Made},
     plan::{PathPlan, Tables},
     rounds::Rounds,
@@ -86,6 +86,7 @@ pub(super) struct Inner {
     pub io: Io,
     pub lanes: BTreeMap<PathId, Lane>,
     pub names: PortNames,
+    pub known_ports: PortsByNumber,
     pub times: Times,
     pub sleepers: Sleepers,
     /// Bit p: the path is there; it is stopped.
@@ -130,6 +131,7 @@ impl Inner {
             io,
             lanes: BTreeMap::new(),
             names: PortNames::default(),
+            known_ports: PortsByNumber::default(),
             sleepers: Sleepers::default(),
             there: 0,
             stopped: 0,

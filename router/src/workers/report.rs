@@ -2,7 +2,7 @@
 
 use super::{
     counters::ResourceStand,
-    exchange::Fates,
+    exchange::{Fates, PortsByNumber},
     inner::{Inner, Times},
     up::UpReport,
 };
@@ -104,7 +104,7 @@ pub struct PathStand {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStand {
     pub core: CoreId,
-    /// Why it tells nothing: it is in the same run for seconds. Its paths and queues are missing too.
+    /// Why it tells nothing: it is in the same run for seconds. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     /// Fractions of the time since it was started: with packets, and asleep. What is missing it looked for packets.
@@ -222,7 +222,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
     let now = inner.desk.clock.cycles();
     let Times { begun, busy, slept, sleeps, panics } = inner.times;
     let part = |of: u64| of as f64 / now.saturating_sub(begun).max(1) as f64;
-    let name = |port| port_name(&inner.names, port);
+    let name = |port| port_name(&inner.known_ports, port);
     let output = |(port, at): (PortId, usize)| {
         let output = inner.io.outputs().get(at)?;
         let stand = OutputStand::of(port, name(port), output.counts());
@@ -270,20 +270,19 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
             io_bytes_per_packet: account.cost.of(Resource::Io),
             memory_bytes_per_packet: account.cost.of(Resource::Memory).or(account.cost.of(Resource::Io)),
             elements: elements(&inner.worker, id),
-            ..counted(fates, &inner.names)
+            ..counted(fates, &inner.known_ports)
         })
     };
     inner.worker.accounts().filter_map(path).collect()
 }
 
-/// Of a port that is not planned any more only the number is known.
-pub(super) fn port_name(names: &BTreeMap<String, PortId>, port: PortId) -> String {
-    let known = names.iter().find(|(_, id)| **id == port);
-    known.map_or_else(|| format!("port {port}"), |(name, _)| name.clone())
+/// Of a port that was never planned only the number is known.
+pub(super) fn port_name(names: &PortsByNumber, port: PortId) -> String {
+    names.get(&port).cloned().unwrap_or_else(|| format!("port {port}"))
 }
 
 /// What a path's packets became.
-fn counted(fates: &Fates, names: &BTreeMap<String, PortId>) -> PathStand {
+fn counted(fates: &Fates, names: &PortsByNumber) -> PathStand {
     let some = |counts: &[u64]| -> Vec<(usize, u64)> {
         counts.iter().copied().enumerate().filter(|(_, packets)| *packets > 0).collect()
     };

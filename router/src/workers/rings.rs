@@ -150,7 +150,7 @@ impl Control {
     fn end_output(&mut self, core: CoreId, port: PortId) {
         let marks = self.ask(core, move |inner| inner.marks([port]));
         let marks = self.note(marks).unwrap_or_default();
-        let name = port_name(&self.names, port);
+        let name = port_name(&self.known_ports, port);
         self.wait_for(core, marks, &format!("port {name}"));
         let taken = self.ask(core, move |inner| inner.take_output(port));
         let Some(taken) = self.note(taken) else { return };

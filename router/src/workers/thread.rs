@@ -10,12 +10,10 @@ use super::{
     epochs::{Epoch, Epochs},
     inner::Inner,
 };
-use crate::{af_xdp::Bell, priority::Urgency};
+use crate::{af_xdp::Bell, priority::Urgency, privileges};
 use anyhow::{Context, Error, Result, anyhow};
 use logic::cores::CoreId;
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, CpuSet, sched_setaffinity, set_capabilities, set_no_new_privs,
-};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::{
     cell::Cell,
     collections::VecDeque,
@@ -89,7 +87,8 @@ impl Thread {
             match pin(core)
                 .and_then(|()| be_nice(core, nice))
                 .and_then(|()| make(its.bell.clone()))
-                .and_then(|inner| drop_rights().map(|()| inner))
+                // Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
+                .and_then(|inner| privileges::give_up_all().map(|()| inner))
             {
                 Ok(mut inner) => {
                     let _ = started.send(Ok(()));
@@ -207,14 +206,6 @@ fn be_nice(core: CoreId, nice: i8) -> Result<()> {
     Urgency::usual(nice.into()).set(0).with_context(|| {
         format!("worker on core {core}: nice = {nice} needs CAP_SYS_NICE; nice = 0 does not")
     })
-}
-
-/// Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
-fn drop_rights() -> Result<()> {
-    let none = CapabilitySet::empty();
-    let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
-    set_capabilities(None, sets).context("giving up a worker's rights")?;
-    set_no_new_privs(true).context("giving up the right to gain any")
 }
 
 fn work(desk: &Desk, inner: &mut Inner) {

@@ -114,6 +114,10 @@ fn a_port_that_goes_and_comes_back() {
         assert_eq!(troubles, [nowhere("one"), nowhere("two")]);
         from.send(&frame(0, 150, 60));
         until("a packet to be dropped", || bed.path(0).dropped.get("no_port") == Some(&1));
+        // By its name, as if it were there.
+        let told = bed.report();
+        assert_eq!(told.closed_outputs.iter().map(|closed| &*closed.name).collect::<Vec<_>>(), ["p1"]);
+        assert_eq!(Vec::from_iter(bed.path(0).out.keys()), ["p1"]);
         bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
         sends(200..220);
         bed.end();

@@ -100,11 +100,15 @@ impl Pair {
         let table = Arc::new(SaTable::default());
         table.set_outbound("a", setting.outbound());
         assert!(table.add_inbound("a", setting.inbound()));
+        Pair::over(&table)
+    }
+
+    fn over(table: &Arc<SaTable>) -> Self {
         let encrypt = Box::new(EspEncrypt::new(table.clone(), "a"));
         let decrypt = Box::new(EspDecrypt::new(table.clone(), vec!["a".into(), "b".into()]));
         let out = Chain::new(vec![Box::new(Check), encrypt, Box::new(Forward::new(2))]).unwrap();
         let back = Chain::new(vec![Box::new(Check), decrypt, Box::new(Forward::new(1))]).unwrap();
-        Pair { table, out, back }
+        Pair { table: table.clone(), out, back }
     }
 
     fn encrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
@@ -457,6 +461,32 @@ fn keys_change_without_a_loss() {
     }
     assert!(pair.table.remove_inbound(PLAIN.spi).is_some() && pair.table.remove_inbound(1).is_none());
     assert_eq!((pair.fate(&old[2]), pair.fate(&sent[2])), (Verdict::Up(Reason::Local), Verdict::To(1)));
+}
+
+/// Tables that move, or a path's elements made anew: nothing that came may come again, no number is used twice, and counts go on.
+#[test]
+fn a_chain_in_place_of_another_goes_on() {
+    let mut pair = Pair::new(&PLAIN);
+    let plain = packet(false, b"some payload", 0);
+    let old = pair.encrypted(&vec![plain.clone(); 3]);
+    assert_eq!(pair.fate(&old[0]), Verdict::To(1));
+    // Not ESP.
+    assert_eq!(pair.fate(&plain), Verdict::Up(Reason::Local));
+    let bytes = pair.counted("bytes");
+    let table = pair.table.clone();
+    let mut new = Pair::over(&table);
+    new.out.go_on_from(&pair.out);
+    new.back.go_on_from(&pair.back);
+    drop(pair);
+    assert_eq!((new.counted("bytes"), new.counted("not_esp")), (bytes, 1));
+    assert_eq!((new.fate(&old[0]), new.fate(&old[1])), (dropped(Loss::Replayed), Verdict::To(1)));
+    let next = new.encrypted(std::slice::from_ref(&plain)).remove(0);
+    assert_eq!(next[38..42], [0, 0, 0, 4]);
+    assert_eq!(new.fate(&next), Verdict::To(1));
+    assert_eq!((new.counted("bytes"), new.fate(&plain)), (bytes / 3 * 4, Verdict::Up(Reason::Local)));
+    assert_eq!(new.counted("not_esp"), 2);
+    let decrypt = new.back.counters().nth(1).unwrap().1.clone();
+    assert_eq!((decrypt.packets(), decrypt.dropped(Loss::Replayed)), (6, 1));
 }
 
 /// RFC 6040 figure 4: rows are marks of the inner header, columns of the outer one: not-ECT, ECT(0), ECT(1), CE.

@@ -368,7 +368,9 @@ fn paths(was: &[PathReport], is: &[PathReport], seconds: Seconds) -> Vec<PathRow
     let was: HashMap<_, _> = was.iter().map(|path| (&path.path, path)).collect();
     let row = |path: &PathReport| {
         let (was, run) = (was.get(&path.path), path.run.as_ref());
-        let (now, before) = (lost(path), was.map(|was| lost(was)));
+        // What only one of the readings has is no rate.
+        let has_run = run.is_some() && was.is_some_and(|was| was.run.is_some());
+        let (now, before) = (lost(path, has_run), was.map(|was| lost(was, has_run)));
         let sum = |counts: &[ReasonCount]| {
             counts.iter().fold(0_u64, |sum, count| sum.saturating_add(count.packets))
         };
@@ -385,12 +387,13 @@ fn paths(was: &[PathReport], is: &[PathReport], seconds: Seconds) -> Vec<PathRow
     is.iter().map(row).collect()
 }
 
-/// On the way to its worker, in place of going there, by its chain, and with its worker.
-fn lost(path: &PathReport) -> Vec<ReasonCount> {
+/// On the way to its worker, in place of going there; and, if that is wanted, by its chain, and with its worker.
+fn lost(path: &PathReport, with_run: bool) -> Vec<ReasonCount> {
     let named =
         |reason: &str, packets| ReasonCount { reason: reason.into(), packets, ..ReasonCount::default() };
-    let by_chain = path.run.iter().flat_map(|run| run.dropped.iter().map(|(reason, n)| named(reason, *n)));
-    let with_worker = path.run.iter().flat_map(|run| {
+    let run = path.run.as_ref().filter(|_| with_run);
+    let by_chain = run.iter().flat_map(|run| run.dropped.iter().map(|(reason, n)| named(reason, *n)));
+    let with_worker = run.iter().flat_map(|run| {
         let of = [
             ("worker_panicked", run.worker_panicked),
             ("path_stopped", run.stopped_packets),

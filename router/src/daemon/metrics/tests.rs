@@ -56,7 +56,9 @@ fn status() -> Status {
     };
     let worker =
         WorkerStand { core: 3, busy: 0.5, slept: 0.25, outputs: vec![output(5)], ..WorkerStand::default() };
-    let silent = WorkerStand { core: 4, silent: Some("worker".into()), ..WorkerStand::default() };
+    // As it told them last.
+    let outputs = vec![output(4)];
+    let silent = WorkerStand { core: 4, silent: Some("worker".into()), outputs, ..WorkerStand::default() };
     let queue = QueueStand { name: "eth1".into(), queue: 2, fill_empty: 9, ..QueueStand::default() };
     let workers = WorkersReport {
         workers: vec![worker, silent],
@@ -104,8 +106,8 @@ fn all_of_paths_and_workers_is_told() {
         "millrace_worker_silent{core=\"4\"} 1.0",
         "millrace_worker_busy_ratio{core=\"3\"} 0.5",
         "millrace_worker_slept_ratio{core=\"3\"} 0.25",
-        "millrace_workers_sent_packets_total{port=\"eth2\"} 150",
-        "millrace_workers_lost_packets_total{port=\"eth2\",reason=\"full\"} 7",
+        "millrace_workers_sent_packets_total{port=\"eth2\"} 225",
+        "millrace_workers_lost_packets_total{port=\"eth2\",reason=\"full\"} 11",
         "millrace_workers_lost_packets_total{port=\"eth2\",reason=\"closed\"} 1",
         "millrace_workers_up_packets_total{} 4",
         "millrace_workers_up_lost_packets_total{reason=\"policed\"} 1",

@@ -224,6 +224,22 @@ fn two_readings_make_rates() {
     assert_eq!(told.paths, [vpn, late]);
 }
 
+/// Its router went, or its worker did not answer the daemon before.
+#[test]
+fn a_path_that_is_run_again_has_no_jump() {
+    let with = |at_s: u64, runs: bool| {
+        let mut daemon = machine(at_s as f64, 1_000_000_000, 100 * at_s);
+        let path = &mut daemon.status.paths[0];
+        path.run = path.run.take().filter(|_| runs);
+        reading(at_s, daemon, Vec::new())
+    };
+    for (before, now) in [(true, false), (false, true), (false, false)] {
+        let told = Model::new(Some(&with(10, before)), &with(11, now)).daemon.unwrap();
+        let path_ring_full = [("path_ring_full".to_owned(), 25.0)];
+        assert_eq!((told.paths[0].lost_pps, &*told.paths[0].lost), (Some(25.0), &path_ring_full[..]));
+    }
+}
+
 #[test]
 fn without_a_reading_before_there_are_no_rates() {
     let now = reading(12, machine(11.5, 2_000_000_000, 300), vec![ticks(0, [50, 150, 0, 0])]);
