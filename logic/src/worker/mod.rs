@@ -155,6 +155,17 @@ impl<F: Frame> Worker<F> {
         self.scheduler.share(resource)
     }
 
+    /// What is counted from the next run on, see [`Scheduler::count`].
+    pub fn count(&mut self, counted: Counters) {
+        self.counted = counted;
+        self.scheduler.count(counted);
+    }
+
+    /// What is shared now.
+    pub fn shared(&self) -> Resource {
+        self.scheduler.shared()
+    }
+
     /// One more path, awake, behind all that are here; paths are numbered from 0.
     pub fn add(&mut self, router: RouterId, weight: u16, chain: Chain) -> Result<PathId, Refused> {
         let id = self.lanes.len() as PathId;

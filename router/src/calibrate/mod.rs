@@ -22,7 +22,10 @@ pub use file::{Calibration, DEFAULT_FILE, Runs, Switch};
 pub use memory::Buffer;
 
 use crate::workers::Clock;
-use logic::paths::calibrate::{BadFit, Fit, Point, fit};
+use logic::paths::{
+    Counters,
+    calibrate::{BadFit, Fit, Point, fit},
+};
 use memory::Bench;
 use std::time::Duration;
 
@@ -48,8 +51,10 @@ pub fn measure(clock: Clock, rounds: u32) -> anyhow::Result<Measured> {
 
 /// As if a switch took so many cycles more.
 fn measure_with(clock: Clock, rounds: u32, more: u64) -> anyhow::Result<Measured> {
-    let mut benches =
-        SIZES.map(|size| Bench::new(size, clock, more)).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut benches = SIZES
+        .map(|size| Bench::new(size, clock, Counters::CYCLES, more))
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     let mut found = vec![Vec::new(); SIZES.len()];
     for _ in 0..rounds.max(1) {
         for (bench, found) in benches.iter_mut().zip(&mut found) {

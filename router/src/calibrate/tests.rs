@@ -1,5 +1,5 @@
 use super::{file::Calibration, *};
-use logic::paths::calibrate::fit;
+use logic::paths::{Resource, calibrate::fit};
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 const LONGEST: Duration = Duration::from_micros(100);
@@ -102,6 +102,34 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     assert!(why_not(&file, clock).ends_with(none_of_ours));
+}
+
+/// `cargo test --release -p millrace --lib -- --ignored --nocapture measure_what_counting_io_costs`: runs without and with it take turns.
+#[test]
+#[ignore = "a measurement"]
+fn measure_what_counting_io_costs() {
+    let clock = Clock::of_process();
+    let ways = [Counters::CYCLES, Counters::CYCLES.with(Resource::Io)];
+    for size in [1, 4, 16, 64] {
+        let mut benches = ways.map(|counted| Bench::new(size, clock, counted, 0).unwrap());
+        let mut found = [Vec::new(), Vec::new()];
+        for _ in 0..4001 {
+            for (bench, found) in benches.iter_mut().zip(&mut found) {
+                bench.run(WARM_UP);
+                found.push(bench.run(WINDOW));
+            }
+        }
+        let [without, with] = found.map(median);
+        let ns = |cycles: f64| cycles * 1e9 / clock.hz() as f64;
+        println!(
+            "runs of {size}: {without:.0} cycles without, {with:.0} with: {:.1} more of a run ({:.2} ns), {:.2} of a packet ({:.2} ns), {:.1} %",
+            with - without,
+            ns(with - without),
+            (with - without) / f64::from(size),
+            ns(with - without) / f64::from(size),
+            (with / without - 1.0) * 100.0
+        );
+    }
 }
 
 fn fit_of(calibration: &Calibration) -> f64 {
