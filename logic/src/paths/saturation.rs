@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(lasted[..12], [1, 2, 2, 4, 2, 8, 2, 16, 2, 32, 2, 64]);
         assert!(lasted[12..lasted.len() - 1].iter().all(|periods| [2, 64].contains(periods)), "{lasted:?}");
         // After a quiet time it is as at first.
-        (0..200).for_each(|_| drop(saturation.decide(&used(500, 100, 0))));
+        (0..200).for_each(|_| _ = saturation.decide(&used(500, 100, 0)));
         let memory = [950, 950, 600, 600].map(|memory| saturation.decide(&used(1000, memory, 0)));
         assert_eq!(memory, [Cycles, Memory, Memory, Cycles]);
     }

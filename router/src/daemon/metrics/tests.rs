@@ -54,8 +54,15 @@ fn status() -> Status {
         dropped_full,
         ..OutputStand::default()
     };
-    let worker =
-        WorkerStand { core: 3, busy: 0.5, slept: 0.25, outputs: vec![output(5)], ..WorkerStand::default() };
+    let worker = WorkerStand {
+        core: 3,
+        share: "I/O bandwidth".into(),
+        used: BTreeMap::from([("CPU cycles".into(), 0.5), ("I/O bandwidth".into(), 0.75)]),
+        busy: 0.5,
+        slept: 0.25,
+        outputs: vec![output(5)],
+        ..WorkerStand::default()
+    };
     let silent = WorkerStand { core: 4, silent: Some("worker".into()), ..WorkerStand::default() };
     let queue = QueueStand { name: "eth1".into(), queue: 2, fill_empty: 9, ..QueueStand::default() };
     let workers = WorkersReport {
@@ -103,6 +110,9 @@ fn all_of_paths_and_workers_is_told() {
         "millrace_worker_silent{core=\"3\"} 0.0",
         "millrace_worker_silent{core=\"4\"} 1.0",
         "millrace_worker_busy_ratio{core=\"3\"} 0.5",
+        "millrace_worker_shares{core=\"3\",resource=\"I/O bandwidth\"} 1.0",
+        "millrace_worker_used_ratio{core=\"3\",resource=\"CPU cycles\"} 0.5",
+        "millrace_worker_used_ratio{core=\"3\",resource=\"I/O bandwidth\"} 0.75",
         "millrace_worker_slept_ratio{core=\"3\"} 0.25",
         "millrace_workers_sent_packets_total{port=\"eth2\"} 150",
         "millrace_workers_lost_packets_total{port=\"eth2\",reason=\"full\"} 7",
