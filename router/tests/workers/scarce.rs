@@ -37,7 +37,8 @@ fn io_is_shared_while_it_is_scarce() {
     in_new_namespace(|| {
         let bed = Bed::new(1, WorkersSettings::default());
         let _sink = Port::with("q1", "sink");
-        let of = |id, name| (id, PathPlan { ring: 1024, ..path(name, &["forward"], 1) });
+        // Small rings: between two rounds of the generator they run empty, the one sooner than the other.
+        let of = |id, name| (id, PathPlan { ring: 256, ..path(name, &["forward"], 1) });
         let rings = Rings { fill: 4096, ..Rings::default() };
         let mut plan = plan(&[1], &ports(1, rings), &[of(0, "in and out"), of(1, "in")]);
         let mut sent = frame(0, 0, 60);
@@ -84,7 +85,8 @@ fn io_is_shared_while_it_is_scarce() {
                     && used > 1.0
                     && io(&after).used.is_some_and(|of| (of / used - 1.0).abs() < 0.1)
             );
-            assert!((0.9..1.01).contains(&worker(&after).used["CPU cycles"]), "{:?}", worker(&after));
+            // Less than all of its core: between two rounds of the generator it has nothing to do.
+            assert!((0.5..1.01).contains(&worker(&after).used["CPU cycles"]), "{:?}", worker(&after));
             // Much more than they take.
             plan.io = Capacity::of_io_stated(80_000);
             until("cycles to be shared", || !shared(a_second(&bed, &plan)));

@@ -134,7 +134,7 @@ fn every_name_is_documented() {
     let text = text(status()).unwrap();
     let documentation = include_str!("../../../../docs/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(names.len(), 25);
+    assert_eq!(names.len(), 27);
     for line in &names {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.into() };
@@ -142,7 +142,7 @@ fn every_name_is_documented() {
     }
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 25);
+    assert_eq!(names.len(), 27);
     // Without paths there is nothing to tell.
     assert_eq!(super::text(Status::default()).unwrap(), "# EOF\n");
 }
