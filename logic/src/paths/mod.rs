@@ -60,7 +60,7 @@ pub mod stride;
 pub use burst::Bursts;
 pub use cost::{Cost, Sampler};
 pub use resource::{Counters, NotCounted, RESOURCES, Resource, Used};
-pub use saturation::{SATURATED, Saturation, Utilisation};
+pub use saturation::{SATURATED, Saturation, Share, Utilisation};
 pub use scheduler::{Account, Handle, Next, Refused, Scheduler};
 pub use slot::{Path, PathId, Run, Settings};
 

@@ -51,6 +51,26 @@ impl Used {
         self.0[resource as usize]
     }
 
+    /// With so much more of this resource.
+    pub fn add(&mut self, resource: Resource, amount: u64) {
+        let mine = &mut self.0[resource as usize];
+        *mine = Some(mine.unwrap_or(0).saturating_add(amount));
+    }
+
+    /// Together with another amount of each.
+    pub fn plus(mut self, more: &Used) -> Self {
+        for resource in RESOURCES {
+            more.get(resource).into_iter().for_each(|amount| self.add(resource, amount));
+        }
+        self
+    }
+
+    /// Of this resource nothing is known.
+    pub const fn without(mut self, resource: Resource) -> Self {
+        self.0[resource as usize] = None;
+        self
+    }
+
     /// With what the other knows besides.
     pub fn and(mut self, other: &Used) -> Self {
         for (mine, theirs) in self.0.iter_mut().zip(other.0) {

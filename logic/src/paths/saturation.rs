@@ -9,7 +9,21 @@ const RELEASED: u16 = 800;
 /// Another one takes its place that is used by so much more.
 const CLEARLY: u16 = 50;
 /// In so many control periods in a row, before anything changes.
-const PERIODS: u8 = 2;
+const PERIODS: u16 = 2;
+/// Of those at most, until what is not saturated any more is not scarce.
+const MOST_HELD: u16 = 64;
+/// What is scarce again within so many was let go too soon.
+const SOON: u16 = 64;
+
+/// What paths share by their weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Share {
+    /// What is scarce now.
+    #[default]
+    Scarce,
+    /// Always this.
+    Always(Resource),
+}
 
 /// How much of each resource is used, of 1000; `None`: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,9 +40,14 @@ impl Utilisation {
         }))
     }
 
-    /// Of this one; what is not known is not saturated.
+    /// Of this one, of 1000.
+    pub const fn get(&self, resource: Resource) -> Option<u16> {
+        self.0[resource as usize]
+    }
+
+    /// What is not known is not saturated.
     fn of(&self, resource: Resource) -> u16 {
-        self.0[resource as usize].unwrap_or(0)
+        self.get(resource).unwrap_or(0)
     }
 }
 
@@ -39,17 +58,22 @@ impl Utilisation {
 /// saturated. (Workers poll: a share of cycles that nobody wants harms nobody.)
 ///
 /// **No flapping.** A resource is scarce from 90 % of its capacity in two periods on, until it is below 80 % for two, or another one
-/// is saturated by 5 % more.
+/// is saturated by 5 % more. To share it may be what brings it below: who takes most of it then runs less. It would be saturated again as soon
+/// as cycles are shared; so if it is within 64 periods, the next time it has to be below for twice as long, up to 64.
 #[derive(Clone, Copy, Debug)]
 pub struct Saturation {
     scarce: Resource,
     /// What it may become, and for how many periods.
-    next: (Resource, u8),
+    next: (Resource, u16),
+    /// Periods that what was scarce has to be below.
+    held: u16,
+    /// Periods since nothing is scarce but cycles.
+    calm: u16,
 }
 
 impl Default for Saturation {
     fn default() -> Self {
-        Saturation { scarce: Resource::Cycles, next: (Resource::Cycles, 0) }
+        Saturation { scarce: Resource::Cycles, next: (Resource::Cycles, 0), held: PERIODS, calm: SOON }
     }
 }
 
@@ -58,10 +82,28 @@ impl Saturation {
     pub fn decide(&mut self, utilisation: &Utilisation) -> Resource {
         let wanted = self.wanted(utilisation);
         self.next = (wanted, if self.next.0 == wanted { self.next.1.saturating_add(1) } else { 1 });
-        if self.next.1 >= PERIODS {
-            self.scarce = wanted;
+        self.calm = self.calm.saturating_add(1);
+        let needed = if wanted == Resource::Cycles { self.held } else { PERIODS };
+        if wanted != self.scarce && self.next.1 >= needed {
+            self.become_scarce(wanted);
         }
         self.scarce
+    }
+
+    /// What is scarce now.
+    pub const fn scarce(&self) -> Resource {
+        self.scarce
+    }
+
+    fn become_scarce(&mut self, resource: Resource) {
+        if self.scarce == Resource::Cycles {
+            let soon = self.calm < SOON;
+            self.held = if soon { (self.held * 2).min(MOST_HELD) } else { PERIODS };
+        }
+        if resource == Resource::Cycles {
+            self.calm = 0;
+        }
+        self.scarce = resource;
     }
 
     /// As if one period were enough.
@@ -120,6 +162,27 @@ mod tests {
         {
             assert_eq!(saturation.decide(&used(cycles, memory, io)), scarce, "period {period}");
         }
+    }
+
+    /// Saturated while cycles are shared, and not while it is itself.
+    #[test]
+    fn what_is_saturated_again_and_again_is_let_go_ever_more_seldom() {
+        let (mut saturation, mut lasted) = (Saturation::default(), vec![0_u32]);
+        for _ in 0..1000 {
+            let before = saturation.scarce();
+            let memory = if before == Memory { 600 } else { 950 };
+            if saturation.decide(&used(1000, memory, 0)) != before {
+                lasted.push(0);
+            }
+            *lasted.last_mut().unwrap() += 1;
+        }
+        // Cycles, memory, cycles, ...
+        assert_eq!(lasted[..12], [1, 2, 2, 4, 2, 8, 2, 16, 2, 32, 2, 64]);
+        assert!(lasted[12..lasted.len() - 1].iter().all(|periods| [2, 64].contains(periods)), "{lasted:?}");
+        // After a quiet time it is as at first.
+        (0..200).for_each(|_| _ = saturation.decide(&used(500, 100, 0)));
+        let memory = [950, 950, 600, 600].map(|memory| saturation.decide(&used(1000, memory, 0)));
+        assert_eq!(memory, [Cycles, Memory, Memory, Cycles]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::{
     cost::Cost,
     idle,
     printed::DTV,
-    resource::{NotCounted, Resource},
+    resource::{Counters, NotCounted, Resource, Used},
     slot::{Path, PathId, Price, Run, Settings, Slot},
     stride::{Full, MOST_TASKS, Stride, Task},
 };
@@ -67,6 +67,8 @@ pub struct Account {
     pub empty_runs: u64,
     /// That were charged, or would have been if cycles were scarce.
     pub cycles: u64,
+    /// Of other resources, those that are counted.
+    pub taken: Used,
 }
 
 /// A router with paths here.
@@ -209,6 +211,14 @@ impl Scheduler {
         self.routers.charge(handle.router, of_router);
     }
 
+    /// What measuring a run tells from now on, cycles anyhow. What is shared and not counted any more is not shared: cycles are.
+    pub fn count(&mut self, counted: Counters) {
+        self.settings.counted = counted.with(Resource::Cycles);
+        if !self.settings.counted.has(self.shared()) {
+            let _ = self.share(Resource::Cycles);
+        }
+    }
+
     /// This resource is the scarce one: shares are of it from now on. Said once in a control period, as what its unit counts
     /// as follows what packets cost. Cycles are shared while nothing is known of what packets take of it.
     pub fn share(&mut self, resource: Resource) -> Result<(), NotCounted> {
@@ -245,6 +255,7 @@ impl Scheduler {
                 runs: slot.runs,
                 empty_runs: slot.empty_runs,
                 cycles: slot.cycles,
+                taken: slot.taken,
             }
         })
     }

@@ -3,7 +3,7 @@
 use super::{
     burst::Bursts,
     cost::{Cost, Sampler},
-    resource::{Counters, Resource, Used},
+    resource::{Counters, RESOURCES, Resource, Used},
     stride::MOST_UNITS,
 };
 use crate::plan::RouterId;
@@ -77,6 +77,8 @@ pub(super) struct Slot {
     pub cost: Cost,
     pub empty_runs: u64,
     pub weight: u16,
+    /// Of resources that are counted beside cycles, all.
+    pub taken: Used,
 }
 
 const _: () = assert!(std::mem::offset_of!(Slot, cost) == 64);
@@ -95,6 +97,7 @@ impl Slot {
             cost,
             empty_runs: 0,
             weight: path.weight.max(1),
+            taken: Used::default(),
         };
         slot.retune(settings, price);
         slot
@@ -135,12 +138,28 @@ impl Slot {
         self.packets += u64::from(run.packets);
         self.cycles += cycles;
         self.runs += 1;
+        if settings.counted != Counters::CYCLES {
+            self.take(run, settings.counted);
+        }
         // A run without packets would say nothing: the next is asked for.
         let sample = run.used.as_ref().filter(|_| run.packets > 0 && self.sampler.is_due());
         self.sampler.count(run.packets, cycles, sample.is_some());
         if let Some(used) = sample {
             self.cost.take_in(used, run.packets, settings.bursts.switch_cycles.into());
             self.retune(settings, price);
+        }
+    }
+}
+
+impl Slot {
+    /// Measured, or by what packets cost.
+    fn take(&mut self, run: &Run, counted: Counters) {
+        for resource in RESOURCES {
+            if resource != Resource::Cycles && counted.has(resource) {
+                let measured = run.used.as_ref().and_then(|used| used.get(resource));
+                let amount = measured.or_else(|| self.cost.for_packets(resource, run.packets));
+                self.taken.add(resource, amount.unwrap_or(0));
+            }
         }
     }
 }

@@ -10,7 +10,7 @@
 use super::random::{Poisson, stream};
 use crate::{
     fib::synthetic::Random,
-    paths::{Cost, Handle, Path, Refused, Resource, Run, Scheduler, Used},
+    paths::{Cost, Handle, Path, Refused, Resource, Run, Saturation, Scheduler, Used, Utilisation},
 };
 
 /// What comes for a path. Times in cycles.
@@ -83,6 +83,27 @@ impl Source {
     }
 }
 
+/// What is to be shared, told at the end of each control period.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shares {
+    /// Nothing is told.
+    Cycles,
+    /// Always this.
+    Always {
+        /// What.
+        resource: Resource,
+        /// A period, in cycles.
+        period: u64,
+    },
+    /// What is scarce ([`Saturation`]).
+    Scarce {
+        /// Memory bandwidth that there is, bytes in a period.
+        memory: u64,
+        /// A period, in cycles.
+        period: u64,
+    },
+}
+
 /// How a worker works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Worker {
@@ -94,8 +115,8 @@ pub struct Worker {
     pub clocked: bool,
     /// Paths whose rings are empty sleep; else they are asked.
     pub sleeps: bool,
-    /// The scarce resource is told each so many cycles; `None`: never, so it is cycles.
-    pub shares: Option<(Resource, u64)>,
+    /// What the scheduler is told to share.
+    pub shares: Shares,
     /// Of everything that is random.
     pub seed: u64,
 }
@@ -152,7 +173,7 @@ impl Worker {
             outcome: Outcome::default(),
         };
         let mut lanes: Vec<Lane<'_>> = (0..).zip(sources).map(lane).collect();
-        let (mut now, mut told) = (0, 0);
+        let (mut now, mut told, mut saturation, mut before) = (0, 0, Saturation::default(), [0; 2]);
         while now < cycles {
             for lane in &mut lanes {
                 lane.come_and_go(now, &mut scheduler)?;
@@ -161,8 +182,25 @@ impl Worker {
                     lane.handle.into_iter().for_each(|handle| scheduler.wake(handle));
                 }
             }
-            if let Some((resource, _)) = self.shares.filter(|(_, period)| now >= told + period) {
+            let period = match self.shares {
+                Shares::Cycles => u64::MAX,
+                Shares::Always { period, .. } | Shares::Scarce { period, .. } => period,
+            };
+            if now - told >= period {
                 told = now;
+                let all = |of: fn(&Outcome) -> u64| lanes.iter().map(|lane| of(&lane.outcome)).sum::<u64>();
+                let used =
+                    [all(|outcome| outcome.cycles - outcome.idle_cycles), all(|outcome| outcome.memory)];
+                let [cycles, bytes] = [used[0] - before[0], used[1] - before[1]];
+                before = used;
+                let resource = match self.shares {
+                    Shares::Cycles => Resource::Cycles,
+                    Shares::Always { resource, .. } => resource,
+                    Shares::Scarce { memory, .. } => saturation.decide(&Utilisation::new(
+                        &Used::cycles(cycles).with(Resource::Memory, bytes),
+                        &Used::cycles(period).with(Resource::Memory, memory),
+                    )),
+                };
                 scheduler.share(resource).unwrap_or_else(|e| panic!("{e}"));
             }
             let next = scheduler.pick();

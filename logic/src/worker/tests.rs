@@ -117,6 +117,37 @@ fn paths_share_io_by_the_bytes_of_their_packets_where_it_is_counted() {
     assert_eq!(io, [Some(120), Some(40)]);
 }
 
+/// Where nobody shares it: what packets take is known roughly, and what paths took is not.
+#[test]
+fn io_that_is_not_counted_is_looked_at_now_and_then() {
+    let settings = Settings { sample_every: 1, ..settings(1) };
+    let mut worker = Worker::new(settings).unwrap();
+    let rings = Rings::new([(Class::default(), 4000)]);
+    let mut memory = Memory { rings, settled: Vec::new() };
+    worker.add(0, 1, Chain::new(vec![forward(3)]).unwrap()).unwrap();
+    let mut io = Vec::new();
+    for number in 0..34 {
+        let data = if number == 0 { 10..70 } else { 10..30 };
+        memory.rings.offer(Packet { data, ..Packet::new(0, 0, number) }).unwrap();
+        worker.turn(&mut memory, || 0);
+        io.push(worker.accounts().next().unwrap().cost.of(Resource::Io));
+    }
+    let expected: Vec<_> = [[120; 16], [100; 16]].concat().into_iter().chain([85, 85]).map(Some).collect();
+    assert_eq!(io, expected);
+    assert_eq!(worker.accounts().next().unwrap().taken, Used::default());
+    // Counted from now on, in every run.
+    worker.count(Counters::CYCLES.with(Resource::Io));
+    for number in 0..3 {
+        memory.rings.offer(Packet::new(0, 0, number)).unwrap();
+        worker.turn(&mut memory, || 0);
+    }
+    let taken = worker.accounts().next().unwrap().taken;
+    assert_eq!(taken, Used::default().with(Resource::Io, 360));
+    assert_eq!((worker.share(Resource::Io), worker.shared()), (Ok(()), Resource::Io));
+    worker.count(Counters::CYCLES);
+    assert_eq!(worker.shared(), Resource::Cycles);
+}
+
 /// Counters beside the clock, which go on by so much with each packet.
 struct Counting(Memory, u64);
 

@@ -1,7 +1,11 @@
 //! What was measured, in a file: JSON, as people and programs read it. It holds for the machine and the clock it was measured with, so both are
 //! in it; elsewhere, or spoilt, it is not used, and that is told.
 
-use crate::{guard::is_ours_or_roots_alone, workers::Clock};
+use super::bandwidth::Bandwidth;
+use crate::{
+    guard::is_ours_or_roots_alone,
+    workers::{Capacity, Clock},
+};
 use anyhow::{Context, Result, ensure};
 use logic::paths::calibrate::{Fit, Point, fit};
 use serde::{Deserialize, Serialize};
@@ -41,6 +45,12 @@ pub struct Calibration {
     pub hz: u64,
     /// The CPU's name, as /proc/cpuinfo has it.
     pub cpu: String,
+    /// What there is of memory bandwidth,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bandwidth>,
+    /// or why that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_memory: Option<String>,
     /// When.
     pub unix_seconds: u64,
     /// What the rest was computed from.
@@ -58,8 +68,9 @@ pub struct Runs {
 
 impl Calibration {
     /// Of this machine, now.
-    pub fn new(points: &[Point], fit: Fit, clock: Clock) -> Calibration {
+    pub fn new(points: &[Point], fit: Fit, memory: Result<Bandwidth>, clock: Clock) -> Calibration {
         let Fit { switch_cycles, switch_error, packet_cycles, residual } = fit;
+        let no_memory = memory.as_ref().err().map(|error| format!("{error:#}"));
         Calibration {
             switch_cycles,
             switch_error_cycles: switch_error,
@@ -69,6 +80,8 @@ impl Calibration {
             clock: clock.name().into(),
             hz: clock.hz(),
             cpu: cpu(),
+            memory: memory.ok(),
+            no_memory,
             unix_seconds: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             runs: points.iter().map(|&Point { batch, cycles }| Runs { packets: batch, cycles }).collect(),
         }
@@ -128,6 +141,10 @@ impl Calibration {
             read.switch_cycles,
             again.switch_cycles
         );
+        ensure!(
+            read.memory.as_ref().is_none_or(|memory| memory.bytes_per_second > 0),
+            "it says that there is no memory bandwidth"
+        );
         Ok(Some(read))
     }
 
@@ -166,28 +183,55 @@ pub struct Switch {
     pub not_calibrated: Option<String>,
 }
 
-impl Switch {
+/// What a file tells workers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Calibrated {
+    pub switch: Switch,
+    /// Of memory bandwidth.
+    pub memory: Capacity,
+}
+
+impl Calibrated {
     /// From the file, if it is of this machine; a file that cannot be used is told in the log too.
-    pub fn read(file: &Path, clock: Clock, longest_run: Duration) -> Switch {
-        let name = file.display();
+    pub fn read(file: &Path, clock: Clock, longest_run: Duration) -> Calibrated {
+        let name = file.display().to_string();
         let why = match Calibration::read(file) {
             Ok(None) => format!("{name} is not there"),
             Ok(Some(read)) => match read.check(clock, longest_run) {
-                Ok(()) => {
-                    let cycles = read.switch_cycles.round() as u32;
-                    return Switch { cycles, calibrated: Some(name.to_string()), not_calibrated: None };
-                }
+                Ok(()) => return read.told(name),
                 Err(error) => spoilt(file, &error),
             },
             Err(error) => spoilt(file, &error),
         };
-        Switch { not_calibrated: Some(why), ..Switch::default() }
+        let memory = Capacity { per_second: None, basis: why.clone() };
+        Calibrated { switch: Switch { not_calibrated: Some(why), ..Switch::default() }, memory }
+    }
+}
+
+impl Calibration {
+    fn told(self, file: String) -> Calibrated {
+        let memory = match (self.memory, self.no_memory) {
+            (Some(found), _) => Capacity {
+                per_second: Some(found.bytes_per_second),
+                basis: format!("{} cores together, {file}", found.cores.len()),
+            },
+            (None, Some(why)) => Capacity { per_second: None, basis: format!("{why} ({file})") },
+            // As it was before memory was measured.
+            (None, None) => Capacity {
+                per_second: None,
+                basis: format!("{file} does not say (`millrace calibrate` again)"),
+            },
+        };
+        let cycles = self.switch_cycles.round() as u32;
+        Calibrated { switch: Switch { cycles, calibrated: Some(file), not_calibrated: None }, memory }
     }
 }
 
 fn spoilt(file: &Path, error: &anyhow::Error) -> String {
     let why = format!("{} cannot be used: {error:#}", file.display());
-    tracing::warn!("what a switch from path to path takes is not known: {why}");
+    tracing::warn!(
+        "what a switch from path to path takes, and what there is of memory bandwidth, is not known: {why}"
+    );
     why
 }
 

@@ -4,7 +4,7 @@ use crate::workers::Clock;
 use anyhow::Result;
 use logic::{
     elements::{Chain, Forward, Ingress, Verdict},
-    paths::{Bursts, Counters, PathId, Resource, Settings},
+    paths::{Bursts, Counters, PathId, Settings},
     worker::{Exchange, Frame, Worker},
 };
 use std::{collections::VecDeque, ops::Range, time::Duration};
@@ -96,11 +96,10 @@ pub(super) struct Bench {
 }
 
 impl Bench {
-    /// Of so many packets; a run takes so many cycles more than by itself.
-    pub fn new(size: u32, clock: Clock, more: u64) -> Result<Bench> {
+    /// Of so many packets, of which this is counted; a run takes so many cycles more than by itself.
+    pub fn new(size: u32, clock: Clock, counted: Counters, more: u64) -> Result<Bench> {
         let bursts = Bursts { longest_cycles: u32::MAX, switch_cycles: 0, most: size };
-        let mut worker =
-            Worker::new(Settings { bursts, sample_every: 20, counted: Counters::CYCLES.with(Resource::Io) })?;
+        let mut worker = Worker::new(Settings { bursts, sample_every: 20, counted })?;
         for _ in 0..PATHS {
             worker.add(0, 1, Chain::new(vec![Box::new(Forward::new(1))])?)?;
         }

@@ -1,9 +1,10 @@
-//! `millrace calibrate`: what a switch from path to path takes on this machine (P8), measured and kept.
+//! `millrace calibrate`: what a switch from path to path takes on this machine (P8), and what there is of memory bandwidth (P7), measured and kept.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `memory.rs` | a worker over packets in memory, whose runs have as many packets as is wanted |
-//! | `file.rs` | [`Calibration`], what is kept of it, and [`Switch`], what workers make of that |
+//! | `bandwidth.rs` | what all cores together get of memory |
+//! | `file.rs` | [`Calibration`], what is kept of it, and [`Calibrated`], what workers make of that |
 //! | this one | runs of every size measured, and the line through them ([`logic::paths::calibrate`]) |
 //!
 //! Four paths with a chain that does nothing but choose a port take turns on one worker, with runs of 1 to 64 packets. So a run costs what
@@ -13,16 +14,21 @@
 //! Sizes take turns, round by round, 100 us each; what counts of a size is the median of its rounds, so a machine that is now and then busy
 //! with something else is measured right. One that always is may be told as too uncertain ([`BadFit`]): nothing is kept then.
 
+mod bandwidth;
 mod file;
 mod memory;
 #[cfg(test)]
 mod tests;
 
-pub use file::{Calibration, DEFAULT_FILE, Runs, Switch};
+pub use bandwidth::{Bandwidth, bandwidth};
+pub use file::{Calibrated, Calibration, DEFAULT_FILE, Runs, Switch};
 pub use memory::Buffer;
 
 use crate::workers::Clock;
-use logic::paths::calibrate::{BadFit, Fit, Point, fit};
+use logic::paths::{
+    Counters,
+    calibrate::{BadFit, Fit, Point, fit},
+};
 use memory::Bench;
 use std::time::Duration;
 
@@ -48,8 +54,10 @@ pub fn measure(clock: Clock, rounds: u32) -> anyhow::Result<Measured> {
 
 /// As if a switch took so many cycles more.
 fn measure_with(clock: Clock, rounds: u32, more: u64) -> anyhow::Result<Measured> {
-    let mut benches =
-        SIZES.map(|size| Bench::new(size, clock, more)).into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut benches = SIZES
+        .map(|size| Bench::new(size, clock, Counters::CYCLES, more))
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     let mut found = vec![Vec::new(); SIZES.len()];
     for _ in 0..rounds.max(1) {
         for (bench, found) in benches.iter_mut().zip(&mut found) {

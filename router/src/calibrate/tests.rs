@@ -1,5 +1,6 @@
 use super::{file::Calibration, *};
-use logic::paths::calibrate::fit;
+use crate::workers::Counter;
+use logic::paths::{Resource, Used, calibrate::fit};
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
 const LONGEST: Duration = Duration::from_micros(100);
@@ -30,13 +31,14 @@ fn a_known_cost_of_switches_is_found() {
 fn calibration(clock: Clock) -> Calibration {
     let points: Vec<Point> =
         SIZES.map(|batch| Point { batch, cycles: 612.3 + 27.7 * f64::from(batch) }).to_vec();
-    Calibration::new(&points, fit(&points).unwrap(), clock)
+    Calibration::new(&points, fit(&points).unwrap(), Err(anyhow::anyhow!("no counter")), clock)
 }
 
 fn why_not(file: &Path, clock: Clock) -> String {
-    let switch = Switch::read(file, clock, LONGEST);
-    assert_eq!((switch.cycles, switch.calibrated), (0, None));
-    switch.not_calibrated.unwrap()
+    let Calibrated { switch, memory } = Calibrated::read(file, clock, LONGEST);
+    assert_eq!((switch.cycles, switch.calibrated, memory.per_second), (0, None, None));
+    assert_eq!(switch.not_calibrated.as_ref(), Some(&memory.basis));
+    memory.basis
 }
 
 #[test]
@@ -54,7 +56,21 @@ fn what_was_kept_is_what_workers_go_by() {
     );
     assert_eq!((&read.cpu, read.hz, read.runs.len()), (&kept.cpu, kept.hz, kept.runs.len()));
     let calibrated = Some(file.display().to_string());
-    assert_eq!(Switch::read(&file, clock, LONGEST), Switch { cycles: 612, calibrated, not_calibrated: None });
+    let told = || Calibrated::read(&file, clock, LONGEST);
+    assert_eq!(told().switch, Switch { cycles: 612, calibrated, not_calibrated: None });
+    let memory = |memory: Option<u64>, basis: &str| {
+        let named = basis.replace("FILE", &file.display().to_string());
+        assert_eq!((told().memory.per_second, told().memory.basis), (memory, named));
+    };
+    memory(None, "no counter (FILE)");
+    let bandwidth = Bandwidth { bytes_per_second: 20_000_000_000, cores: [2, 3].into() };
+    Calibration { memory: Some(bandwidth), no_memory: None, ..kept.clone() }.write(&file).unwrap();
+    memory(Some(20_000_000_000), "2 cores together, FILE");
+    // One of before memory was measured is as good for the rest.
+    Calibration { no_memory: None, ..kept.clone() }.write(&file).unwrap();
+    assert!(!fs::read_to_string(&file).unwrap().contains("memory"));
+    memory(None, "FILE does not say (`millrace calibrate` again)");
+    assert_eq!(told().switch.cycles, 612);
     // Another replaces it, and nothing else is left behind.
     calibration(clock).write(&file).unwrap();
     assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
@@ -88,6 +104,13 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
         (as_text(&Calibration { cpu: "Z80".into(), ..good.clone() }), "another CPU, \"Z80\""),
         (as_text(&Calibration { hz: good.hz * 2, ..good.clone() }), "and workers go by the"),
         (as_text(&Calibration { clock: "sundial".into(), ..good.clone() }), "by the sundial at"),
+        (
+            as_text(&Calibration {
+                memory: Some(Bandwidth { bytes_per_second: 0, cores: [0].into() }),
+                ..good.clone()
+            }),
+            "there is no memory bandwidth",
+        ),
         (as_text(&longer), "and the longest run of a path is"),
     ] {
         fs::write(&file, &text).unwrap();
@@ -102,6 +125,67 @@ fn a_file_that_is_spoilt_or_of_another_machine_is_told_and_not_used() {
     fs::remove_file(&file).unwrap();
     fs::create_dir(&file).unwrap();
     assert!(why_not(&file, clock).ends_with(none_of_ours));
+}
+
+/// `cargo test --release -p millrace --lib -- --ignored --nocapture measure_what_counting_io_costs`: runs without and with it take turns.
+#[test]
+#[ignore = "a measurement"]
+fn measure_what_counting_io_costs() {
+    let clock = Clock::of_process();
+    let ways = [Counters::CYCLES, Counters::CYCLES.with(Resource::Io)];
+    for size in [1, 4, 16, 64] {
+        let mut benches = ways.map(|counted| Bench::new(size, clock, counted, 0).unwrap());
+        let mut found = [Vec::new(), Vec::new()];
+        for _ in 0..4001 {
+            for (bench, found) in benches.iter_mut().zip(&mut found) {
+                bench.run(WARM_UP);
+                found.push(bench.run(WINDOW));
+            }
+        }
+        let [without, with] = found.map(median);
+        let ns = |cycles: f64| cycles * 1e9 / clock.hz() as f64;
+        println!(
+            "runs of {size}: {without:.0} cycles without, {with:.0} with: {:.1} more of a run ({:.2} ns), {:.2} of a packet ({:.2} ns), {:.1} %",
+            with - without,
+            ns(with - without),
+            (with - without) / f64::from(size),
+            ns(with - without) / f64::from(size),
+            (with / without - 1.0) * 100.0
+        );
+    }
+}
+
+/// By counters that go on by so much with each look: two cores look twice in each way.
+#[test]
+fn memory_bandwidth_is_that_of_all_cores_together() {
+    let cores = [0, 1].into();
+    let window = Duration::from_millis(20);
+    let looks = |more: [u64; 2]| {
+        move || {
+            let looked = std::cell::Cell::new(0);
+            anyhow::Ok(move || {
+                let n = looked.get();
+                looked.set(n + 1);
+                Used::default().with(Resource::Memory, [0, more[0], more[0], more[0] + more[1]][n])
+            })
+        }
+    };
+    // The way that tells more counts; a window is so long at least, and not much longer.
+    for more in [[1_000_000, 10_000], [10_000, 1_000_000]] {
+        let found = bandwidth::by(&cores, 1 << 20, window, &looks(more)).unwrap();
+        assert_eq!(found.cores, cores);
+        assert!((50_000_000..=100_000_000).contains(&found.bytes_per_second), "{found:?}");
+    }
+    let error = |found: anyhow::Result<Bandwidth>| format!("{:#}", found.unwrap_err());
+    assert!(error(bandwidth::by(&cores, 1 << 20, window, &looks([0; 2]))).contains("counts nothing"));
+    let nothing = || anyhow::Ok(Used::default);
+    assert!(error(bandwidth::by(&cores, 1 << 20, window, &nothing)).contains("too few counters"));
+    assert!(error(bandwidth::by(&[0, 4000].into(), 1 << 20, window, &looks([1, 1]))).contains("core 4000"));
+    // As this machine has it.
+    match Counter::cache_misses() {
+        Ok(_) => assert!(bandwidth(&cores).unwrap().bytes_per_second > 100_000_000),
+        Err(why) => assert!(error(bandwidth(&cores)).contains(&why.to_string())),
+    }
 }
 
 fn fit_of(calibration: &Calibration) -> f64 {

@@ -164,7 +164,8 @@ The file of --config, every key optional, with the defaults:
   cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
   zero_copy = true          # where a driver can; some restart a port's queues for it
   frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
-  share = \"cycles\"          # what paths share by their weights: or \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"
+  share = \"auto\"            # what paths share by their weights: what is scarce; or always \"cycles\", \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"
+  io_mbps = 20000           # of packets, in and out together, that all workers can have; without this line what links and slots of ports carry
   calibration = \"/var/lib/millrace/calibration.json\"  # what `millrace calibrate` found
   [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; any number of them
   name = \"vpn\"

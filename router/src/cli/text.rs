@@ -158,8 +158,21 @@ fn workers(workers: &WorkersReport) -> String {
     for resource in workers.resources.iter().filter(|resource| !resource.counted) {
         text += &format!("note        {} of paths: {}\n", resource.resource, resource.basis);
     }
-    if !matches!(workers.share.as_str(), "" | "CPU cycles") {
-        text += &format!("note        paths share {}\n", workers.share);
+    for resource in &workers.resources {
+        // What is counted and not bounded, as the configuration says that it is shared.
+        if let (Some(used), Some(there_is)) = (resource.used, resource.capacity.per_second) {
+            let (name, gbytes) = (&resource.resource, there_is as f64 / 1e9);
+            let (used, basis) = (used * 100.0, &resource.capacity.basis);
+            text += &format!("resource    {name}: {used:.0}% used of {gbytes:.3} GB/s ({basis})\n");
+        }
+    }
+    for worker in workers.workers.iter().filter(|worker| worker.silent.is_none() && !worker.share.is_empty())
+    {
+        let of = |(resource, used): (&String, &f64)| format!("{:.0}% of {resource}", used * 100.0);
+        let used: Vec<_> = worker.used.iter().map(of).collect();
+        text += &format!("worker      core {}: paths share {}", worker.core, worker.share);
+        text +=
+            &if used.is_empty() { "\n".into() } else { format!("; it used {} of late\n", used.join(", ")) };
     }
     if let Some(why) = &workers.switch.not_calibrated {
         text += &format!(

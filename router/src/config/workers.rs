@@ -9,7 +9,7 @@ use super::{
 };
 use crate::calibrate::DEFAULT_FILE;
 use logic::{
-    paths::{Resource, class::Class, rows::Otherwise},
+    paths::{Resource, Share, class::Class, rows::Otherwise},
     plan::{PortId, RouterId},
 };
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -28,7 +28,9 @@ pub struct WorkersSettings {
     pub zero_copy: bool,
     /// The room of a packet, of which 256 bytes are kept free in front.
     pub frame_bytes: FrameBytes,
-    /// Where `millrace calibrate` keeps what a switch from path to path takes.
+    /// Bytes of packets that all workers may take in and send, together; `None`: what links of ports and slots of NICs carry.
+    pub io_mbps: Option<IoRate>,
+    /// Where `millrace calibrate` keeps what it found.
     pub calibration: PathBuf,
     /// What paths share by their weights.
     pub share: Shared,
@@ -41,6 +43,7 @@ impl Default for WorkersSettings {
         Self {
             cores: None,
             zero_copy: true,
+            io_mbps: None,
             frame_bytes: FrameBytes(2048),
             calibration: DEFAULT_FILE.into(),
             share: Shared::default(),
@@ -73,27 +76,27 @@ bounded!(
     FrameBytes, |v| [2048, 4096].contains(&v), "2048 or 4096"
 );
 
-/// A resource that paths share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shared(pub Resource);
+bounded!(
+    /// Megabits of packets in a second, in both directions.
+    IoRate, |v| (1..=100_000_000).contains(&v), "1 to 100000000 megabits per second"
+);
 
-impl Default for Shared {
-    fn default() -> Self {
-        Shared(Resource::Cycles)
-    }
-}
+/// What paths share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shared(pub Share);
 
 impl FromStr for Shared {
     type Err = BadValue;
     fn from_str(s: &str) -> Result<Self, BadValue> {
         Ok(Shared(match s {
-            "cycles" => Resource::Cycles,
-            "memory" => Resource::Memory,
-            "io" => Resource::Io,
-            "cache_misses" => Resource::CacheMisses,
+            "auto" => Share::Scarce,
+            "cycles" => Share::Always(Resource::Cycles),
+            "memory" => Share::Always(Resource::Memory),
+            "io" => Share::Always(Resource::Io),
+            "cache_misses" => Share::Always(Resource::CacheMisses),
             _ => {
                 return Err(BadValue(format!(
-                    "{s:?} is not allowed: \"cycles\", \"memory\", \"io\" or \"cache_misses\""
+                    "{s:?} is not allowed: \"auto\", \"cycles\", \"memory\", \"io\" or \"cache_misses\""
                 )));
             }
         }))
@@ -187,12 +190,13 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 6] = [
+pub(super) const FORMS: [(&str, &str); 7] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
     ("workers.frame_bytes", "frame_bytes = 4096"),
-    ("workers.share", "share = \"cycles\""),
+    ("workers.share", "share = \"auto\""),
     ("workers.nice", "nice = -20"),
+    ("workers.io_mbps", "io_mbps = 20000"),
     ("workers.calibration", "calibration = \"/var/lib/millrace/calibration.json\""),
 ];
 
@@ -245,11 +249,13 @@ mod tests {
         assert_eq!((parse("").unwrap().paths, parse("").unwrap().workers.cores), (vec![], None));
         let shares = |text: &str| parse(text).unwrap().workers.share.0;
         assert_eq!(
-            [shares(""), shares("workers.share = \"memory\""), shares("workers.share = \"io\"")],
-            [Resource::Cycles, Resource::Memory, Resource::Io]
+            [shares(""), shares("workers.share = \"memory\""), shares("workers.share = \"cycles\"")],
+            [Share::Scarce, Share::Always(Resource::Memory), Share::Always(Resource::Cycles)]
         );
         let nice = |text: &str| parse(text).unwrap().workers.nice.0;
         assert_eq!([nice(""), nice("workers.nice = 19"), nice("workers.nice = 0")], [-20, 19, 0]);
+        let io = |text: &str| parse(text).unwrap().workers.io_mbps.map(|rate| rate.0);
+        assert_eq!((io(""), io("workers.io_mbps = 80")), (None, Some(80)));
     }
 
     const ENCRYPT: &str = "chain = [\"check\", \"ttl\", { element = \"esp_encrypt\", sa = \"x\" }, { element = \"forward\", port = \"p\" }]\n";
@@ -346,8 +352,12 @@ mod tests {
                 "[workers]\nshare = \"time\"".into(),
                 &[
                     "m.toml:2: workers.share: ",
-                    "\"time\" is not allowed: \"cycles\", \"memory\", \"io\" or \"cache_misses\"",
+                    "\"time\" is not allowed: \"auto\", \"cycles\", \"memory\", \"io\" or \"cache_misses\"",
                 ],
+            ),
+            (
+                "[workers]\nio_mbps = 0".into(),
+                &["m.toml:2: workers.io_mbps: ", "0 is not allowed: 1 to 100000000 megabits per second"],
             ),
             ("[workers]\ncore = \"2\"".into(), &["m.toml:2: workers.core: ", "unknown field"]),
         ] {

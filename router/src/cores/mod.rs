@@ -58,7 +58,7 @@ pub mod spreads;
 pub mod threads;
 pub mod traffic;
 #[cfg(test)]
-mod tree;
+pub(crate) mod tree;
 pub mod watched;
 pub mod workloads;
 

@@ -203,7 +203,7 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         gauges(
             "millrace_path_share",
             "ratio",
-            "Of that core's cycles, of late",
+            "Of what its worker shares (millrace_worker_shares), of late: of cycles of the core's, of others of what the worker's paths used",
             runs().map(|(path, run)| (of(path), run.share)),
         ),
         gauges(
@@ -253,6 +253,9 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
 
 fn of_workers(workers: &WorkersReport) -> Vec<Family> {
     let of = |worker: &WorkerStand| vec![("core", worker.core.to_string())];
+    let with = |worker: &WorkerStand, resource: &str| {
+        vec![("core", worker.core.to_string()), ("resource", resource.to_owned())]
+    };
     let heard = || workers.workers.iter().filter(|worker| worker.silent.is_none());
     let sums = |part: Part| {
         let of_workers = workers.workers.iter().flat_map(|worker| &worker.outputs);
@@ -300,6 +303,22 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
             "ratio",
             "Of the time since it was started, with packets",
             heard().map(|worker| (of(worker), worker.busy)),
+        ),
+        gauges(
+            "millrace_worker_shares",
+            "",
+            "1: what its paths share by their weights now",
+            heard()
+                .filter(|worker| !worker.share.is_empty())
+                .map(|worker| (with(worker, &worker.share), 1.0)),
+        ),
+        gauges(
+            "millrace_worker_used",
+            "ratio",
+            "Of what there is, of late: of cycles in its core, of others in the machine",
+            heard().flat_map(|worker| {
+                worker.used.iter().map(move |(resource, used)| (with(worker, resource), *used))
+            }),
         ),
         gauges(
             "millrace_worker_slept",

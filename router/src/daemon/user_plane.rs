@@ -26,8 +26,8 @@ use crate::{
     plane::{MOST_INJECTED, MappedMemory, PathCounts, PathMaps},
     sas::RunningSas,
     workers::{
-        Budgets, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan, WorkersSettings,
-        check_counted, frames_needed,
+        Budgets, Capacity, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan,
+        WorkersSettings, check_counted, frames_needed,
     },
 };
 use anyhow::{Context, Result};
@@ -118,6 +118,7 @@ impl UserPlane {
             epochs: epochs.clone(),
             settings,
             wants_zero_copy: config.workers.zero_copy,
+            io_mbps: config.workers.io_mbps.map(|rate| rate.0),
             longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
             roots: Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?,
             namespace: Arc::new(
@@ -236,6 +237,8 @@ struct Keeper {
     epochs: Epochs,
     settings: WorkersSettings,
     wants_zero_copy: bool,
+    /// As the configuration says.
+    io_mbps: Option<u32>,
     /// Of all paths.
     longest_ring: u32,
     cores: BTreeSet<CoreId>,
@@ -365,7 +368,20 @@ impl Keeper {
             routers: routers.clone(),
             ports,
             paths: paths.clone(),
+            io: self.io(),
         })
+    }
+
+    /// What there is of it, asked each time: links come up with other speeds.
+    fn io(&self) -> Capacity {
+        // It may have been renamed.
+        let names = self.wanted.ports.values().map(|port| {
+            let known_as = self.ethtool.name(port.ifindex).ok().flatten();
+            known_as.unwrap_or_else(|| port.name.clone())
+        });
+        let names: Vec<String> = names.collect();
+        let detected = || Capacity::of_io(&self.roots, names.iter().map(String::as_str));
+        self.io_mbps.map_or_else(detected, Capacity::of_io_stated)
     }
 
     fn port(&self, device: &Device, router: Option<RouterId>, troubles: &mut Vec<String>) -> PortPlan {

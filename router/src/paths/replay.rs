@@ -17,7 +17,7 @@ use crate::{
 use anyhow::{Context, Result, bail};
 use logic::{
     elements::{MOST_PACKETS, Verdict},
-    paths::{Bursts, Counters, PathId, Resource, Settings},
+    paths::{Bursts, Counters, PathId, Settings},
     plan::PortId,
     worker::{Exchange, NotTaken, Rings, Worker},
 };
@@ -38,7 +38,7 @@ const SPARE: usize = 1024;
 const SETTINGS: Settings = Settings {
     bursts: Bursts { longest_cycles: 100_000, switch_cycles: 0, most: MOST_PACKETS as u32 },
     sample_every: 20,
-    counted: Counters::CYCLES.with(Resource::Io),
+    counted: Counters::CYCLES,
 };
 
 /// Packets between files and the worker.
@@ -102,7 +102,7 @@ pub fn run<R: Read, W: Write>(
     report.errors.extend(outputs.finish());
     report.errors.extend(captures.finish());
     report.finish(&worker);
-    report.resources = workers::resources(Resource::Cycles);
+    report.resources = workers::resources();
     report.crypto = sas.crypto();
     report.sas = sas.report();
     drop(worker);

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub type Counts = BTreeMap<String, u64>;
 
 /// `millrace paths run --json`. Every packet is in exactly one of `out`, `up` and `dropped`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PathsReport {
     /// That came.
     pub packets: u64,

@@ -8,26 +8,28 @@
 
 use super::{
     WorkersSettings,
+    capacity::Capacity,
     clock::Clock,
-    counters::{ResourceStand, counters, resources},
+    counters::{ResourceStand, counter, counts_misses, stand},
     epochs::Epochs,
     exchange::{Desk, PORTS, PortNames, PortsByNumber},
     held::{Held, Made, Ring},
     inner::Inner,
     placing::Placing,
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
-    report::{OutputStand, WorkerStand, WorkersReport, told},
+    report::{OutputStand, PathStand, WorkerStand, WorkersReport, told},
+    scarce::{Reading, Scarce},
     thread::{NotTaken, Thread},
     up::{Device, Ups},
 };
 use crate::af_xdp::{Io, MOST_PATHS, Umem};
-use crate::{calibrate::Switch, config::ElementSettings};
+use crate::{calibrate::Calibrated, config::ElementSettings};
 use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
     elements::Chain,
     paths::{
-        Bursts, PathId, Settings,
+        Bursts, PathId, RESOURCES, Resource, Settings, Share, Used, Utilisation,
         layout::{Layout, Parts, lay_out},
     },
     plan::{PortId, RouterId},
@@ -46,8 +48,12 @@ const ASKS: Duration = Duration::from_micros(200);
 
 /// See the head of this file. Its steps are in `rings.rs` and `moving.rs`.
 pub(super) struct Control {
-    switch: Switch,
-    resources: Vec<ResourceStand>,
+    calibrated: Calibrated,
+    /// Can workers read the CPU's counter, and do they; why not.
+    misses: Result<(), String>,
+    /// Of the last plan.
+    io: Capacity,
+    scarce: Scarce,
     pub settings: WorkersSettings,
     pub umem: Arc<Umem>,
     pub slots: Box<dyn Slots>,
@@ -75,7 +81,7 @@ impl Control {
     #[expect(clippy::too_many_arguments, reason = "each is a part of its own")]
     pub fn new(
         settings: WorkersSettings,
-        switch: Switch,
+        calibrated: Calibrated,
         umem: Arc<Umem>,
         slots: Box<dyn Slots>,
         tables: Arc<dyn Tables>,
@@ -85,9 +91,11 @@ impl Control {
         tell: Sender<PathId>,
     ) -> Control {
         Control {
-            resources: resources(settings.share),
+            misses: counts_misses(settings.share, calibrated.memory.per_second.is_some()),
+            io: Capacity::default(),
+            scarce: Scarce::new(settings.share),
             settings,
-            switch,
+            calibrated,
             umem,
             slots,
             tables,
@@ -112,6 +120,8 @@ impl Control {
         self.troubles = self.refuse(plan);
         self.look();
         self.placing.take_in(&self.held.paths, self.clock);
+        self.io.clone_from(&plan.io);
+        self.scarce.take_in(self.reading(), self.clock.hz(), &self.capacities());
         let at = self.place(plan);
         self.names = Arc::new(plan.ports.iter().map(|(id, port)| (port.name.clone(), *id)).collect());
         let names = plan.ports.iter().map(|(id, port)| (*id, port.name.clone()));
@@ -160,6 +170,32 @@ impl Control {
     pub fn lacks(&self, plan: &WorkersPlan) -> Option<u32> {
         let there_are = self.umem.frames().saturating_sub(self.umem.retired_frames());
         Some(frames_needed(plan, &self.settings)).filter(|needed| *needed > there_are)
+    }
+
+    /// What was used until now.
+    fn reading(&self) -> Reading {
+        let paths = self.held.paths.iter().map(|(path, held)| (*path, (held.core, held.taken)));
+        Reading { at: self.clock.cycles(), busy: self.held.busy.clone(), paths: paths.collect() }
+    }
+
+    /// What there is of each in a second, as far as that is known: of cycles in a core.
+    fn capacities(&self) -> Used {
+        let known = RESOURCES.into_iter().filter_map(|r| Some((r, self.capacity(r).per_second?)));
+        known.fold(Used::default(), |all, (resource, amount)| all.with(resource, amount))
+    }
+
+    fn capacity(&self, resource: Resource) -> Capacity {
+        match resource {
+            Resource::Cycles => Capacity { per_second: Some(self.clock.hz()), basis: "of a core".into() },
+            Resource::Memory => self.calibrated.memory.clone(),
+            Resource::Io => self.io.clone(),
+            // What there is of memory bounds them, too.
+            Resource::CacheMisses => Capacity { per_second: None, basis: "as of memory bandwidth".into() },
+        }
+    }
+
+    fn counts_io(&self) -> bool {
+        self.scarce.counts_io(self.io.per_second.is_some())
     }
 
     /// What workers have.
@@ -253,17 +289,17 @@ impl Control {
 
     fn start(&self, core: CoreId) -> Result<Thread> {
         let (settings, umem, clock) = (self.settings.clone(), self.umem.clone(), self.clock);
-        let switch_cycles = self.switch.cycles;
+        let switch_cycles = self.calibrated.switch.cycles;
+        let knows_memory = self.calibrated.memory.per_second.is_some();
         let (tables, gate, tell) = (self.tables.clone(), self.ups.gate(), self.tell.clone());
         Thread::start(core, settings.nice, &self.epochs, move |bell| {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
             let bursts = Bursts { longest_cycles: longest, switch_cycles, most };
-            let (counted, counter) = counters(settings.share)?;
-            let scheduling = Settings { bursts, sample_every: settings.sample_every, counted };
-            let worker = Worker::new(scheduling)?;
+            let desk = Desk::new(tables, clock, gate, counter(settings.share, knows_memory)?);
+            let sample_every = settings.sample_every;
+            let worker = Worker::new(Settings { bursts, sample_every, counted: desk.counted() })?;
             let io = Io::with_bell(&umem, settings.in_hand, bell)?;
-            let desk = Desk::new(tables, clock, gate, counter);
             let tell = Box::new(move |path| _ = tell.send(path));
             Ok(Inner::new(worker, desk, io, settings.spin, settings.auxiliary, tell))
         })
@@ -294,10 +330,10 @@ impl Control {
             let (names, weights, tables) = (self.names.clone(), self.weights.clone(), self.tables.clone());
             let known_ports = self.known_ports.clone();
             let owners: Vec<_> = plan.ports.iter().map(|(id, port)| (*id, port.router)).collect();
-            let share = self.settings.share;
+            let (share, counts_io) = (self.scarce.shared(), self.counts_io());
             let told = self.ask(core, move |inner| {
-                // What a unit of it counts as follows what packets cost; it is counted, or the worker would not be there.
-                let _ = inner.worker.share(share);
+                // Each time, as what a unit of it counts as follows what packets cost.
+                inner.share(share, counts_io);
                 inner.names = names;
                 inner.known_ports = known_ports;
                 inner.desk.set_owners(owners);
@@ -369,9 +405,10 @@ impl Control {
         let mut report = WorkersReport {
             clock: self.clock.name().into(),
             hz: self.clock.hz(),
-            switch: self.switch.clone(),
-            share: self.settings.share.to_string(),
-            resources: self.resources.clone(),
+            switch: self.calibrated.switch.clone(),
+            share: self.scarce.shared().to_string(),
+            follows: self.settings.share == Share::Scarce,
+            resources: RESOURCES.map(|resource| self.resource(resource)).to_vec(),
             up: self.ups.report(),
             frames: self.umem.frames(),
             free_frames: self.umem.free_frames(),
@@ -384,8 +421,10 @@ impl Control {
             let core = *core;
             match thread.ask(move |inner| told(core, inner)) {
                 Ok(told) => {
-                    report.workers.push(told.worker);
-                    report.paths.extend(told.paths);
+                    let share =
+                        |path: PathStand| PathStand { share: self.share(path.id, told.shared), ..path };
+                    report.workers.push(WorkerStand { used: self.used_by(core), ..told.worker });
+                    report.paths.extend(told.paths.into_iter().map(share));
                     report.queues.extend(told.queues);
                 }
                 Err(error) => {
@@ -394,8 +433,36 @@ impl Control {
                 }
             }
         }
-        report.paths.iter_mut().for_each(|path| path.share = self.placing.share(path.id));
         report.paths.sort_by_key(|path| path.id);
         report
+    }
+
+    /// Of what its worker shares: of a core's cycles, else of what the paths of its worker used.
+    fn share(&self, path: PathId, shared: Resource) -> f64 {
+        match shared {
+            Resource::Cycles => self.placing.share(path),
+            other => self.scarce.part(path, other),
+        }
+    }
+
+    fn used_by(&self, core: CoreId) -> BTreeMap<String, f64> {
+        let used = Utilisation::new(&self.scarce.used_by(core), &self.capacities());
+        let known = RESOURCES.into_iter().filter_map(|r| Some((r.to_string(), used.get(r)?)));
+        known.map(|(resource, of_1000)| (resource, f64::from(of_1000) / 1000.0)).collect()
+    }
+
+    fn resource(&self, resource: Resource) -> ResourceStand {
+        let why = || format!("what there is of it is not known: {}", self.io.basis);
+        let io = match self.settings.share {
+            _ if self.counts_io() => Ok(()),
+            Share::Scarce => Err(why()),
+            Share::Always(_) => Err("it is not shared".into()),
+        };
+        let used = Utilisation::new(&self.scarce.used(), &self.capacities());
+        ResourceStand {
+            capacity: self.capacity(resource),
+            used: used.get(resource).map(|of_1000| f64::from(of_1000) / 1000.0),
+            ..stand(resource, &self.misses, &io)
+        }
     }
 }

@@ -2,9 +2,10 @@
 //! counter, if perf_event_open(2) has it: virtual machines often have none. What is not counted is not shared, and it is said what stands in its
 //! place. (`unsafe` lives here, for that system call.)
 
+use super::capacity::Capacity;
 use anyhow::{Result, anyhow};
 use libbpf_sys::perf_event_attr;
-use logic::paths::{Counters, NotCounted, RESOURCES, Resource, Used};
+use logic::paths::{Counters, NotCounted, RESOURCES, Resource, Share, Used};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::File,
@@ -20,13 +21,19 @@ const CLOSE_ON_EXEC: u64 = 8;
 const LINE_BYTES: u64 = 64;
 
 /// A resource, and what is known of it here.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResourceStand {
     pub resource: String,
     /// Can paths share it fairly?
     pub counted: bool,
     /// How it is counted; or why it is not, and what is estimated in its place.
     pub basis: String,
+    /// What there is of it: of cycles in each core. Where that is not known it is never found scarce.
+    #[serde(default)]
+    pub capacity: Capacity,
+    /// Of that, what all workers used of late; cycles each worker says ([`super::WorkerStand::used`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<f64>,
 }
 
 /// A counter of the thread that opened it, while that runs in user space.
@@ -43,6 +50,9 @@ impl Counter {
         attributes.size = size_of::<perf_event_attr>() as u32;
         // Without it the counter may be had only by those who may watch the kernel.
         attributes.set_exclude_kernel(1);
+        // Always on the CPU, or, where there are too few counters for all who want some, an error at once and when it is read: one that takes turns with others
+        // counts too little.
+        attributes.set_pinned(1);
         attributes.set_exclude_hv(1);
         let (this_thread, any_cpu, no_group) = (0, -1, -1);
         // SAFETY: the kernel reads `size` bytes of the attributes, which are that long, and keeps nothing of them.
@@ -79,7 +89,7 @@ impl Counter {
     }
 }
 
-/// What a worker of this thread counts: what it shares by, and what always is. A counter of the CPU is read only where that is shared.
+/// What a worker of this thread counts that shares this, and what is known of I/O anyhow. A counter of the CPU is read only where that is shared.
 ///
 /// # Errors
 /// Paths cannot share this on this machine.
@@ -92,10 +102,22 @@ pub fn counters(share: Resource) -> Result<(Counters, Option<Counter>)> {
     Ok((always.with(Resource::CacheMisses).with(Resource::Memory), Some(counter)))
 }
 
+/// The counter of the CPU, for this thread: where what it counts is shared, or there is known to be so much memory bandwidth that it may be scarce.
+///
 /// # Errors
 /// Paths cannot share this on this machine.
-pub fn check(share: Resource) -> Result<()> {
-    counters(share).map(drop)
+pub(super) fn counter(share: Share, knows_memory: bool) -> Result<Option<Counter>> {
+    match share {
+        Share::Always(resource) => counters(resource).map(|(_, counter)| counter),
+        // Told by [`stands`]; memory is never found scarce then.
+        Share::Scarce => Ok(Counter::cache_misses().ok().filter(|_| knows_memory)),
+    }
+}
+
+/// # Errors
+/// Paths cannot share this on this machine.
+pub fn check(share: Share) -> Result<()> {
+    counter(share, false).map(drop)
 }
 
 fn refused(resource: Resource, error: &io::Error) -> anyhow::Error {
@@ -110,38 +132,51 @@ fn no_counter(error: &io::Error) -> String {
     format!("its CPU has no counter of cache misses for us: perf_event_open: {error}{way_out}")
 }
 
-/// All of them, on this machine, where paths share this one: a counter of the CPU is read only for that.
-pub fn resources(share: Resource) -> Vec<ResourceStand> {
-    stands(&match share {
-        Resource::Memory | Resource::CacheMisses => {
-            Counter::cache_misses().map(drop).map_err(|error| no_counter(&error))
+/// Can workers of this machine read the CPU's counter, and do they; why not.
+pub(super) fn counts_misses(share: Share, knows_memory: bool) -> Result<(), String> {
+    match share {
+        Share::Always(Resource::Memory | Resource::CacheMisses) => {}
+        Share::Always(_) => return Err("counted only where paths share it, or cache misses".into()),
+        Share::Scarce if knows_memory => {}
+        Share::Scarce => {
+            return Err("counted only where it is known how much there is (`millrace calibrate`)".into());
         }
-        Resource::Cycles | Resource::Io => Err("counted only where paths share it, or cache misses".into()),
-    })
+    }
+    Counter::cache_misses().map(drop).map_err(|error| no_counter(&error))
 }
 
-fn stands(counter: &Result<(), String>) -> Vec<ResourceStand> {
-    let of = |resource: Resource| {
-        let (counted, basis) = match (resource, counter) {
-            (Resource::Cycles, _) => (true, "the clock, around every run".into()),
-            (Resource::Io, _) => (true, "bytes of packets, as they came and as they left by a port".into()),
-            (Resource::CacheMisses, Ok(())) => {
-                (true, "the CPU's counter of last-level cache misses, around runs that are measured".into())
-            }
-            (Resource::Memory, Ok(())) => {
-                (true, "cache misses, 64 bytes each; what is written back is not in it".into())
-            }
-            (Resource::CacheMisses, Err(why)) => (false, format!("not known: {why}")),
-            (Resource::Memory, Err(why)) => (
-                false,
-                format!(
-                    "estimated by the bytes of I/O, as if nothing but packets went through memory: {why}"
-                ),
-            ),
-        };
-        ResourceStand { resource: resource.to_string(), counted, basis }
+/// All of them, where paths share cycles for good.
+pub fn resources() -> Vec<ResourceStand> {
+    let share = Share::Always(Resource::Cycles);
+    let io = Err("paths share cycles".to_owned());
+    RESOURCES.map(|resource| stand(resource, &counts_misses(share, false), &io)).to_vec()
+}
+
+/// Of one, where misses and bytes are counted, or why not.
+pub(super) fn stand(
+    resource: Resource,
+    misses: &Result<(), String>,
+    io: &Result<(), String>,
+) -> ResourceStand {
+    let (counted, basis) = match (resource, misses, io) {
+        (Resource::Cycles, _, _) => (true, "the clock, around every run".into()),
+        (Resource::Io, _, Ok(())) => {
+            (true, "bytes of packets, as they came and as they left by a port".into())
+        }
+        (Resource::Io, _, Err(why)) => (false, format!("looked at in one run of some, not counted: {why}")),
+        (Resource::CacheMisses, Ok(()), _) => {
+            (true, "the CPU's counter of last-level cache misses, around runs that are measured".into())
+        }
+        (Resource::Memory, Ok(()), _) => {
+            (true, "cache misses, 64 bytes each; what is written back is not in it".into())
+        }
+        (Resource::CacheMisses, Err(why), _) => (false, format!("not known: {why}")),
+        (Resource::Memory, Err(why), _) => (
+            false,
+            format!("estimated by the bytes of I/O, as if nothing but packets went through memory: {why}"),
+        ),
     };
-    RESOURCES.map(of).to_vec()
+    ResourceStand { resource: resource.to_string(), counted, basis, ..ResourceStand::default() }
 }
 
 #[cfg(test)]
@@ -175,10 +210,8 @@ mod tests {
     #[test]
     fn what_is_not_counted_is_told_with_what_stands_in_its_place_and_refused() {
         let told = |counter: Result<(), String>| {
-            stands(&counter)
-                .into_iter()
-                .map(|stand| (stand.resource, stand.counted, stand.basis))
-                .collect::<Vec<_>>()
+            let stands = RESOURCES.map(|resource| stand(resource, &counter, &Ok(())));
+            stands.map(|stand| (stand.resource, stand.counted, stand.basis)).to_vec()
         };
         let with = told(Ok(()));
         assert!(with.iter().all(|(_, counted, _)| *counted), "{with:?}");
@@ -205,20 +238,30 @@ mod tests {
 
     #[test]
     fn what_is_not_read_is_not_called_counted() {
-        let counted: Vec<_> = resources(Resource::Io).into_iter().map(|stand| stand.counted).collect();
-        assert_eq!(counted, [true, false, true, false]);
+        let counted: Vec<_> = resources().into_iter().map(|stand| stand.counted).collect();
+        assert_eq!(counted, [true, false, false, false]);
+        for (share, knows_memory, why) in [
+            (Share::Always(Resource::Io), true, "counted only where paths share it"),
+            (Share::Scarce, false, "(`millrace calibrate`)"),
+        ] {
+            assert!(counts_misses(share, knows_memory).unwrap_err().contains(why));
+            assert!(counter(share, false).unwrap().is_none());
+        }
+        let has_one = Counter::cache_misses().is_ok();
+        assert_eq!(counts_misses(Share::Scarce, true).is_ok(), has_one);
+        assert_eq!(counter(Share::Scarce, true).unwrap().is_some(), has_one);
         let denied = no_counter(&io::Error::from_raw_os_error(libc::EACCES));
         assert!(denied.ends_with("perf_event_paranoid of 2 at most)"), "{denied}");
     }
 
     #[test]
     fn cycles_and_io_are_always_shared() {
-        for resource in [Resource::Cycles, Resource::Io] {
-            check(resource).unwrap();
+        for share in [Share::Scarce, Share::Always(Resource::Cycles), Share::Always(Resource::Io)] {
+            check(share).unwrap();
         }
         // As this machine has it.
         for resource in [Resource::Memory, Resource::CacheMisses] {
-            assert_eq!(check(resource).is_ok(), Counter::cache_misses().is_ok());
+            assert_eq!(check(Share::Always(resource)).is_ok(), Counter::cache_misses().is_ok());
         }
     }
 }

@@ -7,7 +7,7 @@ use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
 use crate::af_xdp::{Buffer, Io, MOST_PATHS};
 use logic::{
     elements::{Ingress, Loss, Verdict},
-    paths::{PathId, Used},
+    paths::{Counters, PathId, Resource, Used},
     plan::{PortId, RouterId},
     reason::Reason,
     tables::Arrivals,
@@ -70,6 +70,7 @@ pub(super) struct Fates {
     pub ring_full_before: u64,
     /// On other workers.
     pub cycles_before: u64,
+    pub taken_before: Used,
     pub runs_before: u64,
 }
 
@@ -85,6 +86,7 @@ impl Default for Fates {
             left: 0,
             ring_full_before: 0,
             cycles_before: 0,
+            taken_before: Used::default(),
             runs_before: 0,
         }
     }
@@ -110,7 +112,7 @@ pub(super) struct Desk {
     /// Packets that were received and have no fate yet.
     pub in_hand: u64,
     now_ns: u64,
-    /// Where a resource of its is shared.
+    /// Where a resource of its is shared, or may be.
     counter: Option<Counter>,
 }
 
@@ -147,6 +149,12 @@ impl Desk {
                 *owner = router.unwrap_or(NOBODY);
             }
         }
+    }
+
+    /// What the counter tells, and the clock.
+    pub fn counted(&self) -> Counters {
+        let misses = Counters::CYCLES.with(Resource::CacheMisses).with(Resource::Memory);
+        if self.counter.is_some() { misses } else { Counters::CYCLES }
     }
 
     /// The number of its output. Those behind it have one less then.

@@ -12,7 +12,7 @@ use logic::{
     cores::CoreId,
     elements::Chain,
     paths::{
-        Cost, PathId,
+        Cost, PathId, Used,
         layout::{Layout, PortQueue},
     },
     plan::PortId,
@@ -50,6 +50,8 @@ pub(super) struct HeldPath {
     /// Since it was first planned.
     pub packets: u64,
     pub cycles: u64,
+    /// Of other resources, those that are counted.
+    pub taken: Used,
     pub cost: Cost,
 }
 
@@ -62,6 +64,8 @@ pub(super) struct Holds {
     pub paths: Vec<(PathId, HeldPath)>,
     /// That are not run any more.
     pub chains: Vec<Chain>,
+    /// Cycles that it had packets for.
+    pub busy: u64,
 }
 
 /// All workers. Of one that does not answer: what it said last.
@@ -73,6 +77,8 @@ pub(super) struct Held {
     pub rings: BTreeMap<Ring, (CoreId, u32)>,
     pub outputs: BTreeMap<(CoreId, PortId), u32>,
     pub paths: BTreeMap<PathId, HeldPath>,
+    /// Cycles of workers.
+    pub busy: BTreeMap<CoreId, u64>,
 }
 
 impl Held {
@@ -80,7 +86,7 @@ impl Held {
     pub fn is_told(&mut self, core: CoreId, holds: Holds) {
         self.forget(core);
         let place = |wanted: Wanted| (wanted.port, wanted.queue);
-        let Holds { queues, rings, outputs, paths, chains } = holds;
+        let Holds { queues, rings, outputs, paths, chains, busy } = holds;
         drop(chains);
         let queues = queues.into_iter().map(|opener| (place(opener.wanted()), (core, opener)));
         self.queues.extend(queues);
@@ -88,6 +94,7 @@ impl Held {
         self.rings.extend(rings.into_iter().map(ring));
         self.outputs.extend(outputs.into_iter().map(|(port, queue)| ((core, port), queue)));
         self.paths.extend(paths);
+        self.busy.insert(core, busy);
     }
 
     /// A worker is gone.
@@ -96,6 +103,7 @@ impl Held {
         self.rings.retain(|_, (reader, _)| *reader != core);
         self.outputs.retain(|(worker, _), _| *worker != core);
         self.paths.retain(|_, path| path.core != core);
+        self.busy.remove(&core);
     }
 
     /// Has the worker anything that packets go through?

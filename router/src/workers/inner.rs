@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
     elements::Chain,
-    paths::{Cost, Path, PathId},
+    paths::{Cost, Path, PathId, Resource},
     plan::PortId,
     worker::Worker,
 };
@@ -74,6 +74,7 @@ impl Moving {
             is_stopped: self.stopped,
             packets: self.fates.packets,
             cycles: self.fates.cycles_before,
+            taken: self.fates.taken_before,
             cost: self.cost,
         }
     }
@@ -173,6 +174,7 @@ impl Inner {
                 is_stopped: self.is_stopped(*path),
                 packets: fates.packets,
                 cycles: fates.cycles_before + account.cycles,
+                taken: fates.taken_before.plus(&account.taken),
                 cost: account.cost,
             };
             Some((*path, held))
@@ -183,10 +185,18 @@ impl Inner {
             outputs: outputs.collect(),
             paths: self.lanes.iter().filter_map(path).collect(),
             chains: std::mem::take(&mut self.broken),
+            busy: self.times.busy,
         }
     }
 
     // Commands, between two runs.
+
+    /// Shares this from the next run on, and counts bytes or not. What is not known of its packets yet is not shared: cycles are.
+    pub fn share(&mut self, resource: Resource, counts_io: bool) {
+        let counted = self.desk.counted();
+        self.worker.count(if counts_io { counted.with(Resource::Io) } else { counted });
+        let _ = self.worker.share(resource);
+    }
 
     /// Takes a path that is new, or was another worker's.
     pub fn take_in(&mut self, moving: Moving) -> Result<()> {
@@ -218,6 +228,7 @@ impl Inner {
         let mut fates = self.desk.fates.get_mut(usize::from(path)).map(std::mem::take).unwrap_or_default();
         if let Some(account) = account {
             fates.cycles_before += account.cycles;
+            fates.taken_before = fates.taken_before.plus(&account.taken);
             fates.runs_before += account.runs - account.empty_runs;
         }
         let receivers = self.io.take_path(path.into());

@@ -36,9 +36,11 @@
 //! | `exchange.rs` | packets from rings, and where they go |
 //! | `up.rs` | packets for the kernel |
 //! | `clock.rs`, `counters.rs` | cycles; what else is counted |
+//! | `capacity.rs`, `scarce.rs` | what there is of I/O; which resource is shared now |
 //! | `epochs.rs` | when tables are not read any more |
 //! | `report.rs` | [`WorkersReport`] |
 
+mod capacity;
 mod clock;
 mod control;
 mod counters;
@@ -53,10 +55,12 @@ mod plan;
 mod report;
 mod rings;
 mod rounds;
+mod scarce;
 mod sleepers;
 mod thread;
 mod up;
 
+pub use capacity::Capacity;
 pub use clock::Clock;
 pub use counters::{Counter, ResourceStand, check as check_counted, counters, resources};
 pub use epochs::Epochs;
@@ -66,10 +70,10 @@ pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport}
 pub(crate) use thread::pin;
 pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 
-use crate::{af_xdp::Umem, calibrate::Switch};
+use crate::{af_xdp::Umem, calibrate::Calibrated};
 use anyhow::{Context, Result};
 use control::Control;
-use logic::paths::Resource;
+use logic::paths::Share;
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
@@ -92,12 +96,13 @@ pub struct WorkersSettings {
     pub spin: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
-    /// Where it stands what a switch from path to path takes ([`crate::calibrate`]); `None`: that is part of what packets cost.
+    /// Where it stands what a switch from path to path takes, and what there is of memory bandwidth ([`crate::calibrate`]); `None`: that is part of
+    /// what packets cost, and not known.
     pub calibration: Option<PathBuf>,
     /// One packet in so many is measured (P6).
     pub sample_every: u16,
-    /// What paths share by their weights (P7): one that this machine counts.
-    pub share: Resource,
+    /// What paths share by their weights (P7): what is scarce, or one that this machine counts.
+    pub share: Share,
     /// How its threads stand to others of their cores (sched(7)): -20, before nearly all, to 19.
     pub nice: i8,
     /// For packets that go up.
@@ -117,7 +122,7 @@ impl Default for WorkersSettings {
             longest_run: Duration::from_micros(100),
             calibration: None,
             sample_every: 20,
-            share: Resource::Cycles,
+            share: Share::Scarce,
             nice: -20,
             budgets: Budgets { exception_pps: 100_000, control_pps: 10_000 },
             namespaces: Namespaces::default(),
@@ -146,9 +151,9 @@ impl Workers {
         let (tell, stopped) = channel();
         let ups = Ups::start(up, settings.namespaces.clone(), settings.budgets)?;
         let clock = Clock::of_process();
-        let switch = |file: &PathBuf| Switch::read(file, clock, settings.longest_run);
-        let switch = settings.calibration.as_ref().map(switch).unwrap_or_default();
-        let control = Control::new(settings, switch, umem, slots, tables, clock, epochs, ups, tell);
+        let calibrated = |file: &PathBuf| Calibrated::read(file, clock, settings.longest_run);
+        let calibrated = settings.calibration.as_ref().map(calibrated).unwrap_or_default();
+        let control = Control::new(settings, calibrated, umem, slots, tables, clock, epochs, ups, tell);
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.

@@ -154,7 +154,16 @@ mod tests {
             names: PortNames::default(),
             tables: Arc::new(Shared { memory, sas: Arc::default(), captures: Default::default() }),
         };
-        HeldPath { core: 1, plan, made, is_stopped: false, packets, cycles, cost: Cost::default() }
+        HeldPath {
+            core: 1,
+            plan,
+            made,
+            is_stopped: false,
+            packets,
+            cycles,
+            taken: Used::default(),
+            cost: Cost::default(),
+        }
     }
 
     #[test]

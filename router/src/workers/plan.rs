@@ -1,6 +1,6 @@
 //! What workers are told to do.
 
-use super::WorkersSettings;
+use super::{WorkersSettings, capacity::Capacity};
 use crate::{
     af_xdp::{POOL_FRAMES, Polling, Rings},
     captures::Captures,
@@ -32,6 +32,8 @@ pub struct WorkersPlan {
     pub routers: BTreeMap<RouterId, u16>,
     pub ports: BTreeMap<PortId, PortPlan>,
     pub paths: BTreeMap<PathId, PathPlan>,
+    /// Bytes that workers may take in and send in a second, all together.
+    pub io: Capacity,
 }
 
 /// Frames that a plan may need at a time ([`WorkersSettings::frames`]): whatever may hold some is promised all it may hold. While the ring of

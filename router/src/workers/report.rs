@@ -30,9 +30,12 @@ pub struct WorkersReport {
     /// What a switch from path to path is taken to cost (P8).
     #[serde(default)]
     pub switch: Switch,
-    /// What paths share by their weights (P7).
+    /// What paths share by their weights now (P7); a worker says what it does, which is cycles as long as it does not know what packets take of that.
     #[serde(default)]
     pub share: String,
+    /// It is what is scarce ([`logic::paths::Saturation`]), else what the configuration says.
+    #[serde(default)]
+    pub follows: bool,
     /// What is known of each resource on this machine.
     #[serde(default)]
     pub resources: Vec<ResourceStand>,
@@ -94,7 +97,7 @@ pub struct PathStand {
     /// Of memory bandwidth: counted, or estimated as [`WorkersReport::resources`] says.
     #[serde(default)]
     pub memory_bytes_per_packet: Option<u64>,
-    /// Of a core's cycles, of late.
+    /// Of late, of what its worker shares ([`WorkerStand::share`]): of a core's cycles; of another resource, of what all paths of the worker used.
     pub share: f64,
     /// Of the chain it has now.
     pub elements: Vec<ElementReport>,
@@ -107,6 +110,12 @@ pub struct WorkerStand {
     /// Why it tells nothing: it is in the same run for seconds. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
+    /// What its paths share now.
+    #[serde(default)]
+    pub share: String,
+    /// What it used of late, of what there is: of cycles in its core, of other resources in the machine; of those of which both is known.
+    #[serde(default)]
+    pub used: BTreeMap<String, f64>,
     /// Fractions of the time since it was started: with packets, and asleep. What is missing it looked for packets.
     pub busy: f64,
     pub slept: f64,
@@ -214,6 +223,7 @@ const STOPPED: &str = "its chain panicked again and again; another chain starts 
 /// What one worker tells.
 pub(super) struct Told {
     pub worker: WorkerStand,
+    pub shared: Resource,
     pub paths: Vec<PathStand>,
     pub queues: Vec<QueueStand>,
 }
@@ -229,8 +239,17 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         Some(OutputStand { waiting: output.waiting(), ..stand })
     };
     let outputs = inner.desk.outputs().filter_map(output).collect();
-    let silent = None;
-    let worker = WorkerStand { core, silent, busy: part(busy), slept: part(slept), sleeps, panics, outputs };
+    let shared = inner.worker.shared();
+    let worker = WorkerStand {
+        core,
+        share: shared.to_string(),
+        busy: part(busy),
+        slept: part(slept),
+        sleeps,
+        panics,
+        outputs,
+        ..WorkerStand::default()
+    };
     let faults: BTreeMap<usize, String> =
         inner.io.faults().map(|(queue, fault)| (queue, fault.to_string())).collect();
     let queue = |(n, queue): (usize, &crate::af_xdp::Queue)| QueueStand {
@@ -246,7 +265,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         fill_empty: queue.statistics().map_or(0, |statistics| statistics.fill_ring_empty),
     };
     let queues = inner.io.queues().iter().enumerate().map(queue).collect();
-    Told { worker, paths: paths(core, inner), queues }
+    Told { worker, shared, paths: paths(core, inner), queues }
 }
 
 fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {

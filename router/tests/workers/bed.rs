@@ -7,7 +7,7 @@ use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use logic::{
     cores::{Core, CoreId},
-    elements::{Batch, Chain, Contract, Counters, Element, Forward, Now},
+    elements::{Batch, Chain, Contract, Counters, Discard, Element, Forward, Now},
     memory::{HeapMemory, Memory},
     net::{Mac, Vlan},
     paths::PathId,
@@ -20,7 +20,7 @@ use router::{
     netns,
     plane::Grace,
     workers::{
-        Epochs, PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
+        Capacity, Epochs, PassUp, PathPlan, PathStand, PortPlan, Shared, Slots, Tables, Workers, WorkersPlan,
         WorkersReport, WorkersSettings,
     },
 };
@@ -33,7 +33,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Of `bpf/paths.bpf.c`.
@@ -85,6 +85,21 @@ impl Element for Brake {
     }
 }
 
+/// Takes 4 us for each packet.
+struct Slow;
+impl Element for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+    fn contract(&self) -> Contract {
+        Contract::default()
+    }
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
+        let until = Instant::now() + Duration::from_micros(4) * batch.packets().len() as u32;
+        while Instant::now() < until {}
+    }
+}
+
 /// Tables whose chains may have traps and brakes.
 pub struct Rigged(pub Shared<Arc<HeapMemory>>, pub Arc<Told>);
 impl Tables for Rigged {
@@ -96,6 +111,8 @@ impl Tables for Rigged {
             "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
             "trap" => Box::new(Trap(self.1.clone())),
             "stuck" => Box::new(Brake(self.1.clone())),
+            "in and out" => Box::new(Slow),
+            "in" => return Ok(Chain::new(vec![Box::new(Slow), Box::new(Discard)])?),
             _ => return self.0.chain(path, ports),
         };
         Ok(Chain::new(vec![rigged, Box::new(Forward::new(1))])?)
@@ -295,6 +312,7 @@ pub fn plan(
         routers: BTreeMap::new(),
         ports: ports.clone(),
         paths: paths.iter().cloned().collect(),
+        io: Capacity::default(),
     }
 }
 

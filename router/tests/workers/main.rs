@@ -11,6 +11,7 @@ mod faults;
 #[path = "../af_xdp/flood.rs"]
 mod flood;
 mod measure;
+mod scarce;
 
 use af_xdp_bed::{Generator, frame, until};
 use bed::*;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use logic::{
     elements::Element,
-    paths::{Resource, Settings},
+    paths::{Resource, Settings, Share},
 };
 use router::workers::{Clock, check_counted, counters};
 use serde_json::json;
@@ -81,7 +81,7 @@ pub(in super::super) fn alike_on_a_core(
     let y = Axis::new("/sample/io_gbps", "I/O, both cores", "Gbit/s");
     recorder.figure(&bars(figure, y, ours))?;
     let pair = cores::within_a_package(&cores::all()?).context("needs two cores, and there is one")?;
-    if let Err(refused) = check_counted(Resource::Memory) {
+    if let Err(refused) = check_counted(Share::Always(Resource::Memory)) {
         skipped(figure, "memory", &refused.to_string(), recorder)?;
     }
     let (world, time) = (World::new()?, Duration::from_secs_f64(options.seconds));

@@ -6,7 +6,7 @@ use std::{cell::Cell, sync::Arc, time::Duration};
 use anyhow::{Context, Result};
 use logic::{
     elements::Element,
-    paths::{Resource, printed},
+    paths::{Resource, Share, printed},
     worker::Worker,
 };
 use router::workers::{Clock, check_counted, counters};
@@ -233,7 +233,7 @@ pub(in super::super) fn equal_memory(
     recorder: &mut Recorder,
 ) -> Result<()> {
     let mut ways = vec![equal("equal I/O", Charge::Used(Resource::Io))];
-    match check_counted(Resource::Memory) {
+    match check_counted(Share::Always(Resource::Memory)) {
         Ok(()) => ways.insert(0, equal("equal memory", Charge::Used(Resource::Memory))),
         Err(refused) => skipped(figure, "equal memory", &refused.to_string(), recorder)?,
     }

@@ -5,7 +5,7 @@ mod properties;
 mod shares;
 
 use super::*;
-use crate::sim::worker::{Outcome, Source, Worker};
+use crate::sim::worker::{Outcome, Shares, Source, Worker};
 
 /// Cycles in a second.
 const HZ: u64 = 3_000_000_000;
@@ -31,7 +31,7 @@ const SAMPLED: Worker = Worker {
     burst: None,
     clocked: false,
     sleeps: false,
-    shares: None,
+    shares: Shares::Cycles,
     seed: 1,
 };
 

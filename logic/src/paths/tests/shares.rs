@@ -190,7 +190,8 @@ fn memory_is_shared_where_memory_is_scarce() {
         Source { prices: vec![price], ..Source::new(path(id, 1), 0) }
     };
     let sources = [source(1, 6000, 300), source(2, 600, 300), source(3, 1000, 900)];
-    let worker = Worker { shares: Some((Resource::Memory, HZ / 1000)), ..SAMPLED };
+    let shares = Shares::Always { resource: Resource::Memory, period: HZ / 1000 };
+    let worker = Worker { shares, ..SAMPLED };
     let (outcomes, scheduler) = worker.run(scheduler(), &sources, HZ).unwrap();
     let all: u64 = outcomes.iter().map(|outcome| outcome.memory).sum();
     let found: Vec<f64> = outcomes.iter().map(|outcome| outcome.memory as f64 / all as f64).collect();
@@ -201,6 +202,65 @@ fn memory_is_shared_where_memory_is_scarce() {
     let (outcomes, _) = worker.run(super::scheduler(), &sources, HZ).unwrap();
     let found = parts(&outcomes);
     assert!(are_near(&found, &[32.0 / 33.0, 1.0 / 33.0], 0.05), "{found:?}");
+}
+
+/// In the second of three times packets of all paths take so much of memory that it is saturated, as long as cycles are shared and while it is.
+#[test]
+fn memory_is_shared_from_when_it_is_saturated_until_it_is_not() {
+    const PERIOD: u64 = HZ / 100;
+    const TIME: u64 = 40;
+    let weights = [1, 2, 1];
+    let source = |(id, memory): (PathId, u64)| {
+        let price = |from, memory| Price { from, memory: Some(memory), ..Price::even(1000) };
+        let prices = vec![price(0, 100), price(TIME * PERIOD, memory), price(2 * TIME * PERIOD, 100)];
+        Source { prices, ..Source::new(path(id, weights[usize::from(id)]), 0) }
+    };
+    let sources: Vec<Source> = (0..).zip([900, 500, 700]).map(source).collect();
+    // By cycles they take 650 bytes of 1,000 cycles, and by memory 612.
+    let memory = PERIOD * 680 / 1000;
+    let worker = Worker { shares: Shares::Scarce { memory, period: PERIOD }, ..SAMPLED };
+    let at = |period: u64| worker.run(scheduler(), &sources, period * PERIOD).unwrap();
+    let shared: Vec<Resource> = (1..=3 * TIME).map(|period| at(period).1.shared()).collect();
+    let changes: Vec<usize> = (1..shared.len()).filter(|&at| shared[at] != shared[at - 1]).collect();
+    // After two periods of it, and no more often.
+    let at_end = |period: u64, change: usize| (period..period + 5).contains(&(change as u64));
+    assert!(
+        changes.len() == 2 && at_end(TIME, changes[0]) && at_end(2 * TIME, changes[1]),
+        "{changes:?} {shared:?}"
+    );
+    assert_eq!((shared[0], shared[changes[0]]), (Resource::Cycles, Resource::Memory));
+    let parts = |from, to, of: fn(&Outcome) -> u64| {
+        let [before, after] = [at(from).0, at(to).0];
+        let taken: Vec<u64> =
+            after.iter().zip(&before).map(|(after, before)| of(after) - of(before)).collect();
+        taken.iter().map(|part| *part as f64 / taken.iter().sum::<u64>() as f64).collect::<Vec<f64>>()
+    };
+    let by_weight = [0.25, 0.5, 0.25];
+    for from in [5, TIME + 5, 2 * TIME + 5] {
+        let of: fn(&Outcome) -> u64 = if from == TIME + 5 { |o| o.memory } else { |o| o.cycles };
+        let found = parts(from, from + 30, of);
+        assert!(are_near(&found, &by_weight, 0.02), "from period {from}: {found:?}");
+    }
+    // What they take of the other is not by the weights then.
+    assert!(!are_near(&parts(TIME + 5, TIME + 35, |o| o.cycles), &by_weight, 0.02));
+}
+
+#[test]
+fn what_is_not_counted_any_more_is_not_shared() {
+    let mut scheduler = scheduler();
+    let handle = scheduler.add(path(1, 1), Cost::default()).unwrap();
+    let run = |packets, used| Run { packets, used: Some(used) };
+    scheduler.charge(handle, &run(10, Used::cycles(10_200).with(Resource::Memory, 5000)));
+    scheduler.share(Resource::Memory).unwrap();
+    // Not measured: by what packets cost.
+    scheduler.charge(handle, &run(3, Used::cycles(3000)));
+    let taken = scheduler.accounts().next().unwrap().taken;
+    assert_eq!((taken, scheduler.shared()), (Used::default().with(Resource::Memory, 6500), Resource::Memory));
+    scheduler.count(Counters::default());
+    assert_eq!((scheduler.shared(), scheduler.share(Resource::Cycles)), (Resource::Cycles, Ok(())));
+    scheduler.charge(handle, &run(10, Used::cycles(10_200)));
+    assert_eq!(scheduler.accounts().next().unwrap().taken, taken);
+    assert!(scheduler.share(Resource::Memory).is_err());
 }
 
 #[test]

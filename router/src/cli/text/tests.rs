@@ -1,7 +1,7 @@
 //! What people see, letter by letter.
 
 use super::{super::Explained, *};
-use crate::workers::{OutputStand, QueueStand, ResourceStand, WorkerStand, WorkersReport};
+use crate::workers::{Capacity, OutputStand, QueueStand, ResourceStand, WorkerStand, WorkersReport};
 use crate::{
     daemon::{
         packet::Headers,
@@ -531,10 +531,18 @@ fn status_tells_of_paths() {
         resource: resource.into(),
         counted,
         basis: basis.into(),
+        ..ResourceStand::default()
     };
-    workers.resources =
-        vec![resource("CPU cycles", true, "the clock"), resource("cache misses", false, "not known: why")];
-    workers.share = "I/O bandwidth".into();
+    let io = Capacity { per_second: Some(1_250_000_000), basis: "as [workers] io_mbps says".into() };
+    workers.resources = vec![
+        resource("CPU cycles", true, "the clock"),
+        ResourceStand { capacity: io, used: Some(0.93), ..resource("I/O bandwidth", true, "bytes") },
+        resource("cache misses", false, "not known: why"),
+    ];
+    let worker = |core, share: &str| WorkerStand { core, share: share.into(), ..WorkerStand::default() };
+    let used = [("CPU cycles".into(), 0.5), ("I/O bandwidth".into(), 0.93)].into();
+    workers.workers.push(WorkerStand { used, ..worker(3, "I/O bandwidth") });
+    workers.workers.push(worker(4, "CPU cycles"));
     workers.switch.not_calibrated = Some("FILE is not there".into());
     (workers.up.all.queue_full, workers.up.all.failed) = (5, 6);
     let text = status(&Status { paths, workers, ..Status::default() });
@@ -542,7 +550,9 @@ fn status_tells_of_paths() {
 problem     the worker on core 2 does not answer
 problem     port eth1, queue 1, of workers: the port is down
 note        cache misses of paths: not known: why
-note        paths share I/O bandwidth
+resource    I/O bandwidth: 93% used of 1.250 GB/s (as [workers] io_mbps says)
+worker      core 3: paths share I/O bandwidth; it used 50% of CPU cycles, 93% of I/O bandwidth of late
+worker      core 4: paths share CPU cycles
 note        what a switch from path to path takes is part of what packets cost: FILE is not there (`millrace calibrate` measures it)
 note        port eth1: packets are copied for workers: no driver support
 note        port eth2: 7 packets of workers were lost on their way out

@@ -354,7 +354,10 @@ fn paths_view(rows: &[PathRow], width: usize) -> Vec<Line<'static>> {
         vec![
             text_cell(&row.path),
             Line::raw(row.core.map_or("-".into(), |core| core.to_string())),
-            Line::raw(percent(row.share)),
+            Line::raw(match &row.shares {
+                Some(resource) => format!("{} of {resource}", percent(row.share)),
+                None => percent(row.share),
+            }),
             Line::raw(amount(row.pps)),
             Line::raw(amount(row.lost_pps)),
             match &row.why_not {

@@ -149,8 +149,9 @@ pub struct PathRow {
     pub path: String,
     /// Whose worker runs it.
     pub core: Option<CoreId>,
-    /// Fraction of that core's cycles.
+    /// Fraction of that core's cycles, or of what it shares in place of them.
     pub share: Option<f64>,
+    pub shares: Option<String>,
     /// Given to it.
     pub pps: Option<f64>,
     pub lost_pps: Option<f64>,
@@ -194,7 +195,7 @@ impl Model {
             ports,
             routers: routers(&old.status.routers, &told.status.routers, seconds),
             rules: rules(old, told, seconds),
-            paths: paths(&old.status.paths, &told.status.paths, seconds),
+            paths: paths(&old.status.paths, &told.status, seconds),
             events: told.events.iter().rev().cloned().collect(),
         };
         Model { cores, daemon: Ok(told) }
@@ -364,7 +365,10 @@ fn reasons(was: &[ReasonCount], is: &[ReasonCount], seconds: Seconds) -> Vec<(St
     rates
 }
 
-fn paths(was: &[PathReport], is: &[PathReport], seconds: Seconds) -> Vec<PathRow> {
+fn paths(was: &[PathReport], is: &Status, seconds: Seconds) -> Vec<PathRow> {
+    // Other than cycles.
+    let others = is.workers.workers.iter().filter(|worker| !["", "CPU cycles"].contains(&&*worker.share));
+    let shared: HashMap<_, _> = others.map(|worker| (worker.core, worker.share.as_str())).collect();
     let was: HashMap<_, _> = was.iter().map(|path| (&path.path, path)).collect();
     let row = |path: &PathReport| {
         let (was, run) = (was.get(&path.path), path.run.as_ref());
@@ -378,13 +382,14 @@ fn paths(was: &[PathReport], is: &[PathReport], seconds: Seconds) -> Vec<PathRow
             path: path.path.clone(),
             core: run.map(|run| run.worker),
             share: run.map(|run| run.share),
+            shares: run.and_then(|run| shared.get(&run.worker)).map(|share| (*share).to_owned()),
             pps: seconds.rate(was.map(|was| was.packets), path.packets),
             lost_pps: seconds.rate(before.as_ref().map(|before| sum(before)), sum(&now)),
             lost: before.map_or_else(Vec::new, |before| reasons(&before, &now, seconds)),
             why_not: path.why_not.clone().or_else(|| run.and_then(|run| run.stopped.clone())),
         }
     };
-    is.iter().map(row).collect()
+    is.paths.iter().map(row).collect()
 }
 
 /// On the way to its worker, in place of going there; and, if that is wanted, by its chain, and with its worker.

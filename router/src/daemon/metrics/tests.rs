@@ -54,8 +54,15 @@ fn status() -> Status {
         dropped_full,
         ..OutputStand::default()
     };
-    let worker =
-        WorkerStand { core: 3, busy: 0.5, slept: 0.25, outputs: vec![output(5)], ..WorkerStand::default() };
+    let worker = WorkerStand {
+        core: 3,
+        share: "I/O bandwidth".into(),
+        used: BTreeMap::from([("CPU cycles".into(), 0.5), ("I/O bandwidth".into(), 0.75)]),
+        busy: 0.5,
+        slept: 0.25,
+        outputs: vec![output(5)],
+        ..WorkerStand::default()
+    };
     // As it told them last.
     let outputs = vec![output(4)];
     let silent = WorkerStand { core: 4, silent: Some("worker".into()), outputs, ..WorkerStand::default() };
@@ -105,6 +112,9 @@ fn all_of_paths_and_workers_is_told() {
         "millrace_worker_silent{core=\"3\"} 0.0",
         "millrace_worker_silent{core=\"4\"} 1.0",
         "millrace_worker_busy_ratio{core=\"3\"} 0.5",
+        "millrace_worker_shares{core=\"3\",resource=\"I/O bandwidth\"} 1.0",
+        "millrace_worker_used_ratio{core=\"3\",resource=\"CPU cycles\"} 0.5",
+        "millrace_worker_used_ratio{core=\"3\",resource=\"I/O bandwidth\"} 0.75",
         "millrace_worker_slept_ratio{core=\"3\"} 0.25",
         "millrace_workers_sent_packets_total{port=\"eth2\"} 225",
         "millrace_workers_lost_packets_total{port=\"eth2\",reason=\"full\"} 11",
@@ -126,7 +136,7 @@ fn every_name_is_documented() {
     let text = text(status()).unwrap();
     let documentation = include_str!("../../../../docs/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(names.len(), 25);
+    assert_eq!(names.len(), 27);
     for line in &names {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.into() };
@@ -134,7 +144,7 @@ fn every_name_is_documented() {
     }
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 25);
+    assert_eq!(names.len(), 27);
     // Without paths there is nothing to tell.
     assert_eq!(super::text(Status::default()).unwrap(), "# EOF\n");
 }

@@ -65,6 +65,7 @@ fn model() -> Model {
         path: "vpn".into(),
         core: Some(3),
         share: Some(0.25),
+        shares: None,
         pps: Some(120_000.0),
         lost_pps: Some(1010.0),
         lost: vec![("path_ring_full".into(), 1000.0), ("over_rate".into(), 10.0)],

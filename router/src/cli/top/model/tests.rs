@@ -1,5 +1,9 @@
 use super::*;
-use crate::{cores::report::CoresReport, daemon::report::Packets, workers::PathStand};
+use crate::{
+    cores::report::CoresReport,
+    daemon::report::Packets,
+    workers::{PathStand, WorkerStand, WorkersReport},
+};
 use proptest::{collection::vec, prelude::*};
 use std::time::Duration;
 
@@ -125,6 +129,14 @@ fn machine(at_s: f64, ns: u64, packets: u64) -> Daemon {
             ports: vec![port("eth1"), port("eth2")],
             routers: vec![router("host", true), router("red", false)],
             paths: vec![path("vpn", true), path("late", false)],
+            workers: WorkersReport {
+                workers: vec![WorkerStand {
+                    core: 2,
+                    share: "I/O bandwidth".into(),
+                    ..WorkerStand::default()
+                }],
+                ..WorkersReport::default()
+            },
             flows: FlowsStatus {
                 cache_hits: 3 * packets,
                 cache_misses: packets,
@@ -208,6 +220,7 @@ fn two_readings_make_rates() {
         path: "vpn".into(),
         core: Some(2),
         share: Some(0.5),
+        shares: Some("I/O bandwidth".into()),
         pps: Some(100.0),
         lost_pps: Some(25.0 + 50.0 + 1.0),
         lost: vec![named("over_rate", 50.0), named("path_ring_full", 25.0), named("worker_panicked", 1.0)],

@@ -1,0 +1,106 @@
+//! What paths share, found while they run.
+
+use super::*;
+use crate::{
+    af_xdp_bed::Port,
+    common::{Ends, only_on},
+    flood::flood,
+};
+use router::workers::{Capacity, PathStand, WorkerStand, WorkersReport};
+
+/// Of a second, in which paths are looked at once.
+fn a_second(bed: &Bed, plan: &router::workers::WorkersPlan) -> WorkersReport {
+    thread::sleep(Duration::from_millis(1050));
+    bed.apply(plan);
+    bed.report()
+}
+
+/// Bytes in and out, of frames of 60 bytes.
+fn bytes(path: &PathStand) -> u64 {
+    60 * (path.packets + path.out.values().sum::<u64>())
+}
+
+fn parts(before: &WorkersReport, after: &WorkersReport, of: fn(&PathStand) -> u64) -> Vec<f64> {
+    let each = before.paths.iter().zip(&after.paths);
+    let each: Vec<f64> = each.map(|(before, after)| (of(after) - of(before)) as f64).collect();
+    each.iter().map(|part| part / each.iter().sum::<f64>()).collect()
+}
+
+fn worker(report: &WorkersReport) -> &WorkerStand {
+    &report.workers[0]
+}
+
+/// Of two paths whose packets take as long each, one sends them, and so takes twice as much of I/O.
+#[test]
+#[ignore = "needs root"]
+fn io_is_shared_while_it_is_scarce() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, WorkersSettings::default());
+        let _sink = Port::with("q1", "sink");
+        // Small rings: between two rounds of the generator they run empty, the one sooner than the other.
+        let of = |id, name| (id, PathPlan { ring: 256, ..path(name, &["forward"], 1) });
+        let rings = Rings { fill: 4096, ..Rings::default() };
+        let mut plan = plan(&[1], &ports(1, rings), &[of(0, "in and out"), of(1, "in")]);
+        let mut sent = frame(0, 0, 60);
+        sent[15] = 1;
+        bed.apply(&plan);
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let _ends = Ends(&over);
+            scope.spawn(|| flood("q0", "mix", &sent, &over));
+            only_on([0]);
+            a_second(&bed, &plan);
+            // What there is of it is not known: it is not even counted.
+            let (before, after) = (a_second(&bed, &plan), a_second(&bed, &plan));
+            assert_eq!((&*worker(&after).share, &*after.share), ("CPU cycles", "CPU cycles"));
+            assert!(!worker(&after).used.contains_key("I/O bandwidth") && after.follows, "{after:?}");
+            let io = |report: &WorkersReport| report.resources[2].clone();
+            assert!(!io(&after).counted && io(&after).basis.contains("is not known"), "{:?}", io(&after));
+            let by_cycles = parts(&before, &after, |path| path.cycles);
+            let told: Vec<f64> = after.paths.iter().map(|path| path.share).collect();
+            println!(
+                "cycles are shared: {by_cycles:.3?}, as told {told:.3?}; bytes {:.3?}",
+                parts(&before, &after, bytes)
+            );
+            assert!(by_cycles.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.02), "{by_cycles:?}");
+            assert!(parts(&before, &after, bytes)[0] > 0.55);
+            // Much less than they take.
+            plan.io = Capacity::of_io_stated(8);
+            let shared = |report: WorkersReport| worker(&report).share == "I/O bandwidth";
+            until("I/O to be shared", || shared(a_second(&bed, &plan)));
+            a_second(&bed, &plan);
+            let (before, after) = (a_second(&bed, &plan), a_second(&bed, &plan));
+            let by_bytes = parts(&before, &after, bytes);
+            let told: Vec<f64> = after.paths.iter().map(|path| path.share).collect();
+            let used = worker(&after).used["I/O bandwidth"];
+            println!(
+                "I/O is shared: bytes {by_bytes:.3?}, as told {told:.3?}, {used:.1} of what there is; {:?}",
+                io(&after)
+            );
+            assert_eq!((&*worker(&after).share, &*after.share), ("I/O bandwidth", "I/O bandwidth"));
+            assert!(by_bytes.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.02), "{by_bytes:?}");
+            assert!(told.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.04), "{told:?}");
+            assert!(
+                io(&after).counted
+                    && used > 1.0
+                    && io(&after).used.is_some_and(|of| (of / used - 1.0).abs() < 0.1)
+            );
+            // Less than all of its core: between two rounds of the generator it has nothing to do.
+            assert!((0.5..1.01).contains(&worker(&after).used["CPU cycles"]), "{:?}", worker(&after));
+            // Much more than they take.
+            plan.io = Capacity::of_io_stated(80_000);
+            until("cycles to be shared", || !shared(a_second(&bed, &plan)));
+            let (before, after) = (a_second(&bed, &plan), a_second(&bed, &plan));
+            let by_cycles = parts(&before, &after, |path| path.cycles);
+            assert!(by_cycles.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.02), "{by_cycles:?}");
+            assert!(io(&after).counted && worker(&after).used["I/O bandwidth"] < 0.9);
+        });
+        until("the rest", || {
+            let packets = || bed.report().paths.iter().map(|path| path.packets).sum::<u64>();
+            let before = packets();
+            thread::sleep(Duration::from_millis(20));
+            packets() == before
+        });
+        bed.end();
+    });
+}
