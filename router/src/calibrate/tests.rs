@@ -174,7 +174,7 @@ fn memory_bandwidth_is_that_of_all_cores_together() {
     for more in [[1_000_000, 10_000], [10_000, 1_000_000]] {
         let found = bandwidth::by(&cores, 1 << 20, window, &looks(more)).unwrap();
         assert_eq!(found.cores, cores);
-        assert!((50_000_000..=100_000_000).contains(&found.bytes_per_second), "{found:?}");
+        assert!((10_000_000..=100_000_000).contains(&found.bytes_per_second), "{found:?}");
     }
     let error = |found: anyhow::Result<Bandwidth>| format!("{:#}", found.unwrap_err());
     assert!(error(bandwidth::by(&cores, 1 << 20, window, &looks([0; 2]))).contains("counts nothing"));

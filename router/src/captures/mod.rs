@@ -92,8 +92,11 @@ impl CaptureThreads {
         mirrors: impl IntoIterator<Item = &'m MirrorSettings>,
         workers: &BTreeSet<CoreId>,
     ) -> Result<CaptureThreads> {
-        let (mut by_file, mut threads, mut rings) = (BTreeMap::new(), Vec::new(), Vec::new());
         let ends = Arc::<AtomicBool>::default();
+        // Those that were started end if another cannot be.
+        let mut all =
+            CaptureThreads { captures: Captures(Arc::default()), threads: Vec::new(), ends: ends.clone() };
+        let (mut by_file, mut rings) = (BTreeMap::new(), Vec::new());
         let cores = cores_but(workers);
         let starting = "starting a thread of a mirror";
         for mirror in mirrors {
@@ -113,7 +116,7 @@ impl CaptureThreads {
             let thread = thread.context(starting)?;
             rings.push((copies.clone(), thread.thread().clone()));
             let full = Full { copies: copies.clone(), lost: 0, at: None };
-            threads.push(Running { file: mirror.file.clone(), ended, thread, fault, full });
+            all.threads.push(Running { file: mirror.file.clone(), ended, thread, fault, full });
             by_file.insert(mirror.file.clone(), copies);
         }
         if !rings.is_empty() {
@@ -125,7 +128,8 @@ impl CaptureThreads {
             };
             thread::Builder::new().name("mirrors".into()).spawn(looks).context(starting)?;
         }
-        Ok(CaptureThreads { captures: Captures(Arc::new(by_file)), threads, ends })
+        all.captures = Captures(Arc::new(by_file));
+        Ok(all)
     }
 
     /// For elements.

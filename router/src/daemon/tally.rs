@@ -16,6 +16,9 @@ use std::{
     mem,
 };
 
+/// The element whose counts do not end with its worker.
+const MIRROR: &str = "mirror";
+
 /// See the head of this file.
 #[derive(Default)]
 pub(super) struct Tally {
@@ -64,14 +67,31 @@ struct OfPath {
     up: BTreeMap<String, Count>,
     dropped: BTreeMap<String, Count>,
     /// By place in the chain.
-    counted: Vec<BTreeMap<String, Count>>,
+    elements: Vec<OfElement>,
+}
+
+#[derive(Default)]
+struct OfElement {
+    name: String,
+    counted: BTreeMap<String, Count>,
 }
 
 impl Tally {
     /// The report with counters that go on from those before.
     pub fn of(&mut self, mut report: WorkersReport) -> WorkersReport {
+        let paths: Vec<_> = self.last.paths.iter().map(|path| path.path.clone()).collect();
+        let queues: Vec<_> = self.last.queues.iter().map(|queue| (queue.port, queue.queue)).collect();
         self.stand_in(&mut report);
         self.last.clone_from(&report);
+        // What is gone begins anew when it comes back.
+        for path in paths.iter().filter(|path| report.paths.iter().all(|other| other.path != **path)) {
+            self.paths.entry(path.clone()).or_default().ends();
+        }
+        for at in
+            queues.iter().filter(|at| report.queues.iter().all(|other| (other.port, other.queue) != **at))
+        {
+            self.queues.entry(*at).or_default().iter_mut().for_each(Count::ends);
+        }
         for path in &mut report.paths {
             self.paths.entry(path.path.clone()).or_default().count(path);
         }
@@ -88,13 +108,10 @@ impl Tally {
     pub fn end(&mut self, report: WorkersReport) {
         self.of(report);
         self.last = WorkersReport::default();
-        let of_paths = self.paths.values_mut().flat_map(|path| {
-            let maps = [&mut path.out, &mut path.up, &mut path.dropped];
-            let maps = maps.into_iter().chain(&mut path.counted).flat_map(BTreeMap::values_mut);
-            path.all.iter_mut().chain(maps)
-        });
-        of_paths
-            .chain(self.outputs.values_mut().flat_map(|port| &mut port.counts))
+        self.paths.values_mut().for_each(OfPath::ends);
+        self.outputs
+            .values_mut()
+            .flat_map(|port| &mut port.counts)
             .chain(self.queues.values_mut().flatten())
             .chain(&mut self.up)
             .chain(self.up_of_routers.values_mut().flatten())
@@ -190,10 +207,19 @@ impl OfPath {
         count_named(&mut self.out, &mut path.out);
         count_named(&mut self.up, &mut path.up);
         count_named(&mut self.dropped, &mut path.dropped);
-        self.counted.resize_with(path.elements.len().max(self.counted.len()), BTreeMap::new);
-        for (counts, element) in self.counted.iter_mut().zip(&mut path.elements) {
-            count_named(counts, &mut element.counted);
+        self.elements.resize_with(path.elements.len().max(self.elements.len()), OfElement::default);
+        for (of, element) in self.elements.iter_mut().zip(&mut path.elements) {
+            of.name.clone_from(&element.element);
+            count_named(&mut of.counted, &mut element.counted);
         }
+    }
+
+    /// It begins anew, but for mirrors, whose files and counts outlive workers.
+    fn ends(&mut self) {
+        let maps = [&mut self.out, &mut self.up, &mut self.dropped].into_iter();
+        let elements = self.elements.iter_mut().filter(|element| element.name != MIRROR);
+        let maps = maps.chain(elements.map(|element| &mut element.counted));
+        self.all.iter_mut().chain(maps.flat_map(BTreeMap::values_mut)).for_each(Count::ends);
     }
 }
 
@@ -249,7 +275,8 @@ mod tests {
     /// A path and a way out of a worker on core 2, and what else is counted; `n` of each.
     fn report(n: u64) -> WorkersReport {
         let named = |name: &str| Counts::from([(name.into(), n)]);
-        let element = ElementReport { counted: named("written"), ..ElementReport::default() };
+        let element =
+            ElementReport { element: "count".into(), counted: named("bytes"), ..ElementReport::default() };
         let path = PathStand {
             path: "vpn".into(),
             worker: 2,
@@ -401,6 +428,24 @@ mod tests {
         assert_eq!(all(tally.of(report(1))), [43; EACH]);
     }
 
+    /// Their files, and so their counts, are not the workers'.
+    #[test]
+    fn mirrors_outlive_workers() {
+        let mirror = |n| {
+            let mut report = report(n);
+            let counted = Counts::from([("written".into(), n)]);
+            report.paths[0].elements =
+                vec![ElementReport { element: MIRROR.into(), counted, ..ElementReport::default() }];
+            report
+        };
+        let written = |report: WorkersReport| report.paths[0].elements[0].counted["written"];
+        let mut tally = Tally::default();
+        tally.end(mirror(10));
+        assert_eq!(written(tally.of(mirror(10))), 10);
+        tally.of(WorkersReport::default());
+        assert_eq!(written(tally.of(mirror(12))), 12);
+    }
+
     #[test]
     fn a_path_and_a_queue_that_come_back_go_on() {
         let mut tally = Tally::default();
@@ -411,6 +456,17 @@ mod tests {
         assert_eq!((told.paths.len(), told.queues.len()), (0, 0));
         let back = || WorkersReport { closed_outputs: vec![output(10)], ..report(0) };
         assert_eq!(all(tally.of(WorkersReport { up: report(10).up, ..back() })), [10; EACH]);
+        // Also if it has counted more before it is asked.
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        tally.of(gone.clone());
+        let mut twelve = back();
+        (twelve.paths[0].packets, twelve.queues[0].starved) = (12, 12);
+        let told = tally.of(twelve);
+        assert_eq!((told.paths[0].packets, told.queues[0].starved), (22, 22));
+        let mut tally = Tally::default();
+        tally.of(report(10));
+        tally.of(gone);
         // What is 0 is not told by name.
         let mut sparse = back();
         sparse.paths[0].dropped.clear();

@@ -12,7 +12,10 @@
 //! knows better says so: `[workers] io_mbps`, which benchmarks find (P, footnote 7). `millrace calibrate` does not, as it would need who sends and
 //! receives at the speed of all ports.
 //!
-//! Where a port is no hardware (veth claims 10 Gbit/s and means nothing by it), its driver does not tell, or its link is down, the sum is not known: I/O is never found
+//! What the kernel plane forwards by the same ports is not seen beside what workers do: a link that both fill is found scarce too late, and cycles are shared
+//! meanwhile.
+//!
+//! Where a port is a virtual function, whose link others share, is no hardware (veth claims 10 Gbit/s and means nothing by it), its driver does not tell, or its link is down, the sum is not known: I/O is never found
 //! scarce then, and that is told.
 
 use crate::cores::Roots;
@@ -88,6 +91,9 @@ impl Link {
     /// Of a directory of sysfs; why its speed is not known.
     fn of(directory: &Path) -> Result<Link, &'static str> {
         let device = fs::canonicalize(directory.join("device")).map_err(|_| "is no hardware")?;
+        if device.join("physfn").exists() {
+            return Err("is a virtual function, whose link others share");
+        }
         let speed = text(&directory.join("speed")).and_then(|speed| speed.parse::<i64>().ok());
         // -1: unknown; and nothing can be read while the link is down.
         let mbps = speed.and_then(|mbps| u64::try_from(mbps).ok()).filter(|mbps| *mbps > 0);
@@ -139,7 +145,9 @@ mod tests {
         port(&tree, "b0", "0000:5e:00.0", "10000", Some(("5.0 GT/s PCIe", "8")));
         port(&tree, "soc", "platform-eth", "1000", None);
         port(&tree, "down", "0000:5f:00.0", "-1", third);
-        port(&tree, "vf", "0000:3b:02.1", "25000", Some(("Unknown", "0")));
+        port(&tree, "guest", "0000:3b:02.1", "25000", Some(("Unknown", "0")));
+        port(&tree, "vf", "0000:3b:02.2", "25000", None);
+        tree.write("sys/devices/pci0000:3a/0000:3b:02.2/physfn/vendor", "0x15b3\n");
         tree.write("sys/class/net/veth/speed", "10000\n");
         let io = |ports: &[&str]| Capacity::of_io(&tree.roots(), ports.iter().copied());
         let mbytes = |ports: &[&str]| io(ports).per_second.map(|bytes| bytes / 1_000_000);
@@ -147,7 +155,7 @@ mod tests {
         // 16 lanes of 7,876 Mbit/s, for both.
         assert_eq!(mbytes(&["a0", "a1"]), Some(2 * 126_016 / 8));
         assert_eq!(mbytes(&["a0", "a1", "b0", "soc"]), Some(2 * (126_016 + 10_000 + 1_000) / 8));
-        assert_eq!(mbytes(&["vf", "soc"]), Some(2 * 26_000 / 8));
+        assert_eq!(mbytes(&["guest", "soc"]), Some(2 * 26_000 / 8));
         assert_eq!(
             io(&["a1", "a0", "soc"]).basis,
             "links of 2 devices, both directions, 1 of them bound by the slot"
@@ -155,6 +163,7 @@ mod tests {
         for (ports, why) in [
             (&["a0", "veth"][..], "port veth is no hardware"),
             (&["down"], "port down has no link"),
+            (&["a0", "vf"], "port vf is a virtual function"),
             (&["gone"], "port gone is no hardware"),
             (&[], "workers have no ports"),
         ] {

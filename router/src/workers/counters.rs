@@ -50,7 +50,7 @@ impl Counter {
         attributes.size = size_of::<perf_event_attr>() as u32;
         // Without it the counter may be had only by those who may watch the kernel.
         attributes.set_exclude_kernel(1);
-        // Always on the CPU, or, where there are too few counters for all who want some, an error at once and when it is read: one that takes turns with others
+        // Always on the CPU, or, where there are too few counters for all who want some, nothing when it is read: one that takes turns with others
         // counts too little.
         attributes.set_pinned(1);
         attributes.set_exclude_hv(1);
@@ -71,13 +71,16 @@ impl Counter {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: it is new, and nobody else's.
-        Ok(Counter(unsafe { File::from_raw_fd(fd) }))
+        let counter = Counter(unsafe { File::from_raw_fd(fd) });
+        counter.read()?;
+        Ok(counter)
     }
 
     /// Since it was opened.
     fn read(&self) -> io::Result<u64> {
         let mut bytes = [0; 8];
-        (&self.0).read_exact(&mut bytes)?;
+        let taken = |_| io::Error::other("there are too few counters for all who want one");
+        (&self.0).read_exact(&mut bytes).map_err(taken)?;
         Ok(u64::from_ne_bytes(bytes))
     }
 
@@ -161,7 +164,7 @@ pub(super) fn stand(
     let (counted, basis) = match (resource, misses, io) {
         (Resource::Cycles, _, _) => (true, "the clock, around every run".into()),
         (Resource::Io, _, Ok(())) => {
-            (true, "bytes of packets, as they came and as they left by a port".into())
+            (true, "bytes of packets, as they came and as they were given to a port".into())
         }
         (Resource::Io, _, Err(why)) => (false, format!("looked at in one run of some, not counted: {why}")),
         (Resource::CacheMisses, Ok(()), _) => {

@@ -195,7 +195,9 @@ impl Inner {
     pub fn share(&mut self, resource: Resource, counts_io: bool) {
         let counted = self.desk.counted();
         self.worker.count(if counts_io { counted.with(Resource::Io) } else { counted });
-        let _ = self.worker.share(resource);
+        if self.worker.share(resource).is_err() {
+            let _ = self.worker.share(Resource::Cycles);
+        }
     }
 
     /// Takes a path that is new, or was another worker's.

@@ -62,7 +62,7 @@ fn io_is_shared_while_it_is_scarce() {
                 "cycles are shared: {by_cycles:.3?}, as told {told:.3?}; bytes {:.3?}",
                 parts(&before, &after, bytes)
             );
-            assert!(by_cycles.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.02), "{by_cycles:?}");
+            assert!(by_cycles.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.05), "{by_cycles:?}");
             assert!(parts(&before, &after, bytes)[0] > 0.55);
             // Much less than they take.
             plan.io = Capacity::of_io_stated(8);
@@ -78,8 +78,8 @@ fn io_is_shared_while_it_is_scarce() {
                 io(&after)
             );
             assert_eq!((&*worker(&after).share, &*after.share), ("I/O bandwidth", "I/O bandwidth"));
-            assert!(by_bytes.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.02), "{by_bytes:?}");
-            assert!(told.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.04), "{told:?}");
+            assert!(by_bytes.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.05), "{by_bytes:?}");
+            assert!(told.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.06), "{told:?}");
             assert!(
                 io(&after).counted
                     && used > 1.0
@@ -92,7 +92,7 @@ fn io_is_shared_while_it_is_scarce() {
             until("cycles to be shared", || !shared(a_second(&bed, &plan)));
             let (before, after) = (a_second(&bed, &plan), a_second(&bed, &plan));
             let by_cycles = parts(&before, &after, |path| path.cycles);
-            assert!(by_cycles.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.02), "{by_cycles:?}");
+            assert!(by_cycles.iter().all(|part| (part / 0.5 - 1.0).abs() < 0.05), "{by_cycles:?}");
             assert!(io(&after).counted && worker(&after).used["I/O bandwidth"] < 0.9);
         });
         until("the rest", || {

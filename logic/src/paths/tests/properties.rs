@@ -131,8 +131,8 @@ proptest! {
         }
     }
 
-    /// In a tenth of a second: a core that somebody wants more of asks in vain for less than a tenth of it, and who wants less
-    /// than its share gets all that it wants.
+    /// In a tenth of a second: a core that somebody wants more of asks in vain for less than a tenth of it, or a fifth where paths without packets do not sleep,
+    /// and who wants less than its share gets all that it wants.
     #[test]
     fn nothing_is_left_and_nothing_taken_away(
         weights in weights(), sources in sources(false), wants in prop::collection::vec(0.01..3.0, 8), sleeps: bool, seed: u64
@@ -158,7 +158,8 @@ proptest! {
         }
         if outcomes.iter().any(|outcome| outcome.dropped > outcome.came / 50) {
             let working: u64 = outcomes.iter().map(|outcome| outcome.cycles - outcome.idle_cycles).sum();
-            prop_assert!(working as f64 >= 0.09 * HZ as f64, "{outcomes:?}");
+            let least = if sleeps { 0.09 } else { 0.08 };
+            prop_assert!(working as f64 >= least * HZ as f64, "{outcomes:?}");
         }
     }
 
