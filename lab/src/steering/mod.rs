@@ -200,6 +200,7 @@ impl Bed {
                 "[cores]\npolicy = \"off\"\nallowed = \"{FREE},{BUSY}\"\n[flows]\nrules = 1000\n"
             ),
             controllers: false,
+            own_session: false,
         };
         Millrace::launch(&launch, 1)
     }

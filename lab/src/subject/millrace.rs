@@ -36,6 +36,8 @@ pub(crate) struct Launch<'a> {
     pub configuration: String,
     /// OpenFlow controllers may dial it.
     pub controllers: bool,
+    /// It has a session of its own, whose weight the testbed sets, as of all subjects whose own threads forward.
+    pub own_session: bool,
 }
 
 /// A running daemon. Dropped, it is stopped with `millrace stop`.
@@ -202,6 +204,7 @@ impl<'a> Launch<'a> {
                 "[cores]\n{cores}\n[shares]\nenforce = {enforce}\n[flows]\nrules = {most}\n"
             ),
             controllers: testbed.rules.is_some(),
+            own_session: false,
         }
     }
 
@@ -210,7 +213,11 @@ impl<'a> Launch<'a> {
         sys::end_with_parent(&mut run);
         sys::start_on_all_cores(&mut run);
         // Ctrl-C is for us; the daemon is stopped when everything else is put away.
-        run.process_group(0);
+        if self.own_session {
+            sys::start_in_own_session(&mut run);
+        } else {
+            run.process_group(0);
+        }
         run.args(["run", "--instance", self.instance]);
         for port in &self.ports {
             run.args(["--port", port]);

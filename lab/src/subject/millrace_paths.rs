@@ -17,6 +17,7 @@ pub(super) struct MillracePaths(Millrace);
 impl MillracePaths {
     pub(super) fn start(testbed: &Testbed) -> Result<Self> {
         let mut launch = Launch::of(testbed);
+        launch.own_session = true;
         let paths = &mut launch.configuration;
         writeln!(paths, "[workers]\ncores = \"{}\"", testbed.topology.cores.router[0])?;
         for family in ["ipv4", "ipv6"] {
