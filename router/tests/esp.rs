@@ -360,15 +360,21 @@ fn what_is_wrong_is_refused_with_its_line() {
     assert!(world.refused("p.toml").contains("is open to others than its owner: chmod 600"));
 }
 
-/// The file of the documentation is one.
-#[test]
-fn the_documented_example_is_right() {
+/// With the file of the documentation, `p.toml`, and its keys.
+fn documented() -> Directory {
     let world = Directory::new();
     let text = include_str!("../../docs/esp.md");
     let start = text.find("```toml\n").unwrap() + "```toml\n".len();
     world.write("p.toml", &text[start..start + text[start..].find("```").unwrap()]);
     world.write("to-b.key", KEY_OUT);
     world.write("from-b.key", KEY_IN);
+    world
+}
+
+/// The file of the documentation is one.
+#[test]
+fn the_documented_example_is_right() {
+    let world = documented();
     world.capture("in.pcap", &[plain()]);
     let report = world.report("p.toml", &["--pcap", "lan=in.pcap", "--out", "out.pcap"]);
     assert_eq!(report["paths"][1]["out"], json!({ "wan": 1 }), "{report:#}");
@@ -381,12 +387,7 @@ fn the_documented_example_is_right() {
 /// RFC 4301 section 5.2: what must come encrypted, and comes in clear, is discarded; what was inside ESP goes on.
 #[test]
 fn what_comes_in_clear_is_discarded() {
-    let world = Directory::new();
-    let text = include_str!("../../docs/esp.md");
-    let start = text.find("```toml\n").unwrap() + "```toml\n".len();
-    world.write("p.toml", &text[start..start + text[start..].find("```").unwrap()]);
-    world.write("to-b.key", KEY_OUT);
-    world.write("from-b.key", KEY_IN);
+    let world = documented();
     // The peer.
     world.write(
         "peer.toml",

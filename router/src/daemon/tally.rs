@@ -152,7 +152,7 @@ impl Tally {
         for output in outputs {
             self.outputs.entry(output.port).or_default().name.clone_from(&output.name);
             let sum = sums.entry(output.port).or_default();
-            sum.iter_mut().zip(of_output(&mut output.clone())).for_each(|(sum, n)| *sum += *n);
+            sum.iter_mut().zip(output.clone().counts_mut()).for_each(|(sum, n)| *sum += *n);
         }
         // Also of a port that was left with a worker that is gone.
         for (port, OfPort { name, counts }) in &mut self.outputs {
@@ -169,7 +169,7 @@ impl Tally {
                 name: name.clone(),
                 ..OutputStand::default()
             });
-            of_output(closed).into_iter().zip(more).for_each(|(n, more)| *n += more);
+            closed.counts_mut().into_iter().zip(more).for_each(|(n, more)| *n += more);
             report.closed_outputs.push(mem::take(closed));
         }
         report.closed_outputs.sort_by_key(|closed| closed.port);
@@ -221,28 +221,6 @@ impl OfPath {
         let maps = maps.chain(elements.map(|element| &mut element.counted));
         self.all.iter_mut().chain(maps.flat_map(BTreeMap::values_mut)).for_each(Count::ends);
     }
-}
-
-fn of_output(output: &mut OutputStand) -> [&mut u64; 7] {
-    let OutputStand {
-        sent_packets,
-        delayed_packets,
-        dropped_full,
-        dropped_unfit,
-        dropped_gone,
-        dropped_no_queue,
-        dropped_closed,
-        ..
-    } = output;
-    [
-        sent_packets,
-        delayed_packets,
-        dropped_full,
-        dropped_unfit,
-        dropped_gone,
-        dropped_no_queue,
-        dropped_closed,
-    ]
 }
 
 fn of_up(up: &mut UpCounts) -> [&mut u64; 5] {
@@ -358,7 +336,7 @@ mod tests {
         let outputs = report.workers.iter().flat_map(|worker| &worker.outputs).chain(&report.closed_outputs);
         for output in outputs {
             assert_eq!((output.port, &*output.name), (PORT, "eth1"));
-            sums.iter_mut().zip(of_output(&mut output.clone())).for_each(|(sum, n)| *sum += *n);
+            sums.iter_mut().zip(output.clone().counts_mut()).for_each(|(sum, n)| *sum += *n);
         }
         all.extend(sums);
         all.extend(report.queues.iter().flat_map(|queue| [queue.starved, queue.refused, queue.fill_empty]));

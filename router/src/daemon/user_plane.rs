@@ -374,21 +374,22 @@ impl Keeper {
 
     /// What there is of it, asked each time: links come up with other speeds.
     fn io(&self) -> Capacity {
-        // It may have been renamed.
-        let names = self.wanted.ports.values().map(|port| {
-            let known_as = self.ethtool.name(port.ifindex).ok().flatten();
-            known_as.unwrap_or_else(|| port.name.clone())
-        });
-        let names: Vec<String> = names.collect();
-        let detected = || Capacity::of_io(&self.roots, names.iter().map(String::as_str));
+        let detected = || {
+            let name = |port: &Device| self.name_now(port).unwrap_or_else(|| port.name.clone());
+            let names: Vec<String> = self.wanted.ports.values().map(name).collect();
+            Capacity::of_io(&self.roots, names.iter().map(String::as_str))
+        };
         self.io_mbps.map_or_else(detected, Capacity::of_io_stated)
+    }
+
+    /// It may have been renamed; `None`: it is gone.
+    fn name_now(&self, device: &Device) -> Option<String> {
+        self.ethtool.name(device.ifindex).ok().flatten()
     }
 
     fn port(&self, device: &Device, router: Option<RouterId>, troubles: &mut Vec<String>) -> PortPlan {
         let Device { name, ifindex } = device;
-        // It may have been renamed.
-        let known_as = self.ethtool.name(*ifindex).ok().flatten();
-        let there_are = known_as.map_or(0, |name| self.roots.rx_queues(&name).len());
+        let there_are = self.name_now(device).map_or(0, |name| self.roots.rx_queues(&name).len());
         if there_are > MAX_QUEUES {
             troubles.push(format!(
                 "port {name}: of its {there_are} RX queues the first {MAX_QUEUES} can have paths"

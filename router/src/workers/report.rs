@@ -181,15 +181,32 @@ impl OutputStand {
         dropped_full + dropped_unfit + dropped_gone + dropped_no_queue + dropped_closed
     }
 
+    /// All that only grow.
+    pub(crate) fn counts_mut(&mut self) -> [&mut u64; 7] {
+        let OutputStand {
+            sent_packets,
+            delayed_packets,
+            dropped_full,
+            dropped_unfit,
+            dropped_gone,
+            dropped_no_queue,
+            dropped_closed,
+            ..
+        } = self;
+        [
+            sent_packets,
+            delayed_packets,
+            dropped_full,
+            dropped_unfit,
+            dropped_gone,
+            dropped_no_queue,
+            dropped_closed,
+        ]
+    }
+
     /// One more of the same port.
     pub(super) fn add(&mut self, more: &OutputStand) {
-        self.sent_packets += more.sent_packets;
-        self.delayed_packets += more.delayed_packets;
-        self.dropped_full += more.dropped_full;
-        self.dropped_unfit += more.dropped_unfit;
-        self.dropped_gone += more.dropped_gone;
-        self.dropped_no_queue += more.dropped_no_queue;
-        self.dropped_closed += more.dropped_closed;
+        self.counts_mut().into_iter().zip(more.clone().counts_mut()).for_each(|(n, more)| *n += *more);
     }
 }
 
