@@ -45,14 +45,15 @@ pub fn send_while(
     look: impl FnMut(u32, &[u8]) + Send,
     meanwhile: impl FnOnce() + Send,
 ) -> Came {
-    send_paced_while(wires, flows, |_| u32::MAX, frame, look, meanwhile)
+    send_paced_while(wires, flows, |_| f64::INFINITY, frame, look, meanwhile)
 }
 
-/// The same, no more by any moment than are due; `due` is asked with the time since the first.
+/// The same, at most as many a second as `rate` says, which is asked with the time since the first; what could not be sent in time is
+/// not made up for.
 pub fn send_paced_while(
     (from, to): (&Wire, &Wire),
     flows: u16,
-    due: impl Fn(Duration) -> u32,
+    rate: impl Fn(Duration) -> f64,
     frame: impl Fn(u32) -> Vec<u8>,
     look: impl FnMut(u32, &[u8]) + Send,
     meanwhile: impl FnOnce() + Send,
@@ -69,11 +70,11 @@ pub fn send_paced_while(
             only_on(online_cpus().unwrap());
             overtaken(to, flows, &received, &all, look)
         });
-        let (mut sent, began) = (0, Instant::now());
+        let (mut sent, mut pace) = (0, Pace::new(rate));
         while !over.load(Relaxed) {
-            if sent < due(began.elapsed()) && u64::from(sent) < received.load(Relaxed) + MOST {
+            if pace.is_due() && u64::from(sent) < received.load(Relaxed) + MOST {
                 from.send(&frame(sent));
-                sent += 1;
+                (sent, pace.due) = (sent + 1, pace.due - 1.0);
             } else {
                 thread::yield_now();
             }
@@ -82,6 +83,28 @@ pub fn send_paced_while(
         let overtaken = receiving.join().unwrap();
         Came { sent: sent.into(), received: received.load(Relaxed), overtaken }
     })
+}
+
+/// How many packets are due now: at most [`MOST`].
+pub struct Pace<R> {
+    rate: R,
+    began: Instant,
+    looked: Duration,
+    pub due: f64,
+}
+
+impl<R: Fn(Duration) -> f64> Pace<R> {
+    pub fn new(rate: R) -> Self {
+        Pace { rate, began: Instant::now(), looked: Duration::ZERO, due: 0.0 }
+    }
+
+    pub fn is_due(&mut self) -> bool {
+        let now = self.began.elapsed();
+        self.due += (self.rate)(now) * (now - self.looked).as_secs_f64();
+        self.due = self.due.min(MOST as f64);
+        self.looked = now;
+        self.due >= 1.0
+    }
 }
 
 /// Changes so many times which cores share a queue that the first one polls: both, one of them, or it is whole.

@@ -5,7 +5,7 @@ use super::{Bed, PATIENCE, Traffic, whys};
 use crate::common::{
     frame::Frame,
     in_new_namespace,
-    order::{numbered, send_paced_while},
+    order::{Pace, numbered, send_paced_while},
     run,
     wire::Wire,
 };
@@ -21,26 +21,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// 20,000 a second, and 60,000 more each second: so there is a time when a queue is too much for one core, and not for two.
-fn ramp_due(time: Duration) -> u32 {
-    let seconds = time.as_secs_f64();
-    (20_000.0 * seconds + 30_000.0 * seconds * seconds) as u32
+/// Packets a second, ever again from 10,000 to so many more within three seconds: so there is a time when a queue is too much for one
+/// core, and not for two.
+fn teeth(height: f64) -> impl Fn(Duration) -> f64 {
+    const TOOTH_S: f64 = 3.0;
+    move |time| 10_000.0 + height * (time.as_secs_f64() % TOOTH_S) / TOOTH_S
 }
 
-/// Frames from q0 to a host behind p1, of 64 flows, ever more in a second until it is told to stop.
-fn ramp(stopped: &AtomicBool) {
+/// Where each packet is waited for.
+const LOW_TEETH: f64 = 200_000.0;
+/// In bursts.
+const HIGH_TEETH: f64 = 800_000.0;
+
+/// Frames from q0 to a host behind p1, of 64 flows, until it is told to stop.
+fn send(stopped: &AtomicBool) {
     let wire = Wire::open("q0");
-    let frames: Vec<Vec<u8>> = (0..64_u16)
+    let frames: Vec<Vec<u8>> = (0..FLOWS)
         .map(|flow| {
             let frame = Frame::udp4(Mac([2, 0, 0, 0, 0, 1]), "10.0.0.9", "10.0.1.9");
             frame.with(|ip| ip[20..22].copy_from_slice(&flow.to_be_bytes())).bytes()
         })
         .collect();
-    let (start, mut sent) = (Instant::now(), 0);
+    let mut pace = Pace::new(teeth(HIGH_TEETH));
     while !stopped.load(Relaxed) {
-        if sent < ramp_due(start.elapsed()) {
+        if pace.is_due() && pace.due >= FLOWS.into() {
             frames.iter().for_each(|frame| wire.send(frame));
-            sent += 64;
+            pace.due -= f64::from(FLOWS);
         } else {
             thread::sleep(Duration::from_micros(200));
         }
@@ -71,10 +77,9 @@ fn nothing_is_left_of_a_queue_that_was_split() {
         fs::write(bed.roots.device("p1").join("threaded"), "0").unwrap();
         for is_killed in [false, true] {
             let before = maps();
-            // Of a core, so that two carry what one alone does not.
-            bed.start("split = true\nhigh = 40\nlow = 20");
+            bed.start(SPLITS);
             bed.wait_for("everything", |_| bed.json(&["status"]).is_some_and(|s| s["ready"] == true));
-            let traffic = Traffic::of(ramp);
+            let traffic = Traffic::of(send);
             let ours = || -> BTreeSet<u32> { maps().difference(&before).copied().collect() };
             let report = bed.wait_for("a queue that is split", |report| {
                 let queues = report["queues"].as_array().unwrap();
@@ -110,8 +115,8 @@ fn nothing_is_left_of_a_queue_that_was_split() {
 const FLOWS: u16 = 64;
 /// Of flows, by DSCP.
 const KINDS: u16 = 3;
-/// Of a core, so that a queue that a test can fill wants more than one.
-const SPLITS: &str = "split = true\nhigh = 30\nlow = 10";
+/// Of a core, so that a queue that a test can fill wants more than one, and two carry it.
+const SPLITS: &str = "split = true\nhigh = 20\nlow = 7";
 
 /// A daemon on ports of which one queue gets all, and whose packets leave by one queue.
 fn hot(name: &str) -> Bed {
@@ -164,7 +169,7 @@ fn flow_rules_act_on_every_packet_of_a_queue_that_is_split_and_joined() {
             let came = send_paced_while(
                 (&from, &to),
                 FLOWS,
-                ramp_due,
+                teeth(LOW_TEETH),
                 frame,
                 |number, bytes| {
                     let mut expected = frame(number);
@@ -202,7 +207,7 @@ fn the_home_of_a_queue_that_is_split_is_moved_by_somebody_and_nothing_is_lost() 
         let came = send_paced_while(
             (&from, &to),
             FLOWS,
-            ramp_due,
+            teeth(LOW_TEETH),
             frame,
             |_, _| (),
             || {
