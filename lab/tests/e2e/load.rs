@@ -82,10 +82,7 @@ pub fn while_sending(testbed: &mut Testbed, workload: &Workload, work: impl FnOn
 
 fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnce(&Testbed)) -> Account {
     testbed.generator.set_targets(workload.targets.clone(), workload.frame_bytes).unwrap();
-    // Interrupts would come before every program, too.
-    for thread in testbed.router_threads().unwrap().0 {
-        sys::set_nice(thread, -20).unwrap();
-    }
+    let _first = First::of(testbed.router_threads().unwrap().0);
     let rows = [&(0..=testbed.topology.router_count()).collect::<Vec<_>>()[..], &[511]].concat();
     let (before, losses) = (received(testbed, &rows), Losses::now(testbed).unwrap());
     testbed.generator.start(Load { frame_bytes: workload.frame_bytes, pace: Pace::Rate(RATE_PPS) }).unwrap();
@@ -119,6 +116,25 @@ fn send(testbed: &mut Testbed, workload: &Workload, least: u64, work: impl FnOnc
             );
             return account;
         }
+    }
+}
+
+/// Threads that go before all others, as interrupts would come before every program, too. Dropped, they no longer do: some are the
+/// machine's, and outlive the testbed.
+struct First(Vec<i32>);
+
+impl First {
+    fn of(threads: Vec<i32>) -> Self {
+        let first = First(threads);
+        first.0.iter().for_each(|thread| sys::set_nice(*thread, -20).unwrap());
+        first
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        // Those that have ended are no more.
+        self.0.iter().for_each(|thread| _ = sys::set_nice(*thread, 0));
     }
 }
 
