@@ -215,8 +215,16 @@ fn threads_are_found_and_moved_and_their_end_is_told() {
             assert!(!queue.confined);
         }
         assert_eq!(queues.len(), usize::from(QUEUES));
-        // Before Linux 6.8 they are found by name. Where one that may run anywhere did last may be another core by now.
-        let by_name = PortQueues::observe(&roots, 0, "v0", &Told::default()).unwrap().queues;
+        // Before Linux 6.8 they are found by name, once those are gone whose namespaces earlier tests have left: the kernel
+        // takes them down in its own time. Where one that may run anywhere did last may be another core by now.
+        let observe_by_name = || PortQueues::observe(&roots, 0, "v0", &Told::default()).unwrap().queues;
+        let namesakes = Control::None { why: Obstacle::Namesakes };
+        let until = Instant::now() + Duration::from_secs(20);
+        let mut by_name = observe_by_name();
+        while by_name.iter().any(|queue| queue.control == namesakes) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+            by_name = observe_by_name();
+        }
         let anywhere = |queues: &[QueueSource]| -> Vec<QueueSource> {
             queues.iter().map(|queue| QueueSource { core: None, ..*queue }).collect()
         };
