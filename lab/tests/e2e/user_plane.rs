@@ -1,6 +1,12 @@
 //! Paths of the user plane in the daemon's configuration: workers run them; what no worker can have takes its path's word.
 
-use std::{net::UdpSocket, path::PathBuf, thread, time::Duration};
+use std::{
+    net::UdpSocket,
+    path::PathBuf,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    thread,
+    time::Duration,
+};
 
 use lab::namespace::Namespace;
 use logic::paths::{Resource, Share};
@@ -210,6 +216,65 @@ fn workers_go_by_what_was_measured_and_share_what_is_counted() {
             refused.contains("workers.share: paths cannot share memory bandwidth fairly")
                 && refused.contains(&why)
         );
+    }
+}
+
+/// Kills and waits for it, however the test ends.
+struct Busy(std::process::Child);
+
+impl Busy {
+    fn on(core: u64) -> Busy {
+        let mut shell = std::process::Command::new("taskset");
+        // All in one process, which ends by itself if the test is killed.
+        let shell = shell.args(["-c", &core.to_string(), "sh", "-c", "ulimit -t 60; while :; do :; done"]);
+        Busy(shell.spawn().unwrap())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A path with packets leaves a core that an application fills.
+#[test]
+#[ignore = "needs root"]
+fn paths_leave_a_core_that_something_else_fills() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let (daemon, _file) = start(&bed, &(workers("0-1") + &routed(&bed, "udp", "protocol = \"udp\"")));
+    let client = bed.client.enter(|| Ok(UdpSocket::bind("10.7.1.2:0")?)).unwrap();
+    client.connect("10.7.2.2:9").unwrap();
+    let ends = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // Some 100,000 a second, of which a worker has a tenth of a core.
+        scope.spawn(|| {
+            while !ends.load(Relaxed) {
+                (0..192).for_each(|_| drop(client.send(&[0; 64])));
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let _end = Ends(&ends);
+        let takes = |share: f64| path(&daemon, "udp")["run"]["share"].as_f64().is_some_and(|of| of > share);
+        eventually_true("the path takes some of its core", || takes(0.03));
+        let core = path(&daemon, "udp")["run"]["worker"].as_u64().unwrap();
+        let _busy = Busy::on(core);
+        eventually_true("the path leaves", || path(&daemon, "udp")["run"]["worker"] != core);
+        let status = daemon.ask(&["status"]);
+        let worker = status["workers"]["workers"].as_array().unwrap().iter().find(|w| w["core"] == core);
+        assert!(worker.unwrap()["other"].as_f64().unwrap() > 0.4, "{status:#}");
+    });
+    daemon.stop();
+}
+
+/// Sets it, however a scope ends.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
     }
 }
 

@@ -305,6 +305,12 @@ fn of_workers(workers: &WorkersReport) -> Vec<Family> {
             heard().map(|worker| (of(worker), worker.busy)),
         ),
         gauges(
+            "millrace_worker_other",
+            "ratio",
+            "Of its core's time of late, what other work took",
+            workers.workers.iter().filter_map(|worker| Some((of(worker), worker.other?))),
+        ),
+        gauges(
             "millrace_worker_shares",
             "",
             "1: what its paths share by their weights now",

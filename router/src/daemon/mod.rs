@@ -15,6 +15,7 @@
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
+//! | `other_work.rs` | what else runs on cores of workers |
 //! | `tally.rs` | counters of workers, whatever becomes of these |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
@@ -34,6 +35,7 @@ pub mod kernel;
 mod ledger;
 mod metrics;
 pub mod observing;
+mod other_work;
 pub mod packet;
 mod paths;
 mod reclaim;

@@ -10,6 +10,7 @@
 //! time, none of them has packets until they do ([`PathMaps::hold`]).
 
 use super::{
+    other_work::OtherWork,
     seam::{self, Device, Stand, Wanted},
     tally::Tally,
 };
@@ -27,7 +28,7 @@ use crate::{
     sas::RunningSas,
     workers::{
         Budgets, Capacity, Epochs, Namespaces, PassUp, PortPlan, Shared, Tables, Workers, WorkersPlan,
-        WorkersSettings, check_counted, frames_needed,
+        WorkersReport, WorkersSettings, check_counted, frames_needed,
     },
 };
 use anyhow::{Context, Result};
@@ -113,6 +114,8 @@ impl UserPlane {
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
         let elements = config.paths.iter().flat_map(|path| &path.chain);
         let cores = config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default();
+        let roots =
+            Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?;
         let keeper = Keeper {
             maps: maps.clone(),
             epochs: epochs.clone(),
@@ -120,7 +123,6 @@ impl UserPlane {
             wants_zero_copy: config.workers.zero_copy,
             io_mbps: config.workers.io_mbps.map(|rate| rate.0),
             longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
-            roots: Roots::here().context("opening /sys of this network namespace (CAP_SYS_ADMIN, fsopen)")?,
             namespace: Arc::new(
                 File::open("/proc/thread-self/ns/net").context("opening this network namespace")?,
             ),
@@ -134,6 +136,8 @@ impl UserPlane {
             wanted: Wanted::default(),
             told: Vec::new(),
             tally: Tally::default(),
+            other_work: OtherWork::open(&roots).context("reading what runs on cores")?,
+            roots,
         };
         let at = desk.clone();
         // Behind all that may fail: it costs numbers.
@@ -256,6 +260,7 @@ struct Keeper {
     /// What could not be done in the last round.
     told: Vec<String>,
     tally: Tally,
+    other_work: OtherWork,
 }
 
 impl Keeper {
@@ -299,12 +304,26 @@ impl Keeper {
             troubles.extend(self.captures.troubles(Instant::now()));
             troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
             self.told.clone_from(&troubles);
-            let workers = self.workers.as_ref().map(Workers::report);
-            let workers = workers.map(|report| self.tally.of(report)).unwrap_or_default();
+            let (workers, trouble) = self.report();
+            troubles.extend(trouble);
             *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
             locked(&desk.orders).done = given;
             desk.news.notify_all();
         }
+    }
+
+    /// How workers stand, and what else has their cores; why that is not known.
+    fn report(&mut self) -> (WorkersReport, Option<String>) {
+        let Some(workers) = &self.workers else { return (WorkersReport::default(), None) };
+        let mut report = workers.report();
+        let known = self.other_work.take_in(&report);
+        for worker in &mut report.workers {
+            worker.other = self.other_work.of(worker.core);
+        }
+        let why_not = |error| {
+            format!("paths are placed as if nothing else ran: what runs on cores is not known: {error}")
+        };
+        (self.tally.of(report), known.err().map(why_not))
     }
 
     /// Has workers read the tables, if they do not; why not.
@@ -340,6 +359,7 @@ impl Keeper {
                     if let Some(before) = self.workers.replace(workers) {
                         tracing::info!("paths need more memory: workers begin anew with {needed} frames");
                         self.tally.end(before.report());
+                        self.other_work.workers_begin_anew();
                         troubles.extend(before.stop());
                     }
                     self.settings.frames = needed;
@@ -423,7 +443,7 @@ impl Keeper {
             node: site.node,
             physical: site.physical,
             workloads: 0,
-            other: 0.0,
+            other: self.other_work.of(site.id).unwrap_or(0.0),
         };
         Ok(wanted.map(core).collect())
     }

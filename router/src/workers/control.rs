@@ -213,7 +213,7 @@ impl Control {
         let paths = plan.paths.iter().filter(|(path, _)| usize::from(**path) < MOST_PATHS);
         let paths: BTreeMap<_, _> = paths.map(|(id, path)| (*id, path)).collect();
         let now = self.held.paths.iter().map(|(path, held)| (*path, held.core)).collect();
-        let placement = self.placing.place(&paths, plan, self.clock.hz(), &now);
+        let placement = self.placing.place(&paths, plan, self.clock, &now);
         for path in placement.nowhere {
             let name = paths.get(&path).map(|path| path.name.as_str()).unwrap_or_default();
             self.troubles.push(format!("path {name}: none of its cores has a worker"));

@@ -92,6 +92,12 @@ pub struct PathPlan {
     pub cores: Option<BTreeSet<CoreId>>,
 }
 
+impl PathPlan {
+    pub fn may_be_on(&self, core: CoreId) -> bool {
+        self.cores.as_ref().is_none_or(|cores| cores.contains(&core))
+    }
+}
+
 /// The XDP program's slots for sockets: what is put there gets the path's packets.
 pub trait Slots: Send {
     /// # Errors

@@ -19,7 +19,7 @@ use logic::{
     reason::Reason,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -116,6 +116,12 @@ pub struct WorkerStand {
     /// What it used of late, of what there is: of cycles in its core, of other resources in the machine; of those of which both is known.
     #[serde(default)]
     pub used: BTreeMap<String, f64>,
+    /// Fraction of its core's time that other work took of late; in the daemon, once it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other: Option<f64>,
+    /// Nanoseconds that its thread ran; 0 while it tells nothing.
+    #[serde(default)]
+    pub ran_ns: u64,
     /// Fractions of the time since it was started: with packets, and asleep. What is missing it looked for packets.
     pub busy: f64,
     pub slept: f64,
@@ -260,6 +266,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
     let worker = WorkerStand {
         core,
         share: shared.to_string(),
+        ran_ns: ran_ns(),
         busy: part(busy),
         slept: part(slept),
         sleeps,
@@ -283,6 +290,12 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
     };
     let queues = inner.io.queues().iter().enumerate().map(queue).collect();
     Told { worker, shared, paths: paths(core, inner), queues }
+}
+
+/// This thread.
+fn ran_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).map_or(0, |time| time.as_nanos() as u64)
 }
 
 fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {

@@ -42,7 +42,7 @@ impl Score {
     }
 }
 
-fn millionths(value: f64) -> i64 {
+pub fn millionths(value: f64) -> i64 {
     (value * 1e6).round() as i64
 }
 

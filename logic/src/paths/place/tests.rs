@@ -103,6 +103,21 @@ fn what_is_placed_stays_unless_it_is_worth_a_move() {
 }
 
 #[test]
+fn paths_leave_cores_that_other_work_fills_if_that_is_worth_a_move() {
+    let others =
+        |zero: f64, one: f64| [Core { other: zero, ..core(0, 0) }, Core { other: one, ..core(1, 1) }];
+    let paths = [path(1, 400_000, 100)];
+    let on = |core: CoreId| BTreeMap::from([(1, core)]);
+    let next = |cores: &[Core], now: CoreId| place(&paths, cores, HZ, &on(now)).core[&1];
+    assert_eq!(next(&others(0.4, 0.0), 0), 0, "there is room");
+    assert_eq!(next(&others(0.7, 0.0), 0), 1);
+    assert_eq!(next(&others(0.7, 0.7), 0), 0, "nor elsewhere");
+    // Both are too full, by turns one a little more.
+    assert_eq!([next(&others(0.71, 0.7), 0), next(&others(0.7, 0.71), 1)], [0, 1]);
+    assert_eq!([next(&others(0.73, 0.7), 0), next(&others(0.7, 0.73), 1)], [1, 0]);
+}
+
+#[test]
 fn who_may_be_nowhere_is_told() {
     let bound = Load { allowed: Some([7].into()), ..path(1, 100_000, 100) };
     let paths = [bound.clone(), path(2, 100_000, 100)];
