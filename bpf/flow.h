@@ -234,6 +234,7 @@ struct flow_plan {
 	__u32 from;		/* the first rule whose part of it counts */
 	__u32 core, set_core;	/* named in a list, named in the set; + 1 */
 	bool sent;
+	bool to_path;		/* only where it came in a path can have it, so no core is named */
 };
 
 static __always_inline bool
@@ -255,6 +256,7 @@ goes_together(struct flow_plan *plan, const struct flow_scratch *s, const struct
 		return false;
 	plan->ranks |= ranks;
 	plan->sent |= rule->flags & FLOW_RULE_SENDS;
+	plan->to_path |= (__u8)decision == FLOW_PATH;
 	if (rule->flags & FLOW_RULE_CORE_OF_SET)
 		plan->set_core = core;
 	else if (core)
@@ -287,6 +289,8 @@ __noinline int plan_rules(struct flow_scratch *s)
 			return -1;
 	}
 	s->set_from = plan.from;
+	if (plan.to_path)
+		return 0;
 	return plan.set_core ? plan.set_core : plan.core;
 }
 
@@ -339,10 +343,19 @@ static __always_inline enum reason redirected(long action)
 	return action == XDP_REDIRECT ? REASON_NONE : REASON_RULE_NO_PORT;
 }
 
-static __always_inline enum reason carry_out(struct packet *p, struct flow_scratch *s)
+/* paths, a constant: the program knows them. */
+static __always_inline enum reason carry_out(struct packet *p, struct flow_scratch *s, bool paths)
 {
+	enum reason reason;
 	void *set;
 
+	if (s->verdict == FLOW_PATH) {
+		if (!paths)
+			return REASON_PATH_NO_WORKER;
+		if (given_by_rule(p, s->port, &reason))
+			return reason;
+		s->verdict = FLOW_NORMAL;
+	}
 	switch (s->verdict) {
 	case FLOW_OUTPUT:
 		if (s->port == p->port)
@@ -383,14 +396,14 @@ static __always_inline int hand_over_flow(const struct packet *p, struct flow_sc
 		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
 
 		if (!rule || rule->kind == FLOW_CORE || rule->kind == FLOW_NORMAL || rule->kind == FLOW_LOCAL ||
-		    rule->kind == FLOW_SLOW || rule->flags >> FLOW_RULE_CORE_SHIFT)
+		    rule->kind == FLOW_SLOW || rule->kind == FLOW_PATH || rule->flags >> FLOW_RULE_CORE_SHIFT)
 			return SPLIT_STAYS;
 	}
 	return SPLIT(p, flow_spread(p->ctx, &s->layout), rule_cores, 0);
 }
 
 /* By flow rules, from the first byte to the packet's fate. */
-static __always_inline enum reason forward_by_rules(struct packet *p, bool may_hand_over)
+static __always_inline enum reason forward_by_rules(struct packet *p, bool may_hand_over, bool paths)
 {
 	struct flow_scratch *s = ROW(flow_scratch, p->cpu);
 	const struct flow_rule *only;
@@ -407,14 +420,14 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 		return REASON_MALFORMED;
 	if (!decide(p, s)) {
 		s->verdict = FLOW_SLOW;
-		return carry_out(p, s);
+		return carry_out(p, s, paths);
 	}
 	int fate = may_hand_over && p->port_splits ? hand_over_flow(p, s) : SPLIT_STAYS;
 	if (fate != SPLIT_STAYS)
 		return fate == SPLIT_DROPPED ? REASON_SPLIT_LEAVES : REASON_NONE;
 	only = s->rule[1] || p->multi_buffer ? NULL : ROW(flow_rules, (__u32)s->rule[0]);
 	__u64 decision = only ? *(volatile const __u64 *)&only->kind : FLOW_STEPS;
-	if (only && (__u8)decision < FLOW_STEPS && !only->set_steps) {
+	if (only && ((__u8)decision < FLOW_STEPS || (__u8)decision == FLOW_PATH) && !only->set_steps) {
 		if ((__u8)decision != FLOW_SLOW && may_hand_over && hand_over(p, s, only->flags >> FLOW_RULE_CORE_SHIFT, s->rule[0]))
 			return REASON_NONE;
 		s->verdict = (__u8)decision;
@@ -432,5 +445,5 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 	/* What user space does, it counts. */
 	if (s->verdict != FLOW_SLOW)
 		count_rules(p, s);
-	return carry_out(p, s);
+	return carry_out(p, s, paths);
 }

@@ -78,6 +78,7 @@ enum flow_verdict {
 	FLOW_CORE      = 9,	/* in the core table only, and nothing but: the core that `port` names goes on */
 	FLOW_CONTROLLER = 10,	/* in no rule: nobody but the controllers gets it */
 	FLOW_CONTROLLER_LOST = 11,	/* in no rule: the same, and user space did not take it */
+	FLOW_PATH      = 12,	/* to the worker of the path that `port` names; the only thing that its rule says */
 };
 
 #define FLOW_RANK_OUTPUT 0x100	/* a group or an output */

@@ -141,8 +141,8 @@ static __always_inline enum reason forward_normal(struct packet *p, bool may_han
 	return route(p);
 }
 
-#include "flow.h"
 #include "path.h"
+#include "flow.h"
 
 /* How a packet comes in. */
 enum entry {
@@ -178,7 +178,7 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	if (paths && !refused && taken_by_path(p, &reason))
 		return reason;
 	if (entry == BY_RULES || entry == HANDED_OVER)
-		return forward_by_rules(p, entry == BY_RULES);
+		return forward_by_rules(p, entry == BY_RULES, paths);
 	return forward_normal(p, entry == ROUTED || entry == SHARED);
 }
 

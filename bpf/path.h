@@ -192,7 +192,41 @@ static __always_inline void count_path(const struct packet *p, __u32 path, enum 
 	}
 }
 
-/* Is it a path's, and with that done with? Then *reason is why it is dropped, or REASON_PATH_GIVEN. Else it goes on. */
+/*
+ * Of a path: is the packet done with? Then *reason is why it is dropped, or REASON_PATH_GIVEN. Else it goes on as if there were no path. `slot`: of
+ * the interface that it is for, if that is known.
+ */
+static __always_inline bool
+done_by_path(struct packet *p, bool unseen, __u32 path, bool drops, const struct path_control *paths, __u64 slot, enum reason *reason)
+{
+	enum reason why = give_to_worker(p, unseen, path, paths);
+
+	trace_step(p, TRACE_PATH, path, why);
+	count_path(p, path, why, drops);
+	if (why != REASON_NONE && !drops)
+		return false;
+	*reason = why == REASON_NONE ? REASON_PATH_GIVEN : why;
+	slot = slot ? : path_interface(p->ctx, p->port);
+	if (slot) {
+		p->interface = slot >> 32;
+		p->payer = p->router = slot >> 48;
+	}
+	return true;
+}
+
+/* The same of what a flow rule gives to a path. Rules of tables before may have made it longer. */
+static __always_inline bool given_by_rule(struct packet *p, __u32 path, enum reason *reason)
+{
+	const struct path_control *paths = ROW(path_control, 0);
+
+	if (!paths)
+		return false;
+	path &= MAX_PATHS - 1;
+	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
+	return done_by_path(p, false, path, *(volatile const __u64 *)&paths->drops >> path & 1, paths, 0, reason);
+}
+
+/* Is it a path's by its class, and with that done with? As above. */
 static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 {
 	const struct path_control *paths = ROW(path_control, 0);
@@ -221,21 +255,8 @@ static __always_inline bool taken_by_path(struct packet *p, enum reason *reason)
 	if (found <= 0)
 		return false;
 	const struct path_row *row = &c->row[(found - 1) & (MAX_PATHS - 1)];
-	__u32 path = row->path & (MAX_PATHS - 1);
-	enum reason why = give_to_worker(p, s->layout.unseen, path, paths);
-	bool drops = row->otherwise == PATH_DROP;
 
-	trace_step(p, TRACE_PATH, path, why);
-	count_path(p, path, why, drops);
-	if (why != REASON_NONE && !drops)
-		return false;
-	*reason = why == REASON_NONE ? REASON_PATH_GIVEN : why;
-	slot = slot ? : path_interface(p->ctx, p->port);
-	if (slot) {
-		p->interface = slot >> 32;
-		p->payer = p->router = slot >> 48;
-	}
-	return true;
+	return done_by_path(p, s->layout.unseen, row->path & (MAX_PATHS - 1), row->otherwise == PATH_DROP, paths, slot, reason);
 }
 
 /* As losses.h, of a path: the packet was given to its worker's socket, which did not take it. */

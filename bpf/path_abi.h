@@ -71,6 +71,7 @@ struct path_control {
 	__u64 most_bytes;	/* the longest frame that workers have room for */
 	__u64 sockets;		/* kernel's id of path_sockets */
 	__u64 held;		/* 1: workers route by tables that are not kept up; none has packets */
+	__u64 drops;		/* bit i: path i is PATH_DROP, for what flow rules give it */
 };
 
 /* Why no worker can have a packet: enum reason less REASON_PATH_UNSURE. */

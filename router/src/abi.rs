@@ -273,6 +273,7 @@ mod tests {
             ("FLOW_CORE", v(encoding::verdict::CORE)),
             ("FLOW_CONTROLLER", v(encoding::verdict::CONTROLLER)),
             ("FLOW_CONTROLLER_LOST", v(encoding::verdict::CONTROLLER_LOST)),
+            ("FLOW_PATH", v(encoding::verdict::PATH)),
             ("FLOW_CHOOSE", encoding::CHOOSE.into()),
             ("FLOW_CHOOSE_FIRST", encoding::CHOOSE_FIRST.into()),
             ("CHOICE_SLOTS", crate::plane::choices::SLOTS as u32),

@@ -357,6 +357,41 @@ fn workers_follow_routes_into_larger_tables() {
     daemon.stop();
 }
 
+/// A path that has what flow rules give it, and nothing else; all of it comes, as its rule says until the rule goes.
+#[test]
+#[ignore = "needs root"]
+fn a_flow_rule_gives_packets_to_a_path() {
+    let bed = Bed::new();
+    let _leftovers = Leftovers(bed.name.clone());
+    let (daemon, _file) = start(&bed, &(workers("0-1") + &routed(&bed, "ruled", "flow_rules = true")));
+    ping(&bed.client, "10.7.2.2", 5);
+    let flows = |words: &[&str]| {
+        let output = daemon.millrace(&[&["flows"], words].concat());
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let rule = "udp,tp_dst=4000,actions=output:path:ruled";
+    assert_eq!(flows(&["add", rule]), (true, String::new()));
+    assert_eq!(numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 2000), Vec::from_iter(0..2000));
+    assert!(udp_arrives(&bed, 6000), "of no path");
+    eventually_true("what became of all packets", || {
+        let path = path(&daemon, "ruled");
+        path["packets"] == 2000 && path["run"]["packets"] == 2000 && path["run"]["out"]["p2"] == 2000
+    });
+    let explained = daemon.ask(&["explain", "udp 10.7.1.2:9 -> 10.7.2.2:4000", "--router", bed.red_name()]);
+    assert_eq!(explained[0]["rules"]["outputs"][0]["to"], "path ruled", "{explained:#}");
+    for (rule, why) in [
+        ("udp,tp_dst=4000,actions=output:path:other", "path:ruled"),
+        ("udp,tp_dst=4000,actions=dec_ttl,output:path:ruled", "only thing that a rule can do"),
+    ] {
+        let (done, text) = flows(&["add", rule]);
+        assert!(!done && text.contains(why), "{rule}: {text}");
+    }
+    assert_eq!(flows(&["del", "udp,tp_dst=4000"]), (true, String::new()));
+    assert_eq!(numbered(&bed, "10.7.1.2:4000", "10.7.2.2:4000", 50), Vec::from_iter(0..50));
+    assert_eq!(path(&daemon, "ruled")["packets"], 2000);
+    daemon.stop();
+}
+
 #[test]
 #[ignore = "needs root"]
 fn without_workers_packets_of_paths_take_their_paths_word() {

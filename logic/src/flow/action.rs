@@ -9,8 +9,10 @@ use std::{fmt, net::Ipv4Addr};
 pub struct Port(pub u16);
 
 impl Port {
-    /// The highest number of a real port.
+    /// The highest number of a port.
     pub const MAX: Port = Port(0xff00);
+    /// Logical ports (OpenFlow 1.3.5 section 4.4): the paths of the user plane, in the order of the configuration.
+    const PATHS: std::ops::RangeInclusive<u16> = 0xfe00..=0xfe3f;
     /// Back out of the port the packet came in by; any other output leaves that one out.
     pub const IN_PORT: Port = Port(0xfff8);
     /// Through the tables again, only for a packet from the controller.
@@ -28,9 +30,19 @@ impl Port {
     /// No port (OFPP_NONE), any port (OFPP_ANY).
     pub const NONE: Port = Port(0xffff);
 
-    /// A port of the box, 1..=0xff00.
+    /// A port of the box, 1..=0xff00 without those of paths.
     pub fn is_real(self) -> bool {
-        (1..=Self::MAX.0).contains(&self.0)
+        (1..=Self::MAX.0).contains(&self.0) && self.path().is_none()
+    }
+
+    /// The port that stands for a path of the user plane; `None`: there cannot be so many.
+    pub fn of_path(path: u16) -> Option<Port> {
+        Self::PATHS.start().checked_add(path).filter(|port| Self::PATHS.contains(port)).map(Port)
+    }
+
+    /// The path that it stands for.
+    pub fn path(self) -> Option<u16> {
+        Self::PATHS.contains(&self.0).then(|| self.0 - Self::PATHS.start())
     }
 }
 

@@ -28,7 +28,7 @@ pub enum PacketInReason {
 /// A packet that leaves, as it then was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// A real port there is, or [`Port::CONTROLLER`], [`Port::NORMAL`], [`Port::LOCAL`].
+    /// A real port there is, that of a path, or [`Port::CONTROLLER`], [`Port::NORMAL`], [`Port::LOCAL`].
     pub port: Port,
     pub frame: Vec<u8>,
     pub queue: Option<u32>,
@@ -209,6 +209,7 @@ impl Pipeline<'_> {
             Port::FLOOD => others(true),
             Port::IN_PORT => [in_port].into_iter().filter(|&port| is_there(port)).collect(),
             Port::CONTROLLER | Port::NORMAL => vec![sent.port],
+            port if port.path().is_some() => vec![port],
             port => [port].into_iter().filter(|&port| is_there(port)).collect(),
         };
         let reason = match (sent.invalid_ttl, origin.is_miss) {

@@ -30,6 +30,8 @@ pub enum Verdict {
     Slow,
     /// In the core table: this core goes on with the packet.
     Core(CoreChoice),
+    /// To the worker of this path of the user plane.
+    Path(u16),
 }
 
 /// A set of ports that one broadcast reaches.
@@ -300,7 +302,7 @@ fn verdict(port: Port) -> Option<Verdict> {
         Port::FLOOD => Verdict::Broadcast(Ports::Flood),
         Port::ALL => Verdict::Broadcast(Ports::All),
         port if port.is_real() => Verdict::Output(port),
-        _ => return None,
+        port => Verdict::Path(port.path()?),
     })
 }
 

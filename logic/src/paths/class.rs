@@ -46,6 +46,8 @@ pub struct Class {
     pub tcp_syn: bool,
     /// Two bytes of it.
     pub bytes: Option<TwoBytes>,
+    /// None by itself: a flow rule gives the path its packets. Nothing but the router that owns the path is said beside it.
+    pub flow_rules: bool,
 }
 
 /// An IP prefix of either version.
@@ -74,6 +76,9 @@ pub enum Impossible {
     /// Two things that are never of one packet.
     #[error("no packet has both {0} and {1}")]
     Both(String, String),
+    /// Flow rules say which.
+    #[error("flow_rules = true stands alone: which packets those are, the rules say")]
+    ByRules,
     /// Bytes beyond the first 64.
     #[error("bytes at {0} are not among the first {DEPTH}: the offset is 0 to {last}", last = DEPTH - 2)]
     TooDeep(u8),
@@ -115,7 +120,8 @@ impl Class {
     /// Is the packet of this class?
     pub fn has(&self, seen: &Seen<'_>) -> bool {
         let Seen { frame, ingress, .. } = seen;
-        self.port.is_none_or(|port| port == ingress.port)
+        !self.flow_rules
+            && self.port.is_none_or(|port| port == ingress.port)
             && self.router.is_none_or(|router| router == ingress.router)
             && self.destination_mac.is_none_or(|mac| frame.len() >= ETHERNET && frame.starts_with(&mac.0))
             && self.bytes.is_none_or(|bytes| bytes.are_in(seen))
@@ -149,6 +155,10 @@ impl Class {
     /// Can there be such a packet, as far as that is plain?
     pub fn check(&self) -> Result<(), Impossible> {
         let both = |one: &str, other: &str| Err(Impossible::Both(one.into(), other.into()));
+        if self.flow_rules {
+            let alone = Class { flow_rules: true, router: self.router, ..Class::default() };
+            return if *self == alone { Ok(()) } else { Err(Impossible::ByRules) };
+        }
         if let Some(TwoBytes { offset, mask, value }) = self.bytes {
             if offset > DEPTH - 2 {
                 return Err(Impossible::TooDeep(offset));
@@ -199,7 +209,8 @@ impl Class {
         }
         let family = other.source.or(other.destination).map(Addresses::ether_type);
         let protocol = other.protocol.or(other.tcp_syn.then_some(ip_proto::TCP));
-        all_in(self.port, other.port, |a, b| a == b)
+        !(self.flow_rules || other.flow_rules)
+            && all_in(self.port, other.port, |a, b| a == b)
             && all_in(self.router, other.router, |a, b| a == b)
             && all_in(self.destination_mac, other.destination_mac, |a, b| a == b)
             && all_in(self.ether_type, other.ether_type.or(family), |a, b| a == b)

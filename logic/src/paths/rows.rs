@@ -119,7 +119,8 @@ impl Rows {
         if classes.len() > MOST_PATHS {
             return Err(Refused::TooMany(classes.len()));
         }
-        let rows = classes.iter().map(Row::new).collect::<Result<Vec<_>, _>>()?;
+        let row = |path: &PathClass| Ok(Row::new(path)?).map(|row| (!path.class.flow_rules).then_some(row));
+        let rows = classes.iter().filter_map(|path| row(path).transpose()).collect::<Result<Vec<_>, _>>()?;
         let tables = tables(&rows, most);
         Ok(Rows { rows, tables })
     }

@@ -23,8 +23,10 @@ pub struct ClassSettings {
     protocol: Option<Protocol>,
     source_port: Option<TransportPort>,
     destination_port: Option<TransportPort>,
-    tcp_syn: Option<Syn>,
+    tcp_syn: Option<Yes>,
     bytes: Option<BytesSettings>,
+    /// Those that flow rules give it, and no others.
+    flow_rules: Option<Yes>,
 }
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -73,6 +75,7 @@ impl ClassSettings {
                 mask: bytes.mask.0 as u16,
                 value: bytes.value.0 as u16,
             }),
+            flow_rules: self.flow_rules.is_some(),
         }
     }
 }
@@ -152,12 +155,12 @@ impl<'de> Deserialize<'de> for Protocol {
 
 /// `true`: there is nothing that a class says of all other packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Syn;
+struct Yes;
 
-impl<'de> Deserialize<'de> for Syn {
+impl<'de> Deserialize<'de> for Yes {
     fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
         match bool::deserialize(d)? {
-            true => Ok(Syn),
+            true => Ok(Yes),
             false => Err(D::Error::custom("false is not allowed: true, or leave it out")),
         }
     }

@@ -431,6 +431,13 @@ impl Checker {
         // What comes in by a port is its router's, which a path before this one may be of.
         let of_port = port.and_then(|port| self.ports.get(usize::from(port))).map(|port| port.router);
         let class = class.class(port, given.or(of_port));
+        if class.flow_rules {
+            let name = &settings.name.get_ref().0;
+            let message = format!(
+                "path {name} gets no packet: flow_rules = true is for the daemon, here are no flow rules"
+            );
+            return wrong(class_at, "path.class", message);
+        }
         self.is_possible(&class).or_else(|why| settings.gets_nothing(class_at, why))?;
         self.checked(settings, class_at, given.unwrap_or(0), class, before)
     }

@@ -371,8 +371,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     /// A generation that is about to be attached: the program with paths is the one, if there are some.
-    fn follow_paths_unattached(&mut self) {
-        let some = self.paths.as_ref().is_some_and(Following::are_some);
+    pub(super) fn follow_paths_unattached(&mut self) {
+        let rules = self.rules.is_some();
+        let some = self.paths.as_ref().is_some_and(|paths| paths.are_some(rules));
         self.generation.plane.follow_paths(some);
     }
 

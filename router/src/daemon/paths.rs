@@ -55,9 +55,9 @@ impl<P> Following<P> {
         Following { plane, known: None, revision: None, wanted_at: None, trouble: None }
     }
 
-    /// Has any path a class now?
-    pub fn are_some(&self) -> bool {
-        self.known.as_ref().is_some_and(|known| !known.classes.is_empty())
+    /// Has any path a class now, or may a flow rule give it packets?
+    pub fn are_some(&self, rules: bool) -> bool {
+        rules || self.known.as_ref().is_some_and(|known| !known.classes.is_empty())
     }
 }
 
@@ -91,7 +91,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// The first path gets its class: the program with paths takes over; or the last one has lost it.
     pub(super) fn follow_paths(&mut self) {
         self.tell_paths();
-        let Some(some) = self.paths.as_ref().map(Following::are_some) else { return };
+        let rules = self.rules.is_some();
+        let Some(some) = self.paths.as_ref().map(|paths| paths.are_some(rules)) else { return };
         if !self.generation.plane.follow_paths(some) {
             return;
         }

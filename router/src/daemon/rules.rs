@@ -29,10 +29,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     fn put_in_charge(&mut self, rules: Option<<K::Plane as FastPath>::Rules>) -> Result<bool> {
         self.generation.plane.set_rules(rules.as_ref())?;
         let before = std::mem::replace(&mut self.rules, rules);
+        self.follow_paths_unattached();
         if let Err((_, error)) = self.attach() {
             // What ran before runs again, on every port.
             self.rules = before;
             self.generation.plane.set_rules(self.rules.as_ref())?;
+            self.follow_paths_unattached();
             return Err(error);
         }
         // A driver may still be at a burst that it began with the other program.

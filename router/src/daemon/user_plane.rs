@@ -17,7 +17,7 @@ use super::{
 use crate::{
     af_xdp::{HEAD_ROOM, Polling, Rings},
     captures::CaptureThreads,
-    config::{Config, ElementSettings},
+    config::{Config, DaemonPath, ElementSettings},
     cores::{
         CoreId, Roots,
         machine::{CoreSite, Machine},
@@ -34,7 +34,10 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     cores::Core,
-    paths::rows::PathClass,
+    paths::{
+        PathId,
+        rows::{Otherwise, PathClass},
+    },
     plan::{PortId, RouterId},
     tables::encoding::MAX_QUEUES,
 };
@@ -111,6 +114,8 @@ impl UserPlane {
         check_counted(settings.share).context("workers.share")?;
         let longest = (settings.frame_bytes - HEAD_ROOM as u32).min(MOST_INJECTED);
         let maps = Arc::new(PathMaps::new(longest).context("for the paths of the configuration")?);
+        let drop = |(id, path): (PathId, &DaemonPath)| (path.otherwise == Otherwise::Drop).then_some(id);
+        maps.set_drops((0..).zip(&config.paths).filter_map(drop));
         let (epochs, desk) = (Epochs::default(), Arc::<Desk>::default());
         let elements = config.paths.iter().flat_map(|path| &path.chain);
         let cores = config.workers.cores.clone().map(|cores| cores.0).unwrap_or_default();

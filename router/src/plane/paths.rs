@@ -37,6 +37,7 @@ const HALF: usize = offset_of!(types::path_control, half) / 8;
 const MOST_BYTES: usize = offset_of!(types::path_control, most_bytes) / 8;
 const SOCKETS: usize = offset_of!(types::path_control, sockets) / 8;
 const HELD: usize = offset_of!(types::path_control, held) / 8;
+const DROPS: usize = offset_of!(types::path_control, drops) / 8;
 const COUNT: usize = size_of::<types::path_count>() / 8;
 
 /// Why no worker can have a packet, in the order of `struct path_count`.
@@ -159,6 +160,11 @@ impl PathMaps {
     /// A class is not possible, or the kernel cannot wait for running programs: nothing has changed.
     pub fn set_classes(&self, classes: &[PathClass], own: &BTreeMap<PortId, RouterId>) -> Result<()> {
         self.set_rows(&Rows::new(classes)?, own)
+    }
+
+    /// Of what flow rules give to these paths and no worker can have: it is dropped. Of the others it is routed.
+    pub fn set_drops(&self, paths: impl IntoIterator<Item = PathId>) {
+        self.control.store(DROPS, paths.into_iter().fold(0, |bits, path| bits | 1 << path));
     }
 
     /// The same of rows that were made otherwise: for measurements.

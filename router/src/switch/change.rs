@@ -10,6 +10,7 @@ use logic::{
         Action, CoreChoice, FlowCommand, FlowMod, Refused,
         action::Port,
         kernel::FlowMemory,
+        table::PathPort,
         text::{self, BadText, Names},
     },
     openflow::agent::Agent,
@@ -59,9 +60,11 @@ impl Changing {
     }
 }
 
-/// The names of ports, for flows as text.
-pub fn names(ports: &[SwitchPort]) -> Vec<(String, Port)> {
-    ports.iter().map(|port| (port.name.clone(), number(port))).collect()
+/// The names of ports and paths, for flows as text.
+pub fn names(ports: &[SwitchPort], paths: &[PathPort]) -> Vec<(String, Port)> {
+    let paths =
+        (0..).zip(paths).filter_map(|(n, path)| Some((format!("path:{}", path.name), Port::of_path(n)?)));
+    ports.iter().map(|port| (port.name.clone(), number(port))).chain(paths).collect()
 }
 
 /// Does all of it, or what is before the first line that cannot be done, or read. `most_rules`: what the configuration says.
@@ -72,7 +75,7 @@ pub fn apply<M: FlowMemory>(
     most_rules: u32,
     now_ms: u64,
 ) -> FlowsChanged {
-    let names = names(ports);
+    let names = names(ports, agent.flows().tables().paths());
     let names = Names::of(&names);
     let lines = (request.first_line..).zip(request.flows.lines());
     let lines = lines.filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
@@ -82,7 +85,7 @@ pub fn apply<M: FlowMemory>(
         let done = match text::parse_flow_named(flow, command, names) {
             Ok(flow) => apply_one(agent, &flow, now_ms, &mut report).map_err(|refused| match refused {
                 Refused::TableFull => full(agent.flows().tables().len(), most_rules),
-                refused => explained(refused, &flow, ports),
+                refused => explained(refused, &flow, ports, agent.flows().tables().paths()),
             }),
             Err(bad) => Err(unread(bad, text)),
         };
@@ -158,12 +161,19 @@ fn full(rules: usize, most: u32) -> String {
 }
 
 /// Why, and what can be done.
-fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort]) -> String {
+fn explained(refused: Refused, flow: &FlowMod, ports: &[SwitchPort], paths: &[PathPort]) -> String {
+    let to_path = flow.instructions.actions().find_map(|action| match action {
+        Action::Output { port, .. } => port.path(),
+        _ => None,
+    });
     let core = flow.instructions.actions().find_map(|action| match action {
         Action::SetCore(choice) => Some(*choice),
         _ => None,
     });
     match (refused, core) {
+        (Refused::BadPort, _) if to_path.is_some_and(|path| usize::from(path) < paths.len()) => {
+            "to give packets to a path is the only thing that a rule can do: no other action, meter or table beside it".into()
+        }
         (Refused::BadPort, _) => format!("{refused}; there are: {}", names_of(ports)),
         (Refused::BadAction, Some(_)) if ports.iter().any(|port| port.generic) => {
             format!("{refused}: set_core, while a port is in generic mode, whose packets stay where they are")
@@ -203,7 +213,8 @@ mod tests {
     #[test]
     fn a_core_that_cannot_be_is_named() {
         let flow = |text: &str| text::parse_flow(text, FlowCommand::Add).unwrap();
-        let says = |actions: &str| explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[]);
+        let says =
+            |actions: &str| explained(Refused::BadArgument, &flow(&format!("actions={actions}")), &[], &[]);
         assert!(says("set_core:4999,1").starts_with("set_core:4999: there is no core 4999; there are: 0"));
         assert_eq!(says("mod_vlan_vid:1"), "this action's argument is out of range");
     }

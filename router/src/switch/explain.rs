@@ -137,16 +137,22 @@ fn flow(stats: FlowStats) -> FlowMod {
     }
 }
 
-fn told<M: FlowMemory>(agent: &Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
+fn told<M: FlowMemory>(agent: &mut Agent<M>, ports: &[SwitchPort], output: &Output) -> OutputReport {
     let Output { port, ref frame, in_port, .. } = *output;
     let lost = match port {
         Port::NORMAL | Port::LOCAL => None,
+        port if port.path().is_some() => None,
         Port::CONTROLLER => {
             agent.port_flags(in_port).no_packet_in.then_some("a controller has set NO_PACKET_IN")
         }
         port => agent.port_flags(port).no_fwd.then_some("a controller has set NO_FWD for the port"),
     };
-    let to = numbered(ports, port).map_or_else(|| port.to_string(), |port| port.name.clone());
+    let path = port.path().and_then(|path| agent.flows().tables().paths().get(usize::from(path)));
+    let to = match (path, numbered(ports, port)) {
+        (Some(path), _) => format!("path {}", path.name),
+        (None, Some(port)) => port.name.clone(),
+        (None, None) => port.to_string(),
+    };
     OutputReport {
         to,
         lost: lost.map(String::from),

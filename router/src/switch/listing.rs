@@ -7,7 +7,7 @@ use logic::{
         FlowFilter,
         kernel::FlowMemory,
         slow::why_slow,
-        table::RuleId,
+        table::{PathPort, RuleId},
         text::{self, InstructionsText, MatchText},
     },
     openflow::agent::Agent,
@@ -50,7 +50,8 @@ impl Listings {
         ports: &[SwitchPort],
         now_ms: u64,
     ) {
-        let filter = match filter(&request.matching, ports) {
+        let paths = agent.as_mut().map(|agent| agent.flows().tables().paths().to_vec()).unwrap_or_default();
+        let filter = match filter(&request.matching, ports, &paths) {
             Ok(filter) => filter,
             Err(error) => return drop(request.reply.send(Err(error))),
         };
@@ -86,8 +87,8 @@ impl Listings {
 }
 
 /// As `ovs-ofctl dump-flows` takes it.
-fn filter(matching: &str, ports: &[SwitchPort]) -> Result<FlowFilter, ApiError> {
-    let names = names(ports);
+fn filter(matching: &str, ports: &[SwitchPort], paths: &[PathPort]) -> Result<FlowFilter, ApiError> {
+    let names = names(ports, paths);
     text::parse_filter_named(matching, text::Names::of(&names)).map_err(|why| ApiError::bad(why.to_string()))
 }
 

@@ -23,13 +23,14 @@ use logic::{
         Action, Instructions, Port,
         flows::Flows,
         kernel::{CORES, FIRST_ROW, FlowCapacity, Notice, NoticeReason, Seed},
-        table::{GROUPS, METERS},
+        table::{GROUPS, METERS, PathPort},
     },
     openflow::{
         agent::{Agent, Effect, FailMode, PortFlags, PortInfo, Settings, Version},
         extension::{Core, Cores, Features},
         message::Description,
     },
+    paths::rows::Otherwise,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -102,7 +103,12 @@ impl Rules {
         let settings = settings(config, ports);
         let outlast_daemon = settings.controllers && settings.fail == FailMode::Secure;
         let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon })?);
-        let flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
+        let mut flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
+        let path = |path: &config::DaemonPath| PathPort {
+            name: path.name.clone(),
+            drops: path.otherwise == Otherwise::Drop,
+        };
+        flows.set_paths(config.paths.iter().map(path).collect());
         Ok(Rules {
             agent: Agent::new(flows, settings),
             exits: Exits::new(maps.clone(), gauge.clone()),

@@ -158,6 +158,7 @@ pub fn class(rng: &mut Rng, frames: &[Vec<u8>]) -> Class {
                 let value = u16::from_be_bytes([frame[offset], frame[offset + 1]]) & mask;
                 TwoBytes { offset: offset as u8, mask, value }
             }),
+            flow_rules: false,
         };
         if class.check().is_ok() {
             return class;

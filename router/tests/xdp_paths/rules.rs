@@ -2,10 +2,15 @@
 
 use super::*;
 use logic::{
-    flow::kernel::{FlowCapacity, Seed},
+    flow::{
+        Action, CoreChoice, Field, FlowCommand, FlowFlags, FlowMod, Instructions, Match, Port,
+        flows::Flows,
+        kernel::{FlowCapacity, Seed},
+        table::{Dialect, PathPort},
+    },
     reason::Reason,
 };
-use router::plane::{Charge, FlowMaps, FlowPlane, FlowSettings};
+use router::plane::{Charge, FlowMaps, FlowPlane, FlowSettings, Grace, MappedFlows};
 
 const CAPACITY: FlowCapacity = FlowCapacity {
     rules: 64,
@@ -54,5 +59,118 @@ fn paths_are_asked_before_flow_rules() {
         assert_eq!(charged(&w, &udp), by_rules);
         assert_eq!(maps.counts()[9].up, [0, 0, 1, 0]);
         assert!(w.plane.set_paths(&maps).is_err(), "paths are loaded before rules");
+    });
+}
+
+/// Rules over UDP by its destination port, which name paths 0 to 9; the last one drops what no worker can have.
+pub struct Rules {
+    pub plane: FlowPlane,
+    tables: Flows<Arc<MappedFlows>>,
+    grace: Grace,
+}
+
+impl Rules {
+    pub fn new(plane: &Plane, maps: &PathMaps) -> Rules {
+        let seed = Seed::new([3, 5, 7, 11, 13]);
+        let settings = FlowSettings { capacity: CAPACITY, seed, outlast_daemon: false };
+        let memory = Arc::new(FlowMaps::new(settings).unwrap());
+        let flows = FlowPlane::load(plane, &memory).unwrap_or_else(|e| panic!("{e:#}"));
+        let mut tables =
+            Flows::new(memory.memory().clone(), seed, &Instructions::apply([Action::output(Port::NORMAL)]));
+        tables.set_cores(Some([0, 1].into()));
+        tables.set_paths((0..10).map(|n| PathPort { name: format!("{n}"), drops: n == 9 }).collect());
+        maps.set_drops([9]);
+        Rules { plane: flows, tables, grace: Grace::new().unwrap() }
+    }
+
+    pub fn add(&mut self, table: u8, port: u16, instructions: Instructions) {
+        let udp = Match::ANY.with(Field::EthType, 0x0800_u16).with(Field::IpProto, 17_u8);
+        let request = FlowMod {
+            command: FlowCommand::Add,
+            table: Some(table),
+            cookie: 0,
+            cookie_mask: 0,
+            priority: 1,
+            matching: udp.with(Field::UdpDst, port),
+            instructions,
+            idle_timeout: 0,
+            hard_timeout: 0,
+            out_port: None,
+            out_group: None,
+            flags: FlowFlags::default(),
+            buffer: None,
+        };
+        self.tables.apply(&request, Dialect::OpenFlow13, 0).unwrap();
+        assert!(self.tables.seal());
+        self.grace.wait().unwrap();
+        self.tables.void();
+        self.grace.wait().unwrap();
+        self.tables.finish();
+    }
+
+    /// Those to one port to a path.
+    pub fn give(&mut self, port: u16, path: u16) {
+        self.add(0, port, to(path));
+    }
+
+    /// Those to one port to a path, after a rule that writes a source port and names a core.
+    pub fn give_from_core(&mut self, port: u16, path: u16, core: u16) {
+        let first = [Action::set(Field::UdpSrc, 77_u16), Action::SetCore(CoreChoice::This(core))];
+        self.add(0, port, Instructions { goto_table: Some(1), ..Instructions::apply(first) });
+        self.add(1, port, to(path));
+    }
+}
+
+fn to(path: u16) -> Instructions {
+    Instructions::apply([Action::output(Port::of_path(path).unwrap())])
+}
+
+/// Rules name the path, whatever classes say; what no worker can have takes the path's word, as the rules before have left it.
+#[test]
+#[ignore = "needs root"]
+fn a_rule_gives_packets_to_a_path() {
+    in_new_namespace(|| {
+        let (w, maps) = with_paths(settings());
+        let mut rules = Rules::new(&w.plane, &maps);
+        rules.give(9, 9);
+        rules.give(3, 3);
+        rules.give_from_core(4, 4, 1);
+        let frame = |port: u16| {
+            Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| ip[22..24].copy_from_slice(&port.to_be_bytes()))
+        };
+        let mut counted = |path: usize, frame: &[u8]| {
+            let before = maps.counts();
+            let run = rules.plane.run(w.port[0], frame).unwrap();
+            let others = (0..64).filter(|p| *p != path && since(&maps, *p, &before) != PathCounts::default());
+            assert_eq!(others.count(), 0);
+            (since(&maps, path, &before), run)
+        };
+        for _ in 0..2 {
+            // Once by search, once by the cache.
+            let (counts, run) = counted(9, &frame(9).bytes());
+            assert_eq!((counts.dropped, counts.up, run.action), ([0, 0, 1, 0], [0; 4], XDP_DROP));
+            let (counts, run) = counted(3, &frame(3).bytes());
+            assert_eq!(
+                (counts.dropped, counts.up, run.action),
+                ([0; 4], [0, 0, 1, 0], XDP_REDIRECT),
+                "routed"
+            );
+            let (counts, run) = counted(4, &frame(4).bytes());
+            assert_eq!(
+                (counts.up, run.action, &run.frame[34..36]),
+                ([0, 0, 1, 0], XDP_REDIRECT, &[0, 77][..])
+            );
+        }
+        assert_eq!(
+            w.plane.counters().unwrap().charges.get(&(Charge::Router(0), Reason::PathNoWorker)),
+            Some(&2)
+        );
+        // What a class has no rule is asked about.
+        let class = Class { protocol: Some(17), ..Class::default() };
+        maps.set_classes(&[path(7, Otherwise::Drop, class)], &own()).unwrap();
+        assert_eq!(counted(7, &frame(3).bytes()).0.dropped, [0, 0, 1, 0]);
+        let by_rules = Class { flow_rules: true, ..Class::default() };
+        maps.set_classes(&[path(7, Otherwise::Drop, by_rules)], &own()).unwrap();
+        assert_eq!(counted(3, &frame(3).bytes()).0.up, [0, 0, 1, 0], "it has none by itself");
     });
 }

@@ -1,6 +1,6 @@
 //! With sockets of workers: packets that come by a wire, in the ring of their port, queue and path.
 
-use super::*;
+use super::{rules::Rules, *};
 use crate::{
     bed::{self, Generator, SMALL, receive, until, whole},
     common::{
@@ -235,6 +235,40 @@ fn a_queue_that_is_split_gives_paths_their_packets_first() {
         until("all others on the other core", || b.world.forwarded() == 200);
         assert!(splits.handed(1).packets >= 190, "{:?}", splits.handed(1));
         assert_eq!(b.maps.counts()[7].packets, 200);
+        b.end();
+    });
+}
+
+/// Nor does a rule that names a core take a path's packets there, nor a split what rules give.
+#[test]
+#[ignore = "needs root"]
+fn what_rules_give_a_path_comes_to_it_on_whatever_core_others_go_on() {
+    in_new_namespace(|| {
+        only_on([0]);
+        let mut b = Bed::new(&[7]);
+        let mut rules = Rules::new(&b.world.plane, &b.maps);
+        rules.give(2007, 7);
+        rules.give_from_core(2008, 7, 1);
+        b.world.link.replace(rules.plane.program()).unwrap();
+        let splits = b.world.plane.splits().clone();
+        splits.share(QueueId { port: 0, index: 0 }, 0, &[1]).unwrap();
+        let from = Wire::open("q0");
+        let mut received = Vec::new();
+        for n in 0..10 {
+            for n in n * 20..(n + 1) * 20 {
+                from.send(&packet(2007 + n as u16 % 2, n, 60));
+                from.send(&packet(2000 + n as u16 % 7, n, 60));
+            }
+            let packets = receive(&mut b.io, 7, 20);
+            let sources =
+                packets.iter().map(|packet| u16::from_be_bytes([packet.data()[34], packet.data()[35]]));
+            assert_eq!(sources.filter(|source| *source == 77).count(), 10);
+            received.extend(numbers(&packets));
+        }
+        assert_eq!(received, Vec::from_iter(0..200));
+        until("all others", || b.world.forwarded() == 200);
+        let counts = b.maps.counts();
+        assert_eq!(counts[7], PathCounts { packets: 200, bytes: 200 * 60, ..PathCounts::default() });
         b.end();
     });
 }

@@ -18,7 +18,7 @@ use super::{
     Action, CoreChoice, FlowCommand, FlowMod, FlowRemoved, GroupMod, Instructions, MeterMod, Port, Refused,
     kernel::{self, Batch, FlowMemory, Seed, TABLE_ROWS, Writer, answer::Reader},
     rule::TableId,
-    table::{Change, Count, Dialect, RuleId, Tables},
+    table::{Change, Count, Dialect, PathPort, RuleId, Tables},
 };
 use std::collections::BTreeSet;
 
@@ -112,6 +112,11 @@ impl<M: FlowMemory> Flows<M> {
     /// The cores that rules and packets from the controller may name: see [`Tables::set_cores`].
     pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
         self.tables.set_cores(cores);
+    }
+
+    /// The paths that rules may give packets to: see [`Tables::set_paths`].
+    pub fn set_paths(&mut self, paths: Vec<PathPort>) {
+        self.tables.set_paths(paths);
     }
 
     /// Changes rules.

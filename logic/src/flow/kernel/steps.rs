@@ -25,6 +25,7 @@ pub mod verdict {
     /// Of a packet, in no rule.
     pub const CONTROLLER: u8 = 10;
     pub const CONTROLLER_LOST: u8 = 11;
+    pub const PATH: u8 = 12;
 }
 
 /// `enum flow_op`, in its order.
@@ -102,7 +103,12 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
         Verdict::Broadcast(Ports::These(ports)) => !ports.iter().any(|port| deaf.contains(port)),
         // Any of them may be meant.
         Verdict::Broadcast(Ports::All | Ports::Flood) | Verdict::InPort => deaf.is_empty(),
-        Verdict::Drop | Verdict::Normal | Verdict::Local | Verdict::Slow | Verdict::Core(_) => true,
+        Verdict::Drop
+        | Verdict::Normal
+        | Verdict::Local
+        | Verdict::Slow
+        | Verdict::Core(_)
+        | Verdict::Path(_) => true,
     };
     if !heard {
         return None;
@@ -116,6 +122,7 @@ pub(super) fn encode_verdict(v: &Verdict, rows: &mut impl Rows) -> Option<(u8, u
         Verdict::Broadcast(ports) => (verdict::BROADCAST, rows.set(ports)?),
         Verdict::Slow => (verdict::SLOW, 0),
         Verdict::Core(core) => (verdict::CORE, core_word(*core)?),
+        Verdict::Path(path) => (verdict::PATH, *path),
     })
 }
 

@@ -50,6 +50,9 @@ impl Tables {
         if i.apply.len() + i.write.len() > ACTIONS {
             return Err(Refused::TooManyActions);
         }
+        if let Some(path) = gives_to(i) {
+            return demand(usize::from(path) < self.paths.len(), Refused::BadPort);
+        }
         // Where the match is not asked, nothing is known of the packet.
         let mut packet = (dialect == Dialect::OpenFlow13).then_some(*matching);
         i.apply.iter().try_for_each(|action| self.check_action(action, &mut packet))?;
@@ -151,7 +154,7 @@ impl Tables {
     fn check_port(&self, port: Port) -> Result<(), Refused> {
         let known = match port {
             Port::IN_PORT | Port::NORMAL | Port::FLOOD | Port::ALL | Port::CONTROLLER | Port::LOCAL => true,
-            // TABLE is for packets from the controller alone.
+            // TABLE is for packets from the controller alone, and a path is the only thing that a rule says.
             _ => port.is_real() && self.ports.contains_key(&port),
         };
         demand(known, Refused::BadPort)
@@ -163,6 +166,16 @@ impl Tables {
             CoreChoice::This(core) => demand(cores.contains(&core), Refused::BadArgument),
             CoreChoice::Choose | CoreChoice::ChooseFirst => Ok(()),
         }
+    }
+}
+
+/// The path that a rule gives its packets to: it says nothing else. What is to be done with them besides is the path's to do, and a copy for
+/// it nobody could make.
+fn gives_to(instructions: &Instructions) -> Option<u16> {
+    let Instructions { meter: None, write, goto_table: None, .. } = instructions else { return None };
+    match instructions.apply[..] {
+        [Action::Output { port, .. }] if write.is_empty() => port.path(),
+        _ => None,
     }
 }
 
@@ -227,7 +240,12 @@ mod tests {
         Dialect::*,
         *,
     };
-    use crate::flow::{Vxlan, action::WHOLE_PACKET};
+    use crate::flow::{
+        Meter, MeterMod, Vxlan,
+        action::WHOLE_PACKET,
+        rule::{Band, BandKind, MeterUnit},
+        table::PathPort,
+    };
     use std::net::Ipv4Addr;
 
     #[test]
@@ -352,6 +370,57 @@ mod tests {
             let request = FlowMod { table: Some(table), instructions, ..add(1, Match::ANY, []) };
             assert_eq!(tables().apply(&request, OpenFlow13, 0).map(|_| ()), expected, "{request:?}");
         }
+    }
+
+    /// In whatever version, and only as the last word of all rules that decide.
+    #[test]
+    fn a_rule_gives_packets_to_a_path_and_does_nothing_else() {
+        let path = |n| Action::output(Port::of_path(n).unwrap());
+        let alone = Instructions::apply([path(1)]);
+        let clear = Instructions { clear: true, ..alone.clone() };
+        let later = Instructions { goto_table: Some(1), ..alone.clone() };
+        let metered = Instructions { meter: Some(1), ..alone.clone() };
+        let written = Instructions { write: vec![path(1)], ..Instructions::default() };
+        let both = Instructions { write: vec![out(1)], ..alone.clone() };
+        let (good, bad) = (Ok(()), Err(Refused::BadPort));
+        for (instructions, expected) in [
+            (alone, good),
+            (clear, good),
+            (Instructions::apply([path(0)]), good),
+            (Instructions::apply([path(2)]), bad),
+            (Instructions::apply([path(1), out(1)]), bad),
+            (Instructions::apply([Action::DecTtl, path(1)]), bad),
+            (later, bad),
+            (metered, bad),
+            (written, bad),
+            (both, bad),
+        ] {
+            for dialect in [OpenFlow10, OpenFlow13] {
+                let mut tables = tables();
+                let meter = Meter {
+                    id: 1,
+                    unit: MeterUnit::Pps,
+                    burst: false,
+                    stats: false,
+                    bands: vec![Band { rate: 1, burst: 1, kind: BandKind::Drop }],
+                };
+                tables.apply_meter(&MeterMod::Add(meter), 0).unwrap();
+                let request = FlowMod { instructions: instructions.clone(), ..add(1, Match::ANY, []) };
+                assert_eq!(tables.apply(&request, dialect, 0).map(|_| ()), bad, "no paths yet");
+                let paths = ["a", "b"].map(|name| PathPort { name: name.into(), drops: false });
+                tables.set_paths(paths.into());
+                assert_eq!(
+                    tables.apply(&request, dialect, 0).map(|_| ()),
+                    expected,
+                    "{dialect:?} {request:?}"
+                );
+            }
+        }
+        let mut tables = tables();
+        tables.set_paths(vec![PathPort { name: "a".into(), drops: true }]);
+        assert_eq!(tables.check_actions(&[path(0)]), bad, "nobody can send to a worker but the kernel plane");
+        assert_eq!((Port::of_path(63), Port::of_path(64)), (Some(Port(0xfe3f)), None));
+        assert_eq!([0xfdff, 0xfe00, 0xfe3f, 0xfe40].map(|n| Port(n).path()), [None, Some(0), Some(63), None]);
     }
 
     #[test]

@@ -118,6 +118,15 @@ pub struct Tables {
     ports: BTreeMap<Port, bool>,
     /// Cores that packets can be handed to; `None`: to none.
     cores: Option<BTreeSet<u16>>,
+    paths: Vec<PathPort>,
+}
+
+/// A path of the user plane, to which rules give packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPort {
+    pub name: String,
+    /// What no worker can have is dropped; else it is done with as [`Port::NORMAL`] does.
+    pub drops: bool,
 }
 
 impl Tables {
@@ -138,6 +147,16 @@ impl Tables {
     /// another core, and the action is refused. Rules that name a core that is gone stay.
     pub fn set_cores(&mut self, cores: Option<BTreeSet<u16>>) {
         self.cores = cores;
+    }
+
+    /// The paths that rules may name by [`Port::of_path`]; at first none.
+    pub fn set_paths(&mut self, paths: Vec<PathPort>) {
+        self.paths = paths;
+    }
+
+    /// As they were told.
+    pub fn paths(&self) -> &[PathPort] {
+        &self.paths
     }
 
     /// Adds, modifies or deletes rules (OpenFlow 1.0 section 4.6, 1.3 section 6.4).

@@ -387,7 +387,7 @@ impl fmt::Display for OneText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self.0 {
             Action::Output { port: Port::CONTROLLER, max_len } => write!(f, "CONTROLLER:{max_len}"),
-            Action::Output { port, .. } if port.is_real() || port.0 == 0 => write!(f, "output:{port}"),
+            Action::Output { port, .. } if port <= Port::MAX => write!(f, "output:{port}"),
             Action::Output { port, .. } => write!(f, "{port}"),
             Action::Enqueue { port, queue } => write!(f, "enqueue:{port}:{queue}"),
             Action::SetQueue(queue) => write!(f, "set_queue:{queue}"),

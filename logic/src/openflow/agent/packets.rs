@@ -177,6 +177,14 @@ impl<M: FlowMemory> Agent<M> {
                 }
                 Port::NORMAL => self.effects.push(Effect::Normal { in_port, frame }),
                 Port::LOCAL => self.effects.push(Effect::Local { in_port, frame }),
+                // No worker can have what user space has; it cannot be given back.
+                port if port.path().is_some() => {
+                    let path =
+                        port.path().and_then(|path| self.flows.tables().paths().get(usize::from(path)));
+                    if path.is_some_and(|path| !path.drops) {
+                        self.effects.push(Effect::Normal { in_port, frame });
+                    }
+                }
                 port if self.ports.flags(port).no_fwd => {}
                 port => self.effects.push(Effect::Transmit { port, queue, frame }),
             }

@@ -297,7 +297,7 @@ prop_compose! {
         let bytes = bytes.map(|(offset, mask, value)| TwoBytes { offset, mask, value: value & mask });
         Class {
             port, router, destination_mac, ether_type, source, destination, protocol, source_port, destination_port,
-            tcp_syn, bytes,
+            tcp_syn, bytes, flow_rules: false,
         }
     }
 }
@@ -518,4 +518,22 @@ fn bytes_cover_those_that_say_more() {
     let elsewhere =
         Class { bytes: Some(TwoBytes { offset: 14, mask: 0xffff, value: 0x0806 }), ..Class::default() };
     assert!(!wide.covers(&elsewhere) && Class::default().covers(&wide) && !wide.covers(&Class::default()));
+}
+
+/// Its packets are what rules give it: it has none by itself, takes none from others, and says nothing that could not hold.
+#[test]
+fn a_class_by_flow_rules_has_no_packet() {
+    let by_rules = Class { flow_rules: true, ..Class::default() };
+    let frame = [0; 60];
+    let seen = Seen::new(&frame, Ingress { port: 0, router: 0, interface: 0, flags: 0 });
+    assert!(Class::default().has(&seen) && !by_rules.has(&seen));
+    assert!(
+        !by_rules.covers(&by_rules)
+            && !by_rules.covers(&Class::default())
+            && !Class::default().covers(&by_rules)
+    );
+    assert_eq!(by_rules.check(), Ok(()));
+    assert_eq!(Class { router: Some(1), ..by_rules.clone() }.check(), Ok(()));
+    assert_eq!(Class { port: Some(1), ..by_rules.clone() }.check(), Err(Impossible::ByRules));
+    assert_eq!(Class { tcp_syn: true, ..by_rules }.check(), Err(Impossible::ByRules));
 }

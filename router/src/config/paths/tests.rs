@@ -74,6 +74,7 @@ fn full_file() {
         destination_port: Some(80),
         tcp_syn: true,
         bytes: Some(logic::paths::class::TwoBytes { offset: 12, mask: 0xffff, value: 0x0800 }),
+        flow_rules: false,
     };
     assert_eq!(web.class, class);
     assert_eq!((rest.router, rest.weight, rest.ring, rest.cores.is_none()), (0, 1, 1024, true));

@@ -3,6 +3,7 @@ use crate::{
     flow::{
         Field, Match,
         kernel::{Notice, NoticeReason, row},
+        table::PathPort,
         text::parse_actions,
     },
     openflow::message::{PacketIn, PacketInReason, PacketOut, PortFeatures, PortMod},
@@ -151,6 +152,25 @@ fn what_the_kernel_plane_leaves_is_done_here() {
     assert_eq!(b.agent.packets_cut(), 1);
     let stats = b.agent.flows().stats(&crate::flow::FlowFilter::EVERYTHING, 0);
     assert_eq!(stats[0].packets, 1);
+}
+
+/// User space cannot give it to a worker: what such a path says of packets that no worker can have is done.
+#[test]
+fn what_is_left_of_a_path_takes_its_paths_word() {
+    let mut b = bench(settings());
+    b.open(1, OpenFlow13);
+    let path = |name: &str, drops| PathPort { name: name.into(), drops };
+    b.agent.flows().set_paths(vec![path("up", false), path("drop", true)]);
+    for (rule, expected) in [
+        ("in_port=1,actions=output:65024", vec![Other(Effect::Normal { in_port: Port(1), frame: frame(9) })]),
+        ("in_port=1,actions=output:65025", vec![]),
+    ] {
+        b.say(1, 0, &add(rule));
+        let notice =
+            Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes: 42, metadata: 0 };
+        b.agent.notice(notice, &frame(9), 1_000_000 * b.now_ms);
+        assert_eq!(b.done(), expected, "{rule}");
+    }
 }
 
 fn packet_out(in_port: Port, actions: &str, data: &[u8]) -> Message {
