@@ -74,6 +74,8 @@ pub struct Contract {
     pub passes_up: bool,
     /// It encrypts: what an element in front of it passes up, the kernel would forward in clear (`clear`).
     pub encrypts: bool,
+    /// No packet goes beyond it.
+    pub ends: bool,
     /// What it does depends on the time ([`super::Now::ns`]).
     pub asks_when: bool,
 }
@@ -112,6 +114,14 @@ pub enum BadChain {
         /// Its name.
         name: &'static str,
     },
+    /// No packet comes to it.
+    #[error("element {at}, {name}, gets no packet: the one before it drops all")]
+    Behind {
+        /// Which.
+        at: usize,
+        /// Its name.
+        name: &'static str,
+    },
     /// Nothing says where packets leave.
     #[error("no element says where packets leave: rewrite, forward or discard")]
     NoExit,
@@ -122,9 +132,12 @@ pub(super) fn check(elements: &[Box<dyn Element>]) -> Result<(), BadChain> {
     if elements.is_empty() {
         return Err(BadChain::Empty);
     }
-    let mut known = Known::NOTHING;
+    let (mut known, mut ended) = (Known::NOTHING, false);
     for (at, element) in (1..).zip(elements) {
         let (contract, name) = (element.contract(), element.name());
+        if ended {
+            return Err(BadChain::Behind { at, name });
+        }
         if !known.has(contract.needs) {
             return Err(BadChain::Needs { at, name, missing: contract.needs.without(known) });
         }
@@ -135,6 +148,7 @@ pub(super) fn check(elements: &[Box<dyn Element>]) -> Result<(), BadChain> {
             return Err(BadChain::TwoExits { at, name });
         }
         known = known.without(contract.forgets) | contract.gives;
+        ended = contract.ends;
     }
     if known.has(Known::EXIT) { Ok(()) } else { Err(BadChain::NoExit) }
 }

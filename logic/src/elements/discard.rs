@@ -1,4 +1,4 @@
-//! `discard`: drops what comes, as `discarded`. Parameters: none.
+//! `discard`: drops what comes, as `discarded`. Parameters: none. It is the last of its chain.
 
 use super::{
     Batch, Contract, Counters, Element, Known, Now,
@@ -15,7 +15,7 @@ impl Element for Discard {
     }
 
     fn contract(&self) -> Contract {
-        Contract { gives: Known::EXIT, ..Contract::default() }
+        Contract { gives: Known::EXIT, ends: true, ..Contract::default() }
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {

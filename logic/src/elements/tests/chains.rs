@@ -62,6 +62,8 @@ fn lists_that_are_no_chains_are_refused() {
         ("crc_append check forward", BadChain::TooLate { at: 2, name: "check" }),
         ("check route ttl crc_append rewrite", needs(5, "rewrite", Known::HEADERS | Known::NEXT_HOP)),
         ("check route ttl rewrite forward", BadChain::TwoExits { at: 5, name: "forward" }),
+        ("count discard count", BadChain::Behind { at: 3, name: "count" }),
+        ("discard forward", BadChain::Behind { at: 2, name: "forward" }),
         ("check route ttl rewrite rewrite", needs(5, "rewrite", Known::NEXT_HOP | Known::HOP_COUNTED)),
     ];
     for (names, error) in bad {
