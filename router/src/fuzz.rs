@@ -15,6 +15,7 @@ mod pipeline;
 mod rules;
 
 use crate::{
+    calibrate::Calibration,
     cli::capture,
     config::Config,
     cores::{irqs, threads},
@@ -23,6 +24,7 @@ use crate::{
         report::ExplainRequest,
     },
     hazards, hex, netlink,
+    sas::{key, sequence_file},
 };
 use logic::{
     cpus,
@@ -44,7 +46,7 @@ use std::{io::Cursor, path::Path};
 pub type Target = fn(&[u8]);
 
 /// By the names of their directories of seeds.
-pub const TARGETS: [(&str, Target); 13] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("actions", actions),
     ("agent", agent::agent),
     ("api", api),
@@ -52,12 +54,14 @@ pub const TARGETS: [(&str, Target); 13] = [
     ("config", config),
     ("flow", flow),
     ("frame", frame),
+    ("kept", kept),
     ("netlink", netlink),
     ("openflow", openflow),
     ("packet", packet),
     ("paths", paths::paths),
     ("pipeline", pipeline::pipeline),
     ("proc", proc),
+    ("sas", sas),
 ];
 
 /// A line of actions, and behind it the packet that they are done to.
@@ -131,6 +135,42 @@ fn capture(bytes: &[u8]) {
 fn config(bytes: &[u8]) {
     if let Err(error) = Config::parse(Path::new("x.toml"), &String::from_utf8_lossy(bytes)) {
         assert!(error.to_string().contains("x.toml"), "{error}");
+    }
+}
+
+/// Security associations that the API is given for a configuration that uses some of two names, or a key.
+fn sas(bytes: &[u8]) {
+    let uses = r#"
+        sas_later = ["in", "out"]
+        [workers]
+        cores = "0"
+        [[path]]
+        name = "in"
+        class = { protocol = "esp" }
+        chain = ["check", { element = "esp_decrypt", sas = ["in"] }, { element = "forward", port = "p" }]
+        [[path]]
+        name = "out"
+        chain = ["check", "ttl", { element = "esp_encrypt", sa = "out" }, { element = "forward", port = "p" }]
+        otherwise = "drop"
+    "#;
+    let config = Config::parse(Path::new("x.toml"), uses).expect("it is right");
+    match config.sas.more(Path::new("y.toml"), &String::from_utf8_lossy(bytes)) {
+        Ok(sas) => assert!(sas.iter().all(|sa| ["in", "out"].contains(&sa.name.as_str()))),
+        Err(error) => assert!(error.to_string().contains("y.toml"), "{error}"),
+    }
+    if let Err(error) = key::parse(bytes, "the key") {
+        assert!(error.starts_with("the key "), "{error}");
+    }
+}
+
+/// What an earlier Millrace left on disk: sequence numbers that may have been used, and what a switch costs.
+fn kept(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    if let Some((key, used)) = sequence_file::parse(&text) {
+        assert_eq!(sequence_file::parse(&sequence_file::line(key, used)), Some((key, used)));
+    }
+    if let Ok(calibration) = Calibration::parse(&text) {
+        assert!(calibration.switch_cycles.is_finite() && calibration.switch_cycles > 0.0);
     }
 }
 

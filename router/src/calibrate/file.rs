@@ -129,8 +129,13 @@ impl Calibration {
         );
         let mut text = String::new();
         opened.take(MOST_BYTES).read_to_string(&mut text).context("it cannot be read")?;
+        Self::parse(&text).map(Some)
+    }
+
+    /// From what [`Calibration::write`] wrote.
+    pub(crate) fn parse(text: &str) -> Result<Calibration> {
         let read: Calibration =
-            serde_json::from_str(&text).context("it is none that `millrace calibrate` wrote")?;
+            serde_json::from_str(text).context("it is none that `millrace calibrate` wrote")?;
         let points: Vec<Point> =
             read.runs.iter().map(|&Runs { packets, cycles }| Point { batch: packets, cycles }).collect();
         let again = fit(&points).context("the runs in it tell no cost of a switch")?;
@@ -145,7 +150,7 @@ impl Calibration {
             read.memory.as_ref().is_none_or(|memory| memory.bytes_per_second > 0),
             "it says that there is no memory bandwidth"
         );
-        Ok(Some(read))
+        Ok(read)
     }
 
     /// Was it measured on this machine, by this clock?

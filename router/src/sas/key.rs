@@ -78,7 +78,7 @@ fn fill(file: &mut File, mut into: &mut [u8]) -> std::io::Result<usize> {
     Ok(all - into.len())
 }
 
-fn parse(text: &[u8], whence: &str) -> Result<Key, String> {
+pub(crate) fn parse(text: &[u8], whence: &str) -> Result<Key, String> {
     let digits = text.trim_ascii();
     let digits = digits.strip_prefix(b"0x").unwrap_or(digits);
     let (pairs, rest) = digits.as_chunks::<2>();

@@ -7,9 +7,9 @@
 //! | `key.rs` | keys, read |
 //! | `sequence_file.rs` | which sequence numbers are used, noted before they are |
 
-mod key;
+pub(crate) mod key;
 mod running;
-mod sequence_file;
+pub(crate) mod sequence_file;
 #[cfg(test)]
 mod tests;
 

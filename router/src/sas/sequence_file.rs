@@ -76,12 +76,7 @@ impl SequenceFile {
         lock(&file, path)?;
         let mut text = String::new();
         (&mut file).take(MOST_BYTES + 1).read_to_string(&mut text).map_err(io("read"))?;
-        let parts = text.strip_prefix(MAGIC).and_then(|rest| rest.strip_suffix('\n'));
-        let parts = parts.and_then(|rest| rest.trim_start().split_once(' '));
-        let Some((of_key, number)) = parts else { return Err(Fault::Broken(path.into())) };
-        let is_number = number.len() == DIGITS && number.bytes().all(|digit| digit.is_ascii_digit());
-        let number = number.parse().ok().filter(|_| is_number);
-        let Some(used) = number else { return Err(Fault::Broken(path.into())) };
+        let Some((of_key, used)) = parse(&text) else { return Err(Fault::Broken(path.into())) };
         if of_key != key {
             return Err(Fault::OtherKey(path.into()));
         }
@@ -132,8 +127,16 @@ impl SequenceFile {
     }
 }
 
-fn line(key: &str, number: u64) -> String {
+pub(crate) fn line(key: &str, number: u64) -> String {
     format!("{MAGIC} {key} {number:0DIGITS$}\n")
+}
+
+/// The fingerprint of the key, and the number, of what [`line`] wrote.
+pub(crate) fn parse(text: &str) -> Option<(&str, u64)> {
+    let line = text.strip_prefix(MAGIC)?.strip_suffix('\n')?;
+    let (key, number) = line.trim_start().split_once(' ')?;
+    let is_number = number.len() == DIGITS && number.bytes().all(|digit| digit.is_ascii_digit());
+    Some((key, number.parse().ok().filter(|_| is_number)?))
 }
 
 /// A new one with this line, locked. It has its name only when all of it is on the disk, and takes nobody's place.
