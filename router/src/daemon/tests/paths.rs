@@ -67,6 +67,23 @@ fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
     assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(true)));
 }
 
+/// A rule may give packets to a path without a class: the program with paths is attached with the rules, and stays for them.
+#[test]
+fn rules_bring_the_program_with_paths() {
+    let mut case = with_paths();
+    case.round(Ok(vec![Event::PortGone(0)]), 1.0);
+    let swapped = || case.linux.0.swapped.borrow().last().copied();
+    assert_eq!(swapped(), Some(Some(false)), "no path has a class");
+    case.orders.send(Some(7)).unwrap();
+    let before = case.linux.0.attached.borrow().len();
+    case.round(Ok(vec![]), 1.0);
+    let attached = case.linux.0.attached.borrow()[before..].iter().map(|a| a.paths).collect::<Vec<_>>();
+    assert!(!attached.is_empty() && attached.iter().all(|paths| *paths == Some(true)), "{attached:?}");
+    case.orders.send(None).unwrap();
+    case.round(Ok(vec![]), 1.0);
+    assert_eq!(case.linux.0.attached.borrow().last().unwrap().paths, Some(false));
+}
+
 #[test]
 fn classes_that_cannot_be_told_are_a_trouble() {
     let mut case = with_paths();
