@@ -227,5 +227,53 @@ pub(super) fn run(prefixes: &[Prefix4], ways: &mut Ways<'_>) -> anyhow::Result<(
             measure(Chosen { name, family: "crc", trace, frames, batch, chain }, ways)?;
         }
     }
+    if ways.wants("crc") { from_memory(ways) } else { Ok(()) }
+}
+
+pub(super) const CRC_FROM_MEMORY: &str = "crc_check where packets lie, in memory";
+pub(super) const READ_FROM_MEMORY: &str = "words of them added up";
+/// With the CRC.
+pub(super) const IN_MEMORY: usize = 1404;
+
+/// Packets that lie in 1 GiB of frames are not copied first: what CRC-32 takes that waits for memory, and what memory gives one core that does
+/// next to nothing with it, in turn.
+fn from_memory(ways: &mut Ways<'_>) -> anyhow::Result<()> {
+    let (frames, batch) = (1 << 19, 64);
+    let mut pool: Vec<u8> = (0..frames * FRAME).map(|at| (at / 7) as u8).collect();
+    let mut append = Chain::new(vec![Box::new(CrcAppend), forward()])?;
+    let mut check = Chain::new(vec![Box::new(CrcCheck), forward()])?;
+    anyhow::ensure!(through(&mut append, &mut pool, IN_MEMORY - 4, batch) == frames, "not all packets left");
+    let mut ns = [Vec::new(), Vec::new()];
+    for _ in 0..ways.rounds {
+        let start = Instant::now();
+        anyhow::ensure!(through(&mut check, &mut pool, IN_MEMORY, batch) == frames, "not all CRCs are right");
+        ns[0].push(start.elapsed().as_nanos() as f64 / frames as f64);
+        let start = Instant::now();
+        for frame in pool.chunks_exact(FRAME) {
+            let words = frame[HEAD_ROOM..][..IN_MEMORY].as_chunks().0.iter();
+            std::hint::black_box(words.fold(0_u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word))));
+        }
+        ns[1].push(start.elapsed().as_nanos() as f64 / frames as f64);
+    }
+    for (name, ns) in [CRC_FROM_MEMORY, READ_FROM_MEMORY].into_iter().zip(ns) {
+        ways.add(Case { name: name.into(), bytes: IN_MEMORY as f64, frames, batch, ns })?;
+    }
     Ok(())
+}
+
+/// How many packets of this length, one in each frame, left by a port.
+fn through(chain: &mut Chain, pool: &mut [u8], length: usize, most: usize) -> usize {
+    let mut batch = Batch::default();
+    let mut sent = 0;
+    for frames in pool.chunks_mut(FRAME * most) {
+        let mut now = batch.emptied();
+        for frame in frames.chunks_exact_mut(FRAME) {
+            now.push(frame, HEAD_ROOM, length, INGRESS).expect("it is within the frame");
+        }
+        chain.run(&NOW, &mut now);
+        sent +=
+            now.packets().iter().filter(|packet| matches!(packet.verdict(), Some(Verdict::To(_)))).count();
+        batch = now.emptied();
+    }
+    sent
 }

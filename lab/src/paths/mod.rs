@@ -152,6 +152,8 @@ pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
         "library_64_bytes_gbps": ways.esp(64.0).map(|(_, library)| library),
         "crc_gbps": ways.best("crc_append", 1400.0, Case::gbps),
         "copy_gbps": ways.best("fwd", 1400.0, Case::gbps),
+        "crc_from_memory_gbps": ways.best(forwarding::CRC_FROM_MEMORY, forwarding::IN_MEMORY as f64, Case::gbps),
+        "read_from_memory_gbps": ways.best(forwarding::READ_FROM_MEMORY, forwarding::IN_MEMORY as f64, Case::gbps),
         "share_error_percent": share_error,
         "prefixes": source,
         "without": ways.without,
