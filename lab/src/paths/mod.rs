@@ -137,7 +137,7 @@ pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
     let share_error = shares.iter().map(share::Share::error_percent).max_by(f64::total_cmp);
     if let Some(error) = share_error {
         println!(
-            "\nshares of two paths, the second of which costs ten times as much half of the time: at most {error:.2} % off"
+            "\nshares of two paths, packets of the second of which become dearer in the middle (`ns_per_packet_of_the_second`): at most {error:.2} % off"
         );
     }
     let lines: Vec<Value> =

@@ -1,5 +1,5 @@
 //! Do paths get their shares of a core (P6, P7)? Two paths on one worker whose packets never end, for a second; in the middle of it
-//! packets of the second cost ten times as much as before. What each got is counted by this file, not by the scheduler.
+//! packets of the second become longer, and so dearer: how much is measured. What each got is counted by this file, not by the scheduler.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const WEIGHTS: [[u16; 2]; 3] = [[1, 1], [1, 2], [4, 1]];
 const BURSTS: [u32; 2] = [1, 64];
 const HEAD: usize = 256;
 const FRAME: usize = 2048;
-/// Bytes of a packet that costs little and of one that costs ten times as much, of a CRC appended and checked again.
+/// Bytes of a packet that costs little and of one that costs more, of a CRC appended and checked again.
 const CHEAP: usize = 64;
 const DEAR: usize = 1500;
 
