@@ -22,6 +22,9 @@ use super::{
 /// The most packets in a batch.
 pub const MOST_PACKETS: usize = 256;
 
+/// How many packets before it is read all of a packet is asked for.
+const AHEAD: usize = 2;
+
 /// Packets in the order of arrival, lent by their worker: the n-th that was pushed is the n-th of [`Batch::packets`].
 pub struct Batch<'a> {
     packets: Vec<Packet<'a>>,
@@ -115,6 +118,28 @@ impl<'a> Batch<'a> {
     ) {
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
             if let Some(verdict) = step(packet) {
+                end(packet, verdict, self.is_guarded, counters);
+                self.going -= 1;
+            }
+        }
+    }
+
+    /// As [`Batch::each`], for work that reads whole packets: what is shown is in the cache, or on its way there, as the lines of the packet
+    /// [`AHEAD`] places behind it are asked for before each step.
+    #[inline]
+    pub(super) fn each_ahead(
+        &mut self,
+        counters: &mut Counters,
+        mut step: impl FnMut(&mut Packet<'a>) -> Option<Verdict>,
+    ) {
+        self.packets.iter().take(AHEAD).for_each(Packet::ask_for);
+        for at in 0..self.packets.len() {
+            if let Some(next) = self.packets.get(at + AHEAD) {
+                next.ask_for();
+            }
+            if let Some(packet) = self.packets.get_mut(at).filter(|packet| packet.verdict.is_none())
+                && let Some(verdict) = step(packet)
+            {
                 end(packet, verdict, self.is_guarded, counters);
                 self.going -= 1;
             }

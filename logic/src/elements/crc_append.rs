@@ -30,7 +30,7 @@ impl Element for CrcAppend {
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        batch.each(counters, |packet| (!append(packet)).then_some(Verdict::Drop(Loss::NoRoom)));
+        batch.each_ahead(counters, |packet| (!append(packet)).then_some(Verdict::Drop(Loss::NoRoom)));
     }
 }
 

@@ -23,7 +23,7 @@ impl Element for CrcCheck {
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        batch.each(counters, |packet| (!check(packet)).then_some(Verdict::Drop(Loss::BadCrc)));
+        batch.each_ahead(counters, |packet| (!check(packet)).then_some(Verdict::Drop(Loss::BadCrc)));
     }
 }
 
