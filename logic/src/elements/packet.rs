@@ -215,8 +215,9 @@ pub(super) struct Hop {
     pub port: PortId,
 }
 
-/// See the head of this file. A batch of them is walked through by each element, so it is no more than a cache line.
+/// See the head of this file. A batch of them is walked through by each element, so it is one cache line, and in no other.
 #[derive(Debug)]
+#[repr(align(64))]
 pub struct Packet<'a> {
     frame: &'a mut [u8],
     start: u16,
