@@ -85,8 +85,8 @@ impl Element for Brake {
     }
 }
 
-/// Takes 4 us for each packet.
-struct Slow;
+/// Takes so long for each packet.
+struct Slow(Duration);
 impl Element for Slow {
     fn name(&self) -> &'static str {
         "slow"
@@ -95,7 +95,7 @@ impl Element for Slow {
         Contract::default()
     }
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
-        let until = Instant::now() + Duration::from_micros(4) * batch.packets().len() as u32;
+        let until = Instant::now() + self.0 * batch.packets().len() as u32;
         while Instant::now() < until {}
     }
 }
@@ -111,8 +111,11 @@ impl Tables for Rigged {
             "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
             "trap" => Box::new(Trap(self.1.clone())),
             "stuck" => Box::new(Brake(self.1.clone())),
-            "in and out" => Box::new(Slow),
-            "in" => return Ok(Chain::new(vec![Box::new(Slow), Box::new(Discard)])?),
+            "in and out" => Box::new(Slow(Duration::from_micros(4))),
+            name @ ("in" | "slow") => {
+                let slow = Slow(Duration::from_micros(if name == "in" { 4 } else { 40 }));
+                return Ok(Chain::new(vec![Box::new(slow), Box::new(Discard)])?);
+            }
             _ => return self.0.chain(path, ports),
         };
         Ok(Chain::new(vec![rigged, Box::new(Forward::new(1))])?)

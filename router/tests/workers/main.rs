@@ -12,6 +12,7 @@ mod faults;
 mod flood;
 mod measure;
 mod scarce;
+mod weights;
 
 use af_xdp_bed::{Generator, frame, until};
 use bed::*;
