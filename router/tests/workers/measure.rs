@@ -16,6 +16,7 @@ use router::{
     plane::PathMaps,
     workers::{Epochs, PassUp, PathStand, Shared, Workers, WorkersReport},
 };
+use rustix::process::setpriority_process;
 use std::{collections::BTreeMap, fs};
 
 const ROUNDS: usize = 5;
@@ -54,7 +55,11 @@ fn flooded_of<T>(packets: i32, by: &str, frame: &[u8], body: impl FnOnce() -> T)
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let _ends = Ends(&over);
-        scope.spawn(|| flood_of(packets, "q0", by, frame, &over));
+        scope.spawn(|| {
+            // What else is on its core is not to make pauses.
+            setpriority_process(None, -20).unwrap();
+            flood_of(packets, "q0", by, frame, &over);
+        });
         thread::sleep(Duration::from_millis(300));
         body()
     })
@@ -283,8 +288,9 @@ fn measure_what_a_stalled_path_costs() {
 /// More than are sent in a round: the generator's pause, in which rings run empty, would be in it, and who has no packets is owed nothing.
 const WITHOUT_PAUSE: i32 = 1 << 24;
 const OVERLOADED_ROUNDS: usize = 20;
-/// Not more than the worker may have waited for its core in a round that counts.
-const DISTURBED: Duration = Duration::from_millis(1);
+/// A round counts in which the generator lost its core so often at most, and sent nearly as much as in the best.
+const FEW_SLEEPS: u64 = 4;
+const NEARLY_ALL: f64 = 0.9;
 
 /// A second of three paths.
 struct Second {
@@ -292,11 +298,11 @@ struct Second {
     parts: Vec<f64>,
     packets: Vec<f64>,
     offered: Vec<f64>,
-    /// The worker, for its core, as far as Linux knows: not for a core that its host took.
+    /// The worker, for its core. The path that ran is charged for that, and the others' turns make up for it.
     waited: Duration,
     /// The host had the core, in hundredths of a second.
     stolen: u64,
-    /// Rings ran empty.
+    /// The worker fell asleep: all rings were empty, so none of its paths had more than it can deal with.
     sleeps: u64,
 }
 
@@ -332,8 +338,13 @@ impl Second {
         self.parts[1..].iter().map(|part| (3.0 * part - 1.0).abs()).fold(0.0, f64::max)
     }
 
-    fn is_undisturbed(&self) -> bool {
-        self.waited < DISTURBED && self.stolen == 0 && self.sleeps == 0
+    /// Paths hardly ever ran out of packets: rings are empty some 2 ms after the generator lost its core.
+    fn was_overloaded(&self, most_offered: f64) -> bool {
+        self.sleeps <= FEW_SLEEPS && self.all_offered() >= NEARLY_ALL * most_offered
+    }
+
+    fn all_offered(&self) -> f64 {
+        self.offered.iter().sum()
     }
 }
 
@@ -374,24 +385,24 @@ fn measure_a_path_overloaded() {
                 quiet(&bed);
             }
         }
-        for (what, seconds) in ["1 to 1 to 1", "10 to 1 to 1"].into_iter().zip(&seconds) {
-            let undisturbed: Vec<&Second> = seconds.iter().filter(|second| second.is_undisturbed()).collect();
-            let far = |seconds: &mut dyn Iterator<Item = &Second>| {
-                seconds.filter(|second| second.off() >= 0.01).count()
-            };
+        let far = |seconds: &[&Second]| seconds.iter().filter(|second| second.off() >= 0.01).count();
+        let counting = seconds.each_ref().map(|seconds: &Vec<Second>| {
+            let most = seconds.iter().map(Second::all_offered).fold(0.0, f64::max);
+            seconds.iter().filter(|second| second.was_overloaded(most)).collect::<Vec<_>>()
+        });
+        for ((what, all), counting) in ["1 to 1 to 1", "10 to 1 to 1"].iter().zip(&seconds).zip(&counting) {
             println!(
-                "{what}: others off by {:.2} % in the median; {} of {} rounds by 1 % or more, of the {} in which nothing else had the core {}",
-                median(seconds.iter().map(Second::off).collect()) * 100.0,
-                far(&mut seconds.iter()),
-                seconds.len(),
-                undisturbed.len(),
-                far(&mut undisturbed.iter().copied()),
+                "{what}: others off by {:.2} % in the median; {} of {} rounds by 1 % or more, of the {} in which paths always had packets {}",
+                median(all.iter().map(Second::off).collect()) * 100.0,
+                far(&all.iter().collect::<Vec<_>>()),
+                all.len(),
+                counting.len(),
+                far(counting),
             );
         }
-        let undisturbed: Vec<f64> =
-            seconds[1].iter().filter(|second| second.is_undisturbed()).map(Second::off).collect();
-        assert!(undisturbed.len() >= OVERLOADED_ROUNDS / 4, "the machine is too busy for this");
-        assert!(undisturbed.iter().all(|off| *off < 0.01), "others have theirs within 1 %: {undisturbed:?}");
+        let [_, overloaded] = counting;
+        assert!(overloaded.len() >= OVERLOADED_ROUNDS / 4, "the generator has not enough of its core");
+        assert_eq!(far(&overloaded), 0, "others have theirs within 1 % where paths always had packets");
         bed.end();
     });
 }
