@@ -49,7 +49,8 @@ fn what_is_measured_is_in_the_document() -> Result<(), Box<dyn Error>> {
         assert!((7.0..14.0).contains(&factor), "{share}");
         assert_eq!(share["is_ten_times"], (9.0..=11.0).contains(&factor), "{share}");
         let ns = &share["ns_per_packet_of_the_second"];
-        assert_eq!(ns[1].as_f64().zip(ns[0].as_f64()).map(|(dear, cheap)| dear / cheap), Some(factor));
+        let measured = ns[1].as_f64().zip(ns[0].as_f64()).map(|(dear, cheap)| dear / cheap);
+        assert!(measured.is_some_and(|measured| (measured / factor - 1.0).abs() < 1e-9), "{share}");
     }
     assert_eq!(document["share_is_ten_times"], shares.iter().all(|share| share["is_ten_times"] == true));
     Ok(())
@@ -63,6 +64,7 @@ fn has(document: &Value, figures: &[&str]) {
 
 /// All routes and 256,000 of them, few flows and many, IMIX, and the loop by hand.
 #[test]
+#[cfg_attr(debug_assertions, ignore = "takes minutes in a build that is not optimised")]
 fn routing_is_measured_over_both_tables_and_beside_a_loop_by_hand() -> Result<(), Box<dyn Error>> {
     let document = paths(&["fwd", "rtr", "--rounds", "1"])?;
     has(

@@ -2,12 +2,17 @@
 //! packets of the second become longer, and so ten times as dear. How long that is is found by measuring first, and how much dearer they
 //! then were in that second is told: where it was not ten times, nothing says so. What each got is counted by this file, not by the scheduler.
 //!
-//! Time is that of the machine: what takes the core away meanwhile is charged to the path that ran, and the longest turn tells of it. A path to which that
-//! happens is made up for by the other's turns, unless the second ends first.
+//! Time is that of the machine: what takes the core away meanwhile is charged to the path that ran, and the longest turn tells of it. The other path's turns
+//! make up for it, unless the second ends first. A turn lasts from the end of the one before to its own, as the scheduler's meter reads it: what takes the core away
+//! between two readings of a clock would be one path's here and the other's there, and on a busy machine made up to 4 % of difference. What a packet takes is the
+//! median of turns, so that it is not what the machine takes.
 
-use std::time::{Duration, Instant};
+use std::{
+    cell::Cell,
+    time::{Duration, Instant},
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use logic::{
     elements::{Chain, CrcAppend, CrcCheck, Element, Forward, MOST_PACKETS, Verdict},
     paths::{Bursts, Counters, PathId, Settings},
@@ -24,12 +29,12 @@ const WEIGHTS: [[u16; 2]; 3] = [[1, 1], [1, 2], [4, 1]];
 /// The most packets of a run.
 const BURSTS: [u32; 2] = [1, 64];
 const HEAD: usize = 256;
-const FRAME: usize = 16 << 10;
+const FRAME: usize = 32 << 10;
 /// Bytes of a packet that costs little, and the most that one has.
 const CHEAP: usize = 64;
 const LONGEST: usize = FRAME - 2 * HEAD;
 /// So often a CRC is appended and checked again, which goes by the bytes: else what a run of one packet costs anyhow is more than a tenth of what any takes.
-const CRCS: usize = 8;
+const CRCS: usize = 16;
 /// How many times as dear packets are to become, and what is as good as that.
 const DEARER: f64 = 10.0;
 const AS_GOOD: std::ops::RangeInclusive<f64> = 9.0..=11.0;
@@ -37,8 +42,10 @@ const AS_GOOD: std::ops::RangeInclusive<f64> = 9.0..=11.0;
 const TRIES: usize = 3;
 /// To find how long they must be: each length is compared with the short one so often, for so long.
 const STEPS: usize = 4;
-const TURNS: usize = 5;
-const WINDOW: Duration = Duration::from_millis(4);
+const COMPARED: usize = 5;
+const WINDOW: Duration = Duration::from_millis(10);
+/// What a packet takes is kept of one turn in so many, the first to begin with.
+const KEPT: u64 = 4;
 
 /// What two paths got.
 pub(super) struct Share {
@@ -148,6 +155,8 @@ struct Bench {
     worker: Worker<Buffer>,
     endless: Endless,
     begun: Instant,
+    /// By the meter, the end of the last turn.
+    ended: Cell<Instant>,
     time: [Duration; 2],
     packets: [u64; 2],
     longest_turn: Duration,
@@ -165,51 +174,60 @@ impl Bench {
             worker.add(0, weight, Chain::new(crcs.chain([Box::new(Forward::new(1)) as _]).collect())?)?;
         }
         let free = (0..MOST_PACKETS).map(|_| Buffer::new(FRAME)).collect();
+        let begun = Instant::now();
         Ok(Bench {
             worker,
             endless: Endless { free, bytes: [CHEAP; 2] },
-            begun: Instant::now(),
+            begun,
+            ended: Cell::new(begun),
             time: [Duration::ZERO; 2],
             packets: [0; 2],
             longest_turn: Duration::ZERO,
         })
     }
 
-    /// Turns until then; what a packet of the second path took, in nanoseconds.
-    fn run(&mut self, ends: Instant) -> f64 {
-        let (time, packets) = (self.time[1], self.packets[1]);
-        let begun = self.begun;
-        let mut before = Instant::now();
-        while before < ends {
-            let turn = self.worker.turn(&mut self.endless, || begun.elapsed().as_nanos() as u64);
-            let now = Instant::now();
-            if let Some(turn) = turn {
-                self.time[usize::from(turn.path) % 2] += now - before;
-                self.packets[usize::from(turn.path) % 2] += turn.packets as u64;
-                self.longest_turn = self.longest_turn.max(now - before);
+    /// Turns for so long, from the end of the last one; what a packet of the second path took, in nanoseconds.
+    fn run(&mut self, time: Duration) -> Result<f64> {
+        let (begun, ended) = (self.begun, &self.ended);
+        let ends = ended.get() + time;
+        let meter = || {
+            ended.set(Instant::now());
+            (ended.get() - begun).as_nanos() as u64
+        };
+        let (mut each, mut turns) = (Vec::new(), 0_u64);
+        while ended.get() < ends {
+            let before = ended.get();
+            let turn = self.worker.turn(&mut self.endless, meter).context("both paths sleep")?;
+            let took = ended.get() - before;
+            let path = usize::from(turn.path) % 2;
+            self.time[path] += took;
+            self.packets[path] += turn.packets as u64;
+            self.longest_turn = self.longest_turn.max(took);
+            if path == 1 {
+                if turns % KEPT == 0 {
+                    each.push(took.as_nanos() as f64 / turn.packets as f64);
+                }
+                turns += 1;
             }
-            before = now;
         }
-        (self.time[1] - time).as_nanos() as f64 / (self.packets[1] - packets) as f64
+        Ok(median(&each))
     }
 
     /// How long packets of the second must be to cost ten times what short ones do: what they cost goes by the length, and something is the same for all.
-    fn dear_bytes(&mut self) -> usize {
+    fn dear_bytes(&mut self) -> Result<usize> {
         let mut bytes = LONGEST / 4;
         for _ in 0..STEPS {
-            let factors: Vec<f64> = (0..TURNS)
-                .map(|_| {
-                    let [cheap, dear] = [CHEAP, bytes].map(|bytes| {
-                        self.endless.bytes[1] = bytes;
-                        self.run(Instant::now() + WINDOW)
-                    });
-                    dear / cheap
-                })
-                .collect();
+            let mut factors = Vec::new();
+            for _ in 0..COMPARED {
+                self.endless.bytes[1] = CHEAP;
+                let cheap = self.run(WINDOW)?;
+                self.endless.bytes[1] = bytes;
+                factors.push(self.run(WINDOW)? / cheap);
+            }
             let longer = (DEARER - 1.0) / (median(&factors) - 1.0).max(0.1);
             bytes = (CHEAP + ((bytes - CHEAP) as f64 * longer) as usize).clamp(CHEAP + 1, LONGEST);
         }
-        bytes
+        Ok(bytes)
     }
 }
 
@@ -232,16 +250,17 @@ fn share(weights: [u16; 2], burst: u32) -> Result<Share> {
 }
 
 fn one_second(weights: [u16; 2], burst: u32) -> Result<Share> {
-    let bytes = [CHEAP, Bench::new(weights, burst)?.dear_bytes()];
+    let bytes = [CHEAP, Bench::new(weights, burst)?.dear_bytes()?];
     let mut bench = Bench::new(weights, burst)?;
     // So that costs are known.
-    bench.run(Instant::now() + WINDOW);
+    bench.run(WINDOW)?;
     (bench.time, bench.packets, bench.longest_turn) = ([Duration::ZERO; 2], [0; 2], Duration::ZERO);
-    let begun = Instant::now();
+    let begun = bench.ended.get();
     let mut ns = [0.0; 2];
     for half in 0..2 {
         bench.endless.bytes[1] = bytes[half];
-        ns[half] = bench.run(begun + SECOND / 2 * (half as u32 + 1));
+        let ends = begun + SECOND / 2 * (half as u32 + 1);
+        ns[half] = bench.run(ends.saturating_duration_since(bench.ended.get()))?;
     }
     let Bench { time, packets, longest_turn, .. } = bench;
     Ok(Share { weights, burst, bytes, time, packets, ns, longest_turn })
