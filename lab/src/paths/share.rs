@@ -224,6 +224,11 @@ impl Bench {
                 self.endless.bytes[1] = bytes;
                 factors.push(self.run(WINDOW)? / cheap);
             }
+            // A window that something else had tells nothing.
+            factors.retain(|factor: &f64| factor.is_finite());
+            if factors.is_empty() {
+                continue;
+            }
             let longer = (DEARER - 1.0) / (median(&factors) - 1.0).max(0.1);
             bytes = (CHEAP + ((bytes - CHEAP) as f64 * longer) as usize).clamp(CHEAP + 1, LONGEST);
         }
