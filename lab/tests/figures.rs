@@ -1,5 +1,9 @@
 //! Several streams at once through every kind of topology, isolation, and the experiments behind the papers' figures, with tiny
-//! durations: structure and sanity, not speed. Root but for figures in memory, in namespaces of their own; run one at a time.
+//! durations: structure and sanity, not speed; what paper P's figures say is in `figures/statements.rs`. Root but for figures in memory, in namespaces of their
+//! own; run one at a time.
+
+#[path = "figures/statements.rs"]
+mod statements;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -3,7 +3,7 @@
 //! 512 frames of 2,048 bytes, batches of 64. `library`: [`Aead::seal`] of jobs over texts in these frames, nothing else. `esp_encrypt`: a batch
 //! through `check`, `esp_encrypt` (tunnel mode, IPv4) and `forward`. Before each pass over the frames the first 64 bytes of each packet are written anew, as its
 //! header was encrypted: of the library's frames too, and the time of neither. `both`: the same with `esp_decrypt` behind, beside seal and open of the library; nothing is written anew, as what comes out
-//! is what went in. Sizes are those of what is encrypted: the IP packet, padding and trailer. IMIX: 64, 576 and 1400 bytes, 7 to 4 to 1.
+//! is what went in. Sizes are those of what is encrypted: the IP packet, padding and trailer; IMIX too ([`super::IMIX`]).
 //!
 //! Rounds in turn, library, element, library, element, of 40 ms of this thread each; it is asked for its time around each pass.
 
@@ -16,7 +16,7 @@ use logic::{
 use router::crypto::Library;
 use std::{hint::black_box, sync::Arc};
 
-use super::{Case, Ways};
+use super::{Case, IMIX, Ways};
 
 const FRAMES: usize = 512;
 const FRAME: usize = 2048;
@@ -25,7 +25,6 @@ const ETHERNET: usize = 14;
 const BATCH: usize = 64;
 /// Of a key, the last bytes (RFC 4106 section 4).
 const SALT: usize = 4;
-const IMIX: [usize; 12] = [64, 64, 576, 64, 576, 64, 1400, 64, 576, 64, 576, 64];
 
 struct World {
     library: Library,

@@ -1,9 +1,13 @@
 //! Chains without encryption, memory to memory: forward, route, CRC.
 //!
 //! A packet is copied from a trace into the next frame of a pool (2,048 bytes each, data from byte 256 on, as AF_XDP has them), a batch of
-//! them runs through a chain, and the verdict and length of each is read. Trace: packets of `bytes` each, one after another in
-//! memory, each flow once. Pool: 512 frames (their headers stay in the second-level cache), or 32,768 (64 MiB, more than
-//! any cache: each header comes from memory, as after a NIC without direct cache access).
+//! them runs through a chain, and the verdict and length of each is read. Trace: packets of 60 bytes each (64 on the wire, with the FCS),
+//! 1,400, or IMIX ([`super::IMIX`], less the FCS), one after another in memory, each flow once. Pool: 512 frames (their headers stay in the
+//! second-level cache), or 32,768 (64 MiB, more than that cache: each header comes from farther away, as after a NIC without direct cache access), one after
+//! another, round after round.
+//!
+//! Routes are all there are, or 256,000 of them (P's table); destinations are 1,024 flows, or 1,000,000 at random in the prefixes routed to.
+//! Beside each router's chain, in turns, runs what one would write by hand for the same ([`super::bare`]): what of a figure is the machine's shows there.
 
 use logic::{
     elements::{
@@ -17,7 +21,7 @@ use logic::{
 };
 use std::{sync::Arc, time::Instant};
 
-use super::{Case, Ways};
+use super::{Case, IMIX, Ways, bare::Bare};
 use crate::prefixes::Random;
 
 pub(crate) const FRAME: usize = 2048;
@@ -25,6 +29,10 @@ pub(crate) const HEAD_ROOM: usize = 256;
 const NEXT_HOPS: u32 = 256;
 /// Of a round, or more.
 const PACKETS: usize = 2_000_000;
+/// Of the paper's table (P11).
+pub(crate) const SMALLER_TABLE: usize = 256_000;
+/// Behind each packet on the wire.
+const FCS: usize = 4;
 /// Of all packets.
 pub(crate) const INGRESS: Ingress = Ingress { port: 1, router: 0, interface: 1, flags: IF_IPV4 };
 const NOW: Now = Now { ns: 0, ports: u64::MAX };
@@ -76,34 +84,46 @@ pub(crate) fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
 /// What is copied at once.
 pub(crate) const LINE: usize = 64;
 
-/// Frames one behind another, each in lines of its own, to random addresses in random prefixes.
+/// Packets one behind another, each in lines of its own, to random addresses in random prefixes.
 pub(crate) struct Trace {
+    /// Of a packet, the longest of a mix.
     pub bytes: usize,
-    packets: Vec<u8>,
+    /// In turn.
+    lengths: Vec<usize>,
+    pub(super) packets: Vec<u8>,
     flows: usize,
 }
 
 impl Trace {
+    /// All of this length.
     pub(crate) fn new(flows: usize, bytes: usize, prefixes: &[Prefix4]) -> Self {
+        Self::mixed(flows, vec![bytes], prefixes)
+    }
+
+    /// Of these lengths in turn, one or more of them.
+    fn mixed(flows: usize, lengths: Vec<usize>, prefixes: &[Prefix4]) -> Self {
+        let bytes = lengths.iter().copied().max().unwrap_or(0);
+        let slot = bytes.next_multiple_of(LINE);
         let mut random = Random(flows as u64);
-        let mut packets = Vec::with_capacity(flows * bytes.next_multiple_of(LINE));
-        let mut flow = 0u32;
-        while packets.len() < flows * bytes.next_multiple_of(LINE) {
+        let mut packets = Vec::with_capacity(flows * slot);
+        let mut flow = 0;
+        while packets.len() < flows * slot {
             let prefix = prefixes[random.below(prefixes.len())];
             let host = (random.bits() as u32).checked_shr(prefix.length().into()).unwrap_or(0);
             let address = prefix.address() | host;
             if !(1..224).contains(&(address >> 24)) || address >> 24 == 127 {
                 continue;
             }
+            let payload = lengths[flow % lengths.len()] - 42;
             flow += 1;
-            let [a, b, c, d] = flow.to_be_bytes();
+            let [a, b, c, d] = (flow as u32).to_be_bytes();
             let build = etherparse::PacketBuilder::ethernet2([9; 6], [2, 0, 0, 0, 0, 1])
                 .ipv4([198, 18, 0, 1], address.to_be_bytes(), 64)
                 .udp(u16::from_be_bytes([c, d]), u16::from_be_bytes([a, b]));
-            build.write(&mut packets, &vec![0; bytes - 42]).expect("a packet can be written");
-            packets.resize(packets.len().next_multiple_of(LINE), 0);
+            build.write(&mut packets, &vec![0; payload]).expect("a packet can be written");
+            packets.resize(flow * slot, 0);
         }
-        Trace { bytes, packets, flows }
+        Trace { bytes, lengths, packets, flows }
     }
 
     /// How many packets it has.
@@ -111,15 +131,43 @@ impl Trace {
         self.flows
     }
 
-    /// One of them, and what is behind it in its last line.
+    /// The n-th of those of a trace whose packets are all of one length, in lines of its own.
     pub(crate) fn packet(&self, number: usize) -> &[u8] {
         let bytes = self.bytes.next_multiple_of(LINE);
         self.packets.get(number * bytes..(number + 1) * bytes).unwrap_or_default()
     }
 
     /// One after another, in lines of their own.
-    fn packets(&self) -> std::slice::ChunksExact<'_, u8> {
+    pub(super) fn packets(&self) -> std::slice::ChunksExact<'_, u8> {
         self.packets.chunks_exact(self.bytes.next_multiple_of(LINE))
+    }
+
+    /// Of a packet, on average.
+    fn mean_bytes(&self) -> f64 {
+        let all: usize = self.lengths.iter().cycle().take(self.flows).sum();
+        all as f64 / self.flows as f64
+    }
+}
+
+/// Frames, which are used one after another and then again.
+pub(super) struct Pool {
+    pub frames: Vec<u8>,
+    /// The next one.
+    at: usize,
+}
+
+impl Pool {
+    /// So many frames, which batches divide without a rest.
+    pub fn new(frames: usize) -> Self {
+        Pool { frames: vec![1; frames * FRAME], at: 0 }
+    }
+
+    /// The next frames for a batch.
+    #[inline]
+    pub fn next(&mut self, most: usize) -> &mut [u8] {
+        let from = self.at;
+        self.at = (from + most * FRAME) % self.frames.len();
+        &mut self.frames[from..from + most * FRAME]
     }
 }
 
@@ -131,61 +179,100 @@ pub(crate) fn copy(frame: &mut [u8], packet: &[u8]) {
     }
 }
 
-/// Runs the trace once: how many packets left by a port, and their bytes.
-fn pass(trace: &Trace, pool: &mut [u8], chain: &mut Chain, most: usize) -> (usize, usize) {
+/// Runs packets, and the length of each, through a chain: how many left by a port, and their bytes.
+fn pass<'t>(
+    packets: impl Iterator<Item = (&'t [u8], usize)>,
+    pool: &mut Pool,
+    chain: &mut Chain,
+    most: usize,
+) -> (usize, usize) {
     let ingress = INGRESS;
     let (mut sent, mut bytes) = (0, 0);
-    let mut packets = trace.packets().peekable();
+    let mut packets = packets.peekable();
     let mut batch = Batch::default();
     while packets.peek().is_some() {
-        for frames in pool.chunks_mut(FRAME * most) {
-            let mut now = batch.emptied();
-            for (frame, packet) in frames.chunks_exact_mut(FRAME).zip(packets.by_ref()) {
-                copy(frame, packet);
-                now.push(frame, HEAD_ROOM, trace.bytes, ingress).expect("it is within the frame");
-            }
-            chain.run(&NOW, &mut now);
-            for packet in now.packets() {
-                if let Some(Verdict::To(_)) = packet.verdict() {
-                    sent += 1;
-                    bytes += packet.length();
-                }
-            }
-            batch = now.emptied();
+        let mut now = batch.emptied();
+        for (frame, (packet, length)) in pool.next(most).chunks_exact_mut(FRAME).zip(packets.by_ref()) {
+            copy(frame, packet);
+            now.push(frame, HEAD_ROOM, length, ingress).expect("it is within the frame");
         }
+        chain.run(&NOW, &mut now);
+        for packet in now.packets() {
+            if let Some(Verdict::To(_)) = packet.verdict() {
+                sent += 1;
+                bytes += packet.length();
+            }
+        }
+        batch = now.emptied();
     }
     (sent, bytes)
 }
 
+/// The trace once through a chain.
+pub(super) fn through_chain(
+    trace: &Trace,
+    pool: &mut Pool,
+    chain: &mut Chain,
+    most: usize,
+) -> (usize, usize) {
+    let slots = trace.packets();
+    match trace.lengths[..] {
+        [length] => pass(slots.map(|slot| (slot, length)), pool, chain, most),
+        _ => {
+            let lengths = trace.lengths.iter().copied().cycle();
+            let packets = slots.zip(lengths);
+            let packets = packets.map(|(slot, length)| (&slot[..length.next_multiple_of(LINE)], length));
+            pass(packets, pool, chain, most)
+        }
+    }
+}
+
 /// What is to be measured: `family` is one of the names of the command line.
 struct Chosen<'a> {
-    name: &'static str,
+    name: &'a str,
     family: &'static str,
     trace: &'a Trace,
     frames: usize,
     batch: usize,
     chain: Vec<Box<dyn Element>>,
+    /// In turn with it.
+    beside: Option<&'a Bare<'a>>,
 }
 
 fn measure(chosen: Chosen<'_>, ways: &mut Ways<'_>) -> anyhow::Result<()> {
-    let Chosen { name, family, trace, frames, batch, chain } = chosen;
+    let Chosen { name, family, trace, frames, batch, chain, beside } = chosen;
     if !ways.wants(family) {
         return Ok(());
     }
     let mut chain = Chain::new(chain)?;
-    let mut pool = vec![1; frames * FRAME];
-    let passes = PACKETS.div_ceil(trace.flows);
-    let mut run = || {
-        let start = Instant::now();
-        for _ in 0..passes {
-            let (sent, _) = std::hint::black_box(pass(trace, &mut pool, &mut chain, batch));
-            anyhow::ensure!(sent == trace.flows, "{name}: {sent} of {} packets left", trace.flows);
+    let mut pool = Pool::new(frames);
+    let (mut of_chain, mut of_bare) = (Vec::new(), Vec::new());
+    // The first one does not count.
+    for _ in 0..=ways.rounds {
+        of_chain.push(round(name, trace, || through_chain(trace, &mut pool, &mut chain, batch).0)?);
+        if let Some(bare) = beside {
+            of_bare.push(round(name, trace, || bare.pass(trace, &mut pool, batch))?);
         }
-        Ok(start.elapsed().as_nanos() as f64 / (passes * trace.flows) as f64)
+    }
+    let case = |name: String, mut ns: Vec<f64>| {
+        ns.remove(0);
+        Case { name, bytes: trace.mean_bytes(), frames, batch, ns }
     };
-    run()?;
-    let ns = (0..ways.rounds).map(|_| run()).collect::<anyhow::Result<_>>()?;
-    ways.add(Case { name: name.into(), bytes: trace.bytes as f64, frames, batch, ns })
+    if beside.is_some() {
+        ways.add(case(super::beside(name), of_bare))?;
+    }
+    ways.add(case(name.into(), of_chain))
+}
+
+/// The trace, again and again: nanoseconds a packet. All packets must leave.
+fn round(name: &str, trace: &Trace, mut pass: impl FnMut() -> usize) -> anyhow::Result<f64> {
+    let passes = PACKETS.div_ceil(trace.flows);
+    let start = Instant::now();
+    for _ in 0..passes {
+        let sent = std::hint::black_box(pass());
+        anyhow::ensure!(sent == trace.flows, "{name}: {sent} of {} packets left", trace.flows);
+    }
+    Ok(start.elapsed().as_nanos() as f64 / (passes * trace.flows) as f64)
 }
 
 pub(crate) fn router(memory: &Arc<HeapMemory>) -> Vec<Box<dyn Element>> {
@@ -196,38 +283,73 @@ pub(crate) fn forward() -> Box<dyn Element> {
     Box::new(Forward::new(2))
 }
 
+/// Of names: destinations, and routes.
+pub(super) const OF_MANY: &str = " of 1,000,000";
+pub(super) const OVER_FEWER: &str = " over 256,000 routes";
+
 /// All of them, over these routes.
 pub(super) fn run(prefixes: &[Prefix4], ways: &mut Ways<'_>) -> anyhow::Result<()> {
-    let memory = tables(prefixes);
+    let lengths = IMIX.map(|bytes| bytes - FCS).to_vec();
+    let mix = Trace::mixed(1024, lengths, prefixes);
+    let (frames, batch, beside) = (512, 64, None);
+    if ways.wants("fwd") || ways.wants("rtr") {
+        let memory = tables(prefixes);
+        routed("", prefixes, &memory, ways)?;
+        for (family, chain) in [("fwd", vec![forward()]), ("rtr", router(&memory))] {
+            let name = &format!("{family}{}", super::OF_IMIX);
+            measure(Chosen { name, family, trace: &mix, frames, batch, chain, beside }, ways)?;
+        }
+    }
+    if ways.wants("rtr") {
+        let fewer = prefixes.get(..SMALLER_TABLE).unwrap_or(prefixes);
+        routed(OVER_FEWER, fewer, &tables(fewer), ways)?;
+    }
+    for bytes in [60, 1400] {
+        crc("", &Trace::new(1024, bytes, prefixes), ways)?;
+    }
+    crc(super::OF_IMIX, &mix, ways)?;
+    if ways.wants("crc") { from_memory(ways) } else { Ok(()) }
+}
+
+/// Forward, which no table matters to, and route: 1,024 flows and 1,000,000.
+fn routed(
+    over: &str,
+    prefixes: &[Prefix4],
+    memory: &Arc<HeapMemory>,
+    ways: &mut Ways<'_>,
+) -> anyhow::Result<()> {
+    let bare = Bare::new(memory)?;
     let (few, many) = (Trace::new(1024, 60, prefixes), Trace::new(1_000_000, 60, prefixes));
     for frames in [512, 32_768] {
         for batch in [64, 256] {
-            let traces = [("fwd", "rtr", &few), ("fwd of 1,000,000", "rtr of 1,000,000", &many)];
-            for (fwd, rtr, trace) in traces {
-                measure(
-                    Chosen { name: fwd, family: "fwd", trace, frames, batch, chain: vec![forward()] },
-                    ways,
-                )?;
-                measure(
-                    Chosen { name: rtr, family: "rtr", trace, frames, batch, chain: router(&memory) },
-                    ways,
-                )?;
+            for (of, trace) in [("", &few), (OF_MANY, &many)] {
+                if over.is_empty() {
+                    let (name, chain) = (&format!("fwd{of}"), vec![forward()]);
+                    let family = "fwd";
+                    measure(Chosen { name, family, trace, frames, batch, chain, beside: None }, ways)?;
+                }
+                let (name, chain) = (&format!("rtr{of}{over}"), router(memory));
+                let (family, beside) = ("rtr", Some(&bare));
+                measure(Chosen { name, family, trace, frames, batch, chain, beside }, ways)?;
             }
         }
     }
-    for bytes in [60, 1400] {
-        let trace = &Trace::new(1024, bytes, prefixes);
-        let append = || Box::new(CrcAppend) as Box<dyn Element>;
-        let (frames, batch) = (512, 64);
-        for (name, chain) in [
-            ("fwd", vec![forward()]),
-            ("crc_append", vec![append(), forward()]),
-            ("crc_append, crc_check", vec![append(), Box::new(CrcCheck), forward()]),
-        ] {
-            measure(Chosen { name, family: "crc", trace, frames, batch, chain }, ways)?;
-        }
+    Ok(())
+}
+
+/// Append, and check again, beside the copy alone.
+fn crc(of: &str, trace: &Trace, ways: &mut Ways<'_>) -> anyhow::Result<()> {
+    let append = || Box::new(CrcAppend) as Box<dyn Element>;
+    let (family, frames, batch, beside) = ("crc", 512, 64, None);
+    for (name, chain) in [
+        ("fwd", vec![forward()]),
+        ("crc_append", vec![append(), forward()]),
+        ("crc_append, crc_check", vec![append(), Box::new(CrcCheck), forward()]),
+    ] {
+        let name = &format!("{name}{of}");
+        measure(Chosen { name, family, trace, frames, batch, chain, beside }, ways)?;
     }
-    if ways.wants("crc") { from_memory(ways) } else { Ok(()) }
+    Ok(())
 }
 
 pub(super) const CRC_FROM_MEMORY: &str = "crc_check where packets lie, in memory";

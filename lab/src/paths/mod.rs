@@ -5,16 +5,27 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
+use router::workers::Clock;
 use serde_json::{Value, json};
 
 use crate::{prefixes, record::Output};
 
+mod bare;
 pub(crate) mod esp;
 pub(crate) mod forwarding;
 mod share;
 
 /// Real tables have so many routes of IPv4 today; as many are made up where no list is given.
 const FULL_TABLE: usize = 900_000;
+/// Lengths of IMIX, 7 to 4 to 1, in this order: what a length is of is said where it is used.
+const IMIX: [usize; 12] = [64, 64, 576, 64, 576, 64, 1400, 64, 576, 64, 576, 64];
+/// Of names.
+const OF_IMIX: &str = ", IMIX";
+
+/// The name of what is done by hand, in turns with what has this name.
+fn beside(name: &str) -> String {
+    format!("bare {name}")
+}
 
 /// What to measure.
 #[derive(Args, Clone, Debug)]
@@ -56,6 +67,11 @@ impl Case {
     fn gbps(&self) -> f64 {
         self.bytes * 8.0 / self.median()
     }
+
+    /// Of the clock that workers have, a packet: not of the core's own, which may run faster or slower.
+    fn cycles(&self) -> f64 {
+        self.median() * Clock::of_process().hz() as f64 / 1e9
+    }
 }
 
 fn median(all: &[f64]) -> f64 {
@@ -81,14 +97,16 @@ impl Ways<'_> {
         let (best, worst) =
             case.ns.iter().fold((f64::MAX, 0f64), |(low, high), ns| (low.min(*ns), high.max(*ns)));
         println!(
-            "| {} | {:.0} | {} | {} | {:.2} ({best:.2} to {worst:.2}) | {:.1} | {:.1} |",
+            "| {} | {:.0} | {} | {} | {:.2} ({best:.2} to {worst:.2}) | {:.0} | {:.1} | {:.1} | {} |",
             case.name,
             case.bytes,
             case.frames,
             case.batch,
             case.median(),
+            case.cycles(),
             case.mpps(),
-            case.gbps()
+            case.gbps(),
+            self.of_bare(&case).map_or(String::new(), |ratio| format!("{ratio:.2}"))
         );
         self.cases.push(case);
         Ok(())
@@ -106,13 +124,27 @@ impl Ways<'_> {
         named.map(figure).max_by(f64::total_cmp)
     }
 
+    /// The fastest of those with that name, and with so many bytes if that is said.
+    fn fastest(&self, name: &str, bytes: Option<f64>) -> Option<&Case> {
+        let named = |case: &&Case| case.name == name && bytes.is_none_or(|bytes| case.bytes == bytes);
+        self.cases.iter().filter(named).min_by(|a, b| a.median().total_cmp(&b.median()))
+    }
+
+    /// Its rate of that of the loop by hand beside it: the median of the rounds, each of which is compared with the one next to it.
+    fn of_bare(&self, case: &Case) -> Option<f64> {
+        let bare = self.cases.iter().find(|bare| {
+            bare.name == beside(&case.name) && (bare.frames, bare.batch) == (case.frames, case.batch)
+        })?;
+        Some(median(&bare.ns.iter().zip(&case.ns).map(|(bare, ns)| bare / ns).collect::<Vec<_>>()))
+    }
+
     /// Of the library that is best alone: with ESP around it, and alone.
-    fn esp(&self, bytes: f64) -> Option<(f64, f64)> {
-        let alone =
-            |case: &&Case| case.name.starts_with("library of esp_encrypt, AES-128") && case.bytes == bytes;
-        let best = self.cases.iter().filter(alone).max_by(|a, b| a.gbps().total_cmp(&b.gbps()))?;
+    fn esp(&self, size: &str) -> Option<(&Case, &Case)> {
+        let begins = format!("library of esp_encrypt, AES-128, {size}");
+        let alone = self.cases.iter().filter(|case| case.name.starts_with(&begins));
+        let best = alone.max_by(|a, b| a.gbps().total_cmp(&b.gbps()))?;
         let name = best.name.strip_prefix("library of ")?;
-        Some((self.best(name, bytes, Case::gbps)?, best.gbps()))
+        Some((self.fastest(name, Some(best.bytes))?, best))
     }
 }
 
@@ -123,8 +155,11 @@ pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
     output.check(&file.iter().cloned().collect::<Vec<_>>())?;
     let mut ways =
         Ways { only: &options.only, rounds: options.rounds, cases: Vec::new(), without: Vec::new() };
+    let clock = Clock::of_process();
     println!(
-        "| what | bytes | frames | batch | ns a packet, median (least to most) | Mpps | Gbit/s |\n|---|---|---|---|---|---|---|"
+        "cycles are those of the {}, {:.0} MHz\n\n| what | bytes | frames | batch | ns a packet, median (least to most) | cycles | Mpps | Gbit/s | of the bare loop |\n|---|---|---|---|---|---|---|---|---|",
+        clock.name(),
+        clock.hz() as f64 / 1e6
     );
     let mut source = Value::Null;
     if ["fwd", "rtr", "crc"].iter().any(|family| ways.wants(family)) {
@@ -134,33 +169,76 @@ pub fn run(options: &Options, command: Vec<String>) -> Result<()> {
     }
     esp::run(&mut ways)?;
     let shares = if ways.wants("share") { share::run()? } else { Vec::new() };
-    let share_error = shares.iter().map(share::Share::error_percent).max_by(f64::total_cmp);
-    if let Some(error) = share_error {
-        println!(
-            "\nshares of two paths, packets of the second of which become dearer in the middle (`ns_per_packet_of_the_second`): at most {error:.2} % off"
-        );
-    }
+    share::print(&shares);
     let lines: Vec<Value> =
         ways.cases.iter().map(line).chain(shares.iter().map(share::Share::line)).collect();
-    let document = json!({
-        "fwd_mpps": ways.best("fwd", 60.0, Case::mpps),
-        "rtr_mpps": ways.best("rtr", 60.0, Case::mpps),
-        "rtr_full_table_mpps": ways.best("rtr of 1,000,000", 60.0, Case::mpps),
-        "esp_gbps": ways.esp(1400.0).map(|(esp, _)| esp),
-        "library_gbps": ways.esp(1400.0).map(|(_, library)| library),
-        "esp_64_bytes_gbps": ways.esp(64.0).map(|(esp, _)| esp),
-        "library_64_bytes_gbps": ways.esp(64.0).map(|(_, library)| library),
-        "crc_gbps": ways.best("crc_append", 1400.0, Case::gbps),
-        "copy_gbps": ways.best("fwd", 1400.0, Case::gbps),
-        "crc_from_memory_gbps": ways.best(forwarding::CRC_FROM_MEMORY, forwarding::IN_MEMORY as f64, Case::gbps),
-        "read_from_memory_gbps": ways.best(forwarding::READ_FROM_MEMORY, forwarding::IN_MEMORY as f64, Case::gbps),
-        "share_error_percent": share_error,
-        "prefixes": source,
-        "without": ways.without,
-    });
-    output.document_of_lines(document, &lines)
+    let run =
+        json!({"prefixes": source, "without": ways.without, "clock": clock.name(), "clock_hz": clock.hz()});
+    let all = [run, of_routing(&ways), of_the_rest(&ways), share::figures(&shares)];
+    let fields = all.into_iter().filter_map(|some| some.as_object().cloned()).flatten();
+    output.document_of_lines(Value::Object(fields.collect()), &lines)
+}
+
+/// Of 64 bytes on the wire the best of frames and batches, and of IMIX; beside the loop by hand in the same rounds.
+fn of_routing(ways: &Ways<'_>) -> Value {
+    use forwarding::{OF_MANY, OVER_FEWER};
+    let short = |names: &[&str]| ways.fastest(&names.concat(), Some(60.0));
+    let mixed = |name: &str| ways.fastest(&[name, OF_IMIX].concat(), None);
+    let (fwd, rtr, full) = (short(&["fwd"]), short(&["rtr"]), short(&["rtr", OF_MANY]));
+    let (fewer, many_over_fewer) = (short(&["rtr", OVER_FEWER]), short(&["rtr", OF_MANY, OVER_FEWER]));
+    let bare = |name: &str| short(&[&beside(name)]).map(Case::mpps);
+    let of_bare = |case: Option<&Case>| case.and_then(|case| ways.of_bare(case));
+    json!({
+        "fwd_mpps": fwd.map(Case::mpps),
+        "fwd_cycles_per_packet": fwd.map(Case::cycles),
+        "fwd_imix_mpps": mixed("fwd").map(Case::mpps),
+        "fwd_imix_cycles_per_packet": mixed("fwd").map(Case::cycles),
+        "rtr_mpps": rtr.map(Case::mpps),
+        "rtr_cycles_per_packet": rtr.map(Case::cycles),
+        "bare_rtr_mpps": bare("rtr"),
+        "rtr_of_bare": of_bare(rtr),
+        "rtr_full_table_mpps": full.map(Case::mpps),
+        "rtr_full_table_cycles_per_packet": full.map(Case::cycles),
+        "bare_rtr_full_table_mpps": bare(&["rtr", OF_MANY].concat()),
+        "rtr_full_table_of_bare": of_bare(full),
+        "rtr_256k_routes_mpps": fewer.map(Case::mpps),
+        "rtr_256k_routes_cycles_per_packet": fewer.map(Case::cycles),
+        "rtr_256k_routes_random_mpps": many_over_fewer.map(Case::mpps),
+        "rtr_256k_routes_random_cycles_per_packet": many_over_fewer.map(Case::cycles),
+        "rtr_imix_mpps": mixed("rtr").map(Case::mpps),
+        "rtr_imix_cycles_per_packet": mixed("rtr").map(Case::cycles),
+    })
+}
+
+/// ESP and CRC.
+fn of_the_rest(ways: &Ways<'_>) -> Value {
+    use forwarding::{CRC_FROM_MEMORY, IN_MEMORY, READ_FROM_MEMORY};
+    let [large, small, mixed] = ["1400 B", "64 B", "IMIX"].map(|size| ways.esp(size));
+    let gbps = |name, bytes| ways.best(name, bytes, Case::gbps);
+    let imix = ways.fastest(&["crc_append", OF_IMIX].concat(), None);
+    json!({
+        "esp_gbps": large.map(|(esp, _)| esp.gbps()),
+        "esp_cycles_per_packet": large.map(|(esp, _)| esp.cycles()),
+        "library_gbps": large.map(|(_, library)| library.gbps()),
+        "esp_64_bytes_gbps": small.map(|(esp, _)| esp.gbps()),
+        "esp_64_bytes_cycles_per_packet": small.map(|(esp, _)| esp.cycles()),
+        "library_64_bytes_gbps": small.map(|(_, library)| library.gbps()),
+        "esp_imix_gbps": mixed.map(|(esp, _)| esp.gbps()),
+        "esp_imix_cycles_per_packet": mixed.map(|(esp, _)| esp.cycles()),
+        "library_imix_gbps": mixed.map(|(_, library)| library.gbps()),
+        "crc_gbps": gbps("crc_append", 1400.0),
+        "crc_cycles_per_packet": ways.fastest("crc_append", Some(1400.0)).map(Case::cycles),
+        "crc_64_bytes_mpps": ways.fastest("crc_append", Some(60.0)).map(Case::mpps),
+        "crc_64_bytes_cycles_per_packet": ways.fastest("crc_append", Some(60.0)).map(Case::cycles),
+        "crc_imix_mpps": imix.map(Case::mpps),
+        "crc_imix_cycles_per_packet": imix.map(Case::cycles),
+        "copy_gbps": gbps("fwd", 1400.0),
+        "crc_from_memory_gbps": gbps(CRC_FROM_MEMORY, IN_MEMORY as f64),
+        "read_from_memory_gbps": gbps(READ_FROM_MEMORY, IN_MEMORY as f64),
+    })
 }
 
 fn line(case: &Case) -> Value {
-    json!({"case": case.name, "bytes": case.bytes, "frames": case.frames, "batch": case.batch, "ns_per_packet": case.ns})
+    json!({"case": case.name, "bytes": case.bytes, "frames": case.frames, "batch": case.batch, "ns_per_packet": case.ns,
+           "cycles_per_packet": case.cycles()})
 }

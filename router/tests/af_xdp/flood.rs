@@ -16,8 +16,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-/// Sends a frame by a program of `bpf/paths.bpf.c` without pause, on core 0, until told to stop.
+/// Sends a frame by a program of `bpf/paths.bpf.c`, on core 0, until told to stop. It pauses for some 20 ms after each million of packets.
 pub fn flood(device: &str, by: &str, frame: &[u8], over: &AtomicBool) {
+    flood_of(1 << 20, device, by, frame, over);
+}
+
+/// The same, so many packets before each pause; what it is told is heard then only.
+pub fn flood_of(packets: i32, device: &str, by: &str, frame: &[u8], over: &AtomicBool) {
     only_on([0]);
     let object = load();
     let out = object.maps().find(|map| map.name() == "out").unwrap();
@@ -28,7 +33,7 @@ pub fn flood(device: &str, by: &str, frame: &[u8], over: &AtomicBool) {
             sz: size_of::<sys::bpf_test_run_opts>() as _,
             data_in: frame.as_ptr().cast(),
             data_size_in: frame.len() as u32,
-            repeat: 1 << 20,
+            repeat: packets,
             batch_size: 64,
             flags: sys::BPF_F_TEST_XDP_LIVE_FRAMES,
             ..Default::default()

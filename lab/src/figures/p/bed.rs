@@ -22,13 +22,11 @@ use router::{
 use crate::{
     paths::{
         esp,
-        forwarding::{self, FRAME, HEAD_ROOM, INGRESS, Trace, copy, forward},
+        forwarding::{self, FRAME, HEAD_ROOM, INGRESS, SMALLER_TABLE, Trace, copy, forward},
     },
     prefixes, sys,
 };
 
-/// Of the paper's table (P11).
-const ROUTES: usize = 256_000;
 /// Random destinations: more than caches hold of a table.
 const DESTINATIONS: usize = 1 << 18;
 /// Of a source.
@@ -159,8 +157,8 @@ pub(super) struct World {
 
 impl World {
     pub fn new() -> Result<Self> {
-        let full = prefixes::prefixes(prefixes::default_file().as_deref(), ROUTES, 0)?;
-        let prefixes = full.v4.get(..ROUTES).unwrap_or(&full.v4);
+        let full = prefixes::prefixes(prefixes::default_file().as_deref(), SMALLER_TABLE, 0)?;
+        let prefixes = full.v4.get(..SMALLER_TABLE).unwrap_or(&full.v4);
         Ok(Self {
             routes: forwarding::tables(prefixes),
             small: Arc::new(Trace::new(DESTINATIONS, 60, prefixes)),
