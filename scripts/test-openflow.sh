@@ -2,9 +2,10 @@
 # Real OpenFlow clients against a running Millrace, in network namespaces of their own: `make test-openflow`. Needs root.
 # Everything it makes lies in target/openflow, the logs of the last run in target/openflow/TARGET.
 #
-#   scripts/test-openflow.sh [--target millrace|ovs|ovs-uncached] [ofctl] [learning] [suite]    default: millrace, all three parts
+#   scripts/test-openflow.sh [--target millrace|ovs|ovs-uncached] [ofctl] [paths] [learning] [suite]    default: millrace, all parts
 #
 #   ofctl     ovs-ofctl: what the switch says of itself, rules, ports, packets, groups, meters
+#   paths     ovs-ofctl, and a Millrace with paths of the user plane: their logical ports
 #   learning  os-ken's learning switches for 1.0 and 1.3 as controllers, three hosts
 #   suite     os-ken's test suite of OpenFlow 1.0 switches, an Open vSwitch as the tester switch
 #
@@ -73,19 +74,19 @@ parts=()
 while [ $# -gt 0 ]; do
 	case $1 in
 	--target) TARGET=${2:-}; shift ;;
-	ofctl | learning | suite) parts+=("$1") ;;
+	ofctl | paths | learning | suite) parts+=("$1") ;;
 	*) usage >&2 ;;
 	esac
 	shift
 done
 case $TARGET in millrace | ovs | ovs-uncached) ;; *) usage >&2 ;; esac
-[ ${#parts[@]} -gt 0 ] || parts=(ofctl learning suite)
+[ ${#parts[@]} -gt 0 ] || parts=(ofctl paths learning suite)
 if [ "$(id -u)" != 0 ]; then
 	echo "Network namespaces need root: sudo make test-openflow" >&2
 	exit 1
 fi
 
-install_osken
+case "${parts[*]}" in *learning* | *suite*) install_osken ;; esac
 readonly WORK=$CACHE/$TARGET
 rm -rf "$WORK"
 mkdir -p "$WORK"
@@ -95,6 +96,7 @@ trap 'exit 130' INT TERM
 for part in "${parts[@]}"; do
 	case $part in
 	ofctl) ofctl_part ;;
+	paths) paths_part ;;
 	*) $part ;;
 	esac
 	stop_all

@@ -283,6 +283,33 @@ fn numbers_are_never_used_again() {
     }
 }
 
+/// The other end of `out`, which takes packets of up to `mtu` bytes: what it counted, and how many came through.
+fn received(world: &Directory, mtu: u16) -> Value {
+    let receiver = format!(
+        "[[port]]\nname = \"lan\"\nmac = \"02:00:00:00:00:01\"\n\
+         [[sa]]\nname = \"from-a\"\nspi = 0x1001\nkey_file = \"out.key\"\nmode = \"tunnel\"\nlocal = \"192.0.2.2\"\nremote = \"192.0.2.1\"\nmtu = {mtu}\n\
+         [[path]]\nname = \"in\"\nchain = [\"check\", {{ element = \"esp_decrypt\", sas = [\"from-a\"] }}, {{ element = \"forward\", port = \"lan\" }}]\n"
+    );
+    world.write("receiver.toml", &receiver);
+    let report = world.report("receiver.toml", &["--pcap", "sent.pcap"]);
+    let decrypt = &report["paths"][0]["elements"][1];
+    json!([report["out"], decrypt["counted"]["reordered"], decrypt["dropped"]])
+}
+
+#[test]
+fn what_comes_late_is_counted_and_what_is_longer_than_its_sa_takes_is_dropped() {
+    let world = world();
+    world.report("p.toml", &["--pcap", "in.pcap", "--out", "sent.pcap"]);
+    let mut sent = world.frames("sent.pcap");
+    sent.swap(1, 3);
+    assert_eq!(numbers(&sent), [1, 4, 3, 2, 5]);
+    // 40 bytes inside, 2 of padding, 2 of trailer, and around it tag, IV, ESP and IPv4 header.
+    assert!(sent.iter().all(|frame| frame.len() == 14 + 96));
+    world.capture("sent.pcap", &sent);
+    assert_eq!(received(&world, 96), json!([5, 2, {}]));
+    assert_eq!(received(&world, 95), json!([0, 0, { "oversized": 5 }]));
+}
+
 #[test]
 fn what_is_wrong_is_refused_with_its_line() {
     let world = world();
@@ -305,7 +332,8 @@ fn what_is_wrong_is_refused_with_its_line() {
             right.replace("window = 64", "window = 100"),
             "sa.window: 100 is not allowed: a power of two from 64 to 65536 packets",
         ),
-        (right.replace("window = 64", "mtu = 1400"), "SA in is used by esp_decrypt, which has no mtu"),
+        (right.replace("window = 64", "df = \"set\""), "SA in is used by esp_decrypt, which has no df"),
+        (right.replace("window = 64", "mtu = 67"), "p.toml:24: sa.mtu: 67 is not allowed: 68 to 65000"),
         (right.replace("\"in.key\"", "\"none.key\""), "p.toml:16: sa.key: SA in: cannot read the key file"),
         (right.replace("\"in.key\"", "\"out.key\""), "it has the key of SA out"),
         (

@@ -189,3 +189,62 @@ meters() {
 	check 'del-meters' '' of del-meters
 	check 'takes their rules along' 'flow_count=2' of dump-aggregate
 }
+
+# Paths of the user plane are logical ports; the first has all that rules send it, the second no worker, as its router is not there.
+paths_part() {
+	PART=paths
+	[ "$TARGET" = millrace ] || return 0
+	testbed hosts
+	in_ns h1 ip neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev eth0
+	local MORE='
+[workers]
+cores = "0-1"
+[[path]]
+name = "ruled"
+class = { flow_rules = true }
+chain = [{ element = "forward", port = "p2" }]
+[[path]]
+name = "without-a-router"
+router = "none"
+class = { protocol = "sctp" }
+chain = ["discard"]
+'
+	start_target 10,13 || return 0
+	local version
+	for version in 10 13; do
+		PART="paths 1.${version#1}"
+		V=$version
+		logical_ports
+	done
+}
+
+logical_ports() {
+	local up='state: +0' seen=$WORK/udp-$V.log before
+	[ "$V" = 10 ] || up='state: +LIVE'
+	check 'show: the first' ' 65024\(path:ruled\): addr:00:00:00:00:00:00' of show
+	check 'show: the second, cut' ' 65025\(path:without-a-\): addr:' of show
+	check 'show: a worker has the first' '' within 5 state_says 65024 "$up"
+	check 'show: none has the second' '' state_says 65025 LINK_DOWN
+	check 'dump-ports' 'reply.*: 5 ports' of dump-ports
+	check 'add-flow' '' of add-flow 'udp,tp_dst=4000,actions=output:65024'
+	check 'dump-flows' 'tp_dst=4000 actions=output:65024' flows
+	check 'dump-flows by output port' 'tp_dst=4000' flows out_port=65024
+	start h2 "$seen" tcpdump --immediate-mode -lni eth0 udp dst port 4000
+	check 'tcpdump listens' '' within 10 grep -q listening "$seen"
+	before=$(given)
+	check 'ten packets' '' in_ns h1 bash -c 'for n in {1..10}; do echo >/dev/udp/10.0.0.2/4000; done'
+	check 'the worker sends them' '' within 5 eval '[ "$(grep -c "10.0.0.2.4000" "$seen")" = 10 ]'
+	check 'dump-ports of one: ten more were given' '' within 5 eval '[ "$(given)" = $((before + 10)) ]'
+	refused 'packet-out' 'OFPBAC_BAD_OUT_PORT' of packet-out "in_port=controller packet=$FRAME actions=output:65024"
+	refused 'packet-out from there' 'OFPB[AR]C_BAD(_OUT)?_PORT' of packet-out "in_port=65024 packet=$FRAME actions=output:2"
+	refused 'mod-port down' 'OFPPMFC_BAD_CONFIG|OFPBRC_EPERM' of mod-port 65024 down
+	refused 'a rule that does more' 'OFPBAC_BAD_OUT_PORT' of add-flow 'udp,tp_dst=4001,actions=output:65024,output:2'
+	refused 'a third path' 'OFPBAC_BAD_OUT_PORT' of add-flow 'udp,tp_dst=4001,actions=output:65026'
+	check 'del-flows' '' of del-flows
+}
+
+# As port_says, of the port's state.
+state_says() { of show | grep -A 4 -E "^ $1\(" | grep -m 1 state: | grep -qE "$2"; }
+
+# Packets that the first path was given.
+given() { of dump-ports 65024 | sed -n 's/.*tx pkts=\([0-9]*\).*/\1/p'; }

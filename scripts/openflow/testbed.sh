@@ -117,6 +117,9 @@ bridge() {
 	vsctl "$where" set-controller br "$@"
 }
 
+# What else stands in Millrace's configuration.
+MORE=
+
 # The switch that is tested, listening for ovs-ofctl; $1: 10, 13, or 10,13; the rest are controllers.
 start_target() {
 	local version=$1 controller options
@@ -133,6 +136,7 @@ start_target() {
 			fail = "secure"
 			[flows]
 			miss = "controller"
+			$MORE
 		END
 		options=()
 		if [ "$version" != 10,13 ]; then options+=(--openflow-version "1.${version#1}"); fi

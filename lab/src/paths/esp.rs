@@ -69,7 +69,7 @@ fn associations(library: Library, key_bytes: usize) -> (Arc<SaTable>, Arc<dyn Ae
     let outbound = Outbound::new(common(true), 9000, Dont::Copy, 0);
     outbound.sequence.reserve(u64::MAX);
     table.set_outbound("a", Arc::new(outbound));
-    assert!(table.add_inbound("a", Arc::new(Inbound::new(common(false), 1024).expect("a window"))));
+    assert!(table.add_inbound("a", Arc::new(Inbound::new(common(false), 1024, u16::MAX).expect("a window"))));
     (table, aead)
 }
 

@@ -7,7 +7,9 @@
 //! Goes up, unwritten, as `local`, what is not for an SA of this element (in front of one that encrypts only what is for an address of its SAs, and the rest is dropped as `in_clear`); `counted` tells why: `not_esp`, `fragments` (Linux makes them whole), `unknown_spi` (also
 //! where the destination or UDP is not the SA's), `ike` (the non-ESP marker), `keepalives` (one byte 0xff).
 //!
-//! Dropped: `truncated`; `too_old` and `replayed`, by the window, before anything is decrypted; `bad_tag`; `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or not
+//! Counted there, too, and accepted: `reordered`, what has a right tag, and a number below one that came before it.
+//!
+//! Dropped before anything is decrypted: `truncated`; `oversized` (longer than the SA's `mtu`); `too_old` and `replayed`, by the window, and exactly after. Then: `bad_tag` (changed, or of another key: AES-GCM tells neither from the other); `bad_padding`, `dummy`, `bad_inner` (not of the SA's mode, or not
 //! whole), `policy` (not of the SA's selectors), `congested` (RFC 6040: marked, but its flow does not know marks).
 //!
 //! | parameter | meaning |
@@ -45,7 +47,7 @@ pub struct EspDecrypt {
     /// Memory that each run uses anew: the n-th of each is of one packet.
     jobs: Vec<Job<'static>>,
     found: Vec<Found>,
-    ups: [u64; 5],
+    counts: [u64; COUNTS.len()],
 }
 
 /// Those of this element.
@@ -59,7 +61,7 @@ struct Sas {
     ports: Vec<u16>,
 }
 
-/// Why a packet is not ours, as [`EspDecrypt::ups`] has it.
+/// Why a packet is not ours, as [`EspDecrypt::counts`] has it.
 #[derive(Clone, Copy)]
 enum Up {
     NotEsp,
@@ -68,7 +70,9 @@ enum Up {
     Ike,
     Keepalive,
 }
-const UPS: [&str; 5] = ["not_esp", "fragments", "unknown_spi", "ike", "keepalives"];
+/// What is counted: why packets are not ours, and which came late.
+const COUNTS: [&str; 6] = ["not_esp", "fragments", "unknown_spi", "ike", "keepalives", "reordered"];
+const REORDERED: usize = 5;
 
 enum Not {
     Ours(Up),
@@ -93,7 +97,14 @@ impl EspDecrypt {
     /// By the SAs that have these names in the table.
     pub fn new(table: Arc<SaTable>, names: Vec<String>) -> Self {
         let view = View::new(table);
-        EspDecrypt { names, view, sas: Sas::default(), jobs: Vec::new(), found: Vec::new(), ups: [0; 5] }
+        EspDecrypt {
+            names,
+            view,
+            sas: Sas::default(),
+            jobs: Vec::new(),
+            found: Vec::new(),
+            counts: [0; COUNTS.len()],
+        }
     }
 }
 
@@ -128,7 +139,7 @@ impl Element for EspDecrypt {
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
         self.refresh();
-        let EspDecrypt { sas, found, ups, .. } = self;
+        let EspDecrypt { sas, found, counts, .. } = self;
         let is_guarded = batch.is_guarded();
         let mut jobs = emptied(mem::take(&mut self.jobs));
         found.clear();
@@ -147,7 +158,7 @@ impl Element for EspDecrypt {
                     None
                 }
                 Err(Not::Ours(why)) => {
-                    ups[why as usize] += 1;
+                    counts[why as usize] += 1;
                     // In front of an element that encrypts, what is for others is not `local`.
                     let may_go_up = !is_guarded || is_local(sas, packet.ip());
                     let fate =
@@ -157,7 +168,7 @@ impl Element for EspDecrypt {
                 Err(Not::Right(loss)) => Some((packet, Verdict::Drop(loss))),
             }
         });
-        open(sas, found, &mut jobs);
+        counts[REORDERED] += open(sas, found, &mut jobs);
         self.jobs = emptied(jobs);
         let mut found = found.iter();
         batch.each(counters, |packet| {
@@ -169,35 +180,38 @@ impl Element for EspDecrypt {
     }
 
     fn counted(&self) -> Vec<(&'static str, u64)> {
-        UPS.into_iter().zip(self.ups).collect()
+        COUNTS.into_iter().zip(self.counts).collect()
     }
 
     /// Windows are the SAs', which the table has.
     fn kept(&self) -> Option<&dyn Any> {
-        Some(&self.ups)
+        Some(&self.counts)
     }
 
     fn go_on_from(&mut self, kept: &dyn Any) {
-        self.ups = kept.downcast_ref().copied().unwrap_or(self.ups);
+        self.counts = kept.downcast_ref().copied().unwrap_or(self.counts);
     }
 }
 
-/// Opens all, those of one SA that follow each other at once, and accepts the numbers of those that are right, in order.
-fn open(sas: &Sas, found: &mut [Found], jobs: &mut [Job<'_>]) {
-    let mut jobs = jobs;
+/// Opens all, those of one SA that follow each other at once, and accepts the numbers of those that are right, in order: how many of them are reordered.
+fn open(sas: &Sas, found: &mut [Found], jobs: &mut [Job<'_>]) -> u64 {
+    let (mut jobs, mut reordered) = (jobs, 0);
     for found in found.chunk_by_mut(|a, b| a.sa == b.sa) {
-        let Some((of_sa, rest)) = mem::take(&mut jobs).split_at_mut_checked(found.len()) else { return };
+        let Some((of_sa, rest)) = mem::take(&mut jobs).split_at_mut_checked(found.len()) else { break };
         jobs = rest;
         let Some(sa) = found.first().and_then(|first| sas.all.get(usize::from(first.sa))) else { continue };
         sa.aead.open(of_sa);
         let window = sa.window.lock();
         for (packet, job) in found.iter_mut().zip(of_sa) {
+            let is_late = packet.number < sa.window.top();
             packet.fate = match job.is_right {
                 true => window.accept(packet.number).map_err(stale),
                 false => Err(Loss::BadTag),
             };
+            reordered += u64::from(is_late && packet.fate.is_ok());
         }
     }
+    reordered
 }
 
 /// Is it for one of our addresses?
@@ -228,6 +242,7 @@ fn again<'s>(sas: &'s Sas, last: u16, packet: &Packet<'_>) -> Option<(&'s Inboun
         && sa.usual == Some(destination)
         && sa.spi == u32::from_be_bytes([a, b, c, d])
         && usize::from(bytes) >= BOTH + esp::IV + esp::TRAILER + TAG
+        && bytes <= sa.mtu
         && usize::from(at) + usize::from(bytes) <= packet.end();
     if !is_usual {
         return None;
@@ -291,6 +306,9 @@ fn find<'s>(sas: &'s Sas, packet: &Packet<'_>) -> Result<(&'s Inbound, Found), N
     let low = esp.get(4..).and_then(|low| low.first_chunk()).copied().map(u32::from_be_bytes);
     let least = esp::HEADER + esp::IV + esp::TRAILER + TAG;
     let low = low.filter(|_| esp.len() >= least).ok_or(Not::Right(Loss::Truncated))?;
+    if bytes > sa.mtu {
+        return Err(Not::Right(Loss::Oversized));
+    }
     let number = sa.window.infer(low).ok_or(Not::Right(Loss::TooOld))?;
     sa.window.check(number).map_err(|why| Not::Right(stale(why)))?;
     let ip = usize::from(at).checked_sub(packet.head_room()).ok_or(Not::Ours(Up::NotEsp))?;

@@ -90,6 +90,8 @@ pub enum Loss {
     InClear,
     /// ESP, VXLAN: shorter than what is always there, or than its own lengths.
     Truncated,
+    /// ESP: longer than its SA takes.
+    Oversized,
     /// ESP: the tag is not that of its bytes: changed, or of another key.
     BadTag,
     /// ESP: it came before.
@@ -112,7 +114,7 @@ pub enum Loss {
 
 impl Loss {
     /// All, in order.
-    pub const ALL: [Loss; 24] = [
+    pub const ALL: [Loss; 25] = [
         Loss::Discarded,
         Loss::OverRate,
         Loss::BadCrc,
@@ -128,6 +130,7 @@ impl Loss {
         Loss::NotSealed,
         Loss::InClear,
         Loss::Truncated,
+        Loss::Oversized,
         Loss::BadTag,
         Loss::Replayed,
         Loss::TooOld,
@@ -157,6 +160,7 @@ impl Loss {
             Loss::NotSealed => "not_sealed",
             Loss::InClear => "in_clear",
             Loss::Truncated => "truncated",
+            Loss::Oversized => "oversized",
             Loss::BadTag => "bad_tag",
             Loss::Replayed => "replayed",
             Loss::TooOld => "too_old",

@@ -74,6 +74,8 @@ pub struct Inbound {
     pub(crate) local: IpAddr,
     /// That, where it is IPv4 and not in UDP, in host byte order.
     pub(crate) usual: Option<u32>,
+    /// The longest IP packet that may come by it.
+    pub(crate) mtu: u16,
     pub(crate) selectors: Selectors,
     /// Numbers of what came.
     pub window: Window,
@@ -113,8 +115,8 @@ impl Outbound {
 }
 
 impl Inbound {
-    /// That has a window of so many packets.
-    pub fn new(common: Common<'_>, window: u32) -> Result<Self, BadWindow> {
+    /// That has a window of so many packets. `mtu`: longest IP packet that may come by it; 65,535 is any.
+    pub fn new(common: Common<'_>, window: u32, mtu: u16) -> Result<Self, BadWindow> {
         let Common { spi, key, aead, mode, is_extended, ends, udp, selectors } = common;
         let window = Window::new(window, is_extended)?;
         let (jobs, local) = (Jobs::new(spi, key.salt(), is_extended), ends.local());
@@ -122,7 +124,7 @@ impl Inbound {
             (Ends::V4 { local, .. }, None) => Some(local.to_bits()),
             _ => None,
         };
-        Ok(Inbound { spi, jobs, aead, mode, udp, local, usual, selectors, window })
+        Ok(Inbound { spi, jobs, aead, mode, udp, local, usual, mtu, selectors, window })
     }
 }
 

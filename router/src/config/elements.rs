@@ -14,9 +14,9 @@ use logic::{
 };
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
 };
-use std::{fmt, net::IpAddr, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, sync::Arc};
 
 /// One of a chain.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,7 +69,6 @@ const VXLAN_PORT: u16 = 4789;
 
 /// An element with parameters.
 #[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
 struct Table {
     element: String,
     port: Option<PortName>,
@@ -90,6 +89,9 @@ struct Table {
     snap_bytes: Option<i64>,
     file_mib: Option<i64>,
     every_packets: Option<i64>,
+    /// What no element has: refused as what this one does not have, with what it has.
+    #[serde(flatten)]
+    others: BTreeMap<String, IgnoredAny>,
 }
 
 impl Table {
@@ -154,8 +156,9 @@ impl Table {
             ("file_mib", self.file_mib.is_some()),
             ("every_packets", self.every_packets.is_some()),
         ];
-        match given.iter().find(|(name, given)| *given && !allowed.contains(name)) {
-            Some((name, _)) => Err(BadValue(format!("{} has no parameter {name}: {form}", self.element))),
+        let given = given.iter().filter(|(name, given)| *given && !allowed.contains(name));
+        match given.map(|(name, _)| *name).chain(self.others.keys().map(String::as_str)).next() {
+            Some(name) => Err(BadValue(format!("{} has no parameter {name}: {form}", self.element))),
             None => Ok(()),
         }
     }
@@ -321,5 +324,55 @@ impl ElementSettings {
                 Box::new(VxlanDecap::new(*vni, *local, *remote, *port))
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::PathsConfig;
+    use std::{collections::BTreeSet, path::Path};
+
+    /// By element; others have none.
+    const KEYS: [(&str, &[&str]); 7] = [
+        ("forward", &["port"]),
+        ("police", &["packets_per_second", "bits_per_second", "burst_packets", "burst_bytes"]),
+        ("mirror", &["file", "snap_bytes", "file_mib", "every_packets"]),
+        ("esp_encrypt", &["sa"]),
+        ("esp_decrypt", &["sas"]),
+        ("vxlan_encap", &["vni", "local", "remote", "udp_port", "mtu", "ttl", "df"]),
+        ("vxlan_decap", &["vni", "local", "remote", "udp_port"]),
+    ];
+
+    #[test]
+    fn what_an_element_does_not_have_is_refused_with_what_it_has() {
+        let elements: Vec<_> = NAMES.split('"').skip(1).step_by(2).collect();
+        assert_eq!(elements.len(), 15);
+        let all: BTreeSet<_> = KEYS.iter().flat_map(|(_, keys)| *keys).copied().collect();
+        for element in elements {
+            let own = KEYS.iter().find(|(name, _)| *name == element).map_or(&[][..], |(_, keys)| keys);
+            // Of no element, and of others.
+            for key in ["burst"].iter().chain(all.iter().filter(|key| !own.contains(key))) {
+                let value = match *key {
+                    "port" | "sa" | "df" | "file" => "\"x\"",
+                    "sas" => "[\"x\"]",
+                    "local" | "remote" => "\"192.0.2.1\"",
+                    _ => "7",
+                };
+                let text = format!(
+                    "[[path]]\nname = \"a\"\n\nchain = [{{ element = \"{element}\", {key} = {value} }}, \"discard\"]\n"
+                );
+                let error = PathsConfig::parse(Path::new("p.toml"), &text).unwrap_err().to_string();
+                let head = format!("p.toml:4: path.chain: {element} has no parameter {key}: ");
+                let form = error.strip_prefix(&head).unwrap_or_else(|| panic!("{error}, and not {head}"));
+                if own.is_empty() {
+                    assert_eq!(form, format!("\"{element}\" alone"));
+                } else {
+                    let words = form.split(|c: char| !c.is_ascii_lowercase() && c != '_');
+                    let named: BTreeSet<_> = words.filter(|word| all.contains(word)).collect();
+                    assert_eq!(named, BTreeSet::from_iter(own.iter().copied()), "{form}");
+                }
+            }
+        }
     }
 }

@@ -139,6 +139,8 @@ pub enum Direction {
     Inbound {
         /// Packets of the anti-replay window.
         window: u32,
+        /// Longest IP packet that is taken, bytes.
+        mtu: u16,
     },
 }
 
@@ -381,7 +383,6 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
         Use::Decrypt => {
             let given = [
                 ("sequence_file", sa.sequence_file.map(|key| key.span())),
-                ("mtu", sa.mtu.map(|key| key.span())),
                 ("df", sa.df.map(|key| key.span())),
             ];
             for (key, span) in given {
@@ -389,7 +390,11 @@ fn one(file: &Path, line: usize, sa: SaSettings, used: Use) -> Result<SaConfig, 
                     return only(key, span.start, "esp_decrypt");
                 }
             }
-            Direction::Inbound { window: sa.window.map_or(DEFAULT_WINDOW, |window| window.get_ref().0) }
+            Direction::Inbound {
+                window: sa.window.map_or(DEFAULT_WINDOW, |window| window.get_ref().0),
+                // As Linux takes any.
+                mtu: sa.mtu.map_or(u16::MAX, |mtu| mtu.get_ref().0 as u16),
+            }
         }
     };
     if sa.mode.0 == Mode::Transport {

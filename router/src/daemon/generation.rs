@@ -288,6 +288,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             switch,
             rules: None,
             told_ports: None,
+            told_paths: None,
             paths: paths.map(Following::new),
             steerer,
         };

@@ -103,6 +103,8 @@ pub struct Control<K: Kernel, O> {
     rules: Option<<K::Plane as FastPath>::Rules>,
     /// What the switch thread knows.
     told_ports: Option<Vec<SwitchPort>>,
+    /// When, and which of them had a worker.
+    told_paths: Option<(Duration, Vec<bool>)>,
     /// `None`: no path is configured.
     paths: Option<paths::Following<<K::Plane as FastPath>::UserPlane>>,
     /// `None`: not configured, or no port had a classifier at the start.

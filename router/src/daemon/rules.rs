@@ -2,11 +2,15 @@
 
 use super::{
     Control,
-    seam::{FastPath, Kernel, Observe, SwitchPort, Told},
+    seam::{FastPath, Kernel, Observe, SwitchPath, SwitchPort, Told, UserPlane},
 };
 use crate::plane::Mode;
 use anyhow::Result;
-use logic::net::Mac;
+use logic::{net::Mac, paths::PathId};
+use std::time::Duration;
+
+/// So often the switch thread is told what paths were given.
+const COUNTS: Duration = Duration::from_secs(1);
 
 impl<K: Kernel, O: Observe> Control<K, O> {
     /// Does what the switch thread has asked for, and tells it what is new about ports.
@@ -22,6 +26,23 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         if self.told_ports.as_ref() != Some(&ports) {
             (self.switch.tell)(Told::Ports(ports.clone()));
             self.told_ports = Some(ports);
+        }
+        self.tell_switch_of_paths();
+    }
+
+    fn tell_switch_of_paths(&mut self) {
+        let Some(paths) = &self.paths else { return };
+        let (now, stand) = (self.kernel.now(), paths.plane.stand());
+        let runs =
+            |id: PathId| stand.workers.paths.iter().any(|path| path.id == id && path.stopped.is_none());
+        let running: Vec<bool> = (0..).zip(&self.config.paths).map(|(id, _)| runs(id)).collect();
+        let is_new =
+            self.told_paths.as_ref().is_none_or(|(at, told)| now >= *at + COUNTS || *told != running);
+        if is_new {
+            let paths = running.iter().zip(paths.plane.counts());
+            let paths = paths.map(|(&has_worker, counts)| SwitchPath { has_worker, counts }).collect();
+            (self.switch.tell)(Told::Paths(paths));
+            self.told_paths = Some((now, running));
         }
     }
 

@@ -165,6 +165,8 @@ impl Gauge {
 pub enum Told {
     /// All ports, whenever something about one is new.
     Ports(Vec<SwitchPort>),
+    /// All paths of the configuration, in its order: when another has a worker, and once a second.
+    Paths(Vec<SwitchPath>),
     /// Are rules in charge of all ports that are attached? Or why they could not be put there.
     InCharge(Result<bool, String>),
 }
@@ -190,6 +192,15 @@ pub struct SwitchPort {
     pub transmits: bool,
     /// Its program runs in generic mode.
     pub generic: bool,
+}
+
+/// A path of the user plane, as flow rules see it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchPath {
+    /// A worker takes its packets.
+    pub has_worker: bool,
+    /// What it was given, by its class and by rules.
+    pub counts: PathCounts,
 }
 
 /// The user plane, as the control loop sees it: what the program knows of paths, and the workers that run them.

@@ -29,12 +29,13 @@ mod output;
 mod packet;
 mod replay;
 mod report;
-mod tables;
+pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
 pub use input::Input;
 pub use output::Outputs;
 pub use replay::run;
+pub(crate) use replay::worker;
 pub(crate) use report::elements;
 pub use report::{Counts, ElementReport, PathReport, PathsReport};

@@ -19,7 +19,7 @@ use logic::{
     elements::{MOST_PACKETS, Verdict},
     paths::{Bursts, Counters, PathId, Settings},
     plan::PortId,
-    worker::{Exchange, NotTaken, Rings, Worker},
+    worker::{Exchange, Frame, NotTaken, Rings, Worker},
 };
 use std::{
     io::{Read, Write},
@@ -110,7 +110,8 @@ pub fn run<R: Read, W: Write>(
     Ok(report)
 }
 
-fn worker(config: &PathsConfig, sas: &Sas, captures: &Captures) -> Result<Worker<Packet>> {
+/// With the paths of the configuration.
+pub(crate) fn worker<F: Frame>(config: &PathsConfig, sas: &Sas, captures: &Captures) -> Result<Worker<F>> {
     let mut worker = Worker::new(SETTINGS)?;
     for (router, (_, weight)) in (0..).zip(&config.routers) {
         worker.weigh(router, *weight);
@@ -235,7 +236,6 @@ impl Exchange for Replay<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use logic::worker::Frame;
     use pcap_file::pcap::{PcapPacket, PcapWriter};
     use std::path::Path;
 

@@ -250,8 +250,9 @@ impl Sas {
                     }
                     Kind::Outbound(outbound, file.map(|file| Arc::new(Mutex::new(file))))
                 }
-                Direction::Inbound { window } => {
-                    let inbound = Inbound::new(common, window).map_err(|e| wrong("window", e.to_string()))?;
+                Direction::Inbound { window, mtu } => {
+                    let inbound =
+                        Inbound::new(common, window, mtu).map_err(|e| wrong("window", e.to_string()))?;
                     Kind::Inbound(Arc::new(inbound))
                 }
             };

@@ -1,15 +1,24 @@
 //! Devices of ports: up and down, and what they have counted.
 
 use super::machine;
-use crate::{cores::handle, daemon::seam::SwitchPort, plane::MappedFlows};
+use crate::{
+    cores::handle,
+    daemon::seam::{SwitchPath, SwitchPort},
+    plane::{MappedFlows, PathCounts},
+};
 use anyhow::{Context, Result};
-use logic::openflow::{agent::Outside, extension::CoreStats, message::PortStats};
+use logic::{
+    flow::Port,
+    openflow::{agent::Outside, extension::CoreStats, message::PortStats},
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::{fs, io, mem, os::fd::AsRawFd};
 
 /// Counters of devices and cores, read when they are asked for.
 pub struct Devices<'a> {
     pub ports: &'a [SwitchPort],
+    /// A second old at most.
+    pub paths: &'a [SwitchPath],
     pub machine: Option<&'a handle::Handle>,
     pub memory: &'a MappedFlows,
 }
@@ -23,11 +32,36 @@ impl Outside for Devices<'_> {
                 table.lines().find_map(|line| line.trim_start().strip_prefix(&port.name)?.strip_prefix(':'));
             stats(port, line?)
         };
-        self.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known).collect()
+        let real = self.ports.iter().filter(|port| port.ifindex.is_some()).filter_map(known);
+        let logical = (0..).map_while(Port::of_path).zip(self.paths).map(|(port, path)| of_path(port, path));
+        real.chain(logical).collect()
     }
 
     fn core_stats(&self) -> Vec<CoreStats> {
         machine::stats(self.ports, self.machine, Some(self.memory))
+    }
+}
+
+/// What is sent there its worker is given; what its socket does not take is lost. Nothing comes in by it.
+fn of_path(port: Port, path: &SwitchPath) -> PortStats {
+    let PathCounts { packets, bytes, ring_full, refused, .. } = path.counts;
+    let lost = ring_full + refused;
+    PortStats {
+        port,
+        rx_packets: 0,
+        tx_packets: packets.saturating_sub(lost),
+        rx_bytes: 0,
+        tx_bytes: bytes,
+        rx_dropped: 0,
+        tx_dropped: lost,
+        rx_errors: 0,
+        tx_errors: 0,
+        rx_frame_errors: 0,
+        rx_over_errors: 0,
+        rx_crc_errors: 0,
+        collisions: 0,
+        duration_sec: u32::MAX,
+        duration_nsec: u32::MAX,
     }
 }
 
@@ -92,6 +126,15 @@ pub fn set_up(name: &str, up: bool) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_path_was_given_was_sent_to_its_port_or_lost_there() {
+        let counts =
+            PathCounts { packets: 10, bytes: 600, ring_full: 2, refused: 1, ..PathCounts::default() };
+        let read = of_path(Port(65024), &SwitchPath { has_worker: true, counts });
+        assert_eq!((read.port.0, read.tx_packets, read.tx_bytes, read.tx_dropped), (65024, 7, 600, 3));
+        assert_eq!((read.rx_packets, read.rx_bytes), (0, 0));
+    }
 
     #[test]
     fn counters_are_the_columns_of_the_kernels_table() {

@@ -47,7 +47,7 @@ use crate::{
     daemon::{
         api::ApiError,
         kernel::monotonic,
-        seam::{Gauge, SwitchEnd, SwitchPort, Told},
+        seam::{Gauge, SwitchEnd, SwitchPath, SwitchPort, Told},
     },
     observer::Waker,
     plane::{FlowMaps, Grace},
@@ -112,6 +112,8 @@ struct Switch {
     network: Option<Network>,
     /// `None`: the control loop has not told yet; changes wait.
     ports: Option<Vec<SwitchPort>>,
+    /// Of the configuration; none, until they are told.
+    paths: Vec<SwitchPath>,
     /// `None`: nobody has told.
     machine: Option<cores::handle::Handle>,
     /// Cores are chosen for flows.
@@ -160,6 +162,7 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
         config: config.clone(),
         network,
         ports: None,
+        paths: Vec::new(),
         machine: None,
         chooses: false,
         told_maps: told_maps.clone(),
@@ -234,6 +237,12 @@ impl Switch {
                 self.listings.go_on(id, self.rules.as_mut().map(|rules| &mut rules.agent), now_ms());
             }
             Event::Told(Told::Ports(ports)) => self.set_ports(ports),
+            Event::Told(Told::Paths(paths)) => {
+                if let Some(rules) = &mut self.rules {
+                    rules.set_paths(&self.config.paths, &paths);
+                }
+                self.paths = paths;
+            }
             Event::Told(Told::InCharge(done)) => self.charge.answered(done),
             Event::Noticed => self.noticed = true,
             Event::Passed(done) => {
@@ -260,12 +269,13 @@ impl Switch {
 
     fn net(&mut self, event: NetEvent) {
         let ports = self.ports.clone().unwrap_or_default();
-        let machine = self.machine.clone();
+        let (paths, machine) = (self.paths.clone(), self.machine.clone());
         let listens = |target: usize| self.config.openflow.controllers.get(target).is_some_and(|t| t.listens);
         let dialled = matches!(event, NetEvent::Connected { target, .. } if !listens(target));
         let Ok(rules) = self.rules() else { return };
         let maps = rules.maps().clone();
-        let outside = &Devices { ports: &ports, machine: machine.as_ref(), memory: maps.memory() };
+        let outside =
+            &Devices { ports: &ports, paths: &paths, machine: machine.as_ref(), memory: maps.memory() };
         let agent = &mut rules.agent;
         match event {
             NetEvent::Connected { connection, peer, .. } => {
@@ -342,6 +352,7 @@ impl Switch {
             let mut rules =
                 made.map_err(|e| ApiError::failed(format!("there can be no flow rules: {e:#}")))?;
             rules.set_ports(self.ports.as_deref().unwrap_or_default(), self.machine.as_ref());
+            rules.set_paths(&self.config.paths, &self.paths);
             // There are no others yet.
             let _ = self.told_maps.set(rules.maps().clone());
             self.rules = Some(rules);
@@ -402,7 +413,8 @@ impl Switch {
         self.choose();
         let Some(rules) = &mut self.rules else { return };
         let ports = self.ports.as_deref().unwrap_or_default();
-        rules.settle(self.charge.is(rules.agent.wants_rules()), ports, self.machine.as_ref());
+        let obeys = self.charge.is(rules.agent.wants_rules());
+        rules.settle(obeys, ports, &self.paths, self.machine.as_ref());
         // Whoever has waited for a barrier goes on, and may change that.
         let wanted = rules.agent.wants_rules();
         rules.carry_out(self.network.as_ref(), ports);

@@ -9,11 +9,11 @@ use super::{
     slow::Exits,
 };
 use crate::{
-    config::{self, Config},
+    config::{self, Config, DaemonPath},
     cores::handle,
     daemon::{
         kernel::monotonic,
-        seam::{Gauge, SwitchPort, rule_port},
+        seam::{Gauge, SwitchPath, SwitchPort, rule_port},
     },
     plane::{FlowMaps, FlowSettings, MappedFlows, online_cpus},
 };
@@ -26,7 +26,7 @@ use logic::{
         table::{GROUPS, METERS, PathPort},
     },
     openflow::{
-        agent::{Agent, Effect, FailMode, PortFlags, PortInfo, Settings, Version},
+        agent::{Agent, Effect, FailMode, PathInfo, PortFlags, PortInfo, Settings, Version},
         extension::{Core, Cores, Features},
         message::Description,
     },
@@ -36,6 +36,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Read,
+    iter,
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -103,12 +104,7 @@ impl Rules {
         let settings = settings(config, ports);
         let outlast_daemon = settings.controllers && settings.fail == FailMode::Secure;
         let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon })?);
-        let mut flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
-        let path = |path: &config::DaemonPath| PathPort {
-            name: path.name.clone(),
-            drops: path.otherwise == Otherwise::Drop,
-        };
-        flows.set_paths(config.paths.iter().map(path).collect());
+        let flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
         Ok(Rules {
             agent: Agent::new(flows, settings),
             exits: Exits::new(maps.clone(), gauge.clone()),
@@ -134,6 +130,16 @@ impl Rules {
         self.show_machine(ports, machine);
         self.exits.set_ports(ports);
         self.show_ports(ports);
+    }
+
+    /// The paths of the user plane, as they are configured, and whether they have workers.
+    pub fn set_paths(&mut self, configured: &[DaemonPath], now: &[SwitchPath]) {
+        let now = now.iter().copied().chain(iter::repeat(SwitchPath::default()));
+        let info = |(path, now): (&DaemonPath, SwitchPath)| PathInfo {
+            path: PathPort { name: path.name.clone(), drops: path.otherwise == Otherwise::Drop },
+            has_worker: now.has_worker,
+        };
+        self.agent.set_paths(configured.iter().zip(now).map(info).collect());
     }
 
     /// Cores and workloads as they are, for controllers that want to know.
@@ -206,9 +212,15 @@ impl Rules {
     }
 
     /// Begins a batch of what was changed, if none is under way. `obeys`: the right program is attached everywhere.
-    pub fn settle(&mut self, obeys: bool, ports: &[SwitchPort], machine: Option<&handle::Handle>) {
+    pub fn settle(
+        &mut self,
+        obeys: bool,
+        ports: &[SwitchPort],
+        paths: &[SwitchPath],
+        machine: Option<&handle::Handle>,
+    ) {
         if self.phase == Phase::Over && obeys {
-            self.agent.finish(now_ms(), &Devices { ports, machine, memory: self.maps.memory() });
+            self.agent.finish(now_ms(), &Devices { ports, paths, machine, memory: self.maps.memory() });
             self.phase = Phase::Idle;
         }
         if self.phase != Phase::Idle {

@@ -158,6 +158,47 @@ fn what_a_full_ring_drops_is_its_paths() {
     });
 }
 
+/// A worker that does not get on gives the queue no frames, before the rings of its paths are full; and a socket takes nothing of another port.
+#[test]
+#[ignore = "needs root"]
+fn what_a_socket_does_not_take_for_another_reason_is_told_apart() {
+    in_new_namespace(|| {
+        let mut b = Bed::new(&[0, 1, 2]);
+        let to = |n: u16| path(n, Otherwise::Drop, udp_to(2000 + n));
+        b.maps.set_classes(&[to(0), to(1), to(2), to(6)], &own()).unwrap();
+        let (other, _) = Queue::open(&b.umem, bed::wanted("p1", 0, SMALL)).unwrap();
+        let of_other = other.opener().receiver(6).unwrap();
+        b.maps.put(0, 0, 6, of_other.as_fd()).unwrap();
+        let mut generator = Generator::new("q0", 1);
+        // The queue has 128 frames, and each ring room for 64.
+        generator.send(0, (0..150).map(|n| packet(2000 + (n / 50) as u16, n, 60)));
+        generator.send(0, (0..9).map(|n| packet(2006, n, 60)));
+        until("the tracepoint to tell", || b.maps.counts()[6].refused == 9);
+        let counts = b.maps.counts();
+        let lost = [0, 1, 2, 6].map(|n| (counts[n].packets, counts[n].ring_full, counts[n].refused));
+        assert_eq!(lost, [(50, 0, 0), (50, 0, 0), (50, 0, 22), (9, 0, 9)]);
+        assert!([0, 1, 2, 6].iter().all(|n| counts[*n].dropped == [0; 4]), "given, and lost then");
+        let charges = b.world.plane.counters().unwrap().charges;
+        let paths = [Reason::PathRingFull, Reason::PathRefused];
+        let lost: Vec<_> = charges.into_iter().filter(|((_, why), _)| paths.contains(why)).collect();
+        assert_eq!(lost, [((Charge::Port(0), Reason::PathRefused), 31)]);
+        // It gets on.
+        for (path, packets) in [(0, 50), (1, 50), (2, 28)] {
+            let first = path as u32 * 50;
+            assert_eq!(
+                numbers(&receive(&mut b.io, path, packets)),
+                Vec::from_iter(first..first + packets as u32)
+            );
+        }
+        generator.send(0, (0..20).map(|n| packet(2002, n, 60)));
+        assert_eq!(numbers(&receive(&mut b.io, 2, 20)), Vec::from_iter(0..20));
+        assert_eq!(b.maps.counts()[2].refused, 22);
+        generator.end();
+        drop((of_other, other));
+        b.end();
+    });
+}
+
 /// Two orders of 64 classes: what is of path `n` by all of one is of path `n` by all of the other; by half of each it is another's.
 fn order(turned: bool) -> Vec<PathClass> {
     let named = (0..63).map(|n| path(n, Otherwise::Drop, udp_to(2000 + n)));

@@ -1,4 +1,4 @@
-//! Into ESP and out of it: bytes as the RFCs have them, by etherparse and an AEAD of RustCrypto's; each thing that is wrong by its counter.
+//! Into ESP and out of it: bytes as the RFCs have them, by etherparse and an AEAD of RustCrypto's. What is wrong with packets that come: `esp_wrong`.
 
 use super::*;
 use crate::{
@@ -35,11 +35,11 @@ pub(super) const PLAIN: Setting = Setting {
     used: 0,
     selectors: Selectors { source: Vec::new(), destination: Vec::new() },
 };
-const NAT: Option<Udp> = Some(Udp { local: 4500, remote: 4501 });
+pub(super) const NAT: Option<Udp> = Some(Udp { local: 4500, remote: 4501 });
 const NAT_BACK: Option<Udp> = Some(Udp { local: 4501, remote: 4500 });
 
 impl Setting {
-    fn key(&self) -> Key {
+    pub(super) fn key(&self) -> Key {
         let bytes: Vec<u8> = (0..self.key_bytes as u8).map(|n| n ^ self.spi as u8).collect();
         Key::new(&bytes).unwrap()
     }
@@ -71,7 +71,7 @@ impl Setting {
 
     pub(super) fn inbound(&self) -> Arc<Inbound> {
         let key = self.key();
-        Arc::new(Inbound::new(self.common(&key, false), self.window).unwrap())
+        Arc::new(Inbound::new(self.common(&key, false), self.window, self.mtu).unwrap())
     }
 }
 
@@ -89,17 +89,22 @@ pub(super) fn run(chain: &mut Chain, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u
 }
 
 /// Two chains, and the table that they read.
-struct Pair {
+pub(super) struct Pair {
     table: Arc<SaTable>,
     out: Chain,
-    back: Chain,
+    pub(super) back: Chain,
 }
 
 impl Pair {
-    fn new(setting: &Setting) -> Self {
+    pub(super) fn new(setting: &Setting) -> Self {
+        Pair::between(setting, setting)
+    }
+
+    /// Of two ends that need not agree.
+    pub(super) fn between(sends: &Setting, receives: &Setting) -> Self {
         let table = Arc::new(SaTable::default());
-        table.set_outbound("a", setting.outbound());
-        assert!(table.add_inbound("a", setting.inbound()));
+        table.set_outbound("a", sends.outbound());
+        assert!(table.add_inbound("a", receives.inbound()));
         Pair::over(&table)
     }
 
@@ -111,11 +116,11 @@ impl Pair {
         Pair { table: table.clone(), out, back }
     }
 
-    fn encrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+    pub(super) fn encrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
         run(&mut self.out, packets)
     }
 
-    fn encrypted(&mut self, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    pub(super) fn encrypted(&mut self, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let all = self.encrypt(packets).into_iter();
         all.map(|(verdict, data)| {
             assert_eq!(verdict, Verdict::To(2));
@@ -124,21 +129,21 @@ impl Pair {
         .collect()
     }
 
-    fn decrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
+    pub(super) fn decrypt(&mut self, packets: &[Vec<u8>]) -> Vec<(Verdict, Vec<u8>)> {
         run(&mut self.back, packets)
     }
 
-    fn fate(&mut self, packet: &[u8]) -> Verdict {
+    pub(super) fn fate(&mut self, packet: &[u8]) -> Verdict {
         self.decrypt(&[packet.to_vec()]).remove(0).0
     }
 
-    fn counted(&self, name: &str) -> u64 {
+    pub(super) fn counted(&self, name: &str) -> u64 {
         let all = self.out.counters().chain(self.back.counters()).flat_map(|(_, _, counted)| counted);
         all.filter(|(of, _)| *of == name).map(|(_, count)| count).sum()
     }
 }
 
-fn dropped(loss: Loss) -> Verdict {
+pub(super) fn dropped(loss: Loss) -> Verdict {
     Verdict::Drop(loss)
 }
 
@@ -290,85 +295,6 @@ fn check_outer(setting: &Setting, number: u64, sent: &[u8], plain: &[u8]) {
     assert_eq!(esp.len() % 4, 0);
 }
 
-/// A tunnel packet of our own making, whatever is inside.
-fn forged(setting: &Setting, number: u64, text: &[u8]) -> Vec<u8> {
-    let key = setting.key();
-    let mut text = [text, &[0; 16]].concat();
-    let mut nonce = [0; 12];
-    nonce[..4].copy_from_slice(&key.salt());
-    nonce[4..].copy_from_slice(&number.to_be_bytes());
-    let mut aad = [0; 12];
-    aad[..4].copy_from_slice(&setting.spi.to_be_bytes());
-    aad[4..8].copy_from_slice(&(number as u32).to_be_bytes());
-    Oracle::new(&key).seal(&mut [Job { nonce, aad, aad_bytes: 8, is_right: false, text: &mut text }]);
-    let esp = [&aad[..8], &number.to_be_bytes(), &text].concat();
-    let mut packet = udp4([10, 0, 0, 1], [10, 1, 0, 1], 64, esp.len() - 8);
-    packet[23] = 50;
-    packet[34..].copy_from_slice(&esp);
-    packet[24..26].fill(0);
-    let sum = !crate::flow::checksum::sum(&packet[14..34]);
-    packet[24..26].copy_from_slice(&sum.to_be_bytes());
-    packet
-}
-
-#[test]
-fn each_thing_that_is_wrong_is_counted_by_its_name() {
-    let mut pair = Pair::new(&PLAIN);
-    let plain = packet(false, b"some payload", 0);
-    let ip = &plain[14..];
-    let sent = pair.encrypted(&vec![plain.clone(); 200]);
-    assert_eq!(pair.fate(&sent[150]), Verdict::To(1));
-    assert_eq!(pair.fate(&sent[150]), dropped(Loss::Replayed));
-    assert_eq!(pair.fate(&sent[149]), Verdict::To(1));
-    assert_eq!(pair.fate(&sent[86]), dropped(Loss::TooOld));
-    assert_eq!(pair.fate(&sent[87]), Verdict::To(1));
-    // Twice in one batch: once.
-    let twice: Vec<_> =
-        pair.decrypt(&[sent[160].clone(), sent[160].clone()]).into_iter().map(|seen| seen.0).collect();
-    assert_eq!(twice, [Verdict::To(1), dropped(Loss::Replayed)]);
-    for at in [38, 42, 50, sent[170].len() - 1] {
-        let mut changed = sent[170].clone();
-        changed[at] ^= 0x01;
-        assert_eq!(pair.fate(&changed), dropped(Loss::BadTag), "{at}");
-    }
-    // A wrong tag moves no window.
-    assert_eq!(pair.fate(&sent[170]), Verdict::To(1));
-    let mut number = 1000..;
-    let mut forge = |text: &[u8]| forged(&PLAIN, number.next().unwrap(), text);
-    let with = |ip: &[u8], trailer: &[u8]| [ip, trailer].concat();
-    let cases = [
-        (with(ip, &[4, 3, 2, 1, 4, 4]), Loss::BadPadding),
-        (with(ip, &[200, 4]), Loss::BadPadding),
-        (with(b"nothing", &[1, 1, 59]), Loss::Dummy),
-        (with(ip, &[1, 1, 41]), Loss::BadInner),
-        (with(ip, &[1, 1, 17]), Loss::BadInner),
-        (with(&ip[..ip.len() - 1], &[1, 1, 4]), Loss::BadInner),
-        (with(&ip[..19], &[1, 1, 4]), Loss::BadInner),
-        (with(&[], &[0, 4]), Loss::BadInner),
-    ];
-    for (text, loss) in cases {
-        let packet = forge(&text);
-        assert_eq!(pair.fate(&packet), dropped(loss), "{text:02x?}");
-    }
-    // Traffic flow padding behind the inner packet is cut off.
-    let padded = forge(&with(&[ip, &[9; 40]].concat(), &[1, 2, 2, 4]));
-    assert_eq!(pair.decrypt(&[padded]).remove(0), (Verdict::To(1), plain.clone()));
-    // 33 bytes are header, IV and tag, and one more.
-    let short = forge(&[4]);
-    assert_eq!(pair.fate(&short), dropped(Loss::Truncated));
-    let mut other = sent[180].clone();
-    other[34] ^= 1;
-    assert_eq!(pair.decrypt(&[other.clone()]).remove(0), (Verdict::Up(Reason::Local), other));
-    assert_eq!(pair.fate(&plain), Verdict::Up(Reason::Local));
-    let mut fragment = sent[180].clone();
-    fragment[20] |= 0x20;
-    fragment[24..26].fill(0);
-    let sum = !crate::flow::checksum::sum(&fragment[14..34]);
-    fragment[24..26].copy_from_slice(&sum.to_be_bytes());
-    assert_eq!(pair.decrypt(&[fragment.clone()]).remove(0), (Verdict::Up(Reason::Local), fragment));
-    assert_eq!(["unknown_spi", "not_esp", "fragments"].map(|name| pair.counted(name)), [1, 1, 1]);
-}
-
 #[test]
 fn ike_and_keepalives_go_up() {
     let setting = Setting { udp: NAT, ..PLAIN };
@@ -489,7 +415,6 @@ fn a_chain_in_place_of_another_goes_on() {
     assert_eq!((decrypt.packets(), decrypt.dropped(Loss::Replayed)), (6, 1));
 }
 
-/// RFC 6040 figure 4: rows are marks of the inner header, columns of the outer one: not-ECT, ECT(0), ECT(1), CE.
 /// Keys of what is gone are in no memory, and nobody else's lists keep them.
 #[test]
 fn without_packets_old_sas_are_let_go_of() {
@@ -507,6 +432,7 @@ fn without_packets_old_sas_are_let_go_of() {
     assert_eq!(pair.encrypt(&[packet(false, b"x", 0)])[0].0, dropped(Loss::NoSa));
 }
 
+/// RFC 6040 figure 4: rows are marks of the inner header, columns of the outer one: not-ECT, ECT(0), ECT(1), CE.
 #[test]
 fn congestion_marks_are_kept() {
     let (not, ect0, ect1, ce) = (0, 2, 1, 3);

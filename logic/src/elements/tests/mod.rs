@@ -4,6 +4,7 @@
 mod chains;
 mod clear;
 mod esp;
+mod esp_wrong;
 mod exact;
 mod mirror;
 mod own;

@@ -40,7 +40,7 @@ mod tests;
 pub use core_table::{CoreRule, ProxiedCount};
 pub use machine::WORKLOADS;
 pub use packets::PacketInsLost;
-pub use ports::{PortFlags, PortInfo};
+pub use ports::{PathInfo, PortFlags, PortInfo};
 pub use session::Version;
 
 use super::{
@@ -88,7 +88,7 @@ pub enum Effect {
 
 /// What is known outside, and asked only when a controller asks.
 pub trait Outside {
-    /// Counters of all ports.
+    /// Counters of all ports, logical ones too.
     fn port_stats(&self) -> Vec<PortStats>;
     /// What was done on all cores.
     fn core_stats(&self) -> Vec<CoreStats>;

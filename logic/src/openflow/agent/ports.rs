@@ -1,8 +1,8 @@
-//! Ports: what controllers are told of them and may set.
+//! Ports: what controllers are told of them and may set; and paths of the user plane, which are logical ports.
 
 use super::{Agent, ConnectionId, Effect, Outside};
 use crate::{
-    flow::{Port, kernel::FlowMemory},
+    flow::{Port, kernel::FlowMemory, table::PathPort},
     net::Mac,
     openflow::{
         BadMessage, Message,
@@ -118,45 +118,89 @@ fn features(speed_mbps: Option<u32>) -> PortFeatures {
     })
 }
 
+/// A path of the user plane: a logical port (OpenFlow 1.3.5 section 4.4), [`Port::of_path`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathInfo {
+    pub path: PathPort,
+    /// A worker takes its packets.
+    pub has_worker: bool,
+}
+
+impl PathInfo {
+    /// It has no device: no MAC address, nothing to be set, and its link is its worker. ALL and FLOOD do not go there, for which 1.0 has a bit.
+    fn description(&self, port: Port) -> PortDescription {
+        let none = PortFeatures(0);
+        PortDescription {
+            port,
+            mac: Mac::default(),
+            name: format!("path:{}", self.path.name).into_bytes(),
+            config: PortConfig(PortConfig::NO_FLOOD),
+            state: PortState { link_down: !self.has_worker, live: self.has_worker, ..PortState::default() },
+            current: none,
+            advertised: none,
+            supported: none,
+            peer: none,
+            current_speed: 0,
+            max_speed: 0,
+        }
+    }
+}
+
 /// The ports there are.
 #[derive(Debug, Default)]
-pub(super) struct Ports(BTreeMap<Port, Entry>);
+pub(super) struct Ports {
+    real: BTreeMap<Port, Entry>,
+    /// Logical ones, by place.
+    paths: Vec<PathInfo>,
+}
 
 impl Ports {
+    /// Is there this one, by which packets come and go?
     pub fn has(&self, port: Port) -> bool {
-        self.0.contains_key(&port)
+        self.real.contains_key(&port)
+    }
+
+    /// Are controllers told of it?
+    pub fn are_told(&self, port: Port) -> bool {
+        self.has(port) || self.logical(port).is_some()
+    }
+
+    fn logical(&self, port: Port) -> Option<&PathInfo> {
+        self.paths.get(usize::from(port.path()?))
     }
 
     /// Is this the MAC address of one of them?
     pub fn has_mac(&self, mac: &[u8]) -> bool {
-        self.0.values().any(|entry| entry.info.mac.0 == mac)
+        self.real.values().any(|entry| entry.info.mac.0 == mac)
     }
 
     pub fn flags(&self, port: Port) -> PortFlags {
-        self.0.get(&port).map_or(PortFlags::default(), |entry| entry.flags)
+        self.real.get(&port).map_or(PortFlags::default(), |entry| entry.flags)
     }
 
     pub fn descriptions(&self) -> impl Iterator<Item = PortDescription> + '_ {
-        self.0.values().map(Entry::description)
+        let logical =
+            (0..).map_while(Port::of_path).zip(&self.paths).map(|(port, path)| path.description(port));
+        self.real.values().map(Entry::description).chain(logical)
     }
 
     fn without_flood(&self) -> BTreeSet<Port> {
-        self.0.iter().filter(|(_, entry)| entry.flags.no_flood).map(|(&port, _)| port).collect()
+        self.real.iter().filter(|(_, entry)| entry.flags.no_flood).map(|(&port, _)| port).collect()
     }
 
     fn deaf(&self) -> BTreeSet<Port> {
-        self.0.iter().filter(|(_, entry)| !entry.info.transmits).map(|(&port, _)| port).collect()
+        self.real.iter().filter(|(_, entry)| !entry.info.transmits).map(|(&port, _)| port).collect()
     }
 
     fn live(&self) -> impl Iterator<Item = (Port, bool)> + '_ {
-        self.0.iter().map(|(&port, entry)| (port, entry.is_live()))
+        self.real.iter().map(|(&port, entry)| (port, entry.is_live()))
     }
 }
 
 impl<M: FlowMemory> Agent<M> {
     /// The ports that there are now. What a controller has set of a port stays while the port is there under its name.
     pub fn set_ports(&mut self, ports: Vec<PortInfo>) {
-        let mut old = std::mem::take(&mut self.ports.0);
+        let mut old = std::mem::take(&mut self.ports.real);
         let mut told = Vec::new();
         for info in ports {
             let before = old.remove(&info.port).filter(|entry| entry.info.name == info.name);
@@ -169,7 +213,7 @@ impl<M: FlowMemory> Agent<M> {
                 }
                 Some(_) => {}
             }
-            self.ports.0.insert(entry.info.port, entry);
+            self.ports.real.insert(entry.info.port, entry);
         }
         let gone = old.into_values().map(|entry| (PortReason::Delete, entry.description()));
         let gone: Vec<_> = gone.filter(|(_, port)| !self.ports.has(port.port)).collect();
@@ -177,6 +221,27 @@ impl<M: FlowMemory> Agent<M> {
         for (reason, port) in gone.into_iter().chain(told) {
             self.tell_port(None, reason, &port);
         }
+    }
+
+    /// The paths that there are now, in the order of the configuration: rules may give them packets, and controllers are told of their ports.
+    pub fn set_paths(&mut self, paths: Vec<PathInfo>) {
+        self.flows.set_paths(paths.iter().map(|of| of.path.clone()).collect());
+        let old = std::mem::replace(&mut self.ports.paths, paths);
+        let now = &self.ports.paths;
+        let mut told = Vec::new();
+        for (n, port) in (0..).zip((0..).map_while(Port::of_path)).take(old.len().max(now.len())) {
+            match (old.get(n), now.get(n)) {
+                (Some(before), None) => told.push((PortReason::Delete, before.description(port))),
+                (Some(before), Some(path)) if before.path.name == path.path.name => {
+                    if before.has_worker != path.has_worker {
+                        told.push((PortReason::Modify, path.description(port)));
+                    }
+                }
+                (_, Some(path)) => told.push((PortReason::Add, path.description(port))),
+                (None, None) => {}
+            }
+        }
+        told.iter().for_each(|(reason, port)| self.tell_port(None, *reason, port));
     }
 
     /// Which ports there are, are live and flood, for groups and for what user space does with packets.
@@ -196,7 +261,10 @@ impl<M: FlowMemory> Agent<M> {
 
     /// Changes the settings of a port. That it is up or down is outside's to do, and taken for done.
     pub(super) fn port_mod(&mut self, id: ConnectionId, change: &PortMod) -> Result<(), BadMessage> {
-        let entry = self.ports.0.get_mut(&change.port).ok_or(BadMessage::Port)?;
+        if let Some(path) = self.ports.logical(change.port) {
+            return unchanged(&path.description(change.port), change);
+        }
+        let entry = self.ports.real.get_mut(&change.port).ok_or(BadMessage::Port)?;
         if entry.info.mac != change.mac {
             return Err(BadMessage::PortAddress);
         }
@@ -226,11 +294,22 @@ impl<M: FlowMemory> Agent<M> {
 
     /// [`Port::NONE`]: all.
     pub(super) fn port_stats(&self, port: Port, outside: &dyn Outside) -> Result<Vec<PortStats>, BadMessage> {
-        if port != Port::NONE && !self.ports.has(port) {
+        if port != Port::NONE && !self.ports.are_told(port) {
             return Err(BadMessage::Port);
         }
         let mut stats = outside.port_stats();
-        stats.retain(|of| if port == Port::NONE { self.ports.has(of.port) } else { of.port == port });
+        stats.retain(|of| if port == Port::NONE { self.ports.are_told(of.port) } else { of.port == port });
         Ok(stats)
     }
+}
+
+/// Of a logical port nothing can be set: the change is none.
+fn unchanged(port: &PortDescription, change: &PortMod) -> Result<(), BadMessage> {
+    if port.mac != change.mac {
+        return Err(BadMessage::PortAddress);
+    }
+    if (port.config.0 ^ change.config.0) & change.mask.0 != 0 {
+        return Err(BadMessage::PortConfig);
+    }
+    if change.advertise != PortFeatures(0) { Err(BadMessage::PortAdvertise) } else { Ok(()) }
 }

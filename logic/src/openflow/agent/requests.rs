@@ -53,7 +53,7 @@ impl<M: FlowMemory> Agent<M> {
             Message::QueueConfigRequest { port } => {
                 // 1.0 asks for one port only.
                 let all = port == Port::NONE && version == Version::OpenFlow13;
-                if !all && !self.ports.has(port) {
+                if !all && !self.ports.are_told(port) {
                     return Err(BadMessage::Port);
                 }
                 Message::QueueConfigReply { port, queues: Vec::new() }

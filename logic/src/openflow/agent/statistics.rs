@@ -159,7 +159,7 @@ impl<M: FlowMemory> Agent<M> {
 
     /// There are no queues but the one that each port is.
     fn queue_stats(&self, port: Port, queue: Option<u32>) -> Result<StatsReply, BadMessage> {
-        if ![Port::ALL, Port::NONE].contains(&port) && !self.ports.has(port) {
+        if ![Port::ALL, Port::NONE].contains(&port) && !self.ports.are_told(port) {
             return Err(BadMessage::Port);
         }
         match queue {

@@ -197,7 +197,9 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", prt = \"lan\" }]",
-            &["p.toml:8: path.chain: ", "unknown field 'prt'", "'port'"],
+            &[
+                "p.toml:8: path.chain: forward has no parameter prt: { element = \"forward\", port = \"eth1\" }",
+            ],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"check\", port = \"lan\" }]",

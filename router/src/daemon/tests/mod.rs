@@ -13,7 +13,9 @@ use super::{
     api::{Query, Request, RouteQuery},
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
-    seam::{Device, FastPath, Kernel, Observe, Reread, Stand, SwitchEnd, Told, UserPlane, Wanted},
+    seam::{
+        Device, FastPath, Kernel, Observe, Reread, Stand, SwitchEnd, SwitchPath, Told, UserPlane, Wanted,
+    },
     totals::State,
 };
 use crate::{
@@ -22,6 +24,7 @@ use crate::{
     ethtool::{Problem, ProblemKind},
     plane::{Charge, Counters, InterfaceCount, Mode, PathCounts, Settings, Step, TestRun},
     spreading::Spreading,
+    workers::{PathStand, WorkersReport},
 };
 use anyhow::{Result, anyhow, bail};
 use logic::{
@@ -101,6 +104,8 @@ struct World {
     wanted: RefCell<Vec<Wanted>>,
     tables_of_workers: RefCell<Option<Shared>>,
     stands: RefCell<Vec<String>>,
+    /// Paths that workers have.
+    run_by_workers: RefCell<Vec<PathStand>>,
 }
 
 #[derive(Clone)]
@@ -131,7 +136,9 @@ impl UserPlane<Shared> for FakePaths {
         self.0.wanted.borrow_mut().push(wanted);
     }
     fn stand(&self) -> Arc<Stand> {
-        Arc::new(Stand { troubles: self.0.stands.borrow().clone(), ..Stand::default() })
+        let workers =
+            WorkersReport { paths: self.0.run_by_workers.borrow().clone(), ..WorkersReport::default() };
+        Arc::new(Stand { workers, troubles: self.0.stands.borrow().clone() })
     }
 }
 

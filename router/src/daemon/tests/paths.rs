@@ -67,6 +67,34 @@ fn a_path_has_packets_as_soon_as_its_port_and_router_are_there() {
     assert_eq!(case.linux.0.swapped.borrow().last(), Some(&Some(true)));
 }
 
+#[test]
+fn the_switch_is_told_which_paths_have_workers_at_once_and_what_they_were_given_once_a_second() {
+    let mut case = with_paths();
+    let told = |case: &mut Case, seconds| {
+        case.round(Ok(vec![]), seconds);
+        let told = std::mem::take(&mut *case.linux.0.told.lock().unwrap()).into_iter();
+        let paths = told.filter_map(|told| if let Told::Paths(paths) = told { Some(paths) } else { None });
+        let workers = |paths: Vec<SwitchPath>| {
+            assert!(paths.iter().all(|path| (path.counts.packets, path.counts.ring_full) == (5, 2)));
+            Vec::from_iter(paths.iter().map(|path| path.has_worker))
+        };
+        Vec::from_iter(paths.map(workers))
+    };
+    assert_eq!(told(&mut case, 0.1), [[false; 3]]);
+    assert_eq!(told(&mut case, 0.1), [[false; 3]; 0]);
+    let stand = |id, stopped: Option<&str>| PathStand {
+        id,
+        stopped: stopped.map(Into::into),
+        ..PathStand::default()
+    };
+    *case.linux.0.run_by_workers.borrow_mut() = vec![stand(1, None), stand(2, Some("it panicked"))];
+    assert_eq!(told(&mut case, 0.1), [[false, true, false]]);
+    assert_eq!(told(&mut case, 0.1), [[false; 3]; 0]);
+    assert_eq!(told(&mut case, 1.0), [[false, true, false]]);
+    case.linux.0.run_by_workers.borrow_mut().clear();
+    assert_eq!(told(&mut case, 0.1), [[false; 3]]);
+}
+
 /// A rule may give packets to a path without a class: the program with paths is attached with the rules, and stays for them.
 #[test]
 fn rules_bring_the_program_with_paths() {

@@ -6,6 +6,7 @@
 //! | `barriers` | batches, barriers, notices of rules that ended |
 //! | `replies` | long replies in pieces, peers that do not read |
 //! | `packets` | packet-in and packet-out |
+//! | `paths` | paths of the user plane as logical ports |
 //! | `roles` | roles, asynchronous settings, fail modes |
 //! | `machine` | cores and workloads, and who subscribes to them |
 //! | `core_table` | flow-mods for the core table, from controllers and through another switch |
@@ -17,6 +18,7 @@ mod core_table;
 mod hello;
 mod machine;
 mod packets;
+mod paths;
 mod random;
 mod replies;
 mod roles;
@@ -84,7 +86,7 @@ struct Counters;
 
 impl Outside for Counters {
     fn port_stats(&self) -> Vec<PortStats> {
-        (1..=4).map(port_stats).collect()
+        (1..=4).chain([65024, 65025]).map(port_stats).collect()
     }
     fn core_stats(&self) -> Vec<CoreStats> {
         [0, 3].map(core_stats).to_vec()
