@@ -306,6 +306,7 @@ deserialize_by_parsing!(
     ResumeLatency,
     paths::Name,
     paths::OtherwiseText,
+    runs::LongestRun,
     workers::Shared,
     class::MacText,
     class::AddressesText
@@ -317,6 +318,7 @@ mod cores;
 mod elements;
 mod openflow;
 mod paths;
+mod runs;
 mod sas;
 mod shares;
 mod workers;
@@ -328,6 +330,7 @@ pub use cores::{
 pub use elements::{ElementSettings, MirrorSettings};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
+pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
 pub use sas::{Direction, KeySource, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
 pub use workers::{DaemonPath, WorkersSettings};
@@ -360,6 +363,7 @@ impl Config {
             &paths::FORMS,
             &sas::FORMS,
             &workers::FORMS,
+            &runs::FORMS,
         ];
         let mut config: Config = from_toml(file, text, forms)?;
         let paths = mem::take(&mut config.path_settings);

@@ -5,6 +5,7 @@ use super::{
     BadValue, ConfigError, CoreList, PortName,
     elements::ElementSettings,
     paths::{Checker, PathConfig, PathSettings, wrong},
+    runs::{LongestRun, MeasuredEvery},
     sas::{SasConfig, SasSettings},
 };
 use crate::calibrate::DEFAULT_FILE;
@@ -34,6 +35,10 @@ pub struct WorkersSettings {
     pub calibration: PathBuf,
     /// What paths share by their weights.
     pub share: Shared,
+    /// One packet in so many is measured.
+    pub sample_every: MeasuredEvery,
+    /// So long a path may run at a time.
+    pub longest_run: LongestRun,
     /// How they stand to applications on their cores.
     pub nice: Nice,
 }
@@ -47,6 +52,8 @@ impl Default for WorkersSettings {
             frame_bytes: FrameBytes(2048),
             calibration: DEFAULT_FILE.into(),
             share: Shared::default(),
+            sample_every: MeasuredEvery::default(),
+            longest_run: LongestRun::default(),
             nice: Nice::default(),
         }
     }

@@ -107,6 +107,8 @@ impl UserPlane {
                 control_pps: config.policing.control_pps.0.into(),
             },
             share: config.workers.share.0,
+            sample_every: config.workers.sample_every.packets(),
+            longest_run: config.workers.longest_run.duration(),
             nice: config.workers.nice.0,
             calibration: Some(config.workers.calibration.clone()),
             ..WorkersSettings::default()

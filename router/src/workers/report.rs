@@ -36,6 +36,12 @@ pub struct WorkersReport {
     /// It is what is scarce ([`logic::paths::Saturation`]), else what the configuration says.
     #[serde(default)]
     pub follows: bool,
+    /// One packet in so many is measured (P6).
+    #[serde(default)]
+    pub sample_every: u16,
+    /// The longest run of a path (P8).
+    #[serde(default)]
+    pub longest_run_us: u64,
     /// What is known of each resource on this machine.
     #[serde(default)]
     pub resources: Vec<ResourceStand>,
