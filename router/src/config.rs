@@ -308,6 +308,7 @@ deserialize_by_parsing!(
     paths::OtherwiseText,
     runs::LongestRun,
     workers::Shared,
+    workers::PollingMode,
     class::MacText,
     class::AddressesText
 );
@@ -333,7 +334,7 @@ pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
 pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
 pub use sas::{Direction, KeySource, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
-pub use workers::{DaemonPath, WorkersSettings};
+pub use workers::{DaemonPath, PollingMode, WorkersSettings};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]

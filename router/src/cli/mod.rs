@@ -163,6 +163,7 @@ The file of --config, every key optional, with the defaults:
   [workers]                 # of the user plane, docs/user-plane.md
   cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
   zero_copy = true          # where a driver can; some restart a port's queues for it
+  polling = \"interrupts\"    # or \"busy\": while there is load workers poll devices themselves, where the kernel can; `millrace status` says where
   nice = -20                # -20 to 19: how workers stand to applications on their cores; -20: before nearly all
   frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
   share = \"auto\"            # what paths share by their weights: what is scarce; or always \"cycles\", \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"

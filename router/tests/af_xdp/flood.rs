@@ -55,6 +55,11 @@ impl Napi {
         Napi(pid)
     }
 
+    /// Of nice -20, as workers.
+    pub fn be_urgent(&self) {
+        rustix::process::setpriority_process(Pid::from_raw(self.0 as i32), -20).unwrap();
+    }
+
     /// Nanoseconds that it had a core.
     pub fn cpu_ns(&self) -> u64 {
         let stat = fs::read_to_string(format!("/proc/{}/schedstat", self.0)).unwrap();
