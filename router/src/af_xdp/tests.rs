@@ -286,7 +286,8 @@ fn rings_on_a_queue(
         slot.polls.set(&socket, polling);
         let [ours, their] = two_sides(2 * RINGS.receive as usize, LATE);
         receivers.push(another_receiver(&queue, path, ours, socket));
-        (theirs.push(Producer::new(their)), others.push(other));
+        theirs.push(Producer::new(their));
+        others.push(other);
     }
     (slot, receivers, theirs, others)
 }

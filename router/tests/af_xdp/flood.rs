@@ -39,8 +39,8 @@ pub fn flood(device: &str, by: &str, frame: &[u8], over: &AtomicBool) {
     }
 }
 
-/// The thread that polls the only queue of a device.
-pub struct Napi(u32);
+/// The thread that polls the only queue of a device, by number.
+pub struct Napi(pub u32);
 
 impl Napi {
     /// Makes it, on this core.
@@ -53,11 +53,6 @@ impl Napi {
         cores.set(core);
         sched_setaffinity(Pid::from_raw(pid as i32), &cores).unwrap();
         Napi(pid)
-    }
-
-    /// Of nice -20, as workers.
-    pub fn be_urgent(&self) {
-        rustix::process::setpriority_process(Pid::from_raw(self.0 as i32), -20).unwrap();
     }
 
     /// Nanoseconds that it had a core.
