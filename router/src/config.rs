@@ -306,7 +306,9 @@ deserialize_by_parsing!(
     ResumeLatency,
     paths::Name,
     paths::OtherwiseText,
+    runs::LongestRun,
     workers::Shared,
+    workers::PollingMode,
     class::MacText,
     class::AddressesText
 );
@@ -317,6 +319,7 @@ mod cores;
 mod elements;
 mod openflow;
 mod paths;
+mod runs;
 mod sas;
 mod shares;
 mod workers;
@@ -328,9 +331,10 @@ pub use cores::{
 pub use elements::{ElementSettings, MirrorSettings};
 pub use openflow::{DatapathId, FailMode, OpenFlowSettings, OpenFlowVersion, PacketInRate, Target, TlsFiles};
 pub use paths::{PathConfig, PathSettings, PathsConfig, PortConfig, RouteConfig};
+pub use runs::{LongestRun, MeasuredEvery, RunsSettings};
 pub use sas::{Direction, KeySource, LibraryText, SaConfig, SaSettings, SasConfig};
 pub use shares::{SharesSettings, Weight};
-pub use workers::{DaemonPath, WorkersSettings};
+pub use workers::{DaemonPath, PollingMode, WorkersSettings};
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -360,6 +364,7 @@ impl Config {
             &paths::FORMS,
             &sas::FORMS,
             &workers::FORMS,
+            &runs::FORMS,
         ];
         let mut config: Config = from_toml(file, text, forms)?;
         let paths = mem::take(&mut config.path_settings);

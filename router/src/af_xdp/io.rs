@@ -4,12 +4,11 @@
 use super::{
     Bell, Fault, MOST_PATHS, Mark, OpenError, Output, OutputCounts, Queue, Receiver, Sender, Umem,
     buffer::{Buffer, Pool},
-    open::Polling,
     sender::Slot,
     socket,
 };
 use logic::plan::PortId;
-use std::{io, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, io, os::fd::AsFd, sync::Arc, time::Duration};
 
 /// A worker's packets, in and out.
 pub struct Io {
@@ -19,6 +18,10 @@ pub struct Io {
     paths: Vec<Lane>,
     queues: Vec<Queue>,
     bell: Option<Arc<Bell>>,
+    /// Devices are polled by some rings;
+    polls: bool,
+    /// of others that may become known.
+    may_learn: bool,
     pool: Pool,
 }
 
@@ -34,6 +37,8 @@ struct Ring {
     receiver: Receiver,
     /// Another worker owns the queue.
     foreign: bool,
+    /// Its device is polled by it.
+    polls: bool,
 }
 
 /// What is left of an output.
@@ -52,7 +57,15 @@ impl Io {
     pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Io, OpenError> {
         let pool = Pool::new(umem, in_hand)?;
         let paths = (0..MOST_PATHS).map(|_| Lane::default()).collect();
-        Ok(Io { outputs: Vec::new(), paths, queues: Vec::new(), bell: None, pool })
+        Ok(Io {
+            outputs: Vec::new(),
+            paths,
+            queues: Vec::new(),
+            bell: None,
+            polls: false,
+            may_learn: false,
+            pool,
+        })
     }
 
     /// As [`Io::new`]; [`Io::sleep`] ends when this bell is rung.
@@ -91,14 +104,17 @@ impl Io {
     /// It is of another memory.
     pub fn add_receiver(&mut self, receiver: Receiver) {
         assert!(Arc::ptr_eq(receiver.slot().umem(), self.pool.umem()), "an RX ring of another memory");
-        self.paths[receiver.path()].rings.push(Ring { receiver, foreign: true });
+        self.paths[receiver.path()].rings.push(Ring { receiver, foreign: true, polls: false });
         self.know_own();
+        self.know_polled();
     }
 
     /// Another worker is to have this path, or nobody: its RX rings, with what is in them.
     pub fn take_path(&mut self, path: usize) -> Vec<Receiver> {
         let Some(lane) = self.paths.get_mut(path) else { return Vec::new() };
-        std::mem::take(lane).rings.into_iter().map(|ring| ring.receiver).collect()
+        let taken = std::mem::take(lane).rings.into_iter().map(|ring| ring.receiver).collect();
+        self.know_polled();
+        taken
     }
 
     /// A path's RX ring on this queue of a port: see [`Io::take_path`].
@@ -107,7 +123,9 @@ impl Io {
         let is_it =
             |ring: &Ring| (ring.receiver.wanted().port, ring.receiver.wanted().queue) == (port, queue);
         let at = lane.rings.iter().position(is_it)?;
-        Some(lane.rings.remove(at).receiver)
+        let taken = lane.rings.remove(at).receiver;
+        self.know_polled();
+        Some(taken)
     }
 
     /// Sends by this TX ring too, with an auxiliary queue of so many packets; its number is returned.
@@ -139,6 +157,17 @@ impl Io {
         for ring in paths.iter_mut().flat_map(|lane| &mut lane.rings) {
             ring.foreign = foreign(ring.receiver.slot());
         }
+    }
+
+    /// By which rings devices are polled: each NAPI instance by one.
+    fn know_polled(&mut self) {
+        let mut polled = BTreeSet::new();
+        self.may_learn = false;
+        for Ring { receiver, polls, .. } in self.paths.iter_mut().flat_map(|lane| &mut lane.rings) {
+            *polls = receiver.napi().is_some_and(|napi| polled.insert(napi));
+            self.may_learn |= receiver.may_learn();
+        }
+        self.polls = !polled.is_empty();
     }
 
     pub fn pool(&self) -> &Pool {
@@ -255,11 +284,20 @@ impl Io {
         self.bell.as_ref().is_some_and(|bell| bell.hear())
     }
 
-    /// Polls devices that are polled busily, once; are there any?
-    pub fn poll(&self) -> bool {
-        let busy = |queue: &&Queue| queue.wanted().polling != Polling::Interrupts;
-        let all = || self.paths.iter().flat_map(|lane| &lane.rings).map(|ring| &ring.receiver);
-        self.queues.iter().filter(busy).inspect(|queue| queue.ask(all())).count() > 0
+    /// Polls devices that are polled busily, once; are there any? Of all queues that paths of this worker have packets of, whoever owns them.
+    #[inline]
+    pub fn poll(&mut self) -> bool {
+        if self.may_learn && self.rings_mut().fold(false, |any, ring| ring.receiver.learn() | any) {
+            self.know_polled();
+        }
+        if self.polls {
+            self.rings_mut().filter(|ring| ring.polls).for_each(|ring| ring.receiver.poll());
+        }
+        self.polls
+    }
+
+    fn rings_mut(&mut self) -> impl Iterator<Item = &mut Ring> {
+        self.paths.iter_mut().flat_map(|lane| &mut lane.rings)
     }
 
     /// What is wrong with ports, by number of the queue; to be asked by timer, as sending does not find out that a carrier is missing.

@@ -46,6 +46,7 @@
 //! | `queue.rs`, `open.rs` | [`Queue`]: filling, completing; opened in the mode the driver can |
 //! | `receiver.rs` | [`Receiver`] |
 //! | `fill.rs` | a queue's fill ring |
+//! | `polls.rs` | whether the kernel polls a device when it is asked for packets |
 //! | `bell.rs` | [`Bell`]: what a sleeping worker is woken by, beside packets |
 //! | `sender.rs`, `output.rs` | [`Sender`], [`Output`] |
 //! | `device.rs` | what a port's sockets do not tell: its TX queues, its carrier |
@@ -59,6 +60,7 @@ mod fill;
 mod io;
 mod open;
 mod output;
+mod polls;
 mod queue;
 mod receiver;
 mod ring;
@@ -74,6 +76,7 @@ pub use buffer::{Buffer, HEAD_ROOM, POOL_FRAMES, Pool};
 pub use io::{Closed, Io};
 pub use open::{Opener, Polling, Rings, Wanted};
 pub use output::{Mark, Output, OutputCounts};
+pub use polls::NotPolled;
 pub use queue::{Queue, QueueCounts};
 pub use receiver::Receiver;
 pub use sender::Sender;

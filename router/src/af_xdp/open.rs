@@ -58,8 +58,8 @@ pub enum Polling {
     /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::Io::sleep`]).
     #[default]
     Interrupts,
-    /// The worker polls the device itself, up to so many packets at a time, for so long (SO_PREFER_BUSY_POLL). The
-    /// administrator defers the device's interrupts (`napi_defer_hard_irqs`, `gro_flush_timeout`), or they come as well.
+    /// The worker polls the device itself, up to so many packets at a time, for so long (SO_PREFER_BUSY_POLL), where the kernel lets it
+    /// ([`super::NotPolled`]). Somebody defers the device's interrupts (`napi_defer_hard_irqs`, `gro_flush_timeout`), or they come as well.
     Busy { microseconds: u32, budget: u16 },
 }
 
@@ -162,9 +162,7 @@ impl Queue {
             Slot::new(umem, id, first.socket, device, fill, (first.completion, rings.completion), promise);
         // From here on the slot gives back what it has.
         let slot = Arc::new(slot.map_err(wanted.failed("asking for its mode"))?);
-        if let Polling::Busy { microseconds, budget } = wanted.polling {
-            slot.socket().poll_busily(microseconds, budget).map_err(wanted.failed("busy polling"))?;
-        }
+        slot.polls.set(slot.socket(), wanted.polling);
         let sender = Sender::new(slot.clone(), None, first.transmit, None);
         Ok((Queue::new(slot, wanted, copies_because), sender))
     }
@@ -230,9 +228,7 @@ impl Opener {
         socket
             .bind(wanted.ifindex, wanted.queue, 0, Some(base))
             .map_err(wanted.failed("sharing the queue"))?;
-        if let Polling::Busy { microseconds, budget } = wanted.polling {
-            socket.poll_busily(microseconds, budget).map_err(wanted.failed("busy polling"))?;
-        }
+        self.slot.polls.set(&socket, wanted.polling);
         Ok((socket, ring))
     }
 }

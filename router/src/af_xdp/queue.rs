@@ -4,6 +4,7 @@ use super::{
     Fault, Statistics, Wanted,
     buffer::Pool,
     open::{Opener, Polling},
+    polls::NotPolled,
     receiver::Receiver,
     sender::Slot,
     socket,
@@ -56,6 +57,15 @@ impl Queue {
         self.copies_because.as_ref()
     }
 
+    /// Is the device polled by who asks for packets? `None`: it is not to be.
+    ///
+    /// # Errors
+    /// Why it is not, although it is to be.
+    pub fn polled(&self) -> Option<Result<(), NotPolled>> {
+        let stand = || self.slot.polls.stand().unwrap_or(Err(NotPolled::NotYet));
+        (self.wanted.polling != Polling::Interrupts).then(stand)
+    }
+
     /// Of its owner; what was received its receivers count.
     pub fn counts(&self) -> QueueCounts {
         QueueCounts { starved: self.slot.fill.starved(), ..self.counts }
@@ -91,20 +101,15 @@ impl Queue {
         self.slot.fill.needs_wakeup()
     }
 
-    /// Has the driver look at the fill ring, which any socket can ask for, or be polled. The kernel polls by a socket whose NAPI instance it
-    /// knows: of all from when they are bound on, or, on older ones, of those that had a packet (`sk_mark_napi_id_once_xdp`). So all ask.
-    pub(super) fn ask<'a>(&'a self, receivers: impl Iterator<Item = &'a Receiver>) {
-        let mut own = receivers.filter(|receiver| Arc::ptr_eq(receiver.slot(), &self.slot));
-        let Some(first) = own.next() else {
+    /// Has the driver look at the fill ring, which any socket can ask for.
+    pub(super) fn ask<'a>(&'a self, mut receivers: impl Iterator<Item = &'a Receiver>) {
+        let Some(own) = receivers.find(|receiver| Arc::ptr_eq(receiver.slot(), &self.slot)) else {
             // A socket without an RX ring cannot be asked for packets, but looked at.
             let _ = socket::wait([self.slot.socket().as_fd()].into_iter(), Some(Duration::ZERO));
             return;
         };
         // A port that is gone is told of by `check`.
-        let _ = first.socket.receive();
-        if self.wanted.polling != Polling::Interrupts {
-            own.for_each(|receiver| _ = receiver.socket.receive());
-        }
+        let _ = own.socket.receive();
     }
 
     /// Takes back frames that were sent.

@@ -7,7 +7,8 @@ use super::{
     MOST_PATHS, OpenError, QueueCounts, Statistics, Wanted,
     buffer::{Buffer, Pool},
     descriptor::{self, Received},
-    open::Opener,
+    open::{Opener, Polling},
+    polls::Polls,
     ring::Consumer,
     sender::Slot,
     socket::{Socket, Which},
@@ -28,6 +29,7 @@ pub struct Receiver {
     /// The last entry was part of a packet that goes on.
     within: bool,
     counts: QueueCounts,
+    pub(super) polls: Polls,
     wanted: Wanted,
     promise: Option<Promise>,
     slot: Arc<Slot>,
@@ -61,7 +63,11 @@ impl Receiver {
         let Opener { slot, wanted } = opener.clone();
         slot.fill.allow(wanted.rings.receive);
         let (counts, promise) = (QueueCounts::default(), Some(promise));
-        Receiver { path, ring, socket, within: false, counts, wanted, promise, slot }
+        let polls = match wanted.polling {
+            Polling::Busy { .. } if socket.polls_busily() => Polls::of(&slot.polls, socket.napi(), false),
+            _ => Polls::Not,
+        };
+        Receiver { path, ring, socket, within: false, counts, polls, wanted, promise, slot }
     }
 
     /// Whose packets come here.
@@ -90,6 +96,31 @@ impl Receiver {
     /// What the kernel counts of it.
     pub fn statistics(&self) -> io::Result<Statistics> {
         self.socket.statistics()
+    }
+
+    /// The NAPI instance that is polled when this is asked for packets.
+    pub(super) fn napi(&self) -> Option<u32> {
+        self.polls.napi()
+    }
+
+    /// May the kernel know more of that with a packet?
+    pub(super) fn may_learn(&self) -> bool {
+        self.polls == Polls::Unknown { had_packets: false }
+    }
+
+    /// It had packets since: asks once more. Is it another answer?
+    pub(super) fn learn(&mut self) -> bool {
+        if !self.may_learn() || self.counts.received_packets == 0 {
+            return false;
+        }
+        self.polls = Polls::of(&self.slot.polls, self.socket.napi(), true);
+        true
+    }
+
+    /// Has the kernel poll the device.
+    pub(super) fn poll(&self) {
+        // A port that is gone is told of by `check`.
+        let _ = self.socket.receive();
     }
 
     /// Is a packet there?

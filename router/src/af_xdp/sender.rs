@@ -6,6 +6,7 @@ use super::{
     descriptor,
     device::Device,
     fill::Fill,
+    polls::QueuePolls,
     ring::{Consumer, Producer},
     socket::Socket,
     umem::{Promise, QueueId, Umem},
@@ -42,6 +43,7 @@ pub(super) struct Slot {
     completed: AtomicU64,
     /// Of the fill ring.
     pub(super) fill: Fill,
+    pub(super) polls: QueuePolls,
     left: Mutex<Left>,
     /// Its owner is gone.
     ownerless: AtomicBool,
@@ -110,6 +112,7 @@ impl Slot {
             sent: AtomicU64::new(0),
             completed: AtomicU64::new(0),
             fill,
+            polls: QueuePolls::default(),
             left: Mutex::default(),
             ownerless: AtomicBool::new(false),
             completion: Mutex::new(completion),

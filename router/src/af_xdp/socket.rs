@@ -123,7 +123,7 @@ impl Socket {
         self.set(libc::SOL_XDP, which.option(), &entries)?;
         let mut offsets =
             libc::xdp_mmap_offsets { rx: NO_OFFSETS, tx: NO_OFFSETS, fr: NO_OFFSETS, cr: NO_OFFSETS };
-        self.get(libc::XDP_MMAP_OFFSETS, &mut offsets)?;
+        self.get(libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, &mut offsets)?;
         let at = match which {
             Which::Receive => offsets.rx,
             Which::Transmit => offsets.tx,
@@ -165,7 +165,7 @@ impl Socket {
     /// XDP_OPTIONS: packets are not copied.
     pub(super) fn is_zero_copy(&self) -> io::Result<bool> {
         let mut options = libc::xdp_options { flags: 0 };
-        self.get(libc::XDP_OPTIONS, &mut options)?;
+        self.get(libc::SOL_XDP, libc::XDP_OPTIONS, &mut options)?;
         Ok(options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
     }
 
@@ -178,7 +178,7 @@ impl Socket {
             rx_fill_ring_empty_descs: 0,
             tx_ring_empty_descs: 0,
         };
-        self.get(libc::XDP_STATISTICS, &mut s)?;
+        self.get(libc::SOL_XDP, libc::XDP_STATISTICS, &mut s)?;
         Ok(Statistics {
             received_dropped: s.rx_dropped,
             received_invalid: s.rx_invalid_descs,
@@ -200,6 +200,19 @@ impl Socket {
             self.set(libc::SOL_SOCKET, option, &value)?;
         }
         Ok(())
+    }
+
+    /// Was it told to?
+    pub(super) fn polls_busily(&self) -> bool {
+        let mut prefers = 0_i32;
+        self.get(libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, &mut prefers).is_ok() && prefers != 0
+    }
+
+    /// The NAPI instance that is polled when it is asked for packets; `None`: the kernel knows none.
+    pub(super) fn napi(&self) -> io::Result<Option<u32>> {
+        let mut napi = 0_u32;
+        self.get(libc::SOL_SOCKET, libc::SO_INCOMING_NAPI_ID, &mut napi)?;
+        Ok(Some(napi).filter(|napi| *napi != 0))
     }
 
     /// The kernel looks at the TX ring. `Ok(false)`: it could not do all now.
@@ -243,13 +256,13 @@ impl Socket {
 
     /// # Errors
     /// Also if the kernel knows a shorter answer.
-    fn get<T>(&self, option: libc::c_int, value: &mut T) -> io::Result<()> {
+    fn get<T>(&self, level: libc::c_int, option: libc::c_int, value: &mut T) -> io::Result<()> {
         let mut length = size_of::<T>() as libc::socklen_t;
         // SAFETY: `value`, a plain C structure of integers, is writable for the length given.
         let rc = unsafe {
             libc::getsockopt(
                 self.0.as_raw_fd(),
-                libc::SOL_XDP,
+                level,
                 option,
                 std::ptr::from_mut(value).cast(),
                 &raw mut length,

@@ -2,6 +2,7 @@
 
 use super::{
     fill::Fill,
+    polls::Polls,
     ring::{Consumer, Producer},
     ring_memory::{RingMemory, tests::two_sides},
     sender::Slot,
@@ -11,7 +12,10 @@ use super::{
 use proptest::prelude::*;
 use std::{
     collections::VecDeque,
-    os::{fd::AsFd, unix::net::UnixDatagram},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixDatagram,
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -263,41 +267,81 @@ fn a_nic_is_told_of_each_batch() {
     }
 }
 
-/// Which of a queue's sockets the kernel polls by it does not tell.
-#[test]
-fn all_sockets_of_a_queue_that_is_polled_busily_ask() {
-    let polled = Polling::Busy { microseconds: 20, budget: 64 };
-    for (polling, expected) in [(Polling::Interrupts, [true, false, false]), (polled, [true; 3])] {
-        let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
-        let wanted = Wanted { rings: RINGS, polling, ..Wanted::new(1, 0) };
-        let ring = |words: u32| two_sides(words as usize, LATE).into_iter().next().unwrap();
-        let (fill, completion) = (ring(RINGS.fill), Consumer::new(ring(RINGS.completion)));
-        let (state, promise) = (Fill::new(fill, RINGS), umem.promise("a queue", 128).unwrap());
-        let slot = Arc::new(Slot::fake(
-            &umem,
-            Socket::fake(),
-            false,
-            state,
-            (completion, RINGS.completion),
-            promise,
-        ));
-        let queue = Queue::new(slot, wanted, None);
-        let (receivers, _others): (Vec<_>, Vec<_>) = [0, 1, 2]
-            .map(|path| {
-                let (socket, other) = Socket::watched();
-                other.send(&[0]).unwrap();
-                (another_receiver(&queue, path, ring(2 * RINGS.receive), socket), other)
-            })
-            .into_iter()
-            .unzip();
-        queue.ask(receivers.iter());
-        let asked = [0, 1, 2].map(|path: usize| {
-            let socket = UnixDatagram::from(receivers[path].as_fd().try_clone_to_owned().unwrap());
-            socket.set_nonblocking(true).unwrap();
-            socket.recv(&mut [0]).is_err()
-        });
-        assert_eq!(asked, expected);
+/// A worker's RX rings on one queue that is to be polled so, each of a path of its own, and what is asked of them.
+fn rings_on_a_queue(
+    polling: Polling,
+    paths: usize,
+) -> (Arc<Slot>, Vec<Receiver>, Vec<Producer<2>>, Vec<UnixDatagram>) {
+    let umem = Umem::new(1200, FRAME_BYTES as u32).unwrap();
+    let wanted = Wanted { rings: RINGS, polling, ..Wanted::new(1, 0) };
+    let ring = |words: u32| two_sides(words as usize, LATE).into_iter().next().unwrap();
+    let (fill, completion) = (ring(RINGS.fill), Consumer::new(ring(RINGS.completion)));
+    let (state, promise) = (Fill::new(fill, RINGS), umem.promise("a queue", 128).unwrap());
+    let slot = Slot::fake(&umem, Socket::fake(), false, state, (completion, RINGS.completion), promise);
+    let slot = Arc::new(slot);
+    let queue = Queue::new(slot.clone(), wanted, None);
+    let (mut receivers, mut theirs, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for path in 0..paths {
+        let (socket, other) = Socket::watched();
+        slot.polls.set(&socket, polling);
+        let [ours, their] = two_sides(2 * RINGS.receive as usize, LATE);
+        receivers.push(another_receiver(&queue, path, ours, socket));
+        theirs.push(Producer::new(their));
+        others.push(other);
     }
+    (slot, receivers, theirs, others)
+}
+
+/// By one ring for each NAPI instance, of those by which the kernel can.
+#[test]
+fn each_device_that_is_polled_is_asked_once() {
+    let polled = Polling::Busy { microseconds: 20, budget: 64 };
+    let (_, mut receivers, _theirs, others) = rings_on_a_queue(polled, 5);
+    let known = [Polls::By(7), Polls::By(7), Polls::By(8), Polls::Unknown { had_packets: true }, Polls::Not];
+    receivers.iter_mut().zip(known).for_each(|(receiver, polls)| receiver.polls = polls);
+    let sockets: Vec<_> = receivers.iter().map(|of| of.as_fd().try_clone_to_owned().unwrap()).collect();
+    let mut io = Io::new(receivers[0].slot().umem(), 64).unwrap();
+    receivers.into_iter().for_each(|receiver| io.add_receiver(receiver));
+    // To be asked is to take a message.
+    let asked = |io: &mut Io| {
+        others.iter().for_each(|other| _ = other.send(&[0]).unwrap());
+        let polls = io.poll();
+        let took = |socket: &OwnedFd| {
+            let socket = UnixDatagram::from(socket.try_clone().unwrap());
+            socket.set_nonblocking(true).unwrap();
+            let left = std::iter::from_fn(|| socket.recv(&mut [0]).ok()).count();
+            1 - left
+        };
+        (polls, sockets.iter().map(took).collect::<Vec<_>>())
+    };
+    assert_eq!(asked(&mut io), (true, vec![1, 0, 1, 0, 0]));
+    // The path is another worker's now.
+    let taken = io.take_path(0);
+    assert_eq!(asked(&mut io), (true, vec![0, 1, 1, 0, 0]));
+    drop((taken, io.take_path(1), io.take_path(2)));
+    assert_eq!(asked(&mut io), (false, vec![0; 5]));
+}
+
+/// These sockets have no NAPI instance, and never get one.
+#[test]
+fn what_the_kernel_does_not_know_at_first_it_is_asked_again_when_packets_came() {
+    let (slot, receivers, ..) = rings_on_a_queue(Polling::Interrupts, 1);
+    assert_eq!((receivers[0].polls, slot.polls.stand()), (Polls::Not, None));
+    let polled = Polling::Busy { microseconds: 20, budget: 64 };
+    let (slot, mut receivers, mut theirs, _others) = rings_on_a_queue(polled, 1);
+    let umem = receivers[0].slot().umem().clone();
+    let mut io = Io::new(&umem, 64).unwrap();
+    io.add_receiver(receivers.remove(0));
+    assert!(!io.poll());
+    assert_eq!(slot.polls.stand(), Some(Err(NotPolled::NotYet)));
+    let mut frames = Vec::new();
+    umem.take(1, &mut frames);
+    umem.give_to_receive(frames[0], slot.id());
+    assert!(theirs[0].push([u64::from(frames[0]) * FRAME_BYTES + 256, word(60)]));
+    theirs[0].publish();
+    assert_eq!(io.receive(0, 4, &mut Vec::new()), 1);
+    assert!(!io.poll());
+    assert_eq!(slot.polls.stand(), Some(Err(NotPolled::UnknownNapi)));
 }
 
 /// While the ring is full packets wait, and newer ones never overtake them.

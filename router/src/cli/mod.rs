@@ -163,9 +163,12 @@ The file of --config, every key optional, with the defaults:
   [workers]                 # of the user plane, docs/user-plane.md
   cores = \"2-3\"             # each has a worker; without this line there are none, and may be no paths
   zero_copy = true          # where a driver can; some restart a port's queues for it
+  polling = \"interrupts\"    # or \"busy\": while there is load workers poll devices themselves, where the kernel can; `millrace status` says where
   nice = -20                # -20 to 19: how workers stand to applications on their cores; -20: before nearly all
   frame_bytes = 2048        # of a packet in memory, 256 of them kept free in front; or 4096
   share = \"auto\"            # what paths share by their weights: what is scarce; or always \"cycles\", \"io\", and where the CPU has counters for it \"memory\", \"cache_misses\"
+  sample_every = 20         # one packet in so many is measured, 1 to 10000: what packets of a path cost is learnt by these
+  longest_run = \"100us\"     # so long a path may run at a time, 10us to 1000us, and others wait behind it; shorter costs more switches
   io_mbps = 20000           # of packets, in and out together, that all workers can have; without this line what links and slots of ports carry
   calibration = \"/var/lib/millrace/calibration.json\"  # what `millrace calibrate` found
   [[path]]                  # as in `millrace paths run --help`, with ports and routers of Linux; any number of them

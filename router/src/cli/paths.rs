@@ -42,6 +42,9 @@ The file of --config says which paths there are, and has the ports and routes th
   weight = 1                # among the paths of its router, 1 to 1000
   ring = 1024               # packets that may wait for it
   cores = \"0-3\"             # where it may run: one worker has all paths here, so that changes nothing yet
+  [workers]
+  sample_every = 20         # one packet in so many is measured, 1 to 10000
+  longest_run = \"100us\"     # so long a path may run at a time, 10us to 1000us: by what its packets cost
 router_weights = { red = 2 }, before all these, says what routers get beside each other.
 
 Packets are dropped for what elements say, never for want of speed. The clock of the paths is the capture's. Exit code 1 if a file

@@ -183,6 +183,10 @@ fn workers(workers: &WorkersReport) -> String {
     for (queue, why) in first.filter_map(|queue| Some((queue, queue.copies_because.as_ref()?))) {
         text += &format!("note        port {}: packets are copied for workers: {why}\n", queue.name);
     }
+    let first = workers.queues.iter().filter(|queue| queue.queue == 0);
+    for (queue, why) in first.filter_map(|queue| Some((queue, queue.not_polled_because.as_ref()?))) {
+        text += &format!("note        port {}: workers do not poll it: {why}\n", queue.name);
+    }
     let outputs = workers.workers.iter().flat_map(|worker| &worker.outputs).chain(&workers.closed_outputs);
     let mut lost = BTreeMap::<&str, u64>::new();
     outputs.for_each(|output| *lost.entry(&output.name).or_default() += output.dropped());

@@ -224,7 +224,7 @@ impl FromStr for ResumeLatency {
     }
 }
 
-fn microseconds(s: &str, allowed: RangeInclusive<u32>) -> Result<u32, BadValue> {
+pub(super) fn microseconds(s: &str, allowed: RangeInclusive<u32>) -> Result<u32, BadValue> {
     let us = s.strip_suffix("us").and_then(|us| us.parse().ok()).filter(|us| allowed.contains(us));
     us.ok_or_else(|| {
         let (least, most) = (allowed.start(), allowed.end());

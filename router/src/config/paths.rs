@@ -9,6 +9,7 @@ use super::{
     class::{AddressesText, ClassSettings, MacText},
     elements::{ElementSettings, MirrorSettings},
     from_toml,
+    runs::{self, RunsSettings},
     sas::{self, LibraryText, SaSettings, SasConfig, SasSettings},
 };
 use crate::captures::Captures;
@@ -47,6 +48,7 @@ const MOST_MIRRORS: usize = 16;
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Settings {
+    workers: RunsSettings,
     /// Of routers, by name; others have 1.
     router_weights: BTreeMap<Spanned<String>, Weight>,
     port: Vec<PortSettings>,
@@ -154,6 +156,7 @@ pub struct PathsConfig {
     /// By number.
     pub paths: Vec<PathConfig>,
     pub sas: SasConfig,
+    pub runs: RunsSettings,
 }
 
 /// A port.
@@ -209,7 +212,7 @@ impl PathsConfig {
 
     /// Checks `text`; `file` is only named in errors.
     pub fn parse(file: &Path, text: &str) -> Result<Self, ConfigError> {
-        let settings = from_toml(file, text, &[&FORMS, &sas::FORMS])?;
+        let settings = from_toml(file, text, &[&FORMS, &sas::FORMS, &runs::FORMS])?;
         Checker::default().check(file, text, settings).map_err(|wrong| wrong.error(file, text))
     }
 
@@ -305,7 +308,7 @@ impl Default for Checker {
 
 impl Checker {
     fn check(mut self, file: &Path, text: &str, settings: Settings) -> Result<PathsConfig, Wrong> {
-        let Settings { router_weights, port, route, path, crypto, sa } = settings;
+        let Settings { workers: runs, router_weights, port, route, path, crypto, sa } = settings;
         let counts = [
             ("port", port.len(), MOST_PORTS, port.get(MOST_PORTS).map(|port| port.name.span())),
             ("route", route.len(), MOST_ROUTES, route.get(MOST_ROUTES).map(|route| route.prefix.span())),
@@ -348,7 +351,7 @@ impl Checker {
                 }
             }
         }
-        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths, sas })
+        Ok(PathsConfig { ports: self.ports, routers: self.routers, routes, paths, sas, runs })
     }
 
     /// Of a port.

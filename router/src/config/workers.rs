@@ -5,6 +5,7 @@ use super::{
     BadValue, ConfigError, CoreList, PortName,
     elements::ElementSettings,
     paths::{Checker, PathConfig, PathSettings, wrong},
+    runs::{LongestRun, MeasuredEvery},
     sas::{SasConfig, SasSettings},
 };
 use crate::calibrate::DEFAULT_FILE;
@@ -26,6 +27,8 @@ pub struct WorkersSettings {
     pub cores: Option<CoreList>,
     /// Try zero-copy first, which some drivers restart a port's queues for.
     pub zero_copy: bool,
+    /// How workers ask for packets.
+    pub polling: PollingMode,
     /// The room of a packet, of which 256 bytes are kept free in front.
     pub frame_bytes: FrameBytes,
     /// Bytes of packets that all workers may take in and send, together; `None`: what links of ports and slots of NICs carry.
@@ -34,6 +37,10 @@ pub struct WorkersSettings {
     pub calibration: PathBuf,
     /// What paths share by their weights.
     pub share: Shared,
+    /// One packet in so many is measured.
+    pub sample_every: MeasuredEvery,
+    /// So long a path may run at a time.
+    pub longest_run: LongestRun,
     /// How they stand to applications on their cores.
     pub nice: Nice,
 }
@@ -43,10 +50,13 @@ impl Default for WorkersSettings {
         Self {
             cores: None,
             zero_copy: true,
+            polling: PollingMode::default(),
             io_mbps: None,
             frame_bytes: FrameBytes(2048),
             calibration: DEFAULT_FILE.into(),
             share: Shared::default(),
+            sample_every: MeasuredEvery::default(),
+            longest_run: LongestRun::default(),
             nice: Nice::default(),
         }
     }
@@ -80,6 +90,27 @@ bounded!(
     /// Megabits of packets in a second, in both directions.
     IoRate, |v| (1..=100_000_000).contains(&v), "1 to 100000000 megabits per second"
 );
+
+/// How workers ask for packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollingMode {
+    /// Interrupts fill their rings, on whatever core they come.
+    #[default]
+    Interrupts,
+    /// While there is load workers poll devices themselves, where the kernel can; without load interrupts wake them.
+    Busy,
+}
+
+impl FromStr for PollingMode {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        match s {
+            "interrupts" => Ok(Self::Interrupts),
+            "busy" => Ok(Self::Busy),
+            _ => Err(BadValue(format!("{s:?} is not allowed: \"interrupts\" or \"busy\""))),
+        }
+    }
+}
 
 /// What paths share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -190,9 +221,10 @@ pub(super) fn check(
 }
 
 /// Keys, and how they are written.
-pub(super) const FORMS: [(&str, &str); 7] = [
+pub(super) const FORMS: [(&str, &str); 8] = [
     ("workers.cores", "cores = \"2-3\""),
     ("workers.zero_copy", "zero_copy = false"),
+    ("workers.polling", "polling = \"busy\""),
     ("workers.frame_bytes", "frame_bytes = 4096"),
     ("workers.share", "share = \"auto\""),
     ("workers.nice", "nice = -20"),
@@ -254,6 +286,11 @@ mod tests {
         );
         let nice = |text: &str| parse(text).unwrap().workers.nice.0;
         assert_eq!([nice(""), nice("workers.nice = 19"), nice("workers.nice = 0")], [-20, 19, 0]);
+        let polling = |text: &str| parse(text).unwrap().workers.polling;
+        assert_eq!(
+            ["", "workers.polling = \"busy\"", "workers.polling = \"interrupts\""].map(polling),
+            [PollingMode::Interrupts, PollingMode::Busy, PollingMode::Interrupts]
+        );
         let io = |text: &str| parse(text).unwrap().workers.io_mbps.map(|rate| rate.0);
         assert_eq!((io(""), io("workers.io_mbps = 80")), (None, Some(80)));
     }
@@ -354,6 +391,14 @@ mod tests {
                     "m.toml:2: workers.share: ",
                     "\"time\" is not allowed: \"auto\", \"cycles\", \"memory\", \"io\" or \"cache_misses\"",
                 ],
+            ),
+            (
+                "[workers]\npolling = \"auto\"".into(),
+                &["m.toml:2: workers.polling: ", "\"auto\" is not allowed: \"interrupts\" or \"busy\""],
+            ),
+            (
+                "[workers]\npolling = true".into(),
+                &["m.toml:2: workers.polling: ", "such as: polling = \"busy\""],
             ),
             (
                 "[workers]\nio_mbps = 0".into(),

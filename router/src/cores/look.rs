@@ -16,6 +16,7 @@ use super::{
     number, numbered,
     originals::{Originals, System},
     placing::Happened,
+    polled::Deferring,
     queues::{Control, Obstacle, PortQueues, QueueSource, Told},
     resume::{Held, Resume},
     serve::{self, Serve},
@@ -117,6 +118,8 @@ pub struct Looker<A> {
     local: Option<Local>,
     /// Holds wake-ups back, if they shall be.
     moderation: Option<Moderation>,
+    /// Keeps interrupts off where workers poll, if they shall.
+    pub(super) deferring: Option<Deferring>,
     /// Lets cores that forward wake up quickly, if they shall.
     resume: Option<Resume>,
     /// What ports of before keep, as sentences.
@@ -142,6 +145,8 @@ struct Known {
     /// Why it is to be asked again over which queues packets are spread, as a sentence.
     untold: Option<String>,
     moderated: Option<Moderated>,
+    /// By a worker.
+    polled: bool,
 }
 
 /// What is told of a device when its queues change.
@@ -184,6 +189,7 @@ impl<A: System + Clone> Looker<A> {
             serve: wanted.serve.as_deref().map(Serve::new),
             local: (wanted.local == LocalDelivery::Follow).then(Local::default),
             moderation: wanted.moderation.map(|longest| Moderation::new(longest.0)),
+            deferring: None,
             resume: wanted.resume_us().map(Resume::new),
             splitter: Splitter::default(),
             spreader: Spreader::default(),
@@ -311,6 +317,12 @@ impl<A: System + Clone> Looker<A> {
         }
     }
 
+    /// Nobody polls ports any more. Says what could not be put back.
+    pub fn end_deferring(&mut self) -> Vec<String> {
+        let Looker { roots, affinity, originals, deferring, .. } = self;
+        deferring.as_mut().map(|deferring| deferring.end(roots, affinity, originals)).unwrap_or_default()
+    }
+
     /// Everything that was changed is as it was. Says what could not be put back.
     pub fn put_back(&mut self) -> Vec<String> {
         let mut troubles = self.originals.put_back(&self.roots, &self.affinity);
@@ -332,9 +344,10 @@ impl<A: System + Clone> Looker<A> {
         let known = self.ports[port].known.take();
         let name = self.ports[port].name.clone();
         let found = self.shape(&name).and_then(|shape| {
+            let polled = self.deferring.as_ref().is_some_and(|deferring| deferring.has(shape.ifindex));
             let fresh = known.as_ref().filter(|known| {
                 let is_recent = now.saturating_sub(known.asked) < THOROUGH && !known.queues.is_incomplete();
-                known.shape == shape && !thoroughly && is_recent
+                known.shape == shape && known.polled == polled && !thoroughly && is_recent
             });
             if let Some(known) = fresh
                 && let Some(sources) = self.places(&known.queues.queues)?
@@ -356,7 +369,7 @@ impl<A: System + Clone> Looker<A> {
             if let Some(Moderated::By(set)) = moderated {
                 troubles.extend(overflows(&self.roots, &name, told.entries, set));
             }
-            Ok(Known { shape, queues, asked: now, troubles, spreads, untold, moderated })
+            Ok(Known { shape, queues, asked: now, troubles, spreads, untold, moderated, polled })
         });
         self.ports[port].known = match found {
             Ok(found) => Some(found),
@@ -368,6 +381,7 @@ impl<A: System + Clone> Looker<A> {
                     // One that is there, but answers nothing now, has what it had.
                     if self.ask.ifindex(&name).ok() != Some(ifindex) {
                         self.moderation.iter_mut().for_each(|moderation| moderation.forget(ifindex));
+                        self.deferring.iter_mut().for_each(|deferring| deferring.forget(ifindex));
                     }
                 }
                 None
@@ -397,8 +411,11 @@ impl<A: System + Clone> Looker<A> {
 
     fn moderate(&mut self, device: &str, ifindex: u32, told: &Told) -> Option<Moderated> {
         let port = Asked { device, ifindex, told };
-        let moderation = self.moderation.as_mut()?;
-        Some(moderation.look(&self.roots, &self.affinity, &mut self.originals, &port))
+        let Looker { roots, affinity, originals, moderation, deferring, .. } = self;
+        match moderation {
+            Some(moderation) => Some(moderation.look(roots, affinity, originals, &port)),
+            None => deferring.as_mut()?.look(roots, affinity, originals, &port),
+        }
     }
 
     fn shape(&self, device: &str) -> io::Result<Shape> {

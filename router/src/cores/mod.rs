@@ -22,6 +22,7 @@
 //! | [`serve`] | the cores of applications follow |
 //! | [`local`] | local delivery follows the application |
 //! | [`moderation`] | wake-ups that packets wait for together |
+//! | [`polled`] | interrupts of devices that workers poll themselves |
 //! | [`resume`] | how long cores that forward may take to wake up |
 //! | [`shares`] | what routers may take of cores that are full |
 //! | [`running`], [`exchange`] | the two threads that do this, and what they hand to each other |
@@ -47,6 +48,7 @@ pub mod moderation;
 pub mod notices;
 pub mod originals;
 pub mod placing;
+pub mod polled;
 pub mod queues;
 pub mod report;
 pub mod resume;

@@ -151,6 +151,8 @@ const UNTOLD: &str = "its driver tells nothing of it now";
 pub struct Moderation {
     /// So long, microseconds.
     us: u32,
+    /// By what, in this order.
+    means: &'static [Means],
     /// By number of the device.
     devices: BTreeMap<u32, Device>,
 }
@@ -175,7 +177,22 @@ pub struct Asked<'a> {
 
 impl Moderation {
     pub fn new(us: u32) -> Moderation {
-        Moderation { us, devices: BTreeMap::new() }
+        Moderation { us, means: &[Means::Device, Means::Napi], devices: BTreeMap::new() }
+    }
+
+    /// By NAPI's timer alone, whatever the device has of its own.
+    pub fn by_napi(us: u32) -> Moderation {
+        Moderation { means: &[Means::Napi], ..Moderation::new(us) }
+    }
+
+    /// Has it set something of this device?
+    pub fn is_ours(&self, ifindex: u32) -> bool {
+        matches!(self.devices.get(&ifindex), Some(Device::Ours { .. }))
+    }
+
+    /// Devices of which it has set something.
+    pub fn all_of_ours(&self) -> Vec<u32> {
+        self.devices.keys().copied().filter(|ifindex| self.is_ours(*ifindex)).collect()
     }
 
     /// Holds the wake-ups of a port back, if that is not done already.
@@ -246,7 +263,7 @@ impl Moderation {
         }
         let noted = originals.moderation(port.ifindex);
         let is_noted = |means| noted.is_none_or(|(_, was)| was.means() == means);
-        for means in [Means::Device, Means::Napi].into_iter().filter(|means| is_noted(*means)) {
+        for means in self.means.iter().copied().filter(|means| is_noted(*means)) {
             let Some(now) = Setting::read(means, roots, system, port.device)? else { continue };
             // Of a daemon before this one, that may have ended in the middle.
             let is_ours = |(set, _): &(Option<Setting>, Setting)| set.is_none_or(|set| set == now);

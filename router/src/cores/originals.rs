@@ -292,6 +292,13 @@ impl Originals {
         self.write(self.without_moderation(ifindex).collect())
     }
 
+    /// Wake-ups of a device are as before; says what could not be put back.
+    pub fn put_back_moderation(&mut self, roots: &Roots, system: &impl System, of: u32) -> Vec<String> {
+        let is_it =
+            |original: &Original| matches!(original.what, What::Moderation { ifindex, .. } if ifindex == of);
+        self.put_back_those(roots, system, is_it)
+    }
+
     fn without_moderation(&self, device: u32) -> impl Iterator<Item = Original> {
         let is_it = move |original: &&Original| matches!(original.what, What::Moderation { ifindex, .. } if ifindex == device);
         self.all.iter().filter(move |original| !is_it(original)).cloned()

@@ -13,13 +13,14 @@ use super::{
     notices::noticed,
     originals::{Originals, System},
     placing::{PERIOD, Placing},
+    polled::{Deferring, PolledPorts},
     queues::Told,
     shares::Sharing,
     splitting::Splitter,
     spreads::Spreader,
 };
 use crate::{
-    config::{Config, PlacementPolicy},
+    config::{Config, PlacementPolicy, PollingMode},
     daemon::{instance::Instance, kernel::monotonic},
     plane::{Polls, SharesInCharge, Slept, TransmitRings},
     priority::set_policy,
@@ -44,6 +45,8 @@ use std::{
 const LEAST: Duration = Duration::from_millis(100);
 /// How often clients are told anew.
 const PUBLISH: Duration = Duration::from_millis(100);
+/// A worker that has packets polls so long after a run, and one that has none spins so long, microseconds.
+const BESIDE_A_RUN_US: u32 = 50;
 /// Above all normal threads, and NAPI threads of the lowest real-time priority: a core that is full is where a round is needed, and
 /// takes some ten microseconds of ten milliseconds. What is to be held up ([`super::drain`]) must be below.
 pub(super) const PRIORITY: libc::c_int = 2;
@@ -66,6 +69,7 @@ pub fn start(
     shares: SharesInCharge,
     splitter: Splitter,
     spreading: Option<Spreading>,
+    polled: PolledPorts,
 ) -> Result<Threads> {
     if config.cores.policy == PlacementPolicy::Off {
         clean(instance).iter().for_each(|line| tracing::info!("{line}"));
@@ -76,6 +80,7 @@ pub fn start(
     match prepare(instance, &handle, shares) {
         Ok((mut looker, placing)) => {
             looker.splitter = splitter;
+            looker.deferring = deferring(config, polled);
             if let Some(spreading) = spreading.filter(|_| config.cores.uses_rss()) {
                 looker.spreader = Spreader::new(spreading);
             }
@@ -92,6 +97,12 @@ pub fn start(
         }
         Err(error) => Err(error.context("placing queues (policy = \"off\" in [cores] does without)")),
     }
+}
+
+/// Where workers poll: as often as they may be at one path, and look after their rings, and then some.
+fn deferring(config: &Config, polled: PolledPorts) -> Option<Deferring> {
+    let is_wanted = config.workers.polling == PollingMode::Busy && !config.paths.is_empty();
+    is_wanted.then(|| Deferring::new(polled, config.workers.longest_run.0 + BESIDE_A_RUN_US))
 }
 
 fn prepare(
@@ -351,6 +362,8 @@ fn finish<A: System + Clone>(
     }
     // Nobody would let them sleep again.
     looker.keep_awake(&BTreeSet::new()).into_iter().for_each(|trouble| exchange.fail(trouble));
+    // Workers end with the daemon, whoever comes next.
+    looker.end_deferring().into_iter().for_each(|trouble| exchange.fail(trouble));
     if failed || !leave {
         // Nobody would notice any more that a core has too much.
         looker.splitter.end();

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     classifier::{Classifier, Ntuple},
     config::Config,
+    cores::polled::PolledPorts,
     ethtool::Ethtool,
     plane::{
         Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
@@ -61,6 +62,8 @@ pub struct Bpf {
     epochs: Epochs,
     /// Of paths.
     sas: RunningSas,
+    /// Which ports their workers poll.
+    polled: PolledPorts,
 }
 
 impl Bpf {
@@ -75,12 +78,18 @@ impl Bpf {
             seat: SplitSeat::default(),
             epochs: Epochs::default(),
             sas: RunningSas::default(),
+            polled: PolledPorts::default(),
         }
     }
 
     /// With the SAs of the paths that it is to run.
     pub fn with_sas(self, sas: RunningSas) -> Self {
         Self { sas, ..self }
+    }
+
+    /// Workers of paths tell here which ports they poll.
+    pub fn with_polled(self, polled: PolledPorts) -> Self {
+        Self { polled, ..self }
     }
 
     /// Those of the generation in charge.
@@ -288,7 +297,7 @@ impl Kernel for Bpf {
     }
 
     fn user_plane(&mut self, config: &Config) -> Result<UserPlane> {
-        let started = UserPlane::start(config, self.sas.clone())?;
+        let started = UserPlane::start(config, self.sas.clone(), self.polled.clone())?;
         self.epochs = started.epochs();
         Ok(started)
     }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     config::{Config, ElementSettings, PlacementPolicy},
     cores,
-    cores::splitting::Splitter,
+    cores::{polled::PolledPorts, splitting::Splitter},
     observer::Waker,
     privileges,
     sas::RunningSas,
@@ -67,7 +67,8 @@ fn run_alone<O: Observe>(
     let _held = kernel::ensure_bpffs()?;
     privileges::reduce()?;
     let sas = RunningSas::load(&config.sas)?;
-    let mut bpf = Bpf::new(instance, config.generic).with_sas(sas.clone());
+    let polled = PolledPorts::default();
+    let mut bpf = Bpf::new(instance, config.generic).with_sas(sas.clone()).with_polled(polled.clone());
     bpf.adopt()?;
     let (observer, waker) = observer(&config)?;
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
@@ -79,7 +80,7 @@ fn run_alone<O: Observe>(
     let placed = |port: &str| config.cores.uses_rss() && config.ports.iter().any(|p| p.as_str() == port);
     let spreading = kernel::classifier().map(|classifier| steering::take_over(classifier, instance, placed));
     let shares = bpf.shares().waking(waker);
-    let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone())?;
+    let cores = cores::running::start(&config, instance, shares, splitter, spreading.clone(), polled)?;
     switch.set_machine(cores.handle());
     api::serve(lock.listen()?, requests_to, switch, Some(cores.handle()), sas.clone())?;
     let started = Control::start(config, instance.clone(), bpf, observer, switch_end, spreading);

@@ -17,10 +17,11 @@ use super::{
 use crate::{
     af_xdp::{HEAD_ROOM, Polling, Rings},
     captures::CaptureThreads,
-    config::{Config, DaemonPath, ElementSettings},
+    config::{Config, DaemonPath, ElementSettings, PollingMode},
     cores::{
         CoreId, Roots,
         machine::{CoreSite, Machine},
+        polled::PolledPorts,
     },
     ethtool::Ethtool,
     guard::locked,
@@ -56,6 +57,15 @@ const LOOKS: Duration = Duration::from_secs(1);
 const READS: Duration = Duration::from_secs(1);
 /// The least memory for packets, frames.
 const LEAST_FRAMES: u32 = 1 << 13;
+/// A socket that does not wait polls once, whatever the time is, if it is not 0; as many packets as NAPI itself takes at once.
+const BUSY: Polling = Polling::Busy { microseconds: 20, budget: 64 };
+
+fn polling(mode: PollingMode) -> Polling {
+    match mode {
+        PollingMode::Interrupts => Polling::Interrupts,
+        PollingMode::Busy => BUSY,
+    }
+}
 
 /// See the head of this file. It ends with its last clone.
 #[derive(Clone)]
@@ -93,11 +103,11 @@ struct Orders {
 }
 
 impl UserPlane {
-    /// Without workers yet; with these SAs, which send from now on.
+    /// Without workers yet; with these SAs, which send from now on. Which ports workers poll is told by `polled`.
     ///
     /// # Errors
     /// The kernel has not got the memory, /sys cannot be read, or sequence numbers cannot be noted.
-    pub fn start(config: &Config, sas: RunningSas) -> Result<UserPlane> {
+    pub fn start(config: &Config, sas: RunningSas, polled: PolledPorts) -> Result<UserPlane> {
         let namespaces = Namespaces::default();
         let settings = WorkersSettings {
             namespaces: namespaces.clone(),
@@ -107,6 +117,8 @@ impl UserPlane {
                 control_pps: config.policing.control_pps.0.into(),
             },
             share: config.workers.share.0,
+            sample_every: config.workers.sample_every.packets(),
+            longest_run: config.workers.longest_run.duration(),
             nice: config.workers.nice.0,
             calibration: Some(config.workers.calibration.clone()),
             ..WorkersSettings::default()
@@ -126,6 +138,8 @@ impl UserPlane {
             epochs: epochs.clone(),
             settings,
             wants_zero_copy: config.workers.zero_copy,
+            polling: polling(config.workers.polling),
+            polled,
             io_mbps: config.workers.io_mbps.map(|rate| rate.0),
             longest_ring: config.paths.iter().map(|path| path.ring as u32).max().unwrap_or(0),
             namespace: Arc::new(
@@ -246,6 +260,8 @@ struct Keeper {
     epochs: Epochs,
     settings: WorkersSettings,
     wants_zero_copy: bool,
+    polling: Polling,
+    polled: PolledPorts,
     /// As the configuration says.
     io_mbps: Option<u32>,
     /// Of all paths.
@@ -310,6 +326,7 @@ impl Keeper {
             troubles.iter().filter(|new| !self.told.contains(new)).for_each(|new| tracing::warn!("{new}"));
             self.told.clone_from(&troubles);
             let (workers, trouble) = self.report();
+            self.tell_polled(&workers);
             troubles.extend(trouble);
             *locked(&desk.stand) = Arc::new(Stand { workers, troubles });
             locked(&desk.orders).done = given;
@@ -329,6 +346,13 @@ impl Keeper {
             format!("paths are placed as if nothing else ran: what runs on cores is not known: {error}")
         };
         (self.tally.of(report), known.err().map(why_not))
+    }
+
+    /// So their interrupts are kept off.
+    fn tell_polled(&self, report: &WorkersReport) {
+        let polled = report.queues.iter().filter(|queue| queue.polled);
+        let ports = polled.filter_map(|queue| Some(self.wanted.ports.get(&queue.port)?.ifindex));
+        self.polled.set(ports.collect());
     }
 
     /// Has workers read the tables, if they do not; why not.
@@ -428,7 +452,7 @@ impl Keeper {
             router,
             queues: there_are.min(MAX_QUEUES) as u32,
             zero_copy: self.wants_zero_copy,
-            polling: Polling::Interrupts,
+            polling: self.polling,
             // As much again as the longest path may have (`PortPlan::rings`).
             rings: Rings { fill: usual.fill.max(2 * self.longest_ring), ..usual },
         }
@@ -454,6 +478,7 @@ impl Keeper {
     }
 
     fn end(self) {
+        self.polled.set(BTreeSet::new());
         let stopped = self.workers.map(Workers::stop).unwrap_or_default();
         // Nobody copies any more.
         let troubles = stopped.into_iter().chain(self.captures.finish());

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     captures::{CaptureWriters, Captures},
-    config::PathsConfig,
+    config::{PathsConfig, RunsSettings},
     sas::Sas,
     workers,
 };
@@ -35,11 +35,17 @@ const SPARE: usize = 1024;
 
 /// What a worker is told. A nanosecond counts as a cycle; what a switch takes is part of what packets cost, as nobody measured it here
 /// (`logic::paths::calibrate`).
-const SETTINGS: Settings = Settings {
-    bursts: Bursts { longest_cycles: 100_000, switch_cycles: 0, most: MOST_PACKETS as u32 },
-    sample_every: 20,
-    counted: Counters::CYCLES,
-};
+fn settings(runs: RunsSettings) -> Settings {
+    Settings {
+        bursts: Bursts {
+            longest_cycles: runs.longest_run.0 * 1000,
+            switch_cycles: 0,
+            most: MOST_PACKETS as u32,
+        },
+        sample_every: runs.sample_every.packets(),
+        counted: Counters::CYCLES,
+    }
+}
 
 /// Packets between files and the worker.
 struct Replay<'a> {
@@ -112,7 +118,7 @@ pub fn run<R: Read, W: Write>(
 
 /// With the paths of the configuration.
 pub(crate) fn worker<F: Frame>(config: &PathsConfig, sas: &Sas, captures: &Captures) -> Result<Worker<F>> {
-    let mut worker = Worker::new(SETTINGS)?;
+    let mut worker = Worker::new(settings(config.runs))?;
     for (router, (_, weight)) in (0..).zip(&config.routers) {
         worker.weigh(router, *weight);
     }

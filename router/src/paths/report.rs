@@ -39,6 +39,10 @@ pub struct PathsReport {
     pub crypto: Option<CryptoReport>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sas: Vec<SaReport>,
+    /// One packet in so many was measured (P6).
+    pub sample_every: u16,
+    /// The longest run of a path (P8).
+    pub longest_run_us: u32,
     /// What is known of what paths use on this machine.
     pub resources: Vec<ResourceStand>,
     /// Why files were not read or not written to their end.
@@ -112,7 +116,12 @@ impl PathsReport {
             router: router(path.router),
             ..PathReport::default()
         };
-        PathsReport { paths: config.paths.iter().map(path).collect(), ..PathsReport::default() }
+        PathsReport {
+            paths: config.paths.iter().map(path).collect(),
+            sample_every: config.runs.sample_every.packets(),
+            longest_run_us: config.runs.longest_run.0,
+            ..PathsReport::default()
+        }
     }
 
     /// Adds it up, with what the worker knows.

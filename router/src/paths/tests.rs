@@ -127,6 +127,29 @@ ring = 64
     assert!(rest.ns_per_packet.is_some_and(|ns| ns > 0) && rest.runs >= 3200 / 256);
 }
 
+/// Eight packets that take long, which is the first run, and others that take nothing, or long too: how long runs are, and what is known of packets,
+/// follows what the file says.
+#[test]
+fn runs_are_as_long_and_measured_as_often_as_the_file_says() {
+    const PATH: &str =
+        "[[path]]\nname = \"crc\"\nchain = [\"crc_append\", { element = \"forward\", port = \"tap\" }]\n";
+    let crc = |sample_every: u32, longest_run: &str, dear: u64| {
+        let runs = format!("[workers]\nsample_every = {sample_every}\nlongest_run = \"{longest_run}\"\n");
+        let long = |n| if n < dear { 60_000 } else { 0 };
+        let records: Vec<_> =
+            (0..400).map(|n| whole(n, udp(1, [10, 1, 0, 1], 64, &vec![7; long(n)]))).collect();
+        let (report, _) = replay(&format!("{runs}{PATH}"), &[(0, capture(&records))]);
+        is_whole(&report);
+        assert_eq!((report.out, u32::from(report.sample_every)), (400, sample_every));
+        assert_eq!(format!("{}us", report.longest_run_us), longest_run);
+        report.paths[0].clone()
+    };
+    let [short, long] = ["10us", "1000us"].map(|run| crc(1, run, 400).runs);
+    assert!(short > 3 * long, "{short} and {long} runs");
+    let [often, once] = [1, 10_000].map(|every| crc(every, "100us", 8).ns_per_packet.unwrap());
+    assert!(once > 3 * often, "{once} ns by the first run, {often} by all");
+}
+
 /// The clock is the file's: 1,000 a second and 5 at once, in a capture of two seconds.
 #[test]
 fn rates_are_those_of_the_capture() {

@@ -408,6 +408,8 @@ impl Control {
             switch: self.calibrated.switch.clone(),
             share: self.scarce.shared().to_string(),
             follows: self.settings.share == Share::Scarce,
+            sample_every: self.settings.sample_every,
+            longest_run_us: self.settings.longest_run.as_micros() as u64,
             resources: RESOURCES.map(|resource| self.resource(resource)).to_vec(),
             up: self.ups.report(),
             frames: self.umem.frames(),

@@ -36,6 +36,12 @@ pub struct WorkersReport {
     /// It is what is scarce ([`logic::paths::Saturation`]), else what the configuration says.
     #[serde(default)]
     pub follows: bool,
+    /// One packet in so many is measured (P6).
+    #[serde(default)]
+    pub sample_every: u16,
+    /// The longest run of a path (P8).
+    #[serde(default)]
+    pub longest_run_us: u64,
     /// What is known of each resource on this machine.
     #[serde(default)]
     pub resources: Vec<ResourceStand>,
@@ -229,6 +235,12 @@ pub struct QueueStand {
     /// Why they are, although it was wanted otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies_because: Option<String>,
+    /// Its device is polled by workers themselves, while there is load.
+    #[serde(default)]
+    pub polled: bool,
+    /// Why it is not, although it was wanted otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_polled_because: Option<String>,
     /// What is wrong with it now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fault: Option<String>,
@@ -283,6 +295,8 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         owner: core,
         zero_copy: queue.is_zero_copy(),
         copies_because: queue.copies_because().map(ToString::to_string),
+        polled: queue.polled() == Some(Ok(())),
+        not_polled_because: queue.polled().and_then(|polled| Some(polled.err()?.to_string())),
         fault: faults.get(&n).cloned(),
         starved: queue.counts().starved,
         refused: queue.counts().refused,

@@ -124,6 +124,8 @@ impl Inner {
 
     fn look_after_rings(&mut self, now: u64) {
         self.rounds.looked = now;
+        // Also while a path has packets always: others' would wait at the device.
+        self.io.poll();
         self.io.look();
         self.io.flush();
         bits(self.stopped).for_each(|path| self.drop_packets(path));

@@ -44,8 +44,8 @@ pub fn flood_of(packets: i32, device: &str, by: &str, frame: &[u8], over: &Atomi
     }
 }
 
-/// The thread that polls the only queue of a device.
-pub struct Napi(u32);
+/// The thread that polls the only queue of a device, by number.
+pub struct Napi(pub u32);
 
 impl Napi {
     /// Makes it, on this core.

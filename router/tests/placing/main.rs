@@ -2,6 +2,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod polled;
 mod splits;
 
 use common::{ifindex, in_new_namespace, run};

@@ -18,7 +18,7 @@ use af_xdp_bed::{Generator, frame, until};
 use bed::*;
 use common::{frame::Frame, in_new_namespace, run, wire::Wire};
 use router::{
-    af_xdp::Rings,
+    af_xdp::{Polling, Rings},
     netns::{Key, OpenNamespace},
     workers::{Namespaces, PathPlan, WorkersSettings},
 };
@@ -29,6 +29,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        mpsc::channel,
     },
     thread,
     time::{Duration, Instant},
@@ -107,6 +108,91 @@ fn an_owner_that_sleeps_fills_for_its_neighbour() {
         generator.end();
         bed.end();
     });
+}
+
+/// Packets that take 4 us each, more than the worker keeps up with: what it does of them at a time is what may take so long.
+#[test]
+#[ignore = "needs root"]
+fn a_run_takes_as_long_as_it_may() {
+    let a_run = |longest_us| {
+        let (tell, told) = channel();
+        in_new_namespace(move || {
+            let longest_run = Duration::from_micros(longest_us);
+            let bed = Bed::new(1, WorkersSettings { longest_run, sample_every: 7, ..settings() });
+            let path = PathPlan { ring: 1024, ..path("in", &["discard"], 1) };
+            bed.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, path)]));
+            let mut generator = Generator::new("q0", 1);
+            for n in 0..40 {
+                generator.send(0, (n * 64..(n + 1) * 64).map(|n| frame(0, n, 60)));
+            }
+            until("the path", || {
+                let path = bed.path(0);
+                path.packets + path.ring_full == 40 * 64
+            });
+            let (path, report) = (bed.path(0), bed.report());
+            assert_eq!((report.longest_run_us, report.sample_every), (longest_us, 7));
+            generator.end();
+            bed.end();
+            tell.send(path.packets as f64 / path.runs as f64).unwrap();
+        });
+        told.recv().unwrap()
+    };
+    let [short, long] = [10, 1000].map(a_run);
+    assert!(short < 4.0 && long > 4.0 * short, "{short} and {long} packets a run");
+}
+
+/// While there is load a worker polls the device itself, where the kernel can; either way all packets come, in order, and without load it sleeps.
+#[test]
+#[ignore = "needs root"]
+fn a_worker_that_polls_forwards_in_order_and_sleeps_without_load() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, settings());
+        let polls = |polling| {
+            let mut ports = ports(1, Rings::default());
+            ports.values_mut().for_each(|port| port.polling = polling);
+            bed.apply(&plan(&[1], &ports, &[(0, path("one", &["forward"], 1))]));
+        };
+        let queue = || bed.report().queues.into_iter().find(|queue| queue.port == 0).unwrap();
+        let to = Wire::open("q1");
+        let mut generator = Generator::new("q0", 1);
+        let busy = Polling::Busy { microseconds: 20, budget: 64 };
+        for (round, polling) in (0..).zip([Polling::Interrupts, busy, Polling::Interrupts, busy]) {
+            polls(polling);
+            let mut numbers = Vec::new();
+            for n in round * 200..(round + 1) * 200 {
+                let sent = n * 32..(n + 1) * 32;
+                generator.send(0, sent.clone().map(|n| frame(0, n, 60)));
+                numbers.clear();
+                until("32 frames", || {
+                    numbers_of(&to, 0, &mut numbers);
+                    numbers.len() >= 32
+                });
+                assert_eq!(numbers, Vec::from_iter(sent), "in order, and nothing twice");
+            }
+            let queue = queue();
+            match polling {
+                Polling::Interrupts => assert_eq!((queue.polled, queue.not_polled_because), (false, None)),
+                // After packets it is known whether the kernel can.
+                Polling::Busy { .. } => match queue.not_polled_because {
+                    None => assert!(queue.polled),
+                    Some(why) => assert!(!queue.polled && why.starts_with("neither its driver nor"), "{why}"),
+                },
+            }
+            // It took no more than a fiftieth of the core, and slept for the rest.
+            until("sleep", || is_idle(&bed));
+        }
+        assert_eq!((bed.path(0).packets, bed.path(0).ring_full), (800 * 32, 0));
+        generator.end();
+        bed.end();
+    });
+}
+
+/// The worker slept for nearly all of 200 ms.
+fn is_idle(bed: &Bed) -> bool {
+    let ran = || bed.report().workers[0].ran_ns;
+    let (before, begun) = (ran(), Instant::now());
+    thread::sleep(Duration::from_millis(200));
+    (ran() - before) as f64 <= begun.elapsed().as_nanos() as f64 / 50.0
 }
 
 /// However the test ends.

@@ -13,6 +13,7 @@ use logic::paths::{
     rows::{Otherwise, PathClass},
 };
 use router::{
+    af_xdp::Polling,
     plane::PathMaps,
     workers::{Epochs, PassUp, PathStand, Shared, Workers, WorkersReport},
 };
@@ -176,6 +177,75 @@ fn measure_beside_the_kernel_plane() {
         let umem = workers.umem();
         assert_eq!(workers.stop(), Vec::<String>::new());
         assert_eq!(umem.free_frames(), umem.frames());
+    });
+}
+
+/// By interrupts, and polled by the worker where the kernel can, in turns: what it forwards when more is offered than can be, what that costs in the
+/// worker and in the thread that receives, on core 1 both; and how soon a packet is there each 500 us, and each 20 us.
+#[test]
+#[ignore = "a measurement; needs root"]
+fn measure_polling() {
+    in_new_namespace(|| {
+        let bed = Bed::new(1, WorkersSettings::default());
+        let napi = Napi::new("p0", 1);
+        // As urgent as the worker, or what else runs here would have it wait.
+        setpriority_process(Pid::from_raw(napi.0 as i32), -20).unwrap();
+        let polls = |polling| {
+            let mut ports = ports(1, Rings::default());
+            ports.values_mut().for_each(|port| port.polling = polling);
+            bed.apply(&plan(&[1], &ports, &[(0, PathPlan { ring: 1024, ..path("one", &["forward"], 1) })]));
+        };
+        let busy = Polling::Busy { microseconds: 20, budget: 64 };
+        let modes = [("interrupts", Polling::Interrupts), ("busy", busy)];
+        for round in 0..ROUNDS {
+            for (mode, polling) in modes {
+                polls(polling);
+                let sink = Port::with("q1", "sink");
+                flooded("repeat", &frame(0, 0, 60), || {
+                    let (begun, before) = (Instant::now(), bed.path(0).packets);
+                    let (received, worked) = (napi.cpu_ns(), cpu_ns("worker/1"));
+                    thread::sleep(Duration::from_secs(1));
+                    let (packets, seconds) =
+                        ((bed.path(0).packets - before) as f64, begun.elapsed().as_secs_f64());
+                    let (received, worked) = (napi.cpu_ns() - received, cpu_ns("worker/1") - worked);
+                    println!(
+                        "round {round}, {mode}, more than can be: {:.4} Mpps, {:.0} ns of CPU a packet in the worker, {:.0} in the thread that \
+                         receives",
+                        packets / seconds / 1e6,
+                        worked as f64 / packets,
+                        received as f64 / packets,
+                    );
+                });
+                quiet(&bed);
+                drop(sink);
+                let affinity = rustix::thread::sched_getaffinity(None).unwrap();
+                only_on([0]);
+                for us in [500, 20] {
+                    let [half, most, nearly_all] = took(1000, || {
+                        let until = Instant::now() + Duration::from_micros(us);
+                        while Instant::now() < until {
+                            std::hint::spin_loop();
+                        }
+                    });
+                    println!(
+                        "round {round}, {mode}, a packet each {us} us: median {half:.1}, 90 % {most:.1}, 99 % {nearly_all:.1} us"
+                    );
+                }
+                rustix::thread::sched_setaffinity(None, &affinity).unwrap();
+                let (idle, begun) = (cpu_ns("worker/1"), Instant::now());
+                thread::sleep(Duration::from_millis(500));
+                println!(
+                    "round {round}, {mode}, no load: {:.2} % of a core; {:?}",
+                    (cpu_ns("worker/1") - idle) as f64 / begun.elapsed().as_nanos() as f64 * 100.0,
+                    bed.report()
+                        .queues
+                        .iter()
+                        .find(|queue| queue.port == 0)
+                        .map(|queue| (queue.polled, queue.not_polled_because.clone())),
+                );
+            }
+        }
+        bed.end();
     });
 }
 

@@ -523,6 +523,7 @@ fn status_tells_of_paths() {
         name: "eth1".into(),
         queue,
         copies_because: Some("no driver support".into()),
+        not_polled_because: Some("why not".into()),
         fault: fault.map(Into::into),
         ..QueueStand::default()
     };
@@ -555,6 +556,7 @@ worker      core 3: paths share I/O bandwidth; it used 50% of CPU cycles, 93% of
 worker      core 4: paths share CPU cycles
 note        what a switch from path to path takes is part of what packets cost: FILE is not there (`millrace calibrate` measures it)
 note        port eth1: packets are copied for workers: no driver support
+note        port eth1: workers do not poll it: why not
 note        port eth2: 7 packets of workers were lost on their way out
 note        11 packets that paths passed up did not get to the kernel: 5 as too many waited, 6 as it did not take them
 ";

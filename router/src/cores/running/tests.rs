@@ -16,6 +16,7 @@ use std::{collections::BTreeSet, io::Write as _, time::Instant};
 struct World {
     tree: Tree,
     fake: Fake,
+    polled: PolledPorts,
     threads: Option<Threads>,
 }
 
@@ -41,10 +42,12 @@ impl World {
         let config = Config::parse(std::path::Path::new("m.toml"), &text).unwrap();
         let (wanted, names) = (Arc::new(config.cores), Arc::<[String]>::from(["eth0".to_owned()]));
         let (ask, file) = (ask(netlink), tree.path("m.cores"));
-        let looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, file).unwrap();
+        let polled = PolledPorts::default();
+        let mut looker = Looker::new(tree.roots(), fake.clone(), ask, wanted.clone(), &names, file).unwrap();
+        looker.deferring = Some(Deferring::new(polled.clone(), 150));
         let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
         let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
-        World { tree, fake, threads: Some(threads) }
+        World { tree, fake, polled, threads: Some(threads) }
     }
 
     fn handle(&self) -> Handle {
@@ -107,6 +110,33 @@ fn a_core_that_forwards_wakes_up_quickly_until_the_daemon_ends() {
     assert_eq!(limits(&world), ["0", "30"]);
     world.threads.take().unwrap().leave();
     assert_eq!((limits(&world), world.places()), (["0".into(), "0".into()], [vec![2], vec![3]]));
+}
+
+/// Whatever is left to the next daemon: nobody polls.
+#[test]
+fn interrupts_are_kept_off_while_workers_poll_until_the_daemon_ends() {
+    let mut world = World::new(|netlink| Box::new(netlink));
+    world.tree.hardware("eth0", "", 0, &[38]);
+    world.tree.irq(38, "eth0-TxRx-0", "0-3", "0");
+    let files = ["ifindex", "gro_flush_timeout", "napi_defer_hard_irqs"];
+    let file = |name: &str| format!("sys/class/net/eth0/{name}");
+    files.into_iter().zip(["8\n", "0\n", "0\n"]).for_each(|(name, text)| world.tree.write(&file(name), text));
+    let timer = |world: &World| [1, 2].map(|n: usize| world.tree.read(&file(files[n])).trim().to_owned());
+    let (as_it_was, off) = (["0", "0"].map(String::from), ["150000", "1"].map(String::from));
+    world.wait_for("the places", || world.places() == [vec![2], vec![3]]);
+    for _ in 0..2 {
+        world.polled.set([8].into());
+        world.wait_for("no interrupts", || timer(&world) == off);
+        world.wait_for("it to be told", || {
+            world.handle().cores().moderations.iter().any(|port| port.us == Some(150.0))
+        });
+        world.polled.set(BTreeSet::new());
+        world.wait_for("interrupts", || timer(&world) == as_it_was);
+    }
+    world.polled.set([8].into());
+    world.wait_for("no interrupts", || timer(&world) == off);
+    world.threads.take().unwrap().leave();
+    assert_eq!((timer(&world), world.places()), (as_it_was, [vec![2], vec![3]]));
 }
 
 #[test]
@@ -180,7 +210,7 @@ fn spreading(nic: &Nic, file: &str) -> World {
     looker.spreader = Spreader::new(Spreading::open(classifier, file.into(), |_| true));
     let placing = Placing::new(tree.roots(), fake.clone(), &wanted, names.clone()).unwrap();
     let threads = run(looker, placing, Handle { exchange: Arc::default(), wanted, names }).unwrap();
-    World { tree, fake, threads: Some(threads) }
+    World { tree, fake, polled: PolledPorts::default(), threads: Some(threads) }
 }
 
 #[test]

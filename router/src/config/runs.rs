@@ -1,0 +1,124 @@
+//! How long a path may run, and how often packets are measured: of `[workers]`, in the daemon's file and in one of paths.
+
+use super::{BadValue, cores::microseconds};
+use serde::{Deserialize, Deserializer, de::Error as _};
+use std::{str::FromStr, time::Duration};
+
+bounded!(
+    /// One packet in so many is measured (P6). At the most a path that has a million packets a second is measured every 10 ms.
+    MeasuredEvery, |v| (1..=10_000).contains(&v), "1 (every packet) to 10000 packets"
+);
+
+impl MeasuredEvery {
+    /// As the scheduler counts.
+    pub fn packets(self) -> u16 {
+        self.0 as u16
+    }
+}
+
+impl Default for MeasuredEvery {
+    fn default() -> Self {
+        Self(20)
+    }
+}
+
+/// The longest run of a path, microseconds (R of P8): so long others may wait behind each path. At the least a run has more than a few switches from
+/// path to path; more than a thousand would leave commands and other paths waiting for longer than a core of the kernel plane does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongestRun(pub u32);
+
+impl LongestRun {
+    pub fn duration(self) -> Duration {
+        Duration::from_micros(self.0.into())
+    }
+}
+
+impl Default for LongestRun {
+    fn default() -> Self {
+        Self(100)
+    }
+}
+
+impl FromStr for LongestRun {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        microseconds(s, 10..=1000).map(Self)
+    }
+}
+
+/// `[workers]` of a file of paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunsSettings {
+    pub sample_every: MeasuredEvery,
+    pub longest_run: LongestRun,
+}
+
+/// Keys, and how they are written.
+pub(super) const FORMS: [(&str, &str); 2] =
+    [("workers.sample_every", "sample_every = 20"), ("workers.longest_run", "longest_run = \"100us\"")];
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Config, PathsConfig},
+        *,
+    };
+    use std::path::Path;
+
+    const PATHS: &str = "[[port]]\nname = \"a\"\n[[path]]\nname = \"p\"\nchain = [\"discard\"]\n";
+
+    /// As both files have them.
+    fn both(text: &str) -> [Result<RunsSettings, String>; 2] {
+        let file = Path::new("m.toml");
+        let of_daemon = Config::parse(file, text).map(|config| {
+            let workers = config.workers;
+            RunsSettings { sample_every: workers.sample_every, longest_run: workers.longest_run }
+        });
+        let of_paths = PathsConfig::parse(file, &format!("{text}\n{PATHS}")).map(|config| config.runs);
+        [of_daemon, of_paths].map(|read| read.map_err(|error| error.to_string()))
+    }
+
+    #[test]
+    fn both_files_say_it_in_the_same_words() {
+        for (text, expected) in [
+            ("", (20, 100)),
+            ("[workers]", (20, 100)),
+            ("[workers]\nsample_every = 1\nlongest_run = \"10us\"", (1, 10)),
+            ("[workers]\nsample_every = 10000\nlongest_run = \"1000us\"", (10_000, 1000)),
+        ] {
+            for read in both(text) {
+                let read = read.unwrap();
+                assert_eq!((read.sample_every.packets(), read.longest_run.0), expected, "{text}");
+            }
+        }
+        assert_eq!(LongestRun(250).duration(), Duration::from_micros(250));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let (every, run) = (
+            "is not allowed: 1 (every packet) to 10000 packets",
+            "is not allowed: a time from 10us to 1000us",
+        );
+        for (line, parts) in [
+            ("sample_every = 0", ["workers.sample_every: 0", every]),
+            ("sample_every = 10001", ["workers.sample_every: 10001", every]),
+            ("sample_every = -1", ["workers.sample_every: -1", every]),
+            ("sample_every = \"20\"", ["workers.sample_every: not of the right type", "sample_every = 20"]),
+            ("longest_run = \"9us\"", ["workers.longest_run: \"9us\"", run]),
+            ("longest_run = \"1001us\"", ["workers.longest_run: \"1001us\"", run]),
+            ("longest_run = \"1ms\"", ["workers.longest_run: \"1ms\"", run]),
+            ("longest_run = 100", ["workers.longest_run: not of the right type", "longest_run = \"100us\""]),
+        ] {
+            for read in both(&format!("[workers]\n{line}")) {
+                let error = read.unwrap_err();
+                assert!(error.starts_with("m.toml:2: "), "{line}: {error}");
+                assert!(parts.iter().all(|part| error.contains(part)), "{line}: {error}");
+            }
+        }
+        // What is the daemon's alone.
+        let [_, of_paths] = both("[workers]\ncores = \"2\"");
+        assert!(of_paths.unwrap_err().contains("unknown field 'cores'"));
+    }
+}

@@ -1,0 +1,227 @@
+//! Ports that workers poll themselves ([`crate::af_xdp::Polling::Busy`]): while a worker comes again and again, interrupts of the device would only
+//! take its queues away from it.
+//!
+//! NAPI keeps them off between two polls if it has a timer (`Documentation/networking/napi.rst`, "Busy polling"): when nobody polled for so
+//! long, because the worker sleeps, or another path has its core, the kernel polls once, and lets the device interrupt again. The timer is set,
+//! written down and put back as [`super::moderation`] does it; where `cores.moderation` is configured, that is all that is set.
+
+use super::{
+    Roots,
+    moderation::{Asked, Moderated, Moderation},
+    originals::{Originals, System},
+};
+use crate::guard::locked;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex},
+};
+
+/// Those that are polled now, by number of the device: workers say so, and who looks for queues hears of it.
+#[derive(Clone, Debug, Default)]
+pub struct PolledPorts(Arc<Mutex<BTreeSet<u32>>>);
+
+impl PolledPorts {
+    pub fn set(&self, ifindexes: BTreeSet<u32>) {
+        *locked(&self.0) = ifindexes;
+    }
+
+    pub fn has(&self, ifindex: u32) -> bool {
+        locked(&self.0).contains(&ifindex)
+    }
+}
+
+/// Keeps interrupts off while they are.
+#[derive(Debug)]
+pub struct Deferring {
+    ports: PolledPorts,
+    moderation: Moderation,
+}
+
+impl Deferring {
+    /// A worker that has packets polls at least so often, microseconds.
+    pub fn new(ports: PolledPorts, us: u32) -> Deferring {
+        Deferring { ports, moderation: Moderation::by_napi(us) }
+    }
+
+    pub fn has(&self, ifindex: u32) -> bool {
+        self.ports.has(ifindex)
+    }
+
+    /// Of a port; `None`: it is as it was, and nobody polls it.
+    pub fn look(
+        &mut self,
+        roots: &Roots,
+        system: &impl System,
+        originals: &mut Originals,
+        port: &Asked<'_>,
+    ) -> Option<Moderated> {
+        if self.has(port.ifindex) {
+            return Some(self.moderation.look(roots, system, originals, port));
+        }
+        if !self.moderation.is_ours(port.ifindex) {
+            return None;
+        }
+        let trouble = originals.put_back_moderation(roots, system, port.ifindex).pop();
+        if trouble.is_none() {
+            self.moderation.forget(port.ifindex);
+        }
+        trouble.map(Moderated::Not)
+    }
+
+    /// A port that is gone.
+    pub fn forget(&mut self, ifindex: u32) {
+        self.moderation.forget(ifindex);
+    }
+
+    /// Workers are gone: what could not be put back.
+    pub fn end(&mut self, roots: &Roots, system: &impl System, originals: &mut Originals) -> Vec<String> {
+        self.ports.set(BTreeSet::new());
+        let ours = self.moderation.all_of_ours();
+        let troubles = ours.iter().flat_map(|ifindex| originals.put_back_moderation(roots, system, *ifindex));
+        let troubles = troubles.collect();
+        ours.into_iter().for_each(|ifindex| self.moderation.forget(ifindex));
+        troubles
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{
+            fake::{Fake, Interrupts},
+            queues::Told,
+            tree::Tree,
+        },
+        *,
+    };
+    use crate::ethtool::Coalescing;
+
+    /// eth0, number 8, a NIC whose driver adapts its own interrupts.
+    struct World {
+        tree: Tree,
+        fake: Fake,
+        ports: PolledPorts,
+        originals: Originals,
+        deferring: Deferring,
+    }
+
+    impl World {
+        fn new() -> World {
+            let (tree, fake, ports) = (Tree::new(), Fake::default(), PolledPorts::default());
+            tree.device("eth0", 1, false);
+            tree.hardware("eth0", "", 0, &[38]);
+            tree.irq(38, "eth0-TxRx-0", "0-7", "0");
+            tree.write("sys/class/net/eth0/ifindex", "8\n");
+            fake.get().interrupts.insert("eth0".into(), Interrupts::new(8, true));
+            let originals = Originals::read(tree.path("m.cores"));
+            let world = World { deferring: Deferring::new(ports.clone(), 150), tree, fake, ports, originals };
+            world.set(["0", "0"]);
+            world
+        }
+
+        /// As after `kill -9`.
+        fn restart(&mut self) {
+            self.ports.set(BTreeSet::new());
+            self.originals = Originals::read(self.tree.path("m.cores"));
+            self.deferring = Deferring::new(self.ports.clone(), 150);
+        }
+
+        fn look(&mut self) -> Option<Moderated> {
+            let told = Told::default();
+            let port = Asked { device: "eth0", ifindex: 8, told: &told };
+            self.deferring.look(&self.tree.roots(), &self.fake, &mut self.originals, &port)
+        }
+
+        /// Sees it, when workers poll it, or not.
+        fn polled(&mut self, is: bool) -> Option<f64> {
+            self.ports.set(if is { [8].into() } else { BTreeSet::new() });
+            match self.look()? {
+                Moderated::By(set) => Some(set.us()),
+                Moderated::Not(_) => Some(0.0),
+            }
+        }
+
+        fn end(&mut self) -> Vec<String> {
+            self.deferring.end(&self.tree.roots(), &self.fake, &mut self.originals)
+        }
+
+        fn set(&self, [timeout, defers]: [&str; 2]) {
+            self.tree.write("sys/class/net/eth0/gro_flush_timeout", &format!("{timeout}\n"));
+            self.tree.write("sys/class/net/eth0/napi_defer_hard_irqs", &format!("{defers}\n"));
+        }
+
+        /// NAPI's timer and how often it is waited for; the device's own stays as it is.
+        #[track_caller]
+        fn has(&self, timer: [&str; 2]) {
+            let now = ["gro_flush_timeout", "napi_defer_hard_irqs"]
+                .map(|name| self.tree.read(&format!("sys/class/net/eth0/{name}")).trim().to_owned());
+            assert_eq!(now, timer);
+            assert_eq!(self.fake.get().interrupts["eth0"].now, Coalescing { us: 8, adaptive: true });
+        }
+    }
+
+    #[test]
+    fn interrupts_are_kept_off_as_long_as_somebody_polls() {
+        let mut world = World::new();
+        assert_eq!(world.polled(false), None);
+        world.has(["0", "0"]);
+        for _ in 0..2 {
+            assert_eq!((world.polled(true), world.polled(true)), (Some(150.0), Some(150.0)));
+            world.has(["150000", "1"]);
+            assert_eq!(world.polled(false), None);
+            world.has(["0", "0"]);
+            assert!(!world.tree.path("m.cores").exists());
+        }
+        // Workers end.
+        world.polled(true);
+        assert_eq!(world.end(), [""; 0]);
+        world.has(["0", "0"]);
+        assert_eq!(world.look(), None);
+        world.has(["0", "0"]);
+    }
+
+    #[test]
+    fn who_comes_after_a_kill_puts_it_back_or_goes_on() {
+        let mut world = World::new();
+        world.polled(true);
+        world.restart();
+        world.has(["150000", "1"]);
+        // `millrace stop`.
+        assert_eq!(world.originals.put_back(&world.tree.roots(), &world.fake), [""; 0]);
+        world.has(["0", "0"]);
+        world.restart();
+        world.polled(true);
+        world.restart();
+        assert_eq!(world.polled(true), Some(150.0));
+        assert_eq!(world.polled(false), None);
+        world.has(["0", "0"]);
+    }
+
+    #[test]
+    fn what_is_somebody_elses_is_left_alone() {
+        let mut world = World::new();
+        world.set(["20000", "2"]);
+        assert_eq!(world.polled(true), Some(0.0));
+        assert!(matches!(world.look(), Some(Moderated::Not(why)) if why.contains("somebody has set")));
+        assert_eq!((world.polled(false), world.end()), (None, vec![]));
+        world.has(["20000", "2"]);
+        // Or set meanwhile.
+        let mut world = World::new();
+        world.polled(true);
+        world.set(["99000", "1"]);
+        assert_eq!((world.polled(true), world.polled(false)), (Some(0.0), None));
+        assert_eq!(
+            (world.end(), world.originals.put_back(&world.tree.roots(), &world.fake)),
+            (vec![], vec![])
+        );
+        world.has(["99000", "1"]);
+    }
+
+    #[test]
+    fn one_without_interrupts_has_none_to_keep_off() {
+        let mut world = World::new();
+        world.tree.remove("proc/irq/38");
+        assert_eq!(world.polled(true), Some(0.0));
+        world.has(["0", "0"]);
+    }
+}
