@@ -48,6 +48,7 @@ mod epochs;
 mod exchange;
 mod held;
 mod inner;
+mod locker;
 mod moving;
 mod own;
 mod placing;
@@ -57,8 +58,10 @@ mod rings;
 mod rounds;
 mod scarce;
 mod sleepers;
+mod takeover;
 mod thread;
 mod up;
+mod watch;
 
 pub use capacity::Capacity;
 pub use clock::Clock;
@@ -94,6 +97,9 @@ pub struct WorkersSettings {
     pub auxiliary: usize,
     /// How long a worker looks for packets after it had some, before it sleeps.
     pub spin: Duration,
+    /// A worker that is in the same run for so long is not waited for any longer: another takes over what it has. A second and a half, unless
+    /// it is known better ([`watch.rs`](self)).
+    pub patience: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
     /// Where it stands what a switch from path to path takes, and what there is of memory bandwidth ([`crate::calibrate`]); `None`: that is part of
@@ -119,6 +125,7 @@ impl Default for WorkersSettings {
             in_hand: 1024,
             auxiliary: 1024,
             spin: Duration::from_micros(50),
+            patience: Duration::from_millis(1500),
             longest_run: Duration::from_micros(100),
             calibration: None,
             sample_every: 20,
@@ -153,17 +160,29 @@ impl Workers {
         let clock = Clock::of_process();
         let calibrated = |file: &PathBuf| Calibrated::read(file, clock, settings.longest_run);
         let calibrated = settings.calibration.as_ref().map(calibrated).unwrap_or_default();
+        let patience = settings.patience;
         let control = Control::new(settings, calibrated, umem, slots, tables, clock, epochs, ups, tell);
+        let watch = control.watch.clone();
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.
-        let watch = move || {
+        let told = move || {
             for path in stopped {
                 let Some(control) = of.upgrade() else { return };
                 control.lock().unwrap_or_else(PoisonError::into_inner).path_stopped(path);
             }
         };
-        std::thread::Builder::new().name("stopped paths".into()).spawn(watch).context("starting a thread")?;
+        std::thread::Builder::new().name("stopped paths".into()).spawn(told).context("starting a thread")?;
+        let of = Arc::downgrade(&control);
+        let take_over = {
+            let of = of.clone();
+            move || {
+                let Some(control) = of.upgrade() else { return };
+                control.lock().unwrap_or_else(PoisonError::into_inner).take_over_silent();
+            }
+        };
+        let watches = move || watch.run(patience, || of.strong_count() > 0, take_over);
+        std::thread::Builder::new().name("watch".into()).spawn(watches).context("starting a thread")?;
         Ok(Workers { control })
     }
 
