@@ -357,7 +357,7 @@ mod tests {
         all
     }
 
-    const EACH: usize = 8 + 4 + 7 + 3 + 3 * 5;
+    const EACH: usize = 10 + 4 + 7 + 3 + 3 * 5;
 
     #[test]
     fn a_silent_worker_is_told_as_it_was() {

@@ -183,23 +183,24 @@ impl Thread {
         });
         self.desk.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
         self.desk.call();
-        let wait = || {
+        // For one that has not begun, no longer than it gets on.
+        let wait = |gives_up: &dyn Fn() -> bool| {
             let begun = Instant::now();
             loop {
                 let answered = answer.recv_timeout(LOOKS);
-                let is_late = || begun.elapsed() > ANSWERS_WITHIN || self.desk.standing.is_still();
+                let is_late = || begun.elapsed() > ANSWERS_WITHIN || gives_up();
                 if !matches!(answered, Err(RecvTimeoutError::Timeout)) || is_late() {
                     return answered;
                 }
             }
         };
-        let mut answered = wait();
+        let mut answered = wait(&|| self.desk.standing.is_still());
         if matches!(answered, Err(RecvTimeoutError::Timeout)) {
             if let Some((thing, _)) = claim(&offer) {
                 return Err(NotTaken { error: self.is_silent_from_now_on(), thing: Some(thing) });
             }
             // It is at it.
-            answered = wait();
+            answered = wait(&|| false);
         }
         answered.map_err(|why| {
             let error = match why {
