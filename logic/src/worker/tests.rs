@@ -441,13 +441,12 @@ fn turns_go_on_without_the_hands_of_a_run() {
     worker.turn(&mut memory, no_meter);
     let Worker { mut turns, mut hand } = worker;
     let mut whose = None;
-    let begun = turns.begin(&mut hand, &mut memory, no_meter, |path| whose = Some(path)).unwrap();
+    turns.begin(&mut hand, &mut memory, no_meter, |path| whose = Some(path)).unwrap();
     let path = whose.unwrap();
     assert_eq!(
         (hand.packets(), turns.chain(path).is_none(), turns.chain(1 - path).is_some()),
         (4, true, true)
     );
-    drop(begun);
     let had = memory.settled.len();
     turns.is_lost(path);
     assert!(

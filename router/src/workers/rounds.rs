@@ -5,12 +5,12 @@
 //!            │  every us: paths that sleep and have packets wake (`sleepers.rs`)
 //!            │  every 20 us: fill rings, completions, auxiliary queues, packets of stopped paths
 //!            │     │
-//!            │  a path's turn ── its elements run ──► its packets are sent; it sleeps if its rings are empty ─┐
-//!            │     │ all sleep                                                                         │
-//!            │  spin, as long as there was work a moment ago                                           │
-//!            │     │                                                                                   │
-//!            │  RingSet::sleep: until a packet comes, or the bell rings; a timer only if something waits    │
-//!            └─────┴───────────────────────────────────────────────────────────────────────────────────┘
+//!            │  a path's turn ── receive ─► elements run; what else it has is in the locker ─► send; it sleeps if its rings are empty ─┐
+//!            │     │ all sleep                                                                                                         │
+//!            │  spin, as long as there was work a moment ago                                                                           │
+//!            │     │                                                                                                                   │
+//!            │  RingSet::sleep: until a packet comes, or the bell rings; a timer only if something waits                               │
+//!            └─────┴───────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
 use super::{

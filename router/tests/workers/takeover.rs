@@ -186,40 +186,49 @@ fn a_thread_that_goes_on_while_it_is_taken_over_has_all_or_nothing() {
     });
 }
 
+/// Whether the threads hang still or have gone on meanwhile.
 #[test]
 #[ignore = "needs root"]
 fn the_third_time_the_path_stops_alone() {
-    in_new_namespace(|| {
-        let bed = Bed::new(1, quick(Duration::from_millis(150)));
-        let paths = [(0, path("stuck", &["forward"], 0)), (1, path("other", &["forward"], 0))];
-        bed.apply(&plan(&[0], &ports(1, SMALL), &paths));
-        let _goes_on = GoesOn(bed.told.clone());
-        bed.told.waits.store(true, Relaxed);
-        let (from, to) = (Wire::open("q0"), Wire::open("q1"));
-        for time in 1..=3 {
-            from.send(&frame(0, time, 60));
-            until("it to hang", || bed.told.waiting.load(Relaxed) == time);
-            until("another to take over", || bed.report().workers[0].taken_over == u64::from(time));
-        }
-        until("the path to be stopped", || bed.path(0).stopped.is_some());
-        assert_eq!((bed.path(0).hangs, bed.path(0).worker_silent), (3, 3));
-        for n in 0..20 {
-            from.send(&frame(1, n, 60));
-        }
-        let out = out_of(&to, 20, |f| f[12..14] == [0x88, 0xb5]);
-        assert_eq!(out, (0..20).map(|n| frame(1, n, 60)).collect::<Vec<_>>());
-        // Another chain starts it, while three threads hang.
-        let mended = [(0, path("mended", &["count", "forward"], 0)), paths[1].clone()];
-        assert_eq!(
-            bed.workers.apply(&plan(&[0], &ports(1, SMALL), &mended)),
-            [hung_in_stuck(1), hung_in_stuck(1), hung_in_stuck(1)]
-        );
-        from.send(&frame(0, 9, 60));
-        assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 9, 60)]);
-        bed.told.waits.store(false, Relaxed);
-        until("the threads to end", || bed.workers.apply(&plan(&[0], &ports(1, SMALL), &mended)).is_empty());
-        bed.end();
-    });
+    for hang_on in [true, false] {
+        in_new_namespace(move || {
+            let bed = Bed::new(1, quick(Duration::from_millis(150)));
+            let paths = [(0, path("stuck", &["forward"], 0)), (1, path("other", &["forward"], 0))];
+            let first = plan(&[0], &ports(1, SMALL), &paths);
+            bed.apply(&first);
+            let _goes_on = GoesOn(bed.told.clone());
+            let (from, to) = (Wire::open("q0"), Wire::open("q1"));
+            for time in 1..=3 {
+                bed.told.waits.store(true, Relaxed);
+                from.send(&frame(0, time, 60));
+                let hanging = if hang_on { time } else { 1 };
+                until("it to hang", || bed.told.waiting.load(Relaxed) == hanging);
+                let taken_over = || bed.report().workers.iter().map(|worker| worker.taken_over).sum::<u64>();
+                until("another to take over", || taken_over() == u64::from(time));
+                if !hang_on {
+                    bed.told.waits.store(false, Relaxed);
+                    until("the thread to end", || bed.workers.apply(&first).is_empty());
+                }
+            }
+            until("the path to be stopped", || bed.path(0).stopped.is_some());
+            assert_eq!((bed.path(0).hangs, bed.path(0).worker_silent), (3, 3));
+            for n in 0..20 {
+                from.send(&frame(1, n, 60));
+            }
+            let out = out_of(&to, 20, |f| f[12..14] == [0x88, 0xb5]);
+            assert_eq!(out, (0..20).map(|n| frame(1, n, 60)).collect::<Vec<_>>());
+            // Another chain starts it, whoever hangs.
+            let mended = [(0, path("mended", &["count", "forward"], 0)), paths[1].clone()];
+            let mended = plan(&[0], &ports(1, SMALL), &mended);
+            let told = if hang_on { 3 } else { 0 };
+            assert_eq!(bed.workers.apply(&mended), vec![hung_in_stuck(1); told]);
+            from.send(&frame(0, 9, 60));
+            assert_eq!(out_of(&to, 1, |f| f[12..14] == [0x88, 0xb5]), [frame(0, 9, 60)]);
+            bed.told.waits.store(false, Relaxed);
+            until("the threads to end", || bed.workers.apply(&mended).is_empty());
+            bed.end();
+        });
+    }
 }
 
 /// A real-time task has its core: it runs on another one with all it has, and comes back.
