@@ -114,7 +114,7 @@ pub struct PathStand {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStand {
     pub core: CoreId,
-    /// Why it tells nothing: it is in the same run for seconds. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
+    /// Why it tells nothing: it does not get on, with what it has in its hands. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
     /// Times that its thread did not get on, and another took over what it had.

@@ -43,7 +43,7 @@ fn counts(bed: &Bed) -> Vec<[u64; 4]> {
 #[ignore = "needs root"]
 fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
     in_new_namespace(|| {
-        let bed = Bed::new(1, quick(PATIENCE));
+        let bed = Bed::new(1, quick(2 * PATIENCE));
         let on = |stuck_on| plan(&[0, 1], &ports(1, LARGE), &three(stuck_on));
         bed.apply(&on(0));
         assert!(bed.report().queues.iter().any(|queue| (queue.port, queue.owner) == (0, 0)), "its fill ring");
@@ -73,6 +73,9 @@ fn a_worker_that_hangs_is_taken_over_and_costs_what_it_had_in_hand() {
         while bed.told.waiting.load(Relaxed) == 0 {
             send(&mut out);
         }
+        let hangs = Instant::now();
+        (0..10).for_each(|_| _ = send(&mut out));
+        assert!(hangs.elapsed() < 2 * PATIENCE, "nobody has taken over yet");
         // Asked while it hangs and while it is taken over.
         let mut now = Vec::new();
         until("another to take over", || {
