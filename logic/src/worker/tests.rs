@@ -412,9 +412,7 @@ fn paths_come_and_go_by_number() {
     drain_of(&mut worker, &mut memory, 1);
     worker.insert(Path { id: 0, router: 5, weight: 2 }, chain, cost).unwrap();
     assert!(
-        worker
-            .insert(Path { id: 0, router: 0, weight: 1 }, Chain::new(vec![forward(1)]).unwrap(), cost)
-            .is_err()
+        worker.insert(Path { id: 0, router: 0, weight: 1 }, Chain::new(vec![forward(1)]).ok(), cost).is_err()
     );
     worker.set_weight(0, 7);
     assert_eq!(worker.accounts().find(|account| account.path.id == 0).unwrap().path.weight, 7);
@@ -428,4 +426,43 @@ fn drain_of(worker: &mut Worker<Packet>, memory: &mut Memory, path: PathId) {
     while memory.rings.waiting(path) > 0 {
         assert_eq!(worker.turn(memory, no_meter).map(|turn| turn.path), Some(path));
     }
+}
+
+/// In the middle of a run another takes its turns, and the hands are left: the path goes on with another chain, and others with theirs.
+#[test]
+fn turns_go_on_without_the_hands_of_a_run() {
+    let chains = (0..2).map(|_| vec![forward(3)]).collect();
+    let (mut worker, mut memory) = world(4, 100, chains);
+    for number in 0..10 {
+        memory.rings.offer(Packet::new(0, 0, number)).unwrap();
+        memory.rings.offer(Packet::new(1, 0, number)).unwrap();
+    }
+    worker.turn(&mut memory, no_meter);
+    worker.turn(&mut memory, no_meter);
+    let Worker { mut turns, mut hand } = worker;
+    let mut whose = None;
+    turns.begin(&mut hand, &mut memory, no_meter, |path| whose = Some(path)).unwrap();
+    let path = whose.unwrap();
+    assert_eq!(
+        (hand.packets(), turns.chain(path).is_none(), turns.chain(1 - path).is_some()),
+        (4, true, true)
+    );
+    let had = memory.settled.len();
+    turns.is_lost(path);
+    assert!(
+        turns.replace(path, Chain::new(vec![forward(2)]).unwrap()).is_none(),
+        "the first is in the hands"
+    );
+    // Whoever has those finds no turns; it drops what is in them.
+    hand.run(0b1111);
+    assert_eq!(hand.empty().map(|chain| chain.whole().packets), Some(8));
+    let mut worker = Worker { turns, hand: InHand::default() };
+    (0..6).for_each(|_| _ = worker.turn(&mut memory, no_meter));
+    let of = |path| memory.settled.iter().filter(move |of| of.0 == path).map(|of| (of.1.number, of.2));
+    let others: Vec<_> = (0..10).map(|number| (number, Verdict::To(3))).collect();
+    assert_eq!(of(1 - path).collect::<Vec<_>>(), others);
+    let to = |port| move |number| (number, Verdict::To(port));
+    let expected: Vec<_> = (0..4).map(to(3)).chain((8..10).map(to(2))).collect();
+    assert_eq!(of(path).collect::<Vec<_>>(), expected, "four are lost");
+    assert_eq!((had, worker.chain(1 - path).map(|chain| chain.whole().packets)), (8, Some(10)));
 }

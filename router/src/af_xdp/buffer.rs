@@ -12,12 +12,7 @@ use super::{
     OpenError,
     umem::{BATCH, Promise, Umem},
 };
-use std::{
-    cell::{Cell, RefCell},
-    ops::Range,
-    ptr::NonNull,
-    sync::Arc,
-};
+use std::{cell::Cell, ops::Range, ptr::NonNull, sync::Arc};
 
 /// Bytes before a packet that was made here, as the kernel leaves before one that it received (XDP_PACKET_HEADROOM).
 pub const HEAD_ROOM: usize = 256;
@@ -46,7 +41,7 @@ struct Inner {
     frame_bytes: u32,
     umem: Arc<Umem>,
     /// Until the last buffer is gone.
-    promises: RefCell<Vec<Promise>>,
+    promise: Arc<Promise>,
 }
 
 /// A packet: bytes in a frame that is nobody else's, with room before and behind.
@@ -57,7 +52,7 @@ pub struct Buffer {
     length: u16,
 }
 
-/// Where a packet lies that leaves its [`Buffer`], for a TX ring.
+/// Where a packet lies that leaves its [`Buffer`], for a TX ring. Its frame is whoever's that has this.
 pub(super) struct Packet {
     pub frame: u32,
     pub start: u16,
@@ -79,30 +74,14 @@ impl Pool {
             memory: umem.memory().as_mut_ptr(),
             frame_bytes: umem.frame_bytes(),
             umem: umem.clone(),
-            promises: RefCell::new(vec![umem.promise("a worker's pool", needed)?]),
+            promise: Arc::new(umem.promise("a worker's pool", needed)?),
         };
         Ok(Pool { inner: NonNull::from(Box::leak(Box::new(inner))), in_hand })
     }
 
-    /// So many more buffers may be in hand.
-    pub(super) fn allow(&mut self, more: usize) -> Result<(), OpenError> {
-        let needed = u32::try_from(more).unwrap_or(u32::MAX);
-        let promise = self.umem().promise("packets that wait for a TX ring", needed)?;
-        self.inner().promises.borrow_mut().push(promise);
-        self.in_hand += more;
-        Ok(())
-    }
-
-    /// So many fewer, of those that were allowed at a time.
-    pub(super) fn disallow(&mut self, fewer: usize) {
-        let mut promises = self.inner().promises.borrow_mut();
-        // The first is the pool's own.
-        let own = promises.iter().skip(1).position(|promise| promise.frames() as usize == fewer);
-        let ended = own.map(|at| promises.remove(at + 1));
-        drop(promises);
-        if ended.is_some() {
-            self.in_hand -= fewer;
-        }
+    /// What it may hold. Of a thread that makes no buffers any more somebody else may say that it is less.
+    pub(crate) fn promise(&self) -> Arc<Promise> {
+        self.inner().promise.clone()
     }
 
     pub fn umem(&self) -> &Arc<Umem> {

@@ -1,5 +1,7 @@
-//! All that a worker owns: its frames, its queues of all ports, RX rings of its paths, and its ways out (P1). Of one thread; what it is made
-//! of may go on to another ([`Io::dismantle`], and [`Io::take_path`] and others while it runs).
+//! All that a worker owns: its frames, its queues of all ports, RX rings of its paths, and its ways out (P1).
+//!
+//! Rings are of no thread ([`RingSet`]): another may go on with them all as they are, or with some ([`RingSet::take_path`] and others). Free frames and
+//! packets are of one ([`Pool`]), so what takes frames or makes some free is told the pool.
 
 use super::{
     Bell, Fault, MOST_PATHS, Mark, OpenError, Output, OutputCounts, Queue, Receiver, Sender, Umem,
@@ -8,11 +10,18 @@ use super::{
     socket,
 };
 use logic::plan::PortId;
-use std::{collections::BTreeSet, io, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    ops::{Deref, DerefMut},
+    os::fd::AsFd,
+    sync::Arc,
+    time::Duration,
+};
 
-/// A worker's packets, in and out.
-pub struct Io {
-    // In the order in which they go: packets that wait, TX rings, RX rings, queues, frames.
+/// Queues, RX rings and ways out, with the packets that wait in them. `Send`.
+pub struct RingSet {
+    // In the order in which they go: packets that wait, TX rings, RX rings, queues.
     outputs: Vec<Output>,
     /// Of each path, one of each queue.
     paths: Vec<Lane>,
@@ -22,6 +31,12 @@ pub struct Io {
     polls: bool,
     /// of others that may become known.
     may_learn: bool,
+    umem: Arc<Umem>,
+}
+
+/// A worker's packets, in and out: rings, and a pool of its own.
+pub struct Io {
+    rings: RingSet,
     pool: Pool,
 }
 
@@ -49,50 +64,36 @@ pub struct Closed {
     pub left: usize,
 }
 
-impl Io {
-    /// For the calling thread, which has at most `in_hand` packets at a time beside those that wait for TX rings.
-    ///
-    /// # Errors
-    /// There are too few frames.
-    pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Io, OpenError> {
-        let pool = Pool::new(umem, in_hand)?;
+impl RingSet {
+    /// None yet. [`RingSet::sleep`] ends when the bell is rung.
+    pub fn new(umem: &Arc<Umem>, bell: Option<Arc<Bell>>) -> RingSet {
         let paths = (0..MOST_PATHS).map(|_| Lane::default()).collect();
-        Ok(Io {
-            outputs: Vec::new(),
-            paths,
-            queues: Vec::new(),
-            bell: None,
-            polls: false,
-            may_learn: false,
-            pool,
-        })
+        let (outputs, queues, umem) = (Vec::new(), Vec::new(), umem.clone());
+        RingSet { outputs, paths, queues, bell, polls: false, may_learn: false, umem }
     }
 
-    /// As [`Io::new`]; [`Io::sleep`] ends when this bell is rung.
-    ///
-    /// # Errors
-    /// There are too few frames.
-    pub fn with_bell(umem: &Arc<Umem>, in_hand: usize, bell: Arc<Bell>) -> Result<Io, OpenError> {
-        Ok(Io { bell: Some(bell), ..Io::new(umem, in_hand)? })
+    /// Another thread has them, which is woken by this bell.
+    pub fn set_bell(&mut self, bell: Arc<Bell>) {
+        self.bell = Some(bell);
     }
 
     /// Owns this queue too; its number among them is returned.
     ///
     /// # Panics
     /// It is of another memory.
-    pub fn add_queue(&mut self, queue: Queue) -> usize {
-        assert!(Arc::ptr_eq(queue.slot().umem(), self.pool.umem()), "a queue of another memory");
+    pub fn add_queue(&mut self, pool: &Pool, queue: Queue) -> usize {
+        assert!(Arc::ptr_eq(queue.slot().umem(), &self.umem), "a queue of another memory");
         queue.slot().is_owned();
         self.queues.push(queue);
         self.know_own();
-        self.look();
+        self.look(pool);
         self.queues.len() - 1
     }
 
     /// Another worker is to own this queue. The next ones have another number then.
-    pub fn take_queue(&mut self, queue: usize) -> Queue {
+    pub fn take_queue(&mut self, pool: &Pool, queue: usize) -> Queue {
         let mut queue = self.queues.remove(queue);
-        queue.collect(&self.pool);
+        queue.collect(pool);
         queue.slot().leave();
         self.know_own();
         queue
@@ -103,7 +104,7 @@ impl Io {
     /// # Panics
     /// It is of another memory.
     pub fn add_receiver(&mut self, receiver: Receiver) {
-        assert!(Arc::ptr_eq(receiver.slot().umem(), self.pool.umem()), "an RX ring of another memory");
+        assert!(Arc::ptr_eq(receiver.slot().umem(), &self.umem), "an RX ring of another memory");
         self.paths[receiver.path()].rings.push(Ring { receiver, foreign: true, polls: false });
         self.know_own();
         self.know_polled();
@@ -117,7 +118,7 @@ impl Io {
         taken
     }
 
-    /// A path's RX ring on this queue of a port: see [`Io::take_path`].
+    /// A path's RX ring on this queue of a port: see [`RingSet::take_path`].
     pub fn take_receiver(&mut self, path: usize, port: PortId, queue: u32) -> Option<Receiver> {
         let lane = self.paths.get_mut(path)?;
         let is_it =
@@ -136,9 +137,8 @@ impl Io {
     /// # Panics
     /// It is of another memory.
     pub fn add_output(&mut self, sender: Sender, auxiliary: usize) -> Result<usize, OpenError> {
-        assert!(Arc::ptr_eq(sender.umem(), self.pool.umem()), "a TX ring of another memory");
-        self.pool.allow(auxiliary)?;
-        self.outputs.push(Output::new(sender, auxiliary));
+        assert!(Arc::ptr_eq(sender.umem(), &self.umem), "a TX ring of another memory");
+        self.outputs.push(Output::new(sender, auxiliary)?);
         Ok(self.outputs.len() - 1)
     }
 
@@ -146,13 +146,12 @@ impl Io {
     pub fn take_output(&mut self, output: usize) -> Closed {
         let output = self.outputs.remove(output);
         let (counts, left) = (output.counts(), output.waiting());
-        self.pool.disallow(output.most());
         Closed { sender: output.into_sender(), counts, left }
     }
 
     /// Whose queues they are.
     fn know_own(&mut self) {
-        let Io { paths, queues, .. } = self;
+        let RingSet { paths, queues, .. } = self;
         let foreign = |slot: &Arc<Slot>| !queues.iter().any(|queue| Arc::ptr_eq(queue.slot(), slot));
         for ring in paths.iter_mut().flat_map(|lane| &mut lane.rings) {
             ring.foreign = foreign(ring.receiver.slot());
@@ -168,10 +167,6 @@ impl Io {
             self.may_learn |= receiver.may_learn();
         }
         self.polls = !polled.is_empty();
-    }
-
-    pub fn pool(&self) -> &Pool {
-        &self.pool
     }
 
     pub fn queues(&self) -> &[Queue] {
@@ -193,20 +188,21 @@ impl Io {
         self.receivers(path).any(Receiver::has_packets)
     }
 
-    /// Takes up to `most` packets of a path from all queues; says how many (P9). Each queue may give an equal part, and what
-    /// some leave the others may give, in equal parts again; what cannot be divided is given in turns, which go on with the next call.
-    /// Packets of a queue are in order.
-    pub fn receive(&mut self, path: usize, most: usize, to: &mut Vec<Buffer>) -> usize {
-        self.receive_from(path, most, |_, packet| to.push(packet))
-    }
-
-    /// As [`Io::receive`], with the port that each came in by.
+    /// Takes up to `most` packets of a path from all queues, each with the port that it came in by; says how many (P9). Each queue may give an
+    /// equal part, and what some leave the others may give, in equal parts again; what cannot be divided is given in turns, which go on with the
+    /// next call. Packets of a queue are in order.
     #[inline]
-    pub fn receive_from(&mut self, path: usize, most: usize, mut to: impl FnMut(PortId, Buffer)) -> usize {
-        self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
+    pub fn receive_from(
+        &mut self,
+        pool: &Pool,
+        path: usize,
+        most: usize,
+        mut to: impl FnMut(PortId, Buffer),
+    ) -> usize {
+        self.queues.iter_mut().for_each(|queue| queue.collect(pool));
         let Some(Lane { rings, turn }) = self.paths.get_mut(path) else { return 0 };
         let count = rings.len();
-        let most = most.min(self.pool.left());
+        let most = most.min(pool.left());
         let first = turn.checked_rem(count).unwrap_or(0);
         // Rings that gave all they might: they may have more.
         let (mut received, mut full) = (0, count);
@@ -216,8 +212,7 @@ impl Io {
             for n in (first..first + count).map(|n| n % count) {
                 let receiver = &mut rings[n].receiver;
                 let port = receiver.port();
-                let took =
-                    receiver.receive(&self.pool, part.min(most - received), &mut |packet| to(port, packet));
+                let took = receiver.receive(pool, part.min(most - received), &mut |packet| to(port, packet));
                 received += took;
                 full += usize::from(took == part);
                 if received == most {
@@ -226,8 +221,8 @@ impl Io {
                 }
             }
         }
-        rings.iter().filter(|ring| ring.foreign).for_each(|ring| ring.receiver.help(&self.pool));
-        self.refill();
+        rings.iter().filter(|ring| ring.foreign).for_each(|ring| ring.receiver.help(pool));
+        self.refill(pool);
         received
     }
 
@@ -239,23 +234,23 @@ impl Io {
         self.outputs[output].send(packets)
     }
 
-    /// Takes back what was sent, and fills fill rings: what [`Io::receive`] does too.
-    pub fn look(&mut self) {
-        self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
-        self.refill();
+    /// Takes back what was sent, and fills fill rings: what [`RingSet::receive_from`] does too.
+    pub fn look(&mut self, pool: &Pool) {
+        self.queues.iter_mut().for_each(|queue| queue.collect(pool));
+        self.refill(pool);
     }
 
-    fn refill(&mut self) {
+    fn refill(&mut self, pool: &Pool) {
         for queue in &mut self.queues {
-            if queue.refill(&self.pool) {
+            if queue.refill(pool) {
                 queue.ask(self.paths.iter().flat_map(|lane| &lane.rings).map(|ring| &ring.receiver));
             }
         }
     }
 
     /// To be called by timer, and before sleep: sends what waits for room, and takes back what was sent.
-    pub fn flush(&mut self) {
-        self.queues.iter_mut().for_each(|queue| queue.collect(&self.pool));
+    pub fn flush(&mut self, pool: &Pool) {
+        self.queues.iter_mut().for_each(|queue| queue.collect(pool));
         for output in &mut self.outputs {
             // A port that is down keeps its packets; the next one to send is told.
             let _ = output.flush();
@@ -309,5 +304,58 @@ impl Io {
     /// The same, by number of the output: by another worker's queue too.
     pub fn output_faults(&self) -> impl Iterator<Item = (usize, Fault)> + '_ {
         self.outputs.iter().enumerate().filter_map(|(n, output)| Some((n, output.sender().check().err()?)))
+    }
+}
+
+impl Io {
+    /// For the calling thread, which has at most `in_hand` packets at a time beside those that wait for TX rings.
+    ///
+    /// # Errors
+    /// There are too few frames.
+    pub fn new(umem: &Arc<Umem>, in_hand: usize) -> Result<Io, OpenError> {
+        Ok(Io { pool: Pool::new(umem, in_hand)?, rings: RingSet::new(umem, None) })
+    }
+
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// See [`RingSet::add_queue`].
+    pub fn add_queue(&mut self, queue: Queue) -> usize {
+        self.rings.add_queue(&self.pool, queue)
+    }
+
+    /// See [`RingSet::take_queue`].
+    pub fn take_queue(&mut self, queue: usize) -> Queue {
+        self.rings.take_queue(&self.pool, queue)
+    }
+
+    /// See [`RingSet::receive_from`].
+    pub fn receive(&mut self, path: usize, most: usize, to: &mut Vec<Buffer>) -> usize {
+        self.rings.receive_from(&self.pool, path, most, |_, packet| to.push(packet))
+    }
+
+    /// See [`RingSet::look`].
+    pub fn look(&mut self) {
+        self.rings.look(&self.pool);
+    }
+
+    /// See [`RingSet::flush`].
+    pub fn flush(&mut self) {
+        self.rings.flush(&self.pool);
+    }
+}
+
+impl Deref for Io {
+    type Target = RingSet;
+
+    fn deref(&self) -> &RingSet {
+        &self.rings
+    }
+}
+
+impl DerefMut for Io {
+    fn deref_mut(&mut self) -> &mut RingSet {
+        &mut self.rings
     }
 }

@@ -21,7 +21,8 @@
 //!   [`Sender`] is a TX ring: the first comes with the queue; a worker without a queue of its own on a port gets another
 //!   ([`Opener`]). Those frames complete in the owner's ring, into the owner's pool, and come back through the depot; without
 //!   an owner, its senders take them back. Who finds a fill ring low, or a completion ring full, does not wait for its owner.
-//! * [`Output`] is a sender with the auxiliary queue of P3, and [`Io`] all that a worker owns: it receives from all its queues in turns (P9).
+//! * [`Output`] is a sender with the auxiliary queue of P3, and [`RingSet`] all rings of a worker: it receives from all its queues in turns (P9). [`Io`] is that
+//!   with a pool.
 //!
 //! No frame is missing, by construction: whatever can hold frames says how many at most when it is made, and is refused
 //! ([`OpenError::TooFewFrames`]) if all that were promised together exceed what there is: the memory without frames that are retired.
@@ -50,7 +51,7 @@
 //! | `bell.rs` | [`Bell`]: what a sleeping worker is woken by, beside packets |
 //! | `sender.rs`, `output.rs` | [`Sender`], [`Output`] |
 //! | `device.rs` | what a port's sockets do not tell: its TX queues, its carrier |
-//! | `io.rs` | [`Io`] |
+//! | `io.rs` | [`RingSet`], [`Io`] |
 
 mod bell;
 mod buffer;
@@ -73,7 +74,7 @@ mod umem;
 
 pub use bell::Bell;
 pub use buffer::{Buffer, HEAD_ROOM, POOL_FRAMES, Pool};
-pub use io::{Closed, Io};
+pub use io::{Closed, Io, RingSet};
 pub use open::{Opener, Polling, Rings, Wanted};
 pub use output::{Mark, Output, OutputCounts};
 pub use polls::NotPolled;
@@ -81,6 +82,7 @@ pub use queue::{Queue, QueueCounts};
 pub use receiver::Receiver;
 pub use sender::Sender;
 pub use socket::Statistics;
+pub(crate) use umem::Promise;
 pub use umem::Umem;
 
 use std::io::Error as IoError;

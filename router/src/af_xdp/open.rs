@@ -55,7 +55,7 @@ impl Default for Rings {
 /// How the worker that owns a queue asks for packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Polling {
-    /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::Io::sleep`]).
+    /// Interrupts fill the rings, on whatever core they come; the worker looks at them, or sleeps ([`super::RingSet::sleep`]).
     #[default]
     Interrupts,
     /// The worker polls the device itself, up to so many packets at a time, for so long (SO_PREFER_BUSY_POLL), where the kernel lets it

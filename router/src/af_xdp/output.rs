@@ -1,7 +1,13 @@
 //! A TX ring with the auxiliary queue of P3: what finds the ring full waits, is sent before any newer packet, and there is an end to it.
 
-use super::{Fault, buffer::Buffer, descriptor::SHORTEST, sender::Sender};
-use std::collections::VecDeque;
+use super::{
+    Fault, OpenError,
+    buffer::{Buffer, Packet},
+    descriptor::SHORTEST,
+    sender::Sender,
+    umem::{Promise, Umem},
+};
+use std::{collections::VecDeque, sync::Arc};
 
 /// What became of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,21 +35,50 @@ pub struct Mark {
     sent: Option<u64>,
 }
 
-/// A way out by one port.
+/// A way out by one port. What waits is of no pool any more, so that another worker can go on with it.
 pub struct Output {
-    auxiliary: VecDeque<Buffer>,
-    most: usize,
+    auxiliary: Auxiliary,
     counts: OutputCounts,
     /// The kernel said so last: nobody will take what the TX ring has.
     gone: bool,
     sender: Sender,
 }
 
+/// The queue of P3. Frames that are dropped with it go to the depot.
+struct Auxiliary {
+    packets: VecDeque<Packet>,
+    most: usize,
+    umem: Arc<Umem>,
+    _promise: Promise,
+}
+
+impl Auxiliary {
+    fn new(umem: &Arc<Umem>, most: usize) -> Result<Auxiliary, OpenError> {
+        let needed = u32::try_from(most).unwrap_or(u32::MAX);
+        let promise = umem.promise("packets that wait for a TX ring", needed)?;
+        Ok(Auxiliary { packets: VecDeque::with_capacity(most), most, umem: umem.clone(), _promise: promise })
+    }
+
+    fn clear(&mut self) {
+        let mut free = self.packets.drain(..).map(|packet| packet.frame).collect();
+        self.umem.put(&mut free, 0);
+    }
+}
+
+impl Drop for Auxiliary {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
 impl Output {
     /// `most` packets may wait.
-    pub(super) fn new(sender: Sender, most: usize) -> Output {
-        let (auxiliary, counts) = (VecDeque::with_capacity(most), OutputCounts::default());
-        Output { auxiliary, most, counts, gone: false, sender }
+    ///
+    /// # Errors
+    /// There are too few frames for those.
+    pub(super) fn new(sender: Sender, most: usize) -> Result<Output, OpenError> {
+        let auxiliary = Auxiliary::new(sender.umem(), most)?;
+        Ok(Output { auxiliary, counts: OutputCounts::default(), gone: false, sender })
     }
 
     pub fn counts(&self) -> OutputCounts {
@@ -52,21 +87,17 @@ impl Output {
 
     /// Packets that wait in the auxiliary queue.
     pub fn waiting(&self) -> usize {
-        self.auxiliary.len()
+        self.auxiliary.packets.len()
     }
 
     /// There are packets that may leave yet: in the auxiliary queue, or in the TX ring of a port that is not gone.
     pub fn has_waiting(&self) -> bool {
-        !self.auxiliary.is_empty() || !self.gone && self.sender.waiting() > 0
+        !self.auxiliary.packets.is_empty() || !self.gone && self.sender.waiting() > 0
     }
 
     /// The kernel said so last.
     pub fn is_gone(&self) -> bool {
         self.gone
-    }
-
-    pub(super) fn most(&self) -> usize {
-        self.most
     }
 
     pub fn sender(&self) -> &Sender {
@@ -89,8 +120,9 @@ impl Output {
         packets.retain(|packet| packet.len() >= usize::from(SHORTEST) && packet.is_of(umem));
         self.counts.dropped_unfit += (all - packets.len()) as u64;
         let mut rest = packets.drain(..);
-        if result != Err(Fault::Gone) && self.auxiliary.is_empty() {
-            result = transmit(&mut self.sender, &mut self.counts, &mut rest);
+        if result != Err(Fault::Gone) && self.auxiliary.packets.is_empty() {
+            let mut packets = rest.by_ref().map(Buffer::into_packet);
+            result = transmit(&mut self.sender, &mut self.counts, &mut packets);
             self.gone = result == Err(Fault::Gone);
         }
         if result == Err(Fault::Gone) {
@@ -98,8 +130,8 @@ impl Output {
             return result;
         }
         for packet in rest {
-            if self.auxiliary.len() < self.most {
-                self.auxiliary.push_back(packet);
+            if self.auxiliary.packets.len() < self.auxiliary.most {
+                self.auxiliary.packets.push_back(packet.into_packet());
                 self.counts.delayed_packets += 1;
             } else {
                 self.counts.dropped_full += 1;
@@ -114,15 +146,15 @@ impl Output {
     /// As [`Output::send`].
     pub(super) fn flush(&mut self) -> Result<(), Fault> {
         self.sender.collect();
-        if self.auxiliary.is_empty() && self.sender.waiting() == 0 {
+        if self.auxiliary.packets.is_empty() && self.sender.waiting() == 0 {
             return Ok(());
         }
-        let waiting = &mut self.auxiliary;
+        let waiting = &mut self.auxiliary.packets;
         let result =
             transmit(&mut self.sender, &mut self.counts, &mut std::iter::from_fn(|| waiting.pop_front()));
         self.gone = result == Err(Fault::Gone);
         if self.gone {
-            self.counts.dropped_gone += self.auxiliary.len() as u64;
+            self.counts.dropped_gone += self.waiting() as u64;
             self.auxiliary.clear();
         }
         result
@@ -130,7 +162,7 @@ impl Output {
 
     /// All that it was given until now.
     pub fn mark(&self) -> Mark {
-        Mark { given: self.counts.sent_packets + self.auxiliary.len() as u64, sent: None }
+        Mark { given: self.counts.sent_packets + self.waiting() as u64, sent: None }
     }
 
     /// Has it left, or can it not, as the port is gone, down, without a carrier or a TX queue? To be asked again and again.
@@ -159,7 +191,7 @@ impl Output {
 fn transmit(
     sender: &mut Sender,
     counts: &mut OutputCounts,
-    packets: &mut impl Iterator<Item = Buffer>,
+    packets: &mut impl Iterator<Item = Packet>,
 ) -> Result<(), Fault> {
     loop {
         let room = sender.room(u32::MAX);

@@ -2,7 +2,7 @@
 
 use super::{
     Fault, Statistics,
-    buffer::Buffer,
+    buffer::Packet,
     descriptor,
     device::Device,
     fill::Fill,
@@ -335,14 +335,13 @@ impl Sender {
 
     /// Puts packets, of this memory, into the ring while there is room for them; says how many. They are sent when the kernel is
     /// told to ([`Sender::kick`]).
-    pub(super) fn push(&mut self, packets: &mut impl Iterator<Item = Buffer>, most: u32) -> u32 {
+    pub(super) fn push(&mut self, packets: &mut impl Iterator<Item = Packet>, most: u32) -> u32 {
         let umem = self.slot.umem();
         let count = self.ring.room(most);
         let mut pushed = 0;
         while pushed < count
-            && let Some(buffer) = packets.next()
+            && let Some(packet) = packets.next()
         {
-            let packet = buffer.into_packet();
             umem.give_to_send(packet.frame, self.slot.id());
             let fitted = self.ring.push(descriptor::write(&packet, umem.frame_bytes()));
             debug_assert!(fitted);

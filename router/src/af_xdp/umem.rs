@@ -7,7 +7,7 @@ use std::{
     os::fd::RawFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU16, Ordering::Relaxed},
+        atomic::{AtomicU16, AtomicU32, Ordering::Relaxed},
     },
 };
 
@@ -61,20 +61,26 @@ impl QueueId {
 }
 
 /// So many frames may be held by its owner.
-pub(super) struct Promise {
+pub(crate) struct Promise {
     umem: Arc<Umem>,
-    frames: u32,
+    /// Written by who has the lock of the books.
+    frames: AtomicU32,
 }
 
 impl Promise {
-    pub fn frames(&self) -> u32 {
-        self.frames
+    /// Its owner holds so many at most, if that is less, and will not hold more.
+    pub(crate) fn shrink(&self, frames: u32) {
+        let mut books = self.umem.books();
+        let before = self.frames.load(Relaxed);
+        let now = before.min(frames);
+        self.frames.store(now, Relaxed);
+        books.promised -= before - now;
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.umem.books().promised -= self.frames;
+        self.umem.books().promised -= *self.frames.get_mut();
     }
 }
 
@@ -153,7 +159,7 @@ impl Umem {
             return Err(OpenError::TooFewFrames { what, needed, promised, retired, frames });
         }
         books.promised += needed;
-        Ok(Promise { umem: self.clone(), frames: needed })
+        Ok(Promise { umem: self.clone(), frames: needed.into() })
     }
 
     /// Moves up to `most` free frames to a pool.
@@ -255,6 +261,9 @@ mod tests {
         let text = "another may hold 41 frames; of 100, 60 are promised to others, 0 retired";
         assert_eq!(error.to_string(), text);
         let second = umem.promise("another", 40).unwrap();
+        first.shrink(10);
+        first.shrink(20);
+        assert_eq!(umem.promised_frames(), 50);
         drop((first, second));
         assert!(umem.promise("all", 100).is_ok());
         assert!(umem.promise("too many", u32::MAX).is_err());

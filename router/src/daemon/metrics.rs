@@ -155,9 +155,10 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
         runs().flat_map(row).collect::<Vec<_>>()
     };
     let dropped = runs().flat_map(|(path, run)| {
-        let PathStand { dropped, worker_panicked, stopped_packets, ring_closed, .. } = run;
+        let PathStand { dropped, worker_panicked, worker_silent, stopped_packets, ring_closed, .. } = run;
         let more = [
             ("worker_panicked", *worker_panicked),
+            ("worker_silent", *worker_silent),
             ("path_stopped", *stopped_packets),
             ("ring_closed", *ring_closed),
         ];
@@ -193,6 +194,12 @@ fn of_runs(paths: &[PathReport]) -> Vec<Family> {
             "",
             "Times that its chain panicked",
             runs().map(|(path, run)| (of(path), run.panics)),
+        ),
+        counters(
+            "millrace_path_hangs",
+            "",
+            "Times that its chain did not get on, and another thread took over",
+            runs().map(|(path, run)| (of(path), run.hangs)),
         ),
         gauges(
             "millrace_path_core",

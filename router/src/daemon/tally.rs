@@ -62,7 +62,7 @@ struct OfPort {
 
 #[derive(Default)]
 struct OfPath {
-    all: [Count; 8],
+    all: [Count; 10],
     out: BTreeMap<String, Count>,
     up: BTreeMap<String, Count>,
     dropped: BTreeMap<String, Count>,
@@ -194,16 +194,19 @@ impl OfPath {
         let PathStand {
             packets,
             worker_panicked,
+            worker_silent,
             stopped_packets,
             panics,
+            hangs,
             ring_full,
             ring_closed,
             runs,
             cycles,
             ..
         } = path;
-        let all = [packets, worker_panicked, stopped_packets, panics, ring_full, ring_closed, runs, cycles];
-        count(&mut self.all, all);
+        let lost = [packets, worker_panicked, worker_silent, stopped_packets, ring_full, ring_closed];
+        let all = lost.into_iter().chain([panics, hangs, runs, cycles]);
+        self.all.iter_mut().zip(all).for_each(|(count, value)| *value = count.of(*value));
         count_named(&mut self.out, &mut path.out);
         count_named(&mut self.up, &mut path.up);
         count_named(&mut self.dropped, &mut path.dropped);
@@ -263,8 +266,10 @@ mod tests {
             up: named("local"),
             dropped: named("over_rate"),
             worker_panicked: n,
+            worker_silent: n,
             stopped_packets: n,
             panics: n,
+            hangs: n,
             ring_full: n,
             ring_closed: n,
             runs: n,
@@ -315,13 +320,15 @@ mod tests {
         let mut report = report;
         let mut all = Vec::new();
         for path in &mut report.paths {
-            let PathStand { packets, worker_panicked, stopped_packets, panics, .. } = *path;
-            let PathStand { ring_full, ring_closed, runs, cycles, .. } = *path;
+            let PathStand { packets, worker_panicked, worker_silent, stopped_packets, panics, .. } = *path;
+            let PathStand { hangs, ring_full, ring_closed, runs, cycles, .. } = *path;
             all.extend([
                 packets,
                 worker_panicked,
+                worker_silent,
                 stopped_packets,
                 panics,
+                hangs,
                 ring_full,
                 ring_closed,
                 runs,
@@ -350,7 +357,7 @@ mod tests {
         all
     }
 
-    const EACH: usize = 8 + 4 + 7 + 3 + 3 * 5;
+    const EACH: usize = 10 + 4 + 7 + 3 + 3 * 5;
 
     #[test]
     fn a_silent_worker_is_told_as_it_was() {

@@ -8,7 +8,7 @@ use crate::{
 use logic::{
     elements::Verdict,
     paths::{PathId, Resource},
-    worker::Worker,
+    worker::{Turns, Worker},
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -147,7 +147,7 @@ impl PathsReport {
     }
 }
 
-pub(crate) fn elements<F: logic::worker::Frame>(worker: &Worker<F>, path: PathId) -> Vec<ElementReport> {
+pub(crate) fn elements(worker: &Turns, path: PathId) -> Vec<ElementReport> {
     let Some(chain) = worker.chain(path) else { return Vec::new() };
     let report = |(element, counters, counted): (&str, &logic::elements::Counters, Vec<_>)| {
         let mut report = ElementReport {

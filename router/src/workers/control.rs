@@ -12,17 +12,19 @@ use super::{
     clock::Clock,
     counters::{ResourceStand, counter, counts_misses, stand},
     epochs::Epochs,
-    exchange::{Desk, PORTS, PortNames, PortsByNumber},
+    exchange::{Bound, Desk, PORTS, PortNames, PortsByNumber},
     held::{Held, Made, Ring},
-    inner::Inner,
+    inner::{Goods, Inner},
     placing::Placing,
     plan::{PathPlan, PortPlan, Slots, Tables, WorkersPlan, frames_needed},
     report::{OutputStand, PathStand, WorkerStand, WorkersReport, told},
     scarce::{Reading, Scarce},
+    takeover::{Left, Orphan},
     thread::{NotTaken, Thread},
     up::{Device, Ups},
+    watch::Watch,
 };
-use crate::af_xdp::{Io, MOST_PATHS, Umem};
+use crate::af_xdp::{MOST_PATHS, Pool, RingSet, Umem};
 use crate::{calibrate::Calibrated, config::ElementSettings};
 use anyhow::{Context, Result};
 use logic::{
@@ -33,7 +35,7 @@ use logic::{
         layout::{Layout, Parts, lay_out},
     },
     plan::{PortId, RouterId},
-    worker::Worker,
+    worker::{InHand, Turns},
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,6 +66,12 @@ pub(super) struct Control {
     /// Paths that workers stopped.
     pub tell: Sender<PathId>,
     pub threads: BTreeMap<CoreId, Thread>,
+    pub watch: Watch,
+    /// Threads that did not get on, and how often that was.
+    pub left: Vec<Left>,
+    pub taken_over: BTreeMap<CoreId, u64>,
+    /// What was taken from one and nobody has yet.
+    pub orphans: BTreeMap<CoreId, Orphan>,
     pub held: Held,
     /// Slots that have their ring's socket.
     pub filled: BTreeSet<Ring>,
@@ -104,6 +112,10 @@ impl Control {
             ups,
             tell,
             threads: BTreeMap::new(),
+            watch: Watch::default(),
+            left: Vec::new(),
+            taken_over: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             held: Held::default(),
             filled: BTreeSet::new(),
             closed: BTreeMap::new(),
@@ -115,8 +127,23 @@ impl Control {
         }
     }
 
-    /// See the head of this file; what could not be done.
+    /// See the head of this file; what could not be done, and what is wrong with workers.
     pub fn apply(&mut self, plan: &WorkersPlan) -> Vec<String> {
+        self.take_over_silent();
+        if !self.orphans.is_empty() {
+            // Or what they have would be opened once more.
+            return mem::take(&mut self.troubles).into_iter().chain(self.problems()).collect();
+        }
+        self.bring_to(plan);
+        // One that was waited for in vain: what it held up can be done now.
+        if self.take_over_silent() {
+            self.bring_to(plan);
+        }
+        let problems = self.problems();
+        mem::take(&mut self.troubles).into_iter().chain(problems).collect()
+    }
+
+    fn bring_to(&mut self, plan: &WorkersPlan) {
         self.troubles = self.refuse(plan);
         self.look();
         self.placing.take_in(&self.held.paths, self.clock);
@@ -138,7 +165,6 @@ impl Control {
         self.open_otherwise(plan, &want);
         self.open_rings(plan, &want, |_| true);
         self.end_workers(plan);
-        mem::take(&mut self.troubles)
     }
 
     /// What no worker could run, or not as it is wanted.
@@ -280,28 +306,39 @@ impl Control {
     fn start_workers(&mut self, plan: &WorkersPlan) {
         for core in plan.cores.iter().map(|core| core.id) {
             if !self.threads.contains_key(&core) {
-                let started = self.start(core);
+                let started = self.start(core, false);
                 let started = self.note(started);
                 self.threads.extend(started.map(|thread| (core, thread)));
             }
         }
     }
 
-    fn start(&self, core: CoreId) -> Result<Thread> {
+    /// `away`: see [`Thread::start`].
+    pub fn start(&self, core: CoreId, away: bool) -> Result<Thread> {
         let (settings, umem, clock) = (self.settings.clone(), self.umem.clone(), self.clock);
         let switch_cycles = self.calibrated.switch.cycles;
         let knows_memory = self.calibrated.memory.per_second.is_some();
         let (tables, gate, tell) = (self.tables.clone(), self.ups.gate(), self.tell.clone());
-        Thread::start(core, settings.nice, &self.epochs, move |bell| {
+        Thread::start(core, away, settings.nice, &self.epochs, &self.watch, move |bell, locker| {
             let longest = clock.cycles_of(settings.longest_run).try_into().unwrap_or(u32::MAX);
             let most = logic::elements::MOST_PACKETS as u32;
             let bursts = Bursts { longest_cycles: longest, switch_cycles, most };
-            let desk = Desk::new(tables, clock, gate, counter(settings.share, knows_memory)?);
+            let pool = Pool::new(&umem, settings.in_hand)?;
+            let promise = pool.promise();
+            let bound = Bound::new(pool, counter(settings.share, knows_memory)?);
             let sample_every = settings.sample_every;
-            let worker = Worker::new(Settings { bursts, sample_every, counted: desk.counted() })?;
-            let io = Io::with_bell(&umem, settings.in_hand, bell)?;
+            let turns = Turns::new(Settings { bursts, sample_every, counted: bound.counted() })?;
+            let (desk, io) = (Desk::new(tables, clock, gate), RingSet::new(&umem, Some(bell)));
+            let goods = Goods::new(turns, desk, io, settings.spin, settings.auxiliary, promise);
             let tell = Box::new(move |path| _ = tell.send(path));
-            Ok(Inner::new(worker, desk, io, settings.spin, settings.auxiliary, tell))
+            Ok(Inner {
+                goods: Some(goods.into()),
+                locker,
+                hand: InHand::default(),
+                bound,
+                tell,
+                has_nothing: false,
+            })
         })
     }
 
@@ -337,8 +374,8 @@ impl Control {
                 inner.names = names;
                 inner.known_ports = known_ports;
                 inner.desk.set_owners(owners);
-                inner.worker.refresh();
-                weights.into_iter().for_each(|(router, weight)| inner.worker.weigh(router, weight));
+                inner.turns.refresh();
+                weights.into_iter().for_each(|(router, weight)| inner.turns.weigh(router, weight));
                 // Others than it has, where it did not answer when they were changed.
                 std::mem::replace(&mut inner.desk.tables, tables)
             });
@@ -425,13 +462,15 @@ impl Control {
                 Ok(told) => {
                     let share =
                         |path: PathStand| PathStand { share: self.share(path.id, told.shared), ..path };
-                    report.workers.push(WorkerStand { used: self.used_by(core), ..told.worker });
+                    let (used, taken_over) = (self.used_by(core), self.taken_over(core));
+                    report.workers.push(WorkerStand { used, taken_over, ..told.worker });
                     report.paths.extend(told.paths.into_iter().map(share));
                     report.queues.extend(told.queues);
                 }
                 Err(error) => {
                     let silent = Some(format!("{error:#}"));
-                    report.workers.push(WorkerStand { core, silent, ..WorkerStand::default() });
+                    let taken_over = self.taken_over(core);
+                    report.workers.push(WorkerStand { core, silent, taken_over, ..WorkerStand::default() });
                 }
             }
         }

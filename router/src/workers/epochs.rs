@@ -40,6 +40,11 @@ impl Epoch {
         fence(SeqCst);
     }
 
+    /// It is odd.
+    pub fn is_awake(&self) -> bool {
+        self.now() % 2 == 1
+    }
+
     /// Another, once it went on.
     pub fn now(&self) -> u64 {
         self.0.load(SeqCst)

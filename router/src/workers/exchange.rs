@@ -4,7 +4,7 @@
 //! from its chain, which may be another tomorrow.
 
 use super::{clock::Clock, counters::Counter, plan::Tables, up::Gate};
-use crate::af_xdp::{Buffer, Io, MOST_PATHS};
+use crate::af_xdp::{Buffer, MOST_PATHS, Pool, RingSet};
 use logic::{
     elements::{Ingress, Loss, Verdict},
     paths::{Counters, PathId, Resource, Used},
@@ -60,8 +60,10 @@ pub(super) struct Fates {
     pub out: [u64; PORTS],
     pub up: [u64; Reason::COUNT],
     pub dropped: [u64; Loss::ALL.len()],
-    /// In the hands of a worker that panicked.
+    /// In the hands of a worker that panicked,
     pub worker_panicked: u64,
+    /// or of one that did not get on, so that another took over.
+    pub worker_silent: u64,
     /// Came while the path was stopped.
     pub stopped: u64,
     /// In an RX ring that was closed.
@@ -82,6 +84,7 @@ impl Default for Fates {
             up: [0; Reason::COUNT],
             dropped: [0; Loss::ALL.len()],
             worker_panicked: 0,
+            worker_silent: 0,
             stopped: 0,
             left: 0,
             ring_full_before: 0,
@@ -92,7 +95,7 @@ impl Default for Fates {
     }
 }
 
-/// What a worker has beside its rings.
+/// What a worker has beside its rings, for whichever thread has those.
 pub(super) struct Desk {
     pub tables: Arc<dyn Tables>,
     pub clock: Clock,
@@ -105,19 +108,49 @@ pub(super) struct Desk {
     owners: [RouterId; PORTS],
     /// By path.
     pub fates: Vec<Fates>,
+    /// Packets that were received and have no fate yet.
+    pub in_hand: u64,
+    now_ns: u64,
+}
+
+/// What is of one thread for good.
+pub(super) struct Bound {
+    pub pool: Pool,
     /// By port: what leaves after this turn.
     out: Vec<Vec<Buffer>>,
     /// Bit p: `out[p]` has some.
     leaves: u64,
-    /// Packets that were received and have no fate yet.
-    pub in_hand: u64,
-    now_ns: u64,
     /// Where a resource of its is shared, or may be.
     counter: Option<Counter>,
 }
 
+impl Bound {
+    pub fn new(pool: Pool, counter: Option<Counter>) -> Bound {
+        Bound { pool, out: (0..PORTS).map(|_| Vec::new()).collect(), leaves: 0, counter }
+    }
+
+    /// What the counter tells, and the clock.
+    pub fn counted(&self) -> Counters {
+        let misses = Counters::CYCLES.with(Resource::CacheMisses).with(Resource::Memory);
+        if self.counter.is_some() { misses } else { Counters::CYCLES }
+    }
+
+    /// Sends what a turn left.
+    #[inline]
+    pub fn send(&mut self, desk: &Desk, io: &mut RingSet) {
+        while self.leaves != 0 {
+            let port = self.leaves.trailing_zeros() as usize;
+            self.leaves &= self.leaves - 1;
+            if let (Some(Some(output)), Some(packets)) = (desk.outputs.get(port), self.out.get_mut(port)) {
+                // What is wrong with a port is told by `RingSet::output_faults`, what is lost by its counts.
+                let _ = io.send(*output, packets);
+            }
+        }
+    }
+}
+
 impl Desk {
-    pub fn new(tables: Arc<dyn Tables>, clock: Clock, gate: Gate, counter: Option<Counter>) -> Desk {
+    pub fn new(tables: Arc<dyn Tables>, clock: Clock, gate: Gate) -> Desk {
         Desk {
             tables,
             clock,
@@ -126,10 +159,7 @@ impl Desk {
             ports: 0,
             owners: [NOBODY; PORTS],
             fates: (0..MOST_PATHS).map(|_| Fates::default()).collect(),
-            out: (0..PORTS).map(|_| Vec::new()).collect(),
-            leaves: 0,
             in_hand: 0,
-            counter,
             now_ns: 0,
         }
     }
@@ -151,10 +181,10 @@ impl Desk {
         }
     }
 
-    /// What the counter tells, and the clock.
-    pub fn counted(&self) -> Counters {
-        let misses = Counters::CYCLES.with(Resource::CacheMisses).with(Resource::Memory);
-        if self.counter.is_some() { misses } else { Counters::CYCLES }
+    /// Bit p: port p can transmit.
+    #[inline]
+    pub fn ports(&self) -> u64 {
+        self.ports
     }
 
     /// The number of its output. Those behind it have one less then.
@@ -173,25 +203,13 @@ impl Desk {
     pub fn outputs(&self) -> impl Iterator<Item = (PortId, usize)> {
         (0..).zip(&self.outputs).filter_map(|(port, output)| Some((port, (*output)?)))
     }
-
-    /// Sends what a turn left.
-    #[inline]
-    pub fn send(&mut self, io: &mut Io) {
-        while self.leaves != 0 {
-            let port = self.leaves.trailing_zeros() as usize;
-            self.leaves &= self.leaves - 1;
-            if let (Some(Some(output)), Some(packets)) = (self.outputs.get(port), self.out.get_mut(port)) {
-                // What is wrong with a port is told by `Io::output_faults`, what is lost by its counts.
-                let _ = io.send(*output, packets);
-            }
-        }
-    }
 }
 
-/// Both, for a turn.
+/// All of it, for a turn.
 pub(super) struct Hands<'a> {
-    pub io: &'a mut Io,
+    pub io: &'a mut RingSet,
     pub desk: &'a mut Desk,
+    pub bound: &'a mut Bound,
 }
 
 impl Exchange for Hands<'_> {
@@ -203,7 +221,7 @@ impl Exchange for Hands<'_> {
     }
 
     fn read_counters(&mut self) -> Used {
-        self.desk.counter.as_ref().map(Counter::used).unwrap_or_default()
+        self.bound.counter.as_ref().map(Counter::used).unwrap_or_default()
     }
 
     #[inline]
@@ -212,7 +230,7 @@ impl Exchange for Hands<'_> {
         let (memory, mut arrivals) = (tables.memory(), Arrivals::default());
         *now_ns = clock.ns(clock.cycles());
         let came_ns = *now_ns;
-        let count = self.io.receive_from(usize::from(path), most, |port, buffer| {
+        let count = self.io.receive_from(&self.bound.pool, usize::from(path), most, |port, buffer| {
             let mut ingress = arrivals.ingress(memory, port, buffer.data());
             if ingress.interface == 0 {
                 ingress.router = owners.get(usize::from(port)).copied().unwrap_or(NOBODY);
@@ -227,16 +245,16 @@ impl Exchange for Hands<'_> {
 
     #[inline]
     fn settle(&mut self, path: PathId, frame: Arrived, verdict: Verdict) {
-        let desk = &mut *self.desk;
+        let Hands { desk, bound, .. } = self;
         desk.in_hand -= 1;
         let Some(fates) = desk.fates.get_mut(usize::from(path)) else { return };
         match verdict {
             Verdict::To(port) => {
-                match (desk.outputs.get(usize::from(port)), desk.out.get_mut(usize::from(port))) {
+                match (desk.outputs.get(usize::from(port)), bound.out.get_mut(usize::from(port))) {
                     (Some(Some(_)), Some(out)) => {
                         fates.out[usize::from(port)] += 1;
                         out.push(frame.buffer);
-                        desk.leaves |= 1 << port;
+                        bound.leaves |= 1 << port;
                     }
                     _ => fates.dropped[Loss::NoPort as usize] += 1,
                 }
@@ -255,7 +273,7 @@ impl Exchange for Hands<'_> {
 
     #[inline]
     fn leave(&mut self) {
-        self.desk.send(self.io);
+        self.bound.send(self.desk, self.io);
     }
 }
 

@@ -1,23 +1,27 @@
 //! What a worker's thread has, and what it is told between two runs; its loop is in `rounds.rs`.
+//!
+//! Another thread can go on with [`Goods`]; they lie in the [`Locker`] while elements run. The rest is the thread's own, for good.
 
 use super::{
-    exchange::{Arrived, Desk, Fates, PortNames, PortsByNumber},
+    exchange::{Arrived, Bound, Desk, Fates, PortNames, PortsByNumber},
     held::{HeldPath, Holds, Made},
+    locker::Locker,
     plan::{PathPlan, Tables},
-    rounds::Rounds,
+    rounds::{Fault, Rounds},
     sleepers::Sleepers,
 };
-use crate::af_xdp::{Closed, Io, MOST_PATHS, Mark, Queue, Receiver, Sender};
+use crate::af_xdp::{Bell, Closed, MOST_PATHS, Mark, Promise, Queue, Receiver, RingSet, Sender};
 use anyhow::{Context, Result};
 use logic::{
     cores::CoreId,
     elements::Chain,
     paths::{Cost, Path, PathId, Resource},
     plan::PortId,
-    worker::Worker,
+    worker::{InHand, Turns},
 };
 use std::{
     collections::BTreeMap,
+    ops::{Deref, DerefMut},
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
     time::Duration,
@@ -39,14 +43,16 @@ pub(super) struct Times {
 pub(super) struct Lane {
     pub plan: PathPlan,
     made: Made,
-    /// When its chain panicked, the last times.
-    pub panics: Vec<u64>,
+    /// When its chain panicked or did not get on, the last times.
+    pub faults: Vec<u64>,
     pub panicked: u64,
+    /// Runs that did not end.
+    pub hung: u64,
 }
 
 impl Lane {
     pub fn new(plan: PathPlan, made: Made) -> Lane {
-        Lane { plan, made, panics: Vec::new(), panicked: 0 }
+        Lane { plan, made, faults: Vec::new(), panicked: 0, hung: 0 }
     }
 }
 
@@ -54,7 +60,8 @@ impl Lane {
 pub(super) struct Moving {
     pub path: PathId,
     pub lane: Lane,
-    pub chain: Chain,
+    /// `None`: it is stopped, and has none.
+    pub chain: Option<Chain>,
     pub cost: Cost,
     pub receivers: Vec<Receiver>,
     pub fates: Fates,
@@ -80,11 +87,11 @@ impl Moving {
     }
 }
 
-/// See the head of this file.
-pub(super) struct Inner {
-    pub worker: Worker<Arrived>,
+/// What a worker has that another can go on with.
+pub(super) struct Goods {
+    pub turns: Turns,
     pub desk: Desk,
-    pub io: Io,
+    pub io: RingSet,
     pub lanes: BTreeMap<PathId, Lane>,
     pub names: PortNames,
     pub known_ports: PortsByNumber,
@@ -95,10 +102,38 @@ pub(super) struct Inner {
     pub stopped: u64,
     pub rounds: Rounds,
     auxiliary: usize,
-    /// Tells of paths that are stopped.
-    pub tell: Box<dyn Fn(PathId)>,
+    /// Of the pool that its packets are of.
+    pub pool: Arc<Promise>,
     /// Chains that panicked: who asks what is here takes them.
     pub broken: Vec<Chain>,
+}
+
+/// A worker's thread, as it is between two runs.
+pub(super) struct Inner {
+    /// `None`: they are in the locker, or another has them.
+    pub goods: Option<Box<Goods>>,
+    pub locker: Arc<Locker<Goods>>,
+    pub hand: InHand<Arrived>,
+    pub bound: Bound,
+    /// Tells of paths that are stopped.
+    pub tell: Box<dyn Fn(PathId)>,
+    /// Another has what it had: it ends.
+    pub has_nothing: bool,
+}
+
+/// Between two runs they are here.
+impl Deref for Inner {
+    type Target = Goods;
+
+    fn deref(&self) -> &Goods {
+        self.goods.as_deref().expect("only while elements run they are in the locker")
+    }
+}
+
+impl DerefMut for Inner {
+    fn deref_mut(&mut self) -> &mut Goods {
+        self.goods.as_deref_mut().expect("only while elements run they are in the locker")
+    }
 }
 
 pub(super) const fn bit(path: PathId) -> u64 {
@@ -114,20 +149,20 @@ pub(super) fn bits(mut of: u64) -> impl Iterator<Item = PathId> {
     })
 }
 
-impl Inner {
+impl Goods {
     /// It spins for so long after it had work; so many packets may wait for each TX ring.
     pub fn new(
-        worker: Worker<Arrived>,
+        turns: Turns,
         desk: Desk,
-        io: Io,
+        io: RingSet,
         spin: Duration,
         auxiliary: usize,
-        tell: Box<dyn Fn(PathId)>,
-    ) -> Inner {
+        pool: Arc<Promise>,
+    ) -> Goods {
         let rounds = Rounds::new(desk.clock, spin);
-        Inner {
+        Goods {
             times: Times { begun: desk.clock.cycles(), ..Times::default() },
-            worker,
+            turns,
             desk,
             io,
             lanes: BTreeMap::new(),
@@ -138,17 +173,23 @@ impl Inner {
             stopped: 0,
             rounds,
             auxiliary,
-            tell,
+            pool,
             broken: Vec::new(),
         }
+    }
+
+    /// Whose run it is, and its packets.
+    pub fn in_run(&self) -> Option<(PathId, u64)> {
+        Some((self.rounds.current()?, self.desk.in_hand))
     }
 
     pub fn is_stopped(&self, path: PathId) -> bool {
         self.stopped & bit(path) != 0
     }
 
-    pub fn panicked(&self, path: PathId) -> u64 {
-        self.lanes.get(&path).map_or(0, |lane| lane.panicked)
+    /// How often its chain panicked, and did not get on.
+    pub fn faults(&self, path: PathId) -> (u64, u64) {
+        self.lanes.get(&path).map_or((0, 0), |lane| (lane.panicked, lane.hung))
     }
 
     pub fn name(&self, path: PathId) -> String {
@@ -164,7 +205,7 @@ impl Inner {
         let rings = (0..MOST_PATHS)
             .flat_map(|path| self.io.receivers(path).map(move |ring| (path as PathId, ring.wanted())));
         let accounts: BTreeMap<_, _> =
-            self.worker.accounts().map(|account| (account.path.id, account)).collect();
+            self.turns.accounts().map(|account| (account.path.id, account)).collect();
         let path = |(path, lane): (&PathId, &Lane)| {
             let (fates, account) = (self.desk.fates.get(usize::from(*path))?, accounts.get(path)?);
             let held = HeldPath {
@@ -191,20 +232,11 @@ impl Inner {
 
     // Commands, between two runs.
 
-    /// Shares this from the next run on, and counts bytes or not. What is not known of its packets yet is not shared: cycles are.
-    pub fn share(&mut self, resource: Resource, counts_io: bool) {
-        let counted = self.desk.counted();
-        self.worker.count(if counts_io { counted.with(Resource::Io) } else { counted });
-        if self.worker.share(resource).is_err() {
-            let _ = self.worker.share(Resource::Cycles);
-        }
-    }
-
     /// Takes a path that is new, or was another worker's.
     pub fn take_in(&mut self, moving: Moving) -> Result<()> {
         let Moving { path, lane, chain, cost, receivers, fates, stopped, marks: _ } = moving;
         let of = Path { id: path, router: lane.plan.router, weight: lane.plan.weight };
-        self.worker.insert(of, chain, cost).with_context(|| format!("path {}", lane.plan.name))?;
+        self.turns.insert(of, chain, cost).with_context(|| format!("path {}", lane.plan.name))?;
         if let Some(place) = self.desk.fates.get_mut(usize::from(path)) {
             *place = fates;
         }
@@ -213,7 +245,7 @@ impl Inner {
         receivers.into_iter().for_each(|receiver| self.io.add_receiver(receiver));
         if stopped {
             self.stopped |= bit(path);
-            self.worker.sleep(path);
+            self.turns.sleep(path);
         }
         Ok(())
     }
@@ -221,8 +253,8 @@ impl Inner {
     /// Gives a path away.
     pub fn give_up(&mut self, path: PathId) -> Option<Moving> {
         let lane = self.lanes.remove(&path)?;
-        let account = self.worker.accounts().find(|account| account.path.id == path);
-        let (chain, cost) = self.worker.remove(path)?;
+        let account = self.turns.accounts().find(|account| account.path.id == path);
+        let (chain, cost) = self.turns.remove(path)?;
         let stopped = self.is_stopped(path);
         self.sleepers.remove(path);
         self.stopped &= !bit(path);
@@ -243,21 +275,21 @@ impl Inner {
     /// Another weight, or another chain from the next run on; the one until now. Where other elements are planned, a path that was stopped goes on,
     /// and their counts begin; else they go on from what they were.
     pub fn change(&mut self, path: PathId, plan: PathPlan, chain: Option<(Chain, Made)>) -> Option<Chain> {
-        self.worker.set_weight(path, plan.weight);
+        self.turns.set_weight(path, plan.weight);
         let lane = self.lanes.get_mut(&path)?;
         let is_other = lane.plan.chain != plan.chain;
         lane.plan = plan;
         let (chain, made) = chain?;
         lane.made = made;
         if !is_other {
-            return self.worker.renew(path, chain);
+            return self.turns.renew(path, chain);
         }
-        lane.panics.clear();
+        lane.faults.clear();
         self.stopped &= !bit(path);
         // Awake it finds out whether it has packets.
         self.sleepers.remove(path);
-        self.worker.wake(path);
-        self.worker.replace(path, chain)
+        self.turns.wake(path);
+        self.turns.replace(path, chain)
     }
 
     /// Reads these tables from the next run on, with chains made over them; the ones until now.
@@ -266,7 +298,7 @@ impl Inner {
         for (path, chain) in chains {
             if let Some(lane) = self.lanes.get_mut(&path) {
                 lane.made = made.clone();
-                before.extend(self.worker.renew(path, chain));
+                before.extend(self.turns.renew(path, chain));
             }
         }
         (std::mem::replace(&mut self.desk.tables, made.tables), before)
@@ -293,12 +325,6 @@ impl Inner {
         }
     }
 
-    pub fn take_queue(&mut self, port: PortId, queue: u32) -> Option<Queue> {
-        let is_it = |q: &Queue| (q.wanted().port, q.wanted().queue) == (port, queue);
-        let at = self.io.queues().iter().position(is_it)?;
-        Some(self.io.take_queue(at))
-    }
-
     pub fn add_output(&mut self, port: PortId, sender: Sender) -> Result<()> {
         let output = self.io.add_output(sender, self.auxiliary)?;
         self.desk.add_output(port, output);
@@ -315,12 +341,48 @@ impl Inner {
         let mark = |port: PortId| Some((port, self.io.outputs().get(self.desk.output(port)?)?.mark()));
         ports.into_iter().filter_map(mark).collect()
     }
+}
+
+impl Inner {
+    /// Goes on with what another had, whose run does not end: the packets of that are lost. `is_too_much`: its path is not to run any more.
+    pub fn take_over(&mut self, mut goods: Box<Goods>, bell: Arc<Bell>, is_too_much: bool) {
+        goods.io.set_bell(bell);
+        goods.pool = self.bound.pool.promise();
+        self.goods = Some(goods);
+        self.recover(Fault::Hung { is_too_much });
+        self.is_told();
+    }
+
+    // Commands, between two runs.
+
+    /// Shares this from the next run on, and counts bytes or not. What is not known of its packets yet is not shared: cycles are.
+    pub fn share(&mut self, resource: Resource, counts_io: bool) {
+        let counted = self.bound.counted();
+        let counted = if counts_io { counted.with(Resource::Io) } else { counted };
+        self.turns.count(counted);
+        if self.turns.share(resource).is_err() {
+            let _ = self.turns.share(Resource::Cycles);
+        }
+    }
+
+    pub fn add_queue(&mut self, queue: Queue) {
+        let Inner { goods: Some(goods), bound, .. } = self else { return };
+        goods.io.add_queue(&bound.pool, queue);
+    }
+
+    pub fn take_queue(&mut self, port: PortId, queue: u32) -> Option<Queue> {
+        let Inner { goods: Some(goods), bound, .. } = self else { return None };
+        let is_it = |q: &Queue| (q.wanted().port, q.wanted().queue) == (port, queue);
+        let at = goods.io.queues().iter().position(is_it)?;
+        Some(goods.io.take_queue(&bound.pool, at))
+    }
 
     /// Those that have not left, and will.
     pub fn have_not_left(&mut self, mut marks: Vec<(PortId, Mark)>) -> Vec<(PortId, Mark)> {
-        self.io.flush();
+        let Inner { goods: Some(goods), bound, .. } = self else { return Vec::new() };
+        goods.io.flush(&bound.pool);
         marks.retain_mut(|(port, mark)| {
-            self.desk.output(*port).is_some_and(|output| !self.io.has_left(output, mark))
+            goods.desk.output(*port).is_some_and(|output| !goods.io.has_left(output, mark))
         });
         marks
     }

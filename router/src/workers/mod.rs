@@ -1,8 +1,8 @@
 //! Workers: threads pinned to cores that run forwarding paths over AF_XDP (P1-P4, P9, P10).
 //!
 //! ```text
-//!  WorkersPlan ──► Control ── steps ──► Thread (core 2): Inner ── Worker (logic): whose turn it is, chains
-//!  ports, paths,    opens sockets,      Thread (core 3)     ├──── Io (af_xdp): queues, RX rings, TX rings, frames
+//!  WorkersPlan ──► Control ── steps ──► Thread (core 2): Inner ── Turns (logic): whose turn it is, chains
+//!  ports, paths,    opens sockets,      Thread (core 3)     ├──── RingSet (af_xdp): queues, RX rings, TX rings
 //!  cores, weights   fills Slots                             └──── Desk: tables, fates, the way Up
 //! ```
 //!
@@ -12,7 +12,8 @@
 //!   come. `slots`: an `Arc` of [`crate::plane::PathMaps`]; `up`: a [`PassUp`].
 //! * [`Workers::apply`]`(plan)`: as it shall be, while packets run; returns what could not be done, which the next call tries again. To be
 //!   called when ports come, go or are others, when the configuration changes, and every few seconds, so that paths are placed by what they cost.
-//! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns without an error.
+//! * [`Workers::set_tables`]: when the shared tables are in other memory; the old memory is read by nobody when it returns without an error, but for a thread that
+//!   hangs and was taken over: it has a hold on it, and nothing of what it makes of it goes anywhere.
 //! * [`Epochs`], which outlive them: for who waits before blocks of the tables are used again ([`Epochs::wait`] beside [`crate::plane::Grace::wait`]).
 //! * [`Workers::report`]: all that is counted. [`Workers::stop`], or drop: paths end as when they are not in the plan any more.
 //!
@@ -20,8 +21,9 @@
 //! (`ulimit -l`) locks the memory of packets, CAP_SYS_NICE puts workers before other threads, CAP_BPF and CAP_NET_ADMIN fill slots and give packets to the kernel; what lacks one says which.
 //! Workers' own threads have no rights at all.
 //!
-//! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). What it does not use
-//! any more it hands to `control.rs`, which decides who has what, behind a lock that workers never take.
+//! Who may write what: a worker's rings, chains and counts only its thread, between two runs also by command (`thread.rs`). While elements run, rings and all
+//! but the chain that runs are nobody's, in a locker: the thread takes them out again, or, if it does not get on, `control.rs` does, for another thread (`takeover.rs`). What it does
+//! not use any more it hands to `control.rs`, which decides who has what, behind a lock that workers never take.
 //!
 //! | file | holds |
 //! |---|---|
@@ -31,6 +33,7 @@
 //! | `rings.rs`, `moving.rs` | the steps: queues, rings and slots; paths |
 //! | `placing.rs` | which core a path goes to, by what was measured |
 //! | `thread.rs` | a thread, its commands, panics |
+//! | `watch.rs`, `takeover.rs`, `locker.rs` | who does not get on, and how another goes on |
 //! | `inner.rs` | what it has, and what it is told |
 //! | `rounds.rs`, `sleepers.rs` | its loop: paths that run, sleep and panic |
 //! | `exchange.rs` | packets from rings, and where they go |
@@ -48,6 +51,7 @@ mod epochs;
 mod exchange;
 mod held;
 mod inner;
+mod locker;
 mod moving;
 mod own;
 mod placing;
@@ -57,8 +61,10 @@ mod rings;
 mod rounds;
 mod scarce;
 mod sleepers;
+mod takeover;
 mod thread;
 mod up;
+mod watch;
 
 pub use capacity::Capacity;
 pub use clock::Clock;
@@ -94,6 +100,8 @@ pub struct WorkersSettings {
     pub auxiliary: usize,
     /// How long a worker looks for packets after it had some, before it sleeps.
     pub spin: Duration,
+    /// A worker that is in the same run for so long is not waited for any longer: another thread takes over what it has. `watch.rs` says why it is a second and a half.
+    pub patience: Duration,
     /// R: the longest run of a path (P8).
     pub longest_run: Duration,
     /// Where it stands what a switch from path to path takes, and what there is of memory bandwidth ([`crate::calibrate`]); `None`: that is part of
@@ -119,6 +127,7 @@ impl Default for WorkersSettings {
             in_hand: 1024,
             auxiliary: 1024,
             spin: Duration::from_micros(50),
+            patience: Duration::from_millis(1500),
             longest_run: Duration::from_micros(100),
             calibration: None,
             sample_every: 20,
@@ -153,17 +162,29 @@ impl Workers {
         let clock = Clock::of_process();
         let calibrated = |file: &PathBuf| Calibrated::read(file, clock, settings.longest_run);
         let calibrated = settings.calibration.as_ref().map(calibrated).unwrap_or_default();
+        let patience = settings.patience;
         let control = Control::new(settings, calibrated, umem, slots, tables, clock, epochs, ups, tell);
+        let watch = control.watch.clone();
         let control = Arc::new(Mutex::new(control));
         let of = Arc::downgrade(&control);
         // Ends with the last who could tell: the control, and workers.
-        let watch = move || {
+        let told = move || {
             for path in stopped {
                 let Some(control) = of.upgrade() else { return };
                 control.lock().unwrap_or_else(PoisonError::into_inner).path_stopped(path);
             }
         };
-        std::thread::Builder::new().name("stopped paths".into()).spawn(watch).context("starting a thread")?;
+        std::thread::Builder::new().name("stopped paths".into()).spawn(told).context("starting a thread")?;
+        let of = Arc::downgrade(&control);
+        let take_over = {
+            let of = of.clone();
+            move || {
+                let Some(control) = of.upgrade() else { return };
+                control.lock().unwrap_or_else(PoisonError::into_inner).take_over_silent();
+            }
+        };
+        let watches = move || watch.run(patience, || of.strong_count() > 0, take_over);
+        std::thread::Builder::new().name("watch".into()).spawn(watches).context("starting a thread")?;
         Ok(Workers { control })
     }
 

@@ -6,7 +6,7 @@
 use super::{
     control::Control,
     exchange::Fates,
-    inner::{Inner, Lane, Moving},
+    inner::{Lane, Moving},
     plan::{PathPlan, WorkersPlan},
     thread::NotTaken,
 };
@@ -46,7 +46,7 @@ impl Control {
         let moving = Moving {
             path,
             lane,
-            chain,
+            chain: Some(chain),
             cost: Cost::default(),
             receivers: Vec::new(),
             fates: Fates::default(),
@@ -54,7 +54,7 @@ impl Control {
             marks: Vec::new(),
         };
         let held = moving.held(core);
-        self.give(core, moving, Inner::take_in).map_err(|not| not.error)??;
+        self.give(core, moving, |inner, moving| inner.take_in(moving)).map_err(|not| not.error)??;
         self.held.paths.insert(path, held);
         Ok(())
     }
@@ -97,12 +97,13 @@ impl Control {
         }
         moving.lane.plan.router = plan.router;
         let held = moving.held(to);
-        match self.give(to, moving, Inner::take_in) {
+        match self.give(to, moving, |inner, moving| inner.take_in(moving)) {
             Ok(taken) => taken?,
             Err(NotTaken { error, thing }) => {
                 // Back to where it was.
                 if let Some(moving) = thing {
-                    self.give(from, moving, Inner::take_in).map_err(|not| not.error)??;
+                    self.give(from, moving, |inner, moving| inner.take_in(moving))
+                        .map_err(|not| not.error)??;
                 }
                 return Err(error);
             }

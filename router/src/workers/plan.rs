@@ -10,7 +10,7 @@ use crate::{
 use anyhow::{Context, Result};
 use logic::{
     cores::{Core, CoreId},
-    elements::Chain,
+    elements::{Chain, MOST_PACKETS},
     esp::SaTable,
     memory::Memory,
     paths::PathId,
@@ -41,7 +41,12 @@ pub struct WorkersPlan {
 pub fn frames_needed(plan: &WorkersPlan, settings: &WorkersSettings) -> u32 {
     let wide = |frames: usize| u64::try_from(frames).unwrap_or(u64::MAX);
     let workers = wide(plan.cores.len());
-    let pools = workers.saturating_mul(wide(settings.in_hand).saturating_add(wide(POOL_FRAMES)));
+    let pool = wide(settings.in_hand).saturating_add(wide(POOL_FRAMES));
+    // One thread of each worker that did not get on, and the pool of who takes over before that of the other is known to be less.
+    let left = workers
+        .saturating_mul(wide(POOL_FRAMES + MOST_PACKETS))
+        .saturating_add(pool.saturating_mul(workers.min(1)));
+    let pools = workers.saturating_mul(pool).saturating_add(left);
     let port = |port: &PortPlan| {
         let Rings { fill, completion, transmit, .. } = port.rings;
         let [fill, completion, transmit] = [fill, completion, transmit].map(u64::from);
@@ -191,14 +196,16 @@ mod tests {
             cores: None,
         };
         let mut plan = WorkersPlan { cores: vec![core(2), core(3)], ..WorkersPlan::default() };
-        assert_eq!(frames_needed(&plan, &settings), 2 * (1000 + 256));
+        // Of each, what a thread that does not get on may hold; and the pool of another.
+        let pools = 2 * (1000 + 256) + 2 * (256 + 256) + (1000 + 256);
+        assert_eq!(frames_needed(&plan, &settings), pools);
         plan.ports = BTreeMap::from([(0, port.clone()), (1, port)]);
         let ports = 2 * (4 * (2048 + 512 + 256) + 2 * (100 + 256));
-        assert_eq!(frames_needed(&plan, &settings), 2 * 1256 + ports);
+        assert_eq!(frames_needed(&plan, &settings), pools + ports);
         plan.paths = BTreeMap::from([(0, path.clone()), (5, path)]);
         assert_eq!(
             frames_needed(&plan, &settings),
-            2 * 1256 + ports + 2 * 4 * 64,
+            pools + ports + 2 * 4 * 64,
             "of a port there is not: none"
         );
         let settings = WorkersSettings { in_hand: usize::MAX, ..settings };

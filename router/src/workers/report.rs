@@ -61,7 +61,8 @@ pub struct WorkersReport {
     pub retired_frames: u32,
 }
 
-/// A path. Every packet of it is in exactly one of `out`, `up`, `dropped`, `worker_panicked` and `stopped_packets`, or in its worker's hands.
+/// A path. Every packet of it is in exactly one of `out`, `up`, `dropped`, `worker_panicked`, `worker_silent` and
+/// `stopped_packets`, or in its worker's hands.
 /// Counts are from when the path was first planned on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathStand {
@@ -81,12 +82,18 @@ pub struct PathStand {
     pub up: Counts,
     /// Dropped by its chain, by reason.
     pub dropped: Counts,
-    /// Lost in the hands of its worker, when its chain panicked.
+    /// Lost in the hands of its worker, when its chain panicked,
     pub worker_panicked: u64,
+    /// or when it did not get on, and another took over.
+    #[serde(default)]
+    pub worker_silent: u64,
     /// Dropped because the path is stopped.
     pub stopped_packets: u64,
     /// Panics of its chain since it came to this worker.
     pub panics: u64,
+    /// Runs that did not end, so that another thread took over, since it came to this worker.
+    #[serde(default)]
+    pub hangs: u64,
     /// Not in `packets`: lost as they found their RX ring full, in the kernel,
     pub ring_full: u64,
     /// and in RX rings that were closed.
@@ -113,9 +120,12 @@ pub struct PathStand {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerStand {
     pub core: CoreId,
-    /// Why it tells nothing: it is in the same run for seconds. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
+    /// Why it tells nothing: it does not get on, with what it has in its hands. Its paths, queues and outputs are missing; in the daemon they are as it told them last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silent: Option<String>,
+    /// Times that its thread did not get on, and another took over what it had.
+    #[serde(default)]
+    pub taken_over: u64,
     /// What its paths share now.
     #[serde(default)]
     pub share: String,
@@ -253,7 +263,7 @@ pub struct QueueStand {
 }
 
 /// Why a path is.
-const STOPPED: &str = "its chain panicked again and again; another chain starts it";
+const STOPPED: &str = "its chain panicked, or did not get on, again and again; another chain starts it";
 
 /// What one worker tells.
 pub(super) struct Told {
@@ -274,7 +284,7 @@ pub(super) fn told(core: CoreId, inner: &mut Inner) -> Told {
         Some(OutputStand { waiting: output.waiting(), ..stand })
     };
     let outputs = inner.desk.outputs().filter_map(output).collect();
-    let shared = inner.worker.shared();
+    let shared = inner.turns.shared();
     let worker = WorkerStand {
         core,
         share: shared.to_string(),
@@ -315,7 +325,7 @@ fn ran_ns() -> u64 {
 fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
     let path = |account: logic::paths::Account| {
         let id = account.path.id;
-        let fates = inner.desk.fates.get(usize::from(id))?;
+        let (fates, (panics, hangs)) = (inner.desk.fates.get(usize::from(id))?, inner.faults(id));
         let ring_full =
             |ring: &Receiver| ring.statistics().map_or(0, |statistics| statistics.receive_ring_full);
         let ring_full = inner.io.receivers(id.into()).map(ring_full).sum::<u64>() + fates.ring_full_before;
@@ -325,18 +335,19 @@ fn paths(core: CoreId, inner: &Inner) -> Vec<PathStand> {
             router: account.path.router,
             worker: core,
             stopped: inner.is_stopped(id).then(|| STOPPED.into()),
-            panics: inner.panicked(id),
+            panics,
+            hangs,
             ring_full,
             runs: fates.runs_before + account.runs - account.empty_runs,
             cycles: fates.cycles_before + account.cycles,
             cycles_per_packet: account.cost.of(Resource::Cycles),
             io_bytes_per_packet: account.cost.of(Resource::Io),
             memory_bytes_per_packet: account.cost.of(Resource::Memory).or(account.cost.of(Resource::Io)),
-            elements: elements(&inner.worker, id),
+            elements: elements(&inner.turns, id),
             ..counted(fates, &inner.known_ports)
         })
     };
-    inner.worker.accounts().filter_map(path).collect()
+    inner.turns.accounts().filter_map(path).collect()
 }
 
 /// Of a port that was never planned only the number is known.
@@ -360,6 +371,7 @@ fn counted(fates: &Fates, names: &PortsByNumber) -> PathStand {
         up: reasons.map(|(reason, packets)| (reason.name().into(), packets)).collect(),
         dropped: losses.map(|(loss, packets)| (loss.name().into(), packets)).collect(),
         worker_panicked: fates.worker_panicked,
+        worker_silent: fates.worker_silent,
         stopped_packets: fates.stopped,
         ring_closed: fates.left,
         ..PathStand::default()

@@ -190,7 +190,7 @@ impl Control {
     fn move_queue(&mut self, (port, queue): PortQueue, from: CoreId, to: CoreId) -> Result<()> {
         let taken = self.ask(from, move |inner| inner.take_queue(port, queue))?;
         let taken: Queue = taken.context("a queue that its owner lacks")?;
-        let add = |inner: &mut Inner, queue| _ = inner.io.add_queue(queue);
+        let add = |inner: &mut Inner, queue| inner.add_queue(queue);
         if let Err(NotTaken { error, thing }) = self.give(to, taken, add) {
             // Back to where it was.
             if let Some(queue) = thing {
@@ -235,7 +235,7 @@ impl Control {
         let wanted = wanted(port, queue, plan);
         let (opened, sender) = inside(&plan.namespace, || Queue::open(&self.umem, wanted))??;
         let opener = opened.opener();
-        let given = self.give(owner, opened, |inner, queue| _ = inner.io.add_queue(queue));
+        let given = self.give(owner, opened, |inner, queue| inner.add_queue(queue));
         given.map_err(|not| not.error)?;
         self.held.queues.insert((port, queue), (owner, opener));
         if want.outputs.get(&(owner, port)) == Some(&queue) && !self.held.outputs.contains_key(&(owner, port))

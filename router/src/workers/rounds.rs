@@ -5,21 +5,24 @@
 //!            │  every us: paths that sleep and have packets wake (`sleepers.rs`)
 //!            │  every 20 us: fill rings, completions, auxiliary queues, packets of stopped paths
 //!            │     │
-//!            │  Worker::turn ── a path ran ──► its packets are sent; it sleeps if its rings are empty ─┐
-//!            │     │ all sleep                                                                         │
-//!            │  spin, as long as there was work a moment ago                                           │
-//!            │     │                                                                                   │
-//!            │  Io::sleep: until a packet comes, or the bell rings; a timer only if something waits    │
-//!            └─────┴───────────────────────────────────────────────────────────────────────────────────┘
+//!            │  a path's turn ── receive ─► elements run; what else it has is in the locker ─► send; it sleeps if its rings are empty ─┐
+//!            │     │ all sleep                                                                                                         │
+//!            │  spin, as long as there was work a moment ago                                                                           │
+//!            │     │                                                                                                                   │
+//!            │  RingSet::sleep: until a packet comes, or the bell rings; a timer only if something waits                               │
+//!            └─────┴───────────────────────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 
 use super::{
     clock::Clock,
     epochs::Epoch,
     exchange::Hands,
-    inner::{Inner, bit, bits},
+    inner::{Goods, Inner, Lane, bit, bits},
 };
-use logic::paths::PathId;
+use logic::{
+    paths::PathId,
+    worker::{Begun, Turn},
+};
 use std::time::Duration;
 
 /// Paths that sleep are looked at so often.
@@ -30,11 +33,21 @@ const LOOKS_AFTER_RINGS: Duration = Duration::from_micros(20);
 /// told by a command anyhow.
 const FLUSHES: Duration = Duration::from_millis(1);
 const FLUSHES_AT_LEAST: Duration = Duration::from_secs(1);
-/// So many panics in so long stop a path.
-const MOST_PANICS: usize = 3;
-const PANICS_WITHIN: Duration = Duration::from_secs(10);
+/// So many panics, or runs that do not end, in so long stop a path.
+pub(super) const MOST_FAULTS: usize = 3;
+const FAULTS_WITHIN: Duration = Duration::from_secs(10);
 /// Packets of a stopped path that are dropped at a time.
 const DROPPED: usize = 64;
+
+/// How a path's run went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    Panicked,
+    /// It did not end. Too often: the path stops, whenever the others were.
+    Hung {
+        is_too_much: bool,
+    },
+}
 
 /// Where the loop is.
 pub(super) struct Rounds {
@@ -67,6 +80,11 @@ impl Rounds {
             flushes: FLUSHES,
         }
     }
+
+    /// Whose turn it is.
+    pub fn current(&self) -> Option<PathId> {
+        self.current
+    }
 }
 
 impl Inner {
@@ -84,22 +102,53 @@ impl Inner {
         if now.saturating_sub(self.rounds.looked) > self.rounds.looks_after_rings {
             self.look_after_rings(now);
         }
-        let Inner { worker, desk, io, rounds, .. } = &mut *self;
-        let mut hands = Hands { io, desk };
-        match worker.turn_of(&mut hands, || clock.cycles(), |path| rounds.current = Some(path)) {
-            Some(turn) => {
-                if turn.packets > 0 {
-                    self.has_worked(clock.cycles());
-                    self.times.busy += self.rounds.worked - now;
-                }
-                self.rounds.current = None;
-                if !self.io.has_packets(turn.path.into()) {
-                    self.sleepers.add(turn.path);
-                    self.worker.sleep(turn.path);
-                }
-            }
-            None => self.idle(now, epoch),
+        let Some(begun) = self.begin_run(clock) else { return self.idle(now, epoch) };
+        self.run();
+        let Some(turn) = self.end_run(clock, begun) else { return self.lose() };
+        if turn.packets > 0 {
+            self.has_worked(clock.cycles());
+            self.times.busy += self.rounds.worked - now;
         }
+        self.rounds.current = None;
+        if !self.io.has_packets(turn.path.into()) {
+            self.sleepers.add(turn.path);
+            self.turns.sleep(turn.path);
+        }
+    }
+
+    #[inline]
+    fn begin_run(&mut self, clock: Clock) -> Option<Begun> {
+        let Inner { goods: Some(goods), hand, bound, .. } = self else { return None };
+        let Goods { turns, desk, io, rounds, .. } = &mut **goods;
+        let mut hands = Hands { io, desk, bound };
+        turns.begin(hand, &mut hands, || clock.cycles(), |path| rounds.current = Some(path))
+    }
+
+    /// Elements: the only part of a round in which another may take what this has.
+    #[inline]
+    fn run(&mut self) {
+        if self.hand.packets() == 0 {
+            return;
+        }
+        let Some(goods) = self.goods.take() else { return };
+        let ports = goods.desk.ports();
+        self.locker.put(goods);
+        self.hand.run(ports);
+        self.goods = self.locker.take();
+    }
+
+    /// `None`: another has taken over.
+    #[inline]
+    fn end_run(&mut self, clock: Clock, begun: Begun) -> Option<Turn> {
+        let Inner { goods: Some(goods), hand, bound, .. } = self else { return None };
+        let Goods { turns, desk, io, .. } = &mut **goods;
+        Some(turns.end(hand, begun, &mut Hands { io, desk, bound }, || clock.cycles()))
+    }
+
+    /// Another has taken over: what is in hand was counted as lost, and goes where it came from.
+    fn lose(&mut self) {
+        self.has_nothing = true;
+        drop(self.hand.empty());
     }
 
     fn has_worked(&mut self, now: u64) {
@@ -110,7 +159,7 @@ impl Inner {
     /// It did as it was told: there may be packets, and a port may be up again.
     pub fn is_told(&mut self) {
         self.rounds.flushes = FLUSHES;
-        self.worker.pause();
+        self.turns.pause();
         bits(self.sleepers.all()).for_each(|path| self.sleepers.add(path));
     }
 
@@ -118,16 +167,18 @@ impl Inner {
     fn wake_if_it_has_packets(&mut self, path: PathId) {
         if self.io.has_packets(path.into()) {
             self.sleepers.remove(path);
-            self.worker.wake(path);
+            self.turns.wake(path);
         }
     }
 
     fn look_after_rings(&mut self, now: u64) {
         self.rounds.looked = now;
-        // Also while a path has packets always: others' would wait at the device.
-        self.io.poll();
-        self.io.look();
-        self.io.flush();
+        if let Inner { goods: Some(goods), bound, .. } = self {
+            // Also while a path has packets always: others' would wait at the device.
+            goods.io.poll();
+            goods.io.look(&bound.pool);
+            goods.io.flush(&bound.pool);
+        }
         bits(self.stopped).for_each(|path| self.drop_packets(path));
     }
 
@@ -173,56 +224,80 @@ impl Inner {
         }
     }
 
-    /// The thread's last turn ended by a panic: what was in hand is lost, and nothing else. To make a chain may panic, too: see [`Inner::give_up_on_it`].
-    pub fn recover(&mut self) {
-        let lost = std::mem::take(&mut self.desk.in_hand);
-        let Some(path) = self.rounds.current else {
-            self.times.panics += 1;
+    /// The thread's last turn ended by a panic, or another's did not end: what was in hand is lost, and nothing else. To make a chain may panic, too: see
+    /// [`Inner::give_up_on_it`].
+    pub fn recover(&mut self, fault: Fault) {
+        // It is there if elements panicked, and nobody has taken it since.
+        self.goods = self.goods.take().or_else(|| self.locker.take());
+        let Inner { goods: Some(goods), hand, bound, tell, .. } = self else { return self.lose() };
+        let lost = std::mem::take(&mut goods.desk.in_hand);
+        let Some(path) = goods.rounds.current else {
+            goods.times.panics += 1;
             return std::thread::sleep(FLUSHES);
         };
-        self.worker.recover(path);
-        if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
-            fates.worker_panicked += lost;
-        }
-        self.desk.send(&mut self.io);
-        let (now, within) = (self.desk.clock.cycles(), self.desk.clock.cycles_of(PANICS_WITHIN));
-        if let Some(lane) = self.lanes.get_mut(&path) {
-            lane.panicked += 1;
-            lane.panics.retain(|before| now.saturating_sub(*before) < within);
-            lane.panics.push(now);
-            let is_too_much = lane.panics.len() >= MOST_PANICS;
-            match self.desk.tables.chain(&lane.plan, &self.names) {
-                Ok(chain) if !is_too_much => self.broken.extend(self.worker.replace(path, chain)),
-                _ => self.stop(path),
+        goods.turns.recover(path, hand);
+        if let Some(fates) = goods.desk.fates.get_mut(usize::from(path)) {
+            match fault {
+                Fault::Panicked => fates.worker_panicked += lost,
+                Fault::Hung { .. } => fates.worker_silent += lost,
             }
         }
-        self.rounds.current = None;
+        bound.send(&goods.desk, &mut goods.io);
+        let clock = goods.desk.clock;
+        if let Some(lane) = goods.lanes.get_mut(&path) {
+            let is_too_much = lane.is_too_much(fault, clock.cycles(), clock.cycles_of(FAULTS_WITHIN));
+            match goods.desk.tables.chain(&lane.plan, &goods.names) {
+                Ok(chain) if !is_too_much => goods.broken.extend(goods.turns.replace(path, chain)),
+                _ => goods.stop(path, tell),
+            }
+        }
+        goods.rounds.current = None;
     }
 
     /// To recover panicked as well.
     pub fn give_up_on_it(&mut self) {
-        match self.rounds.current.take() {
-            Some(path) => self.stop(path),
-            None => self.times.panics += 1,
+        let Inner { goods: Some(goods), tell, .. } = self else { return };
+        match goods.rounds.current.take() {
+            Some(path) => goods.stop(path, tell),
+            None => goods.times.panics += 1,
         }
-    }
-
-    /// Its packets are dropped until it has another chain, or its slots are empty.
-    fn stop(&mut self, path: PathId) {
-        self.worker.sleep(path);
-        self.sleepers.remove(path);
-        self.stopped |= bit(path);
-        (self.tell)(path);
     }
 
     fn drop_packets(&mut self, path: PathId) {
-        let mut packets = Vec::new();
-        while self.io.receive(path.into(), DROPPED, &mut packets) > 0 {
-            if let Some(fates) = self.desk.fates.get_mut(usize::from(path)) {
-                fates.packets += packets.len() as u64;
-                fates.stopped += packets.len() as u64;
+        let Inner { goods: Some(goods), bound, .. } = self else { return };
+        loop {
+            let dropped =
+                goods.io.receive_from(&bound.pool, path.into(), DROPPED, |_, packet| drop(packet)) as u64;
+            if let Some(fates) = goods.desk.fates.get_mut(usize::from(path)) {
+                fates.packets += dropped;
+                fates.stopped += dropped;
             }
-            packets.clear();
+            if dropped == 0 {
+                return;
+            }
         }
+    }
+}
+
+impl Goods {
+    /// Its packets are dropped until it has another chain, or its slots are empty.
+    fn stop(&mut self, path: PathId, tell: &dyn Fn(PathId)) {
+        self.turns.sleep(path);
+        self.sleepers.remove(path);
+        self.stopped |= bit(path);
+        tell(path);
+    }
+}
+
+impl Lane {
+    /// One more; is it the last that the path may have?
+    fn is_too_much(&mut self, fault: Fault, now: u64, within: u64) -> bool {
+        match fault {
+            Fault::Panicked => self.panicked += 1,
+            Fault::Hung { .. } => self.hung += 1,
+        }
+        self.faults.retain(|before| now.saturating_sub(*before) < within);
+        self.faults.push(now);
+        self.faults.len() >= MOST_FAULTS || fault == Fault::Hung { is_too_much: true }
     }
 }

@@ -4,23 +4,26 @@
 //! nothing but the packets in its hands is lost.
 //!
 //! What it is asked it does, or never: who waits for it in vain takes it back, whoever comes first. A worker that did not answer is not asked
-//! again before its epoch has moved.
+//! again before its epoch has moved. A thread whose goods another has taken (`takeover.rs`) ends when it finds that.
 
 use super::{
     epochs::{Epoch, Epochs},
-    inner::Inner,
+    inner::{Goods, Inner},
+    locker::Locker,
+    rounds::Fault,
+    watch::{Standing, Watch},
 };
 use crate::{af_xdp::Bell, priority::Urgency, privileges};
 use anyhow::{Context, Error, Result, anyhow};
 use logic::cores::CoreId;
-use rustix::thread::{CpuSet, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 use std::{
     cell::Cell,
     collections::VecDeque,
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{
             AtomicBool,
             Ordering::{Acquire, Relaxed, Release},
@@ -31,8 +34,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A worker answers between two runs, which take 100 us or one packet.
+/// A worker answers between two runs, which take 100 us or one packet. One that does not get on is not waited for so long, where it is watched.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+/// Who waits looks so often whether it does.
+const LOOKS: Duration = Duration::from_millis(20);
+/// The least urgent: a thread that was left and may run for ever.
+const LEAST_URGENT: i32 = 19;
 
 type Command = Box<dyn FnOnce(&mut Inner) + Send>;
 
@@ -44,13 +51,17 @@ pub(super) struct NotTaken<A> {
 }
 
 /// What the thread and others share.
-struct Desk {
+pub(super) struct Desk {
+    pub core: CoreId,
     bell: Arc<Bell>,
-    epoch: Arc<Epoch>,
+    pub epoch: Arc<Epoch>,
     /// There are commands, or it is to end.
     called: AtomicBool,
     ends: AtomicBool,
     commands: Mutex<VecDeque<Command>>,
+    thread: OnceLock<Pid>,
+    pub standing: Standing,
+    pub locker: Arc<Locker<Goods>>,
 }
 
 /// A worker, for those who tell it what to do.
@@ -58,35 +69,45 @@ pub(super) struct Thread {
     core: CoreId,
     desk: Arc<Desk>,
     epochs: Epochs,
+    watch: Watch,
     thread: Option<JoinHandle<()>>,
     /// Where its epoch was when it did not answer, last.
     silent: Cell<Option<u64>>,
 }
 
 impl Thread {
-    /// Starts it, this nice. `make` is called on the thread, which may have rights until then.
+    /// Starts it, this nice; `away`: on whichever core of workers, until its own is known to be free. `make` is called on the thread, which may have rights until then.
     ///
     /// # Errors
     /// The core is not there, it may not be as urgent, or what `make` says.
     pub fn start(
         core: CoreId,
+        away: bool,
         nice: i8,
         epochs: &Epochs,
-        make: impl FnOnce(Arc<Bell>) -> Result<Inner> + Send + 'static,
+        watch: &Watch,
+        make: impl FnOnce(Arc<Bell>, Arc<Locker<Goods>>) -> Result<Inner> + Send + 'static,
     ) -> Result<Thread> {
         let desk = Arc::new(Desk {
+            core,
             bell: Arc::new(Bell::new().context("a worker's bell")?),
             epoch: Arc::default(),
             called: AtomicBool::new(false),
             ends: AtomicBool::new(false),
             commands: Mutex::default(),
+            thread: OnceLock::new(),
+            standing: if away { Standing::begins_away() } else { Standing::default() },
+            locker: Arc::default(),
         });
+        let cores = away.then(|| watch.elsewhere(core)).transpose()?;
         let (started, starts) = sync_channel(1);
         let its = desk.clone();
         let thread = thread::Builder::new().name(format!("worker/{core}")).spawn(move || {
-            match pin(core)
+            let _ = its.thread.set(gettid());
+            match cores
+                .map_or_else(|| pin(core), |cores| Ok(sched_setaffinity(None, &cores)?))
                 .and_then(|()| be_nice(core, nice))
-                .and_then(|()| make(its.bell.clone()))
+                .and_then(|()| make(its.bell.clone(), its.locker.clone()))
                 // Its sockets are open, and using them takes no rights; so what a packet might make of it, if elements had faults, is bounded.
                 .and_then(|inner| privileges::give_up_all().map(|()| inner))
             {
@@ -100,7 +121,37 @@ impl Thread {
         let thread = thread.context("starting a worker's thread")?;
         starts.recv().map_err(|_| anyhow!("the thread of core {core} ended"))??;
         epochs.add(desk.epoch.clone());
-        Ok(Thread { core, desk, epochs: epochs.clone(), thread: Some(thread), silent: Cell::new(None) })
+        watch.add(desk.clone());
+        let (epochs, watch) = (epochs.clone(), watch.clone());
+        Ok(Thread { core, desk, epochs, watch, thread: Some(thread), silent: Cell::new(None) })
+    }
+
+    /// Others take what is there while elements run.
+    pub fn locker(&self) -> &Locker<Goods> {
+        &self.desk.locker
+    }
+
+    pub fn bell(&self) -> Arc<Bell> {
+        self.desk.bell.clone()
+    }
+
+    pub fn standing(&self) -> &Standing {
+        &self.desk.standing
+    }
+
+    /// Another has what it had: it ends when it finds that, is not waited for, and is not in the way of others on its core.
+    pub fn is_left(&self) {
+        self.desk.ends.store(true, Relaxed);
+        self.silent.set(Some(self.desk.epoch.now()));
+        self.watch.remove(&self.desk);
+        if let Some(thread) = self.desk.thread() {
+            let _ = sched_setaffinity(Some(thread), &super::watch::only(self.core));
+            let _ = Urgency::usual(LEAST_URGENT).set(thread.as_raw_nonzero().get());
+        }
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// Has it do this between two runs; returns what that returns.
@@ -132,13 +183,24 @@ impl Thread {
         });
         self.desk.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
         self.desk.call();
-        let mut answered = answer.recv_timeout(ANSWERS_WITHIN);
+        // For one that has not begun, no longer than it gets on.
+        let wait = |gives_up: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            loop {
+                let answered = answer.recv_timeout(LOOKS);
+                let is_late = || begun.elapsed() > ANSWERS_WITHIN || gives_up();
+                if !matches!(answered, Err(RecvTimeoutError::Timeout)) || is_late() {
+                    return answered;
+                }
+            }
+        };
+        let mut answered = wait(&|| self.desk.standing.is_still());
         if matches!(answered, Err(RecvTimeoutError::Timeout)) {
             if let Some((thing, _)) = claim(&offer) {
                 return Err(NotTaken { error: self.is_silent_from_now_on(), thing: Some(thing) });
             }
             // It is at it.
-            answered = answer.recv_timeout(ANSWERS_WITHIN);
+            answered = wait(&|| false);
         }
         answered.map_err(|why| {
             let error = match why {
@@ -167,6 +229,16 @@ impl Thread {
 }
 
 impl Desk {
+    /// Its own.
+    pub fn thread(&self) -> Option<Pid> {
+        self.thread.get().copied()
+    }
+
+    /// It is awake, or was called.
+    pub fn is_to_move(&self) -> bool {
+        self.epoch.is_awake() || self.called.load(Relaxed)
+    }
+
     fn call(&self) {
         self.called.store(true, Release);
         self.bell.ring();
@@ -176,6 +248,7 @@ impl Desk {
 /// It ends when it is through with its run. What it has goes with it: rings are to be taken from it before.
 impl Drop for Thread {
     fn drop(&mut self) {
+        self.watch.remove(&self.desk);
         self.desk.ends.store(true, Relaxed);
         self.desk.call();
         let Some(thread) = self.thread.take() else { return };
@@ -211,8 +284,8 @@ fn be_nice(core: CoreId, nice: i8) -> Result<()> {
 fn work(desk: &Desk, inner: &mut Inner) {
     // Awake.
     desk.epoch.turn_over();
-    while !desk.ends.load(Relaxed) {
-        if !survives(|| rounds(desk, inner)) && !survives(|| inner.recover()) {
+    while !desk.ends.load(Relaxed) && !inner.has_nothing {
+        if !survives(|| rounds(desk, inner)) && !survives(|| inner.recover(Fault::Panicked)) {
             inner.give_up_on_it();
         }
     }
@@ -225,7 +298,7 @@ fn survives(run: impl FnOnce()) -> bool {
 }
 
 fn rounds(desk: &Desk, inner: &mut Inner) {
-    loop {
+    while !inner.has_nothing {
         desk.epoch.pass();
         if desk.called.load(Relaxed) {
             desk.called.swap(false, Acquire);

@@ -44,13 +44,19 @@ pub const P1: Mac = Mac([2, 0, 0, 0, 0, 2]);
 pub const NEXT: Mac = Mac([2, 0, 0, 0, 9, 1]);
 
 /// What traps and brakes of chains are told: a path named `trap` panics at the packet with this number, and at all after it if it is to go on
-/// so; one named `stuck` does not get on while it is to wait. Chains of traps panic when they are made. And what slots are: not to be filled, and not to settle.
+/// so; one named `stuck` does not get on while it is to wait, at each packet or at the one with a number. Chains of traps panic when they are made, or do not get
+/// done while they are to wait. And what slots are: not to be filled, and not to settle.
 #[derive(Default)]
 pub struct Told {
     pub panics_at: AtomicU32,
     pub panics_on: AtomicBool,
     pub waits: AtomicBool,
+    /// `u32::MAX`: at each.
+    pub waits_at: AtomicU32,
+    /// Brakes that do.
+    pub waiting: AtomicU32,
     pub chains_panic: AtomicBool,
+    pub chains_wait: AtomicBool,
     pub put_fails: AtomicBool,
     pub settles_not: AtomicBool,
 }
@@ -78,10 +84,16 @@ impl Element for Brake {
     fn contract(&self) -> Contract {
         Contract::default()
     }
-    fn run(&mut self, _: &Now, _: &mut Batch<'_>, _: &mut Counters) {
-        while self.0.waits.load(Relaxed) {
-            thread::sleep(Duration::from_millis(1));
+    fn run(&mut self, _: &Now, batch: &mut Batch<'_>, _: &mut Counters) {
+        let at = self.0.waits_at.load(Relaxed);
+        if at != u32::MAX && !batch.packets().iter().any(|packet| number(packet.data()) == at) {
+            return;
         }
+        self.0.waiting.fetch_add(1, Relaxed);
+        while self.0.waits.load(Relaxed) {
+            thread::sleep(Duration::from_micros(50));
+        }
+        self.0.waiting.fetch_sub(1, Relaxed);
     }
 }
 
@@ -107,6 +119,9 @@ impl Tables for Rigged {
         self.0.memory()
     }
     fn chain(&self, path: &PathPlan, ports: &BTreeMap<String, PortId>) -> Result<Chain> {
+        while path.name == "trap" && self.1.chains_wait.load(Relaxed) {
+            thread::sleep(Duration::from_millis(1));
+        }
         let rigged: Box<dyn Element> = match path.name.as_str() {
             "trap" if self.1.chains_panic.load(Relaxed) => panic!("as it is told to"),
             "trap" => Box::new(Trap(self.1.clone())),
@@ -170,7 +185,11 @@ impl Bed {
             })
             .into();
         let maps = (0..).zip(&ports).map(|(n, port)| (n, slots(port))).collect();
-        let told = Arc::new(Told { panics_at: AtomicU32::new(u32::MAX), ..Told::default() });
+        let told = Arc::new(Told {
+            panics_at: AtomicU32::new(u32::MAX),
+            waits_at: AtomicU32::new(u32::MAX),
+            ..Told::default()
+        });
         let up = Box::new(PassUp::new().unwrap());
         let tables = Arc::new(Rigged(
             Shared { memory: tables(), sas: Arc::default(), captures: Default::default() },
@@ -205,7 +224,7 @@ impl Bed {
         for path in &report.paths {
             let fates: u64 = path.out.values().chain(path.up.values()).chain(path.dropped.values()).sum();
             assert_eq!(
-                fates + path.worker_panicked + path.stopped_packets,
+                fates + path.worker_panicked + path.worker_silent + path.stopped_packets,
                 path.packets,
                 "path {}",
                 path.path

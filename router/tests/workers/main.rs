@@ -12,6 +12,7 @@ mod faults;
 mod flood;
 mod measure;
 mod scarce;
+mod takeover;
 mod weights;
 
 use af_xdp_bed::{Generator, frame, until};
@@ -200,8 +201,14 @@ struct GoesOn(Arc<Told>);
 impl Drop for GoesOn {
     fn drop(&mut self) {
         self.0.waits.store(false, Relaxed);
+        self.0.chains_wait.store(false, Relaxed);
         self.0.settles_not.store(false, Relaxed);
     }
+}
+
+/// It is not given up.
+fn patient() -> WorkersSettings {
+    WorkersSettings { patience: Duration::from_secs(600), ..settings() }
 }
 
 /// One queue, two workers; the one does not get on at all, and its neighbour does not notice.
@@ -209,7 +216,7 @@ impl Drop for GoesOn {
 #[ignore = "needs root"]
 fn a_stalled_path_costs_its_neighbour_on_the_queue_nothing() {
     in_new_namespace(|| {
-        let bed = Bed::new(1, settings());
+        let bed = Bed::new(1, patient());
         let paths = [(0, path("going", &["forward"], 0)), (1, path("stuck", &["forward"], 1))];
         bed.apply(&plan(&[0, 1], &ports(1, SMALL), &paths));
         let (mut generator, to) = (Generator::new("q0", 1), Wire::open("q1"));

@@ -318,7 +318,8 @@ fn measure_waking_beside_a_busy_path() {
 #[ignore = "a measurement; needs root"]
 fn measure_what_a_stalled_path_costs() {
     in_new_namespace(|| {
-        let bed = Bed::new(1, WorkersSettings::default());
+        let patience = Duration::from_secs(600);
+        let bed = Bed::new(1, WorkersSettings { patience, ..WorkersSettings::default() });
         let _sink = Port::with("q1", "sink");
         let paths = [(0, path("going", &["forward"], 1)), (1, path("stuck", &["forward"], 0))];
         let paths = paths.map(|(id, path)| (id, PathPlan { ring: 1024, ..path }));

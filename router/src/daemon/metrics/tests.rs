@@ -22,12 +22,14 @@ fn status() -> Status {
         worker: 3,
         stopped: Some("it panicked".into()),
         panics: 8,
+        hangs: 2,
         share: 0.25,
         packets: 100,
         out: counts("eth2", 80),
         up: counts("ttl_exceeded", 5),
         dropped: counts("over_rate", 10),
         worker_panicked: 4,
+        worker_silent: 7,
         stopped_packets: 1,
         ring_closed: 6,
         cycles: 51_000,
@@ -96,6 +98,7 @@ fn all_of_paths_and_workers_is_told() {
         "millrace_path_refused_packets_total{path=\"vpn\",reason=\"path_unsure\"} 2",
         "millrace_path_stopped{path=\"vpn\"} 1.0",
         "millrace_path_panics_total{path=\"vpn\"} 8",
+        "millrace_path_hangs_total{path=\"vpn\"} 2",
         "millrace_path_core{path=\"vpn\"} 3.0",
         "millrace_path_share_ratio{path=\"vpn\"} 0.25",
         "millrace_path_packet_cycles{path=\"vpn\"} 510.0",
@@ -105,6 +108,7 @@ fn all_of_paths_and_workers_is_told() {
         "millrace_path_up_packets_total{path=\"vpn\",reason=\"ttl_exceeded\"} 5",
         "millrace_path_dropped_packets_total{path=\"vpn\",reason=\"over_rate\"} 10",
         "millrace_path_dropped_packets_total{path=\"vpn\",reason=\"worker_panicked\"} 4",
+        "millrace_path_dropped_packets_total{path=\"vpn\",reason=\"worker_silent\"} 7",
         "millrace_path_dropped_packets_total{path=\"vpn\",reason=\"path_stopped\"} 1",
         "millrace_path_dropped_packets_total{path=\"vpn\",reason=\"ring_closed\"} 6",
         "millrace_path_counted_total{path=\"vpn\",at=\"2\",element=\"mirror\",what=\"mirror_disk\"} 7",
@@ -136,7 +140,7 @@ fn every_name_is_documented() {
     let text = text(status()).unwrap();
     let documentation = include_str!("../../../../docs/metrics.md");
     let mut names: Vec<_> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    assert_eq!(names.len(), 27);
+    assert_eq!(names.len(), 28);
     for line in &names {
         let (name, kind) = line.split_once(' ').unwrap();
         let name = if kind == "counter" { format!("{name}_total") } else { name.into() };
@@ -144,7 +148,7 @@ fn every_name_is_documented() {
     }
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), 27);
+    assert_eq!(names.len(), 28);
     // Without paths there is nothing to tell.
     assert_eq!(super::text(Status::default()).unwrap(), "# EOF\n");
 }
