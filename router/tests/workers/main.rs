@@ -119,7 +119,8 @@ fn a_run_takes_as_long_as_it_may() {
         let (tell, told) = channel();
         in_new_namespace(move || {
             let longest_run = Duration::from_micros(longest_us);
-            let bed = Bed::new(1, WorkersSettings { longest_run, sample_every: 7, ..settings() });
+            let bed =
+                Bed::new(1, WorkersSettings { longest_run, sample_every: 7, ..WorkersSettings::default() });
             let path = PathPlan { ring: 1024, ..path("in", &["discard"], 1) };
             bed.apply(&plan(&[1], &ports(1, Rings::default()), &[(0, path)]));
             let mut generator = Generator::new("q0", 1);
