@@ -359,6 +359,7 @@ fn measure_what_a_stalled_path_costs() {
 /// More than are sent in a round: the generator's pause, in which rings run empty, would be in it, and who has no packets is owed nothing.
 const WITHOUT_PAUSE: i32 = 1 << 24;
 const OVERLOADED_ROUNDS: usize = 20;
+/// Of what was offered in the best round: in others the generator had not enough of its core.
 const NEARLY_ALL: f64 = 0.9;
 
 /// A second of three paths.
