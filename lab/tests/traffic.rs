@@ -116,11 +116,13 @@ impl Drop for Running {
     }
 }
 
-/// tcpdump's text of what the generator sends to a box without XDP, and the capture, written to `file`.
+/// tcpdump's text of what the generator sends to a box without XDP, and the capture, written to `file`. The kernel there has neighbour and listener
+/// discovery to send by the same port, all to groups.
 fn sniffed(testbed: &mut Testbed, stream: &Stream, packets: u32, file: &str) -> String {
     let mut tcpdump = testbed.box_namespace.command("tcpdump");
-    let arguments =
-        format!("-i {PORT_IN} -Q in -n -U -B 8192 -c {packets} -w {file} ether src 02:6e:01:00:00:01");
+    let arguments = format!(
+        "-i {PORT_IN} -Q in -n -U -B 8192 -c {packets} -w {file} ether src 02:6e:01:00:00:01 and not ether multicast"
+    );
     tcpdump.args(arguments.split_whitespace()).stderr(Stdio::piped());
     let mut running = Running(tcpdump.spawn().unwrap());
     let mut listening = [0; 16];
