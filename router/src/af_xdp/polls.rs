@@ -10,10 +10,8 @@
 //! So it is asked when a socket is opened, and once more when it had packets.
 
 use super::{open::Polling, socket::Socket};
-use std::{
-    fmt, io,
-    sync::{Mutex, PoisonError},
-};
+use crate::guard::locked;
+use std::{fmt, io, sync::Mutex};
 
 /// Of one RX ring's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +56,12 @@ pub(super) struct QueuePolls(Mutex<Option<Result<(), NotPolled>>>);
 impl QueuePolls {
     /// `None`: nobody asked.
     pub fn stand(&self) -> Option<Result<(), NotPolled>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.0).clone()
     }
 
     /// One socket is enough; else the last word.
     fn learn(&self, of_socket: Result<(), NotPolled>) {
-        let mut stand = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stand = locked(&self.0);
         if *stand != Some(Ok(())) {
             *stand = Some(of_socket);
         }

@@ -11,11 +11,12 @@ use super::{
     socket::Socket,
     umem::{Promise, QueueId, Umem},
 };
+use crate::guard::locked;
 use crate::netns;
 use std::{
     io, mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        Arc, Mutex, MutexGuard, TryLockError,
         atomic::{
             AtomicBool, AtomicU64,
             Ordering::{Acquire, Release},
@@ -166,7 +167,7 @@ impl Slot {
     }
 
     fn left(&self) -> MutexGuard<'_, Left> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.left)
     }
 
     pub(super) fn sent(&self, frames: u32) {

@@ -1,12 +1,13 @@
 //! Memory for packets: frames, who holds each, and those that nobody uses.
 
 use super::OpenError;
+use crate::guard::locked;
 use memmap2::{MmapOptions, MmapRaw};
 use std::{
     io,
     os::fd::RawFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU16, AtomicU32, Ordering::Relaxed},
     },
 };
@@ -145,11 +146,11 @@ impl Umem {
 
     /// Sockets that share the memory, for as long as one is used.
     pub(super) fn anchors(&self) -> MutexGuard<'_, Vec<Anchor>> {
-        self.anchors.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.anchors)
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.books)
     }
 
     pub(super) fn promise(self: &Arc<Self>, what: &'static str, needed: u32) -> Result<Promise, OpenError> {

@@ -4,10 +4,11 @@
 //! was unpublished before (DESIGN.md 3). Its counter is odd while it is awake, goes up by 2 between any two runs, and is even while it sleeps.
 //! One writer, the worker; a full fence follows each write, so that what it reads next was read after others could see the write.
 
+use crate::guard::locked;
 use anyhow::{Result, bail};
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{
             AtomicU64,
             Ordering::{Relaxed, Release, SeqCst},
@@ -57,11 +58,11 @@ pub struct Epochs(Arc<Mutex<Vec<Arc<Epoch>>>>);
 
 impl Epochs {
     pub(super) fn add(&self, epoch: Arc<Epoch>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(epoch);
+        locked(&self.0).push(epoch);
     }
 
     pub(super) fn remove(&self, epoch: &Arc<Epoch>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| !Arc::ptr_eq(other, epoch));
+        locked(&self.0).retain(|other| !Arc::ptr_eq(other, epoch));
     }
 
     /// Returns when every worker is through with the run it was in at the call: microseconds usually, and at once for those that sleep.
@@ -70,7 +71,7 @@ impl Epochs {
     /// One was not, after so long: nothing may be used again then.
     pub fn wait(&self, longest: Duration) -> Result<()> {
         fence(SeqCst);
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let all = locked(&self.0).clone();
         let begun = Instant::now();
         for epoch in all {
             let first = epoch.now();

@@ -76,13 +76,13 @@ pub use report::{OutputStand, PathStand, QueueStand, WorkerStand, WorkersReport}
 pub(crate) use thread::pin;
 pub use up::{Budgets, PassUp, Up, UpCounts, UpReport};
 
-use crate::{af_xdp::Umem, calibrate::Calibrated};
+use crate::{af_xdp::Umem, calibrate::Calibrated, guard::locked};
 use anyhow::{Context, Result};
 use control::Control;
 use logic::paths::Share;
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::channel},
+    sync::{Arc, Mutex, MutexGuard, mpsc::channel},
     time::Duration,
 };
 use up::Ups;
@@ -171,7 +171,7 @@ impl Workers {
         let told = move || {
             for path in stopped {
                 let Some(control) = of.upgrade() else { return };
-                control.lock().unwrap_or_else(PoisonError::into_inner).path_stopped(path);
+                locked(&control).path_stopped(path);
             }
         };
         std::thread::Builder::new().name("stopped paths".into()).spawn(told).context("starting a thread")?;
@@ -180,7 +180,7 @@ impl Workers {
             let of = of.clone();
             move || {
                 let Some(control) = of.upgrade() else { return };
-                control.lock().unwrap_or_else(PoisonError::into_inner).take_over_silent();
+                locked(&control).take_over_silent();
             }
         };
         let watches = move || watch.run(patience, || of.strong_count() > 0, take_over);
@@ -189,7 +189,7 @@ impl Workers {
     }
 
     fn control(&self) -> MutexGuard<'_, Control> {
-        self.control.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.control)
     }
 
     /// As it shall be; what could not be done. It takes milliseconds, more where packets have to leave before.

@@ -13,7 +13,7 @@ use super::{
     rounds::Fault,
     watch::{Standing, Watch},
 };
-use crate::{af_xdp::Bell, priority::Urgency, privileges};
+use crate::{af_xdp::Bell, guard::locked, priority::Urgency, privileges};
 use anyhow::{Context, Error, Result, anyhow};
 use logic::cores::CoreId;
 use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
@@ -23,7 +23,7 @@ use std::{
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{
             AtomicBool,
             Ordering::{Acquire, Relaxed, Release},
@@ -173,7 +173,7 @@ impl Thread {
         }
         // Whoever takes what is in it, the worker or who waited in vain, has it alone.
         let offer = Arc::new(Mutex::new(Some((thing, take))));
-        let claim = |offer: &Mutex<Option<_>>| offer.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let claim = |offer: &Mutex<Option<_>>| locked(offer).take();
         let (to, answer) = sync_channel(1);
         let theirs = offer.clone();
         let command: Command = Box::new(move |inner| {
@@ -181,7 +181,7 @@ impl Thread {
                 let _ = to.send(take(inner, thing));
             }
         });
-        self.desk.commands.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
+        locked(&self.desk.commands).push_back(command);
         self.desk.call();
         // For one that has not begun, no longer than it gets on.
         let wait = |gives_up: &dyn Fn() -> bool| {
@@ -305,7 +305,7 @@ fn rounds(desk: &Desk, inner: &mut Inner) {
             if desk.ends.load(Relaxed) {
                 return;
             }
-            let next = || desk.commands.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+            let next = || locked(&desk.commands).pop_front();
             while let Some(command) = next() {
                 command(inner);
             }

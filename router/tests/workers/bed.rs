@@ -217,6 +217,16 @@ impl Bed {
         self.report().paths.into_iter().find(|path| path.id == id).expect("a path of that number")
     }
 
+    /// Waits until paths have dealt with all that came.
+    pub fn quiet(&self) {
+        until("the rest", || {
+            let packets = || self.report().paths.iter().map(|path| path.packets).sum::<u64>();
+            let before = packets();
+            thread::sleep(Duration::from_millis(20));
+            packets() == before
+        });
+    }
+
     /// All goes, and no frame is missing.
     #[track_caller]
     pub fn end(self) {

@@ -66,15 +66,6 @@ fn flooded_of<T>(packets: i32, by: &str, frame: &[u8], body: impl FnOnce() -> T)
     })
 }
 
-fn quiet(bed: &Bed) {
-    until("the rest", || {
-        let packets = |report: WorkersReport| report.paths.iter().map(|path| path.packets).sum::<u64>();
-        let before = packets(bed.report());
-        thread::sleep(Duration::from_millis(20));
-        packets(bed.report()) == before
-    });
-}
-
 const ROUTED: [&str; 4] = ["check", "route", "ttl", "rewrite"];
 
 #[test]
@@ -105,7 +96,7 @@ fn measure_forwarding() {
                     );
                 }
             });
-            quiet(&bed);
+            bed.quiet();
         }
         let report = bed.report();
         println!("clock: {}, {} Hz; {:?}", report.clock, report.hz, report.workers[0].outputs);
@@ -216,7 +207,7 @@ fn measure_polling() {
                         received as f64 / packets,
                     );
                 });
-                quiet(&bed);
+                bed.quiet();
                 drop(sink);
                 let affinity = rustix::thread::sched_getaffinity(None).unwrap();
                 only_on([0]);
@@ -308,7 +299,7 @@ fn measure_waking_beside_a_busy_path() {
         });
         let busy = bed.path(1);
         println!("the busy path: {} packets, {} found its ring full", busy.packets, busy.ring_full);
-        quiet(&bed);
+        bed.quiet();
         bed.end();
     });
 }
@@ -349,7 +340,7 @@ fn measure_what_a_stalled_path_costs() {
             }
         });
         bed.told.waits.store(false, Relaxed);
-        quiet(&bed);
+        bed.quiet();
         let stuck = bed.path(1);
         println!("the one that stalled: {} packets, {} found its ring full", stuck.packets, stuck.ring_full);
         bed.end();
@@ -452,7 +443,7 @@ fn measure_a_path_overloaded() {
                     second.sleeps
                 );
                 seconds.push(second);
-                quiet(&bed);
+                bed.quiet();
             }
         }
         let far = |seconds: &[&Second]| seconds.iter().filter(|second| second.off() >= 0.01).count();
