@@ -30,7 +30,7 @@ fn one(elements: Vec<Box<dyn Element>>, frame: &[u8]) -> (Verdict, Vec<u8>) {
     batch.push(&mut lent, ROOM, frame.len(), ingress).unwrap();
     chain.run(&Now { ns: 0, ports: u64::MAX }, &mut batch);
     let packet = &batch.packets()[0];
-    (packet.verdict().unwrap(), packet.data().to_vec())
+    (packet.verdict(), packet.data().to_vec())
 }
 
 /// The next frame that is wanted; others (router solicitations and the like) are left.

@@ -147,7 +147,7 @@ impl World {
                 of_batch.push(frame, HEAD, ETHERNET + text - 2, ingress).expect("it is within the frame");
             }
             chain.run(&now, &mut of_batch);
-            let sent = of_batch.packets().iter().filter(|packet| packet.verdict() == Some(Verdict::To(2)));
+            let sent = of_batch.packets().iter().filter(|packet| packet.verdict() == Verdict::To(2));
             assert_eq!(black_box(sent.count()), texts.len());
             batch = of_batch.emptied();
         }

@@ -198,7 +198,7 @@ fn pass<'t>(
         }
         chain.run(&NOW, &mut now);
         for packet in now.packets() {
-            if let Some(Verdict::To(_)) = packet.verdict() {
+            if let Verdict::To(_) = packet.verdict() {
                 sent += 1;
                 bytes += packet.length();
             }
@@ -393,8 +393,7 @@ fn through(chain: &mut Chain, pool: &mut [u8], length: usize, most: usize) -> us
             now.push(frame, HEAD_ROOM, length, INGRESS).expect("it is within the frame");
         }
         chain.run(&NOW, &mut now);
-        sent +=
-            now.packets().iter().filter(|packet| matches!(packet.verdict(), Some(Verdict::To(_)))).count();
+        sent += now.packets().iter().filter(|packet| matches!(packet.verdict(), Verdict::To(_))).count();
         batch = now.emptied();
     }
     sent

@@ -94,18 +94,10 @@ impl<'a> Batch<'a> {
         self.is_guarded
     }
 
-    /// The rest leave by their exits.
+    /// The chain has ended: the rest leave by their exits.
     #[inline]
     pub(super) fn leave(&mut self, counters: &mut Counters) {
-        let mut without = 0;
-        for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            packet.verdict = packet.exit.map(Verdict::To);
-            if packet.verdict.is_none() {
-                packet.verdict = Some(Verdict::Drop(Loss::NoExit));
-                without += 1;
-            }
-        }
-        counters.leave(self.going - without, without);
+        counters.leave(self.going);
         self.going = 0;
     }
 
@@ -116,12 +108,25 @@ impl<'a> Batch<'a> {
         counters: &mut Counters,
         mut step: impl FnMut(&mut Packet<'a>) -> Option<Verdict>,
     ) {
+        self.each_of([counters], |packet| step(packet).map(|verdict| (0, verdict)));
+    }
+
+    /// As [`Batch::each`], for several elements at once: a verdict comes with the number of the one that gives it. How many each gave.
+    #[inline]
+    pub(super) fn each_of<const ELEMENTS: usize>(
+        &mut self,
+        counters: [&mut Counters; ELEMENTS],
+        mut step: impl FnMut(&mut Packet<'a>) -> Option<(usize, Verdict)>,
+    ) -> [usize; ELEMENTS] {
+        let mut given = [0; ELEMENTS];
         for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            if let Some(verdict) = step(packet) {
-                end(packet, verdict, self.is_guarded, counters);
+            if let Some((element, verdict)) = step(packet) {
+                end(packet, verdict, self.is_guarded, counters[element]);
+                given[element] += 1;
                 self.going -= 1;
             }
         }
+        given
     }
 
     /// As [`Batch::each`], for work that reads whole packets: what is shown is in the cache, or on its way there, as the lines of the packet

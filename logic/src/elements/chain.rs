@@ -3,10 +3,12 @@
 use super::{
     Batch, Counters, Element, Now,
     contract::{self, BadChain},
-    packet::Loss,
 };
 
-/// A path's elements, each with what it counted. One dynamic call per element and batch.
+/// Elements whose work the second of them does for all ([`super::Joined`]).
+const JOINED: [&str; 4] = ["check", "route", "ttl", "rewrite"];
+
+/// A path's elements, each with what it counted. One dynamic call per element and batch, or per four that are [`JOINED`].
 pub struct Chain {
     links: Vec<Link>,
     /// What came, and the verdicts of those that none of them gave one.
@@ -19,6 +21,8 @@ struct Link {
     counters: Counters,
     /// It is in front of one that encrypts, so that it may not pass up what the kernel would forward (`clear`).
     is_guarded: bool,
+    /// How many run as one from this on: four that are [`JOINED`], or this.
+    together: usize,
 }
 
 /// Packets of a whole chain; those that elements passed up or dropped are in theirs.
@@ -28,17 +32,22 @@ pub struct Whole {
     pub packets: u64,
     /// That left by a port.
     pub to: u64,
-    /// Dropped at the end ([`Loss::NoExit`]).
-    pub no_exit: u64,
 }
 
 impl Chain {
     /// In this order.
-    pub fn new(elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
+    pub fn new(mut elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
         contract::check(&elements)?;
         let asks_when = elements.iter().any(|element| element.contract().asks_when);
         let encrypts = elements.iter().rposition(|element| element.contract().encrypts).unwrap_or(0);
-        let link = |(at, element)| Link { element, counters: Counters::default(), is_guarded: at < encrypts };
+        let names: Vec<&str> = elements.iter().map(|element| element.name()).collect();
+        let joins: Vec<bool> = elements.iter_mut().map(|element| element.joined().is_some()).collect();
+        let link = |(at, element)| Link {
+            element,
+            counters: Counters::default(),
+            is_guarded: at < encrypts,
+            together: if names[at..].starts_with(&JOINED) && joins[at + 1] { JOINED.len() } else { 1 },
+        };
         let links = elements.into_iter().enumerate().map(link).collect();
         Ok(Chain { links, whole: Counters::default(), asks_when })
     }
@@ -57,15 +66,28 @@ impl Chain {
     /// Gives every packet of the batch its verdict.
     pub fn run(&mut self, now: &Now, batch: &mut Batch<'_>) {
         self.whole.come(batch.going());
-        for Link { element, counters, is_guarded } in &mut self.links {
-            if batch.going() == 0 {
-                return;
+        let mut links = &mut self.links[..];
+        while batch.going() > 0 {
+            let Some(first) = links.first() else { return batch.leave(&mut self.whole) };
+            batch.guard(first.is_guarded);
+            let (together, rest) = links.split_at_mut(first.together);
+            match together {
+                [check, route, ttl, rewrite] => {
+                    let counters =
+                        [&mut check.counters, &mut route.counters, &mut ttl.counters, &mut rewrite.counters];
+                    if let Some(joined) = route.element.joined() {
+                        joined.run(now, batch, counters);
+                    }
+                }
+                links => {
+                    for Link { element, counters, .. } in links {
+                        counters.come(batch.going());
+                        element.run(now, batch, counters);
+                    }
+                }
             }
-            counters.come(batch.going());
-            batch.guard(*is_guarded);
-            element.run(now, batch, counters);
+            links = rest;
         }
-        batch.leave(&mut self.whole);
     }
 
     /// Has all elements let go of what was replaced where they read, such as SAs.
@@ -90,6 +112,42 @@ impl Chain {
     /// All that came, and what left at the end.
     pub fn whole(&self) -> Whole {
         let Chain { whole, .. } = self;
-        Whole { packets: whole.packets(), to: whole.to(), no_exit: whole.dropped(Loss::NoExit) }
+        Whole { packets: whole.packets(), to: whole.to() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::{Check, Count, Forward, Rewrite, Route, Ttl},
+        *,
+    };
+    use crate::memory::{Capacity, HeapMemory};
+    use std::sync::Arc;
+
+    fn together(elements: Vec<Box<dyn Element>>) -> Vec<usize> {
+        Chain::new(elements).unwrap().links.iter().map(|link| link.together).collect()
+    }
+
+    #[test]
+    fn the_four_of_a_router_are_joined_wherever_they_follow_one_another() {
+        let capacity = Capacity {
+            fib_blocks: 1,
+            fib_tails: 1,
+            nexthops: 1,
+            neighbour_buckets: 1,
+            interface_buckets: 1,
+            routers: 1,
+        };
+        let memory = Arc::new(HeapMemory::new(capacity));
+        let (route, count) = (|| Box::new(Route::new(memory.clone())), || Box::new(Count::default()));
+        assert_eq!(together(vec![Box::new(Check), route(), Box::new(Ttl), Box::new(Rewrite)]), [4, 1, 1, 1]);
+        let counted: Vec<Box<dyn Element>> =
+            vec![count(), Box::new(Check), route(), Box::new(Ttl), Box::new(Rewrite), count()];
+        assert_eq!(together(counted), [1, 4, 1, 1, 1, 1]);
+        let between: Vec<Box<dyn Element>> =
+            vec![Box::new(Check), route(), count(), Box::new(Ttl), Box::new(Rewrite)];
+        assert_eq!(together(between), [1; 5]);
+        assert_eq!(together(vec![Box::new(Check), Box::new(Ttl), Box::new(Forward::new(1))]), [1; 3]);
     }
 }

@@ -58,7 +58,7 @@ impl Element for Check {
 }
 
 #[inline]
-fn look(packet: &mut Packet<'_>) -> Result<(), Reason> {
+pub(super) fn look(packet: &mut Packet<'_>) -> Result<(), Reason> {
     if packet.ingress.flags & IF_IPV4 != 0
         && let Some((bytes, destination)) = usual(packet.data())
     {

@@ -40,10 +40,9 @@ impl Counters {
         self.in_clear[reason as usize] += 1;
     }
 
-    /// So many leave by a port, and so many have no exit.
-    pub(super) fn leave(&mut self, to: usize, no_exit: usize) {
+    /// So many leave by a port.
+    pub(super) fn leave(&mut self, to: usize) {
         self.to += to as u64;
-        self.dropped[Loss::NoExit as usize] += no_exit as u64;
     }
 
     /// That came.

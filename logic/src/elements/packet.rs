@@ -7,6 +7,7 @@
 //! `start <= end <= frame.len() <= 65,535` always holds; [`Packet::push`] and the others keep it. What is known of headers are places in
 //! the frame, so it stays true when the data begins elsewhere.
 
+use super::check::{ETHERNET, IPV4};
 use crate::{
     plan::{InterfaceId, PortId, RouterId},
     reason::Reason,
@@ -70,7 +71,7 @@ pub enum Loss {
     NoPort,
     /// Its frame has no room for what is put in front of it or behind it.
     NoRoom,
-    /// No element found an exit for it: never of a chain that [`super::Chain::new`] accepts.
+    /// No element found an exit for it: never of a chain that [`super::Chain::new`] accepts, so that counters say it left.
     NoExit,
     /// ESP: there is no SA to send it by.
     NoSa,
@@ -212,11 +213,11 @@ pub(super) struct Headers {
 /// Where it leaves: what `route` found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Hop {
-    /// Destination and source MAC address, as they are in memory.
-    pub macs: [u32; 3],
+    /// Destination and source MAC address, as they are in memory: eight bytes, and four.
+    pub macs8: u64,
+    pub macs4: u32,
     /// VLAN key.
     pub vlan: u32,
-    pub port: PortId,
 }
 
 /// See the head of this file. A batch of them is walked through by each element, so it is one cache line, and in no other.
@@ -230,7 +231,7 @@ pub struct Packet<'a> {
     pub(super) verdict: Option<Verdict>,
     /// Bytes behind the data that it has again if it goes up.
     behind: u8,
-    /// The port it leaves by, unless it gets a verdict before the chain ends.
+    /// The port it leaves by, unless it gets a verdict before the chain ends; of its next hop from `route` on.
     pub(super) exit: Option<PortId>,
     pub(super) headers: Headers,
     pub(super) hop: Hop,
@@ -261,10 +262,11 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// What became of it; `None` before the end of a run.
+    /// What became of it, once a chain has run: what an element said, or it leaves by its exit.
     #[inline]
-    pub fn verdict(&self) -> Option<Verdict> {
-        self.verdict
+    pub fn verdict(&self) -> Verdict {
+        let exit = || self.exit.map_or(Verdict::Drop(Loss::NoExit), Verdict::To);
+        self.verdict.unwrap_or_else(exit)
     }
 
     /// Where it came in.
@@ -341,7 +343,7 @@ impl<'a> Packet<'a> {
         if ip + BYTES > self.end.into() {
             return None;
         }
-        self.frame.get(ip..)?.first_chunk()
+        self.frame.get(ip..ip + BYTES)?.first_chunk()
     }
 
     /// The same.
@@ -351,7 +353,19 @@ impl<'a> Packet<'a> {
         if ip + BYTES > self.end.into() {
             return None;
         }
-        self.frame.get_mut(ip..)?.first_chunk_mut()
+        self.frame.get_mut(ip..ip + BYTES)?.first_chunk_mut()
+    }
+
+    /// The Ethernet header and the IPv4 header right behind it; `None`: they are not there whole, or between them are tags.
+    #[inline]
+    pub(super) fn untagged_mut(&mut self) -> Option<(&mut [u8; ETHERNET], &mut [u8; IPV4])> {
+        let (start, ip) = (usize::from(self.start), usize::from(self.headers.ip));
+        let headers = ETHERNET + IPV4;
+        if ip != start + ETHERNET || start + headers > self.end.into() {
+            return None;
+        }
+        let (ethernet, behind) = self.frame.get_mut(start..start + headers)?.split_first_chunk_mut()?;
+        Some((ethernet, behind.first_chunk_mut()?))
     }
 
     /// The data is there in the frame from now on: this. `None`, and nothing is changed: that is no place in it.

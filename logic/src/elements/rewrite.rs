@@ -36,12 +36,17 @@ impl Element for Rewrite {
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        batch.each(counters, |packet| rewrite(packet).is_none().then_some(Verdict::Drop(Loss::NoRoom)));
+        batch.each(counters, |packet| rewrite(packet).err().map(Verdict::Drop));
     }
 }
 
 #[inline]
-fn rewrite(packet: &mut Packet<'_>) -> Option<()> {
+pub(super) fn rewrite(packet: &mut Packet<'_>) -> Result<(), Loss> {
+    write_headers(packet).ok_or(Loss::NoRoom)
+}
+
+#[inline]
+fn write_headers(packet: &mut Packet<'_>) -> Option<()> {
     let (headers, hop) = (packet.headers, packet.hop);
     let kind = match headers.family {
         Family::V4 => ether_type::IPV4,
@@ -53,17 +58,20 @@ fn rewrite(packet: &mut Packet<'_>) -> Option<()> {
     let end = (ip + usize::from(headers.bytes)).min(packet.end());
     let before = if hop.vlan == 0 { ETHERNET } else { ETHERNET + TAG * Vlan::from_key(hop.vlan).tags() };
     let data = packet.move_to(ip.checked_sub(before)?, end)?;
-    let first = data.first_chunk_mut::<ETHERNET>()?;
-    let (words, last) = first.as_chunks_mut();
-    for (place, word) in words.iter_mut().zip(hop.macs) {
-        *place = word.to_le_bytes();
-    }
-    last.copy_from_slice(&kind.to_be_bytes());
+    let ethernet = data.first_chunk_mut()?;
+    write_macs(ethernet, (hop.macs8, hop.macs4));
+    ethernet[ETHERNET - 2..].copy_from_slice(&kind.to_be_bytes());
     if hop.vlan != 0 {
         write_tags(data, hop.vlan, kind);
     }
-    packet.exit = Some(hop.port);
     Some(())
+}
+
+/// Both addresses, as they are in memory.
+#[inline]
+pub(super) fn write_macs(ethernet: &mut [u8; ETHERNET], (first, rest): (u64, u32)) {
+    ethernet[..8].copy_from_slice(&first.to_le_bytes());
+    ethernet[8..12].copy_from_slice(&rest.to_le_bytes());
 }
 
 /// The tags of this VLAN key behind the addresses, and the EtherType behind them.

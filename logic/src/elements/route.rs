@@ -21,10 +21,11 @@
 //! (`lab/runs/2026-11-23-elements-first-step.txt`).
 
 mod hop;
+mod joined;
 mod source;
 
 use super::{
-    Batch, Contract, Counters, Element, Known, MOST_PACKETS, Now,
+    Batch, Contract, Counters, Element, Joined, Known, MOST_PACKETS, Now,
     check::IPV6,
     packet::{Family, Packet, Verdict},
 };
@@ -35,6 +36,8 @@ use crate::{
     plan::RouterId,
     tables::{RouterRow, nexthop_rows},
 };
+use hop::Given;
+use prefetch_index::prefetch_index;
 use std::sync::atomic::Ordering::Acquire;
 
 /// See the head of this file.
@@ -78,26 +81,54 @@ impl<M: Memory> Route<M> {
         Route { memory, leaves, first4, open4: Vec::new(), open6: Vec::new() }
     }
 
-    /// Notes which lookups there are; of how many packets.
-    fn begin(&mut self, batch: &mut Batch<'_>, counters: &mut Counters) -> usize {
+    /// Finds leaves, and does something with each packet before and behind that; a verdict comes with the number of the element that gives it.
+    /// How many each gave before, and behind.
+    #[inline]
+    fn run_between<const ELEMENTS: usize>(
+        &mut self,
+        now: &Now,
+        batch: &mut Batch<'_>,
+        mut counters: [&mut Counters; ELEMENTS],
+        before: impl Fn(&mut Packet<'_>) -> Option<(usize, Verdict)>,
+        behind: impl Fn(&Given<'_, M>, &mut Packet<'_>, Slot) -> Option<(usize, Verdict)>,
+    ) -> [[usize; ELEMENTS]; 2] {
+        let mut lookups = 0;
         let Route { memory, first4, open6, .. } = self;
-        let mut places = first4.iter_mut().enumerate();
         let mut router = Router::of(memory, 0);
-        batch.each(counters, |packet| {
+        let given_before = batch.each_of(counters.each_mut().map(|counters| &mut **counters), |packet| {
+            if let Some(verdict) = before(packet) {
+                return Some(verdict);
+            }
             if packet.ingress.router != router.id {
                 router = Router::of(memory, packet.ingress.router);
             }
-            let (number, first) = places.next()?;
+            let first = first4.get_mut(lookups)?;
             if packet.headers.family == Family::V4 {
                 let (address, root) = (packet.headers.destination, router.root4);
-                *first = First { at: root.place(address), address, bits: root.bits() };
+                let at = root.place(address);
+                prefetch_index(memory.fib(), at);
+                *first = First { at, address, bits: root.bits() };
             } else {
                 *first = First::NOWHERE;
-                open6.extend(Open::of(number, packet, router.row));
+                open6.extend(Open::of(lookups, packet, router.row));
             }
+            lookups += 1;
             None
         });
-        MOST_PACKETS - places.len()
+        self.step4(lookups);
+        finish(&self.memory, &mut self.open4, &mut self.leaves);
+        finish(&self.memory, &mut self.open6, &mut self.leaves);
+        let (memory, mut leaves) = (&self.memory, self.leaves.iter());
+        let mut given = Given { memory, rows: nexthop_rows(memory), router: RouterRow::of(memory, 0), now };
+        let mut router = 0;
+        let given_behind = batch.each_of(counters, |packet| {
+            if packet.ingress.router != router {
+                router = packet.ingress.router;
+                given.router = RouterRow::of(memory, router);
+            }
+            behind(&given, packet, leaves.next().copied().unwrap_or(Slot::NO_ROUTE))
+        });
+        [given_before, given_behind]
     }
 
     /// Takes the first step of so many lookups of IPv4, and notes those that need another.
@@ -180,24 +211,14 @@ impl<M: Memory + Send> Element for Route<M> {
     }
 
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
-        let lookups = self.begin(batch, counters);
-        self.step4(lookups);
-        finish(&self.memory, &mut self.open4, &mut self.leaves);
-        finish(&self.memory, &mut self.open6, &mut self.leaves);
-        let (memory, rows, mut leaves) = (&self.memory, nexthop_rows(&self.memory), self.leaves.iter());
-        let mut router = Router::of(memory, 0);
-        batch.each(counters, |packet| {
-            if packet.ingress.router != router.id {
-                router = Router::of(memory, packet.ingress.router);
-            }
-            let leaf = leaves.next().copied().unwrap_or(Slot::NO_ROUTE);
-            match hop::decide(memory, rows, router.row, now, packet, leaf) {
-                Ok(hop) => {
-                    packet.hop = hop;
-                    None
-                }
-                Err(reason) => Some(Verdict::Up(reason)),
-            }
-        });
+        let decide = |given: &Given<'_, M>, packet: &mut Packet<'_>, leaf| {
+            let reason = given.decide(packet, leaf).err()?;
+            Some((0, Verdict::Up(reason)))
+        };
+        self.run_between(now, batch, [counters], |_| None, decide);
+    }
+
+    fn joined(&mut self) -> Option<&mut dyn Joined> {
+        Some(self)
     }
 }

@@ -34,7 +34,7 @@ impl Element for Ttl {
 }
 
 #[inline]
-fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
+pub(super) fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
     match packet.headers.family {
         Family::V4 => decrement4(packet.header_mut().ok_or(Reason::Ipv4BadHeader)?),
         Family::V6 => decrement6(packet.header_mut().ok_or(Reason::Ipv6BadHeader)?),
@@ -46,7 +46,7 @@ fn decrement(packet: &mut Packet<'_>) -> Result<(), Reason> {
 /// 0x0100, and 0xffff is nothing in ones' complement, that is HC' = HC + 0x0100 with the carry added again (`ip_decrease_ttl`
 /// of Linux). A sum of 0xffff becomes 0, which is the same.
 #[inline]
-fn decrement4(header: &mut [u8; IPV4]) -> Result<(), Reason> {
+pub(super) fn decrement4(header: &mut [u8; IPV4]) -> Result<(), Reason> {
     if header[8] <= 1 {
         return Err(Reason::TtlExceeded);
     }

@@ -192,10 +192,15 @@ impl Nexthop<'_> {
     fn word(&self, at: usize) -> u64 {
         self.row[at].load(Acquire)
     }
-    /// The source MAC address in its low bytes, and the port.
+    /// Destination and source MAC address, one behind the other as in memory: eight bytes, and four.
     #[inline]
-    pub fn source_port(&self) -> u64 {
-        self.word(1)
+    pub fn macs(&self) -> (u64, u32) {
+        let source = self.word(1);
+        (self.link & (u64::MAX >> 16) | source << 48, (source >> 16) as u32)
+    }
+    #[inline]
+    pub fn port(&self) -> PortId {
+        (self.word(1) >> 48) as PortId
     }
     /// VLAN key, and the longest IP packet.
     #[inline]
@@ -277,8 +282,8 @@ pub(super) fn answer(memory: &(impl Memory + ?Sized), leaf: Slot, destination: I
         }
     }
     answer.interface = Some(hop.interface());
-    answer.source = mac(hop.source_port());
-    answer.port = (hop.source_port() >> 48) as u8;
+    answer.source = mac(hop.word(1));
+    answer.port = hop.port();
     let (vlan, mtu) = hop.vlan_and_mtu();
     answer.vlan = Vlan::from_key(vlan);
     answer.mtu = answer.mtu.min(mtu);

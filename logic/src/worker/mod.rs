@@ -447,7 +447,7 @@ impl<F: Frame> InHand<F> {
             let open = self.fates.iter_mut().skip(first).filter(|fate| fate.verdict.is_none());
             for (fate, packet) in open.zip(batch.packets()) {
                 let start = packet.head_room();
-                *fate = Fate { verdict: packet.verdict(), data: start..start + packet.length() };
+                *fate = Fate { verdict: Some(packet.verdict()), data: start..start + packet.length() };
             }
             self.batch = Some(batch.emptied());
         }

@@ -48,7 +48,7 @@ fn run_chain(chain: &mut Chain, frame: &[u8], ingress: Ingress) -> (Verdict, Vec
     batch.push(&mut lent, ROOM, frame.len(), ingress).unwrap();
     chain.run(&Now { ns: 0, ports: 0b11 }, &mut batch);
     let packet = &batch.packets()[0];
-    (packet.verdict().unwrap(), packet.data().to_vec())
+    (packet.verdict(), packet.data().to_vec())
 }
 
 /// A flow to one of the groups: addresses, ports, protocols, flow labels at random, some in fragments, cut short or padded.

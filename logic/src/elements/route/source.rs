@@ -1,6 +1,6 @@
 //! Sources that Linux validates: `check_source` and `look_at_source` of `bpf/ipv4.h`, `bad_source6` of `bpf/ipv6.h`.
 
-use super::super::packet::Packet;
+use super::super::{check::IPV4, packet::Packet};
 use crate::{
     fib::{self, Kind, Slot},
     memory::{Memory, words},
@@ -23,13 +23,32 @@ pub(super) fn check4(
     if is_martian(source) {
         return Err(Reason::BadSource);
     }
-    if packet.ingress.flags & (IF_RPF_LOOSE | IF_RPF_STRICT) != 0 || router.maybe_local(source) {
-        return look(memory, router, packet, source);
+    if needs_a_look(router, packet.ingress.flags, source) {
+        look(memory, router, packet, source)
+    } else {
+        Ok(())
     }
-    Ok(())
+}
+
+/// Of an IPv4 header, host byte order.
+#[inline]
+pub(super) fn of(ip: &[u8; IPV4]) -> u32 {
+    u32::from_be_bytes([ip[12], ip[13], ip[14], ip[15]])
+}
+
+/// Is it none of those that are refused or looked up, on an interface with these flags?
+#[inline]
+pub(super) fn is_usual(router: RouterRow<'_>, flags: u8, source: u32) -> bool {
+    !is_martian(source) && !needs_a_look(router, flags, source)
+}
+
+#[inline]
+fn needs_a_look(router: RouterRow<'_>, flags: u8, source: u32) -> bool {
+    flags & (IF_RPF_LOOSE | IF_RPF_STRICT) != 0 || router.maybe_local(source)
 }
 
 /// Refused on every interface (`ip_route_input_slow`): 0/8, 127/8, multicast, limited broadcast.
+#[inline]
 fn is_martian(source: u32) -> bool {
     let top = source >> 24;
     top == 0 || top == 127 || top & 0xf0 == 0xe0 || source == u32::MAX

@@ -74,6 +74,8 @@ fn packets_leave_or_go_up_as_named() {
         ("martian source", udp4([127, 0, 0, 1], [10, 1, 0, 1], 64, 0), Verdict::Up(BadSource)),
         ("our own source", udp4([10, 9, 0, 1], [10, 1, 0, 1], 64, 0), Verdict::Up(BadSource)),
         ("IPv6", udp6("2001:db8:7::1", "2001:db8:1::1", 64, 20), Verdict::To(2)),
+        // As IPv4, these bytes would be a source and a TTL that nothing is wrong with.
+        ("IPv6, no IPv4", udp6("2001:db8:c633:6401::1", "2001:db8:1::1", 64, 20), Verdict::To(2)),
         ("IPv6, two tags", udp6("2001:db8:7::1", "2001:db8:1:7::1", 64, 20), Verdict::To(3)),
         ("IPv6, over MTU", udp6("2001:db8:7::1", "2001:db8:1:7:1::1", 64, 40), Verdict::Up(OverMtu)),
         ("IPv6 connected", udp6("2001:db8:7::1", "2001:db8::32", 64, 0), Verdict::To(2)),
@@ -198,7 +200,7 @@ fn tags_need_head_room() {
         let mut batch = Batch::default();
         batch.push(&mut frame, room, packet.len(), ingress(1, 0)).unwrap();
         chain.run(&READY, &mut batch);
-        assert_eq!(batch.packets()[0].verdict(), Some(expected));
+        assert_eq!(batch.packets()[0].verdict(), expected);
         assert_eq!(batch.packets()[0].head_room(), if room == 8 { 0 } else { room });
     }
 }
@@ -257,7 +259,7 @@ pub fn packets() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
-    fn a_batch_is_routed_as_the_reference_says(
+    fn a_batch_is_routed_as_the_reference_says_joined_or_not(
         data in prop::collection::vec((packets(), 0u16..4, 0u8..4), 0..40),
         ports in any::<u64>(),
     ) {
@@ -273,6 +275,11 @@ proptest! {
             let expected = reference::route(&world, &now, packet, *ingress);
             prop_assert!(expected.contains(seen), "{packet:02x?}: {seen:02x?} is none of {expected:02x?}");
         }
+        let apart = world.router().into_iter().map(|element| Box::new(Apart(element)) as _).collect();
+        let mut apart = Chain::new(apart).unwrap();
+        prop_assert_eq!(run(&mut apart, &now, &data), seen);
+        let of_each = |chain: &Chain| chain.counters().map(|(name, counters, _)| (name, counters.clone())).collect::<Vec<_>>();
+        prop_assert_eq!(of_each(&apart), of_each(&chain));
         let up: u64 = chain.counters().flat_map(|(_, counters, _)| counters.lost().collect::<Vec<_>>()).map(|(_, n)| n).sum();
         prop_assert_eq!((chain.whole().packets, chain.whole().to + up), (data.len() as u64, data.len() as u64));
     }

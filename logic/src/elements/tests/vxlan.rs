@@ -193,7 +193,7 @@ fn what_does_not_fit_is_dropped_as_it_came() {
         batch.push(&mut frame, head, 60, ingress(1, 0)).unwrap();
         encap(tunnel(false)).run(&READY, &mut batch);
         let expected = if fits { Verdict::To(2) } else { Verdict::Drop(Loss::NoRoom) };
-        assert_eq!(batch.packets()[0].verdict(), Some(expected), "{head}");
+        assert_eq!(batch.packets()[0].verdict(), expected, "{head}");
     }
 }
 
