@@ -1,8 +1,8 @@
 //! `check`, `route`, `ttl` and `rewrite` as one: what follows the lookup, on one packet.
 //!
 //! Nearly all packets take a short way: it asks whether anything at all is unusual, in any order, and writes if nothing is. If something is, it
-//! has written nothing, and the elements' own steps say what becomes of the packet. Measured as in `batch`, in nanoseconds a packet: the four walk by walk 31, joined
-//! 25, with the short way TODO.
+//! has written nothing, and the elements' own steps say what becomes of the packet. Measured as in `batch`, on another machine, 1,024 flows, nanoseconds a packet: the four
+//! one by one 31, joined 25, with the short way 23 (`lab/runs/2026-11-25-joined.txt`).
 
 use super::{
     super::{
