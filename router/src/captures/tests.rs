@@ -2,7 +2,7 @@
 
 use super::{sink::Whole, *};
 use logic::{
-    elements::{Batch, Chain, Discard, Ingress, Mirror, NoCopy, Now},
+    elements::{Batch, Chain, Discard, Ingress, Mirror, NoCopy, Now, Verdict},
     net::Mac,
 };
 use pcap_file::{DataLink, TsResolution, pcap::PcapReader};
