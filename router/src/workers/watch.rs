@@ -280,32 +280,49 @@ mod tests {
         anywhere: &[CoreId],
     ) {
         let here = || allowed(Some(desk));
-        let mut look = || (watch.look_at(desk, nap, probes), probes.len());
-        desk.epoch.pass();
-        assert_eq!(look(), (0, 0));
-        (1..ELSEWHERE).for_each(|n| assert_eq!(look(), (n, 0)));
-        assert_eq!(here(), [desk.core]);
-        assert_eq!(look(), (ELSEWHERE, 0));
-        assert_eq!(here(), anywhere);
-        assert_eq!(look(), (ELSEWHERE + 1, 0), "it does not get on there either");
-        let begun = Instant::now();
-        let mut moves = || {
-            desk.epoch.pass();
-            assert_eq!(look().0, 0);
+        let mut look = |moves: bool| {
+            if moves {
+                desk.epoch.pass();
+            }
+            (watch.look_at(desk, nap, probes), probes.len())
         };
-        (0..TOLD).for_each(|_| moves());
+        assert_eq!(look(true), (0, 0));
+        (1..ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 0)));
+        assert_eq!(here(), [desk.core]);
+        assert_eq!(look(false), (ELSEWHERE, 0));
+        assert_eq!(here(), anywhere);
+        assert_eq!(look(false), (ELSEWHERE + 1, 0), "it does not get on there either");
+        let begun = Instant::now();
+        (0..TOLD).for_each(|_| assert_eq!(look(true), (0, 1)));
         assert!(!desk.standing.has_no_core());
-        moves();
+        look(true);
         assert!(desk.standing.has_no_core());
+        (1..=ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 1)));
+        assert!(desk.standing.has_no_core(), "whether it stands still there or not");
         assert_eq!(here(), anywhere);
         while desk.standing.away.load(Acquire) {
             assert!(begun.elapsed() < Duration::from_secs(60));
             thread::sleep(nap / 10);
-            moves();
+            look(true);
         }
         assert!(begun.elapsed() >= nap * NAPS);
         assert_eq!(here(), [desk.core]);
         assert!(!desk.standing.has_no_core() && probes.is_empty());
+    }
+
+    #[test]
+    fn who_begins_elsewhere_comes_home() {
+        let (watch, home, begun) = (Watch::default(), allowed(None)[0], Instant::now());
+        let desk = Arc::new(Desk::new(home, true).unwrap());
+        watch.add(desk.clone());
+        desk.begin();
+        desk.epoch.turn_over();
+        let is_away = || {
+            desk.epoch.pass();
+            desk.standing.away.load(Acquire) && begun.elapsed() < Duration::from_secs(60)
+        };
+        watch.run(Duration::from_millis(5) * LOOKS, thread::sleep, is_away, || panic!("it gets on"));
+        assert_eq!(allowed(None), [home]);
     }
 
     #[test]
