@@ -3,8 +3,8 @@
 //! Four structures:
 //! - A [`Packet`] is a frame that a worker *lends* for the time of one run: where in it the data begins and ends, where it came
 //!   in ([`Ingress`]), what earlier elements found out about it, and its [`Verdict`]. Data grows and shrinks within the frame only.
-//! - A [`Batch`] is up to 256 of them, in the order of arrival. [`Batch::each`] is the one place where elements meet packets: it
-//!   shows those that have no verdict yet, and takes and counts the verdict if one is given.
+//! - A [`Batch`] is up to 256 of them, in the order of arrival. [`Batch::each`] and its like are the one place where elements meet packets: they
+//!   show those that have no verdict yet, and take and count the verdict if one is given.
 //! - An [`Element`] is one step. It owns its parameters and scratch memory, never a packet.
 //! - A [`Chain`] is a plain list of elements, checked when it is made: each finds what it needs, nothing goes up that has been
 //!   written to, and every packet finds an exit.
