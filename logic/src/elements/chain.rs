@@ -1,14 +1,11 @@
 //! A list of elements, run one after another over a batch.
 
 use super::{
-    Batch, Counters, Element, Now,
+    Batch, Counters, Element, Now, Part,
     contract::{self, BadChain},
 };
 
-/// Elements whose work the second of them does for all ([`super::Joined`]).
-const JOINED: [&str; 4] = ["check", "route", "ttl", "rewrite"];
-
-/// A path's elements, each with what it counted. One dynamic call per element and batch, or per four that are [`JOINED`].
+/// A path's elements, each with what it counted. One dynamic call per element and batch, or per four that are the parts of a router.
 pub struct Chain {
     links: Vec<Link>,
     /// What came, and the verdicts of those that none of them gave one.
@@ -21,7 +18,7 @@ struct Link {
     counters: Counters,
     /// It is in front of one that encrypts, so that it may not pass up what the kernel would forward (`clear`).
     is_guarded: bool,
-    /// How many run as one from this on: four that are [`JOINED`], or this.
+    /// How many run as one from this on: the four [`Part`]s of a router, or this.
     together: usize,
 }
 
@@ -36,17 +33,16 @@ pub struct Whole {
 
 impl Chain {
     /// In this order.
-    pub fn new(mut elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
+    pub fn new(elements: Vec<Box<dyn Element>>) -> Result<Chain, BadChain> {
         contract::check(&elements)?;
         let asks_when = elements.iter().any(|element| element.contract().asks_when);
         let encrypts = elements.iter().rposition(|element| element.contract().encrypts).unwrap_or(0);
-        let names: Vec<&str> = elements.iter().map(|element| element.name()).collect();
-        let joins: Vec<bool> = elements.iter_mut().map(|element| element.joined().is_some()).collect();
+        let parts: Vec<Option<Part>> = elements.iter().map(|element| element.contract().part).collect();
         let link = |(at, element)| Link {
             element,
             counters: Counters::default(),
             is_guarded: at < encrypts,
-            together: if names[at..].starts_with(&JOINED) && joins[at + 1] { JOINED.len() } else { 1 },
+            together: if parts[at..].starts_with(&Part::ALL) { Part::ALL.len() } else { 1 },
         };
         let links = elements.into_iter().enumerate().map(link).collect();
         Ok(Chain { links, whole: Counters::default(), asks_when })
@@ -79,12 +75,11 @@ impl Chain {
                         joined.run(now, batch, counters);
                     }
                 }
-                links => {
-                    for Link { element, counters, .. } in links {
-                        counters.come(batch.going());
-                        element.run(now, batch, counters);
-                    }
+                [Link { element, counters, .. }] => {
+                    counters.come(batch.going());
+                    element.run(now, batch, counters);
                 }
+                _ => {}
             }
             links = rest;
         }

@@ -11,7 +11,7 @@
 //! In front of an element that encrypts, here and in `route` and `ttl`, only what Linux never forwards goes up, and the rest is dropped (`in_clear`; `clear.rs`).
 
 use super::{
-    Batch, Contract, Counters, Element, Known, Now,
+    Batch, Contract, Counters, Element, Known, Now, Part,
     packet::{Family, Headers, Packet, Verdict},
 };
 use crate::{
@@ -49,7 +49,7 @@ impl Element for Check {
     }
 
     fn contract(&self) -> Contract {
-        Contract { gives: Known::HEADERS, passes_up: true, ..Contract::default() }
+        Contract { gives: Known::HEADERS, passes_up: true, part: Some(Part::Check), ..Contract::default() }
     }
 
     fn run(&mut self, _: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
@@ -63,7 +63,8 @@ pub(super) fn look(packet: &mut Packet<'_>) -> Result<(), Reason> {
         && let Some((bytes, destination)) = usual(packet.data())
     {
         let ip = (packet.head_room() + ETHERNET) as u16;
-        packet.headers = Headers { family: Family::V4, ip, bytes, destination, is_ours: false };
+        packet.headers =
+            Headers { family: Family::V4, ip, bytes, destination, is_ours: packet.headers.is_ours };
         return Ok(());
     }
     look_closely(packet)
@@ -85,18 +86,18 @@ fn usual(data: &[u8]) -> Option<(u16, u32)> {
 
 #[inline(never)]
 fn look_closely(packet: &mut Packet<'_>) -> Result<(), Reason> {
-    let (data, flags) = (packet.data(), packet.ingress.flags);
+    let (data, flags, is_ours) = (packet.data(), packet.ingress.flags, packet.headers.is_ours);
     let (kind, offset) = ethernet(data).ok_or(Reason::Malformed)?;
     let at = (packet.head_room() + offset) as u16;
     let ip = data.get(offset..).ok_or(Reason::Malformed)?;
     match kind {
         ether_type::IPV4 if flags & IF_IPV4 != 0 => {
             let (bytes, destination) = ipv4(ip)?;
-            packet.headers = Headers { family: Family::V4, ip: at, bytes, destination, is_ours: false };
+            packet.headers = Headers { family: Family::V4, ip: at, bytes, destination, is_ours };
         }
         ether_type::IPV6 if flags & IF_IPV6 != 0 => {
             let bytes = ipv6(ip)?;
-            packet.headers = Headers { family: Family::V6, ip: at, bytes, ..Headers::default() };
+            packet.headers = Headers { family: Family::V6, ip: at, bytes, destination: 0, is_ours };
         }
         _ if packet.ingress.interface == NO_INTERFACE => return Err(unclassified(data, kind, ip)),
         ether_type::IPV4 | ether_type::IPV6 => return Err(Reason::RouterNotAccelerated),

@@ -78,6 +78,27 @@ pub struct Contract {
     pub ends: bool,
     /// What it does depends on the time ([`super::Now::ns`]).
     pub asks_when: bool,
+    /// It is one of those that run as one where they follow one another.
+    pub part: Option<Part>,
+}
+
+/// Of what a router is: these, in this order ([`super::Joined`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// [`super::Check`].
+    Check,
+    /// [`super::Route`], which does the work of all.
+    Route,
+    /// [`super::Ttl`].
+    Ttl,
+    /// [`super::Rewrite`].
+    Rewrite,
+}
+
+impl Part {
+    /// All, in order.
+    pub const ALL: [Option<Part>; 4] =
+        [Some(Part::Check), Some(Part::Route), Some(Part::Ttl), Some(Part::Rewrite)];
 }
 
 /// A list that is no chain. Elements are counted from 1.

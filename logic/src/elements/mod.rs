@@ -3,8 +3,8 @@
 //! Four structures:
 //! - A [`Packet`] is a frame that a worker *lends* for the time of one run: where in it the data begins and ends, where it came
 //!   in ([`Ingress`]), what earlier elements found out about it, and its [`Verdict`]. Data grows and shrinks within the frame only.
-//! - A [`Batch`] is up to 256 of them, in the order of arrival. [`Batch::each`] is the one place where elements meet packets: it
-//!   shows those that have no verdict yet, and takes and counts the verdict if one is given.
+//! - A [`Batch`] is up to 256 of them, in the order of arrival. [`Batch::each`] and its like are the one place where elements meet packets: they
+//!   show those that have no verdict yet, and take and count the verdict if one is given.
 //! - An [`Element`] is one step. It owns its parameters and scratch memory, never a packet.
 //! - A [`Chain`] is a plain list of elements, checked when it is made: each finds what it needs, nothing goes up that has been
 //!   written to, and every packet finds an exit.
@@ -71,7 +71,7 @@ mod vxlan_encap;
 pub use batch::{Batch, MOST_PACKETS};
 pub use chain::{Chain, Whole};
 pub use check::Check;
-pub use contract::{BadChain, Contract, Known};
+pub use contract::{BadChain, Contract, Known, Part};
 pub use copies::{Copied, Copies, NoCopy, Taker};
 pub use count::Count;
 pub use counters::Counters;
@@ -120,7 +120,7 @@ pub trait Element: Send {
     /// Runs over all packets of the batch that have no verdict.
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters);
 
-    /// What does, along with this element's own work, that of [`Check`] in front of it and of [`Ttl`] and [`Rewrite`] behind it.
+    /// Of [`Part::Route`]: what does, along with its own work, that of the others.
     fn joined(&mut self) -> Option<&mut dyn Joined> {
         None
     }
@@ -142,7 +142,7 @@ pub trait Element: Send {
     fn go_on_from(&mut self, _kept: &dyn Any) {}
 }
 
-/// [`Check`], [`Route`], [`Ttl`] and [`Rewrite`], one after another in a chain: what a router is. Run as one they walk through the batch twice in place
+/// The [`Part`]s of a router, one after another in a chain. Run as one they walk through the batch twice in place
 /// of five times; the same packets come out, and each counts the same.
 pub trait Joined: Send {
     /// Runs all four, with the counters of each.

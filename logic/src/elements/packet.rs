@@ -213,9 +213,9 @@ pub(super) struct Headers {
 /// Where it leaves: what `route` found.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Hop {
-    /// Destination and source MAC address, as they are in memory: eight bytes, and four.
-    pub macs8: u64,
-    pub macs4: u32,
+    /// Destination and source MAC address, as they are in memory: the first eight bytes, and the last four.
+    pub macs: u64,
+    pub macs_end: u32,
     /// VLAN key.
     pub vlan: u32,
 }
@@ -231,10 +231,12 @@ pub struct Packet<'a> {
     pub(super) verdict: Option<Verdict>,
     /// Bytes behind the data that it has again if it goes up.
     behind: u8,
-    /// The port it leaves by, unless it gets a verdict before the chain ends; of its next hop from `route` on.
+    /// The port it leaves by, unless it gets a verdict before the chain ends.
     pub(super) exit: Option<PortId>,
     pub(super) headers: Headers,
     pub(super) hop: Hop,
+    /// That the next hop is at. Not in [`Hop`], where it would take eight bytes.
+    pub(super) hop_port: PortId,
 }
 
 const _: () = assert!(size_of::<Packet<'_>>() == 64);
@@ -259,6 +261,7 @@ impl<'a> Packet<'a> {
             exit: None,
             headers: Headers::default(),
             hop: Hop::default(),
+            hop_port: 0,
         }
     }
 

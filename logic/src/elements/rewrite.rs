@@ -6,7 +6,7 @@
 //! only if an element between took the room. Parameters: none.
 
 use super::{
-    Batch, Contract, Counters, Element, Known, Now,
+    Batch, Contract, Counters, Element, Known, Now, Part,
     check::{ETHERNET, TAG},
     packet::{Family, Loss, Packet, Verdict},
 };
@@ -31,6 +31,7 @@ impl Element for Rewrite {
             needs: Known::HEADERS | Known::NEXT_HOP | Known::HOP_COUNTED,
             gives: Known::EXIT | Known::WRITTEN,
             forgets: Known::NEXT_HOP | Known::HOP_COUNTED,
+            part: Some(Part::Rewrite),
             ..Contract::default()
         }
     }
@@ -59,11 +60,12 @@ fn write_headers(packet: &mut Packet<'_>) -> Option<()> {
     let before = if hop.vlan == 0 { ETHERNET } else { ETHERNET + TAG * Vlan::from_key(hop.vlan).tags() };
     let data = packet.move_to(ip.checked_sub(before)?, end)?;
     let ethernet = data.first_chunk_mut()?;
-    write_macs(ethernet, (hop.macs8, hop.macs4));
+    write_macs(ethernet, (hop.macs, hop.macs_end));
     ethernet[ETHERNET - 2..].copy_from_slice(&kind.to_be_bytes());
     if hop.vlan != 0 {
         write_tags(data, hop.vlan, kind);
     }
+    packet.exit = Some(packet.hop_port);
     Some(())
 }
 

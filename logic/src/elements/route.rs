@@ -28,7 +28,7 @@ mod joined;
 mod source;
 
 use super::{
-    Batch, Contract, Counters, Element, Joined, Known, MOST_PACKETS, Now,
+    Batch, Contract, Counters, Element, Joined, Known, MOST_PACKETS, Now, Part,
     check::IPV6,
     packet::{Family, Packet, Verdict},
 };
@@ -210,7 +210,13 @@ impl<M: Memory + Send> Element for Route<M> {
     }
 
     fn contract(&self) -> Contract {
-        Contract { needs: Known::HEADERS, gives: Known::NEXT_HOP, passes_up: true, ..Contract::default() }
+        Contract {
+            needs: Known::HEADERS,
+            gives: Known::NEXT_HOP,
+            passes_up: true,
+            part: Some(Part::Route),
+            ..Contract::default()
+        }
     }
 
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {

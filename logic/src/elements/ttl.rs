@@ -4,7 +4,7 @@
 //! `ttl_exceeded`, where that is 1 or less; behind `route`, which has looked already, none. Parameters: none.
 
 use super::{
-    Batch, Contract, Counters, Element, Known, Now,
+    Batch, Contract, Counters, Element, Known, Now, Part,
     check::{IPV4, IPV6},
     packet::{Family, Packet, Verdict},
 };
@@ -24,6 +24,7 @@ impl Element for Ttl {
             needs: Known::HEADERS,
             gives: Known::HOP_COUNTED | Known::WRITTEN,
             passes_up: true,
+            part: Some(Part::Ttl),
             ..Contract::default()
         }
     }

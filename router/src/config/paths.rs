@@ -262,7 +262,7 @@ impl PathConfig {
         let port = |name: &PortName| (0..).zip(ports).find(|(_, port)| port.name == *name).map(|(id, _)| id);
         let elements = (1..).zip(&self.chain).map(|(at, element)| {
             let made = element.element(memory, sas, captures, port);
-            made.map_err(|name| NoChain::NoPort { at, name: name.clone() })
+            made.map_err(|name| NoChain::NoPort { at, name: name.clone(), there: named(ports) })
         });
         Ok(Chain::new(elements.collect::<Result<_, _>>()?)?)
     }
@@ -272,8 +272,14 @@ impl PathConfig {
 enum NoChain {
     #[error(transparent)]
     Bad(#[from] BadChain),
-    #[error("element {at}, forward, is to port {name}, which is no [[port]] of this file")]
-    NoPort { at: usize, name: PortName },
+    #[error("element {at}, forward, is to port {name}, which is no [[port]] of this file ({there})")]
+    NoPort { at: usize, name: PortName, there: String },
+}
+
+/// Names of these ports, for messages.
+fn named(ports: &[PortConfig]) -> String {
+    let names: Vec<String> = ports.iter().map(|port| port.name.to_string()).collect();
+    if names.is_empty() { "it has none".into() } else { names.join(", ") }
 }
 
 /// What is wrong at which byte.
@@ -384,7 +390,9 @@ impl Checker {
     fn find_port(&self, name: &PortName, at: usize, key: &str) -> Result<PortId, Wrong> {
         match self.ports.iter().position(|port| port.name == *name) {
             Some(port) => Ok(port as PortId),
-            None => wrong(at, key, format!("port {name} is no [[port]] of this file")),
+            None => {
+                wrong(at, key, format!("port {name} is no [[port]] of this file ({})", named(&self.ports)))
+            }
         }
     }
 

@@ -132,10 +132,10 @@ impl<'m, M: Memory> Given<'m, M> {
         if vlan != 0 && ETHERNET + TAG * Vlan::from_key(vlan).tags() > packet.headers.ip.into() {
             return Err(Reason::NoHeadroom);
         }
-        // Field by field: what is read again soon is read as it was written, which a core waits for otherwise.
-        (packet.hop.macs8, packet.hop.macs4) = hop.macs();
+        // Field by field, as `rewrite` reads it: a load of what several stores wrote just before waits for them (no store forwarding).
+        (packet.hop.macs, packet.hop.macs_end) = hop.macs();
         packet.hop.vlan = vlan;
-        packet.exit = Some(hop.port());
+        packet.hop_port = hop.port();
         Ok(())
     }
 

@@ -32,7 +32,7 @@ use std::{net::IpAddr, sync::Arc};
 
 const READY: Now = Now { ns: 0, ports: 0b1111 };
 /// Bytes before and behind the data of a frame.
-const HEAD: usize = 32;
+const HEAD: usize = 96;
 const TAIL: usize = 64;
 
 /// One router: interface 1 on port 1, 2 on port 2, 3 with VLAN 100 on port 3, 4 with two tags on port 3, 5 on port 9, which cannot transmit.
@@ -146,7 +146,7 @@ impl Element for Apart {
         self.0.name()
     }
     fn contract(&self) -> Contract {
-        self.0.contract()
+        Contract { part: None, ..self.0.contract() }
     }
     fn run(&mut self, now: &Now, batch: &mut Batch<'_>, counters: &mut Counters) {
         self.0.run(now, batch, counters);

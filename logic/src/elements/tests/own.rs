@@ -70,6 +70,25 @@ fn what_is_made_here_goes_up_as_the_ip_packet_that_would_have_left() {
     }
 }
 
+/// A source of ours is right in what was made here, also where its headers are looked at once more; and it goes up as our own.
+#[test]
+fn what_is_made_here_is_ours_behind_check_too() {
+    let world = World::new();
+    let of = |remote: &str| {
+        let ends = Ends::new("10.9.0.1".parse().unwrap(), remote.parse().unwrap()).unwrap();
+        let vxlan = Vxlan { vni: 7, ends, port: 4789, mtu: 1500, hops: 64, is_whole: false };
+        let mut elements: Vec<Box<dyn Element>> = vec![Box::new(VxlanEncap::new(vxlan))];
+        elements.extend(world.router());
+        let frame = packet(false, b"some payload", 0);
+        let inner = frame.len();
+        let (verdict, data) = esp::run(&mut Chain::new(elements).unwrap(), &[frame]).remove(0);
+        (verdict, data.len() - inner)
+    };
+    // Behind an Ethernet header, and without one.
+    assert_eq!(of("10.1.0.1"), (Verdict::To(2), 50));
+    assert_eq!(of("10.3.0.1"), (Verdict::Own(Reason::Unresolved), 36));
+}
+
 /// What Linux would not forward it would send, if it is its own.
 #[test]
 fn what_is_made_in_front_of_encryption_never_goes_up() {

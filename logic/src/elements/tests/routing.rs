@@ -1,6 +1,7 @@
 //! A router's chain: named cases with exact verdicts, and random packets against the reference.
 
 use super::{reference, *};
+use crate::elements::{Forward, Whole};
 use proptest::prelude::*;
 
 fn tagged(packet: &[u8], tags: &[[u8; 4]]) -> Vec<u8> {
@@ -205,6 +206,24 @@ fn tags_need_head_room() {
     }
 }
 
+/// What each element of a chain counted, and the chain.
+pub fn of_each(chain: &Chain) -> (Whole, Vec<(&'static str, Counters)>) {
+    (chain.whole(), chain.counters().map(|(name, counters, _)| (name, counters.clone())).collect())
+}
+
+/// An exit that is given stands: a route that is looked up behind it, to pass up what has none, moves nothing.
+#[test]
+fn what_forward_said_stands_behind_route() {
+    let world = World::new();
+    let route = Box::new(Route::new(world.memory()));
+    let mut chain = Chain::new(vec![Box::new(Check), Box::new(Forward::new(1)), route]).unwrap();
+    let packet = |a| udp4([198, 51, 100, 1], [10, a, 0, 1], 64, 20);
+    let sent = [packet(1), packet(200)].map(|packet| (packet, ingress(1, 0)));
+    let seen = run(&mut chain, &READY, &sent);
+    assert_eq!(seen[0], (Verdict::To(1), packet(1)));
+    assert_eq!(seen[1].0, Verdict::Up(Reason::NoRoute));
+}
+
 /// A packet to somewhere interesting, some of them broken somewhere.
 pub fn packets() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![0u8..10, Just(7), Just(50), Just(255), any::<u8>()];
@@ -278,7 +297,6 @@ proptest! {
         let apart = world.router().into_iter().map(|element| Box::new(Apart(element)) as _).collect();
         let mut apart = Chain::new(apart).unwrap();
         prop_assert_eq!(run(&mut apart, &now, &data), seen);
-        let of_each = |chain: &Chain| chain.counters().map(|(name, counters, _)| (name, counters.clone())).collect::<Vec<_>>();
         prop_assert_eq!(of_each(&apart), of_each(&chain));
         let up: u64 = chain.counters().flat_map(|(_, counters, _)| counters.lost().collect::<Vec<_>>()).map(|(_, n)| n).sum();
         prop_assert_eq!((chain.whole().packets, chain.whole().to + up), (data.len() as u64, data.len() as u64));

@@ -1,6 +1,7 @@
 //! What the scheduler does with whole workers, in virtual time.
 
 mod order;
+mod placing;
 mod properties;
 mod shares;
 

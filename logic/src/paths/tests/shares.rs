@@ -311,26 +311,3 @@ fn arrivals_and_departures_get_their_part_at_once() {
     // 1/8 + 1/16 + 1/8; the same and 1/4; 1/8.
     assert!(are_near(&found, &[0.3125, 0.5625, 0.125], 0.01), "{found:?}");
 }
-
-/// Fig. 19: with alike paths on a core it takes the same memory whoever of them has work (principle 1).
-#[test]
-fn alike_paths_on_a_core_keep_its_memory_use() {
-    let ipsec = Price { memory: Some(1024), ..Price::even(12_000) };
-    let crc = Price { memory: Some(2048), ..Price::even(2500) };
-    let memory = |prices: [Price; 2], gaps: [Option<u64>; 2]| {
-        let source = |(i, price): (usize, Price)| {
-            let arrivals = gaps[i].map_or(Arrivals::Always, Arrivals::Even);
-            Source { prices: vec![price], arrivals, ..Source::new(path(i as PathId, 1), 0) }
-        };
-        let sources: Vec<Source> = prices.into_iter().enumerate().map(source).collect();
-        let outcomes = outcomes(&SAMPLED, &sources, HZ / 10);
-        outcomes.iter().map(|outcome| outcome.memory).sum::<u64>() as f64
-    };
-    let both = |a: f64, b: f64| a + b;
-    let half = both(memory([ipsec; 2], [None, None]), memory([crc; 2], [None, None]));
-    // One of each has work for a fifth of the core only, and the other takes what is left.
-    let alike = both(memory([ipsec; 2], [Some(60_000), None]), memory([crc; 2], [Some(12_500), None]));
-    let unlike = both(memory([ipsec, crc], [Some(60_000), None]), memory([ipsec, crc], [Some(60_000), None]));
-    assert!((alike / half - 1.0).abs() < 0.03, "{half} {alike}");
-    assert!(unlike / half > 1.3, "{half} {unlike}");
-}

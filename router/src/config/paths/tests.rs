@@ -211,7 +211,9 @@ fn errors_name_line_key_and_what_is_allowed() {
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"forward\", port = \"eth7\" }]",
-            &["p.toml:8: path.chain: path a: element 1, forward, is to port eth7, which is no [[port]]"],
+            &[
+                "p.toml:8: path.chain: path a: element 1, forward, is to port eth7, which is no [[port]] of this file (lan, tap)",
+            ],
         ),
         (
             "[[path]]\nname = \"a\"\nchain = [{ element = \"police\", packets_per_second = 1, burst_bytes = 1 }]",

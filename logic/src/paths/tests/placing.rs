@@ -1,0 +1,93 @@
+//! Placements (P10) by what workers measured, and what workers then get done where they were placed: figures 19 and 20.
+
+use super::*;
+use crate::{
+    cores::{Core, CoreId},
+    paths::place::{Load, place},
+    sim::worker::{Arrivals, Price},
+};
+use std::collections::BTreeMap;
+
+/// Of a packet: cycles, and bytes of memory.
+const IPSEC: [u64; 2] = [12_000, 1024];
+const CRC: [u64; 2] = [2500, 2048];
+/// Two of each.
+const PATHS: [[u64; 2]; 4] = [IPSEC, CRC, IPSEC, CRC];
+const CYCLES: u64 = HZ / 10;
+
+/// Of one path of those, that has packets for such a part of a core, or always.
+fn source(id: usize, [cycles, memory]: [u64; 2], part: Option<f64>) -> Source {
+    let arrivals = part.map_or(Arrivals::Always, |part| Arrivals::Even((cycles as f64 / part) as u64));
+    let prices = vec![Price { memory: Some(memory), ..Price::even(cycles) }];
+    Source { prices, arrivals, ..Source::new(path(id as PathId, 1), 0) }
+}
+
+/// Each path as a worker that has it alone finds it, and where it is placed when it wants such a part of a core.
+fn placed(part: f64, cores: &[Core]) -> [CoreId; 4] {
+    let load = |id: usize| {
+        let (outcomes, scheduler) =
+            SAMPLED.run(scheduler(), &[source(id, PATHS[id], Some(part))], CYCLES).unwrap();
+        let cost = scheduler.accounts().next().unwrap().cost;
+        let pps = outcomes[0].packets * (HZ / CYCLES);
+        Load { id: id as PathId, pps, cost, weight: 1.0, node: None, allowed: None }
+    };
+    let placement = place(&[load(0), load(1), load(2), load(3)], cores, HZ, &BTreeMap::new());
+    [0, 1, 2, 3].map(|id| placement.core[&id])
+}
+
+fn core(id: CoreId, physical: u16) -> Core {
+    Core { id, node: 0, physical, workloads: 0, other: 0.0 }
+}
+
+/// Bytes of memory that both cores take, where the first two paths have packets for such a part of a core, or always.
+fn memory(placed: [CoreId; 4], parts: [Option<f64>; 4]) -> f64 {
+    let of_core = |core| {
+        let there = (0..4).filter(|id| placed[*id] == core);
+        let sources: Vec<Source> = there.map(|id| source(id, PATHS[id], parts[id])).collect();
+        outcomes(&SAMPLED, &sources, CYCLES).iter().map(|outcome| outcome.memory).sum::<u64>()
+    };
+    (of_core(0) + of_core(1)) as f64
+}
+
+/// Fig. 19: with alike paths on a core it takes the same memory whoever of them has work (principle 1).
+#[test]
+fn a_placement_keeps_the_memory_use_of_cores() {
+    let alike = placed(0.42, &[core(0, 0), core(1, 1)]);
+    assert_eq!((alike[0], alike[1]), (alike[2], alike[3]));
+    assert_ne!(alike[0], alike[1]);
+    let unlike = [0, 0, 1, 1];
+    let all = [None; 4];
+    // One of each has work for a fifth of a core only, and the others take what is left.
+    let few = [Some(0.2), None, None, Some(0.2)];
+    let change = |placed| memory(placed, few) / memory(placed, all);
+    assert!((change(alike) - 1.0).abs() < 0.03, "{}", change(alike));
+    let few = [Some(0.2), None, Some(0.2), None];
+    let change = memory(unlike, few) / memory(unlike, all);
+    assert!(change > 1.3, "{change}");
+}
+
+/// What a packet takes beside those of another path, on the sibling: what both want at a time, one waits for. A byte of memory is a cycle of waiting; in the
+/// others a path computes.
+fn beside([cycles, memory]: [u64; 2], [other, its_memory]: [u64; 2]) -> [u64; 2] {
+    let waits = its_memory as f64 / other as f64;
+    let computing = (cycles - memory) as f64 * (2.0 - waits);
+    [(computing + memory as f64 * (1.0 + waits)) as u64, memory]
+}
+
+/// Fig. 20: siblings with unlike paths get more done (principle 2); there IPsec 1.3 times as much, and RTR 1.12 times.
+#[test]
+fn a_placement_has_siblings_do_more() {
+    // Siblings are 0, 2 and 1, 3.
+    let siblings = placed(0.8, &[core(0, 0), core(1, 1), core(2, 0), core(3, 1)]);
+    let done = |placed: [CoreId; 4]| -> [u64; 4] {
+        std::array::from_fn(|id| {
+            let sibling = (0..4).find(|other| placed[*other] == (placed[id] + 2) % 4).unwrap();
+            let source = source(id, beside(PATHS[id], PATHS[sibling]), None);
+            outcomes(&SAMPLED, &[source], CYCLES)[0].packets
+        })
+    };
+    let (placed, alike) = (done(siblings), done([0, 1, 2, 3]));
+    for (more, less) in placed.iter().zip(alike) {
+        assert!(*more as f64 > 1.3 * less as f64, "{siblings:?}: {placed:?}, alike ones together {alike:?}");
+    }
+}
