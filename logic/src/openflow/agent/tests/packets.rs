@@ -161,7 +161,7 @@ fn what_is_left_of_a_path_takes_its_paths_word() {
     let path = |name: &str, drops| PathInfo { path: PathPort { name: name.into(), drops }, has_worker: true };
     b.agent.set_paths(vec![path("up", false), path("drop", true)]);
     b.open(1, OpenFlow13);
-    let mut left = |b: &mut Bench| {
+    let left = |b: &mut Bench| {
         let notice =
             Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes: 42, metadata: 0 };
         b.agent.notice(notice, &frame(9), 1_000_000 * b.now_ms);
