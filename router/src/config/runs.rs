@@ -108,7 +108,8 @@ mod tests {
             ("sample_every = \"20\"", ["workers.sample_every: not of the right type", "sample_every = 20"]),
             ("longest_run = \"9us\"", ["workers.longest_run: \"9us\"", run]),
             ("longest_run = \"1001us\"", ["workers.longest_run: \"1001us\"", run]),
-            ("longest_run = \"1ms\"", ["workers.longest_run: \"1ms\"", run]),
+            ("longest_run = \"100\"", ["workers.longest_run: \"100\"", run]),
+            ("longest_run = \"100ms\"", ["workers.longest_run: \"100ms\"", run]),
             ("longest_run = 100", ["workers.longest_run: not of the right type", "longest_run = \"100us\""]),
         ] {
             for read in both(&format!("[workers]\n{line}")) {

@@ -58,7 +58,10 @@ impl<T: Send> Drop for Locker<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::{sync::Arc, thread};
+    use std::{
+        sync::{Arc, Barrier},
+        thread,
+    };
 
     #[test]
     fn what_is_in_it_is_taken_once_and_dropped_with_it() {
@@ -77,10 +80,13 @@ mod tests {
     /// Two that want it at any moment: each time one of them has it, and sees all that was done before.
     #[test]
     fn one_of_two_has_it() {
-        const ROUNDS: u64 = 20_000;
+        const ROUNDS: u64 = 5_000_000;
         let locker = Locker::default();
         locker.put(Box::new(0_u64));
+        // Without it one would be through before the other is there.
+        let both = Barrier::new(2);
         let counts = || {
+            both.wait();
             (0..ROUNDS).map(|_| {
                 let Some(mut count) = locker.take() else { return 0 };
                 *count += 1;

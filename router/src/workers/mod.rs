@@ -183,7 +183,7 @@ impl Workers {
                 locked(&control).take_over_silent();
             }
         };
-        let watches = move || watch.run(patience, || of.strong_count() > 0, take_over);
+        let watches = move || watch.run(patience, std::thread::sleep, || of.strong_count() > 0, take_over);
         std::thread::Builder::new().name("watch".into()).spawn(watches).context("starting a thread")?;
         Ok(Workers { control })
     }

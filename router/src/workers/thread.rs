@@ -88,22 +88,12 @@ impl Thread {
         watch: &Watch,
         make: impl FnOnce(Arc<Bell>, Arc<Locker<Goods>>) -> Result<Inner> + Send + 'static,
     ) -> Result<Thread> {
-        let desk = Arc::new(Desk {
-            core,
-            bell: Arc::new(Bell::new().context("a worker's bell")?),
-            epoch: Arc::default(),
-            called: AtomicBool::new(false),
-            ends: AtomicBool::new(false),
-            commands: Mutex::default(),
-            thread: OnceLock::new(),
-            standing: if away { Standing::begins_away() } else { Standing::default() },
-            locker: Arc::default(),
-        });
+        let desk = Arc::new(Desk::new(core, away)?);
         let cores = away.then(|| watch.elsewhere(core)).transpose()?;
         let (started, starts) = sync_channel(1);
         let its = desk.clone();
         let thread = thread::Builder::new().name(format!("worker/{core}")).spawn(move || {
-            let _ = its.thread.set(gettid());
+            its.begin();
             match cores
                 .map_or_else(|| pin(core), |cores| Ok(sched_setaffinity(None, &cores)?))
                 .and_then(|()| be_nice(core, nice))
@@ -229,6 +219,26 @@ impl Thread {
 }
 
 impl Desk {
+    /// Of a worker that sleeps; `away` as in [`Thread::start`].
+    pub fn new(core: CoreId, away: bool) -> Result<Desk> {
+        Ok(Desk {
+            core,
+            bell: Arc::new(Bell::new().context("a worker's bell")?),
+            epoch: Arc::default(),
+            called: AtomicBool::new(false),
+            ends: AtomicBool::new(false),
+            commands: Mutex::default(),
+            thread: OnceLock::new(),
+            standing: if away { Standing::begins_away() } else { Standing::default() },
+            locker: Arc::default(),
+        })
+    }
+
+    /// The calling thread is the worker's.
+    pub fn begin(&self) {
+        let _ = self.thread.set(gettid());
+    }
+
     /// Its own.
     pub fn thread(&self) -> Option<Pid> {
         self.thread.get().copied()

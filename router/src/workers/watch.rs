@@ -98,12 +98,18 @@ impl Watch {
         Ok(all)
     }
 
-    /// Looks as long as `goes_on`; `is_still` is told while a worker is, from 15 looks on.
-    pub fn run(&self, patience: Duration, goes_on: impl Fn() -> bool, is_still: impl Fn()) {
+    /// Looks as long as `goes_on`, and lets `sleep` pass the time between; `is_still` is told while a worker is, from 15 looks on.
+    pub fn run(
+        &self,
+        patience: Duration,
+        sleep: impl Fn(Duration),
+        goes_on: impl Fn() -> bool,
+        is_still: impl Fn(),
+    ) {
         let (look, mut probes) = (patience / LOOKS, BTreeMap::new());
         while goes_on() {
             let begun = Instant::now();
-            thread::sleep(look);
+            sleep(look);
             if begun.elapsed() > 2 * look {
                 continue;
             }
@@ -167,7 +173,7 @@ impl Probe {
         let its = known.clone();
         let probes = move || {
             if sched_setaffinity(None, &only(core)).is_ok() {
-                its.store(sleeps_well(&of, nap), Release);
+                its.store(sleeps_well(&of, nap, thread::sleep), Release);
             }
         };
         if let Err(error) = thread::Builder::new().name(format!("probe/{core}")).spawn(probes) {
@@ -182,11 +188,11 @@ impl Probe {
 }
 
 /// Returns when it did; false: nobody wants to know any more.
-fn sleeps_well(of: &Weak<Desk>, nap: Duration) -> bool {
+fn sleeps_well(of: &Weak<Desk>, nap: Duration, sleep: impl Fn(Duration)) -> bool {
     let mut well = 0;
     while well < NAPS {
         let begun = Instant::now();
-        thread::sleep(nap);
+        sleep(nap);
         well = if begun.elapsed() < 2 * nap { well + 1 } else { 0 };
         if of.strong_count() == 0 {
             return false;
@@ -198,6 +204,20 @@ fn sleeps_well(of: &Weak<Desk>, nap: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{cell::Cell, sync::mpsc::channel};
+
+    fn desk(core: CoreId) -> Arc<Desk> {
+        Arc::new(Desk::new(core, false).unwrap())
+    }
+
+    fn cores(set: &CpuSet) -> Vec<CoreId> {
+        (0..CpuSet::MAX_CPU as CoreId).filter(|core| set.is_set((*core).into())).collect()
+    }
+
+    /// Where a thread may run, this one or a desk's.
+    fn allowed(desk: Option<&Desk>) -> Vec<CoreId> {
+        cores(&sched_getaffinity(desk.and_then(Desk::thread)).unwrap())
+    }
 
     #[test]
     fn who_is_to_move_and_does_not_is_still() {
@@ -211,5 +231,138 @@ mod tests {
         assert!(!standing.is_still());
         assert!(looks(6, true) == LOOKS && standing.is_still());
         assert!(looks(7, true) == 0 && !standing.is_still());
+    }
+
+    #[test]
+    fn elsewhere_is_with_all_workers_or_anywhere() {
+        let (watch, desks) = (Watch::default(), [5, 7].map(desk));
+        let elsewhere = |home| cores(&watch.elsewhere(home).unwrap());
+        watch.add(desks[0].clone());
+        let mut anywhere = allowed(None);
+        anywhere.extend((!anywhere.contains(&5)).then_some(5));
+        anywhere.sort_unstable();
+        assert_eq!(elsewhere(5), anywhere, "there are no others");
+        watch.add(desks[1].clone());
+        assert_eq!([elsewhere(5), elsewhere(7)], [[5, 7]; 2]);
+        assert_eq!(elsewhere(9), [5, 7, 9]);
+        watch.remove(&desks[0]);
+        assert_eq!(elsewhere(9), [7, 9]);
+    }
+
+    #[test]
+    fn who_stands_still_runs_elsewhere_until_its_core_is_free() {
+        const NAP: Duration = Duration::from_millis(50);
+        let (watch, anywhere) = (Watch::default(), allowed(None));
+        let home = anywhere[0];
+        let desk = desk(home);
+        watch.add(desk.clone());
+        thread::scope(|scope| {
+            let ((to, begun), (_ends, end)) = (channel(), channel::<()>());
+            let its = desk.clone();
+            scope.spawn(move || {
+                its.begin();
+                to.send(sched_setaffinity(None, &only(home))).unwrap();
+                let _ = end.recv();
+            });
+            begun.recv().unwrap().unwrap();
+            desk.epoch.turn_over();
+            let mut probes = BTreeMap::new();
+            // A probe of the first time says nothing the second time.
+            (0..2).for_each(|_| away_and_home(&watch, &desk, NAP, &mut probes, &anywhere));
+        });
+    }
+
+    fn away_and_home(
+        watch: &Watch,
+        desk: &Arc<Desk>,
+        nap: Duration,
+        probes: &mut BTreeMap<i32, Probe>,
+        anywhere: &[CoreId],
+    ) {
+        let here = || allowed(Some(desk));
+        let mut look = |moves: bool| {
+            if moves {
+                desk.epoch.pass();
+            }
+            (watch.look_at(desk, nap, probes), probes.len())
+        };
+        assert_eq!(look(true), (0, 0));
+        (1..ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 0)));
+        assert_eq!(here(), [desk.core]);
+        assert_eq!(look(false), (ELSEWHERE, 0));
+        assert_eq!(here(), anywhere);
+        assert_eq!(look(false), (ELSEWHERE + 1, 0), "it does not get on there either");
+        let begun = Instant::now();
+        (0..TOLD).for_each(|_| assert_eq!(look(true), (0, 1)));
+        assert!(!desk.standing.has_no_core());
+        look(true);
+        assert!(desk.standing.has_no_core());
+        (1..=ELSEWHERE).for_each(|n| assert_eq!(look(false), (n, 1)));
+        assert!(desk.standing.has_no_core(), "whether it stands still there or not");
+        assert_eq!(here(), anywhere);
+        while desk.standing.away.load(Acquire) {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            thread::sleep(nap / 10);
+            look(true);
+        }
+        assert!(begun.elapsed() >= nap * NAPS);
+        assert_eq!(here(), [desk.core]);
+        assert!(!desk.standing.has_no_core() && probes.is_empty());
+    }
+
+    #[test]
+    fn who_begins_elsewhere_comes_home() {
+        let (watch, home, begun) = (Watch::default(), allowed(None)[0], Instant::now());
+        let desk = Arc::new(Desk::new(home, true).unwrap());
+        watch.add(desk.clone());
+        desk.begin();
+        desk.epoch.turn_over();
+        let is_away = || {
+            desk.epoch.pass();
+            desk.standing.away.load(Acquire) && begun.elapsed() < Duration::from_secs(60)
+        };
+        watch.run(Duration::from_millis(5) * LOOKS, thread::sleep, is_away, || panic!("it gets on"));
+        assert_eq!(allowed(None), [home]);
+    }
+
+    #[test]
+    fn who_stands_still_for_long_is_told_but_not_of_a_machine_that_did() {
+        const LOOK: Duration = Duration::from_millis(2);
+        let (watch, awake) = (Watch::default(), desk(1));
+        watch.add(awake.clone());
+        watch.add(desk(2));
+        awake.epoch.turn_over();
+        let still = || awake.standing.still.load(Acquire);
+        let count = |counter: &Cell<u32>| counter.replace(counter.get() + 1);
+        let looks = Cell::new(0);
+        watch.run(
+            LOOK * LOOKS,
+            |look| thread::sleep(3 * look),
+            || count(&looks) < 2 * LOOKS,
+            || panic!("it came late"),
+        );
+        assert_eq!(still(), 0);
+        let told = Cell::new(0);
+        // The first look sees where it is.
+        watch.run(
+            LOOK * LOOKS,
+            thread::sleep,
+            || told.get() < 2,
+            || assert_eq!(still(), LOOKS + count(&told)),
+        );
+        assert_eq!((still(), told.get()), (LOOKS + 1, 2));
+    }
+
+    #[test]
+    fn a_core_is_free_where_all_naps_in_a_row_end_in_time() {
+        const NAP: Duration = Duration::from_millis(5);
+        let (desk, naps) = (desk(1), Cell::new(0));
+        let sleep = |nap| {
+            naps.set(naps.get() + 1);
+            thread::sleep(if naps.get() == NAPS / 2 { 3 * nap } else { nap });
+        };
+        assert!(sleeps_well(&Arc::downgrade(&desk), NAP, sleep));
+        assert!(naps.get() >= NAPS / 2 + NAPS, "{naps:?}");
+        assert!(!sleeps_well(&Weak::new(), NAP, thread::sleep), "the worker has ended");
     }
 }

@@ -158,19 +158,26 @@ fn what_the_kernel_plane_leaves_is_done_here() {
 #[test]
 fn what_is_left_of_a_path_takes_its_paths_word() {
     let mut b = bench(settings());
+    let path = |name: &str, drops| PathInfo { path: PathPort { name: name.into(), drops }, has_worker: true };
+    b.agent.set_paths(vec![path("up", false), path("drop", true)]);
     b.open(1, OpenFlow13);
-    let path = |name: &str, drops| PathPort { name: name.into(), drops };
-    b.agent.flows().set_paths(vec![path("up", false), path("drop", true)]);
+    let left = |b: &mut Bench| {
+        let notice =
+            Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes: 42, metadata: 0 };
+        b.agent.notice(notice, &frame(9), 1_000_000 * b.now_ms);
+        b.done()
+    };
     for (rule, expected) in [
         ("in_port=1,actions=output:65024", vec![Other(Effect::Normal { in_port: Port(1), frame: frame(9) })]),
         ("in_port=1,actions=output:65025", vec![]),
     ] {
         b.say(1, 0, &add(rule));
-        let notice =
-            Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes: 42, metadata: 0 };
-        b.agent.notice(notice, &frame(9), 1_000_000 * b.now_ms);
-        assert_eq!(b.done(), expected, "{rule}");
+        assert_eq!(left(&mut b), expected, "{rule}");
     }
+    // Its path is gone, and nobody's word holds.
+    b.agent.set_paths(vec![path("up", false)]);
+    b.done();
+    assert_eq!(left(&mut b), []);
 }
 
 fn packet_out(in_port: Port, actions: &str, data: &[u8]) -> Message {

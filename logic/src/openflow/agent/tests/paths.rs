@@ -59,9 +59,13 @@ fn paths_are_among_the_ports_and_told_when_they_come_change_and_go() {
         assert_eq!(b.done(), [status(PortReason::Add, &a(false)), status(PortReason::Add, &long(true))]);
         let all = [&real[..], &[a(false), long(true)]].concat();
         assert_eq!(ports_of(&mut b, version), all);
-        // Nothing is new.
-        b.agent.set_paths(vec![path("a", false), path("0123456789abc", true)]);
-        assert_eq!(b.done(), []);
+        // Nothing is new, nor does what becomes of packets that a path leaves change its port.
+        for drops in [false, true] {
+            let (mut a, other) = (path("a", false), path("0123456789abc", true));
+            a.path.drops = drops;
+            b.agent.set_paths(vec![a, other]);
+            assert_eq!(b.done(), []);
+        }
         b.agent.set_paths(vec![path("a", true), path("0123456789abc", false)]);
         let told = [status(PortReason::Modify, &a(true)), status(PortReason::Modify, &long(false))];
         assert_eq!(b.done(), told);
@@ -85,7 +89,16 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
         let (actions, data) = (vec![Action::output(to)], vec![7; 60]);
         Message::PacketOut(PacketOut { buffer: None, in_port, actions, data })
     };
-    let down = PortConfig::DOWN;
+    let answers = |version, message: &Message, expected: Option<(u16, u16)>| {
+        let mut b = bench(settings());
+        b.agent.set_paths(vec![path("a", true)]);
+        b.open(1, version);
+        b.say(1, 3, message);
+        let encoded = encoded(version, 3, message);
+        let answer = expected.map(|(kind, code)| Said(1, 3, error(kind, code, &encoded)));
+        assert_eq!(b.done(), Vec::from_iter(answer), "{version:?} {message:?}");
+    };
+    let (down, no_flood) = (PortConfig::DOWN, PortConfig::NO_FLOOD);
     for (message, of_10, of_13) in [
         (port_mod([0; 6], 0, 0, 0), None, None),
         (port_mod([0; 6], 0, down, 0), None, None),
@@ -96,15 +109,12 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
         (packet_out(FIRST, Port(2)), Some((2, 4)), Some((1, 11))),
     ] {
         for (version, expected) in [(OpenFlow10, of_10), (OpenFlow13, of_13)] {
-            let mut b = bench(settings());
-            b.agent.set_paths(vec![path("a", true)]);
-            b.open(1, version);
-            b.say(1, 3, &message);
-            let encoded = encoded(version, 3, &message);
-            let answer = expected.map(|(kind, code)| Said(1, 3, error(kind, code, &encoded)));
-            assert_eq!(b.done(), Vec::from_iter(answer), "{version:?} {message:?}");
+            answers(version, &message, expected);
         }
     }
+    // That ALL and FLOOD do not go there is a setting in 1.0, which is as it is.
+    answers(OpenFlow10, &port_mod([0; 6], no_flood, no_flood, 0), None);
+    answers(OpenFlow10, &port_mod([0; 6], 0, no_flood, 0), Some((1, 5)));
     // Nor by ALL or FLOOD.
     let mut b = bench(settings());
     b.agent.set_paths(vec![path("a", true)]);
@@ -130,9 +140,14 @@ fn what_paths_were_given_is_among_the_statistics_of_ports() {
             let reply = StatsReply::Port(wanted.into_iter().map(port_stats).collect());
             assert_eq!(b.done(), [Said(1, 3, Message::StatsReply { reply, more: false })]);
         }
+        b.say(1, 3, &Message::StatsRequest(StatsRequest::Queue { port: FIRST, queue: None }));
+        let reply = StatsReply::Queue(vec![]);
+        assert_eq!(b.done(), [Said(1, 3, Message::StatsReply { reply, more: false })]);
         // There is no second path.
-        b.say(1, 3, &Message::StatsRequest(StatsRequest::Port(SECOND)));
-        assert!(matches!(&b.done()[..], [Said(1, 3, Message::Error(_))]));
+        for of_second in [StatsRequest::Port(SECOND), StatsRequest::Queue { port: SECOND, queue: None }] {
+            b.say(1, 3, &Message::StatsRequest(of_second));
+            assert!(matches!(&b.done()[..], [Said(1, 3, Message::Error(_))]));
+        }
         b.say(1, 3, &Message::QueueConfigRequest { port: FIRST });
         let none = Message::QueueConfigReply { port: FIRST, queues: vec![] };
         assert_eq!(b.done(), [Said(1, 3, none)]);
