@@ -114,11 +114,9 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{Check, Count, Forward, Rewrite, Route, Ttl},
+        super::{Check, Count, Forward, Ttl, tests::World},
         *,
     };
-    use crate::memory::{Capacity, HeapMemory};
-    use std::sync::Arc;
 
     fn together(elements: Vec<Box<dyn Element>>) -> Vec<usize> {
         Chain::new(elements).unwrap().links.iter().map(|link| link.together).collect()
@@ -126,23 +124,16 @@ mod tests {
 
     #[test]
     fn the_four_of_a_router_are_joined_wherever_they_follow_one_another() {
-        let capacity = Capacity {
-            fib_blocks: 1,
-            fib_tails: 1,
-            nexthops: 1,
-            neighbour_buckets: 1,
-            interface_buckets: 1,
-            routers: 1,
+        let world = World::new();
+        // Counts in front of these elements of a router's four.
+        let counted = |at: &[usize]| {
+            let mut elements = world.router();
+            at.iter().rev().for_each(|at| elements.insert(*at, Box::new(Count::default())));
+            together(elements)
         };
-        let memory = Arc::new(HeapMemory::new(capacity));
-        let (route, count) = (|| Box::new(Route::new(memory.clone())), || Box::new(Count::default()));
-        assert_eq!(together(vec![Box::new(Check), route(), Box::new(Ttl), Box::new(Rewrite)]), [4, 1, 1, 1]);
-        let counted: Vec<Box<dyn Element>> =
-            vec![count(), Box::new(Check), route(), Box::new(Ttl), Box::new(Rewrite), count()];
-        assert_eq!(together(counted), [1, 4, 1, 1, 1, 1]);
-        let between: Vec<Box<dyn Element>> =
-            vec![Box::new(Check), route(), count(), Box::new(Ttl), Box::new(Rewrite)];
-        assert_eq!(together(between), [1; 5]);
+        assert_eq!(counted(&[]), [4, 1, 1, 1]);
+        assert_eq!(counted(&[0, 4]), [1, 4, 1, 1, 1, 1]);
+        assert_eq!(counted(&[2]), [1; 5]);
         assert_eq!(together(vec![Box::new(Check), Box::new(Ttl), Box::new(Forward::new(1))]), [1; 3]);
     }
 }

@@ -36,7 +36,7 @@ const HEAD: usize = 96;
 const TAIL: usize = 64;
 
 /// One router: interface 1 on port 1, 2 on port 2, 3 with VLAN 100 on port 3, 4 with two tags on port 3, 5 on port 9, which cannot transmit.
-struct World {
+pub(super) struct World {
     tables: Tables<Arc<HeapMemory>>,
     /// All that the tables were told.
     plan: Vec<Op>,
@@ -86,7 +86,7 @@ const ROUTES: [(&str, InterfaceId, Option<&str>, u32); 13] = [
 ];
 
 impl World {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let memory = Arc::new(HeapMemory::new(Capacity {
             fib_blocks: 600,
             fib_tails: 300,
@@ -133,7 +133,7 @@ impl World {
         self.tables.memory().clone()
     }
 
-    fn router(&self) -> Vec<Box<dyn Element>> {
+    pub(super) fn router(&self) -> Vec<Box<dyn Element>> {
         vec![Box::new(Check), Box::new(Route::new(self.memory())), Box::new(Ttl), Box::new(Rewrite)]
     }
 }
