@@ -173,8 +173,11 @@ fn queues_are_packed_and_put_back() {
         assert!(row("DECISIONS").len() == 9 && top.contains("is given back"), "{top}");
         // Every queue that was elsewhere has its event.
         let events = bed.json(&["events"]).unwrap();
-        assert_eq!(events.as_array().unwrap().len(), 2, "{events}");
-        for event in events.as_array().unwrap() {
+        // On a machine that paused, one may have looked busy for a moment: that it stays is told as well.
+        let moves: Vec<&Value> =
+            events.as_array().unwrap().iter().filter(|event| event["from"] != event["to"]).collect();
+        assert_eq!(moves.len(), 2, "{events}");
+        for event in moves {
             assert_eq!(event["to"], serde_json::json!([core]), "{event}");
             assert!(event["why"].as_str().unwrap().contains("is given back"), "{event}");
         }
