@@ -120,7 +120,7 @@ impl World {
                 let text = &mut frame[at..at + text + TAG];
                 of_batch.push(Job { nonce: bytes, aad: bytes, aad_bytes: 12, is_right: false, text });
             }
-            self.aead.seal(&mut of_batch);
+            assert!(self.aead.seal(&mut of_batch));
             if open {
                 self.aead.open(&mut of_batch);
             }

@@ -28,15 +28,15 @@ const AHEAD: usize = 2;
 /// Packets in the order of arrival, lent by their worker: the n-th that was pushed is the n-th of [`Batch::packets`].
 pub struct Batch<'a> {
     packets: Vec<Packet<'a>>,
-    /// How many have no verdict.
-    going: usize,
+    /// How many have a verdict.
+    ended: usize,
     /// The element that runs is in front of one that encrypts.
     is_guarded: bool,
 }
 
 impl Default for Batch<'_> {
     fn default() -> Self {
-        Batch { packets: Vec::with_capacity(MOST_PACKETS), going: 0, is_guarded: false }
+        Batch { packets: Vec::with_capacity(MOST_PACKETS), ended: 0, is_guarded: false }
     }
 }
 
@@ -47,7 +47,7 @@ impl<'a> Batch<'a> {
         self.packets.clear();
         // Collected in place: the memory of a vector is kept by one of things of the same size.
         let packets = self.packets.into_iter().map_while(|_| None).collect();
-        Batch { packets, going: 0, is_guarded: false }
+        Batch { packets, ended: 0, is_guarded: false }
     }
 
     /// Lends a frame whose data is `length` bytes from `start` on.
@@ -66,7 +66,6 @@ impl<'a> Batch<'a> {
             return Err(NotAFrame::Bounds);
         }
         self.packets.push(Packet::new(frame, start, length, ingress));
-        self.going += 1;
         Ok(())
     }
 
@@ -79,7 +78,7 @@ impl<'a> Batch<'a> {
     /// How many have no verdict.
     #[inline]
     pub fn going(&self) -> usize {
-        self.going
+        self.packets.len() - self.ended
     }
 
     /// From here on elements in front of one that encrypts run, or no longer.
@@ -97,8 +96,8 @@ impl<'a> Batch<'a> {
     /// The chain has ended: the rest leave by their exits.
     #[inline]
     pub(super) fn leave(&mut self, counters: &mut Counters) {
-        counters.leave(self.going);
-        self.going = 0;
+        counters.leave(self.going());
+        self.ended = self.packets.len();
     }
 
     /// Shows each packet that has no verdict, in order; a verdict it is given is its last, and counted.
@@ -123,7 +122,7 @@ impl<'a> Batch<'a> {
             if let Some((element, verdict)) = step(packet) {
                 end(packet, verdict, self.is_guarded, counters[element]);
                 given[element] += 1;
-                self.going -= 1;
+                self.ended += 1;
             }
         }
         given
@@ -146,23 +145,30 @@ impl<'a> Batch<'a> {
                 && let Some(verdict) = step(packet)
             {
                 end(packet, verdict, self.is_guarded, counters);
-                self.going -= 1;
+                self.ended += 1;
             }
         }
     }
 
     /// As [`Batch::each`], for work on many packets at once: what the step makes of a packet may hold on to it, which is then given back
-    /// only with a verdict.
+    /// only with a verdict. Before each step the places are asked for where headers and trailer of a packet [`AHEAD`] places behind it are, or will be.
     #[inline]
     pub(super) fn gather<'b>(
         &'b mut self,
         counters: &mut Counters,
         mut step: impl FnMut(&'b mut Packet<'a>) -> Option<(&'b mut Packet<'a>, Verdict)>,
     ) {
-        for packet in self.packets.iter_mut().filter(|packet| packet.verdict.is_none()) {
-            if let Some((packet, verdict)) = step(packet) {
+        let mut rest = &mut self.packets[..];
+        while let Some((packet, behind)) = rest.split_first_mut() {
+            if let Some(next) = behind.get(AHEAD - 1) {
+                next.ask_for_ends();
+            }
+            rest = behind;
+            if packet.verdict.is_none()
+                && let Some((packet, verdict)) = step(packet)
+            {
                 end(packet, verdict, self.is_guarded, counters);
-                self.going -= 1;
+                self.ended += 1;
             }
         }
     }

@@ -354,9 +354,9 @@ fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
     let (text, end) = (usize::from(found.text), usize::from(found.tag) + TAG);
     let behind = packet.data_mut().get_mut(text.wrapping_sub(esp::IV)..end);
     match behind.and_then(|behind| behind.split_first_chunk_mut()) {
-        Some((iv, text)) => sa.jobs.job(*iv, found.number, text),
+        Some((iv, text)) => sa.jobs.of_batch().job(*iv, found.number, text),
         // Of no text no tag is right.
-        None => sa.jobs.job([0; esp::IV], found.number, &mut []),
+        None => sa.jobs.of_batch().job([0; esp::IV], found.number, &mut []),
     }
 }
 

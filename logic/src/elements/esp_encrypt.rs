@@ -97,38 +97,34 @@ impl Element for EspEncrypt {
         let Some(sa) = self.sa.as_deref() else {
             return batch.each(counters, |_| Some(Verdict::Drop(Loss::NoSa)));
         };
-        let mut numbers = sa.sequence.take(batch.going() as u64);
-        let first = numbers.start;
+        let taken = sa.sequence.take(batch.going() as u64);
+        let usual = Tunnel4::new(sa).filter(|_| taken.end - taken.start == batch.going() as u64);
         let mut jobs = emptied(mem::take(&mut self.jobs));
-        let bytes = &mut self.sent.bytes;
-        let usual = Tunnel4::new(sa);
+        let (mut number, mut bytes) = (taken.start, 0);
+        let of_batch = sa.jobs.of_batch();
         batch.gather(counters, |packet| {
             let length = u64::from(packet.headers.bytes);
-            let number = numbers.start;
-            let text = if let Some(usual) = usual.as_ref().filter(|_| !numbers.is_empty())
+            let text = if let Some(usual) = usual.as_ref()
                 && let Some(place) = usual.place(packet)
             {
                 usual.write(packet, &place, number)
             } else {
-                match write(sa, packet, &numbers) {
+                match write(sa, packet, number..taken.end) {
                     Ok(text) => packet.data_mut().get_mut(text..).unwrap_or_default(),
                     Err(loss) => return Some((packet, Verdict::Drop(loss))),
                 }
             };
-            numbers.start += 1;
-            *bytes += length;
-            jobs.push(sa.jobs.job(number.to_be_bytes(), number, text));
+            jobs.push(of_batch.job(number.to_be_bytes(), number, text));
+            number += 1;
+            bytes += length;
             None
         });
-        self.sent.near_end += numbers.start.saturating_sub(first.max(sa.soft + 1));
-        sa.aead.seal(&mut jobs);
-        let sealed = if jobs.iter().all(|job| job.is_right) {
-            None
-        } else {
-            Some(jobs.iter().map(|job| job.is_right).collect::<Vec<_>>())
-        };
+        self.sent.bytes += bytes;
+        self.sent.near_end += number.saturating_sub(taken.start.max(sa.soft + 1));
+        let all = sa.aead.seal(&mut jobs);
+        let sealed = (!all).then(|| jobs.iter().map(|job| job.is_right).collect::<Vec<_>>());
         self.jobs = emptied(jobs);
-        sa.sequence.give_back(numbers);
+        sa.sequence.give_back(number..taken.end);
         if let Some(sealed) = sealed {
             let mut sealed = sealed.into_iter();
             let lost = Some(Verdict::Drop(Loss::NotSealed));
@@ -251,7 +247,7 @@ pub(super) fn addresses(ip: &[u8]) -> Option<(IpAddr, IpAddr)> {
 
 /// Everything but the encryption, with the first of these numbers; where in the data the text begins, which the tag ends.
 #[inline(never)]
-fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: &Range<u64>) -> Result<usize, Loss> {
+fn write(sa: &Outbound, packet: &mut Packet<'_>, numbers: Range<u64>) -> Result<usize, Loss> {
     let layout = layout(sa, packet)?;
     let Layout { ethernet, ip, udp, inner, payload, padding, tos, dont_fragment, .. } = layout;
     let front = ethernet + ip + udp + esp::HEADER + esp::IV;

@@ -327,6 +327,15 @@ impl<'a> Packet<'a> {
         (0..data.len()).step_by(CACHE_LINE).for_each(|at| prefetch_index(data, at));
     }
 
+    /// Has the cache fetch the lines where its data begins and ends, and that in front of it, for headers to come. It is a hint, which changes nothing.
+    #[inline]
+    pub(super) fn ask_for_ends(&self) {
+        let (start, end) = (usize::from(self.start), usize::from(self.end));
+        [start.saturating_sub(CACHE_LINE / 2), start, end]
+            .iter()
+            .for_each(|at| prefetch_index(&*self.frame, *at));
+    }
+
     /// From the IP header to the end of the data; empty if it is not known where that is.
     #[inline]
     pub(super) fn ip(&self) -> &[u8] {

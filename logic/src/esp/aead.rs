@@ -88,6 +88,15 @@ pub(crate) struct Jobs {
     shift: u32,
 }
 
+/// The same, for the packets of one batch: it is a local value, which need not be read anew for each of them, whatever is written in between.
+#[derive(Clone, Copy)]
+pub(crate) struct OfBatch {
+    salt: [u8; SALT],
+    spi: [u8; 4],
+    aad_bytes: u8,
+    shift: u32,
+}
+
 impl Jobs {
     pub(crate) fn new(spi: u32, salt: [u8; SALT], is_extended: bool) -> Self {
         let (aad_bytes, shift) = if is_extended { (12, 0) } else { (8, 32) };
@@ -95,9 +104,16 @@ impl Jobs {
     }
 
     #[inline]
+    pub(crate) fn of_batch(&self) -> OfBatch {
+        OfBatch { salt: *self.salt, spi: self.spi, aad_bytes: self.aad_bytes, shift: self.shift }
+    }
+}
+
+impl OfBatch {
+    #[inline]
     pub(crate) fn job<'t>(&self, iv: [u8; 8], number: u64, text: &'t mut [u8]) -> Job<'t> {
         let (mut nonce, mut aad) = ([0; 12], [0; 12]);
-        nonce[..4].copy_from_slice(&*self.salt);
+        nonce[..4].copy_from_slice(&self.salt);
         nonce[4..].copy_from_slice(&iv);
         aad[..4].copy_from_slice(&self.spi);
         aad[4..].copy_from_slice(&(number << self.shift).to_be_bytes());
@@ -114,8 +130,9 @@ impl fmt::Debug for Job<'_> {
 
 /// A key of some library's. Where a tag is wrong, what is left of the text is nobody's business.
 pub trait Aead: Send + Sync {
-    /// Encrypts the texts, and writes their tags, and says which it did.
-    fn seal(&self, jobs: &mut [Job<'_>]);
+    /// Encrypts the texts, and writes their tags, and says which it did. Was it all of them?
+    #[must_use]
+    fn seal(&self, jobs: &mut [Job<'_>]) -> bool;
     /// Decrypts the texts, and says whether their tags were right.
     fn open(&self, jobs: &mut [Job<'_>]);
 }

@@ -14,11 +14,15 @@ impl Expanded {
 }
 
 impl Aead for Expanded {
-    fn seal(&self, jobs: &mut [Job<'_>]) {
+    fn seal(&self, jobs: &mut [Job<'_>]) -> bool {
+        let mut all = true;
         for job in jobs {
             let aad = Aad::from(job.aad.get(..job.aad_bytes.into()).unwrap_or_default());
             job.is_right = false;
-            let Some((text, tag)) = job.text.split_last_chunk_mut::<TAG>() else { continue };
+            let Some((text, tag)) = job.text.split_last_chunk_mut::<TAG>() else {
+                all = false;
+                continue;
+            };
             let nonce = Nonce::assume_unique_for_key(job.nonce);
             let sealed =
                 self.0.as_ref().and_then(|key| key.seal_in_place_separate_tag(nonce, aad, text).ok());
@@ -28,9 +32,13 @@ impl Aead for Expanded {
                     job.is_right = true;
                 }
                 // Of texts that frames have room for it seals all; what it did not must not leave as it is.
-                None => job.text.fill(0),
+                None => {
+                    job.text.fill(0);
+                    all = false;
+                }
             }
         }
+        all
     }
 
     fn open(&self, jobs: &mut [Job<'_>]) {

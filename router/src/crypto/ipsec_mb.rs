@@ -189,7 +189,7 @@ fn known_answer() -> Result<(), Absent> {
 }
 
 /// One job with a nonce of zeros: was it right?
-fn once(text: &mut [u8], run: impl FnOnce(&mut [Job<'_>])) -> bool {
+fn once<T>(text: &mut [u8], run: impl FnOnce(&mut [Job<'_>]) -> T) -> bool {
     let mut jobs = [Job { nonce: [0; 12], aad: [0; 12], aad_bytes: 0, is_right: false, text }];
     run(&mut jobs);
     jobs[0].is_right
@@ -232,21 +232,24 @@ impl Manager {
         Ok(Manager { raw, free, expand, get_next_burst, submit_burst, jobs, tags })
     }
 
-    /// Runs all, in bursts.
-    fn run(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) {
-        let mut jobs = jobs;
+    /// Runs all, in bursts. Were all done?
+    fn run(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) -> bool {
+        let (mut jobs, mut all) = (jobs, true);
         while !jobs.is_empty() {
-            let done = self.burst(key, direction, jobs);
+            let (done, are_done) = self.burst(key, direction, jobs);
             if done == 0 {
-                return jobs.iter_mut().for_each(undo);
+                jobs.iter_mut().for_each(undo);
+                return false;
             }
+            all &= are_done;
             jobs = &mut jobs[done..];
         }
+        all
     }
 
-    /// Runs the first of these jobs; how many.
+    /// Runs the first of these jobs: how many, and were they done?
     #[inline]
-    fn burst(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) -> usize {
+    fn burst(&mut self, key: &Expanded, direction: u32, jobs: &mut [Job<'_>]) -> (usize, bool) {
         let manager = self.raw.as_ptr();
         let (raw, tags) = (&mut self.jobs, &mut self.tags);
         let wanted = jobs.len().min(MOST_JOBS) as u32;
@@ -294,18 +297,20 @@ impl Manager {
         // SAFETY: the jobs that the manager gave, in its order, all filled in. Jobs of GCM are done when the call returns.
         let done = unsafe { (self.submit_burst)(manager, got as u32, raw.as_mut_ptr()) } as usize;
         if done < got {
-            return 0;
+            return (0, false);
         }
+        let mut all = true;
         for ((raw, job), computed) in raw.iter().zip(jobs).zip(tags).take(got) {
             // SAFETY: a job that came back, in the order in which it was submitted.
             let is_done = unsafe { (**raw).status } == COMPLETED;
             if !is_done || job.text.len() < TAG {
                 undo(job);
+                all = false;
             } else {
                 job.is_right = direction == ENCRYPT || is_equal(job.text, computed);
             }
         }
-        got
+        (got, all)
     }
 }
 
@@ -330,13 +335,13 @@ impl Drop for Manager {
     }
 }
 
-/// With this thread's manager. False: there is none.
-fn with_manager(run: impl FnOnce(&mut Manager)) -> bool {
+/// With this thread's manager. `None`: there is none.
+fn with_manager<T>(run: impl FnOnce(&mut Manager) -> T) -> Option<T> {
     MANAGER.with_borrow_mut(|manager| {
         if manager.is_none() {
             *manager = Manager::new().ok();
         }
-        manager.as_mut().map(run).is_some()
+        manager.as_mut().map(run)
     })
 }
 
@@ -365,13 +370,15 @@ impl Expanded {
             // wants no more alignment.
             unsafe { expand(aes.as_ptr().cast(), words.0.as_mut_ptr().cast()) }
         });
-        if is_done { Ok(Expanded { words, aes_bytes: aes.len() as u64 }) } else { Err(Absent::Wrong) }
+        is_done.map(|()| Expanded { words, aes_bytes: aes.len() as u64 }).ok_or(Absent::Wrong)
     }
 
-    fn run(&self, direction: u32, jobs: &mut [Job<'_>]) {
-        if !with_manager(|manager| manager.run(self, direction, jobs)) {
+    /// Were all done?
+    fn run(&self, direction: u32, jobs: &mut [Job<'_>]) -> bool {
+        with_manager(|manager| manager.run(self, direction, jobs)).unwrap_or_else(|| {
             jobs.iter_mut().for_each(undo);
-        }
+            jobs.is_empty()
+        })
     }
 }
 
@@ -382,10 +389,11 @@ impl Drop for Expanded {
 }
 
 impl Aead for Expanded {
-    fn seal(&self, jobs: &mut [Job<'_>]) {
-        self.run(ENCRYPT, jobs);
+    fn seal(&self, jobs: &mut [Job<'_>]) -> bool {
+        self.run(ENCRYPT, jobs)
     }
     fn open(&self, jobs: &mut [Job<'_>]) {
-        self.run(DECRYPT, jobs);
+        // Each says what it is.
+        let _ = self.run(DECRYPT, jobs);
     }
 }

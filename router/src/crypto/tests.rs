@@ -24,8 +24,7 @@ fn with_salt(aes: &[u8]) -> Key {
 fn sealed(aead: &dyn Aead, nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Vec<u8> {
     let mut text = [text, &[0xee; TAG]].concat();
     let mut jobs = [job(nonce, aad, &mut text)];
-    aead.seal(&mut jobs);
-    assert!(jobs[0].is_right);
+    assert!(aead.seal(&mut jobs) && jobs[0].is_right);
     text
 }
 
@@ -35,6 +34,18 @@ fn opened(aead: &dyn Aead, nonce: [u8; 12], aad: &[u8], text: &[u8]) -> Option<V
     aead.open(&mut jobs);
     let is_right = jobs[0].is_right;
     is_right.then(|| text[..text.len() - TAG].to_vec())
+}
+
+#[test]
+fn what_has_no_room_for_a_tag_is_not_sealed_and_the_rest_are() {
+    for library in libraries() {
+        let aead = library.expand(&with_salt(&[7; 16])).unwrap();
+        let mut texts = [vec![1; TAG + 3], vec![1; TAG - 1], vec![1; TAG + 3]];
+        let mut jobs: Vec<_> = texts.iter_mut().map(|text| job([3; 12], &[4; 12], text)).collect();
+        assert!(!aead.seal(&mut jobs), "{library}");
+        assert_eq!(jobs.iter().map(|job| job.is_right).collect::<Vec<_>>(), [true, false, true], "{library}");
+        assert!(aead.seal(&mut []), "{library}");
+    }
 }
 
 fn job<'t>(nonce: [u8; 12], aad: &[u8], text: &'t mut [u8]) -> Job<'t> {
@@ -135,7 +146,7 @@ fn libraries_agree_in_bursts() {
                     job(nonces[n], &aads[n][..length(n)], &mut frame[1..end])
                 })
                 .collect();
-            aead.seal(&mut jobs);
+            assert!(aead.seal(&mut jobs), "{library}");
             for (n, text) in plain.iter().enumerate() {
                 let expected =
                     [&[7], &oracle(&aes, nonces[n], &aads[n][..length(n)], text)[..], &[9; 3]].concat();

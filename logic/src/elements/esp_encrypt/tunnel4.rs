@@ -24,10 +24,10 @@ const DONT_FRAGMENT: u8 = 0x40;
 
 /// What the packets of a batch have in common.
 pub(super) struct Tunnel4<'s> {
-    /// All from the outer IP header on, but for what differs.
-    template: [u8; OUTER],
-    /// Of its IP header, in words as they are in memory: a sum of ones' complement is the same in any order of bytes (RFC 1071 section 2 B).
-    sum: u32,
+    /// The outer IP header and the SPI, but for what differs; the first byte lowest.
+    template: [u64; 3],
+    /// Of that header, in words of that order: a sum of ones' complement is the same in any order of bytes (RFC 1071 section 2 B).
+    sum: u64,
     /// DF is that of the inner packet, if it is in this mask, and what is set here.
     copied: u8,
     set: u8,
@@ -51,12 +51,13 @@ impl<'s> Tunnel4<'s> {
     /// `None`: the SA is another.
     pub(super) fn new(sa: &'s Outbound) -> Option<Self> {
         let (Mode::Tunnel, None, Ends::V4 { remote, .. }) = (sa.mode, sa.udp, sa.ends) else { return None };
-        let mut template = [0; OUTER];
-        let (ip, rest) = template.split_first_chunk_mut::<IPV4>()?;
+        let mut template = [0; IPV4 + 4];
+        let (ip, spi) = template.split_first_chunk_mut::<IPV4>()?;
         *ip = *sa.outer.ipv4()?;
-        *rest.first_chunk_mut()? = sa.spi.to_be_bytes();
-        let (words, _) = ip.as_chunks();
-        let sum = words.iter().map(|word| u32::from(u16::from_ne_bytes(*word))).sum();
+        let sum = ip.as_chunks().0.iter().map(|word| u64::from(u32::from_le_bytes(*word))).sum();
+        spi.copy_from_slice(&sa.spi.to_be_bytes());
+        let [first, second, third] = template.as_chunks().0 else { return None };
+        let template = [first, second, third].map(|word| u64::from_le_bytes(*word));
         let (copied, set) = match sa.outer.dont {
             Dont::Copy => (DONT_FRAGMENT, 0),
             Dont::Set => (0, DONT_FRAGMENT),
@@ -109,23 +110,28 @@ impl<'s> Tunnel4<'s> {
         let macs: [u8; 12] = outer[OUTER - ETHERNET..].first_chunk().copied().unwrap_or_default();
         ethernet[..12].copy_from_slice(&macs);
         ethernet[12..].copy_from_slice(&[0x08, 0x00]);
-        *outer = self.template;
-        // As it is in memory; the identification are its last two bytes.
-        let iv = number.to_be();
         let flags = dont_fragment & self.copied | self.set;
-        let (first, second) = (u16::from_ne_bytes([0, tos]), total.to_be());
-        let [id, flags] = [(iv >> 48) as u16, u16::from_ne_bytes([flags, 0])];
-        let sum = [first, second, id, flags].into_iter().fold(self.sum, |sum, word| sum + u32::from(word));
-        // A sum of fewer than 2^16 words carries twice at most.
-        let sum = (sum & 0xffff) + (sum >> 16);
-        let sum = sum + (sum >> 16);
-        outer[1] = tos;
-        outer[2..4].copy_from_slice(&second.to_ne_bytes());
-        outer[4..6].copy_from_slice(&id.to_ne_bytes());
-        outer[6..8].copy_from_slice(&flags.to_ne_bytes());
-        outer[10..12].copy_from_slice(&(!sum as u16).to_ne_bytes());
-        outer[IPV4 + 4..IPV4 + 8].copy_from_slice(&((iv >> 32) as u32).to_ne_bytes());
-        outer[IPV4 + 8..].copy_from_slice(&iv.to_ne_bytes());
+        let differs = u64::from(tos) << 8
+            | u64::from(total.swap_bytes()) << 16
+            | u64::from((number as u16).swap_bytes()) << 32
+            | u64::from(flags) << 48;
+        let [first, second, third] = self.template;
+        let (first, checksum) = (first | differs, self.checksum(differs));
+        let second = second | u64::from(checksum) << 16;
+        outer[..8].copy_from_slice(&first.to_le_bytes());
+        outer[8..16].copy_from_slice(&second.to_le_bytes());
+        outer[16..24].copy_from_slice(&third.to_le_bytes());
+        outer[24..28].copy_from_slice(&(number as u32).to_be_bytes());
+        outer[28..].copy_from_slice(&number.to_be_bytes());
         inner
+    }
+
+    /// Of the IP header, with this in its first word besides what all have.
+    #[inline]
+    fn checksum(&self, differs: u64) -> u16 {
+        let sum = self.sum + (differs & 0xffff_ffff) + (differs >> 32);
+        // A word and itself with its halves exchanged: in the upper half is the sum of both, and what that carried.
+        let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+        !(sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
     }
 }
