@@ -19,7 +19,7 @@ use logic::{
     tables::encoding::KIND_VIA,
 };
 
-use super::forwarding::{FRAME, HEAD_ROOM, Pool, Trace, copy};
+use super::forwarding::{Frame, HEAD_ROOM, Pool, Trace, copy};
 
 /// Bytes of an Ethernet and an IPv4 header without options.
 const HEADERS: usize = 34;
@@ -53,13 +53,13 @@ impl<'a> Bare<'a> {
         while packets.peek().is_some() {
             let frames = pool.next(most);
             let mut many = 0;
-            let each = frames.chunks_exact_mut(FRAME).zip(&mut places).zip(packets.by_ref());
-            for ((frame, place), packet) in each {
+            let each = frames.iter_mut().zip(&mut places).zip(packets.by_ref());
+            for ((Frame(frame), place), packet) in each {
                 copy(frame, packet);
                 *place = self.place(&frame[HEAD_ROOM..HEAD_ROOM + trace.bytes]);
                 many += 1;
             }
-            for (frame, place) in frames.chunks_exact_mut(FRAME).zip(&places[..many]) {
+            for (Frame(frame), place) in frames.iter_mut().zip(&places[..many]) {
                 sent += usize::from(self.send(&mut frame[HEAD_ROOM..], *place).is_some());
             }
         }
@@ -186,13 +186,13 @@ mod tests {
             let (sent, _) = through_chain(&trace, &mut by_chain, &mut chain, most);
             assert!(sent > FLOWS / 2 && sent < FLOWS * 9 / 10, "{sent}");
             assert_eq!(bare.pass(&trace, &mut by_hand, most), sent);
-            let each = by_chain.frames.chunks_exact(FRAME).zip(by_hand.frames.chunks_exact(FRAME));
+            let each = by_chain.frames.iter().zip(&by_hand.frames);
             for (number, (chain, hand)) in each.enumerate() {
-                assert_eq!(chain, hand, "packet {number}");
+                assert_eq!(chain.0, hand.0, "packet {number}");
             }
             // What did leave was written to.
-            let untouched = trace.packets().zip(by_hand.frames.chunks_exact(FRAME));
-            let untouched = untouched.filter(|(packet, frame)| frame[HEAD_ROOM..][..60] == packet[..60]);
+            let untouched = trace.packets().zip(&by_hand.frames);
+            let untouched = untouched.filter(|(packet, frame)| frame.0[HEAD_ROOM..][..60] == packet[..60]);
             assert_eq!(untouched.count(), FLOWS - sent);
         }
     }

@@ -16,11 +16,12 @@ use logic::{
 use router::crypto::Library;
 use std::{hint::black_box, sync::Arc};
 
-use super::{Case, IMIX, Ways};
+use super::{
+    Case, IMIX, Ways,
+    forwarding::{FRAME, Frame, HEAD_ROOM as HEAD},
+};
 
 const FRAMES: usize = 512;
-const FRAME: usize = 2048;
-const HEAD: usize = 256;
 const ETHERNET: usize = 14;
 const BATCH: usize = 64;
 /// Of a key, the last bytes (RFC 4106 section 4).
@@ -30,7 +31,7 @@ struct World {
     library: Library,
     key_bytes: usize,
     aead: Arc<dyn Aead>,
-    pool: Vec<u8>,
+    pool: Vec<Frame>,
     /// Of each frame, what is encrypted.
     texts: Vec<usize>,
     headers: Vec<[u8; 64]>,
@@ -80,9 +81,9 @@ impl World {
         let decrypt = Box::new(EspDecrypt::new(table.clone(), vec!["a".into()]));
         let forward = || Box::new(Forward::new(2));
         let texts: Vec<usize> = (0..FRAMES).map(size).collect();
-        let mut pool = vec![1; FRAMES * FRAME];
+        let mut pool = vec![Frame([1; FRAME]); FRAMES];
         let mut headers = Vec::new();
-        for (frame, text) in pool.chunks_exact_mut(FRAME).zip(&texts) {
+        for (Frame(frame), text) in pool.iter_mut().zip(&texts) {
             let build = etherparse::PacketBuilder::ethernet2([9; 6], [2, 0, 0, 0, 0, 1]);
             let mut packet = Vec::new();
             let payload = vec![3; text - 2 - 28];
@@ -108,11 +109,11 @@ impl World {
 
     fn bare(&mut self, open: bool) {
         let mut nonce = 0u64;
-        let frames = self.pool.chunks_mut(FRAME * BATCH).zip(self.texts.chunks(BATCH));
+        let frames = self.pool.chunks_mut(BATCH).zip(self.texts.chunks(BATCH));
         let mut jobs: Vec<Job<'static>> = Vec::with_capacity(BATCH);
         for (frames, texts) in frames {
             let mut of_batch: Vec<Job<'_>> = jobs.into_iter().map_while(|_| None).collect();
-            for (frame, text) in frames.chunks_exact_mut(FRAME).zip(texts) {
+            for (Frame(frame), text) in frames.iter_mut().zip(texts) {
                 nonce += 1;
                 let mut bytes = [0; 12];
                 bytes[4..].copy_from_slice(&nonce.to_be_bytes());
@@ -130,7 +131,7 @@ impl World {
     }
 
     fn write_headers(&mut self) {
-        for (frame, header) in self.pool.chunks_exact_mut(FRAME).zip(&self.headers) {
+        for (Frame(frame), header) in self.pool.iter_mut().zip(&self.headers) {
             frame[HEAD..HEAD + 64].copy_from_slice(header);
         }
     }
@@ -140,10 +141,10 @@ impl World {
         let now = Now { ns: 0, ports: u64::MAX };
         let chain = if open { &mut self.both } else { &mut self.encrypt };
         let mut batch = Batch::default();
-        let frames = self.pool.chunks_mut(FRAME * BATCH);
+        let frames = self.pool.chunks_mut(BATCH);
         for (frames, texts) in frames.zip(self.texts.chunks(BATCH)) {
             let mut of_batch = batch.emptied();
-            for (frame, text) in frames.chunks_exact_mut(FRAME).zip(texts) {
+            for (Frame(frame), text) in frames.iter_mut().zip(texts) {
                 of_batch.push(frame, HEAD, ETHERNET + text - 2, ingress).expect("it is within the frame");
             }
             chain.run(&now, &mut of_batch);
@@ -184,7 +185,7 @@ fn measure(size: &str, mut world: World, open: bool, ways: &mut Ways<'_>) -> any
     let kept = World::new(world.library, world.key_bytes, &|n| world.texts[n]).pool;
     for _ in 0..ways.rounds {
         bare.push(round(&mut world, open, |world| world.bare(open)));
-        world.pool.copy_from_slice(&kept);
+        world.pool.clone_from_slice(&kept);
         element.push(round(&mut world, open, |world| world.element(open)));
     }
     let bytes = world.texts.iter().sum::<usize>() as f64 / FRAMES as f64;

@@ -26,6 +26,14 @@ use crate::prefixes::Random;
 
 pub(crate) const FRAME: usize = 2048;
 pub(crate) const HEAD_ROOM: usize = 256;
+
+/// As AF_XDP has them in memory: each begins at a multiple of its length, whatever the allocator would do.
+#[repr(C, align(2048))]
+#[derive(Clone)]
+pub(crate) struct Frame(pub [u8; FRAME]);
+
+const _: () = assert!(size_of::<Frame>() == FRAME);
+
 const NEXT_HOPS: u32 = 256;
 /// Of a round, or more.
 const PACKETS: usize = 2_000_000;
@@ -151,7 +159,7 @@ impl Trace {
 
 /// Frames, which are used one after another and then again.
 pub(super) struct Pool {
-    pub frames: Vec<u8>,
+    pub frames: Vec<Frame>,
     /// The next one.
     at: usize,
 }
@@ -159,15 +167,15 @@ pub(super) struct Pool {
 impl Pool {
     /// So many frames, which batches divide without a rest.
     pub fn new(frames: usize) -> Self {
-        Pool { frames: vec![1; frames * FRAME], at: 0 }
+        Pool { frames: vec![Frame([1; FRAME]); frames], at: 0 }
     }
 
     /// The next frames for a batch.
     #[inline]
-    pub fn next(&mut self, most: usize) -> &mut [u8] {
+    pub fn next(&mut self, most: usize) -> &mut [Frame] {
         let from = self.at;
-        self.at = (from + most * FRAME) % self.frames.len();
-        &mut self.frames[from..from + most * FRAME]
+        self.at = (from + most) % self.frames.len();
+        &mut self.frames[from..from + most]
     }
 }
 
@@ -192,7 +200,7 @@ fn pass<'t>(
     let mut batch = Batch::default();
     while packets.peek().is_some() {
         let mut now = batch.emptied();
-        for (frame, (packet, length)) in pool.next(most).chunks_exact_mut(FRAME).zip(packets.by_ref()) {
+        for (Frame(frame), (packet, length)) in pool.next(most).iter_mut().zip(packets.by_ref()) {
             copy(frame, packet);
             now.push(frame, HEAD_ROOM, length, ingress).expect("it is within the frame");
         }
@@ -361,7 +369,8 @@ pub(super) const IN_MEMORY: usize = 1404;
 /// next to nothing with it, in turn.
 fn from_memory(ways: &mut Ways<'_>) -> anyhow::Result<()> {
     let (frames, batch) = (1 << 19, 64);
-    let mut pool: Vec<u8> = (0..frames * FRAME).map(|at| (at / 7) as u8).collect();
+    let bytes = |frame: usize| std::array::from_fn(|at| ((frame * FRAME + at) / 7) as u8);
+    let mut pool: Vec<Frame> = (0..frames).map(|frame| Frame(bytes(frame))).collect();
     let mut append = Chain::new(vec![Box::new(CrcAppend), forward()])?;
     let mut check = Chain::new(vec![Box::new(CrcCheck), forward()])?;
     anyhow::ensure!(through(&mut append, &mut pool, IN_MEMORY - 4, batch) == frames, "not all packets left");
@@ -371,7 +380,7 @@ fn from_memory(ways: &mut Ways<'_>) -> anyhow::Result<()> {
         anyhow::ensure!(through(&mut check, &mut pool, IN_MEMORY, batch) == frames, "not all CRCs are right");
         ns[0].push(start.elapsed().as_nanos() as f64 / frames as f64);
         let start = Instant::now();
-        for frame in pool.chunks_exact(FRAME) {
+        for Frame(frame) in &pool {
             let words = frame[HEAD_ROOM..][..IN_MEMORY].as_chunks().0.iter();
             std::hint::black_box(words.fold(0_u64, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word))));
         }
@@ -384,12 +393,12 @@ fn from_memory(ways: &mut Ways<'_>) -> anyhow::Result<()> {
 }
 
 /// How many packets of this length, one in each frame, left by a port.
-fn through(chain: &mut Chain, pool: &mut [u8], length: usize, most: usize) -> usize {
+fn through(chain: &mut Chain, pool: &mut [Frame], length: usize, most: usize) -> usize {
     let mut batch = Batch::default();
     let mut sent = 0;
-    for frames in pool.chunks_mut(FRAME * most) {
+    for frames in pool.chunks_mut(most) {
         let mut now = batch.emptied();
-        for frame in frames.chunks_exact_mut(FRAME) {
+        for Frame(frame) in frames {
             now.push(frame, HEAD_ROOM, length, INGRESS).expect("it is within the frame");
         }
         chain.run(&NOW, &mut now);
