@@ -22,7 +22,7 @@ use super::{
 /// The most packets in a batch.
 pub const MOST_PACKETS: usize = 256;
 
-/// How many packets before it is read all of a packet is asked for.
+/// How many packets before it is read what is needed of a packet is asked for.
 const AHEAD: usize = 2;
 
 /// Packets in the order of arrival, lent by their worker: the n-th that was pushed is the n-th of [`Batch::packets`].
@@ -50,7 +50,7 @@ impl<'a> Batch<'a> {
         Batch { packets, ended: 0, is_guarded: false }
     }
 
-    /// Lends a frame whose data is `length` bytes from `start` on.
+    /// Lends a frame whose data is `length` bytes from `start` on, to a batch that no chain has run.
     #[inline]
     pub fn push(
         &mut self,
@@ -78,7 +78,7 @@ impl<'a> Batch<'a> {
     /// How many have no verdict.
     #[inline]
     pub fn going(&self) -> usize {
-        self.packets.len() - self.ended
+        self.packets.len().saturating_sub(self.ended)
     }
 
     /// From here on elements in front of one that encrypts run, or no longer.
@@ -93,11 +93,12 @@ impl<'a> Batch<'a> {
         self.is_guarded
     }
 
-    /// The chain has ended: the rest leave by their exits.
+    /// The chain has ended: the rest leave by their exits. How many.
     #[inline]
-    pub(super) fn leave(&mut self, counters: &mut Counters) {
-        counters.leave(self.going());
+    pub(super) fn leave(&mut self) -> usize {
+        let left = self.going();
         self.ended = self.packets.len();
+        left
     }
 
     /// Shows each packet that has no verdict, in order; a verdict it is given is its last, and counted.
@@ -151,17 +152,18 @@ impl<'a> Batch<'a> {
     }
 
     /// As [`Batch::each`], for work on many packets at once: what the step makes of a packet may hold on to it, which is then given back
-    /// only with a verdict. Before each step the places are asked for where headers and trailer of a packet [`AHEAD`] places behind it are, or will be.
+    /// only with a verdict. Before each step the packet [`AHEAD`] places behind it is shown to `ask`, which has the cache fetch what its step will need.
     #[inline]
     pub(super) fn gather<'b>(
         &'b mut self,
         counters: &mut Counters,
+        ask: impl Fn(&Packet<'a>),
         mut step: impl FnMut(&'b mut Packet<'a>) -> Option<(&'b mut Packet<'a>, Verdict)>,
     ) {
         let mut rest = &mut self.packets[..];
         while let Some((packet, behind)) = rest.split_first_mut() {
             if let Some(next) = behind.get(AHEAD - 1) {
-                next.ask_for_ends();
+                ask(next);
             }
             rest = behind;
             if packet.verdict.is_none()

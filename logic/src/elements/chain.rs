@@ -6,12 +6,15 @@ use super::{
 };
 
 /// A path's elements, each with what it counted. One dynamic call per element and batch, or per four that are the parts of a router.
+///
+/// It is small, as a worker takes it into its hands in each run, and puts it back.
 pub struct Chain {
     links: Vec<Link>,
-    /// What came, and the verdicts of those that none of them gave one.
-    whole: Counters,
+    whole: Whole,
     asks_when: bool,
 }
+
+const _: () = assert!(size_of::<Chain>() <= 64);
 
 struct Link {
     element: Box<dyn Element>,
@@ -23,7 +26,7 @@ struct Link {
 }
 
 /// Packets of a whole chain; those that elements passed up or dropped are in theirs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
     /// That came.
     pub packets: u64,
@@ -45,12 +48,12 @@ impl Chain {
             together: if parts[at..].starts_with(&Part::ALL) { Part::ALL.len() } else { 1 },
         };
         let links = elements.into_iter().enumerate().map(link).collect();
-        Ok(Chain { links, whole: Counters::default(), asks_when })
+        Ok(Chain { links, whole: Whole::default(), asks_when })
     }
 
     /// In place of another, of the same elements with the same parameters: counts go on, and so does what elements keep.
     pub fn go_on_from(&mut self, before: &Chain) {
-        self.whole = before.whole.clone();
+        self.whole = before.whole;
         for (link, before) in self.links.iter_mut().zip(&before.links) {
             link.counters = before.counters.clone();
             if let Some(kept) = before.element.kept() {
@@ -61,10 +64,13 @@ impl Chain {
 
     /// Gives every packet of the batch its verdict.
     pub fn run(&mut self, now: &Now, batch: &mut Batch<'_>) {
-        self.whole.come(batch.going());
+        self.whole.packets += batch.going() as u64;
         let mut links = &mut self.links[..];
         while batch.going() > 0 {
-            let Some(first) = links.first() else { return batch.leave(&mut self.whole) };
+            let Some(first) = links.first() else {
+                self.whole.to += batch.leave() as u64;
+                return;
+            };
             batch.guard(first.is_guarded);
             let (together, rest) = links.split_at_mut(first.together);
             match together {
@@ -106,8 +112,7 @@ impl Chain {
 
     /// All that came, and what left at the end.
     pub fn whole(&self) -> Whole {
-        let Chain { whole, .. } = self;
-        Whole { packets: whole.packets(), to: whole.to() }
+        self.whole
     }
 }
 

@@ -40,11 +40,6 @@ impl Counters {
         self.in_clear[reason as usize] += 1;
     }
 
-    /// So many leave by a port.
-    pub(super) fn leave(&mut self, to: usize) {
-        self.to += to as u64;
-    }
-
     /// That came.
     pub fn packets(&self) -> u64 {
         self.packets

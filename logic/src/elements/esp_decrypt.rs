@@ -144,30 +144,34 @@ impl Element for EspDecrypt {
         let mut jobs = emptied(mem::take(&mut self.jobs));
         found.clear();
         let mut last = 0;
-        batch.gather(counters, |packet| {
-            if let Some((sa, of_packet)) = again(sas, last, packet) {
-                jobs.push(job(sa, packet, &of_packet));
-                found.push(of_packet);
-                return None;
-            }
-            match find(sas, packet) {
-                Ok((sa, of_packet)) => {
-                    last = of_packet.sa;
+        batch.gather(
+            counters,
+            |_| {},
+            |packet| {
+                if let Some((sa, of_packet)) = again(sas, last, packet) {
                     jobs.push(job(sa, packet, &of_packet));
                     found.push(of_packet);
-                    None
+                    return None;
                 }
-                Err(Not::Ours(why)) => {
-                    counts[why as usize] += 1;
-                    // In front of an element that encrypts, what is for others is not `local`.
-                    let may_go_up = !is_guarded || is_local(sas, packet.ip());
-                    let fate =
-                        if may_go_up { Verdict::Up(Reason::Local) } else { Verdict::Drop(Loss::InClear) };
-                    Some((packet, fate))
+                match find(sas, packet) {
+                    Ok((sa, of_packet)) => {
+                        last = of_packet.sa;
+                        jobs.push(job(sa, packet, &of_packet));
+                        found.push(of_packet);
+                        None
+                    }
+                    Err(Not::Ours(why)) => {
+                        counts[why as usize] += 1;
+                        // In front of an element that encrypts, what is for others is not `local`.
+                        let may_go_up = !is_guarded || is_local(sas, packet.ip());
+                        let fate =
+                            if may_go_up { Verdict::Up(Reason::Local) } else { Verdict::Drop(Loss::InClear) };
+                        Some((packet, fate))
+                    }
+                    Err(Not::Right(loss)) => Some((packet, Verdict::Drop(loss))),
                 }
-                Err(Not::Right(loss)) => Some((packet, Verdict::Drop(loss))),
-            }
-        });
+            },
+        );
         counts[REORDERED] += open(sas, found, &mut jobs);
         self.jobs = emptied(jobs);
         let mut found = found.iter();
@@ -354,9 +358,9 @@ fn job<'t>(sa: &Inbound, packet: &'t mut Packet<'_>, found: &Found) -> Job<'t> {
     let (text, end) = (usize::from(found.text), usize::from(found.tag) + TAG);
     let behind = packet.data_mut().get_mut(text.wrapping_sub(esp::IV)..end);
     match behind.and_then(|behind| behind.split_first_chunk_mut()) {
-        Some((iv, text)) => sa.jobs.of_batch().job(*iv, found.number, text),
+        Some((iv, text)) => sa.jobs.job(*iv, found.number, text),
         // Of no text no tag is right.
-        None => sa.jobs.of_batch().job([0; esp::IV], found.number, &mut []),
+        None => sa.jobs.job([0; esp::IV], found.number, &mut []),
     }
 }
 

@@ -98,13 +98,13 @@ impl Element for EspEncrypt {
             return batch.each(counters, |_| Some(Verdict::Drop(Loss::NoSa)));
         };
         let taken = sa.sequence.take(batch.going() as u64);
-        let usual = Tunnel4::new(sa).filter(|_| taken.end - taken.start == batch.going() as u64);
+        let usual = Tunnel4::new(sa);
         let mut jobs = emptied(mem::take(&mut self.jobs));
         let (mut number, mut bytes) = (taken.start, 0);
         let of_batch = sa.jobs.of_batch();
-        batch.gather(counters, |packet| {
+        batch.gather(counters, Packet::ask_for_ends, |packet| {
             let length = u64::from(packet.headers.bytes);
-            let text = if let Some(usual) = usual.as_ref()
+            let text = if let Some(usual) = usual.as_ref().filter(|_| number < taken.end)
                 && let Some(place) = usual.place(packet)
             {
                 usual.write(packet, &place, number)
@@ -122,6 +122,7 @@ impl Element for EspEncrypt {
         self.sent.bytes += bytes;
         self.sent.near_end += number.saturating_sub(taken.start.max(sa.soft + 1));
         let all = sa.aead.seal(&mut jobs);
+        debug_assert_eq!(all, jobs.iter().all(|job| job.is_right));
         let sealed = (!all).then(|| jobs.iter().map(|job| job.is_right).collect::<Vec<_>>());
         self.jobs = emptied(jobs);
         sa.sequence.give_back(number..taken.end);

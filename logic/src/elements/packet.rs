@@ -331,7 +331,7 @@ impl<'a> Packet<'a> {
     #[inline]
     pub(super) fn ask_for_ends(&self) {
         let (start, end) = (usize::from(self.start), usize::from(self.end));
-        [start.saturating_sub(CACHE_LINE / 2), start, end]
+        [start.saturating_sub(CACHE_LINE), start, end]
             .iter()
             .for_each(|at| prefetch_index(&*self.frame, *at));
     }

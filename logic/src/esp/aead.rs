@@ -88,7 +88,8 @@ pub(crate) struct Jobs {
     shift: u32,
 }
 
-/// The same, for the packets of one batch: it is a local value, which need not be read anew for each of them, whatever is written in between.
+/// The same, for the packets of one batch: it is a local value, which need not be read anew for each of them, whatever is written in between. The copy of
+/// the salt is not zeroed, as those in the nonces of jobs are not.
 #[derive(Clone, Copy)]
 pub(crate) struct OfBatch {
     salt: [u8; SALT],
@@ -101,6 +102,12 @@ impl Jobs {
     pub(crate) fn new(spi: u32, salt: [u8; SALT], is_extended: bool) -> Self {
         let (aad_bytes, shift) = if is_extended { (12, 0) } else { (8, 32) };
         Jobs { salt: salt.into(), spi: spi.to_be_bytes(), aad_bytes, shift }
+    }
+
+    /// One alone.
+    #[inline]
+    pub(crate) fn job<'t>(&self, iv: [u8; 8], number: u64, text: &'t mut [u8]) -> Job<'t> {
+        self.of_batch().job(iv, number, text)
     }
 
     #[inline]
@@ -130,7 +137,8 @@ impl fmt::Debug for Job<'_> {
 
 /// A key of some library's. Where a tag is wrong, what is left of the text is nobody's business.
 pub trait Aead: Send + Sync {
-    /// Encrypts the texts, and writes their tags, and says which it did. Was it all of them?
+    /// Encrypts the texts, and writes their tags, and says which it did ([`Job::is_right`]). True exactly if it was all of them: what it was not leaves no
+    /// worker.
     #[must_use]
     fn seal(&self, jobs: &mut [Job<'_>]) -> bool;
     /// Decrypts the texts, and says whether their tags were right.

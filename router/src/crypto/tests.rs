@@ -45,6 +45,16 @@ fn what_has_no_room_for_a_tag_is_not_sealed_and_the_rest_are() {
         assert!(!aead.seal(&mut jobs), "{library}");
         assert_eq!(jobs.iter().map(|job| job.is_right).collect::<Vec<_>>(), [true, false, true], "{library}");
         assert!(aead.seal(&mut []), "{library}");
+        // In the first of two bursts, and in the second.
+        for short in [0, 199] {
+            let mut texts: Vec<_> =
+                (0..200).map(|n| vec![1; TAG + 3 - 4 * usize::from(n == short)]).collect();
+            let mut jobs: Vec<_> = texts.iter_mut().map(|text| job([3; 12], &[4; 12], text)).collect();
+            assert!(!aead.seal(&mut jobs), "{library}, {short}");
+            let wrong: Vec<_> =
+                jobs.iter().enumerate().filter(|(_, job)| !job.is_right).map(|(n, _)| n).collect();
+            assert_eq!(wrong, [short], "{library}");
+        }
     }
 }
 

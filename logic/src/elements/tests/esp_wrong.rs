@@ -66,7 +66,7 @@ fn resealed(setting: &Setting, packet: &[u8], text: &[u8]) -> Vec<u8> {
     let mut text = [text, &[0; 16]].concat();
     let number = u64::from_be_bytes(iv);
     let sa = setting.inbound();
-    assert!(Oracle::new(&setting.key()).seal(&mut [sa.jobs.of_batch().job(iv, number, &mut text)]));
+    assert!(Oracle::new(&setting.key()).seal(&mut [sa.jobs.job(iv, number, &mut text)]));
     fitted(setting, [&packet[..text_at], &text].concat())
 }
 
