@@ -3,7 +3,7 @@
 use std::{
     net::UdpSocket,
     path::PathBuf,
-    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     thread,
     time::Duration,
 };
@@ -247,18 +247,25 @@ fn paths_leave_a_core_that_something_else_fills() {
     let (daemon, _file) = start(&bed, &(workers("0-1") + &routed(&bed, "udp", "protocol = \"udp\"")));
     let client = bed.client.enter(|| Ok(UdpSocket::bind("10.7.1.2:0")?)).unwrap();
     client.connect("10.7.2.2:9").unwrap();
-    let ends = AtomicBool::new(false);
+    let (ends, pause_ms) = (AtomicBool::new(false), AtomicU64::new(1));
     thread::scope(|scope| {
-        // Some 100,000 a second, of which a worker has a tenth of a core.
+        // Some 100,000 a second at first.
         scope.spawn(|| {
             while !ends.load(Relaxed) {
                 (0..192).for_each(|_| drop(client.send(&[0; 64])));
-                thread::sleep(Duration::from_millis(1));
+                thread::sleep(Duration::from_millis(pause_ms.load(Relaxed)));
             }
         });
         let _end = Ends(&ends);
-        let takes = |share: f64| path(&daemon, "udp")["run"]["share"].as_f64().is_some_and(|of| of > share);
-        eventually_true("the path takes some of its core", || takes(0.03));
+        // So little of a core that there is room for it beside the generator: what a packet costs, and waking another core, differs by machine.
+        eventually_true("the path takes a little of its core", || {
+            thread::sleep(Duration::from_secs(2));
+            let takes = path(&daemon, "udp")["run"]["share"].as_f64().unwrap_or(0.0);
+            if takes > 0.2 {
+                pause_ms.store(pause_ms.load(Relaxed) * 2, Relaxed);
+            }
+            (0.03..=0.2).contains(&takes)
+        });
         let core = path(&daemon, "udp")["run"]["worker"].as_u64().unwrap();
         let _busy = Busy::on(core);
         eventually_true("the path leaves", || path(&daemon, "udp")["run"]["worker"] != core);
