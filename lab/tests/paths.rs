@@ -104,8 +104,9 @@ fn routing_is_measured_and_where_nothing_is_chosen_everything() -> Result<(), Bo
     // 7 of 60 bytes, 4 of 572 and one of 1,396: 85 times, and the first four again.
     let bytes = (85 * (7 * 60 + 4 * 572 + 1396) + 3 * 60 + 572) as f64 / 1024.0;
     for name in ["fwd, IMIX", "rtr, IMIX"] {
-        assert_eq!(named(name).len(), 1, "{name}");
-        assert_eq!(named(name)[0]["bytes"].as_f64(), Some(bytes), "{name}");
+        // Forwarded ones stand beside CRCs, too.
+        assert_eq!(named(name).len(), 1 + usize::from(all && name == "fwd, IMIX"), "{name}");
+        assert!(named(name).iter().all(|line| line["bytes"].as_f64() == Some(bytes)), "{name}");
     }
     let line = named("rtr")[0];
     let hz = document["clock_hz"].as_f64().ok_or("clock_hz")?;
