@@ -15,7 +15,10 @@ use super::{
     packet::{Family, Headers, Packet, Verdict},
 };
 use crate::{
-    flow::field::{ether_type, ip_proto},
+    flow::{
+        checksum::fold,
+        field::{ether_type, ip_proto},
+    },
     plan::InterfaceId,
     reason::Reason,
     tables::encoding::{IF_IPV4, IF_IPV6},
@@ -170,9 +173,7 @@ fn checksum_is_right(header: &[u8; IPV4]) -> bool {
     let (sum, carry) = first.overflowing_add(second);
     let (sum, again) = sum.overflowing_add(third + u64::from(carry));
     let sum = sum.wrapping_add(again.into());
-    // A word and itself with its halves exchanged: in the upper half is the sum of both, and what that carried.
-    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
-    sum.wrapping_add(sum.rotate_left(16)) >> 16 == 0xffff
+    fold(sum) == 0xffff
 }
 
 /// Its length.

@@ -45,11 +45,6 @@ impl Counters {
         self.packets
     }
 
-    /// That left by a port.
-    pub fn to(&self) -> u64 {
-        self.to
-    }
-
     /// Passed up for this reason.
     pub fn up(&self, reason: Reason) -> u64 {
         self.up[reason as usize]

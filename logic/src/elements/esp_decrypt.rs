@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     esp::{self, Inbound, Job, Mode, SaTable, Stale, TAG, View},
+    flow::checksum::fold,
     flow::field::{ether_type, ip_proto},
     reason::Reason,
 };
@@ -489,7 +490,7 @@ pub(super) fn mark(ip: &mut [u8], outer: u8) -> Result<(), Loss> {
         let more = u64::from(marked.wrapping_sub(inner)) & 0xff;
         let more = if marked < inner { 0xffff - u64::from(inner - marked) } else { more };
         let sum = u64::from(!u16::from_be_bytes([first[10], first[11]])) + more;
-        [first[10], first[11]] = (!esp::fold(sum)).to_be_bytes();
+        [first[10], first[11]] = (!fold(sum)).to_be_bytes();
     } else {
         first[1] = first[1] & !0x30 | marked << 4;
     }

@@ -1,7 +1,7 @@
 //! AES-GCM as ESP has it (RFC 4106): keys, and what a library is asked for.
 
 use std::fmt;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroize;
 
 /// Bytes of the tag that says that a packet is right.
 pub const TAG: usize = 16;
@@ -79,40 +79,41 @@ pub struct Job<'t> {
     pub text: &'t mut [u8],
 }
 
-/// What jobs of one SA have in common (RFC 4106 sections 4 and 5).
-pub(crate) struct Jobs {
-    salt: Zeroizing<[u8; SALT]>,
-    spi: [u8; 4],
-    aad_bytes: u8,
-    /// Of the additional data behind the SPI, 8 bytes: the whole sequence number, or its low half in front of zeros.
-    shift: u32,
-}
+/// What jobs of one SA have in common (RFC 4106 sections 4 and 5), zeroed in the end.
+pub(crate) struct Jobs(OfBatch);
 
-/// The same, for the packets of one batch: it is a local value, which need not be read anew for each of them, whatever is written in between. The copy of
+/// The same, for the packets of one batch: it is a local value, which need not be read anew for each of them, whatever is written in between. This copy of
 /// the salt is not zeroed, as those in the nonces of jobs are not.
 #[derive(Clone, Copy)]
 pub(crate) struct OfBatch {
     salt: [u8; SALT],
     spi: [u8; 4],
     aad_bytes: u8,
+    /// Of the additional data behind the SPI, 8 bytes: the whole sequence number, or its low half in front of zeros.
     shift: u32,
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.0.salt.zeroize();
+    }
 }
 
 impl Jobs {
     pub(crate) fn new(spi: u32, salt: [u8; SALT], is_extended: bool) -> Self {
         let (aad_bytes, shift) = if is_extended { (12, 0) } else { (8, 32) };
-        Jobs { salt: salt.into(), spi: spi.to_be_bytes(), aad_bytes, shift }
+        Jobs(OfBatch { salt, spi: spi.to_be_bytes(), aad_bytes, shift })
     }
 
     /// One alone.
     #[inline]
     pub(crate) fn job<'t>(&self, iv: [u8; 8], number: u64, text: &'t mut [u8]) -> Job<'t> {
-        self.of_batch().job(iv, number, text)
+        self.0.job(iv, number, text)
     }
 
     #[inline]
     pub(crate) fn of_batch(&self) -> OfBatch {
-        OfBatch { salt: *self.salt, spi: self.spi, aad_bytes: self.aad_bytes, shift: self.shift }
+        self.0
     }
 }
 

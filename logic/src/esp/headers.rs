@@ -1,7 +1,7 @@
 //! Headers in front of ESP: the outer IP header of tunnel mode (RFC 4301 section 5.1.2), and UDP (RFC 3948); and those of VXLAN.
 
 use super::{PROTO_ESP, UDP};
-use crate::flow::field::ip_proto;
+use crate::flow::{checksum::fold, field::ip_proto};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// TTL and hop limit of what is made here.
@@ -198,14 +198,6 @@ pub(crate) fn sum(bytes: &[u8]) -> u64 {
 /// Of an IPv4 header whose checksum is 0.
 pub(crate) fn checksum(header: &[u8]) -> u16 {
     !fold(sum(header))
-}
-
-/// Sum of 16-bit words as one word.
-pub(crate) fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    sum as u16
 }
 
 /// Is the checksum of this UDP header and payload, which is not 0, right? `ip` begins with the IP header.

@@ -28,7 +28,7 @@ mod window;
 pub(crate) use aead::Jobs;
 pub use aead::{Aead, Job, Key, TAG};
 pub use headers::{Dont, Ends, Udp};
-pub(crate) use headers::{Outer, checksum, fold, udp_checksum_is_right, udp6_checksum};
+pub(crate) use headers::{Outer, checksum, udp_checksum_is_right, udp6_checksum};
 pub use sa::{Common, Inbound, Mode, Outbound, Selectors};
 pub use sequence::{NoNumber, Sequence};
 pub use table::{SaTable, Sas, View};

@@ -7,11 +7,12 @@ pub fn sum(bytes: &[u8]) -> u16 {
     fold(sum + odd.first().map_or(0, |&byte| u64::from(byte) << 8))
 }
 
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum >> 16) + (sum & 0xffff);
-    }
-    sum as u16
+/// Sum of words, of 16, 32 or 64 bits, as one of 16 (RFC 1071 section 2 B and C).
+#[inline]
+pub(crate) fn fold(sum: u64) -> u16 {
+    // A word and itself with its halves exchanged: in the upper half is the sum of both, and what that carried.
+    let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
+    (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
 /// The checksum after words that it covers went from `old` to `new`, both with an even number of bytes before them:

@@ -9,7 +9,10 @@ use super::{
     },
     ALIGNMENT, admits,
 };
-use crate::esp::{self, Dont, Ends, Mode, Outbound, Selectors, TAG};
+use crate::{
+    esp::{self, Dont, Ends, Mode, Outbound, Selectors, TAG},
+    flow::checksum::fold,
+};
 
 /// Bytes in front of what came: Ethernet header, IPv4, ESP, IV.
 const FRONT: usize = ETHERNET + OUTER;
@@ -129,9 +132,6 @@ impl<'s> Tunnel4<'s> {
     /// Of the IP header, with this in its first word besides what all have.
     #[inline]
     fn checksum(&self, differs: u64) -> u16 {
-        let sum = self.sum + (differs & 0xffff_ffff) + (differs >> 32);
-        // A word and itself with its halves exchanged: in the upper half is the sum of both, and what that carried.
-        let sum = (sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32;
-        !(sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
+        !fold(self.sum + (differs & 0xffff_ffff) + (differs >> 32))
     }
 }
