@@ -4,10 +4,13 @@
 //! shaping.
 
 use super::command;
-use crate::netlink::{
-    rtm,
-    socket::Socket,
-    wire::{self, Message, Request},
+use crate::{
+    foreign::{Quoted, Shown},
+    netlink::{
+        rtm,
+        socket::Socket,
+        wire::{self, Message, Request},
+    },
 };
 use std::{collections::BTreeMap, io};
 
@@ -30,13 +33,16 @@ pub enum Finding {
 impl Finding {
     /// For people.
     pub fn sentence(&self, device: &str, namespace: &str) -> String {
+        let (shown, device) = (Shown(device), Quoted(device));
         match self {
             Finding::Qdisc(kind) => format!(
-                "{device} has the qdisc {kind}, which may shape; replace it with: {}",
+                "{shown} has the qdisc {}, which may shape; replace it with: {}",
+                Shown(kind),
                 command(namespace, &format!("tc qdisc replace dev {device} root fq_codel"))
             ),
             Finding::Filters(kind) => format!(
-                "{device} has tc filters on its qdisc {kind}; remove them with: {}",
+                "{shown} has tc filters on its qdisc {}; remove them with: {}",
+                Shown(kind),
                 match kind.as_str() {
                     "clsact" | "ingress" => command(namespace, &format!("tc qdisc del dev {device} {kind}")),
                     _ => command(namespace, &format!("tc filter del dev {device}")),
