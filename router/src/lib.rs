@@ -33,6 +33,7 @@ pub mod config;
 pub mod cores;
 pub mod crypto;
 pub mod daemon;
+mod door;
 pub mod ethtool;
 mod foreign;
 #[doc(hidden)]
@@ -49,6 +50,7 @@ pub mod plane;
 mod priority;
 pub mod privileges;
 pub mod sas;
+mod seldom;
 pub mod spreading;
 pub mod switch;
 pub mod workers;

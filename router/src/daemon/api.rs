@@ -25,6 +25,7 @@
 use super::{
     metrics,
     report::{ExplainReport, ExplainRequest},
+    serving,
 };
 use crate::{
     cores::{
@@ -194,12 +195,12 @@ pub fn serve(
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
     thread::Builder::new().name("api".into()).spawn(move || {
         runtime.block_on(async {
-            let served = match tokio::net::UnixListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, routes(requests, switch, cores, sas)).await,
-                Err(e) => Err(e),
-            };
-            if let Err(e) = served {
-                tracing::error!("the API has ended: {e}; forwarding goes on");
+            match tokio::net::UnixListener::from_std(listener) {
+                Ok(listener) => {
+                    let routes = routes(requests, switch, cores, sas);
+                    serving::serve(listener, routes, serving::PATIENCE).await;
+                }
+                Err(e) => tracing::error!("there is no API: {e}; forwarding goes on"),
             }
         });
     })?;

@@ -11,7 +11,7 @@
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
-//! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `api.rs`, `serving.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
@@ -43,6 +43,7 @@ mod refusal;
 pub mod report;
 mod rules;
 pub mod seam;
+mod serving;
 pub mod start;
 mod steering;
 mod tally;
