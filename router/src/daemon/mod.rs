@@ -54,7 +54,7 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::config::Config;
+use crate::{config::Config, guard};
 use anyhow::Result;
 use api::{Query, Request};
 use changes::Changes;
@@ -364,12 +364,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn write_state(&self) -> Result<()> {
-        let path = self.instance.state_file();
-        let new = path.with_extension("state.new");
-        std::fs::write(
-            &new,
-            serde_json::to_string(&self.totals.state(self.generation.number, self.world.names()))?,
-        )?;
-        Ok(std::fs::rename(new, path)?)
+        let state = self.totals.state(self.generation.number, self.world.names());
+        Ok(guard::replace(&self.instance.state_file(), &serde_json::to_vec(&state)?)?)
     }
 }
