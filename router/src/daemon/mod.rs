@@ -54,7 +54,7 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::{config::Config, guard};
+use crate::{config::Config, guard, privileges};
 use anyhow::Result;
 use api::{Query, Request};
 use changes::Changes;
@@ -347,7 +347,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let paths = self.paths.iter().flat_map(of_paths);
         let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
-        troubles.chain(self.past_paths()).chain(self.unknown_weights()).collect()
+        let troubles = troubles.chain(self.past_paths()).chain(self.unknown_weights());
+        troubles.chain(privileges::trouble()).collect()
     }
 
     /// Routers that have a weight and are none: maybe misspelt.

@@ -20,6 +20,7 @@ mod tls;
 
 use crate::{
     config::{OpenFlowSettings, Target},
+    privileges,
     seldom::Seldom,
 };
 use anyhow::{Context, Result};
@@ -159,6 +160,7 @@ impl Network {
         }
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new().name("openflow-net".into()).spawn(move || {
+            privileges::serve_with_nothing("openflow-net");
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         });
