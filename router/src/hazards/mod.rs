@@ -46,6 +46,11 @@ impl Side {
         let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES)?;
         Ok(Some(Side { requests, events }))
     }
+
+    /// Throws away what waits; if there is too much for once, `events` stays readable.
+    pub fn discard(&mut self) {
+        self.events.discard();
+    }
 }
 
 /// The hazards of one namespace.
