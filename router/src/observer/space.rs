@@ -11,6 +11,7 @@ use super::{
     troubles::{Troubles, What},
 };
 use crate::{
+    foreign::{Quoted, Shown},
     hazards::{Hazards, command},
     netlink::{
         GROUPS, INET, INET6,
@@ -354,12 +355,13 @@ impl Space {
         if raw.egress_priority_map {
             hazards.push(format!(
                 "{} maps priorities to VLAN priority bits; recreate it without egress-qos-map",
-                raw.name
+                Shown(&raw.name)
             ));
         }
         let xdp = raw.xdp.then(|| {
-            let off = command(&self.namespace.name, &format!("ip link set dev {} xdp off", raw.name));
-            format!("{} runs an XDP program; detach it with: {off}", raw.name)
+            let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
+            let off = command(&self.namespace.name, &off);
+            format!("{} runs an XDP program; detach it with: {off}", Shown(&raw.name))
         });
         Some(Link {
             ifindex,
