@@ -239,13 +239,13 @@ mod tests {
     fn hostile_names_are_single_words_of_commands() {
         use crate::foreign::{HOSTILE, words_of};
         let by_qdisc = traffic::Finding::Qdisc("tbf".into());
-        let by_filters = traffic::Finding::Filters("clsact".into());
+        let by_filters = traffic::Finding::Filters("clsact".into(), 0);
         for name in HOSTILE {
             let sentences = [
                 (
                     by_qdisc.sentence(name, "host"),
                     "tc",
-                    vec!["qdisc", "replace", "dev", name, "root", "fq_codel"],
+                    vec!["qdisc", "replace", "dev", name, "root", "pfifo_fast"],
                 ),
                 (by_filters.sentence(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
                 (tcx_sentence(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
@@ -255,7 +255,7 @@ mod tests {
                 assert_eq!(words_of(&sentence, line, tool), words, "{sentence}");
             }
             words_of(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"), "true", "tc");
-            words_of(&traffic::Finding::Filters(name.into()).sentence("a", "host"), "true", "tc");
+            words_of(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"), "true", "tc");
             let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
             match name.strip_prefix('-') {
                 None => {
