@@ -73,3 +73,4 @@ REASON(PATH_GIVEN,          taken,     "given to the worker of its path, which d
 REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its path was full")
 REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")
 REASON(FRAGMENTED,          slow,      "longer than the egress MTU: the kernel fragments it")
+REASON(POLICY_CHANGED,      pass,      "a policy has just changed; the kernel forwards until it has been read")

@@ -82,6 +82,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
                 age_s: age.map(|a| a.as_secs_f64()),
             },
+            seen_late: self.windows.unseen(),
             generation: self.generation.number,
             packets: packets(&all, &totals, |_| true),
             lost: ports.iter().flat_map(|port| &port.lost).map(|reason| reason.packets).sum(),

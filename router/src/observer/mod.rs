@@ -413,6 +413,15 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address), |_| None::<()>).map(|_| ())
     }
 
+    /// Reads a namespace's policies and settings now. One that is gone has none.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn read_policy(&mut self, id: NamespaceId) -> io::Result<()> {
+        let Some(space) = self.spaces.get_mut(&id) else { return Ok(()) };
+        space.read_policy(&self.peers, &mut self.out, Instant::now())
+    }
+
     /// A namespace under observation. Whoever keeps it keeps the namespace, deleted or not.
     pub fn place(&self, id: NamespaceId) -> Option<OpenNamespace> {
         self.spaces.get(&id).map(|space| OpenNamespace::new(space.key, space.file.clone()))

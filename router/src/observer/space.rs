@@ -437,6 +437,21 @@ impl Space {
         }
     }
 
+    /// What decides whether packets may pass by the kernel, read now.
+    pub fn read_policy(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        (self.due.hazards, self.due.traffic) = (None, None);
+        self.values = self.sysctls.read();
+        self.read_device_settings();
+        self.read_hazards(now);
+        let traffic = self.hazards.read_traffic(&mut self.requests);
+        if traffic.is_err() {
+            self.due.traffic_later(now);
+        }
+        self.refresh_settings(out);
+        self.refresh_all(peers, out);
+        traffic
+    }
+
     /// Everything whose time has come.
     pub fn run_due(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         let result = if Due::take(&mut self.due.dump, now) {

@@ -6,6 +6,7 @@
 //! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
+//! | `policy.rs` | what sees changes of policy; its map outlives a generation |
 //! | `polls.rs` | counting what queues poll |
 //! | `backlog.rs` | whether each CPU keeps up with its queues |
 //! | `transmit.rs` | what waits where a core's packets leave (`unsafe` lives here) |
@@ -38,6 +39,7 @@ mod link;
 mod losses;
 mod memory;
 mod paths;
+pub mod policy;
 mod polls;
 mod port_sets;
 mod run;
@@ -150,6 +152,14 @@ impl Plane {
     /// The kernel refuses (missing capability, missing feature, no memory); the verifier's words are in the chain.
     pub fn load(settings: Settings) -> Result<Plane> {
         Self::load_changed(settings, |_| Ok(()))
+    }
+
+    /// As [`Plane::load`], with the marks of a [`policy::Policy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_marked(settings: Settings, marks: Option<BorrowedFd<'_>>) -> Result<Plane> {
+        Self::load_changed(settings, |open| marks.map_or(Ok(()), |marks| open.maps.policy.reuse_fd(marks)))
     }
 
     /// As [`Plane::load`], with maps or constants changed before: what another version would have loaded, for tests of
@@ -444,7 +454,7 @@ fn hands_over(ifindex: u32) -> bool {
 }
 
 /// Pins something in place of what is pinned there.
-fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
+pub(crate) fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
     if path.exists() {
         std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     }
@@ -483,6 +493,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.port_index, ours.port_index.as_fd()),
         (&mut theirs.interface_index, ours.interface_index.as_fd()),
         (&mut theirs.routers, ours.routers.as_fd()),
+        (&mut theirs.policy, ours.policy.as_fd()),
         (&mut theirs.fib, ours.fib.as_fd()),
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),
