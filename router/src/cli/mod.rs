@@ -125,7 +125,8 @@ The file of --config, every key optional, with the defaults:
   generic = false
   steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
   [policing]                # packets to the kernel per second, core and router; 0: unlimited
-  exception_pps = 100000    # what mostly ends in a drop or an ICMP error there
+  exception_pps = 100000    # what ends in a drop or an ICMP error there; what is forwarded at a higher cost only
+                            # while others on the core lose by it
   control_pps = 10000       # ARP, neighbour discovery
   [sampling]
   every_packets = 128       # one packet in so many is timed; a power of two, or 0: never

@@ -50,6 +50,11 @@ impl Side {
         let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES)?;
         Ok(Some(Side { requests, events }))
     }
+
+    /// Throws away what waits; if there is too much for once, `events` stays readable.
+    pub fn discard(&mut self) {
+        self.events.discard();
+    }
 }
 
 /// The hazards of one namespace.
@@ -234,14 +239,14 @@ mod tests {
     fn hostile_names_are_single_words_of_commands() {
         use crate::foreign::{HOSTILE, Pasted, assert_fit};
         let by_qdisc = traffic::Finding::Qdisc("tbf".into());
-        let by_filters = traffic::Finding::Filters("clsact".into());
+        let by_filters = traffic::Finding::Filters("clsact".into(), 0);
         let mut pasted = Pasted::default();
         for name in HOSTILE {
             let sentences = [
                 (
                     by_qdisc.sentence(name, "host"),
                     "tc",
-                    vec!["qdisc", "replace", "dev", name, "root", "fq_codel"],
+                    vec!["qdisc", "replace", "dev", name, "root", "pfifo_fast"],
                 ),
                 (by_filters.sentence(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
                 (tcx_sentence(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
@@ -251,7 +256,7 @@ mod tests {
                 pasted.add(&sentence, line, tool, &words);
             }
             assert_fit(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"));
-            assert_fit(&traffic::Finding::Filters(name.into()).sentence("a", "host"));
+            assert_fit(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"));
             let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
             let filter = ["tc", "filter", "del", "dev", name];
             match name.strip_prefix('-') {
