@@ -347,7 +347,9 @@ struct bucket {
 struct policer {
 	struct bucket exception;
 	struct bucket control;
-	__u64 pad[4];
+	__u64 all_packets;	/* of the CPU, when a packet of class slow came last */
+	__u64 others_jiffies;	/* when other packets last came between two of class slow */
+	__u64 pad[2];
 };
 
 enum reason {

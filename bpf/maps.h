@@ -41,6 +41,7 @@ ARRAY(counters, struct interface_counters, 1, BPF_F_MMAPABLE);
 ARRAY(charges, struct charges, 1, BPF_F_MMAPABLE);
 ARRAY(shares, struct share, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
+ARRAY(backlogs, struct backlog, 1, BPF_F_MMAPABLE);	/* by CPU; one map for all programs (router/src/plane/backlog.rs) */
 
 ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);

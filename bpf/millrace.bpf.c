@@ -19,6 +19,7 @@
 #include "abi.h"
 #include "flow_abi.h"
 #include "path_abi.h"
+#include "backlog.h"
 #include "maps.h"
 #include "packet.h"
 #include "account.h"

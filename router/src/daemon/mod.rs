@@ -12,7 +12,7 @@
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
-//! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `api.rs`, `serving.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
 //! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
@@ -47,6 +47,7 @@ mod refusal;
 pub mod report;
 mod rules;
 pub mod seam;
+mod serving;
 pub mod start;
 mod steering;
 mod tally;
@@ -57,7 +58,7 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::config::Config;
+use crate::{config::Config, guard, privileges};
 use anyhow::Result;
 use api::{Query, Request};
 use beats::Beats;
@@ -367,7 +368,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let paths = self.paths.iter().flat_map(of_paths);
         let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
-        troubles.chain(self.past_paths()).chain(self.unknown_weights()).collect()
+        let troubles = troubles.chain(self.past_paths()).chain(self.unknown_weights());
+        troubles.chain(privileges::trouble()).collect()
     }
 
     /// Routers that have a weight and are none: maybe misspelt.
@@ -384,12 +386,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn write_state(&self) -> Result<()> {
-        let path = self.instance.state_file();
-        let new = path.with_extension("state.new");
-        std::fs::write(
-            &new,
-            serde_json::to_string(&self.totals.state(self.generation.number, self.world.names()))?,
-        )?;
-        Ok(std::fs::rename(new, path)?)
+        let state = self.totals.state(self.generation.number, self.world.names());
+        Ok(guard::replace(&self.instance.state_file(), &serde_json::to_vec(&state)?)?)
     }
 }

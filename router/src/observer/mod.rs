@@ -276,11 +276,11 @@ impl Observer {
                 }
             }
             NETFILTER => {
-                space.hazards.netfilter.iter_mut().for_each(|side| side.events.discard());
+                space.hazards.netfilter.iter_mut().for_each(|side| side.discard());
                 space.due.hazards_soon(now);
             }
             XFRM => {
-                space.hazards.xfrm.iter_mut().for_each(|side| side.events.discard());
+                space.hazards.xfrm.iter_mut().for_each(|side| side.discard());
                 space.due.hazards_soon(now);
             }
             _ => {
@@ -440,6 +440,11 @@ impl Observer {
     pub fn reader(&self) -> Reader {
         let place = |s: &Space| (s.id, s.key, s.file.clone(), s.namespace.clone());
         Reader { places: self.spaces.values().map(place).collect(), peers: self.peers.clone() }
+    }
+
+    /// Messages to the sockets of all namespaces that did not come from the kernel, and were dropped.
+    pub fn forged(&self) -> u64 {
+        self.spaces.values().map(Space::forged).sum()
     }
 
     /// Set how many bytes of events the kernel may hold back in a namespace, for tests of what happens beyond.

@@ -8,6 +8,7 @@
 //! | `counters.rs` | counters and charges summed over CPUs |
 //! | `policy.rs` | what sees changes of policy; its map outlives a generation |
 //! | `polls.rs` | counting what queues poll |
+//! | `backlog.rs` | whether each CPU keeps up with its queues |
 //! | `transmit.rs` | what waits where a core's packets leave (`unsafe` lives here) |
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
@@ -27,6 +28,7 @@
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
+mod backlog;
 pub(crate) mod choices;
 pub(crate) mod cores;
 mod counters;
@@ -50,6 +52,7 @@ mod transmit;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
+pub use backlog::Backlogs;
 pub use choices::ChosenFlows;
 pub use cores::Handed;
 pub use counters::{Charge, Counters, InterfaceCount};
@@ -551,6 +554,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
         map.set_max_entries(rows).context("sizing a map")?;
     }
+    maps.backlogs.reuse_fd(backlog::map()?).context("sharing the map of backlogs")?;
     let constants = maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
     constants.core_rows = u32::try_from(cpus).context("more than 2^32 CPUs")?;
     constants.interface_rows = settings.interface_rows;
