@@ -23,8 +23,8 @@ use crate::{
     guard::check_directory,
     observer::Waker,
     plane::{
-        Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
-        Step, TestRun, policy::Policy, replace_pin,
+        Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
+        SplitSeat, Step, TestRun, policy::Policy, replace_pin,
     },
     sas::RunningSas,
     workers::Epochs,
@@ -467,6 +467,9 @@ impl FastPath for Plane {
         if let Err(error) = Plane::confirm_until(self, deadline) {
             tracing::error!("the heartbeat could not be set, and is tried again: {error:#}");
         }
+    }
+    fn heart(&self) -> Option<Arc<Heart>> {
+        Some(Plane::heart(self).clone())
     }
     fn counters(&self) -> Result<Counters> {
         Plane::counters(self)

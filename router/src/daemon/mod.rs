@@ -5,6 +5,7 @@
 //! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
 //! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
+//! | `beats.rs` | the heartbeat, in a thread of its own |
 //! | `answers.rs`, `report.rs` | what is told to clients, and its words |
 //! | `verify.rs` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
@@ -27,6 +28,7 @@
 
 mod answers;
 pub mod api;
+mod beats;
 mod changes;
 pub mod client;
 mod explain;
@@ -59,6 +61,7 @@ mod world;
 use crate::{config::Config, guard, privileges};
 use anyhow::Result;
 use api::{Query, Request};
+use beats::Beats;
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
@@ -74,6 +77,8 @@ use world::World;
 const POLL: Duration = Duration::from_millis(20);
 /// How often the mirror is confirmed.
 const CONFIRM: Duration = Duration::from_secs(1);
+/// How long it is confirmed for at least.
+const LEAST_HEARTBEAT: Duration = Duration::from_secs(2);
 /// How often neighbours in use are looked after. The kernel calls an entry stale after 15 to 45 s without use and drops
 /// it from 60 s on (`base_reachable_time_ms`, `gc_stale_time`).
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -88,6 +93,7 @@ pub struct Control<K: Kernel, O> {
     world: World,
     generation: Generation<K::Plane>,
     windows: Windows,
+    beats: Beats,
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
@@ -272,11 +278,18 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Vouches for the mirror, for as long as the heartbeat says.
     fn confirm(&mut self, now: Duration) {
+        self.beats.vouch(self.trouble.is_none());
         let due = self.times.confirmed.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
         if due && self.trouble.is_none() {
-            self.generation.confirm_until(now + self.config.heartbeat.0);
+            self.generation.confirm_until(now + self.heartbeat());
             self.times.confirmed = Some(now);
         }
+    }
+
+    /// How long a confirmation lasts. With a heartbeat of 0 the end of this process ends forwarding; where the kernel does
+    /// not let us see that, it lasts as short as beats can be relied on.
+    fn heartbeat(&self) -> Duration {
+        self.config.heartbeat.0.max(LEAST_HEARTBEAT)
     }
 
     /// A core is full: the program with shares takes over; or none is any more.

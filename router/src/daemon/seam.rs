@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     ethtool::Problem,
     netns::OpenNamespace,
-    plane::{Counters, Mode, PathCounts, Settings, Step, TestRun, policy::Policy},
+    plane::{Counters, Heart, Mode, PathCounts, Settings, Step, TestRun, policy::Policy},
     switch::report::ControllerLost,
     workers::{PathPlan, WorkersReport},
 };
@@ -280,6 +280,10 @@ pub trait FastPath {
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
     /// Packets are forwarded until then (CLOCK_MONOTONIC).
     fn confirm_until(&self, deadline: Duration);
+    /// The same, for another thread.
+    fn heart(&self) -> Option<Arc<Heart>> {
+        None
+    }
     fn counters(&self) -> Result<Counters>;
     /// What it cannot count, as sentences.
     fn troubles(&self) -> Vec<String>;

@@ -418,6 +418,9 @@ impl Observer {
     /// # Errors
     /// What the kernel says.
     pub fn read_policy(&mut self, id: NamespaceId) -> io::Result<()> {
+        if id == HOST {
+            self.poll_programs();
+        }
         let Some(space) = self.spaces.get_mut(&id) else { return Ok(()) };
         space.read_policy(&self.peers, &mut self.out, Instant::now())
     }

@@ -86,6 +86,7 @@ pub struct MappedMemory {
     interface_index: Words64,
     routers: Words64,
     queues: Option<Words64>,
+    policy: Words64,
 }
 
 impl MappedMemory {
@@ -107,6 +108,7 @@ impl MappedMemory {
                 capacity.interface_buckets,
             )?,
             routers: words64(maps.routers.as_fd(), size_of::<types::router>(), super::MAX_ROUTERS)?,
+            policy: words64(maps.policy.as_fd(), 8, super::MAX_ROUTERS)?,
             queues: settings
                 .queue_rows
                 .then(|| {
@@ -146,6 +148,9 @@ impl Memory for MappedMemory {
     }
     fn routers(&self) -> &[AtomicU64] {
         self.routers.as_slice()
+    }
+    fn policy(&self) -> &[AtomicU64] {
+        self.policy.as_slice()
     }
     fn queues(&self) -> &[AtomicU64] {
         self.queues.as_ref().map(Words64::as_slice).unwrap_or_default()
