@@ -197,7 +197,6 @@ mod tests {
             of_rule: true,
             table: 0,
             cookie: 0,
-            of_rule: true,
             in_port: number(&ports[0]),
             metadata: 0,
             tunnel_id: 0,
