@@ -16,7 +16,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::config::BadValue;
+use crate::{config::BadValue, foreign::Quoted, guard::is_ours_or_roots_alone};
 
 /// The name of an instance, for more than one daemon on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,8 @@ impl Instance {
 
 /// See [`Instance::command`]; for an instance of which only the label is known.
 pub fn command(label: &str, verb: &str) -> String {
-    let name = label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {name}"));
+    let name =
+        label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {}", Quoted(name)));
     format!("millrace {verb}{name}")
 }
 
@@ -125,8 +126,12 @@ impl Lock {
                 .create(true)
                 .truncate(false)
                 .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
                 .open(&path)
                 .with_context(|| format!("cannot open the lock file {}", path.display()))?;
+            if !file.metadata().is_ok_and(|data| data.is_file() && is_ours_or_roots_alone(&data)) {
+                bail!("the lock file {} is not root's alone to write: remove it", path.display());
+            }
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 let mut pid = String::new();
                 let _ = file.read_to_string(&mut pid);
@@ -206,6 +211,20 @@ mod tests {
         Lock::take(&Instance::under(directory.path(), None)).expect("another instance is free");
         drop(lock);
         Lock::take(&instance(directory.path())).expect("free again");
+    }
+
+    #[test]
+    fn a_lock_file_that_others_can_write_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let instance = instance(directory.path());
+        let path = instance.lock_file();
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let error = Lock::take(&instance).unwrap_err().to_string();
+        assert!(error.contains("is not root's alone to write"), "{error}");
+        fs::rename(&path, directory.path().join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        Lock::take(&instance).unwrap_err();
     }
 
     #[test]

@@ -11,9 +11,10 @@
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
-//! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `api.rs`, `serving.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
+//! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
 //! | `other_work.rs` | what else runs on cores of workers |
 //! | `neighbours.rs` | neighbours that only the fast path uses |
@@ -40,11 +41,13 @@ pub mod observing;
 mod other_work;
 pub mod packet;
 mod paths;
+mod policy;
 mod reclaim;
 mod refusal;
 pub mod report;
 mod rules;
 pub mod seam;
+mod serving;
 pub mod start;
 mod steering;
 mod tally;
@@ -55,12 +58,13 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::config::Config;
+use crate::{config::Config, guard, privileges};
 use anyhow::Result;
 use api::{Query, Request};
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
+use policy::Windows;
 use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort, UserPlane};
 use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
@@ -84,6 +88,7 @@ pub struct Control<K: Kernel, O> {
     observer: O,
     world: World,
     generation: Generation<K::Plane>,
+    windows: Windows,
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
@@ -180,7 +185,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Once around: what has happened, what follows, and what is due.
     fn round(&mut self) -> Result<()> {
         self.observe(self.patience());
+        self.read_policy();
         self.apply()?;
+        self.settle_policy();
         let now = self.kernel.now();
         self.settle_ports(now)?;
         self.want_paths();
@@ -214,6 +221,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         due = due.min(self.changes.due().unwrap_or(due));
         due = due.min(self.world.mirror.next_end().unwrap_or(due));
+        due = due.min(self.windows.due().unwrap_or(due));
         due = due.min(self.steerer.as_ref().and_then(Steerer::due).unwrap_or(due));
         due.saturating_sub(self.kernel.now())
     }
@@ -253,6 +261,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
         // Before what they say is forwarded: a path's packets are so from the first one on.
         self.follow_paths();
+        self.follow_policy();
         self.generation.apply(plan.into_iter());
         Ok(())
     }
@@ -342,7 +351,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let paths = self.paths.iter().flat_map(of_paths);
         let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
-        troubles.chain(self.past_paths()).chain(self.unknown_weights()).collect()
+        let troubles = troubles.chain(self.past_paths()).chain(self.unknown_weights());
+        troubles.chain(privileges::trouble()).collect()
     }
 
     /// Routers that have a weight and are none: maybe misspelt.
@@ -359,12 +369,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn write_state(&self) -> Result<()> {
-        let path = self.instance.state_file();
-        let new = path.with_extension("state.new");
-        std::fs::write(
-            &new,
-            serde_json::to_string(&self.totals.state(self.generation.number, self.world.names()))?,
-        )?;
-        Ok(std::fs::rename(new, path)?)
+        let state = self.totals.state(self.generation.number, self.world.names());
+        Ok(guard::replace(&self.instance.state_file(), &serde_json::to_vec(&state)?)?)
     }
 }

@@ -134,7 +134,7 @@ fn get(address: IpAddr, from: Option<(IpAddr, u32)>) -> wire::Request {
     let (family, bits) = if address.is_ipv4() { (INET, 32) } else { (INET6, 128) };
     let source_bits = if from.is_some() { bits } else { 0 };
     let header = [family, bits, source_bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let request = wire::Request::new(rtm::GETROUTE, 0, &header).with(1, &octets(address));
+    let request = wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(1, &octets(address));
     match from {
         Some((source, device)) => request.with(2, &octets(source)).with(3, &device.to_ne_bytes()),
         None => request,

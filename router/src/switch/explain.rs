@@ -193,8 +193,10 @@ mod tests {
             reason: PacketInReason::Action,
             table: 0,
             cookie: 0,
+            of_rule: true,
             in_port: number(&ports[0]),
             metadata: 0,
+            tunnel_id: 0,
         };
         let [own, other] = [port(1).mac, Mac([2, 0, 0, 0, 9, 9])];
         let unrouted =

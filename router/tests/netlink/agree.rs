@@ -263,10 +263,11 @@ impl Pair {
                 (INET6, 128, a.octets().to_vec(), from.to_be_bytes().to_vec())
             }
         };
-        let request = wire::Request::new(rtm::GETROUTE, 0, &[family, bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-            .with(1, &to)
-            .with(2, &from)
-            .with(3, &self.iif.to_ne_bytes());
+        let request =
+            wire::Request::new(rtm::GETROUTE, wire::ACK, &[family, bits, bits, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+                .with(1, &to)
+                .with(2, &from)
+                .with(3, &self.iif.to_ne_bytes());
         let answer = self.kernel.ask(request, |message| {
             let (mut oif, mut gateway, mut mtu) = (0, None, None);
             for (kind, value) in wire::attributes_after(message.payload, 12) {

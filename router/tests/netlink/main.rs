@@ -4,6 +4,7 @@
 
 mod agree;
 mod bed;
+mod forged;
 mod hazards;
 mod measure;
 

@@ -186,8 +186,14 @@ impl World {
                 }
             }
             Event::Packet(rule, reason, frame) => {
-                let notice =
-                    Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32, metadata: 0 };
+                let notice = Notice {
+                    rule,
+                    port: Port(1),
+                    reason,
+                    frame_bytes: frame.len() as u32,
+                    metadata: 0,
+                    tunnel_id: 0,
+                };
                 self.b.agent.notice(notice, &frame, 1_000_000 * now_ms);
             }
             Event::Load(load) => {
