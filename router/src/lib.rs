@@ -29,6 +29,7 @@ pub mod calibrate;
 pub mod captures;
 pub mod classifier;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod cores;
 pub mod crypto;
