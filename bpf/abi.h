@@ -293,10 +293,11 @@ struct control {
 	__u64 deadline_jiffies;	/* the same moment; past it, every packet goes to the kernel */
 	__u64 jiffies;		/* written by millrace_clock when it is run */
 	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
-	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel */
+	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel, */
 	__u64 core_map;		/* kernel's id of this generation's rule_cores; 0: none */
 	__u64 shares_deadline_jiffies;	/* until then shares are in force; 0: they are not */
 	__u64 split_map;	/* the same as core_map, of split_cores */
+	__u64 rules_keep_drops;	/* 1: except what they drop */
 };
 
 /*

@@ -415,13 +415,31 @@ static __always_inline bool drops_fragments(void)
 	return all && *(volatile const __u64 *)&all->fragments;
 }
 
-/* By flow rules, from the first byte to the packet's fate. */
+/* Do all rules that decided drop, without a step that might send? */
+__noinline int all_drop(struct flow_scratch *s)
+{
+	if (!s)
+		return 0;
+	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+
+		if (!rule || (__u8)*(volatile const __u64 *)&rule->kind != FLOW_DROP || rule->set_steps)
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * By flow rules, from the first byte to the packet's fate. Past their deadline (`expired`) all is the kernel's except what they drop:
+ * a packet that user space would have to look at is not known to be.
+ */
 static __always_inline enum reason forward_by_rules(struct packet *p, bool may_hand_over, bool paths)
 {
 	struct flow_scratch *s = ROW(flow_scratch, p->cpu);
 	const struct flow_rule *only;
+	bool expired = rules_expired();
 
-	if (rules_expired())
+	if (expired && !rules_keep_drops())
 		return REASON_FALLBACK;
 	if (p->port_no_recv)
 		return REASON_RULE_DROP;
@@ -434,8 +452,16 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 	if (s->layout.fragment && drops_fragments())
 		return REASON_RULE_FRAGMENT;
 	if (!decide(p, s)) {
+		if (expired)
+			return REASON_FALLBACK;
 		s->verdict = FLOW_SLOW;
 		return carry_out(p, s, paths);
+	}
+	if (expired) {
+		if (!all_drop(s))
+			return REASON_FALLBACK;
+		count_rules(p, s);
+		return REASON_RULE_DROP;
 	}
 	int fate = may_hand_over && p->port_splits ? hand_over_flow(p, s) : SPLIT_STAYS;
 	if (fate != SPLIT_STAYS)

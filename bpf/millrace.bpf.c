@@ -54,6 +54,14 @@ static __always_inline bool rules_expired(void)
 	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->rules_deadline_jiffies;
 }
 
+/* Is what they drop dropped all the same then? */
+static __always_inline bool rules_keep_drops(void)
+{
+	const struct control *c = ROW(control, 0);
+
+	return c && *(volatile const __u64 *)&c->rules_keep_drops;
+}
+
 /* A better name for some packets that go up: ARP and neighbour discovery have a reserve of their own. */
 static __always_inline bool neighbour_discovery(const struct packet *p)
 {
@@ -185,7 +193,7 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
 	/* What rules do not let in, paths do not have, as long as rules are in force. */
-	bool refused = entry == BY_RULES && p->port_no_recv && !rules_expired();
+	bool refused = entry == BY_RULES && p->port_no_recv && (!rules_expired() || rules_keep_drops());
 	if (paths && !refused && taken_by_path(p, &reason))
 		return reason;
 	if (entry == BY_RULES || entry == HANDED_OVER)

@@ -113,6 +113,7 @@ pub(crate) const PORT_HANDS_OVER: u64 = 4;
 pub(crate) const PORT_SPLITS: u64 = 8;
 /// Words of `struct control`.
 const RULES_DEADLINE: usize = std::mem::offset_of!(types::control, rules_deadline_jiffies) / 8;
+const KEEP_DROPS: usize = std::mem::offset_of!(types::control, rules_keep_drops) / 8;
 const SPLIT_MAP: usize = std::mem::offset_of!(types::control, split_map) / 8;
 const CORE_MAP: usize = std::mem::offset_of!(types::control, core_map) / 8;
 

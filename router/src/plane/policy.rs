@@ -507,20 +507,21 @@ impl BpfLinks {
         let mut next = 0;
         // SAFETY: the number lives across the call.
         while unsafe { libbpf_sys::bpf_link_get_next_id(self.newest, &raw mut next) } == 0 {
+            // It is being made: the next call looks at it.
+            let Some(takes) = takes_packets(next) else { break };
             self.newest = next;
-            found |= takes_packets(next);
+            found |= takes;
         }
         found
     }
 }
 
-/// Is it one on tcx, of netfilter, or of XDP and not ours? One that cannot be looked at is.
-fn takes_packets(link: u32) -> bool {
+/// Is it one on tcx, of netfilter, or of XDP and not ours? One that cannot be looked at is. `None`: it is not there yet.
+fn takes_packets(link: u32) -> Option<bool> {
     // SAFETY: no pointers.
     let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(link) };
     if fd < 0 {
-        // It is gone, or being made: then it is seen by who looks for programs now and then.
-        return false;
+        return (fd != -libc::EAGAIN).then_some(false);
     }
     // SAFETY: a descriptor just returned to us.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -528,13 +529,13 @@ fn takes_packets(link: u32) -> bool {
     let mut length = size_of_val(&info) as u32;
     // SAFETY: `info` is writable and `length` is its size.
     if unsafe { libbpf_sys::bpf_link_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut length) } < 0 {
-        return true;
+        return Some(true);
     }
-    match info.type_ {
+    Some(match info.type_ {
         libbpf_sys::BPF_LINK_TYPE_XDP => !is_ours(info.prog_id),
         libbpf_sys::BPF_LINK_TYPE_TCX | libbpf_sys::BPF_LINK_TYPE_NETFILTER => true,
         _ => false,
-    }
+    })
 }
 
 fn is_ours(program: u32) -> bool {

@@ -104,6 +104,7 @@ impl Rules {
         let settings = settings(config, ports);
         let outlast_daemon = settings.controllers && settings.fail == FailMode::Secure;
         let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon })?);
+        maps.set_keeps_drops(!settings.controllers || settings.fail == FailMode::Secure);
         let flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
         Ok(Rules {
             agent: Agent::new(flows, settings),

@@ -24,7 +24,10 @@ use logic::flow::{
     packet::{Fragment, Headers, VXLAN_PORT},
 };
 use logic::reason::Reason;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 use world::{FlowWorld, XDP_DROP, XDP_REDIRECT};
 
 /// One seed for all machines, so that what fails can be repeated.
@@ -356,6 +359,35 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
             }
             let changes = (port == VXLAN_PORT) != (rewritten == VXLAN_PORT);
             assert_eq!(tried.slow - before, if changes { 30 } else { 0 }, "{port} to {rewritten}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn past_the_deadline_what_rules_drop_is_dropped_and_all_else_is_the_kernels() {
+    const XDP_PASS: u32 = 2;
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let kind = |kind: u16| Match::ANY.with(Field::EthType, kind);
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(Port(3))]));
+        w.change(FlowCommand::Add, 0, 2, kind(0x88b5), Instructions::default());
+        w.finish();
+        let frame =
+            |kind: u16| [&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8], &kind.to_be_bytes()[..], &[0; 46]].concat();
+        let (dropped, sent) = (frame(0x88b5), frame(0x88b6));
+        // By search, and from the cache.
+        for _ in 0..3 {
+            w.plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
+            assert_eq!(w.run(0, &dropped).action, XDP_DROP);
+            assert_eq!(w.run(0, &sent).action, XDP_REDIRECT);
+            w.plane.confirm_until(Duration::from_nanos(1)).unwrap();
+            let (before, up) = (w.charged(Reason::RuleDrop), w.charged(Reason::Fallback));
+            assert_eq!(w.run(0, &dropped).action, XDP_DROP);
+            let passed = w.run(0, &sent);
+            assert_eq!((passed.action, &passed.frame), (XDP_PASS, &sent));
+            let after = (w.charged(Reason::RuleDrop), w.charged(Reason::Fallback));
+            assert_eq!(after, (before + 1, up + 1));
         }
     });
 }
