@@ -21,6 +21,8 @@ suite13_part() {
 	cp -r "$(suite_cases)/of13/$1" "$cases"
 	# The tester, an Open vSwitch in userspace, forwards no 10,000 full frames a second on a busy machine.
 	rm -f "$cases"/01_DROP_00_KBPS_02_100M.json "$cases"/01_DROP_01_PKTPS_02_10000.json
+	# As 1.3 has it; else what misses comes to the controller late, when the next case is waiting for another packet.
+	MISS=drop
 	suite_run 13 "$cases" || return 0
 	if ! "$PYTHON" scripts/openflow/outcomes.py "$1" "$WORK/suite.log" scripts/openflow/suite13.txt >"$WORK/outcomes"; then
 		fail "outcomes of $1 are read"
