@@ -461,9 +461,10 @@ fn the_kernel_is_asked_by_another_thread() {
         sh("ip route add 10.0.0.0/8 via 192.0.2.2 mtu 1300; ip route add prohibit 10.1.0.0/16");
         sh("ip route add 10.2.0.0/16 dev port0 table 100; ip addr add 2001:db8::1/64 dev port0 nodad");
         sh(&format!("ip -n {peer} addr add 192.0.2.2/24 dev far0"));
-        let observer = observer();
+        let mut observer = observer();
         let mut reader = observer.reader().unwrap();
-        let port = std::fs::read_to_string("/sys/class/net/port0/ifindex").unwrap().trim().parse().unwrap();
+        let of_port = |e: &Event| if let Event::Port(0, port) = e { Some(port.ifindex) } else { None };
+        let port = until(&mut observer, "port", of_port);
         let answers = move || {
             let known = reader.routes(HOST).unwrap();
             let mut way = |to: &str| {
