@@ -70,3 +70,4 @@ REASON(PATH_UNSEEN,         drop,      "maybe of a path, for no worker: its head
 REASON(PATH_GIVEN,          taken,     "given to the worker of its path, which does the rest")
 REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its path was full")
 REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")
+REASON(LOCAL_PREFIX,        pass,      "addressed to a local prefix of the router, or by a route within one, which only the kernel sees as it is")

@@ -66,8 +66,9 @@ pub(super) struct Egress {
     pub interface: Option<InterfaceId>,
     /// For IPv4 and IPv6, in bytes.
     pub mtu: [u32; 2],
-    /// Up, with a carrier.
-    pub running: bool,
+    /// Next hops of IPv4 and IPv6 come to life here: fib_sync_up() asks for a carrier, addrconf_link_ready() for an
+    /// operational state that is up.
+    pub running: [bool; 2],
     /// `ignore_routes_with_linkdown`, for IPv4 and IPv6.
     pub ignore_linkdown: [bool; 2],
     /// `disable_ipv6`: ip6_output() drops there.
@@ -173,7 +174,8 @@ impl Surroundings<'_> {
     /// Does it say it must be passed over because of a device that runs? fib_sync_up() revives next hops without a
     /// message; until the routes are read again only the kernel knows.
     fn outdated(&self, hop: &NextHop, ipv6: bool) -> bool {
-        self.skipped(hop, ipv6) && self.links.get(&hop.ifindex).is_some_and(|link| link.running)
+        self.skipped(hop, ipv6)
+            && self.links.get(&hop.ifindex).is_some_and(|link| link.running[usize::from(ipv6)])
     }
 
     fn hop(&self, hop: &NextHop, route_mtu: Option<u32>, ipv6: bool) -> Target {

@@ -133,7 +133,8 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             let Some(router) = space.router else { continue };
             let safe = reasons.get(&namespace).copied().unwrap_or_default();
-            let wanted = interface(standing, router, safe);
+            let look_at_sources = space.rib4.has_local_prefixes();
+            let wanted = interface(standing, router, safe, look_at_sources);
             match self.held.insert((namespace, ifindex), Held { id, interface: wanted.clone() }) {
                 Some(held) => change(id, &held.interface, wanted, batch),
                 None => {
@@ -169,7 +170,8 @@ impl Mirror {
                 let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or_default();
                 let ignore_linkdown =
                     [link.ipv4.ignore_routes_with_linkdown, link.ipv6.ignore_routes_with_linkdown];
-                let (running, ipv6_disabled) = (link.up && link.carrier, link.ipv6.disabled);
+                let running = [link.up && (link.carrier || link.running), link.up && link.running];
+                let ipv6_disabled = link.ipv6.disabled;
                 (link.ifindex, Egress { interface, mtu, running, ignore_linkdown, ipv6_disabled })
             };
             let egresses: FxHashMap<u32, Egress> = space.links.values().map(egress).collect();
@@ -193,7 +195,7 @@ impl Mirror {
     }
 }
 
-fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface {
+fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sources: bool) -> Interface {
     let shape = &standing.shape;
     let usable = shape.common.is_empty() && standing.trouble.is_none();
     let (port, vlan, mac) = shape.address;
@@ -207,6 +209,9 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface 
         transmit: usable && shape.carrier,
         reverse_path: shape.reverse_path,
         redirects: shape.redirects,
+        accept_local: shape.accept_local,
+        priority_tags: shape.priority_tags,
+        look_at_sources,
     }
 }
 

@@ -247,7 +247,8 @@ impl Space {
             new.conf4 = new.conf4.or_else(|| old.conf4.clone());
             new.conf6 = new.conf6.or_else(|| old.conf6.clone());
             // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev).
-            if (old.up, old.carrier, old.master) != (new.up, new.carrier, new.master) {
+            let state = |l: &RawLink| (l.up, l.carrier, l.running, l.master);
+            if state(old) != state(&new) {
                 self.due.routes_soon(now);
             }
         }
@@ -341,6 +342,7 @@ impl Space {
                 raw.name
             ));
         }
+        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", raw.name)));
         let xdp = raw.xdp.then(|| {
             let off = command(&self.namespace.name, &format!("ip link set dev {} xdp off", raw.name));
             format!("{} runs an XDP program; detach it with: {off}", raw.name)
@@ -352,6 +354,7 @@ impl Space {
             mtu: raw.mtu,
             up: raw.up,
             carrier: raw.carrier,
+            running: raw.running,
             below,
             master: raw.master,
             ipv4: settings::fold4(raw.conf4.as_deref(), &self.values, has_address),
@@ -366,7 +369,7 @@ impl Space {
     pub fn below(&mut self, raw: &RawLink, peers: &Peers) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
-        raw.kind.can_sit_on_a_port().then_some(())?;
+        raw.kind.sits_on_another().then_some(())?;
         Some((self.resolve(number, peers)?, below))
     }
 

@@ -46,6 +46,7 @@ pub fn link(ifindex: u32, kind: LinkKind, below: Option<(NamespaceId, u32)>) -> 
         mtu: 1500,
         up: true,
         carrier: true,
+        running: true,
         kind,
         below,
         master: None,

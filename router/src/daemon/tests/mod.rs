@@ -349,6 +349,7 @@ fn link(ifindex: u32, name: &str) -> Link {
         mtu: 1500,
         up: true,
         carrier: true,
+        running: true,
         kind: LinkKind::Physical,
         below: None,
         master: None,
