@@ -7,7 +7,7 @@ use crate::{
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 /// Our own handle of a network namespace; never reused within a run.
 pub type NamespaceId = u32;
@@ -263,6 +263,8 @@ pub enum Change {
     Append,
     /// `NLM_F_REPLACE`: in place of the first equal.
     Replace,
+    /// The same, in a message that may be older than the last dump.
+    ReplaceLate,
     /// `RTM_DELROUTE`.
     Delete,
 }
@@ -280,9 +282,15 @@ pub struct Route<A: Address> {
     /// `rtm_type`.
     pub kind: RouteKind,
     pub next: Next,
-    /// `RTAX_MTU` metric.
+    /// `RTAX_MTU` metric, if Linux heeds it for forwarded packets.
     pub mtu: Option<u32>,
-    /// Present and not understood or not accelerated: source prefix, encapsulation; as a word for people.
+    /// It holds only for sources in `RTA_SRC` (IPv6).
+    pub for_sources: bool,
+    /// When it ends (`RTA_CACHEINFO`), CLOCK_MONOTONIC.
+    pub expires: Option<Duration>,
+    /// Whatever else tells it from the other routes of its prefix, as a hash: preferred source, protocol, scope, ...
+    pub rest: u64,
+    /// Present and not understood or not accelerated, as a word for people.
     pub complex: Option<&'static str>,
 }
 

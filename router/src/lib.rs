@@ -19,6 +19,7 @@
 //! | [`spreading`] | who wants what of an indirection table |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
+//! | `foreign` | text of others: for terminals, logs and shells |
 //! | `pcap` | opens captures |
 //! | `priority` | how urgent threads are |
 
@@ -28,11 +29,14 @@ pub mod calibrate;
 pub mod captures;
 pub mod classifier;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod cores;
 pub mod crypto;
 pub mod daemon;
+mod door;
 pub mod ethtool;
+mod foreign;
 #[doc(hidden)]
 pub mod fuzz;
 mod guard;
@@ -44,10 +48,10 @@ pub mod observer;
 pub mod paths;
 mod pcap;
 pub mod plane;
-mod printable;
 mod priority;
 pub mod privileges;
 pub mod sas;
+mod seldom;
 pub mod spreading;
 pub mod switch;
 pub mod workers;

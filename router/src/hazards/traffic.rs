@@ -14,10 +14,13 @@
 //! harmless from the kernel's default on. An option that is not known is not harmless.
 
 use super::command;
-use crate::netlink::{
-    rtm,
-    socket::Socket,
-    wire::{self, Message, Request},
+use crate::{
+    foreign::{Quoted, Shown},
+    netlink::{
+        rtm,
+        socket::Socket,
+        wire::{self, Message, Request},
+    },
 };
 use std::{collections::BTreeMap, io};
 
@@ -84,17 +87,21 @@ pub enum Finding {
 impl Finding {
     /// For people.
     pub fn sentence(&self, device: &str, namespace: &str) -> String {
+        let (shown, device) = (Shown(device), Quoted(device));
         let other_root = command(namespace, &format!("tc qdisc replace dev {device} root pfifo_fast"));
         match self {
-            Finding::Qdisc(kind) => {
-                format!("{device} has the qdisc {kind}, which may shape; replace it with: {other_root}")
-            }
+            Finding::Qdisc(kind) => format!(
+                "{shown} has the qdisc {}, which may shape; replace it with: {other_root}",
+                Shown(kind)
+            ),
             Finding::Options(kind) => format!(
-                "{device} has the qdisc {kind} with options that may delay, mark or drop packets; \
-                 replace it with: {other_root}"
+                "{shown} has the qdisc {} with options that may delay, mark or drop packets; \
+                 replace it with: {other_root}",
+                Shown(kind)
             ),
             Finding::Filters(kind, parent) => format!(
-                "{device} has tc filters on its qdisc {kind}; remove them with: {}",
+                "{shown} has tc filters on its qdisc {}; remove them with: {}",
+                Shown(kind),
                 match (kind.as_str(), *parent) {
                     ("clsact" | "ingress", _) =>
                         command(namespace, &format!("tc qdisc del dev {device} {kind}")),

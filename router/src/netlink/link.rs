@@ -24,7 +24,7 @@
 //! Of `RTM_NEWADDR` only the existence of IPv4 addresses matters, for `rp_filter`. What addresses mean for packets, and
 //! flags and lifetimes change, is in the routes that the kernel adds and removes with them.
 
-use super::{INET, INET6, rtm, wire};
+use super::{INET, INET6, attributes, rtm, wire};
 use logic::{
     net::{Mac, Tag},
     observe::{LinkKind, MacvlanMode},
@@ -256,25 +256,30 @@ pub struct Address4 {
     pub ifindex: u32,
     /// (address, prefix length, peer's address): what makes it distinct.
     pub key: (u32, u8, u32),
+    /// Nothing of it is unknown here.
+    pub understood: bool,
 }
 
 /// `RTM_NEWADDR` or `RTM_DELADDR` of IPv4.
 pub fn parse_address4(payload: &[u8]) -> Option<Address4> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
+    const IFA_TARGET_NETNSID: u16 = 10;
+    const IRRELEVANT: u64 = attributes::ADDRESS.irrelevant();
     if *payload.first()? != INET {
         return None;
     }
     let ifindex = wire::u32_at(payload, 4)?;
-    let (mut address, mut local) = (0, 0);
+    let (mut address, mut local, mut understood) = (0, 0, true);
     for (kind, value) in wire::attributes_after(payload, 8) {
         match kind {
             IFA_ADDRESS => address = wire::be32_at(value, 0)?,
             IFA_LOCAL => local = wire::be32_at(value, 0)?,
-            _ => (),
+            IFA_TARGET_NETNSID => return None,
+            _ => understood &= attributes::has(IRRELEVANT, kind),
         }
     }
-    Some(Address4 { ifindex, key: (local, payload[1], address) })
+    Some(Address4 { ifindex, key: (local, payload[1], address), understood })
 }
 
 #[cfg(test)]
@@ -373,6 +378,26 @@ mod tests {
             };
             assert_eq!(link.kind, expected);
         }
+    }
+
+    #[test]
+    fn every_attribute_of_an_address_does_what_its_class_says() {
+        let parsed = |number: u16, value: &[u8]| {
+            let request = Request::new(rtm::NEWADDR, 0, &[INET, 24, 0, 0, 7, 0, 0, 0]);
+            parse_address4(&built(request.with(2, &[192, 0, 2, 1]).with(number, value))[16..])
+        };
+        let plain = parsed(3, b"x\0");
+        assert!(plain.is_some_and(|address| address.understood));
+        for number in 0..=63 {
+            for value in [&[][..], &[1], &[9; 4], &[7; 16]] {
+                match attributes::ADDRESS.class(number) {
+                    Some(attributes::Class::Irrelevant(_)) => assert_eq!(parsed(number, value), plain),
+                    Some(attributes::Class::Heeded(_)) => {}
+                    _ => assert!(parsed(number, value).is_some_and(|address| !address.understood)),
+                }
+            }
+        }
+        assert_eq!(parsed(10, &[0; 4]), None, "of another namespace");
     }
 
     #[test]

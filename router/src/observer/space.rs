@@ -11,6 +11,8 @@ use super::{
     troubles::{Troubles, What},
 };
 use crate::{
+    clock::monotonic,
+    foreign::{Quoted, Shown},
     hazards::{Hazards, command},
     netlink::{
         GROUPS, INET, INET6,
@@ -21,9 +23,9 @@ use crate::{
     },
     netns::{self, Key},
 };
-use logic::observe::{Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Route, Settings};
+use logic::observe::{Change, Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Route, Settings};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     io,
     os::fd::AsFd,
@@ -50,6 +52,8 @@ pub struct Space {
     pub chain: BTreeSet<u32>,
     /// A device appeared, went, or moved: look again where routers are.
     pub topology_changed: bool,
+    /// Events were lost: what waits is thrown away, then everything is read again.
+    lost: bool,
     pub due: Due,
     /// The process it is known by, if it has no name.
     pub process: Option<ProcessWatch>,
@@ -60,12 +64,15 @@ pub struct Space {
     pub(super) troubles: Troubles,
     sysctls: Sysctls,
     values: Values,
-    addresses: HashMap<u32, HashSet<(u32, u8, u32)>>,
+    /// By device and address: whether it is understood.
+    addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
     /// By which number this namespace knows others.
     nsids: HashMap<NamespaceId, Option<i32>>,
     emitted: BTreeMap<u32, Link>,
     emitted_settings: Settings,
+    /// Messages that wait may be older than what was read last.
+    catching_up: bool,
 }
 
 impl Space {
@@ -92,6 +99,7 @@ impl Space {
             namespace,
             chain: BTreeSet::new(),
             topology_changed: false,
+            lost: false,
             due: Due::default(),
             process: None,
             links: BTreeMap::new(),
@@ -106,6 +114,7 @@ impl Space {
             nsids: HashMap::new(),
             emitted: BTreeMap::new(),
             emitted_settings: Settings::default(),
+            catching_up: false,
         })
     }
 
@@ -149,26 +158,51 @@ impl Space {
             self.requests.dump(link::dump_addresses(INET), |m| link::parse_address4(m.payload))?;
         self.addresses.clear();
         for address in addresses {
-            self.addresses.entry(address.ifindex).or_default().insert(address.key);
+            self.addresses.entry(address.ifindex).or_default().insert(address.key, address.understood);
         }
         Ok(())
     }
 
     fn read_routes(&mut self) -> io::Result<Routes> {
-        let v4 = self.requests.dump(route::dump(INET), route::parse4)?;
-        Ok((v4, none_without_family(self.requests.dump(route::dump(INET6), route::parse6))?))
+        self.due.ending = None;
+        self.catching_up = true;
+        let v4 = self.requests.dump(route::dump(INET), |m| route::parse4(m, monotonic()))?;
+        let v6 = self.requests.dump(route::dump(INET6), |m| route::parse6(m, monotonic()));
+        let v6 = none_without_family(v6)?;
+        if let Some(end) = v6.iter().filter_map(|route| route.expires).min() {
+            self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));
+        }
+        Ok((v4, v6))
     }
 
     fn read_nexthops(&mut self) -> io::Result<Vec<NexthopObject>> {
         self.requests.dump(nexthop::dump(), nexthop::parse)
     }
 
+    /// Messages that did not come from the kernel.
+    pub fn forged(&self) -> u64 {
+        let sides = [&self.hazards.netfilter, &self.hazards.xfrm];
+        let sides = sides.into_iter().flatten().map(|side| side.events.forged());
+        self.events.forged() + sides.sum::<u64>()
+    }
+
     /// Take what the kernel has reported, in order. `Ok(true)`: there may be more.
     pub fn take_events(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<bool> {
+        if self.lost {
+            // What still waits is older than the dump to come.
+            self.lost = !self.events.discard();
+            if !self.lost {
+                self.due.dump = Some(now);
+            }
+            return Ok(self.lost);
+        }
         for _ in 0..BUFFERS_PER_TURN {
             // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
             match self.events.take_buffer() {
-                Ok(None) => return Ok(false),
+                Ok(None) => {
+                    self.catching_up = false;
+                    return Ok(false);
+                }
                 Ok(Some((buffer, length))) => {
                     for message in wire::messages(&buffer[..length]) {
                         self.apply(message, peers, out, now);
@@ -180,12 +214,10 @@ impl Space {
                         namespace = self.namespace.name,
                         "netlink events were lost; reading everything again"
                     );
-                    // What still waits is older than the dump to come.
-                    self.events.discard();
+                    self.lost = true;
                     self.topology_changed = true;
-                    self.due.dump = Some(now);
                     self.distrust(What::State, "events were lost".into(), out);
-                    return Ok(false);
+                    return Ok(true);
                 }
                 Err(e) => return Err(e),
             }
@@ -195,10 +227,7 @@ impl Space {
 
     fn apply(&mut self, message: Message<'_>, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         match message.kind {
-            rtm::NEWROUTE | rtm::DELROUTE => out.extend(route::parse(message).map(|parsed| match parsed {
-                route::Parsed::V4(r) => Event::Route4(self.id, route::change(message), r),
-                route::Parsed::V6(r) => Event::Route6(self.id, route::change(message), r),
-            })),
+            rtm::NEWROUTE | rtm::DELROUTE => out.extend(self.route(message, now)),
             rtm::NEWNEIGH | rtm::DELNEIGH => {
                 out.extend(neighbour::parse(message).map(|n| Event::Neighbour(self.id, n)));
             }
@@ -238,6 +267,22 @@ impl Space {
             }
             _ => (),
         }
+    }
+
+    fn route(&mut self, message: Message<'_>, now: Instant) -> Option<Event> {
+        let change = match route::change(message) {
+            Change::Replace if self.catching_up => Change::ReplaceLate,
+            change => change,
+        };
+        Some(match route::parse(message, monotonic())? {
+            route::Parsed::V4(route) => Event::Route4(self.id, change, route),
+            route::Parsed::V6(route) => {
+                if let Some(end) = route.expires.filter(|_| change != Change::Delete) {
+                    self.due.routes_end(now, end.saturating_sub(monotonic()));
+                }
+                Event::Route6(self.id, change, route)
+            }
+        })
     }
 
     fn new_link(&mut self, mut new: RawLink, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
@@ -280,7 +325,7 @@ impl Space {
     fn address(&mut self, a: link::Address4, new: bool, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         let addresses = self.addresses.entry(a.ifindex).or_default();
         if new {
-            addresses.insert(a.key);
+            addresses.insert(a.key, a.understood);
         } else {
             addresses.remove(&a.key);
             // Routes that name it as their source go without a word (fib_sync_down_addr).
@@ -319,6 +364,11 @@ impl Space {
         if let Some(link) = self.compose(ifindex, peers)
             && self.emitted.get(&ifindex) != Some(&link)
         {
+            let ignores = |l: &Link| (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown);
+            if self.emitted.get(&ifindex).is_some_and(|old| ignores(old) != ignores(&link)) {
+                // The kernel says dead also of what is linkdown and ignored.
+                self.due.routes_soon(Instant::now());
+            }
             self.emitted.insert(ifindex, link.clone());
             out.push(Event::Link(self.id, link));
         }
@@ -339,13 +389,18 @@ impl Space {
         if raw.egress_priority_map {
             hazards.push(format!(
                 "{} maps priorities to VLAN priority bits; recreate it without egress-qos-map",
-                raw.name
+                Shown(&raw.name)
             ));
         }
-        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", raw.name)));
+        if self.addresses.get(&ifindex).is_some_and(|a| a.values().any(|understood| !understood)) {
+            hazards
+                .push(format!("{} has an address with attributes that are not understood", Shown(&raw.name)));
+        }
+        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", Shown(&raw.name))));
         let xdp = raw.xdp.then(|| {
-            let off = command(&self.namespace.name, &format!("ip link set dev {} xdp off", raw.name));
-            format!("{} runs an XDP program; detach it with: {off}", raw.name)
+            let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
+            let off = command(&self.namespace.name, &off);
+            format!("{} runs an XDP program; detach it with: {off}", Shown(&raw.name))
         });
         Some(Link {
             ifindex,
@@ -422,16 +477,32 @@ impl Space {
         }
     }
 
+    /// What decides whether packets may pass by the kernel, read now.
+    pub fn read_policy(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        (self.due.hazards, self.due.traffic) = (None, None);
+        self.values = self.sysctls.read();
+        self.read_device_settings();
+        self.read_hazards(now);
+        let traffic = self.hazards.read_traffic(&mut self.requests);
+        if traffic.is_err() {
+            self.due.traffic_later(now);
+        }
+        self.refresh_settings(out);
+        self.refresh_all(peers, out);
+        traffic
+    }
+
     /// Everything whose time has come.
     pub fn run_due(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         let result = if Due::take(&mut self.due.dump, now) {
             self.due.routes = None;
             self.dump(peers).map(|dump| out.push(Event::Dump(self.id, Box::new(dump))))
-        } else if Due::take(&mut self.due.routes, now) {
+        } else if Due::take(&mut self.due.routes, now) || Due::take(&mut self.due.ending, now) {
             self.read_routes_again(out)
         } else {
             Ok(())
         };
+        let result = result.and_then(|()| self.catch_up(peers, out, now));
         if let Err(error) = result {
             tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
             self.distrust(What::State, error.to_string(), out);
@@ -453,6 +524,14 @@ impl Space {
             self.refresh_settings(out);
             self.refresh_all(peers, out);
         }
+    }
+
+    /// Takes the messages that came while everything was read: they may be older than that.
+    pub fn catch_up(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        if self.catching_up {
+            self.take_events(peers, out, now)?;
+        }
+        Ok(())
     }
 
     fn read_hazards(&mut self, now: Instant) {

@@ -29,6 +29,8 @@ use std::{
 
 /// More fragments, or an offset.
 const FRAGMENT: u16 = 0x3fff;
+/// In the byte of flags.
+const DONT_FRAGMENT: u8 = 0x40;
 
 type Rows<'m> = &'m [[AtomicU64; words::NEXTHOP]];
 
@@ -109,7 +111,7 @@ impl<'m, M: Memory> Given<'m, M> {
     #[inline(never)]
     fn neighbour(&self, packet: &Packet<'_>, on_link: &Nexthop<'_>) -> Result<Nexthop<'m>, Reason> {
         if u32::from(packet.headers.bytes) > on_link.mtu() {
-            return Err(Reason::OverMtu);
+            return Err(over_mtu(packet));
         }
         let destination = match packet.headers.family {
             Family::V4 => Ipv4Addr::from_bits(packet.headers.destination).into(),
@@ -124,7 +126,7 @@ impl<'m, M: Memory> Given<'m, M> {
     fn send(&self, packet: &mut Packet<'_>, hop: &Nexthop<'_>) -> Result<(), Reason> {
         let (vlan, mtu) = hop.vlan_and_mtu();
         if u32::from(packet.headers.bytes) > mtu {
-            return Err(Reason::OverMtu);
+            return Err(over_mtu(packet));
         }
         if !self.now.can_send(hop.port()) {
             return Err(Reason::TxNotReady);
@@ -145,6 +147,14 @@ impl<'m, M: Memory> Given<'m, M> {
         let at = group.index() as usize * words::FIB_BLOCK + (flow_hash(self.router, packet) >> 24) as usize;
         self.memory.fib().get(at).map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)))
     }
+}
+
+/// Linux fragments what it may, and answers the rest with an ICMP error (`ip_forward`, `ip6_forward`).
+#[cold]
+fn over_mtu(packet: &Packet<'_>) -> Reason {
+    let may = packet.headers.family == Family::V4
+        && packet.header::<IPV4>().is_some_and(|ip| ip[6] & DONT_FRAGMENT == 0);
+    if may { Reason::Fragmented } else { Reason::OverMtu }
 }
 
 /// Why it cannot be sent to: neighbour discovery has a reserve of its own among what goes up.
