@@ -54,6 +54,9 @@ enum interface_flags {
 	IF_RPF_LOOSE   = 4,	/* RFC 3704 loose: the source must be reachable by a unicast route */
 	IF_RPF_STRICT  = 8,	/* strict: ... through this interface */
 	IF_REDIRECTS   = 16,	/* Linux may send IPv4 redirects here */
+	IF_ACCEPT_LOCAL = 32,	/* accept_local: the kernel decides on sources that are the router's own */
+	IF_PRIORITY_TAGS = 64,	/* untagged, and takes frames with the tag of VLAN 0 */
+	IF_LOOK_AT_SOURCES = 128,	/* the router has local prefixes: local4 does not know all of its own addresses */
 };
 
 /* Two words. The second, from `vlan` on, is 0 in an empty slot, and while the first one changes. */
@@ -136,7 +139,7 @@ enum nexthop_kind {
 enum nexthop_flags {
 	NEXTHOP_UNICAST = 1,	/* a unicast route: sources may be behind it (reverse path filter) */
 	NEXTHOP_FRAGS   = 2,	/* the egress port transmits multi-buffer frames */
-	NEXTHOP_LOCAL   = 4,	/* an address of the router itself, or a broadcast address: sources to look at twice */
+	NEXTHOP_LOCAL   = 4,	/* an address or prefix of the router itself, or a broadcast address: sources to look at twice */
 };
 
 /*

@@ -48,6 +48,13 @@ static __always_inline bool maybe_local(const struct router *router, __u32 sourc
 	return router->local4[bit >> 6 & (LOCAL_FILTER_BITS / 64 - 1)] >> (bit & 63) & 1;
 }
 
+/* Does Linux refuse a broadcast address, or one of its own, as a source only sometimes? accept_local lets some pass. */
+static __always_inline bool local_source_unsure(const struct nexthop *n, __u8 flags)
+{
+	return flags & IF_ACCEPT_LOCAL || n->reason == REASON_LOCAL_PREFIX ||
+	       (n->reason == REASON_BROADCAST && !(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)));
+}
+
 /*
  * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). What cannot be
  * decided here (strict mode and several next hops back, routes that depend on more than the address) the kernel decides.
@@ -62,9 +69,8 @@ static __always_inline enum reason look_at_source(const struct packet *p, __u64 
 
 	if (!n || n->reason == REASON_MAP_FULL)
 		reason = REASON_SOURCE_UNSURE;
-	else if (n->flags & NEXTHOP_LOCAL)	/* a broadcast address Linux refuses only sometimes */
-		reason = n->reason == REASON_BROADCAST && !(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) ?
-			 REASON_SOURCE_UNSURE : REASON_BAD_SOURCE;
+	else if (n->flags & NEXTHOP_LOCAL)
+		reason = local_source_unsure(n, flags) ? REASON_SOURCE_UNSURE : REASON_BAD_SOURCE;
 	else if (!(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)))
 		reason = REASON_NONE;
 	else if (n->reason == REASON_COMPLEX_ROUTE || (group && (flags & IF_RPF_STRICT)))
@@ -81,7 +87,7 @@ check_source(const struct packet *p, const struct router *router, __u64 root, __
 {
 	if (martian_source(source))
 		return REASON_BAD_SOURCE;
-	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) || maybe_local(router, source))
+	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT | IF_LOOK_AT_SOURCES)) || maybe_local(router, source))
 		return look_at_source(p, root, source);
 	return REASON_NONE;
 }

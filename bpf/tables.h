@@ -58,6 +58,14 @@ static __always_inline __u64 find_interface(__u64 mac, __u16 port, __u32 vlan)
 	return slot;
 }
 
+/* The untagged interface, if it takes frames of VLAN 0. A global function: they are rare, and the verifier looks once. */
+__noinline __u64 find_priority_tagged(__u64 mac, __u32 port)
+{
+	__u64 slot = find_interface(mac, port, 0);
+
+	return slot >> 56 & IF_PRIORITY_TAGS ? slot : 0;
+}
+
 /* Two halves of an address: IPv6 in network byte order as loaded, IPv4 in the low 4 bytes of lo. */
 struct address {
 	__u64 lo, hi;

@@ -49,6 +49,12 @@ pub struct Interface {
     pub reverse_path: ReversePath,
     /// Linux may send IPv4 redirects here.
     pub redirects: bool,
+    /// `accept_local`: the kernel decides on sources that are the router's own.
+    pub accept_local: bool,
+    /// Untagged, and frames with the tag of VLAN 0 count as untagged.
+    pub priority_tags: bool,
+    /// The router has local prefixes, so that every source may be its own.
+    pub look_at_sources: bool,
 }
 
 /// Where a route leads.

@@ -47,6 +47,9 @@ fn interface(id: InterfaceId) -> Op {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: true,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     };
     Op::Interface(id, interface)
 }

@@ -228,7 +228,7 @@ impl Mirror {
     pub fn plan(&mut self) -> Vec<Op> {
         let mut batch = Batch::default();
         for space in self.spaces.values_mut() {
-            self.unsettled |= space.rib4.take_hiding_changed() | space.rib6.take_hiding_changed();
+            self.unsettled |= space.rib4.take_doubts_changed() | space.rib6.take_doubts_changed();
         }
         if std::mem::take(&mut self.unsettled) {
             self.reconcile(&mut batch);

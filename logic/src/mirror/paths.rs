@@ -113,6 +113,11 @@ impl Paths {
         }
     }
 
+    /// The target of a local prefix, and of routes within one, with a reference for the caller.
+    pub fn local_prefix(&mut self) -> Id {
+        self.targets.acquire(pass(Reason::LocalPrefix))
+    }
+
     /// The target of a prefix for which only the kernel knows whether it has a route, with a reference for the caller: a
     /// source there is not known to be reachable.
     pub fn undecided(&mut self) -> Id {

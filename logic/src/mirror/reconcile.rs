@@ -133,7 +133,8 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             let Some(router) = space.router else { continue };
             let safe = reasons.get(&namespace).copied().unwrap_or_default();
-            let wanted = interface(standing, router, safe);
+            let look_at_sources = space.rib4.has_local_prefixes();
+            let wanted = interface(standing, router, safe, look_at_sources);
             match self.held.insert((namespace, ifindex), Held { id, interface: wanted.clone() }) {
                 Some(held) => change(id, &held.interface, wanted, batch),
                 None => {
@@ -196,7 +197,7 @@ impl Mirror {
     }
 }
 
-fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface {
+fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sources: bool) -> Interface {
     let shape = &standing.shape;
     let usable = shape.common.is_empty() && standing.trouble.is_none();
     let (port, vlan, mac) = shape.address;
@@ -210,6 +211,9 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface 
         transmit: usable && shape.carrier,
         reverse_path: shape.reverse_path,
         redirects: shape.redirects,
+        accept_local: shape.accept_local,
+        priority_tags: shape.priority_tags,
+        look_at_sources,
     }
 }
 

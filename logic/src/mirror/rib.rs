@@ -2,8 +2,9 @@
 //! difference to what was planned before.
 //!
 //! Without policy rules Linux looks tables local and main up as one: IPv4 merges them into one trie
-//! (fib_trie_table(), fib4_rules_init()); IPv6 asks local first (fib6_rule_lookup()), which is the same as long as local
-//! holds host routes only. Prefixes for which it may differ are reported by [`Rib::hiding`].
+//! (fib_trie_table(), fib4_rules_init()), until there has been a rule once (fib_unmerge()); IPv6 asks local first
+//! (fib6_rule_lookup()). That is the same as long as local holds host routes only. Routes of main within a prefix of local
+//! (`ip addr add 192.0.2.0/24 dev lo`) may be hidden by it, so they lead to the kernel.
 
 use super::{
     alias::{Alias, Aliases},
@@ -58,9 +59,12 @@ impl Entry {
 /// Prefixes that mean something beyond their route.
 struct Marked<A: Address> {
     addresses: BTreeSet<A>,
-    hiding: BTreeSet<Prefix<A>>,
+    /// Of more than one address, in table local or of kind local.
+    local_prefixes: BTreeSet<Prefix<A>>,
+    /// Those that came or went since the last plan.
+    local_prefixes_changed: BTreeSet<Prefix<A>>,
     addresses_changed: bool,
-    hiding_changed: bool,
+    doubts_changed: bool,
 }
 
 /// The differences of one table: first `set`, then `gone`, so that no address is without a route in between.
@@ -75,9 +79,10 @@ impl<A: Address> Default for Rib<A> {
     fn default() -> Self {
         let marked = Marked {
             addresses: BTreeSet::new(),
-            hiding: BTreeSet::new(),
+            local_prefixes: BTreeSet::new(),
+            local_prefixes_changed: BTreeSet::new(),
             addresses_changed: false,
-            hiding_changed: false,
+            doubts_changed: false,
         };
         Self {
             entries: FxHashMap::default(),
@@ -127,7 +132,7 @@ impl<A: Address> Rib<A> {
         if *count == 0 {
             self.default_table.remove(&key);
         }
-        self.marked.hiding_changed = true;
+        self.marked.doubts_changed = true;
     }
 
     /// All routes of all tables, as dumped.
@@ -135,7 +140,7 @@ impl<A: Address> Rib<A> {
         self.round = !self.round;
         self.settle_unsure();
         self.default_table.clear();
-        self.marked.hiding_changed = true;
+        self.marked.doubts_changed = true;
         self.entries.reserve(routes.len().saturating_sub(self.entries.len()));
         for route in routes {
             if route.table == TABLE_DEFAULT && !Self::IPV6 {
@@ -209,7 +214,11 @@ impl<A: Address> Rib<A> {
     /// What to do so that the tables hold what Linux holds. `refresh`: the surroundings have changed.
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool) -> Difference<A> {
         if refresh && self.paths.refresh(around, Self::IPV6) {
-            self.touch_if(|paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
+            self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
+        }
+        let changed = std::mem::take(&mut self.marked.local_prefixes_changed);
+        if !changed.is_empty() {
+            self.touch_if(|prefix, _, _| changed.contains(prefix) || is_within(*prefix, &changed));
         }
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.sort_unstable_by_key(|prefix| (Reverse(prefix.length()), prefix.address()));
@@ -220,7 +229,8 @@ impl<A: Address> Rib<A> {
             let new = if entry.unsure {
                 Some(self.paths.undecided())
             } else {
-                decide(entry.aliases.as_slice(), &mut self.paths, around, Self::IPV6)
+                let place = Place::of(prefix, &self.marked.local_prefixes);
+                decide(entry.aliases.as_slice(), place, &mut self.paths, around, Self::IPV6)
             };
             let old = std::mem::replace(&mut entry.shown, new);
             if new != old {
@@ -238,9 +248,9 @@ impl<A: Address> Rib<A> {
         difference
     }
 
-    fn touch_if(&mut self, wanted: impl Fn(&Paths, &Aliases) -> bool) {
+    fn touch_if(&mut self, wanted: impl Fn(&Prefix<A>, &Paths, &Aliases) -> bool) {
         for (prefix, entry) in &mut self.entries {
-            if !entry.dirty && wanted(&self.paths, &entry.aliases) {
+            if !entry.dirty && wanted(prefix, &self.paths, &entry.aliases) {
                 entry.dirty = true;
                 self.dirty.push(*prefix);
             }
@@ -275,12 +285,13 @@ impl<A: Address> Rib<A> {
 
     /// The next plan starts from an empty table.
     pub fn renew(&mut self) {
-        self.touch_if(|_, _| true);
+        self.touch_if(|_, _, _| true);
         self.marked.addresses_changed = !self.marked.addresses.is_empty();
     }
 
     /// Forgets the differences without planning them; only after [`Rib::withdraw`].
     pub fn settle(&mut self) {
+        self.marked.local_prefixes_changed.clear();
         for prefix in std::mem::take(&mut self.dirty) {
             if let Some(entry) = self.entries.get_mut(&prefix) {
                 entry.dirty = false;
@@ -314,24 +325,51 @@ impl<A: Address> Rib<A> {
         std::mem::take(&mut self.marked.addresses_changed)
     }
 
-    /// Why the merged table may not be what Linux sees; sentences.
-    pub fn hiding(&self) -> Vec<String> {
-        let prefixes = self.marked.hiding.iter();
-        let mut reasons: Vec<_> = prefixes.map(|prefix| format!("local prefix {prefix}: AnyIP")).collect();
-        if !self.default_table.is_empty() {
-            reasons.push("table default (253) holds routes".into());
-        }
-        reasons
+    /// Are there local prefixes of more than one address? Then [`Rib::addresses`] are not all of the router's own.
+    pub fn has_local_prefixes(&self) -> bool {
+        !self.marked.local_prefixes.is_empty()
     }
 
-    /// Has the answer of [`Rib::hiding`] changed since the last call?
-    pub fn take_hiding_changed(&mut self) -> bool {
-        std::mem::take(&mut self.marked.hiding_changed)
+    /// Why the table may not be what Linux sees, as a sentence.
+    pub fn doubt(&self) -> Option<String> {
+        (!self.default_table.is_empty()).then(|| "table default (253) holds routes".into())
+    }
+
+    /// Has the answer of [`Rib::doubt`], or of [`Rib::has_local_prefixes`], changed since the last call?
+    pub fn take_doubts_changed(&mut self) -> bool {
+        std::mem::take(&mut self.marked.doubts_changed)
     }
 }
 
+/// Where a prefix lies among the local ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// It is one.
+    local: bool,
+    /// A shorter one holds it.
+    within: bool,
+}
+
+impl Place {
+    fn of<A: Address>(prefix: Prefix<A>, local_prefixes: &BTreeSet<Prefix<A>>) -> Place {
+        Place { local: local_prefixes.contains(&prefix), within: is_within(prefix, local_prefixes) }
+    }
+}
+
+/// Does a shorter one of these hold the prefix?
+fn is_within<A: Address>(prefix: Prefix<A>, others: &BTreeSet<Prefix<A>>) -> bool {
+    let shorter = |length| Prefix::new(prefix.address(), length).is_some_and(|other| others.contains(&other));
+    !others.is_empty() && (0..prefix.length()).any(shorter)
+}
+
 /// The first route that can be used, with a reference to its target.
-fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
+fn decide(
+    aliases: &[Alias],
+    place: Place,
+    paths: &mut Paths,
+    around: &Surroundings<'_>,
+    ipv6: bool,
+) -> Option<Id> {
     // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`, and fib6_node_lookup_1() asks the
     // subtree of sources before it looks at metrics.
     if aliases.iter().any(|alias| alias.tos != 0 || alias.for_sources) {
@@ -339,6 +377,11 @@ fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6:
     }
     let (at, target) =
         aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
+    // Where table local is asked first it hides routes of main within its prefixes.
+    let own = paths.get(aliases[at].path).kind == RouteKind::Local;
+    if place.within && !aliases[at].local || place.local && own {
+        return Some(paths.local_prefix());
+    }
     if ipv6 {
         // Of several routes with equal metric rt6_select() takes the one with the best score.
         let rivals = aliases[at + 1..].iter();
@@ -362,11 +405,13 @@ impl<A: Address> Marked<A> {
             set_member(&mut self.addresses, prefix.address(), suspect);
             self.addresses_changed = true;
         }
-        let hides =
-            !host && !is_ordinary(prefix) && (own || aliases.iter().any(|a| a.local && !is_group(kind(a))));
-        if hides != self.hiding.contains(&prefix) {
-            set_member(&mut self.hiding, prefix, hides);
-            self.hiding_changed = true;
+        let local_prefix = !host && !is_ordinary(prefix) && (own || aliases.iter().any(|a| a.local));
+        if local_prefix != self.local_prefixes.contains(&prefix) {
+            self.doubts_changed = true;
+            set_member(&mut self.local_prefixes, prefix, local_prefix);
+            // Come and gone again: nothing has changed.
+            let known = self.local_prefixes_changed.contains(&prefix);
+            set_member(&mut self.local_prefixes_changed, prefix, !known);
         }
     }
 }
@@ -377,11 +422,6 @@ fn set_member<T: Ord>(set: &mut BTreeSet<T>, item: T, member: bool) {
     } else {
         set.remove(&item);
     }
-}
-
-/// Broadcast and multicast destinations never reach the forwarding table.
-fn is_group(kind: RouteKind) -> bool {
-    matches!(kind, RouteKind::Broadcast | RouteKind::Multicast)
 }
 
 /// Every table local has these: 127.0.0.0/8, and ff00::/8 per device (of kind unicast in older kernels).

@@ -85,8 +85,8 @@ impl Space {
     /// Why the router's IPv4 and IPv6 stay with the kernel; empty when they do not.
     pub fn reasons(&self) -> [Vec<String>; 2] {
         let (mut ipv4, mut ipv6) = (self.settings.hazards4.clone(), self.settings.hazards6.clone());
-        ipv4.extend(self.rib4.hiding());
-        ipv6.extend(self.rib6.hiding());
+        ipv4.extend(self.rib4.doubt());
+        ipv6.extend(self.rib6.doubt());
         [ipv4, ipv6]
     }
 

@@ -39,7 +39,10 @@ mod tests;
 /// What words of the tables are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
-        links::{IF_IPV4, IF_IPV6, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT, INTERFACE_WAYS},
+        links::{
+            IF_ACCEPT_LOCAL, IF_IPV4, IF_IPV6, IF_LOOK_AT_SOURCES, IF_PRIORITY_TAGS, IF_REDIRECTS,
+            IF_RPF_LOOSE, IF_RPF_STRICT, INTERFACE_WAYS,
+        },
         nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
         queues::{FAMILY_WAYS, MAX_QUEUES, QUEUE_WAYS},
     };

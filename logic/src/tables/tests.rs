@@ -40,7 +40,7 @@ fn seen(answers: Vec<Answer>) -> BTreeSet<Seen> {
 
 /// Sources that lead there are not forwarded.
 fn is_local(reason: Reason) -> bool {
-    matches!(reason, Reason::Local | Reason::Broadcast)
+    matches!(reason, Reason::Local | Reason::LocalPrefix | Reason::Broadcast)
 }
 
 #[derive(Default)]
@@ -232,6 +232,9 @@ fn interface() -> impl Strategy<Value = Interface> {
             transmit,
             reverse_path,
             redirects,
+            accept_local: redirects,
+            priority_tags: ipv4,
+            look_at_sources: ipv6,
         },
     )
 }
@@ -246,7 +249,12 @@ fn neighbour_address() -> impl Strategy<Value = IpAddr> {
 }
 
 fn single_target() -> impl Strategy<Value = Target> {
-    let reason = prop::sample::select(vec![Reason::Local, Reason::SpecialRoute, Reason::Broadcast]);
+    let reason = prop::sample::select(vec![
+        Reason::Local,
+        Reason::LocalPrefix,
+        Reason::SpecialRoute,
+        Reason::Broadcast,
+    ]);
     let hop = (1u16..5, prop::option::of(neighbour_address()), prop::sample::select(vec![1400u32, 1500]));
     prop_oneof![
         1 => (reason, any::<bool>()).prop_map(|(reason, unicast)| Target::Pass { reason, unicast }),
@@ -483,6 +491,9 @@ pub(super) fn plain_interface(mac: u8) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Loose,
         redirects: true,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }
 

@@ -96,6 +96,9 @@ mod tests {
             transmit: true,
             reverse_path: ReversePath::Off,
             redirects: false,
+            accept_local: false,
+            priority_tags: false,
+            look_at_sources: false,
         }
     }
 

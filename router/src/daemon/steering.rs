@@ -378,6 +378,9 @@ mod tests {
                 transmit: true,
                 reverse_path: ReversePath::Off,
                 redirects: true,
+                accept_local: false,
+                priority_tags: false,
+                look_at_sources: false,
             };
             let hop = Hop { interface: 2, gateway: Some([10, 0, 9, 1].into()), mtu: 1500 };
             for op in [

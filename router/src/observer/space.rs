@@ -396,6 +396,7 @@ impl Space {
             hazards
                 .push(format!("{} has an address with attributes that are not understood", Shown(&raw.name)));
         }
+        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", Shown(&raw.name))));
         let xdp = raw.xdp.then(|| {
             let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
             let off = command(&self.namespace.name, &off);
@@ -423,7 +424,7 @@ impl Space {
     pub fn below(&mut self, raw: &RawLink, peers: &Peers) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
-        raw.kind.can_sit_on_a_port().then_some(())?;
+        raw.kind.sits_on_another().then_some(())?;
         Some((self.resolve(number, peers)?, below))
     }
 

@@ -85,6 +85,9 @@ fn changes(config: &PathsConfig) -> Vec<Op> {
             transmit: true,
             reverse_path: ReversePath::Off,
             redirects: false,
+            accept_local: false,
+            priority_tags: false,
+            look_at_sources: false,
         };
         let interface = known.mac.map(|mac| Op::Interface(interface_of(port), interface(mac)));
         [Some(Op::Port { port, frags: false }), interface].into_iter().flatten()

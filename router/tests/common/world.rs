@@ -110,5 +110,8 @@ fn interface(port: u8, mac: Mac) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: false,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }

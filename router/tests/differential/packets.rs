@@ -150,6 +150,13 @@ fn ethernet(rng: &mut Rng, side: &Side, mut frame: Frame) -> Vec<u8> {
         2 => frame.ether_type = rng.u16(..),
         3 => frame.tags = vec![Tag { vid: rng.u16(0..4096), service: rng.bool() }],
         4 => frame.padding = rng.usize(1..40),
+        // A priority tag, which is VLAN 0 with a priority.
+        5..8 => {
+            frame.tags = vec![Tag { vid: rng.u16(0..16) << 12, service: rng.u8(0..4) == 0 }];
+            if rng.u8(0..8) == 0 {
+                frame.tags.push(Tag { vid: rng.u16(0..4), service: false });
+            }
+        }
         _ => {}
     }
     let mut bytes = frame.bytes();

@@ -4,7 +4,7 @@
 //! ends of the veths stay in the same namespace but have no addresses and no IP: they are wires.
 
 use crate::{
-    common::{ifindex, run},
+    common::{ifindex, run, wire::Wire},
     routes::{Member, Route, Table, member},
 };
 use fastrand::Rng;
@@ -104,6 +104,7 @@ pub struct Topology {
 impl Topology {
     pub fn build(rng: &mut Rng) -> Topology {
         let tenant = Tenant::new();
+        tenant.run("ip link set lo up");
         let mut t = Topology {
             ports: Vec::new(),
             sides: Vec::new(),
@@ -128,6 +129,25 @@ impl Topology {
             t.routes(rng, tenant);
         }
         t
+    }
+
+    /// Makes a change while packets come in. What becomes of them is not compared.
+    pub fn in_the_middle_of(&mut self, frames: &[(usize, Vec<u8>)], tenant: bool, lines: &[String]) {
+        let wires: Vec<_> = self.outside().map(|device| Wire::open(&device)).collect();
+        let send =
+            |frames: &[(usize, Vec<u8>)]| frames.iter().for_each(|(port, frame)| wires[*port].send(frame));
+        send(&frames[..frames.len() / 4]);
+        for line in lines {
+            self.inside(tenant, line.clone());
+            send(&frames[frames.len() / 2..frames.len() / 2 + 32]);
+        }
+    }
+
+    /// Makes a change, or undoes it.
+    pub fn change(&mut self, tenant: bool, lines: &[String]) {
+        for line in lines {
+            self.inside(tenant, line.clone());
+        }
     }
 
     fn host(&mut self, line: String) {
@@ -203,6 +223,7 @@ impl Topology {
     fn settings(&mut self, rng: &mut Rng) {
         let rp_filter = rng.choice([0, 0, 1, 2]).unwrap();
         let redirects = rng.u8(0..2);
+        let accept_local = rng.choice([0, 0, 1]).unwrap();
         for tenant in [false, true] {
             for (key, value) in [
                 ("net.ipv4.ip_forward", 1),
@@ -213,6 +234,7 @@ impl Topology {
                 ("net.ipv4.conf.all.send_redirects", redirects),
                 ("net.ipv4.conf.default.send_redirects", redirects),
                 ("net.ipv4.conf.all.rp_filter", rp_filter),
+                ("net.ipv4.conf.all.accept_local", accept_local),
                 ("net.ipv4.fib_multipath_hash_policy", rng.u8(0..2)),
             ] {
                 self.inside(tenant, format!("sysctl -qw {key}={value}"));
@@ -336,7 +358,7 @@ impl Topology {
                 if matches!(icmp, Some((5, _) | (3, 0 | 1 | 13))) {
                     return None;
                 }
-                if self.own.contains(&IpAddr::V4(source)) {
+                if self.is_own(source) {
                     frame[ip + 4..ip + 6].fill(0);
                     frame[ip + 10..ip + 12].fill(0);
                 }
@@ -356,6 +378,12 @@ impl Topology {
             }
             _ => Some((format!("port {port}"), frame)),
         }
+    }
+
+    /// Is it an address of the box, maybe in a local prefix of some change? The box counts its own packets as the kernel likes.
+    fn is_own(&self, source: Ipv4Addr) -> bool {
+        let local = matches!(source.octets(), [172, 16..20, ..] | [10, 0, 1, 128..192]);
+        self.own.contains(&IpAddr::V4(source)) || local
     }
 
     /// Where the frame came out; if it took a member of a multipath route, that it did.

@@ -353,7 +353,8 @@ fn settings_are_followed_with_and_without_messages() {
         expect("net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.port0.send_redirects=0", |l| {
             !l.ipv4.send_redirects
         });
-        expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.unusual == ["accept_local"]);
+        expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.accept_local && l.ipv4.unusual.is_empty());
+        expect("net.ipv4.conf.all.route_localnet=1", |l| l.ipv4.unusual == ["route_localnet"]);
         expect("net.ipv6.conf.port0.mtu=1280", |l| l.ipv6.mtu == 1280 && l.mtu == 1500);
         expect("net.ipv6.conf.port0.mtu=1500", |l| l.ipv6.mtu == 0);
         if std::path::Path::new("/proc/sys/net/ipv6/conf/port0/force_forwarding").exists() {

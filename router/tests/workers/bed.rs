@@ -266,6 +266,9 @@ pub fn tables() -> Arc<HeapMemory> {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: false,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     };
     let gateway = "10.9.0.1".parse().unwrap();
     let hop = Target::Hop(Hop { interface: 2, gateway: Some(gateway), mtu: 1500 });

@@ -67,6 +67,9 @@ pub fn interface(router: u8, port: u8, mac: Mac, tags: &[Tag]) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: true,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }
 

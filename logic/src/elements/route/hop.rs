@@ -160,7 +160,7 @@ fn over_mtu(packet: &Packet<'_>) -> Reason {
 /// Why it cannot be sent to: neighbour discovery has a reserve of its own among what goes up.
 #[cold]
 fn reason(packet: &Packet<'_>, hop: &Nexthop<'_>) -> Reason {
-    let local = hop.reason() == Reason::Local;
+    let local = matches!(hop.reason(), Reason::Local | Reason::LocalPrefix);
     let is_ipv6 = packet.headers.family == Family::V6;
     if local && is_ipv6 && is_neighbour_discovery(packet.ip()) {
         return Reason::NeighbourDiscovery;

@@ -82,7 +82,7 @@ fn a_dump_leads_where_linux_would() {
         ),
         ("no next hop", vec![alias(0, Next::None)], Some(UNICAST_COMPLEX)),
         ("object that is not there", vec![alias(0, Next::Object(7))], Some(UNDECIDED)),
-        ("local", vec![kind(RouteKind::Local, dev(1))], Some(pass(Reason::Local))),
+        ("a local prefix", vec![kind(RouteKind::Local, dev(1))], Some(pass(Reason::LocalPrefix))),
         ("anycast", vec![kind(RouteKind::Anycast, dev(1))], Some(pass(Reason::Local))),
         ("broadcast", vec![kind(RouteKind::Broadcast, dev(1))], Some(pass(Reason::Broadcast))),
         ("multicast", vec![kind(RouteKind::Multicast, dev(1))], Some(pass(Reason::Broadcast))),
@@ -102,7 +102,7 @@ fn a_dump_leads_where_linux_would() {
         ),
     ];
     for (name, routes, expected) in rows {
-        let mut heeding = Link { carrier: false, ..physical(2) };
+        let mut heeding = Link { carrier: false, running: false, ..physical(2) };
         heeding.ipv4.ignore_routes_with_linkdown = true;
         let links = vec![physical(1), heeding, physical(9)];
         let bench = Bench::with(Limits::default(), Dump { links, routes4: routes, ..Dump::default() });
@@ -413,7 +413,7 @@ fn nexthop_objects_are_followed() {
         (object(5, NexthopObjectKind::Group(vec![(1, 1), (2, 4)])), UNDECIDED),
         (single(2, hop(2, Some("10.9.9.2"))), multi),
         (single(2, dead(9, "10.9.9.2")), UNDECIDED),
-        (Event::Link(HOST, Link { carrier: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
+        (Event::Link(HOST, Link { carrier: false, running: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
         (object(2, NexthopObjectKind::Blackhole), UNDECIDED),
         (object(5, NexthopObjectKind::Group(vec![(2, 1)])), pass(Reason::SpecialRoute)),
         (object(5, NexthopObjectKind::Blackhole), pass(Reason::SpecialRoute)),
@@ -476,7 +476,7 @@ fn sources_to_look_at_are_local_and_broadcast_host_routes() {
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001, 0x0a00_00ff]);
     bench.after([Event::Route4(HOST, Change::Delete, broadcast())]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001]);
-    assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is no AnyIP");
+    assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is nothing special");
     bench.after([Event::Route4(HOST, Change::Add, local4("10.0.0.2/32"))]);
     bench.after([Event::Route4(HOST, Change::Delete, local4("10.0.0.1/32"))]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0002]);
@@ -497,4 +497,54 @@ fn the_route_to_an_address_is_the_longest_that_leads_somewhere() {
     );
     assert_eq!(bench.mirror.route6_to(HOST, 1), None);
     assert_eq!(bench.mirror.route4_to(RED, 0), None);
+}
+
+/// `ip addr add 192.0.2.0/24 dev lo`: IPv4 looks tables local and main up as one until there has been a rule, IPv6 asks local
+/// first. What lies within is the kernel's to decide; the rest is not concerned.
+#[test]
+fn a_local_prefix_concerns_what_lies_within_it() {
+    let local6 = |prefix: &str| Route { table: 255, kind: RouteKind::Local, ..route6(prefix, dev(9)) };
+    let routes4 = ["192.0.0.0/16", "192.0.2.128/25", "192.0.2.7/32"].map(|p| route4(p, dev(2)));
+    let routes6 = ["2001:db8::/32", "2001:db8:1:2::/64"].map(|p| route6(p, dev(2)));
+    let mut bench = Bench::host(routes4.into(), routes6.into());
+    let mut check = |events: Vec<Event>, within4: &[&str], within6: &[&str]| {
+        bench.after(events);
+        for prefix in ["192.0.0.0/16", "192.0.2.128/25", "192.0.2.7/32"] {
+            let hidden = within4.contains(&prefix);
+            let expected = if hidden { pass(Reason::LocalPrefix) } else { out(2, None) };
+            assert_eq!(bench.target4(prefix), Some(&expected), "{prefix}");
+        }
+        for prefix in ["2001:db8::/32", "2001:db8:1:2::/64"] {
+            let hidden = within6.contains(&prefix);
+            let expected = if hidden { pass(Reason::LocalPrefix) } else { out(2, None) };
+            assert_eq!(bench.target6(prefix), Some(&expected), "{prefix}");
+        }
+        let router = bench.mirror.routers().next().unwrap();
+        assert_eq!((router.ipv4, router.ipv6), (vec![], vec![]));
+        let looks = bench.model.interfaces.values().map(|i| i.look_at_sources).collect::<Vec<_>>();
+        (bench.target4("192.0.2.0/24").cloned(), bench.target6("2001:db8:1::/48").cloned(), looks)
+    };
+    let add = |route| Event::Route4(HOST, Change::Add, route);
+    let delete = |route| Event::Route4(HOST, Change::Delete, route);
+    let prefix = || local4("192.0.2.0/24");
+    let local = Some(pass(Reason::LocalPrefix));
+
+    let own = Route { kind: RouteKind::Local, table: 255, ..route4("192.0.2.7/32", dev(9)) };
+    assert_eq!(check(vec![], &[], &[]), (None, None, vec![false, false]));
+    let within = ["192.0.2.128/25", "192.0.2.7/32"];
+    assert_eq!(check(vec![add(prefix())], &within, &[]), (local.clone(), None, vec![true, true]));
+    let six = Event::Route6(HOST, Change::Add, local6("2001:db8:1::/48"));
+    let within6 = ["2001:db8:1:2::/64"];
+    assert_eq!(check(vec![six], &within, &within6), (local.clone(), local.clone(), vec![true, true]));
+    // A unicast route of table local hides as much, but is followed.
+    let unicast = || Route { table: 255, ..route4("192.0.2.0/24", dev(1)) };
+    let two = vec![delete(prefix()), add(unicast())];
+    assert_eq!(check(two, &within, &within6), (Some(out(1, None)), local.clone(), vec![true, true]));
+    assert_eq!(check(vec![delete(unicast())], &[], &within6), (None, local, vec![false, false]));
+    bench.after([add(prefix()), add(own)]);
+    assert_eq!(
+        bench.target4("192.0.2.7/32"),
+        Some(&pass(Reason::Local)),
+        "an address is one, wherever it lies"
+    );
 }
