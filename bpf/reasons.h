@@ -70,3 +70,4 @@ REASON(PATH_UNSEEN,         drop,      "maybe of a path, for no worker: its head
 REASON(PATH_GIVEN,          taken,     "given to the worker of its path, which does the rest")
 REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its path was full")
 REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")
+REASON(MEMBER_UNSURE,       pass,      "only the kernel can tell which next hop of a multipath route it takes")

@@ -123,6 +123,7 @@ The file of --config, every key optional, with the defaults:
   heartbeat = \"30s\"         # 2s to 24h
   generic = false
   steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
+  ecmp = \"auto\"             # who chooses among the next hops of a multipath route; \"linux\": the kernel, unless the choice is the same
   [policing]                # packets to the kernel per second, core and router; 0: unlimited
   exception_pps = 100000    # what mostly ends in a drop or an ICMP error there
   control_pps = 10000       # ARP, neighbour discovery

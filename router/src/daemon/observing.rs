@@ -4,6 +4,7 @@ use super::seam::{Observe, Reread};
 use crate::{
     config::Config,
     ethtool::Problem,
+    multipath::MultipathKeys,
     netns::OpenNamespace,
     observer::{Observer, ObserverConfig, Trouble, Waker, clock},
 };
@@ -19,6 +20,7 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
+        multipath_keys: MultipathKeys::read(config.ecmp),
         ..ObserverConfig::default()
     })?;
     let waker = observer.waker();

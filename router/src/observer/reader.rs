@@ -1,7 +1,7 @@
 //! Everything read again, in another thread and with sockets of its own, for comparison.
 
 use super::space::{Peers, Space};
-use crate::netns::Key;
+use crate::{multipath::MultipathKeys, netns::Key};
 use logic::observe::{Dump, Namespace, NamespaceId};
 use std::{fs::File, io, sync::Arc};
 
@@ -12,6 +12,7 @@ const UNUSED_BUFFER_BYTES: usize = 4096;
 pub struct Reader {
     pub(super) places: Vec<(NamespaceId, Key, Arc<File>, Namespace)>,
     pub(super) peers: Peers,
+    pub(super) multipath_keys: MultipathKeys,
 }
 
 impl Reader {
@@ -22,7 +23,7 @@ impl Reader {
     pub fn read(self) -> io::Result<Vec<(NamespaceId, Dump)>> {
         let read = |(id, key, file, namespace): (NamespaceId, Key, Arc<File>, Namespace)| {
             let name = namespace.name.clone();
-            Space::open(id, key, file, namespace, UNUSED_BUFFER_BYTES)
+            Space::open(id, key, file, namespace, UNUSED_BUFFER_BYTES, self.multipath_keys)
                 .and_then(|mut space| space.dump(&self.peers))
                 .map(|dump| (id, dump))
                 .map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))

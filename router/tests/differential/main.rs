@@ -5,13 +5,11 @@
 //!
 //! Left out of the comparison, each for a reason: the IP identification of packets the box itself makes (a kernel
 //! counter), IPv4 redirects and "unreachable" for want of a route (`ip_error` limits them by the kernel's clock), ARP and
-//! neighbour discovery (caches), and through which member of a multipath route a packet leaves (never whether it is a
-//! member of that very route).
+//! neighbour discovery (caches).
 
 #[path = "../common/mod.rs"]
 mod common;
 mod packets;
-mod routes;
 mod topology;
 
 use std::{
@@ -69,7 +67,7 @@ fn round(seed: u64) {
     eprintln!("seed {seed}: {total} frames out, {taken} by the fast path");
 }
 
-/// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
+/// Sends everything and counts what comes out: (port, normalised frame) -> times.
 fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
     let wires: Vec<_> = topology.outside().map(|device| common::wire::Wire::open(&device)).collect();
     let mut seen = BTreeMap::new();
