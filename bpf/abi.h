@@ -268,6 +268,23 @@ struct core_queue {
 	__u64 pad3[6];
 };
 
+/* --- policy ------------------------------------------------------------------------------------------------------- */
+
+/*
+ * policy[router]: changes of policy that user space has not read yet; while it is not 0, packets of that router are the kernel's.
+ * policy.bpf.c adds to it, user space takes away by compare and exchange. What to read stands in policy_slots: a row for the
+ * namespace of each router, by the router's number, and one for the host's.
+ */
+#define POLICY_HOST  MAX_ROUTERS
+#define POLICY_SLOTS (MAX_ROUTERS + 1)
+
+struct policy_slot {
+	__u64 pending;		/* changes since user space last began to read; set to 0 by it */
+	__u64 early_ns;		/* CLOCK_MONOTONIC, of the last change that was seen before it was made */
+	__u64 router;		/* whose namespace this is, + 1; 0: no router's. Written by user space */
+	__u64 pad;
+};
+
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */
 
 /*
@@ -333,7 +350,9 @@ struct bucket {
 struct policer {
 	struct bucket exception;
 	struct bucket control;
-	__u64 pad[4];
+	__u64 all_packets;	/* of the CPU, when a packet of class slow came last */
+	__u64 others_jiffies;	/* when other packets last came between two of class slow */
+	__u64 pad[2];
 };
 
 enum reason {

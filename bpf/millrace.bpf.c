@@ -19,6 +19,7 @@
 #include "abi.h"
 #include "flow_abi.h"
 #include "path_abi.h"
+#include "backlog.h"
 #include "maps.h"
 #include "packet.h"
 #include "account.h"
@@ -94,6 +95,14 @@ static __always_inline enum reason classify(struct packet *p)
 	return REASON_NONE;
 }
 
+/* Has a policy of this router changed, and is not read yet? (policy.bpf.c) */
+static __always_inline bool policy_changed(__u32 router)
+{
+	const __u64 *changes = ROW(policy, router);
+
+	return !changes || *(volatile const __u64 *)changes;
+}
+
 static __always_inline enum reason route(struct packet *p)
 {
 	const struct router *router = ROW(routers, p->router);
@@ -101,6 +110,8 @@ static __always_inline enum reason route(struct packet *p)
 
 	if (!router)
 		return REASON_ROUTER_NOT_ACCELERATED;
+	if (policy_changed(p->router))
+		return REASON_POLICY_CHANGED;
 	if (p->shared && cut_by_share(p))
 		return REASON_OVER_SHARE;
 	switch (p->ether_type) {

@@ -4,6 +4,7 @@
 //! `/sys/class/net` know them; `Documentation/netlink/specs/netdev.yaml`.
 
 use crate::{
+    foreign::{Quoted, Shown},
     hazards::command,
     netlink::{
         link::{self, LinkMessage, RawLink},
@@ -255,17 +256,18 @@ fn has_rps(devices: &Path, device: &str) -> bool {
 
 /// What of a port's own features spoils it. Packets of a veth never had a tag taken off: there the other end decides.
 pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Vec<Problem> {
+    let (shown, device) = (Shown(device), Quoted(device));
     let mut problems = Vec::new();
     if !veth && features.contains("rx-vlan-hw-parse") {
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
-            text: format!("{device} takes VLAN tags off in hardware; run: ethtool -K {device} rxvlan off"),
+            text: format!("{shown} takes VLAN tags off in hardware; run: ethtool -K {device} rxvlan off"),
         });
     }
     if features.contains("rx-lro") {
         problems.push(Problem {
             kind: ProblemKind::LargeReceive,
-            text: format!("{device} merges received packets (LRO); run: ethtool -K {device} lro off"),
+            text: format!("{shown} merges received packets (LRO); run: ethtool -K {device} lro off"),
         });
     }
     problems
@@ -273,10 +275,11 @@ pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Ve
 
 /// Of a port in native mode: see [`refuses_redirects`].
 pub fn no_redirects(device: &str) -> Problem {
+    let (shown, device) = (Shown(device), Quoted(device));
     Problem {
         kind: ProblemKind::CannotTransmit,
         text: format!(
-            "the kernel redirects nothing to {device}: its driver does not transmit for XDP (ndo-xmit is not among its \
+            "the kernel redirects nothing to {shown}: its driver does not transmit for XDP (ndo-xmit is not among its \
              xdp-features), often for want of a queue per CPU; see: ethtool -l {device}"
         ),
     }
@@ -284,16 +287,17 @@ pub fn no_redirects(device: &str) -> Problem {
 
 /// What of a veth port's other end spoils the port. `refuses`: see [`refuses_redirects`], of the port.
 pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem> {
-    let name = &peer.link.name;
+    let (shown, name) = (Shown(&peer.link.name), Quoted(&peer.link.name));
     let has = |feature: &str| peer.features.contains(feature);
-    let place = if namespace == "host" { String::new() } else { format!(" in namespace {namespace}") };
+    let place =
+        if namespace == "host" { String::new() } else { format!(" in namespace {}", Shown(namespace)) };
     let run = |text: String| command(namespace, &text);
     let mut problems = Vec::new();
     if ["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"].into_iter().any(has) {
         problems.push(Problem {
             kind: ProblemKind::PartialChecksums,
             text: format!(
-                "veth peer {name}{place} sends partial checksums; run: {}",
+                "veth peer {shown}{place} sends partial checksums; run: {}",
                 run(format!("ethtool -K {name} tx off"))
             ),
         });
@@ -302,7 +306,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
             text: format!(
-                "veth peer {name}{place} sends VLAN tags beside the packet; run: {}",
+                "veth peer {shown}{place} sends VLAN tags beside the packet; run: {}",
                 run(format!("ethtool -K {name} txvlan off tx-vlan-stag-hw-insert off"))
             ),
         });
@@ -312,7 +316,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::CannotTransmit,
             text: format!(
-                "veth peer {name}{place} would drop what is redirected to it; run: {}",
+                "veth peer {shown}{place} would drop what is redirected to it; run: {}",
                 run(format!("ethtool -K {name} gro on"))
             ),
         });
@@ -322,7 +326,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::CannotTransmit,
             text: format!(
-                "the kernel redirects nothing to the port, as GRO of its veth peer {name}{place} was turned on while that \
+                "the kernel redirects nothing to the port, as GRO of its veth peer {shown}{place} was turned on while that \
                  was down; run: {off} && {on}"
             ),
         });
@@ -359,6 +363,37 @@ impl Peer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_hostile_name_is_one_word_of_each_command() {
+        use crate::foreign::{HOSTILE, words_of};
+        let mut message = Request::new(rtm::NEWLINK, 0, &[0; 16])
+            .with(3, b"x\0")
+            .with(1, &[2, 0, 0, 0, 0, 1])
+            .with(4, &1500_u32.to_ne_bytes());
+        let parsed = wire::messages(message.bytes(1)).next().and_then(link::parse);
+        let Some(LinkMessage::New(plain)) = parsed else { panic!("{parsed:?}") };
+        for name in HOSTILE {
+            let features = ["tx-checksum-ip-generic", "tx-vlan-hw-insert", "rx-vlan-hw-parse", "rx-lro"];
+            let features: BTreeSet<_> = features.map(String::from).into();
+            let link = RawLink { name: name.into(), ..(*plain).clone() };
+            let peer = Peer { link, features: features.clone() };
+            let mut problems = own_problems(name, &features, false);
+            problems.extend(peer_problems(&peer, "host", false));
+            assert_eq!(problems.len(), 5);
+            for Problem { text, .. } in &problems {
+                let (_, line) = text.rsplit_once("run: ").unwrap();
+                let words = words_of(text, line, "ethtool");
+                assert_eq!(&words[..2], ["-K", name], "{text}");
+            }
+            let text = no_redirects(name).text;
+            let (_, line) = text.rsplit_once("see: ").unwrap();
+            assert_eq!(words_of(&text, line, "ethtool"), ["-l", name], "{text}");
+            for problem in peer_problems(&peer, name, false) {
+                words_of(&problem.text, "true", "ethtool");
+            }
+        }
+    }
 
     #[test]
     fn features_are_bits_with_names() {

@@ -20,6 +20,7 @@
 //! | [`spreading`] | who wants what of an indirection table |
 //! | [`cli`] | the command line |
 //! | [`config`], [`privileges`] | what the user wants, and what the process may do, checked |
+//! | `foreign` | text of others: for terminals, logs and shells |
 //! | `pcap` | opens captures |
 //! | `priority` | how urgent threads are |
 
@@ -34,6 +35,7 @@ pub mod cores;
 pub mod crypto;
 pub mod daemon;
 pub mod ethtool;
+mod foreign;
 #[doc(hidden)]
 pub mod fuzz;
 mod guard;
@@ -46,7 +48,6 @@ pub mod observer;
 pub mod paths;
 mod pcap;
 pub mod plane;
-mod printable;
 mod priority;
 pub mod privileges;
 pub mod sas;

@@ -1,6 +1,6 @@
 //! `millrace paths`: the user plane without a daemon, over captures.
 
-use super::{Output, show, table::Table};
+use super::{Output, complain, show, table::Table};
 use crate::{
     captures::{CaptureWriters, OfRun, Sink},
     config::PathsConfig,
@@ -136,7 +136,7 @@ impl Run {
         let captures = CaptureWriters::new(copied.into_iter().map(|(mirror, file)| (mirror, sink(file))));
         let report = paths::run(&config, sas, captures, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
         show(self.output, &report, text)?;
-        report.errors.iter().for_each(|error| eprintln!("millrace: {error}"));
+        report.errors.iter().for_each(|error| complain(error));
         Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }

@@ -56,6 +56,7 @@ pub fn status(s: &Status) -> String {
         "heartbeat   tables confirmed {age}; without a daemon forwarding goes on for {} s\n",
         s.heartbeat.timeout_s
     );
+    s.seen_late.iter().for_each(|what| text += &format!("note        policy seen late: {what}\n"));
     let cost =
         s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
     let lost = match s.lost {

@@ -8,6 +8,7 @@ use super::{
     changes::Changes,
     instance::Instance,
     paths::Following,
+    policy::Windows,
     reclaim::Reclaimer,
     seam::{FastPath, Kernel, Observe, SwitchEnd, UserPlane},
     steering::Steerer,
@@ -258,6 +259,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         }
         // A generation is filled with everything there is, so the plan towards it is carried out by building one.
         world.plan();
+        let windows = Windows::new(kernel.policy()?);
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
         let steerer = steerer(&config, &instance, &kernel, spreading, &world);
@@ -275,6 +277,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             observer,
             world,
             generation,
+            windows,
             totals: Totals::default(),
             trouble: None,
             stuck: None,
@@ -292,6 +295,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             paths: paths.map(Following::new),
             steerer,
         };
+        control.follow_policy();
+        control.read_policy();
+        control.apply()?;
+        control.settle_policy();
         // What a path has to drop passes no program before.
         control.tell_paths();
         if let Some(why) = control.paths.as_ref().and_then(|paths| paths.trouble.as_ref()) {

@@ -16,7 +16,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::config::BadValue;
+use crate::{config::BadValue, foreign::Quoted};
 
 /// The name of an instance, for more than one daemon on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +103,8 @@ impl Instance {
 
 /// See [`Instance::command`]; for an instance of which only the label is known.
 pub fn command(label: &str, verb: &str) -> String {
-    let name = label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {name}"));
+    let name =
+        label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {}", Quoted(name)));
     format!("millrace {verb}{name}")
 }
 

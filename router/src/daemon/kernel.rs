@@ -6,6 +6,7 @@
 //! | `link-PORT` | the attachment of a port: forwarding survives the daemon by it |
 //! | `control` | of the generation in charge: its deadline |
 //! | `counters-N`, `charges-N` | what generation N has counted |
+//! | `policy-*` | what sees changes of policy |
 //! | `losses-TRACEPOINT` | what counts packets lost after the redirect |
 
 use super::{
@@ -19,14 +20,16 @@ use crate::{
     config::Config,
     cores::polled::PolledPorts,
     ethtool::Ethtool,
+    observer::Waker,
     plane::{
         Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
-        Step, TestRun,
+        Step, TestRun, policy::Policy, replace_pin,
     },
     sas::RunningSas,
     workers::Epochs,
 };
 use anyhow::{Context, Result};
+use libbpf_rs::{Link, MapHandle};
 use logic::plan::{PortId, RouterId};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,6 +67,14 @@ pub struct Bpf {
     sas: RunningSas,
     /// Which ports their workers poll.
     polled: PolledPorts,
+    /// Ends the loop's wait after a change of policy; `None`: nothing is watched.
+    waker: Option<Waker>,
+    /// Nothing is forwarded without this process.
+    needs_daemon: bool,
+    /// The marks of [`Policy`].
+    marks: Option<MapHandle>,
+    /// What it sees changes by, to be pinned with the first generation.
+    policy_links: Vec<(&'static str, Link)>,
 }
 
 impl Bpf {
@@ -79,6 +90,10 @@ impl Bpf {
             epochs: Epochs::default(),
             sas: RunningSas::default(),
             polled: PolledPorts::default(),
+            waker: None,
+            needs_daemon: false,
+            marks: None,
+            policy_links: Vec::new(),
         }
     }
 
@@ -90,6 +105,11 @@ impl Bpf {
     /// Workers of paths tell here which ports they poll.
     pub fn with_polled(self, polled: PolledPorts) -> Self {
         Self { polled, ..self }
+    }
+
+    /// Changes of policy are watched, and this is used after each. `needs_daemon`: nothing is forwarded without this process.
+    pub fn with_waker(self, waker: Waker, needs_daemon: bool) -> Self {
+        Self { waker: Some(waker), needs_daemon, ..self }
     }
 
     /// Those of the generation in charge.
@@ -255,7 +275,7 @@ impl Kernel for Bpf {
     type Plane = Plane;
 
     fn load(&mut self, settings: Settings) -> Result<Plane> {
-        Plane::load(settings)
+        Plane::load_marked(settings, self.marks.as_ref().map(AsFd::as_fd))
     }
 
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
@@ -316,6 +336,10 @@ impl Kernel for Bpf {
 
     fn publish(&mut self, plane: &mut Plane, generation: u64) -> Result<()> {
         fs::create_dir_all(&self.directory).context("creating the directory of pins")?;
+        // Those of an earlier daemon end with their pins.
+        for (name, mut link) in std::mem::take(&mut self.policy_links) {
+            replace_pin(&self.directory.join(name), |path| link.pin(path))?;
+        }
         plane.pin(&self.directory, generation)
     }
 
@@ -358,6 +382,17 @@ impl Kernel for Bpf {
             grace.wait()?;
             epochs.wait(LONGEST_RUN)
         }))
+    }
+
+    fn policy(&mut self) -> Result<Policy> {
+        let Some(waker) = self.waker.clone() else { return Policy::blind() };
+        let mut policy = Policy::start(waker, self.needs_daemon).or_else(|error| {
+            tracing::warn!("changes of policy are not seen while they are made, but soon after: {error:#}");
+            Policy::blind()
+        })?;
+        self.policy_links = policy.take_links();
+        self.marks = policy.map().map(MapHandle::try_from).transpose()?;
+        Ok(policy)
     }
 
     fn classifier(&self) -> Option<Box<dyn Classifier>> {
@@ -452,7 +487,7 @@ impl FastPath for Plane {
 impl Bpf {
     /// Until when (CLOCK_MONOTONIC) the generation in charge forwards without being confirmed again.
     pub fn deadline(&self) -> Option<Duration> {
-        use libbpf_rs::{MapCore, MapFlags, MapHandle};
+        use libbpf_rs::{MapCore, MapFlags};
         let control = MapHandle::from_pinned_path(self.directory.join("control")).ok()?;
         // `struct control` of bpf/abi.h begins with deadline_ns.
         let value = control.lookup(&[0; 4], MapFlags::ANY).ok()??;

@@ -14,6 +14,7 @@
 //! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
+//! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
 //! | `other_work.rs` | what else runs on cores of workers |
 //! | `tally.rs` | counters of workers, whatever becomes of these |
@@ -38,6 +39,7 @@ pub mod observing;
 mod other_work;
 pub mod packet;
 mod paths;
+mod policy;
 mod reclaim;
 mod refusal;
 pub mod report;
@@ -59,6 +61,7 @@ use api::{Query, Request};
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
+use policy::Windows;
 use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort, UserPlane};
 use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
@@ -83,6 +86,7 @@ pub struct Control<K: Kernel, O> {
     observer: O,
     world: World,
     generation: Generation<K::Plane>,
+    windows: Windows,
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
@@ -177,7 +181,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Once around: what has happened, what follows, and what is due.
     fn round(&mut self) -> Result<()> {
         self.observe(self.patience());
+        self.read_policy();
         self.apply()?;
+        self.settle_policy();
         let now = self.kernel.now();
         self.settle_ports(now)?;
         self.want_paths();
@@ -209,6 +215,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             due = due.min(times.remembered + REMEMBER);
         }
         due = due.min(self.changes.due().unwrap_or(due));
+        due = due.min(self.windows.due().unwrap_or(due));
         due = due.min(self.steerer.as_ref().and_then(Steerer::due).unwrap_or(due));
         due.saturating_sub(self.kernel.now())
     }
@@ -241,6 +248,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
         // Before what they say is forwarded: a path's packets are so from the first one on.
         self.follow_paths();
+        self.follow_policy();
         self.generation.apply(plan.into_iter());
         Ok(())
     }

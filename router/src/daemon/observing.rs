@@ -40,6 +40,9 @@ impl Observe for Observer {
     fn place(&self, namespace: NamespaceId) -> Option<OpenNamespace> {
         Observer::place(self, namespace)
     }
+    fn read_policy(&mut self, namespace: NamespaceId) -> Result<()> {
+        Ok(Observer::read_policy(self, namespace)?)
+    }
     fn troubles(&self) -> Vec<String> {
         let sentence = |t: Trouble| {
             format!("router {} cannot be read: {} (since {})", t.namespace, t.what, clock(t.since))

@@ -29,6 +29,10 @@ pub struct Status {
     /// Of the daemon, seconds.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,
+    /// Changes of policy that are not seen while they are made, as sentences: they are in force a moment after the command
+    /// returns, all others when it does.
+    #[serde(default)]
+    pub seen_late: Vec<String>,
     /// Counts up with every new set of programs and maps (start, growth).
     pub generation: u64,
     pub packets: Packets,

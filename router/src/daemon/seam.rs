@@ -7,7 +7,7 @@ use crate::{
     config::Config,
     ethtool::Problem,
     netns::OpenNamespace,
-    plane::{Counters, Mode, PathCounts, Settings, Step, TestRun},
+    plane::{Counters, Mode, PathCounts, Settings, Step, TestRun, policy::Policy},
     switch::report::ControllerLost,
     workers::{PathPlan, WorkersReport},
 };
@@ -50,6 +50,14 @@ pub trait Observe {
     /// A namespace that is observed.
     fn place(&self, _namespace: NamespaceId) -> Option<OpenNamespace> {
         None
+    }
+
+    /// Reads a namespace's policies and settings again; what is new is returned by the next [`Observe::poll`].
+    ///
+    /// # Errors
+    /// Something cannot be read.
+    fn read_policy(&mut self, _namespace: NamespaceId) -> Result<()> {
+        Ok(())
     }
 
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
@@ -109,6 +117,14 @@ pub trait Kernel {
 
     /// A function that returns when no program that ran at the call is running any more, and no run of a worker.
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>>;
+
+    /// What sees changes of policy; asked for once, before anything is loaded.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn policy(&mut self) -> Result<Policy> {
+        Policy::blind()
+    }
 
     /// What speaks to the classifiers of the ports' devices, if anything can.
     fn classifier(&self) -> Option<Box<dyn Classifier>> {

@@ -1,7 +1,7 @@
 //! Everything observed, and what was decided because of it.
 
 use super::{ledger::Ledger, seam::Device, totals::Names};
-use crate::{config::Config, plane::Mode};
+use crate::{config::Config, foreign::Quoted, plane::Mode};
 use logic::{
     mirror::{InterfaceView, Limits, Mirror},
     observe::{Event, Namespace, NamespaceId, Port},
@@ -45,7 +45,9 @@ impl PortState {
         let down = match (&self.device, self.up) {
             (None, _) => return vec!["the device is not there".into()],
             (Some(_), None) => return vec!["the device is gone".into()],
-            (Some(_), Some(up)) => (!up).then(|| format!("the port is down (ip link set {} up)", self.name)),
+            (Some(_), Some(up)) => {
+                (!up).then(|| format!("the port is down (ip link set dev {} up)", Quoted(&self.name)))
+            }
         };
         let told = down.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
         let told: Vec<_> = told.collect();

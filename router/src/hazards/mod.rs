@@ -19,7 +19,11 @@ pub mod rules;
 pub mod traffic;
 pub mod xfrm;
 
-use crate::{netlink::socket::Socket, observer::sysctl::Sysctls};
+use crate::{
+    foreign::{Quoted, Shown},
+    netlink::socket::Socket,
+    observer::sysctl::Sysctls,
+};
 use logic::observe::Settings;
 use std::{collections::BTreeMap, io};
 
@@ -45,6 +49,11 @@ impl Side {
         };
         let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES)?;
         Ok(Some(Side { requests, events }))
+    }
+
+    /// Throws away what waits; if there is too much for once, `events` stays readable.
+    pub fn discard(&mut self) {
+        self.events.discard();
     }
 }
 
@@ -139,10 +148,7 @@ impl Hazards {
         let found = self.traffic.get(&ifindex).into_iter().flatten();
         let mut sentences: Vec<String> = found.map(|f| f.sentence(device, namespace)).collect();
         if let Some(count) = self.tcx.get(&ifindex) {
-            sentences.push(format!(
-                "{device} has {count} tcx program(s); find them with: {}",
-                command(namespace, &format!("bpftool net show dev {device}"))
-            ));
+            sentences.push(tcx_sentence(*count, device, namespace));
         }
         sentences.extend(self.chains.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
         sentences
@@ -170,21 +176,32 @@ fn in_namespace(sentence: &str, namespace: &str) -> String {
     sentence.replace(IN_NAMESPACE, &command(namespace, ""))
 }
 
-/// A shell command that runs in the namespace of this name.
+/// A shell command that runs in the namespace of this name. Names in `text` are [`Quoted`].
 pub fn command(namespace: &str, text: &str) -> String {
     match (namespace, namespace.strip_prefix("pid:")) {
         ("host", _) => text.into(),
-        (_, Some(pid)) => format!("nsenter -t {pid} -n {text}"),
-        (name, _) if name.starts_with("netns:") => format!("(in {name}) {text}"),
-        (name, _) => format!("ip netns exec {name} {text}"),
+        (_, Some(pid)) => format!("nsenter -t {} -n {text}", Quoted(pid)),
+        (name, _) if name.starts_with("netns:") => format!("(in {}) {text}", Shown(name)),
+        // nsenter takes any name so, ip some as options.
+        (name, _) if name.starts_with('-') => format!("nsenter --net=/run/netns/{} {text}", Quoted(name)),
+        (name, _) => format!("ip netns exec {} {text}", Quoted(name)),
     }
+}
+
+fn tcx_sentence(count: u32, device: &str, namespace: &str) -> String {
+    format!(
+        "{} has {count} tcx program(s); find them with: {}",
+        Shown(device),
+        command(namespace, &format!("bpftool net show dev {}", Quoted(device)))
+    )
 }
 
 fn legacy_sentence(family: usize, table: &str) -> String {
     let (tool, module) = [("iptables", "iptable"), ("ip6tables", "ip6table")][family];
+    let (table, name) = (Shown(table), Quoted(table));
     format!(
         "legacy {tool} table {table} is loaded, which hooks forwarding even when it is empty; \
-         unload it with: rmmod {module}_{table} (or recreate the namespace, where it is built in)"
+         unload it with: rmmod {module}_{name} (or recreate the namespace, where it is built in)"
     )
 }
 
@@ -216,5 +233,46 @@ mod tests {
         assert_eq!(command("host", "nft"), "nft");
         assert_eq!(command("pid:7", "nft"), "nsenter -t 7 -n nft");
         assert_eq!(command("red", "nft"), "ip netns exec red nft");
+    }
+
+    #[test]
+    fn hostile_names_are_single_words_of_commands() {
+        use crate::foreign::{HOSTILE, words_of};
+        let by_qdisc = traffic::Finding::Qdisc("tbf".into());
+        let by_filters = traffic::Finding::Filters("clsact".into(), 0);
+        for name in HOSTILE {
+            let sentences = [
+                (
+                    by_qdisc.sentence(name, "host"),
+                    "tc",
+                    vec!["qdisc", "replace", "dev", name, "root", "pfifo_fast"],
+                ),
+                (by_filters.sentence(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
+                (tcx_sentence(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
+            ];
+            for (sentence, tool, words) in sentences {
+                let (_, line) = sentence.split_once(" with: ").unwrap();
+                assert_eq!(words_of(&sentence, line, tool), words, "{sentence}");
+            }
+            words_of(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"), "true", "tc");
+            words_of(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"), "true", "tc");
+            let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
+            match name.strip_prefix('-') {
+                None => {
+                    let words = ["netns", "exec", name, "tc", "filter", "del", "dev", name];
+                    assert_eq!(words_of(&line, &line, "ip"), words);
+                }
+                Some(_) => {
+                    let net = format!("--net=/run/netns/{name}");
+                    let words = [&net, "tc", "filter", "del", "dev", name];
+                    assert_eq!(words_of(&line, &line, "nsenter"), words);
+                }
+            }
+            words_of(&command(&format!("netns:{name}"), ""), "true", "ip");
+            let legacy = legacy_sentence(0, name);
+            let (_, line) = legacy.split_once(" with: ").unwrap();
+            let line = line.split_once(" (or").unwrap().0;
+            assert_eq!(words_of(&legacy, line, "rmmod").len(), 1, "{legacy}");
+        }
     }
 }

@@ -2,25 +2,49 @@
 //!
 //! A socket belongs to the namespace of the thread that opened it, for good; it keeps that namespace alive until it is
 //! closed.
+//!
+//! Whoever has `CAP_NET_ADMIN` in a namespace can send to any netlink socket in it, and to a multicast group as the kernel
+//! does. Two things keep such messages out:
+//!
+//! - Sockets are connected to port id 0, the kernel's. The kernel then refuses what others send to our port id
+//!   (`netlink_getsockbyportid()`), so a flood of it never reaches a receive buffer.
+//! - The sender of every message is read, and what is not from port id 0 is dropped and counted. The kernel writes the
+//!   sender; the `nlmsg_pid` inside a message is the sender's own claim. Multicast needs this.
+//!
+//! An answer must also name our port id and the request's sequence number, which begins at a random one.
 
 use super::wire::{self, Message, Request};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    rand::{GetRandomFlags, getrandom},
+};
 use std::{
-    io,
-    os::fd::{AsRawFd, RawFd},
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
+    ptr,
+    time::{Duration, Instant},
 };
 
 /// A dump skb holds at most 32 KiB (`netlink_dump`); events are smaller.
 const BUFFER_BYTES: usize = 64 << 10;
-/// A kernel that does not answer for this long is an error, not a wait.
-const ANSWER_TIMEOUT_S: i64 = 10;
+/// A kernel that answers nothing for this long is an error, not a wait.
+const SILENCE: Duration = Duration::from_secs(1);
+/// A dump and its repetitions end after this long, however much still comes.
+const LONGEST: Duration = Duration::from_secs(10);
 /// How often a dump that the kernel says was interrupted is started over.
 const DUMP_ATTEMPTS: usize = 20;
+/// Buffers thrown away at once.
+const DISCARDED_AT_ONCE: usize = 4096;
 
 /// One netlink socket.
 pub struct Socket {
     inner: netlink_sys::Socket,
+    /// Our port id.
+    port: u32,
     sequence: u32,
     buffer: Vec<u8>,
+    /// Messages that came from others than the kernel.
+    forged: u64,
 }
 
 impl AsRawFd for Socket {
@@ -29,21 +53,32 @@ impl AsRawFd for Socket {
     }
 }
 
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open for as long as `self` is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.inner.as_raw_fd()) }
+    }
+}
+
+/// What one receive call returned.
+struct Datagram {
+    bytes: usize,
+    /// The port id of its sender; 0: the kernel.
+    sender: u32,
+}
+
 impl Socket {
     /// For requests, in the namespace of the calling thread. `protocol`: `NETLINK_ROUTE` and so on.
     pub fn requests(protocol: i32) -> io::Result<Socket> {
         let socket = Self::open(protocol)?;
         // Filters in dump requests are honoured, nonsense in them is an error (Linux 4.20).
         let _ = socket.inner.set_netlink_get_strict_chk(true);
-        let limit = libc::timeval { tv_sec: ANSWER_TIMEOUT_S, tv_usec: 0 };
-        set_option(&socket.inner, libc::SOL_SOCKET, libc::SO_RCVTIMEO, limit)?;
         Ok(socket)
     }
 
     /// For events of these groups, non-blocking, in the namespace of the calling thread.
     pub fn subscription(protocol: i32, groups: &[u32], receive_buffer_bytes: usize) -> io::Result<Socket> {
         let socket = Self::open(protocol)?;
-        socket.inner.set_non_blocking(true)?;
         socket.set_receive_buffer(receive_buffer_bytes)?;
         for group in groups {
             socket.inner.add_membership(*group)?;
@@ -53,9 +88,13 @@ impl Socket {
 
     fn open(protocol: i32) -> io::Result<Socket> {
         let mut inner = netlink_sys::Socket::new(protocol as isize)?;
-        inner.bind_auto()?;
+        let port = inner.bind_auto()?.port_number();
+        inner.connect(&netlink_sys::SocketAddr::new(0, 0))?;
         let _ = inner.set_ext_ack(true);
-        Ok(Socket { inner, sequence: 0, buffer: vec![0; BUFFER_BYTES] })
+        let mut first = [0; 4];
+        let _ = getrandom(&mut first, GetRandomFlags::empty())?;
+        let sequence = u32::from_ne_bytes(first);
+        Ok(Socket { inner, port, sequence, buffer: vec![0; BUFFER_BYTES], forged: 0 })
     }
 
     /// How many bytes of events the kernel may hold for us, beyond `net.core.rmem_max`.
@@ -65,10 +104,20 @@ impl Socket {
         set_option(&self.inner, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, bytes)
     }
 
-    /// One buffer of events. `Ok(None)`: nothing there. `ENOBUFS`: events were lost.
+    /// How many messages came from others than the kernel; all were dropped.
+    pub fn forged(&self) -> u64 {
+        self.forged
+    }
+
+    /// One buffer of events, empty if its sender was not the kernel. `Ok(None)`: nothing there. `ENOBUFS`: events were
+    /// lost.
     pub fn events(&mut self) -> io::Result<Option<&[u8]>> {
         match receive(&self.inner, &mut self.buffer) {
-            Ok(n) => Ok(Some(&self.buffer[..n])),
+            Ok(Datagram { bytes, sender: 0 }) => Ok(Some(&self.buffer[..bytes])),
+            Ok(_) => {
+                self.forged += 1;
+                Ok(Some(&[]))
+            }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(e) => Err(e),
         }
@@ -77,7 +126,7 @@ impl Socket {
     /// As [`Socket::events`], with the buffer itself and how much of it is filled; give it back afterwards.
     pub fn take_buffer(&mut self) -> io::Result<Option<(Vec<u8>, usize)>> {
         let length = self.events()?.map(<[u8]>::len);
-        Ok(length.map(|length| (std::mem::take(&mut self.buffer), length)))
+        Ok(length.map(|length| (mem::take(&mut self.buffer), length)))
     }
 
     /// The buffer that [`Socket::take_buffer`] lent.
@@ -85,30 +134,55 @@ impl Socket {
         self.buffer = buffer;
     }
 
-    /// Throw away everything that waits; whether anything was lost is of no interest here.
-    pub fn discard(&mut self) {
-        // ENOBUFS is reported once per overrun and must not end this; the bound keeps a flood from holding us here.
-        for _ in 0..1_000_000 {
+    /// Throws away what waits; whether anything was lost is of no interest here. False: more may wait, and a flood must
+    /// not hold the caller.
+    pub fn discard(&mut self) -> bool {
+        for _ in 0..DISCARDED_AT_ONCE {
             match self.events() {
-                Ok(None) => return,
-                Err(e) if e.raw_os_error() != Some(libc::ENOBUFS) => return,
+                Ok(None) => return true,
+                // ENOBUFS is reported once per overrun.
+                Err(e) if e.raw_os_error() != Some(libc::ENOBUFS) => return true,
                 _ => (),
+            }
+        }
+        false
+    }
+
+    /// The next answer of the kernel, in the buffer; its length.
+    fn answer(&mut self, deadline: Instant) -> io::Result<usize> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel did not answer in time"));
+            }
+            match receive(&self.inner, &mut self.buffer) {
+                Ok(Datagram { bytes, sender: 0 }) => return Ok(bytes),
+                Ok(_) => self.forged += 1,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => wait(&self.inner, left)?,
+                Err(e) => return Err(e),
             }
         }
     }
 
     /// Send one request and hand every answer to `each`, until the kernel says it is done. `Ok(true)`: the dump was
     /// interrupted and is not to be trusted.
-    fn exchange(&mut self, request: &mut Request, each: &mut dyn FnMut(Message<'_>)) -> io::Result<bool> {
+    fn exchange(
+        &mut self,
+        request: &mut Request,
+        end: Instant,
+        each: &mut dyn FnMut(Message<'_>),
+    ) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
         self.inner.send(request.bytes(self.sequence), 0)?;
         let mut interrupted = false;
+        let mut patience = Instant::now() + SILENCE;
         loop {
-            let n = receive(&self.inner, &mut self.buffer)?;
-            for message in wire::messages(&self.buffer[..n]) {
+            let n = self.answer(patience.min(end))?;
+            for message in wire::messages_to(self.port, &self.buffer[..n]) {
                 if message.sequence != self.sequence {
                     continue;
                 }
+                patience = Instant::now() + SILENCE;
                 interrupted |= message.flags & wire::DUMP_INTERRUPTED != 0;
                 match message.kind {
                     wire::DONE | wire::ERROR => {
@@ -132,9 +206,10 @@ impl Socket {
         mut parse: impl FnMut(Message<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         let mut request = request;
+        let end = Instant::now() + LONGEST;
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
-            if !self.exchange(&mut request, &mut |m| found.extend(parse(m)))? {
+            if !self.exchange(&mut request, end, &mut |m| found.extend(parse(m)))? {
                 return Ok(found);
             }
         }
@@ -149,7 +224,7 @@ impl Socket {
     ) -> io::Result<Option<T>> {
         let mut request = request;
         let mut answer = None;
-        self.exchange(&mut request, &mut |m| {
+        self.exchange(&mut request, Instant::now() + LONGEST, &mut |m| {
             if answer.is_none() {
                 answer = parse(m);
             }
@@ -158,15 +233,23 @@ impl Socket {
     }
 }
 
-fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<usize> {
+/// One message from the socket's queue, without waiting.
+fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<Datagram> {
     loop {
-        // SAFETY: the pointer and length are those of a live, exclusively borrowed buffer.
-        let n = unsafe {
-            libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC)
-        };
+        // SAFETY: all zeros is a value of this plain C struct.
+        let mut sender: libc::sockaddr_nl = unsafe { mem::zeroed() };
+        let mut length = size_of_val(&sender) as libc::socklen_t;
+        let (to, from) = (buffer.as_mut_ptr().cast(), ptr::from_mut(&mut sender).cast());
+        let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+        // SAFETY: each pointer goes with the length of the live, exclusively borrowed thing it points to.
+        let n = unsafe { libc::recvfrom(socket.as_raw_fd(), to, buffer.len(), flags, from, &raw mut length) };
         match usize::try_from(n) {
             Ok(n) if n > buffer.len() => return Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
-            Ok(n) => return Ok(n),
+            Ok(bytes) => {
+                // A sender that is not told is not the kernel.
+                let told = length as usize >= size_of_val(&sender);
+                return Ok(Datagram { bytes, sender: if told { sender.nl_pid } else { u32::MAX } });
+            }
             Err(_) => {
                 let error = io::Error::last_os_error();
                 if error.kind() != io::ErrorKind::Interrupted {
@@ -174,6 +257,17 @@ fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<usize>
                 }
             }
         }
+    }
+}
+
+/// Until there is something to receive, or the time is up.
+fn wait(socket: &netlink_sys::Socket, at_most: Duration) -> io::Result<()> {
+    let timeout = Timespec::try_from(at_most).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the descriptor is open for as long as `socket` is borrowed.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) };
+    match poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -42,7 +42,17 @@ pub struct Message<'a> {
 }
 
 /// The messages in what one receive call returned.
-pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+pub fn messages(bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    framed(bytes).map(|(_, message)| message)
+}
+
+/// The messages in what one receive call returned that answer a request from this port id.
+pub fn messages_to(port: u32, bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
+    framed(bytes).filter(move |(to, _)| *to == port).map(|(_, message)| message)
+}
+
+/// Messages, each with its `nlmsg_pid`.
+fn framed(mut bytes: &[u8]) -> impl Iterator<Item = (u32, Message<'_>)> {
     std::iter::from_fn(move || {
         let length = u32_at(bytes, 0)? as usize;
         if length < HEADER {
@@ -55,8 +65,9 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
             sequence: u32_at(bytes, 8)?,
             payload,
         };
+        let port = u32_at(bytes, 12)?;
         bytes = bytes.get(align(length)..).unwrap_or_default();
-        Some(message)
+        Some((port, message))
     })
 }
 
@@ -161,6 +172,7 @@ mod tests {
         let all: Vec<_> = messages(&bytes).collect();
         assert_eq!(all.len(), 1);
         assert_eq!((all[0].kind, all[0].flags, all[0].sequence), (24, DUMP | REQUEST, 9));
+        assert_eq!((messages_to(0, &bytes).count(), messages_to(7, &bytes).count()), (1, 0));
         let found: Vec<_> = attributes_after(all[0].payload, 3).collect();
         assert_eq!(found, [(1, &[1u8, 2, 3][..]), (2, &[][..])]);
     }

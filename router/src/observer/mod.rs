@@ -284,11 +284,11 @@ impl Observer {
                 }
             }
             NETFILTER => {
-                space.hazards.netfilter.iter_mut().for_each(|side| side.events.discard());
+                space.hazards.netfilter.iter_mut().for_each(|side| side.discard());
                 space.due.hazards_soon(now);
             }
             XFRM => {
-                space.hazards.xfrm.iter_mut().for_each(|side| side.events.discard());
+                space.hazards.xfrm.iter_mut().for_each(|side| side.discard());
                 space.due.hazards_soon(now);
             }
             _ => {
@@ -422,6 +422,15 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address), |_| None::<()>).map(|_| ())
     }
 
+    /// Reads a namespace's policies and settings now. One that is gone has none.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn read_policy(&mut self, id: NamespaceId) -> io::Result<()> {
+        let Some(space) = self.spaces.get_mut(&id) else { return Ok(()) };
+        space.read_policy(&self.peers, &mut self.out, Instant::now())
+    }
+
     /// A namespace under observation. Whoever keeps it keeps the namespace, deleted or not.
     pub fn place(&self, id: NamespaceId) -> Option<OpenNamespace> {
         self.spaces.get(&id).map(|space| OpenNamespace::new(space.key, space.file.clone()))
@@ -441,6 +450,11 @@ impl Observer {
             places: self.spaces.values().map(place).collect(),
             peers: self.peers.clone(),
         }
+    }
+
+    /// Messages to the sockets of all namespaces that did not come from the kernel, and were dropped.
+    pub fn forged(&self) -> u64 {
+        self.spaces.values().map(Space::forged).sum()
     }
 
     /// Set how many bytes of events the kernel may hold back in a namespace, for tests of what happens beyond.

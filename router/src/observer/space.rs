@@ -11,6 +11,7 @@ use super::{
     troubles::{Troubles, What},
 };
 use crate::{
+    foreign::{Quoted, Shown},
     hazards::{Hazards, command},
     multipath::MultipathKeys,
     netlink::{
@@ -51,6 +52,8 @@ pub struct Space {
     pub chain: BTreeSet<u32>,
     /// A device appeared, went, or moved: look again where routers are.
     pub topology_changed: bool,
+    /// Events were lost: what waits is thrown away, then everything is read again.
+    lost: bool,
     pub due: Due,
     /// The process it is known by, if it has no name.
     pub process: Option<ProcessWatch>,
@@ -95,6 +98,7 @@ impl Space {
             namespace,
             chain: BTreeSet::new(),
             topology_changed: false,
+            lost: false,
             due: Due::default(),
             process: None,
             links: BTreeMap::new(),
@@ -167,8 +171,23 @@ impl Space {
         self.requests.dump(nexthop::dump(), nexthop::parse)
     }
 
+    /// Messages that did not come from the kernel.
+    pub fn forged(&self) -> u64 {
+        let sides = [&self.hazards.netfilter, &self.hazards.xfrm];
+        let sides = sides.into_iter().flatten().map(|side| side.events.forged());
+        self.events.forged() + sides.sum::<u64>()
+    }
+
     /// Take what the kernel has reported, in order. `Ok(true)`: there may be more.
     pub fn take_events(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<bool> {
+        if self.lost {
+            // What still waits is older than the dump to come.
+            self.lost = !self.events.discard();
+            if !self.lost {
+                self.due.dump = Some(now);
+            }
+            return Ok(self.lost);
+        }
         for _ in 0..BUFFERS_PER_TURN {
             // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
             match self.events.take_buffer() {
@@ -184,12 +203,10 @@ impl Space {
                         namespace = self.namespace.name,
                         "netlink events were lost; reading everything again"
                     );
-                    // What still waits is older than the dump to come.
-                    self.events.discard();
+                    self.lost = true;
                     self.topology_changed = true;
-                    self.due.dump = Some(now);
                     self.distrust(What::State, "events were lost".into(), out);
-                    return Ok(false);
+                    return Ok(true);
                 }
                 Err(e) => return Err(e),
             }
@@ -342,12 +359,13 @@ impl Space {
         if raw.egress_priority_map {
             hazards.push(format!(
                 "{} maps priorities to VLAN priority bits; recreate it without egress-qos-map",
-                raw.name
+                Shown(&raw.name)
             ));
         }
         let xdp = raw.xdp.then(|| {
-            let off = command(&self.namespace.name, &format!("ip link set dev {} xdp off", raw.name));
-            format!("{} runs an XDP program; detach it with: {off}", raw.name)
+            let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
+            let off = command(&self.namespace.name, &off);
+            format!("{} runs an XDP program; detach it with: {off}", Shown(&raw.name))
         });
         Some(Link {
             ifindex,
@@ -422,6 +440,21 @@ impl Space {
             self.emitted_settings = settings.clone();
             out.push(Event::Settings(self.id, settings));
         }
+    }
+
+    /// What decides whether packets may pass by the kernel, read now.
+    pub fn read_policy(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        (self.due.hazards, self.due.traffic) = (None, None);
+        self.values = self.sysctls.read();
+        self.read_device_settings();
+        self.read_hazards(now);
+        let traffic = self.hazards.read_traffic(&mut self.requests);
+        if traffic.is_err() {
+            self.due.traffic_later(now);
+        }
+        self.refresh_settings(out);
+        self.refresh_all(peers, out);
+        traffic
     }
 
     /// Everything whose time has come.

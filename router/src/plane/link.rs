@@ -2,7 +2,7 @@
 //!
 //! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
 
-use crate::daemon::instance;
+use crate::{daemon::instance, foreign::Shown};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use libbpf_rs::{libbpf_sys as sys, query};
 use std::{
@@ -151,7 +151,8 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
             let directory = path.parent().unwrap_or(&path);
             let label = directory.file_name().unwrap_or_default().to_string_lossy();
             let stop = instance::command(&label, "stop");
-            format!("the Millrace instance pinned in {} (stop it with `{stop}`)", directory.display())
+            let directory = directory.display().to_string();
+            format!("the Millrace instance pinned in {} (stop it with `{stop}`)", Shown(&directory))
         }
         None => format!("XDP program {:?} (id {id}), which is not ours", name.unwrap_or_default()),
     }))

@@ -30,6 +30,12 @@ impl Mapping {
         Ok(Mapping { map, bytes })
     }
 
+    /// Memory of no map, all zero.
+    pub fn anonymous(bytes: usize) -> Result<Mapping> {
+        let map = MmapOptions::new().len(bytes).map_anon().context("mapping memory")?;
+        Ok(Mapping { map: map.into(), bytes })
+    }
+
     pub(super) fn words<T>(&self) -> &[T] {
         const { assert!(size_of::<T>() == 4 || size_of::<T>() == 8) };
         // SAFETY: the mapping is page-aligned, at least `bytes` long, readable and writable, and lives as long as

@@ -6,7 +6,9 @@
 //! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
+//! | `policy.rs` | what sees changes of policy; its map outlives a generation |
 //! | `polls.rs` | counting what queues poll |
+//! | `backlog.rs` | whether each CPU keeps up with its queues |
 //! | `transmit.rs` | what waits where a core's packets leave (`unsafe` lives here) |
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
@@ -25,6 +27,7 @@
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
+mod backlog;
 pub(crate) mod choices;
 pub(crate) mod cores;
 mod counters;
@@ -36,6 +39,7 @@ mod link;
 mod losses;
 mod memory;
 mod paths;
+pub mod policy;
 mod polls;
 mod port_sets;
 mod run;
@@ -46,6 +50,7 @@ mod transmit;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
+pub use backlog::Backlogs;
 pub use choices::ChosenFlows;
 pub use cores::Handed;
 pub use counters::{Charge, Counters, InterfaceCount};
@@ -147,6 +152,14 @@ impl Plane {
     /// The kernel refuses (missing capability, missing feature, no memory); the verifier's words are in the chain.
     pub fn load(settings: Settings) -> Result<Plane> {
         Self::load_changed(settings, |_| Ok(()))
+    }
+
+    /// As [`Plane::load`], with the marks of a [`policy::Policy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_marked(settings: Settings, marks: Option<BorrowedFd<'_>>) -> Result<Plane> {
+        Self::load_changed(settings, |open| marks.map_or(Ok(()), |marks| open.maps.policy.reuse_fd(marks)))
     }
 
     /// As [`Plane::load`], with maps or constants changed before: what another version would have loaded, for tests of
@@ -441,7 +454,7 @@ fn hands_over(ifindex: u32) -> bool {
 }
 
 /// Pins something in place of what is pinned there.
-fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
+pub(crate) fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
     if path.exists() {
         std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     }
@@ -480,6 +493,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.port_index, ours.port_index.as_fd()),
         (&mut theirs.interface_index, ours.interface_index.as_fd()),
         (&mut theirs.routers, ours.routers.as_fd()),
+        (&mut theirs.policy, ours.policy.as_fd()),
         (&mut theirs.fib, ours.fib.as_fd()),
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),
@@ -541,6 +555,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
         map.set_max_entries(rows).context("sizing a map")?;
     }
+    maps.backlogs.reuse_fd(backlog::map()?).context("sharing the map of backlogs")?;
     let constants = maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
     constants.core_rows = u32::try_from(cpus).context("more than 2^32 CPUs")?;
     constants.interface_rows = settings.interface_rows;

@@ -8,7 +8,7 @@ use logic::{
     tables::Tables,
 };
 use router::plane::{MappedMemory, Mode, Plane, PortLink, Settings};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{os::fd::BorrowedFd, path::Path, sync::Arc, time::Duration};
 
 /// Of the ports, and of the host.
 pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -65,7 +65,12 @@ impl World {
 
 /// Loaded, and filled with the tables of [`World`].
 pub fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
-    let plane = Plane::load(SETTINGS).unwrap_or_else(|e| panic!("{e:#}"));
+    loaded_marked(None)
+}
+
+/// The same, with marks of changed policies.
+pub fn loaded_marked(marks: Option<BorrowedFd<'_>>) -> (Plane, Tables<Arc<MappedMemory>>) {
+    let plane = Plane::load_marked(SETTINGS, marks).unwrap_or_else(|e| panic!("{e:#}"));
     assert_eq!(plane.troubles(), [""; 0]);
     plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
     for (id, device) in (0..).zip(["p0", "p1"]) {

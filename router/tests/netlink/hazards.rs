@@ -88,6 +88,20 @@ fn qdiscs_and_filters_are_told_of_their_device() {
             Some("tc filters on its qdisc clsact"),
         );
         expect("tc qdisc del dev port0 clsact", None);
+        sh("tc qdisc add dev port0 clsact");
+        expect("tc filter add dev port0 egress protocol all u32 match u32 0 0", Some("its qdisc clsact"));
+        expect("tc qdisc del dev port0 clsact", None);
+        // A filter of a shared block is of no device, and in force on every device that has the block.
+        sh("tc qdisc add dev port0 ingress_block 7 ingress");
+        expect("tc filter add block 7 protocol ip u32 match u32 0 0", Some("its qdisc ingress"));
+        expect("tc qdisc del dev port0 ingress", None);
+        sh("tc qdisc add dev port0 egress_block 8 clsact");
+        expect("tc filter add block 8 chain 5 protocol ip u32 match u32 0 0", Some("its qdisc clsact"));
+        expect("tc filter del block 8 chain 5", None);
+        sh("tc qdisc del dev port0 clsact");
+        // One that can hold packets back, though by its options it does not.
+        expect("tc qdisc add dev port0 root pfifo limit 1000", Some("qdisc pfifo,"));
+        expect("tc qdisc replace dev port0 root pfifo_fast", None);
     });
 }
 

@@ -3,6 +3,7 @@
 //! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl): `make test-root`.
 
 mod bed;
+mod forged;
 mod hazards;
 mod measure;
 

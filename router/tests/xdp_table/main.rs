@@ -13,7 +13,7 @@ use logic::{
     plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
 };
-use router::plane::{Charge, Settings, Step};
+use router::plane::{Backlogs, Charge, Settings, Step};
 use std::time::{Duration, Instant};
 use world::*;
 
@@ -264,10 +264,13 @@ fn respects_mtu_and_multi_buffer() {
         };
         let f = sized("10.0.2.9", 1500);
         w.expect("exactly the MTU", &f, out(2, f.routed(FRIEND, B, &[])));
+        let may_fragment = |f: Frame| f.ip4(|ip| ip[6] = 0);
         w.expect("one byte more", &sized("10.0.2.9", 1501), up(Reason::OverMtu));
+        w.expect("that Linux fragments", &may_fragment(sized("10.0.2.9", 1501)), up(Reason::Fragmented));
         let f = sized("10.11.0.1", 100);
         w.expect("the route's own MTU", &f, out(2, f.routed(GATEWAY, B, &[])));
         w.expect("above the route's own MTU", &sized("10.11.0.1", 101), up(Reason::OverMtu));
+        w.expect("the same, fragmented", &may_fragment(sized("10.11.0.1", 101)), up(Reason::Fragmented));
 
         let jumbo =
             |interface, to: &str| route4(0, to, Target::Hop(Hop { interface, gateway: None, mtu: 9000 }));
@@ -418,6 +421,60 @@ fn polices_exceptions_not_forwarding() {
         w.expect("the other router has its own", &theirs, Expect::Up(Charge::Router(1), Reason::TtlExceeded));
         std::thread::sleep(Duration::from_millis(120));
         w.expect("later", &expired, up(Reason::TtlExceeded));
+    });
+}
+
+/// What Linux forwards at a higher cost is dropped only where others lose by it.
+#[test]
+#[ignore = "needs root"]
+fn slow_packets_are_policed_only_while_the_cpu_is_behind() {
+    in_new_namespace(|| {
+        let mut w = World::with(Settings { exception_pps: 1, control_pps: 0, ..settings() });
+        let backlogs = Backlogs::open().unwrap();
+        // No poll ends in a test run, so these rows stay; a time to come is never too old.
+        let (recent, old) = (u64::MAX / 2, 0);
+        let big = |destination: &str| {
+            Frame::udp4(A, "10.0.1.5", destination).ip4(|ip| {
+                ip.resize(1501, 0);
+                ip[2..4].copy_from_slice(&1501_u16.to_be_bytes());
+                ip[6] = 0;
+            })
+        };
+        let options = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| {
+            ip.splice(20..20, [1, 1, 1, 0]);
+            ip[0] = 0x46;
+            let length = ip.len() as u16;
+            ip[2..4].copy_from_slice(&length.to_be_bytes());
+        });
+        let slow = [(big("10.0.2.9"), Reason::Fragmented), (options, Reason::Ipv4Options)];
+        let plain = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
+        let policed = Expect::Drop(Charge::Router(0), Reason::Policed);
+        w.expect("within the limit", &slow[0].0, up(slow[0].1));
+        for (full_polls, at, others, dropped) in [
+            (0, recent, true, false),
+            (3, recent, true, false),
+            (4, recent, false, false),
+            (4, recent, true, true),
+            (1000, recent, true, true),
+            // Nobody counts polls: it is not known.
+            (0, old, false, true),
+        ] {
+            // What came before is forgotten by then.
+            std::thread::sleep(Duration::from_millis(100));
+            backlogs.set(full_polls, at);
+            for (frame, reason) in &slow {
+                if others {
+                    w.expect("another packet", &plain, out(2, plain.routed(FRIEND, B, &[])));
+                }
+                let name = format!("{full_polls} full polls at {at}, others {others}, {reason:?}");
+                let expected = if dropped { policed.clone() } else { up(*reason) };
+                w.expect(&name, frame, expected);
+            }
+        }
+        backlogs.set(0, recent);
+        let expired = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| ip[8] = 1);
+        w.expect("what ends in an ICMP error stays within the limit", &expired, policed);
+        backlogs.set(0, 0);
     });
 }
 

@@ -197,6 +197,7 @@ pub struct Outcome {
     pub sent: Vec<(u16, u64)>,
 }
 
+#[derive(Clone)]
 pub enum Expect {
     Out { interface: u16, frame: Vec<u8> },
     Up(Charge, Reason),

@@ -26,6 +26,9 @@ use std::{
     sync::atomic::AtomicU64,
 };
 
+/// In the byte of flags.
+const DONT_FRAGMENT: u8 = 0x40;
+
 type Rows<'m> = &'m [[AtomicU64; words::NEXTHOP]];
 
 /// What a decision goes by, besides the packet and its leaf.
@@ -105,7 +108,7 @@ impl<'m, M: Memory> Given<'m, M> {
     #[inline(never)]
     fn neighbour(&self, packet: &Packet<'_>, on_link: &Nexthop<'_>) -> Result<Nexthop<'m>, Reason> {
         if u32::from(packet.headers.bytes) > on_link.mtu() {
-            return Err(Reason::OverMtu);
+            return Err(over_mtu(packet));
         }
         let destination = match packet.headers.family {
             Family::V4 => Ipv4Addr::from_bits(packet.headers.destination).into(),
@@ -120,7 +123,7 @@ impl<'m, M: Memory> Given<'m, M> {
     fn send(&self, packet: &mut Packet<'_>, hop: &Nexthop<'_>) -> Result<(), Reason> {
         let (vlan, mtu) = hop.vlan_and_mtu();
         if u32::from(packet.headers.bytes) > mtu {
-            return Err(Reason::OverMtu);
+            return Err(over_mtu(packet));
         }
         if !self.now.can_send(hop.port()) {
             return Err(Reason::TxNotReady);
@@ -149,6 +152,14 @@ impl<'m, M: Memory> Given<'m, M> {
         let block = self.memory.fib().get(group.index() as usize * words::FIB_BLOCK..);
         Ok(choose(block.unwrap_or_default(), hash.ok_or(unsure)?))
     }
+}
+
+/// Linux fragments what it may, and answers the rest with an ICMP error (`ip_forward`, `ip6_forward`).
+#[cold]
+fn over_mtu(packet: &Packet<'_>) -> Reason {
+    let may = packet.headers.family == Family::V4
+        && packet.header::<IPV4>().is_some_and(|ip| ip[6] & DONT_FRAGMENT == 0);
+    if may { Reason::Fragmented } else { Reason::OverMtu }
 }
 
 /// Why it cannot be sent to: neighbour discovery has a reserve of its own among what goes up.

@@ -188,6 +188,15 @@ fn udp4(source: [u8; 4], destination: [u8; 4], ttl: u8, payload: usize) -> Vec<u
     packet
 }
 
+/// An untagged IPv4 packet without "don't fragment".
+fn fragmentable(mut packet: Vec<u8>) -> Vec<u8> {
+    let (mut header, _) = etherparse::Ipv4Header::from_slice(&packet[14..]).unwrap();
+    header.dont_fragment = false;
+    header.header_checksum = header.calc_header_checksum();
+    packet[14..34].copy_from_slice(&header.to_bytes());
+    packet
+}
+
 fn udp6(source: &str, destination: &str, hops: u8, payload: usize) -> Vec<u8> {
     let address = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap().octets();
     let build = etherparse::PacketBuilder::ethernet2([9; 6], [2, 0, 0, 0, 0, 1]);

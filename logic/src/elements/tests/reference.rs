@@ -93,6 +93,10 @@ fn check6(ip: &[u8]) -> Result<usize, Reason> {
     }
 }
 
+fn over_mtu(ip: &[u8]) -> Reason {
+    if ip[0] >> 4 == 4 && ip[6] & 0x40 == 0 { Reason::Fragmented } else { Reason::OverMtu }
+}
+
 fn leave<'a>(
     world: &World,
     now: &Now,
@@ -104,7 +108,7 @@ fn leave<'a>(
 ) -> Result<&'a Egress, Reason> {
     let too_long = |egress: &Egress| length > egress.mtu as usize;
     if way.egress.as_ref().is_some_and(|egress| egress.connected && too_long(egress)) {
-        return Err(Reason::OverMtu);
+        return Err(over_mtu(ip));
     }
     if let Some(reason) = way.reason {
         let discovery = ip[0] >> 4 == 6 && ip[6] == 58 && matches!(ip.get(40), Some(133..=137));
@@ -134,7 +138,7 @@ fn leave<'a>(
     match () {
         _ if hops <= 1 => Err(Reason::TtlExceeded),
         _ if redirects && egress.id == ingress.interface => Err(Reason::SameInterface),
-        _ if too_long(egress) => Err(Reason::OverMtu),
+        _ if too_long(egress) => Err(over_mtu(ip)),
         _ if !now.can_send(egress.interface.port) => Err(Reason::TxNotReady),
         _ => Ok(egress),
     }

@@ -59,6 +59,16 @@ fn packets_leave_or_go_up_as_named() {
         ("connected, over its MTU", udp4(from, [192, 0, 2, 50], 64, 40), Verdict::Up(OverMtu)),
         ("connected, not resolved", udp4(from, [192, 0, 2, 51], 64, 20), Verdict::Up(Unresolved)),
         ("over MTU", udp4(from, [10, 2, 0, 1], 64, 40), Verdict::Up(OverMtu)),
+        (
+            "over MTU, may be fragmented",
+            fragmentable(udp4(from, [10, 2, 0, 1], 64, 40)),
+            Verdict::Up(Fragmented),
+        ),
+        (
+            "connected, may be fragmented",
+            fragmentable(udp4(from, [192, 0, 2, 50], 64, 40)),
+            Verdict::Up(Fragmented),
+        ),
         ("just the MTU", udp4(from, [10, 2, 0, 1], 64, 32), Verdict::To(2)),
         ("TTL 1", udp4(from, [10, 1, 0, 1], 1, 0), Verdict::Up(TtlExceeded)),
         ("TTL 0", udp4(from, [10, 1, 0, 1], 0, 0), Verdict::Up(TtlExceeded)),
