@@ -134,7 +134,7 @@ fn ask_linux() -> Result<Vec<(u32, usize)>> {
     for i in 0..QUESTIONS {
         // Odd multipliers reach all bits of an address, the highest of each byte among them.
         let destination = ASKED | i.wrapping_mul(0x9e37_79b1) >> 15;
-        let question = Request::new(rtm::GETROUTE, wire::ACK, &route_header(32, 0));
+        let question = Request::new(rtm::GETROUTE, wire::ACK, &[INET, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         let question = question.with(RTA_DST, &destination.to_be_bytes());
         let gateway = socket.ask(question, |message| {
             let mut all = wire::attributes_after(message.payload, 12);
@@ -204,6 +204,8 @@ mod tests {
     #[test]
     #[ignore = "needs root"]
     fn linux_is_asked_and_answers_as_computed() {
+        let secret = thread::spawn(tried_secret).join().unwrap();
+        assert!(secret.is_ok(), "{secret:?}");
         let keys = MultipathKeys::read(Ecmp::Linux);
         let seed = fs::read_to_string("/proc/sys/net/ipv4/fib_multipath_hash_seed").ok();
         let seed = seed.map(|text| text.trim().parse().unwrap());
