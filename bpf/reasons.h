@@ -74,4 +74,5 @@ REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its p
 REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")
 REASON(FRAGMENTED,          slow,      "longer than the egress MTU: the kernel fragments it")
 REASON(POLICY_CHANGED,      pass,      "a policy has just changed; the kernel forwards until it has been read")
+REASON(RULE_FRAGMENT,       drop,      "a fragment, and a controller has set that fragments are dropped")
 REASON(MEMBER_UNSURE,       pass,      "only the kernel can tell which next hop of a multipath route it takes")

@@ -24,7 +24,8 @@ static __always_inline __u64 find_port(__u32 ifindex)
 /*
  * The second word of the slot in this bucket that holds the key, 0 if none does; sets *full when the key may have been put
  * in the other bucket. Slots are reused at once. The writer keeps the second word 0 while it changes the first, so a
- * second word read before and after belongs to the first one read between (x86-64 does loads in order).
+ * second word read before and after belongs to the first one read between (x86-64 does loads in order; the daemon
+ * does not compile elsewhere: router/src/plane/memory.rs).
  */
 static __always_inline __u64 search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
 {

@@ -78,7 +78,7 @@ if [ -n "$missing" ]; then
 fi
 
 if [ "$what" != build ] && [ "$what" != fuzz ] && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
-	as_root mount -t bpf bpf /sys/fs/bpf
+	as_root mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf /sys/fs/bpf
 fi
 
 # Kernels of the virtual machine are only unpacked, never installed. 6.12 comes from Debian's backports, whose lists are kept

@@ -7,7 +7,7 @@ use crate::{
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 /// Our own handle of a network namespace; never reused within a run.
 pub type NamespaceId = u32;
@@ -92,6 +92,8 @@ pub struct Link {
     pub up: bool,
     /// `IFF_LOWER_UP`.
     pub carrier: bool,
+    /// `IFF_RUNNING`: not dormant (802.1X) either.
+    pub running: bool,
     pub kind: LinkKind,
     /// The device below (`IFLA_LINK`), with its namespace (`IFLA_LINK_NETNSID` resolved); `None` if there is none or its
     /// namespace is unknown.
@@ -172,6 +174,8 @@ pub enum Change {
     Append,
     /// `NLM_F_REPLACE`: in place of the first equal.
     Replace,
+    /// The same, in a message that may be older than the last dump.
+    ReplaceLate,
     /// `RTM_DELROUTE`.
     Delete,
 }
@@ -189,9 +193,15 @@ pub struct Route<A: Address> {
     /// `rtm_type`.
     pub kind: RouteKind,
     pub next: Next,
-    /// `RTAX_MTU` metric.
+    /// `RTAX_MTU` metric, if Linux heeds it for forwarded packets.
     pub mtu: Option<u32>,
-    /// Present and not understood or not accelerated: source prefix, encapsulation; as a word for people.
+    /// It holds only for sources in `RTA_SRC` (IPv6).
+    pub for_sources: bool,
+    /// When it ends (`RTA_CACHEINFO`), CLOCK_MONOTONIC.
+    pub expires: Option<Duration>,
+    /// Whatever else tells it from the other routes of its prefix, as a hash: preferred source, protocol, scope, ...
+    pub rest: u64,
+    /// Present and not understood or not accelerated, as a word for people.
     pub complex: Option<&'static str>,
 }
 

@@ -24,7 +24,7 @@ pub struct Config {
     /// Namespaces to accelerate besides those that are found by themselves.
     pub routers: Vec<Source>,
     /// How long packets are forwarded without a daemon that confirms the mirror.
-    pub heartbeat: Interval,
+    pub heartbeat: HeartbeatTime,
     /// Attach in generic mode (slower, any driver) where a port has no native XDP.
     pub generic: bool,
     /// Steer heavy flows to RX queues of their next hops, where a NIC has a classifier.
@@ -64,7 +64,7 @@ impl Default for Config {
         Self {
             ports: Vec::new(),
             routers: Vec::new(),
-            heartbeat: Interval(Duration::from_secs(30)),
+            heartbeat: HeartbeatTime(Duration::from_secs(3)),
             generic: false,
             steering: false,
             ecmp: Ecmp::Auto,
@@ -294,6 +294,21 @@ impl FromStr for Interval {
     }
 }
 
+/// As [`Interval`], or `0`: not without a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeartbeatTime(pub Duration);
+
+impl FromStr for HeartbeatTime {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        if s == "0" || parse_ms(s) == Some(0) {
+            return Ok(Self(Duration::ZERO));
+        }
+        let or_none = |BadValue(why)| BadValue(format!("{why}; or \"0\": not without a daemon"));
+        s.parse().map(|Interval(time)| Self(time)).map_err(or_none)
+    }
+}
+
 /// Milliseconds of a time with its unit, such as `30s`.
 pub(crate) fn parse_ms(s: &str) -> Option<u64> {
     let digits = s.bytes().take_while(u8::is_ascii_digit).count();
@@ -322,6 +337,7 @@ deserialize_by_parsing!(
     Source,
     Interval,
     Ecmp,
+    HeartbeatTime,
     Miss,
     CoreList,
     PlacementPolicy,
@@ -436,7 +452,7 @@ fn line_of(text: &str, at: usize) -> usize {
 const FORMS: [(&str, &str); 12] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
-    ("heartbeat", "heartbeat = \"30s\""),
+    ("heartbeat", "heartbeat = \"3s\""),
     ("generic", "generic = true"),
     ("steering", "steering = true"),
     ("ecmp", "ecmp = \"linux\""),
@@ -526,7 +542,7 @@ mod tests {
             ("port = [\"eth1\"]", &["m.toml:1: port: ", "unknown field 'port'", "ports"]),
             ("\n\nheartbeat = \"1s\"", &["m.toml:3: heartbeat: ", "\"1s\" is not allowed", "2s to 24h"]),
             ("heartbeat = \"999999999999999999999h\"", &["m.toml:1: heartbeat: ", "2s to 24h"]),
-            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "such as: heartbeat = \"30s\""]),
+            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "such as: heartbeat = \"3s\""]),
             ("generic = \"yes\"", &["m.toml:1: generic: ", "such as: generic = true"]),
             (
                 "ports = [\"eth1\",\n \"a/b\"]",

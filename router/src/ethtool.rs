@@ -366,7 +366,8 @@ mod tests {
 
     #[test]
     fn a_hostile_name_is_one_word_of_each_command() {
-        use crate::foreign::{HOSTILE, words_of};
+        use crate::foreign::{HOSTILE, Pasted, assert_fit};
+        let mut pasted = Pasted::default();
         let mut message = Request::new(rtm::NEWLINK, 0, &[0; 16])
             .with(3, b"x\0")
             .with(1, &[2, 0, 0, 0, 0, 1])
@@ -380,19 +381,24 @@ mod tests {
             let peer = Peer { link, features: features.clone() };
             let mut problems = own_problems(name, &features, false);
             problems.extend(peer_problems(&peer, "host", false));
-            assert_eq!(problems.len(), 5);
-            for Problem { text, .. } in &problems {
+            let options = [
+                vec!["rxvlan", "off"],
+                vec!["lro", "off"],
+                vec!["tx", "off"],
+                vec!["txvlan", "off", "tx-vlan-stag-hw-insert", "off"],
+                vec!["gro", "on"],
+            ];
+            assert_eq!(problems.len(), options.len());
+            for (Problem { text, .. }, options) in problems.iter().zip(options) {
                 let (_, line) = text.rsplit_once("run: ").unwrap();
-                let words = words_of(text, line, "ethtool");
-                assert_eq!(&words[..2], ["-K", name], "{text}");
+                pasted.add(text, line, "ethtool", &[&["-K", name][..], &options].concat());
             }
             let text = no_redirects(name).text;
             let (_, line) = text.rsplit_once("see: ").unwrap();
-            assert_eq!(words_of(&text, line, "ethtool"), ["-l", name], "{text}");
-            for problem in peer_problems(&peer, name, false) {
-                words_of(&problem.text, "true", "ethtool");
-            }
+            pasted.add(&text, line, "ethtool", &["-l", name]);
+            peer_problems(&peer, name, false).iter().for_each(|problem| assert_fit(&problem.text));
         }
+        pasted.run();
     }
 
     #[test]

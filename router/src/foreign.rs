@@ -175,25 +175,56 @@ pub const HOSTILE: [&str; 16] = [
     "\u{1}\u{9b}31m\u{fffd}",
 ];
 
-/// That a sentence is fit to show, and that its command runs nothing but itself: returns the words it hands to `name`.
+/// Checks that a sentence is fit to show.
 #[cfg(test)]
-pub fn words_of(sentence: &str, command: &str, name: &str) -> Vec<String> {
+#[track_caller]
+pub fn assert_fit(sentence: &str) {
     assert!(sentence.chars().all(is_plain), "{sentence:?}");
-    let directory = tempfile::tempdir().unwrap();
-    let run = |shell: &str| {
-        let stand_in = format!("{name}() {{ printf '%s\\0' \"$@\"; }}\n{command}\n");
-        let mut shell = std::process::Command::new(shell);
-        shell.args(["-c", &stand_in]).current_dir(directory.path()).env("PATH", "/usr/bin:/bin");
-        let done = shell.output().unwrap();
-        assert!(done.status.success(), "{command}: {done:?}");
-        let ran: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
-        assert!(ran.is_empty(), "{command}: {ran:?}");
-        let text = String::from_utf8(done.stdout).unwrap();
-        text.split_terminator('\0').map(str::to_owned).collect::<Vec<_>>()
-    };
-    let words = run("bash");
-    assert_eq!(run("sh").len(), words.len(), "{command}");
-    words
+}
+
+/// Command lines as somebody would paste them, with stand-ins for what they run. All go to one shell: a process that is
+/// forked holds locks that other tests wait for.
+#[cfg(test)]
+#[derive(Default)]
+pub struct Pasted {
+    script: String,
+    expected: Vec<Vec<String>>,
+}
+
+#[cfg(test)]
+impl Pasted {
+    /// A line of a sentence that runs `tool`, and the words that this must get.
+    #[track_caller]
+    pub fn add(&mut self, sentence: &str, line: &str, tool: &str, words: &[&str]) {
+        assert_fit(sentence);
+        assert!(sentence.contains(line), "{sentence:?}: {line:?}");
+        self.script += &format!("{tool}() {{ printf '%s\\0' \"$@\" END; }}\n{line}\n");
+        self.expected.push(words.iter().map(|word| word.to_string()).collect());
+    }
+
+    /// Bash gets the very words; a shell that does not know all of its quoting as many, and nothing else runs.
+    pub fn run(self) {
+        for shell in ["bash", "sh"] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut command = std::process::Command::new(shell);
+            command.args(["-c", &self.script]).current_dir(directory.path());
+            let done = command.output().unwrap();
+            assert!(done.status.success(), "{}: {done:?}", self.script);
+            assert!(done.stderr.is_empty(), "{}: {done:?}", self.script);
+            let ran: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+            assert!(ran.is_empty(), "{ran:?} {}", self.script);
+            let text = String::from_utf8_lossy(&done.stdout).into_owned();
+            let words: Vec<_> = text.split_terminator('\0').collect();
+            let lines: Vec<_> = words.split(|word| *word == "END").collect();
+            assert_eq!(lines.len(), self.expected.len() + 1, "{}", self.script);
+            for (got, expected) in lines.into_iter().zip(&self.expected) {
+                match shell {
+                    "bash" => assert_eq!(got, expected),
+                    _ => assert_eq!(got.len(), expected.len(), "{got:?} {expected:?}"),
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -223,10 +254,12 @@ mod tests {
 
     #[test]
     fn names_reach_a_command_as_one_word() {
+        let mut pasted = Pasted::default();
         for name in HOSTILE {
             let command = format!("stand_in dev {} up", Quoted(name));
-            assert_eq!(words_of(&command, &command, "stand_in"), ["dev", name, "up"], "{name:?}");
+            pasted.add(&command, &command, "stand_in", &["dev", name, "up"]);
         }
+        pasted.run();
     }
 
     #[test]

@@ -8,6 +8,7 @@ use common::{
     ifindex, in_new_namespace, run,
     world::{A, loaded_marked},
 };
+use libbpf_rs::{MapCore, MapFlags, MapHandle, libbpf_sys as sys};
 use logic::{plan::RouterId, reason::Reason};
 use router::{
     netlink::{
@@ -26,7 +27,7 @@ use std::{
     fs::File,
     os::fd::AsFd,
     path::Path,
-    process::{Command, id},
+    process::{Child, Command, Stdio, id},
     sync::Arc,
 };
 
@@ -261,5 +262,94 @@ fn packets_of_a_marked_router_are_the_kernels_as_they_came() {
                 assert_eq!(bed.take_marked(), [true, true, false]);
             }
         }
+    });
+}
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+/// What the child does in the test below: it is the daemon, leaves pins in this directory, and waits.
+fn be_the_daemon(pins: &Path) {
+    let mut policy = Policy::start(Waker::new().unwrap(), true).unwrap();
+    assert_eq!(policy.unseen(), [""; 0]);
+    let mut map = MapHandle::try_from(policy.map().unwrap()).unwrap();
+    map.pin(pins.join("marks")).unwrap();
+    // A thread that ends is not the end of the process.
+    std::thread::spawn(|| ()).join().unwrap();
+    for (name, mut link) in policy.take_links() {
+        link.pin(pins.join(name)).unwrap();
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn all_are_marked_when_the_daemon_is_killed() {
+    const PINS: &str = "MILLRACE_TEST_PINS";
+    const NAME: &str = "all_are_marked_when_the_daemon_is_killed";
+    if let Some(pins) = std::env::var_os(PINS) {
+        return be_the_daemon(Path::new(&pins));
+    }
+    let _mounted = router::daemon::kernel::ensure_bpffs().unwrap();
+    let pins = std::path::PathBuf::from(format!("/sys/fs/bpf/policy-test-{}", id()));
+    std::fs::create_dir(&pins).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let child = child.args(["--exact", NAME, "--ignored"]).env(PINS, &pins).stdout(Stdio::null());
+    let mut child = Running(child.spawn().unwrap());
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !pins.join("policy-exit").exists() {
+        assert!(std::time::Instant::now() < end && child.0.try_wait().unwrap().is_none(), "no daemon");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let map = MapHandle::from_pinned_path(pins.join("marks")).unwrap();
+    let marks = || -> Vec<u64> {
+        let row = |router: u32| map.lookup(&router.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+        (0..256).map(|router| u64::from_ne_bytes(row(router).try_into().unwrap())).collect()
+    };
+    let before = marks();
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    let after = marks();
+    std::fs::remove_dir_all(&pins).unwrap();
+    assert_eq!((before, after), (vec![0; 256], vec![1; 256]));
+}
+
+/// The kernel reports no BPF link: it is looked for.
+#[test]
+#[ignore = "needs root"]
+fn a_tcx_program_marks_all_routers_soon() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        assert_eq!(bed.take_marked(), NOBODY);
+        // r0 = TCX_NEXT; exit
+        let program =
+            [(0xb7, -1), (0x95, 0)].map(|(code, imm)| sys::bpf_insn { code, imm, ..Default::default() });
+        let (kind, none) = (sys::BPF_PROG_TYPE_SCHED_CLS, std::ptr::null_mut());
+        // SAFETY: strings and instructions live across the call; there are no options.
+        let fd = unsafe {
+            sys::bpf_prog_load(kind, c"other".as_ptr(), c"GPL".as_ptr(), program.as_ptr(), 2, none)
+        };
+        assert!(fd >= 0, "{fd}");
+        // SAFETY: as above.
+        let link =
+            unsafe { sys::bpf_link_create(fd, ifindex("v0") as i32, sys::BPF_TCX_INGRESS, std::ptr::null()) };
+        assert!(link >= 0, "{link}");
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while bed.policy.marks(2) == 0 || bed.policy.marks(0) == 0 {
+            assert!(std::time::Instant::now() < end, "nobody has looked");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // What marked them is pending: the host's namespace is read, and programs with it.
+        assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [1, 0, 0]);
+        // SAFETY: descriptors of ours.
+        unsafe { (libc::close(link), libc::close(fd)) };
     });
 }

@@ -176,8 +176,11 @@ impl Mirror {
                 let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or_default();
                 let ignore_linkdown =
                     [link.ipv4.ignore_routes_with_linkdown, link.ipv6.ignore_routes_with_linkdown];
-                let (running, ipv6_disabled) = (link.up && link.carrier, link.ipv6.disabled);
-                (link.ifindex, Egress { interface, mtu, running, ignore_linkdown, ipv6_disabled })
+                let (up, carrier) = (link.up, link.up && link.carrier);
+                let (running, dormant) = (carrier && link.running, carrier && !link.running);
+                let ipv6_disabled = link.ipv6.disabled;
+                let egress = Egress { interface, mtu, up, running, dormant, ignore_linkdown, ipv6_disabled };
+                (link.ifindex, egress)
             };
             let egresses: FxHashMap<u32, Egress> = space.links.values().map(egress).collect();
             if egresses != space.egresses {

@@ -6,7 +6,7 @@
 //! holds host routes only. Prefixes for which it may differ are reported by [`Rib::hiding`].
 
 use super::{
-    alias::{Alias, Aliases, Copies},
+    alias::{Alias, Aliases},
     intern::Id,
     path::{Path, Surroundings},
     paths::Paths,
@@ -17,7 +17,7 @@ use crate::{
     plan::Target,
 };
 use rustc_hash::FxHashMap;
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
 const TABLE_DEFAULT: u32 = 253;
 const TABLE_MAIN: u32 = 254;
@@ -31,6 +31,8 @@ pub(super) struct Rib<A: Address> {
     /// Flips with every [`Rib::load`].
     round: bool,
     marked: Marked<A>,
+    /// At least one entry is unsure.
+    unsure: bool,
     /// Routes of table default (IPv4 only), which Linux asks last.
     default_table: FxHashMap<(Prefix<A>, u8, u32), u32>,
 }
@@ -42,6 +44,15 @@ struct Entry {
     shown: Option<Id>,
     round: bool,
     dirty: bool,
+    /// Only the kernel knows which routes there are, until the next dump.
+    unsure: bool,
+}
+
+impl Entry {
+    /// Nothing is known of the prefix.
+    fn is_empty(&self) -> bool {
+        self.aliases.is_empty() && !self.unsure
+    }
 }
 
 /// Prefixes that mean something beyond their route.
@@ -74,6 +85,7 @@ impl<A: Address> Default for Rib<A> {
             dirty: Vec::new(),
             round: false,
             marked,
+            unsure: false,
             default_table: FxHashMap::default(),
         }
     }
@@ -96,6 +108,7 @@ impl<A: Address> Rib<A> {
                     aliases.delete4(&alias, paths);
                 }
                 paths.release(alias.path);
+                true
             }
             (_, false) => aliases.add4(alias, change, paths),
             (_, true) => aliases.add6(alias, change, paths),
@@ -108,7 +121,7 @@ impl<A: Address> Rib<A> {
         let count = self.default_table.entry(key).or_default();
         match change {
             Change::Delete => *count = count.saturating_sub(1),
-            Change::Replace => *count = (*count).max(1),
+            Change::Replace | Change::ReplaceLate => *count = (*count).max(1),
             Change::Add | Change::Append => *count += 1,
         }
         if *count == 0 {
@@ -120,6 +133,7 @@ impl<A: Address> Rib<A> {
     /// All routes of all tables, as dumped.
     pub fn load(&mut self, routes: Vec<Route<A>>) {
         self.round = !self.round;
+        self.settle_unsure();
         self.default_table.clear();
         self.marked.hiding_changed = true;
         self.entries.reserve(routes.len().saturating_sub(self.entries.len()));
@@ -132,7 +146,22 @@ impl<A: Address> Rib<A> {
         }
         let gone = self.entries.iter().filter(|(_, e)| e.round != self.round && !e.aliases.is_empty());
         for prefix in gone.map(|(prefix, _)| *prefix).collect::<Vec<_>>() {
-            self.update(prefix, |aliases, paths| aliases.clear(paths));
+            self.update(prefix, |aliases, paths| {
+                aliases.clear(paths);
+                true
+            });
+        }
+    }
+
+    fn settle_unsure(&mut self) {
+        if !std::mem::take(&mut self.unsure) {
+            return;
+        }
+        for (prefix, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.unsure) {
+            entry.unsure = false;
+            if !std::mem::replace(&mut entry.dirty, true) {
+                self.dirty.push(*prefix);
+            }
         }
     }
 
@@ -149,6 +178,7 @@ impl<A: Address> Rib<A> {
                 aliases.clear(paths);
             }
             aliases.append(alias);
+            true
         });
     }
 
@@ -158,18 +188,18 @@ impl<A: Address> Rib<A> {
             TABLE_MAIN => false,
             _ => return None,
         };
-        let (prefix, metric, tos) = (route.prefix, route.metric, route.tos);
-        Some((
-            prefix,
-            Alias { metric, tos, local, path: self.paths.acquire(Path::of(route)), copies: Copies::One },
-        ))
+        let (prefix, metric, tos, for_sources) = (route.prefix, route.metric, route.tos, route.for_sources);
+        let path = self.paths.acquire(Path::of(route));
+        Some((prefix, Alias { metric, tos, local, path, for_sources }))
     }
 
-    fn update(&mut self, prefix: Prefix<A>, change: impl FnOnce(&mut Aliases, &mut Paths)) {
+    fn update(&mut self, prefix: Prefix<A>, change: impl FnOnce(&mut Aliases, &mut Paths) -> bool) {
         let round = self.round;
         let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });
         entry.round = round;
-        change(&mut entry.aliases, &mut self.paths);
+        if !change(&mut entry.aliases, &mut self.paths) {
+            (entry.unsure, self.unsure) = (true, true);
+        }
         self.marked.note(prefix, entry.aliases.as_slice(), &self.paths);
         if !std::mem::replace(&mut entry.dirty, true) {
             self.dirty.push(prefix);
@@ -187,7 +217,11 @@ impl<A: Address> Rib<A> {
         for prefix in dirty {
             let Some(entry) = self.entries.get_mut(&prefix) else { continue };
             entry.dirty = false;
-            let new = decide(entry.aliases.as_slice(), &mut self.paths, around, Self::IPV6);
+            let new = if entry.unsure {
+                Some(self.paths.undecided())
+            } else {
+                decide(entry.aliases.as_slice(), &mut self.paths, around, Self::IPV6)
+            };
             let old = std::mem::replace(&mut entry.shown, new);
             if new != old {
                 match new {
@@ -196,7 +230,7 @@ impl<A: Address> Rib<A> {
                 }
             }
             self.paths.release_target(old);
-            if entry.aliases.is_empty() {
+            if entry.is_empty() {
                 self.entries.remove(&prefix);
             }
         }
@@ -213,6 +247,21 @@ impl<A: Address> Rib<A> {
         }
     }
 
+    /// Is there a route of which only the kernel knows?
+    pub fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// See [`Paths::any_ends`].
+    pub fn any_ends(&self, before: Duration, now: Duration) -> bool {
+        self.paths.any_ends(before, now)
+    }
+
+    /// See [`Paths::next_end`].
+    pub fn next_end(&self, now: Duration) -> Option<Duration> {
+        self.paths.next_end(now)
+    }
+
     /// Nobody plans for this table: no router. What was planned is void.
     pub fn withdraw(&mut self) {
         self.dirty.clear();
@@ -220,7 +269,7 @@ impl<A: Address> Rib<A> {
         self.entries.retain(|_, entry| {
             paths.release_target(entry.shown.take());
             entry.dirty = false;
-            !entry.aliases.is_empty()
+            !entry.is_empty()
         });
     }
 
@@ -235,7 +284,7 @@ impl<A: Address> Rib<A> {
         for prefix in std::mem::take(&mut self.dirty) {
             if let Some(entry) = self.entries.get_mut(&prefix) {
                 entry.dirty = false;
-                if entry.aliases.is_empty() {
+                if entry.is_empty() {
                     self.entries.remove(&prefix);
                 }
             }
@@ -283,15 +332,13 @@ impl<A: Address> Rib<A> {
 
 /// The first route that can be used, with a reference to its target.
 fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
-    // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`.
-    if aliases.iter().any(|alias| alias.tos != 0) {
+    // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`, and fib6_node_lookup_1() asks the
+    // subtree of sources before it looks at metrics.
+    if aliases.iter().any(|alias| alias.tos != 0 || alias.for_sources) {
         return Some(paths.undecided());
     }
     let (at, target) =
         aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
-    if aliases[at].copies == Copies::NoneOrOne {
-        return Some(paths.undecided());
-    }
     if ipv6 {
         // Of several routes with equal metric rt6_select() takes the one with the best score.
         let rivals = aliases[at + 1..].iter();

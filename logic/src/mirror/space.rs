@@ -12,7 +12,7 @@ use crate::{
     plan::{Op, RouterId},
 };
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 pub(super) type Spaces = BTreeMap<NamespaceId, Space>;
 
@@ -33,6 +33,8 @@ pub(super) struct Space {
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
     pub router: Option<Router>,
+    /// As last told, CLOCK_MONOTONIC.
+    pub now: Duration,
 }
 
 /// The router a namespace is, as planned.
@@ -58,6 +60,7 @@ impl Space {
             hashed: false,
             refresh: false,
             router: None,
+            now: Duration::ZERO,
         }
     }
 
@@ -70,6 +73,17 @@ impl Space {
         self.rib4.load(dump.routes4);
         self.rib6.load(dump.routes6);
         self.neighbours.load(&dump.neighbours);
+    }
+
+    /// It is now so late.
+    pub fn pass_time(&mut self, now: Duration) {
+        self.refresh |= self.rib4.any_ends(self.now, now) | self.rib6.any_ends(self.now, now);
+        self.now = now;
+    }
+
+    /// When the next route leaves the fast path because it ends.
+    pub fn next_end(&self) -> Option<Duration> {
+        self.rib4.next_end(self.now).into_iter().chain(self.rib6.next_end(self.now)).min()
     }
 
     /// Why the router's IPv4 and IPv6 stay with the kernel; empty when they do not.
@@ -88,6 +102,7 @@ impl Space {
             multipath_policy: self.settings.multipath_policy,
             multipath_key: self.settings.multipath_key,
             hashed: self.hashed,
+            now: self.now,
         };
         (&mut self.rib4, &mut self.rib6, around)
     }

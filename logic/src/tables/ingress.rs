@@ -5,8 +5,10 @@ use crate::{
     elements::Ingress,
     memory::Memory,
     net::{Tag, Vlan},
-    plan::PortId,
+    plan::{PortId, RouterId},
+    tables::encoding::{IF_IPV4, IF_IPV6},
 };
+use std::sync::atomic::Ordering::Acquire;
 
 /// Bytes of an Ethernet header, and of a VLAN tag.
 const ETHERNET: usize = 14;
@@ -27,7 +29,7 @@ impl Arrivals {
         let (Some(mac), Some(vlan)) = (frame.first_chunk::<6>(), vlan(frame)) else { return nowhere };
         let [a, b, c, d, e, f] = *mac;
         let first = u64::from_le_bytes([a, b, c, d, e, f, port, 0]);
-        match self.last {
+        let ingress = match self.last {
             Some((known, its_vlan, ingress)) if (known, its_vlan) == (first, vlan) => ingress,
             _ => {
                 let found = find_interface(memory, first, vlan);
@@ -40,8 +42,19 @@ impl Arrivals {
                 self.last = Some((first, vlan, ingress));
                 ingress
             }
+        };
+        if is_marked(memory, ingress.router) {
+            return Ingress { flags: ingress.flags & !(IF_IPV4 | IF_IPV6), ..ingress };
         }
+        ingress
     }
+}
+
+/// Has a policy of the router changed, and is not read yet? Then nothing of it is accelerated: `policy_changed()` of `bpf/`, asked for
+/// each packet.
+#[inline]
+fn is_marked(memory: &(impl Memory + ?Sized), router: RouterId) -> bool {
+    memory.policy().get(usize::from(router)).is_some_and(|changes| changes.load(Acquire) != 0)
 }
 
 /// The key of up to two tags; `None`: there is no whole header, or not what must follow a tag.
@@ -81,6 +94,7 @@ mod tests {
         memory::{Capacity, HeapMemory},
         plan::{Interface, Op},
     };
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn frames_are_for_the_interface_of_their_port_tags_and_address() {
@@ -121,6 +135,14 @@ mod tests {
             assert_eq!(found(1, &[0x81, 0, 0, 101]), (1, 0, 0, 0));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 100]), (1, 0, 0, 0), "another kind of tag");
         }
+        // Of router 2 a policy has changed, also for the frame that is remembered.
+        let tagged = [0x81, 0, 0, 100];
+        let mut flags = |tags: &[u8]| arrivals.ingress(tables.memory(), 1, &frame(tags)).flags & 3;
+        assert_eq!(flags(&tagged), 3);
+        tables.memory().policy()[2].fetch_add(1, Relaxed);
+        assert_eq!((flags(&tagged), flags(&[]), flags(&tagged)), (0, 3, 0));
+        tables.memory().policy()[2].store(0, Relaxed);
+        assert_eq!(flags(&tagged), 3);
         for end in 0..22 {
             arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..end]);
         }

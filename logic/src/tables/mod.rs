@@ -225,4 +225,9 @@ impl<M: Memory> Tables<M> {
     pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
         self.nexthops.take_used(&self.memory)
     }
+
+    /// Has the program sent packets to this neighbour since it was last asked for?
+    pub fn take_use_of(&mut self, interface: InterfaceId, address: IpAddr) -> bool {
+        self.nexthops.take_use_of(&self.memory, interface, address)
+    }
 }

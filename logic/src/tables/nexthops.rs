@@ -287,6 +287,18 @@ impl Nexthops {
         used
     }
 
+    /// Has the program sent to this neighbour since the last call about it, or about all?
+    pub(super) fn take_use_of(&self, memory: &impl Memory, interface: InterfaceId, address: IpAddr) -> bool {
+        self.to(interface, address).fold(false, |used, id| {
+            let word = memory.nexthops().get(id as usize * words::NEXTHOP + USED_WORD);
+            let this = word.is_some_and(|word| word.load(Relaxed) != 0);
+            if let Some(word) = word.filter(|_| this) {
+                word.store(0, Relaxed);
+            }
+            used | this
+        })
+    }
+
     pub(super) fn seal(&mut self) -> Epoch {
         self.limbo.seal()
     }

@@ -24,7 +24,7 @@ mod text;
 mod top;
 
 use crate::{
-    config::{Config, Interval, OpenFlowVersion, PortName, Target},
+    config::{Config, HeartbeatTime, OpenFlowVersion, PortName, Target},
     cores::report::{CoresReport, EventReport},
     daemon::{
         api::RouteQuery,
@@ -121,7 +121,7 @@ const RUN_HELP: &str = "\
 The file of --config, every key optional, with the defaults:
   ports = []                # such as [\"eth1\", \"eth2\"]
   routers = []              # as --router
-  heartbeat = \"30s\"         # 2s to 24h
+  heartbeat = \"3s\"          # how long forwarding goes on without a daemon, 2s to 24h; \"0\": not at all
   generic = false
   steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
   ecmp = \"auto\"             # who chooses among the next hops of a multipath route; \"linux\": the kernel, unless the choice is the same
@@ -210,7 +210,7 @@ struct Run {
     routers: Vec<Source>,
     /// How long forwarding goes on without a daemon that confirms the tables, 2s to 24h [default: 30s].
     #[arg(long, value_name = "TIME")]
-    heartbeat: Option<Interval>,
+    heartbeat: Option<HeartbeatTime>,
     /// Where a port has no native XDP, attach in generic mode (slower).
     #[arg(long)]
     generic: bool,
@@ -623,6 +623,7 @@ mod tests {
         let wrong = [
             ("run --port a/b", "is not a device name"),
             ("run --heartbeat 1s", "2s to 24h"),
+            ("run --heartbeat 1s", "\"0\": not without a daemon"),
             ("run --router pid:x", "is not a router"),
             ("status --instance a/b", "is not an instance name"),
             ("routes", "required"),

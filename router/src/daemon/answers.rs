@@ -60,7 +60,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let all = all_interfaces(&totals);
         let age = self.times.confirmed.map(|at| now.saturating_sub(at));
         let problem = self.trouble.clone().or_else(|| {
-            let late = age.is_none_or(|age| age >= self.config.heartbeat.0);
+            let late = age.is_none_or(|age| age >= self.heartbeat());
             late.then(|| "the mirror was not confirmed in time; the kernel forwards".into())
         });
         let problem = problem.or_else(|| {

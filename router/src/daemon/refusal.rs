@@ -89,19 +89,21 @@ mod tests {
 
     #[test]
     fn a_hostile_name_is_one_word_of_each_command() {
-        use crate::foreign::{HOSTILE, words_of};
+        use crate::foreign::{HOSTILE, Pasted};
+        let mut pasted = Pasted::default();
         let looks = Looks { driver: Some("x".into()), mtu: Some(9000), lro: true };
         for name in HOSTILE {
             let text = words(name, Mode::Native, false, &looks);
             for (from, to, tool, expected) in [
-                ("(ip ", "; the limit", "ip", vec!["link", "set", "dev", name, "mtu", "1500"]),
-                ("LRO is on (ethtool", "); too few", "ethtool", vec!["-K", name, "lro", "off"]),
-                ("CPU (ethtool", "); the driver", "ethtool", vec!["-l", name]),
+                ("driver's XDP (", "; the limit", "ip", vec!["link", "set", "dev", name, "mtu", "1500"]),
+                ("LRO is on (", "); too few", "ethtool", vec!["-K", name, "lro", "off"]),
+                ("per CPU (", "); the driver", "ethtool", vec!["-l", name]),
             ] {
                 let line = text.split_once(from).unwrap().1.split_once(to).unwrap().0;
-                assert_eq!(words_of(&text, &format!("{tool} {line}"), tool), expected, "{text}");
+                pasted.add(&text, line, tool, &expected);
             }
         }
+        pasted.run();
     }
 
     #[test]

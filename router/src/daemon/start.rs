@@ -187,6 +187,7 @@ fn leave_on_signal(requests: Requests) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     drop(guard);
     thread::Builder::new().name("signals".into()).spawn(move || {
+        privileges::serve_with_nothing("signals");
         runtime.block_on(async {
             let mut asked = false;
             loop {

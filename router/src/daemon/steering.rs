@@ -8,6 +8,7 @@
 use super::instance::Instance;
 use crate::{
     classifier::{Capabilities, Classifier, Spec},
+    guard,
     spreading::Spreading,
 };
 use anyhow::{Context, Result};
@@ -248,11 +249,9 @@ impl Steerer {
         if left.is_empty() && !self.file.exists() {
             return Ok(());
         }
-        let next = self.file.with_extension("steering.new");
         let written = serde_json::to_string(&left).map_err(io::Error::other);
         written
-            .and_then(|text| fs::write(&next, text))
-            .and_then(|()| fs::rename(&next, &self.file))
+            .and_then(|text| guard::replace(&self.file, text.as_bytes()))
             .with_context(|| format!("writing {}", self.file.display()))
     }
 
@@ -310,8 +309,8 @@ fn delete_all(classifier: &dyn Classifier, device: &str, ours: &BTreeSet<Spec>) 
 
 /// Deletes the rules that are written down in `file` and are there byte for byte; says what it did.
 pub fn clean(classifier: &dyn Classifier, file: &Path) -> Vec<String> {
-    let Ok(text) = fs::read_to_string(file) else { return Vec::new() };
-    let left: BTreeMap<String, Left> = serde_json::from_str(&text).unwrap_or_default();
+    let Ok(text) = guard::read_ours(file) else { return Vec::new() };
+    let left: BTreeMap<String, Left> = serde_json::from_slice(&text).unwrap_or_default();
     let mut done = Vec::new();
     for (device, left) in left {
         let ours = left.rules.iter().filter_map(|text| Spec::from_text(text)).collect();

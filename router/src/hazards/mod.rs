@@ -237,9 +237,10 @@ mod tests {
 
     #[test]
     fn hostile_names_are_single_words_of_commands() {
-        use crate::foreign::{HOSTILE, words_of};
+        use crate::foreign::{HOSTILE, Pasted, assert_fit};
         let by_qdisc = traffic::Finding::Qdisc("tbf".into());
         let by_filters = traffic::Finding::Filters("clsact".into(), 0);
+        let mut pasted = Pasted::default();
         for name in HOSTILE {
             let sentences = [
                 (
@@ -252,27 +253,25 @@ mod tests {
             ];
             for (sentence, tool, words) in sentences {
                 let (_, line) = sentence.split_once(" with: ").unwrap();
-                assert_eq!(words_of(&sentence, line, tool), words, "{sentence}");
+                pasted.add(&sentence, line, tool, &words);
             }
-            words_of(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"), "true", "tc");
-            words_of(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"), "true", "tc");
+            assert_fit(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"));
+            assert_fit(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"));
             let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
+            let filter = ["tc", "filter", "del", "dev", name];
             match name.strip_prefix('-') {
-                None => {
-                    let words = ["netns", "exec", name, "tc", "filter", "del", "dev", name];
-                    assert_eq!(words_of(&line, &line, "ip"), words);
-                }
+                None => pasted.add(&line, &line, "ip", &[&["netns", "exec", name][..], &filter].concat()),
                 Some(_) => {
                     let net = format!("--net=/run/netns/{name}");
-                    let words = [&net, "tc", "filter", "del", "dev", name];
-                    assert_eq!(words_of(&line, &line, "nsenter"), words);
+                    pasted.add(&line, &line, "nsenter", &[&[&*net][..], &filter].concat());
                 }
             }
-            words_of(&command(&format!("netns:{name}"), ""), "true", "ip");
+            assert_fit(&command(&format!("netns:{name}"), ""));
             let legacy = legacy_sentence(0, name);
             let (_, line) = legacy.split_once(" with: ").unwrap();
             let line = line.split_once(" (or").unwrap().0;
-            assert_eq!(words_of(&legacy, line, "rmmod").len(), 1, "{legacy}");
+            pasted.add(&legacy, line, "rmmod", &[&format!("iptable_{name}")]);
         }
+        pasted.run();
     }
 }

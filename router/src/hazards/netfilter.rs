@@ -173,7 +173,7 @@ fn is_word(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::foreign::{HOSTILE, words_of};
+    use crate::foreign::{HOSTILE, Pasted, assert_fit};
     use proptest::prelude::*;
 
     fn parsed(family: u8, hook: u8) -> Option<Chain> {
@@ -238,18 +238,22 @@ mod tests {
         }
         let sentence = bound(5, 0, &devs(1)).unwrap().sentence();
         assert!(sentence.contains(" hooks ingress of a, b; remove it with: "), "{sentence}");
-        for (table, name) in
-            HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)])
-        {
-            let mut chain = parsed(1, 2).unwrap();
-            (chain.table, chain.name) = (table.into(), name.into());
-            let sentence = chain.sentence();
-            let (_, command) = sentence.split_once(IN_NAMESPACE).unwrap();
-            assert_eq!(command, "nft -a list ruleset | cat -v", "{sentence}");
-            words_of(&sentence.replace(IN_NAMESPACE, ""), command.split_once(" |").unwrap().0, "nft");
-            chain.devices = Devices::Named(vec![name.into()]);
-            words_of(&chain.sentence().replace(IN_NAMESPACE, ""), "nft", "nft");
+        let named = HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)]);
+        for (table, name) in named {
+            for devices in [Devices::Namespace, Devices::Named(vec![table.into(), name.into()])] {
+                let mut chain = parsed(1, 2).unwrap();
+                (chain.table, chain.name, chain.devices) = (table.into(), name.into(), devices);
+                let sentence = chain.sentence();
+                let (before, command) = sentence.split_once(IN_NAMESPACE).unwrap();
+                assert_fit(before);
+                assert_eq!(command, "nft -a list ruleset | cat -v", "{before}");
+            }
         }
+        let mut pasted = Pasted::default();
+        let sentence = parsed(1, 2).unwrap().sentence().replace(IN_NAMESPACE, "");
+        let (_, line) = sentence.split_once(" with: ").unwrap();
+        pasted.add(&sentence, line, "nft", &["flush chain inet filter fwd; delete chain inet filter fwd"]);
+        pasted.run();
         assert_eq!(Sentences::doubt("?").of_device("a").count(), 1);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Kernel source: `rtnl_fill_ifinfo` in `net/core/rtnetlink.c`, `struct ifinfomsg`.
 
-use super::{INET, INET6, rtm, wire};
+use super::{INET, INET6, attributes, rtm, wire};
 use logic::{
     net::{Mac, Tag},
     observe::{LinkKind, MacvlanMode},
@@ -34,6 +34,7 @@ const ETH_P_8021AD: [u8; 2] = [0x88, 0xa8];
 
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
+const IFF_RUNNING: u32 = 1 << 6;
 const IFF_LOWER_UP: u32 = 1 << 16;
 
 const HEADER: usize = 16;
@@ -49,6 +50,8 @@ pub struct RawLink {
     pub up: bool,
     /// `IFF_LOWER_UP`.
     pub carrier: bool,
+    /// `IFF_RUNNING`: not dormant (802.1X) either.
+    pub running: bool,
     pub kind: LinkKind,
     /// `IFLA_LINK`; `None` if none or the device itself.
     pub below: Option<u32>,
@@ -122,6 +125,7 @@ fn parse_link(payload: &[u8], ifindex: u32) -> Option<RawLink> {
         mtu: 0,
         up: flags & IFF_UP != 0,
         carrier: flags & IFF_LOWER_UP != 0,
+        running: flags & IFF_RUNNING != 0,
         kind: if flags & IFF_LOOPBACK != 0 { LinkKind::Loopback } else { LinkKind::Physical },
         below: None,
         below_nsid: None,
@@ -207,25 +211,30 @@ pub struct Address4 {
     pub ifindex: u32,
     /// (address, prefix length, peer's address): what makes it distinct.
     pub key: (u32, u8, u32),
+    /// Nothing of it is unknown here.
+    pub understood: bool,
 }
 
 /// `RTM_NEWADDR` or `RTM_DELADDR` of IPv4.
 pub fn parse_address4(payload: &[u8]) -> Option<Address4> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
+    const IFA_TARGET_NETNSID: u16 = 10;
+    const IRRELEVANT: u64 = attributes::ADDRESS.irrelevant();
     if *payload.first()? != INET {
         return None;
     }
     let ifindex = wire::u32_at(payload, 4)?;
-    let (mut address, mut local) = (0, 0);
+    let (mut address, mut local, mut understood) = (0, 0, true);
     for (kind, value) in wire::attributes_after(payload, 8) {
         match kind {
             IFA_ADDRESS => address = wire::be32_at(value, 0)?,
             IFA_LOCAL => local = wire::be32_at(value, 0)?,
-            _ => (),
+            IFA_TARGET_NETNSID => return None,
+            _ => understood &= attributes::has(IRRELEVANT, kind),
         }
     }
-    Some(Address4 { ifindex, key: (local, payload[1], address) })
+    Some(Address4 { ifindex, key: (local, payload[1], address), understood })
 }
 
 #[cfg(test)]
@@ -298,6 +307,26 @@ mod tests {
             };
             assert_eq!(link.kind, expected);
         }
+    }
+
+    #[test]
+    fn every_attribute_of_an_address_does_what_its_class_says() {
+        let parsed = |number: u16, value: &[u8]| {
+            let request = Request::new(rtm::NEWADDR, 0, &[INET, 24, 0, 0, 7, 0, 0, 0]);
+            parse_address4(&built(request.with(2, &[192, 0, 2, 1]).with(number, value))[16..])
+        };
+        let plain = parsed(3, b"x\0");
+        assert!(plain.is_some_and(|address| address.understood));
+        for number in 0..=63 {
+            for value in [&[][..], &[1], &[9; 4], &[7; 16]] {
+                match attributes::ADDRESS.class(number) {
+                    Some(attributes::Class::Irrelevant(_)) => assert_eq!(parsed(number, value), plain),
+                    Some(attributes::Class::Heeded(_)) => {}
+                    _ => assert!(parsed(number, value).is_some_and(|address| !address.understood)),
+                }
+            }
+        }
+        assert_eq!(parsed(10, &[0; 4]), None, "of another namespace");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! | [`discovery`] | which namespaces to watch |
 //! | [`ports`] | ports, and what is wrong with them |
 //! | [`space`] | one namespace: dumps, messages, lost messages |
-//! | [`reader`] | everything read again, beside the observer |
+//! | [`reader`] | Linux asked by another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
 //! | [`troubles`] | what could not be read, and since when |
@@ -39,7 +39,7 @@ use crate::{
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
-pub use reader::Reader;
+pub use reader::{Hardware, Known, Question, Reader, Sent};
 use space::{Peers, Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -376,9 +376,11 @@ impl Observer {
             }
         };
         self.next_id += 1;
-        self.spaces.insert(id, space);
         self.out.push(Event::Namespace(id, namespace));
         self.out.push(Event::Dump(id, Box::new(dump)));
+        let caught_up = space.catch_up(&self.peers, &mut self.out, Instant::now());
+        self.spaces.insert(id, space);
+        caught_up?;
         Ok(id)
     }
 
@@ -422,11 +424,21 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address), |_| None::<()>).map(|_| ())
     }
 
+    /// Have the routes of a namespace read again soon.
+    pub fn read_routes_again(&mut self, id: NamespaceId) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.due.routes_end(Instant::now(), Duration::ZERO);
+        }
+    }
+
     /// Reads a namespace's policies and settings now. One that is gone has none.
     ///
     /// # Errors
     /// What the kernel says.
     pub fn read_policy(&mut self, id: NamespaceId) -> io::Result<()> {
+        if id == HOST {
+            self.poll_programs();
+        }
         let Some(space) = self.spaces.get_mut(&id) else { return Ok(()) };
         space.read_policy(&self.peers, &mut self.out, Instant::now())
     }
@@ -442,14 +454,17 @@ impl Observer {
         known.chain(self.unobserved.values().cloned()).collect()
     }
 
-    /// For another thread: reads everything again with sockets of its own, for comparison (`millrace routes --verify`).
-    pub fn reader(&self) -> Reader {
-        let place = |s: &Space| (s.id, s.key, s.file.clone(), s.namespace.clone());
-        Reader {
-            multipath_keys: self.config.multipath_keys,
-            places: self.spaces.values().map(place).collect(),
-            peers: self.peers.clone(),
-        }
+    /// For another thread: asks Linux with sockets of its own, for comparison (`millrace routes --verify`).
+    ///
+    /// # Errors
+    /// A namespace in which no socket can be opened.
+    pub fn reader(&self) -> io::Result<Reader> {
+        Reader::open(&self.peers)
+    }
+
+    /// Is nothing about to be read again?
+    pub fn is_current(&self) -> bool {
+        self.spaces.values().all(|space| space.due.is_current())
     }
 
     /// Messages to the sockets of all namespaces that did not come from the kernel, and were dropped.

@@ -22,6 +22,7 @@
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
+//! | `heart.rs` | until when it forwards without being confirmed (`unsafe` lives here) |
 //! | `grace.rs` | waiting until no running program can see what was unpublished |
 //!
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
@@ -34,6 +35,7 @@ mod counters;
 mod flow;
 mod flow_maps;
 mod grace;
+mod heart;
 mod inject;
 mod link;
 mod losses;
@@ -57,6 +59,7 @@ pub use counters::{Charge, Counters, InterfaceCount};
 pub use flow::FlowPlane;
 pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
 pub use grace::{Grace, online_cpus};
+pub use heart::Heart;
 pub use inject::{Injector, MOST_INJECTED};
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
@@ -81,7 +84,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 pub use transmit::{Transmit, TransmitRings};
@@ -128,8 +131,8 @@ pub struct Plane {
     memory: Arc<MappedMemory>,
     shares: Arc<Shares>,
     control: Words64,
+    heart: Arc<Heart>,
     port_index: Words64,
-    pace: Pace,
     cpus: usize,
     /// The copy that explains packets, once one was asked for.
     explainer: RefCell<Option<abi::MillraceSkel<'static>>>,
@@ -192,10 +195,16 @@ impl Plane {
         control.store(SPLIT_MAP, splits.map()?.into());
         let (at, jiffies) = read_clock(&skel, &control)?;
         let shares = Arc::new(Shares::new(&skel, cpus, Pace { at, jiffies })?);
+        let heart = Arc::new(Heart {
+            control: Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into(),
+            clock: skel.progs.millrace_clock.as_fd().try_clone_to_owned()?,
+            pace: Pace { at, jiffies },
+            rules_outlast: AtomicBool::new(false),
+        });
         Ok(Plane {
             shares,
             control,
-            pace: Pace { at, jiffies },
+            heart,
             port_index: Mapping::new(
                 skel.maps.port_index.as_fd(),
                 size_of::<types::port>(),
@@ -303,19 +312,12 @@ impl Plane {
     /// # Errors
     /// The kernel would not run the program that reads jiffies; the deadline stays where it was.
     pub fn confirm_until(&self, deadline: Duration) -> Result<()> {
-        let (now, jiffies) = self.clock()?;
-        let hz = self.pace.hz(now, jiffies);
-        let left = deadline.saturating_sub(now).as_secs_f64() * hz;
-        let deadline_jiffies = if deadline > now { jiffies.saturating_add(left as u64) } else { jiffies - 1 };
-        self.control.store(0, u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.control.store(1, deadline_jiffies);
-        self.control
-            .store(RULES_DEADLINE, if self.rules_outlast_daemon() { u64::MAX } else { deadline_jiffies });
-        Ok(())
+        self.heart.beat_until(deadline)
     }
 
-    fn rules_outlast_daemon(&self) -> bool {
-        self.rules.as_ref().is_some_and(|rules| rules.maps().settings().outlast_daemon)
+    /// What confirms it, for another thread.
+    pub fn heart(&self) -> &Arc<Heart> {
+        &self.heart
     }
 
     /// With rules, [`Plane::program`] is the one that goes by them, from their first packet on; without, the plain one.
@@ -328,9 +330,7 @@ impl Plane {
         {
             let rules = FlowPlane::load(self, maps)?;
             self.rules = Some(rules);
-            if self.rules_outlast_daemon() {
-                self.control.store(RULES_DEADLINE, u64::MAX);
-            }
+            self.heart.set_rules_outlast(maps.settings().outlast_daemon);
         }
         self.by_rules = maps.is_some();
         Ok(())
@@ -371,11 +371,6 @@ impl Plane {
     fn core_queues(&self) -> Result<Words64> {
         let map = self.skel.maps.core_queues.as_fd();
         Ok(Mapping::new(map, size_of::<types::core_queue>(), self.cpus)?.into())
-    }
-
-    /// CLOCK_MONOTONIC and jiffies, now.
-    fn clock(&self) -> Result<(Duration, u64)> {
-        read_clock(&self.skel, &self.control)
     }
 
     /// Packets and bytes of every interface that has any, summed over CPUs.
@@ -480,9 +475,13 @@ impl Pace {
 
 fn read_clock(skel: &abi::MillraceSkel<'_>, control: &Words64) -> Result<(Duration, u64)> {
     skel.progs.millrace_clock.test_run(ProgramInput::default()).context("reading the kernel's clock")?;
+    Ok((monotonic(), control.load(2)))
+}
+
+/// CLOCK_MONOTONIC.
+fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now = Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0));
-    Ok((now, control.load(2)))
+    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
 }
 
 /// Another program of ours reads the tables of a plane.

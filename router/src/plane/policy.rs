@@ -13,17 +13,20 @@ use crate::{
 };
 use anyhow::{Context, Result};
 use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut, RingBufferBuilder,
+    Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut, RingBufferBuilder, libbpf_sys,
     skel::{OpenSkel, SkelBuilder},
 };
 use logic::plan::RouterId;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    time::Timespec,
+};
 use skeleton::{PolicySkel, PolicySkelBuilder, types};
 use std::{
     collections::BTreeMap,
     io,
     mem::{MaybeUninit, offset_of},
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::atomic::{
         AtomicU64,
         Ordering::{AcqRel, Acquire, Release},
@@ -51,6 +54,8 @@ const ROUTER: usize = offset_of!(types::policy_slot, router) / 8;
 const VIEWED: i32 = 1;
 /// Changes that come together wake user space once.
 const PAUSE: Duration = Duration::from_millis(1);
+/// How often it is looked for BPF links that are new: the kernel reports none.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
 
 /// Protocols, and the groups of `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that tell of policy.
 const GROUPS: [(i32, &[u32], &str); 3] = [
@@ -132,7 +137,7 @@ impl Policy {
         let mut policy = Policy {
             marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
             slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
-            stop: Some(wake_on(&maps.wakes, waker)?),
+            stop: Some(Watcher::start(&maps, waker)?),
             maps: Some(maps),
             watched: BTreeMap::new(),
             unseen: BTreeMap::new(),
@@ -421,35 +426,118 @@ fn root_cgroup() -> io::Result<OwnedFd> {
     Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
 }
 
-/// Wakes after changes, in a thread; ends it.
-fn wake_on(wakes: &MapHandle, waker: Waker) -> Result<Waker> {
-    let stop = Waker::new().context("what ends a thread")?;
-    let (wakes, until) = (MapHandle::try_from(wakes)?, stop.clone());
-    thread::Builder::new().name("policy".into()).spawn(move || {
-        if let Err(error) = wake_until(&wakes, &waker, &until) {
-            tracing::warn!("changes of policy are read later than they could be: {error:#}");
-        }
-    })?;
-    Ok(stop)
+/// Wakes user space after changes, in a thread of its own, and looks for BPF links.
+struct Watcher {
+    wakes: MapHandle,
+    marks: Words64,
+    slots: Words64,
+    waker: Waker,
+    stop: Waker,
 }
 
-fn wake_until(wakes: &MapHandle, waker: &Waker, stop: &Waker) -> Result<()> {
-    let mut ring = RingBufferBuilder::new();
-    ring.add(wakes, |_| 0)?;
-    let ring = ring.build()?;
-    loop {
-        // SAFETY: the ring has its descriptor for as long as it is borrowed.
-        let readable = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
-        let mut ready = [PollFd::new(stop, PollFlags::IN), PollFd::from_borrowed_fd(readable, PollFlags::IN)];
-        match poll(&mut ready, None) {
-            Err(rustix::io::Errno::INTR) => continue,
-            other => other.context("waiting for changes")?,
+impl Watcher {
+    /// What ends it.
+    fn start(maps: &Maps, waker: Waker) -> Result<Waker> {
+        let stop = Waker::new().context("what ends a thread")?;
+        let watcher = Watcher {
+            wakes: MapHandle::try_from(&maps.wakes)?,
+            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
+            waker,
+            stop: stop.clone(),
         };
-        if ready[0].revents().contains(PollFlags::IN) {
-            return Ok(());
-        }
-        ring.consume_raw();
-        waker.wake();
-        thread::sleep(PAUSE);
+        thread::Builder::new().name("policy".into()).spawn(move || {
+            if let Err(error) = watcher.run() {
+                tracing::warn!("changes of policy are read later than they could be: {error:#}");
+            }
+        })?;
+        Ok(stop)
     }
+
+    fn run(&self) -> Result<()> {
+        let mut ring = RingBufferBuilder::new();
+        ring.add(&self.wakes, |_| 0)?;
+        let ring = ring.build()?;
+        let mut links = BpfLinks::default();
+        links.are_new();
+        loop {
+            // SAFETY: the ring has its descriptor for as long as it is borrowed.
+            let readable = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
+            let [stop, changes] =
+                [self.stop.as_fd(), readable].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let mut ready = [stop, changes];
+            match poll(&mut ready, Some(&LOOK)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                other => other.context("waiting for changes")?,
+            };
+            if ready[0].revents().contains(PollFlags::IN) {
+                return Ok(());
+            }
+            let wake = ready[1].revents().contains(PollFlags::IN);
+            if wake {
+                ring.consume_raw();
+            }
+            if links.are_new() {
+                self.mark_all();
+            } else if !wake {
+                continue;
+            }
+            self.waker.wake();
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// As a change in the host's namespace that concerns all routers.
+    fn mark_all(&self) {
+        self.slots.as_slice()[HOST as usize * SLOT_WORDS + PENDING].fetch_add(1, AcqRel);
+        self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));
+    }
+}
+
+/// BPF links of the machine, which have numbers that count up.
+#[derive(Default)]
+struct BpfLinks {
+    newest: u32,
+}
+
+impl BpfLinks {
+    /// Is there a link that was not there at the last call, by which packets may be taken?
+    fn are_new(&mut self) -> bool {
+        let mut found = false;
+        let mut next = 0;
+        // SAFETY: the number lives across the call.
+        while unsafe { libbpf_sys::bpf_link_get_next_id(self.newest, &raw mut next) } == 0 {
+            self.newest = next;
+            found |= takes_packets(next);
+        }
+        found
+    }
+}
+
+/// Is it one on tcx, of netfilter, or of XDP and not ours? One that cannot be looked at is.
+fn takes_packets(link: u32) -> bool {
+    // SAFETY: no pointers.
+    let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(link) };
+    if fd < 0 {
+        // It is gone, or being made: then it is seen by who looks for programs now and then.
+        return false;
+    }
+    // SAFETY: a descriptor just returned to us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = libbpf_sys::bpf_link_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: `info` is writable and `length` is its size.
+    if unsafe { libbpf_sys::bpf_link_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut length) } < 0 {
+        return true;
+    }
+    match info.type_ {
+        libbpf_sys::BPF_LINK_TYPE_XDP => !is_ours(info.prog_id),
+        libbpf_sys::BPF_LINK_TYPE_TCX | libbpf_sys::BPF_LINK_TYPE_NETFILTER => true,
+        _ => false,
+    }
+}
+
+fn is_ours(program: u32) -> bool {
+    let mut programs = libbpf_rs::query::ProgInfoIter::default();
+    programs.any(|found| found.id == program && found.name.as_encoded_bytes().starts_with(b"millrace"))
 }

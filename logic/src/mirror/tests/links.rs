@@ -352,15 +352,15 @@ fn neighbours_are_planned_for_interfaces_and_known_for_keeping_alive() {
     let see = |n: &Neighbour| Event::Neighbour(HOST, n.clone());
     let planned = Op::Neighbour(1, ip("10.0.0.9"), Some(mac(99)));
     assert_eq!(bench.after([see(&stale), see(&neighbour(9, "10.0.0.9", Some(mac(99))))]), [planned]);
-    let view = bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")).unwrap();
-    assert_eq!((view.namespace, view.ifindex, view.stale), (HOST, 1, true));
+    let view = StaleNeighbour { namespace: HOST, ifindex: 1, interface: 1, address: ip("10.0.0.9") };
+    assert_eq!(bench.mirror.stale_neighbours().collect::<Vec<_>>(), [view]);
     assert_eq!(bench.after([see(&Neighbour { stale: false, ..stale.clone() })]), []);
-    assert!(!bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")).unwrap().stale);
+    assert_eq!(bench.mirror.stale_neighbours().count(), 0);
     for nobody in [None, Some(Mac::default()), Some(Mac([1, 0, 0x5e, 0, 0, 1]))] {
         bench.after([see(&stale)]);
         let gone = bench.after([see(&Neighbour { mac: nobody, ..stale.clone() })]);
         assert_eq!(gone, [Op::Neighbour(1, ip("10.0.0.9"), None)]);
-        assert_eq!(bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")), None);
+        assert_eq!(bench.mirror.stale_neighbours().count(), 0);
     }
 }
 

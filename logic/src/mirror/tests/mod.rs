@@ -10,9 +10,9 @@ mod property;
 mod routes;
 mod world;
 
-use super::{Limits, MAX_INTERFACES, Mirror};
+use super::{Limits, MAX_INTERFACES, Mirror, StaleNeighbour};
 use crate::{
-    net::{Mac, Prefix4, Prefix6, Tag},
+    net::{Address, Mac, Prefix, Prefix4, Prefix6, Tag},
     observe::*,
     plan::{Op, PortId, ReversePath, Target},
 };
@@ -46,6 +46,7 @@ pub fn link(ifindex: u32, kind: LinkKind, below: Option<(NamespaceId, u32)>) -> 
         mtu: 1500,
         up: true,
         carrier: true,
+        running: true,
         kind,
         below,
         master: None,
@@ -82,13 +83,27 @@ pub fn dev(ifindex: u32) -> Next {
 }
 
 pub fn route4(prefix: &str, next: Next) -> Route<u32> {
-    let (table, kind) = (254, RouteKind::Unicast);
-    Route { prefix: p4(prefix), table, metric: 0, tos: 0, kind, next, mtu: None, complex: None }
+    plain(p4(prefix), 0, next)
 }
 
 pub fn route6(prefix: &str, next: Next) -> Route<u128> {
-    let (table, kind) = (254, RouteKind::Unicast);
-    Route { prefix: p6(prefix), table, metric: 1024, tos: 0, kind, next, mtu: None, complex: None }
+    plain(p6(prefix), 1024, next)
+}
+
+fn plain<A: Address>(prefix: Prefix<A>, metric: u32, next: Next) -> Route<A> {
+    Route {
+        prefix,
+        table: 254,
+        metric,
+        tos: 0,
+        kind: RouteKind::Unicast,
+        next,
+        mtu: None,
+        for_sources: false,
+        expires: None,
+        rest: 0,
+        complex: None,
+    }
 }
 
 pub fn local4(prefix: &str) -> Route<u32> {

@@ -187,32 +187,169 @@ fn messages_keep_the_kernels_order() {
     }
 }
 
-/// The kernel has one route or two that look alike: while it may have one, it decides.
+/// fib_find_info(): two routes that differ in protocol, scope or preferred source only are two.
 #[test]
-fn a_route_added_twice_and_deleted_once_is_the_kernels() {
-    let route = || alias(7, via(1, "10.9.9.1"));
+fn routes_that_look_alike_are_told_apart() {
+    use Change::*;
+    let route = |rest| Route { rest, ..alias(7, via(1, "10.9.9.1")) };
+    let out = out(1, Some("10.9.9.1"));
     let mut bench = Bench::host(vec![route4("0.0.0.0/0", dev(2))], vec![]);
     let rows = [
-        (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, Some(UNDECIDED)),
-        (Change::Append, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, Some(UNDECIDED)),
-        (Change::Delete, None),
-        (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, None),
+        ("one", Add, 1, Some(&out)),
+        ("its like", Append, 2, Some(&out)),
+        ("a message that a dump has overtaken", Add, 1, Some(&out)),
+        ("one goes", Delete, 1, Some(&out)),
+        ("a third goes that is not there", Delete, 3, Some(&out)),
+        ("the other goes", Delete, 2, None),
     ];
-    for (at, (change, expected)) in rows.into_iter().enumerate() {
-        bench.after([Event::Route4(HOST, change, route())]);
-        assert_eq!(bench.target4("10.0.0.0/8"), expected.as_ref(), "row {at}");
+    for (name, change, rest, expected) in rows {
+        bench.after([Event::Route4(HOST, change, route(rest))]);
+        assert_eq!(bench.target4("10.0.0.0/8"), expected, "{name}");
     }
-    bench
-        .after([Change::Add, Change::Add, Change::Delete].map(|change| Event::Route4(HOST, change, route())));
-    bench.after([Event::Routes(HOST, vec![route4("0.0.0.0/0", dev(2))], vec![])]);
-    assert_eq!(bench.target4("10.0.0.0/8"), None, "a dump settles it");
-    bench.after([Event::Routes(HOST, vec![route(), route()], vec![])]);
-    bench.after([Event::Route4(HOST, Change::Delete, route())]);
-    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))), "a dump knows of both");
+}
+
+/// `ip nexthop replace` announces every route of the object with `NLM_F_REPLACE`, where it stands.
+#[test]
+fn an_announcement_takes_no_other_routes_place() {
+    use Change::*;
+    let (first, second) = (alias(7, via(1, "10.9.9.1")), alias(7, Next::Object(5)));
+    let object = NexthopObject { id: 5, kind: NexthopObjectKind::Single(hop(2, Some("10.9.9.2"))) };
+    let mut bench = Bench::host(vec![first.clone(), second.clone()], vec![]);
+    bench.after([Event::Nexthop(HOST, object), Event::Route4(HOST, Replace, second.clone())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))));
+    bench.after([Event::Route4(HOST, Delete, first)]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
+    bench.after([Event::Route4(HOST, Delete, second)]);
+    assert_eq!(bench.target4("10.0.0.0/8"), None, "there was one of it");
+}
+
+/// IPv6 takes the same message for a replacement of the first equal and for an announcement.
+#[test]
+fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_again() {
+    use Change::*;
+    let first = || route6("2001:db8::/32", dev(1));
+    let second = || route6("2001:db8::/32", Next::Object(5));
+    let object = || NexthopObject { id: 5, kind: NexthopObjectKind::Single(hop(1, None)) };
+    let mut bench = Bench::host(vec![], vec![first(), second()]);
+    bench.after([Event::Nexthop(HOST, object()), Event::Route6(HOST, Replace, first())]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)), "the first one: both mean the same");
+    bench.after([Event::Route6(HOST, Replace, second())]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED));
+    assert_eq!(bench.mirror.unsure().collect::<Vec<_>>(), [HOST]);
+    bench.after([Event::Route6(HOST, Delete, second())]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED), "the first may be there still");
+    bench.after([Event::Routes(HOST, vec![], vec![first()])]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)));
+    assert_eq!(bench.mirror.unsure().count(), 0);
+}
+
+/// The kernel had [A, B], replaced A by C and deleted C; the dump between the messages holds B.
+#[test]
+fn a_replacement_that_a_dump_may_have_overtaken_is_the_kernels_until_read_again() {
+    use Change::*;
+    let route = |gateway| alias(7, via(1, gateway));
+    let mut bench = Bench::host(vec![route("10.9.9.2")], vec![]);
+    bench.after([Event::Route4(HOST, ReplaceLate, route("10.9.9.2"))]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.2"))), "the dump has it");
+    let late = [(ReplaceLate, "10.9.9.3"), (Delete, "10.9.9.3")];
+    bench.after(late.map(|(change, gateway)| Event::Route4(HOST, change, route(gateway))));
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&UNDECIDED));
+    assert_eq!(bench.mirror.unsure().collect::<Vec<_>>(), [HOST]);
+    bench.after([Event::Routes(HOST, vec![route("10.9.9.2")], vec![])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.2"))));
+    bench.after([Event::Route4(HOST, ReplaceLate, route("10.9.9.3")), Event::Routes(HOST, vec![], vec![])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), None);
+}
+
+/// fib6_node_lookup_1(): a subtree of sources is asked before any metric is looked at.
+#[test]
+fn a_prefix_with_a_route_for_some_sources_is_the_kernels() {
+    let sourced = || Route { metric: 1024, for_sources: true, rest: 1, ..route6("::/0", via(1, "fe80::1")) };
+    let plain = || Route { metric: 100, ..route6("::/0", via(2, "fe80::2")) };
+    let longer = || route6("2001:db8::/32", via(2, "fe80::2"));
+    let mut bench = Bench::host(vec![], vec![plain(), longer()]);
+    assert_eq!(bench.target6("::/0"), Some(&out(2, Some("fe80::2"))));
+    bench.after([Event::Route6(HOST, Change::Add, sourced())]);
+    assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "whatever the metrics");
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(2, Some("fe80::2"))), "a longer destination wins");
+    bench.after([Event::Route6(HOST, Change::Delete, Route { rest: 2, ..sourced() })]);
+    assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "that one was for other sources");
+    bench.after([Event::Route6(HOST, Change::Delete, sourced())]);
+    assert_eq!(bench.target6("::/0"), Some(&out(2, Some("fe80::2"))));
+}
+
+#[test]
+fn a_route_that_ends_leaves_the_fast_path_before() {
+    let seconds = std::time::Duration::from_secs;
+    let ending = |end| Route { expires: Some(seconds(end)), ..route6("::/0", via(1, "fe80::1")) };
+    let gateway = out(1, Some("fe80::1"));
+    let mut bench = Bench::host(vec![], vec![ending(100)]);
+    bench.mirror.pass_time(seconds(50));
+    assert_eq!(bench.mirror.next_end(), Some(seconds(98)));
+    assert_eq!(bench.plan(), []);
+    bench.mirror.pass_time(seconds(97));
+    bench.after([Event::Routes(HOST, vec![], vec![ending(200)])]);
+    bench.mirror.pass_time(seconds(100));
+    bench.plan();
+    assert_eq!(bench.target6("::/0"), Some(&gateway), "its end was moved");
+    bench.mirror.pass_time(seconds(198));
+    assert_eq!(bench.plan(), [Op::Route6(0, p6("::/0"), Some(UNICAST_COMPLEX))]);
+    assert_eq!(bench.mirror.next_end(), None);
+    bench.after([Event::Route6(HOST, Change::Replace, ending(1000))]);
+    assert_eq!(bench.target6("::/0"), Some(&gateway));
+    bench.after([Event::Route6(HOST, Change::Delete, ending(1000))]);
+    assert_eq!(bench.mirror.next_end(), None, "it is gone");
+    bench.after([Event::Route6(HOST, Change::Add, ending(198))]);
+    assert_eq!(bench.target6("::/0"), Some(&UNICAST_COMPLEX), "over before it came");
+}
+
+/// What the flags of next hop 2 and the state of its device mean for a choice between it and another.
+#[test]
+fn flags_of_next_hops_are_believed_while_they_fit_the_device() {
+    let both = Target::Multi([(out(1, Some("10.9.9.1")), 1), (out(2, Some("10.9.9.2")), 1)].into());
+    let one = out(1, Some("10.9.9.1"));
+    // (IPv6, dead, linkdown, the device: up, carrier, running; linkdown ignored), what follows
+    let rows = [
+        ((false, 0, 0, 1, 1, 1, 0), &both, "runs"),
+        ((false, 0, 0, 1, 1, 0, 0), &both, "dormant: Linux sends all the same"),
+        ((false, 0, 0, 1, 1, 0, 1), &UNDECIDED, "just gone dormant"),
+        ((true, 0, 1, 1, 1, 0, 1), &one, "dormant, and read again"),
+        ((true, 0, 1, 1, 1, 1, 1), &UNDECIDED, "dormant no more"),
+        ((true, 0, 1, 1, 1, 1, 0), &both, "nobody looks at the flag"),
+        ((false, 1, 1, 1, 0, 0, 1), &one, "no carrier, ignored"),
+        ((false, 1, 1, 1, 0, 0, 0), &both, "ignored before: IPv4 has none dead on a device that is up"),
+        ((true, 1, 1, 1, 0, 0, 0), &UNDECIDED, "IPv6 has"),
+        ((true, 1, 1, 1, 0, 0, 1), &one, "either way"),
+        ((false, 1, 1, 0, 0, 0, 0), &one, "down"),
+        ((false, 1, 1, 1, 1, 1, 1), &UNDECIDED, "up again, not read again"),
+    ];
+    for ((ipv6, dead, linkdown, up, carrier, running, ignored), expected, name) in rows {
+        let set = |bit| bit == 1;
+        let mut link = Link { up: set(up), carrier: set(carrier), running: set(running), ..physical(2) };
+        link.ipv4.ignore_routes_with_linkdown = set(ignored);
+        link.ipv6.ignore_routes_with_linkdown = set(ignored);
+        let gateway = if ipv6 { "fe80::" } else { "10.9.9." };
+        let flagged =
+            NextHop { dead: set(dead), linkdown: set(linkdown), ..hop(2, Some(&format!("{gateway}2"))) };
+        let next = Next::Many([hop(1, Some(&format!("{gateway}1"))), flagged].into());
+        let mut dump = Dump { links: vec![physical(1), link], settings: choosing(), ..Dump::default() };
+        if ipv6 {
+            dump.routes6 = vec![route6("2001:db8::/32", next)];
+        } else {
+            dump.routes4 = vec![alias(0, next)];
+        }
+        let bench = Bench::with(Limits::default(), dump);
+        let got = if ipv6 { bench.target6("2001:db8::/32") } else { bench.target4("10.0.0.0/8") };
+        let members = |target: &Target| if let Target::Multi(m) = target { m.len() } else { 1 };
+        match (got, expected) {
+            (Some(got), expected) if *expected == UNDECIDED => assert_eq!(got, expected, "{name}"),
+            (Some(got), expected) => {
+                assert_ne!(got, &UNDECIDED, "{name}");
+                assert_eq!(members(got), members(expected), "{name}: {got:?}");
+            }
+            (None, _) => panic!("{name}: no route"),
+        }
+    }
 }
 
 #[test]
