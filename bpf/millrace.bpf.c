@@ -25,6 +25,7 @@
 #include "account.h"
 #include "tables.h"
 #include "egress.h"
+#include "multipath.h"
 #include "ipv4.h"
 #include "ipv6.h"
 #include "shares.h"

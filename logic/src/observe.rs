@@ -54,6 +54,9 @@ pub struct Port {
     pub ifindex: u32,
     /// It transmits multi-buffer frames redirected to it.
     pub frags: bool,
+    /// Linux has a hash of its packets before it routes them (the NIC's, or that of receive packet steering), and
+    /// `fib_multipath_hash_policy` 1 takes that.
+    pub hashes: bool,
 }
 
 /// A namespace that may hold a router.
@@ -376,4 +379,27 @@ pub struct Settings {
     pub hazards6: Vec<String>,
     /// `fib_multipath_hash_policy`, IPv4 and IPv6.
     pub multipath_policy: [u8; 2],
+    pub multipath_key: MultipathKey,
+}
+
+/// By which key packets are hashed where a route has several next hops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MultipathKey {
+    /// Nobody chooses but the kernel.
+    #[default]
+    Unknown,
+    /// Linux's own: the member is the one that Linux chooses.
+    Linux([u64; 2]),
+    /// Ours, where Linux's own cannot be read.
+    Own([u64; 2]),
+}
+
+impl MultipathKey {
+    /// All zero if there is none.
+    pub fn words(self) -> [u64; 2] {
+        match self {
+            MultipathKey::Unknown => [0; 2],
+            MultipathKey::Linux(words) | MultipathKey::Own(words) => words,
+        }
+    }
 }

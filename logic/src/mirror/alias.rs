@@ -141,7 +141,7 @@ impl Aliases {
     ///
     /// False: only the kernel knows which routes there are now.
     #[must_use]
-    pub fn add6(&mut self, alias: Alias, change: Change, paths: &mut Paths) -> bool {
+    pub fn add6(&mut self, mut alias: Alias, change: Change, paths: &mut Paths) -> bool {
         let path = paths.get(alias.path).clone();
         if matches!(change, Change::Replace | Change::ReplaceLate) {
             let equals = |a: &Alias| a.equals(&alias) && paths.get(a.path).rest == path.rest;
@@ -155,14 +155,20 @@ impl Aliases {
                 return known == Some(at) || known.is_none() && change == Change::Replace;
             }
         }
+        let mut before = Vec::new();
         let mut at = 0;
         while at < self.as_slice().len() {
             let old = self.as_slice()[at];
             if old.equals(&alias) && is_part(paths.get(old.path), &path) {
+                before.extend_from_slice(paths.get(old.path).hops());
                 self.remove(at, paths);
             } else {
                 at += 1;
             }
+        }
+        if let Some(ordered) = in_order(&path, &before) {
+            let ordered = paths.acquire(ordered);
+            paths.release(std::mem::replace(&mut alias.path, ordered));
         }
         self.append(alias);
         true
@@ -215,6 +221,15 @@ fn is_part(old: &Path, new: &Path) -> bool {
         }
         _ => old.same_next(new),
     }
+}
+
+/// The path with its next hops in the order in which Linux tries them, if that is another: those from before first, then the
+/// new ones. A message begins with the sibling that it is about (inet6_rt_notify()), but Linux puts new siblings last.
+fn in_order(path: &Path, before: &[NextHop]) -> Option<Path> {
+    let Next::Many(hops) = &path.next else { return None };
+    let mut ordered = hops.to_vec();
+    ordered.sort_by_cached_key(|hop| before.iter().position(|b| same_hop(b, hop)).unwrap_or(before.len()));
+    (ordered[..] != hops[..]).then(|| Path { next: Next::Many(ordered.into()), ..path.clone() })
 }
 
 fn same_set(a: &Path, b: &Path) -> bool {

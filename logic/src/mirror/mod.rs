@@ -178,7 +178,8 @@ impl Mirror {
                 space.neighbours.link_gone(ifindex);
             }
             Event::Settings(_, settings) => {
-                space.refresh |= settings.multipath_policy != space.settings.multipath_policy;
+                space.refresh |= settings.multipath_policy != space.settings.multipath_policy
+                    || settings.multipath_key != space.settings.multipath_key;
                 space.settings = settings;
             }
             Event::Route4(_, change, route) => space.rib4.change(change, route),

@@ -3,15 +3,15 @@
 
 use crate::{
     net::Address,
-    observe::{Next, NextHop, NexthopObjectKind, Route, RouteKind},
+    observe::{MultipathKey, Next, NextHop, NexthopObjectKind, Route, RouteKind},
     plan::{Hop, InterfaceId, Target},
     reason::Reason,
 };
 use rustc_hash::FxHashMap;
 use std::{net::IpAddr, time::Duration};
 
-/// More members than a group of the forwarding table has slots cannot all be represented (`FIB_SLOTS`).
-const MAX_MEMBERS: usize = 256;
+/// More members find no place in a group of the forwarding table (`GROUP_MEMBERS`).
+const MAX_MEMBERS: usize = 128;
 
 /// A route leaves the fast path so long before it ends: the message that says when may have waited.
 pub(super) const ENDING: Duration = Duration::from_secs(2);
@@ -101,6 +101,9 @@ pub(super) struct Surroundings<'a> {
     pub objects: &'a FxHashMap<u32, NexthopObjectKind>,
     /// `fib_multipath_hash_policy`, for IPv4 and IPv6.
     pub multipath_policy: [u8; 2],
+    pub multipath_key: MultipathKey,
+    /// Linux has a hash of packets that come in by some port here.
+    pub hashed: bool,
     /// CLOCK_MONOTONIC.
     pub now: Duration,
 }
@@ -184,12 +187,26 @@ impl Surroundings<'_> {
         match &members[..] {
             [] => None,
             [(only, _)] => Some(only.clone()),
-            // Policies 2 and 3 hash inner headers or chosen fields: the kernel chooses.
-            _ if self.multipath_policy[usize::from(ipv6)] > 1 || members.len() > MAX_MEMBERS => {
-                Some(pass_unicast(Reason::ComplexRoute))
-            }
-            _ => Some(Target::Multi(members.into())),
+            _ if self.chooses(&members, ipv6) => Some(Target::Multi(members.into())),
+            _ => Some(pass_unicast(Reason::ComplexRoute)),
         }
+    }
+
+    /// May the fast path choose among these members? Policy 1 takes a hash that the packet has already; policies 2 and 3 hash
+    /// inner headers or chosen fields. By a key of our own not if the kernel has some of the packets: it would choose for them
+    /// once more, by its own.
+    fn chooses(&self, members: &[(Target, u16)], ipv6: bool) -> bool {
+        let can = match self.multipath_key {
+            MultipathKey::Unknown => false,
+            MultipathKey::Linux(_) => true,
+            MultipathKey::Own(_) => members.iter().all(|(member, _)| matches!(member, Target::Hop(_))),
+        };
+        let follows = match self.multipath_policy[usize::from(ipv6)] {
+            0 => true,
+            1 => !self.hashed,
+            _ => false,
+        };
+        can && follows && members.len() <= MAX_MEMBERS
     }
 
     /// Would Linux pass this next hop over? fib_lookup_good_nhc(), fib6_ignore_linkdown().

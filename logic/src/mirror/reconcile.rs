@@ -8,6 +8,7 @@ use super::{
     space::Router,
 };
 use crate::{
+    multipath::MultipathHash,
     observe::{Link, NamespaceId},
     plan::{Interface, InterfaceId, Op},
 };
@@ -80,15 +81,18 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             if space.router.is_none() {
                 let Some(id) = self.router_ids.take() else { continue };
-                space.router = Some(Router { id: id as u8, multipath_l4: None });
+                space.router = Some(Router { id: id as u8, multipath: None });
                 space.rib4.renew();
                 space.rib6.renew();
             }
-            let multipath_l4 = space.settings.multipath_policy.map(|policy| policy == 1);
+            let multipath = MultipathHash {
+                l4: space.settings.multipath_policy.map(|policy| policy == 1),
+                key: space.settings.multipath_key.words(),
+            };
             let Some(router) = &mut space.router else { continue };
-            if router.multipath_l4 != Some(multipath_l4) {
-                router.multipath_l4 = Some(multipath_l4);
-                batch.routers.push(Op::Router { router: router.id, multipath_l4 });
+            if router.multipath != Some(multipath) {
+                router.multipath = Some(multipath);
+                batch.routers.push(Op::Router { router: router.id, multipath });
             }
         }
     }
@@ -162,6 +166,9 @@ impl Mirror {
     fn settle_egresses(&mut self) {
         let mtus: FxHashMap<LinkKey, [u32; 2]> =
             self.standings.iter().map(|s| (s.shape.link, s.shape.mtu)).collect();
+        let hashes = |held: &Held| self.ports.get(&held.interface.port).is_some_and(|port| port.hashes);
+        let hashed: BTreeSet<NamespaceId> =
+            self.held.iter().filter(|(_, held)| hashes(held)).map(|((namespace, _), _)| *namespace).collect();
         for (namespace, space) in &mut self.spaces {
             let held = &self.held;
             let egress = |link: &Link| {
@@ -181,6 +188,8 @@ impl Mirror {
                 space.egresses = egresses;
                 space.refresh = true;
             }
+            let hashed = hashed.contains(namespace);
+            space.refresh |= hashed != std::mem::replace(&mut space.hashed, hashed);
         }
     }
 

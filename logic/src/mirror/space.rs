@@ -7,6 +7,7 @@ use super::{
     rib::Rib,
 };
 use crate::{
+    multipath::MultipathHash,
     observe::{Dump, Link, Namespace, NamespaceId, NexthopObjectKind, Settings},
     plan::{Op, RouterId},
 };
@@ -27,6 +28,8 @@ pub(super) struct Space {
     pub neighbours: Neighbours,
     /// What routes need to know of the links, as of the last plan.
     pub egresses: FxHashMap<u32, Egress>,
+    /// Packets may come in that Linux has a hash of.
+    pub hashed: bool,
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
     pub router: Option<Router>,
@@ -39,7 +42,7 @@ pub(super) struct Space {
 pub(super) struct Router {
     pub id: RouterId,
     /// `None`: not planned yet.
-    pub multipath_l4: Option<[bool; 2]>,
+    pub multipath: Option<MultipathHash>,
 }
 
 impl Space {
@@ -54,6 +57,7 @@ impl Space {
             rib6: Rib::default(),
             neighbours: Neighbours::default(),
             egresses: FxHashMap::default(),
+            hashed: false,
             refresh: false,
             router: None,
             now: Duration::ZERO,
@@ -96,6 +100,8 @@ impl Space {
             links: &self.egresses,
             objects: &self.objects,
             multipath_policy: self.settings.multipath_policy,
+            multipath_key: self.settings.multipath_key,
+            hashed: self.hashed,
             now: self.now,
         };
         (&mut self.rib4, &mut self.rib6, around)

@@ -8,7 +8,7 @@
 //! - next hop: `link`; the word of `reason` and `flags` (only the reason of a next hop without link, and FRAGS);
 //! - a slot of a forwarding block, of a group, of the neighbour index; both leaves of a tail (one word);
 //! - the second word of an interface slot (zero first when the slot gets another key);
-//! - router row: a root, the flags, each word of the local address filter;
+//! - router row: a root, the flags, each word of the multipath key, each word of the local address filter;
 //! - a row of an RX queue, behind its version.
 //!
 //! Anything else about a next hop (the interface's MAC address, port or VLAN) changes by making a new one and rewriting
@@ -19,7 +19,7 @@
 //! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
 //! | `links` | ports, interfaces, neighbours |
 //! | `queues` | rows of RX queues: what the tables say of destinations that a classifier steers there |
-//! | `nexthops`, `groups`, `buckets` | ids and words; shares of a group; where index keys sit |
+//! | `nexthops`, `groups`, `buckets` | ids and words; what a group chooses; where index keys sit |
 //! | `answer` | reading it all back as the program does |
 //! | `ingress` | which interface a frame is for |
 
@@ -51,6 +51,7 @@ pub mod encoding {
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
 pub(crate) use answer::{Nexthop, RouterRow, find_neighbour, nexthop, nexthop_of, nexthop_rows};
+pub(crate) use groups::choose;
 pub use ingress::Arrivals;
 pub use queues::{MAX_QUEUES, Steered, queue_rows};
 pub use routes::{holds4, holds6};
@@ -157,7 +158,7 @@ impl<M: Memory> Tables<M> {
     fn carry_out(&mut self, op: &Op) -> Result<(), Full> {
         match op {
             Op::Port { port, frags } => self.set_port(*port, *frags),
-            Op::Router { router, multipath_l4 } => self.set_router(*router, *multipath_l4),
+            Op::Router { router, multipath } => self.set_router(*router, *multipath),
             Op::RouterGone(router) => self.router_gone(*router),
             Op::LocalAddresses { router, addresses } => self.set_local_addresses(*router, addresses),
             Op::Interface(id, interface) => self.set_interface(*id, interface),

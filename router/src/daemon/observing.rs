@@ -4,6 +4,7 @@ use super::seam::{Ask, Hardware, Known, Observe, Question, Sent};
 use crate::{
     config::Config,
     ethtool::Problem,
+    multipath::MultipathKeys,
     netns::OpenNamespace,
     observer::{Observer, ObserverConfig, Reader, Trouble, Waker, clock},
 };
@@ -20,6 +21,7 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
+        multipath_keys: MultipathKeys::read(config.ecmp),
         ..ObserverConfig::default()
     })?;
     let waker = observer.waker();

@@ -32,6 +32,7 @@ mod troubles;
 use crate::{
     config::PortName,
     hazards::bpf,
+    multipath::MultipathKeys,
     netlink::neighbour,
     netns::{self, Found, Key, OpenNamespace, Source},
 };
@@ -112,11 +113,18 @@ pub struct ObserverConfig {
     pub routers: Vec<Source>,
     /// How much the kernel may hold back for us per namespace, in bytes; unused, it costs nothing.
     pub receive_buffer_bytes: usize,
+    /// By which Linux hashes packets of multipath routes.
+    pub multipath_keys: MultipathKeys,
 }
 
 impl Default for ObserverConfig {
     fn default() -> Self {
-        Self { ports: Vec::new(), routers: Vec::new(), receive_buffer_bytes: 64 << 20 }
+        Self {
+            ports: Vec::new(),
+            routers: Vec::new(),
+            receive_buffer_bytes: 64 << 20,
+            multipath_keys: MultipathKeys::default(),
+        }
     }
 }
 
@@ -351,7 +359,8 @@ impl Observer {
             return Err(io::ErrorKind::NotFound.into());
         }
         let bytes = self.config.receive_buffer_bytes;
-        let mut space = Space::open(id, key, file.clone(), namespace.clone(), bytes)?;
+        let mut space =
+            Space::open(id, key, file.clone(), namespace.clone(), bytes, self.config.multipath_keys)?;
         self.poller.add(&space.events, token(id, ROUTE))?;
         for (side, what) in [(&space.hazards.netfilter, NETFILTER), (&space.hazards.xfrm, XFRM)] {
             if let Some(side) = side {

@@ -14,6 +14,7 @@ use crate::{
     clock::monotonic,
     foreign::{Quoted, Shown},
     hazards::{Hazards, command},
+    multipath::MultipathKeys,
     netlink::{
         GROUPS, INET, INET6,
         link::{self, LinkMessage, RawLink},
@@ -64,6 +65,7 @@ pub struct Space {
     pub(super) troubles: Troubles,
     sysctls: Sysctls,
     values: Values,
+    multipath_keys: MultipathKeys,
     /// By device and address: whether it is understood.
     addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
@@ -83,6 +85,7 @@ impl Space {
         file: Arc<File>,
         namespace: Namespace,
         receive_buffer_bytes: usize,
+        multipath_keys: MultipathKeys,
     ) -> io::Result<Space> {
         let (requests, events, sysctls, hazards) = netns::inside(&file, || {
             Ok::<_, io::Error>((
@@ -108,6 +111,7 @@ impl Space {
             hazards,
             troubles: Troubles::default(),
             values: sysctls.read(),
+            multipath_keys,
             sysctls,
             addresses: HashMap::new(),
             nexthops: BTreeMap::new(),
@@ -452,6 +456,7 @@ impl Space {
         let mut settings = self.hazards.of_namespace(&self.namespace.name);
         settings.multipath_policy =
             [self.values.multipath4, self.values.multipath6].map(|p| p.min(255) as u8);
+        settings.multipath_key = self.multipath_keys.of(self.values.multipath_seed);
         if self.values.forward_use_pmtu != 0 {
             settings.hazards4.push(
                 "net.ipv4.ip_forward_use_pmtu is on: learned path MTUs bind forwarded packets; set it to 0"

@@ -5,14 +5,12 @@
 //!
 //! Left out of the comparison, each for a reason: the IP identification of packets the box itself makes (a kernel
 //! counter), IPv4 redirects and "unreachable" for want of a route (`ip_error` limits them by the kernel's clock), ARP and
-//! neighbour discovery (caches), and through which member of a multipath route a packet leaves (never whether it is a
-//! member of that very route).
+//! neighbour discovery (caches).
 
 mod changes;
 #[path = "../common/mod.rs"]
 mod common;
 mod packets;
-mod routes;
 mod topology;
 
 use changes::Change;
@@ -99,7 +97,7 @@ fn compare(seed: u64, when: &str, topology: &Topology, frames: &[(usize, Vec<u8>
     assert!(count == 0, "seed {seed}, {when}: {count} differences\n{wrong}\n{}", topology.describe());
 }
 
-/// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
+/// Sends everything and counts what comes out: (port, normalised frame) -> times.
 fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
     let wires: Vec<_> = topology.outside().map(|device| common::wire::Wire::open(&device)).collect();
     let mut seen = BTreeMap::new();

@@ -11,7 +11,7 @@ use logic::{
     memory::{HeapMemory, Memory},
     net::{Mac, Vlan},
     paths::PathId,
-    plan::{Hop, Interface, Op, PortId, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, PortId, ReversePath, Target},
     tables::Tables as Writer,
 };
 use router::{
@@ -273,7 +273,7 @@ pub fn tables() -> Arc<HeapMemory> {
     let gateway = "10.9.0.1".parse().unwrap();
     let hop = Target::Hop(Hop { interface: 2, gateway: Some(gateway), mtu: 1500 });
     for op in [
-        Op::Router { router: 0, multipath_l4: [false; 2] },
+        Op::Router { router: 0, multipath: MultipathHash::default() },
         Op::Port { port: 0, frags: false },
         Op::Port { port: 1, frags: false },
         Op::Interface(1, interface(0, P0)),

@@ -10,7 +10,7 @@ mod world;
 use common::{frame::Frame, ifindex, in_new_namespace, run};
 use logic::{
     net::{Mac, Tag},
-    plan::{Hop, Interface, Op, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
 };
 use router::plane::{Backlogs, Charge, Settings, Step};
@@ -432,7 +432,7 @@ fn multipath_keeps_weights_and_flows() {
         let fragments = count(&mut w, &mut ports("10.20.0.1").map(|f| f.ip4(|ip| ip[6] = 0x20)));
         assert!(fragments == 0 || fragments == 4000, "fragments have no ports: all one way, not {fragments}");
 
-        w.apply([Op::Router { router: 0, multipath_l4: [false, false] }]);
+        w.apply([Op::Router { router: 0, multipath: MultipathHash::default() }]);
         let same = count(&mut w, &mut ports("10.20.0.1"));
         assert!(same == 0 || same == 4000, "layer 3: one pair of addresses, one way, not {same}");
         let hosts =

@@ -2,18 +2,17 @@
 
 use super::super::{check::IPV4, packet::Packet};
 use crate::{
-    fib::{self, Kind, Slot},
+    fib::{self, Kind},
     memory::{Memory, words},
     reason::Reason,
     tables::{
-        RouterRow,
+        RouterRow, choose,
         encoding::{
             FLAG_LOCAL, FLAG_UNICAST, IF_ACCEPT_LOCAL, IF_LOOK_AT_SOURCES, IF_RPF_LOOSE, IF_RPF_STRICT,
         },
         nexthop,
     },
 };
-use std::sync::atomic::Ordering::Acquire;
 
 #[inline]
 pub(super) fn check4(
@@ -65,8 +64,8 @@ fn look(memory: &impl Memory, router: RouterRow<'_>, packet: &Packet<'_>, source
     let group = leaf.kind() == Kind::Group;
     if group {
         // Any member will do: strict mode leaves groups to the kernel.
-        let first = memory.fib().get(leaf.index() as usize * words::FIB_BLOCK);
-        leaf = first.map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)));
+        let block = memory.fib().get(leaf.index() as usize * words::FIB_BLOCK..);
+        leaf = choose(block.unwrap_or_default(), 0);
     }
     let hop = nexthop(memory, leaf.index()).filter(|hop| hop.reason() != Reason::MapFull);
     let hop = hop.ok_or(Reason::SourceUnsure)?;

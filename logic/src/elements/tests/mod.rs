@@ -21,7 +21,7 @@ use super::{
 use crate::{
     memory::{Capacity, HeapMemory},
     net::{Mac, Tag, Vlan},
-    plan::{Hop, Interface, InterfaceId, Op, ReversePath, Target},
+    plan::{Hop, Interface, InterfaceId, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
     tables::{
         Tables,
@@ -117,7 +117,7 @@ impl World {
             tables.apply(&op).unwrap();
             plan.push(op);
         };
-        apply(Op::Router { router: 0, multipath_l4: [true, true] });
+        apply(Op::Router { router: 0, multipath: MultipathHash { l4: [true, true], key: [1, 2] } });
         (1..=5).for_each(|id| apply(Op::Interface(id, interface(id))));
         let neighbours = [(1, 9), (2, 1), (3, 2), (4, 3), (5, 4), (2, 50)];
         for (id, last) in neighbours {

@@ -111,7 +111,7 @@ pub fn local4(prefix: &str) -> Route<u32> {
 }
 
 pub fn port(namespace: NamespaceId, ifindex: u32) -> Port {
-    Port { namespace, ifindex, frags: true }
+    Port { namespace, ifindex, frags: true, hashes: false }
 }
 
 pub fn namespace(name: &str) -> Namespace {
@@ -120,6 +120,11 @@ pub fn namespace(name: &str) -> Namespace {
 
 pub fn neighbour(ifindex: u32, address: &str, mac: Option<Mac>) -> Neighbour {
     Neighbour { ifindex, address: ip(address), mac, stale: false }
+}
+
+/// Linux's key for multipath routes is known.
+pub fn choosing() -> Settings {
+    Settings { multipath_key: MultipathKey::Linux([1, 2]), ..Settings::default() }
 }
 
 /// A mirror and what the tables hold because of it.
@@ -131,8 +136,8 @@ pub struct Bench {
 impl Bench {
     /// Ports 0 and 1 are links 1 and 2 of the host, with these routes.
     pub fn host(routes4: Vec<Route<u32>>, routes6: Vec<Route<u128>>) -> Bench {
-        let dump =
-            Dump { links: vec![physical(1), physical(2), physical(9)], routes4, routes6, ..Dump::default() };
+        let links = vec![physical(1), physical(2), physical(9)];
+        let dump = Dump { links, settings: choosing(), routes4, routes6, ..Dump::default() };
         Bench::with(Limits::default(), dump)
     }
 

@@ -94,7 +94,7 @@ impl World {
             return vec![Event::PortGone(id)];
         }
         let (id, ifindex) = (1, dice.pick(&[2, 9]));
-        let port = Port { namespace: HOST, ifindex, frags: dice.roll(2) == 0 };
+        let port = Port { namespace: HOST, ifindex, frags: dice.roll(2) == 0, hashes: dice.roll(4) == 0 };
         let gone = self.ports.iter().any(|(other, _)| *other == id).then_some(Event::PortGone(id));
         self.ports.retain(|(other, _)| *other != id);
         self.ports.push((id, port.clone()));
@@ -294,9 +294,11 @@ fn object_changes(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Eve
 }
 
 fn settings_change(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Event> {
-    match dice.roll(3) {
+    let keys = [MultipathKey::Unknown, MultipathKey::Linux([1, 2]), MultipathKey::Own([3, 4])];
+    match dice.roll(4) {
         0 => space.settings.hazards4 = vec!["an nftables hook".into()],
-        1 => space.settings = Settings::default(),
+        1 => space.settings = choosing(),
+        2 => space.settings.multipath_key = dice.pick(&keys),
         _ => space.settings.multipath_policy = [dice.roll(3) as u8, dice.roll(3) as u8],
     }
     vec![Event::Settings(id, space.settings.clone())]

@@ -441,7 +441,7 @@ fn dump() -> Dump {
 }
 
 fn port(ifindex: u32) -> Port {
-    Port { namespace: 0, ifindex, frags: false }
+    Port { namespace: 0, ifindex, frags: false, hashes: false }
 }
 
 fn linux() -> Linux {
