@@ -25,7 +25,7 @@ use logic::{
     tables::{self, Answer},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     hash::{BuildHasher, RandomState},
     net::IpAddr,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
@@ -235,10 +235,10 @@ impl Comparison {
                 (self.routers[suspect.router].namespace, self.routers[suspect.router].router);
             let Some(number): Option<RouterId> = router else { continue };
             let answers = tables::lookup(memory, number, suspect.question.address);
-            if !places.contains_key(&namespace) {
-                places.insert(namespace, self.place(namespace)?);
-            }
-            let place = &places[&namespace];
+            let place = match places.entry(namespace) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(self.place(namespace)?),
+            };
             let linux = self.truth(namespace, &suspect.question, place)?;
             if self.agree(namespace, &suspect.question, &linux, &answers, place) {
                 continue;
