@@ -393,9 +393,10 @@ impl Pair {
         let ports = PORTS.iter().map(|name| name.parse().unwrap()).collect();
         let mut observer = Observer::new(ObserverConfig { ports, ..Default::default() }).unwrap();
         let mut fresh = Mirror::new(Limits::default());
-        fresh.pass_time(monotonic());
         let events = observer.poll(Duration::ZERO).unwrap();
         events.into_iter().for_each(|event| fresh.observe(event));
+        // Only a namespace that is known takes the time.
+        fresh.pass_time(monotonic());
         fresh.plan();
         let told = |mirror: &Mirror| {
             let link = |target: &Target| tell(mirror, target);
