@@ -54,6 +54,9 @@ enum interface_flags {
 	IF_RPF_LOOSE   = 4,	/* RFC 3704 loose: the source must be reachable by a unicast route */
 	IF_RPF_STRICT  = 8,	/* strict: ... through this interface */
 	IF_REDIRECTS   = 16,	/* Linux may send IPv4 redirects here */
+	IF_ACCEPT_LOCAL = 32,	/* accept_local: the kernel decides on sources that are the router's own */
+	IF_PRIORITY_TAGS = 64,	/* untagged, and takes frames with the tag of VLAN 0 */
+	IF_LOOK_AT_SOURCES = 128,	/* the router has local prefixes: local4 does not know all of its own addresses */
 };
 
 /* Two words. The second, from `vlan` on, is 0 in an empty slot, and while the first one changes. */
@@ -90,7 +93,9 @@ struct router {
 	__u64 fib4;
 	__u64 fib6;
 	__u32 flags;		/* enum router_flags */
-	__u32 pad[11];
+	__u32 pad;
+	__u64 multipath_key[2];	/* of multipath.h */
+	__u64 pad2[3];
 	/* Bloom filter (one hash) of the router's own IPv4 addresses: sources to look at twice (fib_validate_source). */
 	__u64 local4[LOCAL_FILTER_BITS / 64];
 };
@@ -100,13 +105,14 @@ struct router {
 /* A slot: two bits of kind, thirty of index. Slot 0 (kind FIB_NEXTHOP, index 0) is "no route". */
 enum fib_kind {
 	FIB_NEXTHOP = 0,	/* index into nexthops */
-	FIB_GROUP   = 1,	/* a fib block whose 256 slots are FIB_NEXTHOP, chosen by the top byte of the flow hash */
+	FIB_GROUP   = 1,	/* a fib block: bounds of hashes in order, then as many slots, each FIB_NEXTHOP */
 	FIB_CHILD   = 2,	/* a fib block for the next 8 address bits */
 	FIB_TAIL    = 3,	/* index into fib_tails: all longer prefixes below this slot begin alike */
 };
 #define FIB_KIND_SHIFT 30
 #define FIB_INDEX_MASK ((1U << FIB_KIND_SHIFT) - 1)
 #define FIB_SLOTS 256
+#define GROUP_MEMBERS (FIB_SLOTS / 2)	/* most members of a group */
 
 struct fib_block {
 	__u32 slot[FIB_SLOTS];
@@ -136,7 +142,7 @@ enum nexthop_kind {
 enum nexthop_flags {
 	NEXTHOP_UNICAST = 1,	/* a unicast route: sources may be behind it (reverse path filter) */
 	NEXTHOP_FRAGS   = 2,	/* the egress port transmits multi-buffer frames */
-	NEXTHOP_LOCAL   = 4,	/* an address of the router itself, or a broadcast address: sources to look at twice */
+	NEXTHOP_LOCAL   = 4,	/* an address or prefix of the router itself, or a broadcast address: sources to look at twice */
 };
 
 /*
@@ -374,7 +380,7 @@ enum trace_step {
 	TRACE_SOURCE_CHECK,	/* a: slot found for the source, b: 1 if accepted */
 	TRACE_FIB_BLOCK,	/* a: block, b: slot value */
 	TRACE_FIB_TAIL,		/* a: length of its prefix, b: slot value chosen */
-	TRACE_GROUP,		/* a: flow hash, b: slot value chosen */
+	TRACE_GROUP,		/* a: multipath hash, b: slot value chosen */
 	TRACE_NEXTHOP,		/* a: next hop id, b: kind */
 	TRACE_NEIGHBOUR,	/* a: next hop id, 0 if none; b: interface */
 	TRACE_TRANSMIT,		/* a: port id, b: VLAN key */

@@ -25,6 +25,7 @@
 #include "account.h"
 #include "tables.h"
 #include "egress.h"
+#include "multipath.h"
 #include "ipv4.h"
 #include "ipv6.h"
 #include "shares.h"
@@ -93,6 +94,9 @@ static __always_inline enum reason classify(struct packet *p)
 	__u64 slot = find_queue_row(p, mac);
 	if (!slot)
 		slot = find_interface(mac, p->port, p->vlan);
+	/* A frame of VLAN 0 is untagged unless there is a device of VLAN 0 (check_vlan_id in net/core/dev.c). */
+	if (!slot && is_priority_tag(p->vlan))
+		slot = find_priority_tagged(mac, p->port);
 	if (!slot)
 		return unclassified(p, mac);
 	p->interface = slot >> 32;
@@ -128,7 +132,8 @@ static __always_inline enum reason route(struct packet *p)
 		if (!(p->flags & IF_IPV6))
 			return REASON_ROUTER_NOT_ACCELERATED;
 		reason = forward_ipv6(p, router);
-		return reason == REASON_LOCAL && neighbour_discovery(p) ? REASON_NEIGHBOUR_DISCOVERY : reason;
+		return (reason == REASON_LOCAL || reason == REASON_LOCAL_PREFIX) && neighbour_discovery(p) ?
+		       REASON_NEIGHBOUR_DISCOVERY : reason;
 	case ETH_P_ARP:
 		return REASON_ARP;
 	default:

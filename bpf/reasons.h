@@ -75,3 +75,5 @@ REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did no
 REASON(FRAGMENTED,          slow,      "longer than the egress MTU: the kernel fragments it")
 REASON(POLICY_CHANGED,      pass,      "a policy has just changed; the kernel forwards until it has been read")
 REASON(RULE_FRAGMENT,       drop,      "a fragment, and a controller has set that fragments are dropped")
+REASON(LOCAL_PREFIX,        pass,      "addressed to a local prefix of the router, or by a route within one, which only the kernel sees as it is")
+REASON(MEMBER_UNSURE,       pass,      "only the kernel can tell which next hop of a multipath route it takes")

@@ -29,6 +29,8 @@ pub struct Config {
     pub generic: bool,
     /// Steer heavy flows to RX queues of their next hops, where a NIC has a classifier.
     pub steering: bool,
+    /// Who chooses among the next hops of a multipath route.
+    pub ecmp: Ecmp,
     pub policing: Policing,
     pub sampling: Sampling,
     pub limits: Limits,
@@ -65,6 +67,7 @@ impl Default for Config {
             heartbeat: HeartbeatTime(Duration::from_secs(3)),
             generic: false,
             steering: false,
+            ecmp: Ecmp::Auto,
             policing: Policing::default(),
             sampling: Sampling::default(),
             limits: Limits::default(),
@@ -167,6 +170,26 @@ impl FromStr for Miss {
                 )));
             }
         })
+    }
+}
+
+/// Who chooses among the next hops of a multipath route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ecmp {
+    /// The fast path: as Linux does, or by a key of its own where Linux's is not known.
+    Auto,
+    /// The fast path only where it chooses as Linux does.
+    Linux,
+}
+
+impl FromStr for Ecmp {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        match s {
+            "auto" => Ok(Ecmp::Auto),
+            "linux" => Ok(Ecmp::Linux),
+            _ => Err(BadValue(format!("{s:?} is not allowed: \"auto\" or \"linux\""))),
+        }
     }
 }
 
@@ -313,6 +336,7 @@ deserialize_by_parsing!(
     PortName,
     Source,
     Interval,
+    Ecmp,
     HeartbeatTime,
     Miss,
     CoreList,
@@ -425,12 +449,13 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 11] = [
+const FORMS: [(&str, &str); 12] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"3s\""),
     ("generic", "generic = true"),
     ("steering", "steering = true"),
+    ("ecmp", "ecmp = \"linux\""),
     ("policing.exception_pps", "exception_pps = 100000"),
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
@@ -485,6 +510,7 @@ mod tests {
             heartbeat = "1500s"
             generic = true
             steering = true
+            ecmp = "linux"
             [policing]
             exception_pps = 0
             [sampling]

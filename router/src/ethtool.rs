@@ -18,8 +18,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
-    fmt, io,
+    fmt, fs, io,
     os::fd::{AsRawFd, OwnedFd},
+    path::Path,
 };
 
 const SIOCETHTOOL: u64 = 0x8946;
@@ -242,6 +243,17 @@ fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
     Netdev::open()?.map_or(Ok(None), |mut netdev| netdev.xdp_features(ifindex))
 }
 
+/// Has Linux a hash of the device's packets before it routes them? The NIC's, or that of receive packet steering.
+pub fn hashes_packets(device: &str, features: &BTreeSet<String>) -> bool {
+    features.contains("rx-hashing") || has_rps(Path::new("/sys/class/net"), device)
+}
+
+fn has_rps(devices: &Path, device: &str) -> bool {
+    let queues = fs::read_dir(devices.join(device).join("queues")).into_iter().flatten().flatten();
+    let cores = queues.filter_map(|queue| fs::read_to_string(queue.path().join("rps_cpus")).ok());
+    cores.into_iter().any(|cores| cores.contains(|c: char| c.is_ascii_hexdigit() && c != '0'))
+}
+
 /// What of a port's own features spoils it. Packets of a veth never had a tag taken off: there the other end decides.
 pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Vec<Problem> {
     let (shown, device) = (Shown(device), Quoted(device));
@@ -398,6 +410,25 @@ mod tests {
         let on = active(&names, &[!0, !0, 1, 0, !0, !0, 2, 0]);
         assert_eq!(on.into_iter().collect::<Vec<_>>(), ["rx-gro", "tx-checksum-ipv6"]);
         assert!(active(&names, &[]).is_empty());
+    }
+
+    #[test]
+    fn packets_are_hashed_by_the_nic_or_by_receive_packet_steering() {
+        let none = BTreeSet::new();
+        assert!(hashes_packets("eth0", &["rx-hashing".to_owned()].into()));
+        assert!(!hashes_packets("no such device", &none));
+        let devices = tempfile::tempdir().unwrap();
+        let queues = devices.path().join("eth0/queues");
+        for (queue, cores) in
+            [("rx-0", "00000000,00000000\n"), ("rx-1", "00000000,00000000\n"), ("tx-0", "ff\n")]
+        {
+            fs::create_dir_all(queues.join(queue)).unwrap();
+            let file = if queue == "tx-0" { "xps_cpus" } else { "rps_cpus" };
+            fs::write(queues.join(queue).join(file), cores).unwrap();
+        }
+        assert!(!has_rps(devices.path(), "eth0"));
+        fs::write(queues.join("rx-1/rps_cpus"), "00000000,0000000c\n").unwrap();
+        assert!(has_rps(devices.path(), "eth0"));
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! | [`switch`] | flow rules: the thread that owns them, what clients ask of it, connections to OpenFlow controllers |
 //! | [`observer`] | turns what Linux reports, in every namespace involved, into events |
 //! | [`netlink`], [`hazards`], [`ethtool`], [`netns`] | how it is asked |
+//! | [`multipath`] | by which key Linux chooses among the next hops of a route |
 //! | [`cores`] | cores, queues, loads and workloads: measured, and queues moved |
 //! | [`classifier`] | the rules of a NIC that steer flows to its queues, and its indirection table |
 //! | [`spreading`] | who wants what of an indirection table |
@@ -29,6 +30,7 @@ pub mod calibrate;
 pub mod captures;
 pub mod classifier;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod cores;
 pub mod crypto;
@@ -41,6 +43,7 @@ pub mod fuzz;
 mod guard;
 pub mod hazards;
 mod hex;
+pub mod multipath;
 pub mod netlink;
 pub mod netns;
 pub mod observer;

@@ -1,6 +1,6 @@
 //! Where a frame came in: `parse_ethernet()` and `classify()` of `bpf/`, but for the rows of queues, which say the same.
 
-use super::answer::find_interface;
+use super::{answer::find_interface, links::IF_PRIORITY_TAGS};
 use crate::{
     elements::Ingress,
     memory::Memory,
@@ -32,7 +32,10 @@ impl Arrivals {
         let ingress = match self.last {
             Some((known, its_vlan, ingress)) if (known, its_vlan) == (first, vlan) => ingress,
             _ => {
-                let found = find_interface(memory, first, vlan);
+                let found = find_interface(memory, first, vlan).or_else(|| {
+                    let untagged = is_priority_tag(vlan).then(|| find_interface(memory, first, 0)).flatten();
+                    untagged.filter(|second| (second >> 56) as u8 & IF_PRIORITY_TAGS != 0)
+                });
                 let ingress = found.map_or(nowhere, |second| Ingress {
                     port,
                     interface: (second >> 32) as u16,
@@ -74,6 +77,12 @@ fn vlan(frame: &[u8]) -> Option<u32> {
     })
 }
 
+/// Nothing but a priority tag (802.1p): VLAN 0, with whatever type.
+fn is_priority_tag(vlan: u32) -> bool {
+    let tag = |service| Vlan::NONE.push(Tag { vid: 0, service }).map(Vlan::key);
+    [tag(false), tag(true)].contains(&Some(vlan))
+}
+
 /// A tag for a customer's VLAN, or a provider's.
 #[inline]
 fn tag_kind(kind: [u8; 2]) -> Option<bool> {
@@ -111,7 +120,7 @@ mod tests {
         };
         let mut tables = Tables::new(HeapMemory::new(capacity));
         for (id, vlan) in [(1, Vlan::NONE), (2, one), (3, two)] {
-            let interface = Interface { router: id as u8, vlan, ..plain_interface(5) };
+            let interface = Interface { router: id as u8, vlan, priority_tags: true, ..plain_interface(5) };
             tables.apply(&Op::Interface(id, interface)).unwrap();
         }
         let frame = |tags: &[u8]| {
@@ -132,6 +141,16 @@ mod tests {
             assert_eq!(found(1, &[0x81, 0, 0xe0, 100]), (1, 2, 2, 3));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 100]), (1, 3, 3, 3));
             assert_eq!(found(2, &[]), (2, 0, 0, 0), "another port");
+            // VLAN 0: untagged, if the interface takes such, and nothing but one tag.
+            for (tags, interface) in [
+                (&[0x81, 0, 0xe0, 0][..], 1),
+                (&[0x88, 0xa8, 0, 0], 1),
+                (&[0x81, 0, 0, 0, 0x81, 0, 0, 0], 0),
+                (&[0x81, 0, 0, 0, 0x81, 0, 0, 100], 0),
+                (&[0x81, 0, 0, 100, 0x81, 0, 0, 0], 0),
+            ] {
+                assert_eq!(found(1, tags).2, interface, "{tags:?}");
+            }
             assert_eq!(found(1, &[0x81, 0, 0, 101]), (1, 0, 0, 0));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 100]), (1, 0, 0, 0), "another kind of tag");
         }

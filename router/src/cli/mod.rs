@@ -124,6 +124,7 @@ The file of --config, every key optional, with the defaults:
   heartbeat = \"3s\"          # how long forwarding goes on without a daemon, 2s to 24h; \"0\": not at all
   generic = false
   steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
+  ecmp = \"auto\"             # who chooses among the next hops of a multipath route; \"linux\": the kernel, unless the choice is the same
   [policing]                # packets to the kernel per second, core and router; 0: unlimited
   exception_pps = 100000    # what ends in a drop or an ICMP error there; what is forwarded at a higher cost only
                             # while others on the core lose by it

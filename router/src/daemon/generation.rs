@@ -124,6 +124,10 @@ impl<P: FastPath> Generation<P> {
     pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
         self.tables.take_used()
     }
+
+    pub fn take_use_of(&mut self, interface: InterfaceId, address: IpAddr) -> bool {
+        self.tables.take_use_of(interface, address)
+    }
 }
 
 /// Sizes that what is there now will probably fit in; if not, [`build`] finds larger ones.
@@ -261,7 +265,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             world.observe(event);
         }
         // A generation is filled with everything there is, so the plan towards it is carried out by building one.
-        world.plan();
+        world.plan(Duration::ZERO);
         let windows = Windows::new(kernel.policy()?);
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
@@ -286,10 +290,12 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             totals: Totals::default(),
             trouble: None,
             stuck: None,
-            quiet: false,
+            drained: false,
+            rounds: 0,
             verifying: None,
             unremembered: true,
             times: Times { started, ..Times::default() },
+            uses: super::neighbours::Uses::default(),
             instance,
             next_port: 0,
             changes: Changes::default(),

@@ -4,12 +4,15 @@
 //! at the same moment cannot both believe they are alone.
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, Mode, fchmod, flock},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
+};
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
-    io::{Read, Seek, Write},
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, Write},
     os::unix::{
-        fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+        fs::{MetadataExt, OpenOptionsExt},
         net::UnixListener,
     },
     path::{Path, PathBuf},
@@ -17,6 +20,9 @@ use std::{
 };
 
 use crate::{config::BadValue, foreign::Quoted, guard::is_ours_or_roots_alone};
+
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 1024;
 
 /// The name of an instance, for more than one daemon on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,12 +162,11 @@ impl Lock {
     /// Creates the socket, mode 0600, in place of one that a dead daemon left.
     pub fn listen(&self) -> Result<UnixListener> {
         let path = self.instance.socket();
-        // Bound under another name first, so that it is never reachable with wider permissions.
+        // Bound under another name first: clients find the old one or the new one.
         let own = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&own);
-        let listener = UnixListener::bind(&own)
-            .with_context(|| format!("cannot create the socket {}", path.display()))?;
-        fs::set_permissions(&own, Permissions::from_mode(0o600))?;
+        let listener =
+            listening(&own).with_context(|| format!("cannot create the socket {}", path.display()))?;
         fs::rename(&own, &path).with_context(|| format!("cannot put the socket at {}", path.display()))?;
         Ok(listener)
     }
@@ -175,6 +180,16 @@ impl Lock {
     }
 }
 
+/// A socket that only its owner can reach: the file takes its mode from the socket (`unix_bind_bsd()`, net/unix/af_unix.c), so
+/// there is no moment with a wider one.
+fn listening(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
 fn describe(instance: &Instance) -> String {
     instance.name.as_ref().map_or("the unnamed instance".into(), |n| format!("instance {:?}", n.as_str()))
 }
@@ -182,7 +197,10 @@ fn describe(instance: &Instance) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
+    use std::{
+        fs::Permissions,
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+    };
 
     fn instance(directory: &Path) -> Instance {
         Instance::under(directory, Some("t1".parse().unwrap()))

@@ -438,11 +438,7 @@ pub fn classifier() -> Option<Box<dyn Classifier>> {
     asking.ok().map(|ethtool| Box::new(Ntuple(ethtool)) as Box<dyn Classifier>)
 }
 
-/// CLOCK_MONOTONIC.
-pub fn monotonic() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::new(t.tv_sec.try_into().unwrap_or(0), t.tv_nsec.try_into().unwrap_or(0))
-}
+pub use crate::clock::monotonic;
 
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;

@@ -2,7 +2,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
+//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
 //! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
 //! | `beats.rs` | the heartbeat, in a thread of its own |
@@ -18,6 +18,7 @@
 //! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
 //! | `other_work.rs` | what else runs on cores of workers |
+//! | `neighbours.rs` | neighbours that only the fast path uses |
 //! | `tally.rs` | counters of workers, whatever becomes of these |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
@@ -37,6 +38,7 @@ pub mod instance;
 pub mod kernel;
 mod ledger;
 mod metrics;
+mod neighbours;
 pub mod observing;
 mod other_work;
 pub mod packet;
@@ -75,13 +77,12 @@ use world::World;
 
 /// Wait for events while a thread of ours is about to have done something.
 const POLL: Duration = Duration::from_millis(20);
+/// Fewer events than that at once are all there were: the observer takes more from one socket.
+const DRAINED: usize = 8192;
 /// How often the mirror is confirmed.
 const CONFIRM: Duration = Duration::from_secs(1);
 /// How long it is confirmed for at least.
 const LEAST_HEARTBEAT: Duration = Duration::from_secs(2);
-/// How often neighbours in use are looked after. The kernel calls an entry stale after 15 to 45 s without use and drops
-/// it from 60 s on (`base_reachable_time_ms`, `gc_stale_time`).
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Least time between two writes of the state file.
 const REMEMBER: Duration = Duration::from_secs(1);
 
@@ -99,12 +100,15 @@ pub struct Control<K: Kernel, O> {
     trouble: Option<String>,
     /// Why not everything is in the tables.
     stuck: Option<Stuck>,
-    /// Nothing had happened when the kernel was asked last: what the mirror says is what Linux says.
-    quiet: bool,
+    /// All that had happened when the kernel was asked last was taken in.
+    drained: bool,
+    /// How often the loop has gone around.
+    rounds: u64,
     verifying: Option<Verifying>,
     /// Names have changed since they were last written for the next daemon.
     unremembered: bool,
     times: Times,
+    uses: neighbours::Uses,
     instance: instance::Instance,
     /// Place of the port looked at last.
     next_port: usize,
@@ -127,7 +131,6 @@ pub struct Control<K: Kernel, O> {
 struct Times {
     started: Duration,
     confirmed: Option<Duration>,
-    kept_alive: Duration,
     looked_at_port: Duration,
     remembered: Duration,
     /// The revision of the mirror that routers were last weighed by.
@@ -216,12 +219,14 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             return POLL;
         }
         let times = &self.times;
-        let mut due = self.next_look_at_ports().min(times.kept_alive + KEEP_ALIVE);
+        let mut due = self.next_look_at_ports();
+        due = due.min(self.uses.due(self.world.mirror.stale_neighbours().next().is_some()));
         due = due.min(times.confirmed.unwrap_or_default() + CONFIRM);
         if self.unremembered {
             due = due.min(times.remembered + REMEMBER);
         }
         due = due.min(self.changes.due().unwrap_or(due));
+        due = due.min(self.world.mirror.next_end().unwrap_or(due));
         due = due.min(self.windows.due().unwrap_or(due));
         due = due.min(self.steerer.as_ref().and_then(Steerer::due).unwrap_or(due));
         due.saturating_sub(self.kernel.now())
@@ -229,20 +234,24 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Takes in what has happened.
     fn observe(&mut self, patience: Duration) {
+        self.rounds += 1;
         match self.observer.poll(patience) {
             Ok(events) => {
                 if self.trouble.take().is_some() {
                     tracing::info!("the mirror is current again");
                 }
-                self.quiet = events.is_empty();
-                events.into_iter().for_each(|event| self.world.observe(event));
+                self.drained = events.len() < DRAINED;
+                for event in events {
+                    self.uses.observe(&event);
+                    self.world.observe(event);
+                }
             }
             Err(error) => {
                 let text = format!("cannot read the kernel's state: {error:#}");
                 if self.trouble.as_ref() != Some(&text) {
                     tracing::error!("{text}; not confirming the mirror until it can be read again");
                 }
-                (self.trouble, self.quiet) = (Some(text), false);
+                (self.trouble, self.drained) = (Some(text), false);
                 std::thread::sleep(POLL);
             }
         }
@@ -250,7 +259,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Brings the fast path up to what was taken in.
     fn apply(&mut self) -> Result<()> {
-        let plan = self.world.plan();
+        let plan = self.world.plan(self.kernel.now());
+        for namespace in self.world.mirror.unsure() {
+            self.observer.read_routes_again(namespace);
+        }
         self.forget_gone(&plan)?;
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
         // Before what they say is forwarded: a path's packets are so from the first one on.
@@ -317,22 +329,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let present = self.world.mirror.routers_on_ports().collect();
         let host = routers.iter().find(|router| router.host).and_then(|router| router.router);
         self.generation.plane.set_routers(&weights, &present, host);
-    }
-
-    /// Makes the kernel look after neighbours that only the fast path uses.
-    fn keep_alive(&mut self, now: Duration) {
-        if now.saturating_sub(self.times.kept_alive) < KEEP_ALIVE {
-            return;
-        }
-        self.times.kept_alive = now;
-        for (interface, address) in self.generation.take_used() {
-            let neighbour = self.world.mirror.neighbour_needs_refresh(interface, address).filter(|n| n.stale);
-            let Some(neighbour) = neighbour else { continue };
-            if let Err(error) = self.observer.probe_neighbour(neighbour.namespace, neighbour.ifindex, address)
-            {
-                tracing::debug!("cannot probe neighbour {address}: {error:#}");
-            }
-        }
     }
 
     /// Lets classifiers of NICs follow the traffic.

@@ -1,24 +1,27 @@
 //! The real Linux behind [`super::seam::Observe`]: the netlink observer.
 
-use super::seam::{Observe, Reread};
+use super::seam::{Ask, Hardware, Known, Observe, Question, Sent};
 use crate::{
     config::Config,
     ethtool::Problem,
+    multipath::MultipathKeys,
     netns::OpenNamespace,
-    observer::{Observer, ObserverConfig, Trouble, Waker, clock},
+    observer::{Observer, ObserverConfig, Reader, Trouble, Waker, clock},
 };
 use anyhow::Result;
 use logic::{
+    net::Mac,
     observe::{Event, NamespaceId},
     plan::PortId,
 };
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 /// Begins to observe what the configuration names; with what ends a wait for events.
 pub fn open(config: &Config) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
+        multipath_keys: MultipathKeys::read(config.ecmp),
         ..ObserverConfig::default()
     })?;
     let waker = observer.waker();
@@ -31,6 +34,9 @@ impl Observe for Observer {
     }
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()> {
         Ok(Observer::probe_neighbour(self, namespace, ifindex, address)?)
+    }
+    fn read_routes_again(&mut self, namespace: NamespaceId) {
+        Observer::read_routes_again(self, namespace);
     }
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
@@ -47,8 +53,25 @@ impl Observe for Observer {
         };
         Observer::troubles(self).into_iter().map(sentence).collect()
     }
-    fn reread(&mut self) -> Reread {
-        let reader = self.reader();
-        Box::new(move || Ok(reader.read()?))
+    fn is_current(&self) -> bool {
+        Observer::is_current(self)
+    }
+    fn questions(&mut self) -> Result<Box<dyn Ask>> {
+        Ok(Box::new(self.reader()?))
+    }
+}
+
+impl Ask for Reader {
+    fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>> {
+        Ok(Reader::routes(self, namespace)?)
+    }
+    fn way(&mut self, namespace: NamespaceId, question: &Question) -> Result<Option<Sent>> {
+        Ok(Reader::way(self, namespace, question)?)
+    }
+    fn neighbours(&mut self, namespace: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>> {
+        Ok(Reader::neighbours(self, namespace)?)
+    }
+    fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>> {
+        Ok(Reader::devices(self, namespace)?)
     }
 }

@@ -173,9 +173,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             }
             self.windows.read(slot, began, self.kernel.now(), read.is_ok());
         }
-        let quiet = self.quiet;
+        let drained = self.drained;
         self.observe(Duration::ZERO);
-        self.quiet &= quiet;
+        self.drained &= drained;
     }
 
     /// What was read is applied: those routers are trusted again.

@@ -2,6 +2,7 @@
 //!
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
+pub use crate::observer::{Hardware, Known, Question, Sent};
 use crate::{
     classifier::Classifier,
     config::Config,
@@ -16,7 +17,7 @@ use logic::{
     flow::Port,
     memory::Memory,
     net::Mac,
-    observe::{Dump, Event, NamespaceId},
+    observe::{Event, NamespaceId},
     paths::{PathId, rows::PathClass},
     plan::{PortId, RouterId},
     steer::Sample,
@@ -44,6 +45,9 @@ pub trait Observe {
     /// Makes the kernel find out whether a neighbour is still there.
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()>;
 
+    /// Has the routes of a namespace read again soon: messages did not tell all.
+    fn read_routes_again(&mut self, _namespace: NamespaceId) {}
+
     /// What keeps packets of a port from being trusted.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
@@ -63,12 +67,26 @@ pub trait Observe {
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
 
-    /// For another thread: everything about the namespaces observed now, read again without a trace here.
-    fn reread(&mut self) -> Reread;
+    /// Is nothing about to be read again? Else what was reported may be known to be out of date.
+    fn is_current(&self) -> bool {
+        true
+    }
+
+    /// For another thread: Linux itself, to be asked about the namespaces observed now, without a trace here.
+    fn questions(&mut self) -> Result<Box<dyn Ask>>;
 }
 
-/// See [`Observe::reread`]. Takes seconds where there are many routes.
-pub type Reread = Box<dyn FnOnce() -> Result<Vec<(NamespaceId, Dump)>> + Send>;
+/// See [`Observe::questions`].
+pub trait Ask: Send {
+    /// The routes of tables main and local: places to look at.
+    fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>>;
+    /// Where a packet goes; `None`: it is not forwarded.
+    fn way(&mut self, namespace: NamespaceId, question: &Question) -> Result<Option<Sent>>;
+    /// Neighbours that can be sent to, by device and address.
+    fn neighbours(&mut self, namespace: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>>;
+    /// Devices by index.
+    fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>>;
+}
 
 /// A device to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]

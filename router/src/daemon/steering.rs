@@ -364,7 +364,7 @@ mod tests {
 
     impl Case {
         fn new(nic: Nic) -> Case {
-            use logic::plan::{Hop, Interface, Op, ReversePath, Target};
+            use logic::plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target};
             let directory = tempfile::tempdir().unwrap();
             let rows = logic::tables::queue_rows(2);
             let mut tables = Tables::new(HeapMemory::with_queue_rows(TABLES, rows));
@@ -378,10 +378,13 @@ mod tests {
                 transmit: true,
                 reverse_path: ReversePath::Off,
                 redirects: true,
+                accept_local: false,
+                priority_tags: false,
+                look_at_sources: false,
             };
             let hop = Hop { interface: 2, gateway: Some([10, 0, 9, 1].into()), mtu: 1500 };
             for op in [
-                Op::Router { router: 0, multipath_l4: [false; 2] },
+                Op::Router { router: 0, multipath: MultipathHash::default() },
                 Op::Interface(1, interface(0)),
                 Op::Interface(2, interface(1)),
                 Op::Route4(0, "10.0.2.0/24".parse().unwrap(), Some(Target::Hop(hop))),

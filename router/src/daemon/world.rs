@@ -7,7 +7,10 @@ use logic::{
     observe::{Event, Namespace, NamespaceId, Port},
     plan::{Op, PortId},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// The mirror, and what must be known beside it to fill another generation or to read Linux afresh.
 pub struct World {
@@ -150,8 +153,9 @@ impl World {
         })
     }
 
-    /// What to change since the last call.
-    pub fn plan(&mut self) -> Vec<Op> {
+    /// What to change since the last call; `now`: CLOCK_MONOTONIC.
+    pub fn plan(&mut self, now: Duration) -> Vec<Op> {
+        self.mirror.pass_time(now);
         let plan = self.mirror.plan();
         self.ledger.note(&plan);
         plan

@@ -252,8 +252,8 @@ impl World {
             port: Port(1),
             reason,
             frame_bytes: frame.len() as u32 + cut,
-            metadata: 0,
-            tunnel_id: 0,
+            metadata: u64::from_ne_bytes([how; 8]),
+            tunnel_id: u64::from_ne_bytes([!how; 8]),
         };
         self.agent.notice(notice, frame, 1_000_000 * self.now_ms);
         let effects = self.agent.take_effects();

@@ -9,7 +9,7 @@
 //! | [`discovery`] | which namespaces to watch |
 //! | [`ports`] | ports, and what is wrong with them |
 //! | [`space`] | one namespace: dumps, messages, lost messages |
-//! | [`reader`] | everything read again, beside the observer |
+//! | [`reader`] | Linux asked by another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
 //! | [`troubles`] | what could not be read, and since when |
@@ -32,13 +32,14 @@ mod troubles;
 use crate::{
     config::PortName,
     hazards::bpf,
+    multipath::MultipathKeys,
     netlink::neighbour,
     netns::{self, Found, Key, OpenNamespace, Source},
 };
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
-pub use reader::Reader;
+pub use reader::{Hardware, Known, Question, Reader, Sent};
 use space::{Peers, Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -112,11 +113,18 @@ pub struct ObserverConfig {
     pub routers: Vec<Source>,
     /// How much the kernel may hold back for us per namespace, in bytes; unused, it costs nothing.
     pub receive_buffer_bytes: usize,
+    /// By which Linux hashes packets of multipath routes.
+    pub multipath_keys: MultipathKeys,
 }
 
 impl Default for ObserverConfig {
     fn default() -> Self {
-        Self { ports: Vec::new(), routers: Vec::new(), receive_buffer_bytes: 64 << 20 }
+        Self {
+            ports: Vec::new(),
+            routers: Vec::new(),
+            receive_buffer_bytes: 64 << 20,
+            multipath_keys: MultipathKeys::default(),
+        }
     }
 }
 
@@ -351,7 +359,8 @@ impl Observer {
             return Err(io::ErrorKind::NotFound.into());
         }
         let bytes = self.config.receive_buffer_bytes;
-        let mut space = Space::open(id, key, file.clone(), namespace.clone(), bytes)?;
+        let mut space =
+            Space::open(id, key, file.clone(), namespace.clone(), bytes, self.config.multipath_keys)?;
         self.poller.add(&space.events, token(id, ROUTE))?;
         for (side, what) in [(&space.hazards.netfilter, NETFILTER), (&space.hazards.xfrm, XFRM)] {
             if let Some(side) = side {
@@ -367,9 +376,11 @@ impl Observer {
             }
         };
         self.next_id += 1;
-        self.spaces.insert(id, space);
         self.out.push(Event::Namespace(id, namespace));
         self.out.push(Event::Dump(id, Box::new(dump)));
+        let caught_up = space.catch_up(&self.peers, &mut self.out, Instant::now());
+        self.spaces.insert(id, space);
+        caught_up?;
         Ok(id)
     }
 
@@ -413,6 +424,13 @@ impl Observer {
         space.requests.ask(neighbour::touch(ifindex, address), |_| None::<()>).map(|_| ())
     }
 
+    /// Have the routes of a namespace read again soon.
+    pub fn read_routes_again(&mut self, id: NamespaceId) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.due.routes_end(Instant::now(), Duration::ZERO);
+        }
+    }
+
     /// Reads a namespace's policies and settings now. One that is gone has none.
     ///
     /// # Errors
@@ -436,10 +454,17 @@ impl Observer {
         known.chain(self.unobserved.values().cloned()).collect()
     }
 
-    /// For another thread: reads everything again with sockets of its own, for comparison (`millrace routes --verify`).
-    pub fn reader(&self) -> Reader {
-        let place = |s: &Space| (s.id, s.key, s.file.clone(), s.namespace.clone());
-        Reader { places: self.spaces.values().map(place).collect(), peers: self.peers.clone() }
+    /// For another thread: asks Linux with sockets of its own, for comparison (`millrace routes --verify`).
+    ///
+    /// # Errors
+    /// A namespace in which no socket can be opened.
+    pub fn reader(&self) -> io::Result<Reader> {
+        Reader::open(&self.peers)
+    }
+
+    /// Is nothing about to be read again?
+    pub fn is_current(&self) -> bool {
+        self.spaces.values().all(|space| space.due.is_current())
     }
 
     /// Messages to the sockets of all namespaces that did not come from the kernel, and were dropped.

@@ -11,8 +11,10 @@ use super::{
     troubles::{Troubles, What},
 };
 use crate::{
+    clock::monotonic,
     foreign::{Quoted, Shown},
     hazards::{Hazards, command},
+    multipath::MultipathKeys,
     netlink::{
         GROUPS, INET, INET6,
         link::{self, LinkMessage, RawLink},
@@ -22,9 +24,9 @@ use crate::{
     },
     netns::{self, Key},
 };
-use logic::observe::{Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Route, Settings};
+use logic::observe::{Change, Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Route, Settings};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     io,
     os::fd::AsFd,
@@ -63,12 +65,16 @@ pub struct Space {
     pub(super) troubles: Troubles,
     sysctls: Sysctls,
     values: Values,
-    addresses: HashMap<u32, HashSet<(u32, u8, u32)>>,
+    multipath_keys: MultipathKeys,
+    /// By device and address: whether it is understood.
+    addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
     /// By which number this namespace knows others.
     nsids: HashMap<NamespaceId, Option<i32>>,
     emitted: BTreeMap<u32, Link>,
     emitted_settings: Settings,
+    /// Messages that wait may be older than what was read last.
+    catching_up: bool,
 }
 
 impl Space {
@@ -79,6 +85,7 @@ impl Space {
         file: Arc<File>,
         namespace: Namespace,
         receive_buffer_bytes: usize,
+        multipath_keys: MultipathKeys,
     ) -> io::Result<Space> {
         let (requests, events, sysctls, hazards) = netns::inside(&file, || {
             Ok::<_, io::Error>((
@@ -104,12 +111,14 @@ impl Space {
             hazards,
             troubles: Troubles::default(),
             values: sysctls.read(),
+            multipath_keys,
             sysctls,
             addresses: HashMap::new(),
             nexthops: BTreeMap::new(),
             nsids: HashMap::new(),
             emitted: BTreeMap::new(),
             emitted_settings: Settings::default(),
+            catching_up: false,
         })
     }
 
@@ -153,14 +162,21 @@ impl Space {
             self.requests.dump(link::dump_addresses(INET), |m| link::parse_address4(m.payload))?;
         self.addresses.clear();
         for address in addresses {
-            self.addresses.entry(address.ifindex).or_default().insert(address.key);
+            self.addresses.entry(address.ifindex).or_default().insert(address.key, address.understood);
         }
         Ok(())
     }
 
     fn read_routes(&mut self) -> io::Result<Routes> {
-        let v4 = self.requests.dump(route::dump(INET), route::parse4)?;
-        Ok((v4, none_without_family(self.requests.dump(route::dump(INET6), route::parse6))?))
+        self.due.ending = None;
+        self.catching_up = true;
+        let v4 = self.requests.dump(route::dump(INET), |m| route::parse4(m, monotonic()))?;
+        let v6 = self.requests.dump(route::dump(INET6), |m| route::parse6(m, monotonic()));
+        let v6 = none_without_family(v6)?;
+        if let Some(end) = v6.iter().filter_map(|route| route.expires).min() {
+            self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));
+        }
+        Ok((v4, v6))
     }
 
     fn read_nexthops(&mut self) -> io::Result<Vec<NexthopObject>> {
@@ -187,7 +203,10 @@ impl Space {
         for _ in 0..BUFFERS_PER_TURN {
             // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
             match self.events.take_buffer() {
-                Ok(None) => return Ok(false),
+                Ok(None) => {
+                    self.catching_up = false;
+                    return Ok(false);
+                }
                 Ok(Some((buffer, length))) => {
                     for message in wire::messages(&buffer[..length]) {
                         self.apply(message, peers, out, now);
@@ -212,10 +231,7 @@ impl Space {
 
     fn apply(&mut self, message: Message<'_>, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         match message.kind {
-            rtm::NEWROUTE | rtm::DELROUTE => out.extend(route::parse(message).map(|parsed| match parsed {
-                route::Parsed::V4(r) => Event::Route4(self.id, route::change(message), r),
-                route::Parsed::V6(r) => Event::Route6(self.id, route::change(message), r),
-            })),
+            rtm::NEWROUTE | rtm::DELROUTE => out.extend(self.route(message, now)),
             rtm::NEWNEIGH | rtm::DELNEIGH => {
                 out.extend(neighbour::parse(message).map(|n| Event::Neighbour(self.id, n)));
             }
@@ -257,6 +273,22 @@ impl Space {
         }
     }
 
+    fn route(&mut self, message: Message<'_>, now: Instant) -> Option<Event> {
+        let change = match route::change(message) {
+            Change::Replace if self.catching_up => Change::ReplaceLate,
+            change => change,
+        };
+        Some(match route::parse(message, monotonic())? {
+            route::Parsed::V4(route) => Event::Route4(self.id, change, route),
+            route::Parsed::V6(route) => {
+                if let Some(end) = route.expires.filter(|_| change != Change::Delete) {
+                    self.due.routes_end(now, end.saturating_sub(monotonic()));
+                }
+                Event::Route6(self.id, change, route)
+            }
+        })
+    }
+
     fn new_link(&mut self, mut new: RawLink, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         let index = new.ifindex;
         let old = self.links.remove(&index);
@@ -264,7 +296,8 @@ impl Space {
             new.conf4 = new.conf4.or_else(|| old.conf4.clone());
             new.conf6 = new.conf6.or_else(|| old.conf6.clone());
             // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev).
-            if (old.up, old.carrier, old.master) != (new.up, new.carrier, new.master) {
+            let state = |l: &RawLink| (l.up, l.carrier, l.running, l.master);
+            if state(old) != state(&new) {
                 self.due.routes_soon(now);
             }
         }
@@ -296,7 +329,7 @@ impl Space {
     fn address(&mut self, a: link::Address4, new: bool, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
         let addresses = self.addresses.entry(a.ifindex).or_default();
         if new {
-            addresses.insert(a.key);
+            addresses.insert(a.key, a.understood);
         } else {
             addresses.remove(&a.key);
             // Routes that name it as their source go without a word (fib_sync_down_addr).
@@ -335,6 +368,11 @@ impl Space {
         if let Some(link) = self.compose(ifindex, peers)
             && self.emitted.get(&ifindex) != Some(&link)
         {
+            let ignores = |l: &Link| (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown);
+            if self.emitted.get(&ifindex).is_some_and(|old| ignores(old) != ignores(&link)) {
+                // The kernel says dead also of what is linkdown and ignored.
+                self.due.routes_soon(Instant::now());
+            }
             self.emitted.insert(ifindex, link.clone());
             out.push(Event::Link(self.id, link));
         }
@@ -358,6 +396,11 @@ impl Space {
                 Shown(&raw.name)
             ));
         }
+        if self.addresses.get(&ifindex).is_some_and(|a| a.values().any(|understood| !understood)) {
+            hazards
+                .push(format!("{} has an address with attributes that are not understood", Shown(&raw.name)));
+        }
+        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", Shown(&raw.name))));
         let xdp = raw.xdp.then(|| {
             let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
             let off = command(&self.namespace.name, &off);
@@ -370,6 +413,7 @@ impl Space {
             mtu: raw.mtu,
             up: raw.up,
             carrier: raw.carrier,
+            running: raw.running,
             below,
             master: raw.master,
             ipv4: settings::fold4(raw.conf4.as_deref(), &self.values, has_address),
@@ -384,7 +428,7 @@ impl Space {
     pub fn below(&mut self, raw: &RawLink, peers: &Peers) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
-        raw.kind.can_sit_on_a_port().then_some(())?;
+        raw.kind.sits_on_another().then_some(())?;
         Some((self.resolve(number, peers)?, below))
     }
 
@@ -412,6 +456,7 @@ impl Space {
         let mut settings = self.hazards.of_namespace(&self.namespace.name);
         settings.multipath_policy =
             [self.values.multipath4, self.values.multipath6].map(|p| p.min(255) as u8);
+        settings.multipath_key = self.multipath_keys.of(self.values.multipath_seed);
         if self.values.forward_use_pmtu != 0 {
             settings.hazards4.push(
                 "net.ipv4.ip_forward_use_pmtu is on: learned path MTUs bind forwarded packets; set it to 0"
@@ -457,11 +502,12 @@ impl Space {
         let result = if Due::take(&mut self.due.dump, now) {
             self.due.routes = None;
             self.dump(peers).map(|dump| out.push(Event::Dump(self.id, Box::new(dump))))
-        } else if Due::take(&mut self.due.routes, now) {
+        } else if Due::take(&mut self.due.routes, now) || Due::take(&mut self.due.ending, now) {
             self.read_routes_again(out)
         } else {
             Ok(())
         };
+        let result = result.and_then(|()| self.catch_up(peers, out, now));
         if let Err(error) = result {
             tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
             self.distrust(What::State, error.to_string(), out);
@@ -483,6 +529,14 @@ impl Space {
             self.refresh_settings(out);
             self.refresh_all(peers, out);
         }
+    }
+
+    /// Takes the messages that came while everything was read: they may be older than that.
+    pub fn catch_up(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        if self.catching_up {
+            self.take_events(peers, out, now)?;
+        }
+        Ok(())
     }
 
     fn read_hazards(&mut self, now: Instant) {

@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn memory_is_as_told() {
         assert_eq!(mib(&capacity(65_536)), (42, 8));
-        assert_eq!(mib(&capacity(1_010_000)), (410, 64));
+        assert_eq!(mib(&capacity(1_010_000)), (411, 64));
         let least = capacity(1);
         assert!(least.rules > 1000 && least.buckets.is_power_of_two() && least.cache_sets.is_power_of_two());
     }

@@ -3,7 +3,7 @@
 use super::{SMALL, frame::vlan, ifindex, run};
 use logic::{
     net::Mac,
-    plan::{Hop, Interface, Op, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
     tables::Tables,
 };
@@ -83,7 +83,7 @@ pub fn loaded_marked(marks: Option<BorrowedFd<'_>>) -> (Plane, Tables<Arc<Mapped
     for op in [
         Op::Port { port: 0, frags: false },
         Op::Port { port: 1, frags: false },
-        Op::Router { router: 0, multipath_l4: [false, false] },
+        Op::Router { router: 0, multipath: MultipathHash::default() },
         Op::LocalAddresses { router: 0, addresses: [0x0a00_0101].into() },
         Op::Interface(1, interface(0, A)),
         Op::Interface(2, interface(1, B)),
@@ -110,5 +110,8 @@ fn interface(port: u8, mac: Mac) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: false,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }

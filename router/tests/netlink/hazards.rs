@@ -202,6 +202,41 @@ fn a_macvtap_is_known_and_left_to_the_kernel() {
     });
 }
 
+/// As an ipvlan in a container does, which this kernel lacks: it sits on the host's port, and is found without a sign there.
+#[test]
+#[ignore = "needs root"]
+fn a_taker_in_a_container_keeps_its_port_with_the_kernel() {
+    with_bed(|bed| {
+        let pid = bed.unnamed();
+        sh("sysctl -qw net.ipv4.conf.port0.forwarding=1 net.ipv6.conf.all.forwarding=1");
+        let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
+        let mut expect = |command: &str, wanted: Option<&str>| {
+            sh(command);
+            until(&mut observer, command, |event| {
+                mirror.observe(event.clone());
+                mirror.plan();
+                let port = mirror.interfaces().find(|i| i.namespace == HOST && i.name == "port0")?;
+                let fits = match (wanted, &port.reasons4[..]) {
+                    (None, []) => port.ipv4 && port.transmit,
+                    (Some(wanted), [reason]) => reason == wanted && !port.ipv4 && !port.transmit,
+                    _ => false,
+                };
+                fits.then_some(())
+            });
+        };
+        expect("true", None);
+        expect(
+            &format!("ip link add link port0 name s0 netns {pid} type macvlan mode source"),
+            Some("a macvlan of mode source (s0) takes packets of its device"),
+        );
+        expect(&format!("nsenter -t {pid} -n ip link del s0"), None);
+        // Another kind of next hops, and flags that say nothing.
+        sh("ip link set port0 promisc on allmulticast on");
+        expect("ip link set port0 arp off", Some("port0 resolves no addresses (IFF_NOARP)"));
+        expect("ip link set port0 arp on", None);
+    });
+}
+
 fn own(fd: i32) -> OwnedFd {
     assert!(fd >= 0, "{}", std::io::Error::from_raw_os_error(-fd));
     // SAFETY: a new descriptor, owned by nobody else.

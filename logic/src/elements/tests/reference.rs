@@ -112,7 +112,11 @@ fn leave<'a>(
     }
     if let Some(reason) = way.reason {
         let discovery = ip[0] >> 4 == 6 && ip[6] == 58 && matches!(ip.get(40), Some(133..=137));
-        return Err(if reason == Reason::Local && discovery { Reason::NeighbourDiscovery } else { reason });
+        return Err(if matches!(reason, Reason::Local | Reason::LocalPrefix) && discovery {
+            Reason::NeighbourDiscovery
+        } else {
+            reason
+        });
     }
     let egress = way.egress.as_ref().expect("what has no reason can be sent to");
     let (hops, redirects) = match source {
@@ -154,6 +158,11 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
             let own = source == IpAddr::from([10, 9, 0, 255]);
             if own { Err(Reason::SourceUnsure) } else { Ok(()) }
         }
+        Some(Reason::LocalPrefix) => {
+            let looked_at = loose || strict || ingress.flags & IF_LOOK_AT_SOURCES != 0;
+            if looked_at { Err(Reason::SourceUnsure) } else { Ok(()) }
+        }
+        _ if first.local && ingress.flags & IF_ACCEPT_LOCAL != 0 => Err(Reason::SourceUnsure),
         _ if first.local => Err(Reason::BadSource),
         _ if !loose && !strict => Ok(()),
         Some(Reason::ComplexRoute) => Err(Reason::SourceUnsure),

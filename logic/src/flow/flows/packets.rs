@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::AcqRel;
 impl<M: FlowMemory> Flows<M> {
     /// Does with a packet what the kernel plane left to user space, and counts it.
     pub fn run(&mut self, packet: Packet, now_ns: u64) -> Done {
-        if self.drops(&packet) {
+        if self.drops(&packet.frame) {
             return Done::default();
         }
         let bytes = packet.frame.len();
@@ -22,7 +22,7 @@ impl<M: FlowMemory> Flows<M> {
 
     /// What would become of a packet, all done by user space: nothing is counted, and every meter lets it pass.
     pub fn trace(&self, packet: Packet) -> Done {
-        if self.drops(&packet) {
+        if self.drops(&packet.frame) {
             return Done::default();
         }
         let (tables, miss, ports) = (&self.tables, &self.miss, &self.ports);
@@ -30,9 +30,9 @@ impl<M: FlowMemory> Flows<M> {
     }
 
     /// Is it a fragment, and are those dropped?
-    fn drops(&self, packet: &Packet) -> bool {
+    pub fn drops(&self, frame: &[u8]) -> bool {
         let fragment = |headers: Headers| headers.fragment != Fragment::Whole;
-        self.writer.drops_fragments() && Headers::of(&packet.frame, 0, None).is_some_and(fragment)
+        self.writer.drops_fragments() && Headers::of(frame, 0, None).is_some_and(fragment)
     }
 
     /// Does with a packet what the controller says, and counts it. The actions have been checked

@@ -250,17 +250,27 @@ fn routes() {
 #[test]
 fn verification() {
     let compared = Families { ipv4: 10, ipv6: 2 };
-    let mut router = VerifyRouter { router: "host".into(), compared, ..VerifyRouter::default() };
+    let left = [("complex_route".to_string(), 3)].into();
+    let mut router = VerifyRouter {
+        router: "host".into(),
+        compared,
+        asked: 50,
+        left,
+        changing: 1,
+        ..VerifyRouter::default()
+    };
     let why_not = Families { ipv4: vec!["a rule".into()], ipv6: Vec::new() };
     let red = VerifyRouter { router: "red".into(), why_not, ..VerifyRouter::default() };
     let expected = "\
-ROUTER  PREFIXES4  PREFIXES6  DIFFERENCES
-host           10          2            0
-red             0          0            0
+ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES
+host           10          2     50            0
+red             0          0      0            0
+  host: left to the kernel (complex_route): 3 addresses
+  host: too busy to compare: 1 addresses
   red: IPv4 is not accelerated, the table is not used: IPv4: a rule
 the fast tables agree with the kernel's
 PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
-                    the fast table
+                    the fast table; ASKED are the addresses the kernel was asked about
 ";
     assert_eq!(verify(&VerifyReport { routers: vec![router.clone(), red], differences: 0 }), expected);
     router.differences =
