@@ -6,6 +6,7 @@
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
+//! | `CAP_NET_BROADCAST` | hearing the changes in namespaces of routers without keeping these alive |
 //! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is, and workers; not needed to leave queues and `nice` alone |
 //! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such, and what elements made is sent by one |
 //! | `CAP_IPC_LOCK` | memory for packets of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
@@ -18,11 +19,12 @@ use anyhow::{Context, Result, bail};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
 use std::path::Path;
 
-const NEEDED: [(CapabilitySet, &str, &str); 8] = [
+const NEEDED: [(CapabilitySet, &str, &str); 9] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "attach XDP programs and read the network configuration"),
     (CapabilitySet::BPF, "CAP_BPF", "load XDP programs"),
     (CapabilitySet::PERFMON, "CAP_PERFMON", "load XDP programs that read the clock and kernel types"),
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN", "enter the namespaces of routers"),
+    (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST", "hear changes in the namespaces of routers"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "find the namespaces of other processes"),
     (
         CapabilitySet::SYS_NICE,

@@ -4,7 +4,7 @@ use super::seam::{Observe, Reread};
 use crate::{
     config::Config,
     ethtool::Problem,
-    netns::OpenNamespace,
+    netns::Place,
     observer::{Observer, ObserverConfig, Trouble, Waker, clock},
 };
 use anyhow::Result;
@@ -35,7 +35,7 @@ impl Observe for Observer {
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
     }
-    fn place(&self, namespace: NamespaceId) -> Option<OpenNamespace> {
+    fn place(&self, namespace: NamespaceId) -> Option<Place> {
         Observer::place(self, namespace)
     }
     fn troubles(&self) -> Vec<String> {

@@ -6,7 +6,7 @@ use crate::{
     classifier::Classifier,
     config::Config,
     ethtool::Problem,
-    netns::OpenNamespace,
+    netns::Place,
     plane::{Counters, Mode, PathCounts, Settings, Step, TestRun},
     switch::report::ControllerLost,
     workers::{PathPlan, WorkersReport},
@@ -48,7 +48,7 @@ pub trait Observe {
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
     /// A namespace that is observed.
-    fn place(&self, _namespace: NamespaceId) -> Option<OpenNamespace> {
+    fn place(&self, _namespace: NamespaceId) -> Option<Place> {
         None
     }
 
@@ -232,7 +232,7 @@ pub struct Wanted {
     /// Weights of routers; others have 1.
     pub routers: BTreeMap<RouterId, u16>,
     /// Where routers are.
-    pub namespaces: BTreeMap<RouterId, OpenNamespace>,
+    pub namespaces: BTreeMap<RouterId, Place>,
     /// Those whose ports and router are there.
     pub paths: BTreeMap<PathId, PathPlan>,
 }

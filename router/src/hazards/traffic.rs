@@ -53,9 +53,12 @@ pub(crate) struct Qdisc {
     kind: String,
 }
 
+/// By device.
+pub type Findings = BTreeMap<u32, Vec<Finding>>;
+
 /// What is on each device.
-pub fn read(socket: &mut Socket) -> io::Result<BTreeMap<u32, Vec<Finding>>> {
-    let mut found: BTreeMap<u32, Vec<Finding>> = BTreeMap::new();
+pub fn read(socket: &mut Socket) -> io::Result<Findings> {
+    let mut found = Findings::new();
     let qdiscs = socket.dump(Request::new(rtm::GETQDISC, wire::DUMP, &[0; HEADER]), parse)?;
     for qdisc in qdiscs {
         let parents: &[u32] = match qdisc.kind.as_str() {

@@ -19,13 +19,15 @@ pub struct Due {
     pub hazards: Option<Instant>,
     /// Qdiscs and filters.
     pub traffic: Option<Instant>,
+    /// By which numbers it knows others.
+    pub numbers: Option<Instant>,
     routes_not_before: Option<Instant>,
 }
 
 impl Due {
     /// The earliest.
     pub fn earliest(&self) -> Option<Instant> {
-        [self.dump, self.routes, self.hazards, self.traffic].into_iter().flatten().min()
+        [self.dump, self.routes, self.hazards, self.traffic, self.numbers].into_iter().flatten().min()
     }
 
     /// Has this one's time come? Then it is no longer due.
@@ -57,6 +59,10 @@ impl Due {
 
     pub fn traffic_later(&mut self, now: Instant) {
         self.traffic.get_or_insert(now + RETRY);
+    }
+
+    pub fn numbers_later(&mut self, now: Instant) {
+        self.numbers.get_or_insert(now + RETRY);
     }
 
     pub fn dump_later(&mut self, now: Instant) {

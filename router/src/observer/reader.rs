@@ -1,17 +1,20 @@
 //! Everything read again, in another thread and with sockets of its own, for comparison.
 
-use super::space::{Peers, Space};
-use crate::netns::Key;
-use logic::observe::{Dump, Namespace, NamespaceId};
-use std::{fs::File, io, sync::Arc};
+use super::{
+    Quota,
+    space::{Peers, Space},
+    survey,
+    sysctl::Sysctls,
+};
+use crate::netns::Place;
+use logic::observe::{Dump, Event, Namespace, NamespaceId};
+use std::{io, sync::Arc, time::Instant};
 
-/// The subscription that comes with a namespace is never read here.
-const UNUSED_BUFFER_BYTES: usize = 4096;
-
-/// Reads the namespaces that were observed when it was made. It keeps them alive: not to be kept.
+/// Reads the namespaces that were observed when it was made. It keeps none of them alive.
 pub struct Reader {
-    pub(super) places: Vec<(NamespaceId, Key, Arc<File>, Namespace)>,
-    pub(super) peers: Peers,
+    pub(super) places: Vec<(NamespaceId, Place, Namespace)>,
+    pub(super) peers: Arc<Peers>,
+    pub(super) quota: Quota,
 }
 
 impl Reader {
@@ -20,13 +23,29 @@ impl Reader {
     /// # Errors
     /// What the kernel says, and of which namespace.
     pub fn read(self) -> io::Result<Vec<(NamespaceId, Dump)>> {
-        let read = |(id, key, file, namespace): (NamespaceId, Key, Arc<File>, Namespace)| {
-            let name = namespace.name.clone();
-            Space::open(id, key, file, namespace, UNUSED_BUFFER_BYTES)
-                .and_then(|mut space| space.dump(&self.peers))
-                .map(|dump| (id, dump))
-                .map_err(|e| io::Error::new(e.kind(), format!("{name}: {e}")))
+        let places = self.places.iter();
+        let read = |(id, place, namespace): &(NamespaceId, Place, Namespace)| {
+            let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", namespace.name));
+            self.read_one(*id, place, namespace).map(|dump| (*id, dump)).map_err(named)
         };
-        self.places.into_iter().map(read).collect()
+        places.map(read).collect()
+    }
+
+    fn read_one(&self, id: NamespaceId, place: &Place, namespace: &Namespace) -> io::Result<Dump> {
+        let sysctls = place.inside(Sysctls::open)??;
+        let quota = self.quota.of(id);
+        let mut space = Space::new(id, place.clone(), namespace.clone(), (None, sysctls), quota);
+        let (mut out, now) = (Vec::new(), Instant::now());
+        let wanted = space.begin_visit(&self.peers, now).unwrap_or_default();
+        let found = survey::visit(place, &wanted, id, &self.peers, &quota);
+        if let Some(Err(error)) = &found.state {
+            return Err(io::Error::new(error.kind(), error.to_string()));
+        }
+        space.end_visit(found, &mut out, now);
+        let dump = out.into_iter().find_map(|event| match event {
+            Event::Dump(_, dump) => Some(*dump),
+            _ => None,
+        });
+        dump.ok_or_else(|| io::Error::other("nothing was read"))
     }
 }
