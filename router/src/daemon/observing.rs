@@ -5,7 +5,7 @@ use crate::{
     config::Config,
     ethtool::Problem,
     netns::Place,
-    observer::{Observer, ObserverConfig, Trouble, Waker, clock},
+    observer::{Observer, ObserverConfig, Quota, Trouble, Waker, clock},
 };
 use anyhow::Result;
 use logic::{
@@ -19,6 +19,11 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
+        quota: Quota {
+            routes: config.limits.routes_per_namespace.0 as usize,
+            interfaces: config.limits.devices_per_namespace.0 as usize,
+            ..Quota::default()
+        },
         ..ObserverConfig::default()
     })?;
     let waker = observer.waker();

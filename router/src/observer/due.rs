@@ -26,7 +26,8 @@ pub struct Due {
 
 impl Due {
     /// The earliest.
-    pub fn earliest(&self) -> Option<Instant> {
+    #[cfg(test)]
+    fn earliest(&self) -> Option<Instant> {
         [self.dump, self.routes, self.hazards, self.traffic, self.numbers].into_iter().flatten().min()
     }
 

@@ -33,12 +33,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Buffers of events taken from one socket before others get their turn: a millisecond or two.
-const BUFFERS_PER_TURN: usize = 512;
+/// Buffers of events taken from one socket before others get their turn: a millisecond.
+const BUFFERS_PER_TURN: usize = 256;
 /// The host's, which no tenant fills.
-const HOST_BUFFERS_PER_TURN: usize = 8192;
-/// Visits to a namespace take at most one part in this many of the time.
-const VISITS_SHARE: u32 = 4;
+const HOST_BUFFERS_PER_TURN: usize = 4096;
+/// Long visits to a namespace take at most one part in this many of the time, others at most half of it.
+const LONG_VISITS_SHARE: u32 = 4;
+/// After a visit that took long, what is urgent may be read after this.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 /// More than a receive buffer holds of a tenant's events. When so many are thrown away and there are more, it still storms.
 const THROWN_AWAY: usize = 1 << 16;
 /// How long a namespace over its quota is left alone: at first, and at most if it goes on and on.
@@ -71,8 +73,9 @@ pub struct Space {
     pub(super) troubles: Troubles,
     /// Under way.
     visit: Option<Visit>,
-    /// When the next visit may begin.
+    /// When the next visit may begin, and the next long one.
     visit_not_before: Option<Instant>,
+    long_not_before: Option<Instant>,
     /// Events were lost: what waits is thrown away, then everything is read again.
     lost: bool,
     /// How much was thrown away since then.
@@ -103,6 +106,7 @@ pub struct Space {
 struct Visit {
     began: Instant,
     precedes_events: bool,
+    is_long: bool,
     /// Devices of which messages came meanwhile.
     touched: BTreeSet<u32>,
 }
@@ -133,6 +137,7 @@ impl Space {
             troubles: Troubles::default(),
             visit: None,
             visit_not_before: None,
+            long_not_before: None,
             lost: false,
             thrown_away: 0,
             quiet: None,
@@ -165,9 +170,14 @@ impl Space {
         if self.visit.is_some() || self.lost || !may_visit {
             return None;
         }
-        let asked = (!self.asked.is_empty()).then_some(self.visit_not_before.unwrap_or(self.credit.1));
-        let due = self.due.earliest().map(|at| at.max(self.visit_not_before.unwrap_or(at)));
-        asked.into_iter().chain(due).min()
+        let now = self.credit.1;
+        let [any, long] = [self.visit_not_before, self.long_not_before].map(|at| at.unwrap_or(now));
+        let (short, long) = (any, long.max(any));
+        let asked = (!self.asked.is_empty()).then_some(if self.asked.is_only_long() { long } else { short });
+        let Due { dump, routes, hazards, traffic, numbers, .. } = self.due;
+        let due = [(dump, long), (routes, long), (hazards, short), (traffic, short), (numbers, short)];
+        let due = due.into_iter().filter_map(|(at, not_before)| at.map(|at| at.max(not_before)));
+        due.chain(asked).min()
     }
 
     /// Are its events to be read now?
@@ -196,16 +206,20 @@ impl Space {
         if self.quiet.is_some_and(|until| until <= now) {
             self.quiet = None;
         }
-        let early = self.visit_not_before.is_some_and(|at| now < at);
-        if self.quiet.is_some() || self.visit.is_some() || self.lost || early {
+        let is_early = |at: Option<Instant>| at.is_some_and(|at| now < at);
+        if self.quiet.is_some() || self.visit.is_some() || self.lost || is_early(self.visit_not_before) {
             return None;
         }
         let mut wanted = mem::take(&mut self.asked);
-        wanted.state |= Due::take(&mut self.due.dump, now);
+        if is_early(self.long_not_before) {
+            self.asked = wanted.put_off();
+        } else {
+            wanted.state |= Due::take(&mut self.due.dump, now);
+            wanted.routes |= Due::take(&mut self.due.routes, now);
+        }
         if wanted.state {
             (self.due.routes, self.due.hazards, self.due.traffic) = (None, None, None);
         }
-        wanted.routes |= Due::take(&mut self.due.routes, now);
         wanted.hazards |= Due::take(&mut self.due.hazards, now);
         wanted.traffic |= Due::take(&mut self.due.traffic, now);
         let is_new = |(id, _): &(NamespaceId, Place)| *id != self.id && !self.nsids.contains_key(id);
@@ -214,16 +228,20 @@ impl Space {
         if wanted.is_empty() {
             return None;
         }
-        let precedes_events = wanted.precedes_events();
-        self.visit = Some(Visit { began: now, precedes_events, touched: BTreeSet::new() });
+        let (precedes_events, is_long) = (wanted.precedes_events(), wanted.is_long());
+        self.visit = Some(Visit { began: now, precedes_events, is_long, touched: BTreeSet::new() });
         Some(wanted)
     }
 
     /// What a visit has found.
     pub fn end_visit(&mut self, found: Found, out: &mut Vec<Event>, now: Instant) {
-        let Some(Visit { began, touched, .. }) = self.visit.take() else { return };
+        let Some(Visit { began, is_long, touched, .. }) = self.visit.take() else { return };
         if self.id != HOST {
-            self.visit_not_before = Some(now + (now - began) * (VISITS_SHARE - 1));
+            let took = now.saturating_duration_since(began);
+            self.visit_not_before = Some(now + took.min(LONGEST_PAUSE));
+            if is_long {
+                self.long_not_before = Some(now + took * (LONG_VISITS_SHARE - 1));
+            }
         }
         if found.routes.is_some() {
             self.due.routes_took(began);
@@ -351,8 +369,8 @@ impl Space {
         }
     }
 
-    /// It is over its quota: nothing of it is accelerated, and it is left alone for a while. Its devices stay known, as others
-    /// may sit on them.
+    /// It is over its quota: nothing of it is accelerated, and it is left alone for a while. What is known of it stays: forgetting
+    /// a long table and reading it again would cost the more time the longer it is.
     fn exceed(&mut self, why: String, out: &mut Vec<Event>, now: Instant) {
         tracing::warn!(namespace = self.namespace.name, why, "over its limits: left to the kernel");
         let [first, last] = QUIET;
@@ -361,16 +379,13 @@ impl Space {
         (self.quiet, self.last_quiet) = (Some(now + pause), Some((now + pause, pause)));
         (self.lost, self.thrown_away) = (true, 0);
         self.troubles.add(What::Quota, why);
-        self.nexthops.clear();
-        (self.routes, self.neighbours) = (0, 0);
-        self.emitted_settings = self.settings();
-        self.compose_all();
+        self.refresh_settings(out);
         if !mem::replace(&mut self.announced, true) {
+            self.emitted_settings = self.settings();
+            let dump = Dump { settings: self.emitted_settings.clone(), ..Dump::default() };
             out.push(Event::Namespace(self.id, self.namespace.clone()));
+            out.push(Event::Dump(self.id, Box::new(dump)));
         }
-        let links = self.emitted.values().cloned().collect();
-        let dump = Dump { links, settings: self.emitted_settings.clone(), ..Dump::default() };
-        out.push(Event::Dump(self.id, Box::new(dump)));
     }
 
     /// Whether it may report so many events more. What waited while it was left alone, or was too much, comes to an end.

@@ -24,7 +24,9 @@ use std::{
 };
 
 /// A visit ends after this long, whatever is missing.
-const LONGEST: Duration = Duration::from_secs(20);
+const LONGEST: Duration = Duration::from_secs(5);
+/// One that reads everything, or all routes.
+const LONGEST_OF_ALL: Duration = Duration::from_secs(20);
 
 /// By which number a namespace knows others; `None`: by none.
 pub type Numbers = HashMap<NamespaceId, Option<i32>>;
@@ -53,6 +55,25 @@ impl Wanted {
     /// Does it read what events also report, so that these must come after it?
     pub fn precedes_events(&self) -> bool {
         self.state || self.routes
+    }
+
+    /// Does it read tables that a namespace can make long, and that are not urgent?
+    pub fn is_long(&self) -> bool {
+        self.state || self.routes || self.devices
+    }
+
+    /// Is there nothing else?
+    pub fn is_only_long(&self) -> bool {
+        let (state, routes, devices) = (self.state, self.routes, self.devices);
+        *self == Wanted { state, routes, devices, ..Wanted::default() }
+    }
+
+    /// Leaves what is long for another visit, and returns it.
+    pub fn put_off(&mut self) -> Wanted {
+        let long =
+            Wanted { state: self.state, routes: self.routes, devices: self.devices, ..Wanted::default() };
+        (self.state, self.routes, self.devices) = (false, false, false);
+        long
     }
 
     pub fn is_empty(&self) -> bool {
@@ -110,7 +131,8 @@ pub fn visit(place: &Place, wanted: &Wanted, id: NamespaceId, peers: &Peers, quo
 }
 
 fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
-    socket.end_at(Instant::now() + LONGEST);
+    let longest = if wanted.precedes_events() { LONGEST_OF_ALL } else { LONGEST };
+    socket.end_at(Instant::now() + longest);
     let socket = &mut socket;
     for (ifindex, address) in &wanted.probes {
         if let Err(error) = socket.ask(neighbour::touch(*ifindex, *address), |_| None::<()>) {
