@@ -18,7 +18,7 @@ use std::{
 };
 
 /// A hang, not slowness.
-const HANG: Duration = Duration::from_secs(60);
+const HANG: Duration = Duration::from_secs(30);
 
 fn observer_with(quota: Quota) -> Watcher {
     let config = ObserverConfig { ports: vec!["port0".parse().unwrap()], quota, ..Default::default() };
@@ -45,12 +45,15 @@ fn dumped(watcher: &mut Watcher, name: &str) -> NamespaceId {
 }
 
 /// Whether the MAC address is free on the port again; waits for the kernel, which takes a namespace apart in its own time.
+/// A macvlan wants its address only when it is set up.
 fn is_freed(mac: &str) -> bool {
-    let probe = format!("ip link add link port0 name probe0 address {mac} type macvlan mode bridge");
+    let probe = format!(
+        "ip link add link port0 name probe0 address {mac} type macvlan mode bridge && \
+         {{ ip link set probe0 up; rc=$?; ip link del probe0; exit $rc; }}"
+    );
     let end = Instant::now() + HANG;
     while Instant::now() < end {
         if Command::new("sh").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success() {
-            sh("ip link del probe0");
             return true;
         }
         std::thread::sleep(Duration::from_millis(5));
