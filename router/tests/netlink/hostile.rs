@@ -90,7 +90,6 @@ fn a_container_started_again_at_once_gets_its_mac_address_ten_of_ten_times() {
     });
 }
 
-/// The kernel gives the inode number of a namespace that ended to the next one.
 #[test]
 #[ignore = "needs root"]
 fn a_namespace_without_a_name_is_not_kept_alive() {
@@ -100,6 +99,7 @@ fn a_namespace_without_a_name_is_not_kept_alive() {
         settle(&mut observer);
         let pid = bed.unnamed();
         sh(&format!("ip link add link port0 name m0 address {mac} netns {pid} type macvlan mode bridge"));
+        sh(&format!("nsenter -t {pid} -n ip link set m0 up"));
         let id = dumped(&mut observer, &format!("pid:{pid}"));
         settle(&mut observer);
         bed.end_processes();
