@@ -41,7 +41,7 @@ test-root: setup ## the tests that need root, in network namespaces of their own
 	cargo build --workspace
 	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure:: --test-threads=1
 
-test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there
+test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRACE_VM_KERNEL=6.12: Debian 13's)
 	@scripts/setup.sh vm
 	scripts/test-vm.sh
 

@@ -54,6 +54,9 @@ enum interface_flags {
 	IF_RPF_LOOSE   = 4,	/* RFC 3704 loose: the source must be reachable by a unicast route */
 	IF_RPF_STRICT  = 8,	/* strict: ... through this interface */
 	IF_REDIRECTS   = 16,	/* Linux may send IPv4 redirects here */
+	IF_ACCEPT_LOCAL = 32,	/* accept_local: the kernel decides on sources that are the router's own */
+	IF_PRIORITY_TAGS = 64,	/* untagged, and takes frames with the tag of VLAN 0 */
+	IF_LOOK_AT_SOURCES = 128,	/* the router has local prefixes: local4 does not know all of its own addresses */
 };
 
 /* Two words. The second, from `vlan` on, is 0 in an empty slot, and while the first one changes. */
@@ -90,7 +93,9 @@ struct router {
 	__u64 fib4;
 	__u64 fib6;
 	__u32 flags;		/* enum router_flags */
-	__u32 pad[11];
+	__u32 pad;
+	__u64 multipath_key[2];	/* of multipath.h */
+	__u64 pad2[3];
 	/* Bloom filter (one hash) of the router's own IPv4 addresses: sources to look at twice (fib_validate_source). */
 	__u64 local4[LOCAL_FILTER_BITS / 64];
 };
@@ -100,13 +105,14 @@ struct router {
 /* A slot: two bits of kind, thirty of index. Slot 0 (kind FIB_NEXTHOP, index 0) is "no route". */
 enum fib_kind {
 	FIB_NEXTHOP = 0,	/* index into nexthops */
-	FIB_GROUP   = 1,	/* a fib block whose 256 slots are FIB_NEXTHOP, chosen by the top byte of the flow hash */
+	FIB_GROUP   = 1,	/* a fib block: bounds of hashes in order, then as many slots, each FIB_NEXTHOP */
 	FIB_CHILD   = 2,	/* a fib block for the next 8 address bits */
 	FIB_TAIL    = 3,	/* index into fib_tails: all longer prefixes below this slot begin alike */
 };
 #define FIB_KIND_SHIFT 30
 #define FIB_INDEX_MASK ((1U << FIB_KIND_SHIFT) - 1)
 #define FIB_SLOTS 256
+#define GROUP_MEMBERS (FIB_SLOTS / 2)	/* most members of a group */
 
 struct fib_block {
 	__u32 slot[FIB_SLOTS];
@@ -136,7 +142,7 @@ enum nexthop_kind {
 enum nexthop_flags {
 	NEXTHOP_UNICAST = 1,	/* a unicast route: sources may be behind it (reverse path filter) */
 	NEXTHOP_FRAGS   = 2,	/* the egress port transmits multi-buffer frames */
-	NEXTHOP_LOCAL   = 4,	/* an address of the router itself, or a broadcast address: sources to look at twice */
+	NEXTHOP_LOCAL   = 4,	/* an address or prefix of the router itself, or a broadcast address: sources to look at twice */
 };
 
 /*
@@ -265,6 +271,23 @@ struct core_queue {
 	__u64 pad3[6];
 };
 
+/* --- policy ------------------------------------------------------------------------------------------------------- */
+
+/*
+ * policy[router]: changes of policy that user space has not read yet; while it is not 0, packets of that router are the kernel's.
+ * policy.bpf.c adds to it, user space takes away by compare and exchange. What to read stands in policy_slots: a row for the
+ * namespace of each router, by the router's number, and one for the host's.
+ */
+#define POLICY_HOST  MAX_ROUTERS
+#define POLICY_SLOTS (MAX_ROUTERS + 1)
+
+struct policy_slot {
+	__u64 pending;		/* changes since user space last began to read; set to 0 by it */
+	__u64 early_ns;		/* CLOCK_MONOTONIC, of the last change that was seen before it was made */
+	__u64 router;		/* whose namespace this is, + 1; 0: no router's. Written by user space */
+	__u64 pad;
+};
+
 /* --- control, counters, charges ----------------------------------------------------------------------------------- */
 
 /*
@@ -276,10 +299,11 @@ struct control {
 	__u64 deadline_jiffies;	/* the same moment; past it, every packet goes to the kernel */
 	__u64 jiffies;		/* written by millrace_clock when it is run */
 	__u64 counts_losses;	/* 1: this generation is in charge of losses.h */
-	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel */
+	__u64 rules_deadline_jiffies;	/* past it, flow rules do not apply, and every packet goes to the kernel, */
 	__u64 core_map;		/* kernel's id of this generation's rule_cores; 0: none */
 	__u64 shares_deadline_jiffies;	/* until then shares are in force; 0: they are not */
 	__u64 split_map;	/* the same as core_map, of split_cores */
+	__u64 rules_keep_drops;	/* 1: except what they drop */
 };
 
 /*
@@ -330,7 +354,9 @@ struct bucket {
 struct policer {
 	struct bucket exception;
 	struct bucket control;
-	__u64 pad[4];
+	__u64 all_packets;	/* of the CPU, when a packet of class slow came last */
+	__u64 others_jiffies;	/* when other packets last came between two of class slow */
+	__u64 pad[2];
 };
 
 enum reason {
@@ -354,7 +380,7 @@ enum trace_step {
 	TRACE_SOURCE_CHECK,	/* a: slot found for the source, b: 1 if accepted */
 	TRACE_FIB_BLOCK,	/* a: block, b: slot value */
 	TRACE_FIB_TAIL,		/* a: length of its prefix, b: slot value chosen */
-	TRACE_GROUP,		/* a: flow hash, b: slot value chosen */
+	TRACE_GROUP,		/* a: multipath hash, b: slot value chosen */
 	TRACE_NEXTHOP,		/* a: next hop id, b: kind */
 	TRACE_NEIGHBOUR,	/* a: next hop id, 0 if none; b: interface */
 	TRACE_TRANSMIT,		/* a: port id, b: VLAN key */

@@ -73,7 +73,7 @@ static __always_inline bool spend(struct bucket *bucket, __u64 cost_ns)
 }
 
 /* From CLASS_drop on the program drops the packet. */
-enum reason_class { CLASS_pass, CLASS_exception, CLASS_control, CLASS_lost, CLASS_drop, CLASS_taken };
+enum reason_class { CLASS_pass, CLASS_slow, CLASS_exception, CLASS_control, CLASS_lost, CLASS_drop, CLASS_taken };
 
 static const __u8 class_of[MAX_REASONS] = {
 #define REASON(name, class, text) [REASON_##name] = CLASS_##class,
@@ -81,11 +81,42 @@ static const __u8 class_of[MAX_REASONS] = {
 #undef REASON
 };
 
-static __always_inline enum reason police(enum reason reason, __u32 row)
+/* Full polls in a row that say a ring is behind: 256 packets, the smallest ring that drivers have. */
+#define BACKLOG_POLLS 4
+/* What is older says nothing about now. */
+#define RECENT_JIFFIES 4
+
+/*
+ * A packet that costs more than others, but that Linux would forward: does anybody lose by it? Nobody does while this CPU
+ * keeps up with its queues, nor where nothing else comes in on it. Not known: yes.
+ */
+static __always_inline bool harms_others(const struct packet *p, struct policer *policer)
+{
+	const struct interface_counters *all = interface_row(p, 0);
+	const struct backlog *b = ROW(backlogs, p->cpu);
+	__u64 now = bpf_jiffies64();
+
+	if (!all || !b)
+		return true;
+	if (all->other_packets - policer->all_packets > 1)
+		policer->others_jiffies = now;
+	policer->all_packets = all->other_packets;
+	if (b->jiffies + RECENT_JIFFIES < now)
+		return true;
+	return b->full_polls >= BACKLOG_POLLS && policer->others_jiffies + RECENT_JIFFIES >= now;
+}
+
+static __always_inline enum reason police(const struct packet *p, enum reason reason, __u32 row)
 {
 	__u8 class = class_of[reason & (MAX_REASONS - 1)];
 	struct policer *policer;
 
+	if (class == CLASS_slow && exception_cost_ns && (policer = ROW(policers, row))) {
+		bool harmful = harms_others(p, policer);
+
+		if (!spend(&policer->exception, exception_cost_ns) && harmful)
+			return REASON_POLICED;
+	}
 	if (class == CLASS_exception && exception_cost_ns && (policer = ROW(policers, row)) &&
 	    !spend(&policer->exception, exception_cost_ns))
 		return REASON_POLICED;
@@ -103,7 +134,7 @@ static __always_inline int pass_up(const struct packet *p, enum reason reason)
 	struct interface_counters *in;
 
 	if (!p->explain) {
-		reason = police(reason, row);
+		reason = police(p, reason, row);
 		paid = ROW(charges, row);
 		if (paid)
 			paid->packets[reason & (MAX_REASONS - 1)]++;

@@ -2,6 +2,19 @@
 /* From a table slot to the wire: next hop, the last checks, rewrite, redirect. Shared by IPv4 and IPv6. */
 #pragma once
 
+#define IPV4_FLAGS		6	/* the byte of an IPv4 header that holds the flags */
+#define IPV4_FLAG_DF		0x40
+
+/* Linux fragments what it may, and answers the rest with an ICMP error (ip_forward, ip6_forward). */
+static __always_inline enum reason over_mtu(const struct packet *p)
+{
+	const __u8 *flags = packet_data(p) + p->ip_offset + IPV4_FLAGS;
+
+	if (p->ether_type == ETH_P_IP && (const void *)(flags + 1) <= packet_end(p) && !(*flags & IPV4_FLAG_DF))
+		return REASON_FRAGMENTED;
+	return REASON_OVER_MTU;
+}
+
 /*
  * The next hop a slot leads to, or NULL with *reason set. The slot is not a group. A connected route leads to an
  * on-link next hop first, then to the destination's own entry among the neighbours.
@@ -16,12 +29,12 @@ resolve(struct packet *p, __u32 slot, const struct address *destination, enum re
 		return NULL;
 	trace_step(p, TRACE_NEXTHOP, slot & FIB_INDEX_MASK, n->kind);
 	if (queue_rows && p->queue_nexthop && p->ip_bytes > p->queue_mtu) {
-		*reason = REASON_OVER_MTU;
+		*reason = over_mtu(p);
 		return NULL;
 	}
 	if (n->kind == NEXTHOP_ONLINK) {
 		if (p->ip_bytes > n->mtu) {
-			*reason = REASON_OVER_MTU;
+			*reason = over_mtu(p);
 			return NULL;
 		}
 		n = find_neighbour(p, n->interface, destination);
@@ -109,7 +122,7 @@ static __always_inline enum reason transmit(struct packet *p)
 	const struct nexthop *out = p->out;
 
 	if (p->ip_bytes > out->mtu)
-		return REASON_OVER_MTU;
+		return over_mtu(p);
 	if (p->multi_buffer && !(out->flags & NEXTHOP_FRAGS))
 		return REASON_MULTI_BUFFER;
 	if (bpf_redirect_map(&tx_ports, out->source_port >> 48, 0) != XDP_REDIRECT)

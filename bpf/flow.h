@@ -114,12 +114,13 @@ __noinline int notify(struct xdp_md *ctx, struct flow_scratch *s, __u32 rule, __
 	s->notice = (struct flow_notice){
 		.rule = rule, .frame_bytes = whole, .bytes = bytes, .port = s->in_port, .reason = reason,
 		.metadata = reason == NOTICE_SLOW ? 0 : metadata(s),
+		.tunnel_id = reason == NOTICE_SLOW ? 0 : s->tunnel_id,
 	};
 	return bpf_perf_event_output(ctx, &flow_notices, BPF_F_CURRENT_CPU | (__u64)bytes << 32, &s->notice,
 				     sizeof(s->notice));
 }
 
-/* Spreads flows over a group's buckets: addresses, protocol and ports as they are now, whatever the rules looked at. */
+/* Spreads flows over a group's buckets by what they are now (flow_spread), whatever the rules looked at. */
 static __always_inline __u32 spread(struct xdp_md *ctx, struct flow_layout *l)
 {
 	read_layout(ctx, l);
@@ -189,6 +190,9 @@ static __always_inline int flow_step(struct xdp_md *ctx, struct flow_scratch *s,
 		if (steps)
 			return steps;
 		break;
+	case STEP_SET_TUNNEL_ID:
+		s->tunnel_id = step->d;
+		return 0;
 	case STEP_ENCAP_VXLAN:
 		if (encap_vxlan(ctx, l, step->d, step->c, step->b))
 			goto no_room;
@@ -300,6 +304,7 @@ __noinline int run_rules(struct xdp_md *ctx, struct flow_scratch *s)
 	if (!s)
 		return 0;
 	s->verdict = FLOW_DROP;
+	s->tunnel_id = 0;
 	for (int i = 0; i < FLOW_RULES && s->rule[i]; i++) {
 		__u64 decision = s->decision[i];
 
@@ -402,13 +407,39 @@ static __always_inline int hand_over_flow(const struct packet *p, struct flow_sc
 	return SPLIT(p, flow_spread(p->ctx, &s->layout), rule_cores, 0);
 }
 
-/* By flow rules, from the first byte to the packet's fate. */
+/* OFPC_FRAG_DROP (OpenFlow 1.3.5 section 7.3.2). */
+static __always_inline bool drops_fragments(void)
+{
+	const struct flow_mask *all = ROW(flow_masks, 0);
+
+	return all && *(volatile const __u64 *)&all->fragments;
+}
+
+/* Do all rules that decided drop, without a step that might send? */
+__noinline int all_drop(struct flow_scratch *s)
+{
+	if (!s)
+		return 0;
+	for (__u32 i = 0; i < FLOW_RULES && s->rule[i]; i++) {
+		const struct flow_rule *rule = ROW(flow_rules, (__u32)s->rule[i]);
+
+		if (!rule || (__u8)*(volatile const __u64 *)&rule->kind != FLOW_DROP || rule->set_steps)
+			return 0;
+	}
+	return 1;
+}
+
+/*
+ * By flow rules, from the first byte to the packet's fate. Past their deadline (`expired`) all is the kernel's except what they drop:
+ * a packet that user space would have to look at is not known to be.
+ */
 static __always_inline enum reason forward_by_rules(struct packet *p, bool may_hand_over, bool paths)
 {
 	struct flow_scratch *s = ROW(flow_scratch, p->cpu);
 	const struct flow_rule *only;
+	bool expired = rules_expired();
 
-	if (rules_expired())
+	if (expired && !rules_keep_drops())
 		return REASON_FALLBACK;
 	if (p->port_no_recv)
 		return REASON_RULE_DROP;
@@ -418,9 +449,19 @@ static __always_inline enum reason forward_by_rules(struct packet *p, bool may_h
 	p->frame_bytes = p->multi_buffer ? bpf_xdp_get_buff_len(p->ctx) : packet_end(p) - packet_data(p);
 	if (!s || !read_front(p, s))
 		return REASON_MALFORMED;
+	if (s->layout.fragment && drops_fragments())
+		return REASON_RULE_FRAGMENT;
 	if (!decide(p, s)) {
+		if (expired)
+			return REASON_FALLBACK;
 		s->verdict = FLOW_SLOW;
 		return carry_out(p, s, paths);
+	}
+	if (expired) {
+		if (!all_drop(s))
+			return REASON_FALLBACK;
+		count_rules(p, s);
+		return REASON_RULE_DROP;
 	}
 	int fate = may_hand_over && p->port_splits ? hand_over_flow(p, s) : SPLIT_STAYS;
 	if (fate != SPLIT_STAYS)

@@ -23,7 +23,7 @@
  * The fields of a packet that rules can look at, in network byte order: logic::flow::Field says which bits are whose. The
  * front words hold all that a rule about Ethernet, IPv4, TCP and UDP needs; the rest is read only if some rule does.
  */
-#define FLOW_WORDS	18
+#define FLOW_WORDS	19
 #define FLOW_FRONT	4
 #define FLOW_REST	(FLOW_WORDS - FLOW_FRONT)
 
@@ -35,9 +35,9 @@ struct flow_mask {		/* 192 bytes */
 	__u64 word[FLOW_WORDS];
 	__u8  rest_count;	/* how many of the rest words it uses, */
 	__u8  rest[FLOW_REST];	/* and which: 0 is word FLOW_FRONT */
-	__u8  pad;
 	__u64 index;		/* its rules: bits 0..31 first bucket in flow_index, 32..63 number of buckets - 1, a power of two */
-	__u64 pad2[3];
+	__u64 fragments;	/* of row 0: not 0: fragments are dropped */
+	__u64 pad;
 };
 
 /*
@@ -112,7 +112,7 @@ struct flow_rule {		/* 64 bytes, one cache line */
 
 struct flow_rest {
 	__u64 word[FLOW_REST];
-	__u64 pad[2];
+	__u64 pad;
 };
 
 /* What a packet must have for a patch to be what its actions make of it. */
@@ -126,7 +126,7 @@ enum flow_needs {
 	FLOW_NEEDS_ROOM  = 64,	/* for one more tag that is looked behind */
 };
 
-/* What a rule changes for later tables: metadata, and fields that it sets. Of a packet that lacks one, user space decides. */
+/* What a rule changes for later tables: metadata, tunnel id, and fields that it sets. Of a packet that lacks one, user space decides. */
 struct flow_patch {
 	__u64 value[FLOW_WORDS];
 	__u64 mask[FLOW_WORDS];
@@ -159,6 +159,7 @@ enum flow_op {
 	STEP_GROUP,		/* c: row of flow_groups: goes on with the steps of one of its buckets */
 	STEP_ENCAP_VXLAN,	/* d: IPv4 source and destination, c: VNI << 8, b: UDP port, network order. MAC addresses are set next */
 	STEP_DECAP_VXLAN,	/* keeps the inner frame; another packet is dropped */
+	STEP_SET_TUNNEL_ID,	/* d: network order; of no byte of the frame: later tables know it by the patch */
 };
 
 struct flow_step {
@@ -284,6 +285,7 @@ struct flow_notice {
 	__u8  reason;		/* enum flow_notice_reason */
 	__u8  pad;
 	__u64 metadata;		/* network order; not of NOTICE_SLOW */
+	__u64 tunnel_id;	/* the same */
 };
 
 /* A record's length is a word of 16 bits, and its own header takes some. */
@@ -308,6 +310,7 @@ struct flow_scratch {
 	__u8  passed;			/* and how many rules have changed the packet's fields for it */
 	__u8  pad[3];
 	__u32 turn;			/* which way of a full set the next flow takes */
+	__u64 tunnel_id;		/* network order */
 	__u64 hits;
 	__u64 misses;
 	struct flow_notice notice;	/* being sent */

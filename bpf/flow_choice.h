@@ -6,7 +6,7 @@
  */
 #pragma once
 
-/* Of addresses, protocol and ports as the layout has them. */
+/* Of addresses, protocol and ports as the layout has them, and of the MAC addresses of what is not IP. */
 static __always_inline __u32 flow_spread(struct xdp_md *ctx, const struct flow_layout *l)
 {
 	__u64 h = flow_fold(l->addresses) * K1 + flow_fold(l->ports | (__u64)l->protocol << 32) * K2;
@@ -18,6 +18,8 @@ static __always_inline __u32 flow_spread(struct xdp_md *ctx, const struct flow_l
 			h += flow_fold(ip->source[0]) * K1 + flow_fold(ip->source[1]) * K2 + flow_fold(ip->destination[0]) * K3 +
 			     flow_fold(ip->destination[1]) * K4;
 	}
+	if (l->ether_type != ETH_P_IP && l->ether_type != ETH_P_IPV6)
+		h += flow_fold(l->destination) * K3 + flow_fold(l->source) * K4;
 	return flow_mix(h) >> 32;
 }
 

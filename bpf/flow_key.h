@@ -245,12 +245,13 @@ static __always_inline bool read_front(const struct packet *p, struct flow_scrat
 
 enum {				/* places in flow_key.word */
 	WORD_METADATA = 4,
-	WORD_TUNNEL,		/* VNI, flow label */
+	WORD_VNI,		/* VNI, flow label */
 	WORD_IPV6,		/* source, destination: four words */
 	WORD_ND_TARGET = 10,
 	WORD_SOURCE_MAC = 12,	/* ARP's and ND's */
 	WORD_TARGET_MAC,
 	WORD_INNER,		/* as the front words, without a port */
+	WORD_TUNNEL_ID = 18,	/* 0 until a rule sets it */
 };
 
 static __always_inline void read_nd(struct xdp_md *ctx, struct flow_scratch *s)
@@ -299,7 +300,7 @@ static __always_inline void read_inner(struct xdp_md *ctx, struct flow_scratch *
 	vxlan = flow_header(ctx, at, VXLAN_BYTES);
 	if (!vxlan || !(vxlan[0] & VXLAN_VNI))
 		return;
-	s->key.word[WORD_TUNNEL] |= bpf_htonl(bpf_ntohl(*(const __be32 *)(vxlan + 4)) >> 8);
+	s->key.word[WORD_VNI] |= bpf_htonl(bpf_ntohl(*(const __be32 *)(vxlan + 4)) >> 8);
 	if (!read_frame(ctx, &l, at + VXLAN_BYTES))
 		return;
 	s->key.word[WORD_INNER] = bpf_htons(l.ether_type) | (__u64)l.tci << 16 | (__u64)l.protocol << 32 | (__u64)l.tos << 40;
@@ -325,7 +326,7 @@ __noinline int read_rest(struct xdp_md *ctx, struct flow_scratch *s)
 
 		if (!ip)
 			return 0;
-		s->key.word[WORD_TUNNEL] = (__u64)(*(const __u32 *)ip & bpf_htonl(0xfffff)) << 32;
+		s->key.word[WORD_VNI] = (__u64)(*(const __u32 *)ip & bpf_htonl(0xfffff)) << 32;
 		s->key.word[WORD_IPV6] = ip->source[0];
 		s->key.word[WORD_IPV6 + 1] = ip->source[1];
 		s->key.word[WORD_IPV6 + 2] = ip->destination[0];

@@ -5,6 +5,10 @@
 #define IPV4_PLAIN	0x45	/* version 4, header of five words: no options */
 #define IPV4_BYTES	20
 #define IPV4_FRAGMENT	0x3fff	/* more fragments, or an offset */
+#define IPV4_OFFSET	0x1fff
+
+/* Types of ICMP errors, as bits: unreachable, source quench, redirect, time exceeded, parameter problem. */
+#define ICMP_ERRORS	(1U << 3 | 1U << 4 | 1U << 5 | 1U << 11 | 1U << 12)
 
 struct ipv4 {
 	__u8 version_ihl;
@@ -48,6 +52,13 @@ static __always_inline bool maybe_local(const struct router *router, __u32 sourc
 	return router->local4[bit >> 6 & (LOCAL_FILTER_BITS / 64 - 1)] >> (bit & 63) & 1;
 }
 
+/* Does Linux refuse a broadcast address, or one of its own, as a source only sometimes? accept_local lets some pass. */
+static __always_inline bool local_source_unsure(const struct nexthop *n, __u8 flags)
+{
+	return flags & IF_ACCEPT_LOCAL || n->reason == REASON_LOCAL_PREFIX ||
+	       (n->reason == REASON_BROADCAST && !(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)));
+}
+
 /*
  * fib_validate_source: the source must not be ours, and with rp_filter it must lead back (RFC 3704). What cannot be
  * decided here (strict mode and several next hops back, routes that depend on more than the address) the kernel decides.
@@ -56,15 +67,15 @@ static __always_inline enum reason look_at_source(const struct packet *p, __u64 
 {
 	__u32 slot = fib4_lookup(p, root, source);
 	bool group = slot >> FIB_KIND_SHIFT == FIB_GROUP;
-	const struct nexthop *n = ROW(nexthops, group_member(p, slot, 0) & FIB_INDEX_MASK);
+	/* Any member will do: strict mode leaves groups to the kernel. */
+	const struct nexthop *n = ROW(nexthops, (group ? group_member(p, slot, 0) : slot) & FIB_INDEX_MASK);
 	__u8 flags = p->flags;
 	enum reason reason = REASON_NONE;
 
 	if (!n || n->reason == REASON_MAP_FULL)
 		reason = REASON_SOURCE_UNSURE;
-	else if (n->flags & NEXTHOP_LOCAL)	/* a broadcast address Linux refuses only sometimes */
-		reason = n->reason == REASON_BROADCAST && !(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) ?
-			 REASON_SOURCE_UNSURE : REASON_BAD_SOURCE;
+	else if (n->flags & NEXTHOP_LOCAL)
+		reason = local_source_unsure(n, flags) ? REASON_SOURCE_UNSURE : REASON_BAD_SOURCE;
 	else if (!(flags & (IF_RPF_LOOSE | IF_RPF_STRICT)))
 		reason = REASON_NONE;
 	else if (n->reason == REASON_COMPLEX_ROUTE || (group && (flags & IF_RPF_STRICT)))
@@ -81,24 +92,50 @@ check_source(const struct packet *p, const struct router *router, __u64 root, __
 {
 	if (martian_source(source))
 		return REASON_BAD_SOURCE;
-	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT)) || maybe_local(router, source))
+	if ((p->flags & (IF_RPF_LOOSE | IF_RPF_STRICT | IF_LOOK_AT_SOURCES)) || maybe_local(router, source))
 		return look_at_source(p, root, source);
 	return REASON_NONE;
 }
 
-/* fib_multipath_hash_policy 0: addresses; 1: the 5-tuple, where there is one. */
-static __always_inline __u32 flow_hash4(const struct ipv4 *ip, const void *end, bool l4)
+/* Policy 0: of an ICMP error the header of the packet it is about counts; NULL: it is not within sight. */
+static __always_inline const struct ipv4 *followed4(const struct ipv4 *ip, const void *end, __u32 ip_bytes)
 {
-	__u64 ports = 0;
+	const __u8 *type = (const void *)(ip + 1);
+	const struct ipv4 *inner = (const void *)type + ICMP_BYTES;
 
-	if (l4 && !(ip->fragment & bpf_htons(IPV4_FRAGMENT))) {
-		const __u32 *word = (const void *)(ip + 1);
-		__u8 protocol = ip->protocol;
+	if (ip->protocol != IPPROTO_ICMP || ip->fragment & bpf_htons(IPV4_OFFSET) || ip_bytes < 2 * IPV4_BYTES + ICMP_BYTES)
+		return ip;
+	if ((const void *)(inner + 1) > end)
+		return NULL;
+	return *type < 32 && ICMP_ERRORS >> *type & 1 ? inner : ip;
+}
 
-		if ((protocol == IPPROTO_TCP || protocol == IPPROTO_UDP) && (const void *)(word + 1) <= end)
-			ports = *word;
+/* A function of its own: packets that need no choice would pay for the registers that it takes. */
+__noinline __u64 multipath_hash4(struct xdp_md *ctx, __u32 row, __u32 offset, __u32 ip_bytes)
+{
+	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));
+	const void *end = (void *)(long)ctx->data_end;
+	const struct ipv4 *ip = (void *)(long)ctx->data + (offset & 0xff);
+	__u32 ports = 0, protocol = 0;
+
+	if (!router || (const void *)(ip + 1) > end)
+		return MULTIPATH_UNSURE;
+	if (router->flags & ROUTER_MULTIPATH_L4_IPV4) {
+		protocol = ip->protocol;
+		if (!(ip->fragment & bpf_htons(IPV4_FRAGMENT)) &&
+		    !read_ports(ip + 1, end, protocol, ip_bytes - IPV4_BYTES, &ports))
+			return MULTIPATH_UNSURE;
+	} else if (!(ip = followed4(ip, end, ip_bytes))) {
+		return MULTIPATH_UNSURE;
 	}
-	return mix(((__u64)ip->source << 32 | ip->destination) ^ (l4 ? ports << 8 | ip->protocol : 0) * K1) >> 32;
+
+	__u32 source = ip->source, destination = ip->destination;
+	bool sorted = source <= destination;
+	struct sip s = sip_begin(router);
+	sip_keys(&s, protocol, 0, ports);
+	sip_word(&s, (__u64)(sorted ? source : destination) << 32);
+	sip_word(&s, sorted ? destination : source);
+	return sip_end(&s, 48);
 }
 
 static __always_inline enum reason check_ipv4(struct packet *p, const struct ipv4 *ip)
@@ -126,8 +163,13 @@ static __always_inline enum reason forward_ipv4(struct packet *p, const struct r
 	__u64 root = *(volatile const __u64 *)&router->fib4;
 	trace_step(p, TRACE_IPV4, source, destination);
 	__u32 slot = queue_rows && p->queue_nexthop ? p->queue_nexthop : fib4_lookup(p, root, destination);
-	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
-		slot = group_member(p, slot, flow_hash4(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV4));
+	if (slot >> FIB_KIND_SHIFT == FIB_GROUP) {
+		__u64 hash = multipath_hash4(p->ctx, p->router, p->ip_offset, p->ip_bytes);
+
+		if (hash == MULTIPATH_UNSURE)
+			return ip->ttl <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
+		slot = group_member(p, slot, hash);
+	}
 	struct address address = { .lo = ip->destination };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;

@@ -4,7 +4,11 @@
 
 #define IPV6_BYTES	40
 #define NEXTHDR_HOP	0	/* hop-by-hop options: the one header a router must look at; jumbograms have it */
+#define NEXTHDR_ROUTING	43
+#define NEXTHDR_FRAGMENT 44
+#define NEXTHDR_DEST	60
 #define IPPROTO_ICMPV6	58
+#define ICMPV6_LAST_ERROR 4	/* unreachable, too big, time exceeded, parameter problem: 1 to 4 */
 
 struct ipv6 {
 	__u8 version_class;
@@ -22,21 +26,62 @@ static __always_inline bool bad_source6(__u64 hi, __u64 lo)
 	return hi >> 56 == 0xff || hi >> 54 == 0xfe80 >> 6 || (!hi && lo <= 1);
 }
 
-/* fib_multipath_hash_policy 0: addresses, flow label, protocol; 1: the 5-tuple. */
-static __always_inline __u32 flow_hash6(const struct ipv6 *ip, const void *end, bool l4)
+/* Policy 0: of an ICMP error the header of the packet it is about counts; NULL: it is not within sight. */
+static __always_inline const struct ipv6 *followed6(const struct ipv6 *ip, const void *end, __u32 ip_bytes)
 {
-	__u64 rest = ip->next_header;
+	const __u8 *type = (const void *)(ip + 1);
+	const struct ipv6 *inner = (const void *)type + ICMP_BYTES;
 
-	if (!l4) {
-		rest |= (__u64)(ip->class_label[0] & 0x0f) << 24 | ip->class_label[1] << 16 | ip->class_label[2] << 8;
-	} else if (ip->next_header == IPPROTO_TCP || ip->next_header == IPPROTO_UDP) {
-		const __u32 *ports = (const void *)(ip + 1);
+	if (ip->next_header != IPPROTO_ICMPV6 || ip_bytes < 2 * IPV6_BYTES + ICMP_BYTES)
+		return ip;
+	if ((const void *)(inner + 1) > end)
+		return NULL;
+	return *type >= 1 && *type <= ICMPV6_LAST_ERROR ? inner : ip;
+}
 
-		if ((const void *)(ports + 1) <= end)
-			rest |= (__u64)*ports << 8;
+__noinline __u64 multipath_hash6(struct xdp_md *ctx, __u32 row, __u32 offset, __u32 ip_bytes)
+{
+	const struct router *router = ROW(routers, row & (MAX_ROUTERS - 1));
+	const void *end = (void *)(long)ctx->data_end;
+	const struct ipv6 *ip = (void *)(long)ctx->data + (offset & 0xff);
+	__u32 ports = 0, label = 0, protocol;
+
+	if (!router || (const void *)(ip + 1) > end)
+		return MULTIPATH_UNSURE;
+	protocol = ip->next_header;
+	if (!(router->flags & ROUTER_MULTIPATH_L4_IPV6)) {
+		if (!(ip = followed6(ip, end, ip_bytes)))
+			return MULTIPATH_UNSURE;
+		protocol = ip->next_header;
+		label = *(const __u32 *)ip & bpf_htonl(0x000fffff);
+	} else if (protocol == NEXTHDR_HOP || protocol == NEXTHDR_ROUTING || protocol == NEXTHDR_DEST) {
+		return MULTIPATH_UNSURE;
+	} else if (protocol == NEXTHDR_FRAGMENT) {
+		const __u64 *fragment = (const void *)(ip + 1);
+
+		/* A fragment has no ports, not even the first. */
+		if (ip_bytes < IPV6_BYTES + sizeof(*fragment) || (const void *)(fragment + 1) > end)
+			return MULTIPATH_UNSURE;
+		protocol = *(const __u8 *)fragment;
+	} else if (!read_ports(ip + 1, end, protocol, ip_bytes - IPV6_BYTES, &ports)) {
+		return MULTIPATH_UNSURE;
 	}
-	__u64 folded = (ip->source[0] ^ ip->source[1] * K1) * K2 ^ (ip->destination[0] ^ ip->destination[1] * K2) * K1;
-	return mix(folded ^ rest * K1) >> 32;
+
+	__u64 source = bpf_be64_to_cpu(ip->source[0]), destination = bpf_be64_to_cpu(ip->destination[0]);
+	if (source == destination) {
+		source = bpf_be64_to_cpu(ip->source[1]);
+		destination = bpf_be64_to_cpu(ip->destination[1]);
+	}
+	const __u64 *low = source <= destination ? ip->source : ip->destination;
+	const __u64 *high = source <= destination ? ip->destination : ip->source;
+	struct sip s = sip_begin(router);
+	sip_keys(&s, protocol, label, ports);
+	sip_word(&s, low[0] << 32);
+	sip_word(&s, low[0] >> 32 | low[1] << 32);
+	sip_word(&s, low[1] >> 32 | high[0] << 32);
+	sip_word(&s, high[0] >> 32 | high[1] << 32);
+	sip_word(&s, high[1] >> 32);
+	return sip_end(&s, 72);
 }
 
 static __always_inline enum reason check_ipv6(struct packet *p, const struct ipv6 *ip)
@@ -69,8 +114,13 @@ static __always_inline enum reason forward_ipv6(struct packet *p, const struct r
 	__u32 slot = p->queue_nexthop;
 	if (!queue_rows || !slot)
 		slot = fib6_lookup(p, *(volatile const __u64 *)&router->fib6, hi, lo);
-	if (slot >> FIB_KIND_SHIFT == FIB_GROUP)
-		slot = group_member(p, slot, flow_hash6(ip, packet_end(p), router->flags & ROUTER_MULTIPATH_L4_IPV6));
+	if (slot >> FIB_KIND_SHIFT == FIB_GROUP) {
+		__u64 hash = multipath_hash6(p->ctx, p->router, p->ip_offset, p->ip_bytes);
+
+		if (hash == MULTIPATH_UNSURE)
+			return ip->hop_limit <= 1 ? REASON_TTL_EXCEEDED : REASON_MEMBER_UNSURE;
+		slot = group_member(p, slot, hash);
+	}
 	struct address address = { .lo = ip->destination[0], .hi = ip->destination[1] };
 	if (!(p->out = resolve(p, slot, &address, &reason)))
 		return reason;

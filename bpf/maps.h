@@ -30,6 +30,7 @@ ARRAY(control, struct control, 1, BPF_F_MMAPABLE);
 ARRAY(port_index, struct port, PORT_INDEX_SIZE, BPF_F_MMAPABLE);
 ARRAY(interface_index, struct interface_bucket, 1, BPF_F_MMAPABLE);
 ARRAY(routers, struct router, MAX_ROUTERS, BPF_F_MMAPABLE);
+ARRAY(policy, __u64, MAX_ROUTERS, BPF_F_MMAPABLE);
 ARRAY(fib, struct fib_block, 1, BPF_F_MMAPABLE);
 ARRAY(fib_tails, struct fib_tail, 1, BPF_F_MMAPABLE);
 ARRAY(nexthops, struct nexthop, 1, BPF_F_MMAPABLE);
@@ -40,6 +41,7 @@ ARRAY(counters, struct interface_counters, 1, BPF_F_MMAPABLE);
 ARRAY(charges, struct charges, 1, BPF_F_MMAPABLE);
 ARRAY(shares, struct share, 1, BPF_F_MMAPABLE);
 ARRAY(policers, struct policer, 1, 0);
+ARRAY(backlogs, struct backlog, 1, BPF_F_MMAPABLE);	/* by CPU; one map for all programs (router/src/plane/backlog.rs) */
 
 ARRAY(trace, struct trace, 1, 0);
 ARRAY(core_queues, struct core_queue, 1, BPF_F_MMAPABLE);

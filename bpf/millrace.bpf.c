@@ -19,11 +19,13 @@
 #include "abi.h"
 #include "flow_abi.h"
 #include "path_abi.h"
+#include "backlog.h"
 #include "maps.h"
 #include "packet.h"
 #include "account.h"
 #include "tables.h"
 #include "egress.h"
+#include "multipath.h"
 #include "ipv4.h"
 #include "ipv6.h"
 #include "shares.h"
@@ -51,6 +53,14 @@ static __always_inline bool rules_expired(void)
 	const struct control *c = ROW(control, 0);
 
 	return !c || bpf_jiffies64() > *(volatile const __u64 *)&c->rules_deadline_jiffies;
+}
+
+/* Is what they drop dropped all the same then? */
+static __always_inline bool rules_keep_drops(void)
+{
+	const struct control *c = ROW(control, 0);
+
+	return c && *(volatile const __u64 *)&c->rules_keep_drops;
 }
 
 /* A better name for some packets that go up: ARP and neighbour discovery have a reserve of their own. */
@@ -84,6 +94,9 @@ static __always_inline enum reason classify(struct packet *p)
 	__u64 slot = find_queue_row(p, mac);
 	if (!slot)
 		slot = find_interface(mac, p->port, p->vlan);
+	/* A frame of VLAN 0 is untagged unless there is a device of VLAN 0 (check_vlan_id in net/core/dev.c). */
+	if (!slot && is_priority_tag(p->vlan))
+		slot = find_priority_tagged(mac, p->port);
 	if (!slot)
 		return unclassified(p, mac);
 	p->interface = slot >> 32;
@@ -93,6 +106,14 @@ static __always_inline enum reason classify(struct packet *p)
 	return REASON_NONE;
 }
 
+/* Has a policy of this router changed, and is not read yet? (policy.bpf.c) */
+static __always_inline bool policy_changed(__u32 router)
+{
+	const __u64 *changes = ROW(policy, router);
+
+	return !changes || *(volatile const __u64 *)changes;
+}
+
 static __always_inline enum reason route(struct packet *p)
 {
 	const struct router *router = ROW(routers, p->router);
@@ -100,6 +121,8 @@ static __always_inline enum reason route(struct packet *p)
 
 	if (!router)
 		return REASON_ROUTER_NOT_ACCELERATED;
+	if (policy_changed(p->router))
+		return REASON_POLICY_CHANGED;
 	if (p->shared && cut_by_share(p))
 		return REASON_OVER_SHARE;
 	switch (p->ether_type) {
@@ -109,7 +132,8 @@ static __always_inline enum reason route(struct packet *p)
 		if (!(p->flags & IF_IPV6))
 			return REASON_ROUTER_NOT_ACCELERATED;
 		reason = forward_ipv6(p, router);
-		return reason == REASON_LOCAL && neighbour_discovery(p) ? REASON_NEIGHBOUR_DISCOVERY : reason;
+		return (reason == REASON_LOCAL || reason == REASON_LOCAL_PREFIX) && neighbour_discovery(p) ?
+		       REASON_NEIGHBOUR_DISCOVERY : reason;
 	case ETH_P_ARP:
 		return REASON_ARP;
 	default:
@@ -174,7 +198,7 @@ static __always_inline enum reason forward(struct packet *p, enum entry entry, b
 	p->payer = MAX_ROUTERS + p->port;
 	trace_step(p, TRACE_PORT, p->port, port_flags);
 	/* What rules do not let in, paths do not have, as long as rules are in force. */
-	bool refused = entry == BY_RULES && p->port_no_recv && !rules_expired();
+	bool refused = entry == BY_RULES && p->port_no_recv && (!rules_expired() || rules_keep_drops());
 	if (paths && !refused && taken_by_path(p, &reason))
 		return reason;
 	if (entry == BY_RULES || entry == HANDED_OVER)

@@ -75,6 +75,12 @@ static __always_inline __u32 vlan_word(__u16 type, __u16 tci)
 	return (tci & VLAN_VID) | (type == ETH_P_8021AD ? VLAN_AD : 0) | VLAN_PRESENT;
 }
 
+/* Nothing but a priority tag (802.1p): VLAN 0, with whatever type. */
+static __always_inline bool is_priority_tag(__u32 vlan)
+{
+	return (vlan & ~VLAN_AD) == VLAN_PRESENT;
+}
+
 /* The part of the kernel's struct of this name that is read; fields are found by BTF. */
 struct xdp_buff {
 	__u32 flags;

@@ -4,8 +4,11 @@
  * softirqs alike. An instance polls on one CPU at a time, so its row has one writer. Who sleeps until one polls is woken.
  */
 #include <linux/bpf.h>
+#include <stdbool.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+
+#include "backlog.h"
 
 struct napi_struct {
 	unsigned int napi_id;
@@ -35,9 +38,31 @@ struct {
 	__uint(max_entries, 4096);
 } began SEC(".maps");
 
+/* By CPU. Made by user space: the kernel plane reads the same map. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backlog);
+} backlogs SEC(".maps");
+
+static __always_inline void note_backlog(bool full)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct backlog *row = bpf_map_lookup_elem(&backlogs, &cpu);
+
+	if (!row)
+		return;
+	row->full_polls = full ? row->full_polls + 1 : 0;
+	row->jiffies = bpf_jiffies64();
+}
+
 SEC("tp_btf/napi_poll")
 int BPF_PROG(count_polls, struct napi_struct *napi, int work, int budget)
 {
+	note_backlog(work >= budget);
+
 	__u32 id = napi->napi_id, at = id & (ROWS - 1);
 	struct polled *row = bpf_map_lookup_elem(&polled, &at);
 

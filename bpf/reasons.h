@@ -6,6 +6,8 @@
  * REASON(NAME, class, "text for people")
  *   class pass      went up to the kernel, never policed: for the box itself (applications, routing protocols), or
  *                   forwarded by Linux as it would be without us
+ *   class slow      went up to the kernel, which forwards it at a higher cost; policed per router, but only while others on
+ *                   the CPU may lose by it (account.h)
  *   class exception went up to the kernel, policed per router: mostly dropped there, or answered with an ICMP error, which
  *                   costs more than forwarding
  *   class control   went up to the kernel, policed by the reserve: ARP and neighbour discovery
@@ -25,9 +27,9 @@ REASON(BROADCAST,           pass,      "broadcast or multicast destination")
 REASON(ARP,                 control,   "ARP")
 REASON(NEIGHBOUR_DISCOVERY, control,   "IPv6 neighbour discovery")
 REASON(IPV4_BAD_HEADER,     exception, "IPv4 version, header length, total length or checksum is wrong")
-REASON(IPV4_OPTIONS,        exception, "IPv4 options")
+REASON(IPV4_OPTIONS,        slow,      "IPv4 options")
 REASON(IPV6_BAD_HEADER,     exception, "IPv6 version or payload length is wrong")
-REASON(IPV6_EXTENSION,      exception, "IPv6 extension header a router must look at")
+REASON(IPV6_EXTENSION,      slow,      "IPv6 extension header a router must look at")
 REASON(TTL_EXCEEDED,        exception, "TTL or hop limit is 1 or less")
 REASON(BAD_SOURCE,          exception, "source address that Linux validates: local, loopback, multicast, zero or link-local")
 REASON(REVERSE_PATH,        exception, "source fails reverse path filtering")
@@ -38,9 +40,9 @@ REASON(EGRESS_NOT_A_PORT,   pass,      "the route leaves through a device that i
 REASON(UNRESOLVED,          exception, "the next hop's MAC address is not known yet")
 REASON(SAME_BOX,            pass,      "the next hop is another interface of this box on the same port")
 REASON(SAME_INTERFACE,      pass,      "leaves through the interface it came in: the kernel may owe a redirect")
-REASON(OVER_MTU,            exception, "longer than the egress MTU")
+REASON(OVER_MTU,            exception, "longer than the egress MTU, and not to be fragmented")
 REASON(TX_NOT_READY,        pass,      "the egress port is not ready to transmit (see `millrace interfaces`)")
-REASON(NO_HEADROOM,         exception, "the frame has no room for the egress VLAN tag or cannot be trimmed")
+REASON(NO_HEADROOM,         slow,      "the frame has no room for the egress VLAN tag or cannot be trimmed")
 REASON(MULTI_BUFFER,        pass,      "multi-buffer frame to a port that cannot send one")
 REASON(MAP_FULL,            pass,      "a table entry is missing because a map was full")
 REASON(POLICED,             drop,      "over the router's limit for packets that need the slow path")
@@ -70,3 +72,8 @@ REASON(PATH_UNSEEN,         drop,      "maybe of a path, for no worker: its head
 REASON(PATH_GIVEN,          taken,     "given to the worker of its path, which does the rest")
 REASON(PATH_RING_FULL,      drop,      "given to a worker, but the ring of its path was full")
 REASON(PATH_REFUSED,        drop,      "given to a worker, but its socket did not take it")
+REASON(FRAGMENTED,          slow,      "longer than the egress MTU: the kernel fragments it")
+REASON(POLICY_CHANGED,      pass,      "a policy has just changed; the kernel forwards until it has been read")
+REASON(RULE_FRAGMENT,       drop,      "a fragment, and a controller has set that fragments are dropped")
+REASON(LOCAL_PREFIX,        pass,      "addressed to a local prefix of the router, or by a route within one, which only the kernel sees as it is")
+REASON(MEMBER_UNSURE,       pass,      "only the kernel can tell which next hop of a multipath route it takes")

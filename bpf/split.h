@@ -95,7 +95,31 @@ __noinline int split_core(__u32 queue, __u32 hash, __u32 cpu, __u32 rows)
 	fate__;											\
 })
 
-/* The flow's hash as ECMP takes it, without regard to what the router says; false: not IP, or not all of its header. */
+/* Of TCP and UDP; 0 of what has no ports, or not within sight. */
+static __always_inline __u32 split_ports(const void *header, const void *end, __u8 protocol)
+{
+	const __u32 *ports = header;
+
+	return (protocol == IPPROTO_TCP || protocol == IPPROTO_UDP) && (const void *)(ports + 1) <= end ? *ports : 0;
+}
+
+static __always_inline __u32 split_hash4(const struct ipv4 *ip, const void *end)
+{
+	bool whole = !(ip->fragment & bpf_htons(IPV4_FRAGMENT));
+	__u64 ports = whole ? split_ports(ip + 1, end, ip->protocol) : 0;
+
+	return mix(((__u64)ip->source << 32 | ip->destination) ^ (ports << 8 | ip->protocol) * K1) >> 32;
+}
+
+static __always_inline __u32 split_hash6(const struct ipv6 *ip, const void *end)
+{
+	__u64 rest = ip->next_header | (__u64)split_ports(ip + 1, end, ip->next_header) << 8;
+	__u64 folded = (ip->source[0] ^ ip->source[1] * K1) * K2 ^ (ip->destination[0] ^ ip->destination[1] * K2) * K1;
+
+	return mix(folded ^ rest * K1) >> 32;
+}
+
+/* The flow's hash; false: not IP, or not all of its header. */
 static __always_inline bool split_hash(const struct packet *p, __u32 *hash)
 {
 	const void *header = packet_data(p) + p->ip_offset, *end = packet_end(p);
@@ -103,9 +127,9 @@ static __always_inline bool split_hash(const struct packet *p, __u32 *hash)
 	const struct ipv6 *v6 = header;
 
 	if (p->ether_type == ETH_P_IP && (const void *)(v4 + 1) <= end)
-		*hash = flow_hash4(v4, end, true);
+		*hash = split_hash4(v4, end);
 	else if (p->ether_type == ETH_P_IPV6 && (const void *)(v6 + 1) <= end)
-		*hash = flow_hash6(v6, end, true);
+		*hash = split_hash6(v6, end);
 	else
 		return false;
 	return true;

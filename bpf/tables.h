@@ -24,7 +24,8 @@ static __always_inline __u64 find_port(__u32 ifindex)
 /*
  * The second word of the slot in this bucket that holds the key, 0 if none does; sets *full when the key may have been put
  * in the other bucket. Slots are reused at once. The writer keeps the second word 0 while it changes the first, so a
- * second word read before and after belongs to the first one read between (x86-64 does loads in order).
+ * second word read before and after belongs to the first one read between (x86-64 does loads in order; the daemon
+ * does not compile elsewhere: router/src/plane/memory.rs).
  */
 static __always_inline __u64 search_interfaces(__u32 bucket, __u64 mac_port, __u32 vlan, bool *full)
 {
@@ -55,6 +56,14 @@ static __always_inline __u64 find_interface(__u64 mac, __u16 port, __u32 vlan)
 	if (!slot && full)
 		slot = search_interfaces((bucket ^ 1) & interface_mask, mac_port, vlan, &full);
 	return slot;
+}
+
+/* The untagged interface, if it takes frames of VLAN 0. A global function: they are rare, and the verifier looks once. */
+__noinline __u64 find_priority_tagged(__u64 mac, __u32 port)
+{
+	__u64 slot = find_interface(mac, port, 0);
+
+	return slot >> 56 & IF_PRIORITY_TAGS ? slot : 0;
 }
 
 /* Two halves of an address: IPv6 in network byte order as loaded, IPv4 in the low 4 bytes of lo. */
@@ -191,12 +200,19 @@ static __always_inline __u32 fib6_lookup(const struct packet *p, __u64 root, __u
 	return 0;
 }
 
-/* One member of an ECMP group by the top byte of the flow hash; other slots are returned as they are. */
-static __always_inline __u32 group_member(const struct packet *p, __u32 slot, __u32 flow_hash)
+/* The first member of a group whose bound is not below the hash, which has 31 bits. The last bound is the highest hash. */
+static __always_inline __u32 group_member(const struct packet *p, __u32 slot, __u32 hash)
 {
-	if (slot >> FIB_KIND_SHIFT != FIB_GROUP)
-		return slot;
-	slot = fib_slot(p, slot & FIB_INDEX_MASK, flow_hash >> 24);
-	trace_step(p, TRACE_GROUP, flow_hash, slot);
+	const struct fib_block *b = ROW(fib, slot & FIB_INDEX_MASK);
+	__u32 at = 0;
+
+	if (!b)
+		return 0;
+#pragma unroll
+	for (__u32 step = GROUP_MEMBERS / 2; step; step >>= 1)
+		if (*(volatile const __u32 *)&b->slot[(at + step - 1) & (GROUP_MEMBERS - 1)] < hash)
+			at += step;
+	slot = *(volatile const __u32 *)&b->slot[GROUP_MEMBERS + (at & (GROUP_MEMBERS - 1))];
+	trace_step(p, TRACE_GROUP, hash, slot);
 	return slot;
 }

@@ -14,7 +14,7 @@ python3-scapy python3-cryptography strongswan-charon strongswan-swanctl libcharo
 libstrongswan-standard-plugins"
 # Made for x86-64; elsewhere ESP is encrypted without it.
 if [ "$(uname -m)" = x86_64 ]; then run="$run libipsec-mb1"; fi
-vm="qemu-system-x86 busybox-static cpio zstd"
+vm="qemu-system-x86 busybox-static cpio zstd xz-utils"
 vm_kernel="linux-image-cloud-amd64"
 vm_directory=target/vm
 
@@ -78,12 +78,38 @@ if [ -n "$missing" ]; then
 fi
 
 if [ "$what" != build ] && [ "$what" != fuzz ] && ! grep -q ' /sys/fs/bpf bpf ' /proc/mounts; then
-	as_root mount -t bpf bpf /sys/fs/bpf
+	as_root mount -t bpf -o nosuid,nodev,noexec,mode=0700 bpf /sys/fs/bpf
 fi
 
-# The kernel of the virtual machine is only unpacked, never installed.
-if [ "$what" = vm ] && ! ls $vm_directory/kernel/boot/vmlinuz-* >/dev/null 2>&1; then
+# Kernels of the virtual machine are only unpacked, never installed. 6.12 comes from Debian's backports, whose lists are kept
+# apart from the machine's own.
+fetch_kernel() {
+	version=$1
+	shift
+	ls $vm_directory/kernel/boot/vmlinuz-"$version".* >/dev/null 2>&1 && return
 	mkdir -p $vm_directory/kernel
-	package=$(apt-cache depends $vm_kernel | sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
-	(cd $vm_directory && apt-get download -q "$package" && dpkg-deb -x "$package"_*.deb kernel)
+	package=$(apt-cache "$@" depends $vm_kernel | sed -n "s/.*Depends: \(linux-image-$version\..*\)/\1/p" | head -1)
+	[ -n "$package" ] || { echo "setup: Debian offers no kernel $version here" >&2; exit 1; }
+	(cd $vm_directory && apt-get "$@" download -q "$package" && dpkg-deb -x "$package"_*.deb kernel)
+}
+
+fetch_backport() {
+	version=$1
+	ls $vm_directory/kernel/boot/vmlinuz-"$version".* >/dev/null 2>&1 && return
+	lists=$PWD/$vm_directory/backports
+	mkdir -p "$lists/lists/partial" "$lists/parts"
+	echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main" \
+		>"$lists/sources.list"
+	set -- -o "Dir::Etc::SourceList=$lists/sources.list" -o "Dir::Etc::SourceParts=$lists/parts" \
+		-o "Dir::State::Lists=$lists/lists"
+	apt-get "$@" update -q
+	fetch_kernel "$version" "$@"
+}
+
+if [ "$what" = vm ]; then
+	case ${MILLRACE_VM_KERNEL:-6.1} in
+	6.1) fetch_kernel 6.1 ;;
+	6.12) fetch_backport 6.12 ;;
+	*) echo "setup: MILLRACE_VM_KERNEL is 6.1 or 6.12" >&2; exit 2 ;;
+	esac
 fi

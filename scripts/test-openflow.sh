@@ -2,12 +2,14 @@
 # Real OpenFlow clients against a running Millrace, in network namespaces of their own: `make test-openflow`. Needs root.
 # Everything it makes lies in target/openflow, the logs of the last run in target/openflow/TARGET.
 #
-#   scripts/test-openflow.sh [--target millrace|ovs|ovs-uncached] [ofctl] [paths] [learning] [suite]    default: millrace, all parts
+#   scripts/test-openflow.sh [--target millrace|ovs|ovs-uncached] [ofctl] [paths] [learning] [suite] [suite13]
+#                                                                                default: millrace, all parts
 #
 #   ofctl     ovs-ofctl: what the switch says of itself, rules, ports, packets, groups, meters
 #   paths     ovs-ofctl, and a Millrace with paths of the user plane: their logical ports
 #   learning  os-ken's learning switches for 1.0 and 1.3 as controllers, three hosts
 #   suite     os-ken's test suite of OpenFlow 1.0 switches, an Open vSwitch as the tester switch
+#   suite13   its suites of OpenFlow 1.3: suite13_action, suite13_match, suite13_group, suite13_meter, or all of them
 #
 # --target ovs tests an Open vSwitch (userspace datapath) instead: what a well-known switch passes; ovs-uncached, one that
 # has no flow cache: what the tests themselves allow.
@@ -52,7 +54,7 @@ refused() {
 # os-ken in a virtual environment, and its learning switches; quick when they are there already.
 install_osken() {
 	local stamp
-	stamp=$(cat scripts/openflow/*.txt | sha256sum)
+	stamp=$(cat scripts/openflow/{requirements,applications}.txt | sha256sum)
 	if [ "$(cat "$CACHE/installed" 2>/dev/null)" = "$stamp" ]; then return; fi
 	rm -rf "$CACHE/venv" "$CACHE/applications"
 	mkdir -p "$CACHE/applications"
@@ -74,13 +76,13 @@ parts=()
 while [ $# -gt 0 ]; do
 	case $1 in
 	--target) TARGET=${2:-}; shift ;;
-	ofctl | paths | learning | suite) parts+=("$1") ;;
+	ofctl | paths | learning | suite | suite13 | suite13_action | suite13_match | suite13_group | suite13_meter) parts+=("$1") ;;
 	*) usage >&2 ;;
 	esac
 	shift
 done
 case $TARGET in millrace | ovs | ovs-uncached) ;; *) usage >&2 ;; esac
-[ ${#parts[@]} -gt 0 ] || parts=(ofctl paths learning suite)
+[ ${#parts[@]} -gt 0 ] || parts=(ofctl paths learning suite suite13)
 if [ "$(id -u)" != 0 ]; then
 	echo "Network namespaces need root: sudo make test-openflow" >&2
 	exit 1

@@ -1,10 +1,11 @@
 #!/bin/bash
-# Boots Debian 12's own kernel (6.1, the oldest supported) in a virtual machine and runs there what the development
+# Boots Debian 12's own kernel (6.1, the oldest supported), or Debian 13's, in a virtual machine and runs there what the development
 # kernel cannot: `make test-vm`. Needs root, for the taps of its own network namespace. Everything it makes lies in
 # target/vm.
 #
 #   scripts/test-vm.sh [NAME...]   only the checks whose name contains a NAME
 #   MILLRACE_VM_LIMIT_S=3600 scripts/test-vm.sh   with more time than 1800 s for the machine, where processors are busy
+#   MILLRACE_VM_KERNEL=6.12 scripts/test-vm.sh   Debian 13's kernel
 #
 # Exit status 0: every check passed. The machine's console is kept in target/vm/console.log.
 set -euo pipefail
@@ -44,8 +45,14 @@ dependencies() {
 add_module() {
 	local name=$1 file dependency
 	grep -qsx "$name.ko" "$IMAGE/modules/order" && return
-	file=$(find "$CACHE/kernel/lib/modules/${KERNEL##*/vmlinuz-}" -name "$name.ko" -o -name "${name//_/-}.ko" | head -1)
-	[[ $file ]] || { echo "test-vm: the kernel package has no module $name" >&2; return 1; }
+	file=$(find "$CACHE/kernel/lib/modules/${KERNEL##*/vmlinuz-}" \
+		-name "$name.ko" -o -name "${name//_/-}.ko" -o -name "$name.ko.xz" -o -name "${name//_/-}.ko.xz" | head -1)
+	# Built in, or not there: tests say what they miss.
+	[[ $file ]] || { echo "test-vm: the kernel package has no module $name" >&2; return 0; }
+	if [[ $file == *.xz ]]; then
+		xz -dkf "$file"
+		file=${file%.xz}
+	fi
 	for dependency in $(dependencies "$file"); do add_module "$dependency"; done
 	cp "$file" "$IMAGE/modules/$name.ko"
 	echo "$name.ko" >>"$IMAGE/modules/order"
@@ -114,7 +121,7 @@ main() {
 	scripts/setup.sh vm
 	readonly IMAGE=$CACHE/image
 	# Several lie there once Debian has shipped a newer one.
-	KERNEL=$(printf '%s\n' "$CACHE"/kernel/boot/vmlinuz-6.1.* | sort -V | tail -1)
+	KERNEL=$(printf '%s\n' "$CACHE/kernel/boot/vmlinuz-${MILLRACE_VM_KERNEL:-6.1}".* | sort -V | tail -1)
 	readonly KERNEL
 	make_image "$@"
 	export CACHE KERNEL LIMIT_S

@@ -34,27 +34,6 @@ pub fn flow(words: impl IntoIterator<Item = u64>) -> u32 {
     (words.into_iter().fold(0, |h, word| mix(h ^ word).wrapping_add(K1)) >> 32) as u32
 }
 
-/// Of an IPv4 packet, by which a member of an ECMP group is chosen: its addresses (`fib_multipath_hash_policy` 0), or the 5-tuple,
-/// where there is one. `ports`: the 4 bytes behind the header, of TCP and UDP that are no fragments.
-pub fn ipv4(header: &[u8; 20], l4: bool, ports: [u8; 4]) -> u32 {
-    let half = |at: usize| u64::from(u32::from_le_bytes(std::array::from_fn(|i| header[at + i])));
-    let rest = u64::from(u32::from_le_bytes(ports)) << 8 | u64::from(header[9]);
-    let rest = if l4 { rest.wrapping_mul(K1) } else { 0 };
-    (mix((half(12) << 32 | half(16)) ^ rest) >> 32) as u32
-}
-
-/// The same of an IPv6 packet: addresses, flow label and protocol, or the 5-tuple.
-pub fn ipv6(header: &[u8; 40], l4: bool, ports: [u8; 4]) -> u32 {
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-    let [_, a, b, c, ..] = *header;
-    let label = u64::from(a & 0x0f) << 24 | u64::from(b) << 16 | u64::from(c) << 8;
-    let ports = u64::from(u32::from_le_bytes(ports)) << 8;
-    let rest = u64::from(header[6]) | if l4 { ports } else { label };
-    let source = (word(8) ^ word(16).wrapping_mul(K1)).wrapping_mul(K2);
-    let destination = (word(24) ^ word(32).wrapping_mul(K2)).wrapping_mul(K1);
-    (mix(source ^ destination ^ rest.wrapping_mul(K1)) >> 32) as u32
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,6 +6,7 @@
 //! | [`mirror`] | from what was observed: which routers are safe, what their tables should hold ([`plan::Op`]) |
 //! | [`plan`] | nothing: the words in which a plan is written |
 //! | [`memory`], [`hash`] | nothing: the words of memory both planes share, and how they are found |
+//! | [`multipath`] | which member of a multipath route Linux chooses |
 //! | [`tables`] | how a plan becomes words of memory: interface index, next hops, neighbours, roots |
 //! | [`fib`] | the forwarding table itself |
 //! | [`steer`] | which flows a NIC's classifier steers, and to which queues |
@@ -32,6 +33,7 @@ pub mod flow;
 pub mod hash;
 pub mod memory;
 pub mod mirror;
+pub mod multipath;
 pub mod net;
 pub mod observe;
 pub mod openflow;

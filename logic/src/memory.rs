@@ -44,6 +44,10 @@ pub trait Memory {
     fn queues(&self) -> &[AtomicU64] {
         &[]
     }
+    /// `policy` map, by router: changes of its policy that are not read; empty where none are seen.
+    fn policy(&self) -> &[AtomicU64] {
+        &[]
+    }
 }
 
 /// How many rows each region has.
@@ -66,6 +70,7 @@ pub struct HeapMemory {
     interface_index: Box<[AtomicU64]>,
     routers: Box<[AtomicU64]>,
     queues: Box<[AtomicU64]>,
+    policy: Box<[AtomicU64]>,
 }
 
 impl HeapMemory {
@@ -85,6 +90,7 @@ impl HeapMemory {
             interface_index: zeroed(capacity.interface_buckets, words::INTERFACE_BUCKET),
             routers: zeroed(capacity.routers, words::ROUTER),
             queues: zeroed(queue_rows, words::QUEUE_ROW),
+            policy: zeroed(capacity.routers, 1),
         }
     }
 }
@@ -111,6 +117,9 @@ impl Memory for HeapMemory {
     fn queues(&self) -> &[AtomicU64] {
         &self.queues
     }
+    fn policy(&self) -> &[AtomicU64] {
+        &self.policy
+    }
 }
 
 impl<M: Memory + ?Sized> Memory for Arc<M> {
@@ -134,5 +143,8 @@ impl<M: Memory + ?Sized> Memory for Arc<M> {
     }
     fn queues(&self) -> &[AtomicU64] {
         M::queues(self)
+    }
+    fn policy(&self) -> &[AtomicU64] {
+        M::policy(self)
     }
 }

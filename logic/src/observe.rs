@@ -7,7 +7,7 @@ use crate::{
     net::{Address, Mac, Prefix, Tag},
     plan::{PortId, ReversePath},
 };
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 /// Our own handle of a network namespace; never reused within a run.
 pub type NamespaceId = u32;
@@ -54,6 +54,9 @@ pub struct Port {
     pub ifindex: u32,
     /// It transmits multi-buffer frames redirected to it.
     pub frags: bool,
+    /// Linux has a hash of its packets before it routes them (the NIC's, or that of receive packet steering), and
+    /// `fib_multipath_hash_policy` 1 takes that.
+    pub hashes: bool,
 }
 
 /// A namespace that may hold a router.
@@ -89,6 +92,8 @@ pub struct Link {
     pub up: bool,
     /// `IFF_LOWER_UP`.
     pub carrier: bool,
+    /// `IFF_RUNNING`: its operational state (RFC 2863) is up or unknown, not dormant, testing or down.
+    pub running: bool,
     pub kind: LinkKind,
     /// The device below (`IFLA_LINK`), with its namespace (`IFLA_LINK_NETNSID` resolved); `None` if there is none or its
     /// namespace is unknown.
@@ -97,7 +102,8 @@ pub struct Link {
     pub master: Option<u32>,
     pub ipv4: LinkConf4,
     pub ipv6: LinkConf6,
-    /// What sits on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program.
+    /// What sits on this device that the fast path would bypass, as sentences: qdisc, tc filter, tcx program; and what
+    /// about the device itself is not known to be harmless.
     pub hazards: Vec<String>,
     /// That an XDP program runs here, as a sentence: a hazard too, unless the device is a port.
     pub xdp: Option<String>,
@@ -117,10 +123,99 @@ pub enum LinkKind {
     Other(String),
 }
 
+/// Kinds known to take no packets of the device below (`IFLA_LINK`). It is the other end of a pair, or where a tunnel's
+/// packets leave; the tunnel's own packets arrive by an address of the box.
+const STANDALONE: [&str; 34] = [
+    "amt",
+    "bareudp",
+    "can",
+    "dummy",
+    "erspan",
+    "geneve",
+    "gre",
+    "gretap",
+    "gtp",
+    "ifb",
+    "ip6erspan",
+    "ip6gre",
+    "ip6gretap",
+    "ip6tnl",
+    "ipip",
+    "netdevsim",
+    "netkit",
+    "nlmon",
+    "ovpn",
+    "pfcp",
+    "ppp",
+    "sit",
+    "slcan",
+    "tun",
+    "vcan",
+    "veth",
+    "vsockmon",
+    "vti",
+    "vti6",
+    "vxcan",
+    "vxlan",
+    "wireguard",
+    "wwan",
+    "xfrm",
+];
+
+/// Kinds that take packets only of devices that name them (`IFLA_MASTER`).
+const MASTERS: [&str; 6] = ["batadv", "bond", "bridge", "openvswitch", "team", "vrf"];
+
+/// Whose packets a device may take before IP sees them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// Nobody's, except of devices that name it as their master.
+    Nothing,
+    /// Those of its own MAC address and VLAN.
+    Own,
+    /// All that the device below hands to its `rx_handler`: what is left when VLAN tags have been looked at.
+    Untagged,
+    /// Maybe all that the device below receives. The kind is not known.
+    Below,
+    /// Maybe those of any device of its namespace. The kind is not known, and names no device below.
+    Any,
+}
+
 impl LinkKind {
-    /// Can it be an interface without being a port?
-    pub fn can_sit_on_a_port(&self) -> bool {
-        matches!(self, LinkKind::Vlan(_) | LinkKind::Macvlan(_) | LinkKind::Macvtap(_))
+    /// May it use packets of the device below, wherever that is?
+    pub fn sits_on_another(&self) -> bool {
+        !matches!(self.takes(true), Takes::Nothing)
+    }
+
+    /// What it takes; `below`: it names a device below. Everything that is not known takes as much as it can.
+    pub fn takes(&self, below: bool) -> Takes {
+        use MacvlanMode::{Bridge, Passthru, Private, Source, Vepa};
+        match self {
+            LinkKind::Loopback => Takes::Nothing,
+            LinkKind::Physical if !below => Takes::Nothing,
+            LinkKind::Physical => Takes::Below,
+            LinkKind::Vlan(_) => Takes::Own,
+            LinkKind::Macvlan(Private | Vepa | Bridge) | LinkKind::Macvtap(Private | Vepa | Bridge) => {
+                Takes::Own
+            }
+            LinkKind::Macvlan(Passthru | Source) | LinkKind::Macvtap(Passthru | Source) => Takes::Untagged,
+            LinkKind::Other(kind) => match kind.as_str() {
+                kind if STANDALONE.contains(&kind) || MASTERS.contains(&kind) => Takes::Nothing,
+                "ipvlan" | "ipvtap" | "macsec" => Takes::Untagged,
+                _ if below => Takes::Below,
+                _ => Takes::Any,
+            },
+        }
+    }
+
+    /// Is a device of this kind a port as any NIC is? Devices of a VRF are looked up in tables that are not mirrored, those of
+    /// Open vSwitch are its own.
+    pub fn can_be_a_port(&self) -> bool {
+        match self {
+            LinkKind::Other(kind) => {
+                !matches!(kind.as_str(), "vrf" | "openvswitch") && matches!(self.takes(true), Takes::Nothing)
+            }
+            _ => true,
+        }
     }
 }
 
@@ -140,8 +235,10 @@ pub struct LinkConf4 {
     pub forwarding: bool,
     pub rp_filter: ReversePath,
     pub send_redirects: bool,
-    /// `accept_local`, `route_localnet`, `src_valid_mark`, ... : names of settings that are on and change source or
-    /// destination validation in ways the fast path does not follow.
+    /// Sources that are the router's own may pass, as `fib_validate_source()` decides.
+    pub accept_local: bool,
+    /// `route_localnet`, `src_valid_mark`, ... : names of settings that are on and change source or destination
+    /// validation in ways the fast path does not follow.
     pub unusual: Vec<String>,
     pub ignore_routes_with_linkdown: bool,
     /// It has at least one IPv4 address.
@@ -169,6 +266,8 @@ pub enum Change {
     Append,
     /// `NLM_F_REPLACE`: in place of the first equal.
     Replace,
+    /// The same, in a message that may be older than the last dump.
+    ReplaceLate,
     /// `RTM_DELROUTE`.
     Delete,
 }
@@ -186,9 +285,15 @@ pub struct Route<A: Address> {
     /// `rtm_type`.
     pub kind: RouteKind,
     pub next: Next,
-    /// `RTAX_MTU` metric.
+    /// `RTAX_MTU` metric, if Linux heeds it for forwarded packets.
     pub mtu: Option<u32>,
-    /// Present and not understood or not accelerated: source prefix, encapsulation; as a word for people.
+    /// It holds only for sources in `RTA_SRC` (IPv6).
+    pub for_sources: bool,
+    /// When it ends (`RTA_CACHEINFO`), CLOCK_MONOTONIC.
+    pub expires: Option<Duration>,
+    /// Whatever else tells it from the other routes of its prefix, as a hash: preferred source, protocol, scope, ...
+    pub rest: u64,
+    /// Present and not understood or not accelerated, as a word for people.
     pub complex: Option<&'static str>,
 }
 
@@ -274,4 +379,27 @@ pub struct Settings {
     pub hazards6: Vec<String>,
     /// `fib_multipath_hash_policy`, IPv4 and IPv6.
     pub multipath_policy: [u8; 2],
+    pub multipath_key: MultipathKey,
+}
+
+/// By which key packets are hashed where a route has several next hops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MultipathKey {
+    /// Nobody chooses but the kernel.
+    #[default]
+    Unknown,
+    /// Linux's own: the member is the one that Linux chooses.
+    Linux([u64; 2]),
+    /// Ours, where Linux's own cannot be read.
+    Own([u64; 2]),
+}
+
+impl MultipathKey {
+    /// All zero if there is none.
+    pub fn words(self) -> [u64; 2] {
+        match self {
+            MultipathKey::Unknown => [0; 2],
+            MultipathKey::Linux(words) | MultipathKey::Own(words) => words,
+        }
+    }
 }

@@ -9,6 +9,8 @@ use crate::{
 };
 use std::{net::IpAddr, sync::Arc};
 
+pub use crate::multipath::MultipathHash;
+
 /// A router's number, its row in the `routers` map; at most 256 exist.
 pub type RouterId = u8;
 /// An interface's number, 1..; never 0.
@@ -49,6 +51,12 @@ pub struct Interface {
     pub reverse_path: ReversePath,
     /// Linux may send IPv4 redirects here.
     pub redirects: bool,
+    /// `accept_local`: the kernel decides on sources that are the router's own.
+    pub accept_local: bool,
+    /// Untagged, and frames with the tag of VLAN 0 count as untagged.
+    pub priority_tags: bool,
+    /// The router has local prefixes, so that every source may be its own.
+    pub look_at_sources: bool,
 }
 
 /// Where a route leads.
@@ -63,7 +71,7 @@ pub enum Target {
     },
     /// One next hop.
     Hop(Hop),
-    /// ECMP: next hops with weights 1..=256. Members that pass to the kernel are allowed.
+    /// ECMP: next hops with their weights, in the order of Linux. Members that pass to the kernel are allowed.
     Multi(Arc<[(Target, u16)]>),
 }
 
@@ -92,8 +100,8 @@ pub enum Op {
     Router {
         /// Which.
         router: RouterId,
-        /// Multipath hash uses the 5-tuple (`fib_multipath_hash_policy` 1), for IPv4 and IPv6.
-        multipath_l4: [bool; 2],
+        /// By what its packets are hashed where a route has several next hops.
+        multipath: MultipathHash,
     },
     /// The router, its routes, interfaces and neighbours are gone.
     RouterGone(RouterId),

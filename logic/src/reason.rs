@@ -7,6 +7,8 @@ include!(concat!(env!("OUT_DIR"), "/reasons.rs"));
 pub enum Class {
     /// To the kernel, unlimited: what the box asked for itself, or plain Linux forwarding.
     Pass,
+    /// To the kernel, which forwards it at a higher cost: beyond the router's limit only while nobody else loses by it.
+    Slow,
     /// To the kernel, within the router's limit for packets that need the slow path.
     Exception,
     /// To the kernel, within the reserve for ARP, neighbour discovery and routing protocols.

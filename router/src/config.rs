@@ -24,11 +24,13 @@ pub struct Config {
     /// Namespaces to accelerate besides those that are found by themselves.
     pub routers: Vec<Source>,
     /// How long packets are forwarded without a daemon that confirms the mirror.
-    pub heartbeat: Interval,
+    pub heartbeat: HeartbeatTime,
     /// Attach in generic mode (slower, any driver) where a port has no native XDP.
     pub generic: bool,
     /// Steer heavy flows to RX queues of their next hops, where a NIC has a classifier.
     pub steering: bool,
+    /// Who chooses among the next hops of a multipath route.
+    pub ecmp: Ecmp,
     pub policing: Policing,
     pub sampling: Sampling,
     pub limits: Limits,
@@ -62,9 +64,10 @@ impl Default for Config {
         Self {
             ports: Vec::new(),
             routers: Vec::new(),
-            heartbeat: Interval(Duration::from_secs(30)),
+            heartbeat: HeartbeatTime(Duration::from_secs(3)),
             generic: false,
             steering: false,
+            ecmp: Ecmp::Auto,
             policing: Policing::default(),
             sampling: Sampling::default(),
             limits: Limits::default(),
@@ -87,7 +90,7 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policing {
-    /// Packets that wanted to be forwarded but need the slow path (TTL, options, over-MTU ...).
+    /// Packets that need the slow path (docs/packet-path.md lists the classes `slow` and `exception`).
     pub exception_pps: Rate,
     /// The reserve for ARP and neighbour discovery.
     pub control_pps: Rate,
@@ -175,6 +178,26 @@ impl FromStr for Miss {
                 )));
             }
         })
+    }
+}
+
+/// Who chooses among the next hops of a multipath route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ecmp {
+    /// The fast path: as Linux does, or by a key of its own where Linux's is not known.
+    Auto,
+    /// The fast path only where it chooses as Linux does.
+    Linux,
+}
+
+impl FromStr for Ecmp {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        match s {
+            "auto" => Ok(Ecmp::Auto),
+            "linux" => Ok(Ecmp::Linux),
+            _ => Err(BadValue(format!("{s:?} is not allowed: \"auto\" or \"linux\""))),
+        }
     }
 }
 
@@ -287,6 +310,21 @@ impl FromStr for Interval {
     }
 }
 
+/// As [`Interval`], or `0`: not without a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeartbeatTime(pub Duration);
+
+impl FromStr for HeartbeatTime {
+    type Err = BadValue;
+    fn from_str(s: &str) -> Result<Self, BadValue> {
+        if s == "0" || parse_ms(s) == Some(0) {
+            return Ok(Self(Duration::ZERO));
+        }
+        let or_none = |BadValue(why)| BadValue(format!("{why}; or \"0\": not without a daemon"));
+        s.parse().map(|Interval(time)| Self(time)).map_err(or_none)
+    }
+}
+
 /// Milliseconds of a time with its unit, such as `30s`.
 pub(crate) fn parse_ms(s: &str) -> Option<u64> {
     let digits = s.bytes().take_while(u8::is_ascii_digit).count();
@@ -314,6 +352,8 @@ deserialize_by_parsing!(
     PortName,
     Source,
     Interval,
+    Ecmp,
+    HeartbeatTime,
     Miss,
     CoreList,
     PlacementPolicy,
@@ -425,12 +465,13 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 13] = [
+const FORMS: [(&str, &str); 14] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
-    ("heartbeat", "heartbeat = \"30s\""),
+    ("heartbeat", "heartbeat = \"3s\""),
     ("generic", "generic = true"),
     ("steering", "steering = true"),
+    ("ecmp", "ecmp = \"linux\""),
     ("policing.exception_pps", "exception_pps = 100000"),
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
@@ -487,6 +528,7 @@ mod tests {
             heartbeat = "1500s"
             generic = true
             steering = true
+            ecmp = "linux"
             [policing]
             exception_pps = 0
             [sampling]
@@ -518,7 +560,7 @@ mod tests {
             ("port = [\"eth1\"]", &["m.toml:1: port: ", "unknown field 'port'", "ports"]),
             ("\n\nheartbeat = \"1s\"", &["m.toml:3: heartbeat: ", "\"1s\" is not allowed", "2s to 24h"]),
             ("heartbeat = \"999999999999999999999h\"", &["m.toml:1: heartbeat: ", "2s to 24h"]),
-            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "such as: heartbeat = \"30s\""]),
+            ("heartbeat = 30", &["m.toml:1: heartbeat: ", "such as: heartbeat = \"3s\""]),
             ("generic = \"yes\"", &["m.toml:1: generic: ", "such as: generic = true"]),
             (
                 "ports = [\"eth1\",\n \"a/b\"]",

@@ -4,6 +4,7 @@
 //! `/sys/class/net` know them; `Documentation/netlink/specs/netdev.yaml`.
 
 use crate::{
+    foreign::{Quoted, Shown},
     hazards::command,
     netlink::{
         link::{self, LinkMessage, RawLink},
@@ -17,8 +18,9 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use std::{
     collections::BTreeSet,
-    fmt, io,
+    fmt, fs, io,
     os::fd::{AsRawFd, OwnedFd},
+    path::Path,
 };
 
 const SIOCETHTOOL: u64 = 0x8946;
@@ -241,19 +243,31 @@ fn xdp_features(ifindex: u32) -> io::Result<Option<u64>> {
     Netdev::open()?.map_or(Ok(None), |mut netdev| netdev.xdp_features(ifindex))
 }
 
+/// Has Linux a hash of the device's packets before it routes them? The NIC's, or that of receive packet steering.
+pub fn hashes_packets(device: &str, features: &BTreeSet<String>) -> bool {
+    features.contains("rx-hashing") || has_rps(Path::new("/sys/class/net"), device)
+}
+
+fn has_rps(devices: &Path, device: &str) -> bool {
+    let queues = fs::read_dir(devices.join(device).join("queues")).into_iter().flatten().flatten();
+    let cores = queues.filter_map(|queue| fs::read_to_string(queue.path().join("rps_cpus")).ok());
+    cores.into_iter().any(|cores| cores.contains(|c: char| c.is_ascii_hexdigit() && c != '0'))
+}
+
 /// What of a port's own features spoils it. Packets of a veth never had a tag taken off: there the other end decides.
 pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Vec<Problem> {
+    let (shown, device) = (Shown(device), Quoted(device));
     let mut problems = Vec::new();
     if !veth && features.contains("rx-vlan-hw-parse") {
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
-            text: format!("{device} takes VLAN tags off in hardware; run: ethtool -K {device} rxvlan off"),
+            text: format!("{shown} takes VLAN tags off in hardware; run: ethtool -K {device} rxvlan off"),
         });
     }
     if features.contains("rx-lro") {
         problems.push(Problem {
             kind: ProblemKind::LargeReceive,
-            text: format!("{device} merges received packets (LRO); run: ethtool -K {device} lro off"),
+            text: format!("{shown} merges received packets (LRO); run: ethtool -K {device} lro off"),
         });
     }
     problems
@@ -261,10 +275,11 @@ pub fn own_problems(device: &str, features: &BTreeSet<String>, veth: bool) -> Ve
 
 /// Of a port in native mode: see [`refuses_redirects`].
 pub fn no_redirects(device: &str) -> Problem {
+    let (shown, device) = (Shown(device), Quoted(device));
     Problem {
         kind: ProblemKind::CannotTransmit,
         text: format!(
-            "the kernel redirects nothing to {device}: its driver does not transmit for XDP (ndo-xmit is not among its \
+            "the kernel redirects nothing to {shown}: its driver does not transmit for XDP (ndo-xmit is not among its \
              xdp-features), often for want of a queue per CPU; see: ethtool -l {device}"
         ),
     }
@@ -272,16 +287,17 @@ pub fn no_redirects(device: &str) -> Problem {
 
 /// What of a veth port's other end spoils the port. `refuses`: see [`refuses_redirects`], of the port.
 pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem> {
-    let name = &peer.link.name;
+    let (shown, name) = (Shown(&peer.link.name), Quoted(&peer.link.name));
     let has = |feature: &str| peer.features.contains(feature);
-    let place = if namespace == "host" { String::new() } else { format!(" in namespace {namespace}") };
+    let place =
+        if namespace == "host" { String::new() } else { format!(" in namespace {}", Shown(namespace)) };
     let run = |text: String| command(namespace, &text);
     let mut problems = Vec::new();
     if ["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"].into_iter().any(has) {
         problems.push(Problem {
             kind: ProblemKind::PartialChecksums,
             text: format!(
-                "veth peer {name}{place} sends partial checksums; run: {}",
+                "veth peer {shown}{place} sends partial checksums; run: {}",
                 run(format!("ethtool -K {name} tx off"))
             ),
         });
@@ -290,7 +306,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::VlanTagsHidden,
             text: format!(
-                "veth peer {name}{place} sends VLAN tags beside the packet; run: {}",
+                "veth peer {shown}{place} sends VLAN tags beside the packet; run: {}",
                 run(format!("ethtool -K {name} txvlan off tx-vlan-stag-hw-insert off"))
             ),
         });
@@ -300,7 +316,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::CannotTransmit,
             text: format!(
-                "veth peer {name}{place} would drop what is redirected to it; run: {}",
+                "veth peer {shown}{place} would drop what is redirected to it; run: {}",
                 run(format!("ethtool -K {name} gro on"))
             ),
         });
@@ -310,7 +326,7 @@ pub fn peer_problems(peer: &Peer, namespace: &str, refuses: bool) -> Vec<Problem
         problems.push(Problem {
             kind: ProblemKind::CannotTransmit,
             text: format!(
-                "the kernel redirects nothing to the port, as GRO of its veth peer {name}{place} was turned on while that \
+                "the kernel redirects nothing to the port, as GRO of its veth peer {shown}{place} was turned on while that \
                  was down; run: {off} && {on}"
             ),
         });
@@ -349,6 +365,43 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_hostile_name_is_one_word_of_each_command() {
+        use crate::foreign::{HOSTILE, Pasted, assert_fit};
+        let mut pasted = Pasted::default();
+        let mut message = Request::new(rtm::NEWLINK, 0, &[0; 16])
+            .with(3, b"x\0")
+            .with(1, &[2, 0, 0, 0, 0, 1])
+            .with(4, &1500_u32.to_ne_bytes());
+        let parsed = wire::messages(message.bytes(1)).next().and_then(link::parse);
+        let Some(LinkMessage::New(plain)) = parsed else { panic!("{parsed:?}") };
+        for name in HOSTILE {
+            let features = ["tx-checksum-ip-generic", "tx-vlan-hw-insert", "rx-vlan-hw-parse", "rx-lro"];
+            let features: BTreeSet<_> = features.map(String::from).into();
+            let link = RawLink { name: name.into(), ..(*plain).clone() };
+            let peer = Peer { link, features: features.clone() };
+            let mut problems = own_problems(name, &features, false);
+            problems.extend(peer_problems(&peer, "host", false));
+            let options = [
+                vec!["rxvlan", "off"],
+                vec!["lro", "off"],
+                vec!["tx", "off"],
+                vec!["txvlan", "off", "tx-vlan-stag-hw-insert", "off"],
+                vec!["gro", "on"],
+            ];
+            assert_eq!(problems.len(), options.len());
+            for (Problem { text, .. }, options) in problems.iter().zip(options) {
+                let (_, line) = text.rsplit_once("run: ").unwrap();
+                pasted.add(text, line, "ethtool", &[&["-K", name][..], &options].concat());
+            }
+            let text = no_redirects(name).text;
+            let (_, line) = text.rsplit_once("see: ").unwrap();
+            pasted.add(&text, line, "ethtool", &["-l", name]);
+            peer_problems(&peer, name, false).iter().for_each(|problem| assert_fit(&problem.text));
+        }
+        pasted.run();
+    }
+
+    #[test]
     fn features_are_bits_with_names() {
         let mut names = vec![0; 34 * NAME_BYTES];
         for (i, name) in [(0, "rx-gro"), (1, "rx-lro"), (33, "tx-checksum-ipv6")] {
@@ -357,6 +410,25 @@ mod tests {
         let on = active(&names, &[!0, !0, 1, 0, !0, !0, 2, 0]);
         assert_eq!(on.into_iter().collect::<Vec<_>>(), ["rx-gro", "tx-checksum-ipv6"]);
         assert!(active(&names, &[]).is_empty());
+    }
+
+    #[test]
+    fn packets_are_hashed_by_the_nic_or_by_receive_packet_steering() {
+        let none = BTreeSet::new();
+        assert!(hashes_packets("eth0", &["rx-hashing".to_owned()].into()));
+        assert!(!hashes_packets("no such device", &none));
+        let devices = tempfile::tempdir().unwrap();
+        let queues = devices.path().join("eth0/queues");
+        for (queue, cores) in
+            [("rx-0", "00000000,00000000\n"), ("rx-1", "00000000,00000000\n"), ("tx-0", "ff\n")]
+        {
+            fs::create_dir_all(queues.join(queue)).unwrap();
+            let file = if queue == "tx-0" { "xps_cpus" } else { "rps_cpus" };
+            fs::write(queues.join(queue).join(file), cores).unwrap();
+        }
+        assert!(!has_rps(devices.path(), "eth0"));
+        fs::write(queues.join("rx-1/rps_cpus"), "00000000,0000000c\n").unwrap();
+        assert!(has_rps(devices.path(), "eth0"));
     }
 
     #[test]

@@ -1,15 +1,17 @@
-//! Locks, and files that are one user's.
+//! Locks, and files and directories that are one user's: nobody else can have made them, or put a link in their place.
 
 use rustix::{fs::FlockOperation, io::Errno};
 use std::{
-    fs::{File, Metadata},
-    io,
-    os::unix::fs::MetadataExt,
+    fs::{self, File, Metadata},
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 /// What group and others may not do.
 const OTHERS_WRITE: u32 = 0o022;
+const STICKY: u32 = 0o1000;
 
 /// Also after a thread that had it panicked: what it guards is whole at every moment.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -35,9 +37,144 @@ pub fn is_ours_alone(file: &Metadata) -> bool {
 
 /// As [`is_ours_alone`], or does it belong to root?
 pub fn is_ours_or_roots_alone(file: &Metadata) -> bool {
-    is_owned(file, &[0, rustix::process::geteuid().as_raw()])
+    is_owned(file, &ours_or_roots())
+}
+
+/// Checks that only root, or who runs Millrace, can have put into a directory what is there, and into those above it: no
+/// one of them is a link, or others' to write, except sticky ones above (in which nobody can replace what is another's).
+///
+/// # Errors
+/// It is not so: the directory and its owner are named; or there is none.
+pub fn check_directory(path: &Path) -> io::Result<()> {
+    for (depth, directory) in path.ancestors().filter(|path| *path != Path::new("")).enumerate() {
+        let data = fs::symlink_metadata(directory)?;
+        let wrong = match () {
+            () if !data.is_dir() => "is no directory".into(),
+            () if !is_owned_by(&data, &ours_or_roots()) => format!("belongs to user {}", data.uid()),
+            () if data.mode() & OTHERS_WRITE != 0 && (depth == 0 || data.mode() & STICKY == 0) => {
+                "can be written by others".into()
+            }
+            () => continue,
+        };
+        return Err(io::Error::other(format!("{} {wrong}", directory.display())));
+    }
+    Ok(())
+}
+
+/// Reads a file that only root, or who runs Millrace, can have written.
+///
+/// # Errors
+/// There is none, it is a link or another's, or it cannot be read.
+pub fn read_ours(path: &Path) -> io::Result<Vec<u8>> {
+    let mut options = File::options();
+    let mut file = options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW).open(path)?;
+    let data = file.metadata()?;
+    if !data.is_file() || !is_ours_or_roots_alone(&data) {
+        return Err(io::Error::other(format!("{} is not root's alone to write", path.display())));
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// Writes a file, whole or not at all. Nothing that others have put there is written to.
+///
+/// # Errors
+/// It cannot be written; what was there before is there.
+pub fn replace(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    // Of a process that was killed.
+    let _ = fs::remove_file(&new);
+    let mut options = File::options();
+    let mut file = options.write(true).create_new(true).mode(0o600).open(&new)?;
+    let placed = file.write_all(text).and_then(|()| fs::rename(&new, path));
+    if placed.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    placed
+}
+
+/// Has root made it, or who runs Millrace? For links, whose modes mean nothing.
+pub fn is_by_us_or_root(file: &Metadata) -> bool {
+    is_owned_by(file, &ours_or_roots())
+}
+
+fn ours_or_roots() -> [u32; 2] {
+    [0, rustix::process::geteuid().as_raw()]
+}
+
+fn is_owned_by(file: &Metadata, by: &[u32]) -> bool {
+    by.contains(&file.uid())
 }
 
 fn is_owned(file: &Metadata, by: &[u32]) -> bool {
-    by.contains(&file.uid()) && file.mode() & OTHERS_WRITE == 0
+    is_owned_by(file, by) && file.mode() & OTHERS_WRITE == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn directories_that_others_can_change_are_refused() {
+        let above = tempfile::tempdir().unwrap();
+        let directory = above.path().join("pins");
+        let check = || check_directory(&directory).map_err(|error| error.to_string());
+        fs::create_dir(&directory).unwrap();
+        assert_eq!(check(), Ok(()));
+        for (above_mode, mode, wrong) in [
+            (0o700, 0o722, "/pins can be written by others"),
+            (0o700, 0o1777, "/pins can be written by others"),
+            (0o770, 0o700, "can be written by others"),
+        ] {
+            set_mode(above.path(), above_mode);
+            set_mode(&directory, mode);
+            assert!(check().unwrap_err().ends_with(wrong), "{above_mode:o} {mode:o}: {:?}", check());
+        }
+        set_mode(above.path(), 0o1777);
+        set_mode(&directory, 0o700);
+        assert_eq!(check(), Ok(()), "nobody replaces it in a sticky directory");
+        fs::rename(&directory, above.path().join("other")).unwrap();
+        symlink("other", &directory).unwrap();
+        assert!(check().unwrap_err().ends_with("/pins is no directory"));
+    }
+
+    #[test]
+    fn files_are_replaced_and_links_are_not_followed() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, other] = ["state", "other"].map(|name| directory.path().join(name));
+        fs::write(&other, "untouched").unwrap();
+        symlink(&other, directory.path().join("state.new")).unwrap();
+        replace(&file, b"ours").unwrap();
+        assert_eq!(read_ours(&file).unwrap(), b"ours");
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        fs::remove_file(&file).unwrap();
+        symlink(&other, &file).unwrap();
+        read_ours(&file).unwrap_err();
+        replace(&file, b"ours").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"untouched");
+        set_mode(&file, 0o666);
+        read_ours(&file).unwrap_err();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn what_another_user_has_made_is_not_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let (pins, state) = (directory.path().join("pins"), directory.path().join("state"));
+        fs::create_dir(&pins).unwrap();
+        fs::write(&state, "{}").unwrap();
+        for path in [&pins, &state] {
+            std::os::unix::fs::chown(path, Some(65534), None).unwrap();
+        }
+        assert!(check_directory(&pins).unwrap_err().to_string().ends_with("/pins belongs to user 65534"));
+        read_ours(&state).unwrap_err();
+    }
 }

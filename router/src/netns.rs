@@ -276,8 +276,19 @@ pub fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> io:
     on_a_thread(|| enter(namespace).map(|()| task()))
 }
 
-/// Run `task` in a thread of its own, and wait for it.
-pub(crate) fn on_a_thread<T: Send>(task: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+/// Run `task` in an empty namespace, in a thread made for it. The namespace ends with what was opened in it.
+///
+/// # Errors
+/// `EPERM` without CAP_SYS_ADMIN.
+pub fn in_a_new_one<T: Send>(task: impl FnOnce() -> T + Send) -> io::Result<T> {
+    // SAFETY: moves only the calling thread, which ends with the task.
+    on_a_thread(|| match unsafe { libc::unshare(libc::CLONE_NEWNET) } {
+        0 => Ok(task()),
+        _ => Err(io::Error::last_os_error()),
+    })
+}
+
+fn on_a_thread<T: Send>(task: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("namespace".into()).spawn_scoped(scope, task)?;
         thread.join().unwrap_or_else(|_| Err(io::Error::other("a namespace thread panicked")))

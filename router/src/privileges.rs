@@ -3,21 +3,27 @@
 //! | capability | kept for |
 //! |---|---|
 //! | `CAP_NET_ADMIN` | attaching XDP, netlink requests, ethtool, tables of local delivery |
+//! | `CAP_NET_BROADCAST` | hearing changes in other namespaces without keeping these alive (`NETLINK_LISTEN_ALL_NSID`) |
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
-//! | `CAP_NET_BROADCAST` | hearing the changes in namespaces of routers without keeping these alive |
 //! | `CAP_SYS_NICE` | moving NAPI threads to cores, how urgent they are (a floor), and whoever does that is, and workers; not needed to leave queues and `nice` alone |
 //! | `CAP_NET_RAW` | asking netfilter (iptables-legacy) for its tables takes a raw socket; sockets of workers are such, and what elements made is sent by one |
 //! | `CAP_IPC_LOCK` | memory for packets of workers beyond `RLIMIT_MEMLOCK`; not needed without paths |
 //!
 //! `CAP_SYS_ADMIN` is most of root, and setns demands it: dropping the rest guards against accidents (files, modules,
 //! processes of others), not against a compromised daemon. `no_new_privs` and an empty inheritable set keep anything it
-//! might execute from getting more. Threads that need none of them give up all ([`give_up_all`]): workers, and those that write copies of packets.
+//! might execute from getting more. Threads that need none of them give up all ([`give_up_all`]): workers, and those that
+//! write copies of packets. Threads that parse what others send keep only what they need, and can change no file
+//! ([`serve_only`]). docs/security.md says why it is one process, and what that does not give.
 
 use anyhow::{Context, Result, bail};
+use landlock::{ABI, AccessFs, Ruleset, RulesetAttr, RulesetStatus};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs};
-use std::path::Path;
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 const NEEDED: [(CapabilitySet, &str, &str); 9] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "attach XDP programs and read the network configuration"),
@@ -101,9 +107,91 @@ pub fn give_up_all() -> Result<()> {
     set_no_new_privs(true).context("giving up the right to gain any")
 }
 
+/// What the thread of flow rules keeps: it makes maps, loads programs, sets ports up and down, and sends frames.
+pub const OF_FLOW_RULES: CapabilitySet = CapabilitySet::NET_ADMIN
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::PERFMON)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::IPC_LOCK);
+
+/// A thread of this process may write files though it parses what others send.
+static MAY_WRITE: AtomicBool = AtomicBool::new(false);
+
+/// For a thread that parses what others send: it keeps these capabilities, and so do threads that it starts later; by
+/// Landlock they can make, write and remove no file, not even root's own. What is open stays usable.
+///
+/// # Errors
+/// The capabilities could not be given up. That the kernel has no Landlock is no error ([`trouble`]).
+pub fn serve_only(kept: CapabilitySet) -> Result<()> {
+    let now = capabilities(None).context("reading this thread's capabilities")?;
+    let sets = CapabilitySets {
+        effective: now.effective & kept,
+        permitted: now.permitted & kept,
+        inheritable: CapabilitySet::empty(),
+    };
+    set_no_new_privs(true).context("giving up the right to gain any")?;
+    set_capabilities(None, sets).context("giving up a thread's rights")?;
+    if !deny_writes().unwrap_or(false) {
+        MAY_WRITE.store(true, Relaxed);
+    }
+    Ok(())
+}
+
+/// As [`serve_only`] with nothing kept; a thread that cannot give up its rights says so and goes on.
+pub fn serve_with_nothing(thread: &str) {
+    if let Err(error) = serve_only(CapabilitySet::empty()) {
+        tracing::error!("the thread {thread} keeps its rights: {error:#}");
+    }
+}
+
+/// False: this kernel has no Landlock. One with an older Landlock denies what that knows.
+fn deny_writes() -> Result<bool> {
+    let writes = Ruleset::default().handle_access(AccessFs::from_write(ABI::V3))?;
+    Ok(writes.create()?.restrict_self()?.ruleset != RulesetStatus::NotEnforced)
+}
+
+/// Why threads that parse what others send can do more than they need, as a sentence.
+pub fn trouble() -> Option<String> {
+    MAY_WRITE.load(Relaxed).then(|| {
+        "this kernel has no Landlock: threads that parse what others send could write files, if they had faults".into()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::{fs, io::ErrorKind, thread};
+
+    #[test]
+    fn a_thread_that_serves_changes_no_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let [old, new] = ["old", "new"].map(|name| directory.path().join(name));
+        fs::write(&old, "old").unwrap();
+        thread::scope(|scope| {
+            let serving = scope.spawn(|| {
+                serve_with_nothing("test");
+                let left = capabilities(None).unwrap();
+                assert!(
+                    left.effective.is_empty() && left.permitted.is_empty() && left.inheritable.is_empty()
+                );
+                if trouble().is_some() {
+                    return;
+                }
+                assert_eq!(fs::read(&old).unwrap(), b"old");
+                for done in [
+                    fs::write(&old, "new"),
+                    fs::write(&new, "new"),
+                    fs::create_dir(&new),
+                    fs::remove_file(&old),
+                    thread::scope(|scope| scope.spawn(|| fs::write(&old, "new")).join().unwrap()),
+                ] {
+                    assert_eq!(done.unwrap_err().kind(), ErrorKind::PermissionDenied);
+                }
+            });
+            serving.join().unwrap();
+        });
+        fs::write(&old, "new").expect("other threads can");
+    }
 
     #[test]
     fn old_kernels_are_named() {

@@ -11,7 +11,7 @@
 //! [`MOST_RESETS`] times in a while; or somebody else's, which is left alone from then on, unless nothing of ours was there. A driver that answers
 //! nothing, or that all goes to queue 0, as some do while their device is down, has told nothing.
 
-use crate::classifier::Classifier;
+use crate::{classifier::Classifier, guard};
 use anyhow::{Context, Result, bail};
 use logic::cores::in_use::{self, Spread};
 use serde::{Deserialize, Serialize};
@@ -459,7 +459,7 @@ fn put_back(classifier: &dyn Classifier, left: &mut Table) -> (Option<String>, b
 }
 
 fn read(file: &Path) -> BTreeMap<u32, Table> {
-    let text = fs::read(file).ok();
+    let text = guard::read_ours(file).ok();
     text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
 }
 
@@ -474,9 +474,7 @@ fn write(file: &Path, all: &BTreeMap<u32, Table>) -> io::Result<()> {
     if fs::read(file).is_ok_and(|there| there == text) {
         return Ok(());
     }
-    let new = file.with_extension("spreading.new");
-    fs::write(&new, text)?;
-    fs::rename(&new, file)
+    guard::replace(file, &text)
 }
 
 /// Puts back what is written down in `file`; says what it did.

@@ -10,7 +10,7 @@ use common::{
 use logic::{
     memory::Capacity,
     net::Mac,
-    plan::{Hop, Interface, InterfaceId, Op, ReversePath, Target},
+    plan::{Hop, Interface, InterfaceId, MultipathHash, Op, ReversePath, Target},
     tables::Tables,
 };
 use router::plane::{MappedMemory, Plane, Settings};
@@ -47,6 +47,9 @@ fn interface(id: InterfaceId) -> Op {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: true,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     };
     Op::Interface(id, interface)
 }
@@ -83,7 +86,7 @@ fn world() -> (Plane, Tables<Arc<MappedMemory>>, u32) {
     for router in [0, 1] {
         let gateway = Some([10, 0, 0, 1].into());
         let target = Target::Hop(Hop { interface: egress(router), gateway, mtu: 1500 });
-        tables.apply(&Op::Router { router, multipath_l4: [false; 2] }).unwrap();
+        tables.apply(&Op::Router { router, multipath: MultipathHash::default() }).unwrap();
         tables.apply(&interface(egress(router))).unwrap();
         tables.apply(&neighbour(router, true)).unwrap();
         tables.apply(&Op::Route4(router, "0.0.0.0/0".parse().unwrap(), Some(target))).unwrap();

@@ -12,4 +12,8 @@ from os_ken.base.app_manager import AppManager
 cfg.CONF.register_cli_opts([cfg.MultiStrOpt("applications", positional=True)])
 cfg.CONF(args=sys.argv[1:], project="os_ken")
 log.init_log()
+if "os_ken.tests.switch.tester" in cfg.CONF.applications:
+    import tester
+
+    tester.prepare()
 AppManager.run_apps(cfg.CONF.applications + ["os_ken.controller.ofp_handler"])

@@ -1,23 +1,60 @@
-# Sourced by test-openflow.sh: os-ken's public test suite of OpenFlow 1.0 switches, with an Open vSwitch as the tester.
+# Sourced by test-openflow.sh: os-ken's public test suites of OpenFlow switches, with an Open vSwitch as the tester.
 # Between the barrier reply of a rule and the packet that needs it nothing waits (the suite's --interval is 0).
 
 suite() {
 	PART=suite
+	suite_run 10 "$(suite_cases)/of10" || return 0
+	count_cases "$WORK/suite.log"
+}
+
+# The suites of 1.3, each by a name of its own too: what comes of each case is in suite13.txt.
+suite13() { suite13_action && suite13_match && suite13_group && suite13_meter; }
+suite13_action() { suite13_part action; }
+suite13_match() { suite13_part match; }
+suite13_group() { suite13_part group; }
+suite13_meter() { suite13_part meter; }
+
+suite13_part() {
+	PART="suite 1.3"
+	local cases=$WORK/cases outcome name
+	rm -rf "$cases"
+	cp -r "$(suite_cases)/of13/$1" "$cases"
+	# The tester, an Open vSwitch in userspace, forwards no 10,000 full frames a second on a busy machine.
+	rm -f "$cases"/01_DROP_00_KBPS_02_100M.json "$cases"/01_DROP_01_PKTPS_02_10000.json
+	# As 1.3 has it; else what misses comes to the controller late, when the next case is waiting for another packet.
+	MISS=drop
+	suite_run 13 "$cases" || return 0
+	if ! "$PYTHON" scripts/openflow/outcomes.py "$1" "$WORK/suite.log" scripts/openflow/suite13.txt >"$WORK/outcomes"; then
+		fail "outcomes of $1 are read"
+	fi
+	while IFS=$'\t' read -r outcome name; do
+		case $outcome in
+		ok) pass "$name" ;;
+		*) fail "$name" "$outcome" ;;
+		esac
+	done <"$WORK/outcomes"
+	stop_all
+}
+
+suite_cases() {
+	"$PYTHON" -c 'import os_ken.tests.switch as s, os; print(os.path.dirname(s.__file__))'
+}
+
+# The cases of directory $2 with OpenFlow version $1.
+suite_run() {
+	local log=$WORK/suite.log version=openflow$1
 	testbed tester
-	local log=$WORK/suite.log cases
-	cases=$("$PYTHON" -c 'import os_ken.tests.switch as s, os; print(os.path.dirname(s.__file__))')/of10
 	# The controller ends by itself, with a report.
-	start_controller "$log" --test-switch-target 1 --test-switch-tester 2 --test-switch-target-version openflow10 \
-		--test-switch-tester-version openflow10 --test-switch-interval 0 --test-switch-dir "$cases" \
-		os_ken.tests.switch.tester || return 0
+	start_controller "$log" --test-switch-target 1 --test-switch-tester 2 --test-switch-target-version "$version" \
+		--test-switch-tester-version "$version" --test-switch-interval 0 --test-switch-dir "$2" \
+		os_ken.tests.switch.tester || return 1
 	local controller=${PIDS[-1]}
-	bridge peer t OpenFlow10 0000000000000002 tcp:127.0.0.1:6653
+	bridge peer t "OpenFlow$1" 0000000000000002 tcp:127.0.0.1:6653
 	uncached peer
-	start_target 10 tcp:192.0.2.2:6653 || return 0
+	start_target "$1" tcp:192.0.2.2:6653 || return 1
 	if ! within "$SUITE_LIMIT_S" not_running "$controller"; then
 		fail "it ends within $SUITE_LIMIT_S s" "$(tail -n 3 "$log")"
 	fi
-	count_cases "$log"
 }
 
 # A case is a line of its description and OK or ERROR, indented by four; the line before such lines names the file, and

@@ -117,8 +117,9 @@ bridge() {
 	vsctl "$where" set-controller br "$@"
 }
 
-# What else stands in Millrace's configuration.
+# What else stands in Millrace's configuration, and what becomes of packets that no rule matches.
 MORE=
+MISS=controller
 
 # The switch that is tested, listening for ovs-ofctl; $1: 10, 13, or 10,13; the rest are controllers.
 start_target() {
@@ -135,7 +136,7 @@ start_target() {
 			packet_in_pps = 10000
 			fail = "secure"
 			[flows]
-			miss = "controller"
+			miss = "$MISS"
 			$MORE
 		END
 		options=()

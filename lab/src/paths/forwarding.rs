@@ -68,6 +68,9 @@ pub(crate) fn tables(prefixes: &[Prefix4]) -> Arc<HeapMemory> {
             transmit: true,
             reverse_path: ReversePath::Off,
             redirects: true,
+            accept_local: false,
+            priority_tags: false,
+            look_at_sources: false,
         };
         apply(&mut tables, Op::Interface(id.into(), interface));
     }

@@ -24,12 +24,14 @@ fn killed_and_restarted_under_load_without_a_lost_packet() {
     let _leftovers = Leftovers(testbed.name.clone());
     for family in [Family::V4, Family::V6] {
         let workload = benchmark(family, 0..=2);
-        let mut running = Some(start(&testbed, &[]));
+        // Longer than a restart takes on a slow machine: the fast path is what is looked at.
+        let more = ["--heartbeat", "30s"];
+        let mut running = Some(start(&testbed, &more));
         let first = running.as_ref().map(|daemon| daemon.ask(&["status"])).unwrap();
         let account = while_sending(&mut testbed, &workload, |testbed| {
             running.take().unwrap().kill();
             thread::sleep(Duration::from_secs(1));
-            running = Some(start(testbed, &[]));
+            running = Some(start(testbed, &more));
         });
         account.assert_no_loss("kill -9 and restart");
         let daemon = running.unwrap();
@@ -86,6 +88,24 @@ fn without_a_heartbeat_the_kernel_forwards_until_a_daemon_is_back() {
     });
     account.assert_no_loss("heartbeat expired and came back");
     running.unwrap().stop();
+}
+
+#[test]
+#[ignore = "needs root"]
+fn with_a_heartbeat_of_0_the_kernel_forwards_as_soon_as_the_daemon_is_gone() {
+    let mut testbed = testbed(1);
+    let _leftovers = Leftovers(testbed.name.clone());
+    let workload = benchmark(Family::V4, 0..=1);
+    let daemon = start(&testbed, &["--heartbeat", "0"]);
+    let before = forwarded_by_linux(&testbed);
+    while_sending(&mut testbed, &workload, |_| {}).assert_no_loss("with a daemon");
+    assert!(forwarded_by_linux(&testbed) - before < 100, "the fast path forwards");
+    daemon.kill();
+    let before = forwarded_by_linux(&testbed);
+    let account = while_sending(&mut testbed, &workload, |_| {});
+    account.assert_no_loss("without a daemon");
+    let (by_linux, arrived) = (forwarded_by_linux(&testbed) - before, account.received.iter().sum::<u64>());
+    assert!(by_linux >= arrived, "{by_linux} of {arrived} by the kernel");
 }
 
 /// Packets the stacks of the box and its routers forwarded (/proc/net/snmp, ForwDatagrams).

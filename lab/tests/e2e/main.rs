@@ -12,7 +12,7 @@
 //! | `lifetime.rs`, `upgrade.rs`, `changes.rs` | tests under load |
 //! | `losses.rs` | an egress port that is too slow |
 //! | `user_plane.rs`, `esp.rs`, `mirror.rs` | paths of the user plane |
-//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs` | tests with real hosts |
+//! | `stack.rs`, `jumbo.rs`, `neighbours.rs`, `policy.rs`, `refusals.rs`, `paths.rs`, `frr.rs`, `sessions.rs` | tests with real hosts |
 
 mod bed;
 mod changes;
@@ -26,6 +26,7 @@ mod losses;
 mod mirror;
 mod neighbours;
 mod paths;
+mod policy;
 mod refusals;
 mod sessions;
 mod stack;

@@ -138,7 +138,7 @@ fn another_version_with_other_maps_is_replaced_under_load_without_a_lost_packet(
         let by_linux = forwarded_by_linux(testbed);
         other.take().unwrap().leave();
         thread::sleep(Duration::from_secs(1));
-        let ports = ["--port", "eth1", "--port", "eth2"];
+        let ports = ["--port", "eth1", "--port", "eth2", "--heartbeat", "30s"];
         let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &ports);
         daemon.until_accelerated(3);
         assert_eq!(forwarded_by_linux(testbed), by_linux, "between the two nothing forwarded");

@@ -9,7 +9,7 @@
 //! | `local` | yes | for the machine itself: routing protocols with it, and ESP and IKE of other SAs |
 //! | `broadcast` | on the link only | routing protocols, DHCP: [`stays_on_link`] |
 //! | `ttl_exceeded` | yes | Linux answers, or delivers what is for itself (BGP has TTL 1), and forwards neither (`ip_forward`, `ip6_forward`) |
-//! | `over_mtu` | no | Linux fragments what may be, and its MTU may be another by now |
+//! | `over_mtu`, `fragmented` | no | Linux fragments what may be, and its MTU may be another by now |
 //! | `no_route`, `unresolved`, `special_route`, `reverse_path`, `bad_source` | no | Linux drops them by its own tables, which may have changed, and by settings (`accept_local`); of `throw` it looks into other tables |
 //! | `ipv4_options`, `ipv6_extension` | no | Linux forwards them |
 //! | `not_ip`, `not_our_mac` | no | Linux may route what is inside (MPLS, PPPoE, a VLAN or macvlan device unknown here), or bridge it |

@@ -30,6 +30,8 @@ pub const VXLAN_BYTES: usize = 14 + 20 + 8 + 8;
 pub struct Packet {
     pub frame: Vec<u8>,
     pub in_port: Port,
+    /// [`Field::TunnelId`].
+    pub tunnel_id: u64,
     /// [`Action::SetQueue`].
     pub queue: Option<u32>,
     /// [`Action::SetCore`].
@@ -38,7 +40,7 @@ pub struct Packet {
 
 impl Packet {
     pub fn new(frame: impl Into<Vec<u8>>, in_port: Port) -> Packet {
-        Packet { frame: frame.into(), in_port, queue: None, core: None }
+        Packet { frame: frame.into(), in_port, tunnel_id: 0, queue: None, core: None }
     }
 }
 
@@ -112,6 +114,9 @@ impl Run<'_, '_> {
             }
             (&Action::SetQueue(queue), _) => packet.queue = Some(queue),
             (&Action::SetCore(core), _) => packet.core = Some(core),
+            (&Action::SetField { field: Field::TunnelId, value, mask }, _) => {
+                packet.tunnel_id = packet.tunnel_id & !(mask as u64) | (value & mask) as u64;
+            }
             (&Action::Group(id), _) => return self.group(packet, id),
             (Action::EncapVxlan(outer), _) => return encapsulate(frame, outer),
             (Action::DecapVxlan, h) => return decapsulate(frame, h),

@@ -35,6 +35,7 @@ pub const VLAN_PRESENT: u16 = 0x1000;
 pub enum Field {
     InPort,
     Metadata,
+    /// Data beside the packet, like the metadata: 0 at first, written by set-field, in no byte of the frame.
     TunnelId,
     EthDst,
     EthSrc,
@@ -79,6 +80,8 @@ pub enum Field {
     InnerIpv4Dst,
     InnerTpSrc,
     InnerTpDst,
+    /// The network identifier of a VXLAN packet. Ours; [`Field::TunnelId`] is a field of the pipeline.
+    VxlanVni,
 }
 
 /// What else must be matched, exactly, for a field to mean anything. Several values: any of them.
@@ -145,7 +148,7 @@ const fn spec(field: Field, name: &'static str, place: (usize, usize, u32, u32),
 pub const FIELDS: &[Spec] = &[
     spec(InPort,       "in_port",        (0, 2, 0, 16),    (Some(0), 4),   false, Nothing),
     spec(Metadata,     "metadata",       (32, 8, 0, 64),   (Some(2), 8),   true,  Nothing),
-    spec(TunnelId,     "tunnel_id",      (40, 4, 0, 32),   (Some(38), 8),  true,  Nothing),
+    spec(TunnelId,     "tunnel_id",      (144, 8, 0, 64),  (Some(38), 8),  true,  Nothing),
     spec(EthDst,       "eth_dst",        (8, 6, 0, 48),    (Some(3), 6),   true,  Nothing),
     spec(EthSrc,       "eth_src",        (16, 6, 0, 48),   (Some(4), 6),   true,  Nothing),
     spec(EthType,      "eth_type",       (2, 2, 0, 16),    (Some(5), 2),   false, Nothing),
@@ -189,6 +192,7 @@ pub const FIELDS: &[Spec] = &[
     spec(InnerIpv4Dst, "inner_ipv4_dst", (140, 4, 0, 32),  (None, 4),      true,  InnerType(IPV4)),
     spec(InnerTpSrc,   "inner_tp_src",   (126, 2, 0, 16),  (None, 2),      false, InnerProto(&[1, 6, 17, 132])),
     spec(InnerTpDst,   "inner_tp_dst",   (134, 2, 0, 16),  (None, 2),      false, InnerProto(&[1, 6, 17, 132])),
+    spec(VxlanVni,     "vxlan_vni",      (40, 4, 0, 24),   (None, 4),      true,  Nothing),
 ];
 
 impl Field {

@@ -5,8 +5,8 @@ use super::{Group, GroupKind, Key, Port, Tables, kernel, packet::VXLAN_PORT};
 /// Slots of a select group: each is some bucket's.
 pub const SLOTS: usize = 256;
 
-/// Spreads flows over a group's buckets: by addresses, protocol and ports as the frame now has them. The kernel plane computes
-/// the same (`spread` of `bpf/flow.h`).
+/// Spreads flows over a group's buckets: by addresses, protocol and ports as the frame now has them, and what is not IP by its
+/// MAC addresses too. The kernel plane computes the same (`spread` of `bpf/flow.h`).
 pub fn spread(frame: &[u8]) -> u32 {
     kernel::spread(&Key::of(frame, Port(0), VXLAN_PORT))
 }
@@ -69,7 +69,11 @@ impl Tables {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::{Action, GroupMod, packet::samples::Recipe, rule::Bucket};
+    use crate::flow::{
+        Action, GroupMod,
+        packet::samples::{Recipe, arp},
+        rule::Bucket,
+    };
     use proptest::prelude::*;
 
     fn select(weights: &[u16]) -> Group {
@@ -138,6 +142,26 @@ mod tests {
             (0..4096).for_each(|n| taken[slot(&flow(v6, n).frame())] += 1);
             let (fewest, most) = (taken.iter().min(), taken.iter().max());
             assert!(fewest > Some(&0) && most < Some(&40), "{fewest:?} to {most:?} of 16 on average");
+        }
+    }
+
+    #[test]
+    fn what_is_not_ip_spreads_by_its_mac_addresses_and_ip_does_not() {
+        for at in [4, 10] {
+            let slots_of = |mut frame: Vec<u8>| {
+                let mut taken = [0; SLOTS];
+                for n in 0..4096_u16 {
+                    frame[at..at + 2].copy_from_slice(&n.to_be_bytes());
+                    taken[slot(&frame)] += 1;
+                }
+                taken.iter().filter(|taken| **taken > 0).count()
+            };
+            let ip = [false, true].map(|v6| slots_of(Recipe { v6, ..Recipe::default() }.frame()));
+            assert_eq!(ip, [1, 1], "a flow keeps its slot when a router before us changes");
+            let of_type = |kind: u16| [&[0; 12][..], &kind.to_be_bytes(), &[0; 46]].concat();
+            for (name, frame) in [("ARP", arp()), ("LLDP", of_type(0x88cc)), ("802.3", of_type(0x26))] {
+                assert_eq!(slots_of(frame), SLOTS, "{name}, byte {at}");
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::field::{FIELDS, Field, Needs, Spec, VLAN_PRESENT, ether_type, ip_prot
 pub struct Key(pub [u8; Key::BYTES]);
 
 impl Key {
-    pub const BYTES: usize = 144;
+    pub const BYTES: usize = 152;
     pub const WORDS: usize = Self::BYTES / 8;
     /// No field, or no bit.
     pub const ZERO: Key = Key([0; Self::BYTES]);

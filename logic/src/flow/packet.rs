@@ -210,8 +210,8 @@ impl Headers {
         }
     }
 
-    /// Where `field` is, if this packet has it as bits of its own: not the receiving port, metadata, EtherType, IP protocol
-    /// and fields of an inner frame.
+    /// Where `field` is, if this packet has it as bits of its own: not the receiving port, metadata, tunnel id, EtherType, IP
+    /// protocol and fields of an inner frame.
     pub fn place(&self, bytes: &[u8], field: Field) -> Option<Place> {
         let bits = |at, bytes, shift, bits| Some(Place { at, bytes, shift, bits });
         let whole = |at, bytes| bits(at, bytes, 0, 8 * bytes as u32);
@@ -220,7 +220,7 @@ impl Headers {
             (EthSrc, _) => whole(self.start + 6, 6),
             (VlanVid, _) if self.tags > 0 => bits(self.start + 14, 2, 0, 12),
             (VlanPcp, _) if self.tags > 0 => bits(self.start + 14, 2, 13, 3),
-            (TunnelId, _) => whole(self.vxlan? + 4, 3),
+            (VxlanVni, _) => whole(self.vxlan? + 4, 3),
             (ArpOp, Network::Arp(arp)) => whole(arp + 6, 2),
             (ArpSha, Network::Arp(arp)) => whole(arp + 8, 6),
             (ArpSpa, Network::Arp(arp)) => whole(arp + 14, 4),
@@ -318,7 +318,7 @@ fn inner_name(field: Field) -> Option<Field> {
 }
 
 impl Key {
-    /// Of a frame that came in by `in_port`; metadata is 0. `vxlan_port`: [`VXLAN_PORT`] unless configured otherwise.
+    /// Of a frame that came in by `in_port`; metadata and tunnel id are 0. `vxlan_port`: [`VXLAN_PORT`] unless configured otherwise.
     pub fn of(frame: &[u8], in_port: Port, vxlan_port: u16) -> Key {
         let mut key = Key::ZERO;
         key.set(InPort, in_port.0.into());
@@ -333,6 +333,6 @@ impl Key {
 }
 
 #[cfg(test)]
-pub(super) mod samples;
+pub(crate) mod samples;
 #[cfg(test)]
 mod tests;

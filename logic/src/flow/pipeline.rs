@@ -34,12 +34,15 @@ pub struct Output {
     pub queue: Option<u32>,
     pub core: Option<CoreChoice>,
     pub reason: PacketInReason,
+    /// A rule sends it, be it a table-miss rule, which OpenFlow 1.0 does not know.
+    pub of_rule: bool,
     /// Table and cookie of the rule whose action this is, also if it was done with the action set; [`NO_COOKIE`]: none.
     pub table: TableId,
     pub cookie: u64,
     /// The port the packet came in by.
     pub in_port: Port,
     pub metadata: u64,
+    pub tunnel_id: u64,
 }
 
 /// What became of a packet.
@@ -71,11 +74,12 @@ struct Origin {
     table: TableId,
     cookie: u64,
     is_miss: bool,
+    of_rule: bool,
 }
 
 impl Origin {
     /// The controller itself.
-    const PACKET_OUT: Origin = Origin { table: 0, cookie: NO_COOKIE, is_miss: false };
+    const PACKET_OUT: Origin = Origin { table: 0, cookie: NO_COOKIE, is_miss: false, of_rule: false };
 }
 
 impl Pipeline<'_> {
@@ -94,8 +98,8 @@ impl Pipeline<'_> {
         let (sent, _) = self.act(&mut packet, actions, &mut done);
         for sent in sent {
             if sent.port == Port::TABLE {
-                let Packet { frame, in_port, .. } = sent.packet;
-                self.through_tables(Packet::new(frame, in_port), &mut done);
+                let Packet { frame, in_port, tunnel_id, .. } = sent.packet;
+                self.through_tables(Packet { tunnel_id, ..Packet::new(frame, in_port) }, &mut done);
             } else {
                 self.send(&sent, Origin::PACKET_OUT, 0, &mut done);
             }
@@ -127,15 +131,21 @@ impl Pipeline<'_> {
         loop {
             let mut key = Key::of(&packet.frame, packet.in_port, self.vxlan_port);
             key.set(Field::Metadata, metadata.into());
+            key.set(Field::TunnelId, packet.tunnel_id.into());
             let found = self.tables.lookup(table, &key).and_then(|id| Some((id, self.tables.rule(id)?)));
             let (row, does, origin) = match found {
                 Some((id, rule)) => {
                     let is_miss = rule.priority == 0 && rule.matching == Match::ANY;
-                    (kernel::row(id), rule.instructions, Origin { table, cookie: rule.cookie, is_miss })
+                    (
+                        kernel::row(id),
+                        rule.instructions,
+                        Origin { table, cookie: rule.cookie, is_miss, of_rule: true },
+                    )
                 }
                 None => {
                     let does = if table == 0 { self.miss } else { &drop };
-                    (kernel::miss(table), does, Origin { table, cookie: NO_COOKIE, is_miss: true })
+                    let origin = Origin { table, cookie: NO_COOKIE, is_miss: true, of_rule: false };
+                    (kernel::miss(table), does, origin)
                 }
             };
             done.rows.push(row);
@@ -198,7 +208,7 @@ impl Pipeline<'_> {
 
     /// To each port that is meant (1.3.5 section 4.5): never back to where it came from, but by IN_PORT.
     fn send(&self, sent: &Sent, origin: Origin, metadata: u64, done: &mut Done) {
-        let Packet { ref frame, in_port, queue, core } = sent.packet;
+        let Packet { ref frame, in_port, tunnel_id, queue, core } = sent.packet;
         let is_there = |port: Port| port == Port::LOCAL || self.ports.iter().any(|&(other, _)| other == port);
         let others = |floods: bool| {
             let meant = self.ports.iter().filter(|&&(port, does)| port != in_port && (does || !floods));
@@ -224,10 +234,12 @@ impl Pipeline<'_> {
             queue,
             core,
             reason,
+            of_rule: origin.of_rule,
             table: origin.table,
             cookie: origin.cookie,
             in_port,
             metadata,
+            tunnel_id,
         }));
     }
 }

@@ -91,6 +91,8 @@ pub enum Step {
         udp_port: u16,
     },
     DecapVxlan,
+    /// Beside the packet, for what goes to the controllers; later tables know it by the rule's [`Patch`].
+    TunnelId(u64),
 }
 
 /// A rule for the kernel plane.
@@ -266,6 +268,8 @@ fn steps(actions: &[Action], fast_group: &dyn Fn(u32) -> bool) -> Option<(Vec<St
             }
             // Not the packet's: the rule names it.
             Action::SetCore(_) => {}
+            // In no byte of what is sent.
+            Action::SetField { field: Field::TunnelId, .. } => rewrite(action, &mut steps)?,
             other => {
                 rewrite(other, &mut steps)?;
                 rewritten_since = true;
@@ -373,6 +377,7 @@ fn set_field(field: Field, value: u128, mask: u128, steps: &mut Vec<Step>) -> Op
         // Nothing of the packet: a patch for later tables.
         Field::Metadata => return Some(()),
         _ if !whole => return None,
+        Field::TunnelId => Step::TunnelId(value as u64),
         Field::EthDst => Step::EthDst(mac(value)),
         Field::EthSrc => Step::EthSrc(mac(value)),
         Field::Ipv4Src => Step::Ipv4Src(value as u32),
@@ -433,7 +438,7 @@ impl Patch {
 /// What a packet must have for this field to be its own; `None`: a patch cannot say.
 fn needs_of(field: Field) -> Option<u64> {
     Some(match field {
-        Field::EthDst | Field::EthSrc => 0,
+        Field::EthDst | Field::EthSrc | Field::TunnelId => 0,
         Field::VlanVid | Field::VlanPcp => needs::TAG,
         Field::Ipv4Src | Field::Ipv4Dst => needs::IPV4,
         Field::Ipv6Src | Field::Ipv6Dst => needs::IPV6,

@@ -17,19 +17,8 @@ pub(super) struct Alias {
     pub tos: u8,
     /// Of table local, else of table main.
     pub local: bool,
-    pub copies: Copies,
-}
-
-/// How many routes of the kernel an alias may stand for. Two IPv4 routes may differ in nothing we know (protocol,
-/// preferred source); a message about one that is known may be about the other, or may have been overtaken by a dump.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Copies {
-    #[default]
-    One,
-    /// Added when it was there already.
-    OneOrTwo,
-    /// And then deleted once: only the kernel knows whether there is such a route.
-    NoneOrOne,
+    /// It holds for some sources only.
+    pub for_sources: bool,
 }
 
 impl Alias {
@@ -105,67 +94,84 @@ impl Aliases {
         self.edit(|list| list.insert(list.partition_point(|a| a.order() <= alias.order()), alias));
     }
 
-    /// fib_table_insert(). A route that is there already is one the kernel does not add again (`EEXIST`): a dump has
-    /// overtaken the message, or this is a route that differs in what we do not see ([`Copies`]).
-    pub fn add4(&mut self, mut alias: Alias, change: Change, paths: &mut Paths) {
-        if change == Change::Replace {
-            if let Some(at) = self.position(|a| a.equals(&alias)) {
-                self.edit(|list| paths.release(std::mem::replace(&mut list[at], alias).path));
-                return;
-            }
-        } else if let Some(at) = self.find(&alias, paths, true) {
-            self.remove(at, paths);
-            alias.copies = Copies::OneOrTwo;
+    /// fib_table_insert(). A message about a route that is there already adds none (`EEXIST`): a dump has overtaken it, or
+    /// the nexthop object of the route was replaced (fib_info_notify_update(), with `NLM_F_REPLACE`).
+    ///
+    /// False: only the kernel knows which routes there are now.
+    #[must_use]
+    pub fn add4(&mut self, alias: Alias, change: Change, paths: &mut Paths) -> bool {
+        let replaces = matches!(change, Change::Replace | Change::ReplaceLate);
+        if let Some(at) = self.find(&alias, paths) {
+            self.put(at, alias, paths);
+            return true;
+        }
+        if let Some(at) = self.position(|a| a.equals(&alias)).filter(|_| replaces) {
+            self.put(at, alias, paths);
+            return change == Change::Replace;
         }
         if change == Change::Append {
             self.append(alias);
         } else {
             self.edit(|list| list.insert(list.partition_point(|a| a.order() < alias.order()), alias));
         }
+        true
     }
 
     /// fib_table_delete(). What is not there is not missed: a dump overtook the message.
     pub fn delete4(&mut self, alias: &Alias, paths: &mut Paths) {
-        let found = self.find(alias, paths, true).or_else(|| self.find(alias, paths, false));
-        let Some(at) = found else { return };
-        if self.as_slice()[at].copies == Copies::OneOrTwo {
-            self.edit(|list| list[at].copies = Copies::NoneOrOne);
-        } else {
+        if let Some(at) = self.find(alias, paths) {
             self.remove(at, paths);
         }
     }
 
-    fn find(&self, alias: &Alias, paths: &Paths, same_mtu: bool) -> Option<usize> {
+    fn put(&mut self, at: usize, alias: Alias, paths: &mut Paths) {
+        self.edit(|list| paths.release(std::mem::replace(&mut list[at], alias).path));
+    }
+
+    fn find(&self, alias: &Alias, paths: &Paths) -> Option<usize> {
         let path = paths.get(alias.path);
-        self.position(|a| {
-            let other = paths.get(a.path);
-            a.equals(alias) && path.same_next(other) && (!same_mtu || path.mtu == other.mtu)
-        })
+        self.position(|a| a.equals(alias) && path.same_route(paths.get(a.path)))
     }
 
     /// fib6_add_rt2node(). Routes with gateways and equal metric are siblings of one multipath route, and a message
     /// about any of them lists all; others with equal metric stand side by side (the same prefix on two devices,
     /// routes from router advertisements).
-    pub fn add6(&mut self, alias: Alias, change: Change, paths: &mut Paths) {
+    ///
+    /// A replaced nexthop object also has its routes announced with `NLM_F_REPLACE` (fib6_rt_update()), in their place.
+    ///
+    /// False: only the kernel knows which routes there are now.
+    #[must_use]
+    pub fn add6(&mut self, mut alias: Alias, change: Change, paths: &mut Paths) -> bool {
         let path = paths.get(alias.path).clone();
-        if change == Change::Replace {
+        if matches!(change, Change::Replace | Change::ReplaceLate) {
+            let equals = |a: &Alias| a.equals(&alias) && paths.get(a.path).rest == path.rest;
             let siblings =
-                |a: &Alias| a.equals(&alias) && can_be_sibling(paths.get(a.path)) == can_be_sibling(&path);
-            if let Some(at) = self.position(siblings).or_else(|| self.position(|a| a.equals(&alias))) {
-                self.edit(|list| paths.release(std::mem::replace(&mut list[at], alias).path));
-                return;
+                |a: &Alias| equals(a) && can_be_sibling(paths.get(a.path)) == can_be_sibling(&path);
+            let place = self.position(siblings).or_else(|| self.position(equals));
+            let known = self.position(|a| equals(a) && same_set(paths.get(a.path), &path));
+            if let Some(at) = place {
+                // Replaced by its like, or announced where it stood: both leave a route that is known.
+                self.put(at, alias, paths);
+                return known == Some(at) || known.is_none() && change == Change::Replace;
             }
         }
+        let mut before = Vec::new();
         let mut at = 0;
         while at < self.as_slice().len() {
             let old = self.as_slice()[at];
             if old.equals(&alias) && is_part(paths.get(old.path), &path) {
+                before.extend_from_slice(paths.get(old.path).hops());
                 self.remove(at, paths);
             } else {
                 at += 1;
             }
         }
+        if let Some(ordered) = in_order(&path, &before) {
+            let ordered = paths.acquire(ordered);
+            paths.release(std::mem::replace(&mut alias.path, ordered));
+        }
         self.append(alias);
+        true
     }
 
     /// fib6_del(): the message names one next hop, or all siblings.
@@ -178,7 +184,8 @@ impl Aliases {
         let mut at = 0;
         while at < self.as_slice().len() {
             let old = self.as_slice()[at];
-            let Some(left) = without(paths.get(old.path), gone).filter(|_| old.equals(alias)) else {
+            let tree = old.equals(alias) && paths.get(old.path).rest == path.rest;
+            let Some(left) = without(paths.get(old.path), gone).filter(|_| tree) else {
                 at += 1;
                 continue;
             };
@@ -208,6 +215,7 @@ fn contains(hops: &[NextHop], hop: &NextHop) -> bool {
 /// Is `old` what `new` says again, or says more completely?
 fn is_part(old: &Path, new: &Path) -> bool {
     match &new.next {
+        _ if old.rest != new.rest => false,
         Next::Many(hops) => {
             old.kind == new.kind && !old.hops().is_empty() && old.hops().iter().all(|h| contains(hops, h))
         }
@@ -215,8 +223,20 @@ fn is_part(old: &Path, new: &Path) -> bool {
     }
 }
 
+/// The path with its next hops in the order in which Linux tries them, if that is another: those from before first, then the
+/// new ones. A message begins with the sibling that it is about (inet6_rt_notify()), but Linux puts new siblings last.
+fn in_order(path: &Path, before: &[NextHop]) -> Option<Path> {
+    let Next::Many(hops) = &path.next else { return None };
+    let mut ordered = hops.to_vec();
+    ordered.sort_by_cached_key(|hop| before.iter().position(|b| same_hop(b, hop)).unwrap_or(before.len()));
+    (ordered[..] != hops[..]).then(|| Path { next: Next::Many(ordered.into()), ..path.clone() })
+}
+
 fn same_set(a: &Path, b: &Path) -> bool {
     let (x, y) = (a.hops(), b.hops());
+    if a.rest != b.rest {
+        return false;
+    }
     if x.is_empty() || y.is_empty() {
         return a.same_next(b);
     }

@@ -37,7 +37,7 @@ mod space;
 mod tests;
 mod view;
 
-pub use view::{InterfaceView, NeighbourView, RouterView};
+pub use view::{InterfaceView, RouterView, StaleNeighbour};
 
 use crate::{
     net::{Prefix4, Prefix6},
@@ -51,8 +51,8 @@ use shape::LinkKey;
 use space::{Space, Spaces};
 use std::{
     collections::{BTreeMap, btree_map},
-    net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 /// How many numbers there are (`bpf/abi.h`: rows of `routers` and of the interface counters).
@@ -178,7 +178,8 @@ impl Mirror {
                 space.neighbours.link_gone(ifindex);
             }
             Event::Settings(_, settings) => {
-                space.refresh |= settings.multipath_policy != space.settings.multipath_policy;
+                space.refresh |= settings.multipath_policy != space.settings.multipath_policy
+                    || settings.multipath_key != space.settings.multipath_key;
                 space.settings = settings;
             }
             Event::Route4(_, change, route) => space.rib4.change(change, route),
@@ -209,11 +210,26 @@ impl Mirror {
         }
     }
 
+    /// It is now so late (CLOCK_MONOTONIC): routes that end leave the fast path with the next plan.
+    pub fn pass_time(&mut self, now: Duration) {
+        self.spaces.values_mut().for_each(|space| space.pass_time(now));
+    }
+
+    /// When [`Mirror::pass_time`] next takes a route off the fast path.
+    pub fn next_end(&self) -> Option<Duration> {
+        self.spaces.values().filter_map(Space::next_end).min()
+    }
+
+    /// Namespaces with routes of which only the kernel knows whether they are there, until [`Event::Routes`].
+    pub fn unsure(&self) -> impl Iterator<Item = NamespaceId> {
+        self.spaces.iter().filter(|(_, s)| s.rib4.is_unsure() || s.rib6.is_unsure()).map(|(id, _)| *id)
+    }
+
     /// What to change since the last call, in an order that is safe at every step.
     pub fn plan(&mut self) -> Vec<Op> {
         let mut batch = Batch::default();
         for space in self.spaces.values_mut() {
-            self.unsettled |= space.rib4.take_hiding_changed() | space.rib6.take_hiding_changed();
+            self.unsettled |= space.rib4.take_doubts_changed() | space.rib6.take_doubts_changed();
         }
         if std::mem::take(&mut self.unsettled) {
             self.reconcile(&mut batch);
@@ -260,12 +276,19 @@ impl Mirror {
         self.by_id.get(&interface).copied()
     }
 
-    /// Where to keep a neighbour alive that the fast path uses, and whether it is stale; `None` if the interface is
-    /// gone or the neighbour is not resolved (then the kernel sees its packets, and resolves it).
-    pub fn neighbour_needs_refresh(&self, interface: InterfaceId, address: IpAddr) -> Option<NeighbourView> {
-        let (namespace, ifindex) = self.link_of(interface)?;
-        let stale = self.spaces.get(&namespace)?.neighbours.stale(ifindex, address)?;
-        Some(NeighbourView { namespace, ifindex, stale })
+    /// The neighbours on interfaces that the kernel calls stale: it forgets them unless someone uses them.
+    pub fn stale_neighbours(&self) -> impl Iterator<Item = StaleNeighbour> {
+        self.spaces.iter().flat_map(move |(namespace, space)| {
+            space.neighbours.stale().iter().filter_map(move |(ifindex, address)| {
+                let interface = self.held.get(&(*namespace, *ifindex))?.id;
+                Some(StaleNeighbour {
+                    namespace: *namespace,
+                    ifindex: *ifindex,
+                    interface,
+                    address: *address,
+                })
+            })
+        })
     }
 }
 

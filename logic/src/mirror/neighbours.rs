@@ -6,18 +6,19 @@ use crate::{
     plan::{InterfaceId, Op},
 };
 use rustc_hash::FxHashMap;
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 #[derive(Default)]
 pub(super) struct Neighbours {
     links: FxHashMap<u32, FxHashMap<IpAddr, Entry>>,
     dirty: Vec<(u32, IpAddr)>,
+    /// Those the kernel calls stale.
+    stale: BTreeSet<(u32, IpAddr)>,
 }
 
 #[derive(Default)]
 struct Entry {
     mac: Option<Mac>,
-    stale: bool,
     /// What the plan says.
     shown: Option<Mac>,
     dirty: bool,
@@ -34,8 +35,12 @@ impl Neighbours {
             return;
         }
         let entry = link.entry(address).or_default();
-        entry.stale = neighbour.stale;
         entry.mac = mac;
+        if mac.is_some() && neighbour.stale {
+            self.stale.insert((ifindex, address));
+        } else {
+            self.stale.remove(&(ifindex, address));
+        }
         if entry.mac != entry.shown || mac.is_none() {
             mark(&mut self.dirty, entry, ifindex, address);
         }
@@ -46,6 +51,7 @@ impl Neighbours {
         for entry in self.links.values_mut().flat_map(FxHashMap::values_mut) {
             entry.mac = None;
         }
+        self.stale.clear();
         neighbours.iter().for_each(|n| self.observe(n));
         for (ifindex, link) in &mut self.links {
             for (address, entry) in link.iter_mut().filter(|(_, entry)| entry.mac.is_none()) {
@@ -57,6 +63,7 @@ impl Neighbours {
     /// The link is gone, and its neighbours with it.
     pub fn link_gone(&mut self, ifindex: u32) {
         for (address, entry) in self.links.get_mut(&ifindex).into_iter().flatten() {
+            self.stale.remove(&(ifindex, *address));
             entry.mac = None;
             mark(&mut self.dirty, entry, ifindex, *address);
         }
@@ -97,10 +104,9 @@ impl Neighbours {
         ops
     }
 
-    /// Is this neighbour stale? `None`: it is not known, so packets for it go to the kernel anyway.
-    pub fn stale(&self, ifindex: u32, address: IpAddr) -> Option<bool> {
-        let entry = self.links.get(&ifindex)?.get(&address)?;
-        entry.mac.map(|_| entry.stale)
+    /// Those that the kernel calls stale, by link and address.
+    pub fn stale(&self) -> &BTreeSet<(u32, IpAddr)> {
+        &self.stale
     }
 }
 

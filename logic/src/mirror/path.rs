@@ -3,15 +3,18 @@
 
 use crate::{
     net::Address,
-    observe::{Next, NextHop, NexthopObjectKind, Route, RouteKind},
+    observe::{MultipathKey, Next, NextHop, NexthopObjectKind, Route, RouteKind},
     plan::{Hop, InterfaceId, Target},
     reason::Reason,
 };
 use rustc_hash::FxHashMap;
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
-/// More members than a group of the forwarding table has slots cannot all be represented (`FIB_SLOTS`).
-const MAX_MEMBERS: usize = 256;
+/// More members find no place in a group of the forwarding table (`GROUP_MEMBERS`).
+const MAX_MEMBERS: usize = 128;
+
+/// A route leaves the fast path so long before it ends: the message that says when may have waited.
+pub(super) const ENDING: Duration = Duration::from_secs(2);
 
 /// The part of a route that many routes share.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,6 +23,10 @@ pub(super) struct Path {
     pub next: Next,
     pub mtu: Option<u32>,
     pub complex: bool,
+    /// As [`Route::expires`].
+    pub expires: Option<Duration>,
+    /// As [`Route::rest`].
+    pub rest: u64,
 }
 
 impl Path {
@@ -29,6 +36,8 @@ impl Path {
             next: route.next,
             mtu: route.mtu.filter(|&mtu| mtu > 0),
             complex: route.complex.is_some(),
+            expires: route.expires,
+            rest: route.rest,
         }
     }
 
@@ -42,6 +51,14 @@ impl Path {
                 }
                 (a, b) => a == b,
             }
+    }
+
+    /// The same route, whatever the state of its next hops: fib_find_info() (net/ipv4/fib_semantics.c).
+    pub fn same_route(&self, other: &Path) -> bool {
+        let weights = |path: &Path| path.hops().iter().map(|hop| hop.weight).collect::<Vec<_>>();
+        (self.rest, self.mtu, self.complex) == (other.rest, other.mtu, other.complex)
+            && self.same_next(other)
+            && weights(self) == weights(other)
     }
 
     /// Its next hops, when it lists them itself.
@@ -66,8 +83,12 @@ pub(super) struct Egress {
     pub interface: Option<InterfaceId>,
     /// For IPv4 and IPv6, in bytes.
     pub mtu: [u32; 2],
-    /// Up, with a carrier.
+    /// `IFF_UP`.
+    pub up: bool,
+    /// Up, with a carrier, and not dormant.
     pub running: bool,
+    /// Up, with a carrier, but dormant.
+    pub dormant: bool,
     /// `ignore_routes_with_linkdown`, for IPv4 and IPv6.
     pub ignore_linkdown: [bool; 2],
     /// `disable_ipv6`: ip6_output() drops there.
@@ -80,6 +101,11 @@ pub(super) struct Surroundings<'a> {
     pub objects: &'a FxHashMap<u32, NexthopObjectKind>,
     /// `fib_multipath_hash_policy`, for IPv4 and IPv6.
     pub multipath_policy: [u8; 2],
+    pub multipath_key: MultipathKey,
+    /// Linux has a hash of packets that come in by some port here.
+    pub hashed: bool,
+    /// CLOCK_MONOTONIC.
+    pub now: Duration,
 }
 
 pub(super) fn pass(reason: Reason) -> Target {
@@ -105,9 +131,14 @@ impl Surroundings<'_> {
                 pass(Reason::SpecialRoute)
             }
             RouteKind::Other(_) => pass(Reason::ComplexRoute),
-            RouteKind::Unicast if path.complex => pass_unicast(Reason::ComplexRoute),
+            RouteKind::Unicast if path.complex || self.ends_soon(path) => pass_unicast(Reason::ComplexRoute),
             RouteKind::Unicast => return self.unicast(path, ipv6),
         })
+    }
+
+    /// find_match() passes an expired route over, long before the kernel removes it and says so.
+    fn ends_soon(&self, path: &Path) -> bool {
+        path.expires.is_some_and(|end| end <= self.now + ENDING)
     }
 
     fn unicast(&self, path: &Path, ipv6: bool) -> Option<Target> {
@@ -156,24 +187,47 @@ impl Surroundings<'_> {
         match &members[..] {
             [] => None,
             [(only, _)] => Some(only.clone()),
-            // Policies 2 and 3 hash inner headers or chosen fields: the kernel chooses.
-            _ if self.multipath_policy[usize::from(ipv6)] > 1 || members.len() > MAX_MEMBERS => {
-                Some(pass_unicast(Reason::ComplexRoute))
-            }
-            _ => Some(Target::Multi(members.into())),
+            _ if self.chooses(&members, ipv6) => Some(Target::Multi(members.into())),
+            _ => Some(pass_unicast(Reason::ComplexRoute)),
         }
+    }
+
+    /// May the fast path choose among these members? Policy 1 takes a hash that the packet has already; policies 2 and 3 hash
+    /// inner headers or chosen fields. By a key of our own not if the kernel has some of the packets: it would choose for them
+    /// once more, by its own.
+    fn chooses(&self, members: &[(Target, u16)], ipv6: bool) -> bool {
+        let can = match self.multipath_key {
+            MultipathKey::Unknown => false,
+            MultipathKey::Linux(_) => true,
+            MultipathKey::Own(_) => members.iter().all(|(member, _)| matches!(member, Target::Hop(_))),
+        };
+        let follows = match self.multipath_policy[usize::from(ipv6)] {
+            0 => true,
+            1 => !self.hashed,
+            _ => false,
+        };
+        can && follows && members.len() <= MAX_MEMBERS
     }
 
     /// Would Linux pass this next hop over? fib_lookup_good_nhc(), fib6_ignore_linkdown().
     fn skipped(&self, hop: &NextHop, ipv6: bool) -> bool {
-        let ignored = || self.links.get(&hop.ifindex).is_some_and(|l| l.ignore_linkdown[usize::from(ipv6)]);
-        hop.dead || hop.linkdown && ignored()
+        let Some(link) = self.links.get(&hop.ifindex) else { return hop.dead };
+        // A message also says dead of what is linkdown and ignored (fib_nexthop_info()). IPv4 leaves none dead on a device
+        // that is up; IPv6 does until it runs.
+        let dead = hop.dead && (ipv6 || !hop.linkdown || !link.up);
+        dead || hop.linkdown && link.ignore_linkdown[usize::from(ipv6)]
     }
 
-    /// Does it say it must be passed over because of a device that runs? fib_sync_up() revives next hops without a
-    /// message; until the routes are read again only the kernel knows.
+    /// Do its flags no longer fit its device? fib_sync_up(), fib_sync_down_dev() and their like in IPv6 change them
+    /// without a message; until the routes are read again only the kernel knows.
     fn outdated(&self, hop: &NextHop, ipv6: bool) -> bool {
-        self.skipped(hop, ipv6) && self.links.get(&hop.ifindex).is_some_and(|link| link.running)
+        let Some(link) = self.links.get(&hop.ifindex) else { return false };
+        let ignores = link.ignore_linkdown[usize::from(ipv6)];
+        if link.running {
+            return self.skipped(hop, ipv6);
+        }
+        let ignored_before = ipv6 && link.up && hop.dead && hop.linkdown;
+        if ignores { link.dormant && !hop.linkdown && !hop.dead } else { ignored_before }
     }
 
     fn hop(&self, hop: &NextHop, route_mtu: Option<u32>, ipv6: bool) -> Target {

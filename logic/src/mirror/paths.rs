@@ -2,9 +2,10 @@
 
 use super::{
     intern::{Id, Interner, position},
-    path::{Path, Surroundings, pass},
+    path::{ENDING, Path, Surroundings, pass},
 };
 use crate::{plan::Target, reason::Reason};
+use std::{collections::BTreeMap, ops::Bound::*, time::Duration};
 
 #[derive(Default)]
 pub(super) struct Paths {
@@ -12,6 +13,8 @@ pub(super) struct Paths {
     targets: Interner<Target>,
     /// By path.
     resolved: Vec<Resolved>,
+    /// When routes end, and how many at each time.
+    ends: BTreeMap<Duration, usize>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -24,6 +27,9 @@ struct Resolved {
 
 impl Paths {
     pub fn acquire(&mut self, path: Path) -> Id {
+        if let Some(end) = path.expires {
+            *self.ends.entry(end).or_default() += 1;
+        }
         let id = self.paths.acquire(path);
         if self.resolved.len() <= position(id) {
             self.resolved.resize(position(id) + 1, Resolved::default());
@@ -32,6 +38,14 @@ impl Paths {
     }
 
     pub fn release(&mut self, id: Id) {
+        if let Some(end) = self.paths.get(id).expires
+            && let Some(routes) = self.ends.get_mut(&end)
+        {
+            *routes -= 1;
+            if *routes == 0 {
+                self.ends.remove(&end);
+            }
+        }
         if self.paths.release(id) {
             let resolved = std::mem::take(&mut self.resolved[position(id)]);
             self.release_target(resolved.target.flatten());
@@ -67,6 +81,17 @@ impl Paths {
         any
     }
 
+    /// Does the time from `before` to `now` take a route off the fast path?
+    pub fn any_ends(&self, before: Duration, now: Duration) -> bool {
+        before < now && self.ends.range((Excluded(before + ENDING), Included(now + ENDING))).next().is_some()
+    }
+
+    /// When the next route leaves the fast path because it ends.
+    pub fn next_end(&self, now: Duration) -> Option<Duration> {
+        let (end, _) = self.ends.range((Excluded(now + ENDING), Unbounded)).next()?;
+        Some(*end - ENDING)
+    }
+
     /// Did the last refresh change where this path leads?
     pub fn changed(&self, id: Id) -> bool {
         self.resolved[position(id)].changed
@@ -86,6 +111,11 @@ impl Paths {
         if let Some(id) = id {
             self.targets.release(id);
         }
+    }
+
+    /// The target of a local prefix, and of routes within one, with a reference for the caller.
+    pub fn local_prefix(&mut self) -> Id {
+        self.targets.acquire(pass(Reason::LocalPrefix))
     }
 
     /// The target of a prefix for which only the kernel knows whether it has a route, with a reference for the caller: a

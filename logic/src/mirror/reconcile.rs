@@ -8,6 +8,7 @@ use super::{
     space::Router,
 };
 use crate::{
+    multipath::MultipathHash,
     observe::{Link, NamespaceId},
     plan::{Interface, InterfaceId, Op},
 };
@@ -80,15 +81,18 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             if space.router.is_none() {
                 let Some(id) = self.router_ids.take() else { continue };
-                space.router = Some(Router { id: id as u8, multipath_l4: None });
+                space.router = Some(Router { id: id as u8, multipath: None });
                 space.rib4.renew();
                 space.rib6.renew();
             }
-            let multipath_l4 = space.settings.multipath_policy.map(|policy| policy == 1);
+            let multipath = MultipathHash {
+                l4: space.settings.multipath_policy.map(|policy| policy == 1),
+                key: space.settings.multipath_key.words(),
+            };
             let Some(router) = &mut space.router else { continue };
-            if router.multipath_l4 != Some(multipath_l4) {
-                router.multipath_l4 = Some(multipath_l4);
-                batch.routers.push(Op::Router { router: router.id, multipath_l4 });
+            if router.multipath != Some(multipath) {
+                router.multipath = Some(multipath);
+                batch.routers.push(Op::Router { router: router.id, multipath });
             }
         }
     }
@@ -133,7 +137,8 @@ impl Mirror {
             let Some(space) = self.spaces.get_mut(&namespace) else { continue };
             let Some(router) = space.router else { continue };
             let safe = reasons.get(&namespace).copied().unwrap_or_default();
-            let wanted = interface(standing, router, safe);
+            let look_at_sources = space.rib4.has_local_prefixes();
+            let wanted = interface(standing, router, safe, look_at_sources);
             match self.held.insert((namespace, ifindex), Held { id, interface: wanted.clone() }) {
                 Some(held) => change(id, &held.interface, wanted, batch),
                 None => {
@@ -161,6 +166,9 @@ impl Mirror {
     fn settle_egresses(&mut self) {
         let mtus: FxHashMap<LinkKey, [u32; 2]> =
             self.standings.iter().map(|s| (s.shape.link, s.shape.mtu)).collect();
+        let hashes = |held: &Held| self.ports.get(&held.interface.port).is_some_and(|port| port.hashes);
+        let hashed: BTreeSet<NamespaceId> =
+            self.held.iter().filter(|(_, held)| hashes(held)).map(|((namespace, _), _)| *namespace).collect();
         for (namespace, space) in &mut self.spaces {
             let held = &self.held;
             let egress = |link: &Link| {
@@ -169,14 +177,19 @@ impl Mirror {
                 let mtu = interface.and_then(|_| mtus.get(&key).copied()).unwrap_or_default();
                 let ignore_linkdown =
                     [link.ipv4.ignore_routes_with_linkdown, link.ipv6.ignore_routes_with_linkdown];
-                let (running, ipv6_disabled) = (link.up && link.carrier, link.ipv6.disabled);
-                (link.ifindex, Egress { interface, mtu, running, ignore_linkdown, ipv6_disabled })
+                let (up, carrier) = (link.up, link.up && link.carrier);
+                let (running, dormant) = (carrier && link.running, carrier && !link.running);
+                let ipv6_disabled = link.ipv6.disabled;
+                let egress = Egress { interface, mtu, up, running, dormant, ignore_linkdown, ipv6_disabled };
+                (link.ifindex, egress)
             };
             let egresses: FxHashMap<u32, Egress> = space.links.values().map(egress).collect();
             if egresses != space.egresses {
                 space.egresses = egresses;
                 space.refresh = true;
             }
+            let hashed = hashed.contains(namespace);
+            space.refresh |= hashed != std::mem::replace(&mut space.hashed, hashed);
         }
     }
 
@@ -193,7 +206,7 @@ impl Mirror {
     }
 }
 
-fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface {
+fn interface(standing: &Standing, router: Router, safe: [bool; 2], look_at_sources: bool) -> Interface {
     let shape = &standing.shape;
     let usable = shape.common.is_empty() && standing.trouble.is_none();
     let (port, vlan, mac) = shape.address;
@@ -207,6 +220,9 @@ fn interface(standing: &Standing, router: Router, safe: [bool; 2]) -> Interface 
         transmit: usable && shape.carrier,
         reverse_path: shape.reverse_path,
         redirects: shape.redirects,
+        accept_local: shape.accept_local,
+        priority_tags: shape.priority_tags,
+        look_at_sources,
     }
 }
 

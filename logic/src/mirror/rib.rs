@@ -2,11 +2,12 @@
 //! difference to what was planned before.
 //!
 //! Without policy rules Linux looks tables local and main up as one: IPv4 merges them into one trie
-//! (fib_trie_table(), fib4_rules_init()); IPv6 asks local first (fib6_rule_lookup()), which is the same as long as local
-//! holds host routes only. Prefixes for which it may differ are reported by [`Rib::hiding`].
+//! (fib_trie_table(), fib4_rules_init()), until there has been a rule once (fib_unmerge()); IPv6 asks local first
+//! (fib6_rule_lookup()). That is the same as long as local holds host routes only. Routes of main within a prefix of local
+//! (`ip addr add 192.0.2.0/24 dev lo`) may be hidden by it, so they lead to the kernel.
 
 use super::{
-    alias::{Alias, Aliases, Copies},
+    alias::{Alias, Aliases},
     intern::Id,
     path::{Path, Surroundings},
     paths::Paths,
@@ -17,7 +18,7 @@ use crate::{
     plan::Target,
 };
 use rustc_hash::FxHashMap;
-use std::{cmp::Reverse, collections::BTreeSet};
+use std::{cmp::Reverse, collections::BTreeSet, time::Duration};
 
 const TABLE_DEFAULT: u32 = 253;
 const TABLE_MAIN: u32 = 254;
@@ -31,6 +32,8 @@ pub(super) struct Rib<A: Address> {
     /// Flips with every [`Rib::load`].
     round: bool,
     marked: Marked<A>,
+    /// At least one entry is unsure.
+    unsure: bool,
     /// Routes of table default (IPv4 only), which Linux asks last.
     default_table: FxHashMap<(Prefix<A>, u8, u32), u32>,
 }
@@ -42,14 +45,26 @@ struct Entry {
     shown: Option<Id>,
     round: bool,
     dirty: bool,
+    /// Only the kernel knows which routes there are, until the next dump.
+    unsure: bool,
+}
+
+impl Entry {
+    /// Nothing is known of the prefix.
+    fn is_empty(&self) -> bool {
+        self.aliases.is_empty() && !self.unsure
+    }
 }
 
 /// Prefixes that mean something beyond their route.
 struct Marked<A: Address> {
     addresses: BTreeSet<A>,
-    hiding: BTreeSet<Prefix<A>>,
+    /// Of more than one address, in table local or of kind local.
+    local_prefixes: BTreeSet<Prefix<A>>,
+    /// Those that came or went since the last plan.
+    local_prefixes_changed: BTreeSet<Prefix<A>>,
     addresses_changed: bool,
-    hiding_changed: bool,
+    doubts_changed: bool,
 }
 
 /// The differences of one table: first `set`, then `gone`, so that no address is without a route in between.
@@ -64,9 +79,10 @@ impl<A: Address> Default for Rib<A> {
     fn default() -> Self {
         let marked = Marked {
             addresses: BTreeSet::new(),
-            hiding: BTreeSet::new(),
+            local_prefixes: BTreeSet::new(),
+            local_prefixes_changed: BTreeSet::new(),
             addresses_changed: false,
-            hiding_changed: false,
+            doubts_changed: false,
         };
         Self {
             entries: FxHashMap::default(),
@@ -74,6 +90,7 @@ impl<A: Address> Default for Rib<A> {
             dirty: Vec::new(),
             round: false,
             marked,
+            unsure: false,
             default_table: FxHashMap::default(),
         }
     }
@@ -96,6 +113,7 @@ impl<A: Address> Rib<A> {
                     aliases.delete4(&alias, paths);
                 }
                 paths.release(alias.path);
+                true
             }
             (_, false) => aliases.add4(alias, change, paths),
             (_, true) => aliases.add6(alias, change, paths),
@@ -108,20 +126,21 @@ impl<A: Address> Rib<A> {
         let count = self.default_table.entry(key).or_default();
         match change {
             Change::Delete => *count = count.saturating_sub(1),
-            Change::Replace => *count = (*count).max(1),
+            Change::Replace | Change::ReplaceLate => *count = (*count).max(1),
             Change::Add | Change::Append => *count += 1,
         }
         if *count == 0 {
             self.default_table.remove(&key);
         }
-        self.marked.hiding_changed = true;
+        self.marked.doubts_changed = true;
     }
 
     /// All routes of all tables, as dumped.
     pub fn load(&mut self, routes: Vec<Route<A>>) {
         self.round = !self.round;
+        self.settle_unsure();
         self.default_table.clear();
-        self.marked.hiding_changed = true;
+        self.marked.doubts_changed = true;
         self.entries.reserve(routes.len().saturating_sub(self.entries.len()));
         for route in routes {
             if route.table == TABLE_DEFAULT && !Self::IPV6 {
@@ -132,7 +151,22 @@ impl<A: Address> Rib<A> {
         }
         let gone = self.entries.iter().filter(|(_, e)| e.round != self.round && !e.aliases.is_empty());
         for prefix in gone.map(|(prefix, _)| *prefix).collect::<Vec<_>>() {
-            self.update(prefix, |aliases, paths| aliases.clear(paths));
+            self.update(prefix, |aliases, paths| {
+                aliases.clear(paths);
+                true
+            });
+        }
+    }
+
+    fn settle_unsure(&mut self) {
+        if !std::mem::take(&mut self.unsure) {
+            return;
+        }
+        for (prefix, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.unsure) {
+            entry.unsure = false;
+            if !std::mem::replace(&mut entry.dirty, true) {
+                self.dirty.push(*prefix);
+            }
         }
     }
 
@@ -149,6 +183,7 @@ impl<A: Address> Rib<A> {
                 aliases.clear(paths);
             }
             aliases.append(alias);
+            true
         });
     }
 
@@ -158,18 +193,18 @@ impl<A: Address> Rib<A> {
             TABLE_MAIN => false,
             _ => return None,
         };
-        let (prefix, metric, tos) = (route.prefix, route.metric, route.tos);
-        Some((
-            prefix,
-            Alias { metric, tos, local, path: self.paths.acquire(Path::of(route)), copies: Copies::One },
-        ))
+        let (prefix, metric, tos, for_sources) = (route.prefix, route.metric, route.tos, route.for_sources);
+        let path = self.paths.acquire(Path::of(route));
+        Some((prefix, Alias { metric, tos, local, path, for_sources }))
     }
 
-    fn update(&mut self, prefix: Prefix<A>, change: impl FnOnce(&mut Aliases, &mut Paths)) {
+    fn update(&mut self, prefix: Prefix<A>, change: impl FnOnce(&mut Aliases, &mut Paths) -> bool) {
         let round = self.round;
         let entry = self.entries.entry(prefix).or_insert_with(|| Entry { round, ..Entry::default() });
         entry.round = round;
-        change(&mut entry.aliases, &mut self.paths);
+        if !change(&mut entry.aliases, &mut self.paths) {
+            (entry.unsure, self.unsure) = (true, true);
+        }
         self.marked.note(prefix, entry.aliases.as_slice(), &self.paths);
         if !std::mem::replace(&mut entry.dirty, true) {
             self.dirty.push(prefix);
@@ -179,7 +214,11 @@ impl<A: Address> Rib<A> {
     /// What to do so that the tables hold what Linux holds. `refresh`: the surroundings have changed.
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool) -> Difference<A> {
         if refresh && self.paths.refresh(around, Self::IPV6) {
-            self.touch_if(|paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
+            self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
+        }
+        let changed = std::mem::take(&mut self.marked.local_prefixes_changed);
+        if !changed.is_empty() {
+            self.touch_if(|prefix, _, _| changed.contains(prefix) || is_within(*prefix, &changed));
         }
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.sort_unstable_by_key(|prefix| (Reverse(prefix.length()), prefix.address()));
@@ -187,7 +226,12 @@ impl<A: Address> Rib<A> {
         for prefix in dirty {
             let Some(entry) = self.entries.get_mut(&prefix) else { continue };
             entry.dirty = false;
-            let new = decide(entry.aliases.as_slice(), &mut self.paths, around, Self::IPV6);
+            let new = if entry.unsure {
+                Some(self.paths.undecided())
+            } else {
+                let place = Place::of(prefix, &self.marked.local_prefixes);
+                decide(entry.aliases.as_slice(), place, &mut self.paths, around, Self::IPV6)
+            };
             let old = std::mem::replace(&mut entry.shown, new);
             if new != old {
                 match new {
@@ -196,7 +240,7 @@ impl<A: Address> Rib<A> {
                 }
             }
             self.paths.release_target(old);
-            if entry.aliases.is_empty() {
+            if entry.is_empty() {
                 self.entries.remove(&prefix);
             }
         }
@@ -204,13 +248,28 @@ impl<A: Address> Rib<A> {
         difference
     }
 
-    fn touch_if(&mut self, wanted: impl Fn(&Paths, &Aliases) -> bool) {
+    fn touch_if(&mut self, wanted: impl Fn(&Prefix<A>, &Paths, &Aliases) -> bool) {
         for (prefix, entry) in &mut self.entries {
-            if !entry.dirty && wanted(&self.paths, &entry.aliases) {
+            if !entry.dirty && wanted(prefix, &self.paths, &entry.aliases) {
                 entry.dirty = true;
                 self.dirty.push(*prefix);
             }
         }
+    }
+
+    /// Is there a route of which only the kernel knows?
+    pub fn is_unsure(&self) -> bool {
+        self.unsure
+    }
+
+    /// See [`Paths::any_ends`].
+    pub fn any_ends(&self, before: Duration, now: Duration) -> bool {
+        self.paths.any_ends(before, now)
+    }
+
+    /// See [`Paths::next_end`].
+    pub fn next_end(&self, now: Duration) -> Option<Duration> {
+        self.paths.next_end(now)
     }
 
     /// Nobody plans for this table: no router. What was planned is void.
@@ -220,22 +279,23 @@ impl<A: Address> Rib<A> {
         self.entries.retain(|_, entry| {
             paths.release_target(entry.shown.take());
             entry.dirty = false;
-            !entry.aliases.is_empty()
+            !entry.is_empty()
         });
     }
 
     /// The next plan starts from an empty table.
     pub fn renew(&mut self) {
-        self.touch_if(|_, _| true);
+        self.touch_if(|_, _, _| true);
         self.marked.addresses_changed = !self.marked.addresses.is_empty();
     }
 
     /// Forgets the differences without planning them; only after [`Rib::withdraw`].
     pub fn settle(&mut self) {
+        self.marked.local_prefixes_changed.clear();
         for prefix in std::mem::take(&mut self.dirty) {
             if let Some(entry) = self.entries.get_mut(&prefix) {
                 entry.dirty = false;
-                if entry.aliases.is_empty() {
+                if entry.is_empty() {
                     self.entries.remove(&prefix);
                 }
             }
@@ -265,32 +325,62 @@ impl<A: Address> Rib<A> {
         std::mem::take(&mut self.marked.addresses_changed)
     }
 
-    /// Why the merged table may not be what Linux sees; sentences.
-    pub fn hiding(&self) -> Vec<String> {
-        let prefixes = self.marked.hiding.iter();
-        let mut reasons: Vec<_> = prefixes.map(|prefix| format!("local prefix {prefix}: AnyIP")).collect();
-        if !self.default_table.is_empty() {
-            reasons.push("table default (253) holds routes".into());
-        }
-        reasons
+    /// Are there local prefixes of more than one address? Then [`Rib::addresses`] are not all of the router's own.
+    pub fn has_local_prefixes(&self) -> bool {
+        !self.marked.local_prefixes.is_empty()
     }
 
-    /// Has the answer of [`Rib::hiding`] changed since the last call?
-    pub fn take_hiding_changed(&mut self) -> bool {
-        std::mem::take(&mut self.marked.hiding_changed)
+    /// Why the table may not be what Linux sees, as a sentence.
+    pub fn doubt(&self) -> Option<String> {
+        (!self.default_table.is_empty()).then(|| "table default (253) holds routes".into())
+    }
+
+    /// Has the answer of [`Rib::doubt`], or of [`Rib::has_local_prefixes`], changed since the last call?
+    pub fn take_doubts_changed(&mut self) -> bool {
+        std::mem::take(&mut self.marked.doubts_changed)
     }
 }
 
+/// Where a prefix lies among the local ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    /// It is one.
+    local: bool,
+    /// A shorter one holds it.
+    within: bool,
+}
+
+impl Place {
+    fn of<A: Address>(prefix: Prefix<A>, local_prefixes: &BTreeSet<Prefix<A>>) -> Place {
+        Place { local: local_prefixes.contains(&prefix), within: is_within(prefix, local_prefixes) }
+    }
+}
+
+/// Does a shorter one of these hold the prefix?
+fn is_within<A: Address>(prefix: Prefix<A>, others: &BTreeSet<Prefix<A>>) -> bool {
+    let shorter = |length| Prefix::new(prefix.address(), length).is_some_and(|other| others.contains(&other));
+    !others.is_empty() && (0..prefix.length()).any(shorter)
+}
+
 /// The first route that can be used, with a reference to its target.
-fn decide(aliases: &[Alias], paths: &mut Paths, around: &Surroundings<'_>, ipv6: bool) -> Option<Id> {
-    // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`.
-    if aliases.iter().any(|alias| alias.tos != 0) {
+fn decide(
+    aliases: &[Alias],
+    place: Place,
+    paths: &mut Paths,
+    around: &Surroundings<'_>,
+    ipv6: bool,
+) -> Option<Id> {
+    // Which alias wins depends on the packet: fib_table_lookup() compares `fa_dscp`, and fib6_node_lookup_1() asks the
+    // subtree of sources before it looks at metrics.
+    if aliases.iter().any(|alias| alias.tos != 0 || alias.for_sources) {
         return Some(paths.undecided());
     }
     let (at, target) =
         aliases.iter().enumerate().find_map(|(i, a)| Some((i, paths.resolve(a.path, around, ipv6)?)))?;
-    if aliases[at].copies == Copies::NoneOrOne {
-        return Some(paths.undecided());
+    // Where table local is asked first it hides routes of main within its prefixes.
+    let own = paths.get(aliases[at].path).kind == RouteKind::Local;
+    if place.within && !aliases[at].local || place.local && own {
+        return Some(paths.local_prefix());
     }
     if ipv6 {
         // Of several routes with equal metric rt6_select() takes the one with the best score.
@@ -315,11 +405,13 @@ impl<A: Address> Marked<A> {
             set_member(&mut self.addresses, prefix.address(), suspect);
             self.addresses_changed = true;
         }
-        let hides =
-            !host && !is_ordinary(prefix) && (own || aliases.iter().any(|a| a.local && !is_group(kind(a))));
-        if hides != self.hiding.contains(&prefix) {
-            set_member(&mut self.hiding, prefix, hides);
-            self.hiding_changed = true;
+        let local_prefix = !host && !is_ordinary(prefix) && (own || aliases.iter().any(|a| a.local));
+        if local_prefix != self.local_prefixes.contains(&prefix) {
+            self.doubts_changed = true;
+            set_member(&mut self.local_prefixes, prefix, local_prefix);
+            // Come and gone again: nothing has changed.
+            let known = self.local_prefixes_changed.contains(&prefix);
+            set_member(&mut self.local_prefixes_changed, prefix, !known);
         }
     }
 }
@@ -330,11 +422,6 @@ fn set_member<T: Ord>(set: &mut BTreeSet<T>, item: T, member: bool) {
     } else {
         set.remove(&item);
     }
-}
-
-/// Broadcast and multicast destinations never reach the forwarding table.
-fn is_group(kind: RouteKind) -> bool {
-    matches!(kind, RouteKind::Broadcast | RouteKind::Multicast)
 }
 
 /// Every table local has these: 127.0.0.0/8, and ff00::/8 per device (of kind unicast in older kernels).

@@ -8,10 +8,10 @@
 use super::space::Spaces;
 use crate::{
     net::{Mac, Tag, Vlan},
-    observe::{Link, LinkKind, MacvlanMode, NamespaceId, Port},
+    observe::{Link, LinkKind, MacvlanMode, NamespaceId, Port, Takes},
     plan::{PortId, ReversePath},
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A link by namespace and index.
 pub(super) type LinkKey = (NamespaceId, u32);
@@ -27,7 +27,7 @@ pub(super) struct Shape {
     pub address: Address,
     /// Longest packet of IPv4 and of IPv6 that can be sent here, in bytes.
     pub mtu: [u32; 2],
-    /// All devices have a carrier.
+    /// All devices have a carrier, and run.
     pub carrier: bool,
     /// Why packets neither come in nor leave here on the fast path, as sentences.
     pub common: Vec<String>,
@@ -37,12 +37,14 @@ pub(super) struct Shape {
     pub ipv6: Vec<String>,
     pub reverse_path: ReversePath,
     pub redirects: bool,
+    pub accept_local: bool,
+    pub priority_tags: bool,
 }
 
 /// Every interface there could be, by link.
 pub(super) fn shapes(spaces: &Spaces, ports: &BTreeMap<PortId, Port>) -> Vec<Shape> {
     let at: BTreeMap<LinkKey, PortId> = ports.iter().map(|(id, p)| ((p.namespace, p.ifindex), *id)).collect();
-    let takers = takers(spaces);
+    let takers = Takers::of(spaces);
     let links = spaces.iter().flat_map(|(ns, space)| space.links.values().map(|link| (*ns, link)));
     links
         .filter_map(|(namespace, link)| {
@@ -88,29 +90,75 @@ fn chain<'a>(spaces: &'a Spaces, ports: &BTreeMap<LinkKey, PortId>, start: LinkK
     }
 }
 
-/// Devices whose rx_handler gives packets to something else than a macvlan with that MAC, and to what.
-fn takers(spaces: &Spaces) -> BTreeMap<LinkKey, String> {
-    let links = spaces.values().flat_map(|space| space.links.values());
-    let takes = |link: &Link| match &link.kind {
-        LinkKind::Macvlan(MacvlanMode::Source) => Some("a macvlan of mode source"),
-        LinkKind::Macvlan(MacvlanMode::Passthru) => Some("a macvlan of mode passthru"),
-        LinkKind::Macvtap(MacvlanMode::Source) => Some("a macvtap of mode source"),
-        LinkKind::Macvtap(MacvlanMode::Passthru) => Some("a macvtap of mode passthru"),
-        LinkKind::Other(kind) if kind.starts_with("ipvlan") || kind == "ipvtap" => Some("an ipvlan"),
-        LinkKind::Other(kind) if kind == "macsec" => Some("MACsec"),
-        _ => None,
-    };
-    links
-        .filter_map(|l| Some((l.below?, format!("{} ({}) takes packets of its device", takes(l)?, l.name))))
-        .collect()
+/// Devices whose packets something else may take than the interfaces that are known, with a sentence for each.
+#[derive(Default)]
+struct Takers {
+    /// By what their `rx_handler` gives packets to.
+    untagged: BTreeMap<LinkKey, String>,
+    all: BTreeMap<LinkKey, String>,
+    namespaces: BTreeMap<NamespaceId, String>,
+    /// A device of VLAN 0 takes frames that only carry a priority.
+    zero_tagged: BTreeSet<LinkKey>,
 }
 
-fn shape(
-    spaces: &Spaces,
-    namespace: NamespaceId,
-    chain: &Chain<'_>,
-    takers: &BTreeMap<LinkKey, String>,
-) -> Shape {
+impl Takers {
+    fn of(spaces: &Spaces) -> Takers {
+        let mut takers = Takers::default();
+        let links =
+            spaces.iter().flat_map(|(namespace, space)| space.links.values().map(|l| (*namespace, l)));
+        for (namespace, link) in links {
+            let takes = || format!("{} ({}) takes packets of its device", what(&link.kind), link.name);
+            match (link.kind.takes(link.below.is_some()), link.below) {
+                (Takes::Nothing, _) => {}
+                (Takes::Own, below) => {
+                    let zero = matches!(link.kind, LinkKind::Vlan(Tag { vid: 0, .. }));
+                    takers.zero_tagged.extend(below.filter(|_| zero));
+                }
+                (Takes::Untagged, Some(below)) => drop(takers.untagged.insert(below, takes())),
+                (Takes::Below, Some(below)) => drop(takers.all.insert(below, takes())),
+                // One that names no device below, or names one in a namespace that is not known.
+                (Takes::Any, _) => {
+                    let why = format!(
+                        "{} ({}) may take packets of any device here: its kind is not known",
+                        what(&link.kind),
+                        link.name
+                    );
+                    takers.namespaces.insert(namespace, why);
+                }
+                (Takes::Untagged | Takes::Below, None) => {}
+            }
+        }
+        takers
+    }
+
+    fn reasons(&self, chain: &Chain<'_>) -> Vec<String> {
+        let receives = [chain.devices[0].0, chain.receives];
+        let untagged = self.untagged.iter().filter(|(key, _)| receives.contains(key)).map(|(_, why)| why);
+        let all = chain.devices.iter().filter_map(|(key, _)| self.all.get(key));
+        let namespaces: BTreeSet<NamespaceId> = chain.devices.iter().map(|(key, _)| key.0).collect();
+        let any = namespaces.iter().filter_map(|namespace| self.namespaces.get(namespace));
+        untagged.chain(all).chain(any).cloned().collect()
+    }
+
+    /// Do frames with the tag of VLAN 0 come in as untagged ones?
+    fn leave_priority_tags(&self, chain: &Chain<'_>) -> bool {
+        chain.tags == 0 && chain.devices.iter().all(|(key, _)| !self.zero_tagged.contains(key))
+    }
+}
+
+/// A kind with its article.
+fn what(kind: &LinkKind) -> String {
+    match kind {
+        LinkKind::Macvlan(mode) => format!("a macvlan of mode {mode:?}").to_lowercase(),
+        LinkKind::Macvtap(mode) => format!("a macvtap of mode {mode:?}").to_lowercase(),
+        LinkKind::Other(kind) if kind == "macsec" => "MACsec".into(),
+        LinkKind::Other(kind) if kind.starts_with(['a', 'e', 'i', 'o', 'u']) => format!("an {kind}"),
+        LinkKind::Other(kind) => format!("a {kind}"),
+        LinkKind::Physical | LinkKind::Loopback | LinkKind::Vlan(_) => "a device".into(),
+    }
+}
+
+fn shape(spaces: &Spaces, namespace: NamespaceId, chain: &Chain<'_>, takers: &Takers) -> Shape {
     let (link_key, link) = chain.devices[0];
     let mut common: Vec<String> = chain
         .devices
@@ -124,7 +172,10 @@ fn shape(
     } else if let Some(mode @ (MacvlanMode::Passthru | MacvlanMode::Source)) = chain.mode {
         common.push(format!("{} is a macvlan of mode {mode:?}", link.name).to_lowercase());
     } else {
-        common.extend(takers.get(&chain.receives).cloned());
+        common.extend(takers.reasons(chain));
+    }
+    if let Some((_, port)) = chain.devices.last().filter(|(_, port)| !port.kind.can_be_a_port()) {
+        common.push(format!("{} is {}, which cannot be a port", port.name, what(&port.kind)));
     }
     if link.mac.is_zero() || link.mac.is_group() {
         common.push(format!("{} has no MAC address of its own", link.name));
@@ -134,12 +185,14 @@ fn shape(
         name: link.name.clone(),
         address: (chain.port, chain.vlan, link.mac),
         mtu: mtus(link, chain),
-        carrier: chain.devices.iter().all(|(_, device)| device.carrier),
+        carrier: chain.devices.iter().all(|(_, device)| device.carrier && device.running),
         common,
         ipv4: reasons4(link),
         ipv6: reasons6(link),
         reverse_path: reverse_path(link),
         redirects: link.ipv4.send_redirects,
+        accept_local: link.ipv4.accept_local,
+        priority_tags: takers.leave_priority_tags(chain),
     }
 }
 

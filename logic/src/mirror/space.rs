@@ -7,11 +7,12 @@ use super::{
     rib::Rib,
 };
 use crate::{
+    multipath::MultipathHash,
     observe::{Dump, Link, Namespace, NamespaceId, NexthopObjectKind, Settings},
     plan::{Op, RouterId},
 };
 use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 pub(super) type Spaces = BTreeMap<NamespaceId, Space>;
 
@@ -27,9 +28,13 @@ pub(super) struct Space {
     pub neighbours: Neighbours,
     /// What routes need to know of the links, as of the last plan.
     pub egresses: FxHashMap<u32, Egress>,
+    /// Packets may come in that Linux has a hash of.
+    pub hashed: bool,
     /// Links, objects or settings that routes depend on have changed since the last plan.
     pub refresh: bool,
     pub router: Option<Router>,
+    /// As last told, CLOCK_MONOTONIC.
+    pub now: Duration,
 }
 
 /// The router a namespace is, as planned.
@@ -37,7 +42,7 @@ pub(super) struct Space {
 pub(super) struct Router {
     pub id: RouterId,
     /// `None`: not planned yet.
-    pub multipath_l4: Option<[bool; 2]>,
+    pub multipath: Option<MultipathHash>,
 }
 
 impl Space {
@@ -52,8 +57,10 @@ impl Space {
             rib6: Rib::default(),
             neighbours: Neighbours::default(),
             egresses: FxHashMap::default(),
+            hashed: false,
             refresh: false,
             router: None,
+            now: Duration::ZERO,
         }
     }
 
@@ -68,11 +75,22 @@ impl Space {
         self.neighbours.load(&dump.neighbours);
     }
 
+    /// It is now so late.
+    pub fn pass_time(&mut self, now: Duration) {
+        self.refresh |= self.rib4.any_ends(self.now, now) | self.rib6.any_ends(self.now, now);
+        self.now = now;
+    }
+
+    /// When the next route leaves the fast path because it ends.
+    pub fn next_end(&self) -> Option<Duration> {
+        self.rib4.next_end(self.now).into_iter().chain(self.rib6.next_end(self.now)).min()
+    }
+
     /// Why the router's IPv4 and IPv6 stay with the kernel; empty when they do not.
     pub fn reasons(&self) -> [Vec<String>; 2] {
         let (mut ipv4, mut ipv6) = (self.settings.hazards4.clone(), self.settings.hazards6.clone());
-        ipv4.extend(self.rib4.hiding());
-        ipv6.extend(self.rib6.hiding());
+        ipv4.extend(self.rib4.doubt());
+        ipv6.extend(self.rib6.doubt());
         [ipv4, ipv6]
     }
 
@@ -82,6 +100,9 @@ impl Space {
             links: &self.egresses,
             objects: &self.objects,
             multipath_policy: self.settings.multipath_policy,
+            multipath_key: self.settings.multipath_key,
+            hashed: self.hashed,
+            now: self.now,
         };
         (&mut self.rib4, &mut self.rib6, around)
     }

@@ -6,6 +6,7 @@ use crate::{
     observe::{Link, NamespaceId},
     plan::{InterfaceId, PortId, RouterId},
 };
+use std::net::IpAddr;
 
 /// A namespace and the router it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,13 +49,13 @@ pub struct InterfaceView {
     pub reasons6: Vec<String>,
 }
 
-/// Where a neighbour lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NeighbourView {
+/// A neighbour in the state `NUD_STALE`, and where it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StaleNeighbour {
     pub namespace: NamespaceId,
     pub ifindex: u32,
-    /// `NUD_STALE`: the kernel forgets it unless someone uses it.
-    pub stale: bool,
+    pub interface: InterfaceId,
+    pub address: IpAddr,
 }
 
 impl Mirror {

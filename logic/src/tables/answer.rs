@@ -1,17 +1,18 @@
 //! Reading the tables back, step by step as the program does.
 
 use super::{
-    Tables,
+    Tables, groups,
     links::SLOT_WORDS,
     nexthops::{
         FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA, USED_WORD, address_bytes,
     },
-    routes::{FILTER_WORD, FLAGS_WORD, Family, local_filter_bit},
+    routes::{FILTER_WORD, FLAGS_WORD, Family, KEY_WORD, local_filter_bit},
 };
 use crate::{
     fib::{self, Kind, Slot},
     hash,
     memory::{Memory, words},
+    multipath::MultipathHash,
     net::{Mac, Vlan},
     plan::{InterfaceId, PortId, RouterId},
     reason::Reason,
@@ -49,7 +50,7 @@ pub struct Answer {
     pub frags: bool,
     /// Id of the next hop, the last one looked at.
     pub nexthop: u32,
-    /// How many of 256 flow hashes take this answer.
+    /// How many of 256 flow hashes take this answer, rounded.
     pub share: u16,
 }
 
@@ -104,14 +105,11 @@ impl<'a> RouterRow<'a> {
         self.root::<u128>()
     }
 
-    /// ECMP of IPv4 goes by the 5-tuple.
-    pub fn multipath_l4_ipv4(self) -> bool {
-        self.0[FLAGS_WORD].load(Acquire) & 1 != 0
-    }
-
-    /// ECMP of IPv6 does.
-    pub fn multipath_l4_ipv6(self) -> bool {
-        self.0[FLAGS_WORD].load(Acquire) & 2 != 0
+    /// By what its packets are hashed.
+    pub fn multipath(self) -> MultipathHash {
+        let flags = self.0[FLAGS_WORD].load(Acquire);
+        let key = [0, 1].map(|half| self.0[KEY_WORD + half].load(Acquire));
+        MultipathHash { l4: [flags & 1 != 0, flags & 2 != 0], key }
     }
 
     /// This may be one of its own addresses; false: it is not.
@@ -128,16 +126,15 @@ fn lookup_in<A: Family>(memory: &(impl Memory + ?Sized), router: RouterId, addre
         return vec![answer(memory, leaf, address.ip())];
     }
     let base = leaf.index() as usize * words::FIB_BLOCK;
-    let mut answers: Vec<Answer> = Vec::new();
-    for word in memory.fib().iter().skip(base).take(words::FIB_BLOCK) {
-        let slot = Slot(word.load(Acquire));
-        let member = Answer { share: 1, ..answer(memory, slot, address.ip()) };
-        match answers.iter_mut().find(|a| Answer { share: 1, ..(*a).clone() } == member) {
-            Some(same) => same.share += 1,
-            None => answers.push(member),
+    let mut answers: Vec<(Answer, f64)> = Vec::new();
+    for (slot, share) in groups::members(memory.fib().get(base..).unwrap_or_default()) {
+        let member = answer(memory, slot, address.ip());
+        match answers.iter_mut().find(|(a, _)| *a == member) {
+            Some((_, sum)) => *sum += share,
+            None => answers.push((member, share)),
         }
     }
-    answers
+    answers.into_iter().map(|(a, share)| Answer { share: share.round() as u16, ..a }).collect()
 }
 
 /// The next hop that packets to `address` leave by and, of a connected route, the longest IP packet in bytes, else `u32::MAX`.

@@ -1,9 +1,16 @@
-//! ECMP groups: 256 slots shared out by weight.
+//! ECMP groups: a block of the forwarding table that holds the members' thresholds, and behind them their next hops.
 
 use super::nexthops::{Key, MAP_FULL};
-use std::collections::{BTreeMap, HashMap};
+use crate::{fib::Slot, memory::words::FIB_BLOCK, multipath::upper_bounds};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::atomic::{AtomicU32, Ordering::Acquire},
+};
 
-/// Members as next hop keys with weights; what makes two groups the same.
+/// Most members of a group: half a block.
+pub(crate) const GROUP_MEMBERS: usize = FIB_BLOCK / 2;
+
+/// Members as next hop keys with weights, in the order of Linux; what makes two groups the same.
 pub(super) type Members = Vec<(Key, u32)>;
 
 #[derive(Debug)]
@@ -29,30 +36,38 @@ pub(super) struct Groups {
     pub by_key: HashMap<Members, u32>,
 }
 
-/// How many of 256 slots each of at most 256 members gets: by largest remainder, at least one each.
-pub(super) fn shares(weights: &[u32]) -> Vec<usize> {
-    let total: u64 = weights.iter().map(|w| u64::from(*w)).sum::<u64>().max(1);
-    let exact = |i: usize| u64::from(weights[i]) * 256;
-    let mut shares: Vec<usize> = (0..weights.len()).map(|i| ((exact(i) / total) as usize).max(1)).collect();
-    // Over (positive) or under its exact share, in units of 1 / total.
-    let excess = |i: usize, share: usize| share as i64 * total as i64 - exact(i) as i64;
-    loop {
-        let sum: usize = shares.iter().sum();
-        let change = match sum.cmp(&256) {
-            std::cmp::Ordering::Equal => return shares,
-            std::cmp::Ordering::Less => {
-                (0..shares.len()).min_by_key(|i| excess(*i, shares[*i])).map(|i| (i, shares[i] + 1))
-            }
-            std::cmp::Ordering::Greater => (0..shares.len())
-                .filter(|i| shares[*i] > 1)
-                .max_by_key(|i| excess(*i, shares[*i]))
-                .map(|i| (i, shares[i] - 1)),
-        };
-        match change {
-            Some((i, share)) => shares[i] = share,
-            None => return shares,
-        }
-    }
+/// The block of a group: thresholds in order, then next hops. Places without a member repeat the last one, so each hash finds one.
+pub(super) fn layout(members: &[(u32, u32)]) -> [Slot; FIB_BLOCK] {
+    let weights: Vec<u32> = members.iter().map(|(_, weight)| *weight).collect();
+    let bounds = upper_bounds(&weights);
+    let last = members.last().map_or(MAP_FULL, |(id, _)| *id);
+    std::array::from_fn(|at| match at.checked_sub(GROUP_MEMBERS) {
+        None => Slot(bounds.get(at).copied().unwrap_or(u32::MAX >> 1)),
+        Some(at) => Slot::nexthop(members.get(at).map_or(last, |(id, _)| *id)),
+    })
+}
+
+/// The next hop that a group gives a hash of 31 bits.
+pub(crate) fn choose(block: &[AtomicU32], hash: u32) -> Slot {
+    let Some((bounds, members)) = block.get(..FIB_BLOCK).map(|b| b.split_at(GROUP_MEMBERS)) else {
+        return Slot::NO_ROUTE;
+    };
+    let at = bounds.partition_point(|bound| bound.load(Acquire) < hash);
+    members.get(at).map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)))
+}
+
+/// All next hops of a group with the share of hashes that each gets, in parts of 256.
+pub(super) fn members(block: &[AtomicU32]) -> Vec<(Slot, f64)> {
+    let Some((bounds, members)) = block.get(..FIB_BLOCK).map(|b| b.split_at(GROUP_MEMBERS)) else {
+        return Vec::new();
+    };
+    let mut before = 0;
+    let share = |(bound, slot): (&AtomicU32, &AtomicU32)| {
+        let end = bound.load(Acquire).saturating_add(1);
+        let width = end.saturating_sub(std::mem::replace(&mut before, end));
+        (width > 0).then(|| (Slot(slot.load(Acquire)), f64::from(width) / f64::from(1 << 23)))
+    };
+    bounds.iter().zip(members).filter_map(share).collect()
 }
 
 #[cfg(test)]
@@ -60,27 +75,35 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    #[test]
-    fn known_shares() {
-        assert_eq!(shares(&[1, 1]), [128, 128]);
-        assert_eq!(shares(&[1, 2]), [85, 171]);
-        assert_eq!(shares(&[256, 1]), [255, 1]);
-        assert_eq!(shares(&[256; 256]), [1; 256]);
+    fn stored(members: &[(u32, u32)]) -> Vec<AtomicU32> {
+        layout(members).iter().map(|slot| AtomicU32::new(slot.0)).collect()
     }
 
     proptest! {
         #[test]
-        fn all_slots_are_shared_out(weights in prop::collection::vec(1u32..=256, 1..=256)) {
-            let shares = shares(&weights);
-            prop_assert_eq!(shares.iter().sum::<usize>(), 256);
-            prop_assert!(shares.iter().all(|s| *s > 0));
-            let total: u32 = weights.iter().sum();
-            if weights.iter().all(|w| w * 256 >= total) {
-                for (w, s) in weights.iter().zip(&shares) {
-                    let exact = f64::from(*w) * 256.0 / f64::from(total);
-                    prop_assert!((*s as f64 - exact).abs() < 1.0, "{w} of {total} got {s}");
-                }
+        fn the_first_member_whose_bound_is_not_below_the_hash_is_chosen(
+            weights in prop::collection::vec(1u32..=65535, 1..=GROUP_MEMBERS),
+            hashes in prop::collection::vec(0u32..=u32::MAX >> 1, 64),
+        ) {
+            let members: Vec<(u32, u32)> = (1..).zip(weights.iter().copied()).collect();
+            let (bounds, stored) = (upper_bounds(&weights), stored(&members));
+            let edges = bounds.iter().flat_map(|bound| [*bound, bound.saturating_sub(1), (bound + 1).min(u32::MAX >> 1)]);
+            for hash in edges.chain(hashes) {
+                let first = bounds.iter().position(|bound| hash <= *bound).unwrap();
+                prop_assert_eq!(choose(&stored, hash), Slot::nexthop(members[first].0));
             }
+        }
+
+        #[test]
+        fn shares_are_those_of_the_weights(weights in prop::collection::vec(1u32..=65535, 1..=GROUP_MEMBERS)) {
+            let stored: Vec<(u32, u32)> = (1..).zip(weights.iter().copied()).collect();
+            let shares = members(&self::stored(&stored));
+            let total: f64 = weights.iter().map(|w| f64::from(*w)).sum();
+            for (slot, share) in &shares {
+                let exact = f64::from(weights[slot.index() as usize - 1]) * 256.0 / total;
+                prop_assert!((share - exact).abs() < 0.000_001, "{exact} {share}");
+            }
+            prop_assert_eq!(shares.iter().map(|(_, share)| share).sum::<f64>(), 256.0);
         }
     }
 }

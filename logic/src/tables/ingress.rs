@@ -1,12 +1,14 @@
 //! Where a frame came in: `parse_ethernet()` and `classify()` of `bpf/`, but for the rows of queues, which say the same.
 
-use super::answer::find_interface;
+use super::{answer::find_interface, links::IF_PRIORITY_TAGS};
 use crate::{
     elements::Ingress,
     memory::Memory,
     net::{Tag, Vlan},
-    plan::PortId,
+    plan::{PortId, RouterId},
+    tables::encoding::{IF_IPV4, IF_IPV6},
 };
+use std::sync::atomic::Ordering::Acquire;
 
 /// Bytes of an Ethernet header, and of a VLAN tag.
 const ETHERNET: usize = 14;
@@ -27,10 +29,13 @@ impl Arrivals {
         let (Some(mac), Some(vlan)) = (frame.first_chunk::<6>(), vlan(frame)) else { return nowhere };
         let [a, b, c, d, e, f] = *mac;
         let first = u64::from_le_bytes([a, b, c, d, e, f, port, 0]);
-        match self.last {
+        let ingress = match self.last {
             Some((known, its_vlan, ingress)) if (known, its_vlan) == (first, vlan) => ingress,
             _ => {
-                let found = find_interface(memory, first, vlan);
+                let found = find_interface(memory, first, vlan).or_else(|| {
+                    let untagged = is_priority_tag(vlan).then(|| find_interface(memory, first, 0)).flatten();
+                    untagged.filter(|second| (second >> 56) as u8 & IF_PRIORITY_TAGS != 0)
+                });
                 let ingress = found.map_or(nowhere, |second| Ingress {
                     port,
                     interface: (second >> 32) as u16,
@@ -40,8 +45,19 @@ impl Arrivals {
                 self.last = Some((first, vlan, ingress));
                 ingress
             }
+        };
+        if is_marked(memory, ingress.router) {
+            return Ingress { flags: ingress.flags & !(IF_IPV4 | IF_IPV6), ..ingress };
         }
+        ingress
     }
+}
+
+/// Has a policy of the router changed, and is not read yet? Then nothing of it is accelerated: `policy_changed()` of `bpf/`, asked for
+/// each packet.
+#[inline]
+fn is_marked(memory: &(impl Memory + ?Sized), router: RouterId) -> bool {
+    memory.policy().get(usize::from(router)).is_some_and(|changes| changes.load(Acquire) != 0)
 }
 
 /// The key of up to two tags; `None`: there is no whole header, or not what must follow a tag.
@@ -59,6 +75,12 @@ fn vlan(frame: &[u8]) -> Option<u32> {
         Some(inner) => one.push(inner)?.key(),
         None => one.key(),
     })
+}
+
+/// Nothing but a priority tag (802.1p): VLAN 0, with whatever type.
+fn is_priority_tag(vlan: u32) -> bool {
+    let tag = |service| Vlan::NONE.push(Tag { vid: 0, service }).map(Vlan::key);
+    [tag(false), tag(true)].contains(&Some(vlan))
 }
 
 /// A tag for a customer's VLAN, or a provider's.
@@ -81,6 +103,7 @@ mod tests {
         memory::{Capacity, HeapMemory},
         plan::{Interface, Op},
     };
+    use std::sync::atomic::Ordering::Relaxed;
 
     #[test]
     fn frames_are_for_the_interface_of_their_port_tags_and_address() {
@@ -97,7 +120,7 @@ mod tests {
         };
         let mut tables = Tables::new(HeapMemory::new(capacity));
         for (id, vlan) in [(1, Vlan::NONE), (2, one), (3, two)] {
-            let interface = Interface { router: id as u8, vlan, ..plain_interface(5) };
+            let interface = Interface { router: id as u8, vlan, priority_tags: true, ..plain_interface(5) };
             tables.apply(&Op::Interface(id, interface)).unwrap();
         }
         let frame = |tags: &[u8]| {
@@ -118,9 +141,27 @@ mod tests {
             assert_eq!(found(1, &[0x81, 0, 0xe0, 100]), (1, 2, 2, 3));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 100]), (1, 3, 3, 3));
             assert_eq!(found(2, &[]), (2, 0, 0, 0), "another port");
+            // VLAN 0: untagged, if the interface takes such, and nothing but one tag.
+            for (tags, interface) in [
+                (&[0x81, 0, 0xe0, 0][..], 1),
+                (&[0x88, 0xa8, 0, 0], 1),
+                (&[0x81, 0, 0, 0, 0x81, 0, 0, 0], 0),
+                (&[0x81, 0, 0, 0, 0x81, 0, 0, 100], 0),
+                (&[0x81, 0, 0, 100, 0x81, 0, 0, 0], 0),
+            ] {
+                assert_eq!(found(1, tags).2, interface, "{tags:?}");
+            }
             assert_eq!(found(1, &[0x81, 0, 0, 101]), (1, 0, 0, 0));
             assert_eq!(found(1, &[0x88, 0xa8, 0, 100]), (1, 0, 0, 0), "another kind of tag");
         }
+        // Of router 2 a policy has changed, also for the frame that is remembered.
+        let tagged = [0x81, 0, 0, 100];
+        let mut flags = |tags: &[u8]| arrivals.ingress(tables.memory(), 1, &frame(tags)).flags & 3;
+        assert_eq!(flags(&tagged), 3);
+        tables.memory().policy()[2].fetch_add(1, Relaxed);
+        assert_eq!((flags(&tagged), flags(&[]), flags(&tagged)), (0, 3, 0));
+        tables.memory().policy()[2].store(0, Relaxed);
+        assert_eq!(flags(&tagged), 3);
         for end in 0..22 {
             arrivals.ingress(tables.memory(), 1, &frame(&[0x81, 0, 0, 100])[..end]);
         }

@@ -29,6 +29,9 @@ pub const IF_IPV6: u8 = 2;
 pub const IF_RPF_LOOSE: u8 = 4;
 pub const IF_RPF_STRICT: u8 = 8;
 pub const IF_REDIRECTS: u8 = 16;
+pub const IF_ACCEPT_LOCAL: u8 = 32;
+pub const IF_PRIORITY_TAGS: u8 = 64;
+pub const IF_LOOK_AT_SOURCES: u8 = 128;
 
 /// A neighbour whose MAC address is known.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +54,9 @@ pub(super) fn interface_words(id: InterfaceId, interface: &Interface) -> [u64; S
     set(interface.ipv4, IF_IPV4);
     set(interface.ipv6, IF_IPV6);
     set(interface.redirects, IF_REDIRECTS);
+    set(interface.accept_local, IF_ACCEPT_LOCAL);
+    set(interface.priority_tags, IF_PRIORITY_TAGS);
+    set(interface.look_at_sources, IF_LOOK_AT_SOURCES);
     [
         mac_word(interface.mac) | u64::from(interface.port) << 48,
         u64::from(interface.vlan.key())

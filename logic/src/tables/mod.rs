@@ -8,7 +8,7 @@
 //! - next hop: `link`; the word of `reason` and `flags` (only the reason of a next hop without link, and FRAGS);
 //! - a slot of a forwarding block, of a group, of the neighbour index; both leaves of a tail (one word);
 //! - the second word of an interface slot (zero first when the slot gets another key);
-//! - router row: a root, the flags, each word of the local address filter;
+//! - router row: a root, the flags, each word of the multipath key, each word of the local address filter;
 //! - a row of an RX queue, behind its version.
 //!
 //! Anything else about a next hop (the interface's MAC address, port or VLAN) changes by making a new one and rewriting
@@ -19,7 +19,7 @@
 //! | `routes` | router rows, routes, ECMP groups, the guards for martian destinations |
 //! | `links` | ports, interfaces, neighbours |
 //! | `queues` | rows of RX queues: what the tables say of destinations that a classifier steers there |
-//! | `nexthops`, `groups`, `buckets` | ids and words; shares of a group; where index keys sit |
+//! | `nexthops`, `groups`, `buckets` | ids and words; what a group chooses; where index keys sit |
 //! | `answer` | reading it all back as the program does |
 //! | `ingress` | which interface a frame is for |
 
@@ -39,7 +39,10 @@ mod tests;
 /// What words of the tables are composed of; `router::abi` compares it with the program's header.
 pub mod encoding {
     pub use super::{
-        links::{IF_IPV4, IF_IPV6, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT, INTERFACE_WAYS},
+        links::{
+            IF_ACCEPT_LOCAL, IF_IPV4, IF_IPV6, IF_LOOK_AT_SOURCES, IF_PRIORITY_TAGS, IF_REDIRECTS,
+            IF_RPF_LOOSE, IF_RPF_STRICT, INTERFACE_WAYS,
+        },
         nexthops::{FLAG_FRAGS, FLAG_LOCAL, FLAG_UNICAST, KIND_ONLINK, KIND_PASS, KIND_VIA},
         queues::{FAMILY_WAYS, MAX_QUEUES, QUEUE_WAYS},
     };
@@ -48,6 +51,7 @@ pub mod encoding {
 pub use crate::fib::{Epoch, Full, Occupancy, Region};
 pub use answer::{Answer, lookup};
 pub(crate) use answer::{Nexthop, RouterRow, find_neighbour, nexthop, nexthop_of, nexthop_rows};
+pub(crate) use groups::choose;
 pub use ingress::Arrivals;
 pub use queues::{MAX_QUEUES, Steered, queue_rows};
 pub use routes::{holds4, holds6};
@@ -154,7 +158,7 @@ impl<M: Memory> Tables<M> {
     fn carry_out(&mut self, op: &Op) -> Result<(), Full> {
         match op {
             Op::Port { port, frags } => self.set_port(*port, *frags),
-            Op::Router { router, multipath_l4 } => self.set_router(*router, *multipath_l4),
+            Op::Router { router, multipath } => self.set_router(*router, *multipath),
             Op::RouterGone(router) => self.router_gone(*router),
             Op::LocalAddresses { router, addresses } => self.set_local_addresses(*router, addresses),
             Op::Interface(id, interface) => self.set_interface(*id, interface),
@@ -223,5 +227,10 @@ impl<M: Memory> Tables<M> {
     /// Neighbours the program has sent packets to since the last call, to be kept alive.
     pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
         self.nexthops.take_used(&self.memory)
+    }
+
+    /// Has the program sent packets to this neighbour since it was last asked for?
+    pub fn take_use_of(&mut self, interface: InterfaceId, address: IpAddr) -> bool {
+        self.nexthops.take_use_of(&self.memory, interface, address)
     }
 }

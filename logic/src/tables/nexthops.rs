@@ -92,7 +92,8 @@ pub(super) fn address_bytes(address: IpAddr) -> [u8; 16] {
 fn state_word(key: Key, reason: Reason, frags: bool) -> u64 {
     let (interface, kind, mut flags, family) = match key {
         Key::Pass { reason, unicast } => {
-            let local = if matches!(reason, Reason::Local | Reason::Broadcast) { FLAG_LOCAL } else { 0 };
+            let own = matches!(reason, Reason::Local | Reason::LocalPrefix | Reason::Broadcast);
+            let local = if own { FLAG_LOCAL } else { 0 };
             (0, KIND_PASS, local | if unicast { FLAG_UNICAST } else { 0 }, 0)
         }
         Key::OnLink { interface, .. } => (interface, KIND_ONLINK, FLAG_UNICAST, 0),
@@ -287,6 +288,18 @@ impl Nexthops {
         used
     }
 
+    /// Has the program sent to this neighbour since the last call about it, or about all?
+    pub(super) fn take_use_of(&self, memory: &impl Memory, interface: InterfaceId, address: IpAddr) -> bool {
+        self.to(interface, address).fold(false, |used, id| {
+            let word = memory.nexthops().get(id as usize * words::NEXTHOP + USED_WORD);
+            let this = word.is_some_and(|word| word.load(Relaxed) != 0);
+            if let Some(word) = word.filter(|_| this) {
+                word.store(0, Relaxed);
+            }
+            used | this
+        })
+    }
+
     pub(super) fn seal(&mut self) -> Epoch {
         self.limbo.seal()
     }
@@ -335,7 +348,7 @@ mod tests {
         expected.extend([0; 16]);
         assert_eq!(bytes(encode(key, Some(egress), link)), expected);
 
-        for reason in [Reason::Local, Reason::Broadcast] {
+        for reason in [Reason::Local, Reason::LocalPrefix, Reason::Broadcast] {
             let local = Key::Pass { reason, unicast: false };
             let mut expected = vec![0; 64];
             (expected[27], expected[28]) = (reason as u8, FLAG_LOCAL);

@@ -180,7 +180,7 @@ mod tests {
     use crate::{
         memory::{Capacity, HeapMemory},
         net::Mac,
-        plan::{Hop, Interface, Target},
+        plan::{Hop, Interface, MultipathHash, Target},
     };
     use std::sync::atomic::Ordering::Relaxed;
 
@@ -200,7 +200,7 @@ mod tests {
             Some(Target::Hop(Hop { interface: 2, gateway, mtu }))
         };
         for op in [
-            Op::Router { router: 0, multipath_l4: [false; 2] },
+            Op::Router { router: 0, multipath: MultipathHash::default() },
             Op::Interface(1, inside()),
             Op::Interface(2, plain_interface(2)),
             Op::Route4(0, "10.0.2.0/24".parse().unwrap(), hop(None, 1400)),

@@ -74,8 +74,8 @@ fn check(memory: &Shared, random: &mut Random) {
     let root = memory.routers()[0].load(Acquire);
     let mut leaf = lookup(memory, root, destination);
     if leaf.kind() == crate::fib::Kind::Group {
-        let at = leaf.index() as usize * words::FIB_BLOCK + random.below(256) as usize;
-        leaf = crate::fib::Slot(memory.fib()[at].load(Acquire));
+        let hash = random.below(1 << 31);
+        leaf = super::choose(&memory.fib()[leaf.index() as usize * words::FIB_BLOCK..], hash);
     }
     let answer = answer(memory, leaf, IpAddr::from(destination.to_be_bytes()));
     assert!(

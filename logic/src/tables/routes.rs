@@ -2,12 +2,13 @@
 
 use super::{
     Tables,
-    groups::{Group, shares},
+    groups::{GROUP_MEMBERS, Group, layout},
     nexthops::{Key, MAP_FULL, encode},
 };
 use crate::{
     fib::{Full, Kind, Region, Slot, Space, Table},
     memory::{Memory, words},
+    multipath::MultipathHash,
     net::{Address, Prefix, Prefix4, Prefix6},
     plan::{RouterId, Target},
     reason::Reason,
@@ -18,8 +19,9 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Release},
 };
 
-/// Word of `struct router` that holds the flags, and where `local4` begins.
+/// Words of `struct router`: where the flags, `multipath_key` and `local4` begin.
 pub(super) const FLAGS_WORD: usize = 2;
+pub(super) const KEY_WORD: usize = 3;
 pub(super) const FILTER_WORD: usize = 8;
 
 /// The tables of one router.
@@ -144,11 +146,14 @@ impl<M: Memory> Tables<M> {
         Ok(())
     }
 
-    pub(super) fn set_router(&mut self, router: RouterId, multipath_l4: [bool; 2]) -> Result<(), Full> {
+    pub(super) fn set_router(&mut self, router: RouterId, multipath: MultipathHash) -> Result<(), Full> {
         self.has_row(router)?;
         if let Some(row) = self.row(router) {
-            let flags = u64::from(multipath_l4[0]) | u64::from(multipath_l4[1]) << 1;
+            let flags = u64::from(multipath.l4[0]) | u64::from(multipath.l4[1]) << 1;
             row[FLAGS_WORD].store(flags, Release);
+            for (word, half) in row[KEY_WORD..].iter().zip(multipath.key) {
+                word.store(half, Release);
+            }
         }
         Ok(())
     }
@@ -372,7 +377,8 @@ impl<M: Memory> Tables<M> {
         let mut key: Vec<(Key, u32)> = Vec::with_capacity(targets.len());
         for (target, weight) in targets.iter().filter(|(_, weight)| *weight > 0) {
             let member = self.key_of(target);
-            match key.iter_mut().find(|(k, _)| *k == member) {
+            // Linux's order counts, so only neighbours are joined.
+            match key.last_mut().filter(|(k, _)| *k == member) {
                 Some((_, sum)) => *sum += u32::from(*weight),
                 None => key.push((member, u32::from(*weight))),
             }
@@ -380,7 +386,7 @@ impl<M: Memory> Tables<M> {
         match key[..] {
             [(only, _)] => return self.acquire(only).map(Slot::nexthop),
             [] => return self.acquire(self.key_of(&Target::Multi([].into()))).map(Slot::nexthop),
-            _ if key.len() > words::FIB_BLOCK => {
+            _ if key.len() > GROUP_MEMBERS => {
                 return self.acquire(self.key_of(&Target::Multi([].into()))).map(Slot::nexthop);
             }
             _ => {}
@@ -398,7 +404,7 @@ impl<M: Memory> Tables<M> {
                 Err(full) => return self.abandon(&members, full),
             }
         }
-        match self.pool.group(&self.memory, &group_slots(&members)) {
+        match self.pool.group(&self.memory, &layout(&members)) {
             Ok(block) => {
                 self.groups.by_key.insert(key.clone(), block);
                 self.groups.by_block.insert(block, Group { members, refs: 1, key });
@@ -482,7 +488,7 @@ impl<M: Memory> Tables<M> {
         if !old.is_empty() {
             let base = block as usize * words::FIB_BLOCK;
             let slots = self.memory.fib().iter().skip(base);
-            for (word, slot) in slots.zip(group_slots(&group.members)) {
+            for (word, slot) in slots.zip(layout(&group.members)) {
                 word.store(slot.0, Release);
             }
             if self.groups.by_key.get(&group.key) == Some(&block) {
@@ -534,14 +540,6 @@ impl<M: Memory> Tables<M> {
         }
         result
     }
-}
-
-/// Contiguous shares, so that few flows move when a weight changes.
-fn group_slots(members: &[(u32, u32)]) -> [Slot; words::FIB_BLOCK] {
-    let weights: Vec<u32> = members.iter().map(|(_, weight)| *weight).collect();
-    let mut ids =
-        shares(&weights).into_iter().zip(members).flat_map(|(n, (id, _))| std::iter::repeat_n(*id, n));
-    std::array::from_fn(|_| ids.next().map_or(FULL, Slot::nexthop))
 }
 
 /// The one bit of the router's filter that this address of its own sets (Knuth's multiplicative hash, top 11 bits).

@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     memory::{Capacity, HeapMemory},
     net::{Prefix, Prefix4, Prefix6, Tag},
-    plan::{Hop, Interface, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, ReversePath, Target},
     reason::Reason,
 };
 use proptest::prelude::*;
@@ -40,7 +40,7 @@ fn seen(answers: Vec<Answer>) -> BTreeSet<Seen> {
 
 /// Sources that lead there are not forwarded.
 fn is_local(reason: Reason) -> bool {
-    matches!(reason, Reason::Local | Reason::Broadcast)
+    matches!(reason, Reason::Local | Reason::LocalPrefix | Reason::Broadcast)
 }
 
 #[derive(Default)]
@@ -232,6 +232,9 @@ fn interface() -> impl Strategy<Value = Interface> {
             transmit,
             reverse_path,
             redirects,
+            accept_local: redirects,
+            priority_tags: ipv4,
+            look_at_sources: ipv6,
         },
     )
 }
@@ -246,7 +249,12 @@ fn neighbour_address() -> impl Strategy<Value = IpAddr> {
 }
 
 fn single_target() -> impl Strategy<Value = Target> {
-    let reason = prop::sample::select(vec![Reason::Local, Reason::SpecialRoute, Reason::Broadcast]);
+    let reason = prop::sample::select(vec![
+        Reason::Local,
+        Reason::LocalPrefix,
+        Reason::SpecialRoute,
+        Reason::Broadcast,
+    ]);
     let hop = (1u16..5, prop::option::of(neighbour_address()), prop::sample::select(vec![1400u32, 1500]));
     prop_oneof![
         1 => (reason, any::<bool>()).prop_map(|(reason, unicast)| Target::Pass { reason, unicast }),
@@ -270,7 +278,7 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         1 => (0u8..2, any::<bool>()).prop_map(|(port, frags)| Op::Port { port, frags }),
         1 => (0u8..3, any::<[bool; 2]>())
-            .prop_map(|(router, multipath_l4)| Op::Router { router, multipath_l4 }),
+            .prop_map(|(router, l4)| Op::Router { router, multipath: MultipathHash { l4, key: [1, 2] } }),
         1 => (0u8..3).prop_map(Op::RouterGone),
         6 => (1u16..5, interface()).prop_map(|(id, i)| Op::Interface(id, i)),
         2 => (1u16..5).prop_map(Op::InterfaceGone),
@@ -483,6 +491,9 @@ pub(super) fn plain_interface(mac: u8) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Loose,
         redirects: true,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }
 
@@ -586,7 +597,7 @@ fn groups_share_hashes_by_weight_and_are_shared_themselves() {
 #[test]
 fn router_rows_are_those_of_the_abi() {
     let tables = simple(&[
-        Op::Router { router: 1, multipath_l4: [false, true] },
+        Op::Router { router: 1, multipath: MultipathHash { l4: [false, true], key: [7, 8] } },
         Op::LocalAddresses { router: 1, addresses: [0x0a00_0001, 0xc0a8_0101].into() },
         Op::Route4(
             1,
@@ -599,7 +610,8 @@ fn router_rows_are_those_of_the_abi() {
     assert_eq!(word(0) >> 32, 32, "a small table has one block");
     assert_eq!(word(1), 128 << 32, "no IPv6 routes: the empty block");
     assert_eq!(word(2), 2);
-    assert!(row[3..8].iter().all(|w| w.load(Relaxed) == 0));
+    assert_eq!((word(3), word(4)), (7, 8));
+    assert!(row[5..8].iter().all(|w| w.load(Relaxed) == 0));
     let bits: u32 = row[8..].iter().map(|w| w.load(Relaxed).count_ones()).sum();
     assert_eq!(bits, 2);
     let bit = (0x0a00_0001_u32.wrapping_mul(0x9e37_79b1) >> 21) as usize;

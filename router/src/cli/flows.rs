@@ -12,7 +12,7 @@ use std::{
     collections::HashMap,
     fs::File,
     hash::{BuildHasher, RandomState},
-    io::{self, BufRead, BufReader, IsTerminal, Read},
+    io::{self, BufRead, BufReader, IsTerminal, Read, Write},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -338,7 +338,11 @@ fn watch(instance: &Instance, select: &Select) -> Result<()> {
         (before, looked) = (counts, Some(now));
         match select.output.json {
             true => print(&(serde_json::to_string(&watched)? + "\n"))?,
-            false => print(&format!("{clear}{}", screen(&watched)))?,
+            false => {
+                // Ours, not a text of others.
+                io::stdout().write_all(clear.as_bytes())?;
+                print(&screen(&watched))?
+            }
         }
         thread::sleep(Duration::from_secs(1).saturating_sub(now.elapsed()));
     }

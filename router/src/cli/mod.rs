@@ -24,7 +24,7 @@ mod text;
 mod top;
 
 use crate::{
-    config::{Config, Interval, OpenFlowVersion, PortName, Target},
+    config::{Config, HeartbeatTime, OpenFlowVersion, PortName, Target},
     cores::report::{CoresReport, EventReport},
     daemon::{
         api::RouteQuery,
@@ -38,6 +38,7 @@ use crate::{
         },
         start,
     },
+    foreign::{LogLines, shown_json, shown_lines},
     hex,
     netns::Source,
     switch::controllers::ControllersReport,
@@ -46,7 +47,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Parser, Subcommand};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
     net::IpAddr,
     path::PathBuf,
     process::ExitCode,
@@ -120,11 +121,13 @@ const RUN_HELP: &str = "\
 The file of --config, every key optional, with the defaults:
   ports = []                # such as [\"eth1\", \"eth2\"]
   routers = []              # as --router
-  heartbeat = \"30s\"         # 2s to 24h
+  heartbeat = \"3s\"          # how long forwarding goes on without a daemon, 2s to 24h; \"0\": not at all
   generic = false
   steering = false          # heavy flows to queues of their next hops by a NIC's ntuple rules; little is gained for IPv4
+  ecmp = \"auto\"             # who chooses among the next hops of a multipath route; \"linux\": the kernel, unless the choice is the same
   [policing]                # packets to the kernel per second, core and router; 0: unlimited
-  exception_pps = 100000    # what mostly ends in a drop or an ICMP error there
+  exception_pps = 100000    # what ends in a drop or an ICMP error there; what is forwarded at a higher cost only
+                            # while others on the core lose by it
   control_pps = 10000       # ARP, neighbour discovery
   [sampling]
   every_packets = 128       # one packet in so many is timed; a power of two, or 0: never
@@ -209,7 +212,7 @@ struct Run {
     routers: Vec<Source>,
     /// How long forwarding goes on without a daemon that confirms the tables, 2s to 24h [default: 30s].
     #[arg(long, value_name = "TIME")]
-    heartbeat: Option<Interval>,
+    heartbeat: Option<HeartbeatTime>,
     /// Where a port has no native XDP, attach in generic mode (slower).
     #[arg(long)]
     generic: bool,
@@ -281,7 +284,7 @@ pub fn main() -> ExitCode {
             if json {
                 let _ = print_json(&serde_json::json!({ "error": text }));
             }
-            eprintln!("millrace: {text}");
+            complain(&text);
             ExitCode::FAILURE
         }
     }
@@ -349,8 +352,8 @@ impl Run {
         let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
         tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(io::stderr)
-            .with_ansi(io::stderr().is_terminal())
+            .with_writer(|| LogLines)
+            .with_ansi(false)
             .with_target(false)
             .init();
         let config = self.merged()?;
@@ -453,15 +456,15 @@ impl Explain {
         let explained = explain_frames(instance, &base, capture.frames)?;
         show(self.output, &explained[..], |e| text::explanations(e, self.verbose))?;
         if capture.more {
-            eprintln!(
-                "millrace: these are the first {} frames of {}; others can be cut out with `editcap -r`",
+            complain(&format!(
+                "these are the first {} frames of {}; others can be cut out with `editcap -r`",
                 capture::MAX_FRAMES,
                 self.packet
-            );
+            ));
         }
         let not = explained.iter().filter(|e| matches!(e, Explained::Not { .. })).count();
         if not > 0 {
-            eprintln!("millrace: {not} of {} frames could not be explained", explained.len());
+            complain(&format!("{not} of {} frames could not be explained", explained.len()));
             return Ok(ExitCode::FAILURE);
         }
         Ok(ExitCode::SUCCESS)
@@ -568,15 +571,20 @@ fn show<T: Serialize + ?Sized>(output: Output, report: &T, text: impl Fn(&T) -> 
 }
 
 fn print_json(report: &(impl Serialize + ?Sized)) -> Result<()> {
-    print(&(serde_json::to_string_pretty(report)? + "\n"))
+    print(&(shown_json(&serde_json::to_string_pretty(report)?) + "\n"))
 }
 
-/// A reader that has seen enough (`| head`) is no error.
+/// All that commands print. A reader that has seen enough (`| head`) is no error.
 fn print(text: &str) -> Result<()> {
-    match io::stdout().lock().write_all(text.as_bytes()) {
+    match io::stdout().lock().write_all(shown_lines(text).as_bytes()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(e).context("writing the answer"),
         _ => Ok(()),
     }
+}
+
+/// All that commands say on standard error.
+fn complain(text: &str) {
+    eprintln!("millrace: {}", shown_lines(text));
 }
 
 #[cfg(test)]
@@ -617,6 +625,7 @@ mod tests {
         let wrong = [
             ("run --port a/b", "is not a device name"),
             ("run --heartbeat 1s", "2s to 24h"),
+            ("run --heartbeat 1s", "\"0\": not without a daemon"),
             ("run --router pid:x", "is not a router"),
             ("status --instance a/b", "is not an instance name"),
             ("routes", "required"),

@@ -1,9 +1,10 @@
 //! `millrace paths`: the user plane without a daemon, over captures.
 
-use super::{Output, show, table::Table};
+use super::{Output, complain, show, table::Table};
 use crate::{
     captures::{CaptureWriters, OfRun, Sink},
     config::PathsConfig,
+    guard::is_by_us_or_root,
     paths::{self, Input, Outputs, PathReport, PathsReport},
     sas::Sas,
 };
@@ -12,7 +13,7 @@ use clap::{Args, Subcommand};
 use logic::plan::PortId;
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io::{self, BufWriter},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -120,6 +121,7 @@ impl Run {
         let mut outputs = Vec::new();
         for (port, file) in wanted {
             files.refuse(Path::new(file))?;
+            refuse_link_of_another(Path::new(file))?;
             let opened = File::options().write(true).create(true).truncate(false).open(file);
             let opened = opened.with_context(|| format!("cannot write {file}"))?;
             files.keep(Path::new(file), "written")?;
@@ -136,9 +138,18 @@ impl Run {
         let captures = CaptureWriters::new(copied.into_iter().map(|(mirror, file)| (mirror, sink(file))));
         let report = paths::run(&config, sas, captures, &mut inputs, Outputs::new(outputs, nanoseconds)?)?;
         show(self.output, &report, text)?;
-        report.errors.iter().for_each(|error| eprintln!("millrace: {error}"));
+        report.errors.iter().for_each(|error| complain(error));
         Ok(if report.errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
+
+/// A link such as /dev/stdout is followed, one that another user has made is not.
+fn refuse_link_of_another(file: &Path) -> Result<()> {
+    let is_others = |data: fs::Metadata| data.is_symlink() && !is_by_us_or_root(&data);
+    if fs::symlink_metadata(file).is_ok_and(is_others) {
+        bail!("cannot write {}: it is a link that another user has made", file.display());
+    }
+    Ok(())
 }
 
 /// Devices and pipes have no length.

@@ -56,6 +56,7 @@ pub fn status(s: &Status) -> String {
         "heartbeat   tables confirmed {age}; without a daemon forwarding goes on for {} s\n",
         s.heartbeat.timeout_s
     );
+    s.seen_late.iter().for_each(|what| text += &format!("note        policy seen late: {what}\n"));
     let cost =
         s.ns_per_packet.map_or(String::new(), |ns| format!(", {ns:.0} ns each without transmit (sampled)"));
     let lost = match s.lost {
@@ -465,15 +466,22 @@ fn hop_words(hop: &HopReport, several: bool) -> String {
 
 /// `millrace routes --verify`.
 pub fn verify(v: &VerifyReport) -> String {
-    let mut table = Table::new(&["ROUTER", "PREFIXES4", "PREFIXES6", "DIFFERENCES"]);
+    let mut table = Table::new(&["ROUTER", "PREFIXES4", "PREFIXES6", "ASKED", "DIFFERENCES"]);
     for r in &v.routers {
-        let differences = r.differences.len().to_string();
-        table.row([r.router.clone(), r.compared.ipv4.to_string(), r.compared.ipv6.to_string(), differences]);
+        let numbers = [r.compared.ipv4, r.compared.ipv6, r.asked, r.found].map(|n| n.to_string());
+        let [ipv4, ipv6, asked, found] = numbers;
+        table.row([r.router.clone(), ipv4, ipv6, asked, found]);
     }
     let mut text = table.text();
     for r in &v.routers {
         if let Some(line) = unused(r) {
             text += &format!("  {}: {line}\n", r.router);
+        }
+        for (reason, addresses) in &r.left {
+            text += &format!("  {}: left to the kernel ({reason}): {addresses} addresses\n", r.router);
+        }
+        if r.changing > 0 {
+            text += &format!("  {}: too busy to compare: {} addresses\n", r.router, r.changing);
         }
         for d in &r.differences {
             text += &format!(
@@ -487,7 +495,7 @@ pub fn verify(v: &VerifyReport) -> String {
         n => format!("{n} differences\n"),
     };
     text + "PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
-            the fast table\n"
+            the fast table; ASKED are the addresses the kernel was asked about\n"
 }
 
 /// That a router's tables are not what its packets go by.

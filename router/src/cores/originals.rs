@@ -18,6 +18,7 @@ use super::{
 use crate::{
     config::{CoresSettings, LocalDelivery},
     ethtool::{Coalescing, Ethtool},
+    guard,
     priority::Urgency,
 };
 use serde::{Deserialize, Serialize};
@@ -169,7 +170,7 @@ impl Originals {
     /// With what a daemon before this one left in the file.
     pub fn read(file: PathBuf) -> Originals {
         let left: Option<Vec<serde_json::Value>> =
-            fs::read(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
+            guard::read_ours(&file).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let known = |entry: serde_json::Value| {
             let words = entry.to_string();
             serde_json::from_value(entry)
@@ -414,9 +415,7 @@ impl Originals {
         if all.is_empty() {
             super::unless_gone(fs::remove_file(&self.file))?;
         } else if all != self.all {
-            let new = self.file.with_extension("cores.new");
-            fs::write(&new, serde_json::to_vec(&all)?)?;
-            fs::rename(&new, &self.file)?;
+            guard::replace(&self.file, &serde_json::to_vec(&all)?)?;
         }
         self.all = all;
         Ok(())

@@ -11,7 +11,7 @@ use super::{
     affinity::{Affinity, CoreMask},
     numbered, serve, threads,
 };
-use crate::printable::printable;
+use crate::foreign::shown;
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fmt, fs,
@@ -200,13 +200,13 @@ impl<A: Affinity> Scanner<A> {
         };
         let vcpus = cores(&mut narrow.iter().filter(is_vcpu));
         if !vcpus.is_empty() {
-            let name = printable(&guest(&text("cmdline")).unwrap_or(stat.name));
+            let name = shown(&guest(&text("cmdline")).unwrap_or(stat.name));
             return Some(Pinned { name, kind: WorkloadKind::VirtualMachine, cores: vcpus });
         }
         let cores = cores(&mut narrow.iter());
         Some(match cpuset.trim_end() {
-            "" | "/" => Pinned { name: printable(&stat.name), kind: WorkloadKind::Process, cores },
-            path => Pinned { name: printable(path), kind: WorkloadKind::Container, cores },
+            "" | "/" => Pinned { name: shown(&stat.name), kind: WorkloadKind::Process, cores },
+            path => Pinned { name: shown(path), kind: WorkloadKind::Container, cores },
         })
     }
 }
@@ -325,7 +325,7 @@ mod tests {
             [
                 workload(20, "web", VirtualMachine, &[2, 6]),
                 workload(31, "/docker/3f2a", Container, &[4, 5]),
-                workload(40, "stress?[2J", Process, &[0, 1, 2, 3]),
+                workload(40, r"stress\u{1b}[2J", Process, &[0, 1, 2, 3]),
             ]
         );
         let per_core = per_core(&found);

@@ -60,7 +60,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let all = all_interfaces(&totals);
         let age = self.times.confirmed.map(|at| now.saturating_sub(at));
         let problem = self.trouble.clone().or_else(|| {
-            let late = age.is_none_or(|age| age >= self.config.heartbeat.0);
+            let late = age.is_none_or(|age| age >= self.heartbeat());
             late.then(|| "the mirror was not confirmed in time; the kernel forwards".into())
         });
         let problem = problem.or_else(|| {
@@ -82,6 +82,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 timeout_s: self.config.heartbeat.0.as_secs_f64(),
                 age_s: age.map(|a| a.as_secs_f64()),
             },
+            seen_late: self.windows.unseen(),
             generation: self.generation.number,
             packets: packets(&all, &totals, |_| true),
             lost: ports.iter().flat_map(|port| &port.lost).map(|reason| reason.packets).sum(),
@@ -372,7 +373,7 @@ fn packets(count: &InterfaceCount, totals: &Counters, is_payer: impl Fn(Charge) 
                 Class::Lost => continue,
                 Class::Drop => &mut packets.dropped,
                 Class::Taken => &mut packets.taken,
-                Class::Pass | Class::Exception | Class::Control => &mut packets.passed,
+                Class::Pass | Class::Slow | Class::Exception | Class::Control => &mut packets.passed,
             };
             *field = field.wrapping_add(*n);
         }
@@ -409,6 +410,7 @@ fn cut_packets(totals: &Counters, is_payer: impl Fn(Charge) -> bool) -> u64 {
 pub(super) fn reason_count(reason: Reason, packets: u64) -> ReasonCount {
     let class = match reason.class() {
         Class::Pass => "pass",
+        Class::Slow => "slow",
         Class::Exception => "exception",
         Class::Control => "control",
         Class::Drop => "drop",

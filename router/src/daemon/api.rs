@@ -25,6 +25,7 @@
 use super::{
     metrics,
     report::{ExplainReport, ExplainRequest},
+    serving,
 };
 use crate::{
     cores::{
@@ -33,6 +34,7 @@ use crate::{
     },
     hex,
     observer::Waker,
+    privileges,
     sas::{RunningSas, SaName, SasReport},
     switch::{self, controllers::ControllersReport, report::FlowsChanged},
 };
@@ -52,8 +54,9 @@ use std::{
     io,
     net::IpAddr,
     os::unix::net::UnixListener,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::PathBuf,
-    sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    sync::mpsc::{self, Receiver, SyncSender, TrySendError, sync_channel},
     thread,
     time::Duration,
 };
@@ -192,14 +195,16 @@ pub fn serve(
 ) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let files = Files::start()?;
     thread::Builder::new().name("api".into()).spawn(move || {
+        privileges::serve_with_nothing("api");
         runtime.block_on(async {
-            let served = match tokio::net::UnixListener::from_std(listener) {
-                Ok(listener) => axum::serve(listener, routes(requests, switch, cores, sas)).await,
-                Err(e) => Err(e),
-            };
-            if let Err(e) = served {
-                tracing::error!("the API has ended: {e}; forwarding goes on");
+            match tokio::net::UnixListener::from_std(listener) {
+                Ok(listener) => {
+                    let routes = routes(requests, switch, cores, (sas, files));
+                    serving::serve(listener, routes, serving::PATIENCE).await;
+                }
+                Err(e) => tracing::error!("there is no API: {e}; forwarding goes on"),
             }
         });
     })?;
@@ -210,7 +215,7 @@ fn routes(
     requests: Requests,
     switch: switch::Handle,
     cores: Option<cores::handle::Handle>,
-    of_paths: RunningSas,
+    of_paths: (RunningSas, Files),
 ) -> Router {
     let explain = post(explain).with_state((requests.clone(), switch.clone()));
     let sas = get(list_sas).post(change_sas).layer(DefaultBodyLimit::max(MAX_SAS_BYTES));
@@ -355,25 +360,53 @@ pub struct SasRequest {
     pub remove: Vec<SaName>,
 }
 
-async fn list_sas(State(sas): State<RunningSas>) -> Result<Json<SasReport>, ApiError> {
+async fn list_sas(State((sas, _)): State<(RunningSas, Files)>) -> Result<Json<SasReport>, ApiError> {
     let listed = task::spawn_blocking(move || Json(sas.report())).await;
     listed.map_err(|e| ApiError::failed(format!("listing SAs: {e}")))
 }
 
 /// Keys and numbers are files.
 async fn change_sas(
-    State(sas): State<RunningSas>,
+    State((sas, files)): State<(RunningSas, Files)>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SasReport>, ApiError> {
     let SasRequest { set, file, remove } = request(body, "a request for SAs")?;
     if !set.is_empty() && !file.is_absolute() {
         return Err(ApiError::bad("file: the absolute path of the file that has these tables is wanted"));
     }
-    let changed = task::spawn_blocking(move || {
-        sas.change(&file, &set, &remove).map_err(ApiError::bad)?;
-        Ok(Json(sas.report()))
-    });
-    changed.await.map_err(|e| ApiError::failed(format!("changing SAs: {e}")))?
+    files
+        .with(move || {
+            sas.change(&file, &set, &remove).map_err(ApiError::bad)?;
+            Ok(Json(sas.report()))
+        })
+        .await?
+}
+
+/// A thread that writes files for the API's, which cannot.
+#[derive(Clone)]
+struct Files(mpsc::Sender<Box<dyn FnOnce() + Send>>);
+
+impl Files {
+    fn start() -> io::Result<Files> {
+        let (to, jobs) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
+        thread::Builder::new().name("api-files".into()).spawn(move || {
+            if let Err(error) = privileges::give_up_all() {
+                tracing::error!("the thread api-files keeps its rights: {error:#}");
+            }
+            for job in jobs {
+                // Its client gets an error then.
+                let _ = catch_unwind(AssertUnwindSafe(job));
+            }
+        })?;
+        Ok(Files(to))
+    }
+
+    async fn with<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+        let (done_to, done) = oneshot::channel();
+        let job = move || drop(done_to.send(job()));
+        self.0.send(Box::new(job)).map_err(|_| ApiError::ending())?;
+        done.await.map_err(|_| ApiError::failed("a file could not be written"))
+    }
 }
 
 /// Reads a body; `what` it is to be, for the error.

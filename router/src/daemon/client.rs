@@ -1,6 +1,7 @@
 //! The command line's end of the API: one request, one answer, in bounded time.
 
 use super::api::ErrorBody;
+use crate::foreign::parsed;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Request, Response,
@@ -38,7 +39,7 @@ pub enum CallError {
     Broken(String),
 }
 
-/// Asks the daemon at `socket`.
+/// Asks the daemon at `socket`. Every string in the answer is as a terminal may show it.
 pub fn call<T: DeserializeOwned>(
     socket: &Path,
     method: &str,
@@ -47,7 +48,7 @@ pub fn call<T: DeserializeOwned>(
     patience: Duration,
 ) -> Result<T, CallError> {
     let bytes = exchanged(socket, method, path, body, patience)?;
-    serde_json::from_slice(&bytes).map_err(|e| CallError::Broken(e.to_string()))
+    parsed(&bytes).map_err(|e| CallError::Broken(e.to_string()))
 }
 
 /// Asks the daemon at `socket` for a text.
@@ -74,7 +75,7 @@ fn exchanged(
     })
 }
 
-/// Asks the daemon at `socket` for lines of JSON, which are handed on as they come; between two of them at most `patience`
+/// Asks the daemon at `socket` for lines of JSON, which are handed on as they come, as by [`call`]; between two of them at most `patience`
 /// passes. An error of `each` ends it.
 pub fn lines<T: DeserializeOwned>(
     socket: &Path,
@@ -95,7 +96,7 @@ pub fn lines<T: DeserializeOwned>(
             rest.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
             let whole = rest.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
             for line in rest[..whole].split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
-                each(serde_json::from_slice(line).map_err(|e| broken(&e))?)?;
+                each(parsed(line).map_err(|e| broken(&e))?)?;
             }
             rest.drain(..whole);
             if rest.len() > MAX_LINE_BYTES {
@@ -156,8 +157,7 @@ async fn answered(answer: Response<Incoming>) -> Result<Incoming, CallError> {
         .await
         .map_err(|e| CallError::Broken(e.to_string()))?
         .to_bytes();
-    let text = serde_json::from_slice(&bytes)
-        .map_or_else(|_| format!("HTTP status {status}"), |e: ErrorBody| e.error);
+    let text = parsed(&bytes).map_or_else(|_| format!("HTTP status {status}"), |e: ErrorBody| e.error);
     Err(CallError::Refused { status: status.as_u16(), text })
 }
 

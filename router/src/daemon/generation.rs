@@ -4,10 +4,13 @@
 //! then put it in charge of the ports, one atomic swap each. Until then whatever ran before goes on.
 
 use super::{
-    Control, Times,
+    Control, LEAST_HEARTBEAT, Times,
+    beats::{Beats, Progress},
     changes::Changes,
     instance::Instance,
+    kernel::monotonic,
     paths::Following,
+    policy::Windows,
     reclaim::Reclaimer,
     seam::{FastPath, Kernel, Observe, SwitchEnd, UserPlane},
     steering::Steerer,
@@ -121,6 +124,10 @@ impl<P: FastPath> Generation<P> {
     pub fn take_used(&mut self) -> Vec<(InterfaceId, IpAddr)> {
         self.tables.take_used()
     }
+
+    pub fn take_use_of(&mut self, interface: InterfaceId, address: IpAddr) -> bool {
+        self.tables.take_use_of(interface, address)
+    }
 }
 
 /// Sizes that what is there now will probably fit in; if not, [`build`] finds larger ones.
@@ -177,6 +184,7 @@ fn limit(config: &Config) -> usize {
 struct Before<'a, P: FastPath> {
     paths: Option<&'a P::UserPlane>,
     rules: Option<&'a P::Rules>,
+    progress: &'a Progress,
 }
 
 /// Loads a generation and fills it from the mirror, in larger and larger sizes until everything fits or the limit is
@@ -213,7 +221,7 @@ fn build<K: Kernel>(
             dirty: false,
             full: None,
         };
-        generation.apply(world.everything());
+        generation.apply(world.everything().inspect(|_| before.progress.made()));
         let Some(full) = &generation.full else { return Ok(generation) };
         let next = larger(capacity, full);
         if bytes(&next) > limit(config) {
@@ -257,7 +265,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             world.observe(event);
         }
         // A generation is filled with everything there is, so the plan towards it is carried out by building one.
-        world.plan();
+        world.plan(started);
+        let windows = Windows::new(kernel.policy()?);
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;
         let steerer = steerer(&config, &instance, &kernel, spreading, &world);
@@ -267,7 +276,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             false => Some(kernel.user_plane(&config)?),
         };
         let capacity = fitting(&world);
-        let asked = Before { paths: paths.as_ref(), rules: None };
+        let beats = Beats::start(config.heartbeat.0.max(LEAST_HEARTBEAT), monotonic)?;
+        let asked = Before { paths: paths.as_ref(), rules: None, progress: beats.progress() };
         let generation = build(&mut kernel, &config, &world, capacity, number, asked, rows)?;
         let mut control = Control {
             config,
@@ -275,13 +285,17 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             observer,
             world,
             generation,
+            windows,
+            beats,
             totals: Totals::default(),
             trouble: None,
             stuck: None,
-            quiet: false,
+            drained: false,
+            rounds: 0,
             verifying: None,
             unremembered: true,
             times: Times { started, ..Times::default() },
+            uses: super::neighbours::Uses::default(),
             instance,
             next_port: 0,
             changes: Changes::default(),
@@ -292,6 +306,10 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             paths: paths.map(Following::new),
             steerer,
         };
+        control.follow_policy();
+        control.read_policy_first();
+        control.apply()?;
+        control.settle_policy();
         // What a path has to drop passes no program before.
         control.tell_paths();
         if let Some(why) = control.paths.as_ref().and_then(|paths| paths.trouble.as_ref()) {
@@ -341,7 +359,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         } else {
             tracing::info!("{full}: moving to larger tables");
             let (rules, rows) = (self.rules.as_ref(), self.steerer.is_some());
-            let before = Before { paths: self.paths.as_ref().map(|paths| &paths.plane), rules };
+            let paths = self.paths.as_ref().map(|paths| &paths.plane);
+            let before = Before { paths, rules, progress: self.beats.progress() };
             build(&mut self.kernel, &self.config, &self.world, capacity, number, before, rows)
                 .map_err(|error| format!("larger tables cannot be loaded: {error:#}"))
         };
@@ -428,9 +447,11 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         self.trust_ports(now);
         self.weigh();
         if self.trouble.is_none() {
-            self.generation.confirm_until(now + self.config.heartbeat.0);
+            self.generation.confirm_until(now + self.heartbeat());
             self.times.confirmed = Some(now);
         }
+        self.beats.vouch(self.trouble.is_none());
+        self.beats.follow(self.generation.plane.heart());
         let (ids, devices): (Vec<_>, Vec<_>) = self.world.devices().unzip();
         self.kernel.attach(&self.generation.plane, &devices).map_err(|(i, error)| (ids[i], error))?;
         for port in self.world.ports.values_mut() {

@@ -4,19 +4,25 @@
 //! at the same moment cannot both believe they are alone.
 
 use anyhow::{Context, Result, bail};
-use rustix::fs::{FlockOperation, flock};
+use rustix::{
+    fs::{FlockOperation, Mode, fchmod, flock},
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with},
+};
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
-    io::{Read, Seek, Write},
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, Write},
     os::unix::{
-        fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+        fs::{MetadataExt, OpenOptionsExt},
         net::UnixListener,
     },
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use crate::config::BadValue;
+use crate::{config::BadValue, foreign::Quoted, guard::is_ours_or_roots_alone};
+
+/// Clients that wait to be accepted.
+const BACKLOG: i32 = 1024;
 
 /// The name of an instance, for more than one daemon on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +109,8 @@ impl Instance {
 
 /// See [`Instance::command`]; for an instance of which only the label is known.
 pub fn command(label: &str, verb: &str) -> String {
-    let name = label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {name}"));
+    let name =
+        label.strip_prefix("millrace-").map_or(String::new(), |name| format!(" --instance {}", Quoted(name)));
     format!("millrace {verb}{name}")
 }
 
@@ -125,8 +132,12 @@ impl Lock {
                 .create(true)
                 .truncate(false)
                 .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
                 .open(&path)
                 .with_context(|| format!("cannot open the lock file {}", path.display()))?;
+            if !file.metadata().is_ok_and(|data| data.is_file() && is_ours_or_roots_alone(&data)) {
+                bail!("the lock file {} is not root's alone to write: remove it", path.display());
+            }
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
                 let mut pid = String::new();
                 let _ = file.read_to_string(&mut pid);
@@ -151,12 +162,11 @@ impl Lock {
     /// Creates the socket, mode 0600, in place of one that a dead daemon left.
     pub fn listen(&self) -> Result<UnixListener> {
         let path = self.instance.socket();
-        // Bound under another name first, so that it is never reachable with wider permissions.
+        // Bound under another name first: clients find the old one or the new one.
         let own = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&own);
-        let listener = UnixListener::bind(&own)
-            .with_context(|| format!("cannot create the socket {}", path.display()))?;
-        fs::set_permissions(&own, Permissions::from_mode(0o600))?;
+        let listener =
+            listening(&own).with_context(|| format!("cannot create the socket {}", path.display()))?;
         fs::rename(&own, &path).with_context(|| format!("cannot put the socket at {}", path.display()))?;
         Ok(listener)
     }
@@ -170,6 +180,16 @@ impl Lock {
     }
 }
 
+/// A socket that only its owner can reach: the file takes its mode from the socket (`unix_bind_bsd()`, net/unix/af_unix.c), so
+/// there is no moment with a wider one.
+fn listening(path: &Path) -> io::Result<UnixListener> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    bind(&socket, &SocketAddrUnix::new(path)?)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
 fn describe(instance: &Instance) -> String {
     instance.name.as_ref().map_or("the unnamed instance".into(), |n| format!("instance {:?}", n.as_str()))
 }
@@ -177,7 +197,10 @@ fn describe(instance: &Instance) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::net::UnixStream;
+    use std::{
+        fs::Permissions,
+        os::unix::{fs::PermissionsExt, net::UnixStream},
+    };
 
     fn instance(directory: &Path) -> Instance {
         Instance::under(directory, Some("t1".parse().unwrap()))
@@ -206,6 +229,20 @@ mod tests {
         Lock::take(&Instance::under(directory.path(), None)).expect("another instance is free");
         drop(lock);
         Lock::take(&instance(directory.path())).expect("free again");
+    }
+
+    #[test]
+    fn a_lock_file_that_others_can_write_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let instance = instance(directory.path());
+        let path = instance.lock_file();
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o666)).unwrap();
+        let error = Lock::take(&instance).unwrap_err().to_string();
+        assert!(error.contains("is not root's alone to write"), "{error}");
+        fs::rename(&path, directory.path().join("other")).unwrap();
+        std::os::unix::fs::symlink("other", &path).unwrap();
+        Lock::take(&instance).unwrap_err();
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | `link-PORT` | the attachment of a port: forwarding survives the daemon by it |
 //! | `control` | of the generation in charge: its deadline |
 //! | `counters-N`, `charges-N` | what generation N has counted |
+//! | `policy-*` | what sees changes of policy |
 //! | `losses-TRACEPOINT` | what counts packets lost after the redirect |
 
 use super::{
@@ -19,20 +20,27 @@ use crate::{
     config::Config,
     cores::polled::PolledPorts,
     ethtool::Ethtool,
+    guard::check_directory,
+    observer::Waker,
     plane::{
-        Counters, FlowMaps, Grace, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge, SplitSeat,
-        Step, TestRun,
+        Counters, FlowMaps, Grace, Heart, MappedMemory, Mode, Plane, PortLink, Settings, SharesInCharge,
+        SplitSeat, Step, TestRun, policy::Policy, replace_pin,
     },
     sas::RunningSas,
     workers::Epochs,
 };
 use anyhow::{Context, Result};
+use libbpf_rs::{Link, MapHandle};
 use logic::plan::{PortId, RouterId};
+use rustix::mount::{MountFlags, UnmountFlags};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -64,6 +72,14 @@ pub struct Bpf {
     sas: RunningSas,
     /// Which ports their workers poll.
     polled: PolledPorts,
+    /// Ends the loop's wait after a change of policy; `None`: nothing is watched.
+    waker: Option<Waker>,
+    /// Nothing is forwarded without this process.
+    needs_daemon: bool,
+    /// The marks of [`Policy`].
+    marks: Option<MapHandle>,
+    /// What it sees changes by, to be pinned with the first generation.
+    policy_links: Vec<(&'static str, Link)>,
 }
 
 impl Bpf {
@@ -79,6 +95,10 @@ impl Bpf {
             epochs: Epochs::default(),
             sas: RunningSas::default(),
             polled: PolledPorts::default(),
+            waker: None,
+            needs_daemon: false,
+            marks: None,
+            policy_links: Vec::new(),
         }
     }
 
@@ -90,6 +110,11 @@ impl Bpf {
     /// Workers of paths tell here which ports they poll.
     pub fn with_polled(self, polled: PolledPorts) -> Self {
         Self { polled, ..self }
+    }
+
+    /// Changes of policy are watched, and this is used after each. `needs_daemon`: nothing is forwarded without this process.
+    pub fn with_waker(self, waker: Waker, needs_daemon: bool) -> Self {
+        Self { waker: Some(waker), needs_daemon, ..self }
     }
 
     /// Those of the generation in charge.
@@ -104,7 +129,7 @@ impl Bpf {
 
     /// Names of the ports whose links are pinned, whether a daemon runs or not.
     pub fn pinned_ports(&self) -> Vec<String> {
-        let Ok(files) = fs::read_dir(&self.directory) else { return Vec::new() };
+        let Some(Ok(files)) = self.pins().map(fs::read_dir) else { return Vec::new() };
         let names = files.flatten().map(|f| f.file_name().to_string_lossy().into_owned());
         let mut ports: Vec<_> = names.filter_map(|n| n.strip_prefix(LINK).map(unescaped)).collect();
         ports.sort();
@@ -128,12 +153,32 @@ impl Bpf {
         Ok(())
     }
 
+    /// The directory of pins, if it is there and nobody else can have pinned anything in it.
+    fn pins(&self) -> Option<&Path> {
+        check_directory(&self.directory).is_ok().then_some(&*self.directory)
+    }
+
+    /// Makes the directory of pins where it is missing. One that others have made, or can write, is not used.
+    fn make_pins(&self) -> Result<()> {
+        match fs::DirBuilder::new().mode(0o700).create(&self.directory) {
+            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+                Err(e).with_context(|| format!("making the directory of pins {}", self.directory.display()))
+            }
+            _ => check_directory(&self.directory).with_context(|| {
+                format!(
+                    "{} is not used: others may have put something there; `millrace stop` removes it",
+                    self.directory.display()
+                )
+            }),
+        }
+    }
+
     fn pin_of(&self, port: &str) -> PathBuf {
         self.directory.join(format!("{LINK}{}", escaped(port)))
     }
 
     fn pin(&self, link: &PortLink, port: &str) -> Result<()> {
-        fs::create_dir_all(&self.directory).context("creating the directory of pins")?;
+        self.make_pins()?;
         let path = self.pin_of(port);
         let _ = fs::remove_file(&path);
         link.pin(&path)
@@ -231,7 +276,9 @@ pub fn ensure_bpffs() -> Result<File> {
              that ends with it, so forwarding will not outlive this process; start with `nsenter --net=FILE` instead"
         );
     }
-    rustix::mount::mount(MOUNT, BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
+    // Without a mode everybody could make directories and pins there.
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    rustix::mount::mount(MOUNT, BPFFS, "bpf", flags, Some(c"mode=0700"))
         .with_context(|| format!("mounting the BPF file system at {BPFFS}"))?;
     open()
 }
@@ -247,7 +294,7 @@ pub fn release_bpffs() {
     };
     if ours && fs::read_dir(BPFFS).is_ok_and(|mut files| !files.any(is_pin)) {
         // Busy: whoever uses it now goes on doing so.
-        let _ = rustix::mount::unmount(BPFFS, rustix::mount::UnmountFlags::empty());
+        let _ = rustix::mount::unmount(BPFFS, UnmountFlags::empty());
     }
 }
 
@@ -255,7 +302,7 @@ impl Kernel for Bpf {
     type Plane = Plane;
 
     fn load(&mut self, settings: Settings) -> Result<Plane> {
-        Plane::load(settings)
+        Plane::load_marked(settings, self.marks.as_ref().map(AsFd::as_fd))
     }
 
     fn attach(&mut self, plane: &Plane, devices: &[Device]) -> Result<(), (usize, anyhow::Error)> {
@@ -286,6 +333,7 @@ impl Kernel for Bpf {
             self.links.keys().filter(|p| !devices.iter().any(|d| d.name == **p)).cloned().collect();
         stale.iter().for_each(|port| self.detach_port(port));
         self.links.append(&mut new);
+        // Made by now: a link is pinned there.
         plane.count_losses(&self.directory);
         self.shares.put(Some(plane.shares().clone()));
         self.seat.set(plane.splits().clone());
@@ -315,12 +363,16 @@ impl Kernel for Bpf {
     }
 
     fn publish(&mut self, plane: &mut Plane, generation: u64) -> Result<()> {
-        fs::create_dir_all(&self.directory).context("creating the directory of pins")?;
+        self.make_pins()?;
+        // Those of an earlier daemon end with their pins.
+        for (name, mut link) in std::mem::take(&mut self.policy_links) {
+            replace_pin(&self.directory.join(name), |path| link.pin(path))?;
+        }
         plane.pin(&self.directory, generation)
     }
 
     fn previous(&mut self, generation: u64) -> Option<Counters> {
-        Counters::pinned(&self.directory, generation)
+        Counters::pinned(self.pins()?, generation)
     }
 
     fn retire(&mut self, generation: u64) -> Result<()> {
@@ -360,6 +412,17 @@ impl Kernel for Bpf {
         }))
     }
 
+    fn policy(&mut self) -> Result<Policy> {
+        let Some(waker) = self.waker.clone() else { return Policy::blind() };
+        let mut policy = Policy::start(waker, self.needs_daemon).or_else(|error| {
+            tracing::warn!("changes of policy are not seen while they are made, but soon after: {error:#}");
+            Policy::blind()
+        })?;
+        self.policy_links = policy.take_links();
+        self.marks = policy.map().map(MapHandle::try_from).transpose()?;
+        Ok(policy)
+    }
+
     fn classifier(&self) -> Option<Box<dyn Classifier>> {
         classifier()
     }
@@ -375,11 +438,7 @@ pub fn classifier() -> Option<Box<dyn Classifier>> {
     asking.ok().map(|ethtool| Box::new(Ntuple(ethtool)) as Box<dyn Classifier>)
 }
 
-/// CLOCK_MONOTONIC.
-pub fn monotonic() -> Duration {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::new(t.tv_sec.try_into().unwrap_or(0), t.tv_nsec.try_into().unwrap_or(0))
-}
+pub use crate::clock::monotonic;
 
 impl FastPath for Plane {
     type Memory = Arc<MappedMemory>;
@@ -404,6 +463,9 @@ impl FastPath for Plane {
         if let Err(error) = Plane::confirm_until(self, deadline) {
             tracing::error!("the heartbeat could not be set, and is tried again: {error:#}");
         }
+    }
+    fn heart(&self) -> Option<Arc<Heart>> {
+        Some(Plane::heart(self).clone())
     }
     fn counters(&self) -> Result<Counters> {
         Plane::counters(self)
@@ -452,10 +514,67 @@ impl FastPath for Plane {
 impl Bpf {
     /// Until when (CLOCK_MONOTONIC) the generation in charge forwards without being confirmed again.
     pub fn deadline(&self) -> Option<Duration> {
-        use libbpf_rs::{MapCore, MapFlags, MapHandle};
-        let control = MapHandle::from_pinned_path(self.directory.join("control")).ok()?;
+        use libbpf_rs::{MapCore, MapFlags};
+        let control = MapHandle::from_pinned_path(self.pins()?.join("control")).ok()?;
         // `struct control` of bpf/abi.h begins with deadline_ns.
         let value = control.lookup(&[0; 4], MapFlags::ANY).ok()??;
         Some(Duration::from_nanos(u64::from_ne_bytes(value.get(..8)?.try_into().ok()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::{fs::PermissionsExt, process::CommandExt};
+
+    /// In a mount namespace of its own, with no BPF file system to begin with.
+    fn alone(test: impl FnOnce() + Send) {
+        let task = || {
+            // SAFETY: moves only this thread, which ends here, into a new mount namespace.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNS) }, 0, "{}", io::Error::last_os_error());
+            let flags =
+                rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
+            rustix::mount::mount_change("/", flags).unwrap();
+            while rustix::mount::unmount(BPFFS, UnmountFlags::DETACH).is_ok() {}
+            test();
+        };
+        std::thread::scope(|scope| scope.spawn(task).join().unwrap());
+    }
+
+    fn instance() -> Instance {
+        Instance::new(Some(format!("pins-{}", std::process::id()).parse().unwrap()))
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_mount_of_ours_is_roots_alone() {
+        alone(|| {
+            let _held = ensure_bpffs().unwrap();
+            assert_eq!(fs::metadata(BPFFS).unwrap().permissions().mode() & 0o777, 0o700);
+            let bpf = Bpf::new(&instance(), false);
+            bpf.make_pins().unwrap();
+            assert_eq!(fs::metadata(&bpf.directory).unwrap().permissions().mode() & 0o7777, 0o700);
+            bpf.make_pins().expect("may be repeated");
+        });
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_directory_that_another_user_has_made_is_not_used() {
+        alone(|| {
+            // As others mount it: everybody may make directories.
+            rustix::mount::mount("bpf", BPFFS, "bpf", MountFlags::empty(), None).unwrap();
+            let mut bpf = Bpf::new(&instance(), false);
+            let made = std::process::Command::new("mkdir").arg(&bpf.directory).uid(65534).gid(65534).status();
+            assert!(made.unwrap().success());
+            fs::create_dir(bpf.directory.join("link-eth1")).unwrap();
+            assert_eq!(bpf.pinned_ports(), Vec::<String>::new());
+            bpf.adopt().unwrap();
+            let error = format!("{:#}", bpf.make_pins().unwrap_err());
+            assert!(error.contains("belongs to user 65534") && error.contains("millrace stop"), "{error}");
+            bpf.remove().unwrap();
+            assert!(!bpf.directory.exists());
+            bpf.make_pins().unwrap();
+        });
     }
 }

@@ -3,7 +3,7 @@
 use logic::{
     mirror::Mirror,
     net::{Mac, Vlan},
-    plan::{Interface, InterfaceId, Op, PortId, RouterId},
+    plan::{Interface, InterfaceId, MultipathHash, Op, PortId, RouterId},
 };
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 #[derive(Default)]
 pub struct Ledger {
     ports: BTreeMap<PortId, bool>,
-    routers: BTreeMap<RouterId, [bool; 2]>,
+    routers: BTreeMap<RouterId, MultipathHash>,
     locals: BTreeMap<RouterId, Arc<[u32]>>,
     interfaces: BTreeMap<InterfaceId, Interface>,
     others: Arc<[(PortId, Vlan, Mac)]>,
@@ -27,7 +27,7 @@ impl Ledger {
     fn note_one(&mut self, op: &Op) {
         match op {
             Op::Port { port, frags } => drop(self.ports.insert(*port, *frags)),
-            Op::Router { router, multipath_l4 } => drop(self.routers.insert(*router, *multipath_l4)),
+            Op::Router { router, multipath } => drop(self.routers.insert(*router, *multipath)),
             Op::LocalAddresses { router, addresses } => drop(self.locals.insert(*router, addresses.clone())),
             Op::Interface(id, interface) => drop(self.interfaces.insert(*id, interface.clone())),
             Op::Neighbour(id, address, Some(mac)) => drop(self.neighbours.insert((*id, *address), *mac)),
@@ -65,7 +65,7 @@ impl Ledger {
     /// beside their connected route do the tables take them, and say when they are full.
     pub fn everything<'a>(&'a self, mirror: &'a Mirror) -> impl Iterator<Item = Op> + 'a {
         let ports = self.ports.iter().map(|(port, frags)| Op::Port { port: *port, frags: *frags });
-        let routers = self.routers.iter().map(|(id, l4)| Op::Router { router: *id, multipath_l4: *l4 });
+        let routers = self.routers.iter().map(|(id, hash)| Op::Router { router: *id, multipath: *hash });
         let locals =
             self.locals.iter().map(|(id, a)| Op::LocalAddresses { router: *id, addresses: a.clone() });
         let interfaces = self.interfaces.iter().map(|(id, i)| Op::Interface(*id, i.clone()));
@@ -96,6 +96,9 @@ mod tests {
             transmit: true,
             reverse_path: ReversePath::Off,
             redirects: false,
+            accept_local: false,
+            priority_tags: false,
+            look_at_sources: false,
         }
     }
 
@@ -104,7 +107,8 @@ mod tests {
         let mac = |n| Mac([2, 0, 0, 0, 0, n]);
         let a: IpAddr = "10.0.0.1".parse().unwrap();
         let b: IpAddr = "10.0.0.2".parse().unwrap();
-        let router = |router, l4| Op::Router { router, multipath_l4: [l4; 2] };
+        let router =
+            |router, l4| Op::Router { router, multipath: MultipathHash { l4: [l4; 2], key: [0; 2] } };
         let mut ledger = Ledger::default();
         ledger.note(&[
             Op::Port { port: 0, frags: true },

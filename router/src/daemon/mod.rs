@@ -2,20 +2,23 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat and neighbours |
+//! | `mod.rs` | [`Control`]: observe, decide, apply; heartbeat |
 //! | `generation.rs` | programs and maps in charge: first start, growth, ports that come and go |
 //! | `rules.rs` | flow rules put in charge, and what the switch thread is told |
+//! | `beats.rs` | the heartbeat, in a thread of its own |
 //! | `answers.rs`, `report.rs` | what is told to clients, and its words |
 //! | `verify.rs` | comparing the tables with Linux, in a thread of its own |
 //! | `explain.rs`, `packet.rs` | one packet through the real program, told step by step |
 //! | `seam.rs`, `kernel.rs` | what the loop needs of Linux, and the real thing |
 //! | `refusal.rs` | why a driver may refuse XDP |
 //! | `start.rs` | `millrace run` and `millrace stop`: lock, checks, privileges, threads |
-//! | `api.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
+//! | `api.rs`, `serving.rs`, `client.rs`, `instance.rs` | the socket, both ends, and who may own it |
 //! | `changes.rs` | the log of what leaves the fast path and comes back |
 //! | `world.rs`, `ledger.rs` | what was observed and decided, to be read or done again |
+//! | `policy.rs` | what is read again after a change of policy, before the fast path has packets again |
 //! | `paths.rs`, `user_plane.rs` | paths of the user plane: which are active; workers, in a thread of their own |
 //! | `other_work.rs` | what else runs on cores of workers |
+//! | `neighbours.rs` | neighbours that only the fast path uses |
 //! | `tally.rs` | counters of workers, whatever becomes of these |
 //! | `steering.rs` | heavy flows to queues of their next hops, where a NIC can |
 //! | `totals.rs`, `reclaim.rs` | counters across generations; grace periods |
@@ -26,6 +29,7 @@
 
 mod answers;
 pub mod api;
+mod beats;
 mod changes;
 pub mod client;
 mod explain;
@@ -34,15 +38,18 @@ pub mod instance;
 pub mod kernel;
 mod ledger;
 mod metrics;
+mod neighbours;
 pub mod observing;
 mod other_work;
 pub mod packet;
 mod paths;
+mod policy;
 mod reclaim;
 mod refusal;
 pub mod report;
 mod rules;
 pub mod seam;
+mod serving;
 pub mod start;
 mod steering;
 mod tally;
@@ -53,12 +60,14 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::config::Config;
+use crate::{config::Config, guard, observer::EVENTS_PER_POLL, privileges};
 use anyhow::Result;
 use api::{Query, Request};
+use beats::Beats;
 use changes::Changes;
 use generation::{Generation, Stuck};
 use logic::plan::Op;
+use policy::Windows;
 use seam::{FastPath, Kernel, Observe, SwitchEnd, SwitchPort, UserPlane};
 use std::{collections::BTreeSet, sync::mpsc::Receiver, time::Duration};
 use steering::Steerer;
@@ -70,9 +79,8 @@ use world::World;
 const POLL: Duration = Duration::from_millis(20);
 /// How often the mirror is confirmed.
 const CONFIRM: Duration = Duration::from_secs(1);
-/// How often neighbours in use are looked after. The kernel calls an entry stale after 15 to 45 s without use and drops
-/// it from 60 s on (`base_reachable_time_ms`, `gc_stale_time`).
-const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// How long it is confirmed for at least.
+const LEAST_HEARTBEAT: Duration = Duration::from_secs(2);
 /// Least time between two writes of the state file.
 const REMEMBER: Duration = Duration::from_secs(1);
 
@@ -83,17 +91,22 @@ pub struct Control<K: Kernel, O> {
     observer: O,
     world: World,
     generation: Generation<K::Plane>,
+    windows: Windows,
+    beats: Beats,
     totals: Totals,
     /// Why the mirror may be out of date.
     trouble: Option<String>,
     /// Why not everything is in the tables.
     stuck: Option<Stuck>,
-    /// Nothing had happened when the kernel was asked last: what the mirror says is what Linux says.
-    quiet: bool,
+    /// All that had happened when the kernel was asked last was taken in.
+    drained: bool,
+    /// How often the loop has gone around.
+    rounds: u64,
     verifying: Option<Verifying>,
     /// Names have changed since they were last written for the next daemon.
     unremembered: bool,
     times: Times,
+    uses: neighbours::Uses,
     instance: instance::Instance,
     /// Place of the port looked at last.
     next_port: usize,
@@ -116,7 +129,6 @@ pub struct Control<K: Kernel, O> {
 struct Times {
     started: Duration,
     confirmed: Option<Duration>,
-    kept_alive: Duration,
     looked_at_port: Duration,
     remembered: Duration,
     /// The revision of the mirror that routers were last weighed by.
@@ -177,7 +189,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     /// Once around: what has happened, what follows, and what is due.
     fn round(&mut self) -> Result<()> {
         self.observe(self.patience());
+        self.read_policy();
         self.apply()?;
+        self.settle_policy();
         let now = self.kernel.now();
         self.settle_ports(now)?;
         self.want_paths();
@@ -203,32 +217,41 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             return POLL;
         }
         let times = &self.times;
-        let mut due = self.next_look_at_ports().min(times.kept_alive + KEEP_ALIVE);
+        let mut due = self.next_look_at_ports();
+        due = due.min(self.uses.due(self.world.mirror.stale_neighbours().next().is_some()));
         due = due.min(times.confirmed.unwrap_or_default() + CONFIRM);
         if self.unremembered {
             due = due.min(times.remembered + REMEMBER);
         }
         due = due.min(self.changes.due().unwrap_or(due));
+        due = due.min(self.world.mirror.next_end().unwrap_or(due));
+        due = due.min(self.windows.due().unwrap_or(due));
         due = due.min(self.steerer.as_ref().and_then(Steerer::due).unwrap_or(due));
         due.saturating_sub(self.kernel.now())
     }
 
     /// Takes in what has happened.
     fn observe(&mut self, patience: Duration) {
+        self.rounds += 1;
         match self.observer.poll(patience) {
             Ok(events) => {
                 if self.trouble.take().is_some() {
                     tracing::info!("the mirror is current again");
                 }
-                self.quiet = events.is_empty();
-                events.into_iter().for_each(|event| self.world.observe(event));
+                // With fewer nobody was left to another time, and the observer knows who had more to say.
+                self.drained = events.len() < EVENTS_PER_POLL;
+                for event in events {
+                    self.uses.observe(&event);
+                    self.world.observe(event);
+                }
+                self.take_policies();
             }
             Err(error) => {
                 let text = format!("cannot read the kernel's state: {error:#}");
                 if self.trouble.as_ref() != Some(&text) {
                     tracing::error!("{text}; not confirming the mirror until it can be read again");
                 }
-                (self.trouble, self.quiet) = (Some(text), false);
+                (self.trouble, self.drained) = (Some(text), false);
                 std::thread::sleep(POLL);
             }
         }
@@ -236,11 +259,15 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Brings the fast path up to what was taken in.
     fn apply(&mut self) -> Result<()> {
-        let plan = self.world.plan();
+        let plan = self.world.plan(self.kernel.now());
+        for namespace in self.world.mirror.unsure() {
+            self.observer.read_routes_again(namespace);
+        }
         self.forget_gone(&plan)?;
         self.unremembered |= plan.iter().any(|op| matches!(op, Op::Interface(..) | Op::Router { .. }));
         // Before what they say is forwarded: a path's packets are so from the first one on.
         self.follow_paths();
+        self.follow_policy();
         self.generation.apply(plan.into_iter());
         Ok(())
     }
@@ -263,11 +290,18 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Vouches for the mirror, for as long as the heartbeat says.
     fn confirm(&mut self, now: Duration) {
+        self.beats.vouch(self.trouble.is_none());
         let due = self.times.confirmed.is_none_or(|last| now.saturating_sub(last) >= CONFIRM);
         if due && self.trouble.is_none() {
-            self.generation.confirm_until(now + self.config.heartbeat.0);
+            self.generation.confirm_until(now + self.heartbeat());
             self.times.confirmed = Some(now);
         }
+    }
+
+    /// How long a confirmation lasts. With a heartbeat of 0 the end of this process ends forwarding; where the kernel does
+    /// not let us see that, it lasts as short as beats can be relied on.
+    fn heartbeat(&self) -> Duration {
+        self.config.heartbeat.0.max(LEAST_HEARTBEAT)
     }
 
     /// A core is full: the program with shares takes over; or none is any more.
@@ -295,22 +329,6 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         let present = self.world.mirror.routers_on_ports().collect();
         let host = routers.iter().find(|router| router.host).and_then(|router| router.router);
         self.generation.plane.set_routers(&weights, &present, host);
-    }
-
-    /// Makes the kernel look after neighbours that only the fast path uses.
-    fn keep_alive(&mut self, now: Duration) {
-        if now.saturating_sub(self.times.kept_alive) < KEEP_ALIVE {
-            return;
-        }
-        self.times.kept_alive = now;
-        for (interface, address) in self.generation.take_used() {
-            let neighbour = self.world.mirror.neighbour_needs_refresh(interface, address).filter(|n| n.stale);
-            let Some(neighbour) = neighbour else { continue };
-            if let Err(error) = self.observer.probe_neighbour(neighbour.namespace, neighbour.ifindex, address)
-            {
-                tracing::debug!("cannot probe neighbour {address}: {error:#}");
-            }
-        }
     }
 
     /// Lets classifiers of NICs follow the traffic.
@@ -346,7 +364,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         };
         let paths = self.paths.iter().flat_map(of_paths);
         let troubles = self.observer.troubles().into_iter().chain(uncounted).chain(stuck).chain(paths);
-        troubles.chain(self.past_paths()).chain(self.unknown_weights()).collect()
+        let troubles = troubles.chain(self.past_paths()).chain(self.unknown_weights());
+        troubles.chain(privileges::trouble()).collect()
     }
 
     /// Routers that have a weight and are none: maybe misspelt.
@@ -363,12 +382,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     }
 
     fn write_state(&self) -> Result<()> {
-        let path = self.instance.state_file();
-        let new = path.with_extension("state.new");
-        std::fs::write(
-            &new,
-            serde_json::to_string(&self.totals.state(self.generation.number, self.world.names()))?,
-        )?;
-        Ok(std::fs::rename(new, path)?)
+        let state = self.totals.state(self.generation.number, self.world.names());
+        Ok(guard::replace(&self.instance.state_file(), &serde_json::to_vec(&state)?)?)
     }
 }

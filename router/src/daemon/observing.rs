@@ -1,18 +1,20 @@
 //! The real Linux behind [`super::seam::Observe`]: the netlink observer.
 
-use super::seam::{Observe, Reread};
+use super::seam::{Ask, Hardware, Known, Observe, Question, Sent};
 use crate::{
     config::Config,
     ethtool::Problem,
+    multipath::MultipathKeys,
     netns::Place,
-    observer::{Observer, ObserverConfig, Quota, Trouble, Waker, clock},
+    observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker, clock},
 };
 use anyhow::Result;
 use logic::{
+    net::Mac,
     observe::{Event, NamespaceId},
     plan::PortId,
 };
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 /// Begins to observe what the configuration names; with what ends a wait for events.
 pub fn open(config: &Config) -> Result<(Observer, Waker)> {
@@ -24,6 +26,7 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
             interfaces: config.limits.devices_per_namespace.0 as usize,
             ..Quota::default()
         },
+        multipath_keys: MultipathKeys::read(config.ecmp),
         ..ObserverConfig::default()
     })?;
     let waker = observer.waker();
@@ -37,11 +40,20 @@ impl Observe for Observer {
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()> {
         Ok(Observer::probe_neighbour(self, namespace, ifindex, address)?)
     }
+    fn read_routes_again(&mut self, namespace: NamespaceId) {
+        Observer::read_routes_again(self, namespace);
+    }
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
     }
     fn place(&self, namespace: NamespaceId) -> Option<Place> {
         Observer::place(self, namespace)
+    }
+    fn read_policy(&mut self, namespace: NamespaceId) {
+        Observer::read_policy(self, namespace);
+    }
+    fn policies_read(&mut self) -> Vec<PolicyRead> {
+        Observer::policies_read(self)
     }
     fn troubles(&self) -> Vec<String> {
         let sentence = |t: Trouble| {
@@ -49,8 +61,25 @@ impl Observe for Observer {
         };
         Observer::troubles(self).into_iter().map(sentence).collect()
     }
-    fn reread(&mut self) -> Reread {
-        let reader = self.reader();
-        Box::new(move || Ok(reader.read()?))
+    fn is_current(&self) -> bool {
+        Observer::is_current(self)
+    }
+    fn questions(&mut self) -> Result<Box<dyn Ask>> {
+        Ok(Box::new(self.reader()?))
+    }
+}
+
+impl Ask for Reader {
+    fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>> {
+        Ok(Reader::routes(self, namespace)?)
+    }
+    fn way(&mut self, namespace: NamespaceId, question: &Question) -> Result<Option<Sent>> {
+        Ok(Reader::way(self, namespace, question)?)
+    }
+    fn neighbours(&mut self, namespace: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>> {
+        Ok(Reader::neighbours(self, namespace)?)
+    }
+    fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>> {
+        Ok(Reader::devices(self, namespace)?)
     }
 }

@@ -4,6 +4,7 @@
 use super::seam::Device;
 use crate::{
     ethtool::{Ethtool, Peer},
+    foreign::{Quoted, Shown},
     plane::Mode,
 };
 use anyhow::Error;
@@ -23,7 +24,7 @@ struct Looks {
 /// The error of attaching, with the likely reasons and the way out if it was the driver's.
 pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: bool) -> Error {
     if error.downcast_ref::<io::Error>().is_none() {
-        return error.context(format!("port {}", device.name));
+        return error.context(format!("port {}", Shown(&device.name)));
     }
     let mut looks = Looks {
         driver: Ethtool::open().and_then(|ethtool| ethtool.driver(&device.name)).ok(),
@@ -36,12 +37,13 @@ pub fn explained(error: Error, device: &Device, mode: Mode, generic_allowed: boo
 }
 
 fn words(name: &str, mode: Mode, generic_allowed: bool, looks: &Looks) -> String {
+    let (shown, name) = (Shown(name), Quoted(name));
     let driver = looks.driver.as_deref().unwrap_or("unknown");
     let mtu = looks.mtu.map_or("unknown".into(), |mtu| mtu.to_string());
     let mut likely = Vec::new();
     if looks.mtu.is_some_and(|mtu| mtu > SAFE_MTU) {
         likely.push(format!(
-            "the MTU is too large for this driver's XDP (ip link set {name} mtu {SAFE_MTU}; the limit is the driver's, \
+            "the MTU is too large for this driver's XDP (ip link set dev {name} mtu {SAFE_MTU}; the limit is the driver's, \
              often about 3500)"
         ));
     }
@@ -58,7 +60,7 @@ fn words(name: &str, mode: Mode, generic_allowed: bool, looks: &Looks) -> String
     };
     let likely =
         if likely.is_empty() { String::new() } else { format!(". Likely reasons: {}", likely.join("; ")) };
-    format!("port {name}: {mode} XDP was refused (driver {driver}, MTU {mtu}){likely}{out}")
+    format!("port {shown}: {mode} XDP was refused (driver {driver}, MTU {mtu}){likely}{out}")
 }
 
 #[cfg(test)]
@@ -71,7 +73,7 @@ mod tests {
         let text = words("eth1", Mode::Native, false, &looks);
         for part in [
             "port eth1: native XDP was refused (driver virtio_net, MTU 9000)",
-            "ip link set eth1 mtu 1500",
+            "ip link set dev eth1 mtu 1500",
             "ethtool -K eth1 lro off",
             "too few queues",
             "--generic",
@@ -83,6 +85,25 @@ mod tests {
         for (mode, generic_allowed) in [(Mode::Generic, true), (Mode::Native, true)] {
             assert!(!words("eth1", mode, generic_allowed, &Looks::default()).contains("--generic"));
         }
+    }
+
+    #[test]
+    fn a_hostile_name_is_one_word_of_each_command() {
+        use crate::foreign::{HOSTILE, Pasted};
+        let mut pasted = Pasted::default();
+        let looks = Looks { driver: Some("x".into()), mtu: Some(9000), lro: true };
+        for name in HOSTILE {
+            let text = words(name, Mode::Native, false, &looks);
+            for (from, to, tool, expected) in [
+                ("driver's XDP (", "; the limit", "ip", vec!["link", "set", "dev", name, "mtu", "1500"]),
+                ("LRO is on (", "); too few", "ethtool", vec!["-K", name, "lro", "off"]),
+                ("per CPU (", "); the driver", "ethtool", vec!["-l", name]),
+            ] {
+                let line = text.split_once(from).unwrap().1.split_once(to).unwrap().0;
+                pasted.add(&text, line, tool, &expected);
+            }
+        }
+        pasted.run();
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::{
     workers::{PathStand, WorkersReport},
 };
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// `millrace status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +30,10 @@ pub struct Status {
     /// Of the daemon, seconds.
     pub uptime_s: u64,
     pub heartbeat: Heartbeat,
+    /// Changes of policy that are not seen while they are made, as sentences: they are in force a moment after the command
+    /// returns, all others when it does.
+    #[serde(default)]
+    pub seen_late: Vec<String>,
     /// Counts up with every new set of programs and maps (start, growth).
     pub generation: u64,
     pub packets: Packets,
@@ -282,8 +287,20 @@ pub struct VerifyRouter {
     /// Prefixes the kernel has routes for, its own addresses included, loopback, link-local and multicast left out: what
     /// `routes` of `millrace routers` counts in the fast table.
     pub compared: Families<u64>,
-    /// Why its tables are not used, as sentences; they are compared all the same.
+    /// Why its tables are not used, as sentences; they are not compared then.
     pub why_not: Families<Vec<String>>,
+    /// Addresses that the kernel was asked about; none in a family whose tables are not used.
+    #[serde(default)]
+    pub asked: u64,
+    /// Of those that Linux forwards, how many the table leaves to it, by reason.
+    #[serde(default)]
+    pub left: BTreeMap<String, u64>,
+    /// Addresses whose routes changed each time they were looked at.
+    #[serde(default)]
+    pub changing: u64,
+    /// How many differences there are.
+    #[serde(default)]
+    pub found: u64,
     /// At most [`VerifyRouter::LISTED`].
     pub differences: Vec<Difference>,
 }

@@ -2,12 +2,13 @@
 //!
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
+pub use crate::observer::{Hardware, Known, PolicyRead, Question, Sent};
 use crate::{
     classifier::Classifier,
     config::Config,
     ethtool::Problem,
     netns::Place,
-    plane::{Counters, Mode, PathCounts, Settings, Step, TestRun},
+    plane::{Counters, Heart, Mode, PathCounts, Settings, Step, TestRun, policy::Policy},
     switch::report::ControllerLost,
     workers::{PathPlan, WorkersReport},
 };
@@ -16,7 +17,7 @@ use logic::{
     flow::Port,
     memory::Memory,
     net::Mac,
-    observe::{Dump, Event, NamespaceId},
+    observe::{Event, NamespaceId},
     paths::{PathId, rows::PathClass},
     plan::{PortId, RouterId},
     steer::Sample,
@@ -44,6 +45,9 @@ pub trait Observe {
     /// Makes the kernel find out whether a neighbour is still there.
     fn probe_neighbour(&mut self, namespace: NamespaceId, ifindex: u32, address: IpAddr) -> Result<()>;
 
+    /// Has the routes of a namespace read again soon: messages did not tell all.
+    fn read_routes_again(&mut self, _namespace: NamespaceId) {}
+
     /// What keeps packets of a port from being trusted.
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
@@ -52,15 +56,35 @@ pub trait Observe {
         None
     }
 
+    /// Has a namespace's policies and settings read again, from now on: what was read before does not count.
+    fn read_policy(&mut self, namespace: NamespaceId);
+
+    /// Readings that are done. What came of them was returned by the last [`Observe::poll`], or earlier.
+    fn policies_read(&mut self) -> Vec<PolicyRead>;
+
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
 
-    /// For another thread: everything about the namespaces observed now, read again without a trace here.
-    fn reread(&mut self) -> Reread;
+    /// Is nothing about to be read again? Else what was reported may be known to be out of date.
+    fn is_current(&self) -> bool {
+        true
+    }
+
+    /// For another thread: Linux itself, to be asked about the namespaces observed now, without a trace here.
+    fn questions(&mut self) -> Result<Box<dyn Ask>>;
 }
 
-/// See [`Observe::reread`]. Takes seconds where there are many routes.
-pub type Reread = Box<dyn FnOnce() -> Result<Vec<(NamespaceId, Dump)>> + Send>;
+/// See [`Observe::questions`].
+pub trait Ask: Send {
+    /// The routes of tables main and local: places to look at.
+    fn routes(&mut self, namespace: NamespaceId) -> Result<Vec<Known>>;
+    /// Where a packet goes; `None`: it is not forwarded.
+    fn way(&mut self, namespace: NamespaceId, question: &Question) -> Result<Option<Sent>>;
+    /// Neighbours that can be sent to, by device and address.
+    fn neighbours(&mut self, namespace: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>>;
+    /// Devices by index.
+    fn devices(&mut self, namespace: NamespaceId) -> Result<BTreeMap<u32, Hardware>>;
+}
 
 /// A device to attach to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +133,14 @@ pub trait Kernel {
 
     /// A function that returns when no program that ran at the call is running any more, and no run of a worker.
     fn grace(&mut self) -> Result<Box<dyn FnMut() -> Result<()> + Send>>;
+
+    /// What sees changes of policy; asked for once, before anything is loaded.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn policy(&mut self) -> Result<Policy> {
+        Policy::blind()
+    }
 
     /// What speaks to the classifiers of the ports' devices, if anything can.
     fn classifier(&self) -> Option<Box<dyn Classifier>> {
@@ -264,6 +296,10 @@ pub trait FastPath {
     fn clear_port(&self, port: PortId, ifindex: u32) -> Result<()>;
     /// Packets are forwarded until then (CLOCK_MONOTONIC).
     fn confirm_until(&self, deadline: Duration);
+    /// The same, for another thread.
+    fn heart(&self) -> Option<Arc<Heart>> {
+        None
+    }
     fn counters(&self) -> Result<Counters>;
     /// What it cannot count, as sentences.
     fn troubles(&self) -> Vec<String>;

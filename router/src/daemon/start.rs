@@ -71,6 +71,7 @@ fn run_alone<O: Observe>(
     let mut bpf = Bpf::new(instance, config.generic).with_sas(sas.clone()).with_polled(polled.clone());
     bpf.adopt()?;
     let (observer, waker) = observer(&config)?;
+    let bpf = bpf.with_waker(waker.clone(), config.heartbeat.0.is_zero());
     let heartbeat_s = config.heartbeat.0.as_secs_f64();
     let (switch, switch_end) = switch::start(&config, waker.clone())?;
     let (requests_to, requests) = Requests::queue(waker.clone());
@@ -186,6 +187,7 @@ fn leave_on_signal(requests: Requests) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
     drop(guard);
     thread::Builder::new().name("signals".into()).spawn(move || {
+        privileges::serve_with_nothing("signals");
         runtime.block_on(async {
             let mut asked = false;
             loop {

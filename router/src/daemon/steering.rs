@@ -8,6 +8,7 @@
 use super::instance::Instance;
 use crate::{
     classifier::{Capabilities, Classifier, Spec},
+    guard,
     spreading::Spreading,
 };
 use anyhow::{Context, Result};
@@ -248,11 +249,9 @@ impl Steerer {
         if left.is_empty() && !self.file.exists() {
             return Ok(());
         }
-        let next = self.file.with_extension("steering.new");
         let written = serde_json::to_string(&left).map_err(io::Error::other);
         written
-            .and_then(|text| fs::write(&next, text))
-            .and_then(|()| fs::rename(&next, &self.file))
+            .and_then(|text| guard::replace(&self.file, text.as_bytes()))
             .with_context(|| format!("writing {}", self.file.display()))
     }
 
@@ -310,8 +309,8 @@ fn delete_all(classifier: &dyn Classifier, device: &str, ours: &BTreeSet<Spec>) 
 
 /// Deletes the rules that are written down in `file` and are there byte for byte; says what it did.
 pub fn clean(classifier: &dyn Classifier, file: &Path) -> Vec<String> {
-    let Ok(text) = fs::read_to_string(file) else { return Vec::new() };
-    let left: BTreeMap<String, Left> = serde_json::from_str(&text).unwrap_or_default();
+    let Ok(text) = guard::read_ours(file) else { return Vec::new() };
+    let left: BTreeMap<String, Left> = serde_json::from_slice(&text).unwrap_or_default();
     let mut done = Vec::new();
     for (device, left) in left {
         let ours = left.rules.iter().filter_map(|text| Spec::from_text(text)).collect();
@@ -365,7 +364,7 @@ mod tests {
 
     impl Case {
         fn new(nic: Nic) -> Case {
-            use logic::plan::{Hop, Interface, Op, ReversePath, Target};
+            use logic::plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target};
             let directory = tempfile::tempdir().unwrap();
             let rows = logic::tables::queue_rows(2);
             let mut tables = Tables::new(HeapMemory::with_queue_rows(TABLES, rows));
@@ -379,10 +378,13 @@ mod tests {
                 transmit: true,
                 reverse_path: ReversePath::Off,
                 redirects: true,
+                accept_local: false,
+                priority_tags: false,
+                look_at_sources: false,
             };
             let hop = Hop { interface: 2, gateway: Some([10, 0, 9, 1].into()), mtu: 1500 };
             for op in [
-                Op::Router { router: 0, multipath_l4: [false; 2] },
+                Op::Router { router: 0, multipath: MultipathHash::default() },
                 Op::Interface(1, interface(0)),
                 Op::Interface(2, interface(1)),
                 Op::Route4(0, "10.0.2.0/24".parse().unwrap(), Some(Target::Hop(hop))),

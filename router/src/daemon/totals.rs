@@ -5,7 +5,10 @@
 //! arithmetic wraps), so the new owner starts at zero without a write to memory the program writes.
 
 use super::instance::Instance;
-use crate::plane::{Charge, Counters, InterfaceCount};
+use crate::{
+    guard,
+    plane::{Charge, Counters, InterfaceCount},
+};
 use logic::{
     plan::{InterfaceId, RouterId},
     reason::Reason,
@@ -123,7 +126,7 @@ impl Totals {
 impl State {
     /// What an earlier daemon of the instance left; `None` also if a version wrote it that used other words.
     pub fn read(instance: &Instance) -> Option<State> {
-        serde_json::from_slice(&std::fs::read(instance.state_file()).ok()?).ok()
+        serde_json::from_slice(&guard::read_ours(&instance.state_file()).ok()?).ok()
     }
 
     fn base(&self) -> Counters {

@@ -1,43 +1,49 @@
-//! `millrace routes --verify`: is the fast table what Linux says?
+//! `millrace routes --verify`: does the fast table send packets where Linux does?
 //!
-//! Linux is read afresh, with sockets of its own, into a new mirror, and the tables are read back as the program reads
-//! them. A set of routes cuts the address space into intervals in which the most specific route is the same; the answer is
-//! compared at both ends of each (and in the gaps between routes, and at each neighbour).
+//! Linux is asked (`RTM_GETROUTE`, with the device a packet comes in by), not the mirror: nothing that decides what is in
+//! the tables has a part in this. Of each router's prefixes [`SAMPLE`] a family are drawn, and asked about are both ends, the
+//! addresses next to them and one inside; besides, every neighbour, and [`RANDOM`] addresses. Where Linux sends elsewhere
+//! than the table, through another device, or to another MAC address, or takes only smaller packets, they differ. The
+//! table may leave any packet to the kernel, but it must not take a route for none.
 //!
-//! All of that happens in a thread of its own, seconds for a full table, while the loop goes on and changes what is
-//! compared. What differs is therefore compared once more, after the loop has caught up: only what differs both times is
-//! reported.
+//! Routes change meanwhile. A difference therefore counts only if it is seen [`CONFIRMATIONS`] times, Linux and the table
+//! each saying the same every time, and if in between the loop has taken in all that Linux had reported.
 
 use super::{
     Control,
     api::{Answer as Reply, ApiError},
-    ledger::Ledger,
     report::{Difference, Families, VerifyReport, VerifyRouter},
-    seam::{FastPath, Kernel, Observe, Reread},
+    seam::{Ask, FastPath, Hardware, Kernel, Known, Observe, Question, Sent},
 };
 use logic::{
     memory::Memory,
-    mirror::{Limits, Mirror, RouterView},
-    net::{Address, Mac, Prefix},
-    observe::{Event, Namespace, NamespaceId, Port},
-    plan::{Hop, InterfaceId, PortId, Target},
+    mirror::RouterView,
+    net::Mac,
+    observe::NamespaceId,
+    plan::{InterfaceId, RouterId},
     reason::Reason,
     tables::{self, Answer},
 };
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    hash::{BuildHasher, RandomState},
+    net::IpAddr,
     sync::mpsc::{Receiver, TryRecvError, sync_channel},
     thread,
     time::Duration,
 };
 use tokio::sync::oneshot;
 
-/// How long the loop may take to catch up; with more changes than it can take in, it never does.
-const CATCH_UP: Duration = Duration::from_secs(2);
-
-/// Where kernel and fast table disagreed.
-type Suspects = BTreeSet<(NamespaceId, IpAddr)>;
+/// Prefixes of a router and family that are asked about, at most.
+const SAMPLE: usize = 10_000;
+/// Addresses of each family that are asked about wherever they may lie.
+const RANDOM: u64 = 1000;
+/// How often a difference must be seen.
+const CONFIRMATIONS: u8 = 3;
+/// What still changes after so many looks is told as changing.
+const LOOKS: usize = 12;
+/// How long the loop may take to catch up.
+const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// A comparison under way.
 pub(super) struct Verifying {
@@ -46,16 +52,9 @@ pub(super) struct Verifying {
 }
 
 enum Stage {
-    First(Receiver<Result<Found, ApiError>>),
-    /// Changes that were under way are being taken in, since then.
-    CatchingUp(Suspects, Duration),
-    Second(Receiver<Result<Found, ApiError>>),
-}
-
-/// What one comparison has found.
-struct Found {
-    report: VerifyReport,
-    differing: Suspects,
+    Looking(Receiver<Result<Comparison, ApiError>>),
+    /// What was under way when Linux was asked is being taken in, since then, and since this round of the loop.
+    CatchingUp(Comparison, Duration, u64),
 }
 
 impl<K: Kernel, O: Observe> Control<K, O> {
@@ -65,8 +64,8 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             let _ = reply.send(Err(ApiError::busy("a comparison is already running; try again later")));
             return;
         }
-        match self.compare(None) {
-            Ok(worker) => self.verifying = Some(Verifying { reply, stage: Stage::First(worker) }),
+        match self.comparison().and_then(|comparison| self.look(comparison)) {
+            Ok(worker) => self.verifying = Some(Verifying { reply, stage: Stage::Looking(worker) }),
             Err(error) => drop(reply.send(Err(error))),
         }
     }
@@ -75,269 +74,294 @@ impl<K: Kernel, O: Observe> Control<K, O> {
     pub(super) fn follow_verify(&mut self, now: Duration) {
         let Some(verifying) = self.verifying.take() else { return };
         let next = match verifying.stage {
-            Stage::First(worker) => match result(&worker) {
-                None => Ok(Stage::First(worker)),
-                Some(Ok(found)) if found.differing.is_empty() => Err(Ok(found)),
-                Some(Ok(found)) => Ok(Stage::CatchingUp(found.differing, now)),
-                Some(Err(error)) => Err(Err(error)),
+            Stage::Looking(worker) => match worker.try_recv() {
+                Err(TryRecvError::Empty) => Ok(Stage::Looking(worker)),
+                Err(TryRecvError::Disconnected) => Err(Err(ApiError::failed("the comparison failed"))),
+                Ok(Err(error)) => Err(Err(error)),
+                Ok(Ok(comparison)) if comparison.is_done() => Err(Ok(comparison.report())),
+                Ok(Ok(comparison)) => Ok(Stage::CatchingUp(comparison, now, self.rounds)),
             },
-            Stage::CatchingUp(suspects, since) => {
-                if self.quiet || now.saturating_sub(since) >= CATCH_UP {
-                    self.compare(Some(suspects)).map(Stage::Second).map_err(Err)
-                } else {
-                    Ok(Stage::CatchingUp(suspects, since))
-                }
+            // This round's events were asked for after Linux was.
+            Stage::CatchingUp(comparison, _, round) if self.rounds > round && self.is_current() => {
+                self.look(comparison).map(Stage::Looking).map_err(Err)
             }
-            Stage::Second(worker) => match result(&worker) {
-                None => Ok(Stage::Second(worker)),
-                Some(found) => Err(found),
-            },
+            Stage::CatchingUp(comparison, since, _) if now.saturating_sub(since) >= CATCH_UP => {
+                Err(Ok(comparison.report()))
+            }
+            waiting => Ok(waiting),
         };
         match next {
             Ok(stage) => self.verifying = Some(Verifying { reply: verifying.reply, stage }),
-            Err(found) => {
-                let answer = found.and_then(|found| {
-                    serde_json::to_value(found.report).map_err(|e| ApiError::failed(e.to_string()))
+            Err(report) => {
+                let answer = report.and_then(|report| {
+                    serde_json::to_value(report).map_err(|e| ApiError::failed(e.to_string()))
                 });
                 let _ = verifying.reply.send(answer);
             }
         }
     }
 
-    /// Starts a thread that compares everything, or only what is suspected.
-    fn compare(&mut self, suspects: Option<Suspects>) -> Result<Receiver<Result<Found, ApiError>>, ApiError> {
-        let comparison = Comparison {
-            memory: self.generation.plane.memory(),
-            reread: self.observer.reread(),
-            ports: self.world.ports.iter().filter_map(|(id, p)| Some((*id, p.device.clone()?))).collect(),
-            namespaces: self.world.namespaces.clone(),
-            live: self
-                .world
-                .mirror
-                .interfaces()
-                .filter_map(|i| Some(((i.namespace, i.ifindex), i.interface?)))
-                .collect(),
-            routers: self.routers_and_obstacles().collect(),
-            suspects,
+    /// Has this round taken in, and applied, everything that Linux had reported when it began?
+    fn is_current(&self) -> bool {
+        self.drained && self.trouble.is_none() && self.observer.is_current()
+    }
+
+    fn comparison(&mut self) -> Result<Comparison, ApiError> {
+        let linux = self.observer.questions();
+        let linux = linux.map_err(|e| ApiError::failed(format!("cannot ask the kernel: {e:#}")))?;
+        let mirror = &self.world.mirror;
+        let numbers = mirror.interfaces().filter_map(|i| Some((i.interface?, (i.namespace, i.ifindex))));
+        let numbers = numbers.collect();
+        let accelerated = |v6: bool| {
+            let here = mirror.interfaces().filter(|i| if v6 { i.ipv6 } else { i.ipv4 });
+            let mut by_router: BTreeMap<NamespaceId, Vec<u32>> = BTreeMap::new();
+            here.for_each(|i| by_router.entry(i.namespace).or_default().push(i.ifindex));
+            by_router
         };
+        let ways_in = Families { ipv4: accelerated(false), ipv6: accelerated(true) };
+        let routers = self.routers_and_obstacles().collect();
+        Ok(Comparison { linux, numbers, ways_in, routers, suspects: None, looks: 0, report: Vec::new() })
+    }
+
+    /// Starts a thread that looks once.
+    fn look(&self, comparison: Comparison) -> Result<Receiver<Result<Comparison, ApiError>>, ApiError> {
+        let memory = self.generation.plane.memory();
         let (to, worker) = sync_channel(1);
-        let run = move || drop(to.send(comparison.run()));
+        let run = move || drop(to.send(comparison.look(&memory)));
         let spawned = thread::Builder::new().name("verify".into()).spawn(run);
         spawned.map(|_| worker).map_err(|e| ApiError::failed(format!("cannot start a thread: {e}")))
     }
 }
 
-fn result(worker: &Receiver<Result<Found, ApiError>>) -> Option<Result<Found, ApiError>> {
-    match worker.try_recv() {
-        Ok(result) => Some(result),
-        Err(TryRecvError::Empty) => None,
-        Err(TryRecvError::Disconnected) => Some(Err(ApiError::failed("the comparison failed"))),
-    }
-}
-
 /// Everything a comparison needs, so that it needs nothing of the loop.
-struct Comparison<M> {
-    memory: M,
-    reread: Reread,
-    ports: BTreeMap<PortId, Port>,
-    namespaces: BTreeMap<NamespaceId, Namespace>,
-    /// Our numbers of interfaces.
-    live: BTreeMap<(NamespaceId, u32), InterfaceId>,
+struct Comparison {
+    linux: Box<dyn Ask>,
+    /// Where our interfaces are.
+    numbers: BTreeMap<InterfaceId, (NamespaceId, u32)>,
+    /// Devices by which packets come in.
+    ways_in: Families<BTreeMap<NamespaceId, Vec<u32>>>,
     routers: Vec<RouterView>,
-    /// `None`: everything is.
-    suspects: Option<Suspects>,
+    /// `None`: not looked yet.
+    suspects: Option<Vec<Suspect>>,
+    looks: usize,
+    /// In the order of `routers`.
+    report: Vec<VerifyRouter>,
 }
 
-impl<M: Memory> Comparison<M> {
-    fn run(self) -> Result<Found, ApiError> {
-        let (fresh, ledger) = read_afresh(self.reread, &self.ports, &self.namespaces)?;
-        let id = |fresh_id| self.live.get(&fresh.link_of(fresh_id)?).copied();
-        let neighbours = ledger.neighbours().filter_map(|((i, a), mac)| Some(((id(i)?, a), mac))).collect();
-        let lookup = |number, address: IpAddr| tables::lookup(&self.memory, number, address);
-        let mut found = Found { report: VerifyReport::default(), differing: Suspects::new() };
-        for router in &self.routers {
-            let why_not = Families { ipv4: router.ipv4.clone(), ipv6: router.ipv6.clone() };
-            let Some(number) = router.router else {
-                let router = router.name.clone();
-                found.report.routers.push(VerifyRouter { router, why_not, ..VerifyRouter::default() });
-                continue;
-            };
-            let mut judge = Judge {
-                namespace: router.namespace,
-                suspects: self.suspects.as_ref(),
-                neighbours: &neighbours,
-                id: &id,
-                differences: Vec::new(),
-                differing: &mut found.differing,
-                found: 0,
-            };
-            let known4 = neighbours.keys().filter_map(|(_, a)| match a {
-                IpAddr::V4(a) => Some(a.to_bits()),
-                IpAddr::V6(_) => None,
-            });
-            let known6 = neighbours.keys().filter_map(|(_, a)| match a {
-                IpAddr::V6(a) => Some(a.to_bits()),
-                IpAddr::V4(_) => None,
-            });
-            let (routes4, routes6) = (fresh.routes4(router.namespace), fresh.routes6(router.namespace));
-            let compared = Families {
-                ipv4: judge.compare(routes4, known4, |a: u32| lookup(number, Ipv4Addr::from(a).into())),
-                ipv6: judge.compare(routes6, known6, |a: u128| lookup(number, Ipv6Addr::from(a).into())),
-            };
-            found.report.differences += judge.found;
-            let (router, differences) = (router.name.clone(), judge.differences);
-            found.report.routers.push(VerifyRouter { router, compared, why_not, differences });
+/// An address about which Linux and the table disagreed.
+struct Suspect {
+    /// Place in `routers`.
+    router: usize,
+    question: Question,
+    linux: Truth,
+    fast: BTreeSet<Way>,
+    seen: u8,
+}
+
+/// What Linux does with a packet.
+#[derive(Clone, Debug, PartialEq)]
+struct Truth {
+    /// `None`: it does not forward it.
+    sent: Option<Sent>,
+    mac: Option<Mac>,
+}
+
+/// What a namespace holds, as Linux says now.
+struct Place {
+    neighbours: BTreeMap<(u32, IpAddr), Mac>,
+    devices: BTreeMap<u32, Hardware>,
+}
+
+impl Comparison {
+    fn is_done(&self) -> bool {
+        self.looks >= LOOKS || self.suspects.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// What differs for good has been written down; what is left changes all the time.
+    fn report(self) -> VerifyReport {
+        let mut routers = self.report;
+        for suspect in self.suspects.into_iter().flatten() {
+            routers[suspect.router].changing += 1;
         }
-        Ok(found)
+        let differences = routers.iter().map(|router| router.found).sum();
+        VerifyReport { routers, differences }
     }
-}
 
-/// A mirror that has seen nothing but a fresh dump of everything.
-fn read_afresh(
-    reread: Reread,
-    ports: &BTreeMap<PortId, Port>,
-    namespaces: &BTreeMap<NamespaceId, Namespace>,
-) -> Result<(Mirror, Ledger), ApiError> {
-    let (mut mirror, mut ledger) = (Mirror::new(Limits::default()), Ledger::default());
-    for (id, port) in ports {
-        mirror.observe(Event::Port(*id, port.clone()));
+    /// Asks about everything, or again about what is suspected.
+    fn look(mut self, memory: &impl Memory) -> Result<Comparison, ApiError> {
+        let result = match self.suspects.take() {
+            None => self.look_at_all(memory),
+            Some(suspects) => self.look_again(suspects, memory),
+        };
+        self.looks += 1;
+        result.map(|()| self).map_err(|e| ApiError::failed(format!("asking the kernel: {e:#}")))
     }
-    for (id, namespace) in namespaces {
-        mirror.observe(Event::Namespace(*id, namespace.clone()));
-    }
-    for (id, dump) in reread().map_err(|e| ApiError::failed(format!("reading the kernel's state: {e:#}")))? {
-        mirror.observe(Event::Dump(id, Box::new(dump)));
-    }
-    ledger.note(&mirror.plan());
-    Ok((mirror, ledger))
-}
 
-/// Compares answers with routes, and keeps what differs.
-struct Judge<'a, F> {
-    namespace: NamespaceId,
-    /// `None`: everything is.
-    suspects: Option<&'a Suspects>,
-    /// What Linux knows of neighbours, by our numbers.
-    neighbours: &'a BTreeMap<(InterfaceId, IpAddr), Mac>,
-    /// Our number of an interface of the fresh mirror.
-    id: &'a F,
-    differences: Vec<Difference>,
-    differing: &'a mut Suspects,
-    found: u64,
-}
-
-impl<F: Fn(InterfaceId) -> Option<InterfaceId>> Judge<'_, F> {
-    /// Returns how many prefixes were compared that the tables hold.
-    fn compare<'r, A: Whole>(
-        &mut self,
-        routes: impl Iterator<Item = (Prefix<A>, &'r Target)>,
-        neighbours: impl Iterator<Item = A>,
-        look: impl Fn(A) -> Vec<Answer>,
-    ) -> u64 {
-        let mut routes: Vec<_> = routes.collect();
-        routes.sort_by_key(|(prefix, _)| (prefix.address(), prefix.length()));
-        let mut probes: BTreeSet<A> = neighbours.collect();
-        let mut check = |from: A, to: A, route: Option<(Prefix<A>, &Target)>| {
-            let later = probes.split_off(&from);
-            probes = later;
-            let inside: Vec<A> = probes.range(from..=to).copied().collect();
-            for address in [from, to].into_iter().chain(inside) {
-                if !is_martian(address.ip()) {
-                    self.judge(address.ip(), route, &look(address));
+    fn look_at_all(&mut self, memory: &impl Memory) -> anyhow::Result<()> {
+        let mut suspects = Vec::new();
+        for (at, router) in std::mem::take(&mut self.routers).into_iter().enumerate() {
+            let why_not = Families { ipv4: router.ipv4.clone(), ipv6: router.ipv6.clone() };
+            let name = router.name.clone();
+            self.report.push(VerifyRouter { router: name, why_not, ..VerifyRouter::default() });
+            if let Some(number) = router.router {
+                let known = self.linux.routes(router.namespace)?;
+                let place = self.place(router.namespace)?;
+                let questions = self.questions(&router, &known, &place);
+                self.report[at].compared = compared(&known);
+                self.report[at].asked = questions.len() as u64;
+                for question in questions {
+                    let linux = self.truth(router.namespace, &question, &place)?;
+                    let answers = tables::lookup(memory, number, question.address);
+                    if let (Some(_), [Answer { reason: Some(reason), .. }]) = (&linux.sent, &answers[..]) {
+                        *self.report[at].left.entry(reason.name().into()).or_default() += 1;
+                    }
+                    if !self.agree(router.namespace, &question, &linux, &answers, &place) {
+                        let fast = self.ways(&answers);
+                        suspects.push(Suspect { router: at, question, linux, fast, seen: 1 });
+                    }
                 }
             }
-        };
-        sweep(&routes, &mut check);
-        routes.iter().filter(|(prefix, _)| A::holds(*prefix)).count() as u64
+            self.routers.push(router);
+        }
+        self.suspects = Some(suspects);
+        Ok(())
     }
 
-    fn judge<A: Address>(
-        &mut self,
-        address: IpAddr,
-        route: Option<(Prefix<A>, &Target)>,
-        answers: &[Answer],
-    ) {
-        let none = Target::Pass { reason: Reason::NoRoute, unicast: false };
-        let target = route.map_or(&none, |(_, target)| target);
-        let mut wanted = self.wanted(target, address);
-        for answer in
-            answers.iter().filter(|a| matches!(a.reason, Some(Reason::SameBox | Reason::TxNotReady)))
-        {
-            let is_it = |w: &Way| {
-                matches!(w, Way::Send { interface, neighbour, .. }
-                if (Some(*interface), Some(*neighbour)) == (answer.interface, answer.neighbour))
+    fn look_again(&mut self, suspects: Vec<Suspect>, memory: &impl Memory) -> anyhow::Result<()> {
+        let mut left = Vec::new();
+        let mut places: BTreeMap<NamespaceId, Place> = BTreeMap::new();
+        for mut suspect in suspects {
+            let (namespace, router) =
+                (self.routers[suspect.router].namespace, self.routers[suspect.router].router);
+            let Some(number): Option<RouterId> = router else { continue };
+            let answers = tables::lookup(memory, number, suspect.question.address);
+            let place = match places.entry(namespace) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(unknown) => unknown.insert(self.place(namespace)?),
             };
-            // The route is right, and for a good reason its packets are not sent: whatever MAC address it has.
-            wanted = wanted.into_iter().map(|w| if is_it(&w) { Way::of(answer) } else { w }).collect();
-        }
-        let fast: BTreeSet<Way> = answers.iter().map(Way::of).collect();
-        let unicast = !matches!(target, Target::Pass { unicast: false, .. });
-        // With several ways the flag of each is its own; with one it is the route's.
-        let source_check_agrees = answers.len() != 1 || answers[0].unicast == unicast;
-        if wanted == fast && source_check_agrees {
-            return;
-        }
-        let suspect = (self.namespace, address);
-        if self.suspects.is_some_and(|s| !s.contains(&suspect)) {
-            return;
-        }
-        self.found += 1;
-        self.differing.insert(suspect);
-        if self.differences.len() < VerifyRouter::LISTED {
-            let words = |ways: &BTreeSet<Way>| ways.iter().map(Way::words).collect::<Vec<_>>().join(" or ");
-            let prefix = route.map_or_else(|| "no route".into(), |(prefix, _)| prefix.to_string());
-            let flag = if wanted != fast || source_check_agrees {
-                ""
+            let linux = self.truth(namespace, &suspect.question, place)?;
+            if self.agree(namespace, &suspect.question, &linux, &answers, place) {
+                continue;
+            }
+            let fast = self.ways(&answers);
+            suspect.seen =
+                if (&linux, &fast) == (&suspect.linux, &suspect.fast) { suspect.seen + 1 } else { 1 };
+            (suspect.linux, suspect.fast) = (linux, fast);
+            if suspect.seen >= CONFIRMATIONS {
+                self.write_down(&suspect);
             } else {
-                " (differs for the reverse path filter)"
-            };
-            self.differences.push(Difference {
-                prefix: format!("{prefix} at {address}"),
-                kernel: words(&wanted),
-                fast: words(&fast) + flag,
-            });
-        }
-    }
-
-    fn wanted(&self, target: &Target, address: IpAddr) -> BTreeSet<Way> {
-        match target {
-            Target::Pass { reason, .. } => [Way::Kernel(*reason)].into(),
-            Target::Hop(hop) => [self.wanted_hop(hop, address)].into(),
-            Target::Multi(members) => {
-                let total: u32 = members.iter().map(|(_, weight)| u32::from(*weight)).sum();
-                // A member with less than one share in 256 may have none.
-                let counts = |weight: u16| u32::from(weight) * 256 >= total;
-                members.iter().filter(|m| counts(m.1)).flat_map(|m| self.wanted(&m.0, address)).collect()
+                left.push(suspect);
             }
         }
+        self.suspects = Some(left);
+        Ok(())
     }
 
-    fn wanted_hop(&self, hop: &Hop, address: IpAddr) -> Way {
-        let Some(interface) = (self.id)(hop.interface) else { return Way::Kernel(Reason::EgressNotAPort) };
-        let neighbour = hop.gateway.unwrap_or(address);
-        let mac = self.neighbours.get(&(interface, neighbour)).copied();
-        Way::Send { interface, neighbour, mtu: hop.mtu, mac }
+    fn place(&mut self, namespace: NamespaceId) -> anyhow::Result<Place> {
+        let neighbours = self.linux.neighbours(namespace)?;
+        Ok(Place { neighbours, devices: self.linux.devices(namespace)? })
+    }
+
+    /// What is asked about a router's families that are accelerated.
+    fn questions(&self, router: &RouterView, known: &[Known], place: &Place) -> Vec<Question> {
+        let mut questions = Vec::new();
+        for v6 in [false, true] {
+            if !(if v6 { &router.ipv6 } else { &router.ipv4 }).is_empty() {
+                continue;
+            }
+            let ways_in = if v6 { &self.ways_in.ipv6 } else { &self.ways_in.ipv4 };
+            let devices = ways_in.get(&router.namespace).map_or(&[][..], Vec::as_slice);
+            let from: Vec<_> = devices.iter().filter_map(|device| source(known, *device, v6)).collect();
+            let probes = probes(known, place.neighbours.keys().map(|(_, address)| *address), v6);
+            for (at, (prefix, address)) in probes.into_iter().enumerate() {
+                let from = (!from.is_empty()).then(|| from[at % from.len()]);
+                questions.push(Question { address, from, prefix });
+            }
+        }
+        questions
+    }
+
+    fn truth(&mut self, namespace: NamespaceId, question: &Question, place: &Place) -> anyhow::Result<Truth> {
+        let sent = self.linux.way(namespace, question)?;
+        let to = sent.as_ref().map(|sent| (sent.oif, sent.gateway.unwrap_or(question.address)));
+        Ok(Truth { sent, mac: to.and_then(|to| place.neighbours.get(&to).copied()) })
+    }
+
+    /// Does each answer of the table do what Linux does?
+    fn agree(
+        &self,
+        namespace: NamespaceId,
+        question: &Question,
+        linux: &Truth,
+        answers: &[Answer],
+        place: &Place,
+    ) -> bool {
+        let Some(sent) = &linux.sent else { return answers.iter().all(|answer| answer.reason.is_some()) };
+        let to = sent.gateway.unwrap_or(question.address);
+        let mut found = false;
+        for answer in answers {
+            match (answer.reason, answer.interface.and_then(|i| self.numbers.get(&i)), answer.neighbour) {
+                (None, Some((space, oif)), Some(neighbour)) => {
+                    let Some(device) = place.devices.get(oif) else { return false };
+                    let same_mac = place.neighbours.get(&(*oif, neighbour)).copied() == answer.mac;
+                    if *space != namespace || !same_mac || device.mac != answer.source {
+                        return false;
+                    }
+                    let taken = (*oif, neighbour) == (sent.oif, to);
+                    let limit = sent.mtu.filter(|_| taken).unwrap_or(device.mtu).min(device.mtu);
+                    if answer.mtu > limit {
+                        return false;
+                    }
+                    found |= taken;
+                }
+                // Linux has a route there, and the table none.
+                (Some(Reason::NoRoute | Reason::SpecialRoute | Reason::Local | Reason::Broadcast), ..) => {
+                    return false;
+                }
+                (Some(_), ..) => found = true,
+                (None, ..) => return false,
+            }
+        }
+        found
+    }
+
+    fn ways(&self, answers: &[Answer]) -> BTreeSet<Way> {
+        answers.iter().map(Way::of).collect()
+    }
+
+    fn write_down(&mut self, suspect: &Suspect) {
+        let router = &mut self.report[suspect.router];
+        router.found += 1;
+        if router.differences.len() < VerifyRouter::LISTED {
+            let Question { address, prefix, .. } = &suspect.question;
+            let fast = suspect.fast.iter().map(Way::words).collect::<Vec<_>>().join(" or ");
+            let kernel = suspect.linux.words(*address);
+            router.differences.push(Difference { prefix: format!("{prefix} at {address}"), kernel, fast });
+        }
     }
 }
 
-/// Where packets go, comparable.
+impl Truth {
+    fn words(&self, address: IpAddr) -> String {
+        let Some(sent) = &self.sent else { return "not forwarded".into() };
+        let mac = self.mac.map_or("unresolved".into(), |mac| mac.to_string());
+        let mtu = sent.mtu.map_or(String::new(), |mtu| format!(" with MTU {mtu}"));
+        format!("{} ({mac}) on device {}{mtu}", sent.gateway.unwrap_or(address), sent.oif)
+    }
+}
+
+/// Where the table sends packets, comparable.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Kernel(Reason),
-    /// Without a MAC address: known by its route, but the kernel resolves it.
-    Send {
-        interface: InterfaceId,
-        neighbour: IpAddr,
-        mtu: u32,
-        mac: Option<Mac>,
-    },
+    Send { interface: InterfaceId, neighbour: IpAddr, mtu: u32, mac: Option<Mac>, source: Mac },
 }
 
 impl Way {
     fn of(answer: &Answer) -> Way {
         match (answer.reason, answer.interface, answer.neighbour) {
-            (None | Some(Reason::Unresolved), Some(interface), Some(neighbour)) => {
-                Way::Send { interface, neighbour, mtu: answer.mtu, mac: answer.mac }
+            (None, Some(interface), Some(neighbour)) => {
+                Way::Send { interface, neighbour, mtu: answer.mtu, mac: answer.mac, source: answer.source }
             }
             (reason, ..) => Way::Kernel(reason.unwrap_or(Reason::NoRoute)),
         }
@@ -346,12 +370,77 @@ impl Way {
     fn words(&self) -> String {
         match self {
             Way::Kernel(reason) => reason.name().into(),
-            Way::Send { interface, neighbour, mtu, mac } => {
+            Way::Send { interface, neighbour, mtu, mac, source } => {
                 let mac = mac.map_or("unresolved".into(), |m| m.to_string());
-                format!("{neighbour} ({mac}) on interface {interface} with MTU {mtu}")
+                format!("{neighbour} ({mac}) on interface {interface} ({source}) with MTU {mtu}")
             }
         }
     }
+}
+
+/// How many prefixes Linux has routes for that the tables can hold.
+fn compared(known: &[Known]) -> Families<u64> {
+    let prefixes: BTreeSet<(IpAddr, u8)> = known.iter().map(|known| (known.address, known.length)).collect();
+    let count = |v6: bool| prefixes.iter().filter(|(a, l)| a.is_ipv6() == v6 && held(*a, *l)).count() as u64;
+    Families { ipv4: count(false), ipv6: count(true) }
+}
+
+fn held(address: IpAddr, length: u8) -> bool {
+    match address {
+        IpAddr::V4(a) => logic::net::Prefix::new(a.to_bits(), length).is_some_and(tables::holds4),
+        IpAddr::V6(a) => logic::net::Prefix::new(a.to_bits(), length).is_some_and(tables::holds6),
+    }
+}
+
+/// Somebody who may send from that device: a neighbour on a connected prefix, and the device.
+fn source(known: &[Known], device: u32, v6: bool) -> Option<(IpAddr, u32)> {
+    let own: BTreeSet<IpAddr> = known.iter().filter(|k| k.local).map(|k| k.address).collect();
+    let connected = known.iter().filter(|k| k.connected == Some(device) && k.address.is_ipv6() == v6);
+    let here = connected.filter(|k| k.length > 0 && k.length < bits(v6) && !is_martian(k.address));
+    let others = here.flat_map(|k| (1..4).map(|n| from_bits(to_bits(k.address) + n, v6)));
+    others.filter(|address| !own.contains(address)).map(|address| (address, device)).next()
+}
+
+/// Addresses to be asked about, each with the prefix it is asked for.
+fn probes(known: &[Known], neighbours: impl Iterator<Item = IpAddr>, v6: bool) -> Vec<(String, IpAddr)> {
+    let random = RandomState::new();
+    let draw = |seed: u64| u128::from(random.hash_one(seed)) << 64 | u128::from(random.hash_one(!seed));
+    let all = u128::MAX >> (128 - u32::from(bits(v6)));
+    let routes: Vec<&Known> = known.iter().filter(|k| k.address.is_ipv6() == v6).collect();
+    let step = routes.len().div_ceil(SAMPLE).max(1);
+    let first = draw(0) as usize % step;
+    let mut probes = BTreeMap::new();
+    for (at, route) in routes.into_iter().enumerate().skip(first).step_by(step) {
+        let (from, host) = (to_bits(route.address), all.checked_shr(route.length.into()).unwrap_or(0));
+        let name = format!("{}/{}", route.address, route.length);
+        let inside = from | draw(at as u64) & host;
+        for address in [from, from | host, from.wrapping_sub(1), (from | host).wrapping_add(1), inside] {
+            probes.entry(address & all).or_insert_with(|| name.clone());
+        }
+    }
+    for neighbour in neighbours.filter(|a| a.is_ipv6() == v6).take(SAMPLE) {
+        probes.entry(to_bits(neighbour)).or_insert_with(|| "neighbour".into());
+    }
+    for seed in 1..=RANDOM {
+        probes.entry(draw(u64::MAX / 2 + seed) & all).or_insert_with(|| "random".into());
+    }
+    let probes = probes.into_iter().map(|(address, name)| (name, from_bits(address, v6)));
+    probes.filter(|(_, address)| !is_martian(*address)).collect()
+}
+
+fn bits(v6: bool) -> u8 {
+    if v6 { 128 } else { 32 }
+}
+
+fn to_bits(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(a) => a.to_bits().into(),
+        IpAddr::V6(a) => a.to_bits(),
+    }
+}
+
+fn from_bits(bits: u128, v6: bool) -> IpAddr {
+    if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) }
 }
 
 /// Destinations Linux never forwards to whatever its routes say, so that the table need not follow them: it sends all
@@ -365,128 +454,50 @@ fn is_martian(address: IpAddr) -> bool {
     }
 }
 
-/// The address arithmetic of a sweep.
-trait Whole: Address {
-    const ZERO: Self;
-    const ALL: Self;
-    fn before(self) -> Self;
-    fn after(self) -> Option<Self>;
-    fn end(prefix: Prefix<Self>) -> Self;
-    /// Is it in the tables?
-    fn holds(prefix: Prefix<Self>) -> bool;
-}
-
-macro_rules! whole {
-    ($($int:ty, $holds:path);*) => {$(
-        impl Whole for $int {
-            const ZERO: Self = 0;
-            const ALL: Self = <$int>::MAX;
-            fn before(self) -> Self { self.wrapping_sub(1) }
-            fn after(self) -> Option<Self> { self.checked_add(1) }
-            fn end(prefix: Prefix<Self>) -> Self {
-                prefix.address() | <$int>::MAX.checked_shr(prefix.length().into()).unwrap_or(0)
-            }
-            fn holds(prefix: Prefix<Self>) -> bool { $holds(prefix) }
-        }
-    )*};
-}
-whole!(u32, tables::holds4; u128, tables::holds6);
-
-/// Calls `each` with every interval of addresses that have the same most specific route, in order, without a gap.
-/// `routes` are sorted by address, then length.
-fn sweep<A: Whole, T: Copy>(routes: &[(Prefix<A>, T)], each: &mut impl FnMut(A, A, Option<(Prefix<A>, T)>)) {
-    // The routes around the cursor, outermost first; the last one holds up to its end.
-    let mut around: Vec<(Prefix<A>, T)> = Vec::new();
-    let mut cursor = Some(A::ZERO);
-    let mut advance = |around: &mut Vec<(Prefix<A>, T)>, cursor: &mut Option<A>, to: A| {
-        while let (Some(top), Some(from)) = (around.last().copied(), *cursor) {
-            let end = A::end(top.0);
-            if end > to {
-                break;
-            }
-            if from <= end {
-                each(from, end, Some(top));
-                *cursor = end.after();
-            }
-            around.pop();
-        }
-        if let Some(from) = cursor.filter(|from| *from <= to) {
-            each(from, to, around.last().copied());
-            *cursor = to.after();
-        }
-    };
-    for route in routes {
-        if route.0.address() > A::ZERO {
-            advance(&mut around, &mut cursor, route.0.address().before());
-        }
-        around.push(*route);
-    }
-    advance(&mut around, &mut cursor, A::ALL);
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
-    fn intervals(routes: &[&str]) -> Vec<String> {
-        let mut sorted: Vec<(Prefix<u32>, usize)> =
-            routes.iter().enumerate().map(|(i, r)| (r.parse().unwrap(), i)).collect();
-        sorted.sort();
-        let mut out = Vec::new();
-        sweep(&sorted, &mut |from: u32, to: u32, route: Option<(Prefix<u32>, usize)>| {
-            out.push(format!("{}-{} {:?}", from.ip(), to.ip(), route.map(|r| r.1)));
-        });
-        out
+    fn known(prefix: &str, connected: Option<u32>, local: bool) -> Known {
+        let (address, length) = prefix.split_once('/').unwrap();
+        Known { address: address.parse().unwrap(), length: length.parse().unwrap(), connected, local }
     }
 
     #[test]
-    fn intervals_of_nested_routes() {
-        assert_eq!(intervals(&[]), ["0.0.0.0-255.255.255.255 None"]);
-        assert_eq!(intervals(&["0.0.0.0/0"]), ["0.0.0.0-255.255.255.255 Some(0)"]);
-        assert_eq!(
-            intervals(&["10.0.0.0/8", "10.0.0.0/16", "10.255.255.255/32"]),
-            [
-                "0.0.0.0-9.255.255.255 None",
-                "10.0.0.0-10.0.255.255 Some(1)",
-                "10.1.0.0-10.255.255.254 Some(0)",
-                "10.255.255.255-10.255.255.255 Some(2)",
-                "11.0.0.0-255.255.255.255 None",
-            ]
-        );
-        assert_eq!(
-            intervals(&["0.0.0.0/1", "255.255.255.255/32"]),
-            [
-                "0.0.0.0-127.255.255.255 Some(0)",
-                "128.0.0.0-255.255.255.254 None",
-                "255.255.255.255-255.255.255.255 Some(1)",
-            ]
-        );
+    fn edges_and_what_is_next_to_them_are_asked_about() {
+        let routes = [known("10.0.0.0/8", None, false), known("10.255.255.255/32", None, false)];
+        let asked: BTreeSet<_> = probes(&routes, ["10.9.9.9".parse().unwrap()].into_iter(), false)
+            .into_iter()
+            .map(|(_, address)| address.to_string())
+            .collect();
+        for address in
+            ["10.0.0.0", "10.255.255.255", "9.255.255.255", "11.0.0.0", "10.255.255.254", "10.9.9.9"]
+        {
+            assert!(asked.contains(address), "{address}");
+        }
+        assert!(asked.len() > RANDOM as usize / 2, "and others, martians left out: {}", asked.len());
+        assert!(probes(&routes, std::iter::empty(), true).iter().all(|(_, a)| a.is_ipv6()));
     }
 
-    proptest! {
-        /// The oracle asks, for every address, all routes.
-        #[test]
-        fn intervals_are_the_longest_match(
-            mut routes in proptest::collection::btree_set((0..64u32, 26..=32u8), 0..12), offset in prop::sample::select(vec![0, u32::MAX - 63]),
-        ) {
-            let routes: BTreeSet<Prefix<u32>> =
-                std::mem::take(&mut routes).into_iter().filter_map(|(a, l)| Prefix::new(offset + a, l)).collect();
-            let sorted: Vec<_> = routes.iter().map(|p| (*p, ())).collect();
-            let mut next = Some(0u32);
-            let mut seen = BTreeMap::new();
-            sweep(&sorted, &mut |from: u32, to: u32, route: Option<(Prefix<u32>, ())>| {
-                assert_eq!(Some(from), next, "without gap or overlap");
-                next = to.checked_add(1);
-                for a in (from..=to).take(64).chain((from..=to).rev().take(64)) {
-                    seen.insert(a, route.map(|r| r.0));
-                }
-            });
-            prop_assert_eq!(next, None);
-            for a in offset..=offset + 63 {
-                let longest = routes.iter().filter(|p| p.contains(a)).max_by_key(|p| p.length()).copied();
-                prop_assert_eq!(seen.get(&a), Some(&longest), "{}", a);
-            }
-        }
+    #[test]
+    fn a_million_routes_are_sampled() {
+        let routes: Vec<_> = (0..1_000_000u32)
+            .map(|n| known(&format!("{}/32", IpAddr::V4((n << 8).into())), None, false))
+            .collect();
+        let asked = probes(&routes, std::iter::empty(), false).len();
+        assert!((SAMPLE..SAMPLE * 5 + RANDOM as usize).contains(&asked), "{asked}");
+    }
+
+    #[test]
+    fn a_source_is_a_neighbour_on_the_device_a_packet_comes_in_by() {
+        let routes = [
+            known("10.0.0.0/24", Some(2), false),
+            known("10.0.0.1/32", None, true),
+            known("10.0.1.0/24", Some(3), false),
+        ];
+        assert_eq!(source(&routes, 2, false), Some(("10.0.0.2".parse().unwrap(), 2)));
+        assert_eq!(source(&routes, 3, false), Some(("10.0.1.1".parse().unwrap(), 3)));
+        assert_eq!(source(&routes, 4, false), None);
+        assert_eq!(source(&routes, 2, true), None);
     }
 }

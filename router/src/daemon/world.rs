@@ -1,13 +1,16 @@
 //! Everything observed, and what was decided because of it.
 
 use super::{ledger::Ledger, seam::Device, totals::Names};
-use crate::{config::Config, plane::Mode};
+use crate::{config::Config, foreign::Quoted, plane::Mode};
 use logic::{
     mirror::{InterfaceView, Limits, Mirror},
     observe::{Event, Namespace, NamespaceId, Port},
     plan::{Op, PortId},
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 /// The mirror, and what must be known beside it to fill another generation or to read Linux afresh.
 pub struct World {
@@ -45,7 +48,9 @@ impl PortState {
         let down = match (&self.device, self.up) {
             (None, _) => return vec!["the device is not there".into()],
             (Some(_), None) => return vec!["the device is gone".into()],
-            (Some(_), Some(up)) => (!up).then(|| format!("the port is down (ip link set {} up)", self.name)),
+            (Some(_), Some(up)) => {
+                (!up).then(|| format!("the port is down (ip link set dev {} up)", Quoted(&self.name)))
+            }
         };
         let told = down.into_iter().chain(self.refused.clone()).chain(self.problems.iter().cloned());
         let told: Vec<_> = told.collect();
@@ -148,8 +153,9 @@ impl World {
         })
     }
 
-    /// What to change since the last call.
-    pub fn plan(&mut self) -> Vec<Op> {
+    /// What to change since the last call; `now`: CLOCK_MONOTONIC.
+    pub fn plan(&mut self, now: Duration) -> Vec<Op> {
+        self.mirror.pass_time(now);
         let plan = self.mirror.plan();
         self.ledger.note(&plan);
         plan

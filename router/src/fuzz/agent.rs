@@ -247,8 +247,14 @@ impl World {
         let reason = reasons[usize::from(how) % 3];
         let frame = input.take(length);
         let cut = u32::from(how >> 6);
-        let notice =
-            Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32 + cut, metadata: 0 };
+        let notice = Notice {
+            rule,
+            port: Port(1),
+            reason,
+            frame_bytes: frame.len() as u32 + cut,
+            metadata: u64::from_ne_bytes([how; 8]),
+            tunnel_id: u64::from_ne_bytes([!how; 8]),
+        };
         self.agent.notice(notice, frame, 1_000_000 * self.now_ms);
         let effects = self.agent.take_effects();
         assert!(effects.len() <= MOST_OUTPUTS + self.peers.len(), "{} effects", effects.len());

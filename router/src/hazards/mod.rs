@@ -19,7 +19,11 @@ pub mod rules;
 pub mod traffic;
 pub mod xfrm;
 
-use crate::{netlink::socket::Socket, observer::sysctl::Polled};
+use crate::{
+    foreign::{Quoted, Shown},
+    netlink::socket::Socket,
+    observer::sysctl::Polled,
+};
 use logic::observe::Settings;
 use std::{collections::BTreeMap, io};
 
@@ -116,10 +120,7 @@ impl Hazards {
         let found = self.traffic.get(&ifindex).into_iter().flatten();
         let mut sentences: Vec<String> = found.map(|f| f.sentence(device, namespace)).collect();
         if let Some(count) = self.tcx.get(&ifindex) {
-            sentences.push(format!(
-                "{device} has {count} tcx program(s); find them with: {}",
-                command(namespace, &format!("bpftool net show dev {device}"))
-            ));
+            sentences.push(tcx_sentence(*count, device, namespace));
         }
         sentences.extend(self.chains.of_device(device).map(|sentence| in_namespace(sentence, namespace)));
         sentences
@@ -147,21 +148,32 @@ fn in_namespace(sentence: &str, namespace: &str) -> String {
     sentence.replace(IN_NAMESPACE, &command(namespace, ""))
 }
 
-/// A shell command that runs in the namespace of this name.
+/// A shell command that runs in the namespace of this name. Names in `text` are [`Quoted`].
 pub fn command(namespace: &str, text: &str) -> String {
     match (namespace, namespace.strip_prefix("pid:")) {
         ("host", _) => text.into(),
-        (_, Some(pid)) => format!("nsenter -t {pid} -n {text}"),
-        (name, _) if name.starts_with("netns:") => format!("(in {name}) {text}"),
-        (name, _) => format!("ip netns exec {name} {text}"),
+        (_, Some(pid)) => format!("nsenter -t {} -n {text}", Quoted(pid)),
+        (name, _) if name.starts_with("netns:") => format!("(in {}) {text}", Shown(name)),
+        // nsenter takes any name so, ip some as options.
+        (name, _) if name.starts_with('-') => format!("nsenter --net=/run/netns/{} {text}", Quoted(name)),
+        (name, _) => format!("ip netns exec {} {text}", Quoted(name)),
     }
+}
+
+fn tcx_sentence(count: u32, device: &str, namespace: &str) -> String {
+    format!(
+        "{} has {count} tcx program(s); find them with: {}",
+        Shown(device),
+        command(namespace, &format!("bpftool net show dev {}", Quoted(device)))
+    )
 }
 
 fn legacy_sentence(family: usize, table: &str) -> String {
     let (tool, module) = [("iptables", "iptable"), ("ip6tables", "ip6table")][family];
+    let (table, name) = (Shown(table), Quoted(table));
     format!(
         "legacy {tool} table {table} is loaded, which hooks forwarding even when it is empty; \
-         unload it with: rmmod {module}_{table} (or recreate the namespace, where it is built in)"
+         unload it with: rmmod {module}_{name} (or recreate the namespace, where it is built in)"
     )
 }
 
@@ -193,5 +205,45 @@ mod tests {
         assert_eq!(command("host", "nft"), "nft");
         assert_eq!(command("pid:7", "nft"), "nsenter -t 7 -n nft");
         assert_eq!(command("red", "nft"), "ip netns exec red nft");
+    }
+
+    #[test]
+    fn hostile_names_are_single_words_of_commands() {
+        use crate::foreign::{HOSTILE, Pasted, assert_fit};
+        let by_qdisc = traffic::Finding::Qdisc("tbf".into());
+        let by_filters = traffic::Finding::Filters("clsact".into(), 0);
+        let mut pasted = Pasted::default();
+        for name in HOSTILE {
+            let sentences = [
+                (
+                    by_qdisc.sentence(name, "host"),
+                    "tc",
+                    vec!["qdisc", "replace", "dev", name, "root", "pfifo_fast"],
+                ),
+                (by_filters.sentence(name, "host"), "tc", vec!["qdisc", "del", "dev", name, "clsact"]),
+                (tcx_sentence(1, name, "host"), "bpftool", vec!["net", "show", "dev", name]),
+            ];
+            for (sentence, tool, words) in sentences {
+                let (_, line) = sentence.split_once(" with: ").unwrap();
+                pasted.add(&sentence, line, tool, &words);
+            }
+            assert_fit(&traffic::Finding::Qdisc(name.into()).sentence("a", "host"));
+            assert_fit(&traffic::Finding::Filters(name.into(), 0).sentence("a", "host"));
+            let line = command(name, &format!("tc filter del dev {}", Quoted(name)));
+            let filter = ["tc", "filter", "del", "dev", name];
+            match name.strip_prefix('-') {
+                None => pasted.add(&line, &line, "ip", &[&["netns", "exec", name][..], &filter].concat()),
+                Some(_) => {
+                    let net = format!("--net=/run/netns/{name}");
+                    pasted.add(&line, &line, "nsenter", &[&[&*net][..], &filter].concat());
+                }
+            }
+            assert_fit(&command(&format!("netns:{name}"), ""));
+            let legacy = legacy_sentence(0, name);
+            let (_, line) = legacy.split_once(" with: ").unwrap();
+            let line = line.split_once(" (or").unwrap().0;
+            pasted.add(&legacy, line, "rmmod", &[&format!("iptable_{name}")]);
+        }
+        pasted.run();
     }
 }

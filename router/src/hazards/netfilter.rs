@@ -4,9 +4,12 @@
 //! namespace: it is a hazard of the device, not of the namespace.
 
 use super::{ByFamily, IN_NAMESPACE};
-use crate::netlink::{
-    socket::Socket,
-    wire::{self, Message, Request},
+use crate::{
+    foreign::Shown,
+    netlink::{
+        socket::Socket,
+        wire::{self, Message, Request},
+    },
 };
 use std::{collections::BTreeMap, io};
 
@@ -143,19 +146,34 @@ impl Chain {
         let Chain { family, table, name, hook, devices, .. } = self;
         let of = match devices {
             Devices::Namespace => String::new(),
-            Devices::Named(names) => format!(" of {}", names.join(", ")),
+            Devices::Named(names) => {
+                let names: Vec<_> = names.iter().map(|name| Shown(name).to_string()).collect();
+                format!(" of {}", names.join(", "))
+            }
             Devices::Unknown => " of some devices".into(),
         };
-        format!(
-            "nftables chain {family} {table} {name} hooks {hook}{of}; \
-             remove it with: {IN_NAMESPACE}nft 'flush chain {family} {table} {name}; delete chain {family} {table} {name}'"
-        )
+        let chain = format!("{family} {} {}", Shown(table), Shown(name));
+        // The tool reads commands of its own in its argument, so quoting for the shell is not enough.
+        let out = match is_word(table) && is_word(name) {
+            true => format!("remove it with: {IN_NAMESPACE}nft 'flush chain {chain}; delete chain {chain}'"),
+            false => format!(
+                "nft takes no such name: see the handle of its table with: {IN_NAMESPACE}nft -a list ruleset | cat -v"
+            ),
+        };
+        format!("nftables chain {chain} hooks {hook}{of}; {out}")
     }
+}
+
+/// May it stand in a command of nft? Its scanner takes these as one name (`string`, src/scanner.l of nftables).
+fn is_word(name: &str) -> bool {
+    let letter = |c: char| c.is_ascii_alphabetic() || c == '_';
+    name.starts_with(letter) && name.chars().all(|c| letter(c) || c.is_ascii_digit() || "./-".contains(c))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::foreign::{HOSTILE, Pasted, assert_fit};
     use proptest::prelude::*;
 
     fn parsed(family: u8, hook: u8) -> Option<Chain> {
@@ -187,6 +205,16 @@ mod tests {
     }
 
     #[test]
+    fn names_that_nft_takes_as_one_stand_in_its_commands() {
+        for fine in ["fwd", "_x", "a.b/c-d9"] {
+            assert!(is_word(fine), "{fine}");
+        }
+        for wrong in HOSTILE.into_iter().chain(["", "9a", "a b", "a;b", "a{", "ä", "@a", "$a"]) {
+            assert!(!is_word(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
     fn device_hooks_count_for_their_devices() {
         let dev = [6, 0, 3, 0, b'a', 0, 0, 0];
         let devs =
@@ -210,6 +238,22 @@ mod tests {
         }
         let sentence = bound(5, 0, &devs(1)).unwrap().sentence();
         assert!(sentence.contains(" hooks ingress of a, b; remove it with: "), "{sentence}");
+        let named = HOSTILE.iter().flat_map(|name| [("filter", *name), (*name, "fwd"), (*name, *name)]);
+        for (table, name) in named {
+            for devices in [Devices::Namespace, Devices::Named(vec![table.into(), name.into()])] {
+                let mut chain = parsed(1, 2).unwrap();
+                (chain.table, chain.name, chain.devices) = (table.into(), name.into(), devices);
+                let sentence = chain.sentence();
+                let (before, command) = sentence.split_once(IN_NAMESPACE).unwrap();
+                assert_fit(before);
+                assert_eq!(command, "nft -a list ruleset | cat -v", "{before}");
+            }
+        }
+        let mut pasted = Pasted::default();
+        let sentence = parsed(1, 2).unwrap().sentence().replace(IN_NAMESPACE, "");
+        let (_, line) = sentence.split_once(" with: ").unwrap();
+        pasted.add(&sentence, line, "nft", &["flush chain inet filter fwd; delete chain inet filter fwd"]);
+        pasted.run();
         assert_eq!(Sentences::doubt("?").of_device("a").count(), 1);
     }
 

@@ -1,8 +1,30 @@
 //! `RTM_NEWLINK`: a device, with the per-device settings its `IFLA_AF_SPEC` carries; `RTM_NEWADDR` as far as it matters.
 //!
-//! Kernel source: `rtnl_fill_ifinfo` in `net/core/rtnetlink.c`, `struct ifinfomsg`.
+//! Kernel source: `rtnl_fill_ifinfo` in `net/core/rtnetlink.c`, `struct ifinfomsg`. What each field means here:
+//!
+//! | field | |
+//! |---|---|
+//! | `ifi_type` | Ethernet or the loopback; any other keeps its packets with the kernel |
+//! | IFF_UP, IFF_LOWER_UP, IFF_RUNNING | heeded: nothing is sent out without all three |
+//! | IFF_LOOPBACK | heeded: the device's kind |
+//! | IFF_NOARP, IFF_POINTOPOINT, IFF_SLAVE | stay with the kernel: next hops of another sort; another device has the packets |
+//! | IFF_DORMANT | irrelevant: a dormant device is not IFF_RUNNING |
+//! | IFF_PROMISC, IFF_ALLMULTI | irrelevant: frames for other addresses go to the kernel in any case |
+//! | IFF_BROADCAST, IFF_MULTICAST | irrelevant: what is not unicast goes to the kernel |
+//! | IFF_DEBUG, IFF_NOTRAILERS, IFF_MASTER, IFF_PORTSEL, IFF_AUTOMEDIA, IFF_DYNAMIC, IFF_ECHO | irrelevant: no effect on IP |
+//! | any other flag | stays with the kernel |
+//! | IFLA_IFNAME, ADDRESS, MTU, LINK, LINK_NETNSID, MASTER, QDISC, XDP, LINKINFO, AF_SPEC | heeded |
+//! | IFLA_OPERSTATE, LINKMODE, CARRIER, PROTO_DOWN | irrelevant: the flags say what follows from them |
+//! | IFLA_PROMISCUITY, ALLMULTI, GROUP, TXQLEN, NUM_*_QUEUES, IFALIAS, *_ID, ALT_IFNAME, statistics | irrelevant: no effect on IP |
+//! | IFLA_GSO_*, GRO_*, TSO_* | irrelevant: XDP sees no merged packets (`ethtool` module) |
+//! | attributes of later kernels | irrelevant: links gain some with each; kinds of devices are an allow-list instead |
+//!
+//! Kinds (`IFLA_INFO_KIND`): [`LinkKind::takes`].
+//!
+//! Of `RTM_NEWADDR` only the existence of IPv4 addresses matters, for `rp_filter`. What addresses mean for packets, and
+//! flags and lifetimes change, is in the routes that the kernel adds and removes with them.
 
-use super::{INET, INET6, rtm, wire};
+use super::{INET, INET6, attributes, rtm, wire};
 use logic::{
     net::{Mac, Tag},
     observe::{LinkKind, MacvlanMode},
@@ -32,9 +54,21 @@ const IFLA_INET6_CONF: u16 = 2;
 const RTEXT_FILTER_SKIP_STATS: u32 = 8;
 const ETH_P_8021AD: [u8; 2] = [0x88, 0xa8];
 
+const ARPHRD_ETHER: u16 = 1;
+const ARPHRD_LOOPBACK: u16 = 772;
+
 const IFF_UP: u32 = 1;
 const IFF_LOOPBACK: u32 = 8;
+const IFF_RUNNING: u32 = 1 << 6;
 const IFF_LOWER_UP: u32 = 1 << 16;
+/// Flags of devices that stay with the kernel, and what is said of them.
+const ODD: [(u32, &str); 3] = [
+    (1 << 4, "is a point-to-point device (IFF_POINTOPOINT)"),
+    (1 << 7, "resolves no addresses (IFF_NOARP)"),
+    (1 << 11, "belongs to another device (IFF_SLAVE)"),
+];
+/// All flags that are known: bits 0 to 18 of `enum net_device_flags`.
+const KNOWN_FLAGS: u32 = (1 << 19) - 1;
 
 const HEADER: usize = 16;
 
@@ -49,6 +83,10 @@ pub struct RawLink {
     pub up: bool,
     /// `IFF_LOWER_UP`.
     pub carrier: bool,
+    /// `IFF_RUNNING`.
+    pub running: bool,
+    /// What keeps its packets with the kernel whatever is on it, each as the rest of a sentence.
+    pub oddities: Vec<&'static str>,
     pub kind: LinkKind,
     /// `IFLA_LINK`; `None` if none or the device itself.
     pub below: Option<u32>,
@@ -122,6 +160,8 @@ fn parse_link(payload: &[u8], ifindex: u32) -> Option<RawLink> {
         mtu: 0,
         up: flags & IFF_UP != 0,
         carrier: flags & IFF_LOWER_UP != 0,
+        running: flags & IFF_RUNNING != 0,
+        oddities: oddities(wire::u16_at(payload, 2)?, flags),
         kind: if flags & IFF_LOOPBACK != 0 { LinkKind::Loopback } else { LinkKind::Physical },
         below: None,
         below_nsid: None,
@@ -154,6 +194,15 @@ fn parse_link(payload: &[u8], ifindex: u32) -> Option<RawLink> {
     }
     // Wireless extensions send RTM_NEWLINK with nothing of a device in it.
     (!link.name.is_empty()).then_some(link)
+}
+
+fn oddities(hardware: u16, flags: u32) -> Vec<&'static str> {
+    let not_ethernet = !matches!(hardware, ARPHRD_ETHER | ARPHRD_LOOPBACK);
+    let unknown = flags & !KNOWN_FLAGS != 0;
+    let odd = ODD.iter().filter(|(flag, _)| flags & flag != 0).map(|(_, what)| *what);
+    odd.chain(not_ethernet.then_some("is not an Ethernet device"))
+        .chain(unknown.then_some("has flags that are not known"))
+        .collect()
 }
 
 fn parse_kind(info: &[u8], link: &mut RawLink) {
@@ -207,25 +256,30 @@ pub struct Address4 {
     pub ifindex: u32,
     /// (address, prefix length, peer's address): what makes it distinct.
     pub key: (u32, u8, u32),
+    /// Nothing of it is unknown here.
+    pub understood: bool,
 }
 
 /// `RTM_NEWADDR` or `RTM_DELADDR` of IPv4.
 pub fn parse_address4(payload: &[u8]) -> Option<Address4> {
     const IFA_ADDRESS: u16 = 1;
     const IFA_LOCAL: u16 = 2;
+    const IFA_TARGET_NETNSID: u16 = 10;
+    const IRRELEVANT: u64 = attributes::ADDRESS.irrelevant();
     if *payload.first()? != INET {
         return None;
     }
     let ifindex = wire::u32_at(payload, 4)?;
-    let (mut address, mut local) = (0, 0);
+    let (mut address, mut local, mut understood) = (0, 0, true);
     for (kind, value) in wire::attributes_after(payload, 8) {
         match kind {
             IFA_ADDRESS => address = wire::be32_at(value, 0)?,
             IFA_LOCAL => local = wire::be32_at(value, 0)?,
-            _ => (),
+            IFA_TARGET_NETNSID => return None,
+            _ => understood &= attributes::has(IRRELEVANT, kind),
         }
     }
-    Some(Address4 { ifindex, key: (local, payload[1], address) })
+    Some(Address4 { ifindex, key: (local, payload[1], address), understood })
 }
 
 #[cfg(test)]
@@ -284,6 +338,32 @@ mod tests {
     }
 
     #[test]
+    fn only_ethernet_devices_with_flags_that_are_known_to_be_harmless_are_plain() {
+        let odd = |hardware: u16, flags: u32| {
+            let mut header = [0; HEADER];
+            header[2..4].copy_from_slice(&hardware.to_ne_bytes());
+            header[8..12].copy_from_slice(&flags.to_ne_bytes());
+            let bytes = built(Request::new(rtm::NEWLINK, 0, &header).with(IFLA_IFNAME, b"x\0"));
+            let Some(LinkMessage::New(link)) = wire::messages(&bytes).next().and_then(parse) else {
+                panic!()
+            };
+            (link.oddities.len(), link.running)
+        };
+        // A virtio-net device as it usually is; dormant (802.1X); promiscuous with all multicast groups.
+        assert_eq!(odd(ARPHRD_ETHER, 0x11043), (0, true));
+        assert_eq!(odd(ARPHRD_ETHER, 0x31003), (0, false));
+        assert_eq!(odd(ARPHRD_ETHER, 0x11343), (0, true));
+        assert_eq!(odd(ARPHRD_LOOPBACK, 0x10049), (0, true));
+        for flag in 0..32 {
+            let expected = usize::from([4, 7, 11].contains(&flag) || flag > 18);
+            assert_eq!(odd(ARPHRD_ETHER, 1 << flag).0, expected, "flag {flag}");
+        }
+        for hardware in [0, 24, 32, 512, 774, 778, 801, 803, 0xfffe] {
+            assert_eq!(odd(hardware, 1).0, 1, "type {hardware}");
+        }
+    }
+
+    #[test]
     fn a_macvtap_has_the_mode_of_a_macvlan() {
         let data = nested(&[(1, &4u32.to_ne_bytes())]);
         for (kind, expected) in [
@@ -298,6 +378,26 @@ mod tests {
             };
             assert_eq!(link.kind, expected);
         }
+    }
+
+    #[test]
+    fn every_attribute_of_an_address_does_what_its_class_says() {
+        let parsed = |number: u16, value: &[u8]| {
+            let request = Request::new(rtm::NEWADDR, 0, &[INET, 24, 0, 0, 7, 0, 0, 0]);
+            parse_address4(&built(request.with(2, &[192, 0, 2, 1]).with(number, value))[16..])
+        };
+        let plain = parsed(3, b"x\0");
+        assert!(plain.is_some_and(|address| address.understood));
+        for number in 0..=63 {
+            for value in [&[][..], &[1], &[9; 4], &[7; 16]] {
+                match attributes::ADDRESS.class(number) {
+                    Some(attributes::Class::Irrelevant(_)) => assert_eq!(parsed(number, value), plain),
+                    Some(attributes::Class::Heeded(_)) => {}
+                    _ => assert!(parsed(number, value).is_some_and(|address| !address.understood)),
+                }
+            }
+        }
+        assert_eq!(parsed(10, &[0; 4]), None, "of another namespace");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`wire`] | framing: messages, attributes, requests |
 //! | [`socket`] | sockets: dumps, requests, subscriptions |
+//! | [`attributes`] | what every attribute and flag means here |
 //! | [`link`] | `RTM_NEWLINK`: devices and the settings they carry; `RTM_NEWADDR` |
 //! | [`netconf`] | `RTM_NEWNETCONF`: changes of settings |
 //! | [`route`] | `RTM_NEWROUTE` |
@@ -16,6 +17,7 @@
 //! a whole message for one attribute whose length a newer kernel changed, and it allocates per attribute, which a
 //! million routes feel. Here a parser takes what it needs, ignores the rest, and never panics.
 
+pub mod attributes;
 pub mod link;
 pub mod neighbour;
 pub mod netconf;

@@ -2,12 +2,17 @@
 //!
 //! Kernel source: `neigh_fill_info` and `neigh_add` in `net/core/neighbour.c`, `struct ndmsg`.
 
-use super::{INET, INET6, rtm, wire};
+use super::{
+    INET, INET6,
+    attributes::{self, has},
+    rtm, wire,
+};
 use logic::{net::Mac, observe::Neighbour};
 use std::net::IpAddr;
 
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
+const NDA_FLAGS_EXT: u16 = 15;
 const NUD_REACHABLE: u16 = 0x02;
 const NUD_STALE: u16 = 0x04;
 const NUD_DELAY: u16 = 0x08;
@@ -17,7 +22,10 @@ const NUD_PERMANENT: u16 = 0x80;
 const NUD_VALID: u16 = NUD_PERMANENT | NUD_NOARP | NUD_REACHABLE | NUD_PROBE | NUD_STALE | NUD_DELAY;
 const NTF_USE: u8 = 1;
 const NTF_PROXY: u8 = 8;
+const RTN_UNICAST: u8 = 1;
 const HEADER: usize = 12;
+const IRRELEVANT: u64 = attributes::NEIGHBOUR.irrelevant();
+const KNOWN_FLAGS: u64 = attributes::NEIGHBOUR_FLAG.known();
 
 /// A dump of a family's entries.
 pub fn dump(family: u8) -> wire::Request {
@@ -42,7 +50,8 @@ pub fn touch(ifindex: u32, address: IpAddr) -> wire::Request {
     }
 }
 
-/// An entry; `None` for those of bridges and for proxy entries. After `RTM_DELNEIGH` it has no MAC address.
+/// An entry; `None` for those of bridges and for proxy entries. It has no MAC address after `RTM_DELNEIGH`, and none if
+/// something about it is not understood: then the kernel sends.
 pub fn parse(message: wire::Message<'_>) -> Option<Neighbour> {
     let payload = message.payload;
     if !matches!(message.kind, rtm::NEWNEIGH | rtm::DELNEIGH)
@@ -53,15 +62,19 @@ pub fn parse(message: wire::Message<'_>) -> Option<Neighbour> {
     }
     let ifindex = wire::u32_at(payload, 4)?;
     let state = wire::u16_at(payload, 8)?;
+    let mut flags = u64::from(*payload.get(10)?);
+    let mut understood = matches!(*payload.get(11)?, 0 | RTN_UNICAST);
     let (mut address, mut mac) = (None, None);
     for (kind, value) in wire::attributes_after(payload, HEADER) {
         match kind {
             NDA_DST => address = wire::address(value),
             NDA_LLADDR => mac = Mac::from_slice(value),
-            _ => (),
+            NDA_FLAGS_EXT => flags |= u64::from(wire::u32_at(value, 0).unwrap_or(u32::MAX)) << 8,
+            _ => understood &= has(IRRELEVANT, kind),
         }
     }
-    let valid = message.kind == rtm::NEWNEIGH && state & NUD_VALID != 0;
+    understood &= (0..64).all(|bit| flags >> bit & 1 == 0 || has(KNOWN_FLAGS, bit));
+    let valid = understood && message.kind == rtm::NEWNEIGH && state & NUD_VALID != 0;
     Some(Neighbour {
         ifindex,
         address: address?,
@@ -96,6 +109,45 @@ mod tests {
         }
         assert_eq!(parsed(rtm::DELNEIGH, NUD_REACHABLE, 0).unwrap().mac, None);
         assert_eq!(parsed(rtm::NEWNEIGH, NUD_PERMANENT, NTF_PROXY), None);
+    }
+
+    fn with(header: [u8; 12], number: u16, value: &[u8]) -> Option<Neighbour> {
+        let mut request = Request::new(rtm::NEWNEIGH, 0, &header)
+            .with(NDA_DST, &[192, 0, 2, 9])
+            .with(NDA_LLADDR, &[2, 0, 0, 0, 0, 9])
+            .with(number, value);
+        wire::messages(request.bytes(1)).next().and_then(parse)
+    }
+
+    const HEAD: [u8; 12] = [INET, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 1];
+
+    #[test]
+    fn every_attribute_and_flag_does_what_its_class_says() {
+        use super::super::attributes::{Class, NEIGHBOUR, NEIGHBOUR_FLAG};
+        let plain = with(HEAD, 3, &[]);
+        assert!(plain.as_ref().is_some_and(|n| n.mac.is_some()));
+        for number in 0..=63 {
+            for value in [&[][..], &[1], &[9; 4], &[7; 16], &[0; 6]] {
+                let got = with(HEAD, number, value);
+                match NEIGHBOUR.class(number) {
+                    Some(Class::Irrelevant(_)) => assert_eq!(got, plain, "{number}"),
+                    Some(Class::Heeded(_)) => {}
+                    _ => assert_eq!(got.unwrap().mac, None, "{number}"),
+                }
+            }
+        }
+        for bit in 0..40 {
+            let extended = if bit < 8 { 0 } else { 1u32 << (bit - 8) };
+            let head = [INET, 0, 0, 0, 6, 0, 0, 0, 2, 0, if bit < 8 { 1 << bit } else { 0 }, 1];
+            let got = with(head, NDA_FLAGS_EXT, &extended.to_ne_bytes());
+            match NEIGHBOUR_FLAG.class(bit) {
+                Some(Class::Irrelevant(_)) => assert_eq!(got, plain, "{bit}"),
+                Some(Class::Heeded(_)) => assert_eq!(got, None, "{bit}"),
+                _ => assert_eq!(got.unwrap().mac, None, "{bit}"),
+            }
+        }
+        let broadcast = [INET, 0, 0, 0, 6, 0, 0, 0, 2, 0, 0, 3];
+        assert_eq!(with(broadcast, 3, &[]).unwrap().mac, None);
     }
 
     proptest! {

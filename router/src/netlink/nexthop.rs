@@ -2,7 +2,10 @@
 //!
 //! Kernel source: `nh_fill_node` in `net/ipv4/nexthop.c`, `include/uapi/linux/nexthop.h`.
 
-use super::{route, rtm, wire};
+use super::{
+    attributes::{self, has},
+    route, rtm, wire,
+};
 use logic::observe::{NextHop, NexthopObject, NexthopObjectKind};
 
 const NHA_ID: u16 = 1;
@@ -11,13 +14,13 @@ const NHA_GROUP_TYPE: u16 = 3;
 const NHA_BLACKHOLE: u16 = 4;
 const NHA_OIF: u16 = 5;
 const NHA_GATEWAY: u16 = 6;
-const NHA_ENCAP_TYPE: u16 = 7;
-const NHA_ENCAP: u16 = 8;
 const NHA_FDB: u16 = 11;
 
 /// `NEXTHOP_GRP_TYPE_MPATH`.
 const MULTIPATH: u16 = 0;
 const HEADER: usize = 8;
+const IRRELEVANT: u64 = attributes::NEXTHOP.irrelevant();
+const KNOWN_FLAGS: u64 = attributes::ROUTE_FLAG.known();
 
 /// A dump of all objects.
 pub fn dump() -> wire::Request {
@@ -29,7 +32,8 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
     if !matches!(message.kind, rtm::NEWNEXTHOP | rtm::DELNEXTHOP) {
         return None;
     }
-    let flags = wire::u32_at(message.payload, 4)? as u8;
+    let all_flags = wire::u32_at(message.payload, 4)?;
+    let flags = all_flags as u8;
     let mut id = None;
     let mut hop = NextHop {
         ifindex: 0,
@@ -39,8 +43,8 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
         linkdown: flags & route::LINKDOWN != 0,
         complex: false,
     };
-    let (mut group, mut group_kind, mut blackhole, mut fdb, mut encapsulation) =
-        (None, MULTIPATH, false, false, false);
+    let (mut group, mut group_kind, mut blackhole, mut fdb) = (None, MULTIPATH, false, false);
+    let mut unknown = !(0..32).all(|bit| all_flags >> bit & 1 == 0 || has(KNOWN_FLAGS, bit));
     for (kind, value) in wire::attributes(message.payload.get(HEADER..)?) {
         match kind {
             NHA_ID => id = wire::u32_at(value, 0),
@@ -48,19 +52,22 @@ pub fn parse(message: wire::Message<'_>) -> Option<NexthopObject> {
             NHA_GROUP_TYPE => group_kind = wire::u16_at(value, 0)?,
             NHA_BLACKHOLE => blackhole = true,
             NHA_OIF => hop.ifindex = wire::u32_at(value, 0)?,
-            NHA_GATEWAY => hop.gateway = wire::address(value).filter(|a| !a.is_unspecified()),
-            NHA_ENCAP_TYPE | NHA_ENCAP => encapsulation = true,
+            NHA_GATEWAY => {
+                let gateway = wire::address(value);
+                unknown |= gateway.is_none();
+                hop.gateway = gateway.filter(|a| !a.is_unspecified());
+            }
             NHA_FDB => fdb = true,
-            _ => (),
+            _ => unknown |= !has(IRRELEVANT, kind),
         }
     }
     let kind = match group {
         _ if fdb => NexthopObjectKind::Unsupported("nexthop object of a bridge's forwarding database"),
         Some(_) if group_kind != MULTIPATH => NexthopObjectKind::Unsupported("resilient nexthop group"),
+        _ if unknown => NexthopObjectKind::Unsupported("nexthop object with what is not understood"),
         Some(Some(members)) => NexthopObjectKind::Group(members),
         Some(None) => NexthopObjectKind::Unsupported("nexthop group with weights over 256"),
         None if blackhole => NexthopObjectKind::Blackhole,
-        None if encapsulation => NexthopObjectKind::Unsupported("nexthop object with encapsulation"),
         None => NexthopObjectKind::Single(hop),
     };
     Some(NexthopObject { id: id?, kind })
@@ -115,6 +122,40 @@ mod tests {
             parsed(group(0).with(NHA_GROUP_TYPE, &[1, 0])).unwrap().kind,
             NexthopObjectKind::Unsupported(_)
         ));
+    }
+
+    #[test]
+    fn every_attribute_and_flag_does_what_its_class_says() {
+        use super::super::attributes::{Class, NEXTHOP, ROUTE_FLAG};
+        let with = |flags: u32, number: u16, value: &[u8]| {
+            let mut header = [0; 8];
+            header[4..].copy_from_slice(&flags.to_ne_bytes());
+            let request = Request::new(rtm::NEWNEXTHOP, 0, &header).with(NHA_ID, &[3, 0, 0, 0]);
+            parsed(request.with(NHA_OIF, &[4, 0, 0, 0]).with(number, value))
+        };
+        let left = |object: Option<NexthopObject>| {
+            matches!(object, Some(NexthopObject { kind: NexthopObjectKind::Unsupported(_), .. }))
+        };
+        let plain = with(0, 14, &[]);
+        assert!(!left(plain.clone()));
+        for number in 0..=63 {
+            for value in [&[][..], &[1], &[9; 4], &[7; 16]] {
+                let got = with(0, number, value);
+                match NEXTHOP.class(number) {
+                    Some(Class::Irrelevant(_)) => assert_eq!(got, plain, "{number}"),
+                    Some(Class::Heeded(_)) => {}
+                    _ => assert!(left(got), "{number} {value:?}"),
+                }
+            }
+        }
+        for bit in 0..32 {
+            let got = with(1 << bit, 14, &[]);
+            match ROUTE_FLAG.class(bit) {
+                Some(Class::Irrelevant(_)) => assert_eq!(got, plain, "{bit}"),
+                Some(Class::Heeded(_)) => {}
+                _ => assert!(left(got), "{bit}"),
+            }
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn ask(socket: &mut Socket, other: BorrowedFd<'_>) -> io::Result<Option<i32>
     Ok(answer.filter(|id| *id >= 0))
 }
 
-/// Makes `number` the one by which the namespace of `socket` knows the one behind `other`.
+/// From now on the namespace of `socket` knows the one behind `other` by this number. The other is not kept alive by that.
 ///
 /// # Errors
 /// `EEXIST`: either has another already.

@@ -3,33 +3,52 @@
 //! Kernel source: `fib_dump_info` (`net/ipv4/fib_semantics.c`), `rt6_fill_node` (`net/ipv6/route.c`), `struct rtmsg`,
 //! `struct rtnexthop`.
 
-use super::{INET, INET6, rtm, wire};
+use super::{
+    INET, INET6,
+    attributes::{self, has},
+    rtm, wire,
+};
 use logic::{
     net::{Address, Prefix},
     observe::{Change, Next, NextHop, Route, RouteKind},
 };
-use std::net::IpAddr;
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    net::IpAddr,
+    time::Duration,
+};
 
 const RTA_DST: u16 = 1;
+const RTA_SRC: u16 = 2;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
 const RTA_METRICS: u16 = 8;
 const RTA_MULTIPATH: u16 = 9;
+const RTA_CACHEINFO: u16 = 12;
 const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
-const RTA_NEWDST: u16 = 19;
 const RTA_PREF: u16 = 20;
-const RTA_ENCAP_TYPE: u16 = 21;
-const RTA_ENCAP: u16 = 22;
 const RTA_NH_ID: u16 = 30;
+const RTAX_LOCK: u16 = 1;
 const RTAX_MTU: u16 = 2;
+const RTAX_FEATURES: u16 = 12;
+/// `RTAX_FEATURE_ECN`, `_SACK`, `_TIMESTAMP`, `_TCP_USEC_TS`.
+const FEATURES_OF_TCP: u32 = 1 | 2 | 4 | 16;
+/// `rta_expires` of `struct rta_cacheinfo`, in hundredths of a second (`USER_HZ`).
+const CACHEINFO_EXPIRES: usize = 8;
 
 /// `RTNH_F_DEAD`.
 pub const DEAD: u8 = 1;
 /// `RTNH_F_LINKDOWN`.
 pub const LINKDOWN: u8 = 16;
 const RTM_F_CLONED: u32 = 0x200;
+
+const KNOWN_FLAGS: u64 = attributes::ROUTE_FLAG.known();
+const IRRELEVANT: u64 = attributes::ROUTE.irrelevant();
+const IRRELEVANT_METRICS: u64 = attributes::METRIC.irrelevant();
+/// `RTNH_COMPARE_MASK`, and what follows from it: the state of a route, not the route.
+const STATE_FLAGS: u32 = 1 | 8 | 16 | 64 | 0x4000 | 0x8000 | 0x2000_0000;
 
 const HEADER: usize = 12;
 const NEXTHOP_HEADER: usize = 8;
@@ -58,24 +77,25 @@ pub fn change(message: wire::Message<'_>) -> Change {
     }
 }
 
-/// A route message; `None`: malformed, another family, or a cached exception (`RTM_F_CLONED`).
-pub fn parse(message: wire::Message<'_>) -> Option<Parsed> {
+/// A route message, read at `now` (CLOCK_MONOTONIC); `None`: malformed, another family, or a cached exception
+/// (`RTM_F_CLONED`).
+pub fn parse(message: wire::Message<'_>, now: Duration) -> Option<Parsed> {
     match *message.payload.first()? {
-        INET => parse4(message).map(Parsed::V4),
-        INET6 => parse6(message).map(Parsed::V6),
+        INET => parse4(message, now).map(Parsed::V4),
+        INET6 => parse6(message, now).map(Parsed::V6),
         _ => None,
     }
 }
 
 /// An IPv4 route message.
-pub fn parse4(message: wire::Message<'_>) -> Option<Route<u32>> {
-    is_route(message, INET).then(|| parse_route(message.payload, |d| wire::be32_at(d, 0))).flatten()
+pub fn parse4(message: wire::Message<'_>, now: Duration) -> Option<Route<u32>> {
+    is_route(message, INET).then(|| parse_route(message.payload, now, |d| wire::be32_at(d, 0))).flatten()
 }
 
 /// An IPv6 route message.
-pub fn parse6(message: wire::Message<'_>) -> Option<Route<u128>> {
+pub fn parse6(message: wire::Message<'_>, now: Duration) -> Option<Route<u128>> {
     is_route(message, INET6)
-        .then(|| parse_route(message.payload, |d| Some(u128::from_be_bytes(*d.first_chunk()?))))
+        .then(|| parse_route(message.payload, now, |d| Some(u128::from_be_bytes(*d.first_chunk()?))))
         .flatten()
 }
 
@@ -88,30 +108,51 @@ fn is_route(message: wire::Message<'_>, family: u8) -> bool {
 
 fn parse_route<A: Address + Default>(
     payload: &[u8],
+    now: Duration,
     address: impl Fn(&[u8]) -> Option<A>,
 ) -> Option<Route<A>> {
-    let (length, source_length, tos, kind) = (payload[1], payload[2], payload[3], route_kind(payload[7]));
+    let (length, source_length, tos) = (payload[1], payload[2], payload[3]);
+    let (protocol, scope, kind) = (payload[5], payload[6], route_kind(payload[7]));
     let flags = wire::u32_at(payload, 8)?;
     let mut destination = A::default();
     let mut table = u32::from(payload[4]);
-    let (mut metric, mut mtu, mut object, mut several) = (0, None, None, None);
-    let mut complex = (source_length != 0).then_some("source prefix");
-    let mut hop = Hop::new(flags as u8, 0);
+    let (mut metric, mut object, mut several, mut expires) = (0, None, None, None);
+    let (mut metrics, mut source) = (Metrics::default(), &[][..]);
+    let mut complex = None;
+    let mut hop = hop(flags as u8, 0);
+    // Whatever makes two IPv4 routes two (fib_find_info()); of IPv6 only the source does (fib6_add()).
+    let mut rest = DefaultHasher::new();
+    (protocol, scope, flags & !STATE_FLAGS).hash(&mut rest);
     for (kind, value) in wire::attributes(&payload[HEADER..]) {
         match kind {
             RTA_DST => destination = address(value)?,
+            RTA_SRC => source = value,
             RTA_PRIORITY => metric = wire::u32_at(value, 0)?,
             RTA_TABLE => table = wire::u32_at(value, 0)?,
-            RTA_METRICS => mtu = wire::attribute(value, RTAX_MTU).and_then(|m| wire::u32_at(m, 0)),
+            RTA_METRICS => metrics = Metrics::parse(value),
             RTA_NH_ID => object = wire::u32_at(value, 0),
-            RTA_MULTIPATH => several = Some(parse_multipath(value)),
+            RTA_MULTIPATH => several = Some(parse_multipath(value, &mut rest)),
+            RTA_CACHEINFO => expires = end(value, now),
             // ICMPV6_ROUTER_PREF_MEDIUM is 0; other preferences change which of two equal routes is taken (RFC 4191).
-            RTA_PREF if value.first().is_some_and(|p| *p != 0) => complex = Some("router preference"),
-            _ => hop.attribute(kind, value),
+            RTA_PREF if value == [0] => (),
+            RTA_PREF => complex = Some("router preference"),
+            _ if attribute_of_hop(&mut hop, kind, value) || has(IRRELEVANT, kind) => (),
+            _ => complex = Some("an attribute that is not understood"),
+        }
+        if kind == RTA_METRICS || has(IRRELEVANT, kind) {
+            (kind, value).hash(&mut rest);
         }
     }
-    if hop.encapsulates {
-        complex = Some("encapsulation");
+    complex = complex.or(metrics.complex).or(hop.complex.then_some("a next hop that is not understood"));
+    let for_sources = source_length != 0 || !source.is_empty();
+    if A::BITS == 128 {
+        rest = DefaultHasher::new();
+        (source_length, source).hash(&mut rest);
+    } else if for_sources {
+        complex = Some("source prefix");
+    }
+    if !(0..32).all(|bit| flags >> bit & 1 == 0 || has(KNOWN_FLAGS, bit)) {
+        complex = Some("a flag that is not understood");
     }
     let special = matches!(
         kind,
@@ -121,60 +162,100 @@ fn parse_route<A: Address + Default>(
         _ if special => Next::None,
         (Some(id), _) => Next::Object(id),
         (None, Some(hops)) if !hops.is_empty() => Next::Many(hops.into()),
-        _ if hop.inner.ifindex != 0 => Next::One(hop.inner),
+        _ if hop.ifindex != 0 => Next::One(hop),
         _ => Next::None,
     };
     if next == Next::None && kind == RouteKind::Unicast {
         complex = Some("no next hop that is understood");
     }
-    Some(Route { prefix: Prefix::new(destination, length)?, table, metric, tos, kind, next, mtu, complex })
+    Some(Route {
+        prefix: Prefix::new(destination, length)?,
+        table,
+        metric,
+        tos,
+        kind,
+        next,
+        mtu: metrics.mtu,
+        for_sources,
+        expires,
+        rest: rest.finish(),
+        complex,
+    })
 }
 
-/// A next hop while its attributes are read.
-struct Hop {
-    inner: NextHop,
-    encapsulates: bool,
-}
-
-impl Hop {
-    fn new(flags: u8, weight_less_one: u8) -> Hop {
-        let (dead, linkdown) = (flags & DEAD != 0, flags & LINKDOWN != 0);
-        let weight = u16::from(weight_less_one) + 1;
-        let inner = NextHop { ifindex: 0, gateway: None, weight, dead, linkdown, complex: false };
-        Hop { inner, encapsulates: false }
+/// When a route ends; `None`: it does not. One whose end cannot be read ends at once.
+fn end(cacheinfo: &[u8], now: Duration) -> Option<Duration> {
+    match wire::u32_at(cacheinfo, CACHEINFO_EXPIRES).map(|hundredths| hundredths as i32) {
+        Some(0) => None,
+        Some(hundredths) => Some(now + Duration::from_millis(10) * hundredths.max(0) as u32),
+        None => Some(now),
     }
+}
 
-    fn attribute(&mut self, kind: u16, value: &[u8]) {
-        match kind {
-            RTA_OIF => self.inner.ifindex = wire::u32_at(value, 0).unwrap_or(0),
-            RTA_GATEWAY => self.gateway(wire::address(value)),
-            // struct rtvia: the family as u16, then the address.
-            RTA_VIA => self.gateway(value.get(2..).and_then(wire::address)),
-            RTA_ENCAP | RTA_ENCAP_TYPE | RTA_NEWDST => {
-                self.encapsulates = true;
-                self.inner.complex = true;
+/// What `RTA_METRICS` holds that matters.
+#[derive(Default)]
+struct Metrics {
+    mtu: Option<u32>,
+    complex: Option<&'static str>,
+}
+
+impl Metrics {
+    fn parse(value: &[u8]) -> Metrics {
+        let (mut metrics, mut locked) = (Metrics::default(), false);
+        for (kind, value) in wire::attributes(value) {
+            match (kind, wire::u32_at(value, 0)) {
+                (RTAX_MTU, Some(mtu)) => metrics.mtu = Some(mtu).filter(|mtu| *mtu > 0),
+                (RTAX_LOCK, Some(bits)) => locked = bits >> RTAX_MTU & 1 == 1,
+                (RTAX_FEATURES, Some(bits)) if bits & !FEATURES_OF_TCP == 0 => (),
+                _ if has(IRRELEVANT_METRICS, kind) => (),
+                _ => metrics.complex = Some("a metric that is not understood"),
             }
-            _ => (),
         }
-    }
-
-    fn gateway(&mut self, gateway: Option<IpAddr>) {
-        self.inner.complex |= gateway.is_none();
-        // IPv6 reports an unspecified gateway for none.
-        self.inner.gateway = gateway.filter(|g| !g.is_unspecified());
+        if locked && metrics.mtu.is_none() {
+            // ip_dst_mtu_maybe_forward(): 576 bytes through a gateway.
+            metrics.complex = Some("a locked MTU without a value");
+        }
+        metrics
     }
 }
 
-fn parse_multipath(mut bytes: &[u8]) -> Vec<NextHop> {
+/// A next hop without attributes.
+fn hop(flags: u8, weight_less_one: u8) -> NextHop {
+    let complex = (0..8).any(|bit| flags >> bit & 1 == 1 && !has(KNOWN_FLAGS, bit));
+    let (dead, linkdown) = (flags & DEAD != 0, flags & LINKDOWN != 0);
+    NextHop { ifindex: 0, gateway: None, weight: u16::from(weight_less_one) + 1, dead, linkdown, complex }
+}
+
+/// Takes an attribute of a next hop in; false: it is none of those.
+fn attribute_of_hop(hop: &mut NextHop, kind: u16, value: &[u8]) -> bool {
+    let gateway = match kind {
+        RTA_OIF => {
+            hop.ifindex = wire::u32_at(value, 0).unwrap_or(0);
+            return true;
+        }
+        RTA_GATEWAY => wire::address(value),
+        // struct rtvia: the family as u16, then the address.
+        RTA_VIA => value.get(2..).and_then(wire::address),
+        _ => return false,
+    };
+    hop.complex |= gateway.is_none();
+    // IPv6 reports an unspecified gateway for none.
+    hop.gateway = gateway.filter(|g: &IpAddr| !g.is_unspecified());
+    true
+}
+
+fn parse_multipath(mut bytes: &[u8], rest_of_route: &mut impl Hasher) -> Vec<NextHop> {
     let mut hops = Vec::new();
     while let (Some(length), Some(ifindex)) = (wire::u16_at(bytes, 0), wire::u32_at(bytes, 4)) {
         let Some(rest) = bytes.get(NEXTHOP_HEADER..usize::from(length)) else { break };
-        let mut hop = Hop::new(bytes[2], bytes[3]);
-        hop.inner.ifindex = ifindex;
+        let mut hop = NextHop { ifindex, ..hop(bytes[2], bytes[3]) };
         for (kind, value) in wire::attributes(rest) {
-            hop.attribute(kind, value);
+            if !attribute_of_hop(&mut hop, kind, value) {
+                hop.complex |= !has(IRRELEVANT, kind);
+                (kind, value).hash(rest_of_route);
+            }
         }
-        hops.push(hop.inner);
+        hops.push(hop);
         bytes = bytes.get(wire::align(length.into())..).unwrap_or_default();
     }
     hops
@@ -197,7 +278,7 @@ fn route_kind(number: u8) -> RouteKind {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::attributes::Class, *};
     use proptest::prelude::*;
     use wire::{Message, Request};
 
@@ -208,7 +289,139 @@ mod tests {
 
     fn parsed(request: Request) -> Option<Parsed> {
         let mut request = request;
-        wire::messages(request.bytes(1)).next().and_then(parse)
+        wire::messages(request.bytes(1)).next().and_then(|m| parse(m, NOW))
+    }
+
+    const NOW: Duration = Duration::from_secs(1000);
+
+    fn soup(number: u16, value: &[u8]) -> Option<Parsed> {
+        let base = Request::new(rtm::NEWROUTE, 0, &header(INET6, 64, 1, 0)).with(RTA_OIF, &[5, 0, 0, 0]);
+        parsed(base.with(number, value))
+    }
+
+    /// The same but for what only tells one route from another.
+    fn same(a: &Option<Parsed>, b: &Option<Parsed>) -> bool {
+        let bare = |p: &Option<Parsed>| match p.clone() {
+            Some(Parsed::V4(route)) => Some(Parsed::V4(Route { rest: 0, ..route })),
+            Some(Parsed::V6(route)) => Some(Parsed::V6(Route { rest: 0, ..route })),
+            None => None,
+        };
+        bare(a) == bare(b)
+    }
+
+    fn is_complex(parsed: &Option<Parsed>) -> bool {
+        match parsed {
+            Some(Parsed::V4(route)) => route.complex.is_some(),
+            Some(Parsed::V6(route)) => route.complex.is_some(),
+            None => false,
+        }
+    }
+
+    #[test]
+    fn every_attribute_does_what_its_class_says() {
+        let plain = soup(24, &[]);
+        for number in 0..=63 {
+            for value in [vec![], vec![1], vec![0xfe; 4], vec![1, 0, 0, 0], vec![0x5a; 16], vec![7; 37]] {
+                let got = soup(number, &value);
+                match attributes::ROUTE.class(number) {
+                    Some(Class::Irrelevant(_)) => assert!(same(&got, &plain), "{number} {value:?}: {got:?}"),
+                    Some(Class::Heeded(_)) => {}
+                    Some(Class::Kernel(_)) | None => {
+                        assert!(is_complex(&got), "{number} {value:?}: {got:?}");
+                    }
+                }
+            }
+        }
+        let heeded = |number: u16, value: &[u8]| !same(&soup(number, value), &plain);
+        for (number, value) in [
+            (RTA_DST, &[0x20; 16][..]),
+            (RTA_SRC, &[0x20; 16]),
+            (RTA_OIF, &[6, 0, 0, 0]),
+            (RTA_GATEWAY, &[0x20; 16]),
+            (RTA_PRIORITY, &[6, 0, 0, 0]),
+            (RTA_METRICS, &[8, 0, 2, 0, 0xdc, 5, 0, 0]),
+            (RTA_MULTIPATH, &[8, 0, 0, 0, 5, 0, 0, 0]),
+            (RTA_CACHEINFO, &[1; 32]),
+            (RTA_TABLE, &[6, 0, 0, 0]),
+            (RTA_VIA, &[2, 0, 192, 0, 2, 1]),
+            (RTA_PREF, &[1]),
+            (RTA_NH_ID, &[6, 0, 0, 0]),
+        ] {
+            assert!(matches!(attributes::ROUTE.class(number), Some(Class::Heeded(_))), "{number}");
+            assert!(heeded(number, value), "{number}");
+        }
+    }
+
+    #[test]
+    fn every_metric_does_what_its_class_says() {
+        let metric = |number: u16, value: [u8; 4]| {
+            let [low, high] = number.to_ne_bytes();
+            soup(RTA_METRICS, &[8, 0, low, high, value[0], value[1], value[2], value[3]])
+        };
+        let plain = soup(RTA_METRICS, &[]);
+        for number in 0..=63 {
+            for value in [[0; 4], [1, 0, 0, 0], [0, 5, 0, 0], [0xff; 4]] {
+                let got = metric(number, value);
+                match attributes::METRIC.class(number) {
+                    Some(Class::Irrelevant(_)) => assert!(same(&got, &plain), "{number} {value:?}: {got:?}"),
+                    Some(Class::Heeded(_)) => {}
+                    Some(Class::Kernel(_)) | None => assert!(is_complex(&got), "{number} {value:?}: {got:?}"),
+                }
+            }
+        }
+        assert!(!is_complex(&metric(RTAX_FEATURES, [1, 0, 0, 0])), "ECN");
+        assert!(is_complex(&metric(RTAX_FEATURES, [8, 0, 0, 0])), "fragment everything");
+        assert!(is_complex(&metric(RTAX_LOCK, [4, 0, 0, 0])), "mtu lock 0");
+        let both = [8, 0, 1, 0, 4, 0, 0, 0, 8, 0, 2, 0, 0x14, 5, 0, 0];
+        assert!(
+            matches!(soup(RTA_METRICS, &both), Some(Parsed::V6(r)) if (r.mtu, r.complex) == (Some(1300), None))
+        );
+    }
+
+    #[test]
+    fn every_flag_does_what_its_class_says() {
+        let with = |flags: u32| {
+            parsed(Request::new(rtm::NEWROUTE, 0, &header(INET, 8, 1, flags)).with(RTA_OIF, &[5, 0, 0, 0]))
+        };
+        for bit in 0..32 {
+            let got = with(1 << bit);
+            match attributes::ROUTE_FLAG.class(bit) {
+                Some(Class::Irrelevant(_)) => assert!(same(&got, &with(0)), "{bit}: {got:?}"),
+                Some(Class::Heeded(_)) => assert!(!same(&got, &with(0)), "{bit}"),
+                Some(Class::Kernel(_)) | None => assert!(is_complex(&got), "{bit}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_makes_two_routes_two() {
+        let rest = |protocol: u8, flags: u32, source: u8| {
+            let mut header = header(INET, 8, 1, flags);
+            header[5] = protocol;
+            let request = Request::new(rtm::NEWROUTE, 0, &header).with(RTA_OIF, &[5, 0, 0, 0]);
+            match parsed(request.with(7, &[192, 0, 2, source])) {
+                Some(Parsed::V4(route)) => route.rest,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(rest(4, 0, 1), rest(4, 0x4000 | 16 | 1, 1), "not its state");
+        let all = [rest(4, 0, 1), rest(3, 0, 1), rest(4, 4, 1), rest(4, 0, 2)];
+        assert_eq!(std::collections::BTreeSet::from(all).len(), 4);
+    }
+
+    #[test]
+    fn a_route_ends_when_the_kernel_says() {
+        let ends = |hundredths: i32| {
+            let mut info = [0; 32];
+            info[8..12].copy_from_slice(&hundredths.to_ne_bytes());
+            match soup(RTA_CACHEINFO, &info) {
+                Some(Parsed::V6(route)) => route.expires,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(ends(0), None);
+        assert_eq!(ends(3050), Some(NOW + Duration::from_millis(30_500)));
+        assert_eq!(ends(-5), Some(NOW), "it has ended, and is still there");
     }
 
     #[test]
@@ -257,7 +470,7 @@ mod tests {
         let mut sourced = header(INET6, 0, 1, 0);
         sourced[2] = 64;
         let sourced = Request::new(rtm::NEWROUTE, 0, &sourced).with(RTA_OIF, &[1, 0, 0, 0]);
-        assert!(matches!(parsed(sourced), Some(Parsed::V6(Route { complex: Some("source prefix"), .. }))));
+        assert!(matches!(parsed(sourced), Some(Parsed::V6(Route { for_sources: true, complex: None, .. }))));
         assert_eq!(parsed(Request::new(rtm::NEWROUTE, 0, &header(INET, 33, 1, 0))), None);
     }
 
@@ -274,7 +487,7 @@ mod tests {
         fn never_panics(
             v6 in any::<bool>(),
             head in prop::array::uniform11(any::<u8>()),
-            parts in prop::collection::vec((0u16..32, prop::collection::vec(any::<u8>(), 0..40)), 0..8),
+            parts in prop::collection::vec((0u16..64, prop::collection::vec(any::<u8>(), 0..40)), 0..8),
             cut in 0usize..300,
         ) {
             let mut fixed = vec![if v6 { INET6 } else { INET }];
@@ -282,7 +495,7 @@ mod tests {
             let mut request = parts.iter().fold(Request::new(rtm::NEWROUTE, 0, &fixed), |r, (k, v)| r.with(*k, v));
             let bytes = &request.bytes(1)[16..];
             let payload = &bytes[..cut.min(bytes.len())];
-            let _ = parse(Message { kind: rtm::NEWROUTE, flags: 0, sequence: 0, payload });
+            let _ = parse(Message { kind: rtm::NEWROUTE, flags: 0, sequence: 0, payload }, NOW);
         }
     }
 }

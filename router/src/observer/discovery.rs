@@ -1,5 +1,6 @@
 //! Which namespaces to watch: those that hold a device on a port, however deep (a macvlan on a VLAN on a port), and
-//! those that are configured.
+//! those that are configured. Devices that may take a port's packets count, too (an ipvlan in a container), and so
+//! do those of kinds that are not known.
 //!
 //! Signs that it is time to look: a name in /run/netns came or went; a namespace got a number for another
 //! (`RTM_NEWNSID`); a device of the chain was told of again, which is also how a port shows that something was put on
@@ -133,7 +134,7 @@ impl Look {
         let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
         socket.end_at(Instant::now() + LOOK);
         let below = socket.dump_at_most(self.quota.interfaces(), link::dump(), |m| match link::parse(m)? {
-            LinkMessage::New(link) if link.kind.can_sit_on_a_port() => Some((link.below_nsid?, link.below?)),
+            LinkMessage::New(link) if link.kind.sits_on_another() => Some((link.below_nsid?, link.below?)),
             _ => None,
         });
         let below = match below {
@@ -312,8 +313,7 @@ impl Observer {
             self.ports.iter().filter_map(|p| p.port.as_ref()).map(|p| (HOST, p.ifindex)).collect();
         let mut candidates = Vec::new();
         for space in self.spaces.values_mut() {
-            let links: Vec<_> =
-                space.links.values().filter(|l| l.kind.can_sit_on_a_port()).cloned().collect();
+            let links: Vec<_> = space.links.values().filter(|l| l.kind.sits_on_another()).cloned().collect();
             for link in links {
                 if let Some(below) = space.below(&link) {
                     candidates.push(((space.id, link.ifindex), below));

@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 const DEBOUNCE: Duration = Duration::from_millis(20);
 /// After a failure.
 const RETRY: Duration = Duration::from_millis(200);
+/// Routes that end are read again when half of their time is over, but within these bounds.
+const ENDING: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
+/// And that takes at most one part in this many of the time.
+const ENDING_SHARE: u32 = 100;
 /// Reading all routes again takes at most one part in this many of the time.
 const ROUTES_SHARE: u32 = 4;
 
@@ -15,6 +19,8 @@ pub struct Due {
     /// Everything.
     pub dump: Option<Instant>,
     pub routes: Option<Instant>,
+    /// Routes, because some end: nobody tells when their end moves.
+    pub ending: Option<Instant>,
     /// Rules, netfilter, XFRM.
     pub hazards: Option<Instant>,
     /// Qdiscs and filters.
@@ -22,13 +28,20 @@ pub struct Due {
     /// By which numbers it knows others.
     pub numbers: Option<Instant>,
     routes_not_before: Option<Instant>,
+    ending_not_before: Option<Instant>,
 }
 
 impl Due {
     /// The earliest.
     #[cfg(test)]
     fn earliest(&self) -> Option<Instant> {
-        [self.dump, self.routes, self.hazards, self.traffic, self.numbers].into_iter().flatten().min()
+        let due = [self.dump, self.routes, self.ending, self.hazards, self.traffic, self.numbers];
+        due.into_iter().flatten().min()
+    }
+
+    /// Is nothing to be read but what may be read at any time?
+    pub fn is_current(&self) -> bool {
+        [self.dump, self.routes, self.hazards, self.traffic].into_iter().flatten().next().is_none()
     }
 
     /// Has this one's time come? Then it is no longer due.
@@ -41,9 +54,18 @@ impl Due {
         self.routes.get_or_insert(at);
     }
 
+    /// A route ends so soon, or may have changed in a way that only reading tells.
+    pub fn routes_end(&mut self, now: Instant, left: Duration) {
+        let at = now + (left / 2).clamp(ENDING.0, ENDING.1);
+        let at = at.max(self.ending_not_before.unwrap_or(at));
+        self.ending = Some(self.ending.map_or(at, |earlier| earlier.min(at)));
+    }
+
     /// Routes were read, which began at `started` and ends now.
     pub fn routes_took(&mut self, started: Instant) {
-        self.routes_not_before = Some(Instant::now() + started.elapsed() * (ROUTES_SHARE - 1));
+        let took = started.elapsed();
+        self.routes_not_before = Some(Instant::now() + took * (ROUTES_SHARE - 1));
+        self.ending_not_before = Some(Instant::now() + took * (ENDING_SHARE - 1));
     }
 
     pub fn hazards_soon(&mut self, now: Instant) {
@@ -85,5 +107,20 @@ mod tests {
         assert!(!Due::take(&mut due.routes, now));
         assert!(Due::take(&mut due.routes, now + DEBOUNCE));
         assert_eq!(due.earliest(), None);
+    }
+
+    #[test]
+    fn routes_that_end_are_read_again_in_time_but_not_all_the_time() {
+        let (now, seconds) = (Instant::now(), Duration::from_secs);
+        for (left, wait) in [(0, 1), (12, 6), (1800, 10)] {
+            let mut due = Due::default();
+            due.routes_end(now, seconds(left));
+            due.routes_end(now, seconds(1_000_000));
+            assert_eq!(due.earliest(), Some(now + seconds(wait)));
+        }
+        let mut due = Due::default();
+        due.routes_took(now - seconds(4));
+        due.routes_end(now, seconds(0));
+        assert!(due.earliest() >= Some(now + seconds(390)), "reading takes four seconds");
     }
 }

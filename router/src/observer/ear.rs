@@ -15,7 +15,6 @@ use crate::{
     netlink::{GROUPS, nsid, rtm, socket::Socket, wire},
     netns,
 };
-use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::{fs::File, io, os::fd::AsFd};
 
 /// The number of the namespace in its ear.
@@ -62,9 +61,7 @@ impl Ear {
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN and CAP_NET_BROADCAST.
     pub fn of(namespace: &File, receive_buffer_bytes: usize) -> io::Result<Ear> {
-        netns::on_a_thread(|| {
-            // SAFETY: descriptors and memory stay shared; the thread, which is gone afterwards, gets a namespace of its own.
-            unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
+        netns::in_a_new_one(|| {
             let all = |protocol, groups: &[u32], bytes| {
                 let socket = Socket::subscription(protocol, groups, bytes)?;
                 socket.hear_all_namespaces()?;
@@ -79,7 +76,7 @@ impl Ear {
             };
             nsid::assign(&mut Socket::requests(libc::NETLINK_ROUTE)?, namespace.as_fd(), NUMBER)?;
             Ok(ear)
-        })
+        })?
     }
 
     /// What the last buffer that `route` handed out is about.

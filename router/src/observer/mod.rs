@@ -13,7 +13,7 @@
 //! | [`space`] | one namespace: what was read, messages, lost messages, limits |
 //! | [`ear`] | hearing a namespace without holding it |
 //! | [`survey`] | one visit to a namespace |
-//! | [`reader`] | everything read again, beside the observer |
+//! | [`reader`] | Linux asked by another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
 //! | [`troubles`] | what could not be read, and since when |
@@ -40,6 +40,7 @@ mod troubles;
 use crate::{
     config::PortName,
     hazards::bpf,
+    multipath::MultipathKeys,
     netlink::socket::Most,
     netns::{self, Found, Key, Place, Source},
 };
@@ -48,7 +49,7 @@ use ear::Ear;
 use logic::observe::{Event, Namespace, NamespaceId, Port};
 pub use poller::Waker;
 use poller::{DirectoryWatch, Poller};
-pub use reader::Reader;
+pub use reader::{Hardware, Known, Question, Reader, Sent};
 use space::{Peers, Space};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -81,7 +82,7 @@ const DISCOVERY_PAUSE: Duration = Duration::from_secs(30);
 const DISCOVERY_DEBOUNCE: Duration = Duration::from_millis(10);
 /// Events handed out at once, about; more stay in the kernel's buffers. Each takes 2 to 3 us to be applied, and whatever comes
 /// after them waits.
-const EVENTS_PER_POLL: usize = 4096;
+pub const EVENTS_PER_POLL: usize = 4096;
 /// Descriptors a namespace needs: sockets, settings.
 const DESCRIPTORS: u64 = 24;
 /// Namespaces that are visited at once, beside the host. One that is slow to answer takes a part of the time of one
@@ -195,6 +196,8 @@ pub struct ObserverConfig {
     pub tenant_receive_buffer_bytes: usize,
     /// What a namespace other than the host may have and do.
     pub quota: Quota,
+    /// By which Linux hashes packets of multipath routes.
+    pub multipath_keys: MultipathKeys,
 }
 
 impl Default for ObserverConfig {
@@ -205,6 +208,7 @@ impl Default for ObserverConfig {
             receive_buffer_bytes: 64 << 20,
             tenant_receive_buffer_bytes: 8 << 20,
             quota: Quota::default(),
+            multipath_keys: MultipathKeys::default(),
         }
     }
 }
@@ -213,6 +217,15 @@ struct PortState {
     wanted: PortName,
     /// As last reported.
     port: Option<Port>,
+}
+
+/// That the policies and settings of a namespace were read: [`Observer::read_policy`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyRead {
+    pub namespace: NamespaceId,
+    pub took: Duration,
+    /// Why they could not be.
+    pub error: Option<String>,
 }
 
 /// What another thread has done.
@@ -251,6 +264,10 @@ pub struct Observer {
     unwatched: bool,
     own: Key,
     out: Vec<Event>,
+    /// What is read of policies, when `out` is handed out.
+    policies: Vec<PolicyRead>,
+    /// The last poll ended before everyone that had something to say was heard.
+    cut_short: bool,
     discover_at: Option<Instant>,
     discover_not_before: Instant,
     /// When they are to be looked through without a sign of change.
@@ -319,6 +336,8 @@ impl Observer {
             unwatched: false,
             own,
             out: Vec::new(),
+            policies: Vec::new(),
+            cut_short: false,
             discover_at: None,
             discover_not_before: Instant::now(),
             discover_idly_at: Instant::now(),
@@ -389,14 +408,17 @@ impl Observer {
             if !ready.is_empty() {
                 self.take_ready(token(HOST, ROUTE));
             }
+            self.cut_short = false;
             for token in ready {
-                self.take_ready(token);
                 if self.out.len() >= EVENTS_PER_POLL {
+                    self.cut_short = true;
                     break;
                 }
+                self.take_ready(token);
             }
             self.run_timers();
-            if !self.out.is_empty() || std::mem::take(&mut self.woken) || Instant::now() >= deadline {
+            let told = !self.out.is_empty() || !self.policies.is_empty();
+            if told || std::mem::take(&mut self.woken) || Instant::now() >= deadline {
                 return Ok(std::mem::take(&mut self.out));
             }
         }
@@ -424,14 +446,7 @@ impl Observer {
         let id = (token >> 2) as NamespaceId;
         let Some(space) = self.spaces.get_mut(&id) else { return };
         match token & 3 {
-            ROUTE if space.listens() => {
-                if let Err(error) = space.take_events(&mut self.out, now) {
-                    tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
-                    space.distrust(What::State, error.to_string(), &mut self.out);
-                    space.due.dump_later(now);
-                }
-                self.follow(id, now);
-            }
+            ROUTE if space.listens() => self.hear(id, now),
             ROUTE => (),
             side @ (NETFILTER | XFRM) => {
                 if let Some(ear) = &mut space.ear {
@@ -446,6 +461,18 @@ impl Observer {
                 self.discover_at = Some(now);
             }
         }
+    }
+
+    /// Takes what a namespace has reported, as much as is its turn.
+    fn hear(&mut self, id: NamespaceId, now: Instant) {
+        let Some(space) = self.spaces.get_mut(&id) else { return };
+        if let Err(error) = space.take_events(&mut self.out, now) {
+            tracing::warn!(namespace = space.namespace.name, %error, "netlink events");
+            space.distrust(What::State, error.to_string(), &mut self.out);
+            space.due.dump_later(now);
+        }
+        self.policies.extend(space.take_policy());
+        self.follow(id, now);
     }
 
     /// What follows from what a namespace has reported.
@@ -552,10 +579,14 @@ impl Observer {
                 self.visiting -= usize::from(id != HOST);
                 let Some(space) = self.spaces.get_mut(&id) else { return };
                 space.end_visit(*found, &mut self.out, now);
-                if space.listens() {
+                let (listens, must_catch_up) = (space.listens(), space.must_catch_up());
+                if listens {
                     self.listen(id, true);
                 }
-                self.follow(id, now);
+                match must_catch_up {
+                    true => self.hear(id, now),
+                    false => self.follow(id, now),
+                }
             }
         }
     }
@@ -630,7 +661,8 @@ impl Observer {
         }
         let quota = self.config.quota.of(id);
         self.next_id += 1;
-        self.spaces.insert(id, Space::new(id, place, namespace, (Some(ear), sysctls), quota));
+        let keys = self.config.multipath_keys;
+        self.spaces.insert(id, Space::new(id, place, namespace, (Some(ear), sysctls), keys, quota));
         self.renew_peers();
         Ok(id)
     }
@@ -640,6 +672,9 @@ impl Observer {
         let Some(space) = self.spaces.remove(&id) else { return };
         if space.announced {
             self.out.push(Event::NamespaceGone(id));
+        }
+        if space.owes_policy() {
+            self.policies.push(PolicyRead { namespace: id, took: Duration::ZERO, error: None });
         }
         self.renew_peers();
         for space in self.spaces.values_mut() {
@@ -676,6 +711,32 @@ impl Observer {
         Ok(())
     }
 
+    /// Have the routes of a namespace read again soon.
+    pub fn read_routes_again(&mut self, id: NamespaceId) {
+        if let Some(space) = self.spaces.get_mut(&id) {
+            space.due.routes_end(Instant::now(), Duration::ZERO);
+        }
+    }
+
+    /// Has a namespace's policies and settings read, by a visit that begins after the call. [`Observer::policies_read`] says when
+    /// that is done. One that is gone has none.
+    pub fn read_policy(&mut self, id: NamespaceId) {
+        self.policies.retain(|read| read.namespace != id);
+        match self.spaces.get_mut(&id) {
+            Some(space) => space.ask_policy(),
+            None => self.policies.push(PolicyRead { namespace: id, took: Duration::ZERO, error: None }),
+        }
+        if id == HOST {
+            self.list_programs();
+        }
+        self.begin_visits(Instant::now());
+    }
+
+    /// Readings that are done, as of the last [`Observer::poll`]: it has returned all that came of them.
+    pub fn policies_read(&mut self) -> Vec<PolicyRead> {
+        if self.out.is_empty() { std::mem::take(&mut self.policies) } else { Vec::new() }
+    }
+
     /// A namespace under observation.
     pub fn place(&self, id: NamespaceId) -> Option<Place> {
         self.spaces.get(&id).map(|space| space.place.clone())
@@ -687,11 +748,19 @@ impl Observer {
         known.chain(self.unobserved.values().cloned()).collect()
     }
 
-    /// For another thread: reads everything again with sockets of its own, for comparison (`millrace routes --verify`).
-    pub fn reader(&self) -> Reader {
-        let place = |s: &Space| (s.id, s.place.clone(), s.namespace.clone());
-        let places = self.spaces.values().filter(|s| s.announced && !s.is_quiet()).map(place).collect();
-        Reader { places, peers: self.peers.clone(), quota: self.config.quota }
+    /// For another thread: asks Linux with sockets of its own, for comparison (`millrace routes --verify`). Namespaces that are
+    /// not read now, as they are over their limits, are not asked.
+    ///
+    /// # Errors
+    /// A namespace in which no socket can be opened.
+    pub fn reader(&self) -> io::Result<Reader> {
+        let read = self.spaces.values().filter(|s| s.announced && !s.is_quiet());
+        Reader::open(&read.map(|s| (s.id, s.place.clone())).collect())
+    }
+
+    /// Has the last [`Observer::poll`] returned all that the kernel had reported, and is nothing about to be read again?
+    pub fn is_current(&self) -> bool {
+        !self.cut_short && self.spaces.values().all(Space::is_current)
     }
 
     /// Messages to the sockets of all namespaces that did not come from the kernel, and were dropped.

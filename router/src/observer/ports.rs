@@ -18,11 +18,12 @@ impl Observer {
         let Some(host) = self.spaces.get(&HOST) else { return };
         let now: Vec<Option<u32>> = self.ports.iter().map(|state| place(state, &host.links)).collect();
         // Asked again each time: for a veth it depends on what its peer has attached.
-        let ask = || now.iter().map(|index| index.is_some_and(ethtool::transmits_fragments)).collect();
-        let frags: Vec<bool> = host.place.inside(ask).unwrap_or_else(|_| vec![false; now.len()]);
+        let ask = || now.iter().map(|index| index.map_or((false, true), look)).collect();
+        let looks: Vec<_> = host.place.inside(ask).unwrap_or_else(|_| vec![(false, true); now.len()]);
         for (i, state) in self.ports.iter_mut().enumerate() {
             let id = i as PortId;
-            let port = now[i].map(|ifindex| Port { namespace: HOST, ifindex, frags: frags[i] });
+            let (frags, hashes) = looks[i];
+            let port = now[i].map(|ifindex| Port { namespace: HOST, ifindex, frags, hashes });
             if port == state.port {
                 continue;
             }
@@ -102,6 +103,16 @@ impl Observer {
         let port = self.ports.get(usize::from(id))?.port.as_ref()?;
         self.spaces.get(&HOST)?.links.get(&port.ifindex)
     }
+}
+
+/// Does the device transmit multi-buffer frames, and are its packets hashed before they are routed? What is not known is.
+fn look(ifindex: u32) -> (bool, bool) {
+    let hashes = || {
+        let ethtool = Ethtool::open()?;
+        let name = ethtool.name(ifindex)?.ok_or(io::ErrorKind::NotFound)?;
+        Ok::<_, io::Error>(ethtool::hashes_packets(&name, &ethtool.features(&name)?))
+    };
+    (ethtool::transmits_fragments(ifindex), hashes().unwrap_or(true))
 }
 
 /// The file of the namespace, if it is still there, and its name.

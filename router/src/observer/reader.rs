@@ -1,51 +1,214 @@
-//! Everything read again, in another thread and with sockets of its own, for comparison.
+//! Linux asked by another thread, with sockets of its own: `millrace routes --verify`.
+//!
+//! What is read here is parsed here, so that a fault of the observer's parsers does not hide itself.
 
-use super::{
-    Quota,
-    space::{Peers, Space},
-    survey,
-    sysctl::Sysctls,
-};
-use crate::netns::Place;
-use logic::observe::{Dump, Event, Namespace, NamespaceId};
-use std::{io, sync::Arc, time::Instant};
+use super::space::Peers;
+use crate::netlink::{INET, INET6, rtm, socket::Socket, wire};
+use logic::{net::Mac, observe::NamespaceId};
+use std::{collections::BTreeMap, io, net::IpAddr};
 
-/// Reads the namespaces that were observed when it was made. It keeps none of them alive.
+const TABLE_MAIN: u32 = 254;
+const TABLE_LOCAL: u32 = 255;
+const RTN_UNICAST: u8 = 1;
+const RTN_LOCAL: u8 = 2;
+/// Of neighbours that can be sent to: permanent, noarp, probe, delay, stale, reachable.
+const NUD_VALID: u16 = 0xde;
+
+/// A route, as far as it is a place to look at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    pub address: IpAddr,
+    pub length: u8,
+    /// The device, if destinations are neighbours on it.
+    pub connected: Option<u32>,
+    /// An address of the machine itself.
+    pub local: bool,
+}
+
+/// A packet that Linux is asked about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    pub address: IpAddr,
+    /// Who sends it, and the device it comes in by; `None`: the machine itself.
+    pub from: Option<(IpAddr, u32)>,
+    /// Why it is asked about.
+    pub prefix: String,
+}
+
+/// Where Linux sends a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub oif: u32,
+    pub gateway: Option<IpAddr>,
+    /// The route's, if it has one.
+    pub mtu: Option<u32>,
+}
+
+/// What a device is, apart from its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hardware {
+    pub mac: Mac,
+    pub mtu: u32,
+}
+
+/// Asks the namespaces that were observed when it was made. A socket keeps a namespace alive: not to be kept.
 pub struct Reader {
-    pub(super) places: Vec<(NamespaceId, Place, Namespace)>,
-    pub(super) peers: Arc<Peers>,
-    pub(super) quota: Quota,
+    sockets: BTreeMap<NamespaceId, Socket>,
 }
 
 impl Reader {
-    /// Everything about all of them. Programs on devices are not looked for.
-    ///
-    /// # Errors
-    /// What the kernel says, and of which namespace.
-    pub fn read(self) -> io::Result<Vec<(NamespaceId, Dump)>> {
-        let places = self.places.iter();
-        let read = |(id, place, namespace): &(NamespaceId, Place, Namespace)| {
-            let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", namespace.name));
-            self.read_one(*id, place, namespace).map(|dump| (*id, dump)).map_err(named)
-        };
-        places.map(read).collect()
+    /// Opens a socket in each. One that has ended by now is as if it held nothing.
+    pub(super) fn open(places: &Peers) -> io::Result<Reader> {
+        let mut sockets = BTreeMap::new();
+        for (id, place) in places {
+            match place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|socket| socket) {
+                Ok(socket) => drop(sockets.insert(*id, socket)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Reader { sockets })
     }
 
-    fn read_one(&self, id: NamespaceId, place: &Place, namespace: &Namespace) -> io::Result<Dump> {
-        let sysctls = place.inside(Sysctls::open)??;
-        let quota = self.quota.of(id);
-        let mut space = Space::new(id, place.clone(), namespace.clone(), (None, sysctls), quota);
-        let (mut out, now) = (Vec::new(), Instant::now());
-        let wanted = space.begin_visit(&self.peers, now).unwrap_or_default();
-        let found = survey::visit(place, &wanted, id, &self.peers, &quota);
-        if let Some(Err(error)) = &found.state {
-            return Err(io::Error::new(error.kind(), error.to_string()));
+    /// The routes of tables main and local.
+    pub fn routes(&mut self, namespace: NamespaceId) -> io::Result<Vec<Known>> {
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(Vec::new()) };
+        let mut known = socket.dump(dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
+        match socket.dump(dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
+            Ok(more) => known.extend(more),
+            // A kernel without IPv6.
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => (),
+            Err(error) => return Err(error),
         }
-        space.end_visit(found, &mut out, now);
-        let dump = out.into_iter().find_map(|event| match event {
-            Event::Dump(_, dump) => Some(*dump),
-            _ => None,
-        });
-        dump.ok_or_else(|| io::Error::other("nothing was read"))
+        Ok(known)
     }
+
+    /// What Linux does with a packet; `None`: it does not forward it.
+    pub fn way(&mut self, namespace: NamespaceId, question: &Question) -> io::Result<Option<Sent>> {
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(None) };
+        match socket.ask(get(question.address, question.from), |m| Some(sent(m.payload, question.address))) {
+            Ok(answer) => Ok(answer.flatten()),
+            // That sender may not send, or nobody may: without it the route alone answers.
+            Err(error) if question.from.is_some() && refuses_source(&error) => {
+                match socket.ask(get(question.address, None), |m| Some(sent(m.payload, question.address))) {
+                    Ok(answer) => Ok(answer.flatten()),
+                    Err(error) => not_forwarded(error),
+                }
+            }
+            Err(error) => not_forwarded(error),
+        }
+    }
+
+    /// Neighbours that can be sent to.
+    pub fn neighbours(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<(u32, IpAddr), Mac>> {
+        let mut found = BTreeMap::new();
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(found) };
+        for family in [INET, INET6] {
+            found.extend(socket.dump(dump(rtm::GETNEIGH, family, 12), |m| neighbour(m.payload))?);
+        }
+        Ok(found)
+    }
+
+    /// Devices.
+    pub fn devices(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<u32, Hardware>> {
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(BTreeMap::new()) };
+        let devices = socket.dump(dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
+        Ok(devices.into_iter().collect())
+    }
+}
+
+fn dump(kind: u16, family: u8, header: usize) -> wire::Request {
+    let mut bytes = vec![0; header];
+    bytes[0] = family;
+    wire::Request::new(kind, wire::DUMP, &bytes)
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(a) => a.octets().to_vec(),
+        IpAddr::V6(a) => a.octets().to_vec(),
+    }
+}
+
+fn get(address: IpAddr, from: Option<(IpAddr, u32)>) -> wire::Request {
+    let (family, bits) = if address.is_ipv4() { (INET, 32) } else { (INET6, 128) };
+    let source_bits = if from.is_some() { bits } else { 0 };
+    let header = [family, bits, source_bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let request = wire::Request::new(rtm::GETROUTE, wire::ACK, &header).with(1, &octets(address));
+    match from {
+        Some((source, device)) => request.with(2, &octets(source)).with(3, &device.to_ne_bytes()),
+        None => request,
+    }
+}
+
+fn refuses_source(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EXDEV))
+}
+
+fn not_forwarded(error: io::Error) -> io::Result<Option<Sent>> {
+    match error.raw_os_error() {
+        Some(
+            libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL | libc::EXDEV | libc::EAGAIN,
+        ) => Ok(None),
+        _ => Err(error),
+    }
+}
+
+fn route(payload: &[u8]) -> Option<Known> {
+    let (&family, &length, &kind) = (payload.first()?, payload.get(1)?, payload.get(7)?);
+    let mut table = u32::from(*payload.get(4)?);
+    let mut address = if family == INET { IpAddr::from([0; 4]) } else { IpAddr::from([0; 16]) };
+    let (mut device, mut gateway) = (None, false);
+    for (number, value) in wire::attributes_after(payload, 12) {
+        match number {
+            1 => address = wire::address(value)?,
+            4 => device = wire::u32_at(value, 0),
+            5 | 9 | 18 | 30 => gateway = true,
+            15 => table = wire::u32_at(value, 0)?,
+            _ => (),
+        }
+    }
+    let connected = device.filter(|_| !gateway && kind == RTN_UNICAST && table == TABLE_MAIN);
+    let known = Known { address, length, connected, local: kind == RTN_LOCAL };
+    matches!(table, TABLE_MAIN | TABLE_LOCAL).then_some(known)
+}
+
+fn sent(payload: &[u8], address: IpAddr) -> Option<Sent> {
+    let (mut oif, mut gateway, mut mtu) = (None, None, None);
+    for (number, value) in wire::attributes_after(payload, 12) {
+        match number {
+            4 => oif = wire::u32_at(value, 0),
+            5 => gateway = wire::address(value),
+            8 => mtu = wire::attribute(value, 2).and_then(|mtu| wire::u32_at(mtu, 0)),
+            18 => gateway = wire::address(value.get(2..)?),
+            _ => (),
+        }
+    }
+    let gateway = gateway.filter(|gateway| !gateway.is_unspecified() && *gateway != address);
+    (*payload.get(7)? == RTN_UNICAST).then_some(Sent { oif: oif?, gateway, mtu })
+}
+
+fn neighbour(payload: &[u8]) -> Option<((u32, IpAddr), Mac)> {
+    let (device, state) = (wire::u32_at(payload, 4)?, wire::u16_at(payload, 8)?);
+    let (mut address, mut mac) = (None, None);
+    for (number, value) in wire::attributes_after(payload, 12) {
+        match number {
+            1 => address = wire::address(value),
+            2 => mac = Mac::from_slice(value),
+            _ => (),
+        }
+    }
+    (state & NUD_VALID != 0).then_some(((device, address?), mac?))
+}
+
+fn device(payload: &[u8]) -> Option<(u32, Hardware)> {
+    let mut device = Hardware::default();
+    for (number, value) in wire::attributes_after(payload, 16) {
+        match number {
+            1 => device.mac = Mac::from_slice(value).unwrap_or_default(),
+            4 => device.mtu = wire::u32_at(value, 0)?,
+            _ => (),
+        }
+    }
+    Some((wire::u32_at(payload, 4)?, device))
 }

@@ -41,7 +41,6 @@ pub fn fold4(conf: Option<&[u32]>, all: &Values, has_address: bool) -> LinkConf4
     let Some(conf) = conf else { return LinkConf4::default() };
     let own = |place| value(conf, place);
     let unusual = [
-        ("accept_local", own(v4::ACCEPT_LOCAL) | all.accept_local),
         ("route_localnet", own(v4::ROUTE_LOCALNET) | all.route_localnet),
         ("src_valid_mark", own(v4::SRC_VMARK) | all.src_valid_mark),
     ];
@@ -53,6 +52,7 @@ pub fn fold4(conf: Option<&[u32]>, all: &Values, has_address: bool) -> LinkConf4
             _ => ReversePath::Strict,
         },
         send_redirects: own(v4::SEND_REDIRECTS) | all.send_redirects != 0,
+        accept_local: own(v4::ACCEPT_LOCAL) | all.accept_local != 0,
         unusual: names(&unusual),
         ignore_routes_with_linkdown: own(v4::IGNORE_ROUTES_WITH_LINKDOWN) | all.ignore_routes_with_linkdown
             != 0,
@@ -126,11 +126,18 @@ mod tests {
     fn ipv4_folds_by_or_and_maximum() {
         let mut conf = [0; 33];
         conf[v4::RP_FILTER] = 1;
-        let all = Values { rp_filter: 2, send_redirects: 1, accept_local: 1, ..Values::default() };
+        let all = Values {
+            rp_filter: 2,
+            send_redirects: 1,
+            accept_local: 1,
+            route_localnet: 1,
+            ..Values::default()
+        };
         let folded = fold4(Some(&conf), &all, true);
         assert_eq!(folded.rp_filter, ReversePath::Loose);
         assert!(folded.send_redirects && !folded.forwarding && folded.has_address);
-        assert_eq!(folded.unusual, ["accept_local"]);
+        assert!(folded.accept_local);
+        assert_eq!(folded.unusual, ["route_localnet"]);
         let strict = fold4(Some(&conf), &Values::default(), false);
         assert_eq!(strict.rp_filter, ReversePath::Strict);
         assert!(!strict.send_redirects);

@@ -8,7 +8,7 @@
 //! again.
 
 use super::{
-    HOST, Quota,
+    HOST, PolicyRead, Quota,
     due::Due,
     ear::{About, Ear},
     poller::ProcessWatch,
@@ -18,7 +18,10 @@ use super::{
     troubles::{Troubles, What},
 };
 use crate::{
+    clock::monotonic,
+    foreign::{Quoted, Shown},
     hazards::{Hazards, command},
+    multipath::MultipathKeys,
     netlink::{
         link::{self, LinkMessage, RawLink},
         neighbour, netconf, nexthop, route, rtm,
@@ -28,13 +31,15 @@ use crate::{
 };
 use logic::observe::{Change, Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Settings};
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io, mem,
     time::{Duration, Instant},
 };
 
 /// Buffers of events taken from one socket before others get their turn: a millisecond.
 const BUFFERS_PER_TURN: usize = 256;
+/// What was read of policies is told after so many turns, even if there is always more to hear.
+const TURNS_TO_CATCH_UP: u8 = 8;
 /// The host's, which no tenant fills.
 const HOST_BUFFERS_PER_TURN: usize = 4096;
 /// Long visits to a namespace take at most one part in this many of the time, others at most half of it.
@@ -91,7 +96,9 @@ pub struct Space {
     unresolved: bool,
     sysctls: Sysctls,
     values: Values,
-    addresses: HashMap<u32, HashSet<(u32, u8, u32)>>,
+    multipath_keys: MultipathKeys,
+    /// By device and address: whether it is understood.
+    addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
     /// How many routes there are, about: from the last reading on, by messages.
     routes: usize,
@@ -100,6 +107,14 @@ pub struct Space {
     nsids: Numbers,
     emitted: BTreeMap<u32, Link>,
     emitted_settings: Settings,
+    /// Messages that wait may be older than what was read last.
+    catching_up: bool,
+    /// There was more to hear than one turn.
+    more: bool,
+    /// What came of reading policies, not told yet.
+    policy_read: Option<PolicyRead>,
+    /// It is told after so many more turns, if messages wait that are older than it.
+    unheard_turns: u8,
 }
 
 /// A reading under way.
@@ -107,6 +122,8 @@ struct Visit {
     began: Instant,
     precedes_events: bool,
     is_long: bool,
+    /// It reads policies, and that was not asked for once more since it began.
+    policy: bool,
     /// Devices of which messages came meanwhile.
     touched: BTreeSet<u32>,
 }
@@ -118,6 +135,7 @@ impl Space {
         place: Place,
         namespace: Namespace,
         (ear, sysctls): (Option<Ear>, Sysctls),
+        multipath_keys: MultipathKeys,
         quota: Quota,
     ) -> Space {
         Space {
@@ -146,6 +164,7 @@ impl Space {
             quota,
             unresolved: false,
             values: sysctls.read(),
+            multipath_keys,
             sysctls,
             addresses: HashMap::new(),
             nexthops: BTreeMap::new(),
@@ -154,6 +173,10 @@ impl Space {
             nsids: HashMap::new(),
             emitted: BTreeMap::new(),
             emitted_settings: Settings::default(),
+            catching_up: false,
+            more: false,
+            policy_read: None,
+            unheard_turns: 0,
         }
     }
 
@@ -174,9 +197,13 @@ impl Space {
         let [any, long] = [self.visit_not_before, self.long_not_before].map(|at| at.unwrap_or(now));
         let (short, long) = (any, long.max(any));
         let asked = (!self.asked.is_empty()).then_some(if self.asked.is_only_long() { long } else { short });
-        let Due { dump, routes, hazards, traffic, numbers, .. } = self.due;
-        let due = [(dump, long), (routes, long), (hazards, short), (traffic, short), (numbers, short)];
-        let due = due.into_iter().filter_map(|(at, not_before)| at.map(|at| at.max(not_before)));
+        let Due { dump, routes, ending, hazards, traffic, numbers, .. } = self.due;
+        let due = [(dump, long), (routes, long), (ending, long)].into_iter().chain([
+            (hazards, short),
+            (traffic, short),
+            (numbers, short),
+        ]);
+        let due = due.filter_map(|(at, not_before)| at.map(|at| at.max(not_before)));
         due.chain(asked).min()
     }
 
@@ -192,6 +219,37 @@ impl Space {
     /// Is it being read?
     pub fn is_visited(&self) -> bool {
         self.visit.is_some()
+    }
+
+    /// Is all that it had reported taken in, and nothing about to be read again? One that is left alone is not waited for.
+    pub fn is_current(&self) -> bool {
+        let reads = self.visit.as_ref().is_some_and(|visit| visit.precedes_events);
+        let waits = self.lost || self.more || self.asked.precedes_events();
+        self.quiet.is_some() || !(reads || waits) && self.due.is_current()
+    }
+
+    /// Has what decides whether packets may pass by the kernel read, by a visit that is yet to begin.
+    pub fn ask_policy(&mut self) {
+        (self.asked.policy, self.policy_read) = (true, None);
+        if let Some(visit) = &mut self.visit {
+            visit.policy = false;
+        }
+    }
+
+    /// Was that asked for, and not told yet?
+    pub fn owes_policy(&self) -> bool {
+        let visit = self.visit.as_ref().is_some_and(|visit| visit.policy);
+        self.asked.policy || visit || self.policy_read.is_some()
+    }
+
+    /// What came of that, once messages that are older than the visit have been heard.
+    pub fn take_policy(&mut self) -> Option<PolicyRead> {
+        self.policy_read.take_if(|_| self.unheard_turns == 0)
+    }
+
+    /// Is it to be heard at once, as messages that wait may be older than what was read?
+    pub fn must_catch_up(&self) -> bool {
+        self.listens() && (self.catching_up || self.policy_read.is_some())
     }
 
     /// Are its devices, and where they are, as they were read last?
@@ -211,14 +269,24 @@ impl Space {
             return None;
         }
         let mut wanted = mem::take(&mut self.asked);
-        if is_early(self.long_not_before) {
+        let policy = wanted.policy;
+        // Packets wait for policies: what is long is read by the next visit.
+        if policy || is_early(self.long_not_before) {
             self.asked = wanted.put_off();
         } else {
             wanted.state |= Due::take(&mut self.due.dump, now);
             wanted.routes |= Due::take(&mut self.due.routes, now);
+            wanted.routes |= Due::take(&mut self.due.ending, now);
         }
-        if wanted.state {
-            (self.due.routes, self.due.hazards, self.due.traffic) = (None, None, None);
+        if policy {
+            self.asked.devices = false;
+            wanted.add_policy(&self.chain);
+        }
+        if wanted.state || wanted.routes {
+            (self.due.routes, self.due.ending) = (None, None);
+        }
+        if wanted.state || policy {
+            (self.due.hazards, self.due.traffic) = (None, None);
         }
         wanted.hazards |= Due::take(&mut self.due.hazards, now);
         wanted.traffic |= Due::take(&mut self.due.traffic, now);
@@ -228,14 +296,15 @@ impl Space {
         if wanted.is_empty() {
             return None;
         }
-        let (precedes_events, is_long) = (wanted.precedes_events(), wanted.is_long());
-        self.visit = Some(Visit { began: now, precedes_events, is_long, touched: BTreeSet::new() });
+        let (precedes_events, is_long) = (wanted.precedes_events(), wanted.is_long() && !policy);
+        self.visit = Some(Visit { began: now, precedes_events, is_long, policy, touched: BTreeSet::new() });
         Some(wanted)
     }
 
     /// What a visit has found.
     pub fn end_visit(&mut self, found: Found, out: &mut Vec<Event>, now: Instant) {
-        let Some(Visit { began, is_long, touched, .. }) = self.visit.take() else { return };
+        let Some(Visit { began, is_long, policy, touched, .. }) = self.visit.take() else { return };
+        let error = found.why_no_policy();
         if self.id != HOST {
             let took = now.saturating_duration_since(began);
             self.visit_not_before = Some(now + took.min(LONGEST_PAUSE));
@@ -263,9 +332,17 @@ impl Space {
             self.due.traffic_later(now);
         }
         self.end_of(What::Programs, programs, |space, found| space.hazards.set_tcx(found));
+        let mut unsure = false;
         self.end_of(What::DeviceSettings, devices, |space, fresh| {
-            space.take_device_settings(fresh, &touched);
+            unsure = space.take_device_settings(fresh, &touched);
         });
+        if policy {
+            self.values = self.sysctls.read();
+            self.unheard_turns = TURNS_TO_CATCH_UP;
+            let took = now.saturating_duration_since(began);
+            self.policy_read = (!unsure).then_some(PolicyRead { namespace: self.id, took, error });
+            self.asked.policy |= unsure;
+        }
         match numbers {
             Some(Ok(numbers)) => {
                 self.topology_changed |= self.nsids != numbers;
@@ -316,10 +393,11 @@ impl Space {
         self.links = links;
         self.addresses.clear();
         for address in addresses {
-            self.addresses.entry(address.ifindex).or_default().insert(address.key);
+            self.addresses.entry(address.ifindex).or_default().insert(address.key, address.understood);
         }
         self.nexthops = routes.nexthops.iter().map(|n| (n.id, n.clone())).collect();
-        (self.routes, self.neighbours) = (routes.v4.len() + routes.v6.len(), neighbours.len());
+        self.neighbours = neighbours.len();
+        self.note_routes(&routes);
         for read in [What::State, What::DeviceSettings, What::Quota] {
             self.troubles.settle(read);
         }
@@ -347,26 +425,38 @@ impl Space {
 
     /// Routes, and the nexthop objects under them: those of a device that went down are gone without a word.
     fn take_routes(&mut self, routes: Routes, out: &mut Vec<Event>) {
+        self.note_routes(&routes);
         let now: BTreeMap<u32, NexthopObject> = routes.nexthops.into_iter().map(|n| (n.id, n)).collect();
         let gone = self.nexthops.keys().filter(|id| !now.contains_key(id)).copied();
         out.extend(gone.map(|id| Event::NexthopGone(self.id, id)));
         let changed = now.values().filter(|n| self.nexthops.get(&n.id) != Some(n)).cloned();
         out.extend(changed.map(|n| Event::Nexthop(self.id, n)));
-        self.routes = routes.v4.len() + routes.v6.len();
         out.push(Event::Routes(self.id, routes.v4, routes.v6));
         self.nexthops = now;
     }
 
+    /// What follows from how many there are, and when they end. Messages that wait may be older.
+    fn note_routes(&mut self, routes: &Routes) {
+        self.routes = routes.v4.len() + routes.v6.len();
+        self.catching_up = true;
+        if let Some(end) = routes.v6.iter().filter_map(|route| route.expires).min() {
+            self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));
+        }
+    }
+
     /// Only settings, and XDP programs attached by a BPF link, which no message reports; what else differs is on its way as
-    /// an event, in its place. A message that came meanwhile may be newer.
-    fn take_device_settings(&mut self, fresh: Vec<RawLink>, touched: &BTreeSet<u32>) {
+    /// an event, in its place. A message that came meanwhile may be newer; true: such a one says something else.
+    fn take_device_settings(&mut self, fresh: Vec<RawLink>, touched: &BTreeSet<u32>) -> bool {
+        let mut unsure = false;
         for fresh in fresh {
-            if let Some(link) = self.links.get_mut(&fresh.ifindex)
-                && !touched.contains(&fresh.ifindex)
-            {
+            let Some(link) = self.links.get_mut(&fresh.ifindex) else { continue };
+            if touched.contains(&fresh.ifindex) {
+                unsure |= (&link.conf4, &link.conf6, link.xdp) != (&fresh.conf4, &fresh.conf6, fresh.xdp);
+            } else {
                 (link.conf4, link.conf6, link.xdp) = (fresh.conf4, fresh.conf6, fresh.xdp);
             }
         }
+        unsure
     }
 
     /// It is over its quota: nothing of it is accelerated, and it is left alone for a while. What is known of it stays: forgetting
@@ -404,6 +494,8 @@ impl Space {
     /// Take what the kernel has reported, in order, as much as is this namespace's turn.
     pub fn take_events(&mut self, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
         let turn = if self.id == HOST { HOST_BUFFERS_PER_TURN } else { BUFFERS_PER_TURN };
+        self.more = true;
+        self.unheard_turns = self.unheard_turns.saturating_sub(1);
         for _ in 0..turn {
             let Some(ear) = self.ear.as_mut().filter(|_| self.quiet.is_none()) else { break };
             // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
@@ -413,6 +505,7 @@ impl Space {
                     if mem::take(&mut self.lost) {
                         self.due.dump = Some(now);
                     }
+                    (self.catching_up, self.more, self.unheard_turns) = (false, false, 0);
                     break;
                 }
                 Ok(Some((buffer, length))) => {
@@ -469,17 +562,7 @@ impl Space {
 
     fn apply(&mut self, message: Message<'_>, out: &mut Vec<Event>, now: Instant) {
         match message.kind {
-            rtm::NEWROUTE | rtm::DELROUTE => {
-                match route::change(message) {
-                    Change::Add | Change::Append => self.routes += 1,
-                    Change::Delete => self.routes = self.routes.saturating_sub(1),
-                    Change::Replace => (),
-                }
-                out.extend(route::parse(message).map(|parsed| match parsed {
-                    route::Parsed::V4(r) => Event::Route4(self.id, route::change(message), r),
-                    route::Parsed::V6(r) => Event::Route6(self.id, route::change(message), r),
-                }));
-            }
+            rtm::NEWROUTE | rtm::DELROUTE => out.extend(self.route(message, now)),
             rtm::NEWNEIGH | rtm::DELNEIGH => {
                 self.neighbours += usize::from(message.kind == rtm::NEWNEIGH);
                 out.extend(neighbour::parse(message).map(|n| Event::Neighbour(self.id, n)));
@@ -522,6 +605,27 @@ impl Space {
         }
     }
 
+    fn route(&mut self, message: Message<'_>, now: Instant) -> Option<Event> {
+        let change = match route::change(message) {
+            Change::Replace if self.catching_up => Change::ReplaceLate,
+            change => change,
+        };
+        match change {
+            Change::Add | Change::Append => self.routes += 1,
+            Change::Delete => self.routes = self.routes.saturating_sub(1),
+            Change::Replace | Change::ReplaceLate => (),
+        }
+        Some(match route::parse(message, monotonic())? {
+            route::Parsed::V4(route) => Event::Route4(self.id, change, route),
+            route::Parsed::V6(route) => {
+                if let Some(end) = route.expires.filter(|_| change != Change::Delete) {
+                    self.due.routes_end(now, end.saturating_sub(monotonic()));
+                }
+                Event::Route6(self.id, change, route)
+            }
+        })
+    }
+
     fn new_link(&mut self, mut new: RawLink, out: &mut Vec<Event>, now: Instant) {
         let index = new.ifindex;
         let old = self.links.remove(&index);
@@ -529,7 +633,8 @@ impl Space {
             new.conf4 = new.conf4.or_else(|| old.conf4.clone());
             new.conf6 = new.conf6.or_else(|| old.conf6.clone());
             // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev).
-            if (old.up, old.carrier, old.master) != (new.up, new.carrier, new.master) {
+            let state = |l: &RawLink| (l.up, l.carrier, l.running, l.master);
+            if state(old) != state(&new) {
                 self.due.routes_soon(now);
             }
         }
@@ -561,7 +666,7 @@ impl Space {
     fn address(&mut self, a: link::Address4, new: bool, out: &mut Vec<Event>, now: Instant) {
         let addresses = self.addresses.entry(a.ifindex).or_default();
         if new {
-            addresses.insert(a.key);
+            addresses.insert(a.key, a.understood);
         } else {
             addresses.remove(&a.key);
             // Routes that name it as their source go without a word (fib_sync_down_addr).
@@ -608,6 +713,11 @@ impl Space {
             && self.announced
             && self.emitted.get(&ifindex) != Some(&link)
         {
+            let ignores = |l: &Link| (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown);
+            if self.emitted.get(&ifindex).is_some_and(|old| ignores(old) != ignores(&link)) {
+                // The kernel says dead also of what is linkdown and ignored.
+                self.due.routes_soon(Instant::now());
+            }
             self.emitted.insert(ifindex, link.clone());
             out.push(Event::Link(self.id, link));
         }
@@ -628,12 +738,18 @@ impl Space {
         if raw.egress_priority_map {
             hazards.push(format!(
                 "{} maps priorities to VLAN priority bits; recreate it without egress-qos-map",
-                raw.name
+                Shown(&raw.name)
             ));
         }
+        if self.addresses.get(&ifindex).is_some_and(|a| a.values().any(|understood| !understood)) {
+            hazards
+                .push(format!("{} has an address with attributes that are not understood", Shown(&raw.name)));
+        }
+        hazards.extend(raw.oddities.iter().map(|what| format!("{} {what}", Shown(&raw.name))));
         let xdp = raw.xdp.then(|| {
-            let off = command(&self.namespace.name, &format!("ip link set dev {} xdp off", raw.name));
-            format!("{} runs an XDP program; detach it with: {off}", raw.name)
+            let off = format!("ip link set dev {} xdp off", Quoted(&raw.name));
+            let off = command(&self.namespace.name, &off);
+            format!("{} runs an XDP program; detach it with: {off}", Shown(&raw.name))
         });
         Some(Link {
             ifindex,
@@ -642,6 +758,7 @@ impl Space {
             mtu: raw.mtu,
             up: raw.up,
             carrier: raw.carrier,
+            running: raw.running,
             below,
             master: raw.master,
             ipv4: settings::fold4(raw.conf4.as_deref(), &self.values, has_address),
@@ -656,7 +773,7 @@ impl Space {
     pub fn below(&mut self, raw: &RawLink) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
-        raw.kind.can_sit_on_a_port().then_some(())?;
+        raw.kind.sits_on_another().then_some(())?;
         Some((self.resolve(number)?, below))
     }
 
@@ -671,6 +788,7 @@ impl Space {
         let mut settings = self.hazards.of_namespace(&self.namespace.name);
         settings.multipath_policy =
             [self.values.multipath4, self.values.multipath6].map(|p| p.min(255) as u8);
+        settings.multipath_key = self.multipath_keys.of(self.values.multipath_seed);
         if self.values.forward_use_pmtu != 0 {
             settings.hazards4.push(
                 "net.ipv4.ip_forward_use_pmtu is on: learned path MTUs bind forwarded packets; set it to 0"

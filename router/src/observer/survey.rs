@@ -5,6 +5,7 @@
 
 use super::{Quota, space::Peers, sysctl::Polled};
 use crate::{
+    clock::monotonic,
     hazards::{self, bpf, traffic},
     netlink::{
         INET, INET6,
@@ -38,6 +39,8 @@ pub struct Wanted {
     pub state: bool,
     /// Routes, and the nexthop objects under them.
     pub routes: bool,
+    /// All that decides whether packets may pass by the kernel, now: [`Wanted::add_policy`].
+    pub policy: bool,
     pub hazards: bool,
     pub traffic: bool,
     /// Settings of devices and XDP programs, which no message reports.
@@ -66,6 +69,12 @@ impl Wanted {
     pub fn is_only_long(&self) -> bool {
         let (state, routes, devices) = (self.state, self.routes, self.devices);
         *self == Wanted { state, routes, devices, ..Wanted::default() }
+    }
+
+    /// What belongs to policies; the namespace has these devices on ports.
+    pub fn add_policy(&mut self, chain: &BTreeSet<u32>) {
+        (self.hazards, self.traffic, self.devices, self.polled) = (true, true, true, true);
+        self.programs = Some(chain.clone());
     }
 
     /// Leaves what is long for another visit, and returns it.
@@ -102,6 +111,20 @@ impl Found {
         let error = || io::Error::other("no thread to read with");
         let wanted = Wanted { state: true, programs: Some(BTreeSet::new()), ..Wanted::default() };
         failed(&wanted, &error(), false)
+    }
+
+    /// Why not all that belongs to policies was read; `None`: it was. Rules that cannot be read are hazards themselves.
+    pub fn why_no_policy(&self) -> Option<String> {
+        let devices = match (&self.state, &self.devices) {
+            (Some(Ok(_)), _) | (_, Some(Ok(_))) => None,
+            (Some(Err(error)), _) | (_, Some(Err(error))) => Some(error.to_string()),
+            (None, None) => Some("devices were not read".into()),
+        };
+        match &self.traffic {
+            Some(Ok(_)) => devices,
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some("queueing disciplines were not read".into()),
+        }
     }
 }
 
@@ -200,9 +223,10 @@ fn read_links(socket: &mut Socket, quota: &Quota) -> io::Result<Vec<RawLink>> {
 fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     let most = quota.routes();
     let nexthops = socket.dump_at_most(most, nexthop::dump(), nexthop::parse)?;
-    let v4 = socket.dump_at_most(most, route::dump(INET), route::parse4)?;
+    let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
     let more = most.less(v4.len());
-    let v6 = none_without_family(socket.dump_at_most(more, route::dump(INET6), route::parse6))?;
+    let v6 = socket.dump_at_most(more, route::dump(INET6), |m| route::parse6(m, monotonic()));
+    let v6 = none_without_family(v6)?;
     Ok(Routes { nexthops, v4, v6 })
 }
 

@@ -18,11 +18,13 @@ pub struct Values {
     pub forward_use_pmtu: u32,
     pub multipath4: u32,
     pub multipath6: u32,
+    /// `None`: before Linux 6.11.
+    pub multipath_seed: Option<u32>,
     pub forwarding6: u32,
     pub proxy_ndp: u32,
 }
 
-const FILES: [&str; 11] = [
+const FILES: [&str; 12] = [
     "ipv4/conf/all/rp_filter",
     "ipv4/conf/all/send_redirects",
     "ipv4/conf/all/accept_local",
@@ -32,6 +34,7 @@ const FILES: [&str; 11] = [
     "ipv4/ip_forward_use_pmtu",
     "ipv4/fib_multipath_hash_policy",
     "ipv6/fib_multipath_hash_policy",
+    "ipv4/fib_multipath_hash_seed",
     "ipv6/conf/all/forwarding",
     "ipv6/conf/all/proxy_ndp",
 ];
@@ -81,7 +84,9 @@ impl Sysctls {
 
     /// The values now.
     pub fn read(&self) -> Values {
-        let values = self.0.each_ref().map(|f| f.as_ref().and_then(read_number).unwrap_or(0));
+        let numbers = self.0.each_ref().map(|f| f.as_ref().and_then(read_number));
+        let multipath_seed = numbers[9];
+        let values = numbers.map(Option::unwrap_or_default);
         let [
             rp_filter,
             send_redirects,
@@ -92,6 +97,7 @@ impl Sysctls {
             forward_use_pmtu,
             multipath4,
             multipath6,
+            _,
             forwarding6,
             proxy_ndp,
         ] = values;
@@ -105,6 +111,7 @@ impl Sysctls {
             forward_use_pmtu,
             multipath4,
             multipath6,
+            multipath_seed,
             forwarding6,
             proxy_ndp,
         }

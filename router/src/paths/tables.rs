@@ -6,7 +6,7 @@ use logic::{
     memory::{Capacity, HeapMemory},
     net::{Mac, Vlan},
     paths::class::Addresses,
-    plan::{Hop, Interface, InterfaceId, Op, PortId, ReversePath, Target},
+    plan::{Hop, Interface, InterfaceId, MultipathHash, Op, PortId, ReversePath, Target},
     tables::{
         Full, Region, Tables,
         encoding::{IF_IPV4, IF_IPV6},
@@ -72,8 +72,8 @@ pub fn ingress(config: &PathsConfig, port: PortId, frame: &[u8]) -> Ingress {
 }
 
 fn changes(config: &PathsConfig) -> Vec<Op> {
-    let routers =
-        (0..config.routers.len()).map(|router| Op::Router { router: router as u8, multipath_l4: [false; 2] });
+    let routers = (0..config.routers.len())
+        .map(|router| Op::Router { router: router as u8, multipath: MultipathHash::default() });
     let ports = (0..).zip(&config.ports).flat_map(|(port, known)| {
         let interface = |mac| Interface {
             router: known.router,
@@ -85,6 +85,9 @@ fn changes(config: &PathsConfig) -> Vec<Op> {
             transmit: true,
             reverse_path: ReversePath::Off,
             redirects: false,
+            accept_local: false,
+            priority_tags: false,
+            look_at_sources: false,
         };
         let interface = known.mac.map(|mac| Op::Interface(interface_of(port), interface(mac)));
         [Some(Op::Port { port, frags: false }), interface].into_iter().flatten()

@@ -56,6 +56,7 @@ pub struct FlowMaps {
     memory: Arc<MappedFlows>,
     /// Ports whose packets are dropped (OFPPC_NO_RECV), one bit each.
     no_recv: AtomicU64,
+    keeps_drops: AtomicBool,
     /// Of the generation in charge.
     injector: Mutex<Option<Injector>>,
 }
@@ -142,8 +143,19 @@ impl FlowMaps {
             notices,
             memory,
             no_recv: AtomicU64::new(0),
+            keeps_drops: AtomicBool::new(true),
             injector: Mutex::default(),
         })
+    }
+
+    /// Without a daemon what rules drop is dropped, as it was; all else is the kernel's. False: all is. From the next time on that
+    /// a plane is given these rules.
+    pub fn set_keeps_drops(&self, keeps: bool) {
+        self.keeps_drops.store(keeps, Relaxed);
+    }
+
+    pub fn keeps_drops(&self) -> bool {
+        self.keeps_drops.load(Relaxed)
     }
 
     /// The memory, for [`logic::flow::kernel::Writer`].

@@ -2,7 +2,11 @@
 //!
 //! libbpf-rs attaches XDP without flags and cannot ask for a mode, so this file calls libbpf itself (`unsafe`).
 
-use crate::daemon::instance;
+use crate::{
+    daemon::instance,
+    foreign::Shown,
+    guard::{check_directory, is_ours_or_roots_alone},
+};
 use anyhow::{Context, Error, Result, anyhow, bail};
 use libbpf_rs::{libbpf_sys as sys, query};
 use std::{
@@ -11,6 +15,9 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     path::{Path, PathBuf},
 };
+
+/// All programs of ours that are attached begin so.
+const OURS: &str = "millrace";
 
 /// Where the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,9 +79,17 @@ impl PortLink {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             opened => opened.with_context(|| format!("opening {}", path.display()))?,
         };
-        let (ifindex, _) = attachment(&fd).with_context(|| format!("asking about {}", path.display()))?;
+        let data = fs::symlink_metadata(path).with_context(|| format!("looking at {}", path.display()))?;
+        if !is_ours_or_roots_alone(&data) {
+            bail!("{}: others may have pinned it", path.display());
+        }
+        let (ifindex, id) = attachment(&fd).with_context(|| format!("asking about {}", path.display()))?;
         if ifindex == 0 {
             return Ok(None);
+        }
+        let program = name_of(id).unwrap_or_default();
+        if !program.starts_with(OURS) {
+            bail!("{}: its program {program:?} is not ours", path.display());
         }
         let mode =
             mode(ifindex)?.ok_or_else(|| anyhow!("{}: device {ifindex} is elsewhere", path.display()))?;
@@ -142,8 +157,7 @@ impl PortLink {
 /// The XDP program on a device, in words: name, id and, if it is pinned by a Millrace instance, whose.
 pub fn running_program(ifindex: u32) -> Result<Option<String>> {
     let Some((id, _)) = xdp_query(ifindex)? else { return Ok(None) };
-    let name =
-        query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned());
+    let name = name_of(id);
     // Not by the device: another namespace may have one of the same number.
     let owner = pinned_links()?.into_iter().find(|path| runs(path, id));
     Ok(Some(match owner {
@@ -151,10 +165,16 @@ pub fn running_program(ifindex: u32) -> Result<Option<String>> {
             let directory = path.parent().unwrap_or(&path);
             let label = directory.file_name().unwrap_or_default().to_string_lossy();
             let stop = instance::command(&label, "stop");
-            format!("the Millrace instance pinned in {} (stop it with `{stop}`)", directory.display())
+            let directory = directory.display().to_string();
+            format!("the Millrace instance pinned in {} (stop it with `{stop}`)", Shown(&directory))
         }
         None => format!("XDP program {:?} (id {id}), which is not ours", name.unwrap_or_default()),
     }))
+}
+
+/// The name of a loaded program, if it is there still.
+fn name_of(id: u32) -> Option<String> {
+    query::ProgInfoIter::default().find(|p| p.id == id).map(|p| p.name.to_string_lossy().into_owned())
 }
 
 /// Device (0: none) and program of an XDP link.
@@ -194,6 +214,8 @@ fn runs(path: &Path, program: u32) -> bool {
 fn pinned_links() -> Result<Vec<PathBuf>> {
     let Ok(directory) = fs::read_dir("/sys/fs/bpf") else { return Ok(Vec::new()) };
     let instances = directory.flatten().filter(|d| d.file_name().to_string_lossy().starts_with("millrace"));
+    // What others have put there says nothing of an instance.
+    let instances = instances.filter(|d| check_directory(&d.path()).is_ok());
     Ok(instances
         .filter_map(|d| fs::read_dir(d.path()).ok())
         .flat_map(|files| files.flatten())

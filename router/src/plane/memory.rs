@@ -3,6 +3,15 @@
 //! The kernel plane reads (and, for counters, writes) the same memory at the same time, which is why every word is an
 //! atomic. `unsafe` is needed to turn a mapping into a slice; bounds and alignment are checked once, here.
 
+//!
+//! Readers in the kernel do without barriers (`bpf/tables.h`): a BPF program that read one word after another may take
+//! the second from before the first only on a machine that reorders loads. x86-64 does not; others are refused here.
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!(
+    "the kernel plane reads its tables without barriers, so it needs a machine that does loads and stores in order: x86-64"
+);
+
 use super::Settings;
 use crate::abi::{self, types};
 use anyhow::{Context, Result};
@@ -28,6 +37,12 @@ impl Mapping {
             .map_raw(fd.as_raw_fd())
             .with_context(|| format!("mapping {bytes} bytes of a BPF map"))?;
         Ok(Mapping { map, bytes })
+    }
+
+    /// Memory of no map, all zero.
+    pub fn anonymous(bytes: usize) -> Result<Mapping> {
+        let map = MmapOptions::new().len(bytes).map_anon().context("mapping memory")?;
+        Ok(Mapping { map: map.into(), bytes })
     }
 
     pub(super) fn words<T>(&self) -> &[T] {
@@ -71,6 +86,7 @@ pub struct MappedMemory {
     interface_index: Words64,
     routers: Words64,
     queues: Option<Words64>,
+    policy: Words64,
 }
 
 impl MappedMemory {
@@ -92,6 +108,7 @@ impl MappedMemory {
                 capacity.interface_buckets,
             )?,
             routers: words64(maps.routers.as_fd(), size_of::<types::router>(), super::MAX_ROUTERS)?,
+            policy: words64(maps.policy.as_fd(), 8, super::MAX_ROUTERS)?,
             queues: settings
                 .queue_rows
                 .then(|| {
@@ -131,6 +148,9 @@ impl Memory for MappedMemory {
     }
     fn routers(&self) -> &[AtomicU64] {
         self.routers.as_slice()
+    }
+    fn policy(&self) -> &[AtomicU64] {
+        self.policy.as_slice()
     }
     fn queues(&self) -> &[AtomicU64] {
         self.queues.as_ref().map(Words64::as_slice).unwrap_or_default()

@@ -6,7 +6,9 @@
 //! | `memory.rs` | the mapped maps as slices of atomic words (`unsafe` lives here) |
 //! | `link.rs` | attaching to a port, replacing, pinning (`unsafe` lives here) |
 //! | `counters.rs` | counters and charges summed over CPUs |
+//! | `policy.rs` | what sees changes of policy; its map outlives a generation |
 //! | `polls.rs` | counting what queues poll |
+//! | `backlog.rs` | whether each CPU keeps up with its queues |
 //! | `transmit.rs` | what waits where a core's packets leave (`unsafe` lives here) |
 //! | `losses.rs` | counting what is lost after the redirect |
 //! | `flow.rs` | the program with flow rules in front |
@@ -20,22 +22,26 @@
 //! | `samples.rs` | packets that were sampled, for steering |
 //! | `run.rs` | running the program on one packet (`millrace explain`, table tests) |
 //! | `inject.rs` | a frame of user space's, as if it had come in by a port (`unsafe` lives here) |
+//! | `heart.rs` | until when it forwards without being confirmed (`unsafe` lives here) |
 //! | `grace.rs` | waiting until no running program can see what was unpublished |
 //!
 //! A generation never changes size. Growing, upgrading and restarting are one operation: load a new generation, fill it,
 //! swap the program of every port's link (atomic per port, no packet lost), drop the old one.
 
+mod backlog;
 pub(crate) mod choices;
 pub(crate) mod cores;
 mod counters;
 mod flow;
 mod flow_maps;
 mod grace;
+mod heart;
 mod inject;
 mod link;
 mod losses;
 mod memory;
 mod paths;
+pub mod policy;
 mod polls;
 mod port_sets;
 mod run;
@@ -46,12 +52,14 @@ mod transmit;
 
 use crate::abi::{self, types};
 use anyhow::{Context, Result, bail};
+pub use backlog::Backlogs;
 pub use choices::ChosenFlows;
 pub use cores::Handed;
 pub use counters::{Charge, Counters, InterfaceCount};
 pub use flow::FlowPlane;
 pub use flow_maps::{FlowLast, FlowMaps, FlowSettings, MappedFlows, Notices};
 pub use grace::{Grace, online_cpus};
+pub use heart::Heart;
 pub use inject::{Injector, MOST_INJECTED};
 use libbpf_rs::{
     MapCore, MapFlags, MapHandle, OpenObject, ProgramInput,
@@ -76,7 +84,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 pub use transmit::{Transmit, TransmitRings};
@@ -105,6 +113,7 @@ pub(crate) const PORT_HANDS_OVER: u64 = 4;
 pub(crate) const PORT_SPLITS: u64 = 8;
 /// Words of `struct control`.
 const RULES_DEADLINE: usize = std::mem::offset_of!(types::control, rules_deadline_jiffies) / 8;
+const KEEP_DROPS: usize = std::mem::offset_of!(types::control, rules_keep_drops) / 8;
 const SPLIT_MAP: usize = std::mem::offset_of!(types::control, split_map) / 8;
 const CORE_MAP: usize = std::mem::offset_of!(types::control, core_map) / 8;
 
@@ -123,8 +132,8 @@ pub struct Plane {
     memory: Arc<MappedMemory>,
     shares: Arc<Shares>,
     control: Words64,
+    heart: Arc<Heart>,
     port_index: Words64,
-    pace: Pace,
     cpus: usize,
     /// The copy that explains packets, once one was asked for.
     explainer: RefCell<Option<abi::MillraceSkel<'static>>>,
@@ -147,6 +156,14 @@ impl Plane {
     /// The kernel refuses (missing capability, missing feature, no memory); the verifier's words are in the chain.
     pub fn load(settings: Settings) -> Result<Plane> {
         Self::load_changed(settings, |_| Ok(()))
+    }
+
+    /// As [`Plane::load`], with the marks of a [`policy::Policy`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_marked(settings: Settings, marks: Option<BorrowedFd<'_>>) -> Result<Plane> {
+        Self::load_changed(settings, |open| marks.map_or(Ok(()), |marks| open.maps.policy.reuse_fd(marks)))
     }
 
     /// As [`Plane::load`], with maps or constants changed before: what another version would have loaded, for tests of
@@ -179,10 +196,16 @@ impl Plane {
         control.store(SPLIT_MAP, splits.map()?.into());
         let (at, jiffies) = read_clock(&skel, &control)?;
         let shares = Arc::new(Shares::new(&skel, cpus, Pace { at, jiffies })?);
+        let heart = Arc::new(Heart {
+            control: Mapping::new(skel.maps.control.as_fd(), size_of::<types::control>(), 1)?.into(),
+            clock: skel.progs.millrace_clock.as_fd().try_clone_to_owned()?,
+            pace: Pace { at, jiffies },
+            rules_outlast: AtomicBool::new(false),
+        });
         Ok(Plane {
             shares,
             control,
-            pace: Pace { at, jiffies },
+            heart,
             port_index: Mapping::new(
                 skel.maps.port_index.as_fd(),
                 size_of::<types::port>(),
@@ -290,19 +313,12 @@ impl Plane {
     /// # Errors
     /// The kernel would not run the program that reads jiffies; the deadline stays where it was.
     pub fn confirm_until(&self, deadline: Duration) -> Result<()> {
-        let (now, jiffies) = self.clock()?;
-        let hz = self.pace.hz(now, jiffies);
-        let left = deadline.saturating_sub(now).as_secs_f64() * hz;
-        let deadline_jiffies = if deadline > now { jiffies.saturating_add(left as u64) } else { jiffies - 1 };
-        self.control.store(0, u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX));
-        self.control.store(1, deadline_jiffies);
-        self.control
-            .store(RULES_DEADLINE, if self.rules_outlast_daemon() { u64::MAX } else { deadline_jiffies });
-        Ok(())
+        self.heart.beat_until(deadline)
     }
 
-    fn rules_outlast_daemon(&self) -> bool {
-        self.rules.as_ref().is_some_and(|rules| rules.maps().settings().outlast_daemon)
+    /// What confirms it, for another thread.
+    pub fn heart(&self) -> &Arc<Heart> {
+        &self.heart
     }
 
     /// With rules, [`Plane::program`] is the one that goes by them, from their first packet on; without, the plain one.
@@ -315,9 +331,7 @@ impl Plane {
         {
             let rules = FlowPlane::load(self, maps)?;
             self.rules = Some(rules);
-            if self.rules_outlast_daemon() {
-                self.control.store(RULES_DEADLINE, u64::MAX);
-            }
+            self.heart.set_rules_outlast(maps.settings().outlast_daemon);
         }
         self.by_rules = maps.is_some();
         Ok(())
@@ -358,11 +372,6 @@ impl Plane {
     fn core_queues(&self) -> Result<Words64> {
         let map = self.skel.maps.core_queues.as_fd();
         Ok(Mapping::new(map, size_of::<types::core_queue>(), self.cpus)?.into())
-    }
-
-    /// CLOCK_MONOTONIC and jiffies, now.
-    fn clock(&self) -> Result<(Duration, u64)> {
-        read_clock(&self.skel, &self.control)
     }
 
     /// Packets and bytes of every interface that has any, summed over CPUs.
@@ -441,7 +450,7 @@ fn hands_over(ifindex: u32) -> bool {
 }
 
 /// Pins something in place of what is pinned there.
-fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
+pub(crate) fn replace_pin(path: &Path, pin: impl FnOnce(&Path) -> libbpf_rs::Result<()>) -> Result<()> {
     if path.exists() {
         std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     }
@@ -467,9 +476,13 @@ impl Pace {
 
 fn read_clock(skel: &abi::MillraceSkel<'_>, control: &Words64) -> Result<(Duration, u64)> {
     skel.progs.millrace_clock.test_run(ProgramInput::default()).context("reading the kernel's clock")?;
+    Ok((monotonic(), control.load(2)))
+}
+
+/// CLOCK_MONOTONIC.
+fn monotonic() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now = Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0));
-    Ok((now, control.load(2)))
+    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
 }
 
 /// Another program of ours reads the tables of a plane.
@@ -480,6 +493,7 @@ fn share_tables(open: &mut abi::OpenMillraceSkel<'_>, plane: &Plane) -> Result<(
         (&mut theirs.port_index, ours.port_index.as_fd()),
         (&mut theirs.interface_index, ours.interface_index.as_fd()),
         (&mut theirs.routers, ours.routers.as_fd()),
+        (&mut theirs.policy, ours.policy.as_fd()),
         (&mut theirs.fib, ours.fib.as_fd()),
         (&mut theirs.fib_tails, ours.fib_tails.as_fd()),
         (&mut theirs.nexthops, ours.nexthops.as_fd()),
@@ -541,6 +555,7 @@ fn size(open: &mut abi::OpenMillraceSkel<'_>, settings: &Settings, cpus: usize) 
         let rows = u32::try_from(rows.max(1)).context("a map of more than 2^32 rows")?;
         map.set_max_entries(rows).context("sizing a map")?;
     }
+    maps.backlogs.reuse_fd(backlog::map()?).context("sharing the map of backlogs")?;
     let constants = maps.rodata_data.as_deref_mut().context("the kernel plane has no constants")?;
     constants.core_rows = u32::try_from(cpus).context("more than 2^32 CPUs")?;
     constants.interface_rows = settings.interface_rows;

@@ -57,7 +57,12 @@ impl Polls {
     /// The kernel has no such tracepoint, or does not let us.
     pub fn start() -> Result<Polls> {
         let mut builder = ObjectBuilder::default();
-        let object = builder.open_memory(OBJECT)?.load().context("loading the program that counts polls")?;
+        let mut open = builder.open_memory(OBJECT)?;
+        let mut maps = open.maps_mut();
+        let mut backlogs = maps.find(|map| map.name() == "backlogs").context("no map has backlogs")?;
+        backlogs.reuse_fd(super::backlog::map()?).context("sharing the map of backlogs")?;
+        drop(maps);
+        let object = open.load().context("loading the program that counts polls")?;
         let program = object.progs_mut().next().context("no program counts polls")?;
         let link = program.attach_trace().context("attaching to the tracepoint napi_poll")?;
         let map = object.maps().find(|map| map.name() == "polled").context("no map counts polls")?;

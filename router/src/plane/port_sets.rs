@@ -4,6 +4,7 @@
 //! programs, and rules and ports change on a thread that waits for nothing. A packet sees each slot as it was or as it is.
 
 use super::MAX_PORTS;
+use crate::guard::locked;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use logic::flow::{Port, program::Ports};
@@ -21,6 +22,8 @@ pub(super) struct PortSets {
     rows: usize,
     /// One thread at a time makes the device maps of rows.
     making: Mutex<()>,
+    /// Those of rows that have one. Opening one by its number would take `CAP_SYS_ADMIN`.
+    maps: Mutex<BTreeMap<u32, Arc<MapHandle>>>,
     state: Mutex<SetState>,
 }
 
@@ -45,7 +48,8 @@ impl PortSets {
 
     /// `outer` has so many rows; `targets` is `rule_ports`.
     pub fn new(outer: MapHandle, targets: MapHandle, rows: usize) -> PortSets {
-        PortSets { outer, targets, rows, making: Mutex::default(), state: Mutex::default() }
+        let (making, maps, state) = Default::default();
+        PortSets { outer, targets, rows, making, maps, state }
     }
 
     /// See [`logic::flow::kernel::FlowMemory::sets`].
@@ -75,23 +79,19 @@ impl PortSets {
     /// Gives a row its device map, if it has none yet.
     fn make(&self, row: u32) -> Result<()> {
         let _one = self.making.lock().unwrap_or_else(|e| e.into_inner());
-        if self.id(row)?.is_some() {
+        if locked(&self.maps).contains_key(&row) {
             return Ok(());
         }
         let map = device_map()?;
         let inner = map.as_fd().as_raw_fd().to_ne_bytes();
-        self.outer.update(&row.to_ne_bytes(), &inner, MapFlags::ANY).context("adding a set of ports")
+        self.outer.update(&row.to_ne_bytes(), &inner, MapFlags::ANY).context("adding a set of ports")?;
+        locked(&self.maps).insert(row, Arc::new(map));
+        Ok(())
     }
 
-    /// Of a row's device map.
-    fn id(&self, row: u32) -> Result<Option<u32>> {
-        let id = self.outer.lookup(&row.to_ne_bytes(), MapFlags::ANY).context("finding a set of ports")?;
-        Ok(id.and_then(|id| id.try_into().ok()).map(u32::from_ne_bytes))
-    }
-
-    fn set(&self, row: u32) -> Result<MapHandle> {
-        let id = self.id(row)?.with_context(|| format!("set {row} of ports is not there"))?;
-        MapHandle::from_map_id(id).context("opening a set of ports")
+    fn set(&self, row: u32) -> Result<Arc<MapHandle>> {
+        let map = locked(&self.maps).get(&row).cloned();
+        map.with_context(|| format!("set {row} of ports is not there"))
     }
 
     /// The ports that are in a row's device map now, as the kernel has it.

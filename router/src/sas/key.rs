@@ -1,6 +1,6 @@
 //! Keys: hexadecimal digits in a file that only its owner may read, or in an environment variable. No error says what they are.
 
-use crate::{config::KeySource, guard::lock_file};
+use crate::{config::KeySource, foreign::Quoted, guard::lock_file};
 use logic::esp::Key;
 use rustix::fs::{Mode, OFlags};
 use std::{
@@ -43,7 +43,8 @@ pub fn read(source: &KeySource, is_alone: bool) -> Result<(Key, Option<File>), S
             }
             if data.mode() & NOT_THE_OWNER != 0 {
                 return Err(format!(
-                    "the key file {name} is open to others than its owner: chmod 600 {name}"
+                    "the key file {name} is open to others than its owner: chmod 600 -- {}",
+                    Quoted(&name.to_string())
                 ));
             }
             if is_alone {

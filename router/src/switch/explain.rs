@@ -66,6 +66,9 @@ fn notes(
 ) -> Vec<String> {
     let meters = rules.iter().filter_map(|rule| rule.meter);
     let mut notes: Vec<_> = meters.map(|id| format!("meter {id} is taken to let it pass")).collect();
+    if done.rows.is_empty() {
+        notes.push("it is a fragment, and a controller has set that fragments are dropped".into());
+    }
     let actions = || rules.iter().flat_map(Instructions::actions);
     let back = |action: &Action| matches!(action, Action::Output { port, .. } if *port == number(arrives));
     if actions().any(back) {
@@ -191,10 +194,12 @@ mod tests {
             queue: None,
             core: None,
             reason: PacketInReason::Action,
+            of_rule: true,
             table: 0,
             cookie: 0,
             in_port: number(&ports[0]),
             metadata: 0,
+            tunnel_id: 0,
         };
         let [own, other] = [port(1).mac, Mac([2, 0, 0, 0, 9, 9])];
         let unrouted =
@@ -213,9 +218,11 @@ mod tests {
             ("set_core:1,output:3", to_2(other), true, &[stays]),
             ("meter:6,output:3", to_2(other), false, &["meter 6 is taken to let it pass"]),
         ] {
-            let done = Done { outputs, ..Done::default() };
+            let done = Done { outputs, rows: vec![1], ..Done::default() };
             let rules = [parse_instructions(said).unwrap()];
             assert_eq!(notes(&ports[0], &ports, &rules, &done, slow), expected, "{said}");
         }
+        let dropped = notes(&ports[0], &ports, &[], &Done::default(), false);
+        assert_eq!(dropped, ["it is a fragment, and a controller has set that fragments are dropped"]);
     }
 }

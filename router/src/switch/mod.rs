@@ -51,6 +51,7 @@ use crate::{
     },
     observer::Waker,
     plane::{FlowMaps, Grace},
+    privileges,
 };
 use anyhow::{Context, Result};
 use change::{Change, Changing};
@@ -178,7 +179,12 @@ pub fn start(config: &Config, waker: Waker) -> Result<(Handle, SwitchEnd<Arc<Flo
     };
     thread::Builder::new()
         .name("switch".into())
-        .spawn(move || switch.run())
+        .spawn(move || {
+            if let Err(error) = privileges::serve_only(privileges::OF_FLOW_RULES) {
+                tracing::error!("the thread of flow rules keeps its rights: {error:#}");
+            }
+            switch.run()
+        })
         .context("starting the switch thread")?;
     let told_to = to.clone();
     let tell = Box::new(move |told| drop(told_to.send(Event::Told(told))));

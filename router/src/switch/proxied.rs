@@ -1,6 +1,7 @@
 //! Flow-mods for the core table that come through another switch: frames with an EtherType of their own, by a packet socket.
 
 use super::Event;
+use crate::privileges;
 use anyhow::{Context, Result};
 use logic::openflow::extension::PROXY_ETHER_TYPE;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
@@ -34,6 +35,7 @@ pub fn listen(to: Sender<Event>) -> Result<()> {
     let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, protocol)
         .context("opening a packet socket for openflow.proxy_ports")?;
     let hear = move || {
+        privileges::serve_with_nothing("proxied");
         let mut buffer = vec![0; MOST_BYTES];
         loop {
             let (ifindex, frame) = match receive(&socket, &mut buffer) {

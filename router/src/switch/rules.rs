@@ -104,6 +104,7 @@ impl Rules {
         let settings = settings(config, ports);
         let outlast_daemon = settings.controllers && settings.fail == FailMode::Secure;
         let maps = Arc::new(FlowMaps::new(FlowSettings { capacity, seed, outlast_daemon })?);
+        maps.set_keeps_drops(!settings.controllers || settings.fail == FailMode::Secure);
         let flows = Flows::new(maps.memory().clone(), seed, &settings.miss);
         Ok(Rules {
             agent: Agent::new(flows, settings),
@@ -373,7 +374,7 @@ mod tests {
     #[test]
     fn memory_is_as_told() {
         assert_eq!(mib(&capacity(65_536)), (42, 8));
-        assert_eq!(mib(&capacity(1_010_000)), (410, 64));
+        assert_eq!(mib(&capacity(1_010_000)), (411, 64));
         let least = capacity(1);
         assert!(least.rules > 1000 && least.buckets.is_power_of_two() && least.cache_sets.is_power_of_two());
     }

@@ -10,6 +10,7 @@ use super::Event;
 use crate::{
     daemon::seam::{Gauge, SwitchPort},
     plane::FlowMaps,
+    privileges,
 };
 use anyhow::{Context, Result};
 use logic::{
@@ -73,6 +74,7 @@ pub fn read(
             Ok(notices) => notices,
             Err(error) => return drop(opened_to.send(Err(error))),
         };
+        privileges::serve_with_nothing("flow-notices");
         let _ = opened_to.send(Ok(()));
         loop {
             if let Err(error) = notices.wait(Duration::from_secs(60)) {

@@ -3,12 +3,12 @@
 use super::{SMALL, frame::vlan, ifindex, run};
 use logic::{
     net::Mac,
-    plan::{Hop, Interface, Op, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
     tables::Tables,
 };
 use router::plane::{MappedMemory, Mode, Plane, PortLink, Settings};
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{os::fd::BorrowedFd, path::Path, sync::Arc, time::Duration};
 
 /// Of the ports, and of the host.
 pub const A: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -65,7 +65,12 @@ impl World {
 
 /// Loaded, and filled with the tables of [`World`].
 pub fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
-    let plane = Plane::load(SETTINGS).unwrap_or_else(|e| panic!("{e:#}"));
+    loaded_marked(None)
+}
+
+/// The same, with marks of changed policies.
+pub fn loaded_marked(marks: Option<BorrowedFd<'_>>) -> (Plane, Tables<Arc<MappedMemory>>) {
+    let plane = Plane::load_marked(SETTINGS, marks).unwrap_or_else(|e| panic!("{e:#}"));
     assert_eq!(plane.troubles(), [""; 0]);
     plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
     for (id, device) in (0..).zip(["p0", "p1"]) {
@@ -78,7 +83,7 @@ pub fn loaded() -> (Plane, Tables<Arc<MappedMemory>>) {
     for op in [
         Op::Port { port: 0, frags: false },
         Op::Port { port: 1, frags: false },
-        Op::Router { router: 0, multipath_l4: [false, false] },
+        Op::Router { router: 0, multipath: MultipathHash::default() },
         Op::LocalAddresses { router: 0, addresses: [0x0a00_0101].into() },
         Op::Interface(1, interface(0, A)),
         Op::Interface(2, interface(1, B)),
@@ -105,5 +110,8 @@ fn interface(port: u8, mac: Mac) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: false,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }

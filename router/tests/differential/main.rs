@@ -5,15 +5,15 @@
 //!
 //! Left out of the comparison, each for a reason: the IP identification of packets the box itself makes (a kernel
 //! counter), IPv4 redirects and "unreachable" for want of a route (`ip_error` limits them by the kernel's clock), ARP and
-//! neighbour discovery (caches), and through which member of a multipath route a packet leaves (never whether it is a
-//! member of that very route).
+//! neighbour discovery (caches).
 
+mod changes;
 #[path = "../common/mod.rs"]
 mod common;
 mod packets;
-mod routes;
 mod topology;
 
+use changes::Change;
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
@@ -27,6 +27,8 @@ use topology::Topology;
 
 const ROUNDS: u64 = 8;
 const PACKETS: usize = 600;
+/// Changes in the middle of the traffic of a round, one after another.
+const CHANGES: usize = 2;
 
 #[test]
 #[ignore = "needs root"]
@@ -42,34 +44,60 @@ fn same_packets_with_and_without() {
 fn round(seed: u64) {
     eprintln!("seed {seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    let topology = Topology::build(&mut rng);
+    let mut topology = Topology::build(&mut rng);
     let frames = packets::generate(&mut rng, &topology, PACKETS);
+    let changes: Vec<Change> = (0..CHANGES).map(|_| changes::random(&mut rng)).collect();
+    // Some leave a mark on the namespace: rules part tables local and main, routes of kind local have sources looked at.
+    for change in &changes {
+        topology.change(change.tenant, &change.make);
+        topology.change(change.tenant, &change.undo);
+    }
 
     // Twice each: Linux does not always agree with itself (it limits its own ICMP errors by the clock). A difference
     // counts when no run of Linux is like any run of Millrace.
-    let linux = [observe(&topology, &frames), observe(&topology, &frames)];
-    let millrace = Daemon::start(&topology);
-    let mut wrong = differences(&linux, &observe(&topology, &frames));
-    if !wrong.is_empty() {
-        thread::sleep(Duration::from_millis(1500));
-        let again = differences(&linux, &observe(&topology, &frames));
-        wrong.retain(|difference| again.contains(difference));
+    let twice = |topology: &Topology| [observe(topology, &frames), observe(topology, &frames)];
+    let linux = twice(&topology);
+    let mut changed = Vec::new();
+    for change in &changes {
+        topology.change(change.tenant, &change.make);
+        changed.push(twice(&topology));
+        topology.change(change.tenant, &change.undo);
     }
+    let millrace = Daemon::start(&topology);
+    compare(seed, "at the start", &topology, &frames, &linux);
+    for (change, linux) in changes.iter().zip(&changed) {
+        eprintln!(
+            "seed {seed}: {}: {}",
+            if change.tenant { "tenant" } else { "host" },
+            change.make.join("; ")
+        );
+        topology.in_the_middle_of(&frames, change.tenant, &change.make);
+        millrace.settle(change.said, true);
+        compare(seed, &format!("after {:?}", change.make), &topology, &frames, linux);
+        topology.in_the_middle_of(&frames, change.tenant, &change.undo);
+        millrace.settle(change.said, false);
+    }
+    compare(seed, "after all changes", &topology, &frames, &linux);
     let taken = millrace.stop();
-    assert!(
-        wrong.is_empty(),
-        "seed {seed}: {} differences\n{}\n{}",
-        wrong.len(),
-        wrong.join("\n"),
-        topology.describe()
-    );
     let total: usize = linux[0].values().sum();
     assert!(total > PACKETS / 8, "seed {seed}: only {total} frames came out at all: the test tests nothing");
     assert!(taken > PACKETS as u64 / 10, "seed {seed}: the fast path took only {taken} of {PACKETS} packets");
     eprintln!("seed {seed}: {total} frames out, {taken} by the fast path");
 }
 
-/// Sends everything and counts what comes out: (port or multipath group, normalised frame) -> times.
+/// Millrace's frames beside Linux's. What differs is looked at twice.
+fn compare(seed: u64, when: &str, topology: &Topology, frames: &[(usize, Vec<u8>)], linux: &[Seen; 2]) {
+    let mut wrong = differences(linux, &observe(topology, frames));
+    if !wrong.is_empty() {
+        thread::sleep(Duration::from_millis(1500));
+        let again = differences(linux, &observe(topology, frames));
+        wrong.retain(|difference| again.contains(difference));
+    }
+    let (count, wrong) = (wrong.len(), wrong.join("\n"));
+    assert!(count == 0, "seed {seed}, {when}: {count} differences\n{wrong}\n{}", topology.describe());
+}
+
+/// Sends everything and counts what comes out: (port, normalised frame) -> times.
 fn observe(topology: &Topology, frames: &[(usize, Vec<u8>)]) -> Seen {
     let wires: Vec<_> = topology.outside().map(|device| common::wire::Wire::open(&device)).collect();
     let mut seen = BTreeMap::new();
@@ -171,6 +199,23 @@ impl Daemon {
             .args(["--instance", &self.instance])
             .output()
             .unwrap()
+    }
+
+    /// Waits until a change shows: in what is said of routers and interfaces, and in the tables.
+    fn settle(&self, said: Option<&str>, expected: bool) {
+        let until = Instant::now() + Duration::from_secs(20);
+        let told = || {
+            let all = [["routers", "--json"], ["interfaces", "--json"]].map(|words| self.cli(&words).stdout);
+            String::from_utf8_lossy(&all.concat()).into_owned()
+        };
+        loop {
+            let shows = said.is_none_or(|said| told().contains(said) == expected);
+            if shows && self.cli(&["routes", "--verify"]).status.success() {
+                return;
+            }
+            assert!(Instant::now() < until, "{said:?} is not {expected} in {}", told());
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Verifies the mirror, stops, and returns how many packets the fast path took.

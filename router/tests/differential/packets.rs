@@ -52,8 +52,7 @@ fn ipv4(rng: &mut Rng, topology: &Topology, side: &Side) -> Frame {
     let mut frame = Frame::udp4(side.router_mac, &source.to_string(), &destination.to_string());
     let tos = rng.choice([0, 0, 0x10, 0x2e, 0xff]).unwrap();
     let length = match rng.u8(0..20) {
-        // Members of a multipath route may have different MTUs: which one answers is free, so no packet asks.
-        0 if !topology.is_multipath(side, destination.into(), tos) => 1400 + rng.usize(0..102),
+        0 => 1400 + rng.usize(0..102),
         1..4 => rng.usize(50..1200),
         4 => rng.usize(28..46).max(32),
         _ => 46,
@@ -118,8 +117,7 @@ fn ipv6(rng: &mut Rng, topology: &Topology, side: &Side) -> Frame {
     };
     let mut frame = Frame::udp6(side.router_mac, &source.to_string(), &destination.to_string());
     let length = match rng.u8(0..20) {
-        // Members of a multipath route may have different MTUs: which one answers is free, so no packet asks.
-        0 if !topology.is_multipath(side, destination.into(), 0) => 1400 + rng.usize(0..102),
+        0 => 1400 + rng.usize(0..102),
         1..4 => rng.usize(60..1200),
         _ => 66,
     };
@@ -150,6 +148,13 @@ fn ethernet(rng: &mut Rng, side: &Side, mut frame: Frame) -> Vec<u8> {
         2 => frame.ether_type = rng.u16(..),
         3 => frame.tags = vec![Tag { vid: rng.u16(0..4096), service: rng.bool() }],
         4 => frame.padding = rng.usize(1..40),
+        // A priority tag, which is VLAN 0 with a priority.
+        5..8 => {
+            frame.tags = vec![Tag { vid: rng.u16(0..16) << 12, service: rng.u8(0..4) == 0 }];
+            if rng.u8(0..8) == 0 {
+                frame.tags.push(Tag { vid: rng.u16(0..4), service: false });
+            }
+        }
         _ => {}
     }
     let mut bytes = frame.bytes();

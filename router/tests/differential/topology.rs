@@ -3,16 +3,14 @@
 //! Everything lives in this thread's throwaway namespace except the tenant's, which a sleeping child holds. The outside
 //! ends of the veths stay in the same namespace but have no addresses and no IP: they are wires.
 
-use crate::{
-    common::{ifindex, run},
-    routes::{Member, Route, Table, member},
-};
+use crate::common::{ifindex, run, wire::Wire};
 use fastrand::Rng;
 use logic::net::Mac;
 use std::{
     collections::BTreeSet,
     fmt::Write,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::Path,
     process::{Child, Command},
     time::{Duration, Instant},
 };
@@ -95,8 +93,6 @@ pub struct Topology {
     /// Destinations worth trying: inside and at the edges of every route.
     pub targets4: Vec<Ipv4Addr>,
     pub targets6: Vec<Ipv6Addr>,
-    /// The host's and the tenant's routes.
-    tables: [Table; 2],
     own: BTreeSet<IpAddr>,
     script: Vec<String>,
 }
@@ -104,13 +100,13 @@ pub struct Topology {
 impl Topology {
     pub fn build(rng: &mut Rng) -> Topology {
         let tenant = Tenant::new();
+        tenant.run("ip link set lo up");
         let mut t = Topology {
             ports: Vec::new(),
             sides: Vec::new(),
             tenant,
             targets4: Vec::new(),
             targets6: Vec::new(),
-            tables: Default::default(),
             own: BTreeSet::new(),
             script: Vec::new(),
         };
@@ -128,6 +124,25 @@ impl Topology {
             t.routes(rng, tenant);
         }
         t
+    }
+
+    /// Makes a change while packets come in. What becomes of them is not compared.
+    pub fn in_the_middle_of(&mut self, frames: &[(usize, Vec<u8>)], tenant: bool, lines: &[String]) {
+        let wires: Vec<_> = self.outside().map(|device| Wire::open(&device)).collect();
+        let send =
+            |frames: &[(usize, Vec<u8>)]| frames.iter().for_each(|(port, frame)| wires[*port].send(frame));
+        send(&frames[..frames.len() / 4]);
+        for line in lines {
+            self.inside(tenant, line.clone());
+            send(&frames[frames.len() / 2..frames.len() / 2 + 32]);
+        }
+    }
+
+    /// Makes a change, or undoes it.
+    pub fn change(&mut self, tenant: bool, lines: &[String]) {
+        for line in lines {
+            self.inside(tenant, line.clone());
+        }
     }
 
     fn host(&mut self, line: String) {
@@ -181,9 +196,6 @@ impl Topology {
         self.inside(tenant, format!("ip link set {device} address {router_mac} up"));
         self.inside(tenant, format!("ip addr add {}/24 dev {device}", side.router4));
         self.inside(tenant, format!("ip addr add {}/64 dev {device} nodad", side.router6));
-        let table = &mut self.tables[usize::from(tenant)];
-        table.add4(format!("{}/24", side.host4(0)).parse().unwrap(), Route::default());
-        table.add6(format!("{}/64", side.host6(0)).parse().unwrap(), Route::default());
         self.own.extend([IpAddr::V4(side.router4), IpAddr::V6(side.router6)]);
         let mut neighbours = String::new();
         for n in HOSTS {
@@ -203,6 +215,7 @@ impl Topology {
     fn settings(&mut self, rng: &mut Rng) {
         let rp_filter = rng.choice([0, 0, 1, 2]).unwrap();
         let redirects = rng.u8(0..2);
+        let accept_local = rng.choice([0, 0, 1]).unwrap();
         for tenant in [false, true] {
             for (key, value) in [
                 ("net.ipv4.ip_forward", 1),
@@ -213,9 +226,16 @@ impl Topology {
                 ("net.ipv4.conf.all.send_redirects", redirects),
                 ("net.ipv4.conf.default.send_redirects", redirects),
                 ("net.ipv4.conf.all.rp_filter", rp_filter),
+                ("net.ipv4.conf.all.accept_local", accept_local),
                 ("net.ipv4.fib_multipath_hash_policy", rng.u8(0..2)),
+                ("net.ipv6.fib_multipath_hash_policy", rng.u8(0..2)),
             ] {
                 self.inside(tenant, format!("sysctl -qw {key}={value}"));
+            }
+            // Linux 6.11 and later.
+            let seed = "net.ipv4.fib_multipath_hash_seed";
+            if rng.bool() && Path::new("/proc/sys").join(seed.replace('.', "/")).exists() {
+                self.inside(tenant, format!("sysctl -qw {seed}={}", rng.u16(..)));
             }
         }
         // These two belong to the machine's first namespace on older kernels; there they stay as they are.
@@ -241,18 +261,18 @@ impl Topology {
         for _ in 0..rng.usize(10..40) {
             let v6 = rng.bool();
             let prefix = if v6 { self.prefix6(rng) } else { self.prefix4(rng) };
-            let (words, route) = random_route(rng, &sides, &prefix, v6);
+            let words = random_route(rng, &sides, &prefix, v6);
             // Of several IPv4 defaults the kernel picks one for what it sends itself by how its gateways feel
             // (fib_select_default).
             if !v6 && prefix == "default" && std::mem::replace(&mut has_default4, true) {
                 continue;
             }
-            self.add_route(tenant, v6, &prefix, &words, route);
+            self.add_route(tenant, v6, &words);
         }
     }
 
     /// Equal prefixes and gateways are refused by ip; that is part of being random.
-    fn add_route(&mut self, tenant: bool, v6: bool, prefix: &str, words: &str, route: Route) {
+    fn add_route(&mut self, tenant: bool, v6: bool, words: &str) {
         let family = if v6 { "-6" } else { "-4" };
         let pid = self.tenant.pid();
         let enter = if tenant { format!("nsenter -t {pid} -n ") } else { String::new() };
@@ -260,15 +280,6 @@ impl Topology {
         let mut words = line.split(' ');
         let done = Command::new(words.next().unwrap()).args(words).output().unwrap();
         self.script.push(format!("{line}{}", if done.status.success() { "" } else { "   # refused" }));
-        if done.status.success() {
-            let table = &mut self.tables[usize::from(tenant)];
-            match (v6, prefix) {
-                (true, "default") => table.add6("::/0".parse().unwrap(), route),
-                (true, prefix) => table.add6(prefix.parse().unwrap(), route),
-                (false, "default") => table.add4("0.0.0.0/0".parse().unwrap(), route),
-                (false, prefix) => table.add4(prefix.parse().unwrap(), route),
-            }
-        }
     }
 
     /// 172.16.0.0/12 in small: prefixes that nest and touch.
@@ -311,11 +322,6 @@ impl Topology {
         format!("{}/{length}", Ipv6Addr::from_bits(low))
     }
 
-    /// May packets that come in on this side leave by more than one way?
-    pub fn is_multipath(&self, side: &Side, destination: IpAddr, tos: u8) -> bool {
-        self.tables[usize::from(side.tenant)].multipath(destination, tos).is_some()
-    }
-
     /// The devices of the wires, by port.
     pub fn outside(&self) -> impl Iterator<Item = String> {
         (0..self.ports.len()).map(|i| format!("o{i}"))
@@ -329,22 +335,20 @@ impl Topology {
             [0x08, 0x00] if frame.len() >= ip + 20 => {
                 let address =
                     |at: usize| -> Ipv4Addr { <[u8; 4]>::try_from(&frame[at..at + 4]).unwrap().into() };
-                let (source, destination) = (address(ip + 12), address(ip + 16));
+                let source = address(ip + 12);
                 let behind = ip + usize::from(frame[ip] & 15) * 4;
                 let icmp =
                     (frame[ip + 9] == 1).then(|| frame.get(behind).zip(frame.get(behind + 1))).flatten();
                 if matches!(icmp, Some((5, _) | (3, 0 | 1 | 13))) {
                     return None;
                 }
-                if self.own.contains(&IpAddr::V4(source)) {
+                if self.is_own(source) {
                     frame[ip + 4..ip + 6].fill(0);
                     frame[ip + 10..ip + 12].fill(0);
                 }
-                let tos = frame[ip + 1];
-                Some(self.place(port, frame, destination.into(), tos))
+                Some((format!("port {port}"), frame))
             }
             [0x86, 0xdd] if frame.len() >= ip + 40 => {
-                let destination = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 24..ip + 40]).unwrap());
                 let source = Ipv6Addr::from(<[u8; 16]>::try_from(&frame[ip + 8..ip + 24]).unwrap());
                 let icmp = frame[ip + 6] == 58;
                 let kind = frame.get(ip + 40).copied().unwrap_or(0);
@@ -352,30 +356,16 @@ impl Topology {
                 if chatter || frame[ip + 6] == 0 && source.is_unicast_link_local() {
                     return None;
                 }
-                Some(self.place(port, frame, destination.into(), 0))
+                Some((format!("port {port}"), frame))
             }
             _ => Some((format!("port {port}"), frame)),
         }
     }
 
-    /// Where the frame came out; if it took a member of a multipath route, that it did.
-    fn place(&self, port: usize, mut frame: Vec<u8>, destination: IpAddr, tos: u8) -> (String, Vec<u8>) {
-        let mac = |at: usize| Mac(frame[at..at + 6].try_into().unwrap());
-        let way = (port, mac(0), mac(6));
-        let tenant = self.sides.iter().find(|s| s.router_mac == way.2).is_some_and(|s| s.tenant);
-        match self.tables[usize::from(tenant)].multipath(destination, tos) {
-            Some((prefix, members)) if members.contains(&way) => {
-                frame[..12].fill(0);
-                (
-                    format!(
-                        "a member of {} route {prefix}",
-                        if tenant { "the tenant's" } else { "the host's" }
-                    ),
-                    frame,
-                )
-            }
-            _ => (format!("port {port}"), frame),
-        }
+    /// Is it an address of the box, maybe in a local prefix of some change? The box counts its own packets as the kernel likes.
+    fn is_own(&self, source: Ipv4Addr) -> bool {
+        let local = matches!(source.octets(), [172, 16..20, ..] | [10, 0, 1, 128..192]);
+        self.own.contains(&IpAddr::V4(source)) || local
     }
 
     pub fn describe(&self) -> String {
@@ -383,41 +373,31 @@ impl Topology {
     }
 }
 
-/// What `ip route append` is told, and what it means.
-fn random_route(rng: &mut Rng, sides: &[Side], prefix: &str, v6: bool) -> (String, Route) {
-    let hop = |rng: &mut Rng| -> (String, Member) {
+/// What `ip route append` is told.
+fn random_route(rng: &mut Rng, sides: &[Side], prefix: &str, v6: bool) -> String {
+    let hop = |rng: &mut Rng| {
         let side = &sides[rng.usize(..sides.len())];
         let n = rng.u8(HOSTS);
         let gateway = if v6 { side.host6(n).to_string() } else { side.host4(n).to_string() };
-        (format!("via {gateway} dev {}", side.device()), member(side, host_mac(side, n)))
+        format!("via {gateway} dev {}", side.device())
     };
-    let mut route = Route { tos: 0, metric: if v6 { 1024 } else { 0 }, members: BTreeSet::new() };
     let kind = rng.u8(0..24);
     if let Some(special) = ["blackhole", "unreachable", "prohibit", "throw"].get(usize::from(kind)) {
-        return (format!("{special} {prefix}"), route);
+        return format!("{special} {prefix}");
     }
-    if let 4 | 5 = kind {
+    if let 4..8 = kind {
         let mut words = prefix.to_string();
-        for _ in 0..2 {
-            let (via, member) = hop(rng);
-            write!(words, " nexthop {via} weight {}", rng.u8(1..5)).unwrap();
-            route.members.insert(member);
+        for _ in 0..rng.usize(2..5) {
+            write!(words, " nexthop {} weight {}", hop(rng), rng.u8(1..5)).unwrap();
         }
-        return (words, route);
+        return words;
     }
-    let (via, member) = hop(rng);
-    route.members.insert(member);
+    let via = hop(rng);
     let more = match kind {
-        6 => format!(" mtu {}", rng.u16(1280..1500)),
-        7 => {
-            route.metric = rng.u32(1..2000);
-            format!(" metric {}", route.metric)
-        }
-        8 if !v6 => {
-            route.tos = 0x10;
-            " tos 0x10".into()
-        }
+        8 => format!(" mtu {}", rng.u16(1280..1500)),
+        9 => format!(" metric {}", rng.u32(1..2000)),
+        10 if !v6 => " tos 0x10".into(),
         _ => String::new(),
     };
-    (format!("{prefix} {via}{more}"), route)
+    format!("{prefix} {via}{more}")
 }

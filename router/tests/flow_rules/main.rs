@@ -21,10 +21,13 @@ use logic::flow::{
     execute::{Context, Packet, execute},
     field::{FIELDS, ether_type},
     kernel,
-    packet::{Headers, VXLAN_PORT},
+    packet::{Fragment, Headers, VXLAN_PORT},
 };
 use logic::reason::Reason;
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 use world::{FlowWorld, XDP_DROP, XDP_REDIRECT};
 
 /// One seed for all machines, so that what fails can be repeated.
@@ -79,7 +82,11 @@ fn the_program_sees_the_fields_that_the_reference_sees() {
             .filter(|s| seen.get(s.name).is_none_or(|n| *n * 2000 < rounds))
             .map(|s| s.name)
             .collect();
-        assert_eq!(rare, ["metadata"], "fields that the frames hardly have");
+        assert_eq!(
+            rare,
+            ["metadata", "tunnel_id"],
+            "fields of the pipeline, and fields that the frames hardly have"
+        );
     });
 }
 
@@ -90,7 +97,7 @@ fn hex(bytes: &[u8]) -> String {
 /// Any action that needs no other port than the four there are.
 fn action(rng: &mut Rng) -> Action {
     let address = |rng: &mut Rng| u128::from(0x0a00_0000 | u32::from(rng.u8(0..4)));
-    match rng.u8(0..24) {
+    match rng.u8(0..25) {
         0 => Action::set(Field::EthDst, u128::from(rng.u64(..)) & 0xffff_ffff_ffff),
         1 => Action::set(Field::EthSrc, u128::from(rng.u64(..)) & 0xffff_ffff_ffff),
         2 => Action::set(Field::Ipv4Src, address(rng)),
@@ -112,6 +119,7 @@ fn action(rng: &mut Rng) -> Action {
         15 => Action::PopVlan,
         16 => Action::DecTtl,
         17 => Action::SetTtl(rng.u8(..)),
+        24 => Action::set(Field::TunnelId, rng.u64(0..4)),
         20 => Action::DecapVxlan,
         21 => Action::EncapVxlan(tunnel(rng)),
         22 => Action::SetFcf { place: FcfPlace::Tos, workload: rng.u16(0..32), priority: rng.bool() },
@@ -254,7 +262,8 @@ fn matching(rng: &mut Rng) -> Match {
 /// What a rule of this table does: mostly what the kernel plane can do, and now and then anything.
 fn instructions(rng: &mut Rng, table: u8) -> Instructions {
     // What later tables can see of it without looking at the packet again.
-    let seen = |rng: &mut Rng| match rng.u8(0..8) {
+    let seen = |rng: &mut Rng| match rng.u8(0..9) {
+        7 => Action::set(Field::TunnelId, rng.u64(0..4)),
         0 => Action::set(Field::EthSrc, 0x0200_0000_0100 | u128::from(rng.u8(0..3))),
         1 => Action::set(Field::EthDst, 0x0200_0000_0000 | u128::from(rng.u8(0..3))),
         2 => Action::set(Field::Ipv4Dst, u128::from(0x0a00_0100 | u32::from(rng.u8(0..3)))),
@@ -293,12 +302,14 @@ fn packets_take_the_rules_that_the_tables_say_cached_or_not() {
         let mut masks: Vec<Match> = (0..24).map(|_| matching(&mut rng)).collect();
         masks.push(Match::ANY);
         masks.push(Match::ANY.with(Field::Metadata, 0_u8));
+        masks.push(Match::ANY.with(Field::TunnelId, 0_u8));
         let mut tried = Tried::default();
         for round in 0..rounds(400) {
             for _ in 0..rng.usize(1..8) {
                 let shape = masks[rng.usize(0..masks.len())];
                 let mut key = Key::of(&frames::frame(&mut rng), Port(1 + rng.u16(0..2)), VXLAN_PORT);
                 key.set(Field::Metadata, rng.u8(0..4).into());
+                key.set(Field::TunnelId, rng.u8(0..4).into());
                 let (table, priority) = (rng.u8(0..=LAST_TABLE), rng.u16(1..5));
                 let m = Match::new(&key, shape.mask());
                 if rng.u8(0..3) == 0 {
@@ -331,14 +342,14 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
             let mut does = Instructions::apply([Action::set(Field::UdpDst, rewritten)]);
             does.goto_table = Some(1);
             w.change(FlowCommand::Add, 0, 1, udp, does);
-            for (priority, matching, to) in [(1, Match::ANY, 2), (2, udp.with(Field::TunnelId, 1_u32), 3)] {
+            for (priority, matching, to) in [(1, Match::ANY, 2), (2, udp.with(Field::VxlanVni, 1_u32), 3)] {
                 let does = Instructions::apply([Action::output(Port(to))]);
                 w.change(FlowCommand::Add, 1, priority, matching, does);
             }
             w.finish();
             let before = tried.slow;
             let mut frames = std::iter::repeat_with(|| frames::frame(&mut rng));
-            let tunnel = |frame: &Vec<u8>| Key::of(frame, Port(1), VXLAN_PORT).get(Field::TunnelId) == 1;
+            let tunnel = |frame: &Vec<u8>| Key::of(frame, Port(1), VXLAN_PORT).get(Field::VxlanVni) == 1;
             for _ in 0..10 {
                 let mut frame = frames.find(tunnel).unwrap();
                 let headers = Headers::of(&frame, 0, None).unwrap();
@@ -349,6 +360,65 @@ fn a_frame_inside_that_comes_or_goes_with_the_port_is_seen_by_later_tables() {
             let changes = (port == VXLAN_PORT) != (rewritten == VXLAN_PORT);
             assert_eq!(tried.slow - before, if changes { 30 } else { 0 }, "{port} to {rewritten}");
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn past_the_deadline_what_rules_drop_is_dropped_and_all_else_is_the_kernels() {
+    const XDP_PASS: u32 = 2;
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let kind = |kind: u16| Match::ANY.with(Field::EthType, kind);
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(Port(3))]));
+        w.change(FlowCommand::Add, 0, 2, kind(0x88b5), Instructions::default());
+        w.finish();
+        let frame =
+            |kind: u16| [&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8], &kind.to_be_bytes()[..], &[0; 46]].concat();
+        let (dropped, sent) = (frame(0x88b5), frame(0x88b6));
+        // By search, and from the cache.
+        for _ in 0..3 {
+            w.plane.confirm_until(Duration::from_secs(1 << 32)).unwrap();
+            assert_eq!(w.run(0, &dropped).action, XDP_DROP);
+            assert_eq!(w.run(0, &sent).action, XDP_REDIRECT);
+            w.plane.confirm_until(Duration::from_nanos(1)).unwrap();
+            let (before, up) = (w.charged(Reason::RuleDrop), w.charged(Reason::Fallback));
+            assert_eq!(w.run(0, &dropped).action, XDP_DROP);
+            let passed = w.run(0, &sent);
+            assert_eq!((passed.action, &passed.frame), (XDP_PASS, &sent));
+            let after = (w.charged(Reason::RuleDrop), w.charged(Reason::Fallback));
+            assert_eq!(after, (before + 1, up + 1));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn fragments_are_dropped_while_a_controller_says_so() {
+    in_new_namespace(|| {
+        let mut w = FlowWorld::new();
+        let mut rng = rng(9);
+        w.change(FlowCommand::Add, 0, 1, Match::ANY, Instructions::apply([Action::output(Port(3))]));
+        let mut fragments = 0;
+        for drop in [false, true, false] {
+            w.control.rules.set_drop_fragments(drop);
+            w.finish();
+            for _ in 0..rounds(2000) {
+                let frame = frames::frame(&mut rng);
+                let is_fragment = |headers: Headers| headers.fragment != Fragment::Whole;
+                let fragment = Headers::of(&frame, 0, None).is_some_and(is_fragment);
+                let (told, slow) = (w.charged(Reason::RuleFragment), w.slow());
+                let result = w.run(0, &frame);
+                let dropped = w.charged(Reason::RuleFragment) - told;
+                if w.slow() > slow {
+                    continue;
+                }
+                let expected = if drop && fragment { (XDP_DROP, 1) } else { (XDP_REDIRECT, 0) };
+                assert_eq!((result.action, dropped), expected, "{drop}: {}", hex(&frame));
+                fragments += dropped as usize;
+            }
+        }
+        assert!(fragments > rounds(50), "{fragments}");
     });
 }
 

@@ -8,7 +8,7 @@ use crate::{
 use logic::flow::{
     FlowCommand, Instructions, Match, Port,
     kernel::{Notice, NoticeReason},
-    text::{parse_actions, parse_instructions},
+    text::{parse_actions, parse_instructions, parse_match},
 };
 use std::{cell::RefCell, time::Duration};
 
@@ -48,8 +48,14 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
         };
         let frame = udp_frame(1, 61);
         let row = w.reference(Port(3), &frame).rows[0];
-        let notice =
-            |rule, reason, frame_bytes| Notice { rule, port: Port(3), reason, frame_bytes, metadata: 0 };
+        let notice = |rule, reason, frame_bytes| Notice {
+            rule,
+            port: Port(3),
+            reason,
+            frame_bytes,
+            metadata: 0,
+            tunnel_id: 0,
+        };
         // The same steps of two rules, in two tables: each says its own row.
         let mut rows = vec![row];
         for (actions, action, expected) in [
@@ -117,6 +123,23 @@ fn what_comes_to_user_space_says_which_rule_sent_it_and_is_the_whole_packet() {
             let told: Vec<_> =
                 next(4).into_iter().map(|(notice, _)| (notice.rule, notice.metadata)).collect();
             assert_eq!(told, [(rows[0], 0), (rows[1], 0x1234), (rows[2], 0x5634), (rows[2], 0x5634)]);
+        }
+
+        // With the tunnel id as it is at each output; a later table matches it, cached or not.
+        for (table, matching, does) in [
+            (0, "", "controller,set_tunnel:0x123456789ab,controller,goto_table:1"),
+            (1, "tun_id=0x123456789ab", "set_tunnel:5,controller,write_actions(set_tunnel:6,controller)"),
+            (1, "", "drop"),
+        ] {
+            let matching = parse_match(matching).unwrap();
+            let priority = if matching == Match::ANY { 1 } else { 2 };
+            w.change(FlowCommand::Add, table, priority, matching, parse_instructions(does).unwrap());
+        }
+        w.finish();
+        for _ in 0..3 {
+            assert_eq!(w.run(2, &frame).action, XDP_DROP);
+            let told: Vec<_> = next(4).into_iter().map(|(notice, _)| notice.tunnel_id).collect();
+            assert_eq!(told, [0, 0x0123_4567_89ab, 5, 6]);
         }
     });
 }

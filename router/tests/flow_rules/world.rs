@@ -37,7 +37,7 @@ const CAPACITY: FlowCapacity = FlowCapacity {
 };
 
 pub struct FlowWorld {
-    plane: Plane,
+    pub plane: Plane,
     pub flows: FlowPlane,
     pub memory: Arc<MappedFlows>,
     pub control: Control,

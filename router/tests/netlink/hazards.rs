@@ -88,6 +88,20 @@ fn qdiscs_and_filters_are_told_of_their_device() {
             Some("tc filters on its qdisc clsact"),
         );
         expect("tc qdisc del dev port0 clsact", None);
+        sh("tc qdisc add dev port0 clsact");
+        expect("tc filter add dev port0 egress protocol all u32 match u32 0 0", Some("its qdisc clsact"));
+        expect("tc qdisc del dev port0 clsact", None);
+        // A filter of a shared block is of no device, and in force on every device that has the block.
+        sh("tc qdisc add dev port0 ingress_block 7 ingress");
+        expect("tc filter add block 7 protocol ip u32 match u32 0 0", Some("its qdisc ingress"));
+        expect("tc qdisc del dev port0 ingress", None);
+        sh("tc qdisc add dev port0 egress_block 8 clsact");
+        expect("tc filter add block 8 chain 5 protocol ip u32 match u32 0 0", Some("its qdisc clsact"));
+        expect("tc filter del block 8 chain 5", None);
+        sh("tc qdisc del dev port0 clsact");
+        // One that can hold packets back, though by its options it does not.
+        expect("tc qdisc add dev port0 root pfifo limit 1000", Some("qdisc pfifo,"));
+        expect("tc qdisc replace dev port0 root pfifo_fast", None);
     });
 }
 
@@ -185,6 +199,41 @@ fn a_macvtap_is_known_and_left_to_the_kernel() {
         let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
         let tap = tenant(&mut observer, &mut mirror, "t0", "macvtap", Some("t0 is a macvtap"));
         assert!(tap.interface.is_some(), "its MAC address is in the tables");
+    });
+}
+
+/// As an ipvlan in a container does, which this kernel lacks: it sits on the host's port, and is found without a sign there.
+#[test]
+#[ignore = "needs root"]
+fn a_taker_in_a_container_keeps_its_port_with_the_kernel() {
+    with_bed(|bed| {
+        let pid = bed.unnamed();
+        sh("sysctl -qw net.ipv4.conf.port0.forwarding=1 net.ipv6.conf.all.forwarding=1");
+        let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
+        let mut expect = |command: &str, wanted: Option<&str>| {
+            sh(command);
+            until(&mut observer, command, |event| {
+                mirror.observe(event.clone());
+                mirror.plan();
+                let port = mirror.interfaces().find(|i| i.namespace == HOST && i.name == "port0")?;
+                let fits = match (wanted, &port.reasons4[..]) {
+                    (None, []) => port.ipv4 && port.transmit,
+                    (Some(wanted), [reason]) => reason == wanted && !port.ipv4 && !port.transmit,
+                    _ => false,
+                };
+                fits.then_some(())
+            });
+        };
+        expect("true", None);
+        expect(
+            &format!("ip link add link port0 name s0 netns {pid} type macvlan mode source"),
+            Some("a macvlan of mode source (s0) takes packets of its device"),
+        );
+        expect(&format!("nsenter -t {pid} -n ip link del s0"), None);
+        // Another kind of next hops, and flags that say nothing.
+        sh("ip link set port0 promisc on allmulticast on");
+        expect("ip link set port0 arp off", Some("port0 resolves no addresses (IFF_NOARP)"));
+        expect("ip link set port0 arp on", None);
     });
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Needs root and iproute2, nftables, iptables, ethtool, util-linux (unshare), procps (sysctl): `make test-root`.
 
+mod agree;
 mod bed;
 mod forged;
 mod hazards;
@@ -10,14 +11,17 @@ mod measure;
 
 use bed::*;
 use logic::{
-    net::Prefix4,
+    mirror::{Limits, Mirror},
+    net::{Mac, Prefix4},
     observe::{Change, Event, LinkKind, Next, NexthopObjectKind, Route},
+    plan::Target,
 };
 use router::{
     netns::Source,
-    observer::{HOST, Observer, ObserverConfig},
+    observer::{HOST, Known, Observer, ObserverConfig, Question, Sent},
 };
 use std::{
+    net::IpAddr,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -350,7 +354,8 @@ fn settings_are_followed_with_and_without_messages() {
         expect("net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.port0.send_redirects=0", |l| {
             !l.ipv4.send_redirects
         });
-        expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.unusual == ["accept_local"]);
+        expect("net.ipv4.conf.all.accept_local=1", |l| l.ipv4.accept_local && l.ipv4.unusual.is_empty());
+        expect("net.ipv4.conf.all.route_localnet=1", |l| l.ipv4.unusual == ["route_localnet"]);
         expect("net.ipv6.conf.port0.mtu=1280", |l| l.ipv6.mtu == 1280 && l.mtu == 1500);
         expect("net.ipv6.conf.port0.mtu=1500", |l| l.ipv6.mtu == 0);
         if std::path::Path::new("/proc/sys/net/ipv6/conf/port0/force_forwarding").exists() {
@@ -448,22 +453,119 @@ fn a_router_can_be_configured_by_file() {
 
 #[test]
 #[ignore = "needs root"]
-fn comparing_with_the_kernel_swallows_no_event() {
+fn the_kernel_is_asked_by_another_thread() {
+    with_bed(|bed| {
+        let peer = bed.name("peer");
+        sh(
+            "sysctl -qw net.ipv4.ip_forward=1; ip addr add 192.0.2.1/24 dev port0; ip link set port0 mtu 1400",
+        );
+        sh(
+            "ip neigh add 192.0.2.2 lladdr 02:00:00:00:00:02 dev port0; ip neigh add 192.0.2.3 nud failed dev port0",
+        );
+        sh("ip route add 10.0.0.0/8 via 192.0.2.2 mtu 1300; ip route add prohibit 10.1.0.0/16");
+        sh("ip route add 10.2.0.0/16 dev port0 table 100; ip addr add 2001:db8::1/64 dev port0 nodad");
+        sh(&format!("ip -n {peer} addr add 192.0.2.2/24 dev far0"));
+        let mut observer = observer();
+        let mut reader = observer.reader().unwrap();
+        let of_port = |e: &Event| if let Event::Port(0, port) = e { Some(port.ifindex) } else { None };
+        let port = until(&mut observer, "port", of_port);
+        let answers = move || {
+            let known = reader.routes(HOST).unwrap();
+            let mut way = |to: &str| {
+                let from = Some(("192.0.2.9".parse().unwrap(), port));
+                let question = Question { address: to.parse().unwrap(), from, prefix: String::new() };
+                reader.way(HOST, &question).unwrap()
+            };
+            let ways = ["10.0.0.1", "10.1.0.1", "192.0.2.7", "192.0.2.1", "11.0.0.1"].map(&mut way);
+            (known, ways, reader.neighbours(HOST).unwrap(), reader.devices(HOST).unwrap())
+        };
+        let (known, ways, neighbours, devices) = std::thread::spawn(answers).join().unwrap();
+        let find = |address: &str, length| {
+            let address: IpAddr = address.parse().unwrap();
+            known.iter().find(|known| (known.address, known.length) == (address, length)).copied()
+        };
+        let plain = Known { address: [10, 0, 0, 0].into(), length: 8, connected: None, local: false };
+        assert_eq!(find("10.0.0.0", 8), Some(plain));
+        assert_eq!(find("192.0.2.0", 24).unwrap().connected, Some(port));
+        assert_eq!(find("2001:db8::", 64).unwrap().connected, Some(port));
+        assert!(find("192.0.2.1", 32).unwrap().local && find("10.2.0.0", 16).is_none());
+        let gateway = "192.0.2.2".parse().ok();
+        let sent = |gateway, mtu| Some(Sent { oif: port, gateway, mtu });
+        assert_eq!(ways, [sent(gateway, Some(1300)), None, sent(None, None), None, None]);
+        let mac = |address: &str| neighbours.get(&(port, address.parse().unwrap())).copied();
+        assert_eq!((mac("192.0.2.2"), mac("192.0.2.3")), (Some(Mac([2, 0, 0, 0, 0, 2])), None));
+        assert_eq!(devices[&port].mtu, 1400);
+    });
+}
+
+/// 802.1X: the device keeps its carrier, and no message tells what becomes of next hops.
+#[test]
+#[ignore = "needs root"]
+fn a_device_that_goes_dormant_makes_routes_be_read_again() {
     with_bed(|_| {
+        sh("ip addr add 2001:db8::1/64 dev port0 nodad; ip -6 route add 2001:db8:1::/48 via 2001:db8::2");
         let mut observer = observer();
         settle(&mut observer);
-        sh(
-            "ip link set port0 mtu 1400; nft 'add table ip f; add chain ip f x { type filter hook forward priority 0; }'",
-        );
-        let reader = observer.reader();
-        let mut dumps = std::thread::spawn(|| reader.read().unwrap()).join().unwrap();
-        let (id, dump) = dumps.remove(0);
-        assert_eq!(id, HOST);
-        assert!(dump.links.iter().any(|l| l.name == "port0" && l.mtu == 1400));
-        assert_eq!(dump.settings.hazards4.len(), 1);
-        until(&mut observer, "new MTU", |e| matches!(e, Event::Link(HOST, l) if l.mtu == 1400).then_some(()));
-        until(&mut observer, "hook", |e| {
-            matches!(e, Event::Settings(HOST, s) if s.hazards4.len() == 1).then_some(())
-        });
+        let mut expect = |command: &str, running: bool| {
+            sh(command);
+            until(&mut observer, command, |e| {
+                matches!(e, Event::Link(HOST, l) if l.name == "port0" && l.running == running && l.carrier)
+                    .then_some(())
+            });
+            until(&mut observer, "routes read again", |e| match e {
+                Event::Routes(HOST, _, v6) => {
+                    let route = v6.iter().find(|r| r.prefix.length() == 48)?;
+                    let Next::One(hop) = &route.next else { panic!("{route:?}") };
+                    (hop.linkdown != running).then_some(())
+                }
+                _ => None,
+            });
+        };
+        expect("ip link set port0 mode dormant; ip link set port0 state dormant", false);
+        expect("ip link set port0 mode default; ip link set port0 state up", true);
+    });
+}
+
+/// A route's end moves without a message: it is read again in time.
+#[test]
+#[ignore = "needs root"]
+fn routes_that_end_are_read_again_before_they_do() {
+    with_bed(|_| {
+        sh("ip addr add 2001:db8::1/64 dev port0 nodad");
+        sh("ip -6 route add 2001:db8:1::/48 via 2001:db8::2 expires 8");
+        let mut observer = observer();
+        settle(&mut observer);
+        sh("ip -6 route add 2001:db8:1::/48 via 2001:db8::2 expires 4000 || true");
+        let read = |e: &Event| match e {
+            Event::Routes(HOST, _, v6) => v6.iter().find(|r| r.prefix.length() == 48).map(|r| r.expires),
+            _ => None,
+        };
+        let end = until(&mut observer, "routes read again", read).expect("it ends");
+        assert!(end > router::clock::monotonic() + Duration::from_secs(2), "{end:?}");
+    });
+}
+
+/// What `ip nexthop replace` makes the kernel say: routes that use the object, though none was replaced.
+#[test]
+#[ignore = "needs root"]
+fn a_replaced_object_leaves_routes_of_equal_metric_alone() {
+    with_bed(|_| {
+        sh("sysctl -qw net.ipv4.ip_forward=1; ip addr add 192.0.2.1/24 dev port0");
+        sh("ip nexthop add id 7 via 192.0.2.7 dev port0; ip route add 10.0.0.0/8 via 192.0.2.2");
+        sh("ip route append 10.0.0.0/8 nhid 7");
+        let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
+        settle(&mut observer).into_iter().for_each(|event| mirror.observe(event));
+        sh("ip nexthop replace id 7 via 192.0.2.8 dev port0");
+        settle(&mut observer).into_iter().for_each(|event| mirror.observe(event));
+        mirror.plan();
+        let gateway = |mirror: &Mirror| match mirror.route4_to(HOST, 0x0a00_0001) {
+            Some((_, Target::Hop(hop))) => hop.gateway,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(gateway(&mirror), "192.0.2.2".parse().ok());
+        sh("ip route del 10.0.0.0/8 via 192.0.2.2");
+        settle(&mut observer).into_iter().for_each(|event| mirror.observe(event));
+        mirror.plan();
+        assert_eq!(gateway(&mirror), "192.0.2.8".parse().ok());
     });
 }

@@ -11,7 +11,7 @@ use logic::{
     memory::{HeapMemory, Memory},
     net::{Mac, Vlan},
     paths::PathId,
-    plan::{Hop, Interface, Op, PortId, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, PortId, ReversePath, Target},
     tables::Tables as Writer,
 };
 use router::{
@@ -266,11 +266,14 @@ pub fn tables() -> Arc<HeapMemory> {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: false,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     };
     let gateway = "10.9.0.1".parse().unwrap();
     let hop = Target::Hop(Hop { interface: 2, gateway: Some(gateway), mtu: 1500 });
     for op in [
-        Op::Router { router: 0, multipath_l4: [false; 2] },
+        Op::Router { router: 0, multipath: MultipathHash::default() },
         Op::Port { port: 0, frags: false },
         Op::Port { port: 1, frags: false },
         Op::Interface(1, interface(0, P0)),

@@ -51,12 +51,30 @@ fn run_chain(chain: &mut Chain, frame: &[u8], ingress: Ingress) -> (Verdict, Vec
     (packet.verdict(), packet.data().to_vec())
 }
 
+/// The frame as an ICMP message, most often an error, about some other packet; sometimes cut short.
+fn error(rng: &mut Rng, frame: Frame) -> Frame {
+    let v6 = frame.payload[0] >> 4 == 6;
+    let header = if v6 { 40 } else { 20 };
+    let about: Vec<u8> = (0..rng.usize(header - 1..header + 12)).map(|_| rng.u8(..)).collect();
+    let change = |ip: &mut Vec<u8>| {
+        ip.truncate(header);
+        let kinds: &[u8] = if v6 { &[1, 2, 3, 4, 128] } else { &[3, 4, 5, 11, 12, 8] };
+        ip.extend([*rng.choice(kinds).unwrap(), 0, 0, 0, 0, 0, 0, 0]);
+        ip.extend(about);
+        let length = (ip.len() - if v6 { 40 } else { 0 }) as u16;
+        let (protocol, place) = if v6 { ((6, 58), 4) } else { ((9, 1), 2) };
+        ip[protocol.0] = protocol.1;
+        ip[place..place + 2].copy_from_slice(&length.to_be_bytes());
+    };
+    if v6 { frame.with(change) } else { frame.ip4(change) }
+}
+
 /// A flow to one of the groups: addresses, ports, protocols, flow labels at random, some in fragments, cut short or padded.
 fn flow(rng: &mut Rng) -> Vec<u8> {
     let mut frame = if rng.bool() {
         let to = format!("10.{}.{}.{}", rng.u8(20..22), rng.u8(..), rng.u8(..));
         Frame::udp4(A, &format!("10.0.1.{}", rng.u8(2..)), &to).ip4(|ip| {
-            ip[9] = *rng.choice(&[17, 17, 6, 6, 1, 132]).unwrap();
+            ip[9] = *rng.choice(&[17, 17, 6, 6, 1, 132, 50, 51, 47]).unwrap();
             ip[6] = *rng.choice(&[0, 0, 0, 0x40, 0x20]).unwrap();
             ip[7] = rng.u8(..) * u8::from(rng.u8(..8) == 0);
             rng.fill(&mut ip[20..24]);
@@ -67,7 +85,7 @@ fn flow(rng: &mut Rng) -> Vec<u8> {
     } else {
         let to = format!("2001:db8:{}:{:x}::{:x}", rng.u8(20..22), rng.u16(..), rng.u16(..));
         Frame::udp6(A, &format!("2001:db8:1:{:x}::5", rng.u16(..)), &to).with(|ip| {
-            ip[6] = *rng.choice(&[17, 17, 6, 6, 58, 44]).unwrap();
+            ip[6] = *rng.choice(&[17, 17, 6, 6, 58, 44, 43, 60, 51]).unwrap();
             rng.fill(&mut ip[1..4]);
             rng.fill(&mut ip[40..44]);
             let payload = *rng.choice(&[26, 26, 4, 3, 0]).unwrap();
@@ -75,6 +93,9 @@ fn flow(rng: &mut Rng) -> Vec<u8> {
             ip[5] = payload as u8;
         })
     };
+    if rng.u8(..4) == 0 {
+        frame = error(rng, frame);
+    }
     frame.tags = rng.choice(&[&[][..], &[], &[AD200, Q7]]).unwrap().to_vec();
     frame.padding = *rng.choice(&[0, 0, 1, 4, 9]).unwrap();
     frame.bytes()
@@ -103,8 +124,8 @@ fn a_flow_leaves_by_the_same_member_of_a_group_on_both_planes() {
         ]);
         let mut chain = router(&w);
         let mut rng = Rng::with_seed(2);
-        for multipath_l4 in [[false, false], [true, false], [false, true], [true, true]] {
-            w.apply([Op::Router { router: 0, multipath_l4 }]);
+        for l4 in [[false, false], [true, false], [false, true], [true, true]] {
+            w.apply([Op::Router { router: 0, multipath: MultipathHash { l4, key: [3, 4] } }]);
             let mut ways = std::collections::BTreeMap::new();
             for _ in 0..FRAMES {
                 let frame = flow(&mut rng);
@@ -112,7 +133,7 @@ fn a_flow_leaves_by_the_same_member_of_a_group_on_both_planes() {
                 let (verdict, out) = run_chain(&mut chain, &frame, ingress(0, &frame).unwrap());
                 let action = if let Verdict::To(_) = verdict { XDP_REDIRECT } else { XDP_PASS };
                 let both = ((kernel.action, hex(&kernel.frame)), (action, hex(&out)));
-                assert_eq!(both.0, both.1, "{}: {verdict:?}, {multipath_l4:?}", hex(&frame));
+                assert_eq!(both.0, both.1, "{}: {verdict:?}, {l4:?}", hex(&frame));
                 let way = if action == XDP_REDIRECT { out[..14].to_vec() } else { Vec::new() };
                 *ways.entry(way).or_insert(0) += 1;
             }

@@ -10,10 +10,10 @@ mod world;
 use common::{frame::Frame, ifindex, in_new_namespace, run};
 use logic::{
     net::{Mac, Tag},
-    plan::{Hop, Interface, Op, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
 };
-use router::plane::{Charge, Settings, Step};
+use router::plane::{Backlogs, Charge, Settings, Step};
 use std::time::{Duration, Instant};
 use world::*;
 
@@ -264,10 +264,13 @@ fn respects_mtu_and_multi_buffer() {
         };
         let f = sized("10.0.2.9", 1500);
         w.expect("exactly the MTU", &f, out(2, f.routed(FRIEND, B, &[])));
+        let may_fragment = |f: Frame| f.ip4(|ip| ip[6] = 0);
         w.expect("one byte more", &sized("10.0.2.9", 1501), up(Reason::OverMtu));
+        w.expect("that Linux fragments", &may_fragment(sized("10.0.2.9", 1501)), up(Reason::Fragmented));
         let f = sized("10.11.0.1", 100);
         w.expect("the route's own MTU", &f, out(2, f.routed(GATEWAY, B, &[])));
         w.expect("above the route's own MTU", &sized("10.11.0.1", 101), up(Reason::OverMtu));
+        w.expect("the same, fragmented", &may_fragment(sized("10.11.0.1", 101)), up(Reason::Fragmented));
 
         let jumbo =
             |interface, to: &str| route4(0, to, Target::Hop(Hop { interface, gateway: None, mtu: 9000 }));
@@ -312,6 +315,87 @@ fn reverse_path_filter() {
     });
 }
 
+/// Priority tags (802.1p): Linux forgets the tag of VLAN 0 where no device has that VLAN.
+#[test]
+#[ignore = "needs root"]
+fn frames_of_vlan_0_are_untagged_unless_a_device_has_that_vlan() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let by_port = |reason| Expect::Up(Charge::Port(0), reason);
+        let zero = |service| Tag { vid: 0, service };
+        let priority = |frame: Frame| {
+            let mut bytes = frame.bytes();
+            bytes[14] |= 0xe0;
+            bytes
+        };
+        let udp = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
+        let udp6 = Frame::udp6(A, "2001:db8:1::5", "2001:db8:2::9");
+        let to_vlan = Frame::udp4(A, "10.0.1.5", "10.0.3.9");
+        let tagged = |frame: &Frame, tags: &[Tag]| frame.clone().tagged(tags);
+        w.expect("no leave", &tagged(&udp, &[zero(false)]), by_port(Reason::NotOurMac));
+        let leave = |on| Op::Interface(1, Interface { priority_tags: on, ..interface(0, 0, A, &[]) });
+        w.apply([leave(true)]);
+        for service in [false, true] {
+            let f = |frame: &Frame| priority(tagged(frame, &[zero(service)]));
+            w.expect_from("IPv4", 0, &f(&udp), out(2, udp.routed(FRIEND, B, &[])));
+            w.expect_from("IPv6", 0, &f(&udp6), out(2, udp6.routed(FRIEND, B, &[])));
+            w.expect_from("into a VLAN", 0, &f(&to_vlan), out(3, to_vlan.routed(FRIEND, B, &[Q100])));
+            let padded = f(&udp.clone().padded(6));
+            w.expect_from("with padding", 0, &padded, out(2, udp.routed(FRIEND, B, &[])));
+        }
+        let own = Frame::udp4(A, "10.0.1.5", "10.0.1.1").tagged(&[zero(false)]);
+        w.expect("to the router, as it came", &own, up(Reason::Local));
+        let last = udp.clone().ip4(|ip| ip[8] = 1).tagged(&[zero(false)]);
+        w.expect("TTL 1, as it came", &last, up(Reason::TtlExceeded));
+        for tags in [[zero(false), zero(false)], [zero(false), Q100], [Q100, zero(false)]] {
+            w.expect("a second tag", &tagged(&udp, &tags), by_port(Reason::NotOurMac));
+        }
+        let stranger = Frame { destination: OTHER, ..tagged(&udp, &[zero(false)]) };
+        w.expect("another MAC address", &stranger, by_port(Reason::NotOurMac));
+        // A device of VLAN 0 takes them.
+        w.apply([leave(false), Op::Interface(9, interface(0, 0, A, &[zero(false)]))]);
+        let of_vlan = tagged(&udp, &[zero(false)]);
+        w.expect("a device of VLAN 0", &of_vlan, out(2, udp.routed(FRIEND, B, &[])));
+        w.expect("of 802.1ad none", &tagged(&udp, &[zero(true)]), by_port(Reason::NotOurMac));
+    });
+}
+
+/// `fib_validate_source()` with `accept_local`, and of a router that has a local prefix.
+#[test]
+#[ignore = "needs root"]
+fn sources_of_the_routers_own_that_may_pass_are_the_kernels() {
+    in_new_namespace(|| {
+        let mut w = World::new();
+        let from = |source: &str| Frame::udp4(A, source, "10.0.2.9");
+        let ok = |f: &Frame| out(2, f.routed(FRIEND, B, &[]));
+        let set = |w: &mut World, change: fn(&mut Interface)| {
+            let mut new = interface(0, 0, A, &[]);
+            change(&mut new);
+            w.apply([Op::Interface(1, new)]);
+        };
+        type Change = fn(&mut Interface);
+        let rows: [(Change, Reason); 3] = [
+            (|i| i.accept_local = true, Reason::SourceUnsure),
+            (|i| (i.accept_local, i.reverse_path) = (true, ReversePath::Loose), Reason::SourceUnsure),
+            (|_| {}, Reason::BadSource),
+        ];
+        for (change, reason) in rows {
+            set(&mut w, change);
+            w.expect("own source", &from("10.0.3.1"), up(reason));
+            w.expect("another's", &from("10.0.1.5"), ok(&from("10.0.1.5")));
+            w.expect("127/8", &from("127.0.0.1"), up(Reason::BadSource));
+        }
+        w.apply([route4(0, "198.18.0.0/15", pass(Reason::LocalPrefix, false))]);
+        let anycast = Frame::udp4(A, "10.0.1.5", "198.18.0.1");
+        w.expect("to the prefix", &anycast, up(Reason::LocalPrefix));
+        set(&mut w, |i| i.look_at_sources = true);
+        w.expect("from the prefix", &from("198.18.7.7"), up(Reason::SourceUnsure));
+        w.expect("from elsewhere", &from("10.0.1.5"), ok(&from("10.0.1.5")));
+        w.expect("without a route back", &from("10.9.0.1"), ok(&from("10.9.0.1")));
+        w.expect("own source", &from("10.0.3.1"), up(Reason::BadSource));
+    });
+}
+
 #[test]
 #[ignore = "needs root"]
 fn multipath_keeps_weights_and_flows() {
@@ -348,7 +432,7 @@ fn multipath_keeps_weights_and_flows() {
         let fragments = count(&mut w, &mut ports("10.20.0.1").map(|f| f.ip4(|ip| ip[6] = 0x20)));
         assert!(fragments == 0 || fragments == 4000, "fragments have no ports: all one way, not {fragments}");
 
-        w.apply([Op::Router { router: 0, multipath_l4: [false, false] }]);
+        w.apply([Op::Router { router: 0, multipath: MultipathHash::default() }]);
         let same = count(&mut w, &mut ports("10.20.0.1"));
         assert!(same == 0 || same == 4000, "layer 3: one pair of addresses, one way, not {same}");
         let hosts =
@@ -418,6 +502,60 @@ fn polices_exceptions_not_forwarding() {
         w.expect("the other router has its own", &theirs, Expect::Up(Charge::Router(1), Reason::TtlExceeded));
         std::thread::sleep(Duration::from_millis(120));
         w.expect("later", &expired, up(Reason::TtlExceeded));
+    });
+}
+
+/// What Linux forwards at a higher cost is dropped only where others lose by it.
+#[test]
+#[ignore = "needs root"]
+fn slow_packets_are_policed_only_while_the_cpu_is_behind() {
+    in_new_namespace(|| {
+        let mut w = World::with(Settings { exception_pps: 1, control_pps: 0, ..settings() });
+        let backlogs = Backlogs::open().unwrap();
+        // No poll ends in a test run, so these rows stay; a time to come is never too old.
+        let (recent, old) = (u64::MAX / 2, 0);
+        let big = |destination: &str| {
+            Frame::udp4(A, "10.0.1.5", destination).ip4(|ip| {
+                ip.resize(1501, 0);
+                ip[2..4].copy_from_slice(&1501_u16.to_be_bytes());
+                ip[6] = 0;
+            })
+        };
+        let options = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| {
+            ip.splice(20..20, [1, 1, 1, 0]);
+            ip[0] = 0x46;
+            let length = ip.len() as u16;
+            ip[2..4].copy_from_slice(&length.to_be_bytes());
+        });
+        let slow = [(big("10.0.2.9"), Reason::Fragmented), (options, Reason::Ipv4Options)];
+        let plain = Frame::udp4(A, "10.0.1.5", "10.0.2.9");
+        let policed = Expect::Drop(Charge::Router(0), Reason::Policed);
+        w.expect("within the limit", &slow[0].0, up(slow[0].1));
+        for (full_polls, at, others, dropped) in [
+            (0, recent, true, false),
+            (3, recent, true, false),
+            (4, recent, false, false),
+            (4, recent, true, true),
+            (1000, recent, true, true),
+            // Nobody counts polls: it is not known.
+            (0, old, false, true),
+        ] {
+            // What came before is forgotten by then.
+            std::thread::sleep(Duration::from_millis(100));
+            backlogs.set(full_polls, at);
+            for (frame, reason) in &slow {
+                if others {
+                    w.expect("another packet", &plain, out(2, plain.routed(FRIEND, B, &[])));
+                }
+                let name = format!("{full_polls} full polls at {at}, others {others}, {reason:?}");
+                let expected = if dropped { policed.clone() } else { up(*reason) };
+                w.expect(&name, frame, expected);
+            }
+        }
+        backlogs.set(0, recent);
+        let expired = Frame::udp4(A, "10.0.1.5", "10.0.2.9").ip4(|ip| ip[8] = 1);
+        w.expect("what ends in an ICMP error stays within the limit", &expired, policed);
+        backlogs.set(0, 0);
     });
 }
 

@@ -7,7 +7,7 @@ use crate::common::{
 use logic::{
     memory::Capacity,
     net::{Mac, Tag},
-    plan::{Hop, Interface, Op, ReversePath, Target},
+    plan::{Hop, Interface, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
     tables::Tables,
 };
@@ -67,6 +67,9 @@ pub fn interface(router: u8, port: u8, mac: Mac, tags: &[Tag]) -> Interface {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: true,
+        accept_local: false,
+        priority_tags: false,
+        look_at_sources: false,
     }
 }
 
@@ -197,6 +200,7 @@ pub struct Outcome {
     pub sent: Vec<(u16, u64)>,
 }
 
+#[derive(Clone)]
 pub enum Expect {
     Out { interface: u16, frame: Vec<u8> },
     Up(Charge, Reason),
@@ -219,8 +223,8 @@ pub fn base() -> Vec<Op> {
     let mut ops = vec![
         Op::Port { port: 0, frags: false },
         Op::Port { port: 1, frags: true },
-        Op::Router { router: 0, multipath_l4: [true, true] },
-        Op::Router { router: 1, multipath_l4: [false, false] },
+        Op::Router { router: 0, multipath: MultipathHash { l4: [true, true], key: [1, 2] } },
+        Op::Router { router: 1, multipath: MultipathHash::default() },
         Op::Interface(1, interface(0, 0, A, &[])),
         Op::Interface(2, interface(0, 1, B, &[])),
         Op::Interface(3, interface(0, 1, B, &[Q100])),

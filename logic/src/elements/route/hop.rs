@@ -11,24 +11,23 @@ use super::{
 };
 use crate::{
     fib::{Kind, Slot},
-    flow::field::ip_proto,
-    hash,
     memory::{Memory, words},
+    multipath::{self, MultipathHash},
     net::Vlan,
     reason::Reason,
     tables::{
-        Nexthop, RouterRow,
+        Nexthop, RouterRow, choose,
         encoding::{IF_REDIRECTS, KIND_ONLINK, KIND_VIA},
         find_neighbour, nexthop_of,
     },
 };
 use std::{
     net::{Ipv4Addr, Ipv6Addr},
-    sync::atomic::{AtomicU64, Ordering::Acquire},
+    sync::atomic::AtomicU64,
 };
 
-/// More fragments, or an offset.
-const FRAGMENT: u16 = 0x3fff;
+/// In the byte of flags.
+const DONT_FRAGMENT: u8 = 0x40;
 
 type Rows<'m> = &'m [[AtomicU64; words::NEXTHOP]];
 
@@ -45,7 +44,7 @@ impl<'m, M: Memory> Given<'m, M> {
     /// The packet's next hop is known from here on.
     #[inline]
     pub fn decide(&self, packet: &mut Packet<'_>, leaf: Slot) -> Result<(), Reason> {
-        let leaf = if leaf.kind() == Kind::Group { self.member(packet, leaf) } else { leaf };
+        let leaf = if leaf.kind() == Kind::Group { self.member(packet, leaf)? } else { leaf };
         let hop = if packet.headers.family == Family::V4 {
             self.decide4(packet, leaf)?
         } else {
@@ -109,7 +108,7 @@ impl<'m, M: Memory> Given<'m, M> {
     #[inline(never)]
     fn neighbour(&self, packet: &Packet<'_>, on_link: &Nexthop<'_>) -> Result<Nexthop<'m>, Reason> {
         if u32::from(packet.headers.bytes) > on_link.mtu() {
-            return Err(Reason::OverMtu);
+            return Err(over_mtu(packet));
         }
         let destination = match packet.headers.family {
             Family::V4 => Ipv4Addr::from_bits(packet.headers.destination).into(),
@@ -124,7 +123,7 @@ impl<'m, M: Memory> Given<'m, M> {
     fn send(&self, packet: &mut Packet<'_>, hop: &Nexthop<'_>) -> Result<(), Reason> {
         let (vlan, mtu) = hop.vlan_and_mtu();
         if u32::from(packet.headers.bytes) > mtu {
-            return Err(Reason::OverMtu);
+            return Err(over_mtu(packet));
         }
         if !self.now.can_send(hop.port()) {
             return Err(Reason::TxNotReady);
@@ -139,36 +138,37 @@ impl<'m, M: Memory> Given<'m, M> {
         Ok(())
     }
 
-    /// One member of an ECMP group, by the top byte of the flow hash.
+    /// One member of an ECMP group.
     #[cold]
-    fn member(&self, packet: &Packet<'_>, group: Slot) -> Slot {
-        let at = group.index() as usize * words::FIB_BLOCK + (flow_hash(self.router, packet) >> 24) as usize;
-        self.memory.fib().get(at).map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)))
+    fn member(&self, packet: &Packet<'_>, group: Slot) -> Result<Slot, Reason> {
+        let MultipathHash { l4, key } = self.router.multipath();
+        let ip = packet.ip();
+        let ip = ip.get(..packet.headers.bytes.into()).unwrap_or(ip);
+        let (hash, lives) = match packet.headers.family {
+            Family::V4 => (multipath::hash4(ip, l4[0], key), ip.get(8)),
+            _ => (multipath::hash6(ip, l4[1], key), ip.get(7)),
+        };
+        let unsure = if lives.is_some_and(|n| *n > 1) { Reason::MemberUnsure } else { Reason::TtlExceeded };
+        let block = self.memory.fib().get(group.index() as usize * words::FIB_BLOCK..);
+        Ok(choose(block.unwrap_or_default(), hash.ok_or(unsure)?))
     }
+}
+
+/// Linux fragments what it may, and answers the rest with an ICMP error (`ip_forward`, `ip6_forward`).
+#[cold]
+fn over_mtu(packet: &Packet<'_>) -> Reason {
+    let may = packet.headers.family == Family::V4
+        && packet.header::<IPV4>().is_some_and(|ip| ip[6] & DONT_FRAGMENT == 0);
+    if may { Reason::Fragmented } else { Reason::OverMtu }
 }
 
 /// Why it cannot be sent to: neighbour discovery has a reserve of its own among what goes up.
 #[cold]
 fn reason(packet: &Packet<'_>, hop: &Nexthop<'_>) -> Reason {
-    let local = hop.reason() == Reason::Local;
+    let local = matches!(hop.reason(), Reason::Local | Reason::LocalPrefix);
     let is_ipv6 = packet.headers.family == Family::V6;
     if local && is_ipv6 && is_neighbour_discovery(packet.ip()) {
         return Reason::NeighbourDiscovery;
     }
     hop.reason()
-}
-
-fn flow_hash(router: RouterRow<'_>, packet: &Packet<'_>) -> u32 {
-    let ports = |protocol: u8, behind: &[u8]| {
-        let has = matches!(protocol, ip_proto::TCP | ip_proto::UDP);
-        behind.first_chunk().copied().filter(|_| has).unwrap_or_default()
-    };
-    if packet.headers.family == Family::V4 {
-        let Some((ip, behind)) = packet.ip().split_first_chunk::<IPV4>() else { return 0 };
-        let whole = u16::from_be_bytes([ip[6], ip[7]]) & FRAGMENT == 0;
-        let ports = if whole { ports(ip[9], behind) } else { [0; 4] };
-        return hash::ipv4(ip, router.multipath_l4_ipv4(), ports);
-    }
-    let Some((ip, behind)) = packet.ip().split_first_chunk::<IPV6>() else { return 0 };
-    hash::ipv6(ip, router.multipath_l4_ipv6(), ports(ip[6], behind))
 }

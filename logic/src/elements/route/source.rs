@@ -2,16 +2,17 @@
 
 use super::super::{check::IPV4, packet::Packet};
 use crate::{
-    fib::{self, Kind, Slot},
+    fib::{self, Kind},
     memory::{Memory, words},
     reason::Reason,
     tables::{
-        RouterRow,
-        encoding::{FLAG_LOCAL, FLAG_UNICAST, IF_RPF_LOOSE, IF_RPF_STRICT},
+        RouterRow, choose,
+        encoding::{
+            FLAG_LOCAL, FLAG_UNICAST, IF_ACCEPT_LOCAL, IF_LOOK_AT_SOURCES, IF_RPF_LOOSE, IF_RPF_STRICT,
+        },
         nexthop,
     },
 };
-use std::sync::atomic::Ordering::Acquire;
 
 #[inline]
 pub(super) fn check4(
@@ -44,7 +45,7 @@ pub(super) fn is_usual(router: RouterRow<'_>, flags: u8, source: u32) -> bool {
 
 #[inline]
 fn needs_a_look(router: RouterRow<'_>, flags: u8, source: u32) -> bool {
-    flags & (IF_RPF_LOOSE | IF_RPF_STRICT) != 0 || router.maybe_local(source)
+    flags & (IF_RPF_LOOSE | IF_RPF_STRICT | IF_LOOK_AT_SOURCES) != 0 || router.maybe_local(source)
 }
 
 /// Refused on every interface (`ip_route_input_slow`): 0/8, 127/8, multicast, limited broadcast.
@@ -63,14 +64,16 @@ fn look(memory: &impl Memory, router: RouterRow<'_>, packet: &Packet<'_>, source
     let group = leaf.kind() == Kind::Group;
     if group {
         // Any member will do: strict mode leaves groups to the kernel.
-        let first = memory.fib().get(leaf.index() as usize * words::FIB_BLOCK);
-        leaf = first.map_or(Slot::NO_ROUTE, |slot| Slot(slot.load(Acquire)));
+        let block = memory.fib().get(leaf.index() as usize * words::FIB_BLOCK..);
+        leaf = choose(block.unwrap_or_default(), 0);
     }
     let hop = nexthop(memory, leaf.index()).filter(|hop| hop.reason() != Reason::MapFull);
     let hop = hop.ok_or(Reason::SourceUnsure)?;
     if hop.has(FLAG_LOCAL) {
-        // A broadcast address Linux refuses only sometimes.
-        let unsure = hop.reason() == Reason::Broadcast && !filtered;
+        // Linux refuses some only sometimes; accept_local lets some pass.
+        let unsure = flags & IF_ACCEPT_LOCAL != 0
+            || hop.reason() == Reason::LocalPrefix
+            || hop.reason() == Reason::Broadcast && !filtered;
         return Err(if unsure { Reason::SourceUnsure } else { Reason::BadSource });
     }
     if !filtered {

@@ -2,7 +2,7 @@
 
 use super::{
     esp::{PLAIN, packet},
-    *,
+    fragmentable, *,
 };
 use crate::{
     elements::{Count, Counters, EspDecrypt, EspEncrypt, Forward, Loss, Police, Rate},
@@ -101,6 +101,7 @@ fn only_what_linux_never_forwards_goes_up_in_front_of_encryption() {
         ("left to Linux", to([10, 8, 0, 1]), here, ComplexRoute, false),
         ("no neighbour", to([10, 3, 0, 1]), here, Unresolved, false),
         ("over MTU", udp4(from, [10, 2, 0, 1], 64, 40), here, OverMtu, false),
+        ("may be fragmented", fragmentable(udp4(from, [10, 2, 0, 1], 64, 40)), here, Fragmented, false),
         ("port not ready", to([10, 4, 0, 1]), here, TxNotReady, false),
         ("out where it came in", to([10, 0, 0, 1]), here, SameInterface, false),
         ("our own source", udp4([10, 9, 0, 1], [10, 1, 0, 1], 64, 0), here, BadSource, false),

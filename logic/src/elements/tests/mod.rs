@@ -21,11 +21,13 @@ use super::{
 use crate::{
     memory::{Capacity, HeapMemory},
     net::{Mac, Tag, Vlan},
-    plan::{Hop, Interface, InterfaceId, Op, ReversePath, Target},
+    plan::{Hop, Interface, InterfaceId, MultipathHash, Op, ReversePath, Target},
     reason::Reason,
     tables::{
         Tables,
-        encoding::{IF_IPV4, IF_IPV6, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT},
+        encoding::{
+            IF_ACCEPT_LOCAL, IF_IPV4, IF_IPV6, IF_LOOK_AT_SOURCES, IF_REDIRECTS, IF_RPF_LOOSE, IF_RPF_STRICT,
+        },
     },
 };
 use std::{net::IpAddr, sync::Arc};
@@ -51,7 +53,21 @@ fn interface(id: InterfaceId) -> Interface {
     let mac = Mac([2, 0, 0, 0, 0, id as u8]);
     let redirects = id == 1;
     let reverse_path = ReversePath::Off;
-    Interface { router: 0, port, vlan, mac, ipv4: true, ipv6: true, transmit: true, reverse_path, redirects }
+    let (accept_local, priority_tags, look_at_sources) = (false, false, false);
+    Interface {
+        router: 0,
+        port,
+        vlan,
+        mac,
+        ipv4: true,
+        ipv6: true,
+        transmit: true,
+        reverse_path,
+        redirects,
+        accept_local,
+        priority_tags,
+        look_at_sources,
+    }
 }
 
 /// What came to interface `id`, with these flags besides.
@@ -101,7 +117,7 @@ impl World {
             tables.apply(&op).unwrap();
             plan.push(op);
         };
-        apply(Op::Router { router: 0, multipath_l4: [true, true] });
+        apply(Op::Router { router: 0, multipath: MultipathHash { l4: [true, true], key: [1, 2] } });
         (1..=5).for_each(|id| apply(Op::Interface(id, interface(id))));
         let neighbours = [(1, 9), (2, 1), (3, 2), (4, 3), (5, 4), (2, 50)];
         for (id, last) in neighbours {
@@ -119,6 +135,7 @@ impl World {
         let pass = |reason, unicast| Target::Pass { reason, unicast };
         route("10.9.0.1/32", pass(Reason::Local, false));
         route("10.9.0.255/32", pass(Reason::Broadcast, false));
+        route("198.18.0.0/15", pass(Reason::LocalPrefix, false));
         route("10.5.0.0/16", pass(Reason::SpecialRoute, false));
         route("10.8.0.0/16", pass(Reason::ComplexRoute, true));
         route("2001:db8:9::1/128", pass(Reason::Local, false));
@@ -183,6 +200,15 @@ fn udp4(source: [u8; 4], destination: [u8; 4], ttl: u8, payload: usize) -> Vec<u
     build.udp(1000, 2000).write(&mut packet, &vec![7; payload]).unwrap();
     let (mut header, _) = etherparse::Ipv4Header::from_slice(&packet[14..]).unwrap();
     header.identification = 0x4a4b;
+    header.header_checksum = header.calc_header_checksum();
+    packet[14..34].copy_from_slice(&header.to_bytes());
+    packet
+}
+
+/// An untagged IPv4 packet without "don't fragment".
+fn fragmentable(mut packet: Vec<u8>) -> Vec<u8> {
+    let (mut header, _) = etherparse::Ipv4Header::from_slice(&packet[14..]).unwrap();
+    header.dont_fragment = false;
     header.header_checksum = header.calc_header_checksum();
     packet[14..34].copy_from_slice(&header.to_bytes());
     packet

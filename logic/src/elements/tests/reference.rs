@@ -93,6 +93,10 @@ fn check6(ip: &[u8]) -> Result<usize, Reason> {
     }
 }
 
+fn over_mtu(ip: &[u8]) -> Reason {
+    if ip[0] >> 4 == 4 && ip[6] & 0x40 == 0 { Reason::Fragmented } else { Reason::OverMtu }
+}
+
 fn leave<'a>(
     world: &World,
     now: &Now,
@@ -104,11 +108,15 @@ fn leave<'a>(
 ) -> Result<&'a Egress, Reason> {
     let too_long = |egress: &Egress| length > egress.mtu as usize;
     if way.egress.as_ref().is_some_and(|egress| egress.connected && too_long(egress)) {
-        return Err(Reason::OverMtu);
+        return Err(over_mtu(ip));
     }
     if let Some(reason) = way.reason {
         let discovery = ip[0] >> 4 == 6 && ip[6] == 58 && matches!(ip.get(40), Some(133..=137));
-        return Err(if reason == Reason::Local && discovery { Reason::NeighbourDiscovery } else { reason });
+        return Err(if matches!(reason, Reason::Local | Reason::LocalPrefix) && discovery {
+            Reason::NeighbourDiscovery
+        } else {
+            reason
+        });
     }
     let egress = way.egress.as_ref().expect("what has no reason can be sent to");
     let (hops, redirects) = match source {
@@ -134,7 +142,7 @@ fn leave<'a>(
     match () {
         _ if hops <= 1 => Err(Reason::TtlExceeded),
         _ if redirects && egress.id == ingress.interface => Err(Reason::SameInterface),
-        _ if too_long(egress) => Err(Reason::OverMtu),
+        _ if too_long(egress) => Err(over_mtu(ip)),
         _ if !now.can_send(egress.interface.port) => Err(Reason::TxNotReady),
         _ => Ok(egress),
     }
@@ -150,6 +158,11 @@ fn reverse_path(world: &World, source: IpAddr, ingress: Ingress) -> Result<(), R
             let own = source == IpAddr::from([10, 9, 0, 255]);
             if own { Err(Reason::SourceUnsure) } else { Ok(()) }
         }
+        Some(Reason::LocalPrefix) => {
+            let looked_at = loose || strict || ingress.flags & IF_LOOK_AT_SOURCES != 0;
+            if looked_at { Err(Reason::SourceUnsure) } else { Ok(()) }
+        }
+        _ if first.local && ingress.flags & IF_ACCEPT_LOCAL != 0 => Err(Reason::SourceUnsure),
         _ if first.local => Err(Reason::BadSource),
         _ if !loose && !strict => Ok(()),
         Some(Reason::ComplexRoute) => Err(Reason::SourceUnsure),

@@ -59,6 +59,16 @@ fn packets_leave_or_go_up_as_named() {
         ("connected, over its MTU", udp4(from, [192, 0, 2, 50], 64, 40), Verdict::Up(OverMtu)),
         ("connected, not resolved", udp4(from, [192, 0, 2, 51], 64, 20), Verdict::Up(Unresolved)),
         ("over MTU", udp4(from, [10, 2, 0, 1], 64, 40), Verdict::Up(OverMtu)),
+        (
+            "over MTU, may be fragmented",
+            fragmentable(udp4(from, [10, 2, 0, 1], 64, 40)),
+            Verdict::Up(Fragmented),
+        ),
+        (
+            "connected, may be fragmented",
+            fragmentable(udp4(from, [192, 0, 2, 50], 64, 40)),
+            Verdict::Up(Fragmented),
+        ),
         ("just the MTU", udp4(from, [10, 2, 0, 1], 64, 32), Verdict::To(2)),
         ("TTL 1", udp4(from, [10, 1, 0, 1], 1, 0), Verdict::Up(TtlExceeded)),
         ("TTL 0", udp4(from, [10, 1, 0, 1], 0, 0), Verdict::Up(TtlExceeded)),
@@ -157,6 +167,15 @@ fn sources_are_validated() {
         ([10, 8, 0, 1], IF_RPF_LOOSE, Verdict::Up(Reason::SourceUnsure)),
         ([10, 9, 0, 255], 0, Verdict::Up(Reason::SourceUnsure)),
         ([10, 9, 0, 255], IF_RPF_LOOSE, Verdict::Up(Reason::BadSource)),
+        ([10, 9, 0, 255], IF_RPF_LOOSE | IF_ACCEPT_LOCAL, Verdict::Up(Reason::SourceUnsure)),
+        ([10, 9, 0, 1], 0, Verdict::Up(Reason::BadSource)),
+        ([10, 9, 0, 1], IF_ACCEPT_LOCAL, Verdict::Up(Reason::SourceUnsure)),
+        ([10, 9, 0, 1], IF_ACCEPT_LOCAL | IF_RPF_STRICT, Verdict::Up(Reason::SourceUnsure)),
+        ([10, 0, 0, 5], IF_ACCEPT_LOCAL, Verdict::To(2)),
+        ([198, 18, 0, 1], 0, Verdict::To(2)),
+        ([198, 18, 0, 1], IF_LOOK_AT_SOURCES, Verdict::Up(Reason::SourceUnsure)),
+        ([198, 18, 0, 1], IF_RPF_LOOSE, Verdict::Up(Reason::SourceUnsure)),
+        ([10, 0, 0, 5], IF_LOOK_AT_SOURCES, Verdict::To(2)),
     ];
     for (source, flags, expected) in cases {
         assert_eq!(verdict(from(source), ingress(1, flags)), expected, "{source:?} {flags}");
@@ -285,7 +304,8 @@ proptest! {
         let world = World::new();
         let now = Now { ns: 0, ports };
         let mut chain = Chain::new(world.router()).unwrap();
-        let flags = [0, IF_RPF_LOOSE, IF_RPF_STRICT, 0];
+        let flags =
+            [0, IF_RPF_LOOSE, IF_RPF_STRICT | IF_ACCEPT_LOCAL, IF_ACCEPT_LOCAL | IF_LOOK_AT_SOURCES];
         let data: Vec<_> = data.into_iter().map(|(packet, id, kind)| {
             (packet, if id == 0 { nobody() } else { ingress(id, flags[usize::from(kind)]) })
         }).collect();

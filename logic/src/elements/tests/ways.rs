@@ -70,7 +70,7 @@ fn matching(op: &Op, address: IpAddr) -> Option<(u8, &Target)> {
 
 impl Way {
     fn pass(reason: Reason, unicast: bool) -> Way {
-        let local = matches!(reason, Reason::Local | Reason::Broadcast);
+        let local = matches!(reason, Reason::Local | Reason::LocalPrefix | Reason::Broadcast);
         Way { reason: Some(reason), local, unicast, egress: None }
     }
 

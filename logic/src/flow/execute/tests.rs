@@ -334,11 +334,11 @@ fn vxlan_headers_are_put_on_and_taken_off() {
 }
 
 #[test]
-fn a_tunnel_id_is_written_and_the_outer_checksum_follows() {
+fn a_vni_is_written_and_the_outer_checksum_follows() {
     let mut outer = after(&udp(), Action::EncapVxlan(OUTER));
     outer[40..42].copy_from_slice(&[1, 1]);
     repair(&mut outer);
-    let got = after(&outer, Action::set(Field::TunnelId, 0x77_8899_u32));
+    let got = after(&outer, Action::set(Field::VxlanVni, 0x77_8899_u32));
     assert_eq!(got, changed(&outer, &[(46, &[0x77, 0x88, 0x99])]));
 }
 
@@ -486,7 +486,7 @@ proptest! {
         let (ended, outer) = run(&frame, &[Action::EncapVxlan(Vxlan { vni, ..OUTER })]);
         prop_assert_eq!(ended, Ok(()));
         prop_assert_eq!(errors(&outer), [0]);
-        prop_assert_eq!(Key::of(&outer, IN, VXLAN_PORT).get(Field::TunnelId), u128::from(vni));
+        prop_assert_eq!(Key::of(&outer, IN, VXLAN_PORT).get(Field::VxlanVni), u128::from(vni));
         prop_assert_eq!(after(&outer, Action::DecapVxlan), frame);
     }
 

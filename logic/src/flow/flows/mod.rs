@@ -104,6 +104,13 @@ impl<M: FlowMemory> Flows<M> {
         self.writer.set_deaf(&self.tables, ports);
     }
 
+    /// Are IP fragments dropped (OFPC_FRAG_DROP), or do they come to the tables, where rules see no ports of them?
+    pub fn set_drop_fragments(&mut self, drop: bool) {
+        if drop != self.writer.drops_fragments() {
+            self.writer.set_drop_fragments(drop);
+        }
+    }
+
     /// See [`set_deaf`](Flows::set_deaf).
     pub fn deaf(&self) -> &BTreeSet<Port> {
         self.writer.deaf()

@@ -5,7 +5,7 @@ use crate::flow::{
     Action,
     execute::Packet,
     kernel::FlowMemory,
-    packet::VXLAN_PORT,
+    packet::{Fragment, Headers, VXLAN_PORT},
     pipeline::{Done, Pipeline},
 };
 use std::sync::atomic::Ordering::AcqRel;
@@ -13,14 +13,26 @@ use std::sync::atomic::Ordering::AcqRel;
 impl<M: FlowMemory> Flows<M> {
     /// Does with a packet what the kernel plane left to user space, and counts it.
     pub fn run(&mut self, packet: Packet, now_ns: u64) -> Done {
+        if self.drops(&packet.frame) {
+            return Done::default();
+        }
         let bytes = packet.frame.len();
         self.through_pipeline(bytes, now_ns, |pipeline| pipeline.run(packet))
     }
 
     /// What would become of a packet, all done by user space: nothing is counted, and every meter lets it pass.
     pub fn trace(&self, packet: Packet) -> Done {
+        if self.drops(&packet.frame) {
+            return Done::default();
+        }
         let (tables, miss, ports) = (&self.tables, &self.miss, &self.ports);
         Pipeline { tables, miss, ports, vxlan_port: VXLAN_PORT, meter: &mut |_, _| true }.run(packet)
+    }
+
+    /// Is it a fragment, and are those dropped?
+    pub fn drops(&self, frame: &[u8]) -> bool {
+        let fragment = |headers: Headers| headers.fragment != Fragment::Whole;
+        self.writer.drops_fragments() && Headers::of(frame, 0, None).is_some_and(fragment)
     }
 
     /// Does with a packet what the controller says, and counts it. The actions have been checked

@@ -1,7 +1,7 @@
 //! The hash that both planes compute of a key under a mask (`bpf/flow_rules.h` has the same lines in C).
 
 use super::memory::{CACHE_WAYS, FRONT, words};
-use crate::flow::{Field, Key};
+use crate::flow::{Field, Key, field::ether_type};
 
 const K1: u64 = 0x9e37_79b9_7f4a_7c15;
 const K2: u64 = 0xff51_afd7_ed55_8ccd;
@@ -53,12 +53,18 @@ fn mix(h: u64) -> u64 {
     fold(fold(h).wrapping_mul(K1))
 }
 
-/// Of a packet's addresses, protocol and ports: `spread` of `bpf/flow.h`.
+/// Of a packet's addresses, protocol and ports, and of its MAC addresses if it is not IP: `spread` of `bpf/flow.h`.
 pub fn spread(key: &Key) -> u32 {
     let w = key.words();
     let ports = w[1] >> 48 | w[2] >> 48 << 16 | (key.get(Field::IpProto) as u64) << 32;
+    let is_ip = [ether_type::IPV4, ether_type::IPV6].map(u128::from).contains(&key.get(Field::EthType));
+    let mac = |word: u64| if is_ip { 0 } else { word & 0xffff_ffff_ffff };
+    let macs = [(mac(w[1]), K3), (mac(w[2]), K4)];
     let parts = [(w[3], K1), (ports, K2), (w[6], K1), (w[7], K2), (w[8], K3), (w[9], K4)];
-    let sum = parts.into_iter().fold(0_u64, |h, (word, by)| h.wrapping_add(fold(word).wrapping_mul(by)));
+    let sum = parts
+        .into_iter()
+        .chain(macs)
+        .fold(0_u64, |h, (word, by)| h.wrapping_add(fold(word).wrapping_mul(by)));
     (mix(sum) >> 32) as u32
 }
 

@@ -41,6 +41,8 @@ pub(super) struct Masks {
 const FEWEST_BUCKETS: u32 = 1;
 /// Of the row's words, the one that says where its rules are.
 const INDEX_WORD: usize = Key::WORDS + 2;
+/// In the row of the union: are fragments dropped?
+pub(super) const FRAGMENTS_WORD: usize = INDEX_WORD + 1;
 
 /// An entry of the order: priority, rank of the mask, its row.
 fn entry(priority: u16, mask: &Key, row: u16) -> u64 {
@@ -205,7 +207,7 @@ fn write_row(memory: &impl FlowMemory, row: u16, mask: &Key, range: Range) {
     let mut words = row_words(mask);
     words[INDEX_WORD] = range.word();
     // The list of rest words before their number, which is in the first word after the mask's.
-    for (i, word) in words.into_iter().enumerate().rev() {
+    for (i, word) in words.into_iter().enumerate().take(INDEX_WORD + 1).rev() {
         memory.masks()[at + i].store(word, Release);
     }
 }

@@ -237,6 +237,17 @@ impl<M: FlowMemory> Writer<M> {
         rows.into_iter().for_each(|row| self.decide_again(tables, row));
     }
 
+    /// Are IP fragments dropped before they come to a table?
+    pub fn set_drop_fragments(&mut self, drop: bool) {
+        self.batch.changed = true;
+        self.memory.masks()[masks::FRAGMENTS_WORD].store(drop.into(), Release);
+    }
+
+    /// See [`set_drop_fragments`](Writer::set_drop_fragments).
+    pub fn drops_fragments(&self) -> bool {
+        self.memory.masks()[masks::FRAGMENTS_WORD].load(Acquire) != 0
+    }
+
     /// See [`set_deaf`](Writer::set_deaf).
     pub fn deaf(&self) -> &BTreeSet<Port> {
         &self.deaf

@@ -14,6 +14,8 @@ pub struct Notice {
     pub frame_bytes: u32,
     /// What the rules before wrote for this one. Not known, and 0, of [`NoticeReason::Slow`].
     pub metadata: u64,
+    /// What set-field actions before wrote. Not known either of [`NoticeReason::Slow`].
+    pub tunnel_id: u64,
 }
 
 /// `enum flow_notice_reason` of `bpf/flow_abi.h`.
@@ -29,7 +31,7 @@ pub enum NoticeReason {
 
 impl Notice {
     /// Bytes of it, before those of the frame.
-    pub const BYTES: usize = 24;
+    pub const BYTES: usize = 32;
 
     /// A record of the program and the bytes of the frame in it, as many as the program gave. `None`: it is not one.
     pub fn read(record: &[u8]) -> Option<(Notice, &[u8])> {
@@ -42,8 +44,9 @@ impl Notice {
             _ => return None,
         };
         let port = Port(u16::from_ne_bytes([head[12], head[13]]).checked_add(1)?);
-        let metadata = u64::from_be_bytes(std::array::from_fn(|i| head[16 + i]));
-        let notice = Notice { rule: word(0), port, reason, frame_bytes: word(4), metadata };
+        let beside = |at: usize| u64::from_be_bytes(std::array::from_fn(|i| head[at + i]));
+        let (metadata, tunnel_id) = (beside(16), beside(24));
+        let notice = Notice { rule: word(0), port, reason, frame_bytes: word(4), metadata, tunnel_id };
         Some((notice, rest.get(..usize::try_from(word(8)).ok()?)?))
     }
 }
@@ -56,10 +59,11 @@ mod tests {
     fn a_record_is_read_to_its_end_and_no_further() {
         let record = |bytes: u32, port: u16, reason: u8| {
             let words = [7, 1500, bytes].map(u32::to_ne_bytes).concat();
-            [&words, &port.to_ne_bytes()[..], &[reason, 0], &9_u64.to_be_bytes(), b"frame", &[0; 3]].concat()
+            let beside = [9_u64, 8].map(u64::to_be_bytes).concat();
+            [&words, &port.to_ne_bytes()[..], &[reason, 0], &beside, b"frame", &[0; 3]].concat()
         };
-        let notice =
-            Notice { rule: 7, port: Port(3), reason: NoticeReason::Ttl, frame_bytes: 1500, metadata: 9 };
+        let (port, reason) = (Port(3), NoticeReason::Ttl);
+        let notice = Notice { rule: 7, port, reason, frame_bytes: 1500, metadata: 9, tunnel_id: 8 };
         assert_eq!(Notice::read(&record(5, 2, 2)), Some((notice, &b"frame"[..])));
         for bad in
             [record(9, 2, 2), record(u32::MAX, 2, 2), record(5, 2, 0), record(5, 2, 4), record(5, 0xffff, 1)]

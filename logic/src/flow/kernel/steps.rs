@@ -52,10 +52,11 @@ enum Op {
     Group,
     EncapVxlan,
     DecapVxlan,
+    TunnelId,
 }
 
 /// The numbers of `enum flow_op`, for `router::abi` to compare.
-pub const OPS: [(&str, u8); 20] = [
+pub const OPS: [(&str, u8); 21] = [
     ("STEP_END", Op::End as u8),
     ("STEP_VERDICT", Op::Verdict as u8),
     ("STEP_CONTROLLER", Op::Controller as u8),
@@ -76,6 +77,7 @@ pub const OPS: [(&str, u8); 20] = [
     ("STEP_GROUP", Op::Group as u8),
     ("STEP_ENCAP_VXLAN", Op::EncapVxlan as u8),
     ("STEP_DECAP_VXLAN", Op::DecapVxlan as u8),
+    ("STEP_SET_TUNNEL_ID", Op::TunnelId as u8),
 ];
 
 /// Where steps find the rows that they name.
@@ -189,5 +191,6 @@ fn encode_one(step: &Step, rows: &mut impl Rows) -> Option<[u64; words::STEP]> {
             pack(Op::EncapVxlan, 0, be16(udp_port), be32(vni << 8), addresses)
         }
         Step::DecapVxlan => pack(Op::DecapVxlan, 0, 0, 0, 0),
+        Step::TunnelId(id) => pack(Op::TunnelId, 0, 0, 0, u64::from_ne_bytes(id.to_be_bytes())),
     })
 }

@@ -233,7 +233,7 @@ fn the_frame_inside_vxlan_shows_its_fields() {
         (UdpDst, 4789),
     ];
     let inside = [
-        (TunnelId, 0x12_3456),
+        (VxlanVni, 0x12_3456),
         (InnerEthDst, number(&DESTINATION)),
         (InnerEthSrc, number(&SOURCE)),
         (InnerEthType, 0x0800),

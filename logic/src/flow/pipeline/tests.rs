@@ -8,7 +8,7 @@ use crate::flow::{
 use proptest::prelude::*;
 
 /// Ports 1 to 4, of which 4 does not flood; group 1 is all (2, 3 with another VLAN id), 2 is indirect (2), 3 fails over from
-/// a port that is down to 3, 4 leads to group 1; meter 1 lets nothing pass, others all.
+/// a port that is down to 3, 4 leads to group 1, 9 sets the tunnel id (2); meter 1 lets nothing pass, others all.
 fn tables() -> Tables {
     let mut tables = Tables::new();
     tables.set_ports((1..=4).map(|port| (Port(port), port != 2)));
@@ -22,6 +22,7 @@ fn tables() -> Tables {
         (2, GroupKind::Indirect, vec![bucket("output:2", 0)]),
         (3, GroupKind::FastFailover, vec![bucket("output:2", 2), bucket("output:3", 3)]),
         (4, GroupKind::Indirect, vec![bucket("group:1,dec_ttl", 0)]),
+        (9, GroupKind::Indirect, vec![bucket("set_tunnel:5,output:2", 0)]),
     ] {
         tables.apply_group(&GroupMod::Add(Group { id, kind, buckets }), 0).unwrap();
     }
@@ -73,6 +74,18 @@ fn instructions_are_done_table_by_table_and_the_action_set_at_the_end() {
         // Later tables see what was done.
         (&["actions=mod_vlan_vid:5,goto_table:2", "table=2,dl_vlan=5,actions=output:3"], &["3v5"], &[0, 2]),
         (&["actions=write_metadata:5,goto_table:1", "table=1,metadata=5,actions=output:2"], &["2"], &[0, 1]),
+        (
+            &[
+                "actions=set_tunnel:0x123456789ab,goto_table:1",
+                "table=1,tun_id=0x123456789ab,actions=output:2",
+            ],
+            &["2"],
+            &[0, 1],
+        ),
+        (&["actions=set_tunnel:6,goto_table:1", "table=1,tun_id=5,actions=output:2"], &[], &[0, 1]),
+        (&["tun_id=0,actions=output:2"], &["2"], &[0]),
+        // A bucket writes only to its own copy.
+        (&["actions=group:9,goto_table:1", "table=1,tun_id=0,actions=output:3"], &["2", "3"], &[0, 1]),
         (
             &[
                 "actions=write_metadata:0xf0/0xf0,goto_table:1",
@@ -164,6 +177,22 @@ fn buckets_that_a_packet_took_are_told() {
     let tables = with_rules(&["actions=group:4,write_actions(group:2)"]);
     let done = pipeline(&tables, "", |p| p.run(Packet::new(frame(64), Port(1))));
     assert_eq!(done.buckets, [(4, 0), (1, 0), (1, 1), (2, 0)]);
+}
+
+#[test]
+fn the_tunnel_id_goes_to_controllers_as_it_is_at_each_output() {
+    for (rules, told) in [
+        (
+            &["actions=controller,set_tunnel:5,controller,write_actions(set_tunnel:7,controller)"][..],
+            &[0, 5, 7][..],
+        ),
+        (&["actions=set_tunnel:0x1122334455667788,dec_ttl,output:2"], &[0x1122_3344_5566_7788]),
+        (&["actions=set_field:0xff->tun_id,set_field:0/0xf->tun_id,controller"], &[0xf0]),
+        (&["actions=set_tunnel:5,goto_table:1", "table=1,actions=controller"], &[5]),
+    ] {
+        let done = pipeline(&with_rules(rules), "", |p| p.run(Packet::new(frame(1), Port(1))));
+        assert_eq!(done.outputs.iter().map(|o| o.tunnel_id).collect::<Vec<_>>(), told, "{rules:?}");
+    }
 }
 
 #[test]

@@ -22,6 +22,7 @@ fn what_is_sent_once_and_last_the_kernel_plane_does() {
         ("output:3,output:1,output:2", ports(&[1, 2, 3])),
         ("mod_vlan_vid:5,dec_ttl,output:2", Verdict::Output(Port(2))),
         ("controller,output:2", Verdict::Output(Port(2))),
+        ("output:2,set_tunnel:5", Verdict::Output(Port(2))),
     ] {
         assert_eq!(last(actions), Some(Step::Verdict(verdict)), "{actions}");
     }
@@ -60,6 +61,11 @@ fn later_tables_see_what_is_set_and_nothing_leaves_before_them() {
     assert_eq!((value.get(Field::Ipv4Dst), mask.get(Field::Ipv4Dst)), (0x0a00_0001, 0xffff_ffff));
     assert_eq!((value.get(Field::VlanVid), mask.get(Field::VlanVid)), (0x1000, 0x1000));
     assert_eq!((value.get(Field::Metadata), mask.get(Field::Metadata)), (5, 0xff));
+    let tunnel = goes_on("set_tunnel:0x1122334455667788");
+    let Patch { value, mask, needs } = tunnel.patch.unwrap();
+    assert_eq!((needs, mask.get(Field::TunnelId)), (0, u128::from(u64::MAX)));
+    assert_eq!(value.get(Field::TunnelId), 0x1122_3344_5566_7788);
+    assert_eq!(tunnel.steps, [Step::TunnelId(0x1122_3344_5566_7788)]);
     for actions in ["output:1", "strip_vlan", "mod_vlan_vid:3", "mod_nw_tos:4"] {
         assert!(goes_on(actions).is_slow(), "{actions}");
     }

@@ -28,7 +28,7 @@ const QUEUE: u32 = 0;
 /// packet has, nor what lies inside a tunnel.
 pub fn settable(field: Field) -> bool {
     !matches!(field, Field::InPort | Field::Metadata | Field::EthType | Field::IpProto)
-        && field < Field::InnerEthDst
+        && (field < Field::InnerEthDst || field == Field::VxlanVni)
 }
 
 impl Tables {

@@ -56,8 +56,7 @@ pub use query::Aggregate;
 pub use rules::{Count, RuleId};
 
 use super::{
-    FlowCommand, FlowFilter, FlowFlags, FlowMod, FlowRemoved, Instructions, Key, Match, Port, Refused,
-    Removed,
+    FlowCommand, FlowFilter, FlowMod, FlowRemoved, Instructions, Key, Match, Port, Refused, Removed,
     rule::{CORE_TABLE, TABLES, TableId},
 };
 use groups::Groups;
@@ -333,7 +332,7 @@ impl Tables {
             priority: request.priority,
             idle_timeout: request.idle_timeout,
             hard_timeout: request.hard_timeout,
-            flags: lasting(request.flags),
+            flags: request.flags,
         });
         self.tuples.link(&mut self.rows, id, &request.matching);
         self.schedule(id);
@@ -345,7 +344,7 @@ impl Tables {
     fn replace(&mut self, id: RuleId, request: &FlowMod, dialect: Dialect, now_ms: u64) -> Vec<Change> {
         let row = &mut self.rows[id];
         row.cookie = request.cookie;
-        row.flags = lasting(request.flags);
+        row.flags = request.flags;
         (row.created_ms, row.used_ms) = (now_ms, now_ms);
         (row.idle_timeout, row.hard_timeout) = (request.idle_timeout, request.hard_timeout);
         if dialect == Dialect::OpenFlow10 || request.flags.reset_counts {
@@ -450,11 +449,6 @@ impl Tables {
         groups::used(instructions.actions()).into_iter().for_each(|id| self.groups.unrefer(id));
         instructions.meter.into_iter().for_each(|id| self.meters.unrefer(id));
     }
-}
-
-/// The flags that a rule keeps; the others are of the request (OpenFlow 1.3 section A.3.4.1).
-fn lasting(flags: FlowFlags) -> FlowFlags {
-    FlowFlags { check_overlap: false, reset_counts: false, ..flags }
 }
 
 /// Which rules a modify or delete means.

@@ -261,7 +261,7 @@ impl Both {
                 priority: request.priority,
                 idle_timeout: request.idle_timeout,
                 hard_timeout: request.hard_timeout,
-                flags: FlowFlags { check_overlap: false, reset_counts: false, ..request.flags },
+                flags: request.flags,
                 cookie: request.cookie,
                 packets: 0,
                 bytes: 0,

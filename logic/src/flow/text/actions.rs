@@ -219,7 +219,7 @@ pub(super) const ACTIONS: &[(&str, &str)] = &[
     ("mod_tp_src", "mod_tp_src:0..65535"),
     ("mod_tp_dst", "mod_tp_dst:0..65535"),
     ("set_field", "set_field:VALUE[/MASK]->FIELD"),
-    ("set_tunnel", "set_tunnel:VNI"),
+    ("set_tunnel", "set_tunnel:N"),
     ("encap_vxlan", "encap_vxlan(vni=VNI,src=IPV4,dst=IPV4[,eth_src=MAC][,eth_dst=MAC][,port=4789])"),
     ("decap_vxlan", "decap_vxlan"),
     ("set_fcf", "set_fcf(tos|vlan,workload=N[,priority=0|1])"),

@@ -96,7 +96,10 @@ fn unknown(name: &str) -> BadText {
     }
     let short = SHORTHANDS.iter().map(|(name, ..)| *name);
     let all = short.chain(["dl_vlan", "vlan_tci", "nw_tos"]).chain(NAMES.iter().map(|(name, _)| *name));
-    let inner = FIELDS.iter().map(|spec| spec.name).filter(|name| name.starts_with("inner_"));
+    let inner = FIELDS
+        .iter()
+        .map(|spec| spec.name)
+        .filter(|name| name.starts_with("inner_") || *name == Field::VxlanVni.spec().name);
     let of_flow = FLOW_WORDS.iter().map(|(name, _)| *name);
     BadText::new(name, none_of(name, "a field", all.chain(inner).chain(of_flow)))
 }

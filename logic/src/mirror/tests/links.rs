@@ -65,6 +65,16 @@ fn what_is_not_safe_stays_with_the_kernel_and_says_why() {
         (HOST, 3, |l| l.up = false, [false; 3], "if3 is down"),
         (HOST, 1, |l| l.up = false, [false; 3], "if1 is down"),
         (HOST, 1, |l| l.carrier = false, [true, true, false], ""),
+        (HOST, 1, |l| l.running = false, [true, true, false], ""),
+        (RED, 20, |l| l.running = false, [true, true, false], ""),
+        (RED, 20, |l| l.ipv4.accept_local = true, UP, ""),
+        (
+            HOST,
+            1,
+            |l| l.kind = LinkKind::Other("vrf".into()),
+            [false; 3],
+            "if1 is a vrf, which cannot be a port",
+        ),
         (RED, 20, |l| l.hazards.push("qdisc tbf".into()), [false; 3], "qdisc tbf"),
         (HOST, 1, |l| l.hazards.push("tc filter".into()), [false; 3], "below, on if1: tc filter"),
         (RED, 20, |l| l.xdp = Some("XDP".into()), [false; 3], "XDP"),
@@ -82,9 +92,9 @@ fn what_is_not_safe_stays_with_the_kernel_and_says_why() {
         (
             RED,
             20,
-            |l| l.ipv4.unusual.push("accept_local".into()),
+            |l| l.ipv4.unusual.push("route_localnet".into()),
             [false, true, true],
-            "IPv4 setting accept_local is on for if20",
+            "IPv4 setting route_localnet is on for if20",
         ),
         (
             RED,
@@ -124,6 +134,8 @@ fn what_is_not_safe_stays_with_the_kernel_and_says_why() {
         assert_eq!(reasons, Vec::from_iter((!reason.is_empty()).then_some(reason)));
         let planned = &bench.model.interfaces[&now.interface.unwrap()];
         assert_eq!([planned.ipv4, planned.ipv6, planned.transmit], expected, "{reason}");
+        let accepts = bench.mirror.link(RED, 20).unwrap().ipv4.accept_local;
+        assert_eq!(planned.accept_local, accepts, "{reason}");
         bench.after([Event::Link(namespace, before)]);
         let now = view(&bench, RED, 20).unwrap();
         assert_eq!([now.ipv4, now.ipv6, now.transmit], UP, "{reason}: and back");
@@ -140,20 +152,16 @@ fn routers_have_reasons_of_their_own() {
             Settings { hazards4: owned(hazards4), hazards6: owned(hazards6), ..Settings::default() },
         )
     };
-    let anyip6 = Route { table: 255, kind: RouteKind::Local, ..route6("2001:db8::/64", dev(20)) };
     let rows: Vec<(Event, [&[&str]; 2])> = vec![
         (settings(&["nftables"], &[]), [&["nftables"], &[]]),
         (settings(&[], &["a policy rule"]), [&[], &["a policy rule"]]),
         (settings(&[], &[]), [&[], &[]]),
-        (Event::Route4(RED, Change::Add, local4("10.7.0.0/16")), [&["local prefix 10.7.0.0/16: AnyIP"], &[]]),
-        (Event::Route4(RED, Change::Delete, local4("10.7.0.0/16")), [&[], &[]]),
+        (Event::Route4(RED, Change::Add, local4("10.7.0.0/16")), [&[], &[]]),
         (
             Event::Route4(RED, Change::Add, default_table.clone()),
             [&["table default (253) holds routes"], &[]],
         ),
         (Event::Route4(RED, Change::Delete, default_table), [&[], &[]]),
-        (Event::Route6(RED, Change::Add, anyip6.clone()), [&[], &["local prefix 2001:db8::/64: AnyIP"]]),
-        (Event::Route6(RED, Change::Delete, anyip6), [&[], &[]]),
     ];
     let mut bench = bench(vec![macvlan(20, (HOST, 1))]);
     for (at, (event, [reasons4, reasons6])) in rows.into_iter().enumerate() {
@@ -215,6 +223,58 @@ fn takers_of_packets_keep_their_device_with_the_kernel() {
     }
 }
 
+/// A device of a kind that is not known may take packets of the device it names, with whatever tags, or of any in its
+/// namespace. A kind that is known to take none does not.
+#[test]
+fn devices_of_unknown_kinds_keep_packets_with_the_kernel() {
+    let other = |kind: &str, below| link(30, LinkKind::Other(kind.into()), below);
+    let (host1, red20) = (Some((HOST, 1)), Some((RED, 20)));
+    let takes = "(if30) takes packets of its device";
+    let any = "(if30) may take packets of any device here: its kind is not known";
+    // Where the device is, and what it is called; of which it is said: port 0, VLAN 100 on it, port 1, a macvlan on port 0.
+    let rows = [
+        (RED, other("rmnet", host1), "a rmnet", takes, [true, true, false, true]),
+        (HOST, other("dsa", host1), "a dsa", takes, [true, true, false, true]),
+        (RED, link(30, LinkKind::Physical, host1), "a device", takes, [true, true, false, true]),
+        (HOST, other("hsr", None), "a hsr", any, [true; 4]),
+        (RED, other("hsr", None), "a hsr", any, [false, false, false, true]),
+        (RED, other("rmnet", red20), "a rmnet", takes, [false, false, false, true]),
+        (RED, other("ipvlan", red20), "an ipvlan", takes, [false, false, false, true]),
+        (RED, other("macsec", host1), "MACsec", takes, [true, false, false, true]),
+        (RED, other("veth", host1), "", "", [false; 4]),
+        (RED, other("gre", host1), "", "", [false; 4]),
+        (HOST, other("vxlan", None), "", "", [false; 4]),
+        (HOST, other("bridge", None), "", "", [false; 4]),
+    ];
+    for (namespace, link, what, does, concerned) in rows {
+        let kind = link.kind.clone();
+        let mut bench = bench(vec![macvlan(20, (HOST, 1))]);
+        bench.after([Event::Link(namespace, link)]);
+        let devices = [(HOST, 1), (HOST, 3), (HOST, 2), (RED, 20)];
+        for ((namespace, ifindex), concerned) in devices.into_iter().zip(concerned) {
+            let view = view(&bench, namespace, ifindex).unwrap();
+            let expected = Vec::from_iter(concerned.then(|| format!("{what} {does}")));
+            assert_eq!(view.reasons4, expected, "{kind:?}: device {ifindex} of namespace {namespace}");
+            assert_eq!((view.ipv4, view.transmit), (expected.is_empty(), expected.is_empty()), "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn frames_of_vlan_0_are_untagged_where_no_device_has_that_vlan() {
+    let tagged = |bench: &Bench, namespace, ifindex| {
+        let id = view(bench, namespace, ifindex).unwrap().interface.unwrap();
+        bench.model.interfaces[&id].priority_tags
+    };
+    let mut bench = bench(vec![macvlan(20, (HOST, 1))]);
+    assert!(tagged(&bench, HOST, 1) && tagged(&bench, HOST, 2) && tagged(&bench, RED, 20));
+    assert!(!tagged(&bench, HOST, 3), "a VLAN has a tag of its own");
+    bench.after([Event::Link(RED, vlan(21, 0, (HOST, 1)))]);
+    assert!(!tagged(&bench, HOST, 1) && tagged(&bench, HOST, 2) && !tagged(&bench, RED, 20));
+    bench.after([Event::LinkGone(RED, 21), Event::Link(RED, vlan(22, 0, (RED, 20)))]);
+    assert!(tagged(&bench, HOST, 1) && !tagged(&bench, RED, 20));
+}
+
 #[test]
 fn a_new_mac_is_a_new_interface() {
     let mut bench = Bench::host(vec![route4("10.0.0.0/8", dev(1))], vec![]);
@@ -230,6 +290,9 @@ fn a_new_mac_is_a_new_interface() {
         transmit: true,
         reverse_path: ReversePath::Off,
         redirects: true,
+        accept_local: false,
+        priority_tags: true,
+        look_at_sources: false,
     };
     let target = Target::Hop(Hop { interface: 3, gateway: None, mtu: 1500 });
     let quiet = Interface { ipv4: false, ipv6: false, ..wanted.clone() };
@@ -352,15 +415,15 @@ fn neighbours_are_planned_for_interfaces_and_known_for_keeping_alive() {
     let see = |n: &Neighbour| Event::Neighbour(HOST, n.clone());
     let planned = Op::Neighbour(1, ip("10.0.0.9"), Some(mac(99)));
     assert_eq!(bench.after([see(&stale), see(&neighbour(9, "10.0.0.9", Some(mac(99))))]), [planned]);
-    let view = bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")).unwrap();
-    assert_eq!((view.namespace, view.ifindex, view.stale), (HOST, 1, true));
+    let view = StaleNeighbour { namespace: HOST, ifindex: 1, interface: 1, address: ip("10.0.0.9") };
+    assert_eq!(bench.mirror.stale_neighbours().collect::<Vec<_>>(), [view]);
     assert_eq!(bench.after([see(&Neighbour { stale: false, ..stale.clone() })]), []);
-    assert!(!bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")).unwrap().stale);
+    assert_eq!(bench.mirror.stale_neighbours().count(), 0);
     for nobody in [None, Some(Mac::default()), Some(Mac([1, 0, 0x5e, 0, 0, 1]))] {
         bench.after([see(&stale)]);
         let gone = bench.after([see(&Neighbour { mac: nobody, ..stale.clone() })]);
         assert_eq!(gone, [Op::Neighbour(1, ip("10.0.0.9"), None)]);
-        assert_eq!(bench.mirror.neighbour_needs_refresh(1, ip("10.0.0.9")), None);
+        assert_eq!(bench.mirror.stale_neighbours().count(), 0);
     }
 }
 

@@ -10,9 +10,9 @@ mod property;
 mod routes;
 mod world;
 
-use super::{Limits, MAX_INTERFACES, Mirror};
+use super::{Limits, MAX_INTERFACES, Mirror, StaleNeighbour};
 use crate::{
-    net::{Mac, Prefix4, Prefix6, Tag},
+    net::{Address, Mac, Prefix, Prefix4, Prefix6, Tag},
     observe::*,
     plan::{Op, PortId, ReversePath, Target},
 };
@@ -46,6 +46,7 @@ pub fn link(ifindex: u32, kind: LinkKind, below: Option<(NamespaceId, u32)>) -> 
         mtu: 1500,
         up: true,
         carrier: true,
+        running: true,
         kind,
         below,
         master: None,
@@ -82,13 +83,27 @@ pub fn dev(ifindex: u32) -> Next {
 }
 
 pub fn route4(prefix: &str, next: Next) -> Route<u32> {
-    let (table, kind) = (254, RouteKind::Unicast);
-    Route { prefix: p4(prefix), table, metric: 0, tos: 0, kind, next, mtu: None, complex: None }
+    plain(p4(prefix), 0, next)
 }
 
 pub fn route6(prefix: &str, next: Next) -> Route<u128> {
-    let (table, kind) = (254, RouteKind::Unicast);
-    Route { prefix: p6(prefix), table, metric: 1024, tos: 0, kind, next, mtu: None, complex: None }
+    plain(p6(prefix), 1024, next)
+}
+
+fn plain<A: Address>(prefix: Prefix<A>, metric: u32, next: Next) -> Route<A> {
+    Route {
+        prefix,
+        table: 254,
+        metric,
+        tos: 0,
+        kind: RouteKind::Unicast,
+        next,
+        mtu: None,
+        for_sources: false,
+        expires: None,
+        rest: 0,
+        complex: None,
+    }
 }
 
 pub fn local4(prefix: &str) -> Route<u32> {
@@ -96,7 +111,7 @@ pub fn local4(prefix: &str) -> Route<u32> {
 }
 
 pub fn port(namespace: NamespaceId, ifindex: u32) -> Port {
-    Port { namespace, ifindex, frags: true }
+    Port { namespace, ifindex, frags: true, hashes: false }
 }
 
 pub fn namespace(name: &str) -> Namespace {
@@ -105,6 +120,11 @@ pub fn namespace(name: &str) -> Namespace {
 
 pub fn neighbour(ifindex: u32, address: &str, mac: Option<Mac>) -> Neighbour {
     Neighbour { ifindex, address: ip(address), mac, stale: false }
+}
+
+/// Linux's key for multipath routes is known.
+pub fn choosing() -> Settings {
+    Settings { multipath_key: MultipathKey::Linux([1, 2]), ..Settings::default() }
 }
 
 /// A mirror and what the tables hold because of it.
@@ -116,8 +136,8 @@ pub struct Bench {
 impl Bench {
     /// Ports 0 and 1 are links 1 and 2 of the host, with these routes.
     pub fn host(routes4: Vec<Route<u32>>, routes6: Vec<Route<u128>>) -> Bench {
-        let dump =
-            Dump { links: vec![physical(1), physical(2), physical(9)], routes4, routes6, ..Dump::default() };
+        let links = vec![physical(1), physical(2), physical(9)];
+        let dump = Dump { links, settings: choosing(), routes4, routes6, ..Dump::default() };
         Bench::with(Limits::default(), dump)
     }
 

@@ -20,7 +20,7 @@ pub struct Model {
 
 #[derive(Clone, Debug, Default)]
 pub struct RouterModel {
-    pub multipath_l4: [bool; 2],
+    pub multipath: MultipathHash,
     pub addresses: BTreeSet<u32>,
     pub routes4: BTreeMap<Prefix4, Target>,
     pub routes6: BTreeMap<Prefix6, Target>,
@@ -70,8 +70,8 @@ impl Model {
             Op::Port { port, frags } => {
                 self.ports.insert(*port, *frags);
             }
-            Op::Router { router, multipath_l4 } => {
-                self.routers.entry(*router).or_default().multipath_l4 = *multipath_l4;
+            Op::Router { router, multipath } => {
+                self.routers.entry(*router).or_default().multipath = *multipath;
             }
             Op::RouterGone(router) => {
                 self.routers.remove(router).expect("a router that exists goes");

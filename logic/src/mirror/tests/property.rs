@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// What the tables hold, told without numbers.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
-    routers: BTreeMap<NamespaceId, ([bool; 2], BTreeSet<u32>)>,
+    routers: BTreeMap<NamespaceId, (crate::plan::MultipathHash, BTreeSet<u32>)>,
     interfaces: BTreeMap<(NamespaceId, u32), Interface>,
     routes: BTreeMap<(NamespaceId, String), String>,
     neighbours: BTreeMap<((NamespaceId, u32), IpAddr), Mac>,
@@ -23,7 +23,7 @@ fn told(mirror: &Mirror, model: &Model) -> Told {
     let mut told = Told::default();
     for (id, router) in &model.routers {
         let namespace = names[id];
-        told.routers.insert(namespace, (router.multipath_l4, router.addresses.clone()));
+        told.routers.insert(namespace, (router.multipath, router.addresses.clone()));
         let routes4 = router.routes4.iter().map(|(p, t)| (p.to_string(), t));
         for (prefix, target) in routes4.chain(router.routes6.iter().map(|(p, t)| (p.to_string(), t))) {
             told.routes.insert((namespace, prefix), tell(mirror, target));

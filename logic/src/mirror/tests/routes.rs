@@ -82,7 +82,7 @@ fn a_dump_leads_where_linux_would() {
         ),
         ("no next hop", vec![alias(0, Next::None)], Some(UNICAST_COMPLEX)),
         ("object that is not there", vec![alias(0, Next::Object(7))], Some(UNDECIDED)),
-        ("local", vec![kind(RouteKind::Local, dev(1))], Some(pass(Reason::Local))),
+        ("a local prefix", vec![kind(RouteKind::Local, dev(1))], Some(pass(Reason::LocalPrefix))),
         ("anycast", vec![kind(RouteKind::Anycast, dev(1))], Some(pass(Reason::Local))),
         ("broadcast", vec![kind(RouteKind::Broadcast, dev(1))], Some(pass(Reason::Broadcast))),
         ("multicast", vec![kind(RouteKind::Multicast, dev(1))], Some(pass(Reason::Broadcast))),
@@ -102,10 +102,13 @@ fn a_dump_leads_where_linux_would() {
         ),
     ];
     for (name, routes, expected) in rows {
-        let mut heeding = Link { carrier: false, ..physical(2) };
+        let mut heeding = Link { carrier: false, running: false, ..physical(2) };
         heeding.ipv4.ignore_routes_with_linkdown = true;
         let links = vec![physical(1), heeding, physical(9)];
-        let bench = Bench::with(Limits::default(), Dump { links, routes4: routes, ..Dump::default() });
+        let bench = Bench::with(
+            Limits::default(),
+            Dump { links, settings: choosing(), routes4: routes, ..Dump::default() },
+        );
         assert_eq!(bench.target4("10.0.0.0/8"), expected.as_ref(), "{name}");
     }
 }
@@ -184,32 +187,169 @@ fn messages_keep_the_kernels_order() {
     }
 }
 
-/// The kernel has one route or two that look alike: while it may have one, it decides.
+/// fib_find_info(): two routes that differ in protocol, scope or preferred source only are two.
 #[test]
-fn a_route_added_twice_and_deleted_once_is_the_kernels() {
-    let route = || alias(7, via(1, "10.9.9.1"));
+fn routes_that_look_alike_are_told_apart() {
+    use Change::*;
+    let route = |rest| Route { rest, ..alias(7, via(1, "10.9.9.1")) };
+    let out = out(1, Some("10.9.9.1"));
     let mut bench = Bench::host(vec![route4("0.0.0.0/0", dev(2))], vec![]);
     let rows = [
-        (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, Some(UNDECIDED)),
-        (Change::Append, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, Some(UNDECIDED)),
-        (Change::Delete, None),
-        (Change::Add, Some(out(1, Some("10.9.9.1")))),
-        (Change::Delete, None),
+        ("one", Add, 1, Some(&out)),
+        ("its like", Append, 2, Some(&out)),
+        ("a message that a dump has overtaken", Add, 1, Some(&out)),
+        ("one goes", Delete, 1, Some(&out)),
+        ("a third goes that is not there", Delete, 3, Some(&out)),
+        ("the other goes", Delete, 2, None),
     ];
-    for (at, (change, expected)) in rows.into_iter().enumerate() {
-        bench.after([Event::Route4(HOST, change, route())]);
-        assert_eq!(bench.target4("10.0.0.0/8"), expected.as_ref(), "row {at}");
+    for (name, change, rest, expected) in rows {
+        bench.after([Event::Route4(HOST, change, route(rest))]);
+        assert_eq!(bench.target4("10.0.0.0/8"), expected, "{name}");
     }
-    bench
-        .after([Change::Add, Change::Add, Change::Delete].map(|change| Event::Route4(HOST, change, route())));
-    bench.after([Event::Routes(HOST, vec![route4("0.0.0.0/0", dev(2))], vec![])]);
-    assert_eq!(bench.target4("10.0.0.0/8"), None, "a dump settles it");
-    bench.after([Event::Routes(HOST, vec![route(), route()], vec![])]);
-    bench.after([Event::Route4(HOST, Change::Delete, route())]);
-    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))), "a dump knows of both");
+}
+
+/// `ip nexthop replace` announces every route of the object with `NLM_F_REPLACE`, where it stands.
+#[test]
+fn an_announcement_takes_no_other_routes_place() {
+    use Change::*;
+    let (first, second) = (alias(7, via(1, "10.9.9.1")), alias(7, Next::Object(5)));
+    let object = NexthopObject { id: 5, kind: NexthopObjectKind::Single(hop(2, Some("10.9.9.2"))) };
+    let mut bench = Bench::host(vec![first.clone(), second.clone()], vec![]);
+    bench.after([Event::Nexthop(HOST, object), Event::Route4(HOST, Replace, second.clone())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))));
+    bench.after([Event::Route4(HOST, Delete, first)]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
+    bench.after([Event::Route4(HOST, Delete, second)]);
+    assert_eq!(bench.target4("10.0.0.0/8"), None, "there was one of it");
+}
+
+/// IPv6 takes the same message for a replacement of the first equal and for an announcement.
+#[test]
+fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_again() {
+    use Change::*;
+    let first = || route6("2001:db8::/32", dev(1));
+    let second = || route6("2001:db8::/32", Next::Object(5));
+    let object = || NexthopObject { id: 5, kind: NexthopObjectKind::Single(hop(1, None)) };
+    let mut bench = Bench::host(vec![], vec![first(), second()]);
+    bench.after([Event::Nexthop(HOST, object()), Event::Route6(HOST, Replace, first())]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)), "the first one: both mean the same");
+    bench.after([Event::Route6(HOST, Replace, second())]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED));
+    assert_eq!(bench.mirror.unsure().collect::<Vec<_>>(), [HOST]);
+    bench.after([Event::Route6(HOST, Delete, second())]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&UNDECIDED), "the first may be there still");
+    bench.after([Event::Routes(HOST, vec![], vec![first()])]);
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(1, None)));
+    assert_eq!(bench.mirror.unsure().count(), 0);
+}
+
+/// The kernel had [A, B], replaced A by C and deleted C; the dump between the messages holds B.
+#[test]
+fn a_replacement_that_a_dump_may_have_overtaken_is_the_kernels_until_read_again() {
+    use Change::*;
+    let route = |gateway| alias(7, via(1, gateway));
+    let mut bench = Bench::host(vec![route("10.9.9.2")], vec![]);
+    bench.after([Event::Route4(HOST, ReplaceLate, route("10.9.9.2"))]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.2"))), "the dump has it");
+    let late = [(ReplaceLate, "10.9.9.3"), (Delete, "10.9.9.3")];
+    bench.after(late.map(|(change, gateway)| Event::Route4(HOST, change, route(gateway))));
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&UNDECIDED));
+    assert_eq!(bench.mirror.unsure().collect::<Vec<_>>(), [HOST]);
+    bench.after([Event::Routes(HOST, vec![route("10.9.9.2")], vec![])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.2"))));
+    bench.after([Event::Route4(HOST, ReplaceLate, route("10.9.9.3")), Event::Routes(HOST, vec![], vec![])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), None);
+}
+
+/// fib6_node_lookup_1(): a subtree of sources is asked before any metric is looked at.
+#[test]
+fn a_prefix_with_a_route_for_some_sources_is_the_kernels() {
+    let sourced = || Route { metric: 1024, for_sources: true, rest: 1, ..route6("::/0", via(1, "fe80::1")) };
+    let plain = || Route { metric: 100, ..route6("::/0", via(2, "fe80::2")) };
+    let longer = || route6("2001:db8::/32", via(2, "fe80::2"));
+    let mut bench = Bench::host(vec![], vec![plain(), longer()]);
+    assert_eq!(bench.target6("::/0"), Some(&out(2, Some("fe80::2"))));
+    bench.after([Event::Route6(HOST, Change::Add, sourced())]);
+    assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "whatever the metrics");
+    assert_eq!(bench.target6("2001:db8::/32"), Some(&out(2, Some("fe80::2"))), "a longer destination wins");
+    bench.after([Event::Route6(HOST, Change::Delete, Route { rest: 2, ..sourced() })]);
+    assert_eq!(bench.target6("::/0"), Some(&UNDECIDED), "that one was for other sources");
+    bench.after([Event::Route6(HOST, Change::Delete, sourced())]);
+    assert_eq!(bench.target6("::/0"), Some(&out(2, Some("fe80::2"))));
+}
+
+#[test]
+fn a_route_that_ends_leaves_the_fast_path_before() {
+    let seconds = std::time::Duration::from_secs;
+    let ending = |end| Route { expires: Some(seconds(end)), ..route6("::/0", via(1, "fe80::1")) };
+    let gateway = out(1, Some("fe80::1"));
+    let mut bench = Bench::host(vec![], vec![ending(100)]);
+    bench.mirror.pass_time(seconds(50));
+    assert_eq!(bench.mirror.next_end(), Some(seconds(98)));
+    assert_eq!(bench.plan(), []);
+    bench.mirror.pass_time(seconds(97));
+    bench.after([Event::Routes(HOST, vec![], vec![ending(200)])]);
+    bench.mirror.pass_time(seconds(100));
+    bench.plan();
+    assert_eq!(bench.target6("::/0"), Some(&gateway), "its end was moved");
+    bench.mirror.pass_time(seconds(198));
+    assert_eq!(bench.plan(), [Op::Route6(0, p6("::/0"), Some(UNICAST_COMPLEX))]);
+    assert_eq!(bench.mirror.next_end(), None);
+    bench.after([Event::Route6(HOST, Change::Replace, ending(1000))]);
+    assert_eq!(bench.target6("::/0"), Some(&gateway));
+    bench.after([Event::Route6(HOST, Change::Delete, ending(1000))]);
+    assert_eq!(bench.mirror.next_end(), None, "it is gone");
+    bench.after([Event::Route6(HOST, Change::Add, ending(198))]);
+    assert_eq!(bench.target6("::/0"), Some(&UNICAST_COMPLEX), "over before it came");
+}
+
+/// What the flags of next hop 2 and the state of its device mean for a choice between it and another.
+#[test]
+fn flags_of_next_hops_are_believed_while_they_fit_the_device() {
+    let both = Target::Multi([(out(1, Some("10.9.9.1")), 1), (out(2, Some("10.9.9.2")), 1)].into());
+    let one = out(1, Some("10.9.9.1"));
+    // (IPv6, dead, linkdown, the device: up, carrier, running; linkdown ignored), what follows
+    let rows = [
+        ((false, 0, 0, 1, 1, 1, 0), &both, "runs"),
+        ((false, 0, 0, 1, 1, 0, 0), &both, "dormant: Linux sends all the same"),
+        ((false, 0, 0, 1, 1, 0, 1), &UNDECIDED, "just gone dormant"),
+        ((true, 0, 1, 1, 1, 0, 1), &one, "dormant, and read again"),
+        ((true, 0, 1, 1, 1, 1, 1), &UNDECIDED, "dormant no more"),
+        ((true, 0, 1, 1, 1, 1, 0), &both, "nobody looks at the flag"),
+        ((false, 1, 1, 1, 0, 0, 1), &one, "no carrier, ignored"),
+        ((false, 1, 1, 1, 0, 0, 0), &both, "ignored before: IPv4 has none dead on a device that is up"),
+        ((true, 1, 1, 1, 0, 0, 0), &UNDECIDED, "IPv6 has"),
+        ((true, 1, 1, 1, 0, 0, 1), &one, "either way"),
+        ((false, 1, 1, 0, 0, 0, 0), &one, "down"),
+        ((false, 1, 1, 1, 1, 1, 1), &UNDECIDED, "up again, not read again"),
+    ];
+    for ((ipv6, dead, linkdown, up, carrier, running, ignored), expected, name) in rows {
+        let set = |bit| bit == 1;
+        let mut link = Link { up: set(up), carrier: set(carrier), running: set(running), ..physical(2) };
+        link.ipv4.ignore_routes_with_linkdown = set(ignored);
+        link.ipv6.ignore_routes_with_linkdown = set(ignored);
+        let gateway = if ipv6 { "fe80::" } else { "10.9.9." };
+        let flagged =
+            NextHop { dead: set(dead), linkdown: set(linkdown), ..hop(2, Some(&format!("{gateway}2"))) };
+        let next = Next::Many([hop(1, Some(&format!("{gateway}1"))), flagged].into());
+        let mut dump = Dump { links: vec![physical(1), link], settings: choosing(), ..Dump::default() };
+        if ipv6 {
+            dump.routes6 = vec![route6("2001:db8::/32", next)];
+        } else {
+            dump.routes4 = vec![alias(0, next)];
+        }
+        let bench = Bench::with(Limits::default(), dump);
+        let got = if ipv6 { bench.target6("2001:db8::/32") } else { bench.target4("10.0.0.0/8") };
+        let members = |target: &Target| if let Target::Multi(m) = target { m.len() } else { 1 };
+        match (got, expected) {
+            (Some(got), expected) if *expected == UNDECIDED => assert_eq!(got, expected, "{name}"),
+            (Some(got), expected) => {
+                assert_ne!(got, &UNDECIDED, "{name}");
+                assert_eq!(members(got), members(expected), "{name}: {got:?}");
+            }
+            (None, _) => panic!("{name}: no route"),
+        }
+    }
 }
 
 #[test]
@@ -276,7 +416,7 @@ fn nexthop_objects_are_followed() {
         (object(5, NexthopObjectKind::Group(vec![(1, 1), (2, 4)])), UNDECIDED),
         (single(2, hop(2, Some("10.9.9.2"))), multi),
         (single(2, dead(9, "10.9.9.2")), UNDECIDED),
-        (Event::Link(HOST, Link { carrier: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
+        (Event::Link(HOST, Link { carrier: false, running: false, ..physical(9) }), out(1, Some("10.9.9.1"))),
         (object(2, NexthopObjectKind::Blackhole), UNDECIDED),
         (object(5, NexthopObjectKind::Group(vec![(2, 1)])), pass(Reason::SpecialRoute)),
         (object(5, NexthopObjectKind::Blackhole), pass(Reason::SpecialRoute)),
@@ -298,11 +438,91 @@ fn unknown_multipath_policies_are_the_kernels() {
     let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
     let mut bench = Bench::host(vec![alias(0, both)], vec![]);
     for (policy, l4, taken) in [(1, true, true), (2, false, false), (3, false, false), (0, false, true)] {
-        let settings = Settings { multipath_policy: [policy, 0], ..Settings::default() };
+        let settings = Settings { multipath_policy: [policy, 0], ..choosing() };
         bench.after([Event::Settings(HOST, settings)]);
-        assert_eq!(bench.model.routers[&0].multipath_l4, [l4, false]);
+        assert_eq!(bench.model.routers[&0].multipath.l4, [l4, false]);
         let target = bench.target4("10.0.0.0/8");
         assert_eq!(matches!(target, Some(Target::Multi(_))), taken, "policy {policy}: {target:?}");
+    }
+}
+
+#[test]
+fn who_chooses_a_member_depends_on_the_key() {
+    let here = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
+    let elsewhere = weighted(&[(1, "10.9.9.1", 1), (9, "10.9.9.9", 1)]);
+    let routes = vec![alias(0, here), Route { prefix: p4("11.0.0.0/8"), ..alias(0, elsewhere) }];
+    let mut bench = Bench::host(routes, vec![]);
+    let rows = [
+        (MultipathKey::Linux([5, 6]), [true, true]),
+        // The kernel would choose once more for what goes to the member elsewhere.
+        (MultipathKey::Own([5, 6]), [true, false]),
+        (MultipathKey::Unknown, [false, false]),
+        (MultipathKey::Linux([7, 8]), [true, true]),
+    ];
+    for (multipath_key, taken) in rows {
+        bench.after([Event::Settings(HOST, Settings { multipath_key, ..Settings::default() })]);
+        assert_eq!(bench.model.routers[&0].multipath.key, multipath_key.words());
+        let found = ["10.0.0.0/8", "11.0.0.0/8"].map(|p| match bench.target4(p) {
+            Some(Target::Multi(_)) => true,
+            other => {
+                assert_eq!(other, Some(&UNICAST_COMPLEX), "{p} with {multipath_key:?}");
+                false
+            }
+        });
+        assert_eq!(found, taken, "{multipath_key:?}");
+    }
+}
+
+#[test]
+fn policy_1_stays_with_the_kernel_where_packets_come_with_a_hash() {
+    let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
+    let mut bench = Bench::host(vec![alias(0, both)], vec![]);
+    let policy = |policy| Event::Settings(HOST, Settings { multipath_policy: [policy, 0], ..choosing() });
+    let hashing = |hashes| Event::Port(1, Port { hashes, ..port(HOST, 2) });
+    let rows = [
+        (policy(0), true),
+        (hashing(true), true),
+        (policy(1), false),
+        (hashing(false), true),
+        (hashing(true), false),
+        (policy(0), true),
+    ];
+    for (at, (event, taken)) in rows.into_iter().enumerate() {
+        bench.after([event]);
+        let target = bench.target4("10.0.0.0/8");
+        assert_eq!(matches!(target, Some(Target::Multi(_))), taken, "row {at}: {target:?}");
+    }
+}
+
+/// Linux puts a new sibling last, but its message begins with it (`inet6_rt_notify()`); seen on 6.18.
+#[test]
+fn ipv6_members_stay_in_the_order_in_which_linux_tries_them() {
+    let set = |gateways: &[&str]| {
+        let hops = gateways.iter().map(|g| hop(1, Some(g))).collect();
+        route6("2001:db8::/32", Next::Many(hops))
+    };
+    let mut bench = Bench::host(vec![], vec![]);
+    let one = route6("2001:db8::/32", via(1, "fe80::1"));
+    let rows: Vec<(Change, Route<u128>, &[&str])> = vec![
+        (Change::Add, one, &[]),
+        (Change::Add, set(&["fe80::2", "fe80::1"]), &["fe80::1", "fe80::2"]),
+        (Change::Append, set(&["fe80::3", "fe80::1", "fe80::2"]), &["fe80::1", "fe80::2", "fe80::3"]),
+        (Change::Delete, route6("2001:db8::/32", via(1, "fe80::1")), &["fe80::2", "fe80::3"]),
+        (Change::Add, set(&["fe80::1", "fe80::2", "fe80::3"]), &["fe80::2", "fe80::3", "fe80::1"]),
+        (Change::Replace, set(&["fe80::3", "fe80::2"]), &["fe80::3", "fe80::2"]),
+    ];
+    for (at, (change, route, order)) in rows.into_iter().enumerate() {
+        bench.after([Event::Route6(HOST, change, route)]);
+        let found = bench.target6("2001:db8::/32");
+        let Some(Target::Multi(members)) = found else {
+            assert!(order.is_empty(), "row {at}: {found:?}");
+            continue;
+        };
+        let gateways = members.iter().map(|(member, _)| match member {
+            Target::Hop(hop) => hop.gateway.unwrap().to_string(),
+            other => panic!("row {at}: {other:?}"),
+        });
+        assert_eq!(gateways.collect::<Vec<_>>(), order, "row {at}");
     }
 }
 
@@ -339,7 +559,7 @@ fn sources_to_look_at_are_local_and_broadcast_host_routes() {
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001, 0x0a00_00ff]);
     bench.after([Event::Route4(HOST, Change::Delete, broadcast())]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0001]);
-    assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is no AnyIP");
+    assert_eq!(bench.mirror.routers().next().unwrap().ipv4, [""; 0], "127.0.0.0/8 is nothing special");
     bench.after([Event::Route4(HOST, Change::Add, local4("10.0.0.2/32"))]);
     bench.after([Event::Route4(HOST, Change::Delete, local4("10.0.0.1/32"))]);
     assert_eq!(Vec::from_iter(bench.model.routers[&0].addresses.clone()), [0x0a00_0002]);
@@ -360,4 +580,54 @@ fn the_route_to_an_address_is_the_longest_that_leads_somewhere() {
     );
     assert_eq!(bench.mirror.route6_to(HOST, 1), None);
     assert_eq!(bench.mirror.route4_to(RED, 0), None);
+}
+
+/// `ip addr add 192.0.2.0/24 dev lo`: IPv4 looks tables local and main up as one until there has been a rule, IPv6 asks local
+/// first. What lies within is the kernel's to decide; the rest is not concerned.
+#[test]
+fn a_local_prefix_concerns_what_lies_within_it() {
+    let local6 = |prefix: &str| Route { table: 255, kind: RouteKind::Local, ..route6(prefix, dev(9)) };
+    let routes4 = ["192.0.0.0/16", "192.0.2.128/25", "192.0.2.7/32"].map(|p| route4(p, dev(2)));
+    let routes6 = ["2001:db8::/32", "2001:db8:1:2::/64"].map(|p| route6(p, dev(2)));
+    let mut bench = Bench::host(routes4.into(), routes6.into());
+    let mut check = |events: Vec<Event>, within4: &[&str], within6: &[&str]| {
+        bench.after(events);
+        for prefix in ["192.0.0.0/16", "192.0.2.128/25", "192.0.2.7/32"] {
+            let hidden = within4.contains(&prefix);
+            let expected = if hidden { pass(Reason::LocalPrefix) } else { out(2, None) };
+            assert_eq!(bench.target4(prefix), Some(&expected), "{prefix}");
+        }
+        for prefix in ["2001:db8::/32", "2001:db8:1:2::/64"] {
+            let hidden = within6.contains(&prefix);
+            let expected = if hidden { pass(Reason::LocalPrefix) } else { out(2, None) };
+            assert_eq!(bench.target6(prefix), Some(&expected), "{prefix}");
+        }
+        let router = bench.mirror.routers().next().unwrap();
+        assert_eq!((router.ipv4, router.ipv6), (vec![], vec![]));
+        let looks = bench.model.interfaces.values().map(|i| i.look_at_sources).collect::<Vec<_>>();
+        (bench.target4("192.0.2.0/24").cloned(), bench.target6("2001:db8:1::/48").cloned(), looks)
+    };
+    let add = |route| Event::Route4(HOST, Change::Add, route);
+    let delete = |route| Event::Route4(HOST, Change::Delete, route);
+    let prefix = || local4("192.0.2.0/24");
+    let local = Some(pass(Reason::LocalPrefix));
+
+    let own = Route { kind: RouteKind::Local, table: 255, ..route4("192.0.2.7/32", dev(9)) };
+    assert_eq!(check(vec![], &[], &[]), (None, None, vec![false, false]));
+    let within = ["192.0.2.128/25", "192.0.2.7/32"];
+    assert_eq!(check(vec![add(prefix())], &within, &[]), (local.clone(), None, vec![true, true]));
+    let six = Event::Route6(HOST, Change::Add, local6("2001:db8:1::/48"));
+    let within6 = ["2001:db8:1:2::/64"];
+    assert_eq!(check(vec![six], &within, &within6), (local.clone(), local.clone(), vec![true, true]));
+    // A unicast route of table local hides as much, but is followed.
+    let unicast = || Route { table: 255, ..route4("192.0.2.0/24", dev(1)) };
+    let two = vec![delete(prefix()), add(unicast())];
+    assert_eq!(check(two, &within, &within6), (Some(out(1, None)), local.clone(), vec![true, true]));
+    assert_eq!(check(vec![delete(unicast())], &[], &within6), (None, local, vec![false, false]));
+    bench.after([add(prefix()), add(own)]);
+    assert_eq!(
+        bench.target4("192.0.2.7/32"),
+        Some(&pass(Reason::Local)),
+        "an address is one, wherever it lies"
+    );
 }

@@ -94,7 +94,7 @@ impl World {
             return vec![Event::PortGone(id)];
         }
         let (id, ifindex) = (1, dice.pick(&[2, 9]));
-        let port = Port { namespace: HOST, ifindex, frags: dice.roll(2) == 0 };
+        let port = Port { namespace: HOST, ifindex, frags: dice.roll(2) == 0, hashes: dice.roll(4) == 0 };
         let gone = self.ports.iter().any(|(other, _)| *other == id).then_some(Event::PortGone(id));
         self.ports.retain(|(other, _)| *other != id);
         self.ports.push((id, port.clone()));
@@ -124,9 +124,10 @@ fn change4(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u32>)> {
     let route = random4(dice);
     let key = |r: &Route<u32>| (r.prefix, r.table, r.tos, r.metric);
     let first = routes.iter().position(|r| key(r) == key(&route));
-    if routes.iter().any(|r| key(r) == key(&route) && r.kind == route.kind && same_next(&r.next, &route.next))
-    {
-        return None; // EEXIST
+    let same = |r: &Route<u32>| (key(r), r.kind, r.rest) == (key(&route), route.kind, route.rest);
+    if let Some(at) = routes.iter().position(|r| same(r) && same_next(&r.next, &route.next)) {
+        // EEXIST; or its nexthop object was replaced.
+        return (dice.roll(2) == 0).then(|| (Change::Replace, routes[at].clone()));
     }
     let change = dice.pick(&[Change::Add, Change::Append, Change::Replace]);
     match (change, first) {
@@ -166,6 +167,7 @@ fn random4(dice: &mut Dice) -> Route<u32> {
     };
     let mut route = route4(dice.pick(&PREFIXES4), next);
     route.metric = dice.roll(3) as u32;
+    route.rest = dice.roll(2) as u64;
     match dice.roll(16) {
         0 => route.tos = 8,
         1 => route.table = 253,
@@ -259,7 +261,8 @@ fn link_changes(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Event
         return vec![Event::LinkGone(id, ifindex)];
     }
     let link = &mut space.links[at];
-    match dice.roll(9) {
+    match dice.roll(10) {
+        8 => link.running = !link.running,
         0 => link.up = !link.up,
         1 => link.carrier = !link.carrier,
         2 => link.ipv4.forwarding = !link.ipv4.forwarding,
@@ -291,9 +294,11 @@ fn object_changes(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Eve
 }
 
 fn settings_change(id: NamespaceId, space: &mut Dump, dice: &mut Dice) -> Vec<Event> {
-    match dice.roll(3) {
+    let keys = [MultipathKey::Unknown, MultipathKey::Linux([1, 2]), MultipathKey::Own([3, 4])];
+    match dice.roll(4) {
         0 => space.settings.hazards4 = vec!["an nftables hook".into()],
-        1 => space.settings = Settings::default(),
+        1 => space.settings = choosing(),
+        2 => space.settings.multipath_key = dice.pick(&keys),
         _ => space.settings.multipath_policy = [dice.roll(3) as u8, dice.roll(3) as u8],
     }
     vec![Event::Settings(id, space.settings.clone())]

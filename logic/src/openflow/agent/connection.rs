@@ -10,7 +10,7 @@ use crate::{
     flow::{FlowRemoved, kernel::FlowMemory, table::RULES},
     openflow::{
         BadMessage, Message,
-        message::{AsyncConfig, Config, Fragments, Role},
+        message::{AsyncConfig, Role},
         wire::{Split, split},
     },
 };
@@ -34,7 +34,8 @@ pub(super) struct Connection {
     pub version: Option<Version>,
     pub role: Role,
     pub wants: AsyncConfig,
-    pub config: Config,
+    /// Kept and told: packet-ins have the whole packet.
+    pub miss_send_len: u16,
     pub subscription: Subscription,
     /// Bytes that came and were not looked at.
     input: Vec<u8>,
@@ -82,13 +83,13 @@ impl Connection {
             controller,
             version: None,
             role: Role::Equal,
-            // 1.3.5 section 6.3.4: everything; as a slave only what becomes of ports.
+            // 1.3.5 section 7.3.10: all but invalid TTLs; as a slave only what becomes of ports.
             wants: AsyncConfig {
-                packet_in: [0b111, 0],
+                packet_in: [0b011, 0],
                 port_status: [0b111; 2],
                 flow_removed: [0b1_1111, 0],
             },
-            config: Config { fragments: Fragments::Normal, miss_send_len: MISS_SEND_LEN },
+            miss_send_len: MISS_SEND_LEN,
             subscription: Subscription::default(),
             input: Vec::new(),
             asked: false,

@@ -45,7 +45,7 @@ pub use session::Version;
 
 use super::{
     extension::CoreStats,
-    message::{Description, PortStats, Role},
+    message::{Description, Fragments, PortStats, Role},
 };
 use crate::flow::{Action, Dialect, FlowMod, Instructions, Port, Refused, flows::Flows, kernel::FlowMemory};
 use connection::Connection;
@@ -159,6 +159,8 @@ pub struct Agent<M> {
     finished: u64,
     /// The last generation of masters.
     generation: Option<u64>,
+    /// What a controller has set for all of them.
+    fragments: Fragments,
     packet_ins: TokenBucket,
     packet_ins_lost: PacketInsLost,
     /// Packets for user space of which not all came.
@@ -181,6 +183,7 @@ impl<M: FlowMemory> Agent<M> {
             sealed: 0,
             finished: 0,
             generation: None,
+            fragments: Fragments::Normal,
             packet_ins_lost: PacketInsLost::default(),
             packets_cut: 0,
         }

@@ -1,6 +1,6 @@
 //! Packet-in and packet-out, and the packets that the kernel plane leaves to user space.
 
-use super::{Agent, ConnectionId, Effect};
+use super::{Agent, Connection, ConnectionId, Effect, session::Version};
 use crate::{
     flow::{
         Field, Match, Port, TableId,
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// What is in a packet-in beside the packet, at most: so much less of a packet fits.
-const AROUND: usize = 64;
+const AROUND: usize = 72;
 /// An Ethernet header: less is no frame.
 const SHORTEST: usize = 14;
 
@@ -74,24 +74,39 @@ struct ForControllers<'a> {
     /// Bytes of the whole.
     bytes: usize,
     reason: PacketInReason,
+    of_rule: bool,
     table: TableId,
     cookie: u64,
     in_port: Port,
     metadata: u64,
+    tunnel_id: u64,
 }
 
 impl ForControllers<'_> {
+    /// Why it is sent, in a version's words: to 1.0 a rule is a rule, whatever it matches.
+    fn reason(&self, version: Option<Version>) -> PacketInReason {
+        match self.reason {
+            PacketInReason::NoMatch if self.of_rule && version == Some(Version::OpenFlow10) => {
+                PacketInReason::Action
+            }
+            reason => reason,
+        }
+    }
+
     /// Never kept here to be sent later: there are no buffers.
-    fn message(&self) -> Message {
+    fn message(&self, version: Option<Version>) -> Message {
         let mut matching = Match::ANY.with(Field::InPort, self.in_port.0);
         if self.metadata != 0 {
             matching = matching.with(Field::Metadata, self.metadata);
+        }
+        if self.tunnel_id != 0 {
+            matching = matching.with(Field::TunnelId, self.tunnel_id);
         }
         let shown = self.frame.len().min(LONGEST - AROUND);
         Message::PacketIn(PacketIn {
             buffer: None,
             total_len: u16::try_from(self.bytes).unwrap_or(u16::MAX),
-            reason: self.reason,
+            reason: self.reason(version),
             table: self.table,
             cookie: self.cookie,
             matching,
@@ -116,25 +131,30 @@ impl<M: FlowMemory> Agent<M> {
             let done = self.flows.run(Packet::new(frame, notice.port), now_ns);
             return self.send_out(done.outputs, now_ns);
         }
-        let (table, cookie, is_miss) = self.whose(notice.rule);
+        let (table, cookie, is_miss, of_rule) = self.whose(notice.rule);
         let reason = match notice.reason {
             NoticeReason::Ttl => PacketInReason::InvalidTtl,
             _ if is_miss => PacketInReason::NoMatch,
             _ => PacketInReason::Action,
         };
-        let Notice { port: in_port, metadata, .. } = notice;
-        self.packet_in(&ForControllers { frame, bytes, reason, table, cookie, in_port, metadata }, now_ns);
+        let Notice { port: in_port, metadata, tunnel_id, .. } = notice;
+        let packet =
+            ForControllers { frame, bytes, reason, of_rule, table, cookie, in_port, metadata, tunnel_id };
+        self.packet_in(&packet, now_ns);
     }
 
-    /// Table and cookie of a row, and whether what it does is for packets that match nothing: a table's miss or a table-miss
-    /// rule (1.3.5 section 5.4).
-    fn whose(&self, row: u32) -> (TableId, u64, bool) {
+    /// Table and cookie of a row, whether what it does is for packets that match nothing, a table's miss or a table-miss rule
+    /// (1.3.5 section 5.4), and whether it is a rule.
+    fn whose(&self, row: u32) -> (TableId, u64, bool, bool) {
         match kernel::rule_of(row).and_then(|id| self.flows.tables().rule(id)) {
-            Some(rule) => (rule.table, rule.cookie, rule.priority == 0 && rule.matching == Match::ANY),
+            Some(rule) => {
+                let is_miss = rule.priority == 0 && rule.matching == Match::ANY;
+                (rule.table, rule.cookie, is_miss, true)
+            }
             None => {
                 let misses = 1..=u32::from(TABLES);
                 let table = if misses.contains(&row) { (row - 1) as TableId } else { 0 };
-                (table, NO_COOKIE, misses.contains(&row))
+                (table, NO_COOKIE, misses.contains(&row), false)
             }
         }
     }
@@ -168,10 +188,12 @@ impl<M: FlowMemory> Agent<M> {
                         frame: &frame,
                         bytes: frame.len(),
                         reason: output.reason,
+                        of_rule: output.of_rule,
                         table: output.table,
                         cookie: output.cookie,
                         in_port,
                         metadata: output.metadata,
+                        tunnel_id: output.tunnel_id,
                     };
                     self.packet_in(&packet, now_ns);
                 }
@@ -196,7 +218,8 @@ impl<M: FlowMemory> Agent<M> {
         if self.ports.flags(packet.in_port).no_packet_in {
             return;
         }
-        let wants = self.connections.iter().filter(|(_, c)| c.wants(c.wants.packet_in, packet.reason as u32));
+        let wanted = |c: &Connection| c.wants(c.wants.packet_in, packet.reason(c.version) as u32);
+        let wants = self.connections.iter().filter(|(_, c)| wanted(c));
         let ids: Vec<ConnectionId> = wants.map(|(&id, _)| id).collect();
         if ids.is_empty() {
             self.packet_ins_lost.no_controller += 1;
@@ -206,13 +229,13 @@ impl<M: FlowMemory> Agent<M> {
             self.packet_ins_lost.over_rate += 1;
             return;
         }
-        let message = packet.message();
         let mut taken = false;
         for id in ids {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             if connection.has_room() {
                 taken = true;
                 connection.packet_ins += 1;
+                let message = packet.message(connection.version);
                 self.tell(id, 0, &message);
             } else {
                 connection.packet_ins_dropped += 1;

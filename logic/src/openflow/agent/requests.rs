@@ -6,7 +6,7 @@ use crate::{
     openflow::{
         BadMessage, Message,
         extension::Extension,
-        message::{Experimenter, Role, StatsRequest},
+        message::{Config, Experimenter, Role, StatsRequest},
     },
 };
 
@@ -35,7 +35,10 @@ impl<M: FlowMemory> Agent<M> {
                 return self.extension(id, version, xid, &message, now_ms, outside);
             }
             Message::FeaturesRequest => Message::FeaturesReply(self.features(version)),
-            Message::GetConfigRequest => Message::GetConfigReply(connection.config),
+            Message::GetConfigRequest => Message::GetConfigReply(Config {
+                fragments: self.fragments,
+                miss_send_len: connection.miss_send_len,
+            }),
             Message::SetConfig(config) => return self.set_config(id, config),
             Message::PacketOut(packet) => return self.packet_out(packet, now_ms),
             Message::FlowMod(change) => return self.flow_mod(&change, version, now_ms),

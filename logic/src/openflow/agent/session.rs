@@ -5,7 +5,7 @@ use crate::{
     flow::{Dialect, kernel::FlowMemory, rule::TABLES},
     openflow::{
         BadMessage, CannotSay, Message,
-        message::{ErrorMessage, Features, Fragments, Role, StatsReply},
+        message::{Config, ErrorMessage, Features, Fragments, Role, StatsReply},
         v10, v13,
         wire::Header,
     },
@@ -221,18 +221,19 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    /// Fragments are only ever treated as [`Fragments::Normal`] says.
-    pub(super) fn set_config(
-        &mut self,
-        id: ConnectionId,
-        config: crate::openflow::message::Config,
-    ) -> Result<(), BadMessage> {
-        if config.fragments != Fragments::Normal {
+    /// Fragments are the switch's, so not a slave's to set, and never put together: OFPC_IP_REASM is not among the capabilities.
+    /// How much of a packet is sent is the connection's.
+    pub(super) fn set_config(&mut self, id: ConnectionId, config: Config) -> Result<(), BadMessage> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if config.fragments == Fragments::Reassemble {
             return Err(BadMessage::SwitchConfig);
         }
-        if let Some(connection) = self.connections.get_mut(&id) {
-            connection.config = config;
+        if config.fragments != self.fragments && connection.role == Role::Slave {
+            return Err(BadMessage::IsSlave);
         }
+        connection.miss_send_len = config.miss_send_len;
+        self.fragments = config.fragments;
+        self.flows.set_drop_fragments(config.fragments == Fragments::Drop);
         Ok(())
     }
 

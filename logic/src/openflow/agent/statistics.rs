@@ -82,9 +82,9 @@ impl<M: FlowMemory> Agent<M> {
             StatsRequest::Table => StatsReply::Table(self.table_stats()),
             StatsRequest::Port(port) => StatsReply::Port(self.port_stats(port, outside)?),
             StatsRequest::Queue { port, queue } => self.queue_stats(port, queue)?,
-            StatsRequest::Group(one) => return self.list(id, xid, What::Groups, self.groups(one)?),
+            StatsRequest::Group(one) => return self.list(id, xid, What::Groups, self.groups(one)),
             StatsRequest::GroupDescription => {
-                return self.list(id, xid, What::GroupDescriptions, self.groups(None)?);
+                return self.list(id, xid, What::GroupDescriptions, self.groups(None));
             }
             StatsRequest::GroupFeatures => StatsReply::GroupFeatures(group_features()),
             StatsRequest::Meter(one) => return self.list(id, xid, What::Meters, self.meters(one)?),
@@ -168,12 +168,12 @@ impl<M: FlowMemory> Agent<M> {
         }
     }
 
-    fn groups(&self, one: Option<u32>) -> Result<Vec<u32>, BadMessage> {
+    /// None is no error: 1.3.5 has one only for changes of a group (section 7.4.4.6).
+    fn groups(&self, one: Option<u32>) -> Vec<u32> {
         let tables = self.flows.tables();
         match one {
-            None => Ok(tables.groups().map(|group| group.id).collect()),
-            Some(id) if tables.group(id).is_some() => Ok(vec![id]),
-            Some(_) => Err(Refused::UnknownGroup.into()),
+            None => tables.groups().map(|group| group.id).collect(),
+            Some(id) => tables.group(id).map(|group| group.id).into_iter().collect(),
         }
     }
 

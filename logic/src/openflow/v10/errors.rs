@@ -24,6 +24,7 @@ pub fn error(bad: BadMessage, offending: &[u8]) -> ErrorMessage {
 enum About {
     Hello,
     PortMod,
+    PacketOut,
     Queue,
     Stats,
     Other,
@@ -34,6 +35,7 @@ impl About {
         match Header::read(message).map(|header| header.kind) {
             Some(kind::HELLO) => About::Hello,
             Some(kind::PORT_MOD) => About::PortMod,
+            Some(kind::PACKET_OUT) => About::PacketOut,
             Some(kind::QUEUE_GET_CONFIG_REQUEST) => About::Queue,
             Some(kind::STATS_REQUEST) => match message.get(HEADER..HEADER + 2) {
                 Some(&[0, QUEUE_STATS]) => About::Queue,
@@ -101,6 +103,8 @@ fn number(bad: BadMessage, about: About) -> (u16, u16) {
         | BadMessage::InstructionLength
         | BadMessage::MatchType
         | BadMessage::MatchLength => BAD_LEN,
+        // There is no error for the port that a controller's packet came in by: 1.3 has OFPBRC_BAD_PORT.
+        BadMessage::Port if about == About::PacketOut => EPERM,
         BadMessage::Port => port(about),
         BadMessage::BufferUnknown => BUFFER_UNKNOWN,
         BadMessage::BufferEmpty => BUFFER_EMPTY,
@@ -176,6 +180,6 @@ fn port(about: About) -> (u16, u16) {
         About::Queue => QUEUE_PORT,
         // There is no error for the port of statistics.
         About::Stats => EPERM,
-        About::Hello | About::Other => ACTION_OUT_PORT,
+        About::Hello | About::PacketOut | About::Other => ACTION_OUT_PORT,
     }
 }

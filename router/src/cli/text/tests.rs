@@ -46,6 +46,7 @@ fn sample() -> Status {
         placing: vec!["queue 1 of eth2 is not moved to core 3: refused".into()],
         uptime_s: 3725,
         heartbeat: Heartbeat { timeout_s: 30.0, age_s: Some(0.42) },
+        seen_late: vec!["legacy iptables: no control groups".into()],
         generation: 2,
         packets: Packets { forwarded: 123_456, forwarded_bytes: 7_901_184, passed: 12, dropped: 3, taken: 0 },
         lost: 9,
@@ -105,6 +106,7 @@ problem     queue 1 of eth2 is not moved to core 3: refused
 problem     port eth2 is not trusted: LRO is on
 note        port eth2: generic mode
 heartbeat   tables confirmed 0.4 s ago; without a daemon forwarding goes on for 30 s
+note        policy seen late: legacy iptables: no control groups
 packets     123456 forwarded (7.5 MiB), 212 ns each without transmit (sampled), 12 to the kernel, 3 dropped; 9 of those forwarded were lost at the egress port
 tables      901899 IPv4 and 3 IPv6 routes, 5 neighbours; generation 2
 flow rules  3, before routing; 90% of packets decided from the cache; 7 packets done by user space, 1 lost there
@@ -248,17 +250,27 @@ fn routes() {
 #[test]
 fn verification() {
     let compared = Families { ipv4: 10, ipv6: 2 };
-    let mut router = VerifyRouter { router: "host".into(), compared, ..VerifyRouter::default() };
+    let left = [("complex_route".to_string(), 3)].into();
+    let mut router = VerifyRouter {
+        router: "host".into(),
+        compared,
+        asked: 50,
+        left,
+        changing: 1,
+        ..VerifyRouter::default()
+    };
     let why_not = Families { ipv4: vec!["a rule".into()], ipv6: Vec::new() };
     let red = VerifyRouter { router: "red".into(), why_not, ..VerifyRouter::default() };
     let expected = "\
-ROUTER  PREFIXES4  PREFIXES6  DIFFERENCES
-host           10          2            0
-red             0          0            0
+ROUTER  PREFIXES4  PREFIXES6  ASKED  DIFFERENCES
+host           10          2     50            0
+red             0          0      0            0
+  host: left to the kernel (complex_route): 3 addresses
+  host: too busy to compare: 1 addresses
   red: IPv4 is not accelerated, the table is not used: IPv4: a rule
 the fast tables agree with the kernel's
 PREFIXES are those of the kernel's routes, its own addresses included; ROUTES of `millrace routers` are those in \
-                    the fast table
+                    the fast table; ASKED are the addresses the kernel was asked about
 ";
     assert_eq!(verify(&VerifyReport { routers: vec![router.clone(), red], differences: 0 }), expected);
     router.differences =

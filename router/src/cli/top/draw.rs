@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     cli::{cores, text::span},
-    printable::printable,
+    foreign::shown,
 };
 use ratatui::{
     Frame,
@@ -79,7 +79,7 @@ pub fn frame(frame: &mut Frame, model: Option<&Model>, state: &mut State) {
 fn head(model: &Model, state: Option<&State>) -> Vec<Line<'static>> {
     let mut lines = match &model.daemon {
         Ok(told) => told_head(&told.head),
-        Err(error) => vec![Line::styled(printable(error), BAD)],
+        Err(error) => vec![Line::styled(shown(error), BAD)],
     };
     if let Some(state) = state {
         let view = |view: View| {
@@ -100,7 +100,7 @@ fn told_head(head: &Head) -> Vec<Line<'static>> {
     let instance = head.instance.as_ref().map_or(String::new(), |instance| format!(" instance {instance},"));
     let mut lines = vec![
         Line::styled(
-            printable(&format!(
+            shown(&format!(
                 "millrace {},{instance} up {}, policy {}",
                 head.version,
                 span(head.uptime_s),
@@ -117,7 +117,7 @@ fn told_head(head: &Head) -> Vec<Line<'static>> {
             amount(head.lost_pps)
         )),
     ];
-    let problem = |problem: &String| Line::styled(printable(&format!("PROBLEM {problem}")), BAD);
+    let problem = |problem: &String| Line::styled(shown(&format!("PROBLEM {problem}")), BAD);
     lines.extend(head.problems.iter().take(PROBLEMS).map(problem));
     if let more @ 1.. = head.problems.len().saturating_sub(PROBLEMS) {
         lines.push(Line::styled(format!("PROBLEM and {more} more, see `millrace status`"), BAD));
@@ -262,7 +262,7 @@ fn ports(rows: &[PortRow], width: usize) -> Vec<Line<'static>> {
             Line::raw(amount(row.tx_pps)),
             Line::raw(amount(row.lost_pps)),
             text_cell(&row.mode),
-            Line::styled(printable(&row.problems.join("; ")), BAD),
+            Line::styled(shown(&row.problems.join("; ")), BAD),
         ]
     };
     columns::lines(&columns, rows.iter().map(row).collect(), width)
@@ -302,7 +302,7 @@ fn flows_view(rules: &Rules, width: usize) -> Vec<Line<'static>> {
         (false, Some(why)) => format!("NOT IN CHARGE: {why}"),
         (false, None) => "packets are routed".into(),
     };
-    let mut lines = vec![Line::raw(printable(&format!("{} flow rules, {charge}", status.rules)))];
+    let mut lines = vec![Line::raw(shown(&format!("{} flow rules, {charge}", status.rules)))];
     if status.in_charge {
         lines.push(Line::raw(format!(
             "cache {}: {}pps known, {}pps looked up; user space {}pps done, {}pps lost",
@@ -372,14 +372,14 @@ fn paths_view(rows: &[PathRow], width: usize) -> Vec<Line<'static>> {
 /// The last decisions about queues, the newest first.
 fn events(model: &Model, most: usize) -> Vec<Line<'static>> {
     let events = model.daemon.as_ref().map_or(&[][..], |told| &told.events);
-    let line = |event| Line::raw(printable(cores::event(event).trim_end()));
+    let line = |event| Line::raw(shown(cores::event(event).trim_end()));
     let lines: Vec<Line> = events.iter().take(most).map(line).collect();
     let head = (!lines.is_empty()).then(|| Line::styled("DECISIONS", HEAD));
     head.into_iter().chain(lines).collect()
 }
 
 fn text_cell(text: &str) -> Line<'static> {
-    Line::raw(if text.is_empty() { "-".into() } else { printable(text) })
+    Line::raw(if text.is_empty() { "-".into() } else { shown(text) })
 }
 
 fn percent(fraction: Option<f64>) -> String {

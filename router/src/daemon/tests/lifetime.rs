@@ -8,7 +8,7 @@ fn nothing_is_attached_before_the_tables_are_full_and_confirmed() {
     let case = start();
     let expected = Attachment {
         devices: vec!["eth1".into(), "eth2".into()],
-        deadline: Duration::from_secs(1030),
+        deadline: Duration::from_secs(1003),
         filled: true,
         slots: vec![],
         rules: None,
@@ -22,15 +22,15 @@ fn the_heartbeat_stops_while_the_kernel_cannot_be_read() {
     let mut case = start();
     let deadline = |case: &Case| case.linux.0.deadline.get().as_secs();
     case.round(Ok(vec![]), 1.0);
-    assert_eq!(deadline(&case), 1031);
+    assert_eq!(deadline(&case), 1004);
     for _ in 0..3 {
         case.round(Err(anyhow!("no buffer")), 10.0);
     }
-    assert_eq!(deadline(&case), 1031, "not confirmed");
+    assert_eq!(deadline(&case), 1004, "not confirmed");
     let status = case.status();
     assert!(!status.ready && status.problem.as_ref().is_some_and(|p| p.contains("no buffer")), "{status:?}");
     case.round(Ok(vec![]), 1.0);
-    assert_eq!(deadline(&case), 1062);
+    assert_eq!(deadline(&case), 1035);
     assert!(case.status().ready);
 }
 

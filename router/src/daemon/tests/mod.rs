@@ -14,7 +14,8 @@ use super::{
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
     seam::{
-        Device, FastPath, Kernel, Observe, Reread, Stand, SwitchEnd, SwitchPath, Told, UserPlane, Wanted,
+        Ask, Device, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Stand,
+        SwitchEnd, SwitchPath, Told, UserPlane, Wanted,
     },
     totals::State,
 };
@@ -65,7 +66,9 @@ struct World {
     now: Cell<Duration>,
     /// Results of the next polls; then nothing happens.
     polls: RefCell<VecDeque<Result<Vec<Event>>>>,
-    dump: RefCell<Dump>,
+    /// Policies that were read, and not told.
+    policies: RefCell<Vec<PolicyRead>>,
+    dump: Held,
     /// What the next reading waits for.
     hold: RefCell<Option<Receiver<()>>>,
     probed: RefCell<Vec<IpAddr>>,
@@ -326,16 +329,66 @@ impl Observe for Linux {
         let deaf = self.0.cannot_transmit.borrow().contains(&port).then(|| "takes no redirects".into());
         unknown.chain(deaf.map(|text| Problem { kind: ProblemKind::CannotTransmit, text })).collect()
     }
+    fn read_policy(&mut self, namespace: NamespaceId) {
+        let read = PolicyRead { namespace, took: Duration::ZERO, error: None };
+        self.0.policies.borrow_mut().push(read);
+    }
+    fn policies_read(&mut self) -> Vec<PolicyRead> {
+        self.0.policies.take()
+    }
     fn troubles(&self) -> Vec<String> {
         Vec::new()
     }
-    fn reread(&mut self) -> Reread {
-        let (dump, hold) = (self.0.dump.borrow().clone(), self.0.hold.borrow_mut().take());
-        Box::new(move || {
-            // Until the test lets go.
-            hold.map(|hold| hold.recv());
-            Ok(vec![(0, dump)])
-        })
+    fn questions(&mut self) -> Result<Box<dyn Ask>> {
+        Ok(Box::new(Asked { dump: self.0.dump.clone(), hold: self.0.hold.borrow_mut().take() }))
+    }
+}
+
+/// What Linux holds, also seen by a thread that compares.
+#[derive(Clone, Default)]
+struct Held(Arc<Mutex<Dump>>);
+
+impl Held {
+    fn borrow_mut(&self) -> std::sync::MutexGuard<'_, Dump> {
+        self.0.lock().unwrap()
+    }
+}
+
+/// Answers as a Linux that holds this would, whose routes lead to one next hop.
+struct Asked {
+    dump: Held,
+    hold: Option<Receiver<()>>,
+}
+
+impl Ask for Asked {
+    fn routes(&mut self, _: NamespaceId) -> Result<Vec<Known>> {
+        // Until the test lets go.
+        self.hold.take().map(|hold| hold.recv());
+        let known = |route: &Route<u32>| {
+            let Next::One(hop) = &route.next else { panic!("one next hop each") };
+            let connected = Some(hop.ifindex).filter(|_| hop.gateway.is_none());
+            let (address, length) = (Ipv4Addr::from(route.prefix.address()).into(), route.prefix.length());
+            Known { address, length, connected, local: false }
+        };
+        Ok(self.dump.borrow_mut().routes4.iter().map(known).collect())
+    }
+    fn way(&mut self, _: NamespaceId, question: &Question) -> Result<Option<Sent>> {
+        let IpAddr::V4(address) = question.address else { return Ok(None) };
+        let dump = self.dump.borrow_mut();
+        let routes = dump.routes4.iter().filter(|route| route.prefix.contains(address.to_bits()));
+        let longest = routes.max_by_key(|route| route.prefix.length());
+        Ok(longest.map(|route| {
+            let Next::One(hop) = &route.next else { panic!("one next hop each") };
+            Sent { oif: hop.ifindex, gateway: hop.gateway, mtu: route.mtu }
+        }))
+    }
+    fn neighbours(&mut self, _: NamespaceId) -> Result<BTreeMap<(u32, IpAddr), Mac>> {
+        let dump = self.dump.borrow_mut();
+        Ok(dump.neighbours.iter().filter_map(|n| Some(((n.ifindex, n.address), n.mac?))).collect())
+    }
+    fn devices(&mut self, _: NamespaceId) -> Result<BTreeMap<u32, Hardware>> {
+        let dump = self.dump.borrow_mut();
+        Ok(dump.links.iter().map(|l| (l.ifindex, Hardware { mac: l.mac, mtu: l.mtu })).collect())
     }
 }
 
@@ -349,6 +402,7 @@ fn link(ifindex: u32, name: &str) -> Link {
         mtu: 1500,
         up: true,
         carrier: true,
+        running: true,
         kind: LinkKind::Physical,
         below: None,
         master: None,
@@ -370,6 +424,9 @@ fn route(prefix: &str, ifindex: u32, gateway: Option<&str>) -> Route<u32> {
         kind: RouteKind::Unicast,
         next: Next::One(hop),
         mtu: None,
+        for_sources: false,
+        expires: None,
+        rest: 0,
         complex: None,
     }
 }
@@ -393,7 +450,7 @@ fn dump() -> Dump {
 }
 
 fn port(ifindex: u32) -> Port {
-    Port { namespace: 0, ifindex, frags: false }
+    Port { namespace: 0, ifindex, frags: false, hashes: false }
 }
 
 fn linux() -> Linux {

@@ -139,7 +139,7 @@ fn a_port_that_is_down_or_gone_says_so_at_once() {
     let mut case = start();
     case.round(Ok(vec![Event::Link(0, Link { up: false, ..link(2, "eth2") })]), 0.001);
     let port = |case: &mut Case| case.status().ports.remove(1);
-    assert_eq!(port(&mut case).problems, ["the port is down (ip link set eth2 up)"]);
+    assert_eq!(port(&mut case).problems, ["the port is down (ip link set dev eth2 up)"]);
     assert!(case.status().ready, "the other is up");
     case.round(Ok(vec![Event::Link(0, link(2, "eth2"))]), 0.001);
     assert_eq!(port(&mut case).problems, [""; 0]);

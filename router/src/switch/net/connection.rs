@@ -1,17 +1,25 @@
 //! One connection.
 
 use super::{CHUNK_BYTES, ConnectionId, NetEvent, Shared, Timing};
+use crate::door::{Gone, Pass};
 use rustix::net::sockopt;
-use std::{collections::VecDeque, io, time::Duration};
+use std::{collections::VecDeque, io, net::IpAddr, pin::pin, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
     net::TcpStream,
     sync::mpsc,
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 
 /// Most bytes that are read and forgotten when a connection is closed here.
 const LINGER_BYTES: usize = 1 << 20;
+
+/// Bytes of a header, whose second one is the type (OpenFlow 1.3.5, 7.1).
+const HEADER_BYTES: usize = 8;
+const HELLO: u8 = 0;
+/// Why a connection that a peer opened is closed.
+pub const NO_ROOM: &str = "there are as many connections as there may be";
+pub const SENT_AWAY: &str = "newer ones have its place, as it had not greeted yet";
 
 /// TCP, or TLS over it.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -39,12 +47,19 @@ pub fn prepare(stream: &TcpStream, timing: &Timing) -> io::Result<()> {
     Ok(())
 }
 
-/// Serves a connection until it ends.
-pub async fn serve(shared: &Shared, target: usize, stream: Box<dyn Stream>, peer: &str) {
+/// Serves a connection until it ends. `guest`: of one that the peer opened.
+pub async fn serve(
+    shared: &Shared,
+    target: usize,
+    stream: Box<dyn Stream>,
+    peer: &str,
+    guest: Option<(Pass<IpAddr>, Gone)>,
+) {
     let (id, orders) = shared.opened(target, peer);
     let (reader, writer) = split(stream);
     let unsent = Unsent { queue: VecDeque::new(), taken: 0 };
-    let mut connection = Connection { shared, id, reader, writer, unsent, chunk: vec![0; CHUNK_BYTES] };
+    let (chunk, head) = (vec![0; CHUNK_BYTES], Vec::new());
+    let mut connection = Connection { shared, id, reader, writer, unsent, chunk, head, guest };
     let why = connection.talk(orders).await;
     drop(connection);
     shared.closed(target, id, peer, why);
@@ -57,18 +72,33 @@ struct Connection<'a> {
     writer: WriteHalf<Box<dyn Stream>>,
     unsent: Unsent,
     chunk: Vec<u8>,
+    /// The first bytes of the peer.
+    head: Vec<u8>,
+    guest: Option<(Pass<IpAddr>, Gone)>,
 }
 
 impl Connection<'_> {
     /// Until it ends; says why.
     async fn talk(&mut self, mut orders: mpsc::UnboundedReceiver<Command>) -> String {
         let mut wants = false;
+        // From the moment at which its user is ready to hear it.
+        let mut silence = pin!(sleep(Duration::ZERO));
         loop {
+            let is_greeted = self.is_greeted();
             tokio::select! {
+                () = sent_away(&mut self.guest) => return SENT_AWAY.into(),
+                () = &mut silence, if wants && !is_greeted => {
+                    return format!("no OpenFlow HELLO in {:?}", self.shared.timing.hello);
+                }
                 order = orders.recv() => match order {
                     Some(Command::Send(bytes)) => self.unsent.queue.extend(bytes),
-                    Some(Command::Read) => wants = true,
+                    Some(Command::Read) => {
+                        wants = true;
+                        silence.as_mut().reset(Instant::now() + self.shared.timing.hello);
+                    }
                     Some(Command::Close(why)) => {
+                        // Others need not wait for its last bytes.
+                        self.guest = None;
                         let _ = timeout(self.shared.timing.linger, self.linger()).await;
                         return why;
                     }
@@ -83,12 +113,30 @@ impl Connection<'_> {
                     Ok(bytes) => {
                         wants = false;
                         let bytes = self.chunk[..bytes].to_vec();
+                        if !self.greet(&bytes) {
+                            return NO_ROOM.into();
+                        }
                         self.shared.tell(NetEvent::Received { connection: self.id, bytes });
                     }
                     Err(error) => return format!("reading: {error}"),
                 },
             }
         }
+    }
+
+    fn is_greeted(&self) -> bool {
+        self.head.len() == HEADER_BYTES && self.head[1] == HELLO
+    }
+
+    /// Looks for the HELLO that a peer begins with. False: it is there, and there is no room for one more connection.
+    fn greet(&mut self, bytes: &[u8]) -> bool {
+        let wanted = HEADER_BYTES - self.head.len();
+        if wanted == 0 {
+            return true;
+        }
+        self.head.extend(bytes.iter().take(wanted));
+        let is_greeted = self.is_greeted();
+        self.guest.as_mut().filter(|_| is_greeted).is_none_or(|(pass, _)| pass.enter(false))
     }
 
     /// Sends what is left, says that this was all, and waits until the peer has said the same: closing with bytes unread
@@ -106,6 +154,15 @@ impl Connection<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// Ends when the peer must go.
+async fn sent_away(guest: &mut Option<(Pass<IpAddr>, Gone)>) {
+    match guest {
+        // Nothing is ever sent: the other end is dropped.
+        Some((_, gone)) => drop(gone.await),
+        None => std::future::pending().await,
     }
 }
 

@@ -30,7 +30,7 @@ pub async fn keep(shared: Arc<Shared>, index: usize, target: Target, tls: Option
         let lived = match connect(&shared.timing, &target, tls.as_ref()).await {
             Ok(stream) => {
                 let begun = Instant::now();
-                connection::serve(&shared, index, stream, &target.to_string()).await;
+                connection::serve(&shared, index, stream, &target.to_string(), None).await;
                 begun.elapsed()
             }
             Err(error) => {

@@ -1,10 +1,29 @@
 //! Connections that controllers, and tools such as `ovs-ofctl`, open.
+//!
+//! A peer waits before the [`Door`] until its TLS handshake is done, or without TLS until its OpenFlow HELLO is there: an
+//! idle socket has no slot, and can keep nobody out.
 
-use super::{MAX_INBOUND, Shared, connection, dial::within, tls::Tls};
-use crate::config::Target;
+use super::{
+    Shared,
+    connection::{self, NO_ROOM, SENT_AWAY},
+    dial::within,
+    tls::Tls,
+};
+use crate::{
+    config::Target,
+    door::{Door, Gone, Pass, Room},
+};
 use anyhow::{Context, Result};
-use std::{io, net::TcpListener, sync::Arc, time::Duration};
-use tokio::{net::TcpStream, sync::Semaphore, time::sleep};
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
+use tokio::{net::TcpStream, time::sleep};
+
+/// Of one listener. `inside` are connections; others are closed, and counted.
+pub const ROOM: Room = Room { waiting: 128, waiting_of_a_source: 16, inside: 64, inside_of_a_source: 32 };
 
 /// Takes the address of a target that listens.
 pub fn bind(target: &Target) -> Result<TcpListener> {
@@ -14,13 +33,13 @@ pub fn bind(target: &Target) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Accepts connections and serves at most [`MAX_INBOUND`] at a time, for ever.
+/// Accepts connections and serves as many as there is [`ROOM`] for, for ever.
 pub async fn serve(shared: Arc<Shared>, index: usize, listener: TcpListener, tls: Option<Tls>) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => return shared.failed(index, format!("listening: {error}")),
     };
-    let slots = Arc::new(Semaphore::new(MAX_INBOUND));
+    let door = Door::new(ROOM);
     loop {
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -31,20 +50,24 @@ pub async fn serve(shared: Arc<Shared>, index: usize, listener: TcpListener, tls
                 continue;
             }
         };
-        let Ok(slot) = slots.clone().try_acquire_owned() else {
-            refuse(&shared, index, stream);
-            continue;
-        };
+        let mut guest = door.knock(source(peer.ip()));
         let (shared, tls) = (shared.clone(), tls.clone());
         tokio::spawn(async move {
-            let _slot = slot;
             let method = if tls.is_some() { "ssl" } else { "tcp" };
-            let peer = format!("{method}:{peer}");
-            match greet(&shared, stream, tls).await {
-                Ok(stream) => connection::serve(&shared, index, stream, &peer).await,
-                Err(error) => shared.failed(index, format!("{peer}: {error}")),
+            let name = format!("{method}:{peer}");
+            match greet(&shared, stream, tls, &mut guest).await {
+                Ok(stream) => connection::serve(&shared, index, stream, &name, Some(guest)).await,
+                Err(error) => shared.turned_away(index, &name, &error),
             }
         });
+    }
+}
+
+/// Whom a connection counts for: who has an IPv6 address mostly has 2^64 of them.
+fn source(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address => address,
     }
 }
 
@@ -52,24 +75,15 @@ async fn greet(
     shared: &Shared,
     stream: TcpStream,
     tls: Option<Tls>,
+    (pass, gone): &mut (Pass<IpAddr>, Gone),
 ) -> io::Result<Box<dyn connection::Stream>> {
     connection::prepare(&stream, &shared.timing)?;
-    Ok(match tls {
-        Some(tls) => Box::new(within(shared.timing.connect, "TLS handshake", tls.accept(stream)).await?),
-        None => Box::new(stream),
-    })
-}
-
-fn refuse(shared: &Shared, index: usize, stream: TcpStream) {
-    drop(stream);
-    let mut state = shared.state();
-    let target = &mut state.targets[index];
-    target.refused += 1;
-    if target.refused.is_power_of_two() {
-        tracing::warn!(
-            "OpenFlow: {}: {} connections refused, {MAX_INBOUND} are there",
-            target.target,
-            target.refused
-        );
+    let Some(tls) = tls else { return Ok(Box::new(stream)) };
+    tokio::select! {
+        done = within(shared.timing.connect, "TLS handshake", tls.accept(stream)) => {
+            let stream = done?;
+            if pass.enter(false) { Ok(Box::new(stream)) } else { Err(io::Error::other(NO_ROOM)) }
+        }
+        _ = gone => Err(io::Error::other(SENT_AWAY)),
     }
 }

@@ -18,13 +18,18 @@ mod listen;
 mod tests;
 mod tls;
 
-use crate::config::{OpenFlowSettings, Target};
+use crate::{
+    config::{OpenFlowSettings, Target},
+    privileges,
+    seldom::Seldom,
+};
 use anyhow::{Context, Result};
 use connection::Command;
 pub use logic::openflow::agent::ConnectionId;
 use serde::{Deserialize, Serialize};
 use std::{
     collections::HashMap,
+    io,
     net::{SocketAddr, TcpListener},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
@@ -37,8 +42,6 @@ use tokio::{
 
 /// Most bytes of one [`NetEvent::Received`].
 pub const CHUNK_BYTES: usize = 64 << 10;
-/// Most connections that one listener has at a time; others are closed at once, and counted.
-pub const MAX_INBOUND: usize = 16;
 
 /// What happened to a connection: first that it is there, last that it is closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +66,7 @@ pub struct ControllerReport {
     pub connections: Vec<ConnectionReport>,
     /// How often it was dialled.
     pub attempts: u64,
-    /// Connections that a listener closed at once because it had [`MAX_INBOUND`].
+    /// Connections that a listener closed because there was no room for them ([`listen::ROOM`]).
     pub refused: u64,
     /// Why the last attempt failed or the last connection ended.
     pub last_end: Option<String>,
@@ -91,6 +94,8 @@ struct Timing {
     settled: Duration,
     /// For a name, for each address of it, and for a TLS handshake.
     connect: Duration,
+    /// For the peer's first message, once somebody listens.
+    hello: Duration,
     /// Silence after which the kernel asks the peer's kernel.
     keepalive: Duration,
     /// A peer whose kernel says nothing, or takes nothing of what is sent, for so long is gone.
@@ -104,6 +109,7 @@ const TIMING: Timing = Timing {
     last_retry: Duration::from_secs(8),
     settled: Duration::from_secs(10),
     connect: Duration::from_secs(5),
+    hello: Duration::from_secs(10),
     keepalive: Duration::from_secs(10),
     gone: Duration::from_secs(30),
     linger: Duration::from_secs(1),
@@ -154,6 +160,7 @@ impl Network {
         }
         let (stop, stopped) = oneshot::channel();
         let thread = thread::Builder::new().name("openflow-net".into()).spawn(move || {
+            privileges::serve_with_nothing("openflow-net");
             let _ = runtime.block_on(stopped);
             runtime.shutdown_background();
         });
@@ -218,12 +225,21 @@ struct TargetState {
     attempts: u64,
     refused: u64,
     last_end: Option<(String, Instant)>,
+    seldom: Seldom,
 }
 
 impl TargetState {
     fn new(target: &Target, listening: Option<SocketAddr>) -> Self {
         let target = target.to_string();
-        Self { target, listening, connections: Vec::new(), attempts: 0, refused: 0, last_end: None }
+        Self {
+            target,
+            listening,
+            connections: Vec::new(),
+            attempts: 0,
+            refused: 0,
+            last_end: None,
+            seldom: Seldom::default(),
+        }
     }
 
     fn report(&self) -> ControllerReport {
@@ -282,10 +298,23 @@ impl Shared {
         let mut state = self.state();
         state.orders.remove(&connection);
         state.targets[target].connections.retain(|(id, ..)| *id != connection);
+        state.targets[target].refused += u64::from(why == connection::NO_ROOM);
         state.targets[target].last_end = Some((why.clone(), Instant::now()));
         state.targets[target].log(&format!("connection with {peer} ended: {why}"));
         drop(state);
         self.tell(NetEvent::Closed { connection, why });
+    }
+
+    /// One that a peer opened came to nothing. Whoever reaches the port can cause that, so it is logged seldom.
+    fn turned_away(&self, target: usize, peer: &str, why: &io::Error) {
+        let mut state = self.state();
+        let target = &mut state.targets[target];
+        target.refused += u64::from(why.to_string() == connection::NO_ROOM);
+        let source = peer.rsplit_once(':').map_or(peer, |(source, _)| source);
+        if let Some(more) = target.seldom.may("turned away", source, Instant::now()) {
+            tracing::warn!("OpenFlow: {}: {peer}: {why}{more}", target.target);
+        }
+        target.last_end = Some((format!("{peer}: {why}"), Instant::now()));
     }
 
     /// No connection came about. The same reason is told once, not each time.

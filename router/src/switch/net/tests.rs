@@ -2,7 +2,7 @@
 
 mod tls;
 
-use super::*;
+use super::{connection, listen::ROOM, *};
 use crate::config::TlsFiles;
 use std::{
     io::{ErrorKind, Read, Write},
@@ -15,6 +15,7 @@ const PACE: Timing = Timing {
     last_retry: Duration::from_millis(800),
     settled: Duration::from_secs(1),
     connect: Duration::from_secs(2),
+    hello: Duration::from_secs(60),
     keepalive: Duration::from_secs(1),
     gone: Duration::from_secs(3),
     linger: Duration::from_millis(500),
@@ -22,6 +23,8 @@ const PACE: Timing = Timing {
 /// More than the buffers of two sockets on loopback.
 const MUCH: usize = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// OpenFlow 1.3.
+const HELLO: [u8; 8] = [4, 0, 0, 8, 0, 0, 0, 1];
 
 /// A network and what it told.
 struct Observed {
@@ -31,10 +34,14 @@ struct Observed {
 
 impl Observed {
     fn start(controllers: &[&str], tls: Option<TlsFiles>) -> Result<Self> {
+        Self::start_at(controllers, tls, PACE)
+    }
+
+    fn start_at(controllers: &[&str], tls: Option<TlsFiles>, pace: Timing) -> Result<Self> {
         let controllers = controllers.iter().map(|target| target.parse().unwrap()).collect();
         let settings = OpenFlowSettings { controllers, tls, ..OpenFlowSettings::default() };
         let (to, events) = channel();
-        let network = Network::start_at_pace(&settings, PACE, move |event| drop(to.send(event)))?;
+        let network = Network::start_at_pace(&settings, pace, move |event| drop(to.send(event)))?;
         Ok(Self { network, events })
     }
 
@@ -98,6 +105,17 @@ impl Observed {
 
 fn dial(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// From 127.0.0.`host`.
+fn dial_from(host: u8, address: SocketAddr) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let dialling = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&dialling, &SocketAddr::from(([127, 0, 0, host], 0))).unwrap();
+    connect(&dialling, &address).unwrap();
+    let stream = TcpStream::from(dialling);
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream
 }
@@ -284,20 +302,105 @@ fn nobody_there_is_told_and_tried_again() {
 }
 
 #[test]
-fn a_listener_has_sixteen_connections_and_refuses_more() {
+fn a_source_has_so_many_connections_and_a_place_is_free_at_once() {
     let (observed, address) = Observed::listening();
-    let peers: Vec<_> = (0..MAX_INBOUND).map(|_| dial(address)).collect();
-    let connections: Vec<_> = peers.iter().map(|_| observed.connected()).collect();
-    for refused in 1..=3 {
-        assert_eq!(dial(address).read(&mut [0]).unwrap(), 0);
-        observed.report_until(|report| report.refused == refused && report.connections.len() == MAX_INBOUND);
+    let greeted = |from| {
+        let mut peer = dial_from(from, address);
+        peer.write_all(&HELLO).unwrap();
+        let connection = observed.connected();
+        observed.network.read(connection);
+        (peer, connection)
+    };
+    let heard =
+        |of| assert_eq!(observed.next(), NetEvent::Received { connection: of, bytes: HELLO.to_vec() });
+    let mut inside = Vec::new();
+    for _ in 0..ROOM.inside_of_a_source {
+        let (peer, connection) = greeted(1);
+        heard(connection);
+        inside.push((peer, connection));
     }
+    for refused in 1..=3 {
+        let (mut peer, connection) = greeted(1);
+        assert_eq!(observed.closed(connection), connection::NO_ROOM);
+        assert_eq!(peer.read(&mut [0]).unwrap_or(0), 0);
+        observed.report_until(|report| report.refused == refused);
+    }
+    let (_other, connection) = greeted(2);
+    heard(connection);
+    // Its peer reads nothing, so it lingers; its place is free before.
+    observed.network.send(inside[3].1, pattern(MUCH));
+    observed.network.close(inside[3].1, "enough");
+    loop {
+        let (mut peer, connection) = greeted_besides(&observed, address);
+        observed.network.read(connection);
+        match next_but_written(&observed) {
+            NetEvent::Received { connection: of, .. } if of == connection => break,
+            NetEvent::Closed { connection: of, why } if of == connection => {
+                assert_eq!(why, connection::NO_ROOM)
+            }
+            event => panic!("{event:?}"),
+        }
+        let _ = peer.read(&mut [0]);
+    }
+}
+
+/// One more from the first source, while another connection is written to.
+fn greeted_besides(observed: &Observed, address: SocketAddr) -> (TcpStream, ConnectionId) {
+    let mut peer = dial_from(1, address);
+    peer.write_all(&HELLO).unwrap();
+    match next_but_written(observed) {
+        NetEvent::Connected { connection, .. } => (peer, connection),
+        event => panic!("{event:?}"),
+    }
+}
+
+fn next_but_written(observed: &Observed) -> NetEvent {
+    loop {
+        match observed.next() {
+            NetEvent::Written { .. } => {}
+            NetEvent::Closed { why, .. } if why == "enough" => {}
+            event => return event,
+        }
+    }
+}
+
+#[test]
+fn peers_that_have_not_greeted_make_room_for_newer_ones() {
+    let (observed, address) = Observed::listening();
+    let idle: Vec<_> = (0..ROOM.waiting_of_a_source)
+        .map(|_| {
+            let peer = dial(address);
+            (peer, observed.connected())
+        })
+        .collect();
+    let _late = dial(address);
+    let mut of_late = None;
+    let mut closed = None;
+    while of_late.is_none() || closed.is_none() {
+        match observed.next() {
+            NetEvent::Connected { connection, .. } => of_late = Some(connection),
+            NetEvent::Closed { connection, why } => closed = Some((connection, why)),
+            event => panic!("{event:?}"),
+        }
+    }
+    assert_eq!(closed, Some((idle[0].1, connection::SENT_AWAY.into())));
     observed.nothing_for(Duration::from_millis(50));
-    observed.network.close(connections[3], "enough");
-    drop(peers);
-    assert_eq!(observed.closed(connections[3]), "enough");
-    let _peer = dial(address);
-    assert_eq!(observed.connected(), ConnectionId(MAX_INBOUND as u32));
+}
+
+#[test]
+fn a_peer_that_says_no_hello_is_closed_in_time() {
+    let pace = Timing { hello: Duration::from_millis(300), ..PACE };
+    let observed = Observed::start_at(&["ptcp:0:127.0.0.1"], None, pace).unwrap();
+    let mut peers = [dial(observed.address()), dial(observed.address())];
+    let [silent, greeting] = [observed.connected(), observed.connected()];
+    // Nobody is ready to hear it: the time does not run.
+    observed.nothing_for(pace.hello * 2);
+    peers[1].write_all(&HELLO).unwrap();
+    assert_eq!(observed.received(greeting), HELLO);
+    observed.network.read(greeting);
+    observed.network.read(silent);
+    assert_eq!(observed.closed(silent), "no OpenFlow HELLO in 300ms");
+    observed.nothing_for(pace.hello * 2);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! | this one | a switch and its connections, to talk to |
 //! | `hello` | hello, echo, broken messages |
 //! | `answers` | each request and what answers it, in both versions |
+//! | `conformance` | every field, action, instruction, group and band of 1.3.5: done, or refused with its error |
 //! | `barriers` | batches, barriers, notices of rules that ended |
 //! | `replies` | long replies in pieces, peers that do not read |
 //! | `packets` | packet-in and packet-out |
@@ -14,6 +15,7 @@
 
 mod answers;
 mod barriers;
+mod conformance;
 mod core_table;
 mod hello;
 mod machine;

@@ -6,7 +6,7 @@ use crate::{
         table::PathPort,
         text::parse_actions,
     },
-    openflow::message::{PacketIn, PacketInReason, PacketOut, PortFeatures, PortMod},
+    openflow::message::{AsyncConfig, PacketIn, PacketInReason, PacketOut, PortFeatures, PortMod},
 };
 
 /// An IPv4 packet of UDP with this TTL.
@@ -18,7 +18,7 @@ fn frame(ttl: u8) -> Vec<u8> {
 }
 
 fn notice(b: &mut Bench, rule: u32, reason: NoticeReason, frame: &[u8]) {
-    let notice = Notice { rule, port: Port(1), reason, frame_bytes: 100, metadata: 0 };
+    let notice = Notice { rule, port: Port(1), reason, frame_bytes: 100, metadata: 0, tunnel_id: 0 };
     b.agent.notice(notice, frame, 1_000_000 * b.now_ms);
 }
 
@@ -37,6 +37,10 @@ fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
     b.say(2, 0, &add("table=3,in_port=1,cookie=7,actions=controller"));
     b.say(2, 0, &add("table=4,priority=0,cookie=8,actions=controller"));
     b.say(2, 0, &add("table=5,cookie=9,actions=controller"));
+    notice(&mut b, 1, NoticeReason::Ttl, b"some bytes");
+    assert_eq!(b.done(), [], "only who asks is told of TTLs");
+    let wants = AsyncConfig { packet_in: [0b111, 0], port_status: [0b111; 2], flow_removed: [0b1_1111, 0] };
+    b.say(2, 0, &Message::SetAsync(wants));
     let rows: Vec<u32> = b.agent.flows().tables().ids().map(row).collect();
     let nobody = u64::MAX;
     for (rule, reason, expected) in [
@@ -51,15 +55,14 @@ fn a_notice_becomes_a_packet_in_with_what_the_rule_is() {
     ] {
         notice(&mut b, rule, reason, b"some bytes");
         let (reason, table, cookie) = expected;
-        // 1.0 has neither the TTL as a reason, nor table and cookie.
-        let of_10 = if reason == InvalidTtl { Action } else { reason };
-        let expected = [
-            Said(1, 0, packet_in(of_10, 0, 0, b"some bytes")),
-            Said(2, 0, packet_in(reason, table, cookie, b"some bytes")),
-        ];
-        assert_eq!(b.done(), expected);
+        // 1.0 has neither the TTL as a reason, nor table and cookie, nor a rule that stands for a miss.
+        let of_10 = if cookie == nobody { reason } else { Action };
+        let of_10 = (reason != InvalidTtl).then(|| Said(1, 0, packet_in(of_10, 0, 0, b"some bytes")));
+        let of_13 = Said(2, 0, packet_in(reason, table, cookie, b"some bytes"));
+        assert_eq!(b.done(), of_10.into_iter().chain([of_13]).collect::<Vec<_>>());
     }
-    assert_eq!((b.report(1).packet_ins, b.report(1).packet_ins_dropped), (8, 0));
+    assert_eq!((b.report(1).packet_ins, b.report(2).packet_ins), (6, 8));
+    assert_eq!((b.report(1).packet_ins_dropped, b.report(2).packet_ins_dropped), (0, 0));
 }
 
 #[test]
@@ -128,7 +131,14 @@ fn what_the_kernel_plane_leaves_is_done_here() {
         &add("in_port=1,cookie=7,actions=output:2,mod_dl_dst:02:00:00:00:00:09,output:3,controller:20"),
     );
     let slow = |b: &mut Bench, ttl, frame_bytes| {
-        let notice = Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes, metadata: 0 };
+        let notice = Notice {
+            rule: 0,
+            port: Port(1),
+            reason: NoticeReason::Slow,
+            frame_bytes,
+            metadata: 0,
+            tunnel_id: 0,
+        };
         b.agent.notice(notice, &frame(ttl), 1_000_000 * b.now_ms);
         b.done()
     };
@@ -162,8 +172,14 @@ fn what_is_left_of_a_path_takes_its_paths_word() {
     b.agent.set_paths(vec![path("up", false), path("drop", true)]);
     b.open(1, OpenFlow13);
     let left = |b: &mut Bench| {
-        let notice =
-            Notice { rule: 0, port: Port(1), reason: NoticeReason::Slow, frame_bytes: 42, metadata: 0 };
+        let notice = Notice {
+            rule: 0,
+            port: Port(1),
+            reason: NoticeReason::Slow,
+            frame_bytes: 42,
+            metadata: 0,
+            tunnel_id: 0,
+        };
         b.agent.notice(notice, &frame(9), 1_000_000 * b.now_ms);
         b.done()
     };
@@ -242,8 +258,10 @@ fn packets_that_cannot_be_sent_are_refused() {
     for (version, message, kind, code) in [
         (OpenFlow10, buffered(5), 1, 8),
         (OpenFlow13, buffered(5), 1, 8),
-        (OpenFlow10, packet_out(Port(4), "output:2", &frame(9)), 2, 4),
+        (OpenFlow10, packet_out(Port(4), "output:2", &frame(9)), 1, 5),
         (OpenFlow13, packet_out(Port(4), "output:2", &frame(9)), 1, 11),
+        (OpenFlow13, packet_out(Port::FLOOD, "output:2", &frame(9)), 1, 11),
+        (OpenFlow13, packet_out(Port(65024), "output:2", &frame(9)), 1, 11),
         (OpenFlow10, packet_out(Port::NONE, "output:4", &frame(9)), 2, 4),
         (OpenFlow13, packet_out(Port::NONE, "output:4", &frame(9)), 2, 4),
         (OpenFlow13, packet_out(Port::NONE, "group:4", &frame(9)), 2, 9),

@@ -106,7 +106,7 @@ fn of_a_path_nothing_is_set_and_nothing_comes_or_goes_by_packet_out() {
         (port_mod([2; 6], 0, 0, 0), Some((4, 1)), Some((7, 1))),
         (port_mod([0; 6], 0, 0, 1 << 6), Some((1, 5)), Some((7, 3))),
         (packet_out(Port::NONE, FIRST), Some((2, 4)), Some((2, 4))),
-        (packet_out(FIRST, Port(2)), Some((2, 4)), Some((1, 11))),
+        (packet_out(FIRST, Port(2)), Some((1, 5)), Some((1, 11))),
     ] {
         for (version, expected) in [(OpenFlow10, of_10), (OpenFlow13, of_13)] {
             answers(version, &message, expected);

@@ -6,7 +6,7 @@ use crate::{
     },
     openflow::{
         extension::{Core, Cores, Extension, Features, Workload},
-        message::PacketOut,
+        message::{Config, Fragments, PacketOut},
     },
 };
 use proptest::{
@@ -38,6 +38,8 @@ fn samples() -> Vec<Vec<u8>> {
         Message::EchoRequest(vec![1; 9]),
         Message::FeaturesRequest,
         Message::GetConfigRequest,
+        Message::SetConfig(Config { fragments: Fragments::Drop, miss_send_len: 9 }),
+        Message::SetConfig(Config { fragments: Fragments::Normal, miss_send_len: 128 }),
         Message::BarrierRequest,
         add("in_port=1,hard_timeout=1,send_flow_rem,actions=output:2"),
         add("in_port=2,send_flow_rem,actions=controller"),
@@ -52,6 +54,8 @@ fn samples() -> Vec<Vec<u8>> {
     let new = [
         Message::RoleRequest { role: Role::Master, generation: 7 },
         Message::GetAsyncRequest,
+        add("in_port=1,actions=set_tunnel:5,controller,goto_table:1"),
+        add("table=1,tun_id=5,actions=set_tunnel:6,output:2,controller"),
         Message::GroupMod(GroupMod::Delete(None)),
         Message::MeterMod(MeterMod::Delete(None)),
         Message::StatsRequest(StatsRequest::TableFeatures { sets: false }),
@@ -186,8 +190,14 @@ impl World {
                 }
             }
             Event::Packet(rule, reason, frame) => {
-                let notice =
-                    Notice { rule, port: Port(1), reason, frame_bytes: frame.len() as u32, metadata: 0 };
+                let notice = Notice {
+                    rule,
+                    port: Port(1),
+                    reason,
+                    frame_bytes: frame.len() as u32,
+                    metadata: 0,
+                    tunnel_id: 0,
+                };
                 self.b.agent.notice(notice, &frame, 1_000_000 * now_ms);
             }
             Event::Load(load) => {

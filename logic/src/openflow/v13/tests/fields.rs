@@ -128,7 +128,7 @@ fn a_match_that_makes_no_sense_is_refused() {
         ("80000a02 88e7 80004a03 000001", refused(Refused::BadField)), // PBB_ISID
         ("80000a02 86dd 80004e02 0001", refused(Refused::BadField)), // IPV6_EXTHDR
         ("ffff000a 00002320 000000000007", refused(Refused::BadField)),
-        ("ffff1806 4d4c5243 0000", refused(Refused::BadField)), // after the last of ours
+        ("ffff1a06 4d4c5243 0000", refused(Refused::BadField)), // after the last of ours
         ("ffff0003 4d4c52", Err(MatchLength)),
         ("80000003 000001", Err(MatchLength)),
         ("80000004 000001", Err(MatchLength)),
@@ -140,7 +140,7 @@ fn a_match_that_makes_no_sense_is_refused() {
         ("80000c02 2000", refused(Refused::BadValue)),
         ("80000c02 0064", refused(Refused::BadValue)), // an id without OFPVID_PRESENT
         ("80000d04 0064 1fff", refused(Refused::BadValue)),
-        ("80004c08 0000000100000000", refused(Refused::BadValue)),
+        ("80000a02 86dd 80003804 00100000", refused(Refused::BadValue)),
         ("80000004 00010000", refused(Refused::BadValue)),
         ("80000004 0000ff01", refused(Refused::BadValue)),
         ("80000a02 0800 80000a02 0800", refused(Refused::DuplicateField)),

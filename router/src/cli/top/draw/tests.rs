@@ -250,7 +250,7 @@ fn without_a_daemon_it_says_so_and_shows_cores() {
     let alone = Model { daemon: Err("no daemon is running\u{1b}[2J".into()), ..model() };
     let shown = screen(Some(&alone), &mut State { paused: true, ..state() }, 60, 5);
     let expected = [
-        "no daemon is running?[2J",
+        r"no daemon is running\u{1b}[2J",
         "[1 cores] 2 queues  3 routers  4 flows  5 paths  PAUSED  q q",
         "CORE  TIME                    FORW  KERN  APPS  ROLE",
         "   0  [############++=     ]   62%   10%    3%  forward",

@@ -73,6 +73,31 @@ fn tls_with_certificates_of_one_authority_carries_bytes_both_ways() {
     assert_eq!(switch.closed(here), "done");
 }
 
+/// Neither where one address has all the sockets that a listener keeps waiting, nor where many have.
+#[test]
+fn idle_sockets_keep_no_controller_out() {
+    let ca = Authority::new("ours");
+    let pace = Timing { connect: PATIENCE * 2, ..PACE };
+    for sources in [1, 12] {
+        let files = ca.member("switch", &ca);
+        let switch = Observed::start_at(&["pssl:0:127.0.0.1"], Some(files), pace).unwrap();
+        let dial = |source| (0..ROOM.waiting_of_a_source * 2).map(move |_| source);
+        let idle: Vec<_> =
+            (2..2 + sources).flat_map(dial).map(|source| dial_from(source, switch.address())).collect();
+        let target = format!("ssl:{}", switch.address());
+        let controller = Observed::start_at(&[&target], Some(ca.member("controller", &ca)), pace).unwrap();
+        let (here, there) = (switch.connected(), controller.connected());
+        controller.network.send(there, HELLO.to_vec());
+        assert_eq!(switch.received(here), HELLO);
+        assert_eq!(controller.network.report()[0].attempts, 1, "at the first attempt");
+        // Whoever floods now sends away others that wait, not the controller.
+        let more: Vec<_> = (0..64).map(|_| dial_from(1, switch.address())).collect();
+        controller.network.send(there, b"more".to_vec());
+        assert_eq!(switch.received(here), b"more");
+        drop((idle, more));
+    }
+}
+
 #[test]
 fn tls_with_another_authority_is_refused_on_either_side() {
     let (ours, other) = (Authority::new("ours"), Authority::new("other"));

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: GPL-2.0 OR MIT OR Apache-2.0
+/*
+ * Changes of policy, seen inside the system call that makes them. Each program here marks a router in the map `policy`, and
+ * the kernel plane leaves the packets of a marked router to Linux (route() in millrace.bpf.c). User space reads the
+ * namespace again, applies what it read, and takes the mark away if no other change came in between
+ * (router/src/daemon/policy.rs). So a change is in force when the command returns, whatever user space does meanwhile.
+ *
+ * Which namespace a change belongs to must be exact. A tenant may change its own policy as often as it likes, and must not
+ * push the packets of others to the kernel by that; and a program may change a namespace by a socket that it opened there
+ * and kept (FRR, agents of containers), so the namespace of the running task says too little.
+ *   message_sent     The kernel multicasts a message after a change is made. Each router has sockets of its own, and each
+ *                    socket this filter. The sockets live in a viewer: an empty namespace in which only the namespace of
+ *                    the router has an id, so only its messages arrive (NETLINK_LISTEN_ALL_NSID, do_one_broadcast() in
+ *                    net/netlink/af_netlink.c). Nothing is held: an id keeps no namespace alive. Whoever forges multicasts
+ *                    in a namespace can mark only the router there.
+ *   option_read      Legacy iptables registers a table when it is first asked about (xt_find_table_lock()), and the program
+ *                    runs after that. The socket says the namespace.
+ *   setting_written  A file below /proc/sys/net is about to be written, so the change is yet to come: `early_ns` says so,
+ *                    and user space reads late. The task says the namespace; a task that wrote through a file which it
+ *                    opened in another namespace marks the wrong router. Most settings that count are also multicast.
+ *   daemon_exits     No daemon reads any more: every router is marked. Attached with heartbeat = "0" only.
+ *
+ * In the host's namespace chains and filters of a device see the packets of every router on it, so those mark all routers.
+ */
+#include <linux/bpf.h>
+#include <stdbool.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+/* Fixed at load, for message_sent. */
+const volatile __u32 filter_slot = POLICY_HOST;
+
+#define NETLINK_HEADER_BYTES 16
+/* Messages of a transaction looked at; more count as a change. */
+#define MOST_MESSAGES 64
+
+/* linux/rtnetlink.h */
+#define RTM_NEWQDISC	36
+#define RTM_GETTFILTER	46
+#define RTM_NEWCHAIN	100
+#define RTM_GETCHAIN	102
+/* linux/netfilter/nfnetlink.h, nf_tables.h */
+#define NFNL_SUBSYS_NFTABLES 10
+#define NFT_MSG_NEWRULE		6
+#define NFT_MSG_DELRULE		8
+#define NFT_MSG_NEWSET		9
+#define NFT_MSG_DELSETELEM	14
+#define NFT_MSG_NEWGEN		15
+#define NFPROTO_INET		1
+#define NFPROTO_NETDEV		5
+/* linux/netfilter_ipv4/ip_tables.h, and the same of IPv6 */
+#define SOL_IP			0
+#define SOL_IPV6		41
+#define IPT_SO_GET_INFO		64
+#define IPT_SO_GET_ENTRIES	65
+
+#define ROW(map_, row_) ({ __u32 row__ = (row_); bpf_map_lookup_elem(&map_, &row__); })
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, MAX_ROUTERS);
+	__type(key, __u32);
+	__type(value, __u64);
+} policy SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, POLICY_SLOTS);
+	__type(key, __u32);
+	__type(value, struct policy_slot);
+} policy_slots SEC(".maps");
+
+/* From the cookie of a namespace to its slot. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, POLICY_SLOTS);
+	__type(key, __u64);
+	__type(value, __u32);
+} policy_cookies SEC(".maps");
+
+/* Wakes user space. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} policy_wakes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} policy_daemon SEC(".maps");
+
+static __always_inline void mark(__u32 router)
+{
+	__u64 *changes = ROW(policy, router);
+
+	if (changes)
+		__sync_fetch_and_add(changes, 1);
+}
+
+static __always_inline void mark_all(void)
+{
+	for (__u32 router = 0; router < MAX_ROUTERS; router++)
+		mark(router);
+}
+
+/*
+ * `pending` before the mark: whoever sees a mark and finds nothing pending knows that the change has been read. Only the first
+ * change wakes user space, which sets it to 0 before it reads.
+ */
+static __always_inline void changed(__u32 slot, bool all, bool early)
+{
+	struct policy_slot *s = ROW(policy_slots, slot);
+	__u64 was;
+
+	if (!s)
+		return;
+	if (early)
+		*(volatile __u64 *)&s->early_ns = bpf_ktime_get_ns();
+	was = __sync_fetch_and_add(&s->pending, 1);
+	if (all)
+		mark_all();
+	else if (s->router)
+		mark(s->router - 1);
+	if (!was)
+		bpf_ringbuf_output(&policy_wakes, &was, sizeof(was), 0);
+}
+
+struct netlink_header {
+	__u32 length;
+	__u16 type;
+	__u16 flags;
+	__u32 sequence;
+	__u32 port;
+	__u8 family;		/* of struct nfgenmsg */
+};
+
+enum weight { NOTHING, OWN, ALL };
+
+/*
+ * Rules and elements of sets hook nothing: the chain they are in does. Every transaction of nf_tables ends in a NEWGEN. Other
+ * messages have types of their own: one that is not known is a change.
+ */
+static __always_inline enum weight weigh(const struct netlink_header *m)
+{
+	bool host = filter_slot == POLICY_HOST;
+
+	if (m->type >> 8 == NFNL_SUBSYS_NFTABLES) {
+		__u8 kind = m->type;
+
+		if ((kind >= NFT_MSG_NEWRULE && kind <= NFT_MSG_DELRULE) || (kind >= NFT_MSG_NEWSET && kind <= NFT_MSG_NEWGEN))
+			return NOTHING;
+		return host && (m->family == NFPROTO_NETDEV || m->family == NFPROTO_INET) ? ALL : OWN;
+	}
+	if ((m->type >= RTM_NEWQDISC && m->type <= RTM_GETTFILTER) || (m->type >= RTM_NEWCHAIN && m->type <= RTM_GETCHAIN))
+		return host ? ALL : OWN;
+	return OWN;
+}
+
+/* Returns 0: the message is not queued, and nobody has to read it. */
+SEC("socket")
+int message_sent(struct __sk_buff *skb)
+{
+	enum weight found = NOTHING;
+	__u32 at = 0;
+	int i;
+
+	for (i = 0; i < MOST_MESSAGES && at < skb->len; i++) {
+		struct netlink_header m = {};
+		enum weight one;
+
+		if (bpf_skb_load_bytes(skb, at, &m, sizeof(m)) || m.length < NETLINK_HEADER_BYTES) {
+			found = ALL;
+			break;
+		}
+		one = weigh(&m);
+		if (one > found)
+			found = one;
+		at += (m.length + 3) & ~3U;
+	}
+	if (i == MOST_MESSAGES)
+		found = ALL;
+	if (found != NOTHING)
+		changed(filter_slot, found == ALL && filter_slot == POLICY_HOST, false);
+	return 0;
+}
+
+static __always_inline void changed_in(__u64 cookie, bool early)
+{
+	__u32 *slot = bpf_map_lookup_elem(&policy_cookies, &cookie);
+
+	if (slot)
+		changed(*slot, false, early);
+}
+
+struct net {
+	__u64 net_cookie;
+} __attribute__((preserve_access_index));
+
+struct nsproxy {
+	struct net *net_ns;
+} __attribute__((preserve_access_index));
+
+struct signal_struct {
+	struct {
+		int counter;
+	} live;
+} __attribute__((preserve_access_index));
+
+struct task_struct {
+	struct nsproxy *nsproxy;
+	struct signal_struct *signal;
+} __attribute__((preserve_access_index));
+
+SEC("cgroup/sysctl")
+int setting_written(struct bpf_sysctl *ctx)
+{
+	static const char below[] = "net/ip";
+	char name[sizeof(below)] = {};
+	struct nsproxy *spaces;
+
+	if (!ctx->write)
+		return 1;
+	/* Cut short. */
+	bpf_sysctl_get_name(ctx, name, sizeof(name), 0);
+	for (int i = 0; i < (int)sizeof(below) - 1; i++)
+		if (name[i] != below[i])
+			return 1;
+	spaces = bpf_get_current_task_btf()->nsproxy;
+	if (spaces)
+		changed_in(spaces->net_ns->net_cookie, true);
+	return 1;
+}
+
+SEC("cgroup/getsockopt")
+int option_read(struct bpf_sockopt *ctx)
+{
+	if ((ctx->level == SOL_IP || ctx->level == SOL_IPV6) &&
+	    (ctx->optname == IPT_SO_GET_INFO || ctx->optname == IPT_SO_GET_ENTRIES))
+		changed_in(bpf_get_netns_cookie(ctx), false);
+	/* What the kernel has answered stays as it is. */
+	ctx->optlen = 0;
+	return 1;
+}
+
+/* Run by the daemon: this process is it. */
+SEC("syscall")
+int daemon_is_here(void *ctx)
+{
+	__u64 *daemon = ROW(policy_daemon, 0);
+
+	if (daemon)
+		*daemon = bpf_get_current_pid_tgid() >> 32;
+	return 0;
+}
+
+SEC("raw_tp/sched_process_exit")
+int daemon_exits(struct bpf_raw_tracepoint_args *ctx)
+{
+	const struct task_struct *task = (void *)ctx->args[0];
+	__u64 *daemon = ROW(policy_daemon, 0);
+
+	if (daemon && *daemon == bpf_get_current_pid_tgid() >> 32 && !BPF_CORE_READ(task, signal, live.counter))
+		mark_all();
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "GPL";

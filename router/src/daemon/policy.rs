@@ -1,0 +1,360 @@
+//! Changes of policy: which namespaces are read again, and when a router is trusted after that.
+//!
+//! ```text
+//! a change ── marks the router ──► Linux forwards ── wakes the loop ──► begin: notes marks, takes what is pending,
+//!      (inside its system call)                                                has the namespaces read again
+//!                                                                         (rounds go by)
+//!                                                                         read: one is done, the plan is applied
+//!                                         the fast path forwards ◄── end: marks that are as they were noted go
+//! ```
+//!
+//! Reading is done by other threads and takes its time. A mark goes at the end of a round only if nothing was added to it
+//! since the round noted it, and nothing that concerns the router waits to be read or is being read. Each change is pending
+//! before it is marked, and what is pending is read by a visit that begins later. So whatever made a mark has been read and
+//! applied when the fast path has the packets again.
+//!
+//! A namespace that changes without end is read again and again, but for [`SHARE`] of the time only: its own router waits
+//! for that, others do not.
+
+use super::{
+    Control, POLL,
+    seam::{Kernel, Observe, PolicyRead},
+};
+use crate::plane::policy::{HOST, Policy, Slot};
+use logic::{observe::NamespaceId, plan::RouterId};
+use std::{collections::BTreeMap, time::Duration};
+
+/// A change that was seen before it was made is read so much later at the earliest.
+const SETTLED: Duration = Duration::from_millis(50);
+/// From one reading of a namespace to the next.
+const GAP: Duration = Duration::from_millis(5);
+/// Reading one namespace takes at most one part in this many of the time.
+const SHARE: u32 = 8;
+/// After a failure.
+const AGAIN: Duration = Duration::from_millis(100);
+/// The start waits no longer for what is to be read: one namespace can be slow.
+const FIRST: Duration = Duration::from_secs(2);
+
+/// What is watched, and what of it is not read.
+pub(super) struct Windows {
+    policy: Policy,
+    spaces: BTreeMap<Slot, Space>,
+    /// Of routers, as this round noted them.
+    noted: BTreeMap<RouterId, u64>,
+    /// The revision of the mirror whose routers are watched.
+    followed: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Space {
+    namespace: NamespaceId,
+    router: Option<RouterId>,
+    /// It is to be read then.
+    due: Option<Duration>,
+    /// It is being read.
+    reading: bool,
+    not_before: Duration,
+}
+
+impl Windows {
+    pub fn new(policy: Policy) -> Windows {
+        Windows { policy, spaces: BTreeMap::new(), noted: BTreeMap::new(), followed: None }
+    }
+
+    /// What is not seen while it changes, as sentences.
+    pub fn unseen(&self) -> Vec<String> {
+        self.policy.unseen()
+    }
+
+    /// The earliest time at which something is to be read. What is being read is not read again before that is done.
+    pub fn due(&self) -> Option<Duration> {
+        self.spaces.values().filter(|space| !space.reading).filter_map(|space| space.due).min()
+    }
+
+    /// Is something being read?
+    fn is_reading(&self) -> bool {
+        self.spaces.values().any(|space| space.reading)
+    }
+
+    /// Exactly these are watched from now on: for each slot its namespace, and the router there.
+    fn follow(
+        &mut self,
+        wanted: &BTreeMap<Slot, (NamespaceId, Option<RouterId>)>,
+        mut watch: impl FnMut(&mut Policy, Slot, NamespaceId),
+    ) {
+        let is_wanted =
+            |slot: &Slot, space: &Space| wanted.get(slot) == Some(&(space.namespace, space.router));
+        let gone: Vec<_> = self
+            .spaces
+            .iter()
+            .filter(|(slot, space)| !is_wanted(slot, space))
+            .map(|(slot, _)| *slot)
+            .collect();
+        for slot in gone {
+            self.spaces.remove(&slot);
+            self.policy.forget(slot);
+        }
+        for (slot, (namespace, router)) in wanted {
+            if self.spaces.contains_key(slot) {
+                continue;
+            }
+            watch(&mut self.policy, *slot, *namespace);
+            self.policy.bind(*slot, *router);
+            let (namespace, router) = (*namespace, *router);
+            let space = Space { namespace, router, due: None, reading: false, not_before: Duration::ZERO };
+            self.spaces.insert(*slot, space);
+        }
+    }
+
+    /// Notes the marks, and says of which namespaces a reading is to begin now.
+    fn begin(&mut self, now: Duration) -> Vec<NamespaceId> {
+        let marks = |router: RouterId| (router, self.policy.marks(router));
+        let routers = self.spaces.values().filter_map(|space| space.router);
+        self.noted = routers.map(marks).filter(|(_, marks)| *marks > 0).collect();
+        let mut ready = Vec::new();
+        for (slot, space) in &mut self.spaces {
+            if self.policy.take_pending(*slot) > 0 {
+                let early = self.policy.seen_early(*slot);
+                let settled = if early.is_zero() { early } else { early + SETTLED };
+                let at = now.max(space.not_before).max(settled);
+                space.due = Some(space.due.map_or(at, |due| due.max(at)));
+            }
+            if !space.reading && space.due.take_if(|due| *due <= now).is_some() {
+                space.reading = true;
+                ready.push(space.namespace);
+            }
+        }
+        ready
+    }
+
+    /// The reading that was asked for last is done, which took so long, or could not be.
+    fn read(&mut self, namespace: NamespaceId, took: Duration, now: Duration, done: bool) {
+        let is_read = |space: &&mut Space| space.namespace == namespace && space.reading;
+        let Some(space) = self.spaces.values_mut().find(is_read) else { return };
+        space.reading = false;
+        space.not_before = now + GAP.max(took * (SHARE - 1));
+        if !done {
+            let again = now + AGAIN;
+            space.due = Some(space.due.map_or(again, |due| due.max(again)));
+        }
+    }
+
+    /// What was read by the beginning of this round is applied.
+    fn end(&mut self) {
+        let waits = |slot: Slot| self.spaces.get(&slot).is_some_and(|s| s.due.is_some() || s.reading);
+        let host_waits = waits(HOST);
+        for (router, marks) in std::mem::take(&mut self.noted) {
+            if !host_waits && !waits(router.into()) {
+                self.policy.unmark(router, marks);
+            }
+        }
+    }
+}
+
+impl<K: Kernel, O: Observe> Control<K, O> {
+    /// Sees changes in the namespaces of all routers, from before their packets are forwarded.
+    pub(super) fn follow_policy(&mut self) {
+        let revision = self.world.mirror.revision();
+        if self.windows.followed == Some(revision) {
+            return;
+        }
+        self.windows.followed = Some(revision);
+        let mut wanted = BTreeMap::new();
+        for router in self.world.mirror.routers() {
+            if router.host {
+                wanted.insert(HOST, (router.namespace, router.router));
+            } else if let Some(id) = router.router {
+                wanted.insert(id.into(), (router.namespace, Some(id)));
+            }
+        }
+        self.windows.follow(&wanted, |policy, slot, namespace| {
+            if let Some(place) = self.observer.place(namespace) {
+                policy.watch(slot, &place);
+            }
+        });
+    }
+
+    /// Has read again what has changed.
+    pub(super) fn read_policy(&mut self) {
+        for namespace in self.windows.begin(self.kernel.now()) {
+            self.observer.read_policy(namespace);
+        }
+    }
+
+    /// The same at the start, and waits for it: nothing is marked then, unless it takes too long.
+    pub(super) fn read_policy_first(&mut self) {
+        let end = self.kernel.now() + FIRST;
+        self.read_policy();
+        self.take_policies();
+        while self.windows.is_reading() && self.kernel.now() < end {
+            self.observe(POLL);
+        }
+        self.read_policy();
+    }
+
+    /// Takes note of what has been read. What follows from it was taken in.
+    pub(super) fn take_policies(&mut self) {
+        for PolicyRead { namespace, took, error } in self.observer.policies_read() {
+            if let Some(error) = &error {
+                tracing::warn!(
+                    "the policies of a namespace cannot be read, its router is left to the kernel: {error}"
+                );
+            }
+            self.windows.read(namespace, took, self.kernel.now(), error.is_none());
+        }
+    }
+
+    /// What was read is applied: those routers are trusted again.
+    pub(super) fn settle_policy(&mut self) {
+        if self.trouble.is_none() {
+            self.windows.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// The host, whose router is 0, and routers 1 and 2; all that was before is read.
+    fn windows() -> Windows {
+        let mut windows = Windows::new(Policy::blind().unwrap());
+        windows.follow(&[(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into(), |_, _, _| ());
+        assert_eq!(marked(&windows), [true; 3], "what was before is not known");
+        assert_eq!(windows.begin(Duration::ZERO), [1, 2, 9]);
+        windows.end();
+        assert_eq!(marked(&windows), [true; 3], "nothing is read");
+        [1, 2, 9].into_iter().for_each(|namespace| windows.read(namespace, MS, Duration::ZERO, true));
+        assert!(windows.begin(Duration::ZERO).is_empty());
+        assert_eq!(marked(&windows), [true; 3], "nothing is applied");
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+        windows
+    }
+
+    fn marked(windows: &Windows) -> [bool; 3] {
+        [0, 1, 2].map(|router| windows.policy.marks(router) > 0)
+    }
+
+    #[test]
+    fn a_mark_goes_when_what_made_it_is_read_and_applied() {
+        let mut windows = windows();
+        windows.policy.change(1, None);
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false], "made after the last reading began");
+        assert_eq!(windows.begin(100 * MS), [1]);
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false], "it is being read");
+        windows.read(1, MS, 101 * MS, true);
+        assert!(windows.begin(101 * MS).is_empty());
+        // Another one before what was read is applied.
+        windows.policy.change(1, None);
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false]);
+        assert_eq!(windows.begin(200 * MS), [1]);
+        windows.read(1, MS, 201 * MS, true);
+        assert!(windows.begin(201 * MS).is_empty());
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+        assert_eq!((windows.begin(300 * MS), windows.due()), (Vec::new(), None));
+    }
+
+    #[test]
+    fn a_change_that_came_while_its_namespace_was_read_is_read_by_another_visit() {
+        let mut windows = windows();
+        windows.policy.change(1, None);
+        assert_eq!(windows.begin(100 * MS), [1]);
+        windows.policy.change(1, None);
+        // As long as it takes: nobody spins, and nothing is asked for twice.
+        for now in 101..200 {
+            assert_eq!((windows.begin(now * MS), windows.due()), (Vec::new(), None));
+            windows.end();
+        }
+        windows.read(1, MS, 200 * MS, true);
+        assert!(windows.begin(200 * MS).is_empty() && windows.due().is_some(), "not at once");
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false], "the visit began before the change");
+        assert_eq!(windows.begin(300 * MS), [1]);
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false]);
+        windows.read(1, MS, 301 * MS, true);
+        windows.begin(301 * MS);
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+    }
+
+    #[test]
+    fn a_change_that_is_yet_to_be_made_is_read_late() {
+        let mut windows = windows();
+        windows.policy.change(2, Some(1000 * MS));
+        assert!(windows.begin(1000 * MS).is_empty());
+        windows.end();
+        assert_eq!((marked(&windows), windows.due()), ([false, false, true], Some(1000 * MS + SETTLED)));
+        // The write is tried again: that moves the reading.
+        windows.policy.change(2, Some(1040 * MS));
+        assert!(windows.begin(1050 * MS).is_empty());
+        windows.end();
+        assert_eq!(windows.begin(1040 * MS + SETTLED), [2]);
+        windows.read(2, MS, 1041 * MS + SETTLED, true);
+        windows.begin(1041 * MS + SETTLED);
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+    }
+
+    #[test]
+    fn a_namespace_that_storms_takes_its_share_and_delays_no_other() {
+        let mut windows = windows();
+        let (mut now, mut reading, mut reads) = (1000 * MS, Duration::ZERO, [0, 0]);
+        let took = 4 * MS;
+        while now < 3000 * MS {
+            windows.policy.change(1, None);
+            if reads[1] < now.as_millis() / 100 - 9 {
+                windows.policy.change(2, None);
+            }
+            for namespace in windows.begin(now) {
+                windows.read(namespace, took, now + took, true);
+                (now, reading) = (now + took, reading + took);
+                reads[namespace as usize - 1] += 1;
+            }
+            windows.end();
+            assert!(!marked(&windows)[0] && !marked(&windows)[2], "{now:?}");
+            now += MS;
+        }
+        assert_eq!(reads[1], 20);
+        // Each of 2,000 ms has a change; 4 ms of 32 are for them.
+        assert!((50..=70).contains(&reads[0]), "{reads:?}");
+        assert!(reading < 400 * MS);
+    }
+
+    #[test]
+    fn what_waits_of_the_host_concerns_all_and_what_cannot_be_read_is_tried_again() {
+        let mut windows = windows();
+        windows.policy.change(HOST, None);
+        windows.policy.change(1, None);
+        assert_eq!(windows.begin(1000 * MS), [1, 9]);
+        windows.read(1, MS, 1001 * MS, true);
+        windows.read(9, MS, 1002 * MS, false);
+        windows.end();
+        assert_eq!((marked(&windows), windows.due()), ([true, true, false], Some(1002 * MS + AGAIN)));
+        assert_eq!(windows.begin(1002 * MS + AGAIN), [9]);
+        windows.read(9, Duration::ZERO, 1200 * MS, true);
+        windows.begin(1200 * MS);
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+    }
+
+    #[test]
+    fn a_number_that_goes_to_another_namespace_is_marked_and_the_old_one_marks_nobody() {
+        let mut windows = windows();
+        windows.follow(&[(HOST, (9, None)), (1, (7, Some(1)))].into(), |_, _, _| ());
+        assert_eq!(marked(&windows)[1..], [true, false]);
+        windows.policy.change(2, None);
+        assert!(!marked(&windows)[2]);
+        assert_eq!(windows.begin(1000 * MS), [7]);
+        windows.policy.change(HOST, None);
+        assert!(!marked(&windows)[0]);
+        assert_eq!(windows.begin(1001 * MS), [9]);
+    }
+}

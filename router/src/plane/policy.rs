@@ -1,0 +1,529 @@
+//! Sees changes of policy while they are made (`bpf/policy.bpf.c`) and marks the routers concerned, whose packets are the
+//! kernel's until user space has read the change: [`crate::daemon`] says when that is.
+//!
+//! The map of marks outlives generations of the kernel plane. The sockets end with the process; links are pinned and go
+//! with `millrace stop`. What cannot be watched is reported by [`Policy::unseen`].
+
+use super::{MAX_ROUTERS, Mapping, Words64};
+use crate::{
+    hazards::{netfilter, xfrm},
+    netlink::{nsid, socket::Socket},
+    netns::{self, Place},
+    observer::Waker,
+};
+use anyhow::{Context, Result};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, OpenObject, ProgramInput, ProgramMut, RingBufferBuilder, libbpf_sys,
+    skel::{OpenSkel, SkelBuilder},
+};
+use logic::plan::RouterId;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    time::Timespec,
+};
+use skeleton::{PolicySkel, PolicySkelBuilder, types};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    mem::{MaybeUninit, offset_of},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire, Release},
+    },
+    thread,
+    time::Duration,
+};
+
+#[allow(clippy::all, clippy::undocumented_unsafe_blocks, missing_docs, non_camel_case_types, non_snake_case)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/policy.skel.rs"));
+}
+
+/// A row of `policy_slots`: what is watched for one namespace. That of a router has the router's number.
+pub type Slot = u32;
+/// The namespace of the ports.
+pub const HOST: Slot = MAX_ROUTERS as Slot;
+const SLOTS: usize = MAX_ROUTERS + 1;
+const SLOT_WORDS: usize = size_of::<types::policy_slot>() / 8;
+const PENDING: usize = offset_of!(types::policy_slot, pending) / 8;
+const EARLY_NS: usize = offset_of!(types::policy_slot, early_ns) / 8;
+const ROUTER: usize = offset_of!(types::policy_slot, router) / 8;
+
+/// The number that a viewer knows its namespace by.
+const VIEWED: i32 = 1;
+/// Changes that come together wake user space once.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often it is looked for BPF links that are new: the kernel reports none.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 15_000_000 };
+
+/// Protocols, and the groups of `include/uapi/linux/{rtnetlink,netfilter/nfnetlink,xfrm}.h` that tell of policy.
+const GROUPS: [(i32, &[u32], &str); 3] = [
+    // TC, IPV4_RULE, IPV6_RULE, IPV4_NETCONF, IPV6_NETCONF
+    (libc::NETLINK_ROUTE, &[4, 8, 19, 24, 25], "policy rules, qdiscs, filters and forwarding"),
+    (libc::NETLINK_NETFILTER, &[netfilter::GROUP], "nftables"),
+    (libc::NETLINK_XFRM, &[xfrm::GROUP], "IPsec policies"),
+];
+
+/// The maps, to be shared by whatever is loaded.
+struct Maps {
+    policy: MapHandle,
+    slots: MapHandle,
+    cookies: MapHandle,
+    wakes: MapHandle,
+    daemon: MapHandle,
+}
+
+/// What is watched of one namespace; nothing is when dropped.
+struct Watched {
+    _sockets: Vec<netlink_sys::Socket>,
+    cookie: u64,
+}
+
+/// Marks, and what sets them.
+pub struct Policy {
+    maps: Option<Maps>,
+    /// Changes that are not read, by router.
+    marks: Words64,
+    slots: Words64,
+    watched: BTreeMap<Slot, Watched>,
+    /// Kinds of changes that are not seen while they are made, and why.
+    unseen: BTreeMap<&'static str, String>,
+    /// What sees some of them for all namespaces, by the name of its pin.
+    links: Vec<(&'static str, Link)>,
+    /// Ends the thread that wakes.
+    stop: Option<Waker>,
+}
+
+impl Drop for Policy {
+    fn drop(&mut self) {
+        self.stop.iter().for_each(Waker::wake);
+    }
+}
+
+impl Policy {
+    /// Watches nothing: marks are set by nobody else.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn blind() -> Result<Policy> {
+        Ok(Policy {
+            maps: None,
+            marks: Mapping::anonymous(MAX_ROUTERS * 8)?.into(),
+            slots: Mapping::anonymous(SLOTS * SLOT_WORDS * 8)?.into(),
+            watched: BTreeMap::new(),
+            unseen: BTreeMap::new(),
+            links: Vec::new(),
+            stop: None,
+        })
+    }
+
+    /// Watches settings and legacy iptables, of no namespace yet. `waker` is used after each change. `marks_at_exit`: all
+    /// routers are marked when this process ends.
+    ///
+    /// # Errors
+    /// The kernel refuses the maps.
+    pub fn start(waker: Waker, marks_at_exit: bool) -> Result<Policy> {
+        let mut storage = MaybeUninit::uninit();
+        let skel = load(&mut storage, None, Which::None)?;
+        let map = |map: &libbpf_rs::MapMut<'_>| MapHandle::try_from(map).context("keeping a map of policy");
+        let maps = Maps {
+            policy: map(&skel.maps.policy)?,
+            slots: map(&skel.maps.policy_slots)?,
+            cookies: map(&skel.maps.policy_cookies)?,
+            wakes: map(&skel.maps.policy_wakes)?,
+            daemon: map(&skel.maps.policy_daemon)?,
+        };
+        let mut policy = Policy {
+            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
+            stop: Some(Watcher::start(&maps, waker)?),
+            maps: Some(maps),
+            watched: BTreeMap::new(),
+            unseen: BTreeMap::new(),
+            links: Vec::new(),
+        };
+        policy.watch_settings();
+        if marks_at_exit {
+            policy.watch_daemon();
+        }
+        Ok(policy)
+    }
+
+    /// The map of marks, for the kernel plane.
+    pub fn map(&self) -> Option<&MapHandle> {
+        self.maps.as_ref().map(|maps| &maps.policy)
+    }
+
+    /// What is not seen while it changes, as sentences.
+    pub fn unseen(&self) -> Vec<String> {
+        self.unseen.iter().map(|(what, why)| format!("{what}: {why}")).collect()
+    }
+
+    /// What has to outlive this process is to be pinned by these names.
+    pub fn take_links(&mut self) -> Vec<(&'static str, Link)> {
+        std::mem::take(&mut self.links)
+    }
+
+    fn watch_settings(&mut self) {
+        let attach = |which| {
+            let root = root_cgroup().context("opening the root of control groups")?;
+            self.attach(which, |program| program.attach_cgroup(root.as_raw_fd()))
+        };
+        let (settings, options) = (attach(Which::SettingWritten), attach(Which::OptionRead));
+        self.keep("settings without a message (net.ipv4.*, net.ipv6.*)", "policy-settings", settings);
+        self.keep("legacy iptables", "policy-options", options);
+    }
+
+    fn watch_daemon(&mut self) {
+        let attached = self.register().and_then(|()| {
+            self.attach(Which::DaemonExits, |program| program.attach_raw_tracepoint("sched_process_exit"))
+        });
+        self.keep("the end of the daemon", "policy-exit", attached);
+    }
+
+    /// This process is the daemon.
+    fn register(&self) -> Result<()> {
+        let mut storage = MaybeUninit::uninit();
+        let skel = load(&mut storage, self.maps.as_ref(), Which::DaemonIsHere)?;
+        skel.progs.daemon_is_here.test_run(ProgramInput::default()).context("registering this process")?;
+        Ok(())
+    }
+
+    fn attach(
+        &self,
+        which: Which,
+        attach: impl FnOnce(&ProgramMut<'_>) -> libbpf_rs::Result<Link>,
+    ) -> Result<Link> {
+        let mut storage = MaybeUninit::uninit();
+        let skel = load(&mut storage, self.maps.as_ref(), which)?;
+        let program = match which {
+            Which::SettingWritten => &skel.progs.setting_written,
+            Which::OptionRead => &skel.progs.option_read,
+            _ => &skel.progs.daemon_exits,
+        };
+        attach(program).with_context(|| format!("attaching {which:?}"))
+    }
+
+    fn keep(&mut self, what: &'static str, name: &'static str, link: Result<Link>) {
+        match link {
+            Ok(link) => self.links.push((name, link)),
+            Err(error) => self.not_seen(what, format!("{error:#}")),
+        }
+    }
+
+    fn not_seen(&mut self, what: &'static str, why: String) {
+        if self.unseen.insert(what, why.clone()).is_none() {
+            tracing::warn!("changes are not seen while they are made, but soon after: {what}: {why}");
+        }
+    }
+
+    /// Sees changes in this namespace from now on, and takes all before for unread. What cannot be watched is reported.
+    pub fn watch(&mut self, slot: Slot, place: &Place) {
+        let Some(maps) = &self.maps else { return };
+        let viewed = view(maps, slot, place).context("watching it");
+        let (sockets, missing) = viewed.unwrap_or_else(|error| {
+            let why = format!("{error:#}");
+            (Vec::new(), GROUPS.iter().map(|(_, _, what)| (*what, why.clone())).collect())
+        });
+        let cookie = place.cookie();
+        let added = maps.cookies.update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
+        added.unwrap_or_else(|error| tracing::warn!("a namespace's settings are not watched: {error}"));
+        missing.into_iter().for_each(|(what, why)| self.not_seen(what, why));
+        self.watched.insert(slot, Watched { _sockets: sockets, cookie });
+    }
+
+    /// Changes there are of no interest any more.
+    pub fn forget(&mut self, slot: Slot) {
+        let gone = self.watched.remove(&slot);
+        if let (Some(maps), Some(cookie)) = (&self.maps, gone.map(|gone| gone.cookie)) {
+            let _ = maps.cookies.delete(&cookie.to_ne_bytes());
+        }
+        self.bind(slot, None);
+    }
+
+    /// Changes in this namespace mark this router from now on, and it is marked: what was before may be unread.
+    pub fn bind(&self, slot: Slot, router: Option<RouterId>) {
+        self.word(slot, ROUTER).store(router.map_or(0, |router| u64::from(router) + 1), Release);
+        if let Some(router) = router {
+            self.marks.as_slice()[usize::from(router)].fetch_add(1, AcqRel);
+            self.word(slot, PENDING).fetch_add(1, AcqRel);
+        }
+    }
+
+    /// Changes of this router's policy that are not read.
+    pub fn marks(&self, router: RouterId) -> u64 {
+        self.marks.load(router.into())
+    }
+
+    /// They are read; false: there are more by now.
+    pub fn unmark(&self, router: RouterId, read: u64) -> bool {
+        self.marks.as_slice()[usize::from(router)].compare_exchange(read, 0, AcqRel, Acquire).is_ok()
+    }
+
+    /// Changes in a namespace since the last call, which are about to be read.
+    pub fn take_pending(&self, slot: Slot) -> u64 {
+        match self.word(slot, PENDING).load(Acquire) {
+            0 => 0,
+            _ => self.word(slot, PENDING).swap(0, AcqRel),
+        }
+    }
+
+    /// When a change was last seen before it was made (CLOCK_MONOTONIC).
+    pub fn seen_early(&self, slot: Slot) -> Duration {
+        Duration::from_nanos(self.word(slot, EARLY_NS).load(Acquire))
+    }
+
+    /// As the program does, once a change is seen; `early`: when, if it is yet to be made.
+    #[cfg(test)]
+    pub fn change(&self, slot: Slot, early: Option<Duration>) {
+        if let Some(at) = early {
+            self.word(slot, EARLY_NS).store(at.as_nanos() as u64, Release);
+        }
+        self.word(slot, PENDING).fetch_add(1, AcqRel);
+        if let Some(router) = self.word(slot, ROUTER).load(Acquire).checked_sub(1) {
+            self.marks.as_slice()[router as usize].fetch_add(1, AcqRel);
+        }
+    }
+
+    fn word(&self, slot: Slot, word: usize) -> &AtomicU64 {
+        &self.slots.as_slice()[slot as usize * SLOT_WORDS + word]
+    }
+}
+
+/// Which program is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    None,
+    MessageSent(Slot),
+    SettingWritten,
+    OptionRead,
+    DaemonIsHere,
+    DaemonExits,
+}
+
+/// Loads one program, with the maps there are or with new ones.
+fn load<'o>(
+    storage: &'o mut MaybeUninit<OpenObject>,
+    maps: Option<&Maps>,
+    which: Which,
+) -> Result<PolicySkel<'o>> {
+    let mut open = PolicySkelBuilder::default().open(storage).context("opening what sees policy")?;
+    let progs = &mut open.progs;
+    progs.message_sent.set_autoload(matches!(which, Which::MessageSent(_)));
+    progs.setting_written.set_autoload(which == Which::SettingWritten);
+    progs.option_read.set_autoload(which == Which::OptionRead);
+    progs.daemon_is_here.set_autoload(which == Which::DaemonIsHere);
+    progs.daemon_exits.set_autoload(which == Which::DaemonExits);
+    if let Some(maps) = maps {
+        let theirs = &mut open.maps;
+        for (map, ours) in [
+            (&mut theirs.policy, &maps.policy),
+            (&mut theirs.policy_slots, &maps.slots),
+            (&mut theirs.policy_cookies, &maps.cookies),
+            (&mut theirs.policy_wakes, &maps.wakes),
+            (&mut theirs.policy_daemon, &maps.daemon),
+        ] {
+            map.reuse_fd(ours.as_fd()).context("sharing a map of policy")?;
+        }
+    }
+    if let Which::MessageSent(slot) = which {
+        let constants = open.maps.rodata_data.as_deref_mut().context("what sees policy has no constants")?;
+        constants.filter_slot = slot;
+    }
+    open.load().with_context(|| format!("loading {which:?}"))
+}
+
+/// Kinds of changes, and why they cannot be watched.
+type Missing = Vec<(&'static str, String)>;
+
+/// Sockets that hear of a namespace, each with the filter; and the kinds for which there is none.
+fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
+    let mut storage = MaybeUninit::uninit();
+    let skel = load(&mut storage, Some(maps), Which::MessageSent(slot))?;
+    let filter = skel.progs.message_sent.as_fd();
+    let opened = match slot {
+        HOST => place.inside(|| Ok(listen(filter, false))),
+        _ => {
+            // Only of this namespace, and not kept beyond this call.
+            let file = place.inside(|| File::open("/proc/thread-self/ns/net"))??;
+            netns::in_a_new_one(|| {
+                let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
+                nsid::assign(&mut socket, file.as_fd(), VIEWED)?;
+                Ok(listen(filter, true))
+            })
+        }
+    };
+    Ok(opened.and_then(|opened| opened)?)
+}
+
+/// In the namespace of the calling thread. `all`: of those that have an id there, too.
+fn listen(filter: BorrowedFd<'_>, all: bool) -> (Vec<netlink_sys::Socket>, Missing) {
+    let (mut sockets, mut missing) = (Vec::new(), Vec::new());
+    for (protocol, groups, what) in GROUPS {
+        match filtered(protocol, groups, filter, all) {
+            Ok(socket) => sockets.push(socket),
+            // Without the protocol there are no such policies.
+            Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {}
+            Err(error) => missing.push((what, error.to_string())),
+        }
+    }
+    (sockets, missing)
+}
+
+fn filtered(
+    protocol: i32,
+    groups: &[u32],
+    filter: BorrowedFd<'_>,
+    all: bool,
+) -> io::Result<netlink_sys::Socket> {
+    let mut socket = netlink_sys::Socket::new(protocol as isize)?;
+    socket.bind_auto()?;
+    // SAFETY: a descriptor, as the option takes, and its size.
+    let rc = unsafe {
+        let fd = filter.as_raw_fd();
+        let size = size_of_val(&fd) as libc::socklen_t;
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_BPF,
+            (&raw const fd).cast(),
+            size,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if all {
+        socket.set_listen_all_namespaces(true)?;
+    }
+    groups.iter().try_for_each(|group| socket.add_membership(*group))?;
+    Ok(socket)
+}
+
+/// Of the second version, wherever that is mounted, if it is.
+fn root_cgroup() -> io::Result<OwnedFd> {
+    use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+    let context = fsopen("cgroup2", FsOpenFlags::FSOPEN_CLOEXEC)?;
+    fsconfig_create(context.as_fd())?;
+    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?)
+}
+
+/// Wakes user space after changes, in a thread of its own, and looks for BPF links.
+struct Watcher {
+    wakes: MapHandle,
+    marks: Words64,
+    slots: Words64,
+    waker: Waker,
+    stop: Waker,
+}
+
+impl Watcher {
+    /// What ends it.
+    fn start(maps: &Maps, waker: Waker) -> Result<Waker> {
+        let stop = Waker::new().context("what ends a thread")?;
+        let watcher = Watcher {
+            wakes: MapHandle::try_from(&maps.wakes)?,
+            marks: Mapping::new(maps.policy.as_fd(), 8, MAX_ROUTERS)?.into(),
+            slots: Mapping::new(maps.slots.as_fd(), size_of::<types::policy_slot>(), SLOTS)?.into(),
+            waker,
+            stop: stop.clone(),
+        };
+        thread::Builder::new().name("policy".into()).spawn(move || {
+            if let Err(error) = watcher.run() {
+                tracing::warn!("changes of policy are read later than they could be: {error:#}");
+            }
+        })?;
+        Ok(stop)
+    }
+
+    fn run(&self) -> Result<()> {
+        let mut ring = RingBufferBuilder::new();
+        ring.add(&self.wakes, |_| 0)?;
+        let ring = ring.build()?;
+        let mut links = BpfLinks::default();
+        links.are_new();
+        loop {
+            // SAFETY: the ring has its descriptor for as long as it is borrowed.
+            let readable = unsafe { BorrowedFd::borrow_raw(ring.epoll_fd()) };
+            let [stop, changes] =
+                [self.stop.as_fd(), readable].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let mut ready = [stop, changes];
+            match poll(&mut ready, Some(&LOOK)) {
+                Err(rustix::io::Errno::INTR) => continue,
+                other => other.context("waiting for changes")?,
+            };
+            if ready[0].revents().contains(PollFlags::IN) {
+                return Ok(());
+            }
+            let wake = ready[1].revents().contains(PollFlags::IN);
+            if wake {
+                ring.consume_raw();
+            }
+            if links.are_new() {
+                self.mark_all();
+            } else if !wake {
+                continue;
+            }
+            self.waker.wake();
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// As a change in every namespace: each has its own programs counted.
+    fn mark_all(&self) {
+        let pending = self.slots.as_slice().iter().skip(PENDING).step_by(SLOT_WORDS);
+        pending.for_each(|pending| _ = pending.fetch_add(1, AcqRel));
+        self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));
+    }
+}
+
+/// BPF links of the machine, which have numbers that count up.
+#[derive(Default)]
+struct BpfLinks {
+    newest: u32,
+}
+
+impl BpfLinks {
+    /// Is there a link that was not there at the last call, by which packets may be taken?
+    fn are_new(&mut self) -> bool {
+        let mut found = false;
+        let mut next = 0;
+        // SAFETY: the number lives across the call.
+        while unsafe { libbpf_sys::bpf_link_get_next_id(self.newest, &raw mut next) } == 0 {
+            // It is being made: the next call looks at it.
+            let Some(takes) = takes_packets(next) else { break };
+            self.newest = next;
+            found |= takes;
+        }
+        found
+    }
+}
+
+/// Is it one on tcx, of netfilter, or of XDP and not ours? One that cannot be looked at is. `None`: it is not there yet.
+fn takes_packets(link: u32) -> Option<bool> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libbpf_sys::bpf_link_get_fd_by_id(link) };
+    if fd < 0 {
+        return (fd != -libc::EAGAIN).then_some(false);
+    }
+    // SAFETY: a descriptor just returned to us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = libbpf_sys::bpf_link_info::default();
+    let mut length = size_of_val(&info) as u32;
+    // SAFETY: `info` is writable and `length` is its size.
+    if unsafe { libbpf_sys::bpf_link_get_info_by_fd(fd.as_raw_fd(), &raw mut info, &raw mut length) } < 0 {
+        return Some(true);
+    }
+    Some(match info.type_ {
+        libbpf_sys::BPF_LINK_TYPE_XDP => !is_ours(info.prog_id),
+        libbpf_sys::BPF_LINK_TYPE_TCX | libbpf_sys::BPF_LINK_TYPE_NETFILTER => true,
+        _ => false,
+    })
+}
+
+fn is_ours(program: u32) -> bool {
+    let mut programs = libbpf_rs::query::ProgInfoIter::default();
+    programs.any(|found| found.id == program && found.name.as_encoded_bytes().starts_with(b"millrace"))
+}

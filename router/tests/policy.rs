@@ -1,0 +1,355 @@
+//! Changes of policy, made with the usual tools: whose packets are the kernel's when the command returns. No daemon runs, so
+//! only what the kernel calls can have seen them. Needs root: namespaces of its own.
+
+mod common;
+
+use common::{
+    frame::Frame,
+    ifindex, in_new_namespace, run,
+    world::{A, loaded_marked},
+};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, libbpf_sys as sys};
+use logic::{plan::RouterId, reason::Reason};
+use router::{
+    netlink::{
+        rtm,
+        socket::Socket,
+        wire::{self, Request},
+    },
+    netns::{self, Key, Place},
+    observer::Waker,
+    plane::{
+        Plane,
+        policy::{HOST, Policy, Slot},
+    },
+};
+use std::{
+    fs::File,
+    os::fd::AsFd,
+    path::Path,
+    process::{Child, Command, Stdio, id},
+};
+
+/// Of the host, and of two virtual routers.
+const ROUTERS: [RouterId; 3] = [0, 1, 2];
+const SLOTS: [Slot; 3] = [HOST, 1, 2];
+const NOBODY: [bool; 3] = [false; 3];
+const THE_HOST: [bool; 3] = [true, false, false];
+const RED: [bool; 3] = [false, true, false];
+const ALL: [bool; 3] = [true; 3];
+
+fn place(path: &str) -> Place {
+    let path = Path::new(path);
+    let cookie = netns::inside(&File::open(path).unwrap(), netns::cookie).unwrap().unwrap();
+    Place::new(Key::at(path).unwrap(), cookie, path.to_owned())
+}
+
+/// A named namespace that goes away.
+struct Named(String);
+
+impl Named {
+    fn new(name: &str) -> Named {
+        let named = Named(format!("policy{}-{name}", id()));
+        run(&format!("ip netns add {}", named.0));
+        named
+    }
+    fn place(&self) -> Place {
+        place(&format!("/run/netns/{}", self.0))
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
+    }
+}
+
+/// The calling thread's namespace is the host's.
+struct Bed {
+    policy: Policy,
+    waker: Waker,
+    red: Named,
+    _blue: Named,
+}
+
+impl Bed {
+    fn new() -> Bed {
+        let waker = Waker::new().unwrap();
+        let mut policy = Policy::start(waker.clone(), false).unwrap_or_else(|e| panic!("{e:#}"));
+        assert_eq!(policy.unseen(), [""; 0]);
+        let (red, blue) = (Named::new("red"), Named::new("blue"));
+        let places = [Place::own().unwrap(), red.place(), blue.place()];
+        for ((slot, router), place) in SLOTS.into_iter().zip(ROUTERS).zip(places) {
+            policy.watch(slot, &place);
+            policy.bind(slot, Some(router));
+        }
+        assert_eq!(policy.unseen(), [""; 0]);
+        let mut bed = Bed { policy, waker, red, _blue: blue };
+        assert_eq!(bed.take_marked(), ALL, "what was before is not known");
+        for name in ["red", "host"] {
+            bed.run(name, "ip link add v0 type veth peer name v1");
+        }
+        bed.take_marked();
+        bed
+    }
+
+    /// Runs a command line of the shell in the host's namespace or in that of red.
+    fn run(&self, name: &str, line: &str) {
+        let within = if name == "red" { format!("ip netns exec {} ", self.red.0) } else { String::new() };
+        let output = Command::new("sh").args(["-c", &format!("{within}{line}")]).output().unwrap();
+        assert!(output.status.success(), "{name}: {line}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Who is marked; then nobody is.
+    fn take_marked(&mut self) -> [bool; 3] {
+        SLOTS.into_iter().for_each(|slot| _ = self.policy.take_pending(slot));
+        ROUTERS.map(|router| {
+            let marks = self.policy.marks(router);
+            assert!(self.policy.unmark(router, marks));
+            marks > 0
+        })
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_change_marks_whom_it_concerns_before_the_command_returns() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let forward = "'{ type filter hook forward priority 0; }'";
+        let ingress = "'{ type filter hook ingress device v0 priority 0; }'";
+        let changes = [
+            ("red", "nft add table ip t".into(), RED),
+            ("red", format!("nft add chain ip t c {forward}"), RED),
+            ("red", "nft add rule ip t c drop".into(), NOBODY),
+            ("red", "nft add set ip t s '{ type ipv4_addr; }'".into(), NOBODY),
+            ("red", "nft add element ip t s '{ 10.0.0.1 }'".into(), NOBODY),
+            ("red", "nft delete chain ip t c".into(), RED),
+            ("red", "iptables-nft -P FORWARD DROP".into(), RED),
+            ("red", "iptables-legacy -P FORWARD DROP".into(), RED),
+            ("red", "ip6tables-legacy -P FORWARD DROP".into(), RED),
+            ("red", "ip rule add pref 5 from 10.0.0.1 table 9".into(), RED),
+            ("red", "ip -6 rule add pref 5 from fd00::1 table 9".into(), RED),
+            ("red", "ip rule del pref 5".into(), RED),
+            ("red", "tc qdisc add dev v0 clsact".into(), RED),
+            ("red", "tc filter add dev v0 ingress protocol ip u32 match u32 0 0".into(), RED),
+            ("red", "tc chain add dev v0 ingress chain 3".into(), RED),
+            ("red", "ip xfrm policy add dir fwd src 10.0.0.0/8 dst 10.0.0.0/8 action block".into(), RED),
+            ("red", "ip xfrm policy setdefault fwd block".into(), RED),
+            ("red", "sysctl -qw net.ipv4.conf.v0.forwarding=1".into(), RED),
+            ("red", "sysctl -qw net.ipv4.conf.all.rp_filter=1".into(), RED),
+            ("red", "sysctl -qw net.ipv4.conf.all.accept_local=1".into(), RED),
+            ("red", "sysctl -qw net.ipv6.conf.v0.disable_ipv6=1".into(), RED),
+            ("red", "sysctl -qw net.core.somaxconn=100".into(), NOBODY),
+            ("red", "sysctl -q net.ipv4.conf.all.rp_filter > /dev/null".into(), NOBODY),
+            ("red", "ip route add blackhole 10.9.0.0/16".into(), NOBODY),
+            ("red", "ip neighbour add 10.0.0.1 lladdr 02:00:00:00:00:01 dev v0".into(), NOBODY),
+            ("host", "ip rule add pref 5 from 10.0.0.1 table 9".into(), THE_HOST),
+            ("host", "sysctl -qw net.ipv4.ip_forward=1".into(), THE_HOST),
+            ("host", format!("nft 'add table ip t'; nft add chain ip t c {forward}"), THE_HOST),
+            ("host", format!("nft 'add table netdev t'; nft add chain netdev t c {ingress}"), ALL),
+            ("host", format!("nft 'add table inet t'; nft add chain inet t c {ingress}"), ALL),
+            ("host", "tc qdisc add dev v0 root tbf rate 1mbit burst 10k latency 10ms".into(), ALL),
+            ("host", "tc qdisc add dev v0 clsact".into(), ALL),
+            ("host", "tc filter add dev v0 egress protocol ip u32 match u32 0 0".into(), ALL),
+        ];
+        for (name, change, expected) in changes {
+            bed.waker.clear();
+            bed.run(name, &change);
+            assert_eq!(bed.take_marked(), expected, "{name}: {change}");
+        }
+    });
+}
+
+/// The namespace of the task that makes a change says nothing.
+#[test]
+#[ignore = "needs root"]
+fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        let opened = bed.red.place().inside(|| Socket::requests(libc::NETLINK_ROUTE));
+        let mut socket = opened.unwrap().unwrap();
+        // struct fib_rule_hdr: from anywhere, to table 9.
+        let rule = [2, 0, 0, 0, 9, 0, 0, 1, 0, 0, 0, 0];
+        const CREATE: u16 = 0x400;
+        let request = Request::new(rtm::NEWRULE, wire::ACK | CREATE, &rule);
+        socket.ask(request, |_| None::<()>).unwrap();
+        assert_eq!(bed.take_marked(), RED);
+    });
+}
+
+/// Whoever sees a mark and finds nothing pending has read the change; and somebody is woken.
+#[test]
+#[ignore = "needs root"]
+fn what_is_marked_is_pending_and_wakes() {
+    in_new_namespace(|| {
+        let bed = Bed::new();
+        bed.waker.clear();
+        bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
+        let mut ready = [rustix::event::PollFd::new(&bed.waker, rustix::event::PollFlags::IN)];
+        let second = rustix::time::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut ready, Some(&second)), Ok(1), "nobody was woken");
+        assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [0, 1, 0]);
+        assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [0, 0, 0]);
+        assert!(bed.policy.seen_early(1).is_zero());
+        // One that is about to be made says so, and is told again by its message.
+        bed.run("red", "sysctl -qw net.ipv4.conf.all.forwarding=1");
+        assert!(!bed.policy.seen_early(1).is_zero());
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_is_not_kept_alive_by_being_watched() {
+    in_new_namespace(|| {
+        let bed = Bed::new();
+        bed.run("host", &format!("ip link add held type veth peer name p netns {}", bed.red.0));
+        let Bed { red, policy, .. } = bed;
+        drop(red);
+        // With the namespace goes the device in it, and with that its peer here.
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        while run("ip -o link").contains("held") {
+            assert!(std::time::Instant::now() < end, "the namespace lives on");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        drop(policy);
+    });
+}
+
+fn charged(plane: &Plane) -> u64 {
+    let charges = plane.counters().unwrap().charges;
+    charges
+        .into_iter()
+        .filter(|((_, why), _)| *why == Reason::PolicyChanged)
+        .map(|(_, packets)| packets)
+        .sum()
+}
+
+#[test]
+#[ignore = "needs root"]
+fn packets_of_a_marked_router_are_the_kernels_as_they_came() {
+    const PASS: u32 = 2;
+    const REDIRECT: u32 = 4;
+    in_new_namespace(|| {
+        for n in 0..2 {
+            run(&format!("ip link add p{n} type veth peer name q{n}"));
+            run(&format!("ip link set p{n} up"));
+        }
+        let mut bed = Bed::new();
+        let (mut plane, _tables) = loaded_marked(bed.policy.map().map(AsFd::as_fd));
+        let device = ifindex("p0");
+        let frames = [
+            Frame::udp4(A, "10.0.1.9", "10.0.2.9").bytes(),
+            Frame::udp6(A, "fd00:1::9", "fd00:2::9").bytes(),
+        ];
+        for shared in [false, true] {
+            plane.set_shared(shared);
+            for frame in &frames {
+                let before = charged(&plane);
+                assert_eq!(plane.run(device, frame).unwrap().action, REDIRECT);
+                bed.run("red", "ip rule add pref 5 from 10.0.0.1 table 9");
+                assert_eq!(plane.run(device, frame).unwrap().action, REDIRECT, "another's policy");
+                bed.run("host", "ip rule add pref 5 from 10.0.0.1 table 9");
+                let up = plane.run(device, frame).unwrap();
+                assert_eq!((up.action, &up.frame), (PASS, frame));
+                assert_eq!(charged(&plane), before + 1);
+                // A mark is not taken away by who has not seen the last change.
+                let marks = bed.policy.marks(0);
+                bed.run("host", "ip rule del pref 5");
+                assert!(!bed.policy.unmark(0, marks));
+                assert_eq!(plane.run(device, frame).unwrap().action, PASS);
+                bed.run("red", "ip rule del pref 5");
+                assert_eq!(bed.take_marked(), [true, true, false]);
+            }
+        }
+    });
+}
+
+/// A process that ends with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = (self.0.kill(), self.0.wait());
+    }
+}
+
+/// What the child does in the test below: it is the daemon, leaves pins in this directory, and waits.
+fn be_the_daemon(pins: &Path) {
+    let mut policy = Policy::start(Waker::new().unwrap(), true).unwrap();
+    assert_eq!(policy.unseen(), [""; 0]);
+    let mut map = MapHandle::try_from(policy.map().unwrap()).unwrap();
+    map.pin(pins.join("marks")).unwrap();
+    // A thread that ends is not the end of the process.
+    std::thread::spawn(|| ()).join().unwrap();
+    for (name, mut link) in policy.take_links() {
+        link.pin(pins.join(name)).unwrap();
+    }
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+#[ignore = "needs root"]
+fn all_are_marked_when_the_daemon_is_killed() {
+    const PINS: &str = "MILLRACE_TEST_PINS";
+    const NAME: &str = "all_are_marked_when_the_daemon_is_killed";
+    if let Some(pins) = std::env::var_os(PINS) {
+        return be_the_daemon(Path::new(&pins));
+    }
+    let _mounted = router::daemon::kernel::ensure_bpffs().unwrap();
+    let pins = std::path::PathBuf::from(format!("/sys/fs/bpf/policy-test-{}", id()));
+    std::fs::create_dir(&pins).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    let child = child.args(["--exact", NAME, "--ignored"]).env(PINS, &pins).stdout(Stdio::null());
+    let mut child = Running(child.spawn().unwrap());
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !pins.join("policy-exit").exists() {
+        assert!(std::time::Instant::now() < end && child.0.try_wait().unwrap().is_none(), "no daemon");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let map = MapHandle::from_pinned_path(pins.join("marks")).unwrap();
+    let marks = || -> Vec<u64> {
+        let row = |router: u32| map.lookup(&router.to_ne_bytes(), MapFlags::ANY).unwrap().unwrap();
+        (0..256).map(|router| u64::from_ne_bytes(row(router).try_into().unwrap())).collect()
+    };
+    let before = marks();
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    let after = marks();
+    std::fs::remove_dir_all(&pins).unwrap();
+    assert_eq!((before, after), (vec![0; 256], vec![1; 256]));
+}
+
+/// The kernel reports no BPF link: it is looked for.
+#[test]
+#[ignore = "needs root"]
+fn a_tcx_program_marks_all_routers_soon() {
+    in_new_namespace(|| {
+        let mut bed = Bed::new();
+        assert_eq!(bed.take_marked(), NOBODY);
+        // r0 = TCX_NEXT; exit
+        let program =
+            [(0xb7, -1), (0x95, 0)].map(|(code, imm)| sys::bpf_insn { code, imm, ..Default::default() });
+        let (kind, none) = (sys::BPF_PROG_TYPE_SCHED_CLS, std::ptr::null_mut());
+        // SAFETY: strings and instructions live across the call; there are no options.
+        let fd = unsafe {
+            sys::bpf_prog_load(kind, c"other".as_ptr(), c"GPL".as_ptr(), program.as_ptr(), 2, none)
+        };
+        assert!(fd >= 0, "{fd}");
+        // SAFETY: as above.
+        let link =
+            unsafe { sys::bpf_link_create(fd, ifindex("v0") as i32, sys::BPF_TCX_INGRESS, std::ptr::null()) };
+        assert!(link >= 0, "{link}");
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while bed.policy.marks(2) == 0 || bed.policy.marks(0) == 0 {
+            assert!(std::time::Instant::now() < end, "nobody has looked");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // What marked them is pending: the host's namespace is read, and programs with it.
+        assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [1, 0, 0]);
+        // SAFETY: descriptors of ours.
+        unsafe { (libc::close(link), libc::close(fd)) };
+    });
+}
