@@ -133,10 +133,8 @@ impl Windows {
         let Some(space) = self.spaces.values_mut().find(is_read) else { return };
         space.reading = false;
         space.not_before = now + GAP.max(took * (SHARE - 1));
-        if !done {
-            let again = now + AGAIN;
-            space.due = Some(space.due.map_or(again, |due| due.max(again)));
-        }
+        let again = (!done).then_some(now + AGAIN);
+        space.due = space.due.map(|due| due.max(space.not_before)).max(again);
     }
 
     /// What was read by the beginning of this round is applied.
