@@ -404,18 +404,20 @@ impl Observer {
             let now = Instant::now();
             let until = deadline.min(self.next_timer());
             let ready = self.poller.wait(until.saturating_duration_since(now))?;
-            // However many others have something to say, the host is heard.
+            // However many others have something to say, the host is heard, and what was read is taken in.
             if !ready.is_empty() {
                 self.take_ready(token(HOST, ROUTE));
+                self.take_ready(DONE_TOKEN);
             }
-            self.cut_short = false;
-            for token in ready {
+            let is_full = ready.len() == poller::MOST;
+            let mut ready = ready.into_iter();
+            for token in ready.by_ref() {
+                self.take_ready(token);
                 if self.out.len() >= EVENTS_PER_POLL {
-                    self.cut_short = true;
                     break;
                 }
-                self.take_ready(token);
             }
+            self.cut_short = is_full || ready.len() > 0;
             self.run_timers();
             let told = !self.out.is_empty() || !self.policies.is_empty();
             if told || std::mem::take(&mut self.woken) || Instant::now() >= deadline {
@@ -888,6 +890,36 @@ mod tests {
             observer.spaces.get_mut(&HOST).unwrap().place = place;
             assert!(!until(&mut observer, |e| settings(e).filter(|incomplete| !incomplete)));
             assert_eq!(observer.troubles(), []);
+        });
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn a_policy_is_told_as_read_after_what_came_of_it() {
+        alone(|mut observer| {
+            for (command, shapes) in [("add", true), ("del", false)] {
+                let tc = ["qdisc", command, "dev", "lo", "root", "pfifo", "limit", "5"];
+                assert!(std::process::Command::new("tc").args(tc).status().unwrap().success());
+                observer.read_policy(HOST);
+                // Asked for again: the visit that goes on does not count.
+                observer.read_policy(HOST);
+                let (mut lo, mut read) = (!shapes, Vec::new());
+                let end = Instant::now() + Duration::from_secs(10);
+                while read.is_empty() && Instant::now() < end {
+                    for event in observer.poll(Duration::from_millis(50)).unwrap() {
+                        if let Event::Link(HOST, link) = event {
+                            lo = link.hazards.iter().any(|hazard| hazard.contains("pfifo"));
+                        }
+                    }
+                    read = observer.policies_read();
+                }
+                assert_eq!((lo, read.len()), (shapes, 1));
+                assert_eq!((read[0].namespace, &read[0].error), (HOST, &None));
+                observer.poll(Duration::from_millis(200)).unwrap();
+                assert_eq!(observer.policies_read(), []);
+            }
+            observer.read_policy(77);
+            assert_eq!(observer.policies_read()[0].namespace, 77, "one that is gone has none");
         });
     }
 
