@@ -757,7 +757,7 @@ impl Observer {
     /// A namespace in which no socket can be opened.
     pub fn reader(&self) -> io::Result<Reader> {
         let read = self.spaces.values().filter(|s| s.announced && !s.is_quiet());
-        Reader::open(&read.map(|s| (s.id, s.place.clone())).collect())
+        Reader::open(&read.map(|s| (s.id, s.place.clone())).collect(), self.config.quota)
     }
 
     /// Has the last [`Observer::poll`] returned all that the kernel had reported, and is nothing about to be read again?

@@ -2,7 +2,7 @@
 //!
 //! What is read here is parsed here, so that a fault of the observer's parsers does not hide itself.
 
-use super::space::Peers;
+use super::{Quota, space::Peers};
 use crate::netlink::{INET, INET6, rtm, socket::Socket, wire};
 use logic::{net::Mac, observe::NamespaceId};
 use std::{collections::BTreeMap, io, net::IpAddr};
@@ -54,11 +54,13 @@ pub struct Hardware {
 /// Asks the namespaces that were observed when it was made. A socket keeps a namespace alive: not to be kept.
 pub struct Reader {
     sockets: BTreeMap<NamespaceId, Socket>,
+    /// It may have become more since then.
+    quota: Quota,
 }
 
 impl Reader {
     /// Opens a socket in each. One that has ended by now is as if it held nothing.
-    pub(super) fn open(places: &Peers) -> io::Result<Reader> {
+    pub(super) fn open(places: &Peers, quota: Quota) -> io::Result<Reader> {
         let mut sockets = BTreeMap::new();
         for (id, place) in places {
             match place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|socket| socket) {
@@ -67,14 +69,15 @@ impl Reader {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Reader { sockets })
+        Ok(Reader { sockets, quota })
     }
 
     /// The routes of tables main and local.
     pub fn routes(&mut self, namespace: NamespaceId) -> io::Result<Vec<Known>> {
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(Vec::new()) };
-        let mut known = socket.dump(dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
-        match socket.dump(dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
+        let most = self.quota.of(namespace).routes();
+        let mut known = socket.dump_at_most(most, dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
+        match socket.dump_at_most(most, dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
             Ok(more) => known.extend(more),
             // A kernel without IPv6.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => (),
@@ -104,7 +107,9 @@ impl Reader {
         let mut found = BTreeMap::new();
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(found) };
         for family in [INET, INET6] {
-            found.extend(socket.dump(dump(rtm::GETNEIGH, family, 12), |m| neighbour(m.payload))?);
+            let most = self.quota.of(namespace).neighbours();
+            let request = dump(rtm::GETNEIGH, family, 12);
+            found.extend(socket.dump_at_most(most, request, |m| neighbour(m.payload))?);
         }
         Ok(found)
     }
@@ -112,7 +117,8 @@ impl Reader {
     /// Devices.
     pub fn devices(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<u32, Hardware>> {
         let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(BTreeMap::new()) };
-        let devices = socket.dump(dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
+        let most = self.quota.of(namespace).interfaces();
+        let devices = socket.dump_at_most(most, dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
         Ok(devices.into_iter().collect())
     }
 }
