@@ -1,7 +1,11 @@
 # `make help` lists what there is. Every target sets up what it needs first (scripts/setup.sh, quick when nothing is missing).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build release test test-root test-vm test-openflow lint fmt fuzz demo bench shell clean
+# Of `make soak`: seconds of random routes, and rounds of random topologies.
+SECONDS ?= 3600
+ROUNDS ?= 2000
+
+.PHONY: help setup build release test test-root soak test-vm test-openflow lint fmt fuzz demo bench shell clean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 LAB := $(SUDO) target/release/millrace-lab
@@ -40,6 +44,11 @@ test: setup ## all tests; those that need root too when run as root
 test-root: setup ## the tests that need root, in network namespaces of their own
 	cargo build --workspace
 	cargo test --workspace --no-fail-fast --tests --lib --bins -- --ignored --skip measure:: --test-threads=1
+
+soak: setup ## random routes and topologies beside Linux, for hours: SECONDS=3600 ROUNDS=2000; root
+	cargo build --workspace
+	MILLRACE_SOAK_SECONDS=$(SECONDS) cargo test -p millrace --test netlink -- --ignored --nocapture agree
+	MILLRACE_ROUNDS=$(ROUNDS) cargo test -p millrace --test differential -- --ignored --nocapture
 
 test-vm: ## boot Debian's 6.1 kernel in a virtual machine and test there (MILLRACE_VM_KERNEL=6.12: Debian 13's)
 	@scripts/setup.sh vm

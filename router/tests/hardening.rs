@@ -91,6 +91,7 @@ fn set(of: &[u32]) -> u64 {
 #[test]
 #[ignore = "needs root"]
 fn threads_that_parse_what_others_send_hold_little() {
+    const NET_BROADCAST: u32 = 11;
     const NET_ADMIN: u32 = 12;
     const NET_RAW: u32 = 13;
     const IPC_LOCK: u32 = 14;
@@ -105,7 +106,17 @@ fn threads_that_parse_what_others_send_hold_little() {
         let done = daemon.cli(&["flows", "add", "ip,nw_dst=192.0.2.1,actions=drop"]);
         assert!(done.status.success(), "{done:?}");
         let threads = daemon.threads();
-        let all = set(&[NET_ADMIN, NET_RAW, IPC_LOCK, SYS_PTRACE, SYS_ADMIN, SYS_NICE, PERFMON, BPF]);
+        let all = set(&[
+            NET_BROADCAST,
+            NET_ADMIN,
+            NET_RAW,
+            IPC_LOCK,
+            SYS_PTRACE,
+            SYS_ADMIN,
+            SYS_NICE,
+            PERFMON,
+            BPF,
+        ]);
         for name in ["api", "api-files", "openflow-net", "signals", "flow-notices"] {
             assert_eq!(threads.get(name), Some(&0), "{name}: {threads:x?}");
         }

@@ -90,8 +90,11 @@ struct OtherDaemon {
 impl OtherDaemon {
     fn start(testbed: &Testbed) -> Self {
         let instance = Instance::new(Some(testbed.name.parse().unwrap()));
-        let config =
-            Config { ports: ["eth1", "eth2"].map(|port| port.parse().unwrap()).into(), ..Config::default() };
+        let config = Config {
+            ports: ["eth1", "eth2"].map(|port| port.parse().unwrap()).into(),
+            heartbeat: "30s".parse().unwrap(),
+            ..Config::default()
+        };
         let (requests, queue) = sync_channel(1);
         let (ready, is_ready) = sync_channel(1);
         let home = testbed.box_namespace.handle().unwrap();
