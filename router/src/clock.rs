@@ -1,4 +1,4 @@
-//! The clock that deadlines are told by.
+//! The clock of all deadlines.
 
 use std::time::Duration;
 

@@ -210,7 +210,7 @@ struct Run {
     /// A namespace to accelerate besides those found by themselves: a name, pid:NUMBER, or a file.
     #[arg(long = "router", value_name = "NAME|pid:N|PATH")]
     routers: Vec<Source>,
-    /// How long forwarding goes on without a daemon that confirms the tables, 2s to 24h [default: 30s].
+    /// How long forwarding goes on without a daemon that confirms the tables, 0 or 2s to 24h [default: 3s].
     #[arg(long, value_name = "TIME")]
     heartbeat: Option<HeartbeatTime>,
     /// Where a port has no native XDP, attach in generic mode (slower).

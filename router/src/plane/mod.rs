@@ -50,7 +50,10 @@ mod shares;
 pub(crate) mod splits;
 mod transmit;
 
-use crate::abi::{self, types};
+use crate::{
+    abi::{self, types},
+    clock::monotonic,
+};
 use anyhow::{Context, Result, bail};
 pub use backlog::Backlogs;
 pub use choices::ChosenFlows;
@@ -477,12 +480,6 @@ impl Pace {
 fn read_clock(skel: &abi::MillraceSkel<'_>, control: &Words64) -> Result<(Duration, u64)> {
     skel.progs.millrace_clock.test_run(ProgramInput::default()).context("reading the kernel's clock")?;
     Ok((monotonic(), control.load(2)))
-}
-
-/// CLOCK_MONOTONIC.
-fn monotonic() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    Duration::new(now.tv_sec.try_into().unwrap_or(0), now.tv_nsec.try_into().unwrap_or(0))
 }
 
 /// Another program of ours reads the tables of a plane.
