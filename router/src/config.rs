@@ -123,11 +123,19 @@ pub struct Limits {
     /// Memory of all tables together, MiB. Tables start small and grow; at this size they stop, and what does not fit is
     /// left to the kernel under the reason `map_full`.
     pub memory_mib: MemoryMib,
+    /// Routes a network namespace other than the host's may have, IPv4 and IPv6 together. With more it is left to the kernel.
+    pub routes_per_namespace: RouteCount,
+    /// Network devices, likewise.
+    pub devices_per_namespace: DeviceCount,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory_mib: MemoryMib(2048) }
+        Self {
+            memory_mib: MemoryMib(2048),
+            routes_per_namespace: RouteCount(262_144),
+            devices_per_namespace: DeviceCount(4096),
+        }
     }
 }
 
@@ -240,6 +248,14 @@ bounded!(
 bounded!(
     /// MiB.
     MemoryMib, |v| (16..=262_144).contains(&v), "16 to 262144 MiB"
+);
+bounded!(
+    /// A count of routes.
+    RouteCount, |v| (1..=16_777_216).contains(&v), "1 to 16777216"
+);
+bounded!(
+    /// A count of network devices.
+    DeviceCount, |v| (1..=65_536).contains(&v), "1 to 65536"
 );
 
 /// The name of a network device.
@@ -449,7 +465,7 @@ fn line_of(text: &str, at: usize) -> usize {
 }
 
 /// Keys, and how they are written.
-const FORMS: [(&str, &str); 12] = [
+const FORMS: [(&str, &str); 14] = [
     ("ports", "ports = [\"eth1\", \"eth2\"]"),
     ("routers", "routers = [\"red\", \"pid:42\"]"),
     ("heartbeat", "heartbeat = \"3s\""),
@@ -460,6 +476,8 @@ const FORMS: [(&str, &str); 12] = [
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
     ("limits.memory_mib", "memory_mib = 2048"),
+    ("limits.routes_per_namespace", "routes_per_namespace = 262144"),
+    ("limits.devices_per_namespace", "devices_per_namespace = 4096"),
     ("flows.rules", "rules = 65536"),
     ("flows.miss", "miss = \"normal\""),
 ];

@@ -41,33 +41,116 @@ impl Key {
     }
 }
 
-/// A namespace that is open, and so stays: equal to others of the same.
+/// Where a namespace is found again. It keeps no namespace alive, except our own.
+///
+/// The kernel gives the inode number of a namespace that ended to the next one, so the cookie decides (`SO_NETNS_COOKIE`, never
+/// used twice).
 #[derive(Clone, Debug)]
-pub struct OpenNamespace {
+pub struct Place {
     key: Key,
-    file: Arc<File>,
+    cookie: u64,
+    way: Way,
 }
 
-impl OpenNamespace {
-    /// Of a file of it.
-    pub fn new(key: Key, file: Arc<File>) -> Self {
-        OpenNamespace { key, file }
+#[derive(Clone, Debug)]
+enum Way {
+    Path(PathBuf),
+    Own(Arc<File>),
+}
+
+impl Place {
+    /// Of the namespace with this cookie, of which there is a file at `path`.
+    pub fn new(key: Key, cookie: u64, path: PathBuf) -> Self {
+        Place { key, cookie, way: Way::Path(path) }
+    }
+
+    /// Of the calling thread's namespace, which it keeps alive.
+    pub fn own() -> io::Result<Self> {
+        let file = File::open("/proc/thread-self/ns/net")?;
+        Ok(Place { key: Key::of(&file)?, cookie: cookie()?, way: Way::Own(Arc::new(file)) })
     }
 
     pub fn key(&self) -> Key {
         self.key
     }
 
-    pub fn file(&self) -> &File {
-        &self.file
+    /// Distinct from that of every other namespace since the machine started.
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// Another path leads to it now.
+    pub fn move_to(&mut self, path: &Path) {
+        if let Way::Path(known) = &mut self.way {
+            path.clone_into(known);
+        }
+    }
+
+    /// Its file, which keeps it alive while it is open. A namespace that got the inode of one that ended passes for it.
+    ///
+    /// # Errors
+    /// The path leads nowhere, or to another namespace.
+    pub fn open(&self) -> io::Result<Arc<File>> {
+        let path = match &self.way {
+            Way::Own(file) => return Ok(file.clone()),
+            Way::Path(path) => path,
+        };
+        // Opened only if it is a namespace: with a FIFO that waits.
+        if Key::at(path)? != self.key {
+            return Err(gone());
+        }
+        let file = File::open(path)?;
+        if Key::of(&file)? == self.key { Ok(Arc::new(file)) } else { Err(gone()) }
+    }
+
+    /// Runs `task` in the namespace, which it keeps alive for as long as that takes.
+    ///
+    /// # Errors
+    /// As [`Place::open`] and [`inside`].
+    pub fn inside<T: Send>(&self, task: impl FnOnce() -> T + Send) -> io::Result<T> {
+        let file = self.open()?;
+        inside(&file, || if cookie()? == self.cookie { Ok(task()) } else { Err(gone()) })?
+    }
+
+    /// Has the calling thread enter the namespace.
+    ///
+    /// # Errors
+    /// As [`Place::open`]; the thread may be in another namespace then.
+    pub fn enter(&self) -> io::Result<()> {
+        enter(&*self.open()?)?;
+        if cookie()? == self.cookie { Ok(()) } else { Err(gone()) }
     }
 }
 
-impl PartialEq for OpenNamespace {
+impl PartialEq for Place {
     fn eq(&self, other: &Self) -> bool {
-        self.key == other.key
+        self.cookie == other.cookie
     }
 }
+
+fn gone() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the namespace is not there any more")
+}
+
+/// Of the calling thread's namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn cookie() -> io::Result<u64> {
+    let socket = std::os::unix::net::UnixDatagram::unbound()?;
+    let (mut cookie, mut length) = (0_u64, size_of::<u64>() as libc::socklen_t);
+    // SAFETY: the pointers are those of live locals, and `length` is the size of `cookie`.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `include/uapi/asm-generic/socket.h`.
+const SO_NETNS_COOKIE: i32 = 71;
 
 /// How a namespace is named: `red` (under /run/netns), `pid:1234`, or the path of a namespace file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -193,16 +276,6 @@ pub fn inside<T: Send>(namespace: &File, task: impl FnOnce() -> T + Send) -> io:
     on_a_thread(|| enter(namespace).map(|()| task()))
 }
 
-/// Run `task` in each namespace in turn, in one thread made for it. A namespace that cannot be entered yields an error.
-pub fn inside_each<I: Send, T: Send>(
-    namespaces: Vec<(&File, I)>,
-    task: impl Fn(I) -> T + Send,
-) -> io::Result<Vec<io::Result<T>>> {
-    on_a_thread(move || {
-        Ok(namespaces.into_iter().map(|(file, item)| enter(file).map(|()| task(item))).collect())
-    })
-}
-
 /// Run `task` in an empty namespace, in a thread made for it. The namespace ends with what was opened in it.
 ///
 /// # Errors
@@ -274,6 +347,21 @@ mod tests {
         let here = File::open("/proc/thread-self/ns/net").unwrap();
         let thread = || std::thread::current().id();
         assert_eq!(inside(&here, thread).unwrap(), thread());
+    }
+
+    #[test]
+    fn a_place_leads_only_to_the_namespace_it_was_made_for() {
+        let own = Place::own().unwrap();
+        assert_eq!(own.inside(cookie).unwrap().unwrap(), own.cookie());
+        let path = PathBuf::from("/proc/self/ns/net");
+        let same = Place::new(own.key(), own.cookie(), path.clone());
+        assert!(same.inside(|| ()).is_ok());
+        // The kernel gave the inode to another one.
+        let another = Place::new(own.key(), own.cookie() + 1, path);
+        assert_ne!(another, same);
+        assert_eq!(another.inside(|| ()).unwrap_err().kind(), io::ErrorKind::NotFound);
+        let moved = Place::new(own.key(), own.cookie(), "/proc/self/ns/mnt".into());
+        assert_eq!(moved.open().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
     #[test]

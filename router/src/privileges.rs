@@ -3,7 +3,7 @@
 //! | capability | kept for |
 //! |---|---|
 //! | `CAP_NET_ADMIN` | attaching XDP, netlink requests, ethtool, tables of local delivery |
-//! | `CAP_NET_BROADCAST` | messages of other namespaces (`NETLINK_LISTEN_ALL_NSID`): changes of policy |
+//! | `CAP_NET_BROADCAST` | hearing changes in other namespaces without keeping these alive (`NETLINK_LISTEN_ALL_NSID`) |
 //! | `CAP_BPF`, `CAP_PERFMON` | loading programs and maps, also later, when tables grow |
 //! | `CAP_SYS_ADMIN` | entering the namespaces of routers that come later (setns), asking about programs of others |
 //! | `CAP_SYS_PTRACE` | opening /proc/PID/ns/net of routers given by PID |
@@ -27,14 +27,10 @@ use std::{
 
 const NEEDED: [(CapabilitySet, &str, &str); 9] = [
     (CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN", "attach XDP programs and read the network configuration"),
-    (
-        CapabilitySet::NET_BROADCAST,
-        "CAP_NET_BROADCAST",
-        "see policies of routers change, by messages of their namespaces",
-    ),
     (CapabilitySet::BPF, "CAP_BPF", "load XDP programs"),
     (CapabilitySet::PERFMON, "CAP_PERFMON", "load XDP programs that read the clock and kernel types"),
     (CapabilitySet::SYS_ADMIN, "CAP_SYS_ADMIN", "enter the namespaces of routers"),
+    (CapabilitySet::NET_BROADCAST, "CAP_NET_BROADCAST", "hear changes in the namespaces of routers"),
     (CapabilitySet::SYS_PTRACE, "CAP_SYS_PTRACE", "find the namespaces of other processes"),
     (
         CapabilitySet::SYS_NICE,

@@ -16,7 +16,7 @@ use router::{
         socket::Socket,
         wire::{self, Request},
     },
-    netns::{self, Key, OpenNamespace},
+    netns::{self, Key, Place},
     observer::Waker,
     plane::{
         Plane,
@@ -28,7 +28,6 @@ use std::{
     os::fd::AsFd,
     path::Path,
     process::{Child, Command, Stdio, id},
-    sync::Arc,
 };
 
 /// Of the host, and of two virtual routers.
@@ -39,9 +38,10 @@ const THE_HOST: [bool; 3] = [true, false, false];
 const RED: [bool; 3] = [false, true, false];
 const ALL: [bool; 3] = [true; 3];
 
-fn place(path: &str) -> OpenNamespace {
+fn place(path: &str) -> Place {
     let path = Path::new(path);
-    OpenNamespace::new(Key::at(path).unwrap(), Arc::new(File::open(path).unwrap()))
+    let cookie = netns::inside(&File::open(path).unwrap(), netns::cookie).unwrap().unwrap();
+    Place::new(Key::at(path).unwrap(), cookie, path.to_owned())
 }
 
 /// A named namespace that goes away.
@@ -53,7 +53,7 @@ impl Named {
         run(&format!("ip netns add {}", named.0));
         named
     }
-    fn place(&self) -> OpenNamespace {
+    fn place(&self) -> Place {
         place(&format!("/run/netns/{}", self.0))
     }
 }
@@ -78,7 +78,7 @@ impl Bed {
         let mut policy = Policy::start(waker.clone(), false).unwrap_or_else(|e| panic!("{e:#}"));
         assert_eq!(policy.unseen(), [""; 0]);
         let (red, blue) = (Named::new("red"), Named::new("blue"));
-        let places = [place("/proc/thread-self/ns/net"), red.place(), blue.place()];
+        let places = [Place::own().unwrap(), red.place(), blue.place()];
         for ((slot, router), place) in SLOTS.into_iter().zip(ROUTERS).zip(places) {
             policy.watch(slot, &place);
             policy.bind(slot, Some(router));
@@ -167,7 +167,7 @@ fn a_change_marks_whom_it_concerns_before_the_command_returns() {
 fn a_change_by_a_socket_of_another_namespace_marks_the_router_there() {
     in_new_namespace(|| {
         let mut bed = Bed::new();
-        let opened = netns::inside(bed.red.place().file(), || Socket::requests(libc::NETLINK_ROUTE));
+        let opened = bed.red.place().inside(|| Socket::requests(libc::NETLINK_ROUTE));
         let mut socket = opened.unwrap().unwrap();
         // struct fib_rule_hdr: from anywhere, to table 9.
         let rule = [2, 0, 0, 0, 9, 0, 0, 1, 0, 0, 0, 0];
@@ -347,8 +347,8 @@ fn a_tcx_program_marks_all_routers_soon() {
             assert!(std::time::Instant::now() < end, "nobody has looked");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        // What marked them is pending: the host's namespace is read, and programs with it.
-        assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [1, 0, 0]);
+        // What marked them is pending: each namespace is read, and its programs with it.
+        assert_eq!(SLOTS.map(|slot| bed.policy.take_pending(slot)), [1, 1, 1]);
         // SAFETY: descriptors of ours.
         unsafe { (libc::close(link), libc::close(fd)) };
     });

@@ -21,7 +21,8 @@ use crate::{
 const LAST_NICE: i32 = 19;
 
 fn start(testbed: &Testbed) -> Daemon {
-    let arguments = ["--port", "eth1", "--port", PORT_OUT];
+    // The fast path forwards until the next daemon has started, however slow the machine is.
+    let arguments = ["--port", "eth1", "--port", PORT_OUT, "--heartbeat", "60s"];
     let mut daemon = Daemon::start(&testbed.box_namespace, &testbed.name, &arguments);
     daemon.until_accelerated(testbed.routers.len() + 1);
     daemon

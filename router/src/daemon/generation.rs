@@ -307,7 +307,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             steerer,
         };
         control.follow_policy();
-        control.read_policy();
+        control.read_policy_first();
         control.apply()?;
         control.settle_policy();
         // What a path has to drop passes no program before.

@@ -60,7 +60,7 @@ pub mod user_plane;
 mod verify;
 mod world;
 
-use crate::{config::Config, guard, privileges};
+use crate::{config::Config, guard, observer::EVENTS_PER_POLL, privileges};
 use anyhow::Result;
 use api::{Query, Request};
 use beats::Beats;
@@ -77,8 +77,6 @@ use world::World;
 
 /// Wait for events while a thread of ours is about to have done something.
 const POLL: Duration = Duration::from_millis(20);
-/// Fewer events than that at once are all there were: the observer takes more from one socket.
-const DRAINED: usize = 8192;
 /// How often the mirror is confirmed.
 const CONFIRM: Duration = Duration::from_secs(1);
 /// How long it is confirmed for at least.
@@ -240,11 +238,13 @@ impl<K: Kernel, O: Observe> Control<K, O> {
                 if self.trouble.take().is_some() {
                     tracing::info!("the mirror is current again");
                 }
-                self.drained = events.len() < DRAINED;
+                // With fewer nobody was left to another time, and the observer knows who had more to say.
+                self.drained = events.len() < EVENTS_PER_POLL;
                 for event in events {
                     self.uses.observe(&event);
                     self.world.observe(event);
                 }
+                self.take_policies();
             }
             Err(error) => {
                 let text = format!("cannot read the kernel's state: {error:#}");

@@ -5,8 +5,8 @@ use crate::{
     config::Config,
     ethtool::Problem,
     multipath::MultipathKeys,
-    netns::OpenNamespace,
-    observer::{Observer, ObserverConfig, Reader, Trouble, Waker, clock},
+    netns::Place,
+    observer::{Observer, ObserverConfig, PolicyRead, Quota, Reader, Trouble, Waker, clock},
 };
 use anyhow::Result;
 use logic::{
@@ -21,6 +21,11 @@ pub fn open(config: &Config) -> Result<(Observer, Waker)> {
     let observer = Observer::new(ObserverConfig {
         ports: config.ports.clone(),
         routers: config.routers.clone(),
+        quota: Quota {
+            routes: config.limits.routes_per_namespace.0 as usize,
+            interfaces: config.limits.devices_per_namespace.0 as usize,
+            ..Quota::default()
+        },
         multipath_keys: MultipathKeys::read(config.ecmp),
         ..ObserverConfig::default()
     })?;
@@ -41,11 +46,14 @@ impl Observe for Observer {
     fn port_problems(&mut self, port: PortId) -> Vec<Problem> {
         Observer::port_problems(self, port)
     }
-    fn place(&self, namespace: NamespaceId) -> Option<OpenNamespace> {
+    fn place(&self, namespace: NamespaceId) -> Option<Place> {
         Observer::place(self, namespace)
     }
-    fn read_policy(&mut self, namespace: NamespaceId) -> Result<()> {
-        Ok(Observer::read_policy(self, namespace)?)
+    fn read_policy(&mut self, namespace: NamespaceId) {
+        Observer::read_policy(self, namespace);
+    }
+    fn policies_read(&mut self) -> Vec<PolicyRead> {
+        Observer::policies_read(self)
     }
     fn troubles(&self) -> Vec<String> {
         let sentence = |t: Trouble| {

@@ -1,20 +1,24 @@
 //! Changes of policy: which namespaces are read again, and when a router is trusted after that.
 //!
 //! ```text
-//! a change ── marks the router ──► Linux forwards ── wakes the loop ──► begin: notes marks, takes what is pending
-//!      (inside its system call)                                         the namespaces are read again, the plan applied
+//! a change ── marks the router ──► Linux forwards ── wakes the loop ──► begin: notes marks, takes what is pending,
+//!      (inside its system call)                                                has the namespaces read again
+//!                                                                         (rounds go by)
+//!                                                                         read: one is done, the plan is applied
 //!                                         the fast path forwards ◄── end: marks that are as they were noted go
 //! ```
 //!
-//! A mark goes only if nothing was added to it since before the reading began, and nothing that concerns the router waits to
-//! be read. So whatever made a mark has been read and applied when the fast path has the packets again.
+//! Reading is done by other threads and takes its time. A mark goes at the end of a round only if nothing was added to it
+//! since the round noted it, and nothing that concerns the router waits to be read or is being read. Each change is pending
+//! before it is marked, and what is pending is read by a visit that begins later. So whatever made a mark has been read and
+//! applied when the fast path has the packets again.
 //!
 //! A namespace that changes without end is read again and again, but for [`SHARE`] of the time only: its own router waits
 //! for that, others do not.
 
 use super::{
-    Control,
-    seam::{Kernel, Observe},
+    Control, POLL,
+    seam::{Kernel, Observe, PolicyRead},
 };
 use crate::plane::policy::{HOST, Policy, Slot};
 use logic::{observe::NamespaceId, plan::RouterId};
@@ -28,12 +32,14 @@ const GAP: Duration = Duration::from_millis(5);
 const SHARE: u32 = 8;
 /// After a failure.
 const AGAIN: Duration = Duration::from_millis(100);
+/// The start waits no longer for what is to be read: one namespace can be slow.
+const FIRST: Duration = Duration::from_secs(2);
 
 /// What is watched, and what of it is not read.
 pub(super) struct Windows {
     policy: Policy,
     spaces: BTreeMap<Slot, Space>,
-    /// Of routers, as noted before what is being applied was read.
+    /// Of routers, as this round noted them.
     noted: BTreeMap<RouterId, u64>,
     /// The revision of the mirror whose routers are watched.
     followed: Option<u64>,
@@ -45,6 +51,8 @@ struct Space {
     router: Option<RouterId>,
     /// It is to be read then.
     due: Option<Duration>,
+    /// It is being read.
+    reading: bool,
     not_before: Duration,
 }
 
@@ -58,9 +66,14 @@ impl Windows {
         self.policy.unseen()
     }
 
-    /// The earliest time at which something is to be read.
+    /// The earliest time at which something is to be read. What is being read is not read again before that is done.
     pub fn due(&self) -> Option<Duration> {
-        self.spaces.values().filter_map(|space| space.due).min()
+        self.spaces.values().filter(|space| !space.reading).filter_map(|space| space.due).min()
+    }
+
+    /// Is something being read?
+    fn is_reading(&self) -> bool {
+        self.spaces.values().any(|space| space.reading)
     }
 
     /// Exactly these are watched from now on: for each slot its namespace, and the router there.
@@ -87,14 +100,14 @@ impl Windows {
             }
             watch(&mut self.policy, *slot, *namespace);
             self.policy.bind(*slot, *router);
-            let space =
-                Space { namespace: *namespace, router: *router, due: None, not_before: Duration::ZERO };
+            let (namespace, router) = (*namespace, *router);
+            let space = Space { namespace, router, due: None, reading: false, not_before: Duration::ZERO };
             self.spaces.insert(*slot, space);
         }
     }
 
-    /// Notes the marks, and says which namespaces are to be read now.
-    fn begin(&mut self, now: Duration) -> Vec<(Slot, NamespaceId)> {
+    /// Notes the marks, and says of which namespaces a reading is to begin now.
+    fn begin(&mut self, now: Duration) -> Vec<NamespaceId> {
         let marks = |router: RouterId| (router, self.policy.marks(router));
         let routers = self.spaces.values().filter_map(|space| space.router);
         self.noted = routers.map(marks).filter(|(_, marks)| *marks > 0).collect();
@@ -106,25 +119,27 @@ impl Windows {
                 let at = now.max(space.not_before).max(settled);
                 space.due = Some(space.due.map_or(at, |due| due.max(at)));
             }
-            if space.due.take_if(|due| *due <= now).is_some() {
-                ready.push((*slot, space.namespace));
+            if !space.reading && space.due.take_if(|due| *due <= now).is_some() {
+                space.reading = true;
+                ready.push(space.namespace);
             }
         }
         ready
     }
 
-    /// It was read, or could not be.
-    fn read(&mut self, slot: Slot, began: Duration, now: Duration, done: bool) {
-        let Some(space) = self.spaces.get_mut(&slot) else { return };
-        space.not_before = now + GAP.max(now.saturating_sub(began) * (SHARE - 1));
-        if !done {
-            space.due = Some(now + AGAIN);
-        }
+    /// The reading that was asked for last is done, which took so long, or could not be.
+    fn read(&mut self, namespace: NamespaceId, took: Duration, now: Duration, done: bool) {
+        let is_read = |space: &&mut Space| space.namespace == namespace && space.reading;
+        let Some(space) = self.spaces.values_mut().find(is_read) else { return };
+        space.reading = false;
+        space.not_before = now + GAP.max(took * (SHARE - 1));
+        let again = (!done).then_some(now + AGAIN);
+        space.due = space.due.map(|due| due.max(space.not_before)).max(again);
     }
 
-    /// What was read is applied.
+    /// What was read by the beginning of this round is applied.
     fn end(&mut self) {
-        let waits = |slot: Slot| self.spaces.get(&slot).is_some_and(|space| space.due.is_some());
+        let waits = |slot: Slot| self.spaces.get(&slot).is_some_and(|s| s.due.is_some() || s.reading);
         let host_waits = waits(HOST);
         for (router, marks) in std::mem::take(&mut self.noted) {
             if !host_waits && !waits(router.into()) {
@@ -157,25 +172,34 @@ impl<K: Kernel, O: Observe> Control<K, O> {
         });
     }
 
-    /// Reads again what has changed. What follows from it is applied next.
+    /// Has read again what has changed.
     pub(super) fn read_policy(&mut self) {
-        let ready = self.windows.begin(self.kernel.now());
-        if ready.is_empty() {
-            return;
+        for namespace in self.windows.begin(self.kernel.now()) {
+            self.observer.read_policy(namespace);
         }
-        for (slot, namespace) in ready {
-            let began = self.kernel.now();
-            let read = self.observer.read_policy(namespace);
-            if let Err(error) = &read {
+    }
+
+    /// The same at the start, and waits for it: nothing is marked then, unless it takes too long.
+    pub(super) fn read_policy_first(&mut self) {
+        let end = self.kernel.now() + FIRST;
+        self.read_policy();
+        self.take_policies();
+        while self.windows.is_reading() && self.kernel.now() < end {
+            self.observe(POLL);
+        }
+        self.read_policy();
+    }
+
+    /// Takes note of what has been read. What follows from it was taken in.
+    pub(super) fn take_policies(&mut self) {
+        for PolicyRead { namespace, took, error } in self.observer.policies_read() {
+            if let Some(error) = &error {
                 tracing::warn!(
-                    "the policies of a namespace cannot be read, its router is left to the kernel: {error:#}"
+                    "the policies of a namespace cannot be read, its router is left to the kernel: {error}"
                 );
             }
-            self.windows.read(slot, began, self.kernel.now(), read.is_ok());
+            self.windows.read(namespace, took, self.kernel.now(), error.is_none());
         }
-        let drained = self.drained;
-        self.observe(Duration::ZERO);
-        self.drained &= drained;
     }
 
     /// What was read is applied: those routers are trusted again.
@@ -197,8 +221,11 @@ mod tests {
         let mut windows = Windows::new(Policy::blind().unwrap());
         windows.follow(&[(HOST, (9, Some(0))), (1, (1, Some(1))), (2, (2, Some(2)))].into(), |_, _, _| ());
         assert_eq!(marked(&windows), [true; 3], "what was before is not known");
-        assert_eq!(windows.begin(Duration::ZERO), [(1, 1), (2, 2), (HOST, 9)]);
-        [1, 2, HOST].into_iter().for_each(|slot| windows.read(slot, Duration::ZERO, Duration::ZERO, true));
+        assert_eq!(windows.begin(Duration::ZERO), [1, 2, 9]);
+        windows.end();
+        assert_eq!(marked(&windows), [true; 3], "nothing is read");
+        [1, 2, 9].into_iter().for_each(|namespace| windows.read(namespace, MS, Duration::ZERO, true));
+        assert!(windows.begin(Duration::ZERO).is_empty());
         assert_eq!(marked(&windows), [true; 3], "nothing is applied");
         windows.end();
         assert_eq!(marked(&windows), [false; 3]);
@@ -215,32 +242,61 @@ mod tests {
         windows.policy.change(1, None);
         windows.end();
         assert_eq!(marked(&windows), [false, true, false], "made after the last reading began");
-        assert_eq!(windows.begin(100 * MS), [(1, 1)]);
-        windows.read(1, 100 * MS, 101 * MS, true);
-        // Another one during the reading, and before it is applied.
+        assert_eq!(windows.begin(100 * MS), [1]);
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false], "it is being read");
+        windows.read(1, MS, 101 * MS, true);
+        assert!(windows.begin(101 * MS).is_empty());
+        // Another one before what was read is applied.
         windows.policy.change(1, None);
         windows.end();
         assert_eq!(marked(&windows), [false, true, false]);
-        assert_eq!(windows.begin(200 * MS), [(1, 1)]);
-        windows.read(1, 200 * MS, 201 * MS, true);
+        assert_eq!(windows.begin(200 * MS), [1]);
+        windows.read(1, MS, 201 * MS, true);
+        assert!(windows.begin(201 * MS).is_empty());
         windows.end();
         assert_eq!(marked(&windows), [false; 3]);
         assert_eq!((windows.begin(300 * MS), windows.due()), (Vec::new(), None));
     }
 
     #[test]
+    fn a_change_that_came_while_its_namespace_was_read_is_read_by_another_visit() {
+        let mut windows = windows();
+        windows.policy.change(1, None);
+        assert_eq!(windows.begin(100 * MS), [1]);
+        windows.policy.change(1, None);
+        // As long as it takes: nobody spins, and nothing is asked for twice.
+        for now in 101..200 {
+            assert_eq!((windows.begin(now * MS), windows.due()), (Vec::new(), None));
+            windows.end();
+        }
+        windows.read(1, MS, 200 * MS, true);
+        assert!(windows.begin(200 * MS).is_empty() && windows.due().is_some(), "not at once");
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false], "the visit began before the change");
+        assert_eq!(windows.begin(300 * MS), [1]);
+        windows.end();
+        assert_eq!(marked(&windows), [false, true, false]);
+        windows.read(1, MS, 301 * MS, true);
+        windows.begin(301 * MS);
+        windows.end();
+        assert_eq!(marked(&windows), [false; 3]);
+    }
+
+    #[test]
     fn a_change_that_is_yet_to_be_made_is_read_late() {
         let mut windows = windows();
         windows.policy.change(2, Some(1000 * MS));
-        assert_eq!(windows.begin(1000 * MS), []);
+        assert!(windows.begin(1000 * MS).is_empty());
         windows.end();
         assert_eq!((marked(&windows), windows.due()), ([false, false, true], Some(1000 * MS + SETTLED)));
         // The write is tried again: that moves the reading.
         windows.policy.change(2, Some(1040 * MS));
-        assert_eq!(windows.begin(1050 * MS), []);
+        assert!(windows.begin(1050 * MS).is_empty());
         windows.end();
-        assert_eq!(windows.begin(1040 * MS + SETTLED), [(2, 2)]);
-        windows.read(2, 1040 * MS + SETTLED, 1041 * MS + SETTLED, true);
+        assert_eq!(windows.begin(1040 * MS + SETTLED), [2]);
+        windows.read(2, MS, 1041 * MS + SETTLED, true);
+        windows.begin(1041 * MS + SETTLED);
         windows.end();
         assert_eq!(marked(&windows), [false; 3]);
     }
@@ -255,10 +311,10 @@ mod tests {
             if reads[1] < now.as_millis() / 100 - 9 {
                 windows.policy.change(2, None);
             }
-            for (slot, _) in windows.begin(now) {
-                windows.read(slot, now, now + took, true);
+            for namespace in windows.begin(now) {
+                windows.read(namespace, took, now + took, true);
                 (now, reading) = (now + took, reading + took);
-                reads[slot as usize - 1] += 1;
+                reads[namespace as usize - 1] += 1;
             }
             windows.end();
             assert!(!marked(&windows)[0] && !marked(&windows)[2], "{now:?}");
@@ -275,13 +331,14 @@ mod tests {
         let mut windows = windows();
         windows.policy.change(HOST, None);
         windows.policy.change(1, None);
-        assert_eq!(windows.begin(1000 * MS), [(1, 1), (HOST, 9)]);
-        windows.read(1, 1000 * MS, 1001 * MS, true);
-        windows.read(HOST, 1001 * MS, 1002 * MS, false);
+        assert_eq!(windows.begin(1000 * MS), [1, 9]);
+        windows.read(1, MS, 1001 * MS, true);
+        windows.read(9, MS, 1002 * MS, false);
         windows.end();
         assert_eq!((marked(&windows), windows.due()), ([true, true, false], Some(1002 * MS + AGAIN)));
-        assert_eq!(windows.begin(1002 * MS + AGAIN), [(HOST, 9)]);
-        windows.read(HOST, 1200 * MS, 1200 * MS, true);
+        assert_eq!(windows.begin(1002 * MS + AGAIN), [9]);
+        windows.read(9, Duration::ZERO, 1200 * MS, true);
+        windows.begin(1200 * MS);
         windows.end();
         assert_eq!(marked(&windows), [false; 3]);
     }
@@ -293,9 +350,9 @@ mod tests {
         assert_eq!(marked(&windows)[1..], [true, false]);
         windows.policy.change(2, None);
         assert!(!marked(&windows)[2]);
-        assert_eq!(windows.begin(1000 * MS), [(1, 7)]);
+        assert_eq!(windows.begin(1000 * MS), [7]);
         windows.policy.change(HOST, None);
         assert!(!marked(&windows)[0]);
-        assert_eq!(windows.begin(1001 * MS), [(HOST, 9)]);
+        assert_eq!(windows.begin(1001 * MS), [9]);
     }
 }

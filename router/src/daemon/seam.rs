@@ -2,12 +2,12 @@
 //!
 //! The daemon implements them with netlink and BPF ([`super::kernel`]); tests with fakes over heap memory.
 
-pub use crate::observer::{Hardware, Known, Question, Sent};
+pub use crate::observer::{Hardware, Known, PolicyRead, Question, Sent};
 use crate::{
     classifier::Classifier,
     config::Config,
     ethtool::Problem,
-    netns::OpenNamespace,
+    netns::Place,
     plane::{Counters, Heart, Mode, PathCounts, Settings, Step, TestRun, policy::Policy},
     switch::report::ControllerLost,
     workers::{PathPlan, WorkersReport},
@@ -52,17 +52,15 @@ pub trait Observe {
     fn port_problems(&mut self, port: PortId) -> Vec<Problem>;
 
     /// A namespace that is observed.
-    fn place(&self, _namespace: NamespaceId) -> Option<OpenNamespace> {
+    fn place(&self, _namespace: NamespaceId) -> Option<Place> {
         None
     }
 
-    /// Reads a namespace's policies and settings again; what is new is returned by the next [`Observe::poll`].
-    ///
-    /// # Errors
-    /// Something cannot be read.
-    fn read_policy(&mut self, _namespace: NamespaceId) -> Result<()> {
-        Ok(())
-    }
+    /// Has a namespace's policies and settings read again, from now on: what was read before does not count.
+    fn read_policy(&mut self, namespace: NamespaceId);
+
+    /// Readings that are done. What came of them was returned by the last [`Observe::poll`], or earlier.
+    fn policies_read(&mut self) -> Vec<PolicyRead>;
 
     /// What cannot be read, as sentences: the routers concerned are not accelerated.
     fn troubles(&self) -> Vec<String>;
@@ -266,7 +264,7 @@ pub struct Wanted {
     /// Weights of routers; others have 1.
     pub routers: BTreeMap<RouterId, u16>,
     /// Where routers are.
-    pub namespaces: BTreeMap<RouterId, OpenNamespace>,
+    pub namespaces: BTreeMap<RouterId, Place>,
     /// Those whose ports and router are there.
     pub paths: BTreeMap<PathId, PathPlan>,
 }

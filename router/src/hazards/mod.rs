@@ -22,7 +22,7 @@ pub mod xfrm;
 use crate::{
     foreign::{Quoted, Shown},
     netlink::socket::Socket,
-    observer::sysctl::Sysctls,
+    observer::sysctl::Polled,
 };
 use logic::observe::Settings;
 use std::{collections::BTreeMap, io};
@@ -30,38 +30,41 @@ use std::{collections::BTreeMap, io};
 /// Sentences for IPv4 and for IPv6.
 pub type ByFamily = [Vec<String>; 2];
 
-/// Receive buffers of the subscriptions: an overrun is itself a sign that something changed.
-const LISTEN_BUFFER_BYTES: usize = 256 << 10;
-
-/// A protocol beside rtnetlink: a socket for questions, one that tells of changes.
-pub struct Side {
-    requests: Socket,
-    /// Readable when something changed.
-    pub events: Socket,
+/// Rules, netfilter and XFRM of a namespace, or why they could not be read.
+pub struct Read {
+    netfilter: io::Result<netfilter::Sentences>,
+    xfrm: io::Result<ByFamily>,
+    rules: io::Result<ByFamily>,
 }
 
-impl Side {
-    /// `Ok(None)`: the kernel lacks it.
-    fn open(protocol: i32, group: u32) -> io::Result<Option<Side>> {
-        let requests = match Socket::requests(protocol) {
-            Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(None),
-            other => other?,
-        };
-        let events = Socket::subscription(protocol, &[group], LISTEN_BUFFER_BYTES)?;
-        Ok(Some(Side { requests, events }))
+/// Reads them in the calling thread's namespace, which is that of `route`. What the kernel lacks is no hazard.
+pub fn read(route: &mut Socket) -> Read {
+    Read {
+        netfilter: with_socket(libc::NETLINK_NETFILTER, netfilter::read),
+        xfrm: with_socket(libc::NETLINK_XFRM, xfrm::read),
+        rules: rules::read(route),
     }
+}
 
-    /// Throws away what waits; if there is too much for once, `events` stays readable.
-    pub fn discard(&mut self) {
-        self.events.discard();
+impl Read {
+    /// Nothing could be read.
+    pub fn failed(error: &io::Error) -> Read {
+        let same = || io::Error::new(error.kind(), error.to_string());
+        Read { netfilter: Err(same()), xfrm: Err(same()), rules: Err(same()) }
+    }
+}
+
+fn with_socket<T: Default>(protocol: i32, read: impl FnOnce(&mut Socket) -> io::Result<T>) -> io::Result<T> {
+    match Socket::requests(protocol) {
+        Ok(mut socket) => read(&mut socket),
+        Err(e) if e.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(T::default()),
+        Err(e) => Err(e),
     }
 }
 
 /// The hazards of one namespace.
+#[derive(Default)]
 pub struct Hazards {
-    /// `None`: the kernel lacks it.
-    pub netfilter: Option<Side>,
-    pub xfrm: Option<Side>,
     chains: netfilter::Sentences,
     namespace: Vec<ByFamily>,
     legacy: [Vec<String>; 2],
@@ -74,60 +77,29 @@ pub struct Hazards {
 }
 
 impl Hazards {
-    /// Opens sockets in the calling thread's namespace.
-    ///
-    /// # Errors
-    /// What the kernel says, except that it lacks something: there can be no hazard of that kind then.
-    pub fn open() -> io::Result<Hazards> {
-        Ok(Hazards {
-            netfilter: Side::open(libc::NETLINK_NETFILTER, netfilter::GROUP)?,
-            xfrm: Side::open(libc::NETLINK_XFRM, xfrm::GROUP)?,
-            chains: Default::default(),
-            namespace: Vec::new(),
-            legacy: Default::default(),
-            ipvs: false,
-            traffic: BTreeMap::new(),
-            tcx: BTreeMap::new(),
-            programs: Default::default(),
-        })
-    }
-
-    /// Rules, netfilter, XFRM, legacy tables. False: something could not be read, was taken for a hazard, and should be
-    /// tried again.
-    pub fn read_namespace(&mut self, route: &mut Socket, sysctls: &Sysctls) -> bool {
-        let netfilter = self.netfilter.as_mut().map(|side| netfilter::read(&mut side.requests));
-        let netfilter = netfilter.unwrap_or_else(|| Ok(Default::default()));
-        let xfrm = self.xfrm.as_mut().map(|side| xfrm::read(&mut side.requests));
-        let xfrm = xfrm.unwrap_or_else(|| Ok(Default::default()));
-        let rules = rules::read(route);
+    /// What was read. False: something could not be, was taken for a hazard, and should be tried again.
+    pub fn set_namespace(&mut self, read: Read) -> bool {
+        let Read { netfilter, xfrm, rules } = read;
         let complete = netfilter.is_ok() && xfrm.is_ok() && rules.is_ok();
         self.chains = netfilter
             .unwrap_or_else(|error| netfilter::Sentences::doubt(&doubt("nftables rulesets", &error)));
         self.namespace = vec![or_doubt(xfrm, "IPsec policies"), or_doubt(rules, "policy rules")];
-        self.read_polled(sysctls);
         complete
     }
 
     /// Qdiscs and filters.
-    ///
-    /// # Errors
-    /// What the kernel says; what was known is kept.
-    pub fn read_traffic(&mut self, route: &mut Socket) -> io::Result<()> {
-        self.traffic = traffic::read(route)?;
-        Ok(())
+    pub fn set_traffic(&mut self, found: traffic::Findings) {
+        self.traffic = found;
     }
 
-    /// What costs nothing to look at.
-    pub fn read_polled(&mut self, sysctls: &Sysctls) {
-        self.legacy = sysctls.legacy_tables();
-        self.ipvs = sysctls.has_ipvs_services();
+    /// Legacy tables and IPVS.
+    pub fn set_polled(&mut self, polled: Polled) {
+        (self.legacy, self.ipvs) = (polled.legacy, polled.has_ipvs_services);
     }
 
-    /// Programs on tcx, as counted elsewhere; is that news?
-    pub fn set_tcx(&mut self, counted: BTreeMap<u32, u32>) -> bool {
-        let news = self.tcx != counted;
+    /// Programs on tcx, by device.
+    pub fn set_tcx(&mut self, counted: BTreeMap<u32, u32>) {
         self.tcx = counted;
-        news
     }
 
     /// BPF netfilter programs, as listed elsewhere.

@@ -123,8 +123,11 @@ pub(crate) struct Qdisc {
     harmless_options: bool,
 }
 
+/// By device.
+pub type Findings = BTreeMap<u32, Vec<Finding>>;
+
 /// What is on each device.
-pub fn read(socket: &mut Socket) -> io::Result<BTreeMap<u32, Vec<Finding>>> {
+pub fn read(socket: &mut Socket) -> io::Result<Findings> {
     let qdiscs = socket.dump(Request::new(rtm::GETQDISC, wire::DUMP, &[0; HEADER]), parse)?;
     judge(qdiscs, |ifindex, parent| has_filters(socket, ifindex, parent))
 }

@@ -22,11 +22,14 @@ pub fn ask(socket: &mut Socket, other: BorrowedFd<'_>) -> io::Result<Option<i32>
 }
 
 /// From now on the namespace of `socket` knows the one behind `other` by this number. The other is not kept alive by that.
+///
+/// # Errors
+/// `EEXIST`: either has another already.
 pub fn assign(socket: &mut Socket, other: BorrowedFd<'_>, number: i32) -> io::Result<()> {
     let request = Request::new(rtm::NEWNSID, wire::ACK, &[0; 4])
-        .with(NETNSA_FD, &other.as_raw_fd().to_ne_bytes())
-        .with(NETNSA_NSID, &number.to_ne_bytes());
-    socket.ask(request, |_| None::<()>).map(|_| ())
+        .with(NETNSA_NSID, &number.to_ne_bytes())
+        .with(NETNSA_FD, &other.as_raw_fd().to_ne_bytes());
+    socket.ask(request, |_| None::<()>).map(drop)
 }
 
 /// The number in an `RTM_NEWNSID` message; negative: not assigned.

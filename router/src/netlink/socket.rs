@@ -21,7 +21,6 @@ use rustix::{
 use std::{
     io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
-    ptr,
     time::{Duration, Instant},
 };
 
@@ -43,6 +42,10 @@ pub struct Socket {
     port: u32,
     sequence: u32,
     buffer: Vec<u8>,
+    /// No exchange goes on beyond this.
+    end: Option<Instant>,
+    /// Which namespace the last buffer of events came from; `None`: the socket's own.
+    origin: Option<i32>,
     /// Messages that came from others than the kernel.
     forged: u64,
 }
@@ -65,6 +68,39 @@ struct Datagram {
     bytes: usize,
     /// The port id of its sender; 0: the kernel.
     sender: u32,
+    /// The number of the namespace it comes from, if not from the socket's own.
+    origin: Option<i32>,
+}
+
+/// How much of something a namespace may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Most {
+    pub limit: usize,
+    /// In the plural.
+    pub what: &'static str,
+    /// Of `limit`, how much is left.
+    left: usize,
+}
+
+impl Most {
+    pub fn new(limit: usize, what: &'static str) -> Most {
+        Most { limit, what, left: limit }
+    }
+
+    /// So many are there already.
+    pub fn less(self, count: usize) -> Most {
+        Most { left: self.left.saturating_sub(count), ..self }
+    }
+
+    /// # Errors
+    /// `QuotaExceeded`, with a text for people, if there are more.
+    pub fn check(&self, count: usize) -> io::Result<()> {
+        if count <= self.left {
+            return Ok(());
+        }
+        let text = format!("it has more than {} {}", self.limit, self.what);
+        Err(io::Error::new(io::ErrorKind::QuotaExceeded, text))
+    }
 }
 
 impl Socket {
@@ -94,7 +130,21 @@ impl Socket {
         let mut first = [0; 4];
         let _ = getrandom(&mut first, GetRandomFlags::empty())?;
         let sequence = u32::from_ne_bytes(first);
-        Ok(Socket { inner, port, sequence, buffer: vec![0; BUFFER_BYTES], forged: 0 })
+        let buffer = vec![0; BUFFER_BYTES];
+        Ok(Socket { inner, port, sequence, buffer, end: None, origin: None, forged: 0 })
+    }
+
+    /// Also hears namespaces that have a number in this one. What it hears keeps none of them alive.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_BROADCAST, here and in each of them.
+    pub fn hear_all_namespaces(&self) -> io::Result<()> {
+        set_option(&self.inner, libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID, 1)
+    }
+
+    /// No exchange goes on beyond this.
+    pub fn end_at(&mut self, end: Instant) {
+        self.end = Some(end);
     }
 
     /// How many bytes of events the kernel may hold for us, beyond `net.core.rmem_max`.
@@ -113,7 +163,10 @@ impl Socket {
     /// lost.
     pub fn events(&mut self) -> io::Result<Option<&[u8]>> {
         match receive(&self.inner, &mut self.buffer) {
-            Ok(Datagram { bytes, sender: 0 }) => Ok(Some(&self.buffer[..bytes])),
+            Ok(Datagram { bytes, sender: 0, origin }) => {
+                self.origin = origin;
+                Ok(Some(&self.buffer[..bytes]))
+            }
             Ok(_) => {
                 self.forged += 1;
                 Ok(Some(&[]))
@@ -121,6 +174,11 @@ impl Socket {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
             Err(e) => Err(e),
         }
+    }
+
+    /// The number of the namespace that the last buffer came from; `None`: the socket's own.
+    pub fn origin(&self) -> Option<i32> {
+        self.origin
     }
 
     /// As [`Socket::events`], with the buffer itself and how much of it is filled; give it back afterwards.
@@ -156,7 +214,7 @@ impl Socket {
                 return Err(io::Error::new(io::ErrorKind::TimedOut, "the kernel did not answer in time"));
             }
             match receive(&self.inner, &mut self.buffer) {
-                Ok(Datagram { bytes, sender: 0 }) => return Ok(bytes),
+                Ok(Datagram { bytes, sender: 0, .. }) => return Ok(bytes),
                 Ok(_) => self.forged += 1,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => wait(&self.inner, left)?,
                 Err(e) => return Err(e),
@@ -170,8 +228,9 @@ impl Socket {
         &mut self,
         request: &mut Request,
         end: Instant,
-        each: &mut dyn FnMut(Message<'_>),
+        each: &mut dyn FnMut(Message<'_>) -> io::Result<()>,
     ) -> io::Result<bool> {
+        let end = self.end.map_or(end, |last| last.min(end));
         self.sequence = self.sequence.wrapping_add(1);
         self.inner.send(request.bytes(self.sequence), 0)?;
         let mut interrupted = false;
@@ -193,7 +252,7 @@ impl Socket {
                         };
                     }
                     wire::OVERRUN => interrupted = true,
-                    _ => each(message),
+                    _ => each(message)?,
                 }
             }
         }
@@ -203,13 +262,30 @@ impl Socket {
     pub fn dump<T>(
         &mut self,
         request: Request,
+        parse: impl FnMut(Message<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        self.dump_at_most(Most::new(usize::MAX, "entries"), request, parse)
+    }
+
+    /// As [`Socket::dump`], unless there are more.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`: the rest waits in the socket, which is of no more use.
+    pub fn dump_at_most<T>(
+        &mut self,
+        most: Most,
+        request: Request,
         mut parse: impl FnMut(Message<'_>) -> Option<T>,
     ) -> io::Result<Vec<T>> {
         let mut request = request;
         let end = Instant::now() + LONGEST;
         for _ in 0..DUMP_ATTEMPTS {
             let mut found = Vec::new();
-            if !self.exchange(&mut request, end, &mut |m| found.extend(parse(m)))? {
+            let mut each = |m: Message<'_>| {
+                found.extend(parse(m));
+                most.check(found.len())
+            };
+            if !self.exchange(&mut request, end, &mut each)? {
                 return Ok(found);
             }
         }
@@ -228,6 +304,7 @@ impl Socket {
             if answer.is_none() {
                 answer = parse(m);
             }
+            Ok(())
         })?;
         Ok(answer)
     }
@@ -236,28 +313,49 @@ impl Socket {
 /// One message from the socket's queue, without waiting.
 fn receive(socket: &netlink_sys::Socket, buffer: &mut [u8]) -> io::Result<Datagram> {
     loop {
-        // SAFETY: all zeros is a value of this plain C struct.
-        let mut sender: libc::sockaddr_nl = unsafe { mem::zeroed() };
-        let mut length = size_of_val(&sender) as libc::socklen_t;
-        let (to, from) = (buffer.as_mut_ptr().cast(), ptr::from_mut(&mut sender).cast());
+        let mut control = Control([0; 64]);
+        let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+        // SAFETY: all zeros is a value of these plain C structs.
+        let (mut sender, mut header): (libc::sockaddr_nl, libc::msghdr) = unsafe { mem::zeroed() };
+        (header.msg_name, header.msg_namelen) = ((&raw mut sender).cast(), size_of_val(&sender) as u32);
+        (header.msg_iov, header.msg_iovlen) = (&raw mut part, 1);
+        (header.msg_control, header.msg_controllen) = (control.0.as_mut_ptr().cast(), control.0.len() as _);
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        // SAFETY: each pointer goes with the length of the live, exclusively borrowed thing it points to.
-        let n = unsafe { libc::recvfrom(socket.as_raw_fd(), to, buffer.len(), flags, from, &raw mut length) };
-        match usize::try_from(n) {
-            Ok(n) if n > buffer.len() => return Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
-            Ok(bytes) => {
-                // A sender that is not told is not the kernel.
-                let told = length as usize >= size_of_val(&sender);
-                return Ok(Datagram { bytes, sender: if told { sender.nl_pid } else { u32::MAX } });
+        // SAFETY: each pointer in `header` goes with the length of the live, exclusively borrowed thing it points to.
+        let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+        let Ok(bytes) = usize::try_from(n) else {
+            match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => continue,
+                error => return Err(error),
             }
-            Err(_) => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
+        };
+        if bytes > buffer.len() || header.msg_flags & libc::MSG_CTRUNC != 0 {
+            return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
+        }
+        // A sender that is not named is not the kernel.
+        let named = header.msg_namelen as usize >= size_of_val(&sender);
+        let sender = if named { sender.nl_pid } else { u32::MAX };
+        return Ok(Datagram { bytes, sender, origin: origin(&header) });
+    }
+}
+
+/// Room for control messages, aligned as their headers are.
+#[repr(align(8))]
+struct Control([u8; 64]);
+
+/// The number of a namespace in the control messages that came with a message.
+fn origin(header: &libc::msghdr) -> Option<i32> {
+    // SAFETY: `header` is as the kernel left it, and its control buffer is alive: the macros stay inside of that.
+    unsafe {
+        let mut next = libc::CMSG_FIRSTHDR(header);
+        while let Some(control) = next.as_ref() {
+            if (control.cmsg_level, control.cmsg_type) == (libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID) {
+                return Some(libc::CMSG_DATA(control).cast::<i32>().read_unaligned());
             }
+            next = libc::CMSG_NXTHDR(header, control);
         }
     }
+    None
 }
 
 /// Until there is something to receive, or the time is up.

@@ -4,16 +4,24 @@
 //!
 //! Signs that it is time to look: a name in /run/netns came or went; a namespace got a number for another
 //! (`RTM_NEWNSID`); a device of the chain was told of again, which is also how a port shows that something was put on
-//! it anywhere. Without a sign, new and vanished namespaces are noticed by a slow scan of /proc.
+//! it anywhere. Without a sign, new and vanished namespaces are noticed by a slow scan of /proc. Looking is done by a thread:
+//! a namespace that is slow to answer delays only that.
 
-use super::{HOST, Observer, PROCESS, Trouble, poller::ProcessWatch, space::Peers, token};
+use super::{
+    HOST, Observer, PROCESS, Quota, Trouble,
+    ear::Ear,
+    poller::ProcessWatch,
+    space::{Peers, Space},
+    sysctl::Sysctls,
+    token,
+};
 use crate::{
     netlink::{
         link::{self, LinkMessage},
         nsid,
         socket::Socket,
     },
-    netns::{self, Found, Key, Source},
+    netns::{self, Found, Key, Place, Source},
 };
 use logic::observe::{Event, Namespace, NamespaceId};
 use std::{
@@ -22,7 +30,8 @@ use std::{
     io,
     os::fd::AsFd,
     path::Path,
-    time::SystemTime,
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
 };
 
 /// Devices that are ports or sit on ports.
@@ -30,84 +39,213 @@ type Chain = BTreeSet<(NamespaceId, u32)>;
 
 /// Devices may be stacked: port, VLAN, VLAN, macvlan. More rounds than this are never needed.
 const DEPTH: usize = 5;
+/// A namespace that does not show its devices within this is looked at another time.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What a look through the namespaces starts from.
+pub(super) struct Look {
+    own: Key,
+    /// Not to be looked at: observed, or known to be of no interest.
+    known: BTreeSet<Key>,
+    observed: BTreeSet<Key>,
+    routers: Vec<Source>,
+    chain: Chain,
+    peers: Arc<Peers>,
+    quota: Quota,
+    receive_buffer_bytes: usize,
+}
+
+/// What it has found.
+#[derive(Default)]
+pub(super) struct Looked {
+    found: BTreeMap<Key, Found>,
+    configured: BTreeMap<Key, Found>,
+    /// To be observed.
+    begun: Vec<(Found, bool, Opened)>,
+    dull: Vec<Key>,
+    failed: Vec<(Key, Found, io::Error)>,
+}
+
+/// A namespace, ready to be observed.
+struct Opened {
+    place: Place,
+    ear: Ear,
+    sysctls: Sysctls,
+}
+
+impl Look {
+    /// Looks. For a thread of its own.
+    pub fn look(self) -> Looked {
+        let mut found = netns::list();
+        let configured = configured(&self.routers);
+        let absent = |found: &BTreeMap<Key, Found>| {
+            self.observed.iter().any(|key| !found.contains_key(key) && !configured.contains_key(key))
+        };
+        // A process that forked while /proc was read can hide its namespace once, hardly twice.
+        if absent(&found) {
+            found = netns::list();
+        }
+        let mut looked =
+            Looked { begun: Vec::new(), dull: Vec::new(), failed: Vec::new(), found, configured };
+        let places: BTreeMap<Key, (Found, bool)> = looked
+            .found
+            .iter()
+            .map(|(key, place)| (*key, (place.clone(), false)))
+            .chain(looked.configured.iter().map(|(key, place)| (*key, (place.clone(), true))))
+            .filter(|(key, _)| *key != self.own && !self.known.contains(key))
+            .collect();
+        for (key, (place, configured)) in places {
+            match self.open(key, &place.path, configured) {
+                Ok(Some(opened)) => looked.begun.push((place, configured, opened)),
+                Ok(None) => looked.dull.push(key),
+                Err((false, error)) => {
+                    tracing::debug!(namespace = place.name, %error, "cannot look into it");
+                }
+                Err((true, error)) => looked.failed.push((key, place, error)),
+            }
+        }
+        looked
+    }
+
+    /// `Ok(None)`: it holds nothing of interest. With an error, whether it holds something.
+    fn open(&self, key: Key, path: &Path, configured: bool) -> Result<Option<Opened>, (bool, io::Error)> {
+        let there = |error| (configured, error);
+        let file = File::open(path).map_err(there)?;
+        if Key::of(&file).map_err(there)? != key {
+            return Err(there(io::ErrorKind::NotFound.into()));
+        }
+        let holds = configured
+            || netns::inside(&file, || self.holds_part()).and_then(|holds| holds).map_err(there)?;
+        if !holds {
+            return Ok(None);
+        }
+        self.begin(&file, key, path).map(Some).map_err(|error| (true, error))
+    }
+
+    fn begin(&self, file: &File, key: Key, path: &Path) -> io::Result<Opened> {
+        let (cookie, sysctls) =
+            netns::inside(file, || Ok::<_, io::Error>((netns::cookie()?, Sysctls::open()?)))??;
+        let ear = Ear::of(file, self.receive_buffer_bytes)?;
+        Ok(Opened { place: Place::new(key, cookie, path.to_owned()), ear, sysctls })
+    }
+
+    /// Does the calling thread's namespace hold a device that sits on one of the chain?
+    fn holds_part(&self) -> io::Result<bool> {
+        let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
+        socket.end_at(Instant::now() + LOOK);
+        let below = socket.dump_at_most(self.quota.interfaces(), link::dump(), |m| match link::parse(m)? {
+            LinkMessage::New(link) if link.kind.sits_on_another() => Some((link.below_nsid?, link.below?)),
+            _ => None,
+        });
+        let below = match below {
+            // It may be ours: its limits are told where it is observed.
+            Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => return Ok(true),
+            other => other?,
+        };
+        let wanted: BTreeSet<NamespaceId> = self.chain.iter().map(|c| c.0).collect();
+        for (id, place) in self.peers.iter().filter(|peer| !below.is_empty() && wanted.contains(&peer.0)) {
+            let Ok(file) = place.open() else { continue };
+            let Some(number) = nsid::ask(&mut socket, file.as_fd())? else { continue };
+            if below.iter().any(|(nsid, index)| *nsid == number && self.chain.contains(&(*id, *index))) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Configured namespaces that exist now.
+fn configured(routers: &[Source]) -> BTreeMap<Key, Found> {
+    let place = |source: &Source| {
+        let key = source.key().ok()?;
+        let name = match source {
+            Source::Path(_) => format!("netns:{}", key.inode()),
+            named => named.to_string(),
+        };
+        Some((key, Found { name, path: source.path(), pid: None }))
+    };
+    routers.iter().filter_map(place).collect()
+}
 
 impl Observer {
     /// Look for namespaces that came, went, or changed what they hold. `again`: also look again into those that held
     /// nothing of interest before.
     pub(super) fn discover(&mut self, again: bool) {
+        if self.looking {
+            // What is looked at now may have been seen before the sign.
+            if again {
+                self.discover_at.get_or_insert_with(Instant::now);
+            }
+            return;
+        }
         self.refresh_ports();
         if again {
             self.peer_places.clear();
-        }
-        let known = self.known();
-        let mut found = netns::list();
-        let configured = self.configured();
-        self.drop_vanished(&mut found, &configured);
-        self.dull.retain(|key| !again && found.contains_key(key));
-        self.unobserved.retain(|key, _| found.contains_key(key) || configured.contains_key(key));
-        for (key, place) in &configured {
-            let known = self.spaces.values().any(|s| s.key == *key);
-            if !known && *key != self.own {
-                self.begin(*key, place, true);
-            }
-        }
-        for _ in 0..DEPTH {
-            let chain = self.chain();
-            let mut more = false;
-            for (key, place) in &found {
-                let known = self.spaces.values().any(|s| s.key == *key) || self.dull.contains(key);
-                if known || *key == self.own {
-                    continue;
-                }
-                match holds_part_of(&place.path, &chain, &self.peers) {
-                    Ok(true) => more |= self.begin(*key, place, false),
-                    Ok(false) => {
-                        self.dull.insert(*key);
-                    }
-                    Err(error) => tracing::debug!(namespace = place.name, %error, "cannot look into it"),
-                }
-            }
-            if !more {
-                break;
-            }
-            // What was just found may be what others sit on.
             self.dull.clear();
+        }
+        let observed: BTreeSet<Key> = self.spaces.values().map(|s| s.place.key()).collect();
+        let look = Look {
+            own: self.own,
+            known: observed.iter().chain(&self.dull).copied().collect(),
+            observed,
+            routers: self.config.routers.clone(),
+            chain: self.chain(),
+            peers: self.peers.clone(),
+            quota: self.config.quota,
+            receive_buffer_bytes: self.config.tenant_receive_buffer_bytes,
+        };
+        self.begin_look(look);
+    }
+
+    /// What a look has found.
+    pub(super) fn end_look(&mut self, looked: Looked) {
+        let Looked { found, configured, begun, dull, failed } = looked;
+        let is_there = |key: &Key| found.contains_key(key) || configured.contains_key(key);
+        self.dull.retain(is_there);
+        self.dull.extend(dull);
+        self.unobserved.retain(|key, _| is_there(key));
+        for (key, place, error) in failed {
+            self.cannot_observe(key, &place, &error);
+        }
+        // Without us they would be gone.
+        let vanished = |s: &&Space| s.id != HOST && !is_there(&s.place.key());
+        let vanished: Vec<NamespaceId> = self.spaces.values().filter(vanished).map(|s| s.id).collect();
+        for id in vanished {
+            tracing::info!(id, "namespace gone");
+            self.forget(id);
+        }
+        for (place, configured, opened) in begun {
+            self.begin(&place, configured, opened);
         }
         self.drop_dull();
         self.watch_processes(&found);
         self.renew_names(&found, &configured);
-        if self.known() != known {
-            // Where a device below is depends on which namespaces are known.
-            for space in self.spaces.values_mut() {
-                space.refresh_all(&self.peers, &mut self.out);
-            }
-        }
-    }
-
-    fn known(&self) -> Vec<NamespaceId> {
-        self.spaces.keys().copied().collect()
     }
 
     /// A namespace that was found by a process may get a name, or outlive the process.
     fn renew_names(&mut self, found: &BTreeMap<Key, Found>, configured: &BTreeMap<Key, Found>) {
         for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
-            let Some(place) = configured.get(&space.key).or(found.get(&space.key)) else { continue };
+            let key = space.place.key();
+            let Some(place) = configured.get(&key).or(found.get(&key)) else { continue };
+            space.place.move_to(&place.path);
             if place.name != space.namespace.name {
                 space.namespace.name.clone_from(&place.name);
-                self.out.push(Event::Namespace(space.id, space.namespace.clone()));
+                if space.announced {
+                    self.out.push(Event::Namespace(space.id, space.namespace.clone()));
+                }
                 // Sentences say how to get there.
                 space.refresh_settings(&mut self.out);
-                space.refresh_all(&self.peers, &mut self.out);
+                space.refresh_all(&mut self.out);
             }
         }
+        self.renew_peers();
     }
 
-    /// A namespace without a name lives as long as its processes, and we must not keep it longer: a container that is
-    /// started again at once wants its MAC address back. When the process it is known by ends, we look for another.
+    /// A namespace without a name lives as long as its processes. When the process it is known by ends, we look for another.
     fn watch_processes(&mut self, found: &BTreeMap<Key, Found>) {
         self.unwatched = false;
         for space in self.spaces.values_mut().filter(|s| s.id != HOST) {
-            let pid = found.get(&space.key).and_then(|f| f.pid);
+            let pid = found.get(&space.place.key()).and_then(|f| f.pid);
             if space.process.as_ref().map(|p| p.pid) == pid {
                 continue;
             }
@@ -122,69 +260,47 @@ impl Observer {
         }
     }
 
-    /// Configured namespaces that exist now.
-    fn configured(&self) -> BTreeMap<Key, Found> {
-        let place = |source: &Source| {
-            let key = source.key().ok()?;
-            let name = match source {
-                Source::Path(_) => format!("netns:{}", key.inode()),
-                named => named.to_string(),
-            };
-            Some((key, Found { name, path: source.path(), pid: None }))
-        };
-        self.config.routers.iter().filter_map(place).collect()
-    }
-
-    fn begin(&mut self, key: Key, place: &Found, configured: bool) -> bool {
+    fn begin(&mut self, place: &Found, configured: bool, opened: Opened) {
+        let Opened { place: way, ear, sysctls } = opened;
+        let key = way.key();
+        // One that ended since then may have left its inode to this one.
+        if let Some(old) = self.spaces.values().find(|s| s.place.key() == key).map(|s| s.id) {
+            self.forget(old);
+        }
         let namespace = Namespace { name: place.name.clone(), host: false, configured };
-        match self.watch(key, &place.path, namespace) {
+        match self.watch(way, namespace, ear, sysctls) {
             Ok(id) => {
                 self.unobserved.remove(&key);
                 tracing::info!(id, namespace = place.name, "observing");
-                true
             }
-            Err(error) => {
-                tracing::warn!(namespace = place.name, %error, "cannot be observed; trying again later");
-                let since = self.unobserved.get(&key).map_or_else(SystemTime::now, |known| known.since);
-                let what = format!("cannot be observed: {error}");
-                self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what, since });
-                false
-            }
+            Err(error) => self.cannot_observe(key, place, &error),
         }
     }
 
-    /// Let go of namespaces that have neither name nor process: without us they would be gone.
-    fn drop_vanished(&mut self, found: &mut BTreeMap<Key, Found>, configured: &BTreeMap<Key, Found>) {
-        let absent = |found: &BTreeMap<Key, Found>, key: &Key| {
-            !found.contains_key(key) && !configured.contains_key(key)
-        };
-        let vanished = |observer: &Observer, found: &BTreeMap<Key, Found>| -> Vec<NamespaceId> {
-            let spaces = observer.spaces.values();
-            spaces.filter(|s| s.id != HOST && absent(found, &s.key)).map(|s| s.id).collect()
-        };
-        if vanished(self, found).is_empty() {
-            return;
-        }
-        // A process that forked while /proc was read can hide its namespace once, hardly twice.
-        *found = netns::list();
-        for id in vanished(self, found) {
-            tracing::info!(id, "namespace gone");
-            self.forget(id);
-        }
+    fn cannot_observe(&mut self, key: Key, place: &Found, error: &io::Error) {
+        tracing::warn!(namespace = place.name, %error, "cannot be observed; trying again later");
+        let since = self.unobserved.get(&key).map_or_else(SystemTime::now, |known| known.since);
+        let what = format!("cannot be observed: {error}");
+        self.unobserved.insert(key, Trouble { namespace: place.name.clone(), what, since });
     }
 
     /// Let go of namespaces that no longer hold anything on a port.
     fn drop_dull(&mut self) {
         let chain = self.chain();
         for space in self.spaces.values_mut() {
-            space.chain = chain.iter().filter(|(id, _)| *id == space.id).map(|(_, index)| *index).collect();
+            let own: BTreeSet<u32> =
+                chain.iter().filter(|(id, _)| *id == space.id).map(|(_, index)| *index).collect();
+            if space.chain != own {
+                space.chain = own;
+                space.count_programs();
+            }
         }
-        let dull: Vec<(NamespaceId, Key)> = self
-            .spaces
-            .values()
-            .filter(|s| s.id != HOST && !s.namespace.configured && s.chain.is_empty())
-            .map(|s| (s.id, s.key))
-            .collect();
+        let is_dull = |s: &&Space| {
+            let settled = s.announced && s.is_settled();
+            s.id != HOST && !s.namespace.configured && s.chain.is_empty() && settled
+        };
+        let dull: Vec<(NamespaceId, Key)> =
+            self.spaces.values().filter(is_dull).map(|s| (s.id, s.place.key())).collect();
         for (id, key) in dull {
             self.dull.insert(key);
             self.forget(id);
@@ -199,7 +315,7 @@ impl Observer {
         for space in self.spaces.values_mut() {
             let links: Vec<_> = space.links.values().filter(|l| l.kind.sits_on_another()).cloned().collect();
             for link in links {
-                if let Some(below) = space.below(&link, &self.peers) {
+                if let Some(below) = space.below(&link) {
                     candidates.push(((space.id, link.ifindex), below));
                 }
             }
@@ -215,24 +331,4 @@ impl Observer {
         }
         chain
     }
-}
-
-/// Does the namespace hold a device that sits on one of `chain`?
-fn holds_part_of(path: &Path, chain: &Chain, peers: &Peers) -> io::Result<bool> {
-    let file = File::open(path)?;
-    netns::inside(&file, || {
-        let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
-        let below = socket.dump(link::dump(), |m| match link::parse(m)? {
-            LinkMessage::New(link) if link.kind.sits_on_another() => Some((link.below_nsid?, link.below?)),
-            _ => None,
-        })?;
-        let wanted: BTreeSet<NamespaceId> = chain.iter().map(|c| c.0).collect();
-        for (id, peer) in peers.iter().filter(|peer| !below.is_empty() && wanted.contains(&peer.0)) {
-            let Some(number) = nsid::ask(&mut socket, peer.as_fd())? else { continue };
-            if below.iter().any(|(nsid, index)| *nsid == number && chain.contains(&(*id, *index))) {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    })?
 }

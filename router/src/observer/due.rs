@@ -25,14 +25,18 @@ pub struct Due {
     pub hazards: Option<Instant>,
     /// Qdiscs and filters.
     pub traffic: Option<Instant>,
+    /// By which numbers it knows others.
+    pub numbers: Option<Instant>,
     routes_not_before: Option<Instant>,
     ending_not_before: Option<Instant>,
 }
 
 impl Due {
     /// The earliest.
-    pub fn earliest(&self) -> Option<Instant> {
-        [self.dump, self.routes, self.ending, self.hazards, self.traffic].into_iter().flatten().min()
+    #[cfg(test)]
+    fn earliest(&self) -> Option<Instant> {
+        let due = [self.dump, self.routes, self.ending, self.hazards, self.traffic, self.numbers];
+        due.into_iter().flatten().min()
     }
 
     /// Is nothing to be read but what may be read at any time?
@@ -78,6 +82,10 @@ impl Due {
 
     pub fn traffic_later(&mut self, now: Instant) {
         self.traffic.get_or_insert(now + RETRY);
+    }
+
+    pub fn numbers_later(&mut self, now: Instant) {
+        self.numbers.get_or_insert(now + RETRY);
     }
 
     pub fn dump_later(&mut self, now: Instant) {

@@ -12,6 +12,9 @@ use std::{
     time::Duration,
 };
 
+/// So many are told of at once; more another time.
+pub const MOST: usize = 256;
+
 /// An epoll instance, level-triggered, for reading.
 #[derive(Debug)]
 pub struct Poller(OwnedFd);
@@ -37,10 +40,18 @@ impl Poller {
         })
     }
 
+    /// No longer report `fd`, whatever becomes of it.
+    pub fn remove(&self, fd: &impl AsRawFd) -> io::Result<()> {
+        // SAFETY: this operation takes no event.
+        check(unsafe {
+            libc::epoll_ctl(self.as_raw_fd(), libc::EPOLL_CTL_DEL, fd.as_raw_fd(), std::ptr::null_mut())
+        })
+    }
+
     /// Tokens that are ready; none when the time is up. Waits a millisecond too long rather than too short.
     pub fn wait(&self, timeout: Duration) -> io::Result<Vec<u64>> {
         let timeout_ms = timeout.as_nanos().div_ceil(1_000_000).min(i32::MAX as u128) as i32;
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; MOST];
         // SAFETY: the pointer and the length are those of `events`.
         let n = unsafe {
             libc::epoll_wait(self.as_raw_fd(), events.as_mut_ptr(), events.len() as i32, timeout_ms)

@@ -3,7 +3,7 @@
 use super::{HOST, Observer, PortState};
 use crate::{
     ethtool::{self, Ethtool, Peer, Problem, ProblemKind},
-    netlink::{link::RawLink, nsid},
+    netlink::{link::RawLink, nsid, socket::Socket},
     netns::{self, Found, Key},
 };
 use logic::{
@@ -19,7 +19,7 @@ impl Observer {
         let now: Vec<Option<u32>> = self.ports.iter().map(|state| place(state, &host.links)).collect();
         // Asked again each time: for a veth it depends on what its peer has attached.
         let ask = || now.iter().map(|index| index.map_or((false, true), look)).collect();
-        let looks: Vec<_> = netns::inside(&host.file, ask).unwrap_or_else(|_| vec![(false, true); now.len()]);
+        let looks: Vec<_> = host.place.inside(ask).unwrap_or_else(|_| vec![(false, true); now.len()]);
         for (i, state) in self.ports.iter_mut().enumerate() {
             let id = i as PortId;
             let (frags, hashes) = looks[i];
@@ -50,7 +50,7 @@ impl Observer {
     }
 
     fn look_for_problems(&mut self, link: &RawLink) -> io::Result<Vec<Problem>> {
-        let host = self.spaces.get(&HOST).ok_or(io::ErrorKind::NotFound)?.file.clone();
+        let host = self.spaces.get(&HOST).ok_or(io::ErrorKind::NotFound)?.place.open()?;
         let veth = link.kind == LinkKind::Other("veth".into());
         let features = netns::inside(&host, || Ethtool::open()?.features(&link.name))??;
         let mut problems = ethtool::own_problems(&link.name, &features, veth);
@@ -88,10 +88,10 @@ impl Observer {
         if known.is_some() {
             return Ok(known);
         }
-        let space = self.spaces.get_mut(&HOST).ok_or(io::ErrorKind::NotFound)?;
+        let mut socket = netns::inside(&host, || Socket::requests(libc::NETLINK_ROUTE))??;
         let place = netns::list().into_iter().find(|(key, found)| {
             let file = open(key, found);
-            file.and_then(|(file, _)| nsid::ask(&mut space.requests, file.as_fd()).ok()?) == Some(number)
+            file.and_then(|(file, _)| nsid::ask(&mut socket, file.as_fd()).ok()?) == Some(number)
         });
         let opened = place.as_ref().and_then(|(key, found)| open(key, found));
         self.peer_places.insert(number, place);

@@ -2,12 +2,10 @@
 //!
 //! What is read here is parsed here, so that a fault of the observer's parsers does not hide itself.
 
-use crate::{
-    netlink::{INET, INET6, rtm, socket::Socket, wire},
-    netns,
-};
+use super::{Quota, space::Peers};
+use crate::netlink::{INET, INET6, rtm, socket::Socket, wire};
 use logic::{net::Mac, observe::NamespaceId};
-use std::{collections::BTreeMap, fs::File, io, net::IpAddr, sync::Arc};
+use std::{collections::BTreeMap, io, net::IpAddr};
 
 const TABLE_MAIN: u32 = 254;
 const TABLE_LOCAL: u32 = 255;
@@ -56,26 +54,30 @@ pub struct Hardware {
 /// Asks the namespaces that were observed when it was made. A socket keeps a namespace alive: not to be kept.
 pub struct Reader {
     sockets: BTreeMap<NamespaceId, Socket>,
+    /// It may have become more since then.
+    quota: Quota,
 }
 
 impl Reader {
-    /// Opens a socket in each.
-    pub(super) fn open(places: &[(NamespaceId, Arc<File>)]) -> io::Result<Reader> {
-        let open = |(id, file): &(NamespaceId, Arc<File>)| {
-            Ok((*id, netns::inside(file, || Socket::requests(libc::NETLINK_ROUTE))??))
-        };
-        Ok(Reader { sockets: places.iter().map(open).collect::<io::Result<_>>()? })
-    }
-
-    fn socket(&mut self, namespace: NamespaceId) -> io::Result<&mut Socket> {
-        self.sockets.get_mut(&namespace).ok_or_else(|| io::ErrorKind::NotFound.into())
+    /// Opens a socket in each. One that has ended by now is as if it held nothing.
+    pub(super) fn open(places: &Peers, quota: Quota) -> io::Result<Reader> {
+        let mut sockets = BTreeMap::new();
+        for (id, place) in places {
+            match place.inside(|| Socket::requests(libc::NETLINK_ROUTE)).and_then(|socket| socket) {
+                Ok(socket) => drop(sockets.insert(*id, socket)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Reader { sockets, quota })
     }
 
     /// The routes of tables main and local.
     pub fn routes(&mut self, namespace: NamespaceId) -> io::Result<Vec<Known>> {
-        let socket = self.socket(namespace)?;
-        let mut known = socket.dump(dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
-        match socket.dump(dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(Vec::new()) };
+        let most = self.quota.of(namespace).routes();
+        let mut known = socket.dump_at_most(most, dump(rtm::GETROUTE, INET, 12), |m| route(m.payload))?;
+        match socket.dump_at_most(most, dump(rtm::GETROUTE, INET6, 12), |m| route(m.payload)) {
             Ok(more) => known.extend(more),
             // A kernel without IPv6.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => (),
@@ -86,7 +88,7 @@ impl Reader {
 
     /// What Linux does with a packet; `None`: it does not forward it.
     pub fn way(&mut self, namespace: NamespaceId, question: &Question) -> io::Result<Option<Sent>> {
-        let socket = self.socket(namespace)?;
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(None) };
         match socket.ask(get(question.address, question.from), |m| Some(sent(m.payload, question.address))) {
             Ok(answer) => Ok(answer.flatten()),
             // That sender may not send, or nobody may: without it the route alone answers.
@@ -102,17 +104,21 @@ impl Reader {
 
     /// Neighbours that can be sent to.
     pub fn neighbours(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<(u32, IpAddr), Mac>> {
-        let socket = self.socket(namespace)?;
         let mut found = BTreeMap::new();
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(found) };
         for family in [INET, INET6] {
-            found.extend(socket.dump(dump(rtm::GETNEIGH, family, 12), |m| neighbour(m.payload))?);
+            let most = self.quota.of(namespace).neighbours();
+            let request = dump(rtm::GETNEIGH, family, 12);
+            found.extend(socket.dump_at_most(most, request, |m| neighbour(m.payload))?);
         }
         Ok(found)
     }
 
     /// Devices.
     pub fn devices(&mut self, namespace: NamespaceId) -> io::Result<BTreeMap<u32, Hardware>> {
-        let devices = self.socket(namespace)?.dump(dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
+        let Some(socket) = self.sockets.get_mut(&namespace) else { return Ok(BTreeMap::new()) };
+        let most = self.quota.of(namespace).interfaces();
+        let devices = socket.dump_at_most(most, dump(rtm::GETLINK, 0, 16), |m| device(m.payload))?;
         Ok(devices.into_iter().collect())
     }
 }

@@ -1,12 +1,19 @@
-//! One namespace under observation: its sockets, what is known of it, and the events that follow from a message.
+//! One namespace under observation: what hears it, what is known of it, and the events that follow from a message.
 //!
-//! The subscription is opened before the first dump, so nothing falls between the two; events that were under way
-//! while a dump was read are applied after it, which is harmless because they are absolute.
+//! The subscription is opened before the first visit, so nothing falls between the two. What arrives while routes are read is
+//! applied after them, which is harmless because messages are absolute. Visits are made by other threads (`survey`); what
+//! is here waits for nobody.
+//!
+//! A namespace over its [`Quota`] is distrusted, which is told in its settings, and not listened to for a while. Then it is read
+//! again.
 
 use super::{
+    HOST, PolicyRead, Quota,
     due::Due,
+    ear::{About, Ear},
     poller::ProcessWatch,
     settings,
+    survey::{Found, Numbers, Routes, State, Wanted},
     sysctl::{Sysctls, Values},
     troubles::{Troubles, What},
 };
@@ -16,239 +23,564 @@ use crate::{
     hazards::{Hazards, command},
     multipath::MultipathKeys,
     netlink::{
-        GROUPS, INET, INET6,
         link::{self, LinkMessage, RawLink},
-        neighbour, netconf, nexthop, nsid, route, rtm,
-        socket::Socket,
+        neighbour, netconf, nexthop, route, rtm,
         wire::{self, Message},
     },
-    netns::{self, Key},
+    netns::Place,
 };
-use logic::observe::{Change, Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Route, Settings};
+use logic::observe::{Change, Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Settings};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fs::File,
-    io,
-    os::fd::AsFd,
-    sync::Arc,
-    time::Instant,
+    io, mem,
+    time::{Duration, Instant},
 };
 
-/// Buffers of events taken from one socket before others get their turn.
-const BUFFERS_PER_TURN: usize = 8192;
+/// Buffers of events taken from one socket before others get their turn: a millisecond.
+const BUFFERS_PER_TURN: usize = 256;
+/// What was read of policies is told after so many turns, even if there is always more to hear.
+const TURNS_TO_CATCH_UP: u8 = 8;
+/// The host's, which no tenant fills.
+const HOST_BUFFERS_PER_TURN: usize = 4096;
+/// Long visits to a namespace take at most one part in this many of the time, others at most half of it.
+const LONG_VISITS_SHARE: u32 = 4;
+/// After a visit that took long, what is urgent may be read after this.
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+/// More than a receive buffer holds of a tenant's events. When so many are thrown away and there are more, it still storms.
+const THROWN_AWAY: usize = 1 << 16;
+/// How long a namespace over its quota is left alone: at first, and at most if it goes on and on.
+const QUIET: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(64)];
 
 /// The namespaces under observation, by handle: where devices below may be.
-pub type Peers = Vec<(NamespaceId, Arc<File>)>;
-
-/// All routes of a namespace.
-type Routes = (Vec<Route<u32>>, Vec<Route<u128>>);
+pub type Peers = Vec<(NamespaceId, Place)>;
 
 /// A namespace under observation.
 pub struct Space {
     pub id: NamespaceId,
-    pub key: Key,
-    pub file: Arc<File>,
+    pub place: Place,
     pub namespace: Namespace,
     /// Devices of this namespace that are ports or sit on ports.
     pub chain: BTreeSet<u32>,
     /// A device appeared, went, or moved: look again where routers are.
     pub topology_changed: bool,
-    /// Events were lost: what waits is thrown away, then everything is read again.
-    lost: bool,
+    /// The kernel has said that it ended.
+    pub ended: bool,
+    /// It was handed out.
+    pub announced: bool,
     pub due: Due,
+    /// What is to be read beside that, as soon as can be.
+    pub asked: Wanted,
     /// The process it is known by, if it has no name.
     pub process: Option<ProcessWatch>,
+    pub(super) ear: Option<Ear>,
     pub(super) links: BTreeMap<u32, RawLink>,
-    pub(super) requests: Socket,
-    pub(super) events: Socket,
     pub(super) hazards: Hazards,
     pub(super) troubles: Troubles,
+    /// Under way.
+    visit: Option<Visit>,
+    /// When the next visit may begin, and the next long one.
+    visit_not_before: Option<Instant>,
+    long_not_before: Option<Instant>,
+    /// Events were lost: what waits is thrown away, then everything is read again.
+    lost: bool,
+    /// How much was thrown away since then.
+    thrown_away: usize,
+    /// It is over its quota: until when it is left alone.
+    quiet: Option<Instant>,
+    /// When that last ended, and how long it was.
+    last_quiet: Option<(Instant, Duration)>,
+    quota: Quota,
+    /// Events it may still report, and as of when.
+    credit: (f64, Instant),
+    /// Where some device below is, is not known.
+    unresolved: bool,
     sysctls: Sysctls,
     values: Values,
     multipath_keys: MultipathKeys,
     /// By device and address: whether it is understood.
     addresses: HashMap<u32, HashMap<(u32, u8, u32), bool>>,
     nexthops: BTreeMap<u32, NexthopObject>,
+    /// How many routes there are, about: from the last reading on, by messages.
+    routes: usize,
+    neighbours: usize,
     /// By which number this namespace knows others.
-    nsids: HashMap<NamespaceId, Option<i32>>,
+    nsids: Numbers,
     emitted: BTreeMap<u32, Link>,
     emitted_settings: Settings,
     /// Messages that wait may be older than what was read last.
     catching_up: bool,
+    /// There was more to hear than one turn.
+    more: bool,
+    /// What came of reading policies, not told yet.
+    policy_read: Option<PolicyRead>,
+    /// It is told after so many more turns, if messages wait that are older than it.
+    unheard_turns: u8,
+}
+
+/// A reading under way.
+struct Visit {
+    began: Instant,
+    precedes_events: bool,
+    is_long: bool,
+    /// It reads policies, and that was not asked for once more since it began.
+    policy: bool,
+    /// Devices of which messages came meanwhile.
+    touched: BTreeSet<u32>,
 }
 
 impl Space {
-    /// Opens sockets in the namespace and subscribes; nothing is read yet.
-    pub fn open(
+    /// Nothing is read yet. `ear`: `None` if nothing is to be heard of it.
+    pub fn new(
         id: NamespaceId,
-        key: Key,
-        file: Arc<File>,
+        place: Place,
         namespace: Namespace,
-        receive_buffer_bytes: usize,
+        (ear, sysctls): (Option<Ear>, Sysctls),
         multipath_keys: MultipathKeys,
-    ) -> io::Result<Space> {
-        let (requests, events, sysctls, hazards) = netns::inside(&file, || {
-            Ok::<_, io::Error>((
-                Socket::requests(libc::NETLINK_ROUTE)?,
-                Socket::subscription(libc::NETLINK_ROUTE, GROUPS, receive_buffer_bytes)?,
-                Sysctls::open()?,
-                Hazards::open()?,
-            ))
-        })??;
-        Ok(Space {
+        quota: Quota,
+    ) -> Space {
+        Space {
             id,
-            key,
-            file,
+            place,
             namespace,
             chain: BTreeSet::new(),
             topology_changed: false,
-            lost: false,
+            ended: false,
+            announced: false,
             due: Due::default(),
+            asked: Wanted { state: true, ..Wanted::default() },
             process: None,
+            ear,
             links: BTreeMap::new(),
-            requests,
-            events,
-            hazards,
+            hazards: Hazards::default(),
             troubles: Troubles::default(),
+            visit: None,
+            visit_not_before: None,
+            long_not_before: None,
+            lost: false,
+            thrown_away: 0,
+            quiet: None,
+            last_quiet: None,
+            credit: (quota.events_at_once as f64, Instant::now()),
+            quota,
+            unresolved: false,
             values: sysctls.read(),
             multipath_keys,
             sysctls,
             addresses: HashMap::new(),
             nexthops: BTreeMap::new(),
+            routes: 0,
+            neighbours: 0,
             nsids: HashMap::new(),
             emitted: BTreeMap::new(),
             emitted_settings: Settings::default(),
             catching_up: false,
-        })
-    }
-
-    /// Everything, read now.
-    pub fn dump(&mut self, peers: &Peers) -> io::Result<Dump> {
-        self.due.dump = None;
-        // Messages about them may be among the lost.
-        self.nsids.clear();
-        self.values = self.sysctls.read();
-        self.read_links()?;
-        let nexthops = self.read_nexthops()?;
-        self.nexthops = nexthops.iter().map(|n| (n.id, n.clone())).collect();
-        let mut neighbours = self.requests.dump(neighbour::dump(INET), neighbour::parse)?;
-        neighbours.extend(self.requests.dump(neighbour::dump(INET6), neighbour::parse)?);
-        let (routes4, routes6) = self.read_routes()?;
-        self.read_hazards(Instant::now());
-        self.hazards.read_traffic(&mut self.requests)?;
-        for read in [What::State, What::Traffic, What::DeviceSettings] {
-            self.troubles.settle(read);
+            more: false,
+            policy_read: None,
+            unheard_turns: 0,
         }
-        self.emitted_settings = self.settings();
-        let indexes: Vec<u32> = self.links.keys().copied().collect();
-        self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i, peers)?))).collect();
-        Ok(Dump {
-            links: self.emitted.values().cloned().collect(),
-            routes4,
-            routes6,
-            nexthops,
-            neighbours,
-            settings: self.emitted_settings.clone(),
-        })
-    }
-
-    fn read_links(&mut self) -> io::Result<()> {
-        let links = self.requests.dump(link::dump(), |m| match link::parse(m)? {
-            LinkMessage::New(link) => Some((link.ifindex, *link)),
-            _ => None,
-        })?;
-        self.links = links.into_iter().collect();
-        let addresses =
-            self.requests.dump(link::dump_addresses(INET), |m| link::parse_address4(m.payload))?;
-        self.addresses.clear();
-        for address in addresses {
-            self.addresses.entry(address.ifindex).or_default().insert(address.key, address.understood);
-        }
-        Ok(())
-    }
-
-    fn read_routes(&mut self) -> io::Result<Routes> {
-        self.due.ending = None;
-        self.catching_up = true;
-        let v4 = self.requests.dump(route::dump(INET), |m| route::parse4(m, monotonic()))?;
-        let v6 = self.requests.dump(route::dump(INET6), |m| route::parse6(m, monotonic()));
-        let v6 = none_without_family(v6)?;
-        if let Some(end) = v6.iter().filter_map(|route| route.expires).min() {
-            self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));
-        }
-        Ok((v4, v6))
-    }
-
-    fn read_nexthops(&mut self) -> io::Result<Vec<NexthopObject>> {
-        self.requests.dump(nexthop::dump(), nexthop::parse)
     }
 
     /// Messages that did not come from the kernel.
     pub fn forged(&self) -> u64 {
-        let sides = [&self.hazards.netfilter, &self.hazards.xfrm];
-        let sides = sides.into_iter().flatten().map(|side| side.events.forged());
-        self.events.forged() + sides.sum::<u64>()
+        self.ear.as_ref().map_or(0, Ear::forged)
     }
 
-    /// Take what the kernel has reported, in order. `Ok(true)`: there may be more.
-    pub fn take_events(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<bool> {
-        if self.lost {
-            // What still waits is older than the dump to come.
-            self.lost = !self.events.discard();
-            if !self.lost {
-                self.due.dump = Some(now);
-            }
-            return Ok(self.lost);
+    /// When there is something to do, if it may be visited now.
+    pub fn wakes_at(&self, may_visit: bool) -> Option<Instant> {
+        if self.quiet.is_some() {
+            return self.quiet;
         }
-        for _ in 0..BUFFERS_PER_TURN {
+        if self.visit.is_some() || self.lost || !may_visit {
+            return None;
+        }
+        let now = self.credit.1;
+        let [any, long] = [self.visit_not_before, self.long_not_before].map(|at| at.unwrap_or(now));
+        let (short, long) = (any, long.max(any));
+        let asked = (!self.asked.is_empty()).then_some(if self.asked.is_only_long() { long } else { short });
+        let Due { dump, routes, ending, hazards, traffic, numbers, .. } = self.due;
+        let due = [(dump, long), (routes, long), (ending, long)].into_iter().chain([
+            (hazards, short),
+            (traffic, short),
+            (numbers, short),
+        ]);
+        let due = due.filter_map(|(at, not_before)| at.map(|at| at.max(not_before)));
+        due.chain(asked).min()
+    }
+
+    /// Are its events to be read now?
+    pub fn listens(&self) -> bool {
+        self.quiet.is_none() && !self.visit.as_ref().is_some_and(|visit| visit.precedes_events)
+    }
+
+    pub fn is_quiet(&self) -> bool {
+        self.quiet.is_some()
+    }
+
+    /// Is it being read?
+    pub fn is_visited(&self) -> bool {
+        self.visit.is_some()
+    }
+
+    /// Is all that it had reported taken in, and nothing about to be read again? One that is left alone is not waited for.
+    pub fn is_current(&self) -> bool {
+        let reads = self.visit.as_ref().is_some_and(|visit| visit.precedes_events);
+        let waits = self.lost || self.more || self.asked.precedes_events();
+        self.quiet.is_some() || !(reads || waits) && self.due.is_current()
+    }
+
+    /// Has what decides whether packets may pass by the kernel read, by a visit that is yet to begin.
+    pub fn ask_policy(&mut self) {
+        (self.asked.policy, self.policy_read) = (true, None);
+        if let Some(visit) = &mut self.visit {
+            visit.policy = false;
+        }
+    }
+
+    /// Was that asked for, and not told yet?
+    pub fn owes_policy(&self) -> bool {
+        let visit = self.visit.as_ref().is_some_and(|visit| visit.policy);
+        self.asked.policy || visit || self.policy_read.is_some()
+    }
+
+    /// What came of that, once messages that are older than the visit have been heard.
+    pub fn take_policy(&mut self) -> Option<PolicyRead> {
+        self.policy_read.take_if(|_| self.unheard_turns == 0)
+    }
+
+    /// Is it to be heard at once, as messages that wait may be older than what was read?
+    pub fn must_catch_up(&self) -> bool {
+        self.listens() && (self.catching_up || self.policy_read.is_some())
+    }
+
+    /// Are its devices, and where they are, as they were read last?
+    pub fn is_settled(&self) -> bool {
+        let waits = self.lost || self.asked.state || self.asked.numbers || self.due.dump.is_some();
+        let waits = waits || self.due.numbers.is_some() || self.troubles.has(What::Quota);
+        !waits && self.visit.is_none()
+    }
+
+    /// What to read now; the visit has begun.
+    pub fn begin_visit(&mut self, peers: &Peers, now: Instant) -> Option<Wanted> {
+        if self.quiet.is_some_and(|until| until <= now) {
+            self.quiet = None;
+        }
+        let is_early = |at: Option<Instant>| at.is_some_and(|at| now < at);
+        if self.quiet.is_some() || self.visit.is_some() || self.lost || is_early(self.visit_not_before) {
+            return None;
+        }
+        let mut wanted = mem::take(&mut self.asked);
+        let policy = wanted.policy;
+        // Packets wait for policies: what is long is read by the next visit.
+        if policy || is_early(self.long_not_before) {
+            self.asked = wanted.put_off();
+        } else {
+            wanted.state |= Due::take(&mut self.due.dump, now);
+            wanted.routes |= Due::take(&mut self.due.routes, now);
+            wanted.routes |= Due::take(&mut self.due.ending, now);
+        }
+        if policy {
+            self.asked.devices = false;
+            wanted.add_policy(&self.chain);
+        }
+        if wanted.state || wanted.routes {
+            (self.due.routes, self.due.ending) = (None, None);
+        }
+        if wanted.state || policy {
+            (self.due.hazards, self.due.traffic) = (None, None);
+        }
+        wanted.hazards |= Due::take(&mut self.due.hazards, now);
+        wanted.traffic |= Due::take(&mut self.due.traffic, now);
+        let is_new = |(id, _): &(NamespaceId, Place)| *id != self.id && !self.nsids.contains_key(id);
+        wanted.numbers |= Due::take(&mut self.due.numbers, now);
+        wanted.numbers |= self.unresolved && peers.iter().any(is_new);
+        if wanted.is_empty() {
+            return None;
+        }
+        let (precedes_events, is_long) = (wanted.precedes_events(), wanted.is_long() && !policy);
+        self.visit = Some(Visit { began: now, precedes_events, is_long, policy, touched: BTreeSet::new() });
+        Some(wanted)
+    }
+
+    /// What a visit has found.
+    pub fn end_visit(&mut self, found: Found, out: &mut Vec<Event>, now: Instant) {
+        let Some(Visit { began, is_long, policy, touched, .. }) = self.visit.take() else { return };
+        let error = found.why_no_policy();
+        if self.id != HOST {
+            let took = now.saturating_duration_since(began);
+            self.visit_not_before = Some(now + took.min(LONGEST_PAUSE));
+            if is_long {
+                self.long_not_before = Some(now + took * (LONG_VISITS_SHARE - 1));
+            }
+        }
+        if found.routes.is_some() {
+            self.due.routes_took(began);
+        }
+        // It may be at another place, or of no interest, which was left open while it was read.
+        let is_dull = self.chain.is_empty() && !self.namespace.configured && self.id != HOST;
+        self.topology_changed |= found.lost_the_way || is_dull;
+        let Found { state, routes, hazards, traffic, devices, polled, numbers, programs, .. } = found;
+        if let Some(hazards) = hazards
+            && !self.hazards.set_namespace(hazards)
+        {
+            self.due.hazards_later(now);
+        }
+        if let Some(polled) = polled {
+            self.hazards.set_polled(polled);
+        }
+        self.end_of(What::Traffic, traffic, |space, found| space.hazards.set_traffic(found));
+        if self.troubles.has(What::Traffic) && self.due.traffic.is_none() {
+            self.due.traffic_later(now);
+        }
+        self.end_of(What::Programs, programs, |space, found| space.hazards.set_tcx(found));
+        let mut unsure = false;
+        self.end_of(What::DeviceSettings, devices, |space, fresh| {
+            unsure = space.take_device_settings(fresh, &touched);
+        });
+        if policy {
+            self.values = self.sysctls.read();
+            self.unheard_turns = TURNS_TO_CATCH_UP;
+            let took = now.saturating_duration_since(began);
+            self.policy_read = (!unsure).then_some(PolicyRead { namespace: self.id, took, error });
+            self.asked.policy |= unsure;
+        }
+        match numbers {
+            Some(Ok(numbers)) => {
+                self.topology_changed |= self.nsids != numbers;
+                (self.nsids, self.unresolved) = (numbers, false);
+            }
+            Some(Err(_)) => self.due.numbers_later(now),
+            None => (),
+        }
+        if self.quiet.is_some() {
+            return;
+        }
+        let taken = match (state, routes) {
+            (Some(state), _) => state.map(|state| self.take_state(state, out)),
+            (None, Some(routes)) => routes.map(|routes| self.take_routes(routes, out)),
+            (None, None) => Ok(()),
+        };
+        match taken {
+            Ok(()) => (),
+            Err(error) if error.kind() == io::ErrorKind::QuotaExceeded => {
+                return self.exceed(error.to_string(), out, now);
+            }
+            Err(error) => {
+                tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
+                self.troubles.add(What::State, error.to_string());
+                self.due.dump_later(now);
+            }
+        }
+        self.refresh_settings(out);
+        self.refresh_all(out);
+    }
+
+    /// Takes what was read, or notes why it was not.
+    fn end_of<T>(&mut self, what: What, read: Option<io::Result<T>>, take: impl FnOnce(&mut Space, T)) {
+        match read {
+            Some(Ok(found)) => {
+                self.troubles.settle(what);
+                take(self, found);
+            }
+            Some(Err(error)) => self.troubles.add(what, error.to_string()),
+            None => (),
+        }
+    }
+
+    /// Everything, as it was read.
+    fn take_state(&mut self, state: State, out: &mut Vec<Event>) {
+        let State { links, addresses, neighbours, routes } = state;
+        self.values = self.sysctls.read();
+        self.links = links;
+        self.addresses.clear();
+        for address in addresses {
+            self.addresses.entry(address.ifindex).or_default().insert(address.key, address.understood);
+        }
+        self.nexthops = routes.nexthops.iter().map(|n| (n.id, n.clone())).collect();
+        self.neighbours = neighbours.len();
+        self.note_routes(&routes);
+        for read in [What::State, What::DeviceSettings, What::Quota] {
+            self.troubles.settle(read);
+        }
+        self.emitted_settings = self.settings();
+        self.compose_all();
+        if !mem::replace(&mut self.announced, true) {
+            out.push(Event::Namespace(self.id, self.namespace.clone()));
+            self.topology_changed = true;
+        }
+        let dump = Dump {
+            links: self.emitted.values().cloned().collect(),
+            routes4: routes.v4,
+            routes6: routes.v6,
+            nexthops: routes.nexthops,
+            neighbours,
+            settings: self.emitted_settings.clone(),
+        };
+        out.push(Event::Dump(self.id, Box::new(dump)));
+    }
+
+    fn compose_all(&mut self) {
+        let indexes: Vec<u32> = self.links.keys().copied().collect();
+        self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i)?))).collect();
+    }
+
+    /// Routes, and the nexthop objects under them: those of a device that went down are gone without a word.
+    fn take_routes(&mut self, routes: Routes, out: &mut Vec<Event>) {
+        self.note_routes(&routes);
+        let now: BTreeMap<u32, NexthopObject> = routes.nexthops.into_iter().map(|n| (n.id, n)).collect();
+        let gone = self.nexthops.keys().filter(|id| !now.contains_key(id)).copied();
+        out.extend(gone.map(|id| Event::NexthopGone(self.id, id)));
+        let changed = now.values().filter(|n| self.nexthops.get(&n.id) != Some(n)).cloned();
+        out.extend(changed.map(|n| Event::Nexthop(self.id, n)));
+        out.push(Event::Routes(self.id, routes.v4, routes.v6));
+        self.nexthops = now;
+    }
+
+    /// What follows from how many there are, and when they end. Messages that wait may be older.
+    fn note_routes(&mut self, routes: &Routes) {
+        self.routes = routes.v4.len() + routes.v6.len();
+        self.catching_up = true;
+        if let Some(end) = routes.v6.iter().filter_map(|route| route.expires).min() {
+            self.due.routes_end(Instant::now(), end.saturating_sub(monotonic()));
+        }
+    }
+
+    /// Only settings, and XDP programs attached by a BPF link, which no message reports; what else differs is on its way as
+    /// an event, in its place. A message that came meanwhile may be newer; true: such a one says something else.
+    fn take_device_settings(&mut self, fresh: Vec<RawLink>, touched: &BTreeSet<u32>) -> bool {
+        let mut unsure = false;
+        for fresh in fresh {
+            let Some(link) = self.links.get_mut(&fresh.ifindex) else { continue };
+            if touched.contains(&fresh.ifindex) {
+                unsure |= (&link.conf4, &link.conf6, link.xdp) != (&fresh.conf4, &fresh.conf6, fresh.xdp);
+            } else {
+                (link.conf4, link.conf6, link.xdp) = (fresh.conf4, fresh.conf6, fresh.xdp);
+            }
+        }
+        unsure
+    }
+
+    /// It is over its quota: nothing of it is accelerated, and it is left alone for a while. What is known of it stays: forgetting
+    /// a long table and reading it again would cost the more time the longer it is.
+    fn exceed(&mut self, why: String, out: &mut Vec<Event>, now: Instant) {
+        tracing::warn!(namespace = self.namespace.name, why, "over its limits: left to the kernel");
+        let [first, last] = QUIET;
+        let again = self.last_quiet.filter(|(ended, _)| now.saturating_duration_since(*ended) < last);
+        let pause = again.map_or(first, |(_, pause)| (pause * 2).min(last));
+        (self.quiet, self.last_quiet) = (Some(now + pause), Some((now + pause, pause)));
+        (self.lost, self.thrown_away) = (true, 0);
+        self.troubles.add(What::Quota, why);
+        self.refresh_settings(out);
+        if !mem::replace(&mut self.announced, true) {
+            self.emitted_settings = self.settings();
+            let dump = Dump { settings: self.emitted_settings.clone(), ..Dump::default() };
+            out.push(Event::Namespace(self.id, self.namespace.clone()));
+            out.push(Event::Dump(self.id, Box::new(dump)));
+        }
+    }
+
+    /// Whether it may report so many events more. What waited while it was left alone, or was too much, comes to an end.
+    fn spend(&mut self, events: usize, now: Instant) -> bool {
+        if self.lost {
+            self.thrown_away += events;
+            return self.id == HOST || self.thrown_away < THROWN_AWAY;
+        }
+        let (left, at) = self.credit;
+        let earned = now.saturating_duration_since(at).as_secs_f64() * self.quota.events_per_second as f64;
+        let left = (left + earned).min(self.quota.events_at_once as f64) - events as f64;
+        self.credit = (left.max(0.0), now.max(at));
+        self.id == HOST || left >= 0.0
+    }
+
+    /// Take what the kernel has reported, in order, as much as is this namespace's turn.
+    pub fn take_events(&mut self, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
+        let turn = if self.id == HOST { HOST_BUFFERS_PER_TURN } else { BUFFERS_PER_TURN };
+        self.more = true;
+        self.unheard_turns = self.unheard_turns.saturating_sub(1);
+        for _ in 0..turn {
+            let Some(ear) = self.ear.as_mut().filter(|_| self.quiet.is_none()) else { break };
             // The buffer is the socket's own; it is moved out so that messages can be applied to `self`.
-            match self.events.take_buffer() {
+            match ear.route.take_buffer() {
                 Ok(None) => {
-                    self.catching_up = false;
-                    return Ok(false);
+                    // What waited is thrown away: all that comes is newer.
+                    if mem::take(&mut self.lost) {
+                        self.due.dump = Some(now);
+                    }
+                    (self.catching_up, self.more, self.unheard_turns) = (false, false, 0);
+                    break;
                 }
                 Ok(Some((buffer, length))) => {
-                    for message in wire::messages(&buffer[..length]) {
-                        self.apply(message, peers, out, now);
+                    let about = ear.about(&buffer[..length]);
+                    if about == About::Namespace {
+                        self.take_buffer(&buffer[..length], out, now);
                     }
-                    self.events.return_buffer(buffer);
+                    self.ended |= about == About::End;
+                    if let Some(ear) = &mut self.ear {
+                        ear.route.return_buffer(buffer);
+                    }
+                    // A buffer counts whatever is in it: forged ones, too.
+                    if !self.spend(1, now) {
+                        let most = self.quota.events_per_second;
+                        self.exceed(format!("it changes more than {most} times a second"), out, now);
+                    }
                 }
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => {
                     tracing::warn!(
                         namespace = self.namespace.name,
                         "netlink events were lost; reading everything again"
                     );
-                    self.lost = true;
-                    self.topology_changed = true;
+                    (self.lost, self.thrown_away, self.topology_changed) = (true, 0, true);
                     self.distrust(What::State, "events were lost".into(), out);
-                    return Ok(true);
                 }
                 Err(e) => return Err(e),
             }
         }
-        Ok(true)
+        self.check_quota(out, now);
+        Ok(())
     }
 
-    fn apply(&mut self, message: Message<'_>, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+    fn take_buffer(&mut self, bytes: &[u8], out: &mut Vec<Event>, now: Instant) {
+        for message in wire::messages(bytes) {
+            if !self.lost {
+                self.apply(message, out, now);
+            }
+        }
+    }
+
+    /// What messages have added since the last reading. Routes and neighbours are counted about, so reading again decides.
+    fn check_quota(&mut self, out: &mut Vec<Event>, now: Instant) {
+        if self.troubles.has(What::Quota) {
+            return;
+        }
+        if let Err(error) = self.quota.interfaces().check(self.links.len()) {
+            self.exceed(error.to_string(), out, now);
+        }
+        let over = |most: crate::netlink::socket::Most, count| most.check(count).is_err();
+        if over(self.quota.routes(), self.routes) || over(self.quota.neighbours(), self.neighbours) {
+            self.due.dump = Some(now);
+        }
+    }
+
+    fn apply(&mut self, message: Message<'_>, out: &mut Vec<Event>, now: Instant) {
         match message.kind {
             rtm::NEWROUTE | rtm::DELROUTE => out.extend(self.route(message, now)),
             rtm::NEWNEIGH | rtm::DELNEIGH => {
+                self.neighbours += usize::from(message.kind == rtm::NEWNEIGH);
                 out.extend(neighbour::parse(message).map(|n| Event::Neighbour(self.id, n)));
             }
             rtm::NEWLINK | rtm::DELLINK => match link::parse(message) {
-                Some(LinkMessage::New(link)) => self.new_link(*link, peers, out, now),
+                Some(LinkMessage::New(link)) => self.new_link(*link, out, now),
                 Some(LinkMessage::Gone { ifindex }) => self.link_gone(ifindex, out, now),
                 Some(LinkMessage::Settings6 { ifindex, conf6 }) => {
                     if let Some(link) = self.links.get_mut(&ifindex) {
                         link.conf6 = Some(conf6);
-                        self.refresh(ifindex, peers, out);
+                        self.refresh(ifindex, out);
                     }
                 }
                 None => (),
             },
             rtm::NEWADDR | rtm::DELADDR => {
                 if let Some(address) = link::parse_address4(message.payload) {
-                    self.address(address, message.kind == rtm::NEWADDR, peers, out, now);
+                    self.address(address, message.kind == rtm::NEWADDR, out, now);
                 }
             }
             rtm::NEWNEXTHOP | rtm::DELNEXTHOP => {
@@ -258,11 +590,11 @@ impl Space {
             }
             rtm::NEWNETCONF => {
                 if let Some(conf) = netconf::parse(message.payload) {
-                    self.netconf(&conf, peers, out);
+                    self.netconf(&conf, out);
                 }
             }
             rtm::NEWNSID | rtm::DELNSID => {
-                self.nsids.clear();
+                self.asked.numbers = true;
                 self.topology_changed = true;
             }
             rtm::NEWRULE | rtm::DELRULE => self.due.hazards_soon(now),
@@ -278,6 +610,11 @@ impl Space {
             Change::Replace if self.catching_up => Change::ReplaceLate,
             change => change,
         };
+        match change {
+            Change::Add | Change::Append => self.routes += 1,
+            Change::Delete => self.routes = self.routes.saturating_sub(1),
+            Change::Replace | Change::ReplaceLate => (),
+        }
         Some(match route::parse(message, monotonic())? {
             route::Parsed::V4(route) => Event::Route4(self.id, change, route),
             route::Parsed::V6(route) => {
@@ -289,7 +626,7 @@ impl Space {
         })
     }
 
-    fn new_link(&mut self, mut new: RawLink, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+    fn new_link(&mut self, mut new: RawLink, out: &mut Vec<Event>, now: Instant) {
         let index = new.ifindex;
         let old = self.links.remove(&index);
         if let Some(old) = &old {
@@ -312,7 +649,7 @@ impl Space {
             self.due.traffic_soon(now);
         }
         self.links.insert(index, new);
-        self.refresh(index, peers, out);
+        self.refresh(index, out);
     }
 
     fn link_gone(&mut self, ifindex: u32, out: &mut Vec<Event>, now: Instant) {
@@ -326,7 +663,7 @@ impl Space {
         self.due.routes_soon(now);
     }
 
-    fn address(&mut self, a: link::Address4, new: bool, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
+    fn address(&mut self, a: link::Address4, new: bool, out: &mut Vec<Event>, now: Instant) {
         let addresses = self.addresses.entry(a.ifindex).or_default();
         if new {
             addresses.insert(a.key, a.understood);
@@ -335,7 +672,7 @@ impl Space {
             // Routes that name it as their source go without a word (fib_sync_down_addr).
             self.due.routes_soon(now);
         }
-        self.refresh(a.ifindex, peers, out);
+        self.refresh(a.ifindex, out);
     }
 
     fn nexthop(&mut self, object: NexthopObject, new: bool, out: &mut Vec<Event>, now: Instant) {
@@ -350,22 +687,30 @@ impl Space {
         }
     }
 
-    fn netconf(&mut self, conf: &netconf::Netconf, peers: &Peers, out: &mut Vec<Event>) {
+    fn netconf(&mut self, conf: &netconf::Netconf, out: &mut Vec<Event>) {
         if conf.ifindex == -1 {
             settings::apply_to_all(&mut self.values, conf);
-            self.refresh_all(peers, out);
+            self.refresh_all(out);
         } else if let Ok(ifindex) = u32::try_from(conf.ifindex)
             && let Some(link) = self.links.get_mut(&ifindex)
         {
             let values = if conf.v6 { &mut link.conf6 } else { &mut link.conf4 };
             settings::apply_to_device(values.as_deref_mut().unwrap_or_default(), conf);
-            self.refresh(ifindex, peers, out);
+            self.refresh(ifindex, out);
         }
     }
 
-    /// Emit the device if it is not as last emitted.
-    pub fn refresh(&mut self, ifindex: u32, peers: &Peers, out: &mut Vec<Event>) {
-        if let Some(link) = self.compose(ifindex, peers)
+    /// A message told of the device: emit it if it is not as last emitted.
+    fn refresh(&mut self, ifindex: u32, out: &mut Vec<Event>) {
+        if let Some(visit) = &mut self.visit {
+            visit.touched.insert(ifindex);
+        }
+        self.emit(ifindex, out);
+    }
+
+    fn emit(&mut self, ifindex: u32, out: &mut Vec<Event>) {
+        if let Some(link) = self.compose(ifindex)
+            && self.announced
             && self.emitted.get(&ifindex) != Some(&link)
         {
             let ignores = |l: &Link| (l.ipv4.ignore_routes_with_linkdown, l.ipv6.ignore_routes_with_linkdown);
@@ -379,16 +724,16 @@ impl Space {
     }
 
     /// Emit every device that is not as last emitted.
-    pub fn refresh_all(&mut self, peers: &Peers, out: &mut Vec<Event>) {
+    pub fn refresh_all(&mut self, out: &mut Vec<Event>) {
         for index in self.links.keys().copied().collect::<Vec<_>>() {
-            self.refresh(index, peers, out);
+            self.emit(index, out);
         }
     }
 
-    fn compose(&mut self, ifindex: u32, peers: &Peers) -> Option<Link> {
+    fn compose(&mut self, ifindex: u32) -> Option<Link> {
         let raw = self.links.get(&ifindex)?.clone();
         let has_address = self.addresses.get(&ifindex).is_some_and(|a| !a.is_empty());
-        let below = self.below(&raw, peers);
+        let below = self.below(&raw);
         let mut hazards = self.hazards.of_link(ifindex, &raw.name, &self.namespace.name);
         if raw.egress_priority_map {
             hazards.push(format!(
@@ -425,31 +770,18 @@ impl Space {
     }
 
     /// Where the device below is; resolved only for devices that can carry a router's interface.
-    pub fn below(&mut self, raw: &RawLink, peers: &Peers) -> Option<(NamespaceId, u32)> {
+    pub fn below(&mut self, raw: &RawLink) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
         let Some(number) = raw.below_nsid else { return Some((self.id, below)) };
         raw.kind.sits_on_another().then_some(())?;
-        Some((self.resolve(number, peers)?, below))
+        Some((self.resolve(number)?, below))
     }
 
-    /// The namespace this one knows by `number`. The host's is asked for first: nearly always it is that one.
-    pub fn resolve(&mut self, number: i32, peers: &Peers) -> Option<NamespaceId> {
-        if let Some((id, _)) =
-            self.nsids.iter().find(|(id, n)| **n == Some(number) && peers.iter().any(|p| p.0 == **id))
-        {
-            return Some(*id);
-        }
-        for (id, file) in peers {
-            if *id == self.id || self.nsids.contains_key(id) {
-                continue;
-            }
-            let known = nsid::ask(&mut self.requests, file.as_fd()).ok().flatten();
-            self.nsids.insert(*id, known);
-            if known == Some(number) {
-                return Some(*id);
-            }
-        }
-        None
+    /// The namespace this one knows by `number`.
+    fn resolve(&mut self, number: i32) -> Option<NamespaceId> {
+        let known = self.nsids.iter().find(|(_, known)| **known == Some(number)).map(|(id, _)| *id);
+        self.unresolved |= known.is_none();
+        known
     }
 
     fn settings(&self) -> Settings {
@@ -476,141 +808,37 @@ impl Space {
     /// Emit settings and hazards if they are not as last emitted.
     pub fn refresh_settings(&mut self, out: &mut Vec<Event>) {
         let settings = self.settings();
-        if settings != self.emitted_settings {
+        if settings != self.emitted_settings && self.announced {
             self.emitted_settings = settings.clone();
             out.push(Event::Settings(self.id, settings));
         }
     }
 
-    /// What decides whether packets may pass by the kernel, read now.
-    pub fn read_policy(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
-        (self.due.hazards, self.due.traffic) = (None, None);
-        self.values = self.sysctls.read();
-        self.read_device_settings();
-        self.read_hazards(now);
-        let traffic = self.hazards.read_traffic(&mut self.requests);
-        if traffic.is_err() {
-            self.due.traffic_later(now);
-        }
-        self.refresh_settings(out);
-        self.refresh_all(peers, out);
-        traffic
-    }
-
-    /// Everything whose time has come.
-    pub fn run_due(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) {
-        let result = if Due::take(&mut self.due.dump, now) {
-            self.due.routes = None;
-            self.dump(peers).map(|dump| out.push(Event::Dump(self.id, Box::new(dump))))
-        } else if Due::take(&mut self.due.routes, now) || Due::take(&mut self.due.ending, now) {
-            self.read_routes_again(out)
-        } else {
-            Ok(())
-        };
-        let result = result.and_then(|()| self.catch_up(peers, out, now));
-        if let Err(error) = result {
-            tracing::warn!(namespace = self.namespace.name, %error, "reading again later");
-            self.distrust(What::State, error.to_string(), out);
-            self.due.dump_later(now);
-        }
-        if Due::take(&mut self.due.hazards, now) {
-            self.read_hazards(now);
-            self.refresh_settings(out);
-            self.refresh_all(peers, out);
-        }
-        if Due::take(&mut self.due.traffic, now) {
-            match self.hazards.read_traffic(&mut self.requests) {
-                Ok(()) => self.troubles.settle(What::Traffic),
-                Err(error) => {
-                    self.troubles.add(What::Traffic, error.to_string());
-                    self.due.traffic_later(now);
-                }
-            }
-            self.refresh_settings(out);
-            self.refresh_all(peers, out);
-        }
-    }
-
-    /// Takes the messages that came while everything was read: they may be older than that.
-    pub fn catch_up(&mut self, peers: &Peers, out: &mut Vec<Event>, now: Instant) -> io::Result<()> {
-        if self.catching_up {
-            self.take_events(peers, out, now)?;
-        }
-        Ok(())
-    }
-
-    fn read_hazards(&mut self, now: Instant) {
-        if !self.hazards.read_namespace(&mut self.requests, &self.sysctls) {
-            self.due.hazards_later(now);
-        }
-    }
-
-    /// Routes, and the nexthop objects under them: those of a device that went down are gone without a word.
-    fn read_routes_again(&mut self, out: &mut Vec<Event>) -> io::Result<()> {
-        let started = Instant::now();
-        let now: BTreeMap<u32, NexthopObject> =
-            self.read_nexthops()?.into_iter().map(|n| (n.id, n)).collect();
-        let (routes4, routes6) = self.read_routes()?;
-        let gone = self.nexthops.keys().filter(|id| !now.contains_key(id)).copied();
-        out.extend(gone.map(|id| Event::NexthopGone(self.id, id)));
-        let changed = now.values().filter(|n| self.nexthops.get(&n.id) != Some(n)).cloned();
-        out.extend(changed.map(|n| Event::Nexthop(self.id, n)));
-        out.push(Event::Routes(self.id, routes4, routes6));
-        self.nexthops = now;
-        self.due.routes_took(started);
-        Ok(())
-    }
-
-    /// What changes without a message: settings, legacy iptables. `slow` also reads every device's own settings again.
-    pub fn tick(&mut self, slow: bool, peers: &Peers, out: &mut Vec<Event>) {
-        if slow
-            && self.sysctls.lacks_module_files()
-            && let Ok(Ok(sysctls)) = netns::inside(&self.file, Sysctls::open)
-        {
-            self.sysctls = sysctls;
-        }
+    /// What changes without a message: settings, legacy iptables, programs. `slow` also has every device's own settings read
+    /// again.
+    pub fn tick(&mut self, slow: bool, out: &mut Vec<Event>) {
         let values = self.sysctls.read();
-        let mut changed = values != self.values;
-        self.values = values;
-        if slow {
-            changed |= self.read_device_settings();
+        if values != self.values {
+            self.values = values;
+            self.refresh_all(out);
         }
-        if changed {
-            self.refresh_all(peers, out);
-        }
-        self.hazards.read_polled(&self.sysctls);
         self.refresh_settings(out);
-    }
-
-    fn read_device_settings(&mut self) -> bool {
-        let mut changed = false;
-        // Only settings, and XDP programs attached by a BPF link, which no message tells of; what else differs is on its way
-        // as an event, in its place.
-        let fresh = match self.requests.dump(link::dump(), link::parse) {
-            Ok(fresh) => fresh,
-            Err(error) => {
-                self.troubles.add(What::DeviceSettings, error.to_string());
-                return false;
-            }
-        };
-        self.troubles.settle(What::DeviceSettings);
-        for message in fresh {
-            if let LinkMessage::New(fresh) = message
-                && let Some(link) = self.links.get_mut(&fresh.ifindex)
-                && (&link.conf4, &link.conf6, link.xdp) != (&fresh.conf4, &fresh.conf6, fresh.xdp)
-            {
-                (link.conf4, link.conf6, link.xdp) = (fresh.conf4, fresh.conf6, fresh.xdp);
-                changed = true;
-            }
+        self.asked.polled |= slow || self.id == HOST;
+        self.asked.devices |= slow;
+        if slow {
+            self.count_programs();
         }
-        changed
     }
-}
 
-/// A kernel without IPv6 has no IPv6 tables.
-fn none_without_family<T>(result: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
-    match result {
-        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => Ok(Vec::new()),
-        other => other,
+    /// Have the programs on devices of the chain counted.
+    pub fn count_programs(&mut self) {
+        self.asked.programs = Some(self.chain.clone());
+    }
+
+    /// Another namespace is not observed any more.
+    pub fn forget_peer(&mut self, id: NamespaceId, out: &mut Vec<Event>) {
+        if self.nsids.remove(&id).is_some() {
+            self.refresh_all(out);
+        }
     }
 }

@@ -1,4 +1,5 @@
 //! Settings for which the kernel sends no message: `/proc/sys` files of a namespace, kept open and read now and then.
+//! These keep the namespace no more alive than a path would; files under /proc/net do, so they are opened for a moment.
 //!
 //! A file under /proc/sys/net belongs to the namespace of the thread that opened it and can then be read from any
 //! thread; a read costs less than a microsecond, an open with a change of namespace forty.
@@ -40,16 +41,33 @@ const FILES: [&str; 12] = [
 
 /// Files of one namespace, open.
 #[derive(Debug)]
-pub struct Sysctls {
-    files: [Option<File>; FILES.len()],
-    /// Names of loaded legacy iptables tables, IPv4 and IPv6 (`/proc/net/ip_tables_names`).
-    legacy: [Option<File>; 2],
-    /// `/proc/net/ip_vs`.
-    ipvs: Option<File>,
+pub struct Sysctls([Option<File>; FILES.len()]);
+
+/// What /proc/net of a namespace says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Polled {
+    /// Loaded legacy iptables tables, IPv4 and IPv6.
+    pub legacy: [Vec<String>; 2],
+    /// There are IPVS virtual services.
+    pub has_ipvs_services: bool,
 }
 
 const LEGACY: [&str; 2] = ["ip_tables_names", "ip6_tables_names"];
 const IPVS: &str = "ip_vs";
+
+impl Polled {
+    /// In the calling thread's namespace. A file that is not there says nothing.
+    pub fn read() -> Polled {
+        let text = |name: &str| {
+            let file = open_if_there(&Path::new("/proc/thread-self/net").join(name)).ok().flatten();
+            file.as_ref().and_then(read_text)
+        };
+        Polled {
+            legacy: LEGACY.map(|name| text(name).map(split_lines).unwrap_or_default()),
+            has_ipvs_services: text(IPVS).is_some_and(|text| lists_services(&text)),
+        }
+    }
+}
 
 impl Sysctls {
     /// Opens the files of the calling thread's namespace.
@@ -57,20 +75,16 @@ impl Sysctls {
     /// # Errors
     /// What the kernel says, except that there is no such file.
     pub fn open() -> io::Result<Sysctls> {
-        let mut sysctls = Sysctls { files: [const { None }; FILES.len()], legacy: [None, None], ipvs: None };
-        for (slot, name) in sysctls.files.iter_mut().zip(FILES) {
+        let mut sysctls = Sysctls([const { None }; FILES.len()]);
+        for (slot, name) in sysctls.0.iter_mut().zip(FILES) {
             *slot = open_if_there(&Path::new("/proc/sys/net").join(name))?;
         }
-        for (slot, name) in sysctls.legacy.iter_mut().zip(LEGACY) {
-            *slot = open_if_there(&Path::new("/proc/thread-self/net").join(name))?;
-        }
-        sysctls.ipvs = open_if_there(&Path::new("/proc/thread-self/net").join(IPVS))?;
         Ok(sysctls)
     }
 
     /// The values now.
     pub fn read(&self) -> Values {
-        let numbers = self.files.each_ref().map(|f| f.as_ref().and_then(read_number));
+        let numbers = self.0.each_ref().map(|f| f.as_ref().and_then(read_number));
         let multipath_seed = numbers[9];
         let values = numbers.map(Option::unwrap_or_default);
         let [
@@ -101,23 +115,6 @@ impl Sysctls {
             forwarding6,
             proxy_ndp,
         }
-    }
-
-    /// Loaded legacy iptables tables, IPv4 and IPv6.
-    pub fn legacy_tables(&self) -> [Vec<String>; 2] {
-        self.legacy.each_ref().map(|f| f.as_ref().and_then(read_text).map(split_lines).unwrap_or_default())
-    }
-
-    /// Has IPVS virtual services here?
-    pub fn has_ipvs_services(&self) -> bool {
-        self.ipvs.as_ref().and_then(read_text).is_some_and(|text| lists_services(&text))
-    }
-
-    /// A module was loaded since these were opened: the files exist in our own namespace, but not here.
-    pub fn lacks_module_files(&self) -> bool {
-        let files = LEGACY.iter().zip(&self.legacy).chain([(&IPVS, &self.ipvs)]);
-        let mut absent = files.filter(|(_, file)| file.is_none());
-        absent.any(|(name, _)| Path::new("/proc/self/net").join(name).exists())
     }
 }
 
@@ -171,8 +168,6 @@ mod tests {
     #[test]
     fn a_file_that_is_not_there_has_nothing_to_say() {
         assert!(open_if_there(Path::new("/proc/thread-self/net/no_such_file")).unwrap().is_none());
-        let absent = Sysctls { files: [const { None }; FILES.len()], legacy: [None, None], ipvs: None };
-        assert!(!absent.has_ipvs_services());
-        assert_eq!(absent.read(), Values::default());
+        assert_eq!(Sysctls([const { None }; FILES.len()]).read(), Values::default());
     }
 }

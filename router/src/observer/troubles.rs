@@ -14,6 +14,8 @@ pub(super) enum What {
     DeviceSettings,
     /// Programs on devices.
     Programs,
+    /// It is over its limits, and left alone.
+    Quota,
 }
 
 impl What {
@@ -23,6 +25,7 @@ impl What {
             What::Traffic => "queueing disciplines",
             What::DeviceSettings => "settings of devices",
             What::Programs => "BPF programs on devices",
+            What::Quota => "over its limits",
         }
     }
 }
@@ -51,6 +54,11 @@ impl Troubles {
     /// It has been read.
     pub fn settle(&mut self, what: What) {
         self.0.remove(&what);
+    }
+
+    /// Could it not be read the last time?
+    pub fn has(&self, what: What) -> bool {
+        self.0.contains_key(&what)
     }
 
     /// Nothing of the namespace is accelerated until everything has been read.

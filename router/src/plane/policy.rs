@@ -8,7 +8,7 @@ use super::{MAX_ROUTERS, Mapping, Words64};
 use crate::{
     hazards::{netfilter, xfrm},
     netlink::{nsid, socket::Socket},
-    netns::{self, OpenNamespace},
+    netns::{self, Place},
     observer::Waker,
 };
 use anyhow::{Context, Result};
@@ -24,6 +24,7 @@ use rustix::{
 use skeleton::{PolicySkel, PolicySkelBuilder, types};
 use std::{
     collections::BTreeMap,
+    fs::File,
     io,
     mem::{MaybeUninit, offset_of},
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
@@ -77,7 +78,7 @@ struct Maps {
 /// What is watched of one namespace; nothing is when dropped.
 struct Watched {
     _sockets: Vec<netlink_sys::Socket>,
-    cookie: Option<u64>,
+    cookie: u64,
 }
 
 /// Marks, and what sets them.
@@ -219,26 +220,24 @@ impl Policy {
     }
 
     /// Sees changes in this namespace from now on, and takes all before for unread. What cannot be watched is reported.
-    pub fn watch(&mut self, slot: Slot, place: &OpenNamespace) {
+    pub fn watch(&mut self, slot: Slot, place: &Place) {
         let Some(maps) = &self.maps else { return };
         let viewed = view(maps, slot, place).context("watching it");
         let (sockets, missing) = viewed.unwrap_or_else(|error| {
             let why = format!("{error:#}");
             (Vec::new(), GROUPS.iter().map(|(_, _, what)| (*what, why.clone())).collect())
         });
-        let cookie = netns::inside(place.file(), cookie).and_then(|cookie| cookie);
-        if let Ok(cookie) = cookie {
-            let added = maps.cookies.update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
-            added.unwrap_or_else(|error| tracing::warn!("a namespace's settings are not watched: {error}"));
-        }
+        let cookie = place.cookie();
+        let added = maps.cookies.update(&cookie.to_ne_bytes(), &slot.to_ne_bytes(), MapFlags::ANY);
+        added.unwrap_or_else(|error| tracing::warn!("a namespace's settings are not watched: {error}"));
         missing.into_iter().for_each(|(what, why)| self.not_seen(what, why));
-        self.watched.insert(slot, Watched { _sockets: sockets, cookie: cookie.ok() });
+        self.watched.insert(slot, Watched { _sockets: sockets, cookie });
     }
 
     /// Changes there are of no interest any more.
     pub fn forget(&mut self, slot: Slot) {
         let gone = self.watched.remove(&slot);
-        if let (Some(maps), Some(cookie)) = (&self.maps, gone.and_then(|gone| gone.cookie)) {
+        if let (Some(maps), Some(cookie)) = (&self.maps, gone.map(|gone| gone.cookie)) {
             let _ = maps.cookies.delete(&cookie.to_ne_bytes());
         }
         self.bind(slot, None);
@@ -340,17 +339,21 @@ fn load<'o>(
 type Missing = Vec<(&'static str, String)>;
 
 /// Sockets that hear of a namespace, each with the filter; and the kinds for which there is none.
-fn view(maps: &Maps, slot: Slot, place: &OpenNamespace) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
+fn view(maps: &Maps, slot: Slot, place: &Place) -> Result<(Vec<netlink_sys::Socket>, Missing)> {
     let mut storage = MaybeUninit::uninit();
     let skel = load(&mut storage, Some(maps), Which::MessageSent(slot))?;
     let filter = skel.progs.message_sent.as_fd();
     let opened = match slot {
-        HOST => netns::inside(place.file(), || Ok(listen(filter, false))),
-        _ => netns::in_a_new_one(|| {
-            let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
-            nsid::assign(&mut socket, place.file().as_fd(), VIEWED)?;
-            Ok(listen(filter, true))
-        }),
+        HOST => place.inside(|| Ok(listen(filter, false))),
+        _ => {
+            // Only of this namespace, and not kept beyond this call.
+            let file = place.inside(|| File::open("/proc/thread-self/ns/net"))??;
+            netns::in_a_new_one(|| {
+                let mut socket = Socket::requests(libc::NETLINK_ROUTE)?;
+                nsid::assign(&mut socket, file.as_fd(), VIEWED)?;
+                Ok(listen(filter, true))
+            })
+        }
     };
     Ok(opened.and_then(|opened| opened)?)
 }
@@ -397,25 +400,6 @@ fn filtered(
     }
     groups.iter().try_for_each(|group| socket.add_membership(*group))?;
     Ok(socket)
-}
-
-/// Of the namespace of the calling thread, while the machine runs (`SO_NETNS_COOKIE`).
-fn cookie() -> io::Result<u64> {
-    const SO_NETNS_COOKIE: i32 = 71;
-    let socket = std::os::unix::net::UnixDatagram::unbound()?;
-    let mut cookie = 0_u64;
-    let mut size = size_of_val(&cookie) as libc::socklen_t;
-    // SAFETY: the value and its size live across the call.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut size,
-        )
-    };
-    if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Of the second version, wherever that is mounted, if it is.
@@ -487,9 +471,10 @@ impl Watcher {
         }
     }
 
-    /// As a change in the host's namespace that concerns all routers.
+    /// As a change in every namespace: each has its own programs counted.
     fn mark_all(&self) {
-        self.slots.as_slice()[HOST as usize * SLOT_WORDS + PENDING].fetch_add(1, AcqRel);
+        let pending = self.slots.as_slice().iter().skip(PENDING).step_by(SLOT_WORDS);
+        pending.for_each(|pending| _ = pending.fetch_add(1, AcqRel));
         self.marks.as_slice().iter().for_each(|marks| _ = marks.fetch_add(1, AcqRel));
     }
 }

@@ -3,10 +3,7 @@
 //! Linux finds their next hop by their addresses, resolves its address, and has them go through its output hooks, as it does with what its own tunnels make.
 //! What is longer than the MTU of the device that it leaves by is lost (`raw_send_hdrinc`).
 
-use crate::{
-    guard::locked,
-    netns::{Key, OpenNamespace},
-};
+use crate::{guard::locked, netns::Place};
 use anyhow::{Context, Result, bail};
 use logic::plan::RouterId;
 use rustix::net::{
@@ -25,26 +22,26 @@ const WAITING: usize = 4 << 20;
 
 /// Where routers are, from now on: who knows says it here.
 #[derive(Clone, Debug, Default)]
-pub struct Namespaces(Arc<Mutex<BTreeMap<RouterId, OpenNamespace>>>);
+pub struct Namespaces(Arc<Mutex<BTreeMap<RouterId, Place>>>);
 
 impl Namespaces {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<RouterId, OpenNamespace>> {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<RouterId, Place>> {
         locked(&self.0)
     }
 
     /// Packets that wait for a router which is not here any more are not sent.
-    pub fn set(&self, all: BTreeMap<RouterId, OpenNamespace>) {
+    pub fn set(&self, all: BTreeMap<RouterId, Place>) {
         *self.all() = all;
     }
 
-    pub(super) fn of(&self, router: RouterId) -> Option<OpenNamespace> {
+    pub(super) fn of(&self, router: RouterId) -> Option<Place> {
         self.all().get(&router).cloned()
     }
 }
 
-/// Sockets, by namespace and by whether they are for IPv6.
+/// Sockets, by the cookie of their namespace and by whether they are for IPv6.
 #[derive(Default)]
-pub(super) struct Senders(HashMap<(Key, bool), Sender>);
+pub(super) struct Senders(HashMap<(u64, bool), Sender>);
 
 struct Sender {
     socket: OwnedFd,
@@ -53,19 +50,18 @@ struct Sender {
 }
 
 impl Senders {
-    /// Those of namespaces without a router are closed: a socket keeps its namespace.
-    pub fn keep(&mut self, routers: &Namespaces) {
-        let routers = routers.all();
-        self.0.retain(|(key, _), _| routers.values().any(|namespace| namespace.key() == *key));
+    /// Closes all: a socket keeps its namespace alive.
+    pub fn close(&mut self) {
+        self.0.clear();
     }
 
     /// `enter` has this thread go into the namespace.
     ///
     /// # Errors
     /// It is no IP packet with its header whole, its source is not the machine's, or the kernel does not send it.
-    pub fn send(&mut self, key: Key, packet: &[u8], enter: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub fn send(&mut self, cookie: u64, packet: &[u8], enter: impl FnOnce() -> Result<()>) -> Result<()> {
         let (source, destination) = ends(packet)?;
-        let sender = match self.0.entry((key, source.is_ipv6())) {
+        let sender = match self.0.entry((cookie, source.is_ipv6())) {
             std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
             std::collections::hash_map::Entry::Vacant(place) => {
                 enter()?;

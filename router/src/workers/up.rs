@@ -27,7 +27,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, Sender, TryRecvError, channel},
     },
     thread,
 };
@@ -227,13 +227,23 @@ impl Ups {
 
 fn give(messages: &Receiver<Message>, up: Box<dyn Up>, routers: Namespaces, line: &Line) {
     let (ports, senders) = (BTreeMap::new(), Senders::default());
-    let mut place = Place { up, ports, routers, senders, home: File::open(OWN).ok(), away: None };
-    for message in messages {
+    let mut place =
+        Place { up, ports, routers, senders, home: File::open(OWN).ok(), away: None, visits: false };
+    loop {
+        let message = match messages.try_recv() {
+            Ok(message) => message,
+            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Empty) => {
+                // A socket, or this thread, would keep a namespace alive that is deleted.
+                place.leave_routers();
+                let Ok(message) = messages.recv() else { return };
+                message
+            }
+        };
         match message {
             Message::Ports(ports) => {
-                // One that is deleted is not held by us.
                 place.go_home();
-                place.senders.keep(&place.routers);
+                place.leave_routers();
                 place.ports = ports;
             }
             Message::Packet { payer, how, data } => {
@@ -264,6 +274,8 @@ struct Place {
     home: Option<File>,
     /// The namespace it is in, if not its own.
     away: Option<netns::Key>,
+    /// There are sockets in namespaces of routers, and it may be in one.
+    visits: bool,
 }
 
 impl Place {
@@ -275,8 +287,20 @@ impl Place {
 
     fn send(&mut self, router: RouterId, packet: &[u8]) -> Result<()> {
         let namespace = self.routers.of(router).context("the router is gone")?;
-        let open = || enter(&mut self.away, namespace.file());
-        self.senders.send(namespace.key(), packet, open)
+        let open = || {
+            self.away = Some(namespace.key());
+            self.visits = true;
+            namespace.enter().context("entering a router's namespace (CAP_SYS_ADMIN)")
+        };
+        self.senders.send(namespace.cookie(), packet, open)
+    }
+
+    /// Nothing here is in the namespace of a router any more.
+    fn leave_routers(&mut self) {
+        if std::mem::take(&mut self.visits) {
+            self.go_home();
+            self.senders.close();
+        }
     }
 
     fn go_home(&mut self) {

@@ -6,6 +6,7 @@ mod agree;
 mod bed;
 mod forged;
 mod hazards;
+mod hostile;
 mod measure;
 
 use bed::*;
@@ -401,7 +402,9 @@ fn neighbours_are_followed_and_probed() {
             until(&mut observer, "port", |e| if let Event::Port(0, p) = e { Some(p.ifindex) } else { None });
         settle(&mut observer);
         let address = "192.0.2.2".parse().unwrap();
-        assert!(observer.probe_neighbour(HOST, port, address).is_err(), "there is no entry to probe");
+        // There is no entry to probe, and none is made.
+        observer.probe_neighbour(HOST, port, address).unwrap();
+        assert!(!settle(&mut observer).iter().any(|e| matches!(e, Event::Neighbour(..))));
         std::net::UdpSocket::bind("192.0.2.1:0").unwrap().send_to(b"resolve", (address, 9)).unwrap();
         until(&mut observer, "resolved", |e| {
             matches!(e, Event::Neighbour(HOST, n) if n.address == address && n.mac.is_some()).then_some(())

@@ -20,13 +20,12 @@ use bed::*;
 use common::{frame::Frame, in_new_namespace, run, wire::Wire};
 use router::{
     af_xdp::{Polling, Rings},
-    netns::{Key, OpenNamespace},
+    netns::Place,
     workers::{Namespaces, PathPlan, WorkersSettings},
 };
 use rustix::process::{Pid, getpriority_process};
 use std::{
     collections::BTreeMap,
-    fs::File,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
@@ -406,9 +405,7 @@ fn what_is_made_here_is_sent_where_its_router_is() {
         // Nobody has said where router 0 is.
         from.send(&frame(0, 7, 60));
         until("it to be counted", || (counts().packets, counts().failed) == (0, 1));
-        let here = File::open("/proc/thread-self/ns/net").unwrap();
-        let place = OpenNamespace::new(Key::of(&here).unwrap(), Arc::new(here));
-        namespaces.set(BTreeMap::from([(0, place)]));
+        namespaces.set(BTreeMap::from([(0, Place::own().unwrap())]));
         for n in 8..40 {
             (0..2).for_each(|path| from.send(&frame(path, n, 60)));
         }
@@ -428,8 +425,7 @@ fn what_is_made_here_is_sent_where_its_router_is() {
         from.send(&frame(0, 50, 60));
         until("it to be counted", || counts().failed == 2);
         // Another source than the machine's.
-        let here = File::open("/proc/thread-self/ns/net").unwrap();
-        namespaces.set(BTreeMap::from([(0, OpenNamespace::new(Key::of(&here).unwrap(), Arc::new(here)))]));
+        namespaces.set(BTreeMap::from([(0, Place::own().unwrap())]));
         run("ip address flush dev x0");
         from.send(&frame(0, 51, 60));
         until("it to be counted", || counts().failed == 3);

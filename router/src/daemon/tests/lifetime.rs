@@ -59,7 +59,10 @@ fn a_full_table_moves_everything_to_larger_ones() {
 
 #[test]
 fn at_the_limit_the_rest_is_left_to_the_kernel_until_it_fits_again() {
-    let config = Config { limits: crate::config::Limits { memory_mib: MemoryMib(16) }, ..config() };
+    let config = Config {
+        limits: crate::config::Limits { memory_mib: MemoryMib(16), ..Default::default() },
+        ..config()
+    };
     let mut case = start_with(config, linux()).unwrap();
     case.round(Ok(many_neighbours(20_000)), 0.1);
     case.round(Ok(vec![]), 0.1);
@@ -84,7 +87,10 @@ fn at_the_limit_the_rest_is_left_to_the_kernel_until_it_fits_again() {
 /// More routes wait for room than are tried at a time.
 #[test]
 fn at_the_limit_every_route_that_waits_gets_its_turn() {
-    let config = Config { limits: crate::config::Limits { memory_mib: MemoryMib(16) }, ..config() };
+    let config = Config {
+        limits: crate::config::Limits { memory_mib: MemoryMib(16), ..Default::default() },
+        ..config()
+    };
     let mut case = start_with(config, linux()).unwrap();
     let routes = |change, numbers: std::ops::Range<u32>| -> Vec<Event> {
         let one = |i: u32| {

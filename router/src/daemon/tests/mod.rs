@@ -14,8 +14,8 @@ use super::{
     instance::Instance,
     report::{self, ExplainReport, InterfaceReport, RouteReport, Status, VerifyReport},
     seam::{
-        Ask, Device, FastPath, Hardware, Kernel, Known, Observe, Question, Sent, Stand, SwitchEnd,
-        SwitchPath, Told, UserPlane, Wanted,
+        Ask, Device, FastPath, Hardware, Kernel, Known, Observe, PolicyRead, Question, Sent, Stand,
+        SwitchEnd, SwitchPath, Told, UserPlane, Wanted,
     },
     totals::State,
 };
@@ -66,6 +66,8 @@ struct World {
     now: Cell<Duration>,
     /// Results of the next polls; then nothing happens.
     polls: RefCell<VecDeque<Result<Vec<Event>>>>,
+    /// Policies that were read, and not told.
+    policies: RefCell<Vec<PolicyRead>>,
     dump: Held,
     /// What the next reading waits for.
     hold: RefCell<Option<Receiver<()>>>,
@@ -326,6 +328,13 @@ impl Observe for Linux {
         let unknown = texts.into_iter().map(|text| Problem { kind: ProblemKind::Unknown, text });
         let deaf = self.0.cannot_transmit.borrow().contains(&port).then(|| "takes no redirects".into());
         unknown.chain(deaf.map(|text| Problem { kind: ProblemKind::CannotTransmit, text })).collect()
+    }
+    fn read_policy(&mut self, namespace: NamespaceId) {
+        let read = PolicyRead { namespace, took: Duration::ZERO, error: None };
+        self.0.policies.borrow_mut().push(read);
+    }
+    fn policies_read(&mut self) -> Vec<PolicyRead> {
+        self.0.policies.take()
     }
     fn troubles(&self) -> Vec<String> {
         Vec::new()

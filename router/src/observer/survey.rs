@@ -1,0 +1,252 @@
+//! One visit to a namespace: what is read there, in a thread made for it, with sockets that are closed at the end.
+//!
+//! A namespace is hostile: it can make its tables large, change them while they are read, or keep locks that a reading needs.
+//! That delays this thread, never the observer's own. What is larger than the [`Quota`] is not read to its end.
+
+use super::{Quota, space::Peers, sysctl::Polled};
+use crate::{
+    clock::monotonic,
+    hazards::{self, bpf, traffic},
+    netlink::{
+        INET, INET6,
+        link::{self, LinkMessage, RawLink},
+        neighbour, nexthop, nsid, route,
+        socket::Socket,
+    },
+    netns::Place,
+};
+use logic::observe::{NamespaceId, Neighbour, NexthopObject, Route};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io,
+    net::IpAddr,
+    os::fd::AsFd,
+    time::{Duration, Instant},
+};
+
+/// A visit ends after this long, whatever is missing.
+const LONGEST: Duration = Duration::from_secs(5);
+/// One that reads everything, or all routes.
+const LONGEST_OF_ALL: Duration = Duration::from_secs(20);
+
+/// By which number a namespace knows others; `None`: by none.
+pub type Numbers = HashMap<NamespaceId, Option<i32>>;
+
+/// What to read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Everything below, and devices, addresses, neighbours.
+    pub state: bool,
+    /// Routes, and the nexthop objects under them.
+    pub routes: bool,
+    /// All that decides whether packets may pass by the kernel, now: [`Wanted::add_policy`].
+    pub policy: bool,
+    pub hazards: bool,
+    pub traffic: bool,
+    /// Settings of devices and XDP programs, which no message reports.
+    pub devices: bool,
+    /// What is read from /proc.
+    pub polled: bool,
+    pub numbers: bool,
+    /// Count the programs on these devices.
+    pub programs: Option<BTreeSet<u32>>,
+    /// Neighbours the kernel shall revalidate.
+    pub probes: Vec<(u32, IpAddr)>,
+}
+
+impl Wanted {
+    /// Does it read what events also report, so that these must come after it?
+    pub fn precedes_events(&self) -> bool {
+        self.state || self.routes
+    }
+
+    /// Does it read tables that a namespace can make long, and that are not urgent?
+    pub fn is_long(&self) -> bool {
+        self.state || self.routes || self.devices
+    }
+
+    /// Is there nothing else?
+    pub fn is_only_long(&self) -> bool {
+        let (state, routes, devices) = (self.state, self.routes, self.devices);
+        *self == Wanted { state, routes, devices, ..Wanted::default() }
+    }
+
+    /// What belongs to policies; the namespace has these devices on ports.
+    pub fn add_policy(&mut self, chain: &BTreeSet<u32>) {
+        (self.hazards, self.traffic, self.devices, self.polled) = (true, true, true, true);
+        self.programs = Some(chain.clone());
+    }
+
+    /// Leaves what is long for another visit, and returns it.
+    pub fn put_off(&mut self) -> Wanted {
+        let long =
+            Wanted { state: self.state, routes: self.routes, devices: self.devices, ..Wanted::default() };
+        (self.state, self.routes, self.devices) = (false, false, false);
+        long
+    }
+
+    pub fn is_empty(&self) -> bool {
+        *self == Wanted::default()
+    }
+}
+
+/// What was read: `None` if it was not wanted.
+#[derive(Default)]
+pub struct Found {
+    pub state: Option<io::Result<State>>,
+    pub routes: Option<io::Result<Routes>>,
+    pub hazards: Option<hazards::Read>,
+    pub traffic: Option<io::Result<traffic::Findings>>,
+    pub devices: Option<io::Result<Vec<RawLink>>>,
+    pub polled: Option<Polled>,
+    pub numbers: Option<io::Result<Numbers>>,
+    pub programs: Option<io::Result<BTreeMap<u32, u32>>>,
+    /// The namespace could not be entered: it may be elsewhere, or gone.
+    pub lost_the_way: bool,
+}
+
+impl Found {
+    /// Of a visit that did not take place; what it was for is read another time.
+    pub fn nothing() -> Found {
+        let error = || io::Error::other("no thread to read with");
+        let wanted = Wanted { state: true, programs: Some(BTreeSet::new()), ..Wanted::default() };
+        failed(&wanted, &error(), false)
+    }
+
+    /// Why not all that belongs to policies was read; `None`: it was. Rules that cannot be read are hazards themselves.
+    pub fn why_no_policy(&self) -> Option<String> {
+        let devices = match (&self.state, &self.devices) {
+            (Some(Ok(_)), _) | (_, Some(Ok(_))) => None,
+            (Some(Err(error)), _) | (_, Some(Err(error))) => Some(error.to_string()),
+            (None, None) => Some("devices were not read".into()),
+        };
+        match &self.traffic {
+            Some(Ok(_)) => devices,
+            Some(Err(error)) => Some(error.to_string()),
+            None => Some("queueing disciplines were not read".into()),
+        }
+    }
+}
+
+/// Devices, addresses, neighbours and routes.
+pub struct State {
+    pub links: BTreeMap<u32, RawLink>,
+    pub addresses: Vec<link::Address4>,
+    pub neighbours: Vec<Neighbour>,
+    pub routes: Routes,
+}
+
+pub struct Routes {
+    pub nexthops: Vec<NexthopObject>,
+    pub v4: Vec<Route<u32>>,
+    pub v6: Vec<Route<u128>>,
+}
+
+/// Reads what is wanted of the namespace at `place`.
+pub fn visit(place: &Place, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
+    let task = || Socket::requests(libc::NETLINK_ROUTE).map(|s| read(s, wanted, id, peers, quota));
+    let visited = place.inside(task);
+    match visited {
+        Ok(Ok(found)) => found,
+        Ok(Err(error)) => failed(wanted, &error, false),
+        Err(error) => failed(wanted, &error, true),
+    }
+}
+
+fn read(mut socket: Socket, wanted: &Wanted, id: NamespaceId, peers: &Peers, quota: &Quota) -> Found {
+    let longest = if wanted.precedes_events() { LONGEST_OF_ALL } else { LONGEST };
+    socket.end_at(Instant::now() + longest);
+    let socket = &mut socket;
+    for (ifindex, address) in &wanted.probes {
+        if let Err(error) = socket.ask(neighbour::touch(*ifindex, *address), |_| None::<()>) {
+            tracing::debug!("cannot probe neighbour {address}: {error}");
+        }
+    }
+    let all = wanted.state;
+    let state = all.then(|| read_state(socket, quota));
+    let enough = state.as_ref().is_some_and(Result::is_err);
+    if enough {
+        return Found {
+            state,
+            ..failed(&Wanted { state: false, ..wanted.clone() }, &io::ErrorKind::Other.into(), false)
+        };
+    }
+    Found {
+        state,
+        routes: (wanted.routes && !all).then(|| read_routes(socket, quota)),
+        hazards: (all || wanted.hazards).then(|| hazards::read(socket)),
+        traffic: (all || wanted.traffic).then(|| traffic::read(socket)),
+        devices: (wanted.devices && !all).then(|| read_links(socket, quota)),
+        polled: (all || wanted.polled).then(Polled::read),
+        numbers: (all || wanted.numbers).then(|| read_numbers(socket, id, peers)),
+        programs: wanted.programs.as_ref().map(bpf::tcx_programs),
+        lost_the_way: false,
+    }
+}
+
+/// Everything that was wanted could not be read for this reason.
+fn failed(wanted: &Wanted, error: &io::Error, lost_the_way: bool) -> Found {
+    fn fail<T>(wanted: bool, error: &io::Error) -> Option<io::Result<T>> {
+        wanted.then(|| Err(super::same(error)))
+    }
+    Found {
+        state: fail(wanted.state, error),
+        routes: fail(wanted.routes, error),
+        hazards: wanted.hazards.then(|| hazards::Read::failed(error)),
+        traffic: fail(wanted.traffic, error),
+        devices: fail(wanted.devices, error),
+        numbers: fail(wanted.numbers, error),
+        programs: fail(wanted.programs.is_some(), error),
+        lost_the_way,
+        ..Found::default()
+    }
+}
+
+fn read_state(socket: &mut Socket, quota: &Quota) -> io::Result<State> {
+    let links = read_links(socket, quota)?.into_iter().map(|link| (link.ifindex, link)).collect();
+    let address = |m: crate::netlink::wire::Message<'_>| link::parse_address4(m.payload);
+    let addresses = socket.dump_at_most(quota.addresses(), link::dump_addresses(INET), address)?;
+    let most = quota.neighbours();
+    let mut neighbours = socket.dump_at_most(most, neighbour::dump(INET), neighbour::parse)?;
+    let more = most.less(neighbours.len());
+    neighbours.extend(socket.dump_at_most(more, neighbour::dump(INET6), neighbour::parse)?);
+    Ok(State { links, addresses, neighbours, routes: read_routes(socket, quota)? })
+}
+
+fn read_links(socket: &mut Socket, quota: &Quota) -> io::Result<Vec<RawLink>> {
+    socket.dump_at_most(quota.interfaces(), link::dump(), |m| match link::parse(m)? {
+        LinkMessage::New(link) => Some(*link),
+        _ => None,
+    })
+}
+
+fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
+    let most = quota.routes();
+    let nexthops = socket.dump_at_most(most, nexthop::dump(), nexthop::parse)?;
+    let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
+    let more = most.less(v4.len());
+    let v6 = socket.dump_at_most(more, route::dump(INET6), |m| route::parse6(m, monotonic()));
+    let v6 = none_without_family(v6)?;
+    Ok(Routes { nexthops, v4, v6 })
+}
+
+/// A kernel without IPv6 has no IPv6 tables.
+fn none_without_family<T>(result: io::Result<Vec<T>>) -> io::Result<Vec<T>> {
+    match result {
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT)) => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+/// A namespace that is gone has no number.
+fn read_numbers(socket: &mut Socket, id: NamespaceId, peers: &Peers) -> io::Result<Numbers> {
+    let others = peers.iter().filter(|(peer, _)| *peer != id);
+    let number = |(peer, place): &(NamespaceId, Place)| {
+        let known = match place.open() {
+            Ok(file) => nsid::ask(socket, file.as_fd())?,
+            Err(_) => None,
+        };
+        Ok((*peer, known))
+    };
+    others.map(number).collect()
+}

@@ -1,0 +1,280 @@
+//! A namespace is hostile: nothing of ours keeps it alive, and what it does delays no other.
+
+use crate::bed::*;
+use logic::{
+    net::Prefix4,
+    observe::{Event, NamespaceId},
+};
+use router::{
+    netns,
+    observer::{HOST, Observer, ObserverConfig, Quota},
+};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::File,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+/// A hang, not slowness.
+const HANG: Duration = Duration::from_secs(30);
+
+fn observer_with(quota: Quota) -> Watcher {
+    let config = ObserverConfig { ports: vec!["port0".parse().unwrap()], quota, ..Default::default() };
+    Watcher { observer: Observer::new(config).unwrap(), pending: VecDeque::new() }
+}
+
+/// A tenant on the port: its name.
+fn tenant(bed: &Bed, short: &str, mac: &str) -> String {
+    let name = bed.namespace(short);
+    sh(&format!(
+        "ip link add link port0 name m0 address {mac} netns {name} type macvlan mode bridge; \
+         ip -n {name} link set lo up; ip -n {name} addr add 192.0.2.1/24 dev m0; ip -n {name} link set m0 up"
+    ));
+    name
+}
+
+fn dumped(watcher: &mut Watcher, name: &str) -> NamespaceId {
+    let id = until(watcher, "namespace", |e| match e {
+        Event::Namespace(id, n) if n.name == name => Some(*id),
+        _ => None,
+    });
+    until(watcher, "its dump", |e| matches!(e, Event::Dump(i, _) if *i == id).then_some(()));
+    id
+}
+
+/// Whether the MAC address is free on the port again; waits for the kernel, which takes a namespace apart in its own time.
+/// A macvlan wants its address only when it is set up.
+fn is_freed(mac: &str) -> bool {
+    let probe = format!(
+        "ip link add link port0 name probe0 address {mac} type macvlan mode bridge && \
+         {{ ip link set probe0 up; rc=$?; ip link del probe0; exit $rc; }}"
+    );
+    let end = Instant::now() + HANG;
+    while Instant::now() < end {
+        if Command::new("sh").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// Nobody calls the observer between the end of the namespace and the return of its MAC address: what it holds, it does not
+/// let go of.
+#[test]
+#[ignore = "needs root"]
+fn a_container_started_again_at_once_gets_its_mac_address_ten_of_ten_times() {
+    with_bed(|bed| {
+        let mac = "02:00:00:00:00:77";
+        let mut observer = observer();
+        settle(&mut observer);
+        let mut ids = Vec::new();
+        for round in 0..10 {
+            let name = tenant(bed, "again", mac);
+            let id = dumped(&mut observer, &name);
+            settle(&mut observer);
+            sh(&format!("ip -n {name} route add 10.{round}.0.0/16 via 192.0.2.2"));
+            until(&mut observer, "it is heard", |e| {
+                matches!(e, Event::Route4(i, ..) if *i == id).then_some(())
+            });
+            sh(&format!("ip netns del {name}"));
+            assert!(is_freed(mac), "round {round}: the namespace is kept alive");
+            ids.push(id);
+        }
+        let last = *ids.last().unwrap();
+        until(&mut observer, "its end", |e| matches!(e, Event::NamespaceGone(i) if *i == last).then_some(()));
+        let distinct: std::collections::BTreeSet<_> = ids.iter().collect();
+        assert_eq!(distinct.len(), 10, "each is another router: {ids:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_without_a_name_is_not_kept_alive() {
+    with_bed(|bed| {
+        let mac = "02:00:00:00:00:78";
+        let mut observer = observer();
+        settle(&mut observer);
+        let pid = bed.unnamed();
+        sh(&format!("ip link add link port0 name m0 address {mac} netns {pid} type macvlan mode bridge"));
+        sh(&format!("nsenter -t {pid} -n ip link set m0 up"));
+        let id = dumped(&mut observer, &format!("pid:{pid}"));
+        settle(&mut observer);
+        bed.end_processes();
+        assert!(is_freed(mac), "the namespace is kept alive");
+        until(&mut observer, "its end", |e| matches!(e, Event::NamespaceGone(i) if *i == id).then_some(()));
+    });
+}
+
+/// What the settings of a namespace say of limits, from its dump or by themselves.
+fn over_limits(event: &Event, of: NamespaceId) -> Option<Option<String>> {
+    let settings = match event {
+        Event::Settings(id, settings) if *id == of => settings,
+        Event::Dump(id, dump) if *id == of => &dump.settings,
+        _ => return None,
+    };
+    Some(settings.hazards4.iter().find(|h| h.contains("over its limits")).cloned())
+}
+
+#[test]
+#[ignore = "needs root"]
+fn a_namespace_over_a_limit_is_left_to_the_kernel_until_it_is_not() {
+    with_bed(|bed| {
+        let quota = Quota { interfaces: 20, routes: 100, neighbours: 100, ..Quota::default() };
+        let mut observer = observer_with(quota);
+        settle(&mut observer);
+        let red = tenant(bed, "red", "02:00:00:00:00:01");
+        let id = dumped(&mut observer, &red);
+        let many = |n: u32, line: &dyn Fn(u32) -> String| (0..n).map(line).collect::<Vec<_>>().join("\n");
+        let links = |verb: &str| {
+            let line = |i| format!("link {verb} v{i}{}", if verb == "add" { " type veth" } else { "" });
+            many(15, &line)
+        };
+        let routes = |verb: &str| many(200, &|i| format!("route {verb} 10.0.{i}.0/24 via 192.0.2.2"));
+        let neighbours = |verb: &str| {
+            let mac = if verb == "add" { " lladdr 2:0:0:0:0:9" } else { "" };
+            many(200, &|i| format!("neigh {verb} 192.0.2.{}{mac} dev m0", i + 2))
+        };
+        let cases = [
+            ("network devices", links("add"), links("del")),
+            ("routes", routes("add"), routes("del")),
+            ("neighbours", neighbours("add"), neighbours("del")),
+        ];
+        for (what, exceed, mend) in cases {
+            sh(&format!("ip -n {red} -force -batch - <<'END'\n{exceed}\nEND"));
+            let told = until(&mut observer, what, |e| over_limits(e, id).flatten());
+            assert!(told.contains("it has more than ") && told.contains(what), "{told}");
+            let troubles = observer.troubles();
+            assert!(troubles.iter().any(|t| t.namespace == red && t.what.contains(what)), "{troubles:?}");
+            // The others are heard meanwhile.
+            sh("ip addr add 198.51.100.1/32 dev port0; ip addr del 198.51.100.1/32 dev port0");
+            until(&mut observer, "the host", |e| {
+                matches!(e, Event::Link(HOST, _) | Event::Route4(HOST, ..)).then_some(())
+            });
+            sh(&format!("ip -n {red} -force -batch - <<'END'\n{mend}\nEND"));
+            patiently(&mut observer, "within its limits again", |e| {
+                over_limits(e, id).filter(Option::is_none)
+            });
+        }
+    });
+}
+
+/// As `until`, for what takes as long as a pause that doubles.
+fn patiently<T>(watcher: &mut Watcher, what: &str, mut wanted: impl FnMut(&Event) -> Option<T>) -> T {
+    let end = Instant::now() + HANG;
+    while Instant::now() < end {
+        let mut events: Vec<Event> = watcher.pending.drain(..).collect();
+        events.extend(watcher.observer.poll(Duration::from_millis(100)).unwrap());
+        if let Some(found) = events.iter().find_map(&mut wanted) {
+            return found;
+        }
+    }
+    panic!("no {what}");
+}
+
+/// Add and delete one thing again and again, in the namespace, until told to stop.
+fn storm(namespace: &str, lines: &str, stop: &AtomicBool) {
+    let file = File::open(format!("/run/netns/{namespace}")).unwrap();
+    netns::inside(&file, || {
+        while !stop.load(Relaxed) {
+            let mut child = Command::new("ip")
+                .args(["-force", "-batch", "-"])
+                .stdin(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut input = child.stdin.take().unwrap();
+            let _ = std::io::Write::write_all(&mut input, lines.repeat(200).as_bytes());
+            drop(input);
+            child.wait().unwrap();
+        }
+    })
+    .unwrap();
+}
+
+/// Changes are made in the host and in another tenant while one storms. Between a change and its event, few events of the
+/// storm may be handed out, however long it goes on.
+#[test]
+#[ignore = "needs root"]
+fn a_storm_in_one_namespace_delays_no_other() {
+    with_bed(|bed| {
+        let quota = Quota { events_per_second: 500, events_at_once: 2000, ..Quota::default() };
+        let mut observer = observer_with(quota);
+        settle(&mut observer);
+        let [red, blue] =
+            [("red", 1), ("blue", 2)].map(|(n, i)| tenant(bed, n, &format!("02:00:00:00:00:0{i}")));
+        let (mut ids, mut left) = (BTreeMap::new(), 2);
+        until(&mut observer, "tenants", |e| {
+            if let Event::Namespace(id, n) = e {
+                ids.insert(n.name.clone(), *id);
+            }
+            left -= i32::from(matches!(e, Event::Dump(id, _) if *id != HOST));
+            (left == 0).then_some(())
+        });
+        settle(&mut observer);
+        let (red_id, blue_id) = (ids[&red], ids[&blue]);
+        let lines = "route add 10.0.0.0/8 via 192.0.2.2\nneigh replace 192.0.2.9 lladdr 2:0:0:0:0:9 dev m0\n\
+                     link set m0 mtu 1400\nroute del 10.0.0.0/8\nneigh del 192.0.2.9 dev m0\nlink set m0 mtu 1500\n";
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| storm(&red, lines, &stop));
+            let stopped = Stop(&stop);
+            let mut storming = 0;
+            for round in 0..200_u32 {
+                let (place, of) = if round % 2 == 0 { ("", HOST) } else { (&*blue, blue_id) };
+                let prefix = format!("172.16.{round}.0/24");
+                let at = if place.is_empty() { String::new() } else { format!("-n {place} ") };
+                sh(&format!("ip {at}route add blackhole {prefix}"));
+                let prefix: Prefix4 = prefix.parse().unwrap();
+                let (mut rounds, end) = (0, Instant::now() + HANG);
+                loop {
+                    assert!(Instant::now() < end, "round {round}: the change is not seen");
+                    rounds += 1;
+                    let events = observer.observer.poll(Duration::from_millis(100)).unwrap();
+                    let of_red = |e: &&Event| is_of(e, red_id);
+                    storming += events.iter().filter(of_red).count();
+                    let found = events.iter().position(
+                        |e| matches!(e, Event::Route4(id, _, route) if *id == of && route.prefix == prefix),
+                    );
+                    if let Some(at) = found {
+                        // One turn of the tenant's may come first.
+                        let before = events[..at].iter().filter(of_red).count();
+                        assert!(before <= 1024, "round {round}: {before} events of the storm first");
+                        break;
+                    }
+                    assert!(rounds < 20, "round {round}: not in {rounds} rounds");
+                }
+            }
+            drop(stopped);
+            println!("{storming} events of the storm");
+            assert!(storming > 0);
+        });
+        assert!(
+            observer.troubles().iter().any(|t| t.what.contains("it changes more than 500 times a second")),
+            "{:?}",
+            observer.troubles()
+        );
+        patiently(&mut observer, "calm again", |e| over_limits(e, red_id).filter(Option::is_none));
+    });
+}
+
+/// Set when it goes, whatever the reason.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+fn is_of(event: &Event, namespace: NamespaceId) -> bool {
+    match event {
+        Event::Route4(id, ..) | Event::Route6(id, ..) | Event::Neighbour(id, _) | Event::Link(id, _) => {
+            *id == namespace
+        }
+        Event::LinkGone(id, _) | Event::Settings(id, _) | Event::Dump(id, _) => *id == namespace,
+        _ => false,
+    }
+}
