@@ -133,7 +133,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             memory_mib: MemoryMib(2048),
-            routes_per_namespace: RouteCount(262_144),
+            routes_per_namespace: RouteCount(65_536),
             devices_per_namespace: DeviceCount(4096),
         }
     }
@@ -476,7 +476,7 @@ const FORMS: [(&str, &str); 14] = [
     ("policing.control_pps", "control_pps = 10000"),
     ("sampling.every_packets", "every_packets = 128"),
     ("limits.memory_mib", "memory_mib = 2048"),
-    ("limits.routes_per_namespace", "routes_per_namespace = 262144"),
+    ("limits.routes_per_namespace", "routes_per_namespace = 65536"),
     ("limits.devices_per_namespace", "devices_per_namespace = 4096"),
     ("flows.rules", "rules = 65536"),
     ("flows.miss", "miss = \"normal\""),

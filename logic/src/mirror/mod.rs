@@ -62,6 +62,9 @@ pub struct Limits {
     pub routers: u16,
     /// Interfaces, at most 65,535: numbers 1 and up.
     pub interfaces: u16,
+    /// Routes that one plan changes, of all namespaces but the host's together, about. More wait for the next plan, so that a
+    /// namespace with a large table delays no other.
+    pub routes_per_plan: usize,
 }
 
 /// Interfaces that have numbers: 4,096 of virtual routers, beside those of the host on each of 64 ports.
@@ -69,7 +72,7 @@ pub const MAX_INTERFACES: u16 = 4096 + 64;
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { routers: 256, interfaces: MAX_INTERFACES }
+        Self { routers: 256, interfaces: MAX_INTERFACES, routes_per_plan: 2048 }
     }
 }
 
@@ -91,6 +94,10 @@ pub struct Mirror {
     unsettled: bool,
     /// Someone waits for a number.
     waiting: bool,
+    routes_per_plan: usize,
+    /// Namespaces with routes that may lead to interfaces that were gone when numbers last turned, and after how many batches
+    /// they do not.
+    behind: BTreeMap<NamespaceId, [u64; 2]>,
     revision: u64,
 }
 
@@ -123,6 +130,8 @@ impl Mirror {
             retired_routers: Vec::new(),
             unsettled: false,
             waiting: false,
+            routes_per_plan: limits.routes_per_plan,
+            behind: BTreeMap::new(),
             revision: 0,
         }
     }
@@ -225,7 +234,8 @@ impl Mirror {
         self.spaces.iter().filter(|(_, s)| s.rib4.is_unsure() || s.rib6.is_unsure()).map(|(id, _)| *id)
     }
 
-    /// What to change since the last call, in an order that is safe at every step.
+    /// What to change since the last call, in an order that is safe at every step. Routes of namespaces with large tables may
+    /// wait for the next call: [`Mirror::is_behind`].
     pub fn plan(&mut self) -> Vec<Op> {
         let mut batch = Batch::default();
         for space in self.spaces.values_mut() {
@@ -235,6 +245,7 @@ impl Mirror {
             self.reconcile(&mut batch);
             self.revision += 1;
         }
+        let most = self.routes_of_each();
         for (namespace, space) in &mut self.spaces {
             let refresh = std::mem::take(&mut space.refresh);
             let held = &self.held;
@@ -244,11 +255,40 @@ impl Mirror {
                 space.withdraw();
                 continue;
             };
-            space.plan_tables(router, refresh, &mut batch);
+            let most = if space.about.host { usize::MAX } else { most };
+            space.plan_tables(router, refresh, most, &mut batch);
         }
-        let cooling = self.router_ids.turn() | self.interface_ids.turn();
-        self.unsettled = self.waiting && cooling;
+        self.unsettled = self.turn_numbers() && self.waiting;
         batch.ops()
+    }
+
+    /// How many routes of each family one plan may change in a namespace.
+    fn routes_of_each(&self) -> usize {
+        let wait =
+            self.spaces.values().filter(|space| !space.about.host && (space.refresh || space.is_behind()));
+        (self.routes_per_plan / wait.count().max(1)).max(1)
+    }
+
+    /// Lets numbers rest until no planned route can lead to their last owner. True if some have become free, or will.
+    fn turn_numbers(&mut self) -> bool {
+        let spaces = &self.spaces;
+        self.behind.retain(|id, until| {
+            let router = spaces.get(id).filter(|space| space.router.is_some());
+            router.is_some_and(|space| {
+                space.batches_ended().iter().zip(until).any(|(ended, until)| *ended < *until)
+            })
+        });
+        if !self.behind.is_empty() {
+            return true;
+        }
+        self.behind =
+            spaces.iter().filter(|(_, s)| s.is_behind()).map(|(id, s)| (*id, s.planned_after())).collect();
+        self.router_ids.turn() | self.interface_ids.turn()
+    }
+
+    /// Do routes wait for the next plan?
+    pub fn is_behind(&self) -> bool {
+        self.spaces.values().any(Space::is_behind)
     }
 
     /// The IPv4 routes that the tables of this namespace's router should hold after the last plan, in no order.

@@ -29,6 +29,11 @@ pub(super) struct Rib<A: Address> {
     paths: Paths,
     /// Prefixes whose entry may lead elsewhere than was planned.
     dirty: Vec<Prefix<A>>,
+    /// Those that are being planned: the next one is last.
+    batch: Vec<Prefix<A>>,
+    /// Prefixes of the batch that may have no route any more. They keep theirs until all others of the batch have one.
+    leaving: Vec<Prefix<A>>,
+    batches_ended: u64,
     /// Flips with every [`Rib::load`].
     round: bool,
     marked: Marked<A>,
@@ -44,15 +49,18 @@ struct Entry {
     /// What the plan says; holds a reference.
     shown: Option<Id>,
     round: bool,
+    /// It is in [`Rib::dirty`] or [`Rib::batch`].
     dirty: bool,
+    /// It is in [`Rib::leaving`], and has no route.
+    leaving: bool,
     /// Only the kernel knows which routes there are, until the next dump.
     unsure: bool,
 }
 
 impl Entry {
-    /// Nothing is known of the prefix.
+    /// Nothing is known of the prefix, and nothing is planned.
     fn is_empty(&self) -> bool {
-        self.aliases.is_empty() && !self.unsure
+        self.aliases.is_empty() && !self.unsure && self.shown.is_none()
     }
 }
 
@@ -88,6 +96,9 @@ impl<A: Address> Default for Rib<A> {
             entries: FxHashMap::default(),
             paths: Paths::default(),
             dirty: Vec::new(),
+            batch: Vec::new(),
+            leaving: Vec::new(),
+            batches_ended: 0,
             round: false,
             marked,
             unsure: false,
@@ -212,7 +223,9 @@ impl<A: Address> Rib<A> {
     }
 
     /// What to do so that the tables hold what Linux holds. `refresh`: the surroundings have changed.
-    pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool) -> Difference<A> {
+    ///
+    /// It plans at most so many prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
+    pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool, most: usize) -> Difference<A> {
         if refresh && self.paths.refresh(around, Self::IPV6) {
             self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
         }
@@ -220,32 +233,72 @@ impl<A: Address> Rib<A> {
         if !changed.is_empty() {
             self.touch_if(|prefix, _, _| changed.contains(prefix) || is_within(*prefix, &changed));
         }
-        let mut dirty = std::mem::take(&mut self.dirty);
-        dirty.sort_unstable_by_key(|prefix| (Reverse(prefix.length()), prefix.address()));
+        if self.batch.is_empty() {
+            self.batch = std::mem::take(&mut self.dirty);
+            self.batch.sort_unstable_by_key(|prefix| (prefix.length(), Reverse(prefix.address())));
+        }
+        let rest = self.batch.len().saturating_sub(most);
         let mut difference = Difference { set: Vec::new(), gone: Vec::new() };
-        for prefix in dirty {
-            let Some(entry) = self.entries.get_mut(&prefix) else { continue };
-            entry.dirty = false;
-            let new = if entry.unsure {
-                Some(self.paths.undecided())
-            } else {
-                let place = Place::of(prefix, &self.marked.local_prefixes);
-                decide(entry.aliases.as_slice(), place, &mut self.paths, around, Self::IPV6)
-            };
-            let old = std::mem::replace(&mut entry.shown, new);
-            if new != old {
-                match new {
-                    Some(id) => difference.set.push((prefix, self.paths.target(id).clone())),
-                    None => difference.gone.push(prefix),
-                }
+        for prefix in self.batch.split_off(rest).into_iter().rev() {
+            difference.set.extend(self.plan_one(prefix, around));
+        }
+        if self.batch.is_empty() {
+            self.batches_ended += 1;
+            for prefix in std::mem::take(&mut self.leaving).into_iter().rev() {
+                difference.gone.extend(self.leave(prefix));
             }
-            self.paths.release_target(old);
+        }
+        difference
+    }
+
+    /// The prefix's route, if it is another than was planned.
+    fn plan_one(&mut self, prefix: Prefix<A>, around: &Surroundings<'_>) -> Option<(Prefix<A>, Target)> {
+        let entry = self.entries.get_mut(&prefix)?;
+        entry.dirty = false;
+        let new = if entry.unsure {
+            Some(self.paths.undecided())
+        } else {
+            let place = Place::of(prefix, &self.marked.local_prefixes);
+            decide(entry.aliases.as_slice(), place, &mut self.paths, around, Self::IPV6)
+        };
+        let was_leaving = std::mem::replace(&mut entry.leaving, new.is_none() && entry.shown.is_some());
+        if new.is_none() {
+            if entry.leaving && !was_leaving {
+                self.leaving.push(prefix);
+            }
             if entry.is_empty() {
                 self.entries.remove(&prefix);
             }
+            return None;
         }
-        difference.gone.reverse();
-        difference
+        let old = std::mem::replace(&mut entry.shown, new);
+        let set = (new != old).then(|| new.map(|id| (prefix, self.paths.target(id).clone())));
+        self.paths.release_target(old);
+        set.flatten()
+    }
+
+    /// The end of the batch: the prefix, if it still has no route.
+    fn leave(&mut self, prefix: Prefix<A>) -> Option<Prefix<A>> {
+        let entry = self.entries.get_mut(&prefix)?;
+        // One that has changed again is decided on by the next batch.
+        if !std::mem::take(&mut entry.leaving) || entry.dirty {
+            return None;
+        }
+        self.paths.release_target(entry.shown.take());
+        if entry.is_empty() {
+            self.entries.remove(&prefix);
+        }
+        Some(prefix)
+    }
+
+    /// How many batches must end until all that waits now is planned: at most two.
+    pub fn batches_left(&self) -> u64 {
+        u64::from(!self.batch.is_empty()) + u64::from(!self.dirty.is_empty())
+    }
+
+    /// How many batches have ended.
+    pub fn batches_ended(&self) -> u64 {
+        self.batches_ended
     }
 
     fn touch_if(&mut self, wanted: impl Fn(&Prefix<A>, &Paths, &Aliases) -> bool) {
@@ -274,11 +327,13 @@ impl<A: Address> Rib<A> {
 
     /// Nobody plans for this table: no router. What was planned is void.
     pub fn withdraw(&mut self) {
-        self.dirty.clear();
+        for list in [&mut self.dirty, &mut self.batch, &mut self.leaving] {
+            list.clear();
+        }
         let paths = &mut self.paths;
         self.entries.retain(|_, entry| {
             paths.release_target(entry.shown.take());
-            entry.dirty = false;
+            (entry.dirty, entry.leaving) = (false, false);
             !entry.is_empty()
         });
     }

@@ -109,19 +109,35 @@ impl Space {
 }
 
 impl Space {
-    /// The differences of everything that belongs to the router.
-    pub fn plan_tables(&mut self, router: RouterId, refresh: bool, batch: &mut Batch) {
+    /// The differences of everything that belongs to the router, of at most so many routes of each family.
+    pub fn plan_tables(&mut self, router: RouterId, refresh: bool, most: usize, batch: &mut Batch) {
         if self.rib4.take_addresses_changed() {
             let addresses = self.rib4.addresses().iter().copied().collect();
             batch.addresses.push(Op::LocalAddresses { router, addresses });
         }
         let (rib4, rib6, around) = self.tables();
-        let (ipv4, ipv6) = (rib4.plan(&around, refresh), rib6.plan(&around, refresh));
+        let (ipv4, ipv6) = (rib4.plan(&around, refresh, most), rib6.plan(&around, refresh, most));
         batch.routes.reserve(ipv4.set.len() + ipv6.set.len());
         batch.routes.extend(ipv4.set.into_iter().map(|(p, target)| Op::Route4(router, p, Some(target))));
         batch.routes.extend(ipv6.set.into_iter().map(|(p, target)| Op::Route6(router, p, Some(target))));
         batch.routes_gone.extend(ipv4.gone.into_iter().map(|p| Op::Route4(router, p, None)));
         batch.routes_gone.extend(ipv6.gone.into_iter().map(|p| Op::Route6(router, p, None)));
+    }
+
+    /// Do routes wait to be planned?
+    pub fn is_behind(&self) -> bool {
+        self.rib4.batches_left() + self.rib6.batches_left() > 0
+    }
+
+    /// When this many batches of IPv4 and IPv6 have ended, what waits now is planned.
+    pub fn planned_after(&self) -> [u64; 2] {
+        let [ended4, ended6] = self.batches_ended();
+        [ended4 + self.rib4.batches_left(), ended6 + self.rib6.batches_left()]
+    }
+
+    /// How many batches have ended.
+    pub fn batches_ended(&self) -> [u64; 2] {
+        [self.rib4.batches_ended(), self.rib6.batches_ended()]
     }
 
     /// Not a router: nothing of its tables is planned, and what had been went with the router.

@@ -265,7 +265,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
             world.observe(event);
         }
         // A generation is filled with everything there is, so the plan towards it is carried out by building one.
-        world.plan(started);
+        world.plan_all(started);
         let windows = Windows::new(kernel.policy()?);
         let before = State::read(&instance);
         let number = before.as_ref().map_or(0, |state| state.generation) + 1;

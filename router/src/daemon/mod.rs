@@ -213,6 +213,9 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// How long to wait for events: until something is due. Clients end the wait themselves.
     fn patience(&self) -> Duration {
+        if self.world.mirror.is_behind() {
+            return Duration::ZERO;
+        }
         if self.verifying.is_some() || self.generation.is_reclaiming() {
             return POLL;
         }

@@ -103,7 +103,7 @@ impl<K: Kernel, O: Observe> Control<K, O> {
 
     /// Has this round taken in, and applied, everything that Linux had reported when it began?
     fn is_current(&self) -> bool {
-        self.drained && self.trouble.is_none() && self.observer.is_current()
+        self.drained && self.trouble.is_none() && self.observer.is_current() && !self.world.mirror.is_behind()
     }
 
     fn comparison(&mut self) -> Result<Comparison, ApiError> {

@@ -153,7 +153,15 @@ impl World {
         })
     }
 
-    /// What to change since the last call; `now`: CLOCK_MONOTONIC.
+    /// All that waits is planned now, for tables that are built with it; `now`: CLOCK_MONOTONIC.
+    pub fn plan_all(&mut self, now: Duration) {
+        self.plan(now);
+        while self.mirror.is_behind() {
+            self.plan(now);
+        }
+    }
+
+    /// What to change since the last call; `now`: CLOCK_MONOTONIC. Routes may wait for the next one ([`Mirror::is_behind`]).
     pub fn plan(&mut self, now: Duration) -> Vec<Op> {
         self.mirror.pass_time(now);
         let plan = self.mirror.plan();

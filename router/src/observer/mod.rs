@@ -135,7 +135,7 @@ pub struct Quota {
     pub interfaces: usize,
     /// IPv4 and IPv6 together. A full table of the Internet is more: whoever wants one there raises it.
     pub routes: usize,
-    /// IPv4 and IPv6 together: what a /16 with every address in use has.
+    /// IPv4 and IPv6 together: what a /18 with every address in use has.
     pub neighbours: usize,
     /// Messages of the kernel: a routing daemon that loads a table makes more for some seconds, and is then read as a whole.
     pub events_per_second: usize,
@@ -147,8 +147,8 @@ impl Default for Quota {
     fn default() -> Self {
         Quota {
             interfaces: 4096,
-            routes: 1 << 18,
-            neighbours: 1 << 16,
+            routes: 1 << 16,
+            neighbours: 1 << 14,
             events_per_second: 20_000,
             events_at_once: 50_000,
         }

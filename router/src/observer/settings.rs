@@ -11,6 +11,7 @@ use logic::{
 /// `IPV4_DEVCONF_*`, less one: places in `IFLA_INET_CONF`.
 mod v4 {
     pub const FORWARDING: usize = 0;
+    pub const ACCEPT_REDIRECTS: usize = 3;
     pub const SEND_REDIRECTS: usize = 5;
     pub const RP_FILTER: usize = 7;
     pub const ACCEPT_LOCAL: usize = 22;
@@ -23,6 +24,7 @@ mod v4 {
 mod v6 {
     pub const FORWARDING: usize = 0;
     pub const MTU6: usize = 2;
+    pub const ACCEPT_REDIRECTS: usize = 4;
     pub const PROXY_NDP: usize = 22;
     pub const DISABLE_IPV6: usize = 26;
     pub const IGNORE_ROUTES_WITH_LINKDOWN: usize = 39;
@@ -79,6 +81,22 @@ pub fn fold6(conf: Option<&[u32]>, all: &Values, mtu: u32) -> LinkConf6 {
         mtu: if mtu6 < mtu { mtu6 } else { 0 },
         unusual,
     }
+}
+
+/// Does the device take ICMP redirects, which give packets to one address another gateway, for forwarded packets too? For
+/// IPv4 (`IN_DEV_RX_REDIRECTS`) and IPv6 (`rt6_do_redirect()`).
+pub fn take_redirects(conf4: Option<&[u32]>, conf6: Option<&[u32]>, all: &Values) -> [bool; 2] {
+    let ipv4 = conf4.is_some_and(|conf| {
+        let own = value(conf, v4::ACCEPT_REDIRECTS) != 0;
+        let of_all = all.accept_redirects != 0;
+        if value(conf, v4::FORWARDING) != 0 { own && of_all } else { own || of_all }
+    });
+    let ipv6 = conf6.is_some_and(|conf| {
+        value(conf, v6::DISABLE_IPV6) == 0
+            && value(conf, v6::ACCEPT_REDIRECTS) != 0
+            && value(conf, v6::FORWARDING) == 0
+    });
+    [ipv4, ipv6]
 }
 
 fn names(settings: &[(&str, u32)]) -> Vec<String> {
@@ -141,6 +159,33 @@ mod tests {
         let strict = fold4(Some(&conf), &Values::default(), false);
         assert_eq!(strict.rp_filter, ReversePath::Strict);
         assert!(!strict.send_redirects);
+    }
+
+    #[test]
+    fn redirects_are_taken_as_linux_takes_them() {
+        let conf = |places: &[usize]| {
+            let mut conf = [0; 60];
+            places.iter().for_each(|place| conf[*place] = 1);
+            conf
+        };
+        let ipv4 = |places: &[usize], all| {
+            let all = Values { accept_redirects: all, ..Values::default() };
+            take_redirects(Some(&conf(places)), None, &all)[0]
+        };
+        let (own, forwards) = (v4::ACCEPT_REDIRECTS, v4::FORWARDING);
+        assert_eq!([ipv4(&[], 0), ipv4(&[], 1), ipv4(&[own], 0), ipv4(&[own], 1)], [false, true, true, true]);
+        let forwarding = [ipv4(&[forwards], 1), ipv4(&[forwards, own], 0), ipv4(&[forwards, own], 1)];
+        assert_eq!(forwarding, [false, false, true]);
+        let ipv6 = |places: &[usize]| take_redirects(None, Some(&conf(places)), &Values::default())[1];
+        let (own, forwards, off) = (v6::ACCEPT_REDIRECTS, v6::FORWARDING, v6::DISABLE_IPV6);
+        assert_eq!(
+            [ipv6(&[]), ipv6(&[own]), ipv6(&[own, forwards]), ipv6(&[own, off])],
+            [false, true, false, false]
+        );
+        assert_eq!(
+            take_redirects(None, None, &Values { accept_redirects: 1, ..Values::default() }),
+            [false; 2]
+        );
     }
 
     #[test]

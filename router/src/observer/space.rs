@@ -29,7 +29,7 @@ use crate::{
     },
     netns::Place,
 };
-use logic::observe::{Change, Dump, Event, Link, Namespace, NamespaceId, NexthopObject, Settings};
+use logic::observe::{Change, Dump, Event, Link, LinkKind, Namespace, NamespaceId, NexthopObject, Settings};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io, mem,
@@ -106,6 +106,8 @@ pub struct Space {
     /// By which number this namespace knows others.
     nsids: Numbers,
     emitted: BTreeMap<u32, Link>,
+    /// Devices that take redirects, for IPv4 and IPv6.
+    redirected: [BTreeSet<u32>; 2],
     emitted_settings: Settings,
     /// Messages that wait may be older than what was read last.
     catching_up: bool,
@@ -172,6 +174,7 @@ impl Space {
             neighbours: 0,
             nsids: HashMap::new(),
             emitted: BTreeMap::new(),
+            redirected: [BTreeSet::new(), BTreeSet::new()],
             emitted_settings: Settings::default(),
             catching_up: false,
             more: false,
@@ -401,8 +404,8 @@ impl Space {
         for read in [What::State, What::DeviceSettings, What::Quota] {
             self.troubles.settle(read);
         }
-        self.emitted_settings = self.settings();
         self.compose_all();
+        self.emitted_settings = self.settings();
         if !mem::replace(&mut self.announced, true) {
             out.push(Event::Namespace(self.id, self.namespace.clone()));
             self.topology_changed = true;
@@ -419,6 +422,7 @@ impl Space {
     }
 
     fn compose_all(&mut self) {
+        self.redirected.iter_mut().for_each(BTreeSet::clear);
         let indexes: Vec<u32> = self.links.keys().copied().collect();
         self.emitted = indexes.iter().filter_map(|i| Some((*i, self.compose(*i)?))).collect();
     }
@@ -656,6 +660,9 @@ impl Space {
         self.addresses.remove(&ifindex);
         self.hazards.forget_link(ifindex);
         self.emitted.remove(&ifindex);
+        for devices in &mut self.redirected {
+            devices.remove(&ifindex);
+        }
         self.topology_changed = true;
         if self.links.remove(&ifindex).is_some() {
             out.push(Event::LinkGone(self.id, ifindex));
@@ -720,6 +727,7 @@ impl Space {
             }
             self.emitted.insert(ifindex, link.clone());
             out.push(Event::Link(self.id, link));
+            self.refresh_settings(out);
         }
     }
 
@@ -732,6 +740,7 @@ impl Space {
 
     fn compose(&mut self, ifindex: u32) -> Option<Link> {
         let raw = self.links.get(&ifindex)?.clone();
+        self.note_redirects(&raw);
         let has_address = self.addresses.get(&ifindex).is_some_and(|a| !a.is_empty());
         let below = self.below(&raw);
         let mut hazards = self.hazards.of_link(ifindex, &raw.name, &self.namespace.name);
@@ -769,6 +778,17 @@ impl Space {
         })
     }
 
+    fn note_redirects(&mut self, raw: &RawLink) {
+        let takes = settings::take_redirects(raw.conf4.as_deref(), raw.conf6.as_deref(), &self.values);
+        for (takes, devices) in takes.into_iter().zip(&mut self.redirected) {
+            if takes && raw.kind != LinkKind::Loopback {
+                devices.insert(raw.ifindex);
+            } else {
+                devices.remove(&raw.ifindex);
+            }
+        }
+    }
+
     /// Where the device below is; resolved only for devices that can carry a router's interface.
     pub fn below(&mut self, raw: &RawLink) -> Option<(NamespaceId, u32)> {
         let below = raw.below?;
@@ -795,8 +815,29 @@ impl Space {
                     .into(),
             );
         }
+        let [redirects4, redirects6] = [4, 6].map(|version| self.redirects(version));
+        settings.hazards4.extend(redirects4);
+        settings.hazards6.extend(redirects6);
         self.troubles.add_to(&mut settings);
         settings
+    }
+
+    /// That devices take redirects, where packets of the IP version are forwarded.
+    fn redirects(&self, version: u8) -> Option<String> {
+        let (redirected, forwards) = if version == 4 {
+            (&self.redirected[0], self.emitted.values().any(|link| link.ipv4.forwarding))
+        } else {
+            (&self.redirected[1], self.emitted.values().any(|link| link.ipv6.forwarding))
+        };
+        let (first, more) = (redirected.first().filter(|_| forwards)?, redirected.len() - 1);
+        let name = &self.links.get(first)?.name;
+        let off = format!("net/ipv{version}/conf/{name}/accept_redirects=0");
+        let off = command(&self.namespace.name, &format!("sysctl -w {}", Quoted(&off)));
+        let others = if more > 0 { format!(" (and {more} more)") } else { String::new() };
+        Some(format!(
+            "{}{others} accepts ICMP redirects, which change the gateways of forwarded packets: {off}",
+            Shown(name)
+        ))
     }
 
     /// Something is not known until it is read again, and until then nothing is accelerated here.

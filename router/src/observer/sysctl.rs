@@ -12,6 +12,7 @@ pub struct Values {
     pub rp_filter: u32,
     pub send_redirects: u32,
     pub accept_local: u32,
+    pub accept_redirects: u32,
     pub route_localnet: u32,
     pub src_valid_mark: u32,
     pub ignore_routes_with_linkdown: u32,
@@ -24,10 +25,11 @@ pub struct Values {
     pub proxy_ndp: u32,
 }
 
-const FILES: [&str; 12] = [
+const FILES: [&str; 13] = [
     "ipv4/conf/all/rp_filter",
     "ipv4/conf/all/send_redirects",
     "ipv4/conf/all/accept_local",
+    "ipv4/conf/all/accept_redirects",
     "ipv4/conf/all/route_localnet",
     "ipv4/conf/all/src_valid_mark",
     "ipv4/conf/all/ignore_routes_with_linkdown",
@@ -85,12 +87,13 @@ impl Sysctls {
     /// The values now.
     pub fn read(&self) -> Values {
         let numbers = self.0.each_ref().map(|f| f.as_ref().and_then(read_number));
-        let multipath_seed = numbers[9];
+        let multipath_seed = numbers[10];
         let values = numbers.map(Option::unwrap_or_default);
         let [
             rp_filter,
             send_redirects,
             accept_local,
+            accept_redirects,
             route_localnet,
             src_valid_mark,
             ignore_routes_with_linkdown,
@@ -105,6 +108,7 @@ impl Sysctls {
             rp_filter,
             send_redirects,
             accept_local,
+            accept_redirects,
             route_localnet,
             src_valid_mark,
             ignore_routes_with_linkdown,

@@ -63,6 +63,40 @@ fn hazards_come_and_go() {
     });
 }
 
+/// A device that takes ICMP redirects changes the gateways of packets that others forward through it, without a message.
+#[test]
+#[ignore = "needs root"]
+fn devices_that_take_redirects_keep_their_router_with_the_kernel() {
+    with_bed(|_| {
+        sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+        let mut observer = observer();
+        let hazards = |e: &Event| match e {
+            Event::Settings(HOST, s) => Some([s.hazards4.clone(), s.hazards6.clone()]),
+            Event::Dump(HOST, dump) => Some([dump.settings.hazards4.clone(), dump.settings.hazards6.clone()]),
+            _ => None,
+        };
+        assert_eq!(until(&mut observer, "the first dump", hazards), [Vec::<String>::new(), Vec::new()]);
+        let mut expect = |setting: &str, wanted: [Option<&str>; 2]| {
+            sh(&format!("sysctl -qw {setting}"));
+            until(&mut observer, setting, |e| {
+                let fits = |(have, want): (&Vec<String>, Option<&str>)| match (&have[..], want) {
+                    ([], None) => true,
+                    ([one], Some(want)) => one.contains("accepts ICMP redirects") && one.contains(want),
+                    _ => false,
+                };
+                hazards(e)?.iter().zip(wanted).all(fits).then_some(())
+            });
+        };
+        // Devices that forward take them if both say so, others if one does.
+        expect("net.ipv4.conf.all.accept_redirects=1", [Some("accept_redirects=0"), None]);
+        expect("net.ipv4.conf.all.accept_redirects=0", [None, None]);
+        expect("net.ipv4.conf.port0.forwarding=0", [Some("net/ipv4/conf/port0/accept_redirects=0"), None]);
+        expect("net.ipv4.conf.port0.accept_redirects=0", [None, None]);
+        expect("net.ipv6.conf.port0.forwarding=0", [None, Some("net/ipv6/conf/port0/accept_redirects=0")]);
+        expect("net.ipv6.conf.port0.accept_redirects=0", [None, None]);
+    });
+}
+
 #[test]
 #[ignore = "needs root"]
 fn qdiscs_and_filters_are_told_of_their_device() {
@@ -132,7 +166,7 @@ fn tenant(
 fn hazards_of_a_port_reach_the_tenants_on_it() {
     with_bed(|bed| {
         let red = bed.namespace("red");
-        let forward = "net.ipv4.conf.m0.forwarding=1 net.ipv6.conf.all.forwarding=1";
+        let forward = "net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
         sh(&format!(
             "ip link add link port0 name m0 netns {red} type macvlan mode bridge; \
              ip netns exec {red} sysctl -qw {forward}; ip -n {red} link set m0 up"
@@ -208,7 +242,7 @@ fn a_macvtap_is_known_and_left_to_the_kernel() {
 fn a_taker_in_a_container_keeps_its_port_with_the_kernel() {
     with_bed(|bed| {
         let pid = bed.unnamed();
-        sh("sysctl -qw net.ipv4.conf.port0.forwarding=1 net.ipv6.conf.all.forwarding=1");
+        sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
         let (mut observer, mut mirror) = (observer(), Mirror::new(Limits::default()));
         let mut expect = |command: &str, wanted: Option<&str>| {
             sh(command);

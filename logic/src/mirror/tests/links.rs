@@ -374,7 +374,7 @@ fn a_link_that_moves_is_with_the_kernel_while_it_is_seen_twice() {
 #[test]
 fn what_is_over_the_limit_waits_and_says_so() {
     let links = (0..4).map(|i| macvlan(20 + i, (HOST, 1))).chain([physical(1), physical(2)]).collect();
-    let mut bench = Bench::with(Limits { routers: 1, interfaces: 5 }, red(links));
+    let mut bench = Bench::with(Limits { routers: 1, interfaces: 5, ..Limits::default() }, red(links));
     let waiting = view(&bench, HOST, 23).unwrap();
     assert_eq!(waiting.interface, None);
     assert_eq!(waiting.reasons4, ["there are too many interfaces: no number is free"]);

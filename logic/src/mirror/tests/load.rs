@@ -34,7 +34,7 @@ fn table() -> Vec<Route<u32>> {
 fn timed<T>(what: &str, work: impl FnOnce() -> T) -> T {
     let start = Instant::now();
     let result = work();
-    println!("{what}: {:.0} ms", start.elapsed().as_secs_f64() * 1e3);
+    println!("{what}: {:.1} ms", start.elapsed().as_secs_f64() * 1e3);
     result
 }
 
@@ -100,4 +100,39 @@ fn four_thousand_interfaces() {
             assert_eq!(bench.mirror.plan().len(), 1);
         }
     });
+}
+
+/// What a tenant at its limit can make one round of the control loop take: each route is a path of its own, so each is
+/// resolved again when a link changes.
+#[test]
+#[ignore = "a measurement; wants --release"]
+fn a_tenant_at_its_limit() {
+    let mut bench = Bench::host(vec![], vec![]);
+    let link = |mtu| Link { mtu, mac: mac(99), ..macvlan(1, (HOST, 1)) };
+    let routes: Vec<_> = (0..65_536u32)
+        .map(|i| Route {
+            prefix: Prefix4::new(0x0a00_0000 + (i << 8), 24).unwrap(),
+            rest: u64::from(i),
+            ..route4("0.0.0.0/0", dev(1))
+        })
+        .collect();
+    bench.see(Event::Namespace(RED, namespace("red")));
+    bench.see(Event::Dump(RED, Box::new(Dump { links: vec![link(1500)], ..Dump::default() })));
+    bench.plan();
+    let again = routes.clone();
+    timed("load", || bench.see(Event::Routes(RED, routes, vec![])));
+    let slices = |bench: &mut Bench| {
+        for part in ["first", "second"] {
+            timed(&format!("{part} plan"), || bench.mirror.plan());
+        }
+        while bench.mirror.is_behind() {
+            bench.mirror.plan();
+        }
+    };
+    slices(&mut bench);
+    timed("equal load", || bench.see(Event::Routes(RED, again, vec![])));
+    slices(&mut bench);
+    bench.see(Event::Link(RED, link(1400)));
+    println!("link changed");
+    slices(&mut bench);
 }

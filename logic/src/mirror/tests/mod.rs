@@ -8,6 +8,7 @@ mod load;
 mod model;
 mod property;
 mod routes;
+mod slices;
 mod world;
 
 use super::{Limits, MAX_INTERFACES, Mirror, StaleNeighbour};
