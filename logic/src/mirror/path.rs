@@ -61,13 +61,21 @@ impl Path {
             && weights(self) == weights(other)
     }
 
+    /// Nothing in it could be another for another of its IPv6 next hops. Each of those is a route of its own with its own
+    /// metrics and end (`fib6_siblings`), a message has those of one, and Linux changes their MTUs without a message
+    /// (rt6_mtu_change_route()).
+    pub fn is_plain(&self) -> bool {
+        !self.complex && self.mtu.is_none() && self.expires.is_none()
+    }
+
+    /// It lists several next hops itself.
+    pub fn is_group(&self) -> bool {
+        matches!(self.next, Next::Many(_))
+    }
+
     /// Its next hops, when it lists them itself.
     pub fn hops(&self) -> &[NextHop] {
-        match &self.next {
-            Next::One(hop) => std::slice::from_ref(hop),
-            Next::Many(hops) => hops,
-            Next::None | Next::Object(_) => &[],
-        }
+        self.next.hops()
     }
 }
 
@@ -132,6 +140,9 @@ impl Surroundings<'_> {
             }
             RouteKind::Other(_) => pass(Reason::ComplexRoute),
             RouteKind::Unicast if path.complex || self.ends_soon(path) => pass_unicast(Reason::ComplexRoute),
+            RouteKind::Unicast if ipv6 && path.is_group() && !path.is_plain() => {
+                pass_unicast(Reason::ComplexRoute)
+            }
             RouteKind::Unicast => return self.unicast(path, ipv6),
         })
     }

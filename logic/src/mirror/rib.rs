@@ -107,13 +107,14 @@ impl<A: Address> Rib<A> {
         let Some((prefix, alias)) = self.take_in(route) else { return };
         self.update(prefix, |aliases, paths| match (change, Self::IPV6) {
             (Change::Delete, v6) => {
-                if v6 {
-                    aliases.delete6(&alias, paths);
+                let sure = if v6 {
+                    aliases.delete6(&alias, paths)
                 } else {
                     aliases.delete4(&alias, paths);
-                }
+                    true
+                };
                 paths.release(alias.path);
-                true
+                sure
             }
             (_, false) => aliases.add4(alias, change, paths),
             (_, true) => aliases.add6(alias, change, paths),

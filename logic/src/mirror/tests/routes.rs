@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{plan::Hop, reason::Reason};
+use std::time::Duration;
 
 const UNICAST_COMPLEX: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: true };
 /// Only the kernel knows whether there is a route: a source behind it may not be reachable.
@@ -368,13 +369,13 @@ fn ipv6_messages_hold_the_whole_set() {
         (
             "a sibling",
             Change::Append,
-            six(set(&["fe80::1", "fe80::2"])),
+            six(set(&["fe80::2", "fe80::1"])),
             Some(multi(&["fe80::1", "fe80::2"])),
         ),
         (
             "another",
             Change::Append,
-            six(set(&["fe80::1", "fe80::2", "fe80::3"])),
+            six(set(&["fe80::3", "fe80::1", "fe80::2"])),
             Some(multi(&["fe80::1", "fe80::2", "fe80::3"])),
         ),
         ("one leaves", Change::Delete, six(via(1, "fe80::2")), Some(multi(&["fe80::1", "fe80::3"]))),
@@ -394,6 +395,81 @@ fn ipv6_messages_hold_the_whole_set() {
     bench.after([Event::Route6(HOST, Change::Add, six(set(&["fe80::1", "fe80::2"])))]);
     bench.after([Event::Route6(HOST, Change::Delete, six(set(&["fe80::2", "fe80::1"])))]);
     assert_eq!(bench.target6("2001:db8::/32"), None, "all siblings at once, in any order");
+}
+
+/// Each IPv6 next hop is a route of its own, and a message has the metrics of its first.
+#[test]
+fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
+    let set = |gateways: &[&str]| Next::Many(gateways.iter().map(|g| hop(1, Some(g))).collect());
+    let six = |gateways: &[&str]| match gateways {
+        [one] => route6("2001:db8::/32", via(1, one)),
+        _ => route6("2001:db8::/32", set(gateways)),
+    };
+    let mtu = |gateways: &[&str]| Route { mtu: Some(1400), ..six(gateways) };
+    let ends = |gateways: &[&str]| Route { expires: Some(Duration::from_secs(99)), ..six(gateways) };
+    let odd = |gateways: &[&str]| Route { complex: Some("a metric"), ..six(gateways) };
+    let [a, b, c] = ["fe80::1", "fe80::2", "fe80::3"];
+    let (add, append, replace, delete) = (Change::Add, Change::Append, Change::Replace, Change::Delete);
+    // What happens; then: is it fast, and does only the kernel know?
+    let rows = [
+        ("made at once", vec![(add, six(&[a, b]))], true, false),
+        ("made at once, with an MTU, which Linux changes by itself", vec![(add, mtu(&[a, b]))], false, false),
+        (
+            "one by one",
+            vec![(add, six(&[a])), (append, six(&[b, a])), (append, six(&[c, a, b]))],
+            true,
+            false,
+        ),
+        ("the first has an MTU", vec![(add, mtu(&[a])), (append, six(&[b, a]))], false, true),
+        ("the second has", vec![(add, six(&[a])), (append, mtu(&[b, a]))], false, false),
+        (
+            "the second has, and another comes",
+            vec![(add, six(&[a])), (append, mtu(&[b, a])), (append, six(&[c, a, b]))],
+            false,
+            true,
+        ),
+        ("the second ends", vec![(add, six(&[a])), (append, ends(&[b, a]))], false, false),
+        ("the second has something else", vec![(add, six(&[a])), (append, odd(&[b, a]))], false, false),
+        ("several at once behind another", vec![(add, six(&[a])), (append, six(&[a, b, c]))], false, true),
+        ("one at once behind another", vec![(add, six(&[a])), (append, six(&[a, b]))], false, true),
+        (
+            "the one with an MTU goes",
+            vec![(add, six(&[a])), (append, mtu(&[b, a])), (append, six(&[c, a, b])), (delete, mtu(&[b]))],
+            false,
+            true,
+        ),
+        ("one of two goes", vec![(add, six(&[a, b])), (delete, six(&[a]))], true, false),
+        ("one of two goes that had an MTU", vec![(add, mtu(&[a, b])), (delete, mtu(&[a]))], false, true),
+        (
+            "all are replaced",
+            vec![(add, mtu(&[a])), (append, six(&[b, a])), (replace, six(&[a, b]))],
+            true,
+            true,
+        ),
+        ("announced again", vec![(add, six(&[a, b])), (append, six(&[b, a]))], true, false),
+    ];
+    for (name, changes, fast, unsure) in rows {
+        let mut bench = Bench::host(vec![], vec![]);
+        for (change, route) in changes {
+            bench.after([Event::Route6(HOST, change, route)]);
+        }
+        let target = bench.target6("2001:db8::/32");
+        let is_fast = matches!(target, Some(Target::Multi(_) | Target::Hop(_)));
+        assert_eq!(is_fast, fast && !unsure, "{name}: {target:?}");
+        assert_eq!(bench.mirror.unsure().next().is_some(), unsure, "{name}");
+    }
+    // What the observer has found out about the others.
+    for (route, fast) in
+        [(six(&[a, b]), true), (odd(&[a, b]), false), (mtu(&[a, b]), false), (mtu(&[a]), true)]
+    {
+        let bench = Bench::host(vec![], vec![route.clone()]);
+        let target = bench.target6("2001:db8::/32");
+        assert_eq!(matches!(target, Some(Target::Multi(_) | Target::Hop(_))), fast, "{route:?}");
+    }
+    // Of IPv4 they have them in common (struct fib_info).
+    let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
+    let bench = Bench::host(vec![Route { mtu: Some(1400), ..alias(0, both) }], vec![]);
+    assert!(matches!(bench.target4("10.0.0.0/8"), Some(Target::Multi(members)) if members.len() == 2));
 }
 
 #[test]
