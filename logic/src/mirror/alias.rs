@@ -102,8 +102,10 @@ impl Aliases {
     pub fn add4(&mut self, alias: Alias, change: Change, paths: &mut Paths) -> bool {
         let replaces = matches!(change, Change::Replace | Change::ReplaceLate);
         if let Some(at) = self.find(&alias, paths) {
+            // A blackhole may also be of its own, beside a route of the same object that is none.
+            let is_one = replaces || paths.get(self.as_slice()[at].path).kind == paths.get(alias.path).kind;
             self.put(at, alias, paths);
-            return true;
+            return is_one;
         }
         if let Some(at) = self.position(|a| a.equals(&alias)).filter(|_| replaces) {
             self.put(at, alias, paths);

@@ -43,7 +43,7 @@ impl Path {
 
     /// The same next hops in the same order, whatever their state and the route's metrics: what a deletion names.
     pub fn same_next(&self, other: &Path) -> bool {
-        self.kind == other.kind
+        self.same_kind(other)
             && match (&self.next, &other.next) {
                 (Next::One(a), Next::One(b)) => same_hop(a, b),
                 (Next::Many(a), Next::Many(b)) => {
@@ -51,6 +51,15 @@ impl Path {
                 }
                 (a, b) => a == b,
             }
+    }
+
+    /// The kind of a route of an object follows the object: it is a blackhole as long as the object is one.
+    fn same_kind(&self, other: &Path) -> bool {
+        let follows = |path: &Path| {
+            matches!(path.next, Next::Object(_))
+                && matches!(path.kind, RouteKind::Unicast | RouteKind::Blackhole)
+        };
+        self.kind == other.kind || follows(self) && follows(other)
     }
 
     /// The same route, whatever the state of its next hops: fib_find_info() (net/ipv4/fib_semantics.c).

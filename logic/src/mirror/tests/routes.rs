@@ -224,6 +224,30 @@ fn an_announcement_takes_no_other_routes_place() {
     assert_eq!(bench.target4("10.0.0.0/8"), None, "there was one of it");
 }
 
+/// Linux announces the routes of an object that becomes a blackhole, or is one no more, as routes of another kind.
+#[test]
+fn the_kind_of_a_route_follows_its_object() {
+    use Change::*;
+    let (first, second) = (alias(7, via(1, "10.9.9.1")), alias(7, Next::Object(5)));
+    let hole = || Route { kind: RouteKind::Blackhole, ..second.clone() };
+    let object = |kind| Event::Nexthop(HOST, NexthopObject { id: 5, kind });
+    let single = || object(NexthopObjectKind::Single(hop(2, Some("10.9.9.2"))));
+    let mut bench = Bench::host(vec![first.clone(), second.clone()], vec![]);
+    bench.after([object(NexthopObjectKind::Blackhole), Event::Route4(HOST, Replace, hole())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))), "it stands behind another");
+    bench.after([Event::Route4(HOST, Delete, first.clone())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)));
+    bench.after([single()]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)), "the message is to come");
+    bench.after([Event::Route4(HOST, Replace, second.clone())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
+    bench.after([Event::Route4(HOST, Append, hole())]);
+    assert_eq!(bench.mirror.unsure().count(), 1, "a blackhole of its own, or the same route");
+    bench.after([Event::Route4(HOST, Delete, hole())]);
+    bench.after([Event::Routes(HOST, vec![], vec![])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), None);
+}
+
 /// IPv6 takes the same message for a replacement of the first equal and for an announcement.
 #[test]
 fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_again() {
