@@ -199,10 +199,10 @@ impl Surroundings<'_> {
         if hops.iter().any(|(hop, _)| self.outdated(hop, ipv6)) {
             return Some(pass(Reason::ComplexRoute));
         }
-        // fib_rebalance() shares out what an ignored next hop had, but not when the setting changes. Who has been left out
-        // only the kernel knows.
+        // fib_rebalance() and rt6_multipath_rebalance() share out what an ignored next hop had, but not when the setting
+        // changes. Who has been left out only the kernel knows.
         let is_up = |hop: &NextHop| self.links.get(&hop.ifindex).is_some_and(|link| link.up);
-        if !ipv6 && hops.len() > 1 && hops.iter().any(|(hop, _)| hop.linkdown && is_up(hop)) {
+        if hops.len() > 1 && hops.iter().any(|(hop, _)| hop.linkdown && is_up(hop)) {
             return Some(pass_unicast(Reason::MemberUnsure));
         }
         let members: Vec<_> = hops
