@@ -77,6 +77,19 @@ impl Path {
         !self.complex && self.mtu.is_none() && self.expires.is_none()
     }
 
+    /// Packets of other routes of the same object may be treated as this one says, where it says more than where they go.
+    ///
+    /// Linux keeps what it found out of a route, its metrics too, in the nexthop object, and uses it for all routes of the
+    /// object (`nhc_rth_input`, `rt6i_pcpu`).
+    pub fn rubs_off(&self) -> bool {
+        matches!(self.next, Next::Object(_)) && !self.is_plain()
+    }
+
+    /// Leads by an object, wherever that is.
+    pub fn follows_object(&self) -> bool {
+        self.kind == RouteKind::Unicast && matches!(self.next, Next::Object(_))
+    }
+
     /// It lists several next hops itself.
     pub fn is_group(&self) -> bool {
         matches!(self.next, Next::Many(_))
@@ -130,7 +143,7 @@ pub(super) fn pass(reason: Reason) -> Target {
 }
 
 /// A unicast route the fast path does not take.
-fn pass_unicast(reason: Reason) -> Target {
+pub(super) fn pass_unicast(reason: Reason) -> Target {
     Target::Pass { reason, unicast: true }
 }
 

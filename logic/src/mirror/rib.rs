@@ -214,6 +214,7 @@ impl<A: Address> Rib<A> {
 
     /// What to do so that the tables hold what Linux holds. `refresh`: the surroundings have changed.
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool) -> Difference<A> {
+        let refresh = refresh | self.paths.take_turned();
         if refresh && self.paths.refresh(around, Self::IPV6) {
             self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
         }

@@ -536,6 +536,35 @@ fn nexthop_objects_are_followed() {
     assert_eq!(same, [], "an object that says the same again");
 }
 
+/// Linux may send packets of one route by what it has kept in the object for another.
+#[test]
+fn metrics_of_routes_of_objects_rub_off_on_each_other() {
+    let single = |id| {
+        Event::Nexthop(HOST, NexthopObject { id, kind: NexthopObjectKind::Single(hop(1, Some("10.9.9.1"))) })
+    };
+    let plain = alias(0, Next::Object(1));
+    let gateway = out(1, Some("10.9.9.1"));
+    let own = Route { mtu: Some(1400), ..route4("11.0.0.0/8", via(1, "10.9.9.1")) };
+    let mut bench = Bench::host(vec![plain.clone(), own], vec![]);
+    bench.after([single(1), single(2)]);
+    assert_eq!(
+        bench.target4("10.0.0.0/8"),
+        Some(&gateway),
+        "a route without an object keeps its MTU to itself"
+    );
+    for other in [
+        Route { mtu: Some(1400), ..route4("12.0.0.0/8", Next::Object(1)) },
+        Route { complex: Some("a metric"), ..route4("12.0.0.0/8", Next::Object(1)) },
+    ] {
+        bench.after([Event::Route4(HOST, Change::Add, other.clone())]);
+        assert_eq!(bench.target4("10.0.0.0/8"), Some(&UNICAST_COMPLEX), "{other:?}");
+        assert_eq!(bench.target4("12.0.0.0/8"), Some(&UNICAST_COMPLEX), "{other:?}");
+        assert!(matches!(bench.target4("11.0.0.0/8"), Some(Target::Hop(_))));
+        bench.after([Event::Route4(HOST, Change::Delete, other)]);
+        assert_eq!(bench.target4("10.0.0.0/8"), Some(&gateway));
+    }
+}
+
 #[test]
 fn unknown_multipath_policies_are_the_kernels() {
     let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
