@@ -41,7 +41,7 @@ const PREFIXES6: [&str; 6] = [
     "2001:db8:f1f0::7/128",
 ];
 /// Seeds of a run without a length: half a minute.
-const SEEDS: u64 = 6;
+const SEEDS: u64 = 16;
 /// Steps between two new starts.
 const STEPS: usize = 40;
 /// Comparisons with a mirror that has seen nothing but a dump: one in so many steps.
