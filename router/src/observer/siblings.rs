@@ -145,3 +145,38 @@ fn address(prefix: Prefix6, n: u32) -> u128 {
     let host = u128::MAX.checked_shr(length.into()).unwrap_or(0);
     first | (SPREAD.wrapping_mul(u128::from(n) + 1) & host)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_lie_in_their_prefix_and_those_of_a_default_route_are_unicast() {
+        for text in ["2001:db8::/32", "2001:db8:f1f0::/64", "2001:db8::7/128", "::/0", "::/1"] {
+            let prefix: Prefix6 = text.parse().unwrap();
+            for n in 0..ADDRESSES {
+                let address = address(prefix, n);
+                assert_eq!(Prefix6::new(address, prefix.length()).unwrap(), prefix, "{text} {n}");
+                assert_eq!(address >> 125, 1, "{text} {n}");
+            }
+        }
+        let distinct: BTreeSet<u128> = (0..ADDRESSES).map(|n| address("::/0".parse().unwrap(), n)).collect();
+        assert_eq!(distinct.len(), ADDRESSES as usize);
+    }
+
+    #[test]
+    fn rare_members_take_more_questions() {
+        let hop = |weight| NextHop {
+            ifindex: 1,
+            gateway: None,
+            weight,
+            dead: false,
+            linkdown: false,
+            complex: false,
+        };
+        let (one, many) = (hop(1), hop(256));
+        assert_eq!(draws(&[&one, &one]), 2 * DRAWS_PER_SHARE);
+        assert_eq!(draws(&[&one, &many]), MOST_DRAWS);
+        assert_eq!(draws(&[]), 0);
+    }
+}
