@@ -18,7 +18,8 @@ use logic::{
 };
 use std::{collections::BTreeSet, io, net::IpAddr};
 
-/// Questions of one reading, a few microseconds each; groups beyond that stay with the kernel.
+/// Questions of one reading, about ten microseconds each; groups beyond that stay with the kernel. 10,000 groups of two take
+/// 0.43 s in a debug build (`ten_thousand_ipv6_routes_with_two_next_hops`).
 const QUESTIONS: u32 = 1 << 17;
 /// Addresses tried until one takes this route, and not a longer one.
 const ADDRESSES: u32 = 8;

@@ -49,7 +49,7 @@ fn ten_thousand_ipv6_routes_with_two_next_hops() {
         sh("ip link set port1 up; sysctl -qw net.ipv6.conf.all.forwarding=1");
         sh("ip addr add 2001:db8:1::1/64 dev port0 nodad; ip addr add 2001:db8:2::1/64 dev port1 nodad");
         let hops = "nexthop via 2001:db8:1::2 dev port0 nexthop via 2001:db8:2::2 dev port1";
-        batch((0..10_000).map(|i| format!("-6 route add 2001:db9:{i:x}::/48 {hops}")));
+        batch((0..10_000).map(|i| format!("route add 2001:db9:{i:x}::/48 {hops}")));
         let started = Instant::now();
         let dump = host_dump(&mut observer());
         println!("{} IPv6 routes read in {:?}", dump.routes6.len(), started.elapsed());
