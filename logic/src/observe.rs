@@ -325,6 +325,17 @@ pub enum Next {
     Object(u32),
 }
 
+impl Next {
+    /// The next hops listed here.
+    pub fn hops(&self) -> &[NextHop] {
+        match self {
+            Next::One(hop) => std::slice::from_ref(hop),
+            Next::Many(hops) => hops,
+            Next::None | Next::Object(_) => &[],
+        }
+    }
+}
+
 /// One next hop of a route or nexthop object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NextHop {

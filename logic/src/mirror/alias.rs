@@ -102,8 +102,10 @@ impl Aliases {
     pub fn add4(&mut self, alias: Alias, change: Change, paths: &mut Paths) -> bool {
         let replaces = matches!(change, Change::Replace | Change::ReplaceLate);
         if let Some(at) = self.find(&alias, paths) {
+            // A blackhole may also be of its own, beside a route of the same object that is none.
+            let is_one = replaces || paths.get(self.as_slice()[at].path).kind == paths.get(alias.path).kind;
             self.put(at, alias, paths);
-            return true;
+            return is_one;
         }
         if let Some(at) = self.position(|a| a.equals(&alias)).filter(|_| replaces) {
             self.put(at, alias, paths);
@@ -155,31 +157,45 @@ impl Aliases {
                 return known == Some(at) || known.is_none() && change == Change::Replace;
             }
         }
-        let mut before = Vec::new();
+        let (mut before, mut plain) = (Vec::new(), path.is_plain());
         let mut at = 0;
         while at < self.as_slice().len() {
             let old = self.as_slice()[at];
             if old.equals(&alias) && is_part(paths.get(old.path), &path) {
                 before.extend_from_slice(paths.get(old.path).hops());
+                plain &= paths.get(old.path).is_plain();
                 self.remove(at, paths);
             } else {
                 at += 1;
             }
         }
-        if let Some(ordered) = in_order(&path, &before) {
-            let ordered = paths.acquire(ordered);
-            paths.release(std::mem::replace(&mut alias.path, ordered));
+        let known = before.is_empty() || plain && says_all(&path, &before);
+        let joined = Path { complex: path.complex || !known && path.is_group(), ..in_order(&path, &before) };
+        let sure = joined.complex == path.complex;
+        if joined != path {
+            let joined = paths.acquire(joined);
+            paths.release(std::mem::replace(&mut alias.path, joined));
         }
         self.append(alias);
-        true
+        // If the message's own next hop is not plain, the others do not matter.
+        sure || !path.is_plain()
     }
 
     /// fib6_del(): the message names one next hop, or all siblings.
-    pub fn delete6(&mut self, alias: &Alias, paths: &mut Paths) {
+    ///
+    /// False: only the kernel knows whether what is left is plain.
+    #[must_use]
+    pub fn delete6(&mut self, alias: &Alias, paths: &mut Paths) -> bool {
         let path = paths.get(alias.path).clone();
         if let Some(at) = self.position(|a| a.equals(alias) && same_set(paths.get(a.path), &path)) {
-            return self.remove(at, paths);
+            self.remove(at, paths);
+        } else {
+            self.delete_siblings(alias, &path, paths);
         }
+        !self.as_slice().iter().any(|a| paths.get(a.path).complex)
+    }
+
+    fn delete_siblings(&mut self, alias: &Alias, path: &Path, paths: &mut Paths) {
         let gone = path.hops();
         let mut at = 0;
         while at < self.as_slice().len() {
@@ -223,13 +239,19 @@ fn is_part(old: &Path, new: &Path) -> bool {
     }
 }
 
-/// The path with its next hops in the order in which Linux tries them, if that is another: those from before first, then the
-/// new ones. A message begins with the sibling that it is about (inet6_rt_notify()), but Linux puts new siblings last.
-fn in_order(path: &Path, before: &[NextHop]) -> Option<Path> {
-    let Next::Many(hops) = &path.next else { return None };
+/// The path with its next hops in the order in which Linux tries them: those from before first, then the new ones. A message
+/// begins with the sibling that it is about (inet6_rt_notify()), but Linux puts new siblings last.
+fn in_order(path: &Path, before: &[NextHop]) -> Path {
+    let Next::Many(hops) = &path.next else { return path.clone() };
     let mut ordered = hops.to_vec();
     ordered.sort_by_cached_key(|hop| before.iter().position(|b| same_hop(b, hop)).unwrap_or(before.len()));
-    (ordered[..] != hops[..]).then(|| Path { next: Next::Many(ordered.into()), ..path.clone() })
+    Path { next: Next::Many(ordered.into()), ..path.clone() }
+}
+
+/// Does the message hold the metrics of all next hops that are new? It has those of its first. A message about several new
+/// ones begins with an old one (ip6_route_mpath_notify()).
+fn says_all(path: &Path, before: &[NextHop]) -> bool {
+    path.hops().iter().skip(1).all(|hop| contains(before, hop))
 }
 
 fn same_set(a: &Path, b: &Path) -> bool {
@@ -255,5 +277,5 @@ fn without(path: &Path, gone: &[NextHop]) -> Option<Option<Path>> {
         1 => Next::One(left.remove(0)),
         _ => Next::Many(left.into()),
     };
-    Some(Some(Path { next, ..path.clone() }))
+    Some(Some(Path { next, complex: !path.is_plain(), ..path.clone() }))
 }

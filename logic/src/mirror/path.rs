@@ -43,7 +43,7 @@ impl Path {
 
     /// The same next hops in the same order, whatever their state and the route's metrics: what a deletion names.
     pub fn same_next(&self, other: &Path) -> bool {
-        self.kind == other.kind
+        self.same_kind(other)
             && match (&self.next, &other.next) {
                 (Next::One(a), Next::One(b)) => same_hop(a, b),
                 (Next::Many(a), Next::Many(b)) => {
@@ -51,6 +51,15 @@ impl Path {
                 }
                 (a, b) => a == b,
             }
+    }
+
+    /// The kind of a route of an object follows the object: it is a blackhole as long as the object is one.
+    fn same_kind(&self, other: &Path) -> bool {
+        let follows = |path: &Path| {
+            matches!(path.next, Next::Object(_))
+                && matches!(path.kind, RouteKind::Unicast | RouteKind::Blackhole)
+        };
+        self.kind == other.kind || follows(self) && follows(other)
     }
 
     /// The same route, whatever the state of its next hops: fib_find_info() (net/ipv4/fib_semantics.c).
@@ -61,13 +70,34 @@ impl Path {
             && weights(self) == weights(other)
     }
 
+    /// Nothing in it could be another for another of its IPv6 next hops. Each of those is a route of its own with its own
+    /// metrics and end (`fib6_siblings`), a message has those of one, and Linux changes their MTUs without a message
+    /// (rt6_mtu_change_route()).
+    pub fn is_plain(&self) -> bool {
+        !self.complex && self.mtu.is_none() && self.expires.is_none()
+    }
+
+    /// Packets of other routes of the same object may be treated as this one says, where it says more than where they go.
+    ///
+    /// Linux keeps what it found out of a route, its metrics too, in the nexthop object, and uses it for all routes of the
+    /// object (`nhc_rth_input`, `rt6i_pcpu`).
+    pub fn rubs_off(&self) -> bool {
+        matches!(self.next, Next::Object(_)) && !self.is_plain()
+    }
+
+    /// Leads by an object, wherever that is.
+    pub fn follows_object(&self) -> bool {
+        self.kind == RouteKind::Unicast && matches!(self.next, Next::Object(_))
+    }
+
+    /// It lists several next hops itself.
+    pub fn is_group(&self) -> bool {
+        matches!(self.next, Next::Many(_))
+    }
+
     /// Its next hops, when it lists them itself.
     pub fn hops(&self) -> &[NextHop] {
-        match &self.next {
-            Next::One(hop) => std::slice::from_ref(hop),
-            Next::Many(hops) => hops,
-            Next::None | Next::Object(_) => &[],
-        }
+        self.next.hops()
     }
 }
 
@@ -113,7 +143,7 @@ pub(super) fn pass(reason: Reason) -> Target {
 }
 
 /// A unicast route the fast path does not take.
-fn pass_unicast(reason: Reason) -> Target {
+pub(super) fn pass_unicast(reason: Reason) -> Target {
     Target::Pass { reason, unicast: true }
 }
 
@@ -132,6 +162,9 @@ impl Surroundings<'_> {
             }
             RouteKind::Other(_) => pass(Reason::ComplexRoute),
             RouteKind::Unicast if path.complex || self.ends_soon(path) => pass_unicast(Reason::ComplexRoute),
+            RouteKind::Unicast if ipv6 && path.is_group() && !path.is_plain() => {
+                pass_unicast(Reason::ComplexRoute)
+            }
             RouteKind::Unicast => return self.unicast(path, ipv6),
         })
     }
@@ -179,10 +212,10 @@ impl Surroundings<'_> {
         if hops.iter().any(|(hop, _)| self.outdated(hop, ipv6)) {
             return Some(pass(Reason::ComplexRoute));
         }
-        // fib_rebalance() shares out what an ignored next hop had, but not when the setting changes. Who has been left out
-        // only the kernel knows.
+        // fib_rebalance() and rt6_multipath_rebalance() share out what an ignored next hop had, but not when the setting
+        // changes. Who has been left out only the kernel knows.
         let is_up = |hop: &NextHop| self.links.get(&hop.ifindex).is_some_and(|link| link.up);
-        if !ipv6 && hops.len() > 1 && hops.iter().any(|(hop, _)| hop.linkdown && is_up(hop)) {
+        if hops.len() > 1 && hops.iter().any(|(hop, _)| hop.linkdown && is_up(hop)) {
             return Some(pass_unicast(Reason::MemberUnsure));
         }
         let members: Vec<_> = hops

@@ -2,7 +2,7 @@
 
 use super::{
     intern::{Id, Interner, position},
-    path::{ENDING, Path, Surroundings, pass},
+    path::{ENDING, Path, Surroundings, pass, pass_unicast},
 };
 use crate::{plan::Target, reason::Reason};
 use std::{collections::BTreeMap, ops::Bound::*, time::Duration};
@@ -15,6 +15,10 @@ pub(super) struct Paths {
     resolved: Vec<Resolved>,
     /// When routes end, and how many at each time.
     ends: BTreeMap<Duration, usize>,
+    /// How many routes have [`Path::rubs_off`].
+    rub_off: usize,
+    /// Whether there were any at the last [`Paths::take_turned`].
+    rubbed_off: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -30,6 +34,7 @@ impl Paths {
         if let Some(end) = path.expires {
             *self.ends.entry(end).or_default() += 1;
         }
+        self.rub_off += usize::from(path.rubs_off());
         let id = self.paths.acquire(path);
         if self.resolved.len() <= position(id) {
             self.resolved.resize(position(id) + 1, Resolved::default());
@@ -46,6 +51,7 @@ impl Paths {
                 self.ends.remove(&end);
             }
         }
+        self.rub_off -= usize::from(self.paths.get(id).rubs_off());
         if self.paths.release(id) {
             let resolved = std::mem::take(&mut self.resolved[position(id)]);
             self.release_target(resolved.target.flatten());
@@ -62,9 +68,22 @@ impl Paths {
         if let Some(target) = self.resolved[at].target {
             return target;
         }
-        let target = around.resolve(self.paths.get(id), ipv6).map(|target| self.targets.acquire(target));
+        let path = self.paths.get(id);
+        let target = if self.rub_off > 0 && path.follows_object() {
+            Some(pass_unicast(Reason::ComplexRoute))
+        } else {
+            around.resolve(path, ipv6)
+        };
+        let target = target.map(|target| self.targets.acquire(target));
         self.resolved[at].target = Some(target);
         target
+    }
+
+    /// Has the first route come whose metrics may rub off on others, or the last gone, since the last call? Then all are to be
+    /// worked out again.
+    pub fn take_turned(&mut self) -> bool {
+        let now = self.rub_off > 0;
+        std::mem::replace(&mut self.rubbed_off, now) != now
     }
 
     /// Works all paths out again; true if any leads elsewhere now (see [`Paths::changed`]).

@@ -118,13 +118,14 @@ impl<A: Address> Rib<A> {
         let Some((prefix, alias)) = self.take_in(route) else { return };
         self.update(prefix, |aliases, paths| match (change, Self::IPV6) {
             (Change::Delete, v6) => {
-                if v6 {
-                    aliases.delete6(&alias, paths);
+                let sure = if v6 {
+                    aliases.delete6(&alias, paths)
                 } else {
                     aliases.delete4(&alias, paths);
-                }
+                    true
+                };
                 paths.release(alias.path);
-                true
+                sure
             }
             (_, false) => aliases.add4(alias, change, paths),
             (_, true) => aliases.add6(alias, change, paths),
@@ -226,6 +227,7 @@ impl<A: Address> Rib<A> {
     ///
     /// It plans at most so many prefixes. The next calls plan the rest, in the same order ([`Rib::batches_left`]).
     pub fn plan(&mut self, around: &Surroundings<'_>, refresh: bool, most: usize) -> Difference<A> {
+        let refresh = refresh | self.paths.take_turned();
         if refresh && self.paths.refresh(around, Self::IPV6) {
             self.touch_if(|_, paths, aliases| aliases.as_slice().iter().any(|a| paths.changed(a.path)));
         }

@@ -159,8 +159,9 @@ fn parse_route<A: Address + Default>(
         RouteKind::Blackhole | RouteKind::Unreachable | RouteKind::Prohibit | RouteKind::Throw
     );
     let next = match (object, several) {
-        _ if special => Next::None,
+        // Linux reports the route of a blackhole object as a blackhole (fib_dump_info(), rt6_fill_node()).
         (Some(id), _) => Next::Object(id),
+        _ if special => Next::None,
         (None, Some(hops)) if !hops.is_empty() => Next::Many(hops.into()),
         _ if hop.ifindex != 0 => Next::One(hop),
         _ => Next::None,
@@ -480,6 +481,10 @@ mod tests {
             .with(RTA_NH_ID, &9u32.to_ne_bytes())
             .with(RTA_OIF, &5u32.to_ne_bytes());
         assert!(matches!(parsed(request), Some(Parsed::V4(Route { next: Next::Object(9), .. }))));
+        let blackhole = Request::new(rtm::NEWROUTE, wire::REPLACE, &header(INET, 8, 6, 0))
+            .with(RTA_NH_ID, &9u32.to_ne_bytes());
+        let Some(Parsed::V4(route)) = parsed(blackhole) else { panic!("no route") };
+        assert_eq!((route.kind, route.next, route.complex), (RouteKind::Blackhole, Next::Object(9), None));
     }
 
     proptest! {

@@ -13,6 +13,7 @@
 //! | [`space`] | one namespace: what was read, messages, lost messages, limits |
 //! | [`ear`] | hearing a namespace without holding it |
 //! | [`survey`] | one visit to a namespace |
+//! | [`siblings`] | metrics of IPv6 next hops, which no dump shows |
 //! | [`reader`] | Linux asked by another thread |
 //! | [`settings`], [`sysctl`] | effective per-device settings |
 //! | [`due`] | what is read again, and when |
@@ -32,6 +33,7 @@ pub mod poller;
 mod ports;
 mod reader;
 mod settings;
+mod siblings;
 mod space;
 mod survey;
 pub mod sysctl;

@@ -636,9 +636,12 @@ impl Space {
         if let Some(old) = &old {
             new.conf4 = new.conf4.or_else(|| old.conf4.clone());
             new.conf6 = new.conf6.or_else(|| old.conf6.clone());
-            // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev).
-            let state = |l: &RawLink| (l.up, l.carrier, l.running, l.master);
-            if state(old) != state(&new) {
+            // IPv4 marks and drops routes of a device without a word when its state changes (fib_sync_down_dev), and IPv6
+            // changes their MTUs with the device's (rt6_mtu_change_route).
+            let state = |l: &RawLink| (l.up, l.carrier, l.running, l.master, l.mtu);
+            // A dormant device may be reported twice alike, before and after IPv6 marks its routes (addrconf_notify).
+            let dormant = new.up && new.carrier && !new.running;
+            if state(old) != state(&new) || dormant {
                 self.due.routes_soon(now);
             }
         }

@@ -3,7 +3,7 @@
 //! A namespace is hostile: it can make its tables large, change them while they are read, or keep locks that a reading needs.
 //! That delays this thread, never the observer's own. What is larger than the [`Quota`] is not read to its end.
 
-use super::{Quota, space::Peers, sysctl::Polled};
+use super::{Quota, siblings, space::Peers, sysctl::Polled};
 use crate::{
     clock::monotonic,
     hazards::{self, bpf, traffic},
@@ -226,7 +226,8 @@ fn read_routes(socket: &mut Socket, quota: &Quota) -> io::Result<Routes> {
     let v4 = socket.dump_at_most(most, route::dump(INET), |m| route::parse4(m, monotonic()))?;
     let more = most.less(v4.len());
     let v6 = socket.dump_at_most(more, route::dump(INET6), |m| route::parse6(m, monotonic()));
-    let v6 = none_without_family(v6)?;
+    let mut v6 = none_without_family(v6)?;
+    siblings::look_at(socket, &mut v6);
     Ok(Routes { nexthops, v4, v6 })
 }
 

@@ -37,6 +37,28 @@ fn a_million_routes_are_dumped_in_two_seconds() {
     });
 }
 
+/// Each of their next hops is asked about.
+#[test]
+#[ignore = "a measurement"]
+fn ten_thousand_ipv6_routes_with_two_next_hops() {
+    with_bed(|bed| {
+        let peer = bed.name("peer");
+        sh(&format!(
+            "ip link add port1 type veth peer name far1 netns {peer}; ip -n {peer} link set far1 up"
+        ));
+        sh("ip link set port1 up; sysctl -qw net.ipv6.conf.all.forwarding=1");
+        sh("ip addr add 2001:db8:1::1/64 dev port0 nodad; ip addr add 2001:db8:2::1/64 dev port1 nodad");
+        let hops = "nexthop via 2001:db8:1::2 dev port0 nexthop via 2001:db8:2::2 dev port1";
+        batch((0..10_000).map(|i| format!("route add 2001:db9:{i:x}::/48 {hops}")));
+        let started = Instant::now();
+        let dump = host_dump(&mut observer());
+        println!("{} IPv6 routes read in {:?}", dump.routes6.len(), started.elapsed());
+        let groups = || dump.routes6.iter().filter(|route| route.next.hops().len() == 2);
+        assert_eq!(groups().count(), 10_000);
+        assert_eq!(groups().find(|route| route.complex.is_some()), None);
+    });
+}
+
 /// What 256 routers cost while nothing happens.
 #[test]
 #[ignore = "a measurement"]

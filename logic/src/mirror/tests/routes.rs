@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{plan::Hop, reason::Reason};
+use std::time::Duration;
 
 const UNICAST_COMPLEX: Target = Target::Pass { reason: Reason::ComplexRoute, unicast: true };
 /// Only the kernel knows whether there is a route: a source behind it may not be reachable.
@@ -223,6 +224,30 @@ fn an_announcement_takes_no_other_routes_place() {
     assert_eq!(bench.target4("10.0.0.0/8"), None, "there was one of it");
 }
 
+/// Linux announces the routes of an object that becomes a blackhole, or is one no more, as routes of another kind.
+#[test]
+fn the_kind_of_a_route_follows_its_object() {
+    use Change::*;
+    let (first, second) = (alias(7, via(1, "10.9.9.1")), alias(7, Next::Object(5)));
+    let hole = || Route { kind: RouteKind::Blackhole, ..second.clone() };
+    let object = |kind| Event::Nexthop(HOST, NexthopObject { id: 5, kind });
+    let single = || object(NexthopObjectKind::Single(hop(2, Some("10.9.9.2"))));
+    let mut bench = Bench::host(vec![first.clone(), second.clone()], vec![]);
+    bench.after([object(NexthopObjectKind::Blackhole), Event::Route4(HOST, Replace, hole())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(1, Some("10.9.9.1"))), "it stands behind another");
+    bench.after([Event::Route4(HOST, Delete, first.clone())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)));
+    bench.after([single()]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&pass(Reason::SpecialRoute)), "the message is to come");
+    bench.after([Event::Route4(HOST, Replace, second.clone())]);
+    assert_eq!(bench.target4("10.0.0.0/8"), Some(&out(2, Some("10.9.9.2"))));
+    bench.after([Event::Route4(HOST, Append, hole())]);
+    assert_eq!(bench.mirror.unsure().count(), 1, "a blackhole of its own, or the same route");
+    bench.after([Event::Route4(HOST, Delete, hole())]);
+    bench.after([Event::Routes(HOST, vec![], vec![])]);
+    assert_eq!(bench.target4("10.0.0.0/8"), None);
+}
+
 /// IPv6 takes the same message for a replacement of the first equal and for an announcement.
 #[test]
 fn ipv6_announcements_that_could_be_replacements_are_the_kernels_until_read_again() {
@@ -314,13 +339,13 @@ fn flags_of_next_hops_are_believed_while_they_fit_the_device() {
         ((false, 0, 0, 1, 1, 1, 0), &both, "runs"),
         ((false, 0, 0, 1, 1, 0, 0), &both, "dormant: Linux sends all the same"),
         ((false, 0, 0, 1, 1, 0, 1), &UNDECIDED, "just gone dormant"),
-        ((true, 0, 1, 1, 1, 0, 1), &one, "dormant, and read again"),
+        ((true, 0, 1, 1, 1, 0, 1), &unsure, "dormant, and read again: ignored since when?"),
         ((true, 0, 1, 1, 1, 1, 1), &UNDECIDED, "dormant no more"),
-        ((true, 0, 1, 1, 1, 1, 0), &both, "nobody looks at the flag"),
+        ((true, 0, 1, 1, 1, 1, 0), &unsure, "runs again, not read again"),
         ((false, 1, 1, 1, 0, 0, 1), &unsure, "no carrier, ignored: since when?"),
         ((false, 1, 1, 1, 0, 0, 0), &unsure, "no carrier, ignored before"),
         ((true, 1, 1, 1, 0, 0, 0), &UNDECIDED, "IPv6 has"),
-        ((true, 1, 1, 1, 0, 0, 1), &one, "either way"),
+        ((true, 1, 1, 1, 0, 0, 1), &unsure, "IPv6, no carrier, ignored: since when?"),
         ((false, 1, 1, 0, 0, 0, 0), &one, "down"),
         ((false, 1, 1, 1, 1, 1, 1), &UNDECIDED, "up again, not read again"),
     ];
@@ -368,13 +393,13 @@ fn ipv6_messages_hold_the_whole_set() {
         (
             "a sibling",
             Change::Append,
-            six(set(&["fe80::1", "fe80::2"])),
+            six(set(&["fe80::2", "fe80::1"])),
             Some(multi(&["fe80::1", "fe80::2"])),
         ),
         (
             "another",
             Change::Append,
-            six(set(&["fe80::1", "fe80::2", "fe80::3"])),
+            six(set(&["fe80::3", "fe80::1", "fe80::2"])),
             Some(multi(&["fe80::1", "fe80::2", "fe80::3"])),
         ),
         ("one leaves", Change::Delete, six(via(1, "fe80::2")), Some(multi(&["fe80::1", "fe80::3"]))),
@@ -394,6 +419,81 @@ fn ipv6_messages_hold_the_whole_set() {
     bench.after([Event::Route6(HOST, Change::Add, six(set(&["fe80::1", "fe80::2"])))]);
     bench.after([Event::Route6(HOST, Change::Delete, six(set(&["fe80::2", "fe80::1"])))]);
     assert_eq!(bench.target6("2001:db8::/32"), None, "all siblings at once, in any order");
+}
+
+/// Each IPv6 next hop is a route of its own, and a message has the metrics of its first.
+#[test]
+fn ipv6_next_hops_of_one_route_have_metrics_of_their_own() {
+    let set = |gateways: &[&str]| Next::Many(gateways.iter().map(|g| hop(1, Some(g))).collect());
+    let six = |gateways: &[&str]| match gateways {
+        [one] => route6("2001:db8::/32", via(1, one)),
+        _ => route6("2001:db8::/32", set(gateways)),
+    };
+    let mtu = |gateways: &[&str]| Route { mtu: Some(1400), ..six(gateways) };
+    let ends = |gateways: &[&str]| Route { expires: Some(Duration::from_secs(99)), ..six(gateways) };
+    let odd = |gateways: &[&str]| Route { complex: Some("a metric"), ..six(gateways) };
+    let [a, b, c] = ["fe80::1", "fe80::2", "fe80::3"];
+    let (add, append, replace, delete) = (Change::Add, Change::Append, Change::Replace, Change::Delete);
+    // What happens; then: is it fast, and does only the kernel know?
+    let rows = [
+        ("made at once", vec![(add, six(&[a, b]))], true, false),
+        ("made at once, with an MTU, which Linux changes by itself", vec![(add, mtu(&[a, b]))], false, false),
+        (
+            "one by one",
+            vec![(add, six(&[a])), (append, six(&[b, a])), (append, six(&[c, a, b]))],
+            true,
+            false,
+        ),
+        ("the first has an MTU", vec![(add, mtu(&[a])), (append, six(&[b, a]))], false, true),
+        ("the second has", vec![(add, six(&[a])), (append, mtu(&[b, a]))], false, false),
+        (
+            "the second has, and another comes",
+            vec![(add, six(&[a])), (append, mtu(&[b, a])), (append, six(&[c, a, b]))],
+            false,
+            true,
+        ),
+        ("the second ends", vec![(add, six(&[a])), (append, ends(&[b, a]))], false, false),
+        ("the second has something else", vec![(add, six(&[a])), (append, odd(&[b, a]))], false, false),
+        ("several at once behind another", vec![(add, six(&[a])), (append, six(&[a, b, c]))], false, true),
+        ("one at once behind another", vec![(add, six(&[a])), (append, six(&[a, b]))], false, true),
+        (
+            "the one with an MTU goes",
+            vec![(add, six(&[a])), (append, mtu(&[b, a])), (append, six(&[c, a, b])), (delete, mtu(&[b]))],
+            false,
+            true,
+        ),
+        ("one of two goes", vec![(add, six(&[a, b])), (delete, six(&[a]))], true, false),
+        ("one of two goes that had an MTU", vec![(add, mtu(&[a, b])), (delete, mtu(&[a]))], false, true),
+        (
+            "all are replaced",
+            vec![(add, mtu(&[a])), (append, six(&[b, a])), (replace, six(&[a, b]))],
+            true,
+            true,
+        ),
+        ("announced again", vec![(add, six(&[a, b])), (append, six(&[b, a]))], true, false),
+    ];
+    for (name, changes, fast, unsure) in rows {
+        let mut bench = Bench::host(vec![], vec![]);
+        for (change, route) in changes {
+            bench.after([Event::Route6(HOST, change, route)]);
+        }
+        let target = bench.target6("2001:db8::/32");
+        let is_fast = matches!(target, Some(Target::Multi(_) | Target::Hop(_)));
+        assert_eq!(is_fast, fast && !unsure, "{name}: {target:?}");
+        assert_eq!(bench.mirror.unsure().next().is_some(), unsure, "{name}");
+    }
+    // What the observer has found out about the others.
+    for (route, fast) in
+        [(six(&[a, b]), true), (odd(&[a, b]), false), (mtu(&[a, b]), false), (mtu(&[a]), true)]
+    {
+        let bench = Bench::host(vec![], vec![route.clone()]);
+        let target = bench.target6("2001:db8::/32");
+        assert_eq!(matches!(target, Some(Target::Multi(_) | Target::Hop(_))), fast, "{route:?}");
+    }
+    // Of IPv4 they have them in common (struct fib_info).
+    let both = weighted(&[(1, "10.9.9.1", 1), (2, "10.9.9.2", 1)]);
+    let bench = Bench::host(vec![Route { mtu: Some(1400), ..alias(0, both) }], vec![]);
+    assert!(matches!(bench.target4("10.0.0.0/8"), Some(Target::Multi(members)) if members.len() == 2));
 }
 
 #[test]
@@ -434,6 +534,35 @@ fn nexthop_objects_are_followed() {
     assert_eq!(bench.target4("10.1.0.0/16"), Some(&out(1, Some("10.9.9.1"))));
     let same = bench.after([single(1, hop(1, Some("10.9.9.1")))]);
     assert_eq!(same, [], "an object that says the same again");
+}
+
+/// Linux may send packets of one route by what it has kept in the object for another.
+#[test]
+fn metrics_of_routes_of_objects_rub_off_on_each_other() {
+    let single = |id| {
+        Event::Nexthop(HOST, NexthopObject { id, kind: NexthopObjectKind::Single(hop(1, Some("10.9.9.1"))) })
+    };
+    let plain = alias(0, Next::Object(1));
+    let gateway = out(1, Some("10.9.9.1"));
+    let own = Route { mtu: Some(1400), ..route4("11.0.0.0/8", via(1, "10.9.9.1")) };
+    let mut bench = Bench::host(vec![plain.clone(), own], vec![]);
+    bench.after([single(1), single(2)]);
+    assert_eq!(
+        bench.target4("10.0.0.0/8"),
+        Some(&gateway),
+        "a route without an object keeps its MTU to itself"
+    );
+    for other in [
+        Route { mtu: Some(1400), ..route4("12.0.0.0/8", Next::Object(1)) },
+        Route { complex: Some("a metric"), ..route4("12.0.0.0/8", Next::Object(1)) },
+    ] {
+        bench.after([Event::Route4(HOST, Change::Add, other.clone())]);
+        assert_eq!(bench.target4("10.0.0.0/8"), Some(&UNICAST_COMPLEX), "{other:?}");
+        assert_eq!(bench.target4("12.0.0.0/8"), Some(&UNICAST_COMPLEX), "{other:?}");
+        assert!(matches!(bench.target4("11.0.0.0/8"), Some(Target::Hop(_))));
+        bench.after([Event::Route4(HOST, Change::Delete, other)]);
+        assert_eq!(bench.target4("10.0.0.0/8"), Some(&gateway));
+    }
 }
 
 #[test]

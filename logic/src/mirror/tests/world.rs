@@ -216,9 +216,11 @@ fn change6(space: &mut Dump, dice: &mut Dice) -> Option<(Change, Route<u128>)> {
     if hops.contains(&gateway) {
         return None; // EEXIST
     }
+    // A message begins with the next hop that it is about (inet6_rt_notify()).
+    let message: Vec<NextHop> = std::iter::once(gateway.clone()).chain(hops.iter().cloned()).collect();
     hops.push(gateway);
     routes[at].next = Next::Many(hops.into());
-    Some((Change::Append, routes[at].clone()))
+    Some((Change::Append, Route { next: Next::Many(message.into()), ..routes[at].clone() }))
 }
 
 fn delete6(routes: &mut Vec<Route<u128>>, at: usize, dice: &mut Dice) -> Route<u128> {
